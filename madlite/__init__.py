@@ -1,0 +1,133 @@
+"""madlite: from a MAD tag to a trusted row of perf.csv. These are the public names; plugins import nothing else.
+
+A name is imported when it is first used, so that `madlite --help` stays quick.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from madlite.backend import NUMBER, PatternReader, StepPattern, TemplateBackend, number, step_pattern
+    from madlite.errors import (
+        CatalogError,
+        CheckFailed,
+        ExitCode,
+        MadliteError,
+        PluginError,
+        RuntimeProblem,
+        UsageProblem,
+    )
+    from madlite.hookspecs import hookimpl
+    from madlite.recipes import RecipeBackend
+    from madlite.types import (
+        Action,
+        Asset,
+        Backend,
+        Card,
+        Draft,
+        EffectiveConfig,
+        Ended,
+        Event,
+        Exit,
+        FailureRule,
+        FileTemplate,
+        Finding,
+        Gpu,
+        Image,
+        ImageUsed,
+        Line,
+        Machine,
+        MadMetric,
+        Metric,
+        Phase,
+        Place,
+        Problem,
+        Quantity,
+        Reader,
+        Reference,
+        Request,
+        Result,
+        ResultRule,
+        RunPlan,
+        Runtime,
+        Secret,
+        Session,
+        Status,
+        Step,
+        Summary,
+        Variant,
+    )
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "NUMBER",
+    "Action",
+    "Asset",
+    "Backend",
+    "Card",
+    "CatalogError",
+    "CheckFailed",
+    "Draft",
+    "EffectiveConfig",
+    "Ended",
+    "Event",
+    "Exit",
+    "ExitCode",
+    "FailureRule",
+    "FileTemplate",
+    "Finding",
+    "Gpu",
+    "Image",
+    "ImageUsed",
+    "Line",
+    "Machine",
+    "MadMetric",
+    "MadliteError",
+    "Metric",
+    "PatternReader",
+    "Phase",
+    "Place",
+    "PluginError",
+    "Problem",
+    "Quantity",
+    "Reader",
+    "RecipeBackend",
+    "Reference",
+    "Request",
+    "Result",
+    "ResultRule",
+    "RunPlan",
+    "Runtime",
+    "RuntimeProblem",
+    "Secret",
+    "Session",
+    "Status",
+    "Step",
+    "StepPattern",
+    "Summary",
+    "TemplateBackend",
+    "UsageProblem",
+    "Variant",
+    "__version__",
+    "hookimpl",
+    "number",
+    "step_pattern",
+]
+
+_HOMES = {
+    "backend": "NUMBER PatternReader StepPattern TemplateBackend number step_pattern",
+    "errors": "CatalogError CheckFailed ExitCode MadliteError PluginError RuntimeProblem UsageProblem",
+    "hookspecs": "hookimpl",
+    "recipes": "RecipeBackend",
+}
+
+
+def __getattr__(name: str) -> object:
+    from importlib import import_module
+
+    if name not in __all__:
+        raise AttributeError(f"module 'madlite' has no attribute {name!r}")
+    home = next((home for home, names in _HOMES.items() if name in names.split()), "types")
+    return getattr(import_module(f"madlite.{home}"), name)

@@ -1,0 +1,211 @@
+"""models.json → cards: each field checked, each complaint with the place and the value.
+
+Format: a JSON list of objects, as MAD's cards are written and madengine 1.0 and 2.1 read them, plus `backend`,
+`recipe`, `image` and `runtimes`.  A field that is null counts as absent.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from madlite.errors import CatalogError
+from madlite.types import Card, Json, Scalar
+
+# madengine takes the first of these that a card has.
+_GPU_COUNTS = ("gpus_per_node", "gpu_count", "n_gpus", "num_gpus", "ngpus")
+
+_Names: TypeAlias = str | list[str]
+_Count: TypeAlias = Annotated[str, Meta(pattern=r"^\s*(-1|[0-9]+)\s*\Z")] | Annotated[int, Meta(ge=-1)]
+
+
+class _Entry(msgspec.Struct):
+    """A card as it is written; every field that madlite has a meaning for."""
+
+    name: Annotated[str, Meta(pattern=r"\S")]
+    dockerfile: str = ""
+    dockercontext: str = ""
+    scripts: str = ""
+    args: str = ""
+    gpus_per_node: _Count | UnsetType = UNSET
+    gpu_count: _Count | UnsetType = UNSET
+    n_gpus: _Count | UnsetType = UNSET
+    num_gpus: _Count | UnsetType = UNSET
+    ngpus: _Count | UnsetType = UNSET
+    tags: _Names = ""
+    timeout: Annotated[int, Meta(ge=-1)] = -1
+    multiple_results: str = ""
+    data: _Names = ""
+    cred: str = ""
+    url: str = ""
+    owner: str = ""
+    training_precision: str = ""
+    skip_gpu_arch: _Names = ""
+    additional_docker_run_options: str = ""
+    is_deprecated: bool = False
+    backend: str = ""
+    recipe: str | dict[str, Scalar] = ""
+    image: str = ""
+    runtimes: _Names = ""
+
+
+_LIST = "a list of texts, or one text with commas"
+_COUNT = 'text such as "8" or "-1"'
+_EXPECTED = {
+    "name": "text that can be printed and is not empty",
+    **dict.fromkeys(_GPU_COUNTS, _COUNT),
+    **dict.fromkeys(("tags", "data", "skip_gpu_arch", "runtimes"), _LIST),
+    "timeout": "a whole number of seconds, 0 for no limit or -1 for the default",
+    "is_deprecated": "true or false",
+    "recipe": "a recipe's name, or an object of texts, numbers and truth values",
+}
+
+
+def read_cards(text: bytes, where: str, root: Path, scope: str = "") -> tuple[Card, ...]:
+    """Return the cards of a models.json, in its order.
+
+    `where` names the file in messages and in the cards; paths in the cards are relative to `root`.  `scope` is the
+    sub-folder of `root/scripts` that the file lies in, if it lies there: names then begin with it, and dockerfile
+    and scripts, written relative to that folder, become relative to `root`.
+
+    Raises:
+        CatalogError: the file is not JSON, or an entry is no card; the message holds the place and the value.
+    """
+    entries = _decode(text, where)
+    if not isinstance(entries, list):
+        raise CatalogError(f"{where}: $ must be a list of cards, found {_shown(entries)}")
+    cards = tuple(make_card(entry, where, f"$[{n}]", root, scope) for n, entry in enumerate(entries))
+    refuse_duplicates(cards, where)
+    return cards
+
+
+def make_card(entry: Json, where: str, at: str, root: Path, scope: str = "") -> Card:
+    """Return one entry as a card; `at` is the entry's place in `where`, for messages, the rest as in `read_cards`.
+
+    Raises:
+        CatalogError: the entry is no card.
+    """
+    if not isinstance(entry, dict):
+        raise CatalogError(f"{where}: {at} must be an object, found {_shown(entry)}")
+    written = _checked({field: value for field, value in entry.items() if value is not None}, where, at)
+    return Card(
+        name=f"{scope}/{written.name}" if scope else written.name,
+        root=root,
+        source=where,
+        scope=scope,
+        dockerfile=_from_root(written.dockerfile, scope),
+        dockercontext=written.dockercontext,
+        scripts=_from_root(written.scripts, scope),
+        args=written.args,
+        n_gpus=_gpu_count(written),
+        tags=_split(written.tags),
+        timeout_s=None if written.timeout == -1 else written.timeout,
+        multiple_results=written.multiple_results,
+        data=_split(written.data),
+        cred=written.cred,
+        url=written.url,
+        owner=written.owner,
+        training_precision=written.training_precision,
+        skip_gpu_arch=_split(written.skip_gpu_arch),
+        additional_docker_run_options=written.additional_docker_run_options,
+        is_deprecated=written.is_deprecated,
+        backend=written.backend,
+        recipe=written.recipe,
+        image=written.image,
+        runtimes=_split(written.runtimes),
+        extra={field: value for field, value in entry.items() if field not in _KNOWN},
+    )
+
+
+def refuse_duplicates(cards: tuple[Card, ...], where: str, at: str = "$") -> None:
+    """Let no two cards of one file have the same name.
+
+    Raises:
+        CatalogError: two have; it names the places of both.
+    """
+    first: dict[str, int] = {}
+    for n, card in enumerate(cards):
+        if first.setdefault(card.name, n) != n:
+            raise CatalogError(f"{where}: {at}[{n}].name {card.name!r} is already the name of {at}[{first[card.name]}]")
+
+
+def to_plain(entry: Mapping[str, Json]) -> dict[str, Json]:
+    """Return what Python code gave as a card as JSON would hold it: paths as text, tuples as lists.
+
+    Raises:
+        TypeError: a value is of a type that JSON has nothing for.
+    """
+    plain: dict[str, Json] = msgspec.to_builtins(dict(entry), enc_hook=os.fspath, str_keys=True)
+    return plain
+
+
+_KNOWN = frozenset(_Entry.__struct_fields__)
+
+
+def _decode(text: bytes, where: str) -> Json:
+    text = text.removeprefix(b"\xef\xbb\xbf")
+    try:
+        return msgspec.json.decode(text.decode())
+    except UnicodeDecodeError as error:
+        raise CatalogError(f"{where}: {_position(text, error.start)} is not UTF-8: {error.reason}") from None
+    except RecursionError:
+        raise CatalogError(f"{where}: brackets are nested too deep for a list of cards") from None
+    except msgspec.DecodeError as error:
+        reason, _, byte = str(error).removesuffix(")").partition(" (byte ")
+        at = _position(text, int(byte) if byte else len(text))
+        raise CatalogError(f"{where}: {at} is not JSON: {reason.removeprefix('JSON is malformed: ')}") from None
+
+
+def _position(text: bytes, offset: int) -> str:
+    before = text[:offset].decode(errors="replace")
+    return f"line {before.count(chr(10)) + 1}, column {len(before) - before.rfind(chr(10))}"
+
+
+def _checked(entry: dict[str, Json], where: str, at: str) -> _Entry:
+    if "name" not in entry:
+        raise CatalogError(f"{where}: {at} has no name; it has {', '.join(map(str, entry)) or 'no field at all'}")
+    try:
+        written = msgspec.convert(entry, _Entry)
+        if written.name.isprintable():
+            return written
+        field = "name"
+    except msgspec.ValidationError:
+        field = _bad_field(entry)
+    expected = _EXPECTED.get(field, "text")
+    raise CatalogError(f"{where}: {at}.{field} must be {expected}, found {_shown(entry[field])}")
+
+
+def _bad_field(entry: dict[str, Json]) -> str:
+    for field, value in entry.items():
+        try:
+            msgspec.convert({"name": "any", field: value}, _Entry)
+        except msgspec.ValidationError:
+            return field
+    raise AssertionError("each field is right, yet the card is wrong")
+
+
+def _shown(value: Json) -> str:
+    import json  # msgspec refuses half a surrogate pair, which is what may be wrong
+
+    shown = json.dumps(value, default=repr)
+    return shown if len(shown) <= 80 else f"{shown[:77]}..."
+
+
+def _gpu_count(written: _Entry) -> str:
+    counts = (getattr(written, field) for field in _GPU_COUNTS)
+    return next((str(count).strip() for count in counts if count is not UNSET), "1")
+
+
+def _split(names: _Names) -> tuple[str, ...]:
+    parts = names.split(",") if isinstance(names, str) else names
+    return tuple(part.strip() for part in parts if part.strip())
+
+
+def _from_root(path: str, scope: str) -> str:
+    return posixpath.normpath(posixpath.join("scripts", scope, path)) if scope and path else path

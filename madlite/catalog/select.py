@@ -1,0 +1,86 @@
+"""Tags → requests: which cards were asked for, and with which additions.
+
+Grammar: `NAME_OR_TAG[:part[:part…]]`, madengine 2's rules (a name, a tag, `all`, `folder/name`, `folder/tag`,
+`folder/all`), plus the bare name of a sub-folder's card.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from madlite.catalog.found import Catalog, Found
+from madlite.errors import UsageProblem
+from madlite.types import Card, Request
+
+
+def split_tags(values: Sequence[str]) -> tuple[str, ...]:
+    """Return the tags of `--tags a b`, `--tags a,b` and `--tags a --tags b` as one list.
+
+    A comma always separates, also after a colon, as in madengine 2.
+    """
+    return tuple(tag.strip() for value in values for tag in value.split(",") if tag.strip())
+
+
+def select(catalog: Catalog, tags: Sequence[str]) -> tuple[Request, ...]:
+    """Return one request per tag and card that it matches: tags as given, cards in the catalogue's order.
+
+    The installed layer is asked only for tags that nothing in the checkout matches, so that `all` in a checkout
+    is the checkout's cards.  A card that two tags match is there twice.
+
+    Raises:
+        UsageProblem: there is no tag.
+        CatalogError: a tag matches nothing (it names all such tags), or a computed card cannot be completed.
+    """
+    if not tags:
+        raise UsageProblem("no model is named", "add --tags NAME; madlite discover lists the names")
+    matches = [(tag, _matches(catalog, _parts(tag)[0])) for tag in tags]
+    if unknown := [tag for tag, found in matches if not found]:
+        from madlite.catalog.suggest import unknown_tags
+
+        raise unknown_tags(catalog, tuple(dict.fromkeys(unknown)))
+    return tuple(_request(found, tag) for tag, matched in matches for found in matched)
+
+
+def args_of(request: Request) -> str:
+    """Return the card's args with the tag's additions: each ` --name value` or ` --flag`, every `=` a blank."""
+    return request.card.args + "".join(_addition(*override) for override in request.overrides)
+
+
+def _addition(name: str, value: str | None) -> str:
+    return f" --{name}" if value is None else f" --{name} {value.replace('=', ' ')}"
+
+
+def _request(found: Found, tag: str) -> Request:
+    return Request(card=found.complete(), tag=tag, overrides=tuple(map(_override, _parts(tag)[1:])))
+
+
+def _override(part: str) -> tuple[str, str | None]:
+    name, equals, value = part.partition("=")
+    return name.strip(), value.strip() if equals else None
+
+
+def _parts(tag: str) -> list[str]:
+    return [part.strip() for part in tag.split(":") if part.strip()] or [""]
+
+
+def _matches(catalog: Catalog, wanted: str) -> tuple[Found, ...]:
+    for layer in (catalog.checkout, catalog.installed):
+        for rule in _RULES:
+            if found := tuple(each for each in layer if rule(each.card, wanted)):
+                return found
+    return ()
+
+
+def _by_name_or_tag(card: Card, wanted: str) -> bool:
+    if wanted in ("all", card.name) or wanted in card.tags:
+        return True
+    folder, _, rest = wanted.partition("/")
+    return bool(card.scope) and folder == card.scope and (rest == "all" or rest in card.tags)
+
+
+def _by_bare_name(card: Card, wanted: str) -> bool:
+    return bool(card.scope) and card.name == f"{card.scope}/{wanted}"
+
+
+# The later ones are only for what no earlier one finds, so that madengine's selections stay what they are.
+_RULES: tuple[Callable[[Card, str], bool], ...] = (_by_name_or_tag, _by_bare_name)

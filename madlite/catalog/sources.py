@@ -1,0 +1,122 @@
+"""Where cards come from: the working folder, plugins, and madlite itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from madlite.catalog.cards import make_card, read_cards, to_plain
+from madlite.catalog.found import Catalog, Found
+from madlite.errors import CatalogError
+from madlite.types import Json, Problem
+
+PluginCards: TypeAlias = tuple[str, Path, Iterable[Mapping[str, Json] | Path]]
+"""A plugin's name, the folder its paths are relative to, and what its `madlite_cards` returned."""
+
+
+def load_catalog(workspace: Path, bundled: Path | None, plugin_cards: Sequence[PluginCards] = ()) -> Catalog:
+    """Return every card there is, and what had to be left out.
+
+    A nearer card hides those of its name farther off: first the working folder's, then plugins', then madlite's own
+    in the file `bundled`.  Each get_models_json.py of the working folder is executed.
+
+    Raises:
+        CatalogError: a models.json of the working folder or `bundled` is broken, or there is no card at all.
+    """
+    workspace = workspace.absolute()  # programs run with it as their working folder
+    problems: list[Problem] = []
+    near = _first_of_each(_of_checkout(workspace), problems)
+    far = _first_of_each((item for plugin in plugin_cards for item in _of_plugin(*plugin)), problems)
+    for found in _read(bundled, "bundled models.json", bundled.absolute().parent) if bundled else ():
+        far.setdefault(found.card.name, found)
+    installed = tuple(found for name, found in far.items() if name not in near)
+    catalog = Catalog(checkout=tuple(near.values()), installed=installed, problems=tuple(problems))
+    _refuse_empty(catalog, workspace)
+    return catalog
+
+
+def _of_checkout(workspace: Path) -> Iterator[Found | Problem]:
+    file = workspace / "models.json"
+    if os.path.lexists(file):
+        yield from _read(file, "models.json", workspace)
+    for folder in _folders(workspace / "scripts"):
+        yield from _of_folder(workspace / "scripts" / folder, workspace, folder)
+
+
+def _folders(scripts: Path) -> list[str]:
+    try:
+        with os.scandir(scripts) as entries:
+            return sorted(entry.name for entry in entries if entry.is_dir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise CatalogError(f"scripts/ cannot be read: {error.strerror}", f"look at {scripts}") from error
+
+
+def _of_folder(folder: Path, workspace: Path, scope: str) -> Iterable[Found | Problem]:
+    static, program = folder / "models.json", folder / "get_models_json.py"
+    has_static, has_program = os.path.lexists(static), os.path.lexists(program)
+    if has_static and has_program:
+        raise CatalogError(
+            f"scripts/{scope} holds both models.json and get_models_json.py", "keep one of them: only one can count"
+        )
+    if has_static:
+        return _read(static, f"scripts/{scope}/models.json", workspace, scope)
+    if has_program:
+        from madlite.catalog.dynamic import read_dynamic
+
+        return read_dynamic(program, f"scripts/{scope}/get_models_json.py", workspace, scope)
+    return ()
+
+
+def _of_plugin(name: str, base: Path, given: Iterable[Mapping[str, Json] | Path]) -> Iterator[Found | Problem]:
+    for n, item in enumerate(given):
+        try:
+            if isinstance(item, Path):
+                file = base / item
+                yield from _read(file, f"plugin {name}", file.parent)
+            elif isinstance(item, Mapping):
+                yield Found(card=make_card(to_plain(item), f"plugin {name}", f"cards[{n}]", base))
+            else:
+                raise TypeError(f"cards[{n}] must be a mapping or a Path, found a {type(item).__name__}")
+        except (CatalogError, TypeError, ValueError) as error:
+            yield Problem(where=f"plugin {name}", what=_what(error, f"plugin {name}: "))
+
+
+def _what(error: Exception, prefix: str) -> str:
+    text = str(error).removeprefix(prefix)
+    return f"{text} ({error.hint})" if isinstance(error, CatalogError) and error.hint else text
+
+
+def _read(file: Path, where: str, root: Path, scope: str = "") -> tuple[Found, ...]:
+    try:
+        return tuple(Found(card=card) for card in read_cards(file.read_bytes(), where, root, scope))
+    except OSError as error:
+        raise CatalogError(f"{where} cannot be read: {error.strerror}", f"look at {file}") from error
+    except CatalogError as error:
+        raise CatalogError(error.message, f"correct {file}") from error
+
+
+def _first_of_each(items: Iterable[Found | Problem], problems: list[Problem]) -> dict[str, Found]:
+    """Return cards by name; what is broken or comes second goes to `problems`."""
+    first: dict[str, Found] = {}
+    for item in items:
+        if isinstance(item, Problem):
+            problems.append(item)
+        elif (earlier := first.setdefault(item.card.name, item)) is not item:
+            what = f"its card {item.card.name!r} is left out: {earlier.card.source} has one of that name"
+            problems.append(Problem(where=item.card.source, what=what))
+    return first
+
+
+def _refuse_empty(catalog: Catalog, workspace: Path) -> None:
+    if catalog.cards:
+        return
+    broken = "".join(f"; {problem.where}: {problem.what}" for problem in catalog.problems)
+    raise CatalogError(
+        f"there is no model card: {workspace} has no models.json or scripts/*/models.json with any, and madlite "
+        f"brings none{broken}",
+        "run madlite in a MAD checkout, or pip install --force-reinstall madlite for its own cards",
+    )

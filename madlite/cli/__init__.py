@@ -1,0 +1,1 @@
+"""The doors: one module per command, nothing but options and printing."""

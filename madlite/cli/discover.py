@@ -1,0 +1,86 @@
+"""`madlite discover`: the catalogue, for people and for programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import click
+
+from madlite.cli import setup
+from madlite.cli.options import TagsCommand, common_options, tags_option
+from madlite.types import Card, Json
+
+
+@click.command("discover", cls=TagsCommand)
+@tags_option
+@click.option("--json", "as_json", is_flag=True, help="Print a list of cards in MAD's schema.")
+@common_options
+def command(tags: tuple[str, ...], as_json: bool, no_plugins: bool, verbose: bool) -> int:
+    """List model cards, all of them or those that tags select.
+
+    \b
+    madlite discover
+    madlite discover --tags demo --json
+    """
+    from madlite.catalog.select import args_of, select, split_tags
+
+    plugins = setup.load(no_plugins, verbose)
+    catalog = setup.load_cards(plugins, Path.cwd())
+    if tags:
+        requests = select(catalog, split_tags(tags))
+        cards = [(request.card, args_of(request)) for request in requests]
+    else:
+        cards = [(card, card.args) for card in catalog.cards]
+    setup.tell_problems(plugins.problems)
+    if as_json:
+        click.echo(json.dumps([as_mad(card, args) for card, args in cards], indent=4))
+    else:
+        click.echo(_table(cards))
+    return 0
+
+
+def as_mad(card: Card, args: str) -> dict[str, Json]:
+    """Return a card in MAD's schema; fields it does not use are left out, unknown ones are kept."""
+    own: dict[str, Json] = {
+        "name": card.name,
+        "url": card.url,
+        "dockerfile": card.dockerfile,
+        "dockercontext": card.dockercontext,
+        "scripts": card.scripts,
+        "data": ",".join(card.data),
+        "cred": card.cred,
+        "n_gpus": card.n_gpus,
+        "owner": card.owner,
+        "training_precision": card.training_precision,
+        "multiple_results": card.multiple_results,
+        "tags": list(card.tags),
+        "timeout": -1 if card.timeout_s is None else card.timeout_s,
+        "args": args,
+        "skip_gpu_arch": ",".join(card.skip_gpu_arch),
+        "additional_docker_run_options": card.additional_docker_run_options,
+        "backend": card.backend,
+        "recipe": card.recipe,
+        "image": card.image,
+        "runtimes": list(card.runtimes),
+        "is_deprecated": card.is_deprecated,
+    }
+    always = {"name", "n_gpus", "tags", "args", "timeout"}
+    return {**{key: value for key, value in own.items() if value or key in always}, **card.extra}
+
+
+def _table(cards: Iterable[tuple[Card, str]]) -> str:
+    rows = [("NAME", "GPUS", "PRECISION", "RUNS BY", "TAGS")]
+    for card, _ in cards:
+        gpus = "all" if card.n_gpus == "-1" else card.n_gpus
+        by = card.backend or card.scripts or "-"
+        rows.append((card.name, gpus, card.training_precision or "-", by, ",".join(card.tags)))
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    lines = [_line(row, widths) for row in rows]
+    return "\n".join([*lines, f"{len(rows) - 1} models"])
+
+
+def _line(row: Sequence[str], widths: Sequence[int]) -> str:
+    cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+    return "  ".join([*cells, row[-1]]).rstrip()

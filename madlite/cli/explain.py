@@ -1,0 +1,84 @@
+"""`madlite explain`: the plan of a run, each value with its origin."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from madlite.cli import setup
+from madlite.cli.options import TagsCommand, common_options, plan_options, tags_option
+from madlite.types import RunPlan, Secret
+
+
+@click.command("explain", cls=TagsCommand)
+@click.argument("tag", nargs=-1)
+@tags_option
+@click.option("--json", "as_json", is_flag=True, help="Print the plans as a list of JSON objects.")
+@click.option("--machine", default="", metavar="NxGPU", help="Pretend this machine, e.g. 8xMI300X.")
+@plan_options
+@common_options
+def command(tag: tuple[str, ...], as_json: bool, **given: Any) -> int:
+    """Show the plan of a run: every value and where it came from.
+
+    \b
+    madlite explain demo
+    madlite explain demo_torchtitan_llama_debug --set steps=100 --machine 8xMI300X
+    """
+    from madlite.cli.run import _planned
+    from madlite.engine.many import check_plans
+    from madlite.types import to_json
+
+    plugins = setup.load(given["no_plugins"], given["verbose"])
+    given["tags"] = (*tag, *given["tags"])
+    planned = _planned(plugins, setup.make_options(given), given)
+    if as_json:
+        click.echo(json.dumps([json.loads(to_json(one.plan)) for one in planned], indent=2))
+    else:
+        click.echo("\n\n".join(_page(one.plan) for one in planned))
+    warnings = check_plans(planned, plugins)
+    setup.tell_problems(plugins.problems)
+    for text in warnings:
+        click.echo(f"warning: {text}", err=True)
+    return 0
+
+
+def _page(plan: RunPlan) -> str:
+    lines = [f"{plan.card.name}  (backend {plan.backend}, card from {plan.card.source})"]
+    rows = list(_rows(plan))
+    wide = min(40, max(len(name) for name, _, _ in rows))
+    for name, value, origin in rows:
+        lines.append(f"  {name:<{wide}}  {value}" + (f"   <- {origin}" if origin else ""))
+    lines += [f"  note: {note}" for note in plan.notes]
+    if plan.blocked:
+        lines.append(f"  would not start: {plan.blocked.status.value} {plan.blocked.reason}")
+    return "\n".join(lines)
+
+
+def _rows(plan: RunPlan) -> Iterator[tuple[str, str, str]]:
+    origins = plan.origins
+    gpus = ",".join(map(str, plan.place.gpu_ids)) or "none"
+    yield "machine", f"{len(plan.machine.gpus)} x {plan.machine.product}", origins.get("machine", "")
+    yield "runtime", plan.runtime, origins.get("runtime", "")
+    yield "n_gpus", f"{plan.place.gpus_per_node} (ids {gpus})", origins.get("n_gpus", "")
+    yield "image", plan.image.ref if plan.image else "none", origins.get("image", "") if plan.image else ""
+    limit = "none" if plan.timeout_s is None else f"{plan.timeout_s:g}"
+    yield "timeout_s", limit, origins.get("timeout_s", "")
+    if plan.variant is not None:
+        for name in plan.variant.__struct_fields__:
+            value = getattr(plan.variant, name)
+            yield f"variant.{name}", "-" if value in (None, "") else str(value), origins.get(f"variant.{name}", "")
+    for name, setting in sorted(plan.settings.items()):
+        yield f"settings.{name}", _word(setting), origins.get(f"settings.{name}", "")
+    if plan.args:
+        yield "args", plan.args, "card, tag"
+    for name, text in sorted(plan.env.items()):
+        yield f"env.{name}", "***" if isinstance(text, Secret) else text, origins.get(f"env.{name}", "")
+    for mount in plan.mounts:
+        yield f"mount {mount.target}", mount.source, origins.get("docker_mounts", "context")
+
+
+def _word(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value) if value != "" else '""'

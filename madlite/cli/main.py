@@ -1,0 +1,172 @@
+"""The command line's frame: commands loaded only when used, and one border where every error becomes a sentence."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from madlite.errors import ExitCode, MadliteError
+
+# name → (module of the command, its one line in --help); kept here so that --help imports none of them
+COMMANDS = {
+    "run": ("madlite.cli.run", "Run the models that tags select and append their results to perf.csv."),
+    "discover": ("madlite.cli.discover", "List model cards, all of them or those that tags select."),
+    "explain": ("madlite.cli.explain", "Show the plan of a run: every value and where it came from."),
+    "plugins": ("madlite.cli.plugins", "List plugins, their hooks and what is wrong with them."),
+    "clean": ("madlite.cli.clean", "List, and with --yes remove, what a killed madlite left behind."),
+}
+_EPILOG = (
+    "Exit codes: 0 all succeeded or skipped by rule · 2 only image builds failed · 3 a run failed · 4 wrong usage, "
+    "nothing ran · 1 internal error · 130/143/129 ended by Ctrl-C, TERM, HUP."
+)
+
+
+class Commands(click.Group):
+    """The built-in commands by name, and those that plugins add."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the commands in the order of a user's day, then the plugins'."""
+        _add_plugin_commands(self)
+        return [*COMMANDS, *sorted(self.commands)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command, importing its module."""
+        if cmd_name in COMMANDS:
+            command: click.Command = importlib.import_module(COMMANDS[cmd_name][0]).command
+            return command
+        _add_plugin_commands(self)
+        return super().get_command(ctx, cmd_name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands without importing the built-in ones."""
+        rows = [(name, COMMANDS[name][1]) for name in COMMANDS]
+        others = [name for name in self.list_commands(ctx) if name not in COMMANDS]
+        rows += [(name, self.commands[name].get_short_help_str(80)) for name in others]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command, with a suggestion for a mistyped one."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            from difflib import get_close_matches
+
+            close = get_close_matches(args[0], self.list_commands(ctx), n=1)
+            if close:
+                raise click.UsageError(f"{error.message} Did you mean '{close[0]}'?", ctx) from None
+            raise
+
+
+@click.group(
+    cls=Commands,
+    epilog=_EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    invoke_without_command=True,
+)
+@click.option("--version", is_flag=True, help="Print the version and exit.")
+@click.pass_context
+def main(ctx: click.Context, version: bool) -> None:
+    """Benchmark LLM and diffusion training on AMD Instinct and NVIDIA GPUs.
+
+    From a tag of the MAD catalogue to a row of perf.csv: madlite run --tags demo
+    """
+    if version:
+        from madlite import __version__
+
+        click.echo(f"madlite {__version__}")
+    elif ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+def entry() -> None:
+    """Run the command line of this process."""
+    code = call(sys.argv[1:])
+    try:
+        sys.stdout.flush()
+    except OSError:  # whoever read our output is gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    sys.exit(code)
+
+
+def call(args: Sequence[str]) -> int:
+    """Run one command and return its exit code; no error of any kind leaves here as a traceback."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
+    logging.addLevelName(logging.WARNING, "warning")
+    try:
+        result = main.main(args=list(args), prog_name="madlite", standalone_mode=False)
+    except MadliteError as error:
+        _say(error.message, error.hint)
+        return int(error.exit_code)
+    except click.UsageError as error:
+        return _usage(error)
+    except click.ClickException as error:
+        _say(error.format_message())
+        return int(ExitCode.USAGE)
+    except (KeyboardInterrupt, click.Abort):
+        _say("interrupted")
+        return int(ExitCode.INTERRUPTED)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return int(ExitCode.OK)
+    except Exception as error:  # noqa: BLE001 - the last border: a bug becomes a report, not a traceback
+        return _internal(error)
+    return int(result) if isinstance(result, int) else int(ExitCode.OK)
+
+
+def _usage(error: click.UsageError) -> int:
+    command = error.ctx.command_path if error.ctx else "madlite"
+    message = error.format_message()
+    _say(message[:1].lower() + message[1:].rstrip("."), f"{command} --help")
+    return int(ExitCode.USAGE)
+
+
+def _say(message: str, hint: str = "") -> None:
+    masked = _mask(message), _mask(hint)
+    click.echo(f"error: {masked[0]}" + (f"\n hint: {masked[1]}" if hint else ""), err=True)
+
+
+def _mask(text: str) -> str:
+    from madlite.secrets import Redactor, collect
+
+    return Redactor(collect(os.environ)).text(text)
+
+
+def _internal(error: Exception) -> int:
+    """Write a report of a bug and say where it is."""
+    import tempfile
+    import traceback
+    from datetime import datetime, timezone
+
+    from madlite import __version__
+
+    text = "".join(traceback.format_exception(error))
+    stamp = f"{datetime.now(timezone.utc):%Y%m%dT%H%M%S}"
+    report = f"madlite {__version__}, Python {sys.version}\n{' '.join(sys.argv)}\n\n{text}"
+    with tempfile.NamedTemporaryFile("w", prefix=f"madlite-{stamp}-", suffix=".txt", delete=False) as file:
+        file.write(_mask(report))
+    _say(f"internal error: {type(error).__name__}: {error}", f"please report it with {file.name}")
+    return int(ExitCode.INTERNAL)
+
+
+def _add_plugin_commands(group: click.Group) -> None:
+    """Let third-party plugins add their commands, once; without any nothing is loaded."""
+    memo: dict[str, Any] = group.__dict__
+    if memo.get("_asked_plugins") or os.environ.get("MADLITE_DISABLE_PLUGINS") in ("1", "all"):
+        return
+    memo["_asked_plugins"] = True
+    from madlite.plugins import load_plugins, third_party_plugins
+
+    if third_party_plugins():
+        before = set(group.commands)
+        load_plugins(os.environ.get("MADLITE_DISABLE_PLUGINS", "")).notify("madlite_commands", group=group)
+        for name in set(COMMANDS) & (set(group.commands) - before):
+            del group.commands[name]  # a plugin may add commands, not replace ours

@@ -1,0 +1,72 @@
+"""`madlite plugins`: what is installed, what each brings, and what is broken."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from madlite.cli import setup
+from madlite.cli.options import common_options
+
+
+@click.command("plugins")
+@click.option("--hooks", is_flag=True, help="Describe every hook instead.")
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@common_options
+def command(hooks: bool, as_json: bool, no_plugins: bool, verbose: bool) -> int:
+    """List plugins, their hooks and what is wrong with them."""
+    if hooks:
+        click.echo(_hook_page())
+        return 0
+    from madlite.plugins import Plugins
+
+    plugins: Plugins = setup.load(no_plugins, verbose)
+    backends = {name: plugin.name for name, (_, plugin) in plugins.backends().items()}
+    list(plugins.collect("madlite_cards"))
+    if as_json:
+        click.echo(json.dumps(_as_json(plugins, backends), indent=2))
+        return 0
+    for plugin in plugins.loaded.values():
+        origin = "built in" if plugin.built_in else f"{plugin.distribution} {plugin.version}"
+        click.echo(f"{plugin.name}  ({origin})")
+        brought = [name for name, owner in backends.items() if owner == plugin.name]
+        click.echo(f"    hooks     {', '.join(plugin.hooks) or 'none'}")
+        if brought:
+            click.echo(f"    backends  {', '.join(brought)}")
+    for problem in plugins.problems:
+        click.echo(f"problem: {problem.where}: {problem.what}")
+    return 0
+
+
+def _as_json(plugins: object, backends: dict[str, str]) -> dict[str, object]:
+    from madlite.plugins import Plugins
+
+    assert isinstance(plugins, Plugins)  # noqa: S101 - for the type checker
+    return {
+        "plugins": [
+            {
+                "name": plugin.name,
+                "distribution": plugin.distribution,
+                "version": plugin.version,
+                "hooks": list(plugin.hooks),
+                "backends": [name for name, owner in backends.items() if owner == plugin.name],
+            }
+            for plugin in plugins.loaded.values()
+        ],
+        "problems": [{"where": problem.where, "what": problem.what} for problem in plugins.problems],
+    }
+
+
+def _hook_page() -> str:
+    """Return every hook with its documentation."""
+    import inspect
+
+    from madlite.hookspecs import Hooks
+
+    pages = []
+    for name, function in vars(Hooks).items():
+        if name.startswith("madlite_"):
+            names = [parameter for parameter in inspect.signature(function).parameters if parameter != "self"]
+            pages.append(f"{name}({', '.join(names)})\n\n{inspect.getdoc(function)}\n")
+    return "\n".join(pages)

@@ -1,0 +1,43 @@
+"""What `--dry-run` prints: the request to the engine, the commands, and every rendered file."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+from madlite.engine.one import secrets_for
+from madlite.engine.screen import Planned
+from madlite.secrets import Redactor
+from madlite.types import RunPlan
+
+_SHOWN = (".sh", ".toml", ".yaml", ".yml", ".json")
+
+
+def preview(one: Planned, environ: dict[str, str]) -> str:
+    """Return everything one run would do, secrets masked."""
+    plan = one.plan
+    parts = [f"# {plan.card.name} · backend {plan.backend} · runtime {plan.runtime}"]
+    if plan.blocked:
+        parts.append(f"# would not start: {plan.blocked.status.value} {plan.blocked.reason}")
+    parts += [f"# {note}" for note in plan.notes]
+    parts.append(_section(f"{plan.runtime} request", json.dumps(one.runtime.request(plan), indent=2, default=str)))
+    parts.append(_section("commands", "\n".join(_commands(plan))))
+    for file in one.files:
+        if file.path.endswith(_SHOWN):
+            parts.append(_section(file.path, file.data.decode("utf-8", "replace").rstrip("\n")))
+        else:
+            parts.append(f"# --- {file.path} ({len(file.data)} bytes, copied from {file.template})")
+    return Redactor(secrets_for(plan, environ)).text("\n".join(parts)) + "\n"
+
+
+def _section(title: str, text: str) -> str:
+    return f"# --- {title}\n{text}"
+
+
+def _commands(plan: RunPlan) -> list[str]:
+    """Return the actions as a shell would be told them, in order."""
+    lines = []
+    for action in plan.actions:
+        where = action.cwd.replace("{folder}", plan.folder_inside)
+        lines.append(f"{action.kind:8} (in {where}) {shlex.join(action.argv)}")
+    return lines

@@ -1,0 +1,102 @@
+"""`madlite run`: from tags to rows."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from madlite.cli import setup
+from madlite.cli.options import TagsCommand, common_options, plan_options, tags_option
+from madlite.cli.sink import Sink
+
+
+@click.command("run", cls=TagsCommand)
+@tags_option
+@click.option("-n", "--dry-run", is_flag=True, help="Print script and container request, and touch nothing.")
+@click.option("-l", "--live-output", is_flag=True, help="Show the workload's output too.")
+@click.option("--machine", default="", metavar="NxGPU", help="With --dry-run: pretend this machine, e.g. 8xMI300X.")
+@plan_options
+@common_options
+def command(**given: Any) -> int:
+    """Run the models that tags select and append their results to perf.csv.
+
+    \b
+    madlite run --tags demo
+    madlite run --tags pyt_train_llama-3.1-8b --timeout 28800 --live-output
+    madlite run --tags demo_hf_lora_tiny:steps=60 --set env.NCCL_DEBUG=INFO --dry-run
+    """
+    plugins = setup.load(given["no_plugins"], given["verbose"])
+    if given["machine"] and not given["dry_run"]:
+        raise click.UsageError("--machine only pretends: use it with --dry-run")
+    options = setup.make_options(given)
+    planned = _planned(plugins, options, given)
+    setup.tell_problems(plugins.problems)
+    if given["dry_run"]:
+        from madlite.cli.preview import preview
+
+        for one in planned:
+            click.echo(preview(one, options.environ))
+        return 0
+    return _run(planned, options, plugins)
+
+
+def _planned(plugins: Any, options: Any, given: dict[str, Any]) -> Any:
+    from madlite.engine.gather import Surroundings, gather
+    from madlite.resources import template_root
+    from madlite.run.folder import new_run_id
+
+    requests = setup.select_requests(plugins, given["tags"], options.workspace)
+    context = setup.make_context(given)
+    around = Surroundings(
+        options=options,
+        context=context,
+        machine=setup.find_machine(context, given["machine"]),
+        plugins=plugins,
+        runtimes=setup.make_runtimes(plugins),
+        template_root=template_root(setup.home()),
+        new_run_id=new_run_id,
+        credentials=setup.read_credentials(options.workspace),
+    )
+    setup.tell_problems(around.machine.problems)
+    return gather(requests, around)
+
+
+def _run(planned: Sequence[Any], options: Any, plugins: Any) -> int:
+    from madlite.engine.many import check_plans, run_many
+    from madlite.record.perfcsv import check_appendable
+
+    check_appendable(options.output)
+    warnings = check_plans(planned, plugins)
+    sink = Sink(sys.stdout.fileno())
+    screen = _screen(sink, options.live_output)
+    try:
+        for text in (*warnings, *_left_over(options.workspace)):
+            screen.warn(text)
+        told = len(plugins.problems)
+        outcome = run_many(planned, options, plugins, screen)
+        for problem in plugins.problems[told:]:
+            screen.warn(f"{problem.where}: {problem.what}")
+        if outcome.not_started:
+            screen.warn(f"never started: {', '.join(outcome.not_started)}")
+        screen.total(outcome, options.output)
+    finally:
+        screen.close()
+        sink.close()
+    return int(outcome.exit_code)
+
+
+def _screen(sink: Sink, live: bool) -> Any:
+    from madlite.cli.screens import LiveScreen, PlainScreen
+
+    return LiveScreen(sink) if sink.isatty() and not live else PlainScreen(sink, live=live)
+
+
+def _left_over(workspace: Any) -> list[str]:
+    """Say that earlier runs were cut off, for the next command is the first that can."""
+    from madlite.run.folder import unfinished
+
+    cut = unfinished(workspace)
+    return [f"{len(cut)} earlier run{'s were' if len(cut) > 1 else ' was'} cut off: madlite clean"] if cut else []

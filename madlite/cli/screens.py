@@ -1,0 +1,148 @@
+"""Two screens: plain lines for a pipe or a log, and a live progress line for a terminal."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from madlite.cli.sink import Sink
+from madlite.cli.words import duration, printable, step_line, title, verdict_line
+from madlite.engine.screen import Outcome
+from madlite.types import Quantity, Result, RunPlan, Step
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+_STEP_LINE_EVERY_S = 5.0
+
+
+class PlainScreen:
+    """Writes lines; a step at most every few seconds, and the workload's output where asked for."""
+
+    def __init__(self, sink: Sink, *, live: bool, clock: Callable[[], float] = time.monotonic) -> None:
+        self._sink, self._live, self._clock = sink, live, clock
+        self._last_step_s = float("-inf")
+        self._last_phase = ""
+
+    def started(self, plan: RunPlan, position: int, total: int) -> None:
+        """Name the run and what is special about it."""
+        self._line(title(plan, position, total))
+        for note in plan.notes:
+            self._line(f"      {note}")
+        self._line(f"      log: {plan.folder.relative_to(plan.workspace)}/run.log")
+
+    def phase(self, text: str) -> None:
+        """Say what the run does now, once."""
+        if text != self._last_phase:
+            self._line(f"      {text}")
+        self._last_phase = text
+
+    def output(self, chunk: bytes, stream: int) -> None:
+        """Pass the workload's output on where asked for."""
+        if self._live:
+            self._sink.put(chunk)
+
+    def step(self, plan: RunPlan, step: Step) -> None:
+        """Say how far the training is."""
+        now = self._clock()
+        if step.phase != "train" or self._live or now - self._last_step_s < _STEP_LINE_EVERY_S:
+            return
+        self._last_step_s = now
+        self._line(f"      {step_line(plan, step)}")
+
+    def finished(self, plan: RunPlan, result: Result) -> None:
+        """Say how the run ended."""
+        for text in ending(plan, result):
+            self._line(text)
+
+    def warn(self, text: str) -> None:
+        """Say what is wrong."""
+        self._line(f"warning: {text}")
+
+    def total(self, outcome: Outcome, output: Path) -> None:
+        """Say how a batch of more than one run came out, and where its rows are."""
+        counts = Counter(result.status.value for result in outcome.results)
+        if len(outcome.results) > 1:
+            self._line(", ".join(f"{count} {status}" for status, count in counts.items()))
+        if outcome.results:
+            self._line(f"results: {output}")
+
+    def close(self) -> None:
+        """Nothing is held back."""
+
+    def _line(self, text: str) -> None:
+        self._sink.write(text + "\n")
+
+
+class LiveScreen(PlainScreen):
+    """A terminal: finished lines stay, the running one shows step, speed, loss and the time left."""
+
+    def __init__(self, sink: Sink) -> None:
+        super().__init__(sink, live=False)
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+        self._console = Console(file=sink, highlight=False)  # type: ignore[arg-type]
+        self._progress: Progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=self._console,
+            transient=True,
+        )
+        self._task: TaskID | None = None
+
+    def started(self, plan: RunPlan, position: int, total: int) -> None:
+        """Name the run and show that it goes on."""
+        super().started(plan, position, total)
+        steps = plan.variant.steps if plan.variant else None
+        self._task = self._progress.add_task("starting", total=steps)
+        self._progress.start()
+
+    def phase(self, text: str) -> None:
+        """Show what the run does now."""
+        if self._task is not None:
+            self._progress.update(self._task, description=_escaped(text[:100]))
+
+    def step(self, plan: RunPlan, step: Step) -> None:
+        """Show how far the training is."""
+        if self._task is not None and step.phase == "train" and Quantity.LOSS in step.values:
+            self._progress.update(self._task, completed=step.n, description=_escaped(step_line(plan, step)))
+
+    def finished(self, plan: RunPlan, result: Result) -> None:
+        """Replace the progress by the outcome."""
+        self.close()
+        super().finished(plan, result)
+
+    def close(self) -> None:
+        """Take the progress line away."""
+        self._progress.stop()
+        if self._task is not None:
+            self._progress.remove_task(self._task)
+            self._task = None
+
+    def _line(self, text: str) -> None:
+        self._console.print(text, markup=False, soft_wrap=True)
+
+
+def ending(plan: RunPlan, result: Result) -> list[str]:
+    """Return the lines a run ends with: verdict, the deciding line of a failure, findings, duration."""
+    lines = [f"      {verdict_line(plan, result)}"]
+    if result.evidence and result.status.value != "SUCCESS":
+        lines.append(f"        > {printable(result.evidence[:300])}")
+    lines += [f"        note: {finding}" for finding in result.findings]
+    if "total" in result.durations_s:
+        lines.append(f"        took {duration(result.durations_s['total'])}")
+    return lines
+
+
+def _escaped(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(printable(text))

@@ -1,0 +1,150 @@
+"""What a command needs before the engine can start; the only place that reads the process's environment."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from madlite.catalog.found import Catalog
+from madlite.errors import UsageProblem
+from madlite.plan.context import Context, read_context
+from madlite.plan.options import Options
+from madlite.plugins import Plugins, load_plugins
+from madlite.types import Machine, Problem, Request, Runtime
+
+
+def load(no_plugins: bool, verbose: bool) -> Plugins:
+    """Load the plugins."""
+    if verbose:
+        logging.getLogger().setLevel(logging.DEBUG)
+    return load_plugins(os.environ.get("MADLITE_DISABLE_PLUGINS", ""), only_built_in=no_plugins)
+
+
+def tell_problems(problems: Sequence[Problem]) -> None:
+    """Name on stderr what was left out, each once."""
+    for problem in dict.fromkeys(problems):
+        click.echo(f"warning: {problem.where}: {problem.what}", err=True)
+
+
+def home() -> Path | None:
+    """Return $MADLITE_HOME, where models.json and templates/ are looked for first."""
+    named = os.environ.get("MADLITE_HOME")
+    return Path(named) if named else None
+
+
+def make_options(given: dict[str, Any]) -> Options:
+    """Return the options of a command line.
+
+    Raises:
+        UsageProblem: one of them does not make sense.
+    """
+    timeout = given["timeout"]
+    if timeout is not None and timeout < -1:
+        raise UsageProblem(f"--timeout {timeout} is less than -1", "seconds, 0 for none, -1 for the card's own")
+    workspace = Path.cwd()
+    return Options(
+        workspace=workspace,
+        output=workspace / given["output"],
+        runtime=given["runtime"],
+        image=given["image"],
+        backend=given["backend"],
+        timeout_s=None if timeout in (None, -1) else timeout,
+        sets=tuple(map(_key_value, given["sets"])),
+        live_output=bool(given.get("live_output")),
+        keep_alive=given["keep_alive"],
+        keep_model_dir=given["keep_model_dir"],
+        skip_model_run=given["skip_model_run"],
+        clean_docker_cache=given["clean_docker_cache"],
+        strict_header=given["strict_header"],
+        ignore_deprecated=given["ignore_deprecated"],
+        disable_skip_gpu_arch=given["disable_skip_gpu_arch"],
+        environ=dict(os.environ),
+        python=sys.executable,
+        user=(os.getuid(), os.getgid()),
+    )
+
+
+def make_context(given: dict[str, Any]) -> Context:
+    """Return the context of a command line."""
+    return read_context(given["additional_context_file"], given["additional_context"])
+
+
+def select_requests(plugins: Plugins, tags: Sequence[str], workspace: Path) -> tuple[Request, ...]:
+    """Return the cards that the tags select, after naming what of the catalogue is broken."""
+    from madlite.catalog.select import select, split_tags
+
+    catalog = load_cards(plugins, workspace)
+    return select(catalog, split_tags(tags))
+
+
+def load_cards(plugins: Plugins, workspace: Path) -> Catalog:
+    """Return the catalogue of this folder, plugins and madlite itself; broken files are named."""
+    from madlite.catalog.sources import load_catalog
+    from madlite.resources import bundled_models
+
+    shipped: dict[str, tuple[Path, list[Any]]] = {}
+    for plugin, card in plugins.collect("madlite_cards"):
+        shipped.setdefault(plugin.name, (plugin.folder or workspace, []))[1].append(card)
+    cards = [(name, folder, items) for name, (folder, items) in shipped.items()]
+    catalog = load_catalog(workspace, bundled_models(home()), cards)
+    tell_problems(catalog.problems)
+    return catalog
+
+
+def find_machine(context: Context, pretended: str) -> Machine:
+    """Return this machine, as detected and as the context or `--machine` overrides it."""
+    from madlite.machine import detect_machine
+    from madlite.machine.host import Host
+
+    overrides = {key: context.values[key] for key in _MACHINE_KEYS if key in context.values}
+    if pretended:
+        count, _, device = pretended.partition("x")
+        if not count.isdigit() or not device:
+            raise UsageProblem(f"--machine {pretended!r} is no machine", "write it like 8xMI300X or 2xH200")
+        overrides = {"device": device, "n_gpus": int(count)}
+    return detect_machine(overrides, host=Host(path=os.environ.get("PATH", ""), env=dict(os.environ)))
+
+
+def make_runtimes(plugins: Plugins) -> dict[str, Runtime]:
+    """Return every runtime by name; a plugin cannot replace docker or host."""
+    from madlite.run.registry import builtin_runtimes
+
+    return {**plugins.runtimes(), **builtin_runtimes(dict(os.environ))}
+
+
+def read_credentials(workspace: Path) -> dict[str, dict[str, str]]:
+    """Return credential.json of the working folder: name → key → value.
+
+    Raises:
+        UsageProblem: it is there and not such a table.
+    """
+    import msgspec
+
+    file = workspace / "credential.json"
+    if not file.is_file():
+        return {}
+    try:
+        table = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.MsgspecError) as error:
+        raise UsageProblem(f"credential.json cannot be used: {error}") from None
+    return {
+        name: {key: str(value) for key, value in entry.items() if isinstance(value, (str, int))}
+        for name, entry in table.items()
+        if isinstance(entry, dict)
+    }
+
+
+_MACHINE_KEYS = ("gpu_vendor", "gpu_arch", "gpu_product", "device", "gpu_renderDs", "rocm_version", "cuda_version")
+
+
+def _key_value(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise UsageProblem(f"--set {text!r} has no value", "--set key=value")
+    return key.strip(), value

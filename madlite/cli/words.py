@@ -1,0 +1,64 @@
+"""How runs are worded on the screen: one line each, the reason with a failure."""
+
+from __future__ import annotations
+
+from madlite.types import Quantity, Result, RunPlan, Status, Step
+
+
+def title(plan: RunPlan, position: int, total: int) -> str:
+    """Return the line a run starts with."""
+    variant = plan.variant
+    what = [plan.card.name, plan.backend]
+    if variant:
+        what += [part for part in (variant.mode, variant.precision) if part]
+    gpus = f"{plan.place.gpus_per_node}x{plan.machine.device}" if plan.place.gpus_per_node else "cpu"
+    return f"[{position}/{total}] " + " · ".join([*what, plan.runtime, gpus])
+
+
+def step_line(plan: RunPlan, step: Step) -> str:
+    """Return a training step in words: number, speed, loss."""
+    total = plan.variant.steps if plan.variant and plan.variant.steps else None
+    parts = [f"step {step.n}/{total}" if total else f"step {step.n}"]
+    for quantity, form in ((Quantity.TOKENS_PER_S_PER_GPU, "{:,.0f}"), (Quantity.SAMPLES_PER_S_PER_GPU, "{:,.2f}")):
+        if quantity in step.values:
+            parts.append(f"{form.format(step.values[quantity])} {quantity.value}")
+    if Quantity.LOSS in step.values:
+        parts.append(f"loss {step.values[Quantity.LOSS]:.4g}")
+    return "  ".join(parts)
+
+
+def verdict_line(plan: RunPlan, result: Result) -> str:
+    """Return the outcome in one line."""
+    name = plan.card.name
+    if result.status is not Status.SUCCESS:
+        cause = f" [{result.cause.value}]" if result.cause.value else ""
+        return f"{result.status.value} {name}{cause} {result.reason}"
+    return f"{result.status.value} {name}  {figures(result)}"
+
+
+def figures(result: Result) -> str:
+    """Return a success's numbers: the window's median where there is one, else the first metrics."""
+    window = result.window
+    if window is not None:
+        headline = result.metrics[-1]
+        return (
+            f"{headline.text} {headline.metric} "
+            f"(median of {window.n} steps, {window.first_step} to {window.last_step}, CV {100 * window.cv:.1f} %)"
+        )
+    shown = [f"{metric.label + ' ' if metric.label else ''}{metric.text} {metric.metric}" for metric in result.metrics]
+    more = f" and {len(shown) - 3} more" if len(shown) > 3 else ""
+    return ", ".join(shown[:3]) + more
+
+
+def duration(seconds: float) -> str:
+    """Return a duration as people say it."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+def printable(text: str) -> str:
+    """Keep what a workload printed from steering the terminal."""
+    return "".join(character if character.isprintable() else " " for character in text)

@@ -1,0 +1,177 @@
+"""Tags → cards → the backend of each → drafts → plans that can start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from madlite.catalog.select import args_of
+from madlite.engine.screen import Planned
+from madlite.errors import PluginError, UsageProblem
+from madlite.plan.context import Context
+from madlite.plan.dockerfiles import Dockerfile, Found, find_dockerfiles
+from madlite.plan.make import Given, make_plan
+from madlite.plan.options import Options
+from madlite.plan.place import choose_runtime
+from madlite.plan.render import render
+from madlite.plugins import Plugin, Plugins, find_backend
+from madlite.types import Backend, Card, Draft, Machine, Problem, Request, Runtime, Value
+
+
+class Surroundings(Value, frozen=True):
+    """What plans are made in: options, context, machine, plugins' backends and runtimes, credentials, templates."""
+
+    options: Options
+    context: Context
+    machine: Machine
+    plugins: Plugins
+    runtimes: dict[str, Runtime]
+    template_root: Path
+    new_run_id: Callable[[str], str]
+    credentials: dict[str, dict[str, str]] = {}
+
+
+def gather(requests: Sequence[Request], around: Surroundings) -> list[Planned]:
+    """Return one startable plan per request, variant and Dockerfile, in that order.
+
+    Raises:
+        MadliteError: a card, an option or a template cannot be used; nothing has been touched.
+    """
+    known = around.plugins.backends()
+    planned: list[Planned] = []
+    for request in requests:
+        backend, plugin = _owner(request.card, known, around)
+        dockerfiles = find_dockerfiles(request.card, _dockerfile_context(around))
+        for draft in _expand(backend, plugin, request, around):
+            for dockerfile in dockerfiles.fitting or (None,):
+                given = _given(request, backend, draft, dockerfile, dockerfiles, around)
+                planned.append(_startable(given, plugin, known, around))
+    return planned
+
+
+def _owner(card: Card, known: Mapping[str, tuple[Backend, Plugin]], around: Surroundings) -> tuple[Backend, Plugin]:
+    """Return the backend that owns the card: the one asked for, the one it names, else who claims it highest."""
+    if around.options.backend:
+        return find_backend(around.plugins, around.options.backend, "--backend")
+    if card.backend:
+        return find_backend(around.plugins, card.backend, f"card '{card.name}'")
+    claims = {name: _claim(backend, card, around) for name, (backend, _) in known.items()}
+    highest = max(claims.values(), default=0)
+    owners = sorted(name for name, claim in claims.items() if claim == highest)
+    if highest <= 0:
+        raise _nobody(card, around)
+    if len(owners) > 1:
+        raise PluginError(
+            f"backends {' and '.join(owners)} both claim card '{card.name}'", f"--backend {owners[0]} decides"
+        )
+    return known[owners[0]]
+
+
+def _claim(backend: Backend, card: Card, around: Surroundings) -> int:
+    try:
+        return int(backend.claim(card, around.options.workspace))
+    except Exception as error:  # noqa: BLE001 - the border to a plugin's backend
+        what = f"claim failed on card '{card.name}': {type(error).__name__}: {error}"
+        problem = Problem(where=f"backend {backend.name}", what=what)
+        if problem not in around.plugins.problems:
+            around.plugins.problems.append(problem)
+        return 0
+
+
+def _nobody(card: Card, around: Surroundings) -> UsageProblem:
+    script = f"its script {card.scripts} is not in this folder" if card.scripts else "it names no script"
+    return UsageProblem(
+        f"nothing can run card '{card.name}' here: no backend claims it and {script}",
+        "run it inside a checkout of ROCm/MAD, or name a backend with --backend",
+    )
+
+
+def _expand(backend: Backend, plugin: Plugin, request: Request, around: Surroundings) -> Sequence[Draft]:
+    tag = {key: "true" if value is None else value for key, value in request.overrides}
+    named = {key: value for _, key, value in around.options.named}
+    wanted = msgspec.structs.replace(request, settings={**named, **tag, **dict(around.options.sets)})
+    try:
+        return backend.expand(wanted, around.machine)
+    except UsageProblem:
+        raise
+    except Exception as error:
+        raise PluginError(
+            f"backend '{backend.name}' ({plugin.distribution}) failed on card '{request.card.name}': "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def _given(
+    request: Request,
+    backend: Backend,
+    draft: Draft,
+    dockerfile: Dockerfile | None,
+    found: Found,
+    around: Surroundings,
+) -> Given:
+    options, context = around.options, around.context
+    has_image = bool(dockerfile or draft.image or options.image or context.known.MAD_CONTAINER_IMAGE)
+    return Given(
+        run_id=around.new_run_id(request.card.name),
+        request=request,
+        backend=backend.name,
+        draft=draft,
+        machine=around.machine,
+        options=options,
+        context=context,
+        runtime=choose_runtime(request.card, options, has_image, lambda name: _available(name, around)),
+        args=args_of(request) if draft.actions else request.card.args,
+        dockerfile=dockerfile,
+        missing_image=_missing_image(request.card, found),
+        credentials=around.credentials,
+    )
+
+
+def _available(name: str, around: Surroundings) -> Problem | None:
+    if name not in around.runtimes:
+        raise UsageProblem(f"no runtime '{name}'", f"runtimes: {', '.join(sorted(around.runtimes))}")
+    return around.runtimes[name].available()
+
+
+def _missing_image(card: Card, found: Found) -> str:
+    if not card.dockerfile:
+        return f"card '{card.name}' names neither a Dockerfile nor an image"
+    if found.refused:
+        return f"no Dockerfile of card '{card.name}' fits: {'; '.join(found.refused)}"
+    return f"no Dockerfile {card.dockerfile}.* for card '{card.name}'"
+
+
+def _dockerfile_context(around: Surroundings) -> dict[str, str]:
+    """Return what a Dockerfile's header is compared with; a CPU machine has no vendor to differ from."""
+    machine = around.machine
+    test = around.options.workspace / "ctx_test"
+    detected = {
+        "guest_os": "UBUNTU",
+        "ctx_test": test.read_text(errors="replace").strip() if test.is_file() else "None",
+        **({"host_os": machine.host_os} if machine.host_os else {}),
+        **({"gpu_vendor": machine.vendor} if machine.gpus else {}),
+    }
+    given = {key: str(value) for key, value in around.context.values.items() if isinstance(value, (str, int, float))}
+    return {**detected, **given}
+
+
+def _startable(
+    given: Given, plugin: Plugin, known: Mapping[str, tuple[Backend, Plugin]], around: Surroundings
+) -> Planned:
+    plan = make_plan(given)
+    if around.plugins.uses("madlite_adjust_plan"):
+        plan = around.plugins.adjust(plan, dict(given.options.sets))
+    return Planned(
+        plan=plan,
+        backends=tuple(known[name][0] for name in plan.readers if name in known),
+        files=render(plan, _search(plugin, around)),
+        runtime=around.runtimes[plan.runtime],
+    )
+
+
+def _search(plugin: Plugin, around: Surroundings) -> list[Path]:
+    """Return where templates are looked for: the working folder, beside the plugin, madlite's own."""
+    beside = [plugin.folder / "templates", plugin.folder] if plugin.folder else []
+    return [around.options.workspace / "templates", *beside, around.template_root]

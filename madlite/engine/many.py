@@ -1,0 +1,87 @@
+"""A batch of plans, one after another, each with its rows; what a signal leaves unstarted is named."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from madlite.engine.one import OneRun, secrets_for
+from madlite.engine.screen import Outcome, Planned, Screen
+from madlite.errors import CheckFailed, ExitCode, RecordError
+from madlite.plan.options import Options
+from madlite.plugins import Plugins
+from madlite.record.perfcsv import append_rows, save_beside
+from madlite.record.rows import build_rows
+from madlite.run.watch import Signals
+from madlite.types import Cause, Result, RunPlan, Status
+
+
+def run_many(
+    planned: Sequence[Planned],
+    options: Options,
+    plugins: Plugins,
+    screen: Screen,
+    clock: Callable[[], float] = time.monotonic,
+) -> Outcome:
+    """Run all of them; after INT, TERM or HUP the running one is ended and the rest is not started."""
+    results: list[Result] = []
+    saved = True
+    with Signals() as signals:
+        for position, one in enumerate(planned, 1):
+            if signals.received is not None:
+                break
+            screen.started(one.plan, position, len(planned))
+            secrets = secrets_for(one.plan, options.environ)
+            result = OneRun(one, plugins, screen, secrets, signals, clock).run()
+            saved &= record(one.plan, result, options, screen)
+            screen.finished(one.plan, result)
+            plugins.notify("madlite_run_finished", plan=one.plan, result=result)
+            results.append(result)
+        code = exit_code(results) if saved else ExitCode.RUN_FAILED
+        rest = tuple(one.plan.card.name for one in planned[len(results) :])
+        return Outcome(results=tuple(results), not_started=rest, exit_code=signals.exit_code or code)
+
+
+def check_plans(planned: Iterable[Planned], plugins: Plugins) -> tuple[str, ...]:
+    """Return what backends and plugins warn of, each once.
+
+    Raises:
+        CheckFailed: a finding is fatal; nothing starts.
+    """
+    warnings: dict[str, None] = {}
+    for one in planned:
+        findings = [finding for backend in one.backends for finding in backend.check(one.plan)]
+        findings += [finding for _, finding in plugins.collect("madlite_checks", plan=one.plan)]
+        for finding in findings:
+            if finding.fatal:
+                raise CheckFailed(finding.message, finding.hint)
+            warnings[finding.message] = None
+    return tuple(warnings)
+
+
+def record(plan: RunPlan, result: Result, options: Options, screen: Screen) -> bool:
+    """Append the run's rows and say whether they are where they belong; if not, they are kept in the run's folder."""
+    if plan.skip_model_run and result.status is not Status.FAILURE:
+        return True
+    rows = build_rows(
+        plan,
+        result,
+        pipeline=options.environ.get("pipeline", ""),
+        build_number=options.environ.get("BUILD_NUMBER", "0"),
+        strict_header=options.strict_header,
+    )
+    try:
+        append_rows(options.output, rows, strict_header=options.strict_header)
+    except (RecordError, OSError) as problem:
+        plan.folder.mkdir(parents=True, exist_ok=True)
+        screen.warn(f"no row in {options.output}: {problem}; it is kept in {save_beside(rows, plan.folder)}")
+        return False
+    return True
+
+
+def exit_code(results: Iterable[Result]) -> ExitCode:
+    """Return 3 where a run failed, 2 where every failure is a failed build, else 0."""
+    causes = [result.cause for result in results if result.status is Status.FAILURE]
+    if not causes:
+        return ExitCode.OK
+    return ExitCode.BUILD_FAILED if all(cause is Cause.BUILD for cause in causes) else ExitCode.RUN_FAILED

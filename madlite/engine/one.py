@@ -1,0 +1,177 @@
+"""One plan, from its folder to its verdict: a list of small steps."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from datetime import datetime, timezone
+
+from msgspec.structs import replace
+
+from madlite.engine.account import Account
+from madlite.engine.results_file import ResultsFile
+from madlite.engine.screen import Planned, Screen
+from madlite.errors import MadliteError, RuntimeProblem
+from madlite.measure.follow import Follower
+from madlite.measure.verdict import Verdict, Witnesses, judge
+from madlite.plan.make import secrets_of
+from madlite.plugins import Plugins
+from madlite.run.folder import HANDLE, LOG, RECORD, RunFolder
+from madlite.run.log import RunLog
+from madlite.run.watch import Interrupted, Signals, Watch
+from madlite.secrets import Redactor, collect
+from madlite.types import Cause, Result, RunPlan, Session, Status, Step, to_json
+
+_log = logging.getLogger(__name__)
+_PHASES = {"clone": "cloning the repository", "run": "running", "prepare": "preparing"}
+
+
+class OneRun:
+    """One run while it goes on."""
+
+    def __init__(
+        self,
+        one: Planned,
+        plugins: Plugins,
+        screen: Screen,
+        secrets: Iterable[str],
+        signals: Signals,
+        clock: Callable[[], float],
+    ) -> None:
+        self.one, self.plan = one, one.plan
+        self.plugins, self.screen, self.signals, self.clock = plugins, screen, signals, clock
+        self.began = clock()
+        self.started = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        self.account = Account(self._follower())
+        self.watch = Watch(self.plan.timeout_s, self.plan.stop_grace_s)
+        self._secrets = tuple(secrets)
+
+    def run(self) -> Result:
+        """Run the plan to its verdict; a workload's failure is a result, never an exception.
+
+        Raises:
+            UsageProblem: the run's folder cannot be made.
+        """
+        if self.plan.blocked is not None:
+            why = self.plan.blocked
+            return self._result(Verdict(status=why.status, cause=why.cause, reason=why.reason))
+        folder = RunFolder.create(self.plan, [(file.path, file.data) for file in self.one.files])
+        log = self._open_log(folder)
+        try:
+            self.plugins.notify("madlite_run_started", plan=self.plan)
+            verdict = self._attempt(folder, log)
+            if log.problem:
+                verdict = replace(verdict, findings=(*verdict.findings, log.problem))
+            result = self._result(verdict)
+            folder.write(RECORD, Redactor(self._secrets).text(to_json(result)).encode())
+            return result
+        finally:
+            log.close()
+            folder.close()
+
+    def _attempt(self, folder: RunFolder, log: RunLog) -> Verdict:
+        """Prepare, open, act, judge; every way in which this can fail becomes a verdict."""
+        try:
+            self._prepare(log)
+            seen = self._in_session(folder, log)
+        except Interrupted:
+            return _failed(Cause.INTERRUPTED, self.signals.reason.text)
+        except RuntimeProblem as problem:
+            reason = problem.message + (f"; {problem.hint}" if problem.hint else "")
+            log.say(f"madlite: {reason}")
+            return _failed(_cause(problem.cause), reason)
+        except MadliteError as problem:
+            return _failed(Cause.PREPARE, problem.message)
+        return judge(self.plan, seen, self.account.follower)
+
+    def _prepare(self, log: RunLog) -> None:
+        def say(text: str) -> None:
+            log.say(text)
+            self.screen.phase(text)
+
+        with self.signals.interruptible():
+            self.account.image = self.one.runtime.prepare(self.plan, say)
+        if self.account.image.build_duration_s is not None:
+            self.account.durations_s["build"] = self.account.image.build_duration_s
+
+    def _in_session(self, folder: RunFolder, log: RunLog) -> Witnesses:
+        """Hold the session open while the actions run; ended from outside, that is what counts."""
+        results = ResultsFile(self.plan)
+        seen = Witnesses()
+        self.signals.watch = self.watch
+        try:
+            if self.signals.received is not None:
+                raise Interrupted
+            with self.one.runtime.open(self.plan) as session, self.watch.guard(session):
+                folder.write(HANDLE, session.handle.encode())
+                seen = self._act(session, log)
+                self.account.follower.finish(folder.path)
+                seen = replace(seen, results=results.read())
+                self._clean(session, log)
+        except RuntimeProblem:
+            if self.watch.reason is None:
+                raise
+        finally:
+            self.signals.watch = None
+        reason = self.watch.reason
+        return replace(seen, stopped=reason.cause, stopped_text=reason.text) if reason else seen
+
+    def _act(self, session: Session, log: RunLog) -> Witnesses:
+        """Run the actions in their order; one that fails is the last."""
+        for action in self.plan.actions:
+            if action.kind == "clean" or (action.kind == "run" and self.plan.skip_model_run):
+                continue
+            if self.watch.reason is not None:
+                break
+            self.screen.phase(_PHASES.get(action.kind, action.kind))
+            self.account.begin(action.kind)
+            ended = session.run(action, log.feed)
+            log.settle()
+            self.account.end(ended)
+            if ended.code != 0:
+                return Witnesses(exit=ended, failed_action="" if action.kind == "run" else action.kind)
+        return Witnesses(exit=self.account.ran, skipped=self.plan.skip_model_run)
+
+    def _clean(self, session: Session, log: RunLog) -> None:
+        """Remove what the run made in the workspace; a run that was ended leaves it for inspection, as MAD does."""
+        if self.watch.reason or self.plan.keep_alive or self.plan.keep_model_dir:
+            return
+        for action in self.plan.actions:
+            if action.kind == "clean":
+                try:
+                    session.run(action, log.feed)
+                except RuntimeProblem as problem:
+                    _log.warning("%s was not cleaned: %s", self.plan.model_dir, problem.message)
+
+    def _follower(self) -> Follower:
+        return Follower(
+            [backend.reader(self.plan) for backend in self.one.backends],
+            [rule for _, rule in self.plugins.collect("madlite_failure_rules")],
+            now=lambda: self.clock() - self.began,
+            on_step=self._step,
+        )
+
+    def _step(self, step: Step) -> None:
+        self.screen.step(self.plan, step)
+        self.plugins.notify("madlite_run_step", plan=self.plan, step=step)
+
+    def _open_log(self, folder: RunFolder) -> RunLog:
+        legacy = self.plan.workspace / self.plan.log_name if self.plan.log_name else None
+        return RunLog(folder.path / LOG, legacy, self._secrets, [self.account.feed, self.screen.output])
+
+    def _result(self, verdict: Verdict) -> Result:
+        self.account.durations_s["total"] = self.clock() - self.began
+        return self.account.result(self.plan, verdict, self.started)
+
+
+def secrets_for(plan: RunPlan, environ: dict[str, str]) -> tuple[str, ...]:
+    """Return every secret text that a run's output must not show."""
+    return collect(environ, secrets_of(plan).values())
+
+
+def _failed(cause: Cause, reason: str) -> Verdict:
+    return Verdict(status=Status.FAILURE, cause=cause, reason=reason)
+
+
+def _cause(name: str) -> Cause:
+    return Cause(name) if name in {cause.value for cause in Cause} else Cause.PREPARE

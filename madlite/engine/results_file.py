@@ -1,0 +1,44 @@
+"""The `multiple_results` file of a run: found where scripts leave it, and only when this run wrote it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import time
+from pathlib import Path
+
+from madlite.measure.multiple import Read, Stamp, is_fresh, read_results, stamp
+from madlite.types import RunPlan
+
+_log = logging.getLogger(__name__)
+
+
+class ResultsFile:
+    """Remembers what lay there before the run, so that a left-over is never taken for a result."""
+
+    def __init__(self, plan: RunPlan) -> None:
+        rule = plan.result_rule
+        self._up = plan.workspace / rule.file
+        wanted = rule.kind == "multiple_results"
+        paths = (plan.workspace / plan.model_dir / rule.file, self._up) if wanted else ()
+        self._before: dict[Path, Stamp | None] = {path: stamp(path) for path in paths}
+        self._begun_ns = time.time_ns()
+
+    def read(self) -> Read | None:
+        """Return the results, and copy the file up into the workspace, as MAD's tooling expects it there."""
+        fresh = next((p for p, before in self._before.items() if is_fresh(p, before, self._begun_ns)), None)
+        if fresh is None:
+            return None
+        if fresh != self._up:
+            _copy(fresh, self._up)
+        return read_results(fresh)
+
+
+def _copy(source: Path, target: Path) -> None:
+    beside = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        shutil.copyfile(source, beside)
+        beside.replace(target)
+    except OSError as error:
+        _log.warning("%s was not copied to %s: %s", source, target, error.strerror)

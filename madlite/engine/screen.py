@@ -1,0 +1,48 @@
+"""What passes between the engine and a door: plans that can start, what is shown meanwhile, and the outcome."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from madlite.errors import ExitCode
+from madlite.plan.render import Rendered
+from madlite.types import Backend, Result, RunPlan, Runtime, Step, Value
+
+
+class Screen(Protocol):
+    """Shows a run to people; never blocks it and never raises."""
+
+    def started(self, plan: RunPlan, position: int, total: int) -> None:
+        """A run starts, the `position`th of `total`."""
+
+    def phase(self, text: str) -> None:
+        """The run says what it does now, e.g. how far a pull is."""
+
+    def output(self, chunk: bytes, stream: int) -> None:
+        """The workload printed something, secrets masked."""
+
+    def step(self, plan: RunPlan, step: Step) -> None:
+        """The workload reported a training step."""
+
+    def finished(self, plan: RunPlan, result: Result) -> None:
+        """The run ended and its row is written."""
+
+    def warn(self, text: str) -> None:
+        """Something is wrong that does not end the run."""
+
+
+class Planned(Value, frozen=True):
+    """A plan that can start: with the backends that read it, its rendered files and its runtime."""
+
+    plan: RunPlan
+    backends: tuple[Backend, ...]
+    files: tuple[Rendered, ...]
+    runtime: Runtime
+
+
+class Outcome(Value, frozen=True):
+    """What a batch came to: results in order, names of cards that never started, and the exit code."""
+
+    results: tuple[Result, ...]
+    not_started: tuple[str, ...]
+    exit_code: ExitCode

@@ -1,0 +1,63 @@
+"""What can go wrong, as one exception tree, and the exit code each kind ends with."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """Exit codes of every madlite command; where several apply, the first of this list wins."""
+
+    INTERRUPTED = 130
+    HANGUP = 129
+    TERMINATED = 143
+    INTERNAL = 1
+    USAGE = 4
+    RUN_FAILED = 3
+    BUILD_FAILED = 2
+    REGRESSION = 5
+    DOCTOR = 6
+    OK = 0
+
+
+class MadliteError(Exception):
+    """A problem a user can act on: `message` says what, which value and where; `hint` what to type."""
+
+    exit_code = ExitCode.USAGE
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class UsageProblem(MadliteError):
+    """An option, a context or a value of them cannot be used: nothing ran."""
+
+
+class CatalogError(MadliteError):
+    """Model cards cannot be read, or no card matches what was asked."""
+
+
+class PluginError(MadliteError):
+    """A plugin broke where the run depends on it."""
+
+
+class CheckFailed(MadliteError):
+    """A check before the start refused the run."""
+
+
+class RecordError(MadliteError):
+    """perf.csv cannot be appended to without losing what is there."""
+
+    exit_code = ExitCode.RUN_FAILED
+
+
+class RuntimeProblem(MadliteError):
+    """A container engine, an image or a process could not do what the plan needs."""
+
+    exit_code = ExitCode.RUN_FAILED
+
+    def __init__(self, message: str, hint: str = "", *, cause: str = "runtime") -> None:
+        super().__init__(message, hint)
+        self.cause = cause

@@ -1,0 +1,209 @@
+"""Every hook of madlite, in the order of a run.
+
+::
+
+    start     madlite_backends()            which frameworks can be run
+              madlite_cards()               model cards that plugins ship
+              madlite_runtimes()            places to run, beyond docker and host
+              madlite_failure_rules()       log pattern → cause and hint
+              madlite_references()          published numbers
+              madlite_commands(group)       extra commands of the command line
+    plan      madlite_adjust_plan(plan, options)     a changed plan
+              madlite_checks(plan)                   findings that may keep it from starting
+    run       madlite_run_started(plan)
+              madlite_run_step(plan, step)           once per training step
+              madlite_run_finished(plan, result)
+
+A plugin is a module or an object with functions of these names, marked by `madlite.hookimpl` and named in the entry
+point group `madlite`.  A hook may take fewer arguments than its specification lists, never others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pluggy
+
+if TYPE_CHECKING:
+    import click
+
+    from madlite.types import (
+        Backend,
+        FailureRule,
+        Finding,
+        Json,
+        Reference,
+        Result,
+        RunPlan,
+        Runtime,
+        Step,
+    )
+
+PROJECT = "madlite"
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+
+class Hooks:
+    """The specifications; a class so that their documentation reads as one page."""
+
+    @hookspec
+    def madlite_backends(self) -> Iterable[Backend]:  # type: ignore[empty-body]
+        """Return the backends this plugin brings.
+
+        When: once per command that needs a card's backend.  Two backends of one name are an error that names both
+        distributions.
+
+        Example::
+
+            @hookimpl
+            def madlite_backends():
+                return [Tiny()]
+        """
+
+    @hookspec
+    def madlite_cards(self) -> Iterable[Mapping[str, Json] | Path]:  # type: ignore[empty-body]
+        """Return model cards this plugin ships: mappings in MAD's schema, or paths of models.json files.
+
+        When: at discovery.  `dockerfile` and `scripts` of a mapping are relative to the plugin module's folder.
+
+        Example::
+
+            @hookimpl
+            def madlite_cards():
+                return [Path(__file__).with_name("models.json")]
+        """
+
+    @hookspec
+    def madlite_runtimes(self) -> Iterable[Runtime]:  # type: ignore[empty-body]
+        """Return runtimes beyond docker and host.
+
+        When: once, before the first plan is made.  A card or `--runtime` names one by its `name`.
+
+        Example::
+
+            @hookimpl
+            def madlite_runtimes():
+                return [Enroot()]
+        """
+
+    @hookspec
+    def madlite_failure_rules(self) -> Iterable[FailureRule]:  # type: ignore[empty-body]
+        r"""Return patterns of log lines that explain a failure.
+
+        When: after a run that failed; the first line that matches, in the order of the log, becomes the evidence.
+
+        Example::
+
+            @hookimpl
+            def madlite_failure_rules():
+                return [FailureRule(pattern=r"No space left on device", cause="disk_full", hint="free some space")]
+        """
+
+    @hookspec
+    def madlite_references(self) -> Iterable[Reference]:  # type: ignore[empty-body]
+        """Return published numbers that results can be compared with.
+
+        When: when a report or a comparison asks for them.
+
+        Example::
+
+            @hookimpl
+            def madlite_references():
+                return [Reference(model="tiny", device="MI300X", metric="tokens_per_s_per_gpu", value=9.5, source="…")]
+        """
+
+    @hookspec
+    def madlite_commands(self, group: click.Group) -> None:
+        """Add commands to madlite's command line.
+
+        When: at start, only for plugins that are not part of madlite itself.
+
+        Parameters: `group`, the click group to call `add_command` or `command` on.
+
+        Example::
+
+            @hookimpl
+            def madlite_commands(group):
+                group.add_command(upload)
+        """
+
+    @hookspec
+    def madlite_adjust_plan(self, plan: RunPlan, options: Mapping[str, str]) -> RunPlan | None:
+        """Return a changed copy of the plan, or None to leave it.
+
+        When: after the plan is made and before it is checked and rendered; plugins are asked one after another, each
+        seeing the plan as the one before left it.  The plugin's name becomes the origin of every field it changed.
+
+        Parameters: `plan`; `options`, the `--set` values as text.
+
+        Example::
+
+            @hookimpl
+            def madlite_adjust_plan(plan):
+                return msgspec.structs.replace(plan, env={**plan.env, "NCCL_DEBUG": "INFO"})
+        """
+
+    @hookspec
+    def madlite_checks(self, plan: RunPlan) -> Iterable[Finding]:  # type: ignore[empty-body]
+        """Return what speaks against starting this plan.
+
+        When: before the start, also for `explain` and `--dry-run`; a fatal finding refuses the run.
+
+        Parameters: `plan`.
+
+        Example::
+
+            @hookimpl
+            def madlite_checks(plan):
+                if plan.place.nodes > 1:
+                    yield Finding(message="this cluster has one node", fatal=True)
+        """
+
+    @hookspec
+    def madlite_run_started(self, plan: RunPlan) -> None:
+        """Note that a run starts; an exception is reported and changes nothing.
+
+        When: after the checks, before an image is built or pulled.
+
+        Parameters: `plan`.
+
+        Example::
+
+            @hookimpl
+            def madlite_run_started(plan):
+                post(f"{plan.card.name} started")
+        """
+
+    @hookspec
+    def madlite_run_step(self, plan: RunPlan, step: Step) -> None:
+        """Note one training step; called while the log streams, so it must be quick.
+
+        When: for every step of every rank as it is read; an exception is reported once and the plugin gets no more
+        steps of that run.
+
+        Parameters: `plan`; `step`, its numbers with their units.
+
+        Example::
+
+            @hookimpl
+            def madlite_run_step(plan, step):
+                gauge.set(step.values[Quantity.TOKENS_PER_S_PER_GPU])
+        """
+
+    @hookspec
+    def madlite_run_finished(self, plan: RunPlan, result: Result) -> None:
+        """Note that a run ended, after its row is written; an exception is reported and never changes the verdict.
+
+        When: once per run, whatever its status.
+
+        Parameters: `plan`; `result`, the verdict with its metrics.
+
+        Example::
+
+            @hookimpl
+            def madlite_run_finished(plan, result):
+                post(f"{plan.card.name}: {result.status.value}")
+        """

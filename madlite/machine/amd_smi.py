@@ -1,0 +1,84 @@
+"""Read GPUs from amd-smi.
+
+`list` prints a list and `static` a list or, in newer versions, {"gpu_data": [...]}; before ROCm 7 text can follow the
+JSON. Every value may be "N/A", also with exit status 0.
+"""
+
+from __future__ import annotations
+
+import re
+
+from madlite.machine.facts import (
+    Seen,
+    Source,
+    bus_id,
+    clean,
+    find_json,
+    gfx_name,
+    short_version,
+    size_bytes,
+    unique_hex,
+    whole,
+)
+from madlite.machine.host import Host, Said, ask, ask_together
+from madlite.types import Json
+
+NAME = "amd-smi"
+ROCM = re.compile(r"ROCm version:\s*(\d+(?:\.\d+)+)")
+
+
+def read_amd_smi(host: Host) -> Source:
+    """Return what `amd-smi static` and `amd-smi list` say, joined by GPU id."""
+    static, listed = ask_together(host, [(NAME, "static", "--json"), (NAME, "list", "--json")])
+    facts, places = _entries(static), _entries(listed)
+    gpus = tuple(_gpu(number, facts.get(number, {}), places.get(number, {})) for number in sorted({*facts, *places}))
+    drivers = [short_version(_driver(entry)) for entry in facts.values()]
+    problem = "" if gpus else static.problem or listed.problem or "answered without a GPU"
+    return Source(
+        name=NAME, gpus=gpus, driver_version=next(filter(None, drivers), ""), problem=problem, absent=static.absent
+    )
+
+
+def ask_rocm_version(host: Host) -> str:
+    """Return the ROCm version that `amd-smi version` prints, empty where it has none."""
+    found = ROCM.search(ask(host, NAME, "version").text)
+    return found[1] if found else ""
+
+
+def _entries(said: Said) -> dict[int, dict[str, Json]]:
+    parsed = find_json(said.text)
+    if isinstance(parsed, dict):
+        parsed = parsed.get("gpu_data")
+    entries = [entry for entry in parsed if isinstance(entry, dict)] if isinstance(parsed, list) else []
+    return {number: entry for entry in entries if (number := whole(entry.get("gpu"))) is not None}
+
+
+def _section(entry: dict[str, Json], name: str) -> dict[str, Json]:
+    section = entry.get(name)
+    return section if isinstance(section, dict) else {}
+
+
+def _gpu(number: int, facts: dict[str, Json], place: dict[str, Json]) -> Seen:
+    asic, bus, vram = (_section(facts, name) for name in ("asic", "bus", "vram"))
+    return Seen(
+        position=number,
+        arch=gfx_name(asic.get("target_graphics_version")),
+        product=clean(asic.get("market_name")) or _board_name(facts),
+        memory_bytes=size_bytes(vram.get("size")),
+        device_id=whole(asic.get("device_id")),
+        compute_units=whole(asic.get("num_compute_units")),
+        node_id=whole(place.get("node_id")),
+        unique_id=unique_hex(asic.get("asic_serial")),
+        bus=bus_id(place.get("bdf")) or bus_id(bus.get("bdf")),
+    )
+
+
+def _board_name(facts: dict[str, Json]) -> str:
+    """Return the board's name where it is a product's; it can be the vendor's."""
+    name = clean(_section(facts, "board").get("product_name"))
+    return name if "instinct" in name.lower() else ""
+
+
+def _driver(facts: dict[str, Json]) -> Json:
+    driver = _section(facts, "driver")
+    return driver.get("version") or driver.get("driver_version")

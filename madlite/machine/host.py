@@ -1,0 +1,125 @@
+"""Where to look and how to ask: the roots of the file system, the tools' search path and their time limit."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from madlite.process import Finished, capture
+from madlite.types import Value
+
+# A shell that hides GPUs from a workload must not hide them from the count of what is here.
+HIDING = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "CUDA_VISIBLE_DEVICES")
+TOOL_FOLDERS = ("usr/bin", "usr/local/bin", "opt/rocm/bin", "usr/lib/wsl/lib")
+
+Answer = TypeVar("Answer")
+
+
+class Host(Value, frozen=True):
+    """The machine to look at; `root` other than `/` is a copy of a machine's files.
+
+    `path` is searched for tools before the usual folders below `root`; `limit_s` bounds each call of a tool;
+    `env` is the tools' environment, the caller's own where empty.
+    """
+
+    root: Path = Path("/")
+    path: str = ""
+    limit_s: float = 10.0
+    env: dict[str, str] = {}
+    rocm_path: str = ""
+
+    @property
+    def rocm_root(self) -> str:
+        """The ROCm installation that a context or the environment names, empty for the usual place."""
+        return self.rocm_path or self.env.get("ROCM_PATH", "")
+
+
+class Said(Value, frozen=True):
+    """What a tool printed, and what was wrong: `absent` it is not installed, `hung` it had to be ended."""
+
+    text: str = ""
+    problem: str = ""
+    absent: bool = False
+    hung: bool = False
+
+
+def find_tool(host: Host, name: str) -> str | None:
+    """Return the path of an executable, from the search path, the ROCm root or the usual folders."""
+    given = [entry for entry in host.path.split(os.pathsep) if entry]
+    rocm = [f"{host.rocm_root}/bin"] if host.rocm_root else []
+    usual = [str(host.root / folder) for folder in TOOL_FOLDERS]
+    return shutil.which(name, path=os.pathsep.join([*given, *rocm, *usual]))
+
+
+def ask(host: Host, *command: str) -> Said:
+    """Run a tool with its arguments; whatever it does is an answer, never an exception."""
+    tool = find_tool(host, command[0])
+    if tool is None:
+        return Said(problem="not installed", absent=True)
+    env = {name: text for name, text in host.env.items() if name not in HIDING}
+    ended = capture([tool, *command[1:]], limit_s=host.limit_s, env=env or None)
+    if ended.timed_out:  # half an answer could be a wrong count
+        return Said(problem=f"did not end within {host.limit_s:g} s", hung=True)
+    return Said(text=ended.stdout, problem="" if ended.ok else _complaint(ended))
+
+
+def ask_together(host: Host, commands: Sequence[Sequence[str]]) -> list[Said]:
+    """Run several commands at once, so that hanging ones cost one limit together."""
+    return together([partial(ask, host, *command) for command in commands])
+
+
+def together(calls: Sequence[Callable[[], Answer]]) -> list[Answer]:
+    """Make several calls at once and return their results in order."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(max_workers=max(1, len(calls))) as pool:
+        return [waiting.result() for waiting in [pool.submit(call) for call in calls]]
+
+
+def in_turn(
+    host: Host,
+    first: Callable[[Host], Answer],
+    others: Sequence[Callable[[Host], Answer]],
+    *,
+    enough: Callable[[Answer], bool],
+) -> list[Answer]:
+    """Ask the first, and the others too unless its answer is enough.
+
+    The others start when the first has had a fifth of its time, so that a hanging one does not double the wait.
+    """
+    from concurrent.futures import ThreadPoolExecutor, wait
+
+    with ThreadPoolExecutor() as pool:
+        leading = pool.submit(first, host)
+        if wait([leading], timeout=host.limit_s / 5).done and enough(leading.result()):
+            return [leading.result()]
+        following = [pool.submit(other, host) for other in others]
+        return [waiting.result() for waiting in (leading, *following)]
+
+
+def read_file(path: Path) -> str:
+    """Return a small file's text, empty where it is missing or must not be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def list_folder(path: Path) -> list[Path]:
+    """Return a folder's entries by name, none where it is missing or must not be read."""
+    try:
+        return sorted(path.iterdir())
+    except OSError:
+        return []
+
+
+def _complaint(ended: Finished) -> str:
+    """Return the line that says why: tracebacks end with it on stderr, nvidia-smi prints it on stdout."""
+    lines = [line for line in (ended.stderr.strip() or ended.stdout.strip()).splitlines() if line.strip()]
+    last = re.sub(r"[^\x20-\x7e]+", " ", lines[-1]).strip()[:200] if lines else "no output"
+    return f"exit code {ended.code}: {last}"

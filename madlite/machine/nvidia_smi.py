@@ -1,0 +1,74 @@
+"""Read GPUs from nvidia-smi: the CSV query, else the list; the CUDA version stands only in the default table."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from madlite.machine.facts import Seen, Source, bus_id, clean, whole
+from madlite.machine.host import Host, Said, ask, ask_together
+
+NAME = "nvidia-smi"
+FIELDS = ("index", "name", "uuid", "memory.total", "pci.bus_id", "driver_version")
+QUERY = (NAME, f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits")
+CUDA = re.compile(r"CUDA (?:UMD )?Version\s*:\s*(\d+\.\d+)")
+DRIVER = re.compile(r"Driver Version\s*:\s*(\d+(?:\.\d+)+)")
+LISTED = re.compile(r"^GPU (\d+):\s*(.+?)\s*(?:\(UUID: ([\w-]+)\))?\s*$", re.MULTILINE)
+
+
+def read_nvidia_smi(host: Host) -> Source:
+    """Return the physical GPUs; MIG devices are parts of them and are not counted."""
+    queried, table = ask_together(host, [QUERY, (NAME,)])
+    answer = _queried(queried)
+    if not (answer.gpus or queried.absent or queried.hung):
+        answer = _listed(ask(host, NAME, "-L"), answer)
+    driver = answer.driver_version or _first(DRIVER, table.text)
+    return msgspec.structs.replace(answer, driver_version=driver, runtime_version=_first(CUDA, table.text))
+
+
+def _queried(said: Said) -> Source:
+    counted = [row for line in said.text.splitlines() if _is_gpu(row := [cell.strip() for cell in line.split(",")])]
+    rows = [row for row in counted if _name(row)]
+    lost = f"{len(counted) - len(rows)} GPUs without a name" if len(rows) < len(counted) else ""
+    return Source(
+        name=NAME,
+        gpus=tuple(_gpu(row) for row in rows),
+        driver_version=clean(rows[0][5]) if rows else "",
+        problem=said.problem or lost or ("" if rows else "answered without a GPU"),
+        absent=said.absent,
+    )
+
+
+def _listed(said: Said, queried: Source) -> Source:
+    gpus = tuple(
+        Seen(position=int(number), arch=name, product=name, unique_id=uuid)
+        for number, name, uuid in LISTED.findall(said.text)
+    )
+    return Source(name=NAME, gpus=gpus, problem="" if gpus else said.problem or queried.problem)
+
+
+def _is_gpu(row: list[str]) -> bool:
+    return len(row) == len(FIELDS) and whole(row[0]) is not None
+
+
+def _name(row: list[str]) -> str:
+    """Return the product's name; a lost GPU has an error in brackets there."""
+    return "" if row[1].startswith("[") else clean(row[1])
+
+
+def _gpu(row: list[str]) -> Seen:
+    mib = whole(row[3])
+    return Seen(
+        position=int(row[0]),
+        arch=_name(row),
+        product=_name(row),
+        memory_bytes=mib << 20 if mib else None,
+        unique_id=clean(row[2]),
+        bus=bus_id(row[4]),
+    )
+
+
+def _first(pattern: re.Pattern[str], text: str) -> str:
+    found = pattern.search(text)
+    return found[1] if found else ""

@@ -1,0 +1,60 @@
+"""Plan for a machine that is not here: its GPUs from the overrides and the table of products."""
+
+from __future__ import annotations
+
+import msgspec
+
+from madlite.errors import UsageProblem
+from madlite.machine.facts import Seen
+from madlite.machine.found import Found
+from madlite.machine.kfd import Topology
+from madlite.machine.overrides import Asked
+from madlite.machine.products import find_product, short_name
+
+WHAT = ("device", "product", "arch")  # the fields that say which GPU, the surest first
+
+
+def is_here(asked: Asked, topology: Topology) -> bool:
+    """Say whether the AMD machine described is this one; then its own render nodes and order of GPUs matter."""
+    wanted = _describe(asked)
+    device = short_name(wanted, "AMD")
+    here = [short_name(gpu, "AMD") for gpu in topology.gpus if gpu.arch == wanted.arch]
+    alike = [name for name in here if wanted.arch in (name, device) or name == device]
+    return asked.vendor == "AMD" and len(alike) >= (asked.n_gpus or 1)
+
+
+def pretend(asked: Asked) -> Found:
+    """Return the GPUs that the overrides describe.
+
+    Raises:
+        UsageProblem: no architecture is known for the product asked for.
+    """
+    one = _describe(asked)
+    if asked.vendor is None or not one.arch:
+        raise UsageProblem(
+            f"no architecture is known for {asked.device or asked.product}",
+            'name it: --additional-context \'{"gpu_arch": "gfx942"}\'',
+        )
+    by = {field: asked.origin(field) for field in WHAT if field in asked.keys}
+    named = next(iter(by.values()))
+    counted = asked.origin("n_gpus" if "n_gpus" in asked.keys else "renders")
+    return Found(
+        vendor=asked.vendor,
+        gpus=tuple(msgspec.structs.replace(one, position=n) for n in range(asked.n_gpus or 0)),
+        origins={"memory_bytes": named, "arch": named, "product": named, **by, "gpus": counted},
+    )
+
+
+def _describe(asked: Asked) -> Seen:
+    """Return one GPU as asked for; NVIDIA's architecture is its product name."""
+    known = next(filter(None, (find_product(getattr(asked, field)) for field in WHAT)), None)
+    name = asked.product or (known.name if known else "")
+    if asked.vendor == "NVIDIA":
+        name = name or asked.arch or asked.device
+    arch = asked.arch or (known.arch if known else "")
+    return Seen(
+        position=0,
+        arch=name if asked.vendor == "NVIDIA" else arch,
+        product=name,
+        memory_bytes=known.memory_mib << 20 if known else None,
+    )

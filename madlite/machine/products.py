@@ -1,0 +1,106 @@
+"""The GPUs madlite knows by name.
+
+AMD's PCI device ids follow the node labels of ROCm's GPU operator (virtual functions included), memory is what one
+device shows to a workload: MI250X, MI250 are two devices per module. NVIDIA's names and sizes are nvidia-smi's.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from madlite.machine.facts import Seen
+from madlite.types import Value, Vendor
+
+GIB = 1 << 30
+
+
+class Product(Value, frozen=True):
+    """A GPU on the market; `compute_units` of one device, all partitions together."""
+
+    device: str
+    vendor: Vendor
+    name: str
+    memory_mib: int
+    arch: str = ""  # AMD only: NVIDIA's architecture is the name
+    device_ids: tuple[int, ...] = ()
+    compute_units: int | None = None
+
+
+def _amd(device: str, arch: str, memory_gib: int, compute_units: int, *device_ids: int) -> Product:
+    return Product(
+        device=device,
+        vendor="AMD",
+        name=f"AMD Instinct {device}",
+        memory_mib=memory_gib << 10,
+        arch=arch,
+        device_ids=device_ids,
+        compute_units=compute_units,
+    )
+
+
+def _nvidia(device: str, name: str, memory_mib: int) -> Product:
+    return Product(device=device, vendor="NVIDIA", name=name, memory_mib=memory_mib)
+
+
+PRODUCTS = (
+    _amd("MI300X", "gfx942", 192, 304, 0x74A1, 0x74A9, 0x74B5, 0x74BD),
+    _amd("MI325X", "gfx942", 256, 304, 0x74A5, 0x74B9),
+    _amd("MI350X", "gfx950", 288, 256, 0x75A0, 0x75B0),
+    _amd("MI355X", "gfx950", 288, 256, 0x75A3, 0x75B3),
+    _amd("MI300A", "gfx942", 128, 228, 0x74A0),
+    _amd("MI308X", "gfx942", 192, 80, 0x74A2, 0x74A8, 0x74B6),
+    _amd("MI250X", "gfx90a", 64, 110, 0x7408, 0x740C),
+    _amd("MI250", "gfx90a", 64, 104, 0x740C),
+    _amd("MI210", "gfx90a", 64, 104, 0x740F, 0x7410),
+    _amd("MI100", "gfx908", 32, 120, 0x738C, 0x738E),
+    _nvidia("H100", "NVIDIA H100 80GB HBM3", 81559),
+    _nvidia("H200", "NVIDIA H200", 143771),
+    _nvidia("B200", "NVIDIA B200", 183359),
+    _nvidia("A100", "NVIDIA A100-SXM4-80GB", 81920),
+)
+INSTINCT_IDS = frozenset(number for product in PRODUCTS for number in product.device_ids)
+
+# MI308X has MI300X's memory but is always known by its name or id; two gfx950 products have the same memory.
+BY_MEMORY_GIB = {("gfx942", 192): "MI300X", ("gfx942", 256): "MI325X", ("gfx942", 128): "MI300A"}
+AMD_NAME = re.compile(r"\bMI\d{2,3}[AX]?\b", re.IGNORECASE)
+NVIDIA_NAME = re.compile(r"\b(?:(?:RTX|GTX)(?: PRO)? \w*\d+\w*|(?:GH|GB|[ABHLPTV])\d{1,4}[A-Z]?)\b")
+
+
+def find_product(name: str) -> Product | None:
+    """Return the product whose short name is this, or the only one a longer name holds."""
+    named = _named(name)
+    return named[0] if len(named) == 1 else None
+
+
+def short_name(gpu: Seen, vendor: Vendor) -> str:
+    """Return MI300X, H100, … for a GPU, its architecture or full name where that is all that is known."""
+    if vendor == "NVIDIA":
+        found = NVIDIA_NAME.search(gpu.product)
+        return found[0] if found else gpu.product
+    for candidates in (_named(gpu.product), [one for one in PRODUCTS if gpu.device_id in one.device_ids]):
+        narrowed = [one for one in candidates if one.compute_units == gpu.compute_units]
+        for only in (candidates, narrowed):
+            if len(only) == 1:
+                return only[0].device
+    unlisted = {one.upper() for one in AMD_NAME.findall(gpu.product)} - {one.device for one in PRODUCTS}
+    return _by_memory(gpu) or (unlisted.pop() if len(unlisted) == 1 else gpu.arch)
+
+
+def complete(gpu: Seen) -> Seen:
+    """Return an AMD GPU with the architecture and product name of the table, where it has none."""
+    by_id = [product for product in PRODUCTS if gpu.device_id in product.device_ids]
+    known = find_product(short_name(gpu, "AMD"))
+    arch = gpu.arch or next((product.arch for product in (known, *by_id) if product), "")
+    return msgspec.structs.replace(gpu, arch=arch, product=gpu.product or (known.name if known else ""))
+
+
+def _named(name: str) -> list[Product]:
+    words = {word.upper() for word in AMD_NAME.findall(name)} or {name.strip().upper(), *NVIDIA_NAME.findall(name)}
+    return [product for product in PRODUCTS if product.device in words]
+
+
+def _by_memory(gpu: Seen) -> str:
+    """Tell products of one architecture apart by memory; the driver keeps a few MiB to itself, hence rounded."""
+    return BY_MEMORY_GIB.get((gpu.arch, round((gpu.memory_bytes or 0) / GIB)), "")

@@ -1,0 +1,92 @@
+"""Find the GPUs of this machine: which vendor is here, what its tools say, and what silence means."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from madlite.errors import CheckFailed
+from madlite.machine.amd import detect_amd, has_amd_tool
+from madlite.machine.facts import Source
+from madlite.machine.found import Found
+from madlite.machine.host import Host
+from madlite.machine.kfd import Topology
+from madlite.machine.nvidia import detect_nvidia, has_nvidia_tool
+from madlite.machine.overrides import Asked
+from madlite.machine.presence import Presence, look_for_gpus
+from madlite.types import Vendor
+
+VENDORS: tuple[Vendor, ...] = ("NVIDIA", "AMD")  # where both answer NVIDIA wins, as in madengine
+WITHOUT_GPU = 'for a run without GPU: --additional-context \'{"gpu_vendor": "CPU"}\''
+ELSEWHERE = (
+    "to plan for a machine that is elsewhere: --additional-context "
+    '\'{"gpu_vendor": "AMD", "device": "MI300X", "n_gpus": 8}\''
+)
+LOOK_HERE = {
+    "AMD": "see what `amd-smi static` and `ls -l /dev/kfd /dev/dri` say (is this user in the groups video and render?)",
+    "NVIDIA": "see what `nvidia-smi` says",
+}
+
+
+def search(asked: Asked, host: Host, topology: Topology) -> Found:
+    """Return the GPUs that are here; vendor CPU where there is none.
+
+    A vendor whose GPUs can be seen in the files is asked before one of which only a tool is installed.
+
+    Raises:
+        CheckFailed: a GPU is here but nothing can read it, or none is here of the vendor asked for.
+    """
+    presence = look_for_gpus(host.root, topology)
+    tried: list[Found] = []
+    for vendor in sorted(VENDORS, key=lambda vendor: not _traces(presence, vendor)):
+        if asked.vendor in (None, vendor) and (_traces(presence, vendor) or _has_tool(host, vendor)):
+            found = _detect(vendor, host, topology, present=bool(_traces(presence, vendor)))
+            if found.gpus and (found.gpus[0].arch or asked.arch):
+                return msgspec.structs.replace(found, asked=_sources([*tried, found]))
+            tried.append(found)
+    _refuse_silence(asked, presence, tried)
+    return Found(vendor="CPU", asked=_sources(tried))
+
+
+def _detect(vendor: Vendor, host: Host, topology: Topology, *, present: bool) -> Found:
+    if vendor == "NVIDIA":
+        return detect_nvidia(host, present=present)
+    return detect_amd(host, topology)
+
+
+def _traces(presence: Presence, vendor: Vendor) -> tuple[str, ...]:
+    return presence.nvidia if vendor == "NVIDIA" else presence.amd
+
+
+def _has_tool(host: Host, vendor: Vendor) -> bool:
+    return has_nvidia_tool(host) if vendor == "NVIDIA" else has_amd_tool(host)
+
+
+def _refuse_silence(asked: Asked, presence: Presence, tried: Iterable[Found]) -> None:
+    """Nothing answered: that is a machine without GPU only where nothing shows one."""
+    said = "; ".join(f"{source.name}: {source.problem}" for source in _sources(tried) if source.problem)
+    said = f" ({said})" if said else ""
+    for vendor in VENDORS:
+        traces = (*_traces(presence, vendor), *_listings(vendor, tried))
+        if traces and asked.vendor in (None, vendor):
+            message = f"{vendor} GPUs are in this machine but cannot be read: {_some(traces)}{said}"
+            raise CheckFailed(message, f"{LOOK_HERE[vendor]}; {WITHOUT_GPU}")
+    if asked.vendor:
+        by = next(key for field, key in asked.keys.items() if field in ("vendor", "arch", "product", "device"))
+        none = f"{by} asks for {asked.vendor}, but no {asked.vendor} GPU is in this machine"
+        raise CheckFailed(f"{none}{said}", ELSEWHERE)
+
+
+def _listings(vendor: Vendor, tried: Iterable[Found]) -> list[str]:
+    """Return the tools that counted GPUs without being able to say what they are."""
+    counted = [source for found in tried if found.vendor == vendor for source in found.asked if source.gpus]
+    return [f"{source.name} lists {len(source.gpus)} without naming them" for source in counted]
+
+
+def _some(traces: tuple[str, ...]) -> str:
+    return ", ".join(traces[:3]) + (f" and {len(traces) - 3} more" if len(traces) > 3 else "")
+
+
+def _sources(tried: Iterable[Found]) -> tuple[Source, ...]:
+    return tuple(source for found in tried for source in found.asked)

@@ -1,0 +1,1 @@
+"""A log's lines → steps → steady window → verdict."""

@@ -1,0 +1,100 @@
+"""Follows a log while it streams: lines → events, the result line, and the lines that explain a failure."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections import deque
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from madlite.measure.lines import LineSplitter
+from madlite.measure.performance import PerformanceScan
+from madlite.types import Ended, Event, FailureRule, Line, Quantity, Reader, Step, Summary
+
+_log = logging.getLogger(__name__)
+_TELLING = re.compile(
+    r"\b\w*(?:Error|Exception)\b:|\berror:|\bfatal:|out of memory|not found|No such file", re.IGNORECASE
+)
+_KEPT = 200
+
+
+class Follower:
+    """Takes the output of the model's step, chunk by chunk; what it saw is in its attributes."""
+
+    def __init__(
+        self,
+        readers: Iterable[Reader],
+        rules: Iterable[FailureRule] = (),
+        *,
+        now: Callable[[], float] = lambda: float("nan"),
+        on_step: Callable[[Step], None] = lambda step: None,
+    ) -> None:
+        self.steps: list[Step] = []
+        self.ended = False
+        self.summary: dict[str, str] = {}
+        self.scan = PerformanceScan()
+        self.nan_loss = ""
+        self.rule: FailureRule | None = None
+        self.rule_line = ""
+        self._readers = list(readers)
+        self._rules = [(re.compile(rule.pattern), rule) for rule in rules]
+        self._on_step = on_step
+        self._tail: deque[str] = deque(maxlen=_KEPT)
+        self._splitters = {1: LineSplitter(now), 2: LineSplitter(now)}
+
+    def feed(self, chunk: bytes, stream: int = 1) -> None:
+        """Take output of one stream."""
+        for line in self._splitters[stream].feed(chunk):
+            self._line(line)
+
+    def finish(self, outputs: Path | None = None) -> None:
+        """Take what was left without a line's end, and the files the framework left in `outputs`."""
+        for splitter in self._splitters.values():
+            for line in splitter.flush():
+                self._line(line)
+        for reader in self._readers if outputs is not None else ():
+            for event in reader.finish(outputs or Path()):
+                self._event(event, "")
+
+    @property
+    def telling_line(self) -> str:
+        """The line that explains a failure best: a rule's, else the last that looks like an error, else the last."""
+        if self.rule_line:
+            return self.rule_line
+        telling = [text for text in self._tail if _TELLING.search(text)]
+        return (telling or list(self._tail) or [""])[-1].strip()
+
+    def _line(self, line: Line) -> None:
+        self._tail.append(line.text)
+        self.scan.feed(line)
+        if self.rule is None:
+            self._match_rules(line.text)
+        for reader in list(self._readers):
+            try:
+                events = tuple(reader.feed(line))
+            except Exception as error:  # noqa: BLE001 - the border to a plugin's reader
+                _log.warning("reader %s failed and is left out: %s", type(reader).__name__, error)
+                self._readers.remove(reader)
+                continue
+            for event in events:
+                self._event(event, line.text)
+
+    def _match_rules(self, text: str) -> None:
+        for pattern, rule in self._rules:
+            if pattern.search(text):
+                self.rule, self.rule_line = rule, text.strip()
+                return
+
+    def _event(self, event: Event, text: str) -> None:
+        if isinstance(event, Step):
+            self.steps.append(event)
+            loss = event.values.get(Quantity.LOSS)
+            if loss is not None and not math.isfinite(loss) and event.phase == "train" and not self.nan_loss:
+                self.nan_loss = text.strip() or f"step {event.n}: loss {loss}"
+            self._on_step(event)
+        elif isinstance(event, Summary):
+            self.summary.update(event.values)
+        elif isinstance(event, Ended):
+            self.ended = True

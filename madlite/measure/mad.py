@@ -1,0 +1,47 @@
+"""MAD's own figure beside ours, under its own name, so that published numbers stay comparable."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping
+
+from madlite.measure.performance import make_metric
+from madlite.measure.window import points
+from madlite.types import MadMetric, Metric, Status, Step
+
+
+def mad_metrics(
+    rules: Iterable[MadMetric], steps: Iterable[Step], summary: Mapping[str, str], columns: Mapping[str, str]
+) -> tuple[tuple[Metric, ...], tuple[str, ...]]:
+    """Return one metric per rule that the run can answer, and a finding for each that it cannot."""
+    steps = list(steps)
+    metrics, findings = [], []
+    for rule in rules:
+        text = _figure(rule, steps, summary)
+        metric = make_metric(text, rule.metric, columns=dict(columns))
+        if metric.status is Status.SUCCESS:
+            metrics.append(metric)
+        else:
+            findings.append(f"no {rule.metric}: {_why(rule, text)}")
+    return tuple(metrics), tuple(findings)
+
+
+def _figure(rule: MadMetric, steps: list[Step], summary: Mapping[str, str]) -> str:
+    if rule.rule == "summary":
+        return summary.get(rule.key, "").replace(",", "")
+    values = [point.value for point in points(steps, rule.quantity)] if rule.quantity else []
+    if rule.rule == "mean":
+        values = values[rule.start : rule.stop]
+        return f"{statistics.fmean(values):.6g}" if values and all(map(math.isfinite, values)) else ""
+    return f"{values[-1]:.10g}" if values else ""
+
+
+def _why(rule: MadMetric, text: str) -> str:
+    if text:
+        return f"'{text}' is no result"
+    if rule.rule == "summary":
+        return f"the log has no {rule.key}"
+    return (
+        f"MAD's rule reads printed steps {rule.start + 1} to {rule.stop}" if rule.rule == "mean" else "no step has it"
+    )

@@ -1,0 +1,73 @@
+"""A `multiple_results` file: a CSV that the model's script writes, one result per line.
+
+Needed columns: model, performance, metric.  Every other column joins the row.  Format: MAD's (docs/perf-csv.md).
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+from madlite.measure.performance import make_metric
+from madlite.types import Metric, Value
+
+NEEDED = ("model", "performance", "metric")
+
+
+class Stamp(Value, frozen=True):
+    """What a file was before the run, so that a left-over is not taken for a result."""
+
+    inode: int
+    mtime_ns: int
+    size: int
+
+
+class Read(Value, frozen=True):
+    """The results of a file, or why there is none."""
+
+    metrics: tuple[Metric, ...] = ()
+    problem: str = ""
+
+
+def stamp(path: Path) -> Stamp | None:
+    """Return what identifies the file's present content; None where there is no file."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return Stamp(inode=found.st_ino, mtime_ns=found.st_mtime_ns, size=found.st_size)
+
+
+def is_fresh(path: Path, before: Stamp | None, started_ns: int) -> bool:
+    """Say whether the file was written by this run: changed since `before`, and newer than its start.
+
+    Two seconds of grace are given to file systems that keep coarse times.
+    """
+    now = stamp(path)
+    return now is not None and now != before and now.mtime_ns >= started_ns - 2_000_000_000
+
+
+def read_results(path: Path) -> Read:
+    """Return the file's results; a file that holds none says why, and never raises."""
+    try:
+        text = path.read_bytes().decode("utf-8-sig", "replace")
+    except OSError as error:
+        return Read(problem=f"{path.name} cannot be read: {error.strerror}")
+    lines = list(csv.reader(io.StringIO(text, newline=""), skipinitialspace=True))
+    lines = [line for line in lines if any(cell.strip() for cell in line)]
+    if not lines:
+        return Read(problem=f"{path.name} is empty")
+    header = [name.strip() for name in lines[0]]
+    missing = [name for name in NEEDED if name not in header]
+    if missing:
+        return Read(problem=f"{path.name} has no column {', '.join(missing)} (its columns: {', '.join(header)[:200]})")
+    metrics = tuple(_metric(dict(zip(header, line, strict=False))) for line in lines[1:])
+    return Read(metrics=metrics, problem="" if metrics else f"{path.name} has a header and no results")
+
+
+def _metric(cells: dict[str, str]) -> Metric:
+    cells = {name: value.strip() for name, value in cells.items() if name}
+    extra = {name: value for name, value in cells.items() if name not in (*NEEDED, "status")}
+    text = cells.get("performance", "").replace(",", "")
+    return make_metric(text, cells.get("metric", ""), label=cells.get("model", ""), columns=extra)

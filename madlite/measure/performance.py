@@ -1,0 +1,103 @@
+"""MAD's result line: `performance: <number> <metric>`.
+
+Grammar: the union of madengine 1 and 2, first match wins, never across a line's end; thousands separators are read as
+what they are (`2,872` is 2872).  Fallback: Hugging Face Trainer's `train_samples_per_second`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from madlite.types import Cause, Line, Metric, Status
+
+_NUMBER = r"[-+]?(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?"
+_RESULT = re.compile(
+    rf"performance:\s*(?P<number>{_NUMBER}|[-+]?(?:nan|inf(?:inity)?)\b)"
+    r"(?:(?P<unit>/?[A-Za-z][^\s,]*)?,?(?:\s+(?P<metric>[^\s,]+)|\s*$)|(?P<blank>\s*$))",
+    re.IGNORECASE,
+)
+_MARK = "performance:"
+_TRAINER = re.compile(rf"train_samples_per_second[\"'\s:=]+(?P<number>{_NUMBER})")
+_THROUGHPUT = re.compile(
+    r"per_?s(ec|econd)?(_|$|/)|/s(ec|econd)?(/|$|_)|throughput|tok(en)?s?_per|tps|fps|qps|flop|samples_per|images_per"
+    r"|bandwidth|ops_per",
+    re.IGNORECASE,
+)
+
+
+class PerformanceScan:
+    """Looks for the result in the lines of the model's own step."""
+
+    def __init__(self) -> None:
+        self.first: tuple[str, str] | None = None
+        self.evidence = ""
+        self.others = 0
+        self._fallback: tuple[str, str] | None = None
+
+    def feed(self, line: Line) -> None:
+        """Take one line in."""
+        found = read_performance(line.text) if _MARK in line.text else None
+        if found and self.first is None:
+            self.first, self.evidence = found, line.text.strip()
+        elif found and found != self.first:
+            self.others += 1
+        if self._fallback is None and "train_samples_per_second" in line.text:
+            match = _TRAINER.search(line.text)
+            self._fallback = (match["number"].replace(",", ""), "samples_per_second") if match else None
+
+    @property
+    def result(self) -> tuple[str, str] | None:
+        """The number's text and the metric, or None where no line had one."""
+        return self.first or self._fallback
+
+    @property
+    def findings(self) -> tuple[str, ...]:
+        """What a reader of the row should know."""
+        if not self.others:
+            return ()
+        return (f"{self.others} more performance lines with other values; the first one counts",)
+
+
+def read_performance(text: str) -> tuple[str, str] | None:
+    """Return number and metric of a line's result, as text without thousands separators; None where it has none."""
+    for found in re.finditer(_MARK, text):
+        match = _RESULT.match(text, found.start())
+        if match:
+            metric = match["metric"] or (match["unit"] or "").lstrip("/")
+            return match["number"].replace(",", ""), metric
+    return None
+
+
+def judge_number(text: str, metric: str) -> tuple[float | None, Cause]:
+    """Return the value and what is wrong with it as a result.
+
+    Not a number, infinity and text are no results; zero or less is none where the metric is a throughput.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        return None, Cause.BAD_NUMBER if text.strip() else Cause.NO_METRIC
+    if not math.isfinite(value) or (value <= 0 and is_throughput(metric)):
+        return value, Cause.BAD_NUMBER
+    return value, Cause.NONE
+
+
+def is_throughput(metric: str) -> bool:
+    """Say whether a metric counts work per time, so that zero or less cannot be true."""
+    return bool(_THROUGHPUT.search(metric))
+
+
+def make_metric(text: str, metric: str, label: str = "", columns: dict[str, str] | None = None) -> Metric:
+    """Return the result row of a number as it was printed; a number that is none keeps its text out of the row."""
+    value, cause = judge_number(text, metric)
+    status = Status.SUCCESS if cause is Cause.NONE else Status.FAILURE
+    return Metric(
+        metric=metric,
+        text=text.strip() if status is Status.SUCCESS else "",
+        status=status,
+        label=label,
+        value=value if value is not None and math.isfinite(value) else None,
+        cause=cause,
+        columns=columns or {},
+    )

@@ -1,0 +1,128 @@
+"""The environment of a workload, as MAD scripts expect it, and which variable came from where.
+
+Names and values: madengine's container environment (docs/differences.md lists what differs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from madlite.plan.context import Context
+from madlite.plan.options import Options
+from madlite.secrets import guard
+from madlite.types import Card, EnvValue, Machine, Secret, Value
+
+INHERITED = [
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "WORLD_SIZE",
+    "RANK",
+    "NODE_RANK",
+    "NNODES",
+    "NPROC_PER_NODE",
+    "MAD_MULTI_NODE_RUNNER",
+    "MAD_COLLECT_METRICS",
+    "NCCL_SOCKET_IFNAME",
+    "GLOO_SOCKET_IFNAME",
+    "NCCL_DEBUG",
+    "NCCL_IB_DISABLE",
+    "NCCL_NET_GDR_LEVEL",
+    "PRIMUS_CONFIG_PATH",
+    "PRIMUS_CLI_EXTRA",
+    "TORCH_ELASTIC_RDZV_TIMEOUT",
+    "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "CUDA_VISIBLE_DEVICES",
+    "MIOPEN_USER_DB_PATH",
+]
+_HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+_RUNNERS = {"deepspeed": "deepspeed --num_gpus={n}", "vllm": "", "sglang": "", "sglang-disagg": "", "primus": ""}
+
+
+class Environment(Value, frozen=True):
+    """Variables and the origin of each."""
+
+    values: dict[str, EnvValue]
+    origins: dict[str, str]
+
+
+def make_environment(
+    card: Card,
+    machine: Machine,
+    options: Options,
+    context: Context,
+    *,
+    n_gpus: int,
+    launcher: str,
+    credentials: Mapping[str, Mapping[str, str]],
+    backend_env: Mapping[str, str],
+    set_env: Mapping[str, str],
+) -> Environment:
+    """Return the workload's environment; later wins: MAD's, the host's, the card's, the backend's, the user's."""
+    environ = options.environ
+    user = {name: _text(value) for name, value in context.known.docker_env_vars.items() if value is not None}
+    sources: list[tuple[str, Mapping[str, EnvValue]]] = [
+        ("machine", _mad(card, machine, options, n_gpus, launcher)),
+        ("environment", guard({name: environ[name] for name in INHERITED if name in environ})),
+        ("environment", guard(_secrets(environ))),
+        (f"credential {card.cred}", credential_env(card, credentials)),
+        ("recipe", dict(backend_env)),
+        (context.origins.get("docker_env_vars", "context"), guard(user)),
+        ("--set", guard(set_env)),
+    ]
+    values: dict[str, EnvValue] = {}
+    origins: dict[str, str] = {}
+    for origin, more in sources:
+        values.update(more)
+        origins.update(dict.fromkeys(more, origin))
+    if values.get("HIP_VISIBLE_DEVICES"):
+        values.setdefault("RAY_EXPERIMENTAL_NOSET_HIP_VISIBLE_DEVICES", "")
+    return Environment(values=values, origins={f"env.{name}": origin for name, origin in origins.items()})
+
+
+def visible_devices(machine: Machine, gpu_ids: tuple[int, ...]) -> dict[str, str]:
+    """Return the variable that hides a host's other GPUs; nothing where all of them are granted."""
+    if machine.vendor == "CPU" or len(gpu_ids) == len(machine.gpus):
+        return {}
+    name = "HIP_VISIBLE_DEVICES" if machine.vendor == "AMD" else "CUDA_VISIBLE_DEVICES"
+    return {name: ",".join(map(str, gpu_ids))}
+
+
+def credential_env(card: Card, credentials: Mapping[str, Mapping[str, str]]) -> dict[str, EnvValue]:
+    """Return `<CRED>_<KEY>` for every key of the card's credential."""
+    return {f"{card.cred}_{key.upper()}": Secret(value) for key, value in credentials.get(card.cred, {}).items()}
+
+
+def secret_args(environ: Mapping[str, str]) -> dict[str, EnvValue]:
+    """Return the MAD_SECRETS variables, which MAD hands to builds as well as to runs."""
+    return {name: Secret(value) for name, value in environ.items() if "MAD_SECRETS" in name}
+
+
+def _secrets(environ: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environ.items() if "MAD_SECRETS" in name or name in _HUB_TOKENS}
+
+
+def _mad(card: Card, machine: Machine, options: Options, n_gpus: int, launcher: str) -> dict[str, EnvValue]:
+    runner = _RUNNERS.get(launcher, "torchrun --standalone --nproc_per_node={n}").format(n=max(1, n_gpus))
+    values: dict[str, EnvValue] = {
+        "MAD_MODEL_NAME": card.name,
+        "JENKINS_BUILD_NUMBER": options.environ.get("BUILD_NUMBER", "0"),
+        "MAD_GPU_VENDOR": machine.vendor,
+        "MAD_SYSTEM_NGPUS": str(len(machine.gpus)),
+        "MAD_SYSTEM_GPU_ARCHITECTURE": machine.architecture,
+        "MAD_SYSTEM_GPU_PRODUCT_NAME": machine.product,
+        "MAD_SYSTEM_HIP_VERSION": _release(machine),
+        "MAD_RUNTIME_NGPUS": str(n_gpus),
+        "MAD_MULTI_NODE_RUNNER": runner,
+        "MAD_GUEST_OS": "UBUNTU",
+    }
+    return values | ({"MAD_OUTPUT_CSV": card.multiple_results} if card.multiple_results else {})
+
+
+def _release(machine: Machine) -> str:
+    """Return major.minor of ROCm or CUDA."""
+    return ".".join((machine.rocm_version or machine.cuda_version).split(".")[:2])
+
+
+def _text(value: str | int | float | bool) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,31 @@
+"""What the caller asked for beyond tags: options of the command line, and the surroundings they are read in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from madlite.types import Value
+
+
+class Options(Value, frozen=True):
+    """Options of one `run`, `explain` or dry run. `timeout_s`: None follows the card, 0 is no limit."""
+
+    workspace: Path
+    output: Path
+    runtime: str = ""  # as asked for; "" leaves the choice to the card and the machine
+    image: str = ""
+    backend: str = ""
+    timeout_s: int | None = None
+    sets: tuple[tuple[str, str], ...] = ()  # --set key=value, in order
+    named: tuple[tuple[str, str, str], ...] = ()  # (option, key, value) of options that are short for a --set
+    live_output: bool = False
+    keep_alive: bool = False
+    keep_model_dir: bool = False
+    skip_model_run: bool = False
+    clean_docker_cache: bool = False
+    strict_header: bool = False
+    ignore_deprecated: bool = False
+    disable_skip_gpu_arch: bool = False
+    environ: dict[str, str] = {}
+    python: str = "python3"  # the interpreter that runs madlite, for workloads of the host runtime
+    user: tuple[int, int] = (0, 0)  # uid and gid of the caller

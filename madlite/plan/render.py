@@ -1,0 +1,129 @@
+"""Templates → the files of the run folder.
+
+Strict (an unknown variable is an error), sandboxed (a template sees values, not the interpreter), and searched in the
+working folder's `templates/` first, then beside the plugin, then in madlite's own.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from madlite.errors import UsageProblem
+from madlite.types import FileTemplate, RunPlan, Value
+
+if TYPE_CHECKING:
+    import jinja2
+
+
+class Rendered(Value, frozen=True):
+    """One file of the run folder."""
+
+    path: str
+    data: bytes
+    template: Path
+
+
+def render(plan: RunPlan, search: Sequence[Path]) -> tuple[Rendered, ...]:
+    """Return every file of the plan's templates.
+
+    Raises:
+        UsageProblem: a template is missing, has a mistake or an unknown variable; the message names file and line.
+    """
+    if not plan.templates:
+        return ()
+    return tuple(_render_one(plan, file, tuple(search)) for file in plan.templates)
+
+
+def _render_one(plan: RunPlan, file: FileTemplate, search: tuple[Path, ...]) -> Rendered:
+    source = _find(file.template, search, plan)
+    if file.raw:
+        return Rendered(path=file.path, data=source.read_bytes(), template=source)
+    from jinja2 import TemplateError
+
+    try:
+        text = _environment(search).get_template(file.template).render(_variables(plan))
+    except TemplateError as error:
+        raise _problem(error, source, plan) from error
+    return Rendered(path=file.path, data=text.encode(), template=source)
+
+
+def _find(name: str, search: tuple[Path, ...], plan: RunPlan) -> Path:
+    for folder in search:
+        if (folder / name).is_file():
+            return folder / name
+    raise UsageProblem(
+        f"template '{name}' of backend '{plan.backend}' is in none of {', '.join(map(str, search)) or 'no folder'}"
+    )
+
+
+def _environment(search: tuple[Path, ...]) -> jinja2.Environment:
+    from jinja2 import FileSystemLoader, StrictUndefined
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    environment = ImmutableSandboxedEnvironment(
+        loader=FileSystemLoader([str(folder) for folder in search]),
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=False,
+    )
+    environment.filters |= {"sh": quote_shell, "toml": write_toml}
+    return environment
+
+
+def quote_shell(value: object) -> str:
+    """Return a value as one shell word; booleans as `true` and `false`."""
+    return shlex.quote(str(value).lower() if isinstance(value, bool) else str(value))
+
+
+def write_toml(value: object) -> str:
+    """Return a value as TOML 1.0 writes it (https://toml.io/en/v1.0.0): text as a basic string, lists in brackets."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (int, float)):
+        return str(value)
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(write_toml, value))}]"
+    return json.dumps(str(value)).replace("\x7f", "\\u007f")
+
+
+def _variables(plan: RunPlan) -> dict[str, object]:
+    try:
+        args = shlex.split(plan.args)
+    except ValueError as error:
+        raise UsageProblem(f"args of card '{plan.card.name}' are no shell words ({error}): {plan.args}") from None
+    return {
+        "plan": plan,
+        "card": plan.card,
+        "variant": plan.variant,
+        "settings": plan.settings,
+        "machine": plan.machine,
+        "n_gpus": plan.place.gpus_per_node,
+        "nproc": max(1, plan.place.gpus_per_node),
+        "folder": plan.folder_inside,
+        "args": plan.args,
+        "args_list": args,
+    }
+
+
+def _problem(error: jinja2.TemplateError, source: Path, plan: RunPlan) -> UsageProblem:
+    """Word a template's mistake: which file, which line where it is known, and for which backend."""
+    line = getattr(error, "lineno", None) or _line_of(error, source)
+    where = f"{getattr(error, 'filename', None) or source}" + (f" line {line}" if line else "")
+    return UsageProblem(f"template {where} of backend '{plan.backend}': {error.message or error}")
+
+
+def _line_of(error: BaseException, source: Path) -> int | None:
+    """Return the template's line in a traceback, which Jinja rewrites to point there."""
+    found = None
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == str(source):
+            found = trace.tb_lineno
+        trace = trace.tb_next
+    return found

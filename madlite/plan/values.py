@@ -1,0 +1,139 @@
+"""Which source decides each value: layers of key=value over a backend's draft, later wins, every origin kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from madlite.errors import UsageProblem
+from madlite.types import Scalar, Value, Variant
+
+VARIANT_KEYS = tuple(field for field in Variant.__struct_fields__)
+PLAN_KEYS: dict[str, type] = {"timeout_s": float, "stop_grace_s": float, "image": str, "launcher": str, "n_gpus": int}
+ALIASES = {
+    "batch_size": "micro_batch",
+    "local_batch_size": "micro_batch",
+    "micro_batch_size": "micro_batch",
+    "global_batch_size": "global_batch",
+    "seq_length": "seq_len",
+    "train_iters": "steps",
+    "timeout": "timeout_s",
+}
+_WHOLE = {"seq_len", "micro_batch", "global_batch", "steps", "warmup_steps"}
+
+
+class Layer(Value, frozen=True):
+    """Values of one source; `strict` where an unknown key is the user's mistake."""
+
+    origin: str
+    values: dict[str, Scalar]
+    strict: bool = True
+
+
+class Resolved(Value, frozen=True):
+    """What the layers came to: the variant, the backend's settings, plan fields and environment, with origins."""
+
+    variant: Variant | None
+    settings: dict[str, Scalar]
+    plan: dict[str, Scalar]
+    env: dict[str, str]
+    origins: dict[str, str]
+
+
+def resolve(
+    variant: Variant | None, settings: Mapping[str, Scalar], layers: Iterable[Layer], base_origin: str
+) -> Resolved:
+    """Overlay a draft's variant and settings by the layers, in their order.
+
+    Raises:
+        UsageProblem: a strict layer has an unknown key, or a value does not fit its key's type.
+    """
+    chosen: dict[str, Scalar] = {}
+    origins: dict[str, str] = {}
+    known = _known(variant, settings)
+    for layer in layers:
+        for given, value in layer.values.items():
+            key = _key(given, known, settings, layer)
+            if key is not None:
+                chosen[key] = _fit(key, value, settings, f"{layer.origin} {given}={value}")
+                origins[_dotted(key, settings)] = layer.origin
+    base = {f"variant.{name}": base_origin for name in VARIANT_KEYS} if variant else {}
+    base |= {f"settings.{name}": base_origin for name in settings}
+    changes = {name: value for name, value in chosen.items() if name in VARIANT_KEYS and name not in settings}
+    return Resolved(
+        variant=msgspec.structs.replace(variant, **changes) if variant else None,
+        settings={name: chosen.get(name, value) for name, value in settings.items()},
+        plan={name: value for name, value in chosen.items() if name in PLAN_KEYS and name not in settings},
+        env={name[4:]: str(value) for name, value in chosen.items() if name.startswith("env.")},
+        origins={**base, **origins},
+    )
+
+
+def _known(variant: Variant | None, settings: Mapping[str, Scalar]) -> list[str]:
+    return [*(VARIANT_KEYS if variant else ()), *settings, *PLAN_KEYS]
+
+
+def _key(given: str, known: list[str], settings: Mapping[str, Scalar], layer: Layer) -> str | None:
+    """Return the key a user's spelling stands for; None where an unknown one may pass."""
+    name = given.strip().replace("-", "_") if given not in settings else given
+    if name in known or (name.startswith("env.") and len(name) > 4):
+        return name
+    if ALIASES.get(name) in known:
+        return ALIASES[name]
+    if not layer.strict:
+        return None
+    raise UsageProblem(
+        f"{layer.origin} has no key '{given}' to set",
+        _suggestion(name, known) + "   madlite explain TAG shows every key",
+    )
+
+
+def _suggestion(name: str, known: list[str]) -> str:
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, [*known, *ALIASES], n=3, cutoff=0.5)
+    return f"did you mean {' or '.join(close)}?" if close else f"keys: {', '.join(known)}, env.NAME"
+
+
+def _dotted(key: str, settings: Mapping[str, Scalar]) -> str:
+    if key in settings:
+        return f"settings.{key}"
+    return f"variant.{key}" if key in VARIANT_KEYS else key
+
+
+def _fit(key: str, value: Scalar, settings: Mapping[str, Scalar], where: str) -> Scalar:
+    """Return the value in the type its key has; `true`, `8` and `1e-3` are read from text."""
+    if key.startswith("env."):
+        return str(value)
+    wanted = type(settings[key]) if key in settings else int if key in _WHOLE else PLAN_KEYS.get(key, str)
+    try:
+        fitted = _convert(value, wanted)
+    except (ValueError, OverflowError):
+        raise UsageProblem(f"{where}: {key} takes {_NOUNS[wanted]}") from None
+    if key in _WHOLE and (fitted < 0 or (fitted == 0 and key != "warmup_steps")):  # type: ignore[operator]
+        raise UsageProblem(f"{where}: {key} takes a whole number above 0")
+    return fitted
+
+
+_NOUNS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+_WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+
+
+def _convert(value: Scalar, wanted: type) -> Scalar:
+    if wanted is bool:
+        word = str(value).strip().lower()
+        if word not in _WORDS:
+            raise ValueError(word)
+        return _WORDS[word]
+    if wanted is int:
+        return int(str(value).replace("_", "").strip()) if not isinstance(value, bool) else _refuse(value)
+    if wanted is float:
+        number = float(value)
+        return number if math.isfinite(number) else _refuse(value)
+    return value if isinstance(value, str) else str(value)
+
+
+def _refuse(value: Scalar) -> Scalar:
+    raise ValueError(value)

@@ -1,0 +1,260 @@
+"""Loads plugins one by one, and calls their hooks so that a broken one is named once and stops nothing else."""
+
+from __future__ import annotations
+
+import inspect
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+
+from madlite.errors import PluginError, UsageProblem
+from madlite.hookspecs import PROJECT, Hooks
+from madlite.types import Backend, Problem, RunPlan, Runtime, Value
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+OURS = "madlite"
+SWITCH = "MADLITE_DISABLE_PLUGINS"
+
+
+class Plugin(Value, frozen=True):
+    """One loaded plugin: its name, the distribution it came with, and where its files are."""
+
+    name: str
+    distribution: str
+    version: str
+    hooks: tuple[str, ...]
+    folder: Path | None
+    built_in: bool
+
+
+class Plugins:
+    """The loaded plugins of one process; `problems` grows as broken ones are met."""
+
+    def __init__(self) -> None:
+        self.manager = pluggy.PluginManager(PROJECT)
+        self.manager.add_hookspecs(Hooks)
+        self.loaded: dict[str, Plugin] = {}
+        self.problems: list[Problem] = []
+        self._broken: set[tuple[str, str]] = set()
+        self._callers: dict[tuple[str, str], Callable[..., list[Any]]] = {}
+
+    def register(self, name: str, module: object, distribution: str, version: str, *, built_in: bool = False) -> None:
+        """Take a plugin in; what is wrong with it is noted, not raised."""
+        if self.manager.has_plugin(name):
+            self.problems.append(Problem(where=f"plugin {name}", what=f"{distribution} brings a second one; left out"))
+            return
+        try:
+            self.manager.register(module, name=name)
+        except (pluggy.PluginValidationError, ValueError) as error:
+            self.manager.unregister(name=name)
+            self._note(name, distribution, f"left out: {_first_line(error)}")
+            return
+        for misspelt in _unknown_hooks(module):
+            self._note(name, distribution, f"'{misspelt}' is no hook of madlite; {_close_hook(misspelt)}")
+        self.loaded[name] = Plugin(
+            name=name,
+            distribution=distribution,
+            version=version,
+            hooks=tuple(sorted(hook for hook in _spec_names() if callable(getattr(module, hook, None)))),
+            folder=_folder(module),
+            built_in=built_in,
+        )
+
+    def collect(self, hook: str, **arguments: object) -> Iterator[tuple[Plugin, Any]]:
+        """Yield each plugin's items of a collecting hook."""
+        for name in list(self.loaded):
+            for items in self._call(name, hook, arguments):
+                try:
+                    listed = list(items)
+                except Exception as error:  # noqa: BLE001 - a generator hook fails only here
+                    self._break(name, hook, error)
+                    continue
+                yield from ((self.loaded[name], item) for item in listed)
+
+    def notify(self, hook: str, **arguments: object) -> None:
+        """Tell every plugin; one that raises is noted and not told again."""
+        for name in list(self.loaded):
+            self._call(name, hook, arguments)
+
+    def adjust(self, plan: RunPlan, options: Mapping[str, str]) -> RunPlan:
+        """Return the plan as the plugins, one after another, want it; changed fields get the plugin as origin."""
+        for name in list(self.loaded):
+            for changed in self._call(name, "madlite_adjust_plan", {"plan": plan, "options": options}):
+                if isinstance(changed, RunPlan):
+                    plan = _with_origin(plan, changed, f"plugin {name}")
+                else:
+                    what = f"madlite_adjust_plan returned {type(changed).__name__}, not a RunPlan; ignored"
+                    self._note(name, self.loaded[name].distribution, what)
+        return plan
+
+    def backends(self) -> dict[str, tuple[Backend, Plugin]]:
+        """Return the backends by name.
+
+        Raises:
+            PluginError: two distributions bring a backend of one name.
+        """
+        found: dict[str, tuple[Backend, Plugin]] = {}
+        for plugin, backend in self.collect("madlite_backends"):
+            name = getattr(backend, "name", "")
+            missing = [member for member in _BACKEND_MEMBERS if not callable(getattr(backend, member, None))]
+            if not name or missing:
+                lacks = "a name" if not name else ", ".join(missing)
+                self._note(plugin.name, plugin.distribution, f"backend {backend!r} lacks {lacks}; left out")
+            elif name in found:
+                raise PluginError(
+                    f"two plugins bring a backend named '{name}': {found[name][1].distribution} and "
+                    f"{plugin.distribution}",
+                    f"uninstall one, or {SWITCH}={plugin.name}",
+                )
+            else:
+                found[name] = (backend, plugin)
+        return found
+
+    def runtimes(self) -> dict[str, Runtime]:
+        """Return the runtimes that plugins bring, by name."""
+        return {runtime.name: runtime for _, runtime in self.collect("madlite_runtimes")}
+
+    def uses(self, hook: str) -> bool:
+        """Say whether any plugin implements the hook."""
+        return any(hook in plugin.hooks for plugin in self.loaded.values())
+
+    def _call(self, name: str, hook: str, arguments: Mapping[str, object]) -> list[Any]:
+        if hook not in self.loaded[name].hooks or (name, hook) in self._broken:
+            return []
+        try:
+            return self._caller(name, hook)(**arguments)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the border to foreign code
+            self._break(name, hook, error)
+            return []
+
+    def _caller(self, name: str, hook: str) -> Callable[..., list[Any]]:
+        if (name, hook) not in self._callers:
+            others = [plugin for key, plugin in self.manager.list_name_plugin() if key != name]
+            self._callers[name, hook] = self.manager.subset_hook_caller(hook, remove_plugins=others)
+        return self._callers[name, hook]
+
+    def _break(self, name: str, hook: str, error: BaseException) -> None:
+        self._broken.add((name, hook))
+        self._note(name, self.loaded[name].distribution, f"{hook} failed: {_where(error)}")
+
+    def _note(self, name: str, distribution: str, what: str) -> None:
+        origin = f" ({distribution})" if distribution and distribution != name else ""
+        self.problems.append(Problem(where=f"plugin {name}{origin}", what=what))
+
+
+_BACKEND_MEMBERS = ("claim", "expand", "check", "assets", "recognise", "reader")
+
+
+def load_plugins(disabled: str = "", *, only_built_in: bool = False) -> Plugins:
+    """Load madlite's own plugins and, unless switched off, those of the entry-point group `madlite`.
+
+    `disabled` is MADLITE_DISABLE_PLUGINS: `1` or `all` for every third-party one, else names separated by commas.
+    """
+    plugins = Plugins()
+    off = {name.strip() for name in disabled.split(",") if name.strip()}
+    none = only_built_in or bool(off & {"1", "all", "true"})
+    for entry, ours in _entry_points():
+        if (none and not ours) or entry.name in off:
+            continue
+        distribution = entry.dist.name if entry.dist else "unknown"
+        version = entry.dist.version if entry.dist else ""
+        try:
+            module = entry.load()
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the border to foreign code
+            what = f"cannot be loaded: {_where(error)}"
+            plugins.problems.append(Problem(where=f"plugin {entry.name} ({distribution})", what=what))
+            continue
+        plugins.register(entry.name, module, distribution, version, built_in=ours)
+    return plugins
+
+
+def third_party_plugins() -> tuple[str, ...]:
+    """Return the names of installed plugins that are not madlite's own, without loading any."""
+    return tuple(entry.name for entry, ours in _entry_points() if not ours)
+
+
+def find_backend(plugins: Plugins, name: str, where: str) -> tuple[Backend, Plugin]:
+    """Return the backend of that name.
+
+    Raises:
+        UsageProblem: there is none; the message names who asked for it.
+    """
+    known = plugins.backends()
+    if name in known:
+        return known[name]
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, known, n=1)
+    raise UsageProblem(
+        f"{where} names backend '{name}', which no plugin brings (known: {', '.join(sorted(known))})",
+        f"did you mean {close[0]}?" if close else "madlite plugins lists what is installed and what is broken",
+    )
+
+
+def _entry_points() -> Iterable[tuple[EntryPoint, bool]]:
+    """Return the group's entry points once each, madlite's own first."""
+    from importlib.metadata import entry_points
+
+    seen: dict[tuple[str, str, str], tuple[EntryPoint, bool]] = {}
+    for entry in entry_points(group=PROJECT):
+        distribution = entry.dist.name if entry.dist else ""
+        seen.setdefault((distribution, entry.name, entry.value), (entry, distribution == OURS))
+    return sorted(seen.values(), key=lambda item: (not item[1], item[0].name))
+
+
+def _with_origin(before: RunPlan, after: RunPlan, origin: str) -> RunPlan:
+    from msgspec.structs import replace
+
+    changed = {
+        name: origin
+        for name in RunPlan.__struct_fields__
+        if name != "origins" and getattr(before, name) != getattr(after, name)
+    }
+    if before.env != after.env:
+        changed |= {f"env.{name}": origin for name in after.env if before.env.get(name) != after.env[name]}
+    return replace(after, origins={**before.origins, **after.origins, **changed})
+
+
+def _spec_names() -> tuple[str, ...]:
+    return tuple(name for name in vars(Hooks) if name.startswith("madlite_"))
+
+
+def _unknown_hooks(module: object) -> list[str]:
+    marked = [
+        name for name in dir(module) if name.startswith("madlite_") and hasattr(getattr(module, name), "madlite_impl")
+    ]
+    return [name for name in marked if name not in _spec_names()]
+
+
+def _close_hook(name: str) -> str:
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, _spec_names(), n=1)
+    return f"did you mean {close[0]}?" if close else "see madlite plugins --hooks"
+
+
+def _folder(module: object) -> Path | None:
+    file = getattr(module, "__file__", None) if isinstance(module, ModuleType) else None
+    if file is None and not isinstance(module, ModuleType):
+        found = inspect.getmodule(type(module))
+        file = getattr(found, "__file__", None)
+    return Path(file).parent if file else None
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:4]) if lines else type(error).__name__
+
+
+def _where(error: BaseException) -> str:
+    """Word an exception of foreign code in one line: type, text, and the line that raised it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    last = frames[-1] if frames else None
+    place = f" ({last.filename}:{last.lineno})" if last else ""
+    return f"{type(error).__name__}: {_first_line(error)}{place}"

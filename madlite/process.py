@@ -1,0 +1,93 @@
+"""The only door to subprocesses: argv lists, a time limit, and no process left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from madlite.types import Value
+
+
+class Finished(Value, frozen=True):
+    """How a short command ended; `timed_out` when its limit was what ended it."""
+
+    argv: tuple[str, ...]
+    code: int
+    stdout: str
+    stderr: str
+    timed_out: bool = False
+
+    @property
+    def ok(self) -> bool:
+        """Whether the command ended by itself with exit code 0."""
+        return self.code == 0 and not self.timed_out
+
+
+def capture(
+    argv: Sequence[str], *, limit_s: float, env: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> Finished:
+    """Run a short command and return its output as text; past `limit_s` its whole process group is killed.
+
+    A command that cannot be started is exit code 127 with the reason on stderr, as a shell would say it.
+    """
+    try:
+        started = start(argv, env=env, cwd=cwd)
+    except OSError as error:
+        return Finished(argv=tuple(argv), code=127, stdout="", stderr=str(error))
+    timed_out = False
+    try:
+        out, err = started.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        timed_out = True
+        kill_group(started.pid, signal.SIGKILL)
+        out, err = _drain(started)
+    except BaseException:
+        kill_group(started.pid, signal.SIGKILL)
+        raise
+    return Finished(
+        argv=tuple(argv), code=started.returncode or 0, stdout=_text(out), stderr=_text(err), timed_out=timed_out
+    )
+
+
+def start(
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    stdout: int = subprocess.PIPE,
+    stderr: int = subprocess.PIPE,
+) -> subprocess.Popen[bytes]:
+    """Start a command as the leader of its own process group, without standard input.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    return subprocess.Popen(
+        list(argv), stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, env=env, cwd=cwd, start_new_session=True
+    )
+
+
+def kill_group(leader: int, number: int) -> bool:
+    """Send a signal to a process group we started; False when nothing of it is left."""
+    try:
+        os.killpg(leader, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def _drain(started: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
+    try:  # a child in another session can keep the pipe open after the group is dead
+        return started.communicate(timeout=1)
+    except subprocess.TimeoutExpired as still_open:
+        for pipe in (started.stdout, started.stderr):
+            if pipe is not None:
+                pipe.close()
+        return still_open.stdout or b"", still_open.stderr or b""
+
+
+def _text(data: bytes | None) -> str:
+    return (data or b"").decode("utf-8", "replace")

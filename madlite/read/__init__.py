@@ -1,0 +1,1 @@
+"""What was recorded, read back: comparison, reports, reference numbers."""

@@ -1,0 +1,9 @@
+"""A result → rows of perf.csv, appended without loss."""
+
+from __future__ import annotations
+
+from madlite.record.header import STANDARD_COLUMNS
+from madlite.record.perfcsv import append_rows, check_appendable, save_beside
+from madlite.record.rows import build_rows
+
+__all__ = ["STANDARD_COLUMNS", "append_rows", "build_rows", "check_appendable", "save_beside"]

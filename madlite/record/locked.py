@@ -1,0 +1,140 @@
+"""perf.csv held open under its lock, and what keeps it from being opened in words."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from madlite.errors import RecordError
+from madlite.types import Value
+
+_SHUT = (errno.EACCES, errno.EPERM, errno.EROFS)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class Held(Value, frozen=True):
+    """A file that nobody else appends to: its path with links resolved, its descriptor, and if it is new."""
+
+    target: Path
+    fd: int
+    is_new: bool = False
+
+    def is_current(self) -> bool:
+        """Say whether the path still names the file that is open: a widening writer replaces it."""
+        try:
+            return os.path.samestat(self.target.stat(), os.fstat(self.fd))
+        except FileNotFoundError:
+            return False
+
+
+@contextmanager
+def held(path: Path) -> Iterator[Held]:
+    """Open the file that `path` names, make it where there is none, and hold its lock.
+
+    Raises:
+        RecordError: it cannot be opened or locked, or is no plain file.
+        OSError: from the body, as it comes.
+    """
+    while True:
+        file = _opened(path)
+        try:
+            _lock(path, file.fd, fcntl.LOCK_EX)
+            if file.is_current():
+                yield file
+                return
+        finally:
+            with suppress(OSError):  # unlocked aloud, for a process forked meanwhile would keep the lock
+                fcntl.flock(file.fd, fcntl.LOCK_UN)
+            os.close(file.fd)
+
+
+@contextmanager
+def looked_at(path: Path) -> Iterator[Held | None]:
+    """Open the file as `held` would, without making it and without waiting; None where there is none yet."""
+    target = _target(path)
+    try:
+        fd = _open(target, 0)
+    except FileNotFoundError:
+        _check_folder(target.parent)
+        yield None
+        return
+    try:
+        _check_plain(path, fd)
+        _lock(path, fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield Held(target=target, fd=fd)
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Turn an OSError about `path` into a RecordError in words."""
+    try:
+        yield
+    except OSError as error:
+        raise _in_words(path, error) from error
+
+
+def _opened(path: Path) -> Held:
+    target = _target(path)
+    is_new = not target.exists()
+    fd = _open(target, os.O_CREAT)
+    try:
+        _check_plain(path, fd)
+    except BaseException:
+        os.close(fd)
+        raise
+    return Held(target=target, fd=fd, is_new=is_new)
+
+
+def _target(path: Path) -> Path:
+    return Path(os.path.realpath(path))  # a link stays a link: what it names is replaced
+
+
+def _open(target: Path, extra: int) -> int:
+    # O_NONBLOCK: a pipe of that name must not hold the run up
+    return os.open(target, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK | extra, 0o666)
+
+
+def _check_plain(path: Path, fd: int) -> None:
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        raise RecordError(f"{path} is no plain file, so no rows can be appended to it", "name a plain file: -o FILE")
+
+
+def _check_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+def _lock(path: Path, fd: int, how: int) -> None:
+    try:
+        fcntl.flock(fd, how)
+    except BlockingIOError:
+        return  # only without waiting: somebody appends right now, so locks work
+    except OSError as error:
+        raise RecordError(
+            f"{path} cannot be locked on its file system ({error.strerror}), so rows of two runs could be lost",
+            "keep it on a local disk or an NFS that locks: -o /path/on/local/disk/perf.csv",
+        ) from error
+
+
+def _in_words(path: Path, error: OSError) -> RecordError:
+    folder = Path(os.path.realpath(path)).parent
+    if error.errno == errno.EISDIR:
+        return RecordError(f"{path} is a folder, not a file to append rows to", f"name a file: -o {path}/perf.csv")
+    if error.errno in (errno.ENOENT, errno.ENOTDIR):
+        return RecordError(f"{path} cannot be made: there is no folder {folder}", f"mkdir -p {folder}")
+    if error.errno in _SHUT:
+        return RecordError(
+            f"{path} cannot be written: {error.strerror}", f"ls -ld {folder} {path}   or another file: -o FILE"
+        )
+    if error.errno in _FULL:
+        return RecordError(f"no space for a row of {path} ({error.strerror}); it is as it was", f"df -h {folder}")
+    return RecordError(f"{path} cannot be written: {error.strerror or error}", "choose another file: -o FILE")

@@ -1,0 +1,131 @@
+"""Append rows to perf.csv, safely among concurrent writers.
+
+Text in, text out: no cell is parsed, so what an earlier run wrote stays as it was written.  The format, its columns
+and the guarantees: docs/perf-csv.md (source: madengine 1.0 and 2.1, observed).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from madlite.errors import RecordError
+from madlite.record.header import STANDARD_COLUMNS, Header, read_header, text_of
+from madlite.record.lines import csv_line, plain
+from madlite.record.locked import Held, explained, held, looked_at
+from madlite.record.tail import mend_of
+from madlite.record.widen import sync_folder, widen
+from madlite.types import Row
+
+SAVED_NAME = "rows.csv"
+
+_Cells = Mapping[str, str]
+
+
+def append_rows(path: Path, rows: Sequence[Row], *, strict_header: bool = False, sync: bool = True) -> None:
+    """Append one line per row, in the order of the header that the file has; a new file gets the standard one.
+
+    Cells of standard columns that an older file lacks are left out.  Other columns it lacks join its header at the
+    end, or are left out with `strict_header`.  `sync` waits until the disk has the rows.
+
+    Raises:
+        RecordError: the rows are not in the file, and what was there before is.
+    """
+    cells = [_plain(row) for row in rows]
+    if not cells:
+        return
+    with explained(path), held(path) as file:
+        header = _header(path, file)
+        joining = () if strict_header else _joining(header.columns if header else (), cells)
+        if header is None:
+            _begin(file, Header(columns=(*STANDARD_COLUMNS, *joining)), cells, sync)
+            return
+        _mend(file, header)
+        if joining:
+            widen(file, joining, cells)
+        else:
+            _append(file, _encoded(header, cells), sync)
+
+
+def check_appendable(path: Path) -> None:
+    """Find before a run what would keep `append_rows` from saving its result; makes and changes nothing.
+
+    Raises:
+        RecordError: as `append_rows` would raise it.
+    """
+    with explained(path), looked_at(path) as file:
+        if file is not None:
+            _header(path, file)
+
+
+def save_beside(rows: Sequence[Row], folder: Path) -> Path:
+    """Write rows that perf.csv could not take into the run folder, under a header of their own; return the file.
+
+    Raises:
+        RecordError: the folder cannot be written either.
+    """
+    saved = folder / SAVED_NAME
+    cells = [_plain(row) for row in rows]
+    header = Header(columns=(*STANDARD_COLUMNS, *_joining((), cells)))
+    with explained(saved):
+        folder.mkdir(parents=True, exist_ok=True)
+        beside = folder / f".{SAVED_NAME}"
+        beside.write_bytes(csv_line(header.columns, "\n").encode() + _encoded(header, cells))
+        beside.replace(saved)
+    return saved
+
+
+def _plain(row: Row) -> _Cells:
+    cells = {plain(name.strip()): plain(text) for name, text in row.cells.items()}
+    return {name: text for name, text in cells.items() if name}
+
+
+def _header(path: Path, file: Held) -> Header | None:
+    with text_of(file.fd) as text:
+        return read_header(path, text)
+
+
+def _joining(columns: Iterable[str], rows: Iterable[_Cells]) -> tuple[str, ...]:
+    """Return the result columns that the header lacks, in the order in which they first appear."""
+    known = {*columns, *STANDARD_COLUMNS}
+    return tuple(dict.fromkeys(name for row in rows for name in row if name not in known))
+
+
+def _begin(file: Held, header: Header, rows: Iterable[_Cells], sync: bool) -> None:
+    if os.fstat(file.fd).st_size:
+        os.ftruncate(file.fd, 0)  # blank lines at the most
+    _append(file, csv_line(header.columns, header.newline).encode() + _encoded(header, rows), sync)
+    if sync and file.is_new:
+        sync_folder(file.target.parent)
+
+
+def _mend(file: Held, header: Header) -> None:
+    mend = mend_of(file.fd, header)
+    if mend.cut:
+        os.ftruncate(file.fd, os.fstat(file.fd).st_size - mend.cut)
+    if mend.text:
+        _append(file, mend.text.encode(), sync=False)
+
+
+def _encoded(header: Header, rows: Iterable[_Cells]) -> bytes:
+    return "".join(csv_line(header.arrange(row), header.newline) for row in rows).encode()
+
+
+def _append(file: Held, data: bytes, sync: bool) -> None:
+    """Add the bytes in one write, all or none of them."""
+    size = os.fstat(file.fd).st_size
+    try:
+        written = os.write(file.fd, data)
+        if written < len(data):
+            raise RecordError(
+                f"no space for a row of {file.target}: {written} of {len(data)} bytes fitted; it is as it was",
+                f"df -h {file.target.parent}",
+            )
+        if sync:
+            os.fsync(file.fd)
+    except BaseException:
+        with suppress(OSError):  # the next writer mends what is left
+            os.ftruncate(file.fd, size)
+        raise

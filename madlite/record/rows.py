@@ -1,0 +1,140 @@
+"""A plan and its result → rows of perf.csv.  Columns and where they come from: docs/perf-csv.md."""
+
+from __future__ import annotations
+
+from madlite.record.header import STANDARD_COLUMNS
+from madlite.types import Cause, Metric, Result, Row, RunPlan, Status
+
+# Causes that judge what a run said; after any other failure what it said before is no result.
+_JUDGED = {Cause.NONE, Cause.NO_METRIC, Cause.BAD_NUMBER, Cause.NAN_LOSS, Cause.INCOMPLETE, Cause.GPUS}
+# What a skipped run says about itself (madengine 1).
+_SKIPPED = ("n_gpus", "training_precision", "pipeline", "args", "tags", "additional_docker_run_options")
+# What a result may not say for itself: MAD's rule for a file of multiple results.
+_OURS = ("model", "performance", "metric", "status")
+_NOTHING = Metric(metric="", text="", status=Status.FAILURE)
+# What launches the ranks where the plan names nothing, away from this machine (madengine 2).
+_LAUNCHERS = {"slurm": "torchrun", "kubernetes": "native"}
+
+
+def build_rows(
+    plan: RunPlan, result: Result, *, pipeline: str, build_number: str, strict_header: bool
+) -> tuple[Row, ...]:
+    """Return one row per metric, or one blank FAILURE or SKIPPED row where the run gave none.
+
+    A row has every standard column and the result columns that its metric brings; with `strict_header` it has no
+    result columns, and the mode and precision of a rendered run are part of the model's name.  `pipeline` and
+    `build_number` are the environment's `pipeline` and `BUILD_NUMBER`; without a number it is 0.
+    """
+    common = _common(plan, result, pipeline, build_number or "0")
+    if result.status is Status.SKIPPED:
+        return (_skipped(plan, common, strict_header),)
+    metrics = result.metrics if _said_something(result) else ()
+    return tuple(_row(plan, common, metric, strict_header) for metric in metrics or (_NOTHING,))
+
+
+def _said_something(result: Result) -> bool:
+    return result.status is Status.SUCCESS or result.cause in _JUDGED
+
+
+def _row(plan: RunPlan, common: dict[str, str], metric: Metric, strict_header: bool) -> Row:
+    columns = {**_combination(plan), **metric.columns}
+    cells = common | {name: text for name, text in columns.items() if name not in _OURS}
+    cells |= {
+        "model": _model(plan, metric.label, columns, strict_header),
+        "performance": metric.text,
+        "metric": metric.metric,
+        "status": metric.status.value,
+    }
+    return Row(cells={name: text for name, text in cells.items() if name in STANDARD_COLUMNS or not strict_header})
+
+
+def _skipped(plan: RunPlan, common: dict[str, str], strict_header: bool) -> Row:
+    cells = dict.fromkeys(STANDARD_COLUMNS, "") | {name: common[name] for name in (*_SKIPPED, "gpu_architecture")}
+    model = _model(plan, "", _combination(plan), strict_header)
+    return Row(cells=cells | {"model": model, "status": Status.SKIPPED.value})
+
+
+def _model(plan: RunPlan, label: str, columns: dict[str, str], strict_header: bool) -> str:
+    parts = [plan.card.name, label]
+    if strict_header and _is_rendered(plan):
+        parts += [columns.get("mode", ""), columns.get("precision", "")]
+    return "_".join(part for part in parts if part)
+
+
+def _combination(plan: RunPlan) -> dict[str, str]:
+    """Return what tells the runs of one card apart, for a run that ended before it could say so itself."""
+    if plan.variant is None or not _is_rendered(plan):
+        return {}
+    return {"mode": plan.variant.mode, "precision": plan.variant.precision}
+
+
+def _is_rendered(plan: RunPlan) -> bool:
+    return plan.result_rule.kind == "steps"
+
+
+def _common(plan: RunPlan, result: Result, pipeline: str, build_number: str) -> dict[str, str]:
+    """Return every standard column, blank where this result has nothing to say."""
+    place = plan.place
+    return (
+        dict.fromkeys(STANDARD_COLUMNS, "")
+        | {
+            "n_gpus": str(place.nodes * place.gpus_per_node),
+            "nnodes": str(place.nodes),
+            "gpus_per_node": str(place.gpus_per_node),
+            "training_precision": _precision(plan),
+            "pipeline": pipeline,
+            "args": plan.args,
+            "tags": ",".join(plan.card.tags),
+            "git_commit": result.git_commit,
+            "machine_name": plan.machine.hostname,
+            "deployment_type": place.where,
+            "launcher": _launcher(plan) if "run" in result.durations_s else "",
+            "gpu_architecture": plan.machine.architecture,
+            "build_duration": _seconds(result.image.build_duration_s),
+            "test_duration": _test_duration(result),
+            "build_number": build_number,
+            "additional_docker_run_options": plan.card.additional_docker_run_options,
+        }
+        | _image(plan, result)
+    )
+
+
+def _precision(plan: RunPlan) -> str:
+    return plan.card.training_precision or (plan.variant.precision if plan.variant else "")
+
+
+def _launcher(plan: RunPlan) -> str:
+    in_what = "host" if plan.runtime == "host" else "docker"
+    return plan.launcher or _LAUNCHERS.get(plan.place.where, in_what)
+
+
+def _image(plan: RunPlan, result: Result) -> dict[str, str]:
+    if plan.image is None:
+        return {}
+    return {
+        "docker_file": _docker_file(plan),
+        "base_docker": "" if result.cause is Cause.BUILD else plan.image.base,
+        "docker_sha": result.image.digest.rpartition("@")[2],
+        "docker_image": result.image.ref or plan.image.ref,
+    }
+
+
+def _docker_file(plan: RunPlan) -> str:
+    """Return the Dockerfile as MAD names it: from the checkout's root, whatever machine it lies on."""
+    if plan.image is None or plan.image.dockerfile is None:
+        return ""
+    for root in (plan.workspace, plan.card.root):
+        if plan.image.dockerfile.is_relative_to(root):
+            return str(plan.image.dockerfile.relative_to(root))
+    return str(plan.image.dockerfile)
+
+
+def _test_duration(result: Result) -> str:
+    """Return how long the script ran: 0 where it failed (as madengine 2 has it), blank where it never started."""
+    if "run" not in result.durations_s:
+        return ""
+    return _seconds(result.durations_s["run"]) if _said_something(result) else "0"
+
+
+def _seconds(duration_s: float | None) -> str:
+    return "" if duration_s is None else repr(float(duration_s))

@@ -1,0 +1,115 @@
+"""Result columns join the header of perf.csv: the one case in which the file is written anew."""
+
+from __future__ import annotations
+
+import csv
+import glob
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from madlite.errors import RecordError
+from madlite.record.header import Header, read_header, text_of
+from madlite.record.lines import csv_line
+from madlite.record.locked import Held
+from madlite.record.tail import unlimited_fields
+
+_SUFFIX = ".widening"
+_RANDOM = "[a-z0-9_]" * 8  # what mkstemp puts into a name
+
+
+def widen(file: Held, joining: Sequence[str], rows: Iterable[Mapping[str, str]]) -> None:
+    """Replace the file by one with `joining` at the end of its header and `rows` at its end.
+
+    A kill leaves the old file or the new one, whole; mode, owner and the text of every field are kept.
+
+    Raises:
+        RecordError: the new file cannot be written beside the old one, an earlier row cannot be read as CSV, or another
+            program replaced the file meanwhile.
+    """
+    try:
+        _replace(file, joining, rows)
+    except OSError as error:
+        raise RecordError(
+            f"{file.target} cannot be rewritten for new columns ({', '.join(joining)}): {error.strerror or error}",
+            "append without them: --strict-header",
+        ) from error
+    sync_folder(file.target.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a new name in the folder survive a loss of power, where the file system can."""
+    with suppress(OSError):  # some network file systems cannot, and the rows are in the file
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def _replace(file: Held, joining: Sequence[str], rows: Iterable[Mapping[str, str]]) -> None:
+    _clear_leftovers(file.target)
+    fd, name = tempfile.mkstemp(prefix=f".{file.target.name}.", suffix=_SUFFIX, dir=file.target.parent)
+    beside = Path(name)
+    try:
+        with open(fd, "w", newline="", encoding="utf-8", errors="surrogateescape") as new:  # noqa: PTH123 - no path
+            _keep_owner_and_mode(file, beside)
+            new.writelines(_lines(file, joining, rows))
+            new.flush()
+            os.fsync(fd)
+        if not file.is_current():
+            raise RecordError(f"{file.target} was replaced by another program; no row was added", "run it again")
+        beside.replace(file.target)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+
+
+def _lines(file: Held, joining: Sequence[str], rows: Iterable[Mapping[str, str]]) -> Iterator[str]:
+    with unlimited_fields(), text_of(file.fd) as text:
+        header = read_header(file.target, text) or Header(columns=())
+        wide = msgspec.structs.replace(header, columns=(*header.columns, *joining))
+        yield header.bom + csv_line(wide.columns, wide.newline)
+        records = csv.reader(text)
+        try:
+            for cells in records:
+                yield csv_line(_wider(cells, len(header.columns), len(joining)), wide.newline)
+        except csv.Error as error:
+            raise _unreadable(file.target, records.line_num, error) from error
+        for row in rows:
+            yield csv_line(wide.arrange(row), wide.newline)
+
+
+def _wider(cells: list[str], width: int, more: int) -> list[str]:
+    """Put blanks under the new columns; what stood beyond the header stays beyond it."""
+    if not cells:
+        return cells  # a blank line is no row
+    missing = max(0, width - len(cells))
+    return [*cells[:width], *[""] * (missing + more), *cells[width:]]
+
+
+def _unreadable(path: Path, line: int, error: csv.Error) -> RecordError:
+    return RecordError(
+        f"{path}: no column can join it, for line {line} after its header is no CSV: {error}",
+        "mend the line, or append without new columns: --strict-header",
+    )
+
+
+def _clear_leftovers(target: Path) -> None:
+    """Remove what killed writers left; whoever holds the lock is the only one who may be writing such a file."""
+    for stale in target.parent.glob(f".{glob.escape(target.name)}.{_RANDOM}{_SUFFIX}"):
+        stale.unlink(missing_ok=True)
+
+
+def _keep_owner_and_mode(file: Held, beside: Path) -> None:
+    status = os.fstat(file.fd)
+    for owner in (status.st_uid, -1):
+        with suppress(PermissionError):  # only root gives a file away; the group is what others write by
+            os.chown(beside, owner, status.st_gid)
+            break
+    shutil.copystat(file.target, beside)  # also the access list

@@ -1,0 +1,56 @@
+"""One process the engine started inside a container."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from madlite.run.docker_client import Client
+from madlite.run.docker_stream import ExecOutput
+
+_POLL_S = 0.1
+
+
+class Exec:
+    """An exec'd process; what the engine no longer knows, because its container is gone, has ended."""
+
+    def __init__(self, client: Client, container: str, argv: Sequence[str], workdir: str) -> None:
+        self._client = client
+        self._id = client.exec_create(container, list(argv), workdir=workdir)["Id"]
+
+    def start(self) -> ExecOutput:
+        """Start the process and return its output."""
+        return ExecOutput(self._client.exec_start(self._id, socket=True))
+
+    def is_running(self) -> bool:
+        """Say whether the process itself is there; children of it may outlive it."""
+        return bool(self._inspect().get("Running"))
+
+    def wait_ended(self, limit_s: float) -> bool:
+        """Wait for the end of the process; False when it is still there after `limit_s`."""
+        deadline = time.monotonic() + limit_s
+        while self.is_running():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_POLL_S)
+        return True
+
+    def exit_code(self, limit_s: float) -> int | None:
+        """Return the exit code, 128 + n after signal n; None where it is not known within `limit_s`."""
+        if not self.wait_ended(limit_s):
+            return None
+        code = self._inspect().get("ExitCode")
+        return None if code is None else int(code)
+
+    def host_pid(self) -> int:
+        """Return the process id on the engine's machine, 0 where it is not known."""
+        return int(self._inspect().get("Pid") or 0)
+
+    def _inspect(self) -> dict[str, Any]:
+        import docker.errors
+
+        try:
+            return dict(self._client.exec_inspect(self._id))
+        except docker.errors.NotFound:
+            return {}

@@ -1,0 +1,186 @@
+"""Turn verbatim `docker run` options of a card into changes of the request for a container."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from madlite.errors import UsageProblem
+from madlite.run import docker_values as read
+from madlite.types import Json
+
+_IGNORED = ""  # has no meaning here, or is decided by the plan: name, working folder, foreground
+
+
+class Option(NamedTuple):
+    """An option of `docker run` and where its value goes in the API's request."""
+
+    names: str  # as the command line has them
+    path: str  # dotted, in the request
+    read: Callable[[str], Json] = str
+    many: bool = False
+    flag: bool = False
+
+
+OPTIONS = (
+    Option("-e --env", "Env", many=True),
+    Option("--env-file", "Env", many=True),
+    Option("-v --volume", "HostConfig.Binds", read.bind, many=True),
+    Option("--mount", "HostConfig.Mounts", read.mount, many=True),
+    Option("--tmpfs", "HostConfig.Tmpfs", read.tmpfs, many=True),
+    Option("--volumes-from", "HostConfig.VolumesFrom", many=True),
+    Option("--device", "HostConfig.Devices", read.device, many=True),
+    Option("--device-cgroup-rule", "HostConfig.DeviceCgroupRules", many=True),
+    Option("--gpus", "HostConfig.DeviceRequests", read.gpus, many=True),
+    Option("--runtime", "HostConfig.Runtime"),
+    Option("--network --net", "HostConfig.NetworkMode"),
+    Option("--ipc", "HostConfig.IpcMode"),
+    Option("--pid", "HostConfig.PidMode"),
+    Option("--uts", "HostConfig.UTSMode"),
+    Option("--userns", "HostConfig.UsernsMode"),
+    Option("--cgroupns", "HostConfig.CgroupnsMode"),
+    Option("--cgroup-parent", "HostConfig.CgroupParent"),
+    Option("--shm-size", "HostConfig.ShmSize", read.size),
+    Option("-m --memory", "HostConfig.Memory", read.size),
+    Option("--memory-swap", "HostConfig.MemorySwap", read.size),
+    Option("--memory-reservation", "HostConfig.MemoryReservation", read.size),
+    Option("--memory-swappiness", "HostConfig.MemorySwappiness", int),
+    Option("--oom-kill-disable", "HostConfig.OomKillDisable", flag=True),
+    Option("--oom-score-adj", "HostConfig.OomScoreAdj", int),
+    Option("--pids-limit", "HostConfig.PidsLimit", int),
+    Option("--ulimit", "HostConfig.Ulimits", read.ulimit, many=True),
+    Option("--sysctl", "HostConfig.Sysctls", read.pair, many=True),
+    Option("--cpus", "HostConfig.NanoCpus", read.nano_cpus),
+    Option("-c --cpu-shares", "HostConfig.CpuShares", int),
+    Option("--cpu-period", "HostConfig.CpuPeriod", int),
+    Option("--cpu-quota", "HostConfig.CpuQuota", int),
+    Option("--cpuset-cpus", "HostConfig.CpusetCpus"),
+    Option("--cpuset-mems", "HostConfig.CpusetMems"),
+    Option("--privileged", "HostConfig.Privileged", flag=True),
+    Option("--cap-add", "HostConfig.CapAdd", many=True),
+    Option("--cap-drop", "HostConfig.CapDrop", many=True),
+    Option("--group-add", "HostConfig.GroupAdd", many=True),
+    Option("--security-opt", "HostConfig.SecurityOpt", read.security_option, many=True),
+    Option("--init", "HostConfig.Init", flag=True),
+    Option("--read-only", "HostConfig.ReadonlyRootfs", flag=True),
+    Option("--storage-opt", "HostConfig.StorageOpt", read.pair, many=True),
+    Option("--add-host", "HostConfig.ExtraHosts", many=True),
+    Option("--dns", "HostConfig.Dns", many=True),
+    Option("--dns-search", "HostConfig.DnsSearch", many=True),
+    Option("--dns-option --dns-opt", "HostConfig.DnsOptions", many=True),
+    Option("--log-driver", "HostConfig.LogConfig.Type"),
+    Option("--log-opt", "HostConfig.LogConfig.Config", read.pair, many=True),
+    Option("-u --user", "User"),
+    Option("-h --hostname", "Hostname"),
+    Option("--domainname", "Domainname"),
+    Option("-l --label", "Labels", read.pair, many=True),
+    Option("--entrypoint", "Entrypoint", lambda text: [text]),
+    Option("--stop-signal", "StopSignal"),
+    Option("--stop-timeout", "StopTimeout", int),
+    Option("--name", _IGNORED),
+    Option("-w --workdir", _IGNORED),
+    Option("-a --attach", _IGNORED, many=True),
+    Option("-d --detach", _IGNORED, flag=True),
+    Option("-i --interactive", _IGNORED, flag=True),
+    Option("-t --tty", _IGNORED, flag=True),
+    Option("--rm", _IGNORED, flag=True),
+)
+_SWITCH = re.compile(r"(?P<name>--[a-z-]+)=(?P<value>true|false|1|0)", re.IGNORECASE)
+_VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
+
+
+def add_options(body: dict[str, Json], text: str, environ: Mapping[str, str], origin: str) -> None:
+    """Add the options in `text` to a request whose `Env` and `Labels` are tables; a single value replaces.
+
+    `$NAME`, `${NAME}` and a leading `~` are replaced by the caller's, as the shell did that madengine gave them to.
+
+    Raises:
+        UsageProblem: an option is unknown, or a value of one cannot be read; it names `origin`.
+    """
+    try:
+        words = [_expand(word, environ) for word in shlex.split(text)]
+        for option, values in _parse(words):
+            for value in values:
+                _put(body, option, _value(option, value, environ))
+    except ValueError as error:
+        raise UsageProblem(
+            f"additional_docker_run_options ({origin}): {error}", "docker run --help   lists what docker takes"
+        ) from error
+
+
+def _expand(word: str, environ: Mapping[str, str]) -> str:
+    if "$(" in word or "`" in word:
+        raise ValueError(f"'{word}' asks for a command's output, and no shell runs here")
+
+    def value(found: re.Match[str]) -> str:
+        name = found[1] or found[2]
+        if name not in environ:
+            raise ValueError(f"'{word}' needs the variable {name}, which is not set")
+        return environ[name]
+
+    if word == "~" or word.startswith("~/"):
+        word = "$HOME" + word[1:]
+    return _VARIABLE.sub(value, word)
+
+
+def _parse(words: list[str]) -> list[tuple[Option, tuple[str, ...]]]:
+    """Return every option that was given, with its values as text; the last one of a single-valued option."""
+    import click
+
+    flags = {name for option in OPTIONS if option.flag for name in option.names.split()}
+    parameters = [_parameter(option, f"option_{at}") for at, option in enumerate(OPTIONS)]
+    command = click.Command("docker run", params=parameters, add_help_option=False)
+    try:
+        given = command.make_context("docker run", [_switch(word, flags) for word in words]).params
+    except click.UsageError as error:
+        raise ValueError(error.format_message()) from error
+    found = [(option, given[f"option_{at}"]) for at, option in enumerate(OPTIONS)]
+    return [(option, value if option.many else (value,)) for option, value in found if value not in (None, ())]
+
+
+def _parameter(option: Option, name: str) -> click.Option:
+    import click
+
+    names = option.names.split()
+    if not option.flag:
+        return click.Option([*names, name], multiple=option.many)
+    return click.Option([*names[:-1], f"{names[-1]}/--no{names[-1][1:]}", name], default=None)
+
+
+def _switch(word: str, flags: set[str]) -> str:
+    """Return `--init=false` as `--no-init`, and `--init=true` as `--init`."""
+    found = _SWITCH.fullmatch(word)
+    if not found or found["name"] not in flags:
+        return word
+    return found["name"] if found["value"].lower() in ("true", "1") else f"--no{found['name'][1:]}"
+
+
+def _value(option: Option, given: str, environ: Mapping[str, str]) -> Json:
+    if option.flag:
+        return given
+    if option.path == "Env":
+        return (read.variables_of_file if "file" in option.names else read.variable)(given, environ)
+    try:
+        return option.read(given)
+    except ValueError as error:
+        raise ValueError(f"{option.names.split()[-1]}: {error}") from error
+
+
+def _put(body: dict[str, Json], option: Option, value: Json) -> None:
+    if option.path == _IGNORED:
+        return
+    *parents, last = option.path.split(".")
+    for parent in parents:
+        body = body.setdefault(parent, {})
+    if not option.many:
+        body[last] = value
+    elif isinstance(body.get(last, value), dict) and isinstance(value, dict) and option.read in _TABLES:
+        body[last] = {**body.get(last, {}), **value}
+    else:
+        body[last] = [*body.get(last, []), value]
+
+
+_TABLES = (str, read.pair, read.tmpfs)  # these give entries of one table, the others give members of a list

@@ -1,0 +1,108 @@
+"""The folder of one run: the plan, what was rendered, the log, and the record that says it ended.
+
+A folder without `record.json` whose lock nobody holds is a run that was cut off.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import secrets
+from collections.abc import Iterable
+from datetime import datetime, timezone
+from pathlib import Path
+
+from madlite.errors import UsageProblem
+from madlite.types import RunPlan, to_json
+
+RUNS = "madlite_runs"
+LOCK, HANDLE, RECORD, PLAN, LOG, CLEANED = "lock", "handle", "record.json", "plan.json", "run.log", "cleaned"
+
+
+def new_run_id(card_name: str, now: datetime | None = None) -> str:
+    """Return an id that sorts by time and is safe as file name, container label and shell word."""
+    slug = re.sub(r"[^A-Za-z0-9]+", "-", card_name).strip("-")[:40] or "run"
+    return f"{(now or datetime.now(timezone.utc)):%Y%m%dT%H%M%S}-{slug}-{secrets.token_hex(3)}"
+
+
+class RunFolder:
+    """An open run folder; the lock is held until `close`, also through a crash of the interpreter."""
+
+    def __init__(self, path: Path, lock: int) -> None:
+        self.path = path
+        self._lock = lock
+
+    @classmethod
+    def create(cls, plan: RunPlan, files: Iterable[tuple[str, bytes]]) -> RunFolder:
+        """Make the folder, take its lock, and write the plan and the rendered files.
+
+        Raises:
+            UsageProblem: the working folder cannot be written to.
+        """
+        try:
+            plan.folder.mkdir(parents=True)
+            _hide_from_git(plan.folder.parent)
+            lock = os.open(plan.folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            folder = cls(plan.folder, lock)
+            folder.write(PLAN, to_json(plan).encode())
+            for name, data in files:
+                folder.write(name, data)
+        except OSError as error:
+            raise UsageProblem(
+                f"the run folder {plan.folder} cannot be made: {error.strerror}", "run madlite in a folder of yours"
+            ) from error
+        return folder
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write one file of the folder as a whole: a reader sees the old one or the new one.
+
+        Raises:
+            UsageProblem: the name leads out of the folder.
+            OSError: it cannot be written.
+        """
+        target = self.path / name
+        if not target.resolve().is_relative_to(self.path.resolve()):
+            raise UsageProblem(f"a file of run {self.path.name} would be outside of its folder: {name!r}")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        beside = target.with_name(f".{target.name}.{os.getpid()}")
+        beside.write_bytes(data)
+        beside.replace(target)
+
+    def close(self) -> None:
+        """Give the lock back."""
+        os.close(self._lock)
+
+
+def is_alive(folder: Path) -> bool:
+    """Say whether a madlite process still holds the run."""
+    try:
+        lock = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
+def unfinished(workspace: Path) -> tuple[Path, ...]:
+    """Return the folders of runs that were cut off, oldest first."""
+    runs = workspace / RUNS
+    if not runs.is_dir():
+        return ()
+    candidates = sorted(path.parent for path in runs.glob(f"*/{PLAN}"))
+    ended = (RECORD, CLEANED)
+    return tuple(
+        path for path in candidates if not any((path / name).exists() for name in ended) and not is_alive(path)
+    )
+
+
+def _hide_from_git(runs: Path) -> None:
+    ignore = runs / ".gitignore"
+    if not ignore.exists():
+        ignore.write_text("*\n")

@@ -1,0 +1,75 @@
+"""A run's output on its way: secrets masked, written byte for byte to run.log, then handed on."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from madlite.secrets import Redactor
+
+Sink = Callable[[bytes, int], None]
+_log = logging.getLogger(__name__)
+
+
+class RunLog:
+    """Writes one run's log; `sinks` get every masked chunk with its stream, 1 for stdout and 2 for stderr."""
+
+    def __init__(self, path: Path, legacy: Path | None, secrets: Iterable[str], sinks: Iterable[Sink]) -> None:
+        self.problem = ""
+        self._sinks = tuple(sinks)
+        secrets = tuple(secrets)
+        self._redactors = {1: Redactor(secrets), 2: Redactor(secrets)}
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        if legacy is not None:
+            self._link(path, legacy)
+
+    def feed(self, chunk: bytes, stream: int) -> None:
+        """Take output of the workload; never raises for a full disk, the workload goes on."""
+        self._pass_on(self._redactors[stream].feed(chunk), stream)
+
+    def say(self, text: str) -> None:
+        """Add a line of madlite's own, e.g. of an image build."""
+        masked = self._redactors[1].text(text.rstrip("\n") + "\n").encode("utf-8", "surrogateescape")
+        self._write(masked)
+
+    def settle(self) -> None:
+        """Pass on what is held back; call it when an action ends."""
+        for stream, redactor in self._redactors.items():
+            self._pass_on(redactor.flush(), stream)
+
+    def close(self) -> None:
+        """Write what is held and close the file."""
+        self.settle()
+        os.close(self._fd)
+
+    def _pass_on(self, data: bytes, stream: int) -> None:
+        if not data:
+            return
+        self._write(data)
+        for sink in self._sinks:
+            sink(data, stream)
+
+    def _write(self, data: bytes) -> None:
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[os.write(self._fd, view) :]
+        except OSError as error:
+            if not self.problem:
+                self.problem = f"the log is incomplete: {error.strerror}"
+                _log.warning("%s", self.problem)
+
+    def _link(self, path: Path, legacy: Path) -> None:
+        """Give the log its legacy name too; the last run that starts has it."""
+        beside = legacy.with_name(f".{legacy.name}.{os.getpid()}")
+        try:
+            beside.unlink(missing_ok=True)
+            try:
+                os.link(path, beside)
+            except OSError:  # a file system without hard links
+                beside.symlink_to(path)
+            beside.replace(legacy)
+        except OSError as error:
+            _log.warning("no %s: %s", legacy.name, error.strerror)

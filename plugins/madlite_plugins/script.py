@@ -1,0 +1,140 @@
+"""A MAD card's own script, run as it is.
+
+The steps, their order and their limits are MAD's: a fresh model folder (`run_directory`, or the repository's name),
+the clone of `url`, a copy of the folder that holds the script, then `bash <script> <args>` in the model folder.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path, PurePosixPath
+
+from madlite import (
+    Action,
+    Asset,
+    Backend,
+    Card,
+    Draft,
+    Event,
+    Finding,
+    Line,
+    Machine,
+    Reader,
+    Request,
+    ResultRule,
+    RunPlan,
+    UsageProblem,
+    hookimpl,
+)
+
+CLONE_LIMIT_S = 240.0
+_CLONE = (
+    'git -c safe.directory="*" clone -- "$1" "$2" && cd -- "$2" && git -c safe.directory="*" rev-parse HEAD '
+    '&& git -c safe.directory="*" submodule update --init --recursive'
+)
+_INTERPRETERS = {".py": "python3", ".sh": "bash", ".slurm": "bash"}
+
+
+class Script:
+    """Runs cards whose script lies in the checkout."""
+
+    name = "script"
+
+    def claim(self, card: Card, checkout: Path) -> int:
+        """Own a card whose script is here; a card of this very checkout also when its script is missing."""
+        if not card.scripts:
+            return 0
+        if (checkout / card.scripts).exists():
+            return 50
+        return 40 if card.root == checkout else 0
+
+    def expand(self, request: Request, machine: Machine) -> Sequence[Draft]:
+        """Return the one run of the card.
+
+        Raises:
+            UsageProblem: the card names no script.
+        """
+        card = request.card
+        if not card.scripts:
+            raise UsageProblem(f"card '{card.name}' names no script to run", "--backend NAME chooses another backend")
+        rule = ResultRule(kind="performance_line")
+        if card.multiple_results:
+            rule = ResultRule(kind="multiple_results", file=card.multiple_results)
+        launcher = card.extra.get("distributed", {}) if isinstance(card.extra.get("distributed"), dict) else {}
+        return [
+            Draft(
+                actions=tuple(_actions(card)),
+                image=card.image,
+                launcher=str(launcher.get("launcher", "")),
+                result_rule=rule,
+                readers=(self.name,),
+                origin="card",
+            )
+        ]
+
+    def check(self, plan: RunPlan) -> Iterable[Finding]:
+        """Find a script that is not there."""
+        script = plan.workspace / plan.card.scripts
+        if not script.exists():
+            yield Finding(message=f"card '{plan.card.name}': its script {plan.card.scripts} is not in this folder")
+
+    def assets(self, plan: RunPlan) -> Iterable[Asset]:
+        """Need nothing beyond what the script fetches itself."""
+        return ()
+
+    def recognise(self, head: Sequence[str]) -> float:
+        """Recognise nothing: a script's log can be anything."""
+        return 0.0
+
+    def reader(self, plan: RunPlan | None) -> Reader:
+        """Return a reader that finds no steps."""
+        return _NoSteps()
+
+
+class _NoSteps:
+    def feed(self, line: Line) -> Iterable[Event]:
+        return ()
+
+    def finish(self, outputs: Path) -> Iterable[Event]:
+        return ()
+
+
+def _actions(card: Card) -> Iterable[Action]:
+    folder, script = _folder_and_script(card.scripts)
+    yield Action(kind="prepare", argv=("rm", "-rf", "--", "{model_dir}"))
+    if card.url:
+        yield Action(
+            kind="clone", argv=("bash", "-c", _CLONE, "clone", card.url, "{model_dir}"), timeout_s=CLONE_LIMIT_S
+        )
+    else:
+        yield Action(kind="prepare", argv=("mkdir", "-p", "--", "{model_dir}"))
+    source = f"{folder}/." if folder != "." else script
+    yield Action(kind="prepare", argv=("cp", "-aL", "--", source, "{model_dir}/"))
+    yield Action(kind="prepare", argv=("chmod", "-R", "a+rw", "--", "{model_dir}"))
+    # the args are the card author's shell text: expanded by the shell of the workload, never by the caller's
+    command = f"{{encapsulate}} {_interpreter(script)} {_word(script)} {{args}}"
+    yield Action(kind="run", argv=("bash", "-c", command), cwd="{model_dir}")
+    yield Action(kind="clean", argv=("rm", "-rf", "--", "{model_dir}"), only_after_success=False)
+
+
+def _folder_and_script(scripts: str) -> tuple[str, str]:
+    """Return the folder to copy and the script's name in it; a folder stands for the run.sh inside."""
+    path = PurePosixPath(scripts)
+    if path.suffix in _INTERPRETERS:
+        return str(path.parent), path.name
+    return str(path), "run.sh"
+
+
+def _interpreter(script: str) -> str:
+    return _INTERPRETERS[PurePosixPath(script).suffix]
+
+
+def _word(text: str) -> str:
+    return text if re.fullmatch(r"[\w./-]+", text) else "'" + text.replace("'", "'\\''") + "'"
+
+
+@hookimpl
+def madlite_backends() -> list[Backend]:
+    """Bring the script backend."""
+    return [Script()]

@@ -1,0 +1,59 @@
+"""The catalogue and the folders that come with madlite."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from madlite import resources
+from madlite.catalog.cards import read_cards
+from madlite.errors import CatalogError
+from madlite.resources import bundled_models, template_root
+
+CHECKOUT = Path(__file__).parents[2]
+
+
+def test_the_bundled_catalogue_reads_and_begins_with_the_demos() -> None:
+    file = bundled_models(None)
+    cards = read_cards(file.read_bytes(), "models.json", file.parent)
+    demos = [card for card in cards if "demo" in card.tags]
+    assert [(card.name, card.backend, card.recipe, card.timeout_s) for card in cards[:2]] == [
+        ("demo_torchtitan_llama_debug", "torchtitan", "debug", 600),
+        ("demo_hf_lora_tiny", "hf", "tiny_lora", 600),
+    ]
+    assert demos == list(cards[:2])
+    assert {"primus_pyt_train_llama-3.1-8b", "pyt_train_gpt_oss_20b", "pyt_train_wan2_1-i2v"} <= {c.name for c in cards}
+
+
+def test_bundled_cards_have_known_fields_and_paths_below_their_root() -> None:
+    file = bundled_models(None)
+    for card in read_cards(file.read_bytes(), "models.json", file.parent):
+        assert card.extra == {}
+        assert card.backend or (card.dockerfile.startswith("docker/") and card.scripts.startswith("scripts/"))
+
+
+def test_the_home_folder_comes_before_the_package(tmp_path: Path) -> None:
+    (tmp_path / "models.json").write_text("[]")
+    (tmp_path / "templates").mkdir()
+    assert (bundled_models(tmp_path), template_root(tmp_path)) == (tmp_path / "models.json", tmp_path / "templates")
+
+
+def test_a_home_folder_without_the_files_is_an_error_not_a_fallback(tmp_path: Path) -> None:
+    for find in (bundled_models, template_root):
+        with pytest.raises(CatalogError, match=f"^MADLITE_HOME={tmp_path} holds no "):
+            find(tmp_path)
+
+
+def test_a_wheels_data_comes_before_the_folder_above_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "site" / "madlite"
+    monkeypatch.setattr(resources, "_PACKAGE", package)
+    (package / "data").mkdir(parents=True)
+    with pytest.raises(CatalogError, match=r"^madlite's own models\.json is in none of "):
+        bundled_models(None)
+    (tmp_path / "site" / "models.json").write_text("[]")
+    assert bundled_models(None) == tmp_path / "site" / "models.json"
+    (package / "data" / "models.json").write_text("[]")
+    assert bundled_models(None) == package / "data" / "models.json"

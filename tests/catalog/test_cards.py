@@ -1,0 +1,260 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from madlite.catalog.cards import read_cards
+from madlite.errors import CatalogError
+from madlite.types import Card
+
+ROOT = Path("/mad")
+
+
+def read(*entries: object, scope: str = "") -> tuple[Card, ...]:
+    return read_cards(json.dumps(entries).encode(), "models.json", ROOT, scope)
+
+
+def one(scope: str = "", **fields: object) -> Card:
+    return read({"name": "m", **fields}, scope=scope)[0]
+
+
+def complaint(text: bytes) -> str:
+    with pytest.raises(CatalogError) as caught:
+        read_cards(text, "models.json", ROOT)
+    return caught.value.message
+
+
+def complaint_about(**fields: object) -> str:
+    return complaint(json.dumps([{"name": "first"}, {"name": "m", **fields}]).encode())
+
+
+def test_every_field_of_a_card_arrives() -> None:
+    card = one(
+        dockerfile="docker/pytorch_train",
+        dockercontext="./docker",
+        scripts="scripts/pytorch_train/run.sh",
+        args="--model_repo m",
+        n_gpus="8",
+        tags=["pyt", "training"],
+        timeout=86400,
+        multiple_results="perf.csv",
+        data="huggingface, imagenet",
+        cred="AMD_GITHUB",
+        url="https://example.com/r.git",
+        owner="o@example.com",
+        training_precision="bf16",
+        skip_gpu_arch="gfx90a, A100",
+        additional_docker_run_options="--shm-size=2g",
+        is_deprecated=True,
+        backend="torchtitan",
+        recipe={"steps": 10, "compile": True, "lr": 0.1, "mode": "lora"},
+        image="rocm/x:1",
+        runtimes=["docker", "host"],
+        distributed={"launcher": "torchrun", "nnodes": 2},
+    )
+    assert card == Card(
+        name="m",
+        root=ROOT,
+        source="models.json",
+        dockerfile="docker/pytorch_train",
+        dockercontext="./docker",
+        scripts="scripts/pytorch_train/run.sh",
+        args="--model_repo m",
+        n_gpus="8",
+        tags=("pyt", "training"),
+        timeout_s=86400,
+        multiple_results="perf.csv",
+        data=("huggingface", "imagenet"),
+        cred="AMD_GITHUB",
+        url="https://example.com/r.git",
+        owner="o@example.com",
+        training_precision="bf16",
+        skip_gpu_arch=("gfx90a", "A100"),
+        additional_docker_run_options="--shm-size=2g",
+        is_deprecated=True,
+        backend="torchtitan",
+        recipe={"steps": 10, "compile": True, "lr": 0.1, "mode": "lora"},
+        image="rocm/x:1",
+        runtimes=("docker", "host"),
+        extra={"distributed": {"launcher": "torchrun", "nnodes": 2}},
+    )
+
+
+def test_a_card_with_a_name_only_has_the_defaults() -> None:
+    assert one() == Card(name="m", root=ROOT, source="models.json")
+
+
+def test_null_counts_as_absent_in_every_field() -> None:
+    fields = [
+        "dockerfile",
+        "args",
+        "n_gpus",
+        "gpus_per_node",
+        "tags",
+        "timeout",
+        "data",
+        "skip_gpu_arch",
+        "is_deprecated",
+        "recipe",
+        "runtimes",
+    ]
+    assert one(**dict.fromkeys(fields)) == one()
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, "1"),
+        ({"n_gpus": "-1"}, "-1"),
+        ({"n_gpus": -1}, "-1"),
+        ({"n_gpus": 8}, "8"),
+        ({"n_gpus": " 4 "}, "4"),
+        ({"n_gpus": 0}, "0"),
+        ({"ngpus": 2}, "2"),
+        ({"num_gpus": 3, "ngpus": 2}, "3"),
+        ({"n_gpus": "8", "num_gpus": 3}, "8"),
+        ({"n_gpus": "8", "gpu_count": 4}, "4"),
+        ({"n_gpus": "8", "gpu_count": 4, "gpus_per_node": "2"}, "2"),
+        ({"n_gpus": "8", "gpus_per_node": None}, "8"),
+    ],
+)
+def test_the_first_gpu_count_of_madengines_order_counts(fields: dict[str, object], expected: str) -> None:
+    assert one(**fields).n_gpus == expected
+
+
+@pytest.mark.parametrize(("written", "expected"), [(-1, None), (0, 0), (7200, 7200)])
+def test_timeout_minus_one_is_the_default_and_zero_no_limit(written: int, expected: int | None) -> None:
+    assert one(timeout=written).timeout_s == expected
+
+
+def test_tags_may_be_one_text_with_commas() -> None:
+    assert one(tags="xs, x2,").tags == ("xs", "x2")
+
+
+def test_recipe_may_be_a_name() -> None:
+    assert one(recipe="debug").recipe == "debug"
+
+
+def test_a_byte_order_mark_is_tolerated() -> None:
+    assert read_cards(b'\xef\xbb\xbf[{"name": "m"}]', "models.json", ROOT)[0].name == "m"
+
+
+def test_a_name_may_hold_slashes_and_letters_of_any_language() -> None:
+    assert read({"name": "primus_train/größe"})[0].name == "primus_train/größe"
+
+
+def test_an_empty_list_is_no_error() -> None:
+    assert read() == ()
+
+
+def test_a_sub_folders_paths_become_relative_to_the_root_and_its_names_get_its_prefix() -> None:
+    card = one("team", dockerfile="../../docker/mini", scripts="run.sh", dockercontext="./docker", tags=["t"])
+    assert (card.name, card.scope, card.dockerfile, card.scripts) == (
+        "team/m",
+        "team",
+        "docker/mini",
+        "scripts/team/run.sh",
+    )
+    assert (card.dockercontext, card.tags) == ("./docker", ("t",))
+
+
+def test_a_sub_folders_card_without_paths_gets_none() -> None:
+    card = one("team")
+    assert (card.dockerfile, card.scripts) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("n_gpus", [8], 'n_gpus must be text such as "8" or "-1", found [8]'),
+        ("n_gpus", "all", 'n_gpus must be text such as "8" or "-1", found "all"'),
+        ("n_gpus", "", 'n_gpus must be text such as "8" or "-1", found ""'),
+        ("n_gpus", -2, 'n_gpus must be text such as "8" or "-1", found -2'),
+        ("n_gpus", True, 'n_gpus must be text such as "8" or "-1", found true'),
+        ("gpus_per_node", 1.5, 'gpus_per_node must be text such as "8" or "-1", found 1.5'),
+        ("timeout", -2, "timeout must be a whole number of seconds, 0 for no limit or -1 for the default, found -2"),
+        (
+            "timeout",
+            "60",
+            'timeout must be a whole number of seconds, 0 for no limit or -1 for the default, found "60"',
+        ),
+        ("tags", ["a", 1], 'tags must be a list of texts, or one text with commas, found ["a", 1]'),
+        ("data", {"a": 1}, 'data must be a list of texts, or one text with commas, found {"a": 1}'),
+        ("args", ["--x"], 'args must be text, found ["--x"]'),
+        ("dockerfile", 5, "dockerfile must be text, found 5"),
+        ("is_deprecated", "yes", 'is_deprecated must be true or false, found "yes"'),
+        ("recipe", {"a": []}, "recipe must be a recipe's name, or an object of texts, numbers and truth values, found"),
+        ("name", "", 'name must be text that can be printed and is not empty, found ""'),
+        ("name", "  ", 'name must be text that can be printed and is not empty, found "  "'),
+        ("name", "a\nb", 'name must be text that can be printed and is not empty, found "a\\nb"'),
+        ("name", "a\x1b[31m", 'name must be text that can be printed and is not empty, found "a\\u001b[31m"'),
+        ("name", 7, "name must be text that can be printed and is not empty, found 7"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_place_and_what_it_should_be(field: str, value: object, expected: str) -> None:
+    assert complaint_about(**{field: value}).startswith(f"models.json: $[1].{expected}")
+
+
+def test_a_long_wrong_value_is_cut_short() -> None:
+    assert len(complaint_about(args=list(range(1000)))) < 150
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (b'[\n  {"name": "m",}\n]', "models.json: line 2, column 16 is not JSON: trailing comma in object"),
+        (b'[{"name": "m"}\n {"name": "n"}]', "models.json: line 2, column 2 is not JSON: expected ',' or ']'"),
+        ('["ä", x]'.encode(), "models.json: line 1, column 7 is not JSON: invalid character"),
+        (b'[{"name": "m"', "models.json: line 1, column 14 is not JSON: Input data was truncated"),
+        (b"", "models.json: line 1, column 1 is not JSON: Input data was truncated"),
+        (b'["ok",\n "\xff"]', "models.json: line 2, column 3 is not UTF-8: invalid start byte"),
+        (b"[" * 100_000, "models.json: brackets are nested too deep for a list of cards"),
+        (b'{"name": "m"}', 'models.json: $ must be a list of cards, found {"name": "m"}'),
+        (b'[{"name": "m"}, 5]', "models.json: $[1] must be an object, found 5"),
+        (b"[{}]", "models.json: $[0] has no name; it has no field at all"),
+        (b'[{"args": "", "tags": []}]', "models.json: $[0] has no name; it has args, tags"),
+        (b'[{"name": null, "args": ""}]', "models.json: $[0] has no name; it has args"),
+        (
+            b'[{"name": "m"}, {"name": "n"}, {"name": "m"}]',
+            "models.json: $[2].name 'm' is already the name of $[0]",
+        ),
+    ],
+)
+def test_a_broken_file_is_told_with_the_place(text: bytes, expected: str) -> None:
+    assert complaint(text) == expected
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+# The first text hypothesis draws on a machine takes it seconds; that says nothing about our code.
+UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+FIELDS = st.sampled_from(
+    ["name", "dockerfile", "n_gpus", "gpu_count", "tags", "timeout", "data", "recipe", "is_deprecated", "other"]
+)
+
+
+@UNHURRIED
+@given(st.lists(st.dictionaries(FIELDS, JSON, max_size=5), max_size=4))
+def test_any_list_of_objects_gives_cards_or_one_catalog_error(entries: list[dict[str, object]]) -> None:
+    try:
+        cards = read(*entries)
+    except CatalogError as error:
+        assert error.message.startswith("models.json: $")
+    else:
+        assert [card.name for card in cards] == [entry["name"] for entry in entries]
+
+
+@UNHURRIED
+@given(st.binary(max_size=60))
+def test_any_bytes_give_cards_or_one_catalog_error(text: bytes) -> None:
+    try:
+        read_cards(text, "models.json", ROOT)
+    except CatalogError as error:
+        assert error.message.startswith("models.json: ")

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from madlite.machine.facts import Seen
+from madlite.machine.nvml import read_library
+from madlite.machine.products import short_name
+
+from .stand_in import Bench
+
+H100 = "NVIDIA H100 80GB HBM3"
+TABLE = """\
++-----------------------------------------------------------------------------------------+
+| NVIDIA-SMI 575.57.08              Driver Version: 575.57.08      CUDA Version: 12.9     |
++-----------------------------------------+------------------------+----------------------+
+"""
+
+
+def rows(count: int, name: str = H100, mib: str = "81559") -> str:
+    return "".join(
+        f"{n}, {name}, GPU-0d{n}e0000-1111-2222-3333-444455556666, {mib}, 00000000:{n + 0x1B:02X}:00.0, 575.57.08\n"
+        for n in range(count)
+    )
+
+
+def test_eight_h100_by_the_query(bench: Bench) -> None:
+    bench.tool("nvidia-smi", ("*--query-gpu*", rows(8)), ("", TABLE))
+    machine = bench.detect()
+    assert (machine.vendor, len(machine.gpus)) == ("NVIDIA", 8)
+    assert (machine.architecture, machine.product, machine.device) == (H100, H100, "H100")
+    assert machine.gpus[1].bus == "0000:1c:00.0"
+    assert machine.gpus[1].memory_bytes == 81559 << 20
+    assert (machine.driver_version, machine.cuda_version) == ("575.57.08", "12.9")
+    assert machine.sources["gpus"] == "nvidia-smi"
+    assert machine.problems == ()
+
+
+@pytest.mark.parametrize("uuid", [" (UUID: GPU-11112222-aaaa-bbbb-cccc-000011112222)", "", "  "])
+def test_the_list_is_used_where_the_query_is_not_known(bench: Bench, uuid: str) -> None:
+    listed = f"GPU 0: NVIDIA H200{uuid}\n  MIG 1g.18gb     Device  0: (UUID: MIG-1)\nGPU 1: NVIDIA H200{uuid}\n"
+    bench.tool("nvidia-smi", ("-L", listed), ("", TABLE))
+    machine = bench.detect()
+    assert (len(machine.gpus), machine.architecture, machine.device) == (2, "NVIDIA H200", "H200")
+    assert machine.driver_version == "575.57.08"
+
+
+def test_a_lost_gpu_is_left_out_and_named(bench: Bench) -> None:
+    lost = "1, [GPU is lost], [N/A], [N/A], 00000000:1C:00.0, [N/A]\n"
+    bench.tool("nvidia-smi", ("*--query-gpu*", rows(1) + lost), ("", TABLE))
+    machine = bench.detect()
+    assert len(machine.gpus) == 1
+    assert [(problem.where, problem.what) for problem in machine.problems] == [("nvidia-smi", "1 GPUs without a name")]
+
+
+def test_memory_that_is_not_given_stays_unknown(bench: Bench) -> None:
+    bench.tool("nvidia-smi", ("*--query-gpu*", rows(1, "NVIDIA GB10", "[N/A]")), ("", TABLE))
+    machine = bench.detect()
+    assert (machine.device, machine.gpus[0].memory_bytes) == ("GB10", None)
+
+
+@pytest.mark.parametrize(
+    ("product", "device"),
+    [
+        (H100, "H100"),
+        ("NVIDIA H100 NVL", "H100"),
+        ("NVIDIA A100-SXM4-80GB", "A100"),
+        ("NVIDIA B200", "B200"),
+        ("NVIDIA GH200 480GB", "GH200"),
+        ("NVIDIA GB200", "GB200"),
+        ("NVIDIA L40S", "L40S"),
+        ("Tesla V100-SXM2-32GB", "V100"),
+        ("NVIDIA GeForce RTX 4090", "RTX 4090"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTX PRO 6000"),
+        ("NVIDIA RTX A6000", "RTX A6000"),
+        ("NVIDIA Something New", "NVIDIA Something New"),
+    ],
+)
+def test_short_names(product: str, device: str) -> None:
+    assert short_name(Seen(position=0, arch=product, product=product), "NVIDIA") == device
+
+
+class FakeError(Exception):
+    pass
+
+
+def library(*, lost: bool = False, start: Exception | None = None) -> SimpleNamespace:
+    """The functions of pynvml that are used, in the types its older versions returned."""
+
+    def init() -> None:
+        if start:
+            raise start
+
+    def handle(index: int) -> int:
+        if lost and index == 1:
+            raise FakeError("GPU is lost")
+        return index
+
+    return SimpleNamespace(
+        NVMLError=FakeError,
+        nvmlInit=init,
+        nvmlShutdown=lambda: None,
+        nvmlDeviceGetCount=lambda: 2,
+        nvmlSystemGetCudaDriverVersion_v2=lambda: 12080,
+        nvmlSystemGetDriverVersion=lambda: b"570.86.15",
+        nvmlDeviceGetHandleByIndex=handle,
+        nvmlDeviceGetName=lambda _: b"NVIDIA B200",
+        nvmlDeviceGetMemoryInfo=lambda _: SimpleNamespace(total=183359 << 20),
+        nvmlDeviceGetUUID=lambda index: f"GPU-{index}",
+        nvmlDeviceGetPciInfo=lambda index: SimpleNamespace(busId=f"00000000:0{index + 1}:00.0"),
+    )
+
+
+def test_the_management_library_answers_all_facts() -> None:
+    source = read_library(library())
+    assert [(gpu.product, gpu.unique_id, gpu.bus) for gpu in source.gpus] == [
+        ("NVIDIA B200", "GPU-0", "0000:01:00.0"),
+        ("NVIDIA B200", "GPU-1", "0000:02:00.0"),
+    ]
+    assert source.gpus[0].memory_bytes == 183359 << 20
+    assert (source.driver_version, source.runtime_version, source.problem) == ("570.86.15", "12.8", "")
+
+
+@pytest.mark.parametrize("broken", [library(lost=True), library(start=FakeError("Driver Not Loaded"))])
+def test_the_management_librarys_errors_are_a_problem_without_gpus(broken: SimpleNamespace) -> None:
+    source = read_library(broken)
+    assert source.gpus == ()
+    assert source.problem in ("GPU is lost", "Driver Not Loaded")

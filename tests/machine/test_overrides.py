@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import pytest
+
+from madlite.errors import CheckFailed, UsageProblem
+
+from .stand_in import GIB, Bench, amd_list, amd_static
+from .test_nvidia import TABLE, rows
+
+
+@pytest.fixture
+def loud(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """A machine on which no tool may run."""
+    for tool in ("amd-smi", "rocm-smi", "rocminfo", "nvidia-smi"):
+        bench.script(tool, "exit 0")
+    monkeypatch.setattr("madlite.machine.host.capture", lambda *_, **__: pytest.fail("a process was started"))
+    return bench
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"gpu_vendor": "amd", "device": "MI300X", "n_gpus": 8},
+        {"device": "mi300x", "n_gpus": "8"},
+        {"gpu_product": "AMD Instinct MI300X OAM", "n_gpus": 8},
+        {"gpu_vendor": "AMD", "MAD_SYSTEM_GPU_PRODUCT_NAME": "AMD Instinct MI300X", "n_gpus": 8},
+        {"gpu_vendor": "AMD", "gpu_arch": "gfx942:sramecc+:xnack-", "device": "MI300X", "n_gpus": 8},
+        {"device": "MI300X", "gpu_renderDs": list(range(128, 136))},
+    ],
+)
+def test_eight_mi300x_that_are_elsewhere(loud: Bench, overrides: dict[str, object]) -> None:
+    machine = loud.detect(**overrides)
+    assert (machine.vendor, machine.architecture, machine.device) == ("AMD", "gfx942", "MI300X")
+    assert machine.product.startswith("AMD Instinct MI300X")
+    assert [gpu.index for gpu in machine.gpus] == list(range(8))
+    assert {gpu.memory_bytes for gpu in machine.gpus} == {192 * GIB}
+
+
+@pytest.mark.parametrize(
+    ("device", "arch", "memory_gib"),
+    [("MI325X", "gfx942", 256), ("MI350X", "gfx950", 288), ("MI355X", "gfx950", 288), ("MI250X", "gfx90a", 64)],
+)
+def test_the_table_knows_the_products(loud: Bench, device: str, arch: str, memory_gib: int) -> None:
+    machine = loud.detect(device=device, n_gpus=2)
+    assert (machine.architecture, machine.gpus[1].memory_bytes) == (arch, memory_gib * GIB)
+
+
+@pytest.mark.parametrize("overrides", [{"device": "h200"}, {"gpu_vendor": "NVIDIA", "gpu_arch": "NVIDIA H200"}])
+def test_nvidia_elsewhere_has_its_product_as_architecture(loud: Bench, overrides: dict[str, object]) -> None:
+    machine = loud.detect(n_gpus=8, cuda_version="12.8", **overrides)
+    assert (machine.vendor, machine.architecture, machine.device) == ("NVIDIA", "NVIDIA H200", "H200")
+    assert (machine.cuda_version, machine.sources["cuda_version"]) == ("12.8", "override cuda_version")
+
+
+def test_an_architecture_alone_leaves_the_device_open(loud: Bench) -> None:
+    machine = loud.detect(gpu_vendor="AMD", gpu_arch="gfx942", n_gpus=4)
+    assert (machine.device, machine.gpus[0].memory_bytes) == ("gfx942", None)
+
+
+def test_each_fact_names_its_override(loud: Bench) -> None:
+    sources = loud.detect(gpu_vendor="AMD", device="MI355X", n_gpus=8, rocm_version="7.0").sources
+    assert sources["vendor"] == "override gpu_vendor"
+    assert sources["gpus"] == "override n_gpus"
+    assert sources["architecture"] == sources["memory_bytes"] == "override device"
+    assert sources["rocm_version"] == "override rocm_version"
+
+
+def test_describing_the_machine_one_is_on_keeps_its_render_nodes(bench: Bench) -> None:
+    bench.mi300x(8)
+    machine = bench.detect(gpu_vendor="AMD", MAD_SYSTEM_GPU_ARCHITECTURE="gfx942", n_gpus=8)
+    assert [gpu.render_minor for gpu in machine.gpus] == list(range(128, 136))
+    elsewhere = bench.detect(device="MI325X", n_gpus=8)
+    assert {gpu.render_minor for gpu in elsewhere.gpus} == {None}
+
+
+def test_render_nodes_can_be_named(bench: Bench) -> None:
+    bench.mi300x(2)
+    machine = bench.detect(gpu_renderDs=(140, 141))
+    assert [gpu.render_minor for gpu in machine.gpus] == [140, 141]
+    assert machine.sources["render_minor"] == "override gpu_renderDs"
+
+
+def test_a_vendor_alone_restricts_detection(bench: Bench) -> None:
+    bench.tool("nvidia-smi", ("*--query-gpu*", rows(2)), ("", TABLE))
+    with pytest.raises(CheckFailed, match="gpu_vendor asks for AMD, but no AMD GPU is in this machine") as refused:
+        bench.detect(gpu_vendor="AMD")
+    assert "n_gpus" in refused.value.hint
+    assert bench.detect(gpu_vendor="nvidia").device == "H100"
+
+
+def test_single_facts_correct_what_was_found(bench: Bench) -> None:
+    bench.tool("amd-smi", ("*static*", amd_static(list(range(8)))), ("*list*", amd_list(list(range(8)))))
+    machine = bench.detect(n_gpus=4, gpu_product="AMD Instinct MI308X", rocm_version="6.3.0")
+    assert (len(machine.gpus), machine.product, machine.device) == (4, "AMD Instinct MI308X", "MI308X")
+    assert (machine.architecture, machine.rocm_version) == ("gfx942", "6.3.0")
+    assert machine.sources["product"] == "override gpu_product"
+
+
+def test_more_gpus_than_are_here_are_planned_for_and_said(bench: Bench) -> None:
+    bench.mi300x(2)
+    machine = bench.detect(n_gpus=8)
+    assert [gpu.render_minor for gpu in machine.gpus] == [128, 129, *[None] * 6]
+    assert machine.problems[0].what == "8 asked for, 2 are here"
+
+
+def test_a_count_without_a_gpu_is_said_to_be_without_effect(bench: Bench) -> None:
+    machine = bench.detect(n_gpus=8)
+    assert (machine.vendor, machine.gpus) == ("CPU", ())
+    assert machine.problems[0].where == "n_gpus"
+
+
+def test_minus_one_is_all_that_are_here(bench: Bench) -> None:
+    bench.mi300x(3)
+    assert len(bench.detect(n_gpus="-1").gpus) == 3
+
+
+@pytest.mark.parametrize(
+    ("overrides", "word"),
+    [
+        ({"gpu_vendor": "INTEL"}, "INTEL"),
+        ({"n_gpus": "many"}, "many"),
+        ({"n_gpus": 0}, "0"),
+        ({"n_gpus": 2.5}, "2.5"),
+        ({"gpu_renderDs": ["renderD128"]}, "renderD128"),
+        ({"device": "MI300X", "n_gpus": 4, "gpu_renderDs": [128, 129]}, "2 render nodes for 4"),
+        ({"gpu_vendor": "AMD", "device": "MI9999X", "n_gpus": 8}, "MI9999X"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(bench: Bench, overrides: dict[str, object], word: str) -> None:
+    with pytest.raises(UsageProblem) as refused:
+        bench.detect(**overrides)
+    assert word in refused.value.message

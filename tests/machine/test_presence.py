@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import pytest
+
+from madlite.errors import CheckFailed
+
+from .stand_in import Bench, amd_list, amd_static
+from .test_nvidia import TABLE, rows
+
+NO_DRIVER = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
+
+
+def test_nothing_there_is_cpu_without_running_anything(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("madlite.machine.host.capture", lambda *_, **__: pytest.fail("a process was started"))
+    machine = bench.detect()
+    assert (machine.vendor, machine.gpus, machine.architecture) == ("CPU", (), "cpu")
+    assert (machine.product, machine.device) == ("cpu", "cpu")
+    assert machine.hostname
+
+
+def test_display_adapters_bridges_and_a_bare_driver_are_no_gpu(bench: Bench) -> None:
+    bench.pci("0000:00:02.0", "8086", "9a49", "030000")
+    bench.pci("0000:c4:00.0", "1002", "1638", "030000")  # an APU's display
+    bench.pci("0000:05:00.0", "10de", "1af1", "068000")  # an NVSwitch
+    bench.pci("0000:06:00.1", "10de", "10fa", "040300")  # sound
+    bench.file("dev/kfd")
+    bench.file("dev/nvidiactl")
+    bench.node(0)
+    assert bench.detect().vendor == "CPU"
+
+
+@pytest.mark.parametrize("complaint", [f"echo '{NO_DRIVER}'; exit 9", "echo 'No devices were found'; exit 6", "exit 0"])
+def test_a_tool_without_a_gpu_anywhere_is_cpu_with_a_note(bench: Bench, complaint: str) -> None:
+    bench.script("nvidia-smi", complaint)
+    machine = bench.detect()
+    assert machine.vendor == "CPU"
+    assert [problem.where for problem in machine.problems] == ["nvidia-smi"]
+
+
+def test_a_hanging_tool_without_a_gpu_anywhere_is_cpu_with_a_note(bench: Bench) -> None:
+    bench.limit_s = 0.3
+    bench.script("rocm-smi", "sleep 60")
+    machine = bench.detect()
+    assert machine.vendor == "CPU"
+    assert "did not end within 0.3 s" in machine.problems[0].what
+
+
+def kfd_device(bench: Bench) -> None:
+    bench.file("dev/kfd")
+
+
+def closed_nodes(bench: Bench) -> None:
+    bench.node(0)
+    (bench.root / "sys/class/kfd/kfd/topology/nodes/1/properties").mkdir(parents=True)  # reading it fails
+
+
+def accelerator(bench: Bench) -> None:
+    bench.pci("0000:1b:00.0", "1002", "ffff", "120000")
+
+
+def known_id(bench: Bench) -> None:
+    bench.node(0)
+    bench.pci("0000:c1:00.0", "1002", "740c", "038000")
+
+
+@pytest.mark.parametrize("trace", [kfd_device, closed_nodes, accelerator, known_id])
+def test_an_amd_gpu_that_cannot_be_read_is_an_error(bench: Bench, trace: object) -> None:
+    trace(bench)
+    bench.script("rocminfo", "echo 'ROCk module is NOT loaded, possibly no GPU devices'; exit 1")
+    with pytest.raises(CheckFailed) as refused:
+        bench.detect()
+    assert "AMD GPUs are in this machine but cannot be read" in refused.value.message
+    assert "amd-smi: not installed" in refused.value.message
+    assert "rocminfo: exit code 1: ROCk module is NOT loaded" in refused.value.message
+    assert '{"gpu_vendor": "CPU"}' in refused.value.hint
+
+
+def test_the_error_names_what_was_seen(bench: Bench) -> None:
+    known_id(bench)
+    with pytest.raises(CheckFailed, match=r"PCI device 0000:c1:00\.0 \[1002:740c\]"):
+        bench.detect()
+
+
+def test_gpus_that_a_tool_counts_but_cannot_name_are_an_error(bench: Bench) -> None:
+    nothing = amd_static([0, 1], name="N/A", arch="N/A", id="N/A", mb=None)
+    bench.tool("amd-smi", ("*static*", nothing), ("*list*", amd_list(["N/A", "N/A"])))
+    with pytest.raises(CheckFailed, match="amd-smi lists 2 without naming them"):
+        bench.detect()
+
+
+@pytest.mark.parametrize("kind", ["030000", "030200"])
+def test_an_nvidia_gpu_that_cannot_be_read_is_an_error(bench: Bench, kind: str) -> None:
+    bench.pci("0000:17:00.0", "10de", "2330", kind)
+    with pytest.raises(CheckFailed, match=r"NVIDIA GPUs.*0000:17:00\.0 \[10de:2330\].*nvidia-smi: not installed"):
+        bench.detect()
+
+
+@pytest.mark.parametrize("path", ["dev/nvidia0", "proc/driver/nvidia/gpus/0000:17:00.0/information"])
+def test_nvidias_driver_shows_its_gpus(bench: Bench, path: str) -> None:
+    bench.file(path)
+    bench.script("nvidia-smi", f'echo "{NO_DRIVER}"; exit 9')
+    with pytest.raises(CheckFailed, match=r"NVIDIA GPUs.*nvidia-smi: exit code 9: NVIDIA-SMI has failed"):
+        bench.detect()
+
+
+def test_gpu_vendor_cpu_turns_detection_off(bench: Bench) -> None:
+    known_id(bench)
+    machine = bench.detect(gpu_vendor="cpu")
+    assert (machine.vendor, machine.sources["vendor"]) == ("CPU", "override gpu_vendor")
+
+
+def test_nvidia_wins_where_both_answer(bench: Bench) -> None:
+    bench.tool("nvidia-smi", ("*--query-gpu*", rows(2)), ("", TABLE))
+    bench.tool("amd-smi", ("*static*", amd_static([0])), ("*list*", amd_list([1])))
+    assert bench.detect().vendor == "NVIDIA"
+    assert bench.detect(gpu_vendor="amd").vendor == "AMD"
+
+
+def test_gpus_in_the_machine_count_more_than_a_tool(bench: Bench) -> None:
+    bench.tool("nvidia-smi", ("*--query-gpu*", rows(2)), ("", TABLE))
+    bench.mi300x(8)
+    assert (bench.detect().vendor, len(bench.detect().gpus)) == ("AMD", 8)
+
+
+def test_one_vendors_broken_display_card_does_not_stop_the_others_gpus(bench: Bench) -> None:
+    bench.pci("0000:02:00.0", "10de", "1d01", "030000")
+    bench.script("nvidia-smi", f'echo "{NO_DRIVER}"; exit 9')
+    bench.mi300x(8)
+    machine = bench.detect()
+    assert machine.vendor == "AMD"
+    assert [problem.where for problem in machine.problems] == ["nvidia-smi"]
+
+
+def test_unlike_gpus_are_said_to_be_unlike(bench: Bench) -> None:
+    bench.mi300x(1)
+    bench.mi300x(1, first=2, gfx_target_version=90010, device_id=0x740F, simd_count=416)
+    machine = bench.detect()
+    assert machine.device == "MI300X"
+    assert "MI300X, MI210" in machine.problems[0].what
+
+
+@pytest.mark.parametrize(
+    ("tools", "host_os"),
+    [(["tdnf"], "HOST_AZURE"), (["zypper"], "HOST_SLES"), (["yum", "tdnf"], "HOST_CENTOS"), (["apt", "yum"], "HOST_UBUNTU"), ([], "")],
+)  # fmt: skip
+def test_host_os_follows_the_package_tools(bench: Bench, tools: list[str], host_os: str) -> None:
+    for tool in tools:
+        bench.script(tool, "exit 0")
+    assert bench.detect().host_os == host_os

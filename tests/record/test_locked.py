@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from multiprocessing import get_context
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from madlite.errors import RecordError
+from madlite.record import append_rows, check_appendable
+
+from .reading import SMALL, models, records, row, table
+
+FORK = get_context("fork")  # a fresh interpreter for each of 64 writers would take longer than all their rows
+
+
+@pytest.fixture
+def perf(tmp_path: Path) -> Path:
+    return tmp_path / "perf.csv"
+
+
+def test_64_writers_at_once_some_widening_lose_nothing(perf: Path) -> None:
+    start = FORK.Barrier(64)
+
+    def write(n: int) -> None:
+        start.wait()
+        for turn in range(3):
+            extra = {f"column{n}": str(turn)} if n % 8 == 0 and turn == 1 else {}
+            append_rows(perf, [row(model=f"{n}.{turn}", args='"a",\nb', **extra)], sync=False)
+
+    writers = [FORK.Process(target=write, args=(n,)) for n in range(64)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert [writer.exitcode for writer in writers] == [0] * 64
+    got = table(perf)
+    assert sorted(cells["model"] for cells in got) == sorted(f"{n}.{turn}" for n in range(64) for turn in range(3))
+    assert all(cells[f"column{cells['model'][:-2]}"] == "1" for cells in got if cells["model"] in _widening())
+    assert {cells["args"] for cells in got} == {'"a",\nb'}
+    assert os.listdir(perf.parent) == ["perf.csv"]
+
+
+def _widening() -> set[str]:
+    return {f"{n}.1" for n in range(0, 64, 8)}
+
+
+def test_kill_at_any_moment_leaves_a_file_that_parses_with_all_earlier_rows(perf: Path) -> None:
+    moments = Random(7)
+    done: set[str] = set()
+    for turn in range(15):
+        done |= _killed_at_work(perf, turn, moments)
+        assert {cells[0] for cells in records(perf)} >= done
+        append_rows(perf, [row(model=f"after{turn}", args=LONG)], sync=False)
+        done.add(f"after{turn}")
+        assert {cells["model"] for cells in table(perf) if cells["args"] == LONG} >= done
+
+
+LONG = 'x, "y"\n' * 2000  # several pages: a kill lands between two of them
+
+
+def _killed_at_work(perf: Path, turn: int, moments: Random) -> set[str]:
+    """Kill two writers at a random moment; return the rows that one of them knew to be in the file."""
+    reading, writing = os.pipe()
+    writers = [FORK.Process(target=_append_until_killed, args=(perf, f"{turn}.{n}", writing)) for n in range(2)]
+    for writer in writers:
+        writer.start()
+    os.close(writing)
+    with os.fdopen(reading) as said:
+        done = [said.readline() for _ in range(moments.randrange(1, 12))]
+        for _ in range(moments.randrange(30_000)):  # somewhere in the next append
+            pass
+        for writer in writers:
+            writer.kill()
+            writer.join()
+        return {line.strip() for line in [*done, *said]}
+
+
+def _append_until_killed(perf: Path, name: str, writing: int) -> None:
+    for count in range(1_000_000):
+        extra = {f"column{name}": "x"} if count == 3 else {}
+        append_rows(perf, [row(model=f"{name}.{count}", args=LONG, **extra)], sync=False)
+        os.write(writing, f"{name}.{count}\n".encode())
+
+
+def test_file_replaced_while_waiting_for_the_lock_is_opened_again(perf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    append_rows(perf, [row(model="old")])
+    wider = perf.with_name("wider.csv")
+    wider.write_text(f"{SMALL},mode\nold,,,,\n")
+    lock = fcntl.flock
+
+    def replaced_first(fd: int, how: int) -> None:
+        if wider.exists():
+            wider.replace(perf)
+        lock(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", replaced_first)
+    append_rows(perf, [row(model="new", mode="lora")])
+    assert perf.read_text() == f"{SMALL},mode\nold,,,,\nnew,,,,lora\n"
+
+
+def test_file_removed_while_waiting_for_the_lock_is_made_again(perf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    append_rows(perf, [row(model="old")])
+    lock, left = fcntl.flock, [perf]
+
+    def removed_first(fd: int, how: int) -> None:
+        if left:
+            left.pop().unlink()
+        lock(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", removed_first)
+    append_rows(perf, [row(model="new")])
+    assert models(perf) == ["new"]
+
+
+@pytest.mark.parametrize("of_a_run", [append_rows, lambda path, rows: check_appendable(path)], ids=["append", "check"])
+class TestRefusals:
+    """What keeps rows out is said the same before a run and after it, and nothing is changed."""
+
+    @pytest.mark.parametrize(
+        "content",
+        [
+            b"date,value\n1,2\n",
+            b"model,performance,metric\na,1,u\n",
+            b"model;status;performance;metric\n",
+            b'"never closed\n' * 50_000,
+            b"\x7fELF\x00\x01\x02" * 100_000,
+            "model,status,performance,metric\n".encode("utf-16"),
+        ],
+        ids=["other", "results of a script", "semicolons", "open quote", "binary", "utf-16"],
+    )
+    def test_foreign_file(self, perf: Path, of_a_run, content: bytes) -> None:
+        perf.write_bytes(content)
+        with pytest.raises(RecordError, match=r"its first line is no perf\.csv header") as caught:
+            of_a_run(perf, [row(model="a")])
+        assert len(caught.value.message) < len(str(perf)) + 350
+        assert "-o " in caught.value.hint
+        assert perf.read_bytes() == content
+
+    def test_folder(self, perf: Path, of_a_run) -> None:
+        perf.mkdir()
+        with pytest.raises(RecordError, match="is a folder") as caught:
+            of_a_run(perf, [row(model="a")])
+        assert caught.value.hint.endswith(f"-o {perf}/perf.csv")
+
+    def test_missing_folder(self, tmp_path: Path, of_a_run) -> None:
+        with pytest.raises(RecordError, match="no folder") as caught:
+            of_a_run(tmp_path / "a" / "b" / "perf.csv", [row(model="a")])
+        assert caught.value.hint == f"mkdir -p {tmp_path}/a/b"
+        assert os.listdir(tmp_path) == []
+
+    def test_file_where_a_folder_should_be(self, perf: Path, of_a_run) -> None:
+        perf.write_text("")
+        with pytest.raises(RecordError, match="no folder"):
+            of_a_run(perf / "perf.csv", [row(model="a")])
+
+    def test_pipe(self, perf: Path, of_a_run) -> None:
+        os.mkfifo(perf)
+        with pytest.raises(RecordError, match="no plain file"):
+            of_a_run(perf, [row(model="a")])
+
+    @pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS])
+    def test_read_only(self, perf: Path, of_a_run, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        append_rows(perf, [row(model="a")])
+
+        def refuse(*args: object) -> int:
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(os, "open", refuse)
+        with pytest.raises(RecordError, match=f"cannot be written: {os.strerror(number)}") as caught:
+            of_a_run(perf, [row(model="a")])
+        assert caught.value.hint.startswith("ls -ld ")
+
+    def test_file_system_without_locks(self, perf: Path, of_a_run, monkeypatch: pytest.MonkeyPatch) -> None:
+        append_rows(perf, [row(model="a")])
+        before = perf.read_bytes()
+
+        def refuse(*args: object) -> None:
+            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+        monkeypatch.setattr(fcntl, "flock", refuse)
+        with pytest.raises(RecordError, match="cannot be locked on its file system"):
+            of_a_run(perf, [row(model="b")])
+        assert perf.read_bytes() == before
+
+    def test_endless_link(self, perf: Path, of_a_run) -> None:
+        perf.symlink_to(perf)
+        with pytest.raises(RecordError, match="cannot be"):
+            of_a_run(perf, [row(model="a")])
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may write anywhere")
+def test_check_finds_a_folder_that_takes_no_new_file(tmp_path: Path) -> None:
+    tmp_path.chmod(0o555)
+    with pytest.raises(RecordError, match="Permission denied"):
+        check_appendable(tmp_path / "perf.csv")
+
+
+def test_check_makes_and_changes_nothing(perf: Path) -> None:
+    check_appendable(perf)
+    assert not perf.exists()
+    perf.write_text(f"{SMALL}\na,,")
+    check_appendable(perf)
+    assert perf.read_text() == f"{SMALL}\na,,"
+
+
+def test_check_does_not_wait_for_a_writer(perf: Path) -> None:
+    perf.write_text(SMALL)
+    with perf.open("rb") as writer:
+        fcntl.flock(writer, fcntl.LOCK_EX)
+        check_appendable(perf)
