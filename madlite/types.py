@@ -422,10 +422,11 @@ Event: TypeAlias = Step | Phase | Summary | EffectiveConfig | Ended
 
 
 class Exit(Value, frozen=True):
-    """How an action ended: its exit code, or the signal (negative) that ended it."""
+    """How an action ended: its exit code, or the signal (negative) that ended it; `timed_out` at its own limit."""
 
     code: int
     duration_s: float
+    timed_out: bool = False
 
 
 class ImageUsed(Value, frozen=True):

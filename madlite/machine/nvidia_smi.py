@@ -14,7 +14,7 @@ FIELDS = ("index", "name", "uuid", "memory.total", "pci.bus_id", "driver_version
 QUERY = (NAME, f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits")
 CUDA = re.compile(r"CUDA (?:UMD )?Version\s*:\s*(\d+\.\d+)")
 DRIVER = re.compile(r"Driver Version\s*:\s*(\d+(?:\.\d+)+)")
-LISTED = re.compile(r"^GPU (\d+):\s*(.+?)\s*(?:\(UUID: ([\w-]+)\))?\s*$", re.MULTILINE)
+LISTED = re.compile(r"^GPU (\d{1,4}): +([A-Za-z].*?)\s*(?:\(UUID: ([\w-]+)\))?\s*$", re.MULTILINE)
 
 
 def read_nvidia_smi(host: Host) -> Source:
@@ -60,7 +60,7 @@ def _name(row: list[str]) -> str:
 def _gpu(row: list[str]) -> Seen:
     mib = whole(row[3])
     return Seen(
-        position=int(row[0]),
+        position=whole(row[0]) or 0,
         arch=_name(row),
         product=_name(row),
         memory_bytes=mib << 20 if mib else None,

@@ -80,8 +80,9 @@ def _refuse_silence(asked: Asked, presence: Presence, tried: Iterable[Found]) ->
 
 def _listings(vendor: Vendor, tried: Iterable[Found]) -> list[str]:
     """Return the tools that counted GPUs without being able to say what they are."""
-    counted = [source for found in tried if found.vendor == vendor for source in found.asked if source.gpus]
-    return [f"{source.name} lists {len(source.gpus)} without naming them" for source in counted]
+    counted = [source for found in tried if found.vendor == vendor for source in found.asked]
+    tools = [source for source in counted if source.gpus and source.name != "KFD"]  # KFD is among the traces
+    return [f"{source.name} lists {len(source.gpus)} without naming them" for source in tools]
 
 
 def _some(traces: tuple[str, ...]) -> str:

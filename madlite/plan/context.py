@@ -56,6 +56,7 @@ class Context(Value, frozen=True):
 
     known: Known = Known()
     values: dict[str, Json] = {}
+    file: str = ""
     file_settings: dict[str, Scalar] = {}
     option_settings: dict[str, Scalar] = {}
     origins: dict[str, str] = {}
@@ -77,6 +78,7 @@ def read_context(file: Path | None, option: str) -> Context:
     return Context(
         known=_known({**merge(from_file, from_option)}, file),
         values=merge(from_file, from_option),
+        file=str(file or ""),
         file_settings=dict(_known(from_file, file).settings),
         option_settings=dict(_known(from_option, None).settings),
         origins={**dict.fromkeys(from_file, f"{FROM_FILE} {file}"), **dict.fromkeys(from_option, FROM_OPTION)},

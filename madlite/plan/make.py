@@ -123,7 +123,7 @@ def layers(given: Given) -> list[Layer]:
     named = [Layer(origin=option, values={key: value}) for option, key, value in options.named]
     return [
         Layer(origin="card", values={key: value for key, value in card_values.items() if key != "name"}),
-        Layer(origin=context.origins.get("settings", "context file"), values=context.file_settings),
+        Layer(origin=f"context file {context.file}", values=context.file_settings),
         Layer(origin="--additional-context", values=context.option_settings),
         *named,
         Layer(origin="tag", values=tag_values if given.draft.templates else {}),

@@ -97,8 +97,7 @@ def _target(path: Path) -> Path:
 
 
 def _open(target: Path, extra: int) -> int:
-    # O_NONBLOCK: a pipe of that name must not hold the run up
-    return os.open(target, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK | extra, 0o666)
+    return os.open(target, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | extra, 0o666)
 
 
 def _check_plain(path: Path, fd: int) -> None:

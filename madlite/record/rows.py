@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from madlite.measure.verdict import result_columns
 from madlite.record.header import STANDARD_COLUMNS
 from madlite.types import Cause, Metric, Result, Row, RunPlan, Status
 
@@ -9,8 +10,6 @@ from madlite.types import Cause, Metric, Result, Row, RunPlan, Status
 _JUDGED = {Cause.NONE, Cause.NO_METRIC, Cause.BAD_NUMBER, Cause.NAN_LOSS, Cause.INCOMPLETE, Cause.GPUS}
 # What a skipped run says about itself (madengine 1).
 _SKIPPED = ("n_gpus", "training_precision", "pipeline", "args", "tags", "additional_docker_run_options")
-# What a result may not say for itself: MAD's rule for a file of multiple results.
-_OURS = ("model", "performance", "metric", "status")
 _NOTHING = Metric(metric="", text="", status=Status.FAILURE)
 # What launches the ranks where the plan names nothing, away from this machine (madengine 2).
 _LAUNCHERS = {"slurm": "torchrun", "kubernetes": "native"}
@@ -38,13 +37,14 @@ def _said_something(result: Result) -> bool:
 
 def _row(plan: RunPlan, common: dict[str, str], metric: Metric, strict_header: bool) -> Row:
     columns = {**_combination(plan), **metric.columns}
-    cells = common | {name: text for name, text in columns.items() if name not in _OURS}
-    cells |= {
+    # a result may say anything but these four for itself: MAD's rule for a file of multiple results
+    judged = {
         "model": _model(plan, metric.label, columns, strict_header),
         "performance": metric.text,
         "metric": metric.metric,
         "status": metric.status.value,
     }
+    cells = common | columns | judged
     return Row(cells={name: text for name, text in cells.items() if name in STANDARD_COLUMNS or not strict_header})
 
 
@@ -65,7 +65,7 @@ def _combination(plan: RunPlan) -> dict[str, str]:
     """Return what tells the runs of one card apart, for a run that ended before it could say so itself."""
     if plan.variant is None or not _is_rendered(plan):
         return {}
-    return {"mode": plan.variant.mode, "precision": plan.variant.precision}
+    return result_columns(plan, plan.variant)
 
 
 def _is_rendered(plan: RunPlan) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -103,6 +104,8 @@ def _reason(error: Exception) -> tuple[str, str]:
             return "the connection was refused", "is docker running? sudo systemctl start docker"
         if isinstance(cause, PermissionError):
             return "permission denied", JOIN_GROUP
+        if isinstance(cause, socket.gaierror):
+            return "its host name is not known", "check DOCKER_HOST and docker context ls"
         if isinstance(cause, (TimeoutError, requests.Timeout)):
             return "it does not answer in time", "does docker version hang as well? sudo systemctl restart docker"
     return str(error), ""

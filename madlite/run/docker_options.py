@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+import click
 
 from madlite.errors import UsageProblem
 from madlite.run import docker_values as read
@@ -21,20 +22,19 @@ class Option(NamedTuple):
     names: str  # as the command line has them
     path: str  # dotted, in the request
     read: Callable[[str], Json] = str
-    many: bool = False
-    flag: bool = False
+    kind: Literal["value", "flag", "list", "table"] = "value"  # the last two may be given several times
 
 
 OPTIONS = (
-    Option("-e --env", "Env", many=True),
-    Option("--env-file", "Env", many=True),
-    Option("-v --volume", "HostConfig.Binds", read.bind, many=True),
-    Option("--mount", "HostConfig.Mounts", read.mount, many=True),
-    Option("--tmpfs", "HostConfig.Tmpfs", read.tmpfs, many=True),
-    Option("--volumes-from", "HostConfig.VolumesFrom", many=True),
-    Option("--device", "HostConfig.Devices", read.device, many=True),
-    Option("--device-cgroup-rule", "HostConfig.DeviceCgroupRules", many=True),
-    Option("--gpus", "HostConfig.DeviceRequests", read.gpus, many=True),
+    Option("--env-file", "Env", kind="table"),
+    Option("-e --env", "Env", kind="table"),
+    Option("-v --volume", "HostConfig.Binds", read.bind, kind="list"),
+    Option("--mount", "HostConfig.Mounts", read.mount, kind="list"),
+    Option("--tmpfs", "HostConfig.Tmpfs", read.tmpfs, kind="table"),
+    Option("--volumes-from", "HostConfig.VolumesFrom", kind="list"),
+    Option("--device", "HostConfig.Devices", read.device, kind="list"),
+    Option("--device-cgroup-rule", "HostConfig.DeviceCgroupRules", kind="list"),
+    Option("--gpus", "HostConfig.DeviceRequests", read.gpus, kind="list"),
     Option("--runtime", "HostConfig.Runtime"),
     Option("--network --net", "HostConfig.NetworkMode"),
     Option("--ipc", "HostConfig.IpcMode"),
@@ -48,45 +48,45 @@ OPTIONS = (
     Option("--memory-swap", "HostConfig.MemorySwap", read.size),
     Option("--memory-reservation", "HostConfig.MemoryReservation", read.size),
     Option("--memory-swappiness", "HostConfig.MemorySwappiness", int),
-    Option("--oom-kill-disable", "HostConfig.OomKillDisable", flag=True),
+    Option("--oom-kill-disable", "HostConfig.OomKillDisable", kind="flag"),
     Option("--oom-score-adj", "HostConfig.OomScoreAdj", int),
     Option("--pids-limit", "HostConfig.PidsLimit", int),
-    Option("--ulimit", "HostConfig.Ulimits", read.ulimit, many=True),
-    Option("--sysctl", "HostConfig.Sysctls", read.pair, many=True),
+    Option("--ulimit", "HostConfig.Ulimits", read.ulimit, kind="list"),
+    Option("--sysctl", "HostConfig.Sysctls", read.pair, kind="table"),
     Option("--cpus", "HostConfig.NanoCpus", read.nano_cpus),
     Option("-c --cpu-shares", "HostConfig.CpuShares", int),
     Option("--cpu-period", "HostConfig.CpuPeriod", int),
     Option("--cpu-quota", "HostConfig.CpuQuota", int),
     Option("--cpuset-cpus", "HostConfig.CpusetCpus"),
     Option("--cpuset-mems", "HostConfig.CpusetMems"),
-    Option("--privileged", "HostConfig.Privileged", flag=True),
-    Option("--cap-add", "HostConfig.CapAdd", many=True),
-    Option("--cap-drop", "HostConfig.CapDrop", many=True),
-    Option("--group-add", "HostConfig.GroupAdd", many=True),
-    Option("--security-opt", "HostConfig.SecurityOpt", read.security_option, many=True),
-    Option("--init", "HostConfig.Init", flag=True),
-    Option("--read-only", "HostConfig.ReadonlyRootfs", flag=True),
-    Option("--storage-opt", "HostConfig.StorageOpt", read.pair, many=True),
-    Option("--add-host", "HostConfig.ExtraHosts", many=True),
-    Option("--dns", "HostConfig.Dns", many=True),
-    Option("--dns-search", "HostConfig.DnsSearch", many=True),
-    Option("--dns-option --dns-opt", "HostConfig.DnsOptions", many=True),
+    Option("--privileged", "HostConfig.Privileged", kind="flag"),
+    Option("--cap-add", "HostConfig.CapAdd", kind="list"),
+    Option("--cap-drop", "HostConfig.CapDrop", kind="list"),
+    Option("--group-add", "HostConfig.GroupAdd", kind="list"),
+    Option("--security-opt", "HostConfig.SecurityOpt", read.security_option, kind="list"),
+    Option("--init", "HostConfig.Init", kind="flag"),
+    Option("--read-only", "HostConfig.ReadonlyRootfs", kind="flag"),
+    Option("--storage-opt", "HostConfig.StorageOpt", read.pair, kind="table"),
+    Option("--add-host", "HostConfig.ExtraHosts", kind="list"),
+    Option("--dns", "HostConfig.Dns", kind="list"),
+    Option("--dns-search", "HostConfig.DnsSearch", kind="list"),
+    Option("--dns-option --dns-opt", "HostConfig.DnsOptions", kind="list"),
     Option("--log-driver", "HostConfig.LogConfig.Type"),
-    Option("--log-opt", "HostConfig.LogConfig.Config", read.pair, many=True),
+    Option("--log-opt", "HostConfig.LogConfig.Config", read.pair, kind="table"),
     Option("-u --user", "User"),
     Option("-h --hostname", "Hostname"),
     Option("--domainname", "Domainname"),
-    Option("-l --label", "Labels", read.pair, many=True),
+    Option("-l --label", "Labels", read.pair, kind="table"),
     Option("--entrypoint", "Entrypoint", lambda text: [text]),
     Option("--stop-signal", "StopSignal"),
     Option("--stop-timeout", "StopTimeout", int),
     Option("--name", _IGNORED),
     Option("-w --workdir", _IGNORED),
-    Option("-a --attach", _IGNORED, many=True),
-    Option("-d --detach", _IGNORED, flag=True),
-    Option("-i --interactive", _IGNORED, flag=True),
-    Option("-t --tty", _IGNORED, flag=True),
-    Option("--rm", _IGNORED, flag=True),
+    Option("-a --attach", _IGNORED, kind="list"),
+    Option("-d --detach", _IGNORED, kind="flag"),
+    Option("-i --interactive", _IGNORED, kind="flag"),
+    Option("-t --tty", _IGNORED, kind="flag"),
+    Option("--rm", _IGNORED, kind="flag"),
 )
 _SWITCH = re.compile(r"(?P<name>--[a-z-]+)=(?P<value>true|false|1|0)", re.IGNORECASE)
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
@@ -128,25 +128,21 @@ def _expand(word: str, environ: Mapping[str, str]) -> str:
 
 def _parse(words: list[str]) -> list[tuple[Option, tuple[str, ...]]]:
     """Return every option that was given, with its values as text; the last one of a single-valued option."""
-    import click
-
-    flags = {name for option in OPTIONS if option.flag for name in option.names.split()}
-    parameters = [_parameter(option, f"option_{at}") for at, option in enumerate(OPTIONS)]
+    flags = {name for option in OPTIONS if option.kind == "flag" for name in option.names.split()}
+    parameters: list[click.Parameter] = [_parameter(option, f"option_{at}") for at, option in enumerate(OPTIONS)]
     command = click.Command("docker run", params=parameters, add_help_option=False)
     try:
         given = command.make_context("docker run", [_switch(word, flags) for word in words]).params
     except click.UsageError as error:
         raise ValueError(error.format_message()) from error
     found = [(option, given[f"option_{at}"]) for at, option in enumerate(OPTIONS)]
-    return [(option, value if option.many else (value,)) for option, value in found if value not in (None, ())]
+    return [(option, value if _repeats(option) else (value,)) for option, value in found if value not in (None, ())]
 
 
 def _parameter(option: Option, name: str) -> click.Option:
-    import click
-
     names = option.names.split()
-    if not option.flag:
-        return click.Option([*names, name], multiple=option.many)
+    if option.kind != "flag":
+        return click.Option([*names, name], multiple=_repeats(option))
     return click.Option([*names[:-1], f"{names[-1]}/--no{names[-1][1:]}", name], default=None)
 
 
@@ -159,7 +155,7 @@ def _switch(word: str, flags: set[str]) -> str:
 
 
 def _value(option: Option, given: str, environ: Mapping[str, str]) -> Json:
-    if option.flag:
+    if option.kind == "flag":
         return given
     if option.path == "Env":
         return (read.variables_of_file if "file" in option.names else read.variable)(given, environ)
@@ -175,12 +171,13 @@ def _put(body: dict[str, Json], option: Option, value: Json) -> None:
     *parents, last = option.path.split(".")
     for parent in parents:
         body = body.setdefault(parent, {})
-    if not option.many:
-        body[last] = value
-    elif isinstance(body.get(last, value), dict) and isinstance(value, dict) and option.read in _TABLES:
+    if option.kind == "table":
         body[last] = {**body.get(last, {}), **value}
-    else:
+    elif option.kind == "list":
         body[last] = [*body.get(last, []), value]
+    else:
+        body[last] = value
 
 
-_TABLES = (str, read.pair, read.tmpfs)  # these give entries of one table, the others give members of a list
+def _repeats(option: Option) -> bool:
+    return option.kind in ("list", "table")

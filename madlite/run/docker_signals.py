@@ -50,9 +50,7 @@ exit $sent
 """
 
 
-def end_workload(
-    client: Client, container: str, session: str, grace_s: float, ended: Callable[[float], bool]
-) -> None:
+def end_workload(client: Client, container: str, session: str, grace_s: float, ended: Callable[[float], bool]) -> None:
     """Send INT, then TERM, each with `grace_s` to end by itself, then KILL whatever is left.
 
     `session` is the exec's process id where the container shares the host's process table, else "".  `ended(limit_s)`

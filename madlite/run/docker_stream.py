@@ -46,9 +46,9 @@ class ExecOutput:
     def close(self) -> None:
         """Let go of the connection; the process goes on."""
         response = getattr(self._connection, "_response", None)
-        self._connection.close()
         if response is not None:
             response.close()
+        self._connection.close()
 
 
 def _read_ahead(connection: Any, below: Any) -> bytes:
@@ -57,7 +57,7 @@ def _read_ahead(connection: Any, below: Any) -> bytes:
     The docker library hands out the socket below the buffer it read the head through, so these bytes would be lost.
     """
     response = getattr(connection, "_response", None)
-    reader = getattr(getattr(getattr(response, "raw", None), "_fp", None), "fp", None)
+    reader: Any = getattr(getattr(getattr(response, "raw", None), "_fp", None), "fp", None)
     if not hasattr(reader, "peek"):
         return b""
     below.settimeout(0)  # an empty buffer must not wait for more

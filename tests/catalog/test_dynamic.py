@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -66,6 +67,8 @@ def test_an_installed_madengine_is_hidden_while_the_file_runs_and_back_afterward
     for name, module in real.items():
         monkeypatch.setitem(sys.modules, name, module)
     code = """
+        import sys
+        assert "madengine.core" not in sys.modules
         from madengine.tools.discover_models import CustomModel
         def list_models():
             return [CustomModel(name="m")]
@@ -75,7 +78,10 @@ def test_an_installed_madengine_is_hidden_while_the_file_runs_and_back_afterward
     assert "madengine.tools.discover_models" not in sys.modules
 
 
-def test_the_files_own_folder_is_importable_and_two_folders_may_have_modules_of_one_name(tmp_path: Path) -> None:
+def test_the_files_own_folder_is_importable_and_two_folders_may_have_modules_of_one_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
     code = """
         from madengine.utils.discover_models import CustomModel
         from naming import NAME
@@ -160,6 +166,22 @@ def test_what_the_file_prints_does_not_reach_standard_output(tmp_path: Path, cap
     assert out == "ours\n"
     assert "while loading" in err
     assert "from a program" in err
+
+
+def test_what_a_program_writes_past_the_redirection_does_not_reach_standard_output_later(tmp_path: Path) -> None:
+    file = write_program(
+        tmp_path, "dyn", "import sys\nsys.__stdout__.write('late')\ndef list_models():\n    return []\n"
+    )
+    code = """
+import pathlib, sys
+from madlite.catalog.dynamic import read_dynamic
+read_dynamic(pathlib.Path(sys.argv[1]), "where", pathlib.Path(sys.argv[2]), "dyn")
+"""
+    root = Path(__file__).parents[2]
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    argv = [sys.executable, "-c", code, file, tmp_path]
+    ran = subprocess.run(argv, cwd=root, env=buffered, capture_output=True, text=True, check=True)
+    assert (ran.stdout, ran.stderr) == ("", "late")
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ class Bench:
         for n, (pattern, text) in enumerate(answers):
             said = self.folder / f"{name}.{n}"
             said.write_bytes(text.encode("utf-8", "surrogateescape"))
-            cases.append(f'{pattern}) cat "{said}"; exit {code} ;;')
+            cases.append(f'{pattern or chr(39) * 2}) cat "{said}"; exit {code} ;;')
         self.script(name, 'case "$*" in\n' + "\n".join(cases) + '\nesac\necho "unknown: $*" >&2\nexit 64')
 
     def script(self, name: str, body: str) -> None:

@@ -150,7 +150,7 @@ HALF = amd_static(EIGHT)[:900]
 
 
 @pytest.mark.parametrize(
-    "text", ["", "\udcff\udcfe\udc00\x00\x01[[[{\udc80" * 50, "[" * 5000, HALF, "{}", "[]", "N/A", '[1, {"gpu": "x"}]'],
+    "text", ["", "\udcff\udcfe\udc90\x00\x01[[[{\udc80" * 50, "[" * 5000, HALF, "{}", "[]", "N/A", '[1, {"gpu": "x"}]'],
     ids=["empty", "noise", "deep", "half", "object", "list", "n/a", "wrong types"],
 )  # fmt: skip
 def test_an_answer_that_is_none_leads_to_the_next_tool(bench: Bench, text: str) -> None:

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 
 import pytest
 
+from madlite.machine import Host
 from madlite.machine.facts import Seen
-from madlite.machine.nvml import read_library
+from madlite.machine.nvml import read_library, read_nvml
 from madlite.machine.products import short_name
 
 from .stand_in import Bench
@@ -52,6 +54,11 @@ def test_a_lost_gpu_is_left_out_and_named(bench: Bench) -> None:
     machine = bench.detect()
     assert len(machine.gpus) == 1
     assert [(problem.where, problem.what) for problem in machine.problems] == [("nvidia-smi", "1 GPUs without a name")]
+
+
+def test_addresses_are_not_taken_for_products(bench: Bench) -> None:
+    bench.tool("nvidia-smi", ("*", "GPU 00000000:18:00.0\n    Product Name : NVIDIA H100 80GB HBM3\nGPU 1:\n"))
+    assert bench.detect().gpus == ()
 
 
 def test_memory_that_is_not_given_stays_unknown(bench: Bench) -> None:
@@ -127,3 +134,10 @@ def test_the_management_librarys_errors_are_a_problem_without_gpus(broken: Simpl
     source = read_library(broken)
     assert source.gpus == ()
     assert source.problem in ("GPU is lost", "Driver Not Loaded")
+
+
+def test_a_management_library_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    released = threading.Event()
+    monkeypatch.setattr("madlite.machine.nvml._read", released.wait)
+    assert read_nvml(Host(limit_s=0.05)).problem == "did not end within 0.05 s"
+    released.set()

@@ -129,8 +129,9 @@ class TestRefusals:
             b'"never closed\n' * 50_000,
             b"\x7fELF\x00\x01\x02" * 100_000,
             "model,status,performance,metric\n".encode("utf-16"),
+            b"model,status,performance,metric," + b"x," * (1 << 20),
         ],
-        ids=["other", "results of a script", "semicolons", "open quote", "binary", "utf-16"],
+        ids=["other", "results of a script", "semicolons", "open quote", "binary", "utf-16", "endless line"],
     )
     def test_foreign_file(self, perf: Path, of_a_run, content: bytes) -> None:
         perf.write_bytes(content)

@@ -91,6 +91,12 @@ def test_header_with_blanks_after_its_commas_is_followed_and_left_as_it_is(perf:
     assert text.splitlines()[1].startswith("llama_ft,8,,,--steps 20,")
 
 
+def test_quoted_name_after_a_blank_is_one_column(perf: Path) -> None:
+    perf.write_text('model, "memory, GiB", status, performance, metric\n')
+    append_rows(perf, [row(model="a", status="SUCCESS", **{"memory, GiB": "61"})])
+    assert perf.read_text().splitlines()[1:] == ["a,61,SUCCESS,,"]
+
+
 def test_columns_in_another_order_are_followed(perf: Path) -> None:
     turned = ",".join(reversed(V2.split(",")))
     perf.write_text(turned + "\n")

@@ -59,6 +59,14 @@ def test_whole_last_row_without_a_line_end_is_left_as_it_is(tmp_path: Path) -> N
     assert perf.read_bytes() == whole + b"\nnew,,,,,\n"
 
 
+def test_cut_row_in_another_encoding_loses_nothing(tmp_path: Path) -> None:
+    perf = tmp_path / "perf.csv"
+    cut = (HEADER + GOOD).encode() + b"b,FAILURE,2,caf\xe9s"
+    perf.write_bytes(cut)
+    append_rows(perf, [row(model="new")])
+    assert perf.read_bytes() == cut + b",,\nnew,,,,,\n"
+
+
 def test_header_without_a_line_end_gets_one(tmp_path: Path) -> None:
     perf = tmp_path / "perf.csv"
     perf.write_text(SMALL)

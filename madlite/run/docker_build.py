@@ -1,0 +1,101 @@
+"""Build an image by the engine's own builder."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from madlite.errors import RuntimeProblem
+from madlite.run.docker_answers import closing_answers, pull_problem
+from madlite.run.docker_client import Client, said
+from madlite.secrets import reveal
+from madlite.types import Cause, Image, Say
+
+_STEP = re.compile(r"^Step \d+/\d+ : (?P<instruction>.+)$")
+_FROM = re.compile(r"FROM\b", re.IGNORECASE)
+
+
+def build(client: Client, image: Image, say: Say) -> None:
+    """Build the image with a fresh base, or with the local one where the base cannot be pulled.
+
+    Raises:
+        RuntimeProblem: a step failed; the message holds the step and its last line.
+    """
+    attempt = _Attempt(client, image, say)
+    problem = attempt.build(pull=True)
+    if problem is not None and attempt.failed_at_base:
+        say(f"{_first_line(problem.message)}; trying the one that is here")
+        again = _Attempt(client, image, say)
+        if (problem_again := again.build(pull=False)) is None:
+            return
+        problem = problem if again.failed_at_base else problem_again
+    if problem is not None:
+        raise problem
+
+
+class _Attempt:
+    """One build, and how far it came."""
+
+    def __init__(self, client: Client, image: Image, say: Say) -> None:
+        self._client = client
+        self._image = image
+        self._say = say
+        self._step = ""
+        self._last_line = ""
+
+    @property
+    def failed_at_base(self) -> bool:
+        return bool(_FROM.match(self._step))
+
+    def build(self, *, pull: bool) -> RuntimeProblem | None:
+        """Return None when the image is built, else why not."""
+        import docker.errors
+
+        try:
+            with closing_answers(self._client):
+                for item in self._client.build(**_arguments(self._image), pull=pull, decode=True):
+                    if "error" in item:
+                        return self._problem(str(item["error"]).strip())
+                    self._take(str(item.get("stream", "")))
+        except docker.errors.APIError as error:
+            return self._problem(said(error))
+        except (OSError, TypeError) as error:
+            return self._problem(str(error))
+        return None
+
+    def _take(self, text: str) -> None:
+        for line in filter(None, map(str.strip, text.splitlines())):
+            if found := _STEP.match(line):
+                self._step, self._last_line = found["instruction"], ""
+            elif not line.startswith("--->"):
+                self._last_line = line
+            self._say(line)
+
+    def _problem(self, words: str) -> RuntimeProblem:
+        where = f"{self._image.dockerfile} does not build"
+        if self.failed_at_base:
+            known = pull_problem(self._image.base or self._step.split()[-1], words)
+            if known is not None:
+                return known
+        step = f" at step '{self._step}'" if self._step else ""
+        last = f" (last line: {self._last_line})" if self._last_line else ""
+        cause = Cause.DISK if "no space left on device" in words else Cause.BUILD
+        return RuntimeProblem(f"{where}{step}: {words}{last}", f"docker build -f {self._image.dockerfile}", cause=cause)
+
+
+def _arguments(image: Image) -> dict[str, object]:
+    dockerfile = Path(str(image.dockerfile)).absolute()
+    return {
+        "path": str(image.context or dockerfile.parent),
+        "dockerfile": str(dockerfile),
+        "tag": image.ref,
+        "buildargs": reveal(image.build_args),
+        "nocache": image.no_cache,
+        "network_mode": "host",
+        "rm": True,
+        "forcerm": True,
+    }
+
+
+def _first_line(text: str) -> str:
+    return text.splitlines()[0]

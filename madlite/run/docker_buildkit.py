@@ -1,0 +1,99 @@
+"""Build an image whose Dockerfile only BuildKit understands, by docker's command line."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from madlite.errors import RuntimeProblem
+from madlite.process import kill_group, start
+from madlite.secrets import reveal
+from madlite.types import Cause, Image, Say, Secret
+
+# https://docs.docker.com/reference/dockerfile: what the engine's own builder refuses
+_BUILDKIT = re.compile(
+    r"^\s*(?:#\s*syntax\s*=|(?:RUN|COPY|ADD)\s+--(?:mount|network|security|link|parents|exclude|checksum|keep-git-dir)\b"
+    r"|(?:RUN|COPY|ADD)\b[^#]*(?<!<)<<-?[\"']?[a-z_]\w*)",
+    re.IGNORECASE,
+)
+_NO_BUILDX = re.compile(r"buildx component is missing|unknown flag: --progress|unknown command: docker buildx")
+
+
+def needs_buildkit(dockerfile: Path) -> str:
+    """Return the line of a Dockerfile that needs BuildKit, or ""."""
+    try:
+        lines = dockerfile.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError as error:
+        raise RuntimeProblem(f"{dockerfile} cannot be read: {error.strerror}", cause=Cause.BUILD) from error
+    return next((line.strip() for line in lines if _BUILDKIT.match(line)), "")
+
+
+def build_with_buildkit(image: Image, environ: Mapping[str, str], say: Say) -> None:
+    """Build the image by `docker build`; a secret argument's value goes through its environment, never its argv.
+
+    Raises:
+        RuntimeProblem: docker's command line or its BuildKit part is missing, or a step failed.
+    """
+    secrets = {name: value for name, value in image.build_args.items() if isinstance(value, Secret)}
+    env = {**environ, **reveal(secrets), "DOCKER_BUILDKIT": "1", "BUILDKIT_PROGRESS": "plain"}
+    problem = _build(image, [*_command(image), "--pull"], env, say)
+    if problem is not None and _lacks_base(problem.message):
+        say(f"{problem.message}; trying the image that is here")
+        problem = _build(image, _command(image), env, say)
+    if problem is not None:
+        raise problem
+
+
+def _command(image: Image) -> list[str]:
+    dockerfile = Path(str(image.dockerfile)).absolute()
+    arguments = [
+        f"--build-arg={name}" if isinstance(value, Secret) else f"--build-arg={name}={value}"
+        for name, value in image.build_args.items()
+    ]
+    fresh = ["--no-cache"] if image.no_cache else []
+    context = str(image.context or dockerfile.parent)
+    return ["docker", "build", context, "-f", str(dockerfile), "-t", image.ref, "--network=host", *fresh, *arguments]
+
+
+def _build(image: Image, command: list[str], env: Mapping[str, str], say: Say) -> RuntimeProblem | None:
+    try:
+        started = start(command, env=env, stderr=subprocess.STDOUT)
+    except OSError as error:
+        return _no_buildkit(image, f"docker's command line cannot be started ({error.strerror})")
+    lines: list[str] = []
+    try:
+        for raw in started.stdout or ():
+            if line := raw.decode("utf-8", "replace").rstrip():
+                lines = [*lines[-20:], line]
+                say(line)
+        code = started.wait()
+    finally:  # an interrupt ends docker's command line, and that its build
+        if started.returncode is None:
+            kill_group(started.pid, signal.SIGTERM)
+    return None if code == 0 else _problem(image, lines)
+
+
+def _problem(image: Image, lines: list[str]) -> RuntimeProblem:
+    if any(map(_NO_BUILDX.search, lines)):
+        return _no_buildkit(image, "docker's buildx plugin is not installed")
+    reasons = [line for line in lines if line.startswith("ERROR")] or lines[-1:] or ["docker build said nothing"]
+    step = next((line for line in reversed(lines) if re.match(r"#\d+ ERROR|\s*>\s*\[", line)), "")
+    text = f"{image.dockerfile} does not build: {reasons[-1]}" + (f" ({step.strip()})" if step else "")
+    cause = Cause.DISK if "no space left on device" in text else Cause.BUILD
+    return RuntimeProblem(text, f"docker build -f {image.dockerfile}", cause=cause)
+
+
+def _no_buildkit(image: Image, reason: str) -> RuntimeProblem:
+    line = needs_buildkit(Path(str(image.dockerfile)))
+    return RuntimeProblem(
+        f"{image.dockerfile} needs BuildKit ('{line}'), and {reason}",
+        "install docker-buildx (https://docs.docker.com/go/buildx)",
+        cause=Cause.BUILD,
+    )
+
+
+def _lacks_base(message: str) -> bool:
+    return bool(re.search(r"failed to resolve source metadata|failed to do request|pull access denied", message))

@@ -1,0 +1,108 @@
+"""Word a plan as the engine's request for a container.
+
+Contents: what madengine asks `docker run` for (docs/differences.md lists what differs); format: the Engine API's
+ContainerCreate. What a dry run prints and what is sent come from the same function.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+from madlite.errors import UsageProblem
+from madlite.run.docker_client import proxy_environment
+from madlite.run.docker_options import add_options
+from madlite.secrets import MASK
+from madlite.types import EnvValue, Json, Mount, RunPlan, Secret
+
+RUN_LABEL = "madlite.run"
+FOLDER_LABEL = "madlite.folder"
+KEPT_LABEL = "madlite.kept"
+RUN_MARK = "MADLITE_RUN_ID"  # in the environment of every process of a run
+KEEPER = ["cat"]  # waits on its terminal for ever: the container lives until it is stopped
+
+
+def shown(plan: RunPlan, environ: Mapping[str, str]) -> dict[str, Json]:
+    """Return the request for people: secrets as `***`, and the name the container gets if it is free."""
+    return {"Name": container_name(plan), **_request(plan, environ, _mask)}
+
+
+def container_name(plan: RunPlan) -> str:
+    """Return the name the container gets where it is free, in the characters docker takes."""
+    return re.sub(r"[^a-zA-Z0-9_.-]", "_", plan.name) or f"madlite-{plan.id}"
+
+
+def sent(plan: RunPlan, environ: Mapping[str, str]) -> dict[str, Json]:
+    """Return the request with its secrets, for the engine alone."""
+    return _request(plan, environ, _reveal)
+
+
+def _request(plan: RunPlan, environ: Mapping[str, str], show: Callable[[EnvValue], str]) -> dict[str, Json]:
+    if plan.image is None:
+        raise UsageProblem(f"card '{plan.card.name}' names no image to run in", "--image REF names one")
+    body: dict[str, Json] = {
+        "Image": plan.image.ref,
+        "Cmd": KEEPER,
+        "User": plan.engine_options.user,
+        "Tty": True,
+        "Env": {**proxy_environment(environ), **plan.env},
+        "Labels": {},
+        "HostConfig": _host_config(plan),
+    }
+    origin = plan.origins.get("engine_options.extra", f"card '{plan.card.name}'")
+    add_options(body, plan.engine_options.extra, environ, origin)
+    body["WorkingDir"] = f"{plan.inside}/"
+    body["Env"] = [f"{name}={show(value)}" for name, value in {**body["Env"], RUN_MARK: plan.id}.items()]
+    body["Labels"] |= _labels(plan)
+    body["HostConfig"] = {name: value for name, value in body["HostConfig"].items() if value not in ((), [], "")}
+    return body
+
+
+def _host_config(plan: RunPlan) -> dict[str, Json]:
+    options = plan.engine_options
+    every = (Mount(source=str(plan.workspace), target=f"{plan.inside}/"), *plan.mounts)
+    return {
+        "NetworkMode": options.network,
+        "IpcMode": options.ipc,
+        "CapAdd": list(options.cap_add),
+        "SecurityOpt": list(options.security_opt),
+        "GroupAdd": list(options.group_add),
+        "Devices": [_device(path) for path in plan.devices],
+        "DeviceRequests": _gpu_requests(plan),
+        "Binds": [_bind(mount) for mount in every if ":" not in mount.source],
+        "Mounts": [_mount(mount) for mount in every if ":" in mount.source],  # a bind's text has no way to say it
+        "CpusetCpus": options.cpuset,
+        "Init": True,
+    }
+
+
+def _gpu_requests(plan: RunPlan) -> list[Json]:
+    if plan.machine.vendor != "NVIDIA" or not plan.place.gpu_ids:
+        return []
+    ids = [str(gpu) for gpu in plan.place.gpu_ids]
+    return [{"Driver": "", "DeviceIDs": ids, "Capabilities": [["gpu"]]}]
+
+
+def _device(path: str) -> Json:
+    return {"PathOnHost": path, "PathInContainer": path, "CgroupPermissions": "rwm"}
+
+
+def _bind(mount: Mount) -> str:
+    return f"{mount.source}:{mount.target}" + (":ro" if mount.read_only else "")
+
+
+def _mount(mount: Mount) -> Json:
+    return {"Type": "bind", "Source": mount.source, "Target": mount.target, "ReadOnly": mount.read_only}
+
+
+def _labels(plan: RunPlan) -> dict[str, str]:
+    kept = {KEPT_LABEL: "1"} if plan.keep_alive else {}
+    return {RUN_LABEL: plan.id, FOLDER_LABEL: str(plan.folder), **kept}
+
+
+def _mask(value: EnvValue) -> str:
+    return MASK.decode() if isinstance(value, Secret) else value
+
+
+def _reveal(value: EnvValue) -> str:
+    return value.reveal() if isinstance(value, Secret) else value

@@ -1,0 +1,97 @@
+"""The runtime `docker`: a plan runs in a container of the Docker Engine on this machine."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from madlite.errors import RuntimeProblem
+from madlite.run.docker_client import Client, connect, connected, explained, why_unavailable
+from madlite.run.docker_image import prepare_image
+from madlite.run.docker_request import shown
+from madlite.run.docker_session import DockerSession
+from madlite.run.docker_start import attached, remove_containers_of, start_container
+from madlite.types import Cause, ImageUsed, Json, Place, Problem, RunPlan, Say
+
+_LOG = logging.getLogger(__name__)
+
+
+class DockerRuntime:
+    """Runs plans in containers; `environ` says where the engine is and what options may refer to."""
+
+    name = "docker"
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+
+    def supports(self, place: Place) -> bool:
+        """Say whether plans for this place can run here."""
+        return place.where == "local" and place.engine == "docker"
+
+    def available(self) -> Problem | None:
+        """Return why the engine cannot be used now, or None."""
+        return why_unavailable(self._environ)
+
+    def request(self, plan: RunPlan) -> Mapping[str, Json]:
+        """Return what the engine would be asked for, secrets as `***`; touches nothing.
+
+        Raises:
+            UsageProblem: the card's `docker run` options cannot be read.
+        """
+        return shown(plan, self._environ)
+
+    def prepare(self, plan: RunPlan, say: Say) -> ImageUsed:
+        """Build, find or pull the image.
+
+        Raises:
+            RuntimeProblem: the engine, the image or the disk does not allow it.
+        """
+        if plan.image is None:
+            raise RuntimeProblem(f"card '{plan.card.name}' names no image", "--image REF names one", cause=Cause.IMAGE)
+        with connected(self._environ) as client:
+            return prepare_image(client, plan.image, self._environ, say)
+
+    @contextmanager
+    def open(self, plan: RunPlan) -> Iterator[DockerSession]:
+        """Hold a container open; leaving gives the files back and removes it, unless the plan keeps it alive.
+
+        Raises:
+            RuntimeProblem: the container cannot be started.
+        """
+        with explained(self._environ):
+            client = connect(self._environ)
+        session: DockerSession | None = None
+        try:
+            with explained(self._environ):
+                container = start_container(client, plan, self._environ)
+            session = DockerSession(client, self._environ, container, plan.stop_grace_s)
+            yield session
+        finally:
+            self._leave(client, plan, session)
+
+    def _leave(self, client: Client, plan: RunPlan, session: DockerSession | None) -> None:
+        """End the session; a problem here is logged, for it must not hide why the session ended."""
+        try:
+            with explained(self._environ):
+                try:
+                    if session is not None:
+                        session.close()
+                finally:
+                    if not plan.keep_alive:
+                        remove_containers_of(client, plan.id)
+        except RuntimeProblem as problem:
+            _LOG.warning("the container may be left (madlite clean removes it): %s", problem.message)
+        finally:
+            client.close()
+
+    def attach(self, handle: str) -> DockerSession:
+        """Return the session of a container that is there, for clean and resume.
+
+        Raises:
+            RuntimeProblem: it is gone, or was not started by madlite.
+        """
+        with explained(self._environ):
+            client = connect(self._environ)
+            container = attached(client, handle)
+        return DockerSession(client, self._environ, container, grace_s=10.0)

@@ -1,0 +1,166 @@
+"""Create and start a plan's container, and leave nothing of it behind."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from madlite.errors import RuntimeProblem
+from madlite.run.docker_client import Client, said
+from madlite.run.docker_container import Container, is_alive, last_words
+from madlite.run.docker_give_back import STAMP
+from madlite.run.docker_request import FOLDER_LABEL, RUN_LABEL, container_name, sent
+from madlite.types import Cause, Json, RunPlan
+
+STOP_S = 1  # between TERM and KILL for the container's own process, which only waits
+SETTLE_S = 0.2  # an entry point that ends at once has ended by then
+_NO_DEVICE = re.compile(r'(?:custom device|adding device) "?(?P<device>[^":]+)"?')
+_NO_GPU_DRIVER = re.compile(r"could not select device driver|unknown or invalid runtime name|Unknown runtime", re.I)
+_TOOLKIT = "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit"
+
+
+def start_container(client: Client, plan: RunPlan, environ: Mapping[str, str]) -> Container:
+    """Create and start the plan's container; where that fails nothing is left.
+
+    Raises:
+        RuntimeProblem: the engine refused, or the container ended at once.
+    """
+    import docker.errors
+
+    request = sent(plan, environ)
+    if plan.give_back is not None:
+        (plan.folder / STAMP).touch()
+    try:
+        made = _create(client, request, plan)
+        client.start(made)
+        _check_lives(client, made, plan)
+        return _container(plan, made, request)
+    except docker.errors.APIError as error:
+        remove_containers_of(client, plan.id)
+        raise _refused(said(error), plan) from error
+    except BaseException:
+        remove_containers_of(client, plan.id)
+        raise
+
+
+def remove_containers_of(client: Client, run_id: str) -> None:
+    """Remove what was created for a run; by its label, since an interrupt can hide the id."""
+    for found in client.containers(all=True, filters={"label": f"{RUN_LABEL}={run_id}"}):
+        remove_container(client, found["Id"])
+
+
+def remove_container(client: Client, container: str) -> None:
+    """Stop and remove a container with its volumes; one that is gone already is fine."""
+    import docker.errors
+
+    try:
+        try:
+            client.stop(container, timeout=STOP_S)
+        finally:
+            client.remove_container(container, v=True, force=True)
+    except docker.errors.APIError as error:
+        if error.status_code not in (404, 409):  # gone, or its removal is under way
+            raise
+
+
+def attached(client: Client, handle: str) -> Container:
+    """Return the container a handle names, as far as the engine knows it.
+
+    Raises:
+        RuntimeProblem: there is no such container of ours.
+    """
+    import docker.errors
+
+    try:
+        found = client.inspect_container(handle)
+    except docker.errors.NotFound as error:
+        raise RuntimeProblem(f"container {handle[:12]} is gone", cause=Cause.PREPARE) from error
+    config = found["Config"]
+    if RUN_LABEL not in (config.get("Labels") or {}):
+        raise RuntimeProblem(f"container {handle[:12]} was not started by madlite", cause=Cause.PREPARE)
+    inside = config["WorkingDir"].rstrip("/")
+    sources = [m["Source"] for m in found["Mounts"] if m["Destination"].rstrip("/") == inside]
+    folder = Path(config["Labels"][FOLDER_LABEL])
+    return Container(
+        id=found["Id"],
+        image=config["Image"],
+        workspace=Path(sources[0]) if sources else folder.parent.parent,
+        inside=inside,
+        folder=folder,
+        give_back=_owner(folder),
+        shares_processes=bool(found["HostConfig"].get("PidMode")),
+    )
+
+
+def _create(client: Client, request: dict[str, Json], plan: RunPlan) -> str:
+    """Create the container under the plan's name, or under a longer one where somebody has it."""
+    import docker.errors
+
+    try:
+        made = client.create_container_from_config(request, container_name(plan))
+    except docker.errors.APIError as error:
+        if error.status_code != 409:
+            raise
+        made = client.create_container_from_config(request, f"{container_name(plan)}-{plan.id[-8:]}")
+    return str(made["Id"])
+
+
+def _check_lives(client: Client, made: str, plan: RunPlan) -> None:
+    deadline = time.monotonic() + SETTLE_S
+    while is_alive(client, made):
+        if time.monotonic() > deadline:
+            return
+        time.sleep(SETTLE_S / 3)
+    words = last_words(client, made)
+    raise RuntimeProblem(
+        f"the container of image {_image(plan)} ended at once; its entry point did not run 'cat'"
+        + (f": {words}" if words else ""),
+        'an image that starts a program of its own needs "additional_docker_run_options": "--entrypoint=\'\'"',
+        cause=Cause.PREPARE,
+    )
+
+
+def _container(plan: RunPlan, made: str, request: Mapping[str, Json]) -> Container:
+    return Container(
+        id=made,
+        image=_image(plan),
+        workspace=plan.workspace,
+        inside=plan.inside,
+        folder=plan.folder,
+        give_back=plan.give_back,
+        shares_processes=bool(request["HostConfig"].get("PidMode")),
+    )
+
+
+def _refused(words: str, plan: RunPlan) -> RuntimeProblem:
+    """Return why the engine did not start the container, with what is missing by name."""
+    if found := _NO_DEVICE.search(words):
+        return RuntimeProblem(
+            f"the container cannot have {found['device']}: there is no such device on this machine ({words})",
+            "madlite doctor   shows the GPUs and their device files",
+            cause=Cause.PREPARE,
+        )
+    if _NO_GPU_DRIVER.search(words):
+        return RuntimeProblem(
+            f"docker cannot give NVIDIA GPUs to a container: {words}",
+            f"install the NVIDIA container toolkit and restart docker: {_TOOLKIT}",
+            cause=Cause.PREPARE,
+        )
+    if "No such image" in words:
+        return RuntimeProblem(f"image {_image(plan)} is not on this machine", cause=Cause.IMAGE)
+    return RuntimeProblem(f"docker did not start a container of {_image(plan)}: {words}", cause=Cause.PREPARE)
+
+
+def _image(plan: RunPlan) -> str:
+    return plan.image.ref if plan.image else ""
+
+
+def _owner(folder: Path) -> tuple[int, int] | None:
+    """Return who owns a run folder, and with it what the run wrote; None for root."""
+    try:
+        facts = folder.stat()
+    except OSError:
+        return None
+    return (facts.st_uid, facts.st_gid) if facts.st_uid else None

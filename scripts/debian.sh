@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# debian.sh: install what the tests need of Debian's packages; only as root, and only what is missing.
+set -euo pipefail
+missing=()
+need() { command -v "$1" >/dev/null || [ -x "/usr/sbin/$1" ] || missing+=("$2"); }
+need dockerd docker.io
+need debootstrap debootstrap
+need shellcheck shellcheck
+need git git
+[ ${#missing[@]} -eq 0 ] && exit 0
+if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
+  echo "warning: not installed: ${missing[*]}; tests that need them are skipped" >&2
+  exit 0
+fi
+export DEBIAN_FRONTEND=noninteractive
+apt-get update -qq
+apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null

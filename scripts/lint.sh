@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# lint.sh BIN: style, types and the direction of imports.
+set -euo pipefail
+bin=$1
+"$bin/ruff" check .
+"$bin/ruff" format --check .
+"$bin/mypy"
+"$bin/lint-imports"
+shellcheck scripts/*.sh .ci/run

@@ -1,0 +1,67 @@
+"""A multiple_results file: what it needs, what it overrides, and that an old one is never taken for a new one."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from madlite.measure.multiple import is_fresh, read_results, stamp
+from madlite.types import Status
+
+
+def read(tmp_path, text):
+    file = tmp_path / "r.csv"
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return read_results(file)
+
+
+def test_results_and_their_further_columns(tmp_path):
+    found = read(tmp_path, "model, performance, metric, tp\n01,10.5,tokens/s,8\nb,,tokens/s,4\n\n")
+    first, second = found.metrics
+    assert (first.label, first.text, first.metric, first.columns) == ("01", "10.5", "tokens/s", {"tp": "8"})
+    assert second.status is Status.FAILURE and second.text == ""
+    assert found.problem == ""
+
+
+def test_thousands_and_quotes(tmp_path):
+    (metric,) = read(tmp_path, '\ufeffmodel,performance,metric\r\n"a,b","2,872",x\r\n').metrics
+    assert (metric.label, metric.text) == ("a,b", "2872")
+
+
+def test_a_status_column_is_not_believed(tmp_path):
+    (metric,) = read(tmp_path, "model,performance,metric,status\na,nan,x,SUCCESS\n").metrics
+    assert metric.status is Status.FAILURE and "status" not in metric.columns
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "empty"),
+        ("\n\n", "empty"),
+        ("model,performance\na,1\n", "no column metric"),
+        ("a,1,x\n", "no column model, performance, metric"),
+        ("model,performance,metric\n", "no results"),
+    ],
+)
+def test_what_holds_no_result_says_why(tmp_path, text, said):
+    found = read(tmp_path, text)
+    assert not found.metrics and said in found.problem
+
+
+def test_noise_and_a_missing_file_do_not_raise(tmp_path):
+    assert read(tmp_path, bytes(range(256)) * 3).problem
+    assert read_results(tmp_path / "none.csv").problem
+
+
+def test_freshness(tmp_path):
+    file = tmp_path / "r.csv"
+    assert not is_fresh(file, None, 0)
+    file.write_text("old")
+    os.utime(file, ns=(10**18, 10**18))
+    before, begun = stamp(file), 2 * 10**18
+    assert not is_fresh(file, before, begun), "left over from an earlier run"
+    assert not is_fresh(file, None, begun), "brought along with an old date"
+    file.write_text("new!")
+    os.utime(file, ns=(begun + 1, begun + 1))
+    assert is_fresh(file, before, begun)

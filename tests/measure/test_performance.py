@@ -1,0 +1,89 @@
+"""MAD's result line: the union of what both madengine versions accept, and nothing that is no number."""
+
+from __future__ import annotations
+
+import pytest
+
+from madlite.measure.performance import PerformanceScan, is_throughput, make_metric, read_performance
+from madlite.types import Cause, Line, Status
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("performance: 14164 samples_per_second", ("14164", "samples_per_second")),
+        ("performance: 1.5e+3 tok", ("1.5e+3", "tok")),
+        ("performance: 1.5E-4 y", ("1.5E-4", "y")),
+        ("performance: -3.5 loss", ("-3.5", "loss")),
+        ("performance: .5 z", (".5", "z")),
+        ("performance: 12 tokens/s", ("12", "tokens/s")),
+        ("performance: 12 samples per sec", ("12", "samples")),
+        ("INFO performance: 7 x y", ("7", "x")),
+        ("my_performance: 8 q", ("8", "q")),
+        ("performance:12 a", ("12", "a")),
+        ("performance: 5", ("5", "")),
+        ("performance: 12.5tok/s", ("12.5", "tok/s")),
+        ("performance: 1,234 tok", ("1234", "tok")),
+        ("performance: 2,872", ("2872", "")),
+        ("performance: 100/s, samples", ("100", "samples")),
+        ("performance: nan x", ("nan", "x")),
+        ("performance: inf x", ("inf", "x")),
+        ("performance: 0012 x", ("0012", "x")),
+        ("Performance: 5 x", None),
+        ("performance: 1,23 x", None),
+        ("performance: fast", None),
+        ("performance:", None),
+    ],
+)
+def test_the_grammar(line, found):
+    assert read_performance(line) == found
+
+
+def scan(*lines: str) -> PerformanceScan:
+    found = PerformanceScan()
+    for text in lines:
+        found.feed(Line(text=text))
+    return found
+
+
+def test_the_first_line_counts_and_others_are_told():
+    found = scan("performance: 344 tok", "x", "performance: 2872 tok", "performance: 344 tok")
+    assert found.result == ("344", "tok")
+    assert "1 more" in found.findings[0]
+
+
+def test_the_trainers_own_figure_is_the_fallback():
+    assert scan("{'train_samples_per_second': 19.265}").result == ("19.265", "samples_per_second")
+    assert scan("{'train_samples_per_second': '183.9'}").result == ("183.9", "samples_per_second")
+    assert scan("train_samples_per_second = 1,183.9", "performance: 5 x").result == ("5", "x")
+
+
+@pytest.mark.parametrize(
+    ("text", "metric", "status"),
+    [
+        ("14164", "samples_per_second", Status.SUCCESS),
+        ("0", "samples_per_second", Status.FAILURE),
+        ("-1", "tokens/s/GPU", Status.FAILURE),
+        ("0", "context", Status.SUCCESS),
+        ("-3.5", "loss", Status.SUCCESS),
+        ("nan", "loss", Status.FAILURE),
+        ("inf", "loss", Status.FAILURE),
+        ("FAILED", "tok", Status.FAILURE),
+        ("", "tok", Status.FAILURE),
+    ],
+)
+def test_what_is_a_result(text, metric, status):
+    made = make_metric(text, metric)
+    assert made.status is status
+    assert made.text == (text if status is Status.SUCCESS else "")
+    assert (made.cause is Cause.NONE) == (status is Status.SUCCESS)
+
+
+def test_throughputs_are_told_from_other_metrics():
+    throughputs = "samples_per_second tokens/s tokens/s/GPU tok_per_s_per_gpu TFLOPS_per_gpu fps FPS_per_GPU qps"
+    assert all(map(is_throughput, throughputs.split()))
+    assert not any(map(is_throughput, "loss accuracy context seconds_per_step gpu_bound pass max_memory_alloc".split()))
+
+
+def test_text_is_kept_as_it_was_printed():
+    assert make_metric("1.5e+03", "tok").text == "1.5e+03"

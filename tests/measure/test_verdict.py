@@ -1,0 +1,126 @@
+"""The verdict: what ended a run explains it first, then its exit code, then its numbers."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from madlite.backend import PatternReader, step_pattern
+from madlite.measure.follow import Follower
+from madlite.measure.multiple import Read
+from madlite.measure.performance import make_metric
+from madlite.measure.verdict import Witnesses, judge
+from madlite.plan.make import make_plan
+from madlite.types import Cause, Exit, FailureRule, ResultRule, Status, Variant
+from tests.plan.conftest import given  # noqa: F401 - a fixture
+
+PATTERN = step_pattern(r"step=(?P<n>\d+) tps=(?P<tokens_per_s_per_gpu>\S+)(?: loss=(?P<loss>\S+))?")
+DONE = Exit(code=0, duration_s=1.0)
+
+
+def follow(text: str, rules=()) -> Follower:
+    log = Follower([PatternReader(PATTERN)], rules)
+    log.feed(text.encode())
+    log.finish()
+    return log
+
+
+@pytest.fixture
+def plan(given):  # noqa: F811
+    def make(**changes):
+        return msgspec.structs.replace(make_plan(given()), **changes)
+
+    return make
+
+
+def steps_plan(plan, steps=20):
+    return plan(variant=Variant(model="m", steps=steps), result_rule=ResultRule(kind="steps"))
+
+
+def training(last: int, loss: str = "2.5") -> str:
+    return "".join(f"step={n} tps={1000 + n} loss={loss}\n" for n in range(1, last + 1))
+
+
+def test_a_complete_training_is_a_success(plan):
+    verdict = judge(steps_plan(plan), Witnesses(exit=DONE), follow(training(20)))
+    assert verdict.status is Status.SUCCESS
+    assert verdict.window.median == 1013  # steps 6 to 20
+    (metric,) = verdict.metrics
+    assert (metric.metric, metric.text) == ("tokens_per_s_per_gpu", "1013")
+    assert metric.columns["num_gpus"] == "8" and metric.columns["device"] == "MI300X"
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        (training(19), Cause.INCOMPLETE),
+        (training(10) + "step=11 tps=5 loss=nan\n" + training(20), Cause.NAN_LOSS),
+        (training(20, "inf"), Cause.NAN_LOSS),
+        ("".join(f"step={n} tps=1000\n" for n in range(1, 21)), Cause.NAN_LOSS),
+        ("nothing\n", Cause.NO_METRIC),
+        ("".join(f"step={n} tps=0 loss=1\n" for n in range(1, 21)), Cause.BAD_NUMBER),
+    ],
+)
+def test_exit_code_0_is_not_enough(plan, text, cause):
+    verdict = judge(steps_plan(plan), Witnesses(exit=DONE), follow(text))
+    assert (verdict.status, verdict.cause) == (Status.FAILURE, cause) and verdict.reason
+
+
+def test_steps_before_the_window_are_no_result(plan):
+    verdict = judge(steps_plan(plan, steps=4), Witnesses(exit=DONE), follow(training(4)))
+    assert (verdict.status, verdict.cause) == (Status.FAILURE, Cause.NO_METRIC)
+
+
+def test_few_steady_steps_are_told(plan):
+    verdict = judge(steps_plan(plan, steps=8), Witnesses(exit=DONE), follow(training(8)))
+    assert verdict.status is Status.SUCCESS and "low samples" in verdict.findings[0]
+
+
+def test_a_failed_script_has_no_number_even_after_a_result_line(plan):
+    log = follow("performance: 5 x\nValueError: bad\nbye\n")
+    verdict = judge(plan(), Witnesses(exit=Exit(code=3, duration_s=1.0)), log)
+    assert (verdict.cause, verdict.metrics) == (Cause.EXIT_CODE, ())
+    assert verdict.evidence == "ValueError: bad" and "exit code 3" in verdict.reason
+
+
+def test_a_plugins_rule_explains_first(plan):
+    log = follow("x\nboom 17\nError: y\n", [FailureRule(pattern=r"boom \d+", cause="boom", hint="mind the boom")])
+    verdict = judge(plan(), Witnesses(exit=Exit(code=1, duration_s=1.0)), log)
+    assert verdict.evidence == "boom 17" and "mind the boom" in verdict.reason
+
+
+def test_who_ended_the_run_comes_first(plan):
+    seen = Witnesses(exit=Exit(code=-2, duration_s=1), stopped=Cause.TIMEOUT, stopped_text="timed out after 6 s")
+    verdict = judge(plan(), seen, follow("performance: 5 x\n"))
+    assert (verdict.cause, verdict.reason, verdict.metrics) == (Cause.TIMEOUT, "timed out after 6 s", ())
+
+
+def test_a_step_before_the_run_that_fails(plan):
+    seen = Witnesses(exit=Exit(code=128, duration_s=1), failed_action="clone")
+    verdict = judge(plan(), seen, follow(""))
+    assert verdict.cause is Cause.PREPARE and "clone" in verdict.reason
+
+
+def test_multiple_results(plan):
+    rule = ResultRule(kind="multiple_results", file="r.csv")
+    good, bad = make_metric("5", "tok/s", label="a"), make_metric("", "tok/s", label="b")
+    some = judge(plan(result_rule=rule), Witnesses(exit=DONE, results=Read(metrics=(good, bad))), follow(""))
+    assert some.status is Status.SUCCESS and len(some.metrics) == 2 and some.findings
+    none = judge(plan(result_rule=rule), Witnesses(exit=DONE, results=Read(metrics=(bad, bad))), follow(""))
+    assert (none.status, none.cause) == (Status.FAILURE, Cause.BAD_NUMBER)
+    missing = judge(plan(result_rule=rule), Witnesses(exit=DONE), follow("performance: 5 x\n"))
+    assert (missing.cause, missing.metrics) == (Cause.NO_METRIC, ()) and "r.csv" in missing.reason
+
+
+def test_a_reader_that_raises_is_left_out_and_the_rest_goes_on():
+    class Broken:
+        def feed(self, line):
+            raise RuntimeError("oops")
+
+        def finish(self, outputs):
+            return ()
+
+    log = Follower([Broken(), PatternReader(PATTERN)])
+    log.feed(training(3).encode())
+    log.finish()
+    assert len(log.steps) == 3

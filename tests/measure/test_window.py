@@ -1,0 +1,69 @@
+"""The steady window, against values computed by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from madlite.measure.mad import mad_metrics
+from madlite.measure.window import points, steady_window
+from madlite.types import MadMetric, Quantity, Step
+
+TPS = Quantity.TOKENS_PER_S_PER_GPU
+
+
+def steps(values: dict[int, float], rank: int | None = None, phase: str = "train") -> list[Step]:
+    return [Step(n=n, values={TPS: value}, rank=rank, phase=phase) for n, value in values.items()]  # type: ignore
+
+
+def test_warm_up_is_dropped_and_the_median_is_of_the_rest():
+    values = {1: 1.0, 2: 2.0, 3: 3.0, 4: 4.0, 5: 5.0, 6: 100.0, 7: 102.0, 8: 110.0, 9: 101.0}
+    window = steady_window(steps(values), TPS, 5)
+    assert (window.n, window.first_step, window.last_step, window.dropped) == (4, 6, 9, 5)
+    assert window.median == 101.5 and window.mean == 103.25
+    assert window.std == pytest.approx(math.sqrt((3.25**2 + 1.25**2 + 6.75**2 + 2.25**2) / 3))
+    assert (window.min, window.max) == (100, 110)
+
+
+def test_a_line_that_covers_warm_up_steps_is_dropped():
+    window = steady_window(steps({1: 1.0, 10: 50.0, 20: 100.0, 30: 110.0}), TPS, 5)
+    assert (window.n, window.first_step) == (2, 20)
+
+
+def test_ranks_are_averaged_and_a_line_seen_twice_counts_once():
+    both = steps({1: 10.0, 2: 20.0}, rank=0) + steps({1: 30.0, 2: 40.0}, rank=1) + steps({2: 40.0}, rank=1)
+    assert [(point.n, point.value) for point in points(both, TPS)] == [(1, 20.0), (2, 30.0)]
+
+
+def test_validation_steps_are_no_training():
+    assert points(steps({1: 5.0}, phase="validate"), TPS) == ()
+
+
+def test_nothing_left_is_no_window():
+    assert steady_window(steps({1: 1.0, 2: 2.0}), TPS, 5) is None
+    assert steady_window([], TPS, 5) is None
+    assert steady_window(steps({n: math.nan for n in range(1, 20)}), TPS, 5) is None
+
+
+def test_a_resumed_run_warms_up_again():
+    window = steady_window(steps({n: float(n) for n in range(101, 111)}), TPS, 5)
+    assert (window.first_step, window.n) == (106, 5)
+
+
+def test_mads_own_rules():
+    run = steps({n: float(n) for n in range(1, 51)})
+    rules = (
+        MadMetric(metric="last_per_s", quantity=TPS),
+        MadMetric(metric="slice_per_s", quantity=TPS, rule="mean", start=30, stop=40),
+        MadMetric(metric="train_samples_per_s", rule="summary", key="train_samples_per_second"),
+    )
+    metrics, findings = mad_metrics(rules, run, {"train_samples_per_second": "1,183.9"}, {"mode": "pretrain"})
+    assert [(metric.metric, metric.text) for metric in metrics] == [
+        ("last_per_s", "50"),
+        ("slice_per_s", "35.5"),  # the mean of steps 31 to 40
+        ("train_samples_per_s", "1183.9"),
+    ]
+    assert not findings and metrics[0].columns == {"mode": "pretrain"}
+    metrics, findings = mad_metrics(rules, run[:20], {}, {})
+    assert [metric.metric for metric in metrics] == ["last_per_s"] and len(findings) == 2

@@ -1,0 +1,64 @@
+"""The context: JSON or a Python literal, merged level by level, wrong types named."""
+
+from __future__ import annotations
+
+import pytest
+
+from madlite.errors import UsageProblem
+from madlite.plan.context import read_context
+
+
+def test_json_and_python_literals_are_read():
+    assert read_context(None, '{"gpu_vendor": "AMD", "x": true}').values == {"gpu_vendor": "AMD", "x": True}
+    assert read_context(None, "{'gpu_vendor': 'AMD', 'x': None}").values == {"gpu_vendor": "AMD", "x": None}
+
+
+def test_the_option_is_merged_into_the_file_level_by_level(tmp_path):
+    file = tmp_path / "c.json"
+    file.write_text('{"docker_env_vars": {"A": "1", "B": "2"}, "docker_cpus": "0-3"}')
+    context = read_context(file, '{"docker_env_vars": {"B": "3"}}')
+    assert context.known.docker_env_vars == {"A": "1", "B": "3"}
+    assert context.known.docker_cpus == "0-3"
+    assert context.origins == {"docker_env_vars": "--additional-context", "docker_cpus": f"context file {file}"}
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ('{"docker_env_vars": "A=1"}', "docker_env_vars"),
+        ('{"docker_mounts": {"/data": 3}}', "docker_mounts"),
+        ('{"docker_gpus": [0, 1]}', "docker_gpus"),
+        ('{"MAD_CONTAINER_IMAGE": 3}', "MAD_CONTAINER_IMAGE"),
+        ('{"n_gpus": "eight"}', "n_gpus"),
+    ],
+)
+def test_a_wrong_type_names_the_key_and_the_source(text, key):
+    with pytest.raises(UsageProblem) as caught:
+        read_context(None, text)
+    assert f"'{key}" in caught.value.message and "--additional-context" in caught.value.message
+
+
+def test_a_wrong_type_in_the_file_names_the_file(tmp_path):
+    file = tmp_path / "c.json"
+    file.write_text('{"docker_cpus": 4}')
+    with pytest.raises(UsageProblem, match=r"c\.json"):
+        read_context(file, "{}")
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", "3", '"x"', "__import__('os')", "{1: 2}", "{'a': open('x')}"])
+def test_what_is_no_table_is_refused(text):
+    with pytest.raises(UsageProblem):
+        read_context(None, text)
+
+
+def test_a_missing_or_binary_file_is_refused(tmp_path):
+    with pytest.raises(UsageProblem, match="No such file"):
+        read_context(tmp_path / "nope.json", "")
+    binary = tmp_path / "b.json"
+    binary.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UsageProblem, match="UTF-8"):
+        read_context(binary, "")
+
+
+def test_the_first_gpu_count_alias_counts():
+    assert read_context(None, '{"ngpus": 2, "gpu_count": 4}').n_gpus == 4

@@ -1,0 +1,199 @@
+"""What a plan holds: the contract's environment, devices, names and limits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from madlite.errors import UsageProblem
+from madlite.plan.context import read_context
+from madlite.plan.dockerfiles import Dockerfile
+from madlite.plan.make import make_plan, model_dir
+from madlite.plan.options import Options
+from madlite.plan.place import Choice, expand_ids
+from madlite.types import Card, Cause, Gpu, Machine, Secret, Status, to_json
+
+from tests.plan.conftest import eight_mi300x, rendered_draft
+
+
+def card(tmp_path: Path, **changes: object) -> Card:
+    return Card(name="team/Llama", root=tmp_path, source="models.json", **{"n_gpus": "2", **changes})  # type: ignore
+
+
+def test_the_same_input_gives_the_same_plan(given):
+    assert make_plan(given()) == make_plan(given())
+
+
+def test_amd_devices_are_those_of_the_granted_gpus(given, tmp_path):
+    context = read_context(None, '{"docker_gpus": "3,5-6"}')
+    plan = make_plan(given(card=card(tmp_path), context=context))
+    assert plan.place.gpu_ids == (3, 5)
+    assert plan.devices == ("/dev/fuse", "/dev/kfd", "/dev/dri/renderD131", "/dev/dri/renderD133")
+    assert plan.engine_options.group_add == ("video",)
+    assert plan.engine_options.cap_add == ("SYS_PTRACE", "SYS_ADMIN")
+
+
+def test_nvidia_gets_no_device_files_but_its_capabilities(given, tmp_path):
+    name = "NVIDIA H100 80GB HBM3"
+    gpus = tuple(Gpu(index=n, arch=name, product=name) for n in range(8))
+    machine = Machine(vendor="NVIDIA", gpus=gpus, architecture=name, product=name, device="H100", cuda_version="13.0")
+    plan = make_plan(given(card=card(tmp_path, n_gpus="4"), machine=machine))
+    assert plan.place.gpu_ids == (0, 1, 2, 3)
+    assert plan.devices == ("/dev/fuse",)
+    assert plan.engine_options.cap_add == ("SYS_PTRACE", "SYS_ADMIN", "SYS_NICE")
+    assert plan.env["MAD_SYSTEM_HIP_VERSION"] == "13.0"
+
+
+def test_a_cpu_machine_gets_neither_devices_nor_privileges(given, tmp_path):
+    plan = make_plan(given(card=card(tmp_path), machine=Machine()))
+    assert plan.place.gpu_ids == () and plan.devices == () and plan.engine_options.cap_add == ()
+    assert "runs on the CPU" in plan.notes[0]
+    assert plan.blocked is None or plan.blocked.cause is Cause.IMAGE
+
+
+def test_the_environment_is_mads(given, tmp_path):
+    options = Options(
+        workspace=tmp_path,
+        output=tmp_path / "perf.csv",
+        environ={
+            "BUILD_NUMBER": "17",
+            "NCCL_DEBUG": "WARN",
+            "MAD_SECRETS_HFTOKEN": "hf_hush_hush",
+            "HOME": "/root",
+        },
+    )
+    context = read_context(None, '{"docker_env_vars": {"NCCL_DEBUG": "INFO", "ON": true, "N": 3}}')
+    plan = make_plan(given(card=card(tmp_path, multiple_results="r.csv"), options=options, context=context))
+    expected = {
+        "MAD_MODEL_NAME": "team/Llama",
+        "MAD_OUTPUT_CSV": "r.csv",
+        "JENKINS_BUILD_NUMBER": "17",
+        "MAD_GPU_VENDOR": "AMD",
+        "MAD_SYSTEM_NGPUS": "8",
+        "MAD_RUNTIME_NGPUS": "2",
+        "MAD_SYSTEM_GPU_ARCHITECTURE": "gfx942",
+        "MAD_SYSTEM_GPU_PRODUCT_NAME": "AMD Instinct MI300X",
+        "MAD_SYSTEM_HIP_VERSION": "7.0",
+        "MAD_MULTI_NODE_RUNNER": "torchrun --standalone --nproc_per_node=2",
+        "NCCL_DEBUG": "INFO",
+        "ON": "true",
+        "N": "3",
+        "FROM_RECIPE": "1",
+    }
+    assert {name: plan.env[name] for name in expected} == expected
+    assert plan.env["MAD_SECRETS_HFTOKEN"] == Secret("hf_hush_hush")
+    assert "HOME" not in plan.env
+    assert "hf_hush_hush" not in to_json(plan) and "hf_hush_hush" not in repr(plan)
+
+
+def test_every_models_runner_has_its_own_gpu_count(given, tmp_path):
+    counts = [make_plan(given(card=card(tmp_path, n_gpus=n))).env["MAD_MULTI_NODE_RUNNER"] for n in ("1", "4")]
+    assert [text[-1] for text in counts] == ["1", "4"]
+
+
+@pytest.mark.parametrize(
+    ("option", "of_card", "limit", "origin"),
+    [
+        (None, None, 7200.0, "default"),
+        (None, 360, 360.0, "card"),
+        (None, 0, None, "card"),
+        (7200, 360, 7200.0, "--timeout"),
+        (0, 360, None, "--timeout"),
+    ],
+)
+def test_the_time_limit(given, tmp_path, option, of_card, limit, origin):
+    options = Options(workspace=tmp_path, output=tmp_path / "perf.csv", timeout_s=option)
+    plan = make_plan(given(card=card(tmp_path, timeout_s=of_card), options=options))
+    assert (plan.timeout_s, plan.origins["timeout_s"]) == (limit, origin)
+
+
+def test_names_of_image_container_and_log(given, tmp_path):
+    file = Dockerfile(path=tmp_path / "docker/x.ubuntu.amd.Dockerfile", context=tmp_path / "docker", base="rocm/base")
+    plan = make_plan(given(card=card(tmp_path), dockerfile=file))
+    assert plan.image.ref == "ci-team_llama_x.ubuntu.amd"
+    assert plan.name == "container_ci-team_llama_x.ubuntu.amd"
+    assert plan.log_name == "team_Llama_x.ubuntu.amd.live.log"
+    assert plan.image.build_args["MAD_SYSTEM_GPU_ARCHITECTURE"] == "gfx942"
+    foreign = make_plan(given(card=card(tmp_path), context=read_context(None, '{"MAD_CONTAINER_IMAGE": "rocm/x:1"}')))
+    assert foreign.name == "container_rocm_x_1" and foreign.log_name == "team_Llama_rocm_x_1.live.log"
+
+
+def test_on_the_host_runtime_paths_are_the_hosts(given, tmp_path):
+    options = Options(workspace=tmp_path, output=tmp_path / "p.csv", python="/opt/py/bin/python")
+    plan = make_plan(given(card=card(tmp_path), options=options, runtime=Choice(runtime="host", origin="card")))
+    assert plan.image is None and plan.inside == str(tmp_path) and plan.mounts == ()
+    assert plan.env["MADLITE_PYTHON"] == "/opt/py/bin/python"
+    assert plan.env["HIP_VISIBLE_DEVICES"] == "0,1"
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "cause"),
+    [
+        ({"n_gpus": "64"}, Status.FAILURE, Cause.GPUS),
+        ({"is_deprecated": True}, Status.SKIPPED, Cause.DEPRECATED),
+        ({"skip_gpu_arch": ("gfx90a", "gfx942")}, Status.SKIPPED, Cause.SKIPPED_ARCH),
+        ({}, Status.FAILURE, Cause.IMAGE),
+    ],
+)
+def test_what_keeps_a_plan_from_starting(given, tmp_path, changes, status, cause):
+    plan = make_plan(given(card=card(tmp_path, **changes)))
+    assert (plan.blocked.status, plan.blocked.cause) == (status, cause)
+    assert plan.blocked.reason
+
+
+def test_a_skipped_architecture_can_be_run_all_the_same(given, tmp_path):
+    options = Options(workspace=tmp_path, output=tmp_path / "p", disable_skip_gpu_arch=True, image="x")
+    plan = make_plan(given(card=card(tmp_path, skip_gpu_arch=("gfx942",)), options=options))
+    assert plan.blocked is None
+
+
+@pytest.mark.parametrize("arch", ["H100", "NVIDIA H100 80GB HBM3"])
+def test_nvidia_is_skipped_by_its_short_name(given, tmp_path, arch):
+    name = "NVIDIA H100 80GB HBM3"
+    machine = Machine(vendor="NVIDIA", gpus=(Gpu(index=0, arch=name),), architecture=name)
+    plan = make_plan(given(card=card(tmp_path, n_gpus="1", skip_gpu_arch=(arch,)), machine=machine))
+    assert plan.blocked.cause is Cause.SKIPPED_ARCH
+
+
+def test_gpu_lists(tmp_path):
+    assert expand_ids("0,2-4") == (0, 2, 3, 4)
+    assert expand_ids("") == ()
+    for bad in ("a", "1-", "-1", "0;1"):
+        with pytest.raises(UsageProblem):
+            expand_ids(bad)
+
+
+def test_gpus_that_are_not_there_are_refused(given, tmp_path):
+    context = read_context(None, '{"docker_gpus": "7-9"}')
+    plan = make_plan(given(card=card(tmp_path), context=context))
+    assert plan.blocked.cause is Cause.GPUS and "8, 9" in plan.blocked.reason
+
+
+@pytest.mark.parametrize(
+    ("url", "folder"),
+    [
+        ("", "run_directory"),
+        ("https://github.com/x/repo.git", "repo"),
+        ("git@host:team/repo", "repo"),
+        ("https://h/x/repo/", "repo"),
+        ("https://h/..", "run_directory"),
+    ],
+)
+def test_the_models_folder(tmp_path, url, folder):
+    assert model_dir(card(tmp_path, url=url)) == folder
+
+
+def test_shell_signs_in_args_do_nothing_but_travel(given, tmp_path):
+    from madlite.types import Action
+
+    args = "--note '$(touch /tmp/x)' {model_dir} `id` ; {encapsulate}"
+    draft = rendered_draft(templates=(), actions=(Action(kind="run", argv=("bash", "-c", "x {args}")),))
+    plan = make_plan(given(draft=draft, args=args, machine=eight_mi300x()))
+    assert plan.actions[0].argv[2] == f"x {args}"
+
+
+def test_a_plan_goes_to_json_and_back(given):
+    text = to_json(make_plan(given()))
+    assert msgspec.json.decode(text.encode())["card"]["name"] == "tiny"

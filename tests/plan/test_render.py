@@ -1,0 +1,70 @@
+"""Rendering: strict, quoted, sandboxed, and searched in the right order."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+import tomli
+
+from madlite.errors import UsageProblem
+from madlite.plan.make import make_plan
+from madlite.plan.render import quote_shell, render, write_toml
+
+from tests.plan.conftest import rendered_draft
+
+NASTY = ["a b", "$(touch x)", "'", '"', "`id`", "a\nb", "\\", "-n", "", "ü", "\x7f\x01"]
+
+
+def write(folder, text):
+    file = folder / "tiny/run.sh.j2"
+    file.parent.mkdir(parents=True)
+    file.write_text(text)
+    return folder
+
+
+def test_the_nearest_folder_wins(given, tmp_path):
+    far, near = write(tmp_path / "far", "far"), write(tmp_path / "near", "near {{ variant.steps }}")
+    (file,) = render(make_plan(given()), [tmp_path / "none", near, far])
+    assert file.data == b"near 50" and file.path == "run.sh"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("ok\n{{ variant.stepz }}", "line 2.*stepz"),
+        ("{{ nope }}", "'nope' is undefined"),
+        ("{% if %}", "line 1"),
+        ("{% include 'absent.j2' %}", "absent.j2"),
+        ("{{ ''.__class__.__mro__ }}", "unsafe"),
+    ],
+)
+def test_a_templates_mistake_is_one_sentence_with_its_place(given, tmp_path, text, said):
+    with pytest.raises(UsageProblem, match=said) as caught:
+        render(make_plan(given()), [write(tmp_path / "t", text)])
+    assert "tiny" in caught.value.message
+
+
+def test_a_missing_template_names_where_it_was_looked_for(given, tmp_path):
+    with pytest.raises(UsageProblem, match=r"tiny/run\.sh\.j2.*nowhere"):
+        render(make_plan(given()), [tmp_path / "nowhere"])
+
+
+@pytest.mark.parametrize("text", NASTY)
+def test_shell_words_survive_a_shell(text):
+    said = subprocess.run(["bash", "-c", f"printf %s {quote_shell(text)}"], capture_output=True, check=True).stdout
+    assert said.decode() == text
+
+
+@pytest.mark.parametrize("value", [*NASTY, True, 3, -1.5e-8, ["a", 1], []])
+def test_values_survive_toml(value):
+    assert tomli.loads(f"x = {write_toml(value)}")["x"] == value
+
+
+def test_secrets_do_not_render(given, tmp_path):
+    from madlite.plan.options import Options
+
+    options = Options(workspace=tmp_path, output=tmp_path / "p", environ={"HF_TOKEN": "hf_hush_hush"})
+    plan = make_plan(given(options=options, draft=rendered_draft()))
+    (file,) = render(plan, [write(tmp_path / "t", "{{ plan.env.HF_TOKEN }} {{ plan.env }}")])
+    assert b"hush" not in file.data

@@ -1,0 +1,97 @@
+"""Which source decides a value, and what happens to one that does not fit."""
+
+from __future__ import annotations
+
+import pytest
+
+from madlite.errors import UsageProblem
+from madlite.plan.make import make_plan
+from madlite.plan.options import Options
+from madlite.plan.values import Layer, resolve
+from madlite.types import Card, Variant
+
+from tests.plan.conftest import rendered_draft
+
+VARIANT = Variant(model="m", steps=50, micro_batch=2)
+SETTINGS = {"lr": 0.001, "compile": False, "flavor": "debug", "tp": 1}
+
+
+def over(*values: dict[str, object]):
+    layers = [Layer(origin=f"source {n}", values=one) for n, one in enumerate(values)]
+    return resolve(VARIANT, SETTINGS, layers, "recipe x")
+
+
+def test_a_later_source_wins_and_is_the_origin():
+    resolved = over({"steps": 60, "lr": 0.1}, {"steps": "70"})
+    assert resolved.variant.steps == 70
+    assert resolved.origins["variant.steps"] == "source 1"
+    assert resolved.origins["settings.lr"] == "source 0"
+    assert resolved.origins["variant.micro_batch"] == "recipe x"
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [("compile", "true", True), ("compile", "off", False), ("lr", "3e-4", 3e-4), ("tp", "8", 8), ("flavor", "8", "8")],
+)
+def test_text_becomes_the_type_of_its_key(key, text, value):
+    found = over({key: text}).settings[key]
+    assert found == value and type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"steps": "many"}, "steps=many: steps takes a whole number"),
+        ({"steps": "0"}, "above 0"),
+        ({"steps": "-3"}, "above 0"),
+        ({"lr": "fast"}, "lr takes a number"),
+        ({"lr": "nan"}, "lr takes a number"),
+        ({"compile": "maybe"}, "compile takes true or false"),
+    ],
+)
+def test_a_value_that_does_not_fit_names_key_value_and_source(values, said):
+    with pytest.raises(UsageProblem, match=said) as caught:
+        over(values)
+    assert "source 0" in caught.value.message
+
+
+def test_a_mistyped_key_gets_a_suggestion():
+    with pytest.raises(UsageProblem) as caught:
+        over({"micro_bach": "4"})
+    assert "micro_bach" in caught.value.message
+    assert "did you mean micro_batch" in caught.value.hint
+
+
+def test_frameworks_own_words_for_a_key_are_understood():
+    assert over({"batch_size": 8, "global-batch-size": 64}).variant.global_batch == 64
+    assert over({"batch_size": 8}).variant.micro_batch == 8
+
+
+def test_the_order_of_sources_is_recipe_card_context_tag_set(given, tmp_path):
+    from madlite.plan.context import read_context
+
+    file = tmp_path / "context.json"
+    file.write_text('{"settings": {"steps": 30, "lr": 0.3, "flavor": "file", "seq_len": 256}}')
+    context = read_context(file, '{"settings": {"lr": 0.4, "flavor": "option"}}')
+    card = Card(
+        name="tiny", root=tmp_path, source="models.json", recipe={"steps": 20, "micro_batch": 16, "flavor": "card"}
+    )
+    options = Options(workspace=tmp_path, output=tmp_path / "perf.csv", sets=(("flavor", "set"),))
+    plan = make_plan(
+        given(card=card, context=context, options=options, overrides=(("flavor", "tag"), ("lr", "0.5")))
+    )
+    assert (plan.variant.micro_batch, plan.origins["variant.micro_batch"]) == (16, "card")
+    assert (plan.variant.steps, plan.origins["variant.steps"]) == (30, f"context file {file}")
+    assert (plan.variant.seq_len, plan.origins["variant.seq_len"]) == (256, f"context file {file}")
+    assert (plan.settings["lr"], plan.origins["settings.lr"]) == (0.5, "tag")
+    assert (plan.settings["flavor"], plan.origins["settings.flavor"]) == ("set", "--set")
+    assert plan.origins["settings.compile"] == "recipe tiny"
+
+
+def test_a_tags_addition_to_a_script_card_is_no_setting(given, tmp_path):
+    from madlite.types import Action
+
+    draft = rendered_draft(templates=(), actions=(Action(kind="run", argv=("bash", "-c", "run {args}")),), variant=None)
+    plan = make_plan(given(draft=draft, overrides=(("value", "7"),), args="--base 1 --value 7"))
+    assert plan.actions[0].argv == ("bash", "-c", "run --base 1 --value 7")
+    assert plan.args == "--base 1 --value 7"

@@ -1,0 +1,123 @@
+"""Every hook does what its specification says, has a test here, and a section in the docs."""
+
+from __future__ import annotations
+
+import inspect
+import types
+from pathlib import Path
+
+import click
+import msgspec
+import pytest
+
+from madlite.engine.many import check_plans
+from madlite.engine.screen import Planned
+from madlite.errors import CheckFailed
+from madlite.hookspecs import Hooks, hookimpl
+from madlite.plan.make import make_plan
+from madlite.plugins import Plugins
+from madlite.types import FailureRule, Finding, Quantity, Reference, Result, Status, Step
+from tests.plan.conftest import given  # noqa: F401 - a fixture
+
+SPECS = [name for name in vars(Hooks) if name.startswith("madlite_")]
+
+
+def plugins_with(name, function) -> Plugins:
+    made = types.ModuleType("made")
+    setattr(made, name, hookimpl(function))
+    plugins = Plugins()
+    plugins.register("made", made, "made", "1")
+    assert not plugins.problems
+    return plugins
+
+
+@pytest.fixture
+def plan(given):  # noqa: F811
+    return make_plan(given())
+
+
+def items(name, function):
+    return [item for _, item in plugins_with(name, function).collect(name)]
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_a_hook_has_its_test_its_words_and_its_page(name):
+    assert f"test_hook_{name.removeprefix('madlite_')}" in globals()
+    text = inspect.getdoc(getattr(Hooks, name))
+    assert "When:" in text and "Example::" in text
+    parameters = [parameter for parameter in inspect.signature(getattr(Hooks, name)).parameters if parameter != "self"]
+    assert not parameters or "Parameters:" in text
+    assert f"### `{name}(" in Path("docs/plugins.md").read_text()
+
+
+def test_hook_backends():
+    from tests.plugin_loading.test_plugins import Tiny
+
+    assert list(plugins_with("madlite_backends", lambda: [Tiny()]).backends()) == ["tiny"]
+
+
+def test_hook_cards():
+    assert items("madlite_cards", lambda: [{"name": "a"}, Path("models.json")]) == [{"name": "a"}, Path("models.json")]
+
+
+def test_hook_runtimes():
+    runtime = types.SimpleNamespace(name="enroot")
+    assert plugins_with("madlite_runtimes", lambda: [runtime]).runtimes() == {"enroot": runtime}
+
+
+def test_hook_failure_rules():
+    rule = FailureRule(pattern="x", cause="y")
+    assert items("madlite_failure_rules", lambda: [rule]) == [rule]
+
+
+def test_hook_references():
+    reference = Reference(model="m", device="MI300X", metric="x", value=1.0, source="s")
+    assert items("madlite_references", lambda: [reference]) == [reference]
+
+
+def test_hook_commands():
+    group = click.Group("g")
+    plugins_with("madlite_commands", lambda group: group.add_command(click.Command("up"))).notify(
+        "madlite_commands", group=group
+    )
+    assert list(group.commands) == ["up"]
+
+
+def test_hook_adjust_plan(plan):
+    plugins = plugins_with("madlite_adjust_plan", lambda plan: msgspec.structs.replace(plan, launcher="x"))
+    assert plugins.adjust(plan, {}).launcher == "x"
+
+
+def test_hook_checks(plan):
+    plugins = plugins_with("madlite_checks", lambda plan: [Finding(message="odd"), Finding(message="odd")])
+    one = Planned(plan=plan, backends=(), files=(), runtime=None)  # type: ignore[arg-type]
+    assert check_plans([one, one], plugins) == ("odd",)
+    fatal = plugins_with("madlite_checks", lambda plan: [Finding(message="no way", hint="do x", fatal=True)])
+    with pytest.raises(CheckFailed, match="no way"):
+        check_plans([one], fatal)
+
+
+def heard(name, **arguments):
+    calls = []
+    if name == "madlite_run_started":
+        plugins = plugins_with(name, lambda plan: calls.append(plan))
+    elif name == "madlite_run_step":
+        plugins = plugins_with(name, lambda plan, step: calls.append(step))
+    else:
+        plugins = plugins_with(name, lambda plan, result: calls.append(result))
+    plugins.notify(name, **arguments)
+    return calls
+
+
+def test_hook_run_started(plan):
+    assert heard("madlite_run_started", plan=plan) == [plan]
+
+
+def test_hook_run_step(plan):
+    step = Step(n=1, values={Quantity.LOSS: 1.0})
+    assert heard("madlite_run_step", plan=plan, step=step) == [step]
+
+
+def test_hook_run_finished(plan):
+    result = Result(plan_id=plan.id, status=Status.SUCCESS)
+    assert heard("madlite_run_finished", plan=plan, result=result) == [result]

@@ -1,0 +1,37 @@
+"""Subprocesses: output, limits, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+
+import psutil
+
+from madlite.process import capture
+
+
+def test_output_and_exit_code():
+    done = capture(["bash", "-c", "echo out; echo err >&2; exit 3"], limit_s=10)
+    assert (done.stdout, done.stderr, done.code, done.ok) == ("out\n", "err\n", 3, False)
+
+
+def test_a_command_that_is_not_there_is_127():
+    done = capture(["/no/such/tool"], limit_s=1)
+    assert done.code == 127 and "No such file" in done.stderr
+
+
+def test_past_its_limit_a_command_and_its_children_are_gone(tmp_path):
+    script = f"sleep 300 & echo $! > {tmp_path}/child; echo started; wait"
+    done = capture(["bash", "-c", script], limit_s=0.5)
+    assert done.timed_out and not done.ok and done.stdout == "started\n"
+    child = int((tmp_path / "child").read_text())
+    assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_child_that_left_the_group_cannot_hold_us(tmp_path):
+    script = f"setsid sleep 20 & echo $! > {tmp_path}/child; sleep 20"
+    assert capture(["bash", "-c", script], limit_s=0.3).timed_out
+    os.kill(int((tmp_path / "child").read_text()), 9)
+
+
+def test_noise_is_text_all_the_same():
+    assert capture(["printf", "\\377\\000x"], limit_s=5).stdout.endswith("x")
