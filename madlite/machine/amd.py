@@ -31,7 +31,7 @@ def detect_amd(host: Host, topology: Topology) -> Found:
     origins = {**dict.fromkeys(("arch", "product"), "table of products"), **merged.origins}
     driver, origins["driver_version"] = _driver(host, tools)
     rocm, origins["rocm_version"] = read_rocm_version(host)
-    if not rocm and gpus:
+    if not rocm and tools[0].gpus:  # not of an amd-smi that hangs
         rocm, origins["rocm_version"] = ask_rocm_version(host), "amd-smi version"
     return Found(
         vendor="AMD", gpus=gpus, driver_version=driver, rocm_version=rocm, origins=origins, asked=(kfd, *tools)

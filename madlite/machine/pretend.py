@@ -20,7 +20,7 @@ def is_here(asked: Asked, topology: Topology) -> bool:
     device = short_name(wanted, "AMD")
     here = [short_name(gpu, "AMD") for gpu in topology.gpus if gpu.arch == wanted.arch]
     alike = [name for name in here if wanted.arch in (name, device) or name == device]
-    return asked.vendor == "AMD" and False
+    return asked.vendor == "AMD" and len(alike) >= (asked.n_gpus or 1)
 
 
 def pretend(asked: Asked) -> Found:

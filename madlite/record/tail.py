@@ -17,7 +17,7 @@ from madlite.types import Value
 
 _WINDOW_BYTES = 1 << 16
 _WIDEST_WINDOW_BYTES = 1 << 20
-_END = "\0end"
+_END = "\x1fend\x1f"
 
 
 class Mend(Value, frozen=True):

@@ -112,4 +112,4 @@ def _keep_owner_and_mode(file: Held, beside: Path) -> None:
         with suppress(PermissionError):  # only root gives a file away; the group is what others write by
             os.chown(beside, owner, status.st_gid)
             break
-    shutil.copystat(file.target, beside)  # also the access list
+    shutil.copystat(file.target, beside)  # also access lists

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from madlite.errors import RuntimeProblem
@@ -34,6 +35,16 @@ def is_alive(client: Client, container: str) -> bool:
         return bool(client.inspect_container(container)["State"]["Running"])
     except docker.errors.NotFound:
         return False
+
+
+def stays_alive(client: Client, container: str, limit_s: float) -> bool:
+    """Say whether a container is still running after `limit_s`."""
+    deadline = time.monotonic() + limit_s
+    while is_alive(client, container):
+        if time.monotonic() > deadline:
+            return True
+        time.sleep(limit_s / 4)
+    return False
 
 
 def kill(client: Client, container: str) -> None:
@@ -69,10 +80,9 @@ def gone(client: Client, container: Container, action: Action) -> RuntimeProblem
     )
 
 
-def cannot_start(container: Container, action: Action, reason: str) -> RuntimeProblem:
+def cannot_start(container: Container, action: Action, words: str) -> RuntimeProblem:
     """Return the problem that an action's command cannot be started in this image."""
-    return RuntimeProblem(
-        f"'{action.argv[0]}' ({action.kind}) cannot be started in image {container.image}: {reason}",
-        "the image has to hold what the action calls, bash in most cases",
-        cause=Cause.PREPARE,
-    )
+    reason = words.split(": ", 2)[-1].removeprefix("unable to start container process: ").removesuffix(": unknown")
+    hint = "" if "chdir" in reason else "the image has to hold what the action calls, bash in most cases"
+    what = f"'{action.argv[0]}' ({action.kind}) cannot be started in image {container.image}: {reason}"
+    return RuntimeProblem(what, hint, cause=Cause.PREPARE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from threading import Event
 from typing import Any
 
 from madlite.run.docker_client import Client
@@ -27,11 +28,11 @@ class Exec:
         """Say whether the process itself is there; children of it may outlive it."""
         return bool(self._inspect().get("Running"))
 
-    def wait_ended(self, limit_s: float) -> bool:
-        """Wait for the end of the process; False when it is still there after `limit_s`."""
+    def wait_ended(self, limit_s: float, hurried: Event | None = None) -> bool:
+        """Wait for the end of the process; False when it is still there after `limit_s`, or once `hurried` is set."""
         deadline = time.monotonic() + limit_s
         while self.is_running():
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline or (hurried is not None and hurried.is_set()):
                 return False
             time.sleep(_POLL_S)
         return True

@@ -12,13 +12,10 @@ from collections.abc import Callable, Mapping
 from madlite.errors import UsageProblem
 from madlite.run.docker_client import proxy_environment
 from madlite.run.docker_options import add_options
+from madlite.run.marks import FOLDER_LABEL, KEPT_LABEL, RUN_LABEL, RUN_MARK
 from madlite.secrets import MASK
 from madlite.types import EnvValue, Json, Mount, RunPlan, Secret
 
-RUN_LABEL = "madlite.run"
-FOLDER_LABEL = "madlite.folder"
-KEPT_LABEL = "madlite.kept"
-RUN_MARK = "MADLITE_RUN_ID"  # in the environment of every process of a run
 KEEPER = ["cat"]  # waits on its terminal for ever: the container lives until it is stopped
 
 

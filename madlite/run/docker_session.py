@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 import posixpath
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from madlite.errors import RuntimeProblem
@@ -19,9 +18,11 @@ from madlite.run.docker_exec import Exec
 from madlite.run.docker_give_back import give_back
 from madlite.run.docker_signals import end_workload
 from madlite.run.docker_stream import ExecOutput, Frames
+from madlite.run.turn import Turn
 from madlite.types import Action, Exit
 
 QUIET_S = 1.0  # how long without output before asking whether the process is still there
+SETTLE_S = 1.0  # for a container to be told as ended after its processes were killed
 RETURN_LIMIT_S = 5.0  # for run() to see that its process is gone
 KILLED = 137  # 128 + SIGKILL
 _HEAD_BYTES = 1024
@@ -40,12 +41,7 @@ class DockerSession:
         self._container = container
         self._grace_s = grace_s
         self._exec: Exec | None = None  # the one that was created last
-        self._runner = 0  # the thread that is inside run()
-        self._idle = threading.Event()  # nothing is inside run()
-        self._idle.set()
-        self._stopping = threading.Event()
-        self._given_up = threading.Event()  # run() has to return, whatever its process does
-        self._one_stop = threading.Lock()
+        self._turn = Turn()
 
     def run(self, action: Action, out: Callable[[bytes, int], None]) -> Exit:
         """Run the action to its end; `out` gets its output as it comes, with 1 for stdout and 2 for stderr.
@@ -61,25 +57,25 @@ class DockerSession:
                 head.extend(data[:_HEAD_BYTES])
             out(data, stream)
 
-        with explained(self._environ), self._limited(action.timeout_s) as expired, self._running():
+        with explained(self._environ), self._turn.take(action.timeout_s, self.stop, self._grace_s) as expired:
             running, output = self._start(action)
             self._pump(running, output, Frames(keep_head))
             code = self._exit_code(running, action)
         if code in _START_CODES and head.startswith(_CANNOT_START):
-            reason = bytes(head).decode("utf-8", "replace").split(": ", 2)[-1].strip()
-            raise containers.cannot_start(self._container, action, reason)
+            raise containers.cannot_start(self._container, action, head.decode("utf-8", "replace").strip())
         return Exit(code=code, duration_s=time.monotonic() - begun, timed_out=expired.is_set())
 
     def stop(self, grace_s: float) -> None:
-        """End the running action: INT, `grace_s`, TERM, `grace_s`, KILL. Safe from another thread."""
-        with self._one_stop, explained(self._environ):
-            self._stopping.set()
-            self._end(grace_s)
-            if self._runner == threading.get_ident() or self._idle.wait(RETURN_LIMIT_S):
-                return
-            containers.kill(self._client, self.handle)
-            if not self._idle.wait(RETURN_LIMIT_S):
-                self._given_up.set()
+        """End the running action: INT, `grace_s`, TERM, `grace_s`, KILL. Safe from another thread.
+
+        Without a grace it also hurries a stop that is under way. What the engine refuses is logged.
+        """
+        try:
+            with self._turn.stopping(grace_s), explained(self._environ):
+                self._stop(grace_s)
+        except RuntimeProblem as problem:
+            _LOG.warning("the run cannot be stopped: %s", problem.message)
+            self._turn.given_up.set()
 
     def collect(self, patterns: Sequence[str], into: Path) -> None:
         """Copy the files of the workspace that match into the folder `into`."""
@@ -90,11 +86,18 @@ class DockerSession:
     def close(self) -> None:
         """End what an interrupted action left running, and give the files back; the container stays."""
         if self._exec is not None and self._exec.is_running():
-            self._stopping.set()
             self._end(self._grace_s)
             if self._exec.is_running():
                 containers.kill(self._client, self.handle)
         give_back(self._client, self._container)
+
+    def _stop(self, grace_s: float) -> None:
+        self._end(grace_s)
+        if self._turn.wait_over(RETURN_LIMIT_S):
+            return
+        containers.kill(self._client, self.handle)
+        if not self._turn.wait_over(RETURN_LIMIT_S):
+            self._turn.given_up.set()
 
     def _start(self, action: Action) -> tuple[Exec, ExecOutput]:
         import docker.errors
@@ -113,7 +116,7 @@ class DockerSession:
         """Pass the output on to its end; the engine ends it 2 s after the process where a child holds it open."""
         ended = False
         try:
-            while not self._given_up.is_set():
+            while not self._turn.given_up.is_set():
                 data = output.read(QUIET_S)
                 if data:
                     frames.feed(data)
@@ -125,49 +128,15 @@ class DockerSession:
             output.close()
 
     def _exit_code(self, running: Exec, action: Action) -> int:
-        code = None if self._given_up.is_set() else running.exit_code(RETURN_LIMIT_S)
-        if self._stopping.is_set():
+        code = None if self._turn.given_up.is_set() else running.exit_code(RETURN_LIMIT_S)
+        if self._turn.asked_to_end.is_set():
             return KILLED if code is None else code
-        if code is None or (code == KILLED and not containers.is_alive(self._client, self.handle)):
+        if code is None or (code == KILLED and not containers.stays_alive(self._client, self.handle, SETTLE_S)):
             raise containers.gone(self._client, self._container, action)
         return code
 
     def _end(self, grace_s: float) -> None:
         if self._exec is not None:
             only = str(self._exec.host_pid()) if self._container.shares_processes else ""
-            end_workload(self._client, self.handle, only, grace_s, self._exec.wait_ended)
-
-    @contextmanager
-    def _running(self) -> Iterator[None]:
-        with self._one_stop:  # one that is under way must not hit the next action
-            self._stopping.clear()
-            self._idle.clear()
-        self._runner = threading.get_ident()
-        try:
-            yield
-        finally:
-            self._runner = 0
-            self._idle.set()
-
-    @contextmanager
-    def _limited(self, limit_s: float | None) -> Iterator[threading.Event]:
-        """Stop the action after its time; the event says that this is what ended it."""
-        expired = threading.Event()
-        if limit_s is None:
-            yield expired
-            return
-        timer = threading.Timer(limit_s, self._expire, [expired])
-        timer.daemon = True
-        timer.start()
-        try:
-            yield expired
-        finally:
-            timer.cancel()
-            timer.join()
-
-    def _expire(self, expired: threading.Event) -> None:
-        expired.set()
-        try:
-            self.stop(self._grace_s)
-        except RuntimeProblem as problem:
-            _LOG.warning("%s", problem.message)
+            ended = partial(self._exec.wait_ended, hurried=self._turn.hurried)
+            end_workload(self._client, self.handle, only, grace_s, ended)

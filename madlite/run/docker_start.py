@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from madlite.errors import RuntimeProblem
 from madlite.run.docker_client import Client, said
-from madlite.run.docker_container import Container, is_alive, last_words
+from madlite.run.docker_container import Container, last_words, stays_alive
 from madlite.run.docker_give_back import STAMP
-from madlite.run.docker_request import FOLDER_LABEL, RUN_LABEL, container_name, sent
+from madlite.run.docker_request import container_name, sent
+from madlite.run.marks import FOLDER_LABEL, RUN_LABEL
 from madlite.types import Cause, Json, RunPlan
 
 STOP_S = 1  # between TERM and KILL for the container's own process, which only waits
@@ -108,11 +108,8 @@ def _create(client: Client, request: dict[str, Json], plan: RunPlan) -> str:
 
 
 def _check_lives(client: Client, made: str, plan: RunPlan) -> None:
-    deadline = time.monotonic() + SETTLE_S
-    while is_alive(client, made):
-        if time.monotonic() > deadline:
-            return
-        time.sleep(SETTLE_S / 3)
+    if stays_alive(client, made, SETTLE_S):
+        return
     words = last_words(client, made)
     raise RuntimeProblem(
         f"the container of image {_image(plan)} ended at once; its entry point did not run 'cat'"

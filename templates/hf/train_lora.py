@@ -176,6 +176,7 @@ def main() -> None:
     if trainer.is_world_process_zero():
         say("summary", {name: value for name, value in result.metrics.items() if isinstance(value, (int, float))})
     if torch.distributed.is_initialized():
+        torch.distributed.barrier()  # without it gloo's thread can still hold tensors, and never ends
         torch.distributed.destroy_process_group()
 
 

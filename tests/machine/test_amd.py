@@ -174,11 +174,13 @@ def test_na_everywhere_is_filled_from_the_next_tool(bench: Bench) -> None:
 
 def test_a_hanging_tool_is_named_and_another_ones_answer_used(bench: Bench) -> None:
     bench.limit_s = 0.5
-    bench.script("amd-smi", "sleep 60 & sleep 60")
+    bench.script("amd-smi", f'echo "$*" >> "{bench.folder}/calls"; sleep 60 & sleep 60')
     bench.tool("rocm-smi", ("*", rocm_cards(8, series_key="Card Series")))
     machine = bench.detect()
     assert (len(machine.gpus), machine.device) == (8, "MI325X")
     assert [(problem.where, problem.what) for problem in machine.problems] == [("amd-smi", "did not end within 0.5 s")]
+    calls = (bench.folder / "calls").read_text().splitlines()
+    assert sorted(calls) == ["list --json", "static --json"]  # both at once, and none after them
 
 
 def test_a_failing_tool_is_named_with_what_it_said(bench: Bench) -> None:

@@ -251,3 +251,9 @@ def _message_of_append(path: Path, limit: int) -> str:
     assert os.waitpid(child, 0)[1] == 0
     with os.fdopen(reading) as said:
         return said.read()
+
+
+def test_every_standard_column_is_documented_in_its_order() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "perf-csv.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[2] for line in guide.splitlines() if line.startswith("| ") and line[2].isdigit()]
+    assert ",".join(rows).replace("★", "").replace(" ", "") == V2

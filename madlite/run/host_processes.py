@@ -1,0 +1,108 @@
+"""Processes of a run on this machine: find them by their mark, and end them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from threading import Event
+from typing import TYPE_CHECKING
+
+from madlite.run.marks import RUN_MARK
+
+if TYPE_CHECKING:
+    import psutil
+
+POLL_S = 0.05
+_VANISH_LIMIT_S = 5.0
+
+
+def marked_processes(run_id: str = "") -> list[psutil.Process]:
+    """Return the living processes with a run's mark in their environment, of any run for ""; never ourselves.
+
+    Processes inside containers carry the mark too and are left out: their container is what ends them.
+    """
+    import psutil
+
+    ours = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
+    return [
+        process
+        for process in psutil.process_iter()
+        if process.pid not in ours and _carries(process, run_id) and not _is_elsewhere(process.pid)
+    ]
+
+
+def mark_of(process: psutil.Process, name: str) -> str:
+    """Return a variable of a process's environment, "" where it has none or may not be asked."""
+    import psutil
+
+    try:
+        return process.environ().get(name, "")
+    except (psutil.Error, OSError):
+        return ""
+
+
+def with_children(pids: Iterable[int]) -> list[psutil.Process]:
+    """Return processes and all that descend from them, the ones that rewrote their environment included."""
+    import psutil
+
+    found: dict[int, psutil.Process] = {}
+    for pid in pids:
+        try:
+            process = psutil.Process(pid)
+            found |= {one.pid: one for one in [process, *process.children(recursive=True)]}
+        except psutil.Error:
+            continue
+    return list(found.values())
+
+
+def end_processes(
+    processes: Callable[[], list[psutil.Process]], grace_s: float, signals: Iterable[int], hurried: Event
+) -> None:
+    """Send each signal to what `processes` finds then, with `grace_s` to end after each, none once `hurried` is set."""
+    for number in signals:
+        found = processes()
+        for process in found:
+            _send(process, number)
+        deadline = time.monotonic() + (_VANISH_LIMIT_S if number == signal.SIGKILL else grace_s)
+        while any(map(_lives, found)) and time.monotonic() < deadline:
+            if hurried.is_set() and number != signal.SIGKILL:
+                break
+            time.sleep(POLL_S)
+
+
+def _carries(process: psutil.Process, run_id: str) -> bool:
+    mark = mark_of(process, RUN_MARK)
+    return bool(mark) and run_id in ("", mark) and _lives(process)
+
+
+def _lives(process: psutil.Process) -> bool:
+    import psutil
+
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def _send(process: psutil.Process, number: int) -> None:
+    import psutil
+
+    try:
+        process.send_signal(number)
+    except (psutil.Error, OSError):
+        return  # it ended meanwhile, or belongs to somebody else
+
+
+def _is_elsewhere(pid: int) -> bool:
+    """Say whether a process has another process table than ours, as in a container."""
+    return _table(pid) not in (None, _table(os.getpid()))
+
+
+def _table(pid: int) -> str | None:
+    try:
+        return str(Path(f"/proc/{pid}/ns/pid").readlink())
+    except OSError:
+        return None

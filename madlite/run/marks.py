@@ -1,0 +1,11 @@
+"""How containers and processes of a run are told from everybody else's."""
+
+from __future__ import annotations
+
+# labels of a container
+RUN_LABEL = "madlite.run"
+FOLDER_LABEL = "madlite.folder"
+KEPT_LABEL = "madlite.kept"
+# variables in the environment of every process of a run; the folder, on the host, only outside of containers
+RUN_MARK = "MADLITE_RUN_ID"
+FOLDER_MARK = "MADLITE_RUN_FOLDER"

@@ -1,0 +1,90 @@
+"""The backend of docs/plugins.md, typed off the page, built, installed elsewhere and run."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.install
+PAGE = Path(__file__).parents[2] / "docs" / "plugins.md"
+TRAIN = """
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int)
+parser.add_argument("--lr", type=float)
+args = parser.parse_args()
+print("learning rate", args.lr)
+for n in range(1, args.steps + 1):
+    print(f"step={n} tps={2000 + n:,} loss={5 / n:.3f}")
+"""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The package of the page, installed into a folder of its own."""
+    root = tmp_path_factory.mktemp("tiny-backend")
+    blocks = re.findall(r"```\w+\n(?:# |\{# )([\w./-]+)(?: #\})?\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert [name for name, _ in blocks] == [
+        "pyproject.toml",
+        "tiny_backend/__init__.py",
+        "tiny_backend/templates/tiny/run.sh.j2",
+    ]
+    for name, text in blocks:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    (root / "tiny").mkdir()
+    (root / "tiny/__init__.py").touch()
+    (root / "tiny/train.py").write_text(TRAIN)
+    build = '[build-system]\nrequires = ["hatchling"]\nbuild-backend = "hatchling.build"\n'
+    wheel = '[tool.hatch.build.targets.wheel]\npackages = ["tiny_backend", "tiny"]\n'
+    (root / "pyproject.toml").write_text(build + (root / "pyproject.toml").read_text() + wheel)
+    target = tmp_path_factory.mktemp("site")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--target"]
+    subprocess.run([*pip, str(target), str(root)], check=True, capture_output=True)
+    return target
+
+
+def madlite(site, cwd, *args):
+    env = {**os.environ, "PYTHONPATH": str(site)}
+    return subprocess.run(
+        [sys.executable, "-m", "madlite", *args], cwd=cwd, env=env, capture_output=True, text=True, timeout=60
+    )
+
+
+def test_its_card_is_found_and_run(site, tmp_path):
+    done = madlite(site, tmp_path, "run", "--tags", "tiny_model:lr=0.01")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (row,) = csv.DictReader((tmp_path / "perf.csv").open())
+    assert (row["model"], row["status"], row["metric"]) == ("tiny_model", "SUCCESS", "tokens_per_s_per_gpu")
+    assert row["performance"] == "2013"  # the median of steps 6 to 20
+    assert (row["precision"], row["batch_size"]) == ("BF16", "2")
+    (log,) = tmp_path.glob("madlite_runs/*/run.log")
+    assert "learning rate 0.01" in log.read_text()
+
+
+def test_it_is_listed_with_its_version_and_can_be_switched_off(site, tmp_path):
+    listed = madlite(site, tmp_path, "plugins").stdout
+    assert "tiny  (tiny-backend 1.0)" in listed
+    done = madlite(site, tmp_path, "run", "--no-plugins", "--tags", "tiny_model")
+    assert done.returncode == 4 and "tiny_model" in done.stderr
+
+
+def test_broken_it_is_named_once_and_the_rest_works(site, tmp_path):
+    broken = tmp_path / "broken"
+    info = broken / "broken_backend-1.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken-backend\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[madlite]\nbroken = broken_backend\n")
+    (broken / "broken_backend.py").write_text("import nothing_of_that_name\n")
+    env = {**os.environ, "PYTHONPATH": f"{site}:{broken}"}
+    command = [sys.executable, "-m", "madlite", "run", "--tags", "tiny_model"]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    assert done.stderr.count("broken-backend") == 1 and "nothing_of_that_name" in done.stderr
+    assert "Traceback" not in done.stderr + done.stdout
