@@ -27,14 +27,14 @@ def command(yes: bool, kept: bool, no_plugins: bool, verbose: bool) -> int:
     for note in found.notes:
         click.echo(f"warning: {note}", err=True)
     failed = False
-    for item in found.items:
+    for item in found.leftovers:
         if not yes or (item.kept and not kept):
             click.echo(f"{item.kind:9} {item.run_id}  {item.text}" + ("  (kept alive; --kept)" if item.kept else ""))
             continue
         problem = remove(item, dict(os.environ))
         failed |= problem is not None
         click.echo(f"{'kept' if problem else 'removed'}   {item.kind} {item.run_id}  {problem or item.text}")
-    if not found.items:
+    if not found.leftovers:
         click.echo("nothing is left behind")
     elif not yes:
         click.echo("madlite clean --yes removes this")

@@ -18,7 +18,7 @@ from madlite.run.docker_exec import Exec
 from madlite.run.docker_give_back import give_back
 from madlite.run.docker_signals import end_workload
 from madlite.run.docker_stream import ExecOutput, Frames
-from madlite.run.turn import Turn
+from madlite.run.turn import STOPPED, Turn
 from madlite.types import Action, Exit
 
 QUIET_S = 1.0  # how long without output before asking whether the process is still there
@@ -57,25 +57,21 @@ class DockerSession:
                 head.extend(data[:_HEAD_BYTES])
             out(data, stream)
 
-        with explained(self._environ), self._turn.take(action.timeout_s, self.stop, self._grace_s) as expired:
-            running, output = self._start(action)
-            self._pump(running, output, Frames(keep_head))
-            code = self._exit_code(running, action)
+        expire = partial(self._stop, self._grace_s)
+        with explained(self._environ), self._turn.take(action.timeout_s, expire) as expired:
+            code = STOPPED if self._turn.closed.is_set() else self._run(action, Frames(keep_head))
         if code in _START_CODES and head.startswith(_CANNOT_START):
             raise containers.cannot_start(self._container, action, head.decode("utf-8", "replace").strip())
         return Exit(code=code, duration_s=time.monotonic() - begun, timed_out=expired.is_set())
 
     def stop(self, grace_s: float) -> None:
-        """End the running action: INT, `grace_s`, TERM, `grace_s`, KILL. Safe from another thread.
+        """End the running action: INT, `grace_s`, TERM, `grace_s`, KILL; nothing starts here any more.
 
-        Without a grace it also hurries a stop that is under way. What the engine refuses is logged.
+        Safe from another thread.  Without a grace it also hurries a stop that is under way.  What the engine refuses
+        is logged.
         """
-        try:
-            with self._turn.stopping(grace_s), explained(self._environ):
-                self._stop(grace_s)
-        except RuntimeProblem as problem:
-            _LOG.warning("the run cannot be stopped: %s", problem.message)
-            self._turn.given_up.set()
+        self._turn.closed.set()
+        self._stop(grace_s)
 
     def collect(self, patterns: Sequence[str], into: Path) -> None:
         """Copy the files of the workspace that match into the folder `into`."""
@@ -92,12 +88,20 @@ class DockerSession:
         give_back(self._client, self._container)
 
     def _stop(self, grace_s: float) -> None:
-        self._end(grace_s)
-        if self._turn.wait_over(RETURN_LIMIT_S):
-            return
-        containers.kill(self._client, self.handle)
-        if not self._turn.wait_over(RETURN_LIMIT_S):
+        try:
+            with self._turn.ending(grace_s), explained(self._environ):
+                if not self._turn.end_until_over(partial(self._end, grace_s), RETURN_LIMIT_S):
+                    containers.kill(self._client, self.handle)
+                    if not self._turn.wait_over(RETURN_LIMIT_S):
+                        self._turn.given_up.set()
+        except RuntimeProblem as problem:
+            _LOG.warning("the run cannot be stopped: %s", problem.message)
             self._turn.given_up.set()
+
+    def _run(self, action: Action, frames: Frames) -> int:
+        running, output = self._start(action)
+        self._pump(running, output, frames)
+        return self._exit_code(running, action)
 
     def _start(self, action: Action) -> tuple[Exec, ExecOutput]:
         import docker.errors

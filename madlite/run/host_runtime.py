@@ -29,7 +29,7 @@ class HostRuntime:
         return None
 
     def request(self, plan: RunPlan) -> Mapping[str, Json]:
-        """Return what would be started, secrets as `***`: variables that are added, and each command with its folder."""
+        """Return what would be started: the variables that are added, secrets as `***`, and each command's folder."""
         actions = [
             {"argv": list(action.argv), "cwd": str(plan.workspace / action.cwd.replace("{folder}", str(plan.folder)))}
             for action in plan.actions

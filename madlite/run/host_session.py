@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from madlite.errors import RuntimeProblem
 from madlite.process import kill_group, start
 from madlite.run.collect import copy_matching
 from madlite.run.host_processes import end_processes, marked_processes, with_children
-from madlite.run.turn import Turn
+from madlite.run.turn import STOPPED, Turn
 from madlite.types import Action, Cause, Exit
 
 if TYPE_CHECKING:
@@ -47,22 +48,17 @@ class HostSession:
             RuntimeProblem: the command cannot be started.
         """
         begun = time.monotonic()
-        with self._turn.take(action.timeout_s, self.stop, self._grace_s) as expired:
-            process = self._start(action)
-            try:
-                self._pump(process, out)
-            finally:
-                for pipe in filter(None, (process.stdout, process.stderr)):
-                    pipe.close()
-            code = self._exit_code(process)
+        with self._turn.take(action.timeout_s, partial(self._stop, self._grace_s)) as expired:
+            code = STOPPED if self._turn.closed.is_set() else self._run(action, out)
         return Exit(code=code, duration_s=time.monotonic() - begun, timed_out=expired.is_set())
 
     def stop(self, grace_s: float) -> None:
-        """End the running action: INT, `grace_s`, TERM, `grace_s`, KILL. Safe from another thread."""
-        with self._turn.stopping(grace_s):
-            self._end(grace_s)
-            if not self._turn.wait_over(RETURN_LIMIT_S):
-                self._turn.given_up.set()
+        """End the running action: INT, `grace_s`, TERM, `grace_s`, KILL; nothing starts here any more.
+
+        Safe from another thread.  Without a grace it also hurries a stop that is under way.
+        """
+        self._turn.closed.set()
+        self._stop(grace_s)
 
     def collect(self, patterns: Sequence[str], into: Path) -> None:
         """Copy the files of the workspace that match into the folder `into`."""
@@ -71,6 +67,20 @@ class HostSession:
     def close(self) -> None:
         """End every process of the run."""
         self._end(self._grace_s)
+
+    def _stop(self, grace_s: float) -> None:
+        with self._turn.ending(grace_s):
+            if not self._turn.end_until_over(partial(self._end, grace_s), RETURN_LIMIT_S):
+                self._turn.given_up.set()
+
+    def _run(self, action: Action, out: Callable[[bytes, int], None]) -> int:
+        process = self._start(action)
+        try:
+            self._pump(process, out)
+        finally:
+            for pipe in filter(None, (process.stdout, process.stderr)):
+                pipe.close()
+        return self._exit_code(process)
 
     def _start(self, action: Action) -> subprocess.Popen[bytes]:
         cwd = self._workspace / action.cwd.replace("{folder}", str(self._folder))

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from madlite.errors import RuntimeProblem
-from madlite.run.docker_client import Client, connected
-from madlite.run.docker_runtime import DockerRuntime
+from madlite.run.docker_client import connected
+from madlite.run.docker_give_back import give_back
+from madlite.run.docker_start import attached, remove_container
 from madlite.run.folder import CLEANED, is_alive, unfinished
 from madlite.run.host_processes import mark_of, marked_processes
 from madlite.run.host_runtime import HostRuntime
-from madlite.run.marks import FOLDER_MARK, KEPT_LABEL, FOLDER_LABEL, RUN_LABEL, RUN_MARK
+from madlite.run.marks import FOLDER_LABEL, FOLDER_MARK, KEPT_LABEL, RUN_LABEL, RUN_MARK
 from madlite.types import Value
 
 
 class Leftover(Value, frozen=True):
-    """Something a run left: `handle` is the container's id, the run's id of processes, or the run folder.
+    """Something a run left.
 
-    `kept` marks a container that was asked to stay.
+    `handle` is the container's id, the run id of processes, or the run folder; `kept` marks a container that was
+    asked to stay.
     """
 
     kind: Literal["container", "process", "run"]
@@ -29,8 +31,75 @@ class Leftover(Value, frozen=True):
     kept: bool = False
 
 
-class Found(Value, frozen=True):
-    """Leftovers, and what could not be looked at."""
+class Leftovers(Value, frozen=True):
+    """What was found, and notes on what could not be looked at."""
 
-    leftovers: tuple[Leftover, ...]
+    items: tuple[Leftover, ...] = ()
     notes: tuple[str, ...] = ()
+
+
+def find_leftovers(workspace: Path, environ: Mapping[str, str]) -> Leftovers:
+    """Return containers and processes of dead runs, wherever they ran, and unfinished runs of the workspace."""
+    notes: tuple[str, ...] = ()
+    try:
+        containers = tuple(_containers(environ))
+    except RuntimeProblem as problem:
+        containers, notes = (), (f"containers were not looked at: {problem.message}",)
+    return Leftovers(items=(*containers, *_processes(), *_runs(workspace)), notes=notes)
+
+
+def remove(leftover: Leftover, environ: Mapping[str, str]) -> str | None:
+    """Remove one leftover; return why that failed, or None.
+
+    An unfinished run keeps its folder and log; a mark in it says that it was dealt with.
+    """
+    try:
+        if leftover.kind == "container":
+            _remove_container(leftover.handle, environ)
+        elif leftover.kind == "process":
+            HostRuntime(environ).attach(leftover.handle).close()
+        else:
+            Path(leftover.handle, CLEANED).touch()
+    except RuntimeProblem as problem:
+        return problem.message
+    except OSError as error:
+        return str(error)
+    return None
+
+
+def _containers(environ: Mapping[str, str]) -> Iterator[Leftover]:
+    with connected(environ) as client:
+        found: list[dict[str, Any]] = client.containers(all=True, filters={"label": RUN_LABEL})
+    for container in found:
+        labels = container["Labels"]
+        if not is_alive(Path(labels.get(FOLDER_LABEL, ""))):
+            yield Leftover(
+                kind="container",
+                run_id=labels[RUN_LABEL],
+                text=f"{container['Names'][0].lstrip('/')} ({container['Image']}, {container['Status']})",
+                handle=container["Id"],
+                kept=KEPT_LABEL in labels,
+            )
+
+
+def _processes() -> Iterator[Leftover]:
+    """Yield one leftover per dead run, for its processes are ended together."""
+    runs: dict[str, list[Any]] = {}
+    for process in marked_processes():
+        if not is_alive(Path(mark_of(process, FOLDER_MARK))):
+            runs.setdefault(mark_of(process, RUN_MARK), []).append(process)
+    for run_id, processes in runs.items():
+        pids = ", ".join(str(process.pid) for process in processes[:5]) + (", …" if len(processes) > 5 else "")
+        yield Leftover(kind="process", run_id=run_id, text=f"{len(processes)} processes ({pids})", handle=run_id)
+
+
+def _runs(workspace: Path) -> Iterator[Leftover]:
+    for folder in unfinished(workspace):
+        yield Leftover(kind="run", run_id=folder.name, text=f"unfinished, {folder}", handle=str(folder))
+
+
+def _remove_container(handle: str, environ: Mapping[str, str]) -> None:
+    with connected(environ) as client:
+        container = attached(client, handle)
+        give_back(client, container)
+        remove_container(client, container.id)

@@ -6,12 +6,19 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+STOPPED = 130  # the exit code of an action that was not started, because its session had been stopped
+
 
 class Turn:
-    """Whose turn it is; `given_up` tells the runner to return whatever its process does, `hurried` ends all grace."""
+    """Who is running, and what was asked of it.
+
+    `asked_to_end` holds for the action, `closed` for the whole session: nothing starts any more.  `hurried` ends all
+    grace, and `given_up` lets the runner return whatever its process does.
+    """
 
     def __init__(self) -> None:
         self.asked_to_end = threading.Event()
+        self.closed = threading.Event()
         self.hurried = threading.Event()
         self.given_up = threading.Event()
         self._over = threading.Event()
@@ -20,10 +27,15 @@ class Turn:
         self._runner = 0
 
     @contextmanager
-    def take(self, limit_s: float | None, stop: Callable[[float], None], grace_s: float) -> Iterator[threading.Event]:
-        """Run an action inside; after `limit_s` it is stopped, and the event says that this is what ended it."""
+    def take(self, limit_s: float | None, end: Callable[[], None]) -> Iterator[threading.Event]:
+        """Run an action inside; after `limit_s` it is ended, and the event says that this is why."""
         expired = threading.Event()
-        timer = threading.Timer(limit_s or 0.0, lambda: (expired.set(), stop(grace_s)))
+
+        def expire() -> None:
+            expired.set()
+            end()
+
+        timer = threading.Timer(limit_s or 0.0, expire)
         timer.daemon = True
         if limit_s is not None:
             timer.start()
@@ -36,7 +48,7 @@ class Turn:
                 timer.join()
 
     @contextmanager
-    def stopping(self, grace_s: float) -> Iterator[None]:
+    def ending(self, grace_s: float) -> Iterator[None]:
         """Let one thread at a time end the action; who has no grace hurries the one before."""
         if grace_s <= 0:
             self.hurried.set()
@@ -44,9 +56,18 @@ class Turn:
             self.asked_to_end.set()
             yield
 
+    def end_until_over(self, end: Callable[[], None], limit_s: float) -> bool:
+        """End the action, and once more what was only being started meanwhile; False if something still runs."""
+        for wait_s in (limit_s / 5, limit_s):
+            end()
+            # the runner's own thread cannot wait for itself
+            if self._runner == threading.get_ident() or self._over.wait(wait_s):
+                return True
+        return False
+
     def wait_over(self, limit_s: float) -> bool:
-        """Wait until nothing runs; True at once for the runner's own thread, which cannot wait for itself."""
-        return self._runner == threading.get_ident() or self._over.wait(limit_s)
+        """Wait until nothing runs; False if something still does."""
+        return self._over.wait(limit_s)
 
     @contextmanager
     def _running(self) -> Iterator[None]:

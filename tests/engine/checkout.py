@@ -1,0 +1,124 @@
+"""A small MAD checkout for runs of the whole command, and what is asked about them afterwards."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+
+DOCKERFILE = "# CONTEXT {'guest_os': 'UBUNTU'}\nARG BASE_DOCKER=madlite-test/base:latest\nFROM $BASE_DOCKER\n"
+
+
+class Checkout:
+    """A folder with cards and scripts, run by one runtime."""
+
+    def __init__(self, folder: Path, runtime: str, docker_host: str) -> None:
+        self.folder, self.runtime = folder, runtime
+        self.env = {**os.environ, "DOCKER_HOST": docker_host, "PYTHONUNBUFFERED": "1"}
+        self.env.pop("BUILD_NUMBER", None)
+        self.cards: list[dict[str, object]] = []
+        (folder / "docker").mkdir(parents=True)
+        (folder / "docker/base.Dockerfile").write_text(DOCKERFILE)
+
+    def card(self, name: str, script: str, **fields: object) -> None:
+        """Add a card with its script."""
+        path = self.folder / "scripts" / name / "run.sh"
+        path.parent.mkdir(parents=True)
+        path.write_text("#!/bin/bash\n" + script)
+        card = {"name": name, "dockerfile": "docker/base", "scripts": f"scripts/{name}/run.sh", "n_gpus": "-1"}
+        self.cards.append({**card, "tags": ["t"], "args": "", **fields})
+        (self.folder / "models.json").write_text(json.dumps(self.cards))
+
+    def command(self, *args: str) -> list[str]:
+        return [sys.executable, "-m", "madlite", *args]
+
+    def run(self, *args: str, env: Mapping[str, str] | None = None, limit_s: float = 90):
+        """Run `madlite run` to its end."""
+        return subprocess.run(
+            self.command("run", "--runtime", self.runtime, *args),
+            cwd=self.folder,
+            env={**self.env, **(env or {})},
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=limit_s,
+        )
+
+    def start(self, *args: str, **options: object) -> subprocess.Popen[str]:
+        """Start `madlite run` in a process group of its own."""
+        return subprocess.Popen(
+            self.command("run", "--runtime", self.runtime, *args),
+            cwd=self.folder,
+            env=self.env,
+            start_new_session=True,
+            text=True,
+            **{"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, **options},  # type: ignore[call-overload]
+        )
+
+    def madlite(self, *args: str):
+        return subprocess.run(
+            self.command(*args), cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=60
+        )
+
+    def wait_for(self, text: str, limit_s: float = 60) -> Path:
+        """Wait until a run's log holds the text, and return the log."""
+        end = time.monotonic() + limit_s
+        while time.monotonic() < end:
+            for log in self.folder.glob("madlite_runs/*/run.log"):
+                if text in log.read_text(errors="replace"):
+                    return log
+            time.sleep(0.02)
+        raise AssertionError(f"no log said {text!r}")
+
+    @property
+    def rows(self) -> list[dict[str, str]]:
+        path = self.folder / "perf.csv"
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            return list(csv.DictReader(file))
+
+    def records(self) -> list[dict[str, object]]:
+        return [json.loads(path.read_text()) for path in sorted(self.folder.glob("madlite_runs/*/record.json"))]
+
+    def left_processes(self) -> list[psutil.Process]:
+        """Processes that still carry the mark of a run of this checkout."""
+        ids = {path.name for path in self.folder.glob("madlite_runs/*")}
+        left = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get("MADLITE_RUN_ID") in ids and process.status() != psutil.STATUS_ZOMBIE:
+                    left.append(process)
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                continue
+        return left
+
+    def left_containers(self) -> list[str]:
+        """Containers of any state that carry the label of a run of this checkout."""
+        if self.runtime != "docker":
+            return []
+        import docker
+
+        client = docker.DockerClient(self.env["DOCKER_HOST"])
+        ids = {path.name for path in self.folder.glob("madlite_runs/*")}
+        found = client.containers.list(all=True, filters={"label": "madlite.run"})
+        return [one.name for one in found if one.labels["madlite.run"] in ids]
+
+    def assert_nothing_left(self) -> None:
+        assert self.left_processes() == [] and self.left_containers() == []
+
+
+def end(started: subprocess.Popen[str], number: int, limit_s: float = 40) -> tuple[int, str]:
+    """Send a signal to madlite alone and return its exit code and output."""
+    os.kill(started.pid, number)
+    out, _ = started.communicate(timeout=limit_s)
+    return started.returncode, out
+
+
+__all__ = ["Checkout", "end", "signal"]

@@ -1,0 +1,16 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.engine.checkout import Checkout
+
+
+@pytest.fixture(params=["host", pytest.param("docker", marks=pytest.mark.engine)])
+def checkout(request, tmp_path):
+    """A checkout whose cards run on the host, and again in real containers."""
+    if request.param == "docker":
+        docker_host = request.getfixturevalue("engine")
+        request.getfixturevalue("base_image")
+    else:
+        docker_host = "unix:///nonexistent/docker.sock"
+    return Checkout(tmp_path / "mad", request.param, docker_host)

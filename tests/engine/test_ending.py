@@ -1,0 +1,142 @@
+"""Runs that are ended from outside: signals, a kill, a full pipe. The workload ends, the row is written."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+
+import pytest
+
+from tests.engine.checkout import Checkout, end
+
+GOOD = 'echo "performance: 12.5 tokens_per_second"\n'
+WAITS = "trap 'echo got INT; exit 9' INT\necho begun $$\nwhile :; do sleep 0.05; done\n"
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_ends_the_workload_gently_and_still_writes_the_row(checkout: Checkout, number, code):
+    checkout.card("waits", WAITS)
+    started = checkout.start("--tags", "waits")
+    log = checkout.wait_for("begun")
+    returned, out = end(started, number)
+    assert returned == code, out
+    assert "got INT" in log.read_text()
+    (row,) = checkout.rows
+    assert (row["status"], row["performance"]) == ("FAILURE", "")
+    assert checkout.records()[0]["cause"] == "interrupted"
+    checkout.assert_nothing_left()
+
+
+def test_ctrl_c_at_card_2_of_5_names_the_rest(checkout: Checkout):
+    for n in (1, 2, 3, 4, 5):
+        checkout.card(f"m{n}", WAITS if n == 2 else GOOD)
+    started = checkout.start("--tags", "t")
+    checkout.wait_for("begun")
+    returned, out = end(started, signal.SIGINT)
+    assert returned == 130
+    assert "never started: m3, m4, m5" in out
+    assert [(row["model"], row["status"]) for row in checkout.rows] == [("m1", "SUCCESS"), ("m2", "FAILURE")]
+    checkout.assert_nothing_left()
+
+
+def test_ctrl_c_of_a_terminal_reaches_the_whole_group(checkout: Checkout):
+    checkout.card("waits", WAITS)
+    started = checkout.start("--tags", "waits")
+    checkout.wait_for("begun")
+    os.killpg(started.pid, signal.SIGINT)
+    out, _ = started.communicate(timeout=40)
+    assert started.returncode == 130, out
+    assert len(checkout.rows) == 1
+    checkout.assert_nothing_left()
+
+
+def test_a_second_ctrl_c_does_not_wait(checkout: Checkout):
+    checkout.card("stubborn", "trap '' INT TERM\necho begun\nwhile :; do sleep 0.05; done\n")
+    started = checkout.start("--tags", "stubborn", "--set", "stop_grace_s=1000")
+    checkout.wait_for("begun")
+    os.kill(started.pid, signal.SIGINT)
+    returned, _ = end(started, signal.SIGTERM)  # another one: two of a kind can arrive as one
+    assert returned == 130
+    checkout.assert_nothing_left()
+
+
+def test_nohup_stays_deaf_to_hup(checkout: Checkout):
+    checkout.card("short", "echo begun\nwhile [ ! -e ../go ]; do sleep 0.05; done\n" + GOOD)
+    started = checkout.start("--tags", "short", preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    checkout.wait_for("begun")
+    os.kill(started.pid, signal.SIGHUP)
+    (checkout.folder / "go").touch()
+    started.communicate(timeout=40)
+    assert started.returncode == 0 and checkout.rows[0]["status"] == "SUCCESS"
+
+
+def test_after_kill_9_clean_finds_and_removes_what_is_left(checkout: Checkout):
+    checkout.card("waits", "(exec setsid sleep 300) &\n" + WAITS)
+    started = checkout.start("--tags", "waits")
+    log = checkout.wait_for("begun")
+    os.kill(started.pid, signal.SIGKILL)
+    started.communicate(timeout=40)
+    run_id = log.parent.name
+    listed = checkout.madlite("clean")
+    assert run_id in listed.stdout and listed.returncode == 0
+    assert checkout.left_containers() or checkout.left_processes(), "listing removes nothing"
+    removed = checkout.madlite("clean", "--yes")
+    assert removed.returncode == 0 and "removed" in removed.stdout
+    checkout.assert_nothing_left()
+    assert "nothing is left" in checkout.madlite("clean").stdout
+    assert log.exists(), "the log of the cut run stays"
+
+
+def test_clean_leaves_a_running_one_alone(checkout: Checkout):
+    checkout.card("waits", "echo begun\nwhile [ ! -e ../go ]; do sleep 0.05; done\n" + GOOD)
+    started = checkout.start("--tags", "waits")
+    checkout.wait_for("begun")
+    assert "nothing is left" in checkout.madlite("clean", "--yes").stdout
+    (checkout.folder / "go").touch()
+    started.communicate(timeout=40)
+    assert started.returncode == 0 and checkout.rows[0]["status"] == "SUCCESS"
+
+
+def test_the_next_command_says_that_a_run_was_cut_off(checkout: Checkout):
+    checkout.card("waits", WAITS)
+    checkout.card("good", GOOD)
+    started = checkout.start("--tags", "waits")
+    checkout.wait_for("begun")
+    started.kill()
+    started.communicate(timeout=40)
+    done = checkout.run("--tags", "good")
+    assert "1 earlier run was cut off" in done.stdout and done.returncode == 0
+    checkout.madlite("clean", "--yes")
+
+
+def test_a_pipe_that_nobody_reads_stops_nothing(checkout: Checkout):
+    checkout.card("loud", "seq 200000\n" + GOOD)
+    read, write = os.pipe()
+    started = checkout.start("--tags", "loud", "--live-output", stdout=write, stderr=write)
+    os.close(write)
+    code = started.wait(timeout=60)
+    os.close(read)
+    assert code == 0 and checkout.rows[0]["status"] == "SUCCESS"
+
+
+def test_a_reader_that_went_away_stops_nothing(checkout: Checkout):
+    checkout.card("loud", "seq 200000\n" + GOOD)
+    command = f"{' '.join(checkout.command('run', '--runtime', checkout.runtime, '--tags', 'loud', '-l'))} | head -1"
+    subprocess.run(["bash", "-c", command], cwd=checkout.folder, env=checkout.env, timeout=60, capture_output=True)
+    assert checkout.rows[0]["status"] == "SUCCESS"
+
+
+def test_two_runs_in_one_folder_at_once_keep_both_rows(checkout: Checkout):
+    """Rendered or not, each run has its folder and its row; the legacy model folder is shared, as under MAD."""
+    for name in ("a", "b"):
+        checkout.card(name, GOOD, url="")
+    started = [checkout.start("--tags", name) for name in ("a", "b")]
+    threads = [threading.Thread(target=one.communicate) for one in started]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(row["model"] for row in checkout.rows) == ["a", "b"]
+    checkout.assert_nothing_left()

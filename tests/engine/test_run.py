@@ -1,0 +1,266 @@
+"""Whole runs of MAD cards, on the host and in real containers: rows, logs, exit codes, and nothing left."""
+
+from __future__ import annotations
+
+import re
+import stat
+from pathlib import Path
+
+import pytest
+
+from tests.engine.checkout import Checkout
+
+GOOD = 'echo "performance: 12.5 tokens_per_second"\n'
+COLUMNS_29 = (
+    "model,n_gpus,nnodes,gpus_per_node,training_precision,pipeline,args,tags,docker_file,base_docker,docker_sha,"
+    "docker_image,git_commit,machine_name,deployment_type,launcher,gpu_architecture,performance,metric,relative_change,"
+    "status,build_duration,test_duration,dataname,data_provider_type,data_size,data_download_duration,build_number,"
+    "additional_docker_run_options"
+)
+
+
+def test_a_success(checkout: Checkout):
+    checkout.card("good", 'echo "args: $*"; pwd; ls ..\n' + GOOD, args="--base 1", training_precision="bf16")
+    done = checkout.run("--tags", "good:foo=3:bar")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (checkout.folder / "perf.csv").read_text().splitlines()[0] == COLUMNS_29
+    (row,) = checkout.rows
+    expected = {
+        "model": "good",
+        "n_gpus": "0",
+        "training_precision": "bf16",
+        "args": "--base 1 --foo 3 --bar",
+        "tags": "t",
+        "gpu_architecture": "cpu",
+        "performance": "12.5",
+        "metric": "tokens_per_second",
+        "status": "SUCCESS",
+        "deployment_type": "local",
+        "build_number": "0",
+    }
+    assert {name: row[name] for name in expected} == expected
+    assert 0 < float(row["test_duration"]) < 60
+    (log,) = checkout.folder.glob("madlite_runs/*/run.log")
+    assert "args: --base 1 --foo 3 --bar" in log.read_text()
+    assert "run_directory" in log.read_text()
+    (legacy,) = checkout.folder.glob("*.live.log")
+    assert legacy.stat().st_ino == log.stat().st_ino
+    assert legacy.name == ("good_base.live.log" if checkout.runtime == "docker" else "good_host.live.log")
+    assert not (checkout.folder / "run_directory").exists()
+    checkout.assert_nothing_left()
+
+
+def test_a_failing_script_has_a_blank_row_and_a_reason(checkout: Checkout):
+    checkout.card("bad", GOOD + "echo 'ValueError: no such flavor' >&2; exit 3\n")
+    done = checkout.run("--tags", "bad")
+    assert done.returncode == 3
+    (row,) = checkout.rows
+    assert (row["status"], row["performance"], row["metric"]) == ("FAILURE", "", "")
+    assert "exit code 3" in done.stdout and "ValueError: no such flavor" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+    checkout.assert_nothing_left()
+
+
+@pytest.mark.parametrize(
+    ("script", "cause"),
+    [
+        ("true\n", "no_metric"),
+        ('echo "performance: nan tok/s"\n', "bad_number"),
+        ('echo "performance: 0 tok/s"\n', "bad_number"),
+    ],
+)
+def test_exit_0_without_a_result_is_a_failure(checkout: Checkout, script, cause):
+    checkout.card("odd", script)
+    assert checkout.run("--tags", "odd").returncode == 3
+    assert checkout.rows[0]["status"] == "FAILURE" and checkout.rows[0]["performance"] == ""
+    assert checkout.records()[0]["cause"] == cause
+
+
+def test_multiple_results(checkout: Checkout):
+    csv = "model,performance,metric,tp\\na,10.5,tokens/s,8\\nb,,tokens/s,4\\n"
+    checkout.card("multi", f"printf '{csv}' > r.csv\n", multiple_results="r.csv")
+    done = checkout.run("--tags", "multi")
+    assert done.returncode == 0
+    assert [(row["model"], row["performance"], row["status"], row["tp"]) for row in checkout.rows] == [
+        ("multi_a", "10.5", "SUCCESS", "8"),
+        ("multi_b", "", "FAILURE", "4"),
+    ]
+    assert (checkout.folder / "r.csv").is_file()
+
+
+def test_a_left_over_results_file_is_not_a_result(checkout: Checkout):
+    checkout.card("stale", "true\n", multiple_results="r.csv")
+    (checkout.folder / "r.csv").write_text("model,performance,metric\nold,99,tokens/s\n")
+    assert checkout.run("--tags", "stale").returncode == 3
+    (row,) = checkout.rows
+    assert (row["model"], row["status"], row["performance"]) == ("stale", "FAILURE", "")
+
+
+def test_a_time_out(checkout: Checkout):
+    script = "trap 'echo got INT; exit 9' INT\necho begun\nwhile :; do sleep 0.05; done\n"
+    checkout.card("slow", script, timeout=2)
+    done = checkout.run("--tags", "slow")
+    assert done.returncode == 3
+    (row,) = checkout.rows
+    assert row["status"] == "FAILURE" and row["performance"] == ""
+    assert "timed out after 2 s" in done.stdout
+    assert "got INT" in checkout.wait_for("begun").read_text()
+    checkout.assert_nothing_left()
+
+
+def test_a_stubborn_workload_is_killed(checkout: Checkout):
+    script = "trap '' INT TERM\n(trap '' INT TERM; exec setsid sleep 300) &\necho begun\nsleep 300\nsleep 300\n"
+    checkout.card("stubborn", script, timeout=2)
+    done = checkout.run("--tags", "stubborn", "--set", "stop_grace_s=0.5")
+    assert done.returncode == 3 and "timed out" in done.stdout
+    checkout.assert_nothing_left()
+
+
+def test_skip_model_run_keeps_everything_but_the_row(checkout: Checkout):
+    checkout.card("good", "touch ../ran\n" + GOOD)
+    assert checkout.run("--tags", "good", "--skip-model-run").returncode == 0
+    assert not (checkout.folder / "perf.csv").exists() and not (checkout.folder / "ran").exists()
+    checkout.assert_nothing_left()
+
+
+def test_keep_model_dir(checkout: Checkout):
+    checkout.card("good", "touch made\n" + GOOD)
+    assert checkout.run("--tags", "good", "--keep-model-dir").returncode == 0
+    assert (checkout.folder / "run_directory/made").exists()
+
+
+def test_several_cards_and_an_old_header(checkout: Checkout):
+    checkout.card("a", GOOD)
+    checkout.card("b", "exit 1\n")
+    checkout.card("c", GOOD)
+    header = "model, n_gpus, performance, metric, status, mine"
+    (checkout.folder / "perf.csv").write_text(header + "\nold,0012,1.5e+03,x,SUCCESS,None\n")
+    done = checkout.run("--tags", "a", "b", "c")
+    assert done.returncode == 3
+    lines = (checkout.folder / "perf.csv").read_text().splitlines()
+    assert lines[:2] == [header, "old,0012,1.5e+03,x,SUCCESS,None"]
+    assert [line.split(",")[0] for line in lines[2:]] == ["a", "b", "c"]
+    assert "2 SUCCESS, 1 FAILURE" in done.stdout
+
+
+def test_a_missing_script_is_a_row(checkout: Checkout):
+    checkout.card("gone", GOOD)
+    (checkout.folder / "scripts/gone/run.sh").unlink()
+    done = checkout.run("--tags", "gone")
+    assert done.returncode == 3 and checkout.rows[0]["status"] == "FAILURE"
+    assert "scripts/gone/run.sh" in done.stdout + done.stderr
+
+
+def test_tokens_are_seen_by_the_workload_and_by_nobody_else(checkout: Checkout):
+    token, other = "hf_AbCdEf0123456789", "tok-98765-zyx"
+    (checkout.folder / "credential.json").write_text(f'{{"MINI": {{"user": "u1", "token": "{other}"}}}}')
+    script = (
+        '[ "${#MAD_SECRETS_HFTOKEN}" = 19 ] && [ "${#MINI_TOKEN}" = 13 ] || exit 7\n'
+        'echo "token $MAD_SECRETS_HFTOKEN in a line"\n'
+        'printf "hf_AbCd"; sleep 0.3; printf "Ef0123456789 split\\n"\n'
+        'echo "$MINI_TOKEN" >&2\necho "{\\"t\\": \\"$HF_TOKEN\\"}"\n' + GOOD
+    )
+    checkout.card("secret", script, cred="MINI")
+    done = checkout.run(
+        "--tags", "secret", "--live-output", env={"MAD_SECRETS_HFTOKEN": token, "HF_TOKEN": token}
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "token *** in a line" in done.stdout and "*** split" in done.stdout
+    credential = checkout.folder / "credential.json"
+    files = [path for path in checkout.folder.rglob("*") if path.is_file() and path != credential]
+    for text in [done.stdout, done.stderr, *(path.read_text(errors="replace") for path in files)]:
+        assert token not in text and other not in text
+    for command in ("explain", "run --dry-run --runtime " + checkout.runtime):
+        shown = checkout.madlite(*command.split(), "--tags", "secret")
+        assert other not in shown.stdout + shown.stderr and shown.returncode == 0
+
+
+def test_a_million_short_lines_are_all_in_the_log(checkout: Checkout):
+    checkout.card("loud", "seq 1000000\n" + GOOD)
+    done = checkout.run("--tags", "loud")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (log,) = checkout.folder.glob("madlite_runs/*/run.log")
+    lines = log.read_bytes().splitlines()
+    numbers = [line for line in lines if re.fullmatch(rb"\d+", line)]
+    assert numbers == [b"%d" % n for n in range(1, 1_000_001)]
+
+
+def test_noise_is_kept_byte_for_byte(checkout: Checkout):
+    noise = bytes(range(256)) * 200
+    checkout.card("noisy", "cat noise\n" + GOOD)
+    (checkout.folder / "scripts/noisy/noise").write_bytes(noise)
+    done = checkout.run("--tags", "noisy", "--live-output")
+    assert done.returncode == 0 and checkout.rows[0]["status"] == "SUCCESS"
+    (log,) = checkout.folder.glob("madlite_runs/*/run.log")
+    assert noise in log.read_bytes()
+
+
+def test_a_dry_run_touches_nothing_and_shows_everything(checkout: Checkout):
+    checkout.card("good", GOOD)
+    before = sorted(checkout.folder.rglob("*"))
+    done = checkout.run("--tags", "good", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "bash run.sh" in done.stdout and "MAD_MODEL_NAME" in done.stdout
+    assert sorted(checkout.folder.rglob("*")) == before
+
+
+def test_a_script_is_run_as_it_is_with_its_permissions_and_neighbours(checkout: Checkout):
+    checkout.card("whole", "./helper && source part.inc\n")
+    helper = checkout.folder / "scripts/whole/helper"
+    helper.write_text("#!/bin/bash\necho helped\n")
+    helper.chmod(helper.stat().st_mode | stat.S_IXUSR)
+    (checkout.folder / "scripts/whole/part.inc").write_text(GOOD)
+    assert checkout.run("--tags", "whole").returncode == 0
+    assert "helped" in checkout.wait_for("performance").read_text()
+
+
+def test_a_clone_is_recorded_with_its_commit(checkout: Checkout):
+    import subprocess
+
+    repo = checkout.folder / "upstream" / "toy.git"
+    repo.mkdir(parents=True)
+    git = ["git", "-c", "user.name=t", "-c", "user.email=t@example.com", "-C", str(repo)]
+    subprocess.run([*git, "init", "-q"], check=True)
+    (repo / "data.txt").write_text("5\n")
+    subprocess.run([*git, "add", "."], check=True)
+    subprocess.run([*git, "commit", "-qm", "x"], check=True)
+    commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
+    where = "/myworkspace" if checkout.runtime == "docker" else str(checkout.folder)
+    checkout.card("cloned", 'echo "performance: $(cat data.txt) x"\n', url=f"file://{where}/upstream/toy.git")
+    done = checkout.run("--tags", "cloned")
+    assert done.returncode == 0, done.stdout
+    assert checkout.rows[0]["git_commit"] == commit and checkout.rows[0]["performance"] == "5"
+    assert not (checkout.folder / "toy").exists()
+
+
+@pytest.mark.parametrize("bad", ["folder", "foreign", "parent"])
+def test_a_perf_csv_that_cannot_be_used_is_found_out_before_anything_runs(checkout: Checkout, bad):
+    checkout.card("good", "touch ../ran\n" + GOOD)
+    output = checkout.folder / "out" / "perf.csv" if bad == "parent" else checkout.folder / "perf.csv"
+    if bad == "folder":
+        output.mkdir()
+    if bad == "foreign":
+        output.write_text("date,amount\n2026-01-01,5\n")
+    done = checkout.run("--tags", "good", "-o", str(output))
+    assert done.returncode in (3, 4) and done.stderr.startswith("error: ") and "perf.csv" in done.stderr
+    assert not (checkout.folder / "ran").exists() and "Traceback" not in done.stderr
+    if bad == "foreign":
+        assert output.read_text() == "date,amount\n2026-01-01,5\n"
+
+
+def test_a_row_that_cannot_be_appended_is_kept(checkout: Checkout):
+    """The script replaces perf.csv by a folder while the run goes on."""
+    checkout.card("good", "mkdir ../perf.csv\n" + GOOD)
+    done = checkout.run("--tags", "good")
+    assert done.returncode == 3
+    (kept,) = checkout.folder.glob("madlite_runs/*/rows.csv")
+    assert "12.5" in kept.read_text() and str(kept.name) in done.stdout
+
+
+def test_a_template_with_an_unknown_variable(checkout: Checkout, tmp_path: Path):
+    folder = checkout.folder / "templates" / "hf"
+    folder.mkdir(parents=True)
+    (folder / "run.sh.j2").write_text("#!/bin/bash\n{{ variant.stepz }}\n")
+    done = checkout.madlite("run", "--runtime", "host", "--tags", "demo_hf_lora_tiny")
+    assert done.returncode == 4 and "stepz" in done.stderr and "line 2" in done.stderr
+    assert "Traceback" not in done.stderr
