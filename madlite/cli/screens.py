@@ -29,6 +29,7 @@ class PlainScreen:
 
     def started(self, plan: RunPlan, position: int, total: int) -> None:
         """Name the run and what is special about it."""
+        self._last_step_s, self._last_phase = float("-inf"), ""
         self._line(title(plan, position, total))
         for note in plan.notes:
             self._line(f"      {note}")

@@ -72,7 +72,9 @@ def make_options(given: dict[str, Any]) -> Options:
 
 def make_context(given: dict[str, Any]) -> Context:
     """Return the context of a command line."""
-    return read_context(given["additional_context_file"], given["additional_context"])
+    own = {"docker_gpus": ("--gpus", given["gpus"]), "gpu_vendor": ("--gpu-vendor", given["gpu_vendor"])}
+    named = {key: (option, value) for key, (option, value) in own.items() if value}
+    return read_context(given["additional_context_file"], given["additional_context"], named)
 
 
 def select_requests(plugins: Plugins, tags: Sequence[str], workspace: Path) -> tuple[Request, ...]:

@@ -67,21 +67,29 @@ class Context(Value, frozen=True):
         return next((n for name in _GPU_COUNTS if (n := getattr(self.known, name)) is not None), None)
 
 
-def read_context(file: Path | None, option: str) -> Context:
+def read_context(file: Path | None, option: str, named: Mapping[str, tuple[str, Json]] | None = None) -> Context:
     """Return the context of a file overlaid, level by level, by the option's text.
+
+    `named` are keys that have an option of their own, with the option's name; they come last.
 
     Raises:
         UsageProblem: one of them cannot be read, is no table, or has a key of the wrong type.
     """
     from_file = _parse(_read(file), f"context file {file}") if file else {}
     from_option = _parse(option, FROM_OPTION) if option.strip() else {}
+    own = {key: value for key, (_, value) in (named or {}).items()}
+    values = {**merge(from_file, from_option), **own}
     return Context(
-        known=_known({**merge(from_file, from_option)}, file),
-        values=merge(from_file, from_option),
+        known=_known(values, file),
+        values=values,
         file=str(file or ""),
         file_settings=dict(_known(from_file, file).settings),
         option_settings=dict(_known(from_option, None).settings),
-        origins={**dict.fromkeys(from_file, f"{FROM_FILE} {file}"), **dict.fromkeys(from_option, FROM_OPTION)},
+        origins={
+            **dict.fromkeys(from_file, f"{FROM_FILE} {file}"),
+            **dict.fromkeys(from_option, FROM_OPTION),
+            **{key: by for key, (by, _) in (named or {}).items()},
+        },
     )
 
 

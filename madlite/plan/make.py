@@ -106,7 +106,7 @@ def make_plan(given: Given) -> RunPlan:
             **environment.origins,
             "runtime": given.runtime.origin,
             "timeout_s": resolved.origins.get("timeout_s", timeout_origin),
-            "n_gpus": resolved.origins.get("n_gpus", "context" if given.context.n_gpus is not None else "card"),
+            "n_gpus": _n_gpus_origin(given, resolved),
             "image": _image_origin(given, resolved),
             "machine": ", ".join(sorted(set(given.machine.sources.values()))) or "detected",
         },
@@ -200,6 +200,12 @@ def _build_args(given: Given) -> dict[str, EnvValue]:
         **asked,
         **credential_env(given.request.card, given.credentials),
     }
+
+
+def _n_gpus_origin(given: Given, resolved: Resolved) -> str:
+    count = resolved.origins.get("n_gpus", "context" if given.context.n_gpus is not None else "card")
+    which = given.context.origins.get("docker_gpus", "")
+    return f"{count}, {which}" if which else count
 
 
 def _image_origin(given: Given, resolved: Resolved) -> str:

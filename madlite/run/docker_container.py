@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from madlite.errors import RuntimeProblem
-from madlite.run.docker_client import Client, said
+from madlite.run.docker_client import Client
 from madlite.types import Action, Cause, Value
 
 
@@ -59,13 +59,13 @@ def kill(client: Client, container: str) -> None:
 
 
 def last_words(client: Client, container: str) -> str:
-    """Return the last lines of a container's own output, or why there are none."""
+    """Return the last lines of a container's own output, "" where they cannot be had."""
     import docker.errors
 
     try:
         text = client.logs(container, tail=3).decode("utf-8", "replace").strip()
-    except docker.errors.APIError as error:
-        return said(error)
+    except docker.errors.APIError:  # it is gone
+        return ""
     return " | ".join(text.split("\r\n"))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -10,7 +11,7 @@ from madlite.errors import RuntimeProblem
 from madlite.run.docker_client import connected
 from madlite.run.docker_give_back import give_back
 from madlite.run.docker_start import attached, remove_container
-from madlite.run.folder import CLEANED, is_alive, unfinished
+from madlite.run.folder import CLEANED, LOCK, is_alive, unfinished
 from madlite.run.host_processes import mark_of, marked_processes
 from madlite.run.host_runtime import HostRuntime
 from madlite.run.marks import FOLDER_LABEL, FOLDER_MARK, KEPT_LABEL, RUN_LABEL, RUN_MARK
@@ -34,7 +35,7 @@ class Leftover(Value, frozen=True):
 class Leftovers(Value, frozen=True):
     """What was found, and notes on what could not be looked at."""
 
-    items: tuple[Leftover, ...] = ()
+    leftovers: tuple[Leftover, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -45,7 +46,7 @@ def find_leftovers(workspace: Path, environ: Mapping[str, str]) -> Leftovers:
         containers = tuple(_containers(environ))
     except RuntimeProblem as problem:
         containers, notes = (), (f"containers were not looked at: {problem.message}",)
-    return Leftovers(items=(*containers, *_processes(), *_runs(workspace)), notes=notes)
+    return Leftovers(leftovers=(*containers, *_processes(), *_runs(workspace)), notes=notes)
 
 
 def remove(leftover: Leftover, environ: Mapping[str, str]) -> str | None:
@@ -72,7 +73,7 @@ def _containers(environ: Mapping[str, str]) -> Iterator[Leftover]:
         found: list[dict[str, Any]] = client.containers(all=True, filters={"label": RUN_LABEL})
     for container in found:
         labels = container["Labels"]
-        if not is_alive(Path(labels.get(FOLDER_LABEL, ""))):
+        if not _may_be_alive(labels.get(FOLDER_LABEL, "")):
             yield Leftover(
                 kind="container",
                 run_id=labels[RUN_LABEL],
@@ -86,11 +87,23 @@ def _processes() -> Iterator[Leftover]:
     """Yield one leftover per dead run, for its processes are ended together."""
     runs: dict[str, list[Any]] = {}
     for process in marked_processes():
-        if not is_alive(Path(mark_of(process, FOLDER_MARK))):
+        if not _may_be_alive(mark_of(process, FOLDER_MARK)):
             runs.setdefault(mark_of(process, RUN_MARK), []).append(process)
     for run_id, processes in runs.items():
         pids = ", ".join(str(process.pid) for process in processes[:5]) + (", …" if len(processes) > 5 else "")
         yield Leftover(kind="process", run_id=run_id, text=f"{len(processes)} processes ({pids})", handle=run_id)
+
+
+def _may_be_alive(folder: str) -> bool:
+    """Say whether a madlite holds the run, or may hold it: another user's folder cannot be looked into."""
+    lock = Path(folder, LOCK)
+    try:
+        lock.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return is_alive(lock.parent) or not os.access(lock, os.R_OK)
 
 
 def _runs(workspace: Path) -> Iterator[Leftover]:

@@ -1,0 +1,120 @@
+"""Screens: what is told, and that a full or closed pipe never waits."""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+import pytest
+
+from madlite.cli.screens import LiveScreen, PlainScreen
+from madlite.cli.sink import Sink
+from madlite.plan.make import make_plan
+from madlite.types import Cause, Metric, Quantity, Result, Status, Step, Window
+from tests.plan.conftest import given  # noqa: F401 - a fixture
+
+
+@pytest.fixture
+def plan(given):  # noqa: F811
+    return make_plan(given())
+
+
+@pytest.fixture
+def pipe():
+    """A sink and a function that returns all it wrote."""
+    read, write = os.pipe()
+    sink = Sink(write)
+
+    def said() -> str:
+        sink.close()
+        os.close(write)
+        with open(read, "rb") as file:
+            return file.read().decode()
+
+    return sink, said
+
+
+def step(n: int, t_s: float = 0.0) -> Step:
+    return Step(n=n, t_s=t_s, values={Quantity.TOKENS_PER_S_PER_GPU: 1234.5, Quantity.LOSS: 2.345678})
+
+
+def success(plan) -> Result:
+    window = Window(
+        quantity=Quantity.TOKENS_PER_S_PER_GPU,
+        n=45, first_step=6, last_step=50, dropped=5, median=1234.5, mean=1230, std=12.3, cv=0.01, min=1, max=2,
+    )  # fmt: skip
+    metric = Metric(metric="tokens_per_s_per_gpu", text="1234.5", status=Status.SUCCESS)
+    return Result(plan_id=plan.id, status=Status.SUCCESS, window=window, metrics=(metric,), durations_s={"total": 75})
+
+
+def test_a_pipe_gets_plain_lines_and_few_steps(plan, pipe):
+    sink, said = pipe
+    now = [0.0]
+    screen = PlainScreen(sink, live=False, clock=lambda: now[0])
+    screen.started(plan, 1, 2)
+    for n in range(1, 12):
+        now[0] = float(n)
+        screen.step(plan, step(n))
+    screen.output(b"not shown", 1)
+    screen.finished(plan, success(plan))
+    text = said()
+    assert "[1/2] tiny · tiny · pretrain · BF16 · docker · 8xMI300X" in text
+    assert [line.split()[1] for line in text.splitlines() if " step " in line] == ["1/50", "6/50", "11/50"]
+    assert "step 1/50  1,234 tokens/s/GPU  loss 2.346" in text
+    assert "SUCCESS tiny  1234.5 tokens_per_s_per_gpu (median of 45 steps, 6 to 50, CV 1.0 %)" in text
+    assert "took 1 min 15 s" in text and "\x1b" not in text and "not shown" not in text
+
+
+def test_live_output_passes_bytes_on(plan, pipe):
+    sink, said = pipe
+    screen = PlainScreen(sink, live=True)
+    screen.output("ü raw\n".encode(), 1)
+    assert said() == "ü raw\n"
+
+
+def test_a_failure_shows_reason_and_deciding_line_without_its_escapes(plan, pipe):
+    sink, said = pipe
+    result = Result(
+        plan_id=plan.id, status=Status.FAILURE, cause=Cause.EXIT_CODE, reason="exit code 3", evidence="\x1b[31mboom\x07"
+    )
+    PlainScreen(sink, live=False).finished(plan, result)
+    text = said()
+    assert "FAILURE tiny [exit_code] exit code 3" in text and "> " in text and "boom" in text and "\x1b" not in text
+
+
+def test_a_terminal_shows_step_speed_loss_and_time_left(plan, pipe, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "140")
+    sink, said = pipe
+    screen = LiveScreen(sink)
+    screen.started(msgspec.structs.replace(plan, notes=("[red]odd[/red]",)), 1, 1)
+    screen.phase("pulling [x/y]: 10 %")
+    screen.step(plan, step(7))
+    screen._progress.refresh()
+    screen.finished(plan, success(plan))
+    text = said()
+    assert "step 7/50" in text and "1,234 tokens/s/GPU" in text and "left" in text
+    assert "[red]odd[/red]" in text, "nothing a card says is taken for markup"
+    assert "SUCCESS tiny" in text
+
+
+def test_a_full_pipe_never_waits():
+    read, write = os.pipe()
+    sink = Sink(write)
+    for _ in range(20_000):
+        sink.put(b"x" * 1000)
+    assert sink.dropped_bytes > 0
+    sink.close(limit_s=0.1)
+    os.close(read)
+
+
+def test_a_closed_pipe_is_swallowed():
+    read, write = os.pipe()
+    os.close(read)
+    sink = Sink(write)
+    for _ in range(10):
+        sink.put(b"x")
+    sink.close()
+    assert not sink._thread.is_alive()
+    os.close(write)

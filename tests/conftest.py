@@ -1,0 +1,17 @@
+"""Fixtures of all tests."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.engine_fixture import base_image, docker_environ, engine
+
+__all__ = ["base_image", "docker_environ", "engine"]
+
+FIRST_START_LIMIT_S = 900  # the first engine test of a machine makes a base image
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("engine"):
+            item.add_marker(pytest.mark.timeout(FIRST_START_LIMIT_S))

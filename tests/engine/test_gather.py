@@ -1,0 +1,127 @@
+"""From cards to plans: who owns a card, which runtime, one plan per Dockerfile."""
+
+from __future__ import annotations
+
+import types
+from pathlib import Path
+
+import pytest
+
+from madlite.engine.gather import Surroundings, gather
+from madlite.errors import PluginError, UsageProblem
+from madlite.hookspecs import hookimpl
+from madlite.plan.context import read_context
+from madlite.plan.options import Options
+from madlite.plugins import Plugins
+from madlite.types import Action, Card, Cause, Draft, Machine, Problem, Request
+
+
+class Claims:
+    """A backend that claims every card as highly as it is told to."""
+
+    def __init__(self, name: str, claim: int | Exception) -> None:
+        self.name, self._claim = name, claim
+
+    def claim(self, card, checkout):
+        if isinstance(self._claim, Exception):
+            raise self._claim
+        return self._claim
+
+    def expand(self, request, machine):
+        return [Draft(actions=(Action(kind="run", argv=("true",)),), image=request.card.image)]
+
+    def check(self, plan): ...
+    def assets(self, plan): ...
+    def recognise(self, head): ...
+    def reader(self, plan): ...
+
+
+class FakeRuntime:
+    def __init__(self, name: str, problem: str = "") -> None:
+        self.name, self._problem = name, problem
+
+    def available(self):
+        return Problem(where=self.name, what=self._problem) if self._problem else None
+
+
+@pytest.fixture
+def around(tmp_path):
+    def make(*backends, docker="", context="", **options):
+        made = types.ModuleType("made")
+        made.madlite_backends = hookimpl(lambda: backends)
+        plugins = Plugins()
+        plugins.register("made", made, "made", "1")
+        return Surroundings(
+            options=Options(workspace=tmp_path, output=tmp_path / "perf.csv", **options),
+            context=read_context(None, context),
+            machine=Machine(),
+            plugins=plugins,
+            runtimes={"docker": FakeRuntime("docker", docker), "host": FakeRuntime("host")},
+            template_root=tmp_path,
+            new_run_id=lambda name: f"id-{name}",
+        )
+
+    return make
+
+
+def requests(tmp_path: Path, **fields) -> list[Request]:
+    return [Request(card=Card(name="m", root=tmp_path, source="models.json", **fields), tag="m")]
+
+
+def one(tmp_path, surroundings, **fields):
+    (planned,) = gather(requests(tmp_path, **fields), surroundings)
+    return planned.plan
+
+
+def test_the_highest_claim_wins_and_the_card_or_the_caller_decides_over_it(tmp_path, around):
+    a, b = Claims("a", 10), Claims("b", 20)
+    assert one(tmp_path, around(a, b), image="x").backend == "b"
+    assert one(tmp_path, around(a, b), image="x", backend="a").backend == "a"
+    assert one(tmp_path, around(a, b, backend="a"), image="x", backend="b").backend == "a"
+
+
+def test_a_tie_is_an_error_that_names_both(tmp_path, around):
+    with pytest.raises(PluginError, match="a and b"):
+        gather(requests(tmp_path), around(Claims("a", 5), Claims("b", 5), Claims("c", 1)))
+
+
+def test_nobody_is_an_error_that_says_what_to_do(tmp_path, around):
+    with pytest.raises(UsageProblem, match=r"scripts/x/run\.sh is not in this folder"):
+        gather(requests(tmp_path, scripts="scripts/x/run.sh"), around(Claims("a", 0)))
+
+
+def test_a_claim_that_raises_is_a_problem_and_the_others_are_asked(tmp_path, around):
+    surroundings = around(Claims("a", ValueError("oops")), Claims("b", 1))
+    assert one(tmp_path, surroundings, image="x").backend == "b"
+    assert "oops" in surroundings.plugins.problems[0].what
+
+
+def test_docker_is_the_default_and_an_unreachable_engine_a_failure(tmp_path, around):
+    assert one(tmp_path, around(Claims("a", 1)), image="x").runtime == "docker"
+    plan = one(tmp_path, around(Claims("a", 1), docker="no daemon"), image="x")
+    assert plan.blocked.cause is Cause.ENGINE and "no daemon" in plan.blocked.reason
+
+
+def test_host_only_for_cards_that_list_it_and_when_nothing_else_was_asked_for(tmp_path, around):
+    both = {"image": "x", "runtimes": ("docker", "host")}
+    assert one(tmp_path, around(Claims("a", 1)), **both).runtime == "docker"
+    plan = one(tmp_path, around(Claims("a", 1), docker="no daemon"), **both)
+    assert plan.runtime == "host" and plan.blocked is None and "no daemon" in plan.notes[0]
+    asked = one(tmp_path, around(Claims("a", 1), docker="no daemon", runtime="docker"), **both)
+    assert asked.runtime == "docker" and asked.blocked.cause is Cause.ENGINE
+    assert one(tmp_path, around(Claims("a", 1)), runtimes=("docker", "host")).runtime == "host"
+    with pytest.raises(UsageProblem, match="does not run on runtime 'host'"):
+        gather(requests(tmp_path, image="x", runtimes=("docker",)), around(Claims("a", 1), runtime="host"))
+
+
+def test_one_plan_per_dockerfile_and_a_row_when_none_fits(tmp_path, around):
+    (tmp_path / "docker").mkdir()
+    for name, key in (("x.one", "1"), ("x.two", "1"), ("x.three", "2")):
+        (tmp_path / f"docker/{name}.Dockerfile").write_text(f"# CONTEXT {{'ctx_test': '{key}'}}\nFROM a\n")
+    (tmp_path / "ctx_test").write_text("1\n")
+    plans = gather(requests(tmp_path, dockerfile="docker/x"), around(Claims("a", 1)))
+    assert [planned.plan.image.dockerfile.name for planned in plans] == ["x.one.Dockerfile", "x.two.Dockerfile"]
+    plan = one(tmp_path, around(Claims("a", 1), context='{"ctx_test": "3"}'), dockerfile="docker/x")
+    assert plan.blocked.cause is Cause.IMAGE and "wants ctx_test 1, here it is 3" in plan.blocked.reason
+    plan = one(tmp_path, around(Claims("a", 1)), dockerfile="docker/none")
+    assert "no Dockerfile docker/none.*" in plan.blocked.reason

@@ -1,0 +1,153 @@
+"""A real Docker Engine for tests: the one that is given, or one of our own, started from Debian's packages.
+
+MADLITE_TEST_DOCKER_HOST names an engine to use.  MADLITE_TEST_ROOTFS names the tree of a Debian system to make the base
+image from; without it debootstrap makes one, once per machine.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.factories import BASE_IMAGE
+
+START_LIMIT_S = 60.0
+PACKAGES = "git,python3-minimal,ca-certificates"  # what the tests' scripts call, beyond Debian's minimum
+SUITE = "bookworm"
+
+
+@pytest.fixture(scope="session")
+def engine() -> Iterator[str]:
+    """Yield the address of an engine that answers; a missing one fails in CI and skips elsewhere."""
+    given = os.environ.get("MADLITE_TEST_DOCKER_HOST", "")
+    if given and _answers(given):
+        yield given
+        return
+    reason = _why_no_engine()
+    if reason:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
+    home = Path(tempfile.mkdtemp(prefix="madlite-engine-"))
+    daemon = _start(home)
+    try:
+        address = f"unix://{home}/sock"
+        _wait_until_it_answers(address, daemon, home / "log")
+        yield address
+    finally:
+        daemon.send_signal(signal.SIGTERM)  # ends its containers and its containerd too
+        daemon.wait(timeout=START_LIMIT_S)
+        _remove(home)
+
+
+@pytest.fixture(scope="session")
+def docker_environ(engine: str) -> dict[str, str]:
+    """Return the environment of a caller that uses the test's engine."""
+    return {"DOCKER_HOST": engine, "PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/root")}
+
+
+@pytest.fixture(scope="session")
+def base_image(engine: str) -> str:
+    """Return the name of an image on the engine that has bash, git and python3."""
+    import docker
+    import docker.errors
+
+    with docker.APIClient(engine, timeout=300) as client:
+        try:
+            client.inspect_image(BASE_IMAGE)
+        except docker.errors.ImageNotFound:
+            repository, tag = BASE_IMAGE.split(":")
+            client.import_image_from_file(str(_base_archive()), repository=repository, tag=tag)
+    return BASE_IMAGE
+
+
+def _remove(home: Path) -> None:
+    """Remove an engine's folder, with what it left mounted there."""
+    places = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
+    for place in reversed([place for place in places if place.startswith(f"{home}/")]):
+        subprocess.run(["umount", place], check=False)
+    shutil.rmtree(home, ignore_errors=True)
+
+
+def _why_no_engine() -> str:
+    if os.geteuid() != 0:
+        return "a Docker Engine can be started by root only; MADLITE_TEST_DOCKER_HOST names one that runs"
+    return "" if _daemon() else "dockerd is not installed (Debian: docker.io)"
+
+
+def _daemon() -> str | None:
+    return shutil.which("dockerd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+
+
+def _start(home: Path) -> subprocess.Popen[bytes]:
+    """Start an engine that needs no firewall and takes requests for NVIDIA GPUs, which nothing then fulfils.
+
+    It takes them where it finds the hook of NVIDIA's container toolkit; ours does nothing.
+    """
+    tools = home / "bin"
+    tools.mkdir()
+    hook = tools / "nvidia-container-runtime-hook"
+    hook.write_text("#!/bin/sh\nexit 0\n")
+    hook.chmod(0o755)
+    options = ["--bridge=none", "--iptables=false", "--config-file", f"{home}/daemon.json"]
+    places = [
+        "--data-root",
+        f"{home}/data",
+        "--exec-root",
+        f"{home}/exec",
+        "-p",
+        f"{home}/pid",
+        "-H",
+        f"unix://{home}/sock",
+    ]
+    (home / "daemon.json").write_text("{}")
+    search = f"{tools}:{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin:/sbin"
+    with (home / "log").open("wb") as log:
+        return subprocess.Popen(
+            [str(_daemon()), *options, *places], stdout=log, stderr=log, env={**os.environ, "PATH": search}
+        )
+
+
+def _wait_until_it_answers(address: str, daemon: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + START_LIMIT_S
+    while not _answers(address):
+        if daemon.poll() is not None or time.monotonic() > deadline:
+            words = "\n".join(log.read_text(errors="replace").splitlines()[-5:])
+            (pytest.fail if os.environ.get("CI") else pytest.skip)(f"dockerd does not come up here:\n{words}")
+        time.sleep(0.2)
+
+
+def _answers(address: str) -> bool:
+    import docker
+    import docker.errors
+
+    try:
+        with docker.APIClient(address, timeout=5) as client:
+            return bool(client.ping())
+    except docker.errors.DockerException:
+        return False
+
+
+def _base_archive() -> Path:
+    """Return the base image's files as a tar, made once and kept in the user's cache."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "madlite-tests"
+    archive = cache / f"{SUITE}-{PACKAGES.replace(',', '-')}.tar"
+    tree = os.environ.get("MADLITE_TEST_ROOTFS", "")
+    if archive.exists() and not tree:
+        return archive
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache) as folder:
+        if not tree:
+            tree = f"{folder}/tree"
+            command = ["debootstrap", "--variant=minbase", f"--include={PACKAGES}", SUITE, tree]
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        made = Path(folder, "made.tar")
+        subprocess.run(["tar", "-C", tree, "-cf", str(made), "."], check=True)
+        made.replace(archive)
+    return archive

@@ -1,0 +1,52 @@
+"""The tokenizer and the text that a run makes for itself."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import subprocess
+import sys
+
+import pytest
+
+from tests.plugins.logs import TEMPLATES
+
+SCRIPT = TEMPLATES / "torchtitan/make_assets.py"
+
+
+def make(folder, *options: str) -> None:
+    subprocess.run([sys.executable, str(SCRIPT), *options], cwd=folder, check=True)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("assets")
+    make(folder, "--tokenizer", "a/tokenizer", "--text", "a/text")
+    return folder / "a"
+
+
+def test_the_vocabulary_has_a_token_for_every_byte_and_fits_the_smallest_model(made):
+    tokenizer = json.loads((made / "tokenizer/tokenizer.json").read_text())
+    assert sorted(tokenizer["model"]["vocab"].values()) == list(range(258))
+    config = json.loads((made / "tokenizer/tokenizer_config.json").read_text())
+    assert {config["bos_token"], config["eos_token"]} == {token["content"] for token in tokenizer["added_tokens"]}
+
+
+def test_bytes_have_gpt_2_s_letters():
+    letters = runpy.run_path(str(SCRIPT))["byte_letters"]()
+    assert len(set(letters)) == 256
+    assert (letters[ord("a")], letters[ord(" ")], letters[ord("\n")], letters[0xAD]) == ("a", "Ġ", "Ċ", "Ń")
+
+
+def test_the_text_is_json_lines_of_words(made):
+    texts = [json.loads(line)["text"] for line in (made / "text/data.json").read_text().splitlines()]
+    assert len(texts) == 4000 and len(set(texts)) == 4000
+    assert sum(map(len, texts)) > 1_000_000 and {len(text.split()) for text in texts} == {80}
+
+
+def test_the_same_seed_makes_the_same_text(made, tmp_path):
+    make(tmp_path, "--text", "same")
+    make(tmp_path, "--text", "other", "--seed", "1")
+    assert (tmp_path / "same/data.json").read_bytes() == (made / "text/data.json").read_bytes()
+    assert (tmp_path / "other/data.json").read_bytes() != (made / "text/data.json").read_bytes()
+    assert not (tmp_path / "assets").exists()

@@ -1,0 +1,154 @@
+"""The torchtitan backend: recipes by device, checks, and the files of a run folder."""
+
+from __future__ import annotations
+
+import subprocess
+
+import msgspec
+import pytest
+import tomli
+
+from madlite.plan.render import render
+from madlite.types import Machine, RunPlan
+from madlite_plugins.torchtitan.backend import Torchtitan
+from tests.plugins.logs import TEMPLATES, gpu_machine, plan
+
+
+def titan(machine: Machine, recipe: str = "debug", args: str = "", **changes) -> RunPlan:
+    return plan(Torchtitan(), machine, recipe, args, **changes)
+
+
+def files(made: RunPlan) -> dict[str, str]:
+    return {file.path: file.data.decode() for file in render(made, [TEMPLATES])}
+
+
+def toml(made: RunPlan) -> dict:
+    return tomli.loads(files(made)["train.toml"])
+
+
+def complaints(made: RunPlan, fatal: bool) -> list[str]:
+    return [finding.message for finding in Torchtitan().check(made) if finding.fatal is fatal]
+
+
+def test_a_recipe_fits_the_device():
+    assert titan(Machine()).variant.seq_len == 256
+    assert titan(gpu_machine(1)).variant.seq_len == 2048
+    assert titan(gpu_machine(8, "MI355X"), "llama3.1_8B").variant.micro_batch == 6
+    assert titan(gpu_machine(8, "H100"), "llama3.1_8B").variant.micro_batch == 1
+
+
+def test_amd_s_variables_are_set_on_amd_alone():
+    amd = Machine(vendor="AMD", device="MI300X")
+    assert titan(amd).env["GPU_MAX_HW_QUEUES"] == "8"
+    assert "GPU_MAX_HW_QUEUES" not in titan(gpu_machine(1)).env
+
+
+@pytest.mark.parametrize("recipe", ["debug", "llama3.1_8B", "llama3.1_8B_1gpu"])
+def test_no_recipe_is_refused_on_gpus(recipe):
+    made = titan(gpu_machine(8), recipe)
+    assert list(Torchtitan().check(made)) == []
+    assert toml(made)["training"]["steps"] == 50
+
+
+def test_the_demo_has_nothing_to_complain_of_on_a_cpu():
+    assert list(Torchtitan().check(titan(Machine()))) == []
+
+
+def test_the_shim_goes_where_there_is_no_gpu_and_nowhere_else():
+    on_cpu, on_gpu = files(titan(Machine())), files(titan(gpu_machine(2)))
+    assert "cpu_shim/sitecustomize.py" in on_cpu and "PYTHONPATH=" in on_cpu["run.sh"]
+    assert not any("cpu_shim" in path + text for path, text in on_gpu.items())
+
+
+def test_the_configuration_says_what_the_plan_says():
+    made = titan(
+        gpu_machine(8), "llama3.1_8B", global_batch=32, tp=2, lr=1e-4, precision="FP8", converters="mx", seed=7
+    )
+    config = toml(made)
+    assert config["training"]["local_batch_size"] == made.variant.micro_batch == 2
+    assert config["training"]["global_batch_size"] == 32
+    assert config["training"]["seq_len"] == 8192
+    assert config["parallelism"]["tensor_parallel_degree"] == 2
+    assert config["parallelism"]["data_parallel_shard_degree"] == -1
+    assert config["model"] == {
+        "name": "llama3",
+        "flavor": "8B",
+        "hf_assets_path": "assets/tokenizer",
+        "converters": ["quantize.linear.float8", "mx"],
+    }
+    assert config["optimizer"]["lr"] == 1e-4 and config["debug"]["seed"] == 7
+    assert config["compile"]["enable"] is True and config["checkpoint"]["enable"] is False
+
+
+def test_nothing_is_made_where_the_user_brings_it():
+    own = files(titan(gpu_machine(1), dataset_path="/data/c4", hf_assets_path="/models/llama"))
+    assert "make_assets.py " not in own["run.sh"] and "HF_HUB_OFFLINE" in own["run.sh"]
+    assert tomli.loads(own["train.toml"])["training"]["dataset_path"] == "/data/c4"
+    streamed = files(titan(gpu_machine(1), dataset="c4"))
+    assert "--text" not in streamed["run.sh"] and "--tokenizer" in streamed["run.sh"]
+    assert "HF_HUB_OFFLINE" not in streamed["run.sh"]
+    assert "dataset_path" not in tomli.loads(streamed["train.toml"])["training"]
+
+
+def test_the_rank_that_knows_the_loss_is_the_one_that_prints():
+    assert "--local-ranks-filter 0 " in files(titan(gpu_machine(8)))["run.sh"]
+    assert "--local-ranks-filter 6 " in files(titan(gpu_machine(8), pp=4))["run.sh"]
+    assert "--local-ranks-filter 0,1 " in files(titan(gpu_machine(8), log_ranks="0,1"))["run.sh"]
+
+
+def test_the_script_is_good_shell_and_ends_with_the_card_s_args(tmp_path):
+    script = files(titan(gpu_machine(4), args="--training.dataset 'a b' --x='$(id)'"))["run.sh"]
+    assert subprocess.run(["bash", "-n"], input=script.encode(), check=False).returncode == 0
+    assert "--nproc_per_node 4 " in script
+    assert script.rstrip().endswith("-m torchtitan.train --job.config_file train.toml"
+                                    " --training.dataset 'a b' '--x=$(id)'")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"steps": 0}, "steps is 0"),
+        ({"seq_len": None}, "seq_len is None"),
+        ({"tp": 3}, "tp 3"),
+        ({"tp": 0}, "tp=0"),
+        ({"dp_shard": 2}, "dp_shard 2"),
+        ({"dp_shard": -2}, "dp_shard=-2"),
+        ({"global_batch": 12}, "global batch 12"),
+        ({"precision": "INT4"}, "precision 'INT4'"),
+        ({"activation_checkpoint": "some"}, "activation_checkpoint 'some'"),
+        ({"converters": "float8"}, "quantize.linear.float8"),
+        ({"dataset_path": "data/c4"}, "dataset_path 'data/c4' is relative"),
+    ],
+)
+def test_what_torchtitan_would_refuse_is_refused_before_the_start(changes, word):
+    (message,) = complaints(titan(gpu_machine(8), **changes), fatal=True)
+    assert word in message
+
+
+@pytest.mark.parametrize("degrees", [{"tp": 2, "cp": 4}, {"dp_shard": 8}, {"dp_replicate": 2}, {"pp": 8}])
+def test_meshes_that_fit_pass(degrees):
+    assert complaints(titan(gpu_machine(8), **degrees), fatal=True) == []
+
+
+def test_a_gpu_machine_never_runs_on_its_cpu():
+    machine = gpu_machine(2)
+    made = plan(Torchtitan(), Machine(), "debug")
+    (message,) = complaints(msgspec.structs.replace(made, machine=machine), fatal=True)
+    assert "no GPU is granted" in message
+
+
+def test_what_makes_a_number_doubtful_is_said():
+    assert any("warm-up" in text for text in complaints(titan(gpu_machine(1), steps=8), fatal=False))
+    assert any(
+        "--training.steps" in text for text in complaints(titan(gpu_machine(1), args="--training.steps=9"), False)
+    )
+    assert any("torch.compile" in text for text in complaints(titan(Machine(), compile=True), fatal=False))
+
+
+def test_published_rows_keep_their_names():
+    rule = Torchtitan().result_rule()
+    assert [(metric.metric, metric.rule) for metric in rule.mad] == [
+        ("tok_per_s_per_gpu", "last"),
+        ("TFLOPS_per_gpu", "last"),
+    ]
+    assert rule.headline_metric == "tokens_per_s_per_gpu"

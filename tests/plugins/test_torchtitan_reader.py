@@ -1,0 +1,164 @@
+"""torchtitan's logs → steps: real logs of every version, and lines that must not become steps."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from madlite.types import EffectiveConfig, Ended, Line, Phase, Quantity, Step
+from madlite_plugins.torchtitan.backend import Torchtitan
+from madlite_plugins.torchtitan.reader import TorchtitanReader
+from tests.plugins.logs import LOGS, events, lines, read, steps
+
+PREFIX = "[titan] 2026-11-20 23:58:19,740 - root - INFO - "
+STEP_12 = "step: 12  loss:  3.43924  grad_norm:  1.1086  memory:  0.66GiB(2.82%)  tps: 1,407  tflops: 0.05  mfu: 0.02%"
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "last", "ended"),
+    [
+        ("torchtitan-0.1.0-debugmodel-cpu-1rank", 20, 20, True),
+        ("torchtitan-0.2.2-debugmodel-cpu-1rank", 20, 20, True),
+        ("torchtitan-0.2.2-debugmodel-cpu-nanloss", 12, 12, True),
+        ("torchtitan-0.2.2-debugmodel-1xH200", 20, 20, True),
+        ("torchtitan-0.2.2-llama3_8b-2xH200-bf16-bs1", 25, 25, True),
+        ("torchtitan-0.3.0-debugmodel-cpu-1rank", 20, 20, True),
+        ("torchtitan-0.2.2-cpu-crash-after-step1-FAIL", 1, 1, False),
+        ("torchtitan-0.3.0-torch2.13-no-set_timeout-FAIL", 1, 1, False),
+        ("torchtitan-0.3.0-debugmodel-cpu-nanabort-FAIL", 2, 2, False),
+        ("torchtitan-0.1.0-bad-cli-option-FAIL", 0, None, False),
+        ("torchtitan-0.2.2-bad-option-2xH200-FAIL", 0, None, False),
+        ("torchtitan-0.2.2-cpu-unpatched-FAIL", 0, None, False),
+    ],
+)
+def test_real_logs_give_their_steps_and_their_end(name, count, last, ended):
+    found = events(TorchtitanReader(), f"{name}.log")
+    trained = steps(found)
+    assert [step.n for step in trained] == list(range(1, count + 1))
+    assert (trained[-1].n if trained else None) == last
+    assert all(step.rank == 0 and step.span == 1 for step in trained)
+    assert any(isinstance(event, Ended) for event in found) is ended
+
+
+def test_every_field_of_a_gpu_log_is_read():
+    last = steps(events(TorchtitanReader(), "torchtitan-0.2.2-llama3_8b-2xH200-bf16-bs1.log"))[-1]
+    assert last.values == {
+        Quantity.LOSS: 2.20337,
+        Quantity.GRAD_NORM: 6.4535,
+        Quantity.MEMORY_RESERVED_GIB: 84.34,
+        Quantity.MEMORY_PERCENT: 60.33,
+        Quantity.TOKENS_PER_S_PER_GPU: 8805.0,
+        Quantity.TFLOPS_PER_GPU: 509.95,
+        Quantity.MFU_PERCENT: 51.56,
+    }
+
+
+def test_version_0_1_prints_no_grad_norm():
+    last = steps(events(TorchtitanReader(), "torchtitan-0.1.0-debugmodel-cpu-1rank.log"))[-1]
+    assert Quantity.GRAD_NORM not in last.values
+    assert last.values[Quantity.LOSS] == 2.2103 and last.values[Quantity.TOKENS_PER_S_PER_GPU] == 3759
+
+
+def test_two_ranks_print_each_step_twice():
+    trained = steps(events(TorchtitanReader(), "torchtitan-0.2.2-debugmodel-cpu-2ranks-ddp-nocolor.log"))
+    assert len(trained) == 24
+    assert Counter(step.n for step in trained) == dict.fromkeys(range(1, 13), 2)
+    speed = {step.rank: step.values[Quantity.TOKENS_PER_S_PER_GPU] for step in trained if step.n == 12}
+    assert speed == {0: 1396, 1: 1407}
+
+
+def test_a_nan_loss_is_read_as_nan_with_its_speed():
+    last = steps(events(TorchtitanReader(), "torchtitan-0.2.2-debugmodel-cpu-nanloss.log"))[-1]
+    assert math.isnan(last.values[Quantity.LOSS]) and math.isnan(last.values[Quantity.GRAD_NORM])
+    assert last.values[Quantity.TOKENS_PER_S_PER_GPU] == 747
+
+
+def test_validation_is_never_training():
+    line = PREFIX + "validate step: 10  loss:  3.0886  memory:  0.67GiB(2.84%)  tps: 7,468"
+    found = read(TorchtitanReader(), line)
+    assert steps(found) == []
+    (validated,) = steps(found, "validate")
+    assert validated.n == 10 and validated.values[Quantity.LOSS] == 3.0886
+
+
+def test_a_line_covers_the_steps_since_the_one_before():
+    texts = [PREFIX + STEP_12.replace("step: 12", f"step: {n:2}") for n in (1, 10, 20)]
+    assert [(step.n, step.span) for step in steps(read(TorchtitanReader(), *texts))] == [(1, 1), (10, 9), (20, 10)]
+
+
+@pytest.mark.parametrize(
+    ("field", "expected"),
+    [
+        ("tps: 1,234,567  tflops: 1,202.50  mfu: N/A", (1234567.0, 1202.5, None)),
+        ("wps: 2,872  mfu: 31.02%", (2872.0, None, 31.02)),
+        ("tps: 9  tflops: nan  mfu: inf%", (9.0, math.nan, math.inf)),
+    ],
+)
+def test_commas_old_names_and_missing_numbers(field, expected):
+    (step,) = steps(read(TorchtitanReader(), f"step:  3  loss:  4.1  memory: 60.05GiB(42.95%)  {field}"))
+    wanted = (Quantity.TOKENS_PER_S_PER_GPU, Quantity.TFLOPS_PER_GPU, Quantity.MFU_PERCENT)
+    assert tuple(step.values.get(quantity) for quantity in wanted) == pytest.approx(expected, nan_ok=True)
+
+
+def test_a_line_cut_anywhere_is_no_step():
+    assert steps(read(TorchtitanReader(), *(PREFIX + STEP_12[:length] for length in range(len(STEP_12))))) == []
+
+
+def test_two_ranks_in_one_line_are_two_steps():
+    glued = f"[rank0]:{PREFIX}{STEP_12}[rank1]:{PREFIX}{STEP_12.replace('1,407', '1,396')}"
+    (line,) = lines(glued.encode())
+    found = steps(list(TorchtitanReader().feed(line)))
+    assert [(step.rank, step.values[Quantity.TOKENS_PER_S_PER_GPU]) for step in found] == [(0, 1407), (1, 1396)]
+
+
+def test_a_line_broken_into_by_another_rank_is_no_step():
+    broken = f"[rank0]:{PREFIX}{STEP_12[:40]}[rank1]:{PREFIX}Training starts at step 1{STEP_12[40:]}"
+    assert steps(read(TorchtitanReader(), broken)) == []
+
+
+def test_the_placeholder_loss_of_other_pipeline_stages_is_left_out():
+    (step,) = steps(read(TorchtitanReader(), PREFIX + STEP_12.replace(" 3.43924", "-1.00000")))
+    assert Quantity.LOSS not in step.values and Quantity.TOKENS_PER_S_PER_GPU in step.values
+
+
+def test_what_the_trainer_says_it_runs_with():
+    found = events(TorchtitanReader(), "torchtitan-0.2.2-llama3_8b-2xH200-bf16-bs1.log")
+    config = {}
+    for event in found:
+        config |= event.values if isinstance(event, EffectiveConfig) else {}
+    assert config["torchtitan"] == "0.2.2"
+    assert {name: config[name] for name in ("micro_batch", "global_batch", "seq_len", "steps")} == {
+        "micro_batch": "1",
+        "global_batch": "2",
+        "seq_len": "8192",
+        "steps": "25",
+    }
+    assert [event.name for event in found if isinstance(event, Phase)] == ["compile", "compile", "train"]
+
+
+def test_logs_are_recognised_by_their_head_alone():
+    heads = {path.name: [line.text for line in lines(path.read_bytes())][:20] for path in LOGS.glob("*.log")}
+    sure = {name for name, head in heads.items() if Torchtitan().recognise(head) > 0.5}
+    started = {name for name in heads if name.startswith("torchtitan-")}
+    assert sure == started - {"torchtitan-0.1.0-bad-cli-option-FAIL.log", "torchtitan-0.2.2-cpu-unpatched-FAIL.log"}
+
+
+@given(st.lists(st.text() | st.text(alphabet="step:los mry0123456789.,GiB(%)tpflu nag_normvid[]rank-/+eE"), max_size=5))
+def test_no_line_raises(texts):
+    for event in read(TorchtitanReader(), *texts):
+        assert not isinstance(event, Step) or event.n >= 0
+
+
+@given(st.text(max_size=8), st.integers(0, len(STEP_12)))
+def test_a_damaged_step_line_raises_nothing(noise, position):
+    read(TorchtitanReader(), STEP_12[:position] + noise + STEP_12[position:])
+
+
+def test_numbers_without_end_are_no_step_and_no_error():
+    nines = "9" * 5000
+    read(TorchtitanReader(), STEP_12.replace("12 ", f"{nines} "), STEP_12.replace("1,407", nines))
+    assert steps(list(TorchtitanReader().feed(Line(text=STEP_12.replace("step: 12", f"step: {nines}"))))) == []

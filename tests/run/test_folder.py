@@ -1,0 +1,84 @@
+"""The run folder: made before anything starts, locked while its engine lives."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from datetime import datetime, timezone
+
+import msgspec
+import pytest
+
+from madlite.errors import UsageProblem
+from madlite.run.folder import CLEANED, RECORD, RunFolder, is_alive, new_run_id, unfinished
+from tests.plan.conftest import given  # noqa: F401 - a fixture
+
+
+@pytest.fixture
+def plan(given):  # noqa: F811
+    from madlite.plan.make import make_plan
+
+    return make_plan(given())
+
+
+def test_an_id_is_safe_everywhere_and_sorts_by_time():
+    early = new_run_id("../team/Llama 3.1; rm -rf /", datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc))
+    assert early.startswith("20260102T030405-team-Llama-3-1-rm-rf-")
+    assert early < new_run_id("a", datetime(2026, 1, 2, 3, 4, 6, tzinfo=timezone.utc))
+    assert new_run_id("") != new_run_id("") and len(new_run_id("x" * 500)) < 70
+
+
+def test_it_holds_plan_and_files_and_git_does_not_see_it(plan):
+    folder = RunFolder.create(plan, [("run.sh", b"echo hi\n"), ("deep/er.toml", b"x = 1\n")])
+    assert (plan.folder / "run.sh").read_bytes() == b"echo hi\n" and (plan.folder / "deep/er.toml").exists()
+    assert msgspec.json.decode((plan.folder / "plan.json").read_bytes())["id"] == plan.id
+    assert (plan.folder.parent / ".gitignore").read_text() == "*\n"
+    folder.close()
+
+
+def test_nothing_is_written_outside_of_it(plan):
+    for name in ("../evil", "/tmp/evil", "a/../../evil"):
+        with pytest.raises(UsageProblem, match="outside"):
+            RunFolder.create(msgspec.structs.replace(plan, folder=plan.folder.with_name(f"x{hash(name)}")), [(name, b"")])
+    assert not (plan.folder.parent / "evil").exists()
+
+
+def test_alive_unfinished_finished(plan):
+    folder = RunFolder.create(plan, [])
+    assert is_alive(plan.folder) and unfinished(plan.workspace) == ()
+    folder.close()
+    assert not is_alive(plan.folder) and unfinished(plan.workspace) == (plan.folder,)
+    (plan.folder / RECORD).touch()
+    assert unfinished(plan.workspace) == ()
+    (plan.folder / RECORD).rename(plan.folder / CLEANED)
+    assert unfinished(plan.workspace) == ()
+
+
+def test_the_lock_goes_with_the_process(plan):
+    """The kernel gives it back, whatever ended the engine; a child of the engine does not hold it."""
+    plan.folder.mkdir(parents=True)
+    (plan.folder / "plan.json").touch()
+    code = (
+        "import fcntl, os, subprocess, sys\n"
+        f"fd = os.open({str(plan.folder / 'lock')!r}, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)\n"
+        "fcntl.flock(fd, fcntl.LOCK_EX)\n"
+        "print(subprocess.Popen(['sleep', '300'], stdout=subprocess.DEVNULL).pid, flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    holder = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    child = int(holder.stdout.readline())
+    try:
+        assert is_alive(plan.folder)
+        holder.kill()
+        holder.wait()
+        assert not is_alive(plan.folder)
+    finally:
+        os.kill(child, 9)
+
+
+def test_a_folder_that_cannot_be_made_is_one_sentence(plan):
+    plan.folder.parent.parent.mkdir(exist_ok=True)
+    plan.folder.parent.write_text("a file where the runs should be")
+    with pytest.raises(UsageProblem, match="run folder"):
+        RunFolder.create(plan, [])

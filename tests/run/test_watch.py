@@ -1,0 +1,88 @@
+"""What ends a run: the clock and signals; the first reason stays, a second request stops waiting."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import pytest
+
+from madlite.errors import ExitCode
+from madlite.run.watch import Interrupted, Reason, Signals, Watch
+from madlite.types import Cause
+
+
+class FakeSession:
+    """A session whose action ends only when it is stopped hard enough."""
+
+    handle = "x"
+
+    def __init__(self, *, stubborn: bool = False) -> None:
+        self.stops: list[float] = []
+        self.over = threading.Event()
+        self.stubborn = stubborn
+
+    def stop(self, grace_s: float) -> None:
+        self.stops.append(grace_s)
+        if not self.stubborn or grace_s == 0:
+            self.over.set()
+        self.over.wait(10)
+
+
+def test_the_clock_ends_a_run():
+    watch, session = Watch(0.01, 5.0), FakeSession()
+    with watch.guard(session):
+        assert session.over.wait(10)
+    assert watch.reason.cause is Cause.TIMEOUT and session.stops == [5.0]
+
+
+def test_a_run_that_ends_by_itself_is_not_stopped():
+    watch, session = Watch(None, 5.0), FakeSession()
+    with watch.guard(session):
+        pass
+    assert watch.reason is None and session.stops == []
+
+
+def test_the_first_reason_stays_and_the_second_request_hurries():
+    watch, session = Watch(None, 1000.0), FakeSession(stubborn=True)
+    with watch.guard(session):
+        watch.request(Reason(cause=Cause.INTERRUPTED, text="first"))
+        while not session.stops:
+            pass
+        watch.request(Reason(cause=Cause.TIMEOUT, text="second"))
+        assert session.over.wait(10)
+    assert watch.reason.text == "first" and session.stops == [1000.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, ExitCode.INTERRUPTED), (signal.SIGTERM, ExitCode.TERMINATED), (signal.SIGHUP, ExitCode.HANGUP)],
+)
+def test_a_signal_is_noted_and_asks_the_watch(number, code):
+    before = signal.getsignal(number)
+    with Signals() as signals:
+        signals.watch = Watch(None, 1.0)
+        os.kill(os.getpid(), number)
+        assert signals.exit_code is code and signals.watch.reason.cause is Cause.INTERRUPTED
+    assert signal.getsignal(number) is before
+
+
+def test_a_signal_raises_only_where_it_may():
+    with Signals() as signals:
+        with pytest.raises(Interrupted), signals.interruptible():
+            os.kill(os.getpid(), signal.SIGTERM)
+            raise AssertionError("not reached")
+        with pytest.raises(Interrupted), signals.interruptible():
+            raise AssertionError("one has come already")
+        os.kill(os.getpid(), signal.SIGTERM)  # outside of such a block it only counts
+
+
+def test_an_ignored_hup_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Signals() as signals:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert signals.received is None
+    finally:
+        signal.signal(signal.SIGHUP, before)
