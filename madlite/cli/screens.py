@@ -16,30 +16,27 @@ from madlite.types import Quantity, Result, RunPlan, Step
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-_STEP_LINE_EVERY_S = 5.0
+_LINE_EVERY_S = 5.0
 
 
 class PlainScreen:
-    """Writes lines; a step at most every few seconds, and the workload's output where asked for."""
+    """Writes lines; how far a run is at most every few seconds, and the workload's output where asked for."""
 
     def __init__(self, sink: Sink, *, live: bool, clock: Callable[[], float] = time.monotonic) -> None:
         self._sink, self._live, self._clock = sink, live, clock
-        self._last_step_s = float("-inf")
-        self._last_phase = ""
+        self._last_s = float("-inf")
 
     def started(self, plan: RunPlan, position: int, total: int) -> None:
         """Name the run and what is special about it."""
-        self._last_step_s, self._last_phase = float("-inf"), ""
+        self._last_s = self._clock()
         self._line(title(plan, position, total))
         for note in plan.notes:
             self._line(f"      {note}")
         self._line(f"      log: {plan.folder.relative_to(plan.workspace)}/run.log")
 
     def phase(self, text: str) -> None:
-        """Say what the run does now, once."""
-        if text != self._last_phase:
-            self._line(f"      {text}")
-        self._last_phase = text
+        """Say what the run does now, if it takes a while; all of it is in the log."""
+        self._now_and_then(text)
 
     def output(self, chunk: bytes, stream: int) -> None:
         """Pass the workload's output on where asked for."""
@@ -48,11 +45,8 @@ class PlainScreen:
 
     def step(self, plan: RunPlan, step: Step) -> None:
         """Say how far the training is."""
-        now = self._clock()
-        if step.phase != "train" or self._live or now - self._last_step_s < _STEP_LINE_EVERY_S:
-            return
-        self._last_step_s = now
-        self._line(f"      {step_line(plan, step)}")
+        if step.phase == "train" and not self._live:
+            self._now_and_then(step_line(plan, step))
 
     def finished(self, plan: RunPlan, result: Result) -> None:
         """Say how the run ended."""
@@ -73,6 +67,12 @@ class PlainScreen:
 
     def close(self) -> None:
         """Nothing is held back."""
+
+    def _now_and_then(self, text: str) -> None:
+        now = self._clock()
+        if now - self._last_s >= _LINE_EVERY_S:
+            self._last_s = now
+            self._line(f"      {printable(text)}")
 
     def _line(self, text: str) -> None:
         self._sink.write(text + "\n")

@@ -45,7 +45,8 @@ def figures(result: Result) -> str:
             f"{headline.text} {headline.metric} "
             f"(median of {window.n} steps, {window.first_step} to {window.last_step}, CV {100 * window.cv:.1f} %)"
         )
-    shown = [f"{metric.label + ' ' if metric.label else ''}{metric.text} {metric.metric}" for metric in result.metrics]
+    good = [metric for metric in result.metrics if metric.status is Status.SUCCESS]
+    shown = [f"{metric.label + ' ' if metric.label else ''}{metric.text} {metric.metric}" for metric in good]
     more = f" and {len(shown) - 3} more" if len(shown) > 3 else ""
     return ", ".join(shown[:3]) + more
 

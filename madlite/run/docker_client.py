@@ -106,6 +106,8 @@ def _reason(error: Exception) -> tuple[str, str]:
             return "permission denied", JOIN_GROUP
         if isinstance(cause, socket.gaierror):
             return "its host name is not known", "check DOCKER_HOST and docker context ls"
+        if isinstance(cause, ConnectionResetError):
+            return "the connection was closed", "journalctl -u docker -n 20   shows what docker says"
         if isinstance(cause, (TimeoutError, requests.Timeout)):
             return "it does not answer in time", "does docker version hang as well? sudo systemctl restart docker"
     return str(error), ""

@@ -91,7 +91,8 @@ class Progress:
         if not total:
             return
         now_s, share = time.monotonic(), got / total
-        if share < self._said_share + SAY_EVERY_SHARE and now_s < self._said_at_s + SAY_EVERY_S:
+        step = min(self._said_share + SAY_EVERY_SHARE, 1.0)
+        if (share < step or self._said_share == 1.0) and now_s < self._said_at_s + SAY_EVERY_S:
             return
         self._said_at_s, self._said_share = now_s, share
         unit, name = (GIB, "GiB") if total >= GIB else (MIB, "MiB")

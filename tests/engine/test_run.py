@@ -200,7 +200,7 @@ def test_a_dry_run_touches_nothing_and_shows_everything(checkout: Checkout):
     before = sorted(checkout.folder.rglob("*"))
     done = checkout.run("--tags", "good", "--dry-run")
     assert done.returncode == 0, done.stderr
-    assert "bash run.sh" in done.stdout and "MAD_MODEL_NAME" in done.stdout
+    assert "run.sh" in done.stdout and "MAD_MODEL_NAME" in done.stdout
     assert sorted(checkout.folder.rglob("*")) == before
 
 

@@ -65,6 +65,22 @@ def test_our_own_lines_hold_the_step_and_its_speed():
     assert step.values[Quantity.LOSS] == 7.34015
 
 
+def test_a_real_log_of_our_own_lines():
+    found = events(HuggingFaceReader(), "hf-madlite-llama3.1_8B_lora-1xH200.log")
+    assert [(step.n, step.rank, step.span) for step in steps(found)] == [(n, 0, 1) for n in range(1, 21)]
+    assert steps(found)[-1].values == {
+        Quantity.LOSS: 11.68514,
+        Quantity.GRAD_NORM: 5.285366,
+        Quantity.LEARNING_RATE: 5.555556e-06,
+        Quantity.TOKENS_PER_S_PER_GPU: 7323.384,
+        Quantity.SAMPLES_PER_S_PER_GPU: 1.787936,
+        Quantity.STEP_TIME_S: 1.118608,
+        Quantity.MEMORY_RESERVED_GIB: 31.49414,
+    }
+    *_, last = (event for event in found if isinstance(event, Summary))
+    assert last.values["train_samples_per_second"] == "1.621"
+
+
 def test_our_own_lines_silence_the_trainer_s_but_not_its_summary():
     found = read(
         HuggingFaceReader(),
@@ -135,5 +151,5 @@ def test_only_trainer_logs_are_recognised():
         for path in LOGS.glob("*.log")
         if HuggingFace().recognise([line.text for line in lines(path.read_bytes())]) > 0.5
     }
-    assert sure == {path.name for path in LOGS.glob("hf-trainer-*.log")}
+    assert sure == {path.name for kind in ("trainer", "madlite") for path in LOGS.glob(f"hf-{kind}-*.log")}
     assert HuggingFace().recognise([OURS]) == 1.0

@@ -40,7 +40,9 @@ def test_it_holds_plan_and_files_and_git_does_not_see_it(plan):
 def test_nothing_is_written_outside_of_it(plan):
     for name in ("../evil", "/tmp/evil", "a/../../evil"):
         with pytest.raises(UsageProblem, match="outside"):
-            RunFolder.create(msgspec.structs.replace(plan, folder=plan.folder.with_name(f"x{hash(name)}")), [(name, b"")])
+            RunFolder.create(
+                msgspec.structs.replace(plan, folder=plan.folder.with_name(f"x{hash(name)}")), [(name, b"")]
+            )
     assert not (plan.folder.parent / "evil").exists()
 
 

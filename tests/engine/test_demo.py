@@ -1,0 +1,99 @@
+"""The demo cards train for real, and the rows say what the logs say."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = [pytest.mark.training, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("demo")
+    env = {**os.environ, "DOCKER_HOST": "unix:///nonexistent/docker.sock"}
+    done = subprocess.run(
+        [sys.executable, "-m", "madlite", "run", "--tags", "demo"], cwd=folder, env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder, done
+
+
+def rows_of(folder, card):
+    with (folder / "perf.csv").open(newline="") as file:
+        return {row["metric"]: row for row in csv.DictReader(file) if row["model"] == card}
+
+
+def log_of(folder, card):
+    (log,) = folder.glob(f"madlite_runs/*{card.replace('_', '-')}*/run.log")
+    return re.sub(r"\x1b\[[0-9;]*m", "", log.read_text())
+
+
+def test_torchtitans_rows_are_those_of_its_log(demo):
+    folder, done = demo
+    rows = rows_of(folder, "demo_torchtitan_llama_debug")
+    log = log_of(folder, "demo_torchtitan_llama_debug")
+    speeds = {int(n): float(tps.replace(",", "")) for n, tps in re.findall(r"step:\s+(\d+).*?tps: ([\d,]+)", log)}
+    assert sorted(speeds) == list(range(1, 51))
+    median = statistics.median(speeds[n] for n in range(6, 51))
+    assert float(rows["tokens_per_s_per_gpu"]["performance"]) == pytest.approx(median, rel=1e-5)
+    assert float(rows["tok_per_s_per_gpu"]["performance"]) == speeds[50]
+    assert {row["status"] for row in rows.values()} == {"SUCCESS"}
+    losses = [float(loss) for loss in re.findall(r"step:\s+\d+\s+loss:\s+([\d.]+)", log)]
+    assert losses[-1] < 0.6 * losses[0], "the model learns"
+    row = rows["tokens_per_s_per_gpu"]
+    assert (row["mode"], row["precision"], row["training_precision"]) == ("pretrain", "BF16", "bf16")
+    assert (row["n_gpus"], row["num_gpus"], row["device"], row["gpu_architecture"]) == ("0", "0", "cpu", "cpu")
+    assert row["launcher"] == "torchrun" and 0 < float(row["test_duration"]) < 120
+
+
+def test_loras_rows_are_those_of_its_log(demo):
+    folder, done = demo
+    rows = rows_of(folder, "demo_hf_lora_tiny")
+    log = log_of(folder, "demo_hf_lora_tiny")
+    steps = [json.loads(text) for text in re.findall(r"madlite-step (\{.*\})", log)]
+    assert [step["n"] for step in steps] == list(range(1, 41))
+    median = statistics.median(step["tokens_per_s_per_gpu"] for step in steps[5:])
+    assert float(rows["tokens_per_s_per_gpu"]["performance"]) == pytest.approx(median, rel=1e-5)
+    assert steps[-1]["loss"] < steps[0]["loss"]
+    final = re.findall(r"'train_samples_per_second': '?([\d.]+)", log)
+    assert float(rows["train_samples_per_s"]["performance"]) == pytest.approx(float(final[-1]), rel=1e-3)
+
+
+def test_the_screen_says_how_it_went(demo):
+    folder, done = demo
+    assert done.stdout.count("SUCCESS demo_") == 2 and "2 SUCCESS" in done.stdout
+    assert "runs on the host: the card names no image" in done.stdout
+
+
+def test_a_crash_in_the_middle_is_a_failure_with_its_line(tmp_path):
+    command = [sys.executable, "-m", "madlite", "run", "--runtime", "host", "--tags", "demo_torchtitan_llama_debug"]
+    done = subprocess.run([*command, "--set", "flavor=nope"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 3
+    (row,) = csv.DictReader((tmp_path / "perf.csv").open())
+    assert (row["status"], row["performance"], row["precision"]) == ("FAILURE", "", "BF16")
+    assert "nope" in done.stdout, "the deciding line names the flavor"
+    assert "Traceback" not in done.stderr
+
+
+def test_an_ended_training_leaves_no_process(tmp_path):
+    """TERM in the middle of the steps: torchrun's worker has a session of its own."""
+    import signal
+
+    from tests.engine.checkout import Checkout, end
+
+    checkout = Checkout(tmp_path / "mad", "host", "unix:///nonexistent/docker.sock")
+    started = checkout.start("--tags", "demo_torchtitan_llama_debug:steps=100000")
+    checkout.wait_for("step:  3", limit_s=90)
+    assert len(checkout.left_processes()) >= 2
+    code, out = end(started, signal.SIGTERM, limit_s=60)
+    assert code == 143, out
+    assert checkout.rows[0]["status"] == "FAILURE" and checkout.rows[0]["performance"] == ""
+    checkout.assert_nothing_left()

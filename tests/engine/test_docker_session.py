@@ -1,0 +1,401 @@
+"""Actions in containers of a real engine."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from madlite.errors import RuntimeProblem
+from madlite.run.docker_runtime import DockerRuntime
+from madlite.run.turn import STOPPED
+from madlite.types import Action, Cause, EngineOptions, Image, Machine, Mount, Place, Secret
+from tests.factories import make_plan
+from tests.run.output import Output, bash, once_it_said, stop_once_it_said
+
+pytestmark = pytest.mark.engine
+KILLED = 137
+
+
+@pytest.fixture
+def runtime(docker_environ, base_image) -> DockerRuntime:
+    return DockerRuntime(docker_environ)
+
+
+@pytest.fixture
+def client(engine):
+    import docker
+
+    with docker.APIClient(engine) as client:
+        yield client
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(client, request, tmp_path) -> Iterator[None]:
+    """Every test of this file ends without a container of its run."""
+    yield
+    assert left(client, tmp_path) == []
+
+
+def left(client, workspace: Path) -> list[str]:
+    labels = {"label": f"madlite.run=test-{workspace.name}"}
+    return [found["Id"] for found in client.containers(all=True, filters=labels) if found["State"] != "removing"]
+
+
+def test_output_arrives_byte_for_byte_and_the_exit_code_with_it(runtime, tmp_path):
+    output = Output()
+    with runtime.open(make_plan(tmp_path)) as session:
+        ended = session.run(bash(r"printf '\0\1\xff\r\nno newline'; printf 'err\n' >&2; exit 3"), output)
+    assert output.streams == {1: b"\0\1\xff\r\nno newline", 2: b"err\n"}
+    assert ended.code == 3 and not ended.timed_out
+
+
+def test_a_million_short_lines_arrive(runtime, tmp_path):
+    output = Output()
+    script = "for n in range(1000000): print(n)"
+    with runtime.open(make_plan(tmp_path)) as session:
+        session.run(Action(kind="run", argv=("python3", "-c", script)), output)
+    assert output.streams[1].split() == [b"%d" % n for n in range(1000000)]
+
+
+def test_a_workload_sees_the_plans_environment_folders_and_mounts(runtime, tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "helpers").mkdir()
+    plan = make_plan(
+        tmp_path,
+        env={"A": "two words", "HF_TOKEN": Secret("hf_secret")},
+        mounts=(Mount(source=str(tmp_path / "helpers"), target="/helpers", read_only=True),),
+    )
+    output = Output()
+    with runtime.open(plan) as session:
+        session.run(bash('echo "$A $HF_TOKEN $MADLITE_RUN_ID"; id -u; pwd; touch here', cwd="model"), output)
+        session.run(bash("pwd; touch /helpers/x 2> /dev/null || echo read-only", cwd="{folder}"), output)
+    assert output.streams[1].decode().splitlines() == [
+        f"two words hf_secret {plan.id}", "0", "/myworkspace/model",
+        f"/myworkspace/madlite_runs/{plan.id}", "read-only",
+    ]  # fmt: skip
+    assert (tmp_path / "model/here").exists()
+
+
+def test_an_nvidia_plan_is_taken_by_the_engine_with_its_gpus(runtime, client, tmp_path):
+    plan = make_plan(tmp_path, machine=Machine(vendor="NVIDIA"), place=Place(gpu_ids=(0, 3)), devices=("/dev/fuse",))
+    try:
+        with runtime.open(plan) as session:
+            asked = client.inspect_container(session.handle)["HostConfig"]["DeviceRequests"]
+            assert session.run(bash("test -c /dev/fuse"), Output()).code == 0
+    except RuntimeProblem as problem:
+        if "NVIDIA" in problem.message:
+            pytest.skip("the engine that was given takes no requests for NVIDIA GPUs")
+        raise
+    assert asked[0]["DeviceIDs"] == ["0", "3"]
+
+
+@pytest.fixture
+def amd_devices() -> Iterator[tuple[str, ...]]:
+    """Device files as an AMD machine has them, where there are none: copies of /dev/null."""
+    made = []
+    missing = [path for path in ("/dev/kfd", "/dev/dri/renderD128") if not Path(path).exists()]
+    if os.geteuid() != 0:
+        pytest.skip("device files can be made by root only")
+    had_folder = Path("/dev/dri").exists()
+    try:
+        for path in missing:
+            Path(path).parent.mkdir(exist_ok=True)
+            os.mknod(path, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+            made.append(path)
+        yield ("/dev/fuse", "/dev/kfd", "/dev/dri/renderD128")
+    finally:
+        for path in made:
+            Path(path).unlink()
+        if not had_folder and Path("/dev/dri").exists():
+            Path("/dev/dri").rmdir()
+
+
+def test_an_amd_plan_has_its_devices_and_rights_inside(runtime, amd_devices, tmp_path):
+    plan = make_plan(
+        tmp_path,
+        machine=Machine(vendor="AMD"),
+        place=Place(gpu_ids=(0,)),
+        devices=amd_devices,
+        engine_options=EngineOptions(
+            group_add=("video",),
+            cap_add=("SYS_PTRACE", "SYS_ADMIN"),
+            security_opt=("seccomp=unconfined", "apparmor=unconfined"),
+        ),
+    )
+    output = Output()
+    with runtime.open(plan) as session:
+        session.run(bash("ls /dev/kfd /dev/fuse /dev/dri; id -G; grep CapEff /proc/self/status"), output)
+    words = output.streams[1].decode()
+    assert "/dev/kfd" in words and "renderD128" in words and "/dev/fuse" in words
+    assert "44" in words.split("CapEff")[0].split(), "group video"
+    rights = int(words.split("CapEff:")[1], 16)
+    assert rights >> 19 & 1 and rights >> 21 & 1, "SYS_PTRACE and SYS_ADMIN"
+
+
+def test_host_ipc_and_a_shm_size_go_together_as_in_docker_run(runtime, tmp_path):
+    shared = os.statvfs("/dev/shm")
+    output = Output()
+    plan = make_plan(tmp_path, engine_options=EngineOptions(extra="--shm-size=64m"))
+    with runtime.open(plan) as session:
+        session.run(bash("df -B1 --output=size /dev/shm | tail -1"), output)
+    assert int(output.streams[1]) == shared.f_blocks * shared.f_frsize, "docker lets the host's win"
+
+
+def test_a_workload_that_ends_on_int_says_its_last_words(runtime, tmp_path):
+    output = Output()
+    with runtime.open(make_plan(tmp_path)) as session:
+        thread = stop_once_it_said(session, output, b"ready", grace_s=30)
+        ended = session.run(bash("trap 'echo got INT; exit 7' INT; echo ready; while :; do sleep 0.05; done"), output)
+        thread.join()
+    assert ended.code == 7 and output.streams[1] == b"ready\ngot INT\n"
+
+
+def test_int_reaches_a_workload_in_a_process_group_of_its_own(runtime, tmp_path):
+    output = Output()
+    script = (
+        "timeout 300 bash -c \"trap 'echo got INT; exit 7' INT; echo ready; while :; do sleep 0.05; done\"; exit $?"
+    )
+    with runtime.open(make_plan(tmp_path)) as session:
+        thread = stop_once_it_said(session, output, b"ready", grace_s=30)
+        session.run(bash(script), output)
+        thread.join()
+    assert output.streams[1].endswith(b"got INT\n")
+
+
+STUBBORN = "trap '' INT TERM; {child} echo ready; while :; do sleep 0.05; done"
+
+
+def test_kill_reaches_a_workload_and_its_child_in_another_session(runtime, tmp_path):
+    output = Output()
+    with runtime.open(make_plan(tmp_path)) as session:
+        thread = stop_once_it_said(session, output, b"ready", grace_s=0.3)
+        assert session.run(bash(STUBBORN.format(child="setsid sleep 287 &")), output).code == KILLED
+        thread.join()
+    assert not processes("sleep 287")
+
+
+def test_the_container_and_its_later_actions_outlive_a_killed_action(runtime, tmp_path):
+    output = Output()
+    plan = make_plan(tmp_path, stop_grace_s=0.2)
+    with runtime.open(plan) as session:
+        ended = session.run(bash(STUBBORN.format(child="setsid sleep 286 &"), timeout_s=0.5), output)
+        assert ended.code == KILLED and ended.timed_out
+        assert not processes("sleep 286")
+        assert session.run(bash("exit 4"), output).code == 4
+
+
+def test_a_second_stop_without_grace_cuts_the_first_ones_short(runtime, tmp_path):
+    output = Output()
+    with runtime.open(make_plan(tmp_path)) as session:
+        threads = [stop_once_it_said(session, output, b"ready", grace_s) for grace_s in (3600, 0)]
+        assert session.run(bash(STUBBORN.format(child="")), output).code == KILLED
+        for thread in threads:
+            thread.join()
+
+
+def test_nothing_starts_after_a_stop(runtime, tmp_path):
+    with runtime.open(make_plan(tmp_path)) as session:
+        session.stop(0)
+        assert session.run(bash("touch started"), Output()).code == STOPPED
+    assert not (tmp_path / "started").exists()
+
+
+def test_stopping_a_container_that_shares_the_hosts_processes_touches_nothing_else(runtime, tmp_path):
+    bystander = subprocess.Popen(["sleep", "300"], start_new_session=True)
+    try:
+        output = Output()
+        plan = make_plan(tmp_path, engine_options=EngineOptions(extra="--pid=host"))
+        with runtime.open(plan) as session:
+            thread = stop_once_it_said(session, output, b"ready", grace_s=0.3)
+            assert session.run(bash(STUBBORN.format(child="setsid sleep 285 &")), output).code == KILLED
+            thread.join()
+        assert not processes("sleep 285") and bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+def test_leaving_by_an_exception_ends_the_workload_gently_and_removes_the_container(runtime, tmp_path):
+    def interrupt(data: bytes, stream: int) -> None:
+        raise KeyboardInterrupt
+
+    script = "trap 'echo ended > ended; exit' INT; echo ready; while :; do sleep 0.05; done"
+    with pytest.raises(KeyboardInterrupt), runtime.open(make_plan(tmp_path)) as session:
+        session.run(bash(script), interrupt)
+    assert (tmp_path / "ended").exists()
+
+
+def test_a_container_that_is_removed_under_the_run_is_told(runtime, client, tmp_path):
+    output = Output()
+    with pytest.raises(RuntimeProblem, match="ended or was removed") as caught:  # noqa: SIM117
+        with runtime.open(make_plan(tmp_path)) as session:
+            thread = once_it_said(output, b"ready", lambda: client.remove_container(session.handle, force=True))
+            try:
+                session.run(bash("echo ready; sleep 300"), output)
+            finally:
+                thread.join()
+    assert caught.value.cause == Cause.INTERRUPTED
+
+
+def test_a_workload_killed_inside_is_an_exit_code(runtime, tmp_path):
+    with runtime.open(make_plan(tmp_path)) as session:
+        assert session.run(bash("kill -KILL $$"), Output()).code == KILLED
+
+
+@pytest.mark.parametrize(
+    ("action", "told"),
+    [
+        (Action(kind="run", argv=("no-such-command",)), "no-such-command"),
+        (Action(kind="run", argv=("true",), cwd="nowhere"), "/myworkspace/nowhere"),
+    ],
+)
+def test_what_cannot_be_started_is_named_with_the_image(runtime, base_image, tmp_path, action, told):
+    with pytest.raises(RuntimeProblem, match=told) as caught, runtime.open(make_plan(tmp_path)) as session:
+        session.run(action, Output())
+    assert base_image in caught.value.message
+
+
+def test_a_script_that_ends_with_127_itself_is_an_exit_code(runtime, tmp_path):
+    with runtime.open(make_plan(tmp_path)) as session:
+        assert session.run(bash("no-such-command"), Output()).code == 127
+
+
+def test_a_missing_device_is_named(runtime, tmp_path):
+    plan = make_plan(tmp_path, devices=("/dev/no-such-device",))
+    with pytest.raises(RuntimeProblem, match="/dev/no-such-device: there is no such device"), runtime.open(plan):
+        pass
+
+
+def test_an_image_that_is_not_there_is_named(runtime, tmp_path):
+    plan = make_plan(tmp_path, image=Image(ref="madlite-test/absent:1"))
+    with pytest.raises(RuntimeProblem, match="madlite-test/absent:1") as caught, runtime.open(plan):
+        pass
+    assert caught.value.cause == Cause.IMAGE
+
+
+def test_an_image_whose_entry_point_ends_at_once_is_told_with_its_last_words(runtime, tmp_path):
+    plan = make_plan(tmp_path, engine_options=EngineOptions(extra="--entrypoint=whoami"))
+    with pytest.raises(RuntimeProblem, match=r"ended at once.*: whoami: extra operand"), runtime.open(plan):
+        pass
+
+
+def test_a_name_that_a_strangers_container_has_is_left_to_it(runtime, client, base_image, tmp_path):
+    plan = make_plan(tmp_path)
+    stranger = client.create_container(base_image, ["true"], name=plan.name)["Id"]
+    try:
+        with runtime.open(plan) as session:
+            name = client.inspect_container(session.handle)["Name"]
+        assert name.startswith(f"/{plan.name}-")
+        assert client.inspect_container(stranger)["Name"] == f"/{plan.name}"
+    finally:
+        client.remove_container(stranger)
+
+
+def test_two_sessions_of_one_name_do_not_hurt_each_other(runtime, tmp_path):
+    (tmp_path / "a").mkdir()
+    one = make_plan(tmp_path / "a", id=f"test-{tmp_path.name}", name=f"shared-{tmp_path.name}")
+    other = make_plan(tmp_path, id=f"test-{tmp_path.name}-other", name=one.name)
+    with runtime.open(one) as first:
+        with runtime.open(other) as second:
+            assert second.run(bash("exit 5"), Output()).code == 5
+        assert first.run(bash("exit 6"), Output()).code == 6
+
+
+def test_a_container_is_kept_alive_on_request_and_its_session_found_again(runtime, client, tmp_path):
+    plan = make_plan(tmp_path, keep_alive=True)
+    with runtime.open(plan) as session:
+        handle = session.handle
+    try:
+        labels = client.inspect_container(handle)["Config"]["Labels"]
+        assert labels["madlite.kept"] == "1" and labels["madlite.folder"] == str(plan.folder)
+        output = Output()
+        assert runtime.attach(handle).run(bash("pwd", cwd="{folder}"), output).code == 0
+        assert output.streams[1].decode().strip() == f"/myworkspace/madlite_runs/{plan.id}"
+    finally:
+        client.remove_container(handle, force=True)
+
+
+def test_only_containers_of_ours_can_be_attached_to(runtime, client, base_image):
+    stranger = client.create_container(base_image, ["true"])["Id"]
+    try:
+        with pytest.raises(RuntimeProblem, match="not started by madlite"):
+            runtime.attach(stranger)
+    finally:
+        client.remove_container(stranger)
+
+
+def test_files_that_root_wrote_are_given_back_and_nothing_else(runtime, tmp_path):
+    outside = tmp_path.parent / f"{tmp_path.name}-outside"
+    outside.write_text("root's")
+    (tmp_path / "old").write_text("root's")
+    other = tmp_path / "others"
+    other.write_text("somebody's")
+    os.chown(other, 4321, 4321)
+    plan = make_plan(tmp_path, give_back=(65534, 65533))
+    script = f"mkdir made; echo x > made/file; ln -s {outside} made/link; echo more >> others; exit 1"
+    with runtime.open(plan) as session:
+        session.run(bash(script), Output())
+
+    def owner(path: Path) -> tuple[int, int]:
+        return path.lstat().st_uid, path.lstat().st_gid
+
+    assert owner(tmp_path / "made") == owner(tmp_path / "made/file") == (65534, 65533)
+    assert owner(tmp_path / "made/link") == (65534, 65533)
+    assert owner(tmp_path / "old") == owner(outside) == (0, 0)
+    assert owner(other) == (4321, 4321)
+
+
+def test_files_are_given_back_after_an_interrupt_too(runtime, tmp_path):
+    def interrupt(data: bytes, stream: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), runtime.open(make_plan(tmp_path, give_back=(65534, 65534))) as session:
+        session.run(bash("touch made; echo ready; sleep 300"), interrupt)
+    assert (tmp_path / "made").stat().st_uid == 65534
+
+
+def test_collected_files_are_the_callers(runtime, tmp_path):
+    with runtime.open(make_plan(tmp_path, give_back=(65534, 65534))) as session:
+        session.run(bash("mkdir model; echo a > model/a_trace.csv; chmod 600 model/a_trace.csv"), Output())
+        session.collect(["model/*_trace.csv"], tmp_path / "into")
+        assert (tmp_path / "model/a_trace.csv").stat().st_uid == 65534
+    assert (tmp_path / "into/a_trace.csv").read_text() == "a\n"
+
+
+def test_an_engine_that_is_down_is_told_with_its_address(tmp_path):
+    down = DockerRuntime({"DOCKER_HOST": f"unix://{tmp_path}/none.sock"})
+    for use in (lambda: down.prepare(make_plan(tmp_path), print), lambda: down.open(make_plan(tmp_path)).__enter__()):
+        with pytest.raises(RuntimeProblem, match=f"{tmp_path}/none.sock") as caught:
+            use()
+        assert caught.value.cause == Cause.ENGINE
+
+
+def test_a_stop_while_the_container_hangs_in_a_signal_storm_returns(runtime, tmp_path):
+    """Stops from several threads at once end in bounded time, and so does the run."""
+    output = Output()
+    with runtime.open(make_plan(tmp_path)) as session:
+        threads = [stop_once_it_said(session, output, b"ready", 0.2) for _ in range(4)]
+        assert session.run(bash(STUBBORN.format(child="")), output).code == KILLED
+        for thread in threads:
+            thread.join(60)
+            assert not thread.is_alive()
+    assert threading.active_count() < 20
+
+
+def processes(command: str) -> list[str]:
+    """Return what runs on this machine, containers included, under a command line."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = entry.read_bytes().replace(b"\0", b" ").decode().strip()
+        except OSError:
+            continue
+        if words == command:
+            found.append(words)
+    return found

@@ -1,0 +1,82 @@
+"""Where the engine is asked, and what is said when it does not answer."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+
+import pytest
+
+from madlite.run.docker_client import DEFAULT_ADDRESS, docker_address
+from madlite.run.docker_runtime import DockerRuntime
+
+
+@pytest.fixture
+def socket_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # a socket's path must be short
+    return "docker.sock"
+
+
+def problem(**environ: str) -> str:
+    found = DockerRuntime(environ).available()
+    assert found is not None
+    return found.what
+
+
+def test_without_settings_the_usual_socket_is_asked():
+    assert docker_address({}) == DEFAULT_ADDRESS
+
+
+def test_docker_host_wins_over_the_context(tmp_path):
+    (tmp_path / "config.json").write_text('{"currentContext": "other"}')
+    environ = {"DOCKER_CONFIG": str(tmp_path), "DOCKER_HOST": "tcp://127.0.0.1:2375"}
+    assert docker_address(environ) == "tcp://127.0.0.1:2375"
+
+
+def test_the_current_context_is_followed(tmp_path, monkeypatch):
+    meta = tmp_path / "contexts/meta" / hashlib.sha256(b"rootless").hexdigest()
+    meta.mkdir(parents=True)
+    address = "unix:///run/user/1000/docker.sock"
+    meta.joinpath("meta.json").write_text(
+        json.dumps({"Name": "rootless", "Metadata": {}, "Endpoints": {"docker": {"Host": address}}})
+    )
+    (tmp_path / "config.json").write_text('{"currentContext": "rootless"}')
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    assert docker_address({"DOCKER_CONFIG": str(tmp_path)}) == address
+
+
+def test_a_missing_socket_is_told_with_its_address():
+    words = problem(DOCKER_HOST="unix:///nonexistent/docker.sock")
+    assert "unix:///nonexistent/docker.sock" in words and "no such socket" in words
+
+
+def test_a_socket_nobody_listens_at_is_told(socket_path):
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(socket_path)
+    assert "refused" in problem(DOCKER_HOST=f"unix://{os.path.abspath(socket_path)}")
+
+
+def test_permission_denied_is_told_with_the_cure(monkeypatch):
+    import docker
+
+    def refuse(*args, **kwargs):
+        raise docker.errors.DockerException("no") from PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(docker, "APIClient", refuse)
+    words = problem(DOCKER_HOST="unix:///x.sock")
+    assert "permission denied" in words and "usermod -aG docker" in words
+
+
+def test_an_engine_that_hangs_is_given_up_soon(socket_path, monkeypatch):
+    monkeypatch.setattr("madlite.run.docker_client.ANSWER_LIMIT_S", 0.2)
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(socket_path)
+        silent.listen()
+        words = problem(DOCKER_HOST=f"unix://{os.path.abspath(socket_path)}")
+    assert "does not answer in time" in words
+
+
+def test_an_address_that_is_none_is_told():
+    assert "nonsense://x" in problem(DOCKER_HOST="nonsense://x")

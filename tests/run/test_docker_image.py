@@ -1,0 +1,169 @@
+"""What is decided about images before and while the engine works on them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from madlite.errors import RuntimeProblem
+from madlite.run import docker_pull
+from madlite.run.docker_answers import pull_problem
+from madlite.run.docker_buildkit import build_with_buildkit, needs_buildkit
+from madlite.run.docker_image import digest
+from madlite.types import Cause, Image, Secret
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("words", "cause", "told"),
+    [
+        ("manifest for org/image:tag not found: manifest unknown: manifest unknown", Cause.IMAGE, "no such tag"),
+        ("manifest unknown", Cause.IMAGE, "no such tag"),
+        (
+            "pull access denied for org/image, repository does not exist or may require 'docker login': denied: "
+            "requested access to the resource is denied",
+            Cause.IMAGE,
+            "no such repository, or it needs a login",
+        ),
+        ("unauthorized: authentication required", Cause.IMAGE, "needs a login"),
+        ("toomanyrequests: You have reached your unauthenticated pull rate limit.", Cause.IMAGE, "pull limit"),
+        (
+            'Get "https://registry-1.docker.io/v2/": dial tcp: lookup registry-1.docker.io on 10.0.0.1: no such host',
+            Cause.IMAGE,
+            "cannot be reached",
+        ),
+        ("net/http: TLS handshake timeout", Cause.IMAGE, "cannot be reached"),
+        ("no matching manifest for linux/arm64/v8 in the manifest list entries", Cause.IMAGE, "other processors"),
+        ("failed to register layer: write /opt/rocm/lib/x.so: no space left on device", Cause.DISK, "disk is full"),
+    ],
+)
+def test_the_engines_words_about_a_pull_become_one_sentence(words, cause, told):
+    problem = pull_problem("org/image:tag", words)
+    assert problem is not None and problem.cause == cause
+    assert told in problem.message and "org/image:tag" in problem.message and problem.hint
+
+
+def test_unknown_words_are_not_interpreted():
+    assert pull_problem("org/image:tag", "something new") is None
+
+
+def disk(free_bytes: int = 100 * GIB, files: int = 10**7, free_files: int = 10**6) -> SimpleNamespace:
+    return SimpleNamespace(f_bavail=free_bytes // 4096, f_frsize=4096, f_files=files, f_favail=free_files)
+
+
+@pytest.mark.parametrize(
+    ("facts", "told"),
+    [(disk(free_bytes=GIB), "1.0 GiB left"), (disk(free_files=500), "500 inodes left")],
+)
+def test_a_pull_is_refused_where_bytes_or_inodes_run_out(monkeypatch, tmp_path, facts, told):
+    monkeypatch.setattr(docker_pull.os, "statvfs", lambda path: facts)
+    with pytest.raises(RuntimeProblem, match=told) as caught:
+        docker_pull.check_room(tmp_path, "rocm/x")
+    assert caught.value.cause == Cause.DISK
+
+
+@pytest.mark.parametrize("facts", [disk(), disk(files=0, free_files=0)])
+def test_a_pull_is_allowed_with_room_or_where_inodes_are_not_counted(monkeypatch, tmp_path, facts):
+    monkeypatch.setattr(docker_pull.os, "statvfs", lambda path: facts)
+    docker_pull.check_room(tmp_path, "rocm/x")
+
+
+def test_an_engines_folder_that_is_not_here_is_no_reason_to_refuse(tmp_path):
+    docker_pull.check_room(tmp_path / "elsewhere", "rocm/x")
+
+
+def test_progress_adds_up_the_layers_and_speaks_now_and_then(monkeypatch):
+    monkeypatch.setattr(docker_pull.time, "monotonic", lambda: 0.0)
+    lines: list[str] = []
+    progress = docker_pull.Progress("rocm/x", lines.append)
+
+    def layer(name: str, share: float) -> None:
+        detail = {"current": int(share * 5 * GIB), "total": 5 * GIB}
+        progress.take({"id": name, "status": "Downloading", "progressDetail": detail})
+
+    for percent in range(0, 101):
+        layer("one", percent / 100)
+        layer("two", percent / 100)
+    progress.take({"id": "one", "status": "Pull complete"})
+    assert "pulling rocm/x: 1.0 of 10.0 GiB" in lines[:3]
+    assert lines[-1] == "pulling rocm/x: unpacking"
+    assert 8 <= len(lines) <= 13, lines
+
+
+def test_the_digest_is_the_repositorys_or_else_the_images_id():
+    assert digest({"Id": "sha256:1", "RepoDigests": ["rocm/x@sha256:2"]}) == "sha256:2"
+    assert digest({"Id": "sha256:1", "RepoDigests": []}) == "sha256:1"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "# syntax=docker/dockerfile:1",
+        "RUN --mount=type=cache,target=/root/.cache pip install x",
+        "COPY --link a b",
+        "RUN <<EOF",
+        "COPY <<'EOF' /etc/x",
+    ],
+)
+def test_a_dockerfile_only_buildkit_understands_is_recognised(tmp_path, line):
+    (tmp_path / "Dockerfile").write_text(f"{line}\nFROM x\n" if line.startswith("#") else f"FROM x\n{line}\n")
+    assert needs_buildkit(tmp_path / "Dockerfile") == line
+
+
+def test_a_plain_dockerfile_needs_no_buildkit(tmp_path):
+    text = "# CONTEXT {'gpu_vendor': 'AMD'}\nFROM x\nRUN echo $((1<<2)) && cat <<< word\nCOPY --chown=0:0 a b\n"
+    (tmp_path / "Dockerfile").write_text(text)
+    assert needs_buildkit(tmp_path / "Dockerfile") == ""
+
+
+FAKE_DOCKER = """#!/bin/sh
+echo "argv: $*"
+echo "environment has it: ${HF_TOKEN:+yes}, $DOCKER_BUILDKIT"
+[ -z "$FAIL" ] || { echo "$FAIL"; exit 1; }
+"""
+
+
+@pytest.fixture
+def buildkit(tmp_path, monkeypatch):
+    """A stand-in for docker's command line that says how it was called."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    (tools / "docker").write_text(FAKE_DOCKER)
+    (tools / "docker").chmod(0o755)
+    (tmp_path / "Dockerfile").write_text("FROM x\nRUN --mount=type=cache,target=/c true\n")
+    args = {"HF_TOKEN": Secret("hf_verysecret"), "ARCH": "gfx942"}
+    image = Image(ref="ci-tiny", dockerfile=tmp_path / "Dockerfile", build_args=args)
+
+    def build(**environ: str) -> str:
+        lines: list[str] = []
+        build_with_buildkit(image, {"PATH": f"{tools}:/usr/bin:/bin", **environ}, lines.append)
+        return "\n".join(lines)
+
+    return build
+
+
+def test_buildkit_gets_secret_arguments_by_its_environment_only(buildkit):
+    said = buildkit()
+    assert "hf_verysecret" not in said and "environment has it: yes, 1" in said
+    assert "--build-arg=ARCH=gfx942" in said and "--build-arg=HF_TOKEN" in said and "--network=host" in said
+
+
+def test_a_missing_buildx_is_told_with_the_line_that_needs_it(buildkit):
+    with pytest.raises(RuntimeProblem, match="buildx plugin is not installed") as caught:
+        buildkit(FAIL="ERROR: BuildKit is enabled but the buildx component is missing or broken.")
+    assert "RUN --mount=type=cache" in caught.value.message and caught.value.cause == Cause.BUILD
+
+
+def test_a_step_that_fails_under_buildkit_is_told(buildkit):
+    with pytest.raises(RuntimeProblem, match="exit code: 9") as caught:
+        buildkit(FAIL='ERROR: failed to solve: process "/bin/sh -c exit 9" did not complete successfully: exit code: 9')
+    assert caught.value.cause == Cause.BUILD
+
+
+def test_a_machine_without_dockers_command_line_is_told(tmp_path):
+    (tmp_path / "Dockerfile").write_text("FROM x\nRUN --mount=type=cache,target=/c true\n")
+    image = Image(ref="ci-tiny", dockerfile=tmp_path / "Dockerfile")
+    with pytest.raises(RuntimeProblem, match="command line cannot be started"):
+        build_with_buildkit(image, {"PATH": str(tmp_path)}, lambda line: None)

@@ -1,0 +1,107 @@
+"""The request for a container, as `run --dry-run` shows it and as it is sent."""
+
+from __future__ import annotations
+
+import json
+
+from madlite.run.docker_request import sent, shown
+from madlite.types import EngineOptions, Image, Machine, Mount, Place, Secret
+from tests.factories import make_plan
+
+AMD_OPTIONS = EngineOptions(
+    group_add=("video",),
+    cap_add=("SYS_PTRACE", "SYS_ADMIN"),
+    security_opt=("seccomp=unconfined", "apparmor=unconfined"),
+)
+
+
+def test_an_amd_plan_asks_for_what_madengine_asks_docker_run_for(tmp_path):
+    plan = make_plan(
+        tmp_path,
+        machine=Machine(vendor="AMD"),
+        place=Place(gpu_ids=(0, 3)),
+        devices=("/dev/fuse", "/dev/kfd", "/dev/dri/renderD128", "/dev/dri/renderD152"),
+        engine_options=AMD_OPTIONS,
+        env={"MAD_RUNTIME_NGPUS": "2"},
+        name="container_ci-tiny",
+        image=Image(ref="rocm/pytorch:latest"),
+    )
+    body = shown(plan, {})
+    host = body["HostConfig"]
+    assert (body["Name"], body["Image"], body["Cmd"], body["User"], body["Tty"]) == (
+        "container_ci-tiny", "rocm/pytorch:latest", ["cat"], "root", True,
+    )  # fmt: skip
+    assert body["WorkingDir"] == "/myworkspace/"
+    assert body["Env"] == ["MAD_RUNTIME_NGPUS=2", f"MADLITE_RUN_ID={plan.id}"]
+    assert body["Labels"] == {"madlite.run": plan.id, "madlite.folder": str(plan.folder)}
+    assert (host["NetworkMode"], host["IpcMode"], host["Init"]) == ("host", "host", True)
+    assert host["GroupAdd"] == ["video"] and host["CapAdd"] == ["SYS_PTRACE", "SYS_ADMIN"]
+    assert host["SecurityOpt"] == ["seccomp=unconfined", "apparmor=unconfined"]
+    assert [device["PathOnHost"] for device in host["Devices"]] == list(plan.devices)
+    assert host["Binds"] == [f"{tmp_path}:/myworkspace/"]
+    assert "DeviceRequests" not in host and "Privileged" not in host and "ShmSize" not in host
+
+
+def test_an_nvidia_plan_asks_for_its_gpus_by_number(tmp_path):
+    plan = make_plan(tmp_path, machine=Machine(vendor="NVIDIA"), place=Place(gpu_ids=(1, 4)), devices=("/dev/fuse",))
+    host = shown(plan, {})["HostConfig"]
+    assert host["DeviceRequests"] == [{"Driver": "", "DeviceIDs": ["1", "4"], "Capabilities": [["gpu"]]}]
+    assert [device["PathOnHost"] for device in host["Devices"]] == ["/dev/fuse"]
+
+
+def test_a_cpu_plan_asks_for_no_device(tmp_path):
+    host = shown(make_plan(tmp_path), {})["HostConfig"]
+    assert not {"Devices", "DeviceRequests", "CapAdd", "SecurityOpt", "CpusetCpus"} & set(host)
+
+
+def test_cpuset_mounts_and_keep_alive(tmp_path):
+    mounts = (Mount(source="/nfs", target="/data", read_only=True), Mount(source="/odd:name", target="/odd"))
+    plan = make_plan(tmp_path, engine_options=EngineOptions(cpuset="0-3"), mounts=mounts, keep_alive=True)
+    body = shown(plan, {})
+    assert body["HostConfig"]["CpusetCpus"] == "0-3"
+    assert "/nfs:/data:ro" in body["HostConfig"]["Binds"]
+    assert body["HostConfig"]["Mounts"] == [
+        {"Type": "bind", "Source": "/odd:name", "Target": "/odd", "ReadOnly": False}
+    ]
+    assert body["Labels"]["madlite.kept"] == "1"
+
+
+def test_secrets_are_sent_and_never_shown(tmp_path):
+    plan = make_plan(
+        tmp_path,
+        env={"HF_TOKEN": Secret("hf_verysecret")},
+        engine_options=EngineOptions(extra="-e WANDB_API_KEY=wandbsecret"),
+    )
+    text = json.dumps(shown(plan, {}))
+    assert "verysecret" not in text and "wandbsecret" not in text and "HF_TOKEN=***" in text
+    assert {"HF_TOKEN=hf_verysecret", "WANDB_API_KEY=wandbsecret"} <= set(sent(plan, {})["Env"])
+
+
+def test_what_is_shown_is_what_is_sent(tmp_path):
+    plan = make_plan(tmp_path, engine_options=EngineOptions(extra="--shm-size=2g -e A=b --ipc=private"))
+    request = shown(plan, {})
+    assert {name: value for name, value in request.items() if name != "Name"} == sent(plan, {})
+    assert request["HostConfig"]["IpcMode"] == "private"
+
+
+def test_options_cannot_take_away_the_marks_of_the_run(tmp_path):
+    plan = make_plan(tmp_path, engine_options=EngineOptions(extra="-l madlite.run=x -e MADLITE_RUN_ID=x -w /x"))
+    body = shown(plan, {})
+    assert body["Labels"]["madlite.run"] == plan.id and f"MADLITE_RUN_ID={plan.id}" in body["Env"]
+    assert body["WorkingDir"] == "/myworkspace/"
+
+
+def test_the_proxy_of_dockers_configuration_reaches_the_container_unless_the_plan_has_one(tmp_path):
+    (tmp_path / ".docker").mkdir()
+    proxies = {"default": {"httpProxy": "http://user:pass@proxy:3128", "noProxy": "localhost"}}
+    (tmp_path / ".docker/config.json").write_text(json.dumps({"proxies": proxies}))
+    plan = make_plan(tmp_path, env={"no_proxy": "mine"})
+    environ = {"HOME": str(tmp_path)}
+    env = sent(plan, environ)["Env"]
+    assert "HTTP_PROXY=http://user:pass@proxy:3128" in env and "http_proxy=http://user:pass@proxy:3128" in env
+    assert "no_proxy=mine" in env and "NO_PROXY=localhost" in env
+    assert "pass@proxy" not in json.dumps(shown(plan, environ))
+
+
+def test_a_name_docker_refuses_is_mended(tmp_path):
+    assert shown(make_plan(tmp_path, name="container_rocm_x@sha256:ab"), {})["Name"] == "container_rocm_x_sha256_ab"

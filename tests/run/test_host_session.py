@@ -1,0 +1,232 @@
+"""Actions as processes of this machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from madlite.errors import RuntimeProblem
+from madlite.run import host_session
+from madlite.run.host_processes import marked_processes
+from madlite.run.host_runtime import HostRuntime
+from madlite.run.turn import STOPPED
+from madlite.types import Action, Place, Secret
+from tests.factories import make_plan
+from tests.run.output import Output, bash, stop_once_it_said
+
+
+@pytest.fixture
+def plan(tmp_path):
+    return make_plan(tmp_path, place=Place(engine="none"), inside=str(tmp_path), stop_grace_s=0.5)
+
+
+@pytest.fixture
+def runtime():
+    return HostRuntime(dict(os.environ))
+
+
+def python(script: str) -> Action:
+    return Action(kind="run", argv=(sys.executable, "-c", script))
+
+
+def test_output_arrives_byte_for_byte_and_the_exit_code_with_it(plan, runtime):
+    output = Output()
+    with runtime.open(plan) as session:
+        ended = session.run(bash(r"printf '\0\1\xff\r\nno newline'; printf 'err\n' >&2; exit 3"), output)
+    assert output.streams == {1: b"\0\1\xff\r\nno newline", 2: b"err\n"}
+    assert ended.code == 3 and not ended.timed_out and ended.duration_s > 0
+
+
+def test_a_million_short_lines_arrive(plan, runtime):
+    output = Output()
+    with runtime.open(plan) as session:
+        session.run(python("print('\\n'.join(map(str, range(1000000))))"), output)
+    assert output.streams[1].split() == [b"%d" % n for n in range(1000000)]
+
+
+def test_environment_and_folders_are_the_plans(tmp_path, runtime):
+    plan = make_plan(tmp_path, inside=str(tmp_path), env={"A": "plain", "HF_TOKEN": Secret("hf_secret")})
+    (tmp_path / "model").mkdir()
+    output = Output()
+    with runtime.open(plan) as session:
+        session.run(bash('echo "$A $HF_TOKEN $MADLITE_RUN_ID"; pwd', cwd="model"), output)
+        session.run(bash("pwd", cwd="{folder}"), output)
+    assert output.streams[1].decode().splitlines() == [
+        f"plain hf_secret {plan.id}", f"{tmp_path}/model", str(plan.folder),
+    ]  # fmt: skip
+
+
+def test_the_request_shows_folders_and_no_secret(tmp_path, runtime):
+    plan = make_plan(tmp_path, env={"HF_TOKEN": Secret("hf_secret")}, actions=(bash("true", cwd="model"),))
+    request = runtime.request(plan)
+    assert request["env"]["HF_TOKEN"] == "***" and "hf_secret" not in repr(request)
+    assert request["actions"] == [{"argv": ["bash", "-c", "true"], "cwd": f"{tmp_path}/model"}]
+
+
+def test_a_signal_that_ends_the_process_is_a_negative_code(plan, runtime):
+    with runtime.open(plan) as session:
+        assert session.run(bash("kill -SEGV $$"), Output()).code == -signal.SIGSEGV
+
+
+def test_a_workload_that_ends_on_int_says_its_last_words(plan, runtime):
+    output = Output()
+    with runtime.open(plan) as session:
+        thread = stop_once_it_said(session, output, b"ready", grace_s=20)
+        ended = session.run(bash("trap 'echo got INT; exit 7' INT; echo ready; while :; do sleep 0.05; done"), output)
+        thread.join()
+    assert ended.code == 7 and output.streams[1] == b"ready\ngot INT\n"
+
+
+STUBBORN = "trap '' INT TERM; {child} echo $! ready; while :; do sleep 0.05; done"
+
+
+@pytest.mark.skipif(not shutil.which("setsid"), reason="needs setsid")
+def test_kill_reaches_a_workload_and_its_child_in_another_session(plan, runtime):
+    output = Output()
+    with runtime.open(plan) as session:
+        thread = stop_once_it_said(session, output, b"ready", grace_s=0.2)
+        ended = session.run(bash(STUBBORN.format(child="setsid sleep 300 &")), output)
+        thread.join()
+        assert ended.code == -signal.SIGKILL
+        assert not marked_processes(plan.id)
+
+
+def test_a_second_stop_without_grace_cuts_the_first_ones_short(plan, runtime):
+    output = Output()
+    with runtime.open(plan) as session:
+        thread = stop_once_it_said(session, output, b"ready", grace_s=3600)
+        hurry = stop_once_it_said(session, output, b"ready", grace_s=0)
+        assert session.run(bash(STUBBORN.format(child="")), output).code == -signal.SIGKILL
+        thread.join()
+        hurry.join()
+
+
+def test_nothing_starts_after_a_stop(plan, runtime):
+    with runtime.open(plan) as session:
+        session.stop(0)
+        assert session.run(bash("touch started"), Output()).code == STOPPED
+    assert not (plan.workspace / "started").exists()
+
+
+def test_an_action_past_its_own_limit_is_ended_and_the_next_one_runs(plan, runtime):
+    with runtime.open(plan) as session:
+        ended = session.run(bash("exec sleep 300", timeout_s=0.2), Output())
+        assert ended.timed_out and ended.code in (-signal.SIGINT, -signal.SIGTERM)
+        assert session.run(bash("exit 4"), Output()).code == 4
+
+
+def test_a_child_that_keeps_the_pipe_open_does_not_hold_the_run(plan, runtime, monkeypatch):
+    monkeypatch.setattr(host_session, "DRAIN_QUIET_S", 0.2)
+    output = Output()
+    with runtime.open(plan) as session:
+        ended = session.run(bash("sleep 300 & echo done"), output)
+        assert ended.code == 0 and ended.duration_s < 60 and output.streams[1] == b"done\n"
+        assert marked_processes(plan.id), "a helper left running on purpose lives as long as the session"
+    assert not marked_processes(plan.id)
+
+
+def test_a_child_that_writes_for_ever_does_not_hold_the_run(plan, runtime, monkeypatch):
+    monkeypatch.setattr(host_session, "DRAIN_LIMIT_S", 0.5)
+    with runtime.open(plan) as session:
+        assert session.run(bash("while :; do echo x; sleep 0.01; done & exit 0"), Output()).duration_s < 60
+
+
+def test_what_a_child_still_writes_after_the_process_ended_is_kept(plan, runtime):
+    output = Output()
+    with runtime.open(plan) as session:
+        session.run(bash("(sleep 0.3; echo late) & echo early"), output)
+    assert output.streams[1] == b"early\nlate\n"
+
+
+def test_leaving_by_an_exception_ends_every_process(plan, runtime):
+    output = Output()
+
+    def interrupt(data: bytes, stream: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), runtime.open(plan) as session:
+        session.run(bash("sleep 300 & echo begun; wait"), interrupt)
+    assert not marked_processes(plan.id) and output.streams[1] == b""
+
+
+@pytest.mark.parametrize(
+    ("action", "told"),
+    [
+        (Action(kind="run", argv=("no-such-command",)), "no-such-command"),
+        (Action(kind="run", argv=("true",), cwd="nowhere"), "nowhere"),
+    ],
+)
+def test_what_cannot_be_started_is_named(plan, runtime, action, told):
+    with pytest.raises(RuntimeProblem, match=told), runtime.open(plan) as session:
+        session.run(action, Output())
+
+
+def test_a_run_left_by_a_killed_madlite_is_ended_by_its_handle(plan, runtime):
+    env = {**os.environ, "MADLITE_RUN_ID": plan.id}
+    left = subprocess.Popen(["sleep", "300"], env=env, start_new_session=True)
+    runtime.attach(plan.id).stop(0.5)
+    assert left.wait(timeout=30) == -signal.SIGTERM
+
+
+def test_kept_alive_processes_stay(tmp_path, runtime):
+    plan = make_plan(tmp_path, inside=str(tmp_path), keep_alive=True)
+    with runtime.open(plan) as session:
+        session.run(bash("sleep 300 > /dev/null 2>&1 &"), Output())
+    left = marked_processes(plan.id)
+    assert [process.name() for process in left] == ["sleep"]
+    for process in left:
+        process.kill()
+        psutil.wait_procs([process], timeout=10)
+
+
+def test_files_that_match_are_collected(plan, runtime, tmp_path):
+    (tmp_path / "model").mkdir()
+    for name in ("a_trace.csv", "b_trace.csv", "other.txt"):
+        (tmp_path / "model" / name).write_text(name)
+    with runtime.open(plan) as session:
+        session.collect(["model/*_trace.csv", "model/absent.csv"], tmp_path / "into")
+    assert sorted(path.name for path in Path(tmp_path / "into").iterdir()) == ["a_trace.csv", "b_trace.csv"]
+
+
+def test_a_stop_that_comes_while_the_process_is_being_started_still_ends_it(plan, runtime, monkeypatch):
+    """The stop looks once more, for its first look can come before there is a process."""
+    begun, go_on = threading.Event(), threading.Event()
+    start = host_session.start
+
+    def slow_start(*args: object, **kwargs: object):
+        begun.set()
+        go_on.wait(30)
+        return start(*args, **kwargs)
+
+    monkeypatch.setattr(host_session, "start", slow_start)
+    monkeypatch.setattr(host_session.HostSession, "_end", _then(host_session.HostSession._end, go_on.set))
+    with runtime.open(plan) as session:
+        thread = threading.Thread(target=lambda: (begun.wait(30), session.stop(0.2)))
+        thread.start()
+        assert session.run(bash("exec sleep 300"), Output()).code < 0
+        thread.join()
+
+
+def _then(first, second):
+    def both(*args: object) -> None:
+        first(*args)
+        second()
+
+    return both
+
+
+def test_time_is_not_spent_waiting_for_what_is_gone(plan, runtime):
+    begun = time.monotonic()
+    with runtime.open(plan) as session:
+        session.run(bash("true"), Output())
+        session.stop(3600)
+    assert time.monotonic() - begun < 60
