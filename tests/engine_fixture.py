@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -33,7 +34,7 @@ def engine() -> Iterator[str]:
         return
     reason = _why_no_engine()
     if reason:
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
+        _give_up(reason)
     home = Path(tempfile.mkdtemp(prefix="madlite-engine-"))
     daemon = _start(home)
     try:
@@ -73,6 +74,10 @@ def _remove(home: Path) -> None:
     for place in reversed([place for place in places if place.startswith(f"{home}/")]):
         subprocess.run(["umount", place], check=False)
     shutil.rmtree(home, ignore_errors=True)
+
+
+def _give_up(reason: str) -> NoReturn:
+    (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
 
 
 def _why_no_engine() -> str:
@@ -119,7 +124,7 @@ def _wait_until_it_answers(address: str, daemon: subprocess.Popen[bytes], log: P
     while not _answers(address):
         if daemon.poll() is not None or time.monotonic() > deadline:
             words = "\n".join(log.read_text(errors="replace").splitlines()[-5:])
-            (pytest.fail if os.environ.get("CI") else pytest.skip)(f"dockerd does not come up here:\n{words}")
+            _give_up(f"dockerd does not come up here:\n{words}")
         time.sleep(0.2)
 
 
@@ -144,6 +149,8 @@ def _base_archive() -> Path:
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache) as folder:
         if not tree:
+            if not shutil.which("debootstrap"):
+                _give_up("the base image needs debootstrap, or MADLITE_TEST_ROOTFS")
             tree = f"{folder}/tree"
             command = ["debootstrap", "--variant=minbase", f"--include={PACKAGES}", SUITE, tree]
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)

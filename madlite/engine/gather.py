@@ -43,7 +43,8 @@ def gather(requests: Sequence[Request], around: Surroundings) -> list[Planned]:
     planned: list[Planned] = []
     for request in requests:
         backend, plugin = _owner(request.card, known, around)
-        dockerfiles = find_dockerfiles(request.card, _dockerfile_context(around))
+        foreign = around.options.image or around.context.known.MAD_CONTAINER_IMAGE
+        dockerfiles = Found() if foreign else find_dockerfiles(request.card, _dockerfile_context(around))
         for draft in _expand(backend, plugin, request, around):
             for dockerfile in dockerfiles.fitting or (None,):
                 given = _given(request, backend, draft, dockerfile, dockerfiles, around)

@@ -12,6 +12,8 @@ from madlite.secrets import reveal
 from madlite.types import Cause, Image, Say
 
 _STEP = re.compile(r"^Step \d+/\d+ : (?P<instruction>.+)$")
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # the builder prints a step's stderr in red
+_BUILDERS_OWN = ("--->", "Removing intermediate container")
 _FROM = re.compile(r"FROM\b", re.IGNORECASE)
 
 
@@ -64,10 +66,10 @@ class _Attempt:
         return None
 
     def _take(self, text: str) -> None:
-        for line in filter(None, map(str.strip, text.splitlines())):
+        for line in filter(None, map(str.strip, _COLOUR.sub("", text).splitlines())):
             if found := _STEP.match(line):
                 self._step, self._last_line = found["instruction"], ""
-            elif not line.startswith("--->"):
+            elif not line.startswith(_BUILDERS_OWN):
                 self._last_line = line
             self._say(line)
 

@@ -28,6 +28,15 @@ class Exec:
         """Say whether the process itself is there; children of it may outlive it."""
         return bool(self._inspect().get("Running"))
 
+    def has_surely_ended(self) -> bool:
+        """Say whether the engine tells that the process ended; one that is too busy to answer tells nothing."""
+        import requests
+
+        try:
+            return not self.is_running()
+        except requests.RequestException:
+            return False
+
     def wait_ended(self, limit_s: float, hurried: Event | None = None) -> bool:
         """Wait for the end of the process; False when it is still there after `limit_s`, or once `hurried` is set."""
         deadline = time.monotonic() + limit_s

@@ -21,7 +21,8 @@ from madlite.run.docker_stream import ExecOutput, Frames
 from madlite.run.turn import STOPPED, Turn
 from madlite.types import Action, Exit
 
-QUIET_S = 1.0  # how long without output before asking whether the process is still there
+POLL_S = 1.0
+ASK_AFTER_S = 30.0  # without output, before asking whether the process is still there
 SETTLE_S = 1.0  # for a container to be told as ended after its processes were killed
 RETURN_LIMIT_S = 5.0  # for run() to see that its process is gone
 KILLED = 137  # 128 + SIGKILL
@@ -118,16 +119,15 @@ class DockerSession:
 
     def _pump(self, running: Exec, output: ExecOutput, frames: Frames) -> None:
         """Pass the output on to its end; the engine ends it 2 s after the process where a child holds it open."""
-        ended = False
+        quiet_s = 0.0
         try:
             while not self._turn.given_up.is_set():
-                data = output.read(QUIET_S)
+                data = output.read(POLL_S)
                 if data:
                     frames.feed(data)
-                elif data is not None or ended:
+                elif data is not None or (quiet_s > ASK_AFTER_S and running.has_surely_ended()):
                     return
-                else:
-                    ended = not running.is_running()  # and wait once more for what is on its way
+                quiet_s = 0.0 if data or quiet_s > ASK_AFTER_S else quiet_s + POLL_S
         finally:
             output.close()
 

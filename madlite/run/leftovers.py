@@ -17,6 +17,8 @@ from madlite.run.host_runtime import HostRuntime
 from madlite.run.marks import FOLDER_LABEL, FOLDER_MARK, KEPT_LABEL, RUN_LABEL, RUN_MARK
 from madlite.types import Value
 
+GRACE_S = 5.0  # between TERM and KILL for processes nobody waits for
+
 
 class Leftover(Value, frozen=True):
     """Something a run left.
@@ -58,7 +60,7 @@ def remove(leftover: Leftover, environ: Mapping[str, str]) -> str | None:
         if leftover.kind == "container":
             _remove_container(leftover.handle, environ)
         elif leftover.kind == "process":
-            HostRuntime(environ).attach(leftover.handle).close()
+            HostRuntime(environ).attach(leftover.handle).stop(GRACE_S)
         else:
             Path(leftover.handle, CLEANED).touch()
     except RuntimeProblem as problem:

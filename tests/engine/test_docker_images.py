@@ -95,7 +95,7 @@ def test_a_local_image_is_used_as_it_is(runtime, client, tmp_path):
 def test_a_dockerfile_is_built_on_a_base_that_is_only_here(runtime, client, tmp_path, dockerfile):
     """The base's registry does not know it: the local one is taken, and that is said."""
     image = dockerfile(
-        f"# CONTEXT {{'guest_os': 'UBUNTU'}}\nARG BASE_DOCKER=madlite-test.invalid/other\nFROM $BASE_DOCKER\n"
+        "# CONTEXT {'guest_os': 'UBUNTU'}\nARG BASE_DOCKER=madlite-test.invalid/other\nFROM $BASE_DOCKER\n"
         "ARG ARCH\nARG MAD_SECRETS_X\nRUN echo arch is $ARCH, ${#MAD_SECRETS_X} long > /built\nCOPY note /note\n",
         build_args={"BASE_DOCKER": BASE_IMAGE, "ARCH": "gfx942", "MAD_SECRETS_X": Secret("12345678")},
         base=BASE_IMAGE,

@@ -123,5 +123,7 @@ def test_one_plan_per_dockerfile_and_a_row_when_none_fits(tmp_path, around):
     assert [planned.plan.image.dockerfile.name for planned in plans] == ["x.one.Dockerfile", "x.two.Dockerfile"]
     plan = one(tmp_path, around(Claims("a", 1), context='{"ctx_test": "3"}'), dockerfile="docker/x")
     assert plan.blocked.cause is Cause.IMAGE and "wants ctx_test 1, here it is 3" in plan.blocked.reason
+    plan = one(tmp_path, around(Claims("a", 1), image="foreign:1"), dockerfile="docker/x")
+    assert plan.image.ref == "foreign:1" and plan.image.dockerfile is None
     plan = one(tmp_path, around(Claims("a", 1)), dockerfile="docker/none")
     assert "no Dockerfile docker/none.*" in plan.blocked.reason
