@@ -9,9 +9,12 @@ from madlite.run.docker_container import Container
 
 STAMP = ".started"  # in the run folder; what changed after it is the run's
 _LOG = logging.getLogger(__name__)
-# -cnewer compares with the last change of the file's status, so that what was there before keeps its owner
-# even where its content is newer; -h changes a link, not what it points to.
-_FIND = 'find "$1" -xdev -cnewer "$2" -user root -exec chown -h "$3" {} +'
+# -cnewer compares with the last change of the file's status, so that what was there before keeps its owner even where
+# its content is newer; busybox has -newer alone.  -h changes a link, not what it points to.
+_FIND = """
+own() { find "$1" -xdev "$4" "$2" -user root -exec chown -h "$3" {} +; }
+own "$@" -cnewer 2> /dev/null || own "$@" -newer
+"""
 
 
 def give_back(client: Client, container: Container) -> None:
@@ -26,7 +29,7 @@ def give_back(client: Client, container: Container) -> None:
     owner = "{}:{}".format(*container.give_back)
     command = ["/bin/sh", "-c", _FIND, "sh", container.inside, f"{container.folder_inside}/{STAMP}", owner]
     try:
-        exec_id = client.exec_create(container.id, command, user="root")["Id"]
+        exec_id = client.exec_create(container.id, command, user="0")["Id"]
         words = client.exec_start(exec_id).decode("utf-8", "replace").strip()
         if client.exec_inspect(exec_id)["ExitCode"] != 0:
             _LOG.warning("some files of the run may still belong to root: %s", words[-300:])

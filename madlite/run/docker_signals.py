@@ -37,14 +37,14 @@ for entry in /proc/[0-9]*; do
   elif [ "$session" = 1 ]; then continue
   fi
   if [ "$name" = KILL ]; then
-    kill -s KILL "$pid" && sent=0
+    kill -KILL "$pid" && sent=0
     continue
   fi
   to=$group
   [ -z "$only" ] && look "$session" && [ "$parent" != 0 ] && continue
   case " $done " in *" $to "*) continue ;; esac
   done="$done $to"
-  kill -s "$name" -- "-$to" && sent=0
+  kill "-$name" "-$to" && sent=0
 done
 exit $sent
 """
@@ -69,7 +69,7 @@ def send(client: Client, container: str, name: str, session: str = "") -> int:
     import docker.errors
 
     try:
-        exec_id = client.exec_create(container, ["/bin/sh", "-c", _SCRIPT, "sh", name, session], user="root")["Id"]
+        exec_id = client.exec_create(container, ["/bin/sh", "-c", _SCRIPT, "sh", name, session], user="0")["Id"]
         client.exec_start(exec_id)
         code = int(client.exec_inspect(exec_id)["ExitCode"])
     except docker.errors.APIError as error:  # the container ended meanwhile

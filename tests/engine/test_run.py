@@ -161,9 +161,7 @@ def test_tokens_are_seen_by_the_workload_and_by_nobody_else(checkout: Checkout):
         'echo "$MINI_TOKEN" >&2\necho "{\\"t\\": \\"$HF_TOKEN\\"}"\n' + GOOD
     )
     checkout.card("secret", script, cred="MINI")
-    done = checkout.run(
-        "--tags", "secret", "--live-output", env={"MAD_SECRETS_HFTOKEN": token, "HF_TOKEN": token}
-    )
+    done = checkout.run("--tags", "secret", "--live-output", env={"MAD_SECRETS_HFTOKEN": token, "HF_TOKEN": token})
     assert done.returncode == 0, done.stdout + done.stderr
     assert "token *** in a line" in done.stdout and "*** split" in done.stdout
     credential = checkout.folder / "credential.json"

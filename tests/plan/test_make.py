@@ -14,7 +14,6 @@ from madlite.plan.make import make_plan, model_dir
 from madlite.plan.options import Options
 from madlite.plan.place import Choice, expand_ids
 from madlite.types import Card, Cause, Gpu, Machine, Secret, Status, to_json
-
 from tests.plan.conftest import eight_mi300x, rendered_draft
 
 

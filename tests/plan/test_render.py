@@ -10,7 +10,6 @@ import tomli
 from madlite.errors import UsageProblem
 from madlite.plan.make import make_plan
 from madlite.plan.render import quote_shell, render, write_toml
-
 from tests.plan.conftest import rendered_draft
 
 NASTY = ["a b", "$(touch x)", "'", '"', "`id`", "a\nb", "\\", "-n", "", "ü", "\x7f\x01"]

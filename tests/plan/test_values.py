@@ -9,7 +9,6 @@ from madlite.plan.make import make_plan
 from madlite.plan.options import Options
 from madlite.plan.values import Layer, resolve
 from madlite.types import Card, Variant
-
 from tests.plan.conftest import rendered_draft
 
 VARIANT = Variant(model="m", steps=50, micro_batch=2)
@@ -77,9 +76,7 @@ def test_the_order_of_sources_is_recipe_card_context_tag_set(given, tmp_path):
         name="tiny", root=tmp_path, source="models.json", recipe={"steps": 20, "micro_batch": 16, "flavor": "card"}
     )
     options = Options(workspace=tmp_path, output=tmp_path / "perf.csv", sets=(("flavor", "set"),))
-    plan = make_plan(
-        given(card=card, context=context, options=options, overrides=(("flavor", "tag"), ("lr", "0.5")))
-    )
+    plan = make_plan(given(card=card, context=context, options=options, overrides=(("flavor", "tag"), ("lr", "0.5"))))
     assert (plan.variant.micro_batch, plan.origins["variant.micro_batch"]) == (16, "card")
     assert (plan.variant.steps, plan.origins["variant.steps"]) == (30, f"context file {file}")
     assert (plan.variant.seq_len, plan.origins["variant.seq_len"]) == (256, f"context file {file}")
