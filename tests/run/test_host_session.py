@@ -182,7 +182,7 @@ def test_kept_alive_processes_stay(tmp_path, runtime):
     with runtime.open(plan) as session:
         session.run(bash("sleep 300 > /dev/null 2>&1 &"), Output())
     left = marked_processes(plan.id)
-    assert [process.name() for process in left] == ["sleep"]
+    assert len(left) == 1
     for process in left:
         process.kill()
         psutil.wait_procs([process], timeout=10)

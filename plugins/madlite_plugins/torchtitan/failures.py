@@ -8,6 +8,11 @@ _VERSION = "the run is rendered for torchtitan 0.2.1 and 0.2.2: install torchtit
 
 RULES = (
     FailureRule(
+        pattern=r"No module named '?torch\b(?!itan)",
+        cause="missing_package",
+        hint="install PyTorch for your GPUs where the run happens, or name an image that has it with --image",
+    ),
+    FailureRule(
         pattern=r"No module named '?torchtitan\b",
         cause="missing_package",
         hint="install torchtitan==0.2.2 where the run happens",
