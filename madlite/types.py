@@ -210,7 +210,11 @@ class ResultRule(Value, frozen=True):
 
 
 class Action(Value, frozen=True):
-    """One command of a session; `cwd` is relative to the workspace (`{folder}` stands for the run folder)."""
+    """One command of a session; `cwd` is relative to the workspace.
+
+    `{folder}` in `cwd` stands for the run folder; a `cwd` or a word of `argv` that is `{model_dir}` for the folder
+    that a MAD script runs in.
+    """
 
     kind: Literal["prepare", "clone", "pre", "data", "run", "post", "clean"]
     argv: tuple[str, ...]

@@ -7,6 +7,7 @@ import shlex
 
 from madlite.engine.one import secrets_for
 from madlite.engine.screen import Planned
+from madlite.plan.make import settle_model_dir
 from madlite.secrets import Redactor
 from madlite.types import RunPlan
 
@@ -37,7 +38,7 @@ def _section(title: str, text: str) -> str:
 def _commands(plan: RunPlan) -> list[str]:
     """Return the actions as a shell would be told them, in order."""
     lines = []
-    for action in plan.actions:
+    for action in settle_model_dir(plan, plan.model_dir).actions:
         where = action.cwd.replace("{folder}", plan.folder_inside)
         lines.append(f"{action.kind:8} (in {where}) {shlex.join(action.argv)}")
     return lines

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from datetime import datetime, timezone
 
 from msgspec.structs import replace
@@ -11,12 +13,12 @@ from msgspec.structs import replace
 from madlite.engine.account import Account
 from madlite.engine.results_file import ResultsFile
 from madlite.engine.screen import Planned, Screen
-from madlite.errors import MadliteError, RuntimeProblem
+from madlite.errors import MadliteError, RuntimeProblem, UsageProblem
 from madlite.measure.follow import Follower
 from madlite.measure.verdict import Verdict, Witnesses, judge
-from madlite.plan.make import secrets_of
+from madlite.plan.make import secrets_of, settle_model_dir
 from madlite.plugins import Plugins
-from madlite.run.folder import HANDLE, LOG, RECORD, RunFolder
+from madlite.run.folder import HANDLE, LOG, RECORD, RunFolder, claim_model_dir
 from madlite.run.log import RunLog
 from madlite.run.watch import Interrupted, Signals, Watch
 from madlite.secrets import Redactor, collect
@@ -55,6 +57,10 @@ class OneRun:
         if self.plan.blocked is not None:
             why = self.plan.blocked
             return self._result(Verdict(status=why.status, cause=why.cause, reason=why.reason))
+        with claimed_model_dir(self.plan) as self.plan:
+            return self._run()
+
+    def _run(self) -> Result:
         folder = RunFolder.create(self.plan, [(file.path, file.data) for file in self.one.files])
         log = self._open_log(folder)
         try:
@@ -162,6 +168,26 @@ class OneRun:
     def _result(self, verdict: Verdict) -> Result:
         self.account.durations_s["total"] = self.clock() - self.began
         return self.account.result(self.plan, verdict, self.started)
+
+
+@contextmanager
+def claimed_model_dir(plan: RunPlan) -> Iterator[RunPlan]:
+    """Hold the folder that the plan's script runs in for the time of the run; a rendered run has none.
+
+    Raises:
+        UsageProblem: the workspace cannot be written to.
+    """
+    if not plan.model_dir:
+        yield plan
+        return
+    try:
+        name, lock = claim_model_dir(plan)
+    except OSError as error:
+        raise UsageProblem(f"{plan.workspace} cannot be written to: {error.strerror or error}") from error
+    try:
+        yield settle_model_dir(plan, name)
+    finally:
+        os.close(lock)
 
 
 def secrets_for(plan: RunPlan, environ: dict[str, str]) -> tuple[str, ...]:

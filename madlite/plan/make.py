@@ -33,7 +33,8 @@ from madlite.types import (
 )
 
 DEFAULT_TIMEOUT_S = 7200
-_PLACE = re.compile(r"\{(?:model_dir|args|encapsulate)\}")
+_PLACE = re.compile(r"\{(?:args|encapsulate)\}")
+MODEL_DIR = "{model_dir}"
 WORKSPACE_INSIDE = "/myworkspace"
 RUNS = "madlite_runs"
 
@@ -138,18 +139,30 @@ def model_dir(card: Card) -> str:
 
 
 def _actions(given: Given) -> tuple[Action, ...]:
-    """Return the draft's actions with `{model_dir}`, `{args}` and `{encapsulate}` filled in."""
+    """Return the draft's actions with `{args}` and `{encapsulate}` filled in; `{model_dir}` waits for its claim."""
     drafted = given.draft.actions or (Action(kind="run", argv=("bash", "run.sh"), cwd="{folder}"),)
     known = given.context.known
     fill = {
-        "{model_dir}": model_dir(given.request.card),
         "{args}": given.args if known.model_args is None else known.model_args,
         "{encapsulate}": known.encapsulate_script or "",
     }
-    return tuple(
-        replace(action, argv=tuple(_filled(word, fill) for word in action.argv), cwd=_filled(action.cwd, fill))
-        for action in drafted
+    return tuple(replace(action, argv=tuple(_filled(word, fill) for word in action.argv)) for action in drafted)
+
+
+def settle_model_dir(plan: RunPlan, name: str) -> RunPlan:
+    """Return the plan with `name` as the folder its script runs in.
+
+    `{model_dir}` counts only as a whole word or folder: text of a card's args that looks like it stays what it is.
+    """
+    actions = tuple(
+        replace(
+            action,
+            argv=tuple(name if word == MODEL_DIR else word for word in action.argv),
+            cwd=name if action.cwd == MODEL_DIR else action.cwd,
+        )
+        for action in plan.actions
     )
+    return replace(plan, actions=actions, model_dir=name if plan.model_dir else "")
 
 
 def _filled(word: str, fill: Mapping[str, str]) -> str:

@@ -75,6 +75,27 @@ class RunFolder:
         os.close(self._lock)
 
 
+def claim_model_dir(plan: RunPlan) -> tuple[str, int]:
+    """Return the name of a folder of the workspace for the plan's script, and the lock that keeps it ours.
+
+    It is the name that MAD's scripts know, unless another run of this workspace is in it.
+
+    Raises:
+        OSError: the workspace cannot be written to.
+    """
+    runs = plan.folder.parent
+    runs.mkdir(parents=True, exist_ok=True)
+    for name in (plan.model_dir, f"{plan.model_dir}_{plan.id[-6:]}"):
+        lock = os.open(runs / f".{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+        else:
+            return name, lock
+    raise BlockingIOError(f"{plan.model_dir} is in use by other runs")
+
+
 def is_alive(folder: Path) -> bool:
     """Say whether a madlite process still holds the run."""
     try:

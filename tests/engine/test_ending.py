@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import threading
 
 import pytest
 
@@ -128,15 +127,16 @@ def test_a_reader_that_went_away_stops_nothing(checkout: Checkout):
     assert checkout.rows[0]["status"] == "SUCCESS"
 
 
-def test_two_runs_in_one_folder_at_once_keep_both_rows(checkout: Checkout):
-    """Rendered or not, each run has its folder and its row; the legacy model folder is shared, as under MAD."""
-    for name in ("a", "b"):
-        checkout.card(name, GOOD, url="")
-    started = [checkout.start("--tags", name) for name in ("a", "b")]
-    threads = [threading.Thread(target=one.communicate) for one in started]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert sorted(row["model"] for row in checkout.rows) == ["a", "b"]
+def test_two_runs_in_one_folder_at_once_do_not_disturb_each_other(checkout: Checkout):
+    """Both cards run in `run_directory` under MAD; the one that comes second gets a folder of its own."""
+    checkout.card("waits", "echo begun\nwhile [ ! -e ../go ]; do sleep 0.05; done\ncat mine\n")
+    checkout.card("quick", GOOD + "touch ../go\n")
+    (checkout.folder / "scripts/waits/mine").write_text("performance: 7 x\n")
+    first = checkout.start("--tags", "waits")
+    checkout.wait_for("begun")
+    second = checkout.run("--tags", "quick")
+    out, _ = first.communicate(timeout=60)
+    assert (second.returncode, first.returncode) == (0, 0), second.stdout + out
+    assert {row["model"]: row["performance"] for row in checkout.rows} == {"quick": "12.5", "waits": "7"}
+    assert not list(checkout.folder.glob("run_directory*"))
     checkout.assert_nothing_left()

@@ -10,7 +10,7 @@ import pytest
 from madlite.errors import UsageProblem
 from madlite.plan.context import read_context
 from madlite.plan.dockerfiles import Dockerfile
-from madlite.plan.make import make_plan, model_dir
+from madlite.plan.make import make_plan, model_dir, settle_model_dir
 from madlite.plan.options import Options
 from madlite.plan.place import Choice, expand_ids
 from madlite.types import Card, Cause, Gpu, Machine, Secret, Status, to_json
@@ -191,6 +191,7 @@ def test_shell_signs_in_args_do_nothing_but_travel(given, tmp_path):
     draft = rendered_draft(templates=(), actions=(Action(kind="run", argv=("bash", "-c", "x {args}")),))
     plan = make_plan(given(draft=draft, args=args, machine=eight_mi300x()))
     assert plan.actions[0].argv[2] == f"x {args}"
+    assert settle_model_dir(plan, "run_directory").actions[0].argv[2] == f"x {args}"
 
 
 def test_a_plan_goes_to_json_and_back(given):

@@ -1,1 +1,0 @@
-"""What was recorded, read back: comparison, reports, reference numbers."""
