@@ -45,12 +45,16 @@ def judge(plan: RunPlan, seen: Witnesses, log: Follower) -> Verdict:
     if seen.skipped:
         return Verdict(status=Status.SKIPPED, reason="the model was not run (--skip-model-run)")
     if seen.exit is None or seen.failed_action:
-        code = f" (exit code {seen.exit.code})" if seen.exit else ""
+        code = _step_end(seen.exit) if seen.exit else ""
         return _failure(Cause.PREPARE, f"the step '{seen.failed_action or 'start'}' failed{code}", log.telling_line)
     if seen.exit.code != 0:
         return _failure(Cause.EXIT_CODE, _exit_words(seen.exit.code, log), log.telling_line)
     by_kind = {"multiple_results": _multiple, "steps": _steps, "performance_line": _performance}
     return by_kind[plan.result_rule.kind](plan, seen, log)
+
+
+def _step_end(ended: Exit) -> str:
+    return f" (over its limit, after {ended.duration_s:.0f} s)" if ended.timed_out else f" (exit code {ended.code})"
 
 
 def _failure(cause: Cause, reason: str, evidence: str = "", **more: object) -> Verdict:

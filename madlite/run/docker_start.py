@@ -108,7 +108,8 @@ def _create(client: Client, request: dict[str, Json], plan: RunPlan) -> str:
 
 
 def _check_lives(client: Client, made: str, plan: RunPlan) -> None:
-    if stays_alive(client, made, SETTLE_S):
+    """Wait for an entry point of the image to show whether it ends at once; `cat` alone never does."""
+    if not client.inspect_container(made)["Config"]["Entrypoint"] or stays_alive(client, made, SETTLE_S):
         return
     words = last_words(client, made)
     raise RuntimeProblem(
@@ -136,7 +137,7 @@ def _refused(words: str, plan: RunPlan) -> RuntimeProblem:
     if found := _NO_DEVICE.search(words):
         return RuntimeProblem(
             f"the container cannot have {found['device']}: there is no such device on this machine ({words})",
-            "madlite doctor   shows the GPUs and their device files",
+            "ls -l /dev/kfd /dev/dri /dev/fuse   shows what is there",
             cause=Cause.PREPARE,
         )
     if _NO_GPU_DRIVER.search(words):
