@@ -48,9 +48,7 @@ class CheckFailed(MadliteError):
 
 
 class RecordError(MadliteError):
-    """perf.csv cannot be appended to without losing what is there."""
-
-    exit_code = ExitCode.RUN_FAILED
+    """perf.csv cannot be appended to without losing what is there; found out before a run, nothing ran."""
 
 
 class RuntimeProblem(MadliteError):

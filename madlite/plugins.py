@@ -120,6 +120,20 @@ class Plugins:
         """Return the runtimes that plugins bring, by name."""
         return {runtime.name: runtime for _, runtime in self.collect("madlite_runtimes")}
 
+    def ask(self, backend: Backend, member: str, *arguments: object, otherwise: Any) -> Any:
+        """Return what a member of a backend answers, a generator's items as a list.
+
+        One that raises is noted once, and `otherwise` is returned.
+        """
+        try:
+            answer = getattr(backend, member)(*arguments)
+            return list(answer) if isinstance(answer, Iterator) else answer
+        except Exception as error:  # noqa: BLE001 - the border to foreign code
+            problem = Problem(where=f"backend {backend.name}", what=f"{member} failed: {_where(error)}")
+            if problem not in self.problems:
+                self.problems.append(problem)
+            return otherwise
+
     def uses(self, hook: str) -> bool:
         """Say whether any plugin implements the hook."""
         return any(hook in plugin.hooks for plugin in self.loaded.values())

@@ -58,7 +58,11 @@ def _owner(card: Card, known: Mapping[str, tuple[Backend, Plugin]], around: Surr
         return find_backend(around.plugins, around.options.backend, "--backend")
     if card.backend:
         return find_backend(around.plugins, card.backend, f"card '{card.name}'")
-    claims = {name: _claim(backend, card, around) for name, (backend, _) in known.items()}
+    workspace = around.options.workspace
+    claims = {
+        name: int(around.plugins.ask(backend, "claim", card, workspace, otherwise=0) or 0)
+        for name, (backend, _) in known.items()
+    }
     highest = max(claims.values(), default=0)
     owners = sorted(name for name, claim in claims.items() if claim == highest)
     if highest <= 0:
@@ -68,17 +72,6 @@ def _owner(card: Card, known: Mapping[str, tuple[Backend, Plugin]], around: Surr
             f"backends {' and '.join(owners)} both claim card '{card.name}'", f"--backend {owners[0]} decides"
         )
     return known[owners[0]]
-
-
-def _claim(backend: Backend, card: Card, around: Surroundings) -> int:
-    try:
-        return int(backend.claim(card, around.options.workspace))
-    except Exception as error:  # noqa: BLE001 - the border to a plugin's backend
-        what = f"claim failed on card '{card.name}': {type(error).__name__}: {error}"
-        problem = Problem(where=f"backend {backend.name}", what=what)
-        if problem not in around.plugins.problems:
-            around.plugins.problems.append(problem)
-        return 0
 
 
 def _nobody(card: Card, around: Surroundings) -> UsageProblem:

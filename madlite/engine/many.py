@@ -13,7 +13,7 @@ from madlite.plugins import Plugins
 from madlite.record.perfcsv import append_rows, save_beside
 from madlite.record.rows import build_rows
 from madlite.run.watch import Signals
-from madlite.types import Cause, Result, RunPlan, Status
+from madlite.types import Cause, Result, Row, RunPlan, Status
 
 
 def run_many(
@@ -31,8 +31,12 @@ def run_many(
             if signals.received is not None:
                 break
             screen.started(one.plan, position, len(planned))
-            secrets = secrets_for(one.plan, options.environ)
-            result = OneRun(one, plugins, screen, secrets, signals, clock).run()
+            run = OneRun(one, plugins, screen, secrets_for(one.plan, options.environ), signals, clock)
+            try:
+                result = run.run()
+            except Exception as bug:
+                record(one.plan, run.broken(bug), options, screen)  # its row must not be lost with us
+                raise
             saved &= record(one.plan, result, options, screen)
             screen.finished(one.plan, result)
             plugins.notify("madlite_run_finished", plan=one.plan, result=result)
@@ -50,7 +54,8 @@ def check_plans(planned: Iterable[Planned], plugins: Plugins) -> tuple[str, ...]
     """
     warnings: dict[str, None] = {}
     for one in planned:
-        findings = [finding for backend in one.backends for finding in backend.check(one.plan)]
+        answers = [plugins.ask(backend, "check", one.plan, otherwise=()) for backend in one.backends]
+        findings = [finding for answer in answers for finding in answer or ()]
         findings += [finding for _, finding in plugins.collect("madlite_checks", plan=one.plan)]
         for finding in findings:
             if finding.fatal:
@@ -73,10 +78,18 @@ def record(plan: RunPlan, result: Result, options: Options, screen: Screen) -> b
     try:
         append_rows(options.output, rows, strict_header=options.strict_header)
     except (RecordError, OSError) as problem:
-        plan.folder.mkdir(parents=True, exist_ok=True)
-        screen.warn(f"no row in {options.output}: {problem}; it is kept in {save_beside(rows, plan.folder)}")
+        screen.warn(f"no row in {options.output}: {problem}; {_keep(rows, plan)}")
         return False
     return True
+
+
+def _keep(rows: Sequence[Row], plan: RunPlan) -> str:
+    """Keep rows that perf.csv did not take, and say where; where even that fails, say the rows themselves."""
+    try:
+        plan.folder.mkdir(parents=True, exist_ok=True)
+        return f"it is kept in {save_beside(rows, plan.folder)}"
+    except (RecordError, OSError) as problem:
+        return f"it cannot be kept either ({problem}): {[row.cells for row in rows]}"
 
 
 def exit_code(results: Iterable[Result]) -> ExitCode:

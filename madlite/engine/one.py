@@ -22,7 +22,7 @@ from madlite.run.folder import HANDLE, LOG, RECORD, RunFolder, claim_model_dir
 from madlite.run.log import RunLog
 from madlite.run.watch import Interrupted, Signals, Watch
 from madlite.secrets import Redactor, collect
-from madlite.types import Cause, Result, RunPlan, Session, Status, Step, to_json
+from madlite.types import Backend, Cause, Reader, Result, RunPlan, Session, Status, Step, to_json
 
 _log = logging.getLogger(__name__)
 _PHASES = {"clone": "cloning the repository", "run": "running", "prepare": "preparing"}
@@ -49,16 +49,19 @@ class OneRun:
         self._secrets = tuple(secrets)
 
     def run(self) -> Result:
-        """Run the plan to its verdict; a workload's failure is a result, never an exception.
-
-        Raises:
-            UsageProblem: the run's folder cannot be made.
-        """
+        """Run the plan to its verdict; a workload's failure is a result, never an exception."""
         if self.plan.blocked is not None:
             why = self.plan.blocked
             return self._result(Verdict(status=why.status, cause=why.cause, reason=why.reason))
-        with claimed_model_dir(self.plan) as self.plan:
-            return self._run()
+        try:
+            with claimed_model_dir(self.plan) as self.plan:
+                return self._run()
+        except UsageProblem as problem:  # the disk is full, say, since the batch began
+            return self._result(_failed(Cause.PREPARE, problem.message))
+
+    def broken(self, bug: Exception) -> Result:
+        """Return the result of a run that a bug of madlite ended."""
+        return self._result(_failed(Cause.INTERNAL, f"internal error: {type(bug).__name__}: {bug}"))
 
     def _run(self) -> Result:
         folder = RunFolder.create(self.plan, [(file.path, file.data) for file in self.one.files])
@@ -151,11 +154,15 @@ class OneRun:
 
     def _follower(self) -> Follower:
         return Follower(
-            [backend.reader(self.plan) for backend in self.one.backends],
+            [reader for reader in map(self._reader, self.one.backends) if reader is not None],
             [rule for _, rule in self.plugins.collect("madlite_failure_rules")],
             now=lambda: self.clock() - self.began,
             on_step=self._step,
         )
+
+    def _reader(self, backend: Backend) -> Reader | None:
+        reader: Reader | None = self.plugins.ask(backend, "reader", self.plan, otherwise=None)
+        return reader
 
     def _step(self, step: Step) -> None:
         self.screen.step(self.plan, step)
