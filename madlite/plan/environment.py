@@ -62,7 +62,7 @@ def make_environment(
     environ = options.environ
     user = {name: _text(value) for name, value in context.known.docker_env_vars.items() if value is not None}
     sources: list[tuple[str, Mapping[str, EnvValue]]] = [
-        ("machine", _mad(card, machine, options, n_gpus, launcher)),
+        ("madlite", _mad(card, machine, options, n_gpus, launcher)),
         ("environment", guard({name: environ[name] for name in INHERITED if name in environ})),
         ("environment", guard(_secrets(environ))),
         (f"credential {card.cred}", credential_env(card, credentials)),

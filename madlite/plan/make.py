@@ -144,7 +144,7 @@ def _actions(given: Given) -> tuple[Action, ...]:
     known = given.context.known
     fill = {
         "{args}": given.args if known.model_args is None else known.model_args,
-        "{encapsulate}": known.encapsulate_script or "",
+        "{encapsulate}": f"{known.encapsulate_script} " if known.encapsulate_script else "",
     }
     return tuple(replace(action, argv=tuple(_filled(word, fill) for word in action.argv)) for action in drafted)
 

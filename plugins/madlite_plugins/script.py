@@ -114,7 +114,7 @@ def _actions(card: Card) -> Iterable[Action]:
     else:
         yield _prepare(f"{_FRESH} && {_COPY}", source)
     # the args are the card author's shell text: expanded by the shell of the workload, never by the caller's
-    command = f"{{encapsulate}} {_interpreter(script)} {_word(script)} {{args}}"
+    command = f"{{encapsulate}}{_interpreter(script)} {_word(script)} {{args}}"
     yield Action(kind="run", argv=("bash", "-c", command), cwd="{model_dir}")
     yield Action(kind="clean", argv=("rm", "-rf", "--", "{model_dir}"), only_after_success=False)
 
