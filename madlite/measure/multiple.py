@@ -54,7 +54,10 @@ def read_results(path: Path) -> Read:
         text = path.read_bytes().decode("utf-8-sig", "replace")
     except OSError as error:
         return Read(problem=f"{path.name} cannot be read: {error.strerror}")
-    lines = list(csv.reader(io.StringIO(text, newline=""), skipinitialspace=True))
+    try:
+        lines = list(csv.reader(io.StringIO(text, newline=""), skipinitialspace=True))
+    except csv.Error as error:
+        return Read(problem=f"{path.name} is no CSV: {error}")
     lines = [line for line in lines if any(cell.strip() for cell in line)]
     if not lines:
         return Read(problem=f"{path.name} is empty")
