@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -13,7 +14,7 @@ import pluggy
 
 from madlite.errors import PluginError, UsageProblem
 from madlite.hookspecs import PROJECT, Hooks
-from madlite.types import Backend, Problem, RunPlan, Runtime, Value
+from madlite.types import Backend, FailureRule, Finding, Problem, RunPlan, Runtime, Value
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -118,7 +119,35 @@ class Plugins:
 
     def runtimes(self) -> dict[str, Runtime]:
         """Return the runtimes that plugins bring, by name."""
-        return {runtime.name: runtime for _, runtime in self.collect("madlite_runtimes")}
+        found = {}
+        for plugin, runtime in self.collect("madlite_runtimes"):
+            if isinstance(getattr(runtime, "name", None), str) and runtime.name:
+                found[runtime.name] = runtime
+            else:
+                self._note(plugin.name, plugin.distribution, f"runtime {runtime!r} has no name; left out")
+        return found
+
+    def failure_rules(self) -> tuple[FailureRule, ...]:
+        """Return the rules that plugins bring, without those whose pattern cannot be used."""
+        rules = []
+        for plugin, rule in self.collect("madlite_failure_rules"):
+            try:
+                re.compile(rule.pattern)
+            except (AttributeError, TypeError, re.error) as error:
+                self._note(plugin.name, plugin.distribution, f"failure rule {rule!r} cannot be used: {error}")
+            else:
+                rules.append(rule)
+        return tuple(rules)
+
+    def checks(self, plan: RunPlan, backends: Iterable[Backend]) -> tuple[Finding, ...]:
+        """Return what backends and plugins find in a plan; what is no Finding is noted and left out."""
+        answers = [(f"backend {one.name}", self.ask(one, "check", plan, otherwise=()) or ()) for one in backends]
+        found = [(where, item) for where, items in answers for item in items]
+        found += [(f"plugin {plugin.name}", item) for plugin, item in self.collect("madlite_checks", plan=plan)]
+        for where, item in found:
+            if not isinstance(item, Finding):
+                self._once(Problem(where=where, what=f"check answered {item!r}, which is no Finding"))
+        return tuple(item for _, item in found if isinstance(item, Finding))
 
     def ask(self, backend: Backend, member: str, *arguments: object, otherwise: Any) -> Any:
         """Return what a member of a backend answers, a generator's items as a list.
@@ -128,10 +157,8 @@ class Plugins:
         try:
             answer = getattr(backend, member)(*arguments)
             return list(answer) if isinstance(answer, Iterator) else answer
-        except Exception as error:  # noqa: BLE001 - the border to foreign code
-            problem = Problem(where=f"backend {backend.name}", what=f"{member} failed: {_where(error)}")
-            if problem not in self.problems:
-                self.problems.append(problem)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the border to foreign code
+            self._once(Problem(where=f"backend {backend.name}", what=f"{member} failed: {_where(error)}"))
             return otherwise
 
     def uses(self, hook: str) -> bool:
@@ -157,9 +184,13 @@ class Plugins:
         self._broken.add((name, hook))
         self._note(name, self.loaded[name].distribution, f"{hook} failed: {_where(error)}")
 
+    def _once(self, problem: Problem) -> None:
+        if problem not in self.problems:
+            self.problems.append(problem)
+
     def _note(self, name: str, distribution: str, what: str) -> None:
         origin = f" ({distribution})" if distribution and distribution != name else ""
-        self.problems.append(Problem(where=f"plugin {name}{origin}", what=what))
+        self._once(Problem(where=f"plugin {name}{origin}", what=what))
 
 
 _BACKEND_MEMBERS = ("claim", "expand", "check", "assets", "recognise", "reader")

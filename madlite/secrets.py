@@ -4,28 +4,64 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
+from pathlib import Path
+from typing import AnyStr
 from urllib.parse import quote
 
-from madlite.types import EnvValue, Secret
+import msgspec
+
+from madlite.types import EnvValue, Secret, to_json
 
 MASK = b"***"
 SHORTEST = 4  # masking shorter text would eat ordinary words and digits out of a log
+_ALWAYS = "MAD_SECRETS"
 _NAMES = re.compile(
-    r"MAD_SECRETS|TOKEN(?!IZER)|PASSWORD|PASSWD|SECRET|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|CREDENTIAL|_PAT$|^PAT$",
+    r"TOKEN(?!IZ|S(?![A-Z]))|PASSWORD|PASSWD|SECRET|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|CREDENTIAL|_PAT$|^PAT$",
     re.IGNORECASE,
 )
-_INNOCENT = re.compile(r"^(true|false|none|null|yes|no|on|off|\d{1,5}|/[\w./-]*)$", re.IGNORECASE)
+# names that mean nothing else: a number or a path under one of them is a secret too
+_KNOWN = re.compile(
+    r"PASSWORD|PASSWD|^AWS_SECRET_ACCESS_KEY$|^AWS_SESSION_TOKEN$|^(GH|GITHUB|GITLAB|HF)_TOKEN$"
+    r"|^HUGGING_FACE_HUB_TOKEN$|^(WANDB|OPENAI|NGC|COMET|MLFLOW_TRACKING)_(API_KEY|TOKEN)$",
+    re.IGNORECASE,
+)
+_OF_A_PLACE = re.compile(r"_(FILE|PATH|DIR|FOLDER)$", re.IGNORECASE)
+_WORD = re.compile(r"(|true|false|none|null|yes|no|on|off)", re.IGNORECASE)
+_NUMBER = re.compile(r"[-+]?\d*\.?\d+")
+_ASSIGNED = re.compile(
+    r"""(?<!\w)(?P<name>\w+)["']?\s*[=:]\s*"""
+    r"""(?:"(?P<double>(?:[^"\\]|\\.)*)"|'(?P<single>(?:[^'\\]|\\.)*)'|(?P<bare>[^\s"',{}]+))"""
+)
 
 
 def is_secret_name(name: str) -> bool:
-    """Say whether a variable of this name holds a secret: MAD_SECRETS…, HF_TOKEN, …_PASSWORD, WANDB_API_KEY, …"""
-    return bool(_NAMES.search(name))
+    """Say whether a variable of this name may hold a secret: MAD_SECRETS…, HF_TOKEN, …_PASSWORD, WANDB_API_KEY, …
+
+    MAX_NUM_BATCHED_TOKENS and TOKENIZERS_PARALLELISM count or set something.
+    """
+    return _ALWAYS in name or bool(_NAMES.search(name))
 
 
-def guard(env: Mapping[str, str]) -> dict[str, EnvValue]:
-    """Return the environment with every secret value wrapped."""
-    return {name: Secret(value) if is_secret_name(name) else value for name, value in env.items()}
+def is_secret(name: str, value: str) -> bool:
+    """Say whether a variable is a secret; numbers, booleans and files' paths under a doubtful name are settings."""
+    if _ALWAYS in name:
+        return True
+    if not is_secret_name(name) or _WORD.fullmatch(value):
+        return False
+    if _KNOWN.search(name):
+        return True
+    return not (_NUMBER.fullmatch(value) or (_OF_A_PLACE.search(name) and value.startswith(("/", "~", "."))))
+
+
+def guard(env: Mapping[str, str], known: Iterable[str] = ()) -> dict[str, EnvValue]:
+    """Return the environment with every secret value wrapped: secret by its name, or for holding a `known` secret."""
+    texts = tuple(known)
+    return {
+        name: Secret(value) if is_secret(name, value) or any(text in value for text in texts) else value
+        for name, value in env.items()
+    }
 
 
 def reveal(env: Mapping[str, EnvValue]) -> dict[str, str]:
@@ -33,56 +69,140 @@ def reveal(env: Mapping[str, EnvValue]) -> dict[str, str]:
     return {name: value.reveal() if isinstance(value, Secret) else value for name, value in env.items()}
 
 
+def mask_values(env: Mapping[str, EnvValue]) -> dict[str, EnvValue]:
+    """Return the environment with `***` for every secret, for eyes and hands that must not have it."""
+    return {name: MASK.decode() if isinstance(value, Secret) else value for name, value in env.items()}
+
+
 def collect(environ: Mapping[str, str], *more: Iterable[EnvValue]) -> tuple[str, ...]:
     """Return every secret text worth masking: of the environment by name, and of `more` where wrapped.
 
-    Numbers, booleans and paths under a secret-sounding name are settings, not secrets.
+    Text below SHORTEST characters is left out: it would be masked wherever it happens to stand.
     """
-    found = [value for name, value in environ.items() if is_secret_name(name)]
+    found = [value for name, value in environ.items() if is_secret(name, value)]
     found += [value.reveal() for values in more for value in values if isinstance(value, Secret)]
-    return tuple(dict.fromkeys(text for text in found if len(text) >= SHORTEST and not _INNOCENT.match(text)))
+    return tuple(dict.fromkeys(text for text in found if len(text) >= SHORTEST))
+
+
+def assigned(words: Iterable[str]) -> tuple[str, ...]:
+    """Return the secrets that a command line spells out: `env.HF_TOKEN=…`, `{"HF_TOKEN": "…"}`, `tag:token=…`."""
+    found: list[str] = []
+    for word in words:
+        for match in _ASSIGNED.finditer(word):
+            value = match["double"] or match["single"] or match["bare"] or ""
+            if is_secret(match["name"], value):
+                rest = word[match.start("bare") :] if match["bare"] else value
+                found += [rest, value, value.split(":")[0]]
+    return tuple(text for text in dict.fromkeys(found) if len(text) >= SHORTEST)
+
+
+def masked_json(value: object, secrets: Iterable[str]) -> str:
+    """Return a value as `to_json` does, secrets masked; text by text, for a masked number would be no JSON."""
+    return to_json(_masked(value, Redactor(secrets).text))
 
 
 class Redactor:
-    """Masks secrets in a stream of bytes, also one that is split across reads or written in another spelling."""
+    """Masks secrets in text, and in a stream of bytes however it is cut; those that overlap share one mask."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
-        spellings = sorted({spelling for secret in secrets for spelling in _spellings(secret)}, key=len, reverse=True)
-        self._pattern = re.compile(b"|".join(map(re.escape, spellings))) if spellings else None
-        self._spellings = spellings
+        self._texts = sorted({text for secret in secrets for text in _spellings(secret)}, key=len, reverse=True)
+        self._spellings = sorted(set(map(_encode, self._texts)), key=len, reverse=True)
+        self._pattern = _any_of(self._spellings)
+        self._heads = _any_of([spelling[:SHORTEST] for spelling in self._spellings])
+        self._starts = frozenset(spelling[:size] for spelling in self._spellings for size in range(1, SHORTEST))
+        self._inner = frozenset(byte for spelling in self._spellings for byte in spelling[:-1])
+        self._text_pattern: re.Pattern[str] | None = None
         self._held = b""
+        self._covered = 0  # so many bytes of what is held belong to a mask that is out
 
     def feed(self, chunk: bytes) -> bytes:
-        """Return what can be written now; the end of the chunk is held while it may be the start of a secret."""
-        if self._pattern is None:
+        """Return what can be written now; the end is held while it may be the start of a secret, or of a longer one."""
+        if not self._spellings:
             return chunk
-        data = self._pattern.sub(MASK, self._held + chunk)
-        keep = self._possible_start(data)
-        self._held = data[len(data) - keep :]
-        return data[: len(data) - keep]
+        data = self._held + chunk
+        return self._pass(data, self._open_at(data))
 
     def flush(self) -> bytes:
         """Return what was held; call it when the stream ends."""
-        held, self._held = self._held, b""
-        return held
+        data = self._pass(self._held, len(self._held))
+        self._covered = 0
+        return data
 
     def text(self, text: str) -> str:
-        """Return the text with every secret masked."""
-        if self._pattern is None:
+        """Return the text with every secret masked; never raises."""
+        if not self._texts:
             return text
-        return self._pattern.sub(MASK, text.encode("utf-8", "surrogateescape")).decode("utf-8", "surrogateescape")
+        self._text_pattern = self._text_pattern or _any_of(self._texts)
+        return _mask(self._text_pattern, text, MASK.decode(), 0, len(text))[0]
 
-    def _possible_start(self, data: bytes) -> int:
-        longest = min(len(data), max(map(len, self._spellings)) - 1)
-        for length in range(longest, 0, -1):
-            tail = data[-length:]
-            if any(spelling.startswith(tail) for spelling in self._spellings):
-                return length
-        return 0
+    def _pass(self, data: bytes, cut: int) -> bytes:
+        """Return the data up to `cut`, masked, and hold the rest."""
+        out, end = _mask(self._pattern, data, MASK, self._covered, cut)
+        self._held, self._covered = data[cut:], end - cut
+        return out
+
+    def _open_at(self, data: bytes) -> int:
+        """Return from where on the data may be the start of a secret that goes on."""
+        end = len(data)
+        if not data or data[-1] not in self._inner:
+            return end
+        at = max(0, end - len(self._spellings[0]) + 1)
+        while found := self._heads.search(data, at):
+            if self._begins(data[found.start() :]):
+                return found.start()
+            at = found.start() + 1
+        last = range(max(0, end - SHORTEST + 1), end)  # too short a rest to hold a head
+        return next((at for at in last if data[at:] in self._starts), end)
+
+    def _begins(self, tail: bytes) -> bool:
+        return any(len(spelling) > len(tail) and spelling.startswith(tail) for spelling in self._spellings)
 
 
-def _spellings(secret: str) -> set[bytes]:
-    """A secret as it stands, line by line, and as URLs and JSON write it."""
-    texts = {secret, quote(secret, safe=""), json.dumps(secret)[1:-1]}
-    texts |= {line for line in secret.splitlines() if len(line) >= 2 * SHORTEST}  # a key file, printed line by line
-    return {text.encode("utf-8", "surrogateescape") for text in texts if text}
+def _mask(pattern: re.Pattern[AnyStr], data: AnyStr, mask: AnyStr, at: int, cut: int) -> tuple[AnyStr, int]:
+    """Return data[at:cut] masked, and the end of it or of the secret that reaches beyond."""
+    parts: list[AnyStr] = []
+    found = pattern.search(data)
+    while found and found.start() < cut:
+        if found.start() >= at:
+            parts += [data[at : found.start()], mask]
+        at = max(at, found.end())
+        found = pattern.search(data, found.start() + 1)
+    parts.append(data[at:cut])
+    return data[:0].join(parts), max(at, cut)
+
+
+def _any_of(spellings: list[AnyStr]) -> re.Pattern[AnyStr]:
+    """Return the pattern of the spellings, given the longest first: at one place the longest is found."""
+    empty: AnyStr = spellings[0][:0] if spellings else b""  # type: ignore[assignment]
+    bar: AnyStr = "|" if isinstance(empty, str) else b"|"
+    return re.compile(bar.join(map(re.escape, spellings)))
+
+
+def _spellings(secret: str) -> set[str]:
+    """A secret as it stands, line by line, and as URLs, JSON and both write it."""
+    lines = [line for line in secret.splitlines() if len(line) >= 2 * SHORTEST]  # a key file, printed line by line
+    whole = {secret, secret.strip(), *lines, _encode(secret).decode("utf-8", "replace")}
+    written = {json.dumps(text, ensure_ascii=ascii_)[1:-1] for text in whole for ascii_ in (True, False)}
+    texts = whole | written | {quote(_encode(text), safe="") for text in whole | written}
+    return {text for text in texts if len(text) >= SHORTEST}
+
+
+def _encode(text: str) -> bytes:
+    """Return the bytes behind a text of the environment; text that stands for none gives some all the same."""
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogatepass")
+
+
+def _masked(value: object, mask: Callable[[str], str]) -> object:
+    """Return a value's parts with their texts masked; names of fields stay."""
+    if isinstance(value, msgspec.Struct):
+        return {name: _masked(getattr(value, name), mask) for name in value.__struct_fields__}
+    if isinstance(value, Mapping):
+        return {_masked(key, mask): _masked(item, mask) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_masked(item, mask) for item in value]
+    if isinstance(value, Enum):
+        return value.value
+    return mask(str(value)) if isinstance(value, (str, Path)) else value

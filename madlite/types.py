@@ -131,6 +131,7 @@ class Machine(Value, frozen=True):
     host_os: str = ""
     sources: dict[str, str] = {}  # which tool or override each fact came from
     problems: tuple[Problem, ...] = ()  # tools that failed or hung while another one answered
+    pretended: bool = False  # GPUs that are not here: to plan for, never to run on
 
 
 # --- what a backend answers ---------------------------------------------------------------------------------------
@@ -220,7 +221,6 @@ class Action(Value, frozen=True):
     argv: tuple[str, ...]
     cwd: str = "."
     timeout_s: float | None = None
-    only_after_success: bool = True
 
 
 class Draft(Value, frozen=True):
@@ -236,6 +236,7 @@ class Draft(Value, frozen=True):
     result_rule: ResultRule = ResultRule()
     readers: tuple[str, ...] = ()  # backends whose readers follow the log, this backend's own where empty
     origin: str = ""  # where the values came from, e.g. "recipe demo.toml"
+    problem: str = ""  # why this cannot start here; it becomes a FAILURE row
 
 
 # --- verdicts -------------------------------------------------------------------------------------------------------
@@ -355,6 +356,7 @@ class RunPlan(Value, frozen=True):
     launcher: str = ""
     result_rule: ResultRule = ResultRule()
     args: str = ""  # the card's args with the tag's additions, as perf.csv shows them
+    model_args: str | None = None  # the context's, which replace args at the run
     model_dir: str = ""  # relative to the workspace, the folder a MAD script runs in
     timeout_s: float | None = None  # wall clock of open … close, None without limit
     stop_grace_s: float = 10.0  # INT, this long, TERM, this long, KILL
@@ -367,6 +369,11 @@ class RunPlan(Value, frozen=True):
     origins: dict[str, str] = {}
     notes: tuple[str, ...] = ()  # what the user should know before the start, one line each
     blocked: Blocked | None = None
+
+    @property
+    def run_args(self) -> str:
+        """The args that the run gets."""
+        return self.args if self.model_args is None else self.model_args
 
     @property
     def folder_inside(self) -> str:
@@ -439,6 +446,9 @@ class ImageUsed(Value, frozen=True):
     ref: str = ""
     digest: str = ""
     build_duration_s: float | None = None
+    notes: tuple[
+        str, ...
+    ] = ()  # what a reader of the result should know, e.g. a base image that could not be refreshed
 
 
 class Window(Value, frozen=True):
@@ -617,9 +627,24 @@ class Runtime(Protocol):
 
 
 def to_json(value: object) -> str:
-    """Return a value as indented JSON; paths as text, secrets as `***`, infinities and NaN as null."""
+    """Return a value as indented JSON; paths as text, secrets as `***`, infinities and NaN as null.
+
+    Bytes of the command line that are no UTF-8 are written as escapes: JSON knows text alone.
+    """
     plain = msgspec.to_builtins(value, enc_hook=_encode, str_keys=True)
-    return msgspec.json.format(msgspec.json.encode(plain), indent=2).decode() + "\n"
+    try:
+        data = msgspec.json.encode(plain)
+    except UnicodeEncodeError:
+        data = msgspec.json.encode(_as_utf8(plain))
+    return msgspec.json.format(data, indent=2).decode() + "\n"
+
+
+def _as_utf8(plain: Json) -> Json:
+    if isinstance(plain, str):
+        return plain.encode("utf-8", "backslashreplace").decode()
+    if isinstance(plain, dict):
+        return {_as_utf8(key): _as_utf8(item) for key, item in plain.items()}
+    return [_as_utf8(item) for item in plain] if isinstance(plain, (list, tuple)) else plain
 
 
 def _encode(value: object) -> object:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import posixpath
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
@@ -22,7 +22,12 @@ from madlite.types import Card, Json, Scalar
 _GPU_COUNTS = ("gpus_per_node", "gpu_count", "n_gpus", "num_gpus", "ngpus")
 
 _Names: TypeAlias = str | list[str]
-_Count: TypeAlias = Annotated[str, Meta(pattern=r"^\s*(-1|[0-9]+)\s*\Z")] | Annotated[int, Meta(ge=-1)]
+# A million GPUs, ten years: more is a slip of the pen that arithmetic would trip over later.
+_Count: TypeAlias = (
+    Annotated[str, Meta(pattern=r"^\s*(-1|0{0,9}([0-9]{1,6}|1000000))\s*\Z")]
+    | Annotated[int, Meta(ge=-1, le=1_000_000)]
+)
+_LONGEST_S = 10 * 365 * 24 * 3600
 
 
 class _Entry(msgspec.Struct):
@@ -39,7 +44,7 @@ class _Entry(msgspec.Struct):
     num_gpus: _Count | UnsetType = UNSET
     ngpus: _Count | UnsetType = UNSET
     tags: _Names = ""
-    timeout: Annotated[int, Meta(ge=-1)] = -1
+    timeout: Annotated[int, Meta(ge=-1, le=_LONGEST_S)] = -1
     multiple_results: str = ""
     data: _Names = ""
     cred: str = ""
@@ -56,12 +61,12 @@ class _Entry(msgspec.Struct):
 
 
 _LIST = "a list of texts, or one text with commas"
-_COUNT = 'text such as "8" or "-1"'
+_COUNT = 'text such as "8" or "-1", at most "1000000"'
 _EXPECTED = {
     "name": "text that can be printed and is not empty",
     **dict.fromkeys(_GPU_COUNTS, _COUNT),
     **dict.fromkeys(("tags", "data", "skip_gpu_arch", "runtimes"), _LIST),
-    "timeout": "a whole number of seconds, 0 for no limit or -1 for the default",
+    "timeout": f"a whole number of seconds up to {_LONGEST_S}, 0 for no limit or -1 for the default",
     "is_deprecated": "true or false",
     "recipe": "a recipe's name, or an object of texts, numbers and truth values",
 }
@@ -93,6 +98,7 @@ def make_card(entry: Json, where: str, at: str, root: Path, scope: str = "") -> 
     """
     if not isinstance(entry, dict):
         raise CatalogError(f"{where}: {at} must be an object, found {_shown(entry)}")
+    _refuse_nul(entry, where, at)
     written = _checked({field: value for field, value in entry.items() if value is not None}, where, at)
     return Card(
         name=f"{scope}/{written.name}" if scope else written.name,
@@ -181,6 +187,24 @@ def _checked(entry: dict[str, Json], where: str, at: str) -> _Entry:
     raise CatalogError(f"{where}: {at}.{field} must be {expected}, found {_shown(entry[field])}")
 
 
+def _refuse_nul(value: Json, where: str, at: str) -> None:
+    """Let no text hold a NUL: neither a command nor a variable nor a path can carry it.
+
+    Raises:
+        CatalogError: one does; the message holds its place.
+    """
+    inside: Iterable[tuple[Json, str]] = ()
+    if isinstance(value, Mapping):
+        _refuse_nul(list(value), where, f"{at} (a key)")
+        inside = ((item, f"{at}.{key}") for key, item in value.items())
+    elif isinstance(value, list | tuple):
+        inside = ((item, f"{at}[{n}]") for n, item in enumerate(value))
+    elif isinstance(value, str) and "\0" in value:
+        raise CatalogError(f"{where}: {at} must be text without a NUL character, found {_shown(value)}")
+    for item, place in inside:
+        _refuse_nul(item, where, place)
+
+
 def _bad_field(entry: dict[str, Json]) -> str:
     for field, value in entry.items():
         try:
@@ -193,7 +217,10 @@ def _bad_field(entry: dict[str, Json]) -> str:
 def _shown(value: Json) -> str:
     import json  # msgspec refuses half a surrogate pair, which is what may be wrong
 
-    shown = json.dumps(value, default=repr)
+    try:
+        shown = json.dumps(value, default=repr)
+    except ValueError:  # more digits than Python writes
+        shown = f"a {type(value).__name__} too long to be shown"
     return shown if len(shown) <= 80 else f"{shown[:77]}..."
 
 

@@ -51,9 +51,9 @@ class _Script:
         try:
             with self._surroundings.entered():
                 yield
-        except CatalogError:
+        except (CatalogError, KeyboardInterrupt):
             raise
-        except (Exception, SystemExit) as error:  # the card author's code: anything can come out of it
+        except BaseException as error:  # the card author's code: anything can come out of it
             what = f"{type(error).__name__}: {' '.join(str(error).split())}"
             raise CatalogError(f"{self._where}: {_line_of(error, str(self._file))}{what}") from error
 

@@ -45,16 +45,18 @@ class CustomModel:
 
 
 class Surroundings:
-    """The modules, import path and working folder of one file's code, the same each time it is entered."""
+    """The modules, import path, environment and working folder of one file's code, the same each time it is entered."""
 
     def __init__(self, folder: Path, root: Path) -> None:
         self._folder = str(folder)
         self._root = root
         self._modules = _madengine()
+        self._environ: dict[str, str] | None = None
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Put the surroundings in place, and everything back as it was afterwards."""
+        """Put the surroundings in place, and these back as they were: modules, import path, environment, folder."""
+        environ = dict(os.environ)
         modules, path, cwd = dict(sys.modules), list(sys.path), os.getcwd()  # noqa: PTH109
         bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # leave no __pycache__ in a checkout
         try:
@@ -65,6 +67,8 @@ class Surroundings:
             self._keep_own(modules, [entry for entry in sys.path if entry not in path])
             sys.path[:], sys.dont_write_bytecode = path, bytecode
             os.chdir(cwd)
+            self._environ = dict(os.environ)
+            _set_environment(environ)
 
     def add(self, module: ModuleType) -> None:
         """Make a module importable in these surroundings, from now on."""
@@ -76,6 +80,8 @@ class Surroundings:
         sys.modules.update(self._modules)
         sys.path.insert(0, self._folder)
         os.chdir(self._root)
+        if self._environ is not None:  # what the code set for itself when it was loaded
+            _set_environment(self._environ)
 
     def _keep_own(self, before: dict[str, ModuleType], folders: list[str]) -> None:
         """Take the code's own modules out again: two folders may each have a module of the same name."""
@@ -99,6 +105,12 @@ def _madengine() -> dict[str, ModuleType]:
     for name in names:
         modules[name].__path__ = []  # a package without other modules
     return modules
+
+
+def _set_environment(wanted: dict[str, str]) -> None:
+    if dict(os.environ) != wanted:
+        os.environ.clear()
+        os.environ.update(wanted)
 
 
 def _lies_in(module: ModuleType, folders: list[str]) -> bool:

@@ -29,13 +29,15 @@ def command(yes: bool, kept: bool, no_plugins: bool, verbose: bool) -> int:
     failed = False
     for item in found.leftovers:
         if not yes or (item.kept and not kept):
-            click.echo(f"{item.kind:9} {item.run_id}  {item.text}" + ("  (kept alive; --kept)" if item.kept else ""))
+            kept_alive = "  (kept alive on request: madlite clean --kept --yes)" if item.kept else ""
+            click.echo(f"{item.kind:9} {item.run_id}  {item.text}{kept_alive}")
             continue
         problem = remove(item, dict(os.environ))
         failed |= problem is not None
-        click.echo(f"{'kept' if problem else 'removed'}   {item.kind} {item.run_id}  {problem or item.text}")
+        done = "marked as ended, its folder stays:" if item.kind == "run" else "removed"
+        click.echo(f"{'not removed' if problem else done} {item.kind} {item.run_id}  {problem or item.text}")
     if not found.leftovers:
         click.echo("nothing is left behind")
-    elif not yes:
+    elif not yes and not all(item.kept for item in found.leftovers):
         click.echo("madlite clean --yes removes this")
     return int(ExitCode.RUN_FAILED if failed else ExitCode.OK)

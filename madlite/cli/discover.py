@@ -78,7 +78,7 @@ def _table(cards: Iterable[tuple[Card, str]]) -> str:
         rows.append((card.name, gpus, card.training_precision or "-", by, ",".join(card.tags)))
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     lines = [_line(row, widths) for row in rows]
-    return "\n".join([*lines, f"{len(rows) - 1} models"])
+    return "\n".join([*lines, "1 model" if len(rows) == 2 else f"{len(rows) - 1} models"])
 
 
 def _line(row: Sequence[str], widths: Sequence[int]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,19 +28,23 @@ def command(tag: tuple[str, ...], as_json: bool, **given: Any) -> int:
     """
     from madlite.cli.run import _planned
     from madlite.engine.many import check_plans
-    from madlite.types import to_json
+    from madlite.engine.one import secrets_for
+    from madlite.secrets import Redactor, masked_json
 
     plugins = setup.load(given["no_plugins"], given["verbose"])
     given["tags"] = (*tag, *given["tags"])
-    planned = _planned(plugins, setup.make_options(given), given)
+    options = setup.make_options(given)
+    planned = _planned(plugins, options, given)
+    secrets = tuple(text for one in planned for text in secrets_for(one.plan, options.environ))
+    mask = Redactor(secrets).text
     if as_json:
-        click.echo(json.dumps([json.loads(to_json(one.plan)) for one in planned], indent=2))
+        click.echo(masked_json([one.plan for one in planned], secrets), nl=False)
     else:
-        click.echo("\n\n".join(_page(one.plan) for one in planned))
+        click.echo(mask("\n\n".join(_page(one.plan) for one in planned)))
     warnings = check_plans(planned, plugins)
     setup.tell_problems(plugins.problems)
     for text in warnings:
-        click.echo(f"warning: {text}", err=True)
+        click.echo(f"warning: {mask(text)}", err=True)
     return 0
 
 
@@ -72,8 +75,8 @@ def _rows(plan: RunPlan) -> Iterator[tuple[str, str, str]]:
             yield f"variant.{name}", "-" if value in (None, "") else str(value), origins.get(f"variant.{name}", "")
     for name, setting in sorted(plan.settings.items()):
         yield f"settings.{name}", _word(setting), origins.get(f"settings.{name}", "")
-    if plan.args:
-        yield "args", plan.args, "card, tag"
+    if plan.run_args or plan.args:
+        yield "args", plan.run_args, origins.get("args", "")
     for name, text in sorted(plan.env.items()):
         yield f"env.{name}", "***" if isinstance(text, Secret) else text, origins.get(f"env.{name}", "")
     for mount in plan.mounts:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import io
 import logging
 import os
 import sys
@@ -89,6 +91,9 @@ def main(ctx: click.Context, version: bool) -> None:
 
 def entry() -> None:
     """Run the command line of this process."""
+    _open_missing_streams()
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a word of the command line may be no UTF-8
+        sys.stdout.reconfigure(errors="backslashreplace")
     code = call(sys.argv[1:])
     try:
         sys.stdout.flush()
@@ -99,7 +104,9 @@ def entry() -> None:
 
 def call(args: Sequence[str]) -> int:
     """Run one command and return its exit code; no error of any kind leaves here as a traceback."""
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
+    log = logging.StreamHandler(sys.stderr)
+    log.setFormatter(_Masking("%(levelname)s: %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[log])
     logging.addLevelName(logging.WARNING, "warning")
     try:
         result = main.main(args=list(args), prog_name="madlite", standalone_mode=False)
@@ -117,9 +124,34 @@ def call(args: Sequence[str]) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return int(ExitCode.OK)
+    except OSError as error:
+        return _system(error)
     except Exception as error:  # noqa: BLE001 - the last border: a bug becomes a report, not a traceback
         return _internal(error)
     return int(result) if isinstance(result, int) else int(ExitCode.OK)
+
+
+def _open_missing_streams() -> None:
+    """Open what the caller closed (`>&-`) on nothing, before a file of ours gets its number."""
+    for fd, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != fd:
+                os.dup2(opened, fd)
+                os.close(opened)
+            setattr(sys, name, os.fdopen(fd, mode, closefd=False))
+
+
+def _system(error: OSError) -> int:
+    """Word what the system refused where no room expects it: a full disk behind stdout, a folder that is gone."""
+    if error.errno == errno.ENOSPC and error.filename is None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        _say("the output cannot be written: no space left on device")
+        return int(ExitCode.RUN_FAILED)
+    if error.errno == errno.ENOENT and error.filename is None:
+        _say("the working folder is gone", "cd to a folder that is there")
+        return int(ExitCode.USAGE)
+    return _internal(error)
 
 
 def _usage(error: click.UsageError) -> int:
@@ -135,9 +167,17 @@ def _say(message: str, hint: str = "") -> None:
 
 
 def _mask(text: str) -> str:
-    from madlite.secrets import Redactor, collect
+    """Mask what the environment and the command line itself hold of secrets."""
+    from madlite.secrets import Redactor, assigned, collect
 
-    return Redactor(collect(os.environ)).text(text)
+    return Redactor((*collect(os.environ), *assigned(sys.argv))).text(text)
+
+
+class _Masking(logging.Formatter):
+    """Words a record of the log without secrets, whoever wrote it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return _mask(super().format(record))
 
 
 def _internal(error: Exception) -> int:
@@ -151,9 +191,13 @@ def _internal(error: Exception) -> int:
     text = "".join(traceback.format_exception(error))
     stamp = f"{datetime.now(timezone.utc):%Y%m%dT%H%M%S}"
     report = f"madlite {__version__}, Python {sys.version}\n{' '.join(sys.argv)}\n\n{text}"
-    with tempfile.NamedTemporaryFile("w", prefix=f"madlite-{stamp}-", suffix=".txt", delete=False) as file:
-        file.write(_mask(report))
-    _say(f"internal error: {type(error).__name__}: {error}", f"please report it with {file.name}")
+    try:
+        with tempfile.NamedTemporaryFile(prefix=f"madlite-{stamp}-", suffix=".txt", delete=False) as file:
+            file.write(_mask(report).encode("utf-8", "backslashreplace"))
+        hint = f"please report it with {file.name}"
+    except OSError as problem:
+        hint = f"please report it; no file of it could be written: {problem.strerror}"
+    _say(f"internal error: {type(error).__name__}: {error}", hint)
     return int(ExitCode.INTERNAL)
 
 

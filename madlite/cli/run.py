@@ -35,12 +35,19 @@ def command(**given: Any) -> int:
     planned = _planned(plugins, options, given)
     setup.tell_problems(plugins.problems)
     if given["dry_run"]:
-        from madlite.cli.preview import preview
-
-        for one in planned:
-            click.echo(preview(one, options.environ))
-        return 0
+        return _preview(planned, options, plugins)
     return _run(planned, options, plugins)
+
+
+def _preview(planned: Sequence[Any], options: Any, plugins: Any) -> int:
+    from madlite.cli.preview import preview
+    from madlite.engine.many import check_plans
+
+    for one in planned:
+        click.echo(preview(one, options.environ))
+    for text in check_plans(planned, plugins):
+        click.echo(f"warning: {text}", err=True)
+    return 0
 
 
 def _planned(plugins: Any, options: Any, given: dict[str, Any]) -> Any:
@@ -68,24 +75,37 @@ def _run(planned: Sequence[Any], options: Any, plugins: Any) -> int:
     from madlite.engine.many import check_plans, run_many
     from madlite.record.perfcsv import check_appendable
 
+    _refuse_pretended(planned)
     check_appendable(options.output)
+    told = len(plugins.problems)
     warnings = check_plans(planned, plugins)
     sink = Sink(sys.stdout.fileno())
     screen = _screen(sink, options.live_output)
     try:
         for text in (*warnings, *_left_over(options.workspace)):
             screen.warn(text)
-        told = len(plugins.problems)
         outcome = run_many(planned, options, plugins, screen)
         for problem in plugins.problems[told:]:
             screen.warn(f"{problem.where}: {problem.what}")
         if outcome.not_started:
             screen.warn(f"never started: {', '.join(outcome.not_started)}")
         screen.total(outcome, options.output)
+        if outcome.bug is not None:
+            raise outcome.bug
     finally:
         screen.close()
         sink.close()
     return int(outcome.exit_code)
+
+
+def _refuse_pretended(planned: Sequence[Any]) -> None:
+    """Keep a row from naming GPUs that are not here."""
+    from madlite.errors import UsageProblem
+
+    for one in planned:
+        if one.plan.machine.pretended:
+            what = f"{len(one.plan.machine.gpus)} x {one.plan.machine.device}"
+            raise UsageProblem(f"the context describes {what}, which are not here", "add --dry-run, or use explain")
 
 
 def _screen(sink: Sink, live: bool) -> Any:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from madlite.cli.sink import Sink
-from madlite.cli.words import duration, printable, step_line, title, verdict_line
+from madlite.cli.words import duration, kept, mad_figures, printable, step_line, title, verdict_line
 from madlite.engine.screen import Outcome
-from madlite.types import Quantity, Result, RunPlan, Step
+from madlite.types import Quantity, Result, RunPlan, Status, Step
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -25,6 +25,8 @@ class PlainScreen:
     def __init__(self, sink: Sink, *, live: bool, clock: Callable[[], float] = time.monotonic) -> None:
         self._sink, self._live, self._clock = sink, live, clock
         self._last_s = float("-inf")
+        self._failed: list[tuple[str, str]] = []
+        self._rows = False
 
     def started(self, plan: RunPlan, position: int, total: int) -> None:
         """Name the run and what is special about it."""
@@ -32,11 +34,16 @@ class PlainScreen:
         self._line(title(plan, position, total))
         for note in plan.notes:
             self._line(f"      {note}")
-        self._line(f"      log: {plan.folder.relative_to(plan.workspace)}/run.log")
+        if plan.blocked is None:
+            self._line(f"      log: {plan.folder.relative_to(plan.workspace)}/run.log")
 
     def phase(self, text: str) -> None:
         """Say what the run does now, if it takes a while; all of it is in the log."""
         self._now_and_then(text)
+
+    def stopping(self, text: str) -> None:
+        """Say that the run is being ended."""
+        self._line(f"      {printable(text)}")
 
     def output(self, chunk: bytes, stream: int) -> None:
         """Pass the workload's output on where asked for."""
@@ -50,6 +57,9 @@ class PlainScreen:
 
     def finished(self, plan: RunPlan, result: Result) -> None:
         """Say how the run ended."""
+        self._rows |= not plan.skip_model_run or result.status is Status.FAILURE
+        if result.status is Status.FAILURE:
+            self._failed.append((plan.card.name, result.cause.value))
         for text in ending(plan, result):
             self._line(text)
 
@@ -62,7 +72,10 @@ class PlainScreen:
         counts = Counter(result.status.value for result in outcome.results)
         if len(outcome.results) > 1:
             self._line(", ".join(f"{count} {status}" for status, count in counts.items()))
-        if outcome.results:
+            failed = [f"{name} ({cause})" for name, cause in self._failed]
+            if failed:
+                self._line(f"failed: {', '.join(failed)}")
+        if self._rows:
             self._line(f"results: {output}")
 
     def close(self) -> None:
@@ -85,15 +98,17 @@ class LiveScreen(PlainScreen):
         super().__init__(sink, live=False)
         from rich.console import Console
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.table import Column
 
         self._console = Console(file=sink, highlight=False)  # type: ignore[arg-type]
+        wide = self._console.width >= 100
         self._progress: Progress = Progress(
             SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
+            TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+            *([BarColumn(bar_width=24)] if wide else []),
             TimeElapsedColumn(),
             TextColumn("left"),
-            TimeRemainingColumn(),
+            TimeRemainingColumn(compact=True),
             console=self._console,
             transient=True,
         )
@@ -113,8 +128,16 @@ class LiveScreen(PlainScreen):
 
     def step(self, plan: RunPlan, step: Step) -> None:
         """Show how far the training is."""
-        if self._task is not None and step.phase == "train" and Quantity.LOSS in step.values:
-            self._progress.update(self._task, completed=step.n, description=_escaped(step_line(plan, step)))
+        if self._task is None or step.phase != "train" or Quantity.LOSS not in step.values:
+            return
+        total = plan.variant.steps if plan.variant else None
+        text = "finishing" if total and step.n >= total else step_line(plan, step)
+        self._progress.update(self._task, completed=step.n, description=_escaped(text))
+
+    def stopping(self, text: str) -> None:
+        """Show that the run is being ended."""
+        if self._task is not None:
+            self._progress.update(self._task, description=_escaped(text))
 
     def finished(self, plan: RunPlan, result: Result) -> None:
         """Replace the progress by the outcome."""
@@ -135,10 +158,15 @@ class LiveScreen(PlainScreen):
 def ending(plan: RunPlan, result: Result) -> list[str]:
     """Return the lines a run ends with: verdict, the deciding line of a failure, findings, duration."""
     lines = [f"      {verdict_line(plan, result)}"]
+    if result.window is not None and len(result.metrics) > 1:
+        lines.append(f"        by MAD's own rules: {mad_figures(result)}")
     if result.evidence and result.status.value != "SUCCESS":
         lines.append(f"        > {printable(result.evidence[:300])}")
-    lines += [f"        note: {finding}" for finding in result.findings]
-    if "total" in result.durations_s:
+    if plan.blocked is not None and plan.blocked.hint:
+        lines.append(f"        hint: {plan.blocked.hint}")
+    lines += [f"        note: {printable(finding)}" for finding in result.findings]
+    lines += [f"        {text}" for text in kept(plan)]
+    if plan.blocked is None and "total" in result.durations_s:
         lines.append(f"        took {duration(result.durations_s['total'])}")
     return lines
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ import click
 
 from madlite.catalog.found import Catalog
 from madlite.errors import UsageProblem
-from madlite.plan.context import Context, read_context
+from madlite.plan.context import MACHINE_KEYS, Context, read_context, without_effect
 from madlite.plan.options import Options
 from madlite.plugins import Plugins, load_plugins
 from madlite.types import Machine, Problem, Request, Runtime
@@ -22,7 +23,7 @@ from madlite.types import Machine, Problem, Request, Runtime
 def load(no_plugins: bool, verbose: bool) -> Plugins:
     """Load the plugins."""
     if verbose:
-        logging.getLogger().setLevel(logging.DEBUG)
+        logging.getLogger("madlite").setLevel(logging.DEBUG)  # a library's own lines can hold what it was given
     return load_plugins(os.environ.get("MADLITE_DISABLE_PLUGINS", ""), only_built_in=no_plugins)
 
 
@@ -74,7 +75,10 @@ def make_context(given: dict[str, Any]) -> Context:
     """Return the context of a command line."""
     own = {"docker_gpus": ("--gpus", given["gpus"]), "gpu_vendor": ("--gpu-vendor", given["gpu_vendor"])}
     named = {key: (option, value) for key, (option, value) in own.items() if value}
-    return read_context(given["additional_context_file"], given["additional_context"], named)
+    context = read_context(given["additional_context_file"], given["additional_context"], named)
+    for text in without_effect(context):
+        click.echo(f"warning: {text}", err=True)
+    return context
 
 
 def select_requests(plugins: Plugins, tags: Sequence[str], workspace: Path) -> tuple[Request, ...]:
@@ -104,13 +108,30 @@ def find_machine(context: Context, pretended: str) -> Machine:
     from madlite.machine import detect_machine
     from madlite.machine.host import Host
 
-    overrides = {key: context.values[key] for key in _MACHINE_KEYS if key in context.values}
+    overrides = {
+        key: context.values[key] for key in ("gpu_vendor", "gpu_renderDs", *MACHINE_KEYS) if key in context.values
+    }
     if pretended:
-        count, _, device = pretended.partition("x")
-        if not count.isdigit() or not device:
-            raise UsageProblem(f"--machine {pretended!r} is no machine", "write it like 8xMI300X or 2xH200")
-        overrides = {"device": device, "n_gpus": int(count)}
+        overrides = _pretend(pretended)
     return detect_machine(overrides, host=Host(path=os.environ.get("PATH", ""), env=dict(os.environ)))
+
+
+def _pretend(text: str) -> dict[str, Any]:
+    """Return what `--machine 8xMI300X` stands for.
+
+    Raises:
+        UsageProblem: it is no count and GPU, or a GPU that nobody knows.
+    """
+    from madlite.machine.products import PRODUCTS, find_product
+
+    found = re.fullmatch(r"([1-9][0-9]{0,3})[xX](.+)", text, re.ASCII)
+    if not found:
+        raise UsageProblem(f"--machine {text!r} is no machine", "write it like 8xMI300X or 2xH200")
+    count, device = found.groups()
+    if find_product(device) is None:
+        known = ", ".join(product.device for product in PRODUCTS)
+        raise UsageProblem(f"--machine {text!r}: nobody knows GPU '{device}'", f"known: {known}")
+    return {"device": device, "n_gpus": int(count)}
 
 
 def make_runtimes(plugins: Plugins) -> dict[str, Runtime]:
@@ -135,14 +156,16 @@ def read_credentials(workspace: Path) -> dict[str, dict[str, str]]:
         table = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
     except (OSError, msgspec.MsgspecError) as error:
         raise UsageProblem(f"credential.json cannot be used: {error}") from None
+    for name, entry in table.items():
+        if not isinstance(entry, dict):  # its value may be a secret: only the name is said
+            raise UsageProblem(
+                f"credential.json: '{name}' is no table of keys and values",
+                f'write it like {{"{name}": {{"username": "…", "password": "…"}}}}',
+            )
     return {
         name: {key: str(value) for key, value in entry.items() if isinstance(value, (str, int))}
         for name, entry in table.items()
-        if isinstance(entry, dict)
     }
-
-
-_MACHINE_KEYS = ("gpu_vendor", "gpu_arch", "gpu_product", "device", "gpu_renderDs", "rocm_version", "cuda_version")
 
 
 def _key_value(text: str) -> tuple[str, str]:

@@ -6,7 +6,7 @@ import os
 import queue
 import threading
 
-_CHUNKS = 4096
+_MOST_BYTES = 8 << 20
 _END = b""
 
 
@@ -18,7 +18,9 @@ class Sink:
     def __init__(self, fd: int) -> None:
         self.dropped_bytes = 0
         self._fd = fd
-        self._queue: queue.Queue[bytes] = queue.Queue(maxsize=_CHUNKS)
+        self._queue: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._waiting_bytes = 0
+        self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._drain, name="madlite-output", daemon=True)
         self._thread.start()
 
@@ -29,11 +31,12 @@ class Sink:
 
     def put(self, data: bytes) -> None:
         """Take bytes; never waits."""
-        try:
-            if data:
-                self._queue.put_nowait(data)
-        except queue.Full:
-            self.dropped_bytes += len(data)
+        with self._lock:
+            full = self._waiting_bytes + len(data) > _MOST_BYTES
+            self._waiting_bytes += 0 if full else len(data)
+            self.dropped_bytes += len(data) if full else 0
+        if data and not full:
+            self._queue.put(data)
 
     def flush(self) -> None:
         """Do nothing: the thread writes as soon as it can."""
@@ -48,15 +51,14 @@ class Sink:
 
     def close(self, limit_s: float = 3.0) -> None:
         """Write what is left, for a limited time: a reader that stopped reading cannot keep us."""
-        try:
-            self._queue.put(_END, timeout=limit_s)
-        except queue.Full:
-            return
+        self._queue.put(_END)
         self._thread.join(limit_s)
 
     def _drain(self) -> None:
         while (data := self._queue.get()) != _END:
             view = memoryview(data)
+            with self._lock:
+                self._waiting_bytes -= len(data)
             try:
                 while view:
                     view = view[os.write(self._fd, view) :]

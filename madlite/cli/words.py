@@ -9,6 +9,8 @@ def title(plan: RunPlan, position: int, total: int) -> str:
     """Return the line a run starts with."""
     variant = plan.variant
     what = [plan.card.name, plan.backend]
+    if plan.image is not None and plan.image.dockerfile is not None:
+        what.append(plan.image.dockerfile.name)
     if variant:
         what += [part for part in (variant.mode, variant.precision) if part]
     gpus = f"{plan.place.gpus_per_node}x{plan.machine.device}" if plan.place.gpus_per_node else "cpu"
@@ -49,6 +51,25 @@ def figures(result: Result) -> str:
     shown = [f"{metric.label + ' ' if metric.label else ''}{metric.text} {metric.metric}" for metric in good]
     more = f" and {len(shown) - 3} more" if len(shown) > 3 else ""
     return ", ".join(shown[:3]) + more
+
+
+def mad_figures(result: Result) -> str:
+    """Return the metrics beside the window's median: what MAD's own parsers would have taken from the log."""
+    return ", ".join(f"{metric.text} {metric.metric}" for metric in result.metrics[:-1])
+
+
+def kept(plan: RunPlan) -> list[str]:
+    """Return what a run left in place because it was asked to, and how to reach or remove it."""
+    if plan.blocked is not None:
+        return []
+    lines = []
+    if plan.keep_alive and plan.runtime == "docker":
+        lines.append(f"kept: a container labelled madlite.run={plan.id}; madlite clean --kept --yes removes it")
+    elif plan.keep_alive:
+        lines.append("kept: what the run left running; madlite clean --kept --yes ends it")
+    if (plan.keep_alive or plan.keep_model_dir) and plan.model_dir:
+        lines.append(f"kept: {plan.model_dir}/")
+    return lines
 
 
 def duration(seconds: float) -> str:

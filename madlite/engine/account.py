@@ -22,18 +22,27 @@ class Account:
         self.git_commit = ""
         self.ran: Exit | None = None
         self._kind = ""
+        self._aside = Follower(())
         self._clone_output = b""
+
+    @property
+    def telling_line(self) -> str:
+        """The line that explains best how the action that ran last went."""
+        return (self.follower if self._kind == "run" else self._aside).telling_line
 
     def begin(self, kind: str) -> None:
         """Note that an action of this kind starts."""
         self._kind = kind
+        self._aside = Follower(())
         self._clone_output = b""
 
     def feed(self, chunk: bytes, stream: int) -> None:
         """Take output of the action that runs."""
         if self._kind == "run":
             self.follower.feed(chunk, stream)
-        elif self._kind == "clone" and stream == 1:
+            return
+        self._aside.feed(chunk, stream)
+        if self._kind == "clone" and stream == 1:
             self._clone_output = (self._clone_output + chunk)[-_KEPT_BYTES:]
 
     def end(self, ended: Exit) -> None:
@@ -44,7 +53,7 @@ class Account:
         commits = _COMMIT.findall(self._clone_output)
         if commits:
             self.git_commit = commits[0].decode()
-        self._kind = ""
+        self._aside.finish()
 
     def result(self, plan: RunPlan, verdict: Verdict, started: str) -> Result:
         """Return the run's result."""

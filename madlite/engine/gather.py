@@ -17,7 +17,7 @@ from madlite.plan.options import Options
 from madlite.plan.place import choose_runtime
 from madlite.plan.render import render
 from madlite.plugins import Plugin, Plugins, find_backend
-from madlite.types import Backend, Card, Draft, Machine, Problem, Request, Runtime, Value
+from madlite.types import Backend, Card, Draft, Machine, Problem, Request, RunPlan, Runtime, Value
 
 
 class Surroundings(Value, frozen=True):
@@ -30,7 +30,7 @@ class Surroundings(Value, frozen=True):
     runtimes: dict[str, Runtime]
     template_root: Path
     new_run_id: Callable[[str], str]
-    credentials: dict[str, dict[str, str]] = {}
+    credentials: dict[str, dict[str, str]] | None = None
 
 
 def gather(requests: Sequence[Request], around: Surroundings) -> list[Planned]:
@@ -43,7 +43,8 @@ def gather(requests: Sequence[Request], around: Surroundings) -> list[Planned]:
     planned: list[Planned] = []
     for request in requests:
         backend, plugin = _owner(request.card, known, around)
-        foreign = around.options.image or around.context.known.MAD_CONTAINER_IMAGE
+        asked = dict(around.options.sets).get("image")
+        foreign = asked or around.options.image or around.context.known.MAD_CONTAINER_IMAGE
         dockerfiles = Found() if foreign else find_dockerfiles(request.card, _dockerfile_context(around))
         for draft in _expand(backend, plugin, request, around):
             for dockerfile in dockerfiles.fitting or (None,):
@@ -84,10 +85,9 @@ def _nobody(card: Card, around: Surroundings) -> UsageProblem:
 
 def _expand(backend: Backend, plugin: Plugin, request: Request, around: Surroundings) -> Sequence[Draft]:
     tag = {key: "true" if value is None else value for key, value in request.overrides}
-    named = {key: value for _, key, value in around.options.named}
-    wanted = msgspec.structs.replace(request, settings={**named, **tag, **dict(around.options.sets)})
+    wanted = msgspec.structs.replace(request, settings={**tag, **dict(around.options.sets)})
     try:
-        return backend.expand(wanted, around.machine)
+        return list(backend.expand(wanted, around.machine))
     except UsageProblem:
         raise
     except Exception as error:
@@ -106,7 +106,8 @@ def _given(
     around: Surroundings,
 ) -> Given:
     options, context = around.options, around.context
-    has_image = bool(dockerfile or draft.image or options.image or context.known.MAD_CONTAINER_IMAGE)
+    foreign = dict(options.sets).get("image") or options.image or context.known.MAD_CONTAINER_IMAGE
+    has_image = bool(dockerfile or draft.image or foreign)
     return Given(
         run_id=around.new_run_id(request.card.name),
         request=request,
@@ -155,14 +156,26 @@ def _startable(
     given: Given, plugin: Plugin, known: Mapping[str, tuple[Backend, Plugin]], around: Surroundings
 ) -> Planned:
     plan = make_plan(given)
+    if plan.runtime == "docker" and not plan.machine.pretended:
+        _check_mounts(plan)
     if around.plugins.uses("madlite_adjust_plan"):
         plan = around.plugins.adjust(plan, dict(given.options.sets))
+        _available(plan.runtime, around)
     return Planned(
         plan=plan,
         backends=tuple(known[name][0] for name in plan.readers if name in known),
         files=render(plan, _search(plugin, around)),
         runtime=around.runtimes[plan.runtime],
     )
+
+
+def _check_mounts(plan: RunPlan) -> None:
+    """Refuse a mount of what is not there: docker would make an empty folder of it, and the run train on nothing."""
+    for mount in plan.mounts:
+        if not Path(mount.source).exists():
+            raise UsageProblem(f"docker_mounts: {mount.source} (for {mount.target}) is not on this machine")
+        if not mount.target.startswith("/"):
+            raise UsageProblem(f"docker_mounts: {mount.target} is no absolute path in the container")
 
 
 def _search(plugin: Plugin, around: Surroundings) -> list[Path]:

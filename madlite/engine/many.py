@@ -25,7 +25,7 @@ def run_many(
 ) -> Outcome:
     """Run all of them; after INT, TERM or HUP the running one is ended and the rest is not started."""
     results: list[Result] = []
-    saved = True
+    saved, bug = True, None
     with Signals() as signals:
         for position, one in enumerate(planned, 1):
             if signals.received is not None:
@@ -34,16 +34,17 @@ def run_many(
             run = OneRun(one, plugins, screen, secrets_for(one.plan, options.environ), signals, clock)
             try:
                 result = run.run()
-            except Exception as bug:
-                record(one.plan, run.broken(bug), options, screen)  # its row must not be lost with us
-                raise
-            saved &= record(one.plan, result, options, screen)
+            except Exception as error:  # noqa: BLE001 - told by the caller, once the row and the rest are safe
+                bug, result = error, run.broken(error)
+            saved &= record(one.plan, result, options, screen, run.mask)
             screen.finished(one.plan, result)
             plugins.notify("madlite_run_finished", plan=one.plan, result=result)
             results.append(result)
+            if bug is not None:
+                break
         code = exit_code(results) if saved else ExitCode.RUN_FAILED
         rest = tuple(one.plan.card.name for one in planned[len(results) :])
-        return Outcome(results=tuple(results), not_started=rest, exit_code=signals.exit_code or code)
+        return Outcome(results=tuple(results), not_started=rest, exit_code=signals.exit_code or code, bug=bug)
 
 
 def check_plans(planned: Iterable[Planned], plugins: Plugins) -> tuple[str, ...]:
@@ -54,17 +55,14 @@ def check_plans(planned: Iterable[Planned], plugins: Plugins) -> tuple[str, ...]
     """
     warnings: dict[str, None] = {}
     for one in planned:
-        answers = [plugins.ask(backend, "check", one.plan, otherwise=()) for backend in one.backends]
-        findings = [finding for answer in answers for finding in answer or ()]
-        findings += [finding for _, finding in plugins.collect("madlite_checks", plan=one.plan)]
-        for finding in findings:
+        for finding in plugins.checks(one.plan, one.backends):
             if finding.fatal:
                 raise CheckFailed(finding.message, finding.hint)
-            warnings[finding.message] = None
+            warnings[finding.message + (f" ({finding.hint})" if finding.hint else "")] = None
     return tuple(warnings)
 
 
-def record(plan: RunPlan, result: Result, options: Options, screen: Screen) -> bool:
+def record(plan: RunPlan, result: Result, options: Options, screen: Screen, mask: Callable[[str], str] = str) -> bool:
     """Append the run's rows and say whether they are where they belong; if not, they are kept in the run's folder."""
     if plan.skip_model_run and result.status is not Status.FAILURE:
         return True
@@ -75,6 +73,7 @@ def record(plan: RunPlan, result: Result, options: Options, screen: Screen) -> b
         build_number=options.environ.get("BUILD_NUMBER", "0"),
         strict_header=options.strict_header,
     )
+    rows = tuple(Row(cells={name: mask(text) for name, text in row.cells.items()}) for row in rows)
     try:
         append_rows(options.output, rows, strict_header=options.strict_header)
     except (RecordError, OSError) as problem:

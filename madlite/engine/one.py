@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
@@ -11,18 +10,20 @@ from datetime import datetime, timezone
 from msgspec.structs import replace
 
 from madlite.engine.account import Account
+from madlite.engine.claims import claimed
+from madlite.engine.mask import masked
 from madlite.engine.results_file import ResultsFile
 from madlite.engine.screen import Planned, Screen
 from madlite.errors import MadliteError, RuntimeProblem, UsageProblem
 from madlite.measure.follow import Follower
 from madlite.measure.verdict import Verdict, Witnesses, judge
-from madlite.plan.make import secrets_of, settle_model_dir
+from madlite.plan.make import secrets_of
 from madlite.plugins import Plugins
-from madlite.run.folder import HANDLE, LOG, RECORD, RunFolder, claim_model_dir
+from madlite.run.folder import HANDLE, LOG, RECORD, RunFolder
 from madlite.run.log import RunLog
 from madlite.run.watch import Interrupted, Signals, Watch
 from madlite.secrets import Redactor, collect
-from madlite.types import Backend, Cause, Reader, Result, RunPlan, Session, Status, Step, to_json
+from madlite.types import Backend, Cause, Reader, Result, RunPlan, Runtime, Session, Status, Step, to_json
 
 _log = logging.getLogger(__name__)
 _PHASES = {"clone": "cloning the repository", "run": "running", "prepare": "preparing"}
@@ -45,8 +46,9 @@ class OneRun:
         self.began = clock()
         self.started = datetime.now(timezone.utc).isoformat(timespec="seconds")
         self.account = Account(self._follower())
-        self.watch = Watch(self.plan.timeout_s, self.plan.stop_grace_s)
+        self.watch = Watch(self.plan.timeout_s, self.plan.stop_grace_s, screen.stopping)
         self._secrets = tuple(secrets)
+        self.mask = Redactor(self._secrets).text
 
     def run(self) -> Result:
         """Run the plan to its verdict; a workload's failure is a result, never an exception."""
@@ -54,29 +56,46 @@ class OneRun:
             why = self.plan.blocked
             return self._result(Verdict(status=why.status, cause=why.cause, reason=why.reason))
         try:
-            with claimed_model_dir(self.plan) as self.plan:
+            with claimed(self.plan, self._wait_for_another) as self.plan:
                 return self._run()
+        except Interrupted:
+            return self._result(_failed(Cause.INTERRUPTED, self.signals.reason.text))
+        except RuntimeProblem as problem:
+            return self._result(_failed(_cause(problem.cause), problem.message))
         except UsageProblem as problem:  # the disk is full, say, since the batch began
             return self._result(_failed(Cause.PREPARE, problem.message))
+        finally:
+            self.watch.close()
 
     def broken(self, bug: Exception) -> Result:
         """Return the result of a run that a bug of madlite ended."""
         return self._result(_failed(Cause.INTERNAL, f"internal error: {type(bug).__name__}: {bug}"))
 
+    def _wait_for_another(self) -> bool:
+        self.screen.phase(f"waiting for another run of this folder that writes {self.plan.result_rule.file}")
+        return self.signals.received is None
+
     def _run(self) -> Result:
         folder = RunFolder.create(self.plan, [(file.path, file.data) for file in self.one.files])
-        log = self._open_log(folder)
         try:
-            self.plugins.notify("madlite_run_started", plan=self.plan)
-            verdict = self._attempt(folder, log)
-            if log.problem:
-                verdict = replace(verdict, findings=(*verdict.findings, log.problem))
-            result = self._result(verdict)
-            folder.write(RECORD, Redactor(self._secrets).text(to_json(result)).encode())
-            return result
+            log = self._open_log(folder)
+            try:
+                self.plugins.notify("madlite_run_started", plan=self.plan)
+                verdict = self._attempt(folder, log)
+                if verdict.status is Status.FAILURE:
+                    log.say(f"madlite: {verdict.status.value} {verdict.reason}")
+            finally:
+                log.close()
+            return self._filed(folder, verdict, log.problem)
         finally:
-            log.close()
             folder.close()
+
+    def _filed(self, folder: RunFolder, verdict: Verdict, log_problem: str) -> Result:
+        """Return the result, written to the run's folder; a disk that is full costs the record, not the verdict."""
+        findings = (*verdict.findings, *self.account.image.notes, *([log_problem] if log_problem else []))
+        result = self._result(replace(verdict, findings=findings))
+        problem = _write(folder, RECORD, to_json(result))
+        return replace(result, findings=(*result.findings, problem)) if problem else result
 
     def _attempt(self, folder: RunFolder, log: RunLog) -> Verdict:
         """Prepare, open, act, judge; every way in which this can fail becomes a verdict."""
@@ -87,7 +106,6 @@ class OneRun:
             return _failed(Cause.INTERRUPTED, self.signals.reason.text)
         except RuntimeProblem as problem:
             reason = problem.message + (f"; {problem.hint}" if problem.hint else "")
-            log.say(f"madlite: {reason}")
             return _failed(_cause(problem.cause), reason)
         except MadliteError as problem:
             return _failed(Cause.PREPARE, problem.message)
@@ -96,9 +114,9 @@ class OneRun:
     def _prepare(self, log: RunLog) -> None:
         def say(text: str) -> None:
             log.say(text)
-            self.screen.phase(text)
+            self.screen.phase(self.mask(text))
 
-        with self.signals.interruptible():
+        with self.signals.interruptible(), _border(self.one.runtime):
             self.account.image = self.one.runtime.prepare(self.plan, say)
         if self.account.image.build_duration_s is not None:
             self.account.durations_s["build"] = self.account.image.build_duration_s
@@ -111,8 +129,8 @@ class OneRun:
         try:
             if self.signals.received is not None:
                 raise Interrupted
-            with self.one.runtime.open(self.plan) as session, self.watch.guard(session):
-                folder.write(HANDLE, session.handle.encode())
+            with _border(self.one.runtime), self.one.runtime.open(self.plan) as session, self.watch.guard(session):
+                _write(folder, HANDLE, session.handle)
                 seen = self._act(session, log)
                 self.account.follower.finish(folder.path)
                 seen = replace(seen, results=results.read())
@@ -138,7 +156,8 @@ class OneRun:
             log.settle()
             self.account.end(ended)
             if ended.code != 0:
-                return Witnesses(exit=ended, failed_action="" if action.kind == "run" else action.kind)
+                failed = "" if action.kind == "run" else action.kind
+                return Witnesses(exit=ended, failed_action=failed, failed_line=self.account.telling_line)
         return Witnesses(exit=self.account.ran, skipped=self.plan.skip_model_run)
 
     def _clean(self, session: Session, log: RunLog) -> None:
@@ -155,7 +174,7 @@ class OneRun:
     def _follower(self) -> Follower:
         return Follower(
             [reader for reader in map(self._reader, self.one.backends) if reader is not None],
-            [rule for _, rule in self.plugins.collect("madlite_failure_rules")],
+            self.plugins.failure_rules(),
             now=lambda: self.clock() - self.began,
             on_step=self._step,
         )
@@ -174,27 +193,29 @@ class OneRun:
 
     def _result(self, verdict: Verdict) -> Result:
         self.account.durations_s["total"] = self.clock() - self.began
-        return self.account.result(self.plan, verdict, self.started)
+        return masked(self.account.result(self.plan, verdict, self.started), self.mask)
+
+
+def _write(folder: RunFolder, name: str, text: str) -> str:
+    """Write a file of the run's folder; return what kept it from being written."""
+    try:
+        folder.write(name, text.encode("utf-8", "backslashreplace"))
+    except OSError as error:
+        return f"{name} could not be written: {error.strerror}"
+    return ""
 
 
 @contextmanager
-def claimed_model_dir(plan: RunPlan) -> Iterator[RunPlan]:
-    """Hold the folder that the plan's script runs in for the time of the run; a rendered run has none.
-
-    Raises:
-        UsageProblem: the workspace cannot be written to.
-    """
-    if not plan.model_dir:
-        yield plan
-        return
+def _border(runtime: Runtime) -> Iterator[None]:
+    """Turn what a runtime raises beyond its contract into its failure: it may be a plugin's."""
     try:
-        name, lock = claim_model_dir(plan)
-    except OSError as error:
-        raise UsageProblem(f"{plan.workspace} cannot be written to: {error.strerror or error}") from error
-    try:
-        yield settle_model_dir(plan, name)
-    finally:
-        os.close(lock)
+        yield
+    except (MadliteError, Interrupted):
+        raise
+    except Exception as error:
+        _log.debug("runtime %s", runtime.name, exc_info=True)
+        what = f"runtime '{runtime.name}' failed: {type(error).__name__}: {error}"
+        raise RuntimeProblem(what, cause=Cause.INTERNAL) from error
 
 
 def secrets_for(plan: RunPlan, environ: dict[str, str]) -> tuple[str, ...]:

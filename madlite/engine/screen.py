@@ -18,6 +18,9 @@ class Screen(Protocol):
     def phase(self, text: str) -> None:
         """The run says what it does now, e.g. how far a pull is."""
 
+    def stopping(self, text: str) -> None:
+        """The run is being ended; called from another thread."""
+
     def output(self, chunk: bytes, stream: int) -> None:
         """The workload printed something, secrets masked."""
 
@@ -41,8 +44,12 @@ class Planned(Value, frozen=True):
 
 
 class Outcome(Value, frozen=True):
-    """What a batch came to: results in order, names of cards that never started, and the exit code."""
+    """What a batch came to: results in order, names of cards that never started, and the exit code.
+
+    `bug` is an error of madlite itself that ended the batch, after its row was written.
+    """
 
     results: tuple[Result, ...]
     not_started: tuple[str, ...]
     exit_code: ExitCode
+    bug: Exception | None = None

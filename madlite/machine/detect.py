@@ -29,7 +29,8 @@ def detect_machine(overrides: Mapping[str, Override], *, host: Host = THIS) -> M
     Overrides: gpu_vendor (AMD, NVIDIA, CPU), gpu_arch or MAD_SYSTEM_GPU_ARCHITECTURE, gpu_product or
     MAD_SYSTEM_GPU_PRODUCT_NAME, device (MI300X), n_gpus (count of the machine), gpu_renderDs (render node numbers by
     GPU id), rocm_version, cuda_version, MAD_ROCM_PATH; other keys are ignored. A GPU and a count are a whole machine,
-    for which no tool runs unless it is this one; fewer correct what is found.
+    for which no tool runs unless it is this one; fewer correct what is found. A machine with GPUs that are not here
+    is marked as pretended.
 
     Raises:
         UsageProblem: an override that cannot be meant.
@@ -53,7 +54,7 @@ def _find(asked: Asked, host: Host) -> Found:
 
 def _cpu_machine(found: Found, asked: Asked, host: Host) -> Machine:
     problems = _problems(found)
-    if asked.n_gpus and asked.vendor is None:
+    if (asked.n_gpus or asked.renders) and asked.vendor is None:
         key = asked.keys.get("n_gpus", "gpu_renderDs")
         problems += (Problem(where=key, what="without effect: no GPU is here, and no gpu_arch or device says which"),)
     origin = asked.origin("vendor") if asked.vendor else "no trace of a GPU under /sys, /dev and /proc"
@@ -76,6 +77,7 @@ def _gpu_machine(found: Found, asked: Asked, host: Host) -> Machine:
         host_os=_host_os(host),
         sources=_sources(found, asked),
         problems=(*_problems(found), *_mixture(found)),
+        pretended=found.pretended,
     )
 
 

@@ -19,3 +19,4 @@ class Found(Value, frozen=True):
     cuda_version: str = ""
     origins: dict[str, str] = {}
     asked: tuple[Source, ...] = ()
+    pretended: bool = False  # more, or others, than are here

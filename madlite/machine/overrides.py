@@ -65,11 +65,10 @@ def read_overrides(overrides: Mapping[str, Override]) -> Asked:
         field: str(values.get(field, "")).strip() for field in KEYS if field not in ("vendor", "n_gpus", "renders")
     }
     texts["arch"] = gfx_name(texts["arch"].lower()) or texts["arch"]
-    renders = _renders(values.get("renders", ()))
     return Asked(
         vendor=_vendor(values["vendor"]) if "vendor" in values else _implied(texts),
-        n_gpus=_count(values.get("n_gpus", -1), given.get("n_gpus", "")) or len(renders) or None,
-        renders=renders,
+        n_gpus=_count(values.get("n_gpus", -1), given.get("n_gpus", "")),
+        renders=_renders(values.get("renders", ())),
         keys=given,
         **texts,
     )

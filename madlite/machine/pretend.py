@@ -16,7 +16,7 @@ WHAT = ("device", "product", "arch")  # the fields that say which GPU, the sures
 
 def is_here(asked: Asked, topology: Topology) -> bool:
     """Say whether the AMD machine described is this one; then its own render nodes and order of GPUs matter."""
-    wanted = _describe(asked)
+    wanted = describe(asked)
     device = short_name(wanted, "AMD")
     here = [short_name(gpu, "AMD") for gpu in topology.gpus if gpu.arch == wanted.arch]
     alike = [name for name in here if wanted.arch in (name, device) or name == device]
@@ -29,7 +29,7 @@ def pretend(asked: Asked) -> Found:
     Raises:
         UsageProblem: no architecture is known for the product asked for.
     """
-    one = _describe(asked)
+    one = describe(asked)
     if asked.vendor is None or not one.arch:
         raise UsageProblem(
             f"no architecture is known for {asked.device or asked.product}",
@@ -37,15 +37,15 @@ def pretend(asked: Asked) -> Found:
         )
     by = {field: asked.origin(field) for field in WHAT if field in asked.keys}
     named = next(iter(by.values()))
-    counted = asked.origin("n_gpus" if "n_gpus" in asked.keys else "renders")
     return Found(
         vendor=asked.vendor,
         gpus=tuple(msgspec.structs.replace(one, position=n) for n in range(asked.n_gpus or 0)),
-        origins={"memory_bytes": named, "arch": named, "product": named, **by, "gpus": counted},
+        origins={"memory_bytes": named, "arch": named, "product": named, **by, "gpus": asked.origin("n_gpus")},
+        pretended=True,
     )
 
 
-def _describe(asked: Asked) -> Seen:
+def describe(asked: Asked) -> Seen:
     """Return one GPU as asked for; NVIDIA's architecture is its product name."""
     known = next(filter(None, (find_product(getattr(asked, field)) for field in WHAT)), None)
     name = asked.product or (known.name if known else "")

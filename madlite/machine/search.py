@@ -19,10 +19,10 @@ from madlite.types import Vendor
 
 VENDORS: tuple[Vendor, ...] = ("NVIDIA", "AMD")  # where both answer NVIDIA wins, as in madengine
 WITHOUT_GPU = 'for a run without GPU: --additional-context \'{"gpu_vendor": "CPU"}\''
-ELSEWHERE = (
-    "to plan for a machine that is elsewhere: --additional-context "
-    '\'{"gpu_vendor": "AMD", "device": "MI300X", "n_gpus": 8}\''
-)
+ELSEWHERE = {
+    "AMD": "to plan for a machine that is elsewhere: --dry-run --machine 8xMI300X",
+    "NVIDIA": "to plan for a machine that is elsewhere: --dry-run --machine 8xH100",
+}
 LOOK_HERE = {
     "AMD": "see what `amd-smi static` and `ls -l /dev/kfd /dev/dri` say (is this user in the groups video and render?)",
     "NVIDIA": "see what `nvidia-smi` says",
@@ -75,7 +75,7 @@ def _refuse_silence(asked: Asked, presence: Presence, tried: Iterable[Found]) ->
     if asked.vendor:
         by = next(key for field, key in asked.keys.items() if field in ("vendor", "arch", "product", "device"))
         none = f"{by} asks for {asked.vendor}, but no {asked.vendor} GPU is in this machine"
-        raise CheckFailed(f"{none}{said}", ELSEWHERE)
+        raise CheckFailed(f"{none}{said}", ELSEWHERE[asked.vendor])
 
 
 def _listings(vendor: Vendor, tried: Iterable[Found]) -> list[str]:

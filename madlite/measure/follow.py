@@ -17,7 +17,10 @@ _log = logging.getLogger(__name__)
 _TELLING = re.compile(
     r"\b\w*(?:Error|Exception)\b:|\berror:|\bfatal:|out of memory|not found|No such file", re.IGNORECASE
 )
-_KEPT = 200
+# torchrun's own footer says that a rank failed, not why
+_FOOTER = re.compile(r"ChildFailedError|elastic\.multiprocessing|exitcode\s*:|error_file:|traceback : ")
+_PREFIX = re.compile(r"^(?:\[(?:rank|default)\d+\]:\s?)+")
+_KEPT = 400
 
 
 class Follower:
@@ -39,7 +42,7 @@ class Follower:
         self.rule: FailureRule | None = None
         self.rule_line = ""
         self._readers = list(readers)
-        self._rules = [(re.compile(rule.pattern), rule) for rule in rules]
+        self._rules = [(re.compile(rule.pattern), rule) for rule in rules]  # checked where plugins gave them
         self._on_step = on_step
         self._tail: deque[str] = deque(maxlen=_KEPT)
         self._splitters = {1: LineSplitter(now), 2: LineSplitter(now)}
@@ -54,8 +57,8 @@ class Follower:
         for splitter in self._splitters.values():
             for line in splitter.flush():
                 self._line(line)
-        for reader in self._readers if outputs is not None else ():
-            for event in reader.finish(outputs or Path()):
+        for reader in list(self._readers) if outputs is not None else ():
+            for event in self._ask(reader, "finish", outputs):
                 self._event(event, "")
 
     @property
@@ -63,8 +66,8 @@ class Follower:
         """The line that explains a failure best: a rule's, else the last that looks like an error, else the last."""
         if self.rule_line:
             return self.rule_line
-        telling = [text for text in self._tail if _TELLING.search(text)]
-        return (telling or list(self._tail) or [""])[-1].strip()
+        telling = [text for text in self._tail if _TELLING.search(text) and not _FOOTER.search(text)]
+        return _PREFIX.sub("", (telling or list(self._tail) or [""])[-1].strip())
 
     def _line(self, line: Line) -> None:
         self._tail.append(line.text)
@@ -72,19 +75,21 @@ class Follower:
         if self.rule is None:
             self._match_rules(line.text)
         for reader in list(self._readers):
-            try:
-                events = tuple(reader.feed(line))
-            except Exception as error:  # noqa: BLE001 - the border to a plugin's reader
-                _log.warning("reader %s failed and is left out: %s", type(reader).__name__, error)
-                self._readers.remove(reader)
-                continue
-            for event in events:
+            for event in self._ask(reader, "feed", line):
                 self._event(event, line.text)
+
+    def _ask(self, reader: Reader, member: str, argument: object) -> tuple[Event, ...]:
+        try:
+            return tuple(getattr(reader, member)(argument))
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the border to a plugin's reader
+            _log.warning("reader %s failed and is left out: %r", type(reader).__name__, error)
+            self._readers.remove(reader)
+            return ()
 
     def _match_rules(self, text: str) -> None:
         for pattern, rule in self._rules:
             if pattern.search(text):
-                self.rule, self.rule_line = rule, text.strip()
+                self.rule, self.rule_line = rule, _PREFIX.sub("", text.strip())
                 return
 
     def _event(self, event: Event, text: str) -> None:

@@ -9,6 +9,7 @@ import csv
 import io
 from pathlib import Path
 
+from madlite.csvtext import unlimited_fields
 from madlite.measure.performance import make_metric
 from madlite.types import Metric, Value
 
@@ -55,7 +56,8 @@ def read_results(path: Path) -> Read:
     except OSError as error:
         return Read(problem=f"{path.name} cannot be read: {error.strerror}")
     try:
-        lines = list(csv.reader(io.StringIO(text, newline=""), skipinitialspace=True))
+        with unlimited_fields():
+            lines = list(csv.reader(io.StringIO(text, newline=""), skipinitialspace=True))
     except csv.Error as error:
         return Read(problem=f"{path.name} is no CSV: {error}")
     lines = [line for line in lines if any(cell.strip() for cell in line)]

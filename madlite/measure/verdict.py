@@ -22,6 +22,7 @@ class Witnesses(Value, frozen=True):
     stopped: Cause = Cause.NONE
     stopped_text: str = ""
     failed_action: str = ""  # the kind of an action before the run that failed
+    failed_line: str = ""  # what that action said
     results: Read | None = None
     skipped: bool = False  # the model's step was left out on request
 
@@ -46,7 +47,7 @@ def judge(plan: RunPlan, seen: Witnesses, log: Follower) -> Verdict:
         return Verdict(status=Status.SKIPPED, reason="the model was not run (--skip-model-run)")
     if seen.exit is None or seen.failed_action:
         code = _step_end(seen.exit) if seen.exit else ""
-        return _failure(Cause.PREPARE, f"the step '{seen.failed_action or 'start'}' failed{code}", log.telling_line)
+        return _failure(Cause.PREPARE, f"the step '{seen.failed_action or 'start'}' failed{code}", seen.failed_line)
     if seen.exit.code != 0:
         return _failure(Cause.EXIT_CODE, _exit_words(seen.exit.code, log), log.telling_line)
     by_kind = {"multiple_results": _multiple, "steps": _steps, "performance_line": _performance}
@@ -89,7 +90,8 @@ def _multiple(plan: RunPlan, seen: Witnesses, log: Follower) -> Verdict:
     if read.problem:
         return _failure(Cause.NO_METRIC, read.problem, log.telling_line)
     bad = len(read.metrics) - good
-    text = f"{bad} of {len(read.metrics)} results of {plan.result_rule.file} are no numbers" if bad else ""
+    labels = ", ".join(metric.label for metric in read.metrics if metric.status is not Status.SUCCESS)
+    text = f"{plan.result_rule.file} has no number for {labels} ({bad} of {len(read.metrics)}): FAILURE" if bad else ""
     if not good:
         return _failure(Cause.BAD_NUMBER, text, metrics=read.metrics)
     return Verdict(status=Status.SUCCESS, metrics=read.metrics, findings=(text,) if text else ())

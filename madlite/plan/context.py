@@ -6,6 +6,7 @@ Keys and types: madengine's (docs/context.md).  Unknown keys pass, as they do th
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,18 +14,35 @@ from typing import Any
 import msgspec
 
 from madlite.errors import UsageProblem
+from madlite.plan.values import VARIANT_KEYS
 from madlite.types import Json, Scalar, Value
 
 FROM_FILE = "context file"
 FROM_OPTION = "--additional-context"
+MACHINE_KEYS = ("gpu_arch", "gpu_product", "device", "rocm_version", "cuda_version", "MAD_ROCM_PATH")
+# madengine's keys that madlite does not act on
+NOT_YET = [
+    "pre_scripts",
+    "post_scripts",
+    "tools",
+    "data",
+    "SHM_SIZE",
+    "multi_node_args",
+    "gen_sys_env_details",
+    "rocenv_mode",
+    "log_error_pattern_scan",
+    "log_error_benign_patterns",
+    "log_error_patterns",
+    "skip_perf_collection",
+    "slurm",
+    "k8s",
+    "kubernetes",
+    "deployment_config",
+    "distributed",
+]
+_VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_HALF = re.compile(r"[\ud800-\udfff]")  # JSON and Python can spell half of a surrogate pair, UTF-8 cannot
 _GPU_COUNTS = ("gpus_per_node", "gpu_count", "n_gpus", "num_gpus", "ngpus")
-
-
-class Script(Value, frozen=True):
-    """A script to run before or after the model."""
-
-    path: str
-    args: str = ""
 
 
 class Known(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,24 +91,50 @@ def read_context(file: Path | None, option: str, named: Mapping[str, tuple[str, 
     `named` are keys that have an option of their own, with the option's name; they come last.
 
     Raises:
-        UsageProblem: one of them cannot be read, is no table, or has a key of the wrong type.
+        UsageProblem: one of them cannot be read, is no table, or has a key of the wrong type. The message shows none
+            of its text, which may be secret.
     """
+    try:
+        return _read_context(file, option, named or {})
+    except RecursionError:
+        raise UsageProblem("the context is nested too deeply to be read") from None
+
+
+def _read_context(file: Path | None, option: str, named: Mapping[str, tuple[str, Json]]) -> Context:
     from_file = _parse(_read(file), f"context file {file}") if file else {}
     from_option = _parse(option, FROM_OPTION) if option.strip() else {}
-    own = {key: value for key, (_, value) in (named or {}).items()}
-    values = {**merge(from_file, from_option), **own}
+    values = {**merge(from_file, from_option), **{key: value for key, (_, value) in named.items()}}
+    known = _known(values, file)
+    origins = {
+        **dict.fromkeys(from_file, f"{FROM_FILE} {file}"),
+        **dict.fromkeys(from_option, FROM_OPTION),
+        **{key: by for key, (by, _) in named.items()},
+    }
+    _check_variables("docker_env_vars", known.docker_env_vars, origins)
+    _check_variables("docker_build_arg", known.docker_build_arg, origins)
     return Context(
-        known=_known(values, file),
+        known=known,
         values=values,
         file=str(file or ""),
         file_settings=dict(_known(from_file, file).settings),
         option_settings=dict(_known(from_option, None).settings),
-        origins={
-            **dict.fromkeys(from_file, f"{FROM_FILE} {file}"),
-            **dict.fromkeys(from_option, FROM_OPTION),
-            **{key: by for key, (by, _) in (named or {}).items()},
-        },
+        origins=origins,
     )
+
+
+def without_effect(context: Context) -> list[str]:
+    """Return a sentence for each key that nothing here acts on; a misspelt one gets a suggestion."""
+    from difflib import get_close_matches
+
+    known = [*Known.__struct_fields__, *MACHINE_KEYS]
+    told = []
+    for key in context.values:
+        if key in NOT_YET:
+            told.append(f"context key '{key}' has no effect yet")
+        elif key not in known:
+            close = [f"settings.{key}"] if key in VARIANT_KEYS else get_close_matches(key, known, n=1)
+            told.append(f"context key '{key}' has no effect" + (f"; did you mean {close[0]}?" if close else ""))
+    return told
 
 
 def merge(under: Mapping[str, Json], over: Mapping[str, Json]) -> dict[str, Json]:
@@ -114,16 +158,20 @@ def _parse(text: str, where: str) -> dict[str, Json]:
     """Read JSON, else a Python literal, as madengine does."""
     try:
         value: Any = msgspec.json.decode(text.encode())
+    except UnicodeEncodeError:
+        raise UsageProblem(f"{where} is no UTF-8 text") from None
     except msgspec.DecodeError as not_json:
         try:
             value = ast.literal_eval(text.strip())
-        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        except (ValueError, SyntaxError, TypeError, MemoryError):
             raise UsageProblem(
-                f"{where} is neither JSON nor a Python literal ({not_json}): {_short(text)}",
+                f"{where} is neither JSON nor a Python literal ({not_json})",
                 """write it like {"docker_env_vars": {"NAME": "value"}}""",
             ) from None
-    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
-        raise UsageProblem(f"{where} must be a table with text keys, found {_short(text)}")
+    if not isinstance(value, dict):
+        raise UsageProblem(f"{where} must be a table, found {type(value).__name__}")
+    if not all(isinstance(key, str) for key in value):
+        raise UsageProblem(f"{where} must be a table with text keys")
     return value
 
 
@@ -137,6 +185,12 @@ def _known(values: Mapping[str, Json], file: Path | None) -> Known:
         raise UsageProblem(f"{where}: key '{key}' is wrong: {what[:1].lower()}{what[1:]}") from None
 
 
-def _short(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= 80 else line[:77] + "..."
+def _check_variables(
+    key: str, variables: Mapping[str, str | int | float | bool | None], origins: Mapping[str, str]
+) -> None:
+    """Refuse what no process can be given: a name that is none, a value with NUL or half a character."""
+    for name, value in variables.items():
+        if not _VARIABLE.fullmatch(name):
+            raise UsageProblem(f"{origins[key]}: {key} has {name!r}, which is no name of a variable")
+        if "\0" in str(value) or _HALF.search(str(value)):
+            raise UsageProblem(f"{origins[key]}: the value of {key}.{name} holds a character that no variable can hold")

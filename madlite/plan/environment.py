@@ -36,6 +36,7 @@ INHERITED = [
     "MIOPEN_USER_DB_PATH",
 ]
 _HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+_PUBLIC_KEYS = ("user", "username")  # masked, it would eat ordinary words out of a log
 _RUNNERS = {"deepspeed": "deepspeed --num_gpus={n}", "vllm": "", "sglang": "", "sglang-disagg": "", "primus": ""}
 
 
@@ -56,17 +57,23 @@ def make_environment(
     launcher: str,
     credentials: Mapping[str, Mapping[str, str]],
     backend_env: Mapping[str, str],
+    host_env: Mapping[str, str],
     set_env: Mapping[str, str],
 ) -> Environment:
-    """Return the workload's environment; later wins: MAD's, the host's, the card's, the backend's, the user's."""
+    """Return the workload's environment; later wins: MAD's, the environment's, the card's, the backend's, the user's.
+
+    `host_env` is what the runtime `host` adds to the backend's.
+    """
     environ = options.environ
     user = {name: _text(value) for name, value in context.known.docker_env_vars.items() if value is not None}
     sources: list[tuple[str, Mapping[str, EnvValue]]] = [
         ("madlite", _mad(card, machine, options, n_gpus, launcher)),
+        (context.origins.get("guest_os", "madlite"), {"MAD_GUEST_OS": context.known.guest_os or "UBUNTU"}),
         ("environment", guard({name: environ[name] for name in INHERITED if name in environ})),
         ("environment", guard(_secrets(environ))),
         (f"credential {card.cred}", credential_env(card, credentials)),
         ("recipe", dict(backend_env)),
+        ("runtime host", dict(host_env)),
         (context.origins.get("docker_env_vars", "context"), guard(user)),
         ("--set", guard(set_env)),
     ]
@@ -89,8 +96,11 @@ def visible_devices(machine: Machine, gpu_ids: tuple[int, ...]) -> dict[str, str
 
 
 def credential_env(card: Card, credentials: Mapping[str, Mapping[str, str]]) -> dict[str, EnvValue]:
-    """Return `<CRED>_<KEY>` for every key of the card's credential."""
-    return {f"{card.cred}_{key.upper()}": Secret(value) for key, value in credentials.get(card.cred, {}).items()}
+    """Return `<CRED>_<KEY>` for every key of the card's credential; all but the user's name is secret."""
+    return {
+        f"{card.cred}_{key.upper()}": value if key.lower() in _PUBLIC_KEYS else Secret(value)
+        for key, value in credentials.get(card.cred, {}).items()
+    }
 
 
 def secret_args(environ: Mapping[str, str]) -> dict[str, EnvValue]:
@@ -114,9 +124,9 @@ def _mad(card: Card, machine: Machine, options: Options, n_gpus: int, launcher: 
         "MAD_SYSTEM_HIP_VERSION": _release(machine),
         "MAD_RUNTIME_NGPUS": str(n_gpus),
         "MAD_MULTI_NODE_RUNNER": runner,
-        "MAD_GUEST_OS": "UBUNTU",
     }
-    return values | ({"MAD_OUTPUT_CSV": card.multiple_results} if card.multiple_results else {})
+    of_card = {"MAD_OUTPUT_CSV": card.multiple_results, "MAD_DATANAME": ",".join(card.data)}
+    return values | {name: text for name, text in of_card.items() if text}
 
 
 def _release(machine: Machine) -> str:

@@ -13,6 +13,7 @@ from madlite.plan.environment import Environment, credential_env, make_environme
 from madlite.plan.options import Options
 from madlite.plan.place import Choice, Granted, grant_gpus, make_place
 from madlite.plan.values import Layer, Resolved, resolve
+from madlite.secrets import collect, guard
 from madlite.types import (
     Action,
     Blocked,
@@ -24,6 +25,7 @@ from madlite.types import (
     Image,
     Machine,
     Mount,
+    Place,
     Request,
     RunPlan,
     Scalar,
@@ -53,7 +55,7 @@ class Given(Value, frozen=True):
     args: str
     dockerfile: Dockerfile | None = None
     missing_image: str = ""
-    credentials: dict[str, dict[str, str]] = {}
+    credentials: dict[str, dict[str, str]] | None = None  # None without a credential.json
 
 
 def make_plan(given: Given) -> RunPlan:
@@ -68,13 +70,13 @@ def make_plan(given: Given) -> RunPlan:
     on_host = given.runtime.runtime != "docker"
     launcher = str(resolved.plan.get("launcher", draft.launcher))
     environment = _environment(given, resolved, granted, launcher)
-    image = None if on_host else _image(given, str(resolved.plan.get("image", draft.image)))
+    image = None if on_host else _image(given, str(resolved.plan.get("image", "")))
     timeout_s, timeout_origin = _timeout(card, options, resolved.plan.get("timeout_s"))
     return RunPlan(
         id=given.run_id,
         card=card,
         backend=given.backend,
-        place=make_place(given.machine, given.runtime.runtime, granted.gpu_ids),
+        place=_place(given, granted),
         machine=given.machine,
         workspace=options.workspace,
         inside=str(options.workspace) if on_host else WORKSPACE_INSIDE,
@@ -93,6 +95,7 @@ def make_plan(given: Given) -> RunPlan:
         launcher=launcher,
         result_rule=draft.result_rule,
         args=given.args,
+        model_args=given.context.known.model_args,
         model_dir=model_dir(card) if draft.actions else "",
         timeout_s=timeout_s,
         stop_grace_s=float(resolved.plan.get("stop_grace_s", 10.0)),
@@ -106,6 +109,7 @@ def make_plan(given: Given) -> RunPlan:
             **resolved.origins,
             **environment.origins,
             "runtime": given.runtime.origin,
+            "args": given.context.origins.get("model_args", "card, tag"),
             "timeout_s": resolved.origins.get("timeout_s", timeout_origin),
             "n_gpus": _n_gpus_origin(given, resolved),
             "image": _image_origin(given, resolved),
@@ -116,17 +120,21 @@ def make_plan(given: Given) -> RunPlan:
     )
 
 
+def _place(given: Given, granted: Granted) -> Place:
+    """Return where the plan runs; one that is refused for too few GPUs keeps the count it asked for, for its row."""
+    place = make_place(given.machine, given.runtime.runtime, granted.gpu_ids)
+    return replace(place, gpus_per_node=granted.wanted) if granted.blocked else place
+
+
 def layers(given: Given) -> list[Layer]:
     """Return the sources of values over a draft's own, in their order: later wins."""
     request, context, options = given.request, given.context, given.options
     card_values = request.card.recipe if isinstance(request.card.recipe, dict) else {}
     tag_values: dict[str, Scalar] = {key: "true" if value is None else value for key, value in request.overrides}
-    named = [Layer(origin=option, values={key: value}) for option, key, value in options.named]
     return [
         Layer(origin="card", values={key: value for key, value in card_values.items() if key != "name"}),
         Layer(origin=f"context file {context.file}", values=context.file_settings),
         Layer(origin="--additional-context", values=context.option_settings),
-        *named,
         Layer(origin="tag", values=tag_values if given.draft.templates else {}),
         *(Layer(origin="--set", values={key: value}) for key, value in options.sets),
     ]
@@ -143,10 +151,16 @@ def _actions(given: Given) -> tuple[Action, ...]:
     drafted = given.draft.actions or (Action(kind="run", argv=("bash", "run.sh"), cwd="{folder}"),)
     known = given.context.known
     fill = {
-        "{args}": given.args if known.model_args is None else known.model_args,
+        "{args}": _run_args(given),
         "{encapsulate}": f"{known.encapsulate_script} " if known.encapsulate_script else "",
     }
     return tuple(replace(action, argv=tuple(_filled(word, fill) for word in action.argv)) for action in drafted)
+
+
+def _run_args(given: Given) -> str:
+    """Return the args the run gets: the context's model_args replace the card's, whose the row keeps."""
+    replaced = given.context.known.model_args
+    return given.args if replaced is None else replaced
 
 
 def settle_model_dir(plan: RunPlan, name: str) -> RunPlan:
@@ -170,9 +184,9 @@ def _filled(word: str, fill: Mapping[str, str]) -> str:
 
 
 def _environment(given: Given, resolved: Resolved, granted: Granted, launcher: str) -> Environment:
-    backend_env: dict[str, str] = dict(given.draft.env)
+    host_env: dict[str, str] = {}
     if given.runtime.runtime != "docker":
-        backend_env |= visible_devices(given.machine, granted.gpu_ids) | {"MADLITE_PYTHON": given.options.python}
+        host_env = visible_devices(given.machine, granted.gpu_ids) | {"MADLITE_PYTHON": given.options.python}
     return make_environment(
         given.request.card,
         given.machine,
@@ -180,22 +194,23 @@ def _environment(given: Given, resolved: Resolved, granted: Granted, launcher: s
         given.context,
         n_gpus=len(granted.gpu_ids),
         launcher=launcher,
-        credentials=given.credentials,
-        backend_env=backend_env,
+        credentials=given.credentials or {},
+        backend_env=given.draft.env,
+        host_env=host_env,
         set_env=resolved.env,
     )
 
 
-def _image(given: Given, ref: str) -> Image | None:
-    foreign = given.options.image or given.context.known.MAD_CONTAINER_IMAGE
+def _image(given: Given, asked: str) -> Image | None:
+    foreign = given.options.image or asked or given.context.known.MAD_CONTAINER_IMAGE
     if foreign:
         return Image(ref=foreign)
     if given.dockerfile is None:
-        return Image(ref=ref) if ref else None
+        return Image(ref=given.draft.image) if given.draft.image else None
     card = given.request.card
     args = _build_args(given)
     return Image(
-        ref=f"ci-{_flat(card.name).lower()}_{given.dockerfile.path.name.removesuffix('.Dockerfile')}",
+        ref=image_name(card.name, given.dockerfile.path.name),
         dockerfile=given.dockerfile.path,
         context=given.dockerfile.context,
         build_args=args,
@@ -204,15 +219,23 @@ def _image(given: Given, ref: str) -> Image | None:
     )
 
 
+def image_name(card_name: str, dockerfile: str) -> str:
+    """Return MAD's name for a card's image, `ci-<card>_<Dockerfile>`; what a registry refuses becomes `_`.
+
+    Grammar: a repository name of the OCI distribution specification.
+    """
+    name = f"ci-{_flat(card_name).lower()}_{dockerfile.removesuffix('.Dockerfile')}"
+    if re.fullmatch(r"[a-z0-9]+(?:(?:\.|_{1,2}|-+)[a-z0-9]+)*", name):
+        return name
+    return re.sub(r"[^a-z0-9.-]+|(?<=[._-])[._-]+", "_", name.lower()).strip("._-")
+
+
 def _build_args(given: Given) -> dict[str, EnvValue]:
     arch = {"MAD_SYSTEM_GPU_ARCHITECTURE": given.machine.architecture} if given.machine.gpus else {}
-    asked: dict[str, EnvValue] = {key: str(value) for key, value in given.context.known.docker_build_arg.items()}
-    return {
-        **secret_args(given.options.environ),
-        **arch,
-        **asked,
-        **credential_env(given.request.card, given.credentials),
-    }
+    asked = {key: str(value) for key, value in given.context.known.docker_build_arg.items()}
+    credential = credential_env(given.request.card, given.credentials or {})
+    known = collect(given.options.environ, credential.values())
+    return {**secret_args(given.options.environ), **arch, **guard(asked, known), **credential}
 
 
 def _n_gpus_origin(given: Given, resolved: Resolved) -> str:
@@ -224,6 +247,8 @@ def _n_gpus_origin(given: Given, resolved: Resolved) -> str:
 def _image_origin(given: Given, resolved: Resolved) -> str:
     if given.options.image:
         return "--image"
+    if "image" in resolved.plan:
+        return resolved.origins["image"]
     if given.context.known.MAD_CONTAINER_IMAGE:
         return given.context.origins.get("MAD_CONTAINER_IMAGE", "context")
     return "card's Dockerfile" if given.dockerfile else resolved.origins.get("image", "card")
@@ -292,8 +317,10 @@ def _blocked(given: Given, granted: Granted, image: Image | None) -> Blocked | N
         return _skip(
             Cause.SKIPPED_ARCH, f"card '{card.name}' is not meant for {arch}", "--disable-skip-gpu-arch runs it"
         )
-    if card.cred and given.credentials and card.cred not in given.credentials:
+    if card.cred and given.credentials is not None and card.cred not in given.credentials:
         return _fail(Cause.PREPARE, f"card '{card.name}' needs credential '{card.cred}', credential.json has none")
+    if given.draft.problem:
+        return _fail(Cause.PREPARE, given.draft.problem)
     if given.runtime.blocked or granted.blocked:
         return given.runtime.blocked or granted.blocked
     if given.runtime.runtime == "docker" and image is None:

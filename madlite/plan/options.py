@@ -17,7 +17,6 @@ class Options(Value, frozen=True):
     backend: str = ""
     timeout_s: int | None = None
     sets: tuple[tuple[str, str], ...] = ()  # --set key=value, in order
-    named: tuple[tuple[str, str, str], ...] = ()  # (option, key, value) of options that are short for a --set
     live_output: bool = False
     keep_alive: bool = False
     keep_model_dir: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from madlite.errors import UsageProblem
@@ -10,6 +11,9 @@ from madlite.plan.options import Options
 from madlite.types import Blocked, Card, Cause, Machine, Place, Problem, Status, Value
 
 Availability = Callable[[str], "Problem | None"]
+"""Says why a runtime cannot be used now; raises UsageProblem for a name that is no runtime's."""
+MOST_GPUS = 65536  # numbers from there on are a slip, and a range of them would fill the memory
+_RANGE = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?")
 
 
 class Choice(Value, frozen=True):
@@ -22,9 +26,10 @@ class Choice(Value, frozen=True):
 
 
 class Granted(Value, frozen=True):
-    """The GPUs a run gets; `blocked` when the machine has too few."""
+    """The GPUs a run gets; `blocked` when the machine has too few, `wanted` being what was asked for all the same."""
 
     gpu_ids: tuple[int, ...]
+    wanted: int = 0
     note: str = ""
     blocked: Blocked | None = None
 
@@ -33,13 +38,14 @@ def choose_runtime(card: Card, options: Options, has_image: bool, available: Ava
     """Return docker unless asked otherwise; host by itself only for cards that list it and no engine answers.
 
     Raises:
-        UsageProblem: the runtime asked for is not one the card lists.
+        UsageProblem: the runtime asked for is not one the card lists, or the one of the card does not exist.
     """
     if options.runtime:
         return _asked_for(card, options.runtime, available)
     listed = card.runtimes or ("docker",)
     if "docker" not in listed:
-        return Choice(runtime=listed[0], origin="card")
+        problem = _of_card(card, listed[0], available)
+        return Choice(runtime=listed[0], origin="card", blocked=_unreachable(problem) if problem else None)
     if "host" in listed and not has_image:
         return Choice(runtime="host", origin="card", note="runs on the host: the card names no image")
     problem = available("docker")
@@ -48,6 +54,15 @@ def choose_runtime(card: Card, options: Options, has_image: bool, available: Ava
     if "host" in listed:
         return Choice(runtime="host", origin="card", note=f"runs on the host: {problem.what}")
     return Choice(runtime="docker", origin="default", blocked=_unreachable(problem))
+
+
+def _of_card(card: Card, runtime: str, available: Availability) -> Problem | None:
+    try:
+        return available(runtime)
+    except UsageProblem as unknown:
+        raise UsageProblem(
+            f"card '{card.name}' ({card.source}) names runtime '{runtime}': {unknown.message}", unknown.hint
+        ) from None
 
 
 def _asked_for(card: Card, runtime: str, available: Availability) -> Choice:
@@ -72,10 +87,12 @@ def grant_gpus(card: Card, machine: Machine, context: Context, asked: int | None
     Visible are the context's `docker_gpus` (`0,2-4`), else all.  On a CPU machine there is none to grant.
 
     Raises:
-        UsageProblem: `docker_gpus` is no list of GPU numbers.
+        UsageProblem: `docker_gpus` is no list of GPU numbers, or the count asked for is less than -1.
     """
     visible = expand_ids(context.known.docker_gpus) or tuple(gpu.index for gpu in machine.gpus)
     count = asked if asked is not None else context.n_gpus if context.n_gpus is not None else int(card.n_gpus)
+    if count < -1:
+        raise UsageProblem(f"n_gpus {count} is less than -1", "-1 asks for every GPU: --set n_gpus=-1")
     if machine.vendor == "CPU":
         note = f"no GPU here: runs on the CPU, though the card asks for {count}" if count > 0 else ""
         return Granted(gpu_ids=(), note=note)
@@ -83,8 +100,8 @@ def grant_gpus(card: Card, machine: Machine, context: Context, asked: int | None
     have = {gpu.index for gpu in machine.gpus}
     missing = sorted(set(visible) - have)
     if wanted > len(have) or wanted > len(visible) or missing:
-        return Granted(gpu_ids=(), blocked=_too_few(card, wanted, len(have), visible, missing))
-    return Granted(gpu_ids=visible[:wanted])
+        return Granted(gpu_ids=(), wanted=wanted, blocked=_too_few(card, wanted, len(have), visible, missing))
+    return Granted(gpu_ids=visible[:wanted], wanted=wanted)
 
 
 def _too_few(card: Card, wanted: int, have: int, visible: tuple[int, ...], missing: list[int]) -> Blocked:
@@ -106,13 +123,12 @@ def expand_ids(text: str | None) -> tuple[int, ...]:
         UsageProblem: it is no such list.
     """
     ids: set[int] = set()
-    for part in (text or "").replace(" ", "").strip("{}").split(","):
-        first, dash, last = part.partition("-")
-        if not part:
-            continue
-        if not first.isdigit() or (dash and not last.isdigit()):
-            raise UsageProblem(f"docker_gpus {text!r} is no list of GPU numbers", 'write it like "0,2-4"')
-        ids |= set(range(int(first), int(last if dash else first) + 1))
+    for part in filter(None, (text or "").replace(" ", "").strip("{}").split(",")):
+        found = _RANGE.fullmatch(part)
+        first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+        if not first <= last < MOST_GPUS:
+            raise UsageProblem(f"docker_gpus: {part!r} is no GPU number or range", 'write it like "0,2-4"')
+        ids |= set(range(first, last + 1))
     return tuple(sorted(ids))
 
 

@@ -12,11 +12,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from madlite.errors import UsageProblem
+from madlite.secrets import mask_values
 from madlite.types import FileTemplate, RunPlan, Value
 
 if TYPE_CHECKING:
     import jinja2
+
+
+# what an expression of a template can raise besides Jinja's own errors; more would hide a bug of ours
+_MISTAKES = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError)
 
 
 class Rendered(Value, frozen=True):
@@ -46,9 +53,9 @@ def _render_one(plan: RunPlan, file: FileTemplate, search: tuple[Path, ...]) -> 
 
     try:
         text = _environment(search).get_template(file.template).render(_variables(plan))
-    except TemplateError as error:
+    except (TemplateError, *_MISTAKES) as error:
         raise _problem(error, source, plan) from error
-    return Rendered(path=file.path, data=text.encode(), template=source)
+    return Rendered(path=file.path, data=text.encode("utf-8", "surrogateescape"), template=source)
 
 
 def _find(name: str, search: tuple[Path, ...], plan: RunPlan) -> Path:
@@ -94,11 +101,11 @@ def write_toml(value: object) -> str:
 
 def _variables(plan: RunPlan) -> dict[str, object]:
     try:
-        args = shlex.split(plan.args)
+        args = shlex.split(plan.run_args)
     except ValueError as error:
-        raise UsageProblem(f"args of card '{plan.card.name}' are no shell words ({error}): {plan.args}") from None
+        raise UsageProblem(f"args of card '{plan.card.name}' are no shell words ({error}): {plan.run_args}") from None
     return {
-        "plan": plan,
+        "plan": _without_secrets(plan),
         "card": plan.card,
         "variant": plan.variant,
         "settings": plan.settings,
@@ -106,16 +113,23 @@ def _variables(plan: RunPlan) -> dict[str, object]:
         "n_gpus": plan.place.gpus_per_node,
         "nproc": max(1, plan.place.gpus_per_node),
         "folder": plan.folder_inside,
-        "args": plan.args,
+        "args": plan.run_args,
         "args_list": args,
     }
 
 
-def _problem(error: jinja2.TemplateError, source: Path, plan: RunPlan) -> UsageProblem:
+def _without_secrets(plan: RunPlan) -> RunPlan:
+    """Return the plan for a template, which could call `reveal` and write the secret into a file."""
+    image = plan.image and replace(plan.image, build_args=mask_values(plan.image.build_args))
+    return replace(plan, env=mask_values(plan.env), image=image)
+
+
+def _problem(error: Exception, source: Path, plan: RunPlan) -> UsageProblem:
     """Word a template's mistake: which file, which line where it is known, and for which backend."""
     line = getattr(error, "lineno", None) or _line_of(error, source)
     where = f"{getattr(error, 'filename', None) or source}" + (f" line {line}" if line else "")
-    return UsageProblem(f"template {where} of backend '{plan.backend}': {error.message or error}")
+    what = getattr(error, "message", None) or f"{type(error).__name__}: {error}"
+    return UsageProblem(f"template {where} of backend '{plan.backend}': {what}")
 
 
 def _line_of(error: BaseException, source: Path) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 
 import msgspec
@@ -22,6 +23,8 @@ ALIASES = {
     "timeout": "timeout_s",
 }
 _WHOLE = {"seq_len", "micro_batch", "global_batch", "steps", "warmup_steps"}
+_LEAST = {**dict.fromkeys(_WHOLE, 1), "warmup_steps": 0, "timeout_s": 0, "stop_grace_s": 0, "n_gpus": -1}
+_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 
 class Layer(Value, frozen=True):
@@ -77,7 +80,8 @@ def _known(variant: Variant | None, settings: Mapping[str, Scalar]) -> list[str]
 
 def _key(given: str, known: list[str], settings: Mapping[str, Scalar], layer: Layer) -> str | None:
     """Return the key a user's spelling stands for; None where an unknown one may pass."""
-    name = given.strip().replace("-", "_") if given not in settings else given
+    given = given.strip().removeprefix("variant.").removeprefix("settings.")  # as explain shows them
+    name = given.replace("-", "_") if given not in settings else given
     if name in known or (name.startswith("env.") and len(name) > 4):
         return name
     if ALIASES.get(name) in known:
@@ -106,15 +110,24 @@ def _dotted(key: str, settings: Mapping[str, Scalar]) -> str:
 def _fit(key: str, value: Scalar, settings: Mapping[str, Scalar], where: str) -> Scalar:
     """Return the value in the type its key has; `true`, `8` and `1e-3` are read from text."""
     if key.startswith("env."):
-        return str(value)
+        return _variable(key[4:], value, where)
     wanted = type(settings[key]) if key in settings else int if key in _WHOLE else PLAN_KEYS.get(key, str)
     try:
         fitted = _convert(value, wanted)
     except (ValueError, OverflowError):
         raise UsageProblem(f"{where}: {key} takes {_NOUNS[wanted]}") from None
-    if key in _WHOLE and (fitted < 0 or (fitted == 0 and key != "warmup_steps")):  # type: ignore[operator]
-        raise UsageProblem(f"{where}: {key} takes a whole number above 0")
+    if key == "precision" and key not in settings:
+        fitted = str(fitted).upper()
+    least = _LEAST.get(key)
+    if least is not None and key not in settings and fitted < least:  # type: ignore[operator]
+        raise UsageProblem(f"{where}: {key} takes {_NOUNS[wanted]} of at least {least}")
     return fitted
+
+
+def _variable(name: str, value: Scalar, where: str) -> str:
+    if not _NAME.fullmatch(name) or "\0" in str(value):
+        raise UsageProblem(f"{where.partition('=')[0]}: no environment variable can have this name or value")
+    return str(value)
 
 
 _NOUNS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}

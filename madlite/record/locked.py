@@ -93,7 +93,21 @@ def _opened(path: Path) -> Held:
 
 
 def _target(path: Path) -> Path:
-    return Path(os.path.realpath(path))  # a link stays a link: what it names is replaced
+    """Return the file that rows go to: a link stays a link, and what it names is replaced.
+
+    Raises:
+        RecordError: it is a device, a pipe, a file of the kernel's, or one that has no name any more.
+    """
+    target = Path(os.path.realpath(path))
+    try:
+        here = path.stat()
+    except OSError:  # not there yet, or out of reach: opening it tells
+        plain = True
+    else:
+        plain = stat.S_ISDIR(here.st_mode) or (stat.S_ISREG(here.st_mode) and target.exists())
+    if not plain or target.parts[1:2] in (("proc",), ("sys",)):
+        raise _no_plain_file(path)
+    return target
 
 
 def _open(target: Path, extra: int) -> int:
@@ -102,7 +116,11 @@ def _open(target: Path, extra: int) -> int:
 
 def _check_plain(path: Path, fd: int) -> None:
     if not stat.S_ISREG(os.fstat(fd).st_mode):
-        raise RecordError(f"{path} is no plain file, so no rows can be appended to it", "name a plain file: -o FILE")
+        raise _no_plain_file(path)
+
+
+def _no_plain_file(path: Path) -> RecordError:
+    return RecordError(f"{path} is no plain file, so no rows can be appended to it", "name a plain file: -o FILE")
 
 
 def _check_folder(folder: Path) -> None:

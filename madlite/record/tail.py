@@ -8,10 +8,9 @@ from __future__ import annotations
 import csv
 import io
 import os
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
+from madlite.csvtext import unlimited_fields
 from madlite.record.header import Header
 from madlite.types import Value
 
@@ -50,16 +49,6 @@ def mend_of(fd: int, header: Header) -> Mend:
     missing = max(0, width - ending.last)
     torn = ending.quoted or missing > 0
     return Mend(cut=_half_character(tail) if torn else 0, text='"' * ending.quoted + "," * missing + header.newline)
-
-
-@contextmanager
-def unlimited_fields() -> Iterator[None]:
-    """Let csv read fields of any size: a limit must not cost a user an earlier row."""
-    limit = csv.field_size_limit(sys.maxsize)
-    try:
-        yield
-    finally:
-        csv.field_size_limit(limit)
 
 
 def _ending_of(fd: int, width: int) -> tuple[bytes, _Ending]:

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import msgspec
 
+from madlite.csvtext import unlimited_fields
 from madlite.errors import RecordError
 from madlite.record.header import Header, read_header, text_of
 from madlite.record.lines import csv_line
 from madlite.record.locked import Held
-from madlite.record.tail import unlimited_fields
 
 _SUFFIX = ".widening"
 _RANDOM = "[a-z0-9_]" * 8  # what mkstemp puts into a name

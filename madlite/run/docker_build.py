@@ -44,6 +44,7 @@ class _Attempt:
         self._say = say
         self._step = ""
         self._last_line = ""
+        self._begun = ""  # the start of a line that the builder has not finished
 
     @property
     def failed_at_base(self) -> bool:
@@ -57,8 +58,10 @@ class _Attempt:
             with closing_answers(self._client):
                 for item in self._client.build(**_arguments(self._image), pull=pull, decode=True):
                     if "error" in item:
+                        self._take("\n")
                         return self._problem(str(item["error"]).strip())
                     self._take(str(item.get("stream", "")))
+                self._take("\n")
         except docker.errors.APIError as error:
             return self._problem(said(error))
         except (OSError, TypeError) as error:
@@ -66,7 +69,12 @@ class _Attempt:
         return None
 
     def _take(self, text: str) -> None:
-        for line in filter(None, map(str.strip, _COLOUR.sub("", text).splitlines())):
+        """Pass the output on in whole lines: half a line may hold half a secret, which nobody would know."""
+        text = _COLOUR.sub("", text)
+        if _STEP.match(text) or text.lstrip().startswith(_BUILDERS_OWN):
+            self._begun += "\n"
+        whole, end, self._begun = (self._begun + text).rpartition("\n")
+        for line in filter(None, map(str.strip, (whole + end).splitlines())):
             if found := _STEP.match(line):
                 self._step, self._last_line = found["instruction"], ""
             elif not line.startswith(_BUILDERS_OWN):

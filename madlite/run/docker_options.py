@@ -11,6 +11,7 @@ import click
 
 from madlite.errors import UsageProblem
 from madlite.run import docker_values as read
+from madlite.secrets import Redactor, assigned
 from madlite.types import Json
 
 _IGNORED = ""  # has no meaning here, or is decided by the plan: name, working folder, foreground
@@ -113,17 +114,22 @@ def add_options(body: dict[str, Json], text: str, environ: Mapping[str, str], or
 
 def _expand(word: str, environ: Mapping[str, str]) -> str:
     if "$(" in word or "`" in word:
-        raise ValueError(f"'{word}' asks for a command's output, and no shell runs here")
+        raise ValueError(f"'{_shown(word)}' asks for a command's output, and no shell runs here")
 
     def value(found: re.Match[str]) -> str:
         name = found[1] or found[2]
         if name not in environ:
-            raise ValueError(f"'{word}' needs the variable {name}, which is not set")
+            raise ValueError(f"'{_shown(word)}' needs the variable {name}, which is not set")
         return environ[name]
 
     if word == "~" or word.startswith("~/"):
         word = "$HOME" + word[1:]
     return _VARIABLE.sub(value, word)
+
+
+def _shown(word: str) -> str:
+    """Return a word for a message: of `HF_TOKEN=…` the name alone."""
+    return Redactor(assigned([word])).text(word)
 
 
 def _parse(words: list[str]) -> list[tuple[Option, tuple[str, ...]]]:

@@ -7,13 +7,14 @@ ContainerCreate. What a dry run prints and what is sent come from the same funct
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Mapping
 
 from madlite.errors import UsageProblem
 from madlite.run.docker_client import proxy_environment
 from madlite.run.docker_options import add_options
 from madlite.run.marks import FOLDER_LABEL, KEPT_LABEL, RUN_LABEL, RUN_MARK
-from madlite.secrets import MASK
+from madlite.secrets import assigned, mask_values, reveal
 from madlite.types import EnvValue, Json, Mount, RunPlan, Secret
 
 KEEPER = ["cat"]  # waits on its terminal for ever: the container lives until it is stopped
@@ -21,7 +22,7 @@ KEEPER = ["cat"]  # waits on its terminal for ever: the container lives until it
 
 def shown(plan: RunPlan, environ: Mapping[str, str]) -> dict[str, Json]:
     """Return the request for people: secrets as `***`, and the name the container gets if it is free."""
-    return {"Name": container_name(plan), **_request(plan, environ, _mask)}
+    return {"Name": container_name(plan), **_request(plan, environ, mask_values)}
 
 
 def container_name(plan: RunPlan) -> str:
@@ -31,10 +32,36 @@ def container_name(plan: RunPlan) -> str:
 
 def sent(plan: RunPlan, environ: Mapping[str, str]) -> dict[str, Json]:
     """Return the request with its secrets, for the engine alone."""
-    return _request(plan, environ, _reveal)
+    return _request(plan, environ, reveal)
 
 
-def _request(plan: RunPlan, environ: Mapping[str, str], show: Callable[[EnvValue], str]) -> dict[str, Json]:
+def secrets_asked(plan: RunPlan, environ: Mapping[str, str]) -> tuple[Secret, ...]:
+    """Return the secrets that only the request holds: of the card's docker options, their files, and proxies.
+
+    Never raises: options that cannot be read are told where the container starts; they are masked as far as they go.
+    """
+    if plan.image is None:
+        return ()
+    body: dict[str, Json] = {"Env": {}, "Labels": {}, "HostConfig": {}}
+    try:
+        add_options(body, plan.engine_options.extra, environ, "")
+    except UsageProblem:
+        body["Env"] = dict(enumerate(map(Secret, _spelled_out(plan.engine_options.extra))))
+    asked = [value for value in body["Env"].values() if isinstance(value, Secret)]
+    proxies = [value for value in proxy_environment(environ).values() if isinstance(value, Secret)]
+    return (*asked, *(value for value in proxies if "@" in value.reveal()))
+
+
+def _spelled_out(options: str) -> tuple[str, ...]:
+    try:
+        return assigned((options, *shlex.split(options)))
+    except ValueError:
+        return assigned((options,))
+
+
+def _request(
+    plan: RunPlan, environ: Mapping[str, str], show: Callable[[Mapping[str, EnvValue]], Mapping[str, EnvValue | str]]
+) -> dict[str, Json]:
     if plan.image is None:
         raise UsageProblem(f"card '{plan.card.name}' names no image to run in", "--image REF names one")
     body: dict[str, Json] = {
@@ -49,7 +76,7 @@ def _request(plan: RunPlan, environ: Mapping[str, str], show: Callable[[EnvValue
     origin = plan.origins.get("engine_options.extra", f"card '{plan.card.name}'")
     add_options(body, plan.engine_options.extra, environ, origin)
     body["WorkingDir"] = f"{plan.inside}/"
-    body["Env"] = [f"{name}={show(value)}" for name, value in {**body["Env"], RUN_MARK: plan.id}.items()]
+    body["Env"] = [f"{name}={value}" for name, value in show({**body["Env"], RUN_MARK: plan.id}).items()]
     body["Labels"] |= _labels(plan)
     body["HostConfig"] = {name: value for name, value in body["HostConfig"].items() if value not in ((), [], "")}
     return body
@@ -95,11 +122,3 @@ def _mount(mount: Mount) -> Json:
 def _labels(plan: RunPlan) -> dict[str, str]:
     kept = {KEPT_LABEL: "1"} if plan.keep_alive else {}
     return {RUN_LABEL: plan.id, FOLDER_LABEL: str(plan.folder), **kept}
-
-
-def _mask(value: EnvValue) -> str:
-    return MASK.decode() if isinstance(value, Secret) else value
-
-
-def _reveal(value: EnvValue) -> str:
-    return value.reveal() if isinstance(value, Secret) else value

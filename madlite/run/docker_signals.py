@@ -75,6 +75,6 @@ def send(client: Client, container: str, name: str, session: str = "") -> int:
     except docker.errors.APIError as error:  # the container ended meanwhile
         _LOG.debug("no %s for %s: %s", name, container, said(error))
         return _NOTHING_LEFT
-    if code not in (0, _NOTHING_LEFT):
+    if code in (126, 127):  # other codes: the attempt itself was killed with the container
         _LOG.warning("%s cannot be sent inside container %s (no /bin/sh?): it will be killed", name, container[:12])
     return code

@@ -139,6 +139,8 @@ def variables_of_file(path: str, environ: Mapping[str, str]) -> dict[str, EnvVal
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is no UTF-8 text") from None
     found: dict[str, EnvValue] = {}
     for line in lines:
         if line.strip() and not line.lstrip().startswith("#"):

@@ -9,14 +9,18 @@ import fcntl
 import os
 import re
 import secrets
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from datetime import datetime, timezone
 from pathlib import Path
 
 from madlite.errors import UsageProblem
-from madlite.types import RunPlan, to_json
+from madlite.plan.make import secrets_of
+from madlite.secrets import collect, masked_json
+from madlite.types import RunPlan
 
 RUNS = "madlite_runs"
+_TURN_S = 0.2
 LOCK, HANDLE, RECORD, PLAN, LOG, CLEANED = "lock", "handle", "record.json", "plan.json", "run.log", "cleaned"
 
 
@@ -34,8 +38,8 @@ class RunFolder:
         self._lock = lock
 
     @classmethod
-    def create(cls, plan: RunPlan, files: Iterable[tuple[str, bytes]]) -> RunFolder:
-        """Make the folder, take its lock, and write the plan and the rendered files.
+    def create(cls, plan: RunPlan, files: Iterable[tuple[str, bytes]], known: Iterable[str] = ()) -> RunFolder:
+        """Make the folder, take its lock, and write the plan, `known` secrets masked, and the rendered files.
 
         Raises:
             UsageProblem: the working folder cannot be written to.
@@ -46,7 +50,7 @@ class RunFolder:
             lock = os.open(plan.folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             folder = cls(plan.folder, lock)
-            folder.write(PLAN, to_json(plan).encode())
+            folder.write(PLAN, masked_json(plan, (*known, *collect({}, secrets_of(plan).values()))).encode())
             for name, data in files:
                 folder.write(name, data)
         except OSError as error:
@@ -96,6 +100,32 @@ def claim_model_dir(plan: RunPlan) -> tuple[str, int]:
     raise BlockingIOError(f"{plan.model_dir} is in use by other runs")
 
 
+def claim_results(plan: RunPlan, keep_waiting: Callable[[], bool]) -> int | None:
+    """Take the lock of the results file that the plan's script leaves in the workspace; None for a plan without one.
+
+    Scripts write it to the one place that all runs of a folder share, so runs that use the same name take turns.
+
+    Raises:
+        OSError: the workspace cannot be written to.
+        TimeoutError: `keep_waiting` said no before the lock was free.
+    """
+    name = plan.result_rule.file.replace("/", "_")
+    if plan.result_rule.kind != "multiple_results" or not name:
+        return None
+    plan.folder.parent.mkdir(parents=True, exist_ok=True)
+    lock = os.open(plan.folder.parent / f".{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not keep_waiting():
+                os.close(lock)
+                raise TimeoutError(f"another run of this folder still uses {name}") from None
+            time.sleep(_TURN_S)
+        else:
+            return lock
+
+
 def is_alive(folder: Path) -> bool:
     """Say whether a madlite process still holds the run."""
     try:
@@ -118,8 +148,9 @@ def unfinished(workspace: Path) -> tuple[Path, ...]:
         return ()
     candidates = sorted(path.parent for path in runs.glob(f"*/{PLAN}"))
     ended = (RECORD, CLEANED)
+    # the lock first: a run that ends between the two questions has its record by then
     return tuple(
-        path for path in candidates if not any((path / name).exists() for name in ended) and not is_alive(path)
+        path for path in candidates if not is_alive(path) and not any((path / name).exists() for name in ended)
     )
 
 

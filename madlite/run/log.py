@@ -18,6 +18,7 @@ class RunLog:
 
     def __init__(self, path: Path, legacy: Path | None, secrets: Iterable[str], sinks: Iterable[Sink]) -> None:
         self.problem = ""
+        self._at_line_start = True
         self._sinks = tuple(sinks)
         secrets = tuple(secrets)
         self._redactors = {1: Redactor(secrets), 2: Redactor(secrets)}
@@ -32,7 +33,7 @@ class RunLog:
     def say(self, text: str) -> None:
         """Add a line of madlite's own, e.g. of an image build."""
         masked = self._redactors[1].text(text.rstrip("\n") + "\n").encode("utf-8", "surrogateescape")
-        self._write(masked)
+        self._write(masked if self._at_line_start else b"\n" + masked)
 
     def settle(self) -> None:
         """Pass on what is held back; call it when an action ends."""
@@ -52,6 +53,7 @@ class RunLog:
             sink(data, stream)
 
     def _write(self, data: bytes) -> None:
+        self._at_line_start = data.endswith(b"\n")
         view = memoryview(data)
         try:
             while view:

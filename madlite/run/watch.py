@@ -1,15 +1,22 @@
-"""What ends a run before its time: the clock, Ctrl-C, TERM, and HUP of a dropped connection."""
+"""What ends a run before its time: the clock, Ctrl-C, TERM, and HUP of a dropped connection.
+
+A signal can arrive at any instruction of the main thread, so its handler takes no lock and starts nothing: it sets a
+plain attribute and writes one byte to a pipe, which the watch's own thread reads.
+"""
 
 from __future__ import annotations
 
+import os
+import select
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 
 from madlite.errors import ExitCode
-from madlite.types import Cause, Session, Value
+from madlite.types import Cause, Say, Session, Value
 
 _SIGNALS = {
     signal.SIGINT: ExitCode.INTERRUPTED,
@@ -17,6 +24,8 @@ _SIGNALS = {
     signal.SIGHUP: ExitCode.HANGUP,
 }
 _WORDS = {signal.SIGINT: "interrupted (Ctrl-C)", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}
+_STOP, _HURRY, _END = b"s", b"h", b"e"
+_LONGEST_WAIT_S = 3600.0  # of one select; a longer limit is waited for in turns
 
 
 class Reason(Value, frozen=True):
@@ -33,41 +42,73 @@ class Interrupted(BaseException):
 class Watch:
     """Ends one session when it is asked to or when its time is over; the first reason stays."""
 
-    def __init__(self, limit_s: float | None, grace_s: float) -> None:
+    def __init__(self, limit_s: float | None, grace_s: float, say: Say = lambda text: None) -> None:
         self.reason: Reason | None = None
+        self._say = say
         self._limit_s = limit_s
         self._grace_s = grace_s
-        self._wake = threading.Event()
-        self._session: Session | None = None
-        self._over = False
+        self._read, self._write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
     def request(self, reason: Reason) -> None:
         """Ask for the end; asked a second time, nothing waits any more. Safe in a signal handler."""
-        if self.reason is None:
+        first = self.reason is None
+        if first:
             self.reason = reason
-            self._wake.set()
-        elif self._session is not None:
-            threading.Thread(target=self._session.stop, args=(0.0,), daemon=True).start()
+        self._tell(_STOP if first else _HURRY)
 
     @contextmanager
     def guard(self, session: Session) -> Iterator[None]:
         """Watch over the session while the block runs."""
-        self._session = session
-        thread = threading.Thread(target=self._wait, name="madlite-watch", daemon=True)
+        thread = threading.Thread(target=self._watch, args=(session,), name="madlite-watch", daemon=True)
         thread.start()
         try:
             yield
         finally:
-            self._over = True
-            self._wake.set()
+            self._tell(_END)
             thread.join()
-            self._session = None
 
-    def _wait(self) -> None:
-        if not self._wake.wait(self._limit_s) and self._limit_s is not None:
-            self.reason = Reason(cause=Cause.TIMEOUT, text=f"timed out after {self._limit_s:g} s")
-        if self.reason is not None and self._session is not None and not self._over:
-            self._session.stop(self._grace_s)
+    def close(self) -> None:
+        """Give the pipe back."""
+        os.close(self._read)
+        os.close(self._write)
+
+    def _tell(self, word: bytes) -> None:
+        try:
+            os.write(self._write, word)
+        except BlockingIOError:  # it has been told often enough
+            return
+
+    def _watch(self, session: Session) -> None:
+        """Wait for words and the clock; stops run in threads of their own, so that a second word is heard."""
+        deadline = None if self._limit_s is None else time.monotonic() + self._limit_s
+        stops: list[threading.Thread] = []
+        while True:
+            words = self._hear(deadline)
+            if _END in words:
+                break
+            if not words and deadline is not None and time.monotonic() >= deadline:
+                deadline = None
+                self.reason = self.reason or Reason(cause=Cause.TIMEOUT, text=f"timed out after {self._limit_s:g} s")
+                words = _STOP
+            if _STOP in words:
+                self._say(f"stopping: {self.reason.text if self.reason else ''} (Ctrl-C kills it now)")
+                stops.append(_start(session, self._grace_s))
+            if _HURRY in words:
+                self._say("killing it")
+                stops.append(_start(session, 0.0))
+        for stop in stops:
+            stop.join()
+
+    def _hear(self, deadline: float | None) -> bytes:
+        wait_s = _LONGEST_WAIT_S if deadline is None else min(_LONGEST_WAIT_S, max(0.0, deadline - time.monotonic()))
+        ready, _, _ = select.select([self._read], [], [], wait_s)
+        return os.read(self._read, 64) if ready else b""
+
+
+def _start(session: Session, grace_s: float) -> threading.Thread:
+    thread = threading.Thread(target=session.stop, args=(grace_s,), name="madlite-stop", daemon=True)
+    thread.start()
+    return thread
 
 
 class Signals:
@@ -113,11 +154,11 @@ class Signals:
             signal.signal(number, before)  # type: ignore[arg-type]
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        first = self.received is None
-        if first:
+        if self.received is None:
             self.received = number
-        if self.watch is not None:
-            self.watch.request(self.reason)
+        watch = self.watch
+        if watch is not None:
+            watch.request(self.reason)
         if self._may_raise:
             self._may_raise = False
             raise Interrupted

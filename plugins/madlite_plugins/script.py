@@ -1,7 +1,8 @@
 """A MAD card's own script, run as it is.
 
 The steps, their order and their limits are MAD's: a fresh model folder (`run_directory`, or the repository's name),
-the clone of `url`, a copy of the folder that holds the script, then `bash <script> <args>` in the model folder.
+the clone of `url`, a copy of the folder that holds the script, then `bash <script> <args>` in the model folder. Other
+than there, a folder of the repository's name that madlite did not make is never removed.
 """
 
 from __future__ import annotations
@@ -29,11 +30,21 @@ from madlite import (
 )
 
 CLONE_LIMIT_S = 240.0
+_MARK = ".git/madlite"  # in a clone that madlite made; git status does not look there
+_OURS = f'[ "$1" = run_directory ] || [ -e "$1/{_MARK}" ]'
+_CLEAR = (
+    f'if {{ [ -e "$1" ] || [ -L "$1" ]; }} && ! {{ {_OURS}; }}; then '
+    'echo "madlite: the repository is to be cloned into $1, but the one that is here was not made by madlite: '
+    'move it away, or remove it: rm -rf $1" >&2; exit 1; fi; rm -rf -- "$1" ".$1.cloning"'
+)
+# cloned beside and marked before it gets its name: a clone that was cut off is not taken for a user's folder
 _CLONE = (
-    'git -c safe.directory="*" clone -- "$1" "$2" && cd -- "$2" && git -c safe.directory="*" rev-parse HEAD '
+    f'git -c safe.directory="*" clone -- "$1" ".$2.cloning" && : >".$2.cloning/{_MARK}" && mv -- ".$2.cloning" "$2" '
+    '&& cd -- "$2" && git -c safe.directory="*" rev-parse HEAD '
     '&& git -c safe.directory="*" submodule update --init --recursive'
 )
 _FRESH = 'rm -rf -- "$1" && mkdir -p -- "$1"'
+_CLEAN = f'if {_OURS}; then rm -rf -- "$1"; fi'
 _COPY = 'cp -aL -- "$2" "$1"/ && chmod -R a+rw -- "$1"'
 _INTERPRETERS = {".py": "python3", ".sh": "bash", ".slurm": "bash"}
 
@@ -72,14 +83,13 @@ class Script:
                 result_rule=rule,
                 readers=(self.name,),
                 origin="card",
+                problem=_missing(card),
             )
         ]
 
     def check(self, plan: RunPlan) -> Iterable[Finding]:
-        """Find a script that is not there."""
-        script = plan.workspace / plan.card.scripts
-        if not script.exists():
-            yield Finding(message=f"card '{plan.card.name}': its script {plan.card.scripts} is not in this folder")
+        """Find nothing: a script that is not there keeps the plan from starting."""
+        return ()
 
     def assets(self, plan: RunPlan) -> Iterable[Asset]:
         """Need nothing beyond what the script fetches itself."""
@@ -106,7 +116,7 @@ def _actions(card: Card) -> Iterable[Action]:
     folder, script = _folder_and_script(card.scripts)
     source = f"{folder}/." if folder != "." else script
     if card.url:
-        yield _prepare(_FRESH, source)
+        yield _prepare(_CLEAR, source)
         yield Action(
             kind="clone", argv=("bash", "-c", _CLONE, "clone", card.url, "{model_dir}"), timeout_s=CLONE_LIMIT_S
         )
@@ -116,12 +126,20 @@ def _actions(card: Card) -> Iterable[Action]:
     # the args are the card author's shell text: expanded by the shell of the workload, never by the caller's
     command = f"{{encapsulate}}{_interpreter(script)} {_word(script)} {{args}}"
     yield Action(kind="run", argv=("bash", "-c", command), cwd="{model_dir}")
-    yield Action(kind="clean", argv=("rm", "-rf", "--", "{model_dir}"), only_after_success=False)
+    # without a repository the folder has a name of madlite's own
+    clean = ("bash", "-c", _CLEAN, "clean", "{model_dir}") if card.url else ("rm", "-rf", "--", "{model_dir}")
+    yield Action(kind="clean", argv=clean)
 
 
 def _prepare(command: str, source: str) -> Action:
     """One shell for several steps: each costs a container a tenth of a second."""
     return Action(kind="prepare", argv=("bash", "-c", command, "prepare", "{model_dir}", source))
+
+
+def _missing(card: Card) -> str:
+    if (card.root / card.scripts).exists():
+        return ""
+    return f"its script {card.scripts} is not in this folder: run it inside a checkout of ROCm/MAD"
 
 
 def _folder_and_script(scripts: str) -> tuple[str, str]:

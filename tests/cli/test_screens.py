@@ -16,7 +16,7 @@ from tests.plan.conftest import given  # noqa: F401 - a fixture
 
 @pytest.fixture
 def plan(given):  # noqa: F811
-    return make_plan(given())
+    return msgspec.structs.replace(make_plan(given()), blocked=None)
 
 
 @pytest.fixture

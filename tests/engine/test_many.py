@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from pathlib import Path
 
 import pytest
 
@@ -57,9 +58,24 @@ def test_a_bug_of_ours_still_writes_the_row(planned, monkeypatch):
         raise ZeroDivisionError("ours")
 
     monkeypatch.setattr("madlite.engine.one.judge", broken)
-    with pytest.raises(ZeroDivisionError):
-        run_many(plans, options, plugins, Quiet())
+    outcome = run_many([*plans, *plans], options, plugins, Quiet())
+    assert isinstance(outcome.bug, ZeroDivisionError) and outcome.not_started == ("m",)
     assert statuses(options) == ["FAILURE"]
+
+
+def test_a_record_that_cannot_be_written_costs_no_verdict(planned, monkeypatch):
+    plans, options, plugins = planned
+    real = Path.write_bytes
+
+    def full(path, data):
+        if "record.json" in path.name or "handle" in path.name:
+            raise OSError(28, "No space left on device")
+        return real(path, data)
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    outcome = run_many(plans, options, plugins, Quiet())
+    assert statuses(options) == ["SUCCESS"] and outcome.exit_code is ExitCode.OK
+    assert outcome.results[0].findings == ("record.json could not be written: No space left on device",)
 
 
 def test_a_backend_whose_reader_and_check_fail_is_named_and_the_run_goes_on(planned, monkeypatch):

@@ -25,7 +25,6 @@ def loud(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
         {"gpu_product": "AMD Instinct MI300X OAM", "n_gpus": 8},
         {"gpu_vendor": "AMD", "MAD_SYSTEM_GPU_PRODUCT_NAME": "AMD Instinct MI300X", "n_gpus": 8},
         {"gpu_vendor": "AMD", "gpu_arch": "gfx942:sramecc+:xnack-", "device": "MI300X", "n_gpus": 8},
-        {"device": "MI300X", "gpu_renderDs": list(range(128, 136))},
     ],
 )
 def test_eight_mi300x_that_are_elsewhere(loud: Bench, overrides: dict[str, object]) -> None:
@@ -34,6 +33,7 @@ def test_eight_mi300x_that_are_elsewhere(loud: Bench, overrides: dict[str, objec
     assert machine.product.startswith("AMD Instinct MI300X")
     assert [gpu.index for gpu in machine.gpus] == list(range(8))
     assert {gpu.memory_bytes for gpu in machine.gpus} == {192 * GIB}
+    assert machine.pretended
 
 
 @pytest.mark.parametrize(
@@ -69,8 +69,57 @@ def test_describing_the_machine_one_is_on_keeps_its_render_nodes(bench: Bench) -
     bench.mi300x(8)
     machine = bench.detect(gpu_vendor="AMD", MAD_SYSTEM_GPU_ARCHITECTURE="gfx942", n_gpus=8)
     assert [gpu.render_minor for gpu in machine.gpus] == list(range(128, 136))
+    assert not machine.pretended
     elsewhere = bench.detect(device="MI325X", n_gpus=8)
     assert {gpu.render_minor for gpu in elsewhere.gpus} == {None}
+    assert elsewhere.pretended
+
+
+def test_render_nodes_prove_no_gpu(bench: Bench) -> None:
+    """A GPU-less machine must not become eight MI300X by a list of numbers."""
+    with pytest.raises(CheckFailed, match="no AMD GPU is in this machine"):
+        bench.detect(gpu_vendor="AMD", device="MI300X", gpu_renderDs=list(range(128, 136)))
+
+
+def test_render_nodes_choose_among_the_gpus_and_add_none(bench: Bench) -> None:
+    bench.mi300x(2)
+    machine = bench.detect(gpu_renderDs=[140, 141, 142])
+    assert [gpu.render_minor for gpu in machine.gpus] == [140, 141]
+    assert machine.problems[0].what == "3 asked for, 2 are here"
+    assert [gpu.render_minor for gpu in bench.detect(gpu_renderDs=[141]).gpus] == [141]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "pretended"),
+    [
+        ({}, False),
+        ({"gpu_vendor": "CPU"}, False),
+        ({"n_gpus": 1}, False),
+        ({"n_gpus": 3}, True),
+        ({"device": "mi300x"}, False),
+        ({"device": "MI325X"}, True),
+        ({"device": "MI9999X"}, True),
+        ({"gpu_arch": "gfx942"}, False),
+        ({"gpu_arch": "gfx950"}, True),
+        ({"gpu_product": "AMD Instinct MI300X VF"}, False),
+        ({"gpu_product": "AMD Instinct MI355X"}, True),
+        ({"gpu_product": "node of the lab"}, False),
+        ({"rocm_version": "7.0"}, False),
+    ],
+)
+def test_a_machine_with_gpus_that_are_not_here_is_marked(
+    bench: Bench, overrides: dict[str, object], pretended: bool
+) -> None:
+    bench.mi300x(2)
+    assert bench.detect(**overrides).pretended is pretended
+
+
+@pytest.mark.parametrize(("overrides", "pretended"), [({"device": "h100"}, False), ({"gpu_arch": "NVIDIA H200"}, True)])
+def test_another_nvidia_gpu_than_is_here_is_marked(
+    bench: Bench, overrides: dict[str, object], pretended: bool
+) -> None:
+    bench.tool("nvidia-smi", ("*--query-gpu*", rows(2)), ("", TABLE))
+    assert bench.detect(**overrides).pretended is pretended
 
 
 def test_render_nodes_can_be_named(bench: Bench) -> None:
@@ -84,7 +133,7 @@ def test_a_vendor_alone_restricts_detection(bench: Bench) -> None:
     bench.tool("nvidia-smi", ("*--query-gpu*", rows(2)), ("", TABLE))
     with pytest.raises(CheckFailed, match="gpu_vendor asks for AMD, but no AMD GPU is in this machine") as refused:
         bench.detect(gpu_vendor="AMD")
-    assert "n_gpus" in refused.value.hint
+    assert "--dry-run --machine 8xMI300X" in refused.value.hint
     assert bench.detect(gpu_vendor="nvidia").device == "H100"
 
 

@@ -83,6 +83,16 @@ def test_a_failed_script_has_no_number_even_after_a_result_line(plan):
     assert verdict.evidence == "ValueError: bad" and "exit code 3" in verdict.reason
 
 
+def test_the_cause_is_told_from_torchruns_footer(plan):
+    text = (
+        "[rank0]:[rank0]: ValueError: Some arguments are not used: ['--nosuch']\n"
+        "E1121 torch/distributed/elastic/multiprocessing/api.py:984] failed (exitcode: 1) local_rank: 0\n"
+        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n  exitcode  : 1 (pid: 7)\n"
+    )
+    verdict = judge(plan(), Witnesses(exit=Exit(code=1, duration_s=1.0)), follow(text))
+    assert verdict.evidence == "ValueError: Some arguments are not used: ['--nosuch']"
+
+
 def test_a_plugins_rule_explains_first(plan):
     log = follow("x\nboom 17\nError: y\n", [FailureRule(pattern=r"boom \d+", cause="boom", hint="mind the boom")])
     verdict = judge(plan(), Witnesses(exit=Exit(code=1, duration_s=1.0)), log)

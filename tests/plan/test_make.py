@@ -8,13 +8,16 @@ import msgspec
 import pytest
 
 from madlite.errors import UsageProblem
-from madlite.plan.context import read_context
+from madlite.plan.context import Context, read_context
 from madlite.plan.dockerfiles import Dockerfile
 from madlite.plan.make import make_plan, model_dir, settle_model_dir
 from madlite.plan.options import Options
-from madlite.plan.place import Choice, expand_ids
+from madlite.plan.place import Choice, expand_ids, grant_gpus
 from madlite.types import Card, Cause, Gpu, Machine, Secret, Status, to_json
 from tests.plan.conftest import eight_mi300x, rendered_draft
+
+
+CARD = Card(name="tiny", root=Path(), source="models.json", n_gpus="2")
 
 
 def card(tmp_path: Path, **changes: object) -> Card:
@@ -125,6 +128,21 @@ def test_on_the_host_runtime_paths_are_the_hosts(given, tmp_path):
     assert plan.image is None and plan.inside == str(tmp_path) and plan.mounts == ()
     assert plan.env["MADLITE_PYTHON"] == "/opt/py/bin/python"
     assert plan.env["HIP_VISIBLE_DEVICES"] == "0,1"
+    origins = {name: plan.origins[f"env.{name}"] for name in ("MADLITE_PYTHON", "HIP_VISIBLE_DEVICES", "FROM_RECIPE")}
+    assert origins == {
+        "MADLITE_PYTHON": "runtime host", "HIP_VISIBLE_DEVICES": "runtime host", "FROM_RECIPE": "recipe",
+    }  # fmt: skip
+
+
+def test_the_guest_os_follows_the_context(given):
+    assert make_plan(given()).env["MAD_GUEST_OS"] == "UBUNTU"
+    plan = make_plan(given(context=read_context(None, '{"guest_os": "CENTOS"}')))
+    assert (plan.env["MAD_GUEST_OS"], plan.origins["env.MAD_GUEST_OS"]) == ("CENTOS", "--additional-context")
+
+
+def test_a_card_with_data_gets_their_names(given, tmp_path):
+    assert make_plan(given(card=card(tmp_path, data=("squad", "wiki")))).env["MAD_DATANAME"] == "squad,wiki"
+    assert "MAD_DATANAME" not in make_plan(given()).env
 
 
 @pytest.mark.parametrize(
@@ -159,7 +177,8 @@ def test_nvidia_is_skipped_by_its_short_name(given, tmp_path, arch):
 def test_gpu_lists(tmp_path):
     assert expand_ids("0,2-4") == (0, 2, 3, 4)
     assert expand_ids("") == ()
-    for bad in ("a", "1-", "-1", "0;1"):
+    assert expand_ids("65535") == (65535,)
+    for bad in ("a", "1-", "-1", "0;1", "²", "٣", "5-1", "65536", "0-9999999999", "9" * 5000):
         with pytest.raises(UsageProblem):
             expand_ids(bad)
 
@@ -168,6 +187,22 @@ def test_gpus_that_are_not_there_are_refused(given, tmp_path):
     context = read_context(None, '{"docker_gpus": "7-9"}')
     plan = make_plan(given(card=card(tmp_path), context=context))
     assert plan.blocked.cause is Cause.GPUS and "8, 9" in plan.blocked.reason
+
+
+def test_a_refused_run_still_says_how_many_gpus_it_wanted():
+    all_there = grant_gpus(CARD, eight_mi300x(), Context(), None)
+    assert (all_there.wanted, all_there.gpu_ids) == (2, (0, 1))
+    assert grant_gpus(CARD, eight_mi300x(), Context(), -1).wanted == 8
+    refused = grant_gpus(CARD, eight_mi300x(), Context(), 64)
+    assert (refused.wanted, refused.gpu_ids) == (64, ()) and refused.blocked is not None
+    assert grant_gpus(CARD, Machine(), Context(), None).wanted == 0, "a CPU run uses none"
+
+
+def test_a_count_below_minus_one_is_refused():
+    with pytest.raises(UsageProblem, match="n_gpus -5 is less than -1"):
+        grant_gpus(CARD, eight_mi300x(), Context(), -5)
+    with pytest.raises(UsageProblem, match="n_gpus -2 is less than -1"):
+        grant_gpus(CARD, Machine(), read_context(None, '{"n_gpus": -2}'), None)
 
 
 @pytest.mark.parametrize(

@@ -36,12 +36,22 @@ def test_the_nearest_folder_wins(given, tmp_path):
         ("{% if %}", "line 1"),
         ("{% include 'absent.j2' %}", "absent.j2"),
         ("{{ ''.__class__.__mro__ }}", "unsafe"),
+        ("a\n{{ 1 / 0 }}", "line 2.*ZeroDivisionError"),
+        ("{{ variant.steps + 'a' }}", "TypeError"),
+        ("{{ range(10 ** 9) }}", "OverflowError"),
     ],
 )
 def test_a_templates_mistake_is_one_sentence_with_its_place(given, tmp_path, text, said):
     with pytest.raises(UsageProblem, match=said) as caught:
         render(make_plan(given()), [write(tmp_path / "t", text)])
     assert "tiny" in caught.value.message
+
+
+def test_a_template_of_noise_is_one_sentence(given, tmp_path):
+    folder = write(tmp_path / "t", "")
+    (folder / "tiny/run.sh.j2").write_bytes(b"\xff\xfe")
+    with pytest.raises(UsageProblem, match=r"run\.sh\.j2.*UnicodeDecodeError"):
+        render(make_plan(given()), [folder])
 
 
 def test_a_missing_template_names_where_it_was_looked_for(given, tmp_path):
