@@ -92,6 +92,8 @@ def _run(planned: Sequence[Any], options: Any, plugins: Any) -> int:
         screen.total(outcome, options.output)
         if outcome.bug is not None:
             raise outcome.bug
+        if sink.dropped_bytes:
+            screen.warn(f"{sink.dropped_bytes} bytes were not shown: nobody read them; the log has them")
     finally:
         screen.close()
         sink.close()

@@ -127,3 +127,53 @@ def test_exit_codes(causes, code):
         for cause in causes
     ]
     assert exit_code(results) is code
+
+
+def test_plugins_hear_of_a_run_while_it_goes_on(planned):
+    """Removing any of these calls from the engine fails here, whatever the plugin room says of itself."""
+    import types
+
+    from madlite.hookspecs import hookimpl
+    from madlite.types import FailureRule, Finding
+
+    plans, options, plugins = planned
+    heard: list[str] = []
+    listener = types.ModuleType("listener")
+    hooks = {
+        "madlite_checks": lambda plan: heard.append("checks") or [Finding(message="odd", hint="do x")],
+        "madlite_run_started": lambda plan: heard.append(f"started {plan.card.name}"),
+        "madlite_run_finished": lambda plan, result: heard.append(f"finished {result.status.value}"),
+        "madlite_failure_rules": lambda: [FailureRule(pattern=r"boom \d+", cause="x", hint="mind it"), "nonsense"],
+    }
+    for name, function in hooks.items():
+        setattr(listener, name, hookimpl(function))
+    plugins.register("listener", listener, "listener", "1")
+    (options.workspace / "run.sh").write_text("echo boom 7\nexit 1\n")
+    assert check_plans(plans, plugins) == ("odd (do x)",)
+    outcome = run_many(plans, options, plugins, Quiet())
+    assert heard == ["checks", "started m", "finished FAILURE"]
+    assert outcome.results[0].evidence == "boom 7" and "mind it" in outcome.results[0].reason
+    assert "nonsense" in plugins.problems[0].what
+
+
+def test_plugins_hear_of_steps(planned):
+    import types
+
+    from madlite.backend import TemplateBackend, step_pattern
+    from madlite.engine.screen import Planned
+    from madlite.hookspecs import hookimpl
+
+    plans, options, plugins = planned
+    heard: list[int] = []
+    listener = types.ModuleType("listener")
+    listener.madlite_run_step = hookimpl(lambda step: heard.append(step.n))
+    plugins.register("listener", listener, "listener", "1")
+
+    class Steps(TemplateBackend):
+        name = "steps"
+        step = step_pattern(r"step=(?P<n>\d+) loss=(?P<loss>\S+)")
+
+    (options.workspace / "run.sh").write_text("echo step=1 loss=2; echo step=2 loss=1; echo 'performance: 5 x'\n")
+    (one,) = plans
+    run_many([Planned(plan=one.plan, backends=(Steps(),), files=(), runtime=one.runtime)], options, plugins, Quiet())
+    assert heard == [1, 2]

@@ -13,16 +13,6 @@ import pytest
 
 pytestmark = pytest.mark.install
 PAGE = Path(__file__).parents[2] / "docs" / "plugins.md"
-TRAIN = """
-import argparse
-parser = argparse.ArgumentParser()
-parser.add_argument("--steps", type=int)
-parser.add_argument("--lr", type=float)
-args = parser.parse_args()
-print("learning rate", args.lr)
-for n in range(1, args.steps + 1):
-    print(f"step={n} tps={2000 + n:,} loss={5 / n:.3f}")
-"""
 
 
 @pytest.fixture(scope="module")
@@ -33,17 +23,12 @@ def site(tmp_path_factory):
     assert [name for name, _ in blocks] == [
         "pyproject.toml",
         "tiny_backend/__init__.py",
+        "tiny_backend/train.py",
         "tiny_backend/templates/tiny/run.sh.j2",
     ]
     for name, text in blocks:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
-    (root / "tiny").mkdir()
-    (root / "tiny/__init__.py").touch()
-    (root / "tiny/train.py").write_text(TRAIN)
-    build = '[build-system]\nrequires = ["hatchling"]\nbuild-backend = "hatchling.build"\n'
-    wheel = '[tool.hatch.build.targets.wheel]\npackages = ["tiny_backend", "tiny"]\n'
-    (root / "pyproject.toml").write_text(build + (root / "pyproject.toml").read_text() + wheel)
     target = tmp_path_factory.mktemp("site")
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--target"]
     subprocess.run([*pip, str(target), str(root)], check=True, capture_output=True)

@@ -115,9 +115,7 @@ def test_a_machine_with_gpus_that_are_not_here_is_marked(
 
 
 @pytest.mark.parametrize(("overrides", "pretended"), [({"device": "h100"}, False), ({"gpu_arch": "NVIDIA H200"}, True)])
-def test_another_nvidia_gpu_than_is_here_is_marked(
-    bench: Bench, overrides: dict[str, object], pretended: bool
-) -> None:
+def test_another_nvidia_gpu_than_is_here_is_marked(bench: Bench, overrides: dict[str, object], pretended: bool) -> None:
     bench.tool("nvidia-smi", ("*--query-gpu*", rows(2)), ("", TABLE))
     assert bench.detect(**overrides).pretended is pretended
 
