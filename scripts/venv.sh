@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # venv.sh PYTHON FOLDER: make the environment the demo and the tests run in, with a torch in it.
 # Where PYTHON can import torch, the environment sees PYTHON's packages, so that a ROCm or CUDA build stays in use;
-# else pip installs the build that its index has, from PyPI on x86-64 Linux the one with CUDA, 2.5 GB to download; the
-# small CPU build: PIP_INDEX_URL=https://download.pytorch.org/whl/cpu with PIP_EXTRA_INDEX_URL=https://pypi.org/simple
+# else pip installs the build that its index offers; PyPI's for Linux on x86-64 brings CUDA.
 set -euo pipefail
 python=$1 folder=$2
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import posixpath
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
@@ -187,22 +187,21 @@ def _checked(entry: dict[str, Json], where: str, at: str) -> _Entry:
     raise CatalogError(f"{where}: {at}.{field} must be {expected}, found {_shown(entry[field])}")
 
 
-def _refuse_nul(value: Json, where: str, at: str) -> None:
+def _refuse_nul(entry: Json, where: str, at: str) -> None:
     """Let no text hold a NUL: neither a command nor a variable nor a path can carry it.
 
     Raises:
         CatalogError: one does; the message holds its place.
     """
-    inside: Iterable[tuple[Json, str]] = ()
-    if isinstance(value, Mapping):
-        _refuse_nul(list(value), where, f"{at} (a key)")
-        inside = ((item, f"{at}.{key}") for key, item in value.items())
-    elif isinstance(value, list | tuple):
-        inside = ((item, f"{at}[{n}]") for n, item in enumerate(value))
-    elif isinstance(value, str) and "\0" in value:
-        raise CatalogError(f"{where}: {at} must be text without a NUL character, found {_shown(value)}")
-    for item, place in inside:
-        _refuse_nul(item, where, place)
+    pending = [(entry, at)]
+    while pending:
+        value, place = pending.pop()
+        if isinstance(value, Mapping):
+            pending += [(key, f"{place} key") for key in value] + [(item, f"{place}.{key}") for key, item in value.items()]
+        elif isinstance(value, list | tuple):
+            pending += [(item, f"{place}[{n}]") for n, item in enumerate(value)]
+        elif isinstance(value, str) and "\0" in value:
+            raise CatalogError(f"{where}: {place} must be text without a NUL character, found {_shown(value)}")
 
 
 def _bad_field(entry: dict[str, Json]) -> str:

@@ -58,7 +58,6 @@ class _Attempt:
             with closing_answers(self._client):
                 for item in self._client.build(**_arguments(self._image), pull=pull, decode=True):
                     if "error" in item:
-                        self._take("\n")
                         return self._problem(str(item["error"]).strip())
                     self._take(str(item.get("stream", "")))
                 self._take("\n")
@@ -73,8 +72,9 @@ class _Attempt:
         text = _COLOUR.sub("", text)
         if _STEP.match(text) or text.lstrip().startswith(_BUILDERS_OWN):
             self._begun += "\n"
-        whole, end, self._begun = (self._begun + text).rpartition("\n")
-        for line in filter(None, map(str.strip, (whole + end).splitlines())):
+        lines = (self._begun + text).splitlines(keepends=True)
+        self._begun = "" if text.endswith(("\n", "\r")) or not lines else lines.pop()
+        for line in filter(None, map(str.strip, lines)):
             if found := _STEP.match(line):
                 self._step, self._last_line = found["instruction"], ""
             elif not line.startswith(_BUILDERS_OWN):
@@ -82,6 +82,7 @@ class _Attempt:
             self._say(line)
 
     def _problem(self, words: str) -> RuntimeProblem:
+        self._take("\n")
         where = f"{self._image.dockerfile} does not build"
         if self.failed_at_base:
             known = pull_problem(self._image.base or self._step.split()[-1], words)

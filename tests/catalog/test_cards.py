@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from madlite.catalog.cards import read_cards
+from madlite.catalog.cards import make_card, read_cards
 from madlite.errors import CatalogError
 from madlite.types import Card
 
@@ -131,6 +131,48 @@ def test_timeout_minus_one_is_the_default_and_zero_no_limit(written: int, expect
     assert one(timeout=written).timeout_s == expected
 
 
+@pytest.mark.parametrize(
+    ("fields", "place"),
+    [
+        ({"n_gpus": "9" * 5000}, "n_gpus"),
+        ({"n_gpus": "0" * 5000}, "n_gpus"),
+        ({"n_gpus": 1_000_001}, "n_gpus"),
+        ({"gpu_count": "1000001"}, "gpu_count"),
+        ({"timeout": 10**400}, "timeout"),
+        ({"timeout": 11 * 365 * 24 * 3600}, "timeout"),
+    ],
+)
+def test_numbers_that_nobody_can_mean_are_refused_by_their_place(fields: dict[str, object], place: str) -> None:
+    with pytest.raises(CatalogError, match=rf"models\.json: \$\[0\]\.{place} must be .*found") as refused:
+        one(**fields)
+    assert len(refused.value.message) < 300
+
+
+def test_the_largest_numbers_are_taken() -> None:
+    assert (one(n_gpus="1000000").n_gpus, one(n_gpus=" 08 ").n_gpus) == ("1000000", "08")
+    assert one(timeout=10 * 365 * 24 * 3600).timeout_s == 315_360_000
+
+
+@pytest.mark.parametrize(
+    ("fields", "place"),
+    [
+        ({"args": "a\0b"}, "args"),
+        ({"tags": ["x", "y\0"]}, "tags[1]"),
+        ({"recipe": {"lr\0": 1}}, "recipe key"),
+        ({"distributed": {"launcher": "\0"}}, "distributed.launcher"),
+    ],
+)
+def test_a_nul_in_a_text_is_refused_by_its_place(fields: dict[str, object], place: str) -> None:
+    with pytest.raises(CatalogError, match="NUL") as refused:
+        one(**fields)
+    assert refused.value.message.startswith(f"models.json: $[0].{place} must be text without a NUL")
+
+
+def test_a_number_too_long_to_be_written_is_still_refused_in_words() -> None:
+    with pytest.raises(CatalogError, match=r"cards\[0\]\.timeout must be a whole number"):
+        make_card({"name": "m", "timeout": 10**5000}, "plugin x", "cards[0]", ROOT)
+
+
 def test_tags_may_be_one_text_with_commas() -> None:
     assert one(tags="xs, x2,").tags == ("xs", "x2")
 
@@ -170,17 +212,17 @@ def test_a_sub_folders_card_without_paths_gets_none() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "expected"),
     [
-        ("n_gpus", [8], 'n_gpus must be text such as "8" or "-1", found [8]'),
-        ("n_gpus", "all", 'n_gpus must be text such as "8" or "-1", found "all"'),
-        ("n_gpus", "", 'n_gpus must be text such as "8" or "-1", found ""'),
-        ("n_gpus", -2, 'n_gpus must be text such as "8" or "-1", found -2'),
-        ("n_gpus", True, 'n_gpus must be text such as "8" or "-1", found true'),
-        ("gpus_per_node", 1.5, 'gpus_per_node must be text such as "8" or "-1", found 1.5'),
-        ("timeout", -2, "timeout must be a whole number of seconds, 0 for no limit or -1 for the default, found -2"),
+        ("n_gpus", [8], 'n_gpus must be text such as "8" or "-1", at most "1000000", found [8]'),
+        ("n_gpus", "all", 'n_gpus must be text such as "8" or "-1", at most "1000000", found "all"'),
+        ("n_gpus", "", 'n_gpus must be text such as "8" or "-1", at most "1000000", found ""'),
+        ("n_gpus", -2, 'n_gpus must be text such as "8" or "-1", at most "1000000", found -2'),
+        ("n_gpus", True, 'n_gpus must be text such as "8" or "-1", at most "1000000", found true'),
+        ("gpus_per_node", 1.5, 'gpus_per_node must be text such as "8" or "-1", at most "1000000", found 1.5'),
+        ("timeout", -2, "timeout must be a whole number of seconds up to 315360000, 0 for no limit or -1 for the default, found -2"),
         (
             "timeout",
             "60",
-            'timeout must be a whole number of seconds, 0 for no limit or -1 for the default, found "60"',
+            'timeout must be a whole number of seconds up to 315360000, 0 for no limit or -1 for the default, found "60"',
         ),
         ("tags", ["a", 1], 'tags must be a list of texts, or one text with commas, found ["a", 1]'),
         ("data", {"a": 1}, 'data must be a list of texts, or one text with commas, found {"a": 1}'),

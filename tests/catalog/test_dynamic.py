@@ -243,3 +243,40 @@ def test_an_update_model_that_raises_is_told_with_its_line(tmp_path: Path) -> No
     (model,) = found_in(tmp_path, code)
     with pytest.raises(CatalogError, match=r"^scripts/dyn/get_models_json\.py: line 4: OSError: no weights$"):
         model.complete()
+
+
+def test_the_environment_is_put_back_and_kept_for_the_files_own_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FROM_OUTSIDE", "1")
+    code = """
+        import os
+        from madengine.utils.discover_models import CustomModel
+
+        os.environ["PATH"] = ""
+        os.environ["OWN"] = "mine"
+        del os.environ["FROM_OUTSIDE"]
+
+        class Model(CustomModel):
+            def update_model(self):
+                self.args = f"{os.environ['OWN']} {os.environ['PATH']} {os.environ.get('FROM_OUTSIDE')}"
+                os.environ["PATH"] = "/elsewhere"
+
+        def list_models():
+            return [Model(name="m")]
+    """
+    before = dict(os.environ)
+    (model,) = found_in(tmp_path, code)
+    assert dict(os.environ) == before
+    assert model.complete().args == "mine  None"
+    assert dict(os.environ) == before
+
+
+@pytest.mark.parametrize("raised", ["BaseException('stop it')", "GeneratorExit('stop it')", "SystemExit('stop it')"])
+def test_whatever_the_code_raises_is_a_problem_of_the_file(tmp_path: Path, raised: str) -> None:
+    assert "stop it" in problem_of(tmp_path, f"raise {raised}\n").what
+
+
+def test_an_interrupt_is_the_users_and_goes_on(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        problem_of(tmp_path, "raise KeyboardInterrupt\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 
 import pytest
@@ -27,6 +28,14 @@ def test_results_and_their_further_columns(tmp_path):
 def test_thousands_and_quotes(tmp_path):
     (metric,) = read(tmp_path, '\ufeffmodel,performance,metric\r\n"a,b","2,872",x\r\n').metrics
     assert (metric.label, metric.text) == ("a,b", "2872")
+
+
+def test_a_cell_may_be_longer_than_csv_reads_by_itself(tmp_path):
+    limit = csv.field_size_limit()
+    long = "x" * (limit + 1)
+    (metric,) = read(tmp_path, f"model,performance,metric,notes\na,5,x,{long}\n").metrics
+    assert (metric.text, metric.columns["notes"]) == ("5", long)
+    assert csv.field_size_limit() == limit, "other code's limit is as it was"
 
 
 def test_a_status_column_is_not_believed(tmp_path):

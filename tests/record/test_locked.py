@@ -116,6 +116,15 @@ def test_file_removed_while_waiting_for_the_lock_is_made_again(perf: Path, monke
     assert models(perf) == ["new"]
 
 
+def test_links_to_a_plain_file_are_followed_also_before_it_is_there(perf: Path) -> None:
+    link = perf.with_name("link.csv")
+    link.symlink_to(perf)
+    for model in ("a", "b"):
+        check_appendable(link)
+        append_rows(link, [row(model=model)])
+    assert models(perf) == ["a", "b"] and link.is_symlink()
+
+
 @pytest.mark.parametrize("of_a_run", [append_rows, lambda path, rows: check_appendable(path)], ids=["append", "check"])
 class TestRefusals:
     """What keeps rows out is said the same before a run and after it, and nothing is changed."""
@@ -140,6 +149,29 @@ class TestRefusals:
         assert len(caught.value.message) < len(str(perf)) + 350
         assert "-o " in caught.value.hint
         assert perf.read_bytes() == content
+
+    @pytest.mark.parametrize(
+        "name", ["/dev/null", "/dev/full", "/proc/perf.csv", "/proc/version", "/proc/self/environ", "/sys/perf.csv"]
+    )
+    def test_devices_and_files_of_the_kernel(self, of_a_run, name: str) -> None:
+        with pytest.raises(RecordError, match=f"{name} is no plain file"):
+            of_a_run(Path(name), [row(model="a")])
+
+    @pytest.mark.parametrize("kind", ["pipe", "deleted"])
+    def test_a_descriptor_without_a_file_of_its_own(self, perf: Path, of_a_run, kind: str) -> None:
+        """As -o /dev/stdout names it, with the output piped or its file removed."""
+        if kind == "pipe":
+            other, fd = os.pipe()
+        else:
+            other, fd = os.open("/dev/null", os.O_RDONLY), os.open(perf, os.O_RDWR | os.O_CREAT)
+            perf.unlink()
+        try:
+            with pytest.raises(RecordError, match="is no plain file"):
+                of_a_run(Path(f"/dev/fd/{fd}"), [row(model="a")])
+        finally:
+            os.close(other)
+            os.close(fd)
+        assert not list(perf.parent.iterdir())
 
     def test_folder(self, perf: Path, of_a_run) -> None:
         perf.mkdir()

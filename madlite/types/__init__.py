@@ -1,0 +1,83 @@
+"""The frozen values and protocols that pass between rooms; no behaviour beyond what they are."""
+
+from __future__ import annotations
+
+from madlite.types.cards import Card, Problem, Request
+from madlite.types.drafts import Action, Draft, FileTemplate, MadMetric, Quantity, ResultRule, Variant
+from madlite.types.jsontext import to_json
+from madlite.types.machines import Gpu, Machine, Vendor
+from madlite.types.plans import Blocked, EngineOptions, Image, Mount, Place, RunPlan
+from madlite.types.protocols import Backend, Reader, Runtime, Say, Session
+from madlite.types.results import (
+    Asset,
+    EffectiveConfig,
+    Ended,
+    Event,
+    Exit,
+    FailureRule,
+    Finding,
+    ImageUsed,
+    Line,
+    Metric,
+    Phase,
+    Reference,
+    Result,
+    Row,
+    Step,
+    Summary,
+    Window,
+)
+from madlite.types.values import EnvValue, Json, Scalar, Secret, Value
+from madlite.types.verdicts import Cause, Status
+
+__all__ = [
+    "Action",
+    "Asset",
+    "Backend",
+    "Blocked",
+    "Card",
+    "Cause",
+    "Draft",
+    "EffectiveConfig",
+    "Ended",
+    "EngineOptions",
+    "EnvValue",
+    "Event",
+    "Exit",
+    "FailureRule",
+    "FileTemplate",
+    "Finding",
+    "Gpu",
+    "Image",
+    "ImageUsed",
+    "Json",
+    "Line",
+    "Machine",
+    "MadMetric",
+    "Metric",
+    "Mount",
+    "Phase",
+    "Place",
+    "Problem",
+    "Quantity",
+    "Reader",
+    "Reference",
+    "Request",
+    "Result",
+    "ResultRule",
+    "Row",
+    "RunPlan",
+    "Runtime",
+    "Say",
+    "Scalar",
+    "Secret",
+    "Session",
+    "Status",
+    "Step",
+    "Summary",
+    "Value",
+    "Variant",
+    "Vendor",
+    "Window",
+    "to_json",
+]

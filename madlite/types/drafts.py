@@ -1,0 +1,110 @@
+"""What a backend answers about a card."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Literal
+
+from madlite.types.values import Scalar, Value
+
+
+class Quantity(str, Enum):
+    """A number a training log can hold; the value names the unit."""
+
+    LOSS = "loss"
+    GRAD_NORM = "grad_norm"
+    LEARNING_RATE = "learning_rate"
+    TOKENS_PER_S_PER_GPU = "tokens/s/GPU"
+    SAMPLES_PER_S_PER_GPU = "samples/s/GPU"
+    IMAGES_PER_S_PER_GPU = "images/s/GPU"
+    TFLOPS_PER_GPU = "TFLOP/s/GPU"
+    STEP_TIME_S = "s/step"
+    MEMORY_RESERVED_GIB = "GiB reserved"
+    MEMORY_ALLOCATED_GIB = "GiB allocated"
+    MEMORY_PERCENT = "% of GPU memory"
+    MFU_PERCENT = "% MFU"
+
+
+class Variant(Value, frozen=True):
+    """One combination a backend can run: model × mode × precision, with sizes per GPU.
+
+    `micro_batch` is sequences per GPU and forward pass, `global_batch` sequences per optimizer step over all GPUs,
+    `seq_len` tokens, `warmup_steps` the first steps whose speed says nothing.
+    """
+
+    model: str
+    mode: str = "pretrain"
+    precision: str = ""
+    seq_len: int | None = None
+    micro_batch: int | None = None
+    global_batch: int | None = None
+    steps: int | None = None
+    warmup_steps: int = 5
+    release: str = ""
+
+
+class FileTemplate(Value, frozen=True):
+    """A file of the run folder: rendered from `template`, or copied byte for byte where `raw`."""
+
+    path: str  # relative to the run folder
+    template: str  # name on the template search path, e.g. torchtitan/run.sh.j2
+    raw: bool = False
+
+
+class MadMetric(Value, frozen=True):
+    """A result row that MAD's own parser would have written: its name and its rule over the printed steps.
+
+    `rule`: `last` the last printed value; `mean` over `[start:stop]` of the printed values, as Python slices do;
+    `summary` a figure the framework prints once (`key` names it).
+    """
+
+    metric: str
+    quantity: Quantity | None = None
+    rule: Literal["last", "mean", "summary"] = "last"
+    start: int = 0
+    stop: int | None = None
+    key: str = ""
+
+
+class ResultRule(Value, frozen=True):
+    """Where a run's result comes from.
+
+    `performance_line`: MAD's `performance: <number> <metric>`; `multiple_results`: the CSV named `file`; `steps`: the
+    steady window of the backend's steps, `headline` being its metric, plus `mad` for published numbers.
+    """
+
+    kind: Literal["performance_line", "multiple_results", "steps"] = "performance_line"
+    file: str = ""
+    headline: Quantity = Quantity.TOKENS_PER_S_PER_GPU
+    headline_metric: str = "tokens_per_s_per_gpu"
+    mad: tuple[MadMetric, ...] = ()
+    loss_expected: bool = True
+
+
+class Action(Value, frozen=True):
+    """One command of a session; `cwd` is relative to the workspace.
+
+    `{folder}` in `cwd` stands for the run folder; a `cwd` or a word of `argv` that is `{model_dir}` for the folder
+    that a MAD script runs in.
+    """
+
+    kind: Literal["prepare", "clone", "pre", "data", "run", "post", "clean"]
+    argv: tuple[str, ...]
+    cwd: str = "."
+    timeout_s: float | None = None
+
+
+class Draft(Value, frozen=True):
+    """A backend's answer for one variant: what it wants, before card, context and options have their say."""
+
+    variant: Variant | None = None
+    templates: tuple[FileTemplate, ...] = ()  # the one with path run.sh is what runs, where actions is empty
+    actions: tuple[Action, ...] = ()
+    settings: dict[str, Scalar] = {}  # the backend's own knobs, open to card, context, tag and --set
+    env: dict[str, str] = {}
+    image: str = ""
+    launcher: str = ""
+    result_rule: ResultRule = ResultRule()
+    readers: tuple[str, ...] = ()  # backends whose readers follow the log, this backend's own where empty
+    origin: str = ""  # where the values came from, e.g. "recipe demo.toml"
+    problem: str = ""  # why this cannot start here; it becomes a FAILURE row

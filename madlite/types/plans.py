@@ -1,0 +1,118 @@
+"""Everything decided about one run before it starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from madlite.types.cards import Card
+from madlite.types.drafts import Action, FileTemplate, ResultRule, Variant
+from madlite.types.machines import Machine
+from madlite.types.values import EnvValue, Scalar, Value
+from madlite.types.verdicts import Cause, Status
+
+
+class Image(Value, frozen=True):
+    """The container image of a run: `ref` to pull or find, or to build from `dockerfile`."""
+
+    ref: str
+    dockerfile: Path | None = None
+    context: Path | None = None
+    build_args: dict[str, EnvValue] = {}
+    base: str = ""  # the Dockerfile's BASE_DOCKER
+    no_cache: bool = False
+
+
+class Place(Value, frozen=True):
+    """Where a plan runs, apart from in what: one machine, and which of its GPUs."""
+
+    where: Literal["local", "slurm", "kubernetes"] = "local"
+    engine: Literal["none", "docker", "podman", "apptainer", "pyxis"] = "docker"
+    nodes: int = 1
+    gpus_per_node: int = 0
+    gpu_ids: tuple[int, ...] = ()
+
+
+class Mount(Value, frozen=True):
+    """A host path made visible at `target` inside a container."""
+
+    source: str
+    target: str
+    read_only: bool = False
+
+
+class EngineOptions(Value, frozen=True):
+    """How a container is started, beyond image, environment and mounts; `extra` is verbatim `docker run` options."""
+
+    user: str = "root"
+    network: str = "host"
+    ipc: str = "host"
+    group_add: tuple[str, ...] = ()
+    cap_add: tuple[str, ...] = ()
+    security_opt: tuple[str, ...] = ()
+    cpuset: str = ""
+    extra: str = ""
+
+
+class Blocked(Value, frozen=True):
+    """Why a plan must not start; it still becomes a row."""
+
+    status: Status
+    cause: Cause
+    reason: str
+    hint: str = ""
+
+
+class RunPlan(Value, frozen=True):
+    """Everything decided about one run before it starts.
+
+    Paths: `workspace` is the caller's folder on the host and `inside` what the actions see it as (`/myworkspace` in a
+    container); `folder` is the run folder on the host, always below `workspace`.  `origins` names for each dotted
+    field the source its value came from.
+    """
+
+    id: str
+    card: Card
+    backend: str
+    place: Place
+    machine: Machine
+    workspace: Path
+    inside: str
+    folder: Path
+    runtime: str = "docker"
+    readers: tuple[str, ...] = ()
+    variant: Variant | None = None
+    settings: dict[str, Scalar] = {}
+    image: Image | None = None
+    env: dict[str, EnvValue] = {}
+    mounts: tuple[Mount, ...] = ()
+    devices: tuple[str, ...] = ()  # host device files given to the container
+    engine_options: EngineOptions = EngineOptions()
+    templates: tuple[FileTemplate, ...] = ()
+    actions: tuple[Action, ...] = ()
+    launcher: str = ""
+    result_rule: ResultRule = ResultRule()
+    args: str = ""  # the card's args with the tag's additions, as perf.csv shows them
+    model_args: str | None = None  # the context's, which replace args at the run
+    model_dir: str = ""  # relative to the workspace, the folder a MAD script runs in
+    timeout_s: float | None = None  # wall clock of open … close, None without limit
+    stop_grace_s: float = 10.0  # INT, this long, TERM, this long, KILL
+    keep_alive: bool = False
+    keep_model_dir: bool = False
+    skip_model_run: bool = False
+    name: str = ""  # container name the contract asks for; taken when free
+    log_name: str = ""  # legacy log name in the workspace
+    give_back: tuple[int, int] | None = None  # uid, gid that own what the container wrote as root
+    origins: dict[str, str] = {}
+    notes: tuple[str, ...] = ()  # what the user should know before the start, one line each
+    blocked: Blocked | None = None
+
+    @property
+    def run_args(self) -> str:
+        """The args that the run gets."""
+        return self.args if self.model_args is None else self.model_args
+
+    @property
+    def folder_inside(self) -> str:
+        """The run folder as the actions see it."""
+        return f"{self.inside}/{self.folder.relative_to(self.workspace)}"

@@ -1,0 +1,165 @@
+"""What happens in a run, and what it comes to."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+from madlite.types.drafts import Quantity
+from madlite.types.values import Value
+from madlite.types.verdicts import Cause, Status
+
+
+class Line(Value, frozen=True):
+    """One line of a log; `t_s` seconds since the start of the run, NaN for a foreign log."""
+
+    text: str
+    t_s: float = 0.0
+    node: int = 0
+    rank: int | None = None
+
+
+class Step(Value, frozen=True):
+    """One training step's numbers, read from one log line that covers `span` steps."""
+
+    n: int
+    values: dict[Quantity, float]
+    rank: int | None = None
+    t_s: float = 0.0
+    phase: Literal["warmup", "train", "validate"] = "train"
+    span: int = 1
+
+
+class Phase(Value, frozen=True):
+    """The run entered a new phase, e.g. `compile`."""
+
+    name: str
+    t_s: float = 0.0
+
+
+class Summary(Value, frozen=True):
+    """Figures the framework computed itself over the whole run, as printed."""
+
+    values: dict[str, str]
+
+
+class EffectiveConfig(Value, frozen=True):
+    """What the trainer says it runs with."""
+
+    values: dict[str, str]
+
+
+class Ended(Value, frozen=True):
+    """The framework's own mark that it came to its end."""
+
+    marker: str
+
+
+Event: TypeAlias = Step | Phase | Summary | EffectiveConfig | Ended
+
+
+class Exit(Value, frozen=True):
+    """How an action ended: its exit code, or the signal (negative) that ended it; `timed_out` at its own limit."""
+
+    code: int
+    duration_s: float
+    timed_out: bool = False
+
+
+class ImageUsed(Value, frozen=True):
+    """The image a run used: `digest` is its repository digest, else its image id; empty without an image."""
+
+    ref: str = ""
+    digest: str = ""
+    build_duration_s: float | None = None
+    notes: tuple[
+        str, ...
+    ] = ()  # what a reader of the result should know, e.g. a base image that could not be refreshed
+
+
+class Window(Value, frozen=True):
+    """Statistics of the steady steps, in the headline quantity's unit; `cv` is std ÷ mean."""
+
+    quantity: Quantity
+    n: int
+    first_step: int
+    last_step: int
+    dropped: int
+    median: float
+    mean: float
+    std: float
+    cv: float
+    min: float
+    max: float
+
+
+class Metric(Value, frozen=True):
+    """One result row: `label` is appended to the model's name, `text` is the number as it goes into perf.csv."""
+
+    metric: str
+    text: str
+    status: Status
+    label: str = ""
+    value: float | None = None
+    cause: Cause = Cause.NONE
+    columns: dict[str, str] = {}
+
+
+class Result(Value, frozen=True):
+    """The outcome of one run; without a metric it is one blank FAILURE or SKIPPED row."""
+
+    plan_id: str
+    status: Status
+    cause: Cause = Cause.NONE
+    reason: str = ""  # one sentence for people
+    evidence: str = ""  # the line that decided it
+    window: Window | None = None
+    metrics: tuple[Metric, ...] = ()
+    findings: tuple[str, ...] = ()
+    exit_code: int | None = None
+    image: ImageUsed = ImageUsed()
+    durations_s: dict[str, float] = {}  # prepare, run, total
+    git_commit: str = ""
+    steps: int = 0
+    started: str = ""  # ISO 8601, UTC
+
+
+class Row(Value, frozen=True):
+    """One line of perf.csv, as text."""
+
+    cells: dict[str, str]
+
+
+class Finding(Value, frozen=True):
+    """What a check found; `fatal` keeps the run from starting."""
+
+    message: str
+    hint: str = ""
+    fatal: bool = False
+
+
+class Asset(Value, frozen=True):
+    """Something a plan needs from elsewhere: weights, a tokenizer, a data set."""
+
+    kind: Literal["model", "dataset", "tokenizer", "file"]
+    ref: str
+    gated: bool = False
+    size_bytes: int | None = None
+
+
+class FailureRule(Value, frozen=True):
+    """A pattern of a log line that explains a failure."""
+
+    pattern: str
+    cause: str
+    hint: str = ""
+
+
+class Reference(Value, frozen=True):
+    """A published number: which model, on what, by whom."""
+
+    model: str
+    device: str
+    metric: str
+    value: float
+    source: str
+    columns: dict[str, str] = {}

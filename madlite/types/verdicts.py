@@ -1,0 +1,35 @@
+"""How a run can end."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Status(str, Enum):
+    """perf.csv's status."""
+
+    SUCCESS = "SUCCESS"
+    FAILURE = "FAILURE"
+    SKIPPED = "SKIPPED"
+
+
+class Cause(str, Enum):
+    """Why a run is no SUCCESS."""
+
+    NONE = ""
+    BUILD = "build_failed"
+    IMAGE = "image_missing"
+    ENGINE = "engine_unreachable"
+    DISK = "disk_full"
+    PREPARE = "prepare_failed"
+    EXIT_CODE = "exit_code"
+    TIMEOUT = "timeout"
+    INTERRUPTED = "interrupted"
+    NO_METRIC = "no_metric"
+    BAD_NUMBER = "bad_number"
+    NAN_LOSS = "nan_loss"
+    INCOMPLETE = "incomplete"
+    GPUS = "too_few_gpus"
+    SKIPPED_ARCH = "skip_gpu_arch"
+    DEPRECATED = "deprecated"
+    INTERNAL = "internal_error"
