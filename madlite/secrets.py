@@ -32,7 +32,7 @@ _WORD = re.compile(r"(|true|false|none|null|yes|no|on|off)", re.IGNORECASE)
 _NUMBER = re.compile(r"[-+]?\d*\.?\d+")
 _ASSIGNED = re.compile(
     r"""(?<!\w)(?P<name>\w+)["']?\s*[=:]\s*"""
-    r"""(?:"(?P<double>(?:[^"\\]|\\.)*)"|'(?P<single>(?:[^'\\]|\\.)*)'|(?P<bare>[^\s"',{}]+))"""
+    r"""(?=(?:"(?P<double>(?:[^"\\]|\\.)*)"|'(?P<single>(?:[^'\\]|\\.)*)'|(?P<bare>[^\s"',{}]+)))"""
 )
 
 
@@ -181,7 +181,9 @@ def _any_of(spellings: list[AnyStr]) -> re.Pattern[AnyStr]:
 def _spellings(secret: str) -> set[str]:
     """A secret as it stands, line by line, and as URLs, JSON and both write it."""
     lines = [line for line in secret.splitlines() if len(line) >= 2 * SHORTEST]  # a key file, printed line by line
-    whole = {secret, secret.strip(), *lines, _encode(secret).decode("utf-8", "replace")}
+    whole = {secret, secret.strip(), *lines}
+    whole |= {_encode(secret).decode("utf-8", broken) for broken in ("replace", "backslashreplace")}
+    whole.add(secret.encode("utf-8", "backslashreplace").decode())  # as our own screen and JSON show such bytes
     written = {json.dumps(text, ensure_ascii=ascii_)[1:-1] for text in whole for ascii_ in (True, False)}
     texts = whole | written | {quote(_encode(text), safe="") for text in whole | written}
     return {text for text in texts if len(text) >= SHORTEST}

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from madlite.secrets import Redactor, collect, guard, is_secret_name
-from madlite.types import Secret, to_json
+from madlite.secrets import Redactor, assigned, collect, guard, is_secret, is_secret_name, masked_json
+from madlite.types import Image, Secret, to_json
 
 SECRET = "hf_Ab/c+9=x"
 
@@ -22,14 +22,47 @@ def test_names_of_secrets(name):
     assert is_secret_name(name)
 
 
-@pytest.mark.parametrize("name", "PATH TOKENIZERS_PARALLELISM TOKENIZER_MODEL HOME MAD_MODEL_NAME KEYBOARD".split())
+@pytest.mark.parametrize(
+    "name", "PATH TOKENIZERS_PARALLELISM TOKENIZER_MODEL HOME KEYBOARD MAX_NUM_BATCHED_TOKENS TOKENS_PER_STEP".split()
+)
 def test_names_of_settings(name):
     assert not is_secret_name(name)
 
 
 def test_only_what_can_be_a_secret_is_collected():
-    environ = {"HF_TOKEN": SECRET, "USE_TOKEN": "true", "A_PASSWORD": "abc", "X_SECRET": "/run/secrets/x", "N": "v"}
+    environ = {"HF_TOKEN": SECRET, "USE_TOKEN": "true", "A_PASSWORD": "abc", "X_SECRET_FILE": "/run/x", "N": "v"}
     assert collect(environ, [Secret("other_one"), "plain"]) == (SECRET, "other_one")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "secret"),
+    [
+        ("MAX_TOKEN", "131072", False),
+        ("EOS_TOKEN_ID", "128001", False),
+        ("DROP_TOKEN_RATE", "0.25", False),
+        ("HF_TOKEN_PATH", "/root/.cache/huggingface/token", False),
+        ("HF_TOKEN", "none", False),
+        ("DB_PASSWORD", "131072", True),
+        ("MAD_SECRETS_PIN", "131072", True),
+        ("AWS_SECRET_ACCESS_KEY", "/hf/SECRET+abc", True),
+        ("X_SECRET", "/hf/SECRET", True),
+    ],
+)
+def test_a_number_or_a_path_is_a_secret_where_the_name_leaves_no_doubt(name, value, secret):
+    assert is_secret(name, value) is secret
+    assert collect({name: value}) == ((value,) if secret else ())
+    assert isinstance(guard({name: value})[name], Secret) is secret
+
+
+def test_what_was_wrapped_is_masked_even_where_it_looks_like_a_setting():
+    assert collect({}, [Secret("131072"), Secret("/a/path"), Secret("abc")]) == ("131072", "/a/path")
+
+
+def test_a_variable_that_holds_a_known_secret_is_one():
+    assert guard({"URL": f"https://u:{SECRET}@h", "N": "v"}, [SECRET]) == {
+        "URL": Secret(f"https://u:{SECRET}@h"),
+        "N": "v",
+    }
 
 
 @given(st.integers(0, 40), st.integers(0, 40), st.text(max_size=20), st.text(max_size=20))
@@ -57,6 +90,80 @@ def test_urls_and_json_spell_it_otherwise():
 def test_a_key_file_is_masked_line_by_line():
     key = "-----BEGIN KEY-----\nAAAABBBBCCCC\n-----END KEY-----\n"
     assert "AAAABBBB" not in Redactor([key]).text("found AAAABBBBCCCC there")
+
+
+def parts(data: bytes, cuts: list[int]) -> list[bytes]:
+    places = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
+    return [data[a:b] for a, b in zip(places, places[1:], strict=False)]
+
+
+@given(
+    st.lists(st.text("abc", min_size=4, max_size=9), min_size=1, max_size=5),
+    st.lists(st.text("abcd\n", max_size=6), max_size=12),
+    st.lists(st.integers(0, 80), max_size=6),
+)
+def test_secrets_that_overlap_are_masked_the_same_however_they_are_cut(secrets, pieces, cuts):
+    data = "".join(pieces + secrets[:2] + pieces[:1]).encode()
+    redactor = Redactor(secrets)
+    out = b"".join(map(redactor.feed, parts(data, cuts))) + redactor.flush()
+    assert out == Redactor(secrets).text(data.decode()).encode()
+    covered = bytearray(data)
+    for secret in map(str.encode, secrets):
+        for at in range(len(data)):
+            if data.startswith(secret, at):
+                covered[at : at + len(secret)] = b"*" * len(secret)
+    assert out.replace(b"*", b"") == covered.replace(b"*", b""), "all of every secret is gone, and nothing else"
+
+
+def test_a_longer_secret_is_waited_for():
+    redactor = Redactor(["hf_abcd", "hf_abcdSECRET"])
+    assert redactor.feed(b"x hf_abcd") == b"x "
+    assert redactor.feed(b"SECRET\n") == b"***\n"
+    assert redactor.feed(b"hf_abcd") + redactor.feed(b"\n") + redactor.flush() == b"***\n"
+
+
+def test_little_is_held_of_an_endless_secret():
+    redactor = Redactor(["aaaa"])
+    out = [redactor.feed(b"a" * 10) for _ in range(20)]
+    assert out[0] == b"***" and b"".join(out) + redactor.feed(b"b") == b"***b"
+
+
+@pytest.mark.parametrize("secret", ["\udcff\udcfeabcd", "\ud800abcd", "\x00abcd", "ü€abcd", 'a"b\\c d'])
+def test_any_text_can_be_a_secret(secret):
+    redactor = Redactor([secret])
+    spelled = [secret, json.dumps(secret), to_json([secret]), quote(json.dumps(secret), errors="surrogatepass")]
+    for text in spelled:
+        assert "abcd" not in redactor.text(f"x {text} y") and "c d" not in redactor.text(text)
+
+
+def test_the_bytes_of_a_secret_are_masked_in_a_stream():
+    redactor = Redactor(["\udcff\udcfeabcd"])
+    assert redactor.feed(b"x \xff\xfeab") + redactor.feed(b"cd y") == b"x *** y"
+
+
+def test_json_stays_json_where_a_number_is_a_secret():
+    image = Image(ref="base:7200", build_args={"A": Secret("7200"), "B": "x7200", "7200": "y"})
+    shown = json.loads(masked_json([image, 7200, 1.5, None], ["7200"]))
+    assert shown[0]["ref"] == "base:***" and shown[0]["build_args"] == {"A": "***", "B": "x***", "***": "y"}
+    assert shown[1:] == [7200, 1.5, None]
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "--set=env.HF_TOKEN=hf_one",
+        "env.HF_TOKEN=hf_one",
+        '{"docker_env_vars": {"HF_TOKEN": "hf_one", "N": "1"}}',
+        "{'docker_env_vars': {'HF_TOKEN': 'hf_one'",
+        "tag:hf_token=hf_one:steps=3",
+    ],
+)
+def test_a_command_line_that_spells_a_secret_out(word):
+    assert "hf_one" in assigned([word]) and "hf_one" not in Redactor(assigned([word])).text(word)
+
+
+def test_a_command_line_without_secrets_hides_nothing():
+    assert assigned(["run", "--set", "steps=1000", "max_tokens=4096", "--tags", "a:b=c"]) == ()
 
 
 def test_a_longer_secret_wins_over_a_shorter_one():

@@ -66,7 +66,7 @@ _EXPECTED = {
     "name": "text that can be printed and is not empty",
     **dict.fromkeys(_GPU_COUNTS, _COUNT),
     **dict.fromkeys(("tags", "data", "skip_gpu_arch", "runtimes"), _LIST),
-    "timeout": f"a whole number of seconds up to {_LONGEST_S}, 0 for no limit or -1 for the default",
+    "timeout": f"a whole number of seconds up to {_LONGEST_S}, 0 for none, -1 for the default",
     "is_deprecated": "true or false",
     "recipe": "a recipe's name, or an object of texts, numbers and truth values",
 }
@@ -197,7 +197,8 @@ def _refuse_nul(entry: Json, where: str, at: str) -> None:
     while pending:
         value, place = pending.pop()
         if isinstance(value, Mapping):
-            pending += [(key, f"{place} key") for key in value] + [(item, f"{place}.{key}") for key, item in value.items()]
+            pending += [(key, f"{place} key") for key in value]
+            pending += [(item, f"{place}.{key}") for key, item in value.items()]
         elif isinstance(value, list | tuple):
             pending += [(item, f"{place}[{n}]") for n, item in enumerate(value)]
         elif isinstance(value, str) and "\0" in value:

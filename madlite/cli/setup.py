@@ -141,8 +141,8 @@ def make_runtimes(plugins: Plugins) -> dict[str, Runtime]:
     return {**plugins.runtimes(), **builtin_runtimes(dict(os.environ))}
 
 
-def read_credentials(workspace: Path) -> dict[str, dict[str, str]]:
-    """Return credential.json of the working folder: name → key → value.
+def read_credentials(workspace: Path) -> dict[str, dict[str, str]] | None:
+    """Return the tables of credential.json of the working folder, name → key → value; None without that file.
 
     Raises:
         UsageProblem: it is there and not such a table.
@@ -151,20 +151,15 @@ def read_credentials(workspace: Path) -> dict[str, dict[str, str]]:
 
     file = workspace / "credential.json"
     if not file.is_file():
-        return {}
+        return None
     try:
         table = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
     except (OSError, msgspec.MsgspecError) as error:
         raise UsageProblem(f"credential.json cannot be used: {error}") from None
-    for name, entry in table.items():
-        if not isinstance(entry, dict):  # its value may be a secret: only the name is said
-            raise UsageProblem(
-                f"credential.json: '{name}' is no table of keys and values",
-                f'write it like {{"{name}": {{"username": "…", "password": "…"}}}}',
-            )
     return {
         name: {key: str(value) for key, value in entry.items() if isinstance(value, (str, int))}
         for name, entry in table.items()
+        if isinstance(entry, dict)  # NAS_NODES and the like are lists, which no card names
     }
 
 

@@ -21,9 +21,11 @@ def step_line(plan: RunPlan, step: Step) -> str:
     """Return a training step in words: number, speed, loss."""
     total = plan.variant.steps if plan.variant and plan.variant.steps else None
     parts = [f"step {step.n}/{total}" if total else f"step {step.n}"]
-    for quantity, form in ((Quantity.TOKENS_PER_S_PER_GPU, "{:,.0f}"), (Quantity.SAMPLES_PER_S_PER_GPU, "{:,.2f}")):
-        if quantity in step.values:
-            parts.append(f"{form.format(step.values[quantity])} {quantity.value}")
+    speeds = (Quantity.TOKENS_PER_S_PER_GPU, Quantity.SAMPLES_PER_S_PER_GPU, Quantity.IMAGES_PER_S_PER_GPU)
+    speed = next((quantity for quantity in speeds if quantity in step.values), None)
+    if speed is not None:
+        value = step.values[speed]
+        parts.append(f"{value:,.0f} {speed.value}" if value >= 100 else f"{value:,.2f} {speed.value}")
     if Quantity.LOSS in step.values:
         parts.append(f"loss {step.values[Quantity.LOSS]:.4g}")
     return "  ".join(parts)

@@ -227,7 +227,7 @@ def image_name(card_name: str, dockerfile: str) -> str:
     name = f"ci-{_flat(card_name).lower()}_{dockerfile.removesuffix('.Dockerfile')}"
     if re.fullmatch(r"[a-z0-9]+(?:(?:\.|_{1,2}|-+)[a-z0-9]+)*", name):
         return name
-    return re.sub(r"[^a-z0-9.-]+|(?<=[._-])[._-]+", "_", name.lower()).strip("._-")
+    return re.sub(r"[._-]{2,}", "_", re.sub(r"[^a-z0-9._-]", "_", name.lower())).strip("._-")
 
 
 def _build_args(given: Given) -> dict[str, EnvValue]:
@@ -318,7 +318,10 @@ def _blocked(given: Given, granted: Granted, image: Image | None) -> Blocked | N
             Cause.SKIPPED_ARCH, f"card '{card.name}' is not meant for {arch}", "--disable-skip-gpu-arch runs it"
         )
     if card.cred and given.credentials is not None and card.cred not in given.credentials:
-        return _fail(Cause.PREPARE, f"card '{card.name}' needs credential '{card.cred}', credential.json has none")
+        return _fail(
+            Cause.PREPARE,
+            f"card '{card.name}' needs credential '{card.cred}', credential.json has no table of that name",
+        )
     if given.draft.problem:
         return _fail(Cause.PREPARE, given.draft.problem)
     if given.runtime.blocked or granted.blocked:

@@ -60,12 +60,24 @@ def connected(environ: Mapping[str, str], limit_s: float = API_LIMIT_S) -> Itera
 
 
 def connect(environ: Mapping[str, str], limit_s: float = API_LIMIT_S) -> Client:
-    """Return a client of the engine. The caller closes it, and wraps what it asks in `explained`."""
+    """Return a client of the engine. The caller closes it, and wraps this and what it asks in `explained`.
+
+    Raises:
+        RuntimeProblem: no engine answers at the address, or it is no address.
+    """
     import docker
 
     address = docker_address(environ)
-    given = docker.utils.kwargs_from_env(environment={**environ, "DOCKER_HOST": address})
-    return docker.APIClient(**given, version="auto", timeout=limit_s)
+    try:
+        given = docker.utils.kwargs_from_env(environment={**environ, "DOCKER_HOST": address})
+        return docker.APIClient(**given, version="auto", timeout=limit_s)
+    except docker.errors.APIError:
+        raise  # an engine did answer
+    except docker.errors.DockerException as error:
+        raise unreachable(address, error) from error
+    except ValueError as error:
+        hint = "check DOCKER_HOST: unix:///path/to/docker.sock or tcp://host:2375"
+        raise RuntimeProblem(f"no Docker Engine answers at {address}: {error}", hint, cause=Cause.ENGINE) from error
 
 
 @contextmanager
@@ -78,8 +90,17 @@ def explained(environ: Mapping[str, str]) -> Iterator[None]:
         yield
     except docker.errors.APIError as error:
         raise RuntimeProblem(f"docker: {said(error)}", cause=Cause.PREPARE) from error
-    except (docker.errors.DockerException, requests.RequestException) as error:
+    except _broken_off() as error:
         raise unreachable(docker_address(environ), error) from error
+    except (docker.errors.DockerException, requests.RequestException) as error:
+        raise RuntimeProblem(f"docker: {' '.join(str(error).split())}", cause=Cause.PREPARE) from error
+
+
+def _broken_off() -> tuple[type[Exception], ...]:
+    """Return the errors which say that an engine went away."""
+    from requests.exceptions import ChunkedEncodingError, ConnectionError, Timeout
+
+    return (ConnectionError, Timeout, ChunkedEncodingError)
 
 
 def said(error: Exception) -> str:

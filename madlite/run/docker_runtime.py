@@ -24,14 +24,17 @@ class DockerRuntime:
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
+        self._answer: tuple[Problem | None] | None = None
 
     def supports(self, place: Place) -> bool:
         """Say whether plans for this place can run here."""
         return place.where == "local" and place.engine == "docker"
 
     def available(self) -> Problem | None:
-        """Return why the engine cannot be used now, or None."""
-        return why_unavailable(self._environ)
+        """Return why the engine cannot be used, or None; asked once, for one that is silent costs seconds each time."""
+        if self._answer is None:
+            self._answer = (why_unavailable(self._environ),)
+        return self._answer[0]
 
     def request(self, plan: RunPlan) -> Mapping[str, Json]:
         """Return what the engine would be asked for, secrets as `***`; touches nothing.

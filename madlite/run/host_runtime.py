@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from madlite.run.host_session import HostSession
-from madlite.run.marks import FOLDER_MARK, RUN_MARK
+from madlite.run.marks import FOLDER_MARK, KEPT_MARK, RUN_MARK
 from madlite.secrets import MASK, reveal
 from madlite.types import EnvValue, ImageUsed, Json, Place, Problem, RunPlan, Say, Secret
 
@@ -58,4 +58,5 @@ class HostRuntime:
 
 
 def _added(plan: RunPlan) -> dict[str, EnvValue]:
-    return {**plan.env, RUN_MARK: plan.id, FOLDER_MARK: str(plan.folder)}
+    kept = {KEPT_MARK: "1"} if plan.keep_alive else {}
+    return {**plan.env, RUN_MARK: plan.id, FOLDER_MARK: str(plan.folder), **kept}

@@ -91,6 +91,11 @@ class HostSession:
             raise RuntimeProblem(
                 f"the {action.kind} action cannot be started: {place}: {error.strerror}", cause=Cause.PREPARE
             ) from error
+        except ValueError as error:  # what no process can be given: a NUL, half a character, a name with "="
+            raise RuntimeProblem(
+                f"the {action.kind} action cannot be started: {_unfit(action.argv, self._env) or error}",
+                cause=Cause.PREPARE,
+            ) from error
         return self._process
 
     def _pump(self, process: subprocess.Popen[bytes], out: Callable[[bytes, int], None]) -> None:
@@ -140,3 +145,11 @@ class HostSession:
         deadline = time.monotonic() + limit_s
         while process.poll() is None and time.monotonic() < deadline and not self._turn.hurried.is_set():
             time.sleep(POLL_S)
+
+
+def _unfit(argv: Sequence[str], env: Mapping[str, str]) -> str:
+    """Name what of a command or its environment cannot be passed on; never a variable's value."""
+    if any("\0" in word for word in argv):
+        return "its command holds a NUL character"
+    names = [name for name, value in env.items() if "=" in name or "\0" in name + value]
+    return f"variable {names[0]!r} has a name with '=' or holds a NUL character" if names else ""

@@ -14,7 +14,7 @@ from madlite.run.docker_start import attached, remove_container
 from madlite.run.folder import CLEANED, LOCK, is_alive, unfinished
 from madlite.run.host_processes import mark_of, marked_processes
 from madlite.run.host_runtime import HostRuntime
-from madlite.run.marks import FOLDER_LABEL, FOLDER_MARK, KEPT_LABEL, RUN_LABEL, RUN_MARK
+from madlite.run.marks import FOLDER_LABEL, FOLDER_MARK, KEPT_LABEL, KEPT_MARK, RUN_LABEL, RUN_MARK
 from madlite.types import Value
 
 GRACE_S = 5.0  # between TERM and KILL for processes nobody waits for
@@ -23,8 +23,8 @@ GRACE_S = 5.0  # between TERM and KILL for processes nobody waits for
 class Leftover(Value, frozen=True):
     """Something a run left.
 
-    `handle` is the container's id, the run id of processes, or the run folder; `kept` marks a container that was
-    asked to stay.
+    `handle` is the container's id, the run id of processes, or the run folder; `kept` marks a container or
+    processes that were asked to stay.
     """
 
     kind: Literal["container", "process", "run"]
@@ -93,7 +93,13 @@ def _processes() -> Iterator[Leftover]:
             runs.setdefault(mark_of(process, RUN_MARK), []).append(process)
     for run_id, processes in runs.items():
         pids = ", ".join(str(process.pid) for process in processes[:5]) + (", …" if len(processes) > 5 else "")
-        yield Leftover(kind="process", run_id=run_id, text=f"{len(processes)} processes ({pids})", handle=run_id)
+        yield Leftover(
+            kind="process",
+            run_id=run_id,
+            text=f"{len(processes)} processes ({pids})",
+            handle=run_id,
+            kept=any(mark_of(process, KEPT_MARK) for process in processes),
+        )
 
 
 def _may_be_alive(folder: str) -> bool:

@@ -9,3 +9,4 @@ KEPT_LABEL = "madlite.kept"
 # variables in the environment of every process of a run; the folder, on the host, only outside of containers
 RUN_MARK = "MADLITE_RUN_ID"
 FOLDER_MARK = "MADLITE_RUN_FOLDER"
+KEPT_MARK = "MADLITE_KEPT"  # on the host too, where the run was asked to stay

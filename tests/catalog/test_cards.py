@@ -218,11 +218,15 @@ def test_a_sub_folders_card_without_paths_gets_none() -> None:
         ("n_gpus", -2, 'n_gpus must be text such as "8" or "-1", at most "1000000", found -2'),
         ("n_gpus", True, 'n_gpus must be text such as "8" or "-1", at most "1000000", found true'),
         ("gpus_per_node", 1.5, 'gpus_per_node must be text such as "8" or "-1", at most "1000000", found 1.5'),
-        ("timeout", -2, "timeout must be a whole number of seconds up to 315360000, 0 for no limit or -1 for the default, found -2"),
+        (
+            "timeout",
+            -2,
+            "timeout must be a whole number of seconds up to 315360000, 0 for none, -1 for the default, found -2",
+        ),
         (
             "timeout",
             "60",
-            'timeout must be a whole number of seconds up to 315360000, 0 for no limit or -1 for the default, found "60"',
+            'timeout must be a whole number of seconds up to 315360000, 0 for none, -1 for the default, found "60"',
         ),
         ("tags", ["a", 1], 'tags must be a list of texts, or one text with commas, found ["a", 1]'),
         ("data", {"a": 1}, 'data must be a list of texts, or one text with commas, found {"a": 1}'),

@@ -85,7 +85,8 @@ def test_a_broken_file_of_the_checkout_stops_with_its_name_and_path(tmp_path: Pa
     write_cards(tmp_path / place, card("m", n_gpus=[8]))
     with pytest.raises(CatalogError) as caught:
         load_catalog(tmp_path, None)
-    assert caught.value.message == f'{place}: $[0].n_gpus must be text such as "8" or "-1", at most "1000000", found [8]'
+    expected = f'{place}: $[0].n_gpus must be text such as "8" or "-1", at most "1000000", found [8]'
+    assert caught.value.message == expected
     assert caught.value.hint == f"correct {tmp_path / place}"
 
 

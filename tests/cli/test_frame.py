@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -100,3 +101,65 @@ def test_output_into_a_closed_pipe_is_no_error(tmp_path):
         text=True,
     )
     assert done.stderr == "" and done.stdout.startswith("NAME")
+
+
+@pytest.mark.parametrize(
+    ("args", "env"),
+    [
+        (["run", "--tags", "x"], {b"HF_TOKEN": b"\xff\xfeabcd"}),
+        (["run", "--tags", "x"], {b"HF_TOKEN": b"hf_\xff\n\xfe"}),
+        (["run", "--tags", "demo", "-c", b'{"a": "\xff"}'], {}),
+        (["run", "--tags", b"nope\xff"], {}),
+        (["run", "--tags", "demo", "-c", '{"docker_env_vars": {"HF_TOKEN": "hf_hush"'], {}),
+        (["run", "--tags", "demo", "-c", "[" * 5000], {}),
+    ],
+)
+def test_odd_bytes_and_texts_are_one_sentence(tmp_path, args, env):
+    done = madlite(*args, cwd=tmp_path, env={**os.environb, **env})
+    assert done.returncode == 4 and done.stderr.startswith("error: ") and "Traceback" not in done.stderr
+    assert "hush" not in done.stderr and "abcd" not in done.stderr
+
+
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_a_setting_with_odd_bytes_can_be_explained(tmp_path, more):
+    done = madlite("explain", "demo", "--set", b"env.X=\xff", *more, cwd=tmp_path)
+    assert done.returncode == 0 and "udcff" in done.stdout and done.stderr == ""
+
+
+def test_the_report_of_a_bug_shows_no_secret_of_the_command_line(tmp_path, monkeypatch, capsys):
+    words = ["--set", "env.HF_TOKEN=hf_one_hush", "-c", '{"docker_build_arg": {"WANDB_API_KEY": "two_hush"}}', "\udcff"]
+    monkeypatch.setattr("sys.argv", ["madlite", "run", "--tags", "demo", *words])
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    def broken(*args, **kwargs):
+        raise KeyError("hf_one_hush")
+
+    monkeypatch.setattr(frame.main, "main", broken)
+    assert frame.call(["discover"]) == 1
+    (report,) = tmp_path.glob("madlite-*.txt")
+    text = report.read_text()
+    assert "env.HF_TOKEN=***" in text and "hush" not in text + capsys.readouterr().err
+
+
+def test_a_report_that_cannot_be_written_is_no_traceback(tmp_path, monkeypatch, capsys):
+    def broken(*args, **kwargs):
+        raise KeyError("x")
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "absent"))
+    monkeypatch.setattr(frame.main, "main", broken)
+    assert frame.call([]) == 1
+    assert "internal error: KeyError" in capsys.readouterr().err
+
+
+def test_verbose_lines_are_ours_alone_and_without_secrets(tmp_path):
+    code = (
+        "import logging, sys; from madlite.cli.main import call; from madlite.cli import setup\n"
+        "call(['--version']); setup.load(True, True)\n"
+        "logging.getLogger('urllib3.connectionpool').debug('POST /build?buildargs=hf_hush')\n"
+        "logging.getLogger('madlite.run').debug('ours hf_hush')\n"
+        "logging.getLogger('other').warning('theirs %s', 'hf_hush')\n"
+    )
+    env = {**os.environ, "HF_TOKEN": "hf_hush"}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True)
+    lines = [line for line in done.stderr.splitlines() if "***" in line or "hush" in line or "build" in line]
+    assert lines == ["DEBUG: ours ***", "warning: theirs ***"]

@@ -1,4 +1,4 @@
-"""What the working folder's files say, and what is told where they cannot be used."""
+"""What a command reads before the engine starts."""
 
 from __future__ import annotations
 
@@ -8,15 +8,22 @@ from madlite.cli.setup import read_credentials
 from madlite.errors import UsageProblem
 
 
-def test_credentials_are_tables_of_texts_and_numbers(tmp_path):
-    (tmp_path / "credential.json").write_text('{"HUB": {"username": "bob", "pin": 1234}}')
-    assert read_credentials(tmp_path) == {"HUB": {"username": "bob", "pin": "1234"}}
+def test_tables_are_read_and_service_blocks_left_to_those_they_are_for(tmp_path):
+    (tmp_path / "credential.json").write_text(
+        '{"MINI": {"user": "u", "port": 22, "x": null}, "NAS_NODES": [{"NAME": "n", "PASSWORD": "hf_hush_hush"}]}'
+    )
+    assert read_credentials(tmp_path) == {"MINI": {"user": "u", "port": "22"}}
 
 
-@pytest.mark.parametrize("entry", ['"hf_hush_hush"', "null", '["hf_hush_hush"]'])
-def test_a_credential_that_is_no_table_is_named_and_its_value_is_not(tmp_path, entry):
-    (tmp_path / "credential.json").write_text(f'{{"HUB": {{"a": "b"}}, "NAS": {entry}}}')
-    with pytest.raises(UsageProblem) as refused:
+def test_no_file_is_not_an_empty_file(tmp_path):
+    assert read_credentials(tmp_path) is None
+    (tmp_path / "credential.json").write_text("{}")
+    assert read_credentials(tmp_path) == {}
+
+
+@pytest.mark.parametrize("text", ["[", "[]", '"hf_hush_hush"'])
+def test_a_file_that_cannot_be_used_is_one_sentence_without_its_content(tmp_path, text):
+    (tmp_path / "credential.json").write_text(text)
+    with pytest.raises(UsageProblem, match=r"credential\.json") as caught:
         read_credentials(tmp_path)
-    assert "credential.json: 'NAS'" in refused.value.message
-    assert "hush" not in refused.value.message + refused.value.hint
+    assert "hush" not in caught.value.message

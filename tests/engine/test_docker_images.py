@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from madlite.errors import RuntimeProblem
 from madlite.run import docker_pull
@@ -210,3 +211,13 @@ def _command_line(entry: Path) -> bytes:
         return entry.read_bytes()
     except OSError:
         return b""
+
+
+@pytest.mark.parametrize("built", [True, False])
+def test_a_name_that_no_image_can_have_is_not_called_an_unreachable_engine(runtime, dockerfile, tmp_path, built):
+    image = Image(ref="ci-my model (v2)_x")
+    if built:
+        image = replace(dockerfile("FROM scratch\n"), ref=image.ref)
+    with pytest.raises(RuntimeProblem, match="invalid reference format") as told:
+        runtime.prepare(make_plan(tmp_path, image=image), lambda text: None)
+    assert told.value.cause is not Cause.ENGINE

@@ -130,8 +130,17 @@ def test_processes_are_left_alone_while_their_madlite_lives_and_ended_after_it_w
     process.wait()
     found = ours(tmp_path, NO_ENGINE)
     assert [one.kind for one in found] == ["process", "run"] and "2 processes" in found[0].text
+    assert not any(one.kept for one in found)
     assert [remove(one, NO_ENGINE) for one in found] == [None, None]
     assert not of_run(tmp_path) and ours(tmp_path, NO_ENGINE) == []
+
+
+def test_processes_that_were_asked_to_stay_are_marked_as_kept(start, tmp_path):
+    process = start("host", dict(os.environ) | NO_ENGINE, "keep")
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    found = {one.kind: one.kept for one in ours(tmp_path, NO_ENGINE)}
+    assert found == {"process": True, "run": False}
 
 
 def test_an_engine_that_is_down_is_a_note_and_the_rest_is_found(tmp_path):

@@ -62,3 +62,51 @@ def test_a_missing_or_binary_file_is_refused(tmp_path):
 
 def test_the_first_gpu_count_alias_counts():
     assert read_context(None, '{"ngpus": 2, "gpu_count": 4}').n_gpus == 4
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"docker_env_vars": {"HF_TOKEN": "hf_hush_hush"}',
+        "{'docker_env_vars': {'HF_TOKEN': 'hf_hush_hush'",
+        '["hf_hush_hush"]',
+        '"hf_hush_hush"',
+        "{1: 'hf_hush_hush'}",
+        '{"docker_env_vars": {"HF_TOKEN": ["hf_hush_hush"]}}',
+        '{"docker_env_vars": {"HF_TOKEN": "hf_hush_hush\\u0000"}}',
+    ],
+)
+def test_a_mistake_is_told_without_the_contexts_text(text):
+    with pytest.raises(UsageProblem) as caught:
+        read_context(None, text)
+    assert "hush" not in f"{caught.value.message} {caught.value.hint}"
+
+
+@pytest.mark.parametrize("text", ["[" * 5000, '{"a":' * 5000, '{"a":' * 5000 + "1" + "}" * 5000, "{'a':" * 300 + "1"])
+def test_what_is_nested_too_deeply_is_refused(text):
+    with pytest.raises(UsageProblem):
+        read_context(None, text)
+
+
+def test_bytes_that_are_no_text_are_refused():
+    with pytest.raises(UsageProblem, match="UTF-8"):
+        read_context(None, '{"a": "\udcff"}')
+
+
+@pytest.mark.parametrize("key", ["docker_env_vars", "docker_build_arg"])
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("A=B", "x", "'A=B'"),
+        ("1A", "x", "'1A'"),
+        ("", "x", "''"),
+        ("A\0", "x", r"'A\x00'"),
+        ("A", "x\0y", ".A "),
+        ("A", "\ud800", ".A "),
+    ],
+)
+def test_a_variable_that_no_process_can_have_is_refused(key, name, value, said):
+    with pytest.raises(UsageProblem) as caught:
+        read_context(None, repr({key: {name: value}}))
+    assert said in caught.value.message and key in caught.value.message
+    assert caught.value.message.startswith("--additional-context: ")

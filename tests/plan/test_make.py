@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import msgspec
@@ -10,12 +11,11 @@ import pytest
 from madlite.errors import UsageProblem
 from madlite.plan.context import Context, read_context
 from madlite.plan.dockerfiles import Dockerfile
-from madlite.plan.make import make_plan, model_dir, settle_model_dir
+from madlite.plan.make import image_name, make_plan, model_dir, settle_model_dir
 from madlite.plan.options import Options
 from madlite.plan.place import Choice, expand_ids, grant_gpus
 from madlite.types import Card, Cause, Gpu, Machine, Secret, Status, to_json
 from tests.plan.conftest import eight_mi300x, rendered_draft
-
 
 CARD = Card(name="tiny", root=Path(), source="models.json", n_gpus="2")
 
@@ -232,3 +232,50 @@ def test_shell_signs_in_args_do_nothing_but_travel(given, tmp_path):
 def test_a_plan_goes_to_json_and_back(given):
     text = to_json(make_plan(given()))
     assert msgspec.json.decode(text.encode())["card"]["name"] == "tiny"
+
+
+def test_build_args_are_guarded_by_name_and_by_value(given, tmp_path):
+    options = Options(workspace=tmp_path, output=tmp_path / "p", environ={"HF_TOKEN": "hf_hush_hush"})
+    asked = {"WANDB_API_KEY": "key_hush", "URL": "https://u:hf_hush_hush@h", "NAME": "cred_hush", "BASE_DOCKER": "b:1"}
+    plan = make_plan(
+        given(
+            card=card(tmp_path, cred="MINI"),
+            options=options,
+            context=read_context(None, msgspec.json.encode({"docker_build_arg": asked}).decode()),
+            credentials={"MINI": {"user": "someone", "token": "cred_hush"}},
+            dockerfile=Dockerfile(path=tmp_path / "x.Dockerfile", context=tmp_path, base="b:1"),
+        )
+    )
+    args = plan.image.build_args
+    assert [name for name in (*asked, "MINI_TOKEN", "MINI_USER") if isinstance(args[name], Secret)] == [
+        "WANDB_API_KEY", "URL", "NAME", "MINI_TOKEN",
+    ]  # fmt: skip
+    assert "hush" not in to_json(plan)
+
+
+def test_a_credentials_user_name_is_no_secret(given, tmp_path):
+    of_card = card(tmp_path, cred="MINI")
+    plan = make_plan(given(card=of_card, credentials={"MINI": {"username": "step", "password": "hush_hush"}}))
+    assert plan.env["MINI_USERNAME"] == "step" and plan.env["MINI_PASSWORD"] == Secret("hush_hush")
+
+
+@pytest.mark.parametrize(("credentials", "blocked"), [(None, False), ({}, True), ({"C": {"token": "t0ken"}}, False)])
+def test_a_credential_that_is_missing_keeps_the_plan_from_starting(given, tmp_path, credentials, blocked):
+    options = Options(workspace=tmp_path, output=tmp_path / "p", image="x")
+    plan = make_plan(given(card=card(tmp_path, cred="C"), options=options, credentials=credentials))
+    assert (plan.blocked is not None) is blocked
+    assert not blocked or "'C'" in plan.blocked.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "image"),
+    [
+        ("team/Llama", "ci-team_llama_x.ubuntu.amd"),
+        ("my model (v2)", "ci-my_model_v2_x.ubuntu.amd"),
+        ("a__b", "ci-a__b_x.ubuntu.amd"),
+        ("ü", "ci_x.ubuntu.amd"),
+    ],
+)
+def test_image_names_are_mads_where_a_registry_takes_them(name, image):
+    assert image_name(name, "x.ubuntu.amd.Dockerfile") == image
+    assert re.fullmatch(r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*", image), "the OCI distribution specification's grammar"

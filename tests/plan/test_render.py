@@ -77,3 +77,21 @@ def test_secrets_do_not_render(given, tmp_path):
     plan = make_plan(given(options=options, draft=rendered_draft()))
     (file,) = render(plan, [write(tmp_path / "t", "{{ plan.env.HF_TOKEN }} {{ plan.env }}")])
     assert b"hush" not in file.data
+
+
+@pytest.mark.parametrize(
+    "text", ['{{ plan.env["HF_TOKEN"].reveal() }}', "{{ plan.image.build_args.MAD_SECRETS_X.reveal() }}"]
+)
+def test_a_template_has_no_way_to_a_secret(given, tmp_path, text):
+    from madlite.plan.dockerfiles import Dockerfile
+    from madlite.plan.options import Options
+
+    environ = {"HF_TOKEN": "hf_hush_hush", "MAD_SECRETS_X": "hf_hush_hush"}
+    options = Options(workspace=tmp_path, output=tmp_path / "p", environ=environ)
+    file = Dockerfile(path=tmp_path / "x.Dockerfile", context=tmp_path, base="b:1")
+    plan = make_plan(given(options=options, draft=rendered_draft(), dockerfile=file))
+    with pytest.raises(UsageProblem, match="reveal") as caught:
+        render(plan, [write(tmp_path / "t", text)])
+    assert "hush" not in str(caught.value)
+    (shown,) = render(plan, [write(tmp_path / "u", text.replace(".reveal()", ""))])
+    assert shown.data == b"***"

@@ -7,10 +7,14 @@ import json
 import os
 import socket
 
+import docker
 import pytest
+import requests
 
-from madlite.run.docker_client import DEFAULT_ADDRESS, docker_address
+from madlite.errors import RuntimeProblem
+from madlite.run.docker_client import DEFAULT_ADDRESS, docker_address, explained
 from madlite.run.docker_runtime import DockerRuntime
+from madlite.types import Cause, Problem
 
 
 @pytest.fixture
@@ -59,8 +63,6 @@ def test_a_socket_nobody_listens_at_is_told(socket_path):
 
 
 def test_permission_denied_is_told_with_the_cure(monkeypatch):
-    import docker
-
     def refuse(*args, **kwargs):
         raise docker.errors.DockerException("no") from PermissionError(13, "Permission denied")
 
@@ -78,5 +80,39 @@ def test_an_engine_that_hangs_is_given_up_soon(socket_path, monkeypatch):
     assert "does not answer in time" in words
 
 
-def test_an_address_that_is_none_is_told():
-    assert "nonsense://x" in problem(DOCKER_HOST="nonsense://x")
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [("nonsense://x", "protocol"), ("tcp://127.0.0.1:99999", "Port out of range"), ("tcp://bad host:1", "bad host")],
+)
+def test_an_address_that_is_none_is_told(address, reason):
+    words = problem(DOCKER_HOST=address)
+    assert f"no Docker Engine answers at {address}: " in words and reason in words
+
+
+def test_a_silent_engine_is_asked_once_by_a_runtime(monkeypatch):
+    answers = [Problem(where="docker", what="it does not answer in time"), None]
+    monkeypatch.setattr("madlite.run.docker_runtime.why_unavailable", lambda environ: answers.pop(0))
+    silent, working = DockerRuntime({}), DockerRuntime({})
+    for runtime, expected in ((silent, "it does not answer in time"), (working, None)):
+        for _ in range(2):
+            found = runtime.available()
+            assert (found and found.what) == expected
+
+
+@pytest.mark.parametrize(
+    ("raised", "cause"),
+    [
+        (docker.errors.DockerException("invalid tag 'a (v2)': invalid reference format"), Cause.PREPARE),
+        (docker.errors.APIError("refused"), Cause.PREPARE),
+        (requests.exceptions.InvalidHeader("not a header"), Cause.PREPARE),
+        (requests.exceptions.ConnectionError("gone"), Cause.ENGINE),
+        (requests.exceptions.ReadTimeout("slow"), Cause.ENGINE),
+        (requests.exceptions.ChunkedEncodingError("cut off"), Cause.ENGINE),
+    ],
+)
+def test_only_an_engine_that_went_away_is_called_unreachable(raised, cause):
+    with pytest.raises(RuntimeProblem) as told, explained({}):
+        raise raised
+    assert told.value.cause is cause
+    expected = f"docker: {raised}" if cause is Cause.PREPARE else "no Docker Engine answers"
+    assert told.value.message.startswith(expected)

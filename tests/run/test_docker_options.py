@@ -133,3 +133,16 @@ def test_what_cannot_be_read_is_named_with_where_it_stands(text, words):
     with pytest.raises(UsageProblem) as caught:
         changed(text)
     assert words in caught.value.message and "card 'tiny'" in caught.value.message
+
+
+@pytest.mark.parametrize("text", ["-e 'HF_TOKEN=hf_hush$UNSET'", "-e 'HF_TOKEN=hf_hush`id`'"])
+def test_what_cannot_be_read_is_named_without_its_secret(text):
+    with pytest.raises(UsageProblem) as caught:
+        changed(text)
+    assert "HF_TOKEN" in caught.value.message and "hush" not in caught.value.message
+
+
+def test_an_env_file_that_is_no_text_is_told(tmp_path):
+    (tmp_path / "env").write_bytes(b"A=\xff\n")
+    with pytest.raises(UsageProblem, match="no UTF-8 text"):
+        changed(f"--env-file {tmp_path}/env")

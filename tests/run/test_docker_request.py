@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 
-from madlite.run.docker_request import sent, shown
+import pytest
+
+from madlite.run.docker_request import secrets_asked, sent, shown
 from madlite.types import EngineOptions, Image, Machine, Mount, Place, Secret
 from tests.factories import make_plan
 
@@ -105,3 +107,22 @@ def test_the_proxy_of_dockers_configuration_reaches_the_container_unless_the_pla
 
 def test_a_name_docker_refuses_is_mended(tmp_path):
     assert shown(make_plan(tmp_path, name="container_rocm_x@sha256:ab"), {})["Name"] == "container_rocm_x_sha256_ab"
+
+
+def test_the_secrets_of_a_request_are_known_to_who_masks_its_output(tmp_path):
+    (tmp_path / "env").write_text("DB_PASSWORD=of_the_file\nNAME=plain\n")
+    (tmp_path / ".docker").mkdir()
+    proxies = {"default": {"httpProxy": "http://user:pass@proxy:3128", "noProxy": "localhost"}}
+    (tmp_path / ".docker/config.json").write_text(json.dumps({"proxies": proxies}))
+    options = f"--env-file {tmp_path}/env -e HF_TOKEN=of_the_card -e WANDB_API_KEY -e MAX_TOKENS=4096"
+    plan = make_plan(tmp_path, engine_options=EngineOptions(extra=options))
+    found = secrets_asked(plan, {"HOME": str(tmp_path), "WANDB_API_KEY": "of_the_caller"})
+    assert {secret.reveal() for secret in found} == {
+        "of_the_file", "of_the_card", "of_the_caller", "http://user:pass@proxy:3128",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("broken", ["--shm-sze=2g", "--env-file /nonexistent/env", "'"])
+def test_options_that_cannot_be_read_still_name_their_secrets(tmp_path, broken):
+    plan = make_plan(tmp_path, engine_options=EngineOptions(extra=f"-e HF_TOKEN=of_the_card {broken}"))
+    assert "of_the_card" in {secret.reveal() for secret in secrets_asked(plan, {})}

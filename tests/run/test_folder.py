@@ -12,6 +12,7 @@ import pytest
 
 from madlite.errors import UsageProblem
 from madlite.run.folder import CLEANED, RECORD, RunFolder, is_alive, new_run_id, unfinished
+from madlite.types import Secret
 from tests.plan.conftest import given  # noqa: F401 - a fixture
 
 
@@ -84,3 +85,13 @@ def test_a_folder_that_cannot_be_made_is_one_sentence(plan):
     plan.folder.parent.write_text("a file where the runs should be")
     with pytest.raises(UsageProblem, match="run folder"):
         RunFolder.create(plan, [])
+
+
+def test_the_plan_is_written_without_secrets(plan):
+    env = {"HF_TOKEN": Secret("hf_hush"), "OTHER": "x hf_hush", "B": "known_hush"}
+    plan = msgspec.structs.replace(plan, env=env, args="--t hf_hush", timeout_s=7200.0)
+    RunFolder.create(plan, [], ["known_hush", "7200"]).close()
+    text = (plan.folder / "plan.json").read_text()
+    assert "hush" not in text
+    written = msgspec.json.decode(text)
+    assert written["args"] == "--t ***" and written["timeout_s"] == 7200 and written["env"]["OTHER"] == "x ***"

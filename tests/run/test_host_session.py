@@ -19,7 +19,7 @@ from madlite.run import host_session
 from madlite.run.host_processes import marked_processes
 from madlite.run.host_runtime import HostRuntime
 from madlite.run.turn import STOPPED
-from madlite.types import Action, Place, Secret
+from madlite.types import Action, Cause, Place, Secret
 from tests.factories import make_plan
 from tests.run.output import Output, bash, stop_once_it_said
 
@@ -230,3 +230,21 @@ def test_time_is_not_spent_waiting_for_what_is_gone(plan, runtime):
         session.run(bash("true"), Output())
         session.stop(3600)
     assert time.monotonic() - begun < 60
+
+
+@pytest.mark.parametrize(
+    ("env", "argv", "said"),
+    [
+        ({}, ("bash", "-c", "echo a\0b"), "its command holds a NUL character"),
+        ({"A": "x\0y"}, ("true",), "variable 'A'"),
+        ({"A=B": "x"}, ("true",), "variable 'A=B'"),
+        ({"TOKEN": Secret("hush\0hush")}, ("true",), "variable 'TOKEN'"),
+    ],
+)
+def test_what_no_process_can_be_given_is_told_in_one_sentence(tmp_path, runtime, env, argv, said):
+    plan = make_plan(tmp_path, inside=str(tmp_path), env=env)
+    with runtime.open(plan) as session, pytest.raises(RuntimeProblem) as told:
+        session.run(Action(kind="run", argv=argv), Output())
+    assert told.value.cause is Cause.PREPARE
+    assert told.value.message.startswith("the run action cannot be started: ") and said in told.value.message
+    assert "hush" not in told.value.message
