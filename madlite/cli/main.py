@@ -162,11 +162,11 @@ def _usage(error: click.UsageError) -> int:
 
 
 def _say(message: str, hint: str = "") -> None:
-    masked = _mask(message), _mask(hint)
+    masked = mask(message), mask(hint)
     click.echo(f"error: {masked[0]}" + (f"\n hint: {masked[1]}" if hint else ""), err=True)
 
 
-def _mask(text: str) -> str:
+def mask(text: str) -> str:
     """Mask what the environment and the command line itself hold of secrets."""
     from madlite.secrets import Redactor, assigned, collect
 
@@ -177,7 +177,7 @@ class _Masking(logging.Formatter):
     """Words a record of the log without secrets, whoever wrote it."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return _mask(super().format(record))
+        return mask(super().format(record))
 
 
 def _internal(error: Exception) -> int:
@@ -193,7 +193,7 @@ def _internal(error: Exception) -> int:
     report = f"madlite {__version__}, Python {sys.version}\n{' '.join(sys.argv)}\n\n{text}"
     try:
         with tempfile.NamedTemporaryFile(prefix=f"madlite-{stamp}-", suffix=".txt", delete=False) as file:
-            file.write(_mask(report).encode("utf-8", "backslashreplace"))
+            file.write(mask(report).encode("utf-8", "backslashreplace"))
         hint = f"please report it with {file.name}"
     except OSError as problem:
         hint = f"please report it; no file of it could be written: {problem.strerror}"

@@ -7,7 +7,7 @@ import shlex
 
 from madlite.engine.one import secrets_for
 from madlite.engine.screen import Planned
-from madlite.plan.make import settle_model_dir
+from madlite.plan.actions import settle_model_dir
 from madlite.secrets import Redactor
 from madlite.types import RunPlan
 

@@ -46,7 +46,7 @@ def _preview(planned: Sequence[Any], options: Any, plugins: Any) -> int:
     for one in planned:
         click.echo(preview(one, options.environ))
     for text in check_plans(planned, plugins):
-        click.echo(f"warning: {text}", err=True)
+        setup.warn(text)
     return 0
 
 

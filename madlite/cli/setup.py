@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from madlite.catalog.found import Catalog
+from madlite.cli.main import mask
 from madlite.errors import UsageProblem
 from madlite.plan.context import MACHINE_KEYS, Context, read_context, without_effect
 from madlite.plan.options import Options
@@ -30,7 +31,12 @@ def load(no_plugins: bool, verbose: bool) -> Plugins:
 def tell_problems(problems: Sequence[Problem]) -> None:
     """Name on stderr what was left out, each once."""
     for problem in dict.fromkeys(problems):
-        click.echo(f"warning: {problem.where}: {problem.what}", err=True)
+        warn(f"{problem.where}: {problem.what}")
+
+
+def warn(text: str) -> None:
+    """Say on stderr what does not stop the command, secrets masked."""
+    click.echo(f"warning: {mask(text)}", err=True)
 
 
 def home() -> Path | None:
@@ -77,7 +83,7 @@ def make_context(given: dict[str, Any]) -> Context:
     named = {key: (option, value) for key, (option, value) in own.items() if value}
     context = read_context(given["additional_context_file"], given["additional_context"], named)
     for text in without_effect(context):
-        click.echo(f"warning: {text}", err=True)
+        warn(text)
     return context
 
 

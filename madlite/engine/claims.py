@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from madlite.errors import RuntimeProblem
-from madlite.plan.make import settle_model_dir
+from madlite.plan.actions import settle_model_dir
 from madlite.run.folder import claim_model_dir, claim_results
 from madlite.types import Cause, RunPlan
 

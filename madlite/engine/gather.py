@@ -12,7 +12,8 @@ from madlite.engine.screen import Planned
 from madlite.errors import PluginError, UsageProblem
 from madlite.plan.context import Context
 from madlite.plan.dockerfiles import Dockerfile, Found, find_dockerfiles
-from madlite.plan.make import Given, make_plan
+from madlite.plan.given import Given
+from madlite.plan.make import make_plan
 from madlite.plan.options import Options
 from madlite.plan.place import choose_runtime
 from madlite.plan.render import render

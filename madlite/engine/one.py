@@ -19,6 +19,7 @@ from madlite.measure.follow import Follower
 from madlite.measure.verdict import Verdict, Witnesses, judge
 from madlite.plan.make import secrets_of
 from madlite.plugins import Plugins
+from madlite.run.docker_request import secrets_asked
 from madlite.run.folder import HANDLE, LOG, RECORD, RunFolder
 from madlite.run.log import RunLog
 from madlite.run.watch import Interrupted, Signals, Watch
@@ -76,7 +77,7 @@ class OneRun:
         return self.signals.received is None
 
     def _run(self) -> Result:
-        folder = RunFolder.create(self.plan, [(file.path, file.data) for file in self.one.files])
+        folder = RunFolder.create(self.plan, [(file.path, file.data) for file in self.one.files], self._secrets)
         try:
             log = self._open_log(folder)
             try:
@@ -220,7 +221,7 @@ def _border(runtime: Runtime) -> Iterator[None]:
 
 def secrets_for(plan: RunPlan, environ: dict[str, str]) -> tuple[str, ...]:
     """Return every secret text that a run's output must not show."""
-    return collect(environ, secrets_of(plan).values())
+    return collect(environ, secrets_of(plan).values(), secrets_asked(plan, environ))
 
 
 def _failed(cause: Cause, reason: str) -> Verdict:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from madlite.plan.context import Context
-from madlite.plan.make import Given
+from madlite.plan.given import Given
 from madlite.plan.options import Options
 from madlite.plan.place import Choice
 from madlite.types import Card, Draft, FileTemplate, Gpu, Machine, Request, Variant

@@ -1,0 +1,58 @@
+"""What keeps a plan from starting; it still becomes a row."""
+
+from __future__ import annotations
+
+from madlite.plan.given import Given
+from madlite.plan.place import Granted
+from madlite.types import (
+    Blocked,
+    Card,
+    Cause,
+    Image,
+    Machine,
+    Status,
+)
+
+
+def find_blocked(given: Given, granted: Granted, image: Image | None) -> Blocked | None:
+    """Return what keeps the plan from starting, the user's own rule first."""
+    card, options = given.request.card, given.options
+    if card.is_deprecated and not options.ignore_deprecated:
+        return _skip(Cause.DEPRECATED, f"card '{card.name}' is deprecated", "--ignore-deprecated runs it")
+    arch = _skipped_arch(card, given.machine)
+    if arch and not options.disable_skip_gpu_arch:
+        return _skip(
+            Cause.SKIPPED_ARCH, f"card '{card.name}' is not meant for {arch}", "--disable-skip-gpu-arch runs it"
+        )
+    if card.cred and given.credentials is not None and card.cred not in given.credentials:
+        return _fail(
+            Cause.PREPARE,
+            f"card '{card.name}' needs credential '{card.cred}', credential.json has no table of that name",
+        )
+    if given.draft.problem:
+        return _fail(Cause.PREPARE, given.draft.problem)
+    if given.runtime.blocked or granted.blocked:
+        return given.runtime.blocked or granted.blocked
+    if given.runtime.runtime == "docker" and image is None:
+        return _fail(Cause.IMAGE, given.missing_image or f"card '{card.name}' names no image", "--image REF names one")
+    return None
+
+
+def _skip(cause: Cause, reason: str, hint: str) -> Blocked:
+    return Blocked(status=Status.SKIPPED, cause=cause, reason=reason, hint=hint)
+
+
+def _fail(cause: Cause, reason: str, hint: str = "") -> Blocked:
+    return Blocked(status=Status.FAILURE, cause=cause, reason=reason, hint=hint)
+
+
+def _skipped_arch(card: Card, machine: Machine) -> str:
+    """Return the architecture of this machine that the card wants to be skipped on.
+
+    AMD: the gfx id.  NVIDIA: the whole name, or its second word up to the first dash (`A100` of `NVIDIA A100-SXM4`).
+    """
+    names = {machine.architecture}
+    if machine.vendor == "NVIDIA":
+        words = machine.architecture.split()
+        names |= {words[1], words[1].split("-")[0]} if len(words) > 1 else set()
+    return next((arch for arch in card.skip_gpu_arch if arch in names), "")

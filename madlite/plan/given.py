@@ -1,0 +1,47 @@
+"""What a plan is made from, and the sources of its values in their order."""
+
+from __future__ import annotations
+
+from madlite.plan.context import Context
+from madlite.plan.dockerfiles import Dockerfile
+from madlite.plan.options import Options
+from madlite.plan.place import Choice
+from madlite.plan.values import Layer
+from madlite.types import (
+    Draft,
+    Machine,
+    Request,
+    Scalar,
+    Value,
+)
+
+
+class Given(Value, frozen=True):
+    """Everything a plan is made from; `dockerfile` is one of the card's, `missing_image` why it has none."""
+
+    run_id: str
+    request: Request
+    backend: str
+    draft: Draft
+    machine: Machine
+    options: Options
+    context: Context
+    runtime: Choice
+    args: str
+    dockerfile: Dockerfile | None = None
+    missing_image: str = ""
+    credentials: dict[str, dict[str, str]] | None = None  # None without a credential.json
+
+
+def layers(given: Given) -> list[Layer]:
+    """Return the sources of values over a draft's own, in their order: later wins."""
+    request, context, options = given.request, given.context, given.options
+    card_values = request.card.recipe if isinstance(request.card.recipe, dict) else {}
+    tag_values: dict[str, Scalar] = {key: "true" if value is None else value for key, value in request.overrides}
+    return [
+        Layer(origin="card", values={key: value for key, value in card_values.items() if key != "name"}),
+        Layer(origin=f"context file {context.file}", values=context.file_settings),
+        Layer(origin="--additional-context", values=context.option_settings),
+        Layer(origin="tag", values=tag_values if given.draft.templates else {}),
+        *(Layer(origin="--set", values={key: value}) for key, value in options.sets),
+    ]
