@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
-from madlite.errors import PluginError, UsageProblem
+from madlite.errors import PluginError
 from madlite.hookspecs import PROJECT, Hooks
 from madlite.types import Backend, FailureRule, Finding, Problem, RunPlan, Runtime, Value
 
@@ -222,24 +222,6 @@ def load_plugins(disabled: str = "", *, only_built_in: bool = False) -> Plugins:
 def third_party_plugins() -> tuple[str, ...]:
     """Return the names of installed plugins that are not madlite's own, without loading any."""
     return tuple(entry.name for entry, ours in _entry_points() if not ours)
-
-
-def find_backend(plugins: Plugins, name: str, where: str) -> tuple[Backend, Plugin]:
-    """Return the backend of that name.
-
-    Raises:
-        UsageProblem: there is none; the message names who asked for it.
-    """
-    known = plugins.backends()
-    if name in known:
-        return known[name]
-    from difflib import get_close_matches
-
-    close = get_close_matches(name, known, n=1)
-    raise UsageProblem(
-        f"{where} names backend '{name}', which no plugin brings (known: {', '.join(sorted(known))})",
-        f"did you mean {close[0]}?" if close else "madlite plugins lists what is installed and what is broken",
-    )
 
 
 def _entry_points() -> Iterable[tuple[EntryPoint, bool]]:

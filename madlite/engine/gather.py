@@ -17,7 +17,7 @@ from madlite.plan.make import make_plan
 from madlite.plan.options import Options
 from madlite.plan.place import choose_runtime
 from madlite.plan.render import render
-from madlite.plugins import Plugin, Plugins, find_backend
+from madlite.plugins import Plugin, Plugins
 from madlite.types import Backend, Card, Draft, Machine, Problem, Request, RunPlan, Runtime, Value
 
 
@@ -74,6 +74,24 @@ def _owner(card: Card, known: Mapping[str, tuple[Backend, Plugin]], around: Surr
             f"backends {' and '.join(owners)} both claim card '{card.name}'", f"--backend {owners[0]} decides"
         )
     return known[owners[0]]
+
+
+def find_backend(plugins: Plugins, name: str, where: str) -> tuple[Backend, Plugin]:
+    """Return the backend of that name.
+
+    Raises:
+        UsageProblem: there is none; the message names who asked for it.
+    """
+    known = plugins.backends()
+    if name in known:
+        return known[name]
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, known, n=1)
+    raise UsageProblem(
+        f"{where} names backend '{name}', which no plugin brings (known: {', '.join(sorted(known))})",
+        f"did you mean {close[0]}?" if close else "madlite plugins lists what is installed and what is broken",
+    )
 
 
 def _nobody(card: Card, around: Surroundings) -> UsageProblem:

@@ -70,12 +70,12 @@ def make_plan(given: Given) -> RunPlan:
         keep_alive=options.keep_alive,
         keep_model_dir=options.keep_model_dir,
         skip_model_run=options.skip_model_run,
-        log_name=log_name(card, None),
         origins={**resolved.origins, **environment.origins, **_origins(given, resolved)},
-        notes=tuple(note for note in (given.runtime.note, granted.note) if note),
     )
     plan = _in_container(plan, given, resolved) if given.runtime.runtime == "docker" else plan
-    return replace(plan, blocked=find_blocked(given, granted, plan.image))
+    notes = tuple(note for note in (given.runtime.note, granted.note) if note)
+    log = log_name(card, plan.image)
+    return replace(plan, log_name=log, notes=notes, blocked=find_blocked(given, granted, plan.image))
 
 
 def _in_container(plan: RunPlan, given: Given, resolved: Resolved) -> RunPlan:
@@ -89,7 +89,6 @@ def _in_container(plan: RunPlan, given: Given, resolved: Resolved) -> RunPlan:
         devices=make_devices(given.machine, plan.place.gpu_ids),
         engine_options=make_engine_options(given),
         name=container_name(image),
-        log_name=log_name(plan.card, image),
         give_back=given.options.user if given.options.user[0] != 0 else None,
     )
 

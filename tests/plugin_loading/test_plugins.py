@@ -8,10 +8,11 @@ import msgspec
 import pytest
 
 from madlite import plugins as room
+from madlite.engine.gather import find_backend
 from madlite.errors import PluginError, UsageProblem
 from madlite.hookspecs import hookimpl
 from madlite.plan.make import make_plan
-from madlite.plugins import Plugins, find_backend, load_plugins
+from madlite.plugins import Plugins, load_plugins
 from madlite.types import Quantity, Step
 from tests.plan.conftest import given  # noqa: F401 - a fixture
 
