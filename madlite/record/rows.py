@@ -119,10 +119,15 @@ def _image(plan: RunPlan, result: Result) -> dict[str, str]:
     }
 
 
+LOCAL_IMAGE = "N/A (local image mode)"  # madengine 2's text for the context's MAD_CONTAINER_IMAGE
+_CONTEXT = ("context", "--additional-context")
+
+
 def _docker_file(plan: RunPlan) -> str:
     """Return the Dockerfile as MAD names it: from the checkout's root, whatever machine it lies on."""
     if plan.image is None or plan.image.dockerfile is None:
-        return ""
+        named_by_context = plan.image is not None and plan.origins.get("image", "").startswith(_CONTEXT)
+        return LOCAL_IMAGE if named_by_context else ""
     for root in (plan.workspace, plan.card.root):
         if plan.image.dockerfile.is_relative_to(root):
             return str(plan.image.dockerfile.relative_to(root))

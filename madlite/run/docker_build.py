@@ -17,8 +17,8 @@ _BUILDERS_OWN = ("--->", "Removing intermediate container")
 _FROM = re.compile(r"FROM\b", re.IGNORECASE)
 
 
-def build(client: Client, image: Image, say: Say) -> None:
-    """Build the image with a fresh base, or with the local one where the base cannot be pulled.
+def build(client: Client, image: Image, say: Say) -> str:
+    """Build the image with a fresh base, or with the local one where the base cannot be pulled; say if so.
 
     Raises:
         RuntimeProblem: a step failed; the message holds the step and its last line.
@@ -26,13 +26,15 @@ def build(client: Client, image: Image, say: Say) -> None:
     attempt = _Attempt(client, image, say)
     problem = attempt.build(pull=True)
     if problem is not None and attempt.failed_at_base:
-        say(f"{_first_line(problem.message)}; trying the one that is here")
+        stale = _first_line(problem.message)
+        say(f"{stale}; trying the one that is here")
         again = _Attempt(client, image, say)
         if (problem_again := again.build(pull=False)) is None:
-            return
+            return f"the base image was not refreshed: {stale}"
         problem = problem if again.failed_at_base else problem_again
     if problem is not None:
         raise problem
+    return ""
 
 
 class _Attempt:

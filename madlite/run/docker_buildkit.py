@@ -31,20 +31,25 @@ def needs_buildkit(dockerfile: Path) -> str:
     return next((line.strip() for line in lines if _BUILDKIT.match(line)), "")
 
 
-def build_with_buildkit(image: Image, environ: Mapping[str, str], say: Say) -> None:
-    """Build the image by `docker build`; a secret argument's value goes through its environment, never its argv.
+def build_with_buildkit(image: Image, environ: Mapping[str, str], say: Say) -> str:
+    """Build the image by `docker build`; say if its base could not be refreshed.
+
+    A secret argument's value goes through the environment, never the argv.
 
     Raises:
         RuntimeProblem: docker's command line or its BuildKit part is missing, or a step failed.
     """
     secrets = {name: value for name, value in image.build_args.items() if isinstance(value, Secret)}
     env = {**environ, **reveal(secrets), "DOCKER_BUILDKIT": "1", "BUILDKIT_PROGRESS": "plain"}
+    stale = ""
     problem = _build(image, [*_command(image), "--pull"], env, say)
     if problem is not None and _lacks_base(problem.message):
-        say(f"{problem.message}; trying the image that is here")
+        stale = problem.message
+        say(f"{stale}; trying the image that is here")
         problem = _build(image, _command(image), env, say)
     if problem is not None:
         raise problem
+    return f"the base image was not refreshed: {stale}" if stale else ""
 
 
 def _command(image: Image) -> list[str]:

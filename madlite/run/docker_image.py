@@ -20,20 +20,20 @@ def prepare_image(client: Client, image: Image, environ: Mapping[str, str], say:
     Raises:
         RuntimeProblem: it cannot be built, found or pulled, or the disk is too full.
     """
-    took_s = None
+    took_s, note = None, ""
     if image.dockerfile is not None:
         begun = time.monotonic()
         if needs_buildkit(image.dockerfile):
-            build_with_buildkit(image, environ, say)
+            note = build_with_buildkit(image, environ, say)
         else:
-            build(client, image, say)
+            note = build(client, image, say)
         took_s = time.monotonic() - begun
     elif inspect(client, image.ref) is None:
         pull(client, image.ref, say)
     found = inspect(client, image.ref)
     if found is None:
         raise RuntimeProblem(f"image {image.ref} is not there after it was made", cause=Cause.IMAGE)
-    return ImageUsed(ref=image.ref, digest=digest(found), build_duration_s=took_s)
+    return ImageUsed(ref=image.ref, digest=digest(found), build_duration_s=took_s, notes=(note,) if note else ())
 
 
 def inspect(client: Client, ref: str) -> dict[str, Any] | None:

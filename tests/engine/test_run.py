@@ -47,7 +47,21 @@ def test_a_success(checkout: Checkout):
     assert legacy.stat().st_ino == log.stat().st_ino
     assert legacy.name == ("good_base.live.log" if checkout.runtime == "docker" else "good_host.live.log")
     assert not (checkout.folder / "run_directory").exists()
+    if checkout.runtime == "docker":  # whose base image comes from no registry
+        assert row["docker_image"] == "ci-good_base" and row["base_docker"] == "madlite-test/base:latest"
+        assert re.fullmatch(r"sha256:[0-9a-f]{64}", row["docker_sha"]) and float(row["build_duration"]) > 0
+        assert "the base image was not refreshed" in done.stdout
     checkout.assert_nothing_left()
+
+
+def test_an_image_of_the_context_is_named_as_mad_names_it(checkout: Checkout):
+    checkout.card("good", GOOD)
+    done = checkout.run("--tags", "good", "-c", '{"MAD_CONTAINER_IMAGE": "madlite-test/base:latest"}')
+    assert done.returncode == 0, done.stdout
+    (row,) = checkout.rows
+    on_docker = checkout.runtime == "docker"
+    assert row["docker_file"] == ("N/A (local image mode)" if on_docker else "")
+    assert row["docker_image"] == ("madlite-test/base:latest" if on_docker else "") and row["build_duration"] == ""
 
 
 def test_a_failing_script_has_a_blank_row_and_a_reason(checkout: Checkout):
