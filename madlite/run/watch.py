@@ -112,7 +112,10 @@ def _start(session: Session, grace_s: float) -> threading.Thread:
 
 
 class Signals:
-    """Takes INT, TERM and HUP for the time of a batch of runs; an ignored HUP (nohup) stays ignored."""
+    """Takes INT, TERM and HUP for the time of a batch of runs; an ignored HUP (nohup) stays ignored.
+
+    An ignored INT is taken all the same: that is what a shell leaves its background jobs, and `kill -INT` means us.
+    """
 
     def __init__(self) -> None:
         self.received: int | None = None
@@ -143,7 +146,7 @@ class Signals:
 
     def __enter__(self) -> Signals:
         for number in _SIGNALS:
-            if signal.getsignal(number) is not signal.SIG_IGN:
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
                 self._before[number] = signal.signal(number, self._handle)
         return self
 

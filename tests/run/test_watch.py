@@ -78,6 +78,18 @@ def test_a_signal_raises_only_where_it_may():
         os.kill(os.getpid(), signal.SIGTERM)  # outside of such a block it only counts
 
 
+def test_an_ignored_int_is_taken_all_the_same():
+    """A shell leaves it ignored in background jobs, and `kill -INT` means the run."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with Signals() as signals:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert signals.exit_code is ExitCode.INTERRUPTED
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_an_ignored_hup_stays_ignored():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
