@@ -20,6 +20,11 @@ can_make || {
 }
 if "$python" -c 'import torch' 2>/dev/null; then
   "$python" -m venv --system-site-packages "$folder"
+  if ! "$folder/bin/python" -c 'import torch' 2>/dev/null; then
+    # PYTHON is itself a virtual environment, whose packages are not the system's: look there too
+    site=$("$folder/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+    "$python" -c 'import sysconfig; print(*{sysconfig.get_path(k) for k in ("purelib", "platlib")}, sep="\n")' >"$site/outer.pth"
+  fi
   # hold the build that is there: pip must not put another one over it
   "$python" -c 'import torch; print(f"torch=={torch.__version__}")' >"$folder/constraints.txt"
 else

@@ -146,7 +146,10 @@ def _given(
 def _available(name: str, around: Surroundings) -> Problem | None:
     if name not in around.runtimes:
         raise UsageProblem(f"no runtime '{name}'", f"runtimes: {', '.join(sorted(around.runtimes))}")
-    return around.runtimes[name].available()
+    try:
+        return around.runtimes[name].available()
+    except Exception as error:  # noqa: BLE001 - the border to a plugin's runtime
+        return Problem(where=name, what=f"runtime '{name}' failed: {type(error).__name__}: {error}")
 
 
 def _missing_image(card: Card, found: Found) -> str:

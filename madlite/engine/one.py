@@ -53,10 +53,10 @@ class OneRun:
 
     def run(self) -> Result:
         """Run the plan to its verdict; a workload's failure is a result, never an exception."""
-        if self.plan.blocked is not None:
-            why = self.plan.blocked
-            return self._result(Verdict(status=why.status, cause=why.cause, reason=why.reason))
+        why = self.plan.blocked
         try:
+            if why is not None:
+                return self._result(Verdict(status=why.status, cause=why.cause, reason=why.reason))
             with claimed(self.plan, self._wait_for_another) as self.plan:
                 return self._run()
         except Interrupted:

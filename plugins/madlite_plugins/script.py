@@ -46,6 +46,8 @@ _CLONE = (
 _FRESH = 'rm -rf -- "$1" && mkdir -p -- "$1"'
 _CLEAN = f'if {_OURS}; then rm -rf -- "$1"; fi'
 _COPY = 'cp -aL -- "$2" "$1"/ && chmod -R a+rw -- "$1"'
+# a container's root may use git in folders of the caller's, as MAD's `safe.directory` step allows; for this run alone
+_GIT = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": "*"}
 _INTERPRETERS = {".py": "python3", ".sh": "bash", ".slurm": "bash"}
 
 
@@ -79,6 +81,7 @@ class Script:
             Draft(
                 actions=tuple(_actions(card)),
                 image=card.image,
+                env=_GIT,
                 launcher=str(launcher.get("launcher", "")),
                 result_rule=rule,
                 readers=(self.name,),
