@@ -25,24 +25,30 @@ def run_many(
 ) -> Outcome:
     """Run all of them; after INT, TERM or HUP the running one is ended and the rest is not started."""
     results: list[Result] = []
-    saved, bug = True, None
+    saved: list[bool] = []
+    bug = None
     with Signals() as signals:
         for position, one in enumerate(planned, 1):
             if signals.received is not None:
                 break
             screen.started(one.plan, position, len(planned))
             run = OneRun(one, plugins, screen, secrets_for(one.plan, options.environ), signals, clock)
+
+            def save(result: Result, run: OneRun = run) -> None:
+                saved.append(record(run.plan, result, options, screen, run.mask))
+
             try:
-                result = run.run()
+                result = run.run(save)
             except Exception as error:  # noqa: BLE001 - told by the caller, once the row and the rest are safe
                 bug, result = error, run.broken(error)
-            saved &= record(one.plan, result, options, screen, run.mask)
+                if len(saved) == len(results):
+                    save(result)
             screen.finished(one.plan, result)
             plugins.notify("madlite_run_finished", plan=one.plan, result=result)
             results.append(result)
             if bug is not None:
                 break
-        code = exit_code(results) if saved else ExitCode.RUN_FAILED
+        code = exit_code(results) if all(saved) else ExitCode.RUN_FAILED
         rest = tuple(one.plan.card.name for one in planned[len(results) :])
         return Outcome(results=tuple(results), not_started=rest, exit_code=signals.exit_code or code, bug=bug)
 

@@ -51,22 +51,29 @@ class OneRun:
         self._secrets = tuple(secrets)
         self.mask = Redactor(self._secrets).text
 
-    def run(self) -> Result:
-        """Run the plan to its verdict; a workload's failure is a result, never an exception."""
+    def run(self, save: Callable[[Result], None]) -> Result:
+        """Run the plan to its verdict; a workload's failure is a result, never an exception.
+
+        `save` writes the rows. It comes before the folder's record, which says that the run is done with: killed in
+        between, the run has its row and is told as cut off, never the other way round.
+        """
         why = self.plan.blocked
         try:
-            if why is not None:
-                return self._result(Verdict(status=why.status, cause=why.cause, reason=why.reason))
-            with claimed(self.plan, self._wait_for_another) as self.plan:
-                return self._run()
+            if why is None:
+                with claimed(self.plan, self._wait_for_another) as self.plan:
+                    return self._run(save)
+            verdict = Verdict(status=why.status, cause=why.cause, reason=why.reason)
         except Interrupted:
-            return self._result(_failed(Cause.INTERRUPTED, self.signals.reason.text))
+            verdict = _failed(Cause.INTERRUPTED, self.signals.reason.text)
         except RuntimeProblem as problem:
-            return self._result(_failed(_cause(problem.cause), problem.message))
+            verdict = _failed(_cause(problem.cause), problem.message)
         except UsageProblem as problem:  # the disk is full, say, since the batch began
-            return self._result(_failed(Cause.PREPARE, problem.message))
+            verdict = _failed(Cause.PREPARE, problem.message)
         finally:
             self.watch.close()
+        result = self._result(verdict)
+        save(result)
+        return result
 
     def broken(self, bug: Exception) -> Result:
         """Return the result of a run that a bug of madlite ended."""
@@ -76,7 +83,7 @@ class OneRun:
         self.screen.phase(f"waiting for another run of this folder that writes {self.plan.result_rule.file}")
         return self.signals.received is None
 
-    def _run(self) -> Result:
+    def _run(self, save: Callable[[Result], None]) -> Result:
         folder = RunFolder.create(self.plan, [(file.path, file.data) for file in self.one.files], self._secrets)
         try:
             log = self._open_log(folder)
@@ -87,16 +94,13 @@ class OneRun:
                     log.say(f"madlite: {verdict.status.value} {verdict.reason}")
             finally:
                 log.close()
-            return self._filed(folder, verdict, log.problem)
+            findings = (*verdict.findings, *self.account.image.notes, *([log.problem] if log.problem else []))
+            result = self._result(replace(verdict, findings=findings))
+            save(result)
+            problem = _write(folder, RECORD, to_json(result))  # a full disk costs the record, not the verdict
+            return replace(result, findings=(*result.findings, problem)) if problem else result
         finally:
             folder.close()
-
-    def _filed(self, folder: RunFolder, verdict: Verdict, log_problem: str) -> Result:
-        """Return the result, written to the run's folder; a disk that is full costs the record, not the verdict."""
-        findings = (*verdict.findings, *self.account.image.notes, *([log_problem] if log_problem else []))
-        result = self._result(replace(verdict, findings=findings))
-        problem = _write(folder, RECORD, to_json(result))
-        return replace(result, findings=(*result.findings, problem)) if problem else result
 
     def _attempt(self, folder: RunFolder, log: RunLog) -> Verdict:
         """Prepare, open, act, judge; every way in which this can fail becomes a verdict."""

@@ -177,3 +177,19 @@ def test_plugins_hear_of_steps(planned):
     (one,) = plans
     run_many([Planned(plan=one.plan, backends=(Steps(),), files=(), runtime=one.runtime)], options, plugins, Quiet())
     assert heard == [1, 2]
+
+
+def test_the_row_comes_before_the_record(planned, monkeypatch):
+    """A kill between the two leaves a row and a run that is told as cut off, never a record without a row."""
+    plans, options, plugins = planned
+    order: list[str] = []
+    real = Path.replace
+
+    def noted(path, target):
+        if Path(target).name == "record.json":
+            order.append(f"record, perf.csv {options.output.exists()}")
+        return real(path, target)
+
+    monkeypatch.setattr(Path, "replace", noted)
+    run_many(plans, options, plugins, Quiet())
+    assert order == ["record, perf.csv True"]
