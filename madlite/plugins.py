@@ -199,15 +199,16 @@ _BACKEND_MEMBERS = ("claim", "expand", "check", "assets", "recognise", "reader")
 def load_plugins(disabled: str = "", *, only_built_in: bool = False) -> Plugins:
     """Load madlite's own plugins and, unless switched off, those of the entry-point group `madlite`.
 
-    `disabled` is MADLITE_DISABLE_PLUGINS: `1` or `all` for every third-party one, else names separated by commas.
+    `disabled` is MADLITE_DISABLE_PLUGINS: `1` or `all` for every third-party one, else names of plugins or of the
+    distributions they came with, separated by commas.
     """
     plugins = Plugins()
     off = {name.strip() for name in disabled.split(",") if name.strip()}
     none = only_built_in or bool(off & {"1", "all", "true"})
     for entry, ours in _entry_points():
-        if (none and not ours) or entry.name in off:
-            continue
         distribution = entry.dist.name if entry.dist else "unknown"
+        if (not ours and (none or off & {entry.name, distribution})) or (ours and entry.name in off):
+            continue
         version = entry.dist.version if entry.dist else ""
         try:
             module = entry.load()

@@ -4,6 +4,11 @@
 # else pip installs the build that its index offers; PyPI's for Linux on x86-64 brings CUDA.
 set -euo pipefail
 python=$1 folder=$2
+"$python" -c '' 2>/dev/null || {
+  echo "error: $python cannot be run" >&2
+  echo " hint: make demo PYTHON=python3" >&2
+  exit 4
+}
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || {
   echo "error: $("$python" --version) is too old, madlite needs Python 3.10" >&2
   echo " hint: make demo PYTHON=python3.11" >&2

@@ -56,7 +56,7 @@ def _request(found: Found, tag: str) -> Request:
 
 def _override(part: str) -> tuple[str, str | None]:
     name, equals, value = part.partition("=")
-    return name.strip(), value.strip() if equals else None
+    return name.strip().lstrip("-"), value.strip() if equals else None  # `:--x=1` means `:x=1`
 
 
 def _parts(tag: str) -> list[str]:

@@ -65,7 +65,8 @@ def _failure(cause: Cause, reason: str, evidence: str = "", **more: object) -> V
 def _exit_words(code: int, log: Follower) -> str:
     how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
     hint = f"; {log.rule.hint}" if log.rule and log.rule.hint else ""
-    return f"the workload failed: {how}{hint}"
+    cause = f" ({log.rule.cause})" if log.rule else ""
+    return f"the workload failed: {how}{cause}{hint}"
 
 
 def _performance(plan: RunPlan, seen: Witnesses, log: Follower) -> Verdict:

@@ -96,7 +96,7 @@ def test_the_cause_is_told_from_torchruns_footer(plan):
 def test_a_plugins_rule_explains_first(plan):
     log = follow("x\nboom 17\nError: y\n", [FailureRule(pattern=r"boom \d+", cause="boom", hint="mind the boom")])
     verdict = judge(plan(), Witnesses(exit=Exit(code=1, duration_s=1.0)), log)
-    assert verdict.evidence == "boom 17" and "mind the boom" in verdict.reason
+    assert verdict.evidence == "boom 17" and "(boom); mind the boom" in verdict.reason
 
 
 def test_who_ended_the_run_comes_first(plan):

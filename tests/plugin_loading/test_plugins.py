@@ -158,6 +158,7 @@ def test_plugins_can_be_switched_off(monkeypatch):
     assert list(load(monkeypatch, *entries, only_built_in=True).loaded) == ["ours"]
     assert list(load(monkeypatch, *entries, disabled="1").loaded) == ["ours"]
     assert list(load(monkeypatch, *entries, disabled="x, theirs").loaded) == ["ours"]
+    assert list(load(monkeypatch, *entries, disabled="other").loaded) == ["ours"], "the distribution's name"
 
 
 def test_an_unknown_backend_gets_a_suggestion(monkeypatch):
