@@ -40,7 +40,7 @@ def test_only_what_can_be_a_secret_is_collected():
         ("MAX_TOKEN", "131072", False),
         ("EOS_TOKEN_ID", "128001", False),
         ("DROP_TOKEN_RATE", "0.25", False),
-        ("HF_TOKEN_PATH", "/root/.cache/huggingface/token", False),
+        ("HF_TOKEN_PATH", "/home/me/.cache/huggingface/token", False),
         ("HF_TOKEN", "none", False),
         ("DB_PASSWORD", "131072", True),
         ("MAD_SECRETS_PIN", "131072", True),

@@ -73,9 +73,7 @@ def make_plan(given: Given) -> RunPlan:
         origins={**resolved.origins, **environment.origins, **_origins(given, resolved)},
     )
     plan = _in_container(plan, given, resolved) if given.runtime.runtime == "docker" else plan
-    notes = tuple(note for note in (given.runtime.note, granted.note) if note)
-    log = log_name(card, plan.image)
-    return replace(plan, log_name=log, notes=notes, blocked=find_blocked(given, granted, plan.image))
+    return _finished(plan, given, granted)
 
 
 def _in_container(plan: RunPlan, given: Given, resolved: Resolved) -> RunPlan:
@@ -90,6 +88,16 @@ def _in_container(plan: RunPlan, given: Given, resolved: Resolved) -> RunPlan:
         engine_options=make_engine_options(given),
         name=container_name(image),
         give_back=given.options.user if given.options.user[0] != 0 else None,
+    )
+
+
+def _finished(plan: RunPlan, given: Given, granted: Granted) -> RunPlan:
+    """Return the plan with what follows from the rest of it."""
+    return replace(
+        plan,
+        log_name=log_name(plan.card, plan.image),
+        notes=tuple(note for note in (given.runtime.note, granted.note) if note),
+        blocked=find_blocked(given, granted, plan.image),
     )
 
 

@@ -101,7 +101,7 @@ def test_the_digest_is_the_repositorys_or_else_the_images_id():
     "line",
     [
         "# syntax=docker/dockerfile:1",
-        "RUN --mount=type=cache,target=/root/.cache pip install x",
+        "RUN --mount=type=cache,target=/home/me/.cache pip install x",
         "COPY --link a b",
         "RUN <<EOF",
         "COPY <<'EOF' /etc/x",
