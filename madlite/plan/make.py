@@ -67,9 +67,6 @@ def make_plan(given: Given) -> RunPlan:
         model_dir=model_dir(card) if draft.actions else "",
         timeout_s=_timeout(given, resolved)[0],
         stop_grace_s=float(resolved.plan.get("stop_grace_s", 10.0)),
-        keep_alive=options.keep_alive,
-        keep_model_dir=options.keep_model_dir,
-        skip_model_run=options.skip_model_run,
         origins={**resolved.origins, **environment.origins, **_origins(given, resolved)},
     )
     plan = _in_container(plan, given, resolved) if given.runtime.runtime == "docker" else plan
@@ -92,9 +89,12 @@ def _in_container(plan: RunPlan, given: Given, resolved: Resolved) -> RunPlan:
 
 
 def _finished(plan: RunPlan, given: Given, granted: Granted) -> RunPlan:
-    """Return the plan with what follows from the rest of it."""
+    """Return the plan with what the caller wants of any run, and what follows from the rest of it."""
     return replace(
         plan,
+        keep_alive=given.options.keep_alive,
+        keep_model_dir=given.options.keep_model_dir,
+        skip_model_run=given.options.skip_model_run,
         log_name=log_name(plan.card, plan.image),
         notes=tuple(note for note in (given.runtime.note, granted.note) if note),
         blocked=find_blocked(given, granted, plan.image),
