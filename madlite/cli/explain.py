@@ -26,7 +26,7 @@ def command(tag: tuple[str, ...], as_json: bool, **given: Any) -> int:
     madlite explain demo
     madlite explain demo_torchtitan_llama_debug --set steps=100 --machine 8xMI300X
     """
-    from madlite.cli.run import _planned
+    from madlite.cli.planning import plan_all
     from madlite.engine.many import check_plans
     from madlite.engine.one import secrets_for
     from madlite.secrets import Redactor, masked_json
@@ -34,7 +34,7 @@ def command(tag: tuple[str, ...], as_json: bool, **given: Any) -> int:
     plugins = setup.load(given["no_plugins"], given["verbose"])
     given["tags"] = (*tag, *given["tags"])
     options = setup.make_options(given)
-    planned = _planned(plugins, options, given)
+    planned = plan_all(plugins, options, given)
     secrets = tuple(text for one in planned for text in secrets_for(one.plan, options.environ))
     mask = Redactor(secrets).text
     if as_json:
@@ -69,6 +69,8 @@ def _rows(plan: RunPlan) -> Iterator[tuple[str, str, str]]:
     yield "image", plan.image.ref if plan.image else "none", origins.get("image", "") if plan.image else ""
     limit = "none" if plan.timeout_s is None else f"{plan.timeout_s:g}"
     yield "timeout_s", limit, origins.get("timeout_s", "")
+    yield "stop_grace_s", f"{plan.stop_grace_s:g}", origins.get("stop_grace_s", "default")
+    yield "launcher", plan.launcher or "-", origins.get("launcher", plan.backend)
     if plan.variant is not None:
         for name in plan.variant.__struct_fields__:
             value = getattr(plan.variant, name)

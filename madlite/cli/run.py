@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from madlite.cli import setup
 from madlite.cli.options import TagsCommand, common_options, plan_options, tags_option
 from madlite.cli.sink import Sink
+
+if TYPE_CHECKING:
+    from madlite.cli.screens import PlainScreen
+    from madlite.engine.screen import Planned
+    from madlite.plan.options import Options
+    from madlite.plugins import Plugins
 
 
 @click.command("run", cls=TagsCommand)
@@ -31,15 +38,17 @@ def command(**given: Any) -> int:
     plugins = setup.load(given["no_plugins"], given["verbose"])
     if given["machine"] and not given["dry_run"]:
         raise click.UsageError("--machine only pretends: use it with --dry-run")
+    from madlite.cli.planning import plan_all
+
     options = setup.make_options(given)
-    planned = _planned(plugins, options, given)
+    planned = plan_all(plugins, options, given)
     setup.tell_problems(plugins.problems)
     if given["dry_run"]:
         return _preview(planned, options, plugins)
     return _run(planned, options, plugins)
 
 
-def _preview(planned: Sequence[Any], options: Any, plugins: Any) -> int:
+def _preview(planned: Sequence[Planned], options: Options, plugins: Plugins) -> int:
     from madlite.cli.preview import preview
     from madlite.engine.many import check_plans
 
@@ -50,28 +59,7 @@ def _preview(planned: Sequence[Any], options: Any, plugins: Any) -> int:
     return 0
 
 
-def _planned(plugins: Any, options: Any, given: dict[str, Any]) -> Any:
-    from madlite.engine.gather import Surroundings, gather
-    from madlite.resources import template_root
-    from madlite.run.folder import new_run_id
-
-    requests = setup.select_requests(plugins, given["tags"], options.workspace)
-    context = setup.make_context(given)
-    around = Surroundings(
-        options=options,
-        context=context,
-        machine=setup.find_machine(context, given["machine"]),
-        plugins=plugins,
-        runtimes=setup.make_runtimes(plugins),
-        template_root=template_root(setup.home()),
-        new_run_id=new_run_id,
-        credentials=setup.read_credentials(options.workspace),
-    )
-    setup.tell_problems(around.machine.problems)
-    return gather(requests, around)
-
-
-def _run(planned: Sequence[Any], options: Any, plugins: Any) -> int:
+def _run(planned: Sequence[Planned], options: Options, plugins: Plugins) -> int:
     from madlite.engine.many import check_plans, run_many
     from madlite.record.perfcsv import check_appendable
 
@@ -100,7 +88,7 @@ def _run(planned: Sequence[Any], options: Any, plugins: Any) -> int:
     return int(outcome.exit_code)
 
 
-def _refuse_pretended(planned: Sequence[Any]) -> None:
+def _refuse_pretended(planned: Sequence[Planned]) -> None:
     """Keep a row from naming GPUs that are not here."""
     from madlite.errors import UsageProblem
 
@@ -110,13 +98,13 @@ def _refuse_pretended(planned: Sequence[Any]) -> None:
             raise UsageProblem(f"the context describes {what}, which are not here", "add --dry-run, or use explain")
 
 
-def _screen(sink: Sink, live: bool) -> Any:
+def _screen(sink: Sink, live: bool) -> PlainScreen:
     from madlite.cli.screens import LiveScreen, PlainScreen
 
     return LiveScreen(sink) if sink.isatty() and not live else PlainScreen(sink, live=live)
 
 
-def _left_over(workspace: Any) -> list[str]:
+def _left_over(workspace: Path) -> list[str]:
     """Say that earlier runs were cut off, for the next command is the first that can."""
     from madlite.run.folder import unfinished
 

@@ -15,11 +15,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from madlite.errors import UsageProblem
-from madlite.plan.make import secrets_of
+from madlite.plan.make import RUNS, secrets_of
 from madlite.secrets import collect, masked_json
 from madlite.types import RunPlan
 
-RUNS = "madlite_runs"
 _TURN_S = 0.2
 LOCK, HANDLE, RECORD, PLAN, LOG, CLEANED = "lock", "handle", "record.json", "plan.json", "run.log", "cleaned"
 

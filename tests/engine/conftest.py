@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from madlite.run.docker_runtime import DockerRuntime
 from tests.engine.checkout import Checkout
 
 
@@ -14,3 +15,16 @@ def checkout(request, tmp_path):
     else:
         docker_host = "unix:///nonexistent/docker.sock"
     return Checkout(tmp_path / "mad", request.param, docker_host)
+
+
+@pytest.fixture
+def runtime(docker_environ, base_image) -> DockerRuntime:
+    return DockerRuntime(docker_environ)
+
+
+@pytest.fixture
+def client(engine):
+    import docker
+
+    with docker.APIClient(engine) as client:
+        yield client

@@ -13,7 +13,6 @@ from msgspec.structs import replace
 
 from madlite.errors import RuntimeProblem
 from madlite.run import docker_pull
-from madlite.run.docker_runtime import DockerRuntime
 from madlite.types import Cause, Image, Secret
 from tests.engine.registry import Registry
 from tests.factories import BASE_IMAGE, make_plan
@@ -23,19 +22,6 @@ pytestmark = pytest.mark.engine
 
 class Interrupted(BaseException):
     """What a signal raises in the main thread."""
-
-
-@pytest.fixture
-def runtime(docker_environ, base_image) -> DockerRuntime:
-    return DockerRuntime(docker_environ)
-
-
-@pytest.fixture
-def client(engine):
-    import docker
-
-    with docker.APIClient(engine) as client:
-        yield client
 
 
 @pytest.fixture

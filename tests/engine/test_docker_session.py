@@ -22,19 +22,6 @@ pytestmark = pytest.mark.engine
 KILLED = 137
 
 
-@pytest.fixture
-def runtime(docker_environ, base_image) -> DockerRuntime:
-    return DockerRuntime(docker_environ)
-
-
-@pytest.fixture
-def client(engine):
-    import docker
-
-    with docker.APIClient(engine) as client:
-        yield client
-
-
 @pytest.fixture(autouse=True)
 def nothing_is_left(client, request, tmp_path) -> Iterator[None]:
     """Every test of this file ends without a container of its run."""
