@@ -18,6 +18,7 @@ class Exec:
 
     def __init__(self, client: Client, container: str, argv: Sequence[str], workdir: str) -> None:
         self._client = client
+        self._host_pid = 0
         self._id = client.exec_create(container, list(argv), workdir=workdir)["Id"]
 
     def start(self) -> ExecOutput:
@@ -54,13 +55,16 @@ class Exec:
         return None if code is None else int(code)
 
     def host_pid(self) -> int:
-        """Return the process id on the engine's machine, 0 where it is not known."""
-        return int(self._inspect().get("Pid") or 0)
+        """Return the process id on the engine's machine, also once the process ended; 0 if it never was known."""
+        self._inspect()
+        return self._host_pid
 
     def _inspect(self) -> dict[str, Any]:
         import docker.errors
 
         try:
-            return dict(self._client.exec_inspect(self._id))
+            found = dict(self._client.exec_inspect(self._id))
         except docker.errors.NotFound:
             return {}
+        self._host_pid = int(found.get("Pid") or 0) or self._host_pid  # the engine forgets it when the process ends
+        return found

@@ -111,7 +111,10 @@ class DockerSession:
         workdir = posixpath.normpath(posixpath.join(self._container.inside, cwd))
         try:
             self._exec = Exec(self._client, self.handle, action.argv, workdir)
-            return self._exec, self._exec.start()
+            output = self._exec.start()
+            if self._container.shares_processes:
+                self._exec.host_pid()  # known only while it runs, and needed to end what outlives it
+            return self._exec, output
         except docker.errors.APIError as error:
             if error.status_code in (404, 409):  # no such container, or it is not running
                 raise containers.gone(self._client, self._container, action) from error
@@ -142,5 +145,7 @@ class DockerSession:
     def _end(self, grace_s: float) -> None:
         if self._exec is not None:
             only = str(self._exec.host_pid()) if self._container.shares_processes else ""
+            if only == "0":  # a session nobody can name: the container's end is what ends it, strangers stay untouched
+                return
             ended = partial(self._exec.wait_ended, hurried=self._turn.hurried)
             end_workload(self._client, self.handle, only, grace_s, ended)

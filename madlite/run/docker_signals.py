@@ -19,9 +19,10 @@ _NOTHING_LEFT = 1
 # The engine starts each exec as the leader of a session, whose parent is outside the container (0).  Session 1 is the
 # container's own.  INT and TERM go to the process groups of the exec'd sessions: launchers that give their workers
 # sessions of their own pass these on.  KILL goes to every process of the workload.  With $2, the container shares the
-# process table of the host, and only that session is ours.
+# process table of the host, and only that session is ours; 0 and 1 never are.
 _SCRIPT = r"""
 name=$1 only=$2 sent=1 done=
+case "$only" in 0 | 1) exit 1 ;; esac
 look() {
   read -r line < "/proc/$1/stat" || return 1
   set -- ${line##*) }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING
@@ -19,29 +19,39 @@ POLL_S = 0.05
 _VANISH_LIMIT_S = 5.0
 
 
-def marked_processes(run_id: str = "") -> list[psutil.Process]:
-    """Return the living processes with a run's mark in their environment, of any run for ""; never ourselves.
+def marked_processes(run_id: str) -> list[psutil.Process]:
+    """Return the living processes that carry the mark of this run; none for "", never ourselves."""
+    return [process for process, environment in all_marked() if run_id and environment[RUN_MARK] == run_id]
 
-    Processes inside containers carry the mark too and are left out: their container is what ends them.
+
+def all_marked() -> list[tuple[psutil.Process, Mapping[str, str]]]:
+    """Return the living processes of any run with their environment, never ourselves.
+
+    The environment is read once: a process that ends between two questions would answer the second with nothing, and
+    seem to belong to no run.  Processes inside containers carry the mark too and are left out: their container is what
+    ends them.
     """
     import psutil
 
     ours = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
     return [
-        process
+        (process, environment)
         for process in psutil.process_iter()
-        if process.pid not in ours and _carries(process, run_id) and not _is_elsewhere(process.pid)
+        if process.pid not in ours
+        and (environment := _environment(process)).get(RUN_MARK)
+        and _lives(process)
+        and not _is_elsewhere(process.pid)
     ]
 
 
-def mark_of(process: psutil.Process, name: str) -> str:
-    """Return a variable of a process's environment, "" where it has none or may not be asked."""
+def _environment(process: psutil.Process) -> Mapping[str, str]:
+    """Return a process's environment, empty where it has none or may not be asked."""
     import psutil
 
     try:
-        return process.environ().get(name, "")
+        return process.environ()
     except (psutil.Error, OSError):
-        return ""
+        return {}
 
 
 def with_children(pids: Iterable[int]) -> list[psutil.Process]:
@@ -71,11 +81,6 @@ def end_processes(
             if hurried.is_set() and number != signal.SIGKILL:
                 break
             time.sleep(POLL_S)
-
-
-def _carries(process: psutil.Process, run_id: str) -> bool:
-    mark = mark_of(process, RUN_MARK)
-    return bool(mark) and run_id in ("", mark) and _lives(process)
 
 
 def _lives(process: psutil.Process) -> bool:

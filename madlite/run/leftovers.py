@@ -12,7 +12,7 @@ from madlite.run.docker_client import connected
 from madlite.run.docker_give_back import give_back
 from madlite.run.docker_start import attached, remove_container
 from madlite.run.folder import CLEANED, LOCK, is_alive, unfinished
-from madlite.run.host_processes import mark_of, marked_processes
+from madlite.run.host_processes import all_marked
 from madlite.run.host_runtime import HostRuntime
 from madlite.run.marks import FOLDER_LABEL, FOLDER_MARK, KEPT_LABEL, KEPT_MARK, RUN_LABEL, RUN_MARK
 from madlite.types import Value
@@ -87,18 +87,19 @@ def _containers(environ: Mapping[str, str]) -> Iterator[Leftover]:
 
 def _processes() -> Iterator[Leftover]:
     """Yield one leftover per dead run, for its processes are ended together."""
-    runs: dict[str, list[Any]] = {}
-    for process in marked_processes():
-        if not _may_be_alive(mark_of(process, FOLDER_MARK)):
-            runs.setdefault(mark_of(process, RUN_MARK), []).append(process)
-    for run_id, processes in runs.items():
-        pids = ", ".join(str(process.pid) for process in processes[:5]) + (", …" if len(processes) > 5 else "")
+    runs: dict[str, list[tuple[Any, Mapping[str, str]]]] = {}
+    for process, environment in all_marked():
+        # without the folder nobody can say whether its madlite lives
+        if FOLDER_MARK in environment and not _may_be_alive(environment[FOLDER_MARK]):
+            runs.setdefault(environment[RUN_MARK], []).append((process, environment))
+    for run_id, found in runs.items():
+        pids = ", ".join(str(process.pid) for process, _ in found[:5]) + (", …" if len(found) > 5 else "")
         yield Leftover(
             kind="process",
             run_id=run_id,
-            text=f"{len(processes)} processes ({pids})",
+            text=f"{len(found)} processes ({pids})",
             handle=run_id,
-            kept=any(mark_of(process, KEPT_MARK) for process in processes),
+            kept=any(environment.get(KEPT_MARK) for _, environment in found),
         )
 
 

@@ -1,0 +1,85 @@
+"""What does not surely belong to a run is never touched."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+import psutil
+import pytest
+
+from madlite.run import docker_session
+from madlite.run.docker_container import Container
+from madlite.run.docker_exec import Exec
+from madlite.run.docker_session import DockerSession
+from madlite.run.host_processes import marked_processes
+from madlite.run.leftovers import find_leftovers
+from madlite.run.marks import FOLDER_MARK, RUN_MARK
+
+NO_ENGINE = {"DOCKER_HOST": "unix:///nonexistent/docker.sock"}
+
+
+@pytest.fixture
+def marked(tmp_path):
+    """Start a process with a run's marks."""
+    started = []
+
+    def start(**marks: str) -> subprocess.Popen[bytes]:
+        started.append(subprocess.Popen(["sleep", "300"], env={**os.environ, **marks}))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def listed(tmp_path) -> list[str]:
+    return [item.run_id for item in find_leftovers(tmp_path, NO_ENGINE).leftovers if item.kind == "process"]
+
+
+def test_no_run_has_no_name(marked, tmp_path):
+    marked(**{RUN_MARK: "some-run", FOLDER_MARK: str(tmp_path / "gone")})
+    assert marked_processes("") == []
+
+
+def test_a_process_that_does_not_say_its_folder_is_left_alone(marked, tmp_path):
+    marked(**{RUN_MARK: "without-folder"})
+    marked(**{RUN_MARK: "cut-off", FOLDER_MARK: str(tmp_path / "gone")})
+    assert "cut-off" in listed(tmp_path) and "without-folder" not in listed(tmp_path)
+
+
+def test_a_process_that_ends_while_it_is_asked_belongs_to_no_other_run(marked, tmp_path, monkeypatch):
+    """Its environment reads as empty the second time, as that of a zombie does."""
+    process = marked(**{RUN_MARK: "ends-now", FOLDER_MARK: str(tmp_path / "gone")})
+    real, asked = psutil.Process.environ, []
+
+    def once(one):
+        asked.append(one.pid)
+        return real(one) if asked.count(one.pid) == 1 else {}
+
+    monkeypatch.setattr(psutil.Process, "environ", once)
+    assert "" not in listed(tmp_path) and process.poll() is None
+
+
+@pytest.mark.parametrize(("pids", "only"), [([0, 0], None), ([], None), ([4321, 0], "4321")])
+def test_in_the_hosts_process_table_only_a_known_session_is_signalled(monkeypatch, tmp_path, pids, only):
+    """The engine says 0 for a process that ended; session 0 is the kernel's and other strangers'."""
+
+    class Client:
+        def exec_create(self, *args, **options):
+            return {"Id": "x"}
+
+        def exec_inspect(self, exec_id):
+            return {"Pid": pids.pop(0) if pids else 0, "Running": False}
+
+    signalled = []
+    monkeypatch.setattr(
+        docker_session, "end_workload", lambda client, container, session, *rest: signalled.append(session)
+    )
+    container = Container(id="c", image="i", workspace=tmp_path, inside="/w", shares_processes=True)
+    session = DockerSession(Client(), {}, container, 1.0)  # type: ignore[arg-type]
+    session._exec = Exec(Client(), "c", ["true"], "/")  # type: ignore[arg-type]
+    session._exec.is_running()
+    session._end(0.0)
+    assert signalled == ([only] if only else [])
