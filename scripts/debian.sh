@@ -5,6 +5,7 @@ missing=()
 need() { command -v "$1" >/dev/null || [ -x "/usr/sbin/$1" ] || missing+=("$2"); }
 need dockerd docker.io
 need debootstrap debootstrap
+need docker-registry docker-registry
 need shellcheck shellcheck
 need git git
 [ ${#missing[@]} -eq 0 ] && exit 0

@@ -34,7 +34,7 @@ def engine() -> Iterator[str]:
         return
     reason = _why_no_engine()
     if reason:
-        _give_up(reason)
+        give_up(reason)
     home = Path(tempfile.mkdtemp(prefix="madlite-engine-"))
     daemon = _start(home)
     try:
@@ -76,7 +76,7 @@ def _remove(home: Path) -> None:
     shutil.rmtree(home, ignore_errors=True)
 
 
-def _give_up(reason: str) -> NoReturn:
+def give_up(reason: str) -> NoReturn:
     (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
 
 
@@ -124,7 +124,7 @@ def _wait_until_it_answers(address: str, daemon: subprocess.Popen[bytes], log: P
     while not _answers(address):
         if daemon.poll() is not None or time.monotonic() > deadline:
             words = "\n".join(log.read_text(errors="replace").splitlines()[-5:])
-            _give_up(f"dockerd does not come up here:\n{words}")
+            give_up(f"dockerd does not come up here:\n{words}")
         time.sleep(0.2)
 
 
@@ -150,7 +150,7 @@ def _base_archive() -> Path:
     with tempfile.TemporaryDirectory(dir=cache) as folder:
         if not tree:
             if not shutil.which("debootstrap"):
-                _give_up("the base image needs debootstrap, or MADLITE_TEST_ROOTFS")
+                give_up("the base image needs debootstrap, or MADLITE_TEST_ROOTFS")
             tree = f"{folder}/tree"
             command = ["debootstrap", "--variant=minbase", f"--include={PACKAGES}", SUITE, tree]
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import click
 
-from madlite.cli.options import common_options
+from madlite.cli.options import Command, common_options
 from madlite.errors import ExitCode
 
 
-@click.command("clean")
+@click.command("clean", cls=Command)
 @click.option("-y", "--yes", is_flag=True, help="Remove what is listed.")
 @click.option("--kept", is_flag=True, help="Also remove containers that were kept alive on request.")
 @common_options

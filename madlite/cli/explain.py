@@ -9,7 +9,7 @@ import click
 
 from madlite.cli import setup
 from madlite.cli.options import TagsCommand, common_options, plan_options, tags_option
-from madlite.types import RunPlan, Secret
+from madlite.types import ErrorScan, RunPlan, Secret
 
 
 @click.command("explain", cls=TagsCommand)
@@ -77,12 +77,20 @@ def _rows(plan: RunPlan) -> Iterator[tuple[str, str, str]]:
             yield f"variant.{name}", "-" if value in (None, "") else str(value), origins.get(f"variant.{name}", "")
     for name, setting in sorted(plan.settings.items()):
         yield f"settings.{name}", _word(setting), origins.get(f"settings.{name}", "")
+    if origins.get("error_scan") and plan.result_rule.kind != "steps":
+        yield "error_scan", _scan(plan.error_scan), origins["error_scan"]
     if plan.run_args or plan.args:
         yield "args", plan.run_args, origins.get("args", "")
     for name, text in sorted(plan.env.items()):
         yield f"env.{name}", "***" if isinstance(text, Secret) else text, origins.get(f"env.{name}", "")
     for mount in plan.mounts:
         yield f"mount {mount.target}", mount.source, origins.get("docker_mounts", "context")
+
+
+def _scan(scan: ErrorScan | None) -> str:
+    if scan is None:
+        return "off"
+    return f"{', '.join(map(repr, scan.patterns))}; harmless: {', '.join(map(repr, scan.benign))}"
 
 
 def _word(value: object) -> str:

@@ -13,13 +13,20 @@ from typing import Any
 
 import click
 
+from madlite.cli.arguments import complete
+from madlite.cli.options import Command
 from madlite.errors import ExitCode, MadliteError
 
 # name → (module of the command, its one line in --help); kept here so that --help imports none of them
 COMMANDS = {
     "run": ("madlite.cli.run", "Run the models that tags select and append their results to perf.csv."),
+    "build": (
+        "madlite.cli.build",
+        "Build the images of the models that tags select, and write a manifest for `madlite run --manifest-file`.",
+    ),
     "discover": ("madlite.cli.discover", "List model cards, all of them or those that tags select."),
     "explain": ("madlite.cli.explain", "Show the plan of a run: every value and where it came from."),
+    "report": ("madlite.cli.report", "Make HTML of results files, or add results to perf.csv."),
     "plugins": ("madlite.cli.plugins", "List plugins, their hooks and what is wrong with them."),
     "clean": ("madlite.cli.clean", "List, and with --yes remove, what a killed madlite left behind."),
 }
@@ -29,7 +36,31 @@ _EPILOG = (
 )
 
 
-class Commands(click.Group):
+class Group(click.Group):
+    """Commands under one name; options may be abbreviated, and a mistyped command gets a suggestion."""
+
+    command_class = Command
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Write out what is abbreviated before the command's name."""
+        return super().parse_args(ctx, complete(args, self.get_params(ctx), ctx, stop=True))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command, with a suggestion for a mistyped one."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            from difflib import get_close_matches
+
+            close = get_close_matches(args[0], self.list_commands(ctx), n=1)
+            if close:
+                raise click.UsageError(f"{error.message} Did you mean '{close[0]}'?", ctx) from None
+            raise
+
+
+class Commands(Group):
     """The built-in commands by name, and those that plugins add."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -53,20 +84,6 @@ class Commands(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(rows)
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command, with a suggestion for a mistyped one."""
-        try:
-            return super().resolve_command(ctx, args)
-        except click.UsageError as error:
-            from difflib import get_close_matches
-
-            close = get_close_matches(args[0], self.list_commands(ctx), n=1)
-            if close:
-                raise click.UsageError(f"{error.message} Did you mean '{close[0]}'?", ctx) from None
-            raise
-
 
 @click.group(
     cls=Commands,
@@ -74,7 +91,7 @@ class Commands(click.Group):
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     invoke_without_command=True,
 )
-@click.option("--version", is_flag=True, help="Print the version and exit.")
+@click.option("-v", "--version", is_flag=True, help="Print the version and exit.")
 @click.pass_context
 def main(ctx: click.Context, version: bool) -> None:
     """Benchmark LLM and diffusion training on AMD Instinct and NVIDIA GPUs.

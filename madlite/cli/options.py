@@ -1,39 +1,115 @@
-"""Options that several commands share, and how tags are read."""
+"""Options that several commands share, in the spellings of madengine 1 and 2, and how a command reads them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
+from madlite.cli.arguments import complete
+
 F = TypeVar("F", bound=Callable[..., Any])
-_TAGS = ("--tags", "-t")
+
+# Where --help shows an option, by the name of its value; what is not here comes last.
+_SECTIONS: dict[str, tuple[str, ...]] = {
+    "Models": (
+        "tags",
+        "batch_manifest",
+        "manifest_file",
+        "backend",
+        "ignore_deprecated",
+        "disable_skip_gpu_arch",
+    ),
+    "Plan": (
+        "additional_context",
+        "additional_context_file",
+        "sets",
+        "gpus",
+        "gpu_vendor",
+        "machine",
+        "timeout",
+        "skip_model_run",
+        "dry_run",
+    ),
+    "Image and container": (
+        "runtime",
+        "image",
+        "use_image",
+        "target_archs",
+        "build_on_compute",
+        "clean_docker_cache",
+        "registry",
+        "keep_alive",
+        "keep_model_dir",
+    ),
+    "Data and tools": (
+        "data_config",
+        "force_mirror_local",
+        "tools_config",
+        "sys_env_details",
+    ),
+    "Results": (
+        "output",
+        "strict_header",
+        "summary_output",
+        "manifest_output",
+        "live_output",
+        "cleanup_perf",
+    ),
+}
+_REST = "Options"
 
 
-class TagsCommand(click.Command):
-    """A command whose `--tags` takes one or more words: `--tags a b`, `--tags a,b` and `--tags a --tags b` are one."""
+class Command(click.Command):
+    """A command whose long options may be abbreviated, as madengine 1's."""
+
+    many = ""  # the option that takes one or more words
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Repeat the option before each further word, as click wants it."""
-        return super().parse_args(ctx, spread_tags(args))
+        """Write out what is abbreviated before click reads it."""
+        try:
+            return super().parse_args(ctx, complete(args, self.get_params(ctx), ctx, many=self.many))
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx  # the hint names this command's help
+            raise
 
 
-def spread_tags(args: list[str]) -> list[str]:
-    """Return the arguments with `--tags` before each of its words."""
-    spread: list[str] = []
-    in_tags = False
-    for position, word in enumerate(args):
-        if word == "--":
-            return [*spread, *args[position:]]
-        follows = bool(args[position - 1] in _TAGS) if position else False
-        if in_tags and not follows and not word.startswith("-"):
-            spread += ["--tags", word]
-            continue
-        spread.append(word)
-        in_tags = word in _TAGS or word.startswith("--tags=") or (in_tags and follows)
-    return spread
+class TagsCommand(Command):
+    """A command whose `--tags` takes one or more words: `--tags a b`, `--tags a,b` and `--tags a --tags b` are one.
+
+    Its --help has sections.
+    """
+
+    many = "--tags"
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options section by section, all in the same columns."""
+        rows: dict[str, list[tuple[str, str]]] = {title: [] for title in (*_SECTIONS, _REST)}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None:
+                rows[section_of(param.name or "")].append(record)
+        wide = min(30, max(len(name) for section in rows.values() for name, _ in section))
+        for title, section in rows.items():
+            if section:
+                with formatter.section(title):
+                    formatter.write_dl([(name.ljust(wide), text) for name, text in section])
+
+
+def section_of(name: str) -> str:
+    """Return the part of --help that tells of this option."""
+    return next((title for title, names in _SECTIONS.items() if name in names), _REST)
+
+
+class OnOff(click.types.BoolParamType):
+    """A switch that can also be given as madengine 1's word: true, 1 and yes are on, anything else is off."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> bool:
+        """Return what the switch or the word means."""
+        return value if isinstance(value, bool) else str(value).strip().lower() in ("true", "1", "yes")
 
 
 def tags_option(function: F) -> F:
@@ -47,28 +123,82 @@ def tags_option(function: F) -> F:
     )(function)
 
 
+def context_options(function: F) -> F:
+    """Add --additional-context and its file."""
+    return _add(_CONTEXT, function)
+
+
 def plan_options(function: F) -> F:
     """Add the options that decide a plan."""
-    for option in reversed(_PLAN):
-        function = option(function)
-    return function
+    return _add((*_CONTEXT, *_PLAN, *_DATA), function)
+
+
+def batch_options(function: F) -> F:
+    """Add the options of a run beyond its plans: manifests, registry, summary."""
+    return _add((*_MANIFEST, _SUMMARY, _CLEANUP), function)
+
+
+def registry_option(function: F) -> F:
+    """Add --registry."""
+    return _REGISTRY(function)
+
+
+def clean_cache_option(function: F) -> F:
+    """Add --clean-docker-cache."""
+    return _CLEAN_CACHE(function)
+
+
+def summary_option(function: F) -> F:
+    """Add --summary-output."""
+    return _SUMMARY(function)
+
+
+def live_option(function: F) -> F:
+    """Add --live-output."""
+    return _LIVE(function)
 
 
 def common_options(function: F) -> F:
     """Add the options that every command with plugins has."""
-    for option in reversed(_COMMON):
+    return _add(_COMMON, function)
+
+
+def verbose_option(function: F) -> F:
+    """Add --verbose to a command without plugins; it needs no more than being given."""
+    return click.option(
+        "-v", "--verbose", is_flag=True, expose_value=False, callback=_be_verbose, help="Say more on stderr."
+    )(function)
+
+
+def _be_verbose(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value:
+        logging.getLogger("madlite").setLevel(logging.DEBUG)
+
+
+def _add(options: Iterable[Callable[[F], F]], function: F) -> F:
+    for option in reversed(tuple(options)):
         function = option(function)
     return function
 
 
 _FILE = click.Path(path_type=Path)
+_LIVE = click.option("-l", "--live-output", is_flag=True, help="Show the workload's output too.")
+_REGISTRY = click.option(
+    "-r", "--registry", default="", metavar="HOST", help="Registry that images are pushed to, and pulled from."
+)
+_CLEAN_CACHE = click.option("--clean-docker-cache", is_flag=True, help="Build images without Docker's cache.")
+_SUMMARY = click.option(
+    "-s", "--summary-output", type=_FILE, metavar="FILE", help="Also write what happened to FILE, as JSON."
+)
 _COMMON = (
     click.option("--no-plugins", is_flag=True, help="Leave every plugin out that is not part of madlite."),
     click.option("-v", "--verbose", is_flag=True, help="Say more on stderr."),
 )
-_PLAN = (
+_CONTEXT = (
     click.option("-c", "--additional-context", default="", metavar="JSON", help="Context, merged over everything."),
     click.option("-f", "--additional-context-file", type=_FILE, metavar="FILE", help="Context from a file."),
+)
+_PLAN = (
     click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Set one value of the plan; see explain."),
     click.option("--backend", default="", metavar="NAME", help="Use this backend, whoever claims the card."),
     click.option("--runtime", default="", metavar="NAME", help="docker or host; else the card and the machine decide."),
@@ -81,7 +211,7 @@ _PLAN = (
     click.option("--keep-alive", is_flag=True, help="Leave the container running and keep the model's folder."),
     click.option("--keep-model-dir", is_flag=True, help="Keep the model's folder."),
     click.option("--skip-model-run", is_flag=True, help="Do everything but the model's own step; writes no row."),
-    click.option("--clean-docker-cache", is_flag=True, help="Build images without Docker's cache."),
+    _CLEAN_CACHE,
     click.option(
         "--ignore-deprecated/--no-ignore-deprecated",
         "--ignore-deprecated-flag",
@@ -93,4 +223,55 @@ _PLAN = (
         "-o", "--output", type=_FILE, default=Path("perf.csv"), show_default=True, metavar="FILE", help="Results file."
     ),
     click.option("--strict-header", is_flag=True, help="Never add a column to perf.csv."),
+)
+_DATA = (
+    click.option(
+        "--data-config",
+        "--data-config-file-name",
+        type=_FILE,
+        metavar="FILE",
+        help="Where data sets are found.  [default: data.json]",
+    ),
+    click.option(
+        "--force-mirror-local", type=_FILE, metavar="DIR", help="Keep a local copy of every remote data set in DIR."
+    ),
+    click.option(
+        "--tools-config",
+        "--tools-json-file-name",
+        type=_FILE,
+        metavar="FILE",
+        help="Profiling tools.  [default: scripts/common/tools.json]",
+    ),
+    click.option(
+        "--sys-env-details/--no-sys-env-details",
+        "sys_env_details",
+        type=OnOff(),
+        default=None,
+        help="Write the system's details down before the model runs.",
+    ),
+    click.option(  # the same value under madengine 1's name; whichever is given last wins
+        "--generate-sys-env-details",
+        "sys_env_details",
+        type=OnOff(),
+        default=None,
+        metavar="true|false",
+        help="The same, as madengine 1 has it.",
+    ),
+)
+_MANIFEST = (
+    click.option(
+        "-m", "--manifest-file", type=_FILE, metavar="FILE", help="Run what this manifest of `madlite build` names."
+    ),
+    click.option(
+        "--manifest-output",
+        type=_FILE,
+        default=Path("build_manifest.json"),
+        show_default=True,
+        metavar="FILE",
+        help="Where the manifest of built images goes.",
+    ),
+    _REGISTRY,
+)
+_CLEANUP = click.option(
+    "--cleanup-perf", is_flag=True, help="Remove perf_entry.* and perf_entry_super.* after the runs."
 )

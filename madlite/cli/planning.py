@@ -4,32 +4,51 @@ from __future__ import annotations
 
 from typing import Any
 
+from madlite.catalog.datasets import read_data_sets
 from madlite.cli import setup
+from madlite.cli.manifest import find_manifest
+from madlite.engine.from_manifest import gather_manifest
 from madlite.engine.gather import Surroundings, gather
+from madlite.engine.reach import why_unreachable
 from madlite.engine.screen import Planned
+from madlite.plan.actions import TOOLS
+from madlite.plan.manifest_context import context_over
 from madlite.plan.options import Options
+from madlite.plan.scripts import list_tools, make_toolset
 from madlite.plugins import Plugins
 from madlite.resources import template_root
 from madlite.run.folder import new_run_id
 
 
-def plan_all(plugins: Plugins, options: Options, given: dict[str, Any]) -> list[Planned]:
-    """Return the plans of a command's tags on this machine, or the one that `--machine` describes.
+def plan_all(plugins: Plugins, options: Options, given: dict[str, Any], touch: bool = False) -> list[Planned]:
+    """Return the plans of a command's tags or manifest on this machine, or the one that `--machine` describes.
+
+    `touch` where the plans are to be run: endpoints of data are asked then, and only then.
 
     Raises:
         MadliteError: something cannot be used; nothing has been touched.
     """
-    requests = setup.select_requests(plugins, given["tags"], options.workspace)
+    root = template_root(setup.home())
+    manifest = find_manifest(given, options)
+    requests = () if manifest is not None else setup.select_requests(plugins, given["tags"], options.workspace)
     context = setup.make_context(given)
+    if manifest is not None:
+        context = context_over(manifest, context, options.environ)
     around = Surroundings(
         options=options,
         context=context,
         machine=setup.find_machine(context, given["machine"]),
         plugins=plugins,
         runtimes=setup.make_runtimes(plugins),
-        template_root=template_root(setup.home()),
+        template_root=root,
         new_run_id=new_run_id,
         credentials=setup.read_credentials(options.workspace),
+        data_sets=read_data_sets(
+            options.data_file, context.known.data, context.origins.get("data", "context"), options.mirror
+        ),
+        tools=make_toolset(context, options, root / TOOLS),
+        tool_files=list_tools(root / TOOLS),
+        reach=why_unreachable if touch else lambda endpoint: "",
     )
     setup.tell_problems(around.machine.problems)
-    return gather(requests, around)
+    return gather_manifest(manifest, around) if manifest is not None else gather(requests, around)

@@ -7,10 +7,10 @@ import json
 import click
 
 from madlite.cli import setup
-from madlite.cli.options import common_options
+from madlite.cli.options import Command, common_options
 
 
-@click.command("plugins")
+@click.command("plugins", cls=Command)
 @click.option("--hooks", is_flag=True, help="Describe every hook instead.")
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 @common_options

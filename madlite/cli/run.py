@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from madlite.cli import setup
-from madlite.cli.options import TagsCommand, common_options, plan_options, tags_option
+from madlite.cli.options import TagsCommand, batch_options, common_options, plan_options, tags_option
 from madlite.cli.sink import Sink
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 @click.option("-l", "--live-output", is_flag=True, help="Show the workload's output too.")
 @click.option("--machine", default="", metavar="NxGPU", help="With --dry-run: pretend this machine, e.g. 8xMI300X.")
 @plan_options
+@batch_options
 @common_options
 def command(**given: Any) -> int:
     """Run the models that tags select and append their results to perf.csv.
@@ -40,8 +41,9 @@ def command(**given: Any) -> int:
         raise click.UsageError("--machine only pretends: use it with --dry-run")
     from madlite.cli.planning import plan_all
 
-    options = setup.make_options(given)
-    planned = plan_all(plugins, options, given)
+    touch = not given["dry_run"]
+    options = setup.make_options(given, touch)
+    planned = plan_all(plugins, options, given, touch)
     setup.tell_problems(plugins.problems)
     if given["dry_run"]:
         return _preview(planned, options, plugins)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,12 +30,15 @@ class PlainScreen:
 
     def started(self, plan: RunPlan, position: int, total: int) -> None:
         """Name the run and what is special about it."""
+        log = [] if plan.blocked else [f"log: {plan.folder.relative_to(plan.workspace)}/run.log"]
+        steps = plan.variant.steps if plan.variant else None
+        self.begin([title(plan, position, total), *(f"      {note}" for note in (*plan.notes, *log))], steps)
+
+    def begin(self, lines: Iterable[str], steps: int | None = None) -> None:
+        """Say what starts now; how far it is comes after this."""
         self._last_s = self._clock()
-        self._line(title(plan, position, total))
-        for note in plan.notes:
-            self._line(f"      {note}")
-        if plan.blocked is None:
-            self._line(f"      log: {plan.folder.relative_to(plan.workspace)}/run.log")
+        for text in lines:
+            self._line(text)
 
     def phase(self, text: str) -> None:
         """Say what the run does now, if it takes a while; all of it is in the log."""
@@ -60,7 +63,11 @@ class PlainScreen:
         self._rows |= not plan.skip_model_run or result.status is Status.FAILURE
         if result.status is Status.FAILURE:
             self._failed.append((plan.card.name, result.cause.value))
-        for text in ending(plan, result):
+        self.end(ending(plan, result))
+
+    def end(self, lines: Iterable[str]) -> None:
+        """Say how it ended."""
+        for text in lines:
             self._line(text)
 
     def warn(self, text: str) -> None:
@@ -114,10 +121,9 @@ class LiveScreen(PlainScreen):
         )
         self._task: TaskID | None = None
 
-    def started(self, plan: RunPlan, position: int, total: int) -> None:
-        """Name the run and show that it goes on."""
-        super().started(plan, position, total)
-        steps = plan.variant.steps if plan.variant else None
+    def begin(self, lines: Iterable[str], steps: int | None = None) -> None:
+        """Say what starts now and show that it goes on."""
+        super().begin(lines, steps)
         self._task = self._progress.add_task("starting", total=steps)
         self._progress.start()
 
@@ -139,10 +145,10 @@ class LiveScreen(PlainScreen):
         if self._task is not None:
             self._progress.update(self._task, description=_escaped(text))
 
-    def finished(self, plan: RunPlan, result: Result) -> None:
+    def end(self, lines: Iterable[str]) -> None:
         """Replace the progress by the outcome."""
         self.close()
-        super().finished(plan, result)
+        super().end(lines)
 
     def close(self) -> None:
         """Take the progress line away."""
@@ -153,6 +159,11 @@ class LiveScreen(PlainScreen):
 
     def _line(self, text: str) -> None:
         self._console.print(text, markup=False, soft_wrap=True)
+
+
+def make_screen(sink: Sink, *, live: bool) -> PlainScreen:
+    """Return the screen for who reads the sink: people get a progress line, unless they want the output itself."""
+    return LiveScreen(sink) if sink.isatty() and not live else PlainScreen(sink, live=live)
 
 
 def ending(plan: RunPlan, result: Result) -> list[str]:

@@ -45,8 +45,27 @@ def home() -> Path | None:
     return Path(named) if named else None
 
 
-def make_options(given: dict[str, Any]) -> Options:
-    """Return the options of a command line.
+def find_workspace(touch: bool) -> Path:
+    """Return the working folder, with what $MODEL_DIR brings into it; untouched, the folder that would be brought.
+
+    Raises:
+        UsageProblem: MODEL_DIR names no folder.
+    """
+    from madlite.cli.model_dir import bring_model_dir, find_model_dir
+    from madlite.plan.make import RUNS
+
+    workspace = Path.cwd()
+    brought = find_model_dir(os.environ, workspace)
+    if brought is None:
+        return workspace
+    if not touch:
+        return brought
+    bring_model_dir(brought, workspace, RUNS)
+    return workspace
+
+
+def make_options(given: dict[str, Any], touch: bool = False) -> Options:
+    """Return the options of a command line; `touch` where the command may bring $MODEL_DIR into the working folder.
 
     Raises:
         UsageProblem: one of them does not make sense.
@@ -54,10 +73,10 @@ def make_options(given: dict[str, Any]) -> Options:
     timeout = given["timeout"]
     if timeout is not None and timeout < -1:
         raise UsageProblem(f"--timeout {timeout} is less than -1", "seconds, 0 for none, -1 for the card's own")
-    workspace = Path.cwd()
+    workspace = find_workspace(touch)
     return Options(
         workspace=workspace,
-        output=workspace / given["output"],
+        output=Path.cwd() / given["output"],
         runtime=given["runtime"],
         image=given["image"],
         backend=given["backend"],
@@ -74,17 +93,26 @@ def make_options(given: dict[str, Any]) -> Options:
         environ=dict(os.environ),
         python=sys.executable,
         user=(os.getuid(), os.getgid()),
+        data_file=workspace / (given.get("data_config") or "data.json"),
+        tools_file=workspace / (given.get("tools_config") or "scripts/common/tools.json"),
+        snapshot=bool(given.get("sys_env_details")),
+        mirror=str(given.get("force_mirror_local") or ""),
     )
 
 
 def make_context(given: dict[str, Any]) -> Context:
-    """Return the context of a command line."""
-    own = {"docker_gpus": ("--gpus", given["gpus"]), "gpu_vendor": ("--gpu-vendor", given["gpu_vendor"])}
-    named = {key: (option, value) for key, (option, value) in own.items() if value}
-    context = read_context(given["additional_context_file"], given["additional_context"], named)
+    """Return the context of a command line, after naming what of it has no effect."""
+    context = given_context(given)
     for text in without_effect(context):
         warn(text)
     return context
+
+
+def given_context(given: dict[str, Any]) -> Context:
+    """Return the context of a command line."""
+    own = {"docker_gpus": ("--gpus", given["gpus"]), "gpu_vendor": ("--gpu-vendor", given["gpu_vendor"])}
+    named = {key: (option, value) for key, (option, value) in own.items() if value}
+    return read_context(given["additional_context_file"], given["additional_context"], named)
 
 
 def select_requests(plugins: Plugins, tags: Sequence[str], workspace: Path) -> tuple[Request, ...]:
@@ -150,21 +178,44 @@ def make_runtimes(plugins: Plugins) -> dict[str, Runtime]:
 def read_credentials(workspace: Path) -> dict[str, dict[str, str]] | None:
     """Return the tables of credential.json of the working folder, name → key → value; None without that file.
 
+    A service's table in the environment (`MAD_MINIO='{"USERNAME": …}'`) comes before the file's.
+
     Raises:
-        UsageProblem: it is there and not such a table.
+        UsageProblem: one of them is there and no such table; the message shows none of it.
     """
+    file = workspace / "credential.json"
+    tables = _tables(_decoded(file)) if file.is_file() else {}
+    named = {name: os.environ[name] for name in _SERVICES if os.environ.get(name)}
+    services = _tables({name: _object(name, text) for name, text in named.items()})
+    return {**tables, **services} if services or file.is_file() else None
+
+
+_SERVICES = ("MAD_MINIO", "MAD_AWS_S3", "PUBLIC_GITHUB_ROCM_KEY")
+
+
+def _decoded(file: Path) -> dict[str, Any]:
     import msgspec
 
-    file = workspace / "credential.json"
-    if not file.is_file():
-        return None
     try:
-        table = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.MsgspecError) as error:
+        return msgspec.json.decode(file.read_bytes().removeprefix(b"\xef\xbb\xbf"), type=dict[str, Any])
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise UsageProblem(f"credential.json cannot be used: {error}") from None
+
+
+def _object(name: str, text: str) -> dict[str, Any]:
+    import msgspec
+
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.MsgspecError:
+        hint = f'{name}=\'{{"USERNAME": "…", "PASSWORD": "…"}}\''
+        raise UsageProblem(f"{name} of the environment is no JSON object", hint) from None
+
+
+def _tables(entries: dict[str, Any]) -> dict[str, dict[str, str]]:
     return {
         name: {key: str(value) for key, value in entry.items() if isinstance(value, (str, int))}
-        for name, entry in table.items()
+        for name, entry in entries.items()
         if isinstance(entry, dict)  # NAS_NODES and the like are lists, which no card names
     }
 

@@ -9,7 +9,8 @@ from madlite.measure.verdict import Verdict
 from madlite.types import Exit, ImageUsed, Result, RunPlan
 
 _COMMIT = re.compile(rb"^([0-9a-f]{40})\s*$", re.MULTILINE)
-_KEPT_BYTES = 64 * 1024  # of a clone's output, whose last commit line is wanted
+_SIZE = re.compile(rb"^(\d[\d.,]*[BKMGTPE]?)\t[^\n]*\s*\Z", re.MULTILINE)  # as du -sh says it, last
+_KEPT_BYTES = 64 * 1024  # of the output of an action that is asked for its end
 
 
 class Account:
@@ -20,10 +21,11 @@ class Account:
         self.image = ImageUsed()
         self.durations_s: dict[str, float] = {}
         self.git_commit = ""
+        self.data_size = ""
         self.ran: Exit | None = None
         self._kind = ""
         self._aside = Follower(())
-        self._clone_output = b""
+        self._output = b""
 
     @property
     def telling_line(self) -> str:
@@ -34,7 +36,7 @@ class Account:
         """Note that an action of this kind starts."""
         self._kind = kind
         self._aside = Follower(())
-        self._clone_output = b""
+        self._output = b""
 
     def feed(self, chunk: bytes, stream: int) -> None:
         """Take output of the action that runs."""
@@ -42,17 +44,19 @@ class Account:
             self.follower.feed(chunk, stream)
             return
         self._aside.feed(chunk, stream)
-        if self._kind == "clone" and stream == 1:
-            self._clone_output = (self._clone_output + chunk)[-_KEPT_BYTES:]
+        if stream == 1:
+            self._output = (self._output + chunk)[-_KEPT_BYTES:]
 
     def end(self, ended: Exit) -> None:
         """Note how the action ended."""
         if self._kind == "run":
             self.ran = ended
-            self.durations_s["run"] = ended.duration_s
-        commits = _COMMIT.findall(self._clone_output)
-        if commits:
+        if self._kind in ("run", "data"):
+            self.durations_s[self._kind] = self.durations_s.get(self._kind, 0.0) + ended.duration_s
+        if self._kind == "clone" and (commits := _COMMIT.findall(self._output)):
             self.git_commit = commits[0].decode()
+        if self._kind == "data" and (size := _SIZE.search(self._output)):
+            self.data_size = size[1].decode()
         self._aside.finish()
 
     def result(self, plan: RunPlan, verdict: Verdict, started: str) -> Result:
@@ -72,4 +76,5 @@ class Account:
             git_commit=self.git_commit,
             steps=len({step.n for step in self.follower.steps if step.phase == "train"}),
             started=started,
+            data_size=self.data_size,
         )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from madlite.catalog.datasets import DataSets
 from madlite.catalog.select import args_of
 from madlite.engine.screen import Planned
 from madlite.errors import PluginError, UsageProblem
@@ -17,8 +18,9 @@ from madlite.plan.make import make_plan
 from madlite.plan.options import Options
 from madlite.plan.place import choose_runtime
 from madlite.plan.render import render
+from madlite.plan.tools import Toolset
 from madlite.plugins import Plugin, Plugins
-from madlite.types import Backend, Card, Draft, Machine, Problem, Request, RunPlan, Runtime, Value
+from madlite.types import Backend, Card, Draft, Image, Machine, Problem, Request, RunPlan, Runtime, Value
 
 
 class Surroundings(Value, frozen=True):
@@ -32,6 +34,10 @@ class Surroundings(Value, frozen=True):
     template_root: Path
     new_run_id: Callable[[str], str]
     credentials: dict[str, dict[str, str]] | None = None
+    data_sets: DataSets | None = None
+    tools: Toolset = Toolset()
+    tool_files: tuple[str, ...] = ()
+    reach: Callable[[str], str] = lambda endpoint: ""
 
 
 def gather(requests: Sequence[Request], around: Surroundings) -> list[Planned]:
@@ -40,18 +46,34 @@ def gather(requests: Sequence[Request], around: Surroundings) -> list[Planned]:
     Raises:
         MadliteError: a card, an option or a template cannot be used; nothing has been touched.
     """
-    known = around.plugins.backends()
     planned: list[Planned] = []
     for request in requests:
-        backend, plugin = _owner(request.card, known, around)
-        asked = dict(around.options.sets).get("image")
-        foreign = asked or around.options.image or around.context.known.MAD_CONTAINER_IMAGE
-        dockerfiles = Found() if foreign else find_dockerfiles(request.card, _dockerfile_context(around))
-        for draft in _expand(backend, plugin, request, around):
-            for dockerfile in dockerfiles.fitting or (None,):
-                given = _given(request, backend, draft, dockerfile, dockerfiles, around)
-                planned.append(_startable(given, plugin, known, around))
+        found = Found() if foreign_image(around) else find_dockerfiles(request.card, _dockerfile_context(around))
+        planned += plan_card(request, found.fitting, missing_image(request.card, found), around)
     return planned
+
+
+def plan_card(
+    request: Request, images: Sequence[Dockerfile | Image], missing: str, around: Surroundings
+) -> list[Planned]:
+    """Return one startable plan per variant of a card and image, to build or built; `missing` says why there is none.
+
+    Raises:
+        MadliteError: as in `gather`.
+    """
+    known = around.plugins.backends()
+    backend, plugin = _owner(request.card, known, around)
+    return [
+        _startable(_given(request, backend, draft, image, missing, around), plugin, known, around)
+        for draft in _expand(backend, plugin, request, around)
+        for image in images or (None,)
+    ]
+
+
+def foreign_image(around: Surroundings) -> str:
+    """Return the image that the caller named for every run, or nothing."""
+    asked = dict(around.options.sets).get("image")
+    return asked or around.options.image or around.context.known.MAD_CONTAINER_IMAGE or ""
 
 
 def _owner(card: Card, known: Mapping[str, tuple[Backend, Plugin]], around: Surroundings) -> tuple[Backend, Plugin]:
@@ -120,13 +142,12 @@ def _given(
     request: Request,
     backend: Backend,
     draft: Draft,
-    dockerfile: Dockerfile | None,
-    found: Found,
+    image: Dockerfile | Image | None,
+    missing: str,
     around: Surroundings,
 ) -> Given:
-    options, context = around.options, around.context
-    foreign = dict(options.sets).get("image") or options.image or context.known.MAD_CONTAINER_IMAGE
-    has_image = bool(dockerfile or draft.image or foreign)
+    options = around.options
+    has_image = bool(image or draft.image or foreign_image(around))
     return Given(
         run_id=around.new_run_id(request.card.name),
         request=request,
@@ -134,12 +155,17 @@ def _given(
         draft=draft,
         machine=around.machine,
         options=options,
-        context=context,
+        context=around.context,
         runtime=choose_runtime(request.card, options, has_image, lambda name: _available(name, around)),
         args=args_of(request) if draft.actions else request.card.args,
-        dockerfile=dockerfile,
-        missing_image=_missing_image(request.card, found),
+        dockerfile=image if isinstance(image, Dockerfile) else None,
+        built=image if isinstance(image, Image) else None,
+        missing_image=missing,
         credentials=around.credentials,
+        data_sets=around.data_sets,
+        tools=around.tools,
+        tool_files=around.tool_files,
+        reach=around.reach,
     )
 
 
@@ -152,7 +178,8 @@ def _available(name: str, around: Surroundings) -> Problem | None:
         return Problem(where=name, what=f"runtime '{name}' failed: {type(error).__name__}: {error}")
 
 
-def _missing_image(card: Card, found: Found) -> str:
+def missing_image(card: Card, found: Found) -> str:
+    """Return why a card has no image."""
     if not card.dockerfile:
         return f"card '{card.name}' names neither a Dockerfile nor an image"
     if found.refused:
@@ -161,16 +188,21 @@ def _missing_image(card: Card, found: Found) -> str:
 
 
 def _dockerfile_context(around: Surroundings) -> dict[str, str]:
+    return dockerfile_context(around.machine, around.context, around.options.workspace)
+
+
+def dockerfile_context(machine: Machine, context: Context, workspace: Path) -> dict[str, str]:
     """Return what a Dockerfile's header is compared with; a CPU machine has no vendor to differ from."""
-    machine = around.machine
-    test = around.options.workspace / "ctx_test"
+    test = workspace / "ctx_test"
     detected = {
         "guest_os": "UBUNTU",
         "ctx_test": test.read_text(errors="replace").strip() if test.is_file() else "None",
         **({"host_os": machine.host_os} if machine.host_os else {}),
         **({"gpu_vendor": machine.vendor} if machine.gpus else {}),
     }
-    given = {key: str(value) for key, value in around.context.values.items() if isinstance(value, (str, int, float))}
+    given = {key: str(value) for key, value in context.values.items() if isinstance(value, (str, int, float))}
+    if given.get("gpu_vendor", "").upper() == "CPU":
+        del given["gpu_vendor"]
     return {**detected, **given}
 
 
@@ -194,7 +226,7 @@ def _startable(
 def _check_mounts(plan: RunPlan) -> None:
     """Refuse a mount of what is not there: docker would make an empty folder of it, and the run train on nothing."""
     for mount in plan.mounts:
-        if not Path(mount.source).exists():
+        if not mount.create and not Path(mount.source).exists():
             raise UsageProblem(f"docker_mounts: {mount.source} (for {mount.target}) is not on this machine")
         if not mount.target.startswith("/"):
             raise UsageProblem(f"docker_mounts: {mount.target} is no absolute path in the container")

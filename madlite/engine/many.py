@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 
@@ -12,8 +13,11 @@ from madlite.plan.options import Options
 from madlite.plugins import Plugins
 from madlite.record.perfcsv import append_rows, save_beside
 from madlite.record.rows import build_rows
+from madlite.record.sidefiles import write_side_files
 from madlite.run.watch import Signals
 from madlite.types import Cause, Result, Row, RunPlan, Status
+
+_log = logging.getLogger(__name__)
 
 
 def run_many(
@@ -69,7 +73,10 @@ def check_plans(planned: Iterable[Planned], plugins: Plugins) -> tuple[str, ...]
 
 
 def record(plan: RunPlan, result: Result, options: Options, screen: Screen, mask: Callable[[str], str] = str) -> bool:
-    """Append the run's rows and say whether they are where they belong; if not, they are kept in the run's folder."""
+    """Append the run's rows and say whether they are where they belong; if not, they are kept in the run's folder.
+
+    The side files follow; what keeps one of them from being written is said, and costs no row.
+    """
     if plan.skip_model_run and result.status is not Status.FAILURE:
         return True
     rows = build_rows(
@@ -80,12 +87,25 @@ def record(plan: RunPlan, result: Result, options: Options, screen: Screen, mask
         strict_header=options.strict_header,
     )
     rows = tuple(Row(cells={name: mask(text) for name, text in row.cells.items()}) for row in rows)
+    saved = True
     try:
         append_rows(options.output, rows, strict_header=options.strict_header)
     except (RecordError, OSError) as problem:
         screen.warn(f"no row in {options.output}: {problem}; {_keep(rows, plan)}")
-        return False
-    return True
+        saved = False
+    _write_beside(plan, result, options, screen, mask)
+    return saved
+
+
+def _write_beside(plan: RunPlan, result: Result, options: Options, screen: Screen, mask: Callable[[str], str]) -> None:
+    pipeline, build_number = options.environ.get("pipeline", ""), options.environ.get("BUILD_NUMBER", "0")
+    try:
+        problems = write_side_files(plan, result, pipeline=pipeline, build_number=build_number, mask=mask)
+    except Exception as bug:  # noqa: BLE001 - the row is there: raised here, it would be written a second time
+        _log.debug("side files of %s", plan.id, exc_info=True)
+        problems = (f"internal error in the files beside perf.csv: {type(bug).__name__}: {bug}",)
+    for problem in problems:
+        screen.warn(problem)
 
 
 def _keep(rows: Sequence[Row], plan: RunPlan) -> str:

@@ -27,7 +27,16 @@ from madlite.secrets import Redactor, collect
 from madlite.types import Backend, Cause, Reader, Result, RunPlan, Runtime, Session, Status, Step, to_json
 
 _log = logging.getLogger(__name__)
-_PHASES = {"clone": "cloning the repository", "run": "running", "prepare": "preparing"}
+_PHASES = {
+    "clone": "cloning the repository",
+    "data": "fetching data",
+    "pre": "running pre-scripts",
+    "post": "running post-scripts",
+    "run": "running",
+    "prepare": "preparing",
+}
+LOG_ENDS = (".live.log", ".run.live.log")  # madengine 1 and 2
+BUILD_LOG_END = ".build.live.log"
 
 
 class OneRun:
@@ -123,8 +132,11 @@ class OneRun:
 
         with self.signals.interruptible(), _border(self.one.runtime):
             self.account.image = self.one.runtime.prepare(self.plan, say)
-        if self.account.image.build_duration_s is not None:
+        if self.account.image.build_duration_s is not None and not (self.plan.image and self.plan.image.prebuilt):
             self.account.durations_s["build"] = self.account.image.build_duration_s
+            log.keep_as(self.plan.workspace / f"{self.plan.log_name}{BUILD_LOG_END}")
+        if self.plan.timeout_s is not None:
+            log.say(f"⏰ Setting timeout to {self.plan.timeout_s:.0f} seconds.")  # as MAD's tooling looks for it
 
     def _in_session(self, folder: RunFolder, log: RunLog) -> Witnesses:
         """Hold the session open while the actions run; ended from outside, that is what counts."""
@@ -139,6 +151,7 @@ class OneRun:
                 seen = self._act(session, log)
                 self.account.follower.finish(folder.path)
                 seen = replace(seen, results=results.read())
+                self._hand_up(session, seen)
                 self._clean(session, log)
         except RuntimeProblem:
             if self.watch.reason is None:
@@ -165,6 +178,13 @@ class OneRun:
                 return Witnesses(exit=ended, failed_action=failed, failed_line=self.account.telling_line)
         return Witnesses(exit=self.account.ran, skipped=self.plan.skip_model_run)
 
+    def _hand_up(self, session: Session, seen: Witnesses) -> None:
+        """Copy what a run that went well left for the workspace up into it."""
+        if self.plan.outputs and seen.exit is not None and seen.exit.code == 0 and not seen.failed_action:
+            patterns = [f"{self.plan.model_dir}/{pattern}" for pattern in self.plan.outputs]
+            if any(True for pattern in patterns for _ in self.plan.workspace.glob(pattern)):
+                session.collect(patterns, self.plan.workspace)
+
     def _clean(self, session: Session, log: RunLog) -> None:
         """Remove what the run made in the workspace; a run that was ended leaves it for inspection, as MAD does."""
         if self.watch.reason or self.plan.keep_alive or self.plan.keep_model_dir:
@@ -180,6 +200,7 @@ class OneRun:
         return Follower(
             [reader for reader in map(self._reader, self.one.backends) if reader is not None],
             self.plugins.failure_rules(),
+            error_scan=self.plan.error_scan,
             now=lambda: self.clock() - self.began,
             on_step=self._step,
         )
@@ -193,7 +214,7 @@ class OneRun:
         self.plugins.notify("madlite_run_step", plan=self.plan, step=step)
 
     def _open_log(self, folder: RunFolder) -> RunLog:
-        legacy = self.plan.workspace / self.plan.log_name if self.plan.log_name else None
+        legacy = [self.plan.workspace / f"{self.plan.log_name}{end}" for end in LOG_ENDS] if self.plan.log_name else []
         return RunLog(folder.path / LOG, legacy, self._secrets, [self.account.feed, self.screen.output])
 
     def _result(self, verdict: Verdict) -> Result:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-import os
-import shutil
 import time
 from pathlib import Path
 
 from madlite.measure.multiple import Read, Stamp, is_fresh, read_results, stamp
+from madlite.run.collect import copy_whole
 from madlite.types import RunPlan
-
-_log = logging.getLogger(__name__)
 
 
 class ResultsFile:
@@ -31,14 +27,5 @@ class ResultsFile:
         if fresh is None:
             return None
         if fresh != self._up:
-            _copy(fresh, self._up)
+            copy_whole(fresh, self._up)
         return read_results(fresh)
-
-
-def _copy(source: Path, target: Path) -> None:
-    beside = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        shutil.copyfile(source, beside)
-        beside.replace(target)
-    except OSError as error:
-        _log.warning("%s was not copied to %s: %s", source, target, error.strerror)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from madlite.machine.amd_smi import ask_rocm_version, read_amd_smi
-from madlite.machine.facts import Source
+from madlite.machine.amd_smi import read_amd_smi
+from madlite.machine.facts import Seen, Source
 from madlite.machine.found import Found
 from madlite.machine.host import Host, find_tool, in_turn
 from madlite.machine.kfd import Topology
 from madlite.machine.merge import merge_sources
-from madlite.machine.products import complete
-from madlite.machine.rocm import read_driver_version, read_rocm_version
+from madlite.machine.products import complete, is_instinct
+from madlite.machine.render_nodes import fill_render_minors
+from madlite.machine.rocm import find_rocm_version, read_driver_version
 from madlite.machine.rocm_smi import read_rocm_smi
 from madlite.machine.rocminfo import read_rocminfo
 
@@ -27,15 +28,37 @@ def detect_amd(host: Host, topology: Topology) -> Found:
     silence = "" if topology.gpus else _silence(topology)
     kfd = Source(name="KFD", gpus=topology.gpus, problem=silence, absent=not topology.closed)
     merged = merge_sources(kfd, tools)
-    gpus = tuple(complete(gpu) for gpu in merged.gpus)
-    origins = {**dict.fromkeys(("arch", "product"), "table of products"), **merged.origins}
+    known = fill_render_minors(host.root, (complete(gpu) for gpu in merged.gpus))
+    gpus = _without_displays(known)
+    origins = {**merged.origins, **_filled_in(merged.gpus, known)}
     driver, origins["driver_version"] = _driver(host, tools)
-    rocm, origins["rocm_version"] = read_rocm_version(host)
-    if not rocm and tools[0].gpus:  # not of an amd-smi that hangs
-        rocm, origins["rocm_version"] = ask_rocm_version(host), "amd-smi version"
+    rocm, origins["rocm_version"] = find_rocm_version(host, amd_smi=bool(tools[0].gpus))
     return Found(
-        vendor="AMD", gpus=gpus, driver_version=driver, rocm_version=rocm, origins=origins, asked=(kfd, *tools)
+        vendor="AMD",
+        gpus=gpus,
+        driver_version=driver,
+        rocm_version=rocm,
+        origins=origins,
+        asked=(kfd, *tools, *_left_out(known, gpus)),
     )
+
+
+def _without_displays(gpus: tuple[Seen, ...]) -> tuple[Seen, ...]:
+    """Return the GPUs less those known to be no Instinct, where there is one: nobody benchmarks both together."""
+    kept = tuple(gpu for gpu in gpus if is_instinct(gpu) or not gpu.arch)
+    return kept if any(map(is_instinct, kept)) else gpus
+
+
+def _filled_in(told: tuple[Seen, ...], known: tuple[Seen, ...]) -> dict[str, str]:
+    """Return where the facts came from that no source told."""
+    by = {"arch": "table of products", "product": "table of products", "render_minor": "/sys/bus/pci/devices"}
+    both = list(zip(told, known, strict=True))
+    return {fact: origin for fact, origin in by.items() if any(getattr(a, fact) != getattr(b, fact) for a, b in both)}
+
+
+def _left_out(known: tuple[Seen, ...], gpus: tuple[Seen, ...]) -> list[Source]:
+    names = [f"{gpu.position} ({gpu.product or gpu.arch})" for gpu in known if gpu not in gpus]
+    return [Source(name="gpus", problem=f"left out as no Instinct: GPU {', '.join(names)}")] if names else []
 
 
 def _names_a_product(source: Source) -> bool:

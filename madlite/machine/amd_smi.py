@@ -1,12 +1,10 @@
 """Read GPUs from amd-smi.
 
-`list` prints a list and `static` a list or, in newer versions, {"gpu_data": [...]}; before ROCm 7 text can follow the
-JSON. Every value may be "N/A", also with exit status 0.
+`list` prints a list and `static` a list or, in newer versions, {"gpu_data": [...]}; warnings can come before the JSON
+and, before ROCm 7, text after it. Every value may be "N/A", also with exit status 0.
 """
 
 from __future__ import annotations
-
-import re
 
 from madlite.machine.facts import (
     Seen,
@@ -15,16 +13,17 @@ from madlite.machine.facts import (
     clean,
     find_json,
     gfx_name,
+    pci_id,
+    product_name,
     short_version,
     size_bytes,
     unique_hex,
     whole,
 )
-from madlite.machine.host import Host, Said, ask, ask_together
+from madlite.machine.host import Host, Said, ask_together, silence
 from madlite.types import Json
 
 NAME = "amd-smi"
-ROCM = re.compile(r"ROCm version:\s*(\d+(?:\.\d+)+)")
 
 
 def read_amd_smi(host: Host) -> Source:
@@ -33,24 +32,21 @@ def read_amd_smi(host: Host) -> Source:
     facts, places = _entries(static), _entries(listed)
     gpus = tuple(_gpu(number, facts.get(number, {}), places.get(number, {})) for number in sorted({*facts, *places}))
     drivers = [short_version(_driver(entry)) for entry in facts.values()]
-    problem = "" if gpus else static.problem or listed.problem or "answered without a GPU"
+    problem = "" if gpus else static.problem or listed.problem or silence(static.text)
     return Source(
         name=NAME, gpus=gpus, driver_version=next(filter(None, drivers), ""), problem=problem, absent=static.absent
     )
 
 
-def ask_rocm_version(host: Host) -> str:
-    """Return the ROCm version that `amd-smi version` prints, empty where it has none."""
-    found = ROCM.search(ask(host, NAME, "version").text)
-    return found[1] if found else ""
-
-
 def _entries(said: Said) -> dict[int, dict[str, Json]]:
-    parsed = find_json(said.text)
-    if isinstance(parsed, dict):
-        parsed = parsed.get("gpu_data")
-    entries = [entry for entry in parsed if isinstance(entry, dict)] if isinstance(parsed, list) else []
-    return {number: entry for entry in entries if (number := whole(entry.get("gpu"))) is not None}
+    listed = [entry for document in find_json(said.text) for entry in _listed(document) if isinstance(entry, dict)]
+    return {number: entry for entry in listed if (number := whole(entry.get("gpu"))) is not None}
+
+
+def _listed(document: Json) -> list[Json]:
+    if isinstance(document, dict):
+        document = document.get("gpu_data", [document])
+    return document if isinstance(document, list) else []
 
 
 def _section(entry: dict[str, Json], name: str) -> dict[str, Json]:
@@ -63,9 +59,9 @@ def _gpu(number: int, facts: dict[str, Json], place: dict[str, Json]) -> Seen:
     return Seen(
         position=number,
         arch=gfx_name(asic.get("target_graphics_version")),
-        product=clean(asic.get("market_name")) or _board_name(facts),
+        product=product_name(asic.get("market_name")) or _board_name(facts),
         memory_bytes=size_bytes(vram.get("size")),
-        device_id=whole(asic.get("device_id")),
+        device_id=pci_id(asic.get("device_id")),
         compute_units=whole(asic.get("num_compute_units")),
         node_id=whole(place.get("node_id")),
         unique_id=unique_hex(asic.get("asic_serial")),

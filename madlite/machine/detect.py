@@ -8,17 +8,18 @@ from collections.abc import Mapping
 import msgspec
 
 from madlite.machine.found import Found
-from madlite.machine.host import Host, find_tool
+from madlite.machine.host import Host
 from madlite.machine.kfd import read_topology
 from madlite.machine.overlay import overlay
 from madlite.machine.overrides import Asked, Override, read_overrides
 from madlite.machine.pretend import is_here, pretend
 from madlite.machine.products import find_product, short_name
+from madlite.machine.render_nodes import doubt_render_nodes
 from madlite.machine.search import search
+from madlite.machine.system import doubt_numa_balancing, find_host_os
 from madlite.types import Gpu, Machine, Problem
 
 THIS = Host()
-PACKAGE_TOOLS = {"apt": "HOST_UBUNTU", "yum": "HOST_CENTOS", "zypper": "HOST_SLES", "tdnf": "HOST_AZURE"}
 RENAMED = {"arch": "architecture"}  # where Machine's word for a fact differs from a GPU's
 TOLD = ("gpus", "arch", "product", "memory_bytes", "render_minor", "driver_version", "rocm_version", "cuda_version")
 
@@ -28,9 +29,9 @@ def detect_machine(overrides: Mapping[str, Override], *, host: Host = THIS) -> M
 
     Overrides: gpu_vendor (AMD, NVIDIA, CPU), gpu_arch or MAD_SYSTEM_GPU_ARCHITECTURE, gpu_product or
     MAD_SYSTEM_GPU_PRODUCT_NAME, device (MI300X), n_gpus (count of the machine), gpu_renderDs (render node numbers by
-    GPU id), rocm_version, cuda_version, MAD_ROCM_PATH; other keys are ignored. A GPU and a count are a whole machine,
-    for which no tool runs unless it is this one; fewer correct what is found. A machine with GPUs that are not here
-    is marked as pretended.
+    GPU id), rocm_version, cuda_version, MAD_ROCM_PATH, numa_balancing (0 or 1, as in /proc); other keys are ignored.
+    A GPU and a count are a whole machine, for which no tool runs unless it is this one; fewer correct what is found.
+    A machine with GPUs that are not here is marked as pretended.
 
     Raises:
         UsageProblem: an override that cannot be meant.
@@ -58,7 +59,9 @@ def _cpu_machine(found: Found, asked: Asked, host: Host) -> Machine:
         key = asked.keys.get("n_gpus", "gpu_renderDs")
         problems += (Problem(where=key, what="without effect: no GPU is here, and no gpu_arch or device says which"),)
     origin = asked.origin("vendor") if asked.vendor else "no trace of a GPU under /sys, /dev and /proc"
-    return Machine(hostname=socket.gethostname(), host_os=_host_os(host), sources={"vendor": origin}, problems=problems)
+    return Machine(
+        hostname=socket.gethostname(), host_os=find_host_os(host), sources={"vendor": origin}, problems=problems
+    )
 
 
 def _gpu_machine(found: Found, asked: Asked, host: Host) -> Machine:
@@ -74,9 +77,9 @@ def _gpu_machine(found: Found, asked: Asked, host: Host) -> Machine:
         rocm_version=found.rocm_version,
         cuda_version=found.cuda_version,
         hostname=socket.gethostname(),
-        host_os=_host_os(host),
+        host_os=find_host_os(host),
         sources=_sources(found, asked),
-        problems=(*_problems(found), *_mixture(found)),
+        problems=(*_problems(found), *_mixture(found), *_surroundings(found, asked, host)),
         pretended=found.pretended,
     )
 
@@ -84,7 +87,7 @@ def _gpu_machine(found: Found, asked: Asked, host: Host) -> Machine:
 def _gpus(found: Found) -> tuple[Gpu, ...]:
     return tuple(
         Gpu(
-            index=index,
+            index=gpu.position,
             arch=gpu.arch,
             product=gpu.product,
             memory_bytes=gpu.memory_bytes,
@@ -92,7 +95,7 @@ def _gpus(found: Found) -> tuple[Gpu, ...]:
             unique_id=gpu.unique_id,
             bus=gpu.bus,
         )
-        for index, gpu in enumerate(found.gpus)
+        for gpu in found.gpus
     )
 
 
@@ -114,6 +117,9 @@ def _mixture(found: Found) -> list[Problem]:
     return [Problem(where="gpus", what=f"not all alike: {', '.join(kinds)}; the machine is taken for the first")]
 
 
-def _host_os(host: Host) -> str:
-    """Return MAD's word for the distribution, by the first package tool that is installed."""
-    return next((name for tool, name in PACKAGE_TOOLS.items() if find_tool(host, tool)), "")
+def _surroundings(found: Found, asked: Asked, host: Host) -> tuple[Problem, ...]:
+    """Return what about the host itself hinders AMD GPUs that are here."""
+    if found.vendor != "AMD" or found.pretended:
+        return ()
+    doubts = (*doubt_render_nodes(host.root, found.gpus), *doubt_numa_balancing(host, asked.numa_balancing))
+    return tuple(doubt.as_problem() for doubt in doubts)

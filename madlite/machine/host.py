@@ -15,7 +15,7 @@ from madlite.types import Value
 
 # A shell that hides GPUs from a workload must not hide them from the count of what is here.
 HIDING = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "CUDA_VISIBLE_DEVICES")
-TOOL_FOLDERS = ("usr/bin", "usr/local/bin", "opt/rocm/bin", "usr/lib/wsl/lib")
+TOOL_FOLDERS = ("usr/bin", "usr/local/bin", "usr/lib/wsl/lib")
 
 Answer = TypeVar("Answer")
 
@@ -24,7 +24,7 @@ class Host(Value, frozen=True):
     """The machine to look at; `root` other than `/` is a copy of a machine's files.
 
     `path` is searched for tools before the usual folders below `root`; `limit_s` bounds each call of a tool;
-    `env` is the tools' environment, the caller's own where empty.
+    `env` is the tools' environment, the caller's own where empty; `rocm_path` is the ROCm root a context names.
     """
 
     root: Path = Path("/")
@@ -32,11 +32,6 @@ class Host(Value, frozen=True):
     limit_s: float = 10.0
     env: dict[str, str] = {}
     rocm_path: str = ""
-
-    @property
-    def rocm_root(self) -> str:
-        """The ROCm installation that a context or the environment names, empty for the usual place."""
-        return self.rocm_path or self.env.get("ROCM_PATH", "")
 
 
 class Said(Value, frozen=True):
@@ -49,11 +44,28 @@ class Said(Value, frozen=True):
 
 
 def find_tool(host: Host, name: str) -> str | None:
-    """Return the path of an executable, from the search path, the ROCm root or the usual folders."""
-    given = [entry for entry in host.path.split(os.pathsep) if entry]
-    rocm = [f"{host.rocm_root}/bin"] if host.rocm_root else []
+    """Return the path of an executable: of the ROCm root a context names, the search path, the usual folders."""
+    given = [f"{host.rocm_path}/bin"] if host.rocm_path else []
+    searched = [entry for entry in host.path.split(os.pathsep) if entry]
+    rocm = [str(root / "bin") for root in rocm_roots(host)]
     usual = [str(host.root / folder) for folder in TOOL_FOLDERS]
-    return shutil.which(name, path=os.pathsep.join([*given, *rocm, *usual]))
+    return shutil.which(name, path=os.pathsep.join([*given, *searched, *rocm, *usual]))
+
+
+def rocm_roots(host: Host) -> list[Path]:
+    """Return where ROCm can be installed, in MAD's order: MAD_ROCM_PATH, what is found, ROCM_PATH, /opt/rocm.
+
+    MAD_AUTO_ROCM_PATH=0 turns the finding off. Found are /opt/rocm, then /opt/rocm-X.Y.Z from the newest.
+    """
+    usual = host.root / "opt/rocm"
+    named = [Path(text) if text else None for text in (host.rocm_path, host.env.get("ROCM_PATH", "").strip())]
+    found = [] if host.env.get("MAD_AUTO_ROCM_PATH", "").strip() == "0" else [usual, *_dated(host.root / "opt")]
+    return list(dict.fromkeys(root for root in (named[0], *found, named[1], usual) if root))
+
+
+def _dated(folder: Path) -> list[Path]:
+    dated = [path for path in list_folder(folder) if path.name.startswith("rocm-")]
+    return sorted(dated, key=lambda path: [int(n) for n in re.findall(r"\d+", path.name)], reverse=True)
 
 
 def ask(host: Host, *command: str) -> Said:
@@ -118,8 +130,20 @@ def list_folder(path: Path) -> list[Path]:
         return []
 
 
+def silence(text: str) -> str:
+    """Return what is wrong with an answer that names no GPU, with the line that it begins with."""
+    first = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    said = f": {_plain(first)}" if first and first[0] not in "[{" else ""
+    return f"answered without a GPU{said}"
+
+
 def _complaint(ended: Finished) -> str:
-    """Return the line that says why: tracebacks end with it on stderr, nvidia-smi prints it on stdout."""
+    """Return what a failed tool said: the last line of a traceback on stderr, all of anything else."""
     lines = [line for line in (ended.stderr.strip() or ended.stdout.strip()).splitlines() if line.strip()]
-    last = re.sub(r"[^\x20-\x7e]+", " ", lines[-1]).strip()[:200] if lines else "no output"
-    return f"exit code {ended.code}: {last}"
+    if any(line.startswith("Traceback") for line in lines):
+        lines = lines[-1:]
+    return f"exit code {ended.code}: {_plain('; '.join(lines)) or 'no output'}"
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[^\x20-\x7e]+", " ", text).strip()[:200]

@@ -30,7 +30,7 @@ def merge_sources(kfd: Source, tools: Sequence[Source]) -> Merged:
     base = _in_tool_order(kfd.gpus, tools) if kfd.gpus else listing[0].gpus
     views = {source.name: _views(base, source.gpus) for source in listing}
     origins: dict[str, str] = {"gpus": listing[0].name}
-    gpus = tuple(_complete(position, views, origins) for position in range(len(base)))
+    gpus = tuple(_complete(gpu.position, place, views, origins) for place, gpu in enumerate(base))
     return Merged(name=listing[0].name, gpus=gpus, origins=origins)
 
 
@@ -47,7 +47,9 @@ def _in_tool_order(gpus: Sequence[Seen], tools: Sequence[Source]) -> list[Seen]:
     for tool in tools:
         paired = pair(gpus, tool.gpus)
         if paired and len({view.position for view in paired}) == len(gpus):
-            return [gpu for _, gpu in sorted(zip(paired, gpus, strict=True), key=lambda both: both[0].position)]
+            numbered = zip(gpus, paired, strict=True)
+            renamed = [msgspec.structs.replace(gpu, position=view.position) for gpu, view in numbered]
+            return sorted(renamed, key=lambda gpu: gpu.position)
     return list(gpus)
 
 
@@ -59,11 +61,11 @@ def _views(base: Sequence[Seen], gpus: Sequence[Seen]) -> list[Seen]:
     return list(gpus) if len(gpus) == len(base) else [Seen(position=gpu.position) for gpu in base]
 
 
-def _complete(position: int, views: dict[str, list[Seen]], origins: dict[str, str]) -> Seen:
+def _complete(position: int, place: int, views: dict[str, list[Seen]], origins: dict[str, str]) -> Seen:
     known: dict[str, object] = {}
     for name in FACTS:
         for source, view in views.items():
-            value = getattr(view[position], name)
+            value = getattr(view[place], name)
             if value not in (None, ""):
                 known[name] = value
                 origins.setdefault(name, source)

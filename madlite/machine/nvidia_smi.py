@@ -6,8 +6,8 @@ import re
 
 import msgspec
 
-from madlite.machine.facts import Seen, Source, bus_id, clean, whole
-from madlite.machine.host import Host, Said, ask, ask_together
+from madlite.machine.facts import Seen, Source, bus_id, clean, size_bytes, whole
+from madlite.machine.host import Host, Said, ask, ask_together, silence
 
 NAME = "nvidia-smi"
 FIELDS = ("index", "name", "uuid", "memory.total", "pci.bus_id", "driver_version")
@@ -29,13 +29,13 @@ def read_nvidia_smi(host: Host) -> Source:
 
 def _queried(said: Said) -> Source:
     counted = [row for line in said.text.splitlines() if _is_gpu(row := [cell.strip() for cell in line.split(",")])]
-    rows = [row for row in counted if _name(row)]
+    rows = [row for row in counted if clean(row[1])]  # a lost GPU has an error in brackets for a name
     lost = f"{len(counted) - len(rows)} GPUs without a name" if len(rows) < len(counted) else ""
     return Source(
         name=NAME,
         gpus=tuple(_gpu(row) for row in rows),
         driver_version=clean(rows[0][5]) if rows else "",
-        problem=said.problem or lost or ("" if rows else "answered without a GPU"),
+        problem=said.problem or lost or ("" if rows else silence(said.text)),
         absent=said.absent,
     )
 
@@ -52,18 +52,12 @@ def _is_gpu(row: list[str]) -> bool:
     return len(row) == len(FIELDS) and whole(row[0]) is not None
 
 
-def _name(row: list[str]) -> str:
-    """Return the product's name; a lost GPU has an error in brackets there."""
-    return "" if row[1].startswith("[") else clean(row[1])
-
-
 def _gpu(row: list[str]) -> Seen:
-    mib = whole(row[3])
     return Seen(
         position=whole(row[0]) or 0,
-        arch=_name(row),
-        product=_name(row),
-        memory_bytes=mib << 20 if mib else None,
+        arch=clean(row[1]),
+        product=clean(row[1]),
+        memory_bytes=size_bytes(row[3]),
         unique_id=clean(row[2]),
         bus=bus_id(row[4]),
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import count, islice
+
 import msgspec
 
 from madlite.errors import UsageProblem
@@ -64,8 +66,9 @@ def _count(found: Found, asked: Asked) -> int | None:
 def _counted(gpus: tuple[Seen, ...], wanted: int | None) -> tuple[Seen, ...]:
     """Return as many GPUs as wanted; those that are not here are like the first, without its address."""
     like = msgspec.structs.replace(gpus[0], node_id=None, render_minor=None, unique_id="", bus="")
-    count = wanted or len(gpus)
-    return (*gpus[:count], *(msgspec.structs.replace(like, position=n) for n in range(len(gpus), count)))
+    missing = max(0, (wanted or len(gpus)) - len(gpus))
+    free = (number for number in count() if number not in {gpu.position for gpu in gpus})
+    return (*gpus[:wanted], *(msgspec.structs.replace(like, position=n) for n in islice(free, missing)))
 
 
 def _with_renders(gpus: tuple[Seen, ...], renders: tuple[int, ...]) -> tuple[Seen, ...]:

@@ -19,6 +19,7 @@ KEYS = {
     "rocm_version": ("rocm_version",),
     "cuda_version": ("cuda_version",),
     "rocm_path": ("MAD_ROCM_PATH",),
+    "numa_balancing": ("numa_balancing",),
 }
 VENDORS: tuple[Vendor, ...] = ("AMD", "NVIDIA", "CPU")
 Override = Scalar | Sequence[int]
@@ -39,6 +40,7 @@ class Asked(Value, frozen=True):
     rocm_version: str = ""
     cuda_version: str = ""
     rocm_path: str = ""
+    numa_balancing: str = ""
     keys: dict[str, str] = {}
 
     @property

@@ -1,4 +1,7 @@
-"""Plan for a machine that is not here: its GPUs from the overrides and the table of products."""
+"""Plan for a machine that is not here: its GPUs from the overrides and the table of products.
+
+What the overrides leave open is as on most such machines, so that a dry run shows every variable and device.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,12 @@ from madlite.machine.found import Found
 from madlite.machine.kfd import Topology
 from madlite.machine.overrides import Asked
 from madlite.machine.products import find_product, short_name
+from madlite.types import Vendor
 
+ROCM, CUDA = "7.0.0", "12.8"  # the first that know every product of the table
+OF_VENDOR = {"AMD": ("render_minor", "rocm_version"), "NVIDIA": ("cuda_version",)}
+FIRST_RENDER = 128  # Linux, drivers/gpu/drm/drm_drv.c
+RESERVED = {"gfx942": 8, "gfx950": 8}  # render nodes a GPU takes: one for each partition it can be divided into
 WHAT = ("device", "product", "arch")  # the fields that say which GPU, the surest first
 
 
@@ -37,12 +45,21 @@ def pretend(asked: Asked) -> Found:
         )
     by = {field: asked.origin(field) for field in WHAT if field in asked.keys}
     named = next(iter(by.values()))
+    usual = f"usual for {asked.device or asked.product or asked.arch}"
+    told = {**dict.fromkeys(("memory_bytes", "arch", "product"), named), **by, "gpus": asked.origin("n_gpus")}
     return Found(
         vendor=asked.vendor,
-        gpus=tuple(msgspec.structs.replace(one, position=n) for n in range(asked.n_gpus or 0)),
-        origins={"memory_bytes": named, "arch": named, "product": named, **by, "gpus": asked.origin("n_gpus")},
+        gpus=tuple(_numbered(one, asked.vendor, n) for n in range(asked.n_gpus or 0)),
+        rocm_version=ROCM if asked.vendor == "AMD" else "",
+        cuda_version=CUDA if asked.vendor == "NVIDIA" else "",
+        origins={**dict.fromkeys(OF_VENDOR[asked.vendor], usual), **told},
         pretended=True,
     )
+
+
+def _numbered(one: Seen, vendor: Vendor, number: int) -> Seen:
+    render = FIRST_RENDER + number * RESERVED.get(one.arch, 1) if vendor == "AMD" else None
+    return msgspec.structs.replace(one, position=number, render_minor=render)
 
 
 def describe(asked: Asked) -> Seen:

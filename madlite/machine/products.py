@@ -61,6 +61,7 @@ PRODUCTS = (
     _nvidia("A100", "NVIDIA A100-SXM4-80GB", 81920),
 )
 INSTINCT_IDS = frozenset(number for product in PRODUCTS for number in product.device_ids)
+INSTINCT_ARCHS = frozenset(product.arch for product in PRODUCTS if product.arch)
 
 # MI308X has MI300X's memory but is always known by its name or id; two gfx950 products have the same memory.
 BY_MEMORY_GIB = {("gfx942", 192): "MI300X", ("gfx942", 256): "MI325X", ("gfx942", 128): "MI300A"}
@@ -89,11 +90,21 @@ def short_name(gpu: Seen, vendor: Vendor) -> str:
 
 
 def complete(gpu: Seen) -> Seen:
-    """Return an AMD GPU with the architecture and product name of the table, where it has none."""
+    """Return an AMD GPU with the architecture and product name of the table, where it has none.
+
+    A driver library older than the GPU names it AMD Radeon Graphics; that is no name for an Instinct.
+    """
     by_id = [product for product in PRODUCTS if gpu.device_id in product.device_ids]
     known = find_product(short_name(gpu, "AMD"))
     arch = gpu.arch or next((product.arch for product in (known, *by_id) if product), "")
-    return msgspec.structs.replace(gpu, arch=arch, product=gpu.product or (known.name if known else ""))
+    named = gpu.product if "instinct" in gpu.product.lower() or AMD_NAME.search(gpu.product) else ""
+    product = named or (known.name if known else gpu.product)
+    return msgspec.structs.replace(gpu, arch=arch, product=product)
+
+
+def is_instinct(gpu: Seen) -> bool:
+    """Say whether this is an AMD compute GPU, not a display adapter that can compute."""
+    return gpu.device_id in INSTINCT_IDS or gpu.arch in INSTINCT_ARCHS
 
 
 def _named(name: str) -> list[Product]:

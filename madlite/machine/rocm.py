@@ -1,7 +1,6 @@
-"""Which ROCm is installed on the host, from its files.
+"""Which ROCm is installed on the host: from its files, else from its tools.
 
-`.info/version` below a ROCm root holds one line, X.Y.Z-BUILD. The root is the one given, else /opt/rocm, else the
-newest /opt/rocm-X.Y.Z.
+`.info/version` below a ROCm root holds one line, X.Y.Z-BUILD, and so do its siblings `.info/version-*`.
 """
 
 from __future__ import annotations
@@ -9,25 +8,36 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from madlite.machine.host import Host, list_folder, read_file
+from madlite.machine.host import Host, ask, list_folder, read_file, rocm_roots
 
 VERSION = re.compile(r"^\d+(?:\.\d+)+")
+SAID = re.compile(r"ROCm version:\s*(\d+(?:\.\d+)+)", re.IGNORECASE)
+HIP = re.compile(r"^(\d+\.\d+)", re.MULTILINE)
 
 
-def read_rocm_version(host: Host) -> tuple[str, str]:
-    """Return the version (6.4.1) and the file it came from, both empty where no ROCm is found."""
-    for root in _roots(host):
-        file = root / ".info" / "version"
-        if found := VERSION.match(read_file(file)):
-            return found[0], str(file)
+def find_rocm_version(host: Host, *, amd_smi: bool) -> tuple[str, str]:
+    """Return the version (6.4.1) and what it came from, both empty where nothing tells it.
+
+    `amd_smi` allows to ask amd-smi: one that hung before would hang again. HIP's version shares ROCm's first two
+    numbers only.
+    """
+    from_file = _from_files(host)
+    if from_file[0]:
+        return from_file
+    tools = [(HIP, ("hipconfig", "--version"))]
+    for pattern, command in [(SAID, ("amd-smi", "version")), *tools] if amd_smi else tools:
+        if found := pattern.search(ask(host, *command).text):
+            return found[1], " ".join(command)
     return "", ""
 
 
-def _roots(host: Host) -> list[Path]:
-    given = [Path(host.rocm_root)] if host.rocm_root else []
-    dated = [path for path in list_folder(host.root / "opt") if path.name.startswith("rocm-")]
-    newest_first = sorted(dated, key=lambda path: [int(n) for n in re.findall(r"\d+", path.name)], reverse=True)
-    return [*given, host.root / "opt/rocm", *newest_first]
+def _from_files(host: Host) -> tuple[str, str]:
+    for folder in (root / ".info" for root in rocm_roots(host)):
+        siblings = [path for path in list_folder(folder) if path.name.startswith("version-")]
+        for file in (folder / "version", *siblings):
+            if found := VERSION.match(read_file(file)):
+                return found[0], str(file)
+    return "", ""
 
 
 def read_driver_version(root: Path) -> str:

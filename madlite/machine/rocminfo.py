@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from madlite.machine.facts import Seen, Source, clean, gfx_name, short_version, unique_hex, whole
-from madlite.machine.host import Host, ask
+from madlite.machine.facts import Seen, Source, gfx_name, product_name, short_version, unique_hex, whole
+from madlite.machine.host import Host, ask, silence
 
 NAME = "rocminfo"
 AGENT = re.compile(r"^\s*Agent \d+.*$", re.MULTILINE)
@@ -23,7 +23,7 @@ def read_rocminfo(host: Host) -> Source:
         name=NAME,
         gpus=tuple(_gpu(position, agent) for position, agent in enumerate(agents)),
         driver_version=short_version(module[1]) if module else "",
-        problem="" if agents else said.problem or "answered without a GPU",
+        problem="" if agents else said.problem or silence(said.text),
         absent=said.absent,
     )
 
@@ -41,7 +41,7 @@ def _gpu(position: int, agent: dict[str, str]) -> Seen:
     return Seen(
         position=position,
         arch=gfx_name(agent.get("Name", "")),
-        product=clean(agent.get("Marketing Name", "")),
+        product=product_name(agent.get("Marketing Name", "")),
         memory_bytes=kib * 1024 if kib else None,
         device_id=_plain(agent.get("Chip ID", "")),
         compute_units=_plain(agent.get("Compute Unit", "")),

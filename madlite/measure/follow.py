@@ -1,4 +1,4 @@
-"""Follows a log while it streams: lines → events, the result line, and the lines that explain a failure."""
+"""Follows a log while it streams: lines → events, the result line, an error's, and those that explain a failure."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from madlite.measure.lines import LineSplitter
+from madlite.measure.patterns import PatternScan
 from madlite.measure.performance import PerformanceScan
-from madlite.types import Ended, Event, FailureRule, Line, Quantity, Reader, Step, Summary
+from madlite.types import Ended, ErrorScan, Event, FailureRule, Line, Quantity, Reader, Step, Summary
 
 _log = logging.getLogger(__name__)
 _TELLING = re.compile(
@@ -31,6 +32,7 @@ class Follower:
         readers: Iterable[Reader],
         rules: Iterable[FailureRule] = (),
         *,
+        error_scan: ErrorScan | None = None,
         now: Callable[[], float] = lambda: float("nan"),
         on_step: Callable[[Step], None] = lambda step: None,
     ) -> None:
@@ -41,6 +43,7 @@ class Follower:
         self.nan_loss = ""
         self.rule: FailureRule | None = None
         self.rule_line = ""
+        self._patterns = PatternScan(error_scan) if error_scan is not None else None
         self._readers = list(readers)
         self._rules = [(re.compile(rule.pattern), rule) for rule in rules]  # checked where plugins gave them
         self._on_step = on_step
@@ -62,6 +65,11 @@ class Follower:
                 self._event(event, "")
 
     @property
+    def suspects(self) -> dict[str, str]:
+        """The error patterns and their first lines; none where a reader knows the log, for its steps say more."""
+        return self._patterns.found if self._patterns is not None and not self.steps else {}
+
+    @property
     def telling_line(self) -> str:
         """The line that explains a failure best: a rule's, else the last that looks like an error, else the last."""
         if self.rule_line:
@@ -72,6 +80,8 @@ class Follower:
     def _line(self, line: Line) -> None:
         self._tail.append(line.text)
         self.scan.feed(line)
+        if self._patterns is not None:
+            self._patterns.feed(line)
         if self.rule is None:
             self._match_rules(line.text)
         for reader in list(self._readers):

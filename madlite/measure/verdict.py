@@ -5,6 +5,10 @@ The order of the checks is the order in which they explain: who ended the run, i
 
 from __future__ import annotations
 
+from itertools import islice
+
+from msgspec.structs import replace
+
 from madlite.measure.follow import Follower
 from madlite.measure.mad import mad_metrics
 from madlite.measure.multiple import Read
@@ -13,6 +17,11 @@ from madlite.measure.window import steady_window
 from madlite.types import Cause, Exit, Metric, Quantity, RunPlan, Status, Value, Variant, Window
 
 FEWEST_STEPS = 5  # fewer steady steps than this say little
+SHOWN = 3  # lines with error patterns
+_HARMLESS = (
+    'if that is harmless: add a part of each such line to "log_error_benign_patterns", or set '
+    '"log_error_pattern_scan": false, on the card or in the context'
+)
 
 
 class Witnesses(Value, frozen=True):
@@ -51,7 +60,7 @@ def judge(plan: RunPlan, seen: Witnesses, log: Follower) -> Verdict:
     if seen.exit.code != 0:
         return _failure(Cause.EXIT_CODE, _exit_words(seen.exit.code, log), log.telling_line)
     by_kind = {"multiple_results": _multiple, "steps": _steps, "performance_line": _performance}
-    return by_kind[plan.result_rule.kind](plan, seen, log)
+    return _suspected(by_kind[plan.result_rule.kind](plan, seen, log), plan, log)
 
 
 def _step_end(ended: Exit) -> str:
@@ -83,6 +92,32 @@ def _performance(plan: RunPlan, seen: Witnesses, log: Follower) -> Verdict:
             findings=log.scan.findings,
         )
     return Verdict(status=Status.SUCCESS, metrics=(metric,), evidence=log.scan.evidence, findings=log.scan.findings)
+
+
+def _suspected(verdict: Verdict, plan: RunPlan, log: Follower) -> Verdict:
+    """Return a success whose log has an error pattern as a failure that keeps its number (madengine 2's rule).
+
+    Of several results none is taken over: nobody can say which of them the error belongs to.
+    """
+    suspects = log.suspects
+    if verdict.status is not Status.SUCCESS or not suspects:
+        return verdict
+    names = ("error patterns " if len(suspects) > 1 else "error pattern ") + ", ".join(map(repr, suspects))
+    several = plan.result_rule.kind == "multiple_results"
+    kept = f"no result of {plan.result_rule.file} is taken over" if several else "the number stays in the row"
+    return replace(
+        verdict,
+        status=Status.FAILURE,
+        cause=Cause.ERROR_PATTERN,
+        reason=f"the log has the {names}, though the script ended with exit code 0 ({kept})",
+        evidence=" | ".join(islice(suspects.values(), SHOWN)),
+        metrics=() if several else tuple(_failed(metric) for metric in verdict.metrics),
+        findings=(*verdict.findings, _HARMLESS),
+    )
+
+
+def _failed(metric: Metric) -> Metric:
+    return replace(metric, status=Status.FAILURE, cause=Cause.ERROR_PATTERN)
 
 
 def _multiple(plan: RunPlan, seen: Witnesses, log: Follower) -> Verdict:

@@ -3,30 +3,112 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
 from madlite.plan.given import Given
-from madlite.types import (
-    Action,
-    Card,
-    RunPlan,
-)
+from madlite.plan.tools import ScriptCall, Toolset
+from madlite.types import Action, Card, EnvValue, RunPlan, Secret
 
 MODEL_DIR = "{model_dir}"
+SCRIPT_LIMIT_S = 600.0  # of a pre- or post-script, as madengine has it
+TOOLS = "tools"  # the folder of the run folder that holds madlite's own tools
 _PLACE = re.compile(r"\{(?:args|encapsulate)\}")
+_SCRIPT = 'cp -L -- "$1" . && bash -- "${1##*/}"'
+_RENDERED = (
+    Action(kind="pre", argv=()),
+    Action(kind="data", argv=()),
+    Action(kind="run", argv=("bash", "run.sh"), cwd="{folder}"),
+    Action(kind="post", argv=()),
+)
+# asked by git where it needs a password; the values are the environment's, so that no command line has them
+_HELPER = '!f() { echo "username=$MADLITE_GIT_USERNAME"; echo "password=$MADLITE_GIT_PASSWORD"; }; f'
 
 
-def make_actions(given: Given) -> tuple[Action, ...]:
-    """Return the draft's actions with `{args}` and `{encapsulate}` filled in; `{model_dir}` waits for its claim."""
-    drafted = given.draft.actions or (Action(kind="run", argv=("bash", "run.sh"), cwd="{folder}"),)
-    known = given.context.known
-    fill = {
-        "{args}": _run_args(given),
-        "{encapsulate}": f"{known.encapsulate_script} " if known.encapsulate_script else "",
+def make_actions(
+    given: Given, inside: str, folder: str, fetches: Sequence[Action], tools: Toolset
+) -> tuple[Action, ...]:
+    """Return the draft's actions: scripts and fetches in their places, `{args}` and `{encapsulate}` filled in.
+
+    `inside` and `folder` are the workspace and the run folder as the actions see them; `{model_dir}` waits for its
+    claim.
+    """
+    rendered = not given.draft.actions
+    cwd = "{folder}" if rendered else MODEL_DIR
+    calls = {"pre": tools.pre, "post": tools.post}
+    placed: dict[str, list[Action]] = {
+        kind: [_script(kind, call, inside, folder, cwd) for call in scripts] for kind, scripts in calls.items()
     }
-    return tuple(replace(action, argv=tuple(_filled(word, fill) for word in action.argv)) for action in drafted)
+    placed["data"] = [*fetches]
+    drafted = _RENDERED if rendered else given.draft.actions
+    actions = [one for action in drafted for one in ([action] if action.argv else placed[action.kind])]
+    wrapped = tools.command.replace("{tools}", f"{folder}/{TOOLS}")
+    filled = (_fill(_with_credential(action, given), given, wrapped) for action in _joined(actions))
+    return tuple(filled)
+
+
+def bundled_tools(tools: Toolset) -> bool:
+    """Say whether a run needs what madlite brings of tools."""
+    return "{tools}" in tools.command or any(call.bundled for call in (*tools.pre, *tools.post))
+
+
+def _script(kind: str, call: ScriptCall, inside: str, folder: str, cwd: str) -> Action:
+    """Return the action of a pre- or post-script: copied to where the model's script is, and run there."""
+    path = f"{folder}/{TOOLS}/{call.path}" if call.bundled else f"{inside}/{call.path}"
+    command = f"{_SCRIPT} {call.args}".rstrip()
+    return Action(kind=kind, argv=("bash", "-c", command, kind, path), cwd=cwd, timeout_s=SCRIPT_LIMIT_S)  # type: ignore[arg-type]
+
+
+def _joined(actions: Iterable[Action]) -> Iterator[Action]:
+    """Make one shell of neighbouring preparations that share their words: each costs a container some 0.1 s."""
+    held: Action | None = None
+    for action in actions:
+        if held and action.kind == held.kind == "prepare" and action.argv[3:] == held.argv[3:]:
+            held = replace(held, argv=("bash", "-c", f"{held.argv[2]} && {action.argv[2]}", *held.argv[3:]))
+            continue
+        if held:
+            yield held
+        held = action
+    if held:
+        yield held
+
+
+def _fill(action: Action, given: Given, tools: str) -> Action:
+    if action.kind != "run":
+        return action
+    wrapped = " ".join(filter(None, (tools, given.context.known.encapsulate_script)))
+    if wrapped and action == _RENDERED[2]:
+        action = replace(action, argv=("bash", "-c", "{encapsulate}bash run.sh"))
+    fill = {"{args}": _run_args(given), "{encapsulate}": f"{wrapped} " if wrapped else ""}
+    return replace(action, argv=tuple(_filled(word, fill) for word in action.argv))
+
+
+def _with_credential(action: Action, given: Given) -> Action:
+    """Give a clone the card's user and password, or key file."""
+    table = (given.credentials or {}).get(given.request.card.cred, {})
+    if action.kind != "clone" or not table:
+        return action
+    return replace(action, env={**action.env, **_git_environment(table)})
+
+
+def _git_environment(table: Mapping[str, str]) -> dict[str, EnvValue]:
+    """Return the variables by which git asks for nothing; formats: git-config(1), gitcredentials(7), ssh(1)."""
+    user = table.get("username", "")
+    if key := table.get("ssh_key_file", ""):
+        options = "-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o BatchMode=yes"
+        return {"GIT_SSH_COMMAND": f"ssh {options} -l {shlex.quote(user)} -i {shlex.quote(key)}"}
+    return {
+        "GIT_TERMINAL_PROMPT": "0",
+        "GIT_CONFIG_COUNT": "2",
+        "GIT_CONFIG_KEY_0": "safe.directory",
+        "GIT_CONFIG_VALUE_0": "*",
+        "GIT_CONFIG_KEY_1": "credential.helper",
+        "GIT_CONFIG_VALUE_1": _HELPER,
+        "MADLITE_GIT_USERNAME": user,
+        "MADLITE_GIT_PASSWORD": Secret(table.get("password", "") or table.get("token", "")),
+    }
 
 
 def _run_args(given: Given) -> str:

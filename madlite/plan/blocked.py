@@ -14,7 +14,7 @@ from madlite.types import (
 )
 
 
-def find_blocked(given: Given, granted: Granted, image: Image | None) -> Blocked | None:
+def find_blocked(given: Given, granted: Granted, image: Image | None, data_problem: str = "") -> Blocked | None:
     """Return what keeps the plan from starting, the user's own rule first."""
     card, options = given.request.card, given.options
     if card.is_deprecated and not options.ignore_deprecated:
@@ -29,8 +29,8 @@ def find_blocked(given: Given, granted: Granted, image: Image | None) -> Blocked
             Cause.PREPARE,
             f"card '{card.name}' needs credential '{card.cred}', credential.json has no table of that name",
         )
-    if given.draft.problem:
-        return _fail(Cause.PREPARE, given.draft.problem)
+    if given.draft.problem or data_problem:
+        return _fail(Cause.PREPARE, given.draft.problem or data_problem)
     if given.runtime.blocked or granted.blocked:
         return given.runtime.blocked or granted.blocked
     if given.runtime.runtime == "docker" and image is None:

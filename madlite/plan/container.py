@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
+from pathlib import Path
 
-from madlite.plan.context import Context
-from madlite.plan.environment import credential_env, secret_args
 from madlite.plan.given import Given
+from madlite.plan.images import built_image, flat, image_name
 from madlite.plan.values import Resolved
-from madlite.secrets import collect, guard
 from madlite.types import (
     Card,
     EngineOptions,
-    EnvValue,
     Image,
     Machine,
     Mount,
@@ -20,41 +17,23 @@ from madlite.types import (
 
 
 def make_image(given: Given, asked: str) -> Image | None:
-    """Return the image a run uses: the one asked for, its Dockerfile's, or the one its backend or card names."""
+    """Return a run's image: the one asked for, one built before, its Dockerfile's, or its backend's or card's."""
     foreign = given.options.image or asked or given.context.known.MAD_CONTAINER_IMAGE
     if foreign:
         return Image(ref=foreign)
+    if given.built is not None:
+        return given.built
     if given.dockerfile is None:
         return Image(ref=given.draft.image) if given.draft.image else None
-    card = given.request.card
-    args = _build_args(given)
-    return Image(
-        ref=image_name(card.name, given.dockerfile.path.name),
-        dockerfile=given.dockerfile.path,
-        context=given.dockerfile.context,
-        build_args=args,
-        base=str(given.context.known.docker_build_arg.get("BASE_DOCKER", "")) or given.dockerfile.base,
-        no_cache=given.options.clean_docker_cache,
+    architecture = given.machine.architecture if given.machine.gpus else ""
+    return built_image(
+        given.request.card,
+        given.dockerfile,
+        given.options,
+        given.context,
+        given.credentials or {},
+        architecture=architecture,
     )
-
-
-def image_name(card_name: str, dockerfile: str) -> str:
-    """Return MAD's name for a card's image, `ci-<card>_<Dockerfile>`; what a registry refuses becomes `_`.
-
-    Grammar: a repository name of the OCI distribution specification.
-    """
-    name = f"ci-{_flat(card_name).lower()}_{dockerfile.removesuffix('.Dockerfile')}"
-    if re.fullmatch(r"[a-z0-9]+(?:(?:\.|_{1,2}|-+)[a-z0-9]+)*", name):
-        return name
-    return re.sub(r"[._-]{2,}", "_", re.sub(r"[^a-z0-9._-]", "_", name.lower())).strip("._-")
-
-
-def _build_args(given: Given) -> dict[str, EnvValue]:
-    arch = {"MAD_SYSTEM_GPU_ARCHITECTURE": given.machine.architecture} if given.machine.gpus else {}
-    asked = {key: str(value) for key, value in given.context.known.docker_build_arg.items()}
-    credential = credential_env(given.request.card, given.credentials or {})
-    known = collect(given.options.environ, credential.values())
-    return {**secret_args(given.options.environ), **arch, **guard(asked, known), **credential}
 
 
 def image_origin(given: Given, resolved: Resolved) -> str:
@@ -65,12 +44,21 @@ def image_origin(given: Given, resolved: Resolved) -> str:
         return resolved.origins["image"]
     if given.context.known.MAD_CONTAINER_IMAGE:
         return given.context.origins.get("MAD_CONTAINER_IMAGE", "context")
+    if given.built is not None:
+        return "build manifest"
     return "card's Dockerfile" if given.dockerfile else resolved.origins.get("image", "card")
 
 
-def make_mounts(context: Context) -> tuple[Mount, ...]:
+def make_mounts(given: Given) -> tuple[Mount, ...]:
     """Return the context's mounts."""
-    return tuple(Mount(source=host, target=inside) for inside, host in context.known.docker_mounts.items())
+    return tuple(Mount(source=host, target=inside) for inside, host in given.context.known.docker_mounts.items())
+
+
+def make_key_mounts(given: Given) -> tuple[Mount, ...]:
+    """Return the mount of the key file that the card's clone needs, at the place where credential.json says it is."""
+    key = (given.credentials or {}).get(given.request.card.cred, {}).get("ssh_key_file", "")
+    readable = key.startswith("/") and Path(key).is_file() and given.request.card.url
+    return (Mount(source=key, target=key, read_only=True),) if readable else ()
 
 
 def make_devices(machine: Machine, gpu_ids: tuple[int, ...]) -> tuple[str, ...]:
@@ -87,28 +75,31 @@ def make_engine_options(given: Given) -> EngineOptions:
     """Return how the container is started: the privileges MAD gives to each vendor's tools, none on a CPU."""
     vendor = given.machine.vendor
     caps = {"AMD": ("SYS_PTRACE", "SYS_ADMIN"), "NVIDIA": ("SYS_PTRACE", "SYS_ADMIN", "SYS_NICE"), "CPU": ()}[vendor]
+    shared_memory = given.context.known.SHM_SIZE
+    extra = given.request.card.additional_docker_run_options
     return EngineOptions(
+        ipc="" if shared_memory else "host",
         group_add=("video",) if vendor == "AMD" else (),
         cap_add=caps,
         security_opt=("seccomp=unconfined", "apparmor=unconfined") if vendor != "CPU" else (),
         cpuset=(given.context.known.docker_cpus or "").replace(" ", ""),
-        extra=given.request.card.additional_docker_run_options,
+        extra=f"{extra} --shm-size={shared_memory}" if shared_memory else extra,
     )
 
 
 def container_name(image: Image | None) -> str:
     """Return the container's name as MAD's tooling looks for it."""
-    return f"container_{_flat(image.ref)}" if image else ""
+    return f"container_{flat(image.ref)}" if image else ""
 
 
 def log_name(card: Card, image: Image | None) -> str:
-    """Return the log's name in the workspace as MAD's tooling looks for it."""
+    """Return what the names of a run's logs in the workspace begin with, as MAD's tooling looks for them."""
     if image is None:
-        part = "host"
+        return f"{flat(card.name)}_host"
+    own = f"{image_name(card.name, '')}_"  # the rest of such a name: the Dockerfile, and what GPUs it was built for
+    if image.dockerfile is not None:
+        built_for = image.ref.startswith(own)
+        part = image.ref.removeprefix(own) if built_for else image.dockerfile.name.removesuffix(".Dockerfile")
     else:
-        part = image.dockerfile.name.removesuffix(".Dockerfile") if image.dockerfile else _flat(image.ref)
-    return f"{_flat(card.name)}_{part}.live.log"
-
-
-def _flat(name: str) -> str:
-    return re.sub(r"[/:]", "_", name)
+        part = flat(image.ref)
+    return f"{flat(card.name)}_{part}"

@@ -14,59 +14,16 @@ from typing import Any
 import msgspec
 
 from madlite.errors import UsageProblem
+from madlite.plan.context_keys import NOT_YET, Known
 from madlite.plan.values import VARIANT_KEYS
 from madlite.types import Json, Scalar, Value
 
 FROM_FILE = "context file"
 FROM_OPTION = "--additional-context"
-MACHINE_KEYS = ("gpu_arch", "gpu_product", "device", "rocm_version", "cuda_version", "MAD_ROCM_PATH")
-# madengine's keys that madlite does not act on
-NOT_YET = [
-    "pre_scripts",
-    "post_scripts",
-    "tools",
-    "data",
-    "SHM_SIZE",
-    "multi_node_args",
-    "gen_sys_env_details",
-    "rocenv_mode",
-    "log_error_pattern_scan",
-    "log_error_benign_patterns",
-    "log_error_patterns",
-    "skip_perf_collection",
-    "slurm",
-    "k8s",
-    "kubernetes",
-    "deployment_config",
-    "distributed",
-]
+MACHINE_KEYS = ("gpu_arch", "gpu_product", "device", "rocm_version", "cuda_version", "MAD_ROCM_PATH", "numa_balancing")
 _VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _HALF = re.compile(r"[\ud800-\udfff]")  # JSON and Python can spell half of a surrogate pair, UTF-8 cannot
-_GPU_COUNTS = ("gpus_per_node", "gpu_count", "n_gpus", "num_gpus", "ngpus")
-
-
-class Known(msgspec.Struct, frozen=True, kw_only=True):
-    """The context keys madlite acts on, with their types."""
-
-    gpu_vendor: str | None = None
-    guest_os: str | None = None
-    host_os: str | None = None
-    ctx_test: str | None = None
-    docker_env_vars: dict[str, str | int | float | bool | None] = {}
-    docker_mounts: dict[str, str] = {}
-    docker_build_arg: dict[str, str | int | float | bool] = {}
-    docker_gpus: str | None = None
-    docker_cpus: str | None = None
-    gpu_renderDs: list[int] | None = None
-    model_args: str | None = None
-    encapsulate_script: str | None = None
-    MAD_CONTAINER_IMAGE: str | None = None
-    settings: dict[str, str | int | float | bool] = {}
-    gpus_per_node: int | None = None
-    gpu_count: int | None = None
-    n_gpus: int | None = None
-    num_gpus: int | None = None
-    ngpus: int | None = None
+GPU_COUNTS = ("gpus_per_node", "gpu_count", "n_gpus", "num_gpus", "ngpus")
 
 
 class Context(Value, frozen=True):
@@ -82,7 +39,7 @@ class Context(Value, frozen=True):
     @property
     def n_gpus(self) -> int | None:
         """The GPU count asked for, by the first alias present."""
-        return next((n for name in _GPU_COUNTS if (n := getattr(self.known, name)) is not None), None)
+        return next((n for name in GPU_COUNTS if (n := getattr(self.known, name)) is not None), None)
 
 
 def read_context(file: Path | None, option: str, named: Mapping[str, tuple[str, Json]] | None = None) -> Context:
@@ -131,6 +88,8 @@ def without_effect(context: Context) -> list[str]:
     for key in context.values:
         if key in NOT_YET:
             told.append(f"context key '{key}' has no effect yet")
+        elif key == "distributed" and set(context.known.distributed) - {"launcher"}:
+            told.append("context key 'distributed' has no effect yet beyond its launcher")
         elif key not in known:
             close = [f"settings.{key}"] if key in VARIANT_KEYS else get_close_matches(key, known, n=1)
             told.append(f"context key '{key}' has no effect" + (f"; did you mean {close[0]}?" if close else ""))

@@ -39,6 +39,22 @@ _HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 _PUBLIC_KEYS = ("user", "username")  # masked, it would eat ordinary words out of a log
 _RUNNERS = {"deepspeed": "deepspeed --num_gpus={n}", "vllm": "", "sglang": "", "sglang-disagg": "", "primus": ""}
 
+# madengine 1's defaults of multi_node_args, but for the GPUs: those of the run, not of the machine
+_ONE_NODE = {
+    "RUNNER": "torchrun",
+    "NNODES": "1",
+    "NODE_RANK": "0",
+    "MASTER_ADDR": "localhost",
+    "MASTER_PORT": "6006",
+    "HOST_LIST": "",
+    "NCCL_SOCKET_IFNAME": "",
+    "GLOO_SOCKET_IFNAME": "",
+}
+_TORCHRUN = (
+    "torchrun --nproc_per_node {MAD_RUNTIME_NGPUS} --nnodes {NNODES} --node_rank {NODE_RANK} "
+    "--master_addr {MASTER_ADDR} --master_port {MASTER_PORT}"
+)
+
 
 class Environment(Value, frozen=True):
     """Variables and the origin of each."""
@@ -56,11 +72,14 @@ def make_environment(
     n_gpus: int,
     launcher: str,
     credentials: Mapping[str, Mapping[str, str]],
+    data_env: Mapping[str, EnvValue],
+    tools_env: Mapping[str, str],
     backend_env: Mapping[str, str],
     host_env: Mapping[str, str],
     set_env: Mapping[str, str],
 ) -> Environment:
-    """Return the workload's environment; later wins: MAD's, the environment's, the card's, the backend's, the user's.
+    """Return the workload's environment; later wins: MAD's, the environment's, the card's, the backend's, the user's,
+    its tools' as madengine has it, and --set.
 
     `host_env` is what the runtime `host` adds to the backend's.
     """
@@ -68,13 +87,16 @@ def make_environment(
     user = {name: _text(value) for name, value in context.known.docker_env_vars.items() if value is not None}
     sources: list[tuple[str, Mapping[str, EnvValue]]] = [
         ("madlite", _mad(card, machine, options, n_gpus, launcher)),
+        (context.origins.get("multi_node_args", "context"), _v1_runner(context, n_gpus)),
         (context.origins.get("guest_os", "madlite"), {"MAD_GUEST_OS": context.known.guest_os or "UBUNTU"}),
         ("environment", guard({name: environ[name] for name in INHERITED if name in environ})),
         ("environment", guard(_secrets(environ))),
         (f"credential {card.cred}", credential_env(card, credentials)),
+        ("data.json", data_env),
         ("recipe", dict(backend_env)),
         ("runtime host", dict(host_env)),
         (context.origins.get("docker_env_vars", "context"), guard(user)),
+        ("tools", guard(tools_env)),
         ("--set", guard(set_env)),
     ]
     values: dict[str, EnvValue] = {}
@@ -127,6 +149,20 @@ def _mad(card: Card, machine: Machine, options: Options, n_gpus: int, launcher: 
     }
     of_card = {"MAD_OUTPUT_CSV": card.multiple_results, "MAD_DATANAME": ",".join(card.data)}
     return values | {name: text for name, text in of_card.items() if text}
+
+
+def _v1_runner(context: Context, n_gpus: int) -> dict[str, EnvValue]:
+    """Return madengine 1's launcher of a node, where the context has its `multi_node_args`."""
+    given = context.known.multi_node_args
+    if given is None:
+        return {}
+    asked = {**_ONE_NODE, "MAD_RUNTIME_NGPUS": str(n_gpus), **{name: _text(value) for name, value in given.items()}}
+    interfaces = f"NCCL_SOCKET_IFNAME={asked['NCCL_SOCKET_IFNAME']} GLOO_SOCKET_IFNAME={asked['GLOO_SOCKET_IFNAME']}"
+    if asked["RUNNER"] == "mpirun":
+        ranks = int(asked["NNODES"]) * int(asked["MAD_RUNTIME_NGPUS"])
+        hosts = asked["HOST_LIST"] or f"localhost:{asked['MAD_RUNTIME_NGPUS']}"
+        return {"MAD_MULTI_NODE_RUNNER": f"mpirun -np {ranks} --host {hosts}"}
+    return {"MAD_MULTI_NODE_RUNNER": f"{interfaces} {_TORCHRUN.format(**asked)}"}
 
 
 def _release(machine: Machine) -> str:

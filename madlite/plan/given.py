@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from madlite.catalog.datasets import DataSets
 from madlite.plan.context import Context
 from madlite.plan.dockerfiles import Dockerfile
 from madlite.plan.options import Options
 from madlite.plan.place import Choice
+from madlite.plan.tools import Toolset
 from madlite.plan.values import Layer
 from madlite.types import (
     Draft,
+    Image,
     Machine,
     Request,
     Scalar,
@@ -30,7 +35,12 @@ class Given(Value, frozen=True):
     args: str
     dockerfile: Dockerfile | None = None
     missing_image: str = ""
+    built: Image | None = None  # made before, as a manifest has it
     credentials: dict[str, dict[str, str]] | None = None  # None without a credential.json
+    data_sets: DataSets | None = None  # None without a data.json
+    tools: Toolset = Toolset()
+    tool_files: tuple[str, ...] = ()  # what madlite brings of tools, below its templates' folder `tools`
+    reach: Callable[[str], str] = lambda endpoint: ""  # why an endpoint cannot be reached, or nothing
 
 
 def layers(given: Given) -> list[Layer]:

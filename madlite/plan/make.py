@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from madlite.plan.actions import make_actions, model_dir
+from madlite.plan.actions import TOOLS, bundled_tools, make_actions, model_dir
 from madlite.plan.blocked import find_blocked
 from madlite.plan.container import (
     container_name,
@@ -15,13 +15,21 @@ from madlite.plan.container import (
     make_devices,
     make_engine_options,
     make_image,
+    make_key_mounts,
     make_mounts,
 )
+from madlite.plan.data import DataPlan, plan_data
+from madlite.plan.data import Surroundings as DataSurroundings
 from madlite.plan.environment import Environment, make_environment, visible_devices
+from madlite.plan.error_scan import error_scan_origin, make_error_scan
 from madlite.plan.given import Given, layers
 from madlite.plan.place import Granted, grant_gpus, make_place
+from madlite.plan.scripts import tools_of
+from madlite.plan.tools import Toolset
 from madlite.plan.values import Resolved, resolve
 from madlite.types import (
+    EnvValue,
+    FileTemplate,
     Place,
     RunPlan,
     Scalar,
@@ -42,8 +50,10 @@ def make_plan(given: Given) -> RunPlan:
     card, options, draft = given.request.card, given.options, given.draft
     resolved = resolve(draft.variant, draft.settings, layers(given), draft.origin or f"backend {given.backend}")
     granted = grant_gpus(card, given.machine, given.context, _whole(resolved.plan.get("n_gpus")))
-    launcher = str(resolved.plan.get("launcher", draft.launcher))
-    environment = _environment(given, resolved, granted, launcher)
+    launcher = _launcher(given, resolved)
+    tools = tools_of(given)
+    data = plan_data(card, _data_surroundings(given))
+    environment = _environment(given, resolved, granted, launcher, data)
     plan = RunPlan(
         id=given.run_id,
         card=card,
@@ -51,36 +61,75 @@ def make_plan(given: Given) -> RunPlan:
         place=_place(given, granted),
         machine=given.machine,
         workspace=options.workspace,
-        inside=str(options.workspace),
+        inside=_inside(given),
         folder=options.workspace / RUNS / given.run_id,
         runtime=given.runtime.runtime,
         readers=draft.readers or (given.backend,),
         variant=resolved.variant,
         settings=resolved.settings,
         env=environment.values,
-        templates=draft.templates,
-        actions=make_actions(given),
+        templates=(*draft.templates, *_tool_files(given, tools)),
+        actions=make_actions(given, _inside(given), _folder_inside(given), data.actions, tools),
         launcher=launcher,
         result_rule=draft.result_rule,
+        error_scan=make_error_scan(card, given.context, draft),
         args=given.args,
+        overrides=given.request.overrides,
         model_args=given.context.known.model_args,
         model_dir=model_dir(card) if draft.actions else "",
         timeout_s=_timeout(given, resolved)[0],
         stop_grace_s=float(resolved.plan.get("stop_grace_s", 10.0)),
         origins={**resolved.origins, **environment.origins, **_origins(given, resolved)},
     )
-    plan = _in_container(plan, given, resolved) if given.runtime.runtime == "docker" else plan
-    return _finished(plan, given, granted)
+    plan = _in_container(plan, given, resolved, data) if _in_docker(given) else plan
+    return _finished(plan, given, granted, data)
 
 
-def _in_container(plan: RunPlan, given: Given, resolved: Resolved) -> RunPlan:
+def _launcher(given: Given, resolved: Resolved) -> str:
+    """Return what launches the ranks: --set, the context, the card or its backend, $MAD_LAUNCHER; as it is given."""
+    asked = resolved.plan.get("launcher") or given.context.known.distributed.get("launcher")
+    return str(asked or given.draft.launcher or given.options.environ.get("MAD_LAUNCHER", ""))
+
+
+def _in_docker(given: Given) -> bool:
+    return given.runtime.runtime == "docker"
+
+
+def _inside(given: Given) -> str:
+    """Return the workspace as the actions see it."""
+    return WORKSPACE_INSIDE if _in_docker(given) else str(given.options.workspace)
+
+
+def _folder_inside(given: Given) -> str:
+    return f"{_inside(given)}/{RUNS}/{given.run_id}"
+
+
+def _tool_files(given: Given, tools: Toolset) -> tuple[FileTemplate, ...]:
+    if not bundled_tools(tools):
+        return ()
+    names = [f"{TOOLS}/{name}" for name in given.tool_files]
+    return tuple(FileTemplate(path=name, template=name, raw=True) for name in names)
+
+
+def _data_surroundings(given: Given) -> DataSurroundings:
+    return DataSurroundings(
+        sets=given.data_sets,
+        services=given.credentials or {},
+        workspace=given.options.workspace,
+        inside=_inside(given),
+        folder=_folder_inside(given),
+        container=_in_docker(given),
+        reach=given.reach,
+    )
+
+
+def _in_container(plan: RunPlan, given: Given, resolved: Resolved, data: DataPlan) -> RunPlan:
     """Return the plan with what a container adds to it."""
     image = make_image(given, str(resolved.plan.get("image", "")))
     return replace(
         plan,
-        inside=WORKSPACE_INSIDE,
         image=image,
-        mounts=make_mounts(given.context),
+        mounts=(*data.mounts, *make_mounts(given), *make_key_mounts(given)),
         devices=make_devices(given.machine, plan.place.gpu_ids),
         engine_options=make_engine_options(given),
         name=container_name(image),
@@ -88,7 +137,7 @@ def _in_container(plan: RunPlan, given: Given, resolved: Resolved) -> RunPlan:
     )
 
 
-def _finished(plan: RunPlan, given: Given, granted: Granted) -> RunPlan:
+def _finished(plan: RunPlan, given: Given, granted: Granted, data: DataPlan) -> RunPlan:
     """Return the plan with what the caller wants of any run, and what follows from the rest of it."""
     return replace(
         plan,
@@ -96,8 +145,11 @@ def _finished(plan: RunPlan, given: Given, granted: Granted) -> RunPlan:
         keep_model_dir=given.options.keep_model_dir,
         skip_model_run=given.options.skip_model_run,
         log_name=log_name(plan.card, plan.image),
-        notes=tuple(note for note in (given.runtime.note, granted.note) if note),
-        blocked=find_blocked(given, granted, plan.image),
+        notes=tuple(note for note in (given.runtime.note, granted.note, *data.notes) if note),
+        blocked=find_blocked(given, granted, plan.image, data.problem),
+        data=data.uses,
+        outputs=given.draft.outputs,
+        writes_row=not given.context.known.skip_perf_collection,
     )
 
 
@@ -108,6 +160,7 @@ def _origins(given: Given, resolved: Resolved) -> dict[str, str]:
         "timeout_s": _timeout(given, resolved)[1],
         "n_gpus": _n_gpus_origin(given, resolved),
         "image": image_origin(given, resolved),
+        "error_scan": error_scan_origin(given.request.card, given.context),
         "machine": ", ".join(sorted(set(given.machine.sources.values()))) or "detected",
     }
 
@@ -118,7 +171,9 @@ def _place(given: Given, granted: Granted) -> Place:
     return replace(place, gpus_per_node=granted.wanted) if granted.blocked else place
 
 
-def _environment(given: Given, resolved: Resolved, granted: Granted, launcher: str) -> Environment:
+def _environment(
+    given: Given, resolved: Resolved, granted: Granted, launcher: str, data: DataPlan
+) -> Environment:
     host_env: dict[str, str] = {}
     if given.runtime.runtime != "docker":
         host_env = visible_devices(given.machine, granted.gpu_ids) | {"MADLITE_PYTHON": given.options.python}
@@ -130,6 +185,8 @@ def _environment(given: Given, resolved: Resolved, granted: Granted, launcher: s
         n_gpus=len(granted.gpu_ids),
         launcher=launcher,
         credentials=given.credentials or {},
+        data_env=data.env,
+        tools_env=given.tools.env,
         backend_env=given.draft.env,
         host_env=host_env,
         set_env=resolved.env,
@@ -159,6 +216,10 @@ def _whole(value: Scalar | None) -> int | None:
 
 
 def secrets_of(plan: RunPlan) -> Mapping[str, Secret]:
-    """Return the plan's secret values by variable, for the redactor."""
-    values = {**(plan.image.build_args if plan.image else {}), **plan.env}
-    return {name: value for name, value in values.items() if isinstance(value, Secret)}
+    """Return the plan's secret values, each under a name of its own, for the redactor."""
+    parts: list[Mapping[str, EnvValue]] = [plan.image.build_args if plan.image else {}, plan.env]
+    if plan.image is not None and plan.image.login is not None:
+        parts.append({"password": plan.image.login.password})
+    parts += [action.env for action in plan.actions]
+    named = [(name, value) for part in parts for name, value in part.items() if isinstance(value, Secret)]
+    return {f"{name} {n}": value for n, (name, value) in enumerate(named)}

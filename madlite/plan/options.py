@@ -28,3 +28,7 @@ class Options(Value, frozen=True):
     environ: dict[str, str] = {}
     python: str = "python3"  # the interpreter that runs madlite, for workloads of the host runtime
     user: tuple[int, int] = (0, 0)  # uid and gid of the caller
+    data_file: Path = Path("data.json")
+    tools_file: Path = Path("scripts/common/tools.json")
+    snapshot: bool = False  # of the environment, before the model
+    mirror: str = ""  # folder that keeps what data providers bring

@@ -134,12 +134,21 @@ _NOUNS = {bool: "true or false", int: "a whole number", float: "a number", str: 
 _WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 
+def as_bool(value: Scalar) -> bool:
+    """Return what `true`, `off`, `1` and the like say.
+
+    Raises:
+        ValueError: it is no such word.
+    """
+    word = str(value).strip().lower()
+    if word not in _WORDS:
+        raise ValueError(word)
+    return _WORDS[word]
+
+
 def _convert(value: Scalar, wanted: type) -> Scalar:
     if wanted is bool:
-        word = str(value).strip().lower()
-        if word not in _WORDS:
-            raise ValueError(word)
-        return _WORDS[word]
+        return as_bool(value)
     if wanted is int:
         return int(str(value).replace("_", "").strip()) if not isinstance(value, bool) else _refuse(value)
     if wanted is float:

@@ -5,5 +5,15 @@ from __future__ import annotations
 from madlite.record.header import STANDARD_COLUMNS
 from madlite.record.perfcsv import append_rows, check_appendable, save_beside
 from madlite.record.rows import build_rows
+from madlite.record.sidefiles import write_side_files
+from madlite.record.update_perf import update_perf
 
-__all__ = ["STANDARD_COLUMNS", "append_rows", "build_rows", "check_appendable", "save_beside"]
+__all__ = [
+    "STANDARD_COLUMNS",
+    "append_rows",
+    "build_rows",
+    "check_appendable",
+    "save_beside",
+    "update_perf",
+    "write_side_files",
+]

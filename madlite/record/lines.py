@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterable
 
+from madlite.types import Row
+
 
 def plain(text: str) -> str:
     r"""Return text that every reader of the file can read: what is no text becomes the words `\udc80` or `\x00`.
@@ -14,6 +16,12 @@ def plain(text: str) -> str:
     if text.isascii() and "\0" not in text:
         return text
     return text.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode()
+
+
+def plain_cells(row: Row) -> dict[str, str]:
+    """Return a row's cells as plain text, without blanks around their names; a cell without a name is none."""
+    cells = {plain(name.strip()): plain(text) for name, text in row.cells.items()}
+    return {name: text for name, text in cells.items() if name}
 
 
 class _Echo:

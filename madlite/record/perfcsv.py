@@ -13,10 +13,11 @@ from pathlib import Path
 
 from madlite.errors import RecordError
 from madlite.record.header import STANDARD_COLUMNS, Header, read_header, text_of
-from madlite.record.lines import csv_line, plain
+from madlite.record.lines import csv_line, plain_cells
 from madlite.record.locked import Held, explained, held, looked_at
 from madlite.record.tail import mend_of
-from madlite.record.widen import sync_folder, widen
+from madlite.record.whole import sync_folder
+from madlite.record.widen import widen
 from madlite.types import Row
 
 SAVED_NAME = "rows.csv"
@@ -33,7 +34,7 @@ def append_rows(path: Path, rows: Sequence[Row], *, strict_header: bool = False,
     Raises:
         RecordError: the rows are not in the file, and what was there before is.
     """
-    cells = [_plain(row) for row in rows]
+    cells = [plain_cells(row) for row in rows]
     if not cells:
         return
     with explained(path), held(path) as file:
@@ -67,7 +68,7 @@ def save_beside(rows: Sequence[Row], folder: Path) -> Path:
         RecordError: the folder cannot be written either.
     """
     saved = folder / SAVED_NAME
-    cells = [_plain(row) for row in rows]
+    cells = [plain_cells(row) for row in rows]
     header = Header(columns=(*STANDARD_COLUMNS, *_joining((), cells)))
     with explained(saved):
         folder.mkdir(parents=True, exist_ok=True)
@@ -75,11 +76,6 @@ def save_beside(rows: Sequence[Row], folder: Path) -> Path:
         beside.write_bytes(csv_line(header.columns, "\n").encode() + _encoded(header, cells))
         beside.replace(saved)
     return saved
-
-
-def _plain(row: Row) -> _Cells:
-    cells = {plain(name.strip()): plain(text) for name, text in row.cells.items()}
-    return {name: text for name, text in cells.items() if name}
 
 
 def _header(path: Path, file: Held) -> Header | None:

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from madlite.measure.verdict import result_columns
+from madlite.plan.manifest import NO_DOCKERFILE
 from madlite.record.header import STANDARD_COLUMNS
 from madlite.types import Cause, Metric, Result, Row, RunPlan, Status
 
 # Causes that judge what a run said; after any other failure what it said before is no result.
-_JUDGED = {Cause.NONE, Cause.NO_METRIC, Cause.BAD_NUMBER, Cause.NAN_LOSS, Cause.INCOMPLETE, Cause.GPUS}
+_JUDGED = {
+    Cause.NONE,
+    Cause.NO_METRIC,
+    Cause.BAD_NUMBER,
+    Cause.ERROR_PATTERN,
+    Cause.NAN_LOSS,
+    Cause.INCOMPLETE,
+    Cause.GPUS,
+}
 # What a skipped run says about itself (madengine 1).
 _SKIPPED = ("n_gpus", "training_precision", "pipeline", "args", "tags", "additional_docker_run_options")
 _NOTHING = Metric(metric="", text="", status=Status.FAILURE)
@@ -27,11 +36,12 @@ def build_rows(
     common = _common(plan, result, pipeline, build_number or "0")
     if result.status is Status.SKIPPED:
         return (_skipped(plan, common, strict_header),)
-    metrics = result.metrics if _said_something(result) else ()
+    metrics = result.metrics if said_something(result) else ()
     return tuple(_row(plan, common, metric, strict_header) for metric in metrics or (_NOTHING,))
 
 
-def _said_something(result: Result) -> bool:
+def said_something(result: Result) -> bool:
+    """Say whether the result's numbers count: after most failures what a run said before is no result."""
     return result.status is Status.SUCCESS or result.cause in _JUDGED
 
 
@@ -93,10 +103,25 @@ def _common(plan: RunPlan, result: Result, pipeline: str, build_number: str) -> 
             "build_duration": _seconds(result.image.build_duration_s),
             "test_duration": _test_duration(result),
             "build_number": build_number,
-            "additional_docker_run_options": plan.card.additional_docker_run_options,
+            "additional_docker_run_options": plan.engine_options.extra or plan.card.additional_docker_run_options,
         }
         | _image(plan, result)
+        | _data(plan, result)
     )
+
+
+def _data(plan: RunPlan, result: Result) -> dict[str, str]:
+    """Return where the last of the data sets came from, as madengine has it: 0 s for what was here."""
+    if not plan.data:
+        return {}
+    fetch_s = result.durations_s.get("data")
+    last = plan.data[-1]
+    return {
+        "dataname": last.name,
+        "data_provider_type": last.provider,
+        "data_size": result.data_size,
+        "data_download_duration": "0" if fetch_s is None or last.provider == "custom" else _seconds(fetch_s),
+    }
 
 
 def _precision(plan: RunPlan) -> str:
@@ -109,25 +134,25 @@ def _launcher(plan: RunPlan) -> str:
 
 
 def _image(plan: RunPlan, result: Result) -> dict[str, str]:
+    """Return what is told of the image; its digest is the base's, as MAD has it, and its own where it has none."""
     if plan.image is None:
         return {}
     return {
-        "docker_file": _docker_file(plan),
+        "docker_file": docker_file(plan),
         "base_docker": "" if result.cause is Cause.BUILD else plan.image.base,
-        "docker_sha": result.image.digest.rpartition("@")[2],
+        "docker_sha": (result.image.base_digest or result.image.digest).rpartition("@")[2],
         "docker_image": result.image.ref or plan.image.ref,
     }
 
 
-LOCAL_IMAGE = "N/A (local image mode)"  # madengine 2's text for the context's MAD_CONTAINER_IMAGE
 _CONTEXT = ("context", "--additional-context")
 
 
-def _docker_file(plan: RunPlan) -> str:
+def docker_file(plan: RunPlan) -> str:
     """Return the Dockerfile as MAD names it: from the checkout's root, whatever machine it lies on."""
     if plan.image is None or plan.image.dockerfile is None:
         named_by_context = plan.image is not None and plan.origins.get("image", "").startswith(_CONTEXT)
-        return LOCAL_IMAGE if named_by_context else ""
+        return NO_DOCKERFILE if named_by_context else ""
     for root in (plan.workspace, plan.card.root):
         if plan.image.dockerfile.is_relative_to(root):
             return str(plan.image.dockerfile.relative_to(root))
@@ -138,7 +163,7 @@ def _test_duration(result: Result) -> str:
     """Return how long the script ran: 0 where it failed (as madengine 2 has it), blank where it never started."""
     if "run" not in result.durations_s:
         return ""
-    return _seconds(result.durations_s["run"]) if _said_something(result) else "0"
+    return _seconds(result.durations_s["run"]) if said_something(result) else "0"
 
 
 def _seconds(duration_s: float | None) -> str:

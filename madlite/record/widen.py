@@ -5,10 +5,8 @@ from __future__ import annotations
 import csv
 import glob
 import os
-import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -18,6 +16,7 @@ from madlite.errors import RecordError
 from madlite.record.header import Header, read_header, text_of
 from madlite.record.lines import csv_line
 from madlite.record.locked import Held
+from madlite.record.whole import keep_owner_and_mode, sync_folder
 
 _SUFFIX = ".widening"
 _RANDOM = "[a-z0-9_]" * 8  # what mkstemp puts into a name
@@ -42,23 +41,13 @@ def widen(file: Held, joining: Sequence[str], rows: Iterable[Mapping[str, str]])
     sync_folder(file.target.parent)
 
 
-def sync_folder(folder: Path) -> None:
-    """Make a new name in the folder survive a loss of power, where the file system can."""
-    with suppress(OSError):  # some network file systems cannot, and the rows are in the file
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-
-
 def _replace(file: Held, joining: Sequence[str], rows: Iterable[Mapping[str, str]]) -> None:
     _clear_leftovers(file.target)
     fd, name = tempfile.mkstemp(prefix=f".{file.target.name}.", suffix=_SUFFIX, dir=file.target.parent)
     beside = Path(name)
     try:
         with open(fd, "w", newline="", encoding="utf-8", errors="surrogateescape") as new:  # noqa: PTH123 - no path
-            _keep_owner_and_mode(file, beside)
+            keep_owner_and_mode(os.fstat(file.fd), file.target, beside)
             new.writelines(_lines(file, joining, rows))
             new.flush()
             os.fsync(fd)
@@ -104,12 +93,3 @@ def _clear_leftovers(target: Path) -> None:
     """Remove what killed writers left; whoever holds the lock is the only one who may be writing such a file."""
     for stale in target.parent.glob(f".{glob.escape(target.name)}.{_RANDOM}{_SUFFIX}"):
         stale.unlink(missing_ok=True)
-
-
-def _keep_owner_and_mode(file: Held, beside: Path) -> None:
-    status = os.fstat(file.fd)
-    for owner in (status.st_uid, -1):
-        with suppress(PermissionError):  # only root gives a file away; the group is what others write by
-            os.chown(beside, owner, status.st_gid)
-            break
-    shutil.copystat(file.target, beside)  # also access lists

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,11 +17,14 @@ def copy_matching(workspace: Path, patterns: Sequence[str], into: Path) -> None:
         for path in sorted(workspace.glob(pattern)):
             if path.is_file() and path.parent != into:
                 into.mkdir(parents=True, exist_ok=True)
-                _copy(path, into / path.name)
+                copy_whole(path, into / path.name)
 
 
-def _copy(path: Path, to: Path) -> None:
+def copy_whole(path: Path, to: Path) -> None:
+    """Copy a file so that a reader sees the old one or the new one; what cannot be copied is logged."""
+    beside = to.with_name(f".{to.name}.{os.getpid()}")
     try:
-        shutil.copy2(path, to)
+        shutil.copy2(path, beside)
+        beside.replace(to)
     except OSError as error:
-        _LOG.warning("%s is not collected: %s", path, error.strerror)
+        _LOG.warning("%s was not copied to %s: %s", path, to, error.strerror)

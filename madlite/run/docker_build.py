@@ -11,7 +11,8 @@ from madlite.run.docker_client import Client, said
 from madlite.secrets import reveal
 from madlite.types import Cause, Image, Say
 
-_STEP = re.compile(r"^Step \d+/\d+ : (?P<instruction>.+)$")
+# docker's `Step 1/2 : FROM x`; podman's `STEP 1/2: FROM x`, with `[1/2] ` before it where there are stages
+_STEP = re.compile(r"^(?:\[\d+/\d+\] )?step \d+/\d+ ?: (?P<instruction>.+)$", re.IGNORECASE)
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # the builder prints a step's stderr in red
 _BUILDERS_OWN = ("--->", "Removing intermediate container")
 _FROM = re.compile(r"FROM\b", re.IGNORECASE)

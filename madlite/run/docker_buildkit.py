@@ -22,13 +22,16 @@ _BUILDKIT = re.compile(
 _NO_BUILDX = re.compile(r"buildx component is missing|unknown flag: --progress|unknown command: docker buildx")
 
 
-def needs_buildkit(dockerfile: Path) -> str:
-    """Return the line of a Dockerfile that needs BuildKit, or ""."""
+def needs_buildkit(image: Image) -> str:
+    """Return the line of an image's Dockerfile that needs BuildKit, or ""; one that uses a named context does."""
+    dockerfile = Path(str(image.dockerfile))
     try:
         lines = dockerfile.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError as error:
         raise RuntimeProblem(f"{dockerfile} cannot be read: {error.strerror}", cause=Cause.BUILD) from error
-    return next((line.strip() for line in lines if _BUILDKIT.match(line)), "")
+    names = "|".join(map(re.escape, image.contexts))
+    named = re.compile(rf"\s*(?:FROM\s+|.*--(?:from|mount)=(?:\S*from=)?)(?:{names})(?:[\s,]|$)", re.IGNORECASE)
+    return next((line.strip() for line in lines if _BUILDKIT.match(line) or (names and named.match(line))), "")
 
 
 def build_with_buildkit(image: Image, environ: Mapping[str, str], say: Say) -> str:
@@ -42,25 +45,29 @@ def build_with_buildkit(image: Image, environ: Mapping[str, str], say: Say) -> s
     secrets = {name: value for name, value in image.build_args.items() if isinstance(value, Secret)}
     env = {**environ, **reveal(secrets), "DOCKER_BUILDKIT": "1", "BUILDKIT_PROGRESS": "plain"}
     stale = ""
-    problem = _build(image, [*_command(image), "--pull"], env, say)
+    problem = _build(image, build_command(image), env, say)
     if problem is not None and _lacks_base(problem.message):
         stale = problem.message
         say(f"{stale}; trying the image that is here")
-        problem = _build(image, _command(image), env, say)
+        problem = _build(image, build_command(image, pull=False), env, say)
     if problem is not None:
         raise problem
     return f"the base image was not refreshed: {stale}" if stale else ""
 
 
-def _command(image: Image) -> list[str]:
+def build_command(image: Image, *, pull: bool = True, buildkit: bool = True) -> list[str]:
+    """Return the command that builds an image, in madengine's order; a secret argument is named without its value."""
     dockerfile = Path(str(image.dockerfile)).absolute()
+    contexts = [f"--build-context={name}={path}" for name, path in image.contexts.items()] if buildkit else []
     arguments = [
         f"--build-arg={name}" if isinstance(value, Secret) else f"--build-arg={name}={value}"
         for name, value in image.build_args.items()
     ]
-    fresh = ["--no-cache"] if image.no_cache else []
-    context = str(image.context or dockerfile.parent)
-    return ["docker", "build", context, "-f", str(dockerfile), "-t", image.ref, "--network=host", *fresh, *arguments]
+    return [
+        *("docker", "build", *(["--no-cache"] if image.no_cache else []), "--network=host", *contexts),
+        *("-t", image.ref, *(["--pull"] if pull else []), "-f", str(dockerfile), *arguments),
+        str(image.context or dockerfile.parent),
+    ]
 
 
 def _build(image: Image, command: list[str], env: Mapping[str, str], say: Say) -> RuntimeProblem | None:
@@ -92,7 +99,7 @@ def _problem(image: Image, lines: list[str]) -> RuntimeProblem:
 
 
 def _no_buildkit(image: Image, reason: str) -> RuntimeProblem:
-    line = needs_buildkit(Path(str(image.dockerfile)))
+    line = needs_buildkit(image)
     return RuntimeProblem(
         f"{image.dockerfile} needs BuildKit ('{line}'), and {reason}",
         "install docker-buildx (https://docs.docker.com/go/buildx)",

@@ -10,23 +10,30 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from madlite.errors import RuntimeProblem
+from madlite.run.podman import found_socket, is_there
 from madlite.types import Cause, EnvValue, Problem, Secret
 
 Client: TypeAlias = Any  # docker.APIClient, which carries no types
 
-DEFAULT_ADDRESS = "unix:///var/run/docker.sock"
+SOCKET = Path("/var/run/docker.sock")
+DEFAULT_ADDRESS = f"unix://{SOCKET}"
 ANSWER_LIMIT_S = 2.0  # for asking whether an engine is there
 API_LIMIT_S = 120.0  # for one call; removing a big container can take a minute
+START = "is docker running? sudo systemctl start docker; podman: systemctl --user start podman.socket"
 JOIN_GROUP = "sudo usermod -aG docker $USER, then log in again"
 
 
 def docker_address(environ: Mapping[str, str]) -> str:
-    """Return where the engine is asked: DOCKER_HOST, else the current docker context, else the usual socket."""
+    """Return where the engine is asked: DOCKER_HOST, else the current docker context, else the usual socket.
+
+    Where docker's socket is missing and podman's is there, podman's: it speaks docker's language.
+    """
     if environ.get("DOCKER_HOST"):
         return environ["DOCKER_HOST"]
     name = environ.get("DOCKER_CONTEXT") or _docker_config(environ).get("currentContext", "default")
     if name == "default":
-        return DEFAULT_ADDRESS
+        socket = None if is_there(SOCKET) else found_socket(environ)
+        return f"unix://{socket}" if socket else DEFAULT_ADDRESS
     from docker.context import ContextAPI
 
     context = ContextAPI.get_context(name)
@@ -120,7 +127,7 @@ def _reason(error: Exception) -> tuple[str, str]:
 
     for cause in _causes(error):
         if isinstance(cause, FileNotFoundError):
-            return "there is no such socket", "is docker installed and running? sudo systemctl start docker"
+            return "there is no such socket", START
         if isinstance(cause, ConnectionRefusedError):
             return "the connection was refused", "is docker running? sudo systemctl start docker"
         if isinstance(cause, PermissionError):

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
 from madlite.errors import RuntimeProblem
 from madlite.run.docker_client import Client
 from madlite.types import Action, Cause, Value
+
+# what runc, crun, docker and podman put around the reason
+_RUNTIMES_TALK = re.compile(
+    r"^(?:Error: |OCI runtime [a-z ]+: |runc: |crun: |failed to exec: |exec failed: |unable to start container process: )+"
+    r"|: unknown$|: OCI (?:runtime|permission)\b[^:]*$"
+)
 
 
 class Container(Value, frozen=True):
@@ -82,7 +89,7 @@ def gone(client: Client, container: Container, action: Action) -> RuntimeProblem
 
 def cannot_start(container: Container, action: Action, words: str) -> RuntimeProblem:
     """Return the problem that an action's command cannot be started in this image."""
-    reason = words.split(": ", 2)[-1].removeprefix("unable to start container process: ").removesuffix(": unknown")
+    reason = _RUNTIMES_TALK.sub("", words.partition("\n")[0])
     hint = "" if "chdir" in reason else "the image has to hold what the action calls, bash in most cases"
     what = f"'{action.argv[0]}' ({action.kind}) cannot be started in image {container.image}: {reason}"
     return RuntimeProblem(what, hint, cause=Cause.PREPARE)

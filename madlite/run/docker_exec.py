@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from threading import Event
 from typing import Any
 
@@ -16,10 +16,12 @@ _POLL_S = 0.1
 class Exec:
     """An exec'd process; what the engine no longer knows, because its container is gone, has ended."""
 
-    def __init__(self, client: Client, container: str, argv: Sequence[str], workdir: str) -> None:
+    def __init__(
+        self, client: Client, container: str, argv: Sequence[str], workdir: str, env: Mapping[str, str]
+    ) -> None:
         self._client = client
         self._host_pid = 0
-        self._id = client.exec_create(container, list(argv), workdir=workdir)["Id"]
+        self._id = client.exec_create(container, list(argv), workdir=workdir, environment=dict(env))["Id"]
 
     def start(self) -> ExecOutput:
         """Start the process and return its output."""

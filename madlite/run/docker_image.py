@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from madlite.errors import RuntimeProblem
+from madlite.run.docker_base import base_digest, digest
 from madlite.run.docker_build import build
 from madlite.run.docker_buildkit import build_with_buildkit, needs_buildkit
 from madlite.run.docker_client import Client
-from madlite.run.docker_pull import pull
+from madlite.run.docker_login import log_in
+from madlite.run.docker_pull import name_and_tag, pull
 from madlite.types import Cause, Image, ImageUsed, Say
 
 
@@ -20,20 +22,16 @@ def prepare_image(client: Client, image: Image, environ: Mapping[str, str], say:
     Raises:
         RuntimeProblem: it cannot be built, found or pulled, or the disk is too full.
     """
-    took_s, note = None, ""
-    if image.dockerfile is not None:
-        begun = time.monotonic()
-        if needs_buildkit(image.dockerfile):
-            note = build_with_buildkit(image, environ, say)
-        else:
-            note = build(client, image, say)
-        took_s = time.monotonic() - begun
-    elif inspect(client, image.ref) is None:
-        pull(client, image.ref, say)
-    found = inspect(client, image.ref)
-    if found is None:
-        raise RuntimeProblem(f"image {image.ref} is not there after it was made", cause=Cause.IMAGE)
-    return ImageUsed(ref=image.ref, digest=digest(found), build_duration_s=took_s, notes=(note,) if note else ())
+    if image.dockerfile is not None and not image.prebuilt:
+        return _built(client, image, environ, say)
+    note = _fetched(client, image, say)
+    return ImageUsed(
+        ref=image.ref,
+        digest=digest(_present(client, image.ref), image.ref),
+        base_digest=image.base_digest,
+        build_duration_s=image.build_duration_s,
+        notes=(note,) if note else (),
+    )
 
 
 def inspect(client: Client, ref: str) -> dict[str, Any] | None:
@@ -46,9 +44,40 @@ def inspect(client: Client, ref: str) -> dict[str, Any] | None:
         return None
 
 
-def digest(found: Mapping[str, Any]) -> str:
-    """Return an image's repository digest (`sha256:…`), or its id where it came from no repository."""
-    for name in found.get("RepoDigests") or []:
-        if "@" in name:
-            return str(name.split("@", 1)[1])
-    return str(found["Id"])
+def _built(client: Client, image: Image, environ: Mapping[str, str], say: Say) -> ImageUsed:
+    begun = time.monotonic()
+    note = build_with_buildkit(image, environ, say) if needs_buildkit(image) else build(client, image, say)
+    took_s = time.monotonic() - begun
+    return ImageUsed(
+        ref=image.ref,
+        digest=digest(_present(client, image.ref), image.ref),
+        base_digest=base_digest(client, image),
+        build_duration_s=took_s,
+        notes=(note,) if note else (),
+    )
+
+
+def _fetched(client: Client, image: Image, say: Say) -> str:
+    """Pull the image from its registry, else use what is here; return what a reader of the result should know of it."""
+    if not image.registry:
+        if inspect(client, image.ref) is None:
+            pull(client, image.ref, say)
+        return ""
+    try:
+        if image.login is not None:
+            log_in(client, image.login)
+        pull(client, image.registry, say)
+    except RuntimeProblem as problem:
+        if inspect(client, image.ref) is None:
+            raise
+        say(f"{problem.message}; using {image.ref}, which is here")
+        return f"the image was not pulled, the one that was here ran: {problem.message}"
+    client.tag(image.registry, *name_and_tag(image.ref), force=True)
+    return ""
+
+
+def _present(client: Client, ref: str) -> dict[str, Any]:
+    found = inspect(client, ref)
+    if found is None:
+        raise RuntimeProblem(f"image {ref} is not there after it was made", cause=Cause.IMAGE)
+    return found

@@ -33,7 +33,7 @@ def pull(client: Client, ref: str, say: Say) -> None:
     progress = Progress(ref, say)
     try:
         with closing_answers(client):
-            for item in client.pull(*_parts(ref), stream=True, decode=True):
+            for item in client.pull(*name_and_tag(ref), stream=True, decode=True):
                 if "error" in item:
                     raise _problem(ref, str(item["error"]))
                 progress.take(item)
@@ -65,10 +65,11 @@ def check_room(root: Path, ref: str) -> None:
 
 
 class Progress:
-    """Adds up the layers of a pull and words the sum now and then."""
+    """Adds up the layers of a pull or push and words the sum now and then."""
 
-    def __init__(self, ref: str, say: Say) -> None:
+    def __init__(self, ref: str, say: Say, doing: str = "pulling") -> None:
         self._ref = ref
+        self._doing = doing
         self._say = say
         self._layers: dict[str, tuple[int, int]] = {}  # layer → bytes so far, bytes in all
         self._said_at_s = time.monotonic()
@@ -78,9 +79,9 @@ class Progress:
         """Take one message of the engine."""
         layer, status = str(item.get("id", "")), item.get("status", "")
         detail = item.get("progressDetail") or {}
-        if status == "Downloading" and detail.get("total"):
+        if status in ("Downloading", "Pushing") and detail.get("total"):
             self._layers[layer] = (int(detail["current"]), int(detail["total"]))
-        elif status in ("Download complete", "Pull complete") and layer in self._layers:
+        elif status in ("Download complete", "Pull complete", "Pushed") and layer in self._layers:
             total = self._layers[layer][1]
             self._layers[layer] = (total, total)
         self._speak()
@@ -96,12 +97,13 @@ class Progress:
             return
         self._said_at_s, self._said_share = now_s, share
         unit, name = (GIB, "GiB") if total >= GIB else (MIB, "MiB")
-        rest = "unpacking" if got == total else f"{got / unit:.1f} of {total / unit:.1f} {name}"
-        self._say(f"pulling {self._ref}: {rest}")
+        last = "unpacking" if self._doing == "pulling" else "closing"
+        rest = last if got >= total else f"{got / unit:.1f} of {total / unit:.1f} {name}"
+        self._say(f"{self._doing} {self._ref}: {rest}")
 
 
-def _parts(ref: str) -> tuple[str, str]:
-    """Return repository and tag or digest; without one, `latest` (the engine would pull every tag)."""
+def name_and_tag(ref: str) -> tuple[str, str]:
+    """Return repository and tag or digest; without one, `latest` (the engine would pull or push every tag)."""
     from docker.utils import parse_repository_tag
 
     repository, tag = parse_repository_tag(ref)

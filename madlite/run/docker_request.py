@@ -75,11 +75,20 @@ def _request(
     }
     origin = plan.origins.get("engine_options.extra", f"card '{plan.card.name}'")
     add_options(body, plan.engine_options.extra, environ, origin)
+    _drop_what_has_no_effect(body["HostConfig"])
     body["WorkingDir"] = f"{plan.inside}/"
     body["Env"] = [f"{name}={value}" for name, value in show({**body["Env"], RUN_MARK: plan.id}).items()]
     body["Labels"] |= _labels(plan)
     body["HostConfig"] = {name: value for name, value in body["HostConfig"].items() if value not in ((), [], "")}
     return body
+
+
+def _drop_what_has_no_effect(host: dict[str, Json]) -> None:
+    """Leave out what docker takes and ignores, and podman refuses."""
+    if host["IpcMode"] == "host":
+        host.pop("ShmSize", None)
+    if host.get("PidMode"):  # an init adopts orphans only as the first process
+        host.pop("Init", None)
 
 
 def _host_config(plan: RunPlan) -> dict[str, Json]:

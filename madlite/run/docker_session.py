@@ -19,6 +19,7 @@ from madlite.run.docker_give_back import give_back
 from madlite.run.docker_signals import end_workload
 from madlite.run.docker_stream import ExecOutput, Frames
 from madlite.run.turn import STOPPED, Turn
+from madlite.secrets import reveal
 from madlite.types import Action, Exit
 
 POLL_S = 1.0
@@ -27,7 +28,10 @@ SETTLE_S = 1.0  # for a container to be told as ended after its processes were k
 RETURN_LIMIT_S = 5.0  # for run() to see that its process is gone
 KILLED = 137  # 128 + SIGKILL
 _HEAD_BYTES = 1024
-_CANNOT_START = (b"OCI runtime exec failed", b"OCI runtime error", b"failed to exec", b"exec failed")
+_CANNOT_START = (
+    *(b"OCI runtime exec failed", b"OCI runtime error", b"failed to exec", b"exec failed"),
+    *(b"Error: runc: ", b"Error: crun: "),  # podman
+)
 _START_CODES = (126, 127)
 _LOG = logging.getLogger(__name__)
 
@@ -110,7 +114,7 @@ class DockerSession:
         cwd = action.cwd.replace("{folder}", self._container.folder_inside)
         workdir = posixpath.normpath(posixpath.join(self._container.inside, cwd))
         try:
-            self._exec = Exec(self._client, self.handle, action.argv, workdir)
+            self._exec = Exec(self._client, self.handle, action.argv, workdir, reveal(action.env))
             output = self._exec.start()
             if self._container.shares_processes:
                 self._exec.host_pid()  # known only while it runs, and needed to end what outlives it

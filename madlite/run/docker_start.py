@@ -12,11 +12,15 @@ from madlite.run.docker_container import Container, last_words, stays_alive
 from madlite.run.docker_give_back import STAMP
 from madlite.run.docker_request import container_name, sent
 from madlite.run.marks import FOLDER_LABEL, RUN_LABEL
+from madlite.run.podman import ask_for_gpus
 from madlite.types import Cause, Json, RunPlan
 
 STOP_S = 1  # between TERM and KILL for the container's own process, which only waits
 SETTLE_S = 0.2  # an entry point that ends at once has ended by then
-_NO_DEVICE = re.compile(r'(?:custom device|adding device) "?(?P<device>[^":]+)"?')
+_NO_DEVICE = re.compile(r'(?:custom device|adding device|\bstat) "?(?P<device>/dev/[^":]+)"?')
+_NO_IMAGE = re.compile(r"no such image", re.IGNORECASE)
+_NO_INIT = re.compile(r"container-init binary not found")
+_NAME_TAKEN = re.compile(r"\bname\b.*\bis already in use")
 _NO_GPU_DRIVER = re.compile(r"could not select device driver|unknown or invalid runtime name|Unknown runtime", re.I)
 _TOOLKIT = "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit"
 
@@ -30,9 +34,12 @@ def start_container(client: Client, plan: RunPlan, environ: Mapping[str, str]) -
     import docker.errors
 
     request = sent(plan, environ)
+    _make_folders(plan)
     if plan.give_back is not None:
         (plan.folder / STAMP).touch()
     try:
+        request["Env"] += _rocm_path(client, plan)
+        ask_for_gpus(client, request["HostConfig"])
         made = _create(client, request, plan)
         client.start(made)
         _check_lives(client, made, plan)
@@ -43,6 +50,25 @@ def start_container(client: Client, plan: RunPlan, environ: Mapping[str, str]) -
     except BaseException:
         remove_containers_of(client, plan.id)
         raise
+
+
+def _make_folders(plan: RunPlan) -> None:
+    """Make the host's folders that mounts want: the engine would make them root's."""
+    for mount in plan.mounts:
+        try:
+            if mount.create:
+                Path(mount.source).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            what = f"folder {mount.source} (for {mount.target}) cannot be made: {error.strerror}"
+            raise RuntimeProblem(what, cause=Cause.PREPARE) from error
+
+
+def _rocm_path(client: Client, plan: RunPlan) -> list[str]:
+    """Return ROCM_PATH as MAD's scripts look for it, where neither the plan nor the image says where ROCm is."""
+    if plan.machine.vendor != "AMD" or "ROCM_PATH" in plan.env:
+        return []
+    own = client.inspect_image(_image(plan))["Config"].get("Env") or []
+    return [] if any(name.startswith("ROCM_PATH=") for name in own) else ["ROCM_PATH=/opt/rocm"]
 
 
 def remove_containers_of(client: Client, run_id: str) -> None:
@@ -101,7 +127,7 @@ def _create(client: Client, request: dict[str, Json], plan: RunPlan) -> str:
     try:
         made = client.create_container_from_config(request, container_name(plan))
     except docker.errors.APIError as error:
-        if error.status_code != 409:
+        if error.status_code != 409 and not _NAME_TAKEN.search(said(error)):  # podman: 500
             raise
         made = client.create_container_from_config(request, f"{container_name(plan)}-{plan.id[-8:]}")
     return str(made["Id"])
@@ -146,8 +172,14 @@ def _refused(words: str, plan: RunPlan) -> RuntimeProblem:
             f"install the NVIDIA container toolkit and restart docker: {_TOOLKIT}",
             cause=Cause.PREPARE,
         )
-    if "No such image" in words:
+    if _NO_IMAGE.search(words):
         return RuntimeProblem(f"image {_image(plan)} is not on this machine", cause=Cause.IMAGE)
+    if _NO_INIT.search(words):
+        return RuntimeProblem(
+            f"podman has no program that reaps processes in a container: {words}",
+            "install catatonit: sudo apt-get install catatonit",
+            cause=Cause.PREPARE,
+        )
     return RuntimeProblem(f"docker did not start a container of {_image(plan)}: {words}", cause=Cause.PREPARE)
 
 

@@ -17,6 +17,7 @@ from madlite.process import kill_group, start
 from madlite.run.collect import copy_matching
 from madlite.run.host_processes import end_processes, marked_processes, with_children
 from madlite.run.turn import STOPPED, Turn
+from madlite.secrets import reveal
 from madlite.types import Action, Cause, Exit
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ class HostSession:
     def _start(self, action: Action) -> subprocess.Popen[bytes]:
         cwd = self._workspace / action.cwd.replace("{folder}", str(self._folder))
         try:
-            self._process = start(action.argv, env=self._env, cwd=cwd)
+            self._process = start(action.argv, env={**self._env, **reveal(action.env)}, cwd=cwd)
         except OSError as error:
             place = f"folder {cwd}" if not cwd.is_dir() else f"command '{action.argv[0]}'"
             raise RuntimeProblem(

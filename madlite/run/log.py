@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -16,15 +17,16 @@ _log = logging.getLogger(__name__)
 class RunLog:
     """Writes one run's log; `sinks` get every masked chunk with its stream, 1 for stdout and 2 for stderr."""
 
-    def __init__(self, path: Path, legacy: Path | None, secrets: Iterable[str], sinks: Iterable[Sink]) -> None:
+    def __init__(self, path: Path, legacy: Iterable[Path], secrets: Iterable[str], sinks: Iterable[Sink]) -> None:
         self.problem = ""
+        self._path = path
         self._at_line_start = True
         self._sinks = tuple(sinks)
         secrets = tuple(secrets)
         self._redactors = {1: Redactor(secrets), 2: Redactor(secrets)}
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        if legacy is not None:
-            self._link(path, legacy)
+        for name in legacy:
+            self._link(path, name)
 
     def feed(self, chunk: bytes, stream: int) -> None:
         """Take output of the workload; never raises for a full disk, the workload goes on."""
@@ -34,6 +36,15 @@ class RunLog:
         """Add a line of madlite's own, e.g. of an image build."""
         masked = self._redactors[1].text(text.rstrip("\n") + "\n").encode("utf-8", "surrogateescape")
         self._write(masked if self._at_line_start else b"\n" + masked)
+
+    def keep_as(self, path: Path) -> None:
+        """Leave a copy of what has been said so far, e.g. of an image's build."""
+        beside = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            shutil.copyfile(self._path, beside)
+            beside.replace(path)
+        except OSError as error:
+            _log.warning("no %s: %s", path.name, error.strerror)
 
     def settle(self) -> None:
         """Pass on what is held back; call it when an action ends."""

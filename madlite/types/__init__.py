@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from madlite.types.cards import Card, Problem, Request
-from madlite.types.drafts import Action, Draft, FileTemplate, MadMetric, Quantity, ResultRule, Variant
+from madlite.types.drafts import Action, Draft, ErrorScan, FileTemplate, MadMetric, Quantity, ResultRule, Variant
 from madlite.types.jsontext import to_json
 from madlite.types.machines import Gpu, Machine, Vendor
-from madlite.types.plans import Blocked, EngineOptions, Image, Mount, Place, RunPlan
+from madlite.types.plans import Blocked, DataUse, EngineOptions, Image, Login, Mount, Place, RunPlan
 from madlite.types.protocols import Backend, Reader, Runtime, Say, Session
 from madlite.types.results import (
     Asset,
@@ -37,11 +37,13 @@ __all__ = [
     "Blocked",
     "Card",
     "Cause",
+    "DataUse",
     "Draft",
     "EffectiveConfig",
     "Ended",
     "EngineOptions",
     "EnvValue",
+    "ErrorScan",
     "Event",
     "Exit",
     "FailureRule",
@@ -52,6 +54,7 @@ __all__ = [
     "ImageUsed",
     "Json",
     "Line",
+    "Login",
     "Machine",
     "MadMetric",
     "Metric",

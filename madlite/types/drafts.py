@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Literal
 
-from madlite.types.values import Scalar, Value
+from madlite.types.values import EnvValue, Scalar, Value
 
 
 class Quantity(str, Enum):
@@ -82,16 +82,18 @@ class ResultRule(Value, frozen=True):
 
 
 class Action(Value, frozen=True):
-    """One command of a session; `cwd` is relative to the workspace.
+    """One command of a session; `cwd` is relative to the workspace, `env` is the command's alone.
 
     `{folder}` in `cwd` stands for the run folder; a `cwd` or a word of `argv` that is `{model_dir}` for the folder
-    that a MAD script runs in.
+    that a MAD script runs in.  In a draft, one of kind `pre`, `data` or `post` without argv marks where the context's
+    scripts and the fetching of data have their place.
     """
 
     kind: Literal["prepare", "clone", "pre", "data", "run", "post", "clean"]
     argv: tuple[str, ...]
     cwd: str = "."
     timeout_s: float | None = None
+    env: dict[str, EnvValue] = {}
 
 
 class Draft(Value, frozen=True):
@@ -108,3 +110,14 @@ class Draft(Value, frozen=True):
     readers: tuple[str, ...] = ()  # backends whose readers follow the log, this backend's own where empty
     origin: str = ""  # where the values came from, e.g. "recipe demo.toml"
     problem: str = ""  # why this cannot start here; it becomes a FAILURE row
+    outputs: tuple[str, ...] = ()  # glob patterns of what the run leaves in its folder for the workspace
+
+
+class ErrorScan(Value, frozen=True):
+    """Text that makes a run with a result a FAILURE where its log has it, and what makes a line of it harmless.
+
+    Both are plain text, upper and lower case told apart.
+    """
+
+    patterns: tuple[str, ...]
+    benign: tuple[str, ...] = ()

@@ -6,14 +6,26 @@ from pathlib import Path
 from typing import Literal
 
 from madlite.types.cards import Card
-from madlite.types.drafts import Action, FileTemplate, ResultRule, Variant
+from madlite.types.drafts import Action, ErrorScan, FileTemplate, ResultRule, Variant
 from madlite.types.machines import Machine
-from madlite.types.values import EnvValue, Scalar, Value
+from madlite.types.values import EnvValue, Scalar, Secret, Value
 from madlite.types.verdicts import Cause, Status
 
 
+class Login(Value, frozen=True):
+    """How to log in to a registry; `host` is what its images' names begin with."""
+
+    host: str
+    username: str
+    password: Secret
+
+
 class Image(Value, frozen=True):
-    """The container image of a run: `ref` to pull or find, or to build from `dockerfile`."""
+    """The container image of a run: `ref` to pull or find, or to build from `dockerfile`.
+
+    A prebuilt one came from its Dockerfile earlier and perhaps elsewhere: it is pulled from `registry` where one is
+    named, and has the digest of its base and the build's duration from then.
+    """
 
     ref: str
     dockerfile: Path | None = None
@@ -21,6 +33,12 @@ class Image(Value, frozen=True):
     build_args: dict[str, EnvValue] = {}
     base: str = ""  # the Dockerfile's BASE_DOCKER
     no_cache: bool = False
+    contexts: dict[str, Path] = {}  # further build contexts by name, which BuildKit alone knows
+    prebuilt: bool = False
+    registry: str = ""  # the image's name in a registry; pulled, it gets the name `ref`
+    login: Login | None = None  # to that registry
+    base_digest: str = ""
+    build_duration_s: float | None = None
 
 
 class Place(Value, frozen=True):
@@ -39,6 +57,15 @@ class Mount(Value, frozen=True):
     source: str
     target: str
     read_only: bool = False
+    create: bool = False  # make the host's folder where it is not there
+
+
+class DataUse(Value, frozen=True):
+    """A data set of a card and where it comes from; `home` is its folder as the actions see it."""
+
+    name: str
+    provider: str
+    home: str
 
 
 class EngineOptions(Value, frozen=True):
@@ -101,11 +128,16 @@ class RunPlan(Value, frozen=True):
     keep_model_dir: bool = False
     skip_model_run: bool = False
     name: str = ""  # container name the contract asks for; taken when free
-    log_name: str = ""  # legacy log name in the workspace
+    log_name: str = ""  # what the names of its logs in the workspace begin with
     give_back: tuple[int, int] | None = None  # uid, gid that own what the container wrote as root
     origins: dict[str, str] = {}
     notes: tuple[str, ...] = ()  # what the user should know before the start, one line each
     blocked: Blocked | None = None
+    data: tuple[DataUse, ...] = ()
+    outputs: tuple[str, ...] = ()  # glob patterns, in the folder the script runs in, of what goes up to the workspace
+    writes_row: bool = True
+    overrides: tuple[tuple[str, str | None], ...] = ()  # what followed the tag's colon
+    error_scan: ErrorScan | None = None  # of a script's own output; None where nothing is looked for
 
     @property
     def run_args(self) -> str:

@@ -66,10 +66,14 @@ class Exit(Value, frozen=True):
 
 
 class ImageUsed(Value, frozen=True):
-    """The image a run used: `digest` is its repository digest, else its image id; empty without an image."""
+    """The image a run used: `digest` is its repository digest, else its image id; empty without an image.
+
+    `base_digest` is the same of the image that a built one is based on; empty for others, and where nobody knows it.
+    """
 
     ref: str = ""
     digest: str = ""
+    base_digest: str = ""
     build_duration_s: float | None = None
     notes: tuple[
         str, ...
@@ -121,6 +125,7 @@ class Result(Value, frozen=True):
     git_commit: str = ""
     steps: int = 0
     started: str = ""  # ISO 8601, UTC
+    data_size: str = ""  # of the last data set that was fetched, as `du -sh` says it
 
 
 class Row(Value, frozen=True):

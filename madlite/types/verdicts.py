@@ -27,6 +27,7 @@ class Cause(str, Enum):
     INTERRUPTED = "interrupted"
     NO_METRIC = "no_metric"
     BAD_NUMBER = "bad_number"
+    ERROR_PATTERN = "error_pattern"
     NAN_LOSS = "nan_loss"
     INCOMPLETE = "incomplete"
     GPUS = "too_few_gpus"

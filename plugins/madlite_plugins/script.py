@@ -1,8 +1,9 @@
 """A MAD card's own script, run as it is.
 
 The steps, their order and their limits are MAD's: a fresh model folder (`run_directory`, or the repository's name),
-the clone of `url`, a copy of the folder that holds the script, then `bash <script> <args>` in the model folder. Other
-than there, a folder of the repository's name that madlite did not make is never removed.
+the clone of `url`, pre-scripts, a copy of the folder that holds the script, the data, then `bash <script> <args>` in
+the model folder, and post-scripts. Other than there, a folder of the repository's name that madlite did not make is
+never removed.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ _CLONE = (
     '&& git -c safe.directory="*" submodule update --init --recursive'
 )
 _FRESH = 'rm -rf -- "$1" && mkdir -p -- "$1"'
+# what MAD's tools and scripts leave in the model's folder for the workspace (madengine 2)
+_OUTPUTS = ("*_profiler_output.csv", "*_output.csv", "*_trace.csv", "library_trace.csv")
 _CLEAN = f'if {_OURS}; then rm -rf -- "$1"; fi'
 _COPY = 'cp -aL -- "$2" "$1"/ && chmod -R a+rw -- "$1"'
 # a container's root may use git in folders of the caller's, as MAD's `safe.directory` step allows; for this run alone
@@ -87,6 +90,7 @@ class Script:
                 readers=(self.name,),
                 origin="card",
                 problem=_missing(card),
+                outputs=_OUTPUTS,
             )
         ]
 
@@ -118,17 +122,18 @@ class _NoSteps:
 def _actions(card: Card) -> Iterable[Action]:
     folder, script = _folder_and_script(card.scripts)
     source = f"{folder}/." if folder != "." else script
+    yield _prepare(_CLEAR if card.url else _FRESH, source)
     if card.url:
-        yield _prepare(_CLEAR, source)
         yield Action(
             kind="clone", argv=("bash", "-c", _CLONE, "clone", card.url, "{model_dir}"), timeout_s=CLONE_LIMIT_S
         )
-        yield _prepare(_COPY, source)
-    else:
-        yield _prepare(f"{_FRESH} && {_COPY}", source)
+    yield Action(kind="pre", argv=())
+    yield _prepare(_COPY, source)
+    yield Action(kind="data", argv=())
     # the args are the card author's shell text: expanded by the shell of the workload, never by the caller's
     command = f"{{encapsulate}}{_interpreter(script)} {_word(script)} {{args}}"
     yield Action(kind="run", argv=("bash", "-c", command), cwd="{model_dir}")
+    yield Action(kind="post", argv=())
     # without a repository the folder has a name of madlite's own
     clean = ("bash", "-c", _CLEAN, "clean", "{model_dir}") if card.url else ("rm", "-rf", "--", "{model_dir}")
     yield Action(kind="clean", argv=clean)

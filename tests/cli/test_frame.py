@@ -9,7 +9,6 @@ import sys
 import pytest
 
 from madlite.cli import main as frame
-from madlite.cli.options import spread_tags
 
 HEAVY = ["docker", "pandas", "jinja2", "rich", "pynvml", "psutil"]
 
@@ -20,7 +19,7 @@ def madlite(*args: str, cwd, env=None, **options):
     )
 
 
-@pytest.mark.parametrize("args", [["--help"], ["discover"], ["run", "--help"], ["--version"]])
+@pytest.mark.parametrize("args", [["--help"], ["discover"], ["run", "--help"], ["report", "--help"], ["--version"]])
 def test_quick_commands_load_nothing_heavy(tmp_path, args):
     code = (
         "import sys; from madlite.cli.main import call; code = call(sys.argv[1:]);"
@@ -44,7 +43,14 @@ def test_the_list_of_commands_tells_what_the_commands_say():
     ("args", "said"),
     [
         (["runn"], "Did you mean 'run'?"),
-        (["run", "--tag", "x"], "--tags"),
+        (["run", "--tagz", "x"], "--tags"),
+        (["run", "--keep", "--tags", "demo"], "--keep-alive or --keep-model-dir"),
+        (["run", "--tags"], "no model is named"),
+        (["run", "--tags", "", "--dry-run"], "no model is named"),
+        (["discover", "--tags", "nope"], "'nope'"),
+        (["report"], "no command of report is named"),
+        (["report", "to-htm"], "Did you mean 'to-html'?"),
+        (["validate"], "no such command 'validate'"),
         (["run", "--timeout", "soon"], "--timeout"),
         (["run", "--tags", "demo", "--timeout", "-2"], "less than -1"),
         (["run", "--tags", "demo", "--set", "steps"], "--set key=value"),
@@ -67,14 +73,6 @@ def test_wrong_usage_is_one_sentence_and_exit_4(tmp_path, args, said):
     assert said in done.stderr
     assert done.stderr.startswith("error: ") and "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []
-
-
-def test_tags_are_read_in_every_spelling():
-    assert spread_tags(["--tags", "a", "b", "--timeout", "3"]) == ["--tags", "a", "--tags", "b", "--timeout", "3"]
-    assert spread_tags(["-t", "a", "b"]) == ["-t", "a", "--tags", "b"]
-    assert spread_tags(["--tags", "a", "--tags", "b", "c"]) == ["--tags", "a", "--tags", "b", "--tags", "c"]
-    assert spread_tags(["--tags=a", "b"]) == ["--tags=a", "--tags", "b"]
-    assert spread_tags(["--tags", "-l"]) == ["--tags", "-l"]
 
 
 def test_a_bug_is_a_report_not_a_traceback(tmp_path, monkeypatch, capsys):

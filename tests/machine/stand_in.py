@@ -16,7 +16,7 @@ class Bench:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.root, self.bin = folder, folder / "root", folder / "bin"
-        self.root.mkdir()
+        self.root.mkdir(parents=True)
         self.bin.mkdir()
         self.limit_s = 20.0
         self.env: dict[str, str] = {}
@@ -49,6 +49,8 @@ class Bench:
         place = f"sys/class/kfd/kfd/topology/nodes/{number}"
         lines = {"cpu_cores_count": 0 if numbers else 48, "simd_count": 0, "simd_per_cu": 4, **numbers}
         self.file(f"{place}/gpu_id", "5711\n" if numbers else "0\n")
+        if numbers.get("drm_render_minor"):
+            self.file(f"dev/dri/renderD{numbers['drm_render_minor']}")
         self.file(f"{place}/properties", "".join(f"{name} {value}\n" for name, value in lines.items()))
         for bank, (heap, size) in enumerate(banks):
             self.file(f"{place}/mem_banks/{bank}/properties", f"heap_type {heap}\nsize_in_bytes {size}\nflags 0\n")

@@ -197,32 +197,3 @@ def test_tools_are_not_told_which_gpus_a_shell_hides(bench: Bench) -> None:
     bench.script("rocminfo", f'[ -z "$ROCR_VISIBLE_DEVICES" ] && cat "{bench.folder}/all"')
     bench.env = {"ROCR_VISIBLE_DEVICES": "0"}
     assert len(bench.detect().gpus) == 2
-
-
-class TestRocmVersion:
-    def test_is_read_from_the_installation(self, bench: Bench) -> None:
-        bench.mi300x(1)
-        bench.file("opt/rocm/.info/version", "7.0.2-56\n")
-        bench.file("opt/rocm-7.2.0/.info/version", "7.2.0-1\n")
-        assert bench.detect().rocm_version == "7.0.2"
-
-    def test_rocm_path_comes_first(self, bench: Bench) -> None:
-        bench.mi300x(1)
-        bench.file("opt/rocm/.info/version", "7.0.2-56\n")
-        bench.file("elsewhere/.info/version", "7.13.0-123-gfx942;gfx950\n")
-        bench.env = {"ROCM_PATH": str(bench.root / "elsewhere")}
-        machine = bench.detect()
-        assert machine.rocm_version == "7.13.0"
-        assert machine.sources["rocm_version"].endswith("elsewhere/.info/version")
-
-    def test_the_newest_of_several_without_a_link(self, bench: Bench) -> None:
-        bench.mi300x(1)
-        bench.file("opt/rocm-6.4.1/.info/version", "6.4.1-83\n")
-        bench.file("opt/rocm-6.10.0/.info/version", "6.10.0-2\n")
-        assert bench.detect().rocm_version == "6.10.0"
-
-    def test_else_amd_smi_is_asked(self, bench: Bench) -> None:
-        line = "AMDSMI Tool: 25.9+1 | AMDSMI Library version: 25.9.0 | ROCm version: 6.4.3 | amdgpu version: N/A\n"
-        bench.tool("amd-smi", ("*static*", amd_static([0])), ("*list*", amd_list([1])), ("version", line))
-        machine = bench.detect()
-        assert (machine.rocm_version, machine.sources["rocm_version"]) == ("6.4.3", "amd-smi version")

@@ -48,17 +48,37 @@ def test_the_list_is_used_where_the_query_is_not_known(bench: Bench, uuid: str) 
     assert machine.driver_version == "575.57.08"
 
 
-def test_a_lost_gpu_is_left_out_and_named(bench: Bench) -> None:
-    lost = "1, [GPU is lost], [N/A], [N/A], 00000000:1C:00.0, [N/A]\n"
-    bench.tool("nvidia-smi", ("*--query-gpu*", rows(1) + lost), ("", TABLE))
+@pytest.mark.parametrize("name", ["[GPU is lost]", "[Unknown Error]", "ERR!", "[GPU requires reset]"])
+def test_a_lost_gpu_is_left_out_and_named_and_the_others_keep_their_ids(bench: Bench, name: str) -> None:
+    first, lost, last = rows(3).splitlines(keepends=True)
+    lost = f"1, {name}, [N/A], [N/A], 00000000:1C:00.0, [N/A]\n"
+    bench.tool("nvidia-smi", ("*--query-gpu*", first + lost + last), ("", TABLE))
     machine = bench.detect()
-    assert len(machine.gpus) == 1
+    assert [gpu.index for gpu in machine.gpus] == [0, 2]
     assert [(problem.where, problem.what) for problem in machine.problems] == [("nvidia-smi", "1 GPUs without a name")]
 
 
 def test_addresses_are_not_taken_for_products(bench: Bench) -> None:
     bench.tool("nvidia-smi", ("*", "GPU 00000000:18:00.0\n    Product Name : NVIDIA H100 80GB HBM3\nGPU 1:\n"))
     assert bench.detect().gpus == ()
+
+
+@pytest.mark.parametrize(
+    ("row", "memory", "uuid", "bus", "driver"),
+    [
+        ("0, NVIDIA H200, GPU-a, 143771 MiB, 00000000:0F:00.0, 570.1", 143771 << 20, "GPU-a", "0000:0f:00.0", "570.1"),
+        ("0, NVIDIA H200, [Not Supported], [Not Supported], [Not Supported], 570.1", None, "", "", "570.1"),
+        ("0, NVIDIA H200, [N/A], [N/A], 0000000F:01:00.0, [N/A]", None, "", "000f:01:00.0", "575.57.08"),
+        ("0, NVIDIA H200, GPU-aa, N/A, N/A, N/A", None, "GPU-aa", "", "575.57.08"),
+    ],
+)  # fmt: skip
+def test_fields_without_a_value(bench: Bench, row: str, memory: int | None, uuid: str, bus: str, driver: str) -> None:
+    heading = "index, name, uuid, memory.total [MiB], pci.bus_id, driver_version\n"
+    bench.tool("nvidia-smi", ("*--query-gpu*", f"{heading}{row}\n"), ("", TABLE))
+    machine = bench.detect()
+    (gpu,) = machine.gpus
+    assert (gpu.product, gpu.memory_bytes, gpu.unique_id, gpu.bus) == ("NVIDIA H200", memory, uuid, bus)
+    assert (machine.driver_version, machine.cuda_version) == (driver, "12.9")
 
 
 def test_memory_that_is_not_given_stays_unknown(bench: Bench) -> None:

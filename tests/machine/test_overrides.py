@@ -45,6 +45,41 @@ def test_the_table_knows_the_products(loud: Bench, device: str, arch: str, memor
     assert (machine.architecture, machine.gpus[1].memory_bytes) == (arch, memory_gib * GIB)
 
 
+@pytest.mark.parametrize(
+    ("device", "arch", "product", "memory_gib"),
+    [
+        ("MI300X", "gfx942", "AMD Instinct MI300X", 192),
+        ("MI325X", "gfx942", "AMD Instinct MI325X", 256),
+        ("MI355X", "gfx950", "AMD Instinct MI355X", 288),
+    ],
+)
+def test_a_described_instinct_lacks_nothing(loud: Bench, device: str, arch: str, product: str, memory_gib: int) -> None:
+    machine = loud.detect(device=device, n_gpus=8)
+    assert (machine.vendor, machine.architecture, machine.product, machine.device) == ("AMD", arch, product, device)
+    assert {(gpu.arch, gpu.product, gpu.memory_bytes) for gpu in machine.gpus} == {(arch, product, memory_gib * GIB)}
+    # a GPU that can be divided into eight takes eight numbers
+    assert [gpu.render_minor for gpu in machine.gpus] == [128, 136, 144, 152, 160, 168, 176, 184]
+    assert (machine.rocm_version, machine.cuda_version) == ("7.0.0", "")
+    assert machine.sources["rocm_version"] == machine.sources["render_minor"] == f"usual for {device}"
+    assert machine.problems == ()
+
+
+def test_what_is_usual_gives_way_to_what_is_said(loud: Bench) -> None:
+    machine = loud.detect(device="MI300X", n_gpus=2, rocm_version="6.4.1", gpu_renderDs=[130, 133])
+    assert machine.rocm_version == "6.4.1"
+    assert [gpu.render_minor for gpu in machine.gpus] == [130, 133]
+
+
+def test_a_described_nvidia_machine_has_a_cuda_release_and_no_render_nodes(loud: Bench) -> None:
+    machine = loud.detect(device="H100", n_gpus=2)
+    assert (machine.cuda_version, machine.rocm_version) == ("12.8", "")
+    assert {gpu.render_minor for gpu in machine.gpus} == {None}
+
+
+def test_undivided_gpus_are_numbered_one_by_one(loud: Bench) -> None:
+    assert [gpu.render_minor for gpu in loud.detect(device="MI250X", n_gpus=4).gpus] == [128, 129, 130, 131]
+
+
 @pytest.mark.parametrize("overrides", [{"device": "h200"}, {"gpu_vendor": "NVIDIA", "gpu_arch": "NVIDIA H200"}])
 def test_nvidia_elsewhere_has_its_product_as_architecture(loud: Bench, overrides: dict[str, object]) -> None:
     machine = loud.detect(n_gpus=8, cuda_version="12.8", **overrides)
@@ -70,9 +105,7 @@ def test_describing_the_machine_one_is_on_keeps_its_render_nodes(bench: Bench) -
     machine = bench.detect(gpu_vendor="AMD", MAD_SYSTEM_GPU_ARCHITECTURE="gfx942", n_gpus=8)
     assert [gpu.render_minor for gpu in machine.gpus] == list(range(128, 136))
     assert not machine.pretended
-    elsewhere = bench.detect(device="MI325X", n_gpus=8)
-    assert {gpu.render_minor for gpu in elsewhere.gpus} == {None}
-    assert elsewhere.pretended
+    assert bench.detect(device="MI325X", n_gpus=8).pretended
 
 
 def test_render_nodes_prove_no_gpu(bench: Bench) -> None:
@@ -148,6 +181,12 @@ def test_more_gpus_than_are_here_are_planned_for_and_said(bench: Bench) -> None:
     machine = bench.detect(n_gpus=8)
     assert [gpu.render_minor for gpu in machine.gpus] == [128, 129, *[None] * 6]
     assert machine.problems[0].what == "8 asked for, 2 are here"
+
+
+def test_gpus_that_are_added_take_the_ids_that_are_free(bench: Bench) -> None:
+    first, _, last = rows(3).splitlines(keepends=True)
+    bench.tool("nvidia-smi", ("*--query-gpu*", first + last), ("", TABLE))
+    assert [gpu.index for gpu in bench.detect(n_gpus=4).gpus] == [0, 2, 1, 3]
 
 
 def test_a_count_without_a_gpu_is_said_to_be_without_effect(bench: Bench) -> None:

@@ -73,6 +73,7 @@ def test_an_amd_gpu_that_cannot_be_read_is_an_error(bench: Bench, trace: object)
     assert "amd-smi: not installed" in refused.value.message
     assert "rocminfo: exit code 1: ROCk module is NOT loaded" in refused.value.message
     assert '{"gpu_vendor": "CPU"}' in refused.value.hint
+    assert "--gpu-vendor" not in refused.value.hint
 
 
 def test_the_error_names_what_was_seen(bench: Bench) -> None:
@@ -139,17 +140,84 @@ def test_unlike_gpus_are_said_to_be_unlike(bench: Bench) -> None:
     assert "MI300X, MI210" in machine.problems[0].what
 
 
+MISMATCH = (
+    "echo 'Failed to initialize NVML: Driver/library version mismatch'; echo 'NVML library version: 560.28'; exit 18"
+)
+
+
+def graphics(bench: Bench) -> None:
+    """The processor's own GPU, as KFD lists it."""
+    bench.node(1, simd_count=4, simd_per_cu=2, gfx_target_version=100306, device_id=0x164E, drm_render_minor=128)
+
+
 @pytest.mark.parametrize(
-    ("tools", "host_os"),
+    ("complaint", "said"),
     [
-        ("tdnf", "HOST_AZURE"),
-        ("zypper", "HOST_SLES"),
-        ("yum tdnf", "HOST_CENTOS"),
-        ("apt yum", "HOST_UBUNTU"),
-        ("", ""),
+        (
+            MISMATCH,
+            "exit code 18: Failed to initialize NVML: Driver/library version mismatch; NVML library version: 560",
+        ),
+        (f'echo "{NO_DRIVER}"; exit 9', "exit code 9: NVIDIA-SMI has failed"),
+        ("exit 0", "nvidia-smi: answered without a GPU"),
+        ("echo 'No devices were found'", "answered without a GPU: No devices were found"),
+        ("exit 3", "exit code 3: no output"),
     ],
 )
-def test_host_os_follows_the_package_tools(bench: Bench, tools: str, host_os: str) -> None:
-    for tool in tools.split():
-        bench.script(tool, "exit 0")
-    assert bench.detect().host_os == host_os
+def test_an_nvidia_gpu_and_what_its_tool_said_are_both_in_the_error(bench: Bench, complaint: str, said: str) -> None:
+    bench.pci("0000:17:00.0", "10de", "2330", "030200")
+    bench.script("nvidia-smi", complaint)
+    with pytest.raises(CheckFailed) as refused:
+        bench.detect()
+    assert said in refused.value.message
+    assert "PCI device 0000:17:00.0 [10de:2330]" in refused.value.message
+
+
+def test_a_processors_graphics_do_not_stand_in_for_nvidia_gpus(bench: Bench) -> None:
+    bench.pci("0000:17:00.0", "10de", "2330", "030200")
+    bench.script("nvidia-smi", MISMATCH)
+    graphics(bench)
+    with pytest.raises(CheckFailed, match="NVIDIA GPUs are in this machine but cannot be read") as refused:
+        bench.detect()
+    assert "--gpu-vendor AMD" in refused.value.hint
+    assert bench.detect(gpu_vendor="AMD").architecture == "gfx1036"
+
+
+@pytest.mark.parametrize("complaint", [MISMATCH, f'echo "{NO_DRIVER}"; exit 9', "sleep 60"])
+def test_a_broken_nvidia_tool_on_an_amd_machine_is_not_even_asked(bench: Bench, complaint: str) -> None:
+    bench.script("nvidia-smi", complaint)
+    bench.mi300x(2)
+    machine = bench.detect()
+    assert (machine.vendor, len(machine.gpus), machine.problems) == ("AMD", 2, ())
+
+
+def test_broken_amd_tools_on_an_nvidia_machine_do_not_matter(bench: Bench) -> None:
+    bench.file("dev/nvidia0")
+    bench.tool("nvidia-smi", ("*--query-gpu*", rows(2)), ("", TABLE))
+    for tool in ("amd-smi", "rocm-smi", "rocminfo"):
+        bench.script(tool, "echo 'ROCk module is NOT loaded' >&2; exit 1")
+    machine = bench.detect()
+    assert (machine.vendor, len(machine.gpus), machine.problems) == ("NVIDIA", 2, ())
+
+
+def test_nvidias_answer_does_not_hide_instincts_silently(bench: Bench) -> None:
+    bench.pci("0000:17:00.0", "10de", "1fb0", "030000")
+    bench.tool("nvidia-smi", ("*--query-gpu*", rows(1)), ("", TABLE))
+    bench.mi300x(8)
+    machine = bench.detect()
+    assert (machine.vendor, [problem.where for problem in machine.problems]) == ("NVIDIA", ["gpu_vendor"])
+    assert machine.problems[0].what.startswith("8 AMD GPUs are here too")
+    assert bench.detect(gpu_vendor="AMD").problems == bench.detect(gpu_vendor="NVIDIA").problems == ()
+
+
+def test_every_tool_that_was_asked_is_in_the_error(bench: Bench) -> None:
+    known_id(bench)
+    bench.script("amd-smi", "echo 'AMDSMI_STATUS_NO_DRV' >&2; exit 255")
+    bench.script("rocm-smi", "echo 'ERROR:root:Driver not initialized'; echo 'cat: no file'; exit 2")
+    with pytest.raises(CheckFailed) as refused:
+        bench.detect()
+    for said in (
+        "amd-smi: exit code 255: AMDSMI_STATUS_NO_DRV",
+        "rocm-smi: exit code 2: ERROR:root:Driver not initialized; cat: no file",
+        "rocminfo: not installed",
+    ):
+        assert said in refused.value.message

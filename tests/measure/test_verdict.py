@@ -11,15 +11,15 @@ from madlite.measure.multiple import Read
 from madlite.measure.performance import make_metric
 from madlite.measure.verdict import Witnesses, judge
 from madlite.plan.make import make_plan
-from madlite.types import Cause, Exit, FailureRule, ResultRule, Status, Variant
+from madlite.types import Cause, ErrorScan, Exit, FailureRule, ResultRule, Status, Variant
 from tests.plan.conftest import given  # noqa: F401 - a fixture
 
 PATTERN = step_pattern(r"step=(?P<n>\d+) tps=(?P<tokens_per_s_per_gpu>\S+)(?: loss=(?P<loss>\S+))?")
 DONE = Exit(code=0, duration_s=1.0)
 
 
-def follow(text: str, rules=()) -> Follower:
-    log = Follower([PatternReader(PATTERN)], rules)
+def follow(text: str, rules=(), error_scan=None) -> Follower:
+    log = Follower([PatternReader(PATTERN)], rules, error_scan=error_scan)
     log.feed(text.encode())
     log.finish()
     return log
@@ -120,6 +120,47 @@ def test_multiple_results(plan):
     assert (none.status, none.cause) == (Status.FAILURE, Cause.BAD_NUMBER)
     missing = judge(plan(result_rule=rule), Witnesses(exit=DONE), follow("performance: 5 x\n"))
     assert (missing.cause, missing.metrics) == (Cause.NO_METRIC, ()) and "r.csv" in missing.reason
+
+
+SCAN = ErrorScan(patterns=("RuntimeError:", "Traceback"), benign=("expected",))
+CAUGHT = "Traceback (most recent call last):\nRuntimeError: boom\nperformance: 5 tok/s\n"
+
+
+def test_a_number_beside_an_error_pattern_is_a_failure_that_keeps_it(plan):
+    verdict = judge(plan(), Witnesses(exit=DONE), follow(CAUGHT, error_scan=SCAN))
+    assert (verdict.status, verdict.cause) == (Status.FAILURE, Cause.ERROR_PATTERN)
+    assert "'Traceback', 'RuntimeError:'" in verdict.reason
+    assert verdict.evidence == "Traceback (most recent call last): | RuntimeError: boom"
+    (metric,) = verdict.metrics
+    assert (metric.text, metric.metric, metric.status) == ("5", "tok/s", Status.FAILURE)
+    assert "log_error_pattern_scan" in verdict.findings[-1] and "log_error_benign_patterns" in verdict.findings[-1]
+
+
+@pytest.mark.parametrize(
+    ("text", "scan"),
+    [
+        (CAUGHT, None),
+        ("RuntimeError: expected\nperformance: 5 tok/s\n", SCAN),
+        ("step=1 tps=9 loss=1\n" + CAUGHT, SCAN),  # a reader knows this log
+    ],
+)
+def test_an_error_pattern_counts_only_where_it_says_something(plan, text, scan):
+    assert judge(plan(), Witnesses(exit=DONE), follow(text, error_scan=scan)).status is Status.SUCCESS
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "text", "cause"), [(1, CAUGHT, Cause.EXIT_CODE), (0, "RuntimeError: boom\n", Cause.NO_METRIC)]
+)
+def test_a_failure_of_its_own_is_told_as_that(plan, exit_code, text, cause):
+    verdict = judge(plan(), Witnesses(exit=Exit(code=exit_code, duration_s=1)), follow(text, error_scan=SCAN))
+    assert (verdict.cause, verdict.metrics) == (cause, ())
+
+
+def test_of_several_results_beside_an_error_pattern_none_is_taken_over(plan):
+    rule = ResultRule(kind="multiple_results", file="r.csv")
+    read = Read(metrics=(make_metric("5", "tok/s", label="a"), make_metric("6", "tok/s", label="b")))
+    verdict = judge(plan(result_rule=rule), Witnesses(exit=DONE, results=read), follow(CAUGHT, error_scan=SCAN))
+    assert (verdict.cause, verdict.metrics) == (Cause.ERROR_PATTERN, ()) and "r.csv" in verdict.reason
 
 
 def test_a_reader_that_raises_is_left_out_and_the_rest_goes_on():

@@ -10,7 +10,7 @@ import pytest
 
 from madlite.errors import UsageProblem
 from madlite.plan.actions import model_dir, settle_model_dir
-from madlite.plan.container import image_name
+from madlite.plan.images import image_name
 from madlite.plan.context import Context, read_context
 from madlite.plan.dockerfiles import Dockerfile
 from madlite.plan.make import make_plan
@@ -118,10 +118,10 @@ def test_names_of_image_container_and_log(given, tmp_path):
     plan = make_plan(given(card=card(tmp_path), dockerfile=file))
     assert plan.image.ref == "ci-team_llama_x.ubuntu.amd"
     assert plan.name == "container_ci-team_llama_x.ubuntu.amd"
-    assert plan.log_name == "team_Llama_x.ubuntu.amd.live.log"
+    assert plan.log_name == "team_Llama_x.ubuntu.amd"
     assert plan.image.build_args["MAD_SYSTEM_GPU_ARCHITECTURE"] == "gfx942"
     foreign = make_plan(given(card=card(tmp_path), context=read_context(None, '{"MAD_CONTAINER_IMAGE": "rocm/x:1"}')))
-    assert foreign.name == "container_rocm_x_1" and foreign.log_name == "team_Llama_rocm_x_1.live.log"
+    assert foreign.name == "container_rocm_x_1" and foreign.log_name == "team_Llama_rocm_x_1"
 
 
 def test_on_the_host_runtime_paths_are_the_hosts(given, tmp_path):

@@ -111,4 +111,6 @@ def test_run_directory_is_always_fresh(tmp_path: Path, upstream: str, with_repos
 
 
 def test_each_step_is_one_command(steps: Steps) -> None:
-    assert [action.kind for action in steps.actions] == ["prepare", "clone", "prepare", "run", "clean"]
+    kinds = [action.kind for action in steps.actions]
+    assert kinds == ["prepare", "clone", "pre", "prepare", "data", "run", "post", "clean"]
+    assert [action.kind for action in steps.actions if not action.argv] == ["pre", "data", "post"]

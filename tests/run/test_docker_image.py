@@ -5,12 +5,13 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from msgspec.structs import replace
 
 from madlite.errors import RuntimeProblem
 from madlite.run import docker_pull
 from madlite.run.docker_answers import pull_problem
-from madlite.run.docker_buildkit import build_with_buildkit, needs_buildkit
-from madlite.run.docker_image import digest
+from madlite.run.docker_base import base_of, digest
+from madlite.run.docker_buildkit import build_command, build_with_buildkit, needs_buildkit
 from madlite.types import Cause, Image, Secret
 
 GIB = 1 << 30
@@ -95,6 +96,25 @@ def test_progress_adds_up_the_layers_and_speaks_now_and_then(monkeypatch):
 def test_the_digest_is_the_repositorys_or_else_the_images_id():
     assert digest({"Id": "sha256:1", "RepoDigests": ["rocm/x@sha256:2"]}) == "sha256:2"
     assert digest({"Id": "sha256:1", "RepoDigests": []}) == "sha256:1"
+    two = {"Id": "sha256:1", "RepoDigests": ["host:5000/x@sha256:2", "rocm/x@sha256:3"]}
+    assert digest(two, "rocm/x:7.0") == "sha256:3" and digest(two, "host:5000/x") == "sha256:2"
+
+
+@pytest.mark.parametrize(
+    ("text", "base"),
+    [
+        ("FROM rocm/x:1\nRUN true\n", "rocm/x:1"),
+        ("FROM rocm/x AS a\nfrom --platform=linux/amd64 rocm/y as b\nFROM a\n", "rocm/x"),
+        ("ARG IT=rocm/x\nFROM $IT\n", ""),
+        ("FROM scratch\n", ""),
+        ("# nothing\n", ""),
+    ],
+)
+def test_a_base_that_no_argument_names_is_the_last_from(tmp_path, text, base):
+    image = Image(ref="ci-x", dockerfile=tmp_path / "Dockerfile")
+    image.dockerfile.write_text(text)
+    assert base_of(image) == base
+    assert base_of(replace(image, base="named")) == "named"
 
 
 @pytest.mark.parametrize(
@@ -108,14 +128,39 @@ def test_the_digest_is_the_repositorys_or_else_the_images_id():
     ],
 )
 def test_a_dockerfile_only_buildkit_understands_is_recognised(tmp_path, line):
-    (tmp_path / "Dockerfile").write_text(f"{line}\nFROM x\n" if line.startswith("#") else f"FROM x\n{line}\n")
-    assert needs_buildkit(tmp_path / "Dockerfile") == line
+    image = Image(ref="ci-x", dockerfile=tmp_path / "Dockerfile")
+    image.dockerfile.write_text(f"{line}\nFROM x\n" if line.startswith("#") else f"FROM x\n{line}\n")
+    assert needs_buildkit(image) == line
+
+
+@pytest.mark.parametrize("line", ["COPY --chown=0:0 --from=tools a b", "FROM tools"])
+def test_a_named_context_is_for_buildkit_alone(tmp_path, line):
+    image = Image(ref="ci-x", dockerfile=tmp_path / "Dockerfile")
+    image.dockerfile.write_text(f"FROM x\n{line}\nFROM toolset\nCOPY --from=tools2 a b\n")
+    assert needs_buildkit(image) == ""
+    assert needs_buildkit(replace(image, contexts={"tools": tmp_path})) == line
 
 
 def test_a_plain_dockerfile_needs_no_buildkit(tmp_path):
     text = "# CONTEXT {'gpu_vendor': 'AMD'}\nFROM x\nRUN echo $((1<<2)) && cat <<< word\nCOPY --chown=0:0 a b\n"
-    (tmp_path / "Dockerfile").write_text(text)
-    assert needs_buildkit(tmp_path / "Dockerfile") == ""
+    image = Image(ref="ci-x", dockerfile=tmp_path / "Dockerfile", contexts={"tools": tmp_path})
+    image.dockerfile.write_text(text)
+    assert needs_buildkit(image) == ""
+
+
+def test_the_command_that_builds_is_madengines(tmp_path):
+    image = Image(
+        ref="ci-x",
+        dockerfile=tmp_path / "docker/x.Dockerfile",
+        context=tmp_path / "docker",
+        build_args={"MAD_SECRETS_X": Secret("hush-hush"), "ARCH": "gfx942"},
+        contexts={"tools": tmp_path / "docker/common"},
+        no_cache=True,
+    )
+    assert [word.replace(f"{tmp_path}/", "") for word in build_command(image)] == [
+        *("docker", "build", "--no-cache", "--network=host", "--build-context=tools=docker/common", "-t", "ci-x"),
+        *("--pull", "-f", "docker/x.Dockerfile", "--build-arg=MAD_SECRETS_X", "--build-arg=ARCH=gfx942", "docker"),
+    ]
 
 
 FAKE_DOCKER = """#!/bin/sh

@@ -14,7 +14,7 @@ SECRET = "hf_0123456789"
 
 def test_bytes_arrive_as_they_are_and_sinks_see_the_same(tmp_path):
     seen: list[tuple[bytes, int]] = []
-    log = RunLog(tmp_path / "run.log", None, [SECRET], [lambda data, stream: seen.append((data, stream))])
+    log = RunLog(tmp_path / "run.log", [], [SECRET], [lambda data, stream: seen.append((data, stream))])
     log.feed(b"\x00\xff\r\nx " + SECRET[:5].encode(), 1)
     log.feed(b"err ", 2)
     log.feed(SECRET[5:].encode() + b" y", 1)
@@ -26,7 +26,7 @@ def test_bytes_arrive_as_they_are_and_sinks_see_the_same(tmp_path):
 @given(st.lists(st.binary(max_size=30), max_size=8))
 def test_what_is_no_secret_is_kept_byte_for_byte(tmp_path_factory, chunks):
     path = tmp_path_factory.mktemp("log") / "run.log"
-    log = RunLog(path, None, [SECRET], [])
+    log = RunLog(path, [], [SECRET], [])
     for chunk in chunks:
         log.feed(chunk, 1)
     log.close()
@@ -36,7 +36,7 @@ def test_what_is_no_secret_is_kept_byte_for_byte(tmp_path_factory, chunks):
 def test_the_legacy_name_is_the_last_starters(tmp_path):
     legacy = tmp_path / "x.live.log"
     for n in (1, 2):
-        log = RunLog(tmp_path / f"run{n}.log", legacy, [], [])
+        log = RunLog(tmp_path / f"run{n}.log", [legacy], [], [])
         log.feed(b"run %d" % n, 1)
         log.close()
     assert legacy.read_bytes() == b"run 2" and legacy.stat().st_ino == (tmp_path / "run2.log").stat().st_ino
@@ -45,7 +45,7 @@ def test_the_legacy_name_is_the_last_starters(tmp_path):
 
 def test_a_legacy_name_that_cannot_be_had_does_not_end_the_run(tmp_path, caplog):
     (tmp_path / "x.live.log").mkdir()
-    log = RunLog(tmp_path / "run.log", tmp_path / "x.live.log", [], [])
+    log = RunLog(tmp_path / "run.log", [tmp_path / "x.live.log"], [], [])
     log.feed(b"on", 1)
     log.close()
     assert "x.live.log" in caplog.text and (tmp_path / "run.log").read_bytes() == b"on"
@@ -53,7 +53,7 @@ def test_a_legacy_name_that_cannot_be_had_does_not_end_the_run(tmp_path, caplog)
 
 def test_a_full_disk_is_told_once_and_the_rest_goes_on(caplog):
     seen = []
-    log = RunLog(Path("/dev/full"), None, [], [lambda data, stream: seen.append(data)])
+    log = RunLog(Path("/dev/full"), [], [], [lambda data, stream: seen.append(data)])
     for _ in range(3):
         log.feed(b"x", 1)
     log.close()

@@ -79,7 +79,7 @@ def test_in_the_hosts_process_table_only_a_known_session_is_signalled(monkeypatc
     )
     container = Container(id="c", image="i", workspace=tmp_path, inside="/w", shares_processes=True)
     session = DockerSession(Client(), {}, container, 1.0)  # type: ignore[arg-type]
-    session._exec = Exec(Client(), "c", ["true"], "/")  # type: ignore[arg-type]
+    session._exec = Exec(Client(), "c", ["true"], "/", {})  # type: ignore[arg-type]
     session._exec.is_running()
     session._end(0.0)
     assert signalled == ([only] if only else [])

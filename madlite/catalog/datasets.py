@@ -1,0 +1,93 @@
+"""data.json → data sets: where each can be had from, checked field by field.
+
+Format: `{name: {provider: {path, home?, mirrorlocal?, readwrite?, args?}}}`, as madengine 1.0 and 2.1 read it
+(docs/data.md); fields of other names are left alone, as they do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from madlite.errors import UsageProblem
+from madlite.types import Json, Value
+
+PROVIDERS = ("custom", "local", "minio", "nas", "aws")
+"""In the order in which they are asked; the first that has the data is used."""
+
+
+class Provider(Value, frozen=True):
+    """One place a data set can be had from."""
+
+    path: str
+    home: str = ""  # the folder it is wanted in
+    mirrorlocal: str = ""  # a folder of the machine that keeps what was fetched
+    readwrite: str = ""  # the word `true` lets the run write into a local folder
+    args: str = ""
+
+
+DataSets = dict[str, dict[str, Provider]]
+"""Data set → provider → what is known of it, providers in the order of `PROVIDERS`."""
+
+
+def read_data_sets(file: Path, overrides: Mapping[str, Json], origin: str, mirror: str = "") -> DataSets | None:
+    """Return the data sets of a data.json, those of `overrides` (the context's `data`, from `origin`) over them.
+
+    `mirror` is the folder that every provider but `local` has to keep its data in.  None without both.
+
+    Raises:
+        UsageProblem: the file or the overrides are no such table; the message names the place.
+    """
+    sets: DataSets = {}
+    if file.is_file():
+        sets |= _checked(_decode(file), str(file))
+    elif not overrides:
+        return None
+    sets |= _checked(dict(overrides), f"{origin}: data")
+    return {name: _mirrored(providers, mirror) for name, providers in sets.items()}
+
+
+def _decode(file: Path) -> Json:
+    try:
+        return msgspec.json.decode(file.read_bytes().removeprefix(b"\xef\xbb\xbf"))
+    except OSError as error:
+        raise UsageProblem(f"{file} cannot be read: {error.strerror}") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise UsageProblem(f"{file} is not JSON: {error}") from None
+
+
+def _checked(table: Json, where: str) -> DataSets:
+    if not isinstance(table, dict):
+        raise UsageProblem(f"{where} must be an object of data sets, found a {type(table).__name__}")
+    return {name: _providers(entry, f"{where}: data set '{name}'") for name, entry in table.items()}
+
+
+def _providers(entry: Json, where: str) -> dict[str, Provider]:
+    if not isinstance(entry, dict):
+        raise UsageProblem(f"{where} must be an object of providers, found a {type(entry).__name__}")
+    if unknown := [name for name in entry if name not in PROVIDERS]:
+        raise UsageProblem(f"{where} has no provider '{unknown[0]}'", f"providers: {', '.join(PROVIDERS)}")
+    return {name: _provider(name, entry[name], where) for name in PROVIDERS if name in entry}
+
+
+def _provider(name: str, entry: Json, where: str) -> Provider:
+    known = dict(entry) if isinstance(entry, dict) else {}
+    if isinstance(known.get("readwrite"), bool):
+        known["readwrite"] = str(known["readwrite"]).lower()
+    try:
+        provider = msgspec.convert(known if isinstance(entry, dict) else entry, Provider)
+    except msgspec.ValidationError as error:
+        what = str(error).replace(" - at `$.", ": `").replace(" - at `$`", "")
+        raise UsageProblem(f"{where}, provider {name}: {what[:1].lower()}{what[1:]}") from None
+    if name == "local" and provider.mirrorlocal:
+        raise UsageProblem(f"{where}: provider local takes no mirrorlocal", "its data is on this machine already")
+    return provider
+
+
+def _mirrored(providers: Mapping[str, Provider], mirror: str) -> dict[str, Provider]:
+    return {
+        name: msgspec.structs.replace(provider, mirrorlocal=mirror) if mirror and name != "local" else provider
+        for name, provider in providers.items()
+    }

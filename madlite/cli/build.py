@@ -1,0 +1,214 @@
+"""`madlite build`: from tags to images and a manifest that `madlite run` takes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from madlite.cli import setup
+from madlite.cli.options import (
+    TagsCommand,
+    clean_cache_option,
+    common_options,
+    context_options,
+    live_option,
+    registry_option,
+    summary_option,
+    tags_option,
+)
+from madlite.cli.sink import Sink
+
+if TYPE_CHECKING:
+    from madlite.engine.build import Built
+    from madlite.engine.build_jobs import BuildJob, BuildSurroundings
+    from madlite.plan.context import Context
+    from madlite.plan.options import Options
+    from madlite.plugins import Plugins
+    from madlite.types import Login
+
+_FILE = click.Path(path_type=Path)
+# options that exclude each other, as in madengine 2
+_EXCLUSIVE = (
+    ("batch_manifest", "tags"),
+    ("additional_context", "additional_context_file"),
+    ("use_image", "registry"),
+    ("use_image", "build_on_compute"),
+)
+
+
+@click.command("build", cls=TagsCommand)
+@tags_option
+@click.option(
+    "--batch-manifest", type=_FILE, metavar="FILE", help="Models as a JSON list, some built anew, some built before."
+)
+@context_options
+@click.option("--gpu-vendor", default="", metavar="NAME", help="AMD, NVIDIA or CPU, over what is detected.")
+@click.option(
+    "-a", "--target-archs", multiple=True, metavar="LIST", help="One image per GPU architecture: gfx942,gfx90a."
+)
+@click.option(
+    "--use-image",
+    is_flag=False,
+    flag_value="auto",
+    default="",
+    metavar="[IMAGE]",
+    help="Build nothing, use this image, or the one each card names (env_vars.DOCKER_IMAGE_NAME).",
+)
+@click.option("--build-on-compute", is_flag=True, help="Build in a Slurm job; not there yet.")
+@registry_option
+@clean_cache_option
+@summary_option
+@click.option(
+    "-m",
+    "--manifest-output",
+    type=_FILE,
+    default=Path("build_manifest.json"),
+    show_default=True,
+    metavar="FILE",
+    help="Where the manifest goes.",
+)
+@live_option
+@common_options
+def command(**given: Any) -> int:
+    """Build the images of the models that tags select, and write a manifest for `madlite run --manifest-file`.
+
+    \b
+    madlite build --tags pyt_train_llama-3.1-8b
+    madlite build --tags pyt_train_llama-3.1-8b --target-archs gfx942,gfx950 --registry docker.io
+    madlite run --manifest-file build_manifest.json
+    """
+    _refuse(given)
+    from madlite.engine.manifest_file import check_writable
+
+    for file in (given["manifest_output"], given["summary_output"]):
+        if file is not None:
+            check_writable(file)
+    plugins = setup.load(given["no_plugins"], given["verbose"])
+    around = _surroundings(given)
+    jobs = _jobs(plugins, given, around)
+    setup.tell_problems(plugins.problems)
+    return _build(jobs, around, given)
+
+
+def _refuse(given: dict[str, Any]) -> None:
+    """Refuse options that exclude each other."""
+    for one, other in _EXCLUSIVE:
+        if given[one] and given[other]:
+            raise click.UsageError(f"{_option(one)} and {_option(other)} exclude each other")
+    if given["build_on_compute"] and not given["registry"]:
+        raise click.UsageError("--build-on-compute needs --registry")
+    if given["build_on_compute"]:
+        raise click.UsageError("--build-on-compute is not there yet: build on the node itself, without it")
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _surroundings(given: dict[str, Any]) -> BuildSurroundings:
+    from madlite.engine.build_jobs import BuildSurroundings
+    from madlite.plan.build_target import find_target
+
+    context = setup.make_context({**given, "gpus": ""})
+    options = _options(given)
+    machine = setup.find_machine(_without_gpus(context) if context.known.gpu_vendor else context, "")
+    setup.tell_problems(machine.problems)
+    target = find_target(context, machine, given["target_archs"])
+    for note in target.notes if not given["use_image"] else ():
+        setup.warn(note)
+    return BuildSurroundings(
+        options=options,
+        target=target,
+        machine=machine,
+        credentials=setup.read_credentials(options.workspace) or {},
+        registry=given["registry"],
+        use_image=given["use_image"],
+    )
+
+
+def _options(given: dict[str, Any]) -> Options:
+    from madlite.plan.options import Options
+
+    workspace = setup.find_workspace(touch=True)
+    return Options(
+        workspace=workspace,
+        output=workspace / "perf.csv",
+        live_output=given["live_output"],
+        clean_docker_cache=given["clean_docker_cache"],
+        environ=dict(os.environ),
+    )
+
+
+def _without_gpus(context: Context) -> Context:
+    """Return a context by which no GPU is looked for: whose images are built is said, and they may be elsewhere."""
+    from msgspec.structs import replace
+
+    return replace(context, values={"gpu_vendor": "CPU"})
+
+
+def _jobs(plugins: Plugins, given: dict[str, Any], around: BuildSurroundings) -> list[BuildJob]:
+    from madlite.engine.build_jobs import plan_builds
+    from madlite.plan.batch import read_batch
+
+    workspace = around.options.workspace
+    if given["batch_manifest"] is None:
+        requests = setup.select_requests(plugins, given["tags"], workspace)
+        return [job for request in requests for job in plan_builds(request, around)]
+    return [
+        job
+        for entry in read_batch(given["batch_manifest"])
+        for request in setup.select_requests(plugins, (entry.model_name,), workspace)
+        for job in plan_builds(request, around, entry)
+    ]
+
+
+def _build(jobs: Sequence[BuildJob], around: BuildSurroundings, given: dict[str, Any]) -> int:
+    from madlite.cli.build_screen import BuildLines
+    from madlite.cli.screens import make_screen
+    from madlite.engine.build import build_all
+    from madlite.plan.registries import logins_for
+
+    sink = Sink(sys.stdout.fileno())
+    screen = make_screen(sink, live=given["live_output"])
+    lines = BuildLines(screen, live=given["live_output"])
+    environ = around.options.environ
+    logins = logins_for([job.entry.registry for job in jobs if job.push_as], around.credentials, environ)
+    try:
+        built = build_all(jobs, around.options.workspace, environ, logins, lines)
+        lines.total(built)
+        if built.interrupted:
+            screen.warn(f"interrupted: {given['manifest_output']} was not written")
+        else:
+            _write(built, jobs, logins, around, given)
+            screen.end([f"manifest: {given['manifest_output']}"])
+    finally:
+        screen.close()
+        sink.close()
+    return int(built.exit_code)
+
+
+def _write(
+    built: Built, jobs: Sequence[BuildJob], logins: Sequence[Login], around: BuildSurroundings, given: dict[str, Any]
+) -> None:
+    from madlite.engine.build import secrets_of_jobs
+    from madlite.engine.manifest_file import write_file
+    from madlite.plan.manifest_text import manifest_text, summary
+    from madlite.secrets import masked_json
+
+    secrets = secrets_of_jobs(jobs, logins, around.options.environ)
+    text = manifest_text(
+        built.images,
+        built.failed,
+        around.target.context,
+        secrets,
+        gpu_vendor=around.target.gpu_vendor,
+        took_s=built.took_s,
+    )
+    write_file(given["manifest_output"], text)
+    if given["summary_output"] is not None:
+        write_file(given["summary_output"], masked_json(summary(built.images, built.failed, built.took_s), secrets))

@@ -1,0 +1,107 @@
+"""`madlite report`: results files as HTML, and results into perf.csv, as madengine's `report` does them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from madlite.cli import setup
+from madlite.cli.main import Group
+from madlite.cli.options import verbose_option
+from madlite.errors import ExitCode
+
+_FILE = click.Path(path_type=Path)
+
+
+@click.group("report", cls=Group, invoke_without_command=True)
+@click.pass_context
+def command(ctx: click.Context) -> None:
+    """Make HTML of results files, or add results to perf.csv.
+
+    \b
+    madlite report to-html --csv-file-path perf.csv
+    madlite report to-email --directory results
+    """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+        raise click.UsageError("no command of report is named", ctx)
+
+
+@command.command("to-html", short_help="One CSV file as a page beside it.")
+@click.option("--csv-file-path", type=_FILE, required=True, metavar="FILE", help="The results file, e.g. perf.csv.")
+@verbose_option
+def to_html(csv_file_path: Path) -> int:
+    """Write a results file as <name>.html beside it, a page that needs no other file."""
+    from madlite.read.html import write_page
+
+    click.echo(f"wrote {write_page(csv_file_path)}")
+    return int(ExitCode.OK)
+
+
+@command.command("to-email", short_help="All CSV files of a folder as one mail.")
+@click.option(
+    "--directory",
+    "--dir",
+    "--csv-file-path",
+    type=_FILE,
+    default=Path(),
+    show_default=True,
+    metavar="DIR",
+    help="Folder whose CSV files are taken, sorted by name.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=_FILE,
+    default=Path("run_results.html"),
+    show_default=True,
+    metavar="FILE",
+    help="What is written; a relative path starts in that folder.",
+)
+@verbose_option
+def to_email(directory: Path, output: Path) -> int:
+    """Write every CSV file of a folder into one HTML mail: a heading and a table each."""
+    from madlite.read.html import write_mail
+
+    for problem in write_mail(directory, directory / output):
+        setup.warn(f"left out: {problem}")
+    click.echo(f"wrote {directory / output}")
+    return int(ExitCode.OK)
+
+
+@command.command("update-perf", short_help="Add results to perf.csv.")
+@click.option("--single-result", type=_FILE, metavar="FILE", help="JSON of one result.")
+@click.option("--exception-result", type=_FILE, metavar="FILE", help="JSON of a run that failed.")
+@click.option("--failed-result", type=_FILE, metavar="FILE", help="Taken and left alone, as madengine 1 does.")
+@click.option("--multiple-results", type=_FILE, metavar="FILE", help="CSV of several results; needs the next two.")
+@click.option(
+    "--perf-csv", type=_FILE, default=Path("perf.csv"), show_default=True, metavar="FILE", help="The results file."
+)
+@click.option("--model-name", default="", metavar="NAME", help="The model of the results.")
+@click.option("--common-info", type=_FILE, metavar="FILE", help="JSON of what multiple results share.")
+@verbose_option
+def update_perf(
+    single_result: Path | None,
+    exception_result: Path | None,
+    failed_result: Path | None,
+    multiple_results: Path | None,
+    perf_csv: Path,
+    model_name: str,
+    common_info: Path | None,
+) -> int:
+    """Add results to a perf.csv that is there: of --multiple-results, --single-result, --exception-result the first."""
+    from madlite.record.update_perf import update_perf
+
+    if failed_result is not None:
+        setup.warn("--failed-result adds nothing, nor did it with madengine 1; use --exception-result")
+    added = update_perf(
+        perf_csv,
+        single=single_result,
+        exception=exception_result,
+        multiple=multiple_results,
+        common_info=common_info,
+        model_name=model_name,
+    )
+    click.echo(f"{added} {'row' if added == 1 else 'rows'} added to {perf_csv}")
+    return int(ExitCode.OK)

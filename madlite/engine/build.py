@@ -1,0 +1,195 @@
+"""Build images one after another and push them where asked; a failed one does not stop the others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from madlite.engine.build_jobs import BuildJob
+from madlite.errors import ExitCode, RuntimeProblem
+from madlite.plan.manifest import BuiltImage, FailedBuild
+from madlite.run.docker_builder import docker_builder
+from madlite.run.log import RunLog
+from madlite.run.watch import Interrupted, Signals
+from madlite.secrets import Redactor, collect
+from madlite.types import Image, ImageUsed, Login, Say, Value
+
+
+class Builder(Protocol):
+    """What builds and pushes; raises RuntimeProblem."""
+
+    def build(self, image: Image, say: Say) -> ImageUsed:
+        """Build an image."""
+
+    def push(self, ref: str, target: str, say: Say) -> None:
+        """Push a local image under its name in a registry."""
+
+
+MakeBuilder = Callable[[Mapping[str, str], Iterable[Login]], AbstractContextManager[Builder]]
+
+
+class BuildScreen(Protocol):
+    """Shows builds to people; never blocks one and never raises."""
+
+    def build_started(self, job: BuildJob, position: int, total: int) -> None:
+        """A build starts, the `position`th of `total`."""
+
+    def build_line(self, text: str) -> None:
+        """The build said a line, secrets masked."""
+
+    def build_finished(self, job: BuildJob, done: Done) -> None:
+        """The build ended."""
+
+
+class Done(Value, frozen=True):
+    """How one image came out: its entry of the manifest, or why it could not be built."""
+
+    entry: BuiltImage | None = None
+    error: str = ""
+    hint: str = ""
+    notes: tuple[str, ...] = ()
+
+
+class Built(Value, frozen=True):
+    """What a batch of builds came to."""
+
+    images: tuple[BuiltImage, ...]
+    failed: tuple[FailedBuild, ...]
+    took_s: float
+    exit_code: ExitCode
+    interrupted: bool = False
+
+
+class NoEngine(RuntimeProblem):
+    """No image can be built: no engine answers, or the registry does not let us in."""
+
+    exit_code = ExitCode.BUILD_FAILED
+
+
+def build_all(
+    jobs: Sequence[BuildJob],
+    workspace: Path,
+    environ: Mapping[str, str],
+    logins: Sequence[Login],
+    screen: BuildScreen,
+    make_builder: MakeBuilder = docker_builder,
+    clock: Callable[[], float] = time.monotonic,
+) -> Built:
+    """Build all of them; after INT, TERM or HUP the running build is ended and the rest is not started.
+
+    Raises:
+        NoEngine: nothing can be built; nothing was.
+    """
+    begun = clock()
+    batch = _Batch(workspace, secrets_of_jobs(jobs, logins, environ), screen)
+    with Signals() as signals:
+        try:
+            with signals.interruptible(), _opened(jobs, environ, logins, make_builder) as builder:
+                for position, job in enumerate(jobs, 1):
+                    screen.build_started(job, position, len(jobs))
+                    screen.build_finished(job, batch.build(job, builder))
+        except Interrupted:
+            return batch.result(clock() - begun, signals.exit_code)
+        except RuntimeProblem as problem:
+            raise NoEngine(batch.mask(problem.message), problem.hint, cause=problem.cause) from problem
+        return batch.result(clock() - begun, signals.exit_code)
+
+
+def secrets_of_jobs(jobs: Iterable[BuildJob], logins: Iterable[Login], environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return every secret text that builds must not show."""
+    arguments = [value for job in jobs if job.image is not None for value in job.image.build_args.values()]
+    return collect(environ, arguments, [login.password for login in logins])
+
+
+def _opened(
+    jobs: Iterable[BuildJob], environ: Mapping[str, str], logins: Iterable[Login], make_builder: MakeBuilder
+) -> AbstractContextManager[Builder | None]:
+    """Return the builder, none where nothing is to be built: such a machine needs no engine."""
+    return make_builder(environ, logins) if any(job.image is not None for job in jobs) else nullcontext(None)
+
+
+class _Batch:
+    """What was built so far; cards that use the same image share one build."""
+
+    def __init__(self, workspace: Path, secrets: tuple[str, ...], screen: BuildScreen) -> None:
+        self._workspace, self._secrets, self._screen = workspace, secrets, screen
+        self.mask = Redactor(secrets).text
+        self._by_image: dict[str, Done] = {}
+        self._done: list[tuple[BuildJob, Done]] = []
+        self._logs: set[str] = set()
+
+    def build(self, job: BuildJob, builder: Builder | None) -> Done:
+        """Have one image, and return how it came out."""
+        if job.problem:
+            done = Done(error=job.problem)
+        elif job.image is None or builder is None:
+            done = Done(entry=job.entry)
+        elif (before := self._by_image.get(job.image.ref)) is not None:
+            done = _shared(job, before)
+        else:
+            done = self._by_image[job.image.ref] = self._build(job, job.image, builder)
+        self._done.append((job, done))
+        return done
+
+    def result(self, took_s: float, signal: ExitCode | None) -> Built:
+        """Return what the batch came to."""
+        images = tuple(done.entry for _, done in self._done if done.entry is not None)
+        failed = tuple(
+            FailedBuild(model=job.entry.request.card.name, error=done.error, architecture=job.entry.gpu_architecture)
+            for job, done in self._done
+            if done.entry is None
+        )
+        broken = failed or any(image.push_error for image in images)
+        code = signal or (ExitCode.BUILD_FAILED if broken else ExitCode.OK)
+        return Built(images=images, failed=failed, took_s=took_s, exit_code=code, interrupted=signal is not None)
+
+    def _build(self, job: BuildJob, image: Image, builder: Builder) -> Done:
+        log = self._open_log(job.entry.log_file)
+
+        def say(text: str) -> None:
+            log.say(text)
+            self._screen.build_line(self.mask(text))
+
+        try:
+            used = builder.build(image, say)
+            return self._push(job, _finished(job.entry, used), used.notes, builder, say)
+        except RuntimeProblem as problem:
+            say(problem.message)
+            return Done(error=self.mask(problem.message), hint=self.mask(problem.hint))
+        finally:
+            log.close()
+
+    def _push(self, job: BuildJob, entry: BuiltImage, notes: tuple[str, ...], builder: Builder, say: Say) -> Done:
+        if not job.push_as:
+            return Done(entry=entry, notes=notes)
+        try:
+            builder.push(entry.docker_image, job.push_as, say)
+        except RuntimeProblem as problem:
+            say(problem.message)
+            return Done(entry=replace(entry, push_error=self.mask(problem.message)), notes=notes)
+        return Done(entry=replace(entry, registry_image=job.push_as), notes=notes)
+
+    def _open_log(self, name: str) -> RunLog:
+        """Open a build's log; images of one Dockerfile share it, what an earlier command left of it goes."""
+        path = self._workspace / name
+        if name not in self._logs:
+            path.unlink(missing_ok=True)
+        self._logs.add(name)
+        return RunLog(path, (), self._secrets, ())
+
+
+def _finished(entry: BuiltImage, used: ImageUsed) -> BuiltImage:
+    return replace(entry, docker_sha=used.base_digest or used.digest, build_duration_s=used.build_duration_s)
+
+
+def _shared(job: BuildJob, before: Done) -> Done:
+    """Return how a card came out whose image another one had built."""
+    if before.entry is None:
+        return before
+    entry = replace(before.entry, request=job.entry.request)
+    return replace(before, entry=entry)

@@ -1,0 +1,70 @@
+"""The image that a card's Dockerfile makes: its name, its arguments, its base.  Names and arguments: madengine's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from madlite.plan.context import Context
+from madlite.plan.dockerfiles import Dockerfile
+from madlite.plan.environment import credential_env, secret_args
+from madlite.plan.options import Options
+from madlite.secrets import collect, guard
+from madlite.types import Card, EnvValue, Image
+
+ARCHITECTURE = "MAD_SYSTEM_GPU_ARCHITECTURE"  # the build argument
+_TOOLS = "docker/common"  # the build context `tools`, where a checkout has it
+
+
+def built_image(
+    card: Card,
+    dockerfile: Dockerfile,
+    options: Options,
+    context: Context,
+    credentials: Mapping[str, Mapping[str, str]],
+    *,
+    architecture: str = "",
+    suffix: str = "",
+) -> Image:
+    """Return the image to build for a GPU architecture, or for any; `suffix` ends its name."""
+    tools = card.root / _TOOLS
+    return Image(
+        ref=image_name(card.name, dockerfile.path.name, suffix),
+        dockerfile=dockerfile.path,
+        context=dockerfile.context,
+        build_args=_build_args(card, options.environ, context, credentials, architecture),
+        base=str(context.known.docker_build_arg.get("BASE_DOCKER", "")) or dockerfile.base,
+        no_cache=options.clean_docker_cache,
+        contexts={"tools": tools} if tools.is_dir() else {},
+    )
+
+
+def image_name(card_name: str, dockerfile: str, suffix: str = "") -> str:
+    """Return MAD's name for a card's image, `ci-<card>_<Dockerfile>`; what a registry refuses becomes `_`.
+
+    Grammar: a repository name of the OCI distribution specification.
+    """
+    name = f"ci-{flat(card_name).lower()}_{dockerfile.removesuffix('.Dockerfile')}{suffix}"
+    if re.fullmatch(r"[a-z0-9]+(?:(?:\.|_{1,2}|-+)[a-z0-9]+)*", name):
+        return name
+    return re.sub(r"[._-]{2,}", "_", re.sub(r"[^a-z0-9._-]", "_", name.lower())).strip("._-")
+
+
+def flat(name: str) -> str:
+    """Return a name as MAD writes it into other names."""
+    return re.sub(r"[/:]", "_", name)
+
+
+def _build_args(
+    card: Card,
+    environ: Mapping[str, str],
+    context: Context,
+    credentials: Mapping[str, Mapping[str, str]],
+    architecture: str,
+) -> dict[str, EnvValue]:
+    """Return the arguments in madengine 2's order; an architecture that the context gives is the one."""
+    asked = {key: str(value) for key, value in context.known.docker_build_arg.items()}
+    credential = credential_env(card, credentials)
+    known = collect(environ, credential.values())
+    ours = {ARCHITECTURE: architecture} if architecture and ARCHITECTURE not in asked else {}
+    return {**secret_args(environ), **guard(asked, known), **ours, **credential}

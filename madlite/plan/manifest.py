@@ -1,0 +1,193 @@
+"""build_manifest.json: what was built, for which cards, in which context.
+
+Format: madengine 2's, with two keys of ours that it leaves alone: `secrets_required` names what was given to the build
+and is not in the file, and a card's `madlite` has what a tag added to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from madlite.catalog.cards import make_card
+from madlite.errors import UsageProblem
+from madlite.secrets import MASK
+from madlite.types import Card, Json, Request, Value
+
+NO_DOCKERFILE = "N/A (local image mode)"  # madengine 2's text for the context's MAD_CONTAINER_IMAGE
+_ADDED = "madlite"
+
+
+class BuiltImage(Value, frozen=True):
+    """An image of a manifest and what was asked of it: a card with a tag's additions.
+
+    `dockerfile` is the text of perf.csv's docker_file; `registry_image` the image's name in a registry.  A
+    `local_image` was not built: it is found or pulled under its own name.
+    """
+
+    request: Request
+    docker_image: str
+    dockerfile: str = ""
+    base_docker: str = ""
+    docker_sha: str = ""
+    build_duration_s: float | None = None
+    build_command: str = ""
+    log_file: str = ""
+    gpu_vendor: str = ""  # AMD, NVIDIA, or any
+    gpu_architecture: str = ""
+    registry: str = ""
+    registry_image: str = ""
+    push_error: str = ""
+    local_image: bool = False
+
+
+class FailedBuild(Value, frozen=True):
+    """An image that could not be built."""
+
+    model: str
+    error: str
+    architecture: str = ""
+
+
+class Manifest(Value, frozen=True):
+    """A manifest that was read; `required` are keys of the context whose values it does not hold."""
+
+    file: Path
+    images: tuple[BuiltImage, ...]
+    context: dict[str, Json] = {}
+    required: tuple[str, ...] = ()
+
+
+class _Image(msgspec.Struct):
+    docker_image: str | None = None
+    dockerfile: str | None = None
+    base_docker: str | None = None
+    docker_sha: str | None = None
+    build_duration: float | None = None
+    build_command: str | None = None
+    log_file: str | None = None
+    gpu_vendor: str | None = None
+    gpu_architecture: str | None = None
+    registry: str | None = None
+    registry_image: str | None = None
+    push_error: str | None = None
+    local_image: bool | str | None = None
+
+
+class _File(msgspec.Struct):
+    built_images: dict[str, _Image]
+    built_models: dict[str, dict[str, Json]]
+    context: dict[str, Json] = {}
+    secrets_required: list[str] = []
+
+
+class _Added(msgspec.Struct):
+    args: str
+    overrides: list[tuple[str, str | None]] = []
+
+
+def read_manifest(file: Path, root: Path) -> Manifest:
+    """Return a manifest; its cards' paths are relative to `root`.
+
+    Raises:
+        UsageProblem: it cannot be read, or is no manifest.
+        CatalogError: one of its cards is none.
+    """
+    try:
+        found = msgspec.json.decode(file.read_bytes(), type=_File)
+    except OSError as error:
+        raise UsageProblem(f"build manifest {file} cannot be read: {error.strerror}") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        words = str(error) if isinstance(error, msgspec.MsgspecError) else "it is no JSON text"
+        raise UsageProblem(f"{file} is no build manifest: {words}", "madlite build --tags NAME writes one") from None
+    images = tuple(_image(key, image, found, file, root) for key, image in found.built_images.items())
+    return Manifest(file=file, images=images, context=found.context, required=tuple(found.secrets_required))
+
+
+def _image(key: str, image: _Image, found: _File, file: Path, root: Path) -> BuiltImage:
+    if key not in found.built_models:
+        raise UsageProblem(f"{file} is no build manifest: built_images has '{key}' and built_models does not")
+    # madengine 2 writes how long nothing took as 0
+    return BuiltImage(
+        request=_request(found.built_models[key], f"$.built_models[{key!r}]", file, root),
+        docker_image=key if image.docker_image is None else image.docker_image,
+        dockerfile=image.dockerfile or "",
+        base_docker=image.base_docker or "",
+        docker_sha=image.docker_sha or "",
+        build_duration_s=image.build_duration or None,
+        build_command=image.build_command or "",
+        log_file=image.log_file or "",
+        gpu_vendor=image.gpu_vendor or "",
+        gpu_architecture=image.gpu_architecture or "",
+        registry=image.registry or "",
+        registry_image=image.registry_image or "",
+        push_error=image.push_error or "",
+        local_image=bool(image.local_image),
+    )
+
+
+def _request(entry: dict[str, Json], at: str, file: Path, root: Path) -> Request:
+    card = make_card({field: value for field, value in entry.items() if field != _ADDED}, str(file), at, root)
+    if _ADDED not in entry:
+        added = _Added(args=card.args)
+    else:
+        try:
+            added = msgspec.convert(entry[_ADDED], _Added)
+        except msgspec.ValidationError as error:
+            raise UsageProblem(f"{file} is no build manifest: {at}.{_ADDED}: {error}") from None
+    for text in _texts(entry):
+        if MASK.decode() in text:
+            raise UsageProblem(
+                f"{file}: card '{card.name}' spelled out a secret, which the manifest does not hold: {text}",
+                "put it into docker_env_vars or the environment, and run it from tags: --tags",
+            )
+    request_card = msgspec.structs.replace(card, args=added.args)
+    return Request(card=request_card, tag=card.name, overrides=tuple(added.overrides))
+
+
+def _texts(value: Json) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _texts(item)
+
+
+def card_entry(request: Request, args: str) -> dict[str, Json]:
+    """Return a card as an entry of models.json, with the args of the run and the rest as it was written."""
+    card = request.card
+    entry: dict[str, Json] = {
+        "name": card.name,
+        "dockerfile": card.dockerfile,
+        "scripts": card.scripts,
+        "n_gpus": card.n_gpus,
+        "owner": card.owner,
+        "training_precision": card.training_precision,
+        "tags": list(card.tags),
+        "args": args,
+    }
+    entry |= {field: value for field, value in _optional(card).items() if value}
+    if card.timeout_s is not None:
+        entry["timeout"] = card.timeout_s
+    if request.overrides:
+        entry[_ADDED] = {"args": card.args, "overrides": [list(override) for override in request.overrides]}
+    return {**entry, **card.extra}
+
+
+def _optional(card: Card) -> dict[str, Json]:
+    return {
+        "dockercontext": card.dockercontext,
+        "url": card.url,
+        "cred": card.cred,
+        "data": ",".join(card.data),
+        "multiple_results": card.multiple_results,
+        "skip_gpu_arch": ",".join(card.skip_gpu_arch),
+        "additional_docker_run_options": card.additional_docker_run_options,
+        "is_deprecated": card.is_deprecated,
+        "backend": card.backend,
+        "recipe": card.recipe,
+        "image": card.image,
+        "runtimes": list(card.runtimes),
+    }

@@ -1,0 +1,150 @@
+"""What was built → the text of build_manifest.json, without a secret in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from madlite.catalog.select import args_of
+from madlite.plan.context import Context
+from madlite.plan.manifest import BuiltImage, FailedBuild, card_entry
+from madlite.secrets import Redactor, assigned, collect, guard, masked_json
+from madlite.types import Json, Secret, to_json
+
+# of the context, what madengine 2 keeps under `deployment_config`
+_DEPLOYMENT = ("slurm", "k8s", "kubernetes", "distributed", "vllm")
+_VARIABLES = ("docker_env_vars", "docker_build_arg")
+
+
+def manifest_text(
+    images: Sequence[BuiltImage],
+    failed: Sequence[FailedBuild],
+    context: Context,
+    secrets: Iterable[str],
+    *,
+    gpu_vendor: str,
+    took_s: float,
+) -> str:
+    """Return a manifest as JSON; `secrets` are masked wherever they stand, and secret variables are left out."""
+    secrets = (*secrets, *_spelled_out(images, context))
+    keyed = _keyed(images)
+    kept, required = _without_secrets(context, secrets)
+    manifest = {
+        "built_images": {key: image_entry(image) for key, image in keyed.items()},
+        "built_models": {key: card_entry(image.request, args_of(image.request)) for key, image in keyed.items()},
+        "context": {
+            "docker_env_vars": {},
+            "docker_mounts": {},
+            "docker_build_arg": {},
+            "docker_gpus": "",
+            **kept,
+            "gpu_vendor": gpu_vendor,
+            "guest_os": (context.known.guest_os or "UBUNTU").upper(),
+        },
+        "credentials_required": sorted({image.request.card.cred for image in images} - {""}),
+        "secrets_required": required,
+        "summary": summary(list(keyed.values()), failed, took_s),
+        "deployment_config": _deployment(context),
+    }
+    return masked_json(manifest, secrets)
+
+
+def image_entry(image: BuiltImage) -> dict[str, Json]:
+    """Return one image as madengine 2 writes it."""
+    entry: dict[str, Json] = {
+        "model": image.request.card.name,
+        "docker_image": image.docker_image,
+        "dockerfile": image.dockerfile,
+        "base_docker": image.base_docker,
+        "docker_sha": image.docker_sha,
+        "build_duration": image.build_duration_s or 0,
+        "build_command": image.build_command,
+        "log_file": image.log_file,
+        "gpu_vendor": image.gpu_vendor,
+    }
+    more = ("gpu_architecture", "registry", "registry_image", "push_error", "local_image")
+    return entry | {name: getattr(image, name) for name in more if getattr(image, name)}
+
+
+def summary(images: Sequence[BuiltImage], failed: Sequence[FailedBuild], took_s: float) -> dict[str, Json]:
+    """Return the account of a build, as madengine 2's summary has it."""
+    made = [image for image in images if image.build_duration_s is not None]
+    return {
+        "successful_builds": [image_entry(image) for image in made],
+        "failed_builds": [
+            {"model": one.model, "error": one.error, **({"architecture": one.architecture} if one.architecture else {})}
+            for one in failed
+        ],
+        "total_build_time": took_s,
+        "successful_pushes": [
+            {"model": image.request.card.name, "registry_image": image.registry_image}
+            for image in made
+            if image.registry_image
+        ],
+        "failed_pushes": [
+            {"model": image.request.card.name, "error": image.push_error} for image in made if image.push_error
+        ],
+    }
+
+
+def _keyed(images: Sequence[BuiltImage]) -> dict[str, BuiltImage]:
+    """Return the images by the key madengine 2 gives them; the same card with other args gets one of its own."""
+    keyed: dict[str, BuiltImage] = {}
+    for image in images:
+        key = wanted = _key(image)
+        n = 1
+        while key in keyed and not _same(keyed[key], image):
+            n += 1
+            key = f"{wanted} #{n}"
+        keyed[key] = image
+    return keyed
+
+
+def _key(image: BuiltImage) -> str:
+    if not image.local_image:
+        return image.docker_image
+    return f"local-{image.request.card.name}" if image.dockerfile else image.request.card.name
+
+
+def _same(one: BuiltImage, other: BuiltImage) -> bool:
+    what = [(each.request.card, each.request.overrides, each.dockerfile, each.docker_image) for each in (one, other)]
+    return what[0] == what[1]
+
+
+def _without_secrets(context: Context, secrets: tuple[str, ...]) -> tuple[dict[str, Json], list[str]]:
+    """Return what of the context is no secret, and by name what a run needs beyond it."""
+    mask = Redactor(secrets).text
+    kept: dict[str, Json] = {}
+    required: list[str] = []
+    for key, value in context.values.items():
+        if key in _DEPLOYMENT:
+            continue
+        if key in _VARIABLES and isinstance(value, dict):
+            open_values, names = _open(value, secrets)
+            kept[key] = open_values
+            required += [f"{key}.{name}" for name in names if key == "docker_env_vars"]  # the rest is for builds alone
+        elif mask(text := to_json(value)) == text:
+            kept[key] = value
+        else:
+            required.append(key)
+    return kept, required
+
+
+def _spelled_out(images: Iterable[BuiltImage], context: Context) -> tuple[str, ...]:
+    """Return the secrets that cards and context hold in their own text."""
+    cards = [(args_of(image.request), image.request.card.additional_docker_run_options) for image in images]
+    variables = guard({name: str(value) for name, value in context.known.docker_env_vars.items()})
+    return (*assigned([text for texts in cards for text in texts]), *collect({}, variables.values()))
+
+
+def _open(variables: Mapping[str, Json], secrets: tuple[str, ...]) -> tuple[dict[str, Json], list[str]]:
+    guarded = guard({name: str(value) for name, value in variables.items()}, secrets)
+    names = [name for name, value in guarded.items() if isinstance(value, Secret)]
+    return {name: value for name, value in variables.items() if name not in names}, names
+
+
+def _deployment(context: Context) -> dict[str, Json]:
+    given = {key: context.values[key] for key in _DEPLOYMENT if context.values.get(key)}
+    target = "slurm" if "slurm" in given else "k8s" if {"k8s", "kubernetes"} & set(given) else "local"
+    variables = context.values.get("env_vars")
+    open_values, _ = _open(variables, ()) if isinstance(variables, dict) else ({}, [])
+    return {"target": target, **given, "env_vars": open_values, "debug": bool(context.values.get("debug"))}

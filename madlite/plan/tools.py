@@ -1,0 +1,178 @@
+"""tools.json → what the asked tools add to a run: scripts before and after it, variables, text before its command.
+
+Format and order: madengine's (docs/tools.md).  madlite brings tools of its own; those of the checkout's tools.json come
+before them, tool by tool.  A helper below `scripts/common/` that the checkout lacks is madlite's of that name, if it
+brings one: nothing is ever copied into the checkout.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from madlite.errors import UsageProblem
+from madlite.plan.context_keys import Script, Tool
+from madlite.types import Value
+
+COMMON = "scripts/common/"  # where madengine puts the helpers of its package
+FOLDER = "{tools}"  # in a command, the folder of madlite's own helpers as the run sees it
+# madengine's helpers and what does their work here; "" where nothing is left to do
+_INSTEAD = {
+    "tools/get_library_trace.py": "library_trace.py",
+    "tools/detect_therock.sh": "therock_check.sh",
+    "pre_scripts/run_rocenv_tool.sh": "env_snapshot.sh",
+    "pre_scripts/gpu_info_pre.sh": "",
+    "pre_scripts/gpu_info_power_start.sh": "gpu_info.sh start power",
+    "pre_scripts/gpu_info_vram_start.sh": "gpu_info.sh start vram",
+    "post_scripts/gpu_info_power_stop.sh": "gpu_info.sh stop power",
+    "post_scripts/gpu_info_vram_stop.sh": "gpu_info.sh stop vram",
+    "post_scripts/gpu_info_post.sh": "",
+}
+_PROFILER = re.compile(r"rocprof|rpd|rocm_trace_lite")
+_HELPER = re.compile(rf"(?<![\w./-])\.\./({COMMON}[\w./+-]+)")  # as the model's folder sees it
+_VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_BOM = b"\xef\xbb\xbf"
+
+
+class ScriptCall(Value, frozen=True):
+    """A script that runs before or after the model; its path is the workspace's, or, `bundled`, that of our tools."""
+
+    path: str
+    args: str = ""
+    bundled: bool = False
+
+
+class Toolset(Value, frozen=True):
+    """What the tools of a run add to it; `command` is put in front of the model's, and may name `{tools}`."""
+
+    pre: tuple[ScriptCall, ...] = ()
+    post: tuple[ScriptCall, ...] = ()
+    env: dict[str, str] = {}
+    command: str = ""
+
+
+class Entry(Value, frozen=True):
+    """A tool of a tools.json; `file` is where it stands."""
+
+    pre_scripts: tuple[Script, ...] = ()
+    cmd: str = ""
+    env_vars: dict[str, str | int | float | bool] = {}
+    post_scripts: tuple[Script, ...] = ()
+    file: str = ""
+
+
+def read_tools(own: Path | None, bundled: Path) -> dict[str, Entry]:
+    """Return the tools by name: those in the folder `bundled`, overlaid by those of the file `own`.
+
+    Raises:
+        UsageProblem: a file cannot be read, is no JSON, or a key has the wrong type.
+    """
+    table = _read(bundled / "tools.json")
+    return {**table, **_read(own)} if own else table
+
+
+def stack(asked: Iterable[Tool], table: Mapping[str, Entry], workspace: Path, bundled: Path) -> Toolset:
+    """Return what the asked tools add to a run: the last one's scripts run first before the model and last after it.
+
+    Later variables win, the last command is outermost, and the same command is put there once.
+
+    Raises:
+        UsageProblem: there is no such tool, a script of it is not there, or a variable's name is none.
+    """
+    tools, commands = Toolset(), list[str]()
+    for tool in asked:
+        entry = _find(tool.name, table)
+        where = f"tool '{tool.name}' of {entry.file}"
+        command = _with_helpers(entry.cmd if tool.cmd is None else tool.cmd, where, workspace, bundled).strip()
+        if command and command not in commands:
+            commands.insert(0, command)
+        tools = Toolset(
+            pre=(*_calls(entry.pre_scripts, where, workspace, bundled), *tools.pre),
+            post=(*tools.post, *_calls(entry.post_scripts, where, workspace, bundled)),
+            env={**tools.env, **_variables({**entry.env_vars, **tool.env_vars}, where)},
+        )
+    return msgspec.structs.replace(tools, command=" ".join(commands))
+
+
+def find_script(path: str, args: str, workspace: Path, bundled: Path) -> tuple[ScriptCall, ...] | None:
+    """Return how to run a script of the checkout, or madlite's in its place; () for nothing to do, None if missing."""
+    if (workspace / path).is_file():
+        return (ScriptCall(path=path, args=args),)
+    if not path.startswith(COMMON):
+        return None
+    helper = path.removeprefix(COMMON)
+    name, _, own_args = _INSTEAD.get(helper, helper).partition(" ")
+    if not name:
+        return ()
+    words = " ".join(filter(None, (own_args, args)))
+    return (ScriptCall(path=name, args=words, bundled=True),) if (bundled / name).is_file() else None
+
+
+def _read(file: Path) -> dict[str, Entry]:
+    try:
+        content: Any = msgspec.json.decode(file.read_bytes().removeprefix(_BOM))
+    except OSError as error:
+        raise UsageProblem(f"{file} cannot be read: {error.strerror}") from error
+    except msgspec.DecodeError as error:
+        raise UsageProblem(f"{file} is no JSON: {error}") from None
+    tools = content.get("tools") if isinstance(content, dict) else None
+    if not isinstance(tools, dict):
+        raise UsageProblem(f"{file} has no table 'tools'", """write it like {"tools": {"NAME": {"cmd": "…"}}}""")
+    return {name: _entry(name, value, file) for name, value in tools.items()}
+
+
+def _entry(name: str, value: Any, file: Path) -> Entry:
+    try:
+        return msgspec.structs.replace(msgspec.convert(value, Entry), file=str(file))
+    except msgspec.ValidationError as error:
+        what, _, path = str(error).partition(" - at `$.")
+        key = f", key '{path.rstrip('`')}'" if path else ""
+        raise UsageProblem(f"{file}: tool '{name}'{key}: {what[:1].lower()}{what[1:]}") from None
+
+
+def _find(name: str, table: Mapping[str, Entry]) -> Entry:
+    if name in table:
+        return table[name]
+    hint = f"tools: {', '.join(table)}"
+    if _PROFILER.match(name):
+        raise UsageProblem(f"tool '{name}' is in no tools.json, and madlite brings no GPU profiler yet", hint)
+    close = get_close_matches(name, table, n=1)
+    raise UsageProblem(f"there is no tool '{name}'", f"did you mean {close[0]}?   {hint}" if close else hint)
+
+
+def _calls(scripts: Sequence[Script], where: str, workspace: Path, bundled: Path) -> tuple[ScriptCall, ...]:
+    found: list[ScriptCall] = []
+    for script in scripts:
+        calls = find_script(script.path, str(script.args), workspace, bundled)
+        if calls is None:
+            raise _missing(where, script.path, workspace)
+        found += calls
+    return tuple(found)
+
+
+def _with_helpers(command: str, where: str, workspace: Path, bundled: Path) -> str:
+    """Return the command with the paths of madlite's helpers where it names ones of madengine's that are not here."""
+
+    def replaced(found: re.Match[str]) -> str:
+        calls = find_script(found[1], "", workspace, bundled)
+        if not calls:
+            raise _missing(where, found[1], workspace)
+        return f"{FOLDER}/{calls[0].path} {calls[0].args}".rstrip() if calls[0].bundled else found[0]
+
+    return _HELPER.sub(replaced, command)
+
+
+def _missing(where: str, path: str, workspace: Path) -> UsageProblem:
+    return UsageProblem(f"{where} needs {path}, which is not in {workspace} and does not come with madlite")
+
+
+def _variables(values: Mapping[str, str | int | float | bool], where: str) -> dict[str, str]:
+    for name in values:
+        if not _VARIABLE.fullmatch(name):
+            raise UsageProblem(f"{where}: key 'env_vars' has {name!r}, which is no name of a variable")
+    return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in values.items()}

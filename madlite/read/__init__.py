@@ -1,0 +1,1 @@
+"""Results files → what people read: a page, a mail."""

@@ -1,0 +1,91 @@
+"""Tables → HTML: a page for a browser, a mail for programs that know neither style sheets nor scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from madlite.errors import RecordError, UsageProblem
+from madlite.read.table import Table, read_table
+from madlite.read.words import count, kinds, visible
+from madlite.record.locked import held
+from madlite.record.whole import write_whole
+
+
+def write_page(source: Path) -> Path:
+    """Write a CSV file's table as `<name>.html` beside it, whole or not at all, and return where it is.
+
+    Raises:
+        UsageProblem: the table cannot be read, or the page not be written.
+    """
+    text = render_page(source.name, read_table(source))
+    page = source.with_suffix(".html")
+    _write(page, text)
+    return page
+
+
+def write_mail(folder: Path, output: Path) -> tuple[str, ...]:
+    """Write the tables of a folder's CSV files, sorted by name, as one mail; return what is wrong with those left out.
+
+    Raises:
+        UsageProblem: there is no such folder, no table in it, or the mail cannot be written.
+    """
+    tables: list[tuple[str, Table]] = []
+    skipped: list[str] = []
+    for file in _csv_files(folder):
+        try:
+            tables.append((file.stem, read_table(file)))
+        except UsageProblem as problem:
+            skipped.append(problem.message)
+    if not tables:
+        raise UsageProblem(f"no CSV file of {folder} can be read: {'; '.join(skipped)}", f"ls -l {folder}")
+    _write(output, render_mail(tables))
+    return tuple(skipped)
+
+
+def render_page(title: str, table: Table) -> str:
+    """Return a table as a page of its own: no script, and no file beside it."""
+    return _render("page.html.j2", title=title, table=table, kinds=kinds(table), count=count(table))
+
+
+def render_mail(tables: Iterable[tuple[str, Table]]) -> str:
+    """Return tables under their names, each element with a style of its own."""
+    parts = [(name, table, kinds(table), count(table)) for name, table in tables]
+    return _render("mail.html.j2", parts=parts)
+
+
+def _csv_files(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        what = "is a file, not a folder" if folder.exists() else "is not there"
+        raise UsageProblem(f"{folder} {what}", "name a folder with CSV files: --directory DIR")
+    try:
+        files = sorted(file for file in folder.iterdir() if file.suffix.lower() == ".csv")
+    except OSError as error:
+        raise UsageProblem(f"{folder} cannot be read: {error.strerror}", f"ls -ld {folder}") from error
+    if not files:
+        raise UsageProblem(f"no CSV file is in {folder.resolve()}", "name the folder that has them: --directory DIR")
+    return files
+
+
+def _render(template: str, **values: object) -> str:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["visible"] = visible
+    return environment.get_template(template).render(values)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        with held(path):  # two reports of one file take turns
+            write_whole(path, text.encode("utf-8", "backslashreplace"))
+    except (OSError, RecordError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UsageProblem(f"{path} cannot be written: {reason or error}", f"ls -ld {path.parent}") from error

@@ -1,0 +1,42 @@
+"""What both the page and the mail say of a table."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter
+
+from madlite.read.table import Table
+
+_NUMBER = re.compile(r"[-+]?[\d,]*\.?\d+([eE][-+]?\d+)?")
+_KEPT = "\t\n\r"
+
+
+def count(table: Table) -> str:
+    """Return how many rows there are, and of each status: `3 rows: 2 SUCCESS, 1 FAILURE`."""
+    text = "1 row" if len(table.rows) == 1 else f"{len(table.rows)} rows"
+    if "status" not in table.columns:
+        return text
+    column = table.columns.index("status")
+    counts = Counter(row[column] for row in table.rows if row[column])
+    return text + (": " + ", ".join(f"{n} {status}" for status, n in counts.most_common()) if counts else "")
+
+
+def kinds(table: Table) -> tuple[str, ...]:
+    """Return for each column how it is shown: `status`, `number` where it holds nothing else, or `text`."""
+    columns = zip(*table.rows, strict=True) if table.rows else [()] * len(table.columns)
+    return tuple(_kind(name, cells) for name, cells in zip(table.columns, columns, strict=True))
+
+
+def _kind(name: str, cells: tuple[str, ...]) -> str:
+    if name == "status":
+        return "status"
+    written = [cell for cell in cells if cell.strip()]
+    return "number" if written and all(_NUMBER.fullmatch(cell.strip()) for cell in written) else "text"
+
+
+def visible(text: str) -> str:
+    """Return the text with control characters spelled out, which HTML does not have."""
+    if text.isprintable():
+        return text
+    return "".join(f"\\x{ord(c):02x}" if unicodedata.category(c) == "Cc" and c not in _KEPT else c for c in text)

@@ -1,0 +1,143 @@
+"""The file that a script's `--config` names → `configs` of the side files: found, read, without secrets.
+
+Where it is looked for: docs/perf-csv.md (source: madengine 2.1).
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import logging
+import shlex
+from collections.abc import Callable, Iterable
+from itertools import zip_longest
+from pathlib import Path
+
+import msgspec
+
+from madlite.csvtext import unlimited_fields
+from madlite.record.lines import plain
+from madlite.record.typed import as_cell, read_json, typed_rows
+from madlite.secrets import MASK, is_secret
+from madlite.types import Json, RunPlan
+
+_OPTION = "--config"
+# where MAD and the repositories that hold it as a submodule keep what their scripts share
+_SHARED = ("scripts", "scripts/MAD", "scripts/MAD-private", "scripts/MAD-internal")
+_LARGEST_BYTES = 1 << 20  # it is repeated in every entry of a list that grows
+_log = logging.getLogger(__name__)
+
+
+def read_configs(plan: RunPlan, mask: Callable[[str], str] = str) -> Json:
+    """Return what the file named by the run's `--config` holds: the rows of a CSV as objects, else as it stands.
+
+    None where the args name no file of a known kind; also, with a warning, where it is not there or cannot be read.
+    """
+    name = _named(plan.run_args)
+    read = _READERS.get(Path(name).suffix.lower())
+    if read is None:
+        return None
+    path = next((path for path in _candidates(plan, name) if path.is_file()), None)
+    if path is None:
+        _log.warning("%s: the file of %s %s is not there; entries have no configs", plan.card.name, _OPTION, name)
+        return None
+    try:
+        return _clean(read(_content(path)), mask)
+    except Exception as error:  # noqa: BLE001 - PyYAML raises whatever its parts trip over, and a run is worth more
+        _log.warning("%s: %s cannot be read, entries have no configs: %s", plan.card.name, path, _first_line(error))
+        return None
+
+
+def _named(args: str) -> str:
+    """Return the value of the last `--config`, as scripts' own parsers take it; "" where there is none."""
+    try:
+        words = shlex.split(args)
+    except ValueError:  # an open quote: the shell of the workload had its own opinion
+        words = args.split()
+    named = ""
+    for word, after in zip_longest(words, words[1:], fillvalue=""):
+        if word == _OPTION:
+            named = after
+        elif word.startswith(f"{_OPTION}="):
+            named = word.partition("=")[2]
+    return named
+
+
+def _candidates(plan: RunPlan, name: str) -> Iterable[Path]:
+    path = Path(name)
+    if path.is_absolute():
+        return _on_host(plan, path)
+    return (place / path for place in _places(plan))
+
+
+def _on_host(plan: RunPlan, path: Path) -> Iterable[Path]:
+    """Return where a workload's absolute path lies on this machine: what is in the image alone is not read."""
+    if path.is_relative_to(plan.inside):
+        return (plan.workspace / path.relative_to(plan.inside),)
+    return (path,) if plan.runtime == "host" else ()
+
+
+def _places(plan: RunPlan) -> Iterable[Path]:
+    """Yield the folder of the script, its parents up to the checkout, and what the checkout's scripts share."""
+    root = plan.card.root
+    script = root / plan.card.scripts
+    folder = script if script.is_dir() else script.parent
+    yield folder
+    yield from (parent for parent in folder.parents if parent.is_relative_to(root))
+    yield from (root / shared for shared in _SHARED)
+
+
+def _content(path: Path) -> bytes:
+    size = path.stat().st_size
+    if size > _LARGEST_BYTES:
+        raise ValueError(f"{size} bytes are too many to be repeated in every entry, {_LARGEST_BYTES} are not")
+    return path.read_bytes()
+
+
+def _csv(data: bytes) -> Json:
+    text = data.decode("utf-8-sig")
+    with unlimited_fields():
+        header, *lines = [line for line in csv.reader(io.StringIO(text, newline="")) if any(map(str.strip, line))]
+    names = [name.strip() for name in header]
+    return typed_rows([{name: text for name, text in zip(names, line, strict=False) if name} for line in lines])
+
+
+def _yaml(data: bytes) -> Json:
+    import yaml
+
+    return yaml.safe_load(data)
+
+
+def _toml(data: bytes) -> Json:
+    import tomli
+
+    return tomli.loads(data.decode("utf-8"))
+
+
+_READERS: dict[str, Callable[[bytes], Json]] = {
+    ".csv": _csv,
+    ".json": read_json,
+    ".yaml": _yaml,
+    ".yml": _yaml,
+    ".toml": _toml,
+}
+
+
+def _clean(value: Json, mask: Callable[[str], str], name: str = "") -> Json:
+    """Return a value as JSON can hold it, masked: known secrets anywhere, and what a name says is one."""
+    if isinstance(value, dict):
+        return {plain(mask(str(key))): _clean(item, mask, str(key)) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set)):
+        return [_clean(item, mask, name) for item in value]
+    if value is None or isinstance(value, bool):
+        return value
+    number = isinstance(value, (int, float, msgspec.Raw))
+    text = as_cell(value) if number else str(value)
+    if is_secret(name, text) and not text.startswith("<"):  # eos_token: <|end_of_text|>
+        return MASK.decode()
+    shown = plain(mask(text))
+    return value if number and shown == text else shown
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]

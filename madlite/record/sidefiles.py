@@ -1,0 +1,92 @@
+"""The files that dashboards read beside perf.csv, written into the working folder after a run's rows.
+
+perf_entry.* and perf_entry_super.* tell of the last run, perf_super.* of all, common_info.json of the last one with
+several results.  Runs of one folder take turns, so that the files tell of one run.  Format: docs/perf-csv.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from madlite.errors import RecordError
+from madlite.plan.make import RUNS
+from madlite.record.configs import read_configs
+from madlite.record.entry import Entries, build_entries
+from madlite.record.locked import explained, held
+from madlite.record.rows import build_rows
+from madlite.record.superset import add_to_superset, table_of, write_table
+from madlite.record.typed import indented, on_one_line
+from madlite.record.whole import write_whole
+from madlite.types import Json, Result, Row, RunPlan
+
+ENTRY_TABLE = "perf_entry.csv"
+_LOCK = ".side_files.lock"
+
+
+def write_side_files(
+    plan: RunPlan, result: Result, *, pipeline: str, build_number: str, mask: Callable[[str], str] = str
+) -> tuple[str, ...]:
+    """Write a run's side files into its working folder, and return what kept any of them from being written.
+
+    `pipeline` and `build_number` are as for `build_rows`; `mask` hides secrets, in the configuration too.
+    """
+
+    def rows(of: Result) -> tuple[Row, ...]:
+        built = build_rows(plan, of, pipeline=pipeline, build_number=build_number, strict_header=False)
+        return tuple(Row(cells={name: mask(text) for name, text in row.cells.items()}) for row in built)
+
+    (bare,) = rows(replace(result, metrics=()))
+    entries = build_entries(plan, result, rows(result), bare, read_configs(plan, mask))
+    try:
+        with side_files_locked(plan.workspace):
+            return tuple(_write_all(plan.workspace, entries))
+    except RecordError as problem:
+        return (problem.message,)
+
+
+@contextmanager
+def side_files_locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a working folder's side files.
+
+    Raises:
+        RecordError: there can be no lock in the folder, or what is done under it met an OSError.
+    """
+    lock = folder / RUNS / _LOCK
+    with explained(lock):
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        with held(lock):
+            yield
+
+
+def _write_all(folder: Path, entries: Entries) -> Iterator[str]:
+    """Write the list first, for its entries are the ones that are there once; one file's problem is its own."""
+    superset, several = entries.superset, entries.common is not None
+    steps: list[tuple[str, Callable[[Path], None]]] = [
+        ("perf_entry_super.json", partial(_write_json, value=[*superset], over_lines=True)),
+        ("perf_entry_super.csv", partial(write_table, rows=table_of(superset))),
+        ("perf_entry.json", partial(_write_json, value=_one_or_all(entries), over_lines=several)),
+        (ENTRY_TABLE, partial(write_table, rows=entries.table)),
+    ]
+    if entries.ran:
+        steps.insert(0, ("perf_super.json", lambda path: add_to_superset(path.parent, superset)))
+    if several:
+        steps.append(("common_info.json", partial(_write_json, value=entries.common, over_lines=False)))
+    for name, write in steps:
+        try:
+            with explained(folder / name):
+                write(folder / name)
+        except RecordError as problem:
+            yield problem.message
+
+
+def _one_or_all(entries: Entries) -> Json:
+    return entries.entry[0] if len(entries.entry) == 1 else [*entries.entry]
+
+
+def _write_json(path: Path, value: Json, over_lines: bool) -> None:
+    write_whole(path, (indented(value) if over_lines else on_one_line(value)) + b"\n")

@@ -1,0 +1,89 @@
+"""perf_super.json, the list that grows by every run's entries, and perf_super.csv, the same as a table.
+
+Callers hold the lock of `sidefiles`.  A list that cannot be read is moved aside, never written over.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from madlite.record.lines import csv_line, plain
+from madlite.record.perfcsv import append_rows
+from madlite.record.typed import as_cell, indented, read_json
+from madlite.record.whole import write_whole
+from madlite.types import Json, Row
+
+LIST, TABLE = "perf_super.json", "perf_super.csv"
+_Object: TypeAlias = dict[str, Json]
+_log = logging.getLogger(__name__)
+
+
+def add_to_superset(folder: Path, entries: Sequence[_Object]) -> None:
+    """Add a run's entries to both files; a table that is not there is written anew from the whole list.
+
+    Raises:
+        RecordError: the table is no table of results.
+        OSError: a file cannot be read or written.
+    """
+    every = [*_earlier(folder / LIST), *entries]
+    write_whole(folder / LIST, indented(every) + b"\n")
+    table = folder / TABLE
+    if table.exists() and table.stat().st_size:
+        append_rows(table, [Row(cells=_cells(entry)) for entry in entries])
+    else:
+        write_table(table, [_cells(entry) for entry in every])
+
+
+def write_table(path: Path, rows: Sequence[dict[str, str]]) -> None:
+    """Write rows as a CSV of their own; its columns are theirs, in the order in which they first come.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    lines = [columns, *([row.get(name, "") for name in columns] for row in rows)]
+    write_whole(path, "".join(csv_line(cells, "\n") for cells in lines).encode())
+
+
+def table_of(entries: Sequence[_Object]) -> list[dict[str, str]]:
+    """Return entries as rows of text."""
+    return [_cells(entry) for entry in entries]
+
+
+def _cells(entry: _Object) -> dict[str, str]:
+    return {plain(name): plain(as_cell(value)) for name, value in entry.items()}
+
+
+def _earlier(path: Path) -> list[_Object]:
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return []
+    try:
+        return _entries(data)
+    except (ValueError, RecursionError) as error:
+        kept = _move_aside(path)
+        _log.warning("%s is no list of results (%s): it is kept as %s and a new one begins", path, error, kept.name)
+        return []
+
+
+def _entries(data: bytes) -> list[_Object]:
+    if not data.strip():
+        return []
+    entries = read_json(data)
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise ValueError("JSON, but no list of objects")
+    return entries
+
+
+def _move_aside(path: Path) -> Path:
+    """Give the file another name beside it, one that no other file has."""
+    stamp = time.strftime("%Y%m%dT%H%M%S")
+    names = (path.with_name(f"{path.name}.broken-{stamp}{n}") for n in ("", *(f"-{n}" for n in range(2, 1000))))
+    kept = next(name for name in names if not name.exists())
+    path.rename(kept)
+    return kept

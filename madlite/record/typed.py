@@ -1,0 +1,80 @@
+"""Cells and JSON: what is a number in a file of JSON, spelled as it was written."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from madlite.types import Json
+
+_NUMBER = re.compile(r"([-+]?)(0|[1-9][0-9]*)?(\.[0-9]*)?([eE][-+]?[0-9]+)?")
+_NO_NUMBER = frozenset(("", "nan", "+nan", "-nan", "n/a", "na", "null", "none", "inf", "+inf", "-inf", "infinity"))
+
+
+def as_number(text: str) -> msgspec.Raw | None:
+    """Return a number as JSON spells it, digit for digit; None for text that is none, or none that JSON knows.
+
+    `0012` is text: JSON has no such number, and it may be a name.
+    """
+    found = _NUMBER.fullmatch(text)
+    if found is None:
+        return None
+    sign, whole, fraction, exponent = (part or "" for part in found.groups())
+    digits = fraction if len(fraction) > 1 else ""
+    if not (whole or digits) or not math.isfinite(float(text)):
+        return None
+    return msgspec.Raw(f"{'-' if sign == '-' else ''}{whole or '0'}{digits}{exponent}".encode())
+
+
+def typed_rows(rows: Sequence[Mapping[str, str]]) -> list[dict[str, Json]]:
+    """Return the rows of a table as objects: a column with numbers alone holds numbers, any other text.
+
+    A blank is null; so is what says "no number" (nan, inf, N/A, none, …) in a column of numbers.
+    """
+    names = dict.fromkeys(name for row in rows for name in row)
+    columns = {name: _column([row.get(name, "") for row in rows]) for name in names}
+    return [{name: columns[name][n] for name in row} for n, row in enumerate(rows)]
+
+
+def _column(texts: Sequence[str]) -> list[Json]:
+    numbers = [as_number(text.strip()) for text in texts]
+    others = {text.strip().lower() for text, number in zip(texts, numbers, strict=True) if number is None}
+    if any(number is not None for number in numbers) and others <= _NO_NUMBER:
+        return [*numbers]
+    return [text if text.strip() else None for text in texts]
+
+
+def read_json(data: bytes) -> Json:
+    """Return JSON with every number as it is spelled; NaN and infinities, which madengine writes, are null.
+
+    Raises:
+        ValueError: it is no JSON.
+        RecursionError: it is nested too deeply.
+    """
+    text = data.decode("utf-8-sig")
+    return json.loads(text, parse_float=_raw, parse_int=_raw, parse_constant=lambda name: None)
+
+
+def _raw(text: str) -> msgspec.Raw:
+    return msgspec.Raw(text.encode())
+
+
+def on_one_line(value: Json) -> bytes:
+    """Return a value as JSON on one line, as madengine writes it."""
+    return msgspec.json.format(msgspec.json.encode(value), indent=0)
+
+
+def indented(value: Json) -> bytes:
+    """Return a value as JSON over many lines, as madengine writes it."""
+    return msgspec.json.format(msgspec.json.encode(value), indent=2)
+
+
+def as_cell(value: Json) -> str:
+    """Return a value as the text of a CSV cell: null is blank, lists and objects are JSON on one line."""
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else on_one_line(value).decode()

@@ -1,0 +1,229 @@
+#!/usr/bin/env bash
+# env_snapshot.sh NAME [lite|full] [GUEST_OS] [FOLDER]: write down what a run finds around it.
+#
+# FOLDER (default: ..) gets NAME.csv, with a fact a row as section,name,value, and .NAME/, with what the tools said.
+# Nothing is installed, no package is imported, and every tool has a time limit, so that `lite` is done in 2 s; `full`
+# asks more tools and waits longer.  It needs bash, and reads with what else is there.  It never fails a run.
+#
+# Values of variables that may be secrets are masked, wherever they stand.
+set -u
+variables=() values=() # the environment as it came
+for variable in $(compgen -e); do variables+=("$variable") values+=("${!variable-}"); done
+export LC_ALL=C
+PATH=$PATH:${ROCM_PATH:-/opt/rocm}/bin
+name=${1-} mode=${2:-lite} guest=${3-} folder=${4:-..}
+
+say() { echo "env_snapshot: $*"; }
+case $name in
+  '' | .* | */*)
+    say "usage: env_snapshot.sh NAME [lite|full] [GUEST_OS] [FOLDER]" >&2
+    exit 0
+    ;;
+esac
+limit_s=1.2 polls=34 # of 0.05 s, in all; a process that hangs in a driver cannot even be killed
+[ "$mode" != full ] || limit_s=60 polls=1240
+details=$folder/.$name csv=$folder/$name.csv new=$folder/.$name.csv.$$
+if ! { mkdir -p -- "$details" && : >"$new"; }; then
+  say "nothing is written: $folder cannot be written to" >&2
+  exit 0
+fi
+
+# Say whether a variable may hold a secret; a number or a switch under a doubtful name is a setting.
+is_secret() { # is_secret NAME VALUE
+  case ${1^^} in
+    *MAD_SECRETS* | *PASS* | *SECRET*) return 0 ;;
+    *TOKEN* | *KEY* | *CREDENTIAL* | *AUTH* | *COOKIE* | PAT | *_PAT) ;;
+    *) return 1 ;;
+  esac
+  case ${2,,} in '' | true | false | yes | no | on | off | none) return 1 ;; esac
+  [[ ! $2 =~ ^[0-9.]+$ ]]
+}
+secrets=()
+for n in "${!variables[@]}"; do
+  if is_secret "${variables[n]}" "${values[n]}" && [ ${#values[n]} -ge 4 ]; then secrets+=("${values[n]}"); fi
+done
+
+mask() { # mask TEXT: set `masked`
+  local secret
+  masked=$1
+  for secret in ${secrets[@]+"${secrets[@]}"}; do masked=${masked//"$secret"/***}; done
+  while [[ $masked =~ (://[^/@[:space:]]*:)([^/@*[:space:]][^/@[:space:]]*)@ ]]; do
+    masked=${masked/"${BASH_REMATCH[0]}"/"${BASH_REMATCH[1]}***@"}
+  done
+}
+
+fact() { # fact SECTION NAME VALUE: a row, unless there is no value
+  [ -z "$3" ] || row "$@"
+}
+row() {
+  mask "$3"
+  masked=${masked//[$'\r\n\t']/ }
+  printf '%s,"%s","%s"\n' "$1" "${2//\"/\"\"}" "${masked//\"/\"\"}" >>"$new"
+}
+first() { # first FILE...: the first line of the first file that has one
+  local file line
+  for file; do
+    if [ -r "$file" ] && { read -r line || [ -n "$line" ]; } 2>/dev/null <"$file"; then
+      printf '%s' "$line"
+      return
+    fi
+  done
+}
+has() { command -v "$1" >/dev/null; }
+
+# Ask a tool in the background; what it says goes into FILE of the details.
+ask() { # ask FILE COMMAND...
+  local file=$details/$1.txt
+  shift
+  rm -f -- "$file"
+  has "$1" && has timeout || return 0
+  {
+    timeout -k 0.2 "$limit_s" "$@" >"$file" 2>&1
+    case $? in 124 | 137) echo "($1 did not answer within $limit_s s)" >>"$file" ;; esac
+  } </dev/null &
+}
+PACKAGES='
+import importlib.metadata as m
+for d in sorted(m.distributions(), key=lambda d: str(d.metadata["Name"]).lower()): print(d.metadata["Name"], d.version)'
+
+ask_all() {
+  ask nvidia-smi nvidia-smi
+  ask nvidia-smi_gpus nvidia-smi --query-gpu=index,name,memory.total,driver_version,vbios_version --format=csv
+  ask rocm-smi rocm-smi
+  ask rocm-smi_gpus rocm-smi --showproductname --showdriverversion --csv
+  ask amd-smi_version amd-smi version
+  ask amd-smi_gpus amd-smi static --asic --driver --csv
+  ask python_packages python3 -c "$PACKAGES"
+  ask python_version python3 --version
+  ask lscpu lscpu
+  ask memory free -m
+  ask disks df -hP
+  ask nvcc nvcc --version
+  ask hipconfig hipconfig --version
+  [ "$mode" = full ] || return 0
+  ask nvidia-smi_all nvidia-smi -q
+  ask nvidia-smi_topology nvidia-smi topo -m
+  ask rocm-smi_all rocm-smi -a
+  ask rocm-smi_topology rocm-smi --showtopo
+  ask amd-smi_static amd-smi static
+  ask amd-smi_topology amd-smi topology
+  ask rocminfo rocminfo
+  ask lspci lspci
+  ask numa numactl --hardware
+  ask network ip addr
+  ask infiniband ibv_devinfo
+  ask rdma rdma link
+  ask limits bash -c 'ulimit -a'
+  ask modules lsmod
+  ask packages_dpkg dpkg-query -W
+  ask packages_rpm rpm -qa
+}
+
+system_facts() {
+  local PRETTY_NAME=
+  fact run mode "$mode"
+  fact run guest_os "$guest"
+  fact run date "$(printf '%(%Y-%m-%dT%H:%M:%S%z)T' -1)"
+  fact system hostname "$(first /proc/sys/kernel/hostname)"
+  fact system kernel "$(first /proc/sys/kernel/osrelease)"
+  fact system kernel_build "$(first /proc/sys/kernel/version)"
+  fact system machine "$(has uname && uname -m)"
+  # shellcheck disable=SC1091
+  fact system os "$(. /etc/os-release 2>/dev/null && printf '%s' "$PRETTY_NAME")"
+  fact system container "$([ -e /.dockerenv ] || [ -e /run/.containerenv ] && echo yes || echo no)"
+  fact system numa_balancing "$(first /proc/sys/kernel/numa_balancing)"
+  fact system transparent_hugepages "$(first /sys/kernel/mm/transparent_hugepage/enabled)"
+}
+
+hardware_facts() {
+  local key number model='' processors=0 sockets=0 seen=' '
+  while IFS=: read -r key number; do
+    number=${number# }
+    case $key in
+      processor*) processors=$((processors + 1)) ;;
+      "model name"*) model=$number ;;
+      "physical id"*) case $seen in *" $number "*) ;; *) seen+="$number " sockets=$((sockets + 1)) ;; esac ;;
+    esac
+  done </proc/cpuinfo
+  fact cpu model "$model"
+  fact cpu processors "$processors"
+  fact cpu sockets "$sockets"
+  fact cpu usable "$(has nproc && nproc)"
+  fact cpu numa_nodes "$(set -- /sys/devices/system/node/node[0-9]* && [ -e "$1" ] && echo $#)"
+  fact cpu governor "$(first /sys/devices/system/cpu/cpu0/cpufreq/scaling_governor)"
+  while read -r key number _; do
+    case $key in MemTotal: | MemAvailable: | SwapTotal: | HugePages_Total:) fact memory "${key%:}" "$number" ;; esac
+  done </proc/meminfo
+  fact memory cgroup_limit "$(first /sys/fs/cgroup/memory.max /sys/fs/cgroup/memory/memory.limit_in_bytes)"
+  fact memory dev_shm "$(has df && df -hP /dev/shm 2>/dev/null | { read -r _ && read -r _ size _ && echo "$size"; })"
+}
+
+# Facts of GPUs that the kernel tells without a tool.
+gpu_facts() {
+  local node key number info gpu
+  for node in /sys/class/kfd/kfd/topology/nodes/[0-9]*; do
+    [ -r "$node/properties" ] || continue
+    while read -r key number; do
+      [ "$key" != gfx_target_version ] || [ "$number" = 0 ] || fact gpu "kfd node ${node##*/} $key" "$number"
+    done 2>/dev/null <"$node/properties"
+  done
+  for info in /proc/driver/nvidia/gpus/*/information; do
+    [ -r "$info" ] || continue
+    gpu=${info%/*} gpu=${gpu##*/}
+    while IFS=: read -r key number; do
+      [ "$key" != Model ] || fact gpu "nvidia $gpu model" "${number#"${number%%[![:space:]]*}"}"
+    done <"$info"
+  done
+  fact gpu amdgpu_driver "$(first /sys/module/amdgpu/version)"
+  fact gpu nvidia_driver "$(first /proc/driver/nvidia/version)"
+  fact rocm version "$(first "${ROCM_PATH:-/opt/rocm}/.info/version" "${ROCM_PATH:-/opt/rocm}/.info/version-dev")"
+  fact cuda version "$(first /usr/local/cuda/version.txt)"
+}
+
+lines_of() { # lines_of SECTION FILE: a fact for each line that a tool said
+  local line n=0
+  [ -r "$details/$2.txt" ] || return 0
+  while read -r line || [ -n "$line" ]; do
+    [ -n "$line" ] && n=$((n + 1)) && fact "$1" "$2 $n" "$line"
+  done <"$details/$2.txt"
+}
+
+tool_facts() {
+  local file package version
+  for file in nvidia-smi_gpus rocm-smi_gpus amd-smi_gpus amd-smi_version; do lines_of gpu "$file"; done
+  lines_of cuda nvcc
+  lines_of rocm hipconfig
+  lines_of python python_version
+  [ -r "$details/python_packages.txt" ] || return 0
+  while read -r package version _; do
+    case ${package,,} in
+      torch* | *triton* | numpy | transformers | accelerate | peft | datasets | deepspeed | *flash*attn* | \
+        transformer*engine* | *megatron* | vllm | sglang | aiter | amdsmi | rocm* | nvidia-nccl* | xformers)
+        fact python "$package" "$version"
+        ;;
+    esac
+  done <"$details/python_packages.txt"
+}
+
+variable_facts() {
+  local n value
+  for n in "${!variables[@]}"; do
+    value=${values[n]}
+    if is_secret "${variables[n]}" "$value"; then value='***'; fi
+    row env "${variables[n]}" "$value"
+  done
+}
+
+echo section,name,value >"$new"
+ask_all
+system_facts
+hardware_facts
+gpu_facts
+variable_facts
+while [ -n "$(jobs -rp)" ] && [ $((polls -= 1)) -gt 0 ]; do sleep 0.05; done
+tool_facts
+facts=-1
+while read -r _; do facts=$((facts + 1)); done <"$new"
+mv -f -- "$new" "$csv" || say "$csv cannot be written" >&2
+say "$facts facts in $csv, what the tools said in $details"
+exit 0

@@ -1,0 +1,62 @@
+"""data.json and the context's `data`, field by field."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from madlite.catalog.datasets import Provider, read_data_sets
+from madlite.errors import UsageProblem
+
+
+def read(folder: Path, table: object, overrides: dict[str, object] | None = None, mirror: str = ""):
+    file = folder / "data.json"
+    file.write_text(table if isinstance(table, str) else json.dumps(table))
+    return read_data_sets(file, overrides or {}, "--additional-context", mirror)
+
+
+def test_providers_come_in_the_order_they_are_asked_in(tmp_path: Path) -> None:
+    shuffled = {name: {"path": name} for name in ("aws", "local", "nas", "custom", "minio")}
+    assert list(read(tmp_path, {"set": shuffled})["set"]) == ["custom", "local", "minio", "nas", "aws"]
+
+
+def test_every_field(tmp_path: Path) -> None:
+    fields = {"path": "p", "home": "/h", "mirrorlocal": "m", "readwrite": True, "args": "-x", "more": 1}
+    assert read(tmp_path, {"set": {"custom": fields}})["set"]["custom"] == Provider(
+        path="p", home="/h", mirrorlocal="m", readwrite="true", args="-x"
+    )
+
+
+def test_the_context_replaces_a_set_and_adds_one(tmp_path: Path) -> None:
+    sets = read(tmp_path, {"a": {"aws": {"path": "1"}}}, {"a": {"local": {"path": "2"}}, "b": {"local": {"path": "3"}}})
+    assert sets == {"a": {"local": Provider(path="2")}, "b": {"local": Provider(path="3")}}
+
+
+def test_a_forced_mirror_is_for_all_but_local(tmp_path: Path) -> None:
+    sets = read(tmp_path, {"a": {"local": {"path": "1"}, "minio": {"path": "2"}}}, mirror="/cache")
+    assert (sets["a"]["local"].mirrorlocal, sets["a"]["minio"].mirrorlocal) == ("", "/cache")
+
+
+def test_without_a_file_and_overrides_there_are_none(tmp_path: Path) -> None:
+    assert read_data_sets(tmp_path / "data.json", {}, "context") is None
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ("{", "data.json is not JSON"),
+        ([], "must be an object of data sets, found a list"),
+        ({"set": 3}, "data set 'set' must be an object of providers"),
+        ({"set": {"ftp": {"path": "x"}}}, "has no provider 'ftp'"),
+        ({"set": {"local": {}}}, "`path`"),
+        ({"set": {"local": {"path": 7}}}, "path"),
+        ({"set": {"local": "x"}}, "provider local"),
+        ({"set": {"local": {"path": "x", "mirrorlocal": "/m"}}}, "takes no mirrorlocal"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, table: object, words: str) -> None:
+    with pytest.raises(UsageProblem) as raised:
+        read(tmp_path, table)
+    assert words in raised.value.message

@@ -1,0 +1,106 @@
+"""`madlite report`, as a user types it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from madlite.cli.main import call
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "perf.csv").write_text("model,performance,metric,status\ntiny,1.5e+03,tok,SUCCESS\n")
+    return tmp_path
+
+
+def files(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("option", ["--csv-file-path", "--csv_file_path", "--csv"])
+def test_a_page_is_written_and_named(folder, capsys, option):
+    assert call(["report", "to-html", option, "perf.csv", "-v"]) == 0
+    assert capsys.readouterr().out == "wrote perf.html\n"
+    assert ">1.5e+03</td>" in (folder / "perf.html").read_text()
+
+
+@pytest.mark.parametrize("args", [[], ["--dir", "."], ["--directory", "."], ["--csv-file-path", "."]])
+def test_a_mail_is_written_and_named(folder, capsys, args):
+    assert call(["report", "to-email", *args]) == 0
+    assert capsys.readouterr().out == "wrote run_results.html\n"
+    assert ">perf</h2>" in (folder / "run_results.html").read_text()
+
+
+def test_a_mail_goes_into_its_folder_or_where_it_is_told(folder):
+    (folder / "sub").mkdir()
+    (folder / "perf.csv").rename(folder / "sub/perf.csv")
+    assert call(["report", "to-email", "--dir", "sub", "-o", "mail.html"]) == 0
+    assert call(["report", "to-email", "--dir", "sub", "-o", str(folder / "mail.html")]) == 0
+    assert files(folder) == ["mail.html", "sub"] and files(folder / "sub") == ["mail.html", "perf.csv"]
+
+
+def test_a_file_left_out_of_a_mail_is_a_warning(folder, capsys):
+    (folder / "a.csv").write_text('x\n"never closed\n')
+    assert call(["report", "to-email"]) == 0
+    assert capsys.readouterr().err.startswith("warning: left out: a.csv is no CSV")
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["to-html"], "--csv-file-path"),
+        (["to-html", "--csv-file-path", "absent.csv"], "there is no file absent.csv"),
+        (["to-html", "--csv-file-path", "."], "is a folder"),
+        (["to-html", "--csv-file-path", ""], "is a folder"),
+        (["to-html", "--csv-file-path", "notes.txt"], "no .csv file"),
+        (["to-html", "--csv-file-path", "broken.csv"], "line 2"),
+        (["to-email", "--dir", "absent"], "absent is not there"),
+        (["to-email", "--dir", "notes.txt"], "is a file"),
+        (["to-email", "--dir", "none"], "no CSV file is in"),
+        (["update-perf"], "no result"),
+        (["update-perf", "--single_result", "absent.json"], "absent.json"),
+        (["update-perf", "--single-result", "one.json", "--perf-csv", "absent.csv"], "absent.csv"),
+        (["update-perf", "--multiple-results", "perf.csv"], "--model-name"),
+    ],
+)
+def test_what_cannot_be_done_is_one_sentence_and_exit_4(folder, capsys, args, said):
+    (folder / "notes.txt").write_text("x")
+    (folder / "broken.csv").write_text("a,b\n1,2,3\n")
+    (folder / "none").mkdir()
+    (folder / "one.json").write_text('{"model": "m", "performance": "1", "metric": "t", "status": "SUCCESS"}')
+    before = files(folder)
+    assert call(["report", *args]) == 4
+    err = capsys.readouterr().err
+    assert err.startswith("error: ") and said in err and " hint: " in err and "Traceback" not in err
+    assert files(folder) == before
+
+
+def test_report_alone_shows_what_there_is(capsys):
+    assert call(["report"]) == 4
+    said = capsys.readouterr()
+    assert "to-html" in said.out and "to-email" in said.out and "update-perf" in said.out
+    assert said.err.startswith("error: no command of report is named")
+
+
+@pytest.mark.parametrize("option", ["--single_result", "--single-result", "--single"])
+def test_a_result_joins_perf_csv(folder, capsys, option):
+    (folder / "one.json").write_text(
+        json.dumps({"model": "m", "performance": "0012", "metric": "tok", "status": "SUCCESS"})
+    )
+    assert call(["report", "update-perf", option, "one.json"]) == 0
+    assert capsys.readouterr().out == "1 row added to perf.csv\n"
+    assert (folder / "perf.csv").read_text().splitlines()[1:] == ["tiny,1.5e+03,tok,SUCCESS", "m,0012,tok,SUCCESS"]
+
+
+def test_several_results_come_before_a_single_one(folder, capsys):
+    (folder / "one.json").write_text('{"model": "m", "performance": "1", "metric": "t", "status": "SUCCESS"}')
+    (folder / "common.json").write_text('{"n_gpus": "8"}')
+    (folder / "results.csv").write_text("model,performance,metric\na,1,tok\nb,2,tok\n")
+    args = ["--multiple-results", "results.csv", "--common_info", "common.json", "--model_name", "m"]
+    assert call(["report", "update-perf", "--single_result", "one.json", "--failed-result", "x.json", *args]) == 0
+    said = capsys.readouterr()
+    assert said.out == "2 rows added to perf.csv\n" and "--failed-result adds nothing" in said.err
+    assert (folder / "perf.csv").read_text().splitlines()[2:] == ["m_a,1,tok,SUCCESS", "m_b,2,tok,SUCCESS"]

@@ -1,0 +1,258 @@
+"""What MAD's runs have around the script: data, scripts before and after, credentials, logs, files handed up."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+import sys
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from tests.engine.checkout import Checkout
+
+RESULT = 'echo "performance: 5 x"\n'
+
+
+def write(folder: Path, name: str, text: str) -> None:
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(text)
+
+
+def data_json(checkout: Checkout, table: object) -> None:
+    write(checkout.folder, "data.json", json.dumps(table))
+
+
+def test_local_data(checkout: Checkout) -> None:
+    write(checkout.folder, "sets/wiki/n.txt", "77\n")
+    data_json(checkout, {"wiki": {"local": {"path": "sets/wiki"}}})
+    checkout.card("m", 'touch "$MAD_DATAHOME/own"; echo "performance: $(cat "$MAD_DATAHOME/n.txt") x"\n', data="wiki")
+    done = checkout.run("--tags", "m")
+    (row,) = checkout.rows
+    assert (done.returncode, row["performance"]) == (0, "77"), done.stderr
+    names = ("dataname", "data_provider_type", "data_size", "data_download_duration")
+    assert [row[name] for name in names] == ["wiki", "local", "", "0"]
+    if checkout.runtime == "docker":
+        assert not (checkout.folder / "sets/wiki/own").exists(), "it is mounted read-only"
+
+
+def test_custom_data_is_fetched_before_the_script(checkout: Checkout) -> None:
+    write(checkout.folder, "fetch.sh", 'head -c 3000000 /dev/zero > big; echo "$1" > n.txt\n')
+    data_json(checkout, {"wiki": {"custom": {"path": "fetch.sh", "args": "42"}}})
+    checkout.card("m", 'echo "performance: $(cat "$MAD_DATAHOME/n.txt") x"\n', data="wiki")
+    done = checkout.run("--tags", "m")
+    (row,) = checkout.rows
+    assert (done.returncode, row["performance"]) == (0, "42"), done.stderr
+    assert (row["data_provider_type"], row["data_download_duration"]) == ("custom", "0")
+    assert row["data_size"] in ("2.9M", "3.0M")
+    checkout.assert_nothing_left()
+
+
+def test_a_fetch_that_fails_is_the_reason(checkout: Checkout) -> None:
+    write(checkout.folder, "fetch.sh", "echo no such bucket >&2; exit 7\n")
+    data_json(checkout, {"wiki": {"custom": {"path": "fetch.sh"}}})
+    checkout.card("m", "echo ran > ../ran\n" + RESULT, data="wiki")
+    done = checkout.run("--tags", "m")
+    (row,) = checkout.rows
+    assert (done.returncode, row["status"], row["performance"]) == (3, "FAILURE", "")
+    (record,) = checkout.records()
+    assert "'data' failed (exit code 7)" in record["reason"] and record["evidence"] == "no such bucket"
+    assert not (checkout.folder / "ran").exists()
+
+
+def test_a_set_nobody_knows_is_a_row_and_a_missing_folder_is_a_note(checkout: Checkout) -> None:
+    data_json(checkout, {"gone": {"local": {"path": "/nowhere"}}})
+    checkout.card("unknown", RESULT, data="other")
+    checkout.card("without", RESULT, data="gone")
+    done = checkout.run("--tags", "unknown", "without")
+    unknown, without = checkout.rows
+    assert (unknown["status"], without["status"], without["dataname"]) == ("FAILURE", "SUCCESS", "")
+    assert done.returncode == 3 and "data set 'other'" in done.stderr + done.stdout
+    assert "/nowhere is not on this machine" in done.stderr + done.stdout
+
+
+def test_nas_and_aws_are_refused_before_anything_runs(checkout: Checkout) -> None:
+    data_json(checkout, {"wiki": {"nas": {"path": "/nas/wiki"}}})
+    checkout.card("m", RESULT, data="wiki")
+    done = checkout.run("--tags", "m")
+    assert done.returncode == 4 and "nas" in done.stderr and not (checkout.folder / "perf.csv").exists()
+
+
+@pytest.fixture
+def bucket():
+    """An S3-compatible server on loopback with one object; yields its address."""
+    import boto3
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    endpoint = f"http://{host}:{port}"
+    keys = {"aws_access_key_id": "reader", "aws_secret_access_key": "s3cret-word"}
+    s3 = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1", **keys)
+    s3.create_bucket(Bucket="sets")
+    s3.put_object(Bucket="sets", Key="wiki/n.txt", Body=b"99\n")
+    yield endpoint
+    server.stop()
+
+
+def minio(checkout: Checkout, endpoint: str, *more: str, **fields: object):
+    """Run a card whose data is in the bucket, with the client of this very Python."""
+    data_json(checkout, {"wiki": {"minio": {"path": "s3://sets/wiki", **fields}}})
+    service = {"USERNAME": "reader", "PASSWORD": "s3cret-word", "MINIO_ENDPOINT": endpoint}
+    write(checkout.folder, "credential.json", json.dumps({"MAD_MINIO": service}))
+    script = 'env | grep -c AWS_ACCESS_KEY; echo "performance: $(cat "$MAD_DATAHOME/n.txt") x"\n'
+    checkout.card("m", script, data="wiki")
+    # a container sees the interpreter of the tests at the same place; both are of one Debian
+    places = {sys.prefix: sys.prefix, sys.base_prefix: sys.base_prefix}
+    path = f"{sys.prefix}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    context = {"docker_mounts": places, "docker_env_vars": {"PATH": path}}
+    return checkout.run("--tags", "m", "-c", json.dumps(context), *more)
+
+
+@pytest.mark.skipif(sys.base_prefix == "/usr", reason="the container's own /usr would be hidden")
+def test_minio_data_comes_from_the_bucket(checkout: Checkout, bucket: str) -> None:
+    done = minio(checkout, bucket)
+    (row,) = checkout.rows
+    log = next(checkout.folder.glob("madlite_runs/*/run.log")).read_text()
+    assert (done.returncode, row["performance"]) == (0, "99"), done.stderr + log
+    assert (row["dataname"], row["data_provider_type"]) == ("wiki", "minio")
+    assert row["data_size"] and float(row["data_download_duration"]) > 0
+    written = [path for path in checkout.folder.rglob("*") if path.is_file() and path.name != "credential.json"]
+    assert [path for path in written if b"s3cret-word" in path.read_bytes()] == []
+    assert "s3cret-word" not in done.stdout + done.stderr
+    assert "\n0\n" in log, "the keys are the fetch's alone"
+    checkout.assert_nothing_left()
+
+
+@pytest.mark.skipif(sys.base_prefix == "/usr", reason="the container's own /usr would be hidden")
+def test_a_mirror_keeps_what_was_fetched(checkout: Checkout, bucket: str) -> None:
+    done = minio(checkout, bucket, "--force-mirror-local", "cache")
+    assert done.returncode == 0, done.stderr
+    assert (checkout.folder / "cache/wiki/n.txt").read_text() == "99\n"
+
+
+def test_a_store_that_does_not_answer_is_named(checkout: Checkout) -> None:
+    done = minio(checkout, "http://127.0.0.1:9")
+    assert done.returncode == 3 and "127.0.0.1 cannot be reached" in done.stdout + done.stderr
+
+
+def test_scripts_before_and_after_the_model(checkout: Checkout) -> None:
+    write(checkout.folder, "own/say.sh", 'echo "$1 in $(basename "$PWD")" >> ../order; ls run.sh 2>/dev/null; true\n')
+    checkout.card("m", "echo model >> ../order\n" + RESULT)
+    scripts = [{"path": "own/say.sh", "args": name} for name in ("first", "second")]
+    context = {"pre_scripts": scripts, "post_scripts": scripts, "encapsulate_script": "nice -n 3"}
+    done = checkout.run("--tags", "m", "-c", json.dumps(context))
+    assert done.returncode == 0, done.stderr
+    around = ["first in run_directory", "second in run_directory"]
+    assert (checkout.folder / "order").read_text().splitlines() == [*around, "model", *around]
+    assert not (checkout.folder / "run_directory").exists()
+
+
+@pytest.mark.parametrize("key", ["pre_scripts", "post_scripts"])
+def test_a_script_that_fails_fails_the_run(checkout: Checkout, key: str) -> None:
+    write(checkout.folder, "bad.sh", "echo went wrong; exit 9\n")
+    checkout.card("m", RESULT)
+    done = checkout.run("--tags", "m", "-c", json.dumps({key: [{"path": "bad.sh"}]}))
+    (row,) = checkout.rows
+    assert (done.returncode, row["status"], row["performance"]) == (3, "FAILURE", "")
+    (record,) = checkout.records()
+    assert f"'{key.removesuffix('_scripts')}' failed (exit code 9)" in record["reason"]
+    assert record["evidence"] == "went wrong"
+
+
+def test_a_script_that_is_not_there_is_refused(checkout: Checkout) -> None:
+    checkout.card("m", RESULT)
+    done = checkout.run("--tags", "m", "-c", '{"pre_scripts": [{"path": "own/nowhere.sh"}]}')
+    assert done.returncode == 4 and "pre_scripts names own/nowhere.sh" in done.stderr
+
+
+def test_logs_have_the_names_of_both_madengines(checkout: Checkout) -> None:
+    checkout.card("m", "echo hello\n" + RESULT)
+    assert checkout.run("--tags", "m", "--timeout", "120").returncode == 0
+    base = "m_base" if checkout.runtime == "docker" else "m_host"
+    for end in (".live.log", ".run.live.log"):
+        text = (checkout.folder / f"{base}{end}").read_text()
+        assert "⏰ Setting timeout to 120 seconds." in text and "hello" in text
+    if checkout.runtime == "docker":
+        build = (checkout.folder / f"{base}.build.live.log").read_text()
+        assert "ARG BASE_DOCKER=" in build and "hello" not in build
+
+
+def test_files_for_the_workspace_are_handed_up(checkout: Checkout) -> None:
+    script = "for name in a_profiler_output b_output c_trace library_trace other; do echo 1 > $name.csv; done\n"
+    checkout.card("m", script + RESULT)
+    assert checkout.run("--tags", "m").returncode == 0
+    left = {path.name for path in checkout.folder.glob("*.csv")} - {"perf.csv", "perf_entry.csv"}
+    wanted = {"a_profiler_output.csv", "b_output.csv", "c_trace.csv", "library_trace.csv"}
+    assert {name for name in left if not name.startswith("perf_")} == wanted
+
+
+class Guarded(SimpleHTTPRequestHandler):
+    """Serves a bare repository to whoever knows the password."""
+
+    def do_GET(self) -> None:
+        expected = "Basic " + base64.b64encode(b"ada:l0velace-pw").decode()
+        if self.headers.get("Authorization") == expected:
+            super().do_GET()
+            return
+        self.send_response(401)
+        self.send_header("WWW-Authenticate", 'Basic realm="git"')
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *args: object) -> None:
+        return
+
+
+@pytest.fixture
+def guarded(tmp_path: Path):
+    """The address of a repository that asks for a password, and its commit."""
+    work, bare = tmp_path / "work", tmp_path / "served/toy.git"
+    work.mkdir()
+    (work / "data.txt").write_text("13\n")
+    who = ("-c", "user.name=t", "-c", "user.email=t@t")
+    for command in (("init", "-q"), ("add", "."), (*who, "commit", "-qm", "first")):
+        subprocess.run(["git", *command], cwd=work, check=True)
+    subprocess.run(["git", "clone", "-q", "--bare", str(work), str(bare)], check=True)
+    subprocess.run(["git", "update-server-info"], cwd=bare, check=True)
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=work, capture_output=True, text=True, check=True).stdout
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Guarded, directory=str(tmp_path / "served")))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/toy.git", commit.strip()
+    server.shutdown()
+
+
+def test_a_private_repository_is_cloned_with_the_cards_credential(checkout: Checkout, guarded: tuple[str, str]) -> None:
+    url, commit = guarded
+    checkout.card("m", 'echo "performance: $(cat data.txt) x"\n', url=url, cred="GIT")
+    table = {"GIT": {"username": "ada", "password": "l0velace-pw"}}
+    write(checkout.folder, "credential.json", json.dumps(table))
+    done = checkout.run("--tags", "m")
+    (row,) = checkout.rows
+    log = next(checkout.folder.glob("madlite_runs/*/run.log")).read_text()
+    assert (done.returncode, row["performance"], row["git_commit"]) == (0, "13", commit), log
+    assert "l0velace-pw" not in log + done.stdout + done.stderr
+    table["GIT"]["password"] = "wrong-password"
+    write(checkout.folder, "credential.json", json.dumps(table))
+    done = checkout.run("--tags", "m")
+    assert done.returncode == 3 and "'clone' failed" in done.stdout + done.stderr
+    assert "Authentication failed" in checkout.records()[-1]["evidence"]
+
+
+def test_model_dir_brings_a_checkout_into_the_working_folder(checkout: Checkout, tmp_path: Path) -> None:
+    checkout.card("m", RESULT)
+    here = tmp_path / "here"
+    here.mkdir()
+    command = [*checkout.command("run", "--runtime", checkout.runtime, "--tags", "m")]
+    env = {**checkout.env, "MODEL_DIR": os.path.relpath(checkout.folder, here)}
+    dry = subprocess.run([*command, "--dry-run"], cwd=here, env=env, capture_output=True, text=True)
+    assert dry.returncode == 0 and list(here.iterdir()) == [], dry.stderr
+    done = subprocess.run(command, cwd=here, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (here / "perf.csv").exists() and not (checkout.folder / "perf.csv").exists()

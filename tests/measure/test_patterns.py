@@ -1,0 +1,65 @@
+"""The scan for error patterns: what counts, what is harmless, and which line is kept."""
+
+from __future__ import annotations
+
+import pytest
+
+from madlite.measure.patterns import PatternScan
+from madlite.plan.error_scan import BENIGN, PATTERNS
+from madlite.types import ErrorScan, Line
+
+
+def scan(*lines: str, patterns=PATTERNS, benign=BENIGN) -> list[tuple[str, str]]:
+    looked = PatternScan(ErrorScan(patterns=patterns, benign=benign))
+    for text in lines:
+        looked.feed(Line(text=text))
+    return list(looked.found.items())
+
+
+@pytest.mark.parametrize(
+    ("line", "pattern"),
+    [
+        ("torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2 GiB", "OutOfMemoryError"),
+        ("  [rank0]: RuntimeError: shape '[2]' is invalid", "RuntimeError:"),
+        ("Traceback (most recent call last):", "Traceback (most recent call last)"),
+        ("E0101 api.py:984] failed (exitcode: 1) local_rank: 0", "failed (exitcode:"),
+        ("test_layer.py::test_norm FAILED", "FAILED"),
+        ("java.lang.Exception: no", "Exception:"),
+    ],
+)
+def test_lines_that_count(line, pattern):
+    assert scan("all is well", line) == [(pattern, line.strip())]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "runtimeerror: in lower case",
+        "0 tests failed",
+        "RuntimeError without a colon",
+        "failed .exitcode: is plain text and no expression",
+        "FutureWarning: this raises ValueError: some day",
+        "RpcError: Running out of retries to initialize the metrics agent. Exception: timed out",
+        "E20251230 16:43:09.797714 140310524069632 generateRocpd.cpp:605] Exception: none",
+        "W20251230 16:43:09.797714 140310524069632 simple_timer.cpp:55] FAILED ops 0",
+        "[rank3]: E20251230 16:43:09.797714 1403 tool.cpp:2420] FAILED",
+        "INFO [rocprofv3] SystemExit hook is set",
+    ],
+)
+def test_lines_that_are_harmless(line):
+    assert scan(line) == []
+
+
+def test_a_file_name_of_the_profiler_alone_does_not_make_an_error_harmless():
+    assert [pattern for pattern, _ in scan("RuntimeError: tool.cpp:12 asserts")] == ["RuntimeError:"]
+
+
+def test_the_first_line_of_each_pattern_is_kept_in_the_order_of_the_log():
+    found = scan("ValueError: known FutureWarning", "ValueError: one", "RuntimeError: two", "ValueError: three")
+    assert found == [("ValueError:", "ValueError: one"), ("RuntimeError:", "RuntimeError: two")]
+
+
+def test_own_text_is_no_expression():
+    own = {"patterns": ("O.M (",), "benign": ("[a-z]O",)}
+    assert scan("OOM (", "xO.M (", **own) == [("O.M (", "xO.M (")]
+    assert scan("[a-z]O.M (", **own) == []

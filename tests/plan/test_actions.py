@@ -1,0 +1,133 @@
+"""The actions of a run, in MAD's order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from madlite.catalog.datasets import Provider
+from madlite.plan.context import read_context
+from madlite.plan.make import make_plan, secrets_of
+from madlite.plan.tools import ScriptCall, Toolset
+from madlite.types import Card, Machine, Request, Secret
+from madlite_plugins.script import Script
+
+
+@pytest.fixture
+def planned(given, tmp_path: Path):
+    def make(context: str = "", **changes: object):
+        (tmp_path / "scripts/toy").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "scripts/toy/run.sh").touch()
+        fields = {"args": "--n 3", **changes.pop("card", {})}
+        card = Card(name="toy", root=tmp_path, source="a test", scripts="scripts/toy/run.sh", **fields)
+        (draft,) = Script().expand(Request(card=card, tag="toy"), Machine())
+        return make_plan(given(card=card, draft=draft, context=read_context(None, context), args=card.args, **changes))
+
+    return make
+
+
+def kinds(plan) -> list[str]:
+    return [action.kind for action in plan.actions]
+
+
+def test_without_scripts_and_data_one_preparation_is_enough(planned) -> None:
+    plan = planned()
+    assert kinds(plan) == ["prepare", "run", "clean"]
+    assert "mkdir" in plan.actions[0].argv[2] and "cp -aL" in plan.actions[0].argv[2]
+
+
+def test_scripts_and_data_have_mads_places(planned) -> None:
+    tools = Toolset(
+        pre=(ScriptCall(path="scripts/b.sh", args="B 1"), ScriptCall(path="pre/a.sh", bundled=True)),
+        post=(ScriptCall(path="scripts/post.sh"),),
+        command="echo cmd_B && python3 {tools}/a.py",
+    )
+    sets = {"wiki": {"minio": Provider(path="b/k")}}
+    services = {"MAD_MINIO": {"USERNAME": "u", "PASSWORD": "hush", "MINIO_ENDPOINT": "http://s"}}
+    plan = planned(
+        '{"encapsulate_script": "numactl -N 0"}',
+        card={"data": ("wiki",)},
+        tools=tools,
+        tool_files=("pre/a.sh", "a.py"),
+        data_sets=sets,
+        credentials=services,
+    )
+    assert kinds(plan) == ["prepare", "pre", "pre", "prepare", "data", "run", "post", "clean"]
+    fresh, first, second, copy, data, run, post, _ = plan.actions
+    assert "mkdir" in fresh.argv[2] and "cp -aL" in copy.argv[2]
+    assert first.argv[2].endswith(" B 1") and first.argv[-1] == "/myworkspace/scripts/b.sh"
+    tools_folder = f"{plan.folder_inside}/tools"
+    assert second.argv[-1] == f"{tools_folder}/pre/a.sh"
+    assert run.argv[2] == f"echo cmd_B && python3 {tools_folder}/a.py numactl -N 0 bash run.sh --n 3"
+    assert {one.cwd for one in (first, second, run, post)} == {"{model_dir}"}
+    assert (first.timeout_s, data.timeout_s) == (600.0, 3600.0)
+    assert [file.path for file in plan.templates] == ["tools/pre/a.sh", "tools/a.py"]
+    assert Secret("hush") in secrets_of(plan).values()
+
+
+def test_a_scripts_args_are_its_own_text(planned) -> None:
+    plan = planned(tools=Toolset(pre=(ScriptCall(path="s.sh", args="{args} $HOME"),)))
+    assert plan.actions[1].argv[2].endswith("{args} $HOME")
+
+
+def test_a_rendered_run_has_its_scripts_in_its_folder(given) -> None:
+    tools = Toolset(pre=(ScriptCall(path="a.sh"),), post=(ScriptCall(path="b.sh"),), command="wrap")
+    plan = make_plan(given(tools=tools))
+    assert kinds(plan) == ["pre", "run", "post"]
+    assert plan.actions[0].cwd == plan.actions[1].cwd == "{folder}"
+    assert plan.actions[1].argv == ("bash", "-c", "wrap bash run.sh")
+    assert make_plan(given()).actions[0].argv == ("bash", "run.sh")
+
+
+def test_the_snapshot_of_the_environment_is_off_unless_asked_for(planned) -> None:
+    assert "pre" not in kinds(planned())
+    plan = planned('{"gen_sys_env_details": true, "rocenv_mode": "full"}', tool_files=("env_snapshot.sh",))
+    assert plan.actions[1].argv[-1].endswith("tools/env_snapshot.sh")
+    assert plan.actions[1].argv[2].endswith("toy_env full UBUNTU")
+
+
+def test_a_clone_gets_the_cards_password_by_its_own_environment(planned) -> None:
+    table = {"GIT": {"username": "ada", "password": "hush"}}
+    plan = planned(card={"url": "https://git.example/x.git", "cred": "GIT"}, credentials=table)
+    clone = plan.actions[1]
+    assert clone.kind == "clone" and "hush" not in " ".join(clone.argv)
+    assert clone.env["MADLITE_GIT_PASSWORD"] == Secret("hush") and clone.env["GIT_TERMINAL_PROMPT"] == "0"
+    assert "MADLITE_GIT_PASSWORD" not in plan.env
+
+
+def test_a_clone_by_ssh_gets_its_key_file(planned, tmp_path: Path) -> None:
+    key = tmp_path / "my key"
+    key.touch()
+    table = {"GIT": {"username": "ada", "ssh_key_file": str(key)}}
+    plan = planned(card={"url": "ssh://git.example/x.git", "cred": "GIT"}, credentials=table)
+    command = plan.actions[1].env["GIT_SSH_COMMAND"]
+    assert "-l ada" in command and f"'{key}'" in command and "StrictHostKeyChecking=no" in command
+    assert [(mount.source, mount.read_only) for mount in plan.mounts] == [(str(key), True)]
+
+
+def test_shared_memory_of_the_context_replaces_the_hosts(planned) -> None:
+    plan = planned('{"SHM_SIZE": "64G"}', card={"additional_docker_run_options": "--pids-limit 9"})
+    assert plan.engine_options.ipc == "" and plan.engine_options.extra == "--pids-limit 9 --shm-size=64G"
+
+
+def test_madengine_1s_launcher_of_a_node(planned) -> None:
+    context = '{"multi_node_args": {"NNODES": 2, "NODE_RANK": 1, "MASTER_ADDR": "n0", "NCCL_SOCKET_IFNAME": "eth0"}}'
+    assert planned(context, card={"n_gpus": "8"}).env["MAD_MULTI_NODE_RUNNER"] == (
+        "NCCL_SOCKET_IFNAME=eth0 GLOO_SOCKET_IFNAME= torchrun --nproc_per_node 8 --nnodes 2 --node_rank 1 "
+        "--master_addr n0 --master_port 6006"
+    )
+    context = '{"multi_node_args": {"RUNNER": "mpirun", "NNODES": 2, "HOST_LIST": "a:4,b:4"}}'
+    assert planned(context, card={"n_gpus": "4"}).env["MAD_MULTI_NODE_RUNNER"] == "mpirun -np 8 --host a:4,b:4"
+
+
+def test_tools_have_the_last_word_on_variables_but_for_set(planned) -> None:
+    context = '{"docker_env_vars": {"A": "user", "B": "user"}}'
+    env = planned(context, tools=Toolset(env={"A": "tool"})).env
+    assert (env["A"], env["B"]) == ("tool", "user")
+
+
+def test_the_launcher_comes_from_context_card_or_environment(planned) -> None:
+    assert planned('{"distributed": {"launcher": "deepspeed"}}', card={"n_gpus": "2"}).env[
+        "MAD_MULTI_NODE_RUNNER"
+    ] == "deepspeed --num_gpus=2"

@@ -1,0 +1,241 @@
+"""build_manifest.json, read and written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from madlite.errors import CatalogError, UsageProblem
+from madlite.plan.context import Context, read_context
+from madlite.plan.manifest import BuiltImage, FailedBuild, Manifest, read_manifest
+from madlite.plan.manifest_context import context_over
+from madlite.plan.manifest_text import manifest_text
+from madlite.types import Card, Request
+
+MADENGINES = Path(__file__).parents[1] / "data/manifests/madengine-2.json"
+
+
+def image(tmp_path: Path, overrides=(), **changes) -> BuiltImage:
+    fields = {name: changes.pop(name) for name in list(changes) if name in Card.__struct_fields__}
+    card = Card(**{"name": "dir/m", "root": tmp_path, "source": "models.json", "args": "--base 1", **fields})
+    values = {"docker_image": "ci-dir_m_x", "dockerfile": "docker/x.Dockerfile", "build_duration_s": 0.1}
+    return BuiltImage(request=Request(card=card, tag="m", overrides=overrides), **{**values, **changes})
+
+
+def text_of(*images: BuiltImage, context: Context | None = None, secrets=(), failed=()) -> str:
+    return manifest_text(images, failed, context or Context(), secrets, gpu_vendor="AMD", took_s=1.5)
+
+
+def written(*images: BuiltImage, **more) -> dict:
+    return json.loads(text_of(*images, **more))
+
+
+def read(tmp_path: Path, text: str) -> Manifest:
+    file = tmp_path / "build_manifest.json"
+    file.write_text(text)
+    return read_manifest(file, tmp_path)
+
+
+def test_what_madengine_wrote_is_read(tmp_path):
+    manifest = read_manifest(MADENGINES, tmp_path)
+    first = manifest.images[0]
+    assert [each.docker_image for each in manifest.images][:2] == [
+        "ci-mini_single_mini.ubuntu.nvidia",
+        "ci-mini_cred_mini.ubuntu.nvidia",
+    ]
+    assert first.request.card.name == "mini_single" and first.request.card.args == "--value 123.45"
+    assert first.request.card.root == tmp_path and first.request.card.tags == ("mini", "mini_ok", "pretrain")
+    assert (first.base_docker, first.docker_sha) == ("madlite-test/base:latest", "digest")
+    assert (first.gpu_vendor, first.gpu_architecture) == ("NVIDIA", "nvidia h100 80gb hbm3")
+    assert first.build_duration_s == 0.07617068290710449 and first.dockerfile == "docker/mini.ubuntu.nvidia.Dockerfile"
+    assert not first.local_image and first.registry_image == ""
+    multiple = next(each.request.card for each in manifest.images if each.request.card.name == "mini_multi")
+    assert multiple.multiple_results == "perf_mini.csv"
+    assert manifest.required == () and manifest.context["guest_os"] == "UBUNTU"
+
+
+def test_what_is_written_has_the_keys_that_madengine_writes(tmp_path):
+    theirs = json.loads(MADENGINES.read_text())
+    ours = written(image(tmp_path, gpu_vendor="NVIDIA", gpu_architecture="h100"), failed=[FailedBuild(model="b", error="e")])
+    assert set(ours) - {"secrets_required"} == set(theirs)
+    assert set(ours["context"]) == set(theirs["context"])
+    assert set(ours["summary"]) == set(theirs["summary"])
+    assert set(ours["deployment_config"]) == set(theirs["deployment_config"])
+    theirs_image = theirs["built_images"]["ci-mini_single_mini.ubuntu.nvidia"]
+    assert list(ours["built_images"]["ci-dir_m_x"]) == list(theirs_image)
+    assert list(ours["built_models"]["ci-dir_m_x"]) == list(theirs["built_models"]["ci-mini_single_mini.ubuntu.nvidia"])
+    assert ours["summary"]["failed_builds"] == [{"model": "b", "error": "e"}]
+
+
+def test_every_field_of_a_card_survives(tmp_path):
+    card = {
+        "dockerfile": "docker/x",
+        "scripts": "scripts/x/run.sh",
+        "dockercontext": ".",
+        "n_gpus": "-1",
+        "tags": ("a", "b"),
+        "timeout_s": 0,
+        "multiple_results": "r.csv",
+        "data": ("one", "two"),
+        "cred": "MINI",
+        "url": "https://host/x.git",
+        "owner": "o",
+        "training_precision": "fp8",
+        "skip_gpu_arch": ("gfx90a", "A100"),
+        "additional_docker_run_options": "--shm-size=2g",
+        "is_deprecated": True,
+        "backend": "script",
+        "recipe": {"steps": 3},
+        "image": "rocm/x",
+        "runtimes": ("docker", "host"),
+        "extra": {"distributed": {"launcher": "torchrun"}},
+    }
+    made = image(tmp_path, **card, registry_image="host/x", local_image=False)
+    (back,) = read(tmp_path, text_of(made)).images
+    source = str(tmp_path / "build_manifest.json")
+    assert back.request.card == Card(name="dir/m", root=tmp_path, source=source, args="--base 1", **card)
+    assert back.registry_image == "host/x" and back.build_duration_s == 0.1
+
+
+def test_one_card_with_two_tags_is_there_twice_under_madengines_key_and_one_more(tmp_path):
+    three = (("steps", "3"), ("flag", None))
+    text = text_of(image(tmp_path), image(tmp_path, overrides=three), image(tmp_path))
+    entries = json.loads(text)
+    assert list(entries["built_images"]) == ["ci-dir_m_x", "ci-dir_m_x #2"]
+    assert [card["args"] for card in entries["built_models"].values()] == ["--base 1", "--base 1 --steps 3 --flag"]
+    first, second = read(tmp_path, text).images
+    assert (first.request.card.args, first.request.overrides) == ("--base 1", ())
+    assert (second.request.card.args, second.request.overrides) == ("--base 1", three)
+
+
+@pytest.mark.parametrize(
+    ("dockerfile", "key"), [("", "dir/m"), ("N/A (local image mode)", "local-dir/m")]
+)
+def test_images_that_were_not_built_have_madengines_keys(tmp_path, dockerfile, key):
+    made = image(tmp_path, docker_image="x:1", dockerfile=dockerfile, local_image=True, build_duration_s=None)
+    text = text_of(made)
+    assert list(json.loads(text)["built_images"]) == [key] == list(json.loads(text)["built_models"])
+    (back,) = read(tmp_path, text).images
+    assert back.local_image and back.docker_image == "x:1" and back.build_duration_s is None
+    assert json.loads(text)["summary"]["successful_builds"] == []
+
+
+def test_no_secret_is_written_and_what_a_run_needs_of_them_is_named(tmp_path):
+    context = read_context(
+        None,
+        json.dumps(
+            {
+                "docker_env_vars": {"HF_TOKEN": "hush-hush-1", "PLAIN": "yes", "URL": "https://u:hush-hush-2@host"},
+                "docker_build_arg": {"NGC_API_KEY": "hush-hush-3", "BASE_DOCKER": "x"},
+                "model_args": "--token hush-hush-2",
+            }
+        ),
+    )
+    made = image(tmp_path, build_command="docker build --build-arg NGC_API_KEY", cred="MINI")
+    text = text_of(made, context=context, secrets=["hush-hush-2", "hush-hush-3"])
+    assert "hush-hush" not in text
+    manifest = json.loads(text)
+    assert manifest["secrets_required"] == ["docker_env_vars.HF_TOKEN", "docker_env_vars.URL", "model_args"]
+    assert manifest["context"]["docker_env_vars"] == {"PLAIN": "yes"}
+    assert manifest["context"]["docker_build_arg"] == {"BASE_DOCKER": "x"}
+    assert manifest["credentials_required"] == ["MINI"]
+
+
+def test_a_card_that_spells_out_a_secret_cannot_be_run_from_a_manifest(tmp_path):
+    text = text_of(image(tmp_path, additional_docker_run_options="-e HF_TOKEN=hf_hush_hush"))
+    assert "hf_hush" not in text
+    with pytest.raises(UsageProblem, match="card 'dir/m' spelled out a secret"):
+        read(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "no build manifest"),
+        ("[]", "Expected `object`, got `array`"),
+        ('{"built_models": {}}', "built_images"),
+        ('{"built_images": {"a": {}}, "built_models": {}}', "built_images has 'a' and built_models does not"),
+        ('{"built_images": {"a": {"docker_image": 3}}, "built_models": {"a": {}}}', "docker_image|built_images"),
+        ("\udcff", "no build manifest"),
+    ],
+)
+def test_what_is_no_manifest_is_one_sentence(tmp_path, text, told):
+    file = tmp_path / "m.json"
+    file.write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(UsageProblem, match=told) as caught:
+        read_manifest(file, tmp_path)
+    assert str(file) in caught.value.message
+
+
+def test_a_card_that_is_none_and_a_missing_file_are_one_sentence(tmp_path):
+    with pytest.raises(CatalogError, match="built_models"):
+        read(tmp_path, '{"built_images": {"a": {}}, "built_models": {"a": {"name": "a", "timeout": "long"}}}')
+    with pytest.raises(UsageProblem, match="cannot be read"):
+        read_manifest(tmp_path, tmp_path)
+
+
+def over(context: dict, build: dict, environ=None, required=(), tmp_path=Path("/w")) -> Context:
+    manifest = Manifest(file=tmp_path / "m.json", images=(), context=build, required=required)
+    return context_over(manifest, read_context(None, json.dumps(context) if context else ""), environ or {})
+
+
+def test_the_runs_context_wins_over_the_builds_value_by_value():
+    build = {
+        "docker_env_vars": {"A": "build", "B": "build"},
+        "docker_mounts": {"/a": "/build", "/b": "/build"},
+        "docker_gpus": "0-3",
+        "model_args": "--build",
+        "pre_scripts": [{"path": "build.sh"}],
+        "tools": [{"name": "rocprof"}],
+        "encapsulate_script": "env",
+        "settings": {"steps": 3, "seq_len": 8},
+    }
+    run = {
+        "docker_env_vars": {"B": "run"},
+        "docker_mounts": {"/b": "/run"},
+        "docker_gpus": "0",
+        "pre_scripts": [{"path": "run.sh"}],
+        "settings": {"steps": 5},
+    }
+    context = over(run, build)
+    known = context.known
+    assert known.docker_env_vars == {"A": "build", "B": "run"}
+    assert known.docker_mounts == {"/a": "/build", "/b": "/run"}
+    assert (known.docker_gpus, known.model_args, known.encapsulate_script) == ("0", "--build", "env")
+    assert [script.path for script in known.pre_scripts] == ["run.sh"] and known.tools[0].name == "rocprof"
+    assert context.file_settings == {"steps": 3, "seq_len": 8} and context.option_settings == {"steps": 5}
+    assert context.origins["model_args"] == "context of m.json"
+    assert context.origins["docker_gpus"] == "--additional-context"
+
+
+def test_what_tells_of_the_machine_that_built_is_left_there():
+    build = {
+        "gpu_vendor": "NVIDIA",
+        "docker_build_arg": {"A": "1"},
+        "MAD_CONTAINER_IMAGE": "x",
+        "docker_gpus": "",
+        "slurm": {"partition": "p"},
+        "gpus_per_node": 8,
+    }
+    context = over({"n_gpus": 2}, build)
+    assert context.values == {"n_gpus": 2} and context.n_gpus == 2
+    assert over({}, build).n_gpus == 8
+
+
+def test_a_secret_comes_from_the_runs_context_or_environment_or_nothing_runs():
+    required = ("docker_env_vars.HF_TOKEN", "model_args")
+    given = {"model_args": "--x"}
+    context = over(given, {}, {"HF_TOKEN": "from-env"}, required)
+    assert context.known.docker_env_vars == {"HF_TOKEN": "from-env"}
+    context = over({**given, "docker_env_vars": {"HF_TOKEN": "mine"}}, {}, {"HF_TOKEN": "from-env"}, required)
+    assert context.known.docker_env_vars == {"HF_TOKEN": "mine"}
+    with pytest.raises(UsageProblem, match="HF_TOKEN, model_args") as caught:
+        over({}, {}, {}, required)
+    assert "export HF_TOKEN" in caught.value.hint
+
+
+def test_a_context_that_cannot_be_used_is_the_manifests_fault():
+    with pytest.raises(UsageProblem, match=r"context in /w/m\.json cannot be used.*docker_mounts"):
+        over({}, {"docker_mounts": ["a"]})

@@ -1,0 +1,184 @@
+"""The page and the mail: every cell as it was written, markup that parses, nothing fetched from elsewhere."""
+
+from __future__ import annotations
+
+import os
+import stat
+from html.parser import HTMLParser
+
+import pytest
+
+from madlite.errors import UsageProblem
+from madlite.read.html import render_mail, render_page, write_mail, write_page
+from madlite.read.table import Table
+
+VOID = {"meta", "br", "link", "img", "hr", "input"}
+
+
+class Reader(HTMLParser):
+    """The cells of each table of a document, and its elements; fails on tags that do not match."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tables: list[list[list[str]]] = []
+        self.headings: list[str] = []
+        self.elements: list[tuple[str, dict]] = []
+        self._open: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self._open == [] and text.startswith("<!DOCTYPE html>")
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in ("td", "th"):
+            self.tables[-1][-1].append("")
+        elif tag == "br":
+            self.tables[-1][-1][-1] += "\n"
+        elif tag in ("h1", "h2"):
+            self.headings.append("")
+        if tag not in VOID:
+            self._open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self._open.pop() == tag
+
+    def handle_data(self, data):
+        if self._open and self._open[-1] in ("td", "th"):
+            self.tables[-1][-1][-1] += data
+        elif self._open and self._open[-1] in ("h1", "h2"):
+            self.headings[-1] += data
+
+
+COLUMNS = ("model", "performance", "metric", "status", "note")
+ROWS = (
+    ("<script>alert(1)</script>", "1.5e+03", "tok & more", "SUCCESS", "two\nlines"),
+    ("\"quoted\" 'both'", "0012", "{{ 7 * 7 }}", "FAILURE", "</td></table>"),
+    ("&amp;", "1234567e8", "", "SKIPPED", "ü 漢 \U0001f600"),
+)
+TABLE = Table(columns=COLUMNS, rows=ROWS)
+
+
+@pytest.mark.parametrize(
+    "render", [lambda table: render_page("t.csv", table), lambda table: render_mail([("t", table)])]
+)
+def test_every_cell_stands_as_it_was_written(render):
+    assert Reader(render(TABLE)).tables == [[list(COLUMNS), *map(list, ROWS)]]
+
+
+@pytest.mark.parametrize(
+    "render", [lambda table: render_page("t.csv", table), lambda table: render_mail([("t", table)])]
+)
+def test_nothing_is_fetched_and_nothing_runs(render):
+    elements = Reader(render(TABLE)).elements
+    assert not {"script", "link", "img", "iframe"} & {tag for tag, _ in elements}
+    assert not [attrs for _, attrs in elements if {"src", "href", "onclick"} & set(attrs)]
+    assert "url(" not in render(TABLE) and "@import" not in render(TABLE)
+
+
+def test_control_characters_are_spelled_out():
+    table = Table(columns=("a",), rows=(("\x1b[31mred\x07\x9b",),))
+    assert Reader(render_page("t", table)).tables[0][1] == ["\\x1b[31mred\\x07\\x9b"]
+
+
+def test_a_page_tells_statuses_apart_and_counts_them():
+    page = render_page("<perf>.csv", TABLE)
+    classes = [attrs.get("class") for tag, attrs in Reader(page).elements if tag == "td" and attrs.get("class")]
+    assert [name for name in classes if name != "number"] == ["SUCCESS", "FAILURE", "SKIPPED"]
+    assert "3 rows: 1 SUCCESS, 1 FAILURE, 1 SKIPPED" in page
+    assert Reader(page).headings == ["<perf>.csv"]
+
+
+def test_a_status_of_a_strangers_file_is_no_class():
+    table = Table(columns=("status",), rows=(('"><b>',),))
+    assert "class" not in dict(next(attrs for tag, attrs in Reader(render_page("t", table)).elements if tag == "td"))
+
+
+def test_a_column_of_numbers_is_aligned_and_one_with_a_word_is_not():
+    table = Table(columns=("n", "m"), rows=(("1", "1"), ("", "two"), ("2.5e-3", "3")))
+    found = Reader(render_page("t", table))
+    assert [attrs.get("class") for tag, attrs in found.elements if tag == "th"] == ["number", None]
+
+
+def test_a_table_without_rows_is_a_page():
+    found = Reader(render_page("t", Table(columns=("a", "b"), rows=())))
+    assert found.tables == [[["a", "b"]]]
+
+
+def test_a_mail_needs_no_style_sheet():
+    mail = render_mail([("one", TABLE), ("two", TABLE)])
+    found = Reader(mail)
+    assert found.headings == ["one", "two"] and len(found.tables) == 2
+    assert "<style" not in mail and "class=" not in mail
+    failed = [attrs["style"] for tag, attrs in found.elements if tag == "td" and "bold" in attrs.get("style", "")]
+    assert len(failed) == 2
+
+
+def test_a_page_goes_beside_its_file(tmp_path):
+    source = tmp_path / "my.perf.csv"
+    source.write_text("a,status\n0012,SUCCESS\n")
+    assert write_page(source) == tmp_path / "my.perf.html"
+    assert Reader((tmp_path / "my.perf.html").read_text()).tables == [[["a", "status"], ["0012", "SUCCESS"]]]
+    assert source.read_text() == "a,status\n0012,SUCCESS\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["my.perf.csv", "my.perf.html"]
+
+
+def test_a_page_is_as_open_as_other_files_of_the_user(tmp_path):
+    (tmp_path / "t.csv").write_text("a\n1\n")
+    (tmp_path / "other").touch()
+    page = write_page(tmp_path / "t.csv")
+    assert stat.S_IMODE(page.stat().st_mode) == stat.S_IMODE((tmp_path / "other").stat().st_mode)
+
+
+def test_a_file_that_cannot_be_read_leaves_the_old_page(tmp_path):
+    source = tmp_path / "t.csv"
+    source.write_text("a\n1\n")
+    write_page(source)
+    before = (tmp_path / "t.html").read_bytes()
+    source.write_text('a\n"x')
+    with pytest.raises(UsageProblem):
+        write_page(source)
+    assert (tmp_path / "t.html").read_bytes() == before
+
+
+def test_a_page_that_cannot_be_written_is_a_sentence(tmp_path):
+    (tmp_path / "t.csv").write_text("a\n1\n")
+    (tmp_path / "t.html").mkdir()
+    with pytest.raises(UsageProblem, match=r"t\.html cannot be written"):
+        write_page(tmp_path / "t.csv")
+
+
+def test_a_mail_has_every_file_in_the_order_of_their_names(tmp_path):
+    for name, cell in [("b", "2"), ("a", "1"), ("c.d", "3")]:
+        (tmp_path / f"{name}.csv").write_text(f"x\n{cell}\n")
+    (tmp_path / "notes.txt").write_text("x\n9\n")
+    assert write_mail(tmp_path, tmp_path / "mail.html") == ()
+    found = Reader((tmp_path / "mail.html").read_text())
+    assert found.headings == ["a", "b", "c.d"]
+    assert [table[1] for table in found.tables] == [["1"], ["2"], ["3"]]
+
+
+def test_files_that_cannot_be_read_are_named_and_the_rest_is_sent(tmp_path):
+    (tmp_path / "good.csv").write_text("x\n1\n")
+    (tmp_path / "empty.csv").write_text("")
+    (tmp_path / "folder.csv").mkdir()
+    os.mkfifo(tmp_path / "pipe.csv")
+    problems = write_mail(tmp_path, tmp_path / "mail.html")
+    assert [name in text for name, text in zip(["empty", "folder", "pipe"], problems, strict=True)] == [True] * 3
+    assert Reader((tmp_path / "mail.html").read_text()).headings == ["good"]
+
+
+def test_a_folder_without_tables_writes_nothing(tmp_path):
+    with pytest.raises(UsageProblem, match="no CSV file is in"):
+        write_mail(tmp_path, tmp_path / "mail.html")
+    (tmp_path / "empty.csv").write_text("")
+    with pytest.raises(UsageProblem, match=r"can be read: .*empty\.csv is empty"):
+        write_mail(tmp_path, tmp_path / "mail.html")
+    assert not (tmp_path / "mail.html").exists()
+    with pytest.raises(UsageProblem, match="is not there"):
+        write_mail(tmp_path / "absent", tmp_path / "mail.html")
+    with pytest.raises(UsageProblem, match="not a folder"):
+        write_mail(tmp_path / "empty.csv", tmp_path / "mail.html")

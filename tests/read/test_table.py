@@ -1,0 +1,93 @@
+"""CSV files as tables: text stays text, and what is no table is told in a sentence."""
+
+from __future__ import annotations
+
+import csv
+import os
+
+import pytest
+
+from madlite.errors import ExitCode, UsageProblem
+from madlite.read.table import read_table
+
+
+@pytest.fixture
+def table(tmp_path):
+    def read(data: bytes | str):
+        file = tmp_path / "t.csv"
+        file.write_bytes(data if isinstance(data, bytes) else data.encode())
+        return read_table(file)
+
+    return read
+
+
+def test_no_cell_is_typed_anew(table):
+    cells = ["0012", "1.5e+03", "1234567e8", "None", "N/A", "nan", "", "true", "1,234", " padded ", "-1", "1.0"]
+    found = table(",".join("abcdefghijkl") + "\n" + ",".join(f'"{cell}"' for cell in cells) + "\n")
+    assert found.rows == (tuple(cells),)
+
+
+@pytest.mark.parametrize(
+    ("data", "rows"),
+    [
+        ('a,b\n"two\nlines","q""q"\n', (("two\nlines", 'q"q'),)),
+        ("a,b\n1\n\n2,3\n", (("1", ""), ("2", "3"))),
+        ("a,b\n1,2", (("1", "2"),)),
+        ("\ufeffa,b\r\n1,2\r\n", (("1", "2"),)),
+        ("\n\na,b\n1,2\n", (("1", "2"),)),
+        (b"a,b\n\xff,2\n", (("\\xff", "2"),)),
+        ("a,b\n" + "x" * 200_000 + ",2\n", (("x" * 200_000, "2"),)),
+        ("a,b\n", ()),
+    ],
+)
+def test_what_programs_write_is_read(table, data, rows):
+    found = table(data)
+    assert found.columns == ("a", "b") and found.rows == rows
+
+
+def test_a_header_with_blanks_and_columns_of_one_name_are_kept_apart(table):
+    found = table("model, n_gpus, n_gpus\nx,1,2\n")
+    assert found.columns == ("model", "n_gpus", "n_gpus") and found.rows == (("x", "1", "2"),)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ("", "is empty"),
+        ("\n\n", "is empty"),
+        (",,\n1,2,3\n", "is empty"),
+        ("a,b\n1,2\n1,2,3\n", "3 cells in line 3 under 2 columns"),
+        ('a,b\n1,2\n1,"never closed\n\n', "line 3"),
+        ('a,b\n"x"y,2\n', "line 2"),
+        (b"a,b\n1,\x00\n", "line 2"),
+        (b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR", "line"),
+    ],
+)
+def test_what_is_no_table_is_refused_with_the_line(table, data, said):
+    with pytest.raises(UsageProblem, match=said) as caught:
+        table(data)
+    assert "t.csv" in caught.value.message and caught.value.hint and caught.value.exit_code is ExitCode.USAGE
+
+
+def test_a_refused_file_leaves_csv_as_it_was(table):
+    limit = csv.field_size_limit()
+    with pytest.raises(UsageProblem):
+        table('a\n"x')
+    assert csv.field_size_limit() == limit
+
+
+def test_what_is_no_csv_file_is_refused(tmp_path):
+    (tmp_path / "text.txt").write_text("a\n1\n")
+    (tmp_path / "folder.csv").mkdir()
+    os.mkfifo(tmp_path / "pipe.csv")
+    for name, said in [
+        ("absent.csv", "there is no file"),
+        ("text.txt", "no .csv file"),
+        ("folder.csv", "is a folder"),
+        ("pipe.csv", "no .csv file"),
+        ("text.txt/x.csv", "text.txt/x.csv"),
+        ("n" * 300 + ".csv", "cannot be read"),
+    ]:
+        with pytest.raises(UsageProblem, match=said) as caught:
+            read_table(tmp_path / name)
+        assert caught.value.hint
