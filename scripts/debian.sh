@@ -4,6 +4,8 @@ set -euo pipefail
 missing=()
 need() { command -v "$1" >/dev/null || [ -x "/usr/sbin/$1" ] || missing+=("$2"); }
 need dockerd docker.io
+need podman podman
+need catatonit catatonit
 need debootstrap debootstrap
 need docker-registry docker-registry
 need shellcheck shellcheck

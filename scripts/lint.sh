@@ -6,4 +6,4 @@ bin=$1
 "$bin/ruff" format --check .
 "$bin/mypy"
 "$bin/lint-imports"
-shellcheck scripts/*.sh .ci/run
+shellcheck scripts/*.sh .ci/run templates/tools/*.sh templates/tools/*/*.sh

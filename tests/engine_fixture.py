@@ -29,7 +29,7 @@ SUITE = "bookworm"
 def engine() -> Iterator[str]:
     """Yield the address of an engine that answers; a missing one fails in CI and skips elsewhere."""
     given = os.environ.get("MADLITE_TEST_DOCKER_HOST", "")
-    if given and _answers(given):
+    if given and answers(given):
         yield given
         return
     reason = _why_no_engine()
@@ -39,12 +39,12 @@ def engine() -> Iterator[str]:
     daemon = _start(home)
     try:
         address = f"unix://{home}/sock"
-        _wait_until_it_answers(address, daemon, home / "log")
+        wait_until_it_answers(address, daemon, home / "log")
         yield address
     finally:
         daemon.send_signal(signal.SIGTERM)  # ends its containers and its containerd too
         daemon.wait(timeout=START_LIMIT_S)
-        _remove(home)
+        remove_home(home)
 
 
 @pytest.fixture(scope="session")
@@ -56,19 +56,24 @@ def docker_environ(engine: str) -> dict[str, str]:
 @pytest.fixture(scope="session")
 def base_image(engine: str) -> str:
     """Return the name of an image on the engine that has bash, git and python3."""
+    load_base_image(engine)
+    return BASE_IMAGE
+
+
+def load_base_image(address: str) -> None:
+    """Have the base image on an engine."""
     import docker
     import docker.errors
 
-    with docker.APIClient(engine, timeout=300) as client:
+    with docker.APIClient(address, timeout=300) as client:
         try:
             client.inspect_image(BASE_IMAGE)
         except docker.errors.ImageNotFound:
             repository, tag = BASE_IMAGE.split(":")
-            client.import_image_from_file(str(_base_archive()), repository=repository, tag=tag)
-    return BASE_IMAGE
+            client.import_image_from_file(str(base_archive()), repository=repository, tag=tag)
 
 
-def _remove(home: Path) -> None:
+def remove_home(home: Path) -> None:
     """Remove an engine's folder, with what it left mounted there."""
     places = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
     for place in reversed([place for place in places if place.startswith(f"{home}/")]):
@@ -119,16 +124,16 @@ def _start(home: Path) -> subprocess.Popen[bytes]:
         )
 
 
-def _wait_until_it_answers(address: str, daemon: subprocess.Popen[bytes], log: Path) -> None:
+def wait_until_it_answers(address: str, daemon: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + START_LIMIT_S
-    while not _answers(address):
+    while not answers(address):
         if daemon.poll() is not None or time.monotonic() > deadline:
             words = "\n".join(log.read_text(errors="replace").splitlines()[-5:])
-            give_up(f"dockerd does not come up here:\n{words}")
+            give_up(f"{daemon.args[0]} does not come up here:\n{words}")
         time.sleep(0.2)
 
 
-def _answers(address: str) -> bool:
+def answers(address: str) -> bool:
     import docker
     import docker.errors
 
@@ -139,7 +144,7 @@ def _answers(address: str) -> bool:
         return False
 
 
-def _base_archive() -> Path:
+def base_archive() -> Path:
     """Return the base image's files as a tar, made once and kept in the user's cache."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "madlite-tests"
     archive = cache / f"{SUITE}-{PACKAGES.replace(',', '-')}.tar"

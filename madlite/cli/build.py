@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from madlite.plan.context import Context
     from madlite.plan.options import Options
     from madlite.plugins import Plugins
-    from madlite.types import Login
 
 _FILE = click.Path(path_type=Path)
 # options that exclude each other, as in madengine 2
@@ -171,20 +170,17 @@ def _build(jobs: Sequence[BuildJob], around: BuildSurroundings, given: dict[str,
     from madlite.cli.build_screen import BuildLines
     from madlite.cli.screens import make_screen
     from madlite.engine.build import build_all
-    from madlite.plan.registries import logins_for
 
     sink = Sink(sys.stdout.fileno())
     screen = make_screen(sink, live=given["live_output"])
-    lines = BuildLines(screen, live=given["live_output"])
-    environ = around.options.environ
-    logins = logins_for([job.entry.registry for job in jobs if job.push_as], around.credentials, environ)
+    lines = BuildLines(screen)
     try:
-        built = build_all(jobs, around.options.workspace, environ, logins, lines)
+        built = build_all(jobs, around.options.workspace, around.options.environ, lines)
         lines.total(built)
         if built.interrupted:
             screen.warn(f"interrupted: {given['manifest_output']} was not written")
         else:
-            _write(built, jobs, logins, around, given)
+            _write(built, jobs, around, given)
             screen.end([f"manifest: {given['manifest_output']}"])
     finally:
         screen.close()
@@ -192,15 +188,13 @@ def _build(jobs: Sequence[BuildJob], around: BuildSurroundings, given: dict[str,
     return int(built.exit_code)
 
 
-def _write(
-    built: Built, jobs: Sequence[BuildJob], logins: Sequence[Login], around: BuildSurroundings, given: dict[str, Any]
-) -> None:
+def _write(built: Built, jobs: Sequence[BuildJob], around: BuildSurroundings, given: dict[str, Any]) -> None:
     from madlite.engine.build import secrets_of_jobs
     from madlite.engine.manifest_file import write_file
     from madlite.plan.manifest_text import manifest_text, summary
     from madlite.secrets import masked_json
 
-    secrets = secrets_of_jobs(jobs, logins, around.options.environ)
+    secrets = secrets_of_jobs(jobs, around.options.environ)
     text = manifest_text(
         built.images,
         built.failed,

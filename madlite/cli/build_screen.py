@@ -11,8 +11,8 @@ from madlite.engine.build_jobs import BuildJob
 class BuildLines:
     """Shows builds on a screen of runs."""
 
-    def __init__(self, screen: PlainScreen, *, live: bool) -> None:
-        self._screen, self._live = screen, live
+    def __init__(self, screen: PlainScreen) -> None:
+        self._screen = screen
 
     def build_started(self, job: BuildJob, position: int, total: int) -> None:
         """Name the card and its image."""
@@ -25,10 +25,7 @@ class BuildLines:
 
     def build_line(self, text: str) -> None:
         """Say what the build does, all of it where asked for."""
-        if self._live:
-            self._screen.output(f"{printable(text)}\n".encode(), 1)
-        else:
-            self._screen.phase(text)
+        self._screen.phase(text)
 
     def build_finished(self, job: BuildJob, done: Done) -> None:
         """Say how it ended."""

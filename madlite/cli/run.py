@@ -12,10 +12,11 @@ import click
 from madlite.cli import setup
 from madlite.cli.options import TagsCommand, batch_options, common_options, plan_options, tags_option
 from madlite.cli.sink import Sink
+from madlite.errors import ExitCode
 
 if TYPE_CHECKING:
     from madlite.cli.screens import PlainScreen
-    from madlite.engine.screen import Planned
+    from madlite.engine.screen import Outcome, Planned
     from madlite.plan.options import Options
     from madlite.plugins import Plugins
 
@@ -47,7 +48,7 @@ def command(**given: Any) -> int:
     setup.tell_problems(plugins.problems)
     if given["dry_run"]:
         return _preview(planned, options, plugins)
-    return _run(planned, options, plugins)
+    return _run(planned, options, plugins, given)
 
 
 def _preview(planned: Sequence[Planned], options: Options, plugins: Plugins) -> int:
@@ -61,24 +62,25 @@ def _preview(planned: Sequence[Planned], options: Options, plugins: Plugins) -> 
     return 0
 
 
-def _run(planned: Sequence[Planned], options: Options, plugins: Plugins) -> int:
+def _run(planned: Sequence[Planned], options: Options, plugins: Plugins, given: dict[str, Any]) -> int:
+    from madlite.cli.batch import Batch
+    from madlite.cli.screens import make_screen
     from madlite.engine.many import check_plans, run_many
     from madlite.record.perfcsv import check_appendable
 
     _refuse_pretended(planned)
     check_appendable(options.output)
+    batch = Batch(planned, options, given)
     told = len(plugins.problems)
     warnings = check_plans(planned, plugins)
     sink = Sink(sys.stdout.fileno())
-    screen = _screen(sink, options.live_output)
+    screen = make_screen(sink, live=options.live_output)
     try:
         for text in (*warnings, *_left_over(options.workspace)):
             screen.warn(text)
         outcome = run_many(planned, options, plugins, screen)
-        for problem in plugins.problems[told:]:
-            screen.warn(f"{problem.where}: {problem.what}")
-        if outcome.not_started:
-            screen.warn(f"never started: {', '.join(outcome.not_started)}")
+        problems = batch.close(outcome)
+        _tell(screen, outcome, (*(f"{one.where}: {one.what}" for one in plugins.problems[told:]), *problems))
         screen.total(outcome, options.output)
         if outcome.bug is not None:
             raise outcome.bug
@@ -87,7 +89,14 @@ def _run(planned: Sequence[Planned], options: Options, plugins: Plugins) -> int:
     finally:
         screen.close()
         sink.close()
-    return int(outcome.exit_code)
+    return int(outcome.exit_code or (ExitCode.RUN_FAILED if problems else ExitCode.OK))
+
+
+def _tell(screen: PlainScreen, outcome: Outcome, problems: Sequence[str]) -> None:
+    for text in problems:
+        screen.warn(text)
+    if outcome.not_started:
+        screen.warn(f"never started: {', '.join(outcome.not_started)}")
 
 
 def _refuse_pretended(planned: Sequence[Planned]) -> None:
@@ -98,12 +107,6 @@ def _refuse_pretended(planned: Sequence[Planned]) -> None:
         if one.plan.machine.pretended:
             what = f"{len(one.plan.machine.gpus)} x {one.plan.machine.device}"
             raise UsageProblem(f"the context describes {what}, which are not here", "add --dry-run, or use explain")
-
-
-def _screen(sink: Sink, live: bool) -> PlainScreen:
-    from madlite.cli.screens import LiveScreen, PlainScreen
-
-    return LiveScreen(sink) if sink.isatty() and not live else PlainScreen(sink, live=live)
 
 
 def _left_over(workspace: Path) -> list[str]:

@@ -41,8 +41,11 @@ class PlainScreen:
             self._line(text)
 
     def phase(self, text: str) -> None:
-        """Say what the run does now, if it takes a while; all of it is in the log."""
-        self._now_and_then(text)
+        """Say what the run does now, if it takes a while or everything is asked for; all of it is in the log."""
+        if self._live:
+            self._line(f"      {printable(text)}")
+        else:
+            self._now_and_then(text)
 
     def stopping(self, text: str) -> None:
         """Say that the run is being ended."""

@@ -97,6 +97,7 @@ def make_options(given: dict[str, Any], touch: bool = False) -> Options:
         tools_file=workspace / (given.get("tools_config") or "scripts/common/tools.json"),
         snapshot=bool(given.get("sys_env_details")),
         mirror=str(given.get("force_mirror_local") or ""),
+        registry=given.get("registry") or "",
     )
 
 

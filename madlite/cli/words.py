@@ -9,8 +9,8 @@ def title(plan: RunPlan, position: int, total: int) -> str:
     """Return the line a run starts with."""
     variant = plan.variant
     what = [plan.card.name, plan.backend]
-    if plan.image is not None and plan.image.dockerfile is not None:
-        what.append(plan.image.dockerfile.name)
+    if plan.image is not None:
+        what.append(plan.image.ref)
     if variant:
         what += [part for part in (variant.mode, variant.precision) if part]
     gpus = f"{plan.place.gpus_per_node}x{plan.machine.device}" if plan.place.gpus_per_node else "cpu"

@@ -21,13 +21,10 @@ from madlite.types import Image, ImageUsed, Login, Say, Value
 
 
 class Builder(Protocol):
-    """What builds and pushes; raises RuntimeProblem."""
+    """What builds an image and pushes it to its registry."""
 
     def build(self, image: Image, say: Say) -> ImageUsed:
-        """Build an image."""
-
-    def push(self, ref: str, target: str, say: Say) -> None:
-        """Push a local image under its name in a registry."""
+        """Build an image, or raise a RuntimeProblem; where it was not pushed the last note says why."""
 
 
 MakeBuilder = Callable[[Mapping[str, str], Iterable[Login]], AbstractContextManager[Builder]]
@@ -75,7 +72,6 @@ def build_all(
     jobs: Sequence[BuildJob],
     workspace: Path,
     environ: Mapping[str, str],
-    logins: Sequence[Login],
     screen: BuildScreen,
     make_builder: MakeBuilder = docker_builder,
     clock: Callable[[], float] = time.monotonic,
@@ -86,10 +82,10 @@ def build_all(
         NoEngine: nothing can be built; nothing was.
     """
     begun = clock()
-    batch = _Batch(workspace, secrets_of_jobs(jobs, logins, environ), screen)
+    batch = _Batch(workspace, secrets_of_jobs(jobs, environ), screen)
     with Signals() as signals:
         try:
-            with signals.interruptible(), _opened(jobs, environ, logins, make_builder) as builder:
+            with signals.interruptible(), _opened(jobs, environ, make_builder) as builder:
                 for position, job in enumerate(jobs, 1):
                     screen.build_started(job, position, len(jobs))
                     screen.build_finished(job, batch.build(job, builder))
@@ -100,17 +96,20 @@ def build_all(
         return batch.result(clock() - begun, signals.exit_code)
 
 
-def secrets_of_jobs(jobs: Iterable[BuildJob], logins: Iterable[Login], environ: Mapping[str, str]) -> tuple[str, ...]:
+def secrets_of_jobs(jobs: Iterable[BuildJob], environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return every secret text that builds must not show."""
-    arguments = [value for job in jobs if job.image is not None for value in job.image.build_args.values()]
-    return collect(environ, arguments, [login.password for login in logins])
+    images = [job.image for job in jobs if job.image is not None]
+    arguments = [value for image in images for value in image.build_args.values()]
+    return collect(environ, arguments, [image.login.password for image in images if image.login is not None])
 
 
 def _opened(
-    jobs: Iterable[BuildJob], environ: Mapping[str, str], logins: Iterable[Login], make_builder: MakeBuilder
+    jobs: Iterable[BuildJob], environ: Mapping[str, str], make_builder: MakeBuilder
 ) -> AbstractContextManager[Builder | None]:
     """Return the builder, none where nothing is to be built: such a machine needs no engine."""
-    return make_builder(environ, logins) if any(job.image is not None for job in jobs) else nullcontext(None)
+    images = [job.image for job in jobs if job.image is not None]
+    logins = {image.login.host: image.login for image in images if image.login is not None}
+    return make_builder(environ, tuple(logins.values())) if images else nullcontext(None)
 
 
 class _Batch:
@@ -156,23 +155,25 @@ class _Batch:
             self._screen.build_line(self.mask(text))
 
         try:
-            used = builder.build(image, say)
-            return self._push(job, _finished(job.entry, used), used.notes, builder, say)
+            return self._finished(job.entry, image, builder.build(image, say))
         except RuntimeProblem as problem:
             say(problem.message)
             return Done(error=self.mask(problem.message), hint=self.mask(problem.hint))
         finally:
             log.close()
 
-    def _push(self, job: BuildJob, entry: BuiltImage, notes: tuple[str, ...], builder: Builder, say: Say) -> Done:
-        if not job.push_as:
-            return Done(entry=entry, notes=notes)
-        try:
-            builder.push(entry.docker_image, job.push_as, say)
-        except RuntimeProblem as problem:
-            say(problem.message)
-            return Done(entry=replace(entry, push_error=self.mask(problem.message)), notes=notes)
-        return Done(entry=replace(entry, registry_image=job.push_as), notes=notes)
+    def _finished(self, entry: BuiltImage, image: Image, used: ImageUsed) -> Done:
+        notes, unpushed = tuple(map(self.mask, used.notes)), ""
+        if image.registry and not used.registry:
+            notes, unpushed = notes[:-1], notes[-1]
+        done = replace(
+            entry,
+            docker_sha=used.base_digest or used.digest,
+            build_duration_s=used.build_duration_s,
+            registry_image=used.registry,
+            push_error=unpushed,
+        )
+        return Done(entry=done, notes=notes)
 
     def _open_log(self, name: str) -> RunLog:
         """Open a build's log; images of one Dockerfile share it, what an earlier command left of it goes."""
@@ -181,10 +182,6 @@ class _Batch:
             path.unlink(missing_ok=True)
         self._logs.add(name)
         return RunLog(path, (), self._secrets, ())
-
-
-def _finished(entry: BuiltImage, used: ImageUsed) -> BuiltImage:
-    return replace(entry, docker_sha=used.base_digest or used.digest, build_duration_s=used.build_duration_s)
 
 
 def _shared(job: BuildJob, before: Done) -> Done:

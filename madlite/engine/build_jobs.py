@@ -17,7 +17,6 @@ from madlite.plan.dockerfiles import Dockerfile, Found, find_dockerfiles
 from madlite.plan.images import ARCHITECTURE, built_image, flat, image_name
 from madlite.plan.manifest import NO_DOCKERFILE, BuiltImage
 from madlite.plan.options import Options
-from madlite.plan.registries import name_in_registry
 from madlite.run.docker_buildkit import build_command
 from madlite.types import Card, Image, Machine, Request, Value
 
@@ -40,12 +39,11 @@ class BuildSurroundings(Value, frozen=True):
 class BuildJob(Value, frozen=True):
     """One image to have: to build where there is an `image`, and what the manifest says of it so far.
 
-    `push_as` is its name in a registry; `problem` says why it cannot be built.
+    `problem` says why it cannot be built.
     """
 
     entry: BuiltImage
     image: Image | None = None
-    push_as: str = ""
     problem: str = ""
 
 
@@ -88,8 +86,7 @@ def _named(card: Card, use_image: str) -> str:
 def _job(
     request: Request, dockerfile: Dockerfile, architecture: str, registry: str, around: BuildSurroundings
 ) -> BuildJob:
-    options, context = around.options, around.target.context
-    suffix = f"_{architecture}" if architecture else ""
+    options, context = replace(around.options, registry=registry), around.target.context
     image = built_image(
         request.card,
         dockerfile,
@@ -97,9 +94,8 @@ def _job(
         context,
         around.credentials,
         architecture=architecture,
-        suffix=suffix,
+        suffix=f"_{architecture}" if architecture else "",
     )
-    push_as = name_in_registry(image.ref, registry, around.credentials, options.environ) if registry else ""
     entry = replace(
         _entry(request, dockerfile.path, image.ref, options.workspace),
         base_docker=image.base,
@@ -107,7 +103,7 @@ def _job(
         gpu_architecture=architecture or str(context.known.docker_build_arg.get(ARCHITECTURE, "")),
         registry=registry,
     )
-    return BuildJob(entry=entry, image=image, push_as=push_as)
+    return BuildJob(entry=entry, image=image)
 
 
 def _elsewhere(request: Request, found: Found, batch: BatchEntry, around: BuildSurroundings) -> BuiltImage:

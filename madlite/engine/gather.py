@@ -20,6 +20,7 @@ from madlite.plan.place import choose_runtime
 from madlite.plan.render import render
 from madlite.plan.tools import Toolset
 from madlite.plugins import Plugin, Plugins
+from madlite.run.docker_client import podman_note
 from madlite.types import Backend, Card, Draft, Image, Machine, Problem, Request, RunPlan, Runtime, Value
 
 
@@ -212,6 +213,8 @@ def _startable(
     plan = make_plan(given)
     if plan.runtime == "docker" and not plan.machine.pretended:
         _check_mounts(plan)
+        note = podman_note(around.options.environ)
+        plan = msgspec.structs.replace(plan, notes=(*plan.notes, note)) if note else plan
     if around.plugins.uses("madlite_adjust_plan"):
         plan = around.plugins.adjust(plan, dict(given.options.sets))
         _available(plan.runtime, around)

@@ -89,4 +89,5 @@ def _image(plan: RunPlan, result: Result) -> BuiltImage:
         log_file=f"{plan.log_name}{BUILD_LOG_END}",
         gpu_vendor=vendor_of(image.dockerfile),
         gpu_architecture="" if isinstance(architecture, Secret) else architecture,
+        registry_image=result.image.registry,
     )

@@ -77,7 +77,7 @@ def record(plan: RunPlan, result: Result, options: Options, screen: Screen, mask
 
     The side files follow; what keeps one of them from being written is said, and costs no row.
     """
-    if plan.skip_model_run and result.status is not Status.FAILURE:
+    if not plan.writes_row or (plan.skip_model_run and result.status is not Status.FAILURE):
         return True
     rows = build_rows(
         plan,

@@ -32,7 +32,6 @@ _PHASES = {
     "data": "fetching data",
     "pre": "running pre-scripts",
     "post": "running post-scripts",
-    "run": "running",
     "prepare": "preparing",
 }
 LOG_ENDS = (".live.log", ".run.live.log")  # madengine 1 and 2
@@ -130,11 +129,16 @@ class OneRun:
             log.say(text)
             self.screen.phase(self.mask(text))
 
-        with self.signals.interruptible(), _border(self.one.runtime):
-            self.account.image = self.one.runtime.prepare(self.plan, say)
-        if self.account.image.build_duration_s is not None and not (self.plan.image and self.plan.image.prebuilt):
+        image = self.plan.image
+        builds = image is not None and image.dockerfile is not None and not image.prebuilt
+        try:
+            with self.signals.interruptible(), _border(self.one.runtime):
+                self.account.image = self.one.runtime.prepare(self.plan, say)
+        finally:
+            if builds:
+                log.keep_as(self.plan.workspace / f"{self.plan.log_name}{BUILD_LOG_END}")
+        if builds and self.account.image.build_duration_s is not None:
             self.account.durations_s["build"] = self.account.image.build_duration_s
-            log.keep_as(self.plan.workspace / f"{self.plan.log_name}{BUILD_LOG_END}")
         if self.plan.timeout_s is not None:
             log.say(f"⏰ Setting timeout to {self.plan.timeout_s:.0f} seconds.")  # as MAD's tooling looks for it
 
@@ -168,7 +172,7 @@ class OneRun:
                 continue
             if self.watch.reason is not None:
                 break
-            self.screen.phase(_PHASES.get(action.kind, action.kind))
+            self.screen.phase(_PHASES.get(action.kind) or f"Running model {self.plan.card.name}")
             self.account.begin(action.kind)
             ended = session.run(action, log.feed)
             log.settle()

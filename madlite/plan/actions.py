@@ -44,7 +44,7 @@ def make_actions(
     placed["data"] = [*fetches]
     drafted = _RENDERED if rendered else given.draft.actions
     actions = [one for action in drafted for one in ([action] if action.argv else placed[action.kind])]
-    wrapped = tools.command.replace("{tools}", f"{folder}/{TOOLS}")
+    wrapped = tools.command.replace("{tools}", shlex.quote(f"{folder}/{TOOLS}"))
     filled = (_fill(_with_credential(action, given), given, wrapped) for action in _joined(actions))
     return tuple(filled)
 

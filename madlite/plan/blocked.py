@@ -22,7 +22,9 @@ def find_blocked(given: Given, granted: Granted, image: Image | None, data_probl
     arch = _skipped_arch(card, given.machine)
     if arch and not options.disable_skip_gpu_arch:
         return _skip(
-            Cause.SKIPPED_ARCH, f"card '{card.name}' is not meant for {arch}", "--disable-skip-gpu-arch runs it"
+            Cause.SKIPPED_ARCH,
+            f"Skipping model {card.name}: it is not meant for {arch}",
+            "--disable-skip-gpu-arch runs it",
         )
     if card.cred and given.credentials is not None and card.cred not in given.credentials:
         return _fail(

@@ -110,8 +110,8 @@ def make_environment(
 
 
 def visible_devices(machine: Machine, gpu_ids: tuple[int, ...]) -> dict[str, str]:
-    """Return the variable that hides a host's other GPUs; nothing where all of them are granted."""
-    if machine.vendor == "CPU" or len(gpu_ids) == len(machine.gpus):
+    """Return the variable that hides a host's other GPUs; nothing where all of them, counted from 0, are granted."""
+    if machine.vendor == "CPU" or gpu_ids == tuple(range(len(machine.gpus))):
         return {}
     name = "HIP_VISIBLE_DEVICES" if machine.vendor == "AMD" else "CUDA_VISIBLE_DEVICES"
     return {name: ",".join(map(str, gpu_ids))}

@@ -9,6 +9,7 @@ from madlite.plan.context import Context
 from madlite.plan.dockerfiles import Dockerfile
 from madlite.plan.environment import credential_env, secret_args
 from madlite.plan.options import Options
+from madlite.plan.registries import login_to, name_in_registry
 from madlite.secrets import collect, guard
 from madlite.types import Card, EnvValue, Image
 
@@ -28,14 +29,18 @@ def built_image(
 ) -> Image:
     """Return the image to build for a GPU architecture, or for any; `suffix` ends its name."""
     tools = card.root / _TOOLS
+    ref = image_name(card.name, dockerfile.path.name, suffix)
+    registry, environ = options.registry, options.environ
     return Image(
-        ref=image_name(card.name, dockerfile.path.name, suffix),
+        ref=ref,
         dockerfile=dockerfile.path,
         context=dockerfile.context,
-        build_args=_build_args(card, options.environ, context, credentials, architecture),
+        build_args=_build_args(card, environ, context, credentials, architecture),
         base=str(context.known.docker_build_arg.get("BASE_DOCKER", "")) or dockerfile.base,
         no_cache=options.clean_docker_cache,
         contexts={"tools": tools} if tools.is_dir() else {},
+        registry=name_in_registry(ref, registry, credentials, environ) if registry else "",
+        login=login_to(registry, credentials, environ) if registry else None,
     )
 
 

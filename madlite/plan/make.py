@@ -171,9 +171,7 @@ def _place(given: Given, granted: Granted) -> Place:
     return replace(place, gpus_per_node=granted.wanted) if granted.blocked else place
 
 
-def _environment(
-    given: Given, resolved: Resolved, granted: Granted, launcher: str, data: DataPlan
-) -> Environment:
+def _environment(given: Given, resolved: Resolved, granted: Granted, launcher: str, data: DataPlan) -> Environment:
     host_env: dict[str, str] = {}
     if given.runtime.runtime != "docker":
         host_env = visible_devices(given.machine, granted.gpu_ids) | {"MADLITE_PYTHON": given.options.python}

@@ -32,3 +32,4 @@ class Options(Value, frozen=True):
     tools_file: Path = Path("scripts/common/tools.json")
     snapshot: bool = False  # of the environment, before the model
     mirror: str = ""  # folder that keeps what data providers bring
+    registry: str = ""  # where built images are pushed to

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from madlite.errors import UsageProblem
 from madlite.plan.context import Context
@@ -100,20 +100,25 @@ def grant_gpus(card: Card, machine: Machine, context: Context, asked: int | None
     have = {gpu.index for gpu in machine.gpus}
     missing = sorted(set(visible) - have)
     if wanted > len(have) or wanted > len(visible) or missing:
-        return Granted(gpu_ids=(), wanted=wanted, blocked=_too_few(card, wanted, len(have), visible, missing))
+        return Granted(gpu_ids=(), wanted=wanted, blocked=_too_few(card, wanted, have, visible, missing))
     return Granted(gpu_ids=visible[:wanted], wanted=wanted)
 
 
-def _too_few(card: Card, wanted: int, have: int, visible: tuple[int, ...], missing: list[int]) -> Blocked:
+def _too_few(card: Card, wanted: int, have: set[int], visible: tuple[int, ...], missing: list[int]) -> Blocked:
     if missing:
-        reason = f"docker_gpus names GPU {', '.join(map(str, missing))}, this machine has 0 to {have - 1}"
-    elif wanted > have:
-        reason = f"card '{card.name}' asks for {wanted} GPUs, this machine has {have}"
+        ids = f"0 to {len(have) - 1}" if have == set(range(len(have))) else _listed(have)
+        reason = f"docker_gpus names GPU {_listed(missing)}, this machine has {ids}"
+    elif wanted > len(have):
+        reason = f"card '{card.name}' asks for {wanted} GPUs, this machine has {len(have)}"
     else:
         reason = f"card '{card.name}' asks for {wanted} GPUs, docker_gpus leaves {len(visible)}"
     return Blocked(
-        status=Status.FAILURE, cause=Cause.GPUS, reason=reason, hint=f"--set n_gpus={min(have, len(visible))}"
+        status=Status.FAILURE, cause=Cause.GPUS, reason=reason, hint=f"--set n_gpus={min(len(have), len(visible))}"
     )
+
+
+def _listed(ids: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(ids)))
 
 
 def expand_ids(text: str | None) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ Names and tables of credential.json: madengine 2's.  `dockerhub`, or a registry'
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from madlite.types import Login, Secret
 
@@ -41,12 +41,6 @@ def login_to(registry: str, credentials: Credentials, environ: Mapping[str, str]
     if not table.get("username") or not table.get("password"):
         return None
     return Login(host="" if host == HUB else host, username=table["username"], password=Secret(table["password"]))
-
-
-def logins_for(registries: Iterable[str], credentials: Credentials, environ: Mapping[str, str]) -> tuple[Login, ...]:
-    """Return the logins that are known for registries, each once."""
-    found = [login_to(registry, credentials, environ) for registry in dict.fromkeys(registries)]
-    return tuple({login.host: login for login in found if login is not None}.values())
 
 
 def registry_of(ref: str) -> str:

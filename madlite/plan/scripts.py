@@ -6,7 +6,7 @@ context's post-scripts, the tools'.  A script that the checkout lacks is madlite
 
 from __future__ import annotations
 
-import re
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -45,9 +45,10 @@ def tools_of(given: Given) -> Toolset:
     asked = given.context.known.gen_sys_env_details
     if not (given.options.snapshot or asked):
         return given.tools
-    name = re.sub("/", "_", given.request.card.name)
+    name = f"{given.request.card.name.replace('/', '_')}_env"
     mode, guest = given.context.known.rocenv_mode, given.context.known.guest_os or "UBUNTU"
-    snapshot = ScriptCall(path=SNAPSHOT, args=f"{name}_env {mode} {guest}", bundled=True)
+    up = ".." if given.draft.actions else "../.."  # from where the script runs to the workspace
+    snapshot = ScriptCall(path=SNAPSHOT, args=shlex.join((name, mode, guest, up)), bundled=True)
     return replace(given.tools, pre=(*given.tools.pre, snapshot))
 
 

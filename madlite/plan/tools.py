@@ -101,7 +101,7 @@ def stack(asked: Iterable[Tool], table: Mapping[str, Entry], workspace: Path, bu
 
 def find_script(path: str, args: str, workspace: Path, bundled: Path) -> tuple[ScriptCall, ...] | None:
     """Return how to run a script of the checkout, or madlite's in its place; () for nothing to do, None if missing."""
-    if (workspace / path).is_file():
+    if not path.startswith("/") and (workspace / path).is_file():
         return (ScriptCall(path=path, args=args),)
     if not path.startswith(COMMON):
         return None

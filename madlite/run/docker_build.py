@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import secrets
 from pathlib import Path
 
 from madlite.errors import RuntimeProblem
@@ -99,9 +100,10 @@ class _Attempt:
 
 def _arguments(image: Image) -> dict[str, object]:
     dockerfile = Path(str(image.dockerfile)).absolute()
+    context = Path(image.context or dockerfile.parent).absolute()
+    inside = dockerfile.is_relative_to(context)
     return {
-        "path": str(image.context or dockerfile.parent),
-        "dockerfile": str(dockerfile),
+        **({"path": str(context), "dockerfile": str(dockerfile)} if inside else _packed(context, dockerfile)),
         "tag": image.ref,
         "buildargs": reveal(image.build_args),
         "nocache": image.no_cache,
@@ -109,6 +111,21 @@ def _arguments(image: Image) -> dict[str, object]:
         "rm": True,
         "forcerm": True,
     }
+
+
+def _packed(context: Path, dockerfile: Path) -> dict[str, object]:
+    """Return a context as a tar that holds a Dockerfile from elsewhere too, under a name of its own.
+
+    The docker library packs it in the same way, but sends its text as a second name, and that is the one podman takes.
+    """
+    from docker.utils.build import tar
+
+    ignore, name = context / ".dockerignore", f".{dockerfile.name}.{secrets.token_hex(8)}"
+    lines = map(str.strip, ignore.read_text().splitlines() if ignore.is_file() else ())
+    exclude = [line for line in lines if line and not line.startswith("#")]
+    text = dockerfile.read_text(encoding="utf-8", errors="replace")
+    packed = tar(str(context), exclude=exclude, dockerfile=(name, text))
+    return {"fileobj": packed, "custom_context": True, "dockerfile": name}
 
 
 def _first_line(text: str) -> str:

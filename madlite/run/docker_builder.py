@@ -1,4 +1,4 @@
-"""One connection to the engine for a batch of builds and pushes."""
+"""One connection to the engine for a batch of builds."""
 
 from __future__ import annotations
 
@@ -8,33 +8,23 @@ from contextlib import contextmanager
 from madlite.run.docker_client import Client, connected, explained
 from madlite.run.docker_image import prepare_image
 from madlite.run.docker_login import log_in
-from madlite.run.docker_push import push
 from madlite.types import Image, ImageUsed, Login, Say
 
 
 class DockerBuilder:
-    """Builds images and pushes them."""
+    """Builds images, and pushes those that have a name in a registry."""
 
     def __init__(self, client: Client, environ: Mapping[str, str]) -> None:
         self._client, self._environ = client, environ
 
     def build(self, image: Image, say: Say) -> ImageUsed:
-        """Build the image.
+        """Build the image, and push it; where that fails the last note says why.
 
         Raises:
             RuntimeProblem: the engine, the Dockerfile or the disk does not allow it.
         """
         with explained(self._environ):
             return prepare_image(self._client, image, self._environ, say)
-
-    def push(self, ref: str, target: str, say: Say) -> None:
-        """Push a local image under its name in a registry.
-
-        Raises:
-            RuntimeProblem: the registry does not take it.
-        """
-        with explained(self._environ):
-            push(self._client, ref, target, say)
 
 
 @contextmanager

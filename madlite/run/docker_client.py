@@ -40,6 +40,13 @@ def docker_address(environ: Mapping[str, str]) -> str:
     return str(context.Host) if context and context.Host else DEFAULT_ADDRESS
 
 
+def podman_note(environ: Mapping[str, str]) -> str:
+    """Return a sentence where nobody asked for podman and it is used all the same, else ""."""
+    address = docker_address(environ)
+    found = not environ.get("DOCKER_HOST") and address.endswith("/podman/podman.sock")
+    return f"podman runs the container ({address}): there is no Docker Engine here" if found else ""
+
+
 def why_unavailable(environ: Mapping[str, str]) -> Problem | None:
     """Return why the engine cannot be used now, or None; within a few seconds."""
     try:

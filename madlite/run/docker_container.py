@@ -12,7 +12,7 @@ from madlite.types import Action, Cause, Value
 
 # what runc, crun, docker and podman put around the reason
 _RUNTIMES_TALK = re.compile(
-    r"^(?:Error: |OCI runtime [a-z ]+: |runc: |crun: |failed to exec: |exec failed: |unable to start container process: )+"
+    r"^(?:Error: |OCI runtime [a-z ]+: |c?runc?: |(?:failed to exec|exec failed|unable to start container process): )+"
     r"|: unknown$|: OCI (?:runtime|permission)\b[^:]*$"
 )
 

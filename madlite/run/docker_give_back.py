@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 from madlite.run.docker_client import Client, said
 from madlite.run.docker_container import Container
@@ -11,8 +12,10 @@ STAMP = ".started"  # in the run folder; what changed after it is the run's
 _LOG = logging.getLogger(__name__)
 # -cnewer compares with the last change of the file's status, so that what was there before keeps its owner even where
 # its content is newer; busybox has -newer alone.  -h changes a link, not what it points to.
+# Where root inside is somebody else outside (a rootless engine, user namespaces) the files are somebody's already.
 _FIND = """
-own() { find "$1" -xdev "$4" "$2" -user root -exec chown -h "$3" {} +; }
+read -r first outside length < /proc/self/uid_map && [ "$first $outside $length" != "$4" ] && exit 0
+own() { find "$1" -xdev "$5" "$2" -user root -exec chown -h "$3" {} +; }
 own "$@" -cnewer 2> /dev/null || own "$@" -newer
 """
 
@@ -24,10 +27,11 @@ def give_back(client: Client, container: Container) -> None:
     """
     import docker.errors
 
-    if container.give_back is None or container.folder is None or is_remapped(client):
+    if container.give_back is None or container.folder is None:
         return
     owner = "{}:{}".format(*container.give_back)
-    command = ["/bin/sh", "-c", _FIND, "sh", container.inside, f"{container.folder_inside}/{STAMP}", owner]
+    stamp = f"{container.folder_inside}/{STAMP}"
+    command = ["/bin/sh", "-c", _FIND, "sh", container.inside, stamp, owner, _users_here()]
     try:
         exec_id = client.exec_create(container.id, command, user="0")["Id"]
         words = client.exec_start(exec_id).decode("utf-8", "replace").strip()
@@ -37,7 +41,9 @@ def give_back(client: Client, container: Container) -> None:
         _LOG.warning("files of the run may still belong to root: %s", said(error))
 
 
-def is_remapped(client: Client) -> bool:
-    """Say whether root in a container is somebody else outside (rootless engine, user namespaces)."""
-    options = client.info().get("SecurityOptions") or []
-    return any(option.startswith(("name=rootless", "name=userns")) for option in options)
+def _users_here() -> str:
+    """Return how users of this namespace are numbered outside (user_namespaces(7)), in the words of the script."""
+    try:
+        return " ".join(Path("/proc/self/uid_map").read_text().split()[:3])
+    except OSError:  # a kernel without user namespaces: the container has no such file either
+        return ""

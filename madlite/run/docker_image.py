@@ -13,6 +13,8 @@ from madlite.run.docker_buildkit import build_with_buildkit, needs_buildkit
 from madlite.run.docker_client import Client
 from madlite.run.docker_login import log_in
 from madlite.run.docker_pull import name_and_tag, pull
+from madlite.run.docker_push import push
+from madlite.run.podman import podman_version
 from madlite.types import Cause, Image, ImageUsed, Say
 
 
@@ -29,6 +31,7 @@ def prepare_image(client: Client, image: Image, environ: Mapping[str, str], say:
         ref=image.ref,
         digest=digest(_present(client, image.ref), image.ref),
         base_digest=image.base_digest,
+        registry="" if note else image.registry,
         build_duration_s=image.build_duration_s,
         notes=(note,) if note else (),
     )
@@ -46,15 +49,30 @@ def inspect(client: Client, ref: str) -> dict[str, Any] | None:
 
 def _built(client: Client, image: Image, environ: Mapping[str, str], say: Say) -> ImageUsed:
     begun = time.monotonic()
-    note = build_with_buildkit(image, environ, say) if needs_buildkit(image) else build(client, image, say)
+    buildkit = needs_buildkit(image) and not podman_version(client)  # podman's builder knows most of it
+    stale = build_with_buildkit(image, environ, say) if buildkit else build(client, image, say)
     took_s = time.monotonic() - begun
+    unpushed = _pushed(client, image, say) if image.registry else ""
     return ImageUsed(
         ref=image.ref,
         digest=digest(_present(client, image.ref), image.ref),
         base_digest=base_digest(client, image),
+        registry="" if unpushed else image.registry,
         build_duration_s=took_s,
-        notes=(note,) if note else (),
+        notes=tuple(note for note in (stale, unpushed) if note),
     )
+
+
+def _pushed(client: Client, image: Image, say: Say) -> str:
+    """Push the image; return what a reader of the result should know of it: the run needs the image alone."""
+    try:
+        if image.login is not None:
+            log_in(client, image.login)
+        push(client, image.ref, image.registry, say)
+    except RuntimeProblem as problem:
+        say(problem.message)
+        return f"the image was not pushed: {problem.message}"
+    return ""
 
 
 def _fetched(client: Client, image: Image, say: Say) -> str:

@@ -23,8 +23,9 @@ class Login(Value, frozen=True):
 class Image(Value, frozen=True):
     """The container image of a run: `ref` to pull or find, or to build from `dockerfile`.
 
-    A prebuilt one came from its Dockerfile earlier and perhaps elsewhere: it is pulled from `registry` where one is
-    named, and has the digest of its base and the build's duration from then.
+    `registry` is its name in a registry: what is built is pushed there.  A prebuilt one came from its Dockerfile
+    earlier and perhaps elsewhere: it is pulled from there, gets the name `ref`, and has the digest of its base and the
+    build's duration from then.
     """
 
     ref: str
@@ -35,7 +36,7 @@ class Image(Value, frozen=True):
     no_cache: bool = False
     contexts: dict[str, Path] = {}  # further build contexts by name, which BuildKit alone knows
     prebuilt: bool = False
-    registry: str = ""  # the image's name in a registry; pulled, it gets the name `ref`
+    registry: str = ""
     login: Login | None = None  # to that registry
     base_digest: str = ""
     build_duration_s: float | None = None

@@ -74,6 +74,7 @@ class ImageUsed(Value, frozen=True):
     ref: str = ""
     digest: str = ""
     base_digest: str = ""
+    registry: str = ""  # the name under which it was pushed or pulled
     build_duration_s: float | None = None
     notes: tuple[
         str, ...

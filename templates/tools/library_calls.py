@@ -57,7 +57,7 @@ LIBRARIES = {
         (Form("tensile", b"Running kernel:", re.compile(rb"Running kernel: (?P<config>.*)")),),
     ),
     "RCCL_TRACE": Library(
-        {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "COLL", "NCCL_DEBUG_FILE": "{log}"},
+        {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "COLL"},  # printed, as MAD's tooling looks for it in the log
         (
             Form(
                 "rccl",

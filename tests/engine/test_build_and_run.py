@@ -6,6 +6,7 @@ import json
 import subprocess
 
 import pytest
+from msgspec.structs import replace
 
 from madlite.errors import RuntimeProblem
 from madlite.run.docker_builder import docker_builder
@@ -184,6 +185,9 @@ def test_a_push_that_is_refused_keeps_the_image_and_is_told(mad, client, registr
     assert entry["push_error"] and "registry_image" not in entry
     client.remove_image(f"{registry}/ci-printer_base", force=True)
     assert run_manifest(mad).returncode == 0
+    done = mad.run("--tags", "printer", "--registry", registry)
+    client.remove_image(f"{registry}/ci-printer_base", force=True)
+    assert done.returncode == 0 and "note: the image was not pushed" in done.stdout, done.stdout + done.stderr
 
 
 def test_the_digest_of_a_base_from_a_registry_is_its_repository_digest(
@@ -198,8 +202,8 @@ def test_the_digest_of_a_base_from_a_registry_is_its_repository_digest(
         for name in ("tiny", "pulled")
     )
     with docker_builder(docker_environ, [login]) as builder:
-        assert builder.build(tiny, lambda line: None).base_digest == ""
-        builder.push(tiny.ref, base, lambda line: None)
+        pushed = builder.build(replace(tiny, registry=base, login=login), lambda line: None)
+        assert (pushed.base_digest, pushed.registry) == ("", base)
         for ref in (base, tiny.ref):
             client.remove_image(ref, force=True)
         used = builder.build(image, lambda line: None)
@@ -214,7 +218,8 @@ def test_the_digest_of_a_base_from_a_registry_is_its_repository_digest(
 
 
 def test_an_engine_that_is_not_there_stops_the_build_at_once(tmp_path):
-    with pytest.raises(RuntimeProblem, match="no Docker Engine answers"), docker_builder(
-        {"DOCKER_HOST": f"unix://{tmp_path}/none"}
+    with (
+        pytest.raises(RuntimeProblem, match="no Docker Engine answers"),
+        docker_builder({"DOCKER_HOST": f"unix://{tmp_path}/none"}),
     ):
         raise AssertionError

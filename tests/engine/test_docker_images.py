@@ -207,3 +207,14 @@ def test_a_name_that_no_image_can_have_is_not_called_an_unreachable_engine(runti
     with pytest.raises(RuntimeProblem, match="invalid reference format") as told:
         runtime.prepare(make_plan(tmp_path, image=image), lambda text: None)
     assert told.value.cause is not Cause.ENGINE
+
+
+def test_a_dockerfile_may_lie_outside_its_context(runtime, tmp_path, dockerfile):
+    image = dockerfile(f"FROM {BASE_IMAGE}\nCOPY . /got\nRUN test -e /got/kept && test ! -e /got/left\n")
+    context = tmp_path / "context"
+    context.mkdir()
+    (context / "kept").touch()
+    (context / "left").touch()
+    (context / ".dockerignore").write_text("# not for the image\n\nleft\n")
+    plan = make_plan(tmp_path, image=replace(image, context=context))
+    assert runtime.prepare(plan, lambda line: None).build_duration_s

@@ -242,7 +242,8 @@ def test_a_private_repository_is_cloned_with_the_cards_credential(checkout: Chec
     write(checkout.folder, "credential.json", json.dumps(table))
     done = checkout.run("--tags", "m")
     assert done.returncode == 3 and "'clone' failed" in done.stdout + done.stderr
-    assert "Authentication failed" in checkout.records()[-1]["evidence"]
+    (failed,) = [record for record in checkout.records() if record["status"] == "FAILURE"]
+    assert "Authentication failed" in failed["evidence"]
 
 
 def test_model_dir_brings_a_checkout_into_the_working_folder(checkout: Checkout, tmp_path: Path) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import json
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from madlite.engine.gather import Surroundings, gather
 from madlite.engine.many import check_plans, exit_code, run_many
@@ -14,7 +16,7 @@ from madlite.plan.context import Context
 from madlite.plan.options import Options
 from madlite.plugins import load_plugins
 from madlite.run.host_runtime import HostRuntime
-from madlite.types import Card, Cause, Machine, Request, Result, Status
+from madlite.types import Card, Cause, Machine, Request, Result, ResultRule, Status
 
 
 class Quiet:
@@ -193,3 +195,47 @@ def test_the_row_comes_before_the_record(planned, monkeypatch):
     monkeypatch.setattr(Path, "replace", noted)
     run_many(plans, options, plugins, Quiet())
     assert order == ["record, perf.csv True"]
+
+
+def test_side_files_follow_the_row_into_the_workspace_whatever_o_and_strict_header_say(planned, tmp_path):
+    plans, options, plugins = planned
+    (tmp_path / "elsewhere").mkdir()
+    options = replace(options, output=tmp_path / "elsewhere/perf.csv", strict_header=True)
+    (one,) = plans
+    (tmp_path / "run.sh").write_text("printf 'model,performance,metric,heat\\na,5,x,61\\n' > ../r.csv\n")
+    plan = replace(one.plan, result_rule=ResultRule(kind="multiple_results", file="r.csv"))
+    run_many([replace(one, plan=plan)], options, plugins, Quiet())
+    assert statuses(options) == ["SUCCESS"] and "heat" not in options.output.read_text()
+    (entry,) = json.loads((tmp_path / "perf_super.json").read_text())
+    assert (entry["model"], entry["multi_results"]) == ("m_a", {"heat": 61})
+    assert json.loads((tmp_path / "perf_entry.json").read_text())["heat"] == 61
+    assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == ["perf.csv"]
+
+
+def test_run_without_its_model_writes_no_side_files(planned, tmp_path):
+    plans, options, plugins = planned
+    (one,) = plans
+    run_many([replace(one, plan=replace(one.plan, skip_model_run=True))], options, plugins, Quiet())
+    assert list(tmp_path.glob("perf*")) == []
+
+
+def test_side_file_that_cannot_be_written_is_said_and_costs_no_row(planned, tmp_path):
+    plans, options, plugins = planned
+    (tmp_path / "perf_entry.csv").mkdir()
+    screen = Quiet()
+    assert run_many(plans, options, plugins, screen).exit_code is ExitCode.OK
+    assert statuses(options) == ["SUCCESS"]
+    assert len(screen.said) == 1 and "perf_entry.csv is a folder" in screen.said[0]
+
+
+def test_a_bug_in_the_side_files_writes_no_second_row(planned, monkeypatch):
+    plans, options, plugins = planned
+
+    def broken(*args, **named):
+        raise ZeroDivisionError("ours")
+
+    monkeypatch.setattr("madlite.record.sidefiles.build_entries", broken)
+    screen = Quiet()
+    outcome = run_many(plans, options, plugins, screen)
+    assert outcome.bug is None and statuses(options) == ["SUCCESS"]
+    assert screen.said == ["internal error in the files beside perf.csv: ZeroDivisionError: ours"]

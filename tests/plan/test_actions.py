@@ -84,7 +84,7 @@ def test_the_snapshot_of_the_environment_is_off_unless_asked_for(planned) -> Non
     assert "pre" not in kinds(planned())
     plan = planned('{"gen_sys_env_details": true, "rocenv_mode": "full"}', tool_files=("env_snapshot.sh",))
     assert plan.actions[1].argv[-1].endswith("tools/env_snapshot.sh")
-    assert plan.actions[1].argv[2].endswith("toy_env full UBUNTU")
+    assert plan.actions[1].argv[2].endswith("toy_env full UBUNTU ..")
 
 
 def test_a_clone_gets_the_cards_password_by_its_own_environment(planned) -> None:
@@ -128,6 +128,7 @@ def test_tools_have_the_last_word_on_variables_but_for_set(planned) -> None:
 
 
 def test_the_launcher_comes_from_context_card_or_environment(planned) -> None:
-    assert planned('{"distributed": {"launcher": "deepspeed"}}', card={"n_gpus": "2"}).env[
-        "MAD_MULTI_NODE_RUNNER"
-    ] == "deepspeed --num_gpus=2"
+    assert (
+        planned('{"distributed": {"launcher": "deepspeed"}}', card={"n_gpus": "2"}).env["MAD_MULTI_NODE_RUNNER"]
+        == "deepspeed --num_gpus=2"
+    )

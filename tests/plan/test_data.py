@@ -16,9 +16,8 @@ MINIO = {"MAD_MINIO": {"USERNAME": "reader", "PASSWORD": "hush", "MINIO_ENDPOINT
 
 def find(folder: Path, *sets: dict[str, Provider], data: tuple[str, ...] = (), **changes: object):
     names = tuple(f"set{n}" for n in range(len(sets)))
-    table = {
-        name: {kind: given[kind] for kind in PROVIDERS if kind in given} for name, given in zip(names, sets, strict=True)
-    }
+    asked = zip(names, sets, strict=True)
+    table = {name: {kind: given[kind] for kind in PROVIDERS if kind in given} for name, given in asked}
     values = {
         "sets": table,
         "services": {},

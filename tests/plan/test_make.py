@@ -10,9 +10,9 @@ import pytest
 
 from madlite.errors import UsageProblem
 from madlite.plan.actions import model_dir, settle_model_dir
-from madlite.plan.images import image_name
 from madlite.plan.context import Context, read_context
 from madlite.plan.dockerfiles import Dockerfile
+from madlite.plan.images import image_name
 from madlite.plan.make import make_plan
 from madlite.plan.options import Options
 from madlite.plan.place import Choice, expand_ids, grant_gpus

@@ -17,10 +17,11 @@ from madlite.types import Card, Request
 MADENGINES = Path(__file__).parents[1] / "data/manifests/madengine-2.json"
 
 
-def image(tmp_path: Path, overrides=(), **changes) -> BuiltImage:
+def image(tmp_path: Path, overrides=(), docker_file="docker/x.Dockerfile", **changes) -> BuiltImage:
+    """Return an image; fields of a card are its card's."""
     fields = {name: changes.pop(name) for name in list(changes) if name in Card.__struct_fields__}
     card = Card(**{"name": "dir/m", "root": tmp_path, "source": "models.json", "args": "--base 1", **fields})
-    values = {"docker_image": "ci-dir_m_x", "dockerfile": "docker/x.Dockerfile", "build_duration_s": 0.1}
+    values = {"docker_image": "ci-dir_m_x", "dockerfile": docker_file, "build_duration_s": 0.1}
     return BuiltImage(request=Request(card=card, tag="m", overrides=overrides), **{**values, **changes})
 
 
@@ -58,7 +59,9 @@ def test_what_madengine_wrote_is_read(tmp_path):
 
 def test_what_is_written_has_the_keys_that_madengine_writes(tmp_path):
     theirs = json.loads(MADENGINES.read_text())
-    ours = written(image(tmp_path, gpu_vendor="NVIDIA", gpu_architecture="h100"), failed=[FailedBuild(model="b", error="e")])
+    ours = written(
+        image(tmp_path, gpu_vendor="NVIDIA", gpu_architecture="h100"), failed=[FailedBuild(model="b", error="e")]
+    )
     assert set(ours) - {"secrets_required"} == set(theirs)
     assert set(ours["context"]) == set(theirs["context"])
     assert set(ours["summary"]) == set(theirs["summary"])
@@ -110,11 +113,9 @@ def test_one_card_with_two_tags_is_there_twice_under_madengines_key_and_one_more
     assert (second.request.card.args, second.request.overrides) == ("--base 1", three)
 
 
-@pytest.mark.parametrize(
-    ("dockerfile", "key"), [("", "dir/m"), ("N/A (local image mode)", "local-dir/m")]
-)
-def test_images_that_were_not_built_have_madengines_keys(tmp_path, dockerfile, key):
-    made = image(tmp_path, docker_image="x:1", dockerfile=dockerfile, local_image=True, build_duration_s=None)
+@pytest.mark.parametrize(("docker_file", "key"), [("", "dir/m"), ("N/A (local image mode)", "local-dir/m")])
+def test_images_that_were_not_built_have_madengines_keys(tmp_path, docker_file, key):
+    made = image(tmp_path, docker_image="x:1", docker_file=docker_file, local_image=True, build_duration_s=None)
     text = text_of(made)
     assert list(json.loads(text)["built_images"]) == [key] == list(json.loads(text)["built_models"])
     (back,) = read(tmp_path, text).images

@@ -154,6 +154,7 @@ def test_arguments_follow_those_that_stand_for_madengines_script(tmp_path):
         {"cmd": "bash ../scripts/common/tools/rocprof_wrapper.sh --"},
         {"post_scripts": [{"path": "scripts/common/post_scripts/trace.sh", "args": "rocprof"}]},
         {"pre_scripts": [{"path": "nowhere.sh"}]},
+        {"pre_scripts": [{"path": "/etc/hostname"}]},  # of this machine, not of the workspace
     ],
 )
 def test_a_helper_that_is_nowhere_is_refused_before_the_run(stacked, tmp_path, tool):

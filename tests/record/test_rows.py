@@ -87,6 +87,12 @@ def test_row_of_a_success_is_the_line_madengine_2_writes(tmp_path: Path) -> None
     )
 
 
+def test_the_digest_of_a_built_image_is_its_bases() -> None:
+    image = replace(DONE.image, base_digest="sha256:2222bbbb")
+    assert built(result=replace(DONE, image=image))[0]["docker_sha"] == "sha256:2222bbbb"
+    assert built()[0]["docker_sha"] == "sha256:1111aaaa"
+
+
 def test_pipeline_and_build_number_come_from_outside() -> None:
     assert (built()[0]["pipeline"], built()[0]["build_number"]) == ("nightly", "17")
 

@@ -12,7 +12,7 @@ import pytest
 import requests
 
 from madlite.errors import RuntimeProblem
-from madlite.run.docker_client import DEFAULT_ADDRESS, docker_address, explained
+from madlite.run.docker_client import docker_address, explained
 from madlite.run.docker_runtime import DockerRuntime
 from madlite.types import Cause, Problem
 
@@ -27,10 +27,6 @@ def problem(**environ: str) -> str:
     found = DockerRuntime(environ).available()
     assert found is not None
     return found.what
-
-
-def test_without_settings_the_usual_socket_is_asked():
-    assert docker_address({}) == DEFAULT_ADDRESS
 
 
 def test_docker_host_wins_over_the_context(tmp_path):

@@ -86,6 +86,14 @@ def test_what_is_shown_is_what_is_sent(tmp_path):
     assert request["HostConfig"]["IpcMode"] == "private"
 
 
+def test_what_docker_ignores_and_podman_refuses_is_left_out(tmp_path):
+    def host(extra: str):
+        return shown(make_plan(tmp_path, engine_options=EngineOptions(extra=extra)), {})["HostConfig"]
+
+    assert "ShmSize" not in host("--shm-size=2g") and host("--shm-size=2g --ipc=private")["ShmSize"] == 2 << 30
+    assert "Init" not in host("--pid=host --init") and host("")["Init"] is True
+
+
 def test_options_cannot_take_away_the_marks_of_the_run(tmp_path):
     plan = make_plan(tmp_path, engine_options=EngineOptions(extra="-l madlite.run=x -e MADLITE_RUN_ID=x -w /x"))
     body = shown(plan, {})

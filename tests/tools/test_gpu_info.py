@@ -19,13 +19,22 @@ from tests.tools.scripts import TOOLS, bash, only, program, wait_until
 PROGRAMS = ("awk", "sleep", "timeout", "rm", "wc", "cat", "mkdir")
 POWER, VRAM = "gpu_info_power_profiler_output.csv", "gpu_info_vram_profiler_output.csv"
 AMD_SMI = """case "$*" in
-*--power*) printf 'gpu,socket_power,gfx_voltage,throttle_status,power_management\\n0,512,N/A,N/A,ENABLED\\n1,498,N/A,N/A,ENABLED\\n' ;;
-*--mem-usage*) printf 'gpu,total_vram,used_vram,free_vram,total_visible_vram,used_visible_vram\\n0,1000,250,750,1000,9\\n1,1000,1,999,1000,9\\n' ;;
+*--power*)
+  echo gpu,socket_power,gfx_voltage,throttle_status,power_management
+  echo 0,512,N/A,N/A,ENABLED
+  echo 1,498,N/A,N/A,ENABLED ;;
+*--mem-usage*)
+  echo gpu,total_vram,used_vram,free_vram,total_visible_vram,used_visible_vram
+  echo 0,1000,250,750,1000,9
+  echo 1,1000,1,999,1000,9 ;;
 esac"""
-ROCM_SMI = """echo 'WARNING: AMD GPU device(s) is/are in a low-power state. Check power control/runtime_status'
+ROCM_SMI = """echo 'WARNING: AMD GPU device(s) is/are in a low-power state.'
 case "$*" in
-*--showpower*) printf '\\ndevice,Average Graphics Package Power (W)\\ncard0,230.0\\ncard1,N/A (Secondary die)\\ncard2,199.0\\n\\n' ;;
-*--showmeminfo*) printf 'device,VRAM Total Memory (B),VRAM Total Used Memory (B)\\ncard0,200,50\\ncard1,200,0\\n' ;;
+*--showpower*)
+  printf '\\ndevice,Average Graphics Package Power (W)\\n'
+  printf 'card0,230.0\\ncard1,N/A (Secondary die)\\ncard2,199.0\\n\\n' ;;
+*--showmeminfo*)
+  printf 'device,VRAM Total Memory (B),VRAM Total Used Memory (B)\\ncard0,200,50\\ncard1,200,0\\n' ;;
 esac"""
 NVIDIA_SMI = """case "$*" in
 *power.draw*) printf 'index, power.draw [W]\\n0, 345.67\\n1, [N/A]\\n2, 70.10\\n' ;;
@@ -104,7 +113,14 @@ def test_a_second_start_starts_nothing(model, path):
 
 def test_variables_say_which_gpus_what_and_where(model, path):
     program(path, "nvidia-smi", NVIDIA_SMI)
-    bash("gpu_info.sh", "start", "power", cwd=model, path=path, env={"POWER_OUTPUT_FILE": "mine.csv", "POWER_DEVICE": "2,7"})
+    bash(
+        "gpu_info.sh",
+        "start",
+        "power",
+        cwd=model,
+        path=path,
+        env={"POWER_OUTPUT_FILE": "mine.csv", "POWER_DEVICE": "2,7"},
+    )
     bash("gpu_info.sh", "stop", "power", cwd=model, path=path, env={"POWER_OUTPUT_FILE": "mine.csv"})
     assert list(rows(model / "mine.csv")[0]) == ["time", "Power(Watt) GPU2"]
     assert "vram(%) GPU0" in sampled(model, path, POWER_MODE="vram", POWER_SAMPLING_RATE=".01")[0]
@@ -228,11 +244,12 @@ def test_in_a_kept_container_it_ends_when_nothing_else_runs_there(engine, base_i
         env = {"PATH": "/w:/usr/bin:/bin"}
         done = container.exec_run(["bash", "-c", "true && bash gpu_info.sh start power"], environment=env)
         assert done.exit_code == 0, done.output
-        model = client.api.exec_create(container.id, ["sleep", "1000"])["Id"]
-        client.api.exec_start(model, detach=True)
-        wait_until(lambda: len(rows(tmp_path / POWER)) > 70, "samples while something runs")  # longer than it looks
+        (tmp_path / "model").touch()
+        container.exec_run(["sh", "-c", "while [ -e model ]; do sleep 0.1; done"], detach=True)
+        # at 0.1 s each longer than the quiet time and than it takes to look
+        wait_until(lambda: len(rows(tmp_path / POWER)) > 70, "samples while something runs")
         assert (tmp_path / ".gpu_info_power").exists()
-        os.kill(client.api.exec_inspect(model)["Pid"], signal.SIGKILL)
+        (tmp_path / "model").unlink()
         wait_until(lambda: not (tmp_path / ".gpu_info_power").exists(), "the end of the sampler")
     finally:
         container.remove(force=True)

@@ -1,0 +1,56 @@
+"""What a batch of runs leaves beside its rows: the manifest, and on request a summary, or no entry files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from madlite.cli.manifest import save_manifest
+from madlite.cli.summary import count_rows, full_summary, remove_entries, run_summary, write_summary
+from madlite.engine.manifest_file import check_writable
+from madlite.errors import RuntimeProblem
+
+if TYPE_CHECKING:
+    from madlite.engine.screen import Outcome, Planned
+    from madlite.plan.options import Options
+
+
+class Batch:
+    """One batch from its start to its files; what they need is asked for before anything runs."""
+
+    def __init__(self, planned: Sequence[Planned], options: Options, given: dict[str, Any]) -> None:
+        self._planned, self._options, self._given = planned, options, given
+        manifest = given["manifest_file"]
+        self._from_tags = manifest is None or not manifest.exists()
+        self._summary = given["summary_output"]
+        if self._summary is not None:
+            check_writable(self._summary)
+        if self._from_tags:
+            check_writable(options.workspace / given["manifest_output"])
+        self._rows_before = count_rows(options.output) if self._summary is not None else 0
+
+    def close(self, outcome: Outcome) -> tuple[str, ...]:
+        """Write what is wanted and return what could not be; every run has its row by now."""
+        problems = []
+        if self._from_tags:
+            problems.append(save_manifest(self._planned, outcome.results, self._options, self._given))
+        for write in (self._write_summary, self._clean_up):
+            try:
+                write(outcome)
+            except RuntimeProblem as problem:
+                problems.append(problem.message)
+        return tuple(filter(None, problems))
+
+    def _write_summary(self, outcome: Outcome) -> None:
+        if self._summary is None:
+            return
+        from madlite.engine.one import secrets_for
+
+        make = full_summary if self._from_tags else run_summary
+        rows = count_rows(self._options.output) - self._rows_before
+        secrets = [text for one in self._planned for text in secrets_for(one.plan, self._options.environ)]
+        write_summary(self._summary, make(self._planned, outcome, self._rows_before, rows), secrets)
+
+    def _clean_up(self, outcome: Outcome) -> None:
+        if self._given["cleanup_perf"]:
+            remove_entries(self._options.workspace)

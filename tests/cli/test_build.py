@@ -1,0 +1,106 @@
+"""`madlite build` as it is typed, without an engine."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from madlite.cli.main import call
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    for name in ("MODEL_DIR", "MAD_SECRETS_X"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for folder in ("docker", "scripts/a"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "docker/x.Dockerfile").write_text("# CONTEXT {'guest_os': 'UBUNTU'}\nFROM base:1\n")
+    (tmp_path / "scripts/a/run.sh").write_text("echo performance: 1 x\n")
+    card = {"dockerfile": "docker/x", "scripts": "scripts/a/run.sh", "n_gpus": "1", "args": "", "tags": ["t"]}
+    cards = [{"name": "a", **card}, {"name": "b", "env_vars": {"DOCKER_IMAGE_NAME": "of/b:1"}, **card}]
+    (tmp_path / "models.json").write_text(json.dumps(cards))
+    return tmp_path
+
+
+def manifest(folder) -> dict:
+    return json.loads((folder / "build_manifest.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        ("--batch-manifest b.json --tags a", "--batch-manifest and --tags exclude each other"),
+        ("--tags a -c {} -f c.json", "--additional-context and --additional-context-file exclude each other"),
+        ("--tags a --use-image x --registry r", "--use-image and --registry exclude each other"),
+        ("--tags a --use-image x --build-on-compute", "--use-image and --build-on-compute exclude each other"),
+        ("--tags a --build-on-compute", "--build-on-compute needs --registry"),
+        ("--tags a --build-on-compute -r host", "--build-on-compute is not there yet"),
+        ("", "no model is named"),
+        ("--tags nobody", "no model matches tag 'nobody'"),
+        ("--tags a --gpu-vendor INTEL", "INTEL"),
+        ("--tags a -c {'guest_os':'SLES'}", "SLES"),
+        ("--tags a --use-image=auto", "DOCKER_IMAGE_NAME"),
+        ("--tags a -m none/build.json", "cannot be written"),
+        ("--tags a -s none/summary.json", "cannot be written"),
+        ("--batch-manifest none.json", "cannot be read"),
+    ],
+)
+def test_what_cannot_be_meant_is_one_sentence_and_nothing_is_built(checkout, capsys, args, told):
+    assert call(["build", *args.split()]) == 4
+    assert told in capsys.readouterr().err
+    assert not (checkout / "build_manifest.json").exists()
+
+
+def test_without_an_engine_no_image_is_built(checkout, capfd):
+    assert call(["build", "--tags", "a"]) == 2
+    assert "no Docker Engine answers" in capfd.readouterr().err
+    assert not (checkout / "build_manifest.json").exists()
+
+
+def test_images_that_are_there_need_no_engine(checkout, capfd):
+    assert call(["build", "--tags", "a", "b", "--use-image", "foo/bar:1", "-m", "mine.json", "-s", "s.json"]) == 0
+    made = json.loads((checkout / "mine.json").read_text())
+    assert {key: entry["docker_image"] for key, entry in made["built_images"].items()} == {
+        "a": "foo/bar:1",
+        "b": "foo/bar:1",
+    }
+    assert list(json.loads((checkout / "s.json").read_text())) == [
+        *("successful_builds", "failed_builds", "total_build_time", "successful_pushes", "failed_pushes")
+    ]
+    assert "not built: foo/bar:1 is used" in capfd.readouterr().out
+    assert call(["build", "--tags", "b", "--use-image"]) == 0
+    assert manifest(checkout)["built_images"]["b"]["docker_image"] == "of/b:1"
+
+
+def test_a_batch_manifest_names_where_images_are(checkout, capfd):
+    (checkout / "b.json").write_text('[{"model_name": "a", "registry_image": "host/a:1"}]')
+    assert call(["build", "--batch-manifest", "b.json"]) == 0
+    entry = manifest(checkout)["built_images"]["ci-a_x"]
+    assert entry["registry_image"] == "host/a:1" and entry["build_duration"] == 0
+    assert entry["dockerfile"] == "docker/x.Dockerfile"
+
+
+def test_a_manifest_that_is_not_there_is_no_reason_not_to_run_the_tags(checkout, capfd):
+    assert call(["run", "-m", "none.json"]) == 4
+    assert "there is no manifest none.json" in capfd.readouterr().err
+    assert call(["run", "-m", "none.json", "--tags", "a", "--dry-run"]) == 0
+    told = capfd.readouterr()
+    assert "the tags are built and run" in told.err and "ci-a_x" in told.out
+
+
+def test_a_manifest_is_run_without_its_dockerfile_and_without_tags(checkout, capfd):
+    (checkout / "b.json").write_text('[{"model_name": "a", "registry_image": "host/a:1"}]')
+    assert call(["build", "--batch-manifest", "b.json"]) == 0
+    (checkout / "docker/x.Dockerfile").unlink()
+    capfd.readouterr()
+    assert call(["run", "--manifest-file", "build_manifest.json", "--tags", "b", "--dry-run"]) == 0
+    told = capfd.readouterr()
+    assert "--tags has no effect" in told.err
+    assert '"Image": "ci-a_x"' in told.out and "# b " not in told.out
+    (checkout / "build_manifest.json").write_text("{}")
+    assert call(["run", "-m", "build_manifest.json"]) == 4
+    assert "is no build manifest" in capfd.readouterr().err

@@ -1,0 +1,5 @@
+# CONTEXT {'gpu_vendor': 'AMD', 'guest_os': 'UBUNTU', 'ctx_test': '2'}
+ARG BASE_DOCKER=madlite-test/base:latest
+FROM $BASE_DOCKER
+COPY context.txt /context.txt
+ENV BUILT_FOR=2

@@ -1,0 +1,4 @@
+# CONTEXT {'gpu_vendor': 'AMD', 'guest_os': 'UBUNTU'}
+ARG BASE_DOCKER=madlite-test/base:latest
+FROM $BASE_DOCKER
+COPY context.txt /context.txt

@@ -1,0 +1,3 @@
+#!/bin/bash
+echo "step: ${0##*/}${*:+ $*}"
+echo "performance: $BUILT_FOR context"

@@ -1,0 +1,177 @@
+"""From a manifest to plans, without a build."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from madlite.engine.from_manifest import gather_manifest, misfit
+from madlite.engine.gather import Surroundings
+from madlite.engine.manifest_file import check_writable, manifest_of_runs, write_file
+from madlite.engine.screen import Planned
+from madlite.errors import UsageProblem
+from madlite.plan.context import Context, read_context
+from madlite.plan.manifest import BuiltImage, Manifest, read_manifest
+from madlite.plan.options import Options
+from madlite.plugins import load_plugins
+from madlite.types import Card, Cause, Gpu, ImageUsed, Machine, Request, Result, Status
+
+MADENGINES = Path(__file__).parents[1] / "data/manifests/madengine-2.json"
+H100 = Machine(
+    vendor="NVIDIA",
+    gpus=tuple(Gpu(index=n, arch="NVIDIA H100 80GB HBM3", product="NVIDIA H100 80GB HBM3") for n in range(4)),
+    architecture="NVIDIA H100 80GB HBM3",
+)
+MI300X = Machine(
+    vendor="AMD", gpus=tuple(Gpu(index=n, arch="gfx942", render_minor=128 + n) for n in range(8)), architecture="gfx942"
+)
+
+
+class Docker:
+    name = "docker"
+
+    def available(self):
+        return None
+
+
+@pytest.fixture
+def around(tmp_path):
+    def make(machine: Machine | None = None, context: str = "", credentials=None, **options) -> Surroundings:
+        return Surroundings(
+            options=Options(workspace=tmp_path, output=tmp_path / "perf.csv", **options),
+            context=read_context(None, context),
+            machine=machine or Machine(),
+            plugins=load_plugins("", only_built_in=True),
+            runtimes={"docker": Docker()},
+            template_root=tmp_path,
+            new_run_id=lambda name: f"id-{name}",
+            credentials=credentials,
+        )
+
+    return make
+
+
+@pytest.fixture
+def scripts(tmp_path):
+    for name in ("scripts/mini/run.sh", "scripts/m/run.sh"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text("true\n")
+
+
+def built(tmp_path: Path, ref: str = "ci-m_x.ubuntu.amd", **changes) -> BuiltImage:
+    card = Card(
+        name="m", root=tmp_path, source="m.json", scripts="scripts/m/run.sh", dockerfile="docker/x", n_gpus="-1"
+    )
+    values = {
+        "dockerfile": "docker/x.ubuntu.amd.Dockerfile",
+        "base_docker": "base",
+        "docker_sha": "sha256:1",
+        **changes,
+    }
+    return BuiltImage(request=Request(card=card, tag="m"), docker_image=ref, **values)
+
+
+def manifest(*images: BuiltImage) -> Manifest:
+    return Manifest(file=Path("/w/build_manifest.json"), images=images)
+
+
+def test_what_madengine_built_runs_where_it_fits(tmp_path, scripts, around):
+    theirs = read_manifest(MADENGINES, tmp_path)
+    planned = gather_manifest(theirs, around(H100))
+    assert [one.plan.blocked for one in planned] == [None] * 5
+    plan = planned[0].plan
+    assert plan.image.ref == "ci-mini_single_mini.ubuntu.nvidia" and plan.image.prebuilt
+    assert (plan.image.base, plan.image.base_digest) == ("madlite-test/base:latest", "digest")
+    assert plan.image.build_duration_s == 0.07617068290710449
+    assert plan.name == "container_ci-mini_single_mini.ubuntu.nvidia"
+    assert plan.log_name == "mini_single_mini.ubuntu.nvidia" and plan.args == "--value 123.45"
+    assert [one.plan.image.ref for one in planned if one.plan.card.name == "mini_twoimages"] == [
+        "ci-mini_twoimages_twice.one.ubuntu.nvidia",
+        "ci-mini_twoimages_twice.two.ubuntu.nvidia",
+    ]
+    assert plan.origins["image"] == "madengine-2.json"
+    for one in gather_manifest(theirs, around(MI300X)):
+        assert one.plan.blocked.status is Status.FAILURE and one.plan.blocked.cause is Cause.IMAGE
+        assert "it is for NVIDIA, here is AMD" in one.plan.blocked.reason
+
+
+@pytest.mark.parametrize(
+    ("vendor", "architecture", "machine", "fits"),
+    [
+        ("amd", "GFX942", MI300X, True),
+        ("AMD", "gfx942:sramecc+:xnack-", MI300X, True),
+        ("AMD", "gfx90a", MI300X, False),
+        ("", "", MI300X, True),
+        ("NVIDIA", "", MI300X, False),
+        ("NVIDIA", "nvidia h100 80gb hbm3 ", H100, True),
+        ("NVIDIA", "nvidia h200", H100, False),
+        ("AMD", "gfx942", Machine(), True),
+    ],
+)
+def test_which_images_are_for_a_machine(tmp_path, vendor, architecture, machine, fits):
+    assert (misfit(built(tmp_path, gpu_vendor=vendor, gpu_architecture=architecture), machine) == "") is fits
+
+
+def test_siblings_for_other_gpus_are_left_out_with_a_note(tmp_path, scripts, around):
+    pair = [built(tmp_path, f"ci-m_x_{arch}", gpu_architecture=arch) for arch in ("gfx90a", "gfx942")]
+    (one,) = gather_manifest(manifest(*pair), around(MI300X))
+    assert one.plan.image.ref == "ci-m_x_gfx942" and one.plan.blocked is None
+    assert any("ci-m_x_gfx90a" in note and "here is gfx942" in note for note in one.plan.notes)
+    (one,) = gather_manifest(manifest(pair[0]), around(MI300X))
+    assert one.plan.image is None and "no image of card 'm' in build_manifest.json fits" in one.plan.blocked.reason
+
+
+def test_a_registrys_image_is_pulled_with_the_login_of_its_host(tmp_path, scripts, around):
+    credentials = {"host:5000": {"username": "u", "password": "hush"}}
+    image = built(tmp_path, registry_image="host:5000/ci-m")
+    (one,) = gather_manifest(manifest(image), around(credentials=credentials))
+    assert one.plan.image.registry == "host:5000/ci-m" and one.plan.image.login.host == "host:5000"
+    assert one.plan.image.dockerfile == tmp_path / "docker/x.ubuntu.amd.Dockerfile"
+    (one,) = gather_manifest(manifest(image), around())
+    assert one.plan.image.login is None
+
+
+def test_images_that_were_not_built_keep_their_card_and_the_caller_can_name_another(tmp_path, scripts, around):
+    image = built(tmp_path, "rocm/x:1", dockerfile="N/A (local image mode)", local_image=True)
+    card = replace(image.request.card, multiple_results="r.csv", url="https://host/x.git")
+    image = replace(image, request=replace(image.request, card=card))
+    (one,) = gather_manifest(manifest(image), around())
+    assert one.plan.image.ref == "rocm/x:1" and one.plan.image.dockerfile is None and not one.plan.image.prebuilt
+    assert one.plan.origins["image"] == "context of build_manifest.json"
+    assert one.plan.result_rule.file == "r.csv" and one.plan.model_dir == "x"
+    (one,) = gather_manifest(manifest(image), around(image="mine:1"))
+    assert one.plan.image.ref == "mine:1" and one.plan.origins["image"] == "--image"
+
+
+def test_a_batch_of_runs_leaves_a_manifest_that_runs_again(tmp_path, scripts, around):
+    (tmp_path / "docker").mkdir()
+    (tmp_path / "docker/x.ubuntu.amd.Dockerfile").write_text("# CONTEXT {'gpu_vendor': 'AMD'}\nFROM base\n")
+    from madlite.engine.gather import gather
+
+    asked = replace(built(tmp_path).request, overrides=(("steps", "3"),))
+    planned = gather([asked, asked, asked], around(MI300X, environ={"MAD_SECRETS_A": "hush-hush"}))
+    used = ImageUsed(ref="ci-m_x.ubuntu.amd", digest="sha256:own", base_digest="sha256:base", build_duration_s=2.5)
+    results = [
+        Result(plan_id="1", status=Status.SUCCESS, image=used),
+        Result(plan_id="2", status=Status.FAILURE, cause=Cause.BUILD, reason="does not build: hush-hush"),
+    ]
+    text = manifest_of_runs(planned, results, Context(), ["hush-hush"])
+    assert "hush" not in text
+    write_file(tmp_path / "build_manifest.json", text)
+    assert json.loads(text)["summary"]["failed_builds"] == [{"model": "m", "error": "does not build: ***"}]
+    again = read_manifest(tmp_path / "build_manifest.json", tmp_path)
+    (image,) = again.images
+    assert (image.docker_sha, image.build_duration_s, image.gpu_architecture) == ("sha256:base", 2.5, "gfx942")
+    (one,) = gather_manifest(again, around(MI300X))
+    assert isinstance(one, Planned) and one.plan.args == " --steps 3" == planned[0].plan.args
+    assert one.plan.image.dockerfile == planned[0].plan.image.dockerfile
+
+
+def test_a_file_that_cannot_be_written_is_found_out_early(tmp_path):
+    check_writable(tmp_path / "new.json")
+    for file in (tmp_path, tmp_path / "none/new.json"):
+        with pytest.raises(UsageProblem, match=str(file)):
+            check_writable(file)

@@ -1,0 +1,110 @@
+"""Run madlite in a copied checkout, on a stand-in machine and a real engine, and keep what it asked the engine for."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.golden.machines import StandIn
+from tests.golden.tap import Call, Tap
+
+DATA = Path(__file__).parents[1] / "data"
+LIMIT_S = 120
+RUN_LABEL = "madlite.run"
+
+
+@dataclass(frozen=True)
+class Done:
+    """A run that ended: its exit codes, what it printed, what it asked for, and how many containers it left."""
+
+    folder: Path
+    exits: tuple[int, ...]
+    printed: str
+    calls: tuple[Call, ...]
+    left: int
+
+
+class Bed:
+    """Where runs happen: an engine that answers, and the stand-in machines."""
+
+    def __init__(self, engine: str, machines: Mapping[str, StandIn], *, gives_gpus: bool) -> None:
+        self.engine, self.machines, self.gives_gpus = engine, machines, gives_gpus
+
+    @contextmanager
+    def tapped(self, home: Path) -> Iterator[Tap]:
+        with Tap(home / "docker.sock", self.engine, gives_gpus=self.gives_gpus).opened() as tap:
+            yield tap
+
+    def start(
+        self, folder: Path, machine: str, address: str, words: tuple[str, ...], env: Mapping[str, str]
+    ) -> subprocess.CompletedProcess[str]:
+        """Run one command to its end; of the caller's environment it sees what finds Python's modules."""
+        there = self.machines[machine]
+        own = {name: os.environ[name] for name in ("PYTHONPATH", "LANG") if name in os.environ}
+        path = f"{there.bin}:{os.environ['PATH']}"
+        return subprocess.run(
+            there.command(sys.executable, "-m", "madlite", *words),
+            cwd=folder,
+            env={**own, "PATH": path, "HOME": str(folder.parent), "DOCKER_HOST": address, **env},
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=LIMIT_S,
+        )
+
+    def take_away(self, folder: Path) -> int:
+        """Remove the containers that the runs of a folder left, and return how many there were."""
+        import docker
+
+        with docker.APIClient(self.engine) as client:
+            ids = {path.name for path in folder.glob("madlite_runs/*")}
+            every = client.containers(all=True, filters={"label": RUN_LABEL})
+            ours = [found for found in every if found["Labels"][RUN_LABEL] in ids and found["State"] != "removing"]
+            for found in ours:
+                client.remove_container(found["Id"], force=True)
+        return len(ours)
+
+    def remove_images(self, runs: Iterable[Done]) -> None:
+        """Remove what the runs built."""
+        import docker
+        import docker.errors
+
+        built = {call.query["t"] for done in runs for call in done.calls if call.what == "POST /build"}
+        with docker.APIClient(self.engine) as client:
+            for image in built:
+                with suppress(docker.errors.ImageNotFound):
+                    client.remove_image(image, force=True)
+
+
+def copied(name: str, home: Path) -> Path:
+    """Return a copy of a checkout of tests/data, with its own place written into data.json."""
+    folder = home / "mad"
+    shutil.copytree(DATA / name, folder)
+    data = folder / "data.json"
+    data.write_text(data.read_text().replace("@FIXTURE@", str(folder)))
+    return folder
+
+
+def fulfils_gpu_requests(engine: str, image: str) -> bool:
+    """Say whether containers that ask for NVIDIA GPUs start: NVIDIA's hook, or a stand-in for it, is installed."""
+    import docker
+    import docker.errors
+
+    with docker.APIClient(engine) as client:
+        asked: list[dict[str, Any]] = [{"Driver": "", "DeviceIDs": ["0"], "Capabilities": [["gpu"]]}]
+        host = client.create_host_config(network_mode="none", device_requests=asked)
+        container = client.create_container(image, ["true"], host_config=host)["Id"]
+        try:
+            client.start(container)
+        except docker.errors.APIError:
+            return False
+        finally:
+            client.remove_container(container, force=True)
+    return True

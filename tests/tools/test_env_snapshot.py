@@ -1,0 +1,153 @@
+"""The snapshot of a run's environment, parsed as its readers parse it."""
+
+from __future__ import annotations
+
+import csv
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.tools.scripts import TOOLS, bash, only, program
+
+BARE = ("cat", "date", "mkdir", "mv", "rm", "sleep", "timeout", "uname")
+SMI = """case "$*" in
+*query-gpu*)
+  echo 'index, name, memory.total [MiB], driver_version, vbios_version'
+  echo '0, Made-Up GPU, 81559 MiB, 1.2.3, 96.0' ;;
+*) echo 'a table' ;;
+esac"""
+
+
+@pytest.fixture
+def model(tmp_path):
+    folder = tmp_path / "run_directory"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def facts(model):
+    """Return the snapshot as (section, name) → value."""
+
+    def read(name: str = "tiny_env") -> dict[tuple[str, str], str]:
+        with (model.parent / f"{name}.csv").open(newline="", encoding="utf-8") as file:
+            header, *rows = csv.reader(file)
+        assert header == ["section", "name", "value"] and all(len(row) == 3 for row in rows)
+        return {(section, name): value for section, name, value in rows}
+
+    return read
+
+
+def test_facts_of_the_system_need_no_tool(model, facts, tmp_path):
+    """Neither python3, nor GPU tools, nor awk and sed: what the smallest images have."""
+    done = bash("env_snapshot.sh", "tiny_env", "lite", "UBUNTU", cwd=model, path=only(tmp_path / "bin", *BARE))
+    assert done.returncode == 0 and done.stderr == "" and "tiny_env.csv" in done.stdout
+    found = facts()
+    assert found["run", "mode"] == "lite" and found["run", "guest_os"] == "UBUNTU"
+    assert found["system", "kernel"] == os.uname().release
+    processors = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("processor")]
+    assert found["cpu", "processors"] == str(len(processors))
+    assert Path("/proc/meminfo").read_text().split()[1:3] == [found["memory", "MemTotal"], "kB"]
+    assert found["env", "PATH"] == str(tmp_path / "bin")
+    assert sorted(path.name for path in model.parent.iterdir()) == [".tiny_env", "bin", "run_directory", "tiny_env.csv"]
+    assert list(model.iterdir()) == []
+
+
+def test_what_tools_say_is_kept_and_their_facts_are_rows(model, facts, tmp_path):
+    path = only(tmp_path / "bin", *BARE)
+    program(path, "nvidia-smi", SMI)
+    program(path, "amd-smi", "echo 'no driver' >&2; exit 2")
+    assert bash("env_snapshot.sh", "tiny_env", cwd=model, path=path).returncode == 0
+    assert facts()["gpu", "nvidia-smi_gpus 2"] == "0, Made-Up GPU, 81559 MiB, 1.2.3, 96.0"
+    assert (model.parent / ".tiny_env/nvidia-smi.txt").read_text() == "a table\n"
+    assert (model.parent / ".tiny_env/amd-smi_gpus.txt").read_text() == "no driver\n"
+
+
+def test_versions_of_packages_are_rows_without_importing_one(model, facts, tmp_path):
+    site = tmp_path / "site"
+    (site / "torch-9.8.7+rocm6.dist-info").mkdir(parents=True)
+    (site / "torch-9.8.7+rocm6.dist-info/METADATA").write_text(
+        "Metadata-Version: 2.1\nName: torch\nVersion: 9.8.7+rocm6\n"
+    )
+    (site / "torch.py").write_text("raise SystemExit('imported')")
+    path = only(tmp_path / "bin", *BARE)
+    path.joinpath("python3").symlink_to(os.path.realpath(os.sys.executable))
+    assert bash("env_snapshot.sh", "tiny_env", cwd=model, path=path, env={"PYTHONPATH": str(site)}).returncode == 0
+    assert facts()["python", "torch"] == "9.8.7+rocm6"
+    assert facts()["python", "python_version 1"].startswith("Python 3.")
+
+
+def test_full_asks_more_tools(model, tmp_path):
+    path = only(tmp_path / "bin", *BARE)
+    program(path, "rocminfo", "echo agents")
+    for mode, there in (("lite", False), ("full", True)):
+        assert bash("env_snapshot.sh", "tiny_env", mode, cwd=model, path=path).returncode == 0
+        assert (model.parent / ".tiny_env/rocminfo.txt").exists() == there
+
+
+def test_a_tool_that_hangs_is_left_behind(model, facts, tmp_path):
+    path = only(tmp_path / "bin", *BARE)
+    program(path, "rocm-smi", "exec sleep 1000")
+    assert bash("env_snapshot.sh", "tiny_env", cwd=model, path=path).returncode == 0
+    assert "did not answer" in facts()["gpu", "rocm-smi_gpus 1"]
+
+
+SECRET = "hf_Jk29sLqPz"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [
+        ("HF_TOKEN", SECRET, "***"),
+        ("MAD_SECRETS_X", "true", "***"),
+        ("DB_PASSWORD", "1234", "***"),
+        ("AWS_ACCESS_KEY_ID", "AKIA123", "***"),
+        ("COPY", f"Bearer {SECRET}", "Bearer ***"),
+        ("REMOTE", "https://me:pw@host/x https://a:b@c", "https://me:***@host/x https://a:***@c"),
+        ("MAX_NUM_BATCHED_TOKENS", "8192", "8192"),
+        ("TOKENIZERS_PARALLELISM", "false", "false"),
+        ("EMPTY", "", ""),
+        ("QUOTED", 'a "b", c\nd', 'a "b", c d'),
+        ("LC_ALL", "C.UTF-8", "C.UTF-8"),
+    ],
+)
+def test_variables_are_rows_and_secrets_are_masked_wherever_they_stand(model, facts, name, value, shown):
+    env = {"HF_TOKEN": SECRET, name: value}
+    assert bash("env_snapshot.sh", "tiny_env", cwd=model, env=env).returncode == 0
+    assert facts()["env", name] == shown
+    written = [
+        (model.parent / "tiny_env.csv").read_text(),
+        *(p.read_text() for p in (model.parent / ".tiny_env").iterdir()),
+    ]
+    assert not any(SECRET in text for text in written)
+
+
+def test_a_second_snapshot_takes_the_place_of_the_first(model, facts, tmp_path):
+    path = only(tmp_path / "bin", *BARE)
+    bash("env_snapshot.sh", "tiny_env", cwd=model, path=path, env={"FIRST": "1"})
+    program(path, "lscpu", "echo cores")
+    bash("env_snapshot.sh", "tiny_env", cwd=model, path=path)
+    assert ("env", "FIRST") not in facts() and (model.parent / ".tiny_env/lscpu.txt").exists()
+    (path / "lscpu").unlink()
+    bash("env_snapshot.sh", "tiny_env", cwd=model, path=path)
+    assert not (model.parent / ".tiny_env/lscpu.txt").exists()
+
+
+def test_another_folder_can_be_named(model, facts, tmp_path):
+    (tmp_path / "there").mkdir()
+    assert bash("env_snapshot.sh", "tiny_env", "lite", "UBUNTU", str(tmp_path / "there"), cwd=model).returncode == 0
+    assert (tmp_path / "there/tiny_env.csv").exists() and not (tmp_path / "tiny_env.csv").exists()
+
+
+@pytest.mark.parametrize("args", [(), ("../up",), ("tiny_env", "lite", "UBUNTU", "/proc/nowhere")])
+def test_what_cannot_be_written_never_fails_a_run(model, args):
+    done = bash("env_snapshot.sh", *args, cwd=model)
+    assert done.returncode == 0 and "env_snapshot: " in done.stderr
+
+
+def test_it_runs_where_the_whole_script_is_copied_and_called_by_its_name(model, facts):
+    command = 'cp -L -- "$1" . && bash -- "${1##*/}" tiny_env lite UBUNTU'
+    subprocess.run(["bash", "-c", command, "pre", str(TOOLS / "env_snapshot.sh")], cwd=model, check=True)
+    assert facts()["run", "guest_os"] == "UBUNTU"
