@@ -1,4 +1,4 @@
-"""Every figure of benchmarks/README.md: python -m benchmarks [startup|overhead|append ...]"""
+"""Every figure of benchmarks/README.md: python -m benchmarks [startup|overhead|append|mini ...]"""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ALL = ("startup", "overhead", "append")
+ALL = ("startup", "overhead", "append", "mini")
 
 
 def main() -> None:

@@ -21,7 +21,9 @@ def preview(one: Planned, environ: dict[str, str]) -> str:
     if plan.blocked:
         parts.append(f"# would not start: {plan.blocked.status.value} {plan.blocked.reason}")
     parts += [f"# {note}" for note in plan.notes]
-    parts.append(_section(f"{plan.runtime} request", json.dumps(one.runtime.request(plan), indent=2, default=str)))
+    if plan.image is not None or plan.runtime != "docker":
+        request = json.dumps(one.runtime.request(plan), indent=2, default=str)
+        parts.append(_section(f"{plan.runtime} request", request))
     parts.append(_section("commands", "\n".join(_commands(plan))))
     for file in one.files:
         if file.path.endswith(_SHOWN):

@@ -173,6 +173,8 @@ def _given(
 def _available(name: str, around: Surroundings) -> Problem | None:
     if name not in around.runtimes:
         raise UsageProblem(f"no runtime '{name}'", f"runtimes: {', '.join(sorted(around.runtimes))}")
+    if around.machine.pretended:  # what runs there nobody can ask
+        return None
     try:
         return around.runtimes[name].available()
     except Exception as error:  # noqa: BLE001 - the border to a plugin's runtime

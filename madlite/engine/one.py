@@ -32,6 +32,7 @@ _PHASES = {
     "data": "fetching data",
     "pre": "running pre-scripts",
     "post": "running post-scripts",
+    "run": "running",
     "prepare": "preparing",
 }
 LOG_ENDS = (".live.log", ".run.live.log")  # madengine 1 and 2
@@ -172,7 +173,7 @@ class OneRun:
                 continue
             if self.watch.reason is not None:
                 break
-            self.screen.phase(_PHASES.get(action.kind) or f"Running model {self.plan.card.name}")
+            self.screen.phase(_PHASES.get(action.kind, action.kind))
             self.account.begin(action.kind)
             ended = session.run(action, log.feed)
             log.settle()

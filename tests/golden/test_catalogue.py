@@ -1,0 +1,60 @@
+"""Every training card of MAD is planned on pretended Instinct hosts, with nothing said that is not so."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CARDS = Path(__file__).parents[1] / "data/cards.json"
+HEADER = "# CONTEXT {'gpu_vendor': 'AMD', 'guest_os': 'UBUNTU'}\nARG BASE_DOCKER=rocm/x\nFROM $BASE_DOCKER\n"
+WITHOUT_IMAGE = 3  # cards that name neither a Dockerfile nor an image
+ARCH = {"8xMI300X": "gfx942", "8xMI325X": "gfx942", "8xMI355X": "gfx950"}
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory) -> Path:
+    """A checkout with all cards, and of each its script and Dockerfile."""
+    folder = tmp_path_factory.mktemp("mad")
+    text = CARDS.read_text()
+    (folder / "models.json").write_text(text)
+    for card in json.loads(text):
+        script = folder / card["scripts"]
+        script = script if script.suffix else script / "run.sh"
+        script.parent.mkdir(parents=True, exist_ok=True)
+        script.touch()
+        if card.get("dockerfile"):
+            dockerfile = folder / f"{card['dockerfile']}.ubuntu.amd.Dockerfile"
+            dockerfile.parent.mkdir(parents=True, exist_ok=True)
+            dockerfile.write_text(HEADER)
+    return folder
+
+
+def said(folder: Path, *args: str) -> str:
+    command = [sys.executable, "-m", "madlite", *args, "--tags", "all"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("machine", ARCH)
+def test_every_card_is_planned(checkout: Path, machine: str) -> None:
+    cards = json.loads(CARDS.read_text())
+    text = said(checkout, "run", "--dry-run", "--machine", machine)
+    assert text.count(" · runtime docker\n") == len(cards) == 484
+    skipped = [card["name"] for card in cards if ARCH[machine] in card.get("skip_gpu_arch", "").replace(" ", "").split(",")]
+    reasons = re.findall(r"^# would not start: (.*)$", text, re.MULTILINE)
+    assert {f"SKIPPED Skipping model {name}: it is not meant for {ARCH[machine]}" for name in skipped} <= set(reasons)
+    rest = [reason for reason in reasons if not reason.startswith("SKIPPED")]
+    assert len(rest) == WITHOUT_IMAGE and all("names neither a Dockerfile nor an image" in reason for reason in rest)
+    assert list(checkout.glob("madlite_runs")) == list(checkout.glob("perf*")) == []
+
+
+def test_elsewhere_each_card_that_is_only_a_script_says_so(tmp_path: Path) -> None:
+    (tmp_path / "models.json").write_bytes(CARDS.read_bytes())
+    text = said(tmp_path, "explain", "--machine", "8xMI300X")
+    assert text.count("is not in this folder: run it inside a checkout of ROCm/MAD") + text.count("not meant for") == 484
