@@ -15,6 +15,7 @@ from madlite.run.folder import CLEANED, LOCK, is_alive, unfinished
 from madlite.run.host_processes import all_marked
 from madlite.run.host_runtime import HostRuntime
 from madlite.run.marks import FOLDER_LABEL, FOLDER_MARK, KEPT_LABEL, KEPT_MARK, RUN_LABEL, RUN_MARK
+from madlite.run.sweep import sweep
 from madlite.types import Value
 
 GRACE_S = 5.0  # between TERM and KILL for processes nobody waits for
@@ -54,7 +55,8 @@ def find_leftovers(workspace: Path, environ: Mapping[str, str]) -> Leftovers:
 def remove(leftover: Leftover, environ: Mapping[str, str]) -> str | None:
     """Remove one leftover; return why that failed, or None.
 
-    An unfinished run keeps its folder and log; a mark in it says that it was dealt with.
+    An unfinished run keeps its folder and log, with a mark that says that it was dealt with; what it left in the
+    workspace is removed.
     """
     try:
         if leftover.kind == "container":
@@ -62,6 +64,7 @@ def remove(leftover: Leftover, environ: Mapping[str, str]) -> str | None:
         elif leftover.kind == "process":
             HostRuntime(environ).attach(leftover.handle).stop(GRACE_S)
         else:
+            sweep(Path(leftover.handle))
             Path(leftover.handle, CLEANED).touch()
     except RuntimeProblem as problem:
         return problem.message

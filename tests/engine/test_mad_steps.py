@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -257,3 +258,20 @@ def test_model_dir_brings_a_checkout_into_the_working_folder(checkout: Checkout,
     done = subprocess.run(command, cwd=here, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert (here / "perf.csv").exists() and not (checkout.folder / "perf.csv").exists()
+
+
+def test_a_killed_madlite_leaves_nothing_that_clean_does_not_remove(checkout: Checkout) -> None:
+    write(checkout.folder, "pre.sh", "echo before > ../pre\n")
+    checkout.card("m", "echo training begun; sleep 300\n")
+    started = checkout.start("--tags", "m", "-c", '{"pre_scripts": [{"path": "pre.sh"}]}')
+    checkout.wait_for("training begun")
+    (checkout.folder / f".perf.csv.{started.pid}").touch()  # as a copy that was not whole yet
+    os.kill(started.pid, signal.SIGKILL)
+    started.communicate(timeout=30)
+    assert (checkout.folder / "run_directory").exists()
+    cleaned = checkout.madlite("clean", "--yes")
+    assert cleaned.returncode == 0, cleaned.stderr
+    checkout.assert_nothing_left()
+    kept = {path.name for path in checkout.folder.iterdir()} - {path.name for path in checkout.folder.glob("*.log")}
+    assert kept == {"docker", "scripts", "models.json", "madlite_runs", "pre.sh", "pre"}
+    assert checkout.madlite("clean").stdout.count("unfinished") == 0
