@@ -34,6 +34,12 @@ _ASSIGNED = re.compile(
     r"""(?<!\w)(?P<name>\w+)["']?\s*[=:]\s*"""
     r"""(?=(?:"(?P<double>(?:[^"\\]|\\.)*)"|'(?P<single>(?:[^'\\]|\\.)*)'|(?P<bare>[^\s"',{}]+)))"""
 )
+# `--hf_token abc` of a command; a variable's name is no secret, nor is a token of a vocabulary
+_FLAG = re.compile(
+    r"(?<!\S)--(?!(?:pad|eos|bos|unk|mask|sep|cls)[_-]token)(?:[\w-]+[_-])?"
+    r"(?:token|password|passwd|secret|api[_-]?key|access[_-]?key|pat)(?:=|\s+)(?P<value>\"[^\"$]+\"|'[^']+'|[^\s$\"'-]\S*)",
+    re.IGNORECASE,
+)
 
 
 def is_secret_name(name: str) -> bool:
@@ -85,9 +91,10 @@ def collect(environ: Mapping[str, str], *more: Iterable[EnvValue]) -> tuple[str,
 
 
 def assigned(words: Iterable[str]) -> tuple[str, ...]:
-    """Return the secrets that a command line spells out: `env.HF_TOKEN=…`, `{"HF_TOKEN": "…"}`, `tag:token=…`."""
+    """Return the secrets that a command line spells out: `env.HF_TOKEN=…`, `{"HF_TOKEN": "…"}`, `--hf-token …`."""
     found: list[str] = []
     for word in words:
+        found += [match["value"].strip("\"'") for match in _FLAG.finditer(word)]
         for match in _ASSIGNED.finditer(word):
             value = match["double"] or match["single"] or match["bare"] or ""
             if is_secret(match["name"], value):

@@ -7,12 +7,14 @@ image from; without it debootstrap makes one, once per machine.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -71,6 +73,27 @@ def load_base_image(address: str) -> None:
         except docker.errors.ImageNotFound:
             repository, tag = BASE_IMAGE.split(":")
             client.import_image_from_file(str(base_archive()), repository=repository, tag=tag)
+
+
+def remove_built(address: str, folder: Path) -> None:
+    """Remove from an engine what the builds that are logged below a folder left: names, then images without a name.
+
+    Nothing is forced: an image stays that a container uses, or that has another name.
+    """
+    import docker
+    import docker.errors
+
+    words = "\n".join(log.read_text(errors="replace") for log in folder.rglob("*.log"))
+    names = re.findall(r"^Successfully tagged (\S+)", words, re.MULTILINE)
+    layers = re.findall(r"^(?: ?---> |Successfully built )([0-9a-f]{12})\s*$", words, re.MULTILINE)
+    with docker.APIClient(address) as client:
+        for name in {*names} - {BASE_IMAGE}:
+            with suppress(docker.errors.APIError):
+                client.remove_image(name)
+        for layer in reversed(dict.fromkeys(layers)):
+            with suppress(docker.errors.APIError):
+                if not client.inspect_image(layer)["RepoTags"]:
+                    client.remove_image(layer)
 
 
 def remove_home(home: Path) -> None:

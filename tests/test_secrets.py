@@ -174,3 +174,19 @@ def test_a_secret_prints_as_stars_everywhere():
     secret = guard({"HF_TOKEN": SECRET})["HF_TOKEN"]
     assert f"{secret} {secret!r} {[secret]}" == "*** *** [***]"
     assert SECRET not in to_json({"a": secret})
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("run --hf_token abcd1234 --steps 3", ["abcd1234"]),
+        ("--hf-token='abcd 1234'", ["abcd 1234"]),
+        ("--wandb-api-key=abcd1234 --password pass-word", ["abcd1234", "pass-word"]),
+        ("--moe-token-dispatcher-type alltoall --tokenizer-type HuggingFaceTokenizer", []),
+        ("--pad_token <pad_pad> --eos-token </s__> --max-tokens 4096 --token", []),
+        ("--hf_token $HF_TOKEN --hf_token --next", []),
+        ("x--hf_token abcd1234", []),
+    ],
+)
+def test_flags_of_a_command_that_spell_a_secret_out(text: str, found: list[str]) -> None:
+    assert [one for one in assigned([text]) if one in text and len(one) > 3] == found

@@ -16,6 +16,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from madlite.errors import CatalogError
+from madlite.files import NotJson, decode_json, texts
 from madlite.types import Card, Json, Scalar
 
 # madengine takes the first of these that a card has.
@@ -155,22 +156,10 @@ _KNOWN = frozenset(_Entry.__struct_fields__)
 
 
 def _decode(text: bytes, where: str) -> Json:
-    text = text.removeprefix(b"\xef\xbb\xbf")
     try:
-        return msgspec.json.decode(text.decode())
-    except UnicodeDecodeError as error:
-        raise CatalogError(f"{where}: {_position(text, error.start)} is not UTF-8: {error.reason}") from None
-    except RecursionError:
-        raise CatalogError(f"{where}: brackets are nested too deep for a list of cards") from None
-    except msgspec.DecodeError as error:
-        reason, _, byte = str(error).removesuffix(")").partition(" (byte ")
-        at = _position(text, int(byte) if byte else len(text))
-        raise CatalogError(f"{where}: {at} is not JSON: {reason.removeprefix('JSON is malformed: ')}") from None
-
-
-def _position(text: bytes, offset: int) -> str:
-    before = text[:offset].decode(errors="replace")
-    return f"line {before.count(chr(10)) + 1}, column {len(before) - before.rfind(chr(10))}"
+        return decode_json(text)
+    except NotJson as error:
+        raise CatalogError(f"{where}: {error}") from None
 
 
 def _checked(entry: dict[str, Json], where: str, at: str) -> _Entry:
@@ -193,16 +182,9 @@ def _refuse_nul(entry: Json, where: str, at: str) -> None:
     Raises:
         CatalogError: one does; the message holds its place.
     """
-    pending = [(entry, at)]
-    while pending:
-        value, place = pending.pop()
-        if isinstance(value, Mapping):
-            pending += [(key, f"{place} key") for key in value]
-            pending += [(item, f"{place}.{key}") for key, item in value.items()]
-        elif isinstance(value, list | tuple):
-            pending += [(item, f"{place}[{n}]") for n, item in enumerate(value)]
-        elif isinstance(value, str) and "\0" in value:
-            raise CatalogError(f"{where}: {place} must be text without a NUL character, found {_shown(value)}")
+    for place, text in texts(entry, at):
+        if "\0" in text:
+            raise CatalogError(f"{where}: {place} must be text without a NUL character, found {_shown(text)}")
 
 
 def _bad_field(entry: dict[str, Json]) -> str:

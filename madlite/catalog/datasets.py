@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from madlite.errors import UsageProblem
+from madlite.files import exists, read_json, wrong_key
 from madlite.types import Json, Value
 
 PROVIDERS = ("custom", "local", "minio", "nas", "aws")
@@ -41,21 +42,12 @@ def read_data_sets(file: Path, overrides: Mapping[str, Json], origin: str, mirro
         UsageProblem: the file or the overrides are no such table; the message names the place.
     """
     sets: DataSets = {}
-    if file.is_file():
-        sets |= _checked(_decode(file), str(file))
+    if exists(file):
+        sets |= _checked(read_json(file), str(file))
     elif not overrides:
         return None
     sets |= _checked(dict(overrides), f"{origin}: data")
     return {name: _mirrored(providers, mirror) for name, providers in sets.items()}
-
-
-def _decode(file: Path) -> Json:
-    try:
-        return msgspec.json.decode(file.read_bytes().removeprefix(b"\xef\xbb\xbf"))
-    except OSError as error:
-        raise UsageProblem(f"{file} cannot be read: {error.strerror}") from None
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise UsageProblem(f"{file} is not JSON: {error}") from None
 
 
 def _checked(table: Json, where: str) -> DataSets:
@@ -79,8 +71,7 @@ def _provider(name: str, entry: Json, where: str) -> Provider:
     try:
         provider = msgspec.convert(known if isinstance(entry, dict) else entry, Provider)
     except msgspec.ValidationError as error:
-        what = str(error).replace(" - at `$.", ": `").replace(" - at `$`", "")
-        raise UsageProblem(f"{where}, provider {name}: {what[:1].lower()}{what[1:]}") from None
+        raise UsageProblem(f"{where}, provider {name}: {wrong_key(error)[1]}") from None
     if name == "local" and provider.mirrorlocal:
         raise UsageProblem(f"{where}: provider local takes no mirrorlocal", "its data is on this machine already")
     return provider

@@ -33,12 +33,16 @@ def select(catalog: Catalog, tags: Sequence[str]) -> tuple[Request, ...]:
     """
     if not tags:
         raise UsageProblem("no model is named", "add --tags NAME; madlite discover lists the names")
-    matches = [(tag, _matches(catalog, _parts(tag)[0])) for tag in tags]
-    if unknown := [tag for tag, found in matches if not found]:
+    if unknown := unmatched(catalog, tags):
         from madlite.catalog.suggest import unknown_tags
 
-        raise unknown_tags(catalog, tuple(dict.fromkeys(unknown)))
-    return tuple(_request(found, tag) for tag, matched in matches for found in matched)
+        raise unknown_tags(catalog, unknown)
+    return tuple(_request(found, tag) for tag in tags for found in _matches(catalog, _parts(tag)[0]))
+
+
+def unmatched(catalog: Catalog, tags: Sequence[str]) -> tuple[str, ...]:
+    """Return the tags that no card matches, each once; no computed card is completed."""
+    return tuple(tag for tag in dict.fromkeys(tags) if not _matches(catalog, _parts(tag)[0]))
 
 
 def args_of(request: Request) -> str:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from madlite.cli.manifest import save_manifest
 from madlite.cli.summary import count_rows, full_summary, remove_entries, run_summary, write_summary
-from madlite.engine.manifest_file import check_writable
 from madlite.errors import RuntimeProblem
+from madlite.files import exists
+from madlite.record.named_file import check_writable
 
 if TYPE_CHECKING:
     from madlite.engine.screen import Outcome, Planned
@@ -21,7 +22,7 @@ class Batch:
     def __init__(self, planned: Sequence[Planned], options: Options, given: dict[str, Any]) -> None:
         self._planned, self._options, self._given = planned, options, given
         manifest = given["manifest_file"]
-        self._from_tags = manifest is None or not manifest.exists()
+        self._from_tags = manifest is None or not exists(manifest)
         self._summary = given["summary_output"]
         if self._summary is not None:
             check_writable(self._summary)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +22,10 @@ from madlite.cli.options import (
     tags_option,
 )
 from madlite.cli.sink import Sink
+from madlite.errors import ExitCode, UsageProblem
 
 if TYPE_CHECKING:
+    from madlite.cli.screens import PlainScreen
     from madlite.engine.build import Built
     from madlite.engine.build_jobs import BuildJob, BuildSurroundings
     from madlite.plan.context import Context
@@ -82,13 +84,13 @@ def command(**given: Any) -> int:
     madlite run --manifest-file build_manifest.json
     """
     _refuse(given)
-    from madlite.engine.manifest_file import check_writable
+    from madlite.record.named_file import check_writable
 
     for file in (given["manifest_output"], given["summary_output"]):
         if file is not None:
             check_writable(file)
     plugins = setup.load(given["no_plugins"], given["verbose"])
-    around = _surroundings(given)
+    around = _surroundings(plugins, given)
     jobs = _jobs(plugins, given, around)
     setup.tell_problems(plugins.problems)
     return _build(jobs, around, given)
@@ -109,7 +111,7 @@ def _option(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _surroundings(given: dict[str, Any]) -> BuildSurroundings:
+def _surroundings(plugins: Plugins, given: dict[str, Any]) -> BuildSurroundings:
     from madlite.engine.build_jobs import BuildSurroundings
     from madlite.plan.build_target import find_target
 
@@ -120,6 +122,7 @@ def _surroundings(given: dict[str, Any]) -> BuildSurroundings:
     target = find_target(context, machine, given["target_archs"])
     for note in target.notes if not given["use_image"] else ():
         setup.warn(note)
+    setup.bring_model_dir(plugins, _tags(given))
     return BuildSurroundings(
         options=options,
         target=target,
@@ -128,6 +131,13 @@ def _surroundings(given: dict[str, Any]) -> BuildSurroundings:
         registry=given["registry"],
         use_image=given["use_image"],
     )
+
+
+def _tags(given: dict[str, Any]) -> Sequence[str]:
+    from madlite.plan.batch import read_batch
+
+    file = given["batch_manifest"]
+    return given["tags"] if file is None else [entry.model_name for entry in read_batch(file)]
 
 
 def _options(given: dict[str, Any]) -> Options:
@@ -179,18 +189,34 @@ def _build(jobs: Sequence[BuildJob], around: BuildSurroundings, given: dict[str,
         lines.total(built)
         if built.interrupted:
             screen.warn(f"interrupted: {given['manifest_output']} was not written")
-        else:
-            _write(built, jobs, around, given)
-            screen.end([f"manifest: {given['manifest_output']}"])
+            return int(built.exit_code)
+        return _write(_texts(built, jobs, around, given), built, screen)
     finally:
         screen.close()
         sink.close()
-    return int(built.exit_code)
 
 
-def _write(built: Built, jobs: Sequence[BuildJob], around: BuildSurroundings, given: dict[str, Any]) -> None:
+def _write(texts: Mapping[Path, tuple[str, str]], built: Built, screen: PlainScreen) -> int:
+    """Write what is wanted, each file whatever becomes of the others, and return the exit code."""
+    from madlite.record.named_file import write_named
+
+    code = built.exit_code
+    for file, (what, text) in texts.items():
+        try:
+            write_named(file, text)
+        except UsageProblem as problem:
+            screen.warn(f"{what} {problem.message}; a build once more is quick: the engine keeps what it built")
+            code = code or ExitCode.BUILD_FAILED
+        else:
+            screen.end([f"{what}: {file}"])
+    return int(code)
+
+
+def _texts(
+    built: Built, jobs: Sequence[BuildJob], around: BuildSurroundings, given: dict[str, Any]
+) -> dict[Path, tuple[str, str]]:
+    """Return what is written by its file: what it is, and its text."""
     from madlite.engine.build import secrets_of_jobs
-    from madlite.engine.manifest_file import write_file
     from madlite.plan.manifest_text import manifest_text, summary
     from madlite.secrets import masked_json
 
@@ -203,6 +229,6 @@ def _write(built: Built, jobs: Sequence[BuildJob], around: BuildSurroundings, gi
         gpu_vendor=around.target.gpu_vendor,
         took_s=built.took_s,
     )
-    write_file(given["manifest_output"], text)
-    if given["summary_output"] is not None:
-        write_file(given["summary_output"], masked_json(summary(built.images, built.failed, built.took_s), secrets))
+    told = masked_json(summary(built.images, built.failed, built.took_s), secrets)
+    texts = {given["summary_output"]: ("summary", told)} if given["summary_output"] is not None else {}
+    return {given["manifest_output"]: ("manifest", text), **texts}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 import click
 
@@ -27,7 +26,7 @@ def command(tags: tuple[str, ...], as_json: bool, no_plugins: bool, verbose: boo
     from madlite.catalog.select import args_of, select, split_tags
 
     plugins = setup.load(no_plugins, verbose)
-    catalog = setup.load_cards(plugins, Path.cwd())
+    catalog = setup.load_cards(plugins, setup.find_workspace(touch=False))
     if tags:
         requests = select(catalog, split_tags(tags))
         cards = [(request.card, args_of(request)) for request in requests]

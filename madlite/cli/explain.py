@@ -71,6 +71,24 @@ def _rows(plan: RunPlan) -> Iterator[tuple[str, str, str]]:
     yield "timeout_s", limit, origins.get("timeout_s", "")
     yield "stop_grace_s", f"{plan.stop_grace_s:g}", origins.get("stop_grace_s", "default")
     yield "launcher", plan.launcher or "-", origins.get("launcher", plan.backend)
+    yield from _value_rows(plan)
+    yield from _image_rows(plan)
+    for use in plan.data:
+        yield f"data {use.name}", f"{use.provider}, in {use.home}", "data.json"
+    for mount in plan.mounts:
+        asked = any(use.home == mount.target for use in plan.data)
+        yield f"mount {mount.target}", mount.source, "data.json" if asked else origins.get("docker_mounts", "context")
+
+
+def _scan(scan: ErrorScan | None) -> str:
+    if scan is None:
+        return "off"
+    return f"{', '.join(map(repr, scan.patterns))}; harmless: {', '.join(map(repr, scan.benign))}"
+
+
+def _value_rows(plan: RunPlan) -> Iterator[tuple[str, str, str]]:
+    """Yield sizes, settings, arguments and environment."""
+    origins = plan.origins
     if plan.variant is not None:
         for name in plan.variant.__struct_fields__:
             value = getattr(plan.variant, name)
@@ -83,14 +101,20 @@ def _rows(plan: RunPlan) -> Iterator[tuple[str, str, str]]:
         yield "args", plan.run_args, origins.get("args", "")
     for name, text in sorted(plan.env.items()):
         yield f"env.{name}", "***" if isinstance(text, Secret) else text, origins.get(f"env.{name}", "")
-    for mount in plan.mounts:
-        yield f"mount {mount.target}", mount.source, origins.get("docker_mounts", "context")
 
 
-def _scan(scan: ErrorScan | None) -> str:
-    if scan is None:
-        return "off"
-    return f"{', '.join(map(repr, scan.patterns))}; harmless: {', '.join(map(repr, scan.benign))}"
+def _image_rows(plan: RunPlan) -> Iterator[tuple[str, str, str]]:
+    """Yield what the image is built from, and what a script of a card is called with."""
+    if plan.image is not None and plan.image.dockerfile is not None:
+        yield "dockerfile", str(plan.image.dockerfile), "card"
+        yield "base_docker", plan.image.base or "-", "context, Dockerfile"
+        for name, text in plan.image.build_args.items():
+            yield f"build_arg.{name}", "***" if isinstance(text, Secret) else text, ""
+    if plan.engine_options.extra:
+        yield "docker options", plan.engine_options.extra, "card, context"
+    for action in plan.actions:
+        if action.kind in ("pre", "run", "post"):
+            yield action.kind, action.argv[2] if action.argv[:2] == ("bash", "-c") else " ".join(action.argv), ""
 
 
 def _word(value: object) -> str:

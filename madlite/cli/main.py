@@ -9,6 +9,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -30,6 +31,8 @@ COMMANDS = {
     "plugins": ("madlite.cli.plugins", "List plugins, their hooks and what is wrong with them."),
     "clean": ("madlite.cli.clean", "List, and with --yes remove, what a killed madlite left behind."),
 }
+# what the system refuses of a path that a user gave or owns
+_SHUT = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP)
 _EPILOG = (
     "Exit codes: 0 all succeeded or skipped by rule · 2 only image builds failed · 3 a run failed · 4 wrong usage, "
     "nothing ran · 1 internal error · 130/143/129 ended by Ctrl-C, TERM, HUP."
@@ -168,7 +171,17 @@ def _system(error: OSError) -> int:
     if error.errno == errno.ENOENT and error.filename is None:
         _say("the working folder is gone", "cd to a folder that is there")
         return int(ExitCode.USAGE)
+    if error.errno in _SHUT and error.filename is not None:
+        _say(f"{_named(error.filename)}: {os.strerror(error.errno or 0)}")
+        return int(ExitCode.USAGE)
     return _internal(error)
+
+
+def _named(name: object) -> str:
+    """Return a file's name as a message can hold it; the system knows it as bytes or as a number too."""
+    from madlite.files import shown
+
+    return shown(Path(os.fsdecode(name))) if isinstance(name, str | bytes) else f"file {name}"
 
 
 def _usage(error: click.UsageError) -> int:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from madlite.cli import setup
-from madlite.errors import UsageProblem
+from madlite.errors import MadliteError, UsageProblem
+from madlite.files import exists, is_file
 from madlite.plan.options import Options
 
 if TYPE_CHECKING:
@@ -26,7 +28,7 @@ def find_manifest(given: dict[str, Any], options: Options) -> Manifest | None:
     file = given.get("manifest_file")
     if file is None:
         return None
-    if not file.exists():
+    if not exists(file):
         if not given["tags"]:
             raise UsageProblem(f"there is no manifest {file}", "madlite build --tags NAME writes one")
         setup.warn(f"there is no manifest {file}: the tags are built and run")
@@ -43,15 +45,28 @@ def save_manifest(
 ) -> str:
     """Write the manifest of what a batch of runs from tags built; return what kept it from being written.
 
-    `results` are those of the first of the planned.  A run from a manifest leaves that one as it is.
+    `results` are those of the first of the planned.  A run from a manifest leaves that one as it is, and runs that had
+    no image (on the host, not started, not built) leave one that names images.
     """
-    from madlite.engine.manifest_file import manifest_of_runs, write_file
+    from madlite.engine.manifest_file import builds_of, manifest_of_runs
     from madlite.engine.one import secrets_for
+    from madlite.record.named_file import write_named
 
     file = options.workspace / given["manifest_output"]
     secrets = [text for one in planned for text in secrets_for(one.plan, options.environ)]
+    if not builds_of(planned, results)[0] and _names_images(file, options):
+        return ""
     try:
-        write_file(file, manifest_of_runs(planned, results, setup.given_context(given), secrets))
-    except OSError as error:
-        return f"no {file.name}: {error.strerror}"
+        write_named(file, manifest_of_runs(planned, results, setup.given_context(given), secrets))
+    except UsageProblem as problem:
+        return problem.message
     return ""
+
+
+def _names_images(file: Path, options: Options) -> bool:
+    from madlite.plan.manifest import read_manifest
+
+    try:
+        return is_file(file) and bool(read_manifest(file, options.workspace).images)
+    except MadliteError:
+        return False

@@ -11,13 +11,36 @@ from madlite.engine.from_manifest import gather_manifest
 from madlite.engine.gather import Surroundings, gather
 from madlite.engine.reach import why_unreachable
 from madlite.engine.screen import Planned
+from madlite.errors import UsageProblem
 from madlite.plan.actions import TOOLS
+from madlite.plan.context import Context
 from madlite.plan.manifest_context import context_over
 from madlite.plan.options import Options
 from madlite.plan.scripts import list_tools, make_toolset
 from madlite.plugins import Plugins
 from madlite.resources import template_root
 from madlite.run.folder import new_run_id
+
+
+def refuse_elsewhere(context: Context) -> None:
+    """Refuse to run here, under the same name, what the context sends to other machines.
+
+    Raises:
+        UsageProblem: it asks for Slurm, Kubernetes or several nodes.
+    """
+    known = context.known
+    sent = [key for key in ("slurm", "k8s", "kubernetes", "deploy") if getattr(known, key)]
+    target = known.deployment_config.get("target", "local")
+    if target not in ("local", "docker"):
+        sent.append("deployment_config")
+    if str(known.distributed.get("nnodes", 1)) not in ("1", "None"):
+        sent.append("distributed.nnodes")
+    if sent:
+        raise UsageProblem(
+            f"{context.origins.get(sent[0].partition('.')[0], 'context')}: key '{sent[0]}' asks for other machines, "
+            "which madlite cannot give yet",
+            "leave it out to run on this machine alone",
+        )
 
 
 def plan_all(plugins: Plugins, options: Options, given: dict[str, Any], touch: bool = False) -> list[Planned]:
@@ -30,19 +53,25 @@ def plan_all(plugins: Plugins, options: Options, given: dict[str, Any], touch: b
     """
     root = template_root(setup.home())
     manifest = find_manifest(given, options)
-    requests = () if manifest is not None else setup.select_requests(plugins, given["tags"], options.workspace)
     context = setup.make_context(given)
+    refuse_elsewhere(context)
     if manifest is not None:
         context = context_over(manifest, context, options.environ)
+    machine = setup.find_machine(context, given["machine"])
+    if touch:
+        setup.bring_model_dir(plugins, None if manifest is not None else given["tags"])
+    requests = () if manifest is not None else setup.select_requests(plugins, given["tags"], options.workspace)
+    credentials = setup.read_credentials(options.workspace)
     around = Surroundings(
         options=options,
         context=context,
-        machine=setup.find_machine(context, given["machine"]),
+        machine=machine,
         plugins=plugins,
         runtimes=setup.make_runtimes(plugins),
         template_root=root,
         new_run_id=new_run_id,
-        credentials=setup.read_credentials(options.workspace),
+        credentials=credentials,
+        services=setup.read_services(credentials),
         data_sets=read_data_sets(
             options.data_file, context.known.data, context.origins.get("data", "context"), options.mirror
         ),

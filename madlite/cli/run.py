@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -76,7 +75,7 @@ def _run(planned: Sequence[Planned], options: Options, plugins: Plugins, given: 
     sink = Sink(sys.stdout.fileno())
     screen = make_screen(sink, live=options.live_output)
     try:
-        for text in (*warnings, *_left_over(options.workspace)):
+        for text in (*warnings, *_left_over(options)):
             screen.warn(text)
         outcome = run_many(planned, options, plugins, screen)
         problems = batch.close(outcome)
@@ -109,9 +108,13 @@ def _refuse_pretended(planned: Sequence[Planned]) -> None:
             raise UsageProblem(f"the context describes {what}, which are not here", "add --dry-run, or use explain")
 
 
-def _left_over(workspace: Path) -> list[str]:
-    """Say that earlier runs were cut off, for the next command is the first that can."""
+def _left_over(options: Options) -> list[str]:
+    """Say that earlier runs were cut off, for the next command is the first that can, and end what of them goes on."""
     from madlite.run.folder import unfinished
+    from madlite.run.leftovers import end_orphans
 
-    cut = unfinished(workspace)
-    return [f"{len(cut)} earlier run{'s were' if len(cut) > 1 else ' was'} cut off: madlite clean"] if cut else []
+    cut = unfinished(options.workspace)
+    if not cut:
+        return []
+    words = f"{len(cut)} earlier run{'s were' if len(cut) > 1 else ' was'} cut off: madlite clean"
+    return [*end_orphans(options.workspace, options.environ), words]

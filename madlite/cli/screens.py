@@ -43,13 +43,13 @@ class PlainScreen:
     def phase(self, text: str) -> None:
         """Say what the run does now, if it takes a while or everything is asked for; all of it is in the log."""
         if self._live:
-            self._line(f"      {printable(text)}")
+            self._line(f"      {text}")
         else:
             self._now_and_then(text)
 
     def stopping(self, text: str) -> None:
         """Say that the run is being ended."""
-        self._line(f"      {printable(text)}")
+        self._line(f"      {text}")
 
     def output(self, chunk: bytes, stream: int) -> None:
         """Pass the workload's output on where asked for."""
@@ -95,10 +95,14 @@ class PlainScreen:
         now = self._clock()
         if now - self._last_s >= _LINE_EVERY_S:
             self._last_s = now
-            self._line(f"      {printable(text)}")
+            self._line(f"      {text}")
 
     def _line(self, text: str) -> None:
-        self._sink.write(text + "\n")
+        """Write one line, whatever a card, a workload or its results file put into it."""
+        self._write(printable(text))
+
+    def _write(self, line: str) -> None:
+        self._sink.write(line + "\n")
 
 
 class LiveScreen(PlainScreen):
@@ -160,8 +164,8 @@ class LiveScreen(PlainScreen):
             self._progress.remove_task(self._task)
             self._task = None
 
-    def _line(self, text: str) -> None:
-        self._console.print(text, markup=False, soft_wrap=True)
+    def _write(self, line: str) -> None:
+        self._console.print(line, markup=False, soft_wrap=True)
 
 
 def make_screen(sink: Sink, *, live: bool) -> PlainScreen:
@@ -175,10 +179,10 @@ def ending(plan: RunPlan, result: Result) -> list[str]:
     if result.window is not None and len(result.metrics) > 1:
         lines.append(f"        by MAD's own rules: {mad_figures(result)}")
     if result.evidence and result.status.value != "SUCCESS":
-        lines.append(f"        > {printable(result.evidence[:300])}")
+        lines.append(f"        > {result.evidence[:300]}")
     if plan.blocked is not None and plan.blocked.hint:
         lines.append(f"        hint: {plan.blocked.hint}")
-    lines += [f"        note: {printable(finding)}" for finding in result.findings]
+    lines += [f"        note: {finding}" for finding in result.findings]
     lines += [f"        {text}" for text in kept(plan)]
     if plan.blocked is None and "total" in result.durations_s:
         lines.append(f"        took {duration(result.durations_s['total'])}")

@@ -6,7 +6,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,29 +46,52 @@ def home() -> Path | None:
 
 
 def find_workspace(touch: bool) -> Path:
-    """Return the working folder, with what $MODEL_DIR brings into it; untouched, the folder that would be brought.
+    """Return the working folder, or, for a command that may not `touch` it, the folder that MODEL_DIR would bring.
 
     Raises:
         UsageProblem: MODEL_DIR names no folder.
     """
-    from madlite.cli.model_dir import bring_model_dir, find_model_dir
+    from madlite.cli.model_dir import find_model_dir
+
+    here = Path.cwd()
+    return here if touch else find_model_dir(os.environ, here) or here
+
+
+def bring_model_dir(plugins: Plugins, tags: Sequence[str] | None) -> None:
+    """Bring what $MODEL_DIR names into the working folder, once there is a card for each tag; None asks for no tags.
+
+    To be called last of what can refuse a command line, and before anything of the working folder is read.
+
+    Raises:
+        MadliteError: MODEL_DIR names no folder, or there is no tag, or one that selects no card; nothing was brought.
+    """
+    from madlite.cli import model_dir
     from madlite.plan.make import RUNS
 
-    workspace = Path.cwd()
-    brought = find_model_dir(os.environ, workspace)
-    if brought is None:
-        return workspace
-    if not touch:
-        return brought
-    bring_model_dir(brought, workspace, RUNS)
-    return workspace
+    here = Path.cwd()
+    source = model_dir.find_model_dir(os.environ, here)
+    if source is None:
+        return
+    if tags is not None:
+        _check_tags(plugins, tags, source, here)
+    model_dir.bring_model_dir(source, here, RUNS)
+
+
+def _check_tags(plugins: Plugins, values: Sequence[str], source: Path, here: Path) -> None:
+    """Refuse a tag that has a card neither where files come from nor where they go."""
+    from madlite.catalog.select import select, split_tags, unmatched
+
+    tags, catalog = split_tags(values), _catalog(plugins, source)
+    left = unmatched(catalog, tags)
+    if not tags or (left and unmatched(_catalog(plugins, here), left)):
+        select(catalog, tags)
 
 
 def make_options(given: dict[str, Any], touch: bool = False) -> Options:
-    """Return the options of a command line; `touch` where the command may bring $MODEL_DIR into the working folder.
+    """Return the options of a command line; `touch` as in `find_workspace`.
 
     Raises:
-        UsageProblem: one of them does not make sense.
+        UsageProblem: one of them does not make sense, or names a file that is not there.
     """
     timeout = given["timeout"]
     if timeout is not None and timeout < -1:
@@ -93,12 +116,30 @@ def make_options(given: dict[str, Any], touch: bool = False) -> Options:
         environ=dict(os.environ),
         python=sys.executable,
         user=(os.getuid(), os.getgid()),
-        data_file=workspace / (given.get("data_config") or "data.json"),
-        tools_file=workspace / (given.get("tools_config") or "scripts/common/tools.json"),
+        data_file=_named_file("--data-config", given.get("data_config"), workspace) or workspace / "data.json",
+        tools_file=_named_file("--tools-config", given.get("tools_config"), workspace) or workspace / _TOOLS,
         snapshot=bool(given.get("sys_env_details")),
         mirror=str(given.get("force_mirror_local") or ""),
         registry=given.get("registry") or "",
     )
+
+
+_TOOLS = "scripts/common/tools.json"
+
+
+def _named_file(option: str, named: Path | None, workspace: Path) -> Path | None:
+    """Return a file that an option names, or where MODEL_DIR brings it; None where it names none."""
+    from madlite.cli.model_dir import find_model_dir, is_brought
+    from madlite.files import exists
+
+    if named is None:
+        return None
+    here = Path.cwd()
+    if is_brought(find_model_dir(os.environ, here), named):
+        return workspace / named
+    if not exists(here / named):
+        raise UsageProblem(f"{option} {named}: there is no such file", f"in {here}")
+    return here / named
 
 
 def make_context(given: dict[str, Any]) -> Context:
@@ -126,6 +167,12 @@ def select_requests(plugins: Plugins, tags: Sequence[str], workspace: Path) -> t
 
 def load_cards(plugins: Plugins, workspace: Path) -> Catalog:
     """Return the catalogue of this folder, plugins and madlite itself; broken files are named."""
+    catalog = _catalog(plugins, workspace)
+    tell_problems(catalog.problems)
+    return catalog
+
+
+def _catalog(plugins: Plugins, workspace: Path) -> Catalog:
     from madlite.catalog.sources import load_catalog
     from madlite.resources import bundled_models
 
@@ -133,9 +180,7 @@ def load_cards(plugins: Plugins, workspace: Path) -> Catalog:
     for plugin, card in plugins.collect("madlite_cards"):
         shipped.setdefault(plugin.name, (plugin.folder or workspace, []))[1].append(card)
     cards = [(name, folder, items) for name, (folder, items) in shipped.items()]
-    catalog = load_catalog(workspace, bundled_models(home()), cards)
-    tell_problems(catalog.problems)
-    return catalog
+    return load_catalog(workspace, bundled_models(home()), cards)
 
 
 def find_machine(context: Context, pretended: str) -> Machine:
@@ -163,10 +208,11 @@ def _pretend(text: str) -> dict[str, Any]:
     if not found:
         raise UsageProblem(f"--machine {text!r} is no machine", "write it like 8xMI300X or 2xH200")
     count, device = found.groups()
-    if find_product(device) is None:
+    product = find_product(device)
+    if product is None:
         known = ", ".join(product.device for product in PRODUCTS)
         raise UsageProblem(f"--machine {text!r}: nobody knows GPU '{device}'", f"known: {known}")
-    return {"device": device, "n_gpus": int(count)}
+    return {"device": product.device, "n_gpus": int(count)}
 
 
 def make_runtimes(plugins: Plugins) -> dict[str, Runtime]:
@@ -179,38 +225,47 @@ def make_runtimes(plugins: Plugins) -> dict[str, Runtime]:
 def read_credentials(workspace: Path) -> dict[str, dict[str, str]] | None:
     """Return the tables of credential.json of the working folder, name → key → value; None without that file.
 
-    A service's table in the environment (`MAD_MINIO='{"USERNAME": …}'`) comes before the file's.
-
     Raises:
-        UsageProblem: one of them is there and no such table; the message shows none of it.
+        UsageProblem: it cannot be read, or is no such table; the message shows none of it.
     """
+    from madlite.files import exists, read_json
+
     file = workspace / "credential.json"
-    tables = _tables(_decoded(file)) if file.is_file() else {}
-    named = {name: os.environ[name] for name in _SERVICES if os.environ.get(name)}
-    services = _tables({name: _object(name, text) for name, text in named.items()})
-    return {**tables, **services} if services or file.is_file() else None
+    if not exists(file):
+        return None
+    content = read_json(file, file.name)
+    if not isinstance(content, dict):
+        raise UsageProblem(f"{file.name} must be an object of tables, found a {type(content).__name__}")
+    return _tables(content)
 
 
 _SERVICES = ("MAD_MINIO", "MAD_AWS_S3", "PUBLIC_GITHUB_ROCM_KEY")
 
 
-def _decoded(file: Path) -> dict[str, Any]:
-    import msgspec
+def read_services(credentials: Mapping[str, dict[str, str]] | None) -> dict[str, dict[str, str]]:
+    """Return the tables of the services that are known, name → key → value.
 
-    try:
-        return msgspec.json.decode(file.read_bytes().removeprefix(b"\xef\xbb\xbf"), type=dict[str, Any])
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise UsageProblem(f"credential.json cannot be used: {error}") from None
+    One in the environment (`MAD_MINIO='{"USERNAME": …}'`) comes before that of credential.json.
+
+    Raises:
+        UsageProblem: one in the environment is no such table; the message shows none of it.
+    """
+    of_file = {name: table for name, table in (credentials or {}).items() if name in _SERVICES}
+    named = {name: os.environ[name] for name in _SERVICES if os.environ.get(name)}
+    return {**of_file, **_tables({name: _object(name, text) for name, text in named.items()})}
 
 
 def _object(name: str, text: str) -> dict[str, Any]:
-    import msgspec
+    from madlite.files import UNUSABLE, NotJson, decode_json, texts
 
     try:
-        return msgspec.json.decode(text, type=dict[str, Any])
-    except msgspec.MsgspecError:
+        value = decode_json(os.fsencode(text))
+    except NotJson:
+        value = None
+    if not isinstance(value, dict) or any(UNUSABLE.search(inside) for _, inside in texts(value, name)):
         hint = f'{name}=\'{{"USERNAME": "…", "PASSWORD": "…"}}\''
-        raise UsageProblem(f"{name} of the environment is no JSON object", hint) from None
+        raise UsageProblem(f"{name} of the environment is no JSON object", hint)
+    return value
 
 
 def _tables(entries: dict[str, Any]) -> dict[str, dict[str, str]]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from madlite.errors import RuntimeProblem
+from madlite.errors import RuntimeProblem, UsageProblem
 from madlite.types import Json, Result, RunPlan, Status
 
 if TYPE_CHECKING:
@@ -55,18 +55,18 @@ def full_summary(planned: Sequence[Planned], outcome: Outcome, start_row: int, r
 
 
 def write_summary(path: Path, summary: dict[str, Json], secrets: Iterable[str]) -> None:
-    """Write a summary whole or not at all, secrets masked.
+    """Write a summary, secrets masked.
 
     Raises:
         RuntimeProblem: it cannot be written; what ran has its rows.
     """
-    from madlite.engine.manifest_file import write_file
+    from madlite.record.named_file import write_named
     from madlite.secrets import masked_json
 
     try:
-        write_file(path, masked_json(summary, secrets))
-    except OSError as error:
-        raise RuntimeProblem(f"--summary-output {path} cannot be written: {error.strerror or error}") from error
+        write_named(path, masked_json(summary, secrets))
+    except UsageProblem as problem:
+        raise RuntimeProblem(f"--summary-output {problem.message}", problem.hint) from problem
 
 
 def count_rows(path: Path) -> int:

@@ -84,5 +84,5 @@ def duration(seconds: float) -> str:
 
 
 def printable(text: str) -> str:
-    """Keep what a workload printed from steering the terminal."""
+    """Keep what a workload said from steering the terminal and from ending a line."""
     return "".join(character if character.isprintable() else " " for character in text)

@@ -22,8 +22,9 @@ class Account:
         self.durations_s: dict[str, float] = {}
         self.git_commit = ""
         self.data_size = ""
+        self.data_s: float | None = None
         self.ran: Exit | None = None
-        self._kind = ""
+        self._kind, self._began_s = "", 0.0
         self._aside = Follower(())
         self._output = b""
 
@@ -32,9 +33,9 @@ class Account:
         """The line that explains best how the action that ran last went."""
         return (self.follower if self._kind == "run" else self._aside).telling_line
 
-    def begin(self, kind: str) -> None:
+    def begin(self, kind: str, now_s: float) -> None:
         """Note that an action of this kind starts."""
-        self._kind = kind
+        self._kind, self._began_s = kind, now_s
         self._aside = Follower(())
         self._output = b""
 
@@ -47,6 +48,10 @@ class Account:
         if stream == 1:
             self._output = (self._output + chunk)[-_KEPT_BYTES:]
 
+    def cut_off(self, now_s: float) -> None:
+        """Note that the action ended with the container or the engine it was in."""
+        self.durations_s[self._kind] = now_s - self._began_s
+
     def end(self, ended: Exit) -> None:
         """Note how the action ended."""
         if self._kind == "run":
@@ -55,8 +60,9 @@ class Account:
             self.durations_s[self._kind] = self.durations_s.get(self._kind, 0.0) + ended.duration_s
         if self._kind == "clone" and (commits := _COMMIT.findall(self._output)):
             self.git_commit = commits[0].decode()
-        if self._kind == "data" and (size := _SIZE.search(self._output)):
-            self.data_size = size[1].decode()
+        if self._kind == "data":  # of several sets the last one is told of
+            size = _SIZE.search(self._output)
+            self.data_size, self.data_s = (size[1].decode() if size else ""), ended.duration_s
         self._aside.finish()
 
     def result(self, plan: RunPlan, verdict: Verdict, started: str) -> Result:
@@ -77,4 +83,5 @@ class Account:
             steps=len({step.n for step in self.follower.steps if step.phase == "train"}),
             started=started,
             data_size=self.data_size,
+            data_download_s=self.data_s,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -11,6 +12,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from madlite.engine.build_jobs import BuildJob
+from madlite.engine.build_names import tell_apart
 from madlite.errors import ExitCode, RuntimeProblem
 from madlite.plan.manifest import BuiltImage, FailedBuild
 from madlite.run.docker_builder import docker_builder
@@ -18,6 +20,8 @@ from madlite.run.log import RunLog
 from madlite.run.watch import Interrupted, Signals
 from madlite.secrets import Redactor, collect
 from madlite.types import Image, ImageUsed, Login, Say, Value
+
+_log = logging.getLogger(__name__)
 
 
 class Builder(Protocol):
@@ -82,6 +86,7 @@ def build_all(
         NoEngine: nothing can be built; nothing was.
     """
     begun = clock()
+    jobs = tell_apart(jobs, workspace)
     batch = _Batch(workspace, secrets_of_jobs(jobs, environ), screen)
     with Signals() as signals:
         try:
@@ -113,12 +118,12 @@ def _opened(
 
 
 class _Batch:
-    """What was built so far; cards that use the same image share one build."""
+    """What was built so far; cards whose images are the same in all that makes them share one build."""
 
     def __init__(self, workspace: Path, secrets: tuple[str, ...], screen: BuildScreen) -> None:
         self._workspace, self._secrets, self._screen = workspace, secrets, screen
         self.mask = Redactor(secrets).text
-        self._by_image: dict[str, Done] = {}
+        self._by_image: list[tuple[Image, Done]] = []
         self._done: list[tuple[BuildJob, Done]] = []
         self._logs: set[str] = set()
 
@@ -128,18 +133,27 @@ class _Batch:
             done = Done(error=job.problem)
         elif job.image is None or builder is None:
             done = Done(entry=job.entry)
-        elif (before := self._by_image.get(job.image.ref)) is not None:
+        elif (before := self._before(job.image)) is not None:
             done = _shared(job, before)
         else:
-            done = self._by_image[job.image.ref] = self._build(job, job.image, builder)
+            done = self._build(job, job.image, builder)
+            self._by_image.append((job.image, done))
         self._done.append((job, done))
         return done
+
+    def _before(self, image: Image) -> Done | None:
+        return next((done for built, done in self._by_image if built == image), None)
 
     def result(self, took_s: float, signal: ExitCode | None) -> Built:
         """Return what the batch came to."""
         images = tuple(done.entry for _, done in self._done if done.entry is not None)
         failed = tuple(
-            FailedBuild(model=job.entry.request.card.name, error=done.error, architecture=job.entry.gpu_architecture)
+            FailedBuild(
+                model=job.entry.request.card.name,
+                error=done.error,
+                architecture=job.entry.gpu_architecture,
+                request=job.entry.request,
+            )
             for job, done in self._done
             if done.entry is None
         )
@@ -149,18 +163,21 @@ class _Batch:
 
     def _build(self, job: BuildJob, image: Image, builder: Builder) -> Done:
         log = self._open_log(job.entry.log_file)
+        entry = job.entry if log is not None else replace(job.entry, log_file="")
 
         def say(text: str) -> None:
-            log.say(text)
+            if log is not None:
+                log.say(text)
             self._screen.build_line(self.mask(text))
 
         try:
-            return self._finished(job.entry, image, builder.build(image, say))
+            return self._finished(entry, image, builder.build(image, say))
         except RuntimeProblem as problem:
             say(problem.message)
             return Done(error=self.mask(problem.message), hint=self.mask(problem.hint))
         finally:
-            log.close()
+            if log is not None:
+                log.close()
 
     def _finished(self, entry: BuiltImage, image: Image, used: ImageUsed) -> Done:
         notes, unpushed = tuple(map(self.mask, used.notes)), ""
@@ -175,13 +192,20 @@ class _Batch:
         )
         return Done(entry=done, notes=notes)
 
-    def _open_log(self, name: str) -> RunLog:
-        """Open a build's log; images of one Dockerfile share it, what an earlier command left of it goes."""
+    def _open_log(self, name: str) -> RunLog | None:
+        """Open a build's log; images of one Dockerfile share it, what an earlier command left of it goes.
+
+        What keeps it from being written is told and costs no build.
+        """
         path = self._workspace / name
-        if name not in self._logs:
-            path.unlink(missing_ok=True)
-        self._logs.add(name)
-        return RunLog(path, (), self._secrets, ())
+        try:
+            if name not in self._logs:
+                path.unlink(missing_ok=True)
+            self._logs.add(name)
+            return RunLog(path, (), self._secrets, ())
+        except OSError as error:
+            _log.warning("no %s: %s", name, error.strerror)
+            return None
 
 
 def _shared(job: BuildJob, before: Done) -> Done:

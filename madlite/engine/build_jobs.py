@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from madlite.engine.gather import dockerfile_context, missing_image
 from madlite.engine.one import BUILD_LOG_END
 from madlite.errors import UsageProblem
+from madlite.files import is_file, read_text
 from madlite.plan.batch import BatchEntry
 from madlite.plan.build_target import Target
 from madlite.plan.dockerfiles import Dockerfile, Found, find_dockerfiles
@@ -99,7 +100,7 @@ def _job(
     entry = replace(
         _entry(request, dockerfile.path, image.ref, options.workspace),
         base_docker=image.base,
-        build_command=_words(image, options.workspace),
+        build_command=build_words(image, options.workspace),
         gpu_architecture=architecture or str(context.known.docker_build_arg.get(ARCHITECTURE, "")),
         registry=registry,
     )
@@ -135,11 +136,11 @@ def vendor_of(dockerfile: Path) -> str:
     for vendor in ("AMD", "NVIDIA"):
         if f".{vendor.lower()}." in dockerfile.name:
             return vendor
-    text = dockerfile.read_text(encoding="utf-8", errors="replace") if dockerfile.is_file() else ""
+    text = read_text(dockerfile, errors="replace") if is_file(dockerfile) else ""
     amd, nvidia = _AMD.search(text), _NVIDIA.search(text)
     return "" if bool(amd) == bool(nvidia) else "AMD" if amd else "NVIDIA"
 
 
-def _words(image: Image, workspace: Path) -> str:
+def build_words(image: Image, workspace: Path) -> str:
     """Return the command that builds an image, paths from the working folder on."""
     return shlex.join(word.replace(f"{workspace}/", "") for word in build_command(image))

@@ -11,6 +11,7 @@ from madlite.catalog.datasets import DataSets
 from madlite.catalog.select import args_of
 from madlite.engine.screen import Planned
 from madlite.errors import PluginError, UsageProblem
+from madlite.files import exists, is_file, read_text
 from madlite.plan.context import Context
 from madlite.plan.dockerfiles import Dockerfile, Found, find_dockerfiles
 from madlite.plan.given import Given
@@ -35,6 +36,7 @@ class Surroundings(Value, frozen=True):
     template_root: Path
     new_run_id: Callable[[str], str]
     credentials: dict[str, dict[str, str]] | None = None
+    services: dict[str, dict[str, str]] = {}
     data_sets: DataSets | None = None
     tools: Toolset = Toolset()
     tool_files: tuple[str, ...] = ()
@@ -64,11 +66,14 @@ def plan_card(
     """
     known = around.plugins.backends()
     backend, plugin = _owner(request.card, known, around)
-    return [
-        _startable(_given(request, backend, draft, image, missing, around), plugin, known, around)
-        for draft in _expand(backend, plugin, request, around)
-        for image in images or (None,)
-    ]
+    planned = []
+    for draft in _expand(backend, plugin, request, around):
+        for image in images or (None,):
+            given = _given(request, backend, draft, image, missing, around)
+            planned.append(_startable(given, plugin, known, around))
+            if given.runtime.runtime == "host":  # where every image would be the same run
+                break
+    return planned
 
 
 def foreign_image(around: Surroundings) -> str:
@@ -163,6 +168,7 @@ def _given(
         built=image if isinstance(image, Image) else None,
         missing_image=missing,
         credentials=around.credentials,
+        services=around.services,
         data_sets=around.data_sets,
         tools=around.tools,
         tool_files=around.tool_files,
@@ -199,7 +205,7 @@ def dockerfile_context(machine: Machine, context: Context, workspace: Path) -> d
     test = workspace / "ctx_test"
     detected = {
         "guest_os": "UBUNTU",
-        "ctx_test": test.read_text(errors="replace").strip() if test.is_file() else "None",
+        "ctx_test": read_text(test, errors="replace").strip() if is_file(test) else "None",
         **({"host_os": machine.host_os} if machine.host_os else {}),
         **({"gpu_vendor": machine.vendor} if machine.gpus else {}),
     }
@@ -215,6 +221,10 @@ def _startable(
     plan = make_plan(given)
     if plan.runtime == "docker" and not plan.machine.pretended:
         _check_mounts(plan)
+        if plan.blocked is None and plan.image is not None:
+            around.runtimes[plan.runtime].request(
+                plan
+            )  # options that cannot be read are found before hours of building
         note = podman_note(around.options.environ)
         plan = msgspec.structs.replace(plan, notes=(*plan.notes, note)) if note else plan
     if around.plugins.uses("madlite_adjust_plan"):
@@ -231,10 +241,10 @@ def _startable(
 def _check_mounts(plan: RunPlan) -> None:
     """Refuse a mount of what is not there: docker would make an empty folder of it, and the run train on nothing."""
     for mount in plan.mounts:
-        if not mount.create and not Path(mount.source).exists():
-            raise UsageProblem(f"docker_mounts: {mount.source} (for {mount.target}) is not on this machine")
+        if not mount.create and not exists(Path(mount.source)):
+            raise UsageProblem(f"mount of {mount.source} at {mount.target}: it is not on this machine")
         if not mount.target.startswith("/"):
-            raise UsageProblem(f"docker_mounts: {mount.target} is no absolute path in the container")
+            raise UsageProblem(f"mount of {mount.source}: {mount.target} is no absolute path in the container")
 
 
 def _search(plugin: Plugin, around: Surroundings) -> list[Path]:

@@ -12,7 +12,7 @@ from madlite.errors import CheckFailed, ExitCode, RecordError
 from madlite.plan.options import Options
 from madlite.plugins import Plugins
 from madlite.record.perfcsv import append_rows, save_beside
-from madlite.record.rows import build_rows
+from madlite.record.rows import build_rows, masked_rows
 from madlite.record.sidefiles import write_side_files
 from madlite.run.watch import Signals
 from madlite.types import Cause, Result, Row, RunPlan, Status
@@ -86,7 +86,7 @@ def record(plan: RunPlan, result: Result, options: Options, screen: Screen, mask
         build_number=options.environ.get("BUILD_NUMBER", "0"),
         strict_header=options.strict_header,
     )
-    rows = tuple(Row(cells={name: mask(text) for name, text in row.cells.items()}) for row in rows)
+    rows = masked_rows(rows, mask)
     saved = True
     try:
         append_rows(options.output, rows, strict_header=options.strict_header)

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from madlite.types import Metric, Result
+from madlite.record.rows import masked_metric
+from madlite.types import Result
 
 
 def masked(result: Result, mask: Callable[[str], str]) -> Result:
@@ -16,10 +17,5 @@ def masked(result: Result, mask: Callable[[str], str]) -> Result:
         reason=mask(result.reason),
         evidence=mask(result.evidence),
         findings=tuple(map(mask, result.findings)),
-        metrics=tuple(_masked(metric, mask) for metric in result.metrics),
+        metrics=tuple(masked_metric(metric, mask) for metric in result.metrics),
     )
-
-
-def _masked(metric: Metric, mask: Callable[[str], str]) -> Metric:
-    columns = {name: mask(value) for name, value in metric.columns.items()}
-    return replace(metric, label=mask(metric.label), metric=mask(metric.metric), columns=columns)

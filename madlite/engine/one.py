@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
+from pathlib import Path
 
 from msgspec.structs import replace
 
@@ -23,7 +24,7 @@ from madlite.run.docker_request import secrets_asked
 from madlite.run.folder import HANDLE, LOG, RECORD, RunFolder
 from madlite.run.log import RunLog
 from madlite.run.watch import Interrupted, Signals, Watch
-from madlite.secrets import Redactor, collect
+from madlite.secrets import Redactor, assigned, collect
 from madlite.types import Backend, Cause, Reader, Result, RunPlan, Runtime, Session, Status, Step, to_json
 
 _log = logging.getLogger(__name__)
@@ -35,8 +36,8 @@ _PHASES = {
     "run": "running",
     "prepare": "preparing",
 }
-LOG_ENDS = (".live.log", ".run.live.log")  # madengine 1 and 2
-BUILD_LOG_END = ".build.live.log"
+# madengine 1 has the first, madengine 2 the parts as well
+LOG_END, BUILD_LOG_END, RUN_LOG_END = ".live.log", ".build.live.log", ".run.live.log"
 
 
 class OneRun:
@@ -137,7 +138,8 @@ class OneRun:
                 self.account.image = self.one.runtime.prepare(self.plan, say)
         finally:
             if builds:
-                log.keep_as(self.plan.workspace / f"{self.plan.log_name}{BUILD_LOG_END}")
+                log.keep_as(self._beside(BUILD_LOG_END))
+        (log.split if builds else log.link)(self._beside(RUN_LOG_END))
         if builds and self.account.image.build_duration_s is not None:
             self.account.durations_s["build"] = self.account.image.build_duration_s
         if self.plan.timeout_s is not None:
@@ -153,7 +155,7 @@ class OneRun:
                 raise Interrupted
             with _border(self.one.runtime), self.one.runtime.open(self.plan) as session, self.watch.guard(session):
                 _write(folder, HANDLE, session.handle)
-                seen = self._act(session, log)
+                seen = self._act(session, log, results)
                 self.account.follower.finish(folder.path)
                 seen = replace(seen, results=results.read())
                 self._hand_up(session, seen)
@@ -166,7 +168,7 @@ class OneRun:
         reason = self.watch.reason
         return replace(seen, stopped=reason.cause, stopped_text=reason.text) if reason else seen
 
-    def _act(self, session: Session, log: RunLog) -> Witnesses:
+    def _act(self, session: Session, log: RunLog, results: ResultsFile) -> Witnesses:
         """Run the actions in their order; one that fails is the last."""
         for action in self.plan.actions:
             if action.kind == "clean" or (action.kind == "run" and self.plan.skip_model_run):
@@ -174,8 +176,14 @@ class OneRun:
             if self.watch.reason is not None:
                 break
             self.screen.phase(_PHASES.get(action.kind, action.kind))
-            self.account.begin(action.kind)
-            ended = session.run(action, log.feed)
+            if action.kind == "run":
+                results.begin()
+            self.account.begin(action.kind, self.clock())
+            try:
+                ended = session.run(action, log.feed)
+            except RuntimeProblem:
+                self.account.cut_off(self.clock())
+                raise
             log.settle()
             self.account.end(ended)
             if ended.code != 0:
@@ -219,8 +227,12 @@ class OneRun:
         self.plugins.notify("madlite_run_step", plan=self.plan, step=step)
 
     def _open_log(self, folder: RunFolder) -> RunLog:
-        legacy = [self.plan.workspace / f"{self.plan.log_name}{end}" for end in LOG_ENDS] if self.plan.log_name else []
-        return RunLog(folder.path / LOG, legacy, self._secrets, [self.account.feed, self.screen.output])
+        legacy = [self._beside(LOG_END)] if self.plan.log_name else []
+        return RunLog(folder.path / LOG, legacy, self._secrets, [self.screen.output], self.account.feed)
+
+    def _beside(self, end: str) -> Path:
+        """Return the place of a log in the workspace, where MAD's tooling looks for it."""
+        return self.plan.workspace / f"{self.plan.log_name}{end}"
 
     def _result(self, verdict: Verdict) -> Result:
         self.account.durations_s["total"] = self.clock() - self.began
@@ -251,7 +263,8 @@ def _border(runtime: Runtime) -> Iterator[None]:
 
 def secrets_for(plan: RunPlan, environ: dict[str, str]) -> tuple[str, ...]:
     """Return every secret text that a run's output must not show."""
-    return collect(environ, secrets_of(plan).values(), secrets_asked(plan, environ))
+    spelled = assigned((plan.args, plan.run_args, *(word for action in plan.actions for word in action.argv)))
+    return (*collect(environ, secrets_of(plan).values(), secrets_asked(plan, environ)), *spelled)
 
 
 def _failed(cause: Cause, reason: str) -> Verdict:

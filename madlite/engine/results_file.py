@@ -17,8 +17,13 @@ class ResultsFile:
         rule = plan.result_rule
         self._up = plan.workspace / rule.file
         wanted = rule.kind == "multiple_results"
-        paths = (plan.workspace / plan.model_dir / rule.file, self._up) if wanted else ()
-        self._before: dict[Path, Stamp | None] = {path: stamp(path) for path in paths}
+        self._paths = (plan.workspace / plan.model_dir / rule.file, self._up) if wanted else ()
+        self._before: dict[Path, Stamp | None] = {}
+        self._begun_ns = 0
+
+    def begin(self) -> None:
+        """Note what is there now that the script starts: a clone or a copy of scripts may have brought one along."""
+        self._before = {path: stamp(path) for path in self._paths}
         self._begun_ns = time.time_ns()
 
     def read(self) -> Read | None:

@@ -52,7 +52,7 @@ def is_fresh(path: Path, before: Stamp | None, started_ns: int) -> bool:
 def read_results(path: Path) -> Read:
     """Return the file's results; a file that holds none says why, and never raises."""
     try:
-        text = path.read_bytes().decode("utf-8-sig", "replace")
+        text = path.read_bytes().decode("utf-8-sig", "surrogateescape")  # what writes it spells such bytes out
     except OSError as error:
         return Read(problem=f"{path.name} cannot be read: {error.strerror}")
     try:

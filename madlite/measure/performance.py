@@ -17,6 +17,7 @@ _RESULT = re.compile(
     r"(?:(?P<unit>/?[A-Za-z][^\s,]*)?,?(?:\s+(?P<metric>[^\s,]+)|\s*$)|(?P<blank>\s*$))",
     re.IGNORECASE,
 )
+_PLAIN = re.compile(r"[-+]?(?:(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|nan|inf|infinity)", re.IGNORECASE | re.ASCII)
 _MARK = "performance:"
 _TRAINER = re.compile(rf"train_samples_per_second[\"'\s:=]+(?P<number>{_NUMBER})")
 _THROUGHPUT = re.compile(
@@ -74,10 +75,9 @@ def judge_number(text: str, metric: str) -> tuple[float | None, Cause]:
 
     Not a number, infinity and text are no results; zero or less is none where the metric is a throughput.
     """
-    try:
-        value = float(text)
-    except ValueError:
+    if not _PLAIN.fullmatch(text.strip()):  # Python also takes 1_000 and digits of other scripts
         return None, Cause.BAD_NUMBER if text.strip() else Cause.NO_METRIC
+    value = float(text)
     if not math.isfinite(value) or (value <= 0 and is_throughput(metric)):
         return value, Cause.BAD_NUMBER
     return value, Cause.NONE

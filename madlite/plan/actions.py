@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from urllib.parse import urlsplit
 
 from msgspec.structs import replace
 
@@ -28,18 +29,20 @@ _HELPER = '!f() { echo "username=$MADLITE_GIT_USERNAME"; echo "password=$MADLITE
 
 
 def make_actions(
-    given: Given, inside: str, folder: str, fetches: Sequence[Action], tools: Toolset
+    given: Given, inside: str, folder: str, fetches: Sequence[Action], tools: Toolset, secret: Sequence[str] = ()
 ) -> tuple[Action, ...]:
     """Return the draft's actions: scripts and fetches in their places, `{args}` and `{encapsulate}` filled in.
 
     `inside` and `folder` are the workspace and the run folder as the actions see them; `{model_dir}` waits for its
-    claim.
+    claim.  `secret` are the names of variables that a snapshot of the environment must not show.
     """
     rendered = not given.draft.actions
     cwd = "{folder}" if rendered else MODEL_DIR
     calls = {"pre": tools.pre, "post": tools.post}
+    env: dict[str, EnvValue] = {"MADLITE_SECRET_NAMES": " ".join(secret)} if secret else {}
     placed: dict[str, list[Action]] = {
-        kind: [_script(kind, call, inside, folder, cwd) for call in scripts] for kind, scripts in calls.items()
+        kind: [replace(_script(kind, call, inside, folder, cwd), env=env if call.bundled else {}) for call in scripts]
+        for kind, scripts in calls.items()
     }
     placed["data"] = [*fetches]
     drafted = _RENDERED if rendered else given.draft.actions
@@ -90,11 +93,14 @@ def _with_credential(action: Action, given: Given) -> Action:
     table = (given.credentials or {}).get(given.request.card.cred, {})
     if action.kind != "clone" or not table:
         return action
-    return replace(action, env={**action.env, **_git_environment(table)})
+    return replace(action, env={**action.env, **_git_environment(table, given.request.card.url)})
 
 
-def _git_environment(table: Mapping[str, str]) -> dict[str, EnvValue]:
-    """Return the variables by which git asks for nothing; formats: git-config(1), gitcredentials(7), ssh(1)."""
+def _git_environment(table: Mapping[str, str], url: str) -> dict[str, EnvValue]:
+    """Return the variables by which git asks for nothing; formats: git-config(1), gitcredentials(7), ssh(1).
+
+    The password is for the host of the card's repository alone: a submodule may lie anywhere.
+    """
     user = table.get("username", "")
     if key := table.get("ssh_key_file", ""):
         options = "-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o BatchMode=yes"
@@ -104,11 +110,16 @@ def _git_environment(table: Mapping[str, str]) -> dict[str, EnvValue]:
         "GIT_CONFIG_COUNT": "2",
         "GIT_CONFIG_KEY_0": "safe.directory",
         "GIT_CONFIG_VALUE_0": "*",
-        "GIT_CONFIG_KEY_1": "credential.helper",
+        "GIT_CONFIG_KEY_1": f"credential.{_host(url)}.helper",
         "GIT_CONFIG_VALUE_1": _HELPER,
         "MADLITE_GIT_USERNAME": user,
         "MADLITE_GIT_PASSWORD": Secret(table.get("password", "") or table.get("token", "")),
     }
+
+
+def _host(url: str) -> str:
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
 
 def _run_args(given: Given) -> str:

@@ -31,6 +31,8 @@ def find_blocked(given: Given, granted: Granted, image: Image | None, data_probl
             Cause.PREPARE,
             f"card '{card.name}' needs credential '{card.cred}', credential.json has no table of that name",
         )
+    if problem := _unfit_results(given):
+        return _fail(Cause.PREPARE, problem)
     if given.draft.problem or data_problem:
         return _fail(Cause.PREPARE, given.draft.problem or data_problem)
     if given.runtime.blocked or granted.blocked:
@@ -38,6 +40,18 @@ def find_blocked(given: Given, granted: Granted, image: Image | None, data_probl
     if given.runtime.runtime == "docker" and image is None:
         return _fail(Cause.IMAGE, given.missing_image or f"card '{card.name}' names no image", "--image REF names one")
     return None
+
+
+def _unfit_results(given: Given) -> str:
+    """Return why a results file cannot have the name the card gives it: it would replace another one."""
+    name, options = given.draft.result_rule.file, given.options
+    place = options.workspace / name
+    taken = {"perf.csv", "common_info.json", "build_manifest.json", "models.json", "data.json", "credential.json"}
+    entries = {f"perf_{kind}.{end}" for kind in ("entry", "super", "entry_super") for end in ("csv", "json")}
+    if not name or (name not in taken | entries and place != options.output and ".." not in place.parts):
+        inside = not name or place.is_relative_to(options.workspace)
+        return "" if inside else f"card '{given.request.card.name}' leaves its results in {name}, outside this folder"
+    return f"card '{given.request.card.name}' leaves its results in {name}, which is another file's name"
 
 
 def _skip(cause: Cause, reason: str, hint: str) -> Blocked:

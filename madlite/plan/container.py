@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from madlite.files import is_file
 from madlite.plan.given import Given
 from madlite.plan.images import built_image, flat, image_name
 from madlite.plan.values import Resolved
@@ -18,9 +19,10 @@ from madlite.types import (
 
 def make_image(given: Given, asked: str) -> Image | None:
     """Return a run's image: the one asked for, one built before, its Dockerfile's, or its backend's or card's."""
-    foreign = given.options.image or asked or given.context.known.MAD_CONTAINER_IMAGE
-    if foreign:
+    if foreign := given.options.image or asked:
         return Image(ref=foreign)
+    if of_context := given.context.known.MAD_CONTAINER_IMAGE:
+        return Image(ref=of_context, from_context=True)
     if given.built is not None:
         return given.built
     if given.dockerfile is None:
@@ -50,14 +52,15 @@ def image_origin(given: Given, resolved: Resolved) -> str:
 
 
 def make_mounts(given: Given) -> tuple[Mount, ...]:
-    """Return the context's mounts."""
-    return tuple(Mount(source=host, target=inside) for inside, host in given.context.known.docker_mounts.items())
+    """Return the context's mounts; a relative path is below the workspace, docker would take it for a volume's name."""
+    asked = given.context.known.docker_mounts.items()
+    return tuple(Mount(source=str(given.options.workspace / host), target=inside) for inside, host in asked)
 
 
 def make_key_mounts(given: Given) -> tuple[Mount, ...]:
     """Return the mount of the key file that the card's clone needs, at the place where credential.json says it is."""
     key = (given.credentials or {}).get(given.request.card.cred, {}).get("ssh_key_file", "")
-    readable = key.startswith("/") and Path(key).is_file() and given.request.card.url
+    readable = key.startswith("/") and is_file(Path(key)) and given.request.card.url
     return (Mount(source=key, target=key, read_only=True),) if readable else ()
 
 

@@ -7,22 +7,22 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from madlite.errors import UsageProblem
+from madlite.files import UNUSABLE, NotJson, decode_json, read_text, texts, wrong_key
 from madlite.plan.context_keys import NOT_YET, Known
-from madlite.plan.values import VARIANT_KEYS
+from madlite.plan.values import VARIABLE, VARIANT_KEYS
 from madlite.types import Json, Scalar, Value
 
 FROM_FILE = "context file"
 FROM_OPTION = "--additional-context"
 MACHINE_KEYS = ("gpu_arch", "gpu_product", "device", "rocm_version", "cuda_version", "MAD_ROCM_PATH", "numa_balancing")
-_VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
-_HALF = re.compile(r"[\ud800-\udfff]")  # JSON and Python can spell half of a surrogate pair, UTF-8 cannot
+_COUNTS = {"NNODES": 1, "MAD_RUNTIME_NGPUS": 1, "MASTER_PORT": 0}  # whole numbers of multi_node_args, each's least
+_UPPER = ("gpu_vendor", "guest_os")  # as Dockerfiles spell them
 GPU_COUNTS = ("gpus_per_node", "gpu_count", "n_gpus", "num_gpus", "ngpus")
 
 
@@ -58,17 +58,20 @@ def read_context(file: Path | None, option: str, named: Mapping[str, tuple[str, 
 
 
 def _read_context(file: Path | None, option: str, named: Mapping[str, tuple[str, Json]]) -> Context:
-    from_file = _parse(_read(file), f"context file {file}") if file else {}
+    from_file = _parse(read_text(file, f"{FROM_FILE} {file}"), f"{FROM_FILE} {file}") if file else {}
     from_option = _parse(option, FROM_OPTION) if option.strip() else {}
-    values = {**merge(from_file, from_option), **{key: value for key, (_, value) in named.items()}}
-    known = _known(values, file)
+    merged = {**merge(from_file, from_option), **{key: value for key, (_, value) in named.items()}}
+    values = {key: _in_capitals(value) if key in _UPPER else value for key, value in merged.items()}
     origins = {
         **dict.fromkeys(from_file, f"{FROM_FILE} {file}"),
         **dict.fromkeys(from_option, FROM_OPTION),
         **{key: by for key, (by, _) in named.items()},
     }
-    _check_variables("docker_env_vars", known.docker_env_vars, origins)
-    _check_variables("docker_build_arg", known.docker_build_arg, origins)
+    _check_texts(values, origins)
+    known = _known(values, file)
+    _check_names("docker_env_vars", known.docker_env_vars, origins)
+    _check_names("docker_build_arg", known.docker_build_arg, origins)
+    _check_counts(known, origins)
     return Context(
         known=known,
         values=values,
@@ -105,21 +108,11 @@ def merge(under: Mapping[str, Json], over: Mapping[str, Json]) -> dict[str, Json
     return merged
 
 
-def _read(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no UTF-8 text"
-        raise UsageProblem(f"context file {file} cannot be read: {reason}") from error
-
-
 def _parse(text: str, where: str) -> dict[str, Json]:
     """Read JSON, else a Python literal, as madengine does."""
     try:
-        value: Any = msgspec.json.decode(text.encode())
-    except UnicodeEncodeError:
-        raise UsageProblem(f"{where} is no UTF-8 text") from None
-    except msgspec.DecodeError as not_json:
+        value = decode_json(text.encode(errors="surrogatepass"))
+    except NotJson as not_json:
         try:
             value = ast.literal_eval(text.strip())
         except (ValueError, SyntaxError, TypeError, MemoryError):
@@ -138,18 +131,34 @@ def _known(values: Mapping[str, Json], file: Path | None) -> Known:
     try:
         return msgspec.convert(values, Known)
     except msgspec.ValidationError as error:
-        what, _, path = str(error).partition(" - at `$.")
-        key = path.rstrip("`") or "?"
+        key, words = wrong_key(error)
         where = f"{FROM_FILE} {file}" if file and key.split(".")[0].split("[")[0] in values else FROM_OPTION
-        raise UsageProblem(f"{where}: key '{key}' is wrong: {what[:1].lower()}{what[1:]}") from None
+        raise UsageProblem(f"{where}: {words}") from None
 
 
-def _check_variables(
-    key: str, variables: Mapping[str, str | int | float | bool | None], origins: Mapping[str, str]
-) -> None:
-    """Refuse what no process can be given: a name that is none, a value with NUL or half a character."""
-    for name, value in variables.items():
-        if not _VARIABLE.fullmatch(name):
+def _in_capitals(value: Json) -> Json:
+    return value.strip().upper() if isinstance(value, str) else value
+
+
+def _check_names(key: str, variables: Iterable[str], origins: Mapping[str, str]) -> None:
+    for name in variables:
+        if not VARIABLE.fullmatch(name):
             raise UsageProblem(f"{origins[key]}: {key} has {name!r}, which is no name of a variable")
-        if "\0" in str(value) or _HALF.search(str(value)):
-            raise UsageProblem(f"{origins[key]}: the value of {key}.{name} holds a character that no variable can hold")
+
+
+def _check_texts(values: Mapping[str, Json], origins: Mapping[str, str]) -> None:
+    """Refuse what neither a file nor a process can be given; Python literals can spell all of it."""
+    for key, value in values.items():
+        for place, text in (("a key", key), *texts(value, key)):
+            if UNUSABLE.search(text):
+                what = f"{ascii(place)[1:-1]} holds a NUL or half a character, which nothing can be given"
+                raise UsageProblem(f"{origins[key]}: {what}")
+
+
+def _check_counts(known: Known, origins: Mapping[str, str]) -> None:
+    """Refuse a number that is none where a launcher needs one."""
+    for name, least in _COUNTS.items():
+        value = str((known.multi_node_args or {}).get(name, least))
+        if not re.fullmatch("[0-9]{1,9}", value) or int(value) < least:
+            where = f"{origins['multi_node_args']}: multi_node_args.{name}"
+            raise UsageProblem(f"{where} {value!r} is no whole number of at least {least}")

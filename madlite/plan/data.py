@@ -10,6 +10,7 @@ from pathlib import Path
 
 from madlite.catalog.datasets import DataSets, Provider
 from madlite.errors import UsageProblem
+from madlite.files import exists, is_file
 from madlite.types import Action, Card, DataUse, EnvValue, Mount, Secret, Value
 
 HOME = "/data_dlm"
@@ -112,7 +113,14 @@ def _home(name: str, kind: str, provider: Provider, n: int, around: Surroundings
 
 
 def _no_local(provider: Provider, around: Surroundings) -> str:
-    return "" if (around.workspace / provider.path).exists() else f"{provider.path} is not on this machine"
+    return _why_not(exists, provider.path, "on this machine", around)
+
+
+def _why_not(ask: Callable[[Path], bool], path: str, place: str, around: Surroundings) -> str:
+    try:
+        return "" if ask(around.workspace / path) else f"{path} is not {place}"
+    except UsageProblem as problem:
+        return problem.message
 
 
 def _local(use: DataUse, provider: Provider, around: Surroundings) -> _Found:
@@ -122,7 +130,7 @@ def _local(use: DataUse, provider: Provider, around: Surroundings) -> _Found:
 
 
 def _no_custom(provider: Provider, around: Surroundings) -> str:
-    return "" if (around.workspace / provider.path).is_file() else f"{provider.path} is not in this folder"
+    return _why_not(is_file, provider.path, "in this folder", around)
 
 
 def _custom(use: DataUse, provider: Provider, around: Surroundings) -> _Found:
@@ -132,7 +140,7 @@ def _custom(use: DataUse, provider: Provider, around: Surroundings) -> _Found:
 
 
 def _no_minio(provider: Provider, around: Surroundings) -> str:
-    endpoint = _endpoint(around)
+    endpoint = around.services.get("MAD_MINIO", {}).get("MINIO_ENDPOINT", "")
     if not endpoint:
         return "MAD_MINIO with MINIO_ENDPOINT is neither in the environment nor in credential.json"
     return around.reach(endpoint)

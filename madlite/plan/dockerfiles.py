@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from madlite.files import is_file, is_folder, read_text
 from madlite.types import Card, Value
 
 _HEADER_LINES = 5
@@ -35,20 +36,28 @@ class Found(Value, frozen=True):
 
 
 def find_dockerfiles(card: Card, context: Mapping[str, str]) -> Found:
-    """Return the card's Dockerfiles that fit the context, in the order of their names."""
+    """Return the card's Dockerfiles that fit the context, in the order of their names.
+
+    Raises:
+        UsageProblem: one of them cannot be read.
+    """
     if not card.dockerfile:
         return Found()
-    prefix = card.root / card.dockerfile
-    paths = sorted(prefix.parent.glob(f"{glob.escape(prefix.name)}.*")) if prefix.name else []
     fitting, refused = [], []
-    for path in (path for path in paths if path.is_file()):
-        text = path.read_text(encoding="utf-8", errors="replace")
+    for path in filter(is_file, _candidates(card.root / card.dockerfile)):
+        text = read_text(path, errors="replace")
         reason = _mismatch(text, context)
         if reason:
             refused.append(f"{path.name}: {reason}")
         else:
             fitting.append(Dockerfile(path=path, context=_build_context(card), base=base_of(text)))
     return Found(fitting=tuple(fitting), refused=tuple(refused))
+
+
+def _candidates(prefix: Path) -> list[Path]:
+    if not prefix.name or not is_folder(prefix.parent):
+        return []
+    return sorted(prefix.parent.glob(f"{glob.escape(prefix.name)}.*"))
 
 
 def base_of(text: str) -> str:
@@ -81,7 +90,7 @@ def _header(text: str) -> dict[object, object] | str:
         if found:
             try:
                 value = ast.literal_eval(found[1])
-            except (ValueError, SyntaxError):
+            except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
                 return f"its header cannot be read: {line.strip()}"
             return value if isinstance(value, dict) else f"its header is no table: {line.strip()}"
     return "no `# CONTEXT {...}` line in its first five"

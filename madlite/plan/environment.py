@@ -5,9 +5,10 @@ Names and values: madengine's container environment (docs/differences.md lists w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from madlite.plan.context import Context
+from madlite.plan.given import Given
 from madlite.plan.options import Options
 from madlite.secrets import guard
 from madlite.types import Card, EnvValue, Machine, Secret, Value
@@ -36,7 +37,7 @@ INHERITED = [
     "MIOPEN_USER_DB_PATH",
 ]
 _HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
-_PUBLIC_KEYS = ("user", "username")  # masked, it would eat ordinary words out of a log
+_PUBLIC_KEYS = ("user", "username", "ssh_key_file")  # masked, it would eat ordinary words out of a log
 _RUNNERS = {"deepspeed": "deepspeed --num_gpus={n}", "vllm": "", "sglang": "", "sglang-disagg": "", "primus": ""}
 
 # madengine 1's defaults of multi_node_args, but for the GPUs: those of the run, not of the machine
@@ -64,17 +65,11 @@ class Environment(Value, frozen=True):
 
 
 def make_environment(
-    card: Card,
-    machine: Machine,
-    options: Options,
-    context: Context,
+    given: Given,
     *,
     n_gpus: int,
     launcher: str,
-    credentials: Mapping[str, Mapping[str, str]],
     data_env: Mapping[str, EnvValue],
-    tools_env: Mapping[str, str],
-    backend_env: Mapping[str, str],
     host_env: Mapping[str, str],
     set_env: Mapping[str, str],
 ) -> Environment:
@@ -83,30 +78,42 @@ def make_environment(
 
     `host_env` is what the runtime `host` adds to the backend's.
     """
-    environ = options.environ
-    user = {name: _text(value) for name, value in context.known.docker_env_vars.items() if value is not None}
-    sources: list[tuple[str, Mapping[str, EnvValue]]] = [
-        ("madlite", _mad(card, machine, options, n_gpus, launcher)),
-        (context.origins.get("multi_node_args", "context"), _v1_runner(context, n_gpus)),
-        (context.origins.get("guest_os", "madlite"), {"MAD_GUEST_OS": context.known.guest_os or "UBUNTU"}),
-        ("environment", guard({name: environ[name] for name in INHERITED if name in environ})),
-        ("environment", guard(_secrets(environ))),
-        (f"credential {card.cred}", credential_env(card, credentials)),
-        ("data.json", data_env),
-        ("recipe", dict(backend_env)),
-        ("runtime host", dict(host_env)),
-        (context.origins.get("docker_env_vars", "context"), guard(user)),
-        ("tools", guard(tools_env)),
-        ("--set", guard(set_env)),
-    ]
     values: dict[str, EnvValue] = {}
     origins: dict[str, str] = {}
-    for origin, more in sources:
+    for origin, more in (
+        *_from_outside(given, n_gpus, launcher),
+        ("data.json", data_env),
+        ("recipe", given.draft.env),
+        ("runtime host", host_env),
+        *_from_user(given),
+        ("--set", guard(set_env)),
+    ):
         values.update(more)
         origins.update(dict.fromkeys(more, origin))
     if values.get("HIP_VISIBLE_DEVICES"):
         values.setdefault("RAY_EXPERIMENTAL_NOSET_HIP_VISIBLE_DEVICES", "")
     return Environment(values=values, origins={f"env.{name}": origin for name, origin in origins.items()})
+
+
+_Sources = Iterator[tuple[str, Mapping[str, EnvValue]]]
+
+
+def _from_outside(given: Given, n_gpus: int, launcher: str) -> _Sources:
+    """Yield what MAD's scripts are given by whoever runs them, with its origin."""
+    card, context, environ = given.request.card, given.context, given.options.environ
+    yield "madlite", _mad(card, given.machine, given.options, n_gpus, launcher)
+    yield context.origins.get("multi_node_args", "context"), _v1_runner(context, n_gpus)
+    yield context.origins.get("guest_os", "madlite"), {"MAD_GUEST_OS": context.known.guest_os or "UBUNTU"}
+    yield "environment", guard({name: environ[name] for name in INHERITED if name in environ})
+    yield "environment", guard(_secrets(environ))
+    yield f"credential {card.cred}", credential_env(card, given.credentials or {})
+
+
+def _from_user(given: Given) -> _Sources:
+    variables = given.context.known.docker_env_vars.items()
+    user = {name: _text(value) for name, value in variables if value is not None}
+    yield given.context.origins.get("docker_env_vars", "context"), guard(user)
+    yield "tools", guard(given.tools.env)
 
 
 def visible_devices(machine: Machine, gpu_ids: tuple[int, ...]) -> dict[str, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from madlite.errors import UsageProblem
+from madlite.files import wrong_key
 from madlite.plan.context import Context
 from madlite.plan.context_keys import ScanKeys
 from madlite.plan.values import as_bool
@@ -73,9 +74,7 @@ def _of_card(card: Card) -> ScanKeys:
     try:
         return msgspec.convert(given, ScanKeys)
     except msgspec.ValidationError as error:
-        what, _, path = str(error).partition(" - at `$.")
-        key = path.rstrip("`")
-        raise UsageProblem(f"{_named(card)}: key '{key}' is wrong: {what[:1].lower()}{what[1:]}") from None
+        raise UsageProblem(f"{_named(card)}: {wrong_key(error)[1]}") from None
 
 
 def _is_on(own: ScanKeys, asked: ScanKeys, card: Card, context: Context) -> bool:

@@ -37,6 +37,7 @@ class Given(Value, frozen=True):
     missing_image: str = ""
     built: Image | None = None  # made before, as a manifest has it
     credentials: dict[str, dict[str, str]] | None = None  # None without a credential.json
+    services: dict[str, dict[str, str]] = {}  # MAD_MINIO and the like, of the environment or credential.json
     data_sets: DataSets | None = None  # None without a data.json
     tools: Toolset = Toolset()
     tool_files: tuple[str, ...] = ()  # what madlite brings of tools, below its templates' folder `tools`

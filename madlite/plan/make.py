@@ -1,4 +1,4 @@
-"""Card, draft, machine, options and context → RunPlan. Pure: the same input gives the same plan."""
+"""Card, draft, machine, options and context → RunPlan; of the world it asks only which files and data are there."""
 
 from __future__ import annotations
 
@@ -28,17 +28,30 @@ from madlite.plan.scripts import tools_of
 from madlite.plan.tools import Toolset
 from madlite.plan.values import Resolved, resolve
 from madlite.types import (
+    Action,
     EnvValue,
     FileTemplate,
     Place,
     RunPlan,
     Scalar,
     Secret,
+    Value,
 )
 
 DEFAULT_TIMEOUT_S = 7200
 WORKSPACE_INSIDE = "/myworkspace"
 RUNS = "madlite_runs"
+
+
+class _Parts(Value, frozen=True):
+    """What a plan is put together from."""
+
+    resolved: Resolved
+    granted: Granted
+    launcher: str
+    tools: Toolset
+    data: DataPlan
+    environment: Environment
 
 
 def make_plan(given: Given) -> RunPlan:
@@ -47,18 +60,35 @@ def make_plan(given: Given) -> RunPlan:
     Raises:
         UsageProblem: a value that was set is unknown or does not fit.
     """
-    card, options, draft = given.request.card, given.options, given.draft
+    parts = _parts(given)
+    plan = _plan(given, parts)
+    plan = _in_container(plan, given, parts) if _in_docker(given) else plan
+    return _finished(plan, given, parts)
+
+
+def _parts(given: Given) -> _Parts:
+    card, draft = given.request.card, given.draft
     resolved = resolve(draft.variant, draft.settings, layers(given), draft.origin or f"backend {given.backend}")
     granted = grant_gpus(card, given.machine, given.context, _whole(resolved.plan.get("n_gpus")))
     launcher = _launcher(given, resolved)
-    tools = tools_of(given)
     data = plan_data(card, _data_surroundings(given))
-    environment = _environment(given, resolved, granted, launcher, data)
-    plan = RunPlan(
+    return _Parts(
+        resolved=resolved,
+        granted=granted,
+        launcher=launcher,
+        tools=tools_of(given),
+        data=data,
+        environment=_environment(given, resolved, granted, launcher, data),
+    )
+
+
+def _plan(given: Given, parts: _Parts) -> RunPlan:
+    card, options, draft, resolved = given.request.card, given.options, given.draft, parts.resolved
+    return RunPlan(
         id=given.run_id,
         card=card,
         backend=given.backend,
-        place=_place(given, granted),
+        place=_place(given, parts.granted),
         machine=given.machine,
         workspace=options.workspace,
         inside=_inside(given),
@@ -67,10 +97,10 @@ def make_plan(given: Given) -> RunPlan:
         readers=draft.readers or (given.backend,),
         variant=resolved.variant,
         settings=resolved.settings,
-        env=environment.values,
-        templates=(*draft.templates, *_tool_files(given, tools)),
-        actions=make_actions(given, _inside(given), _folder_inside(given), data.actions, tools),
-        launcher=launcher,
+        env=parts.environment.values,
+        templates=(*draft.templates, *_tool_files(given, parts.tools)),
+        actions=_actions(given, parts),
+        launcher=parts.launcher,
         result_rule=draft.result_rule,
         error_scan=make_error_scan(card, given.context, draft),
         args=given.args,
@@ -79,10 +109,14 @@ def make_plan(given: Given) -> RunPlan:
         model_dir=model_dir(card) if draft.actions else "",
         timeout_s=_timeout(given, resolved)[0],
         stop_grace_s=float(resolved.plan.get("stop_grace_s", 10.0)),
-        origins={**resolved.origins, **environment.origins, **_origins(given, resolved)},
+        origins={**resolved.origins, **parts.environment.origins, **_origins(given, resolved)},
     )
-    plan = _in_container(plan, given, resolved, data) if _in_docker(given) else plan
-    return _finished(plan, given, granted, data)
+
+
+def _actions(given: Given, parts: _Parts) -> tuple[Action, ...]:
+    secret = [name for name, value in parts.environment.values.items() if isinstance(value, Secret)]
+    folder = _folder_inside(given)
+    return make_actions(given, _inside(given), folder, parts.data.actions, parts.tools, secret)
 
 
 def _launcher(given: Given, resolved: Resolved) -> str:
@@ -114,7 +148,7 @@ def _tool_files(given: Given, tools: Toolset) -> tuple[FileTemplate, ...]:
 def _data_surroundings(given: Given) -> DataSurroundings:
     return DataSurroundings(
         sets=given.data_sets,
-        services=given.credentials or {},
+        services=given.services,
         workspace=given.options.workspace,
         inside=_inside(given),
         folder=_folder_inside(given),
@@ -123,13 +157,13 @@ def _data_surroundings(given: Given) -> DataSurroundings:
     )
 
 
-def _in_container(plan: RunPlan, given: Given, resolved: Resolved, data: DataPlan) -> RunPlan:
+def _in_container(plan: RunPlan, given: Given, parts: _Parts) -> RunPlan:
     """Return the plan with what a container adds to it."""
-    image = make_image(given, str(resolved.plan.get("image", "")))
+    image = make_image(given, str(parts.resolved.plan.get("image", "")))
     return replace(
         plan,
         image=image,
-        mounts=(*data.mounts, *make_mounts(given), *make_key_mounts(given)),
+        mounts=(*parts.data.mounts, *make_mounts(given), *make_key_mounts(given)),
         devices=make_devices(given.machine, plan.place.gpu_ids),
         engine_options=make_engine_options(given),
         name=container_name(image),
@@ -137,7 +171,7 @@ def _in_container(plan: RunPlan, given: Given, resolved: Resolved, data: DataPla
     )
 
 
-def _finished(plan: RunPlan, given: Given, granted: Granted, data: DataPlan) -> RunPlan:
+def _finished(plan: RunPlan, given: Given, parts: _Parts) -> RunPlan:
     """Return the plan with what the caller wants of any run, and what follows from the rest of it."""
     return replace(
         plan,
@@ -145,11 +179,23 @@ def _finished(plan: RunPlan, given: Given, granted: Granted, data: DataPlan) -> 
         keep_model_dir=given.options.keep_model_dir,
         skip_model_run=given.options.skip_model_run,
         log_name=log_name(plan.card, plan.image),
-        notes=tuple(note for note in (given.runtime.note, granted.note, *data.notes) if note),
-        blocked=find_blocked(given, granted, plan.image, data.problem),
-        data=data.uses,
+        notes=tuple(
+            note for note in (given.runtime.note, parts.granted.note, _no_credential(given), *parts.data.notes) if note
+        ),
+        blocked=find_blocked(given, parts.granted, plan.image, parts.data.problem),
+        data=parts.data.uses,
         outputs=given.draft.outputs,
         writes_row=not given.context.known.skip_perf_collection,
+    )
+
+
+def _no_credential(given: Given) -> str:
+    """Return that the card runs without its credential, as it does under madengine."""
+    cred = given.request.card.cred
+    return (
+        f"there is no credential.json: the run is not given credential {cred}"
+        if cred and given.credentials is None
+        else ""
     )
 
 
@@ -167,7 +213,8 @@ def _origins(given: Given, resolved: Resolved) -> dict[str, str]:
 
 def _place(given: Given, granted: Granted) -> Place:
     """Return where the plan runs; one that is refused for too few GPUs keeps the count it asked for, for its row."""
-    place = make_place(given.machine, given.runtime.runtime, granted.gpu_ids)
+    nodes = int((given.context.known.multi_node_args or {}).get("NNODES", 1))
+    place = make_place(given.machine, given.runtime.runtime, granted.gpu_ids, nodes)
     return replace(place, gpus_per_node=granted.wanted) if granted.blocked else place
 
 
@@ -176,16 +223,10 @@ def _environment(given: Given, resolved: Resolved, granted: Granted, launcher: s
     if given.runtime.runtime != "docker":
         host_env = visible_devices(given.machine, granted.gpu_ids) | {"MADLITE_PYTHON": given.options.python}
     return make_environment(
-        given.request.card,
-        given.machine,
-        given.options,
-        given.context,
+        given,
         n_gpus=len(granted.gpu_ids),
         launcher=launcher,
-        credentials=given.credentials or {},
         data_env=data.env,
-        tools_env=given.tools.env,
-        backend_env=given.draft.env,
         host_env=host_env,
         set_env=resolved.env,
     )

@@ -1,12 +1,12 @@
 """build_manifest.json: what was built, for which cards, in which context.
 
-Format: madengine 2's, with two keys of ours that it leaves alone: `secrets_required` names what was given to the build
-and is not in the file, and a card's `madlite` has what a tag added to it.
+Format: madengine 2's, with keys of ours that it leaves alone: `secrets_required` names what was given to the build and
+is not in the file, `card` of a failed build is its card, and a card's `madlite` has what a tag added to it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -44,11 +44,12 @@ class BuiltImage(Value, frozen=True):
 
 
 class FailedBuild(Value, frozen=True):
-    """An image that could not be built."""
+    """An image that could not be built; a manifest of madengine's names no card, so `request` may be unknown."""
 
     model: str
     error: str
     architecture: str = ""
+    request: Request | None = None
 
 
 class Manifest(Value, frozen=True):
@@ -56,6 +57,7 @@ class Manifest(Value, frozen=True):
 
     file: Path
     images: tuple[BuiltImage, ...]
+    failed: tuple[FailedBuild, ...] = ()
     context: dict[str, Json] = {}
     required: tuple[str, ...] = ()
 
@@ -76,9 +78,21 @@ class _Image(msgspec.Struct):
     local_image: bool | str | None = None
 
 
+class _Failed(msgspec.Struct):
+    model: str
+    error: str = ""
+    architecture: str | None = None
+    card: dict[str, Json] | None = None
+
+
+class _Summary(msgspec.Struct):
+    failed_builds: list[_Failed] = []
+
+
 class _File(msgspec.Struct):
     built_images: dict[str, _Image]
     built_models: dict[str, dict[str, Json]]
+    summary: _Summary = msgspec.field(default_factory=_Summary)
     context: dict[str, Json] = {}
     secrets_required: list[str] = []
 
@@ -92,7 +106,7 @@ def read_manifest(file: Path, root: Path) -> Manifest:
     """Return a manifest; its cards' paths are relative to `root`.
 
     Raises:
-        UsageProblem: it cannot be read, or is no manifest.
+        UsageProblem: it cannot be read, is no manifest, or names nothing at all.
         CatalogError: one of its cards is none.
     """
     try:
@@ -103,15 +117,21 @@ def read_manifest(file: Path, root: Path) -> Manifest:
         words = str(error) if isinstance(error, msgspec.MsgspecError) else "it is no JSON text"
         raise UsageProblem(f"{file} is no build manifest: {words}", "madlite build --tags NAME writes one") from None
     images = tuple(_image(key, image, found, file, root) for key, image in found.built_images.items())
-    return Manifest(file=file, images=images, context=found.context, required=tuple(found.secrets_required))
+    failed = tuple(_failed(one, images, file, root) for one in found.summary.failed_builds)
+    if not images and not failed:
+        raise UsageProblem(f"build manifest {file} names no image", "madlite build --tags NAME writes one")
+    required = tuple(found.secrets_required)
+    return Manifest(file=file, images=images, failed=failed, context=found.context, required=required)
 
 
 def _image(key: str, image: _Image, found: _File, file: Path, root: Path) -> BuiltImage:
     if key not in found.built_models:
         raise UsageProblem(f"{file} is no build manifest: built_images has '{key}' and built_models does not")
+    entry = found.built_models[key]
+    _refuse_masked(entry, file)
     # madengine 2 writes how long nothing took as 0
     return BuiltImage(
-        request=_request(found.built_models[key], f"$.built_models[{key!r}]", file, root),
+        request=_request(entry, f"$.built_models[{key!r}]", file, root),
         docker_image=key if image.docker_image is None else image.docker_image,
         dockerfile=image.dockerfile or "",
         base_docker=image.base_docker or "",
@@ -128,6 +148,15 @@ def _image(key: str, image: _Image, found: _File, file: Path, root: Path) -> Bui
     )
 
 
+def _failed(one: _Failed, images: Iterable[BuiltImage], file: Path, root: Path) -> FailedBuild:
+    """Return a build that failed; where the manifest has not its card, that of another image of the model."""
+    if one.card is not None:
+        request: Request | None = _request(one.card, "$.summary.failed_builds", file, root)
+    else:
+        request = next((image.request for image in images if image.request.card.name == one.model), None)
+    return FailedBuild(model=one.model, error=one.error, architecture=one.architecture or "", request=request)
+
+
 def _request(entry: dict[str, Json], at: str, file: Path, root: Path) -> Request:
     card = make_card({field: value for field, value in entry.items() if field != _ADDED}, str(file), at, root)
     if _ADDED not in entry:
@@ -137,14 +166,18 @@ def _request(entry: dict[str, Json], at: str, file: Path, root: Path) -> Request
             added = msgspec.convert(entry[_ADDED], _Added)
         except msgspec.ValidationError as error:
             raise UsageProblem(f"{file} is no build manifest: {at}.{_ADDED}: {error}") from None
+    request_card = msgspec.structs.replace(card, args=added.args)
+    return Request(card=request_card, tag=card.name, overrides=tuple(added.overrides))
+
+
+def _refuse_masked(entry: dict[str, Json], file: Path) -> None:
+    """Refuse to run a card with `***` for a secret."""
     for text in _texts(entry):
         if MASK.decode() in text:
             raise UsageProblem(
-                f"{file}: card '{card.name}' spelled out a secret, which the manifest does not hold: {text}",
+                f"{file}: card '{entry.get('name')}' spelled out a secret, which the manifest does not hold: {text}",
                 "put it into docker_env_vars or the environment, and run it from tags: --tags",
             )
-    request_card = msgspec.structs.replace(card, args=added.args)
-    return Request(card=request_card, tag=card.name, overrides=tuple(added.overrides))
 
 
 def _texts(value: Json) -> Iterator[str]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from madlite.catalog.select import args_of
 from madlite.plan.context import Context
 from madlite.plan.manifest import BuiltImage, FailedBuild, card_entry
-from madlite.secrets import Redactor, assigned, collect, guard, masked_json
-from madlite.types import Json, Secret, to_json
+from madlite.plan.manifest_secrets import hidden, spelled_out
+from madlite.secrets import Redactor, guard, masked_json
+from madlite.types import Json, Request, Secret
 
 # of the context, what madengine 2 keeps under `deployment_config`
 _DEPLOYMENT = ("slurm", "k8s", "kubernetes", "distributed", "vllm")
@@ -25,12 +26,15 @@ def manifest_text(
     took_s: float,
 ) -> str:
     """Return a manifest as JSON; `secrets` are masked wherever they stand, and secret variables are left out."""
-    secrets = (*secrets, *_spelled_out(images, context))
+    asked = [image.request for image in images] + [one.request for one in failed if one.request is not None]
+    secrets = (*secrets, *_spelled_out(asked, context))
+    mask = Redactor(secrets).text
     keyed = _keyed(images)
-    kept, required = _without_secrets(context, secrets)
+    kept, required = _without_secrets(context, secrets, mask)
+    deployment, of_deployment = _deployment(context, secrets, mask)
     manifest = {
         "built_images": {key: image_entry(image) for key, image in keyed.items()},
-        "built_models": {key: card_entry(image.request, args_of(image.request)) for key, image in keyed.items()},
+        "built_models": {key: _card(image.request, mask) for key, image in keyed.items()},
         "context": {
             "docker_env_vars": {},
             "docker_mounts": {},
@@ -41,9 +45,9 @@ def manifest_text(
             "guest_os": (context.known.guest_os or "UBUNTU").upper(),
         },
         "credentials_required": sorted({image.request.card.cred for image in images} - {""}),
-        "secrets_required": required,
-        "summary": summary(list(keyed.values()), failed, took_s),
-        "deployment_config": _deployment(context),
+        "secrets_required": list(dict.fromkeys([*required, *of_deployment])),
+        "summary": _with_cards(summary(list(keyed.values()), failed, took_s), failed, mask),
+        "deployment_config": deployment,
     }
     return masked_json(manifest, secrets)
 
@@ -110,9 +114,23 @@ def _same(one: BuiltImage, other: BuiltImage) -> bool:
     return what[0] == what[1]
 
 
-def _without_secrets(context: Context, secrets: tuple[str, ...]) -> tuple[dict[str, Json], list[str]]:
+def _card(request: Request, mask: Callable[[str], str]) -> Json:
+    return hidden(card_entry(request, args_of(request)), mask)[0]
+
+
+def _with_cards(told: dict[str, Json], failed: Sequence[FailedBuild], mask: Callable[[str], str]) -> dict[str, Json]:
+    """Return the account with the cards of what failed, from which a run makes rows."""
+    builds = [
+        {**entry, "card": _card(one.request, mask)} if one.request is not None else entry
+        for entry, one in zip(told["failed_builds"], failed, strict=True)
+    ]
+    return {**told, "failed_builds": builds}
+
+
+def _without_secrets(
+    context: Context, secrets: tuple[str, ...], mask: Callable[[str], str]
+) -> tuple[dict[str, Json], list[str]]:
     """Return what of the context is no secret, and by name what a run needs beyond it."""
-    mask = Redactor(secrets).text
     kept: dict[str, Json] = {}
     required: list[str] = []
     for key, value in context.values.items():
@@ -122,18 +140,17 @@ def _without_secrets(context: Context, secrets: tuple[str, ...]) -> tuple[dict[s
             open_values, names = _open(value, secrets)
             kept[key] = open_values
             required += [f"{key}.{name}" for name in names if key == "docker_env_vars"]  # the rest is for builds alone
-        elif mask(text := to_json(value)) == text:
-            kept[key] = value
-        else:
+        elif hidden(value, mask, key)[1]:
             required.append(key)
+        else:
+            kept[key] = value
     return kept, required
 
 
-def _spelled_out(images: Iterable[BuiltImage], context: Context) -> tuple[str, ...]:
+def _spelled_out(requests: Iterable[Request], context: Context) -> tuple[str, ...]:
     """Return the secrets that cards and context hold in their own text."""
-    cards = [(args_of(image.request), image.request.card.additional_docker_run_options) for image in images]
-    variables = guard({name: str(value) for name, value in context.known.docker_env_vars.items()})
-    return (*assigned([text for texts in cards for text in texts]), *collect({}, variables.values()))
+    cards = [{**card_entry(request, args_of(request)), "overrides": dict(request.overrides)} for request in requests]
+    return tuple(spelled_out([*cards, context.values]))
 
 
 def _open(variables: Mapping[str, Json], secrets: tuple[str, ...]) -> tuple[dict[str, Json], list[str]]:
@@ -142,9 +159,14 @@ def _open(variables: Mapping[str, Json], secrets: tuple[str, ...]) -> tuple[dict
     return {name: value for name, value in variables.items() if name not in names}, names
 
 
-def _deployment(context: Context) -> dict[str, Json]:
-    given = {key: context.values[key] for key in _DEPLOYMENT if context.values.get(key)}
+def _deployment(
+    context: Context, secrets: tuple[str, ...], mask: Callable[[str], str]
+) -> tuple[dict[str, Json], list[str]]:
+    """Return how it is deployed elsewhere, and the dotted names of what is masked in it."""
+    asked = {key: context.values[key] for key in _DEPLOYMENT if context.values.get(key)}
+    given, masked = hidden(asked, mask)
     target = "slurm" if "slurm" in given else "k8s" if {"k8s", "kubernetes"} & set(given) else "local"
     variables = context.values.get("env_vars")
-    open_values, _ = _open(variables, ()) if isinstance(variables, dict) else ({}, [])
-    return {"target": target, **given, "env_vars": open_values, "debug": bool(context.values.get("debug"))}
+    open_values, names = _open(variables, secrets) if isinstance(variables, dict) else ({}, [])
+    told = {"target": target, **given, "env_vars": open_values, "debug": bool(context.values.get("debug"))}
+    return told, [*masked, *(f"env_vars.{name}" for name in names)]

@@ -137,7 +137,7 @@ def expand_ids(text: str | None) -> tuple[int, ...]:
     return tuple(sorted(ids))
 
 
-def make_place(machine: Machine, runtime: str, gpu_ids: tuple[int, ...]) -> Place:
-    """Return the place of a local run."""
+def make_place(machine: Machine, runtime: str, gpu_ids: tuple[int, ...], nodes: int = 1) -> Place:
+    """Return the place of a local run; of more `nodes` than one it is this one's part."""
     engine = "docker" if runtime == "docker" else "none"
-    return Place(where="local", engine=engine, nodes=1, gpus_per_node=len(gpu_ids), gpu_ids=gpu_ids)  # type: ignore[arg-type]
+    return Place(where="local", engine=engine, nodes=nodes, gpus_per_node=len(gpu_ids), gpu_ids=gpu_ids)  # type: ignore[arg-type]

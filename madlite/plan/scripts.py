@@ -13,6 +13,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
+from madlite.files import exists
 from madlite.plan.context import Context
 from madlite.plan.context_keys import Script
 from madlite.plan.given import Given
@@ -33,7 +34,7 @@ def make_toolset(context: Context, options: Options, bundled: Path) -> Toolset:
     known = context.known
     tools = Toolset()
     if known.tools:
-        own = options.tools_file if options.tools_file.is_file() else None
+        own = options.tools_file if exists(options.tools_file) else None
         tools = stack(known.tools, read_tools(own, bundled), options.workspace, bundled)
     pre = _calls("pre_scripts", known.pre_scripts, context, options.workspace, bundled)
     post = _calls("post_scripts", known.post_scripts, context, options.workspace, bundled)

@@ -7,6 +7,7 @@ brings one: nothing is ever copied into the checkout.
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
@@ -16,7 +17,9 @@ from typing import Any
 import msgspec
 
 from madlite.errors import UsageProblem
+from madlite.files import is_file, read_json, wrong_key
 from madlite.plan.context_keys import Script, Tool
+from madlite.plan.values import VARIABLE
 from madlite.types import Value
 
 COMMON = "scripts/common/"  # where madengine puts the helpers of its package
@@ -35,8 +38,6 @@ _INSTEAD = {
 }
 _PROFILER = re.compile(r"rocprof|rpd|rocm_trace_lite")
 _HELPER = re.compile(rf"(?<![\w./-])\.\./({COMMON}[\w./+-]+)")  # as the model's folder sees it
-_VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
-_BOM = b"\xef\xbb\xbf"
 
 
 class ScriptCall(Value, frozen=True):
@@ -100,26 +101,30 @@ def stack(asked: Iterable[Tool], table: Mapping[str, Entry], workspace: Path, bu
 
 
 def find_script(path: str, args: str, workspace: Path, bundled: Path) -> tuple[ScriptCall, ...] | None:
-    """Return how to run a script of the checkout, or madlite's in its place; () for nothing to do, None if missing."""
-    if not path.startswith("/") and (workspace / path).is_file():
-        return (ScriptCall(path=path, args=args),)
-    if not path.startswith(COMMON):
+    """Return how to run a script of the checkout, or madlite's in its place; () for nothing to do, None if missing.
+
+    A path that leaves the workspace is missing: a container has nothing else of the machine.
+
+    Raises:
+        UsageProblem: the system does not say whether it is there.
+    """
+    within = posixpath.normpath(path)
+    if within.startswith(("/", "../")):
         return None
-    helper = path.removeprefix(COMMON)
+    if is_file(workspace / path):
+        return (ScriptCall(path=path, args=args),)
+    if not within.startswith(COMMON):
+        return None
+    helper = within.removeprefix(COMMON)
     name, _, own_args = _INSTEAD.get(helper, helper).partition(" ")
     if not name:
         return ()
     words = " ".join(filter(None, (own_args, args)))
-    return (ScriptCall(path=name, args=words, bundled=True),) if (bundled / name).is_file() else None
+    return (ScriptCall(path=name, args=words, bundled=True),) if is_file(bundled / name) else None
 
 
 def _read(file: Path) -> dict[str, Entry]:
-    try:
-        content: Any = msgspec.json.decode(file.read_bytes().removeprefix(_BOM))
-    except OSError as error:
-        raise UsageProblem(f"{file} cannot be read: {error.strerror}") from error
-    except msgspec.DecodeError as error:
-        raise UsageProblem(f"{file} is no JSON: {error}") from None
+    content = read_json(file)
     tools = content.get("tools") if isinstance(content, dict) else None
     if not isinstance(tools, dict):
         raise UsageProblem(f"{file} has no table 'tools'", """write it like {"tools": {"NAME": {"cmd": "…"}}}""")
@@ -130,9 +135,7 @@ def _entry(name: str, value: Any, file: Path) -> Entry:
     try:
         return msgspec.structs.replace(msgspec.convert(value, Entry), file=str(file))
     except msgspec.ValidationError as error:
-        what, _, path = str(error).partition(" - at `$.")
-        key = f", key '{path.rstrip('`')}'" if path else ""
-        raise UsageProblem(f"{file}: tool '{name}'{key}: {what[:1].lower()}{what[1:]}") from None
+        raise UsageProblem(f"{file}: tool '{name}': {wrong_key(error)[1]}") from None
 
 
 def _find(name: str, table: Mapping[str, Entry]) -> Entry:
@@ -173,6 +176,6 @@ def _missing(where: str, path: str, workspace: Path) -> UsageProblem:
 
 def _variables(values: Mapping[str, str | int | float | bool], where: str) -> dict[str, str]:
     for name in values:
-        if not _VARIABLE.fullmatch(name):
+        if not VARIABLE.fullmatch(name):
             raise UsageProblem(f"{where}: key 'env_vars' has {name!r}, which is no name of a variable")
     return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in values.items()}

@@ -24,7 +24,8 @@ ALIASES = {
 }
 _WHOLE = {"seq_len", "micro_batch", "global_batch", "steps", "warmup_steps"}
 _LEAST = {**dict.fromkeys(_WHOLE, 1), "warmup_steps": 0, "timeout_s": 0, "stop_grace_s": 0, "n_gpus": -1}
-_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+"""The name of an environment variable."""
 
 
 class Layer(Value, frozen=True):
@@ -125,7 +126,7 @@ def _fit(key: str, value: Scalar, settings: Mapping[str, Scalar], where: str) ->
 
 
 def _variable(name: str, value: Scalar, where: str) -> str:
-    if not _NAME.fullmatch(name) or "\0" in str(value):
+    if not VARIABLE.fullmatch(name) or "\0" in str(value):
         raise UsageProblem(f"{where.partition('=')[0]}: no environment variable can have this name or value")
     return str(value)
 

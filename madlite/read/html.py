@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from madlite.errors import RecordError, UsageProblem
+from madlite.errors import UsageProblem
 from madlite.read.table import Table, read_table
 from madlite.read.words import count, kinds, visible
-from madlite.record.locked import held
-from madlite.record.whole import write_whole
+from madlite.record.named_file import write_named
 
 
 def write_page(source: Path) -> Path:
@@ -20,7 +19,7 @@ def write_page(source: Path) -> Path:
     """
     text = render_page(source.name, read_table(source))
     page = source.with_suffix(".html")
-    _write(page, text)
+    write_named(page, text)
     return page
 
 
@@ -39,7 +38,7 @@ def write_mail(folder: Path, output: Path) -> tuple[str, ...]:
             skipped.append(problem.message)
     if not tables:
         raise UsageProblem(f"no CSV file of {folder} can be read: {'; '.join(skipped)}", f"ls -l {folder}")
-    _write(output, render_mail(tables))
+    write_named(output, render_mail(tables))
     return tuple(skipped)
 
 
@@ -80,12 +79,3 @@ def _render(template: str, **values: object) -> str:
     )
     environment.filters["visible"] = visible
     return environment.get_template(template).render(values)
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        with held(path):  # two reports of one file take turns
-            write_whole(path, text.encode("utf-8", "backslashreplace"))
-    except (OSError, RecordError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise UsageProblem(f"{path} cannot be written: {reason or error}", f"ls -ld {path.parent}") from error

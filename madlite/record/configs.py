@@ -13,12 +13,9 @@ from collections.abc import Callable, Iterable
 from itertools import zip_longest
 from pathlib import Path
 
-import msgspec
-
 from madlite.csvtext import unlimited_fields
-from madlite.record.lines import plain
-from madlite.record.typed import as_cell, read_json, typed_rows
-from madlite.secrets import MASK, is_secret
+from madlite.record.clean import clean
+from madlite.record.typed import read_json, typed_rows
 from madlite.types import Json, RunPlan
 
 _OPTION = "--config"
@@ -37,15 +34,16 @@ def read_configs(plan: RunPlan, mask: Callable[[str], str] = str) -> Json:
     read = _READERS.get(Path(name).suffix.lower())
     if read is None:
         return None
-    path = next((path for path in _candidates(plan, name) if path.is_file()), None)
-    if path is None:
-        _log.warning("%s: the file of %s %s is not there; entries have no configs", plan.card.name, _OPTION, name)
-        return None
+    path: Path | None = None
     try:
-        return _clean(read(_content(path)), mask)
+        path = next((path for path in _candidates(plan, name) if path.is_file()), None)
+        if path is not None:
+            return clean(read(_content(path)), mask)
+        problem = f"the file of {_OPTION} {mask(name)} is not there"
     except Exception as error:  # noqa: BLE001 - PyYAML raises whatever its parts trip over, and a run is worth more
-        _log.warning("%s: %s cannot be read, entries have no configs: %s", plan.card.name, path, _first_line(error))
-        return None
+        problem = f"{mask(str(path or name))} cannot be read: {mask(_first_line(error))}"
+    _log.warning("%s: entries have no configs, %s", plan.card.name, problem)
+    return None
 
 
 def _named(args: str) -> str:
@@ -121,22 +119,6 @@ _READERS: dict[str, Callable[[bytes], Json]] = {
     ".yml": _yaml,
     ".toml": _toml,
 }
-
-
-def _clean(value: Json, mask: Callable[[str], str], name: str = "") -> Json:
-    """Return a value as JSON can hold it, masked: known secrets anywhere, and what a name says is one."""
-    if isinstance(value, dict):
-        return {plain(mask(str(key))): _clean(item, mask, str(key)) for key, item in value.items()}
-    if isinstance(value, (list, tuple, set)):
-        return [_clean(item, mask, name) for item in value]
-    if value is None or isinstance(value, bool):
-        return value
-    number = isinstance(value, (int, float, msgspec.Raw))
-    text = as_cell(value) if number else str(value)
-    if is_secret(name, text) and not text.startswith("<"):  # eos_token: <|end_of_text|>
-        return MASK.decode()
-    shown = plain(mask(text))
-    return value if number and shown == text else shown
 
 
 def _first_line(error: Exception) -> str:

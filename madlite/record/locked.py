@@ -56,7 +56,7 @@ def held(path: Path) -> Iterator[Held]:
 @contextmanager
 def looked_at(path: Path) -> Iterator[Held | None]:
     """Open the file as `held` would, without making it and without waiting; None where there is none yet."""
-    target = _target(path)
+    target = plain_target(path)
     try:
         fd = _open(target, 0)
     except FileNotFoundError:
@@ -81,7 +81,7 @@ def explained(path: Path) -> Iterator[None]:
 
 
 def _opened(path: Path) -> Held:
-    target = _target(path)
+    target = plain_target(path)
     is_new = not target.exists()
     fd = _open(target, os.O_CREAT)
     try:
@@ -92,8 +92,8 @@ def _opened(path: Path) -> Held:
     return Held(target=target, fd=fd, is_new=is_new)
 
 
-def _target(path: Path) -> Path:
-    """Return the file that rows go to: a link stays a link, and what it names is replaced.
+def plain_target(path: Path) -> Path:
+    """Return the file that a path names, there or not yet: a link stays a link, and what it names is replaced.
 
     Raises:
         RecordError: it is a device, a pipe, a file of the kernel's, or one that has no name any more.
@@ -120,7 +120,7 @@ def _check_plain(path: Path, fd: int) -> None:
 
 
 def _no_plain_file(path: Path) -> RecordError:
-    return RecordError(f"{path} is no plain file, so no rows can be appended to it", "name a plain file: -o FILE")
+    return RecordError(f"{path} is no plain file, so it is not written to", "name a plain file: -o FILE")
 
 
 def _check_folder(folder: Path) -> None:

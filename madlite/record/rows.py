@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
+
+from msgspec.structs import replace
+
 from madlite.measure.verdict import result_columns
 from madlite.plan.manifest import NO_DOCKERFILE
 from madlite.record.header import STANDARD_COLUMNS
@@ -19,6 +23,7 @@ _JUDGED = {
 }
 # What a skipped run says about itself (madengine 1).
 _SKIPPED = ("n_gpus", "training_precision", "pipeline", "args", "tags", "additional_docker_run_options")
+_TYPED = ("pipeline", "args", "additional_docker_run_options")
 _NOTHING = Metric(metric="", text="", status=Status.FAILURE)
 # What launches the ranks where the plan names nothing, away from this machine (madengine 2).
 _LAUNCHERS = {"slurm": "torchrun", "kubernetes": "native"}
@@ -38,6 +43,29 @@ def build_rows(
         return (_skipped(plan, common, strict_header),)
     metrics = result.metrics if said_something(result) else ()
     return tuple(_row(plan, common, metric, strict_header) for metric in metrics or (_NOTHING,))
+
+
+def masked_rows(rows: Iterable[Row], mask: Callable[[str], str]) -> tuple[Row, ...]:
+    """Return rows without secrets, in the names of result columns too."""
+    return tuple(Row(cells=masked_cells(row.cells, mask)) for row in rows)
+
+
+def masked_cells(cells: Mapping[str, str], mask: Callable[[str], str]) -> dict[str, str]:
+    """Return cells by name without secrets.
+
+    Of the standard columns only those are masked that hold what people type; what a results file says of the others is
+    masked where it is read.  A short secret may stand in an image's name or a status by chance.
+    """
+    own = {name: text for name, text in cells.items() if name.strip() in STANDARD_COLUMNS}
+    typed = {name: mask(text) for name, text in own.items() if name.strip() in _TYPED}
+    return {**own, **typed, **{mask(name): mask(text) for name, text in cells.items() if name not in own}}
+
+
+def masked_metric(metric: Metric, mask: Callable[[str], str]) -> Metric:
+    """Return a result without secrets in what its script or results file said; its number stays as it is."""
+    cells = metric.columns.items()
+    columns = {name if name.strip() in STANDARD_COLUMNS else mask(name): mask(text) for name, text in cells}
+    return replace(metric, label=mask(metric.label), metric=mask(metric.metric), columns=columns)
 
 
 def said_something(result: Result) -> bool:
@@ -114,13 +142,13 @@ def _data(plan: RunPlan, result: Result) -> dict[str, str]:
     """Return where the last of the data sets came from, as madengine has it: 0 s for what was here."""
     if not plan.data:
         return {}
-    fetch_s = result.durations_s.get("data")
     last = plan.data[-1]
+    counts = last.provider not in ("local", "custom") and result.data_download_s is not None
     return {
         "dataname": last.name,
         "data_provider_type": last.provider,
-        "data_size": result.data_size,
-        "data_download_duration": "0" if fetch_s is None or last.provider == "custom" else _seconds(fetch_s),
+        "data_size": "" if last.provider == "local" else result.data_size,
+        "data_download_duration": _seconds(result.data_download_s) if counts else "0",
     }
 
 
@@ -145,14 +173,10 @@ def _image(plan: RunPlan, result: Result) -> dict[str, str]:
     }
 
 
-_CONTEXT = ("context", "--additional-context")
-
-
 def docker_file(plan: RunPlan) -> str:
     """Return the Dockerfile as MAD names it: from the checkout's root, whatever machine it lies on."""
     if plan.image is None or plan.image.dockerfile is None:
-        named_by_context = plan.image is not None and plan.origins.get("image", "").startswith(_CONTEXT)
-        return NO_DOCKERFILE if named_by_context else ""
+        return NO_DOCKERFILE if plan.image is not None and plan.image.from_context else ""
     for root in (plan.workspace, plan.card.root):
         if plan.image.dockerfile.is_relative_to(root):
             return str(plan.image.dockerfile.relative_to(root))

@@ -6,6 +6,7 @@ several results.  Runs of one folder take turns, so that the files tell of one r
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -18,14 +19,15 @@ from madlite.plan.make import RUNS
 from madlite.record.configs import read_configs
 from madlite.record.entry import Entries, build_entries
 from madlite.record.locked import explained, held
-from madlite.record.rows import build_rows
-from madlite.record.superset import add_to_superset, table_of, write_table
+from madlite.record.rows import build_rows, masked_metric, masked_rows
+from madlite.record.superset import add_to_list, add_to_table, table_of, write_table
 from madlite.record.typed import indented, on_one_line
 from madlite.record.whole import write_whole
 from madlite.types import Json, Result, Row, RunPlan
 
 ENTRY_TABLE = "perf_entry.csv"
 _LOCK = ".side_files.lock"
+_log = logging.getLogger(__name__)
 
 
 def write_side_files(
@@ -38,8 +40,9 @@ def write_side_files(
 
     def rows(of: Result) -> tuple[Row, ...]:
         built = build_rows(plan, of, pipeline=pipeline, build_number=build_number, strict_header=False)
-        return tuple(Row(cells={name: mask(text) for name, text in row.cells.items()}) for row in built)
+        return masked_rows(built, mask)
 
+    result = replace(result, metrics=tuple(masked_metric(metric, mask) for metric in result.metrics))
     (bare,) = rows(replace(result, metrics=()))
     entries = build_entries(plan, result, rows(result), bare, read_configs(plan, mask))
     try:
@@ -66,6 +69,7 @@ def side_files_locked(folder: Path) -> Iterator[None]:
 def _write_all(folder: Path, entries: Entries) -> Iterator[str]:
     """Write the list first, for its entries are the ones that are there once; one file's problem is its own."""
     superset, several = entries.superset, entries.common is not None
+    every: list[dict[str, Json]] = []
     steps: list[tuple[str, Callable[[Path], None]]] = [
         ("perf_entry_super.json", partial(_write_json, value=[*superset], over_lines=True)),
         ("perf_entry_super.csv", partial(write_table, rows=table_of(superset))),
@@ -73,7 +77,11 @@ def _write_all(folder: Path, entries: Entries) -> Iterator[str]:
         (ENTRY_TABLE, partial(write_table, rows=entries.table)),
     ]
     if entries.ran:
-        steps.insert(0, ("perf_super.json", lambda path: add_to_superset(path.parent, superset)))
+        steps = [
+            ("perf_super.json", lambda path: every.extend(add_to_list(path, superset))),
+            ("perf_super.csv", lambda path: add_to_table(path, superset, every or superset)),
+            *steps,
+        ]
     if several:
         steps.append(("common_info.json", partial(_write_json, value=entries.common, over_lines=False)))
     for name, write in steps:
@@ -82,6 +90,9 @@ def _write_all(folder: Path, entries: Entries) -> Iterator[str]:
                 write(folder / name)
         except RecordError as problem:
             yield problem.message
+        except Exception as bug:  # noqa: BLE001 - of this one file: the others still tell of this run
+            _log.debug("%s", folder / name, exc_info=True)
+            yield f"internal error in {folder / name}: {type(bug).__name__}: {bug}"
 
 
 def _one_or_all(entries: Entries) -> Json:

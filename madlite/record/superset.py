@@ -12,30 +12,39 @@ from pathlib import Path
 from typing import TypeAlias
 
 from madlite.record.lines import csv_line, plain
+from madlite.record.locked import plain_target
 from madlite.record.perfcsv import append_rows
 from madlite.record.typed import as_cell, indented, read_json
 from madlite.record.whole import write_whole
 from madlite.types import Json, Row
 
-LIST, TABLE = "perf_super.json", "perf_super.csv"
 _Object: TypeAlias = dict[str, Json]
 _log = logging.getLogger(__name__)
 
 
-def add_to_superset(folder: Path, entries: Sequence[_Object]) -> None:
-    """Add a run's entries to both files; a table that is not there is written anew from the whole list.
+def add_to_list(path: Path, entries: Sequence[_Object]) -> list[_Object]:
+    """Add a run's entries to the list, and return all it holds now.
 
     Raises:
-        RecordError: the table is no table of results.
-        OSError: a file cannot be read or written.
+        RecordError: it is no plain file.
+        OSError: it cannot be read or written.
     """
-    every = [*_earlier(folder / LIST), *entries]
-    write_whole(folder / LIST, indented(every) + b"\n")
-    table = folder / TABLE
-    if table.exists() and table.stat().st_size:
-        append_rows(table, [Row(cells=_cells(entry)) for entry in entries])
+    every = [*_earlier(path), *entries]
+    write_whole(path, indented(every) + b"\n")
+    return every
+
+
+def add_to_table(path: Path, entries: Sequence[_Object], every: Sequence[_Object]) -> None:
+    """Add a run's entries to the table; one that is not there is written anew from `every` entry of the list.
+
+    Raises:
+        RecordError: it is no table of results.
+        OSError: it cannot be written.
+    """
+    if path.exists() and path.stat().st_size:
+        append_rows(path, [Row(cells=_cells(entry)) for entry in entries])
     else:
-        write_table(table, [_cells(entry) for entry in every])
+        write_table(path, table_of(every))
 
 
 def write_table(path: Path, rows: Sequence[dict[str, str]]) -> None:
@@ -60,7 +69,7 @@ def _cells(entry: _Object) -> dict[str, str]:
 
 def _earlier(path: Path) -> list[_Object]:
     try:
-        data = path.read_bytes()
+        data = plain_target(path).read_bytes()  # a pipe would be waited for
     except FileNotFoundError:
         return []
     try:

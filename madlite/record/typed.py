@@ -9,9 +9,11 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from madlite.record.lines import plain
 from madlite.types import Json
 
 _NUMBER = re.compile(r"([-+]?)(0|[1-9][0-9]*)?(\.[0-9]*)?([eE][-+]?[0-9]+)?")
+_ESCAPED = re.compile(r"\\u(?:[dD]|0000)")  # what may stand for no text
 _NO_NUMBER = frozenset(("", "nan", "+nan", "-nan", "n/a", "na", "null", "none", "inf", "+inf", "-inf", "infinity"))
 
 
@@ -51,12 +53,23 @@ def _column(texts: Sequence[str]) -> list[Json]:
 def read_json(data: bytes) -> Json:
     """Return JSON with every number as it is spelled; NaN and infinities, which madengine writes, are null.
 
+    Texts are as `plain` has them: half of a surrogate pair, which Python's own writer escapes, is no text to others.
+
     Raises:
         ValueError: it is no JSON.
         RecursionError: it is nested too deeply.
     """
     text = data.decode("utf-8-sig")
-    return json.loads(text, parse_float=_raw, parse_int=_raw, parse_constant=lambda name: None)
+    value = json.loads(text, parse_float=_raw, parse_int=_raw, parse_constant=lambda name: None)
+    return _plain(value) if _ESCAPED.search(text) else value
+
+
+def _plain(value: Json) -> Json:
+    if isinstance(value, dict):
+        return {plain(name): _plain(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return plain(value) if isinstance(value, str) else value
 
 
 def _raw(text: str) -> msgspec.Raw:

@@ -9,6 +9,7 @@ from madlite.errors import RecordError, UsageProblem
 from madlite.measure.multiple import read_results
 from madlite.measure.performance import make_metric
 from madlite.record.header import STANDARD_COLUMNS
+from madlite.record.lines import plain_cells
 from madlite.record.locked import explained
 from madlite.record.perfcsv import append_rows
 from madlite.record.sidefiles import ENTRY_TABLE, side_files_locked
@@ -127,6 +128,6 @@ def _leave_entry(folder: Path, rows: list[Row]) -> None:
     path = folder / ENTRY_TABLE
     try:
         with side_files_locked(folder), explained(path):
-            write_table(path, [dict(row.cells) for row in rows])
+            write_table(path, [plain_cells(row) for row in rows])
     except RecordError as problem:
         _log.warning("%s", problem.message)

@@ -7,18 +7,21 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
+from madlite.record.locked import plain_target
 
-def write_whole(path: Path, data: bytes) -> None:
+
+def write_whole(path: Path, data: bytes, mark: str = "new") -> None:
     """Replace the file that `path` names, links followed; mode and owner of an earlier one are kept.
 
-    Only one writer at a time, so callers hold a lock: what is not whole yet has a fixed name beside the file, so that
-    what a killed writer left is gone with the next.
+    Only one writer at a time, so callers hold a lock, or have a `mark` of their own: what is not whole yet has a fixed
+    name beside the file, so that what a killed writer left is gone with the next.
 
     Raises:
         OSError: it cannot be written; what was there is as it was.
+        RecordError: it is a device, a pipe or the like, which must not become a file.
     """
-    target = Path(os.path.realpath(path))
-    beside = target.with_name(f".{target.name}.new")
+    target = plain_target(path)
+    beside = target.with_name(f".{target.name}.{mark}")
     beside.unlink(missing_ok=True)
     try:
         with beside.open("xb") as new:

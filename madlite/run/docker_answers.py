@@ -25,8 +25,12 @@ _OFFLINE = re.compile(
 
 @contextmanager
 def closing_answers(client: Client) -> Iterator[None]:
-    """Close every answer that was begun inside, also when an interrupt cuts in: the engine then ends its work."""
+    """Close every answer that was begun inside, also when an interrupt cuts in: the engine then ends its work.
+
+    No limit bounds the wait for them: the docker library sets none for a pull or a build, and forgets it for a push.
+    """
     begun: list[Any] = []
+    limit_s, client.timeout = client.timeout, None
 
     def remember(response: Any, *_args: Any, **_kwargs: Any) -> None:
         begun.append(response)
@@ -35,6 +39,7 @@ def closing_answers(client: Client) -> Iterator[None]:
     try:
         yield
     finally:
+        client.timeout = limit_s
         client.hooks["response"].remove(remember)
         for response in begun:
             response.close()

@@ -113,8 +113,9 @@ def explained(environ: Mapping[str, str]) -> Iterator[None]:
 def _broken_off() -> tuple[type[Exception], ...]:
     """Return the errors which say that an engine went away."""
     from requests.exceptions import ChunkedEncodingError, ConnectionError, Timeout
+    from urllib3.exceptions import HTTPError  # in the middle of an answer, where requests wraps nothing
 
-    return (ConnectionError, Timeout, ChunkedEncodingError)
+    return (ConnectionError, Timeout, ChunkedEncodingError, HTTPError)
 
 
 def said(error: Exception) -> str:

@@ -10,7 +10,7 @@ from madlite.errors import RuntimeProblem
 from madlite.run.docker_base import base_digest, digest
 from madlite.run.docker_build import build
 from madlite.run.docker_buildkit import build_with_buildkit, needs_buildkit
-from madlite.run.docker_client import Client
+from madlite.run.docker_client import Client, explained
 from madlite.run.docker_login import log_in
 from madlite.run.docker_pull import name_and_tag, pull
 from madlite.run.docker_push import push
@@ -26,7 +26,7 @@ def prepare_image(client: Client, image: Image, environ: Mapping[str, str], say:
     """
     if image.dockerfile is not None and not image.prebuilt:
         return _built(client, image, environ, say)
-    note = _fetched(client, image, say)
+    note = _fetched(client, image, environ, say)
     return ImageUsed(
         ref=image.ref,
         digest=digest(_present(client, image.ref), image.ref),
@@ -52,7 +52,7 @@ def _built(client: Client, image: Image, environ: Mapping[str, str], say: Say) -
     buildkit = needs_buildkit(image) and not podman_version(client)  # podman's builder knows most of it
     stale = build_with_buildkit(image, environ, say) if buildkit else build(client, image, say)
     took_s = time.monotonic() - begun
-    unpushed = _pushed(client, image, say) if image.registry else ""
+    unpushed = _pushed(client, image, environ, say) if image.registry else ""
     return ImageUsed(
         ref=image.ref,
         digest=digest(_present(client, image.ref), image.ref),
@@ -63,28 +63,30 @@ def _built(client: Client, image: Image, environ: Mapping[str, str], say: Say) -
     )
 
 
-def _pushed(client: Client, image: Image, say: Say) -> str:
+def _pushed(client: Client, image: Image, environ: Mapping[str, str], say: Say) -> str:
     """Push the image; return what a reader of the result should know of it: the run needs the image alone."""
     try:
-        if image.login is not None:
-            log_in(client, image.login)
-        push(client, image.ref, image.registry, say)
+        with explained(environ):
+            if image.login is not None:
+                log_in(client, image.login)
+            push(client, image.ref, image.registry, say)
     except RuntimeProblem as problem:
         say(problem.message)
         return f"the image was not pushed: {problem.message}"
     return ""
 
 
-def _fetched(client: Client, image: Image, say: Say) -> str:
+def _fetched(client: Client, image: Image, environ: Mapping[str, str], say: Say) -> str:
     """Pull the image from its registry, else use what is here; return what a reader of the result should know of it."""
     if not image.registry:
         if inspect(client, image.ref) is None:
             pull(client, image.ref, say)
         return ""
     try:
-        if image.login is not None:
-            log_in(client, image.login)
-        pull(client, image.registry, say)
+        with explained(environ):
+            if image.login is not None:
+                log_in(client, image.login)
+            pull(client, image.registry, say)
     except RuntimeProblem as problem:
         if inspect(client, image.ref) is None:
             raise

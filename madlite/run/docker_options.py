@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 
@@ -11,7 +10,7 @@ import click
 
 from madlite.errors import UsageProblem
 from madlite.run import docker_values as read
-from madlite.secrets import Redactor, assigned
+from madlite.run.docker_words import split_words
 from madlite.types import Json
 
 _IGNORED = ""  # has no meaning here, or is decided by the plan: name, working folder, foreground
@@ -90,46 +89,24 @@ OPTIONS = (
     Option("--rm", _IGNORED, kind="flag"),
 )
 _SWITCH = re.compile(r"(?P<name>--[a-z-]+)=(?P<value>true|false|1|0)", re.IGNORECASE)
-_VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 
 
 def add_options(body: dict[str, Json], text: str, environ: Mapping[str, str], origin: str) -> None:
     """Add the options in `text` to a request whose `Env` and `Labels` are tables; a single value replaces.
 
-    `$NAME`, `${NAME}` and a leading `~` are replaced by the caller's, as the shell did that madengine gave them to.
+    `$NAME`, `${NAME}` and a leading `~` outside of quotes are the caller's, as with the shell madengine gave them to.
 
     Raises:
         UsageProblem: an option is unknown, or a value of one cannot be read; it names `origin`.
     """
     try:
-        words = [_expand(word, environ) for word in shlex.split(text)]
-        for option, values in _parse(words):
+        for option, values in _parse(split_words(text, environ)):
             for value in values:
                 _put(body, option, _value(option, value, environ))
     except ValueError as error:
         raise UsageProblem(
             f"additional_docker_run_options ({origin}): {error}", "docker run --help   lists what docker takes"
         ) from error
-
-
-def _expand(word: str, environ: Mapping[str, str]) -> str:
-    if "$(" in word or "`" in word:
-        raise ValueError(f"'{_shown(word)}' asks for a command's output, and no shell runs here")
-
-    def value(found: re.Match[str]) -> str:
-        name = found[1] or found[2]
-        if name not in environ:
-            raise ValueError(f"'{_shown(word)}' needs the variable {name}, which is not set")
-        return environ[name]
-
-    if word == "~" or word.startswith("~/"):
-        word = "$HOME" + word[1:]
-    return _VARIABLE.sub(value, word)
-
-
-def _shown(word: str) -> str:
-    """Return a word for a message: of `HF_TOKEN=…` the name alone."""
-    return Redactor(assigned([word])).text(word)
 
 
 def _parse(words: list[str]) -> list[tuple[Option, tuple[str, ...]]]:

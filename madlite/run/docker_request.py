@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from madlite.errors import UsageProblem
 from madlite.run.docker_client import proxy_environment
 from madlite.run.docker_options import add_options
+from madlite.run.docker_words import odd_words, split_words
 from madlite.run.marks import FOLDER_LABEL, KEPT_LABEL, RUN_LABEL, RUN_MARK
 from madlite.secrets import assigned, mask_values, reveal
 from madlite.types import EnvValue, Json, Mount, RunPlan, Secret
@@ -42,17 +43,26 @@ def secrets_asked(plan: RunPlan, environ: Mapping[str, str]) -> tuple[Secret, ..
     """
     if plan.image is None:
         return ()
+    options = plan.engine_options.extra
     body: dict[str, Json] = {"Env": {}, "Labels": {}, "HostConfig": {}}
     try:
-        add_options(body, plan.engine_options.extra, environ, "")
+        add_options(body, options, environ, "")
+        spelled = _spelled_out(options, environ, body["HostConfig"])
     except UsageProblem:
-        body["Env"] = dict(enumerate(map(Secret, _spelled_out(plan.engine_options.extra))))
+        spelled = _spelled_somewhere(options)
     asked = [value for value in body["Env"].values() if isinstance(value, Secret)]
     proxies = [value for value in proxy_environment(environ).values() if isinstance(value, Secret)]
-    return (*asked, *(value for value in proxies if "@" in value.reveal()))
+    return (*asked, *map(Secret, spelled), *(value for value in proxies if "@" in value.reveal()))
 
 
-def _spelled_out(options: str) -> tuple[str, ...]:
+def _spelled_out(options: str, environ: Mapping[str, str], host: Mapping[str, Json]) -> tuple[str, ...]:
+    """Return the secrets of labels, log options and inside of values; a folder `/run/secrets` is none."""
+    places = str({name: value for name, value in host.items() if name != "LogConfig"})
+    found = assigned((*split_words(options, environ), *odd_words(options)))
+    return tuple(text for text in found if text not in places)
+
+
+def _spelled_somewhere(options: str) -> tuple[str, ...]:
     try:
         return assigned((options, *shlex.split(options)))
     except ValueError:

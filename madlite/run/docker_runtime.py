@@ -9,9 +9,10 @@ from contextlib import contextmanager
 from madlite.errors import RuntimeProblem
 from madlite.run.docker_client import Client, connect, connected, explained, why_unavailable
 from madlite.run.docker_image import prepare_image
-from madlite.run.docker_request import shown
+from madlite.run.docker_request import sent, shown
 from madlite.run.docker_session import DockerSession
-from madlite.run.docker_start import attached, remove_containers_of, start_container
+from madlite.run.docker_start import attached, remove_containers_of, remove_late_container, start_container
+from madlite.run.watch import Interrupted, interruptible
 from madlite.types import Cause, ImageUsed, Json, Place, Problem, RunPlan, Say
 
 _LOG = logging.getLogger(__name__)
@@ -49,9 +50,11 @@ class DockerRuntime:
 
         Raises:
             RuntimeProblem: the engine, the image or the disk does not allow it.
+            UsageProblem: the card's `docker run` options cannot be read: told before a build, not after it.
         """
         if plan.image is None:
             raise RuntimeProblem(f"card '{plan.card.name}' names no image", "--image REF names one", cause=Cause.IMAGE)
+        sent(plan, self._environ)
         with connected(self._environ) as client:
             return prepare_image(client, plan.image, self._environ, say)
 
@@ -59,30 +62,45 @@ class DockerRuntime:
     def open(self, plan: RunPlan) -> Iterator[DockerSession]:
         """Hold a container open; leaving gives the files back and removes it, unless the plan keeps it alive.
 
+        Until it is there a signal may cut in; from then on the watch is in charge.
+
         Raises:
             RuntimeProblem: the container cannot be started.
+            Interrupted: a signal came before it was.
         """
-        with explained(self._environ):
+        with interruptible(), explained(self._environ):
             client = connect(self._environ)
-        session: DockerSession | None = None
         try:
             with explained(self._environ):
                 container = start_container(client, plan, self._environ)
             session = DockerSession(client, self._environ, container, plan.stop_grace_s)
+        except BaseException as error:
+            with self._leaving(client):
+                self._remove_unopened(client, plan, error)
+            raise
+        try:
             yield session
         finally:
-            self._leave(client, plan, session)
-
-    def _leave(self, client: Client, plan: RunPlan, session: DockerSession | None) -> None:
-        """End the session; a problem here is logged, for it must not hide why the session ended."""
-        try:
-            with explained(self._environ):
+            with self._leaving(client):
                 try:
-                    if session is not None:
-                        session.close()
+                    session.close()
                 finally:
                     if not plan.keep_alive:
                         remove_containers_of(client, plan.id)
+
+    def _remove_unopened(self, client: Client, plan: RunPlan, error: BaseException) -> None:
+        """Remove the container of a session that did not open; one that the engine makes too late is `clean`'s."""
+        if not isinstance(error, Interrupted):
+            remove_containers_of(client, plan.id)
+        elif not remove_late_container(client, plan.id):
+            _LOG.warning("the engine may still create the container it was asked for; madlite clean then removes it")
+
+    @contextmanager
+    def _leaving(self, client: Client) -> Iterator[None]:
+        """End a session; a problem inside is logged, for it must not hide why the session ended."""
+        try:
+            with explained(self._environ):
+                yield
         except RuntimeProblem as problem:
             _LOG.warning("the container may be left (madlite clean removes it): %s", problem.message)
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,10 +14,13 @@ from madlite.run.docker_give_back import STAMP
 from madlite.run.docker_request import container_name, sent
 from madlite.run.marks import FOLDER_LABEL, RUN_LABEL
 from madlite.run.podman import ask_for_gpus
+from madlite.run.watch import interruptible
 from madlite.types import Cause, Json, RunPlan
 
 STOP_S = 1  # between TERM and KILL for the container's own process, which only waits
 SETTLE_S = 0.2  # an entry point that ends at once has ended by then
+LATE_S = 2.0  # what an engine needs to create a container that nobody waits for any more
+GIVE_UP_S = 10.0  # for one call to an engine that was too slow to wait for
 _NO_DEVICE = re.compile(r'(?:custom device|adding device|\bstat) "?(?P<device>/dev/[^":]+)"?')
 _NO_IMAGE = re.compile(r"no such image", re.IGNORECASE)
 _NO_INIT = re.compile(r"container-init binary not found")
@@ -26,10 +30,11 @@ _TOOLKIT = "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit"
 
 
 def start_container(client: Client, plan: RunPlan, environ: Mapping[str, str]) -> Container:
-    """Create and start the plan's container; where that fails nothing is left.
+    """Create and start the plan's container; a signal may cut in. Where it fails the caller removes what is there.
 
     Raises:
         RuntimeProblem: the engine refused, or the container ended at once.
+        Interrupted: a signal came; the engine may still be creating the container.
     """
     import docker.errors
 
@@ -38,18 +43,15 @@ def start_container(client: Client, plan: RunPlan, environ: Mapping[str, str]) -
     if plan.give_back is not None:
         (plan.folder / STAMP).touch()
     try:
-        request["Env"] += _rocm_path(client, plan)
-        ask_for_gpus(client, request["HostConfig"])
-        made = _create(client, request, plan)
-        client.start(made)
-        _check_lives(client, made, plan)
-        return _container(plan, made, request)
+        with interruptible():
+            request["Env"] += _rocm_path(client, plan)
+            ask_for_gpus(client, request["HostConfig"])
+            made = _create(client, request, plan)
+            client.start(made)
+            _check_lives(client, made, plan)
     except docker.errors.APIError as error:
-        remove_containers_of(client, plan.id)
         raise _refused(said(error), plan) from error
-    except BaseException:
-        remove_containers_of(client, plan.id)
-        raise
+    return _container(plan, made, request)
 
 
 def _make_folders(plan: RunPlan) -> None:
@@ -71,10 +73,23 @@ def _rocm_path(client: Client, plan: RunPlan) -> list[str]:
     return [] if any(name.startswith("ROCM_PATH=") for name in own) else ["ROCM_PATH=/opt/rocm"]
 
 
-def remove_containers_of(client: Client, run_id: str) -> None:
-    """Remove what was created for a run; by its label, since an interrupt can hide the id."""
-    for found in client.containers(all=True, filters={"label": f"{RUN_LABEL}={run_id}"}):
-        remove_container(client, found["Id"])
+def remove_containers_of(client: Client, run_id: str) -> bool:
+    """Remove what was created for a run, by its label: an interrupt can hide the id. Say if there was something."""
+    found = client.containers(all=True, filters={"label": f"{RUN_LABEL}={run_id}"})
+    for container in found:
+        remove_container(client, container["Id"])
+    return bool(found)
+
+
+def remove_late_container(client: Client, run_id: str) -> bool:
+    """Remove a container whose creation was interrupted, which the engine may finish a little later; say if it did."""
+    client.timeout = GIVE_UP_S
+    deadline = time.monotonic() + LATE_S
+    while not remove_containers_of(client, run_id):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(SETTLE_S)
+    return True
 
 
 def remove_container(client: Client, container: str) -> None:

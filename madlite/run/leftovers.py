@@ -52,6 +52,25 @@ def find_leftovers(workspace: Path, environ: Mapping[str, str]) -> Leftovers:
     return Leftovers(leftovers=(*containers, *_processes(), *_runs(workspace)), notes=notes)
 
 
+def end_orphans(workspace: Path, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """End what runs of this workspace that were cut off still have running, and say what it was.
+
+    They would write into folders and files that the next run takes for its own, and use its GPUs.  What was asked to
+    stay stays, and so do the folders of the runs.
+    """
+    dead = {folder.name for folder in unfinished(workspace)}
+    if not dead:
+        return ()
+    told = []
+    for one in find_leftovers(workspace, environ).leftovers:
+        if one.run_id in dead and one.kind != "run" and not one.kept:
+            problem = remove(one, environ)
+            told.append(
+                f"an earlier run was cut off and still ran, ended: {one.text}" + (f" ({problem})" if problem else "")
+            )
+    return tuple(told)
+
+
 def remove(leftover: Leftover, environ: Mapping[str, str]) -> str | None:
     """Remove one leftover; return why that failed, or None.
 

@@ -15,21 +15,33 @@ _log = logging.getLogger(__name__)
 
 
 class RunLog:
-    """Writes one run's log; `sinks` get every masked chunk with its stream, 1 for stdout and 2 for stderr."""
+    """Writes one run's log; `sinks` get every masked chunk with its stream, 1 for stdout and 2 for stderr.
 
-    def __init__(self, path: Path, legacy: Iterable[Path], secrets: Iterable[str], sinks: Iterable[Sink]) -> None:
+    `follow` gets each chunk as it came, for a secret can be part of a number: what it makes of it is masked later.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        legacy: Iterable[Path],
+        secrets: Iterable[str],
+        sinks: Iterable[Sink],
+        follow: Sink = lambda chunk, stream: None,
+    ) -> None:
         self.problem = ""
         self._path = path
         self._at_line_start = True
         self._sinks = tuple(sinks)
+        self._follow = follow
         secrets = tuple(secrets)
         self._redactors = {1: Redactor(secrets), 2: Redactor(secrets)}
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._fds = [os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)]
         for name in legacy:
-            self._link(path, name)
+            self.link(name)
 
     def feed(self, chunk: bytes, stream: int) -> None:
         """Take output of the workload; never raises for a full disk, the workload goes on."""
+        self._follow(chunk, stream)
         self._pass_on(self._redactors[stream].feed(chunk), stream)
 
     def say(self, text: str) -> None:
@@ -46,6 +58,16 @@ class RunLog:
         except OSError as error:
             _log.warning("no %s: %s", path.name, error.strerror)
 
+    def split(self, path: Path) -> None:
+        """Write from now on to a second file too, one that has not what was said before."""
+        beside = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            self._fds.append(fd)
+            beside.replace(path)
+        except OSError as error:
+            _log.warning("no %s: %s", path.name, error.strerror)
+
     def settle(self) -> None:
         """Pass on what is held back; call it when an action ends."""
         for stream, redactor in self._redactors.items():
@@ -54,7 +76,8 @@ class RunLog:
     def close(self) -> None:
         """Write what is held and close the file."""
         self.settle()
-        os.close(self._fd)
+        for fd in self._fds:
+            os.close(fd)
 
     def _pass_on(self, data: bytes, stream: int) -> None:
         if not data:
@@ -65,24 +88,25 @@ class RunLog:
 
     def _write(self, data: bytes) -> None:
         self._at_line_start = data.endswith(b"\n")
-        view = memoryview(data)
         try:
-            while view:
-                view = view[os.write(self._fd, view) :]
+            for fd in self._fds:
+                view = memoryview(data)
+                while view:
+                    view = view[os.write(fd, view) :]
         except OSError as error:
             if not self.problem:
                 self.problem = f"the log is incomplete: {error.strerror}"
                 _log.warning("%s", self.problem)
 
-    def _link(self, path: Path, legacy: Path) -> None:
+    def link(self, legacy: Path) -> None:
         """Give the log its legacy name too; the last run that starts has it."""
         beside = legacy.with_name(f".{legacy.name}.{os.getpid()}")
         try:
             beside.unlink(missing_ok=True)
             try:
-                os.link(path, beside)
+                os.link(self._path, beside)
             except OSError:  # a file system without hard links
-                beside.symlink_to(path)
+                beside.symlink_to(self._path)
             beside.replace(legacy)
         except OSError as error:
             _log.warning("no %s: %s", legacy.name, error.strerror)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
+from typing import ClassVar
 
 from madlite.errors import ExitCode
 from madlite.types import Cause, Say, Session, Value
@@ -117,6 +118,8 @@ class Signals:
     An ignored INT is taken all the same: that is what a shell leaves its background jobs, and `kill -INT` means us.
     """
 
+    taken: ClassVar[Signals | None] = None  # a process has one set of signals
+
     def __init__(self) -> None:
         self.received: int | None = None
         self.watch: Watch | None = None
@@ -148,11 +151,13 @@ class Signals:
         for number in _SIGNALS:
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
                 self._before[number] = signal.signal(number, self._handle)
+        Signals.taken = self
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        Signals.taken = None
         for number, before in self._before.items():
             signal.signal(number, before)  # type: ignore[arg-type]
 
@@ -165,3 +170,16 @@ class Signals:
         if self._may_raise:
             self._may_raise = False
             raise Interrupted
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Let a signal raise `Interrupted` inside the block where a batch has taken the signals; else it changes nothing.
+
+    For a runtime that waits before there is a session to stop; who calls this cleans up after it.
+    """
+    if Signals.taken is None or threading.current_thread() is not threading.main_thread():
+        yield
+    else:
+        with Signals.taken.interruptible():
+            yield

@@ -25,7 +25,7 @@ class Image(Value, frozen=True):
 
     `registry` is its name in a registry: what is built is pushed there.  A prebuilt one came from its Dockerfile
     earlier and perhaps elsewhere: it is pulled from there, gets the name `ref`, and has the digest of its base and the
-    build's duration from then.
+    build's duration from then.  `from_context`: the context's MAD_CONTAINER_IMAGE named it, for every card.
     """
 
     ref: str
@@ -36,6 +36,7 @@ class Image(Value, frozen=True):
     no_cache: bool = False
     contexts: dict[str, Path] = {}  # further build contexts by name, which BuildKit alone knows
     prebuilt: bool = False
+    from_context: bool = False
     registry: str = ""
     login: Login | None = None  # to that registry
     base_digest: str = ""

@@ -122,11 +122,12 @@ class Result(Value, frozen=True):
     findings: tuple[str, ...] = ()
     exit_code: int | None = None
     image: ImageUsed = ImageUsed()
-    durations_s: dict[str, float] = {}  # prepare, run, total
+    durations_s: dict[str, float] = {}  # build, data, run, total
     git_commit: str = ""
     steps: int = 0
     started: str = ""  # ISO 8601, UTC
     data_size: str = ""  # of the last data set that was fetched, as `du -sh` says it
+    data_download_s: float | None = None  # of that set
 
 
 class Row(Value, frozen=True):

@@ -30,6 +30,7 @@ fi
 
 # Say whether a variable may hold a secret; a number or a switch under a doubtful name is a setting.
 is_secret() { # is_secret NAME VALUE
+  case " ${MADLITE_SECRET_NAMES:-} " in *" $1 "*) return 0 ;; esac # what madlite keeps as a secret
   case ${1^^} in
     *MAD_SECRETS* | *PASS* | *SECRET*) return 0 ;;
     *TOKEN* | *KEY* | *CREDENTIAL* | *AUTH* | *COOKIE* | PAT | *_PAT) ;;

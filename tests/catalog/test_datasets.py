@@ -46,7 +46,9 @@ def test_without_a_file_and_overrides_there_are_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("table", "words"),
     [
-        ("{", "data.json is not JSON"),
+        ("{", "data.json: line 1, column 2 is not JSON"),
+        ('{"a":' * 5000, "nested too deep"),
+        ('{"set": {"local": {"path": "x\\u0000"}}}', "$.set.local.path holds a NUL"),
         ([], "must be an object of data sets, found a list"),
         ({"set": 3}, "data set 'set' must be an object of providers"),
         ({"set": {"ftp": {"path": "x"}}}, "has no provider 'ftp'"),
@@ -60,3 +62,14 @@ def test_what_is_wrong_is_named(tmp_path: Path, table: object, words: str) -> No
     with pytest.raises(UsageProblem) as raised:
         read(tmp_path, table)
     assert words in raised.value.message
+
+
+def test_a_name_that_the_system_refuses_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UsageProblem, match="too long"):
+        read_data_sets(tmp_path / ("x" * 300), {}, "context")
+
+
+def test_bytes_that_are_no_utf8_are_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "data.json").write_bytes(b'{"\xff": {}}')
+    with pytest.raises(UsageProblem, match="is not UTF-8"):
+        read_data_sets(tmp_path / "data.json", {}, "context")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import csv
+import errno
 import json
+import os
+from pathlib import Path
 
 import pytest
 
@@ -104,3 +108,59 @@ def test_a_manifest_is_run_without_its_dockerfile_and_without_tags(checkout, cap
     (checkout / "build_manifest.json").write_text("{}")
     assert call(["run", "-m", "build_manifest.json"]) == 4
     assert "is no build manifest" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["-m", "-s"])
+def test_a_pipe_stays_one_and_a_link_too(checkout, capfd, option):
+    os.mkfifo(checkout / "pipe")
+    with os.fdopen(os.open(checkout / "pipe", os.O_RDONLY | os.O_NONBLOCK)) as reader:
+        assert call(["build", "--tags", "a", "--use-image", "x:1", option, "pipe"]) == 0
+        json.loads(reader.read())
+    (checkout / "link.json").symlink_to("real.json")
+    assert call(["build", "--tags", "a", "--use-image", "x:1", option, "link.json"]) == 0
+    json.loads((checkout / "real.json").read_text())
+    assert (checkout / "pipe").is_fifo() and (checkout / "link.json").is_symlink()
+
+
+def test_what_cannot_be_written_after_the_builds_is_a_sentence_and_the_rest_is_written(checkout, capfd, monkeypatch):
+    def replace(path, target):
+        if target.name == "m.json":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return os.replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    assert call(["build", "--tags", "a", "--use-image", "x:1", "-m", "m.json", "-s", "s.json"]) == 2
+    told = capfd.readouterr()
+    assert "manifest m.json cannot be written: No space left on device" in told.out + told.err
+    assert "internal error" not in told.err and (checkout / "s.json").exists()
+
+
+def test_a_manifest_of_nothing_and_one_of_failed_builds(checkout, capfd, caplog):
+    manifest = {"built_images": {}, "built_models": {}}
+    (checkout / "m.json").write_text(json.dumps(manifest))
+    assert call(["run", "-m", "m.json"]) == 4
+    assert "m.json names no image" in capfd.readouterr().err
+    card = {"name": "a", "dockerfile": "docker/x", "scripts": "scripts/a/run.sh", "n_gpus": "1", "args": ""}
+    failed = [{"model": "a", "error": "RUN exit 7", "card": card}, {"model": "who", "error": "e"}]
+    (checkout / "m.json").write_text(json.dumps({**manifest, "summary": {"failed_builds": failed}}))
+    assert call(["run", "-m", "m.json", "--summary-output", "s.json"]) == 2
+    assert "has no card of 'who'" in caplog.text and "RUN exit 7" in capfd.readouterr().out
+    with (checkout / "perf.csv").open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert (row["model"], row["status"], row["performance"]) == ("a", "FAILURE", "")
+    (run,) = json.loads((checkout / "s.json").read_text())["failed_runs"]
+    assert run == {"model": "a", "image": "", "status": "FAILURE", "error": "RUN exit 7"}
+
+
+@pytest.mark.parametrize("how", ["--runtime host", "--runtime host --skip-model-run"])
+def test_runs_without_an_image_leave_a_good_manifest_alone(checkout, capfd, how, monkeypatch):
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    assert call(["build", "--tags", "a", "b", "--use-image", "x:1"]) == 0
+    before = (checkout / "build_manifest.json").read_bytes()
+    assert call(["run", "--tags", "a", *how.split()]) == 0, capfd.readouterr()
+    assert (checkout / "build_manifest.json").read_bytes() == before
+    (checkout / "build_manifest.json").unlink()
+    for _ in "ab":  # madengine leaves one whatever happened; one without images is worth nothing
+        assert call(["run", "--tags", "a", *how.split()]) == 0, capfd.readouterr()
+        assert manifest(checkout)["built_images"] == {}
+        (checkout / "build_manifest.json").write_text('{"built_images": {}, "built_models": {}}')

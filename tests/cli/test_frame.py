@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -61,6 +62,11 @@ def test_the_list_of_commands_tells_what_the_commands_say():
         (["run", "--tags", "demo", "--machine", "8xMI300X"], "--dry-run"),
         (["run", "--tags", "demo", "--machine", "lots", "--dry-run"], "8xMI300X"),
         (["run"], "no model is named"),
+        (["run", "--tags", "demo", "--data-config", "none.json"], "--data-config none.json: there is no such file"),
+        (["run", "--tags", "demo", "--tools-config", "none.json"], "--tools-config none.json: there is no such file"),
+        (["explain", "demo", "--tools-config", "x" * 300], "File name too long"),
+        (["run", "--tags", "demo", "--data-config", "x" * 300], "File name too long"),
+        (["run", "--tags", "demo", "-c", '{"multi_node_args": {"NNODES": "two"}}'], "NNODES"),
         (["run", "--tags", "demo,nope,nada"], "'nope', 'nada'"),
         (["run", "--tags", "demo", "-c", "{"], "neither JSON nor a Python literal"),
         (["run", "--tags", "demo", "-f", "none.json"], "none.json"),
@@ -161,3 +167,23 @@ def test_verbose_lines_are_ours_alone_and_without_secrets(tmp_path):
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True)
     lines = [line for line in done.stderr.splitlines() if "***" in line or "hush" in line or "build" in line]
     assert lines == ["DEBUG: ours ***", "warning: theirs ***"]
+
+
+@pytest.mark.parametrize("refused", ["EACCES", "ENAMETOOLONG", "ELOOP", "EROFS"])
+@pytest.mark.parametrize("name", ["some/file", b"some/file"])
+def test_what_the_system_refuses_of_a_path_is_one_sentence(monkeypatch, capsys, refused, name):
+    number = getattr(errno, refused)
+
+    def broken(*args, **kwargs):
+        raise OSError(number, os.strerror(number), name)
+
+    monkeypatch.setattr(frame.main, "main", broken)
+    assert frame.call(["discover"]) == 4
+    assert capsys.readouterr().err == f"error: some/file: {os.strerror(number)}\n"
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "loop"])
+def test_a_model_dir_that_the_system_refuses_is_one_sentence(tmp_path, name):
+    (tmp_path / "loop").symlink_to("loop")
+    done = madlite("discover", cwd=tmp_path, env={**os.environ, "MODEL_DIR": name})
+    assert done.returncode == 4 and done.stderr.startswith("error: ") and "internal" not in done.stderr

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from madlite.cli import model_dir, setup
+from madlite.cli.main import call
 from madlite.cli.model_dir import bring_model_dir, find_model_dir
-from madlite.errors import UsageProblem
+from madlite.errors import CatalogError, UsageProblem
 
 
 @pytest.fixture
@@ -51,3 +57,208 @@ def test_which_folder_is_meant(elsewhere: Path, tmp_path: Path) -> None:
     assert find_model_dir({}, tmp_path) is None
     with pytest.raises(UsageProblem, match="MODEL_DIR=nowhere"):
         find_model_dir({"MODEL_DIR": "nowhere"}, tmp_path)
+
+
+def tree(folder: Path) -> dict[str, str]:
+    return {str(path.relative_to(folder)): path.read_text() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def kept_of(here: Path, name: str) -> list[str]:
+    return sorted(path.read_text() for path in here.glob(f"runs/replaced-*/{name}"))
+
+
+def test_what_was_there_is_kept_each_time(tmp_path: Path) -> None:
+    """Two folders brought within one second: the first one's file is kept beside the user's, not over it."""
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "data.json").write_text("mine")
+    for name in ("a", "b", "c"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "data.json").write_text(name)
+        bring_model_dir(tmp_path / name, here, "runs")
+    assert (here / "data.json").read_text() == "c"
+    assert kept_of(here, "data.json") == ["a", "b", "mine"]
+
+
+def test_several_at_once_lose_nothing_and_bring_all(tmp_path: Path) -> None:
+    here, source = tmp_path / "here", tmp_path / "mad"
+    for n in range(100):
+        for folder, text in ((here, f"mine {n}"), (source, f"theirs {n}")):
+            file = folder / f"scripts/toy/{n}.txt"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+    code = (
+        "import sys; from pathlib import Path; from madlite.cli.model_dir import bring_model_dir\n"
+        "print('ready', flush=True); sys.stdin.read(); bring_model_dir(Path(sys.argv[1]), Path(sys.argv[2]), 'runs')"
+    )
+    start = [sys.executable, "-c", code, str(source), str(here)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    running = [subprocess.Popen(start, text=True, **pipes) for _ in range(4)]
+    assert [one.stdout.readline() for one in running] == ["ready\n"] * 4
+    for one in running:  # all begin now
+        one.stdin.close()
+        one.stdin = None
+    said = "".join(one.communicate()[1] for one in running)
+    assert "not brought" not in said and said.count("is replaced") == 100
+    assert tree(here / "scripts") == tree(source / "scripts")
+    assert kept_of(here, "scripts/toy/*.txt") == sorted(f"mine {n}" for n in range(100))
+
+
+def test_a_file_is_there_at_every_moment(elsewhere: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "models.json").write_text("mine")
+    seen = []
+    replace = Path.replace
+
+    def watched(self: Path, target: Path) -> Path:
+        if target.name == "models.json":
+            seen.append((target.read_text(), kept_of(here, "models.json")))
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", watched)
+    bring_model_dir(elsewhere, here, "runs")
+    assert seen == [("mine", ["mine"])], "the moment before it is replaced it is there, and kept"
+
+
+def test_without_second_names_a_file_is_kept_as_a_copy(
+    elsewhere: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*args: object, **kwargs: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "models.json").write_text("mine")
+    monkeypatch.setattr(os, "link", refused)
+    bring_model_dir(elsewhere, here, "runs")
+    assert kept_of(here, "models.json") == ["mine"] and "toy" in (here / "models.json").read_text()
+
+
+def test_a_folder_in_a_files_place_is_kept(elsewhere: Path, tmp_path: Path) -> None:
+    (tmp_path / "here/models.json").mkdir(parents=True)
+    (tmp_path / "here/models.json/x").write_text("mine")
+    bring_model_dir(elsewhere, tmp_path / "here", "runs")
+    assert kept_of(tmp_path / "here", "models.json/x") == ["mine"]
+    assert (tmp_path / "here/models.json").is_file()
+
+
+def test_linked_folders_are_brought_and_circles_are_left(
+    elsewhere: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (elsewhere / "real_common").mkdir()
+    (elsewhere / "real_common/help.sh").write_text("echo help\n")
+    (elsewhere / "scripts/common").symlink_to("../real_common")
+    (elsewhere / "scripts/toy/common").symlink_to("../../real_common")
+    (elsewhere / "scripts/toy/again").symlink_to("..")
+    (elsewhere / "scripts/all").symlink_to(elsewhere)
+    here = elsewhere / "work"  # a working folder inside what is brought
+    here.mkdir()
+    (elsewhere / "scripts/work").symlink_to("../work")
+    bring_model_dir(elsewhere, here, "runs")
+    assert set(tree(here / "scripts")) == {"common/help.sh", "toy/common/help.sh", "toy/run.sh", "toy/configs/a.csv"}
+    assert caplog.text.count("leads back") == 3
+
+
+def test_what_cannot_be_brought_is_told_and_the_rest_is(
+    elsewhere: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (elsewhere / "scripts/toy/dangling").symlink_to("nowhere")
+    here = tmp_path / "here"
+    here.mkdir()
+    assert bring_model_dir(elsewhere, here, "runs") == 3
+    assert "dangling is not brought from MODEL_DIR: No such file" in caplog.text
+    assert not list(here.rglob(".*.[0-9]*"))
+
+
+def test_a_working_folder_that_is_not_ours_is_one_sentence(elsewhere: Path, tmp_path: Path) -> None:
+    (tmp_path / "runs").touch()
+    with pytest.raises(UsageProblem, match="nothing can be brought"):
+        bring_model_dir(elsewhere, tmp_path, "runs")
+
+
+@pytest.mark.parametrize("named", ["x" * 300, "loop"])
+def test_a_name_that_leads_nowhere_is_one_sentence(tmp_path: Path, named: str) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(UsageProblem, match="cannot be looked at"):
+        find_model_dir({"MODEL_DIR": named}, tmp_path)
+
+
+@pytest.fixture
+def here(elsewhere: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with a card of its own, and MODEL_DIR set."""
+    folder = tmp_path / "here"
+    (folder / "scripts/own").mkdir(parents=True)
+    (folder / "scripts/own/models.json").write_text(json.dumps([{"name": "mine"}]))
+    (folder / "models.json").write_text("[]")
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("MODEL_DIR", "../mad")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("tags", "error"), [(["nonsense"], CatalogError), (["toy,nonsense"], CatalogError), ([], UsageProblem)]
+)
+def test_a_wrong_tag_is_found_out_before_anything_is_brought(here: Path, tags: list[str], error: type) -> None:
+    before = tree(here)
+    with pytest.raises(error):
+        setup.bring_model_dir(setup.load(True, False), tags)
+    assert tree(here) == before
+
+
+@pytest.mark.parametrize("tags", [["toy"], ["toy", "own/mine"], ["mine"], ["demo"], None])
+def test_cards_of_both_folders_can_be_asked_for(here: Path, tags: list[str] | None) -> None:
+    setup.bring_model_dir(setup.load(True, False), tags)
+    assert "toy" in (here / "models.json").read_text()
+    assert kept_of(here, "models.json") == [] and len(list(here.glob("madlite_runs/replaced-*"))) == 1
+
+
+def test_a_broken_catalogue_is_not_brought(here: Path, elsewhere: Path) -> None:
+    (elsewhere / "models.json").write_text("[{")
+    with pytest.raises(CatalogError):
+        setup.bring_model_dir(setup.load(True, False), ["toy"])
+    assert (here / "models.json").read_text() == "[]"
+
+
+def test_discover_looks_there_and_touches_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = tree(here)
+    assert call(["discover", "--tags", "toy"]) == 0
+    assert "toy" in capsys.readouterr().out and tree(here) == before
+
+
+def test_options_do_not_bring(here: Path, elsewhere: Path) -> None:
+    assert setup.find_workspace(touch=True) == here and setup.find_workspace(touch=False) == elsewhere
+    assert (here / "models.json").read_text() == "[]"
+
+
+def test_a_file_that_an_option_names_may_be_one_that_is_brought(here: Path, elsewhere: Path) -> None:
+    (elsewhere / "data.json").write_text("{}")
+    (elsewhere / "others.json").write_text("{}")
+    assert model_dir.is_brought(elsewhere, Path("data.json"))
+    for path in ("others.json", "scripts", "scripts/../data.json", str(elsewhere / "data.json"), "."):
+        assert not model_dir.is_brought(elsewhere, Path(path))
+    assert not model_dir.is_brought(None, Path("data.json"))
+    shutil.copy(elsewhere / "data.json", here / "own.json")
+    assert setup._named_file("--data-config", Path("data.json"), elsewhere) == elsewhere / "data.json"
+    assert setup._named_file("--data-config", Path("data.json"), here) == here / "data.json"
+    assert setup._named_file("--data-config", Path("own.json"), elsewhere) == here / "own.json"
+    with pytest.raises(UsageProblem, match=r"--data-config others\.json"):
+        setup._named_file("--data-config", Path("others.json"), elsewhere)
+
+
+@pytest.mark.parametrize("words", ["build --tags nonsense", "run --tags nonsense", "run --tags toy -c {", "run"])
+def test_a_refused_command_line_brings_nothing(here: Path, capsys: pytest.CaptureFixture[str], words: str) -> None:
+    before = tree(here)
+    assert call(words.split()) == 4 and capsys.readouterr().err
+    assert tree(here) == before
+
+
+@pytest.mark.parametrize("service", ["", '{"MINIO_ENDPOINT": "http://store"}'])
+def test_a_service_makes_no_credential_file(
+    here: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], service: str
+) -> None:
+    card = {"name": "toy", "scripts": "scripts/toy/run.sh", "cred": "MINI"}
+    (elsewhere / "models.json").write_text(json.dumps([card]))
+    monkeypatch.setenv("MAD_MINIO", service)
+    assert call(["explain", "toy", "--runtime", "host"]) == 0
+    assert "would not start" not in capsys.readouterr().out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
@@ -40,6 +41,16 @@ def test_a_mail_goes_into_its_folder_or_where_it_is_told(folder):
     assert call(["report", "to-email", "--dir", "sub", "-o", "mail.html"]) == 0
     assert call(["report", "to-email", "--dir", "sub", "-o", str(folder / "mail.html")]) == 0
     assert files(folder) == ["mail.html", "sub"] and files(folder / "sub") == ["mail.html", "perf.csv"]
+
+
+def test_a_mail_goes_through_a_link_and_into_a_pipe(folder):
+    (folder / "link.html").symlink_to("real.html")
+    os.mkfifo(folder / "pipe")
+    with os.fdopen(os.open(folder / "pipe", os.O_RDONLY | os.O_NONBLOCK)) as reader:
+        assert call(["report", "to-email", "-o", "pipe"]) == call(["report", "to-email", "-o", "link.html"]) == 0
+        assert ">perf</h2>" in reader.read()
+    assert (folder / "pipe").is_fifo() and (folder / "link.html").is_symlink()
+    assert ">perf</h2>" in (folder / "real.html").read_text()
 
 
 def test_a_file_left_out_of_a_mail_is_a_warning(folder, capsys):

@@ -82,6 +82,20 @@ def test_a_failure_shows_reason_and_deciding_line_without_its_escapes(plan, pipe
     assert "FAILURE tiny [exit_code] exit code 3" in text and "> " in text and "boom" in text and "\x1b" not in text
 
 
+@pytest.mark.parametrize("screen_of", [lambda sink: PlainScreen(sink, live=False), LiveScreen])
+def test_a_results_label_is_one_line_and_steers_nothing(plan, pipe, screen_of):
+    sink, said = pipe
+    label = 'a\n\x1b]0;owned\x07"q", x\r\u2028\udcff'
+    metric = Metric(label=label, metric="tok\x1b[2J/s", text="5", status=Status.SUCCESS)
+    screen = screen_of(sink)
+    screen.finished(plan, Result(plan_id=plan.id, status=Status.SUCCESS, metrics=(metric,)))
+    screen.warn("no row: \x1b[2Jboth\nlines")
+    lines = said().strip("\n").split("\n")
+    assert 'SUCCESS tiny  a  ]0;owned "q", x    5 tok [2J/s' in lines[0]
+    assert lines[1].startswith("warning: no row:  [2Jboth lines") and len(lines) == 2
+    assert all(line.isprintable() for line in lines)
+
+
 def test_a_terminal_shows_step_speed_loss_and_time_left(plan, pipe, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
-from madlite.cli.setup import read_credentials
+from madlite.cli.setup import find_machine, read_credentials, read_services
 from madlite.errors import UsageProblem
+from madlite.plan.context import Context
 
 
 def test_tables_are_read_and_service_blocks_left_to_those_they_are_for(tmp_path):
@@ -21,9 +24,47 @@ def test_no_file_is_not_an_empty_file(tmp_path):
     assert read_credentials(tmp_path) == {}
 
 
-@pytest.mark.parametrize("text", ["[", "[]", '"hf_hush_hush"'])
+@pytest.mark.parametrize(
+    "text", ["[", "[]", '"hf_hush_hush"', '{"A": {"password": "hf_hush_hush\\u0000"}}', '{"A":' * 5000]
+)
 def test_a_file_that_cannot_be_used_is_one_sentence_without_its_content(tmp_path, text):
     (tmp_path / "credential.json").write_text(text)
     with pytest.raises(UsageProblem, match=r"credential\.json") as caught:
         read_credentials(tmp_path)
     assert "hush" not in caught.value.message
+
+
+SERVICES = ("MAD_MINIO", "MAD_AWS_S3", "PUBLIC_GITHUB_ROCM_KEY")
+
+
+@pytest.fixture
+def no_services(monkeypatch):
+    for name in SERVICES:
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_a_service_of_the_environment_is_no_table_of_the_file(tmp_path, monkeypatch, no_services):
+    monkeypatch.setenv("MAD_MINIO", '{"USERNAME": "u", "PORT": 9}')
+    assert read_credentials(tmp_path) is None
+    assert read_services(None) == {"MAD_MINIO": {"USERNAME": "u", "PORT": "9"}}
+
+
+def test_a_service_of_the_environment_comes_before_the_files_and_other_tables_are_none(monkeypatch, no_services):
+    tables = {"MINI": {"user": "x"}, "MAD_MINIO": {"USERNAME": "file"}, "MAD_AWS_S3": {"USERNAME": "s3"}}
+    assert read_services(tables) == {name: tables[name] for name in ("MAD_MINIO", "MAD_AWS_S3")}
+    monkeypatch.setenv("MAD_MINIO", '{"USERNAME": "here"}')
+    assert read_services(tables)["MAD_MINIO"] == {"USERNAME": "here"}
+
+
+@pytest.mark.parametrize("text", [b"[", b"[1]", b'{"A": "\xffhush"}', b'{"A": "hush\\u0000"}', b'{"A":' * 5000])
+def test_a_service_that_cannot_be_used_is_one_sentence_without_its_content(monkeypatch, no_services, text):
+    monkeypatch.setitem(os.environb, b"MAD_MINIO", text)
+    with pytest.raises(UsageProblem, match="MAD_MINIO of the environment is no JSON object") as caught:
+        read_services(None)
+    assert "hush" not in caught.value.message
+
+
+@pytest.mark.parametrize("text", ["8xmi300x", "8XMI300X", "8xAMD Instinct MI300X"])
+def test_a_pretended_machine_has_its_products_own_name(text):
+    machine = find_machine(Context(), text)
+    assert (machine.device, machine.product, len(machine.gpus)) == ("MI300X", "AMD Instinct MI300X", 8)

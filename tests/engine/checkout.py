@@ -18,12 +18,13 @@ DOCKERFILE = "# CONTEXT {'guest_os': 'UBUNTU'}\nARG BASE_DOCKER=madlite-test/bas
 
 
 class Checkout:
-    """A folder with cards and scripts, run by one runtime."""
+    """A folder with cards and scripts, run by one runtime; `before` is a command that runs madlite's."""
 
     def __init__(self, folder: Path, runtime: str, docker_host: str) -> None:
         self.folder, self.runtime = folder, runtime
         self.env = {**os.environ, "DOCKER_HOST": docker_host, "PYTHONUNBUFFERED": "1"}
         self.env.pop("BUILD_NUMBER", None)
+        self.before: tuple[str, ...] = ()
         self.cards: list[dict[str, object]] = []
         (folder / "docker").mkdir(parents=True)
         (folder / "docker/base.Dockerfile").write_text(DOCKERFILE)
@@ -38,7 +39,7 @@ class Checkout:
         (self.folder / "models.json").write_text(json.dumps(self.cards))
 
     def command(self, *args: str) -> list[str]:
-        return [sys.executable, "-m", "madlite", *args]
+        return [*self.before, sys.executable, "-m", "madlite", *args]
 
     def run(self, *args: str, env: Mapping[str, str] | None = None, limit_s: float = 90):
         """Run `madlite run` to its end."""

@@ -4,6 +4,7 @@ import pytest
 
 from madlite.run.docker_runtime import DockerRuntime
 from tests.engine.checkout import Checkout
+from tests.engine_fixture import remove_built
 
 
 @pytest.fixture(params=["host", pytest.param("docker", marks=pytest.mark.engine)])
@@ -14,7 +15,9 @@ def checkout(request, tmp_path):
         request.getfixturevalue("base_image")
     else:
         docker_host = "unix:///nonexistent/docker.sock"
-    return Checkout(tmp_path / "mad", request.param, docker_host)
+    yield Checkout(tmp_path / "mad", request.param, docker_host)
+    if request.param == "docker":
+        remove_built(docker_host, tmp_path)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from madlite.engine.build import NoEngine, build_all
 from madlite.engine.build_jobs import BuildSurroundings, plan_builds, vendor_of
+from madlite.engine.build_names import tell_apart
 from madlite.errors import ExitCode, RuntimeProblem, UsageProblem
 from madlite.plan.batch import BatchEntry
 from madlite.plan.build_target import find_target
@@ -238,3 +239,70 @@ def test_cards_that_share_a_failed_image_fail_together(tmp_path, around):
     other = replace(job, entry=replace(job.entry, request=request(tmp_path, overrides=(("a", None),))))
     builder = Builder(build="x.cpu")
     assert len(run([job, other], tmp_path, builder).failed) == 2 and len(builder.built) == 1
+
+
+def dockerfiles(tmp_path: Path, *folders: str) -> None:
+    for folder in folders:
+        (tmp_path / f"docker/{folder}").mkdir()
+        (tmp_path / f"docker/{folder}/d.Dockerfile").write_text(f"# CONTEXT {{'ctx_test': 'None'}}\nFROM {folder}:1\n")
+
+
+def test_cards_of_one_name_in_mad_have_images_of_their_own(tmp_path, around):
+    dockerfiles(tmp_path, "a", "b")
+    made = around(registry="host:5000")
+    asked = [("Foo", "docker/a/d"), ("foo", "docker/b/d"), ("FOO", "docker/b/d")]
+    jobs = [job for name, file in asked for job in plan_builds(request(tmp_path, name=name, dockerfile=file), made)]
+    builder = Builder()
+    built = run(jobs, tmp_path, builder)
+    assert builder.built == ["ci-foo_d", "ci-foo_d-2"], "FOO's is made of the same as foo's"
+    assert [(image.request.card.name, image.docker_image, image.dockerfile) for image in built.images] == [
+        ("Foo", "ci-foo_d", "docker/a/d.Dockerfile"),
+        ("foo", "ci-foo_d-2", "docker/b/d.Dockerfile"),
+        ("FOO", "ci-foo_d-2", "docker/b/d.Dockerfile"),
+    ]
+    second = built.images[1]
+    assert second.registry_image == "host:5000/ci-foo_d-2" and "-t ci-foo_d-2 " in second.build_command
+
+
+def test_a_card_whose_credential_differs_has_an_image_of_its_own(tmp_path, around):
+    made = around(credentials={"C": {"token": "tokc"}, "D": {"token": "tokd"}})
+    jobs = [
+        plan_builds(request(tmp_path, name=name, cred=cred), made)[0] for name, cred in (("a/b", "C"), ("a_b", "D"))
+    ]
+    builder = Builder()
+    run(jobs, tmp_path, builder)
+    assert builder.built == ["ci-a_b_x.cpu", "ci-a_b_x.cpu-2"]
+
+
+def test_an_image_that_was_built_before_is_not_mistaken_for_one_that_is_built_now(tmp_path, around):
+    old = BatchEntry(model_name="m", registry_image="host/m:1")
+    new = BatchEntry(model_name="m", build_new=True)
+    jobs = [plan_builds(request(tmp_path), around(), entry)[0] for entry in (new, old, old)]
+    apart = tell_apart(jobs, tmp_path)
+    assert refs(apart) == ["ci-dir_m_x.cpu", "ci-dir_m_x.cpu-2", "ci-dir_m_x.cpu-2"]
+    foreign = plan_builds(request(tmp_path), around(use_image="x:1"))
+    other = plan_builds(request(tmp_path, name="n"), around(use_image="x:1"))
+    assert refs(tell_apart([*foreign, *other], tmp_path)) == ["x:1", "x:1"]
+
+
+def test_one_image_for_two_registries_keeps_its_name_and_is_pushed_to_both(tmp_path, around):
+    entries = [BatchEntry(model_name="m", build_new=True, registry=host) for host in ("one:1", "two:2")]
+    jobs = [plan_builds(request(tmp_path), around(), entry)[0] for entry in entries]
+    built = run(jobs, tmp_path, Builder())
+    assert [image.registry_image for image in built.images] == ["one:1/ci-dir_m_x.cpu", "two:2/ci-dir_m_x.cpu"]
+
+
+def test_a_log_that_cannot_be_opened_is_told_and_costs_no_build(tmp_path, around, caplog):
+    (tmp_path / "dir_M_x.cpu.build.live.log").mkdir()
+    long = "n" * 240
+    jobs = [plan_builds(request(tmp_path, **changes), around())[0] for changes in ({}, {"name": long})]
+    built = run(jobs, tmp_path, Builder())
+    assert built.exit_code is ExitCode.OK and [image.log_file for image in built.images] == ["", ""]
+    assert "no dir_M_x.cpu.build.live.log: Is a directory" in caplog.text
+    assert f"no {long}_x.cpu.build.live.log: File name too long" in caplog.text
+
+
+def test_a_failed_build_keeps_its_card(tmp_path, around):
+    asked = request(tmp_path, overrides=(("steps", "3"),))
+    (failed,) = run(plan_builds(asked, around())[:1], tmp_path, Builder(build="x.cpu")).failed
+    assert failed.request == asked

@@ -79,16 +79,18 @@ def test_what_is_built_is_run_from_its_manifest_with_the_args_of_each_tag(mad, c
     assert [entry["docker_image"] for entry in written["built_images"].values()] == ["ci-printer_base"] * 2
     (failed,) = written["summary"]["failed_builds"]
     assert failed["model"] == "broken" and "RUN exit 7" in failed["error"]
+    assert failed.pop("card")["name"] == "broken"
     assert json.loads((mad.folder / "summary.json").read_text()) == written["summary"]
     assert "Successfully built" in (mad.folder / "printer_base.build.live.log").read_text()
 
     (mad.folder / "docker/base.Dockerfile").unlink()
     done = run_manifest(mad, "--tags", "nobody")
-    assert done.returncode == 0 and "--tags has no effect" in done.stderr, done.stdout + done.stderr
-    assert [row["args"] for row in mad.rows] == ["--base 1", "--base 1 --steps 3"]
+    assert done.returncode == 2 and "--tags has no effect" in done.stderr, done.stdout + done.stderr
+    assert [row["args"] for row in mad.rows] == ["--base 1", "--base 1 --steps 3", ""]
+    assert (mad.rows[2]["model"], mad.rows[2]["status"]) == ("broken", "FAILURE")
     entry = written["built_images"]["ci-printer_base"]
     base = client.inspect_image(BASE_IMAGE)["Id"]
-    for row in mad.rows:
+    for row in mad.rows[:2]:
         assert row["status"] == "SUCCESS" and row["performance"] == "5"
         assert row["docker_file"] == "docker/base.Dockerfile" and row["base_docker"] == BASE_IMAGE
         assert row["docker_sha"] == entry["docker_sha"] == base
@@ -96,6 +98,36 @@ def test_what_is_built_is_run_from_its_manifest_with_the_args_of_each_tag(mad, c
     used = mad.records()[0]["image"]
     assert used["digest"] == client.inspect_image("ci-printer_base")["Id"] != used["base_digest"] == base
     assert "Successfully built" in (mad.folder / "printer_base.build.live.log").read_text(), "a run leaves it alone"
+
+
+def test_cards_that_mad_gives_one_image_name_run_in_their_own(mad):
+    for folder in ("a", "b"):
+        (mad.folder / f"docker/{folder}").mkdir()
+        text = f"# CONTEXT {{}}\nFROM {BASE_IMAGE}\nENV WHICH={folder}\n"
+        (mad.folder / f"docker/{folder}/d.Dockerfile").write_text(text)
+    for name, folder in (("Foo", "a"), ("foo", "b")):
+        script = f'test "$WHICH" = {folder} && echo "performance: 5 tok"'
+        mad.card(name, script, dockerfile=f"docker/{folder}/d")
+    done = build(mad, "--tags", "Foo", "foo")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [entry["docker_image"] for entry in manifest(mad)["built_images"].values()] == ["ci-foo_d", "ci-foo_d-2"]
+    done = run_manifest(mad)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [row["docker_image"] for row in mad.rows] == ["ci-foo_d", "ci-foo_d-2"]
+
+
+@pytest.mark.parametrize("left", ["failed", "skipped"])
+def test_a_batch_that_built_nothing_leaves_a_good_manifest(mad, left):
+    mad.card("printer", PRINTS)
+    assert build(mad, "--tags", "printer").returncode == 0
+    before = manifest(mad)
+    if left == "failed":
+        with (mad.folder / "docker/base.Dockerfile").open("a") as file:
+            file.write("RUN exit 7\n")
+    done = mad.run("--tags", "printer", *(["--skip-model-run"] if left == "skipped" else []))
+    assert done.returncode == (2 if left == "failed" else 0), done.stdout + done.stderr
+    assert list(manifest(mad)["built_images"]) == list(before["built_images"]) == ["ci-printer_base"]
+    assert left == "skipped" or manifest(mad) == before
 
 
 def test_what_the_build_was_given_is_there_at_the_run_and_the_run_has_the_last_word(mad, tmp_path):

@@ -9,6 +9,7 @@ import subprocess
 import pytest
 
 from tests.engine.checkout import Checkout, end
+from tests.engine.slow_engine import SlowEngine
 
 GOOD = 'echo "performance: 12.5 tokens_per_second"\n'
 WAITS = "trap 'echo got INT; exit 9' INT\necho begun $$\nwhile :; do sleep 0.05; done\n"
@@ -140,3 +141,23 @@ def test_two_runs_in_one_folder_at_once_do_not_disturb_each_other(checkout: Chec
     assert {row["model"]: row["performance"] for row in checkout.rows} == {"quick": "12.5", "waits": "7"}
     assert not list(checkout.folder.glob("run_directory*"))
     checkout.assert_nothing_left()
+
+
+@pytest.mark.engine
+def test_ctrl_c_does_not_wait_for_a_container_that_is_being_created(engine, base_image, tmp_path):
+    """The engine creates it all the same, once nobody waits: that one is for clean."""
+    slow = SlowEngine(engine, b"/containers/create")
+    checkout = Checkout(tmp_path / "mad", "docker", slow.address)
+    checkout.card("good", GOOD)
+    try:
+        started = checkout.start("--tags", "good")
+        assert slow.asked.wait(60)
+        returned, out = end(started, signal.SIGINT)
+        assert returned == 130 and "madlite clean" in out, out
+        assert checkout.rows[0]["status"] == "FAILURE" and checkout.records()[0]["cause"] == "interrupted"
+        slow.let_through.set()
+        assert slow.answered.wait(60) and checkout.left_containers()
+        assert "removed" in checkout.madlite("clean", "--yes").stdout
+        checkout.assert_nothing_left()
+    finally:
+        slow.close()

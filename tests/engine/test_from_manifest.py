@@ -10,13 +10,14 @@ from msgspec.structs import replace
 
 from madlite.engine.from_manifest import gather_manifest, misfit
 from madlite.engine.gather import Surroundings
-from madlite.engine.manifest_file import check_writable, manifest_of_runs, write_file
+from madlite.engine.manifest_file import manifest_of_runs
 from madlite.engine.screen import Planned
 from madlite.errors import UsageProblem
 from madlite.plan.context import Context, read_context
-from madlite.plan.manifest import BuiltImage, Manifest, read_manifest
+from madlite.plan.manifest import BuiltImage, FailedBuild, Manifest, read_manifest
 from madlite.plan.options import Options
 from madlite.plugins import load_plugins
+from madlite.record.rows import docker_file
 from madlite.types import Card, Cause, Gpu, ImageUsed, Machine, Request, Result, Status
 
 MADENGINES = Path(__file__).parents[1] / "data/manifests/madengine-2.json"
@@ -35,6 +36,9 @@ class Docker:
 
     def available(self):
         return None
+
+    def request(self, plan):
+        return {}
 
 
 @pytest.fixture
@@ -74,8 +78,8 @@ def built(tmp_path: Path, ref: str = "ci-m_x.ubuntu.amd", **changes) -> BuiltIma
     return BuiltImage(request=Request(card=card, tag="m"), docker_image=ref, **values)
 
 
-def manifest(*images: BuiltImage) -> Manifest:
-    return Manifest(file=Path("/w/build_manifest.json"), images=images)
+def manifest(*images: BuiltImage, failed=()) -> Manifest:
+    return Manifest(file=Path("/w/build_manifest.json"), images=images, failed=tuple(failed))
 
 
 def test_what_madengine_built_runs_where_it_fits(tmp_path, scripts, around):
@@ -111,8 +115,8 @@ def test_what_madengine_built_runs_where_it_fits(tmp_path, scripts, around):
         ("AMD", "gfx942", Machine(), True),
     ],
 )
-def test_which_images_are_for_a_machine(tmp_path, vendor, architecture, machine, fits):
-    assert (misfit(built(tmp_path, gpu_vendor=vendor, gpu_architecture=architecture), machine) == "") is fits
+def test_which_images_are_for_a_machine(vendor, architecture, machine, fits):
+    assert (misfit(vendor, architecture, machine) == "") is fits
 
 
 def test_siblings_for_other_gpus_are_left_out_with_a_note(tmp_path, scripts, around):
@@ -140,7 +144,9 @@ def test_images_that_were_not_built_keep_their_card_and_the_caller_can_name_anot
     image = replace(image, request=replace(image.request, card=card))
     (one,) = gather_manifest(manifest(image), around())
     assert one.plan.image.ref == "rocm/x:1" and one.plan.image.dockerfile is None and not one.plan.image.prebuilt
-    assert one.plan.origins["image"] == "context of build_manifest.json"
+    assert one.plan.origins["image"] == "build_manifest.json" and docker_file(one.plan) == "N/A (local image mode)"
+    (other,) = gather_manifest(manifest(replace(image, dockerfile="")), around())
+    assert docker_file(other.plan) == ""
     assert one.plan.result_rule.file == "r.csv" and one.plan.model_dir == "x"
     (one,) = gather_manifest(manifest(image), around(image="mine:1"))
     assert one.plan.image.ref == "mine:1" and one.plan.origins["image"] == "--image"
@@ -160,18 +166,87 @@ def test_a_batch_of_runs_leaves_a_manifest_that_runs_again(tmp_path, scripts, ar
     ]
     text = manifest_of_runs(planned, results, Context(), ["hush-hush"])
     assert "hush" not in text
-    write_file(tmp_path / "build_manifest.json", text)
-    assert json.loads(text)["summary"]["failed_builds"] == [{"model": "m", "error": "does not build: ***"}]
+    (tmp_path / "build_manifest.json").write_text(text)
+    (failed,) = json.loads(text)["summary"]["failed_builds"]
+    assert (failed["model"], failed["error"], failed["card"]["args"]) == ("m", "does not build: ***", " --steps 3")
     again = read_manifest(tmp_path / "build_manifest.json", tmp_path)
     (image,) = again.images
     assert (image.docker_sha, image.build_duration_s, image.gpu_architecture) == ("sha256:base", 2.5, "gfx942")
-    (one,) = gather_manifest(again, around(MI300X))
+    one, broken = gather_manifest(again, around(MI300X))
+    assert broken.plan.blocked.cause is Cause.BUILD
     assert isinstance(one, Planned) and one.plan.args == " --steps 3" == planned[0].plan.args
     assert one.plan.image.dockerfile == planned[0].plan.image.dockerfile
 
 
-def test_a_file_that_cannot_be_written_is_found_out_early(tmp_path):
-    check_writable(tmp_path / "new.json")
-    for file in (tmp_path, tmp_path / "none/new.json"):
-        with pytest.raises(UsageProblem, match=str(file)):
-            check_writable(file)
+def broken(tmp_path: Path, architecture: str = "", **changes) -> FailedBuild:
+    request = built(tmp_path).request
+    card = replace(request.card, **changes)
+    asked = replace(request, card=card)
+    return FailedBuild(model=card.name, error="step 2/3 failed", architecture=architecture, request=asked)
+
+
+def test_builds_that_failed_become_failure_rows(tmp_path, scripts, around):
+    found = manifest(built(tmp_path), failed=[broken(tmp_path), broken(tmp_path, name="other")])
+    planned = gather_manifest(found, around())
+    assert [one.plan.card.name for one in planned] == ["m", "m", "other"]
+    assert planned[0].plan.blocked is None
+    for one in planned[1:]:
+        why = one.plan.blocked
+        assert (why.status, why.cause, why.reason) == (Status.FAILURE, Cause.BUILD, "step 2/3 failed")
+        assert f"madlite build --tags {one.plan.card.name}" in why.hint and one.plan.image is None
+
+
+def test_a_card_that_is_skipped_here_is_skipped_and_one_with_an_image_of_its_own_still_failed(
+    tmp_path, scripts, around
+):
+    skipped = broken(tmp_path, is_deprecated=True)
+    with_image = broken(tmp_path, name="other", image="rocm/x:1")
+    first, second = gather_manifest(manifest(failed=[skipped, with_image]), around())
+    assert first.plan.blocked.status is Status.SKIPPED and first.plan.blocked.cause is Cause.DEPRECATED
+    assert second.plan.blocked.cause is Cause.BUILD and second.plan.image is None
+
+
+def test_a_failed_build_for_other_gpus_counts_only_where_nothing_else_is(tmp_path, scripts, around):
+    here = built(tmp_path, "ci-m_x_gfx942", gpu_architecture="gfx942")
+    elsewhere = broken(tmp_path, "gfx90a")
+    (one,) = gather_manifest(manifest(here, failed=[elsewhere]), around(MI300X))
+    assert one.plan.image.ref == "ci-m_x_gfx942" and one.plan.blocked is None
+    (one,) = gather_manifest(manifest(failed=[elsewhere]), around(MI300X))
+    assert one.plan.blocked.cause is Cause.IMAGE and "for gfx90a was not built: step 2/3" in one.plan.blocked.reason
+
+
+def test_an_image_that_the_caller_names_makes_up_for_a_failed_build(tmp_path, scripts, around):
+    found = manifest(built(tmp_path), failed=[broken(tmp_path)])
+    (one,) = gather_manifest(found, around(image="mine:1"))
+    assert one.plan.image.ref == "mine:1" and one.plan.blocked is None
+
+
+def test_a_failed_build_of_an_unknown_card_is_told(tmp_path, scripts, around, caplog):
+    unknown = FailedBuild(model="who", error="step 1/1 failed")
+    (one,) = gather_manifest(manifest(built(tmp_path), failed=[unknown]), around())
+    assert one.plan.card.name == "m"
+    assert "build_manifest.json has no card of 'who', whose build failed: step 1/1 failed" in caplog.text
+    with pytest.raises(UsageProblem, match="has no image: no build succeeded") as caught:
+        gather_manifest(manifest(failed=[unknown]), around())
+    assert caught.value.hint == "madlite build --tags who"
+
+
+def test_an_image_that_a_later_run_replaced_is_not_in_the_manifest(tmp_path, scripts, around):
+    from madlite.engine.gather import gather
+
+    requests = []
+    for name, folder in (("Foo", "a"), ("foo", "b")):
+        (tmp_path / f"docker/{folder}").mkdir(parents=True)
+        (tmp_path / f"docker/{folder}/d.Dockerfile").write_text(f"# CONTEXT {{'ctx_test': 'None'}}\nFROM {folder}\n")
+        request = built(tmp_path).request
+        card = replace(request.card, name=name, dockerfile=f"docker/{folder}/d")
+        requests.append(replace(request, card=card))
+    planned = gather(requests, around())
+    assert {one.plan.image.ref for one in planned} == {"ci-foo_d"}
+    used = Result(plan_id="1", status=Status.SUCCESS, image=ImageUsed(ref="ci-foo_d", digest="sha256:1"))
+    told = json.loads(manifest_of_runs(planned, [used, used], Context(), ()))
+    assert {key: entry["model"] for key, entry in told["built_images"].items()} == {"ci-foo_d": "foo"}
+    (lost,) = told["summary"]["failed_builds"]
+    assert lost["model"] == "Foo" and "made anew for card 'foo'" in lost["error"]
+    told = json.loads(manifest_of_runs(planned[:1], [used], Context(), ()))
+    assert [entry["model"] for entry in told["built_images"].values()] == ["Foo"]

@@ -43,6 +43,9 @@ class FakeRuntime:
     def available(self):
         return Problem(where=self.name, what=self._problem) if self._problem else None
 
+    def request(self, plan):
+        return {}
+
 
 @pytest.fixture
 def around(tmp_path):

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.engine.checkout import Checkout
+from tests.engine.own_python import USUAL, offer
 
 RESULT = 'echo "performance: 5 x"\n'
 
@@ -109,14 +110,13 @@ def minio(checkout: Checkout, endpoint: str, *more: str, **fields: object):
     write(checkout.folder, "credential.json", json.dumps({"MAD_MINIO": service}))
     script = 'env | grep -c AWS_ACCESS_KEY; echo "performance: $(cat "$MAD_DATAHOME/n.txt") x"\n'
     checkout.card("m", script, data="wiki")
-    # a container sees the interpreter of the tests at the same place; both are of one Debian
-    places = {sys.prefix: sys.prefix, sys.base_prefix: sys.base_prefix}
-    path = f"{sys.prefix}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    places, path = {}, f"{sys.prefix}/bin:{USUAL}"
+    if checkout.runtime == "docker":
+        places, path = offer("awscli", "aws", checkout.folder.parent / "client")
     context = {"docker_mounts": places, "docker_env_vars": {"PATH": path}}
     return checkout.run("--tags", "m", "-c", json.dumps(context), *more)
 
 
-@pytest.mark.skipif(sys.base_prefix == "/usr", reason="the container's own /usr would be hidden")
 def test_minio_data_comes_from_the_bucket(checkout: Checkout, bucket: str) -> None:
     done = minio(checkout, bucket)
     (row,) = checkout.rows
@@ -131,7 +131,6 @@ def test_minio_data_comes_from_the_bucket(checkout: Checkout, bucket: str) -> No
     checkout.assert_nothing_left()
 
 
-@pytest.mark.skipif(sys.base_prefix == "/usr", reason="the container's own /usr would be hidden")
 def test_a_mirror_keeps_what_was_fetched(checkout: Checkout, bucket: str) -> None:
     done = minio(checkout, bucket, "--force-mirror-local", "cache")
     assert done.returncode == 0, done.stderr
@@ -275,3 +274,65 @@ def test_a_killed_madlite_leaves_nothing_that_clean_does_not_remove(checkout: Ch
     kept = {path.name for path in checkout.folder.iterdir()} - {path.name for path in checkout.folder.glob("*.log")}
     assert kept == {"docker", "scripts", "models.json", "madlite_runs", "pre.sh", "pre"}
     assert checkout.madlite("clean").stdout.count("unfinished") == 0
+
+
+def test_what_a_killed_run_left_running_is_no_result_of_the_next(checkout: Checkout) -> None:
+    late = "echo training begun; sleep 4; printf 'model,performance,metric\\na,111,x\\n' > ../perf_m.csv\n"
+    checkout.card("first", late, multiple_results="perf_m.csv")
+    checkout.card("second", "sleep 6\n", multiple_results="perf_m.csv")
+    started = checkout.start("--tags", "first")
+    checkout.wait_for("training begun")
+    os.kill(started.pid, signal.SIGKILL)
+    started.communicate(timeout=30)
+    done = checkout.run("--tags", "second")
+    (row,) = checkout.rows
+    assert (done.returncode, row["model"], row["status"]) == (3, "second", "FAILURE"), done.stdout
+    assert "still ran, ended" in done.stdout + done.stderr
+    assert not (checkout.folder / "perf_m.csv").exists()
+    checkout.assert_nothing_left()
+
+
+@pytest.mark.parametrize("name", ["perf.csv", "perf_super.csv", "models.json", "../up.csv"])
+def test_a_results_file_cannot_have_another_files_name(checkout: Checkout, name: str) -> None:
+    checkout.card("good", RESULT)
+    checkout.card("m", "printf 'model,performance,metric\\na,1,x\\n' > perf.csv\n", multiple_results=name)
+    assert checkout.run("--tags", "good").returncode == 0
+    before = (checkout.folder / "models.json").read_bytes()
+    done = checkout.run("--tags", "m")
+    good, bad = checkout.rows
+    assert (done.returncode, good["status"], bad["status"]) == (3, "SUCCESS", "FAILURE")
+    assert f"leaves its results in {name}" in done.stdout
+    assert (checkout.folder / "models.json").read_bytes() == before
+
+
+def test_of_several_data_sets_the_row_tells_of_the_last(checkout: Checkout) -> None:
+    write(checkout.folder, "fetch.sh", "head -c 3000000 /dev/zero > big\n")
+    write(checkout.folder, "here/n.txt", "1\n")
+    data_json(checkout, {"far": {"custom": {"path": "fetch.sh"}}, "near": {"local": {"path": "here"}}})
+    checkout.card("m", 'echo "$MAD_DATAHOME"\n' + RESULT, data="far,near")
+    assert checkout.run("--tags", "m").returncode == 0
+    (row,) = checkout.rows
+    assert [row["dataname"], row["data_size"], row["data_download_duration"]] == ["near", "", "0"]
+
+
+def test_a_snapshot_of_the_environment_shows_no_secret(checkout: Checkout) -> None:
+    write(checkout.folder, "credential.json", json.dumps({"PIN": {"user": "ada", "number": "4711-8899"}}))
+    checkout.card("m", 'echo "$PIN_NUMBER" | wc -c\n' + RESULT, cred="PIN")
+    done = checkout.run("--tags", "m", "--sys-env-details")
+    assert done.returncode == 0, done.stderr
+    text = (checkout.folder / "m_env.csv").read_text()
+    assert 'env,"PIN_USER","ada"' in text and 'env,"PIN_NUMBER"' in text and "4711-8899" not in text
+    kept = [path for path in (checkout.folder / ".m_env").rglob("*") if path.is_file()]
+    assert kept and not [path for path in kept if b"4711-8899" in path.read_bytes()]
+
+
+def test_a_token_among_the_args_is_masked_everywhere(checkout: Checkout) -> None:
+    checkout.card(
+        "m", 'echo "args $*"\n' + RESULT, args="--moe-token-dispatcher-type alltoall --hf_token hf_TOPSECRET1"
+    )
+    done = checkout.run("--tags", "m:api_key=another-secret")
+    (row,) = checkout.rows
+    assert row["args"] == "--moe-token-dispatcher-type alltoall --hf_token *** --api_key ***"
+    texts = [path.read_bytes() for path in checkout.folder.rglob("*") if path.is_file() and path.name != "models.json"]
+    for secret in (b"hf_TOPSECRET1", b"another-secret"):
+        assert not [text for text in texts if secret in text] and secret.decode() not in done.stdout + done.stderr

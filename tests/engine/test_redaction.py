@@ -119,3 +119,23 @@ def test_secrets_of_docker_options(checkout: Checkout):
     assert runs[0].returncode == 0 and "*** *** *** shown" in runs[0].stdout, runs[0].stdout + runs[0].stderr
     secrets = ["of_the_file", "of_the_caller", "of_the_card"]
     assert_hidden(checkout, secrets, *runs, but=["env.list", "models.json"])
+
+
+def test_a_result_that_holds_the_text_of_a_secret_is_read_as_it_is(checkout: Checkout):
+    checkout.card("plain", 'echo "performance: 14164 tok/s"\n', training_precision="bf16")
+    secrets = {
+        "POSTGRES_PASSWORD": "14164",
+        "MAD_SECRETS_A": "SUCCESS",
+        "MAD_SECRETS_B": "plain",
+        "MAD_SECRETS_C": "bf16",
+    }
+    done = checkout.run("--tags", "plain", env=secrets)
+    (row,) = checkout.rows
+    assert done.returncode == 0
+    assert [row[name] for name in ("model", "performance", "status", "training_precision")] == [
+        "plain",
+        "14164",
+        "SUCCESS",
+        "bf16",
+    ]
+    assert "14164" not in next(checkout.folder.glob("madlite_runs/*/run.log")).read_text()

@@ -1,4 +1,4 @@
-"""Machines that are not here: tools on the search path, and a tree that a process sees as its /sys."""
+"""Machines that are not here: tools on the search path, and trees that a process sees as its /sys and /dev."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from tests.machine.stand_in import Bench, amd_list, amd_static
 H100 = "NVIDIA H100 80GB HBM3"
 CUDA = "| NVIDIA-SMI 580.10.01     Driver Version: 580.10.01     CUDA Version: 13.0 |\n"
 ROCM = "AMDSMI Tool: 25.5.1 | AMDSMI Library version: 25.5.1 | ROCm version: 6.4.1\n"
-REAL_GPUS = ("/proc/driver/nvidia/gpus", "/dev/nvidia0", "/dev/kfd")  # would be found beside the pretended ones
+ELSEWHERE = Path(__file__).with_name("elsewhere.sh")
+ALONE = ("unshare", "--mount", "--propagation", "private")
 
 
 class StandIn:
-    """A machine's tools in `bin`, and its /sys."""
+    """A machine's tools in `bin`, its /sys and its /dev."""
 
     def __init__(self, bench: Bench) -> None:
-        self.bin, self.sys = bench.bin, bench.root / "sys"
-        self.sys.mkdir(exist_ok=True)
+        self.folder, self.bin = bench.folder, bench.bin
+        for name in ("sys", "dev"):
+            (bench.root / name).mkdir(exist_ok=True)
 
     def command(self, *argv: str) -> list[str]:
-        """Return a command that sees this machine's /sys: it alone, in a mount namespace of its own."""
-        inside = 'mount --bind "$0" /sys && exec "$@"'
-        return ["unshare", "--mount", "--propagation", "private", "sh", "-c", inside, str(self.sys), *argv]
+        """Return a command that sees this machine and no GPU of the real one: it alone, in a mount namespace."""
+        return [*ALONE, "sh", str(ELSEWHERE), str(self.folder), *argv]
 
 
 def two_mi300x(folder: Path) -> StandIn:

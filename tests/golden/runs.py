@@ -7,11 +7,12 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.engine_fixture import remove_built
 from tests.golden.machines import StandIn
 from tests.golden.tap import Call, Tap
 
@@ -71,16 +72,10 @@ class Bed:
                 client.remove_container(found["Id"], force=True)
         return len(ours)
 
-    def remove_images(self, runs: Iterable[Done]) -> None:
-        """Remove what the runs built."""
-        import docker
-        import docker.errors
-
-        built = {call.query["t"] for done in runs for call in done.calls if call.what == "POST /build"}
-        with docker.APIClient(self.engine) as client:
-            for image in built:
-                with suppress(docker.errors.ImageNotFound):
-                    client.remove_image(image, force=True)
+    def remove_images(self, folders: Iterable[Path]) -> None:
+        """Remove what runs in these folders built."""
+        for folder in folders:
+            remove_built(self.engine, folder)
 
 
 def copied(name: str, home: Path) -> Path:
@@ -92,13 +87,14 @@ def copied(name: str, home: Path) -> Path:
     return folder
 
 
-def fulfils_gpu_requests(engine: str, image: str) -> bool:
-    """Say whether containers that ask for NVIDIA GPUs start: NVIDIA's hook, or a stand-in for it, is installed."""
+def fulfils_gpu_requests(engine: str, image: str, count: int) -> bool:
+    """Say whether containers that ask for so many NVIDIA GPUs start: their hook, or a stand-in for it, is installed."""
     import docker
     import docker.errors
 
     with docker.APIClient(engine) as client:
-        asked: list[dict[str, Any]] = [{"Driver": "", "DeviceIDs": ["0"], "Capabilities": [["gpu"]]}]
+        gpus = [str(n) for n in range(count)]
+        asked: list[dict[str, Any]] = [{"Driver": "", "DeviceIDs": gpus, "Capabilities": [["gpu"]]}]
         host = client.create_host_config(network_mode="none", device_requests=asked)
         container = client.create_container(image, ["true"], host_config=host)["Id"]
         try:

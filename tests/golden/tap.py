@@ -1,14 +1,13 @@
 """A socket between madlite and a Docker Engine that notes every request and lets the engine answer.
 
-What this machine cannot fulfil is taken out of a container's request on its way, after it was noted: device files
-that are not here become /dev/null, CPU numbers and limits go, and GPUs go where the engine cannot give any.  Each
+What this machine may not fulfil is taken out of a container's request on its way, after it was noted: each device file
+becomes /dev/null under its name, CPU numbers and limits go, and GPUs go where the engine cannot give any.  Each
 container gets a name of its own, for runs go on side by side.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import secrets
 import socket
@@ -96,10 +95,7 @@ class Tap:
             host.pop(limit, None)
         if not self._gives_gpus:
             host.pop("DeviceRequests", None)
-        host["Devices"] = [
-            device if os.path.exists(device["PathOnHost"]) else {**device, "PathOnHost": "/dev/null"}
-            for device in host.get("Devices") or []
-        ]
+        host["Devices"] = [{**device, "PathOnHost": "/dev/null"} for device in host.get("Devices") or []]
         return {**body, "HostConfig": host}
 
 

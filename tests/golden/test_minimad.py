@@ -92,7 +92,7 @@ def done(bed: Bed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[st
     with ThreadPoolExecutor() as pool:
         runs = {version: pool.submit(_run, bed, homes[version], version) for version in homes}
     yield {version: run.result() for version, run in runs.items()}
-    bed.remove_images(run.result() for run in runs.values())
+    bed.remove_images(run.result().folder for run in runs.values())
 
 
 def _run(bed: Bed, home: Path, version: str) -> Done:

@@ -51,7 +51,7 @@ def runs(bed: Bed, request: pytest.FixtureRequest, tmp_path_factory: pytest.Temp
             yield lambda scenario: started[scenario.id].result()
         finally:
             pool.shutdown(cancel_futures=True)
-    bed.remove_images(run.result() for run in started.values() if not run.cancelled())
+    bed.remove_images(run.result().folder for run in started.values() if not run.cancelled())
 
 
 def _asked(items: list[pytest.Item]) -> list[Scenario]:

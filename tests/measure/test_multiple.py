@@ -58,6 +58,12 @@ def test_what_holds_no_result_says_why(tmp_path, text, said):
     assert not found.metrics and said in found.problem
 
 
+def test_bytes_that_are_no_utf_8_can_be_told_apart(tmp_path):
+    (metric,) = read(tmp_path, b"\xef\xbb\xbfmodel,performance,metric,c\xff\na\xe9,5,x,\xfe\n").metrics
+    assert metric.label.encode(errors="surrogateescape") == b"a\xe9"
+    assert metric.columns == {"c\udcff": "\udcfe"}
+
+
 def test_noise_and_a_missing_file_do_not_raise(tmp_path):
     assert read(tmp_path, bytes(range(256)) * 3).problem
     assert read_results(tmp_path / "none.csv").problem

@@ -51,7 +51,7 @@ def test_scripts_and_data_have_mads_places(planned) -> None:
         tools=tools,
         tool_files=("pre/a.sh", "a.py"),
         data_sets=sets,
-        credentials=services,
+        services=services,
     )
     assert kinds(plan) == ["prepare", "pre", "pre", "prepare", "data", "run", "post", "clean"]
     fresh, first, second, copy, data, run, post, _ = plan.actions
@@ -132,3 +132,15 @@ def test_the_launcher_comes_from_context_card_or_environment(planned) -> None:
         planned('{"distributed": {"launcher": "deepspeed"}}', card={"n_gpus": "2"}).env["MAD_MULTI_NODE_RUNNER"]
         == "deepspeed --num_gpus=2"
     )
+
+
+def test_a_password_is_for_the_host_of_the_cards_repository_alone(planned) -> None:
+    table = {"GIT": {"username": "ada", "password": "hush"}}
+    url = "https://someone@git.example:8443/x.git"
+    env = planned(card={"url": url, "cred": "GIT"}, credentials=table).actions[1].env
+    assert env["GIT_CONFIG_KEY_1"] == "credential.https://git.example:8443.helper"
+
+
+def test_a_relative_mount_is_below_the_workspace(planned, tmp_path: Path) -> None:
+    (mount,) = planned('{"docker_mounts": {"/x": "dataset"}}').mounts
+    assert mount.source == str(tmp_path / "dataset")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from madlite.errors import UsageProblem
 from madlite.plan.dockerfiles import base_of, find_dockerfiles
 from madlite.types import Card
 
@@ -31,7 +34,9 @@ def test_keys_that_only_one_side_has_do_not_matter(card, tmp_path):
     assert len(find_dockerfiles(card, {}).fitting) == 1
 
 
-@pytest.mark.parametrize("text", ["FROM x\n", "\n" * 5 + AMD, "# CONTEXT {oops\n", "# CONTEXT [1]\n"])
+@pytest.mark.parametrize(
+    "text", ["FROM x\n", "\n" * 5 + AMD, "# CONTEXT {oops\n", "# CONTEXT [1]\n", "# CONTEXT {[]: 1}\n"]
+)
 def test_without_a_readable_header_a_file_is_refused_and_says_so(card, tmp_path, text):
     (tmp_path / "docker/x.Dockerfile").write_text(text)
     found = find_dockerfiles(card, {})
@@ -53,3 +58,27 @@ def test_the_build_context(tmp_path):
     assert find_dockerfiles(card, {}).fitting[0].context == tmp_path / "docker"
     card = Card(name="p", root=tmp_path, source="s", dockerfile="docker/y", dockercontext="./ctx")
     assert find_dockerfiles(card, {}).fitting[0].context == tmp_path / "ctx"
+
+
+def test_a_dockerfile_that_cannot_be_read_is_one_sentence(card, tmp_path, monkeypatch):
+    (tmp_path / "docker/x.Dockerfile").write_text(AMD)
+
+    def shut(self: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "read_bytes", shut)
+    with pytest.raises(UsageProblem, match=r"x\.Dockerfile cannot be read: Permission denied"):
+        find_dockerfiles(card, {})
+
+
+def test_a_dockerfile_that_the_system_refuses_to_look_at_is_one_sentence(card, tmp_path):
+    (tmp_path / "docker/x.loop").symlink_to("x.loop")
+    with pytest.raises(UsageProblem, match="symbolic links"):
+        find_dockerfiles(card, {})
+    with pytest.raises(UsageProblem, match="too long"):
+        find_dockerfiles(Card(name="x", root=tmp_path, source="s", dockerfile="x" * 300 + "/x"), {})
+
+
+def test_a_header_nested_too_deeply_is_refused(card, tmp_path):
+    (tmp_path / "docker/x.Dockerfile").write_text(f"# CONTEXT {{'a': {'-' * 90000}1}}\n")
+    assert "cannot be read" in find_dockerfiles(card, {}).refused[0]

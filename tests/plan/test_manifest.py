@@ -144,6 +144,99 @@ def test_no_secret_is_written_and_what_a_run_needs_of_them_is_named(tmp_path):
     assert manifest["credentials_required"] == ["MINI"]
 
 
+SPELLED_OUT = {
+    "model_args": {"model_args": "--hf_token=hush-hush-1 --x"},
+    "model_args two words": {"model_args": "--hf-token hush-hush-1 --x"},
+    "encapsulate_script": {"encapsulate_script": "env HF_TOKEN=hush-hush-1"},
+    "pre_scripts": {"pre_scripts": [{"path": "a.sh", "args": "--api_key=hush-hush-1"}]},
+    "post_scripts": {"post_scripts": [{"path": "a.sh", "args": "PASSWORD='hush-hush-1 b'"}]},
+    "data": {"data": {"d": {"minio": {"path": "p", "args": "--access-key hush-hush-1"}}}},
+    "tools": {"tools": [{"name": "t", "env_vars": {"WANDB_API_KEY": "hush-hush-1"}}]},
+    "tools cmd": {"tools": [{"name": "t", "cmd": "WANDB_API_KEY=hush-hush-1 t"}]},
+    "settings": {"settings": {"hf_token": "hush-hush-1"}},
+    "env_vars": {"env_vars": {"HF_TOKEN": "hush-hush-1"}},
+    "deployment_config": {"deployment_config": {"x": {"HF_TOKEN": "hush-hush-1"}}},
+}
+
+
+@pytest.mark.parametrize("context", SPELLED_OUT.values(), ids=SPELLED_OUT)
+def test_a_key_of_the_context_that_spells_out_a_secret_is_left_out_and_named(tmp_path, context):
+    text = text_of(image(tmp_path), context=read_context(None, json.dumps(context)))
+    (key,) = context
+    assert "hush-hush" not in text
+    assert key not in json.loads(text)["context"] and key in json.loads(text)["secrets_required"]
+
+
+@pytest.mark.parametrize(
+    ("context", "name"),
+    [
+        ({"k8s": {"env": {"HF_TOKEN": "hush-hush-1", "PLAIN": "yes"}}}, "k8s.env.HF_TOKEN"),
+        ({"k8s": {"env": [{"args": "--hf_token=hush-hush-1"}]}}, "k8s.env.args"),
+        ({"vllm": {"api_key": "hush-hush-1"}}, "vllm.api_key"),
+        ({"vllm": {"password": 1234}}, "vllm.password"),
+        ({"slurm": {"secret": "abc"}}, "slurm.secret"),
+        ({"env_vars": {"HF_TOKEN": "hush-hush-1"}}, "env_vars.HF_TOKEN"),
+    ],
+)
+def test_a_secret_of_a_deployment_is_masked_and_named_and_keeps_no_run_from_starting(tmp_path, context, name):
+    text = text_of(image(tmp_path), context=read_context(None, json.dumps(context)))
+    assert "hush-hush" not in text and "1234" not in text and '"abc"' not in text
+    assert name in json.loads(text)["secrets_required"]
+    manifest = read(tmp_path, text)
+    assert name in manifest.required
+    assert context_over(manifest, Context(), {}).known.docker_env_vars == {}
+
+
+def test_what_is_no_secret_of_a_deployment_stays(tmp_path):
+    context = {"k8s": {"env": {"HF_TOKEN": "hush-hush-1", "PLAIN": "yes", "N": 3}}, "vllm": {"max_tokens": 4096}}
+    told = written(image(tmp_path), context=read_context(None, json.dumps(context)))["deployment_config"]
+    assert told["k8s"] == {"env": {"HF_TOKEN": "***", "PLAIN": "yes", "N": 3}} and told["vllm"] == context["vllm"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"args": "--hf_token=hush-hush-1"},
+        {"args": "--api-key hush-hush-1"},
+        {"overrides": (("hf_token", "hush-hush-1"),)},
+        {"extra": {"env_vars": {"WANDB_API_KEY": "hush-hush-1"}}},
+        {"extra": {"env_vars": {"HF_TOKEN": 123456}}},
+        {"recipe": {"launch": "HF_TOKEN=hush-hush-1 x"}},
+    ],
+)
+def test_no_secret_of_a_card_is_written_and_it_is_not_run_without(tmp_path, fields):
+    text = text_of(image(tmp_path, **fields))
+    assert "hush-hush" not in text and "123456" not in text
+    with pytest.raises(UsageProblem, match="spelled out a secret"):
+        read(tmp_path, text)
+
+
+def test_a_build_that_failed_keeps_its_card_and_no_secret_of_it(tmp_path):
+    asked = image(tmp_path, args="--hf_token=hush-hush-1", overrides=(("steps", "3"),)).request
+    failed = [
+        FailedBuild(model="dir/m", error="got hush-hush-1", architecture="gfx942", request=asked),
+        FailedBuild(model="who", error="e"),
+    ]
+    text = text_of(failed=failed)
+    assert "hush-hush" not in text
+    back = read(tmp_path, text).failed
+    assert [(one.model, one.error, one.architecture) for one in back] == [
+        ("dir/m", "got ***", "gfx942"),
+        ("who", "e", ""),
+    ]
+    assert back[0].request.overrides == asked.overrides and back[0].request.card.args == "--hf_token=***"
+    assert back[1].request is None
+
+
+def test_the_card_of_a_failed_build_that_madengine_wrote_is_that_of_its_other_images(tmp_path):
+    theirs = json.loads(MADENGINES.read_text())
+    theirs["summary"]["failed_builds"] = [{"model": "mini_multi", "error": "e"}]
+    manifest = read(tmp_path, json.dumps(theirs))
+    (failed,) = manifest.failed
+    assert failed.request.card.multiple_results == "perf_mini.csv"
+    assert failed.request in [image.request for image in manifest.images]
+
+
 def test_a_card_that_spells_out_a_secret_cannot_be_run_from_a_manifest(tmp_path):
     text = text_of(image(tmp_path, additional_docker_run_options="-e HF_TOKEN=hf_hush_hush"))
     assert "hf_hush" not in text
@@ -157,6 +250,8 @@ def test_a_card_that_spells_out_a_secret_cannot_be_run_from_a_manifest(tmp_path)
         ("", "no build manifest"),
         ("[]", "Expected `object`, got `array`"),
         ('{"built_models": {}}', "built_images"),
+        ('{"built_images": {}, "built_models": {}}', "names no image"),
+        ('{"built_images": {}, "built_models": {}, "summary": {"failed_builds": ["a"]}}', "failed_builds"),
         ('{"built_images": {"a": {}}, "built_models": {}}', "built_images has 'a' and built_models does not"),
         ('{"built_images": {"a": {"docker_image": 3}}, "built_models": {"a": {}}}', "docker_image|built_images"),
         ("\udcff", "no build manifest"),

@@ -155,9 +155,14 @@ def test_arguments_follow_those_that_stand_for_madengines_script(tmp_path):
         {"post_scripts": [{"path": "scripts/common/post_scripts/trace.sh", "args": "rocprof"}]},
         {"pre_scripts": [{"path": "nowhere.sh"}]},
         {"pre_scripts": [{"path": "/etc/hostname"}]},  # of this machine, not of the workspace
+        {"pre_scripts": [{"path": "../outside.sh"}]},
+        {"pre_scripts": [{"path": "scripts/../../outside.sh"}]},
+        {"pre_scripts": [{"path": "scripts/common/../../../outside.sh"}]},
     ],
 )
 def test_a_helper_that_is_nowhere_is_refused_before_the_run(stacked, tmp_path, tool):
+    (tmp_path / "scripts").mkdir()
+    (tmp_path.parent / "outside.sh").touch()  # here, but in no container
     with pytest.raises(UsageProblem) as refused:
         stacked(Tool(name="mine"), mine=tool)
     message = refused.value.message
@@ -183,7 +188,7 @@ def test_a_gpu_profiler_is_refused_with_what_there_is(stacked, name):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("{", ["no JSON"]),
+        ("{", ["line 1, column 2 is not JSON"]),
         ('{"tools": []}', ["'tools'"]),
         ("[]", ["'tools'"]),
         ('{"tools": {"mine": 3}}', ["'mine'", "object"]),
@@ -211,3 +216,32 @@ def test_a_name_no_variable_can_have_is_refused(stacked, place):
     asked = Tool(name="mine", env_vars=variables if place == "context" else {})
     with pytest.raises(UsageProblem, match="'DUAL-GCD'"):
         stacked(asked, mine={"env_vars": variables if place == "file" else {}})
+
+
+@pytest.mark.parametrize(
+    ("path", "why"), [("x" * 300, "too long"), ("scripts/common/" + "x" * 300, "too long"), ("loop/x.sh", "symbolic")]
+)
+def test_a_path_that_the_system_refuses_is_one_sentence(stacked, tmp_path, path, why):
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(UsageProblem, match=why):
+        stacked(Tool(name="mine"), mine={"pre_scripts": [{"path": path}]})
+
+
+def test_a_commands_helper_with_too_long_a_name_is_one_sentence(stacked):
+    with pytest.raises(UsageProblem, match="too long"):
+        stacked(Tool(name="mine", cmd=f"../scripts/common/{'x' * 300}"), mine={})
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b'{"tools": {"m\xff": {}}}', "is not UTF-8"),
+        (b'{"tools":' * 5000, "nested too deep"),
+        (b'{"tools": {"m": {"pre_scripts": [{"path": "x\\u0000"}]}}}', r"pre_scripts\[0\].path holds a NUL"),
+    ],
+)
+def test_odd_bytes_are_one_sentence(own, tmp_path, content, words):
+    file = own({})
+    file.write_bytes(content)
+    with pytest.raises(UsageProblem, match=words):
+        read_tools(file, BUNDLED)

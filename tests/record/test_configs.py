@@ -171,6 +171,37 @@ def test_secrets_are_masked_by_what_they_are_and_by_their_names(plan: RunPlan) -
     }
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ('{"list": [{"name": "HF_TOKEN", "value": "CLOAK-1"}, {"name": "BS", "value": "8"}]}', {
+            "list": [{"name": "HF_TOKEN", "value": "***"}, {"name": "BS", "value": "8"}]
+        }),
+        ('[{"Value": ["CLOAK-1"], "Key": "WANDB_API_KEY"}]', [{"Value": ["***"], "Key": "WANDB_API_KEY"}]),
+        ('{"key": "1", "name": "HF_TOKEN", "value": "CLOAK-1"}', {"key": "1", "name": "HF_TOKEN", "value": "***"}),
+        ('{"name": "HF_TOKEN", "note": "of the hub"}', {"name": "HF_TOKEN", "note": "of the hub"}),
+        ('{"name": 1, "key": [], "value": "x"}', {"name": 1, "key": [], "value": "x"}),
+        ('{"run": "HF_TOKEN=CLOAK-1"}', {"run": "HF_TOKEN=***"}),
+        ('{"HF_TOKEN=CLOAK-1": true}', {"HF_TOKEN=***": True}),
+        ('["train --hf_token CLOAK-1 --bs 8"]', ["train --hf_token *** --bs 8"]),
+        ('["train", "--hf-token", "CLOAK-1 it\'s", "--bs", "8"]', ["train", "--hf-token", "***", "--bs", "8"]),
+    ],
+)  # fmt: skip
+def test_secrets_are_masked_however_their_name_is_told(plan: RunPlan, text: str, value: Any) -> None:
+    put(plan.workspace / "scripts/dummy/c.json", text)
+    assert read(plan, "--config c.json") == value
+
+
+def test_rows_of_names_and_values_are_masked(plan: RunPlan) -> None:
+    put(plan.workspace / "scripts/dummy/c.csv", "name,value\nHF_TOKEN,CLOAK-1\nBS,8\n")
+    assert read(plan, "--config c.csv") == [{"name": "HF_TOKEN", "value": "***"}, {"name": "BS", "value": "8"}]
+
+
+def test_a_name_that_no_file_can_have_is_a_warning(plan: RunPlan, caplog: pytest.LogCaptureFixture) -> None:
+    assert read(plan, f"--config {'x' * 300}.json") is None
+    assert len(caplog.records) == 1 and "entries have no configs" in caplog.text
+
+
 ROWS = [
     {"model": "meta/Llama-3-8B", "benchmark": "serving", "batch_size": 8},
     {"model": "meta/Llama-3-8B", "benchmark": "latency", "batch_size": 8},

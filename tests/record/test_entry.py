@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from madlite.record import STANDARD_COLUMNS, write_side_files
+from madlite.measure.multiple import read_results
+from madlite.record import STANDARD_COLUMNS, append_rows, build_rows, write_side_files
 from madlite.types import Cause, Result, ResultRule, RunPlan, Status, Variant
 
 from .golden import BLANK, GOLDEN, OVERRIDE, SIDE_FILES, failed, make_run, number, spelled, strict_json, written
@@ -175,6 +177,33 @@ def test_secrets_of_rows_and_configs_are_masked(tmp_path: Path) -> None:
     (entry,) = strict_json(tmp_path / "perf_super.json")
     assert entry["configs"] == {"url": "https://u:***@h", "api_key": "***"}
     assert entry["multi_results"] == {"url": "http://***"}
+
+
+def test_secret_names_of_columns_are_masked_and_standard_ones_are_kept(tmp_path: Path) -> None:
+    rows = "model,performance,metric,n_gpus,hush-hush,note\na,5,tok/s,8,1,b\n"
+    plan, result = make_run(tmp_path, csv=rows)
+    (tmp_path / "results.csv").unlink()
+    written(plan, result, mask=lambda text: text.replace("hush-hush", "***").replace("n_gpus", "***"))
+    assert [path for path in tmp_path.glob("*.*") if "hush" in path.read_text()] == []
+    entry = strict_json(tmp_path / "perf_entry.json")
+    assert (entry["n_gpus"], entry["***"], entry["note"]) == (8, 1, "b")
+    (super_,) = strict_json(tmp_path / "perf_super.json")
+    assert super_["multi_results"] == {"n_gpus": 8, "***": 1, "note": "b"}
+
+
+def test_bytes_of_a_results_file_that_are_no_utf_8_are_spelled_out(tmp_path: Path) -> None:
+    plan, result = make_run(tmp_path, multiple_results="r.csv")
+    (tmp_path / "r.csv").write_bytes(b"model,performance,metric,c\xff\na\xe9,5,tok/s,caf\xe9\n")
+    result = replace(result, metrics=read_results(tmp_path / "r.csv").metrics)
+    append_rows(tmp_path / "perf.csv", build_rows(plan, result, pipeline="", build_number="0", strict_header=False))
+    written(plan, result)
+    entry, (super_,) = strict_json(tmp_path / "perf_entry.json"), strict_json(tmp_path / "perf_super.json")
+    assert (entry["model"], entry["c\\udcff"]) == ("x_a\\udce9", "caf\\udce9")
+    assert super_["multi_results"] == {"c\\udcff": "caf\\udce9"}
+    for name in ("perf.csv", "perf_entry.csv"):
+        with (tmp_path / name).open(newline="", encoding="utf-8") as text:
+            (row,) = csv.DictReader(text)
+        assert (row["model"], row["c\\udcff"]) == ("x_a\\udce9", "caf\\udce9")
 
 
 def test_text_that_is_no_utf_8_does_not_cost_the_entry(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import os
 from multiprocessing import get_context
 from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -15,6 +16,7 @@ from madlite.record import append_rows, check_appendable
 from .reading import SMALL, models, records, row, table
 
 FORK = get_context("fork")  # a fresh interpreter for each of 64 writers would take longer than all their rows
+NOBODY = 65534
 
 
 @pytest.fixture
@@ -225,11 +227,31 @@ class TestRefusals:
             of_a_run(perf, [row(model="a")])
 
 
-@pytest.mark.skipif(os.getuid() == 0, reason="root may write anywhere")
-def test_check_finds_a_folder_that_takes_no_new_file(tmp_path: Path) -> None:
-    tmp_path.chmod(0o555)
-    with pytest.raises(RecordError, match="Permission denied"):
-        check_appendable(tmp_path / "perf.csv")
+def test_check_finds_a_folder_that_takes_no_new_file() -> None:
+    """Root may write anywhere: another user looks, in a process and a folder that has no private one above it."""
+    said = FORK.SimpleQueue()
+
+    def look(folder: Path) -> None:
+        if os.getuid() == 0:
+            os.chown(folder, NOBODY, NOBODY)
+            os.setgroups([])
+            os.setresgid(NOBODY, NOBODY, NOBODY)
+            os.setresuid(NOBODY, NOBODY, NOBODY)
+        for mode in (0o755, 0o555):
+            folder.chmod(mode)
+            try:
+                check_appendable(folder / "perf.csv")
+                said.put("")
+            except RecordError as error:
+                said.put(error.message)
+
+    with TemporaryDirectory(dir="/tmp") as name:
+        process = FORK.Process(target=look, args=(Path(name),))
+        process.start()
+        process.join()
+    assert process.exitcode == 0
+    before, after = said.get(), said.get()
+    assert before == "" and "Permission denied" in after
 
 
 def test_check_makes_and_changes_nothing(perf: Path) -> None:

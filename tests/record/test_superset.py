@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import logging
 import multiprocessing
 import os
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from madlite.record import write_side_files
+from madlite.record import superset, write_side_files
 from madlite.types import Cause
 
 from .golden import BLANK, GOLDEN, SIDE_FILES, failed, make_run, number, strict_json, written
@@ -114,11 +115,55 @@ def test_table_with_columns_of_the_user_keeps_them(tmp_path: Path) -> None:
     assert rows[1]["multi_results"] == '{"extra": "e1"}'
 
 
+@pytest.mark.parametrize("key", ["pipeline", "\udce9"])
+def test_text_that_is_no_utf_8_in_the_list_costs_nothing(tmp_path: Path, key: str) -> None:
+    """Python's own writer of JSON escapes such a character, and no other reader takes it."""
+    old = [{"model": "old", key: "nightly \udce9", "deep": [{"emoji": "\U0001f600"}]}]
+    (tmp_path / "perf_super.json").write_text(json.dumps(old))
+    for name in ("one", "two"):
+        add(tmp_path, name)
+    spelled = key.replace("\udce9", "\\udce9")
+    assert strict_json(tmp_path / "perf_super.json")[0] == {
+        "model": "old", spelled: "nightly \\udce9", "deep": [{"emoji": "\U0001f600"}],
+    }  # fmt: skip
+    assert listed(tmp_path) == tabled(tmp_path) == ["old", "one", "two"]
+    assert strict_json(tmp_path / "perf_entry.json")["model"] == "two"
+
+
+def test_a_fault_of_ours_costs_its_own_file_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(data: bytes) -> None:
+        raise TypeError("of ours")
+
+    monkeypatch.setattr(superset, "_entries", fail)
+    (tmp_path / "perf_super.json").write_text("[]")
+    plan, result = make_run(tmp_path, metrics=(number("5"),))
+    (problem,) = write_side_files(plan, result, pipeline="", build_number="0")
+    assert "internal error in" in problem and "perf_super.json: TypeError: of ours" in problem
+    assert strict_json(tmp_path / "perf_entry.json")["model"] == "x"
+    assert (tmp_path / "perf_super.json").read_text() == "[]" and tabled(tmp_path) == ["x"]
+
+
+def test_pipes_and_devices_stay_what_they_are_and_are_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "perf_super.json")
+    (tmp_path / "perf_super.csv").write_text("no table\n")
+    device = tmp_path / "device"
+    os.mkfifo(device)
+    (tmp_path / "perf_entry.json").symlink_to(device)
+    plan, result = make_run(tmp_path, metrics=(number("5"),))
+    problems = write_side_files(plan, result, pipeline="", build_number="0")
+    assert [Path(problem.split()[0].rstrip(":")).name for problem in problems] == [
+        *("perf_super.json", "perf_super.csv", "perf_entry.json")
+    ]
+    assert (tmp_path / "perf_super.json").is_fifo() and device.is_fifo()
+    assert strict_json(tmp_path / "perf_entry_super.json")[0]["model"] == "x"
+
+
 def test_list_that_is_a_folder_is_said_and_costs_no_other_file(tmp_path: Path) -> None:
     (tmp_path / "perf_super.json").mkdir()
     plan, result = make_run(tmp_path, metrics=(number("5"),))
     (problem,) = write_side_files(plan, result, pipeline="", build_number="0")
     assert "perf_super.json is a folder" in problem
+    assert tabled(tmp_path) == ["x"]
     assert strict_json(tmp_path / "perf_entry_super.json")[0]["model"] == "x"
 
 

@@ -67,6 +67,17 @@ def test_rows_are_left_as_perf_entry_too(perf: Path) -> None:
     assert list(row)[:2] == ["model", "pipeline"] and row["tags"] == "pyt,train"
 
 
+def test_text_that_is_no_utf_8_is_spelled_out_in_both_files(perf: Path) -> None:
+    files = {name: perf.parent / f"{name}.txt" for name in ("multiple", "common_info")}
+    files["multiple"].write_bytes(b"model,performance,metric,c\xff\na\xe9,5,x,caf\xe9\n")
+    files["common_info"].write_text(COMMON.replace('"pipeline": null', r'"pipeline": "n\udce9"'))
+    update_perf(perf, single=None, exception=None, model_name="m\udcff", folder=perf.parent, **files)
+    for path in (perf, perf.parent / "perf_entry.csv"):
+        path.read_text(encoding="utf-8")
+        (row,) = table(path)
+        assert (row["model"], row["pipeline"], row["c\\udcff"]) == ("m\\udcff_a\\udce9", "n\\udce9", "caf\\udce9")
+
+
 @pytest.mark.parametrize("name", ["x_args", "x_noperf", "x_multi_blank"])
 def test_entries_of_madengine_2_bring_no_configs_column(perf: Path, name: str) -> None:
     text = (GOLDEN / name / "perf_entry.json").read_text()

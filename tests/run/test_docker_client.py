@@ -10,6 +10,7 @@ import socket
 import docker
 import pytest
 import requests
+import urllib3
 
 from madlite.errors import RuntimeProblem
 from madlite.run.docker_client import docker_address, explained
@@ -104,6 +105,7 @@ def test_a_silent_engine_is_asked_once_by_a_runtime(monkeypatch):
         (requests.exceptions.ConnectionError("gone"), Cause.ENGINE),
         (requests.exceptions.ReadTimeout("slow"), Cause.ENGINE),
         (requests.exceptions.ChunkedEncodingError("cut off"), Cause.ENGINE),
+        (urllib3.exceptions.ProtocolError("cut off"), Cause.ENGINE),
     ],
 )
 def test_only_an_engine_that_went_away_is_called_unreachable(raised, cause):

@@ -113,6 +113,32 @@ def test_variables_of_the_caller_and_the_home_folder_are_expanded():
 
 
 @pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        ("'^a$X'", "^a$X"),
+        ("'^a${X}`id`$(id)'", "^a${X}`id`$(id)"),
+        (r"^a\$X", "^a$X"),
+        (r'"^a\$X"', "^a$X"),
+        (r'"\`id\`"', "`id`"),
+        (r'"\\$X"', r"\x's"),
+        (r'"a\"$X"', "a\"x's"),
+        ('"$X"', "x's"),
+        ("$X", "x's"),
+        ("a'$X'${X}\"$X\"", "a$Xx'sx's"),
+    ],
+)
+def test_quotes_and_backslashes_keep_a_dollar_as_in_a_shell(written, value):
+    """Each value was compared with what bash makes of the word."""
+    assert changed(f"-e P={written} --shm-size 2g", X="x's")["Env"]["P"] == value
+
+
+def test_a_quoted_tilde_is_no_home_folder():
+    assert changed(r"-e '~/a' -e \~/b -e ~/c", **{"~/a": "1", "~/b": "2", "/home/c": "3"}, HOME="/home")["Env"] == {
+        "KEPT": "1", "~/a": "1", "~/b": "2", "/home/c": "3",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
     ("text", "words"),
     [
         ("--shm-sze=2g", "--shm-sze"),
@@ -135,7 +161,7 @@ def test_what_cannot_be_read_is_named_with_where_it_stands(text, words):
     assert words in caught.value.message and "card 'tiny'" in caught.value.message
 
 
-@pytest.mark.parametrize("text", ["-e 'HF_TOKEN=hf_hush$UNSET'", "-e 'HF_TOKEN=hf_hush`id`'"])
+@pytest.mark.parametrize("text", ['-e "HF_TOKEN=hf_hush$UNSET"', '-e "HF_TOKEN=hf_hush`id`"'])
 def test_what_cannot_be_read_is_named_without_its_secret(text):
     with pytest.raises(UsageProblem) as caught:
         changed(text)

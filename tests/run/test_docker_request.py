@@ -134,3 +134,37 @@ def test_the_secrets_of_a_request_are_known_to_who_masks_its_output(tmp_path):
 def test_options_that_cannot_be_read_still_name_their_secrets(tmp_path, broken):
     plan = make_plan(tmp_path, engine_options=EngineOptions(extra=f"-e HF_TOKEN=of_the_card {broken}"))
     assert "of_the_card" in {secret.reveal() for secret in secrets_asked(plan, {})}
+
+
+@pytest.mark.parametrize(
+    ("options", "secret"),
+    [
+        ("--label token=of_the_card", "of_the_card"),
+        ("-l org.api_key='of the card'", "of the card"),
+        ("--label token=$NAMED", "of_the_caller"),
+        ("--log-driver splunk --log-opt splunk-token=of_the_card", "of_the_card"),
+        ("""-e 'SETTINGS={"HF_TOKEN": "of_the_card"}'""", "of_the_card"),
+        (r"-e HF_TOKEN=of\$the_card", "of$the_card"),
+        (r"-e HF_TOKEN=of\$the_card", r"of\$the_card"),  # as the options stand in a row
+    ],
+)
+def test_a_secret_of_the_options_is_known_wherever_it_stands(tmp_path, options, secret):
+    plan = make_plan(tmp_path, engine_options=EngineOptions(extra=options))
+    assert secret in {found.reveal() for found in secrets_asked(plan, {"NAMED": "of_the_caller"})}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--label team=perf -l tokenizer=llama3 --label token=8192",
+        "-v /run/secrets:/run/secrets:ro --tmpfs /secret:size=64m -v /home/me/token:/token",
+        '-e ARGS="--moe-token-dispatcher-type alltoall --max_tokens=4096"',
+        "--env-file {folder}/env --shm-size 64G --ulimit memlock=-1",
+        "-e HF_TOKEN=$NOTHING -e HF_TOKEN -e WANDB_API_KEY_FILE=/run/key",
+        "--add-host credential:10.0.0.1",
+    ],
+)
+def test_nothing_ordinary_of_the_options_is_a_secret(tmp_path, options):
+    (tmp_path / "env").write_text("NAME=plain\n")
+    plan = make_plan(tmp_path, engine_options=EngineOptions(extra=options.replace("{folder}", str(tmp_path))))
+    assert [found.reveal() for found in secrets_asked(plan, {"NOTHING": ""})] == []

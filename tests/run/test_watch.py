@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from madlite.errors import ExitCode
-from madlite.run.watch import Interrupted, Reason, Signals, Watch
+from madlite.run.watch import Interrupted, Reason, Signals, Watch, interruptible
 from madlite.types import Cause
 
 
@@ -76,6 +76,27 @@ def test_a_signal_raises_only_where_it_may():
         with pytest.raises(Interrupted), signals.interruptible():
             raise AssertionError("one has come already")
         os.kill(os.getpid(), signal.SIGTERM)  # outside of such a block it only counts
+
+
+def test_a_runtime_can_be_interrupted_where_a_batch_took_the_signals_and_only_in_its_thread():
+    elsewhere: list[str] = []
+
+    def wait() -> None:
+        with interruptible():
+            elsewhere.append("went on")
+
+    with interruptible():
+        pass
+    with Signals():
+        with pytest.raises(Interrupted), interruptible():
+            os.kill(os.getpid(), signal.SIGINT)
+            raise AssertionError("not reached")
+        thread = threading.Thread(target=wait)
+        thread.start()
+        thread.join(10)
+    assert elsewhere == ["went on"]
+    with interruptible():  # that batch is over
+        pass
 
 
 def test_an_ignored_int_is_taken_all_the_same():

@@ -124,7 +124,7 @@ def noting(tmp_path):
     with subprocess.Popen(
         tracer(sys.executable, "-c", COUNTER),
         cwd=tmp_path,
-        env={**os.environ, "ROCBLAS_TRACE": "1"},
+        env={**os.environ, "ROCBLAS_TRACE": "1", "TMPDIR": str(tmp_path)},  # a killed tracer leaves its log there
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,

@@ -1,0 +1,155 @@
+"""Files of the user: what a path names, and the JSON in it, each asked and worded in one place."""
+
+from __future__ import annotations
+
+import re
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+
+from madlite.errors import UsageProblem
+from madlite.types import Json
+
+BOM = b"\xef\xbb\xbf"
+UNUSABLE = re.compile("[\0\ud800-\udfff]")
+"""NUL, which no path, variable or command can hold, and half of a surrogate pair, which UTF-8 cannot."""
+_PLACE = re.compile(r"(?P<what>.*) - at `(?:key` in `)?\$\.?(?P<key>.*)`", re.DOTALL)
+
+
+class NotJson(ValueError):
+    """Bytes that are no JSON text; its text says where and why and shows none of them."""
+
+
+def is_file(path: Path) -> bool:
+    """Say whether a path names a plain file.
+
+    Raises:
+        UsageProblem: the system does not say (a name too long, a folder that is shut, links in a circle).
+    """
+    return stat.S_ISREG(_mode(path))
+
+
+def is_folder(path: Path) -> bool:
+    """Say whether a path names a folder.
+
+    Raises:
+        UsageProblem: as `is_file`.
+    """
+    return stat.S_ISDIR(_mode(path))
+
+
+def exists(path: Path) -> bool:
+    """Say whether a path names anything; a link that leads nowhere does not.
+
+    Raises:
+        UsageProblem: as `is_file`.
+    """
+    return bool(_mode(path))
+
+
+def read_text(file: Path, where: str = "", errors: str = "strict") -> str:
+    """Return the UTF-8 text of a file without its byte order mark; messages call it `where`, else by its path.
+
+    Raises:
+        UsageProblem: it cannot be read, or, with `errors` strict, is no UTF-8.
+    """
+    data = _read(file, where)
+    try:
+        return data.decode(errors=errors)
+    except UnicodeDecodeError as error:
+        raise UsageProblem(f"{where or shown(file)}: {_not_utf8(data, error)}") from None
+
+
+def read_json(file: Path, where: str = "") -> Json:
+    """Return what a JSON file holds; messages call it `where`, else by its path, and show none of it.
+
+    Raises:
+        UsageProblem: it cannot be read, is no JSON, or has a text with a character that nothing can be given.
+    """
+    try:
+        value = decode_json(_read(file, where))
+    except NotJson as error:
+        raise UsageProblem(f"{where or shown(file)}: {error}") from None
+    for place, text in texts(value, "$"):
+        if UNUSABLE.search(text):
+            raise UsageProblem(f"{where or shown(file)}: {ascii(place)[1:-1]} holds a NUL character")
+    return value
+
+
+def decode_json(data: bytes) -> Json:
+    """Return what UTF-8 bytes hold as JSON, with or without a byte order mark.
+
+    Raises:
+        NotJson: they hold none.
+    """
+    data = data.removeprefix(BOM)
+    try:
+        return msgspec.json.decode(data.decode())
+    except UnicodeDecodeError as error:
+        raise NotJson(_not_utf8(data, error)) from None
+    except RecursionError:
+        raise NotJson("brackets are nested too deep") from None
+    except msgspec.DecodeError as error:
+        reason, _, byte = str(error).removesuffix(")").partition(" (byte ")
+        at = _position(data, int(byte) if byte else len(data))
+        raise NotJson(f"{at} is not JSON: {reason.removeprefix('JSON is malformed: ')}") from None
+
+
+def texts(value: Json, at: str) -> Iterator[tuple[str, str]]:
+    """Yield every text in a JSON value, keys too, each after its place, as in `$[0].name`; `at` is the value's own."""
+    pending = [(at, value)]
+    while pending:
+        place, item = pending.pop()
+        if isinstance(item, str):
+            yield place, item
+        elif isinstance(item, Mapping):
+            pending += [(f"{place} key", key) for key in item]
+            pending += [(f"{place}.{key}", below) for key, below in item.items()]
+        elif isinstance(item, list | tuple):
+            pending += [(f"{place}[{n}]", below) for n, below in enumerate(item)]
+
+
+def wrong_key(error: msgspec.ValidationError) -> tuple[str, str]:
+    """Return the key whose value has the wrong type, and a sentence that names it; "" where it is the whole value."""
+    found = _PLACE.fullmatch(str(error))
+    what = found["what"] if found else str(error)
+    what = what[:1].lower() + what[1:]
+    return (found["key"], f"key '{found['key']}' is wrong: {what}") if found and found["key"] else ("", what)
+
+
+def shown(path: Path) -> str:
+    """Return a path as a message can hold it."""
+    text = str(path) if str(path).isprintable() else ascii(str(path))
+    return text if len(text) <= 200 else f"{text[:197]}..."
+
+
+def _mode(path: Path) -> int:
+    """Return type and rights of what a path names, 0 for nothing."""
+    try:
+        return path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
+    except (OSError, ValueError) as error:
+        raise UsageProblem(f"{shown(path)} cannot be looked at: {_why(error)}") from None
+
+
+def _read(file: Path, where: str) -> bytes:
+    try:
+        return file.read_bytes().removeprefix(BOM)
+    except (OSError, ValueError) as error:
+        raise UsageProblem(f"{where or shown(file)} cannot be read: {_why(error)}") from None
+
+
+def _why(error: OSError | ValueError) -> str:
+    return (error.strerror if isinstance(error, OSError) else "") or str(error)
+
+
+def _not_utf8(data: bytes, error: UnicodeDecodeError) -> str:
+    return f"{_position(data, error.start)} is not UTF-8: {error.reason}"
+
+
+def _position(data: bytes, offset: int) -> str:
+    before = data[:offset].decode(errors="replace")
+    return f"line {before.count(chr(10)) + 1}, column {len(before) - before.rfind(chr(10))}"

@@ -1,0 +1,134 @@
+"""Files that the user named: replaced whole, through links, and nothing else becomes a file."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from madlite.errors import UsageProblem
+from madlite.record.named_file import check_writable, write_named
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_plain_file_is_made_and_replaced_and_keeps_its_mode(tmp_path):
+    file = tmp_path / "s.json"
+    check_writable(file)
+    write_named(file, "one")
+    file.chmod(0o640)
+    write_named(file, "two \udcff")
+    assert file.read_text() == "two \\udcff" and stat.S_IMODE(file.stat().st_mode) == 0o640
+    assert names(tmp_path) == ["s.json"]
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_link_stays_and_what_it_names_is_written(tmp_path, there):
+    (tmp_path / "kept").mkdir()
+    if there:
+        (tmp_path / "kept/real.json").write_text("old")
+    link = tmp_path / "link.json"
+    link.symlink_to("kept/real.json")
+    check_writable(link)
+    write_named(link, "new")
+    assert link.is_symlink() and (tmp_path / "kept/real.json").read_text() == "new"
+    assert names(tmp_path / "kept") == ["real.json"]
+
+
+def test_a_link_into_a_folder_that_is_not_there_is_found_out_early(tmp_path):
+    (tmp_path / "link.json").symlink_to("absent/real.json")
+    with pytest.raises(UsageProblem, match="absent is no folder"):
+        check_writable(tmp_path / "link.json")
+
+
+def test_a_pipe_stays_a_pipe_and_its_reader_gets_all(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    check_writable(pipe)
+    with pytest.raises(UsageProblem, match="nobody reads it"):
+        write_named(pipe, "lost")
+    text, got = "long " * 40_000, []  # more than a pipe holds
+    reading = threading.Thread(target=lambda: got.append(pipe.read_text()))
+    both_ends = os.open(pipe, os.O_RDWR)  # so that the reader waits for the writer, and the writer for the reader
+    reading.start()
+    write_named(pipe, text)
+    os.close(both_ends)
+    reading.join(20)
+    assert got == [text] and pipe.is_fifo() and names(tmp_path) == ["pipe"]
+
+
+@pytest.fixture
+def device(tmp_path):
+    """Return a maker of device nodes of the test's own: the machine's are never written to by name."""
+
+    def make(name: str, minor: int) -> Path:
+        path = tmp_path / name
+        try:
+            os.mknod(path, 0o666 | stat.S_IFCHR, os.makedev(1, minor))
+            os.close(os.open(path, os.O_WRONLY))
+        except OSError:
+            pytest.skip("this user may not make device nodes here")
+        return path
+
+    return make
+
+
+def test_a_device_stays_a_device(tmp_path, device):
+    null = device("null", 3)
+    check_writable(null)
+    write_named(null, "gone")
+    assert null.is_char_device() and names(tmp_path) == ["null"]
+    full = device("full", 7)
+    with pytest.raises(UsageProblem, match="full cannot be written: No space left"):
+        write_named(full, "x")
+    assert full.is_char_device()
+
+
+def test_our_own_output_gets_the_text_where_it_is(tmp_path):
+    file, link = tmp_path / "out.txt", tmp_path / "stdout"
+    link.symlink_to("/proc/self/fd/1")
+    with file.open("w") as out:
+        saved = os.dup(1)
+        try:
+            os.dup2(out.fileno(), 1)
+            os.write(1, b"before\n")
+            check_writable(link)
+            write_named(link, "{}\n")
+            os.write(1, b"after\n")
+        finally:
+            os.dup2(saved, 1)
+            os.close(saved)
+    assert file.read_text() == "before\n{}\nafter\n" and link.is_symlink()
+
+
+def test_what_is_neither_is_refused(tmp_path):
+    place = tmp_path / "s.sock"
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "plain").touch()
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(place))
+        for file in (tmp_path, place, tmp_path / "loop", tmp_path / "plain/x", Path("/proc/self/comm")):
+            with pytest.raises(UsageProblem, match=f"{file} cannot be written"):
+                check_writable(file)
+            with pytest.raises(UsageProblem, match=f"{file} cannot be written"):
+                write_named(file, "x")
+    assert place.is_socket()
+
+
+def test_what_cannot_be_written_leaves_the_old_text(tmp_path, monkeypatch):
+    file = tmp_path / "s.json"
+    file.write_text("old")
+
+    def full(fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(UsageProblem, match="No space left on device"):
+        write_named(file, "new")
+    assert file.read_text() == "old" and names(tmp_path) == ["s.json"]
