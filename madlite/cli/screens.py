@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 _LINE_EVERY_S = 5.0
+NOTE = "        note: "
 
 
 class PlainScreen:
@@ -27,6 +28,7 @@ class PlainScreen:
         self._last_s = float("-inf")
         self._failed: list[tuple[str, str]] = []
         self._rows = False
+        self._notes: set[str] = set()
 
     def started(self, plan: RunPlan, position: int, total: int) -> None:
         """Name the run and what is special about it."""
@@ -66,7 +68,9 @@ class PlainScreen:
         self._rows |= not plan.skip_model_run or result.status is Status.FAILURE
         if result.status is Status.FAILURE:
             self._failed.append((plan.card.name, result.cause.value))
-        self.end(ending(plan, result))
+        told = [line for line in ending(plan, result) if line not in self._notes]
+        self._notes.update(line for line in told if line.startswith(NOTE))  # of a whole batch, say: once is enough
+        self.end(told)
 
     def end(self, lines: Iterable[str]) -> None:
         """Say how it ended."""
@@ -182,7 +186,7 @@ def ending(plan: RunPlan, result: Result) -> list[str]:
         lines.append(f"        > {result.evidence[:300]}")
     if plan.blocked is not None and plan.blocked.hint:
         lines.append(f"        hint: {plan.blocked.hint}")
-    lines += [f"        note: {finding}" for finding in result.findings]
+    lines += [f"{NOTE}{finding}" for finding in result.findings]
     lines += [f"        {text}" for text in kept(plan)]
     if plan.blocked is None and "total" in result.durations_s:
         lines.append(f"        took {duration(result.durations_s['total'])}")

@@ -25,7 +25,8 @@ _NO_DEVICE = re.compile(r'(?:custom device|adding device|\bstat) "?(?P<device>/d
 _NO_IMAGE = re.compile(r"no such image", re.IGNORECASE)
 _NO_INIT = re.compile(r"container-init binary not found")
 _NAME_TAKEN = re.compile(r"\bname\b.*\bis already in use")
-_NO_GPU_DRIVER = re.compile(r"could not select device driver|unknown or invalid runtime name|Unknown runtime", re.I)
+_NO_GPU_DRIVER = re.compile(r"could not select device driver", re.I)
+_NO_RUNTIME = re.compile(r"unknown or invalid runtime name|unknown runtime", re.I)
 _TOOLKIT = "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit"
 
 
@@ -185,6 +186,12 @@ def _refused(words: str, plan: RunPlan) -> RuntimeProblem:
         return RuntimeProblem(
             f"docker cannot give NVIDIA GPUs to a container: {words}",
             f"install the NVIDIA container toolkit and restart docker: {_TOOLKIT}",
+            cause=Cause.PREPARE,
+        )
+    if _NO_RUNTIME.search(words):
+        return RuntimeProblem(
+            f"the engine has no runtime of the name that the docker options ask for: {words}",
+            "docker info --format '{{json .Runtimes}}'   lists what it has",
             cause=Cause.PREPARE,
         )
     if _NO_IMAGE.search(words):

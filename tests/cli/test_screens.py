@@ -132,3 +132,14 @@ def test_a_closed_pipe_is_swallowed():
     sink.close()
     assert not sink._thread.is_alive()
     os.close(write)
+
+
+def test_a_note_that_is_true_of_the_whole_batch_is_said_once(plan, pipe):
+    sink, said = pipe
+    screen = PlainScreen(sink, live=False)
+    noted = replace(success(plan), findings=("the base image was not refreshed",))
+    for result in (noted, noted, replace(noted, findings=("another",))):
+        screen.finished(plan, result)
+    text = said()
+    assert text.count("note: the base image was not refreshed") == 1 and text.count("note: another") == 1
+    assert text.count("SUCCESS tiny") == 3 and text.count("took ") == 3
