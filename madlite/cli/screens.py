@@ -69,7 +69,7 @@ class PlainScreen:
         if result.status is Status.FAILURE:
             self._failed.append((plan.card.name, result.cause.value))
         told = [line for line in ending(plan, result) if line not in self._notes]
-        self._notes.update(line for line in told if line.startswith(NOTE))  # of a whole batch, say: once is enough
+        self._notes.update(f"{NOTE}{note}" for note in result.image.notes)  # true of the batch: once is enough
         self.end(told)
 
     def end(self, lines: Iterable[str]) -> None:

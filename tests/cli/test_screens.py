@@ -10,7 +10,7 @@ import pytest
 from madlite.cli.screens import LiveScreen, PlainScreen
 from madlite.cli.sink import Sink
 from madlite.plan.make import make_plan
-from madlite.types import Cause, Metric, Quantity, Result, Status, Step, Window
+from madlite.types import Cause, ImageUsed, Metric, Quantity, Result, Status, Step, Window
 from tests.plan.conftest import given  # noqa: F401 - a fixture
 
 
@@ -137,9 +137,12 @@ def test_a_closed_pipe_is_swallowed():
 def test_a_note_that_is_true_of_the_whole_batch_is_said_once(plan, pipe):
     sink, said = pipe
     screen = PlainScreen(sink, live=False)
-    noted = replace(success(plan), findings=("the base image was not refreshed",))
-    for result in (noted, noted, replace(noted, findings=("another",))):
-        screen.finished(plan, result)
+    stale = "the base image was not refreshed"
+    noted = msgspec.structs.replace(
+        success(plan), findings=("1 more line", stale), image=ImageUsed(ref="x", notes=(stale,))
+    )
+    for _ in range(3):
+        screen.finished(plan, noted)
     text = said()
-    assert text.count("note: the base image was not refreshed") == 1 and text.count("note: another") == 1
+    assert text.count(f"note: {stale}") == 1 and text.count("note: 1 more line") == 3
     assert text.count("SUCCESS tiny") == 3 and text.count("took ") == 3
