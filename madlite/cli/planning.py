@@ -14,6 +14,7 @@ from madlite.engine.screen import Planned
 from madlite.errors import UsageProblem
 from madlite.plan.actions import TOOLS
 from madlite.plan.context import Context
+from madlite.plan.context_keys import ELSEWHERE
 from madlite.plan.manifest_context import context_over
 from madlite.plan.options import Options
 from madlite.plan.scripts import list_tools, make_toolset
@@ -29,7 +30,7 @@ def refuse_elsewhere(context: Context) -> None:
         UsageProblem: it asks for Slurm, Kubernetes or several nodes.
     """
     known = context.known
-    sent = [key for key in ("slurm", "k8s", "kubernetes", "deploy") if getattr(known, key)]
+    sent = [key for key in ELSEWHERE if getattr(known, key)]
     target = known.deployment_config.get("target", "local")
     if target not in ("local", "docker"):
         sent.append("deployment_config")

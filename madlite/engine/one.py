@@ -25,14 +25,12 @@ from madlite.run.folder import HANDLE, LOG, RECORD, RunFolder
 from madlite.run.log import RunLog
 from madlite.run.watch import Interrupted, Signals, Watch
 from madlite.secrets import Redactor, assigned, collect
-from madlite.types import Backend, Cause, Reader, Result, RunPlan, Runtime, Session, Status, Step, to_json
+from madlite.types import Action, Backend, Cause, Reader, Result, RunPlan, Runtime, Session, Status, Step, to_json
 
 _log = logging.getLogger(__name__)
 _PHASES = {
     "clone": "cloning the repository",
     "data": "fetching data",
-    "pre": "running pre-scripts",
-    "post": "running post-scripts",
     "run": "running",
     "prepare": "preparing",
 }
@@ -175,7 +173,7 @@ class OneRun:
                 continue
             if self.watch.reason is not None:
                 break
-            self.screen.phase(_PHASES.get(action.kind, action.kind))
+            self.screen.phase(_phase(action))
             if action.kind == "run":
                 results.begin()
             self.account.begin(action.kind, self.clock())
@@ -237,6 +235,12 @@ class OneRun:
     def _result(self, verdict: Verdict) -> Result:
         self.account.durations_s["total"] = self.clock() - self.began
         return masked(self.account.result(self.plan, verdict, self.started), self.mask)
+
+
+def _phase(action: Action) -> str:
+    if action.kind in ("pre", "post"):
+        return f"{action.kind}-script {Path(action.argv[-1]).name}"
+    return _PHASES.get(action.kind, action.kind)
 
 
 def _write(folder: RunFolder, name: str, text: str) -> str:

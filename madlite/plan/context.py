@@ -14,7 +14,7 @@ import msgspec
 
 from madlite.errors import UsageProblem
 from madlite.files import UNUSABLE, NotJson, decode_json, read_text, texts, wrong_key
-from madlite.plan.context_keys import NOT_YET, Known
+from madlite.plan.context_keys import ELSEWHERE, NOT_YET, Known
 from madlite.plan.values import VARIABLE, VARIANT_KEYS
 from madlite.types import Json, Scalar, Value
 
@@ -89,6 +89,8 @@ def without_effect(context: Context) -> list[str]:
     known = [*Known.__struct_fields__, *MACHINE_KEYS]
     told = []
     for key in context.values:
+        if key in ELSEWHERE:
+            continue
         if key in NOT_YET:
             told.append(f"context key '{key}' has no effect yet")
         elif key == "distributed" and set(context.known.distributed) - {"launcher"}:

@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 # madengine's keys that nothing here acts on; their types are checked all the same
-NOT_YET = ("slurm", "k8s", "kubernetes", "vllm", "deploy", "deployment_config", "env_vars", "timeout", "debug")
+ELSEWHERE = ("slurm", "k8s", "kubernetes", "deploy")  # a run that they send to other machines is refused
+NOT_YET = (*ELSEWHERE, "vllm", "deployment_config", "env_vars", "timeout", "debug")
 _Text = Annotated[str, msgspec.Meta(min_length=1)]  # the empty text is in every line
 
 

@@ -88,7 +88,8 @@ def _fetched(client: Client, image: Image, environ: Mapping[str, str], say: Say)
                 log_in(client, image.login)
             pull(client, image.registry, say)
     except RuntimeProblem as problem:
-        if inspect(client, image.ref) is None:
+        # what this manifest's build did not make may be any image of that name
+        if inspect(client, image.ref) is None or not image.build_duration_s:
             raise
         say(f"{problem.message}; using {image.ref}, which is here")
         return f"the image was not pulled, the one that was here ran: {problem.message}"

@@ -336,3 +336,20 @@ def test_a_token_among_the_args_is_masked_everywhere(checkout: Checkout) -> None
     texts = [path.read_bytes() for path in checkout.folder.rglob("*") if path.is_file() and path.name != "models.json"]
     for secret in (b"hf_TOPSECRET1", b"another-secret"):
         assert not [text for text in texts if secret in text] and secret.decode() not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "context", ['{"slurm": {"nodes": 2}}', '{"k8s": {"gpu_count": 1}}', '{"distributed": {"nnodes": 2}}']
+)
+def test_what_is_meant_for_other_machines_is_not_run_here(checkout: Checkout, context: str) -> None:
+    checkout.card("m", RESULT)
+    done = checkout.run("--tags", "m", "-c", context)
+    assert done.returncode == 4 and "asks for other machines" in done.stderr and "warning" not in done.stderr
+    assert not (checkout.folder / "perf.csv").exists()
+
+
+def test_a_node_of_several_says_so_in_its_row(checkout: Checkout) -> None:
+    checkout.card("m", 'echo "$MAD_MULTI_NODE_RUNNER"\n' + RESULT)
+    done = checkout.run("--tags", "m", "-c", '{"multi_node_args": {"NNODES": 2, "NODE_RANK": 1}}')
+    (row,) = checkout.rows
+    assert (done.returncode, row["nnodes"]) == (0, "2"), done.stderr

@@ -11,6 +11,7 @@ import requests
 from msgspec.structs import replace
 from requests.adapters import BaseAdapter
 
+from madlite.errors import RuntimeProblem
 from madlite.run import docker_image
 from madlite.run.docker_image import prepare_image
 from madlite.types import Image, Login, Secret
@@ -68,8 +69,17 @@ def test_a_login_that_takes_too_long_is_a_note(built):
     assert registry.limits == [120] and "the image was not pushed" in used.notes[0]
 
 
-def test_a_pull_that_breaks_off_leaves_the_image_that_is_here():
+def test_a_pull_that_breaks_off_leaves_the_image_that_the_manifests_build_made():
     client, registry = engine("/images/create")
-    used = prepare_image(client, Image(ref="ci-tiny", registry=TARGET), {}, lambda line: None)
+    made = Image(ref="ci-tiny", registry=TARGET, build_duration_s=2.5)
+    used = prepare_image(client, made, {}, lambda line: None)
     assert registry.limits == [None]
     assert used.registry == "" and "the one that was here ran" in used.notes[0]
+
+
+@pytest.mark.parametrize("build_duration_s", [None, 0.0])
+def test_an_image_of_the_same_name_that_somebody_else_made_does_not_stand_in(build_duration_s: float | None):
+    client, _ = engine("/images/create")
+    asked = Image(ref="ci-tiny", registry=TARGET, build_duration_s=build_duration_s)
+    with pytest.raises(RuntimeProblem):
+        prepare_image(client, asked, {}, lambda line: None)
