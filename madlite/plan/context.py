@@ -93,7 +93,7 @@ def without_effect(context: Context) -> list[str]:
             continue
         if key in NOT_YET:
             told.append(f"context key '{key}' has no effect yet")
-        elif key == "distributed" and set(context.known.distributed) - {"launcher"}:
+        elif key == "distributed" and set(context.known.distributed) - {"launcher", "nnodes"}:
             told.append("context key 'distributed' has no effect yet beyond its launcher")
         elif key not in known:
             close = [f"settings.{key}"] if key in VARIANT_KEYS else get_close_matches(key, known, n=1)
