@@ -7,7 +7,7 @@ from tests.engine.checkout import Checkout
 from tests.engine_fixture import remove_built
 
 
-@pytest.fixture(params=["host", pytest.param("docker", marks=pytest.mark.engine)])
+@pytest.fixture(params=[pytest.param("host", marks=pytest.mark.host), pytest.param("docker", marks=pytest.mark.engine)])
 def checkout(request, tmp_path):
     """A checkout whose cards run on the host, and again in real containers."""
     if request.param == "docker":
