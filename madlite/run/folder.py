@@ -127,8 +127,13 @@ def claim_results(plan: RunPlan, keep_waiting: Callable[[], bool]) -> int | None
 
 def is_alive(folder: Path) -> bool:
     """Say whether a madlite process still holds the run."""
+    return is_held(folder / LOCK)
+
+
+def is_held(path: Path) -> bool:
+    """Say whether a process holds a lock; one that is not there, or cannot be looked at, is not known to be held."""
     try:
-        lock = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+        lock = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return False
     try:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import re
 import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from madlite.run.folder import PLAN
+from madlite.run.folder import PLAN, is_held
 
 OWN = "run_directory"  # a name that MAD and madlite alone use
 CLONE_MARK = ".git/madlite"
@@ -24,13 +22,15 @@ def sweep(folder: Path) -> None:
     Raises:
         OSError: something of it cannot be removed.
     """
+    import psutil
+
     workspace = folder.parent.parent
     for path in workspace.glob(".*"):
         found = _UNFINISHED.fullmatch(path.name)
-        if found and path.is_file() and not _lives(int(found[1])):
+        if found and path.is_file() and not psutil.pid_exists(int(found[1])):
             path.unlink(missing_ok=True)
     name = _model_dir(folder)
-    if name and _is_ours(workspace / name) and _is_free(folder.parent / f".{name}.lock"):
+    if name and _is_ours(workspace / name) and not is_held(folder.parent / f".{name}.lock"):
         shutil.rmtree(workspace / name)
 
 
@@ -47,27 +47,3 @@ def _model_dir(folder: Path) -> str:
 def _is_ours(place: Path) -> bool:
     own = re.fullmatch(rf"{OWN}(_\w+)?", place.name) or (place / CLONE_MARK).is_file()
     return bool(own) and place.is_dir() and not place.is_symlink()
-
-
-def _is_free(lock: Path) -> bool:
-    try:
-        fd = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return True
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    finally:
-        os.close(fd)
-    return True
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
