@@ -140,7 +140,8 @@ run_sampler() { # run_sampler SMI, until it is over
   rm -f "$state"
 }
 
-find_owner() { # the program that runs this session: 0 where it is outside of this container
+find_owner() { # the program that runs this session: 0 where it is outside of this container or its leader has ended
+  owner=0
   look "$$" && own=$session
   look "$own" && owner=$parent
   owner_begun=

@@ -225,6 +225,21 @@ time.sleep(1000)
     wait_until(lambda: gone(sampler), "the end of the sampler")
 
 
+def test_it_samples_where_the_leader_of_its_session_has_ended(model, path):
+    """A job that was sent to the background outlives the shell that led its session: the script still starts."""
+    program(path, "nvidia-smi", NVIDIA_SMI)
+    only(path, "bash")
+    os.mkfifo(model / "go")
+    job = f'{{ read -r _ <go; bash {TOOLS / "gpu_info.sh"} start power >said 2>&1; echo >>said; }} & exit 0'
+    subprocess.run(
+        ["/bin/bash", "-c", job], cwd=model, env={**os.environ, "PATH": str(path)}, start_new_session=True, timeout=60
+    )
+    (model / "go").write_text("now\n")  # its leader has been waited for
+    wait_until(lambda: (model / POWER).exists() and len(rows(model / POWER)) > 2, "samples")
+    assert "samples GPU 0" in (model / "said").read_text()
+    assert "samples in" in bash("gpu_info.sh", "stop", "power", cwd=model, path=path).stdout
+
+
 @pytest.mark.engine
 def test_in_a_kept_container_it_ends_when_nothing_else_runs_there(engine, base_image, tmp_path):
     """What a run starts in a container has no parent there, and a kept container goes on without the run."""
