@@ -24,6 +24,7 @@ class MadliteError(Exception):
     """A problem a user can act on: `message` says what, which value and where; `hint` what to type."""
 
     exit_code = ExitCode.USAGE
+    more: tuple[tuple[str, str], ...] = ()  # further messages and their hints, where several things are wrong
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -44,7 +45,7 @@ class PluginError(MadliteError):
 
 
 class CheckFailed(MadliteError):
-    """A check before the start refused the run."""
+    """Checks before the start refused the runs."""
 
 
 class RecordError(MadliteError):

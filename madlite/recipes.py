@@ -1,66 +1,47 @@
-"""Recipes: the values a backend runs a model with, as TOML beside its module.
-
-::
-
-    [defaults]                 # every key a recipe may set: fields of Variant, and the backend's own settings
-    [recipe.debug]             # what this recipe changes
-    [recipe.debug.on.cpu]      # what it changes on one device, by Machine.device
-    [env.all]                  # environment variables; further tables by Machine.vendor: [env.AMD]
-"""
+"""A backend whose runs come from a recipe book (madlite/recipe_book.py tells its format)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 
 import msgspec
 
 from madlite.backend import TemplateBackend
-from madlite.errors import PluginError, UsageProblem
-from madlite.types import Card, Draft, Finding, Machine, Request, RunPlan, Scalar, Value, Variant
+from madlite.errors import UsageProblem
+from madlite.recipe_book import VARIANT_KEYS, RecipeBook, read_book
+from madlite.recipe_choice import Chosen, choose_runs
+from madlite.types import Card, Draft, Finding, Machine, Request, RunPlan, Variant
 
-_VARIANT = set(Variant.__struct_fields__)
-
-
-class Recipe(Value, frozen=True):
-    """One recipe: what differs from the defaults, and what differs from that on a device."""
-
-    values: dict[str, Scalar]
-    on: dict[str, dict[str, Scalar]]
-
-
-class RecipeBook(Value, frozen=True):
-    """The recipes of one backend."""
-
-    defaults: dict[str, Scalar]
-    recipes: dict[str, Recipe]
-    env: dict[str, dict[str, str]]
-
-    def values(self, name: str, device: str) -> dict[str, Scalar]:
-        """Return the values of a recipe on a device, over the defaults."""
-        recipe = self.recipes[name]
-        return {**self.defaults, **recipe.values, **recipe.on.get(device, {})}
+CLAIM = 30  # of a card whose runs are in the book: less than its own script, where that is here
 
 
 class RecipeBackend(TemplateBackend):
-    """A template backend whose variants and settings come from a file of recipes; set `book` to its path."""
+    """A template backend whose variants and settings come from recipes; set `book` to their file or folder."""
 
     book: Path
 
+    def claim(self, card: Card, checkout: Path) -> int:
+        """Own the cards that name this backend, and those that its book has runs for."""
+        if card.backend:
+            return super().claim(card, checkout)
+        return CLAIM if bare_name(card) in read_book(self.book).cards else 0
+
     def expand(self, request: Request, machine: Machine) -> Sequence[Draft]:
-        """Return the draft of the recipe that `--set recipe=`, the tag or the card names.
+        """Return a draft per run that the book has for the card, or the one of the recipe that the card names.
+
+        A recipe is named by `--set recipe=`, by the tag or by the card.
 
         Raises:
-            UsageProblem: none is named, or there is none of that name.
+            UsageProblem: no recipe is named or known for what was asked.
         """
         book = read_book(self.book)
-        name = self._choose(request, book)
-        values = book.values(name, machine.device)
-        variant = Variant(**{key: value for key, value in values.items() if key in _VARIANT})  # type: ignore[arg-type]
-        settings = {"recipe": name, **{key: value for key, value in values.items() if key not in _VARIANT}}
-        draft = self.draft(request, variant, machine)
-        return [msgspec.structs.replace(draft, settings=settings, origin=f"recipe {name}")]
+        named = self._named(request)
+        if not named and bare_name(request.card) in book.cards:
+            chosen = choose_runs(book, bare_name(request.card), request.settings, machine)
+        else:
+            chosen = [self._of_name(named, request, machine, book)]
+        return [self._draft(request, one, machine) for one in chosen]
 
     def env(self, card: Card, variant: Variant, machine: Machine) -> Mapping[str, str]:
         """Return the book's variables for this machine's vendor."""
@@ -71,41 +52,53 @@ class RecipeBackend(TemplateBackend):
         """Find sizes that are none, and too few steps for a steady window."""
         return _check_sizes(plan.variant) if plan.variant else ()
 
-    def _choose(self, request: Request, book: RecipeBook) -> str:
+    def _draft(self, request: Request, chosen: Chosen, machine: Machine) -> Draft:
+        values = chosen.values
+        variant = Variant(**{key: value for key, value in values.items() if key in VARIANT_KEYS})  # type: ignore[arg-type]
+        variant = msgspec.structs.replace(variant, release=chosen.release)
+        image = str(values.get("image", "")).format(architecture=machine.architecture)
+        own = {key: value for key, value in values.items() if key not in VARIANT_KEYS and key != "image"}
+        draft = self.draft(request, variant, machine)
+        return msgspec.structs.replace(
+            draft,
+            settings={"recipe": chosen.name, "recipe_device": chosen.device, **own},
+            image=image or draft.image,
+            origin=chosen.origin,
+            notes=chosen.notes,
+        )
+
+    def _named(self, request: Request) -> str:
         given = request.card.recipe
         of_card = str(given.get("name", "")) if isinstance(given, dict) else given
-        name = request.settings.get("recipe") or of_card
-        if name in book.recipes:
-            return name
-        what = (
-            f"backend '{self.name}' has no recipe '{name}'" if name else f"card '{request.card.name}' names no recipe"
-        )
-        raise UsageProblem(what, f"recipes: {', '.join(book.recipes)}   choose one with --set recipe=NAME")
+        return request.settings.get("recipe") or of_card
+
+    def _of_name(self, name: str, request: Request, machine: Machine, book: RecipeBook) -> Chosen:
+        """Return the recipe of a name; a release, where one is asked for, is what its values come from."""
+        if name not in book.recipes:
+            raise self._no_recipe(name, request, book)
+        release = request.settings.get("release", "")
+        if release and release not in book.releases:
+            raise _no_release(release, book)
+        values = {**book.values(name, machine.device), **book.releases.get(release, {})}
+        device = request.settings.get("recipe_device") or machine.device
+        return Chosen(name=name, device=device, release=release, values=values, origin=f"recipe {name}")
+
+    def _no_recipe(self, name: str, request: Request, book: RecipeBook) -> UsageProblem:
+        what = f"backend '{self.name}' has no recipe '{name}'"
+        if not name:
+            what = f"backend '{self.name}' has no runs for card '{request.card.name}', and it names no recipe"
+        return UsageProblem(what, f"recipes: {', '.join(book.recipes)}   choose one with --set recipe=NAME")
 
 
-@cache
-def read_book(path: Path) -> RecipeBook:
-    """Return the recipes of a file.
+def bare_name(card: Card) -> str:
+    """Return a card's name without the folder it came from."""
+    return card.name.removeprefix(f"{card.scope}/") if card.scope else card.name
 
-    Raises:
-        PluginError: it is no such file, or a recipe sets a key that the defaults do not name.
-    """
-    import tomli
 
-    try:
-        table = tomli.loads(path.read_text(encoding="utf-8"))
-        book = msgspec.convert(
-            {
-                "defaults": table["defaults"],
-                "recipes": {name: _split(values) for name, values in table["recipe"].items()},
-                "env": table.get("env", {}),
-            },
-            RecipeBook,
-        )
-    except (OSError, ValueError, KeyError, AttributeError, msgspec.ValidationError) as error:
-        raise PluginError(f"recipes {path}: {error or type(error).__name__}") from None
-    _check_keys(book, path)
-    return book
+def _no_release(release: str, book: RecipeBook) -> UsageProblem:
+    known = ", ".join(book.releases)
+    hint = f"releases: {known}" if known else "leave --image-release out; --image names an image"
+    return UsageProblem(f"image release '{release}' is not known to this recipe's backend", hint)
 
 
 def _check_sizes(variant: Variant) -> Iterator[Finding]:
@@ -118,16 +111,3 @@ def _check_sizes(variant: Variant) -> Iterator[Finding]:
             message=f"{variant.steps} steps leave few or none after {variant.warmup_steps} of warm-up",
             hint=f"--set steps={variant.warmup_steps + 15}",
         )
-
-
-def _split(values: Mapping[str, object]) -> dict[str, object]:
-    return {"values": {key: value for key, value in values.items() if key != "on"}, "on": values.get("on", {})}
-
-
-def _check_keys(book: RecipeBook, path: Path) -> None:
-    """Keep a misspelt key from passing as a setting that nothing reads."""
-    known = _VARIANT | set(book.defaults)
-    for name, recipe in book.recipes.items():
-        for table in (recipe.values, *recipe.on.values()):
-            if unknown := sorted(set(table) - known):
-                raise PluginError(f"recipes {path}: recipe '{name}' sets {', '.join(unknown)}, which defaults lacks")

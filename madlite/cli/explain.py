@@ -27,7 +27,7 @@ def command(tag: tuple[str, ...], as_json: bool, **given: Any) -> int:
     madlite explain demo_torchtitan_llama_debug --set steps=100 --machine 8xMI300X
     """
     from madlite.cli.planning import plan_all
-    from madlite.engine.many import check_plans
+    from madlite.engine.lint import check_plans
     from madlite.engine.one import secrets_for
     from madlite.secrets import Redactor, masked_json
 
@@ -41,7 +41,7 @@ def command(tag: tuple[str, ...], as_json: bool, **given: Any) -> int:
         click.echo(masked_json([one.plan for one in planned], secrets), nl=False)
     else:
         click.echo(mask("\n\n".join(_page(one.plan) for one in planned)))
-    warnings = check_plans(planned, plugins)
+    warnings = check_plans(planned, plugins, options.lint)
     setup.tell_problems(plugins.problems)
     for text in warnings:
         click.echo(f"warning: {mask(text)}", err=True)

@@ -131,8 +131,7 @@ def call(args: Sequence[str]) -> int:
     try:
         result = main.main(args=list(args), prog_name="madlite", standalone_mode=False)
     except MadliteError as error:
-        _say(error.message, error.hint)
-        return int(error.exit_code)
+        return _refused(error)
     except click.UsageError as error:
         return _usage(error)
     except click.ClickException as error:
@@ -182,6 +181,12 @@ def _named(name: object) -> str:
     from madlite.files import shown
 
     return shown(Path(os.fsdecode(name))) if isinstance(name, str | bytes) else f"file {name}"
+
+
+def _refused(error: MadliteError) -> int:
+    for message, hint in ((error.message, error.hint), *error.more):
+        _say(message, hint)
+    return int(error.exit_code)
 
 
 def _usage(error: click.UsageError) -> int:

@@ -52,11 +52,11 @@ def command(**given: Any) -> int:
 
 def _preview(planned: Sequence[Planned], options: Options, plugins: Plugins) -> int:
     from madlite.cli.preview import preview
-    from madlite.engine.many import check_plans
+    from madlite.engine.lint import check_plans
 
     for one in planned:
         click.echo(preview(one, options.environ))
-    for text in check_plans(planned, plugins):
+    for text in check_plans(planned, plugins, options.lint):
         setup.warn(text)
     return 0
 
@@ -64,14 +64,15 @@ def _preview(planned: Sequence[Planned], options: Options, plugins: Plugins) -> 
 def _run(planned: Sequence[Planned], options: Options, plugins: Plugins, given: dict[str, Any]) -> int:
     from madlite.cli.batch import Batch
     from madlite.cli.screens import make_screen
-    from madlite.engine.many import check_plans, run_many
+    from madlite.engine.lint import check_plans
+    from madlite.engine.many import run_many
     from madlite.record.perfcsv import check_appendable
 
     _refuse_pretended(planned)
     check_appendable(options.output)
     batch = Batch(planned, options, given)
     told = len(plugins.problems)
-    warnings = check_plans(planned, plugins)
+    warnings = check_plans(planned, plugins, options.lint)
     sink = Sink(sys.stdout.fileno())
     screen = make_screen(sink, live=options.live_output)
     try:

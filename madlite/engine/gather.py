@@ -123,16 +123,21 @@ def find_backend(plugins: Plugins, name: str, where: str) -> tuple[Backend, Plug
 
 
 def _nobody(card: Card, around: Surroundings) -> UsageProblem:
-    script = f"its script {card.scripts} is not in this folder" if card.scripts else "it names no script"
+    if not card.scripts:
+        return UsageProblem(
+            f"nothing can run card '{card.name}' here: no backend claims it and it names no script",
+            "name a backend with --backend; madlite plugins lists them",
+        )
     return UsageProblem(
-        f"nothing can run card '{card.name}' here: no backend claims it and {script}",
-        "run it inside a checkout of ROCm/MAD, or name a backend with --backend",
+        f"card '{card.name}' needs a MAD checkout: no backend has a recipe for it, and its script {card.scripts} is "
+        "not in this folder",
+        "git clone https://github.com/ROCm/MAD, and run it in there; or name a backend with --backend",
     )
 
 
 def _expand(backend: Backend, plugin: Plugin, request: Request, around: Surroundings) -> Sequence[Draft]:
     tag = {key: "true" if value is None else value for key, value in request.overrides}
-    wanted = msgspec.structs.replace(request, settings={**tag, **dict(around.options.sets)})
+    wanted = msgspec.structs.replace(request, settings={**tag, **around.options.asked})
     try:
         return list(backend.expand(wanted, around.machine))
     except UsageProblem:
@@ -228,7 +233,7 @@ def _startable(
         note = podman_note(around.options.environ)
         plan = msgspec.structs.replace(plan, notes=(*plan.notes, note)) if note else plan
     if around.plugins.uses("madlite_adjust_plan"):
-        plan = around.plugins.adjust(plan, dict(given.options.sets))
+        plan = around.plugins.adjust(plan, given.options.asked)
         _available(plan.runtime, around)
     return Planned(
         plan=plan,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from madlite.engine.one import OneRun, secrets_for
 from madlite.engine.screen import Outcome, Planned, Screen
-from madlite.errors import CheckFailed, ExitCode, RecordError
+from madlite.errors import ExitCode, RecordError
 from madlite.plan.options import Options
 from madlite.plugins import Plugins
 from madlite.record.perfcsv import append_rows, save_beside
@@ -55,21 +55,6 @@ def run_many(
         code = exit_code(results) if all(saved) else ExitCode.RUN_FAILED
         rest = tuple(one.plan.card.name for one in planned[len(results) :])
         return Outcome(results=tuple(results), not_started=rest, exit_code=signals.exit_code or code, bug=bug)
-
-
-def check_plans(planned: Iterable[Planned], plugins: Plugins) -> tuple[str, ...]:
-    """Return what backends and plugins warn of, each once.
-
-    Raises:
-        CheckFailed: a finding is fatal; nothing starts.
-    """
-    warnings: dict[str, None] = {}
-    for one in planned:
-        for finding in plugins.checks(one.plan, one.backends):
-            if finding.fatal:
-                raise CheckFailed(finding.message, finding.hint)
-            warnings[finding.message + (f" ({finding.hint})" if finding.hint else "")] = None
-    return tuple(warnings)
 
 
 def record(plan: RunPlan, result: Result, options: Options, screen: Screen, mask: Callable[[str], str] = str) -> bool:

@@ -54,5 +54,6 @@ def layers(given: Given) -> list[Layer]:
         Layer(origin=f"context file {context.file}", values=context.file_settings),
         Layer(origin="--additional-context", values=context.option_settings),
         Layer(origin="tag", values=tag_values if given.draft.templates else {}),
+        *(Layer(origin=option, values={key: value}) for option, key, value in options.named),
         *(Layer(origin="--set", values={key: value}) for key, value in options.sets),
     ]

@@ -180,7 +180,15 @@ def _finished(plan: RunPlan, given: Given, parts: _Parts) -> RunPlan:
         skip_model_run=given.options.skip_model_run,
         log_name=log_name(plan.card, plan.image),
         notes=tuple(
-            note for note in (given.runtime.note, parts.granted.note, _no_credential(given), *parts.data.notes) if note
+            note
+            for note in (
+                *given.draft.notes,
+                given.runtime.note,
+                parts.granted.note,
+                _no_credential(given),
+                *parts.data.notes,
+            )
+            if note
         ),
         blocked=find_blocked(given, parts.granted, plan.image, parts.data.problem),
         data=parts.data.uses,

@@ -16,6 +16,7 @@ class Options(Value, frozen=True):
     image: str = ""
     backend: str = ""
     timeout_s: int | None = None
+    named: tuple[tuple[str, str, str], ...] = ()  # options of their own for a key: option, key, value
     sets: tuple[tuple[str, str], ...] = ()  # --set key=value, in order
     live_output: bool = False
     keep_alive: bool = False
@@ -33,3 +34,9 @@ class Options(Value, frozen=True):
     snapshot: bool = False  # of the environment, before the model
     mirror: str = ""  # folder that keeps what data providers bring
     registry: str = ""  # where built images are pushed to
+    lint: bool = True  # whether a fatal finding keeps a batch from starting
+
+    @property
+    def asked(self) -> dict[str, str]:
+        """What the command line sets of a plan, by key; --set comes over the options of their own."""
+        return {**{key: value for _, key, value in self.named}, **dict(self.sets)}

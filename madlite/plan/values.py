@@ -89,8 +89,11 @@ def _key(given: str, known: list[str], settings: Mapping[str, Scalar], layer: La
         return ALIASES[name]
     if not layer.strict:
         return None
+    what = f"{layer.origin} has no key '{given}' to set"
+    if layer.origin.startswith("--") and layer.origin not in ("--set", "--additional-context"):
+        what = f"{layer.origin} means nothing to this run: it has no '{given}' to set"
     raise UsageProblem(
-        f"{layer.origin} has no key '{given}' to set",
+        what,
         _suggestion(name, known) + "   madlite explain TAG shows every key",
     )
 

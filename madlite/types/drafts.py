@@ -19,6 +19,10 @@ class Quantity(str, Enum):
     IMAGES_PER_S_PER_GPU = "images/s/GPU"
     TFLOPS_PER_GPU = "TFLOP/s/GPU"
     STEP_TIME_S = "s/step"
+    TOKENS_PER_S_PER_GPU_MEAN = "tokens/s/GPU, running mean"
+    TFLOPS_PER_GPU_MEAN = "TFLOP/s/GPU, running mean"
+    STEP_TIME_S_MEAN = "s/step, running mean"
+    MEMORY_USED_GIB = "GiB used on the device"
     MEMORY_RESERVED_GIB = "GiB reserved"
     MEMORY_ALLOCATED_GIB = "GiB allocated"
     MEMORY_PERCENT = "% of GPU memory"
@@ -111,6 +115,7 @@ class Draft(Value, frozen=True):
     origin: str = ""  # where the values came from, e.g. "recipe demo.toml"
     problem: str = ""  # why this cannot start here; it becomes a FAILURE row
     outputs: tuple[str, ...] = ()  # glob patterns of what the run leaves in its folder for the workspace
+    notes: tuple[str, ...] = ()  # what the user should know of how this draft was chosen
 
 
 class ErrorScan(Value, frozen=True):

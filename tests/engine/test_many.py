@@ -10,7 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from madlite.engine.gather import Surroundings, gather
-from madlite.engine.many import check_plans, exit_code, run_many
+from madlite.engine.lint import check_plans
+from madlite.engine.many import exit_code, run_many
 from madlite.errors import ExitCode
 from madlite.plan.context import Context
 from madlite.plan.options import Options

@@ -10,7 +10,7 @@ import click
 import msgspec
 import pytest
 
-from madlite.engine.many import check_plans
+from madlite.engine.lint import check_plans
 from madlite.engine.screen import Planned
 from madlite.errors import CheckFailed
 from madlite.hookspecs import Hooks, hookimpl

@@ -230,7 +230,7 @@ def test_it_samples_where_the_leader_of_its_session_has_ended(model, path):
     program(path, "nvidia-smi", NVIDIA_SMI)
     only(path, "bash")
     os.mkfifo(model / "go")
-    job = f'{{ read -r _ <go; bash {TOOLS / "gpu_info.sh"} start power >said 2>&1; echo >>said; }} & exit 0'
+    job = f"{{ read -r _ <go; bash {TOOLS / 'gpu_info.sh'} start power >said 2>&1; echo >>said; }} & exit 0"
     subprocess.run(
         ["/bin/bash", "-c", job], cwd=model, env={**os.environ, "PATH": str(path)}, start_new_session=True, timeout=60
     )

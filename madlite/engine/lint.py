@@ -1,0 +1,71 @@
+"""What speaks against a batch before anything of it starts: the backends' and the plugins' checks, and gated assets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from madlite.engine.screen import Planned
+from madlite.errors import CheckFailed
+from madlite.plugins import Plugins
+from madlite.types import Asset, Finding, RunPlan, Status
+
+_ANYWAY = "--no-lint starts it all the same"
+# what hands a Hugging Face token to a run, and what says that nothing is to be fetched
+_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "MAD_SECRETS_HFTOKEN", "MAD_SECRETS_HF_TOKEN")
+_OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+
+
+def check_plans(planned: Sequence[Planned], plugins: Plugins, lint: bool = True) -> tuple[str, ...]:
+    """Return what backends and plugins warn of, each once; without `lint` also what else would be fatal.
+
+    Raises:
+        CheckFailed: findings are fatal; nothing starts.
+    """
+    warnings: dict[str, None] = {}
+    failures: dict[tuple[str, str], None] = {}
+    for one in planned:
+        if one.plan.blocked is not None and one.plan.blocked.status is Status.SKIPPED:
+            continue
+        for finding in _findings(one, plugins):
+            message = _whose(one.plan, planned) + finding.message
+            if finding.fatal and lint:
+                failures[message, f"{finding.hint}   {_ANYWAY}" if finding.hint else _ANYWAY] = None
+            else:
+                warnings[message + (f" ({finding.hint})" if finding.hint else "")] = None
+    _raise(list(failures))
+    return tuple(warnings)
+
+
+def _raise(failures: Sequence[tuple[str, str]]) -> None:
+    if failures:
+        failed = CheckFailed(*failures[0])
+        failed.more = tuple(failures[1:])
+        raise failed
+
+
+def _whose(plan: RunPlan, planned: Sequence[Planned]) -> str:
+    """Return which run of the batch a message is about, where it could be about another."""
+    if len({(one.plan.card.name, one.plan.variant) for one in planned}) < 2:
+        return ""
+    variant = plan.variant
+    words = (plan.card.name, variant.mode, variant.precision) if variant else (plan.card.name,)
+    return f"{' '.join(filter(None, words))}: "
+
+
+def _findings(one: Planned, plugins: Plugins) -> Iterator[Finding]:
+    yield from plugins.checks(one.plan, one.backends)
+    assets: Iterable[Asset] = (
+        asset for backend in one.backends for asset in plugins.ask(backend, "assets", one.plan, otherwise=()) or ()
+    )
+    if gated := sorted({asset.ref for asset in assets if asset.gated}):
+        yield from _gated(one.plan, gated)
+
+
+def _gated(plan: RunPlan, refs: Sequence[str]) -> Iterator[Finding]:
+    if any(plan.env.get(name) for name in (*_TOKENS, *_OFFLINE)):
+        return
+    yield Finding(
+        message=f"{', '.join(refs)} is a gated repository, and there is no Hugging Face token",
+        hint="export MAD_SECRETS_HFTOKEN=…, or HF_HUB_OFFLINE=1 where it is in the cache",
+        fatal=True,
+    )

@@ -1,0 +1,161 @@
+"""Which runs of a recipe book a card stands for: by mode, precision, sequence length, GPU and image release.
+
+What nobody published is refused with the nearest that is known, never guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+
+from madlite.errors import UsageProblem
+from madlite.recipe_book import RecipeBook, Run
+from madlite.types import Machine, Scalar, Value
+
+SHOWN = 4  # of the nearest known runs
+_SELECTORS = ("mode", "precision")
+
+
+class Chosen(Value, frozen=True):
+    """A run that was chosen: its values, and what a reader of the plan should know of the choice."""
+
+    name: str
+    device: str  # whose recipe it is; the machine's own name may be another
+    release: str
+    values: dict[str, Scalar]
+    origin: str
+    notes: tuple[str, ...] = ()
+
+
+def choose_runs(book: RecipeBook, card: str, asked: Mapping[str, str], machine: Machine) -> list[Chosen]:
+    """Return the runs of a card on this machine, in the book's order; all of one release.
+
+    `asked` may hold mode, precision, seq_len, release and recipe_device.  Without a release it is the newest that has
+    a run.  A sequence length that no run has selects nothing: it overrides one.
+
+    Raises:
+        UsageProblem: no run fits; the hint names the nearest ones.
+    """
+    rows = [run for run in book.runs if card in run.cards]
+    device = asked.get("recipe_device") or machine.device
+    fitting = _of_device([run for run in rows if _selected(book, run, asked)], device, book)
+    release = asked.get("release") or _newest(fitting, book)
+    found = _with_seq_len([run for run in fitting if _in(release, run.releases)], book, asked)
+    if not found or (book.releases and release not in book.releases):
+        raise _unknown(book, card, rows, asked, machine)
+    notes = (
+        *_release_notes(book, rows, found, release, asked, device),
+        *_device_notes(found[0], machine, device, book),
+    )
+    return [_chosen(book, run, release, device, notes) for run in found]
+
+
+def _chosen(book: RecipeBook, run: Run, release: str, device: str, notes: tuple[str, ...]) -> Chosen:
+    whose = device if not run.devices or device in run.devices else book.stand_in[device]
+    values = book.run_values(run, release, whose)
+    where = ", ".join(filter(None, (release, whose)))
+    source = f"; {run.source}" if run.source else ""
+    name = run.recipe or str(values.get("model", ""))
+    return Chosen(
+        name=name, device=whose, release=release, values=values, origin=f"recipe {name} ({where}{source})", notes=notes
+    )
+
+
+def _selected(book: RecipeBook, run: Run, asked: Mapping[str, str]) -> bool:
+    values = book.run_values(run, "", "")
+    return all(_same(str(values.get(key, "")), asked[key]) for key in _SELECTORS if asked.get(key))
+
+
+def _same(one: str, other: str) -> bool:
+    return one.casefold() == other.casefold()
+
+
+def _in(word: str, words: Sequence[str]) -> bool:
+    return not words or word in words
+
+
+def _of_device(rows: Sequence[Run], device: str, book: RecipeBook) -> list[Run]:
+    """Return the rows of a device; of its stand-in those that it has none of its own for, release by release."""
+    own = [run for run in rows if _in(device, run.devices)]
+    other = book.stand_in.get(device)
+    if other is None:
+        return own
+    taken = {release for run in own for release in run.releases or ("",)}
+    return own or [run for run in rows if other in run.devices] if not taken else _filled(own, rows, other, taken)
+
+
+def _filled(own: list[Run], rows: Sequence[Run], other: str, taken: set[str]) -> list[Run]:
+    """Return own rows, and a stand-in's narrowed to the releases that have none of the device's own."""
+    from msgspec.structs import replace
+
+    spare = []
+    for run in rows:
+        left = tuple(release for release in run.releases if release not in taken)
+        if other in run.devices and left and run not in own:
+            spare.append(replace(run, releases=left))
+    return [*own, *spare]
+
+
+def _newest(rows: Iterable[Run], book: RecipeBook) -> str:
+    order = list(book.releases)
+    known = [release for run in rows for release in run.releases if release in book.releases]
+    if not known and order and any(not run.releases for run in rows):
+        return order[-1]
+    return max(known, key=order.index, default="")
+
+
+def _with_seq_len(rows: list[Run], book: RecipeBook, asked: Mapping[str, str]) -> list[Run]:
+    """Return the rows of the sequence length asked for, all where no row has it."""
+    wanted = asked.get("seq_len", "")
+    exact = [run for run in rows if str(book.run_values(run, "", "").get("seq_len")) == wanted]
+    return exact or rows
+
+
+def _release_notes(
+    book: RecipeBook, rows: Sequence[Run], found: Sequence[Run], release: str, asked: Mapping[str, str], device: str
+) -> Iterable[str]:
+    if release and not asked.get("release"):
+        yield f"image release {release}: the newest with a recipe (--image-release chooses another)"
+    here = {_word(book, run) for run in found}
+    if not asked.get("precision") and not asked.get("mode"):
+        elsewhere = {_word(book, run): run for run in _of_device(rows, device, book) if _word(book, run) not in here}
+        for word, run in elsewhere.items():
+            yield f"{word} is known in {', '.join(run.releases) or 'other releases'} only, and left out"
+
+
+def _device_notes(run: Run, machine: Machine, device: str, book: RecipeBook) -> Iterable[str]:
+    whose = device if _in(device, run.devices) else book.stand_in[device]
+    if run.devices and whose != machine.device:
+        yield f"{machine.device} runs with the recipe of {whose}: it has none of its own here"
+
+
+def _word(book: RecipeBook, run: Run) -> str:
+    values = book.run_values(run, "", "")
+    return f"{values.get('mode', '')} {values.get('precision', '')}".strip()
+
+
+def _unknown(
+    book: RecipeBook, card: str, rows: Sequence[Run], asked: Mapping[str, str], machine: Machine
+) -> UsageProblem:
+    wanted = [asked[key] for key in ("mode", "precision", "release") if asked.get(key)]
+    device = asked.get("recipe_device") or machine.device
+    what = " ".join([*wanted, f"on {device}"])
+    near = sorted(rows, key=lambda run: -_likeness(book, run, asked, device))
+    known = list(islice(dict.fromkeys(_described(book, run) for run in near), SHOWN))
+    return UsageProblem(f"no recipe is known for {card}: {what}", f"nearest known: {'; '.join(known)}")
+
+
+def _likeness(book: RecipeBook, run: Run, asked: Mapping[str, str], device: str) -> float:
+    values = book.run_values(run, "", "")
+    points = sum(2.0 for key in _SELECTORS if asked.get(key) and _same(str(values.get(key, "")), asked[key]))
+    points += 1.5 * (device in run.devices) + 1.0 * (book.stand_in.get(device) in run.devices)
+    points += 1.0 * (asked.get("release", "-") in run.releases)
+    newest = max((list(book.releases).index(release) for release in run.releases), default=0)
+    return points + newest / 1000
+
+
+def _described(book: RecipeBook, run: Run) -> str:
+    releases = f" in {run.releases[0]}" if run.releases else ""
+    if len(run.releases) > 1:
+        releases = f" in {run.releases[0]} to {run.releases[-1]}"
+    return f"{_word(book, run)} on {'/'.join(run.devices) or 'any GPU'}{releases}"
