@@ -154,6 +154,8 @@ def _joined(books: list[RecipeBook]) -> RecipeBook:
 def _check(book: RecipeBook, path: Path) -> None:
     """Keep a misspelt key from passing as a setting that nothing reads."""
     known = VARIANT_KEYS | set(book.defaults)
+    if not book.recipes and not book.runs:
+        raise PluginError(f"recipes {path}: there is neither a recipe nor a run")
     for name, recipe in book.recipes.items():
         for table in (recipe.values, *recipe.on.values()):
             _check_keys(table, known, f"recipes {path}: recipe '{name}'")

@@ -61,7 +61,7 @@ class RecipeBackend(TemplateBackend):
         draft = self.draft(request, variant, machine)
         return msgspec.structs.replace(
             draft,
-            settings={"recipe": chosen.name, "recipe_device": chosen.device, **own},
+            settings={"recipe": chosen.name, **own, **({"recipe_device": chosen.device} if chosen.device else {})},
             image=image or draft.image,
             origin=chosen.origin,
             notes=chosen.notes,
@@ -80,13 +80,12 @@ class RecipeBackend(TemplateBackend):
         if release and release not in book.releases:
             raise _no_release(release, book)
         values = {**book.values(name, machine.device), **book.releases.get(release, {})}
-        device = request.settings.get("recipe_device") or machine.device
-        return Chosen(name=name, device=device, release=release, values=values, origin=f"recipe {name}")
+        return Chosen(name=name, device="", release=release, values=values, origin=f"recipe {name}")
 
     def _no_recipe(self, name: str, request: Request, book: RecipeBook) -> UsageProblem:
         what = f"backend '{self.name}' has no recipe '{name}'"
         if not name:
-            what = f"backend '{self.name}' has no runs for card '{request.card.name}', and it names no recipe"
+            what = f"card '{request.card.name}' names no recipe, and backend '{self.name}' has no runs for it"
         return UsageProblem(what, f"recipes: {', '.join(book.recipes)}   choose one with --set recipe=NAME")
 
 

@@ -65,7 +65,7 @@ class Script:
             return 0
         if (checkout / card.scripts).exists():
             return 50
-        return 40 if card.root == checkout else 0
+        return 20 if card.root == checkout else 0
 
     def expand(self, request: Request, machine: Machine) -> Sequence[Draft]:
         """Return the one run of the card.

@@ -1,0 +1,79 @@
+"""What keeps a batch from starting: every fatal finding at once, --no-lint, and gated repositories without a token."""
+
+from __future__ import annotations
+
+import types
+
+import pytest
+from msgspec.structs import replace
+
+from madlite.engine.lint import check_plans
+from madlite.engine.screen import Planned
+from madlite.errors import CheckFailed
+from madlite.hookspecs import hookimpl
+from madlite.plugins import Plugins
+from madlite.types import Asset, Blocked, Cause, Finding, Status, Variant
+from tests.factories import make_plan
+
+
+def backend(findings=(), assets=()):
+    return types.SimpleNamespace(name="b", check=lambda plan: findings, assets=lambda plan: assets)
+
+
+def planned(tmp_path, backends=(), **changes):
+    return Planned(plan=make_plan(tmp_path, **changes), backends=tuple(backends), files=(), runtime=None)
+
+
+def test_every_fatal_finding_is_told_with_its_run(tmp_path):
+    bad = backend([Finding(message="too big", hint="--set x=1", fatal=True), Finding(message="odd")])
+    runs = [
+        planned(tmp_path, [bad], variant=Variant(model="m", precision="BF16")),
+        planned(tmp_path, [bad], variant=Variant(model="m", precision="FP8")),
+    ]
+    with pytest.raises(CheckFailed) as caught:
+        check_plans(runs, Plugins())
+    assert caught.value.message == "tiny pretrain BF16: too big"
+    assert caught.value.hint == "--set x=1   --no-lint starts it all the same"
+    assert [message for message, _ in caught.value.more] == ["tiny pretrain FP8: too big"]
+
+
+def test_without_lint_a_fatal_finding_is_a_warning(tmp_path):
+    one = planned(tmp_path, [backend([Finding(message="too big", hint="x", fatal=True)])])
+    assert check_plans([one], Plugins(), lint=False) == ("too big (x)",)
+
+
+def test_a_skipped_run_is_not_checked(tmp_path):
+    skipped = Blocked(status=Status.SKIPPED, cause=Cause.DEPRECATED, reason="old")
+    one = planned(tmp_path, [backend([Finding(message="too big", fatal=True)])], blocked=skipped)
+    assert check_plans([one], Plugins()) == ()
+
+
+@pytest.mark.parametrize(
+    ("env", "refused"),
+    [
+        ({}, True),
+        ({"HF_TOKEN": ""}, True),
+        ({"HF_TOKEN": "t"}, False),
+        ({"MAD_SECRETS_HFTOKEN": "t"}, False),
+        ({"HF_HUB_OFFLINE": "1"}, False),
+    ],
+)
+def test_a_gated_repository_needs_a_token(tmp_path, env, refused):
+    lama, free = Asset(kind="tokenizer", ref="lab/Lama", gated=True), Asset(kind="tokenizer", ref="lab/free")
+    one = planned(tmp_path, [backend(assets=[lama, free])], env=env)
+    if not refused:
+        assert check_plans([one], Plugins()) == ()
+        return
+    with pytest.raises(CheckFailed, match="^lab/Lama is a gated repository"):
+        check_plans([one], Plugins())
+
+
+def test_a_plugins_checks_count_too(tmp_path):
+    module = types.ModuleType("m")
+    module.madlite_checks = hookimpl(lambda plan: [Finding(message="never", fatal=True)], specname="madlite_checks")
+    plugins = Plugins()
+    plugins.register("m", module, "m", "1")
+    one = planned(tmp_path)
+    with pytest.raises(CheckFailed, match="never"):
+        check_plans([one], plugins)
+    assert check_plans([replace(one, backends=())], plugins, lint=False) == ("never",)

@@ -1,0 +1,203 @@
+"""Runs of a recipe book: which a card stands for, by precision, GPU and image release; what is unknown is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from madlite import Card, Machine, PluginError, RecipeBackend, Request, ResultRule, UsageProblem
+from madlite.recipes import read_book
+
+BOOK = """
+[defaults]
+model = ""
+mode = "pretrain"
+precision = "BF16"
+seq_len = 8192
+micro_batch = 1
+steps = 50
+flag = "-"
+[release."v25.9"]
+image = "lab/image:v25.9_{architecture}"
+[release."v25.10"]
+image = "lab/image:v25.10"
+flag = "new"
+[release."v26.1"]
+image = "lab/image:v26.1"
+flag = "new"
+[stand_in]
+MI350X = "MI355X"
+MI325X = "MI300X"
+[recipe.llama]
+model = "Llama"
+[recipe.llama.on.MI355X]
+seq_len = 4096
+
+[[run]]
+card = ["train_llama", "train_llama_overlay"]
+recipe = "llama"
+device = ["MI300X", "MI355X"]
+release = ["v25.9", "v25.10"]
+micro_batch = 3
+source = "a table"
+[[run]]
+card = ["train_llama"]
+recipe = "llama"
+precision = "FP8"
+device = ["MI300X"]
+release = ["v25.10"]
+micro_batch = 5
+[[run]]
+card = ["train_llama"]
+recipe = "llama"
+device = ["MI325X"]
+release = ["v26.1"]
+micro_batch = 7
+[[run]]
+card = ["train_llama"]
+recipe = "llama"
+mode = "finetune"
+device = ["MI300X"]
+release = ["v25.9"]
+seq_len = 2048
+[[run]]
+card = ["anywhere"]
+model = "Any"
+"""
+
+
+@pytest.fixture
+def backend(tmp_path):
+    class Lab(RecipeBackend):
+        name = "lab"
+        template = "lab/run.sh.j2"
+        book = tmp_path / "recipes.toml"
+
+        def result_rule(self):
+            return ResultRule()
+
+    Lab.book.write_text(BOOK)
+    return Lab()
+
+
+def machine(device, architecture="gfx942"):
+    return Machine(vendor="AMD", device=device, architecture=architecture)
+
+
+def expand(backend, device="MI300X", card="train_llama", scope="", **settings):
+    name = f"{scope}/{card}" if scope else card
+    request = Request(card=Card(name=name, root=Path(), source="a test", scope=scope), tag=card, settings=settings)
+    return backend.expand(request, machine(device))
+
+
+def sizes(drafts):
+    return [(one.variant.mode, one.variant.precision, one.variant.micro_batch) for one in drafts]
+
+
+def test_a_card_stands_for_every_run_of_the_newest_release(backend):
+    drafts = expand(backend)
+    assert sizes(drafts) == [("pretrain", "BF16", 3), ("pretrain", "FP8", 5)]
+    assert {one.variant.release for one in drafts} == {"v25.10"} and {one.image for one in drafts} == {
+        "lab/image:v25.10"
+    }
+    assert drafts[0].settings == {"recipe": "llama", "flag": "new", "recipe_device": "MI300X"}
+    assert drafts[0].origin == "recipe llama (v25.10, MI300X; a table)"
+
+
+def test_what_only_another_release_has_is_said(backend):
+    notes = expand(backend)[0].notes
+    assert "image release v25.10: the newest with a recipe (--image-release chooses another)" in notes
+    assert "finetune BF16 is known in v25.9 only, and left out" in notes
+    assert not any("FP8" in note for note in notes)
+
+
+def test_a_release_that_is_asked_for_decides_image_and_values(backend):
+    drafts = expand(backend, release="v25.9")
+    assert sizes(drafts) == [("pretrain", "BF16", 3), ("finetune", "BF16", 1)]
+    assert drafts[0].image == "lab/image:v25.9_gfx942" and drafts[0].settings["flag"] == "-"
+    assert not any("newest" in note for note in drafts[0].notes)
+
+
+def test_mode_and_precision_choose(backend):
+    assert sizes(expand(backend, precision="fp8")) == [("pretrain", "FP8", 5)]
+    (finetune,) = expand(backend, mode="finetune")
+    assert (finetune.variant.release, finetune.variant.seq_len) == ("v25.9", 2048)
+
+
+def test_a_sequence_length_chooses_only_where_a_run_has_it(backend):
+    assert sizes(expand(backend, release="v25.9", seq_len="2048")) == [("finetune", "BF16", 1)]
+    assert len(expand(backend, release="v25.9", seq_len="1024")) == 2
+
+
+def test_a_gpu_without_runs_takes_its_stand_ins_and_says_both_names(backend):
+    (draft,) = expand(backend, "MI350X")
+    assert draft.settings["recipe_device"] == "MI355X" and draft.variant.seq_len == 4096
+    assert "MI350X runs with the recipe of MI355X: it has none of its own here" in draft.notes
+
+
+def test_a_stand_in_fills_only_releases_that_the_gpu_has_none_for(backend):
+    assert sizes(expand(backend, "MI325X")) == [("pretrain", "BF16", 7)]
+    older = expand(backend, "MI325X", release="v25.10")
+    assert sizes(older) == [("pretrain", "BF16", 3), ("pretrain", "FP8", 5)]
+    assert "MI325X runs with the recipe of MI300X: it has none of its own here" in older[0].notes
+
+
+def test_another_gpus_recipe_can_be_asked_for(backend):
+    (draft,) = expand(backend, "H100", precision="FP8", recipe_device="MI300X")
+    assert draft.settings["recipe_device"] == "MI300X"
+    assert any("H100 runs with the recipe of MI300X" in note for note in draft.notes)
+
+
+def test_a_directory_cards_bare_name_finds_its_runs(backend):
+    assert backend.claim(Card(name="train/train_llama", scope="train", root=Path(), source=""), Path()) == 30
+    assert sizes(expand(backend, scope="train", card="train_llama_overlay")) == [("pretrain", "BF16", 3)]
+    assert backend.claim(Card(name="other", root=Path(), source=""), Path()) == 0
+
+
+def test_a_run_without_releases_and_devices_fits_everywhere(backend):
+    (draft,) = expand(backend, "H100", card="anywhere")
+    assert draft.variant.model == "Any" and draft.variant.release == "v26.1"
+
+
+@pytest.mark.parametrize(
+    ("device", "settings", "what", "near"),
+    [
+        ("MI300X", {"precision": "MXFP4"}, "MXFP4 on MI300X", "pretrain BF16 on MI300X/MI355X in v25.9 to v25.10"),
+        ("MI300X", {"mode": "finetune", "precision": "FP8"}, "finetune FP8 on MI300X", "pretrain FP8 on MI300X"),
+        ("MI250X", {}, "on MI250X", "pretrain BF16 on MI325X in v26.1"),
+        ("MI355X", {"precision": "FP8"}, "FP8 on MI355X", "pretrain FP8 on MI300X in v25.10"),
+        ("MI300X", {"release": "v26.1"}, "v26.1 on MI300X", "pretrain BF16 on MI325X in v26.1"),
+        ("MI300X", {"release": "v24.1"}, "v24.1 on MI300X", "v25.10"),
+    ],
+)
+def test_an_unknown_combination_is_refused_with_the_nearest_known(backend, device, settings, what, near):
+    with pytest.raises(UsageProblem) as caught:
+        expand(backend, device, **settings)
+    assert caught.value.message == f"no recipe is known for train_llama: {what}"
+    assert near in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("micro_batch = 3", "micro_bach = 3"),
+        ('recipe = "llama"', 'recipe = "lama"'),
+        ('release = ["v25.9"]', 'release = ["v25.99"]'),
+        ('flag = "new"', 'flog = "new"'),
+        ('card = ["train_llama"]', "cards = []"),
+    ],
+)
+def test_a_slip_in_a_book_is_named(tmp_path, change):
+    file = tmp_path / "recipes.toml"
+    file.write_text(BOOK.replace(*change, 1))
+    with pytest.raises(PluginError, match="recipes.toml"):
+        read_book(file)
+
+
+def test_a_folder_of_files_is_one_book(tmp_path):
+    head, _, rest = BOOK.partition("[[run]]")
+    (tmp_path / "a.toml").write_text(head)
+    (tmp_path / "b.toml").write_text("[[run]]" + rest)
+    book = read_book(tmp_path)
+    assert book.cards == {"train_llama", "train_llama_overlay", "anywhere"} and list(book.releases)[-1] == "v26.1"
