@@ -6,7 +6,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import click
 
 from madlite.catalog.found import Catalog
 from madlite.cli.main import mask
+from madlite.cli.named import named_values
 from madlite.errors import UsageProblem
 from madlite.plan.context import MACHINE_KEYS, Context, read_context, without_effect
 from madlite.plan.options import Options
@@ -104,7 +105,7 @@ def make_options(given: dict[str, Any], touch: bool = False) -> Options:
         image=given["image"],
         backend=given["backend"],
         timeout_s=None if timeout in (None, -1) else timeout,
-        named=tuple(_named_values(given)),
+        named=tuple(named_values(given)),
         sets=tuple(map(_key_value, given["sets"])),
         live_output=bool(given.get("live_output")),
         keep_alive=given["keep_alive"],
@@ -124,27 +125,6 @@ def make_options(given: dict[str, Any], touch: bool = False) -> Options:
         registry=given.get("registry") or "",
         lint=given["lint"],
     )
-
-
-# option's value → the key of the plan that it sets
-_NAMED = {
-    "mode": "mode",
-    "precision": "precision",
-    "seq_len": "seq_len",
-    "batch_size": "micro_batch",
-    "steps": "steps",
-    "image_release": "release",
-    "mock_data": "mock_data",
-}
-
-
-def _named_values(given: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    for name, key in _NAMED.items():
-        value = given[name]
-        if isinstance(value, bool):
-            yield ("--mock-data" if value else "--no-mock-data"), key, str(value).lower()
-        elif value not in (None, ""):
-            yield f"--{name.replace('_', '-')}", key, str(value)
 
 
 _TOOLS = "scripts/common/tools.json"
