@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         UsageProblem,
     )
     from madlite.hookspecs import hookimpl
+    from madlite.recipe_book import RecipeBook, read_book
     from madlite.recipes import RecipeBackend
     from madlite.types import (
         Action,
@@ -51,11 +52,13 @@ if TYPE_CHECKING:
         ResultRule,
         RunPlan,
         Runtime,
+        Scalar,
         Secret,
         Session,
         Status,
         Step,
         Summary,
+        TreeCards,
         Variant,
     )
 
@@ -94,6 +97,7 @@ __all__ = [
     "Quantity",
     "Reader",
     "RecipeBackend",
+    "RecipeBook",
     "Reference",
     "Request",
     "Result",
@@ -101,6 +105,7 @@ __all__ = [
     "RunPlan",
     "Runtime",
     "RuntimeProblem",
+    "Scalar",
     "Secret",
     "Session",
     "Status",
@@ -108,11 +113,13 @@ __all__ = [
     "StepPattern",
     "Summary",
     "TemplateBackend",
+    "TreeCards",
     "UsageProblem",
     "Variant",
     "__version__",
     "hookimpl",
     "number",
+    "read_book",
     "step_pattern",
 ]
 
@@ -120,6 +127,7 @@ _HOMES = {
     "backend": "NUMBER PatternReader StepPattern TemplateBackend number step_pattern",
     "errors": "CatalogError CheckFailed ExitCode MadliteError PluginError RuntimeProblem UsageProblem",
     "hookspecs": "hookimpl",
+    "recipe_book": "RecipeBook read_book",
     "recipes": "RecipeBackend",
 }
 

@@ -3,7 +3,7 @@
 ::
 
     start     madlite_backends()            which frameworks can be run
-              madlite_cards()               model cards that plugins ship
+              madlite_cards(trees)          model cards that plugins ship, or make of folders
               madlite_runtimes()            places to run, beyond docker and host
               madlite_failure_rules()       log pattern → cause and hint
               madlite_references()          published numbers
@@ -20,7 +20,7 @@ point group `madlite`.  A hook may take fewer arguments than its specification l
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
     from madlite.types import (
         Backend,
+        CardItem,
         FailureRule,
         Finding,
-        Json,
         Reference,
         Result,
         RunPlan,
@@ -64,16 +64,24 @@ class Hooks:
         """
 
     @hookspec
-    def madlite_cards(self) -> Iterable[Mapping[str, Json] | Path]:  # type: ignore[empty-body]
-        """Return model cards this plugin ships: mappings in MAD's schema, or paths of models.json files.
+    def madlite_cards(self, trees: Sequence[Path]) -> Iterable[CardItem]:  # type: ignore[empty-body]
+        """Return model cards: those this plugin ships, and those of the folders that it can make cards of.
 
-        When: at discovery.  `dockerfile` and `scripts` of a mapping are relative to the plugin module's folder.
+        When: at discovery.  A shipped card is a mapping in MAD's schema, its paths relative to the plugin module's
+        folder, or stands in a models.json whose path is returned.  Of each folder in `trees` that the plugin knows it
+        returns a `TreeCards`; a folder that no plugin knows is the user's mistake.  A `Problem` names what was left
+        out.  A name `folder/name` can be selected by its folder and by its last part too.
+
+        Parameters: `trees`, the folders of `--cards-from`, none where the option is not given.
 
         Example::
 
             @hookimpl
-            def madlite_cards():
-                return [Path(__file__).with_name("models.json")]
+            def madlite_cards(trees):
+                yield Path(__file__).with_name("models.json")
+                for tree in trees:
+                    if (tree / "tiny.ini").is_file():
+                        yield TreeCards(tree=tree, found=({"name": "tiny/small", "backend": "tiny"},))
         """
 
     @hookspec

@@ -101,11 +101,12 @@ def make_card(entry: Json, where: str, at: str, root: Path, scope: str = "") -> 
         raise CatalogError(f"{where}: {at} must be an object, found {_shown(entry)}")
     _refuse_nul(entry, where, at)
     written = _checked({field: value for field, value in entry.items() if value is not None}, where, at)
+    folder, _, bare = written.name.partition("/")
     return Card(
         name=f"{scope}/{written.name}" if scope else written.name,
         root=root,
         source=where,
-        scope=scope,
+        scope=scope or (folder if bare else ""),
         dockerfile=_from_root(written.dockerfile, scope),
         dockercontext=written.dockercontext,
         scripts=_from_root(written.scripts, scope),

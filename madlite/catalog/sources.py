@@ -10,9 +10,9 @@ from typing import TypeAlias
 from madlite.catalog.cards import make_card, read_cards, to_plain
 from madlite.catalog.found import Catalog, Found
 from madlite.errors import CatalogError
-from madlite.types import Json, Problem
+from madlite.types import CardItem, Json, Problem, TreeCards
 
-PluginCards: TypeAlias = tuple[str, Path, Iterable[Mapping[str, Json] | Path]]
+PluginCards: TypeAlias = tuple[str, Path, Iterable[CardItem]]
 """A plugin's name, the folder its paths are relative to, and what its `madlite_cards` returned."""
 
 
@@ -71,18 +71,36 @@ def _of_folder(folder: Path, workspace: Path, scope: str) -> Iterable[Found | Pr
     return ()
 
 
-def _of_plugin(name: str, base: Path, given: Iterable[Mapping[str, Json] | Path]) -> Iterator[Found | Problem]:
+def _of_plugin(name: str, base: Path, given: Iterable[CardItem]) -> Iterator[Found | Problem]:
     for n, item in enumerate(given):
-        try:
-            if isinstance(item, Path):
-                file = base / item
-                yield from _read(file, f"plugin {name}", file.parent)
-            elif isinstance(item, Mapping):
-                yield Found(card=make_card(to_plain(item), f"plugin {name}", f"cards[{n}]", base))
-            else:
-                raise TypeError(f"cards[{n}] must be a mapping or a Path, found a {type(item).__name__}")
-        except (CatalogError, TypeError, ValueError) as error:
-            yield Problem(where=f"plugin {name}", what=_what(error, f"plugin {name}: "))
+        where = f"plugin {name}"
+        if isinstance(item, TreeCards):
+            tree = item.tree.absolute()
+            for each, found in enumerate(item.found):
+                yield from _of_item(found, str(item.tree), f"cards[{each}]", tree)
+        elif isinstance(item, Path):
+            yield from _of_file(base / item, where)
+        else:
+            yield from _of_item(item, where, f"cards[{n}]", base)
+
+
+def _of_item(item: Mapping[str, Json] | Problem, where: str, at: str, root: Path) -> Iterator[Found | Problem]:
+    if isinstance(item, Problem):
+        yield item
+        return
+    try:
+        if not isinstance(item, Mapping):
+            raise TypeError(f"{at} must be a mapping or a Path, found a {type(item).__name__}")
+        yield Found(card=make_card(to_plain(item), where, at, root))
+    except (CatalogError, TypeError, ValueError, RecursionError) as error:
+        yield Problem(where=where, what=_what(error, f"{where}: "))
+
+
+def _of_file(file: Path, where: str) -> Iterator[Found | Problem]:
+    try:
+        yield from _read(file, where, file.parent)
+    except CatalogError as error:
+        yield Problem(where=where, what=_what(error, f"{where}: "))
 
 
 def _what(error: Exception, prefix: str) -> str:
@@ -102,13 +120,22 @@ def _read(file: Path, where: str, root: Path, scope: str = "") -> tuple[Found, .
 def _first_of_each(items: Iterable[Found | Problem], problems: list[Problem]) -> dict[str, Found]:
     """Return cards by name; what is broken or comes second goes to `problems`."""
     first: dict[str, Found] = {}
+    second: dict[tuple[str, str], list[str]] = {}
     for item in items:
         if isinstance(item, Problem):
             problems.append(item)
         elif (earlier := first.setdefault(item.card.name, item)) is not item:
-            what = f"its card {item.card.name!r} is left out: {earlier.card.source} has one of that name"
-            problems.append(Problem(where=item.card.source, what=what))
+            second.setdefault((item.card.source, earlier.card.source), []).append(item.card.name)
+    problems += [_left_out(names, where, earlier) for (where, earlier), names in second.items()]
     return first
+
+
+def _left_out(names: Sequence[str], where: str, earlier: str) -> Problem:
+    """Word once what may be hundreds: two folders of --cards-from can be two versions of one."""
+    what = f"its card {names[0]!r} is left out: {earlier} has one of that name"
+    if len(names) > 1:
+        what = f"{len(names)} of its cards are left out, {names[0]!r} first: {earlier} has some of their names"
+    return Problem(where=where, what=what)
 
 
 def _refuse_empty(catalog: Catalog, workspace: Path) -> None:

@@ -15,8 +15,7 @@ _MOST = 3
 def unknown_tags(catalog: Catalog, tags: Sequence[str]) -> CatalogError:
     """Return the error for tags that match nothing: all of them, where was looked, and what comes close."""
     named = ", ".join(repr(tag) for tag in tags)
-    left_out = "".join(f"; left out: {problem.where}" for problem in catalog.problems)
-    message = f"no model matches tag{'s' * (len(tags) > 1)} {named} ({_sources(catalog)}{left_out})"
+    message = f"no model matches tag{'s' * (len(tags) > 1)} {named} ({_sources(catalog)}{_left_out(catalog)})"
     hints = [_did_you_mean(catalog, tag, several=len(tags) > 1) for tag in tags]
     shared = next(filter(None, (_known_tag_in(catalog, tag) for tag in tags)), "")
     hints.append(f"madlite discover --tags {shared}" if shared else "madlite discover")
@@ -27,6 +26,12 @@ def _sources(catalog: Catalog) -> str:
     counts = Counter(card.source for card in catalog.cards)
     (first, number), *others = counts.items()
     return ", ".join([f"{number} card{'s' * (number > 1)} in {first}", *(f"{n} in {source}" for source, n in others)])
+
+
+def _left_out(catalog: Catalog) -> str:
+    places = list(dict.fromkeys(problem.where for problem in catalog.problems))
+    more = f" and {len(places) - _MOST} more" if len(places) > _MOST else ""
+    return "".join(f"; left out: {place}" for place in places[:_MOST]) + more
 
 
 def _did_you_mean(catalog: Catalog, tag: str, *, several: bool) -> str:

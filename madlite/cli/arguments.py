@@ -8,8 +8,8 @@ from typing import TypeAlias
 
 import click
 
-# What madengine 2 added beside an option that scripts for madengine 1 abbreviate: `--clean` is --clean-docker-cache.
-_YIELDING = ("--cleanup-perf",)
+# What came beside an option that scripts for madengine 1 abbreviate: `--clean` and `--c` are --clean-docker-cache.
+_YIELDING = ("--cleanup-perf", "--cards-from")
 
 _Names: TypeAlias = Mapping[str, click.Parameter]
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from madlite.cli import setup
+from madlite.cli.cards import cards_option
 from madlite.cli.options import (
     TagsCommand,
     clean_cache_option,
@@ -44,6 +45,7 @@ _EXCLUSIVE = (
 
 @click.command("build", cls=TagsCommand)
 @tags_option
+@cards_option
 @click.option(
     "--batch-manifest", type=_FILE, metavar="FILE", help="Models as a JSON list, some built anew, some built before."
 )
@@ -122,7 +124,7 @@ def _surroundings(plugins: Plugins, given: dict[str, Any]) -> BuildSurroundings:
     target = find_target(context, machine, given["target_archs"])
     for note in target.notes if not given["use_image"] else ():
         setup.warn(note)
-    setup.bring_model_dir(plugins, _tags(given))
+    setup.bring_model_dir(plugins, _tags(given), given["cards_from"])
     return BuildSurroundings(
         options=options,
         target=target,
@@ -164,14 +166,14 @@ def _jobs(plugins: Plugins, given: dict[str, Any], around: BuildSurroundings) ->
     from madlite.engine.build_jobs import plan_builds
     from madlite.plan.batch import read_batch
 
-    workspace = around.options.workspace
+    workspace, trees = around.options.workspace, given["cards_from"]
     if given["batch_manifest"] is None:
-        requests = setup.select_requests(plugins, given["tags"], workspace)
+        requests = setup.select_requests(plugins, given["tags"], workspace, trees)
         return [job for request in requests for job in plan_builds(request, around)]
     return [
         job
         for entry in read_batch(given["batch_manifest"])
-        for request in setup.select_requests(plugins, (entry.model_name,), workspace)
+        for request in setup.select_requests(plugins, (entry.model_name,), workspace, trees)
         for job in plan_builds(request, around, entry)
     ]
 

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from madlite.cli import setup
+from madlite.cli.cards import cards_option
 from madlite.cli.options import TagsCommand, common_options, tags_option
 from madlite.types import Card, Json
+
+if TYPE_CHECKING:
+    from madlite.plugins import Plugins
 
 
 @click.command("discover", cls=TagsCommand)
 @tags_option
+@cards_option
 @click.option("--json", "as_json", is_flag=True, help="Print a list of cards in MAD's schema.")
 @common_options
-def command(tags: tuple[str, ...], as_json: bool, no_plugins: bool, verbose: bool) -> int:
+def command(tags: tuple[str, ...], cards_from: tuple[Path, ...], as_json: bool, no_plugins: bool, verbose: bool) -> int:
     """List model cards, all of them or those that tags select.
 
     \b
@@ -26,17 +33,15 @@ def command(tags: tuple[str, ...], as_json: bool, no_plugins: bool, verbose: boo
     from madlite.catalog.select import args_of, select, split_tags
 
     plugins = setup.load(no_plugins, verbose)
-    catalog = setup.load_cards(plugins, setup.find_workspace(touch=False))
+    catalog = setup.load_cards(plugins, setup.find_workspace(touch=False), cards_from)
     if tags:
         requests = select(catalog, split_tags(tags))
         cards = [(request.card, args_of(request)) for request in requests]
     else:
         cards = [(card, card.args) for card in catalog.cards]
+    text = json.dumps([as_mad(card, args) for card, args in cards], indent=4) if as_json else _table(cards, plugins)
     setup.tell_problems(plugins.problems)
-    if as_json:
-        click.echo(json.dumps([as_mad(card, args) for card, args in cards], indent=4))
-    else:
-        click.echo(_table(cards))
+    click.echo(text)
     return 0
 
 
@@ -69,15 +74,26 @@ def as_mad(card: Card, args: str) -> dict[str, Json]:
     return {**{key: value for key, value in own.items() if value or key in always}, **card.extra}
 
 
-def _table(cards: Iterable[tuple[Card, str]]) -> str:
-    rows = [("NAME", "GPUS", "PRECISION", "RUNS BY", "TAGS")]
+def _table(cards: Iterable[tuple[Card, str]], plugins: Plugins) -> str:
+    from madlite.engine.owner import claimants
+
+    known, here = plugins.backends(), Path.cwd()
+    rows = [("NAME", "GPUS", "PRECISION", "RUNS BY", "FROM", "TAGS")]
     for card, _ in cards:
         gpus = "all" if card.n_gpus == "-1" else card.n_gpus
-        by = card.backend or card.scripts or "-"
-        rows.append((card.name, gpus, card.training_precision or "-", by, ",".join(card.tags)))
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+        owners = [card.backend] if card.backend else claimants(card, known, plugins, here)
+        by = _runner(card, owners)
+        rows.append((card.name, gpus, card.training_precision or "-", by, card.source, ",".join(card.tags)))
+    widths = [max(len(row[column]) for row in rows) for column in range(5)]
     lines = [_line(row, widths) for row in rows]
     return "\n".join([*lines, "1 model" if len(rows) == 2 else f"{len(rows) - 1} models"])
+
+
+def _runner(card: Card, owners: Sequence[str]) -> str:
+    """Return the backend that would run the card here, or of a card's own script that."""
+    if not owners:
+        return "a MAD checkout" if card.scripts else "-"
+    return card.scripts if list(owners) == ["script"] else "/".join(owners)
 
 
 def _line(row: Sequence[str], widths: Sequence[int]) -> str:

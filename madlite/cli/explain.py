@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import click
 
 from madlite.cli import setup
+from madlite.cli.cards import cards_option
 from madlite.cli.options import TagsCommand, common_options, plan_options, tags_option
 from madlite.types import ErrorScan, RunPlan, Secret
 
@@ -15,6 +16,7 @@ from madlite.types import ErrorScan, RunPlan, Secret
 @click.command("explain", cls=TagsCommand)
 @click.argument("tag", nargs=-1)
 @tags_option
+@cards_option
 @click.option("--json", "as_json", is_flag=True, help="Print the plans as a list of JSON objects.")
 @click.option("--machine", default="", metavar="NxGPU", help="Pretend this machine, e.g. 8xMI300X.")
 @plan_options
@@ -27,7 +29,7 @@ def command(tag: tuple[str, ...], as_json: bool, **given: Any) -> int:
     madlite explain demo_torchtitan_llama_debug --set steps=100 --machine 8xMI300X
     """
     from madlite.cli.planning import plan_all
-    from madlite.engine.lint import check_plans
+    from madlite.engine.lint import refusals, warn_of
     from madlite.engine.one import secrets_for
     from madlite.secrets import Redactor, masked_json
 
@@ -40,15 +42,18 @@ def command(tag: tuple[str, ...], as_json: bool, **given: Any) -> int:
     if as_json:
         click.echo(masked_json([one.plan for one in planned], secrets), nl=False)
     else:
-        click.echo(mask("\n\n".join(_page(one.plan) for one in planned)))
-    warnings = check_plans(planned, plugins, options.lint)
+        click.echo(mask("\n\n".join(_page(one.plan, refusals(one, plugins, options.lint)) for one in planned)))
+    warnings = list(warn_of(planned, plugins))
+    if as_json:  # a list of plans has no place for it
+        refused = {text: None for one in planned for text in refusals(one, plugins, options.lint)}
+        warnings += [f"would be refused: {text}" for text in refused]
     setup.tell_problems(plugins.problems)
     for text in warnings:
         click.echo(f"warning: {mask(text)}", err=True)
     return 0
 
 
-def _page(plan: RunPlan) -> str:
+def _page(plan: RunPlan, refused: Iterable[str]) -> str:
     lines = [f"{plan.card.name}  (backend {plan.backend}, card from {plan.card.source})"]
     rows = list(_rows(plan))
     wide = min(40, max(len(name) for name, _, _ in rows))
@@ -57,6 +62,7 @@ def _page(plan: RunPlan) -> str:
     lines += [f"  note: {note}" for note in plan.notes]
     if plan.blocked:
         lines.append(f"  would not start: {plan.blocked.status.value} {plan.blocked.reason}")
+    lines += [f"  would be refused: {text}" for text in refused]
     return "\n".join(lines)
 
 
@@ -89,18 +95,30 @@ def _scan(scan: ErrorScan | None) -> str:
 def _value_rows(plan: RunPlan) -> Iterator[tuple[str, str, str]]:
     """Yield sizes, settings, arguments and environment."""
     origins = plan.origins
-    if plan.variant is not None:
-        for name in plan.variant.__struct_fields__:
-            value = getattr(plan.variant, name)
-            yield f"variant.{name}", "-" if value in (None, "") else str(value), origins.get(f"variant.{name}", "")
-    for name, setting in sorted(plan.settings.items()):
-        yield f"settings.{name}", _word(setting), origins.get(f"settings.{name}", "")
+    yield from _recipe_rows(plan)
     if origins.get("error_scan") and plan.result_rule.kind != "steps":
         yield "error_scan", _scan(plan.error_scan), origins["error_scan"]
-    if plan.run_args or plan.args:
+    if plan.run_args:
         yield "args", plan.run_args, origins.get("args", "")
     for name, text in sorted(plan.env.items()):
         yield f"env.{name}", "***" if isinstance(text, Secret) else text, origins.get(f"env.{name}", "")
+
+
+def _recipe_rows(plan: RunPlan) -> Iterator[tuple[str, str, str]]:
+    """Yield the recipe, and what it came to: the variant and the backend's settings."""
+    settings = dict(sorted(plan.settings.items()))
+    if "recipe" in settings:
+        yield "recipe", str(settings.pop("recipe")), _published(plan.origins.get("settings.recipe", ""))
+    for name in plan.variant.__struct_fields__ if plan.variant is not None else ():
+        value = getattr(plan.variant, name)
+        yield f"variant.{name}", "-" if value in (None, "") else str(value), plan.origins.get(f"variant.{name}", "")
+    for name, setting in settings.items():
+        yield f"settings.{name}", _word(setting), plan.origins.get(f"settings.{name}", "")
+
+
+def _published(origin: str) -> str:
+    """Return where a recipe comes from, of an origin such as `recipe NAME (v25.10, MI300X; source)`."""
+    return origin.partition(" (")[2].removesuffix(")") if origin.startswith("recipe ") else origin
 
 
 def _image_rows(plan: RunPlan) -> Iterator[tuple[str, str, str]]:

@@ -27,6 +27,7 @@ COMMANDS = {
     ),
     "discover": ("madlite.cli.discover", "List model cards, all of them or those that tags select."),
     "explain": ("madlite.cli.explain", "Show the plan of a run: every value and where it came from."),
+    "parse": ("madlite.cli.parse", "Read logs of trainings: steps, steady throughput, verdict."),
     "report": ("madlite.cli.report", "Make HTML of results files, or add results to perf.csv."),
     "plugins": ("madlite.cli.plugins", "List plugins, their hooks and what is wrong with them."),
     "clean": ("madlite.cli.clean", "List, and with --yes remove, what a killed madlite left behind."),

@@ -17,6 +17,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _SECTIONS: dict[str, tuple[str, ...]] = {
     "Models": (
         "tags",
+        "cards_from",
         "batch_manifest",
         "manifest_file",
         "backend",

@@ -60,8 +60,9 @@ def plan_all(plugins: Plugins, options: Options, given: dict[str, Any], touch: b
         context = context_over(manifest, context, options.environ)
     machine = setup.find_machine(context, given["machine"])
     if touch:
-        setup.bring_model_dir(plugins, None if manifest is not None else given["tags"])
-    requests = () if manifest is not None else setup.select_requests(plugins, given["tags"], options.workspace)
+        setup.bring_model_dir(plugins, None if manifest is not None else given["tags"], given["cards_from"])
+    tags, trees = given["tags"], given["cards_from"]
+    requests = () if manifest is not None else setup.select_requests(plugins, tags, options.workspace, trees)
     credentials = setup.read_credentials(options.workspace)
     around = Surroundings(
         options=options,

@@ -23,7 +23,7 @@ def command(hooks: bool, as_json: bool, no_plugins: bool, verbose: bool) -> int:
 
     plugins: Plugins = setup.load(no_plugins, verbose)
     backends = {name: plugin.name for name, (_, plugin) in plugins.backends().items()}
-    list(plugins.collect("madlite_cards"))
+    list(plugins.collect("madlite_cards", trees=()))
     if as_json:
         click.echo(json.dumps(_as_json(plugins, backends), indent=2))
         return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Iterable
 
 from madlite.engine.one import secrets_for
 from madlite.engine.screen import Planned
@@ -14,12 +15,13 @@ from madlite.types import RunPlan
 _SHOWN = (".sh", ".toml", ".yaml", ".yml", ".json")
 
 
-def preview(one: Planned, environ: dict[str, str]) -> str:
-    """Return everything one run would do, secrets masked."""
+def preview(one: Planned, environ: dict[str, str], refused: Iterable[str] = ()) -> str:
+    """Return everything one run would do, secrets masked; `refused` is what would keep it from being started."""
     plan = one.plan
     parts = [f"# {plan.card.name} · backend {plan.backend} · runtime {plan.runtime}"]
     if plan.blocked:
         parts.append(f"# would not start: {plan.blocked.status.value} {plan.blocked.reason}")
+    parts += [f"# would be refused: {text}" for text in refused]
     parts += [f"# {note}" for note in plan.notes]
     if plan.image is not None or plan.runtime != "docker":
         request = json.dumps(one.runtime.request(plan), indent=2, default=str)

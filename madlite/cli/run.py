@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from madlite.cli import setup
+from madlite.cli.cards import cards_option
 from madlite.cli.options import TagsCommand, batch_options, common_options, plan_options, tags_option
 from madlite.cli.sink import Sink
 from madlite.errors import ExitCode
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 @click.command("run", cls=TagsCommand)
 @tags_option
+@cards_option
 @click.option("-n", "--dry-run", is_flag=True, help="Print script and container request, and touch nothing.")
 @click.option("-l", "--live-output", is_flag=True, help="Show the workload's output too.")
 @click.option("--machine", default="", metavar="NxGPU", help="With --dry-run: pretend this machine, e.g. 8xMI300X.")
@@ -52,11 +54,11 @@ def command(**given: Any) -> int:
 
 def _preview(planned: Sequence[Planned], options: Options, plugins: Plugins) -> int:
     from madlite.cli.preview import preview
-    from madlite.engine.lint import check_plans
+    from madlite.engine.lint import refusals, warn_of
 
     for one in planned:
-        click.echo(preview(one, options.environ))
-    for text in check_plans(planned, plugins, options.lint):
+        click.echo(preview(one, options.environ, refusals(one, plugins, options.lint)))
+    for text in warn_of(planned, plugins):
         setup.warn(text)
     return 0
 

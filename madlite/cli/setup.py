@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from madlite.catalog.found import Catalog
+from madlite.cli.cards import make_catalog
 from madlite.cli.main import mask
 from madlite.cli.named import named_values
 from madlite.errors import UsageProblem
@@ -58,7 +59,7 @@ def find_workspace(touch: bool) -> Path:
     return here if touch else find_model_dir(os.environ, here) or here
 
 
-def bring_model_dir(plugins: Plugins, tags: Sequence[str] | None) -> None:
+def bring_model_dir(plugins: Plugins, tags: Sequence[str] | None, trees: Sequence[Path] = ()) -> None:
     """Bring what $MODEL_DIR names into the working folder, once there is a card for each tag; None asks for no tags.
 
     To be called last of what can refuse a command line, and before anything of the working folder is read.
@@ -74,17 +75,17 @@ def bring_model_dir(plugins: Plugins, tags: Sequence[str] | None) -> None:
     if source is None:
         return
     if tags is not None:
-        _check_tags(plugins, tags, source, here)
+        _check_tags(plugins, tags, source, here, trees)
     model_dir.bring_model_dir(source, here, RUNS)
 
 
-def _check_tags(plugins: Plugins, values: Sequence[str], source: Path, here: Path) -> None:
+def _check_tags(plugins: Plugins, values: Sequence[str], source: Path, here: Path, trees: Sequence[Path]) -> None:
     """Refuse a tag that has a card neither where files come from nor where they go."""
     from madlite.catalog.select import select, split_tags, unmatched
 
-    tags, catalog = split_tags(values), _catalog(plugins, source)
+    tags, catalog = split_tags(values), _catalog(plugins, source, trees)
     left = unmatched(catalog, tags)
-    if not tags or (left and unmatched(_catalog(plugins, here), left)):
+    if not tags or (left and unmatched(_catalog(plugins, here, trees), left)):
         select(catalog, tags)
 
 
@@ -160,30 +161,29 @@ def given_context(given: dict[str, Any]) -> Context:
     return read_context(given["additional_context_file"], given["additional_context"], named)
 
 
-def select_requests(plugins: Plugins, tags: Sequence[str], workspace: Path) -> tuple[Request, ...]:
-    """Return the cards that the tags select, after naming what of the catalogue is broken."""
+def select_requests(
+    plugins: Plugins, tags: Sequence[str], workspace: Path, trees: Sequence[Path] = ()
+) -> tuple[Request, ...]:
+    """Return the cards that the tags select, after naming what of the catalogue is broken; `trees` as `load_cards`."""
     from madlite.catalog.select import select, split_tags
 
-    catalog = load_cards(plugins, workspace)
-    return select(catalog, split_tags(tags))
+    return select(load_cards(plugins, workspace, trees), split_tags(tags))
 
 
-def load_cards(plugins: Plugins, workspace: Path) -> Catalog:
-    """Return the catalogue of this folder, plugins and madlite itself; broken files are named."""
-    catalog = _catalog(plugins, workspace)
+def load_cards(plugins: Plugins, workspace: Path, trees: Sequence[Path] = ()) -> Catalog:
+    """Return the catalogue of this folder, plugins and madlite itself; broken files are named.
+
+    `trees` are the folders of `--cards-from`.
+    """
+    catalog = _catalog(plugins, workspace, trees)
     tell_problems(catalog.problems)
     return catalog
 
 
-def _catalog(plugins: Plugins, workspace: Path) -> Catalog:
-    from madlite.catalog.sources import load_catalog
+def _catalog(plugins: Plugins, workspace: Path, trees: Sequence[Path]) -> Catalog:
     from madlite.resources import bundled_models
 
-    shipped: dict[str, tuple[Path, list[Any]]] = {}
-    for plugin, card in plugins.collect("madlite_cards"):
-        shipped.setdefault(plugin.name, (plugin.folder or workspace, []))[1].append(card)
-    cards = [(name, folder, items) for name, (folder, items) in shipped.items()]
-    return load_catalog(workspace, bundled_models(home()), cards)
+    return make_catalog(plugins, workspace, bundled_models(home()), trees)
 
 
 def find_machine(context: Context, pretended: str) -> Machine:

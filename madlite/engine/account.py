@@ -80,7 +80,7 @@ class Account:
             image=self.image,
             durations_s=self.durations_s,
             git_commit=self.git_commit,
-            steps=len({step.n for step in self.follower.steps if step.phase == "train"}),
+            steps=self.follower.steps.count(),
             started=started,
             data_size=self.data_size,
             data_download_s=self.data_s,

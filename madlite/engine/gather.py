@@ -9,6 +9,7 @@ import msgspec
 
 from madlite.catalog.datasets import DataSets
 from madlite.catalog.select import args_of
+from madlite.engine.owner import find_owner
 from madlite.engine.screen import Planned
 from madlite.errors import PluginError, UsageProblem
 from madlite.files import exists, is_file, read_text
@@ -65,10 +66,11 @@ def plan_card(
         MadliteError: as in `gather`.
     """
     known = around.plugins.backends()
-    backend, plugin = _owner(request.card, known, around)
+    options = around.options
+    backend, plugin = find_owner(request.card, known, around.plugins, options.workspace, options.backend)
     planned = []
     for draft in _expand(backend, plugin, request, around):
-        for image in images or (None,):
+        for image in _images(images, draft, request.card):
             given = _given(request, backend, draft, image, missing, around)
             planned.append(_startable(given, plugin, known, around))
             if given.runtime.runtime == "host":  # where every image would be the same run
@@ -76,63 +78,17 @@ def plan_card(
     return planned
 
 
+def _images(images: Sequence[Dockerfile | Image], draft: Draft, card: Card) -> Sequence[Dockerfile | Image | None]:
+    """Return what a draft runs in, one run each; its recipe's image goes before the card's Dockerfiles."""
+    if draft.templates and draft.image and draft.image != card.image:
+        images = [image for image in images if isinstance(image, Image)]
+    return images or (None,)
+
+
 def foreign_image(around: Surroundings) -> str:
     """Return the image that the caller named for every run, or nothing."""
     asked = dict(around.options.sets).get("image")
     return asked or around.options.image or around.context.known.MAD_CONTAINER_IMAGE or ""
-
-
-def _owner(card: Card, known: Mapping[str, tuple[Backend, Plugin]], around: Surroundings) -> tuple[Backend, Plugin]:
-    """Return the backend that owns the card: the one asked for, the one it names, else who claims it highest."""
-    if around.options.backend:
-        return find_backend(around.plugins, around.options.backend, "--backend")
-    if card.backend:
-        return find_backend(around.plugins, card.backend, f"card '{card.name}'")
-    workspace = around.options.workspace
-    claims = {
-        name: int(around.plugins.ask(backend, "claim", card, workspace, otherwise=0) or 0)
-        for name, (backend, _) in known.items()
-    }
-    highest = max(claims.values(), default=0)
-    owners = sorted(name for name, claim in claims.items() if claim == highest)
-    if highest <= 0:
-        raise _nobody(card, around)
-    if len(owners) > 1:
-        raise PluginError(
-            f"backends {' and '.join(owners)} both claim card '{card.name}'", f"--backend {owners[0]} decides"
-        )
-    return known[owners[0]]
-
-
-def find_backend(plugins: Plugins, name: str, where: str) -> tuple[Backend, Plugin]:
-    """Return the backend of that name.
-
-    Raises:
-        UsageProblem: there is none; the message names who asked for it.
-    """
-    known = plugins.backends()
-    if name in known:
-        return known[name]
-    from difflib import get_close_matches
-
-    close = get_close_matches(name, known, n=1)
-    raise UsageProblem(
-        f"{where} names backend '{name}', which no plugin brings (known: {', '.join(sorted(known))})",
-        f"did you mean {close[0]}?" if close else "madlite plugins lists what is installed and what is broken",
-    )
-
-
-def _nobody(card: Card, around: Surroundings) -> UsageProblem:
-    if not card.scripts:
-        return UsageProblem(
-            f"nothing can run card '{card.name}' here: no backend claims it and it names no script",
-            "name a backend with --backend; madlite plugins lists them",
-        )
-    return UsageProblem(
-        f"card '{card.name}' needs a MAD checkout: no backend has a recipe for it, and its script {card.scripts} is "
-        "not in this folder",
-        "git clone https://github.com/ROCm/MAD, and run it in there; or name a backend with --backend",
-    )
 
 
 def _expand(backend: Backend, plugin: Plugin, request: Request, around: Surroundings) -> Sequence[Draft]:

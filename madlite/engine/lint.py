@@ -24,16 +24,38 @@ def check_plans(planned: Sequence[Planned], plugins: Plugins, lint: bool = True)
     warnings: dict[str, None] = {}
     failures: dict[tuple[str, str], None] = {}
     for one in planned:
-        if one.plan.blocked is not None and one.plan.blocked.status is Status.SKIPPED:
-            continue
-        for finding in _findings(one, plugins):
+        for finding in find(one, plugins):
             message = _whose(one.plan, planned) + finding.message
             if finding.fatal and lint:
                 failures[message, f"{finding.hint}   {_ANYWAY}" if finding.hint else _ANYWAY] = None
             else:
-                warnings[message + (f" ({finding.hint})" if finding.hint else "")] = None
+                warnings[in_one_line(finding, message)] = None
     _raise(list(failures))
     return tuple(warnings)
+
+
+def find(one: Planned, plugins: Plugins) -> tuple[Finding, ...]:
+    """Return what speaks against a run; nothing against one that a rule skips."""
+    if one.plan.blocked is not None and one.plan.blocked.status is Status.SKIPPED:
+        return ()
+    return tuple(_findings(one, plugins))
+
+
+def warn_of(planned: Sequence[Planned], plugins: Plugins) -> tuple[str, ...]:
+    """Return what is no reason to refuse a run, each once."""
+    found = ((one, finding) for one in planned for finding in find(one, plugins) if not finding.fatal)
+    texts = (in_one_line(finding, _whose(one.plan, planned) + finding.message) for one, finding in found)
+    return tuple(dict.fromkeys(texts))
+
+
+def refusals(one: Planned, plugins: Plugins, lint: bool = True) -> tuple[str, ...]:
+    """Return what would keep a run from starting, for those who only look at its plan."""
+    return tuple(in_one_line(finding) for finding in find(one, plugins) if finding.fatal and lint)
+
+
+def in_one_line(finding: Finding, message: str = "") -> str:
+    """Return a finding with its hint; `message` in place of its own."""
+    return (message or finding.message) + (f" ({finding.hint})" if finding.hint else "")
 
 
 def _raise(failures: Sequence[tuple[str, str]]) -> None:

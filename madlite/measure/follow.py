@@ -1,4 +1,7 @@
-"""Follows a log while it streams: lines → events, the result line, an error's, and those that explain a failure."""
+"""Follows a log while it streams: lines → events, the result line, an error's, and those that explain a failure.
+
+Memory is bounded by what is kept: the steps (8 bytes a number), the last lines, and the first of each kind of finding.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,15 @@ import logging
 import math
 import re
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from madlite.measure.lines import LineSplitter
+from madlite.measure.lines import Block, LineSplitter
 from madlite.measure.patterns import PatternScan
 from madlite.measure.performance import PerformanceScan
-from madlite.types import Ended, ErrorScan, Event, FailureRule, Line, Quantity, Reader, Step, Summary
+from madlite.measure.rules import RuleScan, without_rank
+from madlite.measure.steps import Steps
+from madlite.types import EffectiveConfig, Ended, ErrorScan, Event, FailureRule, Line, Quantity, Reader, Step, Summary
 
 _log = logging.getLogger(__name__)
 _TELLING = re.compile(
@@ -20,7 +25,6 @@ _TELLING = re.compile(
 )
 # torchrun's own footer says that a rank failed, not why
 _FOOTER = re.compile(r"ChildFailedError|elastic\.multiprocessing|exitcode\s*:|error_file:|traceback : ")
-_PREFIX = re.compile(r"^(?:\[(?:rank|default)\d+\]:\s?)+")
 _KEPT = 400
 
 
@@ -36,33 +40,42 @@ class Follower:
         now: Callable[[], float] = lambda: float("nan"),
         on_step: Callable[[Step], None] = lambda step: None,
     ) -> None:
-        self.steps: list[Step] = []
+        self.lines = 0  # that are not blank
+        self.steps = Steps()
         self.ended = False
         self.summary: dict[str, str] = {}
+        self.config: dict[str, str] = {}  # what the log says that the run was given
         self.scan = PerformanceScan()
         self.nan_loss = ""
-        self.rule: FailureRule | None = None
-        self.rule_line = ""
+        self._rules = RuleScan(rules)
         self._patterns = PatternScan(error_scan) if error_scan is not None else None
-        self._readers = list(readers)
-        self._rules = [(re.compile(rule.pattern), rule) for rule in rules]  # checked where plugins gave them
+        self._readers = tuple(readers)
         self._on_step = on_step
         self._tail: deque[str] = deque(maxlen=_KEPT)
         self._splitters = {1: LineSplitter(now), 2: LineSplitter(now)}
 
     def feed(self, chunk: bytes, stream: int = 1) -> None:
         """Take output of one stream."""
-        for line in self._splitters[stream].feed(chunk):
-            self._line(line)
+        splitter = self._splitters[stream]
+        self._take(splitter.take(chunk), splitter)
 
     def finish(self, outputs: Path | None = None) -> None:
         """Take what was left without a line's end, and the files the framework left in `outputs`."""
         for splitter in self._splitters.values():
-            for line in splitter.flush():
-                self._line(line)
-        for reader in list(self._readers) if outputs is not None else ():
-            for event in self._ask(reader, "finish", outputs):
-                self._event(event, "")
+            self._take(splitter.take_rest(), splitter)
+        if outputs is not None:
+            for reader in self._readers:
+                self._ask(reader, "finish", outputs, "")
+
+    @property
+    def rule(self) -> FailureRule | None:
+        """The rule that matched first."""
+        return self._rules.rule
+
+    @property
+    def rule_line(self) -> str:
+        """The line that it matched."""
+        return self._rules.line
 
     @property
     def suspects(self) -> dict[str, str]:
@@ -75,41 +88,50 @@ class Follower:
         if self.rule_line:
             return self.rule_line
         telling = [text for text in self._tail if _TELLING.search(text) and not _FOOTER.search(text)]
-        return _PREFIX.sub("", (telling or list(self._tail) or [""])[-1].strip())
+        return without_rank((telling or list(self._tail) or [""])[-1])
 
-    def _line(self, line: Line) -> None:
-        self._tail.append(line.text)
-        self.scan.feed(line)
+    def _take(self, block: Block, splitter: LineSplitter) -> None:
+        """Look at lines that came together, all of them for what is rare, and let the readers read each."""
+        if not block.lines:
+            return
+        self.lines += len(block.lines)
+        self._tail.extend(block.lines[-_KEPT:])
+        self.scan.feed(block)
+        self._rules.feed(block)
         if self._patterns is not None:
-            self._patterns.feed(line)
-        if self.rule is None:
-            self._match_rules(line.text)
-        for reader in list(self._readers):
-            for event in self._ask(reader, "feed", line):
-                self._event(event, line.text)
+            self._patterns.feed(block)
+        for line in splitter.number(block) if self._readers else ():
+            for reader in self._readers:
+                self._ask(reader, "feed", line, line.text)
 
-    def _ask(self, reader: Reader, member: str, argument: object) -> tuple[Event, ...]:
+    def _ask(self, reader: Reader, member: str, argument: Line | Path, text: str) -> None:
+        """Take a reader's events in; one that raises or tells nonsense is left out from then on."""
         try:
-            return tuple(getattr(reader, member)(argument))
+            events = tuple(getattr(reader, member)(argument))
+            for event in events:
+                self._note(event, text)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the border to a plugin's reader
             _log.warning("reader %s failed and is left out: %r", type(reader).__name__, error)
-            self._readers.remove(reader)
-            return ()
+            self._readers = tuple(other for other in self._readers if other is not reader)
+            return
+        for event in events:
+            if isinstance(event, Step):
+                self._on_step(event)
 
-    def _match_rules(self, text: str) -> None:
-        for pattern, rule in self._rules:
-            if pattern.search(text):
-                self.rule, self.rule_line = rule, _PREFIX.sub("", text.strip())
-                return
-
-    def _event(self, event: Event, text: str) -> None:
+    def _note(self, event: Event, text: str) -> None:
         if isinstance(event, Step):
-            self.steps.append(event)
+            self.steps.add(event)
             loss = event.values.get(Quantity.LOSS)
             if loss is not None and not math.isfinite(loss) and event.phase == "train" and not self.nan_loss:
                 self.nan_loss = text.strip() or f"step {event.n}: loss {loss}"
-            self._on_step(event)
         elif isinstance(event, Summary):
-            self.summary.update(event.values)
+            self.summary.update(_texts(event.values))
+        elif isinstance(event, EffectiveConfig):
+            self.config.update(_texts(event.values))
         elif isinstance(event, Ended):
             self.ended = True
+
+
+def _texts(values: Mapping[str, object]) -> dict[str, str]:
+    """Return what a reader says of a log as text; what a pattern's group did not find is nothing."""
+    return {name: str(value) for name, value in values.items() if value is not None}

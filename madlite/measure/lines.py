@@ -1,16 +1,35 @@
-"""Bytes of a log → clean lines: decoded, without terminal escapes, split where a progress bar returns its carriage."""
+"""Bytes of a log → clean lines: decoded, without terminal escapes, split where a progress bar returns its carriage.
+
+A log can have gigabytes, so what can be done once for a whole chunk is: decoding, escapes, carriage returns, and the
+question whether a text that somebody looks for is in any of its lines at all.
+"""
 
 from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
-from madlite.types import Line
+from madlite.types import Line, Value
 
 LONGEST = 64 * 1024  # characters; a longer line is cut into pieces, so that noise cannot fill the memory
-_ESCAPE = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
-_RANK = re.compile(r"\[(?:rank|default)[-_]?(\d+)(?:/\d+)?\]")
+# nothing of it reaches beyond a line's end, so that a text of many lines comes out as its lines would
+_ESCAPE = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+_RANK = re.compile(r"\[(?:rank|default)[-_]?(\d{1,9})(?:/\d+)?\]")
+_HEAD = 200  # characters of a line in which a launcher's prefix is looked for
+
+
+class Block(Value, frozen=True):
+    """Clean lines that came together, none of them blank; what is in one of them is also in `text`."""
+
+    lines: list[str]
+    text: str
+
+
+def make_block(lines: Iterable[str]) -> Block:
+    """Return a block of lines that are clean already."""
+    kept = [line for line in lines if line and not line.isspace()]
+    return Block(lines=kept, text="\n".join(kept))
 
 
 class LineSplitter:
@@ -22,33 +41,55 @@ class LineSplitter:
         self._now = now
         self._node = node
 
+    def take(self, chunk: bytes) -> Block:
+        """Return the lines that the chunk completes."""
+        return self._split(self._decoder.decode(chunk))
+
+    def take_rest(self) -> Block:
+        """Return the last line, which nothing ended."""
+        return self._split(self._decoder.decode(b"", final=True) + "\n")
+
     def feed(self, chunk: bytes) -> Iterator[Line]:
-        """Yield the lines that the chunk completes."""
-        yield from self._split(self._decoder.decode(chunk))
+        """Yield the lines that the chunk completes, each with its rank."""
+        return self.number(self.take(chunk))
 
     def flush(self) -> Iterator[Line]:
-        """Yield the last line, which nothing ended."""
-        yield from self._split(self._decoder.decode(b"", final=True) + "\n")
+        """Yield the last line, which nothing ended, with its rank."""
+        return self.number(self.take_rest())
 
-    def _split(self, text: str) -> Iterator[Line]:
-        parts = (self._rest + text).replace("\r", "\n").split("\n")
-        self._rest = parts.pop()
-        while len(self._rest) > LONGEST:
-            parts.append(self._rest[:LONGEST])
-            self._rest = self._rest[LONGEST:]
-        t_s = self._now()
-        for part in parts:
-            clean = clean_text(part)
-            if clean.strip():
-                yield Line(text=clean, t_s=t_s, node=self._node, rank=rank_of(clean))
+    def number(self, block: Block) -> Iterator[Line]:
+        """Yield a block's lines as readers get them: with time, node and rank."""
+        t_s, node = self._now(), self._node
+        if "rank" in block.text or "default" in block.text:
+            return (Line(text=text, t_s=t_s, node=node, rank=rank_of(text)) for text in block.lines)
+        return (Line(text=text, t_s=t_s, node=node) for text in block.lines)
+
+    def _split(self, text: str) -> Block:
+        if "\r" in text:
+            text = text.replace("\r", "\n")
+        text = self._rest + text
+        whole, end, self._rest = text.rpartition("\n")
+        lines = whole.split("\n") if end else []
+        if len(text) > LONGEST:
+            lines, self._rest = _cut(lines, self._rest)
+            whole = "\n".join(lines)
+        if "\x1b" in whole:
+            whole = _ESCAPE.sub("", whole)
+            lines = whole.split("\n")
+        return Block(lines=[line for line in lines if line and not line.isspace()], text=whole)
 
 
-def clean_text(text: str) -> str:
-    """Return the text without terminal escapes (ECMA-48 control sequences and operating system commands)."""
-    return _ESCAPE.sub("", text) if "\x1b" in text else text
+def _cut(lines: list[str], rest: str) -> tuple[list[str], str]:
+    """Return lines and an unfinished one with what is too long in pieces, the same pieces however the bytes came."""
+    if max(map(len, lines), default=0) > LONGEST:
+        lines = [line[at : at + LONGEST] for line in lines for at in range(0, len(line) or 1, LONGEST)]
+    keep = (len(rest) - 1) // LONGEST * LONGEST if rest else 0
+    return [*lines, *(rest[at : at + LONGEST] for at in range(0, keep, LONGEST))], rest[keep:]
 
 
 def rank_of(text: str) -> int | None:
     """Return the rank that a launcher's prefix names: torchrun's `[rank0]:`, Primus's `[rank-0/8]`."""
-    found = _RANK.search(text, 0, 200) if "rank" in text[:200] or "default" in text[:200] else None
+    if text.find("rank", 0, _HEAD) < 0 and text.find("default", 0, _HEAD) < 0:
+        return None
+    found = _RANK.search(text, 0, _HEAD)
     return int(found[1]) if found else None

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterable, Mapping
 
 from madlite.measure.performance import make_metric
-from madlite.measure.window import points
-from madlite.types import MadMetric, Metric, Status, Step
+from madlite.measure.steps import Steps
+from madlite.measure.window import usable
+from madlite.types import MadMetric, Metric, Status
 
 
 def mad_metrics(
-    rules: Iterable[MadMetric], steps: Iterable[Step], summary: Mapping[str, str], columns: Mapping[str, str]
+    rules: Iterable[MadMetric], steps: Steps, summary: Mapping[str, str], columns: Mapping[str, str]
 ) -> tuple[tuple[Metric, ...], tuple[str, ...]]:
     """Return one metric per rule that the run can answer, and a finding for each that it cannot."""
-    steps = list(steps)
     metrics, findings = [], []
     for rule in rules:
         text = _figure(rule, steps, summary)
@@ -27,13 +26,13 @@ def mad_metrics(
     return tuple(metrics), tuple(findings)
 
 
-def _figure(rule: MadMetric, steps: list[Step], summary: Mapping[str, str]) -> str:
+def _figure(rule: MadMetric, steps: Steps, summary: Mapping[str, str]) -> str:
     if rule.rule == "summary":
         return summary.get(rule.key, "").replace(",", "")
-    values = [point.value for point in points(steps, rule.quantity)] if rule.quantity else []
+    values = list(steps.curve(rule.quantity).values) if rule.quantity else []
     if rule.rule == "mean":
         values = values[rule.start : rule.stop]
-        return f"{statistics.fmean(values):.6g}" if values and all(map(math.isfinite, values)) else ""
+        return f"{statistics.fmean(values):.6g}" if values and all(map(usable, values)) else ""
     return f"{values[-1]:.10g}" if values else ""
 
 

@@ -8,26 +8,28 @@ from __future__ import annotations
 
 import re
 
-from madlite.types import ErrorScan, Line
+from madlite.measure.lines import Block
+from madlite.types import ErrorScan
 
 _ROCPROF = re.compile(r"^(?:\[\S+?\]:?\s*)?[EW]\d{8}\b.*(?:generateRocpd|simple_timer|tool)\.cpp|\[rocprofv3\]")
 
 
 class PatternScan:
-    """Keeps the first line of each pattern; a log can have millions, and a clean one costs a search per pattern."""
+    """Keeps the first line of each pattern; lines that came together are asked about only where one of them has one."""
 
     def __init__(self, scan: ErrorScan) -> None:
         self.found: dict[str, str] = {}  # pattern → line, in the order of the log
         self._scan = scan
 
-    def feed(self, line: Line) -> None:
-        """Take one line in; of several patterns in it the first of the list counts."""
-        text = line.text
-        for pattern in self._scan.patterns:
-            if pattern in text:
-                if pattern not in self.found and not self._is_harmless(text):
-                    self.found[pattern] = text.strip()
-                return
+    def feed(self, block: Block) -> None:
+        """Take lines in; of several patterns in a line the first of the list counts."""
+        there = [pattern for pattern in self._scan.patterns if pattern in block.text]
+        if all(pattern in self.found for pattern in there):
+            return
+        for line in block.lines:
+            pattern = next((pattern for pattern in there if pattern in line), None)
+            if pattern is not None and pattern not in self.found and not self._is_harmless(line):
+                self.found[pattern] = line.strip()
 
     def _is_harmless(self, text: str) -> bool:
         return any(benign in text for benign in self._scan.benign) or _ROCPROF.search(text) is not None

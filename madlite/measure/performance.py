@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import re
 
-from madlite.types import Cause, Line, Metric, Status
+from madlite.measure.lines import Block
+from madlite.types import Cause, Metric, Status
 
 _NUMBER = r"[-+]?(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?"
 _RESULT = re.compile(
@@ -19,7 +20,8 @@ _RESULT = re.compile(
 )
 _PLAIN = re.compile(r"[-+]?(?:(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|nan|inf|infinity)", re.IGNORECASE | re.ASCII)
 _MARK = "performance:"
-_TRAINER = re.compile(rf"train_samples_per_second[\"'\s:=]+(?P<number>{_NUMBER})")
+_TRAINER_MARK = "train_samples_per_second"
+_TRAINER = re.compile(rf"{_TRAINER_MARK}[\"'\s:=]+(?P<number>{_NUMBER})")
 _THROUGHPUT = re.compile(
     r"per_?s(ec|econd)?(_|$|/)|/s(ec|econd)?(/|$|_)|throughput|tok(en)?s?_per|tps|fps|qps|flop|samples_per|images_per"
     r"|bandwidth|ops_per",
@@ -36,16 +38,22 @@ class PerformanceScan:
         self.others = 0
         self._fallback: tuple[str, str] | None = None
 
-    def feed(self, line: Line) -> None:
-        """Take one line in."""
-        found = read_performance(line.text) if _MARK in line.text else None
+    def feed(self, block: Block) -> None:
+        """Take lines in."""
+        if _MARK in block.text:
+            for line in block.lines:
+                if _MARK in line:
+                    self._note(line)
+        if self._fallback is None and _TRAINER_MARK in block.text:
+            found = next(filter(None, map(_TRAINER.search, block.lines)), None)
+            self._fallback = (found["number"].replace(",", ""), "samples_per_second") if found else None
+
+    def _note(self, line: str) -> None:
+        found = read_performance(line)
         if found and self.first is None:
-            self.first, self.evidence = found, line.text.strip()
+            self.first, self.evidence = found, line.strip()
         elif found and found != self.first:
             self.others += 1
-        if self._fallback is None and "train_samples_per_second" in line.text:
-            match = _TRAINER.search(line.text)
-            self._fallback = (match["number"].replace(",", ""), "samples_per_second") if match else None
 
     @property
     def result(self) -> tuple[str, str] | None:

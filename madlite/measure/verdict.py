@@ -13,8 +13,9 @@ from madlite.measure.follow import Follower
 from madlite.measure.mad import mad_metrics
 from madlite.measure.multiple import Read
 from madlite.measure.performance import make_metric
+from madlite.measure.steps import Steps
 from madlite.measure.window import steady_window
-from madlite.types import Cause, Exit, Metric, Quantity, RunPlan, Status, Value, Variant, Window
+from madlite.types import Cause, Exit, Metric, Quantity, ResultRule, RunPlan, Status, Value, Variant, Window
 
 FEWEST_STEPS = 5  # fewer steady steps than this say little
 SHOWN = 3  # lines with error patterns
@@ -34,6 +35,15 @@ class Witnesses(Value, frozen=True):
     failed_line: str = ""  # what that action said
     results: Read | None = None
     skipped: bool = False  # the model's step was left out on request
+
+
+class Asked(Value, frozen=True):
+    """What a training was to do, and how its number is taken; `steps` None where nobody knows how many."""
+
+    rule: ResultRule
+    warmup_steps: int = Variant(model="").warmup_steps
+    steps: int | None = None
+    columns: dict[str, str] = {}  # of its result rows
 
 
 class Verdict(Value, frozen=True):
@@ -59,8 +69,58 @@ def judge(plan: RunPlan, seen: Witnesses, log: Follower) -> Verdict:
         return _failure(Cause.PREPARE, f"the step '{seen.failed_action or 'start'}' failed{code}", seen.failed_line)
     if seen.exit.code != 0:
         return _failure(Cause.EXIT_CODE, _exit_words(seen.exit.code, log), log.telling_line)
-    by_kind = {"multiple_results": _multiple, "steps": _steps, "performance_line": _performance}
-    return _suspected(by_kind[plan.result_rule.kind](plan, seen, log), plan, log)
+    if plan.result_rule.kind == "steps":
+        return judge_steps(_asked(plan), log)
+    if plan.result_rule.kind == "multiple_results":
+        return _suspected(_multiple(plan.result_rule, seen, log), log, plan.result_rule.file)
+    return _suspected(judge_line(log), log)
+
+
+def judge_steps(asked: Asked, log: Follower) -> Verdict:
+    """Return the verdict of a log by its training steps."""
+    steps, rule = log.steps, asked.rule
+    if (reach := steps.reach()) is None:
+        return _failure(Cause.NO_METRIC, "the log has no training step", log.telling_line)
+    _, last = reach
+    window = steady_window(steps, rule.headline, asked.warmup_steps)
+    if log.nan_loss:
+        return _failure(Cause.NAN_LOSS, "the loss is not finite", log.nan_loss, window=window)
+    if rule.loss_expected and Quantity.LOSS not in steps.quantities():
+        return _failure(Cause.NAN_LOSS, "no step reports a loss", log.telling_line, window=window)
+    if asked.steps is not None and last < asked.steps:
+        return _failure(
+            Cause.INCOMPLETE, f"step {last} was the last of {asked.steps} asked for", log.telling_line, window=window
+        )
+    if window is None:
+        return _failure(Cause.NO_METRIC, _no_window(asked, steps, last))
+    return _steady(asked, window, log)
+
+
+def judge_line(log: Follower) -> Verdict:
+    """Return the verdict of a log by its line `performance: <number> <metric>`, whatever else it says."""
+    found = log.scan.result
+    if found is None:
+        return _failure(Cause.NO_METRIC, "the log has no line 'performance: <number> <metric>'", log.telling_line)
+    metric = make_metric(*found)
+    if metric.status is Status.FAILURE:
+        return _failure(
+            Cause.BAD_NUMBER,
+            f"'{found[0]} {found[1]}' is no result",
+            log.scan.evidence,
+            metrics=(metric,),
+            findings=log.scan.findings,
+        )
+    return Verdict(status=Status.SUCCESS, metrics=(metric,), evidence=log.scan.evidence, findings=log.scan.findings)
+
+
+def _asked(plan: RunPlan) -> Asked:
+    variant = plan.variant or Variant(model=plan.card.name)
+    return Asked(
+        rule=plan.result_rule,
+        warmup_steps=variant.warmup_steps,
+        steps=variant.steps,
+        columns=result_columns(plan, variant),
+    )
 
 
 def _step_end(ended: Exit) -> str:
@@ -78,86 +138,59 @@ def _exit_words(code: int, log: Follower) -> str:
     return f"the workload failed: {how}{cause}{hint}"
 
 
-def _performance(plan: RunPlan, seen: Witnesses, log: Follower) -> Verdict:
-    found = log.scan.result
-    if found is None:
-        return _failure(Cause.NO_METRIC, "the log has no line 'performance: <number> <metric>'", log.telling_line)
-    metric = make_metric(*found)
-    if metric.status is Status.FAILURE:
-        return _failure(
-            Cause.BAD_NUMBER,
-            f"'{found[0]} {found[1]}' is no result",
-            log.scan.evidence,
-            metrics=(metric,),
-            findings=log.scan.findings,
-        )
-    return Verdict(status=Status.SUCCESS, metrics=(metric,), evidence=log.scan.evidence, findings=log.scan.findings)
-
-
-def _suspected(verdict: Verdict, plan: RunPlan, log: Follower) -> Verdict:
+def _suspected(verdict: Verdict, log: Follower, several: str = "") -> Verdict:
     """Return a success whose log has an error pattern as a failure that keeps its number (madengine 2's rule).
 
-    Of several results none is taken over: nobody can say which of them the error belongs to.
+    Of several results, in the file `several`, none is taken over: nobody can say which of them the error belongs to.
     """
-    suspects = log.suspects
-    if verdict.status is not Status.SUCCESS or not suspects:
+    names, lines = suspicion(log)
+    if verdict.status is not Status.SUCCESS or not names:
         return verdict
-    names = ("error patterns " if len(suspects) > 1 else "error pattern ") + ", ".join(map(repr, suspects))
-    several = plan.result_rule.kind == "multiple_results"
-    kept = f"no result of {plan.result_rule.file} is taken over" if several else "the number stays in the row"
+    kept = f"no result of {several} is taken over" if several else "the number stays in the row"
     return replace(
         verdict,
         status=Status.FAILURE,
         cause=Cause.ERROR_PATTERN,
         reason=f"the log has the {names}, though the script ended with exit code 0 ({kept})",
-        evidence=" | ".join(islice(suspects.values(), SHOWN)),
+        evidence=lines,
         metrics=() if several else tuple(_failed(metric) for metric in verdict.metrics),
         findings=(*verdict.findings, _HARMLESS),
     )
+
+
+def suspicion(log: Follower) -> tuple[str, str]:
+    """Return the error patterns of a log in words and the first lines that have them; "" where it has none."""
+    suspects = log.suspects
+    names = ("error patterns " if len(suspects) > 1 else "error pattern ") + ", ".join(map(repr, suspects))
+    return (names, " | ".join(islice(suspects.values(), SHOWN))) if suspects else ("", "")
 
 
 def _failed(metric: Metric) -> Metric:
     return replace(metric, status=Status.FAILURE, cause=Cause.ERROR_PATTERN)
 
 
-def _multiple(plan: RunPlan, seen: Witnesses, log: Follower) -> Verdict:
-    read = seen.results or Read(problem=f"the run wrote no {plan.result_rule.file}")
+def _multiple(rule: ResultRule, seen: Witnesses, log: Follower) -> Verdict:
+    read = seen.results or Read(problem=f"the run wrote no {rule.file}")
     good = sum(metric.status is Status.SUCCESS for metric in read.metrics)
     if read.problem:
         return _failure(Cause.NO_METRIC, read.problem, log.telling_line)
     bad = len(read.metrics) - good
     labels = ", ".join(metric.label for metric in read.metrics if metric.status is not Status.SUCCESS)
-    text = f"{plan.result_rule.file} has no number for {labels} ({bad} of {len(read.metrics)}): FAILURE" if bad else ""
+    text = f"{rule.file} has no number for {labels} ({bad} of {len(read.metrics)}): FAILURE" if bad else ""
     if not good:
         return _failure(Cause.BAD_NUMBER, text, metrics=read.metrics)
     return Verdict(status=Status.SUCCESS, metrics=read.metrics, findings=(text,) if text else ())
 
 
-def _steps(plan: RunPlan, seen: Witnesses, log: Follower) -> Verdict:
-    rule, variant = plan.result_rule, plan.variant or Variant(model=plan.card.name)
-    train = [step for step in log.steps if step.phase == "train"]
-    last = max((step.n for step in train), default=0)
-    window = steady_window(train, rule.headline, variant.warmup_steps)
-    if not train:
-        return _failure(Cause.NO_METRIC, "the log has no training step", log.telling_line)
-    if log.nan_loss:
-        return _failure(Cause.NAN_LOSS, "the loss is not finite", log.nan_loss, window=window)
-    if rule.loss_expected and not any(Quantity.LOSS in step.values for step in train):
-        return _failure(Cause.NAN_LOSS, "no step reports a loss", log.telling_line, window=window)
-    if variant.steps is not None and last < variant.steps:
-        return _failure(
-            Cause.INCOMPLETE, f"step {last} was the last of {variant.steps} asked for", log.telling_line, window=window
-        )
-    if window is None:
-        reason = f"no step is left after {variant.warmup_steps} steps of warm-up (the last was step {last})"
-        return _failure(Cause.NO_METRIC, reason)
-    return _steady(plan, variant, window, log)
+def _no_window(asked: Asked, steps: Steps, last: int) -> str:
+    if asked.rule.headline not in steps.quantities():
+        return f"no step reports {asked.rule.headline.value}"
+    return f"no step is left after {asked.warmup_steps} steps of warm-up (the last was step {last})"
 
 
-def _steady(plan: RunPlan, variant: Variant, window: Window, log: Follower) -> Verdict:
-    columns = result_columns(plan, variant)
-    headline = make_metric(f"{window.median:.6g}", plan.result_rule.headline_metric, columns=columns)
-    mad, findings = mad_metrics(plan.result_rule.mad, log.steps, log.summary, columns)
+def _steady(asked: Asked, window: Window, log: Follower) -> Verdict:
+    headline = make_metric(f"{window.median:.6g}", asked.rule.headline_metric, columns=asked.columns)
+    mad, findings = mad_metrics(asked.rule.mad, log.steps, log.summary, asked.columns)
     if window.n < FEWEST_STEPS:
         findings = (*findings, f"low samples: only {window.n} steady steps")
     if headline.status is Status.FAILURE:

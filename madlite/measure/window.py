@@ -4,56 +4,40 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import defaultdict
-from collections.abc import Iterable
+from array import array
+from bisect import bisect_left
+from itertools import compress
 
-from madlite.types import Quantity, Step, Value, Window
+from madlite.measure.steps import Steps
+from madlite.types import Quantity, Window
 
-
-class Point(Value, frozen=True):
-    """One step's value, the mean of the ranks that reported it; it covers the `span` steps that end with `n`."""
-
-    n: int
-    value: float
-    span: int
+_GARBLED = 1e100  # no unit of a log gets there, and sums of squares stay finite below
 
 
-def points(steps: Iterable[Step], quantity: Quantity) -> tuple[Point, ...]:
-    """Return the training steps' values of one quantity in the order of the steps."""
-    by_step: dict[int, dict[int | None, float]] = defaultdict(dict)
-    for step in steps:
-        if step.phase == "train" and quantity in step.values:
-            by_step[step.n][step.rank] = step.values[quantity]  # a line that is forwarded twice counts once
-    found = []
-    before = None
-    for n in sorted(by_step):
-        values = list(by_step[n].values())
-        found.append(Point(n=n, value=sum(values) / len(values), span=n - before if before is not None else 1))
-        before = n
-    return tuple(found)
-
-
-def steady_window(steps: Iterable[Step], quantity: Quantity, warmup_steps: int) -> Window | None:
+def steady_window(steps: Steps, quantity: Quantity, warmup_steps: int) -> Window | None:
     """Return the statistics of the steps after warm-up; None where none is left or none is finite.
 
     A line that covers a warm-up step, even partly, is dropped.  `std` is the sample standard deviation.
     """
-    everything = points(steps, quantity)
-    if not everything:
+    curve = steps.curve(quantity)
+    if not curve.ns:
         return None
-    last_warm = everything[0].n - 1 + warmup_steps
-    kept = [point for point in everything if point.n - point.span + 1 > last_warm and math.isfinite(point.value)]
-    if not kept:
+    begin = 0
+    if warmup_steps > 0:  # a line covers the steps since the one before it, which must have been past the warm-up
+        begin = bisect_left(curve.ns, curve.ns[0] - 1 + warmup_steps) + 1
+    fine = [usable(value) for value in curve.values[begin:]]
+    ns = array("q", compress(curve.ns[begin:], fine))
+    values = array("d", compress(curve.values[begin:], fine))
+    if not values:
         return None
-    values = [point.value for point in kept]
     mean = statistics.fmean(values)
     std = statistics.stdev(values) if len(values) > 1 else 0.0
     return Window(
         quantity=quantity,
         n=len(values),
-        first_step=kept[0].n,
-        last_step=kept[-1].n,
-        dropped=len(everything) - len(kept),
+        first_step=ns[0],
+        last_step=ns[-1],
+        dropped=len(curve.ns) - len(ns),
         median=statistics.median(values),
         mean=mean,
         std=std,
@@ -61,3 +45,16 @@ def steady_window(steps: Iterable[Step], quantity: Quantity, warmup_steps: int) 
         min=min(values),
         max=max(values),
     )
+
+
+def median_in(steps: Steps, quantity: Quantity, window: Window) -> float | None:
+    """Return the median of another quantity over a window's steps; None where none of them has a finite value."""
+    curve = steps.curve(quantity)
+    begin, end = bisect_left(curve.ns, window.first_step), bisect_left(curve.ns, window.last_step + 1)
+    values = [value for value in curve.values[begin:end] if usable(value)]
+    return statistics.median(values) if values else None
+
+
+def usable(value: float) -> bool:
+    """Say whether a value can be calculated with."""
+    return math.isfinite(value) and abs(value) < _GARBLED

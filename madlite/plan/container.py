@@ -48,7 +48,9 @@ def image_origin(given: Given, resolved: Resolved) -> str:
         return given.context.origins.get("MAD_CONTAINER_IMAGE", "context")
     if given.built is not None:
         return "build manifest"
-    return "card's Dockerfile" if given.dockerfile else resolved.origins.get("image", "card")
+    if given.dockerfile:
+        return "card's Dockerfile"
+    return given.draft.origin.partition(" (")[0] if given.draft.image != given.request.card.image else "card"
 
 
 def make_mounts(given: Given) -> tuple[Mount, ...]:

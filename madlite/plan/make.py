@@ -71,7 +71,7 @@ def _parts(given: Given) -> _Parts:
     resolved = resolve(draft.variant, draft.settings, layers(given), draft.origin or f"backend {given.backend}")
     granted = grant_gpus(card, given.machine, given.context, _whole(resolved.plan.get("n_gpus")))
     launcher = _launcher(given, resolved)
-    data = plan_data(card, _data_surroundings(given))
+    data = plan_data(card, _data_surroundings(given)) if draft.actions or not card.scripts else DataPlan()
     return _Parts(
         resolved=resolved,
         granted=granted,
@@ -88,7 +88,7 @@ def _plan(given: Given, parts: _Parts) -> RunPlan:
         id=given.run_id,
         card=card,
         backend=given.backend,
-        place=_place(given, parts.granted),
+        place=_place(given, parts.granted, _whole(resolved.settings.get("nnodes"))),
         machine=given.machine,
         workspace=options.workspace,
         inside=_inside(given),
@@ -219,9 +219,13 @@ def _origins(given: Given, resolved: Resolved) -> dict[str, str]:
     }
 
 
-def _place(given: Given, granted: Granted) -> Place:
-    """Return where the plan runs; one that is refused for too few GPUs keeps the count it asked for, for its row."""
+def _place(given: Given, granted: Granted, asked_nodes: int | None) -> Place:
+    """Return where the plan runs, of as many nodes as a backend's setting `nnodes` or the context says.
+
+    One that is refused for too few GPUs keeps the count it asked for, for its row.
+    """
     nodes = int((given.context.known.multi_node_args or {}).get("NNODES", 1))
+    nodes = asked_nodes if asked_nodes and asked_nodes > 0 else nodes
     place = make_place(given.machine, given.runtime.runtime, granted.gpu_ids, nodes)
     return replace(place, gpus_per_node=granted.wanted) if granted.blocked else place
 

@@ -21,6 +21,10 @@ ALIASES = {
     "seq_length": "seq_len",
     "train_iters": "steps",
     "timeout": "timeout_s",
+    "mbs": "micro_batch",  # the variables of Megatron-LM's scripts
+    "bs": "global_batch",
+    "gbs": "global_batch",
+    "total_iters": "steps",
 }
 _WHOLE = {"seq_len", "micro_batch", "global_batch", "steps", "warmup_steps"}
 _LEAST = {**dict.fromkeys(_WHOLE, 1), "warmup_steps": 0, "timeout_s": 0, "stop_grace_s": 0, "n_gpus": -1}
@@ -63,8 +67,9 @@ def resolve(
             if key is not None:
                 chosen[key] = _fit(key, value, settings, f"{layer.origin} {given}={value}")
                 origins[_dotted(key, settings)] = layer.origin
-    base = {f"variant.{name}": base_origin for name in VARIANT_KEYS} if variant else {}
-    base |= {f"settings.{name}": base_origin for name in settings}
+    short = base_origin.partition(" (")[0]  # where a recipe was published is said once, beside its name
+    base = {f"variant.{name}": short for name in VARIANT_KEYS} if variant else {}
+    base |= {f"settings.{name}": base_origin if name == "recipe" else short for name in settings}
     changes = {name: value for name, value in chosen.items() if name in VARIANT_KEYS and name not in settings}
     return Resolved(
         variant=msgspec.structs.replace(variant, **changes) if variant else None,
@@ -85,8 +90,9 @@ def _key(given: str, known: list[str], settings: Mapping[str, Scalar], layer: La
     name = given.replace("-", "_") if given not in settings else given
     if name in known or (name.startswith("env.") and len(name) > 4):
         return name
-    if ALIASES.get(name) in known:
-        return ALIASES[name]
+    lower = name.lower()  # as a framework's script spells its variables: MBS, SEQ_LEN
+    if lower in known or ALIASES.get(lower) in known:
+        return lower if lower in known else ALIASES[lower]
     if not layer.strict:
         return None
     what = f"{layer.origin} has no key '{given}' to set"

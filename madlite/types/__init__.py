@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from madlite.types.cards import Card, Problem, Request
+from madlite.types.cards import Card, CardItem, Problem, Request, TreeCards
 from madlite.types.drafts import Action, Draft, ErrorScan, FileTemplate, MadMetric, Quantity, ResultRule, Variant
 from madlite.types.jsontext import to_json
 from madlite.types.machines import Gpu, Machine, Vendor
@@ -36,6 +36,7 @@ __all__ = [
     "Backend",
     "Blocked",
     "Card",
+    "CardItem",
     "Cause",
     "DataUse",
     "Draft",
@@ -78,6 +79,7 @@ __all__ = [
     "Status",
     "Step",
     "Summary",
+    "TreeCards",
     "Value",
     "Variant",
     "Vendor",

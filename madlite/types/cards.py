@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeAlias
 
 from madlite.types.values import Json, Scalar, Value
 
@@ -17,7 +19,7 @@ class Card(Value, frozen=True):
     name: str
     root: Path  # the folder that dockerfile, scripts and dockercontext are relative to
     source: str  # the file or plugin the card came from, for messages
-    scope: str = ""  # the sub-folder of scripts/ it came from, "" for a card of the root
+    scope: str = ""  # the folder that the name begins with: the sub-folder of scripts/ that the card is from
     dockerfile: str = ""
     dockercontext: str = ""
     scripts: str = ""
@@ -55,3 +57,17 @@ class Problem(Value, frozen=True):
 
     where: str
     what: str
+
+
+class TreeCards(Value, frozen=True):
+    """What a plugin found in a folder of `--cards-from`: cards in MAD's schema, and what is broken in between.
+
+    `tree` is the folder as it was given; paths in the cards are relative to it.
+    """
+
+    tree: Path
+    found: tuple[Mapping[str, Json] | Problem, ...]
+
+
+CardItem: TypeAlias = Mapping[str, Json] | Path | TreeCards | Problem
+"""What a plugin gives for cards: one in MAD's schema, a models.json, those of a folder, or what was left out."""

@@ -143,8 +143,11 @@ class RunPlan(Value, frozen=True):
 
     @property
     def run_args(self) -> str:
-        """The args that the run gets."""
-        return self.args if self.model_args is None else self.model_args
+        """The args that the run gets: none of a card's where they are its script's, and another is rendered."""
+        if self.model_args is not None:
+            return self.model_args
+        rendered = any(file.path == "run.sh" for file in self.templates)
+        return "" if rendered and self.card.scripts else self.args
 
     @property
     def folder_inside(self) -> str:

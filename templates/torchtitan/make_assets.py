@@ -1,13 +1,15 @@
 """Make what torchtitan reads before it trains: a tokenizer and text, both made up, the same for the same seed.
 
-A benchmark needs neither a download nor an account: the speed of a dense model does not depend on what it reads.
+So a benchmark needs neither a download nor an account.  With --fetch it gets one file of a model from the hub instead.
 """
 
 from __future__ import annotations
 
 import argparse
+import base64
 import json
 import random
+import shutil
 from pathlib import Path
 
 BOS, EOS = "<|begin|>", "<|end|>"
@@ -45,6 +47,27 @@ def write_tokenizer(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": BOS, "eos_token": EOS}), encoding="utf-8")
 
 
+def write_tiktoken(folder: Path, words: int) -> None:
+    """Write a tiktoken file of one token per byte, padded so that torchtitan counts `words` tokens.
+
+    Before 0.2 a model's vocabulary is as large as its tokenizer's: the file's tokens, and 256 special ones that
+    torchtitan adds.  No two tokens join to a padding one, so text never has any.
+    """
+    padding = (b"\xff\xff" + n.to_bytes(4, "big") for n in range(words - 2 * 256))
+    tokens = [bytes([byte]) for byte in range(256)] + list(padding)
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = (f"{base64.b64encode(token).decode()} {rank}\n" for rank, token in enumerate(tokens))
+    (folder / "tokenizer.model").write_text("".join(lines), encoding="ascii")
+
+
+def fetch(repo: str, name: str, folder: Path) -> None:
+    """Copy one file of a model on the Hugging Face hub, or of its cache, into the folder."""
+    from huggingface_hub import hf_hub_download
+
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy(hf_hub_download(repo, name), folder)
+
+
 def write_text(folder: Path, seed: int) -> None:
     """Write JSON lines with key `text`: sentences of invented words, common ones more often, about 2 MB."""
     chance = random.Random(seed)  # noqa: S311
@@ -62,10 +85,16 @@ def main() -> None:
     """Write what the options ask for."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--tokenizer", type=Path, help="folder for tokenizer.json")
+    options.add_argument("--tiktoken", type=int, metavar="WORDS", help="write tokenizer.model, of so many tokens")
+    options.add_argument("--fetch", nargs=3, metavar=("REPO", "FILE", "FOLDER"), help="get a file of the hub")
     options.add_argument("--text", type=Path, help="folder for data.json")
     options.add_argument("--seed", type=int, default=42)
     asked = options.parse_args()
-    if asked.tokenizer:
+    if asked.fetch:
+        fetch(asked.fetch[0], asked.fetch[1], Path(asked.fetch[2]))
+    if asked.tokenizer and asked.tiktoken:
+        write_tiktoken(asked.tokenizer, asked.tiktoken)
+    elif asked.tokenizer:
         write_tokenizer(asked.tokenizer)
     if asked.text:
         write_text(asked.text, asked.seed)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from os.path import normpath
 from pathlib import Path
 
 import pytest
 
 from madlite import resources
 from madlite.catalog.cards import read_cards
+from madlite.catalog.select import select
+from madlite.catalog.sources import load_catalog
 from madlite.errors import CatalogError
 from madlite.resources import bundled_models, template_root
 
@@ -24,6 +28,38 @@ def test_the_bundled_catalogue_reads_and_begins_with_the_demos() -> None:
     ]
     assert demos == list(cards[:2])
     assert {"primus_pyt_train_llama-3.1-8b", "pyt_train_gpt_oss_20b", "pyt_train_wan2_1-i2v"} <= {c.name for c in cards}
+
+
+MAD_CARDS = Path(__file__).parents[1] / "data" / "cards.json"
+MOVED = {"primus": "primus_megatron-lm", "jax": "jax-maxtext"}  # whose newer cards lie in a folder of their own
+
+
+def test_every_static_card_of_mad_is_there_field_by_field() -> None:
+    """The list holds directory cards as their files do: paths relative to the folder, the name without it."""
+    bundled = {entry["name"]: entry for entry in json.loads(bundled_models(None).read_text())}
+    listed = [entry for entry in json.loads(MAD_CARDS.read_text()) if "/" not in entry["name"] and "n_gpus" in entry]
+    for entry in listed:
+        if entry["scripts"] == "run.sh":
+            folder = MOVED[entry["name"].split("_")[0]]
+            paths = {key: normpath(f"scripts/{folder}/{entry[key]}") for key in ("dockerfile", "scripts")}
+            entry |= {**paths, "name": f"{folder}/{entry['name']}"}
+        assert bundled.pop(entry["name"]) == entry
+    assert len(listed) == 97 and list(bundled) == ["demo_torchtitan_llama_debug", "demo_hf_lora_tiny"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "primus_megatron-lm/primus_pyt_megatron_lm_train_llama-3.1-405b_overlay",
+        "jax-maxtext/jax_maxtext_train_qwen3-14b_fp8",
+        "jax-maxtext/jax_maxtext_train_llama-3.1-8b_multinode_rccl",
+    ],
+)
+def test_a_directory_card_answers_to_its_full_and_to_its_bare_name(tmp_path: Path, name: str) -> None:
+    catalog = load_catalog(tmp_path, bundled_models(None))
+    for tag in (name, name.rpartition("/")[2]):
+        (request,) = select(catalog, [tag])
+        assert (request.card.name, request.card.scope) == (name, name.partition("/")[0])
 
 
 def test_bundled_cards_have_known_fields_and_paths_below_their_root() -> None:

@@ -8,6 +8,7 @@ from madlite.catalog.found import Catalog
 from madlite.catalog.select import args_of, select, split_tags
 from madlite.catalog.sources import load_catalog
 from madlite.errors import CatalogError, UsageProblem
+from madlite.types import Problem, TreeCards
 
 from .checkout import MINIMAD, card, write_cards, write_program
 
@@ -113,6 +114,33 @@ def test_the_installed_layer_is_asked_only_for_what_the_checkout_lacks(layered: 
 def test_all_without_a_checkout_is_every_installed_card(tmp_path: Path) -> None:
     bundled = write_cards(tmp_path / "home" / "models.json", card("a"), card("b"))
     assert selected(load_catalog(tmp_path / "empty", bundled), "all") == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("tag", "expected"),
+    [
+        ("suite/a_MI300X", ["suite/a_MI300X"]),
+        ("a_MI300X", ["suite/a_MI300X"]),
+        ("MI300X", ["suite/a_MI300X", "suite/b_MI300X"]),
+        ("suite/MI300X", ["suite/a_MI300X", "suite/b_MI300X"]),
+        ("suite/all", ["suite/a_MI300X", "suite/b_MI300X", "suite/b_MI355X"]),
+        ("b_MI355X:steps=3", ["suite/b_MI355X"]),
+    ],
+)
+def test_a_folders_cards_answer_to_all_names_of_a_directory_card(tmp_path: Path, tag: str, expected: list[str]) -> None:
+    found = (card("suite/a_MI300X", "MI300X"), card("suite/b_MI300X", "MI300X"), card("suite/b_MI355X", "MI355X"))
+    tree = TreeCards(tree=tmp_path / "tree", found=found)
+    assert selected(load_catalog(tmp_path, None, [("tiny", tmp_path, [tree, card("other", "x")])]), tag) == expected
+
+
+def test_what_comes_close_may_be_of_a_folder_and_many_broken_files_are_counted(tmp_path: Path) -> None:
+    broken = [Problem(where=f"tree/{n}.yaml", what="broken") for n in range(5)]
+    tree = TreeCards(tree=tmp_path / "tree", found=(card("suite/llama3.1_8B-BF16", "MI300X"), *broken))
+    with pytest.raises(CatalogError) as caught:
+        select(load_catalog(tmp_path, None, [("tiny", tmp_path, [tree])]), ["suite/llama3.1-8B-BF16"])
+    assert caught.value.hint.startswith("did you mean suite/llama3.1_8B-BF16?")
+    left_out = "; left out: tree/0.yaml; left out: tree/1.yaml; left out: tree/2.yaml and 2 more"
+    assert caught.value.message.endswith(f"(1 card in {tmp_path / 'tree'}{left_out})")
 
 
 def test_an_unknown_tag_is_told_with_what_comes_close_and_how_many_cards_there_are(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from madlite.catalog.found import Catalog
 from madlite.catalog.sources import load_catalog
 from madlite.errors import CatalogError
-from madlite.types import Problem
+from madlite.types import Problem, TreeCards
 
 from .checkout import MINIMAD, card, write_cards, write_program
 
@@ -140,6 +140,46 @@ def test_a_plugins_broken_cards_are_problems_and_its_others_load(tmp_path: Path)
         "cards[3] must be a mapping or a Path, found a str",
     ]
     assert len(catalog.problems) == 5
+
+
+def test_a_folders_cards_are_of_that_folder_and_what_is_broken_in_it_stops_nothing(tmp_path: Path) -> None:
+    problem = Problem(where="tree/b.yaml", what="it is empty")
+    circle: dict[str, object] = {"name": "x"}
+    circle["recipe"] = circle
+    tree = TreeCards(tree=tmp_path / "tree", found=(card("suite/a"), problem, {"name": ""}, circle, card("suite/c")))
+    catalog = load_catalog(tmp_path / "empty", None, [("tiny", tmp_path, [tree, problem, card("own")])])
+    assert [(one.name, one.scope, one.root, one.source) for one in catalog.cards] == [
+        ("suite/a", "suite", tmp_path / "tree", str(tmp_path / "tree")),
+        ("suite/c", "suite", tmp_path / "tree", str(tmp_path / "tree")),
+        ("own", "", tmp_path, "plugin tiny"),
+    ]
+    empty, circular = [one for one in catalog.problems if one != problem]
+    assert (empty.where, circular.where) == (str(tmp_path / "tree"),) * 2
+    assert empty.what.startswith("cards[2].name must be text") and catalog.problems.count(problem) == 2
+
+
+def test_the_same_names_in_two_folders_are_one_problem(tmp_path: Path) -> None:
+    old, new = (
+        TreeCards(tree=tmp_path / name, found=tuple(card(f"suite/{n}", args=name) for n in names))
+        for name, names in (("old", "abc"), ("new", "bcd"))
+    )
+    catalog = load_catalog(tmp_path / "empty", None, [("tiny", tmp_path, [old, new])])
+    assert [(one.name, one.args) for one in catalog.cards] == [
+        ("suite/a", "old"),
+        ("suite/b", "old"),
+        ("suite/c", "old"),
+        ("suite/d", "new"),
+    ]
+    what = f"2 of its cards are left out, 'suite/b' first: {tmp_path / 'old'} has some of their names"
+    assert catalog.problems == (Problem(where=str(tmp_path / "new"), what=what),)
+
+
+def test_the_checkouts_card_comes_before_one_of_a_folder(tmp_path: Path) -> None:
+    write_cards(tmp_path / "scripts" / "suite" / "models.json", card("a", args="near"))
+    tree = TreeCards(tree=tmp_path / "tree", found=(card("suite/a", args="far"), card("suite/b")))
+    catalog = load_catalog(tmp_path, None, [("tiny", tmp_path, [tree])])
+    assert [(one.name, one.args) for one in catalog.cards] == [("suite/a", "near"), ("suite/b", "")]
+    assert catalog.problems == ()
 
 
 def test_no_card_anywhere_is_an_error_that_tells_what_was_left_out(tmp_path: Path) -> None:

@@ -76,6 +76,7 @@ def test_a_tag_may_be_an_empty_word_which_names_nothing_later():
         ("--keep-m", "keep_model_dir", True),
         ("--keep-a", "keep_alive", True),
         ("--clean", "clean_docker_cache", True),
+        ("--c", "clean_docker_cache", True),
         ("--skip", "skip_model_run", True),
         ("--disable", "disable_skip_gpu_arch", True),
         ("--ignore", "ignore_deprecated", True),

@@ -32,10 +32,34 @@ def test_a_line_without_end_is_cut_not_collected():
     assert "".join(found) == "x" * (3 * LONGEST + 5) and max(map(len, found)) <= LONGEST
 
 
+def test_a_line_with_an_end_is_cut_where_one_without_is():
+    data = b"a" * (LONGEST - 1) + b"\n" + b"b" * LONGEST + b"\n" + b"c" * (LONGEST + 1) + b"\n\nd\n"
+    whole = lines(data)
+    assert list(map(len, whole)) == [LONGEST - 1, LONGEST, LONGEST, 1, 1]
+    assert lines(*[data[at : at + 1000] for at in range(0, len(data), 1000)]) == whole
+
+
+def test_an_escape_does_not_reach_over_a_lines_end():
+    assert lines(b"\x1b]0;no end\nstep 1\n\x1b]0;title\x07step 2\n") == ["0;no end", "step 1", "step 2"]
+    assert lines(b"\x1b[31\nm red\n") == ["\x1b[31", "m red"]
+
+
+def test_what_is_in_a_line_is_in_its_blocks_text():
+    splitter = LineSplitter()
+    block = splitter.take(b"perfor\x1b[1mmance: 1\n \nlong " + b"x" * LONGEST + b"y\nrest")
+    assert [line[:14] for line in block.lines] == ["performance: 1", "long xxxxxxxxx", "xxxxxy"]
+    assert all(line in block.text for line in block.lines)
+    assert splitter.take_rest().lines == ["rest"]
+
+
 def test_ranks():
     assert rank_of("[rank3]:[titan] x") == 3
     assert rank_of("[20261121 00:17:16][rank-7/8][INFO] x") == 7
+    assert rank_of("[default2]:x") == 2
     assert rank_of("step 3 of rank 5") is None
+    assert rank_of(f"[rank{'9' * 60}] x") is None
+    splitter = LineSplitter()
+    assert [line.rank for line in splitter.feed(b"[rank1]: a\nb\n[rank0]: c\n")] == [1, None, 0]
 
 
 @settings(max_examples=60, deadline=None)

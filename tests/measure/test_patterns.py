@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import pytest
 
+from madlite.measure.lines import make_block
 from madlite.measure.patterns import PatternScan
 from madlite.plan.error_scan import BENIGN, PATTERNS
-from madlite.types import ErrorScan, Line
+from madlite.types import ErrorScan
 
 
 def scan(*lines: str, patterns=PATTERNS, benign=BENIGN) -> list[tuple[str, str]]:
     looked = PatternScan(ErrorScan(patterns=patterns, benign=benign))
-    for text in lines:
-        looked.feed(Line(text=text))
+    for line in lines:
+        looked.feed(make_block([line]))
+    together = PatternScan(ErrorScan(patterns=patterns, benign=benign))
+    together.feed(make_block(lines))
+    assert list(together.found.items()) == list(looked.found.items())
     return list(looked.found.items())
 
 

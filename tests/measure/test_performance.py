@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from madlite.measure.lines import make_block
 from madlite.measure.performance import PerformanceScan, is_throughput, make_metric, read_performance
-from madlite.types import Cause, Line, Status
+from madlite.types import Cause, Status
 
 
 @pytest.mark.parametrize(
@@ -41,8 +42,11 @@ def test_the_grammar(line, found):
 
 def scan(*lines: str) -> PerformanceScan:
     found = PerformanceScan()
-    for text in lines:
-        found.feed(Line(text=text))
+    for line in lines:
+        found.feed(make_block([line]))
+    together = PerformanceScan()
+    together.feed(make_block(lines))
+    assert (together.result, together.findings) == (found.result, found.findings)
     return found
 
 

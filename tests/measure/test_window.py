@@ -7,14 +7,20 @@ import math
 import pytest
 
 from madlite.measure.mad import mad_metrics
-from madlite.measure.window import points, steady_window
+from madlite.measure.steps import Steps
+from madlite.measure.window import median_in, steady_window
 from madlite.types import MadMetric, Quantity, Step
 
 TPS = Quantity.TOKENS_PER_S_PER_GPU
 
 
-def steps(values: dict[int, float], rank: int | None = None, phase: str = "train") -> list[Step]:
-    return [Step(n=n, values={TPS: value}, rank=rank, phase=phase) for n, value in values.items()]  # type: ignore
+def steps(values: dict[int, float], rank: int | None = None, phase: str = "train") -> Steps:
+    return Steps(Step(n=n, values={TPS: value}, rank=rank, phase=phase) for n, value in values.items())  # type: ignore
+
+
+def curve(found: Steps) -> list[tuple[int, float]]:
+    told = found.curve(TPS)
+    return list(zip(told.ns, told.values, strict=True))
 
 
 def test_warm_up_is_dropped_and_the_median_is_of_the_rest():
@@ -32,23 +38,41 @@ def test_a_line_that_covers_warm_up_steps_is_dropped():
 
 
 def test_ranks_are_averaged_and_a_line_seen_twice_counts_once():
-    both = steps({1: 10.0, 2: 20.0}, rank=0) + steps({1: 30.0, 2: 40.0}, rank=1) + steps({2: 40.0}, rank=1)
-    assert [(point.n, point.value) for point in points(both, TPS)] == [(1, 20.0), (2, 30.0)]
+    both = [*steps({1: 10.0, 2: 20.0}, rank=0), *steps({1: 30.0, 2: 40.0}, rank=1), *steps({2: 40.0}, rank=1)]
+    assert curve(Steps(both)) == [(1, 20.0), (2, 30.0)]
 
 
 def test_validation_steps_are_no_training():
-    assert points(steps({1: 5.0}, phase="validate"), TPS) == ()
+    assert curve(steps({1: 5.0}, phase="validate")) == []
 
 
 def test_nothing_left_is_no_window():
     assert steady_window(steps({1: 1.0, 2: 2.0}), TPS, 5) is None
-    assert steady_window([], TPS, 5) is None
+    assert steady_window(Steps(), TPS, 5) is None
     assert steady_window(steps({n: math.nan for n in range(1, 20)}), TPS, 5) is None
 
 
 def test_a_resumed_run_warms_up_again():
     window = steady_window(steps({n: float(n) for n in range(101, 111)}), TPS, 5)
     assert (window.first_step, window.n) == (106, 5)
+
+
+def test_other_quantities_are_taken_over_the_same_steps():
+    window = steady_window(steps({n: float(n) for n in range(1, 11)}), TPS, 5)
+    loss = Steps(
+        Step(n=n, values={Quantity.LOSS: value}) for n, value in {5: 9.0, 6: 3.0, 8: 1.0, 9: math.nan, 11: 9.0}.items()
+    )
+    assert (window.first_step, window.last_step) == (6, 10)
+    assert median_in(loss, Quantity.LOSS, window) == 2.0
+    assert median_in(loss, Quantity.GRAD_NORM, window) is None
+
+
+def test_numbers_that_cannot_be_calculated_with_are_dropped_not_raised():
+    run = {n: 1e308 for n in range(1, 9)} | {9: 5.0, 10: math.inf, 11: -1e308, 12: 7.0}
+    window = steady_window(steps(run), TPS, 5)
+    assert (window.n, window.mean, window.dropped) == (2, 6.0, 10)
+    rule = MadMetric(metric="x_per_s", quantity=TPS, rule="mean")
+    assert mad_metrics([rule], steps(run), {}, {})[0] == ()
 
 
 def test_mads_own_rules():
@@ -65,5 +89,5 @@ def test_mads_own_rules():
         ("train_samples_per_s", "1183.9"),
     ]
     assert not findings and metrics[0].columns == {"mode": "pretrain"}
-    metrics, findings = mad_metrics(rules, run[:20], {}, {})
+    metrics, findings = mad_metrics(rules, steps({n: float(n) for n in range(1, 21)}), {}, {})
     assert [metric.metric for metric in metrics] == ["last_per_s"] and len(findings) == 2

@@ -98,7 +98,7 @@ def test_every_field_of_a_card_survives(tmp_path):
     made = image(tmp_path, **card, registry_image="host/x", local_image=False)
     (back,) = read(tmp_path, text_of(made)).images
     source = str(tmp_path / "build_manifest.json")
-    assert back.request.card == Card(name="dir/m", root=tmp_path, source=source, args="--base 1", **card)
+    assert back.request.card == Card(name="dir/m", scope="dir", root=tmp_path, source=source, args="--base 1", **card)
     assert back.registry_image == "host/x" and back.build_duration_s == 0.1
 
 

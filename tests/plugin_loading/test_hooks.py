@@ -16,7 +16,7 @@ from madlite.errors import CheckFailed
 from madlite.hookspecs import Hooks, hookimpl
 from madlite.plan.make import make_plan
 from madlite.plugins import Plugins
-from madlite.types import FailureRule, Finding, Quantity, Reference, Result, Status, Step
+from madlite.types import FailureRule, Finding, Quantity, Reference, Result, Status, Step, TreeCards
 from tests.plan.conftest import given  # noqa: F401 - a fixture
 
 SPECS = [name for name in vars(Hooks) if name.startswith("madlite_")]
@@ -56,8 +56,20 @@ def test_hook_backends():
     assert list(plugins_with("madlite_backends", lambda: [Tiny()]).backends()) == ["tiny"]
 
 
-def test_hook_cards():
-    assert items("madlite_cards", lambda: [{"name": "a"}, Path("models.json")]) == [{"name": "a"}, Path("models.json")]
+def test_hook_cards(tmp_path):
+    def cards(trees):
+        yield Path("models.json")
+        for tree in trees:
+            yield TreeCards(tree=tree, found=({"name": "tree/a"},))
+
+    shipped = [{"name": "a"}, Path("models.json")]
+    asked = {"trees": (tmp_path,)}
+    assert [
+        item for _, item in plugins_with("madlite_cards", lambda: shipped).collect("madlite_cards", **asked)
+    ] == shipped
+    of_tree = TreeCards(tree=tmp_path, found=({"name": "tree/a"},))
+    found = plugins_with("madlite_cards", cards).collect("madlite_cards", **asked)
+    assert [item for _, item in found] == [Path("models.json"), of_tree]
 
 
 def test_hook_runtimes():

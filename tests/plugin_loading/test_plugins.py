@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from madlite import plugins as room
-from madlite.engine.gather import find_backend
+from madlite.engine.owner import find_backend
 from madlite.errors import PluginError, UsageProblem
 from madlite.hookspecs import hookimpl
 from madlite.plan.make import make_plan

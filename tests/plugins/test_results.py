@@ -1,4 +1,4 @@
-"""The logs of docs/results: their readers' medians are those that the rows hold and that come out of the text by hand."""
+"""The logs of docs/results: their readers' medians are those of the rows, and come out of the text by hand."""
 
 from __future__ import annotations
 

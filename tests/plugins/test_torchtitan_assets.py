@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import os
 import runpy
 import subprocess
 import sys
@@ -14,8 +16,9 @@ from tests.plugins.logs import TEMPLATES
 SCRIPT = TEMPLATES / "torchtitan/make_assets.py"
 
 
-def make(folder, *options: str) -> None:
-    subprocess.run([sys.executable, str(SCRIPT), *options], cwd=folder, check=True)
+def make(folder, *options: str, path: str = "") -> None:
+    env = {**os.environ, "PYTHONPATH": path} if path else None
+    subprocess.run([sys.executable, str(SCRIPT), *options], cwd=folder, check=True, env=env)
 
 
 @pytest.fixture(scope="module")
@@ -50,3 +53,28 @@ def test_the_same_seed_makes_the_same_text(made, tmp_path):
     assert (tmp_path / "same/data.json").read_bytes() == (made / "text/data.json").read_bytes()
     assert (tmp_path / "other/data.json").read_bytes() != (made / "text/data.json").read_bytes()
     assert not (tmp_path / "assets").exists()
+
+
+def test_a_tiktoken_file_counts_as_many_tokens_as_the_model_is_to_have(tmp_path):
+    """torchtitan before 0.2 sizes the model by it, and adds 256 special tokens of its own."""
+    make(tmp_path, "--tokenizer", "t", "--tiktoken", "128256")
+    lines = (tmp_path / "t/tokenizer.model").read_text().splitlines()
+    tokens = [base64.b64decode(line.split()[0]) for line in lines]
+    assert len(set(tokens)) == 128256 - 256 and tokens[:256] == [bytes([n]) for n in range(256)]
+    assert [int(line.split()[1]) for line in lines] == list(range(128000))
+    assert {len(token) for token in tokens[256:]} == {6}, "no two bytes join to one of these"
+    make(tmp_path, "--tokenizer", "small", "--tiktoken", "512")
+    assert len((tmp_path / "small/tokenizer.model").read_text().splitlines()) == 256
+
+
+def test_a_file_of_the_hub_is_copied_into_the_run(tmp_path):
+    (tmp_path / "huggingface_hub.py").write_text(
+        "from pathlib import Path\n"
+        "def hf_hub_download(repo, name):\n"
+        "    file = Path('cached') / Path(name).name\n"
+        "    file.parent.mkdir()\n"
+        "    file.write_text(f'{repo} {name}')\n"
+        "    return str(file)\n"
+    )
+    make(tmp_path, "--fetch", "meta/Llama", "original/tokenizer.model", "assets/t", path=str(tmp_path))
+    assert (tmp_path / "assets/t/tokenizer.model").read_text() == "meta/Llama original/tokenizer.model"

@@ -34,7 +34,8 @@ def test_a_recipe_fits_the_device():
     assert titan(Machine()).variant.seq_len == 256
     assert titan(gpu_machine(1)).variant.seq_len == 2048
     assert titan(gpu_machine(8, "MI355X"), "llama3.1_8B").variant.micro_batch == 6
-    assert titan(gpu_machine(8, "H100"), "llama3.1_8B").variant.micro_batch == 1
+    assert titan(gpu_machine(8, "H100"), "llama3.1_8B").variant.micro_batch == 2
+    assert titan(gpu_machine(8, "H100"), "llama3.1_70B").settings["tp"] == 8
 
 
 def test_amd_s_variables_are_set_on_amd_alone():
@@ -43,7 +44,7 @@ def test_amd_s_variables_are_set_on_amd_alone():
     assert "GPU_MAX_HW_QUEUES" not in titan(gpu_machine(1)).env
 
 
-@pytest.mark.parametrize("recipe", ["debug", "llama3.1_8B", "llama3.1_8B_1gpu"])
+@pytest.mark.parametrize("recipe", ["debug", "llama3.1_8B", "llama3.1_8B_1gpu", "llama3.1_70B"])
 def test_no_recipe_is_refused_on_gpus(recipe):
     made = titan(gpu_machine(8), recipe)
     assert list(Torchtitan().check(made)) == []
@@ -84,10 +85,34 @@ def test_nothing_is_made_where_the_user_brings_it():
     own = files(titan(gpu_machine(1), dataset_path="/data/c4", hf_assets_path="/models/llama"))
     assert "make_assets.py " not in own["run.sh"] and "HF_HUB_OFFLINE" in own["run.sh"]
     assert tomli.loads(own["train.toml"])["training"]["dataset_path"] == "/data/c4"
-    streamed = files(titan(gpu_machine(1), dataset="c4"))
-    assert "--text" not in streamed["run.sh"] and "--tokenizer" in streamed["run.sh"]
-    assert "HF_HUB_OFFLINE" not in streamed["run.sh"]
-    assert "dataset_path" not in tomli.loads(streamed["train.toml"])["training"]
+    assert list(Torchtitan().assets(titan(gpu_machine(1), dataset_path="/data/c4"))) == []
+
+
+def test_without_mock_data_text_and_tokenizer_are_those_of_the_hub():
+    made = titan(gpu_machine(8), "llama3.1_8B", mock_data=False)
+    streamed = files(made)
+    assert "--fetch meta-llama/Llama-3.1-8B tokenizer.json assets/tokenizer" in streamed["run.sh"]
+    assert "--text" not in streamed["run.sh"] and "HF_HUB_OFFLINE" not in streamed["run.sh"]
+    training = tomli.loads(streamed["train.toml"])["training"]
+    assert training["dataset"] == "c4" and "dataset_path" not in training
+    assert [(asset.kind, asset.ref, asset.gated) for asset in Torchtitan().assets(made)] == [
+        ("tokenizer", "meta-llama/Llama-3.1-8B", True),
+        ("dataset", "allenai/c4", False),
+    ]
+    assert list(Torchtitan().assets(titan(gpu_machine(8), "llama3.1_8B"))) == []
+
+
+def test_a_debug_model_streams_with_the_tokenizer_that_fits_its_vocabulary():
+    made = titan(gpu_machine(1), mock_data=False)
+    script = files(made)["run.sh"]
+    assert "--tokenizer assets/tokenizer" in script and "--text" not in script and "HF_HUB_OFFLINE" not in script
+    assert [asset.gated for asset in Torchtitan().assets(made)] == [False]
+
+
+def test_a_data_set_that_nothing_reads_is_said():
+    (message,) = complaints(titan(gpu_machine(1), dataset="c4"), fatal=False)
+    assert "dataset 'c4' is not read: made-up text is" in message
+    assert complaints(titan(gpu_machine(1), dataset="c4", mock_data=False), fatal=False) == []
 
 
 def test_the_rank_that_knows_the_loss_is_the_one_that_prints():
@@ -118,6 +143,11 @@ def test_the_script_is_good_shell_and_ends_with_the_card_s_args(tmp_path):
         ({"activation_checkpoint": "some"}, "activation_checkpoint 'some'"),
         ({"converters": "float8"}, "quantize.linear.float8"),
         ({"dataset_path": "data/c4"}, "dataset_path 'data/c4' is relative"),
+        ({"converters": "quantize.linear.float8"}, "the result's row would say BF16"),
+        ({"ep": 3}, "ep 3 does not divide the 8 rank(s)"),
+        ({"ep": 0}, "ep 0"),
+        ({"vocab_size": 300}, "vocab_size 300"),
+        ({"script": "run_train.sh"}, "script comes from an image release"),
     ],
 )
 def test_what_torchtitan_would_refuse_is_refused_before_the_start(changes, word):
@@ -125,7 +155,9 @@ def test_what_torchtitan_would_refuse_is_refused_before_the_start(changes, word)
     assert word in message
 
 
-@pytest.mark.parametrize("degrees", [{"tp": 2, "cp": 4}, {"dp_shard": 8}, {"dp_replicate": 2}, {"pp": 8}])
+@pytest.mark.parametrize(
+    "degrees", [{"tp": 2, "cp": 4}, {"dp_shard": 8}, {"dp_replicate": 2}, {"pp": 8}, {"ep": 8}, {"tp": 2, "ep": 4}]
+)
 def test_meshes_that_fit_pass(degrees):
     assert complaints(titan(gpu_machine(8), **degrees), fatal=True) == []
 

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from madlite.types import EffectiveConfig, Ended, Line, Phase, Quantity, Step
-from madlite_plugins.torchtitan.backend import Torchtitan
-from madlite_plugins.torchtitan.reader import TorchtitanReader
+from madlite_plugins.torchtitan.reader import TorchtitanReader, recognise
 from tests.plugins.logs import LOGS, events, lines, read, steps
 
 PREFIX = "[titan] 2026-11-20 23:58:19,740 - root - INFO - "
@@ -33,6 +32,8 @@ STEP_12 = "step: 12  loss:  3.43924  grad_norm:  1.1086  memory:  0.66GiB(2.82%)
         ("torchtitan-0.1.0-bad-cli-option-FAIL", 0, None, False),
         ("torchtitan-0.2.2-bad-option-2xH200-FAIL", 0, None, False),
         ("torchtitan-0.2.2-cpu-unpatched-FAIL", 0, None, False),
+        ("torchtitan-0.2.2-cpu-2ranks-fsdp-gloo-premulsum-FAIL", 0, None, False),
+        ("torchtitan-0.3.0-cpu-flexattention-FAIL", 0, None, False),
     ],
 )
 def test_real_logs_give_their_steps_and_their_end(name, count, last, ended):
@@ -82,12 +83,30 @@ def test_validation_is_never_training():
     found = read(TorchtitanReader(), line)
     assert steps(found) == []
     (validated,) = steps(found, "validate")
-    assert validated.n == 10 and validated.values[Quantity.LOSS] == 3.0886
+    assert validated.n == 10
+    assert validated.values == {
+        Quantity.LOSS: 3.0886,
+        Quantity.MEMORY_RESERVED_GIB: 0.67,
+        Quantity.MEMORY_PERCENT: 2.84,
+    }
+
+
+def test_a_validation_line_that_was_cut_off_never_shortens_a_number():
+    line = PREFIX + "validate step: 10  loss:  3.0886  memory:  0.67GiB(2.84%)  tps: 7,468"
+    (whole,) = read(TorchtitanReader(), line)
+    for length in range(len(line)):
+        assert read(TorchtitanReader(), line[:length]) in ([], [whole])
 
 
 def test_a_line_covers_the_steps_since_the_one_before():
     texts = [PREFIX + STEP_12.replace("step: 12", f"step: {n:2}") for n in (1, 10, 20)]
     assert [(step.n, step.span) for step in steps(read(TorchtitanReader(), *texts))] == [(1, 1), (10, 9), (20, 10)]
+
+
+def test_a_run_that_went_back_to_a_checkpoint_keeps_its_spans():
+    texts = [PREFIX + STEP_12.replace("step: 12", f"step: {n:2}") for n in (1, 10, 20, 30, 20, 30, 1, 10, 10)]
+    spans = [(step.n, step.span) for step in steps(read(TorchtitanReader(), *texts))]
+    assert spans == [(1, 1), (10, 9), (20, 10), (30, 10), (20, 10), (30, 10), (1, 1), (10, 9), (10, 9)]
 
 
 @pytest.mark.parametrize(
@@ -108,8 +127,9 @@ def test_a_line_cut_anywhere_is_no_step():
     assert steps(read(TorchtitanReader(), *(PREFIX + STEP_12[:length] for length in range(len(STEP_12))))) == []
 
 
-def test_two_ranks_in_one_line_are_two_steps():
-    glued = f"[rank0]:{PREFIX}{STEP_12}[rank1]:{PREFIX}{STEP_12.replace('1,407', '1,396')}"
+@pytest.mark.parametrize("label", ["rank", "default"])
+def test_two_ranks_in_one_line_are_two_steps(label):
+    glued = f"[{label}0]:{PREFIX}{STEP_12}[{label}1]:{PREFIX}{STEP_12.replace('1,407', '1,396')}"
     (line,) = lines(glued.encode())
     found = steps(list(TorchtitanReader().feed(line)))
     assert [(step.rank, step.values[Quantity.TOKENS_PER_S_PER_GPU]) for step in found] == [(0, 1407), (1, 1396)]
@@ -137,12 +157,13 @@ def test_what_the_trainer_says_it_runs_with():
         "seq_len": "8192",
         "steps": "25",
     }
+    assert config["warmup_steps"] == "200"  # of the learning rate
     assert [event.name for event in found if isinstance(event, Phase)] == ["compile", "compile", "train"]
 
 
 def test_logs_are_recognised_by_their_head_alone():
     heads = {path.name: [line.text for line in lines(path.read_bytes())][:20] for path in LOGS.glob("*.log")}
-    sure = {name for name, head in heads.items() if Torchtitan().recognise(head) > 0.5}
+    sure = {name for name, head in heads.items() if recognise(head) > 0.5}
     started = {name for name in heads if name.startswith("torchtitan-")}
     assert sure == started - {"torchtitan-0.1.0-bad-cli-option-FAIL.log", "torchtitan-0.2.2-cpu-unpatched-FAIL.log"}
 
@@ -158,7 +179,58 @@ def test_a_damaged_step_line_raises_nothing(noise, position):
     read(TorchtitanReader(), STEP_12[:position] + noise + STEP_12[position:])
 
 
+@pytest.mark.parametrize(
+    "part", ["step: 1 loss: 1 ", "step:", " ", "9", "step:  3  loss:  4.1  memory: 1.0GiB(1.0%)  tps: 1 "]
+)
+def test_a_line_as_long_as_lines_get_is_read_at_once(part):
+    (step,) = steps(read(TorchtitanReader(), (part * 65536)[:65000] + " " + STEP_12))
+    assert step.n == 12
+
+
 def test_numbers_without_end_are_no_step_and_no_error():
     nines = "9" * 5000
     read(TorchtitanReader(), STEP_12.replace("12 ", f"{nines} "), STEP_12.replace("1,407", nines))
     assert steps(list(TorchtitanReader().feed(Line(text=STEP_12.replace("step: 12", f"step: {nines}"))))) == []
+
+
+def structured(tmp_path):
+    folder = tmp_path / "outputs/structured_logs"
+    folder.mkdir(parents=True)
+    log = LOGS / "torchtitan-0.3.0-debugmodel-cpu-1rank.structured_rank0.jsonl"
+    (folder / "training.global_rank_0.2026-11-21T00-30-33.jsonl").write_bytes(
+        log.read_bytes() + b'{"log_type_name": "st'
+    )
+    return folder
+
+
+def test_the_files_of_version_0_3_stand_in_for_a_log_without_steps(tmp_path):
+    structured(tmp_path)
+    reader = TorchtitanReader()
+    read(reader, PREFIX + "Building device mesh with parallelism: pp=1, dp_replicate=1, dp_shard=1, cp=1, tp=2, ep=1")
+    found = list(reader.finish(tmp_path))
+    assert [(step.n, step.rank) for step in found] == [(n, 0) for n in range(1, 21)]
+    assert found[1].values == pytest.approx(
+        {Quantity.STEP_TIME_S: 0.24723505, Quantity.TOKENS_PER_S_PER_GPU: 512 / 0.24723505 / 2}
+    )
+
+
+def test_what_the_files_do_not_show_is_not_made_up(tmp_path):
+    structured(tmp_path)
+    assert {key for step in TorchtitanReader().finish(tmp_path) for key in step.values} == {Quantity.STEP_TIME_S}
+
+
+def test_of_several_runs_files_the_newest_counts(tmp_path):
+    folder = structured(tmp_path)
+    (folder / "training.global_rank_0.2026-11-22T00-00-00.jsonl").write_text(
+        '{"log_type_name": "step_end", "step": 7, "value": 250}\nnonsense step_end\n[]\n{"step": "step_end"}\n'
+    )
+    (step,) = TorchtitanReader().finish(tmp_path)
+    assert (step.n, step.values) == (7, {Quantity.STEP_TIME_S: 0.25})
+
+
+def test_a_log_with_steps_needs_no_files(tmp_path):
+    structured(tmp_path)
+    reader = TorchtitanReader()
+    read(reader, PREFIX + STEP_12)
+    assert list(reader.finish(tmp_path)) == []
+    assert list(TorchtitanReader().finish(tmp_path / "nowhere")) == []

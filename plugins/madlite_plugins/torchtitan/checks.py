@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from madlite import Finding, RunPlan, Variant
+from madlite_plugins.torchtitan.args import arg_findings
+from madlite_plugins.torchtitan.eras import BEFORE, ERAS, OLD, converter_fits, float8_converter, quantises
 
 PRECISIONS = ("BF16", "FP8", "FP32")
 _CHECKPOINTING = ("none", "selective", "full", "memory_budget")
-_OF_THE_ROW = ("--training.steps", "--training.seq_len", "--training.local_batch_size", "--training.global_batch_size")
+_WITHOUT_FP8 = ("A100", "A800", "V100", "MI100", "MI210", "MI250", "MI250X")
+_PASSED_ON = ("log_freq", "recipe", "recipe_device", "script")  # what an image's own script is given, besides sizes
 
 
 def findings(plan: RunPlan) -> Iterator[Finding]:
     """Yield what is wrong with a plan of this backend."""
     if plan.variant is None:
         return
-    yield from _args(plan)
-    yield from _degrees(plan, plan.variant)
     yield from _machine(plan, plan.variant)
-    yield from _settings(plan, plan.variant)
-
-
-def _args(plan: RunPlan) -> Iterator[Finding]:
-    given = sorted({word.partition("=")[0] for word in plan.args.split()} & set(_OF_THE_ROW))
-    if given:
-        yield Finding(
-            message=f"args set {', '.join(given)}, which the result's row does not show",
-            hint="--set steps=, seq_len=, micro_batch= or global_batch= instead",
-        )
+    yield from _degrees(plan, plan.variant)
+    if any(file.template.endswith("script.sh.j2") for file in plan.templates):
+        yield from _own_configuration(plan, plan.variant)
+        return
+    yield from arg_findings(plan)
+    yield from _era(plan, plan.variant)
+    yield from _precision(plan, plan.variant)
+    yield from _settings(plan)
 
 
 def _degrees(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
@@ -46,7 +46,18 @@ def _degrees(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
         shape = " × ".join(f"{name} {n}" for name, n in degrees.items())
         yield Finding(message=f"{shape} does not fit {world} rank(s)", hint="--set dp_shard=-1", fatal=True)
         return
-    data_ranks = world // (degrees["tp"] * degrees["pp"] * degrees["cp"])
+    yield from _experts(plan, world // (degrees["pp"] * degrees["dp_replicate"]))
+    yield from _batch(variant, world // (degrees["tp"] * degrees["pp"] * degrees["cp"]))
+
+
+def _experts(plan: RunPlan, ranks: int) -> Iterator[Finding]:
+    """Check that the experts' degree divides the ranks it borrows: shards × context × tensor parallel."""
+    ep = int(plan.settings["ep"])
+    if ep < 1 or ranks % ep:
+        yield Finding(message=f"ep {ep} does not divide the {ranks} rank(s) that share the weights", fatal=True)
+
+
+def _batch(variant: Variant, data_ranks: int) -> Iterator[Finding]:
     local = (variant.micro_batch or 1) * data_ranks
     if variant.global_batch and variant.global_batch % local:
         yield Finding(
@@ -57,6 +68,8 @@ def _degrees(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
 
 
 def _machine(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
+    if variant.precision == "FP8" and plan.machine.device in _WITHOUT_FP8:
+        yield Finding(message=f"{plan.machine.device} has no FP8", hint="--precision BF16", fatal=True)
     if plan.place.gpus_per_node:
         return
     if plan.machine.vendor != "CPU":
@@ -75,30 +88,99 @@ def _machine(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
         yield Finding(message=f"{variant.model} on a CPU takes very long and much memory", hint="--set recipe=debug")
 
 
-def _settings(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
+def _era(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
+    """Check that the era is one that is rendered, and can do what is asked of it."""
+    era, settings = str(plan.settings["era"]), plan.settings
+    if era not in ERAS:
+        number = re.match(r"(\d{1,4})\.(\d{1,4})\b", era)
+        newer = number is not None and (int(number[1]), int(number[2])) >= (0, 3)
+        why = "its configuration is Python, and madlite renders TOML" if newer else f"one of {', '.join(ERAS)}"
+        hint = (
+            "install torchtitan==0.2.2 and leave era out" if newer else "--set era=0.2 for torchtitan 0.2.1 and 0.2.2"
+        )
+        yield Finding(message=f"torchtitan of era '{era}' cannot be rendered: {why}", hint=hint, fatal=True)
+        return
+    asked = {
+        "dtype bfloat16": settings["dtype"] != "float32" and era in OLD,
+        "memory_budget": settings["activation_checkpoint"] == "memory_budget" and era in OLD,
+        "expert parallelism": int(settings["ep"]) > 1 and era in OLD,
+        "gradient accumulation": era == BEFORE and _accumulates(plan, variant),
+    }
+    for what in (what for what, wanted in asked.items() if wanted):
+        yield Finding(
+            message=f"torchtitan {ERAS[era]} has no {what}",
+            hint="another era needs another torchtitan: --set era=0.2 --image REF, or --image-release upstream",
+            fatal=True,
+        )
+
+
+def _accumulates(plan: RunPlan, variant: Variant) -> bool:
+    sharing = int(plan.settings["tp"]) * int(plan.settings["pp"]) * int(plan.settings["cp"])
+    local = (variant.micro_batch or 1) * _ranks(plan) // max(1, sharing)
+    return bool(variant.global_batch) and variant.global_batch != local
+
+
+def _precision(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
     if variant.precision not in PRECISIONS:
         yield Finding(
             message=f"precision '{variant.precision}' is unknown", hint=f"one of {', '.join(PRECISIONS)}", fatal=True
         )
-    mode = plan.settings["activation_checkpoint"]
+    era = str(plan.settings["era"])
+    converters = [name for name in str(plan.settings["converters"]).split(",") if name]
+    if era in ERAS and (foreign := [name for name in converters if not converter_fits(name, era)]):
+        yield Finding(
+            message=f"torchtitan {ERAS[era]} has no converter {', '.join(foreign)}: it calls FP8's "
+            f"{float8_converter(era)}",
+            hint="--set precision=FP8 alone sets it",
+            fatal=True,
+        )
+    elif variant.precision != "FP8" and any(map(quantises, converters)):
+        yield Finding(
+            message=f"converters {','.join(converters)} quantise, and the result's row would say {variant.precision}",
+            hint="--set precision=FP8 --set converters=",
+            fatal=True,
+        )
+
+
+def _settings(plan: RunPlan) -> Iterator[Finding]:
+    settings = plan.settings
+    mode = settings["activation_checkpoint"]
     if mode not in _CHECKPOINTING:
         yield Finding(
             message=f"activation_checkpoint '{mode}' is unknown", hint=f"one of {', '.join(_CHECKPOINTING)}", fatal=True
         )
-    if "float8" in str(plan.settings["converters"]).split(","):
-        yield Finding(
-            message="converter 'float8' is called quantize.linear.float8 since torchtitan 0.2",
-            hint="--set converters=quantize.linear.float8, or --set precision=FP8 alone",
-            fatal=True,
-        )
+    if settings["script"]:
+        yield Finding(message="script comes from an image release alone", hint="--image-release v25.2", fatal=True)
+    if settings["dataset"] and (settings["mock_data"] or settings["dataset_path"]):
+        instead = "dataset_path" if settings["dataset_path"] else "made-up text"
+        yield Finding(message=f"dataset '{settings['dataset']}' is not read: {instead} is", hint="--no-mock-data")
+    if int(settings["vocab_size"]) < 512:
+        yield Finding(message=f"vocab_size {settings['vocab_size']} is below 512, a tokenizer's least", fatal=True)
     for name in ("hf_assets_path", "dataset_path"):
-        path = str(plan.settings[name])
+        path = str(settings[name])
         if path and not PurePosixPath(path).is_absolute():
             yield Finding(
                 message=f"{name} '{path}' is relative, and the run starts in its own folder",
                 hint=f"give the full path as the run sees it: {plan.inside}/{path}",
                 fatal=True,
             )
+
+
+def _own_configuration(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
+    """Refuse what would not reach an image's own script, which takes sizes alone."""
+    changed = [
+        name
+        for name in plan.settings
+        if name not in _PASSED_ON and not plan.origins.get(f"settings.{name}", "recipe").startswith("recipe")
+    ]
+    changed += ["precision"] * (variant.precision != "BF16") + ["global_batch"] * bool(variant.global_batch)
+    if changed:
+        yield Finding(
+            message=f"{', '.join(sorted(changed))} would not reach {plan.settings['script']}: the image of release "
+            f"{variant.release} trains with its own configuration",
+            hint="another --image-release has its configuration rendered",
+            fatal=True,
+        )
 
 
 def _ranks(plan: RunPlan) -> int:

@@ -7,82 +7,103 @@ per device; memory is the peak reserved on one device since the last line, in Gi
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-import msgspec
-
-from madlite import NUMBER, EffectiveConfig, Ended, Event, Line, Phase, Quantity, Step, StepPattern, step_pattern
+from madlite import NUMBER, EffectiveConfig, Ended, Event, Line, Phase, Quantity, Step, number, step_pattern
+from madlite_plugins.steps import Spans, rank_before
+from madlite_plugins.torchtitan.structured import structured_steps
 
 END_MARK = "Training completed"
-_NUMBERS = (
-    rf"step:\s*(?P<n>\d{{1,12}})\s+loss:\s*(?P<loss>{NUMBER})\s+(?:grad_norm:\s*(?P<grad_norm>{NUMBER})\s+)?"
-    rf"memory:\s*(?P<memory_reserved_gib>{NUMBER})GiB\((?P<memory_percent>{NUMBER})%\)\s+"
-    rf"(?:tps|wps):\s*(?P<tokens_per_s_per_gpu>{NUMBER})"
-)
-# The mfu field ends every line, so a line that was cut off never gives a shortened number.
+_LOSS = rf"\s*(?P<n>\d{{1,12}})\s+loss:\s*(?P<loss>{NUMBER})\s+"
+_MEMORY = rf"memory:\s*(?P<memory_reserved_gib>{NUMBER})GiB\((?P<memory_percent>{NUMBER})%\)"
+# The mfu field ends every line, so a line that was cut off never gives a shortened number; each pattern begins with
+# the text that is searched for, which makes the search quick.
 TRAIN = step_pattern(
-    rf"(?<!validate ){_NUMBERS}(?:\s+tflops:\s*(?P<tflops_per_gpu>{NUMBER}))?"
+    rf"step:(?<!validate step:){_LOSS}(?:grad_norm:\s*(?P<grad_norm>{NUMBER})\s+)?{_MEMORY}\s+"
+    rf"(?:tps|wps):\s*(?P<tokens_per_s_per_gpu>{NUMBER})(?:\s+tflops:\s*(?P<tflops_per_gpu>{NUMBER}))?"
     rf"\s+mfu:\s*(?:(?P<mfu_percent>{NUMBER})%|N/A)"
 )
-VALIDATE = step_pattern(rf"validate {_NUMBERS}(?![\d,.])")
-_RANK = re.compile(r"\[rank-?(\d{1,9})(?:/\d+)?\]")
-_SIZES = re.compile(
-    r"Trainer is initialized with local batch size (?P<micro_batch>\d+), global batch size (?P<global_batch>\d+), "
-    r"gradient accumulation steps (?P<gradient_accumulation_steps>\d+), sequence length (?P<seq_len>\d+), "
-    r"total steps (?P<steps>\d+)"
-)
-_FACTS = (
-    _SIZES,
-    re.compile(r"torchtitan version: (?P<torchtitan>\S+)"),
-    re.compile(r"Building device mesh with parallelism: (?P<parallelism>.+)"),
-    re.compile(r"Peak FLOPS used for computing MFU: (?P<peak_flops>\S+)"),
-)
+# A validation line ends with its tps, which nothing shows to be whole.
+VALIDATE = step_pattern(rf"validate step:{_LOSS}{_MEMORY}")
+_FACTS = {
+    "Trainer is initialized": re.compile(
+        r"local batch size (?P<micro_batch>\d+), global batch size (?P<global_batch>\d+), "
+        r"gradient accumulation steps (?P<gradient_accumulation_steps>\d+), sequence length (?P<seq_len>\d+), "
+        r"total steps (?P<steps>\d+) \(warmup (?P<warmup_steps>\d+)\)"
+    ),
+    "torchtitan version": re.compile(r"torchtitan version: (?P<torchtitan>\S+) "),
+    "device mesh": re.compile(r"Building device mesh with parallelism: (?P<parallelism>.+)"),
+    "Peak FLOPS": re.compile(r"Peak FLOPS used for computing MFU: (?P<peak_flops>\d\.\d+e[-+]\d\d)"),
+}
 _PHASES = {"Training starts at step": "train", "with torch.compile": "compile"}
+_SHARED = re.compile(r"\b(?:pp|cp|tp)=(\d{1,6})")
 
 
 class TorchtitanReader:
-    """Follows one log; knows for each rank which step it printed last, to say how many steps a line covers."""
+    """Follows one log."""
 
     def __init__(self) -> None:
-        self._last: dict[int | None, int] = {}
+        self._spans = Spans()
+        self._trained = False
+        self._devices = 0  # that work on one rank's tokens: pipeline × context × tensor parallel
 
     def feed(self, line: Line) -> Iterable[Event]:
         """Return the line's steps, or what else it says of the run."""
-        if "loss:" in line.text:
-            return [*self._train(line), *_steps(VALIDATE, line, "validate")]
-        return _remarks(line.text, line.t_s)
+        text = line.text
+        if "%" in text and "GiB(" in text:
+            return self._read_steps(line)
+        if self._trained and "Train" not in text:
+            return ()
+        return self._read_remarks(text, line.t_s)
 
     def finish(self, outputs: Path) -> Iterable[Event]:
-        """Return nothing: everything was in the log."""
-        return ()
+        """Return nothing, or the steps of the files beside a log that has none."""
+        return () if self._trained else structured_steps(outputs, self._devices)
 
-    def _train(self, line: Line) -> Iterator[Step]:
-        for step in _steps(TRAIN, line, "train"):
-            before = self._last.get(step.rank, step.n - 1)
-            self._last[step.rank] = step.n
-            yield msgspec.structs.replace(step, span=max(1, step.n - before), values=_without_placeholder(step.values))
+    def _read_steps(self, line: Line) -> list[Event]:
+        found: list[Event] = []
+        for one in TRAIN.regex.finditer(line.text):
+            n, rank = int(one[1]), rank_before(line, one.start())
+            values = _numbers(TRAIN.quantities, one)
+            found.append(Step(n=n, values=values, rank=rank, t_s=line.t_s, span=self._spans.of(n, rank)))
+            self._trained = True
+        if "validate step:" in line.text:
+            for one in VALIDATE.regex.finditer(line.text):
+                values, rank = _numbers(VALIDATE.quantities, one), rank_before(line, one.start())
+                found.append(Step(n=int(one[1]), values=values, rank=rank, t_s=line.t_s, phase="validate"))
+        return found
+
+    def _read_remarks(self, text: str, t_s: float) -> Iterator[Event]:
+        for mark, fact in _FACTS.items():
+            if mark in text and (found := fact.search(text)):
+                self._note_mesh(found.groupdict())
+                yield EffectiveConfig(values=found.groupdict())
+        for mark, phase in _PHASES.items():
+            if mark in text:
+                yield Phase(name=phase, t_s=t_s)
+        if END_MARK in text:
+            yield Ended(marker=END_MARK)
+
+    def _note_mesh(self, fact: dict[str, str]) -> None:
+        degrees = _SHARED.findall(fact.get("parallelism", ""))
+        if len(degrees) == 3:
+            self._devices = int(degrees[0]) * int(degrees[1]) * int(degrees[2])
 
 
-def _steps(pattern: StepPattern, line: Line, phase: str) -> Iterator[Step]:
-    """Yield the line's steps, each of the rank named last before it: two ranks share a line where writes met."""
-    for found in pattern.regex.finditer(line.text):
-        ranks = _RANK.findall(line.text, 0, found.start())
-        part = msgspec.structs.replace(line, text=found[0], rank=int(ranks[-1]) if ranks else line.rank)
-        yield from (msgspec.structs.replace(step, phase=phase) for step in pattern.steps(part))
+def recognise(head: Sequence[str]) -> float:
+    """Say how surely these lines are torchtitan's: the prefix of every line, else a step line."""
+    if any("[titan] 20" in text or "torchtitan version:" in text for text in head):
+        return 0.9
+    return 0.7 if any(TRAIN.regex.search(text) for text in head) else 0.0
 
 
-def _without_placeholder(values: dict[Quantity, float]) -> dict[Quantity, float]:
-    """Leave out the loss of -1 that ranks without the last pipeline stage print; a cross entropy is never below 0."""
-    return {key: value for key, value in values.items() if key is not Quantity.LOSS or value != -1}
+def _numbers(quantities: tuple[Quantity, ...], found: re.Match[str]) -> dict[Quantity, float]:
+    """Return a line's numbers, without the loss of -1 that ranks without the last pipeline stage print.
 
-
-def _remarks(text: str, t_s: float) -> Iterator[Event]:
-    for fact in _FACTS:
-        if found := fact.search(text):
-            yield EffectiveConfig(values=found.groupdict())
-    for mark, phase in _PHASES.items():
-        if mark in text:
-            yield Phase(name=phase, t_s=t_s)
-    if END_MARK in text:
-        yield Ended(marker=END_MARK)
+    A cross entropy is never below 0.
+    """
+    values = {quantity: number(text) for quantity, text in zip(quantities, found.groups()[1:], strict=True) if text}
+    if values.get(Quantity.LOSS) == -1:
+        del values[Quantity.LOSS]
+    return values

@@ -1,0 +1,83 @@
+"""What a log shows, as JSON for scripts; the steps come last, one a line, however many they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+import msgspec
+
+from madlite.cli.parse_secrets import secrets_in
+from madlite.engine.foreign import Reading
+from madlite.errors import MadliteError
+from madlite.secrets import masked_json
+from madlite.types import Json, Metric, Step, to_json
+
+_AT_ONCE = 2000  # steps
+
+
+def json_pieces(reading: Reading) -> Iterator[str]:
+    """Yield the text of one object, secrets masked."""
+    head = masked_json(_facts(reading), secrets_in(reading))
+    yield head.rstrip().removesuffix("}").rstrip() + ',\n  "steps": ['
+    steps, before = iter(reading.steps), "\n"
+    while some := list(islice(steps, _AT_ONCE)):
+        yield before + ",\n".join(map(_step, some))
+        before = ",\n"
+    yield ("\n  ]" if before == ",\n" else "]") + "\n}\n"
+
+
+def problem_json(name: str, problem: MadliteError) -> str:
+    """Return the object of a log that could not be read."""
+    from madlite.cli.main import mask
+
+    return to_json({"log": mask(name), "error": mask(problem.message), "hint": mask(problem.hint)})
+
+
+def _facts(reading: Reading) -> dict[str, Json]:
+    verdict, rule = reading.verdict, reading.rule
+    return {
+        "log": reading.log,
+        "backend": reading.backend or None,
+        "lines": reading.lines,
+        "config": reading.config,
+        "training": _training(reading),
+        "window": verdict.window,
+        "medians": {quantity.value: value for quantity, value in reading.medians.items()},
+        "result": {
+            "status": verdict.status,
+            "cause": verdict.cause,
+            "reason": verdict.reason,
+            "evidence": verdict.evidence,
+            "metrics": list(map(_metric, verdict.metrics)),
+        },
+        "performance_line": _metric(reading.line) if reading.line else None,
+        "summary": reading.summary,
+        "failure_rule": {"cause": rule.cause, "hint": rule.hint, "line": reading.rule_line} if rule else None,
+        "ended": reading.ended,
+        "findings": list(verdict.findings),
+    }
+
+
+def _training(reading: Reading) -> dict[str, Json] | None:
+    steps = reading.steps
+    if (reach := steps.reach()) is None:
+        return None
+    return {
+        "first_step": reach[0],
+        "last_step": reach[1],
+        "steps": steps.count(),
+        "asked_steps": reading.asked_steps,
+        "ranks": list(steps.ranks()),
+        "validation_steps": steps.count("validate"),
+    }
+
+
+def _metric(metric: Metric) -> dict[str, Json]:
+    return {"metric": metric.metric, "text": metric.text, "value": metric.value}
+
+
+def _step(step: Step) -> str:
+    values = {quantity.value: value for quantity, value in step.values.items()}
+    plain = {"n": step.n, "rank": step.rank, "phase": step.phase, "values": values}
+    return "    " + msgspec.json.encode(plain).decode()

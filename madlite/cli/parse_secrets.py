@@ -1,0 +1,17 @@
+"""What must not be seen of a log: its secrets are not in our environment, but it may spell them out."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from madlite.engine.foreign import Reading
+from madlite.secrets import assigned, collect
+
+
+def secrets_in(reading: Reading) -> tuple[str, ...]:
+    """Return the secrets of this process's environment and command line, and those that the log assigns to a name."""
+    texts = (reading.verdict.evidence, reading.verdict.reason, *reading.verdict.findings, reading.rule_line)
+    pairs = {**reading.config, **reading.summary}
+    named = (f"{name}={value}" for name, value in pairs.items())
+    return (*collect(os.environ), *assigned((*sys.argv, *texts, *named)), *collect(pairs))

@@ -1,0 +1,184 @@
+"""A log that somebody else made → its steps, its numbers, and the verdict of a run that had it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from typing import Protocol, runtime_checkable
+
+from msgspec.structs import replace
+
+from madlite.engine.recognise import recognised, take_head
+from madlite.errors import UsageProblem
+from madlite.measure.follow import Follower
+from madlite.measure.performance import make_metric
+from madlite.measure.steps import Steps
+from madlite.measure.verdict import Asked, Verdict, judge_line, judge_steps, suspicion
+from madlite.measure.window import median_in
+from madlite.plan.error_scan import BENIGN, PATTERNS
+from madlite.plugins import Plugins
+from madlite.types import (
+    Backend,
+    Cause,
+    ErrorScan,
+    FailureRule,
+    Metric,
+    Quantity,
+    Reader,
+    ResultRule,
+    Status,
+    Value,
+    Variant,
+    Window,
+)
+
+WARMUP_STEPS = Variant(model="").warmup_steps
+_DIGITS = 12  # more make no number of steps
+
+THROUGHPUTS = (
+    Quantity.TOKENS_PER_S_PER_GPU,
+    Quantity.SAMPLES_PER_S_PER_GPU,
+    Quantity.IMAGES_PER_S_PER_GPU,
+    Quantity.TFLOPS_PER_GPU,
+)
+
+
+@runtime_checkable
+class Ruled(Protocol):
+    """A backend that says how its runs are judged, as every TemplateBackend does; a Backend need not."""
+
+    def result_rule(self) -> ResultRule:
+        """Return where a run's result comes from."""
+
+
+class Reading(Value, frozen=True):
+    """What a log shows; `backend` "" where no framework is known in it and its performance line is all there is."""
+
+    log: str
+    backend: str
+    lines: int
+    steps: Steps
+    config: dict[str, str]  # what the log says that the run was given
+    asked_steps: int | None  # of it, how many steps the training was to have
+    verdict: Verdict
+    medians: dict[Quantity, float]  # over the window's steps, its own quantity left out
+    line: Metric | None  # MAD's `performance:` line
+    summary: dict[str, str]  # what the framework says of the whole run
+    rule: FailureRule | None  # the plugins' rule that matched first
+    rule_line: str
+    ended: bool  # the framework's own end mark is there
+
+
+def read_log(
+    name: str, chunks: Iterator[bytes], plugins: Plugins, given: Backend | None, warmup_steps: int = WARMUP_STEPS
+) -> Reading:
+    """Return what a log shows; messages call it `name`. The backend is the one given, else the surest.
+
+    Raises:
+        UsageProblem: nobody knows this log, or several know it; or its bytes cannot be read.
+    """
+    head = take_head(chunks)
+    backend = given or recognised(name, head, plugins)
+    log = _follower(plugins, backend)
+    for chunk in chain(head, chunks):
+        log.feed(chunk)
+    log.finish()
+    asked = Asked(rule=_rule(plugins, backend, log.steps), warmup_steps=warmup_steps, steps=_asked_steps(log.config))
+    verdict = _with_remarks(_judge(asked, log), asked, log)
+    if backend is None and verdict.cause is Cause.NO_METRIC:
+        verdict = _of_nobody(name, plugins, verdict, log)
+    return Reading(
+        log=name,
+        backend=backend.name if backend else "",
+        lines=log.lines,
+        steps=log.steps,
+        config=log.config,
+        asked_steps=asked.steps,
+        verdict=verdict,
+        medians=_medians(log.steps, verdict.window),
+        line=make_metric(*log.scan.first) if log.scan.first else None,
+        summary=log.summary,
+        rule=log.rule,
+        rule_line=log.rule_line,
+        ended=log.ended,
+    )
+
+
+def _follower(plugins: Plugins, backend: Backend | None) -> Follower:
+    reader: Reader | None = plugins.ask(backend, "reader", None, otherwise=None) if backend else None
+    # a log that no framework's reader follows is judged as a script's, error patterns included
+    scan = ErrorScan(patterns=PATTERNS, benign=BENIGN) if not isinstance(backend, Ruled) else None
+    return Follower([reader] if reader else [], plugins.failure_rules(), error_scan=scan)
+
+
+def _rule(plugins: Plugins, backend: Backend | None, steps: Steps) -> ResultRule:
+    """Return how the number is taken: the backend's way, of a throughput that the steps have."""
+    rule = plugins.ask(backend, "result_rule", otherwise=None) if isinstance(backend, Ruled) else None
+    if not isinstance(rule, ResultRule):
+        rule = ResultRule(kind="steps" if steps else "performance_line", loss_expected=False)
+    there = steps.quantities()
+    headline = next((quantity for quantity in (rule.headline, *THROUGHPUTS) if quantity in there), rule.headline)
+    if headline is rule.headline:
+        return rule
+    return replace(rule, headline=headline, headline_metric=headline.name.lower())
+
+
+def _asked_steps(config: Mapping[str, str]) -> int | None:
+    text = config.get("steps", "").replace(",", "")
+    return int(text) if text.isdecimal() and len(text) < _DIGITS else None
+
+
+def _medians(steps: Steps, window: Window | None) -> dict[Quantity, float]:
+    if window is None:
+        return {}
+    there = steps.quantities() - {window.quantity}
+    medians = {quantity: median_in(steps, quantity, window) for quantity in Quantity if quantity in there}
+    return {quantity: value for quantity, value in medians.items() if value is not None}
+
+
+def _judge(asked: Asked, log: Follower) -> Verdict:
+    verdict = judge_steps(asked, log) if asked.rule.kind == "steps" else judge_line(log)
+    if verdict.cause is not Cause.NO_METRIC or asked.rule.kind != "steps" or log.scan.result is None:
+        return verdict
+    of_line = judge_line(log)
+    return replace(of_line, findings=(*of_line.findings, f"{verdict.reason}: the result is a line of the log"))
+
+
+def _with_remarks(verdict: Verdict, asked: Asked, log: Follower) -> Verdict:
+    """Return the verdict with what else the log says: here is no exit code to tell a failure by."""
+    names, lines = suspicion(log)
+    if verdict.status is Status.FAILURE:
+        return verdict
+    if names:
+        return _failed(verdict, f"the log has the {names} beside its number", lines)
+    if verdict.window is None:  # the line of a result comes last
+        return verdict
+    all_there = log.ended or asked.steps is not None
+    if log.rule and not all_there:
+        return _failed(verdict, f"the log has no end mark, and says why ({log.rule.cause})", log.rule_line)
+    remark = _remark(asked, log)
+    return replace(verdict, findings=(*verdict.findings, remark)) if remark else verdict
+
+
+def _of_nobody(name: str, plugins: Plugins, verdict: Verdict, log: Follower) -> Verdict:
+    """Return the verdict of a log without a result that no backend knows: it may show why there is none."""
+    if log.rule is None:
+        names = ", ".join(sorted(plugins.backends()))
+        what = "nothing that a backend knows, and no line 'performance: <number> <metric>'"
+        raise UsageProblem(f"{name} has {what}", f"--backend NAME says whose log it is: {names}")
+    return _failed(verdict, f"the log has no result, and says why ({log.rule.cause})", log.rule_line)
+
+
+def _failed(verdict: Verdict, reason: str, evidence: str) -> Verdict:
+    return replace(verdict, status=Status.FAILURE, cause=Cause.ERROR_PATTERN, reason=reason, evidence=evidence)
+
+
+def _remark(asked: Asked, log: Follower) -> str:
+    """Return what a reader of a good log should know of its end."""
+    if log.rule:
+        return f"a line looks like a failure ({log.rule.cause}), though the training came to its end: {log.rule_line}"
+    if log.ended:
+        return ""
+    if asked.steps is not None:
+        return "the framework's end mark is missing, though the last step is there"
+    return "no end mark, and the log does not say how many steps there were to be: it may have been cut off"

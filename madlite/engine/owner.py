@@ -1,0 +1,75 @@
+"""Whose card it is: the backend that was asked for, the one that the card names, else who claims it highest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from madlite.errors import PluginError, UsageProblem
+from madlite.plugins import Plugin, Plugins
+from madlite.types import Backend, Card
+
+Known = Mapping[str, tuple[Backend, Plugin]]
+"""Backends by name, as `Plugins.backends` returns them."""
+
+
+def find_owner(card: Card, known: Known, plugins: Plugins, workspace: Path, asked: str = "") -> tuple[Backend, Plugin]:
+    """Return the backend that runs the card in this folder; `asked` is --backend.
+
+    Raises:
+        UsageProblem: nobody brings the backend that is named, or nobody claims the card.
+        PluginError: two claim it equally.
+    """
+    if asked:
+        return find_backend(plugins, asked, "--backend")
+    if card.backend:
+        return find_backend(plugins, card.backend, f"card '{card.name}'")
+    owners = claimants(card, known, plugins, workspace)
+    if not owners:
+        raise _nobody(card)
+    if len(owners) > 1:
+        raise PluginError(
+            f"backends {' and '.join(owners)} both claim card '{card.name}'", f"--backend {owners[0]} decides"
+        )
+    return known[owners[0]]
+
+
+def claimants(card: Card, known: Known, plugins: Plugins, workspace: Path) -> list[str]:
+    """Return the names of the backends that claim the card highest: one, none, or several that no rule decides on."""
+    claims = {
+        name: int(plugins.ask(backend, "claim", card, workspace, otherwise=0) or 0)
+        for name, (backend, _) in known.items()
+    }
+    highest = max(claims.values(), default=0)
+    return sorted(name for name, claim in claims.items() if claim == highest > 0)
+
+
+def find_backend(plugins: Plugins, name: str, where: str) -> tuple[Backend, Plugin]:
+    """Return the backend of that name.
+
+    Raises:
+        UsageProblem: there is none; the message names who asked for it.
+    """
+    known = plugins.backends()
+    if name in known:
+        return known[name]
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, known, n=1)
+    raise UsageProblem(
+        f"{where} names backend '{name}', which no plugin brings (known: {', '.join(sorted(known))})",
+        f"did you mean {close[0]}?" if close else "madlite plugins lists what is installed and what is broken",
+    )
+
+
+def _nobody(card: Card) -> UsageProblem:
+    if not card.scripts:
+        return UsageProblem(
+            f"nothing can run card '{card.name}' here: no backend claims it and it names no script",
+            "name a backend with --backend; madlite plugins lists them",
+        )
+    return UsageProblem(
+        f"card '{card.name}' needs a MAD checkout: no backend has a recipe for it, and its script {card.scripts} is "
+        "not in this folder",
+        "git clone https://github.com/ROCm/MAD, and run it in there; or name a backend with --backend",
+    )

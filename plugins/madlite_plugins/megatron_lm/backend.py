@@ -1,0 +1,110 @@
+"""The backend: which runs a card stands for, what they need, and where their numbers come from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+
+from madlite import (
+    Asset,
+    Draft,
+    Finding,
+    Machine,
+    MadMetric,
+    Quantity,
+    Reader,
+    RecipeBackend,
+    Request,
+    ResultRule,
+    RunPlan,
+)
+from madlite_plugins.megatron_lm.book import BOOK
+from madlite_plugins.megatron_lm.checks import findings
+from madlite_plugins.megatron_lm.inputs import input_findings
+from madlite_plugins.megatron_lm.reader import MegatronReader, recognise
+from madlite_plugins.megatron_lm.scripts import parse_variables, read_scripts, variables_of
+
+_REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+_GATED = ("meta-llama/", "mistralai/Mixtral-")
+_FILES = (".model", ".json")
+# settings that are no variable of a script
+_OF_ALL = (
+    "recipe",
+    "recipe_device",
+    "script",
+    "most_layers",
+    "tokenizer_repo",
+    "tokenizer_file",
+    "megatron_root",
+    "extra",
+)
+
+
+class MegatronLM(RecipeBackend):
+    """Runs the training scripts of ROCm's fork of Megatron-LM, each as its document does."""
+
+    name = "megatron_lm"
+    book = BOOK
+    template = "megatron_lm/run.sh.j2"
+    launcher = "torchrun"
+
+    def result_rule(self) -> ResultRule:
+        """Return the steady window of the iterations, and the means that MAD takes from the script's last lines."""
+        return ResultRule(
+            kind="steps",
+            headline=Quantity.TOKENS_PER_S_PER_GPU,
+            headline_metric="tokens_per_s_per_gpu",
+            mad=(
+                MadMetric(metric="tok_per_s_per_gpu", rule="summary", key="tokens/GPU/s"),
+                MadMetric(metric="TFLOPS_per_gpu", rule="summary", key="throughput per GPU"),
+            ),
+        )
+
+    def expand(self, request: Request, machine: Machine) -> Sequence[Draft]:
+        """Return a draft per run, each with the variables of its script.
+
+        Raises:
+            UsageProblem: no recipe is named or known for what was asked.
+        """
+        return [_with_variables(draft, request) for draft in super().expand(request, machine)]
+
+    def check(self, plan: RunPlan) -> Iterable[Finding]:
+        """Find what a script would refuse, ignore, or train on with a number that means nothing."""
+        return (*super().check(plan), *findings(plan), *input_findings(plan))
+
+    def assets(self, plan: RunPlan) -> Iterable[Asset]:
+        """Name the tokenizer, which made-up data needs too, and a data set that is fetched."""
+        yield from _tokenizer(plan)
+        if plan.settings.get("dataset") and not plan.settings["mock_data"]:
+            yield Asset(kind="dataset", ref=str(plan.settings["dataset"]))
+
+    def recognise(self, head: Sequence[str]) -> float:
+        """Recognise an iteration, or what Megatron says of its ranks."""
+        return recognise(head)
+
+    def reader(self, plan: RunPlan | None) -> Reader:
+        """Return a fresh reader."""
+        return MegatronReader(plan)
+
+
+def _with_variables(draft: Draft, request: Request) -> Draft:
+    """Return the draft with what its script takes, and without settings that would not reach it.
+
+    A script that is not known keeps all of them, for the user to say which it takes.
+    """
+    known = read_scripts().get(request.settings.get("script") or str(draft.settings["script"]))
+    if known is None:
+        return msgspec.structs.replace(draft, settings={**draft.settings, "variables": "", "prepare": "", "also": ""})
+    variables = variables_of(known)
+    kept = {*_OF_ALL, *(one.key for one in parse_variables(variables)), *(("dataset",) if known.prepare else ())}
+    settings = {key: value for key, value in draft.settings.items() if key in kept}
+    own = {"variables": variables, "prepare": known.prepare, "also": " ".join(known.also)}
+    return msgspec.structs.replace(draft, settings={**settings, **own})
+
+
+def _tokenizer(plan: RunPlan) -> Iterator[Asset]:
+    ref = str(plan.settings["tokenizer_model"] or plan.settings["tokenizer_repo"])
+    if _REPOSITORY.fullmatch(ref) and not ref.endswith(_FILES):
+        yield Asset(kind="tokenizer", ref=ref, gated=ref.startswith(_GATED))

@@ -1,0 +1,153 @@
+"""What a training script would refuse or quietly change, of sizes, precision, parallelism and steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from madlite import Finding, RunPlan, Variant
+from madlite_plugins.megatron_lm.book import release_before
+from madlite_plugins.megatron_lm.scripts import (
+    Script,
+    plan_variables,
+    read_scripts,
+    script_name,
+    spell_precision,
+)
+
+_DEGREES = ("tp", "pp", "cp")
+
+
+def findings(plan: RunPlan) -> Iterator[Finding]:
+    """Yield what is wrong with a plan of this backend, but for its inputs."""
+    if plan.variant is None:
+        return
+    script = read_scripts().get(str(plan.settings["script"]))
+    if script is not None:
+        yield from _size(plan, script)
+        yield from _limits(plan, plan.variant, script)
+    yield from _precision(plan, plan.variant, script)
+    yield from _variables(plan)
+    yield from _world(plan, plan.variant, script)
+
+
+def _size(plan: RunPlan, script: Script) -> Iterator[Finding]:
+    size, most = str(plan.settings.get("model_size", "")), int(plan.settings["most_layers"])
+    layers = int(plan.settings.get("num_layers", 0))
+    if script.sizes and size not in script.sizes:
+        near = size.upper().removesuffix("B")
+        hint = f"--set model_size={near}" if near in script.sizes else f"one of {', '.join(script.sizes)}"
+        yield Finding(message=f"{script_name(plan)} knows no MODEL_SIZE {size!r}", hint=hint, fatal=True)
+    if layers < 0:
+        yield Finding(message=f"num_layers is {layers}", hint="--set num_layers=N", fatal=True)
+    elif most and plan.place.nodes == 1 and not 0 < layers <= most:
+        what = f"{layers} layers" if layers else "all layers"
+        yield Finding(
+            message=f"one node has no memory for {what} of {size}: its proxy has {most} at most",
+            hint=f"--set num_layers={most}, or --set nnodes= for more nodes",
+            fatal=True,
+        )
+
+
+def _limits(plan: RunPlan, variant: Variant, script: Script) -> Iterator[Finding]:
+    """Check what depends on the script's version, and on where it ends by itself."""
+    given = {one.name: one.key for one in plan_variables(plan)}
+    for name, first in script.since.items():
+        key = given.get(name, "")
+        if release_before(variant.release, first) and plan.settings.get(key):
+            yield Finding(
+                message=f"{script_name(plan)} of image release {variant.release} takes no {name} ({key})",
+                hint=f"--image-release {first} or later",
+                fatal=True,
+            )
+    if script.most_steps and (variant.steps or 0) > script.most_steps:
+        yield Finding(
+            message=f"{script_name(plan)} ends after {script.most_steps} steps, {variant.steps} are asked for",
+            hint=f"--steps {script.most_steps}",
+            fatal=True,
+        )
+    ids = plan.place.gpu_ids
+    if script.sets_devices and plan.runtime == "host" and ids != tuple(range(len(ids))):
+        yield Finding(
+            message=f"{script_name(plan)} sets HIP_VISIBLE_DEVICES itself, to the GPUs from 0 on",
+            hint="run it in a container: --runtime docker",
+            fatal=True,
+        )
+
+
+def _precision(plan: RunPlan, variant: Variant, script: Script | None) -> Iterator[Finding]:
+    known = script.precisions if script else ()
+    if known and variant.precision not in known:
+        message = f"{script_name(plan)} does not train in {variant.precision!r}"
+        yield Finding(message=message, hint=f"one of {', '.join(known)}", fatal=True)
+        return
+    for key, meant in spell_precision(variant.precision).items():
+        says = str(plan.settings.get(key, ""))
+        if says and says != meant:
+            yield Finding(
+                message=f"{key} {says} is not {variant.precision}, which the result's row would say",
+                hint=f"leave {key} out: --precision decides it",
+                fatal=True,
+            )
+
+
+def _variables(plan: RunPlan) -> Iterator[Finding]:
+    taken = {one.key for one in plan_variables(plan)}
+    if not taken:
+        yield Finding(
+            message=f"which variables {script_name(plan)} takes is not known",
+            hint="--set variables='MBS=micro_batch BS=global_batch …'",
+            fatal=True,
+        )
+    elif plan.place.nodes > 1 and "nnodes" not in taken:
+        yield Finding(message=f"{script_name(plan)} trains on one node alone", hint="NNODES=1", fatal=True)
+
+
+def _world(plan: RunPlan, variant: Variant, script: Script | None) -> Iterator[Finding]:
+    world = plan.place.gpus_per_node * plan.place.nodes
+    fixed = script.fixed if script else {}
+    degrees = {key: int(plan.settings.get(key, fixed.get(key, 1))) for key in (*_DEGREES, "ep", "etp")}
+    if world < 1:
+        yield Finding(
+            message="no GPU is granted, and the scripts train on GPUs alone", hint="--set n_gpus=-1", fatal=True
+        )
+    elif wrong := [f"{key}={n}" for key, n in degrees.items() if n < 0]:
+        yield Finding(message=f"parallel degrees are 1 or more, 0 for the script's own: {', '.join(wrong)}", fatal=True)
+    elif more := _beside_fsdp(plan, degrees):
+        yield Finding(
+            message=f"FSDP goes without tensor, pipeline and expert parallelism, and the plan has {', '.join(more)}",
+            hint=" ".join(f"--set {one.partition('=')[0]}=1" for one in more),
+            fatal=True,
+        )
+    else:
+        yield from _mesh(plan, variant, degrees, world)
+
+
+def _beside_fsdp(plan: RunPlan, degrees: dict[str, int]) -> list[str]:
+    return [f"{key}={n}" for key, n in degrees.items() if plan.settings.get("fsdp") and n > 1 and key != "cp"]
+
+
+def _mesh(plan: RunPlan, variant: Variant, degrees: dict[str, int], world: int) -> Iterator[Finding]:
+    """Check that the ranks can be shared out, and the global batch over them."""
+    if not degrees["tp"] and not plan.settings.get("fsdp"):  # the script's own degree: nothing is known
+        return
+    shape = {key: max(1, degrees[key]) for key in _DEGREES}
+    parallel = shape["tp"] * shape["pp"] * shape["cp"]
+    if world % parallel:
+        words = " × ".join(f"{key} {n}" for key, n in shape.items())
+        hint = f"--set n_gpus={parallel}, or smaller degrees" if plan.place.nodes == 1 else "smaller degrees"
+        yield Finding(message=f"{words} does not fit {world} rank(s)", hint=hint, fatal=True)
+        return
+    experts = max(1, degrees["ep"]) * (degrees["etp"] or shape["tp"]) * shape["pp"]
+    if world % experts:
+        yield Finding(
+            message=f"ep {degrees['ep']} does not fit {world} rank(s)", hint=f"--set n_gpus={experts}", fatal=True
+        )
+    ranks = world // parallel
+    local = (variant.micro_batch or 1) * ranks
+    if variant.global_batch and variant.global_batch % local:
+        yield Finding(
+            message=f"global batch {variant.global_batch} is no multiple of micro batch {variant.micro_batch} × "
+            f"{ranks} data ranks = {local}",
+            hint=f"--set global_batch={max(1, variant.global_batch // local) * local}",
+            fatal=True,
+        )

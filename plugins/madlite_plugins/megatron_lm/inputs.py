@@ -1,0 +1,127 @@
+"""What speaks against a plan's inputs: data, nodes, the environment, arguments, and text that a shell reads again."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from madlite import Finding, RunPlan
+from madlite_plugins.megatron_lm.scripts import plan_values, plan_variables, script_name
+
+_DATA_SETS = ("wiki", "bookcorpus", "fineweb")
+_OF_THE_ROW = ("micro_batch", "global_batch", "seq_len", "steps", "te_fp8", "pr", "model_size")
+_SHELL = re.compile(r"[;&|<>`$\"'(){}*?!#~\\\[\]\n\r\t]")
+_SWITCH = ("", "0", "1", "true", "false")
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=", re.ASCII)
+_OF_MAD = "--model_repo"  # what MAD's own script is called with
+
+
+def input_findings(plan: RunPlan) -> Iterator[Finding]:
+    """Yield what is wrong with what a plan gives to its script."""
+    if plan.variant is None:
+        return
+    yield from _data(plan)
+    yield from _nodes(plan)
+    yield from _texts(plan)
+    yield from _environment(plan)
+    yield from _args(plan)
+    if not plan.settings.get("tee_output", True):
+        yield Finding(message="without TEE_OUTPUT nothing is seen before the run's end", hint="--set tee_output=true")
+
+
+def _data(plan: RunPlan) -> Iterator[Finding]:
+    settings, keys = plan.settings, {one.key: one.name for one in plan_variables(plan)}
+    dataset, fetched = str(settings.get("dataset", "")), bool(settings["prepare"])
+    if settings["mock_data"]:
+        given = [key for key in ("data_path", "dataset") if settings.get(key)] + [
+            n for n in ("DATA_PATH",) if n in plan.env
+        ]
+        if given:
+            yield Finding(message=f"{given[0]} is not read: the run trains on mock data", hint="--no-mock-data")
+        return
+    ways = [key for key in ("data_path", "data_dir") if key in keys]
+    ways_words = " or ".join([*(f"--set {key}=" for key in ways), *(["--set dataset=wiki"] if fetched else [])])
+    if dataset and not fetched:
+        yield Finding(message=f"no script fetches data for {script_name(plan)}", hint=ways_words, fatal=True)
+    elif dataset and dataset not in _DATA_SETS:
+        yield Finding(message=f"dataset '{dataset}' is unknown", hint=f"one of {', '.join(_DATA_SETS)}", fatal=True)
+    elif not dataset and not any(settings[key] or plan.env.get(keys[key]) for key in ways):
+        yield Finding(message="without mock data the run needs data of its own", hint=ways_words, fatal=True)
+    for key in ways:
+        if (path := str(settings[key])) and not path.startswith("/") and not path[0].isdigit():
+            yield Finding(message=f"{key} '{path}' is relative: it counts from Megatron's folder in the run")
+
+
+def _nodes(plan: RunPlan) -> Iterator[Finding]:
+    nodes, settings = plan.place.nodes, plan.settings
+    if int(settings.get("nnodes", 0)) < 0:
+        yield Finding(message=f"nnodes is {settings['nnodes']}", hint="--set nnodes=N", fatal=True)
+    if nodes < 2 or not any(one.key == "nnodes" for one in plan_variables(plan)):
+        return
+    rank, address = (str(settings.get(key) or plan.env.get(key.upper(), "")) for key in ("node_rank", "master_addr"))
+    if not rank.isdecimal() or int(rank) >= nodes:
+        hint = f"--set node_rank=0 on the first node, up to {nodes - 1} on the last"
+        yield Finding(message=f"of {nodes} nodes none is number '{rank}'", hint=hint, fatal=True)
+    elif int(rank) < nodes - 1:
+        yield Finding(
+            message=f"Megatron prints its iterations on the last node: on node {rank} there will be no result",
+            hint="""-c '{"skip_perf_collection": true}' writes no row here""",
+        )
+    if address in ("", "localhost", "127.0.0.1"):
+        hint = "--set master_addr= to the first node's name or address"
+        yield Finding(message=f"{nodes} nodes cannot meet at '{address or 'localhost'}'", hint=hint, fatal=True)
+    if "lo" in _interfaces(plan):
+        hint = "--set nccl_socket_ifname= and gloo_socket_ifname= to an interface that `ip a` shows"
+        yield Finding(message="interface lo reaches no other node", hint=hint, fatal=True)
+    if not settings.get("data_cache_path"):
+        yield Finding(
+            message="several nodes need a common folder for their data cache",
+            hint="--set data_cache_path=/shared/cache",
+        )
+
+
+def _interfaces(plan: RunPlan) -> set[str]:
+    """Return the network interfaces that the run is told to use."""
+    names = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+    extra = dict(word.partition("=")[::2] for word in str(plan.settings["extra"]).split())
+    return {str(plan.settings.get(name.lower()) or plan.env.get(name) or extra.get(name, "")) for name in names}
+
+
+def _texts(plan: RunPlan) -> Iterator[Finding]:
+    """Find what the script, which builds a command line without quotes and evaluates it, would read as shell."""
+    values = plan_values(plan)
+    for one in plan_variables(plan):
+        text = str(values.get(one.key, ""))
+        if one.kind and text.lower() not in _SWITCH:
+            yield Finding(message=f"{one.key} is {text!r}", hint=f"--set {one.key}=0 or 1", fatal=True)
+        elif _SHELL.search(text) or (" " in text and one.key != "data_path"):  # which may be a list with weights
+            yield Finding(
+                message=f"{one.key} {text!r} has characters that {script_name(plan)} hands to a shell unquoted",
+                hint="a path of letters, digits and ._/-",
+                fatal=True,
+            )
+
+
+def _environment(plan: RunPlan) -> Iterator[Finding]:
+    """Find variables of the environment that the run's own values go before."""
+    values = plan_values(plan)
+    for one in plan_variables(plan):
+        given, own = plan.env.get(one.name), values.get(one.key)
+        text = str(int(own)) if isinstance(own, bool) else str(own or "")
+        if given is not None and text and str(given) != text:
+            yield Finding(
+                message=f"{one.name}={given} of the environment is not passed on: {one.key} is {text}",
+                hint=f"--set {one.key}={given}",
+            )
+
+
+def _args(plan: RunPlan) -> Iterator[Finding]:
+    words = plan.run_args.split()
+    keys = {one.name: one.key for one in plan_variables(plan)}
+    names = [word.partition("=")[0] for word in words if _ASSIGNMENT.match(word)]
+    if hidden := [name for name in names if keys.get(name) in _OF_THE_ROW]:
+        sets = " ".join(f"--set {keys[name]}=" for name in hidden)
+        yield Finding(message=f"args set {', '.join(hidden)}, which the result's row does not show", hint=sets)
+    others = [word for word in words if not _ASSIGNMENT.match(word)]
+    if others and others[0] != _OF_MAD:
+        yield Finding(message=f"args '{' '.join(others)}' are left out: the scripts take NAME=value alone")

@@ -1,0 +1,112 @@
+"""Megatron's iteration lines → numbers: Megatron-LM of 2024 to core 0.16, Megatron-Bridge, and what Primus adds.
+
+`iteration N/ M | label: value | label: value | …`: which segments there are, their order and what stands around them
+vary.  `a/b` and `a (avg b)` are this line's number and a running mean.  A number counts only where something follows
+that ends it: the bar and the space before it, a percent sign or a bracket; so a line that was cut off, or that another
+process wrote into, loses numbers and never shortens one.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from madlite import NUMBER, Quantity, number
+
+_START = re.compile(r"iteration\s+(\d{1,12})\s*/\s*(\d{1,12})\s*\|")
+_NUMBER = rf"(?:{NUMBER}|[-+]?(?:NAN|INF))"  # the loss is printed with capitals
+_VALUE = re.compile(rf"\s*({_NUMBER})(?:/({_NUMBER})|\s*\(avg ({_NUMBER})\))?\s+")
+_SIZE = r"\d+(?:\.\d+)?\s?Gi?B"
+_DEVICE_MEMORY = re.compile(
+    rf"mem usage/free/total/usage_ratio:\s*(\d+(?:\.\d+)?)\s?Gi?B/{_SIZE}/{_SIZE}/(\d+(?:\.\d+)?)%"
+)
+_COUNT = re.compile(r"\s*(\d{1,12})\b")
+_SKIPPED, _NAN = "number of skipped iterations", "number of nan iterations"
+_OTHER_LOSS = re.compile(r"(?!mtp|indexer).*\bloss|reduced_train_loss")  # diffusion's is the last
+_LABELS: dict[str, tuple[Quantity, Quantity | None, float]] = {
+    "elapsed time per iteration (ms)": (Quantity.STEP_TIME_S, Quantity.STEP_TIME_S_MEAN, 1000),
+    "throughput per GPU (TFLOP/s/GPU)": (Quantity.TFLOPS_PER_GPU, Quantity.TFLOPS_PER_GPU_MEAN, 1),
+    "compute per GPU (TFLOP/s/GPU)": (Quantity.TFLOPS_PER_GPU, Quantity.TFLOPS_PER_GPU_MEAN, 1),
+    "tokens per GPU (tokens/s/GPU)": (Quantity.TOKENS_PER_S_PER_GPU, Quantity.TOKENS_PER_S_PER_GPU_MEAN, 1),
+    "tokens/s/GPU inst/harmonic mean": (Quantity.TOKENS_PER_S_PER_GPU, Quantity.TOKENS_PER_S_PER_GPU_MEAN, 1),
+    "images per GPU (images/s/GPU)": (Quantity.IMAGES_PER_S_PER_GPU, None, 1),
+    "lm loss": (Quantity.LOSS, None, 1),
+    "grad norm": (Quantity.GRAD_NORM, None, 1),
+    "learning rate": (Quantity.LEARNING_RATE, None, 1),
+    "mem usages": (Quantity.MEMORY_PERCENT, None, 0.01),  # a share of the device, 0 to 1
+}
+
+
+class Iteration(NamedTuple):
+    """What one iteration line says: it is number `n` of `of`, and begins in the text at `start`.
+
+    Sizes are None where it has none.
+    """
+
+    n: int
+    of: int
+    start: int
+    values: dict[Quantity, float]
+    global_batch: int | None = None
+    seq_len: int | None = None
+    of_images: bool = False
+
+
+def read_iterations(text: str) -> Iterator[Iteration]:
+    """Yield the iterations of a line: several where processes wrote into one line."""
+    starts = list(_START.finditer(text))
+    for at, start in enumerate(starts, 1):
+        body = text[start.end() : starts[at].start() if at < len(starts) else len(text)]
+        *whole, rest = body.split("|")
+        # the first of a label counts
+        fields = {label.strip(): value for label, _, value in [part.partition(":") for part in reversed(whole)]}
+        values = _read_values(fields)
+        if memory := _DEVICE_MEMORY.search(body):  # bytes ÷ 1024³, whatever the label
+            values[Quantity.MEMORY_USED_GIB] = number(memory[1])
+            values[Quantity.MEMORY_PERCENT] = number(memory[2])
+        other = "" if "lm loss" in fields else next(filter(_OTHER_LOSS.fullmatch, fields), "")
+        if other and (loss := _VALUE.fullmatch(fields[other])):
+            values[Quantity.LOSS] = number(loss[1])
+        if _lost(fields, rest, has_loss=bool(other) or "lm loss" in fields):
+            values[Quantity.LOSS] = math.nan
+        yield Iteration(
+            n=int(start[1]),
+            of=int(start[2]),
+            start=start.start(),
+            values=values,
+            global_batch=_count(fields.get("global batch size")),
+            seq_len=_count(fields.get("seq_length")),
+            of_images=bool(other),
+        )
+
+
+def _read_values(fields: Mapping[str, str]) -> dict[Quantity, float]:
+    values: dict[Quantity, float] = {}
+    for label, text in fields.items():
+        if (known := _LABELS.get(label)) and (found := _VALUE.fullmatch(text)):
+            quantity, mean, in_unit = known
+            values[quantity] = number(found[1]) / in_unit
+            if mean and (second := found[2] or found[3]):
+                values[mean] = number(second) / in_unit
+    return values
+
+
+def _lost(fields: Mapping[str, str], rest: str, *, has_loss: bool) -> bool:
+    """Say whether the loss of an iteration was NaN, as far as its line shows; one that was cut off shows nothing.
+
+    Megatron leaves out a loss that is not above zero, and so one that is NaN, without a word elsewhere in the line.
+    It also leaves out the loss of iterations that it skipped; those are no failure where none is counted as NaN, for
+    so the scale of FP16 is found.
+    """
+    label, _, last = rest.partition(":")
+    failed = _count(fields.get(_NAN, last if label.strip() == _NAN else None))
+    if failed is None:
+        return False
+    return failed > 0 or not (has_loss or _count(fields.get(_SKIPPED)))
+
+
+def _count(text: str | None) -> int | None:
+    found = _COUNT.match(text) if text else None
+    return int(found[1]) if found else None

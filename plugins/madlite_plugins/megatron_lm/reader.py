@@ -1,0 +1,153 @@
+"""Read the log of Megatron-LM, also where Megatron-Bridge or Primus runs it (iterations.py tells the lines' format).
+
+Numbers are per device.  The last rank prints the iterations, with Megatron-Bridge rank 0 the FLOPs of each before it.
+Around them: the arguments (`  seq_length ...... 8192`), each rank's memory after its first iterations, and means over
+the run that the scripts of ROCm's fork print at the end.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from madlite import NUMBER, EffectiveConfig, Ended, Event, Line, Quantity, RunPlan, Step, Summary, number
+from madlite_plugins.megatron_lm.iterations import Iteration, read_iterations
+from madlite_plugins.steps import Spans, rank_before
+
+END_MARK = "[after training is done]"
+ARGUMENTS = {
+    "train_iters": "steps",
+    "seq_length": "seq_len",
+    "micro_batch_size": "micro_batch",
+    "global_batch_size": "global_batch",
+    "world_size": "world_size",
+    "lr_warmup_iters": "warmup_steps",
+    "log_interval": "log_interval",
+}
+_ARGUMENT = re.compile(rf"\b({'|'.join(ARGUMENTS)}) \.{{2,}} (\d{{1,12}})\s*$")
+_SUMMARY = re.compile(
+    rf"(throughput per GPU|tokens/GPU/s|elapsed time per iteration|mem usages): ({NUMBER})\s*$"  # as they are printed
+)
+_SUMMARIES = ("throughput per GPU:", "tokens/GPU/s:", "elapsed time per iteration:", "mem usages:")
+_UTILISATION = re.compile(rf"Step Time : ({NUMBER})s GPU utilization: ({NUMBER})MODEL_TFLOP/s/GPU")
+_VALIDATION = re.compile(
+    rf"validation loss at iteration (\d{{1,12}})\b[^|]{{0,80}}\| lm loss value: ({NUMBER}|NAN|INF) \|"
+)
+_MEMORY = re.compile(
+    r"after \d{1,12} iterations\) memory \(MB\) \| allocated: [\d.]+ \| max allocated: (\d+\.\d+) "
+    r"\| reserved: [\d.]+ \| max reserved: (\d+\.\d+)(?: \||\s*$)"
+)
+_MIB_OF_GIB = 1024  # what is called MB there is 2^20 bytes
+_WORLD = re.compile(r"\[rank-\d{1,9}/(\d{1,9})\]")
+_ROUNDING_S = 0.0051  # of the time in the line with the FLOPs
+
+
+class MegatronReader:
+    """Follows one log; what the log says of its sizes goes before what the plan does."""
+
+    def __init__(self, plan: RunPlan | None = None) -> None:
+        variant = plan.variant if plan else None
+        self._seq_len = (variant.seq_len if variant else None) or 0
+        self._world = plan.place.nodes * max(1, plan.place.gpus_per_node) if plan else 0
+        self._facts: dict[str, str] = {}
+        self._memory: dict[Quantity, float] = {}  # told since the last iteration, of the fullest device
+        self._ahead: Step | None = None  # with the FLOPs of an iteration that is not printed yet
+        self._started = False
+        self._spans = Spans()
+
+    def feed(self, line: Line) -> Iterable[Event]:
+        """Return the events of one line; the order of the tests is what makes long logs quick."""
+        text = line.text
+        if "|" in text:
+            return self._read_bars(line) if "iteration" in text else ()
+        if not self._started and " ...." in text:
+            return self._read_argument(text)
+        if "MODEL_TFLOP" in text:
+            return self._read_utilisation(line)
+        if text.startswith(_SUMMARIES) and (found := _SUMMARY.match(text)):
+            return (Summary(values={found[1]: found[2]}),)
+        return (Ended(marker=END_MARK),) if END_MARK in text else ()
+
+    def finish(self, outputs: Path) -> Iterable[Event]:
+        """Return the step that waited for its iteration line to the end."""
+        return (self._ahead,) if self._ahead and self._ahead.n == 1 and not self._started else ()
+
+    def learn(self, facts: Mapping[str, str]) -> None:
+        """Take sizes that the log says elsewhere, by EffectiveConfig's names."""
+        self._seq_len = int(facts.get("seq_len", self._seq_len))
+        self._world = int(facts.get("world_size", self._world))
+        self._spans.interval = int(facts.get("log_interval", self._spans.interval))
+
+    def _read_bars(self, line: Line) -> Iterator[Event]:
+        for one in read_iterations(line.text):
+            if one.values:
+                yield from self._say_facts(one)
+                yield self._step(one, line)
+        for found in _VALIDATION.finditer(line.text):
+            loss = {Quantity.LOSS: number(found[2])}
+            yield Step(n=int(found[1]), values=loss, rank=line.rank, t_s=line.t_s, phase="validate")
+        if told := _MEMORY.search(line.text):
+            self._add_memory(Quantity.MEMORY_ALLOCATED_GIB, told[1])
+            self._add_memory(Quantity.MEMORY_RESERVED_GIB, told[2])
+
+    def _step(self, one: Iteration, line: Line) -> Step:
+        values, rank = {**self._memory, **one.values}, rank_before(line, one.start)
+        self._started, self._memory = True, {}
+        self._add_flops(values)
+        self._add_tokens(values, one, line)
+        return Step(n=one.n, values=values, rank=rank, t_s=line.t_s, span=self._spans.of(one.n, rank))
+
+    def _say_facts(self, one: Iteration) -> Iterator[Event]:
+        """Yield the arguments once all were read, so that none is of a line that was cut off."""
+        facts = {"steps": str(one.of), **self._facts} if self._facts or not self._started else {}
+        if facts:
+            yield EffectiveConfig(values=facts)
+            self._facts = {}
+
+    def _add_memory(self, quantity: Quantity, mib: str) -> None:
+        self._memory[quantity] = max(number(mib) / _MIB_OF_GIB, self._memory.get(quantity, 0.0))
+
+    def _add_flops(self, values: dict[Quantity, float]) -> None:
+        if self._ahead and Quantity.TFLOPS_PER_GPU not in values:
+            told = self._ahead.values
+            if abs(values.get(Quantity.STEP_TIME_S, math.nan) - told[Quantity.STEP_TIME_S]) <= _ROUNDING_S:
+                values[Quantity.TFLOPS_PER_GPU] = told[Quantity.TFLOPS_PER_GPU]
+
+    def _add_tokens(self, values: dict[Quantity, float], one: Iteration, line: Line) -> None:
+        """Compute the tokens that a line does not say, by the formula of those that do; images have none."""
+        if Quantity.TOKENS_PER_S_PER_GPU in values or one.of_images:
+            return
+        if not self._world and (found := _WORLD.search(line.text)):
+            self._world = int(found[1])
+        tokens = (one.global_batch or 0) * (one.seq_len or self._seq_len)
+        device_seconds = values.get(Quantity.STEP_TIME_S, 0.0) * self._world
+        if tokens and device_seconds > 0:
+            values[Quantity.TOKENS_PER_S_PER_GPU] = tokens / device_seconds
+
+    def _read_argument(self, text: str) -> Iterable[Event]:
+        if found := _ARGUMENT.search(text):
+            fact = {ARGUMENTS[found[1]]: found[2]}
+            self._facts.update(fact)
+            self.learn(fact)
+        return ()
+
+    def _read_utilisation(self, line: Line) -> Iterator[Event]:
+        """Keep an iteration's FLOPs for its line; where such lines are not in the log, each is a step itself."""
+        if not (found := _UTILISATION.search(line.text)):
+            return
+        before = self._ahead
+        values = {Quantity.STEP_TIME_S: number(found[1]), Quantity.TFLOPS_PER_GPU: number(found[2])}
+        self._ahead = Step(n=before.n + 1 if before else 1, values=values, rank=line.rank, t_s=line.t_s)
+        if before and not self._started:
+            yield from (before, self._ahead) if before.n == 1 else (self._ahead,)
+
+
+def recognise(head: Sequence[str]) -> float:
+    """Say how surely these lines are Megatron's: an iteration, or what it says of its ranks and arguments."""
+    if any(Quantity.STEP_TIME_S in one.values for text in head if "|" in text for one in read_iterations(text)):
+        return 0.8
+    if any(text.find("using world size: ") >= 0 and "data-parallel size: " in text for text in head):
+        return 0.8
+    return 0.3 if any("building GPT model ..." in text for text in head) else 0.0

@@ -1,0 +1,32 @@
+"""Primus: AMD's launcher of pretraining with torchtitan, Megatron-LM and Megatron-Bridge (docs/backends/primus.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from madlite import Backend, FailureRule, TreeCards, hookimpl
+from madlite_plugins.primus.backend import Primus
+from madlite_plugins.primus.failures import RULES
+from madlite_plugins.primus.tree import cards_of_tree, is_primus_tree
+
+
+@hookimpl
+def madlite_backends() -> Iterable[Backend]:
+    """Bring the backend `primus`."""
+    return [Primus()]
+
+
+@hookimpl
+def madlite_cards(trees: Sequence[Path]) -> Iterator[Mapping[str, object] | Path | TreeCards]:
+    """Bring the documents' tags that no models.json of MAD has, and a card per config file of a Primus tree."""
+    yield Path("models.json")
+    for tree in trees:
+        if is_primus_tree(tree):
+            yield TreeCards(tree=tree, found=tuple(cards_of_tree(tree)))
+
+
+@hookimpl
+def madlite_failure_rules() -> Iterable[FailureRule]:
+    """Explain the failures that Primus words itself."""
+    return RULES

@@ -1,0 +1,85 @@
+"""Read the log of a Primus run: torchtitan's or Megatron's lines behind Primus's own prefix, and what Primus says.
+
+The prefix is `[20261121 00:17:16][rank-0/8][INFO]     `, in files with the user's, the module's and the host's name
+before the rank; it names the global rank and the world size.  On one node the last rank's iterations are there twice.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from madlite import EffectiveConfig, Ended, Event, Line, Reader, RunPlan, Step
+from madlite_plugins.megatron_lm.reader import ARGUMENTS, MegatronReader
+from madlite_plugins.torchtitan.reader import TorchtitanReader
+
+_OPTIONS = {
+    **ARGUMENTS,
+    "training.steps": "steps",
+    "training.seq_len": "seq_len",
+    "training.local_batch_size": "micro_batch",
+    "training.global_batch_size": "global_batch",
+    "lr_scheduler.warmup_steps": "warmup_steps",
+}
+_OPTION = re.compile(rf"\s({'|'.join(map(re.escape, _OPTIONS))})\s+: (\d{{1,12}}) \(int\)")
+_WORLD = re.compile(r"\[Primus:Env\] rank=\d+, world_size=(\d{1,9}),")
+_END = re.compile(r"(?:(?:torchrun|primus launcher) exited with code 0|torchrun finished successfully \(code 0\))$")
+_LAST = "0)"  # what such a line ends with, a quicker test
+_PREFIX = re.compile(
+    r"\[\d{8} \d\d:\d\d:\d\d\](?:\[[^\[\]]*\]){0,4}\[rank-\d+/\d+\]\[(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\s*\]"
+)
+_LAUNCHER = re.compile(
+    r"\[Primus:\w+\] |\(?PrimusMaster\s+pid=|primus/cli/main\.py\b|\bprimus-cli(?:-\w+)?(?:\.sh)?\b"
+    r"|\] \[(?:INFO|ERROR)\] \[(?:direct|container|slurm)\] |primus launcher exited with code \d"
+)
+
+
+class PrimusReader:
+    """Follows one log: with both frameworks' readers until one has found a step."""
+
+    def __init__(self, plan: RunPlan | None = None) -> None:
+        self._megatron = MegatronReader(plan)
+        self._readers: tuple[Reader, ...] = (self._megatron, TorchtitanReader())
+        self._known: Reader | None = None
+        self._said: dict[str, str] = {}
+
+    def feed(self, line: Line) -> Iterable[Event]:
+        """Return the events of one line."""
+        if line.text[-1:] in _LAST and "code 0" in line.text and (found := _END.search(line.text)):
+            return (Ended(marker=found[0]),)
+        return self._known.feed(line) if self._known else self._look(line)
+
+    def finish(self, outputs: Path) -> Iterable[Event]:
+        """Return the events of files the framework left in `outputs`."""
+        return [event for reader in self._followed for event in reader.finish(outputs)]
+
+    @property
+    def _followed(self) -> tuple[Reader, ...]:
+        return (self._known,) if self._known else self._readers
+
+    def _look(self, line: Line) -> Iterator[Event]:
+        yield from self._read_facts(line.text)
+        for reader in self._readers:
+            for event in reader.feed(line):
+                if isinstance(event, Step) and event.phase == "train":
+                    self._known = reader
+                yield event
+
+    def _read_facts(self, text: str) -> Iterator[Event]:
+        fact: dict[str, str] = {}
+        if " (int)" in text and (found := _OPTION.search(text)):
+            fact = {_OPTIONS[found[1]]: found[2]}
+        elif "Primus:Env" in text and (found := _WORLD.search(text)):
+            fact = {"world_size": found[1]}
+        if fact.items() - self._said.items():
+            self._said.update(fact)
+            self._megatron.learn(fact)
+            yield EffectiveConfig(values=fact)
+
+
+def recognise(head: Sequence[str]) -> float:
+    """Say how surely these lines are Primus's: its prefix, its own remarks, or its launchers' lines."""
+    if any(_PREFIX.search(text) for text in head):
+        return 1.0
+    return 0.95 if any(_LAUNCHER.search(text) for text in head) else 0.0

@@ -1,0 +1,239 @@
+"""`madlite parse`: numbers of real logs, checked by hand against them, and what it makes of nonsense."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import lzma
+import os
+import statistics
+from pathlib import Path
+
+import pytest
+
+from madlite.cli.main import call
+
+LOGS = Path(__file__).parents[1] / "data/logs"
+TITAN = LOGS / "torchtitan-0.2.2-debugmodel-cpu-1rank.log"
+# the tps of its steps 6 to 20, as they stand in the log
+TPS = (3072, 3830, 3928, 4005, 3747, 3148, 3044, 3210, 3295, 3140, 3203, 3534, 3687, 3831, 3256)
+
+
+def parsed(capsys, *args, code=0):
+    assert call(["parse", *map(str, args), "--json"]) == code
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_training_that_went_well(capsys):
+    found = parsed(capsys, TITAN)
+    assert (found["backend"], found["lines"], found["ended"]) == ("torchtitan", 70, True)
+    assert found["training"] == {
+        "first_step": 1,
+        "last_step": 20,
+        "steps": 20,
+        "asked_steps": 20,
+        "ranks": [0],
+        "validation_steps": 0,
+    }
+    window = found["window"]
+    assert (window["quantity"], window["n"], window["first_step"], window["last_step"], window["dropped"]) == (
+        *("tokens/s/GPU", 15, 6, 20, 5),
+    )
+    assert (window["median"], window["mean"], window["min"], window["max"]) == (3295, 3462, 3044, 4005)
+    assert window["std"] == pytest.approx(statistics.stdev(TPS)) and window["cv"] == pytest.approx(window["std"] / 3462)
+    assert found["medians"] == {
+        "loss": 2.83226,
+        "grad_norm": 1.5214,
+        "TFLOP/s/GPU": 0.13,
+        "GiB reserved": 0.63,
+        "% of GPU memory": 2.67,
+        "% MFU": 0.04,
+    }
+    assert {"steps": "20", "seq_len": "256", "micro_batch": "2", "global_batch": "2"}.items() <= found["config"].items()
+    assert (found["result"]["status"], found["result"]["cause"], found["findings"]) == ("SUCCESS", "", [])
+    metrics = {one["metric"]: one["text"] for one in found["result"]["metrics"]}
+    assert metrics == {"tok_per_s_per_gpu": "3256", "TFLOPS_per_gpu": "0.13", "tokens_per_s_per_gpu": "3295"}
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "ranks", "median", "window"),
+    [
+        # tokens/s/GPU of iterations 6 to 12: 4946.9 4825.6 4633.5 4539.0 4410.0 4848.5 4890.2
+        ("primus-main-megatron-tiny-cpu-1rank.filesink-debug.log", (1, 12, 12), [0], 4825.6, (6, 12, 7)),
+        # 4 sequences of 128 tokens in 68.9, 69.3 and 72.3 ms
+        ("megatron-lm-core0.16.1-gpt-cpu-loginterval5.log", (1, 20, 5), [], 4 * 128 / 0.0693, (10, 20, 3)),
+    ],
+)
+def test_a_training_of_megatron(capsys, name, steps, ranks, median, window):
+    found = parsed(capsys, LOGS / name)
+    training = found["training"]
+    assert (training["first_step"], training["last_step"], training["steps"]) == steps
+    assert (training["asked_steps"], training["ranks"]) == (steps[1], ranks)
+    assert found["window"]["median"] == pytest.approx(median)
+    assert (found["window"]["first_step"], found["window"]["last_step"], found["window"]["n"]) == window
+
+
+def test_validation_is_left_out(capsys, tmp_path):
+    log = tmp_path / "x.log"
+    line = b"validate step: 10  loss:  3.0886  memory:  0.67GiB(2.84%)  tps: 7,468\n"
+    log.write_bytes(TITAN.read_bytes() + b"[titan] 2026-11-20 23:57:03,478 - root - INFO - " + line)
+    found = parsed(capsys, log)
+    assert found["training"]["validation_steps"] == 1 and found["window"]["median"] == 3295
+    assert [step["values"]["loss"] for step in found["steps"] if step["phase"] == "validate"] == [3.0886]
+    call(["parse", str(log)])
+    assert "1 validation step left out" in capsys.readouterr().out
+
+
+def test_the_steps_of_json(capsys):
+    steps = parsed(capsys, LOGS / "torchtitan-0.2.2-debugmodel-cpu-2ranks-ddp-nocolor.log")["steps"]
+    assert [(step["n"], step["rank"]) for step in steps] == [(n, rank) for n in range(1, 13) for rank in (0, 1)]
+    assert set(steps[0]) == {"n", "rank", "phase", "values"} and {step["phase"] for step in steps} == {"train"}
+    assert (steps[-1]["values"]["tokens/s/GPU"], steps[-1]["values"]["loss"]) == (1407, 3.43924)
+
+
+def test_a_page_for_people(capsys):
+    assert call(["parse", str(TITAN)]) == 0
+    out = capsys.readouterr().out
+    assert "SUCCESS   3295 tokens_per_s_per_gpu (median of 15 steps, 6 to 20, CV 9.9 %)" in out
+    assert "steps     1 to 20 of 20, rank 0\n" in out
+    assert "seq_len 256 · micro_batch 2" in out
+    assert out.splitlines()[0] == f"{TITAN}  (backend torchtitan)"
+    row = next(line for line in out.splitlines() if "tokens/s/GPU" in line)
+    assert row.split() == ["tokens/s/GPU", "3,295", "3,462", "343.4", "9.918", "3,044", "4,005"]
+
+
+def test_the_first_steps_to_leave_out_can_be_said(capsys):
+    window = parsed(capsys, TITAN, "--warmup", "0")["window"]
+    assert (window["n"], window["dropped"], window["min"]) == (20, 0, 879)
+    assert parsed(capsys, TITAN, "--warmup", "19")["window"]["median"] == 3256
+    found = parsed(capsys, TITAN, "--warmup", "20", code=3)
+    assert found["window"] is None and "after 20 steps of warm-up" in found["result"]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("name", "cause", "said", "evidence"),
+    [
+        ("torchtitan-0.2.2-debugmodel-cpu-nanloss.log", "nan_loss", "not finite", "loss:      nan"),
+        ("torchtitan-0.2.2-cpu-crash-after-step1-FAIL.log", "incomplete", "step 1 was the last of 20", "TypeError"),
+        ("torchtitan-0.2.2-bad-option-2xH200-FAIL.log", "no_metric", "no training step", "Unrecognized options"),
+        ("hf-peft0.21-torchao0.14-conflict-FAIL.log", "error_pattern", "package_conflict", "incompatible version"),
+    ],
+)
+def test_a_failed_training_says_why(capsys, name, cause, said, evidence):
+    result = parsed(capsys, LOGS / name, code=3)["result"]
+    assert (result["status"], result["cause"]) == ("FAILURE", cause)
+    assert said in result["reason"] and evidence in result["evidence"]
+    assert call(["parse", str(LOGS / name)]) == 3
+    out = capsys.readouterr().out
+    assert f"FAILURE   [{cause}] " in out and f"> {result['evidence']}"[:80] in out
+
+
+def test_a_rule_gives_its_hint(capsys):
+    name = LOGS / "hf-peft0.21-torchao0.14-conflict-FAIL.log"
+    rule = parsed(capsys, name, code=3)["failure_rule"]
+    assert rule["cause"] == "package_conflict" and "torchao>=0.16" in rule["hint"] and "incompatible" in rule["line"]
+    call(["parse", str(name)])
+    assert f"package_conflict: {rule['hint']}" in capsys.readouterr().out
+
+
+def test_a_log_without_throughput_has_the_frameworks_own_figure(capsys):
+    found = parsed(capsys, LOGS / "hf-trainer-peft-transformers4.50-cpu-notqdm.log")
+    assert found["backend"] == "hf" and found["window"] is None
+    (metric,) = found["result"]["metrics"]
+    assert (metric["text"], metric["metric"]) == ("19.265", "samples_per_second")
+    assert found["summary"]["train_samples_per_second"] == "19.265"
+    assert "no step reports tokens/s/GPU" in found["findings"][0]
+
+
+def test_packed_files_and_stdin_are_the_same_log(capsys, tmp_path, monkeypatch):
+    data = TITAN.read_bytes()
+    (tmp_path / "a.gz").write_bytes(gzip.compress(data))
+    (tmp_path / "b").write_bytes(lzma.compress(data))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(gzip.compress(data))))
+    found = parsed(capsys, tmp_path / "a.gz", tmp_path / "b", "-", TITAN)
+    assert [one.pop("log") for one in found] == [str(tmp_path / "a.gz"), str(tmp_path / "b"), "stdin", str(TITAN)]
+    assert all(one == found[0] for one in found)
+
+
+def test_the_line_of_a_script(capsys, tmp_path):
+    log = tmp_path / "x.log"
+    log.write_text("hello\nperformance: 1,234.5 tokens/s\nperformance: 7 tokens/s\n")
+    found = parsed(capsys, log)
+    assert found["backend"] is None and found["training"] is None and found["steps"] == []
+    assert found["result"]["metrics"] == [{"metric": "tokens/s", "text": "1234.5", "value": 1234.5}]
+    assert found["findings"] and "first one counts" in found["findings"][0]
+    log.write_text("performance: nan tokens/s\n")
+    assert parsed(capsys, log, code=3)["result"]["cause"] == "bad_number"
+    log.write_text("RuntimeError: boom\nperformance: 5 tokens/s\n")
+    found = parsed(capsys, log, code=3)["result"]
+    assert found["cause"] == "error_pattern" and found["evidence"] == "RuntimeError: boom"
+    assert found["metrics"][0]["text"] == "5"
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\n\n", bytes(range(256)) * 4000, b"hello\nworld\n", b"\x1f\x8b", b"\0" * 99999]
+)
+def test_what_is_no_log_of_a_training_is_one_sentence(capsys, tmp_path, data):
+    log = tmp_path / "x.log"
+    log.write_bytes(data)
+    assert call(["parse", str(log)]) == 4
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith(f"error: {log} ") and "Traceback" not in err
+
+
+def test_a_file_that_cannot_be_read(capsys, tmp_path):
+    (tmp_path / "shut").touch(0o000)
+    for name, said in (("none", "no such file"), (".", "directory"), ("x\0y", "null byte"), ("n" * 300, "too long")):
+        assert call(["parse", str(tmp_path / name)]) == 4
+        out, err = capsys.readouterr()
+        assert out == "" and said in err and err.count("\n") == 1
+    if os.geteuid():
+        assert call(["parse", str(tmp_path / "shut")]) == 4
+
+
+def test_a_packed_file_that_was_cut(capsys, tmp_path):
+    (tmp_path / "a.gz").write_bytes(gzip.compress(TITAN.read_bytes())[:500])
+    (tmp_path / "b").write_bytes(lzma.compress(TITAN.read_bytes())[:80] + b"garbage" * 50)
+    for name in ("a.gz", "b"):
+        assert call(["parse", str(tmp_path / name)]) == 4
+        assert f"{name} cannot be read: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("args", [[], ["--warmup", "-1", "x"], ["--warmup", "x", "x"], ["--nosuch", "x"]])
+def test_wrong_usage(capsys, args):
+    assert call(["parse", *args]) == 4
+    assert "madlite parse --help" in capsys.readouterr().err
+
+
+def test_of_several_logs_one_that_is_none_is_told_and_the_others_are_read(capsys, tmp_path):
+    found = parsed(capsys, TITAN, tmp_path / "none", LOGS / "torchtitan-0.2.2-debugmodel-cpu-nanloss.log", code=4)
+    assert [one.get("result", {}).get("status") for one in found] == ["SUCCESS", None, "FAILURE"]
+    assert found[1] == {"log": str(tmp_path / "none"), "error": f"{tmp_path / 'none'}: no such file", "hint": ""}
+    assert call(["parse", str(TITAN), str(LOGS / "torchtitan-0.2.2-debugmodel-cpu-nanloss.log")]) == 3
+    assert "\n\n" in capsys.readouterr().out
+
+
+def test_a_named_backend_wins_and_a_wrong_name_lists_the_known(capsys):
+    assert parsed(capsys, TITAN, "--backend", "hf", code=3)["backend"] == "hf"
+    assert parsed(capsys, TITAN, "--backend", "script", code=3)["result"]["cause"] == "no_metric"
+    assert call(["parse", str(TITAN), "--backend", "titan"]) == 4
+    err = capsys.readouterr().err
+    assert "there is no backend 'titan'" in err and "known: " in err and "torchtitan" in err
+
+
+def test_secrets_that_a_log_spells_out_are_masked(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "wandb-abcdef")
+    log = tmp_path / "x.log"
+    log.write_text("performance: 5 x\nValueError: HF_TOKEN=hf_123456\nRuntimeError: key wandb-abcdef\n")
+    for args in ((), ("--json",)):
+        assert call(["parse", str(log), *args]) == 3
+        out = capsys.readouterr().out
+        assert "hf_123456" not in out and "wandb-abcdef" not in out and "HF_TOKEN=***" in out
+
+
+def test_a_terminal_is_not_steered(capsys, tmp_path):
+    log = tmp_path / "x.log"
+    log.write_bytes(b"performance: 5 x\nValueError: \x1b[2J\x07\x9b31m red\n")
+    assert call(["parse", str(log)]) == 3
+    assert capsys.readouterr().out.replace("\n", "").isprintable()

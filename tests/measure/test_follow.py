@@ -1,0 +1,168 @@
+"""The follower: whatever the pieces, the same is seen; nothing is lost, and what is kept is bounded."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from madlite.backend import PatternReader, step_pattern
+from madlite.measure.follow import _KEPT, Follower
+from madlite.measure.lines import LONGEST
+from madlite.plan.error_scan import BENIGN, PATTERNS
+from madlite.types import EffectiveConfig, ErrorScan, FailureRule, Step, Summary
+
+PATTERN = step_pattern(r"step=(?P<n>\d+) tps=(?P<tokens_per_s_per_gpu>[\d,.]+)(?: loss=(?P<loss>\S+))?")
+RULES = (
+    FailureRule(pattern=r"boom \d+", cause="boom"),
+    FailureRule(pattern=r"(?i)out of memory", cause="memory"),
+    FailureRule(pattern=r"^\s*Killed$|SIGKILL", cause="killed"),
+)
+LOGS = Path(__file__).parents[1] / "data/logs"
+TEXTS = st.sampled_from(
+    [
+        *("step=1 tps=1,000 loss=2.5", "step=2 tps=2 loss=nan", "[rank1]: step=2 tps=4 loss=1", "step=3 tps=7"),
+        *("\x1b[31mstep=4\x1b[0m tps=5 loss=1", "⊘ ü loss", "10%|#\r20%|##", "\x1b]0;title", "x" * 300, "", "   "),
+        *("performance: 5 tok/s", "performance: 6 x", "'train_samples_per_second': 3", "done"),
+        *("RuntimeError: x", "ValueError: FutureWarning", "boom 7", "boom", "Killed", "HIP OUT OF MEMORY"),
+    ]
+)
+ENDS = st.sampled_from(["\n", "\r\n", "\r", "\n\n"])
+
+
+class Counter:
+    """A reader that takes every line, as a third party's may."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def feed(self, line):
+        self.lines.append(line.text)
+        return ()
+
+    def finish(self, outputs):
+        return ()
+
+
+def follow(*chunks: bytes, reader=None) -> Follower:
+    scan = ErrorScan(patterns=PATTERNS, benign=BENIGN)
+    log = Follower([PatternReader(PATTERN), reader or Counter()], RULES, error_scan=scan)
+    for chunk in chunks:
+        log.feed(chunk)
+    log.finish()
+    return log
+
+
+def seen(log: Follower) -> dict[str, object]:
+    return {
+        "lines": log.lines,
+        "steps": [(step.n, step.rank, {key: repr(value) for key, value in step.values.items()}) for step in log.steps],
+        "nan": log.nan_loss,
+        "rule": (log.rule, log.rule_line),
+        "telling": log.telling_line,
+        "patterns": dict(log._patterns.found),
+        "order": list(log._patterns.found),
+        "result": (log.scan.result, log.scan.evidence, log.scan.findings),
+    }
+
+
+def cut(data: bytes, places: list[int]) -> list[bytes]:
+    ends = sorted({0, len(data), *(min(place, len(data)) for place in places)})
+    return [data[a:b] for a, b in zip(ends, ends[1:], strict=False)]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(TEXTS, ENDS), max_size=25), st.lists(st.integers(0, 1500), max_size=12))
+def test_how_a_log_arrives_does_not_matter(parts, places):
+    data = "".join(text + end for text, end in parts).encode()
+    whole = seen(follow(data))
+    assert seen(follow(*cut(data, places))) == whole
+    assert seen(follow(*[data[at : at + 1] for at in range(len(data))])) == whole
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.binary(max_size=600), st.lists(st.integers(0, 600), max_size=8))
+def test_noise_is_the_same_noise_in_any_pieces(data, places):
+    assert seen(follow(*cut(data, places))) == seen(follow(data))
+
+
+@pytest.mark.parametrize("size", [1, 4096, 1 << 20])
+@pytest.mark.parametrize(
+    "name",
+    ["torchtitan-0.2.2-debugmodel-cpu-2ranks-ddp-nocolor.log", "hf-trainer-peft-transformers5.17-cpu-notqdm.log"],
+)
+def test_every_line_of_a_log_is_read_once(name, size):
+    data, reader = (LOGS / name).read_bytes(), Counter()
+    log = follow(*[data[at : at + size] for at in range(0, len(data), size)], reader=reader)
+    wanted = [line for line in data.decode().replace("\r", "\n").split("\n") if line.strip()]
+    assert len(reader.lines) == log.lines == len(wanted)
+    assert not any("\x1b" in line for line in reader.lines)
+    plain = [(one, line) for one, line in zip(reader.lines, wanted, strict=True) if "\x1b" not in line]
+    assert plain and all(one == line for one, line in plain)
+
+
+def test_a_log_that_repeats_itself_does_not_grow():
+    log, lines = Follower([PatternReader(PATTERN)], RULES), b"step=1 tps=1 loss=1\nstep=2 tps=2 loss=1\nwords\n" * 1000
+    for _ in range(20):
+        log.feed(lines)
+    assert log.lines == 60_000
+    assert (len(log.steps), len(log._tail)) == (2, _KEPT)
+
+
+def test_noise_without_a_lines_end_is_not_collected():
+    log = Follower([], RULES)
+    for _ in range(200):
+        log.feed(b"x" * 10_000)
+    held = [splitter._rest for splitter in log._splitters.values()]
+    assert sum(map(sys.getsizeof, held)) < 2 * LONGEST
+    log.finish()
+    assert log.lines == -(-2_000_000 // LONGEST)
+
+
+def test_the_two_streams_do_not_mix_their_lines():
+    log = Follower([PatternReader(PATTERN)])
+    for chunk, stream in ((b"step=1 tp", 1), (b"warning\nstep", 2), (b"s=5 loss=1\n", 1), (b"=2 tps=6 loss=1\n", 2)):
+        log.feed(chunk, stream)
+    assert [step.n for step in log.steps] == [1, 2]
+
+
+class Tells:
+    """A reader that tells what it is given, once."""
+
+    def __init__(self, *events) -> None:
+        self.events = events
+
+    def feed(self, line):
+        events, self.events = self.events, ()
+        return iter(events)
+
+    def finish(self, outputs):
+        return ()
+
+
+def test_what_a_log_says_of_its_configuration_is_kept():
+    first, second = EffectiveConfig(values={"steps": 5, "tp": "1"}), EffectiveConfig(values={"tp": "2", "pp": None})
+    log = Follower([Tells(first, second)])
+    log.feed(b"x\n")
+    assert log.config == {"steps": "5", "tp": "2"}
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        Step(n="one", values={}),
+        Step(n=1, values={"speed": 3.0}),
+        Step(n=1, values=None),
+        Summary(values=None),
+        EffectiveConfig(values=7),
+    ],
+)
+def test_a_reader_that_tells_nonsense_is_left_out_and_the_rest_goes_on(event):
+    told = []
+    log = Follower([Tells(event), PatternReader(PATTERN)], on_step=told.append)
+    log.feed(b"step=1 tps=5 loss=1\nstep=2 tps=5 loss=1\n")
+    assert [step.n for step in log.steps] == [step.n for step in told] == [1, 2]
+    assert len(log._readers) == 1

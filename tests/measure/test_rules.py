@@ -1,0 +1,111 @@
+"""Failure rules: however lines come together, each is matched alone, and what is passed over could not match."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from madlite.measure.lines import make_block
+from madlite.measure.needed import ignores_case, needed_texts, without_case
+from madlite.measure.rules import RuleScan
+from madlite.types import FailureRule
+
+PATTERNS = (
+    r"No module named '?torch\b(?!itan)",
+    r"Unrecognized options: ",
+    r"KeyError: 'float8'",
+    r"not finite \(loss=",
+    r"^boom$",
+    r"boom|bang",
+    r"(?:CUDA|HIP) out of memory",
+    r"(?i)out of memory",
+    r"(?i:quiet) please",
+    r"(?x) spaced  out",
+    r"a{2,}b?c*d+e",
+    r"x{y}z",
+    r"[]a|b]c",
+    r"(a|b)|c",
+    r"tab\there",
+    r"",
+    r"foo(?=bar)",
+    r"(?<!no )error",
+    r"\d+ of (\d+)",
+    r"end\Z",
+)
+WORDS = st.sampled_from(
+    "boom bang a b c d e aa aade aaaade x{y}z c error no foo foobar spaced out spacedout quiet QUIET please OUT of "
+    "Memory memory CUDA HIP torch torchtitan named No module end 12 ]c bc |c tab\there KeyError: 'float8' not finite "
+    "(loss= Unrecognized options: \u017fpaced \u212a \u0130 memor\u0131".split(" ")
+)
+LINES = st.lists(st.lists(WORDS, max_size=7).map(" ".join), max_size=6)
+
+
+def by_hand(lines, patterns):
+    """Return the first line that a pattern matches, and the first such pattern."""
+    return next(((one, line) for line in lines for one in patterns if re.search(one, line)), (None, ""))
+
+
+@settings(max_examples=400, deadline=None)
+@given(LINES, st.lists(st.sampled_from(PATTERNS), max_size=5), st.integers(0, 6))
+@example(["spaced  out", "boom", "bang"], [r"^boom$", r"boom|bang"], 1)
+def test_the_first_line_that_a_rule_matches_is_found(lines, patterns, cut):
+    lines = [line for line in lines if line.strip()]
+    scan = RuleScan(FailureRule(pattern=one, cause="x") for one in patterns)
+    for part in (lines[:cut], lines[cut:]):
+        scan.feed(make_block(part))
+    wanted, line = by_hand(lines, patterns)
+    assert (scan.rule.pattern if scan.rule else None) == wanted
+    assert scan.line == line.strip()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "needed"),
+    [
+        (PATTERNS[0], ("No module named ",)),
+        (r"not finite \(loss=", ("not finite (loss=",)),
+        (r"boom|(a)bang", ("boom", "bang")),
+        (r"(?:CUDA|HIP) out of memory", (" out of memory",)),
+        (r"(?i)Out of Memory", ("Out of Memory",)),
+        (r"ab+c?d*efg", ("efg",)),
+        (r"ab{3}", ("a",)),
+        (r"(?P<n>x[)\]]y)tail", ("tail",)),
+        (r"[^]abc]+z", ("z",)),
+        (r"(foo|bar)", ()),
+        (r"foo|", ()),
+        (r"foo\x41bar", ()),
+        (r"(?x) f o o", ()),
+        (r"(?#|)foo", ()),
+        (r"(?i)größe", ()),
+    ],
+)
+def test_what_a_pattern_needs(pattern, needed):
+    assert needed_texts(re.compile(pattern)) == needed
+
+
+@pytest.mark.filterwarnings("ignore:Possible nested set")
+@settings(max_examples=300, deadline=None)
+@given(st.from_regex(re.compile(r"(?:[ab|()\[\]{}*+?^$.\\dnx1,]|\(\?[:=!i]){0,12}"), fullmatch=True), st.data())
+def test_no_match_is_without_what_its_pattern_needs(pattern, data):
+    try:
+        compiled = re.compile(pattern)
+    except re.error:
+        return
+    needed = needed_texts(compiled)
+    text = data.draw(st.one_of(st.text("ab|()[]{}*+?^$.dnx1,AB", max_size=12), st.from_regex(compiled)))
+    if not needed or not compiled.search(text):
+        return
+    if ignores_case(compiled):
+        small = without_case(text)
+        assert small is None or any(one.lower().encode() in small for one in needed)
+    else:
+        assert any(one in text for one in needed)
+
+
+def test_every_letter_that_passes_for_one_of_ascii_is_known():
+    like_ascii = re.compile("[a-z]", re.IGNORECASE)
+    twins = [chr(code) for code in range(128, 0x110000) if like_ascii.match(chr(code))]
+    assert twins and all(without_case(twin) is None for twin in twins)
+    assert without_case("OUT of Größe") == "out of größe".encode()

@@ -1,0 +1,94 @@
+"""Steps as they are kept: each once, the last word counts, in a few bytes."""
+
+from __future__ import annotations
+
+import math
+import sys
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from madlite.measure.steps import Steps
+from madlite.types import Quantity, Step
+
+TPS, LOSS = Quantity.TOKENS_PER_S_PER_GPU, Quantity.LOSS
+STEPS = st.builds(
+    Step,
+    n=st.integers(-3, 12),
+    rank=st.sampled_from([None, 0, 1]),
+    phase=st.sampled_from(["train", "validate"]),
+    values=st.dictionaries(st.sampled_from([TPS, LOSS, Quantity.GRAD_NORM]), st.integers(0, 99).map(float)),
+)
+
+
+def by_hand(steps):
+    """Return every step once, in order, the values of later ones over those of earlier ones."""
+    merged = {}
+    for step in steps:
+        merged.setdefault((step.n, step.rank, step.phase), {}).update(step.values)
+    return merged
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(STEPS, max_size=40))
+def test_what_is_kept_is_the_last_word_on_every_step(steps):
+    kept, wanted = Steps(steps), by_hand(steps)
+    assert {(step.n, step.rank, step.phase): step.values for step in kept} == wanted
+    assert len(kept) == len(wanted)
+    numbers = [step.n for step in kept]
+    assert numbers == sorted(numbers)
+    train = {n for n, _, phase in wanted if phase == "train"}
+    assert kept.count() == len(train) and list(kept.numbers()) == sorted(train)
+    assert kept.reach() == ((min(train), max(train)) if train else None)
+    assert kept.ranks() == tuple(sorted({rank for _, rank, phase in wanted if phase == "train" and rank is not None}))
+    assert kept.count("validate") == len({n for n, _, phase in wanted if phase == "validate"})
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(STEPS, max_size=40))
+def test_a_curve_is_the_mean_of_the_ranks_that_report_it(steps):
+    values = {}
+    for (n, _, phase), told in by_hand(steps).items():
+        if phase == "train" and TPS in told:
+            values.setdefault(n, []).append(told[TPS])
+    curve = Steps(steps).curve(TPS)
+    assert list(curve.ns) == sorted(values)
+    assert list(curve.values) == pytest.approx([sum(values[n]) / len(values[n]) for n in sorted(values)])
+
+
+def test_not_a_number_is_kept_and_is_not_the_same_as_nothing():
+    steps = Steps([Step(n=1, values={LOSS: math.nan}), Step(n=2, values={TPS: 5.0})])
+    first, second = steps
+    assert math.isnan(first.values[LOSS]) and TPS not in first.values
+    assert second.values == {TPS: 5.0}
+
+
+def test_a_garbled_number_of_a_step_is_no_step():
+    assert len(Steps([Step(n=10**300, values={LOSS: 1.0}), Step(n=-(10**30), values={})])) == 0
+
+
+@pytest.mark.parametrize(
+    "step",
+    [Step(n="1", values={}), Step(n=1, values={LOSS: "x"}), Step(n=1, values={"loss": 1.0}), Step(n=1.5, values={})],
+)
+def test_nonsense_is_refused_whole(step):
+    steps = Steps([Step(n=1, values={TPS: 2.0})])
+    with pytest.raises((TypeError, ValueError)):
+        steps.add(step)
+    with pytest.raises((TypeError, ValueError)):
+        steps.add(msgspec.structs.replace(step, rank=7))
+    assert [(kept.n, kept.values) for kept in steps] == [(1, {TPS: 2.0})]
+    assert (steps.reach(), steps.ranks(), list(steps.numbers())) == ((1, 1), (), [1])
+
+
+def test_a_step_needs_eight_bytes_a_number():
+    steps, count = Steps(), 100_000
+    for n in range(count):
+        steps.add(Step(n=n, values={TPS: 1.0, LOSS: 2.0}, rank=0))
+        steps.add(Step(n=n // 1000, values={LOSS: 3.0}, rank=1))
+    assert len(steps) == count + count // 1000
+    parts = [part for series in steps._series.values() for part in (series.ns, series._told)]
+    parts += [column for series in steps._series.values() for column, _ in series.columns.values()]
+    assert sum(map(sys.getsizeof, parts)) < 40 * len(steps)

@@ -1,0 +1,137 @@
+"""Plans of the backend megatron_lm, and a stand-in for the fork's tree in which their run.sh is executed for real."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from madlite.plan.render import render
+from madlite.types import Card, Draft, Gpu, Machine, Place, Request, RunPlan, Scalar
+from madlite_plugins.megatron_lm.backend import MegatronLM
+from tests.plugins.logs import TEMPLATES
+
+ARCHITECTURES = {"MI300X": "gfx942", "MI325X": "gfx942", "MI350X": "gfx950", "MI355X": "gfx950"}
+SCRIPTS = (
+    "examples/llama/train_llama2.sh",
+    "examples/llama/train_llama3.sh",
+    "examples/deepseek_v2/train_deepseekv2.sh",
+    "examples/deepseek_v3/train_deepseekv3.sh",
+    "examples/mixtral/train_mixtral_moe.sh",
+    "examples/qwen/train_qwen2.sh",
+)
+# prints what it was given as the fork's scripts see it, and starts torchrun as they do
+TRAIN = """#!/bin/bash
+env -0 >"$STUB/environment"
+pwd >"$STUB/folder"
+echo "$0 $*" >"$STUB/called"
+mkdir -p $LOG_DIR
+run_cmd="torchrun --nproc_per_node 8 pretrain_gpt.py"
+TRAIN_LOG=$LOG_DIR/output_${EXP_NAME:-perf}.log
+if [ "${TEE_OUTPUT:-1}" -eq 0 ]; then run_cmd="$run_cmd >& $TRAIN_LOG"; else run_cmd="$run_cmd |& tee $TRAIN_LOG"; fi
+eval $run_cmd
+echo "throughput per GPU: 540.25" |& tee -a $TRAIN_LOG
+echo "elapsed time per iteration: 5242.88" |& tee -a $TRAIN_LOG
+echo "tokens/GPU/s: 25000.000000" |& tee -a $TRAIN_LOG
+echo "mem usages: 0.5462" |& tee -a $TRAIN_LOG
+"""
+
+
+def machine_of(device: str = "MI300X", count: int = 8) -> Machine:
+    arch, product = ARCHITECTURES[device], f"AMD Instinct {device}"
+    gpus = tuple(Gpu(index=n, arch=arch, product=product) for n in range(count))
+    return Machine(vendor="AMD", gpus=gpus, architecture=arch, product=product, device=device)
+
+
+def card_of(name: str, args: str = "") -> Card:
+    full = f"pyt_megatron_lm_train_{name}"
+    return Card(name=full, root=Path(), source="a test", n_gpus="-1", args=args or f"--model_repo {full}")
+
+
+def drafts(name: str, machine: Machine | None = None, **asked: str) -> list[Draft]:
+    card = card_of(name)
+    return list(MegatronLM().expand(Request(card=card, tag=card.name, settings=asked), machine or machine_of()))
+
+
+def plan_of(
+    name: str,
+    machine: Machine | None = None,
+    asked: Mapping[str, str] | None = None,
+    nodes: int = 1,
+    args: str = "",
+    **changes: Scalar,
+) -> RunPlan:
+    """Return the plan of a card's first run on all GPUs of a machine, with values of variant and settings changed."""
+    machine = machine or machine_of()
+    draft, *_ = drafts(name, machine, **(asked or {}))
+    known = set(draft.variant.__struct_fields__)
+    unknown = set(changes) - known - set(draft.settings)
+    assert not unknown, f"no such settings: {unknown}"
+    return RunPlan(
+        id="r1",
+        card=card_of(name, args),
+        backend="megatron_lm",
+        place=Place(nodes=nodes, gpus_per_node=len(machine.gpus), gpu_ids=tuple(gpu.index for gpu in machine.gpus)),
+        machine=machine,
+        workspace=Path("/space"),
+        inside="/space",
+        folder=Path("/space/madlite_runs/r1"),
+        variant=msgspec.structs.replace(draft.variant, **{k: v for k, v in changes.items() if k in known}),
+        settings={**draft.settings, **{k: v for k, v in changes.items() if k not in known}},
+        templates=draft.templates,
+        env=dict(draft.env),
+        result_rule=draft.result_rule,
+        args=args or card_of(name).args,
+    )
+
+
+class Tree:
+    """A Megatron-LM tree whose scripts tell what they were given, and a torchrun that prints a log."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root, self.run_folder, self.bin = folder / "Megatron-LM", folder / "run", folder / "bin"
+        self.stub = folder / "stub"
+        for place in (self.root, self.run_folder, self.bin, self.stub):
+            place.mkdir()
+        for script in SCRIPTS:
+            self.write(script, TRAIN)
+        self.torchrun("iteration 1")
+
+    def write(self, name: str, text: str) -> None:
+        (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+        (self.root / name).write_text(text)
+
+    def torchrun(self, output: str, code: int = 0) -> None:
+        (self.stub / "log").write_text(output + "\n")
+        program = self.bin / "torchrun"
+        program.write_text(f'#!/bin/bash\necho "$*" >"$STUB/torchrun"\ncat "$STUB/log"\nexit {code}\n')
+        program.chmod(0o755)
+
+    def run(self, plan: RunPlan, **env: str) -> subprocess.CompletedProcess[str]:
+        """Render the plan's run.sh and execute it."""
+        (file,) = render(plan, [TEMPLATES])
+        (self.run_folder / "run.sh").write_bytes(file.data)
+        usual = {
+            "PATH": f"{self.bin}:{os.environ['PATH']}",
+            "STUB": str(self.stub),
+            "MEGATRON_ROOT": str(self.root),
+            "HF_HUB_OFFLINE": "1",
+            "HF_HOME": str(self.stub / "hub"),
+        }
+        given = {**usual, **env}
+        return subprocess.run(
+            ["bash", "run.sh"], cwd=self.run_folder, env=given, capture_output=True, text=True, check=False, timeout=60
+        )
+
+    def given(self, plan: RunPlan, **env: str) -> dict[str, str]:
+        """Return the environment that the script saw."""
+        done = self.run(plan, **env)
+        assert done.returncode == 0, done.stderr
+        text = (self.stub / "environment").read_text()
+        return dict(entry.partition("=")[::2] for entry in text.split("\0") if entry)
+
+    def told(self, name: str) -> str:
+        return (self.stub / name).read_text().strip()

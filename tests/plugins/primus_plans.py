@@ -1,0 +1,74 @@
+"""Plans of the backend primus, as the engine makes them of a tag, a machine and options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from madlite.plan.context import Context
+from madlite.plan.given import Given
+from madlite.plan.make import make_plan
+from madlite.plan.options import Options
+from madlite.plan.place import Choice
+from madlite.plan.render import render
+from madlite.types import Card, Finding, Gpu, Machine, Request, RunPlan
+from madlite_plugins.primus.backend import Primus
+from tests.plugins.logs import TEMPLATES
+
+ARCHITECTURES = {"MI300X": "gfx942", "MI325X": "gfx942", "MI350X": "gfx950", "MI355X": "gfx950"}
+SPACE = Path("/space")
+
+
+def machine(device: str = "MI300X", count: int = 8) -> Machine:
+    product, arch = f"AMD Instinct {device}", ARCHITECTURES[device]
+    gpus = tuple(Gpu(index=n, arch=arch, product=product, render_minor=128 + n) for n in range(count))
+    return Machine(vendor="AMD", gpus=gpus, architecture=arch, product=product, device=device)
+
+
+def mad_card(name: str, **changes: object) -> Card:
+    """Return a card as MAD has it: with a script that is not here."""
+    fields = {"scripts": "scripts/primus/run.sh", "args": f"--model_repo {name}", "n_gpus": "-1", **changes}
+    return Card(name=name, root=Path(), source="a test", **fields)  # type: ignore[arg-type]
+
+
+def plans(card: Card | str, on: Machine | None = None, *, runtime: str = "docker", workspace: Path = SPACE, **asked):
+    """Return the plans of a card; `asked` is what options of their own and --set ask for."""
+    card = mad_card(card) if isinstance(card, str) else card
+    on = on or machine()
+    sets = tuple((name, str(value)) for name, value in asked.items())
+    request = Request(card=card, tag=card.name, settings=dict(sets))
+    return [
+        make_plan(
+            Given(
+                run_id="r1",
+                request=request,
+                backend="primus",
+                draft=draft,
+                machine=on,
+                options=Options(workspace=workspace, output=workspace / "perf.csv", sets=sets),
+                context=Context(),
+                runtime=Choice(runtime=runtime, origin="a test"),
+                args=card.args,
+            )
+        )
+        for draft in Primus().expand(request, on)
+    ]
+
+
+def plan(card: Card | str, on: Machine | None = None, **asked) -> RunPlan:
+    (one,) = plans(card, on, **asked)
+    return one
+
+
+def script(made: RunPlan) -> str:
+    (file,) = render(made, [TEMPLATES])
+    return file.data.decode()
+
+
+def options(made: RunPlan) -> list[str]:
+    """Return the words that the rendered script passes on to Primus, a line each."""
+    text = script(made)
+    return [line.strip() for line in text[text.index("options=(") :].splitlines()[1:] if line.startswith("  --")]
+
+
+def findings(made: RunPlan, fatal: bool | None = None) -> list[Finding]:
+    return [found for found in Primus().check(made) if fatal is None or found.fatal is fatal]

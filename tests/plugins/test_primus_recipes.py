@@ -1,0 +1,263 @@
+"""The recipes of primus: rows of published documents and tables by hand, what is refused, the book as a whole."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import pytest
+
+from madlite.errors import UsageProblem
+from madlite.recipe_book import read_book
+from madlite_plugins.primus.backend import Primus
+from tests.plugins.primus_plans import findings, machine, plan, plans, script
+
+TITAN, MEGATRON = "primus_pyt_train_", "primus_pyt_megatron_lm_train_"
+BOOK = read_book(Primus.book)
+
+# Every command of ROCm's document of Primus and PyTorch v25.10: file, GPU → folder and batch per GPU.  Its command for
+# Llama 3.1 8B in FP8 on MI355X names the file for BF16; the file for FP8 is the one that was meant.
+V25_10 = {
+    ("llama-3.1-8b", "BF16", "llama3.1_8B-BF16"): {"MI355X": 6, "MI350X": 6, "MI325X": 6, "MI300X": 4},
+    ("llama-3.1-8b", "FP8", "llama3.1_8B-FP8"): {"MI355X": 8, "MI350X": 8, "MI325X": 7, "MI300X": 5},
+    ("llama-3.1-70b", "BF16", "llama3.1_70B-BF16"): {"MI355X": 8, "MI350X": 8, "MI325X": 6, "MI300X": 4},
+    ("llama-3.1-70b", "FP8", "llama3.1_70B-FP8"): {"MI355X": 6, "MI350X": 6, "MI325X": 5, "MI300X": 3},
+    ("deepseek-v2", "BF16", "deepseek_v3_16b"): {"MI355X": 16, "MI350X": 16, "MI325X": 10, "MI300X": 8},
+    ("deepseek-v2", "FP8", "deepseek_v3_16b"): {"MI355X": 16, "MI350X": 16, "MI325X": 8, "MI300X": 8},
+}
+FOLDERS = {"MI355X": "MI355X", "MI350X": "MI355X", "MI325X": "MI300X", "MI300X": "MI300X"}
+
+
+@pytest.mark.parametrize(
+    ("tag", "precision", "file", "gpu", "batch"),
+    [(*key, gpu, batch) for key, batches in V25_10.items() for gpu, batch in batches.items()],
+)
+def test_the_document_of_v25_10(tag, precision, file, gpu, batch):
+    made = plan(TITAN + tag, machine(gpu), precision=precision, release="v25.10")
+    assert made.settings["config"] == f"examples/torchtitan/configs/{FOLDERS[gpu]}/{file}-pretrain.yaml"
+    assert made.variant.micro_batch == batch
+    assert f"--training.local_batch_size {batch}\n" in script(made)
+    assert made.variant.seq_len == (4096 if tag == "deepseek-v2" else 8192)
+    assert made.variant.steps == (15 if tag == "deepseek-v2" else 50)
+    assert made.image.ref == "rocm/primus:v25.10"
+    assert made.machine.device == gpu
+
+
+# tag, GPU, release, precision → file in the framework's configs, micro batch, global batch, steps
+ROWS = """
+llama-3.1-8b   MI300X v25.9  BF16 llama3.1_8B-BF16 4 - 50
+llama-3.1-8b   MI355X v25.9  BF16 llama3.1_8B-BF16 5 - 50
+llama-3.1-8b   MI355X v25.9  FP8  llama3.1_8B-FP8 8 - 50
+llama-3.1-8b   MI325X v25.11 FP8  MI300X/llama3.1_8B-FP8 7 - 50
+llama-3.1-8b   MI300X v26.1  BF16 MI300X/llama3.1_8B-BF16 4 - 50
+llama-3.1-8b   MI355X v26.6  FP8  MI355X/llama3.1_8B-FP8 8 - 50
+llama-3.1-8b   MI325X v26.2  BF16 MI300X/llama3.1_8B-BF16 4 - 50
+llama-3.1-8b   MI325X v26.3  BF16 MI325X/llama3.1_8B-BF16 5 - 50
+llama-3.1-8b   MI325X v26.5  FP8  MI325X/llama3.1_8B-FP8 7 - 25
+llama-3.1-70b  MI300X v26.1  FP8  MI300X/llama3.1_70B-FP8 3 - 50
+llama-3.1-70b  MI300X v26.4  FP8  MI300X/llama3.1_70B-FP8 1 - 50
+llama-3.1-70b  MI325X v26.3  BF16 MI325X/llama3.1_70B-BF16 2 32 50
+llama-3.1-70b  MI325X v26.6  BF16 MI325X/llama3.1_70B-BF16 3 48 10
+llama-3.1-70b  MI355X v26.1  BF16 MI355X/llama3.1_70B-BF16 8 - 10
+llama-3.1-70b  MI355X v26.3  FP8  MI355X/llama3.1_70B-FP8 3 96 50
+llama-3.1-70b  MI350X v26.4  FP8  MI355X/llama3.1_70B-FP8 6 96 50
+llama-3.1-405b MI355X v26.4  FP8  MI355X/llama3.1_405B-FP8 3 192 50
+deepseek-v3-16b MI300X v26.4 BF16 MI300X/deepseek_v3_16b-BF16 8 - 15
+deepseek-v3-16b MI300X v26.5 BF16 MI300X/deepseek_v3_16b-BF16 6 - 15
+deepseek-v3-16b MI355X v26.4 BF16 MI355X/deepseek_v3_16b-BF16 13 - 50
+deepseek-v3-16b MI355X v26.5 BF16 MI355X/deepseek_v3_16b-BF16 9 - 50
+deepseek-v3-16b MI355X v26.6 FP8 MI355X/deepseek_v3_16b-FP8 11 - 15
+deepseek-v3-16b MI325X v26.4 BF16 MI325X/deepseek_v3_16b-BF16 8 - 20
+megatron:llama-3.1-8b MI300X v25.8 BF16 llama3.1_8B 2 128 50
+megatron:llama-3.1-8b MI300X v25.8 FP8 llama3.1_8B 2 128 50
+megatron:llama-3.1-8b MI355X v25.9 FP8 llama3.1_8B 4 512 50
+megatron:llama-3.1-8b MI355X v25.10 BF16 MI355X/llama3.1_8B 4 512 50
+megatron:llama-3.1-8b MI355X v26.1 FP8 MI355X/llama3.1_8B-FP8 4 256 50
+megatron:llama-3.1-8b MI355X v26.5 MXFP8 MI355X/llama3.1_8B-MXFP8 6 384 50
+megatron:llama-3.1-8b MI355X v26.6 MXFP4 MI355X/llama3.1_8B-MXFP4 6 384 50
+megatron:llama-3.1-8b MI325X v26.4 BF16 MI325X/llama3.1_8B-BF16 4 128 25
+megatron:llama-3.1-8b_overlay MI300X v26.5 FP8 MI300X/llama3.1_8B-FP8 2 128 50
+megatron:llama-3.1-70b MI300X v26.2 BF16 MI300X/llama3.1_70B-BF16 3 24 50
+megatron:llama-3.1-70b MI355X v26.2 BF16 MI355X/llama3.1_70B-BF16 1 128 50
+megatron:llama-3.1-70b MI355X v26.4 FP8 MI355X/llama3.1_70B-FP8 4 32 50
+megatron:llama-3.1-70b MI355X v26.5 FP8 MI355X/llama3.1_70B-FP8 3 24 50
+megatron:llama-3.1-70b MI325X v26.6 BF16 MI325X/llama3.1_70B-BF16 3 96 10
+megatron:llama-3.1-70b-proxy MI300X v26.3 FP8 MI300X/llama3.1_70B-FP8 3 24 50
+megatron:llama-3.3-70b MI300X v25.8 BF16 llama3_70B 2 16 50
+megatron:llama-3.3-70b MI300X v25.10 BF16 MI300X/llama3.3_70B 2 16 50
+megatron:llama-3.3-70b MI355X v26.6 BF16 MI355X/llama3.3_70B-BF16 6 48 50
+megatron:llama-2-7b MI355X v26.2 FP8 MI355X/llama2_7B-FP8 13 416 50
+megatron:llama-2-7b MI355X v26.3 FP8 MI355X/llama2_7B-FP8 12 384 50
+megatron:llama-2-70b MI355X v26.4 BF16 MI355X/llama2_70B-BF16 14 224 50
+megatron:llama-2-70b MI355X v26.6 BF16 MI355X/llama2_70B-BF16 13 104 50
+megatron:deepseek-v2-lite-16b MI300X v25.8 BF16 deepseek_v2_lite 4 256 50
+megatron:deepseek-v2-lite-16b MI300X v26.1 BF16 MI300X/deepseek_v2_lite-BF16 4 640 50
+megatron:deepseek-v2-lite-16b MI355X v25.10 BF16 MI355X/deepseek_v2_lite 12 768 50
+megatron:deepseek-v3-proxy MI300X v25.8 BF16 deepseek_v3 4 256 50
+megatron:deepseek-v3-proxy MI300X v26.2 BF16 MI300X/deepseek_v3-BF16 3 192 50
+megatron:deepseek-v3-proxy MI355X v26.6 BF16 MI355X/deepseek_v3-BF16 8 64 50
+megatron:mixtral-8x7b MI355X v26.2 BF16 MI355X/mixtral_8x7B_v0.1-BF16 4 256 50
+megatron:mixtral-8x7b MI325X v26.4 BF16 MI325X/mixtral_8x7B_v0.1-BF16 3 192 25
+megatron:mixtral-8x22b-proxy MI300X v26.2 BF16 MI300X/mixtral_8x22B_v0.1-BF16 1 16 50
+megatron:mixtral-8x22b-proxy MI350X v26.3 BF16 MI355X/mixtral_8x22B_v0.1-BF16 2 16 50
+megatron:qwen2.5-7b MI355X v25.9 FP8 qwen2.5_7B 20 800 50
+megatron:qwen2.5-7b MI325X v26.5 BF16 MI325X/qwen2.5_7B-BF16 12 384 20
+megatron:qwen2.5-72b MI325X v26.4 BF16 MI325X/qwen2.5_72B-BF16 16 256 10
+megatron:gpt-oss-20b MI355X v26.5 FP8 MI355X/gpt_oss_20B-FP8 6 48 50
+megatron:qwen-3-30b MI355X v26.4 BF16 MI355X/qwen3_30B_A3B-BF16 8 512 10
+megatron:qwen3-30b-a3b MI300X v26.3 FP8 MI300X/qwen3_30B_A3B-FP8 2 256 50
+megatron:zebra-llama-1b MI300X v26.6 BF16 MI300X/zebra_llama_1B 8 64 50
+megatron:zebra-llama-8b MI355X v26.2 BF16 MI355X/zebra_llama_8B 4 32 100
+megatron:mamba-370m MI355X v26.6 BF16 MI300X/mamba_370M 52 416 50
+megatron:mamba-370m MI300X v26.2 BF16 MI300X/mamba_370M 4 256 50
+megatron:gpt-oss-120b_overlay MI325X v26.5 FP8 MI355X/gpt_oss_120B-FP8 1 2048 10
+"""
+
+
+@pytest.mark.parametrize("row", ROWS.strip().splitlines())
+def test_rows_of_the_releases(row):
+    tag, gpu, release, precision, file, micro, whole, steps = row.split()
+    framework, _, name = tag.rpartition(":")
+    made = plan((MEGATRON if framework else TITAN) + name, machine(gpu), precision=precision, release=release)
+    assert made.settings["config"] == f"examples/{framework or 'torchtitan'}/configs/{file}-pretrain.yaml"
+    assert (made.variant.micro_batch, made.variant.steps) == (int(micro), int(steps))
+    assert made.variant.global_batch == (None if whole == "-" else int(whole))
+
+
+@pytest.mark.parametrize(
+    ("kind", "gpu", "release", "micro", "whole", "tp"),
+    [
+        ("lora", "MI300X", "v26.2", 2, 32, 1),
+        ("lora", "MI325X", "v26.5", 1, 32, 1),
+        ("sft", "MI300X", "v26.2", 2, 8, 2),
+        ("sft", "MI355X", "v26.6", 1, 8, 1),
+    ],
+)
+def test_post_training(kind, gpu, release, micro, whole, tp):
+    made = plan(f"{MEGATRON}qwen-3-32b", machine(gpu), mode=f"posttrain/{kind}", release=release)
+    folder = "MI355X" if gpu == "MI355X" else "MI300X"
+    assert made.settings["config"] == f"examples/megatron_bridge/configs/{folder}/qwen3_32b_{kind}_posttrain.yaml"
+    assert (made.variant.micro_batch, made.variant.global_batch, made.settings["tp"]) == (micro, whole, tp)
+    assert (made.variant.steps, made.variant.seq_len) == (200, 8192)
+    assert " -- train posttrain --config " in script(made)
+
+
+def test_both_post_trainings_are_one_tag_and_each_has_its_own():
+    made = plans(f"{MEGATRON}qwen-3-32b")
+    assert [one.variant.mode for one in made] == ["posttrain/lora", "posttrain/sft"]
+    assert plan(f"{MEGATRON}qwen3-32b-sft").variant.mode == "posttrain/sft"
+
+
+def test_a_tag_runs_what_mad_runs_on_that_gpu():
+    def runs(tag: str, gpu: str) -> list[str]:
+        return [made.variant.precision for made in plans(tag, machine(gpu))]
+
+    assert runs(f"{TITAN}llama-3.1-8b", "MI300X") == ["BF16", "FP8"]
+    assert runs(f"{MEGATRON}llama-3.1-8b", "MI355X") == ["BF16", "FP8", "MXFP8", "MXFP4"]
+    assert runs(f"{MEGATRON}llama-3.1-70b", "MI300X") == ["BF16"]
+    assert runs(f"{MEGATRON}llama-3.1-70b", "MI355X") == ["BF16", "FP8"]
+    assert runs(f"{MEGATRON}llama-3.1-70b-proxy", "MI300X") == ["FP8"]
+
+
+def test_without_a_release_it_is_the_newest_and_a_note_says_so():
+    made = plans(f"{TITAN}llama-3.1-8b")[0]
+    assert made.image.ref == "rocm/primus:v26.6" and made.variant.release == "v26.6"
+    assert any("v26.6" in note and "--image-release" in note for note in made.notes)
+
+
+def test_a_stand_in_names_both_gpus():
+    made = plan(f"{MEGATRON}llama-2-70b", machine("MI350X"), release="v26.5")
+    assert any("MI350X" in note and "MI355X" in note for note in made.notes)
+    assert made.machine.device == "MI350X"
+
+
+@pytest.mark.parametrize(
+    ("release", "gpu", "image"),
+    [
+        ("v25.8", "MI300X", "rocm/megatron-lm:v25.8_py310"),
+        ("v25.9", "MI300X", "rocm/primus:v25.9_gfx942"),
+        ("v25.9", "MI355X", "rocm/primus:v25.9_gfx950"),
+        ("v25.11", "MI300X", "rocm/primus:v25.11"),
+        ("v26.5", "MI355X", "rocm/primus:v26.5"),
+    ],
+)
+def test_each_release_has_its_image(release, gpu, image):
+    assert plan(f"{MEGATRON}llama-2-7b", machine(gpu), precision="BF16", release=release).image.ref == image
+
+
+@pytest.mark.parametrize(
+    ("tag", "asked", "near"),
+    [
+        (f"{MEGATRON}llama-3.1-70b", {"precision": "FP8"}, "FP8 on MI355X"),
+        (f"{MEGATRON}llama-3.1-8b", {"precision": "MXFP8"}, "MXFP8 on MI355X"),
+        (f"{MEGATRON}llama-2-70b", {"release": "v24.1"}, "BF16 on MI300X"),
+        (f"{MEGATRON}gpt-oss-20b", {"release": "v25.10"}, "v26.3"),
+        (f"{MEGATRON}qwen-3-32b", {"mode": "pretrain"}, "posttrain/lora"),
+        (f"{TITAN}llama-3.1-8b", {"release": "v25.8"}, "v25.10"),
+    ],
+)
+def test_what_nobody_published_is_refused_with_what_is_near(tag, asked, near):
+    with pytest.raises(UsageProblem, match="no recipe is known") as caught:
+        plans(tag, **asked)
+    assert near in caught.value.hint
+
+
+def test_the_70b_proxy_is_refused_where_the_full_model_fits():
+    with pytest.raises(UsageProblem, match="FP8 on MI355X|on MI355X"):
+        plans(f"{MEGATRON}llama-3.1-70b-proxy", machine("MI355X"))
+
+
+def test_a_documented_run_in_another_precision_is_left_out_unless_asked_for():
+    (made,) = plans(f"{TITAN}deepseek-v2", release="v25.10")
+    assert made.variant.precision == "BF16"
+    assert any(note.startswith("FP8 is left out") and "trains in BF16" in note for note in made.notes)
+    asked = plan(f"{TITAN}deepseek-v2", release="v25.10", precision="FP8")
+    assert any("trains in BF16" in found.message for found in findings(asked, fatal=True))
+
+
+def test_the_steady_window_never_follows_the_learning_rate():
+    for run in BOOK.runs:
+        for release in run.releases:
+            values = BOOK.run_values(run, release, run.devices[0])
+            assert values["warmup_steps"] == (3 if values["steps"] == 10 else 5), run
+            assert values["steps"] - values["warmup_steps"] >= 5
+
+
+def test_no_two_rows_are_the_same_run_and_each_says_where_it_is_from():
+    seen = set()
+    for run in BOOK.runs:
+        values = BOOK.run_values(run, "", "")
+        for one in itertools.product(run.cards, run.devices, run.releases, [values["mode"]], [values["precision"]]):
+            assert one not in seen, one
+            seen.add(one)
+        assert run.source and run.releases and run.devices and values["config"]
+        for name in ("seq_len", "micro_batch", "steps"):
+            assert values[name] > 0
+
+
+def test_rows_with_a_gpu_s_folder_are_of_that_gpu_or_told():
+    """A row that takes another GPU's file says whose document does so."""
+    for run in BOOK.runs:
+        folder = re.search(r"/(MI\d+X)/", str(run.values["config"]))
+        if folder and set(run.devices) != {folder[1]}:
+            assert "ROCm docs" in run.source or "MAD's script" in run.source or "takes the file of" in run.source
+
+
+def test_the_book_stays_small_enough_to_read_at_once():
+    assert sum(file.stat().st_size for file in Primus.book.glob("*.toml")) < 150_000
+
+
+RUNS_ON_ONE_NODE = sorted(BOOK.cards - {
+    f"{TITAN}llama-3.1-405b", f"{MEGATRON}llama-3.1-405b_overlay", f"{MEGATRON}gpt-oss-120b_overlay",
+    f"{MEGATRON}kimi-k2-thinking_overlay", f"{MEGATRON}qwen-3-235b",
+})  # fmt: skip
+
+
+@pytest.mark.parametrize("card", RUNS_ON_ONE_NODE)
+def test_nothing_speaks_against_a_tag_on_eight_gpus_in_any_release(card):
+    for gpu, release in itertools.product(("MI300X", "MI325X", "MI350X", "MI355X"), BOOK.releases):
+        try:
+            made = plans(card, machine(gpu), release=release)
+        except UsageProblem:
+            continue
+        assert [found.message for one in made for found in findings(one, fatal=True)] == []

@@ -1,0 +1,246 @@
+"""The run script of primus, run for real against stand-ins of a Primus tree."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.plugins.primus_plans import mad_card, plan, plans, script
+
+TITAN, MEGATRON = "primus_pyt_train_", "primus_pyt_megatron_lm_train_"
+TOKEN = "hf_nobody_may_see_this"
+# what the launchers of Primus do that matters here: they read their words once more, and end in a pipe
+EVAL = 'CMD="$show $*"\neval "$CMD" 2>&1 | tee "$log"\n'
+PLAIN = '"$show" "$@" 2>&1 | tee "$log"\n'
+SHOW = """#!/usr/bin/env bash
+for word in "$@"; do echo "word:$word"; done
+for name in HF_TOKEN; do [ -z "${!name:-}" ] || echo "$name is set"; done
+for name in NNODES NODE_RANK GPUS_PER_NODE MASTER_ADDR MASTER_PORT HSA_NO_SCRATCH_RECLAIM NVTE_CK_USES_BWD_V3 \\
+  MOCK_DATA PRIMUS_WORKSPACE PRIMUS_TRAIN_RUNTIME HIP_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES EXP; do
+  echo "$name=${!name-unset}"
+done
+exit "${FAKE_STATUS:-0}"
+"""
+
+
+class Tree:
+    """A folder laid out as Primus is, whose launchers tell how they were called."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "examples").mkdir(parents=True)
+        self.show = folder / "show.sh"
+        self.show.write_text(SHOW)
+        self.show.chmod(0o755)
+
+    def config(self, path: str) -> Tree:
+        (self.folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (self.folder / path).write_text("modules: {}\n")
+        return self
+
+    def script(self, how: str = EVAL) -> Tree:
+        head = f'echo "by run_pretrain.sh in $PWD"\nshow={self.show}\nlog=$TRAIN_LOG\n'
+        (self.folder / "examples/run_pretrain.sh").write_text(head + how)
+        return self
+
+    def cli(self) -> Tree:
+        runner = self.folder / "runner"
+        runner.mkdir()
+        (runner / "primus-cli").write_text('exec bash "$(dirname "$0")/primus-cli-direct.sh" "$@"\n')
+        head = f'set -uo pipefail\necho "by primus-cli $1 $2 in $PWD"\nshow={self.show}\nlog=$3\nshift 4\n'
+        (runner / "primus-cli-direct.sh").write_text(head + EVAL)
+        return self
+
+
+@pytest.fixture
+def tree(tmp_path):
+    return Tree(tmp_path / "Primus")
+
+
+def run(made, tree: Tree | None, folder: Path, **env: str) -> subprocess.CompletedProcess:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "run.sh").write_text(script(made))
+    base = {"PATH": os.environ["PATH"], "HOME": str(folder)}
+    root = {"PRIMUS_ROOT": str(tree.folder)} if tree else {}
+    command = ["bash", "run.sh"]
+    return subprocess.run(command, cwd=folder, env={**base, **root, **env}, capture_output=True, text=True, check=False)
+
+
+def words(done: subprocess.CompletedProcess) -> list[str]:
+    return [line.removeprefix("word:") for line in done.stdout.splitlines() if line.startswith("word:")]
+
+
+def titan(**asked):
+    return plan(f"{TITAN}llama-3.1-8b", precision="BF16", release="v25.10", **asked)
+
+
+TITAN_CONFIG = "examples/torchtitan/configs/MI300X/llama3.1_8B-BF16-pretrain.yaml"
+MEGATRON_CONFIG = "examples/megatron/configs/MI300X/llama2_7B-BF16-pretrain.yaml"
+
+
+def megatron(**asked):
+    return plan(f"{MEGATRON}llama-2-7b", precision="BF16", release="v26.5", **asked)
+
+
+def test_torchtitan_starts_by_the_script(tree, tmp_path):
+    done = run(titan(), tree.config(TITAN_CONFIG).script().cli(), tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert f"by run_pretrain.sh in {tree.folder}" in done.stdout
+    assert f"EXP={TITAN_CONFIG}" in done.stdout
+    expected = "--training.local_batch_size 4 --training.seq_len 8192 --training.steps 50 --metrics.log_freq 1"
+    assert words(done) == expected.split()
+
+
+def test_megatron_starts_by_primus_cli(tree, tmp_path):
+    done = run(megatron(), tree.config(MEGATRON_CONFIG).script().cli(), tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert f"by primus-cli direct --log_file in {tree.folder}" in done.stdout
+    assert words(done)[:5] == ["train", "pretrain", "--config", MEGATRON_CONFIG, "--micro_batch_size"]
+    assert "EXP=unset" in done.stdout
+
+
+def test_the_log_and_the_workspace_are_in_the_run_s_folder(tree, tmp_path):
+    for made in (titan(), megatron()):
+        folder = tmp_path / made.settings["framework"]
+        tree.config(made.settings["config"])
+        if not (tree.folder / "runner").exists():
+            tree.script().cli()
+        done = run(made, tree, folder)
+        assert (folder / "primus.log").read_text().splitlines()[0] in done.stdout
+        assert f"PRIMUS_WORKSPACE={folder}/output" in done.stdout
+
+
+@pytest.mark.parametrize(("made", "config"), [(megatron, MEGATRON_CONFIG), (titan, TITAN_CONFIG)])
+def test_the_other_launcher_stands_in_and_that_is_said(made, config, tree, tmp_path):
+    tree.config(config)
+    tree.script() if made is megatron else tree.cli()
+    done = run(made(), tree, tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert "starts the training" in done.stderr and str(tree.folder) in done.stderr
+    assert words(done)
+
+
+def test_a_post_training_has_one_launcher_alone(tree, tmp_path):
+    made = plan(f"{MEGATRON}qwen3-32b-lora", release="v26.2")
+    done = run(made, tree.config(made.settings["config"]).script(), tmp_path / "run")
+    assert done.returncode == 2 and "no runner/primus-cli" in done.stderr
+
+
+def test_a_missing_config_is_one_line_with_those_near_it(tree, tmp_path):
+    near = "examples/torchtitan/configs/MI355X/llama3.1_8B-FP8-pretrain.yaml"
+    done = run(titan(), tree.config(near).config(MEGATRON_CONFIG).script(), tmp_path / "run")
+    assert done.returncode == 2 and done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert TITAN_CONFIG in line and near in line and "llama2" not in line
+
+
+def test_a_missing_config_without_any_of_its_name_shows_the_folders(tree, tmp_path):
+    done = run(titan(), tree.config(MEGATRON_CONFIG).script(), tmp_path / "run")
+    assert done.returncode == 2 and "near it: examples/megatron/configs/MI300X" in done.stderr
+
+
+def test_no_primus_is_one_line(tmp_path):
+    done = run(titan(), None, tmp_path / "run", PRIMUS_ROOT="/nothing here")
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "/nothing here" in line and "/workspace/Primus" in line
+
+
+def test_a_named_folder_goes_before_the_variable(tree, tmp_path):
+    tree.config(TITAN_CONFIG).script()
+    done = run(titan(primus_root=str(tree.folder)), None, tmp_path / "run", PRIMUS_ROOT=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("made", [titan, megatron])
+def test_a_failing_training_is_not_hidden_by_the_launcher_s_pipe(made, tree, tmp_path):
+    tree.config(made().settings["config"]).script().cli()
+    done = run(made(), tree, tmp_path / "run", FAKE_STATUS="7")
+    assert done.returncode == 7, done.stderr
+
+
+ODD = ["a b", "$(touch /tmp/primus-odd)", "it's", '"', "*", "x;y", "", "t*1|t*2", "ü\\n"]
+
+
+@pytest.mark.parametrize("how", [EVAL, PLAIN])
+def test_odd_words_arrive_as_they_are(how, tree, tmp_path):
+    import shlex
+
+    card = mad_card(f"{TITAN}llama-3.1-8b", scripts="", args=shlex.join(["--x", *ODD]))
+    (made,) = plans(card, precision="BF16", release="v25.10")
+    done = run(made, tree.config(TITAN_CONFIG).script(how), tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert words(done)[-len(ODD) :] == ODD
+    assert not Path("/tmp/primus-odd").exists()
+
+
+@pytest.mark.parametrize("name", ["HF_TOKEN", "MAD_SECRETS_HFTOKEN", "HUGGING_FACE_HUB_TOKEN"])
+def test_a_token_is_handed_on_and_never_written(name, tree, tmp_path):
+    folder = tmp_path / "run"
+    done = run(titan(), tree.config(TITAN_CONFIG).script(), folder, **{name: TOKEN})
+    assert "HF_TOKEN is set" in done.stdout
+    written = [file.read_bytes() for file in folder.rglob("*") if file.is_file()]
+    assert written and not any(TOKEN.encode() in data for data in written)
+    assert TOKEN not in done.stdout + done.stderr
+
+
+def test_without_a_token_none_is_set(tree, tmp_path):
+    done = run(titan(), tree.config(TITAN_CONFIG).script(), tmp_path / "run")
+    assert "HF_TOKEN is set" not in done.stdout
+
+
+def variables(done: subprocess.CompletedProcess) -> dict[str, str]:
+    return dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line and not line.startswith("word:"))
+
+
+def test_the_ranks_are_the_plan_s(tree, tmp_path):
+    tree.config(TITAN_CONFIG).script()
+    seen = variables(run(titan(), tree, tmp_path / "run", NNODES="4"))
+    assert (seen["NNODES"], seen["NODE_RANK"], seen["GPUS_PER_NODE"]) == ("1", "0", "8")
+    assert seen["MASTER_ADDR"] == "localhost" and 1023 < int(seen["MASTER_PORT"]) < 65536
+    assert seen["HSA_NO_SCRATCH_RECLAIM"] == "1"
+
+
+def test_what_the_user_sets_stays(tree, tmp_path):
+    tree.config(MEGATRON_CONFIG).cli()
+    given = {"MASTER_PORT": "4711", "HSA_NO_SCRATCH_RECLAIM": "0", "NVTE_CK_USES_BWD_V3": "0", "MOCK_DATA": "x"}
+    seen = variables(run(megatron(), tree, tmp_path / "run", **given))
+    assert {name: seen[name] for name in given} == given
+
+
+def test_megatron_has_mad_s_variables(tree, tmp_path):
+    tree.config(MEGATRON_CONFIG).cli()
+    seen = variables(run(megatron(), tree, tmp_path / "run"))
+    assert (seen["MOCK_DATA"], seen["NVTE_CK_USES_BWD_V3"]) == ("1", "1")
+
+
+def test_on_the_host_the_granted_gpus_are_those_that_primus_counts_from_zero(tree, tmp_path):
+    tree.config(TITAN_CONFIG).script()
+    (made,) = plans(f"{TITAN}llama-3.1-8b", runtime="host", precision="BF16", release="v25.10")
+    seen = variables(run(made, tree, tmp_path / "run", HIP_VISIBLE_DEVICES="4,5"))
+    assert (seen["HIP_VISIBLE_DEVICES"], seen["ROCR_VISIBLE_DEVICES"]) == ("unset", "4,5")
+
+
+def test_a_folder_with_a_blank_works(tree, tmp_path):
+    done = run(titan(), tree.config(TITAN_CONFIG).script(), tmp_path / "a run")
+    assert done.returncode == 0, done.stderr
+    assert words(done)
+
+
+def test_an_earlier_post_training_s_checkpoints_are_told_and_left_alone(tree, tmp_path):
+    made = plan(f"{MEGATRON}qwen3-32b-lora", release="v26.2")
+    tree.config(made.settings["config"]).cli()
+    (tree.folder / "nemo_experiments").mkdir()
+    done = run(made, tree, tmp_path / "run")
+    assert "nemo_experiments is of an earlier run" in done.stderr
+    assert words(done)[:2] == ["train", "posttrain"] and (tree.folder / "nemo_experiments").is_dir()
+
+
+def test_every_script_is_good_shell():
+    for name in (f"{TITAN}llama-3.1-8b", f"{MEGATRON}deepseek-v3-proxy", f"{MEGATRON}qwen-3-32b"):
+        for made in plans(name):
+            checked = subprocess.run(["bash", "-n"], input=script(made), text=True, capture_output=True, check=False)
+            assert checked.returncode == 0, checked.stderr

@@ -1,0 +1,196 @@
+"""The eras of torchtitan's configuration, key by key, and what one era lacks."""
+
+from __future__ import annotations
+
+import pytest
+import tomli
+
+from madlite.plan.render import render
+from madlite.types import RunPlan
+from madlite_plugins.torchtitan.backend import Torchtitan
+from tests.plugins.logs import TEMPLATES, gpu_machine, plan
+
+ERAS = ("0.0", "0.1", "0.2.0", "0.2")
+COMMON = {
+    "job.description": "a card",
+    "job.dump_folder": "outputs",
+    "metrics.log_freq": 1,
+    "profiling.enable_profiling": False,
+    "profiling.profile_freq": 10,
+    "model.name": "llama3",
+    "model.flavor": "8B",
+    "optimizer.name": "AdamW",
+    "optimizer.lr": 3e-4,
+    "lr_scheduler.warmup_steps": 10,
+    "training.dataset": "c4_test",
+    "training.dataset_path": "assets/c4_test",
+    "training.seq_len": 8192,
+    "training.steps": 50,
+    "training.max_norm": 1.0,
+    "training.mixed_precision_param": "bfloat16",
+    "training.mixed_precision_reduce": "float32",
+    "parallelism.data_parallel_replicate_degree": 1,
+    "parallelism.data_parallel_shard_degree": -1,
+    "parallelism.tensor_parallel_degree": 1,
+    "parallelism.pipeline_parallel_degree": 1,
+    "parallelism.context_parallel_degree": 1,
+    "activation_checkpoint.mode": "selective",
+    "activation_checkpoint.selective_ac_option": "op",
+    "checkpoint.interval": 500,
+}
+OLD = {
+    "model.tokenizer_path": "assets/tokenizer/tokenizer.model",
+    "model.converters": ["float8"],
+    "training.compile": True,
+    "training.seed": 42,
+    "checkpoint.enable_checkpoint": False,
+    "float8.enable_fsdp_float8_all_gather": True,
+    "float8.precompute_float8_dynamic_scale_for_fsdp": True,
+    "float8.force_recompute_fp8_weight_in_bwd": True,
+    "float8.filter_fqns": ["output"],
+}
+NEW = {
+    "metrics.disable_color_printing": True,
+    "model.hf_assets_path": "assets/tokenizer",
+    "model.converters": ["quantize.linear.float8"],
+    "training.local_batch_size": 2,
+    "training.dtype": "float32",
+    "parallelism.expert_parallel_degree": 1,
+    "compile.enable": True,
+    "checkpoint.enable": False,
+    "quantize.linear.float8.enable_fsdp_float8_all_gather": True,
+    "quantize.linear.float8.precompute_float8_dynamic_scale_for_fsdp": True,
+    "quantize.linear.float8.filter_fqns": ["output"],
+}
+EXPECTED = {
+    "0.0": {**COMMON, **OLD, "training.batch_size": 2},
+    "0.1": {
+        **COMMON,
+        **OLD,
+        "training.local_batch_size": 2,
+        "training.deterministic": False,
+        "metrics.disable_color_printing": True,
+    },
+    "0.2.0": {**COMMON, **NEW, "training.seed": 42, "training.deterministic": False},
+    "0.2": {**COMMON, **NEW, "debug.seed": 42, "debug.deterministic": False},
+}
+
+
+def llama(era: str, args: str = "", **changes) -> RunPlan:
+    return plan(Torchtitan(), gpu_machine(8), "llama3.1_8B", args, era=era, **changes)
+
+
+def files(made: RunPlan) -> dict[str, str]:
+    return {file.path: file.data.decode() for file in render(made, [TEMPLATES])}
+
+
+def dotted(table: dict, prefix: str = "") -> dict:
+    flat = {}
+    for key, value in table.items():
+        flat |= dotted(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return flat
+
+
+def fatal(made: RunPlan) -> list[tuple[str, str]]:
+    return [(finding.message, finding.hint) for finding in Torchtitan().check(made) if finding.fatal]
+
+
+@pytest.mark.parametrize("era", ERAS)
+def test_every_key_is_the_one_of_its_era(era):
+    made = llama(era, precision="FP8")
+    assert dotted(tomli.loads(files(made)["train.toml"])) == EXPECTED[era]
+    assert fatal(made) == []
+
+
+@pytest.mark.parametrize("era", ERAS)
+def test_without_fp8_no_era_has_a_section_of_it(era):
+    keys = dotted(tomli.loads(files(llama(era))["train.toml"]))
+    assert keys["model.converters"] == [] and not any("float8" in key for key in keys)
+
+
+def test_gradient_accumulation_is_rendered_where_it_is_known():
+    for era in ERAS[1:]:
+        assert tomli.loads(files(llama(era, global_batch=32))["train.toml"])["training"]["global_batch_size"] == 32
+    ((message, _),) = fatal(llama("0.0", global_batch=32))
+    assert "before 0.1 has no gradient accumulation" in message
+    assert fatal(llama("0.0", global_batch=16)) == [], "2 sequences of 8 ranks, without accumulation"
+
+
+def test_the_made_up_tokenizer_of_an_old_era_has_as_many_tokens_as_the_model():
+    assert "--tokenizer assets/tokenizer --tiktoken 128256 " in files(llama("0.0"))["run.sh"]
+    assert "--tiktoken" not in files(llama("0.2"))["run.sh"]
+    assert "--tiktoken 512 " in files(plan(Torchtitan(), gpu_machine(1), "debug", era="0.1"))["run.sh"]
+
+
+def test_an_old_era_takes_the_tokenizer_of_the_image_before_that_of_the_hub():
+    script = files(llama("0.0", mock_data=False))["run.sh"]
+    assert 'if [ -f "$root/assets/tokenizer/original/tokenizer.model" ]; then' in script
+    assert "--fetch meta-llama/Llama-3.1-8B original/tokenizer.model assets/tokenizer" in script
+
+
+@pytest.mark.parametrize(
+    ("era", "changes", "word"),
+    [
+        ("0.1", {"dtype": "bfloat16"}, "0.1.0 has no dtype bfloat16"),
+        ("0.0", {"activation_checkpoint": "memory_budget"}, "has no memory_budget"),
+        ("0.1", {"ep": 2}, "has no expert parallelism"),
+        ("0.1", {"converters": "quantize.linear.float8", "precision": "FP8"}, "it calls FP8's float8"),
+        ("0.2.0", {"converters": "float8", "precision": "FP8"}, "it calls FP8's quantize.linear.float8"),
+        ("0.4", {}, "era '0.4' cannot be rendered: its configuration is Python"),
+        ("0.10", {}, "its configuration is Python"),
+        ("0.3", {}, "its configuration is Python"),
+        ("0.2.2", {}, "one of 0.0, 0.1, 0.2.0, 0.2"),
+        ("new", {}, "one of 0.0, 0.1, 0.2.0, 0.2"),
+    ],
+)
+def test_what_an_era_lacks_is_refused(era, changes, word):
+    ((message, hint),) = fatal(llama(era, **changes))
+    assert word in message and hint
+
+
+@pytest.mark.parametrize(
+    ("era", "args", "option", "instead"),
+    [
+        ("0.2", "--training.compile", "training.compile", "compile=true"),
+        ("0.2", "--training.batch_size 3", "training.batch_size", "micro_batch=N"),
+        ("0.2", "--float8.enable-fsdp-float8-all-gather", "float8.", "precision=FP8"),
+        ("0.2", "--training.seed=7", "training.seed", "seed=N"),
+        ("0.2.0", "--debug.seed 7", "debug.", "seed=N or deterministic=true"),
+        ("0.2", "--checkpoint.enable_checkpoint", "checkpoint.enable_checkpoint", "checkpoint=true"),
+        ("0.1", "--compile.enable", "compile.", "compile=true"),
+        ("0.0", "--training.local-batch-size 3", "training.local_batch_size", "micro_batch=N"),
+        ("0.1", "--model.hf_assets_path /m", "model.hf_assets_path", "hf_assets_path=PATH"),
+        ("0.1", "--parallelism.expert_parallel_degree 2", "parallelism.expert_parallel_degree", "ep=N"),
+    ],
+)
+def test_options_of_another_era_are_refused(era, args, option, instead):
+    ((message, hint),) = fatal(llama(era, args))
+    assert f"has no option --{option}" in message and f"--set {instead}" in hint
+
+
+@pytest.mark.parametrize(
+    ("era", "args"),
+    [
+        ("0.0", "--training.batch_size 3 --training.compile"),
+        ("0.1", "--training.local_batch_size 3 --checkpoint.enable_checkpoint"),
+        ("0.2", "--compile.enable --compile.components model --debug.seed 3 --checkpoint.enable"),
+        ("0.2", "--metrics.log_freq 5 --profiling.enable-profiling"),
+        ("0.2", "'not closed"),
+    ],
+)
+def test_options_of_the_era_pass(era, args):
+    assert fatal(llama(era, args)) == []
+
+
+def test_args_that_quantise_behind_the_row_s_back_are_refused():
+    ((message, hint),) = fatal(llama("0.2", "--model.converters=quantize.linear.float8"))
+    assert "the result's row would say BF16" in message and hint == "--precision FP8"
+    assert len(fatal(llama("0.2", "--model.converters float8"))) == 2, "nor does 0.2 know the name"
+    assert fatal(llama("0.2", "--model.converters quantize.linear.float8", precision="FP8")) == []
+    assert fatal(llama("0.2", "--model.converters my_own")) == []
+
+
+def test_args_that_the_row_does_not_show_are_said():
+    (finding,) = Torchtitan().check(llama("0.0", "--training.batch-size=9 --training.steps 20"))
+    assert "--training.batch_size, --training.steps" in finding.message and not finding.fatal
+    assert finding.hint == "--set micro_batch=N --set steps=N instead"

@@ -1,0 +1,214 @@
+"""MAD's tags of torchtitan: batches by release, GPU and precision as published, images, notes and refusals."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from madlite.errors import UsageProblem
+from madlite.plan.render import render
+from madlite.types import Card, Draft, Gpu, Machine, Place, Request, RunPlan
+from madlite_plugins.torchtitan.backend import Torchtitan
+from tests.plugins.logs import TEMPLATES, gpu_machine
+
+EIGHT, SEVENTY = "pyt_train_llama-3.1-8b", "pyt_train_llama-3.1-70b"
+OLD_IMAGE, NEW_IMAGE = "rocm/pytorch-training", "rocm/primus"
+# card, GPU, release (the newest where empty) → image, and for each precision the local batch, in MAD's order
+PUBLISHED = [
+    (EIGHT, "MI300X", "v25.6", f"{OLD_IMAGE}:v25.6", {"BF16": 18}),
+    (EIGHT, "MI300X", "v25.7", f"{OLD_IMAGE}:v25.7", {"BF16": 3, "FP8": 4}),
+    (EIGHT, "MI355X", "v25.8", f"{OLD_IMAGE}:v25.8", {"BF16": 3, "FP8": 4}),
+    (EIGHT, "MI300X", "v25.11", f"{NEW_IMAGE}:v25.11", {"BF16": 3, "FP8": 4}),
+    (EIGHT, "MI325X", "", f"{NEW_IMAGE}:v26.1", {"BF16": 3, "FP8": 4}),
+    (EIGHT, "MI350X", "", f"{NEW_IMAGE}:v26.1", {"BF16": 6, "FP8": 8}),
+    (EIGHT, "MI355X", "v25.11", f"{NEW_IMAGE}:v25.11", {"BF16": 6, "FP8": 8}),
+    (EIGHT, "MI355X", "upstream", "", {"BF16": 6, "FP8": 8}),
+    (EIGHT, "H100", "", "", {"BF16": 2, "FP8": 2}),
+    (EIGHT, "H200", "", "", {"BF16": 2, "FP8": 2}),
+    (SEVENTY, "MI300X", "v25.2", f"{OLD_IMAGE}:v25.2", {"BF16": 4}),
+    (SEVENTY, "MI325X", "v25.2", f"{OLD_IMAGE}:v25.2", {"BF16": 7}),
+    (SEVENTY, "MI325X", "v25.3", f"{OLD_IMAGE}:v25.3", {"BF16": 7}),
+    (SEVENTY, "MI325X", "v25.6", f"{OLD_IMAGE}:v25.6", {"BF16": 4}),
+    (SEVENTY, "MI300X", "v25.8", f"{OLD_IMAGE}:v25.8", {"BF16": 4, "FP8": 3}),
+    (SEVENTY, "MI300X", "", f"{NEW_IMAGE}:v26.1", {"BF16": 3, "FP8": 4}),
+    (SEVENTY, "MI350X", "v25.11", f"{NEW_IMAGE}:v25.11", {"BF16": 8, "FP8": 6}),
+    (SEVENTY, "H100", "", "", {"BF16": 1, "FP8": 1}),
+    (SEVENTY, "H200", "", "", {"BF16": 1, "FP8": 1}),
+]
+
+
+def machine_of(device: str, count: int = 8) -> Machine:
+    if not device.startswith("MI"):
+        return gpu_machine(count, device)
+    arch = "gfx942" if device in ("MI300X", "MI325X") else "gfx950"
+    gpus = tuple(Gpu(index=n, arch=arch, product=f"AMD Instinct {device}") for n in range(count))
+    return Machine(vendor="AMD", gpus=gpus, architecture=arch, product=f"AMD Instinct {device}", device=device)
+
+
+def card_of(name: str) -> Card:
+    return Card(name=name, root=Path(), source="a test", scripts="scripts/run.sh", args=f"--model_repo {name}")
+
+
+def drafts_of(name: str, device: str, **settings: str) -> list[Draft]:
+    card = card_of(name)
+    return list(Torchtitan().expand(Request(card=card, tag=name, settings=settings), machine_of(device)))
+
+
+def plan_of(name: str, device: str, **settings: str) -> RunPlan:
+    draft, machine = drafts_of(name, device, **settings)[0], machine_of(device)
+    return RunPlan(
+        id="r1",
+        card=card_of(name),
+        backend="torchtitan",
+        place=Place(gpus_per_node=8, gpu_ids=tuple(range(8))),
+        machine=machine,
+        workspace=Path("/space"),
+        inside="/myworkspace",
+        folder=Path("/space/madlite_runs/r1"),
+        variant=draft.variant,
+        settings=draft.settings,
+        templates=draft.templates,
+        env=dict(draft.env),
+        args=f"--model_repo {name}",
+    )
+
+
+def run_sh(made: RunPlan) -> str:
+    return {file.path: file.data.decode() for file in render(made, [TEMPLATES])}["run.sh"]
+
+
+@pytest.mark.parametrize(("card", "device", "release", "image", "batches"), PUBLISHED)
+def test_batches_and_images_are_the_published_ones(card, device, release, image, batches):
+    drafts = drafts_of(card, device, **({"release": release} if release else {}))
+    assert {draft.variant.precision: draft.variant.micro_batch for draft in drafts} == batches
+    assert [draft.variant.precision for draft in drafts] == list(batches)
+    assert {draft.image for draft in drafts} == {image}
+    assert {draft.variant.seq_len for draft in drafts} == {8192}
+    assert {(draft.variant.steps, draft.variant.warmup_steps) for draft in drafts} == {(50, 10)}
+
+
+@pytest.mark.parametrize(("card", "device", "release", "image", "batches"), PUBLISHED)
+def test_no_published_run_has_anything_fatal(card, device, release, image, batches):
+    for precision in batches:
+        made = plan_of(card, device, precision=precision, **({"release": release} if release else {}))
+        assert [finding.message for finding in Torchtitan().check(made) if finding.fatal] == []
+        script = run_sh(made)
+        assert subprocess.run(["bash", "-n"], input=script.encode(), check=False).returncode == 0
+        assert "--model_repo" not in script, "those are the arguments of MAD's script"
+
+
+def test_eras_checkpointing_and_data_follow_the_release():
+    old, new = plan_of(EIGHT, "MI300X", release="v25.6").settings, plan_of(EIGHT, "MI300X").settings
+    assert (old["era"], old["activation_checkpoint"], old["mock_data"]) == ("0.0", "full", False)
+    assert (new["era"], new["activation_checkpoint"], new["mock_data"]) == ("0.0", "none", False)
+    here = plan_of(EIGHT, "H200").settings
+    assert (here["era"], here["activation_checkpoint"], here["mock_data"]) == ("0.2", "selective", True)
+    assert plan_of(SEVENTY, "MI300X").settings["activation_checkpoint"] == "full"
+    assert plan_of(SEVENTY, "H100").settings["dtype"] == "bfloat16"
+
+
+def test_mad_s_runs_need_the_gated_tokenizer_unless_data_is_made_up():
+    gated = [asset.ref for asset in Torchtitan().assets(plan_of(EIGHT, "MI300X")) if asset.gated]
+    assert gated == ["meta-llama/Llama-3.1-8B"]
+    made = plan_of(EIGHT, "MI300X")
+    mock = msgspec.structs.replace(made, settings={**made.settings, "mock_data": True})
+    assert list(Torchtitan().assets(mock)) == []
+    assert list(Torchtitan().assets(plan_of(SEVENTY, "MI300X", release="v25.2"))) == []
+
+
+def test_mad_s_variables_are_set():
+    assert plan_of(EIGHT, "MI300X").env == {
+        "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+        "TOKENIZERS_PARALLELISM": "false",
+        "WANDB_MODE": "disabled",
+        "WANDB_DISABLED": "true",
+        "ROCBLAS_USE_HIPBLASLT": "1",
+        "DISABLE_ADDMM_CUDA_LT": "0",
+        "HIP_FORCE_DEV_KERNARG": "1",
+        "TORCH_NCCL_HIGH_PRIORITY": "0",
+        "GPU_MAX_HW_QUEUES": "8",
+    }
+
+
+def test_the_first_images_train_with_their_own_script():
+    made = plan_of(SEVENTY, "MI325X", release="v25.2")
+    assert [file.path for file in made.templates] == ["run.sh"]
+    script = run_sh(made)
+    assert 'cd "$root"\n"$python" -m pip install --quiet' in script
+    assert (
+        "NGPU=8 exec bash run_llama_train.sh --training.batch_size 7 \\\n"
+        "  --training.seq_len 8192 --training.steps 50 \\\n  --metrics.log_freq 1\n" in script
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "origin", "word"),
+    [
+        ({"compile": False}, {"settings.compile": "--set"}, "compile would not reach run_llama_train.sh"),
+        ({"mock_data": True}, {"settings.mock_data": "--mock-data"}, "mock_data would not reach"),
+        ({"log_freq": 10}, {"settings.log_freq": "--set"}, ""),
+    ],
+)
+def test_what_would_not_reach_an_image_s_own_script_is_refused(changes, origin, word):
+    made = plan_of(SEVENTY, "MI325X", release="v25.2")
+    made = msgspec.structs.replace(made, settings={**made.settings, **changes}, origins=origin)
+    assert [word in finding.message for finding in Torchtitan().check(made) if finding.fatal] == [True] * bool(word)
+
+
+def test_a_precision_that_the_image_does_not_train_in_is_refused():
+    made = plan_of(SEVENTY, "MI325X", release="v25.2")
+    made = msgspec.structs.replace(made, variant=msgspec.structs.replace(made.variant, precision="FP8"))
+    (finding,) = Torchtitan().check(made)
+    assert finding.fatal and finding.message.startswith("precision would not reach")
+
+
+@pytest.mark.parametrize("mode", ["finetune_fw", "finetune_lora", "HF_pretrain", "hf_pretrain"])
+def test_modes_of_other_trainers_are_refused_with_where_they_run(mode):
+    with pytest.raises(UsageProblem, match=f"mode {mode} of {EIGHT} is none of torchtitan's") as caught:
+        drafts_of(EIGHT, "MI300X", mode=mode)
+    assert "checkout of ROCm/MAD" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("device", "settings"),
+    [
+        ("MI210", {}),
+        ("MI300X", {"mode": "posttrain"}),
+        ("MI300X", {"precision": "MXFP4"}),
+        ("MI300X", {"release": "v25.6", "precision": "FP8"}),
+        ("MI300X", {"release": "v24.1"}),
+        ("H100", {"release": "v25.11"}),
+        ("cpu", {}),
+    ],
+)
+def test_what_nobody_published_is_refused(device, settings):
+    with pytest.raises(UsageProblem) as caught:
+        drafts_of(EIGHT, device, **settings)
+    assert "nearest known: " in caught.value.hint
+
+
+def test_notes_say_what_a_user_of_the_tag_should_know():
+    (first, *_) = drafts_of(EIGHT, "MI300X")
+    assert any("finetune_fw, finetune_lora, HF_pretrain run it inside a checkout" in note for note in first.notes)
+    assert any("--mock-data needs neither" in note for note in first.notes)
+    (mock, *_) = drafts_of(EIGHT, "MI300X", mock_data="true")
+    assert not any("--mock-data" in note for note in mock.notes)
+    (here, *_) = drafts_of(EIGHT, "H100")
+    assert any("--runtime host uses the torchtitan that is installed" in note for note in here.notes)
+    (own,) = drafts_of(SEVENTY, "MI300X", release="v25.2")
+    assert any("its image's own run_llama_train.sh" in note for note in own.notes)
+
+
+def test_a_card_that_names_the_backend_has_no_notes_of_mad():
+    card = Card(name="mine", root=Path(), source="a test", backend="torchtitan", recipe="debug")
+    (draft,) = Torchtitan().expand(Request(card=card, tag="mine"), gpu_machine(1))
+    assert draft.notes == ()
+
+
+def test_a_gpu_without_fp8_is_told():
+    made = plan_of(EIGHT, "H100", precision="FP8")
+    made = msgspec.structs.replace(made, machine=gpu_machine(8, "A100"))
+    assert [finding.message for finding in Torchtitan().check(made) if finding.fatal] == ["A100 has no FP8"]
