@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.host
+
 CARDS = Path(__file__).parents[1] / "data/cards.json"
 HEADER = "# CONTEXT {'gpu_vendor': 'AMD', 'guest_os': 'UBUNTU'}\nARG BASE_DOCKER=rocm/x\nFROM $BASE_DOCKER\n"
 WITHOUT_IMAGE = 3  # cards that name neither a Dockerfile nor an image

@@ -13,6 +13,8 @@ from madlite_plugins.megatron_lm.backend import MegatronLM
 from madlite_plugins.megatron_lm.failures import RULES
 from tests.plugins.megatron_lm_tree import TRAIN, Tree, plan_of
 
+pytestmark = pytest.mark.host
+
 # one step of 128 × 8192 tokens over 8 GPUs: 25,000 tokens/s/GPU
 STEP = (
     " [2026-09-24 09:43:42] iteration {n:8d}/{of:8d} | consumed samples: {n:12d} | elapsed time per iteration (ms): "

@@ -10,6 +10,8 @@ import pytest
 
 from tests.plugins.primus_plans import mad_card, plan, plans, script
 
+pytestmark = pytest.mark.host
+
 TITAN, MEGATRON = "primus_pyt_train_", "primus_pyt_megatron_lm_train_"
 TOKEN = "hf_nobody_may_see_this"
 # what the launchers of Primus do that matters here: they read their words once more, and end in a pipe

@@ -11,6 +11,8 @@ import pytest
 
 from tests.tools.scripts import TOOLS, bash, only, program
 
+pytestmark = pytest.mark.host
+
 BARE = ("cat", "date", "mkdir", "mv", "rm", "sleep", "timeout", "uname")
 SMI = """case "$*" in
 *query-gpu*)

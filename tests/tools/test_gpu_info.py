@@ -16,6 +16,8 @@ import pytest
 
 from tests.tools.scripts import TOOLS, bash, only, program, wait_until
 
+pytestmark = pytest.mark.host
+
 PROGRAMS = ("awk", "sleep", "timeout", "rm", "wc", "cat", "mkdir")
 POWER, VRAM = "gpu_info_power_profiler_output.csv", "gpu_info_vram_profiler_output.csv"
 AMD_SMI = """case "$*" in

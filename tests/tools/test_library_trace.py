@@ -14,6 +14,8 @@ import pytest
 
 from tests.tools.scripts import tracer
 
+pytestmark = pytest.mark.host
+
 ALL = dict.fromkeys(("ROCBLAS_TRACE", "HIPBLASLT_TRACE", "MIOPEN_TRACE", "TENSILE_TRACE", "RCCL_TRACE"), "1")
 PRINTING = {"MIOPEN_TRACE": "1"}
 COLLECTIVE = (
