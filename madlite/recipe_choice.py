@@ -118,9 +118,12 @@ def _release_notes(
         yield f"image release {release}: the newest with a recipe (--image-release chooses another)"
     here = {_word(book, run) for run in found}
     if not asked.get("precision") and not asked.get("mode"):
-        elsewhere = {_word(book, run): run for run in _of_device(rows, device, book) if _word(book, run) not in here}
-        for word, run in elsewhere.items():
-            yield f"{word} is known in {', '.join(run.releases) or 'other releases'} only, and left out"
+        elsewhere: dict[str, set[str]] = {}
+        for run in _of_device(rows, device, book):
+            if (word := _word(book, run)) not in here:
+                elsewhere.setdefault(word, set()).update(run.releases)
+        for word, releases in elsewhere.items():
+            yield f"{word} is known in {_listed(releases, book) or 'other releases'} only, and left out"
 
 
 def _device_notes(run: Run, machine: Machine, device: str, book: RecipeBook) -> Iterable[str]:
@@ -155,7 +158,22 @@ def _likeness(book: RecipeBook, run: Run, asked: Mapping[str, str], device: str)
 
 
 def _described(book: RecipeBook, run: Run) -> str:
-    releases = f" in {run.releases[0]}" if run.releases else ""
-    if len(run.releases) > 1:
-        releases = f" in {run.releases[0]} to {run.releases[-1]}"
+    releases = f" in {_listed(run.releases, book)}" if run.releases else ""
     return f"{_word(book, run)} on {'/'.join(run.devices) or 'any GPU'}{releases}"
+
+
+def _listed(releases: Iterable[str], book: RecipeBook) -> str:
+    """Return releases in the book's order; three and more that follow one another as `first to last`."""
+    order = list(book.releases)
+    places = sorted(order.index(release) for release in set(releases))
+    parts: list[list[int]] = []
+    for place in places:
+        if parts and parts[-1][-1] == place - 1:
+            parts[-1].append(place)
+        else:
+            parts.append([place])
+    words = [
+        f"{order[part[0]]} to {order[part[-1]]}" if len(part) > 2 else ", ".join(order[place] for place in part)
+        for part in parts
+    ]
+    return ", ".join(words)

@@ -163,7 +163,7 @@ def test_a_run_without_releases_and_devices_fits_everywhere(backend):
 @pytest.mark.parametrize(
     ("device", "settings", "what", "near"),
     [
-        ("MI300X", {"precision": "MXFP4"}, "MXFP4 on MI300X", "pretrain BF16 on MI300X/MI355X in v25.9 to v25.10"),
+        ("MI300X", {"precision": "MXFP4"}, "MXFP4 on MI300X", "pretrain BF16 on MI300X/MI355X in v25.9, v25.10"),
         ("MI300X", {"mode": "finetune", "precision": "FP8"}, "finetune FP8 on MI300X", "pretrain FP8 on MI300X"),
         ("MI250X", {}, "on MI250X", "pretrain BF16 on MI325X in v26.1"),
         ("MI355X", {"precision": "FP8"}, "FP8 on MI355X", "pretrain FP8 on MI300X in v25.10"),
@@ -201,3 +201,28 @@ def test_a_folder_of_files_is_one_book(tmp_path):
     (tmp_path / "b.toml").write_text("[[run]]" + rest)
     book = read_book(tmp_path)
     assert book.cards == {"train_llama", "train_llama_overlay", "anywhere"} and list(book.releases)[-1] == "v26.1"
+
+
+def test_releases_that_follow_one_another_are_a_range_and_others_a_list(tmp_path):
+    releases = "".join(f'[release.r{n}]\nimage = "i"\n' for n in range(1, 7))
+    runs = "".join(
+        f'[[run]]\ncard = "c"\nprecision = "{name}"\ndevice = "MI300X"\nrelease = {list(which)}\n'
+        for name, which in {"FP8": ("r1", "r2", "r3", "r6"), "FP4": ("r2",), "BF16": ("r6",)}.items()
+    ).replace("'", '"')
+    more = '[[run]]\ncard = "c"\nprecision = "FP4"\ndevice = "MI300X"\nrelease = ["r4"]\n'
+    head = '[defaults]\nmodel = "m"\nmode = "pretrain"\nprecision = ""\n'
+
+    class Lab(RecipeBackend):
+        name = "lab"
+        template = "x"
+        book = tmp_path / "b.toml"
+
+        def result_rule(self):
+            return ResultRule()
+
+    Lab.book.write_text(head + releases + runs + more)
+    notes = expand(Lab(), card="c")[0].notes
+    assert "pretrain FP4 is known in r2, r4 only, and left out" in notes
+    with pytest.raises(UsageProblem) as caught:
+        expand(Lab(), card="c", precision="INT8")
+    assert "pretrain FP8 on MI300X in r1 to r3, r6" in caught.value.hint
