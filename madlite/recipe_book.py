@@ -27,7 +27,8 @@ A backend that runs MAD's cards also says which recipe a card stands for, on whi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
@@ -37,6 +38,8 @@ from madlite.errors import PluginError
 from madlite.types import Scalar, Value, Variant
 
 VARIANT_KEYS = frozenset(Variant.__struct_fields__)
+CHOSEN_BY = frozenset({"mode", "precision", "seq_len"})  # keys that choose a run; a release says nothing of them
+_FIELD = re.compile(r"\{[^{}]*\}?|\}")
 _OF_RUN = ("card", "recipe", "device", "release", "source")
 
 
@@ -153,23 +156,40 @@ def _joined(books: list[RecipeBook]) -> RecipeBook:
 
 def _check(book: RecipeBook, path: Path) -> None:
     """Keep a misspelt key from passing as a setting that nothing reads."""
-    known = VARIANT_KEYS | set(book.defaults)
+    known = _known(book)
     if not book.recipes and not book.runs:
         raise PluginError(f"recipes {path}: there is neither a recipe nor a run")
     for name, recipe in book.recipes.items():
         for table in (recipe.values, *recipe.on.values()):
             _check_keys(table, known, f"recipes {path}: recipe '{name}'")
     for release, values in book.releases.items():
-        _check_keys(values, known | {"image"}, f"recipes {path}: release '{release}'")
+        of_release = {key: kind for key, kind in known.items() if key not in CHOSEN_BY}
+        _check_keys(values, of_release, f"recipes {path}: release '{release}'")
     for run in book.runs:
         where = f"recipes {path}: run of {', '.join(run.cards)}"
-        _check_keys(run.values, known | {"image"}, where)
+        _check_keys(run.values, known, where)
         if run.recipe and run.recipe not in book.recipes:
             raise PluginError(f"{where} names recipe '{run.recipe}', which is not there")
         if unknown := sorted(set(run.releases) - set(book.releases)):
             raise PluginError(f"{where} names release {', '.join(unknown)}, which is not there")
 
 
-def _check_keys(table: Mapping[str, Scalar], known: Iterable[str], where: str) -> None:
+def _check_keys(table: Mapping[str, Scalar], known: Mapping[str, type], where: str) -> None:
     if unknown := sorted(set(table) - set(known)):
         raise PluginError(f"{where} sets {', '.join(unknown)}, which defaults lacks")
+    for key, value in table.items():
+        if not _fits(value, known[key]):
+            raise PluginError(f"{where} sets {key} = {value!r}, which is no {known[key].__name__}")
+        if key == "image" and _FIELD.sub("", str(value)) != str(value).replace("{architecture}", ""):
+            raise PluginError(f"{where} names image {value!r}: {{architecture}} is all that can stand in braces")
+
+
+def _fits(value: Scalar, wanted: type) -> bool:
+    return type(value) is wanted or (wanted is float and type(value) is int)
+
+
+def _known(book: RecipeBook) -> dict[str, type]:
+    """Return the keys of a book with their types."""
+    whole = dict.fromkeys(("seq_len", "micro_batch", "global_batch", "steps", "warmup_steps"), int)
+    own = {key: type(value) for key, value in book.defaults.items()}
+    return {**own, **dict.fromkeys(VARIANT_KEYS, str), **whole, "image": str}

@@ -5,6 +5,7 @@ What nobody published is refused with the nearest that is known, never guessed.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 
@@ -36,13 +37,15 @@ def choose_runs(book: RecipeBook, card: str, asked: Mapping[str, str], machine: 
     Raises:
         UsageProblem: no run fits; the hint names the nearest ones.
     """
+    asked = {**asked, "release": _spelled(asked.get("release", ""), book.releases)}
     rows = [run for run in book.runs if card in run.cards]
-    device = asked.get("recipe_device") or machine.device
-    fitting = _of_device([run for run in rows if _selected(book, run, asked)], device, book)
-    release = asked.get("release") or _newest(fitting, book)
-    found = _with_seq_len([run for run in fitting if _in(release, run.releases)], book, asked)
+    devices = {device for run in rows for device in run.devices} | set(book.stand_in)
+    device = _spelled(asked.get("recipe_device", ""), devices) or machine.device
+    fitting = _of_device([run for run in rows if _selected(book, run, device, asked)], device, book)
+    release = asked["release"] or _newest(fitting, book)
+    found = _with_seq_len([run for run in fitting if _in(release, run.releases)], book, device, asked)
     if not found or (book.releases and release not in book.releases):
-        raise _unknown(book, card, rows, asked, machine)
+        raise _unknown(book, card, rows, asked, device)
     notes = (
         *_release_notes(book, rows, found, release, asked, device),
         *_device_notes(found[0], machine, device, book),
@@ -50,8 +53,14 @@ def choose_runs(book: RecipeBook, card: str, asked: Mapping[str, str], machine: 
     return [_chosen(book, run, release, device, notes) for run in found]
 
 
+def _spelled(asked: str, known: Iterable[str]) -> str:
+    """Return what was asked for as the book spells it: `25.10` and `V25.10` are v25.10, `mi300x` is MI300X."""
+    exact = {name.casefold(): name for name in known}
+    return exact.get(asked.casefold()) or exact.get(f"v{asked.casefold()}") or asked
+
+
 def _chosen(book: RecipeBook, run: Run, release: str, device: str, notes: tuple[str, ...]) -> Chosen:
-    whose = device if not run.devices or device in run.devices else book.stand_in[device]
+    whose = _whose(book, run, device)
     values = book.run_values(run, release, whose)
     where = ", ".join(filter(None, (release, whose)))
     source = f"; {run.source}" if run.source else ""
@@ -61,13 +70,24 @@ def _chosen(book: RecipeBook, run: Run, release: str, device: str, notes: tuple[
     )
 
 
-def _selected(book: RecipeBook, run: Run, asked: Mapping[str, str]) -> bool:
-    values = book.run_values(run, "", "")
+def _whose(book: RecipeBook, run: Run, device: str) -> str:
+    """Return the device whose values a run has: this one's, or its stand-in's."""
+    return device if _in(device, run.devices) else book.stand_in.get(device, device)
+
+
+def _values(book: RecipeBook, run: Run, device: str) -> dict[str, Scalar]:
+    """Return what a run can be chosen by; a release has no part in that."""
+    return book.run_values(run, "", _whose(book, run, device))
+
+
+def _selected(book: RecipeBook, run: Run, device: str, asked: Mapping[str, str]) -> bool:
+    values = _values(book, run, device)
     return all(_same(str(values.get(key, "")), asked[key]) for key in _SELECTORS if asked.get(key))
 
 
 def _same(one: str, other: str) -> bool:
-    return one.casefold() == other.casefold()
+    """Say whether a run's word is the one asked for; `posttrain` also asks for `posttrain/lora`."""
+    return other.casefold() in (one.casefold(), one.casefold().partition("/")[0])
 
 
 def _in(word: str, words: Sequence[str]) -> bool:
@@ -104,11 +124,13 @@ def _newest(rows: Iterable[Run], book: RecipeBook) -> str:
     return max(known, key=order.index, default="")
 
 
-def _with_seq_len(rows: list[Run], book: RecipeBook, asked: Mapping[str, str]) -> list[Run]:
-    """Return the rows of the sequence length asked for, all where no row has it."""
+def _with_seq_len(rows: list[Run], book: RecipeBook, device: str, asked: Mapping[str, str]) -> list[Run]:
+    """Return the rows of the sequence length asked for; where no row has it, of those that differ by it alone one."""
     wanted = asked.get("seq_len", "")
-    exact = [run for run in rows if str(book.run_values(run, "", "").get("seq_len")) == wanted]
-    return exact or rows
+    if not wanted:
+        return rows
+    exact = [run for run in rows if str(_values(book, run, device).get("seq_len")) == wanted]
+    return exact or list({_word(book, run): run for run in reversed(rows)}.values())[::-1]
 
 
 def _release_notes(
@@ -127,9 +149,11 @@ def _release_notes(
 
 
 def _device_notes(run: Run, machine: Machine, device: str, book: RecipeBook) -> Iterable[str]:
-    whose = device if _in(device, run.devices) else book.stand_in[device]
-    if run.devices and whose != machine.device:
-        yield f"{machine.device} runs with the recipe of {whose}: it has none of its own here"
+    whose = _whose(book, run, device)
+    if not run.devices or whose == machine.device:
+        return
+    why = "as recipe_device asks" if device != machine.device else "it has none of its own here"
+    yield f"{machine.device} runs with the recipe of {whose}: {why}"
 
 
 def _word(book: RecipeBook, run: Run) -> str:
@@ -137,24 +161,35 @@ def _word(book: RecipeBook, run: Run) -> str:
     return f"{values.get('mode', '')} {values.get('precision', '')}".strip()
 
 
-def _unknown(
-    book: RecipeBook, card: str, rows: Sequence[Run], asked: Mapping[str, str], machine: Machine
-) -> UsageProblem:
-    wanted = [asked[key] for key in ("mode", "precision", "release") if asked.get(key)]
-    device = asked.get("recipe_device") or machine.device
-    what = " ".join([*wanted, f"on {device}"])
+def _unknown(book: RecipeBook, card: str, rows: Sequence[Run], asked: Mapping[str, str], device: str) -> UsageProblem:
+    release = asked["release"]
+    wanted = [asked[key] for key in _SELECTORS if asked.get(key)]
+    what = " ".join(["in", *wanted, f"on {device}"]) if wanted else f"on {device}"
+    what += f" in release {release}" if release else ""
     near = sorted(rows, key=lambda run: -_likeness(book, run, asked, device))
     known = list(islice(dict.fromkeys(_described(book, run) for run in near), SHOWN))
-    return UsageProblem(f"no recipe is known for {card}: {what}", f"nearest known: {'; '.join(known)}")
+    return UsageProblem(f"no recipe is known for {card} {what}", f"nearest known: {'; '.join(known)}")
 
 
 def _likeness(book: RecipeBook, run: Run, asked: Mapping[str, str], device: str) -> float:
-    values = book.run_values(run, "", "")
+    """Return how near a run is to what was asked: words first, then the GPU, then the release."""
+    values = _values(book, run, device)
     points = sum(2.0 for key in _SELECTORS if asked.get(key) and _same(str(values.get(key, "")), asked[key]))
     points += 1.5 * (device in run.devices) + 1.0 * (book.stand_in.get(device) in run.devices)
-    points += 1.0 * (asked.get("release", "-") in run.releases)
-    newest = max((list(book.releases).index(release) for release in run.releases), default=0)
-    return points + newest / 1000
+    order = list(book.releases)
+    wanted = _place(asked["release"], order) if asked["release"] else len(order)
+    return points - min((abs(order.index(release) - wanted) for release in run.releases), default=0.0) / 100
+
+
+def _place(release: str, order: Sequence[str]) -> float:
+    """Return where a release stands, or would stand by its numbers, among those of the book."""
+    if release in order:
+        return order.index(release)
+    return sum(_numbers(one) < _numbers(release) for one in order) - 0.5
+
+
+def _numbers(release: str) -> tuple[int, ...]:
+    return tuple(int(text[:9]) for text in re.findall(r"[0-9]+", release))
 
 
 def _described(book: RecipeBook, run: Run) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 
 import msgspec
@@ -13,6 +14,9 @@ from madlite.recipe_book import VARIANT_KEYS, RecipeBook, read_book
 from madlite.recipe_choice import Chosen, choose_runs
 from madlite.types import Card, Draft, Finding, Machine, Request, RunPlan, Variant
 
+OF_RUN: tuple[str, ...] = ("mode", "precision", "release", "recipe", "recipe_device")
+OF_RECIPE: tuple[str, ...] = ("mode", "release", "recipe")
+"""Keys that choose a run or a recipe: what was chosen by them, no value put over it calls by another name."""
 CLAIM = 30  # of a card whose runs are in the book: less than its own script, where that is here
 
 
@@ -41,7 +45,8 @@ class RecipeBackend(TemplateBackend):
             chosen = choose_runs(book, bare_name(request.card), request.settings, machine)
         else:
             chosen = [self._of_name(named, request, machine, book)]
-        return [self._draft(request, one, machine) for one in chosen]
+        decided = OF_RECIPE if named else OF_RUN
+        return [msgspec.structs.replace(self._draft(request, one, machine), chosen=decided) for one in chosen]
 
     def env(self, card: Card, variant: Variant, machine: Machine) -> Mapping[str, str]:
         """Return the book's variables for this machine's vendor."""
@@ -55,7 +60,7 @@ class RecipeBackend(TemplateBackend):
     def _draft(self, request: Request, chosen: Chosen, machine: Machine) -> Draft:
         values = chosen.values
         variant = Variant(**{key: value for key, value in values.items() if key in VARIANT_KEYS})  # type: ignore[arg-type]
-        variant = msgspec.structs.replace(variant, release=chosen.release)
+        variant = msgspec.structs.replace(variant, release=chosen.release or variant.release)
         image = str(values.get("image", "")).format(architecture=machine.architecture)
         own = {key: value for key, value in values.items() if key not in VARIANT_KEYS and key != "image"}
         draft = self.draft(request, variant, machine)
@@ -80,13 +85,19 @@ class RecipeBackend(TemplateBackend):
         if release and release not in book.releases:
             raise _no_release(release, book)
         values = {**book.values(name, machine.device), **book.releases.get(release, {})}
+        mode, own = request.settings.get("mode", ""), values.get("mode", Variant(model="").mode)
+        if mode and mode != own:
+            what = f"recipe '{name}' of backend '{self.name}' runs mode {own}, not {mode}"
+            raise UsageProblem(what, "leave --mode out, or choose another recipe with --set recipe=NAME")
         return Chosen(name=name, device="", release=release, values=values, origin=f"recipe {name}")
 
     def _no_recipe(self, name: str, request: Request, book: RecipeBook) -> UsageProblem:
         what = f"backend '{self.name}' has no recipe '{name}'"
         if not name:
             what = f"card '{request.card.name}' names no recipe, and backend '{self.name}' has no runs for it"
-        return UsageProblem(what, f"recipes: {', '.join(book.recipes)}   choose one with --set recipe=NAME")
+        near = get_close_matches(name, book.recipes, n=5) or list(book.recipes)[:5]
+        more = ", …" if len(book.recipes) > len(near) else ""
+        return UsageProblem(what, f"recipes: {', '.join(near)}{more}   choose one with --set recipe=NAME")
 
 
 def bare_name(card: Card) -> str:

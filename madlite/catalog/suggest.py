@@ -19,6 +19,8 @@ def unknown_tags(catalog: Catalog, tags: Sequence[str]) -> CatalogError:
     hints = [_did_you_mean(catalog, tag, several=len(tags) > 1) for tag in tags]
     shared = next(filter(None, (_known_tag_in(catalog, tag) for tag in tags)), "")
     hints.append(f"madlite discover --tags {shared}" if shared else "madlite discover")
+    if any("/" in tag for tag in tags):
+        hints.append("cards of a framework's tree need --cards-from DIR")
     return CatalogError(message, "   ".join(filter(None, hints)))
 
 

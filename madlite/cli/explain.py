@@ -29,7 +29,7 @@ def command(tag: tuple[str, ...], as_json: bool, **given: Any) -> int:
     madlite explain demo_torchtitan_llama_debug --set steps=100 --machine 8xMI300X
     """
     from madlite.cli.planning import plan_all
-    from madlite.engine.lint import refusals, warn_of
+    from madlite.engine.lint import look, whose
     from madlite.engine.one import secrets_for
     from madlite.secrets import Redactor, masked_json
 
@@ -39,14 +39,15 @@ def command(tag: tuple[str, ...], as_json: bool, **given: Any) -> int:
     planned = plan_all(plugins, options, given)
     secrets = tuple(text for one in planned for text in secrets_for(one.plan, options.environ))
     mask = Redactor(secrets).text
+    refused, warnings = look(planned, plugins, options.lint)
     if as_json:
         click.echo(masked_json([one.plan for one in planned], secrets), nl=False)
     else:
-        click.echo(mask("\n\n".join(_page(one.plan, refusals(one, plugins, options.lint)) for one in planned)))
-    warnings = list(warn_of(planned, plugins))
+        pages = (_page(one.plan, texts) for one, texts in zip(planned, refused, strict=True))
+        click.echo(mask("\n\n".join(pages)))
     if as_json:  # a list of plans has no place for it
-        refused = {text: None for one in planned for text in refusals(one, plugins, options.lint)}
-        warnings += [f"would be refused: {text}" for text in refused]
+        for one, texts in zip(planned, refused, strict=True):
+            warnings += [f"{whose(one.plan, planned)}would be refused: {text}" for text in texts]
     setup.tell_problems(plugins.problems)
     for text in warnings:
         click.echo(f"warning: {mask(text)}", err=True)
@@ -62,6 +63,7 @@ def _page(plan: RunPlan, refused: Iterable[str]) -> str:
     lines += [f"  note: {note}" for note in plan.notes]
     if plan.blocked:
         lines.append(f"  would not start: {plan.blocked.status.value} {plan.blocked.reason}")
+        lines += [f"    hint: {plan.blocked.hint}"] if plan.blocked.hint else []
     lines += [f"  would be refused: {text}" for text in refused]
     return "\n".join(lines)
 

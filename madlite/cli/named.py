@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from madlite.errors import UsageProblem
+
 # option's value → the key of the plan that it sets
 _KEYS = {
     "mode": "mode",
@@ -18,10 +20,16 @@ _KEYS = {
 
 
 def named_values(given: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Yield option, key and value of each that was given."""
+    """Yield option, key and value of each that was given.
+
+    Raises:
+        UsageProblem: one was given without a value.
+    """
     for name, key in _KEYS.items():
-        value = given[name]
+        value, option = given[name], f"--{name.replace('_', '-')}"
+        if value == "":
+            raise UsageProblem(f"{option} is empty", "leave it out, or name a value: an unset variable may stand there")
         if isinstance(value, bool):
             yield ("--mock-data" if value else "--no-mock-data"), key, str(value).lower()
-        elif value not in (None, ""):
-            yield f"--{name.replace('_', '-')}", key, str(value)
+        elif value is not None:
+            yield option, key, str(value)

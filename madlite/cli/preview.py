@@ -21,6 +21,7 @@ def preview(one: Planned, environ: dict[str, str], refused: Iterable[str] = ()) 
     parts = [f"# {plan.card.name} · backend {plan.backend} · runtime {plan.runtime}"]
     if plan.blocked:
         parts.append(f"# would not start: {plan.blocked.status.value} {plan.blocked.reason}")
+        parts += [f"# hint: {plan.blocked.hint}"] if plan.blocked.hint else []
     parts += [f"# would be refused: {text}" for text in refused]
     parts += [f"# {note}" for note in plan.notes]
     if plan.image is not None or plan.runtime != "docker":

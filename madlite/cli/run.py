@@ -54,11 +54,12 @@ def command(**given: Any) -> int:
 
 def _preview(planned: Sequence[Planned], options: Options, plugins: Plugins) -> int:
     from madlite.cli.preview import preview
-    from madlite.engine.lint import refusals, warn_of
+    from madlite.engine.lint import look
 
-    for one in planned:
-        click.echo(preview(one, options.environ, refusals(one, plugins, options.lint)))
-    for text in warn_of(planned, plugins):
+    refused, warnings = look(planned, plugins, options.lint)
+    for one, texts in zip(planned, refused, strict=True):
+        click.echo(preview(one, options.environ, texts))
+    for text in warnings:
         setup.warn(text)
     return 0
 

@@ -15,12 +15,13 @@ from madlite.errors import PluginError, UsageProblem
 from madlite.files import exists, is_file, read_text
 from madlite.plan.context import Context
 from madlite.plan.dockerfiles import Dockerfile, Found, find_dockerfiles
-from madlite.plan.given import Given
+from madlite.plan.given import Given, layers
 from madlite.plan.make import make_plan
 from madlite.plan.options import Options
 from madlite.plan.place import choose_runtime
 from madlite.plan.render import render
 from madlite.plan.tools import Toolset
+from madlite.plan.values import asked_values
 from madlite.plugins import Plugin, Plugins
 from madlite.run.docker_client import podman_note
 from madlite.types import Backend, Card, Draft, Image, Machine, Problem, Request, RunPlan, Runtime, Value
@@ -51,10 +52,25 @@ def gather(requests: Sequence[Request], around: Surroundings) -> list[Planned]:
         MadliteError: a card, an option or a template cannot be used; nothing has been touched.
     """
     planned: list[Planned] = []
+    refused: list[UsageProblem] = []
     for request in requests:
         found = Found() if foreign_image(around) else find_dockerfiles(request.card, _dockerfile_context(around))
-        planned += plan_card(request, found.fitting, missing_image(request.card, found), around)
+        try:
+            planned += plan_card(request, found.fitting, missing_image(request.card, found), around)
+        except UsageProblem as problem:
+            refused.append(problem)
+    if refused:
+        raise _all_of(refused)
     return planned
+
+
+def _all_of(refused: Sequence[UsageProblem]) -> UsageProblem:
+    """Return the first refusal with the others as its further messages, each once."""
+    told = dict.fromkeys((problem.message, problem.hint) for problem in refused)
+    first, *others = told
+    problem = UsageProblem(*first)
+    problem.more = tuple(others)
+    return problem
 
 
 def plan_card(
@@ -92,8 +108,8 @@ def foreign_image(around: Surroundings) -> str:
 
 
 def _expand(backend: Backend, plugin: Plugin, request: Request, around: Surroundings) -> Sequence[Draft]:
-    tag = {key: "true" if value is None else value for key, value in request.overrides}
-    wanted = msgspec.structs.replace(request, settings={**tag, **around.options.asked})
+    asked = asked_values(layers(request, around.context, around.options))
+    wanted = msgspec.structs.replace(request, settings=asked)
     try:
         return list(backend.expand(wanted, around.machine))
     except UsageProblem:

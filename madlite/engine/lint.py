@@ -13,6 +13,7 @@ _ANYWAY = "--no-lint starts it all the same"
 # what hands a Hugging Face token to a run, and what says that nothing is to be fetched
 _TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "MAD_SECRETS_HFTOKEN", "MAD_SECRETS_HF_TOKEN")
 _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+_ON = ("1", "on", "yes", "true")  # as huggingface_hub reads them
 
 
 def check_plans(planned: Sequence[Planned], plugins: Plugins, lint: bool = True) -> tuple[str, ...]:
@@ -25,7 +26,7 @@ def check_plans(planned: Sequence[Planned], plugins: Plugins, lint: bool = True)
     failures: dict[tuple[str, str], None] = {}
     for one in planned:
         for finding in find(one, plugins):
-            message = _whose(one.plan, planned) + finding.message
+            message = whose(one.plan, planned) + finding.message
             if finding.fatal and lint:
                 failures[message, f"{finding.hint}   {_ANYWAY}" if finding.hint else _ANYWAY] = None
             else:
@@ -41,16 +42,18 @@ def find(one: Planned, plugins: Plugins) -> tuple[Finding, ...]:
     return tuple(_findings(one, plugins))
 
 
-def warn_of(planned: Sequence[Planned], plugins: Plugins) -> tuple[str, ...]:
-    """Return what is no reason to refuse a run, each once."""
-    found = ((one, finding) for one in planned for finding in find(one, plugins) if not finding.fatal)
-    texts = (in_one_line(finding, _whose(one.plan, planned) + finding.message) for one, finding in found)
-    return tuple(dict.fromkeys(texts))
-
-
-def refusals(one: Planned, plugins: Plugins, lint: bool = True) -> tuple[str, ...]:
-    """Return what would keep a run from starting, for those who only look at its plan."""
-    return tuple(in_one_line(finding) for finding in find(one, plugins) if finding.fatal and lint)
+def look(planned: Sequence[Planned], plugins: Plugins, lint: bool = True) -> tuple[list[list[str]], list[str]]:
+    """Return, for those who only look at plans, what would keep each from starting, and what is warned of."""
+    refused: list[list[str]] = []
+    warnings: dict[str, None] = {}
+    for one in planned:
+        refused.append([])
+        for finding in find(one, plugins):
+            if finding.fatal and lint:
+                refused[-1].append(in_one_line(finding))
+            else:
+                warnings[in_one_line(finding, whose(one.plan, planned) + finding.message)] = None
+    return refused, list(warnings)
 
 
 def in_one_line(finding: Finding, message: str = "") -> str:
@@ -65,7 +68,7 @@ def _raise(failures: Sequence[tuple[str, str]]) -> None:
         raise failed
 
 
-def _whose(plan: RunPlan, planned: Sequence[Planned]) -> str:
+def whose(plan: RunPlan, planned: Sequence[Planned]) -> str:
     """Return which run of the batch a message is about, where it could be about another."""
     if len({(one.plan.card.name, one.plan.variant) for one in planned}) < 2:
         return ""
@@ -84,10 +87,11 @@ def _findings(one: Planned, plugins: Plugins) -> Iterator[Finding]:
 
 
 def _gated(plan: RunPlan, refs: Sequence[str]) -> Iterator[Finding]:
-    if any(plan.env.get(name) for name in (*_TOKENS, *_OFFLINE)):
+    offline = any(str(plan.env.get(name, "")).strip().lower() in _ON for name in _OFFLINE)
+    if offline or any(plan.env.get(name) for name in _TOKENS):
         return
     yield Finding(
         message=f"{', '.join(refs)} is a gated repository, and there is no Hugging Face token",
-        hint="export MAD_SECRETS_HFTOKEN=…, or HF_HUB_OFFLINE=1 where it is in the cache",
+        hint="export MAD_SECRETS_HFTOKEN=…, or --set env.HF_HUB_OFFLINE=1 where the run finds it in its cache",
         fatal=True,
     )

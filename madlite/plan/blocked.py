@@ -38,8 +38,19 @@ def find_blocked(given: Given, granted: Granted, image: Image | None, data_probl
     if given.runtime.blocked or granted.blocked:
         return given.runtime.blocked or granted.blocked
     if given.runtime.runtime == "docker" and image is None:
-        return _fail(Cause.IMAGE, given.missing_image or f"card '{card.name}' names no image", "--image REF names one")
+        return _no_image(given)
     return None
+
+
+def _no_image(given: Given) -> Blocked:
+    if given.draft.templates:  # of no use to it is a Dockerfile of the card's own
+        return _fail(
+            Cause.IMAGE,
+            f"what backend '{given.backend}' renders for card '{given.request.card.name}' has no image",
+            "--runtime host runs it on this machine, --image REF in a container",
+        )
+    reason = given.missing_image or f"card '{given.request.card.name}' names no image"
+    return _fail(Cause.IMAGE, reason, "--image REF names one")
 
 
 def _unfit_results(given: Given) -> str:

@@ -20,6 +20,8 @@ from madlite.types import (
     Value,
 )
 
+_OF_NODES = ("NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+
 
 class Given(Value, frozen=True):
     """Everything a plan is made from; `dockerfile` is one of the card's, `missing_image` why it has none."""
@@ -44,16 +46,26 @@ class Given(Value, frozen=True):
     reach: Callable[[str], str] = lambda endpoint: ""  # why an endpoint cannot be reached, or nothing
 
 
-def layers(given: Given) -> list[Layer]:
-    """Return the sources of values over a draft's own, in their order: later wins."""
-    request, context, options = given.request, given.context, given.options
+def layers(request: Request, context: Context, options: Options, rendered: bool = True) -> list[Layer]:
+    """Return the sources of values over a draft's own, in their order: later wins.
+
+    What follows a tag's colon is for the card's own script where nothing is `rendered`.
+    """
     card_values = request.card.recipe if isinstance(request.card.recipe, dict) else {}
     tag_values: dict[str, Scalar] = {key: "true" if value is None else value for key, value in request.overrides}
     return [
         Layer(origin="card", values={key: value for key, value in card_values.items() if key != "name"}),
+        _nodes(context),
         Layer(origin=f"context file {context.file}", values=context.file_settings),
         Layer(origin="--additional-context", values=context.option_settings),
-        Layer(origin="tag", values=tag_values if given.draft.templates else {}),
         *(Layer(origin=option, values={key: value}) for option, key, value in options.named),
+        Layer(origin="tag", values=tag_values if rendered else {}),
         *(Layer(origin="--set", values={key: value}) for key, value in options.sets),
     ]
+
+
+def _nodes(context: Context) -> Layer:
+    """Return how the context's nodes find each other, for backends whose settings have these keys."""
+    given = context.known.multi_node_args or {}
+    values: dict[str, Scalar] = {name.lower(): given[name] for name in _OF_NODES if given.get(name, "") != ""}
+    return Layer(origin=context.origins.get("multi_node_args", "context"), values=values, strict=False)

@@ -26,7 +26,7 @@ from madlite.plan.given import Given, layers
 from madlite.plan.place import Granted, grant_gpus, make_place
 from madlite.plan.scripts import tools_of
 from madlite.plan.tools import Toolset
-from madlite.plan.values import Resolved, resolve
+from madlite.plan.values import Layer, Resolved, resolve
 from madlite.types import (
     Action,
     EnvValue,
@@ -68,7 +68,7 @@ def make_plan(given: Given) -> RunPlan:
 
 def _parts(given: Given) -> _Parts:
     card, draft = given.request.card, given.draft
-    resolved = resolve(draft.variant, draft.settings, layers(given), draft.origin or f"backend {given.backend}")
+    resolved = resolve(draft.variant, draft.settings, _layers(given), _origin(given), draft.chosen)
     granted = grant_gpus(card, given.machine, given.context, _whole(resolved.plan.get("n_gpus")))
     launcher = _launcher(given, resolved)
     data = plan_data(card, _data_surroundings(given)) if draft.actions or not card.scripts else DataPlan()
@@ -80,6 +80,14 @@ def _parts(given: Given) -> _Parts:
         data=data,
         environment=_environment(given, resolved, granted, launcher, data),
     )
+
+
+def _layers(given: Given) -> list[Layer]:
+    return layers(given.request, given.context, given.options, rendered=bool(given.draft.templates))
+
+
+def _origin(given: Given) -> str:
+    return given.draft.origin or f"backend {given.backend}"
 
 
 def _plan(given: Given, parts: _Parts) -> RunPlan:

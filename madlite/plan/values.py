@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
@@ -28,6 +28,7 @@ ALIASES = {
 }
 _WHOLE = {"seq_len", "micro_batch", "global_batch", "steps", "warmup_steps"}
 _LEAST = {**dict.fromkeys(_WHOLE, 1), "warmup_steps": 0, "timeout_s": 0, "stop_grace_s": 0, "n_gpus": -1}
+_WHOLE_NUMBER = re.compile(r"[-+]?[0-9]{1,18}")  # more is a slip, and more than programs count in
 VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 """The name of an environment variable."""
 
@@ -50,10 +51,35 @@ class Resolved(Value, frozen=True):
     origins: dict[str, str]
 
 
+def asked_values(layers: Iterable[Layer]) -> dict[str, str]:
+    """Return what the layers ask of a backend that chooses a recipe, as text, by the keys of a variant and its own.
+
+    Spellings are those that `resolve` takes: `variant.release`, `PRECISION`, `recipe-device`, `batch_size`.
+    """
+    return {
+        canonical_key(given): str(value).lower() if isinstance(value, bool) else str(value)
+        for layer in layers
+        for given, value in layer.values.items()
+    }
+
+
+def canonical_key(given: str) -> str:
+    """Return the key that a spelling stands for; a backend's own keys are in lower case."""
+    name = given.strip().removeprefix("variant.").removeprefix("settings.")
+    if name.startswith("env."):
+        return name
+    name = name.replace("-", "_").lower()
+    return ALIASES.get(name, name)
+
+
 def resolve(
-    variant: Variant | None, settings: Mapping[str, Scalar], layers: Iterable[Layer], base_origin: str
+    variant: Variant | None,
+    settings: Mapping[str, Scalar],
+    layers: Iterable[Layer],
+    base_origin: str,
+    decided: Collection[str] = (),
 ) -> Resolved:
-    """Overlay a draft's variant and settings by the layers, in their order.
+    """Overlay a draft's variant and settings by the layers, in their order; what is `decided` keeps its value.
 
     Raises:
         UsageProblem: a strict layer has an unknown key, or a value does not fit its key's type.
@@ -64,9 +90,11 @@ def resolve(
     for layer in layers:
         for given, value in layer.values.items():
             key = _key(given, known, settings, layer)
-            if key is not None:
+            if key is None:
+                continue
+            if key not in decided:
                 chosen[key] = _fit(key, value, settings, f"{layer.origin} {given}={value}")
-                origins[_dotted(key, settings)] = layer.origin
+            origins[_dotted(key, settings)] = layer.origin
     short = base_origin.partition(" (")[0]  # where a recipe was published is said once, beside its name
     base = {f"variant.{name}": short for name in VARIANT_KEYS} if variant else {}
     base |= {f"settings.{name}": base_origin if name == "recipe" else short for name in settings}
@@ -160,7 +188,7 @@ def _convert(value: Scalar, wanted: type) -> Scalar:
     if wanted is bool:
         return as_bool(value)
     if wanted is int:
-        return int(str(value).replace("_", "").strip()) if not isinstance(value, bool) else _refuse(value)
+        return int(str(value)) if _WHOLE_NUMBER.fullmatch(str(value).strip()) else _refuse(value)
     if wanted is float:
         number = float(value)
         return number if math.isfinite(number) else _refuse(value)

@@ -116,6 +116,7 @@ class Draft(Value, frozen=True):
     problem: str = ""  # why this cannot start here; it becomes a FAILURE row
     outputs: tuple[str, ...] = ()  # glob patterns of what the run leaves in its folder for the workspace
     notes: tuple[str, ...] = ()  # what the user should know of how this draft was chosen
+    chosen: tuple[str, ...] = ()  # keys whose values were asked for and chosen by: nothing overrides them afterwards
 
 
 class ErrorScan(Value, frozen=True):

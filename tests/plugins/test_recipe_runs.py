@@ -163,18 +163,18 @@ def test_a_run_without_releases_and_devices_fits_everywhere(backend):
 @pytest.mark.parametrize(
     ("device", "settings", "what", "near"),
     [
-        ("MI300X", {"precision": "MXFP4"}, "MXFP4 on MI300X", "pretrain BF16 on MI300X/MI355X in v25.9, v25.10"),
-        ("MI300X", {"mode": "finetune", "precision": "FP8"}, "finetune FP8 on MI300X", "pretrain FP8 on MI300X"),
+        ("MI300X", {"precision": "MXFP4"}, "in MXFP4 on MI300X", "pretrain BF16 on MI300X/MI355X in v25.9, v25.10"),
+        ("MI300X", {"mode": "finetune", "precision": "FP8"}, "in finetune FP8 on MI300X", "pretrain FP8 on MI300X"),
         ("MI250X", {}, "on MI250X", "pretrain BF16 on MI325X in v26.1"),
-        ("MI355X", {"precision": "FP8"}, "FP8 on MI355X", "pretrain FP8 on MI300X in v25.10"),
-        ("MI300X", {"release": "v26.1"}, "v26.1 on MI300X", "pretrain BF16 on MI325X in v26.1"),
-        ("MI300X", {"release": "v24.1"}, "v24.1 on MI300X", "v25.10"),
+        ("MI355X", {"precision": "FP8"}, "in FP8 on MI355X", "pretrain FP8 on MI300X in v25.10"),
+        ("MI300X", {"release": "v26.1"}, "on MI300X in release v26.1", "pretrain BF16 on MI325X in v26.1"),
+        ("MI300X", {"release": "v25.11"}, "on MI300X in release v25.11", "pretrain FP8 on MI300X in v25.10"),
     ],
 )
 def test_an_unknown_combination_is_refused_with_the_nearest_known(backend, device, settings, what, near):
     with pytest.raises(UsageProblem) as caught:
         expand(backend, device, **settings)
-    assert caught.value.message == f"no recipe is known for train_llama: {what}"
+    assert caught.value.message == f"no recipe is known for train_llama {what}"
     assert near in caught.value.hint
 
 
@@ -226,3 +226,66 @@ def test_releases_that_follow_one_another_are_a_range_and_others_a_list(tmp_path
     with pytest.raises(UsageProblem) as caught:
         expand(Lab(), card="c", precision="INT8")
     assert "pretrain FP8 on MI300X in r1 to r3, r6" in caught.value.hint
+
+
+@pytest.mark.parametrize("release", ["v25.9", "V25.9", "25.9"])
+def test_a_release_is_known_in_any_spelling(backend, release):
+    assert {one.variant.release for one in expand(backend, release=release)} == {"v25.9"}
+
+
+def test_the_first_word_of_a_mode_chooses_all_of_it(tmp_path):
+    text = BOOK.replace('mode = "finetune"', 'mode = "posttrain/lora"', 1)
+
+    class Lab(RecipeBackend):
+        name = "lab"
+        template = "x"
+        book = tmp_path / "r.toml"
+
+        def result_rule(self):
+            return ResultRule()
+
+    Lab.book.write_text(text)
+    (draft,) = expand(Lab(), mode="posttrain")
+    assert draft.variant.mode == "posttrain/lora" and "mode" in draft.chosen
+
+
+def test_a_length_that_no_run_has_is_put_over_one_run_of_each_kind(tmp_path):
+    rows = "".join(
+        f'[[run]]\ncard = "c"\nseq_len = {n}\nprecision = "{p}"\n' for p in ("BF16", "FP8") for n in (4096, 8192)
+    )
+
+    class Lab(RecipeBackend):
+        name = "lab"
+        template = "x"
+        book = tmp_path / "r.toml"
+
+        def result_rule(self):
+            return ResultRule()
+
+    Lab.book.write_text('[defaults]\nmodel = "m"\n' + rows)
+    assert [one.variant.seq_len for one in expand(Lab(), card="c", seq_len="8192")] == [8192, 8192]
+    kinds = [(one.variant.precision, one.variant.seq_len) for one in expand(Lab(), card="c", seq_len="2048")]
+    assert kinds == [("BF16", 4096), ("FP8", 4096)]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('micro_batch = "3"', "micro_batch = '3', which is no int"),
+        ("micro_batch = true", "micro_batch = True, which is no int"),
+        ('image = "x:{arch}"', "{architecture} is all that can stand in braces"),
+    ],
+)
+def test_a_value_of_another_kind_is_named(tmp_path, line, said):
+    file = tmp_path / "recipes.toml"
+    file.write_text(BOOK.replace("micro_batch = 3", line, 1))
+    with pytest.raises(PluginError) as caught:
+        read_book(file)
+    assert said in str(caught.value)
+
+
+def test_a_release_says_nothing_of_what_runs_are_chosen_by(tmp_path):
+    file = tmp_path / "recipes.toml"
+    file.write_text(BOOK.replace('[release."v26.1"]', '[release."v26.1"]\nprecision = "FP8"', 1))
+    with pytest.raises(PluginError, match="release 'v26.1' sets precision"):
+        read_book(file)

@@ -1,0 +1,104 @@
+"""What chooses a recipe does so in every spelling and from every source, and no row is called by another's name."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from madlite.cli.main import call
+
+TAG = "primus_pyt_train_llama-3.1-8b"
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("HF_TOKEN", "MAD_SECRETS_HFTOKEN", "HF_HUB_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def explained(capsys, *args):
+    code = call(["explain", "--json", *args])
+    out = capsys.readouterr()
+    return code, json.loads(out.out) if code == 0 else [], out.err
+
+
+def facts(plans):
+    return [(one["variant"]["precision"], one["variant"]["release"], one["image"]["ref"]) for one in plans]
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--image-release", "v25.10", "--precision", "fp8"],
+        ["--set", "release=v25.10", "--set", "precision=FP8"],
+        ["--set", "RELEASE=v25.10", "--set", "variant.precision=FP8"],
+        ["-c", '{"settings": {"release": "v25.10", "PRECISION": "fp8"}}'],
+        ["--image-release", "v26.6", "--set", "release=25.10", "--precision", "FP8"],
+    ],
+)
+def test_every_source_and_spelling_chooses(capsys, args):
+    _, plans, _ = explained(capsys, TAG, "--machine", "8xMI300X", *args)
+    assert facts(plans) == [("FP8", "v25.10", "rocm/primus:v25.10")]
+    assert plans[0]["variant"]["micro_batch"] == 5 and "FP8" in plans[0]["settings"]["config"]
+
+
+def test_the_tag_comes_after_options_and_set_after_the_tag(capsys):
+    _, plans, _ = explained(capsys, f"{TAG}:steps=100:precision=FP8", "--steps", "20", "--machine", "8xMI300X")
+    assert [(one["variant"]["steps"], one["variant"]["precision"]) for one in plans] == [(100, "FP8")]
+    args = [f"{TAG}:steps=100", "--set", "steps=30", "--precision", "BF16", "--machine", "8xMI300X"]
+    _, plans, _ = explained(capsys, *args)
+    assert [one["variant"]["steps"] for one in plans] == [30]
+
+
+def test_another_gpus_recipe_in_any_spelling(capsys):
+    args = ["--precision", "FP8", "--set", "recipe-device=mi355x", "--image-release", "v25.10"]
+    _, (plan,), _ = explained(capsys, TAG, "--machine", "8xMI300X", *args)
+    assert plan["settings"]["recipe_device"] == "MI355X" and plan["variant"]["micro_batch"] == 8
+    assert "MI300X runs with the recipe of MI355X: as recipe_device asks" in plan["notes"]
+
+
+@pytest.mark.parametrize("args", [["--mode", "banana"], ["-c", '{"settings": {"mode": "sft"}}']])
+@pytest.mark.parametrize("tag", [TAG, "demo_torchtitan_llama_debug"])
+def test_a_mode_that_is_none_is_refused(capsys, tag, args):
+    code, _, err = explained(capsys, tag, "--machine", "8xMI300X", *args)
+    assert code == 4 and ("no recipe is known" in err or "runs mode pretrain, not" in err)
+
+
+@pytest.mark.parametrize("option", ["--mode", "--precision", "--image-release"])
+def test_an_empty_value_is_refused(capsys, option):
+    code, _, err = explained(capsys, TAG, "--machine", "8xMI300X", option, "")
+    assert code == 4 and f"{option} is empty" in err
+
+
+def test_every_card_that_has_no_recipe_is_named_at_once(capsys):
+    tags = ["jax_maxtext_train_llama-2-7b", "pyt_train_dlrm", TAG]
+    code, _, err = explained(capsys, *tags, "--machine", "8xH100")
+    assert code == 4 and all(tag in err for tag in tags) and err.count("error: ") == 3
+
+
+def test_what_would_be_refused_is_told_with_its_run_and_without_lint_as_a_warning(capsys):
+    args = [TAG, "--machine", "8xMI300X", "--set", "global_batch=17", "--image-release", "v25.10"]
+    code, _, err = explained(capsys, *args)
+    assert code == 0 and f"warning: {TAG} pretrain FP8: would be refused: global batch 17 is no multiple" in err
+    code, _, err = explained(capsys, *args, "--no-lint")
+    assert code == 0 and f"warning: {TAG} pretrain FP8: global batch 17 is no multiple" in err
+    assert "would be refused" not in err
+
+
+def test_the_hint_of_a_gated_repository_works_when_it_is_typed(capsys):
+    args = [TAG, "--machine", "8xMI300X", "--precision", "BF16"]
+    _, _, err = explained(capsys, *args)
+    assert "would be refused: meta-llama/Llama-3.1-8B is a gated repository" in err
+    assert "--set env.HF_HUB_OFFLINE=1" in err
+    _, _, err = explained(capsys, *args, "--set", "env.HF_HUB_OFFLINE=1")
+    assert "gated" not in err
+    _, _, err = explained(capsys, *args, "--set", "env.HF_HUB_OFFLINE=0")
+    assert "gated" in err
+
+
+@pytest.mark.parametrize("value", ["4_0", "４", "9" * 30, "1e3", "-"])
+def test_what_is_no_whole_number_is_refused(capsys, value):
+    code, _, err = explained(capsys, TAG, "--machine", "8xMI300X", "--set", f"micro_batch={value}")
+    assert code == 4 and "micro_batch takes a whole number" in err
