@@ -17,6 +17,7 @@ from madlite.types import Card, Draft, Finding, Machine, Request, RunPlan, Varia
 OF_RUN: tuple[str, ...] = ("mode", "precision", "release", "recipe", "recipe_device")
 OF_RECIPE: tuple[str, ...] = ("mode", "release", "recipe")
 """Keys that choose a run or a recipe: what was chosen by them, no value put over it calls by another name."""
+FEW = 5  # fewer steady steps say little
 CLAIM = 30  # of a card whose runs are in the book: less than its own script, where that is here
 
 
@@ -55,7 +56,15 @@ class RecipeBackend(TemplateBackend):
 
     def check(self, plan: RunPlan) -> Iterable[Finding]:
         """Find sizes that are none, and too few steps for a steady window."""
-        return _check_sizes(plan.variant) if plan.variant else ()
+        if plan.variant is None:
+            return ()
+        sizes = tuple(_check_sizes(plan.variant))
+        return sizes or tuple(self.check_steps(plan, plan.variant))
+
+    def check_steps(self, plan: RunPlan, variant: Variant) -> Iterable[Finding]:
+        """Find too few steps for a steady window, of a plan whose sizes are whole numbers above 0."""
+        steps, warmup = variant.steps or 0, variant.warmup_steps
+        return few_steps(f"{steps} steps", steps - warmup, warmup, f"--set steps={warmup + 15}")
 
     def _draft(self, request: Request, chosen: Chosen, machine: Machine) -> Draft:
         values = chosen.values
@@ -116,8 +125,14 @@ def _check_sizes(variant: Variant) -> Iterator[Finding]:
         value = getattr(variant, name)
         if not isinstance(value, int) or value < 1:
             yield Finding(message=f"{name} is {value}, not a whole number above 0", hint=f"--set {name}=N", fatal=True)
-    if variant.steps is not None and variant.steps <= variant.warmup_steps + 5:
-        yield Finding(
-            message=f"{variant.steps} steps leave few or none after {variant.warmup_steps} of warm-up",
-            hint=f"--set steps={variant.warmup_steps + 15}",
-        )
+
+
+def few_steps(steps: str, left: int, warmup: int, hint: str) -> Iterator[Finding]:
+    """Yield that a run is too short: fatal where no line is left after its steps of warm-up.
+
+    `steps` are the run's in words, `left` the lines of steps after the warm-up.
+    """
+    if left < 1:
+        yield Finding(message=f"{steps} are over before {warmup} of warm-up are", hint=hint, fatal=True)
+    elif left < FEW:
+        yield Finding(message=f"{steps} leave few after {warmup} of warm-up", hint=hint)

@@ -1,7 +1,7 @@
 """Tags → requests: which cards were asked for, and with which additions.
 
 Grammar: `NAME_OR_TAG[:part[:part…]]`, madengine 2's rules (a name, a tag, `all`, `folder/name`, `folder/tag`,
-`folder/all`), plus the bare name of a sub-folder's card.
+`folder/all`), plus the bare name of a sub-folder's card, and the folder's name before that of a card elsewhere.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def _parts(tag: str) -> list[str]:
 
 
 def _matches(catalog: Catalog, wanted: str) -> tuple[Found, ...]:
-    for layer in (catalog.checkout, catalog.installed):
-        for rule in _RULES:
+    for layer, rules in ((catalog.checkout, _RULES), (catalog.installed, (*_RULES, _by_folder))):
+        for rule in rules:
             if found := tuple(each for each in layer if rule(each.card, wanted)):
                 return found
     return ()
@@ -84,6 +84,12 @@ def _by_name_or_tag(card: Card, wanted: str) -> bool:
 
 def _by_bare_name(card: Card, wanted: str) -> bool:
     return bool(card.scope) and card.name == f"{card.scope}/{wanted}"
+
+
+def _by_folder(card: Card, wanted: str) -> bool:
+    """Say whether an installed card is meant by the folder of its script, as MAD's newer cards are named."""
+    folder, _, rest = wanted.partition("/")
+    return card.scripts.startswith(f"scripts/{folder}/") and (rest in (card.name, "all") or rest in card.tags)
 
 
 # The later ones are only for what no earlier one finds, so that madengine's selections stay what they are.

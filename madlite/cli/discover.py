@@ -33,13 +33,15 @@ def command(tags: tuple[str, ...], cards_from: tuple[Path, ...], as_json: bool, 
     from madlite.catalog.select import args_of, select, split_tags
 
     plugins = setup.load(no_plugins, verbose)
-    catalog = setup.load_cards(plugins, setup.find_workspace(touch=False), cards_from)
+    workspace = setup.find_workspace(touch=False)
+    catalog = setup.load_cards(plugins, workspace, cards_from)
     if tags:
         requests = select(catalog, split_tags(tags))
         cards = [(request.card, args_of(request)) for request in requests]
     else:
         cards = [(card, card.args) for card in catalog.cards]
-    text = json.dumps([as_mad(card, args) for card, args in cards], indent=4) if as_json else _table(cards, plugins)
+    as_list = json.dumps([as_mad(card, args) for card, args in cards], indent=4) if as_json else ""
+    text = as_list or _table(cards, plugins, workspace)
     setup.tell_problems(plugins.problems)
     click.echo(text)
     return 0
@@ -74,14 +76,14 @@ def as_mad(card: Card, args: str) -> dict[str, Json]:
     return {**{key: value for key, value in own.items() if value or key in always}, **card.extra}
 
 
-def _table(cards: Iterable[tuple[Card, str]], plugins: Plugins) -> str:
+def _table(cards: Iterable[tuple[Card, str]], plugins: Plugins, workspace: Path) -> str:
     from madlite.engine.owner import claimants
 
-    known, here = plugins.backends(), Path.cwd()
+    known = plugins.backends()
     rows = [("NAME", "GPUS", "PRECISION", "RUNS BY", "FROM", "TAGS")]
     for card, _ in cards:
         gpus = "all" if card.n_gpus == "-1" else card.n_gpus
-        owners = [card.backend] if card.backend else claimants(card, known, plugins, here)
+        owners = [card.backend] if card.backend else claimants(card, known, plugins, workspace)
         by = _runner(card, owners)
         rows.append((card.name, gpus, card.training_precision or "-", by, card.source, ",".join(card.tags)))
     widths = [max(len(row[column]) for row in rows) for column in range(5)]

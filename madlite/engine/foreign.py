@@ -13,7 +13,7 @@ from madlite.errors import UsageProblem
 from madlite.measure.follow import Follower
 from madlite.measure.performance import make_metric
 from madlite.measure.steps import Steps
-from madlite.measure.verdict import Asked, Verdict, judge_line, judge_steps, suspicion
+from madlite.measure.verdict import Asked, Verdict, judge_line, judge_steps, launcher_failure, suspicion
 from madlite.measure.window import median_in
 from madlite.plan.error_scan import BENIGN, PATTERNS
 from madlite.plugins import Plugins
@@ -83,7 +83,7 @@ def read_log(
     for chunk in chain(head, chunks):
         log.feed(chunk)
     log.finish()
-    asked = Asked(rule=_rule(plugins, backend, log.steps), warmup_steps=warmup_steps, steps=_asked_steps(log.config))
+    asked = Asked(rule=_rule(plugins, backend, log), warmup_steps=warmup_steps, steps=_asked_steps(log.config))
     verdict = _with_remarks(_judge(asked, log), asked, log)
     if backend is None and verdict.cause is Cause.NO_METRIC:
         verdict = _of_nobody(name, plugins, verdict, log)
@@ -111,12 +111,16 @@ def _follower(plugins: Plugins, backend: Backend | None) -> Follower:
     return Follower([reader] if reader else [], plugins.failure_rules(), error_scan=scan)
 
 
-def _rule(plugins: Plugins, backend: Backend | None, steps: Steps) -> ResultRule:
-    """Return how the number is taken: the backend's way, of a throughput that the steps have."""
+def _rule(plugins: Plugins, backend: Backend | None, log: Follower) -> ResultRule:
+    """Return how the number is taken: the backend's way, of a throughput that the steps have.
+
+    Of MAD's figures those are left that the log can have: it may be another version's or another framework's.
+    """
     rule = plugins.ask(backend, "result_rule", otherwise=None) if isinstance(backend, Ruled) else None
     if not isinstance(rule, ResultRule):
-        rule = ResultRule(kind="steps" if steps else "performance_line", loss_expected=False)
-    there = steps.quantities()
+        rule = ResultRule(kind="steps" if log.steps else "performance_line", loss_expected=False)
+    there = log.steps.quantities()
+    rule = replace(rule, mad=tuple(one for one in rule.mad if one.quantity in there or one.key in log.summary))
     headline = next((quantity for quantity in (rule.headline, *THROUGHPUTS) if quantity in there), rule.headline)
     if headline is rule.headline:
         return rule
@@ -151,6 +155,10 @@ def _with_remarks(verdict: Verdict, asked: Asked, log: Follower) -> Verdict:
         return verdict
     if names:
         return _failed(verdict, f"the log has the {names} beside its number", lines)
+    if log.launcher_line:
+        return launcher_failure(log)
+    if log.fatal_line and not log.ended:
+        return _failed(verdict, "the log has no end mark, and says after its last step why", log.fatal_line)
     if verdict.window is None:  # the line of a result comes last
         return verdict
     all_there = log.ended or asked.steps is not None
@@ -177,6 +185,8 @@ def _remark(asked: Asked, log: Follower) -> str:
     """Return what a reader of a good log should know of its end."""
     if log.rule:
         return f"a line looks like a failure ({log.rule.cause}), though the training came to its end: {log.rule_line}"
+    if log.fatal_line:
+        return f"a line looks like a failure, though the training came to its end: {log.fatal_line}"
     if log.ended:
         return ""
     if asked.steps is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -85,13 +85,22 @@ def plan_card(
     options = around.options
     backend, plugin = find_owner(request.card, known, around.plugins, options.workspace, options.backend)
     planned = []
-    for draft in _expand(backend, plugin, request, around):
+    for draft in _noted(_expand(backend, plugin, request, around), backend, request.card, options.workspace):
         for image in _images(images, draft, request.card):
             given = _given(request, backend, draft, image, missing, around)
             planned.append(_startable(given, plugin, known, around))
             if given.runtime.runtime == "host":  # where every image would be the same run
                 break
     return planned
+
+
+def _noted(drafts: Sequence[Draft], backend: Backend, card: Card, workspace: Path) -> Iterator[Draft]:
+    """Yield the drafts; of a card of this very folder that names a script, with the note that another thing runs."""
+    rendered = card.scripts and card.root == workspace
+    note = f"its script {card.scripts} is not what runs: backend {backend.name} renders the card from a recipe"
+    for draft in drafts:
+        own = rendered and draft.templates
+        yield msgspec.structs.replace(draft, notes=(*draft.notes, note)) if own else draft
 
 
 def _images(images: Sequence[Dockerfile | Image], draft: Draft, card: Card) -> Sequence[Dockerfile | Image | None]:

@@ -82,16 +82,18 @@ def _findings(one: Planned, plugins: Plugins) -> Iterator[Finding]:
     assets: Iterable[Asset] = (
         asset for backend in one.backends for asset in plugins.ask(backend, "assets", one.plan, otherwise=()) or ()
     )
-    if gated := sorted({asset.ref for asset in assets if asset.gated}):
+    if gated := [asset for asset in assets if asset.gated]:
         yield from _gated(one.plan, gated)
 
 
-def _gated(plan: RunPlan, refs: Sequence[str]) -> Iterator[Finding]:
+def _gated(plan: RunPlan, gated: Sequence[Asset]) -> Iterator[Finding]:
     offline = any(str(plan.env.get(name, "")).strip().lower() in _ON for name in _OFFLINE)
     if offline or any(plan.env.get(name) for name in _TOKENS):
         return
+    refs = ", ".join(sorted({asset.ref for asset in gated}))
+    ways = ("export MAD_SECRETS_HFTOKEN=…", "--set env.HF_HUB_OFFLINE=1 where the run finds it in its cache")
     yield Finding(
-        message=f"{', '.join(refs)} is a gated repository, and there is no Hugging Face token",
-        hint="export MAD_SECRETS_HFTOKEN=…, or --set env.HF_HUB_OFFLINE=1 where the run finds it in its cache",
+        message=f"{refs} is a gated repository, and there is no Hugging Face token",
+        hint=", or ".join((*ways, *dict.fromkeys(asset.hint for asset in gated if asset.hint))),
         fatal=True,
     )

@@ -71,5 +71,5 @@ def _nobody(card: Card) -> UsageProblem:
     return UsageProblem(
         f"card '{card.name}' needs a MAD checkout: no backend has a recipe for it, and its script {card.scripts} is "
         "not in this folder",
-        "git clone https://github.com/ROCm/MAD, and run it in there; or name a backend with --backend",
+        "git clone https://github.com/ROCm/MAD, and run it in there",
     )

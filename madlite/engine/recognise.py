@@ -11,6 +11,7 @@ from madlite.types import Backend
 
 HEAD_BYTES = 4 << 20
 _HEADS = (500, 20_000)  # lines; an image's build or a download may come before the framework's own first line
+_SURE = 0.5  # what is less is an answer only where more lines bring no better one
 
 
 def take_head(chunks: Iterable[bytes]) -> list[bytes]:
@@ -48,11 +49,11 @@ def recognised(log: str, head: Sequence[bytes], plugins: Plugins) -> Backend | N
     backends = {name: backend for name, (backend, _) in plugins.backends().items()}
     splitter = LineSplitter()
     lines = [*splitter.take(b"".join(head)).lines, *splitter.take_rest().lines]
+    sure: dict[str, float] = {}
     for count in _HEADS:
-        sure = _sure(backends, plugins, lines[:count])
-        if sure:
-            return _only(log, backends, sure)
-    return None
+        if max(sure.values(), default=0.0) < _SURE:
+            sure = _sure(backends, plugins, lines[:count]) or sure
+    return _only(log, backends, sure) if sure else None
 
 
 def _sure(backends: Mapping[str, Backend], plugins: Plugins, lines: Sequence[str]) -> dict[str, float]:

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+from madlite.measure.fatal import FatalScan
 from madlite.measure.lines import Block, LineSplitter
 from madlite.measure.patterns import PatternScan
 from madlite.measure.performance import PerformanceScan
@@ -42,14 +43,17 @@ class Follower:
     ) -> None:
         self.lines = 0  # that are not blank
         self.steps = Steps()
-        self.ended = False
+        self.ended = False  # since the last step
         self.summary: dict[str, str] = {}
+        self.torn: tuple[str, ...] = ()  # figures of the summary in a last line that nothing ended
         self.config: dict[str, str] = {}  # what the log says that the run was given
         self.scan = PerformanceScan()
         self.nan_loss = ""
         self._rules = RuleScan(rules)
         self._patterns = PatternScan(error_scan) if error_scan is not None else None
         self._readers = tuple(readers)
+        self._fatal = FatalScan()
+        self._highest: int | None = None  # of the training steps
         self._on_step = on_step
         self._tail: deque[str] = deque(maxlen=_KEPT)
         self._splitters = {1: LineSplitter(now), 2: LineSplitter(now)}
@@ -62,7 +66,7 @@ class Follower:
     def finish(self, outputs: Path | None = None) -> None:
         """Take what was left without a line's end, and the files the framework left in `outputs`."""
         for splitter in self._splitters.values():
-            self._take(splitter.take_rest(), splitter)
+            self._take(splitter.take_rest(), splitter, whole=False)
         if outputs is not None:
             for reader in self._readers:
                 self._ask(reader, "finish", outputs, "")
@@ -90,7 +94,17 @@ class Follower:
         telling = [text for text in self._tail if _TELLING.search(text) and not _FOOTER.search(text)]
         return without_rank((telling or list(self._tail) or [""])[-1])
 
-    def _take(self, block: Block, splitter: LineSplitter) -> None:
+    @property
+    def fatal_line(self) -> str:
+        """Of the lines since the last step the one that shows best that the training failed; "" where none does."""
+        return self._fatal.line
+
+    @property
+    def launcher_line(self) -> str:
+        """The line since the last step by which a launcher says that the training failed."""
+        return self._fatal.launcher
+
+    def _take(self, block: Block, splitter: LineSplitter, *, whole: bool = True) -> None:
         """Look at lines that came together, all of them for what is rare, and let the readers read each."""
         if not block.lines:
             return
@@ -100,16 +114,22 @@ class Follower:
         self._rules.feed(block)
         if self._patterns is not None:
             self._patterns.feed(block)
+        fatal = self._fatal.may_be_in(block)
         for line in splitter.number(block) if self._readers else ():
+            if fatal:
+                self._fatal.feed(line.text)
             for reader in self._readers:
-                self._ask(reader, "feed", line, line.text)
+                self._ask(reader, "feed", line, line.text, whole)
 
-    def _ask(self, reader: Reader, member: str, argument: Line | Path, text: str) -> None:
+    def _ask(self, reader: Reader, member: str, argument: Line | Path, text: str, whole: bool = True) -> None:
         """Take a reader's events in; one that raises or tells nonsense is left out from then on."""
         try:
-            events = tuple(getattr(reader, member)(argument))
+            answer = getattr(reader, member)(argument)
+            if answer == ():  # of most lines, millions of them
+                return
+            events = tuple(answer)
             for event in events:
-                self._note(event, text)
+                self._note(event, text, whole)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the border to a plugin's reader
             _log.warning("reader %s failed and is left out: %r", type(reader).__name__, error)
             self._readers = tuple(other for other in self._readers if other is not reader)
@@ -118,18 +138,32 @@ class Follower:
             if isinstance(event, Step):
                 self._on_step(event)
 
-    def _note(self, event: Event, text: str) -> None:
+    def _note(self, event: Event, text: str, whole: bool) -> None:
         if isinstance(event, Step):
             self.steps.add(event)
-            loss = event.values.get(Quantity.LOSS)
-            if loss is not None and not math.isfinite(loss) and event.phase == "train" and not self.nan_loss:
-                self.nan_loss = text.strip() or f"step {event.n}: loss {loss}"
-        elif isinstance(event, Summary):
+            if event.phase == "train":
+                self._note_training(event, text)
+        elif isinstance(event, Summary) and whole:
             self.summary.update(_texts(event.values))
+        elif isinstance(event, Summary):  # its number may have been cut short
+            self.torn = tuple(_texts(event.values))
         elif isinstance(event, EffectiveConfig):
             self.config.update(_texts(event.values))
+        elif isinstance(event, Ended) and event.code:
+            self._fatal.end(without_rank(text) or event.marker)
         elif isinstance(event, Ended):
             self.ended = True
+
+    def _note_training(self, step: Step, text: str) -> None:
+        """Look at a training step: its loss, and that the training goes on, where it comes from a line of the log."""
+        loss = step.values.get(Quantity.LOSS)
+        if loss is not None and not math.isfinite(loss) and not self.nan_loss:
+            self.nan_loss = text.strip() or f"step {step.n}: loss {loss}"
+        if text and self._fatal.line:
+            self._fatal.forget()
+        if text and self.ended and step.n != self._highest:  # the last step of other ranks may come after the mark
+            self.ended = False
+        self._highest = step.n if self._highest is None else max(self._highest, step.n)
 
 
 def _texts(values: Mapping[str, object]) -> dict[str, str]:

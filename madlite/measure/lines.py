@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 
 from madlite.types import Line, Value
 
@@ -16,6 +17,7 @@ LONGEST = 64 * 1024  # characters; a longer line is cut into pieces, so that noi
 # nothing of it reaches beyond a line's end, so that a text of many lines comes out as its lines would
 _ESCAPE = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _RANK = re.compile(r"\[(?:rank|default)[-_]?(\d{1,9})(?:/\d+)?\]")
+_LABEL = 40  # characters that a label has at most
 _HEAD = 200  # characters of a line in which a launcher's prefix is looked for
 
 
@@ -24,6 +26,19 @@ class Block(Value, frozen=True):
 
     lines: list[str]
     text: str
+
+
+def lines_with(text: str, needed: str = "") -> Iterator[tuple[int, str]]:
+    """Yield offset and line of every line of a text that holds a needed text, in order."""
+    at = text.find(needed)
+    while at >= 0:
+        begin = text.rfind("\n", 0, at) + 1
+        end = text.find("\n", at)
+        if end < 0:
+            yield begin, text[begin:]
+            return
+        yield begin, text[begin:end]
+        at = text.find(needed, end + 1)
 
 
 def make_block(lines: Iterable[str]) -> Block:
@@ -89,7 +104,19 @@ def _cut(lines: list[str], rest: str) -> tuple[list[str], str]:
 
 def rank_of(text: str) -> int | None:
     """Return the rank that a launcher's prefix names: torchrun's `[rank0]:`, Primus's `[rank-0/8]`."""
-    if text.find("rank", 0, _HEAD) < 0 and text.find("default", 0, _HEAD) < 0:
+    at = text.find("[rank", 0, _HEAD)
+    if at < 0 and text.find("[default", 0, _HEAD) < 0:
         return None
+    label = text[at : text.find("]", at, at + _LABEL) + 1] if at >= 0 else ""
+    rank = _known_rank(label) if label else None
+    if rank is not None:
+        return rank
     found = _RANK.search(text, 0, _HEAD)
+    return int(found[1]) if found else None
+
+
+@lru_cache(maxsize=4096)
+def _known_rank(label: str) -> int | None:
+    """Return the rank that a label such as `[rank-0/8]` names; a log has few of them and millions of lines."""
+    found = _RANK.fullmatch(label)
     return int(found[1]) if found else None

@@ -29,11 +29,13 @@ def mad_metrics(
 def _figure(rule: MadMetric, steps: Steps, summary: Mapping[str, str]) -> str:
     if rule.rule == "summary":
         return summary.get(rule.key, "").replace(",", "")
-    values = list(steps.curve(rule.quantity).values) if rule.quantity else []
+    if rule.quantity is None:
+        return ""
     if rule.rule == "mean":
-        values = values[rule.start : rule.stop]
+        values = steps.curve(rule.quantity).values[rule.start : rule.stop]
         return f"{statistics.fmean(values):.6g}" if values and all(map(usable, values)) else ""
-    return f"{values[-1]:.10g}" if values else ""
+    last = steps.latest(rule.quantity)  # as MAD's parsers take the last match of a log, whichever rank's it is
+    return "" if last is None else f"{last:.10g}"
 
 
 def _why(rule: MadMetric, text: str) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import islice
 
-from madlite.measure.lines import Block
+from madlite.measure.lines import Block, lines_with
 from madlite.measure.needed import ignores_case, needed_texts, without_case
 from madlite.types import FailureRule
 
@@ -15,7 +16,7 @@ _PREFIX = re.compile(r"^(?:\[(?:rank|default)\d+\]:\s?)+")
 class RuleScan:
     """Keeps the first line that matches, and the first rule it matches.
 
-    A rule is asked about a line only where the line's block holds a text that the rule needs: most hold none.
+    A rule is asked about the lines that hold a text it needs: most hold none.
     """
 
     def __init__(self, rules: Iterable[FailureRule]) -> None:
@@ -30,23 +31,33 @@ class RuleScan:
 
     def feed(self, block: Block) -> None:
         """Take lines in."""
-        possible = self._possible(block.text) if self.rule is None else ()
-        if not possible:
+        if self.rule is not None:
             return
-        rules = [self._rules[index] for index in sorted(possible)]
-        for line in block.lines:
-            for pattern, rule in rules:
-                if pattern.search(line):
-                    self.rule, self.line = rule, without_rank(line)
-                    return
+        found = min(self._matches(block), default=None)
+        if found is not None:
+            _, index, line = found
+            self.rule, self.line = self._rules[index][1], without_rank(line)
 
-    def _possible(self, text: str) -> frozenset[int]:
-        """Return the places of the rules that may match in a line of the text."""
-        found = [index for needed, index in self._needed if needed in text]
+    def _matches(self, block: Block) -> Iterator[tuple[int, int, str]]:
+        """Yield where each rule first matches: the line's place, the rule's, and the line."""
+        for text, index in self._needed:
+            if text in block.text:
+                yield from islice(self._asked(index, lines_with(block.text, text)), 1)
+        for index in self._everywhere(block.text):
+            yield from islice(self._asked(index, lines_with(block.text)), 1)
+
+    def _asked(self, index: int, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, int, str]]:
+        pattern = self._rules[index][0]
+        kept = ((place, line) for place, line in lines if line and not line.isspace())
+        return ((place, index, line) for place, line in kept if pattern.search(line))
+
+    def _everywhere(self, text: str) -> list[int]:
+        """Return the places of the rules that every line of the text has to be asked about."""
+        found = set(self._always)
         if self._needed_small:
             small = without_case(text)
-            found += [index for needed, index in self._needed_small if small is None or needed in small]
-        return self._always.union(found)
+            found |= {index for needed, index in self._needed_small if small is None or needed in small}
+        return sorted(found)
 
 
 def without_rank(line: str) -> str:

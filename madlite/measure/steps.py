@@ -2,7 +2,8 @@
 
 What is kept of a step: its number, rank and phase, and the value of each of its quantities.  Of a step that is reported
 again (a line forwarded twice, a run that went back to a checkpoint) the values reported last count, quantity by
-quantity.  Time and span are the live screen's and the plugins' business; they get every step as it comes.
+quantity.  Of the spans the first line's is kept: the others' are told by the numbers.  Times are the live screen's and
+the plugins' business; they get every step as it comes.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ class Steps:
 
     def __init__(self, steps: Iterable[Step] = ()) -> None:
         self._series: dict[tuple[str, int | None], _Series] = {}
+        self._first: tuple[int, int] | None = None  # of the lowest training line: its step, and how many it covers
+        self._latest: dict[Quantity, float] = {}
         for step in steps:
             self.add(step)
 
@@ -49,6 +52,10 @@ class Steps:
         series = self._series.get(key) or _Series()
         series.put(n, step.values)
         self._series[key] = series
+        if step.phase == "train":
+            self._latest.update(step.values)
+            if self._first is None or n < self._first[0]:
+                self._first = (n, max(1, step.span))
 
     def __len__(self) -> int:
         return sum(len(series.ns) for series in self._series.values())
@@ -72,6 +79,15 @@ class Steps:
         """Return the lowest and the highest number of a phase's steps; None without any."""
         ends = [n for series in self._of(phase) for n in (min(series.ns), max(series.ns))]
         return (min(ends), max(ends)) if ends else None
+
+    @property
+    def begin(self) -> int:
+        """The first training step that was done: of the lowest line the first that it covers; 1 without any."""
+        return self._first[0] - self._first[1] + 1 if self._first else 1
+
+    def latest(self, quantity: Quantity) -> float | None:
+        """Return the value of a training step that was reported last, by whatever rank; None where there is none."""
+        return self._latest.get(quantity)
 
     def ranks(self, phase: Phase = "train") -> tuple[int, ...]:
         """Return the ranks that a phase's lines name."""

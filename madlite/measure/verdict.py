@@ -91,9 +91,17 @@ def judge_steps(asked: Asked, log: Follower) -> Verdict:
         return _failure(
             Cause.INCOMPLETE, f"step {last} was the last of {asked.steps} asked for", log.telling_line, window=window
         )
+    if log.launcher_line:
+        return launcher_failure(log, window)
     if window is None:
         return _failure(Cause.NO_METRIC, _no_window(asked, steps, last))
     return _steady(asked, window, log)
+
+
+def launcher_failure(log: Follower, window: Window | None = None) -> Verdict:
+    """Return the verdict of a log whose launcher says that it failed, whatever exit code came out."""
+    words = f"the training's launcher says that it failed{_rule_words(log)}"
+    return _failure(Cause.EXIT_CODE, words, log.fatal_line, window=window)
 
 
 def judge_line(log: Follower) -> Verdict:
@@ -133,9 +141,12 @@ def _failure(cause: Cause, reason: str, evidence: str = "", **more: object) -> V
 
 def _exit_words(code: int, log: Follower) -> str:
     how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+    return f"the workload failed: {how}{_rule_words(log)}"
+
+
+def _rule_words(log: Follower) -> str:
     hint = f"; {log.rule.hint}" if log.rule and log.rule.hint else ""
-    cause = f" ({log.rule.cause})" if log.rule else ""
-    return f"the workload failed: {how}{cause}{hint}"
+    return f" ({log.rule.cause}){hint}" if log.rule else ""
 
 
 def _suspected(verdict: Verdict, log: Follower, several: str = "") -> Verdict:
@@ -191,6 +202,8 @@ def _no_window(asked: Asked, steps: Steps, last: int) -> str:
 def _steady(asked: Asked, window: Window, log: Follower) -> Verdict:
     headline = make_metric(f"{window.median:.6g}", asked.rule.headline_metric, columns=asked.columns)
     mad, findings = mad_metrics(asked.rule.mad, log.steps, log.summary, asked.columns)
+    if log.torn:
+        findings = (*findings, f"the last line was cut off: its {', '.join(log.torn)} is left out")
     if window.n < FEWEST_STEPS:
         findings = (*findings, f"low samples: only {window.n} steady steps")
     if headline.status is Status.FAILURE:

@@ -24,7 +24,7 @@ def steady_window(steps: Steps, quantity: Quantity, warmup_steps: int) -> Window
         return None
     begin = 0
     if warmup_steps > 0:  # a line covers the steps since the one before it, which must have been past the warm-up
-        begin = bisect_left(curve.ns, curve.ns[0] - 1 + warmup_steps) + 1
+        begin = bisect_left(curve.ns, steps.begin - 1 + warmup_steps) + 1
     fine = [usable(value) for value in curve.values[begin:]]
     ns = array("q", compress(curve.ns[begin:], fine))
     values = array("d", compress(curve.values[begin:], fine))

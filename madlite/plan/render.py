@@ -79,7 +79,7 @@ def _environment(search: tuple[Path, ...]) -> jinja2.Environment:
         lstrip_blocks=True,
         autoescape=False,
     )
-    environment.filters |= {"sh": quote_shell, "toml": write_toml}
+    environment.filters |= {"sh": quote_shell, "toml": write_toml, "words": shlex.split}
     return environment
 
 

@@ -126,6 +126,10 @@ def _key(given: str, known: list[str], settings: Mapping[str, Scalar], layer: La
     what = f"{layer.origin} has no key '{given}' to set"
     if layer.origin.startswith("--") and layer.origin not in ("--set", "--additional-context"):
         what = f"{layer.origin} means nothing to this run: it has no '{given}' to set"
+    if not settings:
+        raise UsageProblem(
+            what, "its own script decides that; --backend NAME renders a card that a backend has recipes for"
+        )
     raise UsageProblem(
         what,
         _suggestion(name, known) + "   madlite explain TAG shows every key",

@@ -26,6 +26,7 @@ class Quantity(str, Enum):
     MEMORY_RESERVED_GIB = "GiB reserved"
     MEMORY_ALLOCATED_GIB = "GiB allocated"
     MEMORY_PERCENT = "% of GPU memory"
+    MEMORY_USED_PERCENT = "% of GPU memory used"
     MFU_PERCENT = "% MFU"
 
 

@@ -49,9 +49,13 @@ class EffectiveConfig(Value, frozen=True):
 
 
 class Ended(Value, frozen=True):
-    """The framework's own mark that it came to its end."""
+    """The framework's own mark that it came to its end, or its launcher's word on how.
+
+    `code` is the exit code that the launcher names, negative for a signal; other than 0 the training failed.
+    """
 
     marker: str
+    code: int = 0
 
 
 Event: TypeAlias = Step | Phase | Summary | EffectiveConfig | Ended
@@ -145,12 +149,13 @@ class Finding(Value, frozen=True):
 
 
 class Asset(Value, frozen=True):
-    """Something a plan needs from elsewhere: weights, a tokenizer, a data set."""
+    """Something a plan needs from elsewhere: weights, a tokenizer, a data set; `hint` says how to do without it."""
 
     kind: Literal["model", "dataset", "tokenizer", "file"]
     ref: str
     gated: bool = False
     size_bytes: int | None = None
+    hint: str = ""
 
 
 class FailureRule(Value, frozen=True):

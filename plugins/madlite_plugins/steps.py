@@ -6,14 +6,24 @@ import re
 
 from madlite import Line
 
-_LABEL = re.compile(r"\[(?:rank|default)[-_]?(\d{1,9})(?:/\d+)?\]")
+_LABEL = re.compile(r"\[(?:rank|default)[-_]?(\d{1,9})(?:/(\d{1,9}))?\]")
 
 
 def rank_before(line: Line, end: int) -> int | None:
     """Return the rank whose label is the last before character `end`: ranks share a line where their writes met."""
-    at = max(line.text.rfind("[rank", 0, end), line.text.rfind("[default", 0, end))
-    found = _LABEL.match(line.text, at) if at >= 0 else None
+    found = _label_before(line, end)
     return int(found[1]) if found else line.rank
+
+
+def world_before(line: Line, end: int) -> int:
+    """Return how many ranks that label says there are, 0 where it does not."""
+    found = _label_before(line, end)
+    return int(found[2] or 0) if found else 0
+
+
+def _label_before(line: Line, end: int) -> re.Match[str] | None:
+    at = max(line.text.rfind("[rank", 0, end), line.text.rfind("[default", 0, end))
+    return _LABEL.match(line.text, at) if at >= 0 else None
 
 
 class Spans:

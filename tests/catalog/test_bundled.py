@@ -35,16 +35,18 @@ MOVED = {"primus": "primus_megatron-lm", "jax": "jax-maxtext"}  # whose newer ca
 
 
 def test_every_static_card_of_mad_is_there_field_by_field() -> None:
-    """The list holds directory cards as their files do: paths relative to the folder, the name without it."""
+    """The list holds directory cards as their files do, with paths relative to the folder; three are scripts alone."""
     bundled = {entry["name"]: entry for entry in json.loads(bundled_models(None).read_text())}
     listed = [entry for entry in json.loads(MAD_CARDS.read_text()) if "/" not in entry["name"] and "n_gpus" in entry]
     for entry in listed:
         if entry["scripts"] == "run.sh":
             folder = MOVED[entry["name"].split("_")[0]]
             paths = {key: normpath(f"scripts/{folder}/{entry[key]}") for key in ("dockerfile", "scripts")}
-            entry |= {**paths, "name": f"{folder}/{entry['name']}"}
+            entry |= paths
         assert bundled.pop(entry["name"]) == entry
-    assert len(listed) == 97 and list(bundled) == ["demo_torchtitan_llama_debug", "demo_hf_lora_tiny"]
+    demo, scripts = list(bundled)[:2], list(bundled)[2:]
+    assert len(listed) == 97 and demo == ["demo_torchtitan_llama_debug", "demo_hf_lora_tiny"]
+    assert scripts == ["pyt_mlperf_training_llama-3.1-8b", "pyt_mlperf_training_llama-3.1-405b", "pyt_mpt30b_training"]
 
 
 @pytest.mark.parametrize(
@@ -53,20 +55,32 @@ def test_every_static_card_of_mad_is_there_field_by_field() -> None:
         "primus_megatron-lm/primus_pyt_megatron_lm_train_llama-3.1-405b_overlay",
         "jax-maxtext/jax_maxtext_train_qwen3-14b_fp8",
         "jax-maxtext/jax_maxtext_train_llama-3.1-8b_multinode_rccl",
+        "pytorch_train/pyt_train_flux",  # as MAD's newest layout has it
     ],
 )
 def test_a_directory_card_answers_to_its_full_and_to_its_bare_name(tmp_path: Path, name: str) -> None:
     catalog = load_catalog(tmp_path, bundled_models(None))
     for tag in (name, name.rpartition("/")[2]):
         (request,) = select(catalog, [tag])
-        assert (request.card.name, request.card.scope) == (name, name.partition("/")[0])
+        assert request.card.name == name.rpartition("/")[2]
+
+
+def test_a_folder_of_mad_selects_its_cards(tmp_path: Path) -> None:
+    catalog = load_catalog(tmp_path, bundled_models(None))
+    assert (
+        len(select(catalog, ["primus_megatron-lm/all"])) == 5 == len(select(catalog, ["primus_megatron-lm/scaleout"]))
+    )
+    with pytest.raises(CatalogError):
+        select(catalog, ["primus_megatron-lm/pyt_train_flux"])
 
 
 def test_bundled_cards_have_known_fields_and_paths_below_their_root() -> None:
     file = bundled_models(None)
+    named = {entry["name"]: entry for entry in json.loads(file.read_text())}
     for card in read_cards(file.read_bytes(), "models.json", file.parent):
         assert card.extra == {}
-        assert card.backend or (card.dockerfile.startswith("docker/") and card.scripts.startswith("scripts/"))
+        assert card.backend or card.scripts.startswith("scripts/")
+        assert card.dockerfile.startswith("docker/") or card.backend or "dockerfile" not in named[card.name]
 
 
 def test_the_home_folder_comes_before_the_package(tmp_path: Path) -> None:

@@ -129,6 +129,108 @@ def test_a_failed_training_says_why(capsys, name, cause, said, evidence):
     assert f"FAILURE   [{cause}] " in out and f"> {result['evidence']}"[:80] in out
 
 
+def rows_of(name: str, upto: str) -> str:
+    """Return the steps of a real log without its head and its end: from the first to the one that holds `upto`."""
+    rows = (LOGS / name).read_text().splitlines(keepends=True)
+    first = next(at for at, row in enumerate(rows) if "step:" in row or "iteration " in row and "elapsed" in row)
+    return "".join(rows[first : next(at for at, row in enumerate(rows) if upto in row) + 1])
+
+
+TITAN_STEPS = rows_of(TITAN.name, "\x1b[31mstep: 20")
+MEGATRON_STEPS = rows_of("primus-main-megatron-small-cpu-1rank-tflops.log", "iteration        7/       7")
+RAISED = "Traceback (most recent call last):\n  File x\nRuntimeError: NCCL error: unhandled system error\n"
+CHILD = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n  exitcode  : 1 (pid: 123)\n"
+
+
+@pytest.mark.parametrize(
+    ("steps", "end", "cause", "evidence"),
+    [
+        (
+            TITAN_STEPS,
+            "[rank3]: torch.OutOfMemoryError: HIP out of memory. Tried\n",
+            "error_pattern",
+            "HIP out of memory",
+        ),
+        (TITAN_STEPS, RAISED, "error_pattern", "RuntimeError: NCCL error"),
+        (TITAN_STEPS, "run.sh: line 3: 77 Killed     torchrun\n", "error_pattern", "77 Killed"),
+        (TITAN_STEPS, RAISED + CHILD, "exit_code", "RuntimeError: NCCL error"),
+        (TITAN_STEPS, f"{RAISED}{CHILD}[titan] 2026 - root - INFO - Training completed\n", "exit_code", "NCCL error"),
+        (TITAN_STEPS + "Training completed\n" + TITAN_STEPS, "CUDA out of memory\n", "error_pattern", "CUDA out of"),
+        (MEGATRON_STEPS, CHILD + "tokens/GPU/s: 100.0\n", "exit_code", "ChildFailedError"),
+        (MEGATRON_STEPS, "[NODE-0(h)] [ERROR] primus launcher exited with code 1\n", "exit_code", "exited with code 1"),
+        (MEGATRON_STEPS, "[NODE-0(h)] [ERROR] [direct] torchrun exited with code 137\nbye\n", "exit_code", "code 137"),
+        (MEGATRON_STEPS, "[NODE-0(h)] [ERROR] primus launcher crashed due to signal 9\n", "exit_code", "signal 9"),
+    ],
+)
+def test_a_training_that_was_over_before_its_end_is_a_failure(capsys, tmp_path, steps, end, cause, evidence):
+    log = tmp_path / "x.log"
+    log.write_text(steps)
+    assert parsed(capsys, log)["result"]["status"] == "SUCCESS"
+    log.write_text(steps + end)
+    result = parsed(capsys, log, code=3)["result"]
+    assert (result["status"], result["cause"]) == ("FAILURE", cause) and evidence in result["evidence"]
+    log.write_text(steps + end + steps)  # it was started again
+    assert parsed(capsys, log)["result"]["status"] == "SUCCESS"
+
+
+def test_a_line_that_looks_bad_beside_an_end_mark_is_told(capsys, tmp_path):
+    log = tmp_path / "x.log"
+    log.write_bytes(TITAN.read_bytes() + RAISED.encode())
+    found = parsed(capsys, log)
+    assert found["result"]["status"] == "SUCCESS" and "RuntimeError: NCCL error" in found["findings"][0]
+
+
+def test_a_traceback_before_the_first_step_is_no_failure(capsys):
+    log = LOGS / "primus-main-megatron-tiny-cpu-1rank.log"
+    assert "Traceback (most recent call last):" in log.read_text()
+    found = parsed(capsys, log)
+    assert (found["result"]["status"], found["result"]["evidence"]) == ("SUCCESS", "")
+
+
+def test_a_log_of_a_start_that_failed_is_known_by_its_traceback(capsys):
+    found = parsed(capsys, LOGS / "torchtitan-0.2.2-cpu-unpatched-FAIL.log", code=3)
+    assert (found["backend"], found["result"]["cause"]) == ("torchtitan", "no_metric")
+    assert found["result"]["evidence"] == "ModuleNotFoundError: No module named 'triton'"
+
+
+def test_mad_s_last_value_is_the_one_that_is_printed_last(capsys):
+    name = "torchtitan-0.2.2-debugmodel-cpu-2ranks-ddp-nocolor.log"
+    last = [line for line in (LOGS / name).read_text().splitlines() if " tps: " in line][-1]
+    metrics = {one["metric"]: one["text"] for one in parsed(capsys, LOGS / name)["result"]["metrics"]}
+    assert " tps: 1,396 " in last and metrics["tok_per_s_per_gpu"] == "1396"
+
+
+@pytest.mark.parametrize(
+    ("name", "metrics"),
+    [
+        ("megatron-lm-rocm_dev-2b855baf-gpt-cpu-1rank.log", set()),
+        ("primus-main-torchtitan0.2.2-debug-cpu-1rank.log", {"tok_per_s_per_gpu", "TFLOPS_per_gpu"}),
+    ],
+)
+def test_a_figure_of_mad_that_the_log_cannot_have_is_not_missed(capsys, name, metrics):
+    found = parsed(capsys, LOGS / name)
+    assert not any("no tok_per_s" in text or "no TFLOPS" in text for text in found["findings"])
+    told = {one["metric"] for one in found["result"]["metrics"]}
+    assert metrics <= told and not any(name.endswith("_avg") for name in told)
+
+
+def test_a_figure_of_mad_that_is_no_result_is_told(capsys):
+    found = parsed(capsys, LOGS / "primus-main-megatron-tiny-cpu-1rank.log")
+    assert "no TFLOPS_per_gpu: '0' is no result" in found["findings"]
+    assert "GPU_memory_usage (%)" not in {one["metric"] for one in found["result"]["metrics"]}  # MAD's for torchtitan
+
+
+def test_a_summary_that_was_cut_off_is_no_number(capsys, tmp_path):
+    log = tmp_path / "x.log"
+    data = (LOGS / "megatron-lm-rocm_dev-gpt-cpu-2ranks-dp2.log").read_bytes()
+    log.write_bytes(data + b"throughput per GPU: 540.25\ntokens/GPU/s: 20")
+    found = parsed(capsys, log)
+    metrics = {one["metric"]: one["text"] for one in found["result"]["metrics"]}
+    assert metrics["TFLOPS_per_gpu"] == "540.25" and "tok_per_s_per_gpu" not in metrics
+    assert found["summary"] == {"throughput per GPU": "540.25"}
+    assert "the last line was cut off: its tokens/GPU/s is left out" in found["findings"]
+
+
 def test_a_rule_gives_its_hint(capsys):
     name = LOGS / "hf-peft0.21-torchao0.14-conflict-FAIL.log"
     rule = parsed(capsys, name, code=3)["failure_rule"]

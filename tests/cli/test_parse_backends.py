@@ -112,6 +112,22 @@ def test_a_log_is_recognised_after_much_else(with_backends, capsys):
     assert parsed(capsys, log)["training"]["steps"] == 20
 
 
+def test_a_weak_guess_waits_for_what_more_lines_say(with_backends, capsys):
+    class Late(Tiny):
+        def recognise(self, head):
+            return 0.9 if any("step=" in text for text in head) else 0.0
+
+    class Weak(Tiny):
+        def recognise(self, head):
+            return 0.3
+
+    log = with_backends(Late("late"), Weak("weak"))
+    log.write_text("#12 0.3 Collecting numpy\n" * 5000 + log.read_text())
+    assert parsed(capsys, log)["backend"] == "late"
+    with_backends(Weak("weak"))
+    assert parsed(capsys, log)["backend"] == "weak"
+
+
 def test_nothing_is_written(with_backends, capsys, tmp_path, monkeypatch):
     log = with_backends(Tiny())
     monkeypatch.chdir(tmp_path)

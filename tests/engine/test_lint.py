@@ -68,6 +68,16 @@ def test_a_gated_repository_needs_a_token(tmp_path, env, refused):
         check_plans([one], Plugins())
 
 
+def test_a_gated_repository_says_how_to_do_without_it(tmp_path):
+    lama = Asset(kind="tokenizer", ref="lab/Lama", gated=True, hint="--mock-data")
+    free = Asset(kind="tokenizer", ref="lab/free", hint="never shown")
+    one = planned(tmp_path, [backend(assets=[lama, lama, free])])
+    with pytest.raises(CheckFailed) as caught:
+        check_plans([one], Plugins())
+    assert caught.value.hint.count("--mock-data") == 1 and "never shown" not in caught.value.hint
+    assert caught.value.hint.startswith("export MAD_SECRETS_HFTOKEN=…, or ")
+
+
 def test_a_plugins_checks_count_too(tmp_path):
     module = types.ModuleType("m")
     module.madlite_checks = hookimpl(lambda plan: [Finding(message="never", fatal=True)], specname="madlite_checks")

@@ -13,7 +13,7 @@ from madlite.backend import PatternReader, step_pattern
 from madlite.measure.follow import _KEPT, Follower
 from madlite.measure.lines import LONGEST
 from madlite.plan.error_scan import BENIGN, PATTERNS
-from madlite.types import EffectiveConfig, ErrorScan, FailureRule, Step, Summary
+from madlite.types import EffectiveConfig, Ended, ErrorScan, FailureRule, Step, Summary
 
 PATTERN = step_pattern(r"step=(?P<n>\d+) tps=(?P<tokens_per_s_per_gpu>[\d,.]+)(?: loss=(?P<loss>\S+))?")
 RULES = (
@@ -26,6 +26,7 @@ TEXTS = st.sampled_from(
     [
         *("step=1 tps=1,000 loss=2.5", "step=2 tps=2 loss=nan", "[rank1]: step=2 tps=4 loss=1", "step=3 tps=7"),
         *("\x1b[31mstep=4\x1b[0m tps=5 loss=1", "⊘ ü loss", "10%|#\r20%|##", "\x1b]0;title", "x" * 300, "", "   "),
+        *("Traceback (most recent call last):", "Exception ignored in: x", "ChildFailedError", "died by signal 9"),
         *("performance: 5 tok/s", "performance: 6 x", "'train_samples_per_second': 3", "done"),
         *("RuntimeError: x", "ValueError: FutureWarning", "boom 7", "boom", "Killed", "HIP OUT OF MEMORY"),
     ]
@@ -61,6 +62,7 @@ def seen(log: Follower) -> dict[str, object]:
         "lines": log.lines,
         "steps": [(step.n, step.rank, {key: repr(value) for key, value in step.values.items()}) for step in log.steps],
         "nan": log.nan_loss,
+        "fatal": (log.fatal_line, log.launcher_line, log.ended),
         "rule": (log.rule, log.rule_line),
         "telling": log.telling_line,
         "patterns": dict(log._patterns.found),
@@ -148,6 +150,38 @@ def test_what_a_log_says_of_its_configuration_is_kept():
     log = Follower([Tells(first, second)])
     log.feed(b"x\n")
     assert log.config == {"steps": "5", "tp": "2"}
+
+
+class Sums:
+    """A reader of figures that a framework prints of the whole run."""
+
+    def feed(self, line):
+        name, colon, value = line.text.partition(": ")
+        return [Summary(values={name: value})] if colon else []
+
+    def finish(self, outputs):
+        return ()
+
+
+def test_a_figure_at_the_very_end_that_no_line_end_follows_is_left_out():
+    log = Follower([Sums()])
+    log.feed(b"TFLOPS: 540.25\ntokens/GPU/s: 20")
+    log.finish()
+    assert (log.summary, log.torn) == ({"TFLOPS": "540.25"}, ("tokens/GPU/s",))
+    log = Follower([Sums()])
+    log.feed(b"TFLOPS: 540.25\ntokens/GPU/s: 20000.0\r\n")
+    log.finish()
+    assert (log.summary, log.torn) == ({"TFLOPS": "540.25", "tokens/GPU/s": "20000.0"}, ())
+
+
+@pytest.mark.parametrize("code", [1, 137, -9])
+def test_a_launcher_s_code_is_no_end_mark(code):
+    log = Follower([Tells(Ended(marker="launcher: code", code=code))])
+    log.feed(b"the launcher says so\n")
+    assert not log.ended and log.launcher_line == log.fatal_line == "the launcher says so"
+    log = Follower([Tells(Ended(marker="launcher: code 0"))])
+    log.feed(b"x\n")
+    assert log.ended and not log.launcher_line
 
 
 @pytest.mark.parametrize(

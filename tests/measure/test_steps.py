@@ -65,6 +65,13 @@ def test_not_a_number_is_kept_and_is_not_the_same_as_nothing():
     assert second.values == {TPS: 5.0}
 
 
+def test_the_latest_value_is_the_one_that_was_reported_last():
+    steps = Steps([Step(n=2, values={TPS: 5.0, LOSS: 1.0}, rank=1), Step(n=2, values={TPS: 4.0}, rank=0)])
+    steps.add(Step(n=1, values={TPS: 3.0}, rank=1))  # started again
+    steps.add(Step(n=1, values={TPS: 9.0, LOSS: 9.0}, phase="validate"))
+    assert (steps.latest(TPS), steps.latest(LOSS), steps.latest(Quantity.GRAD_NORM)) == (3.0, 1.0, None)
+
+
 def test_a_garbled_number_of_a_step_is_no_step():
     assert len(Steps([Step(n=10**300, values={LOSS: 1.0}), Step(n=-(10**30), values={})])) == 0
 

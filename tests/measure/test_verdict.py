@@ -11,7 +11,7 @@ from madlite.measure.multiple import Read
 from madlite.measure.performance import make_metric
 from madlite.measure.verdict import Witnesses, judge
 from madlite.plan.make import make_plan
-from madlite.types import Cause, ErrorScan, Exit, FailureRule, ResultRule, Status, Variant
+from madlite.types import Cause, Ended, ErrorScan, Exit, FailureRule, ResultRule, Status, Variant
 from tests.plan.conftest import given  # noqa: F401 - a fixture
 
 PATTERN = step_pattern(r"step=(?P<n>\d+) tps=(?P<tokens_per_s_per_gpu>\S+)(?: loss=(?P<loss>\S+))?")
@@ -64,6 +64,38 @@ def test_a_complete_training_is_a_success(plan):
 def test_exit_code_0_is_not_enough(plan, text, cause):
     verdict = judge(steps_plan(plan), Witnesses(exit=DONE), follow(text))
     assert (verdict.status, verdict.cause) == (Status.FAILURE, cause) and verdict.reason
+
+
+class Launched(PatternReader):
+    """Reads steps, and what a launcher says of its exit code."""
+
+    def feed(self, line):
+        if line.text.startswith("launcher: "):
+            return (Ended(marker=line.text, code=int(line.text.split()[-1])),)
+        return super().feed(line)
+
+
+@pytest.mark.parametrize(("end", "status"), [("0", Status.SUCCESS), ("1", Status.FAILURE), ("-9", Status.FAILURE)])
+def test_a_launcher_that_says_it_failed_is_believed_over_exit_code_0(plan, end, status):
+    log = Follower([Launched(PATTERN)])
+    log.feed(f"{training(20)}launcher: {end}\nthe script goes on\n".encode())
+    verdict = judge(steps_plan(plan), Witnesses(exit=DONE), log)
+    assert verdict.status is status
+    if status is Status.FAILURE:
+        assert (verdict.cause, verdict.evidence, verdict.metrics) == (Cause.EXIT_CODE, f"launcher: {end}", ())
+
+
+def test_torchrun_s_own_word_on_a_failed_rank_is_believed_over_exit_code_0(plan):
+    failed = training(20) + "Traceback (most recent call last):\nOSError: full\nx.ChildFailedError: \n"
+    verdict = judge(steps_plan(plan), Witnesses(exit=DONE), follow(failed))
+    assert (verdict.cause, verdict.evidence) == (Cause.EXIT_CODE, "OSError: full")
+    again = judge(steps_plan(plan), Witnesses(exit=DONE), follow(failed + training(20)))
+    assert again.status is Status.SUCCESS
+
+
+def test_a_traceback_alone_does_not_outdo_exit_code_0(plan):
+    text = training(20) + "Traceback (most recent call last):\nOSError: a logger's\n"
+    assert judge(steps_plan(plan), Witnesses(exit=DONE), follow(text)).status is Status.SUCCESS
 
 
 def test_steps_before_the_window_are_no_result(plan):

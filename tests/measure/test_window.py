@@ -37,6 +37,19 @@ def test_a_line_that_covers_warm_up_steps_is_dropped():
     assert (window.n, window.first_step) == (2, 20)
 
 
+def test_the_first_line_of_a_log_interval_covers_the_steps_before_it():
+    lines = [Step(n=n, span=5, values={TPS: float(n)}) for n in (5, 10, 15, 20)]
+    window = steady_window(Steps(lines), TPS, 5)
+    assert (window.n, window.first_step, window.dropped) == (3, 10, 1)
+    assert steady_window(Steps(lines), TPS, 6).first_step == 15
+
+
+def test_warm_up_counts_the_runs_steps_also_for_a_quantity_that_later_lines_alone_have():
+    first = [Step(n=n, values={Quantity.LOSS: 1.0}) for n in (1, 2)]
+    rest = [Step(n=n, values={Quantity.LOSS: 1.0, TPS: float(n)}) for n in range(3, 12)]
+    assert steady_window(Steps([*first, *rest]), TPS, 5).first_step == 6
+
+
 def test_ranks_are_averaged_and_a_line_seen_twice_counts_once():
     both = [*steps({1: 10.0, 2: 20.0}, rank=0), *steps({1: 30.0, 2: 40.0}, rank=1), *steps({2: 40.0}, rank=1)]
     assert curve(Steps(both)) == [(1, 20.0), (2, 30.0)]

@@ -65,6 +65,17 @@ def test_shell_words_survive_a_shell(text):
     assert said.decode() == text
 
 
+def test_a_text_is_split_into_words_as_a_shell_does_it(given, tmp_path):
+    folder = write(tmp_path / "t", """{{ "--a 'b c' --d=\\\\$e" | words | join("|") }}""")
+    (file,) = render(make_plan(given()), [folder])
+    assert file.data == b"--a|b c|--d=$e"
+
+
+def test_a_quote_without_end_is_a_template_s_mistake(given, tmp_path):
+    with pytest.raises(UsageProblem, match="No closing quotation"):
+        render(make_plan(given()), [write(tmp_path / "t", """{{ "'a" | words }}""")])
+
+
 @pytest.mark.parametrize("value", [*NASTY, True, 3, -1.5e-8, ["a", 1], []])
 def test_values_survive_toml(value):
     assert tomli.loads(f"x = {write_toml(value)}")["x"] == value

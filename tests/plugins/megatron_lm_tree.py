@@ -112,6 +112,25 @@ class Tree:
 
     def run(self, plan: RunPlan, **env: str) -> subprocess.CompletedProcess[str]:
         """Render the plan's run.sh and execute it."""
+        given = self._prepare(plan, env)
+        return subprocess.run(
+            ["bash", "run.sh"], cwd=self.run_folder, env=given, capture_output=True, text=True, check=False, timeout=60
+        )
+
+    def start(self, plan: RunPlan, **env: str) -> subprocess.Popen[str]:
+        """Render the plan's run.sh and start it in a process group of its own."""
+        given = self._prepare(plan, env)
+        return subprocess.Popen(
+            ["bash", "run.sh"],
+            cwd=self.run_folder,
+            env=given,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+        )
+
+    def _prepare(self, plan: RunPlan, env: Mapping[str, str]) -> dict[str, str]:
         (file,) = render(plan, [TEMPLATES])
         (self.run_folder / "run.sh").write_bytes(file.data)
         usual = {
@@ -121,10 +140,7 @@ class Tree:
             "HF_HUB_OFFLINE": "1",
             "HF_HOME": str(self.stub / "hub"),
         }
-        given = {**usual, **env}
-        return subprocess.run(
-            ["bash", "run.sh"], cwd=self.run_folder, env=given, capture_output=True, text=True, check=False, timeout=60
-        )
+        return {**usual, **env}
 
     def given(self, plan: RunPlan, **env: str) -> dict[str, str]:
         """Return the environment that the script saw."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from madlite.plan.context import Context
-from madlite.plan.given import Given
+from msgspec.structs import replace
+
+from madlite.plan.context import read_context
+from madlite.plan.given import Given, layers
 from madlite.plan.make import make_plan
 from madlite.plan.options import Options
 from madlite.plan.place import Choice
 from madlite.plan.render import render
+from madlite.plan.values import asked_values
 from madlite.types import Card, Finding, Gpu, Machine, Request, RunPlan
 from madlite_plugins.primus.backend import Primus
 from tests.plugins.logs import TEMPLATES
@@ -30,12 +33,40 @@ def mad_card(name: str, **changes: object) -> Card:
     return Card(name=name, root=Path(), source="a test", **fields)  # type: ignore[arg-type]
 
 
-def plans(card: Card | str, on: Machine | None = None, *, runtime: str = "docker", workspace: Path = SPACE, **asked):
-    """Return the plans of a card; `asked` is what options of their own and --set ask for."""
+def tree_card(root: Path = SPACE, **values: object) -> Card:
+    """Return a card as one of a Primus tree is: its config file's values, not those of Primus's presets."""
+    config = "examples/megatron/configs/MI300X/deepseek_v2_lite-BF16-pretrain.yaml"
+    recipe = {"name": "tree", "config": config, "framework": "megatron", "suite": "pretrain", **values}
+    return Card(
+        name="primus_train/megatron_MI300X_deepseek_v2_lite-BF16-pretrain",
+        root=root,
+        source="a test",
+        scope="primus_train",
+        scripts="scripts/primus_train/run.sh",
+        args=f"--config_path {config}",
+        n_gpus="8",
+        backend="primus",
+        recipe=recipe,
+    )
+
+
+def plans(
+    card: Card | str,
+    on: Machine | None = None,
+    *,
+    runtime: str = "docker",
+    workspace: Path = SPACE,
+    context: str = "",
+    environ: dict[str, str] | None = None,
+    **asked,
+):
+    """Return the plans of a card; `asked` is what --set asks for, `context` the text of --additional-context."""
     card = mad_card(card) if isinstance(card, str) else card
-    on = on or machine()
+    on, known = on or machine(), read_context(None, context)
     sets = tuple((name, str(value)) for name, value in asked.items())
-    request = Request(card=card, tag=card.name, settings=dict(sets))
+    options = Options(workspace=workspace, output=workspace / "perf.csv", sets=sets, environ=environ or {})
+    request = Request(card=card, tag=card.name)
+    request = replace(request, settings=asked_values(layers(request, known, options)))
     return [
         make_plan(
             Given(
@@ -44,8 +75,8 @@ def plans(card: Card | str, on: Machine | None = None, *, runtime: str = "docker
                 backend="primus",
                 draft=draft,
                 machine=on,
-                options=Options(workspace=workspace, output=workspace / "perf.csv", sets=sets),
-                context=Context(),
+                options=options,
+                context=known,
                 runtime=Choice(runtime=runtime, origin="a test"),
                 args=card.args,
             )

@@ -91,7 +91,7 @@ def test_a_hint_is_what_to_type():
         ("llama-3.1-8b", {"tp": 2, "pp": 2, "cp": 2, "global_batch": 2}),
         ("llama-3.1-8b", {"mock_data": False, "data_path": "0.3 /a/x 0.7 /b/y"}),
         ("llama-3.1-8b", {"mock_data": False, "dataset": "bookcorpus"}),
-        ("llama-3.1-8b", {"precision": "FP8", "te_fp8": "1", "use_flash_attn": "0", "num_layers": 16}),
+        ("llama-3.1-8b", {"precision": "FP8", "te_fp8": "1", "use_flash_attn": "0"}),
         ("deepseek-v2-lite-16b", {"mock_data": False, "data_dir": "/data"}),
         ("qwen2.5-72b", {"tp": 1}),
     ],
@@ -119,7 +119,17 @@ def test_an_older_script_has_no_fsdp_or_proxies():
 
 
 def test_few_steps_leave_no_window():
-    assert "warm-up" in one(plan_of("llama-3.1-8b", steps=10), fatal=False).message
+    assert "few after 5 of warm-up" in one(plan_of("llama-3.1-8b", steps=9), fatal=False).message
+    assert "over before 5 of warm-up" in one(plan_of("llama-3.1-8b", steps=5)).message
+
+
+@pytest.mark.parametrize(
+    ("card", "layers"), [("llama-3.1-70b-proxy", 40), ("deepseek-v3-proxy", 3), ("mixtral-8x22b-proxy", 4)]
+)
+def test_a_proxy_is_said_to_be_one(card, layers):
+    assert (
+        one(plan_of(card), fatal=False).message == f"a proxy of {layers} layers: its numbers are not the full model's"
+    )
 
 
 def test_two_nodes_need_to_meet():
@@ -233,6 +243,7 @@ def test_a_tokenizer_or_data_that_is_there_is_none():
             "bad_option",
         ),
         ("AssertionError: Rank 0: found NaN in local forward loss calculation. Device: 0, node: x", "nan_loss"),
+        ("run.sh: line 61: torchrun: command not found", "missing_package"),
         ("n1:1:1 [0] misc/socket.cc:485 NCCL WARN Bootstrap : no socket interface found", "network"),
     ],
 )

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import time
+from pathlib import Path
 
 import pytest
 
@@ -32,6 +35,14 @@ def log(steps, of=50):
 @pytest.fixture
 def tree(tmp_path):
     return Tree(tmp_path)
+
+
+def wait_for(file: Path) -> None:
+    for _ in range(3000):
+        if file.exists() and file.read_text():
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"{file} was not written")
 
 
 def verdict(plan, done) -> Verdict:
@@ -109,17 +120,54 @@ def test_without_tee_the_log_is_shown_at_the_end(tree):
 def test_the_script_runs_in_megatron_s_folder_and_logs_in_the_run_s(tree):
     given = tree.given(plan_of("llama-3.1-8b"))
     assert tree.told("folder") == str(tree.root)
-    assert given["LOG_DIR"] == f"{tree.run_folder}/logs"
-    assert (tree.run_folder / "logs/output_perf.log").is_file()
     assert given["PYTHONPATH"].split(":")[0] == str(tree.root)
     assert tree.told("torchrun") == "--nproc_per_node 8 pretrain_gpt.py"
 
 
-def test_logs_stay_in_megatron_s_folder_where_the_run_s_name_would_be_torn(tmp_path):
+def files_with(token: bytes, *folders) -> list[str]:
+    files = [file for folder in folders for file in folder.rglob("*") if file.is_file()]
+    return [str(file) for file in files if token in file.read_bytes()]
+
+
+def test_the_script_s_own_log_is_gone_after_the_run_and_its_traces_are_kept(tree, tmp_path):
+    """It has in clear what the run's log masks."""
+    (tmp_path / "scratch").mkdir()
+    tree.write(
+        "examples/llama/train_llama3.sh",
+        'mkdir -p $LOG_DIR/trace_perf\necho "HF_TOKEN=$HF_TOKEN" | tee $LOG_DIR/output_perf.log\n'
+        'echo {} >$LOG_DIR/trace_perf/rank0.json\nenv -0 >"$STUB/environment"\n',
+    )
+    made = plan_of("llama-3.1-8b")
+    given = tree.given(made, HF_TOKEN="hf_secret", TMPDIR=str(tmp_path / "scratch"))
+    assert given["LOG_DIR"].startswith(f"{tmp_path}/scratch/")
+    assert files_with(b"hf_secret", tree.run_folder, tmp_path / "scratch") == []
+    assert (tree.run_folder / "logs/trace_perf/rank0.json").read_text() == "{}\n"
+    assert list((tmp_path / "scratch").iterdir()) == []
+
+
+def test_a_run_that_is_stopped_leaves_no_log_of_the_script(tree, tmp_path):
     (tmp_path / "two words").mkdir()
-    tree = Tree(tmp_path / "two words")
-    tree.write("examples/llama/train_llama3.sh", 'env -0 >"$STUB/environment"\n')
-    assert "LOG_DIR" not in tree.given(plan_of("llama-3.1-8b"))
+    tree.write(
+        "examples/llama/train_llama3.sh",
+        'echo "HF_TOKEN=$HF_TOKEN" | tee $LOG_DIR/output_perf.log\necho "$LOG_DIR" >"$STUB/there"\nsleep 60\n',
+    )
+    started = tree.start(plan_of("llama-3.1-8b"), HF_TOKEN="hf_secret", TMPDIR=str(tmp_path / "two words"))
+    try:
+        assert started.stdout is not None
+        while "HF_TOKEN=" not in (line := started.stdout.readline()):
+            assert line, "the script did not start"
+        wait_for(tree.stub / "there")
+    finally:
+        os.killpg(started.pid, signal.SIGTERM)
+        code = started.wait(30)
+    logs = Path(tree.told("there"))
+    assert code != 0 and not logs.exists() and " " not in str(logs)
+    assert files_with(b"hf_secret", tree.run_folder) == []
+
+
+def test_a_folder_for_logs_of_one_s_own_is_left_alone(tree, tmp_path):
+    tree.given(plan_of("llama-3.1-8b", log_dir=str(tmp_path / "mine")))
+    assert (tmp_path / "mine/output_perf.log").is_file() and not (tree.run_folder / "logs").exists()
 
 
 ODD = "a b'c\"d$(touch hit)`touch hit`;*\\n ü"

@@ -115,7 +115,7 @@ def test_a_rocm_line_of_2025():
     assert values(ROCM) == pytest.approx(
         {
             Q.STEP_TIME_S: 0.6583,
-            Q.MEMORY_PERCENT: 54.62,
+            Q.MEMORY_USED_PERCENT: 54.62,
             Q.TFLOPS_PER_GPU: 1441.4,
             Q.LEARNING_RATE: 1e-4,
             Q.LOSS: 12.50274,
@@ -165,12 +165,13 @@ def test_a_line_without_the_rest_of_its_fields():
 
 def test_memory_in_use_is_not_memory_reserved():
     found = values(TRAINER)
-    assert (found[Q.MEMORY_USED_GIB], found[Q.MEMORY_PERCENT]) == (227.35, 88.81)
+    assert (found[Q.MEMORY_USED_GIB], found[Q.MEMORY_USED_PERCENT]) == (227.35, 88.81)
     assert Q.MEMORY_RESERVED_GIB not in found
     assert (found[Q.TFLOPS_PER_GPU], found[Q.TOKENS_PER_S_PER_GPU]) == (210.5, 12130.4)
     assert values(TRAINER.replace("GB/", "GiB/")) == found
     rocm = " rocm mem usage/free/total/usage_ratio: 230.00GB/25.98GB/255.98GB/89.85% |"
     assert values(TRAINER + rocm) == found
+    assert values(TRAINER.replace(" hip mem", f"{rocm} hip mem")) == found
 
 
 def test_numbers_with_commas_and_none():
@@ -238,6 +239,22 @@ def test_a_nan_that_is_counted_is_not_hidden_by_the_mean_over_the_others():
     assert math.isnan(values(MEAN.replace("nan iterations:   0", "nan iterations:   1"))[Q.LOSS])
 
 
+@pytest.mark.parametrize("word", ["nan", "NaN", "NAN", "-nan", "inf", "INF", "-Inf"])
+def test_a_loss_that_is_no_number_is_read_however_it_is_spelt(word):
+    assert not math.isfinite(values(WARM.replace("1.191648E+01", word))[Q.LOSS])
+
+
+@pytest.mark.parametrize("word", ["-nan(ind)", "None", "", "1.#QNAN"])
+def test_a_loss_that_cannot_be_read_is_lost(word):
+    assert math.isnan(values(WARM.replace("1.191648E+01", word))[Q.LOSS])
+    cut = WARM.replace("1.191648E+01", word).split("loss scale")[0]
+    assert math.isnan(values(cut)[Q.LOSS])
+
+
+def test_a_loss_that_another_process_wrote_into_is_not_known():
+    assert Q.LOSS not in values(WARM.replace("1.191648E+01", "1.19[rank1]: W1121 a warning1648E+01"))
+
+
 def test_losses_beside_the_loss_do_not_stand_for_it():
     beside = " load_balancing_loss: 1.02E+00 | z_loss: 1.0E-03 | mtp_1 loss: 9.1E+00 |"
     assert math.isnan(values(WARM.replace(" lm loss: 1.191648E+01 |", beside))[Q.LOSS])
@@ -253,7 +270,7 @@ def test_diffusion_has_images_and_its_own_name_for_the_loss():
         "| images per GPU (images/s/GPU): 5.00/4.94 | latency per image (ms): 25.0 | image resolution: 256x256"
     )
     found = values(line, plan=eight_gpus())
-    assert (found[Q.IMAGES_PER_S_PER_GPU], found[Q.LOSS], found[Q.MEMORY_PERCENT]) == (5.0, 1.1, 52.08)
+    assert (found[Q.IMAGES_PER_S_PER_GPU], found[Q.LOSS], found[Q.MEMORY_USED_PERCENT]) == (5.0, 1.1, 52.08)
     without = line.replace("| images per GPU (images/s/GPU): 5.00/4.94 ", "")  # so the first iterations
     assert Q.TOKENS_PER_S_PER_GPU not in {**found, **values(without, plan=eight_gpus())}
 
@@ -301,6 +318,31 @@ def test_validation_is_never_training():
     assert (
         read(MegatronReader(), "(min, max) time across ranks (ms):", " validation loss at the end | lm loss: 1 |") == []
     )
+
+
+def test_after_a_restart_with_other_sizes_the_new_ones_count():
+    def started(world: int, length: int) -> tuple[str, ...]:
+        return (f"  world_size ..................................... {world}", f"  seq_length ...... {length}")
+
+    line = ROCM.replace("[2026-", "[rank-{0}/{1}] [2026-", 1)
+    found = read(MegatronReader(), *started(8, 8192), ROCM, *started(16, 4096), ROCM)
+    assert [step.values[Q.TOKENS_PER_S_PER_GPU] for step in steps(found)] == pytest.approx(
+        [16 * 8192 / 0.6583 / 8, 16 * 4096 / 0.6583 / 16]
+    )
+    assert [event.values["world_size"] for event in found if isinstance(event, EffectiveConfig)] == ["8", "16"]
+    said = steps(read(MegatronReader(), *started(8, 8192), line.format(7, 8), line.format(15, 16)))
+    assert said[1].values[Q.TOKENS_PER_S_PER_GPU] == pytest.approx(said[0].values[Q.TOKENS_PER_S_PER_GPU] / 2)
+
+
+def test_what_the_run_s_own_script_says_of_torchrun():
+    (event,) = read(MegatronReader(), "madlite: torchrun ended with exit code 137, train_llama3.sh with 0")
+    assert isinstance(event, Ended) and event.code == 137
+
+
+def test_a_traceback_of_megatron_is_recognised_weakly():
+    frame = '[rank3]:   File "/workspace/Megatron-LM/megatron/core/tensor_parallel/layers.py", line 7, in forward'
+    assert recognise([frame]) == 0.25
+    assert recognise(['  File "/usr/lib/python3/site-packages/accelerate/utils/megatron_lm.py", line 7']) == 0
 
 
 def test_steps_that_go_back_are_read_with_a_sane_span():

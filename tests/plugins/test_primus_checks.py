@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from msgspec.structs import replace
 
-from madlite.types import Place
-from madlite_plugins.primus.checks import ranks_needed
+from madlite.recipe_book import read_book
+from madlite_plugins.primus.backend import Primus
 from madlite_plugins.primus.precision import trained_precision
-from tests.plugins.primus_plans import findings, machine, mad_card, plan, plans
+from madlite_plugins.primus.ranks import ranks_needed
+from madlite_plugins.primus.release_checks import Config, release_findings
+from tests.plugins.primus_plans import findings, machine, mad_card, options, plan, plans, tree_card
 
 TITAN, MEGATRON = "primus_pyt_train_", "primus_pyt_megatron_lm_train_"
-CONFIGS = "examples/torchtitan/configs"
+CONFIGS, OF_MEGATRON = "examples/torchtitan/configs", "examples/megatron/configs"
+OTHER_GPU = f"{CONFIGS}/MI355X/llama3.1_8B-BF16-pretrain.yaml"
 
 
 def said(made, fatal: bool) -> list[str]:
@@ -90,7 +95,7 @@ def test_a_model_for_several_nodes_says_how_many(tag, gpu, needed, nodes):
 def test_a_documented_count_of_nodes_counts_where_the_arithmetic_would_allow_one():
     made = plans(f"{TITAN}llama-3.1-405b", release="v26.4")[0]
     assert any("documented for 8 nodes, this run has 1" in message for message in said(made, fatal=True))
-    there = replace(made, place=Place(nodes=8, gpus_per_node=8, gpu_ids=tuple(range(8))))
+    there = plans(f"{TITAN}llama-3.1-405b", release="v26.4", nnodes=8, node_rank=0, master_addr="head")[0]
     assert said(there, fatal=True) == []
 
 
@@ -121,14 +126,159 @@ def test_experts_lie_across_data_ranks(framework, degrees, needed):
         (f"{MEGATRON}llama-3.3-70b", {"release": "v25.8"}, "llama3_70B-pretrain.yaml is what is trained"),
         (f"{MEGATRON}mixtral-8x22b-proxy", {}, "a proxy of 4 layers"),
         (f"{MEGATRON}mamba-370m", {}, "the learning rate rises for 50000 steps"),
-        (f"{MEGATRON}qwen3-32b-lora", {"mock_data": "true"}, "knows no made-up data"),
-        (f"{MEGATRON}llama-2-7b", {"precision": "BF16", "steps": 9}, "9 steps leave few or none"),
+        (
+            f"{TITAN}llama-3.1-8b",
+            {"precision": "BF16", "config": OTHER_GPU},
+            "made for MI355X, this machine has MI300X",
+        ),
+        (
+            f"{MEGATRON}llama-2-7b",
+            {"precision": "BF16", "release": "v26.2", "config": f"{OF_MEGATRON}/MI300X/gpt_oss_20B-BF16-pretrain.yaml"},
+            "is not among the files that the recipes know of v26.2",
+        ),
+        (f"{MEGATRON}llama-2-7b", {"precision": "BF16", "steps": 9}, "9 steps leave few after 5"),
     ],
 )
 def test_what_a_reader_of_the_number_should_know_is_a_warning(tag, asked, word):
     made = plan(tag, **asked)
     assert said(made, fatal=True) == []
     assert any(word in message for message in said(made, fatal=False))
+
+
+@pytest.mark.parametrize(
+    ("release", "path", "said_of_it", "instead"),
+    [
+        ("v26.5", "MI308X/llama2_7B-BF16", "there are MI300X, MI325X, MI355X", "MI300X/llama2_7B-BF16"),
+        ("v26.5", "mi300x/llama2_7B-BF16", "no folder", "MI300X/llama2_7B-BF16"),
+        ("v25.10", "llama2_7B", "in a folder for each GPU", "MI300X/llama2_7B"),
+        ("v26.1", "llama2_7B-BF16", "in a folder for each GPU", "MI300X/llama2_7B-BF16"),
+        ("v25.9", "MI355X/llama2_7B", "it came with v25.10", "llama2_7B"),
+        ("v26.1", "MI300X/llama2_7B", "v26.1 has no llama2_7B-pretrain.yaml", "MI300X/llama2_7B-BF16"),
+        ("v25.10", "MI300X/llama2_7B-BF16", "v25.10 has no llama2_7B-BF16-pretrain.yaml", "MI300X/llama2_7B"),
+    ],
+)
+def test_a_file_that_a_release_cannot_have_is_refused_with_the_one_it_has(release, path, said_of_it, instead):
+    made = plan(
+        f"{MEGATRON}llama-2-7b", precision="BF16", release=release, config=f"{OF_MEGATRON}/{path}-pretrain.yaml"
+    )
+    (message,) = said(made, fatal=True)
+    assert said_of_it in message and message.endswith(f"--set config={OF_MEGATRON}/{instead}-pretrain.yaml")
+
+
+def test_a_file_that_the_recipes_do_not_know_is_told_with_what_is_near():
+    made = plan(
+        f"{MEGATRON}llama-2-7b", precision="BF16", release="v26.5", config=f"{OF_MEGATRON}/MI300X/llama2_7b-BF16.yaml"
+    )
+    assert said(made, fatal=True) == []
+    (message,) = [text for text in said(made, fatal=False) if "not among the files" in text]
+    assert f"near: {OF_MEGATRON}/MI300X/llama2_7B-BF16-pretrain.yaml" in message
+
+
+def test_no_row_of_the_book_is_a_file_that_its_release_does_not_have():
+    book = read_book(Primus.book)
+    made = plan(f"{MEGATRON}llama-2-7b", precision="BF16")
+    for run in book.runs:
+        for release in run.releases:
+            assert not list(
+                release_findings(made, replace(made.variant, release=release), Config(run.values["config"]))
+            )
+
+
+def test_another_gpu_s_file_that_a_recipe_or_the_user_takes_is_not_told():
+    overlay = plan(f"{MEGATRON}gpt-oss-120b_overlay", precision="FP8")
+    asked = plan(f"{TITAN}llama-3.1-8b", precision="BF16", recipe_device="MI355X", config=OTHER_GPU)
+    for made in (overlay, asked, plan(f"{TITAN}llama-3.1-8b", machine("MI350X"), precision="BF16", config=OTHER_GPU)):
+        assert not any("made for" in message for message in said(made, fatal=False))
+
+
+@pytest.mark.parametrize(("gpu", "refused"), [("MI300X", True), ("MI325X", True), ("MI350X", False), ("MI355X", False)])
+@pytest.mark.parametrize("precision", ["MXFP4", "MXFP8"])
+def test_a_gpu_without_mx_formats_is_refused_them(gpu, refused, precision):
+    config = f"{OF_MEGATRON}/MI355X/llama3.1_8B-{precision}-pretrain.yaml"
+    made = plan(tree_card(config=config, precision=precision), machine(gpu))
+    messages = [text for text in said(made, fatal=True) if f"trains in {precision}" in text]
+    assert bool(messages) is refused and all(f"{gpu} (gfx942) does not have" in text for text in messages)
+
+
+CHANGES = {
+    "mock_data": "true",
+    "compile": "false",
+    "activation_checkpoint": "full",
+    "recompute_layers": 3,
+    "lr_warmup_steps": 3,
+    "tokenizer": "lab/own",
+    "tp": 2,
+    "pp": 2,
+    "cp": 2,
+    "ep": 2,
+    "log_freq": 2,
+    "stderr_sink_level": "INFO",
+    "steps": 33,
+    "seq_len": 1024,
+}
+
+
+@pytest.mark.parametrize("tag", [f"{TITAN}llama-3.1-8b", f"{MEGATRON}llama-2-7b", f"{MEGATRON}qwen3-32b-lora"])
+@pytest.mark.parametrize("key", CHANGES)
+def test_what_is_set_reaches_the_framework_or_is_refused(tag, key):
+    left, changed = plans(tag)[0], plans(tag, **{key: CHANGES[key]})[0]
+    refused = any(message.startswith(f"{key} does not reach framework") for message in said(changed, fatal=True))
+    assert (options(changed) != options(left)) is not refused
+
+
+def test_settings_of_a_framework_without_known_options_are_refused_and_its_file_s_own_are_not():
+    assert said(plan(tree_card(framework="diffusion", micro_batch=4, steps=20)), fatal=True) == []
+    made = plan(tree_card(framework="diffusion"), micro_batch=4, tp=2)
+    assert [text.split()[0] for text in said(made, fatal=True)] == ["tp", "micro_batch"]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"config": f"{OF_MEGATRON}/MI300X/llama3.1_8B-BF16-pretrain.yaml"},
+        {"framework": "megatron"},
+    ],
+)
+def test_a_framework_that_is_not_the_config_file_s_is_refused(asked):
+    messages = said(plan(f"{TITAN}llama-3.1-8b", precision="BF16", **asked), fatal=True)
+    assert any("whose options are not those of" in message for message in messages)
+
+
+@pytest.mark.parametrize("key", ["flags", "exports"])
+def test_a_quote_without_end_is_refused(key):
+    messages = said(plan(f"{TITAN}llama-3.1-8b", precision="BF16", **{key: "A='b"}), fatal=True)
+    assert any(f"{key} has a quote that does not end" in message for message in messages)
+
+
+@pytest.mark.parametrize(
+    ("asked", "word"),
+    [
+        ({}, "of 2 nodes none is number ''"),
+        ({"node_rank": 2, "master_addr": "head"}, "of 2 nodes none is number '2'"),
+        ({"node_rank": 1}, "2 nodes cannot meet at 'localhost'"),
+        ({"node_rank": 1, "master_addr": "head", "master_port": "high"}, "'high' is no port"),
+    ],
+)
+def test_several_nodes_need_a_number_and_a_place_to_meet(asked, word):
+    made = plan(f"{MEGATRON}llama-2-7b", precision="BF16", nnodes=2, global_batch=512, **asked)
+    assert any(word in message for message in said(made, fatal=True))
+
+
+def test_a_node_that_megatron_prints_nothing_on_is_told():
+    several = {"precision": "BF16", "nnodes": 2, "global_batch": 512, "master_addr": "head"}
+    first, last = (plan(f"{MEGATRON}llama-2-7b", node_rank=rank, **several) for rank in (0, 1))
+    assert said(first, fatal=True) == said(last, fatal=True) == []
+    told = [any("there will be no result" in text for text in said(made, fatal=False)) for made in (first, last)]
+    assert told == [True, False]
+
+
+def test_the_nodes_of_the_context_and_of_the_environment_count():
+    nodes = {"NNODES": 2, "NODE_RANK": 1, "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "6006"}
+    made = plan(f"{MEGATRON}llama-2-7b", precision="BF16", context=json.dumps({"multi_node_args": nodes}))
+    assert made.place.nodes == 2 and said(made, fatal=True) == []
+    surrounding = {"NODE_RANK": "1", "MASTER_ADDR": "10.0.0.1"}
+    made = plan(f"{MEGATRON}llama-2-7b", precision="BF16", nnodes=2, environ=surrounding)
+    assert said(made, fatal=True) == []
 
 
 def test_another_model_s_file_under_a_tag_is_told():

@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import tomli
 
-from madlite.types import Card, Machine, Quantity
+from madlite.errors import UsageProblem
+from madlite.types import Machine, Quantity
 from madlite_plugins.primus.backend import Primus
-from tests.plugins.primus_plans import SPACE, findings, machine, mad_card, options, plan, plans, script
+from tests.plugins.primus_plans import findings, machine, mad_card, options, plan, plans, script, tree_card
 
 TITAN, MEGATRON = "primus_pyt_train_", "primus_pyt_megatron_lm_train_"
-
-
-def tree_card(**values: object) -> Card:
-    """Return a card as one of a Primus tree is: its config file's values, not those of Primus's presets."""
-    config = "examples/megatron/configs/MI300X/deepseek_v2_lite-BF16-pretrain.yaml"
-    recipe = {"name": "tree", "config": config, "framework": "megatron", "suite": "pretrain", **values}
-    return Card(
-        name="primus_train/megatron_MI300X_deepseek_v2_lite-BF16-pretrain",
-        root=SPACE,
-        source="a test",
-        scope="primus_train",
-        scripts="scripts/primus_train/run.sh",
-        args=f"--config_path {config}",
-        n_gpus="8",
-        backend="primus",
-        recipe=recipe,
-    )
 
 
 def test_torchtitan_is_told_its_sizes_and_to_print_every_step():
@@ -196,6 +182,74 @@ def test_what_a_tree_s_file_leaves_to_presets_is_left_to_them():
     made = plan(tree_card(framework="torchtitan", config="examples/torchtitan/configs/MI300X/x-BF16-pretrain.yaml"))
     assert findings(made) == []
     assert options(made) == ["--training.steps 50", "--metrics.log_freq 1"]
+
+
+def test_what_a_tree_s_card_says_of_data_and_tokenizer_is_shown_and_left_to_its_file():
+    card = tree_card(mock_data="false", tokenizer="meta-llama/Llama-3.1-8B", mode="pretrain")
+    made = plan(card)
+    assert made.settings["mock_data"] is False and made.origins["settings.mock_data"] == "card"
+    assert [(asset.ref, asset.gated) for asset in Primus().assets(made)] == [("meta-llama/Llama-3.1-8B", True)]
+    assert not any(word in script(made) for word in ("--mock_data", "--tokenizer_model"))
+    assert "export MOCK_DATA=${MOCK_DATA:-0}" in script(made)
+    changed = plan(card, mock_data="true", tokenizer="lab/own")
+    assert {"--mock_data true", "--tokenizer_model lab/own"} <= set(options(changed))
+
+
+def test_data_that_neither_file_nor_preset_says_is_not_claimed_to_be_made_up():
+    made = plan(tree_card())
+    assert made.settings["mock_data"] == "" and "MOCK_DATA" not in script(made)
+    assert "--mock_data true" in options(plan(tree_card(), mock_data="true"))
+    assert any(
+        "mock_data is 'maybe'" in found.message for found in findings(plan(tree_card(), mock_data="maybe"), True)
+    )
+
+
+def test_a_tokenizer_that_is_a_folder_is_nothing_to_fetch():
+    assert list(Primus().assets(plan(tree_card(tokenizer="/data/tokenizers/own")))) == []
+
+
+def test_a_tree_s_card_keeps_its_file_s_mode_and_another_is_refused():
+    card = tree_card(framework="megatron_bridge", suite="posttrain", mode="posttrain/sft", steps=20)
+    assert [plan(card, **asked).variant.mode for asked in ({}, {"mode": "posttrain"})] == ["posttrain/sft"] * 2
+    with pytest.raises(UsageProblem, match="is one for posttrain/sft, not for pretrain"):
+        plans(card, mode="pretrain")
+
+
+def test_in_a_container_a_tree_s_file_is_the_image_s_and_that_is_told(tmp_path):
+    for folder in ("primus", "examples/megatron/configs"):
+        (tmp_path / folder).mkdir(parents=True)
+
+    def told(**asked) -> list[str]:
+        return [f.hint for f in findings(plan(tree_card(tmp_path), **asked)) if "image's own" in f.message]
+
+    (hint,) = told()
+    assert "docker_mounts" in hint and str(tmp_path) in hint and "--set primus_root=/primus" in hint
+    assert told(primus_root="/primus") == told(runtime="host") == []
+
+
+def test_a_sentinel_that_leaves_a_value_to_the_file_is_not_passed_on():
+    asked = {"recompute_layers": -1, "lr_warmup_steps": -1, "tokenizer": ""}
+    assert options(plans(f"{MEGATRON}llama-2-7b", **asked)[0]) == options(plans(f"{MEGATRON}llama-2-7b")[0])
+
+
+def test_flags_and_exports_are_words_as_a_shell_reads_them():
+    text = script(plan(f"{TITAN}llama-3.1-8b", precision="BF16", flags="--a 'b c' --d=\\$e", exports="A='b c' D=e"))
+    assert " --a 'b c' '--d=$e'\n" in text
+    assert "export 'A=b c'\nexport D=e\n" in text
+
+
+def test_several_nodes_are_what_the_context_says_of_them():
+    nodes = {"NNODES": 2, "NODE_RANK": 1, "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "6006", "NCCL_SOCKET_IFNAME": "e0"}
+    text = script(plan(f"{MEGATRON}llama-2-7b", precision="BF16", context=json.dumps({"multi_node_args": nodes})))
+    for line in ("NNODES=2", "NODE_RANK=1", "MASTER_ADDR=10.0.0.1", "MASTER_PORT=6006", "NCCL_SOCKET_IFNAME=e0"):
+        assert f"export {line}" in text
+    assert "any_port" not in text
+
+
+def test_a_log_that_somebody_else_made_has_every_framework_s_figures():
+    rule = Primus().result_rule()
+    for tag in (f"{TITAN}llama-3.1-8b", f"{MEGATRON}llama-2-7b", f"{MEGATRON}qwen3-32b-sft"):
+        assert set(plans(tag)[0].result_rule.mad) <= set(rule.mad)
 
 
 def test_a_post_training_and_a_framework_without_known_options_of_a_tree():

@@ -58,7 +58,7 @@ SMALL = {
     Q.LOSS: 8.231403,
     Q.GRAD_NORM: 9.799,
     Q.MEMORY_USED_GIB: 16.0,
-    Q.MEMORY_PERCENT: 66.67,
+    Q.MEMORY_USED_PERCENT: 66.67,
 }
 
 
@@ -122,7 +122,46 @@ def test_the_launcher_says_when_it_is_over(text):
     (event,) = read(PrimusReader(), text)
     assert isinstance(event, Ended)
     assert [e for e in read(PrimusReader(), TRAINER, text) if isinstance(e, Ended)] == [event]
-    assert read(PrimusReader(), text.replace("code 0", "code 1"), text.replace("code 0", "code 137")) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("[NODE-0(vm)] [INFO] torchrun exited with code 1", 1),
+        ("[2026-11-21 00:32:04] [NODE-0(vm)] [ERROR] [direct] torchrun exited with code 137", 137),
+        ("[NODE-0(vm)] [ERROR] primus launcher exited with code 1 ", 1),
+        ("[NODE-0(vm)] [ERROR] primus launcher crashed due to signal 9", -9),
+        ("[NODE-0(vm)] [ERROR] [entrypoint] torchrun crashed due to signal 11", -11),
+    ],
+)
+def test_the_launcher_says_that_it_failed(text, code):
+    (event,) = read(PrimusReader(), text)
+    assert isinstance(event, Ended) and event.code == code
+    assert read(PrimusReader(), TRAINER, text)[-1] == event
+    assert read(PrimusReader(), f"LOG_ERROR '{text}'", text.replace(str(abs(code)), "$exit_code")) == []
+
+
+def test_a_training_that_was_started_again_says_its_sizes_again():
+    line = (
+        "[20261121 00:17:16][rank-{0}/{1}][INFO] x :  iteration {2}/ 50 | elapsed time per iteration (ms): 1000.0 | "
+        "global batch size:    16 | lm loss: 1.1E+01 | "
+    )
+    world = "[20261121 00:17:16][rank-0/{0}][INFO] [Primus:Env] rank=0, world_size={0}, x"
+    length = "[20261121 00:17:16][rank-0/8][INFO]   seq_length                          : {0} (int)"
+    first = (world.format(8), length.format(4096), line.format(7, 8, 1))
+    again = (world.format(16), length.format(2048), line.format(15, 16, 1))
+    found = read(PrimusReader(), *first, *again)
+    assert [step.values[Q.TOKENS_PER_S_PER_GPU] for step in steps(found)] == [16 * 4096 / 8, 16 * 2048 / 16]
+    told: dict[str, str] = {}
+    for event in found:
+        told |= event.values if isinstance(event, EffectiveConfig) else {}
+    assert (told["world_size"], told["seq_len"]) == ("16", "2048")
+
+
+def test_a_traceback_of_primus_is_recognised_where_nothing_else_is():
+    frame = '  File "/workspace/Primus/primus/cli/main.py2", line 3'
+    assert recognise([frame]) == 0
+    assert recognise([frame.replace("main.py2", "subcommands/train.py")]) == 0.4
 
 
 def test_lines_of_the_framework_that_is_not_there_are_not_read():

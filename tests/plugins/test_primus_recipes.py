@@ -148,6 +148,30 @@ def test_both_post_trainings_are_one_tag_and_each_has_its_own():
     assert plan(f"{MEGATRON}qwen3-32b-sft").variant.mode == "posttrain/sft"
 
 
+def test_the_mode_of_post_training_selects_both_and_each_keeps_its_name():
+    made = plans(f"{MEGATRON}qwen-3-32b", mode="posttrain")
+    assert [one.variant.mode for one in made] == ["posttrain/lora", "posttrain/sft"]
+
+
+def test_what_neither_document_nor_file_has_is_said_to_be_ours():
+    def source(precision: str, release: str, gpu: str) -> str:
+        made = plan(f"{TITAN}llama-3.1-405b", machine(gpu), precision=precision, release=release)
+        (run,) = [
+            run
+            for run in BOOK.runs
+            if run.cards[0] == f"{TITAN}llama-3.1-405b"
+            and (run.values.get("precision", "BF16"), gpu, made.variant.micro_batch)
+            == (precision, run.devices[0], run.values["micro_batch"])
+            and release in run.releases
+        ]
+        return run.source
+
+    assert "50 and 8192 are ours" in source("BF16", "v26.3", "MI355X")
+    assert source("BF16", "v26.6", "MI355X") == "Primus config file"
+    assert source("FP8", "v26.4", "MI300X").startswith("ROCm docs primus-pytorch v26.4")
+    assert source("FP8", "v26.6", "MI300X").startswith("as in the ROCm docs primus-pytorch v26.4")
+
+
 def test_a_tag_runs_what_mad_runs_on_that_gpu():
     def runs(tag: str, gpu: str) -> list[str]:
         return [made.variant.precision for made in plans(tag, machine(gpu))]

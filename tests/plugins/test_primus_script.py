@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.plugins.primus_plans import mad_card, plan, plans, script
+from tests.plugins.primus_plans import mad_card, plan, plans, script, tree_card
 
 pytestmark = pytest.mark.host
 
@@ -51,8 +51,8 @@ class Tree:
     def cli(self) -> Tree:
         runner = self.folder / "runner"
         runner.mkdir()
-        (runner / "primus-cli").write_text('exec bash "$(dirname "$0")/primus-cli-direct.sh" "$@"\n')
-        head = f'set -uo pipefail\necho "by primus-cli $1 $2 in $PWD"\nshow={self.show}\nlog=$3\nshift 4\n'
+        (runner / "primus-cli").write_text('. "$(dirname "$0")/primus-cli-direct.sh"\n')
+        head = f'set -u\necho "by primus-cli $1 $2 in $PWD"\nshow={self.show}\nlog=$3\nshift 4\n'
         (runner / "primus-cli-direct.sh").write_text(head + EVAL)
         return self
 
@@ -62,13 +62,16 @@ def tree(tmp_path):
     return Tree(tmp_path / "Primus")
 
 
-def run(made, tree: Tree | None, folder: Path, **env: str) -> subprocess.CompletedProcess:
+def run(made, tree: Tree | None, folder: Path, session: bool = False, **env: str) -> subprocess.CompletedProcess:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "run.sh").write_text(script(made))
     base = {"PATH": os.environ["PATH"], "HOME": str(folder)}
     root = {"PRIMUS_ROOT": str(tree.folder)} if tree else {}
     command = ["bash", "run.sh"]
-    return subprocess.run(command, cwd=folder, env={**base, **root, **env}, capture_output=True, text=True, check=False)
+    env = {**base, **root, **env}
+    return subprocess.run(
+        command, cwd=folder, env=env, capture_output=True, text=True, check=False, start_new_session=session
+    )
 
 
 def words(done: subprocess.CompletedProcess) -> list[str]:
@@ -104,15 +107,39 @@ def test_megatron_starts_by_primus_cli(tree, tmp_path):
     assert "EXP=unset" in done.stdout
 
 
-def test_the_log_and_the_workspace_are_in_the_run_s_folder(tree, tmp_path):
-    for made in (titan(), megatron()):
-        folder = tmp_path / made.settings["framework"]
-        tree.config(made.settings["config"])
-        if not (tree.folder / "runner").exists():
-            tree.script().cli()
-        done = run(made, tree, folder)
-        assert (folder / "primus.log").read_text().splitlines()[0] in done.stdout
-        assert f"PRIMUS_WORKSPACE={folder}/output" in done.stdout
+def leaking(tree: Tree) -> Tree:
+    """Have the workload write its token where Primus logs: to its output, and to files in its workspace."""
+    tree.show.write_text('echo "token $HF_TOKEN"\necho "$HF_TOKEN" > "$PRIMUS_WORKSPACE/rank-0.log"\n' + SHOW)
+    return tree.script().cli()
+
+
+@pytest.mark.parametrize("made", [titan, megatron])
+def test_nothing_in_the_run_s_folder_has_a_token_that_the_workload_shows(made, tree, tmp_path):
+    leaking(tree.config(made().settings["config"]))
+    done = run(made(), tree, tmp_path / "run", HF_TOKEN=TOKEN)
+    assert done.returncode == 0 and f"token {TOKEN}" in done.stdout, "the run's own log, where it is masked"
+    written = [file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()]
+    assert written and not any(TOKEN.encode() in data for data in written)
+
+
+@pytest.mark.parametrize("status", ["0", "7"])
+def test_primus_s_workspace_is_gone_afterwards_unless_it_is_the_user_s(status, tree, tmp_path):
+    leaking(tree.config(TITAN_CONFIG))
+    done = run(titan(), tree, tmp_path / "run", FAKE_STATUS=status, HF_TOKEN=TOKEN)
+    workspace = Path(variables(done)["PRIMUS_WORKSPACE"])
+    assert tmp_path / "run" not in workspace.parents and not workspace.exists()
+    own = tmp_path / "own"
+    own.mkdir()
+    done = run(titan(), tree, tmp_path / "run", FAKE_STATUS=status, HF_TOKEN=TOKEN, PRIMUS_WORKSPACE=str(own))
+    assert done.returncode == int(status) and (own / "rank-0.log").is_file()
+
+
+def test_a_stopped_run_waits_for_its_launcher_s_own_end(tree, tmp_path):
+    stopped = 'echo "workspace $PRIMUS_WORKSPACE"\ntrap "echo bye; exit 9" TERM\nkill -TERM 0\n'
+    done = run(titan(), tree.config(TITAN_CONFIG).script(stopped), tmp_path / "run", session=True)
+    assert done.returncode == 9 and done.stdout.endswith("bye\n")
+    (workspace,) = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("workspace ")]
+    assert not Path(workspace).exists()
 
 
 @pytest.mark.parametrize(("made", "config"), [(megatron, MEGATRON_CONFIG), (titan, TITAN_CONFIG)])
@@ -144,11 +171,32 @@ def test_a_missing_config_without_any_of_its_name_shows_the_folders(tree, tmp_pa
     assert done.returncode == 2 and "near it: examples/megatron/configs/MI300X" in done.stderr
 
 
-def test_no_primus_is_one_line(tmp_path):
-    done = run(titan(), None, tmp_path / "run", PRIMUS_ROOT="/nothing here")
+@pytest.mark.parametrize("by", ["primus_root", "$PRIMUS_ROOT"])
+def test_a_folder_that_is_named_and_is_no_primus_is_refused(by, tree, tmp_path):
+    made = titan(primus_root="/nothing here") if by == "primus_root" else titan()
+    environment = {"PRIMUS_ROOT": "/nothing here"} if by == "$PRIMUS_ROOT" else {"PRIMUS_ROOT": str(tree.folder)}
+    done = run(made, None, tmp_path / "run", **environment)
+    assert done.returncode == 2 and done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line == f"madlite: there is no Primus here: {by} names /nothing here, which has no folder examples"
+
+
+@pytest.mark.skipif(Path("/workspace/Primus/examples").is_dir(), reason="this machine has a Primus")
+def test_no_primus_at_all_is_one_line(tmp_path):
+    done = run(titan(), None, tmp_path / "run")
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
-    assert "/nothing here" in line and "/workspace/Primus" in line
+    assert "/workspace/Primus" in line and "primus_root" in line and "$PRIMUS_ROOT" in line
+
+
+def test_on_the_host_the_tree_of_the_card_is_what_is_trained(tree, tmp_path):
+    config = "examples/megatron/configs/MI300X/deepseek_v2_lite-BF16-pretrain.yaml"
+    card = tree_card(tree.config(config).cli().folder, ep=1)
+    done = run(plan(card, runtime="host"), None, tmp_path / "run")
+    assert done.returncode == 0 and f"in {tree.folder}" in done.stdout
+    other = Tree(tmp_path / "other").config(config).cli()
+    assert f"in {other.folder}" in run(plan(card, runtime="host"), other, tmp_path / "run").stdout
+    assert str(tree.folder) not in script(plan(card, runtime="docker"))
 
 
 def test_a_named_folder_goes_before_the_variable(tree, tmp_path):
@@ -159,12 +207,13 @@ def test_a_named_folder_goes_before_the_variable(tree, tmp_path):
 
 @pytest.mark.parametrize("made", [titan, megatron])
 def test_a_failing_training_is_not_hidden_by_the_launcher_s_pipe(made, tree, tmp_path):
+    """Neither of these launchers sets pipefail itself: that is the template's."""
     tree.config(made().settings["config"]).script().cli()
     done = run(made(), tree, tmp_path / "run", FAKE_STATUS="7")
     assert done.returncode == 7, done.stderr
 
 
-ODD = ["a b", "$(touch /tmp/primus-odd)", "it's", '"', "*", "x;y", "", "t*1|t*2", "ü\\n"]
+ODD = ["a b", '$(touch "$HOME/odd")', "it's", '"', "*", "x;y", "", "t*1|t*2", "ü\\n"]
 
 
 @pytest.mark.parametrize("how", [EVAL, PLAIN])
@@ -176,7 +225,7 @@ def test_odd_words_arrive_as_they_are(how, tree, tmp_path):
     done = run(made, tree.config(TITAN_CONFIG).script(how), tmp_path / "run")
     assert done.returncode == 0, done.stderr
     assert words(done)[-len(ODD) :] == ODD
-    assert not Path("/tmp/primus-odd").exists()
+    assert not (tmp_path / "run" / "odd").exists()
 
 
 @pytest.mark.parametrize("name", ["HF_TOKEN", "MAD_SECRETS_HFTOKEN", "HUGGING_FACE_HUB_TOKEN"])
@@ -204,6 +253,25 @@ def test_the_ranks_are_the_plan_s(tree, tmp_path):
     assert (seen["NNODES"], seen["NODE_RANK"], seen["GPUS_PER_NODE"]) == ("1", "0", "8")
     assert seen["MASTER_ADDR"] == "localhost" and 1023 < int(seen["MASTER_PORT"]) < 65536
     assert seen["HSA_NO_SCRATCH_RECLAIM"] == "1"
+
+
+def test_a_run_of_one_node_does_not_listen_to_a_surrounding_job_s(tree, tmp_path):
+    tree.config(TITAN_CONFIG).script()
+    seen = variables(run(titan(), tree, tmp_path / "run", NODE_RANK="3", MASTER_ADDR="head"))
+    assert (seen["NODE_RANK"], seen["MASTER_ADDR"]) == ("0", "localhost")
+
+
+def test_several_nodes_meet_at_one_address_and_port(tree, tmp_path):
+    tree.config(MEGATRON_CONFIG).cli()
+    ports = set()
+    for rank in ("0", "1"):
+        made = megatron(nnodes=2, node_rank=rank, master_addr="head", global_batch=512)
+        seen = variables(run(made, tree, tmp_path / rank))
+        assert (seen["NNODES"], seen["NODE_RANK"], seen["MASTER_ADDR"]) == ("2", rank, "head")
+        ports.add(seen["MASTER_PORT"])
+    assert len(ports) == 1
+    seen = variables(run(megatron(nnodes=2), tree, tmp_path / "env", NODE_RANK="1", MASTER_ADDR="x", MASTER_PORT="77"))
+    assert (seen["NODE_RANK"], seen["MASTER_ADDR"], seen["MASTER_PORT"]) == ("1", "x", "77")
 
 
 def test_what_the_user_sets_stays(tree, tmp_path):

@@ -198,6 +198,66 @@ def test_fp8_that_a_file_turns_on_is_what_it_trains_in(tree: Path, name: str, mo
     assert values.get("precision") == precision
 
 
+def preset(tree: Path, path: str, text: str) -> None:
+    file = tree / "primus/configs" / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+
+
+MODEL = "models/megatron/small_moe.yaml"
+TRAINER = "modules/megatron/pre_trainer.yaml"
+
+
+def inputs(tree: Path, text: str, framework: str = "megatron") -> tuple[object, object]:
+    values = recipe(tree, f"{framework}/configs/MI300X/a-BF16.yaml", text)
+    return values.get("mock_data"), values.get("tokenizer")
+
+
+def test_data_and_tokenizer_are_the_file_s(tree: Path) -> None:
+    preset(tree, MODEL, "tokenizer_model: preset/one\n")
+    preset(tree, TRAINER, "mock_data: true\n")
+    own = MEGATRON + "      mock_data: false\n      tokenizer_model: own/one\n"
+    assert inputs(tree, own) == ("false", "own/one")
+
+
+@pytest.mark.parametrize("bases", ["extends", "bases", "includes"])
+def test_what_the_file_leaves_open_its_presets_decide(tree: Path, bases: str) -> None:
+    preset(tree, MODEL, f"{bases}: [below.yaml]\nhidden_size: 8\n")
+    preset(tree, "models/megatron/below.yaml", "tokenizer_model: meta-llama/Below\n")
+    preset(tree, TRAINER, f"{bases}: [trainer_base.yaml]\n")
+    preset(tree, "modules/megatron/trainer_base.yaml", "mock_data: false\n")
+    assert inputs(tree, MEGATRON) == ("false", "meta-llama/Below")
+
+
+def test_a_torchtitan_preset_has_both_in_sections(tree: Path) -> None:
+    text = TORCHTITAN.replace("framework: torchtitan", "framework: torchtitan\n    config: pre_trainer.yaml")
+    preset(tree, "models/torchtitan/dense_3B-fp8.yaml", "model: {hf_assets_path: lab/dense}\n")
+    preset(tree, "modules/torchtitan/pre_trainer.yaml", "training: {mock_data: true}\n")
+    assert inputs(tree, text, "torchtitan") == ("true", "lab/dense")
+    preset(tree, "models/torchtitan/dense_3B-fp8.yaml", "model: {tokenizer_path: lab/of_v25.9}\n")
+    assert inputs(tree, text, "torchtitan") == ("true", "lab/of_v25.9")
+
+
+def test_megatron_bridge_starts_from_a_repository_and_knows_no_made_up_data(tree: Path) -> None:
+    preset(tree, "models/megatron_bridge/big_30b.yaml", "hf_path: lab/big\n")
+    assert inputs(tree, LORA + "      mock_data: true\n", "megatron_bridge") == (None, "lab/big")
+
+
+@pytest.mark.parametrize(
+    "broken", ["[", "- a", "tokenizer_model: [a]", "tokenizer_model: ${TOKENIZER}", "mock_data: 1"]
+)
+def test_a_preset_that_says_nothing_leaves_it_unknown_and_the_card_there(tree: Path, broken: str) -> None:
+    preset(tree, MODEL, f"{broken}\n")
+    preset(tree, TRAINER, f"{broken}\n")
+    assert inputs(tree, MEGATRON) == (None, None)
+
+
+def test_a_preset_outside_of_its_folder_is_not_read(tree: Path) -> None:
+    preset(tree, "secret.yaml", "tokenizer_model: lab/secret\n")
+    outside = MEGATRON.replace("${PRIMUS_MODEL:small_moe}.yaml", "../../secret.yaml")
+    assert inputs(tree, outside) == (None, None)
+
+
 def test_a_file_that_extends_another_overlays_it(tree: Path) -> None:
     add(tree, "megatron/configs/base/base.yaml", MEGATRON)
     text = "extends: [../base/base.yaml, gone.yaml]\nmodules: {pre_trainer: {overrides: {train_iters: 99}}}\n"

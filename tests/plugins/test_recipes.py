@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from madlite import Card, Machine, PluginError, RecipeBackend, Request, UsageProblem
+from madlite import Card, Machine, PluginError, RecipeBackend, Request, UsageProblem, Variant
 from madlite.recipes import read_book
+from tests.factories import make_plan
 
 BOOK = """
 [defaults]
@@ -70,6 +71,37 @@ def test_an_unknown_recipe_names_those_there_are(backend):
     assert "small, large" in caught.value.hint
     with pytest.raises(UsageProblem, match="card 'a card' names no recipe"):
         draft(backend)
+
+
+@pytest.mark.parametrize(
+    ("steps", "warmup", "fatal", "word"),
+    [
+        (5, 5, True, "5 steps are over before 5 of warm-up are"),
+        (1, 10, True, "1 steps are over"),
+        (6, 5, False, "6 steps leave few after 5 of warm-up"),
+        (9, 5, False, "9 steps leave few"),
+    ],
+)
+def test_too_few_steps_after_the_warm_up_are_told_with_enough(backend, tmp_path, steps, warmup, fatal, word):
+    (finding,) = backend.check(plan_of(tmp_path, steps, warmup))
+    assert finding.fatal is fatal and finding.message.startswith(word)
+    enough = int(finding.hint.removeprefix("--set steps="))
+    assert list(backend.check(plan_of(tmp_path, enough, warmup))) == []
+
+
+@pytest.mark.parametrize(("steps", "warmup"), [(10, 5), (5, 0), (50, 10)])
+def test_five_steps_after_the_warm_up_are_enough(backend, tmp_path, steps, warmup):
+    assert list(backend.check(plan_of(tmp_path, steps, warmup))) == []
+
+
+def test_of_a_size_that_is_none_its_steps_are_not_told_as_well(backend, tmp_path):
+    messages = [finding.message for finding in backend.check(plan_of(tmp_path, 0, 5))]
+    assert messages == ["steps is 0, not a whole number above 0"]
+
+
+def plan_of(folder, steps, warmup):
+    sizes = Variant(model="tiny", seq_len=8, micro_batch=1, steps=steps, warmup_steps=warmup)
+    return make_plan(folder, variant=sizes)
 
 
 @pytest.mark.parametrize(

@@ -156,6 +156,31 @@ def test_what_torchtitan_would_refuse_is_refused_before_the_start(changes, word)
 
 
 @pytest.mark.parametrize(
+    ("changes", "fatal", "word"),
+    [
+        ({"log_freq": 0}, True, "log_freq is 0"),
+        ({"log_freq": -1}, True, "log_freq is -1"),
+        ({"log_freq": 10, "steps": 15}, True, "15 steps, with a line for every 10, are over before 5"),
+        ({"log_freq": 10, "steps": 50}, False, "leave few after 5 of warm-up"),
+        ({"log_ranks": "8"}, True, "log_ranks '8' names no rank of 8"),
+        ({"log_ranks": "0,x"}, True, "log_ranks '0,x' names no rank"),
+        ({"log_ranks": "0,1"}, False, "lines of several ranks are not told apart"),
+        ({"lr_warmup_steps": 51}, False, "the learning rate rises for 51 steps"),
+    ],
+)
+def test_a_log_without_a_result_is_told_of(changes, fatal, word):
+    (message,) = complaints(titan(gpu_machine(8), **changes), fatal)
+    assert word in message and complaints(titan(gpu_machine(8), **changes), not fatal) == []
+
+
+def test_enough_steps_are_named_where_not_each_is_logged():
+    machine = gpu_machine(8)
+    (finding,) = Torchtitan().check(titan(machine, log_freq=10, steps=15, warmup_steps=10))
+    enough = int(finding.hint.removeprefix("--set steps="))
+    assert list(Torchtitan().check(titan(machine, log_freq=10, steps=enough, warmup_steps=10))) == []
+
+
+@pytest.mark.parametrize(
     "degrees", [{"tp": 2, "cp": 4}, {"dp_shard": 8}, {"dp_replicate": 2}, {"pp": 8}, {"ep": 8}, {"tp": 2, "ep": 4}]
 )
 def test_meshes_that_fit_pass(degrees):

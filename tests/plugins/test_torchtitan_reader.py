@@ -78,6 +78,19 @@ def test_a_nan_loss_is_read_as_nan_with_its_speed():
     assert last.values[Quantity.TOKENS_PER_S_PER_GPU] == 747
 
 
+@pytest.mark.parametrize("word", ["nan", "NaN", "NAN", "inf", "-Inf"])
+def test_a_loss_that_is_none_is_read_however_it_is_spelt(word):
+    (step,) = steps(read(TorchtitanReader(), PREFIX + STEP_12.replace("3.43924", word)))
+    assert not math.isfinite(step.values[Quantity.LOSS]) and step.values[Quantity.TOKENS_PER_S_PER_GPU] == 1407
+
+
+@pytest.mark.parametrize("name", ["torchtitan-0.2.2-cpu-unpatched-FAIL", "torchtitan-0.1.0-bad-cli-option-FAIL"])
+def test_a_log_that_has_nothing_but_a_failed_start_is_recognised_weakly(name):
+    assert recognise((LOGS / f"{name}.log").read_text().splitlines()) == 0.3
+    assert recognise(["+ torchrun --nproc_per_node=8 -m torchtitan.train --job.config_file x.toml"]) == 0.3
+    assert recognise(["pip install torchtitan", "cd /src/torchtitan/"]) == 0
+
+
 def test_validation_is_never_training():
     line = PREFIX + "validate step: 10  loss:  3.0886  memory:  0.67GiB(2.84%)  tps: 7,468"
     found = read(TorchtitanReader(), line)

@@ -113,6 +113,9 @@ def test_eras_checkpointing_and_data_follow_the_release():
 def test_mad_s_runs_need_the_gated_tokenizer_unless_data_is_made_up():
     gated = [asset.ref for asset in Torchtitan().assets(plan_of(EIGHT, "MI300X")) if asset.gated]
     assert gated == ["meta-llama/Llama-3.1-8B"]
+    assert {asset.hint for asset in Torchtitan().assets(plan_of(EIGHT, "MI300X")) if asset.gated} == {
+        "--mock-data, which needs none"
+    }
     made = plan_of(EIGHT, "MI300X")
     mock = msgspec.structs.replace(made, settings={**made.settings, "mock_data": True})
     assert list(Torchtitan().assets(mock)) == []
@@ -169,7 +172,17 @@ def test_a_precision_that_the_image_does_not_train_in_is_refused():
 def test_modes_of_other_trainers_are_refused_with_where_they_run(mode):
     with pytest.raises(UsageProblem, match=f"mode {mode} of {EIGHT} is none of torchtitan's") as caught:
         drafts_of(EIGHT, "MI300X", mode=mode)
-    assert "checkout of ROCm/MAD" in caught.value.hint
+    assert caught.value.hint == "run it inside a checkout of ROCm/MAD; modes here: pretrain"
+
+
+@pytest.mark.parametrize("release", ["v25.2", "V25.3", "25.3"])
+def test_a_release_that_trains_the_model_by_another_program_names_its_backend(release):
+    with pytest.raises(UsageProblem) as caught:
+        drafts_of(EIGHT, "MI300X", release=release)
+    assert "--backend train_fsdp" in caught.value.hint and "nearest known: " in caught.value.hint
+    with pytest.raises(UsageProblem) as caught:
+        drafts_of(EIGHT, "MI300X", release="v24.1")
+    assert "train_fsdp" not in caught.value.hint
 
 
 @pytest.mark.parametrize(

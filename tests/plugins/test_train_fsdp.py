@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from madlite.cli.main import call
 from madlite.measure.follow import Follower
 from madlite.measure.verdict import Asked, judge_steps
 from madlite.plan.render import render
@@ -69,8 +71,20 @@ def test_the_published_length_gives_whole_windows_after_the_warm_up():
     log.feed("\n".join(lines).encode())
     log.finish()
     verdict = judge_steps(Asked(rule=TrainFsdp().result_rule(), warmup_steps=64, steps=128), log)
-    assert (verdict.window.n, verdict.window.first_step, verdict.window.last_step) == (7, 80, 128)
+    # the window that ends at 72 covers micro-steps 65 to 72, and the warm-up is the first 64
+    assert (verdict.window.n, verdict.window.first_step, verdict.window.last_step) == (8, 72, 128)
     assert verdict.window.median == pytest.approx(8000 / 5.0)
+
+
+@pytest.mark.parametrize("end", [b"Avg token per second: 32", b"TFLOP/s, 0.00964"])
+def test_an_average_that_was_cut_off_is_none(end):
+    data = (LOGS / LOG).read_bytes()
+    log = Follower([TrainFsdpReader()], [])
+    log.feed(data[: data.index(end) + len(end)])
+    log.finish()
+    metrics = judge_steps(Asked(rule=TrainFsdp().result_rule(), warmup_steps=16, steps=32), log).metrics
+    assert not any(float(metric.text) < 100 and metric.metric.startswith("tok") for metric in metrics)
+    assert log.torn and not set(log.torn) & set(log.summary)
 
 
 def test_a_window_that_is_not_whole_is_no_step():
@@ -155,13 +169,42 @@ def command_of(script: str) -> list[str]:
         ({"precision": "FP32"}, "precision 'FP32'"),
         ({"seq_len": 2048}, "has sequences of 8192 tokens, not 2048"),
         ({"steps": 100}, "100 micro-steps are no whole number of steps of 8"),
-        ({"accumulation": 0}, "of 0"),
+        ({"accumulation": 0}, "accumulation is 0"),
         ({"global_batch": 24}, "global batch 24 is not micro batch × accumulation × GPUs = 192"),
     ],
 )
 def test_what_would_be_measured_under_a_wrong_name_is_refused(changes, word):
     made = plan(TrainFsdp(), gpu_machine(8), "llama-3.1-8b-8k", **changes)
     assert [word in finding.message for finding in TrainFsdp().check(made) if finding.fatal] == [True]
+
+
+@pytest.mark.parametrize(
+    ("asked", "warmup"),
+    [({}, 64), ({"steps": "32"}, 16), ({"steps": "256"}, 128), ({"steps": "256", "warmup_steps": "64"}, 64)],
+)
+def test_half_of_the_steps_is_warm_up_unless_another_number_is_asked_for(asked, warmup):
+    """`resolve` puts what was asked for over the draft's own."""
+    (draft,) = TrainFsdp().expand(
+        Request(card=card_of(MISTRAL), tag=MISTRAL, settings={"precision": "BF16", **asked}), machine_of("MI300X")
+    )
+    assert draft.variant.warmup_steps == warmup
+
+
+@pytest.mark.parametrize("words", ["--steps 8", "--steps 79", "--steps 16", "--set accumulation=6", "--set steps=0x8"])
+@pytest.mark.parametrize("more", ["", "--set warmup_steps=64", "--set warmup_steps=0"])
+def test_steps_that_are_told_to_be_enough_are_taken(capsys, tmp_path, monkeypatch, words, more):
+    monkeypatch.chdir(tmp_path)
+    code, told = explained(capsys, *words.split(), *more.split())
+    hints = re.findall(r"--set steps=\d+", told)
+    assert hints if code == 0 else "steps takes a whole number" in told
+    for hint in hints[:1]:
+        assert "micro-steps" not in explained(capsys, *words.split(), *more.split(), *hint.split())[1]
+
+
+def explained(capsys, *words: str) -> tuple[int, str]:
+    """Return the exit code of explain and what it says against a run."""
+    code = call(["explain", MISTRAL, "--precision", "BF16", "--machine", "8xMI300X", *words])
+    return code, "".join(capsys.readouterr())
 
 
 @pytest.mark.parametrize("recipe", ["llama-3.1-8b-8k", "llama-3.1-8b-4k", "mistral-7b"])

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from madlite import Finding, MadMetric, Quantity, Reader, RecipeBackend, ResultRule, RunPlan, Variant
+from madlite import Finding, MadMetric, Quantity, Reader, ResultRule, RunPlan, Variant
 from madlite_plugins.hf.reader import HuggingFaceReader, recognise
+from madlite_plugins.nodes import TorchrunBackend
 
 PRECISIONS = ("BF16", "FP32")
 
 
-class HuggingFace(RecipeBackend):
+class HuggingFace(TorchrunBackend):
     """Runs train_lora.py, which builds a random model of the recipe's shape; reads any Trainer's log."""
 
     name = "hf"
     book = Path(__file__).with_name("recipes.toml")
     template = "hf/run.sh.j2"
     files = {"train.json": "hf/train.json.j2", "train_lora.py": "hf/train_lora.py"}
-    launcher = "torchrun"
 
     def result_rule(self) -> ResultRule:
         """Return the steady window of our own step lines, and the figure that MAD takes from the Trainer."""

@@ -46,6 +46,8 @@ def _size(plan: RunPlan, script: Script) -> Iterator[Finding]:
             hint=f"--set num_layers={most}, or --set nnodes= for more nodes",
             fatal=True,
         )
+    elif layers:
+        yield Finding(message=f"a proxy of {layers} layers: its numbers are not the full model's")
 
 
 def _limits(plan: RunPlan, variant: Variant, script: Script) -> Iterator[Finding]:

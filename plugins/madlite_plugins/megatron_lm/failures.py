@@ -11,7 +11,12 @@ RULES = (
         hint="name an image that has it with --image, or the folder with --set megatron_root=",
     ),
     FailureRule(
-        pattern=r"^(?:Model size not supported|invalid model size)",
+        pattern=r"\btorchrun: (?:command )?not found",
+        cause="missing_package",
+        hint="install PyTorch where the run happens, with torchrun on PATH, or name an image that has it with --image",
+    ),
+    FailureRule(
+        pattern=r"^Model size not supported|^invalid model size",
         cause="bad_option",
         hint="--set model_size=: 8 or 70 for Llama 3, 7 or 70 for Llama 2, 7 or 72 for Qwen, 8x7B or 8x22B for Mixtral",
     ),

@@ -76,7 +76,7 @@ def _nodes(plan: RunPlan) -> Iterator[Finding]:
     if not settings.get("data_cache_path"):
         yield Finding(
             message="several nodes need a common folder for their data cache",
-            hint="--set data_cache_path=/shared/cache",
+            hint="--set data_cache_path=/nfs/cache",
         )
 
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from madlite import NUMBER, Quantity, number
 
 _START = re.compile(r"iteration\s+(\d{1,12})\s*/\s*(\d{1,12})\s*\|")
-_NUMBER = rf"(?:{NUMBER}|[-+]?(?:NAN|INF))"  # the loss is printed with capitals
+_NUMBER = rf"(?:{NUMBER}|[-+]?(?i:nan|inf))"  # the loss is printed with capitals
 _VALUE = re.compile(rf"\s*({_NUMBER})(?:/({_NUMBER})|\s*\(avg ({_NUMBER})\))?\s+")
 _SIZE = r"\d+(?:\.\d+)?\s?Gi?B"
 _DEVICE_MEMORY = re.compile(
@@ -35,7 +35,7 @@ _LABELS: dict[str, tuple[Quantity, Quantity | None, float]] = {
     "lm loss": (Quantity.LOSS, None, 1),
     "grad norm": (Quantity.GRAD_NORM, None, 1),
     "learning rate": (Quantity.LEARNING_RATE, None, 1),
-    "mem usages": (Quantity.MEMORY_PERCENT, None, 0.01),  # a share of the device, 0 to 1
+    "mem usages": (Quantity.MEMORY_USED_PERCENT, None, 0.01),  # a share of the device, 0 to 1
 }
 
 
@@ -63,13 +63,13 @@ def read_iterations(text: str) -> Iterator[Iteration]:
         # the first of a label counts
         fields = {label.strip(): value for label, _, value in [part.partition(":") for part in reversed(whole)]}
         values = _read_values(fields)
-        if memory := _DEVICE_MEMORY.search(body):  # bytes ÷ 1024³, whatever the label
-            values[Quantity.MEMORY_USED_GIB] = number(memory[1])
-            values[Quantity.MEMORY_PERCENT] = number(memory[2])
+        values |= _read_memory(body)
         other = "" if "lm loss" in fields else next(filter(_OTHER_LOSS.fullmatch, fields), "")
         if other and (loss := _VALUE.fullmatch(fields[other])):
             values[Quantity.LOSS] = number(loss[1])
-        if _lost(fields, rest, has_loss=bool(other) or "lm loss" in fields):
+        told = fields.get(other or "lm loss")
+        unread = _is_word(told) and bool(values.keys() - {Quantity.LOSS}) and Quantity.LOSS not in values
+        if unread or _lost(fields, rest, has_loss=told is not None):
             values[Quantity.LOSS] = math.nan
         yield Iteration(
             n=int(start[1]),
@@ -93,6 +93,15 @@ def _read_values(fields: Mapping[str, str]) -> dict[Quantity, float]:
     return values
 
 
+def _read_memory(text: str) -> dict[Quantity, float]:
+    """Return the device's memory in use, bytes ÷ 1024³ whatever the label says.
+
+    What rocm-smi told some iterations ago is left out: it is of another kind, and stands beside the other.
+    """
+    found = next((one for one in _DEVICE_MEMORY.finditer(text) if not text.endswith("rocm ", 0, one.start())), None)
+    return {Quantity.MEMORY_USED_GIB: number(found[1]), Quantity.MEMORY_USED_PERCENT: number(found[2])} if found else {}
+
+
 def _lost(fields: Mapping[str, str], rest: str, *, has_loss: bool) -> bool:
     """Say whether the loss of an iteration was NaN, as far as its line shows; one that was cut off shows nothing.
 
@@ -105,6 +114,11 @@ def _lost(fields: Mapping[str, str], rest: str, *, has_loss: bool) -> bool:
     if failed is None:
         return False
     return failed > 0 or not (has_loss or _count(fields.get(_SKIPPED)))
+
+
+def _is_word(text: str | None) -> bool:
+    """Say whether this stands where a number should; of several words some are another process's."""
+    return text is not None and len(text.split()) < 2
 
 
 def _count(text: str | None) -> int | None:

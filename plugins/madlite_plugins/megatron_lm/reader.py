@@ -14,7 +14,7 @@ from pathlib import Path
 
 from madlite import NUMBER, EffectiveConfig, Ended, Event, Line, Quantity, RunPlan, Step, Summary, number
 from madlite_plugins.megatron_lm.iterations import Iteration, read_iterations
-from madlite_plugins.steps import Spans, rank_before
+from madlite_plugins.steps import Spans, rank_before, world_before
 
 END_MARK = "[after training is done]"
 ARGUMENTS = {
@@ -40,12 +40,16 @@ _MEMORY = re.compile(
     r"\| reserved: [\d.]+ \| max reserved: (\d+\.\d+)(?: \||\s*$)"
 )
 _MIB_OF_GIB = 1024  # what is called MB there is 2^20 bytes
-_WORLD = re.compile(r"\[rank-\d{1,9}/(\d{1,9})\]")
+_FAILED = re.compile(r"madlite: torchrun ended with exit code (\d{1,3})\b")  # the run's own script
+_FRAME = re.compile(r'File "[^"]*(?:/megatron/(?:core|training|legacy)/|\bpretrain_\w+\.py)[^"]*", line ')
 _ROUNDING_S = 0.0051  # of the time in the line with the FLOPs
 
 
 class MegatronReader:
-    """Follows one log; what the log says of its sizes goes before what the plan does."""
+    """Follows one log; what the log says of its sizes goes before what the plan does.
+
+    A log goes on where a training was started again, perhaps with other sizes: what was said last counts.
+    """
 
     def __init__(self, plan: RunPlan | None = None) -> None:
         variant = plan.variant if plan else None
@@ -62,12 +66,14 @@ class MegatronReader:
         text = line.text
         if "|" in text:
             return self._read_bars(line) if "iteration" in text else ()
-        if not self._started and " ...." in text:
+        if " ...." in text:
             return self._read_argument(text)
         if "MODEL_TFLOP" in text:
             return self._read_utilisation(line)
         if text.startswith(_SUMMARIES) and (found := _SUMMARY.match(text)):
             return (Summary(values={found[1]: found[2]}),)
+        if text.startswith("madlite: ") and (found := _FAILED.match(text)):
+            return (Ended(marker=found[0], code=int(found[1])),)
         return (Ended(marker=END_MARK),) if END_MARK in text else ()
 
     def finish(self, outputs: Path) -> Iterable[Event]:
@@ -119,15 +125,15 @@ class MegatronReader:
         """Compute the tokens that a line does not say, by the formula of those that do; images have none."""
         if Quantity.TOKENS_PER_S_PER_GPU in values or one.of_images:
             return
-        if not self._world and (found := _WORLD.search(line.text)):
-            self._world = int(found[1])
+        self._world = world_before(line, one.start) or self._world
         tokens = (one.global_batch or 0) * (one.seq_len or self._seq_len)
         device_seconds = values.get(Quantity.STEP_TIME_S, 0.0) * self._world
         if tokens and device_seconds > 0:
             values[Quantity.TOKENS_PER_S_PER_GPU] = tokens / device_seconds
 
     def _read_argument(self, text: str) -> Iterable[Event]:
-        if found := _ARGUMENT.search(text):
+        name = text.partition(" ....")[0].rpartition(" ")[2].rpartition("]")[2]
+        if name in ARGUMENTS and (found := _ARGUMENT.search(text)):
             fact = {ARGUMENTS[found[1]]: found[2]}
             self._facts.update(fact)
             self.learn(fact)
@@ -145,9 +151,11 @@ class MegatronReader:
 
 
 def recognise(head: Sequence[str]) -> float:
-    """Say how surely these lines are Megatron's: an iteration, or what it says of its ranks and arguments."""
+    """Say how surely these lines are Megatron's: an iteration, what it says of its ranks, or a traceback of it."""
     if any(Quantity.STEP_TIME_S in one.values for text in head if "|" in text for one in read_iterations(text)):
         return 0.8
     if any(text.find("using world size: ") >= 0 and "data-parallel size: " in text for text in head):
         return 0.8
-    return 0.3 if any("building GPT model ..." in text for text in head) else 0.0
+    if any("building GPT model ..." in text for text in head):
+        return 0.3
+    return 0.25 if any('File "' in text and _FRAME.search(text) for text in head) else 0.0

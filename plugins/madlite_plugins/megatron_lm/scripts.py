@@ -8,13 +8,12 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
-from madlite import PluginError, RunPlan
-from madlite.types import Scalar, Value
+from madlite import PluginError, RunPlan, Scalar
 
 _FILE = Path(__file__).with_name("scripts.toml")
 
 
-class Script(Value, frozen=True):
+class Script(msgspec.Struct, frozen=True):
     """One training script; empty tuples and 0 stand for no limit."""
 
     takes: str  # name of its list of variables
@@ -28,7 +27,7 @@ class Script(Value, frozen=True):
     since: dict[str, str] = {}  # variable → first image release in which it counts
 
 
-class Variable(Value, frozen=True):
+class Variable(msgspec.Struct, frozen=True):
     """One variable of a script: its name, the key of the plan's value, and how a switch is written."""
 
     name: str
@@ -36,7 +35,7 @@ class Variable(Value, frozen=True):
     kind: str = ""
 
 
-class _Scripts(Value, frozen=True):
+class _Scripts(msgspec.Struct, frozen=True):
     variables: dict[str, str]
     script: dict[str, Script]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -14,24 +15,26 @@ from madlite import (
     Finding,
     Machine,
     Reader,
-    RecipeBackend,
     Request,
     ResultRule,
     RunPlan,
+    UsageProblem,
     Variant,
 )
+from madlite_plugins.nodes import TorchrunBackend
 from madlite_plugins.primus import reader as log
 from madlite_plugins.primus.checks import findings
 from madlite_plugins.primus.precision import is_mislabelled, split_words, trained_precision
-from madlite_plugins.primus.rules import FRAMEWORKS, result_rule
+from madlite_plugins.primus.rules import FRAMEWORKS, foreign_rule, result_rule
+from madlite_plugins.primus.tree import TREE
 
-TREE = "tree"  # the recipe of cards made of config files
 FEW = 3  # steps of warm-up where a file trains for ten
 _ATOMICS = ("PRIMUS_TURBO_ATTN_V3_ATOMIC_FP32", "NVTE_CK_IS_V3_ATOMIC_FP32")
+_REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 _STAND_IN = 1000  # for a size that the config file alone knows
 
 
-class Primus(RecipeBackend):
+class Primus(TorchrunBackend):
     """Starts Primus's config files in the images of v25.8 to v26.6; reads the logs of them all."""
 
     name = "primus"
@@ -47,7 +50,7 @@ class Primus(RecipeBackend):
         Raises:
             UsageProblem: no recipe fits.
         """
-        drafts = [_fitted(draft, request) for draft in super().expand(request, machine)]
+        drafts = [_fitted(draft, request) for draft in super().expand(_without_mode(request), machine)]
         if request.settings.get("precision") or request.settings.get("config"):
             return drafts
         honest = [draft for draft in drafts if not _wrong(draft)]
@@ -60,8 +63,8 @@ class Primus(RecipeBackend):
         return {**super().env(card, variant, machine), **more}
 
     def result_rule(self) -> ResultRule:
-        """Return the rule of most runs; `expand` gives each draft its own."""
-        return result_rule("megatron")
+        """Return the rule of a log that somebody else made, of any framework; `expand` gives each draft its own."""
+        return foreign_rule()
 
     def check(self, plan: RunPlan) -> Iterable[Finding]:
         """Find what Primus would refuse, and what would make the number another one's."""
@@ -75,9 +78,10 @@ class Primus(RecipeBackend):
         """Return the tokenizer's repository, and the weights that a post-training starts from."""
         repo = str(plan.settings["tokenizer"])
         gated = repo.startswith("meta-llama/")
-        if repo:
-            yield Asset(kind="tokenizer", ref=repo, gated=gated)
-        if repo and plan.settings["suite"] == "posttrain":
+        if not _REPOSITORY.fullmatch(repo):  # a folder
+            return
+        yield Asset(kind="tokenizer", ref=repo, gated=gated)
+        if plan.settings["suite"] == "posttrain":
             yield Asset(kind="model", ref=repo, gated=gated)
 
     def recognise(self, head: Sequence[str]) -> float:
@@ -89,18 +93,48 @@ class Primus(RecipeBackend):
         return log.PrimusReader(plan)
 
 
+def _card_values(request: Request) -> Mapping[str, object]:
+    """Return what a card says itself, with its recipe's name; a tree's card says what its config file does."""
+    given = request.card.recipe
+    return given if isinstance(given, dict) else {"name": given}
+
+
+def _is_of_tree(request: Request) -> bool:
+    return (request.settings.get("recipe") or _card_values(request).get("name")) == TREE
+
+
+def _without_mode(request: Request) -> Request:
+    """Return a request without the mode that a tree's card has, since the recipe of all of them has one alone.
+
+    Raises:
+        UsageProblem: another is asked for.
+    """
+    if not _is_of_tree(request):
+        return request
+    asked, own = request.settings.get("mode", ""), str(_card_values(request).get("mode", "pretrain"))
+    if asked and asked.casefold() not in (own.casefold(), own.partition("/")[0].casefold()):
+        raise UsageProblem(f"the config file of card '{request.card.name}' is one for {own}, not for {asked}")
+    return replace(request, settings={key: value for key, value in request.settings.items() if key != "mode"})
+
+
 def _fitted(draft: Draft, request: Request) -> Draft:
-    """Return a draft with its framework's result rule, and with the steps that its card's config file has."""
-    card = request.card.recipe if isinstance(request.card.recipe, dict) else {}
+    """Return a draft with its framework's result rule; of a tree's card with what its config file says or leaves open.
+
+    A value that nothing says is a text, since it is neither true nor false.
+    """
+    card, of_tree = _card_values(request), _is_of_tree(request)
     values: dict[str, object] = {**draft.settings, **card, **request.settings}
-    framework, of_tree = str(values["framework"]), values["recipe"] == TREE or card.get("name") == TREE
+    framework = str(values["framework"])
     draft = replace(draft, result_rule=result_rule(framework, bool(draft.settings["averages"]), of_tree))
     if draft.variant is None or not of_tree:
         return draft
+    variant = replace(draft.variant, mode=str(card.get("mode", draft.variant.mode)))
+    if "mock_data" not in card:
+        draft = replace(draft, settings={**draft.settings, "mock_data": ""})
     if framework not in FRAMEWORKS:
-        return replace(draft, variant=replace(draft.variant, steps=None))
+        return replace(draft, variant=replace(variant, steps=None))
     few = str(values.get("steps", "")) == "10"
-    return replace(draft, variant=replace(draft.variant, warmup_steps=FEW if few else draft.variant.warmup_steps))
+    return replace(draft, variant=replace(variant, warmup_steps=FEW if few else variant.warmup_steps))
 
 
 def _wrong(draft: Draft) -> bool:

@@ -1,16 +1,20 @@
-"""Whether a config file is there in its release, and is what tag and row call it."""
+"""Whether a config file is what tag, row and machine call it."""
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 from madlite import Finding, RunPlan, Variant, read_book
 from madlite_plugins.primus.precision import precision_of_run
+from madlite_plugins.primus.release_checks import BOOK, Config, release_findings
+from madlite_plugins.primus.tree import TREE, is_primus_tree
 
-BOOK = Path(__file__).with_name("recipes")
-GPUS_SINCE = {"MI300X": "v25.10", "MI355X": "v25.10", "MI325X": "v26.3"}  # release of their folder of configs
+GPUS = ("MI300X", "MI325X", "MI355X")  # that Primus has config files for
+WITHOUT_MX = ("gfx90a", "gfx942")  # Instinct MI200, MI300X and MI325X: no microscaling formats in hardware
 _TAG = re.compile(r"primus_pyt_(?:megatron_lm_)?train_(.+)")
 _SUFFIX = re.compile(r"(?:-proxy)?(?:_overlay)?$")
 _MODES = re.compile(r"-(?:sft|lora|thinking)$")
@@ -18,61 +22,48 @@ _MODES = re.compile(r"-(?:sft|lora|thinking)$")
 
 def config_findings(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
     """Yield what is wrong with a plan's config file, as far as its name tells."""
-    config = PurePosixPath(str(plan.settings["config"]))
-    if not config.name:
+    path = str(plan.settings["config"])
+    if not path:
         yield Finding(message="no config file is named", hint="--set config=examples/…yaml", fatal=True)
         return
-    yield from _precision(plan, variant, config)
-    yield from _release(variant, config)
-    yield from _model(plan, config)
+    config = Config(path)
+    yield from _precision(plan, variant, config.path)
+    yield from release_findings(plan, variant, config)
+    yield from _model(plan, config.path)
     yield from _gpu(plan, config)
+    yield from _tree(plan, config.path)
     yield from _part(plan)
 
 
 def _precision(plan: RunPlan, variant: Variant, config: PurePosixPath) -> Iterator[Finding]:
-    trained = precision_of_run(plan)
+    trained, machine = precision_of_run(plan), plan.machine
     if variant.precision and trained != variant.precision:
         yield Finding(
             message=f"{config.name} trains in {trained}, and the row would say {variant.precision}",
             hint=f"--precision {trained}, or --set config= with a file for {variant.precision}",
             fatal=True,
         )
-
-
-def _release(variant: Variant, config: PurePosixPath) -> Iterator[Finding]:
-    """Check the folder of a config that the recipes of its release do not name."""
-    book = read_book(BOOK)
-    order = list(book.releases)
-    gpu = config.parent.name
-    if gpu == "MI350X":
+    if trained.startswith("MX") and machine.architecture in WITHOUT_MX:
         yield Finding(
-            message="Primus has no configs for MI350X", hint=f"--set config={_beside(config, 'MI355X')}", fatal=True
-        )
-    if variant.release not in order or any(
-        run.values.get("config") == str(config) for run in book.runs if variant.release in run.releases
-    ):
-        return
-    since = GPUS_SINCE.get(gpu, "")
-    if since and order.index(variant.release) < order.index(since):
-        flat = config.parent.parent / config.name
-        other = _beside(config, "MI300X") if since == "v26.3" and variant.release not in order[:2] else flat
-        yield Finding(
-            message=f"{variant.release} has no folder {config.parent}: it came with {since}",
-            hint=f"--set config={other}",
+            message=f"{config.name} trains in {trained}, which {machine.device or 'a GPU'} ({machine.architecture}) "
+            "does not have",
+            hint="MI350X and MI355X have it; here --precision FP8 or BF16",
             fatal=True,
         )
 
 
-def _gpu(plan: RunPlan, config: PurePosixPath) -> Iterator[Finding]:
-    """Tell of a file for another GPU, where no recipe says that it is the one to take."""
-    gpu, device = config.parent.name, plan.machine.device
-    stand_in = read_book(BOOK).stand_in.get(device)
-    if plan.settings.get("recipe") == "tree" and gpu in GPUS_SINCE and gpu not in (device, stand_in):
-        yield Finding(message=f"{config.name} is made for {gpu}, this machine has {device}")
+def _gpu(plan: RunPlan, config: Config) -> Iterator[Finding]:
+    """Tell of a file for another GPU, where neither a recipe nor a `recipe_device` says that it is the one to take."""
+    device = plan.machine.device
+    fitting = {device, read_book(BOOK).stand_in.get(device)}
+    if not _of_recipe(plan, "recipe_device"):
+        fitting.add(str(plan.settings["recipe_device"]))
+    if config.gpu in GPUS and config.gpu not in fitting and not _of_recipe(plan, "config"):
+        yield Finding(message=f"{config.path.name} is made for {config.gpu}, this machine has {device}")
 
 
-def _beside(config: PurePosixPath, gpu: str) -> PurePosixPath:
-    return config.parent.parent / gpu / config.name
+def _of_recipe(plan: RunPlan, key: str) -> bool:
+    return plan.origins.get(f"settings.{key}", "recipe").startswith("recipe")
 
 
 def _model(plan: RunPlan, config: PurePosixPath) -> Iterator[Finding]:
@@ -88,6 +79,18 @@ def _model(plan: RunPlan, config: PurePosixPath) -> Iterator[Finding]:
 
 def _letters(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def _tree(plan: RunPlan, config: PurePosixPath) -> Iterator[Finding]:
+    """Tell where the file of a tree's card is not that tree's: a container has the image's own Primus."""
+    tree, settings = plan.card.root, plan.settings
+    if settings["recipe"] != TREE or plan.runtime != "docker" or settings["primus_root"] or not is_primus_tree(tree):
+        return
+    mounts = shlex.quote(json.dumps({"docker_mounts": {"/primus": str(tree)}}))
+    yield Finding(
+        message=f"the image's own {config.name} is trained, with the values that {tree} has for it",
+        hint=f"-c {mounts} --set primus_root=/primus trains with that tree",
+    )
 
 
 def _part(plan: RunPlan) -> Iterator[Finding]:

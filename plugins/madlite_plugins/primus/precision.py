@@ -42,6 +42,15 @@ def split_words(text: str) -> list[str]:
         return text.split()
 
 
+def is_words(text: str) -> bool:
+    """Say whether a text can be split into the words of a command line, as templates do it."""
+    try:
+        shlex.split(text)
+    except ValueError:
+        return False
+    return True
+
+
 def _option(words: Sequence[str], name: str) -> str:
     """Return the value that an option has in the end; nothing where it is not given."""
     value = ""

@@ -24,15 +24,20 @@ _OPTIONS = {
 }
 _OPTION = re.compile(rf"\s({'|'.join(map(re.escape, _OPTIONS))})\s+: (\d{{1,12}}) \(int\)")
 _WORLD = re.compile(r"\[Primus:Env\] rank=\d+, world_size=(\d{1,9}),")
-_END = re.compile(r"(?:(?:torchrun|primus launcher) exited with code 0|torchrun finished successfully \(code 0\))$")
-_LAST = "0)"  # what such a line ends with, a quicker test
+_END = re.compile(
+    r"\b(?:(?:torchrun|primus launcher) "
+    r"(?:exited with code (?P<code>\d{1,3})|crashed due to signal (?P<signal>\d{1,3}))"
+    r"|torchrun finished successfully \(code 0\))\s*$"
+)
+_LAST = frozenset("0123456789) ")  # what such a line ends with, a quicker test
 _PREFIX = re.compile(
     r"\[\d{8} \d\d:\d\d:\d\d\](?:\[[^\[\]]*\]){0,4}\[rank-\d+/\d+\]\[(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\s*\]"
 )
 _LAUNCHER = re.compile(
     r"\[Primus:\w+\] |\(?PrimusMaster\s+pid=|primus/cli/main\.py\b|\bprimus-cli(?:-\w+)?(?:\.sh)?\b"
-    r"|\] \[(?:INFO|ERROR)\] \[(?:direct|container|slurm)\] |primus launcher exited with code \d"
+    r"|\] \[(?:INFO|ERROR)\] \[(?:direct|container|slurm)\] |primus launcher (?:exited|crashed) "
 )
+_FRAME = re.compile(r'File "[^"]*/primus/(?:backends|cli|core|modules|platforms)/[^"]*\.py", line ')
 
 
 class PrimusReader:
@@ -46,9 +51,14 @@ class PrimusReader:
 
     def feed(self, line: Line) -> Iterable[Event]:
         """Return the events of one line."""
-        if line.text[-1:] in _LAST and "code 0" in line.text and (found := _END.search(line.text)):
-            return (Ended(marker=found[0]),)
-        return self._known.feed(line) if self._known else self._look(line)
+        text = line.text
+        if text[-1:] in _LAST and ("code " in text or "signal " in text) and (found := _END.search(text)):
+            return (Ended(marker=found[0].strip(), code=int(found["code"] or -int(found["signal"] or 0))),)
+        if not self._known:
+            return self._look(line)
+        if " (int)" in text or "Primus:Env" in text:  # of a training that was started again
+            return (*self._read_facts(text), *self._known.feed(line))
+        return self._known.feed(line)
 
     def finish(self, outputs: Path) -> Iterable[Event]:
         """Return the events of files the framework left in `outputs`."""
@@ -79,7 +89,9 @@ class PrimusReader:
 
 
 def recognise(head: Sequence[str]) -> float:
-    """Say how surely these lines are Primus's: its prefix, its own remarks, or its launchers' lines."""
+    """Say how surely these lines are Primus's: its prefix, its own remarks, its launchers' lines, or its frames."""
     if any(_PREFIX.search(text) for text in head):
         return 1.0
-    return 0.95 if any(_LAUNCHER.search(text) for text in head) else 0.0
+    if any(_LAUNCHER.search(text) for text in head):
+        return 0.95
+    return 0.4 if any('File "' in text and _FRAME.search(text) for text in head) else 0.0

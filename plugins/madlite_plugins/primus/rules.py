@@ -38,3 +38,8 @@ def result_rule(framework: str, averages: bool = True, of_tree: bool = False) ->
     if framework == "torchtitan":
         return ResultRule(kind="steps", mad=(_TOKENS, _TFLOPS, _MEMORY))
     return ResultRule(kind="steps", mad=(_TOKENS, _TFLOPS, *(_MEANS if averages else ())))
+
+
+def foreign_rule() -> ResultRule:
+    """Return the rule of a log of which no plan says the framework: every figure that MAD reads of any of them."""
+    return ResultRule(kind="steps", mad=(_TOKENS, _TFLOPS, _MEMORY, *_MEANS))

@@ -12,8 +12,10 @@ from glob import glob
 from pathlib import Path, PurePosixPath
 
 from madlite import Problem
-from madlite_plugins.primus.tree_config import read_values
+from madlite_plugins.primus.tree_config import Presets, read_values
 
+TREE = "tree"
+"""The recipe of cards made of config files."""
 SCOPE = "primus_train"
 OTHERS = frozenset({"maxtext", "maxdiffusion"})  # JAX: MAD finds them by other scripts, for other images
 PRECISIONS = ("MXFP8", "MXFP4", "BF16", "FP16", "FP8", "FP4")  # MXFP8 is not to be taken for FP8
@@ -38,14 +40,15 @@ def cards_of_tree(tree: Path) -> Iterator[Mapping[str, object] | Problem]:
     """Yield a card per config of a Primus tree, in the order of their paths; instead of one that is broken a Problem.
 
     The card's `recipe` holds what its file says of the run: `config` (relative to the tree), framework, suite, model,
-    mode, precision, micro_batch, global_batch, seq_len, steps, tp, pp, ep, cp.  What the file leaves to Primus's
-    presets is not in it.
+    mode, precision, micro_batch, global_batch, seq_len, steps, tp, pp, ep, cp; mock_data and tokenizer also where
+    its presets say them.  What else the file leaves to Primus's presets is not in it.
     """
+    presets = Presets(tree)
     if (tree / DEFAULT).is_file():
-        yield _card_or_problem(tree, DEFAULT, _default_card())
+        yield _card_or_problem(tree, DEFAULT, _default_card(), presets)
     found = list(configs(tree))
     for config in found:
-        yield _card_or_problem(tree, config, card_fields(config))
+        yield _card_or_problem(tree, config, card_fields(config), presets)
     if not found:
         yield Problem(where=str(tree), what="it has no config in examples/*/configs/<GPU>/, as Primus has since v25.10")
 
@@ -84,13 +87,15 @@ def _default_card() -> dict[str, object]:
     return {"name": f"{SCOPE}/default", "tags": tags, "args": "", "n_gpus": "-1"}
 
 
-def _card_or_problem(tree: Path, config: str, fields: Mapping[str, object]) -> Mapping[str, object] | Problem:
+def _card_or_problem(
+    tree: Path, config: str, fields: Mapping[str, object], presets: Presets
+) -> Mapping[str, object] | Problem:
     try:
-        values = read_values(tree / config)
+        values = read_values(tree / config, presets)
     except ValueError as error:
         return Problem(where=str(tree / config), what=str(error))
     said, inside = precision_of(PurePosixPath(config).stem), precision_of(str(values.pop("precision", "")))
     if inside and said in ("", "BF16"):  # a file for BF16 that turns FP8 on trains in FP8
         said = inside
     precision = {"precision": said} if said else {}
-    return {**fields, **_COMMON, "recipe": {"name": "tree", "config": config, **values, **precision}}
+    return {**fields, **_COMMON, "recipe": {"name": TREE, "config": config, **values, **precision}}

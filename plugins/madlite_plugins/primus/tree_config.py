@@ -1,7 +1,8 @@
 """A Primus config file → the values of a recipe: what the file itself says of a run.
 
 Format (Primus v25.9 to v26.6): `modules.pre_trainer` or `modules.post_trainer` with `framework`, `model` and
-`overrides`; `${VAR:default}` stands for a variable of the environment; `extends` names files that this one overlays.
+`overrides`; `${VAR:default}` stands for a variable of the environment.  `config` and `model` name presets below
+`primus/configs/modules/<framework>` and `primus/configs/models/<framework>`, which the overrides go over.
 """
 
 from __future__ import annotations
@@ -11,13 +12,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from madlite_plugins.primus.config_files import read_config
+
 _SUITES = {"pre_trainer": "pretrain", "post_trainer": "posttrain"}
 _VARIABLE = re.compile(r"\$\{[^:{}]+:([^}]*)\}")
-_LARGEST_BYTES = 1 << 20  # a config has a few thousand
-_OPENERS = re.compile(r"[\[{]|[-?][ \t]")  # what a list or table can begin with, and so lie in another
-_MOST_OPENERS = 4000  # a config has some tens
 _LOWEST_FIRST = ("mxfp4", "mxfp8", "fp8", "bf16", "fp16")
-_MOST_FILES = 16  # that extend one another
 
 # key of the recipe → where each framework has it in its overrides
 _MEGATRON = {
@@ -47,13 +46,43 @@ _SIZES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 }
 
 
-def read_values(file: Path) -> dict[str, str | int]:
+# where the presets have them too, with the overrides above them
+_MOCK_DATA = ("mock_data", "training.mock_data")
+_TOKENIZERS = ("tokenizer_model", "hf_path", "model.hf_assets_path", "model.tokenizer_path")
+
+
+class Presets:
+    """The presets of one tree, each read once; of one that is not there or cannot be read nothing is known."""
+
+    def __init__(self, tree: Path) -> None:
+        self._tree = tree
+        self._read: dict[PurePosixPath, Mapping[str, Any]] = {}
+
+    def find(self, kind: str, framework: str, name: str) -> Mapping[str, Any]:
+        """Return a preset; `kind` is modules or models."""
+        path = PurePosixPath("primus/configs", kind, framework, name)
+        if not framework or not name or ".." in path.parts or path.is_absolute():
+            return {}
+        if path not in self._read:
+            self._read[path] = self._load(path)
+        return self._read[path]
+
+    def _load(self, path: PurePosixPath) -> Mapping[str, Any]:
+        try:
+            return read_config(self._tree / path)
+        except ValueError:
+            return {}
+
+
+def read_values(file: Path, presets: Presets) -> dict[str, str | int]:
     """Return framework, suite, mode, model, precision and sizes, as far as the file says them.
+
+    And mock_data (as text, true or false) and tokenizer, as far as the file or its presets do.
 
     Raises:
         ValueError: it cannot be read or is no YAML mapping; the text says which.
     """
-    modules = _table(_read(file).get("modules"))
+    modules = _table(read_config(file).get("modules"))
     name, module = next(((name, _table(modules[name])) for name in _SUITES if modules.get(name)), ("", {}))
     overrides = _table(module.get("overrides"))
     framework = _text(module.get("framework"))
@@ -63,9 +92,30 @@ def read_values(file: Path) -> dict[str, str | int]:
         "mode": _mode(name, overrides),
         "model": PurePosixPath(_text(module.get("model"))).name.removesuffix(".yaml"),
         "precision": _precision(overrides),
+        **_inputs(framework, module, overrides, presets),
     }
     sizes = _sizes(_SIZES.get(framework, {}), overrides)
     return {**{key: text for key, text in texts.items() if text}, **dict(sizes)}
+
+
+def _inputs(
+    framework: str, module: Mapping[str, Any], overrides: Mapping[str, Any], presets: Presets
+) -> dict[str, str]:
+    """Return what data and which tokenizer a run takes, of the frameworks whose presets are known."""
+    if framework not in _SIZES:
+        return {}
+    trainer = presets.find("modules", framework, _text(module.get("config")))
+    model = presets.find("models", framework, _text(module.get("model")))
+    mock = next((found for table in (overrides, trainer) for found in _found(table, _MOCK_DATA)), None)
+    tokenizers = (_text(found) for table in (overrides, model) for found in _found(table, _TOKENIZERS))
+    known = {"tokenizer": next(filter(None, tokenizers), "")}
+    if isinstance(mock, bool) and framework != "megatron_bridge":  # which knows none
+        known["mock_data"] = str(mock).lower()
+    return known
+
+
+def _found(table: Mapping[str, Any], paths: tuple[str, ...]) -> Iterator[Any]:
+    return (found for path in paths if (found := _at(table, path)) is not None)
 
 
 def _mode(module: str, overrides: Mapping[str, Any]) -> str:
@@ -113,58 +163,3 @@ def _text(value: Any) -> str:
 
 def _table(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
-
-
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        return _whole_config(file, [])
-    except OSError as error:
-        raise ValueError(f"it cannot be read: {error.strerror}") from None
-    except RecursionError:  # an alias may stand for what it is part of
-        raise ValueError("it is nested too deep") from None
-
-
-def _whole_config(file: Path, read: list[Path]) -> dict[str, Any]:
-    """Return a file over those it extends, as far as they are there; `read` holds what was read for the first one."""
-    if len(read) == _MOST_FILES:
-        raise ValueError(f"it extends more than {_MOST_FILES} files, or files in a circle")
-    read.append(file)
-    content = _load(file)
-    bases = content.pop("extends", None)
-    whole: dict[str, Any] = {}
-    for base in bases if isinstance(bases, list) else ():
-        if isinstance(base, str) and (file.parent / base).is_file():
-            whole = _over(whole, _whole_config(file.parent / base, read))
-    return _over(whole, content)
-
-
-def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    tables = (key for key in above if isinstance(below.get(key), dict) and isinstance(above[key], dict))
-    return {**below, **above, **{key: _over(below[key], above[key]) for key in tables}}
-
-
-def _load(file: Path) -> dict[str, Any]:
-    import yaml
-
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as quick, where libyaml is
-    text = _text_of(file)
-    try:
-        content = yaml.load(text, loader)  # noqa: S506 - both are safe loaders
-    except (yaml.YAMLError, ValueError, TypeError) as error:  # a date that is none is a ValueError
-        raise ValueError(f"it is no YAML that can be read: {' '.join(str(error).split())}") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"it must be a YAML mapping, found {type(content).__name__}")
-    return content
-
-
-def _text_of(file: Path) -> str:
-    """Return a file's text, if it is of a config's kind: libyaml ends the process where brackets lie too deep."""
-    if not file.is_file() or file.stat().st_size > _LARGEST_BYTES:
-        raise ValueError("it is no plain file of the size that a config has")
-    try:
-        text = file.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise ValueError("it is no UTF-8 text") from None
-    if sum(1 for _ in _OPENERS.finditer(text)) > _MOST_OPENERS:
-        raise ValueError("it has more lists and tables than a config")
-    return text

@@ -16,13 +16,16 @@ from madlite import (
     MadMetric,
     Quantity,
     Reader,
-    RecipeBackend,
     Request,
     RunPlan,
     UsageProblem,
+    Variant,
+    read_book,
 )
-from madlite_plugins.torchtitan.checks import findings
-from madlite_plugins.torchtitan.reader import END_MARK, TRAIN, TorchtitanReader
+from madlite.recipes import bare_name
+from madlite_plugins.nodes import TorchrunBackend
+from madlite_plugins.torchtitan.checks import findings, lines_left
+from madlite_plugins.torchtitan.reader import END_MARK, TRAIN, TorchtitanReader, recognise
 
 _SHIM = "cpu_shim/sitecustomize.py"
 _CHECKOUT = "run it inside a checkout of ROCm/MAD"
@@ -31,9 +34,11 @@ OTHER_MODES = {
     "pyt_train_llama-3.1-8b": ("finetune_fw", "finetune_lora", "HF_pretrain"),
     "pyt_train_llama-3.1-70b": ("finetune_fw", "finetune_lora", "HF_finetune_lora"),
 }
+# card and release → which backend has the program that MAD, or the image's README, runs
+_OTHER_BACKENDS = {("pyt_train_llama-3.1-8b", release): "train_fsdp" for release in ("25.2", "25.3")}
 
 
-class Torchtitan(RecipeBackend):
+class Torchtitan(TorchrunBackend):
     """Runs torchtitan from a TOML file that madlite renders for its era; reads the logs of every version."""
 
     name = "torchtitan"
@@ -46,7 +51,6 @@ class Torchtitan(RecipeBackend):
     }
     step = TRAIN
     end_mark = END_MARK
-    launcher = "torchrun"
     mad_metrics = (
         MadMetric(metric="tok_per_s_per_gpu", quantity=Quantity.TOKENS_PER_S_PER_GPU),
         MadMetric(metric="TFLOPS_per_gpu", quantity=Quantity.TFLOPS_PER_GPU),
@@ -58,28 +62,36 @@ class Torchtitan(RecipeBackend):
         Raises:
             UsageProblem: no recipe fits, or the mode is one of MAD's script alone.
         """
-        others = OTHER_MODES.get(request.card.name.rpartition("/")[2], ())
+        others = OTHER_MODES.get(bare_name(request.card), ())
         mode = request.settings.get("mode", "")
         if mode.casefold() in (other.casefold() for other in others):
             raise UsageProblem(
-                f"mode {mode} of {request.card.name} is none of torchtitan's, which pretrains", _CHECKOUT
+                f"mode {mode} of {request.card.name} is none of torchtitan's, which pretrains",
+                f"{_CHECKOUT}; modes here: {', '.join(_modes(bare_name(request.card)))}",
             )
-        drafts = [_fitted(draft, machine) for draft in super().expand(request, machine)]
+        try:
+            drafts = [_fitted(draft, machine) for draft in super().expand(request, machine)]
+        except UsageProblem as problem:
+            raise _with_other_backend(problem, request) from None
         return [msgspec.structs.replace(one, notes=(*one.notes, *_notes(one, request, others))) for one in drafts]
 
     def check(self, plan: RunPlan) -> Iterable[Finding]:
         """Find what torchtitan would refuse, or what would make the number worthless."""
         return (*super().check(plan), *findings(plan))
 
+    def check_steps(self, plan: RunPlan, variant: Variant) -> Iterable[Finding]:
+        """Find too few log lines for a steady window."""
+        if int(plan.settings["log_freq"]) > 1:
+            return lines_left(plan, variant)
+        return super().check_steps(plan, variant)
+
     def assets(self, plan: RunPlan) -> Iterable[Asset]:
         """Return what is fetched: nothing where text and tokenizer are made up, given, or in the image."""
         return () if plan.settings["script"] else _fetched(plan)
 
     def recognise(self, head: Sequence[str]) -> float:
-        """Recognise the prefix of every line, else a step line."""
-        if any("[titan] 20" in text or "torchtitan version:" in text for text in head):
-            return 0.9
-        return 0.7 if any(TRAIN.regex.search(text) for text in head) else 0.0
+        """Recognise the prefix of every line, a step line, else how it failed to start."""
+        return recognise(head)
 
     def reader(self, plan: RunPlan | None) -> Reader:
         """Return a fresh reader."""
@@ -114,10 +126,26 @@ def _notes(draft: Draft, request: Request, others: Sequence[str]) -> Iterator[st
         )
 
 
+def _with_other_backend(problem: UsageProblem, request: Request) -> UsageProblem:
+    """Return a refusal that names the backend which trains the card's model in the release that was asked for."""
+    release = request.settings.get("release", "").casefold().removeprefix("v")
+    other = _OTHER_BACKENDS.get((bare_name(request.card), release))
+    if other is None:
+        return problem
+    hint = f"MAD trained it with another program then: --backend {other}; {problem.hint}"
+    return UsageProblem(problem.message, hint)
+
+
+def _modes(card: str) -> list[str]:
+    book = read_book(Torchtitan.book)
+    return sorted({str(book.run_values(run, "", "")["mode"]) for run in book.runs if card in run.cards})
+
+
 def _fetched(plan: RunPlan) -> Iterator[Asset]:
     settings = plan.settings
     repo = str(settings["tokenizer_repo"])
     if repo and not settings["mock_data"] and not settings["hf_assets_path"]:
-        yield Asset(kind="tokenizer", ref=repo, gated=repo.startswith("meta-llama/"))
+        hint = "--mock-data, which needs none"
+        yield Asset(kind="tokenizer", ref=repo, gated=repo.startswith("meta-llama/"), hint=hint)
     if not settings["mock_data"] and not settings["dataset_path"] and settings["dataset"] in ("", "c4"):
         yield Asset(kind="dataset", ref="allenai/c4")

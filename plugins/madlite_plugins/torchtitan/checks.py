@@ -7,10 +7,14 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from madlite import Finding, RunPlan, Variant
+from madlite.recipes import FEW, few_steps
+from madlite_plugins.nodes import NODE_SETTINGS
+from madlite_plugins.schedule import schedule_findings
 from madlite_plugins.torchtitan.args import arg_findings
 from madlite_plugins.torchtitan.eras import BEFORE, ERAS, OLD, converter_fits, float8_converter, quantises
 
 PRECISIONS = ("BF16", "FP8", "FP32")
+_NUMBER = re.compile("[0-9]{1,4}")
 _CHECKPOINTING = ("none", "selective", "full", "memory_budget")
 _WITHOUT_FP8 = ("A100", "A800", "V100", "MI100", "MI210", "MI250", "MI250X")
 _PASSED_ON = ("log_freq", "recipe", "recipe_device", "script")  # what an image's own script is given, besides sizes
@@ -29,6 +33,8 @@ def findings(plan: RunPlan) -> Iterator[Finding]:
     yield from _era(plan, plan.variant)
     yield from _precision(plan, plan.variant)
     yield from _settings(plan)
+    yield from _logging(plan)
+    yield from schedule_findings(plan, plan.variant)
 
 
 def _degrees(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
@@ -142,6 +148,28 @@ def _precision(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
         )
 
 
+def lines_left(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
+    """Yield that too few log lines come after the warm-up, of a run that logs every so many steps."""
+    every, steps, warmup = int(plan.settings["log_freq"]), variant.steps or 0, variant.warmup_steps
+    before = -(-warmup // every)
+    words = f"{steps} steps, with a line for every {every},"
+    yield from few_steps(words, steps // every - before, warmup, f"--set steps={(before + FEW) * every}")
+
+
+def _logging(plan: RunPlan) -> Iterator[Finding]:
+    every, ranks = int(plan.settings["log_freq"]), str(plan.settings["log_ranks"])
+    if every < 1:
+        yield Finding(message=f"log_freq is {every}", hint="--set log_freq=1", fatal=True)
+    printing = ranks.split(",") if ranks else ["0"]
+    known = max(1, plan.place.gpus_per_node)
+    if not all(_NUMBER.fullmatch(rank) and int(rank) < known for rank in printing):
+        hint = f"--set log_ranks= with a number from 0 to {known - 1}"
+        yield Finding(message=f"log_ranks '{ranks}' names no rank of {known}", hint=hint, fatal=True)
+    elif len(printing) > 1:
+        message = "lines of several ranks are not told apart: of each step the last one counts"
+        yield Finding(message=message, hint="--set log_ranks= with one number")
+
+
 def _settings(plan: RunPlan) -> Iterator[Finding]:
     settings = plan.settings
     mode = settings["activation_checkpoint"]
@@ -168,10 +196,11 @@ def _settings(plan: RunPlan) -> Iterator[Finding]:
 
 def _own_configuration(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
     """Refuse what would not reach an image's own script, which takes sizes alone."""
+    passed = _PASSED_ON if plan.place.nodes > 1 else (*_PASSED_ON, *NODE_SETTINGS)
     changed = [
         name
         for name in plan.settings
-        if name not in _PASSED_ON and not plan.origins.get(f"settings.{name}", "recipe").startswith("recipe")
+        if name not in passed and not plan.origins.get(f"settings.{name}", "recipe").startswith("recipe")
     ]
     changed += ["precision"] * (variant.precision != "BF16") + ["global_batch"] * bool(variant.global_batch)
     if changed:

@@ -15,7 +15,7 @@ from madlite_plugins.steps import Spans, rank_before
 from madlite_plugins.torchtitan.structured import structured_steps
 
 END_MARK = "Training completed"
-_LOSS = rf"\s*(?P<n>\d{{1,12}})\s+loss:\s*(?P<loss>{NUMBER})\s+"
+_LOSS = rf"\s*(?P<n>\d{{1,12}})\s+loss:\s*(?P<loss>{NUMBER}|[-+]?(?i:nan|inf))\s+"
 _MEMORY = rf"memory:\s*(?P<memory_reserved_gib>{NUMBER})GiB\((?P<memory_percent>{NUMBER})%\)"
 # The mfu field ends every line, so a line that was cut off never gives a shortened number; each pattern begins with
 # the text that is searched for, which makes the search quick.
@@ -38,6 +38,7 @@ _FACTS = {
 }
 _PHASES = {"Training starts at step": "train", "with torch.compile": "compile"}
 _SHARED = re.compile(r"\b(?:pp|cp|tp)=(\d{1,6})")
+_STARTED = re.compile(r'-m torchtitan\.train\b|\btorchtitan\.train FAILED|File "[^"]*\btorchtitan/[^"]*\.py", line ')
 
 
 class TorchtitanReader:
@@ -92,10 +93,12 @@ class TorchtitanReader:
 
 
 def recognise(head: Sequence[str]) -> float:
-    """Say how surely these lines are torchtitan's: the prefix of every line, else a step line."""
+    """Say how surely these lines are torchtitan's: the prefix of every line, a step line, else how it was started."""
     if any("[titan] 20" in text or "torchtitan version:" in text for text in head):
         return 0.9
-    return 0.7 if any(TRAIN.regex.search(text) for text in head) else 0.0
+    if any(TRAIN.regex.search(text) for text in head):
+        return 0.7
+    return 0.3 if any("torchtitan" in text and _STARTED.search(text) for text in head) else 0.0
 
 
 def _numbers(quantities: tuple[Quantity, ...], found: re.Match[str]) -> dict[Quantity, float]:

@@ -2,23 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from madlite import Finding, MadMetric, Quantity, Reader, RecipeBackend, ResultRule, RunPlan, Variant
-from madlite_plugins.train_fsdp.reader import ACCUMULATION, AVERAGE_SPEED, AVERAGE_TFLOPS, TrainFsdpReader, recognise
+from msgspec.structs import replace
 
-PRECISIONS = ("BF16", "FP8")
-SEQ_LENS = {"llama-3.1-8b-8k.json": 8192, "llama-3.1-8b-4k.json": 4096, "mistral-7b-v0.1.json": 8192}
+from madlite import (
+    Card,
+    Draft,
+    FileTemplate,
+    Finding,
+    Machine,
+    MadMetric,
+    Quantity,
+    Reader,
+    RecipeBackend,
+    Request,
+    ResultRule,
+    RunPlan,
+    Variant,
+)
+from madlite_plugins.train_fsdp.accelerate import BenchmarkReader, recognise
+from madlite_plugins.train_fsdp.checks import ACCELERATE, findings, windows_left
+from madlite_plugins.train_fsdp.reader import ACCUMULATION, AVERAGE_SPEED, AVERAGE_TFLOPS
+
+_WHOLE = re.compile(r"\s*\+?[0-9]{1,18}\s*")
+CLAIM = 10  # of a card of MAD whose tag other backends run in most releases
 
 
 class TrainFsdp(RecipeBackend):
-    """Runs train_fsdp.py of the image; reads its log, also of runs that madlite did not start."""
+    """Runs train_fsdp.py of the image, or MAD's train_llama.py; reads their logs, also of runs it did not start."""
 
     name = "train_fsdp"
     book = Path(__file__).with_name("recipes.toml")
     template = "train_fsdp/run.sh.j2"
     launcher = "torchrun"
+
+    def claim(self, card: Card, checkout: Path) -> int:
+        """Own the cards that name this backend; one of MAD's that its book has runs for is another's first."""
+        return min(super().claim(card, checkout), 100 if card.backend else CLAIM)
+
+    def expand(self, request: Request, machine: Machine) -> Sequence[Draft]:
+        """Return a draft per run, the first half of whose steps is warm-up, as the scripts have it.
+
+        Raises:
+            UsageProblem: no recipe fits.
+        """
+        return [_fitted(draft, request) for draft in super().expand(request, machine)]
 
     def result_rule(self) -> ResultRule:
         """Return the steady windows' rule, and the averages that the script prints; it prints no loss."""
@@ -35,44 +66,29 @@ class TrainFsdp(RecipeBackend):
 
     def check(self, plan: RunPlan) -> Iterable[Finding]:
         """Find what the script would refuse, or measure under a wrong name."""
-        own = _findings(plan, plan.variant) if plan.variant else ()
+        own = findings(plan, plan.variant) if plan.variant else ()
         return (*super().check(plan), *own)
 
+    def check_steps(self, plan: RunPlan, variant: Variant) -> Iterable[Finding]:
+        """Find too few windows of micro-steps after the warm-up, or a part of one."""
+        return windows_left(plan, variant)
+
     def recognise(self, head: Sequence[str]) -> float:
-        """Recognise the script's lines."""
+        """Recognise the scripts' lines."""
         return recognise(head)
 
     def reader(self, plan: RunPlan | None) -> Reader:
         """Return a fresh reader, which knows how many micro-steps make a step."""
-        return TrainFsdpReader(int(plan.settings["accumulation"]) if plan else ACCUMULATION)
+        return BenchmarkReader(int(plan.settings["accumulation"]) if plan else ACCUMULATION)
 
 
-def _findings(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
-    if variant.precision not in PRECISIONS:
-        yield Finding(
-            message=f"precision '{variant.precision}' is unknown", hint=f"one of {', '.join(PRECISIONS)}", fatal=True
-        )
-    if not plan.place.gpus_per_node:
-        yield Finding(message="train_fsdp.py needs a GPU", fatal=True)
-    if plan.place.nodes > 1:
-        yield Finding(message="train_fsdp.py runs on one node alone", fatal=True)
-    config = str(plan.settings["config"])
-    if variant.seq_len != SEQ_LENS.get(config, variant.seq_len):
-        yield Finding(
-            message=f"{config} has sequences of {SEQ_LENS[config]} tokens, not {variant.seq_len}",
-            hint=f"--seq-len {SEQ_LENS[config]}, or another --set config= below configs/ of the benchmark",
-            fatal=True,
-        )
-    accumulation = int(plan.settings["accumulation"])
-    if accumulation < 1 or (variant.steps or 0) % accumulation:
-        yield Finding(
-            message=f"{variant.steps} micro-steps are no whole number of steps of {accumulation}",
-            hint=f"--set steps={(variant.steps or 0) // max(1, accumulation) * max(1, accumulation) or 128}",
-            fatal=True,
-        )
-    batch = (variant.micro_batch or 1) * accumulation * max(1, plan.place.gpus_per_node)
-    if variant.global_batch not in (None, batch):
-        yield Finding(
-            message=f"global batch {variant.global_batch} is not micro batch × accumulation × GPUs = {batch}",
-            fatal=True,
-        )
+def _fitted(draft: Draft, request: Request) -> Draft:
+    """Return the draft with half of its steps as warm-up, unless that was asked for, and with its script's start."""
+    if draft.settings["recipe"] == ACCELERATE:
+        start = FileTemplate(path="run.sh", template="train_fsdp/accelerate.sh.j2")
+        draft = replace(draft, templates=(start,), launcher="accelerate")
+    asked = request.settings.get("steps", "")
+    steps = int(asked) if _WHOLE.fullmatch(asked) else draft.variant.steps if draft.variant else None
+    if draft.variant is None or steps is None or "warmup_steps" in request.settings:
+        return draft
+    return replace(draft, variant=replace(draft.variant, warmup_steps=steps // 2))

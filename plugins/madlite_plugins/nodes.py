@@ -1,0 +1,83 @@
+"""Runs of several nodes: what each node is told of the others, and what would keep them from meeting.
+
+A backend takes NODE_SETTINGS into its drafts' settings (TorchrunBackend does) and includes templates/_nodes.sh.j2; the
+context's `multi_node_args` and --set fill them, and the environment what they leave open.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+from msgspec.structs import replace
+
+from madlite import Draft, Finding, Machine, RecipeBackend, Request, RunPlan
+from madlite.types import Scalar
+
+NODE_SETTINGS: dict[str, Scalar] = {
+    "nnodes": 0,  # 0: the context's, else 1
+    "node_rank": "",
+    "master_addr": "",
+    "master_port": "",
+    "nccl_socket_ifname": "",
+    "gloo_socket_ifname": "",
+}
+_HERE = ("", "localhost", "127.0.0.1", "::1", "0.0.0.0")  # noqa: S104
+_NUMBER = re.compile("[0-9]{1,5}")
+
+
+class TorchrunBackend(RecipeBackend):
+    """A backend of recipes whose run torchrun starts, on one node or on each of several."""
+
+    launcher = "torchrun"
+
+    def expand(self, request: Request, machine: Machine) -> Sequence[Draft]:
+        """Return a draft per run, each with the settings of its nodes.
+
+        Raises:
+            UsageProblem: no recipe fits.
+        """
+        return [replace(one, settings=_with_nodes(one)) for one in super().expand(request, machine)]
+
+    def check(self, plan: RunPlan) -> Iterable[Finding]:
+        """Find what keeps the nodes from meeting."""
+        return (*super().check(plan), *node_findings(plan))
+
+
+def node_findings(plan: RunPlan) -> Iterator[Finding]:
+    """Yield what keeps the nodes of a plan from meeting; nothing of one node."""
+    nodes = plan.place.nodes
+    if int(plan.settings.get("nnodes", 0)) < 0:
+        yield Finding(message=f"nnodes is {plan.settings['nnodes']}", hint="--set nnodes=N", fatal=True)
+    if nodes < 2:
+        return
+    yield from _rank(node_value(plan, "node_rank"), nodes)
+    address = node_value(plan, "master_addr")
+    if address in _HERE:
+        hint = "--set master_addr= to the first node's name or address"
+        yield Finding(message=f"{nodes} nodes cannot meet at '{address or 'localhost'}'", hint=hint, fatal=True)
+    port = node_value(plan, "master_port")
+    if port and not (_NUMBER.fullmatch(port) and 0 < int(port) < 65536):
+        hint = "--set master_port=29500, the same on every node"
+        yield Finding(message=f"'{port}' is no port", hint=hint, fatal=True)
+    if "lo" in (node_value(plan, "nccl_socket_ifname"), node_value(plan, "gloo_socket_ifname")):
+        hint = "--set nccl_socket_ifname= and gloo_socket_ifname= to an interface that `ip a` shows"
+        yield Finding(message="interface lo reaches no other node", hint=hint, fatal=True)
+
+
+def node_value(plan: RunPlan, key: str) -> str:
+    """Return a setting of NODE_SETTINGS, where it is empty the run's variable of that name."""
+    return str(plan.settings.get(key) or plan.env.get(key.upper(), ""))
+
+
+def _rank(rank: str, nodes: int) -> Iterator[Finding]:
+    if not _NUMBER.fullmatch(rank) or int(rank) >= nodes:
+        hint = f"--set node_rank=0 on the first node, up to {nodes - 1} on the last"
+        yield Finding(message=f"of {nodes} nodes none is number '{rank}'", hint=hint, fatal=True)
+    elif int(rank):
+        hint = """-c '{"skip_perf_collection": true}' writes none here"""
+        yield Finding(message=f"node {int(rank)} writes a row of its own, as each of the {nodes} nodes does", hint=hint)
+
+
+def _with_nodes(draft: Draft) -> dict[str, Scalar]:
+    return {**draft.settings, **{key: value for key, value in NODE_SETTINGS.items() if key not in draft.settings}}

@@ -1,0 +1,95 @@
+"""What ends a training for good: which lines say so, which of them explains, and what says nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from madlite.backend import PatternReader, step_pattern
+from madlite.measure.fatal import FatalScan
+from madlite.measure.follow import Follower
+from madlite.measure.lines import make_block
+
+PATTERN = step_pattern(r"step=(?P<n>\d+) tps=(?P<tokens_per_s_per_gpu>\S+)")
+TRACEBACK = "Traceback (most recent call last):"
+CHILD = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: "
+
+
+def scan(*lines: str) -> FatalScan:
+    found = FatalScan()
+    if found.may_be_in(make_block(lines)):
+        for line in lines:
+            found.feed(line)
+    return found
+
+
+def follow(text: str) -> Follower:
+    log = Follower([PatternReader(PATTERN, "the end")])
+    log.feed(text.encode())
+    log.finish()
+    return log
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 198.00 MiB.",
+        TRACEBACK,
+        "RuntimeError: process 7 got killed by signal 9",
+        "subprocess.CalledProcessError: Command died with <Signals.SIGKILL: 9>.",
+        "torch.distributed.elastic.multiprocessing.api.SignalException: Process 123 got signal: 15",
+        "run.sh: line 12: 4711 Killed                  torchrun train.py",
+        "Killed",
+        "Segmentation fault (core dumped)",
+        "Memory access fault by GPU node-2 (Agent handle: 0x1) on address 0x7f. Reason: Unknown.",
+        "slurmstepd: error: *** JOB 17 ON n1 CANCELLED AT 2026-01-01T00:00:00 DUE TO TIME LIMIT ***",
+    ],
+)
+def test_a_line_that_ends_a_training(line):
+    found = scan("step=1", f"[rank3]: {line}", "bye")
+    assert (found.line, found.launcher) == (line, "")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "  exit_signal ..................................... 15",
+        "> signal handlers are set, 8 of them",
+        "Skipped patches: 9",
+        "failed (exitcode: 0) local_rank: 0",
+        "WARNING: destroy_process_group() was not called before program exit",
+        "error_injection_rate ............................ 0",
+        "ModuleNotFoundError: No module named 'triton'",
+    ],
+)
+def test_a_line_that_says_nothing(line):
+    assert scan(line, line).line == ""
+
+
+def test_an_exception_explains_better_than_what_stands_around_it():
+    frames = ('  File "train.py", line 1, in <module>', "    step()")
+    for error in ("RuntimeError: NCCL error", "[20261121 00:16:57][rank-0/1][ERROR] [t.py:1] : KeyError: 'x'"):
+        found = scan(TRACEBACK, *frames, error, TRACEBACK, *frames, CHILD, "exitcode: 1", "ValueError: later")
+        assert found.line == error and found.launcher == CHILD.strip()
+    memory = "torch.OutOfMemoryError: CUDA out of memory."
+    assert scan(TRACEBACK, "RuntimeError: x", memory, CHILD).line == memory
+
+
+def test_what_python_says_while_it_ends_is_no_failure():
+    ignored = ("Exception ignored in: <function Pool.__del__ at 0x7f>", TRACEBACK, "  File x", "TypeError: 'NoneType'")
+    assert scan(*ignored).line == ""
+    assert scan(*ignored, TRACEBACK, "OSError: x").line == "OSError: x"
+
+
+def test_a_step_that_follows_makes_it_none():
+    failed = f"{TRACEBACK}\nRuntimeError: boom\n{CHILD}\n"
+    log = follow("step=1 tps=5\n" + failed)
+    assert (log.fatal_line, log.launcher_line) == ("RuntimeError: boom", CHILD.strip())
+    log = follow("step=1 tps=5\n" + failed + "step=1 tps=5\n")
+    assert (log.fatal_line, log.launcher_line) == ("", "")
+
+
+def test_an_end_mark_is_of_the_steps_before_it():
+    assert follow("step=1 tps=5\nstep=2 tps=5\nthe end\n").ended
+    assert follow("[rank0]: step=2 tps=5\nthe end\n[rank1]: step=2 tps=5\n").ended  # another rank's last line
+    assert not follow("step=1 tps=5\nstep=2 tps=5\nthe end\nstep=1 tps=5\n").ended
+    assert not follow("step=1 tps=5\nthe end\nstep=2 tps=5\n").ended

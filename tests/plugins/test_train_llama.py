@@ -1,0 +1,177 @@
+"""MAD's train_llama.py of v25.3: its progress bar's captions, where the script comes from, and what is refused."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from msgspec.structs import replace
+
+from madlite.measure.follow import Follower
+from madlite.measure.verdict import Asked, judge_steps
+from madlite.plan.render import render
+from madlite.types import EffectiveConfig, Line, Quantity, Request, RunPlan, Status, Step
+from madlite_plugins.torchtitan.backend import Torchtitan
+from madlite_plugins.train_fsdp.accelerate import BenchmarkReader
+from madlite_plugins.train_fsdp.backend import TrainFsdp
+from tests.plugins.logs import TEMPLATES, gpu_machine, plan, read, steps
+from tests.plugins.test_torchtitan_tags import EIGHT, card_of, machine_of
+
+RECIPE = "llama-3.1-8b-accelerate"
+
+
+def caption(n: int, seconds: float = 2.0, total: int = 32) -> str:
+    """Return what the bar says of micro-step n, of 24,000 tokens."""
+    phase = "Warmup" if n < total // 2 else "Test"
+    numbers = f"TFLOP/s: {1300 / seconds:.2f}; iter time: {seconds:.2f}; tokens/s: {24000 / seconds:.2f}"
+    return f"[{phase}] Step: {n}/{total}; {numbers}"
+
+
+def bar(n: int, total: int = 32, **more) -> str:
+    """Return a bar as tqdm draws it: with the caption of step n, and once more when the next one is counted."""
+    text = caption(n, total=total, **more)
+    return f"\r{text}:  {n}%|▏    | {n}/{total} [00:02<01:00]\r{text}:  {n + 1}%|▏   | {n + 1}/{total} [00:04<01:00]"
+
+
+FINALS = """
+Avg token per second: 11890.25
+Avg iter time: 2.0185
+TFLOP per iteration: 1300.00
+Avg TFLOP/s: 644.05
+Peak memory use = 177240.11MB
+"""
+
+
+def test_micro_steps_of_a_bar_are_windows_each_counted_once():
+    log = Follower([BenchmarkReader()], [])
+    log.feed("".join(bar(n, seconds=4.0 if n % 8 == 7 else 2.0) for n in range(32)).encode() + FINALS.encode())
+    log.finish()
+    verdict = judge_steps(Asked(rule=TrainFsdp().result_rule(), warmup_steps=16, steps=32), log)
+    assert verdict.status is Status.SUCCESS
+    assert (verdict.window.n, verdict.window.first_step, verdict.window.last_step) == (2, 24, 32)
+    assert verdict.window.median == pytest.approx(8 * 24000 / 18.0)
+    texts = {metric.metric: metric.text for metric in verdict.metrics}
+    assert (texts["tok_per_s_per_gpu"], texts["TFLOPS_per_gpu"]) == ("11890.25", "644.05")
+
+
+def test_the_bar_says_how_many_steps_there_are():
+    values = [
+        event.values for event in read(BenchmarkReader(), caption(0), caption(1)) if isinstance(event, EffectiveConfig)
+    ]
+    assert values == [{"steps": "32", "warmup_steps": "16"}]
+
+
+def test_a_caption_that_was_cut_off_is_no_micro_step():
+    whole = [caption(n) for n in range(8)]
+    assert [step.n for step in steps(read(BenchmarkReader(), *whole))] == [8]
+    assert steps(read(BenchmarkReader(), *whole[:7], whole[7].partition(" tokens/s")[0])) == []
+    for text in ("[Test] Step: 3/32; iter time: ", "[Test] Step: x; iter time: 2; tokens/s: 3"):
+        assert list(BenchmarkReader().feed(Line(text=text))) == []
+
+
+def test_train_fsdp_s_own_lines_are_read_as_before():
+    line = "Step: {}; TFLOP/s: 80.0; iteration time: 0.5; token per second: 2000.0"
+    (step,) = steps(read(BenchmarkReader(), *[line.format(n) for n in range(8)]))
+    assert isinstance(step, Step) and step.values[Quantity.TOKENS_PER_S_PER_GPU] == 2000.0
+
+
+def test_its_log_is_recognised_and_torchtitans_is_not():
+    assert TrainFsdp().recognise(["", caption(3)]) == 0.9
+    assert TrainFsdp().recognise(["step: 3  loss: 2.0"]) == 0.0
+
+
+@pytest.mark.parametrize("device", ["MI300X", "MI325X"])
+def test_mad_s_tag_runs_it_in_v25_3_where_its_backend_is_named(device):
+    request = Request(card=card_of(EIGHT), tag=EIGHT, settings={"release": "v25.3"})
+    (draft,) = TrainFsdp().expand(request, machine_of(device))
+    variant = draft.variant
+    assert (variant.precision, variant.seq_len, variant.micro_batch, variant.steps) == ("FP8", 8192, 3, 128)
+    assert draft.image == "rocm/pytorch-training:v25.3" and variant.warmup_steps == 64
+
+
+def test_torchtitan_goes_before_for_mad_s_tag(tmp_path):
+    card = card_of(EIGHT)
+    assert 0 < TrainFsdp().claim(card, tmp_path) < Torchtitan().claim(card, tmp_path)
+    assert TrainFsdp().claim(card_of("pyt_train_llama-3.1-70b"), tmp_path) == 0
+
+
+def made(**changes) -> RunPlan:
+    return plan(TrainFsdp(), gpu_machine(8), RECIPE, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "origins", "word"),
+    [
+        ({"precision": "BF16"}, {}, "train_llama.py trains in FP8, not BF16"),
+        ({"compile": True}, {"settings.compile": "--set"}, "compile would not reach train_llama.py"),
+        ({"steps": 100}, {}, "100 micro-steps are no whole number of steps of 8"),
+        ({"seq_len": 4096}, {}, ""),
+        ({}, {}, ""),
+    ],
+)
+def test_what_the_script_does_not_do_is_refused(changes, origins, word):
+    findings = list(TrainFsdp().check(replace(made(**changes), origins=origins)))
+    assert [word in finding.message and finding.fatal for finding in findings] == [True] * bool(word)
+
+
+def run_sh(plan_: RunPlan) -> str:
+    (file,) = render(plan_, [TEMPLATES])
+    return file.data.decode()
+
+
+def git(folder, *words: str) -> str:
+    names = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBranch=main"]
+    return subprocess.run(
+        ["git", *names, *words], cwd=folder, check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+@pytest.fixture
+def mad(tmp_path):
+    """Return a repository whose first commit has the script, with its id, and a folder with an Accelerate."""
+    scripts = tmp_path / "MAD/scripts/pytorch_train/llama3_1_8B"
+    scripts.mkdir(parents=True)
+    (scripts / "train_llama.py").write_text("as it was")
+    git(tmp_path / "MAD", "init", "--quiet")
+    git(tmp_path / "MAD", "add", ".")
+    git(tmp_path / "MAD", "commit", "--quiet", "-m", "then")
+    commit = git(tmp_path / "MAD", "rev-parse", "HEAD")
+    (scripts / "train_llama.py").unlink()
+    git(tmp_path / "MAD", "commit", "--quiet", "-a", "-m", "since")
+    package = tmp_path / "packages/accelerate/commands"
+    package.mkdir(parents=True)
+    for folder in (package, package.parent):
+        (folder / "__init__.py").touch()
+    (package / "launch.py").write_text("import sys\nprint(*sys.argv[1:], sep='\\n')\nprint(open(sys.argv[5]).read())\n")
+    return tmp_path / "MAD", commit, tmp_path / "packages"
+
+
+@pytest.mark.host
+def test_the_script_is_fetched_as_it_was_and_gets_the_plan_s_sizes(mad, tmp_path):
+    repository, commit, packages = mad
+    work = tmp_path / "a run"
+    work.mkdir()
+    (work / "run.sh").write_text(run_sh(made(mad_commit=commit, seq_len=4096)))
+    env = {
+        **os.environ,
+        "PYTHONPATH": str(packages),
+        "MADLITE_PYTHON": sys.executable,
+        "MAD_REPOSITORY": str(repository),
+    }
+    for _ in range(2):  # also by hand, once more
+        ran = subprocess.run(["bash", "run.sh"], cwd=work, env=env, capture_output=True, text=True)
+        assert ran.returncode == 0, ran.stderr
+        script = work / "mad/scripts/pytorch_train/llama3_1_8B"
+        words = ["--config_file", f"{script}/fsdp_fp8.yaml", "--num_processes", "8", f"{script}/train_llama.py"]
+        sizes = ["--max_seq_len=4096", "--batch_size=3", "--total_steps=128", "--grad_acc_steps=8", "--seed=1024"]
+        assert ran.stdout.splitlines() == [*words, *sizes, "as it was"]
+
+
+@pytest.mark.host
+def test_a_folder_without_the_script_is_told(tmp_path):
+    env = {**os.environ, "TRAIN_LLAMA_ROOT": str(tmp_path)}
+    (tmp_path / "run.sh").write_text(run_sh(made()))
+    ran = subprocess.run(["bash", "run.sh"], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert ran.returncode == 1 and f"madlite: {tmp_path}/train_llama.py is not here" in ran.stderr
