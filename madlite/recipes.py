@@ -59,7 +59,7 @@ class RecipeBackend(TemplateBackend):
         if plan.variant is None:
             return ()
         sizes = tuple(_check_sizes(plan.variant))
-        return sizes or tuple(self.check_steps(plan, plan.variant))
+        return sizes or (*self.check_steps(plan, plan.variant), *_check_gpus(plan))
 
     def check_steps(self, plan: RunPlan, variant: Variant) -> Iterable[Finding]:
         """Find too few steps for a steady window, of a plan whose sizes are whole numbers above 0."""
@@ -125,6 +125,18 @@ def _check_sizes(variant: Variant) -> Iterator[Finding]:
         value = getattr(variant, name)
         if not isinstance(value, int) or value < 1:
             yield Finding(message=f"{name} is {value}, not a whole number above 0", hint=f"--set {name}=N", fatal=True)
+
+
+def _check_gpus(plan: RunPlan) -> Iterator[Finding]:
+    """Say that fewer GPUs share a model than where its sizes were published: each holds more of it."""
+    published = plan.settings.get("published_gpus", 0)
+    here = plan.place.nodes * plan.place.gpus_per_node
+    if isinstance(published, int) and 0 < here < published:
+        yield Finding(
+            message=f"these sizes are of {published} GPUs: each of {here} holds more of the model, which may not fit, and "
+            "the numbers do not compare",
+            hint="a smaller --batch-size, or more GPUs",
+        )
 
 
 def few_steps(steps: str, left: int, warmup: int, hint: str) -> Iterator[Finding]:
