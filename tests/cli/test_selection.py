@@ -102,3 +102,15 @@ def test_the_hint_of_a_gated_repository_works_when_it_is_typed(capsys):
 def test_what_is_no_whole_number_is_refused(capsys, value):
     code, _, err = explained(capsys, TAG, "--machine", "8xMI300X", "--set", f"micro_batch={value}")
     assert code == 4 and "micro_batch takes a whole number" in err
+
+
+@pytest.mark.parametrize(("tag", "machine", "warned"), [(TAG, "4xMI300X", True), (TAG, "8xMI300X", False)])
+def test_fewer_gpus_than_the_sizes_were_published_for_are_told(capsys, tag, machine, warned):
+    _, _, err = explained(capsys, tag, "--machine", machine, "--precision", "BF16")
+    assert ("these sizes are of 8 GPUs: each of 4 holds more" in err) == warned
+
+
+def test_a_recipe_that_was_measured_on_two_gpus_runs_on_two(capsys):
+    _, plans, err = explained(capsys, "pyt_train_llama-3.1-8b", "--machine", "2xH200", "--runtime", "host")
+    assert [(one["variant"]["precision"], one["variant"]["micro_batch"]) for one in plans] == [("BF16", 2), ("FP8", 2)]
+    assert "these sizes are of" not in err
