@@ -133,8 +133,8 @@ def _check_gpus(plan: RunPlan) -> Iterator[Finding]:
     here = plan.place.nodes * plan.place.gpus_per_node
     if isinstance(published, int) and 0 < here < published:
         yield Finding(
-            message=f"these sizes are of {published} GPUs: each of {here} holds more of the model, which may not fit, and "
-            "the numbers do not compare",
+            message=f"these sizes are of {published} GPUs: each of {here} holds more of the model, which may not fit, "
+            "and the numbers do not compare",
             hint="a smaller --batch-size, or more GPUs",
         )
 
