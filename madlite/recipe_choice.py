@@ -37,10 +37,10 @@ def choose_runs(book: RecipeBook, card: str, asked: Mapping[str, str], machine: 
     Raises:
         UsageProblem: no run fits; the hint names the nearest ones.
     """
-    asked = {**asked, "release": _spelled(asked.get("release", ""), book.releases)}
+    asked = {**asked, "release": spelled(asked.get("release", ""), book.releases)}
     rows = [run for run in book.runs if card in run.cards]
     devices = {device for run in rows for device in run.devices} | set(book.stand_in)
-    device = _spelled(asked.get("recipe_device", ""), devices) or machine.device
+    device = spelled(asked.get("recipe_device", ""), devices) or machine.device
     fitting = _of_device([run for run in rows if _selected(book, run, device, asked)], device, book)
     release = asked["release"] or _newest(fitting, book)
     found = _with_seq_len([run for run in fitting if _in(release, run.releases)], book, device, asked)
@@ -53,7 +53,7 @@ def choose_runs(book: RecipeBook, card: str, asked: Mapping[str, str], machine: 
     return [_chosen(book, run, release, device, notes) for run in found]
 
 
-def _spelled(asked: str, known: Iterable[str]) -> str:
+def spelled(asked: str, known: Iterable[str]) -> str:
     """Return what was asked for as the book spells it: `25.10` and `V25.10` are v25.10, `mi300x` is MI300X."""
     exact = {name.casefold(): name for name in known}
     return exact.get(asked.casefold()) or exact.get(f"v{asked.casefold()}") or asked

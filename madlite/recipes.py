@@ -11,7 +11,7 @@ import msgspec
 from madlite.backend import TemplateBackend
 from madlite.errors import UsageProblem
 from madlite.recipe_book import VARIANT_KEYS, RecipeBook, read_book
-from madlite.recipe_choice import Chosen, choose_runs
+from madlite.recipe_choice import Chosen, choose_runs, spelled
 from madlite.types import Card, Draft, Finding, Machine, Request, RunPlan, Variant
 
 OF_RUN: tuple[str, ...] = ("mode", "precision", "release", "recipe", "recipe_device")
@@ -90,12 +90,12 @@ class RecipeBackend(TemplateBackend):
         """Return the recipe of a name; a release, where one is asked for, is what its values come from."""
         if name not in book.recipes:
             raise self._no_recipe(name, request, book)
-        release = request.settings.get("release", "")
+        release = spelled(request.settings.get("release", ""), book.releases)
         if release and release not in book.releases:
             raise _no_release(release, book)
         values = {**book.values(name, machine.device), **book.releases.get(release, {})}
         mode, own = request.settings.get("mode", ""), values.get("mode", Variant(model="").mode)
-        if mode and mode != own:
+        if mode and mode.casefold() != str(own).casefold():
             what = f"recipe '{name}' of backend '{self.name}' runs mode {own}, not {mode}"
             raise UsageProblem(what, "leave --mode out, or choose another recipe with --set recipe=NAME")
         return Chosen(name=name, device="", release=release, values=values, origin=f"recipe {name}")

@@ -26,6 +26,7 @@ _TELLING = re.compile(
 )
 # torchrun's own footer says that a rank failed, not why
 _FOOTER = re.compile(r"ChildFailedError|elastic\.multiprocessing|exitcode\s*:|error_file:|traceback : ")
+_RULED = re.compile(r"[-=*_#~+]{5,}\s*$")  # a line of them says nothing
 _KEPT = 400
 
 
@@ -92,7 +93,8 @@ class Follower:
         if self.rule_line:
             return self.rule_line
         telling = [text for text in self._tail if _TELLING.search(text) and not _FOOTER.search(text)]
-        return without_rank((telling or list(self._tail) or [""])[-1])
+        plain = [text for text in self._tail if not _RULED.search(text)]
+        return without_rank((telling or plain or list(self._tail) or [""])[-1])
 
     @property
     def fatal_line(self) -> str:

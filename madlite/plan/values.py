@@ -57,7 +57,7 @@ def asked_values(layers: Iterable[Layer]) -> dict[str, str]:
     Spellings are those that `resolve` takes: `variant.release`, `PRECISION`, `recipe-device`, `batch_size`.
     """
     return {
-        canonical_key(given): str(value).lower() if isinstance(value, bool) else str(value)
+        canonical_key(given): str(value).lower() if isinstance(value, bool) else str(value).strip()
         for layer in layers
         for given, value in layer.values.items()
     }
@@ -92,6 +92,8 @@ def resolve(
             key = _key(given, known, settings, layer)
             if key is None:
                 continue
+            if key in decided and not str(value).strip():
+                raise UsageProblem(f"{layer.origin} {given}= is empty", "leave it out, or name a value")
             if key not in decided:
                 chosen[key] = _fit(key, value, settings, f"{layer.origin} {given}={value}")
             origins[_dotted(key, settings)] = layer.origin
@@ -159,7 +161,7 @@ def _fit(key: str, value: Scalar, settings: Mapping[str, Scalar], where: str) ->
     except (ValueError, OverflowError):
         raise UsageProblem(f"{where}: {key} takes {_NOUNS[wanted]}") from None
     if key == "precision" and key not in settings:
-        fitted = str(fitted).upper()
+        fitted = str(fitted).strip().upper()
     least = _LEAST.get(key)
     if least is not None and key not in settings and fitted < least:  # type: ignore[operator]
         raise UsageProblem(f"{where}: {key} takes {_NOUNS[wanted]} of at least {least}")

@@ -41,17 +41,21 @@ class TorchrunBackend(RecipeBackend):
 
     def check(self, plan: RunPlan) -> Iterable[Finding]:
         """Find what keeps the nodes from meeting."""
-        return (*super().check(plan), *node_findings(plan))
+        return (*super().check(plan), *node_findings(plan, self.result_node(plan)))
+
+    def result_node(self, plan: RunPlan) -> int | None:
+        """Return the one node that prints the result; None where each node prints its own ranks'."""
+        return None
 
 
-def node_findings(plan: RunPlan) -> Iterator[Finding]:
-    """Yield what keeps the nodes of a plan from meeting; nothing of one node."""
+def node_findings(plan: RunPlan, result_node: int | None = None) -> Iterator[Finding]:
+    """Yield what keeps the nodes of a plan from meeting, and which has the result; nothing of one node."""
     nodes = plan.place.nodes
     if int(plan.settings.get("nnodes", 0)) < 0:
         yield Finding(message=f"nnodes is {plan.settings['nnodes']}", hint="--set nnodes=N", fatal=True)
     if nodes < 2:
         return
-    yield from _rank(node_value(plan, "node_rank"), nodes)
+    yield from _rank(node_value(plan, "node_rank"), nodes, result_node)
     address = node_value(plan, "master_addr")
     if address in _HERE:
         hint = "--set master_addr= to the first node's name or address"
@@ -70,12 +74,22 @@ def node_value(plan: RunPlan, key: str) -> str:
     return str(plan.settings.get(key) or plan.env.get(key.upper(), ""))
 
 
-def _rank(rank: str, nodes: int) -> Iterator[Finding]:
+def loss_node(plan: RunPlan) -> int | None:
+    """Return the node of the first rank of the last pipeline stage, which alone knows the loss; None without stages."""
+    stages, gpus = int(plan.settings["pp"]), max(1, plan.place.gpus_per_node)
+    return gpus * plan.place.nodes // stages * (stages - 1) // gpus if stages > 1 else None
+
+
+def _rank(rank: str, nodes: int, result_node: int | None) -> Iterator[Finding]:
     if not _NUMBER.fullmatch(rank) or int(rank) >= nodes:
         hint = f"--set node_rank=0 on the first node, up to {nodes - 1} on the last"
         yield Finding(message=f"of {nodes} nodes none is number '{rank}'", hint=hint, fatal=True)
-    elif int(rank):
-        hint = """-c '{"skip_perf_collection": true}' writes none here"""
+        return
+    hint = """-c '{"skip_perf_collection": true}' writes no row here"""
+    if result_node is not None and int(rank) != result_node:
+        message = f"the result is printed on node {result_node}: on node {int(rank)} there will be no result"
+        yield Finding(message=message, hint=hint)
+    elif result_node is None and int(rank):
         yield Finding(message=f"node {int(rank)} writes a row of its own, as each of the {nodes} nodes does", hint=hint)
 
 

@@ -114,3 +114,22 @@ def test_a_recipe_that_was_measured_on_two_gpus_runs_on_two(capsys):
     _, plans, err = explained(capsys, "pyt_train_llama-3.1-8b", "--machine", "2xH200", "--runtime", "host")
     assert [(one["variant"]["precision"], one["variant"]["micro_batch"]) for one in plans] == [("BF16", 2), ("FP8", 2)]
     assert "these sizes are of" not in err
+
+
+def test_a_named_recipe_takes_a_release_and_a_mode_in_any_spelling(capsys):
+    args = ["--image-release", "V25.11", "--mode", "PRETRAIN", "--machine", "8xMI300X"]
+    _, (plan,), _ = explained(capsys, "demo_torchtitan_llama_debug", *args)
+    assert (plan["variant"]["release"], plan["variant"]["mode"]) == ("v25.11", "pretrain")
+
+
+@pytest.mark.parametrize("key", ["precision", "release", "mode"])
+def test_an_empty_choice_is_refused_from_set_too(capsys, key):
+    code, _, err = explained(capsys, TAG, "--machine", "8xMI300X", "--set", f"{key}=")
+    assert code == 4 and f"--set {key}= is empty" in err
+    code, _, err = explained(capsys, f"{TAG}:{key}=", "--machine", "8xMI300X")
+    assert code == 4 and f"tag {key}= is empty" in err
+
+
+def test_blanks_around_a_choice_do_not_count(capsys):
+    _, plans, _ = explained(capsys, TAG, "--machine", "8xMI300X", "--set", "precision= fp8 ")
+    assert [one["variant"]["precision"] for one in plans] == ["FP8"]

@@ -141,3 +141,11 @@ def test_one_node_of_the_context_is_no_reason_to_refuse_an_image_s_own_script(ca
     assert "nnodes, node_rank would not reach run_llama_train.sh" in capsys.readouterr().out.replace(
         "master_addr, ", ""
     )
+
+
+@pytest.mark.parametrize(("rank", "told"), [("0", True), ("1", False)])
+def test_a_pipeline_over_nodes_has_its_result_where_the_loss_is(rank, told):
+    made = of_nodes(Torchtitan(), "debug", 2, node_rank=rank, master_addr="n0", pp=2)
+    texts = [finding.message for finding in Torchtitan().check(made)]
+    assert any("the result is printed on node 1: on node 0 there will be no result" in text for text in texts) == told
+    assert not any("writes a row of its own" in text for text in texts)

@@ -21,7 +21,7 @@ from madlite import (
     UsageProblem,
     Variant,
 )
-from madlite_plugins.nodes import TorchrunBackend
+from madlite_plugins.nodes import TorchrunBackend, loss_node
 from madlite_plugins.primus import reader as log
 from madlite_plugins.primus.checks import findings
 from madlite_plugins.primus.precision import is_mislabelled, split_words, trained_precision
@@ -73,6 +73,10 @@ class Primus(TorchrunBackend):
             sizes = ("seq_len", "micro_batch", "steps")
             variant = replace(variant, **{name: getattr(variant, name) or _STAND_IN for name in sizes})
         return (*super().check(replace(plan, variant=variant)), *findings(plan))
+
+    def result_node(self, plan: RunPlan) -> int | None:
+        """Return the last node, where Megatron's last rank prints the iterations; of torchtitan the loss's."""
+        return loss_node(plan) if plan.settings["framework"] == "torchtitan" else plan.place.nodes - 1
 
     def assets(self, plan: RunPlan) -> Iterable[Asset]:
         """Return the tokenizer's repository, and the weights that a post-training starts from."""

@@ -9,7 +9,7 @@ from madlite import Finding, RunPlan
 from madlite_plugins.primus.config_checks import config_findings
 from madlite_plugins.primus.passed import passed_findings
 from madlite_plugins.primus.precision import split_words
-from madlite_plugins.primus.ranks import parallel_findings, printing_findings
+from madlite_plugins.primus.ranks import parallel_findings
 from madlite_plugins.primus.rules import FRAMEWORKS
 from madlite_plugins.schedule import schedule_findings
 
@@ -34,7 +34,6 @@ def findings(plan: RunPlan) -> Iterator[Finding]:
     yield from config_findings(plan, plan.variant)
     yield from _args(plan)
     yield from schedule_findings(plan, plan.variant)
-    yield from printing_findings(plan)
     if plan.settings["framework"] in FRAMEWORKS:
         yield from parallel_findings(plan, plan.variant)
 

@@ -1,4 +1,4 @@
-"""Ranks: whether they fit the model's degrees of parallelism and its batch, and on which node the numbers are."""
+"""Ranks: whether they fit the model's degrees of parallelism and its batch."""
 
 from __future__ import annotations
 
@@ -6,19 +6,8 @@ import math
 from collections.abc import Iterator
 
 from madlite import Finding, RunPlan, Variant
-from madlite_plugins.nodes import node_value
 
 _DEGREES = ("tp", "pp", "cp", "ep")
-
-
-def printing_findings(plan: RunPlan) -> Iterator[Finding]:
-    """Tell where Megatron's last rank, which prints the iterations, is on another node."""
-    nodes, rank = plan.place.nodes, node_value(plan, "node_rank")
-    if plan.settings["framework"] != "torchtitan" and rank.isdecimal() and int(rank) < nodes - 1:
-        yield Finding(
-            message=f"Megatron prints its iterations on the last node: on node {rank} there will be no result",
-            hint="""-c '{"skip_perf_collection": true}' writes no row here""",
-        )
 
 
 def parallel_findings(plan: RunPlan, variant: Variant) -> Iterator[Finding]:

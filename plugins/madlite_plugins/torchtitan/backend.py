@@ -23,7 +23,7 @@ from madlite import (
     read_book,
 )
 from madlite.recipes import bare_name
-from madlite_plugins.nodes import TorchrunBackend
+from madlite_plugins.nodes import TorchrunBackend, loss_node
 from madlite_plugins.torchtitan.checks import findings, lines_left
 from madlite_plugins.torchtitan.reader import END_MARK, TRAIN, TorchtitanReader, recognise
 
@@ -78,6 +78,10 @@ class Torchtitan(TorchrunBackend):
     def check(self, plan: RunPlan) -> Iterable[Finding]:
         """Find what torchtitan would refuse, or what would make the number worthless."""
         return (*super().check(plan), *findings(plan))
+
+    def result_node(self, plan: RunPlan) -> int | None:
+        """Return the node that knows the loss, where a pipeline spans nodes."""
+        return loss_node(plan)
 
     def check_steps(self, plan: RunPlan, variant: Variant) -> Iterable[Finding]:
         """Find too few log lines for a steady window."""

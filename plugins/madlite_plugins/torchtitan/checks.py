@@ -50,7 +50,7 @@ def _degrees(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
         product *= abs(n)
     if world % product or (degrees["dp_shard"] != -1 and world != product):
         shape = " × ".join(f"{name} {n}" for name, n in degrees.items())
-        yield Finding(message=f"{shape} does not fit {world} rank(s)", hint="--set dp_shard=-1", fatal=True)
+        yield Finding(message=f"{shape} does not fit {world} rank(s)", hint=_fitting(degrees), fatal=True)
         return
     yield from _experts(plan, world // (degrees["pp"] * degrees["dp_replicate"]))
     yield from _batch(variant, world // (degrees["tp"] * degrees["pp"] * degrees["cp"]))
@@ -71,6 +71,13 @@ def _batch(variant: Variant, data_ranks: int) -> Iterator[Finding]:
             hint=f"--set global_batch={max(1, variant.global_batch // local) * local}",
             fatal=True,
         )
+
+
+def _fitting(degrees: dict[str, int]) -> str:
+    """Return what to lower: the shards, where their number is fixed, else the other degrees."""
+    if degrees["dp_shard"] != -1:
+        return "--set dp_shard=-1"
+    return " ".join(f"--set {name}=1" for name, n in degrees.items() if n > 1)
 
 
 def _machine(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
