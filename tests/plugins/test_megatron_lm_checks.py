@@ -289,3 +289,10 @@ def test_explain_shows_what_would_be_refused(capsys):
     assert code == 4 and "has no key 'fsdp'" in err
     code, _, err = explained(capsys, "pyt_megatron_lm_train_deepseek-v2-lite-16b", "--image-release", "v25.9")
     assert code == 4 and "no recipe is known" in err and "in v25.8" in err
+
+
+@pytest.mark.usefixtures("_folder")
+def test_traces_that_nobody_would_find_are_told(capsys):
+    args = ["pyt_megatron_lm_train_llama-2-7b", "--set", "ENABLE_PROFILING=1", "--precision", "BF16"]
+    assert "the traces go with the script's own log (--set log_dir=FOLDER keeps them)" in explained(capsys, *args)[2]
+    assert "traces" not in explained(capsys, *args, "--set", "log_dir=/logs")[2]

@@ -27,6 +27,8 @@ def findings(plan: RunPlan) -> Iterator[Finding]:
         yield from _limits(plan, plan.variant, script)
     yield from _precision(plan, plan.variant, script)
     yield from _variables(plan)
+    if plan.settings.get("enable_profiling") and not plan.settings.get("log_dir", "-"):
+        yield Finding(message="the traces go with the script's own log", hint="--set log_dir=FOLDER keeps them")
     yield from _world(plan, plan.variant, script)
 
 
