@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
+from itertools import islice
 from pathlib import Path
 from typing import AnyStr
 from urllib.parse import quote
@@ -16,6 +17,9 @@ from madlite.types import EnvValue, Secret, to_json
 
 MASK = b"***"
 SHORTEST = 4  # masking shorter text would eat ordinary words and digits out of a log
+_LONGEST = 4096  # characters of a value without quotes, which reaches to the end of its word
+_MOST = 16  # assignments of a word whose values may reach to its end: those after them are in the first one's
+_ALL = 256  # assignments of a word that are looked at: one of more is no command line
 _ALWAYS = "MAD_SECRETS"
 _NAMES = re.compile(
     r"TOKEN(?!IZ|S(?![A-Z]))|PASSWORD|PASSWD|SECRET|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|CREDENTIAL|_PAT$|^PAT$",
@@ -95,10 +99,10 @@ def assigned(words: Iterable[str]) -> tuple[str, ...]:
     found: list[str] = []
     for word in words:
         found += [match["value"].strip("\"'") for match in _FLAG.finditer(word)]
-        for match in _ASSIGNED.finditer(word):
+        for place, match in enumerate(islice(_ASSIGNED.finditer(word), _ALL)):
             value = match["double"] or match["single"] or match["bare"] or ""
             if is_secret(match["name"], value):
-                rest = word[match.start("bare") :] if match["bare"] else value
+                rest = word[match.start("bare") :][:_LONGEST] if match["bare"] and place < _MOST else value
                 found += [rest, value, value.split(":")[0]]
     return tuple(text for text in dict.fromkeys(found) if len(text) >= SHORTEST)
 

@@ -142,10 +142,21 @@ def _medians(steps: Steps, window: Window | None) -> dict[Quantity, float]:
 
 def _judge(asked: Asked, log: Follower) -> Verdict:
     verdict = judge_steps(asked, log) if asked.rule.kind == "steps" else judge_line(log)
+    if asked.rule.kind != "steps" and log.scan.torn:
+        return _torn(log)
     if verdict.cause is not Cause.NO_METRIC or asked.rule.kind != "steps" or log.scan.result is None:
         return verdict
+    if log.scan.first is None and not log.steps and not log.summary and not log.torn:  # another framework's figure
+        return verdict
+    if log.scan.torn:
+        return _torn(log)
     of_line = judge_line(log)
     return replace(of_line, findings=(*of_line.findings, f"{verdict.reason}: the result is a line of the log"))
+
+
+def _torn(log: Follower) -> Verdict:
+    reason = "the log ends within the line of its result: the number may be cut short"
+    return Verdict(status=Status.FAILURE, cause=Cause.NO_METRIC, reason=reason, evidence=log.telling_line)
 
 
 def _with_remarks(verdict: Verdict, asked: Asked, log: Follower) -> Verdict:
@@ -170,6 +181,8 @@ def _with_remarks(verdict: Verdict, asked: Asked, log: Follower) -> Verdict:
 
 def _of_nobody(name: str, plugins: Plugins, verdict: Verdict, log: Follower) -> Verdict:
     """Return the verdict of a log without a result that no backend knows: it may show why there is none."""
+    if log.scan.torn:
+        return verdict
     if log.rule is None:
         names = ", ".join(sorted(plugins.backends()))
         what = "nothing that a backend knows, and no line 'performance: <number> <metric>'"
@@ -187,6 +200,8 @@ def _remark(asked: Asked, log: Follower) -> str:
         return f"a line looks like a failure ({log.rule.cause}), though the training came to its end: {log.rule_line}"
     if log.fatal_line:
         return f"a line looks like a failure, though the training came to its end: {log.fatal_line}"
+    if log.restarted_at is not None:
+        return f"steps went back to {log.restarted_at}: the log has several trainings, their steps are mixed"
     if log.ended:
         return ""
     if asked.steps is not None:

@@ -23,16 +23,21 @@ _KINDS = (
     (
         _SIGNAL,
         re.compile(
-            r"\bsignal:? (?:6|7|8|9|11|15)\b|\bdeath signal\b|Segmentation fault"
-            r"|\bSIG(?:ABRT|BUS|FPE|ILL|KILL|SEGV|TERM)\b|core dumped|^\s*Killed\s*$|\b\d+ Killed\b"
-            r"|Memory access fault by GPU|slurmstepd: error: \*\*\*"
+            r"\b[Ss]ignal:? (?:6|7|8|9|11|15)\b|\bdeath signal\b|Segmentation fault"
+            r"|\bSIG(?:ABRT|BUS|FPE|ILL|KILL|SEGV|TERM)\b|core dumped|\bKilled\s*$|\b\d+ Killed\b"
+            r"|Memory access fault by GPU|slurmstepd: error: |HSA_STATUS_ERROR_|hipErrorIllegalAddress"
+            r"|illegal memory access|Watchdog caught collective operation timeout|terminate called after throwing"
+            r"|Fatal Python error|\bBus error\b|\bKeyboardInterrupt\b|\b\d+ Aborted\b"
+            r"|\bTerminated\s*$|\bAborted\s*$|Exited with exit code [1-9]|exited with code [1-9]|Error: NCCL error"
         ),
     ),
 )
 # in one of these every line has that counts
 _NEEDED = (
     *("OutOfMemoryError", "out of memory", "HSA_STATUS_ERROR", "ChildFailedError", "failed (exitcode", _MARK, _IGNORED),
-    *(" signal", "SIG", "Segmentation fault", "core dumped", "Killed", "Memory access fault", "slurmstepd"),
+    *("ignal", "SIG", "Segmentation fault", "core dumped", "Killed", "Memory access", "memory access", "slurmstepd"),
+    *("HSA_STATUS", "hipError", "Watchdog", "terminate called", "Fatal Python", "Bus error", "KeyboardInt"),
+    *("Aborted", "Terminated", "with exit code", "exited with code", "NCCL error"),
 )
 # the line that ends a traceback, also behind a logger's prefix
 _EXCEPTION = re.compile(r"(?:^|[\]:] )[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)(?:: |:?\s*$)")
@@ -58,6 +63,12 @@ class FatalScan:
         self._in_traceback = False
         self._ignored = 0  # of how many lines the next may begin a traceback that says nothing
 
+    def take(self, block: Block) -> None:
+        """Take lines in."""
+        if self.may_be_in(block):
+            for line in block.lines:
+                self.feed(line)
+
     def may_be_in(self, block: Block) -> bool:
         """Say whether a line of the block, whose lines come next, can count: of most, none."""
         there = (text for text in _NEEDED if text in block.text)
@@ -75,7 +86,7 @@ class FatalScan:
             kind, self._ignored = None, 0
         elif kind == _TRACEBACK:
             self._in_traceback = True
-        elif kind is None and self._in_traceback and _EXCEPTION.search(text):
+        elif kind in (None, _SIGNAL) and self._in_traceback and _EXCEPTION.search(text):
             kind, self._in_traceback = _RAISED, False
         self._ignored = _SOON if _IGNORED in text else max(0, self._ignored - 1)
         if kind is not None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from madlite.measure.fatal import FatalScan
-from madlite.measure.lines import Block, LineSplitter
+from madlite.measure.lines import Block, LineSplitter, make_block
 from madlite.measure.patterns import PatternScan
 from madlite.measure.performance import PerformanceScan
 from madlite.measure.rules import RuleScan, without_rank
@@ -28,6 +28,8 @@ _TELLING = re.compile(
 _FOOTER = re.compile(r"ChildFailedError|elastic\.multiprocessing|exitcode\s*:|error_file:|traceback : ")
 _RULED = re.compile(r"[-=*_#~+]{5,}\s*$")  # a line of them says nothing
 _KEPT = 400
+_HELD = 4 * 1024 * 1024  # characters since the last step that wait for the log's end
+_APART = 5  # steps that lines of ranks may come apart; further back is a training that was started again
 
 
 class Follower:
@@ -54,7 +56,11 @@ class Follower:
         self._patterns = PatternScan(error_scan) if error_scan is not None else None
         self._readers = tuple(readers)
         self._fatal = FatalScan()
+        self._held: deque[Block] = deque()
+        self._trained = 0  # lines with training steps
         self._highest: int | None = None  # of the training steps
+        self.last_step = 0  # the highest of the training that goes on
+        self.restarted_at: int | None = None  # the step to which the training went back last
         self._on_step = on_step
         self._tail: deque[str] = deque(maxlen=_KEPT)
         self._splitters = {1: LineSplitter(now), 2: LineSplitter(now)}
@@ -68,6 +74,8 @@ class Follower:
         """Take what was left without a line's end, and the files the framework left in `outputs`."""
         for splitter in self._splitters.values():
             self._take(splitter.take_rest(), splitter, whole=False)
+        while self._held:
+            self._fatal.take(self._held.popleft())
         if outputs is not None:
             for reader in self._readers:
                 self._ask(reader, "finish", outputs, "")
@@ -112,16 +120,26 @@ class Follower:
             return
         self.lines += len(block.lines)
         self._tail.extend(block.lines[-_KEPT:])
-        self.scan.feed(block)
+        self.scan.feed(block, whole)
         self._rules.feed(block)
         if self._patterns is not None:
             self._patterns.feed(block)
-        fatal = self._fatal.may_be_in(block)
-        for line in splitter.number(block) if self._readers else ():
-            if fatal:
-                self._fatal.feed(line.text)
+        last = -1  # the place of the block's last training step
+        for place, line in enumerate(splitter.number(block)) if self._readers else ():
+            before = self._trained
             for reader in self._readers:
                 self._ask(reader, "feed", line, line.text, whole)
+            last = place if self._trained != before else last
+        self._hold(block, last)
+
+    def _hold(self, block: Block, last: int) -> None:
+        """Keep the lines since the last training step: what of them ended the training is asked at the log's end."""
+        if last >= 0:
+            self._held.clear()
+            block = make_block(block.lines[last + 1 :])
+        self._held.append(block)
+        while sum(len(one.text) for one in self._held) > _HELD:
+            self._fatal.take(self._held.popleft())
 
     def _ask(self, reader: Reader, member: str, argument: Line | Path, text: str, whole: bool = True) -> None:
         """Take a reader's events in; one that raises or tells nonsense is left out from then on."""
@@ -161,11 +179,15 @@ class Follower:
         loss = step.values.get(Quantity.LOSS)
         if loss is not None and not math.isfinite(loss) and not self.nan_loss:
             self.nan_loss = text.strip() or f"step {step.n}: loss {loss}"
-        if text and self._fatal.line:
+        if text:
+            self._trained += 1
             self._fatal.forget()
         if text and self.ended and step.n != self._highest:  # the last step of other ranks may come after the mark
             self.ended = False
         self._highest = step.n if self._highest is None else max(self._highest, step.n)
+        if step.n < self.last_step - _APART:
+            self.restarted_at = self.last_step = step.n
+        self.last_step = max(self.last_step, step.n)
 
 
 def _texts(values: Mapping[str, object]) -> dict[str, str]:

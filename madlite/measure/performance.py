@@ -15,7 +15,7 @@ from madlite.types import Cause, Metric, Status
 _NUMBER = r"[-+]?(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?"
 _RESULT = re.compile(
     rf"performance:\s*(?P<number>{_NUMBER}|[-+]?(?:nan|inf(?:inity)?)\b)"
-    r"(?:(?P<unit>/?[A-Za-z][^\s,]*)?,?(?:\s+(?P<metric>[^\s,]+)|\s*$)|(?P<blank>\s*$))",
+    r"(?:(?P<unit>/?[A-Za-z][^\s,]{0,200})?,?(?:\s+(?P<metric>[^\s,]+)|\s*$)|(?P<blank>\s*$))",
     re.IGNORECASE,
 )
 _PLAIN = re.compile(r"[-+]?(?:(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|nan|inf|infinity)", re.IGNORECASE | re.ASCII)
@@ -36,10 +36,16 @@ class PerformanceScan:
         self.first: tuple[str, str] | None = None
         self.evidence = ""
         self.others = 0
+        self.torn = False  # whether the result is of a last line that nothing ended, its number perhaps cut short
         self._fallback: tuple[str, str] | None = None
 
-    def feed(self, block: Block) -> None:
-        """Take lines in."""
+    def feed(self, block: Block, whole: bool = True) -> None:
+        """Take lines in; `whole` where each was ended."""
+        before = self.result
+        self._look(block)
+        self.torn = self.torn or (not whole and self.result != before)
+
+    def _look(self, block: Block) -> None:
         if _MARK in block.text:
             for line in block.lines:
                 if _MARK in line:

@@ -26,7 +26,10 @@ class RuleScan:
         needed = [(needed_texts(pattern), index) for index, (pattern, _) in enumerate(self._rules)]
         self._always = frozenset(index for texts, index in needed if not texts)
         pairs = [(text, index, ignores_case(self._rules[index][0])) for texts, index in needed for text in texts]
-        self._needed = [(text, index) for text, index, any_case in pairs if not any_case]
+        self._needed: dict[str, list[int]] = {}  # a text → the rules that need it
+        for text, index, any_case in pairs:
+            if not any_case:
+                self._needed.setdefault(text, []).append(index)
         self._needed_small = [(text.lower().encode(), index) for text, index, any_case in pairs if any_case]
 
     def feed(self, block: Block) -> None:
@@ -40,8 +43,9 @@ class RuleScan:
 
     def _matches(self, block: Block) -> Iterator[tuple[int, int, str]]:
         """Yield where each rule first matches: the line's place, the rule's, and the line."""
-        for text, index in self._needed:
-            if text in block.text:
+        there = ((text, indexes) for text, indexes in self._needed.items() if text in block.text)
+        for text, indexes in there:
+            for index in indexes:
                 yield from islice(self._asked(index, lines_with(block.text, text)), 1)
         for index in self._everywhere(block.text):
             yield from islice(self._asked(index, lines_with(block.text)), 1)

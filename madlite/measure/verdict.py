@@ -81,7 +81,7 @@ def judge_steps(asked: Asked, log: Follower) -> Verdict:
     steps, rule = log.steps, asked.rule
     if (reach := steps.reach()) is None:
         return _failure(Cause.NO_METRIC, "the log has no training step", log.telling_line)
-    _, last = reach
+    last = _reached(asked, log, reach[1])
     window = steady_window(steps, rule.headline, asked.warmup_steps)
     if log.nan_loss:
         return _failure(Cause.NAN_LOSS, "the loss is not finite", log.nan_loss, window=window)
@@ -96,6 +96,14 @@ def judge_steps(asked: Asked, log: Follower) -> Verdict:
     if window is None:
         return _failure(Cause.NO_METRIC, _no_window(asked, steps, last))
     return _steady(asked, window, log)
+
+
+def _reached(asked: Asked, log: Follower, highest: int) -> int:
+    """Return the last step of the training that the log ends with; a number above those asked for is a garbled one."""
+    last = highest if log.restarted_at is None else log.last_step
+    if asked.steps is None or last <= asked.steps:
+        return last
+    return max((n for n in log.steps.numbers() if n <= asked.steps), default=last)
 
 
 def launcher_failure(log: Follower, window: Window | None = None) -> Verdict:

@@ -339,3 +339,50 @@ def test_a_terminal_is_not_steered(capsys, tmp_path):
     log.write_bytes(b"performance: 5 x\nValueError: \x1b[2J\x07\x9b31m red\n")
     assert call(["parse", str(log)]) == 3
     assert capsys.readouterr().out.replace("\n", "").isprintable()
+
+
+def test_a_number_in_a_line_that_nothing_ended_is_no_result(tmp_path, capsys):
+    text = (LOGS / "hf-trainer-peft-transformers4.50-cpu-notqdm.log").read_text()
+    cut = text.index("'train_samples_per_second': 19.265") + len("'train_samples_per_second': 19")
+    log = tmp_path / "a.log"
+    log.write_text(text[:cut])
+    assert parsed(capsys, log, code=3)["result"]["status"] == "FAILURE"
+    log.write_text("performance: 12")
+    result = parsed(capsys, log, code=3)["result"]
+    assert result["reason"] == "the log ends within the line of its result: the number may be cut short"
+    log.write_text("performance: 12 tokens\n")
+    assert parsed(capsys, log)["result"]["status"] == "SUCCESS"
+
+
+def test_a_second_training_that_stops_early_is_incomplete(tmp_path, capsys):
+    text = (LOGS / "torchtitan-0.2.2-debugmodel-cpu-1rank.log").read_text()
+    log = tmp_path / "a.log"
+    log.write_text(text + text[: text.index("step:  9")])
+    result = parsed(capsys, log, code=3)["result"]
+    assert (result["cause"], result["reason"]) == ("incomplete", "step 8 was the last of 20 asked for")
+    log.write_text(text + text)
+    found = parsed(capsys, log)
+    assert any("steps went back to 1: the log has several trainings" in note for note in found["findings"])
+
+
+def test_a_garbled_step_does_not_stand_for_the_last(tmp_path, capsys):
+    text = (LOGS / "torchtitan-0.2.2-debugmodel-cpu-1rank.log").read_text()
+    log = tmp_path / "a.log"
+    log.write_text(text[: text.index("step: 14")].replace("step: 12", "step: 1299"))
+    assert parsed(capsys, log, code=3)["result"]["reason"] == "step 13 was the last of 20 asked for"
+
+
+def test_another_frameworks_figure_is_not_the_named_backends(tmp_path, capsys):
+    log = LOGS / "hf-trainer-peft-transformers5.17-cpu-tqdm.log"
+    assert parsed(capsys, log)["result"]["status"] == "SUCCESS"
+    found = parsed(capsys, log, "--backend", "torchtitan", code=3)
+    assert found["result"]["reason"] == "the log has no training step"
+
+
+def test_a_prefix_with_a_bar_hides_nothing_of_megatron(tmp_path, capsys):
+    name = "megatron-lm-rocm_dev-2b855baf-gpt-cpu-1rank.log"
+    plain = parsed(capsys, LOGS / name)
+    log = tmp_path / "a.log"
+    log.write_text("".join(f"trainer_1  | {line}\n" for line in (LOGS / name).read_text().splitlines()))
+    found = parsed(capsys, log)
+    assert found["window"] == plain["window"] and found["ended"] and found["config"] == plain["config"]

@@ -93,3 +93,25 @@ def test_an_end_mark_is_of_the_steps_before_it():
     assert follow("[rank0]: step=2 tps=5\nthe end\n[rank1]: step=2 tps=5\n").ended  # another rank's last line
     assert not follow("step=1 tps=5\nstep=2 tps=5\nthe end\nstep=1 tps=5\n").ended
     assert not follow("step=1 tps=5\nthe end\nstep=2 tps=5\n").ended
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[E ProcessGroupNCCL.cpp:616] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9)",
+        "terminate called after throwing an instance of 'c10::DistBackendError'",
+        "Fatal Python error: Aborted",
+        "HSA_STATUS_ERROR_EXCEPTION: An HSAIL operation resulted in a hardware exception.",
+        "RuntimeError: CUDA error: an illegal memory access was encountered",
+        "train.sh: line 7:   123 Aborted                 python train.py",
+        "7: Killed",
+        "signal: 9",
+        "srun: error: node1: task 0: Exited with exit code 1",
+        "slurmstepd: error: Detected 1 oom_kill event in StepId=1.0",
+        "[rank0]: RuntimeError: NCCL error in: ProcessGroupNCCL.cpp",
+    ],
+)
+def test_how_gpus_and_collectives_die_ends_a_training(line):
+    log = follow(f"step=1 tps=5\n{line}\n")
+    assert log.fatal_line and log.fatal_line in line
+    assert follow(f"{line}\nstep=1 tps=5\n").fatal_line == ""

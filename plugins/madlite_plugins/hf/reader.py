@@ -17,7 +17,7 @@ from madlite import NUMBER, Ended, Event, Line, Quantity, Step, Summary, number
 _OWN = re.compile(r"madlite-(step|summary) (\{[^{}\[\]]*\})")
 _DICTIONARY = re.compile(r"\{'[^{}]*\}")
 _ITEM = re.compile(rf"'(\w+)': '?({NUMBER})'?(?=[,}}])")
-_BAR = re.compile(r"^\s*(?:\[\w+\]:)?\s*\d{1,3}%\|[^|]*\| (\d{1,9})/(\d{1,9}) \[")
+_BAR = re.compile(r"(?:\[\w{1,40}\]:)?\s{0,80}\d{1,3}%\|[^|]*\| (\d{1,9})/(\d{1,9}) \[")
 _NAMES = {
     "loss": Quantity.LOSS,
     "grad_norm": Quantity.GRAD_NORM,
@@ -76,7 +76,7 @@ class HuggingFaceReader:
 
     def _watch_bar(self, text: str) -> None:
         """Note how far the training's bar is: the first one of the log, later ones of other lengths are not its."""
-        if found := _BAR.match(text):
+        if found := _BAR.match(text.lstrip()):
             done, total = int(found[1]), int(found[2])
             self._steps_in_bar = self._steps_in_bar or total
             if total == self._steps_in_bar:

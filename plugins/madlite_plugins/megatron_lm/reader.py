@@ -64,8 +64,8 @@ class MegatronReader:
     def feed(self, line: Line) -> Iterable[Event]:
         """Return the events of one line; the order of the tests is what makes long logs quick."""
         text = line.text
-        if "|" in text:
-            return self._read_bars(line) if "iteration" in text else ()
+        if "|" in text and "iteration" in text:
+            return self._read_bars(line)
         if " ...." in text:
             return self._read_argument(text)
         if "MODEL_TFLOP" in text:

@@ -26,7 +26,7 @@ _FINAL = re.compile(
     rf"(?P<key>Avg token per second|Avg iter time|TFLOP per iteration|Avg TFLOP/s)[:,] (?P<value>{NUMBER})(?!\S)"
 )
 _PEAK = re.compile(rf"Peak memory use = (?P<value>{NUMBER})MB")
-_SEQ_LEN = re.compile(r"Creating model with config:.*\bmax_seq_len=(\d{1,12})\b")
+_SEQ_LEN = re.compile(r"Creating model with config:.{0,4000}\bmax_seq_len=(\d{1,12})\b")
 _COMPILING = "Compiling model...."
 
 
