@@ -8,6 +8,8 @@ import pytest
 
 from tests.engine.checkout import Checkout
 
+pytestmark = pytest.mark.host
+
 CAUGHT = """python3 - <<'EOF'
 import traceback
 try:

@@ -13,6 +13,8 @@ import pytest
 
 from .stand_in import Bench, amd_list, amd_static, rocm_cards
 
+pytestmark = pytest.mark.host
+
 # The command looks at the files of another machine; all else is as at a prompt.
 ELSEWHERE = (
     "import functools, pathlib, sys; from madlite.machine import host;"

@@ -15,6 +15,8 @@ from madlite.record import append_rows, check_appendable
 
 from .reading import SMALL, models, records, row, table
 
+pytestmark = pytest.mark.host
+
 FORK = get_context("fork")  # a fresh interpreter for each of 64 writers would take longer than all their rows
 NOBODY = 65534
 

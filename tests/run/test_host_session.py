@@ -23,6 +23,8 @@ from madlite.types import Action, Cause, Place, Secret
 from tests.factories import make_plan
 from tests.run.output import Output, bash, stop_once_it_said
 
+pytestmark = pytest.mark.host
+
 
 @pytest.fixture
 def plan(tmp_path):
