@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     )
     from madlite.hookspecs import hookimpl
     from madlite.recipe_book import RecipeBook, read_book
-    from madlite.recipes import RecipeBackend
+    from madlite.recipes import FEW, RecipeBackend, bare_name, few_steps
     from madlite.types import (
         Action,
         Asset,
@@ -78,6 +78,7 @@ __all__ = [
     "Event",
     "Exit",
     "ExitCode",
+    "FEW",
     "FailureRule",
     "FileTemplate",
     "Finding",
@@ -117,6 +118,8 @@ __all__ = [
     "UsageProblem",
     "Variant",
     "__version__",
+    "bare_name",
+    "few_steps",
     "hookimpl",
     "number",
     "read_book",
@@ -128,7 +131,7 @@ _HOMES = {
     "errors": "CatalogError CheckFailed ExitCode MadliteError PluginError RuntimeProblem UsageProblem",
     "hookspecs": "hookimpl",
     "recipe_book": "RecipeBook read_book",
-    "recipes": "RecipeBackend",
+    "recipes": "FEW RecipeBackend bare_name few_steps",
 }
 
 

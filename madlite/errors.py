@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import IntEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class ExitCode(IntEnum):
@@ -30,6 +35,14 @@ class MadliteError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+
+    @classmethod
+    def of_all(cls, told: Iterable[tuple[str, str]]) -> Self:
+        """Return one error of several messages and their hints, each told once."""
+        first, *others = dict.fromkeys(told)
+        error = cls(*first)
+        error.more = tuple(others)
+        return error
 
 
 class UsageProblem(MadliteError):

@@ -29,7 +29,7 @@ def command(tag: tuple[str, ...], as_json: bool, **given: Any) -> int:
     madlite explain demo_torchtitan_llama_debug --set steps=100 --machine 8xMI300X
     """
     from madlite.cli.planning import plan_all
-    from madlite.engine.lint import look, whose
+    from madlite.engine.lint import in_one_line, look, whose
     from madlite.engine.one import secrets_for
     from madlite.secrets import Redactor, masked_json
 
@@ -43,11 +43,11 @@ def command(tag: tuple[str, ...], as_json: bool, **given: Any) -> int:
     if as_json:
         click.echo(masked_json([one.plan for one in planned], secrets), nl=False)
     else:
-        pages = (_page(one.plan, texts) for one, texts in zip(planned, refused, strict=True))
+        pages = (_page(one.plan, map(in_one_line, found)) for one, found in zip(planned, refused, strict=True))
         click.echo(mask("\n\n".join(pages)))
     if as_json:  # a list of plans has no place for it
-        for one, texts in zip(planned, refused, strict=True):
-            warnings += [f"{whose(one.plan, planned)}would be refused: {text}" for text in texts]
+        for one, found in zip(planned, refused, strict=True):
+            warnings += [f"{whose(one.plan, planned)}would be refused: {in_one_line(finding)}" for finding in found]
     setup.tell_problems(plugins.problems)
     for text in warnings:
         click.echo(f"warning: {mask(text)}", err=True)

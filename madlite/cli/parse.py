@@ -43,11 +43,11 @@ def command(log: tuple[str, ...], backend: str, warmup: int, as_json: bool, no_p
     madlite parse train.log
     kubectl logs trainer | madlite parse - --json
     """
-    from madlite.engine.recognise import backend_named
+    from madlite.engine.owner import find_backend
 
     plugins = setup.load(no_plugins, verbose)
     try:
-        given = backend_named(backend, plugins) if backend else None
+        given = find_backend(plugins, backend, "--backend")[0] if backend else None
         codes = []
         for place, name in enumerate(log):
             found = _read(name, plugins, given, warmup)

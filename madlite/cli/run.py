@@ -54,11 +54,11 @@ def command(**given: Any) -> int:
 
 def _preview(planned: Sequence[Planned], options: Options, plugins: Plugins) -> int:
     from madlite.cli.preview import preview
-    from madlite.engine.lint import look
+    from madlite.engine.lint import in_one_line, look
 
     refused, warnings = look(planned, plugins, options.lint)
-    for one, texts in zip(planned, refused, strict=True):
-        click.echo(preview(one, options.environ, texts))
+    for one, found in zip(planned, refused, strict=True):
+        click.echo(preview(one, options.environ, map(in_one_line, found)))
     for text in warnings:
         setup.warn(text)
     return 0

@@ -60,17 +60,8 @@ def gather(requests: Sequence[Request], around: Surroundings) -> list[Planned]:
         except UsageProblem as problem:
             refused.append(problem)
     if refused:
-        raise _all_of(refused)
+        raise UsageProblem.of_all((problem.message, problem.hint) for problem in refused)
     return planned
-
-
-def _all_of(refused: Sequence[UsageProblem]) -> UsageProblem:
-    """Return the first refusal with the others as its further messages, each once."""
-    told = dict.fromkeys((problem.message, problem.hint) for problem in refused)
-    first, *others = told
-    problem = UsageProblem(*first)
-    problem.more = tuple(others)
-    return problem
 
 
 def plan_card(

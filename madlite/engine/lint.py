@@ -22,16 +22,14 @@ def check_plans(planned: Sequence[Planned], plugins: Plugins, lint: bool = True)
     Raises:
         CheckFailed: findings are fatal; nothing starts.
     """
-    warnings: dict[str, None] = {}
-    failures: dict[tuple[str, str], None] = {}
-    for one in planned:
-        for finding in find(one, plugins):
-            message = whose(one.plan, planned) + finding.message
-            if finding.fatal and lint:
-                failures[message, f"{finding.hint}   {_ANYWAY}" if finding.hint else _ANYWAY] = None
-            else:
-                warnings[in_one_line(finding, message)] = None
-    _raise(list(failures))
+    refused, warnings = look(planned, plugins, lint)
+    failures = [
+        (whose(one.plan, planned) + finding.message, "   ".join(filter(None, (finding.hint, _ANYWAY))))
+        for one, findings in zip(planned, refused, strict=True)
+        for finding in findings
+    ]
+    if failures:
+        raise CheckFailed.of_all(failures)
     return tuple(warnings)
 
 
@@ -42,15 +40,15 @@ def find(one: Planned, plugins: Plugins) -> tuple[Finding, ...]:
     return tuple(_findings(one, plugins))
 
 
-def look(planned: Sequence[Planned], plugins: Plugins, lint: bool = True) -> tuple[list[list[str]], list[str]]:
-    """Return, for those who only look at plans, what would keep each from starting, and what is warned of."""
-    refused: list[list[str]] = []
+def look(planned: Sequence[Planned], plugins: Plugins, lint: bool = True) -> tuple[list[list[Finding]], list[str]]:
+    """Return what keeps each of the plans from starting, nothing without `lint`, and what is warned of, each once."""
+    refused: list[list[Finding]] = []
     warnings: dict[str, None] = {}
     for one in planned:
         refused.append([])
         for finding in find(one, plugins):
             if finding.fatal and lint:
-                refused[-1].append(in_one_line(finding))
+                refused[-1].append(finding)
             else:
                 warnings[in_one_line(finding, whose(one.plan, planned) + finding.message)] = None
     return refused, list(warnings)
@@ -59,13 +57,6 @@ def look(planned: Sequence[Planned], plugins: Plugins, lint: bool = True) -> tup
 def in_one_line(finding: Finding, message: str = "") -> str:
     """Return a finding with its hint; `message` in place of its own."""
     return (message or finding.message) + (f" ({finding.hint})" if finding.hint else "")
-
-
-def _raise(failures: Sequence[tuple[str, str]]) -> None:
-    if failures:
-        failed = CheckFailed(*failures[0])
-        failed.more = tuple(failures[1:])
-        raise failed
 
 
 def whose(plan: RunPlan, planned: Sequence[Planned]) -> str:

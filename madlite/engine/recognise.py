@@ -26,19 +26,6 @@ def take_head(chunks: Iterable[bytes]) -> list[bytes]:
     return held
 
 
-def backend_named(name: str, plugins: Plugins) -> Backend:
-    """Return the backend of a name.
-
-    Raises:
-        UsageProblem: there is none.
-        PluginError: two distributions bring a backend of one name.
-    """
-    backends = plugins.backends()
-    if name not in backends:
-        raise UsageProblem(f"there is no backend '{name}'", f"known: {', '.join(sorted(backends))}")
-    return backends[name][0]
-
-
 def recognised(log: str, head: Sequence[bytes], plugins: Plugins) -> Backend | None:
     """Return the backend that is surest of a log that begins so; None where none knows it. Messages call it `log`.
 

@@ -7,12 +7,12 @@ context's `multi_node_args` and --set fill them, and the environment what they l
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from msgspec.structs import replace
 
-from madlite import Draft, Finding, Machine, RecipeBackend, Request, RunPlan
-from madlite.types import Scalar
+from madlite import Draft, Finding, Machine, RecipeBackend, Request, RunPlan, Scalar
 
 NODE_SETTINGS: dict[str, Scalar] = {
     "nnodes": 0,  # 0: the context's, else 1
@@ -48,8 +48,13 @@ class TorchrunBackend(RecipeBackend):
         return None
 
 
-def node_findings(plan: RunPlan, result_node: int | None = None) -> Iterator[Finding]:
-    """Yield what keeps the nodes of a plan from meeting, and which has the result; nothing of one node."""
+def node_findings(
+    plan: RunPlan, result_node: int | None = None, otherwise: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[Finding]:
+    """Yield what keeps the nodes of a plan from meeting, and which has the result; nothing of one node.
+
+    `otherwise` are variables that the run is given where neither its settings nor its environment have them.
+    """
     nodes = plan.place.nodes
     if int(plan.settings.get("nnodes", 0)) < 0:
         yield Finding(message=f"nnodes is {plan.settings['nnodes']}", hint="--set nnodes=N", fatal=True)
@@ -64,7 +69,8 @@ def node_findings(plan: RunPlan, result_node: int | None = None) -> Iterator[Fin
     if port and not (_NUMBER.fullmatch(port) and 0 < int(port) < 65536):
         hint = "--set master_port=29500, the same on every node"
         yield Finding(message=f"'{port}' is no port", hint=hint, fatal=True)
-    if "lo" in (node_value(plan, "nccl_socket_ifname"), node_value(plan, "gloo_socket_ifname")):
+    interfaces = ("nccl_socket_ifname", "gloo_socket_ifname")
+    if any((node_value(plan, key) or otherwise.get(key.upper())) == "lo" for key in interfaces):
         hint = "--set nccl_socket_ifname= and gloo_socket_ifname= to an interface that `ip a` shows"
         yield Finding(message="interface lo reaches no other node", hint=hint, fatal=True)
 

@@ -143,7 +143,10 @@ def test_two_nodes_need_to_meet():
     assert "cannot meet" in one(plan_of("llama-3.1-8b", **{**TWO_NODES, "master_addr": "localhost"})).message
     assert "common folder" in one(plan_of("llama-3.1-8b", **{**TWO_NODES, "data_cache_path": ""}), fatal=False).message
     first = one(plan_of("llama-3.1-8b", **{**TWO_NODES, "node_rank": "0"}), fatal=False)
-    assert "on the last node" in first.message and "skip_perf_collection" in first.hint
+    assert (
+        first.message == "the result is printed on node 1: on node 0 there will be no result"
+        and "skip_perf_collection" in first.hint
+    )
     old = plan_of("llama-3.1-8b", asked={"release": "v25.3"}, **TWO_NODES)
     assert one(old).message == "interface lo reaches no other node"
     alone = one(plan_of("deepseek-v2-lite-16b", nodes=2, global_batch=512))

@@ -67,8 +67,9 @@ model = "Any"
 """
 
 
-@pytest.fixture
-def backend(tmp_path):
+def lab(tmp_path, text):
+    """Return a backend with a book of its own."""
+
     class Lab(RecipeBackend):
         name = "lab"
         template = "lab/run.sh.j2"
@@ -77,8 +78,13 @@ def backend(tmp_path):
         def result_rule(self):
             return ResultRule()
 
-    Lab.book.write_text(BOOK)
+    Lab.book.write_text(text)
     return Lab()
+
+
+@pytest.fixture
+def backend(tmp_path):
+    return lab(tmp_path, BOOK)
 
 
 def machine(device, architecture="gfx942"):
@@ -212,19 +218,11 @@ def test_releases_that_follow_one_another_are_a_range_and_others_a_list(tmp_path
     more = '[[run]]\ncard = "c"\nprecision = "FP4"\ndevice = "MI300X"\nrelease = ["r4"]\n'
     head = '[defaults]\nmodel = "m"\nmode = "pretrain"\nprecision = ""\n'
 
-    class Lab(RecipeBackend):
-        name = "lab"
-        template = "x"
-        book = tmp_path / "b.toml"
-
-        def result_rule(self):
-            return ResultRule()
-
-    Lab.book.write_text(head + releases + runs + more)
-    notes = expand(Lab(), card="c")[0].notes
+    backend = lab(tmp_path, head + releases + runs + more)
+    notes = expand(backend, card="c")[0].notes
     assert "pretrain FP4 is known in r2, r4 only, and left out" in notes
     with pytest.raises(UsageProblem) as caught:
-        expand(Lab(), card="c", precision="INT8")
+        expand(backend, card="c", precision="INT8")
     assert "pretrain FP8 on MI300X in r1 to r3, r6" in caught.value.hint
 
 
@@ -236,16 +234,8 @@ def test_a_release_is_known_in_any_spelling(backend, release):
 def test_the_first_word_of_a_mode_chooses_all_of_it(tmp_path):
     text = BOOK.replace('mode = "finetune"', 'mode = "posttrain/lora"', 1)
 
-    class Lab(RecipeBackend):
-        name = "lab"
-        template = "x"
-        book = tmp_path / "r.toml"
-
-        def result_rule(self):
-            return ResultRule()
-
-    Lab.book.write_text(text)
-    (draft,) = expand(Lab(), mode="posttrain")
+    backend = lab(tmp_path, text)
+    (draft,) = expand(backend, mode="posttrain")
     assert draft.variant.mode == "posttrain/lora" and "mode" in draft.chosen
 
 
@@ -254,17 +244,9 @@ def test_a_length_that_no_run_has_is_put_over_one_run_of_each_kind(tmp_path):
         f'[[run]]\ncard = "c"\nseq_len = {n}\nprecision = "{p}"\n' for p in ("BF16", "FP8") for n in (4096, 8192)
     )
 
-    class Lab(RecipeBackend):
-        name = "lab"
-        template = "x"
-        book = tmp_path / "r.toml"
-
-        def result_rule(self):
-            return ResultRule()
-
-    Lab.book.write_text('[defaults]\nmodel = "m"\n' + rows)
-    assert [one.variant.seq_len for one in expand(Lab(), card="c", seq_len="8192")] == [8192, 8192]
-    kinds = [(one.variant.precision, one.variant.seq_len) for one in expand(Lab(), card="c", seq_len="2048")]
+    backend = lab(tmp_path, '[defaults]\nmodel = "m"\n' + rows)
+    assert [one.variant.seq_len for one in expand(backend, card="c", seq_len="8192")] == [8192, 8192]
+    kinds = [(one.variant.precision, one.variant.seq_len) for one in expand(backend, card="c", seq_len="2048")]
     assert kinds == [("BF16", 4096), ("FP8", 4096)]
 
 

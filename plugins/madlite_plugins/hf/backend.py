@@ -8,6 +8,7 @@ from pathlib import Path
 from madlite import Finding, MadMetric, Quantity, Reader, ResultRule, RunPlan, Variant
 from madlite_plugins.hf.reader import HuggingFaceReader, recognise
 from madlite_plugins.nodes import TorchrunBackend
+from madlite_plugins.words import unknown_word
 
 PRECISIONS = ("BF16", "FP32")
 
@@ -44,10 +45,7 @@ class HuggingFace(TorchrunBackend):
 
 
 def _findings(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
-    if variant.precision not in PRECISIONS:
-        yield Finding(
-            message=f"precision '{variant.precision}' is unknown", hint=f"one of {', '.join(PRECISIONS)}", fatal=True
-        )
+    yield from unknown_word("precision", variant.precision, PRECISIONS)
     local = (variant.micro_batch or 1) * max(1, plan.place.gpus_per_node) * plan.place.nodes
     if variant.global_batch and variant.global_batch % local:
         yield Finding(

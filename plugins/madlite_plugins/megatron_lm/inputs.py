@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 from madlite import Finding, RunPlan
 from madlite_plugins.megatron_lm.scripts import plan_values, plan_variables, script_name
+from madlite_plugins.nodes import node_findings
+from madlite_plugins.words import unknown_word
 
 _DATA_SETS = ("wiki", "bookcorpus", "fineweb")
 _OF_THE_ROW = ("micro_batch", "global_batch", "seq_len", "steps", "te_fp8", "pr", "model_size")
@@ -43,8 +45,8 @@ def _data(plan: RunPlan) -> Iterator[Finding]:
     ways_words = " or ".join([*(f"--set {key}=" for key in ways), *(["--set dataset=wiki"] if fetched else [])])
     if dataset and not fetched:
         yield Finding(message=f"no script fetches data for {script_name(plan)}", hint=ways_words, fatal=True)
-    elif dataset and dataset not in _DATA_SETS:
-        yield Finding(message=f"dataset '{dataset}' is unknown", hint=f"one of {', '.join(_DATA_SETS)}", fatal=True)
+    elif dataset:
+        yield from unknown_word("dataset", dataset, _DATA_SETS)
     elif not dataset and not any(settings[key] or plan.env.get(keys[key]) for key in ways):
         yield Finding(message="without mock data the run needs data of its own", hint=ways_words, fatal=True)
     for key in ways:
@@ -53,38 +55,21 @@ def _data(plan: RunPlan) -> Iterator[Finding]:
 
 
 def _nodes(plan: RunPlan) -> Iterator[Finding]:
-    nodes, settings = plan.place.nodes, plan.settings
-    if int(settings.get("nnodes", 0)) < 0:
-        yield Finding(message=f"nnodes is {settings['nnodes']}", hint="--set nnodes=N", fatal=True)
-    if nodes < 2 or not any(one.key == "nnodes" for one in plan_variables(plan)):
+    """Find what keeps nodes from meeting; the last rank, which prints the iterations, is on the last of them."""
+    nodes = plan.place.nodes
+    if nodes > 1 and not any(one.key == "nnodes" for one in plan_variables(plan)):
         return
-    rank, address = (str(settings.get(key) or plan.env.get(key.upper(), "")) for key in ("node_rank", "master_addr"))
-    if not rank.isdecimal() or int(rank) >= nodes:
-        hint = f"--set node_rank=0 on the first node, up to {nodes - 1} on the last"
-        yield Finding(message=f"of {nodes} nodes none is number '{rank}'", hint=hint, fatal=True)
-    elif int(rank) < nodes - 1:
-        yield Finding(
-            message=f"Megatron prints its iterations on the last node: on node {rank} there will be no result",
-            hint="""-c '{"skip_perf_collection": true}' writes no row here""",
-        )
-    if address in ("", "localhost", "127.0.0.1"):
-        hint = "--set master_addr= to the first node's name or address"
-        yield Finding(message=f"{nodes} nodes cannot meet at '{address or 'localhost'}'", hint=hint, fatal=True)
-    if "lo" in _interfaces(plan):
-        hint = "--set nccl_socket_ifname= and gloo_socket_ifname= to an interface that `ip a` shows"
-        yield Finding(message="interface lo reaches no other node", hint=hint, fatal=True)
-    if not settings.get("data_cache_path"):
+    yield from node_findings(plan, nodes - 1, _of_extra(plan))
+    if nodes > 1 and not plan.settings.get("data_cache_path"):
         yield Finding(
             message="several nodes need a common folder for their data cache",
             hint="--set data_cache_path=/nfs/cache",
         )
 
 
-def _interfaces(plan: RunPlan) -> set[str]:
-    """Return the network interfaces that the run is told to use."""
-    names = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
-    extra = dict(word.partition("=")[::2] for word in str(plan.settings["extra"]).split())
-    return {str(plan.settings.get(name.lower()) or plan.env.get(name) or extra.get(name, "")) for name in names}
+def _of_extra(plan: RunPlan) -> dict[str, str]:
+    """Return the variables that a release's scripts are given beyond their own."""
+    return dict(word.partition("=")[::2] for word in str(plan.settings["extra"]).split())
 
 
 def _texts(plan: RunPlan) -> Iterator[Finding]:

@@ -12,6 +12,7 @@ from madlite_plugins.primus.precision import split_words
 from madlite_plugins.primus.ranks import parallel_findings
 from madlite_plugins.primus.rules import FRAMEWORKS
 from madlite_plugins.schedule import schedule_findings
+from madlite_plugins.words import unknown_word
 
 STARTERS = ("run_pretrain.sh", "primus-cli")
 SUITES = ("pretrain", "posttrain")
@@ -52,9 +53,7 @@ def _settings(plan: RunPlan) -> Iterator[Finding]:
     settings = plan.settings
     known = {"suite": SUITES, "starter": ("", *STARTERS), "activation_checkpoint": ("", *_CHECKPOINTING)}
     for name, words in known.items():
-        if settings[name] not in words:
-            hint = f"one of {', '.join(filter(None, words))}"
-            yield Finding(message=f"{name} '{settings[name]}' is unknown", hint=hint, fatal=True)
+        yield from unknown_word(name, settings[name], words)
     if settings["suite"] == "posttrain" and settings["starter"] == STARTERS[0]:
         yield Finding(message=f"{STARTERS[0]} knows pretraining alone", hint="--set starter=primus-cli", fatal=True)
     if str(settings["mock_data"]).lower() not in _DATA:  # a text in a tree's card

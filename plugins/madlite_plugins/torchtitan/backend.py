@@ -20,9 +20,9 @@ from madlite import (
     RunPlan,
     UsageProblem,
     Variant,
+    bare_name,
     read_book,
 )
-from madlite.recipes import bare_name
 from madlite_plugins.nodes import TorchrunBackend, loss_node
 from madlite_plugins.torchtitan.checks import findings, lines_left
 from madlite_plugins.torchtitan.reader import END_MARK, TRAIN, TorchtitanReader, recognise

@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
-from madlite import Finding, RunPlan, Variant
-from madlite.recipes import FEW, few_steps
+from madlite import FEW, Finding, RunPlan, Variant, few_steps
 from madlite_plugins.nodes import NODE_SETTINGS
 from madlite_plugins.schedule import schedule_findings
 from madlite_plugins.torchtitan.args import arg_findings
 from madlite_plugins.torchtitan.eras import BEFORE, ERAS, OLD, converter_fits, float8_converter, quantises
+from madlite_plugins.words import unknown_word
 
 PRECISIONS = ("BF16", "FP8", "FP32")
 _NUMBER = re.compile("[0-9]{1,4}")
@@ -134,10 +134,7 @@ def _accumulates(plan: RunPlan, variant: Variant) -> bool:
 
 
 def _precision(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
-    if variant.precision not in PRECISIONS:
-        yield Finding(
-            message=f"precision '{variant.precision}' is unknown", hint=f"one of {', '.join(PRECISIONS)}", fatal=True
-        )
+    yield from unknown_word("precision", variant.precision, PRECISIONS)
     era = str(plan.settings["era"])
     converters = [name for name in str(plan.settings["converters"]).split(",") if name]
     if era in ERAS and (foreign := [name for name in converters if not converter_fits(name, era)]):
@@ -180,10 +177,7 @@ def _logging(plan: RunPlan) -> Iterator[Finding]:
 def _settings(plan: RunPlan) -> Iterator[Finding]:
     settings = plan.settings
     mode = settings["activation_checkpoint"]
-    if mode not in _CHECKPOINTING:
-        yield Finding(
-            message=f"activation_checkpoint '{mode}' is unknown", hint=f"one of {', '.join(_CHECKPOINTING)}", fatal=True
-        )
+    yield from unknown_word("activation_checkpoint", mode, _CHECKPOINTING)
     if settings["script"]:
         yield Finding(message="script comes from an image release alone", hint="--image-release v25.2", fatal=True)
     if settings["dataset"] and (settings["mock_data"] or settings["dataset_path"]):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from madlite import Finding, RunPlan, Variant
-from madlite.recipes import FEW, few_steps
+from madlite import FEW, Finding, RunPlan, Variant, few_steps
+from madlite_plugins.words import unknown_word
 
 PRECISIONS = ("BF16", "FP8")
 SEQ_LENS = {"llama-3.1-8b-8k.json": 8192, "llama-3.1-8b-4k.json": 4096, "mistral-7b-v0.1.json": 8192}
@@ -51,10 +51,7 @@ def windows_left(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
 
 
 def _fsdp(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
-    if variant.precision not in PRECISIONS:
-        yield Finding(
-            message=f"precision '{variant.precision}' is unknown", hint=f"one of {', '.join(PRECISIONS)}", fatal=True
-        )
+    yield from unknown_word("precision", variant.precision, PRECISIONS)
     config = str(plan.settings["config"])
     if variant.seq_len != SEQ_LENS.get(config, variant.seq_len):
         yield Finding(

@@ -1,0 +1,15 @@
+"""Settings that are one of some words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from madlite import Finding
+
+
+def unknown_word(name: str, value: object, known: Iterable[str]) -> Iterator[Finding]:
+    """Yield that a setting is none of the words it can be."""
+    words = tuple(known)
+    if value not in words:
+        hint = f"one of {', '.join(filter(None, words))}"
+        yield Finding(message=f"{name} '{value}' is unknown", hint=hint, fatal=True)
