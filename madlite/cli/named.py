@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import click
+
 from madlite.errors import UsageProblem
 
 # option's value → the key of the plan that it sets
@@ -17,6 +19,20 @@ _KEYS = {
     "image_release": "release",
     "mock_data": "mock_data",
 }
+_WHOLE = click.IntRange(1)
+_WHOLE.name = "whole number"  # what a message calls it
+NAMED = (
+    click.option("--mode", metavar="NAME", help="Run only this mode, e.g. pretrain."),
+    click.option("--precision", metavar="NAME", help="Run only this precision: BF16, FP8, MXFP8, …"),
+    click.option("--seq-len", type=_WHOLE, metavar="N", help="Sequence length in tokens."),
+    click.option("--batch-size", type=_WHOLE, metavar="N", help="Micro batch: sequences per GPU and pass."),
+    click.option("--steps", type=_WHOLE, metavar="N", help="Training steps."),
+    click.option("--image-release", metavar="NAME", help="Recipes and image of this release, e.g. v25.10."),
+    click.option("--mock-data/--no-mock-data", default=None, help="Train on made-up data, or on the recipe's."),
+    click.option(
+        "--no-lint", "lint", flag_value=False, type=bool, default=True, help="Start also what a check finds wrong."
+    ),
+)
 
 
 def named_values(given: dict[str, Any]) -> Iterator[tuple[str, str, str]]:

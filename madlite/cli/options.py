@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from madlite.cli.arguments import complete
+from madlite.cli.named import NAMED
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -207,20 +208,8 @@ _CONTEXT = (
     click.option("-c", "--additional-context", default="", metavar="JSON", help="Context, merged over everything."),
     click.option("-f", "--additional-context-file", type=_FILE, metavar="FILE", help="Context from a file."),
 )
-_SELECT = (
-    click.option("--mode", metavar="NAME", help="Run only this mode, e.g. pretrain."),
-    click.option("--precision", metavar="NAME", help="Run only this precision: BF16, FP8, MXFP8, …"),
-    click.option("--seq-len", type=click.IntRange(1), metavar="N", help="Sequence length in tokens."),
-    click.option("--batch-size", type=click.IntRange(1), metavar="N", help="Micro batch: sequences per GPU and pass."),
-    click.option("--steps", type=click.IntRange(1), metavar="N", help="Training steps."),
-    click.option("--image-release", metavar="NAME", help="Recipes and image of this release, e.g. v25.10."),
-    click.option("--mock-data/--no-mock-data", default=None, help="Train on made-up data, or on the recipe's."),
-    click.option(
-        "--no-lint", "lint", flag_value=False, type=bool, default=True, help="Start also what a check finds wrong."
-    ),
-)
 _PLAN = (
-    *_SELECT,
+    *NAMED,
     click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Set one value of the plan; see explain."),
     click.option("--backend", default="", metavar="NAME", help="Use this backend, whoever claims the card."),
     click.option("--runtime", default="", metavar="NAME", help="docker or host; else the card and the machine decide."),

@@ -133,3 +133,9 @@ def test_an_empty_choice_is_refused_from_set_too(capsys, key):
 def test_blanks_around_a_choice_do_not_count(capsys):
     _, plans, _ = explained(capsys, TAG, "--machine", "8xMI300X", "--set", "precision= fp8 ")
     assert [one["variant"]["precision"] for one in plans] == ["FP8"]
+
+
+@pytest.mark.parametrize(("value", "said"), [("8k", "'8k' is not a valid whole number"), ("0", "x>=1")])
+def test_a_size_that_is_none_is_refused(capsys, value, said):
+    code, _, err = explained(capsys, TAG, "--batch-size", value)
+    assert code == 4 and said in err
