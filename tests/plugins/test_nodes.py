@@ -14,8 +14,8 @@ from madlite.plan.render import render
 from madlite.types import RunPlan
 from madlite_plugins.hf.backend import HuggingFace
 from madlite_plugins.nodes import node_findings
+from madlite_plugins.pytorch_fsdp.backend import PytorchFsdp
 from madlite_plugins.torchtitan.backend import Torchtitan
-from madlite_plugins.train_fsdp.backend import TrainFsdp
 from tests.plugins.logs import TEMPLATES, gpu_machine, plan
 
 BACKENDS = [(Torchtitan(), "debug"), (HuggingFace(), "tiny_lora")]
@@ -107,8 +107,8 @@ def test_every_node_but_the_first_is_told_of_its_row():
 
 
 def test_a_benchmark_of_one_node_says_so():
-    made = of_nodes(TrainFsdp(), "mistral-7b", 2)
-    assert [finding.message for finding in TrainFsdp().check(made)] == ["the benchmark runs on one node alone"]
+    made = of_nodes(PytorchFsdp(), "mistral-7b", 2)
+    assert [finding.message for finding in PytorchFsdp().check(made)] == ["the benchmark runs on one node alone"]
 
 
 def explained(capsys, context: dict[str, object], *args: str):

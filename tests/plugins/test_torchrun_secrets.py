@@ -15,8 +15,8 @@ import pytest
 
 from madlite.plan.render import render
 from madlite_plugins.hf.backend import HuggingFace
+from madlite_plugins.pytorch_fsdp.backend import PytorchFsdp
 from madlite_plugins.torchtitan.backend import Torchtitan
-from madlite_plugins.train_fsdp.backend import TrainFsdp
 from tests.plugins.logs import TEMPLATES, gpu_machine, plan
 
 TOKEN = "hf_not-for-anybodys-eyes"
@@ -37,7 +37,7 @@ fail()
 
 
 @pytest.mark.parametrize(
-    ("backend", "recipe"), [(Torchtitan(), "debug"), (HuggingFace(), "tiny_lora"), (TrainFsdp(), "mistral-7b")]
+    ("backend", "recipe"), [(Torchtitan(), "debug"), (HuggingFace(), "tiny_lora"), (PytorchFsdp(), "mistral-7b")]
 )
 def test_torchrun_is_asked_for_no_copy_of_the_output(backend, recipe):
     (script,) = [file for file in render(plan(backend, gpu_machine(2), recipe), [TEMPLATES]) if file.path == "run.sh"]

@@ -179,10 +179,10 @@ def test_modes_of_other_trainers_are_refused_with_where_they_run(mode):
 def test_a_release_that_trains_the_model_by_another_program_names_its_backend(release):
     with pytest.raises(UsageProblem) as caught:
         drafts_of(EIGHT, "MI300X", release=release)
-    assert "--backend train_fsdp" in caught.value.hint and "nearest known: " in caught.value.hint
+    assert "--backend pytorch_fsdp" in caught.value.hint and "nearest known: " in caught.value.hint
     with pytest.raises(UsageProblem) as caught:
         drafts_of(EIGHT, "MI300X", release="v24.1")
-    assert "train_fsdp" not in caught.value.hint
+    assert "pytorch_fsdp" not in caught.value.hint
 
 
 @pytest.mark.parametrize(

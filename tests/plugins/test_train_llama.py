@@ -13,9 +13,9 @@ from madlite.measure.follow import Follower
 from madlite.measure.verdict import Asked, judge_steps
 from madlite.plan.render import render
 from madlite.types import EffectiveConfig, Line, Quantity, Request, RunPlan, Status, Step
+from madlite_plugins.pytorch_fsdp.accelerate import BenchmarkReader
+from madlite_plugins.pytorch_fsdp.backend import PytorchFsdp
 from madlite_plugins.torchtitan.backend import Torchtitan
-from madlite_plugins.train_fsdp.accelerate import BenchmarkReader
-from madlite_plugins.train_fsdp.backend import TrainFsdp
 from tests.plugins.logs import TEMPLATES, gpu_machine, plan, read, steps
 from tests.plugins.test_torchtitan_tags import EIGHT, card_of, machine_of
 
@@ -48,7 +48,7 @@ def test_micro_steps_of_a_bar_are_windows_each_counted_once():
     log = Follower([BenchmarkReader()], [])
     log.feed("".join(bar(n, seconds=4.0 if n % 8 == 7 else 2.0) for n in range(32)).encode() + FINALS.encode())
     log.finish()
-    verdict = judge_steps(Asked(rule=TrainFsdp().result_rule(), warmup_steps=16, steps=32), log)
+    verdict = judge_steps(Asked(rule=PytorchFsdp().result_rule(), warmup_steps=16, steps=32), log)
     assert verdict.status is Status.SUCCESS
     assert (verdict.window.n, verdict.window.first_step, verdict.window.last_step) == (2, 24, 32)
     assert verdict.window.median == pytest.approx(8 * 24000 / 18.0)
@@ -78,14 +78,14 @@ def test_train_fsdp_s_own_lines_are_read_as_before():
 
 
 def test_its_log_is_recognised_and_torchtitans_is_not():
-    assert TrainFsdp().recognise(["", caption(3)]) == 0.9
-    assert TrainFsdp().recognise(["step: 3  loss: 2.0"]) == 0.0
+    assert PytorchFsdp().recognise(["", caption(3)]) == 0.9
+    assert PytorchFsdp().recognise(["step: 3  loss: 2.0"]) == 0.0
 
 
 @pytest.mark.parametrize("device", ["MI300X", "MI325X"])
 def test_mad_s_tag_runs_it_in_v25_3_where_its_backend_is_named(device):
     request = Request(card=card_of(EIGHT), tag=EIGHT, settings={"release": "v25.3"})
-    (draft,) = TrainFsdp().expand(request, machine_of(device))
+    (draft,) = PytorchFsdp().expand(request, machine_of(device))
     variant = draft.variant
     assert (variant.precision, variant.seq_len, variant.micro_batch, variant.steps) == ("FP8", 8192, 3, 128)
     assert draft.image == "rocm/pytorch-training:v25.3" and variant.warmup_steps == 64
@@ -93,12 +93,12 @@ def test_mad_s_tag_runs_it_in_v25_3_where_its_backend_is_named(device):
 
 def test_torchtitan_goes_before_for_mad_s_tag(tmp_path):
     card = card_of(EIGHT)
-    assert 0 < TrainFsdp().claim(card, tmp_path) < Torchtitan().claim(card, tmp_path)
-    assert TrainFsdp().claim(card_of("pyt_train_llama-3.1-70b"), tmp_path) == 0
+    assert 0 < PytorchFsdp().claim(card, tmp_path) < Torchtitan().claim(card, tmp_path)
+    assert PytorchFsdp().claim(card_of("pyt_train_llama-3.1-70b"), tmp_path) == 0
 
 
 def made(**changes) -> RunPlan:
-    return plan(TrainFsdp(), gpu_machine(8), RECIPE, **changes)
+    return plan(PytorchFsdp(), gpu_machine(8), RECIPE, **changes)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def made(**changes) -> RunPlan:
     ],
 )
 def test_what_the_script_does_not_do_is_refused(changes, origins, word):
-    findings = list(TrainFsdp().check(replace(made(**changes), origins=origins)))
+    findings = list(PytorchFsdp().check(replace(made(**changes), origins=origins)))
     assert [word in finding.message and finding.fatal for finding in findings] == [True] * bool(word)
 
 

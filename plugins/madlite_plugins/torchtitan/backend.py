@@ -35,7 +35,7 @@ OTHER_MODES = {
     "pyt_train_llama-3.1-70b": ("finetune_fw", "finetune_lora", "HF_finetune_lora"),
 }
 # card and release → which backend has the program that MAD, or the image's README, runs
-_OTHER_BACKENDS = {("pyt_train_llama-3.1-8b", release): "train_fsdp" for release in ("25.2", "25.3")}
+_OTHER_BACKENDS = {("pyt_train_llama-3.1-8b", release): "pytorch_fsdp" for release in ("25.2", "25.3")}
 
 
 class Torchtitan(TorchrunBackend):

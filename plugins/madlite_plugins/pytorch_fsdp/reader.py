@@ -1,4 +1,4 @@
-"""Read the log of train_fsdp.py (pytorch-training-benchmark of March 2025; docs/backends/train_fsdp.md).
+"""Read the log of train_fsdp.py (pytorch-training-benchmark of March 2025; docs/backends/pytorch_fsdp.md).
 
 Every line is a micro-step, and the optimizer runs in every eighth: a line alone says too high a speed in seven of
 eight.  So a step here is a whole window of accumulation, its speed all tokens over all its time.  Numbers are those of

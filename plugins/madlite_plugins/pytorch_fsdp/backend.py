@@ -23,20 +23,20 @@ from madlite import (
     RunPlan,
     Variant,
 )
-from madlite_plugins.train_fsdp.accelerate import BenchmarkReader, recognise
-from madlite_plugins.train_fsdp.checks import ACCELERATE, findings, windows_left
-from madlite_plugins.train_fsdp.reader import ACCUMULATION, AVERAGE_SPEED, AVERAGE_TFLOPS
+from madlite_plugins.pytorch_fsdp.accelerate import BenchmarkReader, recognise
+from madlite_plugins.pytorch_fsdp.checks import ACCELERATE, findings, windows_left
+from madlite_plugins.pytorch_fsdp.reader import ACCUMULATION, AVERAGE_SPEED, AVERAGE_TFLOPS
 
 _WHOLE = re.compile(r"\s*\+?[0-9]{1,18}\s*")
 CLAIM = 10  # of a card of MAD whose tag other backends run in most releases
 
 
-class TrainFsdp(RecipeBackend):
+class PytorchFsdp(RecipeBackend):
     """Runs train_fsdp.py of the image, or MAD's train_llama.py; reads their logs, also of runs it did not start."""
 
-    name = "train_fsdp"
+    name = "pytorch_fsdp"
     book = Path(__file__).with_name("recipes.toml")
-    template = "train_fsdp/run.sh.j2"
+    template = "pytorch_fsdp/run.sh.j2"
     launcher = "torchrun"
 
     def claim(self, card: Card, checkout: Path) -> int:
@@ -85,7 +85,7 @@ class TrainFsdp(RecipeBackend):
 def _fitted(draft: Draft, request: Request) -> Draft:
     """Return the draft with half of its steps as warm-up, unless that was asked for, and with its script's start."""
     if draft.settings["recipe"] == ACCELERATE:
-        start = FileTemplate(path="run.sh", template="train_fsdp/accelerate.sh.j2")
+        start = FileTemplate(path="run.sh", template="pytorch_fsdp/accelerate.sh.j2")
         draft = replace(draft, templates=(start,), launcher="accelerate")
     asked = request.settings.get("steps", "")
     steps = int(asked) if _WHOLE.fullmatch(asked) else draft.variant.steps if draft.variant else None

@@ -14,9 +14,9 @@ from madlite.measure.follow import Follower
 from madlite.measure.verdict import Asked, judge_steps
 from madlite.plan.render import render
 from madlite.types import EffectiveConfig, Ended, Line, Quantity, Request, Status, Step, Summary
-from madlite_plugins.train_fsdp import madlite_cards
-from madlite_plugins.train_fsdp.backend import TrainFsdp
-from madlite_plugins.train_fsdp.reader import TrainFsdpReader
+from madlite_plugins.pytorch_fsdp import madlite_cards
+from madlite_plugins.pytorch_fsdp.backend import PytorchFsdp
+from madlite_plugins.pytorch_fsdp.reader import TrainFsdpReader
 from tests.plugins.logs import LOGS, TEMPLATES, events, gpu_machine, plan, read, steps
 from tests.plugins.test_torchtitan_tags import card_of, machine_of
 
@@ -58,7 +58,7 @@ def test_mad_s_figure_is_the_average_and_not_a_line():
     log = Follower([TrainFsdpReader()], [])
     log.feed((LOGS / LOG).read_bytes())
     log.finish()
-    verdict = judge_steps(Asked(rule=TrainFsdp().result_rule(), warmup_steps=16, steps=32), log)
+    verdict = judge_steps(Asked(rule=PytorchFsdp().result_rule(), warmup_steps=16, steps=32), log)
     texts = {metric.metric: metric.text for metric in verdict.metrics}
     assert verdict.status is Status.SUCCESS
     assert texts["tok_per_s_per_gpu"] == "3292.2404146399494" and texts["TFLOPS_per_gpu"] == "0.009648529476300323"
@@ -70,7 +70,7 @@ def test_the_published_length_gives_whole_windows_after_the_warm_up():
     lines = [micro(n, 1.5 if n % 8 == 7 else 0.5, early=n <= 64) for n in range(128)]
     log.feed("\n".join(lines).encode())
     log.finish()
-    verdict = judge_steps(Asked(rule=TrainFsdp().result_rule(), warmup_steps=64, steps=128), log)
+    verdict = judge_steps(Asked(rule=PytorchFsdp().result_rule(), warmup_steps=64, steps=128), log)
     # the window that ends at 72 covers micro-steps 65 to 72, and the warm-up is the first 64
     assert (verdict.window.n, verdict.window.first_step, verdict.window.last_step) == (8, 72, 128)
     assert verdict.window.median == pytest.approx(8000 / 5.0)
@@ -82,7 +82,7 @@ def test_an_average_that_was_cut_off_is_none(end):
     log = Follower([TrainFsdpReader()], [])
     log.feed(data[: data.index(end) + len(end)])
     log.finish()
-    metrics = judge_steps(Asked(rule=TrainFsdp().result_rule(), warmup_steps=16, steps=32), log).metrics
+    metrics = judge_steps(Asked(rule=PytorchFsdp().result_rule(), warmup_steps=16, steps=32), log).metrics
     assert not any(float(metric.text) < 100 and metric.metric.startswith("tok") for metric in metrics)
     assert log.torn and not set(log.torn) & set(log.summary)
 
@@ -117,10 +117,10 @@ def test_no_text_upsets_the_reader(texts):
 
 def test_its_log_is_recognised_and_others_are_not():
     head = (LOGS / LOG).read_text().splitlines()
-    assert TrainFsdp().recognise(head[:60]) == 0.9
-    assert TrainFsdp().recognise(head[:5]) == 0.6
+    assert PytorchFsdp().recognise(head[:60]) == 0.9
+    assert PytorchFsdp().recognise(head[:5]) == 0.6
     other = (LOGS / "torchtitan-0.2.2-debugmodel-cpu-1rank.log").read_text().splitlines()
-    assert TrainFsdp().recognise(other) == 0.0
+    assert PytorchFsdp().recognise(other) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -133,15 +133,15 @@ def test_its_log_is_recognised_and_others_are_not():
     ],
 )
 def test_batches_are_the_published_ones(card, device, batches):
-    drafts = TrainFsdp().expand(Request(card=card_of(card), tag=card), machine_of(device))
+    drafts = PytorchFsdp().expand(Request(card=card_of(card), tag=card), machine_of(device))
     assert {(one.variant.precision, one.variant.seq_len): one.variant.micro_batch for one in drafts} == batches
     assert {one.image for one in drafts} == {"rocm/pytorch-training:v25.2"}
-    only = TrainFsdp().expand(Request(card=card_of(card), tag=card, settings={"seq_len": "8192"}), machine_of(device))
+    only = PytorchFsdp().expand(Request(card=card_of(card), tag=card, settings={"seq_len": "8192"}), machine_of(device))
     assert len(only) == 2
 
 
 def script_of(recipe: str, **changes) -> str:
-    made = plan(TrainFsdp(), gpu_machine(8), recipe, **changes)
+    made = plan(PytorchFsdp(), gpu_machine(8), recipe, **changes)
     (file,) = render(made, [TEMPLATES])
     return file.data.decode()
 
@@ -174,8 +174,8 @@ def command_of(script: str) -> list[str]:
     ],
 )
 def test_what_would_be_measured_under_a_wrong_name_is_refused(changes, word):
-    made = plan(TrainFsdp(), gpu_machine(8), "llama-3.1-8b-8k", **changes)
-    assert [word in finding.message for finding in TrainFsdp().check(made) if finding.fatal] == [True]
+    made = plan(PytorchFsdp(), gpu_machine(8), "llama-3.1-8b-8k", **changes)
+    assert [word in finding.message for finding in PytorchFsdp().check(made) if finding.fatal] == [True]
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_what_would_be_measured_under_a_wrong_name_is_refused(changes, word):
 )
 def test_half_of_the_steps_is_warm_up_unless_another_number_is_asked_for(asked, warmup):
     """`resolve` puts what was asked for over the draft's own."""
-    (draft,) = TrainFsdp().expand(
+    (draft,) = PytorchFsdp().expand(
         Request(card=card_of(MISTRAL), tag=MISTRAL, settings={"precision": "BF16", **asked}), machine_of("MI300X")
     )
     assert draft.variant.warmup_steps == warmup
@@ -209,12 +209,12 @@ def explained(capsys, *words: str) -> tuple[int, str]:
 
 @pytest.mark.parametrize("recipe", ["llama-3.1-8b-8k", "llama-3.1-8b-4k", "mistral-7b"])
 def test_its_recipes_have_nothing_against_them(recipe):
-    assert list(TrainFsdp().check(plan(TrainFsdp(), gpu_machine(8), recipe))) == []
+    assert list(PytorchFsdp().check(plan(PytorchFsdp(), gpu_machine(8), recipe))) == []
 
 
 def test_a_configuration_of_one_s_own_has_the_length_that_one_says():
-    made = plan(TrainFsdp(), gpu_machine(8), "llama-3.1-8b-8k", config="mine.json", seq_len=2048)
-    assert list(TrainFsdp().check(made)) == []
+    made = plan(PytorchFsdp(), gpu_machine(8), "llama-3.1-8b-8k", config="mine.json", seq_len=2048)
+    assert list(PytorchFsdp().check(made)) == []
 
 
 def test_its_cards_are_found_by_their_tags():

@@ -13,8 +13,8 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from madlite import NUMBER, Event, Line
-from madlite_plugins.train_fsdp.reader import ACCUMULATION, TrainFsdpReader
-from madlite_plugins.train_fsdp.reader import recognise as recognise_fsdp
+from madlite_plugins.pytorch_fsdp.reader import ACCUMULATION, TrainFsdpReader
+from madlite_plugins.pytorch_fsdp.reader import recognise as recognise_fsdp
 
 _MICRO_STEP = re.compile(
     rf"\[(?P<phase>Warmup|Test)\] Step: (?P<n>\d{{1,12}})/(?P<steps>\d{{1,12}}); TFLOP/s: (?P<tflops>{NUMBER}); "

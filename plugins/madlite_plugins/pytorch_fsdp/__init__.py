@@ -1,4 +1,4 @@
-"""AMD's pytorch-training-benchmark, whose script is train_fsdp.py (docs/backends/train_fsdp.md)."""
+"""AMD's pytorch-training-benchmark, whose script is train_fsdp.py (docs/backends/pytorch_fsdp.md)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from madlite import Backend, FailureRule, hookimpl
-from madlite_plugins.train_fsdp.backend import TrainFsdp
+from madlite_plugins.pytorch_fsdp.backend import PytorchFsdp
 
 _RULES = (
     FailureRule(
@@ -34,8 +34,8 @@ _RULES = (
 
 @hookimpl
 def madlite_backends() -> Iterable[Backend]:
-    """Bring the backend `train_fsdp`."""
-    return [TrainFsdp()]
+    """Bring the backend `pytorch_fsdp`."""
+    return [PytorchFsdp()]
 
 
 @hookimpl
