@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from madlite.catalog.datasets import DataSets
 from madlite.catalog.select import args_of
-from madlite.engine.owner import find_owner
+from madlite.engine.owner import find_owners
 from madlite.engine.screen import Planned
+from madlite.engine.shared import Owner, expand_shared
 from madlite.errors import PluginError, UsageProblem
 from madlite.files import exists, is_file, read_text
 from madlite.plan.context import Context
@@ -73,25 +74,32 @@ def plan_card(
         MadliteError: as in `gather`.
     """
     known = around.plugins.backends()
-    options = around.options
-    backend, plugin = find_owner(request.card, known, around.plugins, options.workspace, options.backend)
     planned = []
-    for draft in _noted(_expand(backend, plugin, request, around), backend, request.card, options.workspace):
-        for image in _images(images, draft, request.card):
-            given = _given(request, backend, draft, image, missing, around)
+    for (backend, plugin), draft in _drafts(request, around):
+        noted = _noted(draft, backend, request.card, around.options.workspace)
+        for image in _images(images, noted, request.card):
+            given = _given(request, backend, noted, image, missing, around)
             planned.append(_startable(given, plugin, known, around))
             if given.runtime.runtime == "host":  # where every image would be the same run
                 break
     return planned
 
 
-def _noted(drafts: Sequence[Draft], backend: Backend, card: Card, workspace: Path) -> Iterator[Draft]:
-    """Yield the drafts; of a card of this very folder that names a script, with the note that another thing runs."""
-    rendered = card.scripts and card.root == workspace
+def _drafts(request: Request, around: Surroundings) -> list[tuple[Owner, Draft]]:
+    """Return the drafts of all who run the card."""
+    options, card = around.options, request.card
+    owners = find_owners(card, around.plugins.backends(), around.plugins, options.workspace, options.backend)
+    asked = asked_values(layers(request, around.context, options))
+    wanted = msgspec.structs.replace(request, settings=asked)
+    return expand_shared(card.name, owners, asked, lambda backend, plugin: _expand(backend, plugin, wanted, around))
+
+
+def _noted(draft: Draft, backend: Backend, card: Card, workspace: Path) -> Draft:
+    """Return the draft; of a card of this very folder that names a script, with the note that another thing runs."""
+    if not (draft.templates and card.scripts and card.root == workspace):
+        return draft
     note = f"its script {card.scripts} is not what runs: backend {backend.name} renders the card from a recipe"
-    for draft in drafts:
-        own = rendered and draft.templates
-        yield msgspec.structs.replace(draft, notes=(*draft.notes, note)) if own else draft
+    return msgspec.structs.replace(draft, notes=(*draft.notes, note))
 
 
 def _images(images: Sequence[Dockerfile | Image], draft: Draft, card: Card) -> Sequence[Dockerfile | Image | None]:
@@ -108,10 +116,8 @@ def foreign_image(around: Surroundings) -> str:
 
 
 def _expand(backend: Backend, plugin: Plugin, request: Request, around: Surroundings) -> Sequence[Draft]:
-    asked = asked_values(layers(request, around.context, around.options))
-    wanted = msgspec.structs.replace(request, settings=asked)
     try:
-        return list(backend.expand(wanted, around.machine))
+        return list(backend.expand(request, around.machine))
     except UsageProblem:
         raise
     except Exception as error:

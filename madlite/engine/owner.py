@@ -1,11 +1,12 @@
-"""Whose card it is: the backend that was asked for, the one that the card names, else who claims it highest."""
+"""Whose card it is: the backend that was asked for, the one that the card names, else all who claim it highest."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
 
-from madlite.errors import PluginError, UsageProblem
+from madlite.engine.shared import Owner
+from madlite.errors import UsageProblem
 from madlite.plugins import Plugin, Plugins
 from madlite.types import Backend, Card
 
@@ -13,29 +14,24 @@ Known = Mapping[str, tuple[Backend, Plugin]]
 """Backends by name, as `Plugins.backends` returns them."""
 
 
-def find_owner(card: Card, known: Known, plugins: Plugins, workspace: Path, asked: str = "") -> tuple[Backend, Plugin]:
-    """Return the backend that runs the card in this folder; `asked` is --backend.
+def find_owners(card: Card, known: Known, plugins: Plugins, workspace: Path, asked: str = "") -> list[Owner]:
+    """Return the backends that run the card in this folder: several where they share it; `asked` is --backend.
 
     Raises:
         UsageProblem: nobody brings the backend that is named, or nobody claims the card.
-        PluginError: two claim it equally.
     """
     if asked:
-        return find_backend(plugins, asked, "--backend")
+        return [find_backend(plugins, asked, "--backend")]
     if card.backend:
-        return find_backend(plugins, card.backend, f"card '{card.name}'")
+        return [find_backend(plugins, card.backend, f"card '{card.name}'")]
     owners = claimants(card, known, plugins, workspace)
     if not owners:
         raise _nobody(card)
-    if len(owners) > 1:
-        raise PluginError(
-            f"backends {' and '.join(owners)} both claim card '{card.name}'", f"--backend {owners[0]} decides"
-        )
-    return known[owners[0]]
+    return [known[name] for name in owners]
 
 
 def claimants(card: Card, known: Known, plugins: Plugins, workspace: Path) -> list[str]:
-    """Return the names of the backends that claim the card highest: one, none, or several that no rule decides on."""
+    """Return the names of the backends that claim the card highest: one, none, or several that share it."""
     claims = {
         name: int(plugins.ask(backend, "claim", card, workspace, otherwise=0) or 0)
         for name, (backend, _) in known.items()
@@ -44,7 +40,7 @@ def claimants(card: Card, known: Known, plugins: Plugins, workspace: Path) -> li
     return sorted(name for name, claim in claims.items() if claim == highest > 0)
 
 
-def find_backend(plugins: Plugins, name: str, where: str) -> tuple[Backend, Plugin]:
+def find_backend(plugins: Plugins, name: str, where: str) -> Owner:
     """Return the backend of that name.
 
     Raises:

@@ -33,7 +33,10 @@ class Backend(Protocol):
     name: str
 
     def claim(self, card: Card, checkout: Path) -> int:
-        """Say how surely this backend owns the card: 0 not at all; the highest wins, a tie is an error."""
+        """Say how surely this backend owns the card: 0 not at all; the highest wins.
+
+        Those that claim it equally share it, each with other modes of it; two that have the same mode are an error.
+        """
 
     def expand(self, request: Request, machine: Machine) -> Sequence[Draft]:
         """Return one draft per run the card stands for.

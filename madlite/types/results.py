@@ -151,9 +151,9 @@ class Finding(Value, frozen=True):
 class Asset(Value, frozen=True):
     """Something a plan needs from elsewhere: weights, a tokenizer, a data set; `hint` says how to do without it.
 
-    A `hub` asset is a Hugging Face repository, or what of it matches the glob patterns `files`, and is kept in the hub's
-    cache.  A `url` asset is one file, and a `made` one a folder that the run's own preparation fills: both are kept at
-    `path` below the folder of prepared data, and where they are the run's variable `env` names the place.
+    A `hub` asset is a Hugging Face repository, or what of it matches the glob patterns `files`, and is kept in the
+    hub's cache.  A `url` asset is one file, and a `made` one a folder that the run's own preparation fills: both are
+    kept at `path` below the folder of prepared data, and where they are the run's variable `env` names the place.
     """
 
     kind: Literal["model", "dataset", "tokenizer", "file"]

@@ -18,24 +18,13 @@ from madlite import (
     Reader,
     Request,
     RunPlan,
-    UsageProblem,
     Variant,
-    bare_name,
-    read_book,
 )
 from madlite_plugins.nodes import TorchrunBackend, loss_node
 from madlite_plugins.torchtitan.checks import findings, lines_left
 from madlite_plugins.torchtitan.reader import END_MARK, TRAIN, TorchtitanReader, recognise
 
 _SHIM = "cpu_shim/sitecustomize.py"
-_CHECKOUT = "run it inside a checkout of ROCm/MAD"
-# what else MAD's script does for a tag, with other trainers
-OTHER_MODES = {
-    "pyt_train_llama-3.1-8b": ("finetune_fw", "finetune_lora", "HF_pretrain"),
-    "pyt_train_llama-3.1-70b": ("finetune_fw", "finetune_lora", "HF_finetune_lora"),
-}
-# card and release → which backend has the program that MAD, or the image's README, runs
-_OTHER_BACKENDS = {("pyt_train_llama-3.1-8b", release): "pytorch_fsdp" for release in ("25.2", "25.3")}
 
 
 class Torchtitan(TorchrunBackend):
@@ -60,20 +49,10 @@ class Torchtitan(TorchrunBackend):
         """Return a draft per run.
 
         Raises:
-            UsageProblem: no recipe fits, or the mode is one of MAD's script alone.
+            UsageProblem: no recipe fits.
         """
-        others = OTHER_MODES.get(bare_name(request.card), ())
-        mode = request.settings.get("mode", "")
-        if mode.casefold() in (other.casefold() for other in others):
-            raise UsageProblem(
-                f"mode {mode} of {request.card.name} is none of torchtitan's, which pretrains",
-                f"{_CHECKOUT}; modes here: {', '.join(_modes(bare_name(request.card)))}",
-            )
-        try:
-            drafts = [_fitted(draft, machine) for draft in super().expand(request, machine)]
-        except UsageProblem as problem:
-            raise _with_other_backend(problem, request) from None
-        return [msgspec.structs.replace(one, notes=(*one.notes, *_notes(one, request, others))) for one in drafts]
+        drafts = [_fitted(draft, machine) for draft in super().expand(request, machine)]
+        return [msgspec.structs.replace(one, notes=(*one.notes, *_notes(one, request))) for one in drafts]
 
     def check(self, plan: RunPlan) -> Iterable[Finding]:
         """Find what torchtitan would refuse, or what would make the number worthless."""
@@ -113,11 +92,9 @@ def _fitted(draft: Draft, machine: Machine) -> Draft:
     return msgspec.structs.replace(draft, templates=(*draft.templates, shim))
 
 
-def _notes(draft: Draft, request: Request, others: Sequence[str]) -> Iterator[str]:
+def _notes(draft: Draft, request: Request) -> Iterator[str]:
     """Yield what a user of MAD's tag should know of its run here."""
     settings, release = draft.settings, draft.variant.release if draft.variant else ""
-    if others:
-        yield f"of this tag's modes torchtitan runs pretrain alone; for {', '.join(others)} {_CHECKOUT}"
     if settings["script"]:
         yield f"release {release} trains with its image's own {settings['script']}: only sizes and log_freq reach it"
     elif not settings["mock_data"] and request.settings.get("mock_data", "false").casefold() in ("false", "no", "0"):
@@ -128,21 +105,6 @@ def _notes(draft: Draft, request: Request, others: Sequence[str]) -> Iterator[st
             f"release {release} names no image: --runtime host uses the torchtitan that is installed "
             "(torchtitan==0.2.2, for FP8 torchao), --image REF one that has it"
         )
-
-
-def _with_other_backend(problem: UsageProblem, request: Request) -> UsageProblem:
-    """Return a refusal that names the backend which trains the card's model in the release that was asked for."""
-    release = request.settings.get("release", "").casefold().removeprefix("v")
-    other = _OTHER_BACKENDS.get((bare_name(request.card), release))
-    if other is None:
-        return problem
-    hint = f"MAD trained it with another program then: --backend {other}; {problem.hint}"
-    return UsageProblem(problem.message, hint)
-
-
-def _modes(card: str) -> list[str]:
-    book = read_book(Torchtitan.book)
-    return sorted({str(book.run_values(run, "", "")["mode"]) for run in book.runs if card in run.cards})
 
 
 def _fetched(plan: RunPlan) -> Iterator[Asset]:

@@ -1,0 +1,91 @@
+"""The runs of a card that several backends share, each knowing other modes of it, e.g. pretraining and fine-tuning."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeAlias
+
+from msgspec.structs import replace
+
+from madlite.errors import PluginError, UsageProblem
+from madlite.plugins import Plugin
+from madlite.types import Backend, Draft
+
+Owner: TypeAlias = tuple[Backend, Plugin]
+Expand: TypeAlias = Callable[[Backend, Plugin], Sequence[Draft]]
+_CHOICES = ("mode", "precision", "release", "recipe")
+_NUMBER = re.compile(r"[0-9]{1,9}")
+
+
+def expand_shared(
+    card: str, owners: Sequence[Owner], asked: Mapping[str, str], expand: Expand
+) -> list[tuple[Owner, Draft]]:
+    """Return the drafts of a card with their owners: of one image release, where none is `asked` for the newest.
+
+    What one owner refuses another may have; a choice that nobody knows is refused in the words of all.
+
+    Raises:
+        UsageProblem: no owner has a run for what was asked.
+        PluginError: two owners have runs of one mode, and no rule decides.
+    """
+    found: list[tuple[Owner, Draft]] = []
+    refused: list[tuple[Owner, UsageProblem]] = []
+    for owner in owners:
+        try:
+            found += [(owner, draft) for draft in expand(*owner)]
+        except UsageProblem as problem:
+            refused.append((owner, problem))
+    if refused and not found:
+        raise _joined([problem for _, problem in refused])
+    if len(owners) < 2:
+        return found
+    newest = max((_age(draft) for _, draft in found), default=[])
+    kept = [(owner, draft) for owner, draft in found if asked.get("release") or _age(draft) == newest]
+    _check_modes(card, kept)
+    notes = () if any(asked.get(key) for key in _CHOICES) else (*_not_here(refused), *_older(found, kept))
+    (owner, first), *rest = kept
+    return [(owner, replace(first, notes=(*first.notes, *notes))), *rest]
+
+
+def _joined(problems: Sequence[UsageProblem]) -> UsageProblem:
+    """Return one refusal: what several books say in the same words is said once, with what each of them knows."""
+    if len({problem.message for problem in problems}) > 1:
+        return UsageProblem.of_all((problem.message, problem.hint) for problem in problems)
+    hints = dict.fromkeys(problem.hint for problem in problems if problem.hint)
+    first, *more = hints or [""]
+    shared = first.partition(": ")[0] + ": "
+    return UsageProblem(problems[0].message, "; ".join([first, *(hint.removeprefix(shared) for hint in more)]))
+
+
+def _check_modes(card: str, kept: Iterable[tuple[Owner, Draft]]) -> None:
+    """Keep two backends from both running what was asked for once."""
+    whose: dict[str, str] = {}
+    for (backend, _), draft in kept:
+        mode = draft.variant.mode if draft.variant else ""
+        other = whose.setdefault(mode, backend.name)
+        if other != backend.name:
+            what = f"mode {mode} of card" if mode else "card"
+            both = " and ".join(sorted((other, backend.name)))
+            raise PluginError(f"backends {both} both claim {what} '{card}'", f"--backend {other} decides")
+
+
+def _age(draft: Draft) -> list[int]:
+    """Return what releases are ordered by: their numbers, none for what needs no image."""
+    release = draft.variant.release if draft.variant else ""
+    return [int(text) for text in _NUMBER.findall(release)]
+
+
+def _not_here(refused: Iterable[tuple[Owner, UsageProblem]]) -> Iterator[str]:
+    for (backend, _), problem in refused:
+        yield f"left out: backend {backend.name} ({problem.message})"
+
+
+def _older(found: Sequence[tuple[Owner, Draft]], kept: Sequence[tuple[Owner, Draft]]) -> Iterator[str]:
+    """Yield what runs of other releases there are."""
+    here = {draft.variant.mode for _, draft in kept if draft.variant}
+    for (backend, _), draft in found:
+        variant = draft.variant
+        if variant and variant.mode not in here:
+            here.add(variant.mode)
+            yield f"left out: {variant.mode}, which {backend.name} knows in {variant.release or 'no release'} only"
