@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -75,23 +75,28 @@ def plan_card(
     """
     known = around.plugins.backends()
     planned = []
-    for (backend, plugin), draft in _drafts(request, around):
+    for (backend, plugin), draft, elsewhere in _drafts(request, around):
         noted = _noted(draft, backend, request.card, around.options.workspace)
         for image in _images(images, noted, request.card):
-            given = _given(request, backend, noted, image, missing, around)
+            given = _given(request, backend, noted, image, missing, elsewhere, around)
             planned.append(_startable(given, plugin, known, around))
             if given.runtime.runtime == "host":  # where every image would be the same run
                 break
     return planned
 
 
-def _drafts(request: Request, around: Surroundings) -> list[tuple[Owner, Draft]]:
-    """Return the drafts of all who run the card."""
+def _drafts(request: Request, around: Surroundings) -> Iterator[tuple[Owner, Draft, frozenset[str]]]:
+    """Yield the drafts of all who run the card, each with the settings that only others of them have."""
     options, card = around.options, request.card
     owners = find_owners(card, around.plugins.backends(), around.plugins, options.workspace, options.backend)
     asked = asked_values(layers(request, around.context, options))
     wanted = msgspec.structs.replace(request, settings=asked)
-    return expand_shared(card.name, owners, asked, lambda backend, plugin: _expand(backend, plugin, wanted, around))
+    found = expand_shared(card.name, owners, asked, lambda backend, plugin: _expand(backend, plugin, wanted, around))
+    keys = frozenset(key for _, draft in found for key in draft.settings)
+    for owner, draft in found:
+        elsewhere = keys - draft.settings.keys()
+        told = [f"{key}: for other runs of this card, not this one" for key in asked if key in elsewhere]
+        yield owner, msgspec.structs.replace(draft, notes=(*draft.notes, *told)), elsewhere
 
 
 def _noted(draft: Draft, backend: Backend, card: Card, workspace: Path) -> Draft:
@@ -133,6 +138,7 @@ def _given(
     draft: Draft,
     image: Dockerfile | Image | None,
     missing: str,
+    elsewhere: frozenset[str],
     around: Surroundings,
 ) -> Given:
     options = around.options
@@ -150,6 +156,7 @@ def _given(
         dockerfile=image if isinstance(image, Dockerfile) else None,
         built=image if isinstance(image, Image) else None,
         missing_image=missing,
+        elsewhere=elsewhere,
         credentials=around.credentials,
         services=around.services,
         data_sets=around.data_sets,

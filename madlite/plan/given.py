@@ -37,6 +37,7 @@ class Given(Value, frozen=True):
     args: str
     dockerfile: Dockerfile | None = None
     missing_image: str = ""
+    elsewhere: frozenset[str] = frozenset()  # settings that other runs of the card have, and this one has not
     built: Image | None = None  # made before, as a manifest has it
     credentials: dict[str, dict[str, str]] | None = None  # None without a credential.json
     services: dict[str, dict[str, str]] = {}  # MAD_MINIO and the like, of the environment or credential.json

@@ -68,7 +68,7 @@ def make_plan(given: Given) -> RunPlan:
 
 def _parts(given: Given) -> _Parts:
     card, draft = given.request.card, given.draft
-    resolved = resolve(draft.variant, draft.settings, _layers(given), _origin(given), draft.chosen)
+    resolved = resolve(draft.variant, draft.settings, _layers(given), _origin(given), draft.chosen, given.elsewhere)
     granted = grant_gpus(card, given.machine, given.context, _whole(resolved.plan.get("n_gpus")))
     launcher = _launcher(given, resolved)
     data = plan_data(card, _data_surroundings(given)) if draft.actions or not card.scripts else DataPlan()

@@ -78,8 +78,11 @@ def resolve(
     layers: Iterable[Layer],
     base_origin: str,
     decided: Collection[str] = (),
+    elsewhere: Collection[str] = (),
 ) -> Resolved:
     """Overlay a draft's variant and settings by the layers, in their order; what is `decided` keeps its value.
+
+    Keys `elsewhere` are for other runs of the same card, and pass by this one.
 
     Raises:
         UsageProblem: a strict layer has an unknown key, or a value does not fit its key's type.
@@ -89,8 +92,7 @@ def resolve(
     known = _known(variant, settings)
     for layer in layers:
         for given, value in layer.values.items():
-            key = _key(given, known, settings, layer)
-            if key is None:
+            if canonical_key(given) in elsewhere or (key := _key(given, known, settings, layer)) is None:
                 continue
             if key in decided and not str(value).strip():
                 raise UsageProblem(f"{layer.origin} {given}= is empty", "leave it out, or name a value")

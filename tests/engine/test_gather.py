@@ -13,7 +13,7 @@ from madlite.hookspecs import hookimpl
 from madlite.plan.context import read_context
 from madlite.plan.options import Options
 from madlite.plugins import Plugins
-from madlite.types import Action, Card, Cause, Draft, Machine, Problem, Request
+from madlite.types import Action, Card, Cause, Draft, Machine, Problem, Request, Variant
 
 
 class Claims:
@@ -130,3 +130,29 @@ def test_one_plan_per_dockerfile_and_a_row_when_none_fits(tmp_path, around):
     assert plan.image.ref == "foreign:1" and plan.image.dockerfile is None
     plan = one(tmp_path, around(Claims("a", 1)), dockerfile="docker/none")
     assert "no Dockerfile docker/none.*" in plan.blocked.reason
+
+
+class Shares(Claims):
+    """A backend with one run of a mode, which has one setting."""
+
+    def __init__(self, name: str, setting: str) -> None:
+        super().__init__(name, 30)
+        self._setting = setting
+
+    def expand(self, request, machine):
+        variant = Variant(model="m", mode=self.name)
+        return [Draft(variant=variant, settings={self._setting: 1}, actions=(Action(kind="run", argv=("true",)),))]
+
+
+def test_a_value_for_one_of_a_card_s_runs_passes_by_the_others(tmp_path, around):
+    plans = around(Shares("a", "alpha"), Shares("b", "beta"), sets=(("alpha", "5"),), runtime="host")
+    first, second = (one.plan for one in gather(requests(tmp_path, runtimes=("host",)), plans))
+    assert first.settings == {"alpha": 5} and second.settings == {"beta": 1}
+    assert "alpha: for other runs of this card, not this one" in second.notes
+    assert not any("alpha" in note for note in first.notes)
+
+
+def test_a_value_for_no_run_of_a_card_is_refused(tmp_path, around):
+    plans = around(Shares("a", "alpha"), Shares("b", "beta"), sets=(("gamma", "5"),), runtime="host")
+    with pytest.raises(UsageProblem, match="'gamma'"):
+        gather(requests(tmp_path, runtimes=("host",)), plans)
