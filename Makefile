@@ -3,12 +3,18 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+TUNE := $(dir $(VENV)).venv-torchtune
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(VENV)/constraints.txt
 
-.PHONY: demo test fast lint bench clean
+.PHONY: demo demo-torchtune test fast lint bench clean
 
 demo: $(VENV)/.demo
 	$(BIN)/madlite run --tags demo
+
+# torchtune and PEFT exclude each other: an environment of its own, with the same torch
+demo-torchtune: $(VENV)/.torchtune
+	$(BIN)/madlite run --tags torchtune_tiny_full,torchtune_tiny_lora --runtime host \
+	  --set env.MADLITE_PYTHON=$(abspath $(TUNE))/bin/python
 
 test: $(VENV)/.test
 	scripts/test.sh $(BIN)
@@ -23,7 +29,7 @@ bench: $(VENV)/.test
 	$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(TUNE) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 # A virtual environment that sees the interpreter's own packages only where that interpreter has torch.
 $(VENV)/.torch:
@@ -34,7 +40,11 @@ $(VENV)/.demo: $(VENV)/.torch pyproject.toml
 	$(PIP) -e '.[demo]'
 	touch $@
 
-$(VENV)/.test: $(VENV)/.demo
+$(VENV)/.torchtune: $(VENV)/.demo scripts/torchtune.sh
+	scripts/torchtune.sh $(VENV) $(TUNE)
+	touch $@
+
+$(VENV)/.test: $(VENV)/.demo $(VENV)/.torchtune
 	scripts/debian.sh
 	$(PIP) -e '.[demo,dev]'
 	touch $@

@@ -25,6 +25,7 @@ class RecipeBackend(TemplateBackend):
     """A template backend whose variants and settings come from recipes; set `book` to their file or folder."""
 
     book: Path
+    sizes: tuple[str, ...] = ("seq_len", "micro_batch", "steps")  # fields of a variant without which nothing can run
 
     def claim(self, card: Card, checkout: Path) -> int:
         """Own the cards that name this backend, and those that its book has runs for."""
@@ -58,7 +59,7 @@ class RecipeBackend(TemplateBackend):
         """Find sizes that are none, and too few steps for a steady window."""
         if plan.variant is None:
             return ()
-        sizes = tuple(_check_sizes(plan.variant))
+        sizes = tuple(_check_sizes(plan.variant, self.sizes))
         return sizes or (*self.check_steps(plan, plan.variant), *_check_gpus(plan))
 
     def check_steps(self, plan: RunPlan, variant: Variant) -> Iterable[Finding]:
@@ -120,8 +121,8 @@ def _no_release(release: str, book: RecipeBook) -> UsageProblem:
     return UsageProblem(f"image release '{release}' is not known to this recipe's backend", hint)
 
 
-def _check_sizes(variant: Variant) -> Iterator[Finding]:
-    for name in ("seq_len", "micro_batch", "steps"):
+def _check_sizes(variant: Variant, sizes: Iterable[str]) -> Iterator[Finding]:
+    for name in sizes:
         value = getattr(variant, name)
         if not isinstance(value, int) or value < 1:
             yield Finding(message=f"{name} is {value}, not a whole number above 0", hint=f"--set {name}=N", fatal=True)

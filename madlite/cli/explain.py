@@ -85,7 +85,8 @@ def _rows(plan: RunPlan) -> Iterator[tuple[str, str, str]]:
         yield f"data {use.name}", f"{use.provider}, in {use.home}", "data.json"
     for mount in plan.mounts:
         asked = any(use.home == mount.target for use in plan.data)
-        yield f"mount {mount.target}", mount.source, "data.json" if asked else origins.get("docker_mounts", "context")
+        origin = "data.json" if asked else origins.get("docker_mounts", "context")
+        yield f"mount {mount.target}", mount.source, origins.get(f"mount {mount.target}", origin)
 
 
 def _scan(scan: ErrorScan | None) -> str:

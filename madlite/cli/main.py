@@ -25,6 +25,7 @@ COMMANDS = {
         "madlite.cli.build",
         "Build the images of the models that tags select, and write a manifest for `madlite run --manifest-file`.",
     ),
+    "prepare": ("madlite.cli.prepare", "Fetch what the models that tags select need: weights, data, image."),
     "discover": ("madlite.cli.discover", "List model cards, all of them or those that tags select."),
     "explain": ("madlite.cli.explain", "Show the plan of a run: every value and where it came from."),
     "parse": ("madlite.cli.parse", "Read logs of trainings: steps, steady throughput, verdict."),

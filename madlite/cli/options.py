@@ -60,6 +60,9 @@ _SECTIONS: dict[str, tuple[str, ...]] = {
         "force_mirror_local",
         "tools_config",
         "sys_env_details",
+        "offline",
+        "refresh",
+        "no_image",
     ),
     "Results": (
         "output",

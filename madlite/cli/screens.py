@@ -49,6 +49,10 @@ class PlainScreen:
         else:
             self._now_and_then(text)
 
+    def advance(self, done: int, text: str) -> None:
+        """Say how far it is, of the total that `begin` named."""
+        self._now_and_then(text)
+
     def stopping(self, text: str) -> None:
         """Say that the run is being ended."""
         self._line(f"      {text}")
@@ -150,6 +154,11 @@ class LiveScreen(PlainScreen):
         total = plan.variant.steps if plan.variant else None
         text = "finishing" if total and step.n >= total else step_line(plan, step)
         self._progress.update(self._task, completed=step.n, description=_escaped(text))
+
+    def advance(self, done: int, text: str) -> None:
+        """Show how far it is."""
+        if self._task is not None:
+            self._progress.update(self._task, completed=done, description=_escaped(text[:100]))
 
     def stopping(self, text: str) -> None:
         """Show that the run is being ended."""

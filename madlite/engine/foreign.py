@@ -202,6 +202,8 @@ def _remark(asked: Asked, log: Follower) -> str:
         return f"a line looks like a failure, though the training came to its end: {log.fatal_line}"
     if log.restarted_at is not None:
         return f"steps went back to {log.restarted_at}: the log has several trainings, their steps are mixed"
+    if log.trainings > 1:
+        return f"the log has {log.trainings} trainings one after another: this is the last one's result"
     if log.ended:
         return ""
     if asked.steps is not None:

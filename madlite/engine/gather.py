@@ -10,6 +10,7 @@ import msgspec
 from madlite.catalog.datasets import DataSets
 from madlite.catalog.select import args_of
 from madlite.engine.owner import find_owners
+from madlite.engine.prepared import needed_assets, use_prepared
 from madlite.engine.screen import Planned
 from madlite.engine.shared import Owner, expand_shared
 from madlite.errors import PluginError, UsageProblem
@@ -220,9 +221,11 @@ def _startable(
     if around.plugins.uses("madlite_adjust_plan"):
         plan = around.plugins.adjust(plan, given.options.asked)
         _available(plan.runtime, around)
+    backends = tuple(known[name][0] for name in plan.readers if name in known)
+    plan = use_prepared(plan, needed_assets(plan, backends, around.plugins), around.options.environ)
     return Planned(
         plan=plan,
-        backends=tuple(known[name][0] for name in plan.readers if name in known),
+        backends=backends,
         files=render(plan, _search(plugin, around)),
         runtime=around.runtimes[plan.runtime],
     )

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
+from madlite.assets.places import find_token, is_offline
+from madlite.engine.prepared import needed_assets
 from madlite.engine.screen import Planned
 from madlite.errors import CheckFailed
 from madlite.plugins import Plugins
 from madlite.types import Asset, Finding, RunPlan, Status
 
 _ANYWAY = "--no-lint starts it all the same"
-# what hands a Hugging Face token to a run, and what says that nothing is to be fetched
-_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "MAD_SECRETS_HFTOKEN", "MAD_SECRETS_HF_TOKEN")
-_OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
-_ON = ("1", "on", "yes", "true")  # as huggingface_hub reads them
 
 
 def check_plans(planned: Sequence[Planned], plugins: Plugins, lint: bool = True) -> tuple[str, ...]:
@@ -70,16 +68,13 @@ def whose(plan: RunPlan, planned: Sequence[Planned]) -> str:
 
 def _findings(one: Planned, plugins: Plugins) -> Iterator[Finding]:
     yield from plugins.checks(one.plan, one.backends)
-    assets: Iterable[Asset] = (
-        asset for backend in one.backends for asset in plugins.ask(backend, "assets", one.plan, otherwise=()) or ()
-    )
-    if gated := [asset for asset in assets if asset.gated]:
+    if gated := [asset for asset in needed_assets(one.plan, one.backends, plugins) if asset.gated]:
         yield from _gated(one.plan, gated)
 
 
 def _gated(plan: RunPlan, gated: Sequence[Asset]) -> Iterator[Finding]:
-    offline = any(str(plan.env.get(name, "")).strip().lower() in _ON for name in _OFFLINE)
-    if offline or any(plan.env.get(name) for name in _TOKENS):
+    """Find gated repositories that a run would ask for in vain; what is prepared it does not ask for."""
+    if is_offline(plan.env) or find_token(plan.env) is not None:
         return
     refs = ", ".join(sorted({asset.ref for asset in gated}))
     ways = ("export MAD_SECRETS_HFTOKEN=…", "--set env.HF_HUB_OFFLINE=1 where the run finds it in its cache")

@@ -18,7 +18,19 @@ from madlite.measure.patterns import PatternScan
 from madlite.measure.performance import PerformanceScan
 from madlite.measure.rules import RuleScan, without_rank
 from madlite.measure.steps import Steps
-from madlite.types import EffectiveConfig, Ended, ErrorScan, Event, FailureRule, Line, Quantity, Reader, Step, Summary
+from madlite.types import (
+    EffectiveConfig,
+    Ended,
+    ErrorScan,
+    Event,
+    FailureRule,
+    Line,
+    Phase,
+    Quantity,
+    Reader,
+    Step,
+    Summary,
+)
 
 _log = logging.getLogger(__name__)
 _TELLING = re.compile(
@@ -52,6 +64,7 @@ class Follower:
         self.config: dict[str, str] = {}  # what the log says that the run was given
         self.scan = PerformanceScan()
         self.nan_loss = ""
+        self.trainings = 1  # that the log has one after another; what is kept is the last one's
         self._rules = RuleScan(rules)
         self._patterns = PatternScan(error_scan) if error_scan is not None else None
         self._readers = tuple(readers)
@@ -163,16 +176,29 @@ class Follower:
             self.steps.add(event)
             if event.phase == "train":
                 self._note_training(event, text)
-        elif isinstance(event, Summary) and whole:
-            self.summary.update(_texts(event.values))
-        elif isinstance(event, Summary):  # its number may have been cut short
-            self.torn = tuple(_texts(event.values))
+        elif isinstance(event, Summary):
+            self._note_figures(_texts(event.values), whole)
         elif isinstance(event, EffectiveConfig):
             self.config.update(_texts(event.values))
+        elif isinstance(event, Phase) and event.begins:
+            self._begin_again()
         elif isinstance(event, Ended) and event.code:
             self._fatal.end(without_rank(text) or event.marker)
         elif isinstance(event, Ended):
             self.ended = True
+
+    def _note_figures(self, figures: Mapping[str, str], whole: bool) -> None:
+        if whole:
+            self.summary.update(figures)
+        else:  # its number may have been cut short
+            self.torn = tuple(figures)
+
+    def _begin_again(self) -> None:
+        """Forget the steps and figures of a training before this one, which has its own."""
+        self.trainings += 1
+        self.steps, self.summary, self.torn = Steps(), {}, ()
+        self.nan_loss, self.ended = "", False
+        self.last_step, self._highest, self.restarted_at = 0, None, None
 
     def _note_training(self, step: Step, text: str) -> None:
         """Look at a training step: its loss, and that the training goes on, where it comes from a line of the log."""

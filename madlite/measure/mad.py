@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from madlite.measure.performance import make_metric
 from madlite.measure.steps import Steps
@@ -31,11 +31,18 @@ def _figure(rule: MadMetric, steps: Steps, summary: Mapping[str, str]) -> str:
         return summary.get(rule.key, "").replace(",", "")
     if rule.quantity is None:
         return ""
-    if rule.rule == "mean":
-        values = steps.curve(rule.quantity).values[rule.start : rule.stop]
-        return f"{statistics.fmean(values):.6g}" if values and all(map(usable, values)) else ""
-    last = steps.latest(rule.quantity)  # as MAD's parsers take the last match of a log, whichever rank's it is
-    return "" if last is None else f"{last:.10g}"
+    if rule.rule == "last":  # as MAD's parsers take the last match of a log, whichever rank's it is
+        last = steps.latest(rule.quantity)
+        return "" if last is None else f"{last:.10g}"
+    values = _printed(rule, steps.curve(rule.quantity).values)
+    if not values or not all(map(usable, values)):
+        return ""
+    return f"{statistics.fmean(values):.6g}" if rule.rule == "mean" else f"{max(values):.10g}"
+
+
+def _printed(rule: MadMetric, values: Sequence[float]) -> Sequence[float]:
+    """Return those of the printed values that a rule is about."""
+    return values[len(values) // 2 :] if rule.second_half else values[rule.start : rule.stop]
 
 
 def _why(rule: MadMetric, text: str) -> str:
@@ -43,6 +50,9 @@ def _why(rule: MadMetric, text: str) -> str:
         return f"'{text}' is no result"
     if rule.rule == "summary":
         return f"the log has no {rule.key}"
-    return (
-        f"MAD's rule reads printed steps {rule.start + 1} to {rule.stop}" if rule.rule == "mean" else "no step has it"
+    if rule.rule == "last":
+        return "no step has it"
+    which = (
+        "the second half of the printed steps" if rule.second_half else f"printed steps {rule.start + 1} to {rule.stop}"
     )
+    return f"MAD's rule reads {which}"

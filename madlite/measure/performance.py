@@ -28,6 +28,8 @@ _THROUGHPUT = re.compile(
     re.IGNORECASE,
 )
 
+_SPREAD = re.compile(r"(?:^|_)(?:cv|std|stdev|stddev|var)(?:_|$)", re.IGNORECASE)
+
 
 class PerformanceScan:
     """Looks for the result in the lines of the model's own step."""
@@ -98,8 +100,8 @@ def judge_number(text: str, metric: str) -> tuple[float | None, Cause]:
 
 
 def is_throughput(metric: str) -> bool:
-    """Say whether a metric counts work per time, so that zero or less cannot be true."""
-    return bool(_THROUGHPUT.search(metric))
+    """Say whether a metric counts work per time: zero or less cannot be true, as it can of how far one varies."""
+    return bool(_THROUGHPUT.search(metric)) and not _SPREAD.search(metric)
 
 
 def make_metric(text: str, metric: str, label: str = "", columns: dict[str, str] | None = None) -> Metric:

@@ -229,5 +229,6 @@ def result_columns(plan: RunPlan, variant: Variant) -> dict[str, str]:
         "seq_len": variant.seq_len,
         "device": plan.machine.device,
         "num_gpus": plan.place.nodes * plan.place.gpus_per_node,
+        **{name: plan.settings.get(name) for name in plan.result_rule.columns},
     }
     return {name: "" if value is None else str(value) for name, value in values.items()}

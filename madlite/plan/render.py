@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,6 +68,7 @@ def _find(name: str, search: tuple[Path, ...], plan: RunPlan) -> Path:
     )
 
 
+@lru_cache(maxsize=8)
 def _environment(search: tuple[Path, ...]) -> jinja2.Environment:
     from jinja2 import FileSystemLoader, StrictUndefined
     from jinja2.sandbox import ImmutableSandboxedEnvironment

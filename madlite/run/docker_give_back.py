@@ -29,9 +29,7 @@ def give_back(client: Client, container: Container) -> None:
 
     if container.give_back is None or container.folder is None:
         return
-    owner = "{}:{}".format(*container.give_back)
-    stamp = f"{container.folder_inside}/{STAMP}"
-    command = ["/bin/sh", "-c", _FIND, "sh", container.inside, stamp, owner, _users_here()]
+    command = give_back_command(container.inside, f"{container.folder_inside}/{STAMP}", container.give_back)
     try:
         exec_id = client.exec_create(container.id, command, user="0")["Id"]
         words = client.exec_start(exec_id).decode("utf-8", "replace").strip()
@@ -39,6 +37,11 @@ def give_back(client: Client, container: Container) -> None:
             _LOG.warning("some files of the run may still belong to root: %s", words[-300:])
     except docker.errors.APIError as error:
         _LOG.warning("files of the run may still belong to root: %s", said(error))
+
+
+def give_back_command(place: str, stamp: str, owner: tuple[int, int]) -> list[str]:
+    """Return what changes the owner of a folder's files inside; `stamp` is older than those that are the run's."""
+    return ["/bin/sh", "-c", _FIND, "sh", place, stamp, "{}:{}".format(*owner), _users_here()]
 
 
 def _users_here() -> str:

@@ -10,7 +10,7 @@ from madlite.errors import RuntimeProblem
 from madlite.run.docker_base import base_digest, digest
 from madlite.run.docker_build import build
 from madlite.run.docker_buildkit import build_with_buildkit, needs_buildkit
-from madlite.run.docker_client import Client, explained
+from madlite.run.docker_client import Client, connected, explained
 from madlite.run.docker_login import log_in
 from madlite.run.docker_pull import name_and_tag, pull
 from madlite.run.docker_push import push
@@ -35,6 +35,16 @@ def prepare_image(client: Client, image: Image, environ: Mapping[str, str], say:
         build_duration_s=image.build_duration_s,
         notes=(note,) if note else (),
     )
+
+
+def is_here(image: Image, environ: Mapping[str, str]) -> bool:
+    """Say whether the engine has an image; it asks no registry.
+
+    Raises:
+        RuntimeProblem: the engine does not answer.
+    """
+    with connected(environ) as client:
+        return inspect(client, image.ref) is not None
 
 
 def inspect(client: Client, ref: str) -> dict[str, Any] | None:

@@ -59,15 +59,16 @@ class FileTemplate(Value, frozen=True):
 class MadMetric(Value, frozen=True):
     """A result row that MAD's own parser would have written: its name and its rule over the printed steps.
 
-    `rule`: `last` the last printed value; `mean` over `[start:stop]` of the printed values, as Python slices do;
-    `summary` a figure the framework prints once (`key` names it).
+    `rule`: `last` the last printed value; `mean` and `max` over `[start:stop]` of the printed values, as Python slices
+    do, or over their second half; `summary` a figure the framework prints once (`key` names it).
     """
 
     metric: str
     quantity: Quantity | None = None
-    rule: Literal["last", "mean", "summary"] = "last"
+    rule: Literal["last", "mean", "max", "summary"] = "last"
     start: int = 0
     stop: int | None = None
+    second_half: bool = False  # of an odd number of values the one in the middle too
     key: str = ""
 
 
@@ -75,7 +76,8 @@ class ResultRule(Value, frozen=True):
     """Where a run's result comes from.
 
     `performance_line`: MAD's `performance: <number> <metric>`; `multiple_results`: the CSV named `file`; `steps`: the
-    steady window of the backend's steps, `headline` being its metric, plus `mad` for published numbers.
+    steady window of the backend's steps, `headline` being its metric, plus `mad` for published numbers.  `columns` are
+    settings of the plan that its rows have as columns too.
     """
 
     kind: Literal["performance_line", "multiple_results", "steps"] = "performance_line"
@@ -84,6 +86,7 @@ class ResultRule(Value, frozen=True):
     headline_metric: str = "tokens_per_s_per_gpu"
     mad: tuple[MadMetric, ...] = ()
     loss_expected: bool = True
+    columns: tuple[str, ...] = ()
 
 
 class Action(Value, frozen=True):

@@ -30,10 +30,11 @@ class Step(Value, frozen=True):
 
 
 class Phase(Value, frozen=True):
-    """The run entered a new phase, e.g. `compile`."""
+    """The run entered a new phase, e.g. `compile`; where it `begins` a training, what came before is another one's."""
 
     name: str
     t_s: float = 0.0
+    begins: bool = False
 
 
 class Summary(Value, frozen=True):
@@ -153,7 +154,8 @@ class Asset(Value, frozen=True):
 
     A `hub` asset is a Hugging Face repository, or what of it matches the glob patterns `files`, and is kept in the
     hub's cache.  A `url` asset is one file, and a `made` one a folder that the run's own preparation fills: both are
-    kept at `path` below the folder of prepared data, and where they are the run's variable `env` names the place.
+    kept at `path` below the folder of prepared data, and where they are the run's variable `env` names the folder.  One
+    without a `path` is fetched by each run anew.
     """
 
     kind: Literal["model", "dataset", "tokenizer", "file"]

@@ -84,7 +84,7 @@ class Script:
             Draft(
                 actions=tuple(_actions(card)),
                 image=card.image,
-                env=_GIT,
+                env=dict(_GIT),
                 launcher=str(launcher.get("launcher", "")),
                 result_rule=rule,
                 readers=(self.name,),

@@ -1,6 +1,6 @@
 """Make what torchtitan reads before it trains: a tokenizer and text, both made up, the same for the same seed.
 
-So a benchmark needs neither a download nor an account.  With --fetch it gets one file of a model from the hub instead.
+So a benchmark needs neither a download nor an account.  With --c4 it makes a data set of c4's files that are here.
 """
 
 from __future__ import annotations
@@ -9,12 +9,19 @@ import argparse
 import base64
 import json
 import random
-import shutil
 from pathlib import Path
 
 BOS, EOS = "<|begin|>", "<|end|>"
 LINES = 4000
 WORDS_PER_LINE = 80
+C4 = """---
+configs:
+- config_name: en
+  data_files:
+  - split: train
+    path: "*.json.gz"
+---
+"""
 
 
 def byte_letters() -> list[str]:
@@ -60,12 +67,16 @@ def write_tiktoken(folder: Path, words: int) -> None:
     (folder / "tokenizer.model").write_text("".join(lines), encoding="ascii")
 
 
-def fetch(repo: str, name: str, folder: Path) -> None:
-    """Copy one file of a model on the Hugging Face hub, or of its cache, into the folder."""
-    from huggingface_hub import hf_hub_download
+def link_c4(source: Path, folder: Path) -> None:
+    """Make a data set with the one configuration `en`, as c4 has it, of the files of c4 that are here.
 
+    c4's own description names files that are not, and so nothing could read it.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    shutil.copy(hf_hub_download(repo, name), folder)
+    (folder / "README.md").write_text(C4, encoding="utf-8")
+    for file in sorted((source / "en").glob("c4-train.*.json.gz")):
+        (folder / file.name).unlink(missing_ok=True)
+        (folder / file.name).symlink_to(file.resolve())
 
 
 def write_text(folder: Path, seed: int) -> None:
@@ -86,12 +97,12 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--tokenizer", type=Path, help="folder for tokenizer.json")
     options.add_argument("--tiktoken", type=int, metavar="WORDS", help="write tokenizer.model, of so many tokens")
-    options.add_argument("--fetch", nargs=3, metavar=("REPO", "FILE", "FOLDER"), help="get a file of the hub")
+    options.add_argument("--c4", nargs=2, type=Path, metavar=("SOURCE", "FOLDER"), help="make a data set of c4's files")
     options.add_argument("--text", type=Path, help="folder for data.json")
     options.add_argument("--seed", type=int, default=42)
     asked = options.parse_args()
-    if asked.fetch:
-        fetch(asked.fetch[0], asked.fetch[1], Path(asked.fetch[2]))
+    if asked.c4:
+        link_c4(*asked.c4)
     if asked.tokenizer and asked.tiktoken:
         write_tiktoken(asked.tokenizer, asked.tiktoken)
     elif asked.tokenizer:

@@ -111,7 +111,8 @@ def test_fewer_gpus_than_the_sizes_were_published_for_are_told(capsys, tag, mach
 
 
 def test_a_recipe_that_was_measured_on_two_gpus_runs_on_two(capsys):
-    _, plans, err = explained(capsys, "pyt_train_llama-3.1-8b", "--machine", "2xH200", "--runtime", "host")
+    asked = ("--mode", "pretrain", "--machine", "2xH200", "--runtime", "host")
+    _, plans, err = explained(capsys, "pyt_train_llama-3.1-8b", *asked)
     assert [(one["variant"]["precision"], one["variant"]["micro_batch"]) for one in plans] == [("BF16", 2), ("FP8", 2)]
     assert "these sizes are of" not in err
 

@@ -131,8 +131,8 @@ class Tree:
         )
 
     def _prepare(self, plan: RunPlan, env: Mapping[str, str]) -> dict[str, str]:
-        (file,) = render(plan, [TEMPLATES])
-        (self.run_folder / "run.sh").write_bytes(file.data)
+        for file in render(plan, [TEMPLATES]):
+            (self.run_folder / file.path).write_bytes(file.data)
         usual = {
             "PATH": f"{self.bin}:{os.environ['PATH']}",
             "STUB": str(self.stub),

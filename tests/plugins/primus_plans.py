@@ -91,8 +91,7 @@ def plan(card: Card | str, on: Machine | None = None, **asked) -> RunPlan:
 
 
 def script(made: RunPlan) -> str:
-    (file,) = render(made, [TEMPLATES])
-    return file.data.decode()
+    return next(file.data.decode() for file in render(made, [TEMPLATES]) if file.path == "run.sh")
 
 
 def options(made: RunPlan) -> list[str]:

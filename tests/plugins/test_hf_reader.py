@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from madlite.types import Ended, Quantity, Step, Summary
+from madlite.measure.follow import Follower
+from madlite.types import EffectiveConfig, Ended, Quantity, Step, Summary
 from madlite_plugins.hf.backend import HuggingFace
 from madlite_plugins.hf.reader import HuggingFaceReader
 from tests.plugins.logs import LOGS, events, lines, read, steps
@@ -111,6 +112,102 @@ def test_the_progress_bar_says_how_many_steps_a_line_covers():
     assert [(step.n, step.span) for step in steps(found)] == [(10, 10), (20, 10)]
 
 
+def finals(found) -> dict[str, str]:
+    """Return what the log says of the whole run; what comes later goes over it."""
+    return {name: text for event in found if isinstance(event, Summary) for name, text in event.values.items()}
+
+
+BLOCK = """***** train metrics *****
+  epoch                    =       0.25
+  total_flos               =       13GF
+  train_loss               =     6.9286
+  train_runtime            = 0:00:00.21
+  train_samples_per_second =    183.896
+""".splitlines()
+
+
+def test_the_block_of_log_metrics_has_the_figures_that_a_quoted_one_cuts():
+    quoted = "{'train_runtime': '0.2175', 'train_samples_per_second': '183.9', 'train_loss': '6.92858'}"
+    assert finals(read(HuggingFaceReader(), quoted, *BLOCK))["train_samples_per_second"] == "183.896"
+    assert finals(read(HuggingFaceReader(), quoted, *BLOCK))["train_loss"] == "6.92858", "which has more digits"
+    alone = read(HuggingFaceReader(), *BLOCK)
+    assert finals(alone) == {"epoch": "0.25", "train_loss": "6.9286", "train_samples_per_second": "183.896"}
+    assert steps(alone) == []
+
+
+@pytest.mark.parametrize("text", ["train_loss = 1", "x train_loss = 3", "  eval_loss = 3.2", "  train_loss = 1.5 GB"])
+def test_other_assignments_are_no_figures(text):
+    assert finals(read(HuggingFaceReader(), text)) == ({"train_loss": "1"} if text == "train_loss = 1" else {})
+
+
+def test_sizes_are_those_that_the_log_tells():
+    told = [
+        "***** Running training *****",
+        "  Num examples = 207,865",
+        "  Instantaneous batch size per device = 8",
+        "  Total train batch size (w. parallel, distributed & accumulation) = 256",
+        "  Gradient Accumulation steps = 4",
+        "  Total optimization steps = 1,000",
+    ]
+    ours = 'madlite-config {"steps": 40, "seq_len": 256, "world_size": 2, "global_batch": 8, "micro_batch": 4}'
+
+    def config(*texts: str) -> dict[str, str]:
+        found = read(HuggingFaceReader(), *texts)
+        return {k: v for event in found if isinstance(event, EffectiveConfig) for k, v in event.values.items()}
+
+    assert config(*told) == {"micro_batch": "8", "global_batch": "256", "steps": "1000"}
+    assert config(ours) == {
+        "steps": "40", "seq_len": "256", "world_size": "2", "global_batch": "8", "micro_batch": "4"
+    }  # fmt: skip
+
+
+def test_lines_that_only_begin_like_ours_are_read_as_what_they_are():
+    (step,) = read(HuggingFaceReader(), "/runs/madlite-x/out: {'loss': 6.5, 'learning_rate': 0.1}")
+    assert step.values[Quantity.LOSS] == 6.5
+
+
+STATE = """{"global_step": 10, "log_history": [
+ {"epoch": 0.5, "grad_norm": 0.23527, "learning_rate": 0.0007, "loss": 6.870412345, "step": 5},
+ {"eval_loss": 6.5, "step": 5},
+ {"epoch": 1.0, "grad_norm": NaN, "learning_rate": 0.0002, "loss": 6.8604123, "step": 10},
+ {"train_loss": 6.874449729919434, "train_runtime": 2.0764, "train_samples_per_second": 19.265123, "step": 10}]}"""
+
+
+def test_a_state_file_has_the_steps_in_full_precision(tmp_path):
+    (tmp_path / "outputs/checkpoint-5").mkdir(parents=True)
+    (tmp_path / "outputs/checkpoint-5/trainer_state.json").write_text('{"log_history": [{"loss": 1.0, "step": 5}]}')
+    (tmp_path / "outputs/trainer_state.json").write_text(STATE)
+    log = Follower([HuggingFaceReader()])
+    log.feed(b" 50%|#####     | 5/10 [00:01<00:01]\r{'loss': '6.87', 'learning_rate': '0.0007'}\n")
+    log.feed(b"100%|##########| 10/10 [00:02<00:00]\r{'loss': '6.86', 'learning_rate': '0.0002'}\n")
+    log.feed(b"{'train_runtime': '2.076', 'train_samples_per_second': '19.27'}\n")
+    log.finish(tmp_path)
+    assert list(log.steps.curve(Quantity.LOSS).values) == [6.870412345, 6.8604123]
+    assert list(log.steps.numbers()) == [5, 10] and log.ended
+    assert log.summary["train_samples_per_second"] == "19.265123"
+
+
+def test_our_own_lines_need_no_state_file(tmp_path):
+    (tmp_path / "trainer_state.json").write_text(STATE)
+    reader = HuggingFaceReader()
+    read(reader, OURS, "{'loss': '7.34', 'learning_rate': '0.0008947'}")
+    assert list(reader.finish(tmp_path)) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "{", "[]", "7", "null", '{"log_history": 3}', '{"log_history": [3, null, {"step": true, "loss": "x"}]}',
+        '{"log_history": [{"loss": 1.0}, {"loss": 2, "step": 1e99}, {"loss": 2, "step": -4}]}', "[" * 100_000,
+    ],
+)  # fmt: skip
+def test_a_state_file_that_is_none_is_passed_over(tmp_path, text):
+    (tmp_path / "trainer_state.json").write_text(text)
+    reader = HuggingFaceReader()
+    read(reader, "{'loss': 6.5, 'learning_rate': 0.1}")
+    assert [event for event in reader.finish(tmp_path) if not isinstance(event, Step) or event.values] == []
+
+
 def test_a_line_cut_anywhere_is_no_step():
     assert read(HuggingFaceReader(), *(OURS[:length] for length in range(len(OURS)))) == []
 
@@ -128,6 +225,10 @@ def test_evaluation_is_no_training_step():
         'madlite-step {"n": true}{',
         "madlite-step {" * 2000,
         "{'" * 20000,
+        "madlite-config {}",
+        'madlite-config {"steps": [3]}',
+        "train_loss = " + "9" * 20000 + "x",
+        "Total optimization steps = " + "9" * 5000,
     ],
 )
 def test_hostile_lines_give_nothing(text):
@@ -151,5 +252,6 @@ def test_only_trainer_logs_are_recognised():
         for path in LOGS.glob("*.log")
         if HuggingFace().recognise([line.text for line in lines(path.read_bytes())]) > 0.5
     }
-    assert sure == {path.name for kind in ("trainer", "madlite") for path in LOGS.glob(f"hf-{kind}-*.log")}
+    kinds = ("trainer", "madlite", "train_llama")
+    assert sure == {path.name for kind in kinds for path in LOGS.glob(f"hf-{kind}-*.log")}
     assert HuggingFace().recognise([OURS]) == 1.0

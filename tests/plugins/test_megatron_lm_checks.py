@@ -13,6 +13,7 @@ from madlite.types import Asset, Machine, Place, Secret
 from madlite_plugins.megatron_lm.backend import MegatronLM
 from madlite_plugins.megatron_lm.failures import RULES
 from madlite_plugins.megatron_lm.scripts import parse_variables, read_scripts, variables_of
+from madlite_plugins.tokenizers import TOKENIZER_FILES
 from tests.plugins.megatron_lm_tree import drafts, machine_of, plan_of
 
 TWO_NODES = {"nodes": 2, "master_addr": "head", "data_cache_path": "/nfs", "node_rank": "1"}
@@ -225,13 +226,42 @@ def test_variables_name_settings_that_there_are():
 )
 def test_the_tokenizer_is_an_asset(card, asked, changes, ref, gated):
     (asset,) = MegatronLM().assets(plan_of(card, asked=asked, **changes))
-    assert asset == Asset(kind="tokenizer", ref=ref, gated=gated)
+    assert asset == Asset(kind="tokenizer", ref=ref, gated=gated, files=TOKENIZER_FILES)
 
 
 def test_a_tokenizer_or_data_that_is_there_is_none():
     assert list(MegatronLM().assets(plan_of("mixtral-8x7b", tokenizer_model="/t/tokenizer.model"))) == []
     made = plan_of("llama-3.1-8b", mock_data=False, dataset="wiki", tokenizer_model="/t")
-    assert list(MegatronLM().assets(made)) == [Asset(kind="dataset", ref="wiki")]
+    (data,) = MegatronLM().assets(made)
+    assert (data.ref, data.source, data.env, data.path) == ("wiki", "made", "DATA_DIR", "megatron_lm/wiki/t")
+    assert list(MegatronLM().assets(msgspec.structs.replace(made, settings={**made.settings, "data_dir": "/d"}))) == []
+    assert list(MegatronLM().assets(msgspec.structs.replace(made, env={"DATA_DIR": "/d"}))) == []
+
+
+def test_data_is_tokenized_and_so_is_one_for_each_tokenizer():
+    one, other = (
+        list(MegatronLM().assets(plan_of("llama-3.1-8b", mock_data=False, dataset="wiki", tokenizer_model=ref)))[-1]
+        for ref in ("lab/one", "lab/other")
+    )
+    assert one.path != other.path and one.ref == other.ref == "wiki"
+
+
+def test_deepseek_s_data_are_the_files_of_its_document():
+    made = plan_of("deepseek-v2-lite-16b", mock_data=False)
+    files = [asset for asset in MegatronLM().assets(made) if asset.source == "url"]
+    assert [asset.ref.rpartition("/")[2] for asset in files] == [
+        "SlimPajama.json",
+        "alpaca_zh-train.json",
+        "alpaca_zh-valid.json",
+        "mmap_deepseekv2_datasets_text_document.bin",
+        "mmap_deepseekv2_datasets_text_document.idx",
+    ]
+    assert {asset.env for asset in files} == {"DATA_DIR"} and len(
+        {asset.path.rpartition("/")[0] for asset in files}
+    ) == 1
+    assert all(asset.ref.startswith("https://") for asset in files)
+    assert "madlite prepare --tags" in one(made).hint
+    assert not any(asset.source == "url" for asset in MegatronLM().assets(plan_of("deepseek-v2-lite-16b")))
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import signal
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from madlite.measure.follow import Follower
@@ -358,6 +359,56 @@ def test_mixtral_s_tokenizer_is_fetched_where_it_is_not_there(tree, tmp_path):
     tree.given(made)  # it is there now
     own = tree.given(plan_of("mixtral-8x7b", tokenizer_model="/mine/tokenizer.model"))
     assert own["TOKENIZER_MODEL"] == "/mine/tokenizer.model"
+
+
+def with_hub(folder: Path, snapshot: Path) -> str:
+    """Write a stand-in for huggingface_hub that has one repository; return what Python finds it by."""
+    package = folder / "library/huggingface_hub"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(
+        f"def snapshot_download(repository, **options):\n    return {str(snapshot)!r}\n"
+    )
+    return str(folder / "library")
+
+
+@pytest.mark.parametrize(
+    ("card", "folder"), [("llama-3.1-8b", True), ("qwen2.5-7b", True), ("deepseek-v2-lite-16b", False)]
+)
+def test_a_prepared_tokenizer_is_a_folder_to_scripts_that_would_fetch_it_themselves(tree, tmp_path, card, folder):
+    made = plan_of(card)
+    prepared = msgspec.structs.replace(made, env={**made.env, "HF_HUB_OFFLINE": "1"})
+    given = tree.given(prepared, PYTHONPATH=with_hub(tmp_path, tmp_path / "snapshot"))
+    assert (given.get("TOKENIZER_MODEL") == str(tmp_path / "snapshot")) is folder
+
+
+def test_a_tokenizer_of_one_s_own_stays_where_everything_is_prepared(tree):
+    made = plan_of("llama-3.1-8b", tokenizer_model="/mine")
+    given = tree.given(msgspec.structs.replace(made, env={**made.env, "HF_HUB_OFFLINE": "1"}))
+    assert given["TOKENIZER_MODEL"] == "/mine"
+
+
+def test_prepared_files_are_seen_in_a_folder_that_can_be_written_to(tree, tmp_path):
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared/text.bin").write_text("data")
+    made = plan_of("deepseek-v2-lite-16b", mock_data=False)
+    origins = {**made.origins, "env.DATA_DIR": "madlite prepare"}
+    given = tree.given(msgspec.structs.replace(made, origins=origins), DATA_DIR=str(tmp_path / "shared"))
+    folder = Path(given["DATA_DIR"])
+    assert folder.is_relative_to(tree.run_folder) and (folder / "text.bin").read_text() == "data"
+    assert tree.given(made, DATA_DIR=str(tmp_path / "shared"))["DATA_DIR"] == str(tmp_path / "shared")
+
+
+def test_prepared_only_a_run_leaves_its_data_in_data_dir_and_trains_nothing(tree, tmp_path):
+    tree.write(
+        "examples/llama/prepare_dataset.sh",
+        "mkdir -p tmp/data/$DATASET && cd tmp/data/$DATASET && echo i >w_document.idx && echo b >w_document.bin\n",
+    )
+    made = plan_of("llama-2-7b", asked={"release": "v25.4"}, mock_data=False, dataset="wiki")
+    done = tree.run(made, DATA_DIR=str(tmp_path / "data"), MADLITE_PREPARE_ONLY="1")
+    assert done.returncode == 0 and not (tree.stub / "called").exists()
+    assert sorted(file.name for file in (tmp_path / "data").iterdir()) == ["w_document.bin", "w_document.idx"]
+    used = tree.given(made, DATA_DIR=str(tmp_path / "data"))
+    assert used["DATA_PATH"] == f"{tmp_path}/data/w_document"
 
 
 def test_a_tokenizer_that_cannot_be_fetched_is_said(tree, tmp_path):

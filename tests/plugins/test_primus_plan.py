@@ -154,7 +154,8 @@ def test_a_tokenizer_of_meta_is_gated_and_others_are_not():
     def assets(tag: str) -> list[tuple[str, str, bool]]:
         return [(asset.kind, asset.ref, asset.gated) for asset in Primus().assets(plans(tag)[0])]
 
-    assert assets(f"{TITAN}llama-3.1-8b") == [("tokenizer", "meta-llama/Llama-3.1-8B", True)]
+    tokenizer = ("tokenizer", "meta-llama/Llama-3.1-8B", True)
+    assert assets(f"{TITAN}llama-3.1-8b") == [tokenizer, ("dataset", "allenai/c4", False)]
     assert assets(f"{MEGATRON}qwen2.5-7b") == [("tokenizer", "Qwen/Qwen2.5-7B", False)]
     assert assets(f"{MEGATRON}mamba-370m") == []
     assert ("model", "Qwen/Qwen3-32B", False) in assets(f"{MEGATRON}qwen-3-32b")
@@ -188,7 +189,9 @@ def test_what_a_tree_s_card_says_of_data_and_tokenizer_is_shown_and_left_to_its_
     card = tree_card(mock_data="false", tokenizer="meta-llama/Llama-3.1-8B", mode="pretrain")
     made = plan(card)
     assert made.settings["mock_data"] is False and made.origins["settings.mock_data"] == "card"
-    assert [(asset.ref, asset.gated) for asset in Primus().assets(made)] == [("meta-llama/Llama-3.1-8B", True)]
+    tokenizer, data = Primus().assets(made)
+    assert (tokenizer.ref, tokenizer.gated) == ("meta-llama/Llama-3.1-8B", True)
+    assert (data.source, data.path) == ("made", ""), "what its file names is fetched by each run"
     assert not any(word in script(made) for word in ("--mock_data", "--tokenizer_model"))
     assert "export MOCK_DATA=${MOCK_DATA:-0}" in script(made)
     changed = plan(card, mock_data="true", tokenizer="lab/own")
@@ -205,7 +208,7 @@ def test_data_that_neither_file_nor_preset_says_is_not_claimed_to_be_made_up():
 
 
 def test_a_tokenizer_that_is_a_folder_is_nothing_to_fetch():
-    assert list(Primus().assets(plan(tree_card(tokenizer="/data/tokenizers/own")))) == []
+    assert list(Primus().assets(plan(tree_card(tokenizer="/data/tokenizers/own"), mock_data="true"))) == []
 
 
 def test_a_tree_s_card_keeps_its_file_s_mode_and_another_is_refused():

@@ -6,8 +6,11 @@ import os
 import subprocess
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from madlite.plan.render import render
+from tests.plugins.logs import TEMPLATES
 from tests.plugins.primus_plans import mad_card, plan, plans, script, tree_card
 
 pytestmark = pytest.mark.host
@@ -64,7 +67,8 @@ def tree(tmp_path):
 
 def run(made, tree: Tree | None, folder: Path, session: bool = False, **env: str) -> subprocess.CompletedProcess:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "run.sh").write_text(script(made))
+    for file in render(made, [TEMPLATES]):
+        (folder / file.path).write_bytes(file.data)
     base = {"PATH": os.environ["PATH"], "HOME": str(folder)}
     root = {"PRIMUS_ROOT": str(tree.folder)} if tree else {}
     command = ["bash", "run.sh"]
@@ -97,6 +101,32 @@ def test_torchtitan_starts_by_the_script(tree, tmp_path):
     assert f"EXP={TITAN_CONFIG}" in done.stdout
     expected = "--training.local_batch_size 4 --training.seq_len 8192 --training.steps 50 --metrics.log_freq 1"
     assert words(done) == expected.split()
+
+
+def with_hub(folder: Path) -> str:
+    """Write a stand-in for huggingface_hub with a tokenizer and c4 in its cache; return what Python finds it by."""
+    for file in ("cache/tokenizer.json", "cache/tokenizer_config.json", "cache/en/c4-train.00000-of-01024.json.gz"):
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_text(file)
+    package = folder / "library/huggingface_hub"
+    package.mkdir(parents=True)
+    text = f"def snapshot_download(repository, **options):\n    return {str(folder / 'cache')!r}\n"
+    (package / "__init__.py").write_text(text)
+    return str(folder / "library")
+
+
+def test_prepared_torchtitan_finds_tokenizer_and_text_where_primus_looks(tree, tmp_path):
+    made = titan(mock_data="false")
+    made = msgspec.structs.replace(made, env={**made.env, "HF_HUB_OFFLINE": "1"})
+    folder = tmp_path / "run"
+    done = run(made, tree.config(TITAN_CONFIG).script(), folder, PYTHONPATH=with_hub(tmp_path), HF_HUB_OFFLINE="1")
+    assert done.returncode == 0, done.stderr
+    assert words(done)[-2:] == ["--training.dataset_path", f"{folder}/c4"]
+    assert (folder / "c4/c4-train.00000-of-01024.json.gz").is_file()
+    data = tree.folder / "data/torchtitan"
+    for name in ("meta-llama/Llama-3.1-8B", "Llama-3.1-8B"):  # older and newer versions
+        assert (data / name / "tokenizer.json").read_text() == "cache/tokenizer.json"
+    assert "HF_TOKEN is set" in done.stdout, "newer versions stop without one before they look"
 
 
 def test_megatron_starts_by_primus_cli(tree, tmp_path):

@@ -12,9 +12,14 @@ import pytest
 from madlite.measure.follow import Follower
 from madlite.measure.window import steady_window
 from madlite.types import Quantity
+from madlite_plugins.hf.backend import HuggingFace
+from madlite_plugins.torchrun.backend import Torchrun
 from madlite_plugins.torchtitan.reader import TorchtitanReader
+from madlite_plugins.torchtune.backend import Torchtune
+from tests.plugins.logs import gpu_machine, plan
 
-H200 = Path(__file__).parents[2] / "docs" / "results" / "2xH200"
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+H200 = RESULTS / "2xH200"
 # log → steps that do not count, the row's performance; the rows are in the order of the runs
 RUNS = {
     "debugmodel.log": (5, "436562"),
@@ -61,3 +66,56 @@ def test_a_run_is_as_fast_as_its_bare_command(pair):
     bare = by_hand(f"llama3.1_8B-bf16-bare-{pair}.log", 10)
     assert bare == BARE[pair]
     assert by_hand(f"llama3.1_8B-bf16-madlite-{pair}.log", 10) / bare >= 0.995
+
+
+# log → its reader, where a step's number and speed stand in its text, steps that do not count, the row's performance
+SPEED_OF = {
+    "torchtune": re.compile(r"Step (\d+) \| .*?tokens_per_second_per_gpu:([\d.]+)"),
+    "hf": re.compile(r'madlite-step \{"n": (\d+), .*?"tokens_per_s_per_gpu": ([\d.]+)'),
+    "torchrun": re.compile(r'step \{"step": (\d+), .*?"tokens_per_s_per_gpu": ([\d.]+)'),
+}
+OTHERS = {
+    "1xH200/torchtune-tiny_full.log": (5, "62543.8"),
+    "1xH200/torchtune-tiny_lora.log": (5, "59406.4"),
+    "1xH200/torchtune-tiny_qlora.log": (5, "44841.2"),
+    "1xH200/torchtune-llama3.1_8B_lora.log": (5, "10738.3"),
+    "1xH200/torchtune-llama3.1_8B_full.log": (5, "8949.01"),
+    "2xH200/hf-llama3.1_8B_pretrain-fsdp2.log": (5, "6893.98"),
+    "2xH200/hf-llama3.1_8B_lora-ddp.log": (5, "7435.38"),
+    "2xH200/hf-llama3.1_8B_lora-fsdp2.log": (5, "7930.98"),
+    "2xH200/hf-tiny_pretrain-fsdp1.log": (5, "43962.6"),
+    "2xH200/torchrun-ddp_tiny-ddp.log": (5, "123548"),
+    "2xH200/torchrun-ddp_tiny-fsdp2.log": (5, "51301.2"),
+    "2xH200/hf-gpt_oss_20B_lora-fsdp2.log": (3, "8293.01"),
+}
+
+
+def reader_of(backend):
+    if backend != "torchrun":
+        return {"torchtune": Torchtune, "hf": HuggingFace}[backend]().reader(None)
+    return Torchrun().reader(plan(Torchrun(), gpu_machine(2), "ddp_tiny"))
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_median_of_another_trainer_is_the_one_of_its_log(name):
+    warmup, performance = OTHERS[name]
+    backend = Path(name).name.partition("-")[0]
+    text = (RESULTS / name).read_text()
+    follower = Follower([reader_of(backend)])
+    follower.feed(text.encode())
+    follower.finish()
+    window = steady_window(follower.steps, Quantity.TOKENS_PER_S_PER_GPU, warmup)
+    speeds = {int(n): float(speed) for n, speed in SPEED_OF[backend].findall(text)}
+    by_hand = statistics.median(speed for n, speed in speeds.items() if n > warmup)
+    assert window.median == by_hand and f"{by_hand:.6g}" == performance
+
+
+@pytest.mark.parametrize(
+    ("table", "folder"), [("1xH200/perf.csv", "1xH200"), ("2xH200/perf-hf-torchrun.csv", "2xH200")]
+)
+def test_the_rows_of_other_trainers_are_those_of_the_logs(table, folder):
+    with (RESULTS / table).open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["metric"] == "tokens_per_s_per_gpu"]
+    wanted = [performance for name, (_, performance) in OTHERS.items() if name.startswith(folder)]
+    assert [row["performance"] for row in rows] == wanted
+    assert {row["status"] for row in rows} == {"SUCCESS"}

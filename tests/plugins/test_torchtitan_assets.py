@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 import pytest
+import yaml
 
 from tests.plugins.logs import TEMPLATES
 
@@ -67,14 +68,19 @@ def test_a_tiktoken_file_counts_as_many_tokens_as_the_model_is_to_have(tmp_path)
     assert len((tmp_path / "small/tokenizer.model").read_text().splitlines()) == 256
 
 
-def test_a_file_of_the_hub_is_copied_into_the_run(tmp_path):
-    (tmp_path / "huggingface_hub.py").write_text(
-        "from pathlib import Path\n"
-        "def hf_hub_download(repo, name):\n"
-        "    file = Path('cached') / Path(name).name\n"
-        "    file.parent.mkdir()\n"
-        "    file.write_text(f'{repo} {name}')\n"
-        "    return str(file)\n"
-    )
-    make(tmp_path, "--fetch", "meta/Llama", "original/tokenizer.model", "assets/t", path=str(tmp_path))
-    assert (tmp_path / "assets/t/tokenizer.model").read_text() == "meta/Llama original/tokenizer.model"
+def test_c4_s_files_that_are_here_are_a_data_set_of_one_configuration(tmp_path):
+    source = tmp_path / "snapshot/en"
+    source.mkdir(parents=True)
+    for name in ("c4-train.00000-of-01024.json.gz", "c4-validation.00000-of-00008.json.gz"):
+        (source / name).write_bytes(b"x")
+    for _ in range(2):
+        make(tmp_path, "--c4", "snapshot", "c4")
+    assert [file.name for file in sorted((tmp_path / "c4").iterdir())] == [
+        "README.md",
+        "c4-train.00000-of-01024.json.gz",
+    ]
+    assert (tmp_path / "c4/c4-train.00000-of-01024.json.gz").read_bytes() == b"x"
+    head = (tmp_path / "c4/README.md").read_text().split("---")[1]
+    assert yaml.safe_load(head)["configs"] == [
+        {"config_name": "en", "data_files": [{"split": "train", "path": "*.json.gz"}]}
+    ]

@@ -91,7 +91,7 @@ def test_nothing_is_made_where_the_user_brings_it():
 def test_without_mock_data_text_and_tokenizer_are_those_of_the_hub():
     made = titan(gpu_machine(8), "llama3.1_8B", mock_data=False)
     streamed = files(made)
-    assert "--fetch meta-llama/Llama-3.1-8B tokenizer.json assets/tokenizer" in streamed["run.sh"]
+    assert "fetch.py meta-llama/Llama-3.1-8B tokenizer.json tokenizer_config.json" in streamed["run.sh"]
     assert "--text" not in streamed["run.sh"] and "HF_HUB_OFFLINE" not in streamed["run.sh"]
     training = tomli.loads(streamed["train.toml"])["training"]
     assert training["dataset"] == "c4" and "dataset_path" not in training
@@ -100,6 +100,24 @@ def test_without_mock_data_text_and_tokenizer_are_those_of_the_hub():
         ("dataset", "allenai/c4", False),
     ]
     assert list(Torchtitan().assets(titan(gpu_machine(8), "llama3.1_8B"))) == []
+
+
+def test_prepared_it_reads_the_part_of_c4_that_is_here():
+    made = titan(gpu_machine(8), "llama3.1_8B", mock_data=False)
+    offline = files(msgspec.structs.replace(made, env={**made.env, "HF_HUB_OFFLINE": "1"}))
+    training = tomli.loads(offline["train.toml"])["training"]
+    assert (training["dataset"], training["dataset_path"]) == ("c4", "assets/c4")
+    (data,) = (asset for asset in Torchtitan().assets(made) if asset.kind == "dataset")
+    assert f"fetch.py --dataset {data.ref} {data.files[0]}" in offline["run.sh"]
+    own = files(
+        msgspec.structs.replace(made, env={"HF_HUB_OFFLINE": "1"}, settings={**made.settings, "dataset": "other"})
+    )
+    assert "dataset_path" not in tomli.loads(own["train.toml"])["training"] and "allenai" not in own["run.sh"]
+
+
+def test_another_data_set_of_torchtitan_s_is_fetched_by_each_run():
+    *_, data = Torchtitan().assets(titan(gpu_machine(8), "llama3.1_8B", mock_data=False, dataset="other"))
+    assert (data.ref, data.source, data.path) == ("other", "made", "")
 
 
 def test_a_debug_model_streams_with_the_tokenizer_that_fits_its_vocabulary():

@@ -124,8 +124,10 @@ def test_the_made_up_tokenizer_of_an_old_era_has_as_many_tokens_as_the_model():
 
 def test_an_old_era_takes_the_tokenizer_of_the_image_before_that_of_the_hub():
     script = files(llama("0.0", mock_data=False))["run.sh"]
-    assert 'if [ -f "$root/assets/tokenizer/original/tokenizer.model" ]; then' in script
-    assert "--fetch meta-llama/Llama-3.1-8B original/tokenizer.model assets/tokenizer" in script
+    assert 'if [ ! -f "$tokenizer/original/tokenizer.model" ]; then' in script
+    assert "fetch.py meta-llama/Llama-3.1-8B original/tokenizer.model)" in script
+    (tokenizer,) = (asset for asset in Torchtitan().assets(llama("0.0", mock_data=False)) if asset.kind == "tokenizer")
+    assert tokenizer.files == ("original/tokenizer.model",)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
-"""MAD's train_llama.py of v25.3: its progress bar's captions, where the script comes from, and what is refused."""
+"""MAD's train_llama.py: its progress bar's captions, where the script comes from, and what is refused."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -12,11 +13,12 @@ from msgspec.structs import replace
 from madlite.measure.follow import Follower
 from madlite.measure.verdict import Asked, judge_steps
 from madlite.plan.render import render
-from madlite.types import EffectiveConfig, Line, Quantity, Request, RunPlan, Status, Step
-from madlite_plugins.pytorch_fsdp.accelerate import BenchmarkReader
+from madlite.types import EffectiveConfig, Line, Quantity, Request, RunPlan, Status
+from madlite_plugins.hf.backend import HuggingFace
+from madlite_plugins.hf.reader import HuggingFaceReader
+from madlite_plugins.hf.rules import train_llama_rule
 from madlite_plugins.pytorch_fsdp.backend import PytorchFsdp
-from madlite_plugins.torchtitan.backend import Torchtitan
-from tests.plugins.logs import TEMPLATES, gpu_machine, plan, read, steps
+from tests.plugins.logs import LOGS, TEMPLATES, gpu_machine, plan, read, steps
 from tests.plugins.test_torchtitan_tags import EIGHT, card_of, machine_of
 
 RECIPE = "llama-3.1-8b-accelerate"
@@ -45,10 +47,10 @@ Peak memory use = 177240.11MB
 
 
 def test_micro_steps_of_a_bar_are_windows_each_counted_once():
-    log = Follower([BenchmarkReader()], [])
+    log = Follower([HuggingFaceReader()], [])
     log.feed("".join(bar(n, seconds=4.0 if n % 8 == 7 else 2.0) for n in range(32)).encode() + FINALS.encode())
     log.finish()
-    verdict = judge_steps(Asked(rule=PytorchFsdp().result_rule(), warmup_steps=16, steps=32), log)
+    verdict = judge_steps(Asked(rule=train_llama_rule(), warmup_steps=16, steps=32), log)
     assert verdict.status is Status.SUCCESS
     assert (verdict.window.n, verdict.window.first_step, verdict.window.last_step) == (2, 24, 32)
     assert verdict.window.median == pytest.approx(8 * 24000 / 18.0)
@@ -58,67 +60,100 @@ def test_micro_steps_of_a_bar_are_windows_each_counted_once():
 
 def test_the_bar_says_how_many_steps_there_are():
     values = [
-        event.values for event in read(BenchmarkReader(), caption(0), caption(1)) if isinstance(event, EffectiveConfig)
+        event.values
+        for event in read(HuggingFaceReader(), caption(0), caption(1))
+        if isinstance(event, EffectiveConfig)
     ]
     assert values == [{"steps": "32", "warmup_steps": "16"}]
 
 
 def test_a_caption_that_was_cut_off_is_no_micro_step():
     whole = [caption(n) for n in range(8)]
-    assert [step.n for step in steps(read(BenchmarkReader(), *whole))] == [8]
-    assert steps(read(BenchmarkReader(), *whole[:7], whole[7].partition(" tokens/s")[0])) == []
+    assert [step.n for step in steps(read(HuggingFaceReader(), *whole))] == [8]
+    assert steps(read(HuggingFaceReader(), *whole[:7], whole[7].partition(" tokens/s")[0])) == []
     for text in ("[Test] Step: 3/32; iter time: ", "[Test] Step: x; iter time: 2; tokens/s: 3"):
-        assert list(BenchmarkReader().feed(Line(text=text))) == []
+        assert list(HuggingFaceReader().feed(Line(text=text))) == []
 
 
-def test_train_fsdp_s_own_lines_are_read_as_before():
-    line = "Step: {}; TFLOP/s: 80.0; iteration time: 0.5; token per second: 2000.0"
-    (step,) = steps(read(BenchmarkReader(), *[line.format(n) for n in range(8)]))
-    assert isinstance(step, Step) and step.values[Quantity.TOKENS_PER_S_PER_GPU] == 2000.0
+def test_a_log_has_the_windows_and_averages_that_its_lines_come_to():
+    log = Follower([HuggingFaceReader()], [])
+    log.feed((LOGS / "hf-train_llama-made-up-numbers.log").read_bytes())
+    log.finish()
+    verdict = judge_steps(Asked(rule=train_llama_rule(), warmup_steps=16, steps=32), log)
+    assert [step.n for step in log.steps] == [8, 16, 24, 32] and log.ended
+    # micro-steps 24 to 31 take 2.02, 2.03 and 2.04 s in turn, the last of them 2.41 s, and have 24,576 tokens each
+    last = log.steps.curve(Quantity.TOKENS_PER_S_PER_GPU).values[-1]
+    assert last == pytest.approx(8 * 24576 / 16.61, rel=5e-3)
+    texts = {metric.metric: metric.text for metric in verdict.metrics}
+    assert (texts["tok_per_s_per_gpu"], texts["TFLOPS_per_gpu"]) == ("11833.16", "685.22")
 
 
-def test_its_log_is_recognised_and_torchtitans_is_not():
-    assert PytorchFsdp().recognise(["", caption(3)]) == 0.9
-    assert PytorchFsdp().recognise(["step: 3  loss: 2.0"]) == 0.0
+def test_its_log_is_recognised_and_others_are_not():
+    assert HuggingFace().recognise(["", caption(3)]) == 0.9
+    assert HuggingFace().recognise(["step: 3  loss: 2.0"]) == 0.0
+    micro = "Step: 17; TFLOP/s: 0.06; iteration time: 0.01; token per second: 20781.9"
+    assert HuggingFace().recognise([micro]) == 0.0 and PytorchFsdp().recognise([caption(3)]) == 0.0
 
 
 @pytest.mark.parametrize("device", ["MI300X", "MI325X"])
-def test_mad_s_tag_runs_it_in_v25_3_where_its_backend_is_named(device):
+def test_mad_s_tag_runs_it_in_v25_3(device):
     request = Request(card=card_of(EIGHT), tag=EIGHT, settings={"release": "v25.3"})
-    (draft,) = PytorchFsdp().expand(request, machine_of(device))
+    (draft,) = HuggingFace().expand(request, machine_of(device))
     variant = draft.variant
     assert (variant.precision, variant.seq_len, variant.micro_batch, variant.steps) == ("FP8", 8192, 3, 128)
     assert draft.image == "rocm/pytorch-training:v25.3" and variant.warmup_steps == 64
 
 
-def test_torchtitan_goes_before_for_mad_s_tag(tmp_path):
-    card = card_of(EIGHT)
-    assert 0 < PytorchFsdp().claim(card, tmp_path) < Torchtitan().claim(card, tmp_path)
-    assert PytorchFsdp().claim(card_of("pyt_train_llama-3.1-70b"), tmp_path) == 0
+@pytest.mark.parametrize(
+    ("asked", "warmup"), [({}, 60), ({"steps": "240"}, 120), ({"steps": "240", "warmup_steps": "8"}, 60)]
+)
+def test_half_of_its_steps_is_warm_up(asked, warmup):
+    """`resolve` puts a warm-up that was asked for over the draft's own."""
+    request = Request(card=card_of(EIGHT), tag=EIGHT, settings={"release": "v26.1", **asked})
+    (draft,) = HuggingFace().expand(request, machine_of("MI300X"))
+    assert draft.variant.warmup_steps == warmup
 
 
 def made(**changes) -> RunPlan:
-    return plan(PytorchFsdp(), gpu_machine(8), RECIPE, **changes)
+    return plan(HuggingFace(), gpu_machine(8), RECIPE, **changes)
 
 
 @pytest.mark.parametrize(
-    ("changes", "origins", "word"),
+    ("changes", "word"),
     [
-        ({"precision": "BF16"}, {}, "train_llama.py trains in FP8, not BF16"),
-        ({"compile": True}, {"settings.compile": "--set"}, "compile would not reach train_llama.py"),
-        ({"steps": 100}, {}, "100 micro-steps are no whole number of steps of 8"),
-        ({"seq_len": 4096}, {}, ""),
-        ({}, {}, ""),
+        ({"precision": "BF16"}, "train_llama.py trains in FP8, not BF16"),
+        ({"steps": 100}, "100 micro-steps are no whole number of steps of 8"),
+        ({"accumulation": 0}, "accumulation is 0"),
+        ({"global_batch": 24}, "global batch 24 is not micro batch × accumulation × GPUs = 192"),
+        ({"seq_len": 4096}, ""),
+        ({}, ""),
     ],
 )
-def test_what_the_script_does_not_do_is_refused(changes, origins, word):
-    findings = list(PytorchFsdp().check(replace(made(**changes), origins=origins)))
-    assert [word in finding.message and finding.fatal for finding in findings] == [True] * bool(word)
+def test_what_the_script_does_not_do_is_refused(changes, word):
+    findings = [finding for finding in HuggingFace().check(made(**changes)) if finding.fatal]
+    assert [word in finding.message for finding in findings] == [True] * bool(word)
+
+
+def files(plan_: RunPlan) -> dict[str, str]:
+    return {file.path: file.data.decode() for file in render(plan_, [TEMPLATES])}
 
 
 def run_sh(plan_: RunPlan) -> str:
-    (file,) = render(plan_, [TEMPLATES])
-    return file.data.decode()
+    return files(plan_)["run.sh"]
+
+
+def test_sizes_that_the_script_reads_from_a_file_are_the_plan_s():
+    told = json.loads(files(made(seq_len=4096, micro_batch=5, steps=240))["train_llama.json"])
+    assert told["model"]["max_seq_len"] == 4096
+    assert told["training"] == {"seed": 1024, "batch_size": 5, "total_steps": 240, "grad_acc_steps": 8}
+
+
+def test_several_nodes_are_accelerate_s():
+    several = replace(made(node_rank="1", master_addr="n0"), place=replace(made().place, nodes=2))
+    script = run_sh(several)
+    assert "--num_processes 16 " in script
+    assert '--num_machines 2 --machine_rank "$NODE_RANK" --main_process_ip "$MASTER_ADDR"' in script
+    assert subprocess.run(["bash", "-n"], input=script.encode(), check=False).returncode == 0
 
 
 def git(folder, *words: str) -> str:
@@ -128,12 +163,15 @@ def git(folder, *words: str) -> str:
     ).stdout.strip()
 
 
-@pytest.fixture
-def mad(tmp_path):
+OLD, NEW = "add_argument('--max_seq_len')", "add_argument('--config')"  # how the script is told its sizes
+
+
+@pytest.fixture(params=[OLD, NEW])
+def mad(request, tmp_path):
     """Return a repository whose first commit has the script, with its id, and a folder with an Accelerate."""
     scripts = tmp_path / "MAD/scripts/pytorch_train/llama3_1_8B"
     scripts.mkdir(parents=True)
-    (scripts / "train_llama.py").write_text("as it was")
+    (scripts / "train_llama.py").write_text(request.param)
     git(tmp_path / "MAD", "init", "--quiet")
     git(tmp_path / "MAD", "add", ".")
     git(tmp_path / "MAD", "commit", "--quiet", "-m", "then")
@@ -145,12 +183,12 @@ def mad(tmp_path):
     for folder in (package, package.parent):
         (folder / "__init__.py").touch()
     (package / "launch.py").write_text("import sys\nprint(*sys.argv[1:], sep='\\n')\nprint(open(sys.argv[5]).read())\n")
-    return tmp_path / "MAD", commit, tmp_path / "packages"
+    return tmp_path / "MAD", commit, tmp_path / "packages", request.param
 
 
 @pytest.mark.host
 def test_the_script_is_fetched_as_it_was_and_gets_the_plan_s_sizes(mad, tmp_path):
-    repository, commit, packages = mad
+    repository, commit, packages, text = mad
     work = tmp_path / "a run"
     work.mkdir()
     (work / "run.sh").write_text(run_sh(made(mad_commit=commit, seq_len=4096)))
@@ -165,8 +203,10 @@ def test_the_script_is_fetched_as_it_was_and_gets_the_plan_s_sizes(mad, tmp_path
         assert ran.returncode == 0, ran.stderr
         script = work / "mad/scripts/pytorch_train/llama3_1_8B"
         words = ["--config_file", f"{script}/fsdp_fp8.yaml", "--num_processes", "8", f"{script}/train_llama.py"]
-        sizes = ["--max_seq_len=4096", "--batch_size=3", "--total_steps=128", "--grad_acc_steps=8", "--seed=1024"]
-        assert ran.stdout.splitlines() == [*words, *sizes, "as it was"]
+        sizes = ["--max_seq_len=4096", "--batch_size=3", "--total_steps=120", "--grad_acc_steps=8", "--seed=1024"]
+        if text == NEW:
+            sizes = ["--config", f"{work}/train_llama.json", "--log_file", f"{work}/train_llama.log"]
+        assert ran.stdout.splitlines() == [*words, *sizes, text]
 
 
 @pytest.mark.host

@@ -1,4 +1,4 @@
-"""Hugging Face Trainer with PEFT: LoRA fine-tuning from a configuration, without weights (docs/backends/hf.md)."""
+"""Hugging Face's Trainer and accelerate, LoRA by PEFT, and MAD's train_llama.py (docs/backends/hf.md)."""
 
 from __future__ import annotations
 
@@ -6,19 +6,7 @@ from collections.abc import Iterable
 
 from madlite import Backend, FailureRule, hookimpl
 from madlite_plugins.hf.backend import HuggingFace
-
-_RULES = (
-    FailureRule(
-        pattern=r"No module named '?(transformers|peft|accelerate)\b",
-        cause="missing_package",
-        hint="install transformers, peft and accelerate where the run happens",
-    ),
-    FailureRule(
-        pattern=r"Found an incompatible version of torchao",
-        cause="package_conflict",
-        hint="PEFT refuses this torchao: uninstall it, or install torchao>=0.16",
-    ),
-)
+from madlite_plugins.hf.failures import RULES
 
 
 @hookimpl
@@ -29,5 +17,5 @@ def madlite_backends() -> Iterable[Backend]:
 
 @hookimpl
 def madlite_failure_rules() -> Iterable[FailureRule]:
-    """Explain the failures that come from this stack's packages."""
-    return _RULES
+    """Explain the failures that come from this stack's packages, weights and data."""
+    return RULES

@@ -1,66 +1,144 @@
-"""The backend: one recipe is one model shape with its LoRA and its training arguments."""
+"""The backend: which runs a card stands for, what they need, and what speaks against them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from madlite import Finding, MadMetric, Quantity, Reader, ResultRule, RunPlan, Variant
-from madlite_plugins.hf.reader import HuggingFaceReader, recognise
-from madlite_plugins.nodes import TorchrunBackend
-from madlite_plugins.words import unknown_word
+from msgspec.structs import replace
 
-PRECISIONS = ("BF16", "FP32")
+from madlite import (
+    Asset,
+    Draft,
+    FileTemplate,
+    Finding,
+    Machine,
+    Reader,
+    Request,
+    ResultRule,
+    RunPlan,
+    Variant,
+)
+from madlite_plugins.hf import rules
+from madlite_plugins.hf.assets import hub_assets
+from madlite_plugins.hf.checks import findings
+from madlite_plugins.hf.reader import HuggingFaceReader, recognise
+from madlite_plugins.hf.script_checks import script_findings
+from madlite_plugins.nodes import NODE_SETTINGS, TorchrunBackend
+from madlite_plugins.pytorch_fsdp.checks import windows_left, with_half_warmup
+from madlite_plugins.pytorch_fsdp.reader import ACCUMULATION
+
+_OF_MAD = ("recipe", "recipe_device", "published_gpus", "script", "accumulation", "seed", "mad_commit", *NODE_SETTINGS)
+_OF_MAD_ALONE = ("script", "mad_commit")
+_TEMPLATES = (
+    FileTemplate(path="run.sh", template="hf/train_llama.sh.j2"),
+    FileTemplate(path="train_llama.json", template="hf/train_llama.json.j2"),
+)
+# what MAD's script exports before it trains with Hugging Face's libraries
+_MAD_ENV = {
+    "ROCBLAS_USE_HIPBLASLT": "1",
+    "DISABLE_ADDMM_CUDA_LT": "0",
+    "HIP_FORCE_DEV_KERNARG": "1",
+    "TORCH_NCCL_HIGH_PRIORITY": "0",
+    "GPU_MAX_HW_QUEUES": "8",
+}
+_RECLAIMING = ("v25.5", "v25.6")  # releases whose LoRA runs did not have HSA_NO_SCRATCH_RECLAIM
 
 
 class HuggingFace(TorchrunBackend):
-    """Runs train_lora.py, which builds a random model of the recipe's shape; reads any Trainer's log."""
+    """Runs train.py, or MAD's train_llama.py; reads their logs and any Trainer's."""
 
     name = "hf"
-    book = Path(__file__).with_name("recipes.toml")
+    book = Path(__file__).with_name("recipes")
     template = "hf/run.sh.j2"
-    files = {"train.json": "hf/train.json.j2", "train_lora.py": "hf/train_lora.py"}
+    files = {
+        "train.json": "hf/train.json.j2",
+        "accelerate.yaml": "hf/accelerate.yaml.j2",
+        **{name: f"hf/{name}" for name in ("train.py", "train_model.py", "train_data.py", "train_lines.py")},
+        **{name: f"hf/{name}" for name in ("pack.py", "packages.py")},
+        "fetch.py": "fetch.py",
+    }
+
+    def expand(self, request: Request, machine: Machine) -> Sequence[Draft]:
+        """Return a draft per run, each with the settings and the files of its script.
+
+        Raises:
+            UsageProblem: no recipe fits.
+        """
+        return [_fitted(draft, request, machine) for draft in super().expand(request, machine)]
 
     def result_rule(self) -> ResultRule:
-        """Return the steady window of our own step lines, and the figure that MAD takes from the Trainer."""
-        return ResultRule(
-            kind="steps",
-            headline=Quantity.TOKENS_PER_S_PER_GPU,
-            headline_metric="tokens_per_s_per_gpu",
-            mad=(MadMetric(metric="train_samples_per_s", rule="summary", key="train_samples_per_second"),),
-        )
+        """Return the rule of a log that somebody else made; `expand` gives each draft its own."""
+        return rules.foreign_rule()
 
     def check(self, plan: RunPlan) -> Iterable[Finding]:
-        """Find what the Trainer would refuse."""
-        own = _findings(plan, plan.variant) if plan.variant else ()
-        return (*super().check(plan), *own)
+        """Find what the run's script or its packages would refuse, or measure under a wrong name."""
+        if plan.variant is None:
+            return super().check(plan)
+        own = script_findings if _is_mad_s(plan) else findings
+        return (*super().check(plan), *own(plan, plan.variant))
+
+    def check_steps(self, plan: RunPlan, variant: Variant) -> Iterable[Finding]:
+        """Find too few steps, or of MAD's script a part of a step."""
+        return windows_left(plan, variant) if _is_mad_s(plan) else super().check_steps(plan, variant)
+
+    def assets(self, plan: RunPlan) -> Iterable[Asset]:
+        """Return what is fetched from the hub: nothing for a random model and made-up tokens."""
+        return () if _is_mad_s(plan) else hub_assets(plan)
 
     def recognise(self, head: Sequence[str]) -> float:
-        """Recognise our own step lines, else the Trainer's dictionaries."""
+        """Recognise our own lines, else train_llama.py's or the Trainer's dictionaries."""
         return recognise(head)
 
     def reader(self, plan: RunPlan | None) -> Reader:
-        """Return a fresh reader."""
-        return HuggingFaceReader()
+        """Return a fresh reader, which knows how many micro-steps make a step of MAD's script."""
+        return HuggingFaceReader(int(plan.settings["accumulation"]) if plan and _is_mad_s(plan) else ACCUMULATION)
 
 
-def _findings(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
-    yield from unknown_word("precision", variant.precision, PRECISIONS)
-    local = (variant.micro_batch or 1) * max(1, plan.place.gpus_per_node) * plan.place.nodes
-    if variant.global_batch and variant.global_batch % local:
-        yield Finding(
-            message=f"global batch {variant.global_batch} is no multiple of micro batch × ranks = {local}",
-            hint=f"--set global_batch={max(1, variant.global_batch // local) * local}",
-            fatal=True,
+def _is_mad_s(plan: RunPlan) -> bool:
+    return bool(plan.settings.get("script"))
+
+
+def _fitted(draft: Draft, request: Request, machine: Machine) -> Draft:
+    """Return the draft with what its script takes: settings of the other one would not reach it."""
+    variant = draft.variant or Variant(model="")
+    env, notes = _mad_env(variant, machine), (*draft.notes, *_notes(draft, request))
+    draft = replace(draft, env={**draft.env, **env}, notes=notes)
+    if draft.settings["script"]:
+        kept = {key: value for key, value in draft.settings.items() if key in _OF_MAD}
+        rule = rules.train_llama_rule()
+        draft = replace(draft, settings=kept, env=env, templates=_TEMPLATES, launcher="accelerate", result_rule=rule)
+        return with_half_warmup(draft, request)
+    kept = {key: value for key, value in draft.settings.items() if key not in _OF_MAD_ALONE}
+    launcher = "accelerate" if _is_accelerated(draft, request) else "torchrun"
+    return replace(draft, settings=kept, launcher=launcher, result_rule=rules.own_rule(variant.mode))
+
+
+def _is_accelerated(draft: Draft, request: Request) -> bool:
+    """Say whether accelerate starts the ranks, as the template does: for all but DDP in other precisions than FP8."""
+    given = request.card.recipe
+    card: Mapping[str, object] = given if isinstance(given, dict) else {}
+    precision = draft.variant.precision if draft.variant else ""
+    values = {"precision": precision, **draft.settings, **card, **request.settings}
+    return values["strategy"] != "ddp" or str(values["precision"]).upper() == "FP8"
+
+
+def _mad_env(variant: Variant, machine: Machine) -> dict[str, str]:
+    """Return what MAD's script exports for a tag's run on AMD GPUs; nothing of a recipe that was asked for by name."""
+    if machine.vendor != "AMD" or not variant.release:
+        return {}
+    lora = variant.mode == "HF_finetune_lora" and variant.release not in _RECLAIMING
+    return {**_MAD_ENV, **({"HSA_NO_SCRATCH_RECLAIM": "1"} if lora else {})}
+
+
+def _notes(draft: Draft, request: Request) -> Iterator[str]:
+    """Yield what a user of MAD's tag should know of its run here."""
+    release = draft.variant.release if draft.variant else ""
+    if release and not draft.image:
+        yield (
+            f"release {release} names no image: --runtime host uses the packages that are installed, --image REF "
+            "an image that has them"
         )
-    heads, kv_heads = int(plan.settings["heads"]), int(plan.settings["kv_heads"])
-    if min(heads, kv_heads) < 1 or heads % kv_heads or int(plan.settings["hidden_size"]) % heads:
-        yield Finding(
-            message=f"{heads} heads fit neither hidden_size {plan.settings['hidden_size']} nor {kv_heads} kv_heads",
-            hint="hidden_size is a multiple of heads, heads of kv_heads",
-            fatal=True,
-        )
-    if not plan.place.gpus_per_node and int(plan.settings["hidden_size"]) > 1024:
-        yield Finding(
-            message=f"{variant.model} on a CPU takes very long and much memory", hint="--set recipe=tiny_lora"
-        )
+    own = [str(draft.settings[key]) for key in ("model_id", "dataset") if key not in request.settings]
+    if release and any(own):
+        yield f"reads {' and '.join(own)} from the hub, as MAD does"

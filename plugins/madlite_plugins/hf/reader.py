@@ -1,8 +1,10 @@
 """Read the log of a Hugging Face Trainer, preferring the lines that madlite's own training script prints.
 
 Formats: transformers 4 prints dictionaries of numbers, transformers 5 quotes numbers of four digits; neither names the
-step.  Our script prints `madlite-step {…}`, one JSON object per step with its number, per GPU, and a
-`madlite-summary {…}` with the Trainer's figures in full (docs/backends/hf.md).
+step.  `log_metrics` prints the final figures once more, a line each, and a Trainer that is told to log its info the
+run's sizes.  Our script prints `madlite-step {…}`, one JSON object per step with its number, per GPU, `madlite-config
+{…}` before, and a `madlite-summary {…}` with the Trainer's figures in full (docs/backends/hf.md).  Lines of MAD's
+train_llama.py are read as well.
 """
 
 from __future__ import annotations
@@ -12,16 +14,24 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from madlite import NUMBER, Ended, Event, Line, Quantity, Step, Summary, number
+from madlite import NUMBER, EffectiveConfig, Ended, Event, Line, Quantity, Step, Summary, number
+from madlite_plugins.hf import train_llama
+from madlite_plugins.hf.state import QUANTITIES, read_state
+from madlite_plugins.pytorch_fsdp.reader import ACCUMULATION
 
-_OWN = re.compile(r"madlite-(step|summary) (\{[^{}\[\]]*\})")
+_OWN = re.compile(r"madlite-(step|summary|config) (\{[^{}\[\]]*\})")
 _DICTIONARY = re.compile(r"\{'[^{}]*\}")
 _ITEM = re.compile(rf"'(\w+)': '?({NUMBER})'?(?=[,}}])")
 _BAR = re.compile(r"(?:\[\w{1,40}\]:)?\s{0,80}\d{1,3}%\|[^|]*\| (\d{1,9})/(\d{1,9}) \[")
+_METRIC = re.compile(rf"\s{{0,80}}((?:train|epoch|num_input)\w{{0,60}})\s{{1,80}}=\s{{1,80}}({NUMBER})\s*")
+_SIZES = {
+    "Total optimization steps": "steps",
+    "Instantaneous batch size per device": "micro_batch",
+    "Total train batch size (w. parallel, distributed & accumulation)": "global_batch",
+}
+_SIZE = re.compile(rf"({'|'.join(map(re.escape, _SIZES))}) = (\d[\d,]{{0,15}})(?!\S)")
 _NAMES = {
-    "loss": Quantity.LOSS,
-    "grad_norm": Quantity.GRAD_NORM,
-    "learning_rate": Quantity.LEARNING_RATE,
+    **QUANTITIES,
     "tokens_per_s_per_gpu": Quantity.TOKENS_PER_S_PER_GPU,
     "samples_per_s_per_gpu": Quantity.SAMPLES_PER_S_PER_GPU,
     "step_time_s": Quantity.STEP_TIME_S,
@@ -36,32 +46,39 @@ class HuggingFaceReader:
     further on: then the line covers several steps.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, accumulation: int = ACCUMULATION) -> None:
+        self._llama = train_llama.TrainLlamaReader(accumulation)
         self._own = False
         self._n = 0
         self._bar = 0
         self._steps_in_bar = 0
+        self._rank: int | None = None
+        self._finals: dict[str, str] = {}
 
     def feed(self, line: Line) -> Iterable[Event]:
         """Return the events of one line."""
-        if "madlite-s" in line.text:
-            return self._read_own(line)
+        if "madlite-" in line.text and (own := tuple(self._read_own(line))):
+            return own
+        if self._llama.knows(line.text):
+            return self._llama.feed(line)
         self._watch_bar(line.text)
-        if "{'" not in line.text:
-            return ()
-        return self._read_dictionaries(line)
+        if "{'" in line.text:
+            return self._read_dictionaries(line)
+        return self._remarks(line.text) if " = " in line.text else ()
 
     def finish(self, outputs: Path) -> Iterable[Event]:
-        """Return nothing: everything was in the log."""
-        return ()
+        """Return the steps of trainer_state.json in full precision, where the log had the Trainer's own alone."""
+        return read_state(outputs, self._rank) if self._n and not self._own else ()
 
     def _read_own(self, line: Line) -> Iterator[Event]:
         for kind, text in _OWN.findall(line.text):
             values = _parse(text)
             n = number(values.get("n", ""))
             if kind == "summary" and values:
-                yield from _end(values)
-            elif 0 <= n < 1e12:
+                yield from self._end(values)
+            elif kind == "config" and values:
+                yield EffectiveConfig(values=values)
+            elif kind == "step" and 0 <= n < 1e12:
                 self._own = True
                 yield Step(n=int(n), values=_quantities(values), rank=line.rank, t_s=line.t_s)
 
@@ -70,9 +87,25 @@ class HuggingFaceReader:
             values = dict(_ITEM.findall(text))
             if "loss" in values and not self._own:
                 before, self._n = self._n, max(self._n + 1, self._bar)
+                self._rank = line.rank
                 yield Step(n=self._n, values=_quantities(values), rank=line.rank, t_s=line.t_s, span=self._n - before)
             elif "train_runtime" in values and "loss" not in values:
-                yield from _end(values)
+                yield from self._end(values)
+
+    def _end(self, values: dict[str, str]) -> Iterator[Event]:
+        self._finals.update(values)
+        yield Summary(values=values)
+        yield Ended(marker="train_runtime")
+
+    def _remarks(self, text: str) -> Iterator[Event]:
+        """Yield a final figure of `log_metrics`, where it has more digits, or a size told before the training."""
+        if found := _METRIC.fullmatch(text):
+            name, figure = found[1], found[2]
+            if len(figure) > len(self._finals.get(name, "")):
+                self._finals[name] = figure
+                yield Summary(values={name: figure})
+        elif found := _SIZE.search(text):
+            yield EffectiveConfig(values={_SIZES[found[1]]: found[2].replace(",", "")})
 
     def _watch_bar(self, text: str) -> None:
         """Note how far the training's bar is: the first one of the log, later ones of other lengths are not its."""
@@ -84,18 +117,15 @@ class HuggingFaceReader:
 
 
 def recognise(head: Sequence[str]) -> float:
-    """Say how surely these lines are a Trainer's."""
+    """Say how surely these lines are a Trainer's, or train_llama.py's."""
     if any(_OWN.search(text) for text in head):
         return 1.0
+    if sure := train_llama.recognise(head):
+        return sure
     names = {name for text in head for part in _DICTIONARY.findall(text) for name, _ in _ITEM.findall(part)}
     if {"loss", "learning_rate"} <= names or {"train_runtime", "train_samples_per_second"} <= names:
         return 0.8
     return 0.3 if any("trainable params: " in text and "trainable%: " in text for text in head) else 0.0
-
-
-def _end(values: dict[str, str]) -> Iterator[Event]:
-    yield Summary(values=values)
-    yield Ended(marker="train_runtime")
 
 
 def _quantities(values: dict[str, str]) -> dict[Quantity, float]:
@@ -106,5 +136,5 @@ def _parse(text: str) -> dict[str, str]:
     """Return the numbers of a flat JSON object as text; nothing of a line that was cut or garbled."""
     try:
         return {str(name): str(value) for name, value in json.loads(text).items() if isinstance(value, (int, float))}
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -22,13 +21,11 @@ from madlite import (
 )
 from madlite_plugins.megatron_lm.book import BOOK
 from madlite_plugins.megatron_lm.checks import findings
+from madlite_plugins.megatron_lm.data import needed
 from madlite_plugins.megatron_lm.inputs import input_findings
 from madlite_plugins.megatron_lm.reader import MegatronReader, recognise
 from madlite_plugins.megatron_lm.scripts import parse_variables, read_scripts, variables_of
 
-_REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w.-]+")
-_GATED = ("meta-llama/", "mistralai/Mixtral-")
-_FILES = (".model", ".json")
 # settings that are no variable of a script
 _OF_ALL = (
     "recipe",
@@ -48,6 +45,7 @@ class MegatronLM(RecipeBackend):
     name = "megatron_lm"
     book = BOOK
     template = "megatron_lm/run.sh.j2"
+    files = {"fetch.py": "fetch.py"}
     launcher = "torchrun"
 
     def result_rule(self) -> ResultRule:
@@ -75,10 +73,8 @@ class MegatronLM(RecipeBackend):
         return (*super().check(plan), *findings(plan), *input_findings(plan))
 
     def assets(self, plan: RunPlan) -> Iterable[Asset]:
-        """Name the tokenizer, which made-up data needs too, and a data set that is fetched."""
-        yield from _tokenizer(plan)
-        if plan.settings.get("dataset") and not plan.settings["mock_data"]:
-            yield Asset(kind="dataset", ref=str(plan.settings["dataset"]))
+        """Name the tokenizer, which made-up data needs too, and data that is fetched."""
+        return needed(plan)
 
     def recognise(self, head: Sequence[str]) -> float:
         """Recognise an iteration, or what Megatron says of its ranks."""
@@ -102,9 +98,3 @@ def _with_variables(draft: Draft, request: Request) -> Draft:
     settings = {key: value for key, value in draft.settings.items() if key in kept}
     own = {"variables": variables, "prepare": known.prepare, "also": " ".join(known.also)}
     return msgspec.structs.replace(draft, settings={**settings, **own})
-
-
-def _tokenizer(plan: RunPlan) -> Iterator[Asset]:
-    ref = str(plan.settings["tokenizer_model"] or plan.settings["tokenizer_repo"])
-    if _REPOSITORY.fullmatch(ref) and not ref.endswith(_FILES):
-        yield Asset(kind="tokenizer", ref=ref, gated=ref.startswith(_GATED))

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from madlite import Finding, RunPlan
+from madlite_plugins.megatron_lm.data import DEEPSEEK_SCRIPT
 from madlite_plugins.megatron_lm.scripts import plan_values, plan_variables, script_name
 from madlite_plugins.nodes import node_findings
 from madlite_plugins.words import unknown_word
@@ -42,7 +43,9 @@ def _data(plan: RunPlan) -> Iterator[Finding]:
             yield Finding(message=f"{given[0]} is not read: the run trains on mock data", hint="--no-mock-data")
         return
     ways = [key for key in ("data_path", "data_dir") if key in keys]
-    ways_words = " or ".join([*(f"--set {key}=" for key in ways), *(["--set dataset=wiki"] if fetched else [])])
+    prepare = f"madlite prepare --tags {plan.card.name} --no-mock-data, which fetches its document's"
+    others = [(fetched, "--set dataset=wiki"), (settings["script"] == DEEPSEEK_SCRIPT, prepare)]
+    ways_words = " or ".join([*(f"--set {key}=" for key in ways), *(text for fits, text in others if fits)])
     if dataset and not fetched:
         yield Finding(message=f"no script fetches data for {script_name(plan)}", hint=ways_words, fatal=True)
     elif dataset:

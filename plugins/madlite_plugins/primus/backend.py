@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -27,10 +26,11 @@ from madlite_plugins.primus.checks import findings
 from madlite_plugins.primus.precision import is_mislabelled, split_words, trained_precision
 from madlite_plugins.primus.rules import FRAMEWORKS, foreign_rule, result_rule
 from madlite_plugins.primus.tree import TREE
+from madlite_plugins.tokenizers import REPOSITORY, TOKENIZER_FILES
+from madlite_plugins.torchtitan.backend import C4_PART
 
 FEW = 3  # steps of warm-up where a file trains for ten
 _ATOMICS = ("PRIMUS_TURBO_ATTN_V3_ATOMIC_FP32", "NVTE_CK_IS_V3_ATOMIC_FP32")
-_REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 _STAND_IN = 1000  # for a size that the config file alone knows
 
 
@@ -40,6 +40,7 @@ class Primus(TorchrunBackend):
     name = "primus"
     book = Path(__file__).with_name("recipes")
     template = "primus/run.sh.j2"
+    files = {"fetch.py": "fetch.py", "make_assets.py": "torchtitan/make_assets.py"}
     launcher = "primus"
 
     def expand(self, request: Request, machine: Machine) -> Sequence[Draft]:
@@ -79,14 +80,19 @@ class Primus(TorchrunBackend):
         return loss_node(plan) if plan.settings["framework"] == "torchtitan" else plan.place.nodes - 1
 
     def assets(self, plan: RunPlan) -> Iterable[Asset]:
-        """Return the tokenizer's repository, and the weights that a post-training starts from."""
-        repo = str(plan.settings["tokenizer"])
+        """Return the tokenizer's repository, the weights that a post-training starts from, and data that is no mock."""
+        repo, posttrain = str(plan.settings["tokenizer"]), plan.settings["suite"] == "posttrain"
         gated = repo.startswith("meta-llama/")
-        if not _REPOSITORY.fullmatch(repo):  # a folder
-            return
-        yield Asset(kind="tokenizer", ref=repo, gated=gated)
-        if plan.settings["suite"] == "posttrain":
-            yield Asset(kind="model", ref=repo, gated=gated)
+        if REPOSITORY.fullmatch(repo):  # no folder
+            yield Asset(kind="tokenizer", ref=repo, gated=gated, files=TOKENIZER_FILES)
+            if posttrain:
+                yield Asset(kind="model", ref=repo, gated=gated)
+        mock = str(plan.settings["mock_data"]).lower()
+        if plan.settings["framework"] == "torchtitan" and mock == "false" and plan.settings["recipe"] != TREE:
+            yield Asset(kind="dataset", ref="allenai/c4", files=(C4_PART,), hint="--mock-data, which needs none")
+        elif posttrain or mock != "true":
+            hint = "Primus fetches what the file names" + ("" if posttrain else "; --mock-data needs none")
+            yield Asset(kind="dataset", ref=f"of {plan.settings['config']}", source="made", hint=hint)
 
     def recognise(self, head: Sequence[str]) -> float:
         """Recognise Primus's prefix and its launchers' lines."""

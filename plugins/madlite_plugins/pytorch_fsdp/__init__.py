@@ -15,11 +15,6 @@ _RULES = (
         hint="run in the image rocm/pytorch-training:v25.2, or name a copy: --set env.TRAIN_FSDP_ROOT=FOLDER",
     ),
     FailureRule(
-        pattern=r"madlite: \S+/train_llama\.py is not here",
-        cause="missing_file",
-        hint="$TRAIN_LLAMA_ROOT names a folder without it; unset, the run fetches MAD's",
-    ),
-    FailureRule(
         pattern=r"No module named '?(transformer_engine|flash_attn|fire)\b",
         cause="missing_package",
         hint="the benchmark needs transformer_engine, flash_attn and fire: run it in rocm/pytorch-training",

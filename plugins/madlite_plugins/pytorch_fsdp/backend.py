@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from msgspec.structs import replace
-
 from madlite import (
-    Card,
     Draft,
-    FileTemplate,
     Finding,
     Machine,
     MadMetric,
@@ -23,33 +18,31 @@ from madlite import (
     RunPlan,
     Variant,
 )
-from madlite_plugins.pytorch_fsdp.accelerate import BenchmarkReader, recognise
-from madlite_plugins.pytorch_fsdp.checks import ACCELERATE, findings, windows_left
-from madlite_plugins.pytorch_fsdp.reader import ACCUMULATION, AVERAGE_SPEED, AVERAGE_TFLOPS
-
-_WHOLE = re.compile(r"\s*\+?[0-9]{1,18}\s*")
-CLAIM = 10  # of a card of MAD whose tag other backends run in most releases
+from madlite_plugins.pytorch_fsdp.checks import findings, windows_left, with_half_warmup
+from madlite_plugins.pytorch_fsdp.reader import (
+    ACCUMULATION,
+    AVERAGE_SPEED,
+    AVERAGE_TFLOPS,
+    TrainFsdpReader,
+    recognise,
+)
 
 
 class PytorchFsdp(RecipeBackend):
-    """Runs train_fsdp.py of the image, or MAD's train_llama.py; reads their logs, also of runs it did not start."""
+    """Runs train_fsdp.py of the image; reads its logs, also of runs it did not start."""
 
     name = "pytorch_fsdp"
     book = Path(__file__).with_name("recipes.toml")
     template = "pytorch_fsdp/run.sh.j2"
     launcher = "torchrun"
 
-    def claim(self, card: Card, checkout: Path) -> int:
-        """Own the cards that name this backend; one of MAD's that its book has runs for is another's first."""
-        return min(super().claim(card, checkout), 100 if card.backend else CLAIM)
-
     def expand(self, request: Request, machine: Machine) -> Sequence[Draft]:
-        """Return a draft per run, the first half of whose steps is warm-up, as the scripts have it.
+        """Return a draft per run, the first half of whose steps is warm-up, as the script has it.
 
         Raises:
             UsageProblem: no recipe fits.
         """
-        return [_fitted(draft, request) for draft in super().expand(request, machine)]
+        return [with_half_warmup(draft, request) for draft in super().expand(request, machine)]
 
     def result_rule(self) -> ResultRule:
         """Return the steady windows' rule, and the averages that the script prints; it prints no loss."""
@@ -74,21 +67,9 @@ class PytorchFsdp(RecipeBackend):
         return windows_left(plan, variant)
 
     def recognise(self, head: Sequence[str]) -> float:
-        """Recognise the scripts' lines."""
+        """Recognise the script's lines."""
         return recognise(head)
 
     def reader(self, plan: RunPlan | None) -> Reader:
         """Return a fresh reader, which knows how many micro-steps make a step."""
-        return BenchmarkReader(int(plan.settings["accumulation"]) if plan else ACCUMULATION)
-
-
-def _fitted(draft: Draft, request: Request) -> Draft:
-    """Return the draft with half of its steps as warm-up, unless that was asked for, and with its script's start."""
-    if draft.settings["recipe"] == ACCELERATE:
-        start = FileTemplate(path="run.sh", template="pytorch_fsdp/accelerate.sh.j2")
-        draft = replace(draft, templates=(start,), launcher="accelerate")
-    asked = request.settings.get("steps", "")
-    steps = int(asked) if _WHOLE.fullmatch(asked) else draft.variant.steps if draft.variant else None
-    if draft.variant is None or steps is None or "warmup_steps" in request.settings:
-        return draft
-    return replace(draft, variant=replace(draft.variant, warmup_steps=steps // 2))
+        return TrainFsdpReader(int(plan.settings["accumulation"]) if plan else ACCUMULATION)

@@ -1,16 +1,18 @@
-"""What the scripts would refuse, or measure under a wrong name."""
+"""What the script would refuse, or measure under a wrong name; and its windows of micro-steps."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
-from madlite import FEW, Finding, RunPlan, Variant, few_steps
+from msgspec.structs import replace
+
+from madlite import FEW, Draft, Finding, Request, RunPlan, Variant, few_steps
 from madlite_plugins.words import unknown_word
 
 PRECISIONS = ("BF16", "FP8")
 SEQ_LENS = {"llama-3.1-8b-8k.json": 8192, "llama-3.1-8b-4k.json": 4096, "mistral-7b-v0.1.json": 8192}
-ACCELERATE = "llama-3.1-8b-accelerate"  # the recipe of MAD's train_llama.py
-_OF_FSDP = ("config", "family", "compile")
+_WHOLE = re.compile(r"\s*\+?[0-9]{1,18}\s*")
 
 
 def findings(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
@@ -19,10 +21,7 @@ def findings(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
         yield Finding(message="the benchmark needs a GPU", fatal=True)
     if plan.place.nodes > 1:
         yield Finding(message="the benchmark runs on one node alone", hint="NNODES=1", fatal=True)
-    if plan.settings["recipe"] == ACCELERATE:
-        yield from _accelerate(plan, variant)
-    else:
-        yield from _fsdp(plan, variant)
+    yield from _fsdp(plan, variant)
     batch = (variant.micro_batch or 1) * int(plan.settings["accumulation"]) * max(1, plan.place.gpus_per_node)
     if variant.global_batch not in (None, batch):
         yield Finding(
@@ -30,6 +29,15 @@ def findings(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
             hint="leave global_batch out",
             fatal=True,
         )
+
+
+def with_half_warmup(draft: Draft, request: Request) -> Draft:
+    """Return the draft with half of its steps as warm-up, as the script has it, unless another number was asked for."""
+    asked = request.settings.get("steps", "")
+    steps = int(asked) if _WHOLE.fullmatch(asked) else draft.variant.steps if draft.variant else None
+    if draft.variant is None or steps is None or "warmup_steps" in request.settings:
+        return draft
+    return replace(draft, variant=replace(draft.variant, warmup_steps=steps // 2))
 
 
 def windows_left(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
@@ -59,12 +67,3 @@ def _fsdp(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
             hint=f"--seq-len {SEQ_LENS[config]}, or another --set config= below configs/ of the benchmark",
             fatal=True,
         )
-
-
-def _accelerate(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
-    if variant.precision != "FP8":
-        hint = "--precision FP8, or --image-release v25.2, whose train_fsdp.py knows BF16"
-        yield Finding(message=f"train_llama.py trains in FP8, not {variant.precision}", hint=hint, fatal=True)
-    ours = [name for name in _OF_FSDP if not plan.origins.get(f"settings.{name}", "recipe").startswith("recipe")]
-    if ours:
-        yield Finding(message=f"{', '.join(ours)} would not reach train_llama.py", hint="leave it out", fatal=True)

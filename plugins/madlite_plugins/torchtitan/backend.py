@@ -24,6 +24,9 @@ from madlite_plugins.nodes import TorchrunBackend, loss_node
 from madlite_plugins.torchtitan.checks import findings, lines_left
 from madlite_plugins.torchtitan.reader import END_MARK, TRAIN, TorchtitanReader, recognise
 
+TIKTOKEN_FILES = ("original/tokenizer.model",)
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+C4_PART = "en/c4-train.00000-of-01024.json.gz"  # some 320 MB: more text than a benchmark's steps read
 _SHIM = "cpu_shim/sitecustomize.py"
 
 
@@ -37,6 +40,7 @@ class Torchtitan(TorchrunBackend):
         "train.toml": "torchtitan/train.toml.j2",
         "check_config.py": "torchtitan/check_config.py",
         "make_assets.py": "torchtitan/make_assets.py",
+        "fetch.py": "fetch.py",
     }
     step = TRAIN
     end_mark = END_MARK
@@ -56,7 +60,7 @@ class Torchtitan(TorchrunBackend):
 
     def check(self, plan: RunPlan) -> Iterable[Finding]:
         """Find what torchtitan would refuse, or what would make the number worthless."""
-        return (*super().check(plan), *findings(plan))
+        return (*super().check(plan), *findings(plan), *_of_part(plan))
 
     def result_node(self, plan: RunPlan) -> int | None:
         """Return the node that knows the loss, where a pipeline spans nodes."""
@@ -107,11 +111,28 @@ def _notes(draft: Draft, request: Request) -> Iterator[str]:
         )
 
 
+def _of_part(plan: RunPlan) -> Iterator[Finding]:
+    """Find that a run does not stream, as MAD's runs do whose rows have the same name."""
+    offline = str(plan.env.get("HF_HUB_OFFLINE", "")).lower() in ("1", "on", "yes", "true")
+    if offline and any(asset.files == (C4_PART,) for asset in _fetched(plan)) and not plan.settings["script"]:
+        yield Finding(
+            message="c4 is read from a file that is here, not streamed: the loader does not wait for a network"
+        )
+
+
 def _fetched(plan: RunPlan) -> Iterator[Asset]:
+    """Yield the tokenizer's files of the plan's era, and the part of c4 that a run without a network trains on."""
     settings = plan.settings
-    repo = str(settings["tokenizer_repo"])
+    repo, name = str(settings["tokenizer_repo"]), str(settings["dataset"])
     if repo and not settings["mock_data"] and not settings["hf_assets_path"]:
+        files = TIKTOKEN_FILES if settings["era"] in ("0.0", "0.1") else TOKENIZER_FILES
         hint = "--mock-data, which needs none"
-        yield Asset(kind="tokenizer", ref=repo, gated=repo.startswith("meta-llama/"), hint=hint)
-    if not settings["mock_data"] and not settings["dataset_path"] and settings["dataset"] in ("", "c4"):
-        yield Asset(kind="dataset", ref="allenai/c4")
+        yield Asset(kind="tokenizer", ref=repo, gated=repo.startswith("meta-llama/"), files=files, hint=hint)
+    if settings["mock_data"] or settings["dataset_path"]:
+        return
+    if name in ("", "c4"):
+        yield Asset(kind="dataset", ref="allenai/c4", files=(C4_PART,))
+    else:
+        yield Asset(
+            kind="dataset", ref=name, source="made", hint="torchtitan streams it; --set dataset_path= names a folder"
+        )

@@ -1,4 +1,4 @@
-"""Read the log of MAD's train_llama.py too, which Accelerate starts: train_fsdp.py's lines in other words.
+"""Read the log of MAD's train_llama.py, which Accelerate starts: train_fsdp.py's lines in other words.
 
 Each micro-step is the caption of a progress bar, `[Test] Step: 64/128; TFLOP/s: …; iter time: …; tokens/s: …:  51%|`,
 and drawn more than once; times have two decimals.  Step N/2 is the first that is no warm-up (ROCm/MAD ccdb8da2).
@@ -14,20 +14,24 @@ from msgspec.structs import replace
 
 from madlite import NUMBER, Event, Line
 from madlite_plugins.pytorch_fsdp.reader import ACCUMULATION, TrainFsdpReader
-from madlite_plugins.pytorch_fsdp.reader import recognise as recognise_fsdp
 
 _MICRO_STEP = re.compile(
     rf"\[(?P<phase>Warmup|Test)\] Step: (?P<n>\d{{1,12}})/(?P<steps>\d{{1,12}}); TFLOP/s: (?P<tflops>{NUMBER}); "
     rf"iter time: (?P<time>{NUMBER}); tokens/s: (?P<speed>{NUMBER})(?=:|\s|$)"
 )
+_FINALS = ("Avg token per second: ", "Avg iter time: ", "TFLOP per iteration: ", "Avg TFLOP/s: ", "Peak memory use = ")
 
 
-class BenchmarkReader:
-    """Follows one log of either script."""
+class TrainLlamaReader:
+    """Follows one log."""
 
     def __init__(self, accumulation: int = ACCUMULATION) -> None:
         self._words = TrainFsdpReader(accumulation)
         self._last = -1
+
+    def knows(self, text: str) -> bool:
+        """Say whether a line can be one of the script's."""
+        return "; iter time: " in text or any(final in text for final in _FINALS)
 
     def feed(self, line: Line) -> Iterable[Event]:
         """Return the step that the line completes, or what else it says of the run."""
@@ -51,5 +55,5 @@ class BenchmarkReader:
 
 
 def recognise(head: Sequence[str]) -> float:
-    """Say how surely these lines are one of the two scripts'."""
-    return 0.9 if any(_MICRO_STEP.search(text) for text in head) else recognise_fsdp(head)
+    """Say how surely these lines are the script's."""
+    return 0.9 if any(_MICRO_STEP.search(text) for text in head) else 0.0

@@ -1,0 +1,158 @@
+"""Ask the Hugging Face hub what a repository has, and whether we may have it; nothing is fetched.
+
+Only what every server answers that huggingface_hub downloads from is asked: a repository's listing, and a file's head.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from madlite.assets.hub_words import Refused, refusal
+from madlite.assets.places import Token
+from madlite.assets.records import MAIN, is_dataset, matching
+from madlite.types import Asset, Value
+
+_WILD = frozenset("*?[")
+_MANY = 50_000  # files: from there on a repository's listing is said to be cut
+_LIMIT_S = 30.0
+
+
+class Access(Value, frozen=True):
+    """Where the hub is, and as whom we ask."""
+
+    endpoint: str
+    token: Token | None = None
+
+    @property
+    def word(self) -> str | bool:
+        """The token as huggingface_hub wants it; False keeps it from looking for one itself."""
+        return self.token.value.reveal() if self.token else False
+
+
+class Listing(Value, frozen=True):
+    """The files of a repository that a run needs, path → bytes, at a commit; `absent` are names that it has not."""
+
+    commit: str
+    files: dict[str, int]
+    blobs: dict[str, str] = {}  # path → name of its blob in the cache, where the listing says it
+    absent: tuple[str, ...] = ()
+
+    @property
+    def bytes(self) -> int:
+        """How much it is."""
+        return sum(self.files.values())
+
+
+class Head(Value, frozen=True):
+    """What the head of a file says."""
+
+    commit: str
+    etag: str
+    size: int
+
+
+def ask(asset: Asset, access: Access) -> Listing:
+    """Return what of a repository is needed, once a file of it was shown to be ours to have.
+
+    Raises:
+        Refused: the hub cannot be reached, knows no such repository or revision, wants its conditions accepted or a
+            valid token, or has nothing that the patterns match.
+    """
+    if access.token and not re.fullmatch(r"[!-~]+", access.token.value.reveal()):
+        raise Refused(f"{access.token.origin} has characters that no token of the hub has", "copy it once more")
+    try:
+        listing = _named(asset, access) if asset.files and not _wild(asset) else _listed(asset, access)
+    except Refused:
+        raise
+    except Exception as error:  # each version of huggingface_hub has its own HTTP library's errors
+        raise refusal(asset, access.endpoint, access.token, error) from error
+    if not listing.files:
+        what = ", ".join(asset.files) or "any file"
+        raise Refused(f"{asset.ref} on {access.endpoint} has no file that matches {what}", asset.hint)
+    return listing
+
+
+def head(asset: Asset, name: str, commit: str, access: Access) -> Head:
+    """Return the head of a file.
+
+    Raises:
+        Exception: of huggingface_hub and its HTTP library.
+    """
+    from huggingface_hub import get_hf_file_metadata
+
+    found = get_hf_file_metadata(file_url(asset, name, commit, access), token=access.word, timeout=_LIMIT_S)
+    return Head(
+        commit=found.commit_hash or commit, etag=found.etag or "", size=-1 if found.size is None else found.size
+    )
+
+
+def file_url(asset: Asset, name: str, commit: str, access: Access) -> str:
+    """Return the address of a file."""
+    from huggingface_hub import hf_hub_url
+
+    kind = "dataset" if is_dataset(asset) else "model"
+    url: str = hf_hub_url(asset.ref, name, repo_type=kind, revision=commit or MAIN, endpoint=access.endpoint)
+    return url
+
+
+def _wild(asset: Asset) -> bool:
+    return any(_WILD & set(pattern) or pattern.endswith("/") for pattern in asset.files)
+
+
+def _named(asset: Asset, access: Access) -> Listing:
+    """Ask for files by their names: a listing of all that a large data set has takes minutes."""
+    from huggingface_hub.errors import EntryNotFoundError
+
+    commit, files, blobs, absent = _info(asset, access, sizes=False).sha or "", {}, {}, []
+    for name in asset.files:
+        try:
+            found = head(asset, name, commit, access)
+        except EntryNotFoundError:
+            absent.append(name)
+            continue
+        commit, files[name], blobs[name] = commit or found.commit, found.size, found.etag
+    return Listing(commit=commit, files=files, blobs=blobs, absent=tuple(absent))
+
+
+def _listed(asset: Asset, access: Access) -> Listing:
+    info = _info(asset, access, sizes=True)
+    commit = info.sha or ""
+    found = [(one.rfilename, one) for one in info.siblings or ()]
+    if not found or len(found) >= _MANY:
+        found = [(one.path, one) for one in _tree(asset, access, commit)]
+    sizes = {name: -1 if one.size is None else int(one.size) for name, one in found}
+    needed = matching(sizes, asset.files)
+    for name in [name for name, size in needed.items() if size < 0]:
+        needed[name] = head(asset, name, commit, access).size
+    blobs = {name: _blob(one) for name, one in found if name in needed}
+    if needed:  # the largest: a gated repository may show everybody its README
+        shown = head(asset, max(needed, key=lambda name: needed[name]), commit, access)
+        commit = commit or shown.commit
+    return Listing(commit=commit, files=needed, blobs=blobs)
+
+
+def _info(asset: Asset, access: Access, sizes: bool) -> Any:
+    from huggingface_hub import HfApi
+
+    kind = "dataset" if is_dataset(asset) else "model"
+    api = HfApi(endpoint=access.endpoint, token=access.word, library_name="madlite")
+    return api.repo_info(
+        asset.ref, repo_type=kind, revision=asset.revision or None, files_metadata=sizes, timeout=_LIMIT_S
+    )
+
+
+def _tree(asset: Asset, access: Access, commit: str) -> list[Any]:
+    from huggingface_hub import HfApi
+
+    kind = "dataset" if is_dataset(asset) else "model"
+    api = HfApi(endpoint=access.endpoint, token=access.word, library_name="madlite")
+    revision = commit or asset.revision or None
+    tree = api.list_repo_tree(asset.ref, repo_type=kind, revision=revision, recursive=True)
+    return [one for one in tree if hasattr(one, "blob_id")]
+
+
+def _blob(entry: Any) -> str:
+    lfs: Mapping[str, Any] | None = getattr(entry, "lfs", None)
+    return str((lfs or {}).get("sha256") or getattr(entry, "blob_id", None) or "")

@@ -1,0 +1,190 @@
+"""Fetch a repository's files into the hub's cache.
+
+huggingface_hub lays the cache out, and so every tool finds the files there; the bytes are streamed here, because since
+1.20 it begins a file anew that was cut off, and a model's files are gigabytes.  A partial file has the name that older
+versions go on from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import threading
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+
+from madlite.assets.download import Source, Tell, download
+from madlite.assets.hub import Access, Head, Listing, file_url, head
+from madlite.assets.hub_words import refusal
+from madlite.assets.locks import Stopped, held
+from madlite.assets.presence import are_complete, find_snapshot, known_commit, size_of
+from madlite.assets.records import MAIN, Record, is_dataset, repo_folder, save_hub_record
+from madlite.errors import MadliteError, RuntimeProblem
+from madlite.types import Asset, Cause, Say
+
+WORKERS = 8  # files at a time, as huggingface_hub has it
+LARGEST = 50 * 10**9  # bytes: what is larger the hub gives to its own client alone
+_NAME = re.compile(r"[A-Za-z0-9._-]{8,128}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_POLL_S = 0.1
+_LEAVE_S = 1.0  # for the workers, once the command is being ended
+
+
+def missing_bytes(asset: Asset, listing: Listing, cache: Path) -> int:
+    """Return how much of a repository is still to be fetched; what an earlier try brought is not."""
+    folder = repo_folder(asset, cache)
+    total = 0
+    for name, size in listing.files.items():
+        blob = listing.blobs.get(name, "")
+        places = [folder / "snapshots" / listing.commit / name, *([folder / "blobs" / blob] if blob else [])]
+        if not any(size_of(place) == size for place in places):
+            part = size_of(folder / "blobs" / f"{blob}.incomplete") if blob else 0
+            total += size - (part if 0 < part < size else 0)
+    return total
+
+
+class HubFetch:
+    """One repository on its way; `say` hears what is worth a line, `tell` of bytes."""
+
+    def __init__(
+        self, asset: Asset, cache: Path, data: Path, access: Access, environ: Mapping[str, str], say: Say, tell: Tell
+    ) -> None:
+        self._asset, self._cache, self._data, self._access, self._environ = asset, cache, data, access, environ
+        self._say, self._tell = say, tell
+        self._folder = repo_folder(asset, cache)
+        self._stop = threading.Event()
+
+    def run(self, listing: Listing) -> Path:
+        """Have all of a listing's files in the cache, note that they are, and return their folder.
+
+        Raises:
+            RuntimeProblem: one of them cannot be had; what came stays.
+        """
+        snapshot = self._folder / "snapshots" / listing.commit
+        if not are_complete(snapshot, listing.files) or known_commit(self._asset, self._folder) != listing.commit:
+            self._each(listing)
+        record = Record(
+            ref=self._asset.ref,
+            files=listing.files,
+            patterns=tuple(sorted(self._asset.files)),
+            revision=self._asset.revision or MAIN,
+            commit=listing.commit,
+        )
+        self._note(record)
+        found = find_snapshot(self._asset, self._cache, self._data)
+        if found is None:
+            raise RuntimeProblem(
+                f"{self._asset.ref} changed on the hub while it was fetched", "try again", cause=Cause.PREPARE
+            )
+        return found
+
+    def _note(self, record: Record) -> None:
+        try:
+            save_hub_record(self._asset, self._cache, self._data, record)
+        except OSError as error:
+            what = f"what was fetched cannot be noted: {error.filename}: {error.strerror}"
+            raise RuntimeProblem(what, cause=Cause.DISK) from error
+
+    def _each(self, listing: Listing) -> None:
+        """Work on files side by side; the first problem ends it, and so does an interrupt of the main thread."""
+        waiting: deque[str] = deque(listing.files)
+        problems: list[Exception] = []
+        threads = [
+            threading.Thread(target=self._pull, args=(waiting, listing, problems), daemon=True)
+            for _ in range(min(WORKERS, len(waiting)))
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            for thread in threads:
+                while thread.is_alive():  # with a limit, so that a signal gets its turn
+                    thread.join(_POLL_S)
+        finally:
+            self._stop.set()
+            for thread in threads:
+                thread.join(_LEAVE_S)
+        if problems:
+            raise problems[0]
+
+    def _pull(self, waiting: deque[str], listing: Listing, problems: list[Exception]) -> None:
+        while not self._stop.is_set():
+            try:
+                self._one(waiting.popleft(), listing)
+            except (IndexError, Stopped):
+                return
+            except Exception as error:  # noqa: BLE001 - raised again in the main thread
+                problems.append(error)
+                self._stop.set()
+
+    def _one(self, name: str, listing: Listing) -> None:
+        """Have one file: its bytes first, then the cache's names for it."""
+        try:
+            found = head(self._asset, name, listing.commit, self._access)
+            self._bring(name, self._source(name, found), found.etag)
+            self._lay_out(name)
+        except (MadliteError, Stopped):
+            raise
+        except OSError as error:
+            if getattr(error, "response", None) is None and error.filename:
+                what = f"{name} of {self._asset.ref} cannot be written: {error.filename}: {error.strerror}"
+                raise RuntimeProblem(what, cause=Cause.DISK) from error
+            raise self._failed(error) from error
+        except Exception as error:  # each version of huggingface_hub has its own HTTP library's errors
+            raise self._failed(error) from error
+
+    def _failed(self, error: Exception) -> RuntimeProblem:
+        why = refusal(self._asset, self._access.endpoint, self._access.token, error)
+        return RuntimeProblem(why.message, f"{why.hint}; what came so far is kept", cause=Cause.PREPARE)
+
+    def _source(self, name: str, found: Head) -> Source:
+        token = self._access.token
+        return Source(
+            url=file_url(self._asset, name, found.commit, self._access),
+            size=found.size if found.size >= 0 else None,
+            headers={"Authorization": f"Bearer {token.value.reveal()}"} if token else {},
+        )
+
+    def _bring(self, name: str, source: Source, etag: str) -> None:
+        """Stream a file's bytes to where the cache keeps them."""
+        blob = self._folder / "blobs" / etag
+        if not _NAME.fullmatch(etag) or source.size is None or source.size > LARGEST or size_of(blob) == source.size:
+            return
+        lock = self._cache / ".locks" / self._folder.name / f"{etag}.lock"
+        with held(lock, self._stop, lambda: self._say(f"waiting for another command that fetches {name}")):
+            if size_of(blob) == source.size:
+                return
+            part = blob.with_name(f"{etag}.incomplete")
+            part.parent.mkdir(parents=True, exist_ok=True)
+            resumed = size_of(part) > 0
+            download(source, part, self._environ, self._tell, self._stop)
+            if resumed and _SHA256.fullmatch(etag) and _sha256(part) != etag:
+                part.unlink()
+                what = f"{name} of {self._asset.ref} is not what the hub has: an earlier try left a bad beginning"
+                raise RuntimeProblem(what, "try again: it is fetched anew", cause=Cause.PREPARE)
+            part.replace(blob)
+
+    def _lay_out(self, name: str) -> None:
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.utils.tqdm import disable_progress_bars
+
+        disable_progress_bars()
+        hf_hub_download(
+            self._asset.ref,
+            name,
+            repo_type="dataset" if is_dataset(self._asset) else "model",
+            revision=self._asset.revision or None,
+            cache_dir=os.fspath(self._cache),
+            token=self._access.word,
+            endpoint=self._access.endpoint,
+            library_name="madlite",
+        )
+
+
+def _sha256(file: Path) -> str:
+    digest = hashlib.sha256()
+    with file.open("rb") as opened:
+        while data := opened.read(1 << 20):
+            digest.update(data)
+    return digest.hexdigest()

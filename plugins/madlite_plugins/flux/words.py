@@ -1,0 +1,89 @@
+"""Settings that are words: what none of them can be is refused when the run is planned, before a file has it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Mapping
+
+from madlite import UsageProblem
+
+_COMPILE = r"[A-Za-z][\w-]{0,40}"
+_FORMS = {
+    "tree": ("AMDiffusionBenchmark|FluxBenchmark", "AMDiffusionBenchmark or FluxBenchmark"),
+    "start": ("launcher|accelerate", "launcher or accelerate"),
+    "sharding_strategy": ("|FULL_SHARD|HYBRID_SHARD|NO_SHARD|SHARD_GRAD_OP", "FULL_SHARD, HYBRID_SHARD, …"),
+    "backward_prefetch": ("|BACKWARD_POST|BACKWARD_PRE|NO_PREFETCH", "BACKWARD_PRE, BACKWARD_POST or NO_PREFETCH"),
+    "flash_attention": ("|true|false", "true or false"),
+    "environment": ("2025|2026", "2025 or 2026"),
+    "resolution": (r"|[1-9][0-9]{0,4}(?:,[1-9][0-9]{0,4})?", "512, or width,height as 960,544"),
+    "gradient_checkpointing": (r"|0|1|1\.0|0?\.[0-9]{1,9}", "a part of the blocks, 0 to 1"),
+    "compile": (_COMPILE, "no, inductor or another backend of torch.compile"),
+    "train_args": (r"\w[\w.-]*", "a file's name below config/train_args"),
+    "config_name": (r"|\w[\w.-]*", "a file's name below config"),
+    "dataset_revision": (r"|\w[\w./-]*", "a commit, branch or tag"),
+}
+_REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
+_NAME = re.compile(r"[A-Za-z]\w*", re.ASCII)
+# arguments of train.py that are settings here
+_OWN = {
+    "train_batch_size": "micro_batch",
+    "num_iterations": "steps",
+    "model": "train_args",
+    "train_data_path": "dataset",
+    "substitute_sdpa_with_flash_attn": "flash_attention",
+    "mixed_precision": "precision",
+}
+_SAME = frozenset(
+    [
+        "model_path",
+        "resolution",
+        "num_frames",
+        "max_train_samples",
+        "seed",
+        "use_cache",
+        "gradient_checkpointing",
+        "use_lora",
+        "lora_rank",
+    ]
+)
+_FOLDERS = ("logging_dir", "profiling_logging_dir")
+
+
+def refuse_words(asked: Mapping[str, str]) -> None:
+    """Look at what was asked for.
+
+    Raises:
+        UsageProblem: a value is none that the benchmark takes.
+    """
+    for key, (form, words) in _FORMS.items():
+        if key in asked and not re.fullmatch(form, asked[key], re.ASCII):
+            raise UsageProblem(f"{key} '{asked[key]}' is none", f"--set {key}= takes {words}")
+    for key in ("model_path", "dataset"):
+        name = asked.get(key, "")
+        if name and not name.startswith("/") and not is_repository(name):
+            hint = f"--set {key}=OWNER/NAME, or the whole path of a folder that the run sees"
+            raise UsageProblem(f"{key} '{name}' is no repository of the hub and no whole path", hint)
+    try:
+        _refuse_extra(shlex.split(asked.get("extra", "")))
+    except ValueError as error:
+        raise UsageProblem(f"extra is no shell words ({error}): {asked['extra']}", "--set extra='name=value'") from None
+
+
+def is_repository(name: str) -> bool:
+    """Say whether a name is a repository's of the hub, not a folder's."""
+    return bool(_REPOSITORY.fullmatch(name))
+
+
+def _refuse_extra(words: Iterable[str]) -> None:
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or not _NAME.fullmatch(name):
+            raise UsageProblem(f"extra has '{word}'", "name=value, without dashes or a plus")
+        if name in _OWN or name in _SAME:
+            raise UsageProblem(f"extra sets {name}", f"--set {_OWN.get(name, name)}={value}")
+        if name in _FOLDERS:
+            raise UsageProblem(f"extra sets {name}, which is the run's own folder", "leave it out")
+        if value.startswith("[") or "$" in value:
+            hint = "a list would be a sweep of its own: --set batch_sizes=1,10 makes runs"
+            raise UsageProblem(f"extra has '{word}', which the launcher would expand", hint)

@@ -1,0 +1,21 @@
+"""A training script of the user's own, started by torchrun (docs/backends/torchrun.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from madlite import Backend, hookimpl
+from madlite_plugins.torchrun.backend import Torchrun
+
+
+@hookimpl
+def madlite_backends() -> Iterable[Backend]:
+    """Bring the backend `torchrun`."""
+    return [Torchrun()]
+
+
+@hookimpl
+def madlite_cards() -> Iterable[Path]:
+    """Bring a card for a script that --set names, and one whose small script comes along."""
+    return [Path(__file__).with_name("models.json")]

@@ -1,0 +1,127 @@
+"""The backend: what a card or --set says of a script → its run, and how its log is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from madlite import (
+    Draft,
+    FileTemplate,
+    Finding,
+    Machine,
+    Quantity,
+    Reader,
+    Request,
+    ResultRule,
+    RunPlan,
+    Scalar,
+    UsageProblem,
+    Variant,
+    bare_name,
+)
+from madlite_plugins.nodes import TorchrunBackend, node_findings
+from madlite_plugins.torchrun.checks import findings, ranks_of
+from madlite_plugins.torchrun.reader import OwnReader, Scale, recognise
+from madlite_plugins.torchrun.words import choose_headline, on, read_keys, read_pattern
+
+_SAMPLE = "{folder}/train_ddp.py"
+_NO_SCRIPT = "--set script=train.py, a file of this folder, or '--set script=-m package.module'"
+_SHARED = "its speeds are of the whole job (per_gpu=false): they are divided by the number of ranks"
+
+
+class Torchrun(TorchrunBackend):
+    """Runs a script of the workspace, and reads its log by the pattern or the JSON keys that the user states."""
+
+    name = "torchrun"
+    book = Path(__file__).with_name("recipes.toml")
+    template = "torchrun/run.sh.j2"
+
+    def expand(self, request: Request, machine: Machine) -> Sequence[Draft]:
+        """Return the one run of the script.
+
+        Raises:
+            UsageProblem: no script is named, or nothing says how a step of its log is read.
+        """
+        asked = {key: value for key, value in request.settings.items() if key != "mode"}  # which can be any word
+        asked.setdefault("recipe", _recipe_of(request))
+        drafts = super().expand(replace(request, settings=asked), machine)
+        return [_fitted(draft, request) for draft in drafts]
+
+    def result_rule(self) -> ResultRule:
+        """Return the rule of a script that nothing is known of; `expand` puts in what its user says."""
+        return ResultRule(kind="steps", loss_expected=False)
+
+    def check(self, plan: RunPlan) -> Iterable[Finding]:
+        """Find a script that is not there, and ranks that do not fit; sizes are the script's business."""
+        return (*node_findings(plan, self.result_node(plan)), *findings(plan))
+
+    def result_node(self, plan: RunPlan) -> int | None:
+        """Return the first node: most scripts print on rank 0 alone."""
+        return 0
+
+    def recognise(self, head: Sequence[str]) -> float:
+        """Recognise JSON objects that have a step and a number we know, unsurely."""
+        return recognise(head)
+
+    def reader(self, plan: RunPlan | None) -> Reader:
+        """Return a fresh reader; of a foreign log it reads JSON objects."""
+        if plan is None:
+            return OwnReader()
+        text, keys = str(plan.settings["step"]), read_keys(str(plan.settings["json_keys"]))
+        return OwnReader(
+            read_pattern(text) if text else None,
+            prefix=str(plan.settings["json_prefix"]),
+            keys=keys,
+            end_mark=str(plan.settings["end_mark"]),
+            scale=_scale(plan),
+        )
+
+
+def _recipe_of(request: Request) -> str:
+    given = request.card.recipe
+    return (str(given.get("name", "")) if isinstance(given, dict) else given) or "script"
+
+
+def _fitted(draft: Draft, request: Request) -> Draft:
+    """Return the draft with the result that its user's words make, and the files that its script needs."""
+    settings: dict[str, Scalar] = {key: request.settings.get(key, value) for key, value in draft.settings.items()}
+    variant = draft.variant or Variant(model="")
+    script = str(settings["script"])
+    if not script:
+        raise UsageProblem(f"card '{request.card.name}' names no script to run", _NO_SCRIPT)
+    headline, with_loss = choose_headline(settings, sized=_is_sized(variant, request.settings))
+    return replace(
+        draft,
+        variant=replace(variant, model=variant.model or bare_name(request.card)),
+        templates=(*draft.templates, *_sample(script)),
+        result_rule=_rule(headline, with_loss),
+        chosen=tuple(key for key in draft.chosen if key != "mode"),
+        notes=(*draft.notes, *(() if on(settings["per_gpu"]) else (_SHARED,))),
+    )
+
+
+def _sample(script: str) -> tuple[FileTemplate, ...]:
+    """Return the script that comes with madlite, where it is the one that runs."""
+    sample = FileTemplate(path="train_ddp.py", template="torchrun/train_ddp.py", raw=True)
+    return (sample,) if script == _SAMPLE else ()
+
+
+def _rule(headline: Quantity, with_loss: bool) -> ResultRule:
+    return ResultRule(kind="steps", headline=headline, headline_metric=headline.name.lower(), loss_expected=with_loss)
+
+
+def _is_sized(variant: Variant, asked: Mapping[str, str]) -> bool:
+    """Say whether sequence length and batch are stated, by the recipe or whoever asked."""
+    of_recipe = {"seq_len": variant.seq_len, "micro_batch": variant.micro_batch, "global_batch": variant.global_batch}
+    stated = {key for key, value in of_recipe.items() if asked.get(key) or value}
+    return "seq_len" in stated and len(stated) > 1
+
+
+def _scale(plan: RunPlan) -> Scale:
+    """Return what the script's numbers are made per GPU by."""
+    ranks, variant = ranks_of(plan), plan.variant or Variant(model="")
+    sequences = variant.global_batch / ranks if variant.global_batch else float(variant.micro_batch or 0)
+    return Scale(ranks=1 if on(plan.settings["per_gpu"]) else ranks, tokens=sequences * (variant.seq_len or 0))

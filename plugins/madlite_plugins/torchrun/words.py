@@ -1,0 +1,124 @@
+"""What a user says of a script's log → how a step's line is read.
+
+Names: `n` is the step, the others are quantities in lower case, and `step_time_ms`.  A line is told by a regular
+expression with such groups, or is a JSON object with such keys.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+
+from madlite import Quantity, Scalar, UsageProblem
+
+SPEEDS = {
+    quantity.name.lower(): quantity
+    for quantity in (
+        Quantity.TOKENS_PER_S_PER_GPU,
+        Quantity.SAMPLES_PER_S_PER_GPU,
+        Quantity.IMAGES_PER_S_PER_GPU,
+        Quantity.TFLOPS_PER_GPU,
+        Quantity.STEP_TIME_S,
+    )
+}
+"""What can be the result, the first that there is."""
+NAMES: dict[str, tuple[Quantity, float]] = {
+    **{quantity.name.lower(): (quantity, 1.0) for quantity in Quantity},
+    "step_time_ms": (Quantity.STEP_TIME_S, 1e-3),
+}
+"""Names of numbers, with the factor that makes their quantity's unit."""
+STEP_NAMES = ("n", "step", "iteration", "global_step")  # of the step in a JSON object without a key of its own
+_TRUE = ("true", "yes", "on", "1")
+_EXAMPLE = r"""--set 'step=step (?P<n>\d+) loss (?P<loss>\S+) tps (?P<tokens_per_s_per_gpu>[\d,.]+)'"""
+
+
+def on(value: Scalar) -> bool:
+    """Say whether a setting is on; as text where it is still what the user wrote."""
+    return str(value).strip().lower() in _TRUE
+
+
+def is_json(settings: Mapping[str, Scalar]) -> bool:
+    """Say whether steps are JSON objects."""
+    return on(settings["json"]) or bool(settings["json_prefix"] or settings["json_keys"])
+
+
+def read_pattern(text: str) -> re.Pattern[str]:
+    """Return the expression of a step's line.
+
+    Raises:
+        UsageProblem: it is none, or its groups are no names of numbers.
+    """
+    try:
+        pattern = re.compile(text)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise UsageProblem(f"step {text!r} is no regular expression: {error}", _EXAMPLE) from None
+    if "n" not in pattern.groupindex:
+        raise UsageProblem(f"step {text!r} has no group n, the step's number", r"write (?P<n>\d+) where it stands")
+    for name in pattern.groupindex:
+        _check_name(name, f"step {text!r} has a group")
+    return pattern
+
+
+def read_keys(text: str) -> dict[str, str]:
+    """Return which name each key of a JSON object stands for: `tps=tokens_per_s_per_gpu, it=n`.
+
+    Raises:
+        UsageProblem: it is no such list, or a name is unknown.
+    """
+    keys: dict[str, str] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        key, between, name = (word.strip() for word in part.rpartition("="))
+        if not (key and between and name):
+            raise UsageProblem(f"json_keys has {part!r}, which is no key=name", "--set json_keys=it=n,loss_avg=loss")
+        _check_name(name, f"json_keys has {key!r} as")
+        keys[key] = name
+    return keys
+
+
+def choose_headline(settings: Mapping[str, Scalar], *, sized: bool) -> tuple[Quantity, bool]:
+    """Return which quantity is the result, and whether every step reports a loss.
+
+    `sized` where sequence length and batch are stated, so that tokens follow from a step's time.
+
+    Raises:
+        UsageProblem: nothing says how a step is read, two things do, or no such speed is in it.
+    """
+    text = str(settings["step"])
+    if bool(text) == is_json(settings):
+        raise _one_way(text)
+    names = set(read_pattern(text).groupindex) if text else set(read_keys(str(settings["json_keys"])).values())
+    there = [name for name in SPEEDS if SPEEDS[name] in {NAMES[one][0] for one in names if one != "n"}]
+    if sized and "step_time_s" in there and "tokens_per_s_per_gpu" not in there:
+        there.insert(0, "tokens_per_s_per_gpu")
+    asked = str(settings["headline"]).strip()
+    if asked and asked not in SPEEDS:
+        raise UsageProblem(f"headline {asked!r} is no speed", f"one of {', '.join(SPEEDS)}")
+    if text and (not there or (asked and asked not in there)):
+        raise _no_speed(asked, text, there)
+    chosen = asked or (there[0] if there else "tokens_per_s_per_gpu")
+    return SPEEDS[chosen], bool(text) and "loss" in names
+
+
+def _check_name(name: str, where: str) -> None:
+    if name != "n" and name not in NAMES:
+        close = get_close_matches(name, NAMES, n=1, cutoff=0.5)
+        hint = f"did you mean {close[0]}?   " if close else ""
+        raise UsageProblem(f"{where} {name!r}, which names no number", f"{hint}names: n, {_listed(NAMES)}")
+
+
+def _one_way(text: str) -> UsageProblem:
+    if text:
+        return UsageProblem("step and json are two ways to read a line", "leave one of them out")
+    return UsageProblem("nothing says how a step of the log is read", f"{_EXAMPLE}   or --set json=true")
+
+
+def _no_speed(asked: str, text: str, there: Iterable[str]) -> UsageProblem:
+    if asked == "tokens_per_s_per_gpu" and "step_time_s" in there:
+        hint = "--seq-len and --batch-size say how many tokens a step has"
+        return UsageProblem(f"step {text!r} reads a step's time, and not its tokens", hint)
+    return UsageProblem(f"step {text!r} reads no {asked or 'speed'}", f"give it a group of {_listed(SPEEDS)}")
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names)

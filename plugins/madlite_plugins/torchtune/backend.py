@@ -1,0 +1,134 @@
+"""The backend: which runs a card stands for, what they need, and what they leave."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from madlite import (
+    Asset,
+    Card,
+    Draft,
+    FileTemplate,
+    Finding,
+    Machine,
+    MadMetric,
+    Quantity,
+    Reader,
+    Request,
+    ResultRule,
+    RunPlan,
+    Variant,
+)
+from madlite_plugins.nodes import TorchrunBackend
+from madlite_plugins.torchtune.checks import findings
+from madlite_plugins.torchtune.reader import TorchtuneReader, recognise
+
+# what torchtune reads from the hub: the data set's repository, and which of its files
+DATASETS = {
+    "alpaca": ("tatsu-lab/alpaca", "data/*.parquet"),
+    "alpaca_cleaned": ("yahma/alpaca-cleaned", "alpaca_data_cleaned.json"),
+    "the_cauldron": ("HuggingFaceM4/the_cauldron", "ocrvqa/*.parquet"),
+    "wikitext": ("Salesforce/wikitext", "wikitext-103-raw-v1/train-*.parquet"),
+}
+_MEMORY = MadMetric(metric="max_memory_alloc", quantity=Quantity.MEMORY_ALLOCATED_GIB, rule="max", second_half=True)
+_SPEED = MadMetric(
+    metric="avg_tokens_per_s_per_gpu", quantity=Quantity.TOKENS_PER_S_PER_GPU, rule="mean", second_half=True
+)
+_WIKITEXT = ("v25.3", "v25.4", "v25.5")  # releases whose script sets other variables
+_OWN = FileTemplate(path="base.yaml", template="torchtune/base.yaml.j2")
+_CPU = FileTemplate(path="cpu_ranks.py", template="torchtune/cpu_ranks.py", raw=True)
+
+
+class Torchtune(TorchrunBackend):
+    """Runs torchtune's recipes with its own configurations or madlite's; reads the logs of 0.2 to 0.6."""
+
+    name = "torchtune"
+    book = Path(__file__).with_name("recipes")
+    template = "torchtune/run.sh.j2"
+    files = {
+        "changes.yaml": "torchtune/changes.yaml.j2",
+        "find_recipes.py": "torchtune/find_recipes.py",
+        "make_config.py": "torchtune/make_config.py",
+        "make_assets.py": "torchtune/make_assets.py",
+        "fetch.py": "fetch.py",
+    }
+
+    def expand(self, request: Request, machine: Machine) -> Sequence[Draft]:
+        """Return a draft per run.
+
+        Raises:
+            UsageProblem: no recipe fits.
+        """
+        return [_fitted(draft, machine) for draft in super().expand(request, machine)]
+
+    def result_rule(self) -> ResultRule:
+        """Return the steady window of the tokens by second, and the two figures of MAD's script."""
+        return ResultRule(kind="steps", mad=(_MEMORY, _SPEED))
+
+    def env(self, card: Card, variant: Variant, machine: Machine) -> Mapping[str, str]:
+        """Return the variables that MAD's script sets in the image."""
+        env = dict(super().env(card, variant, machine))
+        if machine.vendor == "AMD" and variant.release in (*_WIKITEXT, "v25.6"):
+            env.pop("HSA_NO_SCRATCH_RECLAIM")
+        if machine.vendor == "AMD" and variant.release in _WIKITEXT:
+            env |= {"GPU_MAX_HW_QUEUES": "2", "TORCH_NCCL_HIGH_PRIORITY": "1"}
+        return env
+
+    def check(self, plan: RunPlan) -> Iterable[Finding]:
+        """Find what torchtune would refuse, or what would make the number worthless."""
+        return (*super().check(plan), *findings(plan))
+
+    def assets(self, plan: RunPlan) -> Iterable[Asset]:
+        """Return what is fetched: weights and data that are neither made up nor given."""
+        return _fetched(plan.settings)
+
+    def recognise(self, head: Sequence[str]) -> float:
+        """Recognise a recipe's configuration or a step line, else the bar."""
+        return recognise(head)
+
+    def reader(self, plan: RunPlan | None) -> Reader:
+        """Return a fresh reader."""
+        return TorchtuneReader()
+
+
+def _fitted(draft: Draft, machine: Machine) -> Draft:
+    """Return the draft with the files and figures that it has on this machine."""
+    own = () if draft.settings["family"] else (_OWN,)
+    rule = draft.result_rule
+    if machine.vendor == "CPU":  # torchtune knows no memory of a CPU
+        own, rule = (*own, _CPU), replace(rule, mad=(_SPEED,))
+    notes = (*draft.notes, *_notes(draft))
+    return replace(draft, templates=(*draft.templates, *own), result_rule=rule, notes=notes)
+
+
+def _notes(draft: Draft) -> Iterator[str]:
+    """Yield what a reader of the number should know."""
+    if not draft.settings["packed"]:
+        yield (
+            "not packed: torchtune counts the tokens of labels alone, so the speed depends on the texts' lengths and "
+            "compares with no other backend's"
+        )
+    if not draft.image:
+        yield (
+            "no image: --runtime host uses the torchtune that is installed (torchtune==0.6.1 torchao==0.14.1, in an "
+            "environment without PEFT), --image REF one that has it"
+        )
+
+
+def _fetched(settings: Mapping[str, object]) -> Iterator[Asset]:
+    if settings["weights"] == "fetched" and not settings["weights_path"]:
+        repo = str(settings["repo"])
+        made = "" if settings["family"] else ", or --set weights=made, which needs none"
+        yield Asset(
+            kind="model",
+            ref=repo,
+            gated=repo.startswith("meta-llama/"),
+            files=tuple(str(settings["weights_files"]).split()),
+            hint=f"--set weights_path=FOLDER for weights that are here{made}",
+        )
+    if not settings["mock_data"] and not settings["dataset_path"] and settings["dataset"] in DATASETS:
+        ref, files = DATASETS[str(settings["dataset"])]
+        yield Asset(kind="dataset", ref=ref, files=(files,), hint="--mock-data, which needs none")

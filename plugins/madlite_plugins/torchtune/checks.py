@@ -1,0 +1,191 @@
+"""What torchtune would refuse, or train on with a number that means nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+
+from madlite import Finding, RunPlan, Variant
+from madlite_plugins.schedule import schedule_findings
+from madlite_plugins.words import unknown_word
+
+MODES = ("finetune_fw", "finetune_lora", "finetune_qlora")
+PRECISIONS = ("BF16", "FP8", "FP32")
+MAD_LENGTHS = (2048, 8192)  # that MAD's script takes by -s; its documents say up to 16384
+_WEIGHTS = ("fetched", "made")
+_DATASETS = ("alpaca", "alpaca_cleaned", "the_cauldron", "wikitext")
+_LORA = ("q_proj", "k_proj", "v_proj", "output_proj")
+_WHOLE = ("gas", "epochs", "tp", "log_freq", "cpu_ranks")
+_NF4 = 256 * 64
+_WITHOUT_FP8 = ("A100", "A800", "V100", "MI100", "MI210", "MI250", "MI250X")
+
+
+def findings(plan: RunPlan) -> Iterator[Finding]:
+    """Yield what is wrong with a plan of this backend."""
+    if plan.variant is None:
+        return
+    yield from _words(plan, plan.variant)
+    wrong = [f"{name} is {plan.settings[name]}" for name in _WHOLE if int(plan.settings[name]) < 1]
+    if wrong:
+        yield Finding(message=f"{', '.join(wrong)}, which is 1 or more", fatal=True)
+        return
+    yield from _machine(plan, plan.variant)
+    yield from _precision(plan, plan.variant)
+    yield from _batch(plan, plan.variant)
+    yield from _length(plan, plan.variant)
+    yield from _settings(plan, plan.variant)
+    yield from schedule_findings(plan, plan.variant)
+
+
+def _words(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
+    settings = plan.settings
+    yield from unknown_word("mode", variant.mode, MODES)
+    yield from unknown_word("precision", variant.precision, PRECISIONS)
+    yield from unknown_word("weights", settings["weights"], _WEIGHTS)
+    yield from unknown_word("dataset", settings["dataset"], _DATASETS)
+    if not settings["family"]:
+        for name in str(settings["lora_targets"]).split(","):
+            yield from unknown_word("lora_targets", name, _LORA)
+        yield from _sizes(plan)
+
+
+def _sizes(plan: RunPlan) -> Iterator[Finding]:
+    """Check the model of a recipe that madlite configures itself."""
+    builder = str(plan.settings["builder"])
+    if not all(part.isidentifier() for part in builder.split(".")) or builder.count(".") != 1:
+        yield Finding(message=f"builder '{builder}' is no MODULE.NAME of torchtune.models", fatal=True)
+    if not int(plan.settings["layers"]):
+        return
+    heads, kv_heads, dim = (int(plan.settings[name]) for name in ("heads", "kv_heads", "embed_dim"))
+    if min(heads, kv_heads) < 1 or heads % kv_heads or dim % heads:
+        yield Finding(
+            message=f"{heads} heads fit neither embed_dim {dim} nor {kv_heads} kv_heads",
+            hint="embed_dim is a multiple of heads, heads of kv_heads",
+            fatal=True,
+        )
+    elif plan.variant is not None and plan.variant.mode == "finetune_qlora":
+        yield from _quantized(dim, dim // heads * kv_heads, int(plan.settings["intermediate_dim"]))
+    if int(plan.settings["vocab_size"]) < 266:
+        yield Finding(message=f"vocab_size {plan.settings['vocab_size']} is below the tokenizer's 266", fatal=True)
+
+
+def _quantized(dim: int, kv_dim: int, intermediate_dim: int) -> Iterator[Finding]:
+    """Check that every weight has whole blocks of NF4: 256 of 64 numbers each."""
+    for name, other in (("embed_dim", dim), ("kv_heads' dimension", kv_dim), ("intermediate_dim", intermediate_dim)):
+        if dim * other % _NF4:
+            yield Finding(
+                message=f"embed_dim {dim} × {name} {other} is no multiple of {_NF4}, as NF4 wants",
+                hint="--set intermediate_dim=704 and --set embed_dim=256 fit",
+                fatal=True,
+            )
+
+
+def _machine(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
+    if plan.place.gpus_per_node:
+        return
+    if plan.machine.vendor != "CPU":
+        yield Finding(message="no GPU is granted, and the configuration is a GPU's", hint="--set n_gpus=1", fatal=True)
+    elif plan.settings["family"]:
+        yield Finding(
+            message=f"{variant.model} trains with torchtune's distributed recipe, which wants GPUs",
+            hint="--set recipe=tiny_full",
+            fatal=True,
+        )
+    elif not int(plan.settings["layers"]):
+        yield Finding(
+            message=f"{variant.model} on a CPU takes very long and much memory", hint="--set recipe=tiny_full"
+        )
+    if plan.settings["compile"]:
+        yield Finding(
+            message="torch.compile on a CPU takes minutes and needs a C++ compiler", hint="--set compile=false"
+        )
+    if variant.precision == "BF16" and plan.machine.vendor == "CPU":
+        yield Finding(message="torchtune has no BF16 on a CPU", hint="--precision FP32", fatal=True)
+
+
+def _precision(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
+    if variant.precision != "FP8":
+        return
+    if variant.mode != "finetune_fw":
+        yield Finding(
+            message=f"{variant.mode} trains no weights in FP8: they are frozen", hint="--precision BF16", fatal=True
+        )
+    elif not plan.settings["family"] or variant.release in ("v25.3", "v25.4", "v25.5", "v25.6"):
+        yield Finding(
+            message="this torchtune has no FP8: the images' has it from v25.7 on", hint="--precision BF16", fatal=True
+        )
+    if plan.machine.device in _WITHOUT_FP8 or not plan.place.gpus_per_node:
+        yield Finding(message=f"{plan.machine.device} has no FP8", hint="--precision BF16", fatal=True)
+
+
+def _batch(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
+    """Check that the ranks can be shared out, and the global batch over them."""
+    local = plan.place.gpus_per_node or int(plan.settings["cpu_ranks"])
+    ranks, tp, gas = local * plan.place.nodes, int(plan.settings["tp"]), int(plan.settings["gas"])
+    if ranks % tp:
+        yield Finding(message=f"tp {tp} does not divide {ranks} rank(s)", hint="--set tp=1", fatal=True)
+        return
+    if tp > 1:
+        yield Finding(
+            message=f"torchtune 0.6.1 counts the tokens of a tensor-parallel group {tp} times: its speed is that much "
+            "too high there",
+            hint="--set tp=1",
+        )
+    if tp > 1 and plan.settings["fused"]:
+        yield Finding(message="a fused optimizer and tensor parallelism exclude each other", hint="--set fused=false")
+    step = (variant.micro_batch or 1) * (ranks // tp)
+    if variant.global_batch and variant.global_batch % step:
+        yield Finding(
+            message=f"global batch {variant.global_batch} is no multiple of micro batch × data ranks = {step}",
+            hint=f"--set global_batch={max(1, variant.global_batch // step) * step}",
+            fatal=True,
+        )
+    elif variant.global_batch and gas not in (1, variant.global_batch // step):
+        yield Finding(
+            message=f"gas {gas} is not what global batch {variant.global_batch} needs, {variant.global_batch // step}",
+            hint="set one of the two",
+            fatal=True,
+        )
+
+
+def _length(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
+    length, longest = variant.seq_len or 0, int(plan.settings["max_seq_len"])
+    least, most = MAD_LENGTHS
+    if length > longest:
+        yield Finding(
+            message=f"{variant.model} takes at most {longest} tokens, not {length}",
+            hint=f"--seq-len {longest}",
+            fatal=True,
+        )
+    elif variant.release not in ("", "upstream") and not least <= length <= most:
+        yield Finding(
+            message=f"MAD's script takes sequence lengths from {least} to {most}, not {length}",
+            hint=f"--seq-len {min(max(length, least), most)}, or --image-release upstream where it has the model",
+            fatal=True,
+        )
+
+
+def _settings(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
+    settings = plan.settings
+    if settings["weights"] == "made" and settings["family"]:
+        yield Finding(
+            message="weights are made for recipes that madlite configures itself, not for torchtune's",
+            hint="--set weights=fetched",
+            fatal=True,
+        )
+    if settings["weights"] == "fetched" and not (settings["repo"] or settings["weights_path"]):
+        yield Finding(message="no repository holds these weights", hint="--set weights=made", fatal=True)
+    if settings["mock_data"] and settings["dataset"] == "the_cauldron":
+        yield Finding(message="pictures are not made up", hint="--no-mock-data", fatal=True)
+    if settings["packed"] and settings["dataset"] == "the_cauldron":
+        yield Finding(message="samples with pictures cannot be packed", hint="--set packed=false", fatal=True)
+    if int(settings["epochs"]) > 1:
+        yield Finding(message="the first step of an epoch pays for the checkpoint before it", hint="--set epochs=1")
+    for name in ("weights_path", "dataset_path"):
+        path = str(settings[name])
+        if path and not PurePosixPath(path).is_absolute():
+            yield Finding(
+                message=f"{name} '{path}' is relative, and the run starts in its own folder",
+                hint=f"give the full path as the run sees it: {plan.inside}/{path}",
+                fatal=True,
+            )

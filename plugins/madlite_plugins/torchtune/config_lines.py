@@ -1,0 +1,49 @@
+"""The configuration that a recipe prints before it trains, as YAML: which of it is worth keeping."""
+
+from __future__ import annotations
+
+import re
+
+_BEGIN = re.compile(r"Running \w+ with resolved config:")
+_KEY = re.compile(r"( {0,8})([A-Za-z_]\w*):(?: (.*))?$")
+_KEPT = {
+    "batch_size": "micro_batch",
+    "gradient_accumulation_steps": "gradient_accumulation_steps",
+    "max_steps_per_epoch": "steps",
+    "epochs": "epochs",
+    "log_every_n_steps": "log_freq",
+    "dtype": "dtype",
+    "tokenizer.max_seq_len": "seq_len",
+    "dataset.packed": "packed",
+    "lr_scheduler.num_warmup_steps": "warmup_steps",
+    "tensor_parallel_dim": "tp",
+}
+
+
+def begins_config(text: str) -> bool:
+    """Say whether a recipe begins to print its configuration with this line."""
+    return _BEGIN.search(text) is not None
+
+
+class ConfigLines:
+    """Follows the lines; `open` while they are a configuration's."""
+
+    def __init__(self) -> None:
+        self.open = False
+        self._section = ""
+
+    def begin(self) -> None:
+        """Take the next lines as a configuration's, as long as they look like it."""
+        self.open, self._section = True, ""
+
+    def read(self, text: str) -> dict[str, str]:
+        """Return what a line says under madlite's names; nothing where it is not kept, or the first that is no YAML."""
+        found = _KEY.match(text)
+        if found is None:
+            self.open = text.lstrip().startswith(("- ", "[")) and self.open
+            return {}
+        depth, key, value = len(found[1]), found[2], (found[3] or "").strip()
+        if depth == 0:
+            self._section = "" if value else key
+        name = _KEPT.get(key if depth == 0 else f"{self._section}.{key}") if depth in (0, 2) else None
+        return {name: value} if name and value not in ("", "null") else {}

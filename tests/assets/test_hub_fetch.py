@@ -1,0 +1,178 @@
+"""A repository in the hub's cache: as huggingface_hub wants it, gone on with after a break, one fetch at a time."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from madlite.assets import download
+from madlite.assets.hub import Access, ask
+from madlite.assets.hub_fetch import HubFetch, missing_bytes
+from madlite.assets.places import Token
+from madlite.assets.presence import find_snapshot
+from madlite.assets.records import repo_folder
+from madlite.errors import RuntimeProblem
+from madlite.types import Asset, Secret
+from tests.assets.hub_server import LARGE, Repo
+
+MODEL = Asset(kind="model", ref="lab/small", files=("*.json", "*.safetensors"))
+FILES = {
+    "config.json": b"{}",
+    "sub/more.json": b"[]",
+    "model.safetensors": bytes(range(256)) * (LARGE // 64),
+    "x.txt": b"x",
+}
+WHOLE = sum(len(data) for name, data in FILES.items() if name != "x.txt")
+
+
+@pytest.fixture
+def hub(hub, monkeypatch):
+    hub.repos["models/lab/small"] = Repo(dict(FILES))
+    monkeypatch.setattr(download, "TRIES", 1)
+    return hub
+
+
+@pytest.fixture
+def places(tmp_path):
+    return tmp_path / "hub", tmp_path / "data"
+
+
+def fetch(hub, places, asset=MODEL, token="", listing=None, say=lambda text: None, tell=lambda count: None):
+    access = Access(endpoint=hub.url, token=Token(value=Secret(token), origin="HF_TOKEN") if token else None)
+    return HubFetch(asset, *places, access, {}, say, tell).run(listing or ask(asset, access))
+
+
+def listing_of(hub, asset=MODEL):
+    return ask(asset, Access(endpoint=hub.url))
+
+
+def test_the_files_lie_where_the_hub_s_own_client_finds_them(hub, places):
+    from huggingface_hub import snapshot_download, try_to_load_from_cache
+
+    counts = []
+    folder = fetch(hub, places, tell=counts.append)
+    assert {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()} == FILES.keys() - {"x.txt"}
+    assert all((folder / name).read_bytes() == data for name, data in FILES.items() if name != "x.txt")
+    assert sum(counts) == WHOLE
+    assert snapshot_download(
+        "lab/small", cache_dir=places[0], local_files_only=True, allow_patterns=list(MODEL.files)
+    ) == str(folder)
+    assert try_to_load_from_cache("lab/small", "sub/more.json", cache_dir=places[0]) == str(folder / "sub/more.json")
+    assert find_snapshot(MODEL, *places) == folder
+
+
+def test_the_second_time_nothing_is_fetched(hub, places):
+    listing = listing_of(hub)
+    fetch(hub, places, listing=listing)
+    hub.asked.clear()
+    fetch(hub, places, listing=listing)
+    assert hub.asked == []
+
+
+def test_what_another_tool_fetched_counts(hub, places):
+    from huggingface_hub import snapshot_download
+
+    snapshot_download("lab/small", cache_dir=places[0], endpoint=hub.url, token=False)
+    listing = listing_of(hub)
+    assert missing_bytes(MODEL, listing, places[0]) == 0
+    hub.asked.clear()
+    fetch(hub, places, listing=listing)
+    assert hub.asked == [] and find_snapshot(MODEL, *places) is not None
+
+
+def test_a_file_that_was_cut_off_is_gone_on_with(hub, places):
+    hub.cut_after, hub.after_cut = 100_000, {"/cdn/": 503}
+    with pytest.raises(RuntimeProblem, match="the server answered 503") as caught:
+        fetch(hub, places)
+    assert "are kept for the next try" in caught.value.hint
+    assert find_snapshot(MODEL, *places) is None
+    hub.cut_after, hub.fail = None, {}
+    listing = listing_of(hub)
+    big = len(FILES["model.safetensors"])
+    assert missing_bytes(MODEL, listing, places[0]) <= WHOLE - 100_000
+    hub.asked.clear()
+    folder = fetch(hub, places, listing=listing)
+    assert (folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
+    (span,) = [span for _, span in hub.gets("cdn")]
+    assert span.startswith("bytes=") and 100_000 <= int(span[6:-1]) < big
+
+
+def test_a_beginning_that_is_not_the_file_s_is_found_out(hub, places):
+    listing = listing_of(hub)
+    part = repo_folder(MODEL, places[0]) / "blobs" / f"{listing.blobs['model.safetensors']}.incomplete"
+    part.parent.mkdir(parents=True)
+    part.write_bytes(b"\0" * 1000)
+    with pytest.raises(RuntimeProblem, match="an earlier try left a bad beginning"):
+        fetch(hub, places)
+    assert not part.exists()
+    assert (fetch(hub, places) / "model.safetensors").read_bytes() == FILES["model.safetensors"]
+
+
+def test_two_at_a_time_fetch_every_byte_once(hub, places):
+    hub.hold_after = 50_000
+    said, problems = [], []
+
+    def go():
+        try:
+            fetch(hub, places, say=said.append)
+        except Exception as error:
+            problems.append(error)
+
+    threads = [threading.Thread(target=go) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    hub.held.wait(30)
+    while not any("waiting for another command that fetches model.safetensors" in text for text in said):
+        assert any(thread.is_alive() for thread in threads)
+        threads[0].join(0.01)
+    hub.hold_after = None
+    hub.hold.set()
+    for thread in threads:
+        thread.join()
+    assert problems == [] and len(hub.gets("cdn")) == 1
+    assert find_snapshot(MODEL, *places) is not None
+
+
+def test_the_token_goes_to_the_hub_and_nowhere_else(hub, places):
+    hub.repos["models/lab/small"].gated = True
+    fetch(hub, places, token="good")
+    assert {auth for _, path, _, auth in hub.asked if "/cdn/" in path} == {""}
+    assert {auth for _, path, _, auth in hub.asked if "/cdn/" not in path} == {"Bearer good"}
+
+
+def test_a_branch_that_moved_is_fetched_anew_and_only_what_changed(hub, places):
+    fetch(hub, places)
+    hub.repos["models/lab/small"] = Repo({**FILES, "config.json": b'{"new": 1}'}, commit="d" * 40)
+    hub.asked.clear()
+    folder = fetch(hub, places)
+    assert folder.name == "d" * 40 and (folder / "config.json").read_bytes() == b'{"new": 1}'
+    assert hub.gets("cdn") == []
+    assert find_snapshot(MODEL, *places) == folder
+
+
+def test_a_branch_that_moves_meanwhile_is_told(hub, places):
+    listing = listing_of(hub)
+    hub.repos["models/lab/small"] = Repo({**FILES, "config.json": b"[]"}, commit="d" * 40)
+    with pytest.raises(RuntimeProblem):
+        fetch(hub, places, listing=listing)
+    assert fetch(hub, places).name == "d" * 40
+
+
+def test_a_pinned_commit(hub, places):
+    asset = Asset(kind="model", ref="lab/small", files=MODEL.files, revision="a" * 40)
+    assert fetch(hub, places, asset=asset).name == "a" * 40
+    assert find_snapshot(asset, *places) is not None
+
+
+def test_a_problem_of_one_file_ends_it(hub, places):
+    listing = listing_of(hub)
+    hub.fail["/cdn/"] = 403
+    with pytest.raises(RuntimeProblem, match="403"):
+        fetch(hub, places, listing=listing)
+
+
+def test_a_cache_that_cannot_be_written_to_is_named(hub, tmp_path):
+    (tmp_path / "hub").write_text("a file")
+    with pytest.raises(RuntimeProblem, match=str(tmp_path / "hub")):
+        fetch(hub, (tmp_path / "hub", tmp_path / "data"))

@@ -1,0 +1,158 @@
+"""How a plan uses what is prepared; a machine without any of it plans as before."""
+
+from __future__ import annotations
+
+import types
+
+import pytest
+
+from madlite.assets.records import Record, repo_folder, save_hub_record, save_kept_record
+from madlite.engine.lint import check_plans
+from madlite.engine.prepared import DATA_INSIDE, HUB_INSIDE, needed_assets, use_prepared
+from madlite.engine.screen import Planned
+from madlite.errors import CheckFailed
+from madlite.plugins import Plugins
+from madlite.types import Asset, Machine, Mount
+from tests.factories import make_plan
+
+TOKENIZER = Asset(kind="tokenizer", ref="lab/Lama", gated=True, files=("tokenizer.json",))
+DATA = Asset(kind="dataset", ref="lab/set")
+FILE, OTHER = (
+    Asset(kind="dataset", ref=f"http://x/{name}", source="url", path=f"sets/{name}", env="DATA_DIR")
+    for name in ("a.bin", "a.idx")
+)
+WIKI = Asset(kind="dataset", ref="wiki", source="made", path="m/wiki", env="DATA_DIR")
+EACH_RUN = Asset(kind="dataset", ref="squad", source="made")
+
+
+@pytest.fixture
+def environ(tmp_path):
+    return {"HF_HOME": str(tmp_path / "hf"), "MADLITE_DATA_DIR": str(tmp_path / "data")}
+
+
+@pytest.fixture
+def bring(tmp_path):
+    """Put assets where `madlite prepare` puts them."""
+
+    def bring(*assets):
+        for asset in assets:
+            if asset.source == "hub":
+                cache = tmp_path / "hf/hub"
+                folder = repo_folder(asset, cache)
+                file = folder / "snapshots" / ("a" * 40) / "tokenizer.json"
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text("{}")
+                (folder / "refs").mkdir(exist_ok=True)
+                (folder / "refs/main").write_text("a" * 40)
+                record = Record(ref=asset.ref, files={"tokenizer.json": 2}, patterns=asset.files, commit="a" * 40)
+                save_hub_record(asset, cache, tmp_path / "data", record)
+            else:
+                place = tmp_path / "data" / asset.path
+                file = place if asset.source == "url" else place / "text.idx"
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text("x")
+                save_kept_record(asset, tmp_path / "data", Record(ref=asset.ref, files={file.name: 1}))
+
+    return bring
+
+
+def test_a_container_gets_the_cache_to_read_and_asks_nobody(tmp_path, environ, bring):
+    bring(TOKENIZER, DATA)
+    plan = use_prepared(make_plan(tmp_path), (TOKENIZER, DATA), environ)
+    assert plan.mounts == (Mount(source=f"{tmp_path}/hf/hub", target=HUB_INSIDE, read_only=True),)
+    offline = dict.fromkeys(("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE"), "1")
+    assert plan.env == {"HF_HUB_CACHE": HUB_INSIDE, **offline}
+    assert plan.origins["env.HF_HUB_OFFLINE"] == plan.origins[f"mount {HUB_INSIDE}"] == "madlite prepare"
+    assert plan.notes == (f"lab/Lama, lab/set: prepared in {tmp_path}/hf/hub, nothing is fetched",)
+
+
+def test_the_host_needs_no_mount(tmp_path, environ, bring):
+    bring(TOKENIZER, WIKI)
+    plan = use_prepared(make_plan(tmp_path, runtime="host"), (TOKENIZER, WIKI), environ)
+    assert plan.mounts == () and plan.env["HF_HUB_CACHE"] == f"{tmp_path}/hf/hub" and plan.env["HF_HUB_OFFLINE"] == "1"
+    assert plan.env["DATA_DIR"] == f"{tmp_path}/data/m/wiki"
+
+
+def test_nothing_here_changes_nothing(tmp_path, environ):
+    plan = make_plan(tmp_path)
+    assert use_prepared(plan, (TOKENIZER, FILE, WIKI, EACH_RUN), environ) == plan
+    assert use_prepared(plan, (), environ) == plan
+
+
+@pytest.mark.parametrize("missing", [DATA, WIKI, EACH_RUN])
+def test_with_anything_missing_the_run_fetches_for_itself(tmp_path, environ, bring, missing):
+    bring(TOKENIZER)
+    plan = use_prepared(make_plan(tmp_path), (TOKENIZER, missing), environ)
+    assert plan.mounts == () and plan.env == {}
+    assert missing.ref in plan.notes[0] and "madlite prepare --tags tiny" in plan.notes[0]
+
+
+@pytest.mark.parametrize(
+    "own", [{"HF_HUB_CACHE": "/mine"}, {"HUGGINGFACE_HUB_CACHE": "/mine"}, {"HF_HUB_OFFLINE": "0"}]
+)
+def test_a_cache_or_a_network_of_the_user_s_own_is_left_alone(tmp_path, environ, bring, own):
+    bring(TOKENIZER)
+    plan = make_plan(tmp_path, env=own)
+    assert use_prepared(plan, (TOKENIZER,), environ) == plan
+
+
+def test_a_switch_of_the_user_s_own_stays(tmp_path, environ, bring):
+    bring(TOKENIZER)
+    plan = use_prepared(make_plan(tmp_path, env={"HF_DATASETS_OFFLINE": "0"}), (TOKENIZER,), environ)
+    assert plan.env["HF_DATASETS_OFFLINE"] == "0" and plan.env["HF_HUB_OFFLINE"] == "1"
+
+
+def test_a_host_that_is_to_use_the_network_does(tmp_path, environ, bring):
+    bring(TOKENIZER)
+    plan = make_plan(tmp_path, runtime="host")
+    assert use_prepared(plan, (TOKENIZER,), {**environ, "HF_HUB_OFFLINE": "0"}) == plan
+
+
+def test_a_host_plan_s_own_cache_is_where_is_looked(tmp_path, environ, bring):
+    bring(TOKENIZER)
+    moved = make_plan(tmp_path, runtime="host", env={"HF_HOME": str(tmp_path / "other")})
+    assert use_prepared(moved, (TOKENIZER,), environ) == moved
+
+
+def test_files_of_one_folder_are_used_once_all_of_them_are_here(tmp_path, environ, bring):
+    bring(FILE)
+    plan = make_plan(tmp_path)
+    assert use_prepared(plan, (FILE, OTHER), environ) == plan
+    bring(OTHER)
+    used = use_prepared(plan, (FILE, OTHER), environ)
+    assert used.env == {"DATA_DIR": f"{DATA_INSIDE}/sets"}
+    assert used.mounts == (Mount(source=f"{tmp_path}/data/sets", target=f"{DATA_INSIDE}/sets", read_only=True),)
+    own = make_plan(tmp_path, env={"DATA_DIR": "/mine"})
+    assert use_prepared(own, (FILE, OTHER), environ) == own
+
+
+def test_another_machine_s_plan_knows_nothing_of_this_one(tmp_path, environ, bring):
+    bring(TOKENIZER)
+    plan = make_plan(tmp_path, machine=Machine(pretended=True))
+    assert use_prepared(plan, (TOKENIZER,), environ) == plan
+
+
+def backend(assets):
+    return types.SimpleNamespace(
+        name="b", check=lambda plan: (), assets=lambda plan: assets if "DATA_DIR" not in plan.env else ()
+    )
+
+
+def test_a_gated_repository_that_is_here_needs_no_token(tmp_path, environ, bring):
+    def check():
+        plan = use_prepared(make_plan(tmp_path), (TOKENIZER,), environ)
+        return check_plans([Planned(plan=plan, backends=(backend([TOKENIZER]),), files=(), runtime=None)], Plugins())
+
+    with pytest.raises(CheckFailed, match="lab/Lama is a gated repository"):
+        check()
+    bring(TOKENIZER)
+    assert check() == ()
+
+
+def test_a_backend_is_asked_as_if_nothing_were_prepared(tmp_path, environ, bring):
+    """Else data that is prepared would look like data of the user's own, and be needed no more."""
+    bring(WIKI)
+    plan = use_prepared(make_plan(tmp_path), (WIKI,), environ)
+    assert needed_assets(plan, [backend([WIKI])], Plugins()) == (WIKI,)
+    own = make_plan(tmp_path, env={"DATA_DIR": "/mine"})
+    assert needed_assets(own, [backend([WIKI])], Plugins()) == ()

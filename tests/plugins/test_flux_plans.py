@@ -1,0 +1,251 @@
+"""Runs of the diffusion benchmark: batches by release and GPU as published, sweeps, assets, refusals, rendering."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+
+import pytest
+
+from madlite.cli.main import call
+from madlite.errors import UsageProblem
+from madlite.measure.verdict import result_columns
+from madlite_plugins.flux import RULES, madlite_references
+from madlite_plugins.flux.backend import Flux
+from tests.plugins.flux_tree import drafts_of, files_of, plan_of
+from tests.plugins.test_torchtitan_tags import card_of, machine_of
+
+FLUX, SDXL, MOCHI = "pyt_train_flux", "pyt_train_stable-diffusion-xl", "pyt_train_mochi-1"
+HUNYUAN, WAN = "pyt_train_hunyuan-video", "pyt_train_wan2_1-i2v"
+TAGS = (FLUX, SDXL, MOCHI, HUNYUAN, WAN)
+# MAD's table: MI355X and MI350X, MI300X and MI325X, and the steps that its launcher takes of them
+PUBLISHED = {FLUX: (16, 10, 100), SDXL: (30, 20, 200), MOCHI: (4, 1, 100), HUNYUAN: (3, 1, 100), WAN: (1, 1, 30)}
+
+
+@pytest.mark.parametrize("tag", TAGS)
+@pytest.mark.parametrize("device", ["MI300X", "MI325X", "MI350X", "MI355X"])
+@pytest.mark.parametrize("release", ["v25.8", "v25.11", "v26.1", ""])
+def test_batches_are_mad_s(tag, device, release):
+    (draft,) = drafts_of(tag, device, **({"release": release} if release else {}))
+    newer, older, steps = PUBLISHED[tag]
+    assert draft.variant.micro_batch == (newer if device in ("MI350X", "MI355X") else older)
+    assert (draft.variant.mode, draft.variant.precision, draft.variant.steps) == ("posttrain", "BF16", steps)
+    assert draft.variant.seq_len == 256 and draft.settings["tree"] == "AMDiffusionBenchmark"
+    image = {"v25.8": "rocm/pytorch-training:v25.8", "v25.11": "rocm/primus:v25.11"}
+    assert draft.image == image.get(release, "rocm/primus:v26.1")
+
+
+@pytest.mark.parametrize("release", ["v25.2", "v25.3", "v25.4", "v25.5", "v25.6", "v25.7"])
+def test_up_to_v25_7_flux_is_fluxbenchmark_and_called_pretraining(release):
+    (draft,) = drafts_of(FLUX, release=release)
+    assert draft.variant.mode == "pretrain" and draft.image == f"rocm/pytorch-training:{release}"
+    assert draft.settings["tree"] == "FluxBenchmark" and draft.settings["dataset"] == "bghira/pseudo-camera-10k"
+    assert draft.variant.micro_batch == (1 if release == "v25.7" else 10)
+    assert draft.settings["start"] == ("accelerate" if release == "v25.7" else "launcher")
+    assert draft.variant.steps == 100
+
+
+@pytest.mark.parametrize(
+    ("tag", "asked"),
+    [
+        (FLUX, {"precision": "FP8"}),
+        (SDXL, {"mode": "pretrain"}),
+        (SDXL, {"release": "v25.7"}),
+        (FLUX, {"mode": "posttrain", "release": "v25.6"}),
+        (FLUX, {"mode": "finetune_lora"}),
+    ],
+)
+def test_what_nobody_published_is_refused(tag, asked):
+    with pytest.raises(UsageProblem, match="no recipe is known") as raised:
+        drafts_of(tag, **asked)
+    assert raised.value.hint.startswith("nearest known: ")
+    with pytest.raises(UsageProblem):
+        drafts_of(tag, "H100")
+
+
+@pytest.mark.parametrize("device", ["MI350X", "MI355X"])
+def test_mad_s_changes_of_2026_are_a_recipe(device):
+    (draft,) = drafts_of(SDXL, device, recipe="stable-diffusion-xl-2026")
+    settings = draft.settings
+    assert draft.variant.micro_batch == 12 and settings["flash_attention"] == "false"
+    assert (settings["sharding_strategy"], settings["backward_prefetch"]) == ("SHARD_GRAD_OP", "NO_PREFETCH")
+    assert settings["expandable_segments"] is True and settings["environment"] == "2026"
+    (older,) = drafts_of(SDXL, "MI300X", recipe="stable-diffusion-xl-2026")
+    assert older.variant.micro_batch == 20 and older.settings["sharding_strategy"] == ""
+
+
+def test_a_sweep_is_a_run_for_each_combination():
+    drafts = drafts_of(FLUX, batch_sizes="1, 10,17", dynamo_backends="no,inductor")
+    points = [(draft.variant.micro_batch, draft.settings["compile"]) for draft in drafts]
+    assert points == [(1, "no"), (1, "inductor"), (10, "no"), (10, "inductor"), (17, "no"), (17, "inductor")]
+    columns = [result_columns(plan_of(draft), draft.variant) for draft in drafts]
+    assert len({(one["batch_size"], one["compile"]) for one in columns}) == 6
+    assert "run 6 of a sweep of 6: micro batch 17, compile inductor" in drafts[-1].notes
+
+
+def test_the_readme_s_sweep_is_a_recipe():
+    drafts = drafts_of(FLUX, recipe="flux-sweep")
+    assert len(drafts) == 6 and {draft.variant.steps for draft in drafts} == {20}
+
+
+def test_a_run_alone_has_mad_s_columns_and_no_other():
+    (draft,) = drafts_of(FLUX)
+    assert list(result_columns(plan_of(draft), draft.variant)) == [
+        "mode", "precision", "batch_size", "seq_len", "device", "num_gpus",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("asked", "word"),
+    [
+        ({"batch_sizes": "1,x"}, "'x' is none"),
+        ({"batch_sizes": "0"}, "'0' is none"),
+        ({"dynamo_backends": "no,a b"}, "'a b' is none"),
+        ({"batch_sizes": "1,2", "micro_batch": "4"}, "micro_batch 4 was asked for as well"),
+        ({"dynamo_backends": "no", "compile": "inductor"}, "compile inductor was asked for as well"),
+    ],
+)
+def test_a_sweep_that_cannot_be_is_refused(asked, word):
+    with pytest.raises(UsageProblem, match=word):
+        drafts_of(FLUX, **asked)
+
+
+def test_a_model_needs_its_own_repositories_alone():
+    needed = {tag: [asset.ref for asset in Flux().assets(plan_of(*drafts_of(tag)))] for tag in TAGS}
+    siheyuan, disney = "frank-chieng/chinese_architecture_siheyuan", "Wild-Heart/Disney-VideoGeneration-Dataset"
+    assert needed == {
+        FLUX: ["black-forest-labs/FLUX.1-dev", siheyuan],
+        SDXL: ["stabilityai/stable-diffusion-xl-base-1.0", siheyuan],
+        MOCHI: ["genmo/mochi-1-preview", disney],
+        HUNYUAN: ["hunyuanvideo-community/HunyuanVideo", disney],
+        WAN: ["Wan-AI/Wan2.1-I2V-14B-480P-Diffusers", disney],
+    }
+
+
+def test_flux_s_weights_are_gated_and_the_script_asks_for_the_same_files():
+    plan = plan_of(*drafts_of(FLUX))
+    model, data = Flux().assets(plan)
+    assert model.gated and not data.gated and model.kind == "model" and data.kind == "dataset"
+    script = files_of(plan)["run.sh"]
+    patterns = " ".join(name if "*" not in name else f"'{name}'" for name in model.files)
+    assert f'weights=$("$python" fetch.py "$weights" {patterns})' in script
+    own = plan_of(*drafts_of(FLUX), model_path="/models/flux", dataset="/data/pictures")
+    assert list(Flux().assets(own)) == []
+
+
+@pytest.mark.parametrize("device", ["MI300X", "MI355X"])
+@pytest.mark.parametrize("tag", TAGS)
+def test_published_runs_have_nothing_against_them(tag, device):
+    assert list(Flux().check(plan_of(*drafts_of(tag, device), machine_of(device)))) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"precision": "FP8"}, "precision 'FP8' is unknown"),
+        ({"seq_len": 8192}, "seq_len 8192 is nothing to a diffusion model"),
+        ({"steps": 5}, "5 steps are over before 5 of warm-up are"),
+        ({"micro_batch": 0}, "micro_batch is 0"),
+        ({"global_batch": 81}, "global batch 81 is not micro batch × GPUs = 80"),
+        ({"num_frames": -1}, "num_frames is -1"),
+        ({"lora_rank": 0}, "lora_rank is 0"),
+    ],
+)
+def test_what_the_benchmark_would_refuse_or_not_do_is_found_before(changes, word):
+    plan = plan_of(*drafts_of(FLUX), **changes)
+    fatal = [finding.message for finding in Flux().check(plan) if finding.fatal]
+    assert len(fatal) == 1 and word in fatal[0]
+
+
+@pytest.mark.parametrize(
+    ("asked", "word"),
+    [
+        ({"resolution": "512x512"}, "resolution '512x512' is none"),
+        ({"gradient_checkpointing": "1.5"}, "gradient_checkpointing '1.5' is none"),
+        ({"start": "torchrun"}, "start 'torchrun' is none"),
+        ({"tree": "Flux"}, "tree 'Flux' is none"),
+        ({"sharding_strategy": "shard"}, "sharding_strategy 'shard' is none"),
+        ({"flash_attention": "yes"}, "flash_attention 'yes' is none"),
+        ({"compile": "a b"}, "compile 'a b' is none"),
+        ({"train_args": "-x"}, "train_args '-x' is none"),
+        ({"model_path": "weights"}, "model_path 'weights' is no repository"),
+        ({"dataset": "../data"}, "dataset '../data' is no repository"),
+        ({"extra": "seed"}, "extra has 'seed'"),
+        ({"extra": "--seed=1"}, "extra has '--seed=1'"),
+        ({"extra": "train_batch_size=4"}, "extra sets train_batch_size"),
+        ({"extra": "logging_dir=/x"}, "extra sets logging_dir"),
+        ({"extra": "learning_rate=[1e-5,1e-6]"}, "which the launcher would expand"),
+        ({"extra": "output_dir=${oc.env:HOME}"}, "which the launcher would expand"),
+        ({"extra": "'"}, "extra is no shell words"),
+        ({"environment": "2024"}, "environment '2024' is none"),
+        ({"config_name": "../x"}, "config_name '../x' is none"),
+        ({"dataset_revision": "-x"}, "dataset_revision '-x' is none"),
+    ],
+)
+def test_a_word_that_is_none_is_refused_before_a_file_has_it(asked, word):
+    with pytest.raises(UsageProblem) as raised:
+        drafts_of(FLUX, **asked)
+    assert word in raised.value.message and raised.value.hint
+
+
+def test_several_nodes_and_a_machine_without_gpus_are_refused():
+    (draft,) = drafts_of(FLUX)
+    assert [one.message for one in Flux().check(plan_of(draft, nodes=2)) if one.fatal]
+    assert [one.hint for one in Flux().check(plan_of(draft, machine_of("MI300X", 4)))] == [
+        "a smaller --batch-size, or more GPUs"
+    ]
+
+
+@pytest.mark.skipif(not shutil.which("shellcheck"), reason="shellcheck is not here")
+@pytest.mark.parametrize("changes", [{}, {"start": "accelerate"}])
+def test_the_script_is_clean(changes, tmp_path):
+    (draft,) = drafts_of(SDXL, "MI355X", recipe="stable-diffusion-xl-2026")
+    plan = plan_of(draft, machine_of("MI355X"), compile="inductor", extra="a=b", warmup_steps=6, **changes)
+    (tmp_path / "run.sh").write_text(files_of(plan)["run.sh"])
+    done = subprocess.run(["shellcheck", "-S", "style", tmp_path / "run.sh"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_configurations_are_files_that_yaml_reads():
+    yaml = pytest.importorskip("yaml")
+    odd = "x: [\"'\\ ä"
+    files = files_of(plan_of(*drafts_of(FLUX), extra="validation_prompts='a: \"b\" #'", compile=odd))
+    accelerate, launcher = yaml.safe_load(files["accelerate.yaml"]), yaml.safe_load(files["launcher.yaml"])
+    assert accelerate["dynamo_config"]["dynamo_backend"] == odd and accelerate["num_processes"] == 8
+    assert accelerate["mixed_precision"] == "bf16" and accelerate["distributed_type"] == "FSDP"
+    assert launcher["cli_args"]["validation_prompts"] == ['a: "b" #']
+    assert all(isinstance(value, list) and len(value) == 1 for value in launcher["cli_args"].values())
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("ModuleNotFoundError: No module named 'distutils'", "Python 3.10 or 3.11"),
+        ("ModuleNotFoundError: No module named 'deepspeed'", "install_requirements=true"),
+        ("RuntimeError: Neither NVIDIA nor AMD GPU tools are available.", "rocm-smi or nvidia-smi"),
+        ("Could not override 'train_args.seed'.", "--set extra="),
+        ("madlite: neither /workspace/FluxBenchmark nor /workspace/AMDiffusionBenchmark has a launcher.py", "ROOT="),
+    ],
+)
+def test_a_failure_is_explained(line, hint):
+    import re
+
+    matching = [rule for rule in RULES if re.search(rule.pattern, line)]
+    assert len(matching) == 1 and hint in matching[0].hint
+
+
+def test_the_published_speeds_are_there():
+    told = {(one.columns["batch_size"], one.value) for one in madlite_references()}
+    assert told == {("10", 4.51), ("1", 2.03), ("10", 4.34)}
+
+
+def test_explain_plans_a_sweep_through_the_command_line(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code = call(["explain", FLUX, "--machine", "8xMI300X", "--set", "batch_sizes=1,10", "--json"])
+    told = capsys.readouterr().out
+    assert code == 0 and [plan["variant"]["micro_batch"] for plan in json.loads(told)] == [1, 10]
+
+
+def test_the_cards_are_its_own_without_being_named():
+    assert all(Flux().claim(card_of(tag), tag_root) == 30 for tag in TAGS for tag_root in [card_of(tag).root])

@@ -1,0 +1,218 @@
+"""run.sh of the backend flux, executed for real against a stand-in for the benchmark's tree."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from madlite.types import Status
+from tests.plugins.flux_tree import FILES, Tree, drafts_of, files_of, numbers, plan_of
+from tests.plugins.test_torchtitan_tags import machine_of
+
+pytestmark = pytest.mark.host
+
+
+@pytest.fixture
+def tree(tmp_path):
+    return Tree(tmp_path)
+
+
+def post(tag="pyt_train_flux", device="MI300X", **changes):
+    (draft,) = drafts_of(tag, device)
+    return plan_of(draft, machine_of(device), **{"steps": 20, **changes})
+
+
+def pre(release="v25.6", **changes):
+    (draft,) = drafts_of("pyt_train_flux", release=release)
+    return plan_of(draft, **{"steps": 20, **changes})
+
+
+def test_a_run_has_the_steady_window_s_number_and_mad_s_two_of_the_launcher(tree):
+    verdict = tree.judged(post())
+    assert verdict.status is Status.SUCCESS and verdict.findings == ()
+    # after five slow steps 8 of 10 ÷ 2.0 s and 7 of 10 ÷ 2.01 s: (8 × 5 + 7 × 4.9751) ÷ 15 = 4.98838
+    told = numbers(verdict)
+    assert float(told["images_per_s_per_gpu"]) == pytest.approx(5.0)
+    assert told["FPS_per_GPU"] == "4.988400" and told["TFLOPS_per_GPU"] == "276.200000"
+
+
+def test_the_launcher_is_given_mad_s_overrides_and_the_run_s_own_folder(tree):
+    assert tree.run(post("pyt_train_stable-diffusion-xl")).returncode == 0
+    overrides = tree.told("overrides.json")
+    assert overrides[:3] == [
+        "train_args=stable-diffusion-xl",
+        "train_args.train_batch_size=20",
+        "train_args.num_iterations=20",
+    ]
+    runs = f'"{tree.run_folder}/outputs/runs"'
+    assert {"accelerate_config.num_processes=8", "accelerate_config.mixed_precision=bf16"} <= set(overrides)
+    assert {f"++train_args.logging_dir={runs}", f"hydra.run.dir={runs}"} <= set(overrides)
+    assert not any("dynamo" in word or "model_path" in word or "fsdp" in word for word in overrides)
+
+
+def test_every_setting_reaches_the_trainer_as_text(tree):
+    plan = post(
+        resolution="960,544", num_frames=9, max_train_samples=64, use_cache=False, gradient_checkpointing="0.5",
+        use_lora=True, lora_rank=4, flash_attention="false", extra="learning_rate=1e-6 validation_prompts='a \"b\" c'",
+        compile="inductor", sharding_strategy="SHARD_GRAD_OP", backward_prefetch="NO_PREFETCH", warmup_steps=7,
+        model_path="own/weights", config_name="single_run",
+    )  # fmt: skip
+    assert tree.run(plan).returncode == 0
+    arguments, _ = tree.told("train.json")
+    given = dict(zip(arguments[::2], arguments[1::2], strict=True))
+    assert given["--resolution"] == "960,544" and given["--num_frames"] == "9" and given["--max_train_samples"] == "64"
+    assert given["--use_cache"] == "false" and given["--gradient_checkpointing"] == "0.5"
+    assert (
+        given["--use_lora"] == "true"
+        and given["--lora_rank"] == "4"
+        and given["--model_path"] == f"{tree.stub}/hub/own/weights"
+    )
+    assert given["--substitute_sdpa_with_flash_attn"] == "false"
+    assert given["--learning_rate"] == "1e-6" and given["--validation_prompts"] == 'a "b" c'
+    overrides = tree.told("overrides.json")
+    assert overrides[0] == "--config-name=single_run" and "++launcher.warmup_steps=7" in overrides
+    assert '++accelerate_config.dynamo_config.dynamo_backend="inductor"' in overrides
+    assert '++accelerate_config.fsdp_config.fsdp_sharding_strategy="SHARD_GRAD_OP"' in overrides
+    assert '++accelerate_config.fsdp_config.fsdp_backward_prefetch="NO_PREFETCH"' in overrides
+
+
+def test_only_what_the_model_needs_is_fetched_and_the_data_is_read_from_where_it_lies(tree):
+    assert tree.run(post("pyt_train_wan2_1-i2v")).returncode == 0
+    model, data = tree.fetched()
+    assert model[:3] == ["Wan-AI/Wan2.1-I2V-14B-480P-Diffusers", "model", None] and "*/*.safetensors" in model[3]
+    assert data == ["Wild-Heart/Disney-VideoGeneration-Dataset", "dataset", "refs/pr/4", None]
+    overrides = tree.told("overrides.json")
+    folder = tree.stub / "hub/Wild-Heart/Disney-VideoGeneration-Dataset"
+    assert f'++train_args.train_data_path="{folder}"' in overrides
+
+
+def test_preparing_fetches_and_does_not_train(tree):
+    done = tree.run(post(), MADLITE_PREPARE_ONLY="1", FLUX_BENCHMARK_ROOT="/nowhere")
+    assert done.returncode == 0 and len(tree.fetched()) == 2
+    assert not (tree.stub / "overrides.json").exists()
+
+
+def test_folders_of_one_s_own_are_not_asked_of_the_hub(tree, tmp_path):
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "a b").mkdir()
+    plan = post(model_path=str(tmp_path / "weights"), dataset=str(tmp_path / "a b"))
+    assert tree.run(plan).returncode == 0
+    assert not (tree.stub / "fetched").exists()
+    assert f'++train_args.train_data_path="{tmp_path}/a b"' in tree.told("overrides.json")
+
+
+def test_the_variables_are_mad_s_and_give_way_to_the_user_s(tree):
+    assert tree.run(post(), GPU_MAX_HW_QUEUES="4", MAD_SECRETS_HFTOKEN="hf_secret").returncode == 0
+    _, env = tree.told("train.json")
+    assert env["GPU_MAX_HW_QUEUES"] == "4" and env["HSA_NO_SCRATCH_RECLAIM"] == "1" and env["HF_TOKEN"] == "hf_secret"
+    assert env["ROCBLAS_USE_HIPBLASLT"] == "1" and env["TORCH_NCCL_HIGH_PRIORITY"] == "0"
+    assert all("hf_secret" not in file.read_text() for file in tree.run_folder.rglob("*") if file.is_file())
+
+
+def test_2026_has_other_variables(tree):
+    (draft,) = drafts_of("pyt_train_stable-diffusion-xl", "MI355X", recipe="stable-diffusion-xl-2026")
+    assert tree.run(plan_of(draft, machine_of("MI355X"), steps=20)).returncode == 0
+    arguments, env = tree.told("train.json")
+    assert env["GPU_MAX_HW_QUEUES"] == "2" and env["CUDA_DEVICE_MAX_CONNECTIONS"] == env["HSA_ENABLE_SDMA"] == "1"
+    assert env["PYTORCH_HIP_ALLOC_CONF"] == "expandable_segments:True"
+    given = dict(zip(arguments[::2], arguments[1::2], strict=True))
+    assert given["--train_batch_size"] == "12" and given["--substitute_sdpa_with_flash_attn"] == "false"
+
+
+@pytest.mark.parametrize("start", ["launcher", "accelerate"])
+def test_a_training_that_failed_is_a_failure_whatever_the_launcher_ends_with(tree, start):
+    told = "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 GiB"
+    (draft,) = drafts_of("pyt_train_flux", start=start)
+    verdict = tree.judged(plan_of(draft, steps=20, start=start), STUB_FAIL=told)
+    assert verdict.status is Status.FAILURE and verdict.metrics == ()
+    if start == "launcher":
+        assert verdict.reason == "step 7 was the last of 20 asked for"
+
+
+@pytest.mark.parametrize("status", ["oom", "oom-skipped", "error", "not_run", "notrun"])
+def test_a_status_of_the_launcher_other_than_success_fails_a_run_that_has_all_its_steps(tree, status):
+    verdict = tree.judged(post(), STUB_STATUS=status)
+    assert verdict.status is Status.FAILURE and verdict.metrics == ()
+    assert verdict.evidence == f"runs_summary.csv: run 1 has the status '{status}'"
+
+
+def test_without_flops_there_is_no_tflops_row(tree):
+    verdict = tree.judged(post(compile="inductor"), STUB_COMPILED="1")
+    assert verdict.status is Status.SUCCESS and "TFLOPS_per_GPU" not in numbers(verdict)
+
+
+def test_an_earlier_launcher_takes_files_and_its_trainer_s_log_is_shown(tmp_path):
+    tree = Tree(tmp_path, FILES)
+    verdict = tree.judged(pre())
+    assert verdict.status is Status.SUCCESS and numbers(verdict)["FPS_per_GPU"] == "4.988400"
+    launcher, accelerate = tree.told("files.json")
+    assert '  mixed_precision: ["bf16"]' in launcher and "  train_batch_size: [10]" in launcher
+    assert "num_processes: 8" in accelerate and 'fsdp_sharding_strategy: "HYBRID_SHARD"' in accelerate
+
+
+def test_an_earlier_launcher_s_failure_is_shown_too(tmp_path):
+    verdict = Tree(tmp_path, FILES).judged(pre(), STUB_FAIL="Traceback (most recent call last):")
+    assert verdict.status is Status.FAILURE and verdict.reason == "step 7 was the last of 20 asked for"
+
+
+def test_v25_7_starts_the_trainer_and_mad_s_figures_are_of_its_steps(tree):
+    verdict = tree.judged(pre("v25.7"))
+    assert verdict.status is Status.SUCCESS
+    assert float(numbers(verdict)["FPS_per_GPU"]) == pytest.approx(0.49883, rel=1e-4)
+    assert tree.told("accelerate.json")[:3] == ["--config_file", f"{tree.run_folder}/accelerate.yaml", "train.py"]
+    arguments, _ = tree.told("train.json")
+    given = dict(zip(arguments[::2], arguments[1::2], strict=True))
+    assert (
+        given["--train_batch_size"] == "1" and given["--mixed_precision"] == "bf16" and given["--model"] == "flux-dev"
+    )
+    assert "--train_data_path" not in given, "a trainer that does not know it is not given it"
+
+
+def test_a_launcher_of_neither_kind_is_told(tmp_path):
+    done = Tree(tmp_path, "print('?')").run(pre())
+    assert done.returncode == 2 and "--set start=accelerate" in done.stderr
+
+
+def test_what_is_missing_is_one_line(tree):
+    done = tree.run(post(), FLUX_BENCHMARK_ROOT="/nowhere")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("madlite: neither /nowhere nor /nowhere has a launcher.py")
+    (tree.folder / "bin/rocm-smi").write_text("#!/bin/sh\nexit 1\n")
+    done = tree.run(post())
+    assert done.returncode == 2 and re.match("madlite: neither rocm-smi nor nvidia-smi", done.stderr)
+
+
+def test_a_python_without_distutils_is_told(tree):
+    tree.write(tree.root / "src/utils.py", "from distutils.util import strtobool\n")
+    python = tree.folder / "bin/python3.12"
+    tree.write(python, f'#!/bin/sh\ncase "$*" in *distutils*) exit 1 ;; esac\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    done = tree.run(post(), MADLITE_PYTHON=str(python))
+    assert done.returncode == 2 and re.fullmatch(r"madlite: Python-\S+ has no distutils, .*\n", done.stderr)
+
+
+@pytest.mark.parametrize("word", ["'; touch pwned; '", '"$(touch pwned)"', "`touch pwned`", "a b", "ä\\", "-x", "}{"])
+def test_odd_values_stay_one_word(tree, word):
+    plan = post(extra=f"validation_prompts={shlex.quote(word)}", dataset="", model_path="")
+    script = files_of(plan)["run.sh"]
+    assert subprocess.run(["bash", "-n"], input=script.encode(), check=False).returncode == 0
+    assert tree.run(plan).returncode == 0
+    arguments, _ = tree.told("train.json")
+    assert arguments[arguments.index("--validation_prompts") + 1] == word
+    assert not list(tree.folder.rglob("pwned"))
+
+
+@pytest.mark.parametrize("start", ["launcher", "accelerate"])
+def test_no_value_is_read_as_shell(tree, start):
+    keys = (
+        *("tree", "train_args", "config_name", "model_path", "dataset", "dataset_revision", "resolution", "compile"),
+        *("gradient_checkpointing", "flash_attention", "sharding_strategy", "backward_prefetch", "environment"),
+    )
+    odd = "x}\"'$(touch pwned)`touch pwned`;touch pwned"
+    tree.run(post(start=start, **dict.fromkeys(keys, odd)))
+    assert not list(tree.folder.rglob("pwned"))
+    assert (tree.stub / "fetched").read_text().count("pwned") == 3 * 3, "two names and a revision, as they are"

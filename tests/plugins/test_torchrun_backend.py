@@ -1,0 +1,371 @@
+"""A script of the user's own under torchrun: how its log is read, its result, what it is given, what is refused."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import re
+import statistics
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from madlite.cli.main import call
+from madlite.errors import UsageProblem
+from madlite.measure.follow import Follower
+from madlite.measure.verdict import Asked, judge_steps
+from madlite.testing.plans import Case, ask, options_of, plan_of
+from madlite.types import Card, Ended, Line, Machine, Quantity, RunPlan, Status, Step
+from madlite_plugins.torchrun.backend import Torchrun
+from tests.plugins.logs import gpu_machine, steps
+
+STEP = r"step (?P<n>\d+) loss (?P<loss>\S+) tps (?P<tokens_per_s_per_gpu>[\d,.]+)"
+SPEED, TIME, LOSS = Quantity.TOKENS_PER_S_PER_GPU, Quantity.STEP_TIME_S, Quantity.LOSS
+
+
+def made(tmp_path, machine: Machine | None = None, **recipe: object) -> RunPlan:
+    """Return the plan of a card with this recipe table, in a folder that has train.py."""
+    (tmp_path / "train.py").touch()
+    recipe = {"script": "train.py", **recipe}
+    card = Card(name="my_ddp", root=tmp_path, source="a test", backend="torchrun", n_gpus="-1", recipe=recipe)
+    case = Case(card=card, machine=machine or Machine())
+    options = options_of(case, tmp_path)
+    (draft,) = ask(Torchrun(), case, options)
+    return plan_of(Torchrun(), case, draft, options)
+
+
+def read(plan: RunPlan | None, *texts: str):
+    reader = Torchrun().reader(plan)
+    return [event for text in texts for event in reader.feed(Line(text=text))]
+
+
+def values(plan, *texts):
+    return [(step.n, step.values) for step in steps(read(plan, *texts))]
+
+
+def test_a_pattern_reads_numbers_as_scripts_print_them(tmp_path):
+    plan = made(tmp_path, step=STEP, end_mark="all done")
+    found = read(plan, "step 1 loss 2.5, tps 1,234.5", "step 2 loss nan tps 1e3", "epoch 3", "all done now")
+    assert [type(event) for event in found] == [Step, Step, Ended]
+    assert found[0].values == {LOSS: 2.5, SPEED: 1234.5}
+    assert math.isnan(found[1].values[LOSS])
+
+
+def test_text_that_is_no_number_is_left_out_and_is_no_nan(tmp_path):
+    assert values(made(tmp_path, step=STEP), "step 4 loss n/a tps 100") == [(4, {SPEED: 100.0})]
+
+
+def test_json_lines_have_known_keys_and_those_that_are_stated(tmp_path):
+    plan = made(tmp_path, json=True, json_keys="it=n, avg=loss, dt=step_time_ms, tps=tokens_per_s_per_gpu")
+    line = '{"it": 3, "avg": "2.25", "dt": 250, "tps": 1e3, "step": 99, "loss": 7, "other": [1, {"n": 4}], "ok": true}'
+    assert values(plan, line) == [(3, {LOSS: 2.25, TIME: 0.25, SPEED: 1000.0})]
+    for name in ("n", "step", "iteration", "global_step"):
+        text = f'{{"{name}": 5, "loss": NaN, "step_time_s": 0.5}} trailing'
+        ((n, told),) = values(made(tmp_path, json=True), text)
+        assert n == 5 and math.isnan(told[LOSS]) and told[TIME] == 0.5
+
+
+def test_a_prefix_tells_which_objects_count(tmp_path):
+    plan = made(tmp_path, json_prefix="METRICS ")
+    lines = [
+        '{"step": 1, "loss": 1}',
+        '10:00 METRICS {"step": 2, "loss": 2} METRICS {"step": 3, "loss": 3}',
+        "METRICS {",
+    ]
+    assert [n for n, _ in values(plan, *lines)] == [2, 3]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"step": 1, "loss": 2.1',
+        '{"step": true, "loss": 2.1}',
+        '{"step": -4, "loss": 2.1}',
+        '{"step": 1e300, "loss": 2.1}',
+        '{"step": NaN, "loss": 2.1}',
+        '{"step": 3, "other": 1}',
+        '{"step": 3, "loss": true}',
+        '{"step": "x", "loss": 1}',
+        '{"step": 1, "loss": ' + "[" * 60_000,
+        "{" * 60_000,
+        '{"step": ' + "9" * 6000 + ', "loss": 1}',
+    ],
+)
+def test_what_is_no_step_is_none(tmp_path, line):
+    assert read(made(tmp_path, json=True), line) == []
+
+
+def test_the_rank_is_the_line_s_or_the_object_s(tmp_path):
+    plan = made(tmp_path, json=True)
+    reader = Torchrun().reader(plan)
+    (one,) = reader.feed(Line(text='[rank1]:{"step": 1, "loss": 1}', rank=1))
+    (other,) = reader.feed(Line(text='{"step": 1, "loss": 1, "rank": 3}'))
+    assert (one.rank, other.rank) == (1, 3)
+
+
+def test_a_script_that_counts_from_0_has_done_a_step_when_it_says_so(tmp_path):
+    plan = made(tmp_path, step=STEP)
+    assert [n for n, _ in values(plan, *[f"step {n} loss 1 tps 1" for n in range(3)])] == [1, 2, 3]
+    assert [n for n, _ in values(plan, *[f"step {n} loss 1 tps 1" for n in range(1, 4)])] == [1, 2, 3]
+
+
+def test_a_line_in_ten_steps_covers_ten(tmp_path):
+    found = steps(read(made(tmp_path, step=STEP), *[f"step {n} loss 1 tps 1" for n in (10, 20, 30)]))
+    assert [(step.n, step.span) for step in found[1:]] == [(20, 10), (30, 10)]
+
+
+def test_speeds_of_the_whole_job_are_divided_by_its_ranks(tmp_path):
+    plan = made(tmp_path, gpu_machine(8), step=STEP, per_gpu=False, nnodes=2, node_rank="0", master_addr="a")
+    assert values(plan, "step 1 loss 2 tps 16,000") == [(1, {LOSS: 2.0, SPEED: 1000.0})]
+    assert any("divided by the number of ranks" in note for note in plan.notes)
+    assert not any("divided" in note for note in made(tmp_path, step=STEP).notes)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "speed"),
+    [
+        ({"seq_len": 100, "micro_batch": 4}, 800.0),
+        ({"seq_len": 100, "micro_batch": 4, "global_batch": 64}, 1600.0),  # 8 sequences a rank and step
+        ({"seq_len": 100}, None),
+        ({"micro_batch": 4}, None),
+    ],
+)
+def test_tokens_follow_from_a_step_s_time_only_where_the_sizes_are_stated(tmp_path, sizes, speed):
+    pattern = r"it (?P<n>\d+) (?P<step_time_ms>[\d.]+) ms"
+    plan = made(tmp_path, gpu_machine(8), step=pattern, **sizes)
+    ((_, told),) = values(plan, "it 3 500.0 ms")
+    assert told == ({TIME: 0.5, SPEED: speed} if speed else {TIME: 0.5})
+    assert plan.result_rule.headline is (SPEED if speed else TIME)
+    assert plan.result_rule.headline_metric == ("tokens_per_s_per_gpu" if speed else "step_time_s")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "headline", "loss"),
+    [
+        ({"step": STEP}, SPEED, True),
+        ({"step": r"(?P<n>.) (?P<step_time_s>.) (?P<images_per_s_per_gpu>.)"}, Quantity.IMAGES_PER_S_PER_GPU, False),
+        ({"step": STEP + r" (?P<tflops_per_gpu>\S+)", "headline": "tflops_per_gpu"}, Quantity.TFLOPS_PER_GPU, True),
+        ({"json": True}, SPEED, False),
+        ({"json_keys": "rate=samples_per_s_per_gpu"}, Quantity.SAMPLES_PER_S_PER_GPU, False),
+        ({"json": True, "headline": "step_time_s"}, TIME, False),
+    ],
+)  # fmt: skip
+def test_the_result_is_the_first_speed_of_the_line_or_the_one_asked_for(tmp_path, recipe, headline, loss):
+    rule = made(tmp_path, **recipe).result_rule
+    assert (rule.headline, rule.headline_metric, rule.loss_expected) == (headline, headline.name.lower(), loss)
+
+
+def test_a_time_s_median_is_the_row_and_a_bad_loss_a_failure(tmp_path):
+    plan = made(tmp_path, step=r"it (?P<n>\d+) loss (?P<loss>\S+) (?P<step_time_ms>[\d.]+) ms")
+    rows = [f"it {n} loss {3 - n / 10} {100 + n} ms\n" for n in range(1, 11)]
+
+    def judged(text):
+        log = Follower([Torchrun().reader(plan)])
+        log.feed(text.encode())
+        log.finish()
+        return judge_steps(Asked(rule=plan.result_rule, warmup_steps=5), log)
+
+    good = judged("".join(rows))
+    assert good.status is Status.SUCCESS and [one.metric for one in good.metrics] == ["step_time_s"]
+    assert good.window.median == pytest.approx(0.108)
+    assert judged("".join(rows).replace("loss 2.5", "loss nan")).status is Status.FAILURE
+
+
+REFUSED = [
+    ({}, "nothing says how a step of the log is read", "--set 'step="),
+    ({"step": STEP, "json": True}, "step and json are two ways", "leave one"),
+    ({"step": "step ("}, "is no regular expression: missing ), unterminated subpattern", "--set 'step="),
+    ({"step": "step (?P<loss>.)"}, "has no group n", r"(?P<n>\d+)"),
+    ({"step": r"(?P<n>\d+) (?P<tokens_per_s>.)"}, "'tokens_per_s', which names no number", "tokens_per_s_per_gpu?"),
+    ({"step": r"(?P<n>\d+) (?P<loss>.)"}, "reads no speed", "give it a group of tokens_per_s_per_gpu"),
+    ({"step": STEP, "headline": "tflops_per_gpu"}, "reads no tflops_per_gpu", "give it a group"),
+    ({"step": STEP, "headline": "loss"}, "headline 'loss' is no speed", "one of tokens_per_s_per_gpu"),
+    ({"json_keys": "tps"}, "'tps', which is no key=name", "--set json_keys="),
+    ({"json_keys": "tps=speed"}, "json_keys has 'tps' as 'speed', which names no number", "names: n, loss"),
+    (
+        {"step": r"(?P<n>\d+) (?P<step_time_s>.)", "headline": "tokens_per_s_per_gpu"},
+        "a step's time, and not its tokens",
+        "--seq-len and --batch-size",
+    ),
+    ({"script": "", "step": STEP}, "card 'my_ddp' names no script to run", "--set script=train.py"),
+]
+
+
+@pytest.mark.parametrize(("recipe", "what", "hint"), REFUSED)
+def test_what_cannot_be_read_is_refused_with_what_to_type(tmp_path, recipe, what, hint):
+    with pytest.raises(UsageProblem) as refused:
+        made(tmp_path, **recipe)
+    assert what in refused.value.message and hint in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("recipe", "machine", "word"),
+    [
+        ({"script": "other.py"}, Machine(), "script other.py is not there"),
+        ({"script": "sub/train.py"}, Machine(), ""),
+        ({"script": "inner.py", "cwd": "sub"}, Machine(), "script inner.py is not there"),
+        ({"script": "../train.py"}, Machine(), "script ../train.py is not there"),
+        ({"script": "sub/../train.py"}, Machine(), "outside of the folder that a container sees"),
+        ({"script": "/opt/bench/train.py"}, Machine(), ""),
+        ({"script": "-m package.train"}, Machine(), ""),
+        ({"script": "-m package"}, Machine(), ""),
+        ({"script": "-m package.nothing"}, Machine(), "package package of"),
+        ({"script": "-m a;b"}, Machine(), "'a;b' is no module's name"),
+        ({"nproc_per_node": 2}, Machine(), ""),
+        ({"nproc_per_node": -1}, Machine(), "nproc_per_node is -1"),
+        ({"nproc_per_node": 2}, gpu_machine(8), "2 ranks on 8 GPUs"),
+        ({"nproc_per_node": 8}, gpu_machine(8), ""),
+        ({"steps": 4}, Machine(), "4 steps are over before 5 of warm-up are"),
+        ({"nnodes": 2, "node_rank": "0"}, gpu_machine(8), "2 nodes cannot meet at 'localhost'"),
+    ],
+)
+def test_what_keeps_a_run_from_starting_is_found(tmp_path, recipe, machine, word):
+    for name in ("sub/train.py", "sub/inner.py", "package/__init__.py", "package/train.py", "package/__main__.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    fatal = [one.message for one in Torchrun().check(made(tmp_path, machine, step=STEP, **recipe)) if one.fatal]
+    assert [word in message for message in fatal] == [True] * bool(word)
+
+
+def test_a_module_that_may_be_installed_is_warned_of(tmp_path):
+    (finding,) = Torchrun().check(made(tmp_path, step=STEP, script="-m elsewhere.train"))
+    assert not finding.fatal and "has to be installed where the run happens" in finding.message
+
+
+def test_the_hint_names_a_script_that_lies_in_cwd(tmp_path):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub/inner.py").touch()
+    (finding,) = Torchrun().check(made(tmp_path, step=STEP, script="inner.py", cwd="sub"))
+    assert "--set script=sub/inner.py" in finding.hint
+
+
+def test_it_is_unsure_of_json_lines_and_knows_no_others():
+    backend = Torchrun()
+    assert backend.recognise(["hello", '{"step": 3, "loss": 2.0}']) == 0.2
+    assert (
+        backend.recognise(['{"step": 3}', '{"a": 1}', "{", "step 3 loss 2", 'madlite-step {"n": 3, "loss": 2.0}'])
+        == 0.0
+    )
+    assert [step.n for step in steps(read(None, '{"step": 3, "loss": 2.0}'))] == [3]
+
+
+@given(
+    st.lists(
+        st.text(max_size=30) | st.sampled_from(['{"step": 1, "loss": 2}', '{"n"', "step 1 loss 2 tps 3", "}", "{"])
+    )
+)
+def test_no_text_upsets_the_readers(tmp_path_factory, texts):
+    folder = tmp_path_factory.getbasetemp()
+    for plan in (made(folder, step=STEP), made(folder, json=True), None):
+        for text in ("".join(texts), *texts):
+            for event in read(plan, text):
+                assert event.n >= 0 and all(isinstance(value, float) for value in event.values.values())
+
+
+SCRIPT = r"""
+import json, os, re, sys
+rank = int(os.environ["RANK"])
+if rank == 0:
+    told = {name: os.environ[name] for name in os.environ if re.match("MADLITE_(?!PYTHON|RUN_)", name)}
+    print("TOLD", json.dumps([sys.argv[1:], os.getcwd(), told, os.environ["WORLD_SIZE"]]), flush=True)
+    for n in range(20):
+        print(f"it {n} loss {3 - n / 10} speed {1000 + n}", flush=True)
+"""
+
+
+def run(folder, *words: str, **more):
+    command = [sys.executable, "-m", "madlite", "run", "--runtime", "host", *words]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=100, **more)
+
+
+def rows(folder):
+    with (folder / "perf.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.training
+def test_a_card_of_one_s_own_runs_with_its_words_and_gives_its_row(tmp_path):
+    work = tmp_path / "a folder with 'quotes' and $HOME"
+    (work / "sub dir").mkdir(parents=True)
+    (work / "my train.py").write_text(SCRIPT)
+    odd = ["--lr", "1e-3", "two words", "$(touch canary)", 'q"q', "-x"]
+    recipe = {
+        "script": "my train.py", "cwd": "sub dir", "nproc_per_node": 2, "steps": 20, "seq_len": 64, "micro_batch": 3,
+        "precision": "bf16", "strategy": "own; touch canary", "mode": "pretrain", "per_gpu": False,
+        "step": r"it (?P<n>\d+) loss (?P<loss>\S+) speed (?P<samples_per_s_per_gpu>\S+)",
+    }  # fmt: skip
+    args = " ".join("'" + word + "'" for word in odd)
+    card = {"name": "my_ddp", "backend": "torchrun", "n_gpus": "-1", "args": args, "recipe": recipe}
+    (work / "models.json").write_text(json.dumps([card]))
+    done = run(work, "--tags", "my_ddp")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (log,) = work.glob("madlite_runs/*/run.log")
+    words, cwd, told, world = json.loads(re.search(r"TOLD (.*)", log.read_text())[1])
+    assert (words, cwd, world) == (odd, str(work / "sub dir"), "2")
+    assert told == {
+        "MADLITE_MODE": "pretrain", "MADLITE_PRECISION": "BF16", "MADLITE_SEQ_LEN": "64", "MADLITE_MICRO_BATCH": "3",
+        "MADLITE_STEPS": "20", "MADLITE_WARMUP_STEPS": "5", "MADLITE_STRATEGY": "own; touch canary",
+    }  # fmt: skip
+    (row,) = rows(work)
+    assert (row["metric"], row["status"], row["mode"]) == ("samples_per_s_per_gpu", "SUCCESS", "pretrain")
+    assert float(row["performance"]) == statistics.median(range(1005, 1020)) / 2
+    assert "divided by the number of ranks" in done.stdout
+    assert not list(tmp_path.rglob("canary"))
+
+
+@pytest.mark.training
+def test_a_module_is_run_and_a_script_of_no_card_too(tmp_path):
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package/__init__.py").touch()
+    (tmp_path / "package/train.py").write_text(SCRIPT)
+    pattern = r"step=it (?P<n>\d+) loss (?P<loss>\S+) speed (?P<tokens_per_s_per_gpu>\S+)"
+    done = run(tmp_path, "--tags", "torchrun_script", "--set", "script=-m package.train", "--set", pattern)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert rows(tmp_path)[0]["performance"] == "1012"
+
+
+@pytest.mark.training
+@pytest.mark.timeout(240)
+def test_the_sample_trains_with_ddp_and_with_fsdp_on_two_ranks(tmp_path):
+    losses = {}
+    for strategy in ("ddp", "fsdp"):
+        done = run(
+            tmp_path, "--tags", f"torchrun_ddp_tiny:strategy={strategy}", "--set", "steps=14", "--precision", "FP32"
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        log = max(tmp_path.glob("madlite_runs/*/run.log"), key=lambda path: path.stat().st_mtime_ns)
+        told = [json.loads(text) for text in re.findall(r"^step (\{.*\})", log.read_text(), re.MULTILINE)]
+        assert [one["step"] for one in told] == list(range(1, 15)) and "--nproc_per_node 2" in (
+            log.parent / "run.sh"
+        ).read_text()
+        losses[strategy] = [one["loss"] for one in told]
+        row = rows(tmp_path)[-1]
+        median = statistics.median(one["tokens_per_s_per_gpu"] for one in told[5:])
+        assert float(row["performance"]) == pytest.approx(median, rel=1e-5) and row["precision"] == "FP32"
+    assert losses["ddp"][-1] < losses["ddp"][0]
+    # in FP32 both do the same sums: the gradients of all ranks, whoever holds the weights
+    assert losses["fsdp"] == pytest.approx(losses["ddp"], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "card 'torchrun_script' names no script to run"),
+        (["--set", "script=train.py"], "nothing says how a step of the log is read"),
+        (["--set", "script=nothing.py", "--set", f"step={STEP}"], "script nothing.py is not there"),
+        (["--set", "script=train.py", "--set", "step=("], "is no regular expression"),
+    ],
+)
+def test_the_command_ends_with_code_4_and_no_row(tmp_path, monkeypatch, capsys, words, told):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    assert call(["run", "--tags", "torchrun_script", *words]) == 4
+    said = "".join(capsys.readouterr())
+    assert told in said and " hint: " in said and "Traceback" not in said
+    assert not (tmp_path / "perf.csv").exists()

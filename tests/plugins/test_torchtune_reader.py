@@ -1,0 +1,227 @@
+"""torchtune's logs: real ones of 0.6.1, fields in any order, bars, files beside the log, and lines that were cut."""
+
+from __future__ import annotations
+
+import math
+import shutil
+
+import pytest
+
+from madlite.measure.mad import mad_metrics
+from madlite.measure.steps import Steps
+from madlite.types import EffectiveConfig, Ended, Line, Phase, Quantity, Step, Summary
+from madlite_plugins.hf.reader import recognise as hf_recognises
+from madlite_plugins.torchtitan.reader import recognise as torchtitan_recognises
+from madlite_plugins.torchtune.backend import Torchtune
+from madlite_plugins.torchtune.reader import TorchtuneReader, recognise
+from tests.plugins.logs import LOGS, events, lines, read, steps
+
+TPS = Quantity.TOKENS_PER_S_PER_GPU
+STDOUT = "torchtune-0.6.1-full-singledevice-cpu-stdoutlogger.log"
+BARS = "torchtune-0.6.1-full-singledevice-cpu.log"
+BAR = "1|3|Loss: 6.914547443389893:  38%|███▊      | 3/8 [00:02<00:03,  1.35it/s]"
+
+
+def told(name: str) -> dict[str, str]:
+    found = events(TorchtuneReader(), name)
+    return {key: value for event in found if isinstance(event, EffectiveConfig) for key, value in event.values.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        (STDOUT, 8),
+        (BARS, 20),
+        ("torchtune-0.6.1-lora-singledevice-cpu.log", 20),
+        ("torchtune-0.6.1-full-distributed-2rank-cpu.log", 12),
+        ("torchtune-0.6.1-full-distributed-cpu-memstats-FAIL.log", 0),
+        ("torchtune-0.6.1-full-singledevice-cpu.disklogger.txt", 20),
+        ("torchtune-0.6.1-lora-singledevice-cpu.disklogger.txt", 20),
+        ("torchtune-0.6.1-full-distributed-2rank-cpu.disklogger.txt", 12),
+        ("torchtune-madlite-tiny_lora-cpu.log", 20),
+        ("torchtune-madlite-tiny_full-2ranks-cpu.log", 20),
+        ("torchtune-memory-made-up-numbers.txt", 20),
+    ],
+)
+def test_every_step_of_a_real_log_is_read_once(name, count):
+    found = steps(events(TorchtuneReader(), name))
+    assert list(Steps(found).numbers()) == list(range(1, count + 1))
+    assert all(math.isfinite(step.values[Quantity.LOSS]) for step in found)
+
+
+def test_a_step_line_behind_a_bar_has_all_its_numbers():
+    third = next(step for step in steps(events(TorchtuneReader(), STDOUT)) if step.n == 3)
+    assert third.values == {
+        Quantity.LOSS: 6.914547443389893,
+        Quantity.LEARNING_RATE: 0.001,
+        TPS: 942.6035766601562,
+        Quantity.GRAD_NORM: 1.2508585453033447,
+    }
+
+
+def test_fields_come_in_any_order_and_unknown_ones_are_left_out():
+    text = (
+        "Step 7 | peak_memory_alloc:61.2 num_tokens:9 peak_memory_reserved:70.5 lr:2e-05 loss:1.5 "
+        "peak_memory_active:61.9 tokens_per_second_per_gpu:2,942.6 "
+    )
+    (step,) = steps(read(TorchtuneReader(), text))
+    assert step.n == 7 and step.values == {
+        Quantity.MEMORY_ALLOCATED_GIB: 61.2,
+        Quantity.MEMORY_RESERVED_GIB: 70.5,
+        Quantity.MEMORY_USED_GIB: 61.9,
+        Quantity.LEARNING_RATE: 2e-05,
+        Quantity.LOSS: 1.5,
+        TPS: 2942.6,
+    }
+
+
+@pytest.mark.parametrize("text", ["Step 2 | loss:nan lr:0.001 ", BAR.replace("6.914547443389893", "nan")])
+def test_a_loss_that_is_no_number_is_told(text):
+    (step,) = steps(read(TorchtuneReader(), text))
+    assert math.isnan(step.values[Quantity.LOSS])
+
+
+def test_a_number_that_was_cut_is_none():
+    reader = TorchtuneReader()
+    whole = "Step 1 | loss:6.5 lr:0.001 tokens_per_second_per_gpu:4094.4 "
+    first, second = steps(read(reader, whole, "Step 2 | loss:6.5 lr:0.001 tokens_per_second_per_gpu:40"))
+    assert first.values[TPS] == 4094.4
+    assert second.values == {Quantity.LOSS: 6.5, Quantity.LEARNING_RATE: 0.001}
+
+
+def test_a_log_without_its_trailing_spaces_keeps_its_speeds():
+    texts = (f"Step {n} | loss:6.5 lr:0.001 tokens_per_second_per_gpu:{n}00.5" for n in range(1, 5))
+    assert [step.values.get(TPS) for step in steps(read(TorchtuneReader(), *texts))] == [None, 200.5, 300.5, 400.5]
+
+
+def test_the_file_that_the_log_names_gives_the_speeds_that_bars_lack(tmp_path):
+    reader, folder = TorchtuneReader(), tmp_path / "output/logs"
+    folder.mkdir(parents=True)
+    shutil.copy(LOGS / "torchtune-0.6.1-full-singledevice-cpu.disklogger.txt", folder / "log_1795219405.txt")
+    (folder / "log_1.txt").write_text("Step 1 | loss:1.0 tokens_per_second_per_gpu:1.0 \n")
+    all_of = Steps([*steps(events(reader, BARS)), *reader.finish(tmp_path)])
+    assert all_of.count() == 20
+    assert all_of.curve(TPS).values[1] == 4094.466552734375 and len(all_of.curve(TPS).values) == 20
+
+
+def test_a_file_is_not_read_where_the_log_has_the_speeds_or_names_none(tmp_path):
+    (tmp_path / "log_1795219405.txt").write_text("Step 1 | loss:1.0 tokens_per_second_per_gpu:1.0 \n")
+    complete, nameless = TorchtuneReader(), TorchtuneReader()
+    read(complete, "Writing logs to /x/log_1795219405.txt", "Step 1 | loss:2.0 tokens_per_second_per_gpu:2.0 ")
+    read(nameless, BAR)
+    assert list(complete.finish(tmp_path)) == [] and list(nameless.finish(tmp_path)) == []
+    missing = TorchtuneReader()
+    read(missing, "Writing logs to /x/log_99.txt")
+    assert list(missing.finish(tmp_path)) == [] and list(missing.finish(tmp_path / "nowhere")) == []
+
+
+def test_the_bar_is_silent_once_lines_have_every_step_and_counts_where_they_have_not():
+    line = "Step 2 | loss:6.5 tokens_per_second_per_gpu:5.0 "
+    assert [step.n for step in steps(read(TorchtuneReader(), line, BAR))] == [2]
+    config = ("Running LoRAFinetuneRecipeDistributed with resolved config:", "log_every_n_steps: 2")
+    assert [step.n for step in steps(read(TorchtuneReader(), *config, line, BAR))] == [2, 3]
+
+
+def test_what_a_run_is_given_comes_from_its_configuration_and_its_length_from_the_bar():
+    assert told(STDOUT) == {
+        "micro_batch": "4",
+        "gradient_accumulation_steps": "1",
+        "steps": "8",
+        "epochs": "1",
+        "log_freq": "1",
+        "dtype": "fp32",
+        "seq_len": "256",  # the tokenizer's, not the model's 2048
+        "packed": "false",
+    }
+    assert told("torchtune-0.6.1-full-distributed-2rank-cpu.log")["steps"] == "12", "asked for 20, the data had 12"
+    assert told("torchtune-0.6.1-lora-singledevice-cpu.log")["warmup_steps"] == "5"
+
+
+def test_epochs_make_a_run_longer():
+    found = read(TorchtuneReader(), "Running XRecipe with resolved config:", "epochs: 3", "seed: null", BAR)
+    assert [event.values for event in found if isinstance(event, EffectiveConfig)] == [{"epochs": "3"}, {"steps": "24"}]
+
+
+@pytest.mark.parametrize("name", ["torchtune-madlite-tiny_lora-cpu.log", "torchtune-madlite-tiny_full-2ranks-cpu.log"])
+def test_madlite_s_own_runs_have_every_speed_on_stdout(name):
+    found = steps(events(TorchtuneReader(), name))
+    assert len(Steps(found).curve(TPS).values) == 20
+    assert told(name)["steps"] == "20" and told(name)["packed"] == "true"
+
+
+def test_mad_s_figures_of_a_disk_log_are_its_script_s():
+    all_of = Steps(steps(events(TorchtuneReader(), "torchtune-memory-made-up-numbers.txt")))
+    metrics, _ = mad_metrics(Torchtune().result_rule().mad, all_of, {}, {})
+    assert (
+        {metric.metric: metric.text for metric in metrics}
+        == {
+            "max_memory_alloc": "117.59",  # the 11th step's; earlier ones are higher
+            "avg_tokens_per_s_per_gpu": f"{sum(all_of.curve(TPS).values[10:]) / 10:.6g}",
+        }
+    )
+
+
+@pytest.mark.parametrize("name", [STDOUT, "torchtune-0.6.1-lora-singledevice-cpu.log"])
+def test_the_saved_checkpoint_ends_a_run(name):
+    assert sum(isinstance(event, Ended) for event in events(TorchtuneReader(), name)) == 1
+
+
+def test_the_saved_adapter_ends_a_run_too():
+    text = "Please note that you have set adapter_only=True, so only adapter weights will be saved."
+    assert [type(event) for event in read(TorchtuneReader(), text)] == [Ended]
+
+
+def test_the_summary_of_mad_s_script_is_read():
+    texts = ("Max memory alloc (last half): 137.2001576423645", "Average tokens/s/gpu (last half): 92.0694")
+    found = [event.values for event in read(TorchtuneReader(), *texts) if isinstance(event, Summary)]
+    assert found == [{texts[0][:28]: "137.2001576423645"}, {texts[1][:32]: "92.0694"}]
+
+
+def test_a_second_training_in_a_log_begins_anew():
+    reader, text = TorchtuneReader(), (LOGS / STDOUT).read_bytes()
+    found = [event for line in lines(text + b"\n" + text) for event in reader.feed(line)]
+    begun = [place for place, event in enumerate(found) if isinstance(event, Phase) and event.begins]
+    assert len(begun) == 1
+    assert [{step.n for step in steps(part)} for part in (found[: begun[0]], found[begun[0] :])] == [
+        set(range(1, 9))
+    ] * 2
+
+
+def test_both_ranks_configurations_are_one_training():
+    assert not any(
+        isinstance(event, Phase)
+        for event in events(TorchtuneReader(), "torchtune-0.6.1-full-distributed-2rank-cpu.log")
+    )
+
+
+@pytest.mark.parametrize("path", sorted(LOGS.glob("torchtune-*")), ids=lambda path: path.name)
+def test_torchtune_s_logs_are_recognised_by_its_backend_alone(path):
+    head = [line.text for line in lines(path.read_bytes())][:200]
+    assert recognise(head) >= 0.9 and hf_recognises(head) == torchtitan_recognises(head) == 0
+
+
+@pytest.mark.parametrize(
+    "path", sorted(LOGS.glob("[!t]*")) + sorted(LOGS.glob("torchtitan-*")), ids=lambda path: path.name
+)
+def test_other_logs_are_not(path):
+    head = [line.text for line in lines(path.read_bytes()[:200_000])]
+    assert recognise(head) == 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Step | loss:1",
+        "Step 5 | ",
+        "Step 99999999999999999999 | loss:1.0 ",
+        "x: " * 500,
+        "1|2|Loss: : 3%|",
+        "Step 1 | a:b ",
+    ],
+)
+def test_nonsense_is_no_step(text):
+    assert steps(list(TorchtuneReader().feed(Line(text=text)))) == []
+
+
+def test_ranks_have_no_part_in_it():
+    assert {step.rank for step in steps(events(TorchtuneReader(), BARS)) if isinstance(step, Step)} == {None}
