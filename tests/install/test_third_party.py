@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,8 +17,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "plugins.md"
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    """The package of the page, installed into a folder of its own."""
+def source(tmp_path_factory):
+    """The package of the page, as its author has it."""
     root = tmp_path_factory.mktemp("tiny-backend")
     blocks = re.findall(r"```\w+\n(?:# |\{# )([\w./-]+)(?: #\})?\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert [name for name, _ in blocks] == [
@@ -25,13 +26,22 @@ def site(tmp_path_factory):
         "tiny_backend/__init__.py",
         "tiny_backend/train.py",
         "tiny_backend/templates/tiny/run.sh.j2",
+        "tests/test_tiny.py",
+        "tests/tiny.log",
+        "tiny.md",
     ]
     for name, text in blocks:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
+    return root
+
+
+@pytest.fixture(scope="module")
+def site(source, tmp_path_factory):
+    """The package, installed into a folder of its own."""
     target = tmp_path_factory.mktemp("site")
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--target"]
-    subprocess.run([*pip, str(target), str(root)], check=True, capture_output=True)
+    subprocess.run([*pip, str(target), str(source)], check=True, capture_output=True)
     return target
 
 
@@ -51,6 +61,29 @@ def test_its_card_is_found_and_run(site, tmp_path):
     assert (row["precision"], row["batch_size"]) == ("BF16", "2")
     (log,) = tmp_path.glob("madlite_runs/*/run.log")
     assert "learning rate 0.01" in log.read_text()
+
+
+def kit(source, site):
+    """Run the package's own tests."""
+    env = {**os.environ, "PYTHONPATH": str(site)}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"]
+    return subprocess.run(command, cwd=source, env=env, capture_output=True, text=True, timeout=90)
+
+
+def test_it_conforms_and_its_tests_say_so(source, site):
+    done = kit(source, site)
+    assert done.returncode == 0 and "13 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_what_it_breaks_its_tests_say_with_what_to_do(source, site, tmp_path):
+    broken = tmp_path / "tiny"
+    shutil.copytree(source, broken)
+    (broken / "tiny.md").write_text("Backend tiny.")
+    (broken / "tests/tiny.log").write_text("step=1 tps=2,001 loss=5.000\n")
+    done = kit(broken, site)
+    assert done.returncode == 1 and "2 failed, 11 passed" in done.stdout, done.stdout + done.stderr
+    assert "log tiny.log: 1 training steps were read, 3 are stated (compare the pattern" in done.stdout
+    assert "setting lr: tiny.md does not name it (write `lr` and what it means into tiny.md)" in done.stdout
 
 
 def test_it_is_listed_with_its_version_and_can_be_switched_off(site, tmp_path):

@@ -1,0 +1,57 @@
+"""The checks by name, and what runs them: all flaws are collected, whatever a check meets."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TypeAlias
+
+from madlite.testing.flaws import Flaw
+from madlite.testing.fuzz import check_fuzz
+from madlite.testing.members import check_finish, check_members
+from madlite.testing.naming import check_names
+from madlite.testing.pages import check_docs
+from madlite.testing.purity import check_purity
+from madlite.testing.quoting import check_quoting
+from madlite.testing.reading import check_reading
+from madlite.testing.recognising import check_recognising
+from madlite.testing.results import check_results
+from madlite.testing.scripts import check_rendering, check_scripts
+from madlite.testing.secrets import check_secrets
+from madlite.testing.subject import Subject, raised
+
+Check: TypeAlias = Callable[[Subject, Path], Iterable[Flaw]]
+"""A check gets the subject and an empty folder of its own."""
+FEW, MANY = 3, 12  # plans whose scripts are read with odd values: of a sample, of all
+ROUNDS, FEW_ROUNDS = 30, 6  # of broken logs, likewise
+
+CHECKS: dict[str, Check] = {
+    "members": lambda subject, folder: check_members(subject),
+    "names": lambda subject, folder: check_names(subject),
+    "rendering": lambda subject, folder: check_rendering(subject),
+    "scripts": check_scripts,
+    "quoting": lambda subject, folder: check_quoting(subject, folder, MANY if subject.most is None else FEW),
+    "secrets": lambda subject, folder: check_secrets(subject, MANY if subject.most is None else FEW),
+    "purity": lambda subject, folder: check_purity(subject),
+    "reading": lambda subject, folder: check_reading(subject),
+    "finish": check_finish,
+    "fuzz": lambda subject, folder: check_fuzz(subject, ROUNDS if subject.most is None else FEW_ROUNDS),
+    "recognising": lambda subject, folder: check_recognising(subject),
+    "results": check_results,
+    "docs": lambda subject, folder: check_docs(subject),
+}
+
+
+def run_check(name: str, subject: Subject) -> list[Flaw]:
+    """Return what one check finds; a check that cannot go on says so and keeps what it found before."""
+    found: list[Flaw] = []
+    with tempfile.TemporaryDirectory(prefix="madlite_kit_") as folder:
+        try:
+            for flaw in CHECKS[name](subject, Path(folder)):
+                if flaw not in found:
+                    found.append(flaw)
+        except Exception as error:  # noqa: BLE001 - the border to the backend under test
+            mend = "mend this first; the rest of this check was not done"
+            found.append(Flaw(check=name, where=f"backend {subject.name}", what=raised(error), mend=mend))
+    return found

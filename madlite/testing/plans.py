@@ -1,0 +1,137 @@
+"""Card, machine and what is asked → plan and files, as a run makes them, but without a machine and a command line."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from madlite.plan.context import Context
+from madlite.plan.given import Given, layers
+from madlite.plan.make import make_plan
+from madlite.plan.options import Options
+from madlite.plan.place import Choice
+from madlite.plan.render import Rendered, render
+from madlite.plan.values import asked_values
+from madlite.recipe_book import RecipeBook, read_book
+from madlite.recipes import RecipeBackend, bare_name
+from madlite.testing.machines import name_of
+from madlite.types import Backend, Card, Draft, Machine, Request, RunPlan, Value
+
+OFFLINE = ("env.HF_HUB_OFFLINE", "1")  # as a run finds it whose assets are all there
+WORKSPACE = Path("/workspace-of-the-kit")  # is not there, so that nothing of a real folder shows in a plan
+
+
+class Case(Value, frozen=True):
+    """One thing to plan: a card on a machine, with what is asked for as --set would."""
+
+    card: Card
+    machine: Machine
+    asked: tuple[tuple[str, str], ...] = ()
+
+    def __str__(self) -> str:
+        words = " ".join(f"{key}={value}" for key, value in self.asked)
+        return f"card {self.card.name} on {name_of(self.machine)}" + (f" with {words}" if words else "")
+
+
+class Made(Value, frozen=True):
+    """What became of a case: one of its drafts, its plan and its files."""
+
+    case: Case
+    draft: Draft
+    plan: RunPlan
+    files: tuple[Rendered, ...]
+
+
+def list_cases(
+    backend: Backend, cards: Sequence[Card], machines: Sequence[Machine], asks: Iterable[Mapping[str, str]] = ()
+) -> Iterator[Case]:
+    """Yield every card on every machine: as it is, offline, as `asks` says, and for each release of a recipe book.
+
+    The runs of a book for other GPUs are asked for on the first machine, and its recipes that no card names with a card
+    made up for each.
+    """
+    wanted = [(), (OFFLINE,), *(tuple(one.items()) for one in asks)]
+    book = read_book(backend.book) if isinstance(backend, RecipeBackend) else RecipeBook()
+    named = {card.recipe for card in cards if isinstance(card.recipe, str)}
+    spare = [_card_of(backend.name, recipe) for recipe in book.recipes if recipe not in named]
+    for card in (*cards, *spare):
+        for machine in machines:
+            others = {one.device for one in machines} if machine is machines[0] else None
+            for asked in (*wanted, *_of_book(book, card, others)):
+                yield Case(card=card, machine=machine, asked=asked)
+
+
+def ask(backend: Backend, case: Case, options: Options) -> Sequence[Draft]:
+    """Return the drafts of a case.
+
+    Raises:
+        UsageProblem: the backend refuses it.
+    """
+    request = _request(case)
+    asked = asked_values(layers(request, Context(), options))
+    return backend.expand(replace(request, settings=asked), case.machine)
+
+
+def plan_of(backend: Backend, case: Case, draft: Draft, options: Options) -> RunPlan:
+    """Return the plan of a draft.
+
+    Raises:
+        UsageProblem: a value does not fit its key.
+    """
+    given = Given(
+        run_id="kit",
+        request=_request(case),
+        backend=backend.name,
+        draft=draft,
+        machine=case.machine,
+        options=options,
+        context=Context(),
+        runtime=Choice(runtime=options.runtime or "docker", origin="kit"),
+        args=case.card.args,
+    )
+    return make_plan(given)
+
+
+def options_of(
+    case: Case, workspace: Path = WORKSPACE, runtime: str = "", environ: Mapping[str, str] | None = None
+) -> Options:
+    """Return the options by which a case is asked for."""
+    return Options(
+        workspace=workspace,
+        output=workspace / "perf.csv",
+        runtime=runtime,
+        sets=case.asked,
+        environ=dict(environ or {}),
+    )
+
+
+def finish(backend: Backend, case: Case, draft: Draft, search: Sequence[Path], options: Options) -> Made:
+    """Return a draft with its plan and files.
+
+    Raises:
+        UsageProblem: a value does not fit its key, or a template has a mistake.
+    """
+    plan = plan_of(backend, case, draft, options)
+    return Made(case=case, draft=draft, plan=plan, files=render(plan, search))
+
+
+def _request(case: Case) -> Request:
+    return Request(card=case.card, tag=case.card.name)
+
+
+def _card_of(backend: str, recipe: str) -> Card:
+    return Card(name=f"recipe_{recipe}", root=WORKSPACE, source="the kit", backend=backend, recipe=recipe, n_gpus="-1")
+
+
+def _of_book(book: RecipeBook, card: Card, known: Collection[str] | None) -> Iterator[tuple[tuple[str, str], ...]]:
+    """Yield what can be asked of a card's runs: each release, and, given those that are known, each other GPU."""
+    runs = [run for run in book.runs if bare_name(card) in run.cards]
+    for release in sorted({release for run in runs for release in run.releases}):
+        yield (("release", release),)
+    seen = {(release, device) for run in runs for release in run.releases or ("",) for device in run.devices}
+    for release, device in sorted(seen) if known is not None else ():
+        if device not in (known or ()):
+            asked = (("release", release), ("recipe_device", device))
+            yield tuple((key, value) for key, value in asked if value)

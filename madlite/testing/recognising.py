@@ -1,0 +1,87 @@
+"""recognise() answers from 0 to 1, and leaves the logs of others to their owners."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Iterator, Sequence
+
+from madlite.testing.flaws import Flaw
+from madlite.testing.known import HEADS
+from madlite.testing.subject import Subject, lines_of, raised
+from madlite.types import Backend
+
+CHECK = "recognising"
+_HEAD = 500  # lines, as many as a log's owner is looked for in
+_ODD: tuple[tuple[str, ...], ...] = (
+    (),
+    ("",),
+    ("\x00\ufffd" * 100,),
+    ("nothing that any framework prints",),
+    ("x" * 65_536,),
+    ("Traceback (most recent call last):",),
+)
+_MEND = "be as sure as the lines are yours alone: 0.9 a prefix of your own, 0.5 a step line, 0.0 nothing"
+
+
+def check_recognising(subject: Subject) -> Iterator[Flaw]:
+    """Yield answers that are no certainty, and logs of others that are claimed."""
+    for head in _ODD:
+        sure = yield from _asked(subject, head, f"{head!r:.40}")
+        if sure and head[:1] != ("Traceback (most recent call last):",):
+            where = f"recognise of {head!r:.40}"
+            yield Flaw(check=CHECK, where=where, what=f"it answered {sure:g} of what is no log", mend=_MEND)
+    for path in subject.logs:
+        own = _head(subject.bytes[path])
+        sure = yield from _asked(subject, own, f"log {path.name}")
+        yield from _claimed_by_others(subject, path.name, own, sure)
+    for owner, begin in HEADS.items():
+        yield from _foreign(subject, f"a log of {owner}", owner, begin)
+    for path, owner in subject.foreign.items():
+        yield from _foreign(subject, f"log {path.name} of {owner}", owner, _head(path.read_bytes()))
+
+
+def _head(data: bytes) -> list[str]:
+    return [line.text for line in lines_of(data)[:_HEAD]]
+
+
+def _asked(subject: Subject, head: Sequence[str], where: str) -> Generator[Flaw, None, float]:
+    """Yield what is wrong with the answer, and return it as a number."""
+    try:
+        sure = subject.backend.recognise(head)
+    except Exception as error:  # noqa: BLE001 - the border to the backend under test
+        what = f"it raised {raised(error)}"
+        yield Flaw(check=CHECK, where=f"recognise of {where}", what=what, mend="answer 0.0")
+        return 0.0
+    if isinstance(sure, bool) or not isinstance(sure, (int, float)) or not 0 <= sure <= 1 or math.isnan(sure):
+        mend = "answer a number from 0.0 to 1.0"
+        yield Flaw(check=CHECK, where=f"recognise of {where}", what=f"it answered {sure!r}", mend=mend)
+        return 0.0
+    return float(sure)
+
+
+def _claimed_by_others(subject: Subject, name: str, head: Sequence[str], sure: float) -> Iterator[Flaw]:
+    """Yield that another installed backend is as sure of a log that is this one's."""
+    for other, backend in subject.others.items():
+        theirs = _certainty(backend, head)
+        if sure and theirs >= sure:
+            what = f"backend {other} is {theirs:g} sure of it, this one {sure:g}"
+            mend = "know your own log better: a line that no other framework prints"
+            yield Flaw(check=CHECK, where=f"log {name}", what=what, mend=mend)
+
+
+def _foreign(subject: Subject, where: str, owner: str, head: Sequence[str]) -> Iterator[Flaw]:
+    if owner == subject.name:
+        return
+    backend = subject.others.get(owner)
+    theirs = _certainty(backend, head) if backend is not None else 0.5
+    sure = yield from _asked(subject, head, where)
+    if sure and sure >= theirs:
+        what = f"it answered {sure:g}, its owner {theirs:g}"
+        yield Flaw(check=CHECK, where=f"recognise of {where}", what=what, mend=_MEND)
+
+
+def _certainty(backend: Backend, head: Sequence[str]) -> float:
+    try:
+        return float(backend.recognise(head))
+    except Exception:  # noqa: BLE001 - another backend's mistake is not this one's
+        return 0.0

@@ -1,0 +1,150 @@
+"""What is rendered: every file is well-formed, every script passes bash and shellcheck."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+
+from madlite.process import capture
+from madlite.testing.flaws import Flaw
+from madlite.testing.plans import Made
+from madlite.testing.subject import Subject
+
+CHECK = "rendering"
+_LIMIT_S = 120.0
+_AT_ONCE = 40  # scripts for one shellcheck
+# loops over one word, code behind an exit, variables of a branch that is not here: written for other values
+_RENDERED = "SC2034,SC2043,SC2317"
+_NO_SHELLCHECK = "pip install 'madlite[testing]', or your system's package shellcheck"
+
+
+def check_rendering(subject: Subject) -> Iterator[Flaw]:
+    """Yield cases that cannot be planned or rendered, and cards that no machine has a run for."""
+    made, flaws, _ = subject.planned
+    yield from flaws
+    if not subject.cards:
+        mend = 'name cards: cards = [{"name": …, "backend": …}], or the path of a models.json'
+        yield Flaw(check=CHECK, where=f"backend {subject.name}", what="there is no card to plan for", mend=mend)
+    if subject.most is None:  # else what it is not refused for may not be in the sample
+        yield from _never(subject)
+    seen: set[bytes] = set()
+    for one in made:
+        yield from _broken_files(one, seen)
+
+
+def check_scripts(subject: Subject, folder: Path) -> Iterator[Flaw]:
+    """Yield what bash and shellcheck say of every script; `folder` is where they are written to be looked at."""
+    bash, shellcheck = shutil.which("bash"), find_shellcheck()
+    if bash is None:
+        mend = "install bash, which every run needs"
+        yield Flaw(check="scripts", where="this machine", what="there is no bash to check scripts with", mend=mend)
+        return
+    written = dict(_written(subject.made, folder))
+    for path, where in written.items():
+        ran = capture([bash, "-n", str(path)], limit_s=_LIMIT_S)
+        if not ran.ok:
+            yield Flaw(check="scripts", where=where, what=f"bash: {_first(ran.stderr, path)}", mend="see bash -n")
+    if shellcheck is None:
+        what = "there is no shellcheck to check scripts with"
+        yield Flaw(check="scripts", where="this machine", what=what, mend=_NO_SHELLCHECK)
+        return
+    paths, seen = list(written), set()
+    for at in range(0, len(paths), _AT_ONCE):
+        for flaw in _shellcheck(shellcheck, paths[at : at + _AT_ONCE], written):
+            if flaw.what not in seen:  # one template has the same fault in every script
+                seen.add(flaw.what)
+                yield flaw
+
+
+def find_shellcheck() -> str | None:
+    """Return where shellcheck is: on PATH, or beside this Python, where its package puts it."""
+    beside = Path(sys.executable).with_name("shellcheck")
+    return shutil.which("shellcheck") or (str(beside) if beside.is_file() else None)
+
+
+def parsed(path: str, data: bytes) -> object:
+    """Return what a file of the run folder holds, as text where it is of no kind that is known.
+
+    Raises:
+        ValueError: it is not of the kind that its name says.
+    """
+    suffix = PurePosixPath(path).suffix
+    text = data.decode("utf-8", "surrogateescape")
+    if suffix == ".json":
+        return json.loads(text)
+    if suffix == ".toml":
+        import tomli
+
+        return tomli.loads(text)
+    if suffix in (".yaml", ".yml"):
+        import yaml
+
+        try:
+            return list(yaml.safe_load_all(text))
+        except yaml.YAMLError as error:
+            raise ValueError(" ".join(str(error).split())) from None
+    return text
+
+
+def _never(subject: Subject) -> Iterator[Flaw]:
+    made, flaws, refused = subject.planned
+    told = {one.case.card.name for one in made} | {flaw.where.split()[1] for flaw in flaws}
+    given = {card.name for card in subject.cards}
+    for name in sorted({case.card.name for case in refused} & given - told):
+        mend = "drop the card, or say with `asks` what has to be asked for"
+        what = "the backend refuses it on every machine"
+        yield Flaw(check=CHECK, where=f"card {name}", what=what, mend=mend)
+
+
+def _broken_files(one: Made, seen: set[bytes]) -> Iterator[Flaw]:
+    for file in one.files:
+        if file.data in seen:
+            continue
+        seen.add(file.data)
+        try:
+            parsed(file.path, file.data)
+        except ValueError as error:
+            where = f"{file.path} of {one.case}"
+            mend = "write values through the filter toml or tojson"
+            yield Flaw(check=CHECK, where=where, what=f"it cannot be read: {error}", mend=mend)
+
+
+def _written(made: Sequence[Made], folder: Path) -> Iterator[tuple[Path, str]]:
+    """Write each script once; yield its path and whose it is."""
+    seen: set[bytes] = set()
+    for one in made:
+        for file in one.files:
+            key = _alike(file.data, one)
+            if PurePosixPath(file.path).suffix != ".sh" or key in seen:
+                continue
+            seen.add(key)
+            path = folder / f"{len(seen)}.sh"
+            path.write_bytes(file.data)
+            yield path, f"{file.path} of {one.case}"
+
+
+def _alike(data: bytes, one: Made) -> bytes:
+    """Return what tells kinds of scripts apart: not names and numbers, by which those of different cards differ."""
+    return re.sub(rb"\d+", b"0", data.replace(one.plan.card.name.encode(), b""))
+
+
+def _shellcheck(tool: str, paths: Sequence[Path], written: Mapping[Path, str]) -> Iterator[Flaw]:
+    ran = capture([tool, "--shell=bash", "--format=json", f"--exclude={_RENDERED}", *map(str, paths)], limit_s=_LIMIT_S)
+    try:
+        told = json.loads(ran.stdout)
+    except ValueError:
+        what = f"shellcheck failed: {ran.stderr.strip()[:200]}"
+        yield Flaw(check="scripts", where="this machine", what=what, mend=_NO_SHELLCHECK)
+        return
+    for one in told:
+        where = f"{written[Path(one['file'])]}, line {one['line']}"
+        mend = f"https://www.shellcheck.net/wiki/SC{one['code']}"
+        yield Flaw(check="scripts", where=where, what=f"shellcheck: {one['message']}", mend=mend)
+
+
+def _first(text: str, path: Path) -> str:
+    return text.strip().splitlines()[0].replace(str(path), "it") if text.strip() else "it cannot be read"

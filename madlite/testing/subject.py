@@ -1,0 +1,193 @@
+"""What is tested: a backend with its cards, logs and pages, and the plans that are made of them once."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from madlite.catalog.cards import make_card, read_cards
+from madlite.errors import MadliteError, UsageProblem
+from madlite.measure.lines import LineSplitter
+from madlite.plugins import Plugins, load_plugins
+from madlite.resources import template_root
+from madlite.testing.flaws import Flaw
+from madlite.testing.limits import limited
+from madlite.testing.machines import MACHINES
+from madlite.testing.plans import Case, Made, ask, finish, list_cases, options_of
+from madlite.types import Backend, Card, Event, Line, Machine, Reader
+
+LOG_LIMIT_S = 60.0  # of this process's time
+CardLike: TypeAlias = Card | Mapping[str, Any] | Path | str
+"""A card, one as models.json writes it, or the path of a models.json."""
+
+
+class Subject:
+    """A backend under test.
+
+    Args:
+        backend: an instance.
+        cards: cards as models.json writes them, or paths of such files.
+        logs: files with the number of training steps in each, None where it is not stated.
+        outputs: folders of files that a run leaves, where the reader's finish() reads some.
+        docs: pages that name every setting, mode and metric.
+        foreign: logs of other backends, with their owner's name, that this one must not claim.
+        asks: values to plan every card with, beside as it is, each as --set would give them: [{"mode": "tune"}].
+        machines: what to plan for.
+        templates: further folders of templates, before the one beside the backend's module.
+        installed: False for a backend that no entry point brings yet.
+        most: at most so many plans, evenly spread; None makes all of them.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        cards: Iterable[CardLike] = (),
+        logs: Mapping[str | Path, int | None] | None = None,
+        *,
+        outputs: Iterable[str | Path] = (),
+        docs: Iterable[str | Path] = (),
+        foreign: Mapping[str | Path, str] | None = None,
+        asks: Iterable[Mapping[str, str]] = (),
+        machines: Sequence[Machine] = MACHINES,
+        templates: Iterable[str | Path] = (),
+        installed: bool = True,
+        most: int | None = None,
+    ) -> None:
+        self.backend = backend
+        self.name = str(getattr(backend, "name", "") or type(backend).__name__)
+        self.cards = tuple(card for given in cards for card in _cards(given))
+        self.logs = {Path(path): count for path, count in (logs or {}).items()}
+        self.outputs = tuple(Path(path) for path in outputs)
+        self.docs = tuple(Path(path) for path in docs)
+        self.foreign = {Path(path): owner for path, owner in (foreign or {}).items()}
+        self.asks = tuple(asks)
+        self.machines = tuple(machines)
+        self.installed = installed
+        self.most = most
+        self._templates = tuple(map(Path, templates))
+
+    @cached_property
+    def plugins(self) -> Plugins:
+        """The installed plugins."""
+        return load_plugins()
+
+    @cached_property
+    def others(self) -> dict[str, Backend]:
+        """The installed backends beside this one."""
+        found = {name: backend for name, (backend, _) in self.plugins.backends().items()}
+        return {name: one for name, one in found.items() if type(one) is not type(self.backend)}
+
+    @cached_property
+    def search(self) -> tuple[Path, ...]:
+        """Where templates are looked for: as in a run, but for the working folder's own."""
+        known = self.plugins.backends() if self.installed else {}
+        mine = [plugin.folder for backend, plugin in known.values() if type(backend) is type(self.backend)]
+        folders = [folder for folder in (*mine, _folder_of(self.backend)) if folder]
+        beside = [place for folder in dict.fromkeys(folders) for place in (folder / "templates", folder)]
+        return (*self._templates, *beside, template_root(None))
+
+    @cached_property
+    def cases(self) -> tuple[Case, ...]:
+        """What is planned."""
+        every = tuple(list_cases(self.backend, self.cards, self.machines, self.asks))
+        if self.most is None or len(every) <= self.most:
+            return every
+        return tuple(every[at * len(every) // self.most] for at in range(self.most))
+
+    @cached_property
+    def planned(self) -> tuple[tuple[Made, ...], tuple[Flaw, ...], tuple[Case, ...]]:
+        """What became of the cases: those that were made, what went wrong, and those that were refused."""
+        made: list[Made] = []
+        flaws: list[Flaw] = []
+        refused: list[Case] = []
+        for case in self.cases:
+            options = options_of(case)
+            try:
+                drafts = ask(self.backend, case, options)
+            except UsageProblem:
+                refused.append(case)
+                continue
+            except Exception as error:  # noqa: BLE001 - the border to the backend under test
+                mend = "expand refuses with madlite.UsageProblem, and raises nothing else"
+                flaws.append(_rendering(case, f"expand raised {raised(error)}", mend))
+                continue
+            try:
+                made += [finish(self.backend, case, draft, self.search, options) for draft in drafts]
+            except Exception as error:  # noqa: BLE001 - as above
+                what = error.message if isinstance(error, MadliteError) else f"planning raised {raised(error)}"
+                mend = f"templates are looked for in {', '.join(map(str, self.search))}"
+                flaws.append(_rendering(case, what, mend))
+        return tuple(made), tuple(flaws), tuple(refused)
+
+    @property
+    def made(self) -> tuple[Made, ...]:
+        """The plans that could be made."""
+        return self.planned[0]
+
+    def spread(self, count: int) -> tuple[Made, ...]:
+        """Return at most so many of the plans, the first of each set of files before others of its kind."""
+        kinds: dict[tuple[object, ...], list[Made]] = {}
+        for one in self.made:
+            kinds.setdefault((one.plan.templates, one.case.machine.vendor), []).append(one)
+        rounds = max(map(len, kinds.values()), default=0)
+        ordered = [group[at] for at in range(rounds) for group in kinds.values() if at < len(group)]
+        return tuple(ordered[:count])
+
+    @cached_property
+    def told(self) -> dict[Path, tuple[Event, ...]]:
+        """What a fresh reader of foreign logs says of each log; nothing of one that it raises at."""
+        return {path: tuple(follow(self.backend.reader(None), [data])) for path, data in self.bytes.items()}
+
+    @cached_property
+    def bytes(self) -> dict[Path, bytes]:
+        """The logs' contents."""
+        return {path: path.read_bytes() for path in self.logs}
+
+
+def follow(reader: Reader, chunks: Iterable[bytes]) -> list[Event]:
+    """Return the events of bytes that come in these pieces, as the engine hands them to a reader.
+
+    Raises:
+        TimeoutError: the reader takes longer than any log of the kit needs.
+    """
+    splitter = LineSplitter(now=lambda: 0.0)
+    with limited(LOG_LIMIT_S):
+        found = [event for chunk in chunks for line in splitter.feed(chunk) for event in reader.feed(line)]
+        return found + [event for line in splitter.flush() for event in reader.feed(line)]
+
+
+def lines_of(data: bytes) -> list[Line]:
+    """Return the lines of a log as readers get them."""
+    splitter = LineSplitter(now=lambda: 0.0)
+    return [*splitter.feed(data), *splitter.flush()]
+
+
+def raised(error: BaseException) -> str:
+    """Word an exception in one line, with the place that raised it."""
+    import traceback
+
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}{place}"
+
+
+def _rendering(case: Case, what: str, mend: str) -> Flaw:
+    return Flaw(check="rendering", where=str(case), what=what, mend=mend)
+
+
+def _cards(given: CardLike) -> tuple[Card, ...]:
+    if isinstance(given, Card):
+        return (given,)
+    if isinstance(given, (str, Path)):
+        path = Path(given)
+        return read_cards(path.read_bytes(), str(path), path.parent)
+    return (make_card(dict(given), "the kit", "$", Path.cwd()),)
+
+
+def _folder_of(backend: object) -> Path | None:
+    module = inspect.getmodule(type(backend))
+    file = getattr(module, "__file__", None)
+    return Path(file).parent if file else None

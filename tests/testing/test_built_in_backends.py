@@ -1,0 +1,36 @@
+"""Every backend that comes with madlite conforms: a sample of its plans and logs at once, all of them with `host`."""
+
+from __future__ import annotations
+
+import pytest
+
+from madlite.testing import CHECKS, run_check
+from tests.testing.built_in import LOGS, NAMES, STEPS, subject
+
+REAL = ("scripts", "quoting")  # checks that start processes
+
+
+@pytest.mark.parametrize("check", [check for check in CHECKS if check not in REAL])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_sample_conforms(name, check):
+    assert list(map(str, run_check(check, subject(name, whole=False)))) == []
+
+
+@pytest.mark.host
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("name", NAMES)
+def test_all_of_it_conforms(name, check):
+    assert list(map(str, run_check(check, subject(name, whole=True)))) == []
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "script"])
+def test_the_sample_says_something(name):
+    tested = subject(name, whole=False)
+    assert len(tested.made) >= 3 and tested.cards
+    judged = any(made.draft.result_rule.kind == "steps" for made in tested.made)
+    assert any(tested.logs.values()) or not judged, "a log with steps"
+
+
+def test_the_counted_logs_are_there():
+    assert [name for name in STEPS if not (LOGS / name).is_file()] == []

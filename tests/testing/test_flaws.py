@@ -1,0 +1,287 @@
+"""The kit says of each broken backend what is wrong with it, and what to do."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from madlite import (
+    Draft,
+    Finding,
+    MadMetric,
+    PatternReader,
+    Quantity,
+    ResultRule,
+    Step,
+    UsageProblem,
+    Variant,
+    step_pattern,
+)
+from tests.testing.good import STEP, Good, broken, check, named
+
+
+def writes(self, plan):
+    Path(plan.settings["name"]).with_name("kit_left_this").write_text("x")
+    return ()
+
+
+def connects(self, plan):
+    with socket.socket() as door:
+        door.connect_ex(("127.0.0.1", 9))
+    return ()
+
+
+def starts(self, plan):
+    subprocess.run(["true"], check=False)
+    return ()
+
+
+def sets(self, request, machine):
+    os.environ["KIT_LEFT_THIS"] = "x"
+    return Good.expand(self, request, machine)
+
+
+def fills(self, request, machine):
+    request.settings["kit"] = "x"
+    return Good.expand(self, request, machine)
+
+
+def tells_time(self, card, variant, machine):
+    return {"name": str(time.perf_counter_ns()), "lr": 0.1}
+
+
+_KEPT = {"name": "a name", "lr": 0.1}
+
+
+def keeps(self, request, machine):
+    (draft,) = Good.expand(self, request, machine)
+    return [Draft(variant=draft.variant, templates=draft.templates, settings=_KEPT, result_rule=draft.result_rule)]
+
+
+def no_list(self, request, machine):
+    return iter(Good.expand(self, request, machine))
+
+
+def breaks(self, request, machine):
+    return {}["nothing"]
+
+
+def refuses(self, request, machine):
+    raise UsageProblem("not here", "go away")
+
+
+def hands_out(self, card, variant, machine):
+    return {"name": os.environ.get("HF_TOKEN", ""), "lr": 0.1}
+
+
+class Sticky(PatternReader):
+    """Remembers the steps of every log that was ever read."""
+
+    seen: set[int] = set()
+
+    def feed(self, line):
+        steps = tuple(step for step in super().feed(line) if getattr(step, "n", 0) not in self.seen)
+        self.seen.update(step.n for step in steps if isinstance(step, Step))
+        return steps
+
+
+def sticky():
+    """Return a backend whose readers share what they saw."""
+    shared = type("Shared", (Sticky,), {"seen": set()})
+    return broken(reader=lambda self, plan: shared(Good.step))
+
+
+class Third(PatternReader):
+    """Counts the readers there were, as a cache of a module does: the third of a process reads nothing."""
+
+    made = 0
+
+    def __init__(self, *given):
+        super().__init__(*given)
+        Third.made += 1
+        self.number = Third.made
+
+    def feed(self, line):
+        return super().feed(line) if self.number < 3 else ()
+
+
+class Raises(PatternReader):
+    def feed(self, line):
+        if "at=" in line.text:
+            int(line.text.split("at=")[1].split(" ")[0])
+        return super().feed(line)
+
+    def finish(self, outputs):
+        return [path.name for path in outputs.iterdir()] + [(outputs / "result.json").read_text()]
+
+
+class Slow(PatternReader):
+    BAD = re.compile(r"(\S+\s*)+!$")
+
+    def feed(self, line):
+        return () if len(line.text) > 9000 and self.BAD.search(line.text[:200]) else super().feed(line)
+
+
+class Bare(PatternReader):
+    def feed(self, line):
+        return [Step(n=event.n, values={"loss": 1.0}) for event in super().feed(line) if isinstance(event, Step)]
+
+
+class Texts(PatternReader):
+    def feed(self, line):
+        return [line.text] if "at=" in line.text else []
+
+
+def reader_of(kind):
+    return broken(reader=lambda self, plan: kind(Good.step, "bye"))
+
+
+ONE = PatternReader(Good.step)
+RULE = ResultRule(kind="steps", headline=Quantity.TOKENS_PER_S_PER_GPU)
+BROKEN = [
+    # members
+    ("members", broken(check=None), "it has no method check", "def check(self, plan)"),
+    (
+        "members",
+        broken(claim=lambda self, card: 0),
+        "claim does not take card, checkout",
+        "def claim(self, card, checkout)",
+    ),
+    ("members", broken(claim=lambda self, card, checkout: 10), "it answered 10", "that one's"),
+    ("members", broken(claim=lambda self, card, checkout: 0.5), "it answered 0.5", "a whole number"),
+    ("members", broken(claim=lambda self, card, checkout: card.extra["x"]), "it raised KeyError", "answer 0"),
+    ("members", broken(reader=lambda self, plan: ONE), "the same reader twice", "a fresh one"),
+    ("members", broken(reader=lambda self, plan: object()), "it has no method feed", "def feed(self, line)"),
+    ("members", broken(check=lambda self, plan: ["bad"]), "it answered 'bad'", "return madlite.Finding"),
+    (
+        "members",
+        broken(assets=lambda self, plan: [Finding(message="x")]),
+        "it answered Finding(",
+        "return madlite.Asset",
+    ),
+    ("members", broken(check=lambda self, plan: plan.settings["x"]), "it raised KeyError: 'x' at ", "Finding"),
+    ("members", broken(expand=no_list), "it answered <list_iterator", "a list of madlite.Draft"),
+    # names
+    ("names", broken(name="Good!", template="Good!/run.sh.j2"), "its name is 'Good!'", "small letters"),
+    ("names", named(batch_size=2), "which stands for micro_batch", ""),
+    ("names", named(Rate=2), "--set Rate= would not reach it", ""),
+    ("names", named(steps=2), "it hides the steps of the variant", ""),
+    ("names", named(layers=[1]), "neither text nor number", "commas"),
+    (
+        "names",
+        broken(mad_metrics=(MadMetric(metric="a,b", quantity=Quantity.LOSS),)),
+        "metric 'a,b' is no name",
+        "perf.csv",
+    ),
+    ("names", broken(mad_metrics=2 * Good.mad_metrics), "two rows of a run would be called tok_per_s_per_gpu", "each"),
+    ("names", broken(mad_metrics=(MadMetric(metric="a", rule="summary"),)), "metric a has rule summary", "names a key"),
+    ("names", broken(template="run.sh.j2"), "it is not below the folder good", "templates/good/"),
+    ("names", broken(files={"../up.sh": "good/train.toml.j2"}), "outside of the run's folder", ".."),
+    ("names", broken(files={"run.sh": "good/train.toml.j2"}), "two templates are written to it", "one template"),
+    (
+        "names",
+        broken(draft=lambda self, request, variant, machine: Draft(variant=variant, result_rule=RULE)),
+        "nothing to run",
+        "run.sh",
+    ),
+    # rendering
+    ("rendering", broken(expand=breaks), "expand raised KeyError: 'nothing'", "madlite.UsageProblem"),
+    ("rendering", broken(expand=refuses), "refuses it on every machine", "asks"),
+    ("rendering", broken(template="good/none.j2"), "template 'good/none.j2'", "looked for in"),
+    (
+        "rendering",
+        broken(settings=lambda self, *_: {"name": "x"}),
+        "'dict object' has no attribute 'lr'",
+        "looked for in",
+    ),
+    (
+        "rendering",
+        broken(settings=lambda self, *_: {"name": "x", "lr": "!"}, files={"a.json": "good/train.toml.j2"}),
+        "a.json of",
+        "tojson",
+    ),
+    # reading
+    ("reading", sticky(), "a second fresh reader told something else", "in the reader"),
+    ("reading", reader_of(Third), "gave other events than the whole", "know no chunk"),
+    (
+        "reading",
+        broken(step=step_pattern(STEP.replace("at=", "at=1"))),
+        "training steps were read, 12 are stated",
+        "compare",
+    ),
+    ("reading", reader_of(Texts), "the reader answered 'at=1 ", "Step, Phase"),
+    ("reading", reader_of(lambda *_: None), "the reader raised AttributeError", "answers ()"),
+    ("finish", reader_of(Raises), "it raised FileNotFoundError", "where no file is"),
+    ("fuzz", reader_of(Raises), "the reader raised ValueError: invalid literal", "answer ()"),
+    ("fuzz", reader_of(Bare), "the reader answered Step(", "madlite.Quantity"),
+    ("fuzz", reader_of(Slow), "takes over 0.2 s", "bound them"),
+    # recognising
+    ("recognising", broken(recognise=lambda self, head: 2), "it answered 2", "from 0.0 to 1.0"),
+    ("recognising", broken(recognise=lambda self, head: float("nan")), "it answered nan", "from 0.0 to 1.0"),
+    ("recognising", broken(recognise=lambda self, head: len(head[0])), "it raised IndexError", "answer 0.0"),
+    ("recognising", broken(recognise=lambda self, head: 0.2), "of what is no log", "0.0 nothing"),
+    (
+        "recognising",
+        broken(recognise=lambda self, head: 1.0 * any("step" in text for text in head)),
+        "its owner 0.9",
+        "alone",
+    ),
+    # results
+    ("results", broken(mad_metrics=(MadMetric(metric="a", quantity=Quantity.MFU_PERCENT),)), "has % MFU", "drop it"),
+    (
+        "results",
+        broken(mad_metrics=(MadMetric(metric="a", rule="summary", key="Total"),)),
+        "the figure 'Total'",
+        "drop it",
+    ),
+    (
+        "results",
+        broken(result_rule=lambda self: ResultRule(kind="steps", headline=Quantity.STEP_TIME_S)),
+        "has the headline, s/step",
+        "",
+    ),
+    # docs
+    ("docs", named(width=4), "good.md does not name it", "write `width`"),
+    (
+        "docs",
+        broken(variants=lambda self, *_: [Variant(model="m", mode="tune", steps=9)]),
+        "good.md does not name it",
+        "`tune`",
+    ),
+    # purity
+    ("purity", broken(check=writes), "writes ", "planning only reads"),
+    ("purity", broken(check=connects), "socket.connect", "planning only reads"),
+    ("purity", broken(assets=starts), "subprocess.Popen", "planning only reads"),
+    ("purity", broken(expand=sets), "os.putenv", "planning only reads"),
+    ("purity", broken(expand=fills), "it changes what it was given", "changed copies"),
+    ("purity", broken(settings=tells_time), "the same question had two answers", "no clock"),
+    ("purity", broken(expand=keeps), "the same question had two answers", "fresh tables"),
+    # secrets
+    ("secrets", broken(settings=hands_out), "it holds the value of $HF_TOKEN", "leave it in the environment"),
+    (
+        "secrets",
+        broken(check=lambda self, plan: [Finding(message=os.environ.get("HF_TOKEN", ""))]),
+        "findings and assets",
+        "leave",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "backend", "what", "mend"), BROKEN, ids=lambda one: one if isinstance(one, str) else ""
+)
+def test_what_is_wrong_is_said_with_what_to_do(place, monkeypatch, name, backend, what, mend):
+    monkeypatch.setenv("KIT_LEFT_THIS", "")
+    monkeypatch.chdir(place)
+    Third.made = 0
+    monkeypatch.setattr("madlite.testing.fuzz.LINE_LIMIT_S", 0.2)
+    flaws = check(backend, place, name, most=None if "every machine" in what else 3)
+    assert any(what in str(flaw) and mend in flaw.mend for flaw in flaws), list(map(str, flaws))
+    assert {flaw.check for flaw in flaws} == {name}
+    assert all("\n" not in str(flaw) for flaw in flaws)
