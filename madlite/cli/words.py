@@ -45,9 +45,10 @@ def figures(result: Result) -> str:
     window = result.window
     if window is not None:
         headline = result.metrics[-1]
+        less = "; less is better" if headline.lower_is_better else ""
         return (
             f"{headline.text} {headline.metric} "
-            f"(median of {window.n} steps, {window.first_step} to {window.last_step}, CV {100 * window.cv:.1f} %)"
+            f"(median of {window.n} steps, {window.first_step} to {window.last_step}, CV {100 * window.cv:.1f} %{less})"
         )
     good = [metric for metric in result.metrics if metric.status is Status.SUCCESS]
     shown = [f"{metric.label + ' ' if metric.label else ''}{metric.text} {metric.metric}" for metric in good]

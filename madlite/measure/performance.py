@@ -28,6 +28,11 @@ _THROUGHPUT = re.compile(
     re.IGNORECASE,
 )
 
+_COST = re.compile(
+    r"(?:^|[_\s/(])(?:s|secs?|seconds?|ms|msecs?|us|minutes?|hours?|time|latency|duration|elapsed|loss|perplexity)"
+    r"(?:[_\s/)]|$)",
+    re.IGNORECASE,
+)
 _SPREAD = re.compile(r"(?:^|_)(?:cv|std|stdev|stddev|var)(?:_|$)", re.IGNORECASE)
 
 
@@ -104,6 +109,11 @@ def is_throughput(metric: str) -> bool:
     return bool(_THROUGHPUT.search(metric)) and not _SPREAD.search(metric)
 
 
+def is_cost(metric: str) -> bool:
+    """Say whether less of a metric is better: it counts seconds, or a loss, and no work per time."""
+    return bool(_COST.search(metric)) and not is_throughput(metric)
+
+
 def make_metric(text: str, metric: str, label: str = "", columns: dict[str, str] | None = None) -> Metric:
     """Return the result row of a number as it was printed; a number that is none keeps its text out of the row."""
     value, cause = judge_number(text, metric)
@@ -116,4 +126,5 @@ def make_metric(text: str, metric: str, label: str = "", columns: dict[str, str]
         value=value if value is not None and math.isfinite(value) else None,
         cause=cause,
         columns=columns or {},
+        lower_is_better=is_cost(metric),
     )

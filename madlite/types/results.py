@@ -103,7 +103,10 @@ class Window(Value, frozen=True):
 
 
 class Metric(Value, frozen=True):
-    """One result row: `label` is appended to the model's name, `text` is the number as it goes into perf.csv."""
+    """One result row: `label` is appended to the model's name, `text` is the number as it goes into perf.csv.
+
+    `lower_is_better` where the metric counts time or loss, e.g. `step_time_s`; of a throughput more is better.
+    """
 
     metric: str
     text: str
@@ -112,6 +115,7 @@ class Metric(Value, frozen=True):
     value: float | None = None
     cause: Cause = Cause.NONE
     columns: dict[str, str] = {}
+    lower_is_better: bool = False
 
 
 class Result(Value, frozen=True):

@@ -91,3 +91,19 @@ def test_throughputs_are_told_from_other_metrics():
 
 def test_text_is_kept_as_it_was_printed():
     assert make_metric("1.5e+03", "tok").text == "1.5e+03"
+
+
+@pytest.mark.parametrize(
+    "metric", ["step_time_s", "time_to_train", "seconds_per_step", "s/it", "step_time_ms", "Train time (s)", "val_loss"]
+)
+def test_of_time_and_loss_less_is_better(metric):
+    assert make_metric("1.5", metric).lower_is_better
+
+
+@pytest.mark.parametrize(
+    "metric",
+    ["tokens_per_s_per_gpu", "images_per_s_per_gpu", "FPS_per_GPU", "samples/s", "tokens/s/GPU", "TFLOPS_per_GPU"]
+    + ["train_samples_per_s", "max_memory_alloc", "accuracy", "steps", "MFU", "times_faster", ""],
+)
+def test_of_work_per_time_more_is_better(metric):
+    assert not make_metric("1.5", metric).lower_is_better
