@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice, zip_longest
 from typing import TypeAlias
 
 from msgspec.structs import replace
 
 from madlite.errors import PluginError, UsageProblem
 from madlite.plugins import Plugin
+from madlite.recipe_choice import SHOWN
 from madlite.types import Backend, Draft
 
 Owner: TypeAlias = tuple[Backend, Plugin]
@@ -49,13 +51,13 @@ def expand_shared(
 
 
 def _joined(problems: Sequence[UsageProblem]) -> UsageProblem:
-    """Return one refusal: what several books say in the same words is said once, with what each of them knows."""
+    """Return one refusal: what several books say in the same words is said once, with what each knows nearest."""
     if len({problem.message for problem in problems}) > 1:
         return UsageProblem.of_all((problem.message, problem.hint) for problem in problems)
-    hints = dict.fromkeys(problem.hint for problem in problems if problem.hint)
-    first, *more = hints or [""]
-    shared = first.partition(": ")[0] + ": "
-    return UsageProblem(problems[0].message, "; ".join([first, *(hint.removeprefix(shared) for hint in more)]))
+    shared = problems[0].hint.partition(": ")[0] + ": "
+    lists = [problem.hint.removeprefix(shared).split("; ") for problem in problems if problem.hint]
+    turns = dict.fromkeys(one for turn in zip_longest(*lists) for one in turn if one)
+    return UsageProblem(problems[0].message, shared + "; ".join(islice(turns, SHOWN)) if turns else "")
 
 
 def _check_modes(card: str, kept: Iterable[tuple[Owner, Draft]]) -> None:

@@ -70,7 +70,7 @@ def test_a_refusal_of_all_is_one_sentence_with_what_each_of_them_knows():
     with pytest.raises(UsageProblem) as caught:
         shared(NONE, NEITHER)
     assert caught.value.message == "no recipe is known for m on X"
-    assert caught.value.hint == "nearest known: a; b; c"
+    assert caught.value.hint == "nearest known: a; c; b"
     assert not caught.value.more
 
 
