@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from difflib import SequenceMatcher
 from itertools import islice
 
 from madlite.errors import UsageProblem
 from madlite.recipe_book import RecipeBook, Run
 from madlite.types import Machine, Scalar, Value
 
+NEAREST = "nearest known: "
 SHOWN = 4  # of the nearest known runs
 _SELECTORS = ("mode", "precision")
 
@@ -168,13 +170,15 @@ def _unknown(book: RecipeBook, card: str, rows: Sequence[Run], asked: Mapping[st
     what += f" in release {release}" if release else ""
     near = sorted(rows, key=lambda run: -_likeness(book, run, asked, device))
     known = list(islice(dict.fromkeys(_described(book, run) for run in near), SHOWN))
-    return UsageProblem(f"no recipe is known for {card} {what}", f"nearest known: {'; '.join(known)}")
+    return UsageProblem(f"no recipe is known for {card} {what}", NEAREST + "; ".join(known))
 
 
 def _likeness(book: RecipeBook, run: Run, asked: Mapping[str, str], device: str) -> float:
     """Return how near a run is to what was asked: words first, then the GPU, then the release."""
     values = _values(book, run, device)
     points = sum(2.0 for key in _SELECTORS if asked.get(key) and _same(str(values.get(key, "")), asked[key]))
+    if asked.get("mode"):  # finetune_qlora is nearer to finetune_lora than to pretrain
+        points += SequenceMatcher(None, asked["mode"].casefold(), str(values.get("mode", "")).casefold()).ratio()
     points += 1.5 * (device in run.devices) + 1.0 * (book.stand_in.get(device) in run.devices)
     order = list(book.releases)
     wanted = _place(asked["release"], order) if asked["release"] else len(order)

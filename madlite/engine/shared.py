@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from madlite.errors import PluginError, UsageProblem
 from madlite.plugins import Plugin
-from madlite.recipe_choice import SHOWN
+from madlite.recipe_choice import NEAREST, SHOWN
 from madlite.types import Backend, Draft
 
 Owner: TypeAlias = tuple[Backend, Plugin]
@@ -52,12 +52,14 @@ def expand_shared(
 
 def _joined(problems: Sequence[UsageProblem]) -> UsageProblem:
     """Return one refusal: what several books say in the same words is said once, with what each knows nearest."""
+    if len(problems) == 1:
+        return problems[0]
     if len({problem.message for problem in problems}) > 1:
         return UsageProblem.of_all((problem.message, problem.hint) for problem in problems)
-    shared = problems[0].hint.partition(": ")[0] + ": "
-    lists = [problem.hint.removeprefix(shared).split("; ") for problem in problems if problem.hint]
+    lists = [problem.hint.removeprefix(NEAREST).split("; ") for problem in problems if problem.hint.startswith(NEAREST)]
     turns = dict.fromkeys(one for turn in zip_longest(*lists) for one in turn if one)
-    return UsageProblem(problems[0].message, shared + "; ".join(islice(turns, SHOWN)) if turns else "")
+    hint = NEAREST + "; ".join(islice(turns, SHOWN)) if turns else problems[0].hint
+    return UsageProblem(problems[0].message, hint)
 
 
 def _check_modes(card: str, kept: Iterable[tuple[Owner, Draft]]) -> None:

@@ -74,6 +74,19 @@ def test_a_refusal_of_all_is_one_sentence_with_what_each_of_them_knows():
     assert not caught.value.more
 
 
+def test_a_single_refusal_is_told_in_its_own_words():
+    with pytest.raises(UsageProblem) as caught:
+        shared(("only", UsageProblem("extra has 'a'", "key=value; more: words")))
+    assert (caught.value.message, caught.value.hint) == ("extra has 'a'", "key=value; more: words")
+
+
+def test_refusals_in_the_same_words_without_known_runs_keep_their_hint():
+    same = UsageProblem("steps is 0", "--steps N: a whole number")
+    with pytest.raises(UsageProblem) as caught:
+        shared(("a", same), ("b", same))
+    assert caught.value.hint == "--steps N: a whole number"
+
+
 def test_refusals_in_different_words_are_all_told():
     with pytest.raises(UsageProblem) as caught:
         shared(NONE, ("other", UsageProblem("seq_len is no number", "--seq-len N")))
