@@ -16,6 +16,7 @@ from madlite.types import Machine, Scalar, Value
 
 NEAREST = "nearest known: "
 SHOWN = 4  # of the nearest known runs
+CPU = Machine().device
 _SELECTORS = ("mode", "precision")
 
 
@@ -28,6 +29,7 @@ class Chosen(Value, frozen=True):
     values: dict[str, Scalar]
     origin: str
     notes: tuple[str, ...] = ()
+    left_out: dict[str, str] = {}  # mode and precision of the card's other runs, and the releases that have them
 
 
 def choose_runs(book: RecipeBook, card: str, asked: Mapping[str, str], machine: Machine) -> list[Chosen]:
@@ -49,10 +51,11 @@ def choose_runs(book: RecipeBook, card: str, asked: Mapping[str, str], machine: 
     if not found or (book.releases and release not in book.releases):
         raise _unknown(book, card, rows, asked, device)
     notes = (
-        *_release_notes(book, rows, found, release, asked, device),
+        *_release_notes(release, asked),
         *_device_notes(found[0], machine, device, book),
     )
-    return [_chosen(book, run, release, device, notes) for run in found]
+    left_out = _left_out(book, rows, found, asked, device)
+    return [_chosen(book, run, release, device, notes, left_out) for run in found]
 
 
 def spelled(asked: str, known: Iterable[str]) -> str:
@@ -61,14 +64,22 @@ def spelled(asked: str, known: Iterable[str]) -> str:
     return exact.get(asked.casefold()) or exact.get(f"v{asked.casefold()}") or asked
 
 
-def _chosen(book: RecipeBook, run: Run, release: str, device: str, notes: tuple[str, ...]) -> Chosen:
+def _chosen(
+    book: RecipeBook, run: Run, release: str, device: str, notes: tuple[str, ...], left_out: dict[str, str]
+) -> Chosen:
     whose = _whose(book, run, device)
     values = book.run_values(run, release, whose)
     where = ", ".join(filter(None, (release, whose)))
     source = f"; {run.source}" if run.source else ""
     name = run.recipe or str(values.get("model", ""))
     return Chosen(
-        name=name, device=whose, release=release, values=values, origin=f"recipe {name} ({where}{source})", notes=notes
+        name=name,
+        device=whose,
+        release=release,
+        values=values,
+        origin=f"recipe {name} ({where}{source})",
+        notes=notes,
+        left_out=left_out,
     )
 
 
@@ -135,19 +146,23 @@ def _with_seq_len(rows: list[Run], book: RecipeBook, device: str, asked: Mapping
     return exact or list({_word(book, run): run for run in reversed(rows)}.values())[::-1]
 
 
-def _release_notes(
-    book: RecipeBook, rows: Sequence[Run], found: Sequence[Run], release: str, asked: Mapping[str, str], device: str
-) -> Iterable[str]:
+def _release_notes(release: str, asked: Mapping[str, str]) -> Iterable[str]:
     if release and not asked.get("release"):
         yield f"image release {release}: the newest with a recipe (--image-release chooses another)"
+
+
+def _left_out(
+    book: RecipeBook, rows: Sequence[Run], found: Sequence[Run], asked: Mapping[str, str], device: str
+) -> dict[str, str]:
+    """Return the card's runs that other releases have, where nothing was asked that leaves them out."""
+    if asked.get("precision") or asked.get("mode"):
+        return {}
     here = {_word(book, run) for run in found}
-    if not asked.get("precision") and not asked.get("mode"):
-        elsewhere: dict[str, set[str]] = {}
-        for run in _of_device(rows, device, book):
-            if (word := _word(book, run)) not in here:
-                elsewhere.setdefault(word, set()).update(run.releases)
-        for word, releases in elsewhere.items():
-            yield f"{word} is known in {_listed(releases, book) or 'other releases'} only, and left out"
+    elsewhere: dict[str, set[str]] = {}
+    for run in _of_device(rows, device, book):
+        if (word := _word(book, run)) not in here:
+            elsewhere.setdefault(word, set()).update(run.releases)
+    return {word: _listed(releases, book) or "other releases" for word, releases in elsewhere.items()}
 
 
 def _device_notes(run: Run, machine: Machine, device: str, book: RecipeBook) -> Iterable[str]:
@@ -168,6 +183,8 @@ def _unknown(book: RecipeBook, card: str, rows: Sequence[Run], asked: Mapping[st
     wanted = [asked[key] for key in _SELECTORS if asked.get(key)]
     what = " ".join(["in", *wanted, f"on {device}"]) if wanted else f"on {device}"
     what += f" in release {release}" if release else ""
+    if device == CPU:
+        what += ": no GPU is seen here (--machine 8xMI300X plans for a machine that has them)"
     near = sorted(rows, key=lambda run: -_likeness(book, run, asked, device))
     known = list(islice(dict.fromkeys(_described(book, run) for run in near), SHOWN))
     return UsageProblem(f"no recipe is known for {card} {what}", NEAREST + "; ".join(known))

@@ -80,6 +80,7 @@ class RecipeBackend(TemplateBackend):
             image=image or draft.image,
             origin=chosen.origin,
             notes=chosen.notes,
+            left_out=chosen.left_out,
         )
 
     def _named(self, request: Request) -> str:

@@ -39,12 +39,14 @@ def named_values(given: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     """Yield option, key and value of each that was given.
 
     Raises:
-        UsageProblem: one was given without a value.
+        UsageProblem: one was given without a value, or with a list of them.
     """
     for name, key in _KEYS.items():
         value, option = given[name], f"--{name.replace('_', '-')}"
         if value == "":
             raise UsageProblem(f"{option} is empty", "leave it out, or name a value: an unset variable may stand there")
+        if "," in str(value):
+            raise UsageProblem(f"{option} '{value}': one value, no list", f"leave {option} out for all of a tag's runs")
         if isinstance(value, bool):
             yield ("--mock-data" if value else "--no-mock-data"), key, str(value).lower()
         elif value is not None:

@@ -69,7 +69,7 @@ class PlainScreen:
 
     def finished(self, plan: RunPlan, result: Result) -> None:
         """Say how the run ended."""
-        self._rows |= not plan.skip_model_run or result.status is Status.FAILURE
+        self._rows |= plan.writes_row and (not plan.skip_model_run or result.status is Status.FAILURE)
         if result.status is Status.FAILURE:
             self._failed.append((plan.card.name, result.cause.value))
         told = [line for line in ending(plan, result) if line not in self._notes]

@@ -62,7 +62,8 @@ def gather(requests: Sequence[Request], around: Surroundings) -> list[Planned]:
         except UsageProblem as problem:
             refused.append(problem)
     if refused:
-        raise UsageProblem.of_all((problem.message, problem.hint) for problem in refused)
+        told = (one for problem in refused for one in ((problem.message, problem.hint), *problem.more))
+        raise UsageProblem.of_all(told)
     return planned
 
 

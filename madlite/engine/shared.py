@@ -31,6 +31,21 @@ def expand_shared(
         UsageProblem: no owner has a run for what was asked.
         PluginError: two owners have runs of one mode, and no rule decides.
     """
+    found, refused = _ask(owners, expand)
+    if refused and not found:
+        raise _joined([problem for _, problem in refused])
+    if not found:
+        return []
+    newest = max(_age(draft) for _, draft in found)
+    kept = [(owner, draft) for owner, draft in found if asked.get("release") or _age(draft) == newest]
+    _check_modes(card, kept, asked.get("recipe", ""))
+    others = () if any(asked.get(key) for key in _CHOICES) else (*_not_here(refused), *_older(found, kept))
+    (owner, first), *rest = kept
+    return [(owner, replace(first, notes=(*first.notes, *_left_out(kept), *others))), *rest]
+
+
+def _ask(owners: Sequence[Owner], expand: Expand) -> tuple[list[tuple[Owner, Draft]], list[tuple[Owner, UsageProblem]]]:
+    """Return what the owners have, and what they refuse."""
     found: list[tuple[Owner, Draft]] = []
     refused: list[tuple[Owner, UsageProblem]] = []
     for owner in owners:
@@ -38,16 +53,7 @@ def expand_shared(
             found += [(owner, draft) for draft in expand(*owner)]
         except UsageProblem as problem:
             refused.append((owner, problem))
-    if refused and not found:
-        raise _joined([problem for _, problem in refused])
-    if len(owners) < 2:
-        return found
-    newest = max((_age(draft) for _, draft in found), default=[])
-    kept = [(owner, draft) for owner, draft in found if asked.get("release") or _age(draft) == newest]
-    _check_modes(card, kept)
-    notes = () if any(asked.get(key) for key in _CHOICES) else (*_not_here(refused), *_older(found, kept))
-    (owner, first), *rest = kept
-    return [(owner, replace(first, notes=(*first.notes, *notes))), *rest]
+    return found, refused
 
 
 def _joined(problems: Sequence[UsageProblem]) -> UsageProblem:
@@ -62,7 +68,7 @@ def _joined(problems: Sequence[UsageProblem]) -> UsageProblem:
     return UsageProblem(problems[0].message, hint)
 
 
-def _check_modes(card: str, kept: Iterable[tuple[Owner, Draft]]) -> None:
+def _check_modes(card: str, kept: Iterable[tuple[Owner, Draft]], recipe: str) -> None:
     """Keep two backends from both running what was asked for once."""
     whose: dict[str, str] = {}
     for (backend, _), draft in kept:
@@ -71,6 +77,9 @@ def _check_modes(card: str, kept: Iterable[tuple[Owner, Draft]]) -> None:
         if other != backend.name:
             what = f"mode {mode} of card" if mode else "card"
             both = " and ".join(sorted((other, backend.name)))
+            if recipe:
+                choice = f"--backend {other}, or --backend {backend.name}"
+                raise UsageProblem(f"backends {both} both have a recipe '{recipe}'", choice)
             raise PluginError(f"backends {both} both claim {what} '{card}'", f"--backend {other} decides")
 
 
@@ -78,6 +87,18 @@ def _age(draft: Draft) -> list[int]:
     """Return what releases are ordered by: their numbers, none for what needs no image."""
     release = draft.variant.release if draft.variant else ""
     return [int(text) for text in _NUMBER.findall(release)]
+
+
+def _left_out(kept: Sequence[tuple[Owner, Draft]]) -> Iterator[str]:
+    """Yield which runs other releases have, but for those that a sharer runs in this one."""
+    here = {_word(draft) for _, draft in kept}
+    for word, releases in {word: where for _, draft in kept for word, where in draft.left_out.items()}.items():
+        if word not in here:
+            yield f"{word} is known in {releases} only, and left out"
+
+
+def _word(draft: Draft) -> str:
+    return f"{draft.variant.mode} {draft.variant.precision}".strip() if draft.variant else ""
 
 
 def _not_here(refused: Iterable[tuple[Owner, UsageProblem]]) -> Iterator[str]:

@@ -35,11 +35,12 @@ def find_blocked(given: Given, granted: Granted, image: Image | None, data_probl
         return _fail(Cause.PREPARE, problem)
     if given.draft.problem or data_problem:
         return _fail(Cause.PREPARE, given.draft.problem or data_problem)
+    imageless = given.runtime.runtime == "docker" and image is None
+    if imageless and given.draft.templates and not granted.blocked:  # the engine may be missing too, and would be of no use
+        return _no_image(given)
     if given.runtime.blocked or granted.blocked:
         return given.runtime.blocked or granted.blocked
-    if given.runtime.runtime == "docker" and image is None:
-        return _no_image(given)
-    return None
+    return _no_image(given) if imageless else None
 
 
 def _no_image(given: Given) -> Blocked:

@@ -120,6 +120,7 @@ class Draft(Value, frozen=True):
     problem: str = ""  # why this cannot start here; it becomes a FAILURE row
     outputs: tuple[str, ...] = ()  # glob patterns of what the run leaves in its folder for the workspace
     notes: tuple[str, ...] = ()  # what the user should know of how this draft was chosen
+    left_out: dict[str, str] = {}  # other runs of the card, as `mode precision`, and the releases that alone have them
     chosen: tuple[str, ...] = ()  # keys whose values were asked for and chosen by: nothing overrides them afterwards
 
 

@@ -140,3 +140,14 @@ def test_blanks_around_a_choice_do_not_count(capsys):
 def test_a_size_that_is_none_is_refused(capsys, value, said):
     code, _, err = explained(capsys, TAG, "--batch-size", value)
     assert code == 4 and said in err
+
+
+@pytest.mark.parametrize("option", ["--mode", "--precision", "--image-release"])
+def test_a_list_where_one_value_is_wanted_is_refused(capsys, option):
+    code, _, err = explained(capsys, "pyt_train_llama-3.1-8b", "--machine", "8xMI300X", option, "a,b")
+    assert code == 4 and f"{option} 'a,b': one value, no list" in err
+
+
+def test_a_machine_without_a_gpu_is_told_how_to_plan_for_one_that_has_them(capsys):
+    code, _, err = explained(capsys, "pyt_train_llama-3.1-8b")
+    assert code == 4 and "no GPU is seen here (--machine 8xMI300X" in err

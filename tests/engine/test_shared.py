@@ -99,3 +99,22 @@ def test_two_that_run_the_same_mode_are_an_error():
     assert caught.value.hint.startswith("--backend ")
     with pytest.raises(PluginError, match="both claim card 'm'"):
         shared(("a", [None]), ("b", [None]))
+
+
+def test_what_another_release_has_is_told_unless_a_sharer_runs_it_in_this_one():
+    book = {"pretrain BF16": "v25.2", "pretrain FP8": "v25.3"}
+
+    def expand(backend, plugin):
+        variant = Variant(model="m", mode=backend.name, precision="BF16", release="v26.1")
+        return [Draft(variant=variant, left_out=book if backend.name == "tune" else {})]
+
+    made = [(types.SimpleNamespace(name=name), None) for name in ("pretrain", "tune")]
+    ((_, first), (_, second)) = expand_shared("m", made, {}, expand)
+    assert first.notes == ("pretrain FP8 is known in v25.3 only, and left out",)
+    assert second.notes == ()
+
+
+def test_a_recipe_s_name_that_two_have_is_the_user_s_choice():
+    with pytest.raises(UsageProblem, match="backends titan and twin both have a recipe 'r'") as caught:
+        shared(PRETRAIN, ("twin", PRETRAIN[1]), recipe="r")
+    assert caught.value.hint == "--backend titan, or --backend twin"

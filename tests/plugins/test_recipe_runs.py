@@ -112,10 +112,9 @@ def test_a_card_stands_for_every_run_of_the_newest_release(backend):
 
 
 def test_what_only_another_release_has_is_said(backend):
-    notes = expand(backend)[0].notes
-    assert "image release v25.10: the newest with a recipe (--image-release chooses another)" in notes
-    assert "finetune BF16 is known in v25.9 only, and left out" in notes
-    assert not any("FP8" in note for note in notes)
+    (first, *_) = expand(backend)
+    assert first.notes == ("image release v25.10: the newest with a recipe (--image-release chooses another)",)
+    assert first.left_out == {"finetune BF16": "v25.9"}
 
 
 def test_a_release_that_is_asked_for_decides_image_and_values(backend):
@@ -219,8 +218,8 @@ def test_releases_that_follow_one_another_are_a_range_and_others_a_list(tmp_path
     head = '[defaults]\nmodel = "m"\nmode = "pretrain"\nprecision = ""\n'
 
     backend = lab(tmp_path, head + releases + runs + more)
-    notes = expand(backend, card="c")[0].notes
-    assert "pretrain FP4 is known in r2, r4 only, and left out" in notes
+    left_out = expand(backend, card="c")[0].left_out
+    assert left_out["pretrain FP4"] == "r2, r4"
     with pytest.raises(UsageProblem) as caught:
         expand(backend, card="c", precision="INT8")
     assert "pretrain FP8 on MI300X in r1 to r3, r6" in caught.value.hint
