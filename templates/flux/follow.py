@@ -1,12 +1,15 @@
-"""Print a file while another program writes it, from its first line, until a second file says that it is whole.
+"""Print a file while another program writes it, from its first line, until this program's input ends.
 
-python3 follow.py FILE WHOLE
+    exec 4> >(exec python3 follow.py FILE)
+
+Whoever holds the other end of that pipe, and is gone, leaves no follower behind, however it went.
 """
 
 from __future__ import annotations
 
+import os
+import select
 import sys
-import time
 from pathlib import Path
 
 PAUSE_S = 0.2
@@ -14,10 +17,9 @@ PAUSE_S = 0.2
 
 def main() -> None:
     """Print what comes; nothing of a file that never comes."""
-    path, mark = Path(sys.argv[1]), Path(sys.argv[2])
-    at, whole = 0, False
+    path, at, whole = Path(sys.argv[1]), 0, False
     while not whole:
-        whole = mark.exists()  # asked before the file is read: what comes before the mark is printed
+        whole = ended(PAUSE_S)  # asked before the file is read: what was written before the end is printed
         if path.exists():
             with path.open("rb") as file:
                 file.seek(at)
@@ -25,8 +27,12 @@ def main() -> None:
             at += len(data)
             sys.stdout.buffer.write(data)
             sys.stdout.buffer.flush()
-        if not whole:
-            time.sleep(PAUSE_S)
+
+
+def ended(wait_s: float) -> bool:
+    """Say whether the input has ended; waits for it no longer than that."""
+    readable, _, _ = select.select([0], [], [], wait_s)
+    return bool(readable) and not os.read(0, 4096)
 
 
 if __name__ == "__main__":

@@ -38,6 +38,8 @@ for n in range(1, steps + 1):
     step = {k: float(f"{v:.4E}") for k, v in step.items()}
     print(f"2026-11-21 00:26:{n % 60:02d},018 - INFO - Step {n}: {step}", flush=True)
 """
+# a later one, which takes other weights and data
+LATER_TRAIN = TRAIN.replace("known = {", 'known = {"--model_path", "--train_data_path", ')
 SUMMARY = r"""
 def summarize(folder, log, status):
     rows = [eval(line.partition(": ")[2]) for line in open(log) if "INFO - Step" in line][5:]
@@ -154,6 +156,7 @@ def plan_of(draft: Draft, machine: Machine | None = None, nodes: int = 1, **chan
         variant=replace(draft.variant, **{k: v for k, v in changes.items() if k in known}),
         settings=settings,
         templates=draft.templates,
+        env=dict(draft.env),
         result_rule=draft.result_rule,
         args="--model_repo x",
         origins={f"settings.{key}": "--set" for key in changes if key not in known},
@@ -167,10 +170,10 @@ def files_of(plan: RunPlan) -> dict[str, str]:
 class Tree:
     """The benchmark's folder, what it calls, and a hub; each tells what it was asked."""
 
-    def __init__(self, folder: Path, launcher: str = HYDRA) -> None:
+    def __init__(self, folder: Path, launcher: str = HYDRA, train: str = TRAIN) -> None:
         self.folder, self.root, self.run_folder = folder, folder / "AMDiffusionBenchmark", folder / "run"
         self.stub = folder / "stub"
-        for name, text in {"launcher.py": launcher, "train.py": TRAIN}.items():
+        for name, text in {"launcher.py": launcher, "train.py": train}.items():
             self.write(self.root / name, text)
         self.write(folder / "python/accelerate/__init__.py", "")
         self.write(folder / "python/accelerate/commands/__init__.py", "")
@@ -195,6 +198,7 @@ class Tree:
             "PYTHONPATH": str(self.folder / "python"),
             "MADLITE_PYTHON": sys.executable,
             "FLUX_BENCHMARK_ROOT": str(self.root),
+            **{name: str(value) for name, value in plan.env.items()},
             **env,
         }
         return subprocess.run(

@@ -13,11 +13,13 @@ import msgspec
 import pytest
 
 from madlite.errors import UsageProblem
+from madlite.measure.follow import Follower
 from madlite.measure.multiple import read_results
-from madlite.measure.performance import is_throughput
+from madlite.measure.verdict import Witnesses, judge
 from madlite.plan.render import render
-from madlite.types import Place, Request, RunPlan, Status
-from madlite_plugins.dlrm.backend import Dlrm
+from madlite.record.rows import build_rows
+from madlite.types import Exit, Place, Request, Result, RunPlan, Status
+from madlite_plugins.dlrm.backend import RESULTS, Dlrm
 from tests.plugins.logs import TEMPLATES
 from tests.plugins.test_torchtitan_tags import card_of, machine_of
 
@@ -66,6 +68,7 @@ def plan_of(precision="TF32", device="MI300X", count=8, nodes=1, workspace=Path(
         variant=msgspec.structs.replace(draft.variant, **{k: v for k, v in changes.items() if k in known}),
         settings={**draft.settings, **{k: v for k, v in changes.items() if k not in known}},
         templates=draft.templates,
+        env=dict(draft.env),
         result_rule=draft.result_rule,
     )
 
@@ -118,8 +121,31 @@ def test_another_precision_than_the_launcher_s_two_is_refused():
     assert any("precision 'BF16'" in one.message for one in Dlrm().check(other) if one.fatal)
 
 
-def test_how_far_a_rate_varies_may_be_nothing():
-    assert is_throughput("recs_per_s_mean") and not is_throughput("recs_per_s_cv")
+def test_how_far_a_rate_varies_may_be_nothing(tmp_path):
+    """A row of each figure, both a success: nothing is no throughput, but it is a spread."""
+    plan = plan_of(workspace=tmp_path)
+    (tmp_path / "results.csv").write_text("Recommendations/s (mean),Recommendations/s (std/mean)\n81920.25,0.00\n")
+    argv = [sys.executable, TEMPLATES / "dlrm/results.py", tmp_path / "results.csv", tmp_path / RESULTS]
+    assert subprocess.run(argv, check=False).returncode == 0
+    seen = Witnesses(exit=Exit(code=0, duration_s=1.0), results=read_results(tmp_path / RESULTS))
+    verdict = judge(plan, seen, Follower([Dlrm().reader(plan)]))
+    assert verdict.status is Status.SUCCESS and verdict.findings == ()
+    result = Result(plan_id=plan.id, status=verdict.status, cause=verdict.cause, metrics=verdict.metrics)
+    rows = [row.cells for row in build_rows(plan, result, pipeline="", build_number="", strict_header=False)]
+    assert [(row["metric"], row["performance"], row["status"]) for row in rows] == [
+        ("recs_per_s_mean", "81920.25", "SUCCESS"),
+        ("recs_per_s_cv", "0.00", "SUCCESS"),
+    ]
+
+
+def test_the_variables_are_mad_s_and_in_the_plan():
+    assert plan_of().env == {
+        "DISABLE_ADDMM_CUDA_LT": "0", "GPU_MAX_HW_QUEUES": "8", "HIP_FORCE_DEV_KERNARG": "1",
+        "HSA_NO_SCRATCH_RECLAIM": "1", "ROCBLAS_USE_HIPBLASLT": "1", "TORCH_NCCL_HIGH_PRIORITY": "0",
+        "WANDB_DISABLED": "true",
+    }  # fmt: skip
+    script = {file.path: file.data.decode() for file in render(plan_of(), [TEMPLATES])}["run.sh"]
+    assert "export HF_HOME=${HF_HOME:-/workspace/huggingface}" in script
 
 
 class Tree:
@@ -132,7 +158,9 @@ class Tree:
         (self.root / "results.csv").write_text("Recommendations/s (mean)\n1\n")
         (self.root / "training_logs/log_0.txt").write_text("of another run\n")
         (self.bin / "torchrun").write_text(TORCHRUN)
-        (self.bin / "torchrun").chmod(0o755)
+        (self.bin / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+        for program in ("torchrun", "python"):
+            (self.bin / program).chmod(0o755)
 
     def run(self, plan: RunPlan, mean: str = "81920.25", **env: str) -> subprocess.CompletedProcess[str]:
         plan.folder.mkdir(parents=True, exist_ok=True)
@@ -142,11 +170,12 @@ class Tree:
             "PATH": f"{self.bin}:{os.environ['PATH']}",
             "STUB": str(self.stub),
             "MEAN": mean,
-            "MADLITE_PYTHON": sys.executable,
+            # its folder, which the script puts first, must not have the torchrun of a torch that is here
+            "MADLITE_PYTHON": str(self.bin / "python"),
             "DLRM_BENCHMARK_ROOT": str(self.root),
+            **{name: str(value) for name, value in plan.env.items()},
             **env,
         }
-        # the interpreter's folder, which the script puts first, has a torchrun of its own where torch is
         script = ["bash", "run.sh"]
         return subprocess.run(
             script, cwd=plan.folder, env=given, capture_output=True, text=True, timeout=60, check=False
@@ -194,6 +223,27 @@ def test_a_training_that_failed_has_no_result_though_the_launcher_has_one(tree):
     done = tree.run(plan_of(workspace=tree.space), STUB_CODE="3")
     assert done.returncode == 3 and "torchrun ended with exit code 3" in done.stderr
     assert not (tree.space / "perf_DLRM.csv").exists()
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("options", ["set -e", "set -eo pipefail", "set +o pipefail"])
+def test_torchrun_s_code_is_read_whatever_the_launcher_s_options_are(tree, options):
+    launcher = tree.root / "launch_training_single_node.sh"
+    launcher.write_text(f"{options}\n{LAUNCHER}")
+    done = tree.run(plan_of(workspace=tree.space), STUB_CODE="3")
+    assert done.returncode == 3 and not (tree.space / "perf_DLRM.csv").exists()
+    assert (tree.space / "madlite_runs/r1/torchrun.code").read_text() == "3\n"
+
+
+@pytest.mark.host
+def test_a_launcher_that_calls_torchrun_otherwise_is_told_of(tree):
+    launcher = tree.root / "launch_training_single_node.sh"
+    launcher.write_text(LAUNCHER.replace("FLAG=1 torchrun", "FLAG=1 env torchrun"))
+    done = tree.run(plan_of(workspace=tree.space))
+    assert done.returncode == 0 and "madlite: warning: the launcher did not call torchrun by its name" in done.stderr
+    assert (tree.space / "perf_DLRM.csv").exists()
+    launcher.write_text(LAUNCHER)
+    assert "warning" not in tree.run(plan_of(workspace=tree.space)).stderr
 
 
 @pytest.mark.host

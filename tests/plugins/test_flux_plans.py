@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -89,6 +92,85 @@ def test_the_readme_s_sweep_is_a_recipe():
     assert len(drafts) == 6 and {draft.variant.steps for draft in drafts} == {20}
 
 
+# of MAD's script (a1899e90), of FluxBenchmark's time, and of 2026
+EVERY_YEAR = {
+    "DISABLE_ADDMM_CUDA_LT": "0", "HIP_FORCE_DEV_KERNARG": "1", "ROCBLAS_USE_HIPBLASLT": "1",
+    "TOKENIZERS_PARALLELISM": "false", "WANDB_DISABLED": "true",
+}  # fmt: skip
+OF_2025 = {**EVERY_YEAR, "GPU_MAX_HW_QUEUES": "8", "TORCH_NCCL_HIGH_PRIORITY": "0"}
+OF_2026 = {
+    **EVERY_YEAR, "GPU_MAX_HW_QUEUES": "2", "TORCH_NCCL_HIGH_PRIORITY": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+    "HSA_ENABLE_SDMA": "1", "HSA_NO_SCRATCH_RECLAIM": "1",
+}  # fmt: skip
+ALLOCATOR = {"PYTORCH_HIP_ALLOC_CONF": "expandable_segments:True"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "env"),
+    [
+        ({}, {**OF_2025, "HSA_NO_SCRATCH_RECLAIM": "1"}),
+        ({"release": "v25.6"}, OF_2025),
+        ({"environment": "2026"}, OF_2026),
+        ({"environment": "2026", "expandable_segments": "true"}, {**OF_2026, **ALLOCATOR}),
+    ],
+)
+def test_the_variables_are_in_the_plan(asked, env):
+    (draft,) = drafts_of(FLUX, **asked)
+    assert draft.env == env
+
+
+def test_the_variables_of_mad_s_changes_of_2026_are_in_each_plan_of_them():
+    (draft,) = drafts_of(SDXL, "MI355X", recipe="stable-diffusion-xl-2026")
+    assert draft.env == {**OF_2026, **ALLOCATOR}
+    (off,) = drafts_of(SDXL, "MI355X", recipe="stable-diffusion-xl-2026", expandable_segments="off")
+    assert off.env == OF_2026
+
+
+def test_explain_shows_a_variable_and_who_set_it(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    command = ["explain", FLUX, "--machine", "8xMI300X", "--set", "env.GPU_MAX_HW_QUEUES=4", "--json"]
+    assert call(command) == 0
+    (plan,) = json.loads(capsys.readouterr().out)
+    assert plan["env"]["GPU_MAX_HW_QUEUES"] == "4" and plan["origins"]["env.GPU_MAX_HW_QUEUES"] == "--set"
+    assert plan["env"]["ROCBLAS_USE_HIPBLASLT"] == "1"
+    assert plan["origins"]["env.ROCBLAS_USE_HIPBLASLT"] == "recipe"
+
+
+@pytest.mark.parametrize(
+    ("release", "figures"),
+    [("v25.6", ["FPS_per_GPU"]), ("v25.7", ["FPS_per_GPU"]), ("v25.8", ["FPS_per_GPU", "TFLOPS_per_GPU"])],
+)
+def test_the_figures_are_those_of_mad_s_rows_of_the_release(release, figures):
+    (draft,) = drafts_of(FLUX, release=release)
+    assert [one.metric for one in draft.result_rule.mad] == figures
+
+
+def test_a_recipe_without_an_image_says_how_to_name_one():
+    (draft,) = drafts_of(SDXL, recipe="stable-diffusion-xl-2026")
+    assert not draft.image and any("--image-release v26.1" in note for note in draft.notes)
+    (named,) = drafts_of(SDXL, recipe="stable-diffusion-xl-2026", release="v26.1")
+    assert named.image == "rocm/primus:v26.1" and not any("no image" in note for note in named.notes)
+
+
+PAGES = Path(__file__).parents[2] / "docs/backends"
+COMMANDS = [
+    line.partition("#")[0].strip()
+    for page in ("flux.md", "dlrm.md")
+    for line in (PAGES / page).read_text(encoding="utf-8").splitlines()
+    if line.startswith("madlite run ")
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_of_the_documents_is_planned_in_an_image(command, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tag = shlex.split(command)[shlex.split(command).index("--tags") + 1]
+    options = command.removeprefix("madlite run ").replace(f"--tags {tag}", "").split()
+    assert call(["explain", tag, *options, "--machine", "8xMI300X", "--json"]) == 0
+    plans = json.loads(capsys.readouterr().out)
+    assert plans and all(plan["image"]["ref"].startswith("rocm/") for plan in plans)
+
+
 def test_a_run_alone_has_mad_s_columns_and_no_other():
     (draft,) = drafts_of(FLUX)
     assert list(result_columns(plan_of(draft), draft.variant)) == [
@@ -99,9 +181,9 @@ def test_a_run_alone_has_mad_s_columns_and_no_other():
 @pytest.mark.parametrize(
     ("asked", "word"),
     [
-        ({"batch_sizes": "1,x"}, "'x' is none"),
-        ({"batch_sizes": "0"}, "'0' is none"),
-        ({"dynamo_backends": "no,a b"}, "'a b' is none"),
+        ({"batch_sizes": "1,x"}, "'x' is no micro_batch"),
+        ({"batch_sizes": "0"}, "'0' is no micro_batch"),
+        ({"dynamo_backends": "no,a b"}, "'a b' is no compile"),
         ({"batch_sizes": "1,2", "micro_batch": "4"}, "micro_batch 4 was asked for as well"),
         ({"dynamo_backends": "no", "compile": "inductor"}, "compile inductor was asked for as well"),
     ],
@@ -128,8 +210,7 @@ def test_flux_s_weights_are_gated_and_the_script_asks_for_the_same_files():
     model, data = Flux().assets(plan)
     assert model.gated and not data.gated and model.kind == "model" and data.kind == "dataset"
     script = files_of(plan)["run.sh"]
-    patterns = " ".join(name if "*" not in name else f"'{name}'" for name in model.files)
-    assert f'weights=$("$python" fetch.py "$weights" {patterns})' in script
+    assert f'weights=$("$python" fetch.py "$weights" {shlex.join(model.files)})' in script
     own = plan_of(*drafts_of(FLUX), model_path="/models/flux", dataset="/data/pictures")
     assert list(Flux().assets(own)) == []
 
@@ -161,32 +242,52 @@ def test_what_the_benchmark_would_refuse_or_not_do_is_found_before(changes, word
 @pytest.mark.parametrize(
     ("asked", "word"),
     [
-        ({"resolution": "512x512"}, "resolution '512x512' is none"),
-        ({"gradient_checkpointing": "1.5"}, "gradient_checkpointing '1.5' is none"),
-        ({"start": "torchrun"}, "start 'torchrun' is none"),
-        ({"tree": "Flux"}, "tree 'Flux' is none"),
-        ({"sharding_strategy": "shard"}, "sharding_strategy 'shard' is none"),
-        ({"flash_attention": "yes"}, "flash_attention 'yes' is none"),
-        ({"compile": "a b"}, "compile 'a b' is none"),
-        ({"train_args": "-x"}, "train_args '-x' is none"),
+        ({"resolution": "512x512"}, "resolution cannot be '512x512'"),
+        ({"gradient_checkpointing": "1.5"}, "gradient_checkpointing cannot be '1.5'"),
+        ({"start": "torchrun"}, "start cannot be 'torchrun'"),
+        ({"tree": "Flux"}, "tree cannot be 'Flux'"),
+        ({"sharding_strategy": "shard"}, "sharding_strategy cannot be 'shard'"),
+        ({"flash_attention": "yes"}, "flash_attention cannot be 'yes'"),
+        ({"compile": "a b"}, "compile cannot be 'a b'"),
+        ({"train_args": "-x"}, "train_args cannot be '-x'"),
         ({"model_path": "weights"}, "model_path 'weights' is no repository"),
         ({"dataset": "../data"}, "dataset '../data' is no repository"),
-        ({"extra": "seed"}, "extra has 'seed'"),
-        ({"extra": "--seed=1"}, "extra has '--seed=1'"),
+        ({"extra": "seed"}, "'seed' is not of that form"),
+        ({"extra": "--seed=1"}, "'--seed=1' is not of that form"),
         ({"extra": "train_batch_size=4"}, "extra sets train_batch_size"),
         ({"extra": "logging_dir=/x"}, "extra sets logging_dir"),
-        ({"extra": "learning_rate=[1e-5,1e-6]"}, "which the launcher would expand"),
-        ({"extra": "output_dir=${oc.env:HOME}"}, "which the launcher would expand"),
+        ({"extra": "learning_rate=[1e-5,1e-6]"}, "which the launcher would make a sweep of"),
+        ({"extra": "output_dir=${oc.env:HOME}"}, "would look for a key of its configuration"),
         ({"extra": "'"}, "extra is no shell words"),
-        ({"environment": "2024"}, "environment '2024' is none"),
-        ({"config_name": "../x"}, "config_name '../x' is none"),
-        ({"dataset_revision": "-x"}, "dataset_revision '-x' is none"),
+        ({"environment": "2024"}, "environment cannot be '2024'"),
+        ({"config_name": "../x"}, "config_name cannot be '../x'"),
+        ({"dataset_revision": "-x"}, "dataset_revision cannot be '-x'"),
     ],
 )
 def test_a_word_that_is_none_is_refused_before_a_file_has_it(asked, word):
     with pytest.raises(UsageProblem) as raised:
         drafts_of(FLUX, **asked)
     assert word in raised.value.message and raised.value.hint
+
+
+@pytest.mark.parametrize(
+    ("asked", "hint"),
+    [
+        ({"flash_attention": "maybe"}, "--set flash_attention= takes true or false"),
+        ({"extra": "a"}, "--set extra='learning_rate=1e-6 lr_scheduler=cosine'"),
+        ({"extra": "note=${x}"}, "write the value itself, without ${…}"),
+        ({"batch_sizes": "1,x"}, "--set batch_sizes=1,10,17"),
+        ({"dynamo_backends": "no,1"}, "--set dynamo_backends=no,inductor"),
+    ],
+)
+def test_a_refusal_s_hint_is_of_the_value_that_is_refused(asked, hint):
+    with pytest.raises(UsageProblem) as raised:
+        drafts_of(FLUX, **asked)
+    assert raised.value.hint == hint
+
+
+def test_a_dollar_that_is_no_key_of_hydra_s_is_a_value_as_any():
+    assert drafts_of(FLUX, extra="note='a b$(c) $5'")
 
 
 def test_several_nodes_and_a_machine_without_gpus_are_refused():
@@ -198,7 +299,7 @@ def test_several_nodes_and_a_machine_without_gpus_are_refused():
 
 
 @pytest.mark.skipif(not shutil.which("shellcheck"), reason="shellcheck is not here")
-@pytest.mark.parametrize("changes", [{}, {"start": "accelerate"}])
+@pytest.mark.parametrize("changes", [{}, {"start": "accelerate"}, {"start": "accelerate", "config_name": "x"}])
 def test_the_script_is_clean(changes, tmp_path):
     (draft,) = drafts_of(SDXL, "MI355X", recipe="stable-diffusion-xl-2026")
     plan = plan_of(draft, machine_of("MI355X"), compile="inductor", extra="a=b", warmup_steps=6, **changes)
@@ -218,6 +319,20 @@ def test_configurations_are_files_that_yaml_reads():
     assert all(isinstance(value, list) and len(value) == 1 for value in launcher["cli_args"].values())
 
 
+def test_the_launcher_s_file_and_the_script_s_overrides_are_one_list():
+    yaml = pytest.importorskip("yaml")
+    changes = {
+        "resolution": "960,544", "num_frames": 9, "max_train_samples": 64, "use_cache": False, "use_lora": True,
+        "gradient_checkpointing": "0.5", "lora_rank": 4, "flash_attention": "false", "extra": "learning_rate=1e-6",
+    }  # fmt: skip
+    files = files_of(plan_of(*drafts_of(FLUX), **changes))
+    in_file = {name: str(one) for name, (one,) in yaml.safe_load(files["launcher.yaml"])["cli_args"].items()}
+    overrides = re.findall(r"train_args\.(\w+)'?\"?=(?:\"\$\(quoted )?(\S+?)\)?\"?\)$", files["run.sh"], re.M)
+    arguments = {name: shlex.split(value)[0] for name, value in overrides if not value.startswith('\\"$')}
+    assert in_file == arguments and len(in_file) == 12
+    assert in_file["num_frames"] == "9" and in_file["learning_rate"] == "1e-6"
+
+
 @pytest.mark.parametrize(
     ("line", "hint"),
     [
@@ -225,12 +340,11 @@ def test_configurations_are_files_that_yaml_reads():
         ("ModuleNotFoundError: No module named 'deepspeed'", "install_requirements=true"),
         ("RuntimeError: Neither NVIDIA nor AMD GPU tools are available.", "rocm-smi or nvidia-smi"),
         ("Could not override 'train_args.seed'.", "--set extra="),
+        ("madlite: /a/train.py has no --train_data_path, so dataset cannot be set here", "--image-release"),
         ("madlite: neither /workspace/FluxBenchmark nor /workspace/AMDiffusionBenchmark has a launcher.py", "ROOT="),
     ],
 )
 def test_a_failure_is_explained(line, hint):
-    import re
-
     matching = [rule for rule in RULES if re.search(rule.pattern, line)]
     assert len(matching) == 1 and hint in matching[0].hint
 

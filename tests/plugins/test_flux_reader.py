@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -57,7 +59,8 @@ def test_the_real_log_s_median_and_mad_s_mean():
 
 def test_a_line_of_january_2025_has_other_keys_in_another_order_and_more_digits():
     line = "Step 2: {'step_loss': 0.4012, 'step_time_total': 1.8575, 'fps_gpu': 4.3067, 'tflops/s': 276.1793374846529}"
-    (found,) = steps(read(FluxReader(), f"2025-01-20 10:00:00,001 - INFO - {line}"))
+    reader = FluxReader()
+    (found,) = steps([*read(reader, f"2025-01-20 10:00:00,001 - INFO - {line}"), *reader.finish(Path("/nowhere"))])
     assert found.values == {LOSS: 0.4012, TIME: 1.8575, FPS: 4.3067, Quantity.TFLOPS_PER_GPU: 276.1793374846529}
 
 
@@ -96,6 +99,39 @@ def test_accumulated_gradients_make_one_step_of_their_micro_steps():
     assert found[0].values[TIME] == 4.0 and found[0].values[FPS] == pytest.approx(20 / 4.0)
     more = steps(read(FluxReader(), step(1), step(1, train_loss=None, fps_gpu=2.5, step_time_gpu=4.0), step(2)))
     assert [one.n for one in more] == [1, 2] and more[1].values[FPS] == pytest.approx(20 / 6)
+
+
+@pytest.mark.parametrize("n", [1, 7])
+def test_accumulation_may_begin_at_any_step(n):
+    early = step(n, step_time_gpu=1.0, fps_gpu=10.0, train_loss=None)
+    found = steps(read(FluxReader(), early, early, step(n, step_time_gpu=2.0), step(n + 1)))
+    assert [(one.n, one.values[TIME]) for one in found] == [(n, 4.0), (n + 1, 2.0)]
+
+
+@pytest.mark.parametrize("loss", ["nan", "inf"])
+@pytest.mark.parametrize("n", [0, 1])
+def test_a_loss_that_is_none_in_a_part_of_a_step_is_the_step_s(loss, n):
+    early = [step(n, train_loss=None, step_loss=loss), step(n, train_loss=None)]
+    (found,) = steps(read(FluxReader(), *early, step(1)))
+    assert found.n == 1 and not math.isfinite(found.values[LOSS])
+    log = follow(*[step(n) for n in range(1, 12)], *early, step(12))
+    verdict = judge_steps(Asked(rule=Flux().result_rule(), steps=12), log)
+    assert verdict.reason == "the loss is not finite"
+
+
+def test_a_loss_that_is_none_in_a_step_that_the_log_s_end_cut_short_fails_the_run(tmp_path):
+    log = Follower([FluxReader()], [])
+    whole = [step(n) for n in range(1, 13)]
+    log.feed("\n".join([*whole, step(12, train_loss=None, step_loss="nan")]).encode() + b"\n")
+    log.finish(tmp_path)
+    verdict = judge_steps(Asked(rule=Flux().result_rule(), steps=12), log)
+    assert verdict.reason == "the loss is not finite"
+
+
+def test_a_part_of_a_step_that_the_log_s_end_cut_short_is_no_step(tmp_path):
+    reader = FluxReader()
+    found = steps([*read(reader, step(1), step(2), step(2, train_loss=None)), *reader.finish(tmp_path)])
+    assert [one.n for one in found] == [1, 2]
 
 
 def test_a_version_that_counts_from_0_has_that_step_as_well():

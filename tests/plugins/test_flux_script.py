@@ -9,8 +9,11 @@ import sys
 
 import pytest
 
+from madlite.recipe_book import read_book
 from madlite.types import Status
-from tests.plugins.flux_tree import FILES, Tree, drafts_of, files_of, numbers, plan_of
+from madlite_plugins.flux.backend import Flux
+from tests.plugins.flux_tree import FILES, LATER_TRAIN, TRAIN, Tree, drafts_of, files_of, numbers, plan_of
+from tests.plugins.logs import TEMPLATES
 from tests.plugins.test_torchtitan_tags import machine_of
 
 pytestmark = pytest.mark.host
@@ -51,7 +54,7 @@ def test_the_launcher_is_given_mad_s_overrides_and_the_run_s_own_folder(tree):
     runs = f'"{tree.run_folder}/outputs/runs"'
     assert {"accelerate_config.num_processes=8", "accelerate_config.mixed_precision=bf16"} <= set(overrides)
     assert {f"++train_args.logging_dir={runs}", f"hydra.run.dir={runs}"} <= set(overrides)
-    assert not any("dynamo" in word or "model_path" in word or "fsdp" in word for word in overrides)
+    assert not any("dynamo" in word or "fsdp" in word for word in overrides)
 
 
 def test_every_setting_reaches_the_trainer_as_text(tree):
@@ -86,8 +89,19 @@ def test_only_what_the_model_needs_is_fetched_and_the_data_is_read_from_where_it
     assert model[:3] == ["Wan-AI/Wan2.1-I2V-14B-480P-Diffusers", "model", None] and "*/*.safetensors" in model[3]
     assert data == ["Wild-Heart/Disney-VideoGeneration-Dataset", "dataset", "refs/pr/4", None]
     overrides = tree.told("overrides.json")
-    folder = tree.stub / "hub/Wild-Heart/Disney-VideoGeneration-Dataset"
-    assert f'++train_args.train_data_path="{folder}"' in overrides
+    folders = tree.stub / "hub/Wild-Heart/Disney-VideoGeneration-Dataset", tree.stub / f"hub/{model[0]}"
+    assert f'++train_args.train_data_path="{folders[0]}"' in overrides
+    assert f'++train_args.model_path="{folders[1]}"' in overrides
+
+
+@pytest.mark.parametrize("recipe", sorted(read_book(Flux.book).recipes))
+def test_what_a_run_fetches_is_what_its_assets_say(tree, recipe):
+    draft = drafts_of("pyt_train_flux", recipe=recipe)[0]
+    plan = plan_of(draft)
+    assert tree.run(plan, MADLITE_PREPARE_ONLY="1").returncode == 0
+    assert tree.fetched() == [
+        [asset.ref, asset.kind, asset.revision or None, list(asset.files) or None] for asset in Flux().assets(plan)
+    ]
 
 
 def test_preparing_fetches_and_does_not_train(tree):
@@ -170,6 +184,77 @@ def test_v25_7_starts_the_trainer_and_mad_s_figures_are_of_its_steps(tree):
         given["--train_batch_size"] == "1" and given["--mixed_precision"] == "bf16" and given["--model"] == "flux-dev"
     )
     assert "--train_data_path" not in given, "a trainer that does not know it is not given it"
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_an_earlier_launcher_is_given_the_folders_too_where_its_trainer_takes_them(tmp_path, own):
+    tree = Tree(tmp_path, FILES, LATER_TRAIN)
+    (tmp_path / "a 'b").mkdir()
+    changes = {"dataset": f"{tmp_path}/a 'b", "model_path": f"{tmp_path}/a 'b", "num_frames": 9} if own else {}
+    verdict = tree.judged(pre(**changes))
+    assert verdict.status is Status.SUCCESS
+    arguments, _ = tree.told("train.json")
+    given = dict(zip(arguments[::2], arguments[1::2], strict=True))
+    hub = tree.stub / "hub"
+    assert given["--train_data_path"] == (f"{tmp_path}/a 'b" if own else f"{hub}/bghira/pseudo-camera-10k")
+    assert given["--model_path"] == (f"{tmp_path}/a 'b" if own else f"{hub}/black-forest-labs/FLUX.1-dev")
+    assert given.get("--num_frames") == ("9" if own else None)
+
+
+@pytest.mark.parametrize("start", ["launcher", "accelerate"])
+@pytest.mark.parametrize(
+    ("setting", "value", "argument"),
+    [
+        ("dataset", "own/pictures", "train_data_path"),
+        ("dataset_revision", "refs/pr/1", "train_data_path"),
+        ("model_path", "own/weights", "model_path"),
+        ("config_name", "single_run", "config-name"),
+    ],
+)
+def test_a_value_that_the_tree_cannot_take_ends_the_run(tmp_path, start, setting, value, argument):
+    tree = Tree(tmp_path, FILES)
+    done = tree.run(pre(start=start, **{setting: value}))
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert re.fullmatch(rf"madlite: \S+\.py has no --{argument}, so {setting} cannot be set here\n", done.stderr)
+    assert not (tree.stub / "train.json").exists()
+
+
+def test_a_trainer_of_one_model_cannot_be_asked_for_another(tmp_path):
+    tree = Tree(tmp_path, FILES, TRAIN.replace('"--model", ', "").replace('"--model"', ""))
+    assert tree.run(pre()).returncode == 0
+    done = tree.run(pre(train_args="mochi-1"))
+    assert done.returncode == 2 and done.stderr.endswith("has no --model, so train_args cannot be set here\n")
+
+
+def test_the_earlier_launcher_s_run_leaves_nothing_but_what_it_reads_and_writes(tmp_path):
+    tree = Tree(tmp_path, FILES)
+    plan = pre()
+    tree.run(plan)
+    known = {file.path for file in plan.templates} | {"outputs"}
+    assert {path.name for path in tree.run_folder.iterdir()} == known
+
+
+def test_a_script_that_is_killed_leaves_no_follower(tmp_path):
+    """The launcher kills the script that started it; what reads the follower's pipe then sees its end."""
+    tree = Tree(tmp_path, "import os, signal, time  # --param_config_file\nos.kill(os.getppid(), signal.SIGKILL)\n")
+    done = tree.run(pre())  # returns once all that holds its output is gone
+    assert done.returncode == -9
+    assert {path.name for path in tree.run_folder.iterdir()} == {file.path for file in pre().templates} | {"outputs"}
+
+
+def test_a_follower_prints_what_came_before_its_input_s_end(tmp_path):
+    script = TEMPLATES / "flux/follow.py"
+    (tmp_path / "log").write_bytes(b"one\ntwo")
+    done = subprocess.run([sys.executable, script, tmp_path / "log"], stdin=subprocess.DEVNULL, capture_output=True)
+    assert done.stdout == b"one\ntwo"
+    done = subprocess.run([sys.executable, script, tmp_path / "none"], stdin=subprocess.DEVNULL, capture_output=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
+def test_the_token_is_read_as_every_backend_s_scripts_read_it(tree):
+    assert tree.run(post(), HF_TOKEN="", MAD_SECRETS_HF_TOKEN="hf_other").returncode == 0
+    assert tree.told("train.json")[1]["HF_TOKEN"] == "hf_other"
+    assert "for name in HUGGING_FACE_HUB_TOKEN MAD_SECRETS_HFTOKEN MAD_SECRETS_HF_TOKEN" in files_of(post())["run.sh"]
 
 
 def test_a_launcher_of_neither_kind_is_told(tmp_path):

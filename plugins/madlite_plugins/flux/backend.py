@@ -12,33 +12,22 @@ from madlite import (
     Draft,
     Finding,
     Machine,
-    MadMetric,
-    Quantity,
     Reader,
     RecipeBackend,
     Request,
     ResultRule,
     RunPlan,
+    read_book,
 )
 from madlite_plugins.flux.checks import findings
+from madlite_plugins.flux.figures import FOREIGN, rule_of
 from madlite_plugins.flux.reader import FluxReader, recognise
-from madlite_plugins.flux.summary import FPS, TFLOPS
 from madlite_plugins.flux.sweep import sweep_points
+from madlite_plugins.flux.variables import variables_of
 from madlite_plugins.flux.words import is_repository, refuse_words
 
-WARMUP = 5  # steps that the launcher leaves out of its averages
-# what a pipeline of diffusers reads: the folders of its parts, not the checkpoints in one file beside them
-PARTS = ("model_index.json", "*/*.json", "*/*.txt", "*/*.model", "*/*.safetensors")
+_NO_IMAGE = "this recipe names no image: --image-release v26.1, or another of its releases, does, or --image REF"
 _GATED = ("black-forest-labs/",)
-_BY_LAUNCHER = (
-    MadMetric(metric="FPS_per_GPU", rule="summary", key=FPS),
-    MadMetric(metric="TFLOPS_per_GPU", rule="summary", key=TFLOPS),
-)
-# what the launcher calculates, of a run or a log without it
-_BY_STEPS = (
-    MadMetric(metric="FPS_per_GPU", quantity=Quantity.IMAGES_PER_S_PER_GPU, rule="mean", start=WARMUP),
-    MadMetric(metric="TFLOPS_per_GPU", quantity=Quantity.TFLOPS_PER_GPU, rule="mean", start=WARMUP),
-)
 
 
 class Flux(RecipeBackend):
@@ -62,18 +51,20 @@ class Flux(RecipeBackend):
         Raises:
             UsageProblem: no recipe fits, or a value is none that the benchmark takes.
         """
-        refuse_words(request.settings)
-        drafts = super().expand(request, machine)
-        return [_ruled(one, request.settings) for draft in drafts for one in sweep_points(draft, request.settings)]
+        asked = request.settings
+        refuse_words(asked)
+        drafts = (self._finished(draft, asked, machine) for draft in super().expand(request, machine))
+        return [one for draft in drafts for one in sweep_points(draft, asked)]
+
+    def _finished(self, draft: Draft, asked: Mapping[str, str], machine: Machine) -> Draft:
+        """Return the draft with what depends on what was asked: rule, variables, and a word on a missing image."""
+        env = variables_of(draft, asked, machine.vendor, read_book(self.book).env)
+        notes = draft.notes if draft.image or "image" in asked else (*draft.notes, _NO_IMAGE)
+        return replace(draft, result_rule=rule_of(draft, asked), env=env, notes=notes)
 
     def result_rule(self) -> ResultRule:
         """Return the steady window of the steps, and what MAD takes from the launcher, calculated from them."""
-        return ResultRule(
-            kind="steps",
-            headline=Quantity.IMAGES_PER_S_PER_GPU,
-            headline_metric="images_per_s_per_gpu",
-            mad=_BY_STEPS,
-        )
+        return FOREIGN
 
     def check(self, plan: RunPlan) -> Iterable[Finding]:
         """Find what the benchmark would refuse, or measure under a wrong name."""
@@ -93,21 +84,11 @@ class Flux(RecipeBackend):
         return FluxReader()
 
 
-def _ruled(draft: Draft, asked: Mapping[str, str]) -> Draft:
-    """Return the draft with MAD's figures from where its start leaves them, and with compile beside a batch size."""
-    rule = draft.result_rule
-    if asked.get("start", draft.settings["start"]) == "launcher":
-        rule = replace(rule, mad=_BY_LAUNCHER)
-    if "compile" in asked or draft.settings["dynamo_backends"] or asked.get("dynamo_backends"):
-        rule = replace(rule, columns=("compile",))
-    return replace(draft, result_rule=rule)
-
-
 def _assets(plan: RunPlan) -> Iterable[Asset]:
     model, dataset = str(plan.settings["model_path"]), str(plan.settings["dataset"])
     if is_repository(model):
-        hint = "--set model_path=FOLDER of one that is here"
-        yield Asset(kind="model", ref=model, gated=model.startswith(_GATED), files=PARTS, hint=hint)
+        hint, files = "--set model_path=FOLDER of one that is here", tuple(str(plan.settings["weights_files"]).split())
+        yield Asset(kind="model", ref=model, gated=model.startswith(_GATED), files=files, hint=hint)
     if is_repository(dataset):
         revision = str(plan.settings["dataset_revision"])
         yield Asset(kind="dataset", ref=dataset, revision=revision, hint="--set dataset=FOLDER of one that is here")

@@ -11,6 +11,11 @@ RULES = (
         hint="run in the release's image (docker), or name a copy: --set env.FLUX_BENCHMARK_ROOT=FOLDER",
     ),
     FailureRule(
+        pattern=r"madlite: \S+ has no --[\w-]+, so \w+ cannot be set here",
+        cause="bad_option",
+        hint="this release's benchmark takes no such value: leave the setting out, or a later --image-release",
+    ),
+    FailureRule(
         pattern=r"Neither NVIDIA nor AMD GPU tools are available|madlite: neither rocm-smi nor nvidia-smi works",
         cause="missing_tool",
         hint="the benchmark asks rocm-smi or nvidia-smi whose GPUs these are: run it in its image, on a GPU",

@@ -7,10 +7,13 @@ are per GPU.  With torch.compile the trainer prints 0 for tflops/s, which is no 
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from madlite import NUMBER, EffectiveConfig, Ended, Event, Line, Phase, Quantity, Step, number
 from madlite_plugins.flux.summary import read_summaries
@@ -45,8 +48,8 @@ class FluxReader:
         self._since = now()
         self._runs = 0
         self._last = 0  # of the steps
-        self._optimized = False  # whether a line has said so
-        self._held: dict[int, list[dict[str, str]]] = {}  # by node: micro-steps before the optimizer's
+        self._marks: bool | None = None  # whether this version marks the optimizer's; None: not known yet
+        self._held: dict[int, list[Step]] = {}  # by node: micro-steps before the optimizer's
 
     def feed(self, line: Line) -> Iterable[Event]:
         """Return the step of a line, or what the launcher says of a run."""
@@ -57,8 +60,9 @@ class FluxReader:
         return ()
 
     def finish(self, outputs: Path) -> Iterable[Event]:
-        """Return what the launcher sums up in the files of this run."""
-        return read_summaries(outputs, self._since)
+        """Return what is left of the log's end, and what the launcher sums up in the files of this run."""
+        yield from self._left()
+        yield from read_summaries(outputs, self._since)
 
     def _step(self, found: re.Match[str], line: Line) -> Iterator[Event]:
         n, values = int(found[1]), dict(_ITEM.findall(found[2]))
@@ -68,18 +72,30 @@ class FluxReader:
             yield from self._begin()
         self._last = n
         held = self._held.setdefault(line.node, [])
+        step = Step(n=n, values=_quantities(values), rank=line.rank, t_s=line.t_s)
         if _OPTIMIZED in values:
-            self._optimized = True
-        elif self._optimized or (n == 0 and not held):  # gradients are accumulated: the step goes on
-            held.append(values)
+            self._marks = True
+            yield replace(step, values=_joined([*held, step]))
+            held.clear()
             return
-        elif held:  # a version that counts from 0
-            yield Step(n=0, values=_quantities(held.pop()), rank=line.rank, t_s=line.t_s)
-        yield Step(n=n, values=_whole(held, values), rank=line.rank, t_s=line.t_s)
-        held.clear()
+        if self._marks is None and held and held[-1].n != n:
+            self._marks = False  # a version that never does: each of its lines is a step
+        held.append(step)
+        if self._marks is False:
+            yield from held
+            held.clear()
+
+    def _left(self) -> Iterator[Step]:
+        """Yield what the log's end has left: steps of a version that marks none, else what failed of one cut short."""
+        for held in self._held.values():
+            if not self._marks:
+                yield from held
+            elif (loss := _loss(held)) is not None and not math.isfinite(loss):
+                yield replace(held[-1], values={Quantity.LOSS: loss})
+        self._held.clear()
 
     def _begin(self) -> Iterator[Event]:
-        self._last, self._optimized = 0, False
+        self._last, self._marks = 0, None
         self._held.clear()
         yield Phase(name="training", begins=True)
 
@@ -108,18 +124,28 @@ def recognise(head: Sequence[str]) -> float:
     return 0.7 if any((found := _COMMAND.search(text)) and " train.py" in found[2] for text in head) else 0.0
 
 
-def _whole(held: Sequence[Mapping[str, str]], last: Mapping[str, str]) -> dict[Quantity, float]:
-    """Return the quantities of a step and the micro-steps before its last: rates over the time of all of them."""
-    values = _quantities(last)
-    parts = [_quantities(one) for one in (*held, last)]
-    times = [part.get(Quantity.STEP_TIME_S, 0.0) for part in parts]
-    if not held or not all(seconds > 0 for seconds in times):
+def _joined(parts: Sequence[Step]) -> dict[Quantity, float]:
+    """Return the quantities of a step of its micro-steps: the last's, rates over the time of all of them.
+
+    A loss that is none in one of them is the step's: its gradients are in the weights.
+    """
+    values = dict(parts[-1].values)
+    if (loss := _loss(parts)) is not None:
+        values[Quantity.LOSS] = loss
+    times = [part.values.get(Quantity.STEP_TIME_S, 0.0) for part in parts]
+    if len(parts) == 1 or not all(seconds > 0 for seconds in times):
         return values
     for rate in (Quantity.IMAGES_PER_S_PER_GPU, Quantity.TFLOPS_PER_GPU):
         if rate in values:
-            done = sum(part.get(rate, 0.0) * seconds for part, seconds in zip(parts, times, strict=True))
+            done = sum(part.values.get(rate, 0.0) * seconds for part, seconds in zip(parts, times, strict=True))
             values[rate] = done / sum(times)
     return {**values, Quantity.STEP_TIME_S: sum(times)}
+
+
+def _loss(parts: Sequence[Step]) -> float | None:
+    """Return the first loss that is none, else the last one; None without any."""
+    losses = [part.values[Quantity.LOSS] for part in parts if Quantity.LOSS in part.values]
+    return next((loss for loss in losses if not math.isfinite(loss)), losses[-1] if losses else None)
 
 
 def _quantities(values: Mapping[str, str]) -> dict[Quantity, float]:

@@ -43,8 +43,9 @@ def sweep_points(draft: Draft, asked: Mapping[str, str]) -> Iterator[Draft]:
 def _listed(draft: Draft, asked: Mapping[str, str], key: str, single: str, word: re.Pattern[str]) -> list[str]:
     text = asked.get(key, str(draft.settings[key]))
     words = [part.strip() for part in text.split(",") if part.strip()]
+    example = "1,10,17" if key == "batch_sizes" else "no,inductor"
     if wrong := [part for part in words if not word.fullmatch(part)]:
-        raise UsageProblem(f"{key} is '{text}': '{wrong[0]}' is none", f"--set {key}=ONE,OTHER")
+        raise UsageProblem(f"{key} is '{text}', in which '{wrong[0]}' is no {single}", f"--set {key}={example}")
     if words and single in asked:
         hint = f"--set {key}= runs {single} {asked[single]} alone"
         raise UsageProblem(f"{key} is '{text}', and {single} {asked[single]} was asked for as well", hint)

@@ -9,15 +9,18 @@ from collections.abc import Iterable, Mapping
 from madlite import UsageProblem
 
 _COMPILE = r"[A-Za-z][\w-]{0,40}"
-_FORMS = {
+_FORMS = {  # of each setting: its form, and that in words
     "tree": ("AMDiffusionBenchmark|FluxBenchmark", "AMDiffusionBenchmark or FluxBenchmark"),
     "start": ("launcher|accelerate", "launcher or accelerate"),
-    "sharding_strategy": ("|FULL_SHARD|HYBRID_SHARD|NO_SHARD|SHARD_GRAD_OP", "FULL_SHARD, HYBRID_SHARD, …"),
+    "sharding_strategy": (
+        "|FULL_SHARD|HYBRID_SHARD|NO_SHARD|SHARD_GRAD_OP",
+        "FULL_SHARD, HYBRID_SHARD, NO_SHARD or SHARD_GRAD_OP",
+    ),
     "backward_prefetch": ("|BACKWARD_POST|BACKWARD_PRE|NO_PREFETCH", "BACKWARD_PRE, BACKWARD_POST or NO_PREFETCH"),
     "flash_attention": ("|true|false", "true or false"),
     "environment": ("2025|2026", "2025 or 2026"),
-    "resolution": (r"|[1-9][0-9]{0,4}(?:,[1-9][0-9]{0,4})?", "512, or width,height as 960,544"),
-    "gradient_checkpointing": (r"|0|1|1\.0|0?\.[0-9]{1,9}", "a part of the blocks, 0 to 1"),
+    "resolution": (r"|[1-9][0-9]{0,4}(?:,[1-9][0-9]{0,4})?", "512, or width,height such as 960,544"),
+    "gradient_checkpointing": (r"|0|1|1\.0|0?\.[0-9]{1,9}", "a part of the blocks from 0 to 1, such as 0.5"),
     "compile": (_COMPILE, "no, inductor or another backend of torch.compile"),
     "train_args": (r"\w[\w.-]*", "a file's name below config/train_args"),
     "config_name": (r"|\w[\w.-]*", "a file's name below config"),
@@ -58,7 +61,7 @@ def refuse_words(asked: Mapping[str, str]) -> None:
     """
     for key, (form, words) in _FORMS.items():
         if key in asked and not re.fullmatch(form, asked[key], re.ASCII):
-            raise UsageProblem(f"{key} '{asked[key]}' is none", f"--set {key}= takes {words}")
+            raise UsageProblem(f"{key} cannot be '{asked[key]}'", f"--set {key}= takes {words}")
     for key in ("model_path", "dataset"):
         name = asked.get(key, "")
         if name and not name.startswith("/") and not is_repository(name):
@@ -79,11 +82,15 @@ def _refuse_extra(words: Iterable[str]) -> None:
     for word in words:
         name, equals, value = word.partition("=")
         if not equals or not _NAME.fullmatch(name):
-            raise UsageProblem(f"extra has '{word}'", "name=value, without dashes or a plus")
+            what = f"extra takes arguments as name=value, without dashes or a plus, and '{word}' is not of that form"
+            raise UsageProblem(what, "--set extra='learning_rate=1e-6 lr_scheduler=cosine'")
         if name in _OWN or name in _SAME:
             raise UsageProblem(f"extra sets {name}", f"--set {_OWN.get(name, name)}={value}")
         if name in _FOLDERS:
             raise UsageProblem(f"extra sets {name}, which is the run's own folder", "leave it out")
-        if value.startswith("[") or "$" in value:
-            hint = "a list would be a sweep of its own: --set batch_sizes=1,10 makes runs"
-            raise UsageProblem(f"extra has '{word}', which the launcher would expand", hint)
+        if value.startswith("["):
+            hint = "one value alone; of batch sizes --set batch_sizes=1,10 makes a run each"
+            raise UsageProblem(f"extra has '{word}', a list, which the launcher would make a sweep of", hint)
+        if "${" in value:
+            what = f"extra has '{word}', in which the launcher would look for a key of its configuration"
+            raise UsageProblem(what, "write the value itself, without ${…}")
