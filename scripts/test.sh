@@ -4,4 +4,4 @@ set -euo pipefail
 bin=$1
 scripts/lint.sh "$bin"
 scripts/wheel.sh "$bin"
-"$bin/python" -m pytest -q -m "" --durations=15
+"$bin/python" -m pytest -q -rs -m "" --durations=15
