@@ -14,13 +14,14 @@ import sys
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from madlite.cli.main import call
 from madlite.errors import UsageProblem
 from madlite.measure.follow import Follower
-from madlite.measure.verdict import Asked, judge_steps
+from madlite.measure.verdict import Asked, Witnesses, judge, judge_steps
 from madlite.testing.plans import Case, ask, options_of, plan_of
-from madlite.types import Card, Ended, Line, Machine, Quantity, RunPlan, Status, Step
+from madlite.types import Card, Cause, Ended, Exit, Line, Machine, Quantity, RunPlan, Status, Step
 from madlite_plugins.torchrun.backend import Torchrun
 from tests.plugins.logs import gpu_machine, steps
 
@@ -218,6 +219,22 @@ def test_what_cannot_be_read_is_refused_with_what_to_type(tmp_path, recipe, what
         ({"script": "-m a;b"}, Machine(), "'a;b' is no module's name"),
         ({"nproc_per_node": 2}, Machine(), ""),
         ({"nproc_per_node": -1}, Machine(), "nproc_per_node is -1"),
+        ({"nproc_per_node": 100_000}, Machine(), "nproc_per_node is 100000: more than 1024"),
+        ({"nproc_per_node": 100_000}, gpu_machine(8), "nproc_per_node is 100000: more than 1024"),
+        ({"nproc_per_node": 2, "log_ranks": "0, 1"}, Machine(), ""),
+        (
+            {"nproc_per_node": 2, "log_ranks": "7"},
+            Machine(),
+            "log_ranks '7': 7 is no rank of this run, where ranks are 0 to 1",
+        ),
+        ({"nproc_per_node": 2, "log_ranks": "0,2,3"}, Machine(), "2, 3 are no ranks of this run"),
+        ({"log_ranks": 1}, Machine(), "1 is no rank of this run, where there is rank 0 alone"),
+        ({"log_ranks": "8"}, gpu_machine(8), "ranks are 0 to 7"),
+        ({"log_ranks": "7"}, gpu_machine(8), ""),
+        ({"log_ranks": "a"}, Machine(), "log_ranks 'a' is no list of ranks"),
+        ({"log_ranks": "0,,1"}, gpu_machine(8), "log_ranks '0,,1' is no list of ranks"),
+        ({"log_ranks": "-1"}, Machine(), "log_ranks '-1' is no list of ranks"),
+        ({"script": "../out/train.py"}, Machine(), "script ../out/train.py is not there"),
         ({"nproc_per_node": 2}, gpu_machine(8), "2 ranks on 8 GPUs"),
         ({"nproc_per_node": 8}, gpu_machine(8), ""),
         ({"steps": 4}, Machine(), "4 steps are over before 5 of warm-up are"),
@@ -232,9 +249,153 @@ def test_what_keeps_a_run_from_starting_is_found(tmp_path, recipe, machine, word
     assert [word in message for message in fatal] == [True] * bool(word)
 
 
-def test_a_module_that_may_be_installed_is_warned_of(tmp_path):
+def test_a_module_that_may_be_in_the_image_is_warned_of(tmp_path):
     (finding,) = Torchrun().check(made(tmp_path, step=STEP, script="-m elsewhere.train"))
     assert not finding.fatal and "has to be installed where the run happens" in finding.message
+
+
+def module_findings(tmp_path, module: str, python: str, **env: str):
+    plan = made(tmp_path, step=STEP, script=f"-m {module}")
+    return list(Torchrun().check(replace(plan, runtime="host", env={"MADLITE_PYTHON": python, **env})))
+
+
+@pytest.mark.parametrize(
+    ("module", "word"),
+    [
+        ("nope.mod", "module nope.mod is not there"),
+        ("nope", "module nope is not there"),
+        ("timeit", ""),
+        ("json.tool", ""),
+        ("msgspec.nope", "has no module msgspec.nope that can be run"),
+        ("msgspec", "has no module msgspec that can be run"),
+    ],
+)
+def test_a_module_that_the_host_s_python_lacks_is_refused(tmp_path, module, word):
+    found = module_findings(tmp_path, module, sys.executable)
+    assert [(one.fatal, word in one.message) for one in found] == [(True, True)] * bool(word)
+
+
+def test_a_module_is_looked_for_where_python_path_says_and_never_imported(tmp_path):
+    (tmp_path / "src/package").mkdir(parents=True)
+    (tmp_path / "src/package/train.py").write_text("raise SystemExit('imported')")
+    (tmp_path / "src/package/__init__.py").write_text("raise SystemExit('imported')")
+    assert module_findings(tmp_path, "package.train", sys.executable, PYTHONPATH="src") == []
+    assert [one.fatal for one in module_findings(tmp_path, "package.train", sys.executable)] == [True]
+
+
+def test_another_python_s_packages_are_seen_as_far_as_files_tell(tmp_path):
+    site = tmp_path / "env/lib/python3.12/site-packages/elsewhere"
+    site.mkdir(parents=True)
+    (site / "train.py").touch()
+    python = str(tmp_path / "env/bin/python")
+    assert module_findings(tmp_path, "elsewhere.train", python) == []
+    (finding,) = module_findings(tmp_path, "nope.train", python)
+    assert not finding.fatal and "nor seen among the packages" in finding.message
+
+
+def test_a_missing_script_has_one_hint_and_no_image_on_the_host(tmp_path):
+    plan = made(tmp_path, step=STEP, script="other.py")
+    (docker,) = Torchrun().check(replace(plan, runtime="docker"))
+    (host,) = Torchrun().check(replace(plan, runtime="host"))
+    assert "image" in docker.hint and "image" not in host.hint
+    assert "--no-lint" not in docker.hint + host.hint  # which is said of every refusal
+    assert host.hint.count("--set script=") == 1
+
+
+@pytest.mark.parametrize(("ranks", "cores", "warned"), [(8, 2, False), (9, 2, True), (64, 16, False)])
+def test_many_ranks_on_few_cores_are_warned_of(tmp_path, monkeypatch, ranks, cores, warned):
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    found = [one for one in Torchrun().check(made(tmp_path, step=STEP, nproc_per_node=ranks))]
+    assert [one.fatal for one in found] == [False] * warned
+    assert all(f"{ranks} ranks share the {cores} cores" in one.message for one in found)
+
+
+@pytest.mark.parametrize(("rank", "told"), [("0", False), ("1", True)])
+def test_another_node_is_told_where_the_result_is_and_how_it_ends(tmp_path, rank, told):
+    plan = made(tmp_path, gpu_machine(8), step=STEP, nnodes=2, node_rank=rank, master_addr="first")
+    found = list(Torchrun().check(plan))
+    assert not any(one.fatal for one in found)
+    text = " ".join(f"{one.message} {one.hint}" for one in found)
+    assert all((word in text) == told for word in ("printed on node 0", "exit code 3", "skip_perf_collection"))
+
+
+def judged_run(plan, *texts: str):
+    """Return the verdict of a run whose script ended with exit code 0."""
+    log = Follower([Torchrun().reader(plan)])
+    log.feed("".join(f"{text}\n" for text in texts).encode())
+    log.finish(plan.workspace)
+    return judge(plan, Witnesses(exit=Exit(code=0, duration_s=1.0)), log)
+
+
+LINES = [f"step {n} loss {3 - n / 10} tps {1000 + n}" for n in range(1, 16)]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "lines", "good"),
+    [
+        ({}, [*LINES, "all done"], True),
+        ({}, LINES, False),
+        ({}, [*LINES[:9], "all done", *LINES[9:]], False),  # a training after the one that ended
+        ({}, [*LINES, "all done", LINES[-1], LINES[-2]], True),  # of other ranks
+        ({}, [*LINES[:-1], LINES[-1] + " all done"], True),  # ranks that wrote at once
+        ({"steps": 15}, LINES, True),  # the steps decide
+        ({"nnodes": 2, "node_rank": "1", "master_addr": "a"}, LINES, True),  # rank 0 prints it elsewhere
+    ],
+)
+def test_without_stated_steps_a_missing_end_mark_is_a_failure(tmp_path, recipe, lines, good):
+    verdict = judged_run(made(tmp_path, gpu_machine(8), step=STEP, end_mark="all done", **recipe), *lines)
+    assert (verdict.status is Status.SUCCESS) == good
+    assert good or "the end mark 'all done' was not printed" in verdict.evidence
+
+
+def test_a_log_without_steps_shows_the_nearest_line(tmp_path, caplog):
+    lines = ["loss scaling 1.0", "Step: 3 | Loss: 2.5 | 100 tok/s", "Step: 4 | Loss: 2.4 | 99 tok/s", "done 1"]
+    assert judged_run(made(tmp_path, step=STEP), *lines).cause is Cause.NO_METRIC
+    (told,) = caplog.messages
+    assert f"no line of the log matched step={STEP}" in told and "Step: 3 | Loss: 2.5" in told
+    caplog.clear()
+    judged_run(made(tmp_path, json_prefix="METRICS "), "hello", '{"step": 3, "loss": 2.0}')
+    (told,) = caplog.messages
+    assert "after 'METRICS '" in told and '{"step": 3' in told
+
+
+def test_a_script_that_failed_before_its_first_step_is_not_said_to_be_read_wrongly(tmp_path, caplog):
+    judged_run(made(tmp_path, step=STEP), "Traceback (most recent call last):", "ImportError: line 3")
+    assert not caplog.messages
+    judged_run(made(tmp_path, step=STEP), "hello")
+    assert "nor looks like a step" in caplog.messages[0]
+
+
+def test_a_group_that_is_never_a_number_is_named(tmp_path, caplog):
+    judged_run(
+        made(tmp_path, step=STEP.replace(r"[\d,.]+", r"\S+")), "step 1 loss 2.0 tps fast", "step 2 loss n/a tps 1x"
+    )
+    (told,) = caplog.messages
+    assert "group tokens_per_s_per_gpu of step=" in told and "held 'fast', which is no number" in told
+    caplog.clear()
+    judged_run(made(tmp_path, step=STEP), *LINES)
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("recipe", "key", "meant"),
+    [
+        ({"script": "", "scrip": "train.py", "step": STEP}, "scrip", "script"),
+        ({"stp": STEP}, "stp", "step"),
+        ({"json_key": "tps=tokens_per_s_per_gpu"}, "json_key", "json_keys"),
+    ],
+)
+def test_what_is_missing_and_there_by_a_misspelt_name_is_told_first(tmp_path, recipe, key, meant):
+    with pytest.raises(UsageProblem) as refused:
+        made(tmp_path, **recipe)
+    assert refused.value.message == f"card 'my_ddp' has no key '{key}' to set"
+    assert f"did you mean {meant}?" in refused.value.hint
+
+
+def test_a_misspelt_word_of_the_command_is_told_too(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert call(["run", "--tags", "torchrun_script", "--set", "scrip=train.py"]) == 4
+    assert "this run has no key 'scrip' to set" in capsys.readouterr().err
 
 
 def test_the_hint_names_a_script_that_lies_in_cwd(tmp_path):
@@ -359,6 +520,7 @@ def test_the_sample_trains_with_ddp_and_with_fsdp_on_two_ranks(tmp_path):
         ([], "card 'torchrun_script' names no script to run"),
         (["--set", "script=train.py"], "nothing says how a step of the log is read"),
         (["--set", "script=nothing.py", "--set", f"step={STEP}"], "script nothing.py is not there"),
+        (["--runtime", "host", "--set", "script=-m nope.mod", "--set", f"step={STEP}"], "module nope.mod is not there"),
         (["--set", "script=train.py", "--set", "step=("], "is no regular expression"),
     ],
 )

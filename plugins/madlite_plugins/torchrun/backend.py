@@ -23,9 +23,10 @@ from madlite import (
     bare_name,
 )
 from madlite_plugins.nodes import TorchrunBackend, node_findings
-from madlite_plugins.torchrun.checks import findings, ranks_of
+from madlite_plugins.torchrun.checks import findings
+from madlite_plugins.torchrun.ranks import is_first_node, ranks_of
 from madlite_plugins.torchrun.reader import OwnReader, Scale, recognise
-from madlite_plugins.torchrun.words import choose_headline, on, read_keys, read_pattern
+from madlite_plugins.torchrun.words import choose_headline, misspelt, on, read_keys, read_pattern
 
 _SAMPLE = "{folder}/train_ddp.py"
 _NO_SCRIPT = "--set script=train.py, a file of this folder, or '--set script=-m package.module'"
@@ -76,6 +77,7 @@ class Torchrun(TorchrunBackend):
             prefix=str(plan.settings["json_prefix"]),
             keys=keys,
             end_mark=str(plan.settings["end_mark"]),
+            mark_decides=(plan.variant is None or plan.variant.steps is None) and is_first_node(plan),
             scale=_scale(plan),
         )
 
@@ -89,10 +91,10 @@ def _fitted(draft: Draft, request: Request) -> Draft:
     """Return the draft with the result that its user's words make, and the files that its script needs."""
     settings: dict[str, Scalar] = {key: request.settings.get(key, value) for key, value in draft.settings.items()}
     variant = draft.variant or Variant(model="")
-    script = str(settings["script"])
-    if not script:
-        raise UsageProblem(f"card '{request.card.name}' names no script to run", _NO_SCRIPT)
-    headline, with_loss = choose_headline(settings, sized=_is_sized(variant, request.settings))
+    try:
+        script, (headline, with_loss) = _choose(settings, variant, request)
+    except UsageProblem as problem:  # what is missing may be there by another name
+        raise _misspelt(request, settings) or problem from None
     return replace(
         draft,
         variant=replace(variant, model=variant.model or bare_name(request.card)),
@@ -101,6 +103,25 @@ def _fitted(draft: Draft, request: Request) -> Draft:
         chosen=tuple(key for key in draft.chosen if key != "mode"),
         notes=(*draft.notes, *(() if on(settings["per_gpu"]) else (_SHARED,))),
     )
+
+
+def _choose(settings: Mapping[str, Scalar], variant: Variant, request: Request) -> tuple[str, tuple[Quantity, bool]]:
+    """Return the script, and what its steps give as the result."""
+    script = str(settings["script"])
+    if not script:
+        raise UsageProblem(f"card '{request.card.name}' names no script to run", _NO_SCRIPT)
+    return script, choose_headline(settings, sized=_is_sized(variant, request.settings))
+
+
+def _misspelt(request: Request, settings: Mapping[str, Scalar]) -> UsageProblem | None:
+    """Return that a key which was given is none, where it is nearly one."""
+    known = (*settings, *Variant.__struct_fields__)
+    of_card = request.card.recipe if isinstance(request.card.recipe, dict) else {}
+    for key, meant in misspelt(request.settings, known):
+        whose = f"card '{request.card.name}' has" if key in of_card else "this run has"
+        hint = f"did you mean {meant}?   madlite explain TAG shows every key"
+        return UsageProblem(f"{whose} no key '{key}' to set", hint)
+    return None
 
 
 def _sample(script: str) -> tuple[FileTemplate, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,10 +12,13 @@ from typing import NamedTuple
 
 from madlite import Ended, Event, Line, Quantity, Step, number
 from madlite_plugins.steps import Spans, rank_before
+from madlite_plugins.torchrun.missed import Missed
 from madlite_plugins.torchrun.words import NAMES, STEP_NAMES
 
+_log = logging.getLogger(__name__)
 _MOST = 10**12  # a step beyond is a garbled number
 _TRIES = 8  # objects of one line that are looked at
+_APART = 5  # steps that lines of ranks may come apart; further back is a training that was started again
 _SHARED = (
     Quantity.TOKENS_PER_S_PER_GPU,
     Quantity.SAMPLES_PER_S_PER_GPU,
@@ -35,7 +39,8 @@ class Scale(NamedTuple):
 class OwnReader:
     """Follows one log; `pattern` tells a step's line, where it is None a JSON object after `prefix` does.
 
-    A script that counts from 0 has done step n + 1 when it prints n.
+    A script that counts from 0 has done step n + 1 when it prints n.  Where `mark_decides`, a log that does not end
+    with the end mark is one of a training that failed.
     """
 
     def __init__(
@@ -45,31 +50,52 @@ class OwnReader:
         prefix: str = "",
         keys: Mapping[str, str] | None = None,
         end_mark: str = "",
+        mark_decides: bool = False,
         scale: Scale | None = None,
     ) -> None:
         self._pattern = pattern
         self._prefix = prefix
         self._keys = keys or {}
         self._end_mark = end_mark
+        self._mark_decides = mark_decides
+        self._ended = False  # since the last step
+        self._highest = 0
+        self._missed = Missed()
         self._scale = scale or Scale()
         self._spans = Spans()
         self._offset: int | None = None
 
     def feed(self, line: Line) -> Iterable[Event]:
-        """Return the line's steps, or its end mark."""
+        """Return the line's steps, and its end mark: ranks that write at once share a line."""
         found: list[Event] = list(self._by_pattern(line) if self._pattern is not None else self._by_json(line))
-        if not found and self._end_mark and self._end_mark in line.text:
+        if self._end_mark and self._end_mark in line.text:
             found.append(Ended(marker=self._end_mark))
+            self._ended = True
+        if not found and self._offset is None:
+            self._missed.see(line.text)
         return found or ()
 
     def finish(self, outputs: Path) -> Iterable[Event]:
-        """Return nothing: everything was in the log."""
-        return ()
+        """Return that the end mark is missing, where it alone tells the end; say how the log was not as stated."""
+        for words in self._missed.words(self._offset is not None, self._way()):
+            _log.warning("%s", words)
+        if not self._mark_decides or not self._end_mark or self._ended or self._offset is None:
+            return ()
+        return (Ended(marker=f"the end mark {self._end_mark!r} was not printed after the last step", code=1),)
+
+    def _way(self) -> str:
+        """Return how a step is read, in the user's words."""
+        if self._pattern is not None:
+            return f"step={self._pattern.pattern}"
+        after = f" after {self._prefix!r}" if self._prefix else ""
+        return f"json: an object with a step and a number{after}"
 
     def _by_pattern(self, line: Line) -> Iterator[Step]:
         for found in self._pattern.finditer(line.text) if self._pattern else ():
-            told = {name: number_in(text) for name, text in found.groupdict().items() if text is not None}
+            texts = {name: text for name, text in found.groupdict().items() if text is not None}
+            told = {name: number_in(text) for name, text in texts.items()}
             numbers = {name: value for name, value in told.items() if value is not None}
+            self._missed.take(texts, numbers)
             yield from self._step(numbers, rank_before(line, found.start()), line)
 
     def _by_json(self, line: Line) -> Iterator[Step]:
@@ -86,6 +112,8 @@ class OwnReader:
         if self._offset is None:
             self._offset = 1 if n < 1 else 0
         step = int(n) + self._offset
+        if step > self._highest or step < self._highest - _APART:  # other ranks' last steps may come after the mark
+            self._highest, self._ended = step, False
         yield Step(n=step, values=self._scaled(values), rank=rank, t_s=line.t_s, span=self._spans.of(step, rank))
 
     def _scaled(self, values: dict[Quantity, float]) -> dict[Quantity, float]:

@@ -7,7 +7,7 @@ expression with such groups, or is a JSON object with such keys.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from difflib import get_close_matches
 
 from madlite import Quantity, Scalar, UsageProblem
@@ -74,6 +74,13 @@ def read_keys(text: str) -> dict[str, str]:
         _check_name(name, f"json_keys has {key!r} as")
         keys[key] = name
     return keys
+
+
+def misspelt(given: Iterable[str], known: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Yield keys that are not known and nearly spell one that is, with that one."""
+    for key in given:
+        close = get_close_matches(key, known, n=1, cutoff=0.7) if key not in known else ()
+        yield from ((key, one) for one in close)
 
 
 def choose_headline(settings: Mapping[str, Scalar], *, sized: bool) -> tuple[Quantity, bool]:
