@@ -1,10 +1,11 @@
 """Print the folder of torchtune's recipes, as `tune run` would find it, without importing torchtune.
 
-    python3 find_recipes.py [FILE …]
+    python3 find_recipes.py [FILE …] [RECIPE.py=KEY …]
 
 A tree that $TORCHTUNE_ROOT names comes first, then /workspace/torchtune of ROCm's images, then the installed package,
-beside which PyPI's wheel puts its recipes.  Ends with a message where a FILE is not in that folder, or where the
-package would not start with the torchao that is installed.
+beside which PyPI's wheel puts its recipes.  Ends with a message where a FILE is not in that folder, where a
+RECIPE does not read a KEY of its configuration (torchtune takes any key without a word, so that a run would train in
+BF16 and be called FP8), or where the package would not start with the torchao that is installed.
 """
 
 from __future__ import annotations
@@ -49,16 +50,25 @@ def check_torchao() -> None:
         sys.exit(f"madlite: torchtune {ours} does not start with torchao {theirs}: pip install torchao==0.14.1")
 
 
+def reads(recipe: Path, key: str) -> bool:
+    """Say whether a recipe's source asks its configuration for a key: cfg.get("KEY", …), cfg["KEY"] or cfg.KEY."""
+    source = recipe.read_text(encoding="utf-8", errors="replace")
+    return re.search(rf"""(["']){re.escape(key)}\1|\bcfg\.{re.escape(key)}\b""", source) is not None
+
+
 def main() -> None:
     """Print the folder."""
     folder = find_tree()
     if folder is None:
         folder = find_package()
         check_torchao()
-    for name in sys.argv[1:]:
+    for argument in sys.argv[1:]:
+        name, _, key = argument.partition("=")
         if not (folder / name).is_file():
             near = sorted(path.name for path in (folder / name).parent.glob("*.yaml"))
             sys.exit(f"madlite: torchtune in {folder.parent} has no {name}; there: {', '.join(near) or 'none'}")
+        if key and not reads(folder / name, key):
+            sys.exit(f"madlite: torchtune in {folder.parent} has a {name} that does not know {key}")
     print(folder)  # noqa: T201 - what the caller reads
 
 

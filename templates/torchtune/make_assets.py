@@ -63,11 +63,11 @@ def invent(seed: int) -> Iterator[dict[str, str]]:
         yield {"instruction": task, "input": task, "output": answer}
 
 
-def write_wikitext(folder: Path, file: Path, samples: int) -> None:
+def write_wikitext(folder: Path, pattern: str, file: Path, samples: int) -> None:
     """Write the first articles' texts of WikiText, without its empty lines."""
     from datasets import load_dataset
 
-    files = [str(path) for path in sorted(folder.glob("**/train-*.parquet"))]
+    files = [str(path) for path in sorted(folder.glob(pattern))]
     rows = []
     for row in load_dataset("parquet", data_files=files, split="train"):
         if row["text"].strip():
@@ -106,6 +106,7 @@ def main() -> None:
     options.add_argument("--tokenizer", type=Path, help="folder for tokenizer.model")
     options.add_argument("--text", type=Path, help="JSON file of tasks")
     options.add_argument("--wikitext", type=Path, help="folder of WikiText, which the tasks are taken from")
+    options.add_argument("--files", default="**/*.parquet", help="pattern of that folder's files")
     options.add_argument("--samples", type=int, default=0, help="how many are read")
     options.add_argument("--length", type=int, default=0, help="tokens of each, where samples are joined")
     options.add_argument("--weights", type=Path, help="file for random weights")
@@ -116,7 +117,7 @@ def main() -> None:
     if asked.tokenizer:
         write_tokenizer(asked.tokenizer)
     if asked.text and asked.wikitext:
-        write_wikitext(asked.wikitext, asked.text, asked.samples)
+        write_wikitext(asked.wikitext, asked.files, asked.text, asked.samples)
     elif asked.text:
         write_text(asked.text, asked.samples, asked.length, asked.seed)
     if asked.weights:

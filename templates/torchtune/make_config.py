@@ -78,11 +78,20 @@ def set_data(config: DictConfig, data: Path, pattern: str, copies: int) -> None:
     config.dataset.split = "train"
 
 
+def tell_count(recipe: Path) -> None:
+    """Say how often this recipe counts the tokens that a tensor-parallel group shares; the reader of the log asks."""
+    source = recipe.read_text(encoding="utf-8", errors="replace")
+    shared = "tensor_parallel_dim" in source and "non_data_parallel_size" not in source
+    often = "by every rank of a tensor-parallel group" if shared else "once"
+    print(f"madlite: this torchtune counts each token {often}", flush=True)  # noqa: T201 - for the log
+
+
 def main() -> None:
     """Write the file."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--base", type=Path, required=True)
     options.add_argument("--changes", type=Path, required=True)
+    options.add_argument("--recipe", type=Path, help="the distributed recipe that will read it")
     options.add_argument("--weights", type=Path, required=True)
     options.add_argument("--data", type=Path, required=True)
     options.add_argument("--files", default="", help="pattern of the data's files, where --data is a folder")
@@ -95,6 +104,8 @@ def main() -> None:
     needed = -(-asked.samples * asked.length // TOKENS) if asked.length else -(-asked.samples // ROWS)
     set_data(config, asked.data, asked.files, asked.copies or max(1, needed))
     OmegaConf.save(config, "train.yaml")
+    if asked.recipe:
+        tell_count(asked.recipe)
 
 
 if __name__ == "__main__":

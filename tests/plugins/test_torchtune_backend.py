@@ -6,7 +6,7 @@ import base64
 import json
 import os
 import re
-import runpy
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from madlite.types import Machine
-from madlite_plugins.torchtune.backend import DATASETS, Torchtune
+from madlite_plugins.torchtune.backend import Torchtune
 from madlite_plugins.torchtune.failures import RULES
 from tests.plugins.logs import LOGS, TEMPLATES, gpu_machine, plan
 from tests.plugins.torchtune_plans import changed, drafts_of, fatal, files, plan_of
@@ -68,11 +68,6 @@ def test_a_global_batch_is_accumulated():
     assert "--samples 640 " in files(made)["run.sh"]
 
 
-def test_what_is_saved_goes_unless_it_is_to_stay():
-    assert "rm -rf output/epoch_* assets/weights.pt" in files(tiny())["run.sh"]
-    assert "rm -rf" not in files(tiny(keep_checkpoint=True))["run.sh"]
-
-
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
@@ -95,6 +90,8 @@ def test_what_is_saved_goes_unless_it_is_to_stay():
         ({"dataset": "the_cauldron", "packed": False}, "pictures are not made up"),
         ({"steps": 0}, "steps is 0"),
         ({"steps": 5}, "over before 5 of warm-up"),
+        ({"steps": 20, "epochs": 3}, "20 steps are no multiple of 3 epochs"),
+        ({"dataset": "wikitext", "data_wikitext": "a/b"}, "data_wikitext 'a/b' is not a repository and a pattern"),
     ],
 )
 def test_what_torchtune_would_refuse_is_refused_before_the_start(changes, word):
@@ -117,9 +114,22 @@ def test_what_does_not_go_together_is_refused(made, word):
     assert any(word in message for message in fatal(made()))
 
 
+@pytest.mark.parametrize(
+    ("steps", "epochs", "hint"),
+    [(20, 3, "--set steps=18 or --set steps=21, or"), (10, 12, "--set steps=12, or"), (20, 2, ""), (21, 3, "")],
+)
+def test_steps_that_epochs_cannot_share_name_the_nearest_that_they_can(steps, epochs, hint):
+    made = tiny(steps=steps, epochs=epochs)
+    found = [one.hint for one in Torchtune().check(made) if one.fatal]
+    assert [one.startswith(hint) for one in found] == [True] * bool(hint)
+    if not hint:
+        assert f"max_steps_per_epoch: {steps // epochs}\nepochs: {epochs}\n" in files(made)["changes.yaml"]
+
+
 def test_what_a_number_means_is_said():
     messages = [finding.message for finding in Torchtune().check(tiny(machine=gpu_machine(2), tp=2))]
     assert any("counts the tokens of a tensor-parallel group 2 times" in message for message in messages)
+    assert any("clips no gradients of tensor parallelism" in message for message in messages)
     big = [one.message for one in Torchtune().check(plan(Torchtune(), Machine(), "llama3.1_8B_lora", precision="FP32"))]
     assert any("on a CPU takes very long" in message for message in big)
     (vision, *_) = drafts_of("pyt_train_llama-3.2-vision-11b", "MI300X")
@@ -161,6 +171,7 @@ def _request(recipe: str):
         ("madlite: /w has no x.bin, which the configuration wants: --set weights_files=", "missing_file"),
         ("ValueError: Logging memory stats is not supported on CPU devices", "no_gpu"),
         ("RuntimeError: bf16 precision was requested but not available on this hardware.", "bad_option"),
+        ("RuntimeError: aten._foreach_norm.Scalar got mixed torch.Tensor and DTensor, need to convert", "bad_option"),
         ("ValueError: Tensor parallelism is currently incompatible with fused optimizer.", "bad_option"),
     ],
 )
@@ -190,6 +201,104 @@ def test_a_tree_s_recipes_come_first(tmp_path):
     assert ran.returncode == 1 and "has no configs/llama3/9B_full.yaml; there: 8B_full.yaml" in ran.stderr
     ran = find_recipes(tmp_path, TORCHTUNE_ROOT=str(tmp_path / "nowhere"))
     assert ran.returncode == 1 and "TORCHTUNE_ROOT names" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("source", "known"),
+    [
+        ('x = cfg.get("enable_fp8_training", False)', True),
+        ("x = cfg['enable_fp8_training']", True),
+        ("x = cfg.enable_fp8_training", True),
+        ("# enable_fp8_training is not for us", False),
+        ('x = cfg.get("enable_fp8_training_later")', False),
+        ("", False),
+    ],
+)
+def test_a_recipe_that_does_not_read_a_key_ends_the_run_before_it_fetches_or_trains(tmp_path, source, known):
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes/full_finetune_distributed.py").write_text(source)
+    asked = "full_finetune_distributed.py=enable_fp8_training"
+    ran = find_recipes(tmp_path, asked, TORCHTUNE_ROOT=str(tmp_path))
+    assert ran.returncode == (0 if known else 1)
+    if not known:
+        says = f"madlite: torchtune in {tmp_path} has a full_finetune_distributed.py that does not know enable_fp8"
+        assert ran.stderr.startswith(says) and ran.stdout == ""
+        assert next(rule.cause for rule in RULES if re.search(rule.pattern, ran.stderr)) == "bad_option"
+
+
+def test_only_keys_that_a_run_needs_are_asked_for():
+    def asked(**changes) -> str:
+        script = files(changed(plan_of("pyt_train_llama-3.1-8b", "MI300X", mode="finetune_fw"), **changes))["run.sh"]
+        return next(line for line in script.splitlines() if line.startswith("recipes="))
+
+    assert asked(precision="BF16").endswith(" configs/llama3_1/8B_full.yaml) # as `tune run` finds them")
+    assert " full_finetune_distributed.py=enable_fp8_training)" in asked(precision="FP8")
+    assert " full_finetune_distributed.py=tensor_parallel_dim)" in asked(precision="BF16", tp=2)
+
+
+# A run with an interpreter that stands in for python: how it ends, and what it leaves
+
+STUB = """#!/bin/bash
+case " $* " in
+  *" find_recipes.py "*) echo "$PWD/recipes" ;;
+  *" make_assets.py "*--weights*) mkdir -p assets && echo weights > assets/weights.pt ;;
+  *_finetune_*" --config train.yaml "*)
+    mkdir -p output/epoch_0 && echo saved > output/epoch_0/model && echo training
+    eval "$STUB_TRAINS" ;;
+esac
+"""
+
+
+def started(tmp_path: Path, trains: str, **changes) -> subprocess.Popen[str]:
+    made = tiny(**changes)
+    for path, text in {**files(made), "stub": STUB}.items():
+        (tmp_path / path).write_text(text)
+    (tmp_path / "stub").chmod(0o755)
+    env = {**os.environ, "MADLITE_PYTHON": str(tmp_path / "stub"), "STUB_TRAINS": trains}
+    command = ["bash", "run.sh"]
+    return subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def left(tmp_path: Path) -> tuple[bool, bool]:
+    return (tmp_path / "output/epoch_0").exists(), (tmp_path / "assets/weights.pt").exists()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
+def test_a_signal_to_the_group_leaves_neither_weights_nor_checkpoints_and_its_own_code(tmp_path, ranks, number, code):
+    with started(tmp_path, "exec sleep 60", cpu_ranks=ranks) as run:
+        assert run.stdout is not None and "training\n" in iter(run.stdout.readline, "")
+        assert left(tmp_path) == (True, True)
+        os.killpg(run.pid, number)
+        assert run.wait(20) == code
+    assert left(tmp_path) == (False, False)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(("trains", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -KILL $$", 137)])
+def test_what_is_saved_goes_however_the_training_ends_and_its_code_stays(tmp_path, ranks, trains, code):
+    with started(tmp_path, trains, cpu_ranks=ranks) as run:
+        assert run.wait(20) == code
+    assert left(tmp_path) == (False, False)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_what_is_saved_stays_where_it_is_asked_for(tmp_path, ranks):
+    with started(tmp_path, "exit 7", cpu_ranks=ranks, keep_checkpoint=True) as run:
+        assert run.wait(20) == 7
+    assert left(tmp_path) == (True, True)
+
+
+def test_a_command_that_fails_before_torchrun_starts_ends_the_run(tmp_path):
+    made = tiny(cpu_ranks=2)
+    script = files(made)["run.sh"].replace("export GLOO_SOCKET_IFNAME=", "false\nexport GLOO_SOCKET_IFNAME=")
+    assert script != files(made)["run.sh"]
+    for path, text in {"run.sh": script, "stub": STUB}.items():
+        (tmp_path / path).write_text(text)
+    (tmp_path / "stub").chmod(0o755)
+    env = {**os.environ, "MADLITE_PYTHON": str(tmp_path / "stub"), "STUB_TRAINS": ""}
+    ran = subprocess.run(["bash", "run.sh"], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert ran.returncode == 1 and "training" not in ran.stdout and left(tmp_path) == (False, False)
 
 
 @pytest.mark.parametrize(
@@ -253,11 +362,3 @@ def test_there_is_text_for_every_sample_and_the_same_for_the_same_seed(tmp_path,
     assert len(rows) >= 50 and packs(rows, length) >= 50
     make(tmp_path, "--text", "c.json", "--samples", "50", "--length", str(length), "--seed", "8")
     assert (tmp_path / "c.json").read_bytes() != (tmp_path / "a.json").read_bytes()
-
-
-def test_the_templates_know_the_data_sets_that_are_assets():
-    pieces = runpy.run_path(str(FOLDER / "make_config.py").replace("make_config", "find_recipes"))
-    assert pieces["IMAGE"] == "/workspace/torchtune"
-    text = (FOLDER / "_data.j2").read_text()
-    for name, (repository, pattern) in DATASETS.items():
-        assert f'"{name}": "{repository}"' in text and f'"{name}": "{pattern}"' in text

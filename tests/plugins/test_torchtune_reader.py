@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 
+import msgspec
 import pytest
 
 from madlite.measure.mad import mad_metrics
@@ -14,7 +15,7 @@ from madlite_plugins.hf.reader import recognise as hf_recognises
 from madlite_plugins.torchtitan.reader import recognise as torchtitan_recognises
 from madlite_plugins.torchtune.backend import Torchtune
 from madlite_plugins.torchtune.reader import TorchtuneReader, recognise
-from tests.plugins.logs import LOGS, events, lines, read, steps
+from tests.plugins.logs import LOGS, events, gpu_machine, lines, plan, read, steps
 
 TPS = Quantity.TOKENS_PER_S_PER_GPU
 STDOUT = "torchtune-0.6.1-full-singledevice-cpu-stdoutlogger.log"
@@ -225,3 +226,69 @@ def test_nonsense_is_no_step(text):
 
 def test_ranks_have_no_part_in_it():
     assert {step.rank for step in steps(events(TorchtuneReader(), BARS)) if isinstance(step, Step)} == {None}
+
+
+# Tokens that a tensor-parallel group shares
+
+CONFIG = "Running FullFinetuneRecipeDistributed with resolved config:"
+OFTEN = "madlite: this torchtune counts each token by every rank of a tensor-parallel group"
+ONCE = "madlite: this torchtune counts each token once"
+SPEEDS = "Step 2 | loss:6.5 lr:0.001 tokens_per_second_per_gpu:600.0 "
+
+
+def speed(*texts: str, tp: str = "1") -> float | None:
+    *_, last = steps(read(TorchtuneReader(tp), *texts, SPEEDS))
+    assert last.n == 2 and last.values[Quantity.LOSS] == 6.5
+    return last.values.get(TPS)
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        ((OFTEN, CONFIG, "tensor_parallel_dim: 4"), 150.0),
+        ((OFTEN, CONFIG, "tensor_parallel_dim: 1"), 600.0),
+        ((OFTEN, CONFIG, "seed: 1"), 600.0),
+        ((OFTEN, CONFIG, "data_parallel_shard_dim: -1", "tensor_parallel_dim: 4"), 150.0),  # 0.6.1 ignores the key
+        ((ONCE, CONFIG, "tensor_parallel_dim: 4"), 600.0),
+        ((CONFIG, "context_parallel_dim: 1", "tensor_parallel_dim: 4"), 600.0),
+        ((CONFIG, "data_parallel_shard_dim: -1", "tensor_parallel_dim: 4"), 600.0),
+        ((CONFIG, "data_parallel_replicate_dim: 1", "tensor_parallel_dim: 4"), 600.0),
+        ((CONFIG, "tensor_parallel_dim: 4"), None),
+        ((OFTEN, CONFIG, "tensor_parallel_dim: four"), None),
+        ((OFTEN, CONFIG, "tensor_parallel_dim: 0"), None),
+        ((OFTEN, CONFIG, "tensor_parallel_dim: 99999999999"), None),
+    ],
+)
+def test_a_speed_counts_each_token_once_and_is_left_out_where_nobody_knows(texts, expected):
+    assert speed(*texts) == expected
+
+
+def test_the_plan_tells_the_degree_where_the_log_does_not():
+    assert speed(OFTEN, tp="2") == 300.0 and speed(tp="2") is None
+    made = plan(Torchtune(), gpu_machine(2), "tiny_full", tp=2)
+    (step,) = steps(read(Torchtune().reader(made), OFTEN, SPEEDS))
+    assert step.values[TPS] == 300.0
+    other = msgspec.structs.replace(made, backend="script")
+    (step,) = steps(read(Torchtune().reader(other), SPEEDS))
+    assert step.values[TPS] == 600.0
+
+
+def test_the_file_beside_the_log_is_corrected_too(tmp_path):
+    (tmp_path / "log_7.txt").write_text(SPEEDS + "\n" + "Step 3 | tokens_per_second_per_gpu:80.0 \n")
+    for texts, expected in (((OFTEN,), [300.0, 40.0]), ((), [None])):
+        reader = TorchtuneReader()
+        read(reader, *texts, CONFIG, "tensor_parallel_dim: 2", "", "Writing logs to /x/log_7.txt")
+        found = [event for event in reader.finish(tmp_path) if isinstance(event, Step)]
+        assert [step.values.get(TPS) for step in found] == expected
+
+
+def test_a_summary_of_tokens_is_left_out_where_its_steps_count_them_more_than_once():
+    summary = ("Max memory alloc (last half): 137.2", "Average tokens/s/gpu (last half): 92.0")
+    config = (CONFIG, "tensor_parallel_dim: 2", "")
+    found = [event.values for event in read(TorchtuneReader(), *config, *summary) if isinstance(event, Summary)]
+    assert found == [{"Max memory alloc (last half)": "137.2"}]
+
+
+def test_a_second_training_has_a_degree_of_its_own():
+    texts = (OFTEN, CONFIG, "tensor_parallel_dim: 2", "", SPEEDS, CONFIG, "seed: 1", "", SPEEDS)
+    assert [step.values[TPS] for step in steps(read(TorchtuneReader(), *texts))] == [300.0, 600.0]

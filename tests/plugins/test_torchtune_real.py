@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -112,3 +113,28 @@ def test_an_image_s_configuration_becomes_a_copy_with_the_run_s_changes(tmp_path
     (tmp_path / "w/model-00007-of-00030.safetensors").unlink()
     ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ran.returncode == 1 and "w has no model-00007-of-00030.safetensors" in ran.stderr
+
+
+def recipes_of(python: str, *asked: str) -> subprocess.CompletedProcess[str]:
+    command = [python, str(TEMPLATES / "torchtune/find_recipes.py"), *asked]
+    env = {**os.environ, "TORCHTUNE_ROOT": ""}
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+
+
+def test_0_6_1_knows_no_fp8_and_no_tensor_parallel_lora_and_its_own_keys(python):
+    ran = recipes_of(python, "full_finetune_distributed.py=enable_fp8_training")
+    assert ran.returncode == 1 and "full_finetune_distributed.py that does not know enable_fp8_training" in ran.stderr
+    assert recipes_of(python, "lora_finetune_distributed.py=tensor_parallel_dim").returncode == 1
+    assert recipes_of(python, "full_finetune_distributed.py=tensor_parallel_dim").returncode == 0
+
+
+@pytest.mark.parametrize(("tp", "ratio"), [(1, 1.0), (2, 0.5)])
+def test_the_speed_is_that_of_tokens_counted_once(tmp_path, python, tp, ratio):
+    """Of two ranks that share each sequence, 0.6.1 counts it twice: what its log says is halved."""
+    sets = ("cpu_ranks=2", "micro_batch=2", "steps=8", "warmup_steps=2", "seq_len=128", "max_norm=0", f"tp={tp}")
+    rows = train(tmp_path, python, "torchtune_tiny_full", *sets)
+    log = log_of(tmp_path)
+    assert "madlite: this torchtune counts each token by every rank of a tensor-parallel group" in log
+    said = sorted(float(one) for one in re.findall(r"tokens_per_second_per_gpu:([0-9.]+)", log)[2:])
+    middle = (said[2] + said[3]) / 2
+    assert float(rows["tokens_per_s_per_gpu"]["performance"]) == pytest.approx(middle * ratio, rel=1e-3)

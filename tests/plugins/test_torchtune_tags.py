@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 
+import msgspec
 import pytest
 
 from madlite.errors import UsageProblem
+from madlite.recipe_book import read_book
+from madlite.types import Asset, Image, Machine, RunPlan
 from madlite_plugins.torchtune.backend import Torchtune
+from tests.plugins.logs import gpu_machine, plan
 from tests.plugins.torchtune_plans import changed, drafts_of, fatal, files, plan_of
 
 FW, LORA, QLORA = "finetune_fw", "finetune_lora", "finetune_qlora"
@@ -168,16 +173,74 @@ def test_the_first_releases_trained_on_wikitext_with_configurations_of_mad_s(car
     assert "--dataset Salesforce/wikitext 'wikitext-103-raw-v1/train-*.parquet'" in rendered["run.sh"]
 
 
-def test_what_is_fetched_is_what_the_script_asks_for():
+def fetched(made: RunPlan) -> list[list[str]]:
+    """Return the words that run.sh gives to fetch.py, as its shell reads them."""
+    lines = (line for line in files(made)["run.sh"].splitlines() if " fetch.py " in line)
+    return [shlex.split(line.split(" fetch.py ")[1].removesuffix(")")) for line in lines]
+
+
+def words(asset: Asset) -> list[str]:
+    return [*(["--dataset"] if asset.kind == "dataset" else []), asset.ref, *asset.files]
+
+
+RECIPES = sorted(read_book(Torchtune.book).recipes)
+DATA = ("alpaca", "alpaca_cleaned", "the_cauldron", "wikitext")
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_what_prepare_fetches_is_what_the_script_asks_for(recipe):
+    for machine in (gpu_machine(8), Machine()):
+        made = plan(Torchtune(), machine, recipe)
+        assert fetched(made) == [words(asset) for asset in Torchtune().assets(made)]
+        for name in DATA:
+            other = changed(made, dataset=name, mock_data=False, weights="fetched", repo="o/n", packed=False)
+            model, data = Torchtune().assets(other)
+            assert fetched(other) == [words(model), words(data)] and len(data.files) == 1
+            pattern = shlex.quote(data.files[0])
+            assert f"--files {pattern}" in files(other)["run.sh"], "and what is read of it, in a cache that has more"
+
+
+def test_a_mirror_of_a_data_set_is_fetched_and_read():
+    made = changed(plan_of("pyt_train_llama-3.1-8b", "MI300X"), data_alpaca="me/mirror it's*.json")
+    assert fetched(made)[1] == ["--dataset", "me/mirror", "it's*.json"] == words(list(Torchtune().assets(made))[1])
+    assert fatal(made) == []
+
+
+def test_weights_of_llama_are_gated_and_what_is_given_is_not_fetched():
     for card in PUBLISHED:
         made = plan_of(card, "MI300X")
-        model, data = Torchtune().assets(made)
-        script = files(made)["run.sh"]
-        words = " ".join(f"'{one}'" if "*" in one else one for one in model.files)
-        assert f"fetch.py {model.ref} {words})" in script
-        assert f"fetch.py --dataset {data.ref} " in script and data.files[0] in script
+        model, _ = Torchtune().assets(made)
         assert model.gated is model.ref.startswith("meta-llama/")
     assert [asset.kind for asset in Torchtune().assets(changed(made, weights_path="/w", mock_data=True))] == []
+
+
+def test_every_release_says_all_that_follows_from_it():
+    book = read_book(Torchtune.book)
+    for name, facts in book.releases.items():
+        of_image = {"published_gpus", "image", "least_seq_len", "most_seq_len"} if name != "upstream" else set()
+        assert {"mad_variables", "fp8", *of_image} <= set(facts), name
+        assert f"AMD {facts['mad_variables']}" in book.env, name
+    assert [name for name, facts in book.releases.items() if facts["fp8"]] == ["v25.7", "v25.8", "v25.11", "v26.1"]
+
+
+def fp8_warnings(made: RunPlan) -> list[str]:
+    return [one.message for one in Torchtune().check(made) if "FP8" in one.message and not one.fatal]
+
+
+def test_fp8_is_doubted_where_the_plan_does_not_use_the_image_s_torchtune():
+    image = Image(ref="rocm/primus:v26.1")
+    made = plan_of("pyt_train_llama-3.1-8b", "MI300X", mode=FW, precision="FP8")
+    made = msgspec.structs.replace(made, image=image)
+    assert fp8_warnings(made) == [] and fatal(made) == []
+    (host,) = fp8_warnings(msgspec.structs.replace(made, runtime="host", image=None))
+    assert "--runtime host takes what is installed" in host and "ends before it trains" in host
+    (other,) = fp8_warnings(msgspec.structs.replace(made, image=Image(ref="mine:1")))
+    assert "the run is in mine:1" in other
+    (tree,) = fp8_warnings(msgspec.structs.replace(made, env={**made.env, "TORCHTUNE_ROOT": ""}))
+    assert "TORCHTUNE_ROOT" in tree
+    bf16 = plan_of("pyt_train_llama-3.1-8b", "MI300X", mode=FW, precision="BF16")
+    assert fp8_warnings(msgspec.structs.replace(bf16, runtime="host")) == []
+    assert any("from v25.7 on" in message for message in fatal(changed(made, fp8=False)))
 
 
 @pytest.mark.parametrize(
@@ -233,3 +296,17 @@ def test_without_an_image_the_8b_model_is_made_up():
         assert "llama3_1.lora_llama3_1_8b" in files(made)["base.yaml"] or mode == FW
     real = changed(made, weights="fetched", mock_data=False)
     assert [asset.ref for asset in Torchtune().assets(real)] == ["meta-llama/Llama-3.1-8B-Instruct", "tatsu-lab/alpaca"]
+
+
+def test_mad_s_run_of_two_nodes_is_the_tag_s_own_on_two_nodes():
+    made = plan_of("pyt_train_llama-3.3-70b", "MI300X", release="v25.7", mode=FW, precision="BF16")
+    both = {"nnodes": 2, "node_rank": "0", "master_addr": "first", "steps": 10}
+    made = msgspec.structs.replace(changed(made, **both), place=msgspec.structs.replace(made.place, nodes=2))
+    assert fatal(made) == [] and made.variant.micro_batch == 4
+    rendered = files(made)
+    assert '--nnodes "$NNODES"' in rendered["run.sh"] and "export MASTER_ADDR=first\n" in rendered["run.sh"]
+    assert "--samples 640 " in rendered["run.sh"], "10 steps of 4 sequences on each of 16 ranks"
+    for value in ("fused: true", "compile: true", "fsdp_cpu_offload: false", "packed: true", "tensor_parallel_dim: 1"):
+        assert f"{value}\n" in rendered["changes.yaml"], "as llama3_3/70B_full_multinode has it"
+    second = changed(made, node_rank="1")
+    assert any("the result is printed on node 0" in one.message for one in Torchtune().check(second))

@@ -21,23 +21,16 @@ from madlite import (
     ResultRule,
     RunPlan,
     Variant,
+    read_book,
 )
 from madlite_plugins.nodes import TorchrunBackend
 from madlite_plugins.torchtune.checks import findings
 from madlite_plugins.torchtune.reader import TorchtuneReader, recognise
 
-# what torchtune reads from the hub: the data set's repository, and which of its files
-DATASETS = {
-    "alpaca": ("tatsu-lab/alpaca", "data/*.parquet"),
-    "alpaca_cleaned": ("yahma/alpaca-cleaned", "alpaca_data_cleaned.json"),
-    "the_cauldron": ("HuggingFaceM4/the_cauldron", "ocrvqa/*.parquet"),
-    "wikitext": ("Salesforce/wikitext", "wikitext-103-raw-v1/train-*.parquet"),
-}
 _MEMORY = MadMetric(metric="max_memory_alloc", quantity=Quantity.MEMORY_ALLOCATED_GIB, rule="max", second_half=True)
 _SPEED = MadMetric(
     metric="avg_tokens_per_s_per_gpu", quantity=Quantity.TOKENS_PER_S_PER_GPU, rule="mean", second_half=True
 )
-_WIKITEXT = ("v25.3", "v25.4", "v25.5")  # releases whose script sets other variables
 _OWN = FileTemplate(path="base.yaml", template="torchtune/base.yaml.j2")
 _CPU = FileTemplate(path="cpu_ranks.py", template="torchtune/cpu_ranks.py", raw=True)
 
@@ -69,17 +62,21 @@ class Torchtune(TorchrunBackend):
         return ResultRule(kind="steps", mad=(_MEMORY, _SPEED))
 
     def env(self, card: Card, variant: Variant, machine: Machine) -> Mapping[str, str]:
-        """Return the variables that MAD's script sets in the image."""
-        env = dict(super().env(card, variant, machine))
-        if machine.vendor == "AMD" and variant.release in (*_WIKITEXT, "v25.6"):
-            env.pop("HSA_NO_SCRATCH_RECLAIM")
-        if machine.vendor == "AMD" and variant.release in _WIKITEXT:
-            env |= {"GPU_MAX_HW_QUEUES": "2", "TORCH_NCCL_HIGH_PRIORITY": "1"}
-        return env
+        """Return the variables that MAD's script of the release sets in the image."""
+        env, book = super().env(card, variant, machine), read_book(self.book)
+        if machine.vendor != "AMD":
+            return env
+        since = {**book.defaults, **book.releases.get(variant.release, {})}["mad_variables"]
+        return {**env, **book.env[f"AMD {since}"]}
 
     def check(self, plan: RunPlan) -> Iterable[Finding]:
         """Find what torchtune would refuse, or what would make the number worthless."""
-        return (*super().check(plan), *findings(plan))
+        image = read_book(self.book).releases.get(plan.variant.release if plan.variant else "", {}).get("image", "")
+        return (*super().check(plan), *findings(plan, str(image)))
+
+    def result_node(self, plan: RunPlan) -> int | None:
+        """Return the first node: rank 0 alone prints."""
+        return 0
 
     def assets(self, plan: RunPlan) -> Iterable[Asset]:
         """Return what is fetched: weights and data that are neither made up nor given."""
@@ -91,7 +88,8 @@ class Torchtune(TorchrunBackend):
 
     def reader(self, plan: RunPlan | None) -> Reader:
         """Return a fresh reader."""
-        return TorchtuneReader()
+        ours = plan is not None and plan.backend == self.name
+        return TorchtuneReader(str(plan.settings.get("tp", 1)) if plan is not None and ours else "1")
 
 
 def _fitted(draft: Draft, machine: Machine) -> Draft:
@@ -129,6 +127,6 @@ def _fetched(settings: Mapping[str, object]) -> Iterator[Asset]:
             files=tuple(str(settings["weights_files"]).split()),
             hint=f"--set weights_path=FOLDER for weights that are here{made}",
         )
-    if not settings["mock_data"] and not settings["dataset_path"] and settings["dataset"] in DATASETS:
-        ref, files = DATASETS[str(settings["dataset"])]
-        yield Asset(kind="dataset", ref=ref, files=(files,), hint="--mock-data, which needs none")
+    words = str(settings.get(f"data_{settings['dataset']}", "")).split()  # the words that run.sh gives to fetch.py
+    if not settings["mock_data"] and not settings["dataset_path"] and words:
+        yield Asset(kind="dataset", ref=words[0], files=tuple(words[1:]), hint="--mock-data, which needs none")

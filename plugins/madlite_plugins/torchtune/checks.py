@@ -11,7 +11,6 @@ from madlite_plugins.words import unknown_word
 
 MODES = ("finetune_fw", "finetune_lora", "finetune_qlora")
 PRECISIONS = ("BF16", "FP8", "FP32")
-MAD_LENGTHS = (2048, 8192)  # that MAD's script takes by -s; its documents say up to 16384
 _WEIGHTS = ("fetched", "made")
 _DATASETS = ("alpaca", "alpaca_cleaned", "the_cauldron", "wikitext")
 _LORA = ("q_proj", "k_proj", "v_proj", "output_proj")
@@ -20,8 +19,8 @@ _NF4 = 256 * 64
 _WITHOUT_FP8 = ("A100", "A800", "V100", "MI100", "MI210", "MI250", "MI250X")
 
 
-def findings(plan: RunPlan) -> Iterator[Finding]:
-    """Yield what is wrong with a plan of this backend."""
+def findings(plan: RunPlan, image: str) -> Iterator[Finding]:
+    """Yield what is wrong with a plan of this backend; `image` is the one that its release names."""
     if plan.variant is None:
         return
     yield from _words(plan, plan.variant)
@@ -30,10 +29,12 @@ def findings(plan: RunPlan) -> Iterator[Finding]:
         yield Finding(message=f"{', '.join(wrong)}, which is 1 or more", fatal=True)
         return
     yield from _machine(plan, plan.variant)
-    yield from _precision(plan, plan.variant)
+    yield from _precision(plan, plan.variant, image)
     yield from _batch(plan, plan.variant)
     yield from _length(plan, plan.variant)
-    yield from _settings(plan, plan.variant)
+    yield from _settings(plan)
+    yield from _data(plan)
+    yield from _epochs(plan.variant.steps or 0, int(plan.settings["epochs"]))
     yield from schedule_findings(plan, plan.variant)
 
 
@@ -103,19 +104,34 @@ def _machine(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
         yield Finding(message="torchtune has no BF16 on a CPU", hint="--precision FP32", fatal=True)
 
 
-def _precision(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
+def _precision(plan: RunPlan, variant: Variant, image: str) -> Iterator[Finding]:
     if variant.precision != "FP8":
         return
     if variant.mode != "finetune_fw":
         yield Finding(
             message=f"{variant.mode} trains no weights in FP8: they are frozen", hint="--precision BF16", fatal=True
         )
-    elif not plan.settings["family"] or variant.release in ("v25.3", "v25.4", "v25.5", "v25.6"):
+    elif not plan.settings["fp8"]:
         yield Finding(
             message="this torchtune has no FP8: the images' has it from v25.7 on", hint="--precision BF16", fatal=True
         )
+    elif other := other_torchtune(plan, image):
+        yield Finding(
+            message=f"FP8 is known of the torchtune in {image or 'no image'}, and {other}: 0.6.1 of PyPI has none, and "
+            "a run that finds no FP8 ends before it trains",
+            hint="--precision BF16",
+        )
     if plan.machine.device in _WITHOUT_FP8 or not plan.place.gpus_per_node:
         yield Finding(message=f"{plan.machine.device} has no FP8", hint="--precision BF16", fatal=True)
+
+
+def other_torchtune(plan: RunPlan, image: str) -> str:
+    """Say by what a plan runs another torchtune than the one of its release's image; empty where it does not."""
+    if plan.runtime == "host":
+        return "--runtime host takes what is installed"
+    if plan.image is not None and plan.image.ref != image:
+        return f"the run is in {plan.image.ref}"
+    return "TORCHTUNE_ROOT names another" if "TORCHTUNE_ROOT" in plan.env else ""
 
 
 def _batch(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
@@ -127,12 +143,14 @@ def _batch(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
         return
     if tp > 1:
         yield Finding(
-            message=f"torchtune 0.6.1 counts the tokens of a tensor-parallel group {tp} times: its speed is that much "
-            "too high there",
+            message=f"torchtune 0.6.1 counts the tokens of a tensor-parallel group {tp} times: where the recipe does "
+            f"so, the log's speed is divided by {tp}",
             hint="--set tp=1",
         )
     if tp > 1 and plan.settings["fused"]:
         yield Finding(message="a fused optimizer and tensor parallelism exclude each other", hint="--set fused=false")
+    if tp > 1 and plan.settings["max_norm"]:
+        yield Finding(message="torchtune 0.6.1 clips no gradients of tensor parallelism", hint="--set max_norm=0")
     step = (variant.micro_batch or 1) * (ranks // tp)
     if variant.global_batch and variant.global_batch % step:
         yield Finding(
@@ -150,22 +168,22 @@ def _batch(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
 
 def _length(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
     length, longest = variant.seq_len or 0, int(plan.settings["max_seq_len"])
-    least, most = MAD_LENGTHS
+    least, most = int(plan.settings["least_seq_len"]), int(plan.settings["most_seq_len"])
     if length > longest:
         yield Finding(
             message=f"{variant.model} takes at most {longest} tokens, not {length}",
             hint=f"--seq-len {longest}",
             fatal=True,
         )
-    elif variant.release not in ("", "upstream") and not least <= length <= most:
+    elif length < least or 0 < most < length:
         yield Finding(
-            message=f"MAD's script takes sequence lengths from {least} to {most}, not {length}",
+            message=f"MAD's script of {variant.release} takes sequence lengths from {least} to {most}, not {length}",
             hint=f"--seq-len {min(max(length, least), most)}, or --image-release upstream where it has the model",
             fatal=True,
         )
 
 
-def _settings(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
+def _settings(plan: RunPlan) -> Iterator[Finding]:
     settings = plan.settings
     if settings["weights"] == "made" and settings["family"]:
         yield Finding(
@@ -179,8 +197,6 @@ def _settings(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
         yield Finding(message="pictures are not made up", hint="--no-mock-data", fatal=True)
     if settings["packed"] and settings["dataset"] == "the_cauldron":
         yield Finding(message="samples with pictures cannot be packed", hint="--set packed=false", fatal=True)
-    if int(settings["epochs"]) > 1:
-        yield Finding(message="the first step of an epoch pays for the checkpoint before it", hint="--set epochs=1")
     for name in ("weights_path", "dataset_path"):
         path = str(settings[name])
         if path and not PurePosixPath(path).is_absolute():
@@ -189,3 +205,26 @@ def _settings(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
                 hint=f"give the full path as the run sees it: {plan.inside}/{path}",
                 fatal=True,
             )
+
+
+def _data(plan: RunPlan) -> Iterator[Finding]:
+    key = f"data_{plan.settings['dataset']}"
+    if len(str(plan.settings.get(key, "a b")).split()) != 2:
+        yield Finding(
+            message=f"{key} '{plan.settings[key]}' is not a repository and a pattern of its files",
+            hint=f"--set {key}='OWNER/NAME *.parquet'",
+            fatal=True,
+        )
+
+
+def _epochs(steps: int, epochs: int) -> Iterator[Finding]:
+    """Check that the epochs, which torchtune makes of one length, come to these steps."""
+    near = [n for n in (steps // epochs * epochs, (steps // epochs + 1) * epochs) if n]
+    if steps % epochs:
+        yield Finding(
+            message=f"{steps} steps are no multiple of {epochs} epochs, and torchtune's are all of one length",
+            hint=" or ".join(f"--set steps={n}" for n in near) + ", or --set epochs=1",
+            fatal=True,
+        )
+    if epochs > 1:
+        yield Finding(message="the first step of an epoch pays for the checkpoint before it", hint="--set epochs=1")

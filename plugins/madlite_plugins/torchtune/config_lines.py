@@ -17,6 +17,9 @@ _KEPT = {
     "dataset.packed": "packed",
     "lr_scheduler.num_warmup_steps": "warmup_steps",
     "tensor_parallel_dim": "tp",
+    "context_parallel_dim": "cp",
+    "data_parallel_shard_dim": "dp_shard",
+    "data_parallel_replicate_dim": "dp_replicate",
 }
 
 

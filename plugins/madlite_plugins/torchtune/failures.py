@@ -35,6 +35,16 @@ RULES = (
         hint="this image's torchtune lacks the model: another --image-release, or TORCHTUNE_ROOT= for another tree",
     ),
     FailureRule(
+        pattern=r"madlite: torchtune in \S+ has a \S+ that does not know enable_fp8_training",
+        cause="bad_option",
+        hint="--precision BF16, or an image of v25.7 and later: torchtune 0.6.1 trains in no FP8",
+    ),
+    FailureRule(
+        pattern=r"madlite: torchtune in \S+ has a \S+ that does not know tensor_parallel_dim",
+        cause="bad_option",
+        hint="--set tp=1: in 0.6.1 the full recipe alone is tensor-parallel",
+    ),
+    FailureRule(
         pattern=r"madlite: \S+ has no .* --set weights_files=",
         cause="missing_file",
         hint="the configuration wants other files than were fetched: name them with --set weights_files=",
@@ -58,6 +68,11 @@ RULES = (
         pattern=r"Tensor parallelism is currently incompatible with fused optimizer",
         cause="bad_option",
         hint="--set fused=false, or --set tp=1",
+    ),
+    FailureRule(
+        pattern=r"foreach_norm\.Scalar got mixed torch\.Tensor and DTensor",
+        cause="bad_option",
+        hint="0.6.1 clips no gradients of tensor parallelism: --set max_norm=0, or --set tp=1",
     ),
     FailureRule(
         pattern=r"Dataset sample is too long \(\d+ > \d+\)",

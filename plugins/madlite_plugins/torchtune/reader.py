@@ -13,6 +13,7 @@ from pathlib import Path
 from madlite import NUMBER, EffectiveConfig, Ended, Event, Line, Phase, Quantity, Step, Summary, number
 from madlite_plugins.torchtune.config_lines import ConfigLines, begins_config
 from madlite_plugins.torchtune.step_lines import StepLines, is_step_line, read_disk_log
+from madlite_plugins.torchtune.token_count import TokenCount
 
 END_MARKS = (
     "The full model checkpoint, including all weights and configurations, has been saved",
@@ -29,8 +30,9 @@ _SUMMARY = re.compile(
 class TorchtuneReader:
     """Follows one log."""
 
-    def __init__(self) -> None:
+    def __init__(self, tp: str = "1") -> None:
         self._config = ConfigLines()
+        self._tokens = TokenCount(tp)
         self._steps = StepLines()
         self._told: dict[str, str] = {}  # of the configuration
         self._bar = -1  # the step that the bar showed last
@@ -43,15 +45,18 @@ class TorchtuneReader:
         """Return the line's steps, or what else it says of the run."""
         text = line.text
         if "%|" in text or "Step " in text:
-            return self._read_progress(line)
+            return tuple(self._tokens.corrected(self._read_progress(line)))
         if self._config.open and (kept := self._config.read(text)):
             self._told |= kept
+            self._tokens.read_config(kept)
             return (EffectiveConfig(values=kept),)
-        return () if self._config.open else tuple(self._read_remarks(text, line.t_s))
+        return () if self._config.open else tuple(self._tokens.corrected(self._read_remarks(text, line.t_s)))
 
     def finish(self, outputs: Path) -> Iterable[Event]:
         """Return the steps of the file that the log names, where the log itself has bars alone."""
-        return () if self._complete or not self._disk_log else read_disk_log(outputs, self._disk_log)
+        if self._complete or not self._disk_log:
+            return ()
+        return self._tokens.corrected(read_disk_log(outputs, self._disk_log))
 
     def _read_progress(self, line: Line) -> list[Event]:
         found: list[Event] = [*self._read_bars(line), *self._steps.read(line.text, line.t_s)]
@@ -73,8 +78,10 @@ class TorchtuneReader:
             yield EffectiveConfig(values={"steps": str(steps)})
 
     def _read_remarks(self, text: str, t_s: float) -> Iterator[Event]:
+        self._tokens.read_remark(text)
         if begins_config(text):
             self._config.begin()
+            self._tokens.begin()
             if self._trained:
                 self._bar, self._length, self._trained, self._complete, self._disk_log = -1, 0, False, False, ""
                 yield Phase(name="train", t_s=t_s, begins=True)
