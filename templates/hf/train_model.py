@@ -147,7 +147,7 @@ def add_lora(model: PreTrainedModel, values: dict[str, Any]) -> torch.nn.Module:
         r=values["lora_r"],
         lora_alpha=values["lora_alpha"],
         lora_dropout=values["lora_dropout"],
-        target_modules=values["lora_targets"].split(","),
+        target_modules=[name.strip() for name in values["lora_targets"].split(",")],
         task_type="CAUSAL_LM",
     )
     flattened = values["strategy"] == "fsdp" and values["fsdp_version"] == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -14,11 +15,13 @@ import yaml
 from msgspec.structs import replace
 
 from madlite.plan.render import render
+from madlite.recipe_book import read_book
 from madlite.types import Asset, Gpu, Machine, RunPlan
 from madlite_plugins.hf.backend import HuggingFace
 from madlite_plugins.hf.sizes import bytes_per_gpu, count_weights
 from tests.plugins.logs import TEMPLATES, gpu_machine, plan
 
+BOOK = read_book(HuggingFace.book)
 CPU = Machine()
 SCRIPTS = ("train.py", "train_model.py", "train_data.py", "pack.py", "packages.py")
 
@@ -30,6 +33,12 @@ def hf(machine: Machine, recipe: str = "tiny_lora", args: str = "", nodes: int =
 
 def files(made: RunPlan) -> dict[str, str]:
     return {file.path: file.data.decode() for file in render(made, [TEMPLATES])}
+
+
+def run_sh(made: RunPlan) -> str:
+    (template,) = (one for one in made.templates if one.path == "run.sh")
+    (file,) = render(replace(made, templates=(template,)), [TEMPLATES])
+    return file.data.decode()
 
 
 def fatal(made: RunPlan) -> list[str]:
@@ -151,6 +160,128 @@ def test_accelerate_starts_no_cpu_ranks_of_several_nodes():
     assert fatal(made) == ["accelerate starts CPU ranks of several nodes through MPI alone"]
 
 
+@pytest.mark.parametrize(
+    ("recipe", "most"),
+    [
+        ("llama2_70B_lora", 4096),
+        ("llama3.1_70B_lora", 131072),
+        ("gpt_oss_20B_lora", 131072),
+        ("llama3.1_8B_lora", 131072),
+    ],
+)
+def test_sequences_longer_than_a_model_s_positions_are_refused(recipe, most):
+    assert fatal(hf(gpu_machine(8), recipe, seq_len=most)) == []
+    (message,) = fatal(hf(gpu_machine(8), recipe, seq_len=most + 1))
+    assert f"takes {most} tokens at most" in message
+
+
+def test_a_model_of_another_name_has_positions_of_its_own():
+    assert fatal(hf(gpu_machine(8), "llama2_70B_lora", seq_len=8192, model_id="a/b")) == []
+    assert fatal(hf(gpu_machine(8), "llama2_70B_lora", seq_len=8192, model_id="", dataset="")) != []
+    assert "takes 8192 tokens" in fatal(hf(gpu_machine(8), seq_len=8193, model_id="meta-llama/Meta-Llama-3-8B"))[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"lora_dropout": 7.0}, "lora_dropout is 7.0"),
+        ({"lora_dropout": 1.0}, "lora_dropout is 1.0"),
+        ({"lora_dropout": -0.1}, "lora_dropout is -0.1"),
+        ({"lr": -1.0}, "lr is -1.0, below 0"),
+        ({"lr_warmup_steps": -1}, "lr_warmup_steps is -1"),
+        ({"lr_schedule": "zork"}, "lr_schedule 'zork'"),
+        ({"lora_r": 257}, "lora_r 257 is above the model's hidden size, 256"),
+        ({"lora_r": 9999999, "model_id": "a/b"}, "lora_r 9999999 is above"),
+        ({"architecture": "zork"}, "architecture 'zork'"),
+        ({"attention": "zork"}, "attention 'zork'"),
+        ({"lora_targets": "nonsense"}, "are no layers of llama"),
+        ({"lora_targets": "gate_proj", "architecture": "gpt_oss", "attention": "eager"}, "are no layers of gpt_oss"),
+        ({"cpu_ranks": 0}, "cpu_ranks is 0"),
+    ],
+)
+def test_a_value_that_no_training_takes_is_refused_before_the_start(changes, word):
+    (message,) = fatal(hf(gpu_machine(2), **changes))
+    assert word in message
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"lora_dropout": 0.0, "lora_r": 256, "lr": 0.0, "lr_schedule": "cosine_with_min_lr"},
+        {"attention": "flash_attention_3"},
+        {"attention": "kernels-community/flash-attn"},
+        {"lora_targets": "layers.0.self_attn.q_proj, nonsense"},
+        {"lora_targets": "Wqkv", "architecture": "mpt"},
+        {"lora_targets": "nonsense", "lora_r": 4096, "model_id": "a/b"},
+        {"architecture": "zork", "config_file": "/its/config.json"},
+        {"lora_targets": "", "lora_r": 0, "lora_dropout": 7.0, "method": "full"},
+    ],
+)
+def test_a_value_that_some_training_takes_is_not_refused(changes):
+    assert fatal(hf(gpu_machine(2), **changes)) == []
+
+
+def on_host(made: RunPlan, **changes) -> RunPlan:
+    return replace(made, runtime="host", env={**made.env, "MADLITE_PYTHON": sys.executable}, **changes)
+
+
+@pytest.mark.parametrize("name", ["model_id", "dataset", "tokenizer_id", "config_file"])
+def test_a_path_that_is_not_on_the_host_is_refused(name, tmp_path):
+    for path, told in ((tmp_path / "nope", [f"{name} '{tmp_path}/nope' is not there"]), (tmp_path, [])):
+        made = hf(gpu_machine(2), **{"tokenizer_id": "a/b", name: str(path)})
+        assert fatal(on_host(made)) == told
+        assert fatal(made) == [], "a container has paths of its own"
+        assert fatal(on_host(made, machine=replace(made.machine, pretended=True))) == []
+
+
+@pytest.mark.parametrize(
+    ("package", "changes"),
+    [
+        ("bitsandbytes", {"method": "qlora"}),
+        ("deepspeed", {"strategy": "deepspeed"}),
+        ("transformer_engine", {"precision": "FP8", "method": "full"}),
+    ],
+)
+def test_a_package_that_madlite_s_own_interpreter_lacks_is_said_before_the_start(monkeypatch, package, changes):
+    made = on_host(hf(gpu_machine(2), **changes))
+    monkeypatch.setattr("madlite_plugins.hf.here_checks.find_spec", lambda name: None if name == package else name)
+    (finding,) = (one for one in HuggingFace().check(made) if one.fatal)
+    assert f"needs {package.replace('_', '-')}, which is not installed for {sys.executable}" in finding.message
+    assert f"pip install {package.replace('_', '-')}" in finding.hint
+    assert fatal(replace(made, env={**made.env, "MADLITE_PYTHON": "/another/python"})) == []
+    assert fatal(replace(made, runtime="docker")) == []
+    monkeypatch.setattr("madlite_plugins.hf.here_checks.find_spec", lambda name: name)
+    assert fatal(made) == []
+
+
+def test_a_cpu_has_as_many_ranks_as_were_asked_for():
+    made = hf(CPU, cpu_ranks=2, global_batch=16)
+    values = json.loads(files(made)["train.json"])
+    assert (values["ranks"], values["accumulation"]) == (2, 2)
+    assert "--nproc_per_node 2 " in run_sh(made) and fatal(made) == []
+    assert "micro batch × ranks = 8" in fatal(hf(CPU, cpu_ranks=2, global_batch=12))[0]
+    assert "--nproc_per_node 1 " in run_sh(hf(gpu_machine(1), cpu_ranks=2)), "GPUs are the ranks"
+    started = replace(made, launcher="accelerate")
+    assert fatal(started) == ["accelerate starts several CPU ranks through MPI alone"]
+    said = replace(hf(gpu_machine(1), cpu_ranks=2), origins={"settings.cpu_ranks": "--set"})
+    assert "cpu_ranks mean nothing" in remarks(said)[0]
+
+
+def test_the_first_of_several_nodes_has_the_result():
+    def told(made: RunPlan) -> str:
+        return "; ".join(remarks(made))
+
+    meet = {"node_rank": "1", "master_addr": "n0"}
+    finding = "the result is printed on node 0: on node 1 there will be no result"
+    assert finding in told(hf(gpu_machine(8), nodes=2, **meet))
+    assert "no result" not in told(hf(gpu_machine(8), nodes=2, **{**meet, "node_rank": "0"}))
+    assert "writes a row of its own" in told(hf(gpu_machine(8), "llama-3.1-8b-accelerate", nodes=2, **meet))
+
+
+def small_gpus() -> Machine:
+    return replace(gpu_machine(2), gpus=tuple(Gpu(index=n, memory_bytes=60 * 1024**3) for n in range(2)))
+
+
 def remarks(made: RunPlan) -> list[str]:
     return [finding.message for finding in HuggingFace().check(made) if not finding.fatal]
 
@@ -164,8 +295,8 @@ def test_what_is_odd_is_told_and_runs():
     assert "rises for 99 steps" in rising
     (scores,) = remarks(hf(gpu_machine(8), "gpt_oss_20B_lora", attention="eager"))
     assert "64 GiB for each layer" in scores  # 8 × 64 heads × 8192² × 2 bytes
-    (tokens,) = remarks(hf(gpu_machine(8), "llama2_70B_lora", seq_len=8192, steps=20))
-    assert "4096 tokens at most" in tokens
+    (logits,) = remarks(hf(small_gpus(), "llama3.1_8B_lora", micro_batch=64))
+    assert "take 125 GiB alone, and a GPU has 60" in logits  # 64 × 4096 × 128256 × 4 bytes
 
 
 def test_values_that_nothing_reads_are_told():
@@ -194,7 +325,7 @@ def test_weights_are_counted_as_the_models_have_them():
 
 
 def test_weights_that_take_more_than_a_gpu_has_are_warned_of():
-    small = replace(gpu_machine(2), gpus=tuple(Gpu(index=n, memory_bytes=60 * 1024**3) for n in range(2)))
+    small = small_gpus()
     made = hf(small, "llama3.1_8B_pretrain", strategy="ddp")
     assert bytes_per_gpu(made) == pytest.approx(16 * 8.03e9, rel=1e-3)
     (finding,) = HuggingFace().check(made)
@@ -278,6 +409,30 @@ def asked_of_the_hub(script: str) -> list[tuple[str, ...]]:
     return [tuple(found.split()) for found in re.findall(r'"\$python" fetch\.py (.*)\)', script)]
 
 
+def words(asset: Asset) -> tuple[str, ...]:
+    """Return the words of fetch.py that fetch an asset."""
+    revision = ("--revision", shlex.quote(asset.revision)) if asset.kind != "tokenizer" else ()
+    return (
+        *(("--dataset",) if asset.kind == "dataset" else ()),
+        *revision,
+        *map(shlex.quote, (asset.ref, *asset.files)),
+    )
+
+
+@pytest.mark.parametrize("recipe", sorted(name for name in BOOK.recipes if not BOOK.values(name, "")["script"]))
+def test_every_recipe_s_script_asks_the_hub_for_what_the_assets_say(recipe):
+    made = hf(gpu_machine(8), recipe)
+    assert asked_of_the_hub(run_sh(made)) == [words(asset) for asset in HuggingFace().assets(made)]
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "/a/b", "./a", "~/a", "..", "~"])
+def test_only_names_of_the_hub_are_fetched(name):
+    made = hf(gpu_machine(2), **dict.fromkeys(("model_id", "tokenizer_id", "dataset"), name))
+    assets = list(HuggingFace().assets(made))
+    assert asked_of_the_hub(run_sh(made)) == [words(asset) for asset in assets]
+    assert len(assets) == (3 if name == "a/b" else 0)
+
+
 def test_the_script_asks_the_hub_for_what_the_assets_say():
     made = hf(
         gpu_machine(2), "llama2_70B_lora", revision="abc", dataset_revision="def", tokenizer_id="meta-llama/Llama-3"
@@ -286,11 +441,6 @@ def test_the_script_asks_the_hub_for_what_the_assets_say():
     assert (model.kind, model.ref, model.gated) == ("model", "meta-llama/Llama-2-70b-chat-hf", True)
     assert (tokenizer.kind, tokenizer.gated) == ("tokenizer", True)
     assert (dataset.kind, dataset.ref, dataset.gated) == ("dataset", "HuggingFaceH4/ultrachat_200k", False)
-
-    def words(asset: Asset) -> tuple[str, ...]:
-        revision = ("--revision", asset.revision) if asset.kind != "tokenizer" else ()
-        files_ = tuple(f"'{name}'" if "*" in name else name for name in asset.files)
-        return (*(("--dataset",) if asset.kind == "dataset" else ()), *revision, asset.ref, *files_)
 
     script = files(made)["run.sh"]
     assert asked_of_the_hub(script) == [words(model), words(tokenizer), words(dataset)]

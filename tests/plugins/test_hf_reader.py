@@ -9,9 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from madlite.measure.follow import Follower
-from madlite.types import EffectiveConfig, Ended, Quantity, Step, Summary
+from madlite.measure.verdict import Asked, judge_steps
+from madlite.types import Cause, EffectiveConfig, Ended, Line, Phase, Quantity, Step, Summary
 from madlite_plugins.hf.backend import HuggingFace
 from madlite_plugins.hf.reader import HuggingFaceReader
+from madlite_plugins.hf.rules import foreign_rule
+from madlite_plugins.hf.step_numbers import Sizes, steps_by_rate
 from tests.plugins.logs import LOGS, events, lines, read, steps
 
 OURS = (
@@ -255,3 +258,150 @@ def test_only_trainer_logs_are_recognised():
     kinds = ("trainer", "madlite", "train_llama")
     assert sure == {path.name for kind in kinds for path in LOGS.glob(f"hf-{kind}-*.log")}
     assert HuggingFace().recognise([OURS]) == 1.0
+
+
+def told(examples: int = 0, batch: int = 4, accumulation: int = 1, steps: int = 30) -> list[str]:
+    """Return what the Trainer tells of a training, where its information is logged."""
+    return [
+        "***** Running training *****",
+        *([f"  Num examples = {examples:,}"] if examples else []),
+        f"  Total train batch size (w. parallel, distributed & accumulation) = {batch}",
+        f"  Gradient Accumulation steps = {accumulation}",
+        f"  Total optimization steps = {steps:,}",
+    ]
+
+
+def loss(value: float, epoch: object = None) -> str:
+    more = "" if epoch is None else f", 'epoch': {epoch}"
+    return f"{{'loss': {value}, 'grad_norm': 0.5, 'learning_rate': 0.001{more}}}"
+
+
+def end(steps: int, runtime: float = 2.0764, epoch: object = None) -> str:
+    more = "" if epoch is None else f", 'epoch': {epoch}"
+    return f"{{'train_runtime': {runtime}, 'train_steps_per_second': {round(steps / runtime, 3)}{more}}}"
+
+
+def followed(*texts: str) -> Follower:
+    log = Follower([HuggingFaceReader()])
+    log.feed("".join(f"{text}\n" for text in texts).encode())
+    log.finish()
+    return log
+
+
+def numbers(*texts: str) -> list[tuple[int, int]]:
+    return [(step.n, step.span) for step in steps(read(HuggingFaceReader(), *texts))]
+
+
+def test_a_training_that_came_to_its_end_is_complete_whatever_its_lines_cover():
+    log = followed(*told(), loss(3.1), loss(3.0), loss(2.9), end(30))
+    verdict = judge_steps(Asked(rule=foreign_rule(), warmup_steps=0, steps=int(log.config["steps"])), log)
+    assert log.ended and list(log.steps.numbers()) == [1, 2, 3, 30]
+    assert verdict.cause is Cause.NO_METRIC and "no step reports tokens" in verdict.reason, "no speed is made up"
+    assert set(log.steps.quantities()) == {Quantity.LOSS, Quantity.GRAD_NORM, Quantity.LEARNING_RATE}
+    cut = followed(*told(), loss(3.1), loss(3.0), loss(2.9))
+    verdict = judge_steps(Asked(rule=foreign_rule(), warmup_steps=0, steps=30), cut)
+    assert verdict.cause is Cause.INCOMPLETE and "step 3 was the last of 30" in verdict.reason
+
+
+def test_an_epoch_names_its_step_where_the_sizes_were_told():
+    lines = [loss(3.1, 0.33), loss(3.0, 0.67), loss(2.9, 1.0), end(30, epoch=1.0)]
+    assert numbers(*told(120), *lines) == [(10, 10), (20, 10), (30, 10)]
+    # 25 steps, of which no line comes after the 20th
+    assert numbers(*told(100, steps=25), loss(3.1, 0.4), loss(3.0, 0.8), end(25, epoch=1.0))[-1] == (25, 5)
+    # stopped before its end: transformers 4 counts all steps into its rate
+    assert numbers(*told(120), *lines[:2], end(30, epoch=0.67))[-1] == (20, 10)
+
+
+@pytest.mark.parametrize(
+    ("epoch", "examples", "batch", "accumulation", "steps", "n"),
+    [
+        ("0.025", 160, 4, 1, 10, 1),
+        ("1.5", 96, 8, 2, 24, 18),
+        ("0.012315270935960592", 207_865, 256, 4, 3000, 10),  # 40 of 3248 forward passes
+        ("0.02", 207_865, 256, 4, 3000, 0),  # step 13 to 20
+        ("0.5", 100, 4, 1, 5, 0),  # beyond the last
+        ("nan", 100, 4, 1, 30, 0),
+        ("-1", 100, 4, 1, 30, 0),
+        ("0.5", 100, 0, 0, 30, 0),
+    ],
+)
+def test_an_epoch_is_a_step_s_only_where_it_is_no_other_s(epoch, examples, batch, accumulation, steps, n):
+    sizes = Sizes()
+    for name, size in (("examples", examples), ("global_batch", batch), ("accumulation", accumulation)):
+        sizes.note(name, size)
+    sizes.note("steps", steps)
+    sizes.note("examples", 7)  # of an evaluation
+    assert sizes.step_at(epoch) == n
+
+
+@pytest.mark.parametrize(
+    ("rate", "runtime", "n"),
+    [("4.816", "2.0764", 10), ("0.81", "24.68", 20), ("0.001", "3600", 0), ("x", "2", 0), ("inf", "2", 0)],
+)
+def test_rate_and_time_tell_the_steps_where_their_digits_do(rate, runtime, n):
+    assert steps_by_rate({"train_steps_per_second": rate, "train_runtime": runtime}) == n
+
+
+def test_a_bar_that_lags_a_moment_is_no_early_stop_and_one_far_behind_is():
+    def last(done: int) -> int:
+        return numbers(f" 9%|x  | {done}/30 [00:01<00:02, 15.1it/s]", loss(3.0), end(30, runtime=2.0))[-1][0]
+
+    assert (last(28), last(5)) == (30, 5)
+
+
+NAME = "hf-trainer-peft-transformers4.50-cpu-notqdm.log"
+
+
+@pytest.mark.parametrize("labels", [("[rank0]:", "[rank1]:"), ("0: ", "1: "), ("", ""), ("[rank0]: ", "[rank1]: ", "")])
+def test_lines_of_several_processes_are_the_same_steps(labels):
+    data = "".join(f"{label}{text}\n" for text in (LOGS / NAME).read_text().splitlines() for label in labels)
+    reader = HuggingFaceReader()
+    found = [event for line in lines(data.encode()) for event in reader.feed(line)]
+    assert {(step.n, step.span) for step in steps(found)} == {(n, 1) for n in range(1, 11)}
+    assert not [event for event in found if isinstance(event, Phase)]
+    log = followed(*data.splitlines())
+    assert list(log.steps.numbers()) == list(range(1, 11)) and log.ended and log.trainings == 1
+
+
+def test_lines_of_several_nodes_are_the_same_steps():
+    reader = HuggingFaceReader()
+    texts = [loss(3.1, 0.1), loss(3.0, 0.2)]
+    found = [event for text in texts for node in (0, 1) for event in reader.feed(Line(text=text, node=node))]
+    assert [step.n for step in steps(found)] == [1, 1, 2, 2]
+
+
+def test_other_steps_of_a_rounded_epoch_are_counted():
+    assert numbers(loss(3.1, 0.01), loss(3.0, 0.01), loss(3.0, 0.02), loss(2.9)) == [(n, 1) for n in range(1, 5)]
+    assert numbers(loss(3.0), loss(3.0)) == [(1, 1), (2, 1)], "nothing says that these are one"
+    exact = 0.012315270935960592
+    assert numbers(loss(3.1, exact), loss(3.2, exact)) == [(1, 1)], "no two steps have this epoch"
+
+
+def test_a_second_training_counts_from_its_own_beginning():
+    once = (LOGS / NAME).read_text().splitlines()
+    log = followed(*once, *once)
+    assert list(log.steps.numbers()) == list(range(1, 11)) and log.trainings == 2 and log.ended
+    short = [loss(3.1, 0.5), loss(3.0, 1.0), end(2)]
+    assert followed(*short, *short).trainings == 2 and list(followed(*short, *short).steps.numbers()) == [1, 2]
+
+
+def test_a_second_training_s_bar_is_its_own():
+    def bar(done: int, length: int) -> str:
+        return f" 9%|x  | {done}/{length} [00:01<00:02,  4.82it/s]"
+
+    first = [bar(10, 50), loss(3.1), bar(50, 50), end(50), bar(50, 50), bar(3, 4), bar(4, 4)]
+    second = [bar(0, 20), bar(5, 20), loss(2.5), bar(10, 20), loss(2.4), bar(20, 20), end(20)]
+    found = read(HuggingFaceReader(), *first, *second)
+    at = next(place for place, event in enumerate(found) if isinstance(event, Phase))
+    assert [step.n for step in steps(found[:at])] == [10, 50]
+    assert [(step.n, step.span) for step in steps(found[at:])] == [(5, 5), (10, 5), (20, 10)]
+
+
+def test_a_second_training_of_our_own_begins_again():
+    def own(n: int) -> str:
+        return f'madlite-step {{"n": {n}, "loss": 7.0}}'
+
+    once = [own(1), own(2), 'madlite-summary {"train_runtime": 4.284}']
+    log = followed(*once, own(1), loss(7.0))
+    assert log.trainings == 2 and list(log.steps.numbers()) == [1] and not log.ended
+    assert followed(*once).trainings == 1

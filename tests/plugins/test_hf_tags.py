@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from madlite.cli.main import call
 from madlite.errors import UsageProblem
@@ -122,7 +123,90 @@ def test_mad_s_variables_come_with_its_tags_on_amd_gpus():
     assert "PYTORCH_ALLOC_CONF" not in env(EIGHT), "MAD's script has what MAD exports, and no more"
     assert env(OSS20)["HSA_NO_SCRATCH_RECLAIM"] == "1"
     assert "HSA_NO_SCRATCH_RECLAIM" not in env(LLAMA2, release="v25.6")
+    assert "HSA_NO_SCRATCH_RECLAIM" not in env(LLAMA31, release="v25.5")
     assert "GPU_MAX_HW_QUEUES" not in env(OSS20, "H200")
+
+
+@pytest.mark.parametrize("card", [EIGHT, OSS20, OSS120, LLAMA2, LLAMA31])
+def test_a_run_of_mad_s_has_weights_and_biases_off_as_mad_does(card):
+    assert {draft.env["WANDB_DISABLED"] for draft in drafts_of(card, "MI300X")} == {"true"}
+
+
+def test_mad_s_script_has_weights_and_biases_off_on_any_gpu():
+    request = Request(card=card_of(OSS20), tag=OSS20, settings={"recipe": "llama-3.1-8b-accelerate"})
+    for device in ("MI300X", "H200"):
+        (draft,) = HuggingFace().expand(request, machine_of(device))
+        assert draft.env == {"WANDB_DISABLED": "true"}
+
+
+def named(recipe: str, **asked: str) -> Draft:
+    request = Request(card=card_of(OSS20), tag=OSS20, settings={"recipe": recipe, **asked})
+    (draft,) = HuggingFace().expand(request, machine_of("H200"))
+    return draft
+
+
+@pytest.mark.parametrize(
+    ("recipe", "asked", "mode"),
+    [
+        ("tiny_lora", {}, "finetune_lora"),
+        ("tiny_lora", {"method": "full"}, "pretrain"),
+        ("tiny_lora", {"method": "qlora"}, "finetune_qlora"),
+        ("tiny_lora", {"method": "full", "model_id": "a/b"}, "finetune_fw"),
+        ("tiny_qlora", {"method": "lora"}, "finetune_lora"),
+        ("tiny_pretrain", {}, "pretrain"),
+        ("llama3.1_8B_pretrain", {"model_id": "meta-llama/Llama-3.1-8B"}, "finetune_fw"),
+        ("gpt_oss_20B_lora", {"model_id": "", "dataset": ""}, "HF_finetune_lora"),
+        ("gpt_oss_20B_lora", {"method": "full"}, "finetune_fw"),
+        ("llama3.1_70B_lora", {"method": "qlora"}, "finetune_qlora"),
+        ("llama-3.1-8b-accelerate", {}, "HF_pretrain"),
+        ("tiny_lora", {"method": "dora"}, "finetune_lora"),
+    ],
+)
+def test_the_mode_is_that_of_what_trains(recipe, asked, mode):
+    draft = named(recipe, **asked)
+    assert draft.variant.mode == mode
+    own = {"tiny_qlora": "finetune_qlora"}.get(recipe)
+    assert any(f"mode {mode}, not the recipe's" in note for note in draft.notes) == (
+        mode != (own or named(recipe).variant.mode)
+    )
+    assert named(recipe, **asked, mode=mode.upper()).variant.mode == mode, "asked for, it is the same"
+
+
+def test_a_tag_s_mode_is_mad_s_only_where_mad_s_settings_run():
+    (draft,) = drafts_of(OSS20, "H200", method="full")
+    assert draft.variant.mode == "finetune_fw"
+    (draft,) = drafts_of(EIGHT, "H200", precision="BF16", model_id="a/b")
+    assert draft.variant.mode == "finetune_fw"
+    assert [one.metric for one in draft.result_rule.mad] == ["train_samples_per_s"]
+    (draft,) = drafts_of(OSS20, "MI300X", method="qlora")
+    assert "HSA_NO_SCRATCH_RECLAIM" not in draft.env
+
+
+def test_a_card_s_own_method_decides_the_mode_too():
+    card = replace(card_of(OSS20), backend="hf", recipe={"name": "tiny_lora", "method": "qlora"})
+    (draft,) = HuggingFace().expand(Request(card=card, tag="x", settings={}), machine_of("H200"))
+    assert draft.variant.mode == "finetune_qlora"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "asked"),
+    [
+        ("tiny_lora", {"mode": "pretrain"}),
+        ("tiny_lora", {"mode": "finetune_lora", "method": "full"}),
+        ("llama3.1_8B_pretrain", {"mode": "pretrain", "model_id": "a/b"}),
+        ("llama-3.1-8b-accelerate", {"mode": "pretrain"}),
+    ],
+)
+def test_a_mode_that_the_settings_do_not_train_is_refused(recipe, asked):
+    with pytest.raises(UsageProblem, match=f"runs mode .* not {asked['mode']}"):
+        named(recipe, **asked)
+    with pytest.raises(UsageProblem, match="runs mode finetune_fw"):
+        drafts_of(OSS20, "H200", mode=LORA, method="full")
+
+
+def test_what_a_release_is_said_of_is_no_setting():
+    for card, release in ((LLAMA2, "v25.6"), (OSS20, "v26.1"), (EIGHT, "v26.1")):
+        assert "scratch_reclaim" not in drafts_of(card, "MI300X", release=release)[0].settings
 
 
 def test_the_first_launcher_is_that_of_the_strategy():

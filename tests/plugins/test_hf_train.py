@@ -117,6 +117,16 @@ def test_accelerate_starts_ddp_too(tmp_path):
     trained(run(folder))
 
 
+def test_cpu_ranks_train_one_model(tmp_path):
+    done = run(write_run(tmp_path / "r", "tiny_pretrain", cpu_ranks=2, global_batch=16))
+    for step in trained(done):
+        assert step["tokens_per_s_per_gpu"] * step["step_time_s"] == pytest.approx(2 * 4 * 64, rel=1e-4), "a rank's own"
+    (sizes,) = lines_of(done.stdout, "config")
+    assert (sizes["world_size"], sizes["global_batch"]) == (2, 16)
+    (final,) = lines_of(done.stdout, "summary")
+    assert final["train_samples_per_second"] * final["train_runtime"] == pytest.approx(8 * 16, rel=0.01), "of both"
+
+
 def test_two_ranks_train_one_model(tmp_path):
     """Two nodes of one CPU rank each, which meet on this machine."""
     where = {"master_addr": "127.0.0.1", "master_port": "29655", "gloo_socket_ifname": "lo", "global_batch": 16}

@@ -107,6 +107,21 @@ def test_a_line_that_was_cut_off_is_not_read():
     assert len(steps(read(TrainFsdpReader(), *[micro(n) for n in range(7)], f"[rank0]:{whole}"))) == 1
 
 
+def test_nul_bytes_before_each_newline_lose_nothing():
+    data = (LOGS / LOG).read_bytes()
+    plain, marked = Follower([TrainFsdpReader()]), Follower([TrainFsdpReader()])
+    plain.feed(data)
+    marked.feed(data.replace(b"\n", b"\0\n"))
+    assert list(marked.steps) == list(plain.steps) and len(plain.steps) == 4
+    assert marked.summary == plain.summary and marked.config == plain.config and marked.ended
+
+
+def test_a_second_training_in_the_log_begins_again():
+    log = Follower([TrainFsdpReader()])
+    log.feed((LOGS / LOG).read_bytes() + "\n".join(micro(n) for n in range(8)).encode() + b"\n")
+    assert log.trainings == 2 and [step.n for step in log.steps] == [8] and log.summary == {}
+
+
 @given(st.lists(st.one_of(st.text(), st.sampled_from([micro(0), micro(7), "Avg TFLOP/s, 1e999", "Step: 9"]))))
 def test_no_text_upsets_the_reader(texts):
     reader = TrainFsdpReader()

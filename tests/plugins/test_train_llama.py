@@ -75,6 +75,15 @@ def test_a_caption_that_was_cut_off_is_no_micro_step():
         assert list(HuggingFaceReader().feed(Line(text=text))) == []
 
 
+def test_ranks_have_windows_of_their_own_and_a_second_training_begins_again():
+    once = [f"[rank{rank}]: {caption(n)}" for n in range(32) for rank in (0, 1)] + FINALS.splitlines()
+    log = Follower([HuggingFaceReader()], [])
+    log.feed("\n".join(once).encode())
+    assert [(step.n, step.rank) for step in log.steps] == [(n, rank) for n in (8, 16, 24, 32) for rank in (0, 1)]
+    log.feed("\n".join(["", *map(caption, range(8)), ""]).encode())
+    assert log.trainings == 2 and [step.n for step in log.steps] == [8] and not log.ended
+
+
 def test_a_log_has_the_windows_and_averages_that_its_lines_come_to():
     log = Follower([HuggingFaceReader()], [])
     log.feed((LOGS / "hf-train_llama-made-up-numbers.log").read_bytes())
@@ -207,6 +216,19 @@ def test_the_script_is_fetched_as_it_was_and_gets_the_plan_s_sizes(mad, tmp_path
         if text == NEW:
             sizes = ["--config", f"{work}/train_llama.json", "--log_file", f"{work}/train_llama.log"]
         assert ran.stdout.splitlines() == [*words, *sizes, text]
+
+
+@pytest.mark.host
+def test_a_repository_that_asks_for_a_name_is_not_waited_for(tmp_path):
+    """A git that would ask is stood in for by one that says what it was told."""
+    told = '[ "$3" != fetch ] || { echo "$GIT_TERMINAL_PROMPT $GIT_ASKPASS"; exit 1; }'
+    (tmp_path / "git").write_text(f"#!/bin/sh\n{told}\n")
+    (tmp_path / "git").chmod(0o755)
+    (tmp_path / "run.sh").write_text(run_sh(made()))
+    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    env = {name: value for name, value in env.items() if not name.startswith(("GIT_", "TRAIN_LLAMA"))}
+    ran = subprocess.run(["bash", "run.sh"], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout) == (1, "0 true\n")
 
 
 @pytest.mark.host

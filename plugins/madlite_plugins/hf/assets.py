@@ -9,7 +9,10 @@ from madlite_plugins.tokenizers import GATED
 
 
 def is_of_hub(name: object) -> bool:
-    """Say whether a setting names a repository of the hub: neither nothing nor a path."""
+    """Say whether a setting names a repository of the hub: neither nothing nor a path.
+
+    The run's script has the same rule in templates/hf/_values.j2, which a test holds to this one.
+    """
     return bool(name) and not str(name).startswith(("/", ".", "~"))
 
 
@@ -32,7 +35,7 @@ def hub_assets(plan: RunPlan) -> Iterator[Asset]:
             kind="tokenizer",
             ref=tokenizer,
             gated=tokenizer.startswith(GATED),
-            files=("config.json", *of_tokenizer),
+            files=of_tokenizer,
             hint="--set dataset= needs none",
         )
     if is_of_hub(dataset):

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from madlite import Finding, RunPlan, Variant
+from madlite_plugins.hf.here_checks import PATHS, here_findings
 from madlite_plugins.hf.model_checks import model_findings
+from madlite_plugins.hf.sizes import ranks_of
+from madlite_plugins.hf.value_checks import value_findings
 from madlite_plugins.schedule import schedule_findings
 from madlite_plugins.words import unknown_word
 
@@ -24,7 +27,6 @@ _STRATEGIES = {
     "offload": ("fsdp", "deepspeed"),
     "zero_stage": ("deepspeed",),
 }
-_PATHS = ("model_id", "dataset", "tokenizer_id", "config_file")
 
 
 def findings(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
@@ -35,6 +37,11 @@ def findings(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
     if words:
         yield from words
         return
+    if int(plan.settings["cpu_ranks"]) < 1:
+        yield Finding(message=f"cpu_ranks is {plan.settings['cpu_ranks']}", hint="--set cpu_ranks=1", fatal=True)
+        return
+    yield from value_findings(plan)
+    yield from here_findings(plan, variant)
     yield from _batch(plan, variant)
     yield from _strategy(plan, variant)
     yield from _precision(plan, variant)
@@ -46,7 +53,7 @@ def findings(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
 
 def _batch(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
     """Yield that a global batch is none of the micro batch's, or that accumulation was said in two ways."""
-    local = (variant.micro_batch or 1) * max(1, plan.place.gpus_per_node) * plan.place.nodes
+    local = (variant.micro_batch or 1) * ranks_of(plan)
     accumulation = int(plan.settings["accumulation"])
     if accumulation < 1:
         yield Finding(message=f"accumulation is {accumulation}", hint="--set accumulation=1", fatal=True)
@@ -80,9 +87,12 @@ def _strategy(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
         )
     elif strategy != "ddp" and gpus * plan.place.nodes < 2 and not plan.settings["offload"]:
         yield Finding(message=f"one GPU leaves {strategy} nothing to share out", hint="--set strategy=ddp")
-    if not gpus and plan.place.nodes > 1 and plan.launcher == "accelerate":
+    if not gpus and ranks_of(plan) > 1 and plan.launcher == "accelerate":
+        several = "CPU ranks of several nodes" if plan.place.nodes > 1 else "several CPU ranks"
         hint = "leave launcher out: torchrun does it"
-        yield Finding(message="accelerate starts CPU ranks of several nodes through MPI alone", hint=hint, fatal=True)
+        yield Finding(message=f"accelerate starts {several} through MPI alone", hint=hint, fatal=True)
+    if gpus and is_set(plan, "cpu_ranks"):
+        yield Finding(message="cpu_ranks mean nothing where GPUs train: they are the ranks", hint="leave it out")
     unused = [name for name, where in _STRATEGIES.items() if strategy not in where and is_set(plan, name)]
     if unused:
         yield Finding(message=f"{', '.join(unused)} mean nothing to strategy {strategy}", hint="leave it out")
@@ -137,7 +147,7 @@ def _data(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
     if (variant.seq_len or 0) == 1:
         what = "a sequence of one token has none to be predicted"
         yield Finding(message=what, hint="--seq-len 2 or more", fatal=True)
-    for name in _PATHS:
+    for name in PATHS:
         path = str(settings[name])
         if path.startswith((".", "~")) or (name == "config_file" and path and not path.startswith("/")):
             what = f"{name} '{path}' counts from the run's own folder"

@@ -10,7 +10,17 @@ from madlite_plugins.hf.sizes import GIB, bytes_per_gpu, count_weights, memory_o
 SHAPE = ("hidden_size", "intermediate_size", "layers", "heads", "kv_heads", "vocab_size")
 _MUCH_FOR_A_CPU = 100_000_000
 _MANY_SCORES = 8 * GIB
-_POSITIONS = {"meta-llama/Llama-2-": 4096}  # repositories whose weights know no more tokens
+# max_position_embeddings of the published config.json: by how a model is called, and by its repository
+_POSITIONS = {
+    "Llama-2-": 4096,
+    "Llama-3.1-": 131072,
+    "GPT-OSS-": 131072,
+    "meta-llama/Llama-2-": 4096,
+    "meta-llama/Meta-Llama-3-": 8192,
+    "meta-llama/Meta-Llama-3.1-": 131072,
+    "meta-llama/Llama-3.": 131072,
+    "openai/gpt-oss-": 131072,
+}
 
 
 def model_findings(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
@@ -20,7 +30,7 @@ def model_findings(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
     yield from shape
     if any(finding.fatal for finding in shape):
         return
-    yield from _lora(plan)
+    yield from _length(plan, variant)
     yield from _attention(plan, variant)
     if not made:
         yield from _weights(plan, variant)
@@ -46,16 +56,6 @@ def _shape(plan: RunPlan) -> Iterator[Finding]:
         yield Finding(message=what, hint="--set experts_per_token=N, at most experts", fatal=True)
 
 
-def _lora(plan: RunPlan) -> Iterator[Finding]:
-    if plan.settings["method"] == "full":
-        return
-    if int(plan.settings["lora_r"]) < 1:
-        yield Finding(message=f"lora_r is {plan.settings['lora_r']}", hint="--set lora_r=8", fatal=True)
-    if not all(part.strip() for part in str(plan.settings["lora_targets"]).split(",")):
-        what = f"lora_targets '{plan.settings['lora_targets']}' names no layer"
-        yield Finding(message=what, hint="--set lora_targets=q_proj,v_proj", fatal=True)
-
-
 def _attention(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
     attention, settings = plan.settings["attention"], plan.settings
     if attention == "sdpa" and settings["architecture"] == "gpt_oss":
@@ -77,10 +77,15 @@ def _weights(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
     if ours:
         what = f"{', '.join(ours)} are not read: the weights of {plan.settings['model_id']} have a shape of their own"
         yield Finding(message=what, hint="--set model_id= makes a random model of that shape")
-    most = next((n for name, n in _POSITIONS.items() if str(plan.settings["model_id"]).startswith(name)), 0)
-    if most and (variant.seq_len or 0) > most:
-        what = f"{plan.settings['model_id']} was trained on {most} tokens at most, and here are {variant.seq_len}"
-        yield Finding(message=what, hint=f"--seq-len {most}")
+
+
+def _length(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
+    """Yield that a sequence is longer than the positions a model has, where they are known."""
+    model = str(plan.settings["model_id"] or variant.model)
+    most = next((n for name, n in _POSITIONS.items() if model.startswith(name)), 0)
+    if not plan.settings["config_file"] and 0 < most < (variant.seq_len or 0):
+        what = f"{model} takes {most} tokens at most, and here are {variant.seq_len}"
+        yield Finding(message=what, hint=f"--seq-len {most}", fatal=True)
 
 
 def _memory(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
@@ -90,6 +95,10 @@ def _memory(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
             yield Finding(message=what, hint="--set recipe=tiny_lora")
         return
     needed, there = bytes_per_gpu(plan), memory_of(plan)
+    logits = 4 * (variant.micro_batch or 1) * (variant.seq_len or 1) * int(plan.settings["vocab_size"])
+    if there and logits > there:
+        what = f"the logits of a forward pass take {logits / GIB:.0f} GiB alone, and a GPU has {there / GIB:.0f}"
+        yield Finding(message=what, hint="a smaller --batch-size, or a shorter --seq-len")
     if there and needed > there:
         hint = "more GPUs, --set offload=true" if plan.settings["strategy"] != "ddp" else "--set strategy=fsdp"
         yield Finding(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from madlite import MadMetric, Quantity, ResultRule
-from madlite_plugins.pytorch_fsdp.reader import AVERAGE_SPEED, AVERAGE_TFLOPS
+from madlite_plugins.hf.modes import PRETRAIN
+from madlite_plugins.micro_steps import AVERAGE_SPEED, AVERAGE_TFLOPS
 
-HF_PRETRAIN = "HF_pretrain"
 _SAMPLES = MadMetric(metric="train_samples_per_s", rule="summary", key="train_samples_per_second")
 # of MAD's train_llama.py, which averages the second half of its steps
 _AVERAGES = (
@@ -19,7 +19,7 @@ _SECOND_HALF = MadMetric(
 
 def own_rule(mode: str) -> ResultRule:
     """Return the rule of our own script: MAD's figure of a mode, by MAD's rule."""
-    return _rule((_SECOND_HALF,) if mode == HF_PRETRAIN else (_SAMPLES,))
+    return _rule((_SECOND_HALF,) if mode == PRETRAIN else (_SAMPLES,))
 
 
 def train_llama_rule() -> ResultRule:

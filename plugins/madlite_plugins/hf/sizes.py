@@ -20,6 +20,11 @@ def count_weights(settings: Mapping[str, Scalar]) -> int:
     return 2 * int(settings["vocab_size"]) * hidden + int(settings["layers"]) * (attention + mlp)
 
 
+def ranks_of(plan: RunPlan) -> int:
+    """Return the processes that train, on all nodes: one for each GPU, without any as many as were asked for."""
+    return (plan.place.gpus_per_node or int(plan.settings["cpu_ranks"])) * plan.place.nodes
+
+
 def bytes_per_gpu(plan: RunPlan) -> float:
     """Return what weights, gradients and Adam's states take on each GPU; activations come on top."""
     settings, ranks = plan.settings, max(1, plan.place.gpus_per_node * plan.place.nodes)

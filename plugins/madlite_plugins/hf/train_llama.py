@@ -1,4 +1,4 @@
-"""Read the log of MAD's train_llama.py, which Accelerate starts: train_fsdp.py's lines in other words.
+"""Read the log of MAD's train_llama.py, which Accelerate starts.
 
 Each micro-step is the caption of a progress bar, `[Test] Step: 64/128; TFLOP/s: …; iter time: …; tokens/s: …:  51%|`,
 and drawn more than once; times have two decimals.  Step N/2 is the first that is no warm-up (ROCm/MAD ccdb8da2).
@@ -7,17 +7,15 @@ and drawn more than once; times have two decimals.  Step N/2 is the first that i
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from msgspec.structs import replace
-
-from madlite import NUMBER, Event, Line
-from madlite_plugins.pytorch_fsdp.reader import ACCUMULATION, TrainFsdpReader
+from madlite import NUMBER, EffectiveConfig, Event, Line
+from madlite_plugins.micro_steps import ACCUMULATION, MicroSteps, micro_step
 
 _MICRO_STEP = re.compile(
     rf"\[(?P<phase>Warmup|Test)\] Step: (?P<n>\d{{1,12}})/(?P<steps>\d{{1,12}}); TFLOP/s: (?P<tflops>{NUMBER}); "
-    rf"iter time: (?P<time>{NUMBER}); tokens/s: (?P<speed>{NUMBER})(?=:|\s|$)"
+    rf"iter time: (?P<time>{NUMBER}); tokens/s: (?P<speed>{NUMBER})(?=[:\s\x00]|$)"
 )
 _FINALS = ("Avg token per second: ", "Avg iter time: ", "TFLOP per iteration: ", "Avg TFLOP/s: ", "Peak memory use = ")
 
@@ -26,8 +24,9 @@ class TrainLlamaReader:
     """Follows one log."""
 
     def __init__(self, accumulation: int = ACCUMULATION) -> None:
-        self._words = TrainFsdpReader(accumulation)
-        self._last = -1
+        self._micro_steps = MicroSteps(accumulation)
+        self._last: dict[tuple[int, int | None], int] = {}  # micro-step of each node and rank
+        self._sized = False
 
     def knows(self, text: str) -> bool:
         """Say whether a line can be one of the script's."""
@@ -36,22 +35,26 @@ class TrainLlamaReader:
     def feed(self, line: Line) -> Iterable[Event]:
         """Return the step that the line completes, or what else it says of the run."""
         if "; iter time: " not in line.text:
-            return self._words.feed(line)
-        return [event for found in _MICRO_STEP.finditer(line.text) for event in self._micro_step(found, line)]
+            return self._micro_steps.finals(line)
+        return [event for found in _MICRO_STEP.finditer(line.text) for event in self._read(found, line)]
 
     def finish(self, outputs: Path) -> Iterable[Event]:
         """Return nothing: everything was in the log."""
         return ()
 
-    def _micro_step(self, found: re.Match[str], line: Line) -> Iterable[Event]:
-        if int(found["n"]) == self._last:  # the bar was drawn again
-            return ()
-        self._last = int(found["n"])
-        name = f"Step: {found['n']}"
-        if found["phase"] == "Warmup":
-            name = f"warming up iter: {found['n']}/{int(found['steps']) // 2}"
-        numbers = f"TFLOP/s: {found['tflops']}; iteration time: {found['time']}; token per second: {found['speed']}"
-        return self._words.feed(replace(line, text=f"{name}; {numbers}"))
+    def _read(self, found: re.Match[str], line: Line) -> Iterator[Event]:
+        key, n = (line.node, line.rank), int(found["n"])
+        if self._last.get(key) == n:  # the bar was drawn again
+            return
+        for begun in self._micro_steps.begin(n, line):
+            self._last, self._sized = {}, False
+            yield begun
+        self._last[key] = n
+        if found["phase"] == "Warmup" and not self._sized:
+            self._sized = True
+            half = int(found["steps"]) // 2
+            yield EffectiveConfig(values={"steps": str(2 * half), "warmup_steps": str(half)})
+        yield from self._micro_steps.add(micro_step(found, found["n"]), line)
 
 
 def recognise(head: Sequence[str]) -> float:

@@ -18,14 +18,10 @@ from madlite import (
     RunPlan,
     Variant,
 )
-from madlite_plugins.pytorch_fsdp.checks import findings, windows_left, with_half_warmup
-from madlite_plugins.pytorch_fsdp.reader import (
-    ACCUMULATION,
-    AVERAGE_SPEED,
-    AVERAGE_TFLOPS,
-    TrainFsdpReader,
-    recognise,
-)
+from madlite_plugins.micro_step_plans import windows_left, with_half_warmup
+from madlite_plugins.micro_steps import ACCUMULATION, AVERAGE_SPEED, AVERAGE_TFLOPS
+from madlite_plugins.pytorch_fsdp.checks import findings
+from madlite_plugins.pytorch_fsdp.reader import TrainFsdpReader, recognise
 
 
 class PytorchFsdp(RecipeBackend):

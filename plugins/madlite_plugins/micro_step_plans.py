@@ -1,0 +1,39 @@
+"""How many micro-steps a run of AMD's benchmark scripts has: whole windows of accumulation, half of them warm-up."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from msgspec.structs import replace
+
+from madlite import FEW, Draft, Finding, Request, RunPlan, Variant, few_steps
+
+_WHOLE = re.compile(r"\s*\+?[0-9]{1,18}\s*")
+
+
+def with_half_warmup(draft: Draft, request: Request) -> Draft:
+    """Return the draft with half of its steps as warm-up, as the script has it, unless another number was asked for."""
+    asked = request.settings.get("steps", "")
+    steps = int(asked) if _WHOLE.fullmatch(asked) else draft.variant.steps if draft.variant else None
+    if draft.variant is None or steps is None or "warmup_steps" in request.settings:
+        return draft
+    return replace(draft, variant=replace(draft.variant, warmup_steps=steps // 2))
+
+
+def windows_left(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
+    """Yield that the micro-steps are no whole windows of accumulation, or leave too few of them after the warm-up."""
+    size, steps, warmup = int(plan.settings["accumulation"]), variant.steps or 0, variant.warmup_steps
+    if size < 1:
+        yield Finding(message=f"accumulation is {size}", hint="--set accumulation=8", fatal=True)
+        return
+    before = -(-warmup // size)
+    enough = max(before + FEW, 2 * FEW) * size  # also where half of them will be warm-up
+    if steps % size:
+        yield Finding(
+            message=f"{steps} micro-steps are no whole number of steps of {size}",
+            hint=f"--set steps={max(steps // size * size, enough)}",
+            fatal=True,
+        )
+        return
+    yield from few_steps(f"{steps} micro-steps", steps // size - before, warmup, f"--set steps={enough}")
