@@ -73,12 +73,18 @@ def test_the_list_of_commands_tells_what_the_commands_say():
         (["explain", "pyt_ncf_training"], "needs a MAD checkout"),
     ],
 )
-def test_wrong_usage_is_one_sentence_and_exit_4(tmp_path, args, said):
-    done = madlite(*args, cwd=tmp_path)
-    assert done.returncode == 4, done.stderr
-    assert said in done.stderr
-    assert done.stderr.startswith("error: ") and "Traceback" not in done.stderr
+def test_wrong_usage_is_one_sentence_and_exit_4(tmp_path, monkeypatch, capsys, args, said):
+    monkeypatch.chdir(tmp_path)
+    assert frame.call(args) == 4
+    err = capsys.readouterr().err
+    assert said in err
+    assert err.startswith("error: ") and "Traceback" not in err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_program_ends_with_the_code_of_its_command(tmp_path):
+    done = madlite("run", "--tags", "nope", cwd=tmp_path)
+    assert done.returncode == 4 and done.stderr.startswith("error: ")
 
 
 def test_a_bug_is_a_report_not_a_traceback(tmp_path, monkeypatch, capsys):

@@ -101,9 +101,16 @@ def test_variables_of_the_run_say_it_as_well():
 
 
 def test_every_node_but_the_first_is_told_of_its_row():
+    made = of_nodes(Torchtitan(), "debug", 2, node_rank="1", master_addr="n0")
+    (finding,) = Torchtitan().check(made)
+    assert "node 1 writes a row of its own" in finding.message and "skip_perf_collection" in finding.hint
+
+
+def test_where_the_first_node_alone_prints_the_others_are_told():
     made = of_nodes(HuggingFace(), "tiny_lora", 2, node_rank="1", master_addr="n0")
     (finding,) = HuggingFace().check(made)
-    assert "node 1 writes a row of its own" in finding.message and "skip_perf_collection" in finding.hint
+    assert "printed on node 0: on node 1 there will be no result" in finding.message
+    assert "skip_perf_collection" in finding.hint
 
 
 def test_a_benchmark_of_one_node_says_so():
