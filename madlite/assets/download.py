@@ -8,36 +8,25 @@ import os
 import ssl
 import threading
 import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from madlite.assets import tries
+from madlite.assets.digest import Digest
 from madlite.assets.locks import Stopped
 from madlite.assets.presence import size_of
+from madlite.assets.web import Source, open_source
 from madlite.errors import RuntimeProblem
 from madlite.types import Cause, Value
 
 CHUNK_BYTES = 1 << 20
-SILENT_S = 30.0  # without a byte, and the connection is given up
-TRIES = 5  # in a row that bring nothing
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO)
-_LATER = (408, 425, 429, 500, 502, 503, 504)
 _TROUBLE = (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError, ssl.SSLError)
 
 Tell = Callable[[int], None]
 """Hears of bytes: those that came, and, negative, those that have to come again."""
-
-
-class Source(Value, frozen=True):
-    """A file of a server: `size` and `etag` as far as they are known, `headers` for its own host alone."""
-
-    url: str
-    size: int | None = None
-    etag: str = ""
-    headers: dict[str, str] = {}
 
 
 def look(url: str, environ: Mapping[str, str]) -> Source:
@@ -46,8 +35,9 @@ def look(url: str, environ: Mapping[str, str]) -> Source:
     Raises:
         RuntimeProblem: the server cannot be reached or does not have it.
     """
+    source = _checked(Source(url=url))
     try:
-        with _open(Source(url=url), "HEAD", environ) as answer:
+        with tries.patiently(lambda: open_source(source, "HEAD", environ), threading.Event()) as answer:
             return Source(url=url, size=_length(answer), etag=answer.headers.get("ETag") or "")
     except urllib.error.HTTPError as error:
         if error.code in (403, 405, 501):  # a server that answers GET alone
@@ -57,98 +47,127 @@ def look(url: str, environ: Mapping[str, str]) -> Source:
         raise _problem(url, _words(error)) from error
 
 
-def download(source: Source, part: Path, environ: Mapping[str, str], tell: Tell, stop: threading.Event) -> None:
-    """Bring the partial file to its full length.
+def download(
+    source: Source,
+    part: Path,
+    environ: Mapping[str, str],
+    tell: Tell,
+    stop: threading.Event,
+    digest: Digest | None = None,
+) -> None:
+    """Bring the partial file to its full length; `digest` hears every byte of it.
 
     Raises:
         RuntimeProblem: it cannot be had, or the disk does not take it; what came stays for the next try.
         Stopped: `stop` was set.
     """
-    failed, whole = 0, source.size
-    while size_of(part) != whole or whole is None:
-        before = max(size_of(part), 0)
-        why, whole = _try(source, part, environ, tell, stop)
-        if whole is None and not why:
-            return
-        failed = 0 if size_of(part) > before else failed + 1
-        if failed >= TRIES:
-            raise _problem(source.url, why or "the connection ended early", part)
-        if size_of(part) != whole and stop.wait(min(2.0**failed - 1, 8.0)):
-            raise Stopped
+    _Coming(_checked(source), part, environ, tell, stop, digest).run()
 
 
-def _try(
-    source: Source, part: Path, environ: Mapping[str, str], tell: Tell, stop: threading.Event
-) -> tuple[str, int | None]:
-    """Stream as far as it goes; return what stopped it, and how long the file is where that is known."""
-    try:
-        whole = _stream(source, part, environ, tell, stop)
-    except urllib.error.HTTPError as error:
-        if error.code not in _LATER:
-            raise _problem(source.url, _words(error), part) from error
-        return _words(error), source.size
-    except _TROUBLE as error:
-        return _words(error), source.size
-    if source.size is not None and whole is not None and whole != source.size:
-        raise _problem(source.url, f"it has {whole} bytes, and {source.size} were announced", part)
-    return "", whole if source.size is None else source.size
+class _Try(Value, frozen=True):
+    """How a try ended: what stopped it, how long the file is where that is known, and the error it was."""
+
+    whole: int | None
+    why: str = ""
+    error: Exception | None = None
 
 
-def _stream(source: Source, part: Path, environ: Mapping[str, str], tell: Tell, stop: threading.Event) -> int | None:
-    """Append what is missing, and return how long the file is in all where the server says so.
+class _Coming:
+    """A file on its way."""
 
-    It begins anew where the server cannot go on in the middle, or has another version by now.
-    """
-    have = max(size_of(part), 0)
-    try:
-        answer = _open(source, "GET", environ, have)
-    except urllib.error.HTTPError as error:
-        if error.code != 416 or not have:
-            raise
-        with _writing(part):  # it is no beginning of what is there now
-            part.unlink()
-        tell(-have)
-        return source.size
-    with answer:
-        if have and not (answer.status == 206 and _starts_at(answer, have)):
-            tell(-have)
-            have = 0
-        length = _length(answer)
-        with _writing(part):
-            file = part.open("ab" if have else "wb")
+    def __init__(
+        self,
+        source: Source,
+        part: Path,
+        environ: Mapping[str, str],
+        tell: Tell,
+        stop: threading.Event,
+        digest: Digest | None,
+    ) -> None:
+        self._source, self._part, self._environ, self._tell, self._stop = source, part, environ, tell, stop
+        self._digest = digest
+
+    def run(self) -> None:
+        """Try until it is whole, or several tries in a row brought nothing."""
+        failed, whole = 0, self._source.size
+        while size_of(self._part) != whole or whole is None:
+            before = max(size_of(self._part), 0)
+            tried = self._try()
+            whole = tried.whole
+            if whole is None and not tried.why:
+                return
+            failed = 0 if size_of(self._part) > before else failed + 1
+            pause = tries.pause_s(failed, tried.error)
+            if failed >= tries.TRIES or pause is None:
+                raise self._problem(tried.why or "the connection ended early") from tried.error
+            if size_of(self._part) != whole and self._stop.wait(pause):
+                raise Stopped
+
+    def _try(self) -> _Try:
+        """Stream as far as it goes."""
+        size = self._source.size
+        try:
+            whole = self._stream()
+        except urllib.error.HTTPError as error:
+            if error.code not in tries.LATER:
+                raise self._problem(_words(error)) from error
+            return _Try(whole=size, why=_words(error), error=error)
+        except _TROUBLE as error:
+            return _Try(whole=size, why=_words(error), error=error)
+        if size is not None and whole is not None and whole != size:
+            raise self._problem(f"it has {whole} bytes, and {size} were announced")
+        return _Try(whole=whole if size is None else size)
+
+    def _stream(self) -> int | None:
+        """Append what is missing, and return how long the file is in all where the server says so.
+
+        It begins anew where the server cannot go on in the middle, or has another version by now.
+        """
+        have = max(size_of(self._part), 0)
+        try:
+            answer = open_source(self._source, "GET", self._environ, have)
+        except urllib.error.HTTPError as error:
+            if error.code != 416 or not have:
+                raise
+            with _writing(self._part):  # it is no beginning of what is there now
+                self._part.unlink()
+            self._tell(-have)
+            return self._source.size
+        with answer:
+            if have and not (answer.status == 206 and _starts_at(answer, have)):
+                self._tell(-have)
+                have = 0
+            length = _length(answer)
+            self._append(answer, have, length)
+        return None if length is None else have + length
+
+    def _append(self, answer: http.client.HTTPResponse, have: int, length: int | None) -> None:
+        """Write bytes as they come: a server that falls silent, or a kill, costs none of them."""
+        with _writing(self._part):
+            if self._digest:
+                self._digest.follow(self._part, have, self._stop)
+            file = self._part.open("ab" if have else "wb")
+        left = length
         with file:
-            while data := answer.read(CHUNK_BYTES):
-                if stop.is_set():
+            while left != 0 and (data := answer.read1(CHUNK_BYTES if left is None else min(CHUNK_BYTES, left))):
+                if self._stop.is_set():
                     raise Stopped
-                with _writing(part):
+                with _writing(self._part):
                     file.write(data)
                     file.flush()
-                tell(len(data))
-    return None if length is None else have + length
+                if self._digest:
+                    self._digest.hear(data)
+                self._tell(len(data))
+                left = None if left is None else left - len(data)
+
+    def _problem(self, why: str) -> RuntimeProblem:
+        return _problem(self._source.url, why, self._part)
 
 
-def _open(source: Source, method: str, environ: Mapping[str, str], have: int = 0) -> http.client.HTTPResponse:
-    """Ask the server; what only its own host may read is left out where it sends us on to another."""
+def _checked(source: Source) -> Source:
     if urlsplit(source.url).scheme not in ("http", "https"):
         raise _problem(source.url, "it is no http address")
-    request = urllib.request.Request(source.url, method=method, headers={"User-Agent": "madlite"})  # noqa: S310
-    for name, value in source.headers.items():
-        request.add_unredirected_header(name, value)
-    if have:
-        request.add_header("Range", f"bytes={have}-")
-        if source.etag and not source.etag.startswith("W/"):
-            request.add_header("If-Range", source.etag)
-    bundle = environ.get("REQUESTS_CA_BUNDLE") or environ.get("CURL_CA_BUNDLE") or ""
-    opener = _opener(bundle if Path(bundle).is_file() else "")
-    answer: http.client.HTTPResponse = opener.open(request, timeout=SILENT_S)
-    return answer
-
-
-@cache
-def _opener(bundle: str) -> urllib.request.OpenerDirector:
-    """Return what opens addresses, through the proxies of the environment, and trusts a bundle of certificates."""
-    context = ssl.create_default_context(cafile=bundle or None)
-    return urllib.request.build_opener(urllib.request.HTTPSHandler(context=context))
+    return source
 
 
 def _length(answer: http.client.HTTPResponse) -> int | None:
@@ -174,7 +193,9 @@ def _writing(part: Path) -> Iterator[None]:
 
 def _words(error: Exception) -> str:
     if isinstance(error, urllib.error.HTTPError):
-        return f"the server answered {error.code} {error.reason}"
+        wait = tries.wanted_s(error)
+        later = f", and asks to wait {wait:.0f} s" if wait > tries.PATIENCE_S else ""
+        return f"the server answered {error.code} {error.reason}{later}"
     if isinstance(error, urllib.error.URLError):
         return f"the server cannot be reached: {error.reason}"
     return str(error) or type(error).__name__

@@ -6,12 +6,16 @@ Only what every server answers that huggingface_hub downloads from is asked: a r
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
-from madlite.assets.hub_words import Refused, refusal
-from madlite.assets.places import Token
+from madlite.assets.client import hub_client, named
+from madlite.assets.hub_words import Refused, missing_files, refusal
+from madlite.assets.places import HUB, Token
 from madlite.assets.records import MAIN, is_dataset, matching
+from madlite.assets.tries import patiently
 from madlite.types import Asset, Value
 
 _WILD = frozenset("*?[")
@@ -38,6 +42,7 @@ class Listing(Value, frozen=True):
     files: dict[str, int]
     blobs: dict[str, str] = {}  # path → name of its blob in the cache, where the listing says it
     absent: tuple[str, ...] = ()
+    there: tuple[str, ...] = ()  # where nothing matches: what it has instead
 
     @property
     def bytes(self) -> int:
@@ -60,6 +65,7 @@ def ask(asset: Asset, access: Access) -> Listing:
         Refused: the hub cannot be reached, knows no such repository or revision, wants its conditions accepted or a
             valid token, or has nothing that the patterns match.
     """
+    _check(access.endpoint)
     if access.token and not re.fullmatch(r"[!-~]+", access.token.value.reveal()):
         raise Refused(f"{access.token.origin} has characters that no token of the hub has", "copy it once more")
     try:
@@ -69,20 +75,44 @@ def ask(asset: Asset, access: Access) -> Listing:
     except Exception as error:  # each version of huggingface_hub has its own HTTP library's errors
         raise refusal(asset, access.endpoint, access.token, error) from error
     if not listing.files:
-        what = ", ".join(asset.files) or "any file"
-        raise Refused(f"{asset.ref} on {access.endpoint} has no file that matches {what}", asset.hint)
+        raise missing_files(asset, access.endpoint, listing.there)
     return listing
 
 
-def head(asset: Asset, name: str, commit: str, access: Access) -> Head:
+def _check(endpoint: str) -> None:
+    """Refuse an address that is none, before a library says something of its own about it.
+
+    Raises:
+        Refused: it is none.
+    """
+    try:
+        parts = urlsplit(endpoint)
+        fine = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        fine = False
+    if not fine or not re.fullmatch(r"[!-~]+", endpoint):
+        what = f"HF_ENDPOINT is '{endpoint}', which is no address of a hub"
+        raise Refused(what, f"export HF_ENDPOINT={HUB}, or unset it")
+
+
+def head(
+    asset: Asset,
+    name: str,
+    commit: str,
+    access: Access,
+    stop: threading.Event | None = None,
+    passes: Callable[[Exception], bool] = lambda error: False,
+) -> Head:
     """Return the head of a file.
 
     Raises:
         Exception: of huggingface_hub and its HTTP library.
+        Stopped: `stop` was set while a hub in trouble was waited for.
     """
-    from huggingface_hub import get_hf_file_metadata
-
-    found = get_hf_file_metadata(file_url(asset, name, commit, access), token=access.word, timeout=_LIMIT_S)
+    ask_head, url = hub_client().get_hf_file_metadata, file_url(asset, name, commit, access)
+    found = patiently(
+        lambda: ask_head(url, token=access.word, timeout=_LIMIT_S, **named()), stop or threading.Event(), passes
+    )
     return Head(
         commit=found.commit_hash or commit, etag=found.etag or "", size=-1 if found.size is None else found.size
     )
@@ -90,10 +120,9 @@ def head(asset: Asset, name: str, commit: str, access: Access) -> Head:
 
 def file_url(asset: Asset, name: str, commit: str, access: Access) -> str:
     """Return the address of a file."""
-    from huggingface_hub import hf_hub_url
-
-    kind = "dataset" if is_dataset(asset) else "model"
-    url: str = hf_hub_url(asset.ref, name, repo_type=kind, revision=commit or MAIN, endpoint=access.endpoint)
+    url: str = hub_client().hf_hub_url(
+        asset.ref, name, repo_type=_kind(asset), revision=commit or MAIN, endpoint=access.endpoint
+    )
     return url
 
 
@@ -105,7 +134,8 @@ def _named(asset: Asset, access: Access) -> Listing:
     """Ask for files by their names: a listing of all that a large data set has takes minutes."""
     from huggingface_hub.errors import EntryNotFoundError
 
-    commit, files, blobs, absent = _info(asset, access, sizes=False).sha or "", {}, {}, []
+    info = _info(asset, access, sizes=False)
+    commit, files, blobs, absent = info.sha or "", {}, {}, []
     for name in asset.files:
         try:
             found = head(asset, name, commit, access)
@@ -113,7 +143,8 @@ def _named(asset: Asset, access: Access) -> Listing:
             absent.append(name)
             continue
         commit, files[name], blobs[name] = commit or found.commit, found.size, found.etag
-    return Listing(commit=commit, files=files, blobs=blobs, absent=tuple(absent))
+    there = () if files else tuple(one.rfilename for one in info.siblings or ())
+    return Listing(commit=commit, files=files, blobs=blobs, absent=tuple(absent), there=there)
 
 
 def _listed(asset: Asset, access: Access) -> Listing:
@@ -130,27 +161,34 @@ def _listed(asset: Asset, access: Access) -> Listing:
     if needed:  # the largest: a gated repository may show everybody its README
         shown = head(asset, max(needed, key=lambda name: needed[name]), commit, access)
         commit = commit or shown.commit
-    return Listing(commit=commit, files=needed, blobs=blobs)
+    return Listing(commit=commit, files=needed, blobs=blobs, there=() if needed else tuple(sizes))
 
 
 def _info(asset: Asset, access: Access, sizes: bool) -> Any:
-    from huggingface_hub import HfApi
-
-    kind = "dataset" if is_dataset(asset) else "model"
-    api = HfApi(endpoint=access.endpoint, token=access.word, library_name="madlite")
-    return api.repo_info(
-        asset.ref, repo_type=kind, revision=asset.revision or None, files_metadata=sizes, timeout=_LIMIT_S
+    api, revision = _api(access), asset.revision or None
+    return patiently(
+        lambda: api.repo_info(
+            asset.ref, repo_type=_kind(asset), revision=revision, files_metadata=sizes, timeout=_LIMIT_S
+        ),
+        threading.Event(),
     )
 
 
 def _tree(asset: Asset, access: Access, commit: str) -> list[Any]:
-    from huggingface_hub import HfApi
-
-    kind = "dataset" if is_dataset(asset) else "model"
-    api = HfApi(endpoint=access.endpoint, token=access.word, library_name="madlite")
-    revision = commit or asset.revision or None
-    tree = api.list_repo_tree(asset.ref, repo_type=kind, revision=revision, recursive=True)
+    api, revision = _api(access), commit or asset.revision or None
+    tree = patiently(
+        lambda: list(api.list_repo_tree(asset.ref, repo_type=_kind(asset), revision=revision, recursive=True)),
+        threading.Event(),
+    )
     return [one for one in tree if hasattr(one, "blob_id")]
+
+
+def _api(access: Access) -> Any:
+    return hub_client().HfApi(endpoint=access.endpoint, token=access.word, **named())
+
+
+def _kind(asset: Asset) -> str:
+    return "dataset" if is_dataset(asset) else "model"
 
 
 def _blob(entry: Any) -> str:

@@ -7,27 +7,31 @@ versions go on from.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import threading
+import warnings
 from collections import deque
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from urllib.error import HTTPError
 
-from madlite.assets.download import Source, Tell, download
+from madlite.assets.client import hub_client, named
+from madlite.assets.digest import Digest, is_sound
+from madlite.assets.download import Tell, download
 from madlite.assets.hub import Access, Head, Listing, file_url, head
-from madlite.assets.hub_words import refusal
+from madlite.assets.hub_words import Refused, get_refusal, is_lost, refusal
 from madlite.assets.locks import Stopped, held
 from madlite.assets.presence import are_complete, find_snapshot, known_commit, size_of
 from madlite.assets.records import MAIN, Record, is_dataset, repo_folder, save_hub_record
+from madlite.assets.tries import patiently, status_of
+from madlite.assets.web import Source
 from madlite.errors import MadliteError, RuntimeProblem
 from madlite.types import Asset, Cause, Say
 
 WORKERS = 8  # files at a time, as huggingface_hub has it
 LARGEST = 50 * 10**9  # bytes: what is larger the hub gives to its own client alone
 _NAME = re.compile(r"[A-Za-z0-9._-]{8,128}")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 _POLL_S = 0.1
 _LEAVE_S = 1.0  # for the workers, once the command is being ended
 
@@ -46,14 +50,25 @@ def missing_bytes(asset: Asset, listing: Listing, cache: Path) -> int:
 
 
 class HubFetch:
-    """One repository on its way; `say` hears what is worth a line, `tell` of bytes."""
+    """One repository on its way; `say` hears what is worth a line, `tell` of bytes.
+
+    With `verify` what is here is read again, and fetched again where its bytes are not those that the hub names.
+    """
 
     def __init__(
-        self, asset: Asset, cache: Path, data: Path, access: Access, environ: Mapping[str, str], say: Say, tell: Tell
+        self,
+        asset: Asset,
+        cache: Path,
+        data: Path,
+        access: Access,
+        environ: Mapping[str, str],
+        say: Say,
+        tell: Tell,
+        verify: bool = False,
     ) -> None:
         self._asset, self._cache, self._data, self._access, self._environ = asset, cache, data, access, environ
         self._say, self._tell = say, tell
-        self._folder = repo_folder(asset, cache)
+        self._folder, self._verify, self._links = repo_folder(asset, cache), verify, True
         self._stop = threading.Event()
 
     def run(self, listing: Listing) -> Path:
@@ -63,7 +78,12 @@ class HubFetch:
             RuntimeProblem: one of them cannot be had; what came stays.
         """
         snapshot = self._folder / "snapshots" / listing.commit
-        if not are_complete(snapshot, listing.files) or known_commit(self._asset, self._folder) != listing.commit:
+        if (
+            self._verify
+            or not are_complete(snapshot, listing.files)
+            or known_commit(self._asset, self._folder) != listing.commit
+        ):
+            self._links = self._can_link()
             self._each(listing)
         record = Record(
             ref=self._asset.ref,
@@ -79,6 +99,18 @@ class HubFetch:
                 f"{self._asset.ref} changed on the hub while it was fetched", "try again", cause=Cause.PREPARE
             )
         return found
+
+    def _can_link(self) -> bool:
+        """Say whether the cache's disk has symbolic links; where it has none a file lies under its name alone."""
+        from huggingface_hub.file_download import are_symlinks_supported
+
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return are_symlinks_supported(self._cache)
+        except OSError as error:
+            what = f"{self._asset.ref} cannot be written: {error.filename or self._cache}: {error.strerror}"
+            raise RuntimeProblem(what, cause=Cause.DISK) from error
 
     def _note(self, record: Record) -> None:
         try:
@@ -121,22 +153,37 @@ class HubFetch:
     def _one(self, name: str, listing: Listing) -> None:
         """Have one file: its bytes first, then the cache's names for it."""
         try:
-            found = head(self._asset, name, listing.commit, self._access)
-            self._bring(name, self._source(name, found), found.etag)
-            self._lay_out(name)
-        except (MadliteError, Stopped):
+            found = head(self._asset, name, listing.commit, self._access, self._stop, is_lost)
+            self._bring(name, self._source(name, found), found)
+            patiently(lambda: self._lay_out(name), self._stop, is_lost)
+        except Stopped:
+            raise
+        except MadliteError as problem:
+            if why := self._refused(problem):
+                raise why from problem
             raise
         except OSError as error:
-            if getattr(error, "response", None) is None and error.filename:
+            if status_of(error) is None and error.filename:
                 what = f"{name} of {self._asset.ref} cannot be written: {error.filename}: {error.strerror}"
                 raise RuntimeProblem(what, cause=Cause.DISK) from error
             raise self._failed(error) from error
         except Exception as error:  # each version of huggingface_hub has its own HTTP library's errors
             raise self._failed(error) from error
 
+    def _refused(self, problem: MadliteError) -> RuntimeProblem | None:
+        """Return what the hub itself refused of a download in the words of a question; None for what else ended it."""
+        answer = problem.__cause__
+        if not isinstance(answer, HTTPError):
+            return None
+        why = get_refusal(self._asset, self._access.endpoint, self._access.token, answer)
+        return self._kept(why) if why else None
+
     def _failed(self, error: Exception) -> RuntimeProblem:
-        why = refusal(self._asset, self._access.endpoint, self._access.token, error)
-        return RuntimeProblem(why.message, f"{why.hint}; what came so far is kept", cause=Cause.PREPARE)
+        return self._kept(refusal(self._asset, self._access.endpoint, self._access.token, error))
+
+    def _kept(self, why: Refused) -> RuntimeProblem:
+        hint = "; ".join(filter(None, (why.hint, "what came so far is kept")))
+        return RuntimeProblem(why.message, hint, cause=Cause.PREPARE)
 
     def _source(self, name: str, found: Head) -> Source:
         token = self._access.token
@@ -146,31 +193,53 @@ class HubFetch:
             headers={"Authorization": f"Bearer {token.value.reveal()}"} if token else {},
         )
 
-    def _bring(self, name: str, source: Source, etag: str) -> None:
+    def _bring(self, name: str, source: Source, found: Head) -> None:
         """Stream a file's bytes to where the cache keeps them."""
-        blob = self._folder / "blobs" / etag
-        if not _NAME.fullmatch(etag) or source.size is None or source.size > LARGEST or size_of(blob) == source.size:
+        etag, size = found.etag, source.size
+        if not _NAME.fullmatch(etag) or size is None or size > LARGEST or _leaves(name):
             return
+        blob, under = self._folder / "blobs" / etag, self._folder / "snapshots" / found.commit / name
         lock = self._cache / ".locks" / self._folder.name / f"{etag}.lock"
         with held(lock, self._stop, lambda: self._say(f"waiting for another command that fetches {name}")):
-            if size_of(blob) == source.size:
+            if self._has(name, etag, size, (blob, under)):
                 return
-            part = blob.with_name(f"{etag}.incomplete")
+            part, digest = blob.with_name(f"{etag}.incomplete"), Digest(etag, size)
             part.parent.mkdir(parents=True, exist_ok=True)
             resumed = size_of(part) > 0
-            download(source, part, self._environ, self._tell, self._stop)
-            if resumed and _SHA256.fullmatch(etag) and _sha256(part) != etag:
+            download(source, part, self._environ, self._tell, self._stop, digest)
+            digest.follow(part, size, self._stop)
+            if not digest.fits():
                 part.unlink()
-                what = f"{name} of {self._asset.ref} is not what the hub has: an earlier try left a bad beginning"
-                raise RuntimeProblem(what, "try again: it is fetched anew", cause=Cause.PREPARE)
-            part.replace(blob)
+                raise self._wrong(name, resumed)
+            place = blob if self._links else under
+            place.parent.mkdir(parents=True, exist_ok=True)
+            part.replace(place)
+
+    def _has(self, name: str, etag: str, size: int, places: tuple[Path, Path]) -> bool:
+        """Say whether a file is here as a blob or under its name; what is damaged of it is taken away."""
+        for place in places:
+            if size_of(place) == size:
+                if not self._verify or is_sound(place, etag, size, self._stop):
+                    return True
+                self._say(f"{name} of {self._asset.ref} is damaged: it is fetched again")
+                place.unlink()
+            elif place.exists() and not place.is_symlink():
+                place.unlink()
+        return False
+
+    def _wrong(self, name: str, resumed: bool) -> RuntimeProblem:
+        if resumed:
+            what = f"{name} of {self._asset.ref} is not what the hub has: an earlier try left a bad beginning"
+            return RuntimeProblem(what, "try again: it is fetched anew", cause=Cause.PREPARE)
+        what = f"{name} of {self._asset.ref} came damaged: its bytes are not those that {self._access.endpoint} names"
+        hint = "try again; if it stays so, the mirror or a proxy on the way changes what it passes on"
+        return RuntimeProblem(what, hint, cause=Cause.PREPARE)
 
     def _lay_out(self, name: str) -> None:
-        from huggingface_hub import hf_hub_download
         from huggingface_hub.utils.tqdm import disable_progress_bars
 
         disable_progress_bars()
-        hf_hub_download(
+        hub_client().hf_hub_download(
             self._asset.ref,
             name,
             repo_type="dataset" if is_dataset(self._asset) else "model",
@@ -178,13 +247,11 @@ class HubFetch:
             cache_dir=os.fspath(self._cache),
             token=self._access.word,
             endpoint=self._access.endpoint,
-            library_name="madlite",
+            **named(),
         )
 
 
-def _sha256(file: Path) -> str:
-    digest = hashlib.sha256()
-    with file.open("rb") as opened:
-        while data := opened.read(1 << 20):
-            digest.update(data)
-    return digest.hexdigest()
+def _leaves(name: str) -> bool:
+    """Say whether a name leads out of its repository's folder, which huggingface_hub refuses."""
+    path = PurePosixPath(name)
+    return path.is_absolute() or ".." in path.parts

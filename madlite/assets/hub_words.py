@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from urllib.error import HTTPError
+from urllib.parse import urlsplit
 
 from madlite.assets.places import HUB, Token
+from madlite.assets.records import MAIN, is_dataset
+from madlite.assets.tries import PATIENCE_S, answered, status_of, wanted_s
 from madlite.errors import MadliteError
 from madlite.types import Asset
 
 _LIBRARIES = ("huggingface_hub", "httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3")
+_NAMES = 8  # files that are named of a repository
 _SET = "export MAD_SECRETS_HFTOKEN=… (or HF_TOKEN)"
 
 
 class Refused(MadliteError):
     """A repository cannot be had; nothing was fetched."""
+
+
+class Unknown(Refused):
+    """The hub does not have what is asked for: whoever asks may have it wrong."""
 
 
 def refusal(asset: Asset, endpoint: str, token: Token | None, error: Exception) -> Refused:
@@ -24,40 +33,84 @@ def refusal(asset: Asset, endpoint: str, token: Token | None, error: Exception) 
     """
     from huggingface_hub.errors import EntryNotFoundError, HFValidationError
 
-    status = _status(error)
+    status, found = status_of(error), answered(error)
     if isinstance(error, HFValidationError):
-        return Refused(f"'{asset.ref}' is no name of a repository of the hub: {_said(error)}", asset.hint)
+        return Unknown(f"'{asset.ref}' is no name of a repository of the hub: {_said(error)}", asset.hint)
     if status is None:
         return _unreachable(endpoint, error)
-    if isinstance(error, EntryNotFoundError):
-        return Refused(f"{asset.ref} on {endpoint} lacks a file that its own listing names: {_said(error)}")
-    return _of_repository(asset, endpoint, token, error) or _of_answer(asset, endpoint, token, error, status)
+    if isinstance(found, EntryNotFoundError):
+        return _lacking(asset, endpoint, _said(found))
+    told = _of_repository(asset, endpoint, token, found, status)
+    return told or _of_answer(asset, endpoint, token, _said(found) + _later(error), status)
 
 
-def _of_repository(asset: Asset, endpoint: str, token: Token | None, error: Exception) -> Refused | None:
+def get_refusal(asset: Asset, endpoint: str, token: Token | None, error: HTTPError) -> Refused | None:
+    """Return the refusal of a file that was to be fetched, in the words of one that was asked for; None for others."""
+    said, status = str(error.headers.get("X-Error-Message") or error.reason), error.code
+    if status not in (401, 403, 404):
+        return None
+    host = urlsplit(error.url or "").netloc
+    if host != urlsplit(endpoint).netloc:  # where the hub sent us on to
+        what = f"{host}, which has the files of {asset.ref} for {endpoint}, answered {status} {error.reason}"
+        return Refused(what, "try again; if it stays so, see whether network and proxy let that host through")
+    known = error.headers.get("X-Error-Code")
+    if known == "GatedRepo":
+        return _gated(asset, endpoint, token)
+    if known == "EntryNotFound" or (status == 404 and known != "RepoNotFound"):
+        return _lacking(asset, endpoint, said)
+    return _of_answer(asset, endpoint, token, said, status)
+
+
+def missing_files(asset: Asset, endpoint: str, there: Sequence[str]) -> Refused:
+    """Return the refusal of a repository that has nothing that is asked for; `there` is what it has."""
+    if not there:
+        return Unknown(f"{asset.ref} on {endpoint} has no file at all", f"see {_page(asset, endpoint)}" + _or(asset))
+    more = f" and {len(there) - _NAMES} more" if len(there) > _NAMES else ""
+    return Unknown(
+        f"{asset.ref} on {endpoint} has no file that matches {', '.join(asset.files) or 'what is needed'}",
+        f"it has {', '.join(there[:_NAMES])}{more}" + _or(asset),
+    )
+
+
+def _of_repository(
+    asset: Asset, endpoint: str, token: Token | None, error: BaseException, status: int
+) -> Refused | None:
     """Return what the hub says of the repository itself."""
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
     if isinstance(error, GatedRepoError):
         return _gated(asset, endpoint, token)
     if isinstance(error, RevisionNotFoundError):
-        return Refused(f"{asset.ref} on {endpoint} has no revision '{asset.revision or 'main'}'", asset.hint)
-    if isinstance(error, RepositoryNotFoundError) and not (token and _status(error) == 401):
+        way = f"its branches and tags: {_page(asset, endpoint)}/tree/{MAIN}"
+        return Unknown(f"{asset.ref} on {endpoint} has no revision '{asset.revision or MAIN}'", way + _or(asset))
+    if isinstance(error, RepositoryNotFoundError) and not (token and status == 401):
         return _unknown(asset, endpoint, token)
     return None
 
 
-def _of_answer(asset: Asset, endpoint: str, token: Token | None, error: Exception, status: int) -> Refused:
+def _of_answer(asset: Asset, endpoint: str, token: Token | None, said: str, status: int) -> Refused:
     """Return what the answer's number says."""
     ref = asset.ref
     if status == 401 and token:
         return _bad_token(endpoint, token, ref)
     if status in (401, 403):
-        return Refused(f"the hub refuses {ref}{_as(token)}: {_said(error)}", _rights(ref, endpoint))
+        return Refused(f"the hub refuses {ref}{_as(token)}: {said}", _rights(asset, endpoint))
     if status == 404:
         return _unknown(asset, endpoint, token)
     hint = "try again later; a token gets more requests through" if status == 429 and not token else "try again later"
-    return Refused(f"{endpoint} answered {status} when asked for {ref}: {_said(error)}", hint)
+    return Refused(f"{endpoint} answered {status} when asked for {ref}: {said}", hint)
+
+
+def _lacking(asset: Asset, endpoint: str, said: str) -> Refused:
+    return Refused(
+        f"{asset.ref} on {endpoint} lacks a file that its own listing names: {said}",
+        f"try again: it may have changed meanwhile; its files: {_page(asset, endpoint)}/tree/{asset.revision or MAIN}",
+    )
+
+
+def _later(error: Exception) -> str:
+    wait = wanted_s(error)
+    return f"; it asks to wait {wait:.0f} s" if wait > PATIENCE_S else ""
 
 
 def page(ref: str, endpoint: str, dataset: bool = False) -> str:
@@ -65,8 +118,12 @@ def page(ref: str, endpoint: str, dataset: bool = False) -> str:
     return f"{endpoint or HUB}/{'datasets/' if dataset else ''}{ref}"
 
 
+def _page(asset: Asset, endpoint: str) -> str:
+    return page(asset.ref, endpoint, is_dataset(asset))
+
+
 def _gated(asset: Asset, endpoint: str, token: Token | None) -> Refused:
-    where = page(asset.ref, endpoint, asset.kind == "dataset")
+    where = _page(asset, endpoint)
     if token is None:
         what = f"{asset.ref} is a gated repository, and there is no Hugging Face token"
         return Refused(what, f"accept its conditions at {where}, then {_SET}" + _or(asset))
@@ -85,9 +142,9 @@ def _bad_token(endpoint: str, token: Token, ref: str) -> Refused:
 
 
 def _unknown(asset: Asset, endpoint: str, token: Token | None) -> Refused:
-    kind = "data set" if asset.kind == "dataset" else "model"
+    kind = "data set" if is_dataset(asset) else "model"
     private = "it may be private to others" if token else f"if it is private: {_SET}"
-    return Refused(f"{endpoint} has no {kind} repository {asset.ref}", f"check the name; {private}" + _or(asset))
+    return Unknown(f"{endpoint} has no {kind} repository {asset.ref}", f"check the name; {private}" + _or(asset))
 
 
 def _unreachable(endpoint: str, error: Exception) -> Refused:
@@ -102,8 +159,8 @@ def _unreachable(endpoint: str, error: Exception) -> Refused:
     )
 
 
-def _rights(ref: str, endpoint: str) -> str:
-    return f"see {page(ref, endpoint)} and the rights of your token at {endpoint}/settings/tokens"
+def _rights(asset: Asset, endpoint: str) -> str:
+    return f"see {_page(asset, endpoint)} and the rights of your token at {endpoint}/settings/tokens"
 
 
 def _as(token: Token | None) -> str:
@@ -114,14 +171,14 @@ def _or(asset: Asset) -> str:
     return f"; or {asset.hint}" if asset.hint else ""
 
 
+def is_lost(error: Exception) -> bool:
+    """Say whether an error is of a connection, which the next try may have."""
+    return status_of(error) is None and _is_foreign(error) and getattr(error, "filename", None) is None
+
+
 def _is_foreign(error: Exception) -> bool:
     """Say whether an error is of the network or of the libraries that use it, and no mistake of ours."""
     return isinstance(error, OSError) or type(error).__module__.partition(".")[0] in _LIBRARIES
-
-
-def _status(error: Exception) -> int | None:
-    answer: Any = getattr(error, "response", None)
-    return getattr(answer, "status_code", None)
 
 
 def _said(error: BaseException) -> str:

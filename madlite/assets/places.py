@@ -44,7 +44,7 @@ def data_folder(environ: Mapping[str, str]) -> Path:
 
 def hub_endpoint(environ: Mapping[str, str]) -> str:
     """Return the address of the hub."""
-    return (environ.get("HF_ENDPOINT") or HUB).rstrip("/")
+    return (environ.get("HF_ENDPOINT", "").strip() or HUB).rstrip("/")
 
 
 def is_offline(env: Mapping[str, EnvValue]) -> bool:

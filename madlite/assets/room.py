@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -12,11 +13,16 @@ MARGIN, LEAST_BYTES = 0.05, 256 << 20  # of what is fetched, kept free beside it
 
 
 class Demand(Value, frozen=True):
-    """Bytes that are to be written below a folder; `way` says how to use another one."""
+    """Bytes that are to be written below a folder; `way` says how to use another one.
+
+    `within` is where in it they go, `writes` says that something is written though nobody knows how much.
+    """
 
     folder: Path
     bytes: int
     way: str = ""
+    within: Path | None = None
+    writes: bool = False
 
 
 def find_tight(demands: Iterable[Demand]) -> list[tuple[str, str]]:
@@ -26,6 +32,30 @@ def find_tight(demands: Iterable[Demand]) -> list[tuple[str, str]]:
         if demand.bytes > 0:
             wanted.setdefault(existing(demand.folder).stat().st_dev, []).append(demand)
     return [told for group in wanted.values() if (told := _tight(group))]
+
+
+def find_shut(demands: Iterable[Demand]) -> list[tuple[str, str]]:
+    """Return for each folder that cannot be written to what is wrong and what helps; it is tried, nothing stays."""
+    found: dict[str, tuple[str, str]] = {}
+    for demand in demands:
+        if (demand.bytes > 0 or demand.writes) and demand.folder.as_posix() not in found:
+            for place in dict.fromkeys((demand.folder, demand.within or demand.folder)):
+                if why := _shut(place):
+                    found[demand.folder.as_posix()] = f"{demand.folder} cannot be written to: {why}", demand.way
+                    break
+    return list(found.values())
+
+
+def _shut(folder: Path) -> str:
+    """Return why nothing can be written below a folder, "" where it can."""
+    place = next((place for place in (folder, *folder.parents) if os.path.lexists(place)), Path("/"))
+    if not place.is_dir():
+        return f"{place} is no folder"
+    try:
+        with tempfile.TemporaryDirectory(prefix=".madlite-", dir=place):
+            return ""
+    except OSError as error:
+        return f"{place}: {error.strerror}"
 
 
 def existing(folder: Path) -> Path:

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from madlite.assets.download import Source, Tell, download, look
+from madlite.assets.download import Tell, download, look
 from madlite.assets.locks import held
 from madlite.assets.presence import find_kept, size_of
 from madlite.assets.records import Record, kept_file, save_kept_record
+from madlite.assets.web import Source
 from madlite.errors import RuntimeProblem
 from madlite.types import Asset, Cause, Say
 

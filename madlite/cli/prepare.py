@@ -13,7 +13,7 @@ from madlite.cli.options import TagsCommand, common_options, plan_options, tags_
 from madlite.cli.sink import Sink
 
 if TYPE_CHECKING:
-    from madlite.engine.survey import Survey
+    from madlite.engine.needs import Survey
     from madlite.plan.options import Options
 
 
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 @click.option("-l", "--live-output", is_flag=True, help="Show also what a run prints that prepares data.")
 @click.option("--machine", default="", metavar="NxGPU", help="Prepare for this machine, e.g. 8xMI300X.")
 @click.option("--offline", is_flag=True, help="Ask nobody: name what is not here.")
-@click.option("--refresh", is_flag=True, help="Ask the hub also for what is here: a branch may have moved.")
+@click.option(
+    "--refresh", is_flag=True, help="Ask the hub also for what is here, and read it again: branches move, disks err."
+)
 @click.option("--no-image", is_flag=True, help="Leave container images out.")
 @plan_options
 @common_options
@@ -39,7 +41,6 @@ def command(**given: Any) -> int:
     Access to every repository is checked, and room on the disk, before anything is fetched. A run of the same tag and
     options then uses what is here and fetches nothing.
     """
-    from madlite.assets.places import is_offline
     from madlite.cli.planning import plan_all
     from madlite.cli.prepare_screen import table
     from madlite.engine.one import secrets_for
@@ -49,8 +50,7 @@ def command(**given: Any) -> int:
     plugins = setup.load(given["no_plugins"], given["verbose"])
     options = setup.make_options(given)
     planned = plan_all(plugins, options, given)
-    offline = given["offline"] or is_offline(options.environ)
-    wish = Wish(offline=offline, refresh=given["refresh"], images=not given["no_image"])
+    wish = Wish(offline=given["offline"], refresh=given["refresh"], images=not given["no_image"])
     found = survey(planned, plugins, options, wish)
     setup.tell_problems(plugins.problems)
     token = [found.access.token.value.reveal()] if found.access.token else []

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 from madlite.assets.room import size_text
 from madlite.cli.screens import PlainScreen
 from madlite.cli.words import duration, printable
+from madlite.engine.needs import Need, Survey
 from madlite.engine.prepare import Prepared
-from madlite.engine.survey import Need, Survey
 
 _SHOW_EVERY_S = 0.2
 _HEADS = ("what", "from", "size", "state", "where")
@@ -52,14 +52,13 @@ class PrepareLines:
         self._lines("", [f"[{position}/{total}] {need.what} · {need.source}"], begin=True, size=need.missing or None)
 
     def need_advanced(self, done: int, total: int) -> None:
-        """Say how far it is, how fast it comes and how long it takes."""
+        """Say how far it is and how fast it comes; how long it takes a terminal's progress line says."""
         now = self._clock()
         if now - self._shown_s < _SHOW_EVERY_S and done < total:
             return
         self._shown_s = now
         speed = max(done, 0) / max(now - self._began_s, 0.1)
-        left = f", {duration((total - done) / speed)} left" if speed and total > done else ""
-        self._screen.advance(done, f"{size_text(max(done, 0))} of {size_text(total)}, {size_text(int(speed))}/s{left}")
+        self._screen.advance(done, f"{size_text(max(done, 0))} of {size_text(total)}, {size_text(int(speed))}/s")
 
     def need_said(self, text: str) -> None:
         """Pass on what whoever fetches it says."""
@@ -86,7 +85,8 @@ class PrepareLines:
                 "", [f"not fetched: {', '.join(done.left)}; what came is kept, the next try goes on from there"]
             )
         if not done.failed and not done.left:
-            self._lines("", ["everything is here"])
+            rest = f", but for what each run fetches: {', '.join(done.by_runs)}" if done.by_runs else ""
+            self._lines("", [f"everything is here{rest}"])
 
     def _lines(self, indent: str, lines: Iterable[str], begin: bool = False, size: int | None = None) -> None:
         told = [indent + printable(self._mask(line)) for line in lines]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from madlite.assets.places import find_token, is_offline
-from madlite.engine.prepared import needed_assets
+from madlite.engine.prepared import command, is_found, needed_assets
 from madlite.engine.screen import Planned
 from madlite.errors import CheckFailed
 from madlite.plugins import Plugins
@@ -68,7 +68,8 @@ def whose(plan: RunPlan, planned: Sequence[Planned]) -> str:
 
 def _findings(one: Planned, plugins: Plugins) -> Iterator[Finding]:
     yield from plugins.checks(one.plan, one.backends)
-    if gated := [asset for asset in needed_assets(one.plan, one.backends, plugins) if asset.gated]:
+    needed = needed_assets(one.plan, one.backends, plugins)
+    if gated := [asset for asset in needed if asset.gated and not is_found(one.plan, asset)]:
         yield from _gated(one.plan, gated)
 
 
@@ -77,7 +78,8 @@ def _gated(plan: RunPlan, gated: Sequence[Asset]) -> Iterator[Finding]:
     if is_offline(plan.env) or find_token(plan.env) is not None:
         return
     refs = ", ".join(sorted({asset.ref for asset in gated}))
-    ways = ("export MAD_SECRETS_HFTOKEN=…", "--set env.HF_HUB_OFFLINE=1 where the run finds it in its cache")
+    before = f"{command(plan)} once, after which runs need none"
+    ways = ("export MAD_SECRETS_HFTOKEN=…", before, "--set env.HF_HUB_OFFLINE=1 where the run finds it in its cache")
     yield Finding(
         message=f"{refs} is a gated repository, and there is no Hugging Face token",
         hint=", or ".join((*ways, *dict.fromkeys(asset.hint for asset in gated if asset.hint))),

@@ -8,8 +8,8 @@ from typing import Protocol
 
 from madlite.assets.hub_fetch import HubFetch
 from madlite.assets.url_fetch import fetch_url
+from madlite.engine.needs import HubJob, ImageJob, MadeJob, Need, Survey
 from madlite.engine.prepare_made import make_asset
-from madlite.engine.survey import HubJob, ImageJob, MadeJob, Need, Survey
 from madlite.errors import ExitCode, MadliteError
 from madlite.plan.options import Options
 from madlite.run.watch import Interrupted, Signals
@@ -39,11 +39,12 @@ class PrepareScreen(Protocol):
 
 
 class Prepared(Value, frozen=True):
-    """How it went: names of what failed, of what was not tried, and the exit code."""
+    """How it went: names of what failed, of what was not tried, and of what each run fetches; the exit code."""
 
     failed: tuple[str, ...]
     left: tuple[str, ...]
     exit_code: ExitCode
+    by_runs: tuple[str, ...] = ()
 
 
 def prepare_all(survey: Survey, options: Options, screen: PrepareScreen, mask: Callable[[str], str]) -> Prepared:
@@ -65,7 +66,7 @@ def prepare_all(survey: Survey, options: Options, screen: PrepareScreen, mask: C
                 failed.append(need.what)
                 screen.need_failed(need, mask(problem.message), mask(problem.hint))
         code = signals.exit_code or (ExitCode.RUN_FAILED if failed else ExitCode.OK)
-    return Prepared(failed=tuple(failed), left=tuple(left), exit_code=code)
+    return Prepared(failed=tuple(failed), left=tuple(left), exit_code=code, by_runs=survey.by_runs)
 
 
 class _Fetch:
@@ -92,7 +93,7 @@ class _Fetch:
                 return used.digest or used.ref
             said, data = self._screen.need_said, self._survey.data
             if isinstance(job, HubJob):
-                fetch = HubFetch(job.asset, job.cache, data, self._survey.access, environ, said, self._tell)
+                fetch = HubFetch(job.asset, job.cache, data, job.access, environ, said, self._tell, job.verify)
                 return str(fetch.run(job.listing))
             return str(fetch_url(job.asset, job.source, data, environ, said, self._tell, threading.Event()))
 

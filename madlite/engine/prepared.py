@@ -9,30 +9,37 @@ from msgspec.structs import replace
 
 from madlite.assets.places import CACHES, OFFLINE, data_folder, hub_cache, is_on
 from madlite.assets.presence import find_asset
+from madlite.assets.records import repo_folder
 from madlite.plugins import Plugins
 from madlite.types import Asset, Backend, EnvValue, Mount, RunPlan
 
 ORIGIN = "madlite prepare"
 HUB_INSIDE, DATA_INSIDE = "/madlite/hub", "/madlite/data"
+_SHARED = "blobs"  # of the cache: what newer versions of huggingface_hub share between repositories
 _SWITCHES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
 
 
 def needed_assets(plan: RunPlan, backends: Iterable[Backend], plugins: Plugins) -> tuple[Asset, ...]:
     """Return what a plan's backends say that it needs from elsewhere, each once."""
-    own = replace(plan, env={name: text for name, text in plan.env.items() if _is_given(plan, name)})
+    own = replace(plan, env=given_env(plan))
     answers = (plugins.ask(backend, "assets", own, otherwise=()) or () for backend in backends)
     return tuple(dict.fromkeys(asset for found in answers for asset in found))
 
 
-def _is_given(plan: RunPlan, name: str) -> bool:
-    return plan.origins.get(f"env.{name}") != ORIGIN
+def given_env(plan: RunPlan) -> dict[str, EnvValue]:
+    """Return a plan's environment without what `madlite prepare` gave it."""
+    return {name: text for name, text in plan.env.items() if plan.origins.get(f"env.{name}") != ORIGIN}
+
+
+def settings(plan: RunPlan, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that say how a plan's hub is asked: the plan's own over this environment."""
+    return {**environ, **{name: str(value) for name, value in given_env(plan).items()}}
 
 
 def use_prepared(plan: RunPlan, assets: Sequence[Asset], environ: Mapping[str, str]) -> RunPlan:
     """Return the plan with what of its assets is on this machine; unchanged where nothing is.
 
-    The hub's cache is used once everything that the plan needs is here: a run that fetches the rest of it needs a cache
-    it can write to.
+    The hub's repositories are used once all of them are here; nothing is asked of the network once everything is.
     """
     if plan.machine.pretended or not assets:
         return plan
@@ -45,7 +52,25 @@ def use_prepared(plan: RunPlan, assets: Sequence[Asset], environ: Mapping[str, s
     hub = [asset for asset in assets if asset.source == "hub"]
     if not hub or _has_own(plan, environ):
         return plan
-    return _with_hub(plan, hub, cache) if all(here.values()) else _told(plan, here)
+    if all(here[asset] for asset in hub):
+        return _with_hub(plan, hub, cache, _missing(here, plan))
+    return _told(plan if plan.runtime != "host" else _seen(plan, hub, here), here)
+
+
+def is_found(plan: RunPlan, asset: Asset) -> bool:
+    """Say whether a plan's run finds a repository in the hub's cache, and so needs no token for it."""
+    return plan.origins.get(_key(asset)) == ORIGIN
+
+
+def _key(asset: Asset) -> str:
+    return f"hub {repo_folder(asset, Path()).name}"
+
+
+def _seen(plan: RunPlan, hub: Sequence[Asset], here: Mapping[Asset, Path | None]) -> RunPlan:
+    """Return a plan of the host, whose run looks into the cache anyway, with what it finds there."""
+    missing = {_key(asset) for asset in hub if here[asset] is None}
+    found = {_key(asset): ORIGIN for asset in hub if _key(asset) not in missing}
+    return replace(plan, origins={**plan.origins, **found})
 
 
 def around(plan: RunPlan, environ: Mapping[str, str]) -> dict[str, str]:
@@ -68,12 +93,19 @@ def _has_own(plan: RunPlan, environ: Mapping[str, str]) -> bool:
     return online or (plan.runtime != "host" and any(plan.env.get(name) for name in CACHES))
 
 
-def _with_hub(plan: RunPlan, hub: Sequence[Asset], cache: Path) -> RunPlan:
-    inside = str(cache) if plan.runtime == "host" else HUB_INSIDE
-    mounts = () if plan.runtime == "host" else (Mount(source=str(cache), target=inside, read_only=True),)
-    env = {"HF_HUB_CACHE": inside, **{name: "1" for name in _SWITCHES if name not in plan.env}}
+def _with_hub(plan: RunPlan, hub: Sequence[Asset], cache: Path, missing: str) -> RunPlan:
+    """Return the plan that reads the repositories; a container's cache beside them is its own and can be written to."""
+    host = plan.runtime == "host"
+    folders = dict.fromkeys(repo_folder(asset, cache) for asset in hub)
+    if (cache / _SHARED).is_dir():
+        folders[cache / _SHARED] = None
+    mounts = tuple(Mount(source=str(one), target=f"{HUB_INSIDE}/{one.name}", read_only=True) for one in folders)
+    switches = {name: "1" for name in _SWITCHES if name not in plan.env and not missing}
     refs = ", ".join(dict.fromkeys(asset.ref for asset in hub))
-    return _changed(plan, env, mounts, f"{refs}: prepared in {cache}, nothing is fetched")
+    note = f"{refs}: prepared in {cache}, {missing or 'nothing is fetched'}"
+    env = {"HF_HUB_CACHE": str(cache) if host else HUB_INSIDE, **switches}
+    plan = _changed(plan, env, () if host else mounts, note)
+    return replace(plan, origins={**plan.origins, **{_key(asset): ORIGIN for asset in hub}})
 
 
 def _with_data(plan: RunPlan, name: str, places: Mapping[Asset, Path | None], data: Path) -> RunPlan:
@@ -87,11 +119,18 @@ def _with_data(plan: RunPlan, name: str, places: Mapping[Asset, Path | None], da
 
 def _told(plan: RunPlan, here: Mapping[Asset, Path | None]) -> RunPlan:
     """Say what is missing where some of it is here."""
-    missing = dict.fromkeys(asset.ref for asset, place in here.items() if place is None)
     if all(place is None for place in here.values()):
         return plan
-    note = f"fetched by the run, for it is not prepared: {', '.join(missing)} ({command(plan)} brings what it can)"
-    return replace(plan, notes=(*plan.notes, note))
+    return replace(plan, notes=(*plan.notes, _missing(here, plan)))
+
+
+def _missing(here: Mapping[Asset, Path | None], plan: RunPlan) -> str:
+    """Return what the run fetches for itself, and what brings it where something does; "" where nothing is missing."""
+    missing = [asset for asset, place in here.items() if place is None]
+    refs = ", ".join(dict.fromkeys(asset.ref for asset in missing))
+    can = any(asset.source == "hub" or asset.path for asset in missing)
+    way = f" ({command(plan)} brings what it can)" if can else ""
+    return f"fetched by the run, for it is not prepared: {refs}{way}" if missing else ""
 
 
 def command(plan: RunPlan) -> str:

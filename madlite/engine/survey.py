@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
 
 from msgspec.structs import replace
 
-from madlite.assets.download import Source
 from madlite.assets.hub import Access, Listing, ask
 from madlite.assets.hub_fetch import missing_bytes
-from madlite.assets.hub_words import Refused
-from madlite.assets.places import CACHES, DATA, data_folder, find_token, hub_cache, hub_endpoint, stored_token
-from madlite.assets.presence import COMMIT, find_asset, size_of
+from madlite.assets.hub_words import Refused, Unknown
+from madlite.assets.places import (
+    CACHES,
+    Token,
+    data_folder,
+    find_token,
+    hub_cache,
+    hub_endpoint,
+    is_offline,
+    stored_token,
+)
+from madlite.assets.presence import find_asset, size_of
 from madlite.assets.records import is_dataset
-from madlite.assets.room import Demand, find_tight
+from madlite.assets.unnoted import find_unnoted
 from madlite.assets.url_fetch import look_up, part_of
-from madlite.engine.prepared import around, needed_assets
+from madlite.engine.needs import HubJob, ImageJob, MadeJob, Need, Survey, UrlJob
+from madlite.engine.prepared import around, given_env, needed_assets, settings
 from madlite.engine.screen import Planned
-from madlite.errors import CheckFailed, RuntimeProblem
+from madlite.errors import RuntimeProblem
 from madlite.plan.options import Options
 from madlite.plugins import Plugins
 from madlite.run.docker_image import is_here
 from madlite.types import Asset, Status, Value
-
-State = Literal["here", "to fetch", "partly here", "to build", "to make", "by each run", "unknown"]
 
 
 class Wish(Value, frozen=True):
@@ -36,95 +42,32 @@ class Wish(Value, frozen=True):
     images: bool = True
 
 
-class HubJob(Value, frozen=True):
-    """Files of a repository to be fetched into the hub's cache."""
-
-    asset: Asset
-    listing: Listing
-    cache: Path
-
-
-class UrlJob(Value, frozen=True):
-    """A file of the web to be fetched."""
-
-    asset: Asset
-    source: Source
-
-
-class MadeJob(Value, frozen=True):
-    """A data set that a run's own preparation makes."""
-
-    asset: Asset
-
-
-class ImageJob(Value, frozen=True):
-    """A run's image to be built or pulled."""
-
-
-class Need(Value, frozen=True):
-    """One thing that runs need; sizes in bytes, None where nobody knows, `missing` what is still to come.
-
-    `one` is the first run that needs it, `place` where it lies or will lie, `job` how it is had where it is not here.
-    """
-
-    what: str
-    source: str
-    state: State
-    place: str
-    one: Planned
-    size: int | None = None
-    missing: int = 0
-    job: HubJob | UrlJob | MadeJob | ImageJob | None = None
-    note: str = ""
-
-
-class Survey(Value, frozen=True):
-    """Everything that runs need, in the order in which it is fetched, and what is refused of it."""
-
-    needs: tuple[Need, ...]
-    refused: tuple[tuple[str, str], ...]
-    access: Access
-    data: Path
-
-    def check(self) -> None:
-        """Refuse to fetch anything where something of it cannot be had, or there is too little room.
-
-        Raises:
-            CheckFailed: all that is wrong.
-        """
-        if wrong := self.refused or tuple(find_tight(self._demands())):
-            raise CheckFailed.of_all(wrong)
-
-    def _demands(self) -> Iterator[Demand]:
-        for need in self.needs:
-            if isinstance(need.job, HubJob):
-                yield Demand(
-                    folder=need.job.cache, bytes=need.missing, way=f"another folder: HF_HOME=… or {CACHES[0]}=…"
-                )
-            elif isinstance(need.job, UrlJob):
-                yield Demand(folder=self.data, bytes=need.missing, way=f"another folder for data: {DATA}=…")
-
-
 def survey(planned: Sequence[Planned], plugins: Plugins, options: Options, wish: Wish) -> Survey:
     """Return what the runs need; the hub is asked for what is not here in full, nothing is fetched."""
     runs = [one for one in planned if one.plan.blocked is None or one.plan.blocked.status is not Status.SKIPPED]
     data = data_folder(options.environ)
-    looker = _Looker(_access(runs, options.environ, wish), data, options.environ, wish)
-    needs = [*(_images(runs, options.environ, wish) if wish.images else ())]
-    needs += [looker.look(asset, one) for asset, one in _merged(runs, plugins)]
-    if wish.offline:
-        looker.refused += [_not_here(need) for need in needs if need.state not in ("here", "by each run")]
-    return Survey(needs=tuple(needs), refused=tuple(looker.refused), access=looker.access, data=data)
+    looker = _Looker(_token(runs, options.environ, wish), data, options.environ, wish)
+    needs = [*(_images(runs, options.environ, looker.is_offline) if wish.images else ())]
+    needs += [looker.look(asset, one) for asset, one in _merged(runs, plugins, options.environ)]
+    looker.refused += [_not_here(need) for need in needs if looker.is_offline(need.one) and not _is_fine(need)]
+    access = Access(endpoint=hub_endpoint(options.environ), token=looker.token)
+    return Survey(needs=tuple(needs), refused=tuple(looker.refused), access=access, data=data)
 
 
-def _access(runs: Iterable[Planned], environ: Mapping[str, str], wish: Wish) -> Access:
-    """Return where and as whom the hub is asked: with the token that the runs get, else the one that is stored here."""
+def _token(runs: Iterable[Planned], environ: Mapping[str, str], wish: Wish) -> Token | None:
+    """Return as whom the hub is asked: with the token that the runs get, else the one that is stored here."""
     given = (find_token(one.plan.env) for one in runs)
     token = next(filter(None, given), None) or find_token(environ)
-    return Access(endpoint=hub_endpoint(environ), token=token or (None if wish.offline else stored_token()))
+    return token or (None if wish.offline else stored_token())
 
 
-def _images(runs: Iterable[Planned], environ: Mapping[str, str], wish: Wish) -> Iterator[Need]:
+def _is_fine(need: Need) -> bool:
+    return need.state in ("here", "by each run")
+
+
+def _images(
+    runs: Iterable[Planned], environ: Mapping[str, str], is_offline: Callable[[Planned], bool]
+) -> Iterator[Need]:
     seen = []
     for one in runs:
         image = one.plan.image
@@ -135,7 +78,7 @@ def _images(runs: Iterable[Planned], environ: Mapping[str, str], wish: Wish) -> 
         source = str(image.dockerfile) if builds else image.registry or "registry"
         need = Need(what=f"image {image.ref}", source=source, state="here", place="container engine", one=one)
         try:
-            if is_here(image, environ) and not (builds and not wish.offline):
+            if is_here(image, environ) and not (builds and not is_offline(one)):
                 yield need
                 continue
         except RuntimeProblem as problem:
@@ -143,12 +86,14 @@ def _images(runs: Iterable[Planned], environ: Mapping[str, str], wish: Wish) -> 
         yield replace(need, state="to build" if builds else "to fetch", job=ImageJob())
 
 
-def _merged(runs: Iterable[Planned], plugins: Plugins) -> Iterator[tuple[Asset, Planned]]:
+def _merged(runs: Iterable[Planned], plugins: Plugins, environ: Mapping[str, str]) -> Iterator[tuple[Asset, Planned]]:
     """Yield what the runs need, each once, a repository with all its patterns; what runs make comes last."""
     found: dict[tuple[object, ...], tuple[Asset, Planned]] = {}
     for one in runs:
         for asset in needed_assets(one.plan, one.backends, plugins):
-            key = (asset.source, asset.ref, asset.revision, asset.path, is_dataset(asset))
+            where = around(one.plan, environ)
+            hub = (hub_endpoint(settings(one.plan, environ)), hub_cache(where)) if asset.source == "hub" else ()
+            key = (asset.source, asset.ref, asset.revision, asset.path, is_dataset(asset), hub)
             before = found.get(key)
             found[key] = (_both(before[0], asset), before[1]) if before else (asset, one)
     order = ("hub", "url", "made")
@@ -169,47 +114,58 @@ def _both(one: Asset, other: Asset) -> Asset:
 class _Looker:
     """Looks for assets one by one and gathers what is refused."""
 
-    def __init__(self, access: Access, data: Path, environ: Mapping[str, str], wish: Wish) -> None:
-        self.access, self.refused = access, list[tuple[str, str]]()
+    def __init__(self, token: Token | None, data: Path, environ: Mapping[str, str], wish: Wish) -> None:
+        self.token, self.refused = token, list[tuple[str, str]]()
         self._data, self._environ, self._wish = data, environ, wish
+
+    def is_offline(self, one: Planned) -> bool:
+        """Say whether nobody may be asked for what a run needs: a plan's own variables go before the caller's."""
+        return self._wish.offline or is_offline(settings(one.plan, self._environ))
 
     def look(self, asset: Asset, one: Planned) -> Need:
         """Return what is known of an asset; the network is asked where it is not here in full."""
         cache = hub_cache(around(one.plan, self._environ))
         here = find_asset(asset, cache, self._data)
-        moves = asset.source == "hub" and not COMMIT.fullmatch(asset.revision)
+        offline, access = self.is_offline(one), self._access(one)
         need = Need(
             what=f"{asset.kind} {asset.ref if asset.source == 'hub' else asset.path or asset.ref}",
-            source=_source(asset, self.access),
+            source=_source(asset, access),
             state="to fetch",
             place=str(here or (cache if asset.source == "hub" else self._data / asset.path)),
             one=one,
             size=asset.size_bytes,
+            note=_note(asset, one),
         )
         if asset.source != "hub" and not asset.path:
             return replace(need, state="by each run", place="-", note=asset.hint)
-        if here is not None and not (self._wish.refresh and moves and not self._wish.offline):
+        again = self._wish.refresh and asset.source == "hub" and not offline
+        if here is not None and not again:
             return replace(need, state="here", size=_size_here(asset, here))
         if asset.source == "made":
             return replace(need, state="to make", job=MadeJob(asset=asset))
-        if self._wish.offline:
-            return need
-        return self._on_hub(need, asset, cache) if asset.source == "hub" else self._on_web(need, asset)
+        if asset.source == "hub":
+            return (_by_its_look if offline else self._on_hub)(need, asset, cache, access)
+        return need if offline else self._on_web(need, asset)
 
-    def _on_hub(self, need: Need, asset: Asset, cache: Path) -> Need:
+    def _access(self, one: Planned) -> Access:
+        return Access(endpoint=hub_endpoint(settings(one.plan, self._environ)), token=self.token)
+
+    def _on_hub(self, need: Need, asset: Asset, cache: Path, access: Access) -> Need:
         try:
-            listing = ask(asset, self.access)
+            listing = ask(asset, access)
         except Refused as refused:
-            self.refused.append((refused.message, refused.hint))
+            who = _asker(need.one) if isinstance(refused, Unknown) else ""
+            self.refused.append((refused.message, "; ".join(filter(None, (refused.hint, who)))))
             return replace(need, state="unknown")
         missing = missing_bytes(asset, listing, cache)
+        absent = f"it has no {', '.join(listing.absent)}" if listing.absent else ""
         return replace(
             need,
-            state="to fetch" if missing == listing.bytes else "partly here",
+            state="to check" if missing == 0 else "to fetch" if missing == listing.bytes else "partly here",
             size=listing.bytes,
             missing=missing,
-            job=HubJob(asset=asset, listing=listing, cache=cache),
-            note=f"it has no {', '.join(listing.absent)}" if listing.absent else "",
+            job=HubJob(asset=asset, listing=listing, cache=cache, access=access, verify=self._wish.refresh),
+            note="; ".join(filter(None, (need.note, absent))),
         )
 
     def _on_web(self, need: Need, asset: Asset) -> Need:
@@ -227,6 +183,30 @@ class _Looker:
             missing=max((source.size or 0) - have, 0),
             job=UrlJob(asset=asset, source=source),
         )
+
+
+def _by_its_look(need: Need, asset: Asset, cache: Path, access: Access) -> Need:
+    """Return what is told of a repository that another tool fetched, where nobody can be asked what it has."""
+    found = find_unnoted(asset, cache)
+    if found is None:
+        return need
+    listing = Listing(commit=found.commit, files=found.files)
+    note = "complete as far as its own files tell: another tool fetched it, and nobody noted what the hub has"
+    job = HubJob(asset=asset, listing=listing, cache=cache, access=access)
+    return replace(need, state="here", size=listing.bytes, job=job, place=str(found.folder), note=note)
+
+
+def _note(asset: Asset, one: Planned) -> str:
+    """Return what a run would do without what is prepared for it."""
+    own = next((name for name in CACHES if one.plan.runtime != "host" and given_env(one.plan).get(name)), "")
+    if asset.source != "hub" or not own:
+        return ""
+    return f"its container has a cache of its own ({own}={given_env(one.plan)[own]}), and does not see this one"
+
+
+def _asker(one: Planned) -> str:
+    backends = ", ".join(dict.fromkeys(backend.name for backend in one.backends))
+    return f"asked for by the recipe and settings of {one.plan.card.name} (backend {backends})"
 
 
 def _source(asset: Asset, access: Access) -> str:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from madlite.assets import tries
 from tests.assets.hub_server import Hub, hub_server
 
 
@@ -9,3 +10,8 @@ from tests.assets.hub_server import Hub, hub_server
 def hub() -> Hub:
     with hub_server() as hub:
         yield hub
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch):
+    monkeypatch.setattr(tries, "FIRST_S", 0.0)

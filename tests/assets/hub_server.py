@@ -46,6 +46,11 @@ class Hub:
         self.hold = threading.Event()
         self.held = threading.Event()
         self.fail: dict[str, int] = {}  # part of a path → status
+        self.fail_gets: dict[str, int] = {}  # the same of GETs alone
+        self.fail_first: list[int] = []  # what the next answers of repositories fail with
+        self.retry_after = ""  # what a failing answer asks for
+        self.renamed: dict[str, str] = {}  # a repository's old name → its new one
+        self.spoiled: set[str] = set()  # parts of paths whose bytes come wrong, as many as announced
         self.ranges = True
         self.sent = 0
 
@@ -100,9 +105,15 @@ class _Handler(BaseHTTPRequestHandler):
         self.hub.asked.append(
             (self.command, path, self.headers.get("Range", ""), self.headers.get("Authorization", ""))
         )
-        for part, status in self.hub.fail.items():
+        failing = {**self.hub.fail, **(self.hub.fail_gets if self.command == "GET" else {})}
+        for part, status in failing.items():
             if part in path:
-                return self._say(status, b"{}")
+                return self._fail(status)
+        if self.hub.fail_first and "lab/" in path:
+            return self._fail(self.hub.fail_first.pop(0))
+        for old, new in self.hub.renamed.items():
+            if f"/{old}" in path:
+                return self._say(307, b"", {"Location": self.path.replace(old, new)})
         if path.startswith("/cdn/"):
             return self._send(next(data for data in self._contents() if _sha256(data) == path[5:]), {})
         if found := _REPO.fullmatch(path):
@@ -112,6 +123,9 @@ class _Handler(BaseHTTPRequestHandler):
         if path in self.hub.files:
             return self._send(self.hub.files[path], {"ETag": f'"{_sha256(self.hub.files[path])[:12]}"'})
         return self._say(404, b"")
+
+    def _fail(self, status: int) -> None:
+        self._say(status, b"{}", {"Retry-After": self.hub.retry_after} if self.hub.retry_after else {})
 
     def _contents(self):
         return (data for repo in self.hub.repos.values() for data in repo.files.values())
@@ -211,11 +225,14 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _write(self, data: bytes) -> None:
         hub = self.hub
-        if hub.hold_after is not None and len(data) > hub.hold_after:
-            self._put(data[: hub.hold_after])
+        if any(part in self.path for part in hub.spoiled):
+            data = bytes(len(data))
+        held_at = hub.hold_after
+        if held_at is not None and len(data) > held_at:
+            self._put(data[:held_at])
             hub.held.set()
             hub.hold.wait(60)
-            data = data[hub.hold_after :]
+            data = data[held_at:]
         elif hub.cut_after is not None and len(data) > hub.cut_after:
             self._put(data[: hub.cut_after])
             self.close_connection = True

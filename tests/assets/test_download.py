@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 
 import pytest
 
 from madlite.assets import download as module
-from madlite.assets.download import Source, download, look
+from madlite.assets import tries, web
+from madlite.assets.digest import Digest
+from madlite.assets.download import download, look
 from madlite.assets.locks import Stopped
+from madlite.assets.web import Source
 from madlite.errors import RuntimeProblem
 
 DATA = bytes(range(256)) * 4000
@@ -17,7 +21,7 @@ DATA = bytes(range(256)) * 4000
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
     monkeypatch.setattr(module, "CHUNK_BYTES", 1 << 14)
-    monkeypatch.setattr(module, "TRIES", 2)
+    monkeypatch.setattr(tries, "TRIES", 2)
 
 
 @pytest.fixture
@@ -146,3 +150,51 @@ def test_looking_tells_size_and_version(hub):
 def test_a_server_without_heads_is_asked_for_the_file_itself(hub):
     hub.fail["/f"] = 405
     assert look(f"{hub.url}/f", {}).size is None
+
+
+def test_a_server_that_falls_silent_costs_no_byte_that_came(hub, part, monkeypatch):
+    monkeypatch.setattr(web, "SILENT_S", 0.05)
+    monkeypatch.setattr(module, "CHUNK_BYTES", 1 << 20)
+    hub.files["/f"] = DATA[:25_000]
+    hub.hold_after = 10_000
+    fetch(hub, part, size=25_000)
+    assert part.read_bytes() == DATA[:25_000]
+    assert [span for _, span in hub.gets()] == ["", "bytes=10000-", "bytes=20000-"]
+
+
+def test_looking_waits_for_a_server_in_trouble(hub):
+    hub.files["/lab/f"] = DATA
+    hub.fail_first = [503]
+    assert look(f"{hub.url}/lab/f", {}).size == len(DATA)
+
+
+def test_a_pause_that_the_server_asks_for_is_kept(hub, part):
+    pauses = []
+
+    class Noting(Impatient):
+        def wait(self, timeout=None):
+            pauses.append(timeout)
+            return False
+
+    hub.files["/lab/f"] = DATA
+    hub.fail_first, hub.retry_after = [429], "7"
+    fetch(hub, part, path="/lab/f", stop=Noting())
+    assert pauses == [7.0] and part.read_bytes() == DATA
+
+
+def test_a_server_that_wants_to_be_left_alone_for_long_is(hub, part):
+    hub.fail["/f"], hub.retry_after = 429, "900"
+    with pytest.raises(RuntimeProblem, match="429 .*, and asks to wait 900 s"):
+        fetch(hub, part)
+    assert len(hub.gets()) == 1
+
+
+@pytest.mark.parametrize("resumed", [0, 5000])
+def test_every_byte_is_heard_for_the_digest(hub, part, resumed):
+    if resumed:
+        part.write_bytes(DATA[:resumed])
+    hub.cut_after = 300_000
+    digest = Digest(hashlib.sha256(DATA).hexdigest(), WHOLE)
+    hub.files["/f"] = DATA
+    download(Source(url=f"{hub.url}/f", size=WHOLE), part, {}, lambda count: None, Impatient(), digest)
+    assert digest.fits()

@@ -107,13 +107,47 @@ def test_a_data_set_is_no_model(hub):
 
 
 def test_no_such_revision(hub):
-    assert refused(hub, revision="v9").message == f"lab/open on {hub.url} has no revision 'v9'"
+    told = refused(hub, revision="v9")
+    assert told.message == f"lab/open on {hub.url} has no revision 'v9'"
+    assert f"{hub.url}/lab/open/tree/main" in told.hint
     assert ask(Asset(kind="model", ref="lab/open", revision="a" * 40), access(hub)).commit == "a" * 40
 
 
 @pytest.mark.parametrize("files", [("*.gguf",), ("tokenizer.model",)])
 def test_patterns_that_match_nothing(hub, files):
-    assert refused(hub, files=files).message == f"lab/open on {hub.url} has no file that matches {files[0]}"
+    told = refused(hub, files=files)
+    assert told.message == f"lab/open on {hub.url} has no file that matches {files[0]}"
+    assert told.hint == "it has README.md, config.json, model.safetensors"
+
+
+def test_an_empty_repository(hub):
+    hub.repos["models/lab/empty"] = Repo({})
+    assert refused(hub, ref="lab/empty").message == f"lab/empty on {hub.url} has no file at all"
+
+
+def test_a_repository_of_many_files_is_not_told_in_full(hub):
+    hub.repos["models/lab/many"] = Repo({f"{n}.txt": b"" for n in range(20)})
+    assert refused(hub, ref="lab/many", files=("*.bin",)).hint.endswith("7.txt and 12 more")
+
+
+@pytest.mark.parametrize("endpoint", ["huggingface.co", "http://", "http://a b", "ftp://x", "http://[x", "http://h:x"])
+def test_an_address_that_is_none_is_told_with_its_variable(endpoint):
+    with pytest.raises(Refused) as caught:
+        ask(Asset(kind="model", ref="lab/a"), Access(endpoint=endpoint))
+    assert caught.value.message == f"HF_ENDPOINT is '{endpoint}', which is no address of a hub"
+    assert "export HF_ENDPOINT=https://" in caught.value.hint
+
+
+@pytest.mark.parametrize("files", [(), ("config.json",)])
+def test_a_hub_in_trouble_for_a_while_is_asked_again(hub, files):
+    hub.fail_first = [429, 503, 500, 502]
+    assert ask(Asset(kind="model", ref="lab/open", files=files), access(hub)).files["config.json"] == 2
+
+
+def test_a_hub_that_wants_a_long_pause_is_not_asked_again(hub):
+    hub.fail["/api/"], hub.retry_after = 429, "300"
+    told = refused(hub)
+    assert "answered 429" in told.message and told.message.endswith("it asks to wait 300 s") and len(hub.asked) == 1
 
 
 def test_a_name_that_no_repository_can_have(hub):
@@ -130,6 +164,7 @@ def test_a_hub_in_trouble(hub, status, word):
 def test_a_token_that_may_not_do_this(hub):
     hub.fail["/resolve/"] = 403
     assert "the hub refuses lab/open with the token in HF_TOKEN" in refused(hub, "good").message
+    assert f"see {hub.url}/datasets/lab/set and" in refused(hub, "good", kind="dataset", ref="lab/set").hint
 
 
 def test_no_network_is_one_refusal_whatever_was_asked_for():

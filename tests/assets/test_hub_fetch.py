@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from madlite.assets import download
+from madlite.assets import tries
 from madlite.assets.hub import Access, ask
 from madlite.assets.hub_fetch import HubFetch, missing_bytes
 from madlite.assets.places import Token
@@ -29,7 +29,7 @@ WHOLE = sum(len(data) for name, data in FILES.items() if name != "x.txt")
 @pytest.fixture
 def hub(hub, monkeypatch):
     hub.repos["models/lab/small"] = Repo(dict(FILES))
-    monkeypatch.setattr(download, "TRIES", 1)
+    monkeypatch.setattr(tries, "TRIES", 1)
     return hub
 
 
@@ -176,3 +176,115 @@ def test_a_cache_that_cannot_be_written_to_is_named(hub, tmp_path):
     (tmp_path / "hub").write_text("a file")
     with pytest.raises(RuntimeProblem, match=str(tmp_path / "hub")):
         fetch(hub, (tmp_path / "hub", tmp_path / "data"))
+
+
+def damaged(places, name="model.safetensors"):
+    """Return a file of the cache after a bit of it was turned."""
+    file = (find_snapshot(MODEL, *places) / name).resolve()
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    return file
+
+
+def test_a_renamed_repository_gets_the_token_too(hub, places):
+    hub.repos["models/lab/small"].gated = True
+    hub.renamed["lab/old"] = "lab/small"
+    old = Asset(kind="model", ref="lab/old", gated=True, files=MODEL.files)
+    folder = fetch(hub, places, asset=old, token="good")
+    assert (folder / "config.json").read_bytes() == FILES["config.json"]
+    assert (folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
+    assert {auth for _, path, _, auth in hub.asked if "/cdn/" in path} == {""}
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_bytes_that_are_not_the_hub_s_are_refused(hub, places, name):
+    listing = listing_of(hub)
+    hub.spoiled = {listing.blobs[name], f"/{name}"}
+    with pytest.raises(RuntimeProblem, match=f"{name} of lab/small came damaged") as caught:
+        fetch(hub, places, listing=listing)
+    assert "mirror or a proxy" in caught.value.hint and find_snapshot(MODEL, *places) is None
+    hub.spoiled = set()
+    assert (fetch(hub, places) / name).read_bytes() == FILES[name]
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_what_was_damaged_on_the_disk_is_fetched_again_where_it_is_checked(hub, places, name):
+    listing = listing_of(hub)
+    fetch(hub, places, listing=listing)
+    damaged(places, name)
+    hub.asked.clear()
+    said = []
+    access = Access(endpoint=hub.url)
+    HubFetch(MODEL, *places, access, {}, said.append, lambda count: None, verify=True).run(listing)
+    assert (find_snapshot(MODEL, *places) / name).read_bytes() == FILES[name]
+    assert said == [f"{name} of lab/small is damaged: it is fetched again"]
+    assert len([path for path, _ in hub.gets() if "/cdn/" in path or "/resolve/" in path]) == (
+        2 if "safe" in name else 1
+    ), "the rest stays"
+
+
+@pytest.mark.parametrize(
+    ("status", "token", "told", "hint"),
+    [
+        (401, "good", "does not accept the token in HF_TOKEN", "settings/tokens"),
+        (403, "", "the hub refuses lab/small", "see http"),
+        (404, "", "lacks a file that its own listing names", "/tree/main"),
+    ],
+)
+def test_what_the_hub_refuses_of_a_download_is_told_as_where_it_is_asked(hub, places, status, token, told, hint):
+    listing = listing_of(hub)
+    hub.fail_gets["/resolve/"] = status
+    with pytest.raises(RuntimeProblem, match=told) as caught:
+        fetch(hub, places, token=token, listing=listing)
+    assert hint in caught.value.hint and "what came so far is kept" in caught.value.hint
+
+
+def test_another_host_that_refuses_is_named(hub, places):
+    listing = listing_of(hub)
+    hub.fail["/cdn/"] = 403
+    with pytest.raises(RuntimeProblem, match=f"^localhost:{hub.port}, which has the files of lab/small") as caught:
+        fetch(hub, places, listing=listing)
+    assert "proxy" in caught.value.hint
+
+
+def test_a_hub_that_is_in_trouble_for_a_while_is_waited_for(hub, places, monkeypatch):
+    monkeypatch.setattr(tries, "TRIES", 4)
+    hub.fail_first = [503, 429]
+    listing = listing_of(hub)
+    hub.fail_first = [502, 500, 429]
+    fetch(hub, places, listing=listing)
+    assert find_snapshot(MODEL, *places) is not None
+
+
+@pytest.fixture
+def no_links(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.file_download.are_symlinks_supported", lambda cache_dir=None: False)
+
+
+def test_a_disk_without_links_has_each_file_once(hub, places, no_links):
+    folder = fetch(hub, places)
+    assert (folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
+    assert not (folder / "model.safetensors").is_symlink() and (folder / "sub/more.json").is_file()
+    assert list((repo_folder(MODEL, places[0]) / "blobs").iterdir()) == []
+
+
+def test_on_a_disk_without_links_what_is_whole_is_not_fetched_again(hub, places, no_links):
+    listing = listing_of(hub)
+    folder = fetch(hub, places, listing=listing)
+    (folder / "config.json").unlink()
+    assert missing_bytes(MODEL, listing, places[0]) == 2
+    hub.asked.clear()
+    fetch(hub, places, listing=listing)
+    assert hub.gets("cdn") == [] and (folder / "config.json").read_bytes() == b"{}"
+
+
+def test_who_asks_is_said_and_nothing_else(hub, places):
+    from huggingface_hub.utils import build_hf_headers
+
+    from madlite import __version__
+    from madlite.assets.client import hub_client, named
+
+    hub_client()
+    agent = build_hf_headers(**named())["user-agent"]
+    assert agent.startswith(f"madlite/{__version__};") and "torch" not in agent

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
-from madlite.assets.room import Demand, find_tight, size_text
+from madlite.assets.room import Demand, find_shut, find_tight, size_text
 
 
 def test_what_does_not_fit_is_told_with_folder_bytes_and_a_way_out(tmp_path):
@@ -43,3 +44,20 @@ def test_sizes_are_said_as_people_say_them():
         "15.0 GiB",
         "3.0 TiB",
     ]
+
+
+def test_a_folder_that_cannot_be_written_to_is_told_and_one_that_can_is_left_as_it_was(tmp_path):
+    (tmp_path / "file").touch()
+    shut = [
+        Demand(folder=tmp_path / "file/hub", bytes=1, way="HF_HOME=…"),
+        Demand(folder=Path("/proc/none"), bytes=1),  # where not even root makes a folder
+        Demand(folder=tmp_path / "whole", bytes=1, within=tmp_path / "file/repository"),
+    ]
+    told = find_shut(shut)
+    assert [hint for _, hint in told] == ["HF_HOME=…", "", ""]
+    assert told[0][0] == f"{tmp_path}/file/hub cannot be written to: {tmp_path}/file is no folder"
+    assert told[1][0].startswith("/proc/none cannot be written to: /proc: ")
+    assert told[2][0].startswith(f"{tmp_path}/whole cannot be written to")
+    assert find_shut([Demand(folder=tmp_path / "not/there", bytes=1)]) == []
+    assert find_shut([Demand(folder=tmp_path / "file", bytes=0)]) == [], "nothing goes there"
+    assert [file.name for file in tmp_path.iterdir()] == ["file"]

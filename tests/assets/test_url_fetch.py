@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from madlite.assets import download
+from madlite.assets import tries
 from madlite.assets.presence import find_asset
 from madlite.assets.url_fetch import fetch_url, look_up, part_of
 from madlite.errors import RuntimeProblem
@@ -17,7 +17,7 @@ DATA = b"0123456789" * 20_000
 
 @pytest.fixture
 def asset(hub, monkeypatch):
-    monkeypatch.setattr(download, "TRIES", 1)
+    monkeypatch.setattr(tries, "TRIES", 1)
     hub.files["/sets/text.bin"] = DATA
     return Asset(kind="dataset", ref=f"{hub.url}/sets/text.bin", source="url", path="sets/text.bin", env="DATA_DIR")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -163,6 +164,73 @@ def test_a_branch_that_moved_is_fetched_where_it_is_asked_for(capfd, home, hub, 
     assert code == 0 and len(hub.gets("cdn")) == 2
     asset = Asset(kind="dataset", ref="allenai/c4", files=(C4,))
     assert find_asset(asset, home / "hf/hub", home / "data").name == "e" * 40
+
+
+def test_damage_on_the_disk_is_found_and_mended_where_it_is_asked_for(capfd, home, hub, token):
+    assert prepared(capfd)[0] == 0
+    (blob,) = (home / "hf/hub/datasets--allenai--c4/blobs").iterdir()
+    blob.write_bytes(bytes(len(PART)))
+    assert prepared(capfd)[0] == 0 and blob.read_bytes() == bytes(len(PART)), "only lengths are looked at"
+    code, out, _ = prepared(capfd, "--refresh")
+    assert code == 0 and "to check" in out
+    assert blob.read_bytes() == PART
+    hub.asked.clear()
+    assert prepared(capfd, "--refresh")[0] == 0 and hub.gets("cdn") == []
+
+
+@pytest.mark.parametrize("value", ["http://a b", "huggingface.co"])
+def test_an_address_of_the_hub_that_is_none_is_refused_by_its_name(capfd, token, monkeypatch, value):
+    monkeypatch.setenv("HF_ENDPOINT", value)
+    code, _, err = prepared(capfd)
+    assert code == 4 and f"HF_ENDPOINT is '{value}', which is no address of a hub" in err
+
+
+def test_blanks_around_the_address_of_the_hub_are_none_of_it(capfd, hub, token, monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", f" {hub.url}/ ")
+    assert prepared(capfd)[0] == 0
+
+
+def test_a_plan_s_own_variables_go_before_the_caller_s(capfd, home, hub, token, monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HUB_CACHE", str(home / "callers"))
+    mine = home / "mine"
+    own = [f"env.HF_ENDPOINT={hub.url}", "env.HF_HUB_OFFLINE=0", f"env.HF_HUB_CACHE={mine}"]
+    code, _, err = prepared(capfd, *(word for one in own for word in ("--set", one)))
+    assert code == 0, err
+    assert {file.name for file in mine.iterdir()} >= {"models--meta-llama--tiny", "datasets--allenai--c4"}
+    assert not (home / "callers").exists()
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    hub.asked.clear()
+    code, _, err = prepared(capfd, "--set", "env.HF_HUB_OFFLINE=1")
+    assert code == 4 and "is not here in full" in err and hub.asked == []
+
+
+def test_a_cache_that_cannot_be_written_to_is_refused_before_anything_is_fetched(capfd, home, hub, token):
+    (home / "hf").write_text("in the way")
+    code, _, err = prepared(capfd)
+    assert code == 4 and f"{home}/hf/hub cannot be written to: {home}/hf is no folder" in err and "HF_HOME=…" in err
+    assert hub.gets("resolve") == []
+
+
+def test_what_the_hub_does_not_have_is_told_with_who_asks_for_it(capfd, hub, token):
+    code, _, err = prepared(capfd, "--set", "tokenizer_repo=meta-llama/none")
+    assert code == 4 and "has no model repository meta-llama/none" in err
+    assert "asked for by the recipe and settings of demo_torchtitan_llama_debug (backend torchtitan)" in err
+
+
+def test_offline_a_cache_of_an_older_client_is_taken_by_its_look_and_used_from_then_on(capfd, home, hub, token):
+    assert prepared(capfd)[0] == 0
+    for place in (home / "hf/hub").glob("*--*"):
+        shutil.rmtree(place / ".madlite")
+        shutil.rmtree(place / "trees", ignore_errors=True)
+    assert "HF_HUB_OFFLINE" not in explained(capfd)[0]["env"]
+    hub.asked.clear()
+    code, out, err = prepared(capfd, "--offline", "--dry-run")
+    assert code == 0 and "complete as far as its own files tell" in out
+    assert "HF_HUB_OFFLINE" not in explained(capfd)[0]["env"], "a dry run notes nothing"
+    assert prepared(capfd, "--offline")[0] == 0 and hub.asked == []
+    assert explained(capfd)[0]["env"]["HF_HUB_OFFLINE"] == "1"
 
 
 def test_runs_that_need_nothing_say_so(capfd, hub):

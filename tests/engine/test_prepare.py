@@ -148,6 +148,8 @@ def test_what_each_run_fetches_for_itself_is_told_and_left(tmp_path, environ):
     found = look([planned(tmp_path, [each])], tmp_path, environ, offline=True)
     found.check()
     assert [(need.state, need.note, need.job) for need in found.needs] == [("by each run", "by the run", None)]
+    done, _ = fetch(found, tmp_path, environ)
+    assert done.by_runs == ("dataset squad",)
 
 
 # --- data that a run's own preparation makes, as processes of this machine
@@ -248,7 +250,7 @@ commit = (hub / "models--lab--m/refs/main").read_text()
 print((hub / "models--lab--m/snapshots" / commit / "tokenizer.json").read_text())
 print(os.environ["HF_HUB_OFFLINE"], os.environ["TRANSFORMERS_OFFLINE"], os.environ["HF_DATASETS_OFFLINE"])
 print((pathlib.Path(os.environ["DATA_DIR"]) / "sub/text.idx").read_text().strip())
-for place in (hub, pathlib.Path(os.environ["DATA_DIR"])):
+for place in (hub / "models--lab--m", pathlib.Path(os.environ["DATA_DIR"])):
     try:
         (place / "x").touch()
     except OSError as error:

@@ -59,10 +59,14 @@ def bring(tmp_path):
 def test_a_container_gets_the_cache_to_read_and_asks_nobody(tmp_path, environ, bring):
     bring(TOKENIZER, DATA)
     plan = use_prepared(make_plan(tmp_path), (TOKENIZER, DATA), environ)
-    assert plan.mounts == (Mount(source=f"{tmp_path}/hf/hub", target=HUB_INSIDE, read_only=True),)
+    assert plan.mounts == tuple(
+        Mount(source=f"{tmp_path}/hf/hub/{name}", target=f"{HUB_INSIDE}/{name}", read_only=True)
+        for name in ("models--lab--Lama", "datasets--lab--set")
+    )
     offline = dict.fromkeys(("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE"), "1")
     assert plan.env == {"HF_HUB_CACHE": HUB_INSIDE, **offline}
-    assert plan.origins["env.HF_HUB_OFFLINE"] == plan.origins[f"mount {HUB_INSIDE}"] == "madlite prepare"
+    mounted = plan.origins[f"mount {HUB_INSIDE}/models--lab--Lama"]
+    assert plan.origins["env.HF_HUB_OFFLINE"] == mounted == "madlite prepare"
     assert plan.notes == (f"lab/Lama, lab/set: prepared in {tmp_path}/hf/hub, nothing is fetched",)
 
 
@@ -79,12 +83,34 @@ def test_nothing_here_changes_nothing(tmp_path, environ):
     assert use_prepared(plan, (), environ) == plan
 
 
-@pytest.mark.parametrize("missing", [DATA, WIKI, EACH_RUN])
-def test_with_anything_missing_the_run_fetches_for_itself(tmp_path, environ, bring, missing):
+def test_with_a_repository_missing_the_run_fetches_for_itself(tmp_path, environ, bring):
+    bring(TOKENIZER)
+    plan = use_prepared(make_plan(tmp_path), (TOKENIZER, DATA), environ)
+    assert plan.mounts == () and plan.env == {}
+    assert DATA.ref in plan.notes[0] and "madlite prepare --tags tiny" in plan.notes[0]
+
+
+@pytest.mark.parametrize(("missing", "can"), [(WIKI, True), (FILE, True), (EACH_RUN, False)])
+def test_repositories_that_are_here_are_used_though_the_run_fetches_something_else(
+    tmp_path, environ, bring, missing, can
+):
+    """What it fetches may be of the hub as well: the cache around the repositories is the container's own."""
     bring(TOKENIZER)
     plan = use_prepared(make_plan(tmp_path), (TOKENIZER, missing), environ)
-    assert plan.mounts == () and plan.env == {}
-    assert missing.ref in plan.notes[0] and "madlite prepare --tags tiny" in plan.notes[0]
+    assert [mount.target for mount in plan.mounts] == [f"{HUB_INSIDE}/models--lab--Lama"]
+    assert plan.env == {"HF_HUB_CACHE": HUB_INSIDE}, "no switch keeps the rest from the network"
+    (note,) = plan.notes
+    assert note.startswith(f"lab/Lama: prepared in {tmp_path}/hf/hub, fetched by the run") and missing.ref in note
+    assert ("madlite prepare --tags tiny" in note) is can
+    host = use_prepared(make_plan(tmp_path, runtime="host"), (TOKENIZER, missing), environ)
+    assert host.env == {"HF_HUB_CACHE": f"{tmp_path}/hf/hub"}
+
+
+def test_what_repositories_share_is_mounted_too(tmp_path, environ, bring):
+    bring(TOKENIZER)
+    (tmp_path / "hf/hub/blobs").mkdir()
+    plan = use_prepared(make_plan(tmp_path), (TOKENIZER,), environ)
+    assert [mount.target for mount in plan.mounts] == [f"{HUB_INSIDE}/models--lab--Lama", f"{HUB_INSIDE}/blobs"]
 
 
 @pytest.mark.parametrize(
@@ -138,15 +164,36 @@ def backend(assets):
     )
 
 
-def test_a_gated_repository_that_is_here_needs_no_token(tmp_path, environ, bring):
-    def check():
-        plan = use_prepared(make_plan(tmp_path), (TOKENIZER,), environ)
-        return check_plans([Planned(plan=plan, backends=(backend([TOKENIZER]),), files=(), runtime=None)], Plugins())
+def checked(tmp_path, environ, assets, **changes):
+    plan = use_prepared(make_plan(tmp_path, **changes), assets, environ)
+    return check_plans([Planned(plan=plan, backends=(backend(assets),), files=(), runtime=None)], Plugins())
 
-    with pytest.raises(CheckFailed, match="lab/Lama is a gated repository"):
-        check()
+
+@pytest.mark.parametrize("others", [(), (EACH_RUN,), (WIKI,)])
+def test_a_gated_repository_that_is_here_needs_no_token(tmp_path, environ, bring, others):
+    with pytest.raises(CheckFailed, match="lab/Lama is a gated repository") as caught:
+        checked(tmp_path, environ, (TOKENIZER, *others))
+    assert "or madlite prepare --tags tiny once, after which runs need none" in caught.value.hint
     bring(TOKENIZER)
-    assert check() == ()
+    assert checked(tmp_path, environ, (TOKENIZER, *others)) == ()
+
+
+def test_only_gated_repositories_that_are_not_here_want_a_token(tmp_path, environ, bring):
+    other = Asset(kind="model", ref="lab/Other", gated=True)
+    bring(TOKENIZER)
+    assert checked(tmp_path, environ, (TOKENIZER, DATA), runtime="host") == ()
+    with pytest.raises(CheckFailed) as caught:
+        checked(tmp_path, environ, (TOKENIZER, other), runtime="host")
+    assert "lab/Other is a gated" in caught.value.message and "lab/Lama" not in caught.value.message
+    with pytest.raises(CheckFailed, match="lab/Lama"):  # a container sees nothing of an incomplete cache
+        checked(tmp_path, environ, (TOKENIZER, DATA))
+
+
+def test_a_repository_of_which_only_a_part_is_here_wants_a_token(tmp_path, environ, bring):
+    weights = Asset(kind="model", ref="lab/Lama", gated=True, files=("*.safetensors",))
+    bring(TOKENIZER)
+    with pytest.raises(CheckFailed, match="lab/Lama"):
+        checked(tmp_path, environ, (TOKENIZER, weights), runtime="host")
 
 
 def test_a_backend_is_asked_as_if_nothing_were_prepared(tmp_path, environ, bring):
