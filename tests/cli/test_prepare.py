@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 
 import pytest
 
@@ -307,7 +308,8 @@ def test_two_at_the_same_time_fetch_everything_once(home, hub, token):
 @pytest.mark.training
 def test_a_prepared_run_trains_without_a_network(capfd, home, hub, token, monkeypatch):
     """torchtitan, with the tokenizer and the part of c4 that were prepared, and no hub to ask."""
-    pytest.importorskip("torchtitan")
+    if find_spec("torchtitan") is None:  # which cannot be imported here where torch has no GPU: the run brings a shim
+        (pytest.fail if os.environ.get("CI") else pytest.skip)("torchtitan is not installed")
     from tests.plugins.logs import TEMPLATES
 
     made = home / "made"
