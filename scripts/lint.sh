@@ -7,4 +7,4 @@ bin=$1
 "$bin/mypy"
 "$bin/lint-imports"
 "$bin/python" -m pytest -q tests/test_style.py
-shellcheck scripts/*.sh tests/golden/*.sh .ci/run templates/tools/*.sh templates/tools/*/*.sh
+shellcheck scripts/*.sh madlite/testing/*.sh tests/golden/*.sh .ci/run templates/tools/*.sh templates/tools/*/*.sh

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from madlite.testing.checks import CHECKS, run_check
+from msgspec.structs import replace
+
+from madlite.testing.checks import CHECKS, NO_PLAN, run_check
 from madlite.testing.conformance import BackendConformance
 from madlite.testing.flaws import Flaw
 from madlite.testing.machines import MACHINES
@@ -36,7 +38,11 @@ def check_backend(
     """Return everything that is wrong with a backend; nothing where it conforms.
 
     What is given beside the backend is told by `Subject`; `only` are names of CHECKS, all of them where it is empty.
+
+    Raises:
+        ValueError: `only` names something else.
     """
+    names = _checks(only)
     subject = Subject(
         backend,
         cards,
@@ -50,4 +56,24 @@ def check_backend(
         installed=installed,
         most=most,
     )
-    return [flaw for name in only or CHECKS for flaw in run_check(name, subject)]
+    return _once(flaw for name in names for flaw in run_check(name, subject))
+
+
+def _checks(only: Iterable[str]) -> tuple[str, ...]:
+    if isinstance(only, str):
+        raise ValueError(f"only={only!r} is one text, where a list of names is wanted: only=[{only!r}]")
+    names = tuple(only) or tuple(CHECKS)
+    if unknown := [name for name in names if name not in CHECKS]:
+        raise ValueError(f"only={list(names)!r}: there is no check {unknown[0]!r}; there are {', '.join(CHECKS)}")
+    return names
+
+
+def _once(flaws: Iterable[Flaw]) -> list[Flaw]:
+    """Return flaws, and that there is no plan once, with the names of all checks that want one."""
+    found = list(flaws)
+    unplanned = [flaw for flaw in found if flaw.what == NO_PLAN]
+    kept = [flaw for flaw in found if flaw not in unplanned[1:]]
+    if len(unplanned) > 1:
+        others = ", ".join(flaw.check for flaw in unplanned[1:])
+        kept[kept.index(unplanned[0])] = replace(unplanned[0], where=f"{unplanned[0].where}, and for {others}")
+    return kept

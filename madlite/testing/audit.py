@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -22,13 +21,13 @@ _CHANGES: dict[str, tuple[str, ...]] = {
     "urllib": ("Request",),
 }
 _EVENTS = frozenset(f"{module}.{name}" for module, names in _CHANGES.items() for name in names)
-_here = threading.local()
+_lists: list[list[str]] = []  # those that are filled now
 _installed: list[bool] = []
 
 
 @contextmanager
 def watch() -> Iterator[list[str]]:
-    """Give a list that fills with what this thread does to disk, network, processes and the environment.
+    """Give a list that fills with what any thread does to disk, network, processes and the environment.
 
     What Python itself does to keep compiled modules is left out.  An audit hook stays for the life of the process;
     outside of `watch` it notes nothing.
@@ -37,22 +36,22 @@ def watch() -> Iterator[list[str]]:
         _installed.append(True)
         sys.addaudithook(_note)
     notes: list[str] = []
-    _here.notes = notes
+    _lists.append(notes)
     try:
         yield notes
     finally:
-        _here.notes = None
+        _lists.remove(notes)
 
 
 def _note(event: str, args: tuple[object, ...]) -> None:
-    notes = getattr(_here, "notes", None)
-    if notes is None or not (event == "open" or event in _EVENTS):
+    if not _lists or not (event == "open" or event in _EVENTS):
         return
     if event == "open" and not _writes(args):
         return
     told = " ".join(str(one) for one in args[:1])
     if "__pycache__" not in told:
-        notes.append(f"{'writes ' if event == 'open' else event + ' '}{told[:120]}")
+        for notes in _lists:
+            notes.append(f"{'writes ' if event == 'open' else event + ' '}{told[:120]}")
 
 
 def _writes(args: tuple[object, ...]) -> bool:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeAlias
+
+from msgspec.structs import replace
 
 from madlite.testing.flaws import Flaw
 from madlite.testing.fuzz import check_fuzz
@@ -24,7 +27,8 @@ from madlite.testing.subject import Subject, raised
 Check: TypeAlias = Callable[[Subject, Path], Iterable[Flaw]]
 """A check gets the subject and an empty folder of its own."""
 FEW, MANY = 3, 12  # plans whose scripts are read with odd values: of a sample, of all
-ROUNDS, FEW_ROUNDS = 30, 6  # of broken logs, likewise
+ROUNDS, FEW_ROUNDS = 30, 4  # of broken logs, likewise
+_CASE = re.compile(r"card \S.* on (\d+x\S+|cpu)( with .*)?$", re.DOTALL)  # as plans.Case is worded
 
 CHECKS: dict[str, Check] = {
     "members": lambda subject, folder: check_members(subject),
@@ -43,9 +47,23 @@ CHECKS: dict[str, Check] = {
 }
 
 
+NO_PLAN = "there is no plan to check"
+OF_PLANS = ("members", "names", "scripts", "quoting", "secrets", "purity", "results", "docs")
+"""Checks that look at plans, so that they find nothing where there is none."""
+
+
 def run_check(name: str, subject: Subject) -> list[Flaw]:
-    """Return what one check finds; a check that cannot go on says so and keeps what it found before."""
+    """Return what one check finds; a check that cannot go on says so and keeps what it found before.
+
+    Raises:
+        ValueError: there is no check of this name.
+    """
+    if name not in CHECKS:
+        raise ValueError(f"there is no check {name!r}: there are {', '.join(CHECKS)}")
     found: list[Flaw] = []
+    if name in OF_PLANS and not subject.made:
+        mend = "give a card that the backend plans; the check `rendering` says what keeps it from that"
+        found.append(Flaw(check=name, where=f"backend {subject.name}", what=NO_PLAN, mend=mend))
     with tempfile.TemporaryDirectory(prefix="madlite_kit_") as folder:
         try:
             for flaw in CHECKS[name](subject, Path(folder)):
@@ -54,4 +72,17 @@ def run_check(name: str, subject: Subject) -> list[Flaw]:
         except Exception as error:  # noqa: BLE001 - the border to the backend under test
             mend = "mend this first; the rest of this check was not done"
             found.append(Flaw(check=name, where=f"backend {subject.name}", what=raised(error), mend=mend))
-    return found
+    return _grouped(found)
+
+
+def _grouped(flaws: Sequence[Flaw]) -> list[Flaw]:
+    """Return flaws that differ in nothing but the card, machine and what was asked as one: the first, and how many."""
+    groups: dict[Flaw, list[Flaw]] = {}
+    for flaw in flaws:
+        groups.setdefault(replace(flaw, where=_CASE.sub("", flaw.where)), []).append(flaw)
+    return [_with_count(group[0], len(group) - 1) for group in groups.values()]
+
+
+def _with_count(flaw: Flaw, more: int) -> Flaw:
+    cases = f"and {more} more case{'s' if more > 1 else ''}"
+    return replace(flaw, where=f"{flaw.where} {cases}") if more else flaw

@@ -9,13 +9,14 @@ from madlite.measure.lines import LONGEST
 from madlite.testing.flaws import Flaw
 from madlite.testing.limits import limited
 from madlite.testing.members import is_event
+from madlite.testing.reading import missing_logs
 from madlite.testing.subject import Subject, follow, lines_of, raised
 from madlite.types import Line, Quantity, RunPlan, Step
 
 CHECK = "fuzz"
 LINE_LIMIT_S = 2.0  # of this process's time for the longest line that a reader can get
 _LINES = 5  # such lines may a broken log take as long as
-_SPOTS, _FEW_SPOTS = 8, 3  # of a step's line, at which a long line goes on
+_SPOTS, _FEW_SPOTS = 8, 2  # of a step's line, at which a long line goes on
 _NOISE = (
     b"\x00\xff\xfe\x80\xc3(" * 20,
     b"step: nan loss: inf {'loss': 1e999, 'n': -0} " + b"9" * 5000,
@@ -33,6 +34,7 @@ def check_fuzz(subject: Subject, rounds: int) -> Iterator[Flaw]:
 
     Each log is broken in `rounds` ways, and read by readers of no plan and of two; of a sample, of none and of one.
     """
+    yield from missing_logs(subject, CHECK)
     plans: list[RunPlan | None] = [None, *(made.plan for made in subject.spread(2 if subject.most is None else 1))]
     seen: set[str] = set()
     for plan in plans:

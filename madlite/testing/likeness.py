@@ -7,8 +7,11 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache, reduce
 from typing import Any, TypeAlias
 
+_VALUE = "\x03"  # stands for a value among words for people
+_NAMED = 2  # words that begin what is noted of a variable
 Other: TypeAlias = "tuple[str, str] | None"
 """A key and what became of its value."""
 
@@ -24,7 +27,21 @@ def _as_template_json(text: str) -> str:
     return _as_json(text).replace("\\u0000", "\\u")
 
 
-_FORMS = (str, _as_json, lambda text: json.dumps(text, ensure_ascii=False)[1:-1], _as_template_json)
+def _in_double_quotes(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"')
+
+
+def _as_bash(text: str) -> str:
+    """Return what bash's printf %q makes of a text."""
+    if "\n" in text:
+        return "$'" + text.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n") + "'"
+    return re.sub(r"([^\w@%+=:,./-])", r"\\\1", text)
+
+
+_FORMS = (
+    *(str, _as_json, lambda text: json.dumps(text, ensure_ascii=False)[1:-1], _as_template_json),
+    *(_in_double_quotes, _as_bash),
+)
 
 
 def plain_mark(key: str) -> str:
@@ -66,6 +83,49 @@ def without_common(
     return before, after
 
 
+def first_unsaid(plain: Sequence[tuple[str, ...]], odd: Sequence[tuple[str, ...]], keys: Sequence[str]) -> Other:
+    """Return the first words for people, or of a variable, that hold a mark and have no like on the other side.
+
+    A value may be in them as a word, as some where a setting is meant to be some, or joined again.
+    """
+    marked = [words for words in plain if told_keys(repr(words), keys)]
+    kinds = {words[:_NAMED] if words[0] == "variable" else words[:1] for words in marked}
+    others = [words for words in odd if words[:_NAMED] in kinds or words[:1] in kinds]
+    said = {_as_said(words, keys) for words in others}
+    for words in marked:
+        if _as_said(words, keys) not in said:
+            like = next((one for one in others if one[0] == words[0]), ("nothing",))
+            return told_keys(repr(words), keys)[0], f"{' '.join(like)!r:.80} in place of {' '.join(words)!r:.80}"
+    return None
+
+
+def _as_said(words: Sequence[str], keys: Sequence[str]) -> tuple[str, ...]:
+    """Return words with marks for values; of words that are values or parts of them one for all that are in a row."""
+    whole = {part for key in keys for some in _parts(key) for part in some} | set(map(plain_mark, keys))
+    found: list[str] = []
+    for word in words:
+        told = reduce(_with_mark, keys, word)
+        told = _VALUE if told in whole else told
+        if told != _VALUE or found[-1:] != [_VALUE]:
+            found.append(told)
+    return tuple(found)
+
+
+@cache
+def _parts(key: str) -> tuple[tuple[str, ...], ...]:
+    """Return what splitting makes of a key's odd value, as it is and as printf %q has it."""
+    value = odd_value(key)
+    parts = (tuple(_split(value)), tuple(value.split()))
+    return (*parts, *(tuple(map(_as_bash, some)) for some in parts))
+
+
+def _with_mark(word: str, key: str) -> str:
+    if f"kit_canary_{key}" in word:
+        for text in (*(form(odd_value(key)) for form in _FORMS), *map(" ".join, _parts(key))):
+            word = word.replace(text, plain_mark(key))
+    return word
+
+
 def _marked(word: str, keys: Sequence[str]) -> str:
     for key in keys:
         if f"kit_canary_{key}" in word:
@@ -105,9 +165,7 @@ def _lengths(one: Any, odd: list[Any], keys: Sequence[str]) -> Iterator[int]:
         yield 1
     for key in keys:
         if one == plain_mark(key):
-            yield from (
-                len(words) for words in (_split(odd_value(key)), odd_value(key).split()) if odd[: len(words)] == words
-            )
+            yield from (len(words) for words in _parts(key) if odd[: len(words)] == list(words))
 
 
 def _split(text: str) -> list[str]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 from madlite.errors import UsageProblem
 from madlite.testing.flaws import Flaw
+from madlite.testing.limits import answered
 from madlite.testing.plans import WORKSPACE, ask, options_of
 from madlite.testing.subject import Subject, raised
 from madlite.types import Asset, Card, Draft, Event, Finding
@@ -93,9 +94,11 @@ def _answers(subject: Subject) -> Iterator[Flaw]:
         for member, kind in (("check", Finding), ("assets", Asset)):
             where = f"{member} of {made.case}"
             try:
-                items = list(getattr(subject.backend, member)(made.plan))
+                items = answered(getattr(subject.backend, member), made.plan)
             except Exception as error:  # noqa: BLE001 - the border to the backend under test
                 yield _flaw(where, f"it raised {raised(error)}", f"return what is wrong as {kind.__name__}")
+                if isinstance(error, TimeoutError):  # each further one would take as long
+                    return
                 continue
             yield from (
                 _flaw(where, f"it answered {item!r}", f"return madlite.{kind.__name__}")
@@ -121,7 +124,7 @@ def check_finish(subject: Subject, folder: Path) -> Iterator[Flaw]:
         for outputs in (folder, folder / "not_there"):
             where = f"finish({'an empty folder' if outputs == folder else 'a folder that is not there'})"
             try:
-                events: Iterable[Event] = list(subject.backend.reader(plan).finish(outputs))
+                events: list[Event] = answered(subject.backend.reader(plan).finish, outputs)
             except Exception as error:  # noqa: BLE001 - as above
                 mend = "return nothing where no file is"
                 yield Flaw(check="finish", where=where, what=f"it raised {raised(error)}", mend=mend)

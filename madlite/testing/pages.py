@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from madlite.testing.flaws import Flaw
-from madlite.testing.subject import Subject
+from madlite.testing.subject import NAME_IT, Subject
 
 CHECK = "docs"
 
@@ -22,7 +22,7 @@ def check_docs(subject: Subject) -> Iterator[Flaw]:
         if path.is_file():
             texts.append(path.read_text(encoding="utf-8"))
         else:
-            yield Flaw(check=CHECK, where=f"page {path}", what="it is not there", mend="name the file as it is")
+            yield Flaw(check=CHECK, where=f"page {path}", what="it is not there", mend=NAME_IT)
     page, pages = "\n".join(texts), ", ".join(path.name for path in subject.docs)
     for kind, names in _names(subject).items():
         for name in names:

@@ -16,6 +16,7 @@ from madlite.plan.render import Rendered, render
 from madlite.plan.values import asked_values
 from madlite.recipe_book import RecipeBook, read_book
 from madlite.recipes import RecipeBackend, bare_name
+from madlite.testing.limits import CALL_LIMIT_S, limited
 from madlite.testing.machines import name_of
 from madlite.types import Backend, Card, Draft, Machine, Request, RunPlan, Value
 
@@ -68,10 +69,12 @@ def ask(backend: Backend, case: Case, options: Options) -> Sequence[Draft]:
 
     Raises:
         UsageProblem: the backend refuses it.
+        TimeoutError: it takes longer than any question needs.
     """
     request = _request(case)
     asked = asked_values(layers(request, Context(), options))
-    return backend.expand(replace(request, settings=asked), case.machine)
+    with limited(CALL_LIMIT_S):
+        return backend.expand(replace(request, settings=asked), case.machine)
 
 
 def plan_of(backend: Backend, case: Case, draft: Draft, options: Options) -> RunPlan:

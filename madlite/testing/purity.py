@@ -17,6 +17,7 @@ from madlite.plan.given import layers
 from madlite.plan.values import asked_values
 from madlite.testing.audit import watch
 from madlite.testing.flaws import Flaw
+from madlite.testing.limits import answered
 from madlite.testing.plans import Made, options_of
 from madlite.testing.subject import Subject
 from madlite.types import Draft, Request
@@ -26,7 +27,9 @@ _POISON = "left_by_the_kit"
 
 
 def check_purity(subject: Subject) -> Iterator[Flaw]:
-    """Yield what expand, check and assets do beside answering."""
+    """Yield what expand, check and assets do beside answering, the first time they are asked too."""
+    for where, what in subject.done_at_first:
+        yield _world(where, what)
     for made in subject.spread(8):
         request = Request(card=made.case.card, tag=made.case.card.name)
         asked = asked_values(layers(request, Context(), options_of(made.case)))
@@ -43,7 +46,7 @@ def _pure(subject: Subject, made: Made, member: str, given: tuple[Any, ...]) -> 
     with watch() as done:
         first = _answer(call, given)
     for what in dict.fromkeys(done):
-        yield _flaw(where, f"it does something to the world: {what}", "planning only reads; do it in run.sh")
+        yield _world(where, what)
     if dict(os.environ) != environ or Path.cwd() != folder:
         yield _flaw(where, "it changes the environment or the working folder", "put variables into Draft.env")
     if given != before:
@@ -58,7 +61,7 @@ def _pure(subject: Subject, made: Made, member: str, given: tuple[Any, ...]) -> 
 
 def _answer(call: Callable[..., Any], given: tuple[Any, ...]) -> Any:
     try:
-        return list(call(*given))
+        return answered(call, *given)
     except UsageProblem as problem:
         return (problem.message, problem.hint)
 
@@ -74,6 +77,10 @@ def _poisoned(drafts: Any) -> Iterator[None]:
     finally:
         for table in tables:
             table.pop(_POISON, None)
+
+
+def _world(where: str, what: str) -> Flaw:
+    return _flaw(where, f"it does something to the world: {what}", "planning only reads; do it in run.sh")
 
 
 def _flaw(where: str, what: str, mend: str) -> Flaw:

@@ -6,9 +6,11 @@ Where the words of the script and the contents of its other files differ in more
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import TypeAlias
 
@@ -17,16 +19,25 @@ from msgspec.structs import replace
 from madlite.errors import MadliteError
 from madlite.plan.render import render
 from madlite.testing.flaws import Flaw
-from madlite.testing.likeness import first_other, odd_value, plain_mark, told_keys, without_common
+from madlite.testing.likeness import first_other, first_unsaid, odd_value, plain_mark, told_keys, without_common
+from madlite.testing.limits import answered
 from madlite.testing.plans import Made, ask, options_of, plan_of
 from madlite.testing.scripts import parsed
 from madlite.testing.subject import Subject
-from madlite.testing.words import Words, words_of
+from madlite.testing.words import LIMIT_S, Words, words_of
 
 CHECK = "quoting"
 _CHOOSING = ("recipe", "release", "recipe_device", "mode", "precision")  # these words choose, and refuse others
 _MEND = "write each value through the filter sh in a script, through toml or tojson in a file"
 _ARGS = "args"
+_SCRIPT = "run.sh"
+_PYTHON = "env.MADLITE_PYTHON"
+_SLOW = (
+    f"a script is read for {LIMIT_S:g} s: let loops that wait call sleep, put long work into a program, "
+    "and set nothing that is read-only in bash's restricted mode"
+)
+_AS_WORD = "give it to the program as a word of its own, which the code reads: python3 - {{ value | sh }} <<'END'"
+_CODE = re.compile(r"(?:python|pypy|bash|sh|dash|zsh|perl|ruby|node)[\d.]*")
 _STRUCTURED = (".json", ".toml", ".yaml", ".yml")
 Told: TypeAlias = tuple[str, str]
 """A key and what became of its value."""
@@ -44,7 +55,10 @@ def check_quoting(subject: Subject, folder: Path, most: int) -> Iterator[Flaw]:
         for key, what in _of_keys(subject, made, keys, folder) if made.files and keys else ():
             if key not in seen:
                 seen.add(key)
-                yield Flaw(check=CHECK, where=f"{_worded(key)} of {made.case}", what=what, mend=_MEND)
+                mend = _SLOW if key == _SCRIPT else _AS_WORD if what.startswith("it ") else _MEND
+                yield Flaw(check=CHECK, where=f"{_worded(key)} of {made.case}", what=what, mend=mend)
+        if _SCRIPT in seen:
+            return
 
 
 def _of_keys(subject: Subject, made: Made, keys: Sequence[str], folder: Path) -> Iterator[Told]:
@@ -57,7 +71,7 @@ def _of_keys(subject: Subject, made: Made, keys: Sequence[str], folder: Path) ->
             yield from _alone(subject, made, keys[0])
             return
     else:
-        if not told or len(keys) == 1:
+        if not told or len(keys) == 1 or told[0][0] == _SCRIPT:
             yield from told
             return
     half = len(keys) // 2
@@ -87,9 +101,15 @@ def _compared(subject: Subject, made: Made, keys: Sequence[str], folder: Path) -
     for path, data in odd.items():
         if path.endswith(_STRUCTURED) and (other := _other_content(path, plain[path], data, keys)):
             yield other[0], f"an odd value changes {path}: {other[1]}"
-    for inverted in (False, True) if "run.sh" in odd else ():
-        straight, bent = (_words(files, folder, inverted) for files in (plain, odd))
+    for inverted in (False, True) if _SCRIPT in odd else ():
+        straight = _words(plain, folder, inverted)
+        if not straight.whole:
+            yield _SCRIPT, "it could not be read to its end"
+            return
+        bent = _words(odd, folder, inverted)
         told = [*_other_words(straight, bent, keys)]
+        if not told and not bent.whole and not any(_is_checked(subject, made, key) for key in keys):
+            told = [(keys[0], "an odd value keeps run.sh from being read to its end")]
         yield from told
         if told:
             return
@@ -107,12 +127,59 @@ def _other_words(plain: Words, odd: Words, keys: Sequence[str]) -> Iterator[Told
     called = {key for words in odd.commands for key in keys if words[:1] and words[0].startswith(_call_of(key))}
     for key in sorted(called):
         yield key, "a part of an odd value is run as a command of run.sh"
-    if called or not (plain.whole and odd.whole):
+    yield from _in_code(odd, sorted(set(keys) - called))
+    if called or not odd.whole:
         return
-    before, after = without_common(plain.commands, odd.commands, keys)
-    other = first_other(before, after, keys)
+    straight, bent = ([tuple(_plain_code(words, keys)) for words in one.commands] for one in (plain, odd))
+    other = first_unsaid(list(filter(_is_said, straight)), list(filter(_is_said, bent)), keys)
+    if other is None:
+        before, after = without_common(_not_said(straight), _not_said(bent), keys)
+        other = first_other(before, after, keys)
     if other is not None:
         yield other[0], f"an odd value changes the words of run.sh: {other[1]}"
+
+
+def _in_code(odd: Words, keys: Sequence[str]) -> Iterator[Told]:
+    """Yield keys whose values are texts of a script that something else than bash's grammar ends or reads."""
+    codes = [code for words in odd.commands for code in _codes(words)]
+    for key in keys:
+        if any(f"\n{_call_of(key)} | {_call_of(key)}\n" in text for text in odd.documents):
+            yield key, "it stands in a here-document of run.sh, which a line of it could end"
+        elif any(odd_value(key) in code != odd_value(key) for code in codes):
+            yield key, "it is a part of code that a program of run.sh reads"
+
+
+def _not_said(commands: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    return [words for words in commands if not _is_said(words)]
+
+
+def _is_said(words: tuple[str, ...]) -> bool:
+    """Say whether words are for people or a variable, not for a program."""
+    return words[:1] in (("echo",), ("printf",), ("variable",))
+
+
+def _codes(words: tuple[str, ...]) -> list[str]:
+    """Return those words that a program reads as code: behind -c, or its here-document."""
+    if words[:1] == ("<<",):
+        return [words[2]] if _is_program(words[1]) else []
+    found = [n for n, word in enumerate(words[:-1]) if word in ("-c", "-e") and any(map(_is_program, words[:n]))]
+    return [words[found[0] + 1]] if found else []
+
+
+def _is_program(word: str) -> bool:
+    marks = (plain_mark(_PYTHON), odd_value(_PYTHON))
+    return word in marks or _CODE.fullmatch(word.rpartition("/")[2]) is not None
+
+
+def _plain_code(words: tuple[str, ...], keys: Sequence[str]) -> Iterator[str]:
+    """Yield words; in code a value that is quoted for a shell is its mark."""
+    codes = _codes(words)
+    for word in words:
+        yield reduce(_without_quotes, keys, word) if word in codes else word
+
+
+def _without_quotes(code: str, key: str) -> str:
+    return code.replace(shlex.quote(odd_value(key)), plain_mark(key))
 
 
 def _call_of(key: str) -> str:
@@ -159,7 +226,7 @@ def _is_checked(subject: Subject, made: Made, key: str) -> bool:
     case = replace(made.case, asked=(*made.case.asked, (key, odd_value(key))))
     options = options_of(case)
     plan = plan_of(subject.backend, case, ask(subject.backend, case, options)[0], options)
-    return any(finding.fatal for finding in subject.backend.check(plan))
+    return any(finding.fatal for finding in answered(subject.backend.check, plan))
 
 
 def _text_keys(made: Made) -> Iterator[str]:
@@ -169,8 +236,8 @@ def _text_keys(made: Made) -> Iterator[str]:
     if made.plan.variant:
         yield "model"
     yield _ARGS
-    yield from (f"env.{name}" for name in (*made.draft.env, "MADLITE_PYTHON"))
+    yield from (f"env.{name}" for name in (*made.draft.env, _PYTHON[4:]))
 
 
 def _worded(key: str) -> str:
-    return "args" if key == _ARGS else f"variable {key[4:]}" if key.startswith("env.") else f"setting {key}"
+    return key if key in (_ARGS, _SCRIPT) else f"variable {key[4:]}" if key.startswith("env.") else f"setting {key}"

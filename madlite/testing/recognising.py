@@ -7,7 +7,7 @@ from collections.abc import Generator, Iterator, Sequence
 
 from madlite.testing.flaws import Flaw
 from madlite.testing.known import HEADS
-from madlite.testing.subject import Subject, lines_of, raised
+from madlite.testing.subject import NAME_IT, Subject, lines_of, raised
 from madlite.types import Backend
 
 CHECK = "recognising"
@@ -30,14 +30,17 @@ def check_recognising(subject: Subject) -> Iterator[Flaw]:
         if sure and head[:1] != ("Traceback (most recent call last):",):
             where = f"recognise of {head!r:.40}"
             yield Flaw(check=CHECK, where=where, what=f"it answered {sure:g} of what is no log", mend=_MEND)
-    for path in subject.logs:
-        own = _head(subject.bytes[path])
+    for path, data in subject.bytes.items():
+        own = _head(data)
         sure = yield from _asked(subject, own, f"log {path.name}")
         yield from _claimed_by_others(subject, path.name, own, sure)
     for owner, begin in HEADS.items():
         yield from _foreign(subject, f"a log of {owner}", owner, begin)
     for path, owner in subject.foreign.items():
-        yield from _foreign(subject, f"log {path.name} of {owner}", owner, _head(path.read_bytes()))
+        if path.is_file():
+            yield from _foreign(subject, f"log {path.name} of {owner}", owner, _head(path.read_bytes()))
+        else:
+            yield Flaw(check=CHECK, where=f"foreign log {path}", what="it is not there", mend=NAME_IT)
 
 
 def _head(data: bytes) -> list[str]:

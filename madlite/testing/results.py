@@ -8,6 +8,7 @@ from shutil import copyfile, copytree
 
 from madlite.backend import StepPattern
 from madlite.testing.flaws import Flaw
+from madlite.testing.limits import answered
 from madlite.testing.subject import Subject
 from madlite.types import Quantity, ResultRule, Step, Summary
 
@@ -19,6 +20,9 @@ def check_results(subject: Subject, folder: Path) -> Iterator[Flaw]:
 
     `folder` is where the files that a run leaves are copied to, for readers may ask whether they are of their run.
     """
+    for outputs in (path for path in subject.outputs if not path.is_dir()):
+        mend = 'outputs = ["a folder of a run\'s files"]'
+        yield Flaw(check=CHECK, where=f"outputs {outputs}", what="there is no such folder", mend=mend)
     quantities, keys = _given(subject, folder)
     for rule in {repr(made.draft.result_rule): made.draft.result_rule for made in subject.made}.values():
         if rule.kind == "steps" and quantities:
@@ -28,10 +32,10 @@ def check_results(subject: Subject, folder: Path) -> Iterator[Flaw]:
 def _given(subject: Subject, folder: Path) -> tuple[set[Quantity], set[str]]:
     """Return what steps and summaries of logs and files hold, and what the step pattern of a TemplateBackend reads."""
     events = [event for told in subject.told.values() for event in told]
-    for number, outputs in enumerate(subject.outputs):
+    for number, outputs in enumerate(path for path in subject.outputs if path.is_dir()):
         reader = subject.backend.reader(None)
         copy = Path(copytree(outputs, folder / str(number), copy_function=copyfile))
-        events += reader.finish(copy)
+        events += answered(reader.finish, copy)
     quantities = {quantity for event in events if isinstance(event, Step) for quantity in event.values}
     pattern = getattr(subject.backend, "step", None)
     if isinstance(pattern, StepPattern):

@@ -25,8 +25,8 @@ _NO_SHELLCHECK = "pip install 'madlite[testing]', or your system's package shell
 def check_rendering(subject: Subject) -> Iterator[Flaw]:
     """Yield cases that cannot be planned or rendered, and cards that no machine has a run for."""
     made, flaws, _ = subject.planned
-    yield from flaws
-    if not subject.cards:
+    yield from (*subject.wrong, *flaws)
+    if not subject.cards and not subject.wrong:
         mend = 'name cards: cards = [{"name": …, "backend": …}], or the path of a models.json'
         yield Flaw(check=CHECK, where=f"backend {subject.name}", what="there is no card to plan for", mend=mend)
     if subject.most is None:  # else what it is not refused for may not be in the sample

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from madlite.errors import MadliteError
 from madlite.testing.flaws import Flaw
+from madlite.testing.limits import answered
 from madlite.testing.plans import Made, ask, finish, options_of
 from madlite.testing.subject import Subject
 
@@ -38,7 +39,7 @@ def _shown(subject: Subject, made: Made) -> Iterator[Flaw]:
         yield from _in(f"draft of {made.case}", repr(one.draft))
         for file in one.files:
             yield from _in(f"{file.path} of {made.case}", file.data.decode("utf-8", "replace"))
-        told = [*subject.backend.check(one.plan), *subject.backend.assets(one.plan)]
+        told = [*answered(subject.backend.check, one.plan), *answered(subject.backend.assets, one.plan)]
         yield from _in(f"findings and assets of {made.case}", repr(told))
 
 

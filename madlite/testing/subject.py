@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -13,12 +14,14 @@ from madlite.errors import MadliteError, UsageProblem
 from madlite.measure.lines import LineSplitter
 from madlite.plugins import Plugins, load_plugins
 from madlite.resources import template_root
+from madlite.testing.audit import watch
 from madlite.testing.flaws import Flaw
-from madlite.testing.limits import limited
+from madlite.testing.limits import answered, limited
 from madlite.testing.machines import MACHINES
 from madlite.testing.plans import Case, Made, ask, finish, list_cases, options_of
 from madlite.types import Backend, Card, Event, Line, Machine, Reader
 
+NAME_IT = "name the file as it is"  # what to do about one that is not there
 LOG_LIMIT_S = 60.0  # of this process's time
 CardLike: TypeAlias = Card | Mapping[str, Any] | Path | str
 """A card, one as models.json writes it, or the path of a models.json."""
@@ -58,7 +61,8 @@ class Subject:
     ) -> None:
         self.backend = backend
         self.name = str(getattr(backend, "name", "") or type(backend).__name__)
-        self.cards = tuple(card for given in cards for card in _cards(given))
+        self.wrong: list[Flaw] = []  # in what is given beside the backend
+        self.cards = tuple(card for given in cards for card in self._cards(given))
         self.logs = {Path(path): count for path, count in (logs or {}).items()}
         self.outputs = tuple(Path(path) for path in outputs)
         self.docs = tuple(Path(path) for path in docs)
@@ -67,6 +71,7 @@ class Subject:
         self.machines = tuple(machines)
         self.installed = installed
         self.most = most
+        self.done_at_first: list[tuple[str, str]] = []  # what planning did to the world before anything was cached
         self._templates = tuple(map(Path, templates))
 
     @cached_property
@@ -82,10 +87,13 @@ class Subject:
 
     @cached_property
     def search(self) -> tuple[Path, ...]:
-        """Where templates are looked for: as in a run, but for the working folder's own."""
+        """Where templates are looked for: as in a run, but for the working folder's own.
+
+        That is beside the plugin's module; of a backend that no plugin brings, beside its class and those it inherits.
+        """
         known = self.plugins.backends() if self.installed else {}
         mine = [plugin.folder for backend, plugin in known.values() if type(backend) is type(self.backend)]
-        folders = [folder for folder in (*mine, _folder_of(self.backend)) if folder]
+        folders = [folder for folder in mine or _folders_of(self.backend) if folder]
         beside = [place for folder in dict.fromkeys(folders) for place in (folder / "templates", folder)]
         return (*self._templates, *beside, template_root(None))
 
@@ -106,10 +114,15 @@ class Subject:
         for case in self.cases:
             options = options_of(case)
             try:
-                drafts = ask(self.backend, case, options)
+                with self._watched("expand", case):
+                    drafts = ask(self.backend, case, options)
             except UsageProblem:
                 refused.append(case)
                 continue
+            except TimeoutError as error:
+                mend = "expand only computes; nothing more was planned"
+                flaws.append(_rendering(case, f"expand raised {raised(error)}", mend))
+                break
             except Exception as error:  # noqa: BLE001 - the border to the backend under test
                 mend = "expand refuses with madlite.UsageProblem, and raises nothing else"
                 flaws.append(_rendering(case, f"expand raised {raised(error)}", mend))
@@ -120,7 +133,37 @@ class Subject:
                 what = error.message if isinstance(error, MadliteError) else f"planning raised {raised(error)}"
                 mend = f"templates are looked for in {', '.join(map(str, self.search))}"
                 flaws.append(_rendering(case, what, mend))
+        self._ask_first(made)
         return tuple(made), tuple(flaws), tuple(refused)
+
+    def _ask_first(self, made: Sequence[Made]) -> None:
+        """Call check and assets of some plans as nobody has before; what they answer other checks look at."""
+        for one in _spread(made, 8):
+            for member in ("check", "assets"):
+                try:
+                    with self._watched(member, one.case):
+                        answered(getattr(self.backend, member), one.plan)
+                except TimeoutError:
+                    return
+                except Exception:  # noqa: BLE001, S112 - the check of members tells it
+                    continue
+
+    @contextmanager
+    def _watched(self, member: str, case: Case) -> Iterator[None]:
+        with watch() as done:
+            try:
+                yield
+            finally:
+                self.done_at_first += [(f"{member} of {case}", what) for what in dict.fromkeys(done)]
+
+    def _cards(self, given: CardLike) -> tuple[Card, ...]:
+        try:
+            return _cards(given)
+        except (MadliteError, OSError) as error:
+            what = error.message if isinstance(error, MadliteError) else str(error)
+            mend = 'a card is {"name": …, "backend": …}, or the path of a models.json'
+            self.wrong.append(Flaw(check="rendering", where="cards", what=what, mend=mend))
+            return ()
 
     @property
     def made(self) -> tuple[Made, ...]:
@@ -129,12 +172,7 @@ class Subject:
 
     def spread(self, count: int) -> tuple[Made, ...]:
         """Return at most so many of the plans, the first of each set of files before others of its kind."""
-        kinds: dict[tuple[object, ...], list[Made]] = {}
-        for one in self.made:
-            kinds.setdefault((one.plan.templates, one.case.machine.vendor), []).append(one)
-        rounds = max(map(len, kinds.values()), default=0)
-        ordered = [group[at] for at in range(rounds) for group in kinds.values() if at < len(group)]
-        return tuple(ordered[:count])
+        return _spread(self.made, count)
 
     @cached_property
     def told(self) -> dict[Path, tuple[Event, ...]]:
@@ -143,8 +181,17 @@ class Subject:
 
     @cached_property
     def bytes(self) -> dict[Path, bytes]:
-        """The logs' contents."""
-        return {path: path.read_bytes() for path in self.logs}
+        """The contents of the logs that are there."""
+        return {path: path.read_bytes() for path in self.logs if path.is_file()}
+
+
+def _spread(made: Sequence[Made], count: int) -> tuple[Made, ...]:
+    kinds: dict[tuple[object, ...], list[Made]] = {}
+    for one in made:
+        kinds.setdefault((one.plan.templates, one.case.machine.vendor), []).append(one)
+    rounds = max(map(len, kinds.values()), default=0)
+    ordered = [group[at] for at in range(rounds) for group in kinds.values() if at < len(group)]
+    return tuple(ordered[:count])
 
 
 def follow(reader: Reader, chunks: Iterable[bytes]) -> list[Event]:
@@ -187,7 +234,8 @@ def _cards(given: CardLike) -> tuple[Card, ...]:
     return (make_card(dict(given), "the kit", "$", Path.cwd()),)
 
 
-def _folder_of(backend: object) -> Path | None:
-    module = inspect.getmodule(type(backend))
-    file = getattr(module, "__file__", None)
-    return Path(file).parent if file else None
+def _folders_of(backend: object) -> list[Path]:
+    """Return where the modules of a backend's class lie, and of those that it inherits, but for madlite's own."""
+    modules = [inspect.getmodule(one) for one in type(backend).__mro__ if one.__module__.partition(".")[0] != "madlite"]
+    files = [getattr(module, "__file__", None) for module in modules]
+    return list(dict.fromkeys(Path(file).parent for file in files if file))

@@ -7,9 +7,12 @@ import re
 import socket
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from madlite import (
     Draft,
@@ -121,6 +124,86 @@ class Raises(PatternReader):
         return [path.name for path in outputs.iterdir()] + [(outputs / "result.json").read_text()]
 
 
+class Bunched(PatternReader):
+    """Tells only the first lines of the same moment."""
+
+    def feed(self, line):
+        return super().feed(line) if line.t_s < 9 else ()
+
+
+class OfOneNode(PatternReader):
+    def feed(self, line):
+        return super().feed(line) if not line.node else ()
+
+
+class Counting(PatternReader):
+    """Numbers steps by the lines there were, whoever wrote them."""
+
+    count = 0
+
+    def feed(self, line):
+        self.count += "at=" in line.text
+        return [replace(event, n=self.count) for event in super().feed(line) if isinstance(event, Step)]
+
+
+class Again(PatternReader):
+    ends = 0
+
+    def finish(self, outputs):
+        self.ends += 1
+        return [Step(n=100 + self.ends, values={})] if self.ends > 1 else []
+
+
+class Waits(PatternReader):
+    def feed(self, line):
+        time.sleep(30)
+        return ()
+
+    def finish(self, outputs):
+        time.sleep(30)
+        return ()
+
+
+@cache
+def _gpus():
+    Path("kit_asked").write_text("x")
+    return 8
+
+
+def asks_once(self, card, variant, machine):
+    return {"name": "x", "lr": float(_gpus())}
+
+
+@cache
+def _token(plan_name):
+    with socket.socket() as door:
+        door.connect_ex(("127.0.0.1", 9))
+
+
+def checks_once(self, plan):
+    _token("x")
+    return ()
+
+
+def writes_elsewhere(self, plan):
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(Path("kit_left_this").write_text, "x").result()
+    return ()
+
+
+_POOL = ThreadPoolExecutor(1)
+
+
+def writes_in_a_thread_of_long_ago(self, plan):
+    _POOL.submit(Path("kit_left_this").write_text, "x").result()
+    return ()
+
+
+def waits(self, *_):
+    time.sleep(30)
+    return ()
+
+
 class Slow(PatternReader):
     BAD = re.compile(r"(\S+\s*)+!$")
 
@@ -217,6 +300,15 @@ BROKEN = [
     ),
     ("reading", reader_of(Texts), "the reader answered 'at=1 ", "Step, Phase"),
     ("reading", reader_of(lambda *_: None), "the reader raised AttributeError", "answers ()"),
+    ("reading", reader_of(Bunched), "the same lines later gave other events", "t_s"),
+    ("reading", reader_of(OfOneNode), "the same lines of another node gave other events", "line.node"),
+    (
+        "reading",
+        reader_of(Counting),
+        "two ranks that say the same, line by line, gave 24 steps in place of 12",
+        "line.rank",
+    ),
+    ("reading", reader_of(Again), "a second finish() told further steps", "once"),
     ("finish", reader_of(Raises), "it raised FileNotFoundError", "where no file is"),
     ("fuzz", reader_of(Raises), "the reader raised ValueError: invalid literal", "answer ()"),
     ("fuzz", reader_of(Bare), "the reader answered Step(", "madlite.Quantity"),
@@ -258,6 +350,8 @@ BROKEN = [
     ("purity", broken(check=writes), "writes ", "planning only reads"),
     ("purity", broken(check=connects), "socket.connect", "planning only reads"),
     ("purity", broken(assets=starts), "subprocess.Popen", "planning only reads"),
+    ("purity", broken(assets=writes_elsewhere), "writes kit_left_this", "planning only reads"),
+    ("purity", broken(assets=writes_in_a_thread_of_long_ago), "writes kit_left_this", "planning only reads"),
     ("purity", broken(expand=sets), "os.putenv", "planning only reads"),
     ("purity", broken(expand=fills), "it changes what it was given", "changed copies"),
     ("purity", broken(settings=tells_time), "the same question had two answers", "no clock"),
@@ -285,3 +379,42 @@ def test_what_is_wrong_is_said_with_what_to_do(place, monkeypatch, name, backend
     assert any(what in str(flaw) and mend in flaw.mend for flaw in flaws), list(map(str, flaws))
     assert {flaw.check for flaw in flaws} == {name}
     assert all("\n" not in str(flaw) for flaw in flaws)
+
+
+@pytest.mark.parametrize(
+    ("member", "backend"), [("expand", broken(settings=asks_once)), ("check", broken(check=checks_once))]
+)
+def test_what_is_done_once_and_cached_is_seen_whatever_asked_before(place, monkeypatch, member, backend):
+    monkeypatch.chdir(place)
+    _gpus.cache_clear()
+    _token.cache_clear()
+    flaws = check(backend, place, "members", "rendering", "names", "purity")
+    assert [flaw.where.split(" of ")[0] for flaw in flaws] == [member]
+    assert "it does something to the world" in flaws[0].what
+
+
+@pytest.mark.parametrize(
+    ("name", "backend", "mend"),
+    [
+        ("rendering", broken(expand=waits), "nothing more was planned"),
+        ("members", broken(check=waits), "Finding"),
+        ("purity", broken(assets=waits), "mend this first"),
+        ("finish", reader_of(Waits), "return nothing"),
+        ("reading", reader_of(Waits), "answers ()"),
+        ("fuzz", reader_of(Waits), "bound them"),
+    ],
+)
+def test_what_waits_is_not_waited_for(place, monkeypatch, name, backend, mend):
+    for module, limit in (
+        ("limits", "CALL_LIMIT_S"),
+        ("plans", "CALL_LIMIT_S"),
+        ("subject", "LOG_LIMIT_S"),
+        ("reading", "LOG_LIMIT_S"),
+        ("fuzz", "LINE_LIMIT_S"),
+    ):
+        monkeypatch.setattr(f"madlite.testing.{module}.{limit}", 0.01)
+    begin = time.monotonic()
+    flaws = check(backend, place, name)
+    assert any("too long" in flaw.what or "takes over" in flaw.what for flaw in flaws), list(map(str, flaws))
+    assert any(mend in flaw.mend for flaw in flaws), list(map(str, flaws))
+    assert time.monotonic() - begin < 25, "less than one wait"

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import importlib
+import re
+
 import pytest
 
 from madlite import (
     MadMetric,
     PatternReader,
+    ResultRule,
     Summary,
 )
+from madlite.plugins import load_plugins
+from madlite.resources import template_root
 from madlite.testing import CHECKS, BackendConformance, check_backend, run_check
+from madlite.testing.checks import OF_PLANS
 from madlite.testing.scripts import find_shellcheck
 from madlite.testing.subject import Subject
-from tests.testing.good import CARD, CONFIG, HEAD, LOG, PAGE, SCRIPT, TWO, Good, broken, check
+from tests.testing.good import CARD, CONFIG, HEAD, LOG, PAGE, SCRIPT, TWO, Good, broken, check, write_files
 
 
 @pytest.mark.host
@@ -138,4 +145,89 @@ def test_the_class_has_a_test_for_each_check_and_its_failure_says_all():
     assert "its name is 'Broken!'" in str(failed.value)
     with pytest.raises(AssertionError) as failed:
         Bad().test_rendering()
-    assert str(failed.value).count("\n") >= 1, "one line for each machine"
+    assert "card good_model on 8xMI300X and 3 more cases: template 'none'" in str(failed.value)
+
+
+def test_equal_flaws_are_told_once_with_their_number(place):
+    def breaks(self, request, machine):
+        raise KeyError("x")
+
+    (flaw,) = check(broken(expand=breaks), place, "rendering", most=None)
+    assert flaw.where == "card good_model on 8xMI300X and 3 more cases"
+    flaws = check(broken(check=lambda self, plan: ["bad"]), place, "members", most=None)
+    assert [flaw.where for flaw in flaws] == ["check of card good_model on 8xMI300X and 3 more cases"]
+
+
+def test_a_missing_template_is_told_in_few_sentences(place):
+    flaws = check(broken(template="good/none.j2"), place, most=None)
+    assert [(flaw.check, flaw.where) for flaw in flaws] == [
+        ("members", "backend good, and for names, scripts, quoting, secrets, purity, results, docs"),
+        ("rendering", "card good_model on 8xMI300X and 3 more cases"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("only", "what"),
+    [
+        (["nope"], "only=['nope']: there is no check 'nope'; there are members, names"),
+        ("reading", "only='reading' is one text, where a list of names is wanted: only=['reading']"),
+    ],
+)
+def test_a_check_that_is_not_there_is_the_caller_s_mistake(only, what):
+    with pytest.raises(ValueError, match=re.escape(what)):
+        check_backend(Good(), [CARD], installed=False, only=only)
+    with pytest.raises(ValueError, match="there is no check 'nope'"):
+        run_check("nope", Subject(Good(), installed=False))
+
+
+def test_files_that_are_not_there_are_told_by_their_path(place):
+    logs, none = {"/nowhere/none.log": 1}, "/nowhere/none.log: it is not there (name the file as it is)"
+    given = {"installed": False, "templates": [place / "templates"], "machines": TWO}
+    (flaw,) = check_backend(Good(), [CARD], logs, only=["reading"], **given)
+    assert str(flaw) == f"reading: log {none}"
+    assert check_backend(Good(), [CARD], logs, only=["fuzz", "recognising", "results"], **given) == []
+    (flaw,) = check(Good(), place, "recognising", foreign={"/nowhere/none.log": "hf"})
+    assert str(flaw) == f"recognising: foreign log {none}"
+    (flaw,) = check(Good(), place, "results", outputs=["/nowhere"])
+    assert "outputs /nowhere: there is no such folder" in str(flaw)
+
+
+@pytest.mark.parametrize(
+    ("card", "what"), [({"nam": "x"}, "name"), ("/nowhere/models.json", "/nowhere/models.json"), ({"name": 1}, "name")]
+)
+def test_a_card_that_is_none_is_told_of_the_card(place, card, what):
+    (flaw,) = check(Good(), place, "rendering", cards=[card])
+    assert flaw.where == "cards" and what in flaw.what and "a card is {" in flaw.mend
+
+
+@pytest.mark.parametrize("name", [*OF_PLANS, "rendering"])
+def test_no_check_of_plans_passes_without_one(place, name):
+    flaws = check(broken(template="good/none.j2"), place, name)
+    assert any("there is no plan to check" in flaw.what or "good/none.j2" in flaw.what for flaw in flaws)
+    flaws = check(Good(), place, name, cards=[])
+    assert any("there is no plan to check" in flaw.what or "no card" in flaw.what for flaw in flaws)
+
+
+@pytest.mark.parametrize("name", ["reading", "fuzz"])
+def test_no_check_of_logs_passes_without_one(place, name):
+    given = {"installed": False, "templates": [place / "templates"], "machines": TWO, "only": [name], "most": 3}
+    flaws = check_backend(Good(), [CARD], **given)
+    assert [(flaw.check, flaw.what) for flaw in flaws] == [(name, "there is no log to read")]
+    unread = broken(result_rule=lambda self: ResultRule(kind="line"))
+    assert check_backend(unread, [CARD], **given) == [], "what is not judged by steps has no log of them"
+
+
+def test_templates_are_found_beside_a_class_that_is_inherited(tmp_path, monkeypatch):
+    write_files(tmp_path)
+    (tmp_path / "kit_base.py").write_text("from tests.testing.good import Good\nclass Base(Good):\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    inherited = type("Inherited", (importlib.import_module("kit_base").Base,), {})()
+    assert tmp_path / "templates" in Subject(inherited, installed=False).search
+    given = {"installed": False, "machines": TWO, "only": ["rendering"]}
+    assert check_backend(inherited, [CARD], {tmp_path / "good.log": 12}, **given) == []
+
+
+def test_an_installed_backend_s_templates_are_those_that_a_run_finds():
+    torchtitan, plugin = load_plugins().backends()["torchtitan"]
+    beside = (plugin.folder / "templates", plugin.folder)
+    assert Subject(torchtitan).search == (*beside, template_root(None))
