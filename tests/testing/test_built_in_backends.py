@@ -10,6 +10,7 @@ from tests.testing.built_in import LOGS, NAMES, STEPS, subject
 REAL = ("scripts", "quoting")  # checks that start processes
 
 
+@pytest.mark.host
 @pytest.mark.parametrize("check", [check for check in CHECKS if check not in REAL])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_sample_conforms(name, check):
