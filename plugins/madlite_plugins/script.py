@@ -18,9 +18,7 @@ from madlite import (
     Backend,
     Card,
     Draft,
-    Event,
     Finding,
-    Line,
     Machine,
     Reader,
     Request,
@@ -29,6 +27,7 @@ from madlite import (
     UsageProblem,
     hookimpl,
 )
+from madlite_plugins.no_steps import NoSteps
 
 CLONE_LIMIT_S = 240.0
 _MARK = ".git/madlite"  # in a clone that madlite made; git status does not look there
@@ -108,15 +107,7 @@ class Script:
 
     def reader(self, plan: RunPlan | None) -> Reader:
         """Return a reader that finds no steps."""
-        return _NoSteps()
-
-
-class _NoSteps:
-    def feed(self, line: Line) -> Iterable[Event]:
-        return ()
-
-    def finish(self, outputs: Path) -> Iterable[Event]:
-        return ()
+        return NoSteps()
 
 
 def _actions(card: Card) -> Iterable[Action]:

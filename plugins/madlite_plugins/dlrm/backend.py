@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from madlite import Event, Finding, Line, Reader, RecipeBackend, ResultRule, RunPlan, Variant
+from madlite import Finding, Reader, RecipeBackend, ResultRule, RunPlan, Variant
+from madlite_plugins.no_steps import NoSteps
 from madlite_plugins.words import unknown_word
 
 PRECISIONS = ("TF32", "FP32")
@@ -46,15 +47,7 @@ class Dlrm(RecipeBackend):
 
     def reader(self, plan: RunPlan | None) -> Reader:
         """Return a reader that finds no steps."""
-        return _NoSteps()
-
-
-class _NoSteps:
-    def feed(self, line: Line) -> Iterable[Event]:
-        return ()
-
-    def finish(self, outputs: Path) -> Iterable[Event]:
-        return ()
+        return NoSteps()
 
 
 def _findings(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
