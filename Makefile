@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 TUNE := $(dir $(VENV)).venv-torchtune
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(VENV)/constraints.txt
 
-.PHONY: demo demo-torchtune test fast lint bench clean
+.PHONY: demo demo-torchtune test fast coverage lint chaos bench clean
 
 demo: $(VENV)/.demo
 	$(BIN)/madlite run --tags demo
@@ -22,8 +22,15 @@ test: $(VENV)/.test
 fast: $(VENV)/.test
 	$(BIN)/python -m pytest -x -q
 
+coverage: $(VENV)/.test
+	scripts/coverage.sh $(BIN)
+
 lint: $(VENV)/.test
 	scripts/lint.sh $(BIN)
+
+# attacks runs at random moments; SEED=… RUNS=1 repeats a round
+chaos: $(VENV)/.test
+	$(BIN)/python -m tests.chaos --runs $(or $(RUNS),200) --seed $(or $(SEED),1)
 
 bench: $(VENV)/.test
 	$(BIN)/python -m benchmarks

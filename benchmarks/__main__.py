@@ -1,4 +1,4 @@
-"""Every figure of benchmarks/README.md: python -m benchmarks [startup|overhead|append|mini|planning|reading ...]"""
+"""Every figure of benchmarks/README.md: python -m benchmarks [startup|overhead|…|reading|telemetry ...]"""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ALL = ("startup", "overhead", "append", "mini", "planning", "reading")
+ALL = ("startup", "overhead", "append", "mini", "planning", "reading", "telemetry")
 
 
 def main() -> None:

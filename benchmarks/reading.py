@@ -66,6 +66,7 @@ def read(path: Path) -> None:
     """Read one log and say what it took, its window included."""
     from madlite.engine.recognise import recognised
     from madlite.measure.follow import Follower
+    from madlite.measure.rules import with_common
     from madlite.measure.window import steady_window
     from madlite.plugins import load_plugins
     from madlite.types import Quantity
@@ -88,7 +89,7 @@ def read(path: Path) -> None:
         backend = recognised(path.name, [file.read(1 << 20)], plugins)
         file.seek(0)
         reader = Counting(backend.reader(None))
-        log = Follower([reader], plugins.failure_rules())
+        log = Follower([reader], with_common(plugins.failure_rules()))
         begun = time.process_time()
         while chunk := file.read(CHUNK_BYTES):
             log.feed(chunk)

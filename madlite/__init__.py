@@ -18,11 +18,13 @@ if TYPE_CHECKING:
         RuntimeProblem,
         UsageProblem,
     )
+    from madlite.failure_rules import read_failure_rules
     from madlite.hookspecs import hookimpl
     from madlite.recipe_book import RecipeBook, read_book
     from madlite.recipes import FEW, RecipeBackend, bare_name, few_steps
     from madlite.types import (
         Action,
+        Architecture,
         Asset,
         Backend,
         Card,
@@ -55,6 +57,7 @@ if TYPE_CHECKING:
         Scalar,
         Secret,
         Session,
+        Shape,
         Status,
         Step,
         Summary,
@@ -67,6 +70,7 @@ __version__ = "0.1.0"
 __all__ = [
     "NUMBER",
     "Action",
+    "Architecture",
     "Asset",
     "Backend",
     "Card",
@@ -109,6 +113,7 @@ __all__ = [
     "Scalar",
     "Secret",
     "Session",
+    "Shape",
     "Status",
     "Step",
     "StepPattern",
@@ -123,12 +128,14 @@ __all__ = [
     "hookimpl",
     "number",
     "read_book",
+    "read_failure_rules",
     "step_pattern",
 ]
 
 _HOMES = {
     "backend": "NUMBER PatternReader StepPattern TemplateBackend number step_pattern",
     "errors": "CatalogError CheckFailed ExitCode MadliteError PluginError RuntimeProblem UsageProblem",
+    "failure_rules": "read_failure_rules",
     "hookspecs": "hookimpl",
     "recipe_book": "RecipeBook read_book",
     "recipes": "FEW RecipeBackend bare_name few_steps",

@@ -164,6 +164,7 @@ class TemplateBackend:
             headline_metric=headline.name.lower(),
             mad=self.mad_metrics,
             loss_expected=Quantity.LOSS in self.step.quantities,
+            end_mark=self.end_mark,
         )
 
     def check(self, plan: RunPlan) -> Iterable[Finding]:

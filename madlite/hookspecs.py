@@ -101,7 +101,8 @@ class Hooks:
     def madlite_failure_rules(self) -> Iterable[FailureRule]:  # type: ignore[empty-body]
         r"""Return patterns of log lines that explain a failure.
 
-        When: after a run that failed; the first line that matches, in the order of the log, becomes the evidence.
+        When: before a run and where a log is read. Of the lines that match, the first cause becomes a failure's
+        evidence (docs/failures.md); `madlite.read_failure_rules` reads rules from a TOML file.
 
         Example::
 

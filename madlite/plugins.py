@@ -205,11 +205,10 @@ def load_plugins(disabled: str = "", *, only_built_in: bool = False) -> Plugins:
     plugins = Plugins()
     off = {name.strip() for name in disabled.split(",") if name.strip()}
     none = only_built_in or bool(off & {"1", "all", "true"})
-    for entry, ours in _entry_points():
-        distribution = entry.dist.name if entry.dist else "unknown"
+    for entry, distribution, version in _entry_points():
+        ours = distribution == OURS
         if (not ours and (none or off & {entry.name, distribution})) or (ours and entry.name in off):
             continue
-        version = entry.dist.version if entry.dist else ""
         try:
             module = entry.load()
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the border to foreign code
@@ -222,18 +221,22 @@ def load_plugins(disabled: str = "", *, only_built_in: bool = False) -> Plugins:
 
 def third_party_plugins() -> tuple[str, ...]:
     """Return the names of installed plugins that are not madlite's own, without loading any."""
-    return tuple(entry.name for entry, ours in _entry_points() if not ours)
+    return tuple(entry.name for entry, distribution, _ in _entry_points() if distribution != OURS)
 
 
-def _entry_points() -> Iterable[tuple[EntryPoint, bool]]:
-    """Return the group's entry points once each, madlite's own first."""
+def _entry_points() -> Iterable[tuple[EntryPoint, str, str]]:
+    """Return the group's entry points once each, with the distribution they came with and its version; ours first."""
     from importlib.metadata import entry_points
 
-    seen: dict[tuple[str, str, str], tuple[EntryPoint, bool]] = {}
+    origins: dict[int, tuple[str, str]] = {}  # each question for a name or a version reads the whole metadata again
+    seen: dict[tuple[str, str, str], tuple[EntryPoint, str, str]] = {}
     for entry in entry_points(group=PROJECT):
-        distribution = entry.dist.name if entry.dist else ""
-        seen.setdefault((distribution, entry.name, entry.value), (entry, distribution == OURS))
-    return sorted(seen.values(), key=lambda item: (not item[1], item[0].name))
+        dist = entry.dist
+        if id(dist) not in origins:
+            origins[id(dist)] = (dist.name, dist.version) if dist else ("unknown", "")
+        distribution, version = origins[id(dist)]
+        seen.setdefault((distribution, entry.name, entry.value), (entry, distribution, version))
+    return sorted(seen.values(), key=lambda one: (one[1] != OURS, one[0].name))
 
 
 def _with_origin(before: RunPlan, after: RunPlan, origin: str) -> RunPlan:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from threading import Event
 
 from madlite.types import Value
+
+_TURN_S = 0.1  # between two questions whether a command is called off
 
 
 class Finished(Value, frozen=True):
@@ -27,11 +31,17 @@ class Finished(Value, frozen=True):
 
 
 def capture(
-    argv: Sequence[str], *, limit_s: float, env: Mapping[str, str] | None = None, cwd: Path | None = None
+    argv: Sequence[str],
+    *,
+    limit_s: float,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    cancelled: Event | None = None,
 ) -> Finished:
     """Run a short command and return its output as text; past `limit_s` its whole process group is killed.
 
-    A command that cannot be started is exit code 127 with the reason on stderr, as a shell would say it.
+    So it is soon after `cancelled` is set by another thread.  A command that cannot be started is exit code 127 with
+    the reason on stderr, as a shell would say it.
     """
     try:
         started = start(argv, env=env, cwd=cwd)
@@ -39,7 +49,7 @@ def capture(
         return Finished(argv=tuple(argv), code=127, stdout="", stderr=str(error))
     timed_out = False
     try:
-        out, err = started.communicate(timeout=limit_s)
+        out, err = _communicate(started, limit_s, cancelled)
     except subprocess.TimeoutExpired:
         timed_out = True
         kill_group(started.pid, signal.SIGKILL)
@@ -79,13 +89,26 @@ def kill_group(leader: int, number: int) -> bool:
     return True
 
 
+def _communicate(started: subprocess.Popen[bytes], limit_s: float, cancelled: Event | None) -> tuple[bytes, bytes]:
+    """Wait for the end of a command, in turns where somebody may call it off."""
+    if cancelled is None:
+        return started.communicate(timeout=limit_s)
+    deadline = time.monotonic() + limit_s
+    while True:
+        left_s = deadline - time.monotonic()
+        try:
+            return started.communicate(timeout=max(0.0, min(_TURN_S, left_s)))
+        except subprocess.TimeoutExpired:
+            if cancelled.is_set() or left_s <= _TURN_S:
+                raise
+
+
 def _drain(started: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
     try:  # a child in another session can keep the pipe open after the group is dead
         return started.communicate(timeout=1)
     except subprocess.TimeoutExpired as still_open:
-        for pipe in (started.stdout, started.stderr):
-            if pipe is not None:
-                pipe.close()
+        for pipe in filter(None, (started.stdout, started.stderr)):
+            pipe.close()
         return still_open.stdout or b"", still_open.stderr or b""
 
 

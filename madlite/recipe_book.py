@@ -22,6 +22,16 @@ A backend that runs MAD's cards also says which recipe a card stands for, on whi
     micro_batch = 4                            # and every other key of the defaults
     source = "where the values are published"
 
+What its models' floating-point work follows from, where madlite's own table does not have it (docs/measurement.md)::
+
+    [architecture."Tiny-7B"]      # by the name that `model` has: the fields of Architecture, and `also`, further names
+    layers = 32
+    [architecture."Odd-7B"]
+    unknown = "why nothing is known of its shape"
+    [shape]
+    layers = "num_layers"         # a field of Architecture: the setting that has it, where that is not 0
+    others = ["flavor"]           # settings that make another model of it: where one is changed, nothing is known
+
 `book` may be a folder: its files are read as one, in the order of their names.
 """
 
@@ -34,8 +44,9 @@ from pathlib import Path
 
 import msgspec
 
+from madlite.architecture_tables import read_architectures
 from madlite.errors import PluginError
-from madlite.types import Scalar, Value, Variant
+from madlite.types import Architecture, Scalar, Shape, Value, Variant
 
 VARIANT_KEYS = frozenset(Variant.__struct_fields__)
 CHOSEN_BY = frozenset({"mode", "precision", "seq_len"})  # keys that choose a run; a release says nothing of them
@@ -70,6 +81,8 @@ class RecipeBook(Value, frozen=True):
     releases: dict[str, dict[str, Scalar]] = {}
     stand_in: dict[str, str] = {}
     runs: tuple[Run, ...] = ()
+    architectures: dict[str, Architecture | str] = {}  # by the model's name; a text says why there is none
+    shape: Shape = Shape()
 
     def values(self, name: str, device: str) -> dict[str, Scalar]:
         """Return the values of a recipe on a device, over the defaults; without a name the defaults."""
@@ -113,6 +126,8 @@ def _read(path: Path) -> RecipeBook:
                 "releases": table.get("release", {}),
                 "stand_in": table.get("stand_in", {}),
                 "runs": [_run(values) for values in table.get("run", ())],
+                "architectures": read_architectures(table.get("architecture", {})),
+                "shape": _shape(table.get("shape", {})),
             },
             RecipeBook,
         )
@@ -135,6 +150,13 @@ def _run(values: Mapping[str, object]) -> dict[str, object]:
     }
 
 
+def _shape(values: Mapping[str, object]) -> dict[str, object]:
+    fields = {key: value for key, value in values.items() if key != "others"}
+    if strange := sorted(set(fields) - set(Architecture.__struct_fields__) | fields.keys() & {"name", "source"}):
+        raise ValueError(f"shape sets {', '.join(strange)}, which no architecture has")
+    return {"fields": fields, "others": values.get("others", ())}
+
+
 def _listed(value: object) -> object:
     return (value,) if isinstance(value, str) else value
 
@@ -150,6 +172,10 @@ def _joined(books: list[RecipeBook]) -> RecipeBook:
             releases={**whole.releases, **book.releases},
             stand_in={**whole.stand_in, **book.stand_in},
             runs=(*whole.runs, *book.runs),
+            architectures={**whole.architectures, **book.architectures},
+            shape=Shape(
+                fields={**whole.shape.fields, **book.shape.fields}, others=(*whole.shape.others, *book.shape.others)
+            ),
         )
     return whole
 
@@ -162,6 +188,7 @@ def _check(book: RecipeBook, path: Path) -> None:
     for name, recipe in book.recipes.items():
         for table in (recipe.values, *recipe.on.values()):
             _check_keys(table, known, f"recipes {path}: recipe '{name}'")
+    _check_shape(book, known, path)
     for release, values in book.releases.items():
         of_release = {key: kind for key, kind in known.items() if key not in CHOSEN_BY}
         _check_keys(values, of_release, f"recipes {path}: release '{release}'")
@@ -172,6 +199,11 @@ def _check(book: RecipeBook, path: Path) -> None:
             raise PluginError(f"{where} names recipe '{run.recipe}', which is not there")
         if unknown := sorted(set(run.releases) - set(book.releases)):
             raise PluginError(f"{where} names release {', '.join(unknown)}, which is not there")
+
+
+def _check_shape(book: RecipeBook, known: Mapping[str, type], path: Path) -> None:
+    if unset := sorted({*book.shape.fields.values(), *book.shape.others} - set(known)):
+        raise PluginError(f"recipes {path}: shape names {', '.join(unset)}, which defaults lacks")
 
 
 def _check_keys(table: Mapping[str, Scalar], known: Mapping[str, type], where: str) -> None:

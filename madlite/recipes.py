@@ -12,7 +12,7 @@ from madlite.backend import TemplateBackend
 from madlite.errors import UsageProblem
 from madlite.recipe_book import VARIANT_KEYS, RecipeBook, read_book
 from madlite.recipe_choice import Chosen, choose_runs, spelled
-from madlite.types import Card, Draft, Finding, Machine, Request, RunPlan, Variant
+from madlite.types import Architecture, Card, Draft, Finding, Machine, Request, RunPlan, Variant
 
 OF_RUN: tuple[str, ...] = ("mode", "precision", "release", "recipe", "recipe_device")
 OF_RECIPE: tuple[str, ...] = ("mode", "release", "recipe")
@@ -65,7 +65,7 @@ class RecipeBackend(TemplateBackend):
     def check_steps(self, plan: RunPlan, variant: Variant) -> Iterable[Finding]:
         """Find too few steps for a steady window, of a plan whose sizes are whole numbers above 0."""
         steps, warmup = variant.steps or 0, variant.warmup_steps
-        return few_steps(f"{steps} steps", steps - warmup, warmup, f"--set steps={warmup + 15}")
+        return few_steps(f"{steps} steps", steps - warmup, warmup, f"--steps {warmup + 15}")
 
     def _draft(self, request: Request, chosen: Chosen, machine: Machine) -> Draft:
         values = chosen.values
@@ -73,9 +73,12 @@ class RecipeBackend(TemplateBackend):
         variant = msgspec.structs.replace(variant, release=chosen.release or variant.release)
         image = str(values.get("image", "")).format(architecture=machine.architecture)
         own = {key: value for key, value in values.items() if key not in VARIANT_KEYS and key != "image"}
-        draft = self.draft(request, variant, machine)
+        draft, book = self.draft(request, variant, machine), read_book(self.book)
+        shape = book.architectures.get(variant.model)
         return msgspec.structs.replace(
             draft,
+            architecture=shape if isinstance(shape, Architecture) else draft.architecture,
+            shape=msgspec.structs.replace(book.shape, unknown=shape if isinstance(shape, str) else ""),
             settings={"recipe": chosen.name, **own, **({"recipe_device": chosen.device} if chosen.device else {})},
             image=image or draft.image,
             origin=chosen.origin,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from itertools import islice
 from pathlib import Path
-from typing import AnyStr
+from typing import AnyStr, Generic
 from urllib.parse import quote
 
 import msgspec
@@ -20,6 +20,7 @@ SHORTEST = 4  # masking shorter text would eat ordinary words and digits out of 
 _LONGEST = 4096  # characters of a value without quotes, which reaches to the end of its word
 _MOST = 16  # assignments of a word whose values may reach to its end: those after them are in the first one's
 _ALL = 256  # assignments of a word that are looked at: one of more is no command line
+_HEAD = 32  # characters by which a spelling is looked for: a pattern of long texts takes seconds to make
 _ALWAYS = "MAD_SECRETS"
 _NAMES = re.compile(
     r"TOKEN(?!IZ|S(?![A-Z]))|PASSWORD|PASSWD|SECRET|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|CREDENTIAL|_PAT$|^PAT$",
@@ -99,11 +100,17 @@ def assigned(words: Iterable[str]) -> tuple[str, ...]:
     found: list[str] = []
     for word in words:
         found += [match["value"].strip("\"'") for match in _FLAG.finditer(word)]
-        for place, match in enumerate(islice(_ASSIGNED.finditer(word), _ALL)):
+        matches = list(islice(_ASSIGNED.finditer(word), _ALL))
+        for place, match in enumerate(matches):
             value = match["double"] or match["single"] or match["bare"] or ""
-            if is_secret(match["name"], value):
-                rest = word[match.start("bare") :][:_LONGEST] if match["bare"] and place < _MOST else value
-                found += [rest, value, value.split(":")[0]]
+            if not is_secret(match["name"], value):
+                continue
+            begin = match.start("bare")
+            if match["bare"] and place < _MOST:
+                found += [word[begin:][:_LONGEST], value, value.split(":")[0]]
+            if match["bare"] and place + 1 < len(matches):  # what comes after is in the first one's too
+                value = value[: matches[place + 1].start() - begin]
+            found += [value, value.rstrip("&;|"), value.split(":")[0]]
     return tuple(text for text in dict.fromkeys(found) if len(text) >= SHORTEST)
 
 
@@ -118,11 +125,11 @@ class Redactor:
     def __init__(self, secrets: Iterable[str]) -> None:
         self._texts = sorted({text for secret in secrets for text in _spellings(secret)}, key=len, reverse=True)
         self._spellings = sorted(set(map(_encode, self._texts)), key=len, reverse=True)
-        self._pattern = _any_of(self._spellings)
+        self._finder = _Finder(self._spellings)
         self._heads = _any_of([spelling[:SHORTEST] for spelling in self._spellings])
         self._starts = frozenset(spelling[:size] for spelling in self._spellings for size in range(1, SHORTEST))
         self._inner = frozenset(byte for spelling in self._spellings for byte in spelling[:-1])
-        self._text_pattern: re.Pattern[str] | None = None
+        self._text_finder: _Finder[str] | None = None
         self._held = b""
         self._covered = 0  # so many bytes of what is held belong to a mask that is out
 
@@ -143,12 +150,12 @@ class Redactor:
         """Return the text with every secret masked; never raises."""
         if not self._texts:
             return text
-        self._text_pattern = self._text_pattern or _any_of(self._texts)
-        return _mask(self._text_pattern, text, MASK.decode(), 0, len(text))[0]
+        self._text_finder = self._text_finder or _Finder(self._texts)
+        return _mask(self._text_finder, text, MASK.decode(), 0, len(text))[0]
 
     def _pass(self, data: bytes, cut: int) -> bytes:
         """Return the data up to `cut`, masked, and hold the rest."""
-        out, end = _mask(self._pattern, data, MASK, self._covered, cut)
+        out, end = _mask(self._finder, data, MASK, self._covered, cut)
         self._held, self._covered = data[cut:], end - cut
         return out
 
@@ -159,25 +166,54 @@ class Redactor:
             return end
         at = max(0, end - len(self._spellings[0]) + 1)
         while found := self._heads.search(data, at):
-            if self._begins(data[found.start() :]):
+            if self._begins(data, found.start()):
                 return found.start()
             at = found.start() + 1
         last = range(max(0, end - SHORTEST + 1), end)  # too short a rest to hold a head
         return next((at for at in last if data[at:] in self._starts), end)
 
-    def _begins(self, tail: bytes) -> bool:
-        return any(len(spelling) > len(tail) and spelling.startswith(tail) for spelling in self._spellings)
+    def _begins(self, data: bytes, at: int) -> bool:
+        head, size = data[at : at + _HEAD], len(data) - at
+        begun = (text for text in self._spellings if len(text) > size and text.startswith(head))
+        return any(data.endswith(text[:size]) for text in begun)
 
 
-def _mask(pattern: re.Pattern[AnyStr], data: AnyStr, mask: AnyStr, at: int, cut: int) -> tuple[AnyStr, int]:
+class _Finder(Generic[AnyStr]):
+    """Finds spellings, given the longest first: by their heads, and the longest that goes on as the text does."""
+
+    def __init__(self, spellings: list[AnyStr]) -> None:
+        heads = {spelling[:_HEAD] for spelling in spellings}
+        self._heads: re.Pattern[AnyStr] = _any_of(sorted(heads, key=len, reverse=True))
+        self._short: frozenset[AnyStr] = frozenset(spelling for spelling in spellings if len(spelling) <= _HEAD)
+        self._long: dict[AnyStr, list[AnyStr]] = {}
+        for spelling in spellings:
+            if len(spelling) > _HEAD:
+                self._long.setdefault(spelling[:_HEAD], []).append(spelling)
+
+    def find(self, data: AnyStr, at: int) -> tuple[int, int] | None:
+        """Return where the next spelling begins and where the longest that begins there ends."""
+        while found := self._heads.search(data, at) if self._short or self._long else None:
+            at, head = found.span()[0], found[0]
+            long = next((text for text in self._long.get(head, ()) if data.startswith(text, at)), None)
+            if long is not None:
+                return at, at + len(long)
+            size = next((size for size in range(len(head), 0, -1) if head[:size] in self._short), 0)
+            if size:
+                return at, at + size
+            at += 1
+        return None
+
+
+def _mask(finder: _Finder[AnyStr], data: AnyStr, mask: AnyStr, at: int, cut: int) -> tuple[AnyStr, int]:
     """Return data[at:cut] masked, and the end of it or of the secret that reaches beyond."""
     parts: list[AnyStr] = []
-    found = pattern.search(data)
-    while found and found.start() < cut:
-        if found.start() >= at:
-            parts += [data[at : found.start()], mask]
-        at = max(at, found.end())
-        found = pattern.search(data, found.start() + 1)
+    found = finder.find(data, 0)
+    while found and found[0] < cut:
+        start, end = found
+        if start >= at:
+            parts += [data[at:start], mask]
+        at = max(at, end)
+        found = finder.find(data, start + 1)
     parts.append(data[at:cut])
     return data[:0].join(parts), max(at, cut)
 

@@ -4,4 +4,5 @@ set -euo pipefail
 bin=$1
 scripts/lint.sh "$bin"
 scripts/wheel.sh "$bin"
-"$bin/python" -m pytest -q -rs -m "" --durations=15
+scripts/coverage.sh "$bin"
+"$bin/python" -m pytest -q -rs -m training --durations=5

@@ -38,7 +38,7 @@ def engine() -> Iterator[str]:
     if reason:
         give_up(reason)
     home = Path(tempfile.mkdtemp(prefix="madlite-engine-"))
-    daemon = _start(home)
+    daemon = start_engine(home)
     try:
         address = f"unix://{home}/sock"
         wait_until_it_answers(address, daemon, home / "log")
@@ -118,13 +118,13 @@ def _daemon() -> str | None:
     return shutil.which("dockerd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
 
 
-def _start(home: Path) -> subprocess.Popen[bytes]:
+def start_engine(home: Path) -> subprocess.Popen[bytes]:
     """Start an engine that needs no firewall and takes requests for NVIDIA GPUs, which nothing then fulfils.
 
     It takes them where it finds the hook of NVIDIA's container toolkit; ours does nothing.
     """
     tools = home / "bin"
-    tools.mkdir()
+    tools.mkdir(exist_ok=True)
     hook = tools / "nvidia-container-runtime-hook"
     hook.write_text("#!/bin/sh\nexit 0\n")
     hook.chmod(0o755)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 
 import psutil
+import pytest
 
-from madlite.process import capture
+from madlite import process
+from madlite.process import capture, kill_group
 
 
 def test_output_and_exit_code():
@@ -19,6 +21,7 @@ def test_a_command_that_is_not_there_is_127():
     assert done.code == 127 and "No such file" in done.stderr
 
 
+@pytest.mark.host
 def test_past_its_limit_a_command_and_its_children_are_gone(tmp_path):
     script = f"sleep 300 & echo $! > {tmp_path}/child; echo started; wait"
     done = capture(["bash", "-c", script], limit_s=0.5)
@@ -27,10 +30,26 @@ def test_past_its_limit_a_command_and_its_children_are_gone(tmp_path):
     assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
 
 
+@pytest.mark.host
 def test_a_child_that_left_the_group_cannot_hold_us(tmp_path):
     script = f"setsid sleep 20 & echo $! > {tmp_path}/child; sleep 20"
     assert capture(["bash", "-c", script], limit_s=0.3).timed_out
     os.kill(int((tmp_path / "child").read_text()), 9)
+
+
+def test_an_interrupt_leaves_no_command_behind(monkeypatch):
+    started = []
+
+    class Interrupted(process.subprocess.Popen):
+        def communicate(self, *args, **kwargs):
+            started.append(self)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(process.subprocess, "Popen", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        capture(["sleep", "300"], limit_s=60)
+    assert started[0].wait(10) == -9
+    assert not kill_group(started[0].pid, 9)  # nothing of it is left
 
 
 def test_noise_is_text_all_the_same():

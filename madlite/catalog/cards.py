@@ -189,12 +189,15 @@ def _refuse_nul(entry: Json, where: str, at: str) -> None:
 
 
 def _bad_field(entry: dict[str, Json]) -> str:
-    for field, value in entry.items():
-        try:
-            msgspec.convert({"name": "any", field: value}, _Entry)
-        except msgspec.ValidationError:
-            return field
-    raise AssertionError("each field is right, yet the card is wrong")
+    return next(field for field, value in entry.items() if not _fits({"name": "any", field: value}))
+
+
+def _fits(entry: dict[str, Json]) -> bool:
+    try:
+        msgspec.convert(entry, _Entry)
+    except msgspec.ValidationError:
+        return False
+    return True
 
 
 def _shown(value: Json) -> str:

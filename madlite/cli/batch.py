@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from madlite.cli.manifest import save_manifest
+from madlite.cli.result_options import MANIFEST
 from madlite.cli.summary import count_rows, full_summary, remove_entries, run_summary, write_summary
 from madlite.errors import RuntimeProblem
 from madlite.files import exists
@@ -28,18 +29,26 @@ class Batch:
             check_writable(self._summary)
         if self._from_tags:
             check_writable(options.workspace / given["manifest_output"])
-        self._rows_before = count_rows(options.output) if self._summary is not None else 0
+        self._rows_before = 0
+        self.failed = False  # whether something could not be written that an option asked for
+
+    def begin(self) -> None:
+        """Count the rows that are there before the first run's."""
+        if self._summary is not None:
+            self._rows_before = count_rows(self._options.output)
 
     def close(self, outcome: Outcome) -> tuple[str, ...]:
         """Write what is wanted and return what could not be; every run has its row by now."""
         problems = []
         if self._from_tags:
             problems.append(save_manifest(self._planned, outcome.results, self._options, self._given))
+            self.failed |= bool(problems[0]) and self._given["manifest_output"] != MANIFEST
         for write in (self._write_summary, self._clean_up):
             try:
                 write(outcome)
             except RuntimeProblem as problem:
                 problems.append(problem.message)
+                self.failed = True
         return tuple(filter(None, problems))
 
     def _write_summary(self, outcome: Outcome) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from madlite.cli.screens import PlainScreen
-from madlite.cli.words import duration, printable
+from madlite.cli.terminal import printable
+from madlite.cli.words import duration
 from madlite.engine.build import Built, Done
 from madlite.engine.build_jobs import BuildJob
 

@@ -4,40 +4,61 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from madlite.cli.options import Command, common_options
+from madlite.cli.terminal import say
 from madlite.errors import ExitCode
+
+if TYPE_CHECKING:
+    from madlite.run.leftovers import Leftover
+
+_DONE = {"run": "marked as ended, its folder stays:", "batch": "acknowledged"}
 
 
 @click.command("clean", cls=Command)
 @click.option("-y", "--yes", is_flag=True, help="Remove what is listed.")
 @click.option("--kept", is_flag=True, help="Also remove containers that were kept alive on request.")
+@click.option("--everywhere", is_flag=True, help="Also end what dead runs of other folders left running.")
 @common_options
-def command(yes: bool, kept: bool, no_plugins: bool, verbose: bool) -> int:
+def command(yes: bool, kept: bool, everywhere: bool, no_plugins: bool, verbose: bool) -> int:
     """List, and with --yes remove, what a killed madlite left behind.
 
-    Only containers with madlite's label, processes with its mark and unfinished runs of this folder are ever touched;
-    runs of a madlite that is alive are not.
+    Only containers with madlite's label, processes with its mark, and of this folder unfinished runs and batches and
+    files that were never whole are ever touched; what belongs to a madlite that is alive is not. What runs of other
+    folders left running is shown, and touched with --everywhere alone.
     """
-    from madlite.run.leftovers import find_leftovers, remove
+    from madlite.engine.unfinished import find_all
+    from madlite.run.leftovers import remove
 
-    found = find_leftovers(Path.cwd(), dict(os.environ))
+    found = find_all(Path.cwd(), dict(os.environ))
     for note in found.notes:
-        click.echo(f"warning: {note}", err=True)
-    failed = False
+        say(f"warning: {note}", err=True)
+    failed, waiting = False, False
     for item in found.leftovers:
-        if not yes or (item.kept and not kept):
-            kept_alive = "  (kept alive on request: madlite clean --kept --yes)" if item.kept else ""
-            click.echo(f"{item.kind:9} {item.run_id}  {item.text}{kept_alive}")
+        meant = everywhere or not item.elsewhere
+        if not yes or not meant or (item.kept and not kept):
+            say(f"{item.kind:9} {item.run_id}  {item.text}{_aside(item, everywhere)}")
+            waiting |= meant and not item.kept
             continue
         problem = remove(item, dict(os.environ))
         failed |= problem is not None
-        done = "marked as ended, its folder stays:" if item.kind == "run" else "removed"
-        click.echo(f"{'not removed' if problem else done} {item.kind} {item.run_id}  {problem or item.text}")
-    if not found.leftovers:
-        click.echo("nothing is left behind")
-    elif not yes and not all(item.kept for item in found.leftovers):
-        click.echo("madlite clean --yes removes this")
+        done = _DONE.get(item.kind, "removed")
+        say(f"{'not removed' if problem else done} {item.kind} {item.run_id}  {problem or item.text}")
+    if not any(everywhere or not item.elsewhere for item in found.leftovers):
+        say("nothing is left behind" + (" in this folder" if found.leftovers else ""))
+    elif waiting:
+        say(f"madlite clean{' --everywhere' if everywhere else ''} --yes removes this")
     return int(ExitCode.RUN_FAILED if failed else ExitCode.OK)
+
+
+def _aside(item: Leftover, everywhere: bool) -> str:
+    """Return why something is not removed with the rest, and the command that removes it."""
+    kept = " --kept" if item.kept else ""
+    if item.elsewhere and not everywhere:
+        return f"  (of {item.elsewhere}: madlite clean --everywhere{kept} --yes)"
+    if item.kept:
+        return f"  (kept alive on request: madlite clean{' --everywhere' if item.elsewhere else ''} --kept --yes)"
+    return ""

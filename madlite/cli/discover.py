@@ -12,6 +12,7 @@ import click
 from madlite.cli import setup
 from madlite.cli.cards import cards_option
 from madlite.cli.options import TagsCommand, common_options, tags_option
+from madlite.cli.terminal import printable_lines
 from madlite.types import Card, Json
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def command(tags: tuple[str, ...], cards_from: tuple[Path, ...], as_json: bool, 
     else:
         cards = [(card, card.args) for card in catalog.cards]
     as_list = json.dumps([as_mad(card, args) for card, args in cards], indent=4) if as_json else ""
-    text = as_list or _table(cards, plugins, workspace)
+    text = as_list or printable_lines(_table(cards, plugins, workspace))
     setup.tell_problems(plugins.problems)
     click.echo(text)
     return 0

@@ -9,7 +9,9 @@ import click
 
 from madlite.cli import setup
 from madlite.cli.cards import cards_option
+from madlite.cli.explain_compute import compute_rows
 from madlite.cli.options import TagsCommand, common_options, plan_options, tags_option
+from madlite.cli.terminal import say
 from madlite.types import ErrorScan, RunPlan, Secret
 
 
@@ -44,13 +46,13 @@ def command(tag: tuple[str, ...], as_json: bool, **given: Any) -> int:
         click.echo(masked_json([one.plan for one in planned], secrets), nl=False)
     else:
         pages = (_page(one.plan, map(in_one_line, found)) for one, found in zip(planned, refused, strict=True))
-        click.echo(mask("\n\n".join(pages)))
+        say(mask("\n\n".join(pages)))
     if as_json:  # a list of plans has no place for it
         for one, found in zip(planned, refused, strict=True):
             warnings += [f"{whose(one.plan, planned)}would be refused: {in_one_line(finding)}" for finding in found]
     setup.tell_problems(plugins.problems)
     for text in warnings:
-        click.echo(f"warning: {mask(text)}", err=True)
+        say(f"warning: {mask(text)}", err=True)
     return 0
 
 
@@ -77,7 +79,14 @@ def _rows(plan: RunPlan) -> Iterator[tuple[str, str, str]]:
     yield "image", plan.image.ref if plan.image else "none", origins.get("image", "") if plan.image else ""
     limit = "none" if plan.timeout_s is None else f"{plan.timeout_s:g}"
     yield "timeout_s", limit, origins.get("timeout_s", "")
+    for name, limit_s in (("start_silence_s", plan.start_silence_s), ("silence_s", plan.silence_s)):
+        yield name, f"{limit_s:g}" if limit_s else "none", origins.get(name, "default")
     yield "stop_grace_s", f"{plan.stop_grace_s:g}", origins.get("stop_grace_s", "default")
+    if plan.place.gpu_ids:
+        switch = origins.get("telemetry", origins.get("telemetry_s", "default"))
+        yield "telemetry_s", f"{plan.telemetry_s:g}" if plan.telemetry_s else "off", switch
+    if not plan.probe:
+        yield "probe", "off", origins.get("probe", "")
     yield "launcher", plan.launcher or "-", origins.get("launcher", plan.backend)
     yield from _value_rows(plan)
     yield from _image_rows(plan)
@@ -99,6 +108,7 @@ def _value_rows(plan: RunPlan) -> Iterator[tuple[str, str, str]]:
     """Yield sizes, settings, arguments and environment."""
     origins = plan.origins
     yield from _recipe_rows(plan)
+    yield from compute_rows(plan)
     if origins.get("error_scan") and plan.result_rule.kind != "steps":
         yield "error_scan", _scan(plan.error_scan), origins["error_scan"]
     if plan.run_args:

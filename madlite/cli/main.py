@@ -16,6 +16,7 @@ import click
 
 from madlite.cli.arguments import complete
 from madlite.cli.options import Command
+from madlite.cli.terminal import printable_lines, say
 from madlite.errors import ExitCode, MadliteError
 
 # name → (module of the command, its one line in --help); kept here so that --help imports none of them
@@ -29,7 +30,14 @@ COMMANDS = {
     "discover": ("madlite.cli.discover", "List model cards, all of them or those that tags select."),
     "explain": ("madlite.cli.explain", "Show the plan of a run: every value and where it came from."),
     "parse": ("madlite.cli.parse", "Read logs of trainings: steps, steady throughput, verdict."),
-    "report": ("madlite.cli.report", "Make HTML of results files, or add results to perf.csv."),
+    "runs": ("madlite.cli.runs", "List the runs of this folder, the newest last."),
+    "show": (
+        "madlite.cli.show",
+        "Show one run: verdict, number, window, power, witnesses, configuration, provenance, files.",
+    ),
+    "log": ("madlite.cli.log", "Print a run's log, of one that goes on as far as it is."),
+    "reproduce": ("madlite.cli.reproduce", "Print, or with --run rerun, the pinned command of a run."),
+    "report": ("madlite.cli.report", "Make HTML of results files, add results to perf.csv, or make it again."),
     "plugins": ("madlite.cli.plugins", "List plugins, their hooks and what is wrong with them."),
     "clean": ("madlite.cli.clean", "List, and with --yes remove, what a killed madlite left behind."),
 }
@@ -131,7 +139,7 @@ def call(args: Sequence[str]) -> int:
     logging.basicConfig(level=logging.WARNING, handlers=[log])
     logging.addLevelName(logging.WARNING, "warning")
     try:
-        result = main.main(args=list(args), prog_name="madlite", standalone_mode=False)
+        return _answer(args)
     except MadliteError as error:
         return _refused(error)
     except click.UsageError as error:
@@ -143,13 +151,29 @@ def call(args: Sequence[str]) -> int:
         _say("interrupted")
         return int(ExitCode.INTERRUPTED)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return int(ExitCode.OK)
+        return _nobody_reads()
     except OSError as error:
         return _system(error)
     except Exception as error:  # noqa: BLE001 - the last border: a bug becomes a report, not a traceback
         return _internal(error)
+
+
+def _answer(args: Sequence[str]) -> int:
+    """Run one command; where nobody reads what it says, click ends it and puts another stream in its place."""
+    stdout = sys.stdout
+    try:
+        result = main.main(args=list(args), prog_name="madlite", standalone_mode=False, obj=tuple(args))
+    except SystemExit:
+        if sys.stdout is stdout:
+            raise
+        return _nobody_reads()
     return int(result) if isinstance(result, int) else int(ExitCode.OK)
+
+
+def _nobody_reads() -> int:
+    """Throw away what is still to be written: who closed the pipe has read enough."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return int(ExitCode.OK)
 
 
 def _open_missing_streams() -> None:
@@ -200,7 +224,7 @@ def _usage(error: click.UsageError) -> int:
 
 def _say(message: str, hint: str = "") -> None:
     masked = mask(message), mask(hint)
-    click.echo(f"error: {masked[0]}" + (f"\n hint: {masked[1]}" if hint else ""), err=True)
+    say(f"error: {masked[0]}" + (f"\n hint: {masked[1]}" if hint else ""), err=True)
 
 
 def mask(text: str) -> str:
@@ -211,10 +235,10 @@ def mask(text: str) -> str:
 
 
 class _Masking(logging.Formatter):
-    """Words a record of the log without secrets, whoever wrote it."""
+    """Words a record of the log without secrets and without what steers a terminal, whoever wrote it."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return mask(super().format(record))
+        return printable_lines(mask(super().format(record)))
 
 
 def _internal(error: Exception) -> int:

@@ -18,6 +18,9 @@ _KEYS = {
     "steps": "steps",
     "image_release": "release",
     "mock_data": "mock_data",
+    "silence_limit": "silence_s",
+    "start_silence_limit": "start_silence_s",
+    "telemetry": "telemetry",
 }
 _WHOLE = click.IntRange(1)
 _WHOLE.name = "whole number"  # what a message calls it
@@ -29,6 +32,23 @@ NAMED = (
     click.option("--steps", type=_WHOLE, metavar="N", help="Training steps."),
     click.option("--image-release", metavar="NAME", help="Recipes and image of this release, e.g. v25.10."),
     click.option("--mock-data/--no-mock-data", default=None, help="Train on made-up data, or on the recipe's."),
+    click.option(
+        "--silence-limit",
+        type=click.FloatRange(0),
+        metavar="SECONDS",
+        help="Longest time without a training step, or 20 median steps if longer; 0 none.  [default: 300]",
+    ),
+    click.option(
+        "--start-silence-limit",
+        type=click.FloatRange(0),
+        metavar="SECONDS",
+        help="Longest time without output before the first step; 0 none.  [default: 1800]",
+    ),
+    click.option(
+        "--telemetry/--no-telemetry",
+        default=None,
+        help="Sample power, clocks and throttling of the GPUs.  [default: on]",
+    ),
     click.option(
         "--no-lint", "lint", flag_value=False, type=bool, default=True, help="Start also what a check finds wrong."
     ),
@@ -48,6 +68,6 @@ def named_values(given: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
         if "," in str(value):
             raise UsageProblem(f"{option} '{value}': one value, no list", f"leave {option} out for all of a tag's runs")
         if isinstance(value, bool):
-            yield ("--mock-data" if value else "--no-mock-data"), key, str(value).lower()
+            yield option if value else f"--no-{option[2:]}", key, str(value).lower()
         elif value is not None:
             yield option, key, str(value)

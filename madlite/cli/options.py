@@ -11,6 +11,7 @@ import click
 
 from madlite.cli.arguments import complete
 from madlite.cli.named import NAMED
+from madlite.cli.result_options import CLEANUP, MANIFEST, RESULTS, SUMMARY
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -41,6 +42,9 @@ _SECTIONS: dict[str, tuple[str, ...]] = {
         "gpu_vendor",
         "machine",
         "timeout",
+        "silence_limit",
+        "start_silence_limit",
+        "telemetry",
         "skip_model_run",
         "dry_run",
     ),
@@ -67,6 +71,7 @@ _SECTIONS: dict[str, tuple[str, ...]] = {
     "Results": (
         "output",
         "strict_header",
+        "add_column",
         "summary_output",
         "manifest_output",
         "live_output",
@@ -148,7 +153,19 @@ def plan_options(function: F) -> F:
 
 def batch_options(function: F) -> F:
     """Add the options of a run beyond its plans: manifests, registry, summary."""
-    return _add((*_MANIFEST, _SUMMARY, _CLEANUP), function)
+    return _add((*_MANIFEST, SUMMARY, CLEANUP), function)
+
+
+def dir_option(function: F) -> F:
+    """Add --dir, the working folder whose runs are meant."""
+    return click.option(
+        "--dir",
+        "directory",
+        type=click.Path(path_type=Path),
+        default=Path(),
+        metavar="DIR",
+        help="The working folder of the runs.  [default: this one]",
+    )(function)
 
 
 def registry_option(function: F) -> F:
@@ -163,7 +180,7 @@ def clean_cache_option(function: F) -> F:
 
 def summary_option(function: F) -> F:
     """Add --summary-output."""
-    return _SUMMARY(function)
+    return SUMMARY(function)
 
 
 def live_option(function: F) -> F:
@@ -200,9 +217,6 @@ _REGISTRY = click.option(
     "-r", "--registry", default="", metavar="HOST", help="Registry that images are pushed to, and pulled from."
 )
 _CLEAN_CACHE = click.option("--clean-docker-cache", is_flag=True, help="Build images without Docker's cache.")
-_SUMMARY = click.option(
-    "-s", "--summary-output", type=_FILE, metavar="FILE", help="Also write what happened to FILE, as JSON."
-)
 _COMMON = (
     click.option("--no-plugins", is_flag=True, help="Leave every plugin out that is not part of madlite."),
     click.option("-v", "--verbose", is_flag=True, help="Say more on stderr."),
@@ -233,10 +247,7 @@ _PLAN = (
         help="Run cards that are marked deprecated.",
     ),
     click.option("--disable-skip-gpu-arch", is_flag=True, help="Run cards also on GPUs they want to be skipped on."),
-    click.option(
-        "-o", "--output", type=_FILE, default=Path("perf.csv"), show_default=True, metavar="FILE", help="Results file."
-    ),
-    click.option("--strict-header", is_flag=True, help="Never add a column to perf.csv."),
+    *RESULTS,
 )
 _DATA = (
     click.option(
@@ -279,13 +290,10 @@ _MANIFEST = (
     click.option(
         "--manifest-output",
         type=_FILE,
-        default=Path("build_manifest.json"),
+        default=MANIFEST,
         show_default=True,
         metavar="FILE",
         help="Where the manifest of built images goes.",
     ),
     _REGISTRY,
-)
-_CLEANUP = click.option(
-    "--cleanup-perf", is_flag=True, help="Remove perf_entry.* and perf_entry_super.* after the runs."
 )

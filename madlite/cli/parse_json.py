@@ -35,7 +35,7 @@ def problem_json(name: str, problem: MadliteError) -> str:
 
 
 def _facts(reading: Reading) -> dict[str, Json]:
-    verdict, rule = reading.verdict, reading.rule
+    verdict, found = reading.verdict, reading.diagnosis
     return {
         "log": reading.log,
         "backend": reading.backend or None,
@@ -53,7 +53,7 @@ def _facts(reading: Reading) -> dict[str, Json]:
         },
         "performance_line": _metric(reading.line) if reading.line else None,
         "summary": reading.summary,
-        "failure_rule": {"cause": rule.cause, "hint": rule.hint, "line": reading.rule_line} if rule else None,
+        "diagnosis": found,
         "ended": reading.ended,
         "findings": list(verdict.findings),
     }

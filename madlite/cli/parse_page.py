@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from madlite.cli.parse_secrets import secrets_in
-from madlite.cli.words import figures, mad_figures, printable
+from madlite.cli.terminal import printable
+from madlite.cli.words import figures, mad_figures
 from madlite.engine.foreign import Reading
 from madlite.secrets import Redactor
 from madlite.types import Quantity, Result, Status, Window
@@ -42,18 +43,21 @@ def _lines(reading: Reading) -> Iterator[str]:
 
 
 def _outcome(reading: Reading) -> Iterator[str]:
-    """Yield the verdict, and with a failure the line that decided it and what may help."""
-    verdict, rule = reading.verdict, reading.rule
+    """Yield the verdict, and with a failure the line that decided it, whose it was and what may help."""
+    verdict, found = reading.verdict, reading.diagnosis
     if verdict.status is Status.SUCCESS:
         yield f"  SUCCESS   {figures(_result(reading))}"
     else:
-        yield f"  {verdict.status.value}   [{verdict.cause.value}] {verdict.reason}"
+        yield f"  {verdict.status.value}   [{found.cause if found else verdict.cause.value}] {verdict.reason}"
     if verdict.evidence:
         yield f"            > {verdict.evidence[:_LONGEST]}"
-    if rule is not None and verdict.status is not Status.SUCCESS:
-        if reading.rule_line != verdict.evidence:
-            yield f"            > {reading.rule_line[:_LONGEST]}"
-        yield f"            {rule.cause}" + (f": {rule.hint}" if rule.hint else "")
+    if found is None:
+        return
+    whose = f"rank {found.rank}" if found.rank is not None else ""
+    if whose or found.where:
+        yield "            " + ", ".join(filter(None, (whose, found.where and f"at {found.where[:_LONGEST]}")))
+    if found.hint:
+        yield f"            try: {found.hint}"
 
 
 def _result(reading: Reading) -> Result:
@@ -75,7 +79,12 @@ def _steps(reading: Reading, first: int, last: int) -> str:
 
 def _table(window: Window, medians: Mapping[Quantity, float]) -> Iterator[str]:
     dropped = f", {window.dropped} dropped" if window.dropped else ""
-    yield f"  window    {window.n} steps, {window.first_step} to {window.last_step}{dropped}"
+    steps = (
+        f"{window.n} steps, {window.first_step} to {window.last_step}"
+        if window.n > 1
+        else f"1 step, {window.first_step}"
+    )
+    yield f"  window    {steps}{dropped}"
     wide = max(len(quantity.value) for quantity in (window.quantity, *medians))
     titles = ("median", "mean", "std", "CV %", "min", "max")
     yield f"    {'':<{wide}}" + "".join(f"{title:>12}" for title in titles)

@@ -8,6 +8,7 @@ import click
 
 from madlite.cli import setup
 from madlite.cli.options import Command, common_options
+from madlite.cli.terminal import say
 
 
 @click.command("plugins", cls=Command)
@@ -29,13 +30,13 @@ def command(hooks: bool, as_json: bool, no_plugins: bool, verbose: bool) -> int:
         return 0
     for plugin in plugins.loaded.values():
         origin = "built in" if plugin.built_in else f"{plugin.distribution} {plugin.version}"
-        click.echo(f"{plugin.name}  ({origin})")
+        say(f"{plugin.name}  ({origin})")
         brought = [name for name, owner in backends.items() if owner == plugin.name]
-        click.echo(f"    hooks     {', '.join(plugin.hooks) or 'none'}")
+        say(f"    hooks     {', '.join(plugin.hooks) or 'none'}")
         if brought:
-            click.echo(f"    backends  {', '.join(brought)}")
+            say(f"    backends  {', '.join(brought)}")
     for problem in plugins.problems:
-        click.echo(f"problem: {problem.where}: {problem.what}")
+        say(f"problem: {problem.where}: {problem.what}")
     return 0
 
 

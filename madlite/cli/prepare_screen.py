@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable
 
 from madlite.assets.room import size_text
 from madlite.cli.screens import PlainScreen
-from madlite.cli.words import duration, printable
+from madlite.cli.terminal import printable
+from madlite.cli.words import duration
 from madlite.engine.needs import Need, Survey
 from madlite.engine.prepare import Prepared
 

@@ -9,6 +9,7 @@ import click
 from madlite.cli import setup
 from madlite.cli.main import Group
 from madlite.cli.options import verbose_option
+from madlite.cli.terminal import say
 from madlite.errors import ExitCode
 
 _FILE = click.Path(path_type=Path)
@@ -17,7 +18,7 @@ _FILE = click.Path(path_type=Path)
 @click.group("report", cls=Group, invoke_without_command=True)
 @click.pass_context
 def command(ctx: click.Context) -> None:
-    """Make HTML of results files, or add results to perf.csv.
+    """Make HTML of results files, add results to perf.csv, or make it again.
 
     \b
     madlite report to-html --csv-file-path perf.csv
@@ -35,7 +36,7 @@ def to_html(csv_file_path: Path) -> int:
     """Write a results file as <name>.html beside it, a page that needs no other file."""
     from madlite.read.html import write_page
 
-    click.echo(f"wrote {write_page(csv_file_path)}")
+    say(f"wrote {write_page(csv_file_path)}")
     return int(ExitCode.OK)
 
 
@@ -66,7 +67,34 @@ def to_email(directory: Path, output: Path) -> int:
 
     for problem in write_mail(directory, directory / output):
         setup.warn(f"left out: {problem}")
-    click.echo(f"wrote {directory / output}")
+    say(f"wrote {directory / output}")
+    return int(ExitCode.OK)
+
+
+@command.command("rebuild", short_help="perf.csv from the records of its runs.")
+@click.option(
+    "-o", "--output", type=_FILE, default=Path("perf.csv"), show_default=True, metavar="FILE", help="What is written."
+)
+@click.option(
+    "--runs",
+    type=_FILE,
+    default=Path("madlite_runs"),
+    show_default=True,
+    metavar="DIR",
+    help="The folder of the runs.",
+)
+@click.option("--of", type=_FILE, metavar="FILE", help="The results file whose rows are meant.  [default: --output]")
+@click.option("--force", is_flag=True, help="Replace a file that is there.")
+@verbose_option
+def rebuild(output: Path, runs: Path, of: Path | None, force: bool) -> int:
+    """Make perf.csv again, from what the records of its runs say was appended, in that order."""
+    from madlite.record.rebuild import rebuild
+
+    done = rebuild(output, runs, of=of, force=force)
+    for note in done.notes:
+        setup.warn(note)
+    rows = "1 row" if done.rows == 1 else f"{done.rows} rows"
+    say(f"wrote {output}: {rows} of {done.runs} {'run' if done.runs == 1 else 'runs'}")
     return int(ExitCode.OK)
 
 
@@ -103,5 +131,5 @@ def update_perf(
         common_info=common_info,
         model_name=model_name,
     )
-    click.echo(f"{added} {'row' if added == 1 else 'rows'} added to {perf_csv}")
+    say(f"{added} {'row' if added == 1 else 'rows'} added to {perf_csv}")
     return int(ExitCode.OK)

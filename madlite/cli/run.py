@@ -12,6 +12,7 @@ from madlite.cli import setup
 from madlite.cli.cards import cards_option
 from madlite.cli.options import TagsCommand, batch_options, common_options, plan_options, tags_option
 from madlite.cli.sink import Sink
+from madlite.cli.terminal import say
 from madlite.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from madlite.engine.screen import Outcome, Planned
     from madlite.plan.options import Options
     from madlite.plugins import Plugins
+    from madlite.run.batch import Batch as Intent
 
 
 @click.command("run", cls=TagsCommand)
@@ -45,11 +47,16 @@ def command(**given: Any) -> int:
 
     touch = not given["dry_run"]
     options = setup.make_options(given, touch)
-    planned = plan_all(plugins, options, given, touch)
-    setup.tell_problems(plugins.problems)
     if given["dry_run"]:
+        planned = plan_all(plugins, options, given, touch)
+        setup.tell_problems(plugins.problems)
         return _preview(planned, options, plugins)
-    return _run(planned, options, plugins, given)
+    from madlite.run.batch import Batch as Intent
+
+    with Intent(options.workspace, options.command) as intent:
+        planned = plan_all(plugins, options, given, touch)
+        setup.tell_problems(plugins.problems)
+        return _run(planned, options, plugins, given, intent)
 
 
 def _preview(planned: Sequence[Planned], options: Options, plugins: Plugins) -> int:
@@ -58,20 +65,22 @@ def _preview(planned: Sequence[Planned], options: Options, plugins: Plugins) -> 
 
     refused, warnings = look(planned, plugins, options.lint)
     for one, found in zip(planned, refused, strict=True):
-        click.echo(preview(one, options.environ, map(in_one_line, found)))
+        say(preview(one, options.environ, map(in_one_line, found)))
     for text in warnings:
         setup.warn(text)
     return 0
 
 
-def _run(planned: Sequence[Planned], options: Options, plugins: Plugins, given: dict[str, Any]) -> int:
+def _run(planned: Sequence[Planned], options: Options, plugins: Plugins, given: dict[str, Any], intent: Intent) -> int:
     from madlite.cli.batch import Batch
     from madlite.cli.screens import make_screen
     from madlite.engine.lint import check_plans
     from madlite.engine.many import run_many
     from madlite.record.perfcsv import check_appendable
+    from madlite.run.folder import check_runs_folder
 
     _refuse_pretended(planned)
+    check_runs_folder(options.workspace)
     check_appendable(options.output)
     batch = Batch(planned, options, given)
     told = len(plugins.problems)
@@ -81,10 +90,12 @@ def _run(planned: Sequence[Planned], options: Options, plugins: Plugins, given: 
     try:
         for text in (*warnings, *_left_over(options)):
             screen.warn(text)
-        outcome = run_many(planned, options, plugins, screen)
+        batch.begin()
+        outcome = run_many(planned, options, plugins, screen, batch=intent)
         problems = batch.close(outcome)
         _tell(screen, outcome, (*(f"{one.where}: {one.what}" for one in plugins.problems[told:]), *problems))
         screen.total(outcome, options.output)
+        intent.close()
         if outcome.bug is not None:
             raise outcome.bug
         if sink.dropped_bytes:
@@ -92,7 +103,7 @@ def _run(planned: Sequence[Planned], options: Options, plugins: Plugins, given: 
     finally:
         screen.close()
         sink.close()
-    return int(outcome.exit_code or (ExitCode.RUN_FAILED if problems else ExitCode.OK))
+    return int(outcome.exit_code or (ExitCode.RUN_FAILED if batch.failed else ExitCode.OK))
 
 
 def _tell(screen: PlainScreen, outcome: Outcome, problems: Sequence[str]) -> None:
@@ -113,12 +124,13 @@ def _refuse_pretended(planned: Sequence[Planned]) -> None:
 
 
 def _left_over(options: Options) -> list[str]:
-    """Say that earlier runs were cut off, for the next command is the first that can, and end what of them goes on."""
-    from madlite.run.folder import unfinished
+    """Say that earlier runs were cut off, for the next command is the first that can, and end what of them goes on.
+
+    Rows of theirs that the results file did not take are added to it.
+    """
+    from madlite.engine.kept import add_kept
+    from madlite.engine.unfinished import say_undone
     from madlite.run.leftovers import end_orphans
 
-    cut = unfinished(options.workspace)
-    if not cut:
-        return []
-    words = f"{len(cut)} earlier run{'s were' if len(cut) > 1 else ' was'} cut off: madlite clean"
-    return [*end_orphans(options.workspace, options.environ), words]
+    workspace = options.workspace
+    return [*end_orphans(workspace, options.environ), *add_kept(workspace), *say_undone(workspace)]

@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from madlite.cli.details import details
 from madlite.cli.sink import Sink
-from madlite.cli.words import duration, kept, mad_figures, printable, step_line, title, verdict_line
+from madlite.cli.terminal import Tamer, printable
+from madlite.cli.words import duration, kept, mad_figures, step_line, title, verdict_line
 from madlite.engine.screen import Outcome
 from madlite.types import Quantity, Result, RunPlan, Status, Step
 
@@ -27,14 +29,18 @@ class PlainScreen:
         self._sink, self._live, self._clock = sink, live, clock
         self._last_s = float("-inf")
         self._failed: list[tuple[str, str]] = []
-        self._rows = False
+        self._rows = 0
         self._notes: set[str] = set()
+        self._tamers = {1: Tamer(), 2: Tamer()} if sink.isatty() else {}
 
     def started(self, plan: RunPlan, position: int, total: int) -> None:
         """Name the run and what is special about it."""
-        log = [] if plan.blocked else [f"log: {plan.folder.relative_to(plan.workspace)}/run.log"]
         steps = plan.variant.steps if plan.variant else None
-        self.begin([title(plan, position, total), *(f"      {note}" for note in (*plan.notes, *log))], steps)
+        self.begin([title(plan, position, total), *(f"      {note}" for note in plan.notes)], steps)
+
+    def logs(self, plan: RunPlan) -> None:
+        """Say where the log of the run is."""
+        self._line(f"      log: {plan.folder.relative_to(plan.workspace)}/run.log")
 
     def begin(self, lines: Iterable[str], steps: int | None = None) -> None:
         """Say what starts now; how far it is comes after this."""
@@ -60,7 +66,7 @@ class PlainScreen:
     def output(self, chunk: bytes, stream: int) -> None:
         """Pass the workload's output on where asked for."""
         if self._live:
-            self._sink.put(chunk)
+            self._sink.put(self._tamers[stream].feed(chunk) if self._tamers else chunk)
 
     def step(self, plan: RunPlan, step: Step) -> None:
         """Say how far the training is."""
@@ -69,9 +75,9 @@ class PlainScreen:
 
     def finished(self, plan: RunPlan, result: Result) -> None:
         """Say how the run ended."""
-        self._rows |= plan.writes_row and (not plan.skip_model_run or result.status is Status.FAILURE)
+        self._rows += plan.writes_row and (not plan.skip_model_run or result.status is Status.FAILURE)
         if result.status is Status.FAILURE:
-            self._failed.append((plan.card.name, result.cause.value))
+            self._failed.append((plan.card.name, result.code))
         told = [line for line in ending(plan, result) if line not in self._notes]
         self._notes.update(f"{NOTE}{note}" for note in result.image.notes)  # true of the batch: once is enough
         self.end(told)
@@ -93,8 +99,11 @@ class PlainScreen:
             failed = [f"{name} ({cause})" for name, cause in self._failed]
             if failed:
                 self._line(f"failed: {', '.join(failed)}")
-        if self._rows:
-            self._line(f"results: {output}")
+        aside = ", ".join(outcome.kept_aside)
+        if self._rows > len(outcome.kept_aside):
+            self._line(f"results: {output}" + (f", but for {aside}" if aside else ""))
+        elif aside:
+            self._line(f"no results in {output}: {aside}")
 
     def close(self) -> None:
         """Nothing is held back."""
@@ -191,10 +200,7 @@ def ending(plan: RunPlan, result: Result) -> list[str]:
     lines = [f"      {verdict_line(plan, result)}"]
     if result.window is not None and len(result.metrics) > 1:
         lines.append(f"        by MAD's own rules: {mad_figures(result)}")
-    if result.evidence and result.status.value != "SUCCESS":
-        lines.append(f"        > {result.evidence[:300]}")
-    if plan.blocked is not None and plan.blocked.hint:
-        lines.append(f"        hint: {plan.blocked.hint}")
+    lines += [f"        {text}" for text in details(plan, result)]
     lines += [f"{NOTE}{finding}" for finding in result.findings]
     lines += [f"        {text}" for text in kept(plan)]
     if plan.blocked is None and "total" in result.durations_s:

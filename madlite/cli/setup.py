@@ -16,6 +16,7 @@ from madlite.catalog.found import Catalog
 from madlite.cli.cards import make_catalog
 from madlite.cli.main import mask
 from madlite.cli.named import named_values
+from madlite.cli.terminal import say
 from madlite.errors import UsageProblem
 from madlite.plan.context import MACHINE_KEYS, Context, read_context, without_effect
 from madlite.plan.options import Options
@@ -38,7 +39,7 @@ def tell_problems(problems: Sequence[Problem]) -> None:
 
 def warn(text: str) -> None:
     """Say on stderr what does not stop the command, secrets masked."""
-    click.echo(f"warning: {mask(text)}", err=True)
+    say(f"warning: {mask(text)}", err=True)
 
 
 def home() -> Path | None:
@@ -114,6 +115,7 @@ def make_options(given: dict[str, Any], touch: bool = False) -> Options:
         skip_model_run=given["skip_model_run"],
         clean_docker_cache=given["clean_docker_cache"],
         strict_header=given["strict_header"],
+        columns=tuple(dict.fromkeys(given.get("add_column") or ())),
         ignore_deprecated=given["ignore_deprecated"],
         disable_skip_gpu_arch=given["disable_skip_gpu_arch"],
         environ=dict(os.environ),
@@ -125,7 +127,15 @@ def make_options(given: dict[str, Any], touch: bool = False) -> Options:
         mirror=str(given.get("force_mirror_local") or ""),
         registry=given.get("registry") or "",
         lint=given["lint"],
+        command=command_words(),
     )
+
+
+def command_words() -> tuple[str, ...]:
+    """Return the words of this command line, secrets masked; none where the command was called by other means."""
+    context = click.get_current_context(silent=True)
+    words = context.find_object(tuple) if context is not None else None
+    return tuple(mask(str(word)) for word in words or ())
 
 
 _TOOLS = "scripts/common/tools.json"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from madlite.types import Quantity, Result, RunPlan, Status, Step
+from madlite.types import Quantity, Result, RunPlan, Status, Step, Window
 
 
 def title(plan: RunPlan, position: int, total: int) -> str:
@@ -35,9 +35,18 @@ def verdict_line(plan: RunPlan, result: Result) -> str:
     """Return the outcome in one line."""
     name = plan.card.name
     if result.status is not Status.SUCCESS:
-        cause = f" [{result.cause.value}]" if result.cause.value else ""
-        return f"{result.status.value} {name}{cause} {result.reason}"
-    return f"{result.status.value} {name}  {figures(result)}"
+        cause = f" [{result.code}]" if result.code else ""
+        return f"{result.status.value} {name}{cause} {short_reason(result)}"
+    doubt = " (suspect)" if result.suspect else ""
+    return f"{result.status.value}{doubt} {name}  {figures(result)}"
+
+
+def short_reason(result: Result) -> str:
+    """Return why a run is no success without its cause and what to do, which have places of their own."""
+    found = result.diagnosis
+    if found is None:
+        return result.reason
+    return result.reason.removesuffix(f"; {found.hint}").removesuffix(f" ({found.cause})")
 
 
 def figures(result: Result) -> str:
@@ -46,14 +55,18 @@ def figures(result: Result) -> str:
     if window is not None:
         headline = result.metrics[-1]
         less = "; less is better" if headline.lower_is_better else ""
-        return (
-            f"{headline.text} {headline.metric} "
-            f"(median of {window.n} steps, {window.first_step} to {window.last_step}, CV {100 * window.cv:.1f} %{less})"
-        )
+        return f"{headline.text} {headline.metric} ({window_words(window)}{less})"
     good = [metric for metric in result.metrics if metric.status is Status.SUCCESS]
     shown = [f"{metric.label + ' ' if metric.label else ''}{metric.text} {metric.metric}" for metric in good]
     more = f" and {len(shown) - 3} more" if len(shown) > 3 else ""
     return ", ".join(shown[:3]) + more
+
+
+def window_words(window: Window) -> str:
+    """Return what a median is of; of one step nothing can be said of how far they scatter."""
+    if window.n == 1:
+        return f"of step {window.first_step} alone"
+    return f"median of {window.n} steps, {window.first_step} to {window.last_step}, CV {100 * window.cv:.1f} %"
 
 
 def mad_figures(result: Result) -> str:
@@ -82,8 +95,3 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
-
-
-def printable(text: str) -> str:
-    """Keep what a workload said from steering the terminal and from ending a line."""
-    return "".join(character if character.isprintable() else " " for character in text)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import chain
 from typing import Protocol, runtime_checkable
 
@@ -10,18 +10,29 @@ from msgspec.structs import replace
 
 from madlite.engine.recognise import recognised, take_head
 from madlite.errors import UsageProblem
+from madlite.measure.clues import LAUNCHER, ROOT, Clue
+from madlite.measure.diagnosis import diagnose
 from madlite.measure.follow import Follower
 from madlite.measure.performance import make_metric
+from madlite.measure.rules import with_common
 from madlite.measure.steps import Steps
-from madlite.measure.verdict import Asked, Verdict, judge_line, judge_steps, launcher_failure, suspicion
+from madlite.measure.verdict import (
+    Asked,
+    Verdict,
+    asked_steps,
+    judge_line,
+    judge_steps,
+    launcher_failure,
+    suspicion,
+)
 from madlite.measure.window import median_in
 from madlite.plan.error_scan import BENIGN, PATTERNS
 from madlite.plugins import Plugins
 from madlite.types import (
     Backend,
     Cause,
+    Diagnosis,
     ErrorScan,
-    FailureRule,
     Metric,
     Quantity,
     Reader,
@@ -33,7 +44,6 @@ from madlite.types import (
 )
 
 WARMUP_STEPS = Variant(model="").warmup_steps
-_DIGITS = 12  # more make no number of steps
 
 THROUGHPUTS = (
     Quantity.TOKENS_PER_S_PER_GPU,
@@ -64,8 +74,7 @@ class Reading(Value, frozen=True):
     medians: dict[Quantity, float]  # over the window's steps, its own quantity left out
     line: Metric | None  # MAD's `performance:` line
     summary: dict[str, str]  # what the framework says of the whole run
-    rule: FailureRule | None  # the plugins' rule that matched first
-    rule_line: str
+    diagnosis: Diagnosis | None  # of a failure, where the log says more of it than the verdict
     ended: bool  # the framework's own end mark is there
 
 
@@ -83,10 +92,13 @@ def read_log(
     for chunk in chain(head, chunks):
         log.feed(chunk)
     log.finish()
-    asked = Asked(rule=_rule(plugins, backend, log), warmup_steps=warmup_steps, steps=_asked_steps(log.config))
+    asked = Asked(rule=_rule(plugins, backend, log), warmup_steps=warmup_steps, steps=asked_steps(log.config))
     verdict = _with_remarks(_judge(asked, log), asked, log)
     if backend is None and verdict.cause is Cause.NO_METRIC:
         verdict = _of_nobody(name, plugins, verdict, log)
+    diagnosis = _diagnosed(verdict, log)
+    if diagnosis is not None:
+        verdict = replace(verdict, evidence=diagnosis.line)
     return Reading(
         log=name,
         backend=backend.name if backend else "",
@@ -98,8 +110,7 @@ def read_log(
         medians=_medians(log.steps, verdict.window),
         line=make_metric(*log.scan.first) if log.scan.first else None,
         summary=log.summary,
-        rule=log.rule,
-        rule_line=log.rule_line,
+        diagnosis=diagnosis,
         ended=log.ended,
     )
 
@@ -108,7 +119,8 @@ def _follower(plugins: Plugins, backend: Backend | None) -> Follower:
     reader: Reader | None = plugins.ask(backend, "reader", None, otherwise=None) if backend else None
     # a log that no framework's reader follows is judged as a script's, error patterns included
     scan = ErrorScan(patterns=PATTERNS, benign=BENIGN) if not isinstance(backend, Ruled) else None
-    return Follower([reader] if reader else [], plugins.failure_rules(), error_scan=scan)
+    rules = with_common(plugins.failure_rules(), (backend.name,) if backend else None)
+    return Follower([reader] if reader else [], rules, error_scan=scan)
 
 
 def _rule(plugins: Plugins, backend: Backend | None, log: Follower) -> ResultRule:
@@ -125,11 +137,6 @@ def _rule(plugins: Plugins, backend: Backend | None, log: Follower) -> ResultRul
     if headline is rule.headline:
         return rule
     return replace(rule, headline=headline, headline_metric=headline.name.lower())
-
-
-def _asked_steps(config: Mapping[str, str]) -> int | None:
-    text = config.get("steps", "").replace(",", "")
-    return int(text) if text.isdecimal() and len(text) < _DIGITS else None
 
 
 def _medians(steps: Steps, window: Window | None) -> dict[Quantity, float]:
@@ -173,8 +180,8 @@ def _with_remarks(verdict: Verdict, asked: Asked, log: Follower) -> Verdict:
     if verdict.window is None:  # the line of a result comes last
         return verdict
     all_there = log.ended or asked.steps is not None
-    if log.rule and not all_there:
-        return _failed(verdict, f"the log has no end mark, and says why ({log.rule.cause})", log.rule_line)
+    if (clue := _surely(log)) and not all_there:
+        return _failed(verdict, f"the log has no end mark, and says why ({clue.cause})", clue.line)
     remark = _remark(asked, log)
     return replace(verdict, findings=(*verdict.findings, remark)) if remark else verdict
 
@@ -183,27 +190,39 @@ def _of_nobody(name: str, plugins: Plugins, verdict: Verdict, log: Follower) -> 
     """Return the verdict of a log without a result that no backend knows: it may show why there is none."""
     if log.scan.torn:
         return verdict
-    if log.rule is None:
+    if (clue := log.clue) is None or clue.tier == LAUNCHER:
         names = ", ".join(sorted(plugins.backends()))
         what = "nothing that a backend knows, and no line 'performance: <number> <metric>'"
         raise UsageProblem(f"{name} has {what}", f"--backend NAME says whose log it is: {names}")
-    return _failed(verdict, f"the log has no result, and says why ({log.rule.cause})", log.rule_line)
+    return _failed(verdict, f"the log has no result, and says why ({clue.cause})", clue.line)
+
+
+def _diagnosed(verdict: Verdict, log: Follower) -> Diagnosis | None:
+    if verdict.status is not Status.FAILURE:
+        return None
+    found = diagnose(verdict.cause, verdict.evidence, log)
+    return found if found.cause != verdict.cause.value or found.hint else None
+
+
+def _surely(log: Follower) -> Clue | None:
+    """Return what is the cause of a failure wherever it is said, of the lines since the last step."""
+    late = log.late_clue
+    return late if late is not None and late.tier == ROOT else None
 
 
 def _failed(verdict: Verdict, reason: str, evidence: str) -> Verdict:
-    return replace(verdict, status=Status.FAILURE, cause=Cause.ERROR_PATTERN, reason=reason, evidence=evidence)
+    failed = replace(verdict, status=Status.FAILURE, cause=Cause.ERROR_PATTERN, reason=reason, evidence=evidence)
+    return replace(failed, suspect=())  # no number is left that could be doubted
 
 
 def _remark(asked: Asked, log: Follower) -> str:
     """Return what a reader of a good log should know of its end."""
-    if log.rule:
-        return f"a line looks like a failure ({log.rule.cause}), though the training came to its end: {log.rule_line}"
+    if clue := _surely(log):
+        return f"a line looks like a failure ({clue.cause}), though the training came to its end: {clue.line}"
     if log.fatal_line:
         return f"a line looks like a failure, though the training came to its end: {log.fatal_line}"
     if log.restarted_at is not None:
         return f"steps went back to {log.restarted_at}: the log has several trainings, their steps are mixed"
-    if log.trainings > 1:
-        return f"the log has {log.trainings} trainings one after another: this is the last one's result"
     if log.ended:
         return ""
     if asked.steps is not None:

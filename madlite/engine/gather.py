@@ -229,6 +229,7 @@ def _startable(
         backends=backends,
         files=render(plan, _search(plugin, around)),
         runtime=around.runtimes[plan.runtime],
+        context=around.context.values,
     )
 
 

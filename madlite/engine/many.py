@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 
+from madlite.engine.keep import Keeping
 from madlite.engine.one import OneRun, secrets_for
 from madlite.engine.screen import Outcome, Planned, Screen
-from madlite.errors import ExitCode, RecordError
+from madlite.errors import ExitCode
 from madlite.plan.options import Options
 from madlite.plugins import Plugins
-from madlite.record.perfcsv import append_rows, save_beside
-from madlite.record.rows import build_rows, masked_rows
-from madlite.record.sidefiles import write_side_files
+from madlite.run.batch import Asked, Batch
 from madlite.run.watch import Signals
-from madlite.types import Cause, Result, Row, RunPlan, Status
-
-_log = logging.getLogger(__name__)
+from madlite.types import Cause, Result, Status
 
 
 def run_many(
@@ -26,80 +22,52 @@ def run_many(
     plugins: Plugins,
     screen: Screen,
     clock: Callable[[], float] = time.monotonic,
+    batch: Batch | None = None,
 ) -> Outcome:
-    """Run all of them; after INT, TERM or HUP the running one is ended and the rest is not started."""
+    """Run all of them; after INT, TERM or HUP the running one is ended and the rest is not started.
+
+    `batch` notes on the disk how far it is, for the next command if this one is killed.
+    """
     results: list[Result] = []
-    saved: list[bool] = []
+    aside: list[str] = []
     bug = None
+    batch = batch or Batch()
+    batch.ask(Asked(id=one.plan.id, card=one.plan.card.name) for one in planned)
     with Signals() as signals:
         for position, one in enumerate(planned, 1):
             if signals.received is not None:
                 break
             screen.started(one.plan, position, len(planned))
-            run = OneRun(one, plugins, screen, secrets_for(one.plan, options.environ), signals, clock)
-
-            def save(result: Result, run: OneRun = run) -> None:
-                saved.append(record(run.plan, result, options, screen, run.mask))
-
-            try:
-                result = run.run(save)
-            except Exception as error:  # noqa: BLE001 - told by the caller, once the row and the rest are safe
-                bug, result = error, run.broken(error)
-                if len(saved) == len(results):
-                    save(result)
+            batch.begin(one.plan.id)
+            secrets = secrets_for(one.plan, options.environ)
+            run = OneRun(one, plugins, screen, secrets, signals, clock, options.environ)
+            keeping = Keeping(one, options, screen, run.mask)
+            result, bug = _run(run, keeping)
+            if keeping.saved:
+                batch.end(one.plan.id)
+            aside += [] if keeping.saved else [one.plan.card.name]
             screen.finished(one.plan, result)
             plugins.notify("madlite_run_finished", plan=one.plan, result=result)
             results.append(result)
             if bug is not None:
                 break
-        code = exit_code(results) if all(saved) else ExitCode.RUN_FAILED
-        rest = tuple(one.plan.card.name for one in planned[len(results) :])
-        return Outcome(results=tuple(results), not_started=rest, exit_code=signals.exit_code or code, bug=bug)
+        code = signals.exit_code or (ExitCode.RUN_FAILED if aside else exit_code(results))
+    rest = tuple(one.plan.card.name for one in planned[len(results) :])
+    return Outcome(results=tuple(results), not_started=rest, exit_code=code, bug=bug, kept_aside=tuple(aside))
 
 
-def record(plan: RunPlan, result: Result, options: Options, screen: Screen, mask: Callable[[str], str] = str) -> bool:
-    """Append the run's rows and say whether they are where they belong; if not, they are kept in the run's folder.
+def _run(run: OneRun, keeping: Keeping) -> tuple[Result, Exception | None]:
+    """Run one to its end and keep it; with it comes a bug of ours, which ends the batch once all is safe."""
 
-    The side files follow; what keeps one of them from being written is said, and costs no row.
-    """
-    if not plan.writes_row or (plan.skip_model_run and result.status is not Status.FAILURE):
-        return True
-    rows = build_rows(
-        plan,
-        result,
-        pipeline=options.environ.get("pipeline", ""),
-        build_number=options.environ.get("BUILD_NUMBER", "0"),
-        strict_header=options.strict_header,
-    )
-    rows = masked_rows(rows, mask)
-    saved = True
+    def save(result: Result) -> Result:
+        return keeping.keep(result, run.account.follower.steps, run.folder)
+
     try:
-        append_rows(options.output, rows, strict_header=options.strict_header)
-    except (RecordError, OSError) as problem:
-        screen.warn(f"no row in {options.output}: {problem}; {_keep(rows, plan)}")
-        saved = False
-    _write_beside(plan, result, options, screen, mask)
-    return saved
-
-
-def _write_beside(plan: RunPlan, result: Result, options: Options, screen: Screen, mask: Callable[[str], str]) -> None:
-    pipeline, build_number = options.environ.get("pipeline", ""), options.environ.get("BUILD_NUMBER", "0")
-    try:
-        problems = write_side_files(plan, result, pipeline=pipeline, build_number=build_number, mask=mask)
-    except Exception as bug:  # noqa: BLE001 - the row is there: raised here, it would be written a second time
-        _log.debug("side files of %s", plan.id, exc_info=True)
-        problems = (f"internal error in the files beside perf.csv: {type(bug).__name__}: {bug}",)
-    for problem in problems:
-        screen.warn(problem)
-
-
-def _keep(rows: Sequence[Row], plan: RunPlan) -> str:
-    """Keep rows that perf.csv did not take, and say where; where even that fails, say the rows themselves."""
-    try:
-        plan.folder.mkdir(parents=True, exist_ok=True)
-        return f"it is kept in {save_beside(rows, plan.folder)}"
-    except (RecordError, OSError) as problem:
-        return f"it cannot be kept either ({problem}): {[row.cells for row in rows]}"
+        return run.run(save), None
+    except Exception as error:  # noqa: BLE001 - told by the caller, once the row and the rest are safe
+        return save(run.broken(error)), error
+    finally:
+        run.close()
 
 
 def exit_code(results: Iterable[Result]) -> ExitCode:

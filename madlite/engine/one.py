@@ -2,38 +2,40 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
+from threading import Event
 
 from msgspec.structs import replace
 
 from madlite.engine.account import Account
 from madlite.engine.claims import claimed
+from madlite.engine.context import context_file
+from madlite.engine.explain import explained
+from madlite.engine.guest import Guest
 from madlite.engine.mask import masked
-from madlite.engine.results_file import ResultsFile
 from madlite.engine.screen import Planned, Screen
+from madlite.engine.senses import Senses
+from madlite.engine.stage import Stage, border
 from madlite.errors import MadliteError, RuntimeProblem, UsageProblem
+from madlite.machine.host import Host
 from madlite.measure.follow import Follower
-from madlite.measure.verdict import Verdict, Witnesses, judge
+from madlite.measure.rules import with_common
+from madlite.measure.verdict import Verdict, judge
 from madlite.plan.make import secrets_of
 from madlite.plugins import Plugins
 from madlite.run.docker_request import secrets_asked
-from madlite.run.folder import HANDLE, LOG, RECORD, RunFolder
+from madlite.run.folder import CONTEXT, LOG, RunFolder
+from madlite.run.hang import Inquiry
+from madlite.run.hang_found import Found
 from madlite.run.log import RunLog
 from madlite.run.watch import Interrupted, Signals, Watch
+from madlite.run.watchdog import Watchdog
+from madlite.run.watchdog_silence import Silence
 from madlite.secrets import Redactor, assigned, collect
-from madlite.types import Action, Backend, Cause, Reader, Result, RunPlan, Runtime, Session, Status, Step, to_json
+from madlite.types import Backend, Cause, Reader, Result, RunPlan, Status, Step
 
-_log = logging.getLogger(__name__)
-_PHASES = {
-    "clone": "cloning the repository",
-    "data": "fetching data",
-    "run": "running",
-    "prepare": "preparing",
-}
 # madengine 1 has the first, madengine 2 the parts as well
 LOG_END, BUILD_LOG_END, RUN_LOG_END = ".live.log", ".build.live.log", ".run.live.log"
 
@@ -49,21 +51,29 @@ class OneRun:
         secrets: Iterable[str],
         signals: Signals,
         clock: Callable[[], float],
+        environ: Mapping[str, str],
     ) -> None:
         self.one, self.plan = one, one.plan
         self.plugins, self.screen, self.signals, self.clock = plugins, screen, signals, clock
         self.began = clock()
         self.started = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        self.account = Account(self._follower())
-        self.watch = Watch(self.plan.timeout_s, self.plan.stop_grace_s, screen.stopping)
+        self.environ = environ
+        self.silence = Silence(self.plan, clock)
+        whose = None if self._own_script else {self.plan.backend, *self.plan.readers}
+        self._rules = with_common(plugins.failure_rules(), whose)
+        self.account = Account(self._follower(), self._rules)
+        here = Host(path=environ.get("PATH", ""), env=dict(environ))
+        self.senses = Senses(one, plugins, here, lambda: self.clock() - self.began)
+        dog = Watchdog(self.silence, self._inquire, tell=screen.phase, say=screen.stopping, now=clock)
+        self.watch = Watch(self.plan.timeout_s, self.plan.stop_grace_s, screen.stopping, dog)
         self._secrets = tuple(secrets)
         self.mask = Redactor(self._secrets).text
+        self.folder: RunFolder | None = None  # held until `close`
 
-    def run(self, save: Callable[[Result], None]) -> Result:
+    def run(self, save: Callable[[Result], Result]) -> Result:
         """Run the plan to its verdict; a workload's failure is a result, never an exception.
 
-        `save` writes the rows. It comes before the folder's record, which says that the run is done with: killed in
-        between, the run has its row and is told as cut off, never the other way round.
+        `save` keeps it: rows, then record. It is called once, while the run still holds what its script needs.
         """
         why = self.plan.blocked
         try:
@@ -74,14 +84,20 @@ class OneRun:
         except Interrupted:
             verdict = _failed(Cause.INTERRUPTED, self.signals.reason.text)
         except RuntimeProblem as problem:
+            self.account.hint = problem.hint
             verdict = _failed(_cause(problem.cause), problem.message)
         except UsageProblem as problem:  # the disk is full, say, since the batch began
             verdict = _failed(Cause.PREPARE, problem.message)
         finally:
             self.watch.close()
-        result = self._result(verdict)
-        save(result)
-        return result
+        self._find_folder()
+        return save(self._result(verdict))
+
+    def close(self) -> None:
+        """Give the run's lock back: it has ended."""
+        if self.folder is not None:
+            self.folder.close()
+            self.folder = None
 
     def broken(self, bug: Exception) -> Result:
         """Return the result of a run that a bug of madlite ended."""
@@ -91,33 +107,46 @@ class OneRun:
         self.screen.phase(f"waiting for another run of this folder that writes {self.plan.result_rule.file}")
         return self.signals.received is None
 
-    def _run(self, save: Callable[[Result], None]) -> Result:
-        folder = RunFolder.create(self.plan, [(file.path, file.data) for file in self.one.files], self._secrets)
-        try:
-            log = self._open_log(folder)
+    def _create_folder(self) -> RunFolder:
+        context = context_file(self.one.context, self.mask).data
+        files = [*((file.path, file.data) for file in self.one.files), *([(CONTEXT, context)] if context else [])]
+        self.folder = RunFolder.create(self.plan, files, self._secrets)
+        return self.folder
+
+    def _find_folder(self) -> None:
+        """Have a folder for the account of a run that did not start, if there can be one."""
+        if self.folder is None:
             try:
-                self.plugins.notify("madlite_run_started", plan=self.plan)
-                verdict = self._attempt(folder, log)
-                if verdict.status is Status.FAILURE:
-                    log.say(f"madlite: {verdict.status.value} {verdict.reason}")
-            finally:
-                log.close()
-            findings = (*verdict.findings, *self.account.image.notes, *([log.problem] if log.problem else []))
-            result = self._result(replace(verdict, findings=findings))
-            save(result)
-            problem = _write(folder, RECORD, to_json(result))  # a full disk costs the record, not the verdict
-            return replace(result, findings=(*result.findings, problem)) if problem else result
+                self._create_folder()
+            except UsageProblem:  # the disk is full, say: what there is of it takes at least the rows
+                self.folder = RunFolder.reopen(self.plan.folder)
+
+    def _run(self, save: Callable[[Result], Result]) -> Result:
+        folder = self._create_folder()
+        log = self._open_log(folder)
+        try:
+            self.plugins.notify("madlite_run_started", plan=self.plan)
+            verdict = self._attempt(folder, log)
+            if verdict.status is Status.FAILURE:
+                log.say(f"madlite: {verdict.status.value} {verdict.reason}")
         finally:
-            folder.close()
+            log.close()
+        stalls = self.silence.findings(by_itself=self.watch.reason is None)
+        notes = (*stalls, *self.account.image.notes, *([log.problem] if log.problem else []))
+        findings = (*verdict.findings, *notes)
+        return save(self._result(replace(verdict, findings=findings)))
 
     def _attempt(self, folder: RunFolder, log: RunLog) -> Verdict:
         """Prepare, open, act, judge; every way in which this can fail becomes a verdict."""
         try:
             self._prepare(log)
-            seen = self._in_session(folder, log)
+            one = replace(self.one, plan=self.plan)  # as it is claimed
+            stage = Stage(one, self.account, self.watch, self.screen, self.clock, self.senses)
+            seen = replace(stage.act(folder, log, self.signals), strangers=self.senses.strangers)
         except Interrupted:
             return _failed(Cause.INTERRUPTED, self.signals.reason.text)
         except RuntimeProblem as problem:
+            self.account.hint = problem.hint
             reason = problem.message + (f"; {problem.hint}" if problem.hint else "")
             return _failed(_cause(problem.cause), reason)
         except MadliteError as problem:
@@ -132,7 +161,7 @@ class OneRun:
         image = self.plan.image
         builds = image is not None and image.dockerfile is not None and not image.prebuilt
         try:
-            with self.signals.interruptible(), _border(self.one.runtime):
+            with self.signals.interruptible(), border(self.one.runtime):
                 self.account.image = self.one.runtime.prepare(self.plan, say)
         finally:
             if builds:
@@ -143,78 +172,25 @@ class OneRun:
         if self.plan.timeout_s is not None:
             log.say(f"⏰ Setting timeout to {self.plan.timeout_s:.0f} seconds.")  # as MAD's tooling looks for it
 
-    def _in_session(self, folder: RunFolder, log: RunLog) -> Witnesses:
-        """Hold the session open while the actions run; ended from outside, that is what counts."""
-        results = ResultsFile(self.plan)
-        seen = Witnesses()
-        self.signals.watch = self.watch
-        try:
-            if self.signals.received is not None:
-                raise Interrupted
-            with _border(self.one.runtime), self.one.runtime.open(self.plan) as session, self.watch.guard(session):
-                _write(folder, HANDLE, session.handle)
-                seen = self._act(session, log, results)
-                self.account.follower.finish(folder.path)
-                seen = replace(seen, results=results.read())
-                self._hand_up(session, seen)
-                self._clean(session, log)
-        except RuntimeProblem:
-            if self.watch.reason is None:
-                raise
-        finally:
-            self.signals.watch = None
-        reason = self.watch.reason
-        return replace(seen, stopped=reason.cause, stopped_text=reason.text) if reason else seen
-
-    def _act(self, session: Session, log: RunLog, results: ResultsFile) -> Witnesses:
-        """Run the actions in their order; one that fails is the last."""
-        for action in self.plan.actions:
-            if action.kind == "clean" or (action.kind == "run" and self.plan.skip_model_run):
-                continue
-            if self.watch.reason is not None:
-                break
-            self.screen.phase(_phase(action))
-            if action.kind == "run":
-                results.begin()
-            self.account.begin(action.kind, self.clock())
-            try:
-                ended = session.run(action, log.feed)
-            except RuntimeProblem:
-                self.account.cut_off(self.clock())
-                raise
-            log.settle()
-            self.account.end(ended)
-            if ended.code != 0:
-                failed = "" if action.kind == "run" else action.kind
-                return Witnesses(exit=ended, failed_action=failed, failed_line=self.account.telling_line)
-        return Witnesses(exit=self.account.ran, skipped=self.plan.skip_model_run)
-
-    def _hand_up(self, session: Session, seen: Witnesses) -> None:
-        """Copy what a run that went well left for the workspace up into it."""
-        if self.plan.outputs and seen.exit is not None and seen.exit.code == 0 and not seen.failed_action:
-            patterns = [f"{self.plan.model_dir}/{pattern}" for pattern in self.plan.outputs]
-            if any(True for pattern in patterns for _ in self.plan.workspace.glob(pattern)):
-                session.collect(patterns, self.plan.workspace)
-
-    def _clean(self, session: Session, log: RunLog) -> None:
-        """Remove what the run made in the workspace; a run that was ended leaves it for inspection, as MAD does."""
-        if self.watch.reason or self.plan.keep_alive or self.plan.keep_model_dir:
-            return
-        for action in self.plan.actions:
-            if action.kind == "clean":
-                try:
-                    session.run(action, log.feed)
-                except RuntimeProblem as problem:
-                    _log.warning("%s was not cleaned: %s", self.plan.model_dir, problem.message)
-
     def _follower(self) -> Follower:
         return Follower(
             [reader for reader in map(self._reader, self.one.backends) if reader is not None],
-            self.plugins.failure_rules(),
+            self._rules,
             error_scan=self.plan.error_scan,
             now=lambda: self.clock() - self.began,
             on_step=self._step,
+            on_event=self.silence.note,
+            guest=self._guest(),
         )
+
+    def _guest(self) -> Guest | None:
+        """Return a reader of whatever framework a card's own script turns out to run."""
+        return Guest(self.plugins, self.plan.readers) if self._own_script else None
+
+    @property
+    def _own_script(self) -> bool:
+        """Whether a card's own script runs, of whatever framework."""
+        return self.plan.result_rule.kind != "steps" and not self.plan.templates
 
     def _reader(self, backend: Backend) -> Reader | None:
         reader: Reader | None = self.plugins.ask(backend, "reader", self.plan, otherwise=None)
@@ -224,9 +200,18 @@ class OneRun:
         self.screen.step(self.plan, step)
         self.plugins.notify("madlite_run_step", plan=self.plan, step=step)
 
+    def _inquire(self, cancelled: Event) -> Found:
+        """Look at what the run hangs in."""
+        if self.folder is None:
+            return Found()
+        last_lines = self.account.follower.last_lines
+        return Inquiry(self.folder, self.plan, self.one.runtime, self.environ, self.mask).look(last_lines, cancelled)
+
     def _open_log(self, folder: RunFolder) -> RunLog:
         legacy = [self._beside(LOG_END)] if self.plan.log_name else []
-        return RunLog(folder.path / LOG, legacy, self._secrets, [self.screen.output], self.account.feed)
+        log = RunLog(folder.path / LOG, legacy, self._secrets, [self.screen.output], self.account.feed)
+        self.screen.logs(self.plan)
+        return log
 
     def _beside(self, end: str) -> Path:
         """Return the place of a log in the workspace, where MAD's tooling looks for it."""
@@ -234,35 +219,8 @@ class OneRun:
 
     def _result(self, verdict: Verdict) -> Result:
         self.account.durations_s["total"] = self.clock() - self.began
-        return masked(self.account.result(self.plan, verdict, self.started), self.mask)
-
-
-def _phase(action: Action) -> str:
-    if action.kind in ("pre", "post"):
-        return f"{action.kind}-script {Path(action.argv[-1]).name}"
-    return _PHASES.get(action.kind, action.kind)
-
-
-def _write(folder: RunFolder, name: str, text: str) -> str:
-    """Write a file of the run's folder; return what kept it from being written."""
-    try:
-        folder.write(name, text.encode("utf-8", "backslashreplace"))
-    except OSError as error:
-        return f"{name} could not be written: {error.strerror}"
-    return ""
-
-
-@contextmanager
-def _border(runtime: Runtime) -> Iterator[None]:
-    """Turn what a runtime raises beyond its contract into its failure: it may be a plugin's."""
-    try:
-        yield
-    except (MadliteError, Interrupted):
-        raise
-    except Exception as error:
-        _log.debug("runtime %s", runtime.name, exc_info=True)
-        what = f"runtime '{runtime.name}' failed: {type(error).__name__}: {error}"
-        raise RuntimeProblem(what, cause=Cause.INTERNAL) from error
+        result = self.account.result(self.plan, verdict, self.started)
+        return masked(self.senses.tell(explained(self.plan, result, self.account)), self.mask)
 
 
 def secrets_for(plan: RunPlan, environ: dict[str, str]) -> tuple[str, ...]:

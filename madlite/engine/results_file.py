@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from madlite.measure.multiple import Read, Stamp, is_fresh, read_results, stamp
+from madlite.measure.multiple import Read, Stamp, is_fresh, parse_results, stamp, unreadable
 from madlite.run.collect import copy_whole
+from madlite.run.inside import read_inside
 from madlite.types import RunPlan
 
 
@@ -15,7 +16,7 @@ class ResultsFile:
 
     def __init__(self, plan: RunPlan) -> None:
         rule = plan.result_rule
-        self._up = plan.workspace / rule.file
+        self._root, self._up = plan.workspace, plan.workspace / rule.file
         wanted = rule.kind == "multiple_results"
         self._paths = (plan.workspace / plan.model_dir / rule.file, self._up) if wanted else ()
         self._before: dict[Path, Stamp | None] = {}
@@ -31,6 +32,10 @@ class ResultsFile:
         fresh = next((p for p, before in self._before.items() if is_fresh(p, before, self._begun_ns)), None)
         if fresh is None:
             return None
+        try:
+            read = parse_results(fresh.name, read_inside(fresh, self._root))
+        except OSError as error:
+            return unreadable(fresh.name, error)
         if fresh != self._up:
-            copy_whole(fresh, self._up)
-        return read_results(fresh)
+            copy_whole(fresh, self._up, self._root)
+        return read

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from madlite.errors import ExitCode
 from madlite.plan.render import Rendered
-from madlite.types import Backend, Result, RunPlan, Runtime, Step, Value
+from madlite.types import Backend, Json, Result, RunPlan, Runtime, Step, Value
 
 
 class Screen(Protocol):
@@ -14,6 +14,9 @@ class Screen(Protocol):
 
     def started(self, plan: RunPlan, position: int, total: int) -> None:
         """A run starts, the `position`th of `total`."""
+
+    def logs(self, plan: RunPlan) -> None:
+        """The run's log is there."""
 
     def phase(self, text: str) -> None:
         """The run says what it does now, e.g. how far a pull is."""
@@ -35,17 +38,19 @@ class Screen(Protocol):
 
 
 class Planned(Value, frozen=True):
-    """A plan that can start: with the backends that read it, its rendered files and its runtime."""
+    """A plan that can start: with the backends that read it, its rendered files, its runtime and the context."""
 
     plan: RunPlan
     backends: tuple[Backend, ...]
     files: tuple[Rendered, ...]
     runtime: Runtime
+    context: dict[str, Json] = {}
 
 
 class Outcome(Value, frozen=True):
     """What a batch came to: results in order, names of cards that never started, and the exit code.
 
+    `kept_aside` are the cards of runs whose rows the results file did not take.
     `bug` is an error of madlite itself that ended the batch, after its row was written.
     """
 
@@ -53,3 +58,4 @@ class Outcome(Value, frozen=True):
     not_started: tuple[str, ...]
     exit_code: ExitCode
     bug: Exception | None = None
+    kept_aside: tuple[str, ...] = ()

@@ -20,7 +20,7 @@ from madlite.machine.facts import (
     unique_hex,
     whole,
 )
-from madlite.machine.host import Host, Said, ask_together, silence
+from madlite.machine.host import Host, ask_together, silence
 from madlite.types import Json
 
 NAME = "amd-smi"
@@ -29,7 +29,7 @@ NAME = "amd-smi"
 def read_amd_smi(host: Host) -> Source:
     """Return what `amd-smi static` and `amd-smi list` say, joined by GPU id."""
     static, listed = ask_together(host, [(NAME, "static", "--json"), (NAME, "list", "--json")])
-    facts, places = _entries(static), _entries(listed)
+    facts, places = entries(static.text), entries(listed.text)
     gpus = tuple(_gpu(number, facts.get(number, {}), places.get(number, {})) for number in sorted({*facts, *places}))
     drivers = [short_version(_driver(entry)) for entry in facts.values()]
     problem = "" if gpus else static.problem or listed.problem or silence(static.text)
@@ -38,8 +38,9 @@ def read_amd_smi(host: Host) -> Source:
     )
 
 
-def _entries(said: Said) -> dict[int, dict[str, Json]]:
-    listed = [entry for document in find_json(said.text) for entry in _listed(document) if isinstance(entry, dict)]
+def entries(text: str) -> dict[int, dict[str, Json]]:
+    """Return what the tool printed of each GPU, by number."""
+    listed = [entry for document in find_json(text) for entry in _listed(document) if isinstance(entry, dict)]
     return {number: entry for entry in listed if (number := whole(entry.get("gpu"))) is not None}
 
 
@@ -49,13 +50,14 @@ def _listed(document: Json) -> list[Json]:
     return document if isinstance(document, list) else []
 
 
-def _section(entry: dict[str, Json], name: str) -> dict[str, Json]:
-    section = entry.get(name)
-    return section if isinstance(section, dict) else {}
+def section(entry: dict[str, Json], name: str) -> dict[str, Json]:
+    """Return a part of an entry, empty where it is missing or `N/A`."""
+    found = entry.get(name)
+    return found if isinstance(found, dict) else {}
 
 
 def _gpu(number: int, facts: dict[str, Json], place: dict[str, Json]) -> Seen:
-    asic, bus, vram = (_section(facts, name) for name in ("asic", "bus", "vram"))
+    asic, bus, vram = (section(facts, name) for name in ("asic", "bus", "vram"))
     return Seen(
         position=number,
         arch=gfx_name(asic.get("target_graphics_version")),
@@ -71,10 +73,10 @@ def _gpu(number: int, facts: dict[str, Json], place: dict[str, Json]) -> Seen:
 
 def _board_name(facts: dict[str, Json]) -> str:
     """Return the board's name where it is a product's; it can be the vendor's."""
-    name = clean(_section(facts, "board").get("product_name"))
+    name = clean(section(facts, "board").get("product_name"))
     return name if "instinct" in name.lower() else ""
 
 
 def _driver(facts: dict[str, Json]) -> Json:
-    driver = _section(facts, "driver")
+    driver = section(facts, "driver")
     return driver.get("version") or driver.get("driver_version")

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import TypeVar
 
 from madlite.process import Finished, capture
@@ -68,13 +69,16 @@ def _dated(folder: Path) -> list[Path]:
     return sorted(dated, key=lambda path: [int(n) for n in re.findall(r"\d+", path.name)], reverse=True)
 
 
-def ask(host: Host, *command: str) -> Said:
-    """Run a tool with its arguments; whatever it does is an answer, never an exception."""
+def ask(host: Host, *command: str, cancelled: Event | None = None) -> Said:
+    """Run a tool with its arguments; whatever it does is an answer, never an exception.
+
+    It is ended soon after `cancelled` is set by another thread.
+    """
     tool = find_tool(host, command[0])
     if tool is None:
         return Said(problem="not installed", absent=True)
     env = {name: text for name, text in host.env.items() if name not in HIDING}
-    ended = capture([tool, *command[1:]], limit_s=host.limit_s, env=env or None)
+    ended = capture([tool, *command[1:]], limit_s=host.limit_s, env=env or None, cancelled=cancelled)
     if ended.timed_out:  # half an answer could be a wrong count
         return Said(problem=f"did not end within {host.limit_s:g} s", hung=True)
     return Said(text=ended.stdout, problem="" if ended.ok else _complaint(ended))

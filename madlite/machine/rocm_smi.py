@@ -30,7 +30,7 @@ OPTIONS = ("--showproductname", "--showmeminfo", "vram", "--showuniqueid", "--sh
 def read_rocm_smi(host: Host) -> Source:
     """Return what one call of rocm-smi says of every card, and another one's table where it says nothing."""
     said = ask(host, NAME, *OPTIONS)
-    system, cards = _cards(said.text)
+    system, cards = read_cards(said.text)
     if not (cards or said.absent or said.hung):
         cards = read_table(ask(host, NAME).text)
     return Source(
@@ -42,7 +42,7 @@ def read_rocm_smi(host: Host) -> Source:
     )
 
 
-def _cards(text: str) -> tuple[dict[str, Json], Cards]:
+def read_cards(text: str) -> tuple[dict[str, Json], Cards]:
     """Return what is said of the system, and of each card."""
     tables = {key: _lower(value) for document in find_json(text) for key, value in _items(document)}
     cards = {number: card for key, card in tables.items() if (number := _card_number(key)) is not None}

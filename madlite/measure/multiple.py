@@ -52,23 +52,33 @@ def is_fresh(path: Path, before: Stamp | None, started_ns: int) -> bool:
 def read_results(path: Path) -> Read:
     """Return the file's results; a file that holds none says why, and never raises."""
     try:
-        text = path.read_bytes().decode("utf-8-sig", "surrogateescape")  # what writes it spells such bytes out
+        return parse_results(path.name, path.read_bytes())
     except OSError as error:
-        return Read(problem=f"{path.name} cannot be read: {error.strerror}")
+        return unreadable(path.name, error)
+
+
+def unreadable(name: str, error: OSError) -> Read:
+    """Return the answer for a file that could not be read."""
+    return Read(problem=f"{name} cannot be read: {error.strerror}")
+
+
+def parse_results(name: str, data: bytes) -> Read:
+    """Return the results that a file's bytes hold; those that hold none say why, and nothing raises."""
+    text = data.decode("utf-8-sig", "surrogateescape")  # what writes it spells such bytes out
     try:
         with unlimited_fields():
             lines = list(csv.reader(io.StringIO(text, newline=""), skipinitialspace=True))
     except csv.Error as error:
-        return Read(problem=f"{path.name} is no CSV: {error}")
+        return Read(problem=f"{name} is no CSV: {error}")
     lines = [line for line in lines if any(cell.strip() for cell in line)]
     if not lines:
-        return Read(problem=f"{path.name} is empty")
-    header = [name.strip() for name in lines[0]]
-    missing = [name for name in NEEDED if name not in header]
+        return Read(problem=f"{name} is empty")
+    header = [column.strip() for column in lines[0]]
+    missing = [needed for needed in NEEDED if needed not in header]
     if missing:
-        return Read(problem=f"{path.name} has no column {', '.join(missing)} (its columns: {', '.join(header)[:200]})")
+        return Read(problem=f"{name} has no column {', '.join(missing)} (its columns: {', '.join(header)[:200]})")
     metrics = tuple(_metric(dict(zip(header, line, strict=False))) for line in lines[1:])
-    return Read(metrics=metrics, problem="" if metrics else f"{path.name} has a header and no results")
+    return Read(metrics=metrics, problem="" if metrics else f"{name} has a header and no results")
 
 
 def _metric(cells: dict[str, str]) -> Metric:

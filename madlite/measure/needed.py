@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 # The parts of Python's regular expressions (docs.python.org/3/library/re.html) as far as they matter here.
 _PART = re.compile(
@@ -19,6 +20,7 @@ _PART = re.compile(
 _TWINS = ("\u0130", "\u0131", "\u017f", "\u212a")
 
 
+@lru_cache(maxsize=4096)
 def needed_texts(pattern: re.Pattern[str]) -> tuple[str, ...]:
     """Return texts of which every match holds at least one; none where the pattern does not show them.
 

@@ -1,14 +1,16 @@
 """The steps of one run, each number once, in 8 bytes: a log can report millions of steps.
 
-What is kept of a step: its number, rank and phase, and the value of each of its quantities.  Of a step that is reported
-again (a line forwarded twice, a run that went back to a checkpoint) the values reported last count, quantity by
-quantity.  Of the spans the first line's is kept: the others' are told by the numbers.  Times are the live screen's and
-the plugins' business; they get every step as it comes.
+What is kept of a step: its number, rank and phase, when it was reported (8 bytes too), and the value of each of its
+quantities.  Of a step that is reported again (a line forwarded twice, a run that went back to a checkpoint) the values
+reported last count, quantity by quantity; the time is that of its first report, of a run that went back the first since
+then.  Of the spans the first line's is kept, and that of each line where the training went back: the others' are told
+by the numbers.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
@@ -16,9 +18,12 @@ from itertools import groupby
 from operator import index, itemgetter
 from typing import Literal, cast
 
+from msgspec.structs import replace
+
 from madlite.types import Quantity, Step, Value
 
 Phase = Literal["warmup", "train", "validate"]
+APART = 5  # steps that lines of ranks may come apart; further back is a training that was started again
 _FURTHEST = 2**63 - 1  # a step beyond is a garbled number
 
 
@@ -36,6 +41,9 @@ class Steps:
         self._series: dict[tuple[str, int | None], _Series] = {}
         self._first: tuple[int, int] | None = None  # of the lowest training line: its step, and how many it covers
         self._latest: dict[Quantity, float] = {}
+        self._restarts: dict[
+            int, int
+        ] = {}  # lines at which a rank's training went back: their step → how many it covers
         for step in steps:
             self.add(step)
 
@@ -50,9 +58,12 @@ class Steps:
             return
         key = (step.phase, step.rank)
         series = self._series.get(key) or _Series()
-        series.put(n, step.values)
+        t_s = float(step.t_s)
+        went_back = series.note(series.put(n, step.values), t_s)
         self._series[key] = series
         if step.phase == "train":
+            if went_back:
+                self._restarts[n] = max(1, step.span)
             self._latest.update(step.values)
             if self._first is None or n < self._first[0]:
                 self._first = (n, max(1, step.span))
@@ -85,6 +96,30 @@ class Steps:
         """The first training step that was done: of the lowest line the first that it covers; 1 without any."""
         return self._first[0] - self._first[1] + 1 if self._first else 1
 
+    @property
+    def restarts(self) -> tuple[int, ...]:
+        """The first step that was done after each time the training was started again from an earlier one, in order."""
+        return tuple(sorted(n - span + 1 for n, span in self._restarts.items()))
+
+    def starts_over(self, step: Step, *, ended: bool = False) -> bool:
+        """Say whether a training step, not taken in yet, is the first of another training: its rank's first one again.
+
+        After an end mark (`ended`) a short training counts too, whose first step is not further back than lines of
+        ranks come apart.
+        """
+        series = self._series.get(("train", step.rank))
+        if series is None or step.phase != "train" or not isinstance(step.n, int):
+            return False
+        return series.starts_over(step.n, 0 if ended else APART)
+
+    def reported_s(self, n: int) -> float | None:
+        """Return when a training step was reported first, by whatever rank, in seconds since the start of the run.
+
+        None where no line has the step, or the log has no times.
+        """
+        times = [at for series in self._of("train") if math.isfinite(at := series.time(n))]
+        return min(times, default=None)
+
     def latest(self, quantity: Quantity) -> float | None:
         """Return the value of a training step that was reported last, by whatever rank; None where there is none."""
         return self._latest.get(quantity)
@@ -92,6 +127,14 @@ class Steps:
     def ranks(self, phase: Phase = "train") -> tuple[int, ...]:
         """Return the ranks that a phase's lines name."""
         return tuple(sorted(rank for at, rank in self._series if at == phase and rank is not None))
+
+    def told(self, phase: Phase = "train") -> dict[int, int]:
+        """Return how many steps of a phase each rank reported, of the ranks that lines name."""
+        return {rank: len(self._series[phase, rank].ns) for rank in self.ranks(phase)}
+
+    def arrived(self) -> dict[int, int]:
+        """Return the training step that each rank has come to, of the ranks that lines name."""
+        return {rank: self._series["train", rank].top for rank in self.ranks()}
 
     def quantities(self, phase: Phase = "train") -> frozenset[Quantity]:
         """Return what a phase's steps report."""
@@ -114,7 +157,9 @@ class Steps:
         series, phase = self._series[key], cast(Phase, key[0])
         for row in series.order():
             n = series.ns[row]
-            yield n, place, Step(n=n, values=series.values(row), rank=key[1], phase=phase)
+            at = series.times[row]
+            step = Step(n=n, values=series.values(row), rank=key[1], phase=phase)
+            yield n, place, replace(step, t_s=at) if math.isfinite(at) else step
 
 
 class _Series:
@@ -122,12 +167,15 @@ class _Series:
 
     def __init__(self) -> None:
         self.ns = array("q")
+        self.times = array("d")  # seconds since the start of the run, NaN where that is not known
+        self._top: int | None = None  # the highest number since the training was started last
+        self._before = -_FURTHEST  # the highest number before that
         self.columns: dict[Quantity, tuple[array[float], int]] = {}  # with the bit that says which rows have it
         self._told = array("Q")
         self._rows: dict[int, int] | None = None  # number → row, once a new step came before an older one
 
-    def put(self, n: int, values: dict[Quantity, float]) -> None:
-        """Take a step in, or new values of one that is here; nothing where a value is no number."""
+    def put(self, n: int, values: dict[Quantity, float]) -> int:
+        """Take a step in, or new values of one that is here, and return its row; nothing where a value is no number."""
         cells = [
             (self.columns.get(quantity) or self._open(quantity), float(value)) for quantity, value in values.items()
         ]
@@ -139,6 +187,33 @@ class _Series:
             column[row] = number
             told |= bit
         self._told[row] |= told
+        return row
+
+    def note(self, row: int, t_s: float) -> bool:
+        """Note when the step of a row was reported, and say whether the training went back to it."""
+        n, top = self.ns[row], self._top
+        went_back = top is not None and n < top - APART
+        if top is not None and went_back:
+            self._before = max(self._before, top)
+        ahead = top is None or went_back or n > top
+        if math.isnan(self.times[row]) or (ahead and n <= self._before):
+            self.times[row] = t_s if t_s > 0 else math.nan  # 0 is what a reader leaves that tells no time
+        self._top = n if ahead else top
+        return went_back
+
+    def starts_over(self, n: int, apart: int) -> bool:
+        """Say whether a step is the first line's again, or one before it, more than `apart` below the last ones."""
+        return len(self.ns) > 1 and n <= self.ns[0] and n < self.top - apart
+
+    @property
+    def top(self) -> int:
+        """The highest number since the training was started last."""
+        return self._top if self._top is not None else self.ns[-1]
+
+    def time(self, n: int) -> float:
+        """Return when a step was reported, NaN where that is not known."""
+        row = self._find(n)
+        return math.nan if row is None else self.times[row]
 
     def order(self) -> Iterable[int]:
         """Return the rows by the numbers of their steps."""
@@ -174,6 +249,7 @@ class _Series:
     def _append(self, n: int) -> int:
         row = len(self.ns)
         self.ns.append(n)
+        self.times.append(math.nan)
         self._told.append(0)
         for column, _ in self.columns.values():
             column.append(0.0)

@@ -6,55 +6,95 @@ import math
 import statistics
 from array import array
 from bisect import bisect_left
+from collections.abc import Sequence
 from itertools import compress
 
-from madlite.measure.steps import Steps
+from madlite.measure.steps import Curve, Steps
+from madlite.measure.trend import count_outliers, find_drift
 from madlite.types import Quantity, Window
 
 _GARBLED = 1e100  # no unit of a log gets there, and sums of squares stay finite below
 
 
-def steady_window(steps: Steps, quantity: Quantity, warmup_steps: int) -> Window | None:
+def steady_window(steps: Steps, quantity: Quantity, warmup_steps: int, last: int | None = None) -> Window | None:
     """Return the statistics of the steps after warm-up; None where none is left or none is finite.
 
-    A line that covers a warm-up step, even partly, is dropped.  `std` is the sample standard deviation.
+    A line that covers a warm-up step, even partly, is dropped, and so are those of a warm-up after the training was
+    started again, and steps above the `last` of the training.  `std` is the sample standard deviation.
     """
     curve = steps.curve(quantity)
-    if not curve.ns:
-        return None
-    begin = 0
-    if warmup_steps > 0:  # a line covers the steps since the one before it, which must have been past the warm-up
-        begin = bisect_left(curve.ns, steps.begin - 1 + warmup_steps) + 1
-    fine = [usable(value) for value in curve.values[begin:]]
-    ns = array("q", compress(curve.ns[begin:], fine))
-    values = array("d", compress(curve.values[begin:], fine))
+    fine = [usable(value) and (last is None or n <= last) for n, value in zip(curve.ns, curve.values, strict=True)]
+    for begin, end in _warmups(steps, curve.ns, warmup_steps):
+        fine[begin:end] = [False] * (end - begin)
+    ns, values = array("q", compress(curve.ns, fine)), array("d", compress(curve.values, fine))
     if not values:
         return None
-    mean = statistics.fmean(values)
-    std = statistics.stdev(values) if len(values) > 1 else 0.0
+    mean, median = statistics.fmean(values), statistics.median(values)
+    std = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / max(1, len(values) - 1))
+    drift = find_drift(ns, values, median)
+    began_s, ended_s = _times(steps, curve, ns)
     return Window(
         quantity=quantity,
         n=len(values),
         first_step=ns[0],
         last_step=ns[-1],
         dropped=len(curve.ns) - len(ns),
-        median=statistics.median(values),
+        median=median,
         mean=mean,
         std=std,
         cv=std / mean if mean else 0.0,
         min=min(values),
         max=max(values),
+        last=values[-1],
+        drift=drift.part if drift else None,
+        drift_z=drift.z if drift else 0.0,
+        outliers=count_outliers(values, median),
+        began_s=began_s,
+        ended_s=ended_s,
     )
 
 
-def median_in(steps: Steps, quantity: Quantity, window: Window) -> float | None:
-    """Return the median of another quantity over a window's steps; None where none of them has a finite value."""
+def median_in(steps: Steps, quantity: Quantity, window: Window, warmup_steps: int = 0) -> float | None:
+    """Return the median of another quantity over a window's steps; None where none of them has a finite value.
+
+    `warmup_steps` are the window's: with them the warm-up after a restart is left out here too.
+    """
     curve = steps.curve(quantity)
     begin, end = bisect_left(curve.ns, window.first_step), bisect_left(curve.ns, window.last_step + 1)
-    values = [value for value in curve.values[begin:end] if usable(value)]
+    fine = [begin <= place < end and usable(value) for place, value in enumerate(curve.values)]
+    for first, after in _warmups(steps, curve.ns, warmup_steps):
+        fine[first:after] = [False] * (after - first)
+    values = list(compress(curve.values, fine))
     return statistics.median(values) if values else None
 
 
 def usable(value: float) -> bool:
     """Say whether a value can be calculated with."""
     return math.isfinite(value) and abs(value) < _GARBLED
+
+
+def _warmups(steps: Steps, ns: Sequence[int], warmup_steps: int) -> list[tuple[int, int]]:
+    """Return from which line to before which one the training warms up, at its begin and after each restart.
+
+    A line covers the steps since the one before it, which must have been past the warm-up.
+    """
+    if warmup_steps <= 0 or not ns:
+        return []
+    later = [(bisect_left(ns, first), _after(ns, first, warmup_steps)) for first in steps.restarts]
+    return [(0, _after(ns, steps.begin, warmup_steps)), *later]
+
+
+def _after(ns: Sequence[int], first: int, warmup_steps: int) -> int:
+    return min(len(ns), bisect_left(ns, first - 1 + warmup_steps) + 1)
+
+
+def _times(steps: Steps, curve: Curve, ns: Sequence[int]) -> tuple[float | None, float | None]:
+    """Return when the first step of a window began, which is when the one before it was reported, and its last ended.
+
+    Where no step was reported before it, its own report has to do.
+    """
+    before = bisect_left(curve.ns, ns[0])
+    began_s = steps.reported_s(curve.ns[max(0, before - 1)])
+    ended_s = steps.reported_s(ns[-1])
+    known = began_s is not None and ended_s is not None and began_s < ended_s
+    return (began_s, ended_s) if known else (None, None)

@@ -14,8 +14,8 @@ import msgspec
 
 from madlite.errors import UsageProblem
 from madlite.files import UNUSABLE, NotJson, decode_json, read_text, texts, wrong_key
-from madlite.plan.context_keys import ELSEWHERE, NOT_YET, Known
-from madlite.plan.values import VARIABLE, VARIANT_KEYS
+from madlite.plan.context_keys import ELSEWHERE, NOT_YET, OF_PLAN, Known
+from madlite.plan.values import PLAN_KEYS, VARIABLE, VARIANT_KEYS
 from madlite.types import Json, Scalar, Value
 
 FROM_FILE = "context file"
@@ -76,8 +76,8 @@ def _read_context(file: Path | None, option: str, named: Mapping[str, tuple[str,
         known=known,
         values=values,
         file=str(file or ""),
-        file_settings=dict(_known(from_file, file).settings),
-        option_settings=dict(_known(from_option, None).settings),
+        file_settings=_settings(_known(from_file, file)),
+        option_settings=_settings(_known(from_option, None)),
         origins=origins,
     )
 
@@ -96,7 +96,8 @@ def without_effect(context: Context) -> list[str]:
         elif key == "distributed" and set(context.known.distributed) - {"launcher", "nnodes"}:
             told.append("context key 'distributed' has no effect yet beyond its launcher")
         elif key not in known:
-            close = [f"settings.{key}"] if key in VARIANT_KEYS else get_close_matches(key, known, n=1)
+            setting = key in VARIANT_KEYS or key in PLAN_KEYS
+            close = [f"settings.{key}"] if setting else get_close_matches(key, known, n=1)
             told.append(f"context key '{key}' has no effect" + (f"; did you mean {close[0]}?" if close else ""))
     return told
 
@@ -136,6 +137,12 @@ def _known(values: Mapping[str, Json], file: Path | None) -> Known:
         key, words = wrong_key(error)
         where = f"{FROM_FILE} {file}" if file and key.split(".")[0].split("[")[0] in values else FROM_OPTION
         raise UsageProblem(f"{where}: {words}") from None
+
+
+def _settings(known: Known) -> dict[str, Scalar]:
+    """Return the values of a plan that one source gives, at its top or below `settings`, which is more exact."""
+    top = {name: value for name in OF_PLAN if (value := getattr(known, name)) is not None}
+    return {**top, **known.settings}
 
 
 def _in_capitals(value: Json) -> Json:

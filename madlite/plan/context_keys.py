@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
 # madengine's keys that nothing here acts on; their types are checked all the same
 ELSEWHERE = ("slurm", "k8s", "kubernetes", "deploy")  # a run that they send to other machines is refused
 NOT_YET = (*ELSEWHERE, "vllm", "deployment_config", "env_vars", "timeout", "debug")
+# keys of a plan that stand at the top as well as below `settings`
+OF_PLAN = ("silence_s", "start_silence_s", "stop_grace_s", "telemetry", "telemetry_s", "probe")
+_Scalar: TypeAlias = str | int | float | bool  # which one a key takes is said where the values come together
 _Text = Annotated[str, msgspec.Meta(min_length=1)]  # the empty text is in every line
 
 
@@ -61,6 +64,12 @@ class Known(ScanKeys, frozen=True, kw_only=True):
     multi_node_args: dict[str, str | int] | None = None
     skip_perf_collection: bool = False
     settings: dict[str, str | int | float | bool] = {}
+    silence_s: _Scalar | None = None
+    start_silence_s: _Scalar | None = None
+    stop_grace_s: _Scalar | None = None
+    telemetry: _Scalar | None = None
+    telemetry_s: _Scalar | None = None
+    probe: _Scalar | None = None
     gpus_per_node: int | None = None
     gpu_count: int | None = None
     n_gpus: int | None = None

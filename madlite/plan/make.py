@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from madlite.plan.actions import TOOLS, bundled_tools, make_actions, model_dir
+from madlite.plan.architectures import Known, find_architecture
 from madlite.plan.blocked import find_blocked
 from madlite.plan.container import (
     container_name,
@@ -25,18 +26,11 @@ from madlite.plan.error_scan import error_scan_origin, make_error_scan
 from madlite.plan.given import Given, layers
 from madlite.plan.place import Granted, grant_gpus, make_place
 from madlite.plan.scripts import tools_of
+from madlite.plan.silence import SilenceLimits, silence_limits
+from madlite.plan.telemetry import telemetry_interval_s
 from madlite.plan.tools import Toolset
 from madlite.plan.values import Layer, Resolved, resolve
-from madlite.types import (
-    Action,
-    EnvValue,
-    FileTemplate,
-    Place,
-    RunPlan,
-    Scalar,
-    Secret,
-    Value,
-)
+from madlite.types import Action, EnvValue, FileTemplate, Place, RunPlan, Scalar, Secret, Value
 
 DEFAULT_TIMEOUT_S = 7200
 WORKSPACE_INSIDE = "/myworkspace"
@@ -52,6 +46,8 @@ class _Parts(Value, frozen=True):
     tools: Toolset
     data: DataPlan
     environment: Environment
+    shape: Known
+    silence: SilenceLimits
 
 
 def make_plan(given: Given) -> RunPlan:
@@ -79,6 +75,8 @@ def _parts(given: Given) -> _Parts:
         tools=tools_of(given),
         data=data,
         environment=_environment(given, resolved, granted, launcher, data),
+        shape=find_architecture(draft, resolved.variant, resolved.settings),
+        silence=silence_limits(resolved, reads_steps=draft.result_rule.kind == "steps"),
     )
 
 
@@ -116,8 +114,19 @@ def _plan(given: Given, parts: _Parts) -> RunPlan:
         model_args=given.context.known.model_args,
         model_dir=model_dir(card) if draft.actions else "",
         timeout_s=_timeout(given, resolved)[0],
+        start_silence_s=parts.silence.start_s,
+        silence_s=parts.silence.step_s,
         stop_grace_s=float(resolved.plan.get("stop_grace_s", 10.0)),
-        origins={**resolved.origins, **parts.environment.origins, **_origins(given, resolved)},
+        telemetry_s=telemetry_interval_s(resolved),
+        probe=bool(resolved.plan.get("probe", True)),
+        architecture=parts.shape.architecture,
+        origins={
+            **resolved.origins,
+            **parts.environment.origins,
+            **_origins(given, resolved),
+            **parts.silence.origins,
+            **({"architecture": parts.shape.origin} if resolved.variant else {}),
+        },
     )
 
 

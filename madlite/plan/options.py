@@ -24,6 +24,7 @@ class Options(Value, frozen=True):
     skip_model_run: bool = False
     clean_docker_cache: bool = False
     strict_header: bool = False
+    columns: tuple[str, ...] = ()  # of madlite's own, that rows are to have: record.rows.OWN_COLUMNS
     ignore_deprecated: bool = False
     disable_skip_gpu_arch: bool = False
     environ: dict[str, str] = {}
@@ -35,6 +36,7 @@ class Options(Value, frozen=True):
     mirror: str = ""  # folder that keeps what data providers bring
     registry: str = ""  # where built images are pushed to
     lint: bool = True  # whether a fatal finding keeps a batch from starting
+    command: tuple[str, ...] = ()  # the words of the command line, secrets masked, without the program's name
 
     @property
     def asked(self) -> dict[str, str]:

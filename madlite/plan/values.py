@@ -12,7 +12,18 @@ from madlite.errors import UsageProblem
 from madlite.types import Scalar, Value, Variant
 
 VARIANT_KEYS = tuple(field for field in Variant.__struct_fields__)
-PLAN_KEYS: dict[str, type] = {"timeout_s": float, "stop_grace_s": float, "image": str, "launcher": str, "n_gpus": int}
+PLAN_KEYS: dict[str, type] = {
+    "timeout_s": float,
+    "start_silence_s": float,
+    "silence_s": float,
+    "stop_grace_s": float,
+    "telemetry": bool,
+    "telemetry_s": float,
+    "probe": bool,
+    "image": str,
+    "launcher": str,
+    "n_gpus": int,
+}
 ALIASES = {
     "batch_size": "micro_batch",
     "local_batch_size": "micro_batch",
@@ -27,7 +38,8 @@ ALIASES = {
     "total_iters": "steps",
 }
 _WHOLE = {"seq_len", "micro_batch", "global_batch", "steps", "warmup_steps"}
-_LEAST = {**dict.fromkeys(_WHOLE, 1), "warmup_steps": 0, "timeout_s": 0, "stop_grace_s": 0, "n_gpus": -1}
+_LIMITS = ("timeout_s", "start_silence_s", "silence_s", "stop_grace_s", "telemetry_s")
+_LEAST = {**dict.fromkeys(_WHOLE, 1), **dict.fromkeys(_LIMITS, 0), "warmup_steps": 0, "n_gpus": -1}
 _WHOLE_NUMBER = re.compile(r"[-+]?[0-9]{1,18}")  # more is a slip, and more than programs count in
 VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 """The name of an environment variable."""

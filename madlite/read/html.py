@@ -7,7 +7,7 @@ from pathlib import Path
 
 from madlite.errors import UsageProblem
 from madlite.read.table import Table, read_table
-from madlite.read.words import count, kinds, visible
+from madlite.read.words import cell, count, kinds, visible
 from madlite.record.named_file import write_named
 
 
@@ -77,5 +77,5 @@ def _render(template: str, **values: object) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters["visible"] = visible
+    environment.filters |= {"visible": visible, "cell": cell}
     return environment.get_template(template).render(values)

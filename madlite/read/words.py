@@ -6,10 +6,12 @@ import re
 import unicodedata
 from collections import Counter
 
+from madlite.read.cells import harmless
 from madlite.read.table import Table
 
 _NUMBER = re.compile(r"[-+]?[\d,]*\.?\d+([eE][-+]?\d+)?")
 _KEPT = "\t\n\r"
+_TURNING = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 
 
 def count(table: Table) -> str:
@@ -36,7 +38,16 @@ def _kind(name: str, cells: tuple[str, ...]) -> str:
 
 
 def visible(text: str) -> str:
-    """Return the text with control characters spelled out, which HTML does not have."""
+    """Return the text with control characters spelled out, which HTML has not, and those that turn text around."""
     if text.isprintable():
         return text
-    return "".join(f"\\x{ord(c):02x}" if unicodedata.category(c) == "Cc" and c not in _KEPT else c for c in text)
+    return "".join(c.encode("unicode_escape").decode() if _is_control(c) else c for c in text)
+
+
+def cell(text: str) -> str:
+    """Return a cell's text, visible, and no formula where somebody copies the table into a spreadsheet."""
+    return visible(harmless(text))
+
+
+def _is_control(character: str) -> bool:
+    return character in _TURNING or (unicodedata.category(character) == "Cc" and character not in _KEPT)

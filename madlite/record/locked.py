@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from madlite.errors import RecordError
+from madlite.record.links import outside
 from madlite.types import Value
 
 _SHUT = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -96,7 +97,8 @@ def plain_target(path: Path) -> Path:
     """Return the file that a path names, there or not yet: a link stays a link, and what it names is replaced.
 
     Raises:
-        RecordError: it is a device, a pipe, a file of the kernel's, or one that has no name any more.
+        RecordError: it is a device, a pipe, a file of the kernel's, one that has no name any more, or a link out of its
+            folder to what is not there.
     """
     target = Path(os.path.realpath(path))
     try:
@@ -107,6 +109,8 @@ def plain_target(path: Path) -> Path:
         plain = stat.S_ISDIR(here.st_mode) or (stat.S_ISREG(here.st_mode) and target.exists())
     if not plain or target.parts[1:2] in (("proc",), ("sys",)):
         raise _no_plain_file(path)
+    if outside(path) is not None and not target.exists():
+        raise RecordError(f"{path} is a link to {target}, which is not there", f"touch {target}   or rm {path}")
     return target
 
 

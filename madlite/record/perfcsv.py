@@ -7,7 +7,7 @@ and the guarantees: docs/perf-csv.md (source: madengine 1.0 and 2.1, observed).
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,11 +25,19 @@ SAVED_NAME = "rows.csv"
 _Cells = Mapping[str, str]
 
 
-def append_rows(path: Path, rows: Sequence[Row], *, strict_header: bool = False, sync: bool = True) -> None:
+def append_rows(
+    path: Path,
+    rows: Sequence[Row],
+    *,
+    strict_header: bool = False,
+    sync: bool = True,
+    intend: Callable[[int, tuple[str, ...]], None] = lambda size, columns: None,
+) -> None:
     """Append one line per row, in the order of the header that the file has; a new file gets the standard one.
 
     Cells of standard columns that an older file lacks are left out.  Other columns it lacks join its header at the
-    end, or are left out with `strict_header`.  `sync` waits until the disk has the rows.
+    end, or are left out with `strict_header`.  `sync` waits until the disk has the rows.  `intend` is called right
+    before, with the size that the file has and its columns, none of a new one, while nobody else can append.
 
     Raises:
         RecordError: the rows are not in the file, and what was there before is.
@@ -39,7 +47,8 @@ def append_rows(path: Path, rows: Sequence[Row], *, strict_header: bool = False,
         return
     with explained(path), held(path) as file:
         header = _header(path, file)
-        joining = () if strict_header else _joining(header.columns if header else (), cells)
+        joining = () if strict_header else joining_columns(header.columns if header else (), cells)
+        intend(os.fstat(file.fd).st_size, header.columns if header else ())
         if header is None:
             _begin(file, Header(columns=(*STANDARD_COLUMNS, *joining)), cells, sync)
             return
@@ -69,12 +78,18 @@ def save_beside(rows: Sequence[Row], folder: Path) -> Path:
     """
     saved = folder / SAVED_NAME
     cells = [plain_cells(row) for row in rows]
-    header = Header(columns=(*STANDARD_COLUMNS, *_joining((), cells)))
+    header = Header(columns=(*STANDARD_COLUMNS, *joining_columns((), cells)))
     with explained(saved):
         folder.mkdir(parents=True, exist_ok=True)
         beside = folder / f".{SAVED_NAME}"
-        beside.write_bytes(csv_line(header.columns, "\n").encode() + _encoded(header, cells))
-        beside.replace(saved)
+        try:
+            beside.unlink(missing_ok=True)
+            with beside.open("xb") as file:
+                file.write(csv_line(header.columns, "\n").encode() + _encoded(header, cells))
+            beside.replace(saved)
+        except OSError:
+            beside.unlink(missing_ok=True)
+            raise
     return saved
 
 
@@ -83,7 +98,7 @@ def _header(path: Path, file: Held) -> Header | None:
         return read_header(path, text)
 
 
-def _joining(columns: Iterable[str], rows: Iterable[_Cells]) -> tuple[str, ...]:
+def joining_columns(columns: Iterable[str], rows: Iterable[_Cells]) -> tuple[str, ...]:
     """Return the result columns that the header lacks, in the order in which they first appear."""
     known = {*columns, *STANDARD_COLUMNS}
     return tuple(dict.fromkeys(name for row in rows for name in row if name not in known))

@@ -24,20 +24,40 @@ _JUDGED = {
 # What a skipped run says about itself (madengine 1).
 _SKIPPED = ("n_gpus", "training_precision", "pipeline", "args", "tags", "additional_docker_run_options")
 _TYPED = ("pipeline", "args", "additional_docker_run_options")
+# What a row has of madlite's own on request (docs/perf-csv.md).
+OWN_COLUMNS: dict[str, Callable[[RunPlan, Result], str]] = {
+    "cause": lambda plan, result: "" if result.status is Status.SUCCESS else result.code,
+    "reason": lambda plan, result: result.reason,
+    "suspect": lambda plan, result: "; ".join(result.suspect),
+    "run": lambda plan, result: plan.id,
+}
 _NOTHING = Metric(metric="", text="", status=Status.FAILURE)
 # What launches the ranks where the plan names nothing, away from this machine (madengine 2).
 _LAUNCHERS = {"slurm": "torchrun", "kubernetes": "native"}
 
 
 def build_rows(
-    plan: RunPlan, result: Result, *, pipeline: str, build_number: str, strict_header: bool
+    plan: RunPlan,
+    result: Result,
+    *,
+    pipeline: str,
+    build_number: str,
+    strict_header: bool,
+    columns: Iterable[str] = (),
 ) -> tuple[Row, ...]:
     """Return one row per metric, or one blank FAILURE or SKIPPED row where the run gave none.
 
     A row has every standard column and the result columns that its metric brings; with `strict_header` it has no
     result columns, and the mode and precision of a rendered run are part of the model's name.  `pipeline` and
-    `build_number` are the environment's `pipeline` and `BUILD_NUMBER`; without a number it is 0.
+    `build_number` are the environment's `pipeline` and `BUILD_NUMBER`; without a number it is 0.  `columns` are those
+    of OWN_COLUMNS that were asked for: they join whatever the row else has.
     """
+    own = {name: OWN_COLUMNS[name](plan, result) for name in columns}
+    rows = _rows(plan, result, pipeline, build_number, strict_header)
+    return tuple(Row(cells=row.cells | own) for row in rows) if own else rows
+
+
+def _rows(plan: RunPlan, result: Result, pipeline: str, build_number: str, strict_header: bool) -> tuple[Row, ...]:
     common = _common(plan, result, pipeline, build_number or "0")
     if result.status is Status.SKIPPED:
         return (_skipped(plan, common, strict_header),)
@@ -70,7 +90,7 @@ def masked_metric(metric: Metric, mask: Callable[[str], str]) -> Metric:
 
 def said_something(result: Result) -> bool:
     """Say whether the result's numbers count: after most failures what a run said before is no result."""
-    return result.status is Status.SUCCESS or result.cause in _JUDGED
+    return result.status is Status.SUCCESS or (result.cause in _JUDGED and not result.exit_code)
 
 
 def _row(plan: RunPlan, common: dict[str, str], metric: Metric, strict_header: bool) -> Row:

@@ -18,6 +18,7 @@ from madlite.errors import RecordError
 from madlite.plan.make import RUNS
 from madlite.record.configs import read_configs
 from madlite.record.entry import Entries, build_entries
+from madlite.record.links import check_side_file
 from madlite.record.locked import explained, held
 from madlite.record.rows import build_rows, masked_metric, masked_rows
 from madlite.record.superset import add_to_list, add_to_table, table_of, write_table
@@ -87,6 +88,7 @@ def _write_all(folder: Path, entries: Entries) -> Iterator[str]:
     for name, write in steps:
         try:
             with explained(folder / name):
+                check_side_file(folder / name)
                 write(folder / name)
         except RecordError as problem:
             yield problem.message

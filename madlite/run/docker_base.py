@@ -59,6 +59,16 @@ def digest(found: Mapping[str, Any], ref: str = "") -> str:
     return str((own or [value for _, value in digests] or [found["Id"]])[0])
 
 
+def pinned(found: Mapping[str, Any], ref: str = "") -> str:
+    """Return an image's name by its digest, `repository@sha256:…`, of `ref`'s own repository where it has one there.
+
+    Empty for one that came from no repository.
+    """
+    names = [name for name in found.get("RepoDigests") or [] if "@" in name]
+    own = [name for name in names if name.partition("@")[0] == _repository(ref)]
+    return str((own or names or [""])[0])
+
+
 def _repository(ref: str) -> str:
     """Return a reference without its tag or digest."""
     return re.sub(r":[^:/]+$", "", ref.split("@", 1)[0])

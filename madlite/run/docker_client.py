@@ -85,8 +85,6 @@ def connect(environ: Mapping[str, str], limit_s: float = API_LIMIT_S) -> Client:
     try:
         given = docker.utils.kwargs_from_env(environment={**environ, "DOCKER_HOST": address})
         return docker.APIClient(**given, version="auto", timeout=limit_s)
-    except docker.errors.APIError:
-        raise  # an engine did answer
     except docker.errors.DockerException as error:
         raise unreachable(address, error) from error
     except ValueError as error:

@@ -17,11 +17,18 @@ class Exec:
     """An exec'd process; what the engine no longer knows, because its container is gone, has ended."""
 
     def __init__(
-        self, client: Client, container: str, argv: Sequence[str], workdir: str, env: Mapping[str, str]
+        self,
+        client: Client,
+        container: str,
+        argv: Sequence[str],
+        workdir: str,
+        env: Mapping[str, str],
+        user: str = "",
     ) -> None:
         self._client = client
         self._host_pid = 0
-        self._id = client.exec_create(container, list(argv), workdir=workdir, environment=dict(env))["Id"]
+        made = client.exec_create(container, list(argv), workdir=workdir, environment=dict(env), user=user)
+        self._id = made["Id"]
 
     def start(self) -> ExecOutput:
         """Start the process and return its output."""

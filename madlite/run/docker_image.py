@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from madlite.errors import RuntimeProblem
-from madlite.run.docker_base import base_digest, digest
+from madlite.run.docker_base import base_digest, digest, pinned
 from madlite.run.docker_build import build
 from madlite.run.docker_buildkit import build_with_buildkit, needs_buildkit
 from madlite.run.docker_client import Client, connected, explained
@@ -27,9 +27,13 @@ def prepare_image(client: Client, image: Image, environ: Mapping[str, str], say:
     if image.dockerfile is not None and not image.prebuilt:
         return _built(client, image, environ, say)
     note = _fetched(client, image, environ, say)
+    found = _present(client, image.ref)
     return ImageUsed(
         ref=image.ref,
-        digest=digest(_present(client, image.ref), image.ref),
+        digest=digest(found, image.ref),
+        pinned=pinned(found, image.ref),
+        id=str(found["Id"]),
+        labels=labels(found),
         base_digest=image.base_digest,
         registry="" if note else image.registry,
         build_duration_s=image.build_duration_s,
@@ -57,15 +61,25 @@ def inspect(client: Client, ref: str) -> dict[str, Any] | None:
         return None
 
 
+def labels(found: Mapping[str, Any]) -> dict[str, str]:
+    """Return an image's labels as text."""
+    told = (found.get("Config") or {}).get("Labels") or {}
+    return {str(name): str(text) for name, text in told.items()}
+
+
 def _built(client: Client, image: Image, environ: Mapping[str, str], say: Say) -> ImageUsed:
     begun = time.monotonic()
     buildkit = needs_buildkit(image) and not podman_version(client)  # podman's builder knows most of it
     stale = build_with_buildkit(image, environ, say) if buildkit else build(client, image, say)
     took_s = time.monotonic() - begun
     unpushed = _pushed(client, image, environ, say) if image.registry else ""
+    found = _present(client, image.ref)
     return ImageUsed(
         ref=image.ref,
-        digest=digest(_present(client, image.ref), image.ref),
+        digest=digest(found, image.ref),
+        pinned=pinned(found, image.ref),
+        id=str(found["Id"]),
+        labels=labels(found),
         base_digest=base_digest(client, image),
         registry="" if unpushed else image.registry,
         build_duration_s=took_s,

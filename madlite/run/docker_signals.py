@@ -72,7 +72,7 @@ def send(client: Client, container: str, name: str, session: str = "") -> int:
     try:
         exec_id = client.exec_create(container, ["/bin/sh", "-c", _SCRIPT, "sh", name, session], user="0")["Id"]
         client.exec_start(exec_id)
-        code = int(client.exec_inspect(exec_id)["ExitCode"])
+        code = int(client.exec_inspect(exec_id)["ExitCode"] or 0)  # null: not known yet, so something may have got it
     except docker.errors.APIError as error:  # the container ended meanwhile
         _LOG.debug("no %s for %s: %s", name, container, said(error))
         return _NOTHING_LEFT

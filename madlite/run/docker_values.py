@@ -68,16 +68,16 @@ def gpus(text: str) -> dict[str, Json]:
     """Return a request for GPUs: `all`, `2`, `"device=0,1"`."""
     asked: dict[str, Json] = {"Driver": "", "Capabilities": [["gpu"]]}
     ids: list[str] = []
-    for field in (part for row in csv.reader([text]) for whole in row for part in whole.split(",") if part):
+    for field in _fields(text):
         key, given, value = field.partition("=")
         if key == "device":
-            ids.append(value)
-        elif ids and not given:
+            ids += value.split(",")
+        elif ids and not given:  # what a shell made of `"device=0,1"`
             ids.append(key)
         elif key == "driver":
             asked["Driver"] = value
         elif key == "capabilities":
-            asked["Capabilities"] = [["gpu", value]]
+            asked["Capabilities"] = [["gpu", *value.split(",")]]
         else:
             count = value if key == "count" else key
             asked["Count"] = -1 if count == "all" else int(count)
@@ -87,7 +87,7 @@ def gpus(text: str) -> dict[str, Json]:
 def mount(text: str) -> dict[str, Json]:
     """Return a mount: `type=bind,source=/data,target=/data,readonly`."""
     made: dict[str, Json] = {"Type": "volume"}
-    for field in next(csv.reader([text])):
+    for field in _fields(text):
         key, _, value = field.partition("=")
         if key in _MOUNT_KEYS:
             made[_MOUNT_KEYS[key]] = value
@@ -104,6 +104,14 @@ def mount(text: str) -> dict[str, Json]:
     if "Target" not in made:
         raise ValueError(f"'{text}' names no target")
     return made
+
+
+def _fields(text: str) -> list[str]:
+    """Return the fields of a value, which docker reads as CSV."""
+    try:
+        return [field for field in next(csv.reader([text])) if field]
+    except csv.Error as error:
+        raise ValueError(f"{text!r} is no CSV: {error}") from error
 
 
 def bind(text: str) -> str:
@@ -123,6 +131,8 @@ def security_option(text: str) -> str:
         return f"seccomp={json.dumps(json.loads(Path(path).read_text(encoding='utf-8')))}"
     except OSError as error:
         raise ValueError(f"seccomp profile {path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ValueError(f"seccomp profile {path} is no JSON: {error}") from error
 
 
 def variable(text: str, environ: Mapping[str, str]) -> dict[str, EnvValue]:

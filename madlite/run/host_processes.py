@@ -24,12 +24,12 @@ def marked_processes(run_id: str) -> list[psutil.Process]:
     return [process for process, environment in all_marked() if run_id and environment[RUN_MARK] == run_id]
 
 
-def all_marked() -> list[tuple[psutil.Process, Mapping[str, str]]]:
+def all_marked(*, in_containers: bool = False) -> list[tuple[psutil.Process, Mapping[str, str]]]:
     """Return the living processes of any run with their environment, never ourselves.
 
     The environment is read once: a process that ends between two questions would answer the second with nothing, and
-    seem to belong to no run.  Processes inside containers carry the mark too and are left out: their container is what
-    ends them.
+    seem to belong to no run.  Processes inside containers carry the mark too and are left out where they are to be
+    ended: their container is what ends them.
     """
     import psutil
 
@@ -40,7 +40,7 @@ def all_marked() -> list[tuple[psutil.Process, Mapping[str, str]]]:
         if process.pid not in ours
         and (environment := _environment(process)).get(RUN_MARK)
         and _lives(process)
-        and not _is_elsewhere(process.pid)
+        and (in_containers or not _is_elsewhere(process.pid))
     ]
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from madlite.errors import RuntimeProblem
+from madlite.plan.make import RUNS
+from madlite.run.batch import dead_files, interrupted_batches
 from madlite.run.docker_client import connected
 from madlite.run.docker_give_back import give_back
 from madlite.run.docker_start import attached, remove_container
@@ -15,7 +17,7 @@ from madlite.run.folder import CLEANED, LOCK, is_alive, unfinished
 from madlite.run.host_processes import all_marked
 from madlite.run.host_runtime import HostRuntime
 from madlite.run.marks import FOLDER_LABEL, FOLDER_MARK, KEPT_LABEL, KEPT_MARK, RUN_LABEL, RUN_MARK
-from madlite.run.sweep import sweep
+from madlite.run.sweep import sweep, unwhole
 from madlite.types import Value
 
 GRACE_S = 5.0  # between TERM and KILL for processes nobody waits for
@@ -24,15 +26,18 @@ GRACE_S = 5.0  # between TERM and KILL for processes nobody waits for
 class Leftover(Value, frozen=True):
     """Something a run left.
 
-    `handle` is the container's id, the run id of processes, or the run folder; `kept` marks a container or
-    processes that were asked to stay.
+    `handle` is the container's id, the run id of processes, or the path of a run folder, a batch's file or a file
+    that was never whole; `kept` marks a container or processes that were asked to stay, `elsewhere` is the folder of
+    the run where it is none of this workspace.  `row` says what became of a run's row.
     """
 
-    kind: Literal["container", "process", "run"]
+    kind: Literal["container", "process", "run", "batch", "file"]
     run_id: str
     text: str
     handle: str
     kept: bool = False
+    row: str = ""
+    elsewhere: str = ""
 
 
 class Leftovers(Value, frozen=True):
@@ -43,13 +48,23 @@ class Leftovers(Value, frozen=True):
 
 
 def find_leftovers(workspace: Path, environ: Mapping[str, str]) -> Leftovers:
-    """Return containers and processes of dead runs, wherever they ran, and unfinished runs of the workspace."""
+    """Return containers and processes of dead runs, wherever they ran, and unfinished runs of the workspace.
+
+    A run whose folder is gone counts as dead; of an engine that several machines use, runs of the others look so.
+    """
     notes: tuple[str, ...] = ()
+    runs = workspace.resolve() / RUNS
     try:
-        containers = tuple(_containers(environ))
+        containers = tuple(_containers(runs, environ))
     except RuntimeProblem as problem:
         containers, notes = (), (f"containers were not looked at: {problem.message}",)
-    return Leftovers(leftovers=(*containers, *_processes(), *_runs(workspace)), notes=notes)
+    batches = (
+        Leftover(kind="batch", run_id="-", text=words, handle=str(batch.path))
+        for batch in interrupted_batches(workspace)
+        for words in batch.words
+    )
+    found = (*containers, *_processes(runs), *_runs(workspace), *batches, *_files(workspace))
+    return Leftovers(leftovers=found, notes=notes)
 
 
 def end_orphans(workspace: Path, environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -63,7 +78,7 @@ def end_orphans(workspace: Path, environ: Mapping[str, str]) -> tuple[str, ...]:
         return ()
     told = []
     for one in find_leftovers(workspace, environ).leftovers:
-        if one.run_id in dead and one.kind != "run" and not one.kept:
+        if one.run_id in dead and one.kind != "run" and not one.kept and not one.elsewhere:
             problem = remove(one, environ)
             told.append(
                 f"an earlier run was cut off and still ran, ended: {one.text}" + (f" ({problem})" if problem else "")
@@ -82,9 +97,11 @@ def remove(leftover: Leftover, environ: Mapping[str, str]) -> str | None:
             _remove_container(leftover.handle, environ)
         elif leftover.kind == "process":
             HostRuntime(environ).attach(leftover.handle).stop(GRACE_S)
-        else:
+        elif leftover.kind == "run":
             sweep(Path(leftover.handle))
-            Path(leftover.handle, CLEANED).touch()
+            _mark(Path(leftover.handle, CLEANED), leftover.row)
+        else:
+            Path(leftover.handle).unlink(missing_ok=True)
     except RuntimeProblem as problem:
         return problem.message
     except OSError as error:
@@ -92,7 +109,7 @@ def remove(leftover: Leftover, environ: Mapping[str, str]) -> str | None:
     return None
 
 
-def _containers(environ: Mapping[str, str]) -> Iterator[Leftover]:
+def _containers(runs: Path, environ: Mapping[str, str]) -> Iterator[Leftover]:
     with connected(environ) as client:
         found: list[dict[str, Any]] = client.containers(all=True, filters={"label": RUN_LABEL})
     for container in found:
@@ -104,17 +121,18 @@ def _containers(environ: Mapping[str, str]) -> Iterator[Leftover]:
                 text=f"{container['Names'][0].lstrip('/')} ({container['Image']}, {container['Status']})",
                 handle=container["Id"],
                 kept=KEPT_LABEL in labels,
+                elsewhere=_elsewhere(runs, labels.get(FOLDER_LABEL, "")),
             )
 
 
-def _processes() -> Iterator[Leftover]:
+def _processes(runs: Path) -> Iterator[Leftover]:
     """Yield one leftover per dead run, for its processes are ended together."""
-    runs: dict[str, list[tuple[Any, Mapping[str, str]]]] = {}
+    dead: dict[str, list[tuple[Any, Mapping[str, str]]]] = {}
     for process, environment in all_marked():
         # without the folder nobody can say whether its madlite lives
         if FOLDER_MARK in environment and not _may_be_alive(environment[FOLDER_MARK]):
-            runs.setdefault(environment[RUN_MARK], []).append((process, environment))
-    for run_id, found in runs.items():
+            dead.setdefault(environment[RUN_MARK], []).append((process, environment))
+    for run_id, found in dead.items():
         pids = ", ".join(str(process.pid) for process, _ in found[:5]) + (", …" if len(found) > 5 else "")
         yield Leftover(
             kind="process",
@@ -122,7 +140,13 @@ def _processes() -> Iterator[Leftover]:
             text=f"{len(found)} processes ({pids})",
             handle=run_id,
             kept=any(environment.get(KEPT_MARK) for _, environment in found),
+            elsewhere=next(filter(None, (_elsewhere(runs, environment[FOLDER_MARK]) for _, environment in found)), ""),
         )
+
+
+def _elsewhere(runs: Path, folder: str) -> str:
+    """Return the folder that a mark names, as text, where it is no run's of this workspace."""
+    return "" if Path(os.path.realpath(folder)).parent == runs else folder or "no folder"
 
 
 def _may_be_alive(folder: str) -> bool:
@@ -140,6 +164,22 @@ def _may_be_alive(folder: str) -> bool:
 def _runs(workspace: Path) -> Iterator[Leftover]:
     for folder in unfinished(workspace):
         yield Leftover(kind="run", run_id=folder.name, text=f"unfinished, {folder}", handle=str(folder))
+
+
+def _mark(path: Path, row: str) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    fd = os.open(path, flags, 0o644)
+    try:
+        os.write(fd, f"{row}\n".encode())
+    finally:
+        os.close(fd)
+
+
+def _files(workspace: Path) -> Iterator[Leftover]:
+    undone = {batch.path for batch in interrupted_batches(workspace)}
+    done = (path for path in dead_files(workspace) if path not in undone)
+    for path in (*unwhole(workspace), *done):
+        yield Leftover(kind="file", run_id="-", text=str(path), handle=str(path))
 
 
 def _remove_container(handle: str, environ: Mapping[str, str]) -> None:

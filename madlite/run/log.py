@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from madlite.secrets import Redactor
@@ -53,20 +54,23 @@ class RunLog:
         """Leave a copy of what has been said so far, e.g. of an image's build."""
         beside = path.with_name(f".{path.name}.{os.getpid()}")
         try:
-            shutil.copyfile(self._path, beside)
+            beside.unlink(missing_ok=True)  # a link of that name would be written through
+            with self._path.open("rb") as said, beside.open("xb") as copy:
+                shutil.copyfileobj(said, copy)
             beside.replace(path)
         except OSError as error:
-            _log.warning("no %s: %s", path.name, error.strerror)
+            _give_up(beside, path, error)
 
     def split(self, path: Path) -> None:
         """Write from now on to a second file too, one that has not what was said before."""
         beside = path.with_name(f".{path.name}.{os.getpid()}")
         try:
-            fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            beside.unlink(missing_ok=True)
+            fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
             self._fds.append(fd)
             beside.replace(path)
         except OSError as error:
-            _log.warning("no %s: %s", path.name, error.strerror)
+            _give_up(beside, path, error)
 
     def settle(self) -> None:
         """Pass on what is held back; call it when an action ends."""
@@ -109,4 +113,11 @@ class RunLog:
                 beside.symlink_to(self._path)
             beside.replace(legacy)
         except OSError as error:
-            _log.warning("no %s: %s", legacy.name, error.strerror)
+            _give_up(beside, legacy, error)
+
+
+def _give_up(beside: Path, path: Path, error: OSError) -> None:
+    """Do without a further name of the log, and leave nothing half made."""
+    _log.warning("no %s: %s", path.name, error.strerror)
+    with suppress(OSError):
+        beside.unlink(missing_ok=True)

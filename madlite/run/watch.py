@@ -1,4 +1,4 @@
-"""What ends a run before its time: the clock, Ctrl-C, TERM, and HUP of a dropped connection.
+"""What ends a run before its time: the clock, a silence, Ctrl-C, TERM, and HUP of a dropped connection.
 
 A signal can arrive at any instruction of the main thread, so its handler takes no lock and starts nothing: it sets a
 plain attribute and writes one byte to a pipe, which the watch's own thread reads.
@@ -11,13 +11,15 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import ClassVar
 
 from madlite.errors import ExitCode
-from madlite.types import Cause, Say, Session, Value
+from madlite.run.reasons import Reason
+from madlite.run.watchdog import Watchdog
+from madlite.types import Cause, Say, Session
 
 _SIGNALS = {
     signal.SIGINT: ExitCode.INTERRUPTED,
@@ -25,15 +27,8 @@ _SIGNALS = {
     signal.SIGHUP: ExitCode.HANGUP,
 }
 _WORDS = {signal.SIGINT: "interrupted (Ctrl-C)", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}
-_STOP, _HURRY, _END = b"s", b"h", b"e"
+_STOP, _HURRY, _END, _LOOK = b"s", b"h", b"e", b"l"
 _LONGEST_WAIT_S = 3600.0  # of one select; a longer limit is waited for in turns
-
-
-class Reason(Value, frozen=True):
-    """Why a run was ended."""
-
-    cause: Cause
-    text: str
 
 
 class Interrupted(BaseException):
@@ -41,12 +36,20 @@ class Interrupted(BaseException):
 
 
 class Watch:
-    """Ends one session when it is asked to or when its time is over; the first reason stays."""
+    """Ends one session when it is asked to, when its time is over or when it hangs; the first reason stays."""
 
-    def __init__(self, limit_s: float | None, grace_s: float, say: Say = lambda text: None) -> None:
+    def __init__(
+        self,
+        limit_s: float | None,
+        grace_s: float,
+        say: Say = lambda text: None,
+        dog: Watchdog | None = None,
+    ) -> None:
         self.reason: Reason | None = None
         self._say = say
-        self._limit_s = limit_s
+        self._dog = dog
+        self._limit_s, self._deadline_s = limit_s, limit_s
+        self._off_since_s: float | None = None
         self._grace_s = grace_s
         self._read, self._write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
@@ -59,7 +62,8 @@ class Watch:
 
     @contextmanager
     def guard(self, session: Session) -> Iterator[None]:
-        """Watch over the session while the block runs."""
+        """Watch over the session while the block runs; its limit counts from here."""
+        self._deadline_s = None if self._limit_s is None else time.monotonic() + self._limit_s
         thread = threading.Thread(target=self._watch, args=(session,), name="madlite-watch", daemon=True)
         thread.start()
         try:
@@ -67,6 +71,35 @@ class Watch:
         finally:
             self._tell(_END)
             thread.join()
+
+    @contextmanager
+    def following(self, feed: Callable[[bytes, int], None]) -> Iterator[Callable[[bytes, int], None]]:
+        """Let the watchdog follow an action that runs inside; its output goes to `feed` through what this yields."""
+        if self._dog is None:
+            yield feed
+            return
+        silence = self._dog.silence
+
+        def heard(chunk: bytes, stream: int) -> None:
+            with silence.reading():
+                feed(chunk, stream)
+
+        with silence.following():
+            self._tell(_LOOK)
+            yield heard
+
+    @contextmanager
+    def off_the_clock(self) -> Iterator[None]:
+        """Let the time inside not count against the limit; signals are heard all the same."""
+        self._off_since_s = time.monotonic()
+        self._tell(_LOOK)
+        try:
+            yield
+        finally:
+            if (deadline_s := self._deadline_s) is not None:
+                self._deadline_s = deadline_s + time.monotonic() - self._off_since_s
+            self._off_since_s = None
+            self._tell(_LOOK)
 
     def close(self) -> None:
         """Give the pipe back."""
@@ -81,29 +114,55 @@ class Watch:
 
     def _watch(self, session: Session) -> None:
         """Wait for words and the clock; stops run in threads of their own, so that a second word is heard."""
-        deadline = None if self._limit_s is None else time.monotonic() + self._limit_s
         stops: list[threading.Thread] = []
-        while True:
-            words = self._hear(deadline)
-            if _END in words:
-                break
-            if not words and deadline is not None and time.monotonic() >= deadline:
-                deadline = None
-                self.reason = self.reason or Reason(cause=Cause.TIMEOUT, text=f"timed out after {self._limit_s:g} s")
-                words = _STOP
+        while _END not in (words := self._hear()):
+            if (reason := self._due()) is not None:
+                self.reason, words = reason, words + _STOP
             if _STOP in words:
-                self._say(f"stopping: {self.reason.text if self.reason else ''} (Ctrl-C kills it now)")
+                self._say(f"stopping: {_words(self.reason)} (Ctrl-C kills it now)")
                 stops.append(_start(session, self._grace_s))
             if _HURRY in words:
                 self._say("killing it")
                 stops.append(_start(session, 0.0))
+            if self._dog is not None and self.reason is not None:
+                self._dog.leave()
         for stop in stops:
             stop.join()
+        if self._dog is not None:
+            self._dog.close()
 
-    def _hear(self, deadline: float | None) -> bytes:
-        wait_s = _LONGEST_WAIT_S if deadline is None else min(_LONGEST_WAIT_S, max(0.0, deadline - time.monotonic()))
-        ready, _, _ = select.select([self._read], [], [], wait_s)
+    def _due(self) -> Reason | None:
+        """Return why the run has to end now by the clock or its silence, unless it is ending already."""
+        over = self._left_s() == 0.0
+        if over:
+            self._deadline_s = None
+        if self.reason is not None:
+            return None
+        if over:
+            silence = self._dog.silence.told() if self._dog is not None else ""
+            text = f"timed out after {self._limit_s:g} s" + (f"; {silence}" if silence else "")
+            return Reason(cause=Cause.TIMEOUT, text=text)
+        return self._dog.look() if self._dog is not None else None
+
+    def _left_s(self) -> float | None:
+        """Return the seconds to the time limit; None without one, and while the time does not count."""
+        deadline_s = self._deadline_s
+        if deadline_s is None or self._off_since_s is not None:
+            return None
+        return max(0.0, deadline_s - time.monotonic())
+
+    def _hear(self) -> bytes:
+        waits = [_LONGEST_WAIT_S]
+        if (left_s := self._left_s()) is not None:
+            waits.append(left_s)
+        if self._dog is not None and self.reason is None and (wait_s := self._dog.wait_s()) is not None:
+            waits.append(wait_s)
+        ready, _, _ = select.select([self._read], [], [], min(waits))
         return os.read(self._read, 64) if ready else b""
+
+
+def _words(reason: Reason | None) -> str:
+    return (reason.short or reason.text) if reason else ""
 
 
 def _start(session: Session, grace_s: float) -> threading.Thread:

@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 from msgspec.structs import replace
 
+from madlite.testing.failing import check_failures
 from madlite.testing.flaws import Flaw
 from madlite.testing.fuzz import check_fuzz
 from madlite.testing.members import check_finish, check_members
@@ -44,6 +45,7 @@ CHECKS: dict[str, Check] = {
     "recognising": lambda subject, folder: check_recognising(subject),
     "results": check_results,
     "docs": lambda subject, folder: check_docs(subject),
+    "failures": lambda subject, folder: check_failures(subject),
 }
 
 

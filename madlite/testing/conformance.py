@@ -100,6 +100,10 @@ class BackendConformance:
         """A page names every setting, mode and metric."""
         self._holds("docs")
 
+    def test_failures(self) -> None:
+        """Failure rules compile, and match their examples."""
+        self._holds("failures")
+
     def _holds(self, check: str) -> None:
         flaws = run_check(check, self.subject())
         if flaws:

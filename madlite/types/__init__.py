@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from madlite.types.architectures import Architecture, Attention, Shape
 from madlite.types.cards import Card, CardItem, Problem, Request, TreeCards
 from madlite.types.drafts import Action, Draft, ErrorScan, FileTemplate, MadMetric, Quantity, ResultRule, Variant
 from madlite.types.jsontext import to_json
+from madlite.types.judged import Compute, Diagnosis, Window, Witness
 from madlite.types.machines import Gpu, Machine, Vendor
 from madlite.types.plans import Blocked, DataUse, EngineOptions, Image, Login, Mount, Place, RunPlan
 from madlite.types.protocols import Backend, Reader, Runtime, Say, Session
@@ -25,20 +27,24 @@ from madlite.types.results import (
     Row,
     Step,
     Summary,
-    Window,
 )
+from madlite.types.sensed import GpuUse, Provenance, Telemetry
 from madlite.types.values import EnvValue, Json, Scalar, Secret, Value
 from madlite.types.verdicts import Cause, Status
 
 __all__ = [
     "Action",
+    "Architecture",
     "Asset",
+    "Attention",
     "Backend",
     "Blocked",
     "Card",
     "CardItem",
     "Cause",
+    "Compute",
     "DataUse",
+    "Diagnosis",
     "Draft",
     "EffectiveConfig",
     "Ended",
@@ -51,6 +57,7 @@ __all__ = [
     "FileTemplate",
     "Finding",
     "Gpu",
+    "GpuUse",
     "Image",
     "ImageUsed",
     "Json",
@@ -63,6 +70,7 @@ __all__ = [
     "Phase",
     "Place",
     "Problem",
+    "Provenance",
     "Quantity",
     "Reader",
     "Reference",
@@ -76,13 +84,16 @@ __all__ = [
     "Scalar",
     "Secret",
     "Session",
+    "Shape",
     "Status",
     "Step",
     "Summary",
+    "Telemetry",
     "TreeCards",
     "Value",
     "Variant",
     "Vendor",
     "Window",
+    "Witness",
     "to_json",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Literal
 
+from madlite.types.architectures import Architecture, Attention, Shape
 from madlite.types.values import EnvValue, Scalar, Value
 
 
@@ -77,7 +78,9 @@ class ResultRule(Value, frozen=True):
 
     `performance_line`: MAD's `performance: <number> <metric>`; `multiple_results`: the CSV named `file`; `steps`: the
     steady window of the backend's steps, `headline` being its metric, plus `mad` for published numbers.  `columns` are
-    settings of the plan that its rows have as columns too.
+    settings of the plan that its rows have as columns too.  `attention` is how the framework counts the work of its
+    own TFLOP/s, and how ours is counted beside it.  `end_mark` is what the framework prints at each training's end.
+    `ranks` is `all` where each rank of a node prints its steps, `ranks_setting` a setting that lists those which do.
     """
 
     kind: Literal["performance_line", "multiple_results", "steps"] = "performance_line"
@@ -87,6 +90,10 @@ class ResultRule(Value, frozen=True):
     mad: tuple[MadMetric, ...] = ()
     loss_expected: bool = True
     columns: tuple[str, ...] = ()
+    attention: Attention = "full"
+    end_mark: str = ""
+    ranks: Literal["", "all"] = ""
+    ranks_setting: str = ""
 
 
 class Action(Value, frozen=True):
@@ -121,6 +128,8 @@ class Draft(Value, frozen=True):
     outputs: tuple[str, ...] = ()  # glob patterns of what the run leaves in its folder for the workspace
     notes: tuple[str, ...] = ()  # what the user should know of how this draft was chosen
     left_out: dict[str, str] = {}  # other runs of the card, as `mode precision`, and the releases that alone have them
+    architecture: Architecture | None = None  # of the model, where madlite's own table does not have its name
+    shape: Shape = Shape()  # what of the draft may change that
     chosen: tuple[str, ...] = ()  # keys whose values were asked for and chosen by: nothing overrides them afterwards
 
 

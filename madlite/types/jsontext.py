@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import msgspec
 
 from madlite.types.values import Json, Secret
 
+# what JSON lets stand and terminals take for a command, or for the order in which text runs
+_STEERING = re.compile("[\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
+
 
 def to_json(value: object) -> str:
     """Return a value as indented JSON; paths as text, secrets as `***`, infinities and NaN as null.
 
-    Bytes of the command line that are no UTF-8 are written as escapes: JSON knows text alone.
+    Bytes of the command line that are no UTF-8 are written as escapes: JSON knows text alone.  So are characters that
+    could steer the terminal of who looks at the file; the value is the same.
     """
     plain = msgspec.to_builtins(value, enc_hook=_encode, str_keys=True)
     try:
         data = msgspec.json.encode(plain)
     except UnicodeEncodeError:
         data = msgspec.json.encode(_as_utf8(plain))
-    return msgspec.json.format(data, indent=2).decode() + "\n"
+    text = msgspec.json.format(data, indent=2).decode() + "\n"
+    return text if text.isascii() and "\x7f" not in text else _STEERING.sub(_spelled, text)
+
+
+def _spelled(found: re.Match[str]) -> str:
+    return f"\\u{ord(found[0]):04x}"
 
 
 def _as_utf8(plain: Json) -> Json:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+from madlite.types.architectures import Architecture
 from madlite.types.cards import Card
 from madlite.types.drafts import Action, ErrorScan, FileTemplate, ResultRule, Variant
 from madlite.types.machines import Machine
@@ -125,6 +126,11 @@ class RunPlan(Value, frozen=True):
     model_args: str | None = None  # the context's, which replace args at the run
     model_dir: str = ""  # relative to the workspace, the folder a MAD script runs in
     timeout_s: float | None = None  # wall clock of open … close, None without limit
+    start_silence_s: float = 1800.0  # without any output before the first step; 0 without limit
+    silence_s: float = 300.0  # without a step after it, or 20 median steps where that is longer; 0 without limit
+    telemetry_s: float = 1.0  # between two samples of the GPUs; 0 takes none
+    probe: bool = True  # whether it is asked, before the model's own step, what is where it runs
+    architecture: Architecture | None = None  # of the model, where it is known: its work follows from it
     stop_grace_s: float = 10.0  # INT, this long, TERM, this long, KILL
     keep_alive: bool = False
     keep_model_dir: bool = False

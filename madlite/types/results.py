@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Literal, TypeAlias
 
 from madlite.types.drafts import Quantity
+from madlite.types.judged import Compute, Diagnosis, Window, Witness
+from madlite.types.sensed import Provenance, Telemetry
 from madlite.types.values import Value
 from madlite.types.verdicts import Cause, Status
 
@@ -52,11 +54,13 @@ class EffectiveConfig(Value, frozen=True):
 class Ended(Value, frozen=True):
     """The framework's own mark that it came to its end, or its launcher's word on how.
 
-    `code` is the exit code that the launcher names, negative for a signal; other than 0 the training failed.
+    `code` is the exit code that the launcher names, negative for a signal; other than 0 the training failed.  `missed`
+    is the opposite of a mark: `marker` says that the one which tells of the end is not there, so that there was none.
     """
 
     marker: str
     code: int = 0
+    missed: bool = False
 
 
 Event: TypeAlias = Step | Phase | Summary | EffectiveConfig | Ended
@@ -71,35 +75,23 @@ class Exit(Value, frozen=True):
 
 
 class ImageUsed(Value, frozen=True):
-    """The image a run used: `digest` is its repository digest, else its image id; empty without an image.
+    """The image a run used: `digest` is its repository digest, else its image id `id`; empty without an image.
 
     `base_digest` is the same of the image that a built one is based on; empty for others, and where nobody knows it.
+    `pinned` is its name by digest, under which a registry has it; empty for one that is only here, as `id` alone.
     """
 
     ref: str = ""
     digest: str = ""
     base_digest: str = ""
+    labels: dict[str, str] = {}  # in a result they are its provenance's
     registry: str = ""  # the name under which it was pushed or pulled
+    pinned: str = ""
+    id: str = ""
     build_duration_s: float | None = None
     notes: tuple[
         str, ...
     ] = ()  # what a reader of the result should know, e.g. a base image that could not be refreshed
-
-
-class Window(Value, frozen=True):
-    """Statistics of the steady steps, in the headline quantity's unit; `cv` is std ÷ mean."""
-
-    quantity: Quantity
-    n: int
-    first_step: int
-    last_step: int
-    dropped: int
-    median: float
-    mean: float
-    std: float
-    cv: float
-    min: float
-    max: float
 
 
 class Metric(Value, frozen=True):
@@ -129,6 +121,13 @@ class Result(Value, frozen=True):
     window: Window | None = None
     metrics: tuple[Metric, ...] = ()
     findings: tuple[str, ...] = ()
+    suspect: tuple[str, ...] = ()  # of a SUCCESS, why its number is doubtful
+    witnesses: tuple[Witness, ...] = ()
+    diagnosis: Diagnosis | None = None  # of a FAILURE
+    compute: Compute | None = None
+    config: dict[str, str] = {}  # what the trainer's own log says it ran with
+    telemetry: Telemetry | None = None
+    provenance: Provenance = Provenance()
     exit_code: int | None = None
     image: ImageUsed = ImageUsed()
     durations_s: dict[str, float] = {}  # build, data, run, total
@@ -137,6 +136,11 @@ class Result(Value, frozen=True):
     started: str = ""  # ISO 8601, UTC
     data_size: str = ""  # of the last data set that was fetched, as `du -sh` says it
     data_download_s: float | None = None  # of that set
+
+    @property
+    def code(self) -> str:
+        """The cause as the record and a `cause` column have it: the diagnosed one, else what ended the run."""
+        return self.diagnosis.cause if self.diagnosis else self.cause.value
 
 
 class Row(Value, frozen=True):
@@ -175,11 +179,23 @@ class Asset(Value, frozen=True):
 
 
 class FailureRule(Value, frozen=True):
-    """A pattern of a log line that explains a failure."""
+    """A pattern of a log line that explains a failure; docs/failures.md tells of causes and tiers.
+
+    `tier` orders what explains: a `root` is a cause by itself, an `error` may be one, and a `follower` is what other
+    ranks say after one of them failed, the cause only where nothing else is.  `hint` is what to do, whoever ran the
+    training, and `here` what that is in a run of madlite's.  In both `{name}` stands for the pattern's group of that
+    name; a group `rank` is the rank that failed.  `example` is a line that the pattern matches.  A rule that names
+    `backends` explains their trainings alone, one that names none explains any.
+    """
 
     pattern: str
     cause: str
     hint: str = ""
+    here: str = ""
+    tier: Literal["root", "error", "follower"] = "root"
+    example: str = ""
+    source: str = ""  # the file or plugin it came from
+    backends: tuple[str, ...] = ()
 
 
 class Reference(Value, frozen=True):

@@ -16,6 +16,7 @@ from madlite import NUMBER, Ended, Event, Line, Phase, Quantity, Step, Summary, 
 ACCUMULATION = 8  # the scripts' default
 AVERAGE_SPEED = "Avg token per second"
 AVERAGE_TFLOPS = "Avg TFLOP/s"
+END_MARK = "Peak memory use"
 END = r"(?![^\s\x00])"  # of a number that was not cut: some collectors of logs leave a NUL before the newline
 _MOST = 10**9  # a micro-step beyond is a garbled number
 _FINAL = re.compile(
@@ -74,7 +75,7 @@ class MicroSteps:
         elif found := _PEAK.search(line.text):
             self._ended = True
             yield Summary(values={"Peak memory use (MB)": found["value"]})
-            yield Ended(marker="Peak memory use")
+            yield Ended(marker=END_MARK)
 
 
 def micro_step(found: re.Match[str], at: str) -> MicroStep:

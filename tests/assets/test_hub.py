@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from email.message import Message
+from urllib.error import HTTPError
+
 import pytest
 
 from madlite.assets.hub import Access, ask
-from madlite.assets.hub_words import Refused
+from madlite.assets.hub_words import Refused, get_refusal
 from madlite.assets.places import Token
 from madlite.types import Asset, Secret
 from tests.assets.hub_server import LARGE, Repo
+
+pytestmark = pytest.mark.host  # against a real server of this machine
 
 WEIGHTS = b"w" * (LARGE + 5)
 
@@ -181,3 +186,43 @@ def test_a_mistake_of_ours_is_no_refusal(hub, monkeypatch):
     monkeypatch.setattr("madlite.assets.hub.matching", lambda *_: {}["bug"])
     with pytest.raises(KeyError, match="bug"):
         ask(Asset(kind="model", ref="lab/open", files=("*",)), access(hub))
+
+
+def get_refused(hub, status, code="", **headers):
+    answer = Message()
+    for name, value in {"X-Error-Code": code, **headers}.items():
+        answer[name] = value
+    error = HTTPError(f"{hub.url}/lab/open/resolve/main/x", status, "No", answer, None)
+    return get_refusal(Asset(kind="model", ref="lab/open"), hub.url, None, error)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "told"),
+    [
+        (403, "GatedRepo", "lab/open is a gated repository, and there is no Hugging Face token"),
+        (404, "RepoNotFound", "has no model repository lab/open"),
+        (404, "EntryNotFound", "lacks a file that its own listing names"),
+        (403, "", "the hub refuses lab/open: No"),
+    ],
+)
+def test_a_file_that_is_refused_later_is_told_in_the_words_of_a_question(hub, status, code, told):
+    assert told in get_refused(hub, status, code).message
+
+
+def test_what_passes_is_no_refusal_of_a_file(hub):
+    assert get_refused(hub, 503) is None
+
+
+def test_a_file_that_its_own_listing_names_and_that_is_gone(hub):
+    hub.fail_gets = {}
+    repo = hub.repos["models/lab/open"]
+    listed = repo.files
+
+    class Vanishing(dict):
+        def __contains__(self, name):
+            return False
+
+    repo.files = Vanishing(listed)
+    told = refused(hub)
+    assert "lab/open on" in told.message and "lacks a file that its own listing names" in told.message
+    assert "try again: it may have changed meanwhile" in told.hint

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import threading
 
 import pytest
@@ -13,8 +15,10 @@ from madlite.assets.places import Token
 from madlite.assets.presence import find_snapshot
 from madlite.assets.records import repo_folder
 from madlite.errors import RuntimeProblem
-from madlite.types import Asset, Secret
+from madlite.types import Asset, Cause, Secret
 from tests.assets.hub_server import LARGE, Repo
+
+pytestmark = pytest.mark.host  # against a real server of this machine
 
 MODEL = Asset(kind="model", ref="lab/small", files=("*.json", "*.safetensors"))
 FILES = {
@@ -288,3 +292,34 @@ def test_who_asks_is_said_and_nothing_else(hub, places):
     hub_client()
     agent = build_hf_headers(**named())["user-agent"]
     assert agent.startswith(f"madlite/{__version__};") and "torch" not in agent
+
+
+def blob_of(places, data):
+    return repo_folder(MODEL, places[0]) / "blobs" / hashlib.sha256(data).hexdigest()
+
+
+def test_a_file_of_another_length_in_the_cache_is_fetched_anew(hub, places):
+    blob = blob_of(places, FILES["model.safetensors"])
+    blob.parent.mkdir(parents=True)
+    blob.write_bytes(b"cut off")
+    folder = fetch(hub, places)
+    assert (folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
+
+
+def test_a_cache_that_cannot_be_written_to_is_told_with_the_place(hub, places):
+    under = repo_folder(MODEL, places[0]) / "snapshots"
+    under.parent.mkdir(parents=True)
+    under.write_text("no folder")
+    with pytest.raises(RuntimeProblem, match=r"of lab/small cannot be written: .*snapshots") as problem:
+        fetch(hub, places)
+    assert problem.value.cause is Cause.DISK
+
+
+def test_what_was_fetched_and_cannot_be_noted_is_told(hub, places, monkeypatch):
+    def full(*args):
+        raise OSError(errno.ENOSPC, "No space left on device", "note.json")
+
+    monkeypatch.setattr("madlite.assets.hub_fetch.save_hub_record", full)
+    with pytest.raises(RuntimeProblem, match="cannot be noted: note.json: No space left on device") as problem:
+        fetch(hub, places)
+    assert problem.value.cause is Cause.DISK

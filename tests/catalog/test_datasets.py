@@ -73,3 +73,8 @@ def test_bytes_that_are_no_utf8_are_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "data.json").write_bytes(b'{"\xff": {}}')
     with pytest.raises(UsageProblem, match="is not UTF-8"):
         read_data_sets(tmp_path / "data.json", {}, "context")
+
+
+def test_sets_of_the_context_need_no_file(tmp_path: Path) -> None:
+    found = read_data_sets(tmp_path / "none.json", {"wiki": {"local": {"path": "/w"}}}, "context", "")
+    assert found is not None and found["wiki"]["local"].path == "/w"

@@ -80,6 +80,7 @@ def test_what_was_there_is_kept_each_time(tmp_path: Path) -> None:
     assert kept_of(here, "data.json") == ["a", "b", "mine"]
 
 
+@pytest.mark.host
 def test_several_at_once_lose_nothing_and_bring_all(tmp_path: Path) -> None:
     here, source = tmp_path / "here", tmp_path / "mad"
     for n in range(100):
@@ -262,3 +263,29 @@ def test_a_service_makes_no_credential_file(
     monkeypatch.setenv("MAD_MINIO", service)
     assert call(["explain", "toy", "--runtime", "host"]) == 0
     assert "would not start" not in capsys.readouterr().out
+
+
+def test_what_python_compiled_there_is_not_brought(elsewhere: Path, tmp_path: Path) -> None:
+    (elsewhere / "scripts/toy/__pycache__").mkdir()
+    (elsewhere / "scripts/toy/__pycache__/x.pyc").touch()
+    here = tmp_path / "here"
+    here.mkdir()
+    assert bring_model_dir(elsewhere, here, "runs") == 3
+    assert not list(here.rglob("*.pyc"))
+
+
+def test_a_full_disk_leaves_what_was_there_and_no_half_of_a_file(
+    elsewhere: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    here = tmp_path / "here"
+    (here / "scripts/toy").mkdir(parents=True)
+    (here / "scripts/toy/run.sh").write_text("echo mine\n")
+
+    def full(source: Path, to: Path) -> None:
+        to.write_text("ec")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copy2", full)
+    assert bring_model_dir(elsewhere, here, "runs") == 0
+    assert "run.sh is not brought from MODEL_DIR: No space left on device" in caplog.text
+    assert tree(here / "scripts") == {"toy/run.sh": "echo mine\n"}

@@ -112,21 +112,22 @@ def test_the_first_steps_to_leave_out_can_be_said(capsys):
 
 
 @pytest.mark.parametrize(
-    ("name", "cause", "said", "evidence"),
+    ("name", "cause", "why", "said", "evidence"),
     [
-        ("torchtitan-0.2.2-debugmodel-cpu-nanloss.log", "nan_loss", "not finite", "loss:      nan"),
-        ("torchtitan-0.2.2-cpu-crash-after-step1-FAIL.log", "incomplete", "step 1 was the last of 20", "TypeError"),
-        ("torchtitan-0.2.2-bad-option-2xH200-FAIL.log", "no_metric", "no training step", "Unrecognized options"),
-        ("hf-peft0.21-torchao0.14-conflict-FAIL.log", "error_pattern", "package_conflict", "incompatible version"),
+        ("torchtitan-0.2.2-debugmodel-cpu-nanloss.log", "nan_loss", "nan_loss", "not finite", "loss:      nan"),
+        ("torchtitan-0.2.2-cpu-crash-after-step1-FAIL.log", "incomplete", "python_error", "step 1 was", "TypeError"),
+        ("torchtitan-0.2.2-bad-option-2xH200-FAIL.log", "no_metric", "bad_option", "no training step", "Unrecognized"),
+        ("hf-peft0.21-torchao0.14-conflict-FAIL.log", "error_pattern", "package_conflict", "no result", "incompatible"),
     ],
 )
-def test_a_failed_training_says_why(capsys, name, cause, said, evidence):
-    result = parsed(capsys, LOGS / name, code=3)["result"]
-    assert (result["status"], result["cause"]) == ("FAILURE", cause)
+def test_a_failed_training_says_why(capsys, name, cause, why, said, evidence):
+    found = parsed(capsys, LOGS / name, code=3)
+    result = found["result"]
+    assert (result["status"], result["cause"], found["diagnosis"]["cause"]) == ("FAILURE", cause, why)
     assert said in result["reason"] and evidence in result["evidence"]
     assert call(["parse", str(LOGS / name)]) == 3
     out = capsys.readouterr().out
-    assert f"FAILURE   [{cause}] " in out and f"> {result['evidence']}"[:80] in out
+    assert f"FAILURE   [{why}] " in out and f"> {result['evidence']}"[:80] in out
 
 
 def rows_of(name: str, upto: str) -> str:
@@ -233,10 +234,11 @@ def test_a_summary_that_was_cut_off_is_no_number(capsys, tmp_path):
 
 def test_a_rule_gives_its_hint(capsys):
     name = LOGS / "hf-peft0.21-torchao0.14-conflict-FAIL.log"
-    rule = parsed(capsys, name, code=3)["failure_rule"]
-    assert rule["cause"] == "package_conflict" and "torchao>=0.16" in rule["hint"] and "incompatible" in rule["line"]
+    why = parsed(capsys, name, code=3)["diagnosis"]
+    assert why["cause"] == "package_conflict" and "torchao>=0.16" in why["hint"] and "incompatible" in why["line"]
+    assert why["where"] == "/opt/bench/hf-run/t.py:6 in <module>" and why["rank"] is None
     call(["parse", str(name)])
-    assert f"package_conflict: {rule['hint']}" in capsys.readouterr().out
+    assert f"try: {why['hint']}" in capsys.readouterr().out
 
 
 def test_a_log_without_throughput_has_the_frameworks_own_figure(capsys):
@@ -364,7 +366,7 @@ def test_a_second_training_that_stops_early_is_incomplete(tmp_path, capsys):
     assert (result["cause"], result["reason"]) == ("incomplete", "step 8 was the last of 20 asked for")
     log.write_text(text + text)
     found = parsed(capsys, log)
-    assert any("steps went back to 1: the log has several trainings" in note for note in found["findings"])
+    assert any("the log has 2 trainings one after another" in note for note in found["findings"])
 
 
 def test_a_garbled_step_does_not_stand_for_the_last(tmp_path, capsys):

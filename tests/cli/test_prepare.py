@@ -20,6 +20,8 @@ from madlite.cli.main import call
 from madlite.types import Asset
 from tests.assets.hub_server import Repo, hub_server
 
+pytestmark = pytest.mark.host  # against a real server of this machine
+
 C4 = "en/c4-train.00000-of-01024.json.gz"
 PART = os.urandom(2_000_000)
 CARD = ["--tags", "demo_torchtitan_llama_debug", "--no-mock-data", "--runtime", "host"]

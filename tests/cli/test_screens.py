@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from madlite.cli.screens import LiveScreen, PlainScreen
 from madlite.cli.sink import Sink
+from madlite.engine.screen import Outcome
+from madlite.errors import ExitCode
 from madlite.plan.make import make_plan
 from madlite.types import Cause, ImageUsed, Metric, Quantity, Result, Status, Step, Window
 from tests.plan.conftest import given  # noqa: F401 - a fixture
@@ -146,3 +149,17 @@ def test_a_note_that_is_true_of_the_whole_batch_is_said_once(plan, pipe):
     text = said()
     assert text.count(f"note: {stale}") == 1 and text.count("note: 1 more line") == 3
     assert text.count("SUCCESS tiny") == 3 and text.count("took ") == 3
+
+
+def test_rows_that_are_not_in_the_results_file_are_named(plan, pipe):
+    sink, said = pipe
+    screen = PlainScreen(sink, live=False)
+    screen.logs(plan)
+    for _ in range(2):
+        screen.finished(plan, success(plan))
+    outcome = Outcome(results=(), not_started=(), exit_code=ExitCode.OK)
+    for aside in ((), ("m",), ("m", "n")):
+        screen.total(msgspec.structs.replace(outcome, kept_aside=aside), Path("perf.csv"))
+    lines = said().splitlines()
+    assert lines[0] == f"      log: madlite_runs/{plan.id}/run.log"
+    assert lines[-3:] == ["results: perf.csv", "results: perf.csv, but for m", "no results in perf.csv: m, n"]

@@ -68,3 +68,11 @@ def test_a_service_that_cannot_be_used_is_one_sentence_without_its_content(monke
 def test_a_pretended_machine_has_its_products_own_name(text):
     machine = find_machine(Context(), text)
     assert (machine.device, machine.product, len(machine.gpus)) == ("MI300X", "AMD Instinct MI300X", 8)
+
+
+def test_only_names_of_madlite_come_out_of_it():
+    import madlite
+
+    with pytest.raises(AttributeError, match="module 'madlite' has no attribute 'Nothing'"):
+        _ = madlite.Nothing
+    assert all(getattr(madlite, name) is not None for name in madlite.__all__)

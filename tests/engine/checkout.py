@@ -26,15 +26,21 @@ class Checkout:
         self.env.pop("BUILD_NUMBER", None)
         self.before: tuple[str, ...] = ()
         self.cards: list[dict[str, object]] = []
+        self.dockerfile = "docker/base"
         (folder / "docker").mkdir(parents=True)
         (folder / "docker/base.Dockerfile").write_text(DOCKERFILE)
+
+    def name_dockerfile(self, name: str) -> None:
+        """Have images of these names: of the usual ones another suite at the same engine may take the name away."""
+        (self.folder / f"{self.dockerfile}.Dockerfile").rename(self.folder / f"docker/{name}.Dockerfile")
+        self.dockerfile = f"docker/{name}"
 
     def card(self, name: str, script: str, **fields: object) -> None:
         """Add a card with its script."""
         path = self.folder / "scripts" / name / "run.sh"
         path.parent.mkdir(parents=True)
         path.write_text("#!/bin/bash\n" + script)
-        card = {"name": name, "dockerfile": "docker/base", "scripts": f"scripts/{name}/run.sh", "n_gpus": "-1"}
+        card = {"name": name, "dockerfile": self.dockerfile, "scripts": f"scripts/{name}/run.sh", "n_gpus": "-1"}
         self.cards.append({**card, "tags": ["t"], "args": "", **fields})
         (self.folder / "models.json").write_text(json.dumps(self.cards))
 
@@ -89,7 +95,7 @@ class Checkout:
         return [json.loads(path.read_text()) for path in sorted(self.folder.glob("madlite_runs/*/record.json"))]
 
     def left_processes(self) -> list[psutil.Process]:
-        """Processes that still carry the mark of a run of this checkout."""
+        """Processes that still carry the mark of a run of this checkout, in containers too."""
         ids = {path.name for path in self.folder.glob("madlite_runs/*")}
         left = []
         for process in psutil.process_iter():
@@ -108,7 +114,7 @@ class Checkout:
 
         client = docker.DockerClient(self.env["DOCKER_HOST"])
         ids = {path.name for path in self.folder.glob("madlite_runs/*")}
-        found = client.containers.list(all=True, filters={"label": "madlite.run"})
+        found = client.containers.list(all=True, filters={"label": "madlite.run"}, ignore_removed=True)
         return [one.name for one in found if one.labels["madlite.run"] in ids]
 
     def assert_nothing_left(self) -> None:

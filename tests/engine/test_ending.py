@@ -5,14 +5,24 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
+import time
 
 import pytest
 
+from madlite.engine.probe import LIMIT_S
 from tests.engine.checkout import Checkout, end
 from tests.engine.slow_engine import SlowEngine
+from tests.engine_fixture import remove_built
 
 GOOD = 'echo "performance: 12.5 tokens_per_second"\n'
 WAITS = "trap 'echo got INT; exit 9' INT\necho begun $$\nwhile :; do sleep 0.05; done\n"
+
+
+@pytest.fixture
+def checkout(checkout: Checkout) -> Checkout:
+    checkout.name_dockerfile(f"own{os.getpid()}")
+    return checkout
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
@@ -27,6 +37,41 @@ def test_a_signal_ends_the_workload_gently_and_still_writes_the_row(checkout: Ch
     assert (row["status"], row["performance"]) == ("FAILURE", "")
     assert checkout.records()[0]["cause"] == "interrupted"
     checkout.assert_nothing_left()
+
+
+@pytest.mark.host
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_while_it_is_asked_what_is_there_ends_the_run_before_its_workload(tmp_path, number, code):
+    checkout = Checkout(tmp_path / "mad", "host", "unix:///nonexistent/docker.sock")
+    checkout.card("never", "touch ../started\n" + GOOD)
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "python3").write_text(f"#!/bin/sh\ntouch {tmp_path}/asked\nsleep 300\n")
+    (tools / "python3").chmod(0o755)
+    checkout.env["PATH"] = f"{tools}:{checkout.env['PATH']}"
+    started = checkout.start("--tags", "never")
+    until = time.monotonic() + 60
+    while not (tmp_path / "asked").exists() and time.monotonic() < until:
+        time.sleep(0.02)
+    begun = time.monotonic()
+    returned, out = end(started, number)
+    assert returned == code and time.monotonic() - begun < LIMIT_S, out
+    assert not (checkout.folder / "started").exists()
+    assert checkout.rows[0]["status"] == "FAILURE" and checkout.records()[0]["cause"] == "interrupted"
+    checkout.assert_nothing_left()
+
+
+@pytest.mark.host
+def test_the_time_in_which_it_is_asked_what_is_there_is_none_of_the_time_limit(tmp_path):
+    checkout = Checkout(tmp_path / "mad", "host", "unix:///nonexistent/docker.sock")
+    checkout.card("quick", GOOD)
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "python3").write_text(f'#!/bin/sh\nsleep 3\nexec {sys.executable} "$@"\n')
+    (tools / "python3").chmod(0o755)
+    done = checkout.run("--tags", "quick", "--timeout", "2", env={"PATH": f"{tools}:{checkout.env['PATH']}"})
+    assert done.returncode == 0 and checkout.rows[0]["status"] == "SUCCESS", done.stdout + done.stderr
+    assert checkout.records()[0]["provenance"]["notes"] == [], "it was asked"
 
 
 def test_ctrl_c_at_card_2_of_5_names_the_rest(checkout: Checkout):
@@ -148,6 +193,7 @@ def test_ctrl_c_does_not_wait_for_a_container_that_is_being_created(engine, base
     """The engine creates it all the same, once nobody waits: that one is for clean."""
     slow = SlowEngine(engine, b"/containers/create")
     checkout = Checkout(tmp_path / "mad", "docker", slow.address)
+    checkout.name_dockerfile(f"own{os.getpid()}")  # nobody is left to try another name where a container has this one
     checkout.card("good", GOOD)
     try:
         started = checkout.start("--tags", "good")
@@ -161,3 +207,4 @@ def test_ctrl_c_does_not_wait_for_a_container_that_is_being_created(engine, base
         checkout.assert_nothing_left()
     finally:
         slow.close()
+        remove_built(engine, tmp_path)

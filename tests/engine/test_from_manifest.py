@@ -250,3 +250,11 @@ def test_an_image_that_a_later_run_replaced_is_not_in_the_manifest(tmp_path, scr
     assert lost["model"] == "Foo" and "made anew for card 'foo'" in lost["error"]
     told = json.loads(manifest_of_runs(planned[:1], [used], Context(), ()))
     assert [entry["model"] for entry in told["built_images"].values()] == ["Foo"]
+
+
+def test_a_card_of_a_manifest_without_an_image_is_a_failure_that_says_so(tmp_path, scripts, around):
+    image = built(tmp_path, "", dockerfile="")
+    image = replace(image, request=replace(image.request, card=replace(image.request.card, dockerfile="")))
+    (one,) = gather_manifest(manifest(image), around())
+    assert one.plan.image is None and one.plan.blocked.cause is Cause.IMAGE
+    assert "names neither a Dockerfile nor an image" in one.plan.blocked.reason

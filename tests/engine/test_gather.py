@@ -5,8 +5,10 @@ from __future__ import annotations
 import types
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from madlite.backend import TemplateBackend
 from madlite.engine.gather import Surroundings, gather
 from madlite.errors import PluginError, UsageProblem
 from madlite.hookspecs import hookimpl
@@ -156,3 +158,53 @@ def test_a_value_for_no_run_of_a_card_is_refused(tmp_path, around):
     plans = around(Shares("a", "alpha"), Shares("b", "beta"), sets=(("gamma", "5"),), runtime="host")
     with pytest.raises(UsageProblem, match="'gamma'"):
         gather(requests(tmp_path, runtimes=("host",)), plans)
+
+
+def test_a_backend_that_breaks_on_a_card_is_named_with_its_distribution(tmp_path, around):
+    class Breaks(Claims):
+        def expand(self, request, machine):
+            return {}["sizes"]
+
+    with pytest.raises(PluginError, match=r"backend 'a' \(made\) failed on card 'm': KeyError: 'sizes'"):
+        gather(requests(tmp_path), around(Breaks("a", 5)))
+
+
+def test_a_runtime_that_breaks_is_one_that_cannot_be_used(tmp_path, around):
+    class Breaks(FakeRuntime):
+        def available(self):
+            raise OSError("no such bus")
+
+    surroundings = around(Claims("a", 5))
+    surroundings.runtimes["docker"] = Breaks("docker")
+    plan = one(tmp_path, surroundings, image="x")
+    assert plan.blocked.cause is Cause.ENGINE and plan.blocked.reason == "runtime 'docker' failed: OSError: no such bus"
+
+
+def test_a_runtime_that_a_plugin_changes_a_plan_to_has_to_be_there(tmp_path, around):
+    changes = types.ModuleType("changes")
+    changes.madlite_adjust_plan = hookimpl(lambda plan: msgspec.structs.replace(plan, runtime="slurm"))
+    surroundings = around(Claims("a", 5))
+    surroundings.plugins.register("changes", changes, "changes", "1")
+    with pytest.raises(UsageProblem, match="no runtime 'slurm'") as problem:
+        gather(requests(tmp_path, image="x"), surroundings)
+    assert problem.value.hint == "runtimes: docker, host"
+
+
+def test_a_card_without_a_script_that_nobody_claims_can_be_run_by_nobody(tmp_path, around):
+    with pytest.raises(UsageProblem, match="nothing can run card 'm' here: .* it names no script") as problem:
+        gather(requests(tmp_path), around(Claims("a", 0)))
+    assert "--backend" in problem.value.hint
+
+
+def test_a_backend_without_runs_for_a_card_says_so(tmp_path, around):
+    class Empty(TemplateBackend):
+        name = "empty"
+
+        def variants(self, card, machine):
+            return ()
+
+    with pytest.raises(UsageProblem, match="backend 'empty' has nothing to run for card 'm'"):
+        gather(requests(tmp_path, backend="empty"), around(Empty()))
+    Empty.variants = TemplateBackend.variants
+    with pytest.raises(PluginError, match="backend 'empty'.* does not say which variants it runs"):
+        gather(requests(tmp_path, backend="empty"), around(Empty()))

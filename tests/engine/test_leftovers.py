@@ -122,6 +122,7 @@ def test_a_strangers_container_is_never_listed_nor_removed(engine, docker_enviro
             client.remove_container(stranger)
 
 
+@pytest.mark.host
 def test_processes_are_left_alone_while_their_madlite_lives_and_ended_after_it_was_killed(start, tmp_path, monkeypatch):
     monkeypatch.setattr(leftovers, "GRACE_S", 0.2)
     process = start("host", dict(os.environ) | NO_ENGINE)
@@ -135,6 +136,7 @@ def test_processes_are_left_alone_while_their_madlite_lives_and_ended_after_it_w
     assert not of_run(tmp_path) and ours(tmp_path, NO_ENGINE) == []
 
 
+@pytest.mark.host
 def test_processes_that_were_asked_to_stay_are_marked_as_kept(start, tmp_path):
     process = start("host", dict(os.environ) | NO_ENGINE, "keep")
     process.send_signal(signal.SIGKILL)

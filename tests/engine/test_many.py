@@ -16,6 +16,7 @@ from madlite.errors import ExitCode
 from madlite.plan.context import Context
 from madlite.plan.options import Options
 from madlite.plugins import load_plugins
+from madlite.run.folder import RunFolder
 from madlite.run.host_runtime import HostRuntime
 from madlite.types import Card, Cause, Machine, Request, Result, ResultRule, Status
 
@@ -68,14 +69,14 @@ def test_a_bug_of_ours_still_writes_the_row(planned, monkeypatch):
 
 def test_a_record_that_cannot_be_written_costs_no_verdict(planned, monkeypatch):
     plans, options, plugins = planned
-    real = Path.write_bytes
+    real = RunFolder.write
 
-    def full(path, data):
-        if "record.json" in path.name or "handle" in path.name:
+    def full(folder, name, data):
+        if name in ("record.json", "handle"):
             raise OSError(28, "No space left on device")
-        return real(path, data)
+        real(folder, name, data)
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(RunFolder, "write", full)
     outcome = run_many(plans, options, plugins, Quiet())
     assert statuses(options) == ["SUCCESS"] and outcome.exit_code is ExitCode.OK
     assert outcome.results[0].findings == ("record.json could not be written: No space left on device",)

@@ -15,7 +15,7 @@ from madlite.engine.prepare import prepare_all
 from madlite.engine.prepared import HUB_INSIDE, use_prepared
 from madlite.engine.screen import Planned
 from madlite.engine.survey import Wish, survey
-from madlite.errors import CheckFailed, ExitCode
+from madlite.errors import CheckFailed, ExitCode, RuntimeProblem
 from madlite.plan.options import Options
 from madlite.plan.render import Rendered
 from madlite.plugins import Plugins
@@ -288,3 +288,49 @@ def test_a_broken_record_is_as_if_nothing_were_prepared(tmp_path, environ):
         file.write_bytes(b"\xff{")
     plan = make_plan(tmp_path)
     assert use_prepared(plan, (asset,), environ) == plan
+
+
+@made
+def test_what_another_command_made_meanwhile_is_not_made_again(tmp_path, environ):
+    runs = [planned(tmp_path, [WIKI])]
+    found = look(runs, tmp_path, environ)
+    for _ in range(2):
+        done, lines = fetch(found, tmp_path, environ)
+        assert done.exit_code is ExitCode.OK
+    assert lines.out == b""
+
+
+def test_a_preparation_that_cannot_be_started_is_told(tmp_path, environ):
+    class Broken(HostRuntime):
+        def open(self, plan):
+            raise RuntimeProblem("no room for a container", cause=Cause.PREPARE)
+
+    runs = [planned(tmp_path, [WIKI], Broken({**os.environ}))]
+    done, lines = fetch(look(runs, tmp_path, environ), tmp_path, environ)
+    assert done.exit_code is ExitCode.RUN_FAILED and "no room for a container" in lines.texts[-1]
+    assert [need.state for need in look(runs, tmp_path, environ).needs] == ["to make"]
+
+
+def test_data_that_cannot_be_written_is_told_with_its_place(tmp_path, environ):
+    runs = [planned(tmp_path, [WIKI])]
+    found = look(runs, tmp_path, environ)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/m").write_text("a file in the way")
+    done, lines = fetch(found, tmp_path, environ)
+    assert done.exit_code is ExitCode.RUN_FAILED and "m/wiki cannot be written" in lines.texts[-1]
+
+
+def test_a_file_of_a_server_that_is_here_is_told_with_its_size(tmp_path, hub, environ):
+    hub.files["/there"] = b"12345"
+    asset = Asset(kind="dataset", ref=f"{hub.url}/there", source="url", path="there/x")
+    assert fetch(look([planned(tmp_path, [asset])], tmp_path, environ), tmp_path, environ)[0].exit_code is ExitCode.OK
+    (need,) = look([planned(tmp_path, [asset])], tmp_path, environ).needs
+    assert (need.state, need.size) == ("here", 5)
+
+
+def test_an_image_whose_own_cache_hides_ours_is_told(tmp_path, hub, environ):
+    hub.repos["models/lab/m"] = Repo({"a.json": b"{}"})
+    run = planned(tmp_path, [Asset(kind="model", ref="lab/m")], env={"HF_HUB_CACHE": "/own"})
+    run = replace(run, plan=replace(run.plan, runtime="docker"))
+    (need,) = [need for need in look([run], tmp_path, environ).needs if need.what == "model lab/m"]
+    assert "its container has a cache of its own (HF_HUB_CACHE=/own), and does not see this one" in need.note

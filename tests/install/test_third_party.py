@@ -72,7 +72,7 @@ def kit(source, site):
 
 def test_it_conforms_and_its_tests_say_so(source, site):
     done = kit(source, site)
-    assert done.returncode == 0 and "13 passed" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0 and "14 passed" in done.stdout, done.stdout + done.stderr
 
 
 def test_what_it_breaks_its_tests_say_with_what_to_do(source, site, tmp_path):
@@ -81,7 +81,7 @@ def test_what_it_breaks_its_tests_say_with_what_to_do(source, site, tmp_path):
     (broken / "tiny.md").write_text("Backend tiny.")
     (broken / "tests/tiny.log").write_text("step=1 tps=2,001 loss=5.000\n")
     done = kit(broken, site)
-    assert done.returncode == 1 and "2 failed, 11 passed" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 1 and "2 failed, 12 passed" in done.stdout, done.stdout + done.stderr
     assert "log tiny.log: 1 training steps were read, 3 are stated (compare the pattern" in done.stdout
     assert "setting lr: tiny.md does not name it (write `lr` and what it means into tiny.md)" in done.stdout
 

@@ -172,6 +172,7 @@ def test_na_everywhere_is_filled_from_the_next_tool(bench: Bench) -> None:
     assert machine.driver_version == "6.8.5"
 
 
+@pytest.mark.host
 def test_a_hanging_tool_is_named_and_another_ones_answer_used(bench: Bench) -> None:
     bench.limit_s = 0.5
     bench.script("amd-smi", f'echo "$*" >> "{bench.folder}/calls"; sleep 60 & sleep 60')

@@ -7,7 +7,8 @@ import pytest
 
 from madlite.machine import Host
 from madlite.machine.facts import Seen
-from madlite.machine.nvml import read_library, read_nvml
+from madlite.machine.nvidia import detect_nvidia
+from madlite.machine.nvml import NAME, read_library, read_nvml
 from madlite.machine.products import short_name
 
 from .stand_in import Bench
@@ -161,3 +162,9 @@ def test_a_management_library_that_hangs_is_given_up(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("madlite.machine.nvml._read", released.wait)
     assert read_nvml(Host(limit_s=0.05)).problem == "did not end within 0.05 s"
     released.set()
+
+
+def test_of_the_real_machine_the_library_is_asked_first() -> None:
+    """Whatever GPUs this machine has, and without any: no exception, and the library's own answer or reason."""
+    found = detect_nvidia(Host(), present=True)
+    assert found.asked[0].name == NAME and (found.asked[0].gpus or found.asked[0].problem)

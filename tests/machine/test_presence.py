@@ -37,6 +37,7 @@ def test_a_tool_without_a_gpu_anywhere_is_cpu_with_a_note(bench: Bench, complain
     assert [problem.where for problem in machine.problems] == ["nvidia-smi"]
 
 
+@pytest.mark.host
 def test_a_hanging_tool_without_a_gpu_anywhere_is_cpu_with_a_note(bench: Bench) -> None:
     bench.limit_s = 0.3
     bench.script("rocm-smi", "sleep 60")

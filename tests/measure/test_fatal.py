@@ -7,7 +7,11 @@ import pytest
 from madlite.backend import PatternReader, step_pattern
 from madlite.measure.fatal import FatalScan
 from madlite.measure.follow import Follower
+from madlite.measure.grammar import ASIDE
 from madlite.measure.lines import make_block
+from madlite.measure.memory_marks import MemoryMarks
+from madlite.measure.rules import with_common
+from madlite.measure.tracebacks import TracebackScan
 
 PATTERN = step_pattern(r"step=(?P<n>\d+) tps=(?P<tokens_per_s_per_gpu>\S+)")
 TRACEBACK = "Traceback (most recent call last):"
@@ -16,9 +20,7 @@ CHILD = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: "
 
 def scan(*lines: str) -> FatalScan:
     found = FatalScan()
-    if found.may_be_in(make_block(lines)):
-        for line in lines:
-            found.feed(line)
+    found.take(make_block(lines))
     return found
 
 
@@ -69,7 +71,7 @@ def test_an_exception_explains_better_than_what_stands_around_it():
     frames = ('  File "train.py", line 1, in <module>', "    step()")
     for error in ("RuntimeError: NCCL error", "[20261121 00:16:57][rank-0/1][ERROR] [t.py:1] : KeyError: 'x'"):
         found = scan(TRACEBACK, *frames, error, TRACEBACK, *frames, CHILD, "exitcode: 1", "ValueError: later")
-        assert found.line == error and found.launcher == CHILD.strip()
+        assert found.line == error.rpartition("[t.py:1] : ")[2] and found.launcher == CHILD.strip()
     memory = "torch.OutOfMemoryError: CUDA out of memory."
     assert scan(TRACEBACK, "RuntimeError: x", memory, CHILD).line == memory
 
@@ -78,6 +80,63 @@ def test_what_python_says_while_it_ends_is_no_failure():
     ignored = ("Exception ignored in: <function Pool.__del__ at 0x7f>", TRACEBACK, "  File x", "TypeError: 'NoneType'")
     assert scan(*ignored).line == ""
     assert scan(*ignored, TRACEBACK, "OSError: x").line == "OSError: x"
+
+
+@pytest.mark.parametrize("aside", ASIDE)
+@pytest.mark.parametrize("label", ["", "[rank3]: ", "7: ", "2026-11-21T00:00:00.1Z "])
+def test_an_exception_aside_ends_nothing_whoever_looks(aside, label):
+    lines = [f"{aside} x:", TRACEBACK, '  File "x.py", line 1, in f', "    f()", "ConnectionResetError: gone"]
+    lines = [label + line for line in lines]
+    assert scan(*lines).line == ""
+    tracebacks = TracebackScan()
+    tracebacks.feed(make_block(lines))
+    assert tracebacks.raised == [] and tracebacks.begun == ""
+
+
+def test_a_program_beside_the_training_may_be_killed():
+    for line in (
+        "run.sh: line 9: 4444 Killed   rocm-smi --showuse -l 1 > gpu.log",
+        "a.sh: line 2: 7 Aborted /usr/bin/amd-smi",
+    ):
+        assert scan(line).line == ""
+    assert scan("run.sh: line 9: 4444 Killed   python train.py").line
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torch.OutOfMemoryError handling enabled",
+        "on_oom: retry if CUDA out of memory",
+        "PYTORCH_HIP_ALLOC_CONF=expandable_segments:True avoids HIP out of memory",
+        "except torch.cuda.OutOfMemoryError:",
+    ],
+)
+def test_prose_on_memory_is_no_want_of_it(line):
+    marks = MemoryMarks()
+    marks.feed(make_block([line]))
+    assert (scan(line).line, marks.out) == ("", "")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 GiB",
+        "torch.cuda.OutOfMemoryError: CUDA out of memory.",
+        "RuntimeError: CUDA error: out of memory",
+        '{"level":"error","msg":"RuntimeError: HIP out of memory. Tried to allocate 2.00 GiB"}',
+        "torch.OutOfMemoryError",
+        "error : HSA_STATUS_ERROR_OUT_OF_RESOURCES: no",
+        "[rank1]: CUDA out of memory",
+    ],
+)
+def test_memory_that_ran_out_is_told_alike_by_all_who_look(line):
+    marks = MemoryMarks()
+    marks.feed(make_block([line]))
+    assert scan(line).line and marks.out
+    log = Follower((), with_common(()))
+    log.feed(line.encode())
+    log.finish()
+    assert log.clue.cause == "gpu_out_of_memory"
 
 
 def test_a_step_that_follows_makes_it_none():

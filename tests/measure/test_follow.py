@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from madlite.backend import PatternReader, step_pattern
-from madlite.measure.follow import _KEPT, Follower
+from madlite.measure.follow import Follower
 from madlite.measure.lines import LONGEST
+from madlite.measure.telling import _KEPT
 from madlite.plan.error_scan import BENIGN, PATTERNS
-from madlite.types import EffectiveConfig, Ended, ErrorScan, FailureRule, Step, Summary
+from madlite.types import EffectiveConfig, Ended, ErrorScan, FailureRule, Phase, Quantity, Step, Summary
 
 PATTERN = step_pattern(r"step=(?P<n>\d+) tps=(?P<tokens_per_s_per_gpu>[\d,.]+)(?: loss=(?P<loss>\S+))?")
 RULES = (
@@ -111,7 +112,7 @@ def test_a_log_that_repeats_itself_does_not_grow():
     for _ in range(20):
         log.feed(lines)
     assert log.lines == 60_000
-    assert (len(log.steps), len(log._tail)) == (2, _KEPT)
+    assert (len(log.steps), len(log.last_lines)) == (2, _KEPT)
 
 
 def test_noise_without_a_lines_end_is_not_collected():
@@ -200,3 +201,21 @@ def test_a_reader_that_tells_nonsense_is_left_out_and_the_rest_goes_on(event):
     log.feed(b"step=1 tps=5 loss=1\nstep=2 tps=5 loss=1\n")
     assert [step.n for step in log.steps] == [step.n for step in told] == [1, 2]
     assert len(log._readers) == 1
+
+
+def test_who_waits_for_steps_is_told_that_their_reader_is_left_out():
+    """The training may go on as it did: its silence is the reader's, not its own."""
+    told: list[object] = []
+
+    class Breaks:
+        def feed(self, line):
+            if "2" in line.text:
+                raise RuntimeError("of a plugin")
+            return [Step(n=1, values={Quantity.LOSS: 1.0})]
+
+        def finish(self, outputs):
+            return ()
+
+    log = Follower([Breaks()], on_event=told.append)
+    log.feed(b"step 1\nstep 2\nstep 3\n")
+    assert [type(event) for event in told] == [Step, Phase]

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from madlite.measure.lines import make_block
+from madlite.measure.lines import make_block, rank_of
 from madlite.measure.needed import ignores_case, needed_texts, without_case
-from madlite.measure.rules import RuleScan
+from madlite.measure.rules import RuleScan, plain, with_common
 from madlite.types import FailureRule
 
 PATTERNS = (
@@ -43,22 +43,50 @@ WORDS = st.sampled_from(
 LINES = st.lists(st.lists(WORDS, max_size=7).map(" ".join), max_size=6)
 
 
-def by_hand(lines, patterns):
-    """Return the first line that a pattern matches, and the first such pattern."""
-    return next(((one, line) for line in lines for one in patterns if re.search(one, line)), (None, ""))
+def by_hand(lines, pattern):
+    """Return the first line of each rank that a pattern matches, as processes wrote them."""
+    found = {}
+    for line in lines:
+        if re.search(pattern, line):
+            found.setdefault(rank_of(line), line.removeprefix("[rank1]: ").strip())
+    return found
 
 
 @settings(max_examples=400, deadline=None)
 @given(LINES, st.lists(st.sampled_from(PATTERNS), max_size=5), st.integers(0, 6))
 @example(["spaced  out", "boom", "bang"], [r"^boom$", r"boom|bang"], 1)
-def test_the_first_line_that_a_rule_matches_is_found(lines, patterns, cut):
+@example(["[rank1]: bang", "x", "[rank1]: boom", "boom"], [r"boom|bang"], 2)
+def test_of_each_rank_the_first_line_that_a_rule_matches_is_found(lines, patterns, cut):
     lines = [line for line in lines if line.strip()]
-    scan = RuleScan(FailureRule(pattern=one, cause="x") for one in patterns)
+    scan, begin = RuleScan(FailureRule(pattern=one, cause=f"{n}") for n, one in enumerate(patterns)), 0
     for part in (lines[:cut], lines[cut:]):
-        scan.feed(make_block(part))
-    wanted, line = by_hand(lines, patterns)
-    assert (scan.rule.pattern if scan.rule else None) == wanted
-    assert scan.line == line.strip()
+        block = make_block(part)
+        scan.feed(block, begin)
+        begin += len(block.text) + 1
+    hits = scan.hits()
+    assert [hit.at for hit in hits] == sorted(hit.at for hit in hits)
+    for n, pattern in enumerate(patterns):
+        assert {hit.rank: hit.line for hit in hits if hit.rule.cause == f"{n}"} == by_hand(lines, pattern)
+
+
+def test_rules_of_other_backends_are_left_out():
+    ours = FailureRule(pattern="a", cause="x", backends=("one", "two"))
+    any_ones = FailureRule(pattern="b", cause="x")
+    common = with_common(())
+    assert with_common([ours, any_ones], {"two"}) == (ours, any_ones, *common)
+    assert with_common([ours, any_ones], {"three"}) == (any_ones, *common)
+    assert with_common([ours, any_ones]) == (ours, any_ones, *common), "where nobody knows whose training it is"
+
+
+def test_of_many_ranks_some_are_kept():
+    scan = RuleScan([FailureRule(pattern="boom", cause="x")])
+    scan.feed(make_block(f"[rank{n}]: boom" for n in range(500)))
+    assert 8 <= len(scan.hits()) < 50 and scan.hits()[0].rank == 0
+
+
+def test_a_box_around_a_line_is_no_part_of_it():
+    assert plain("[rank0]:│ Unrecognized options: --a, 2         │") == "Unrecognized options: --a, 2"
+    assert plain("[rank0]: ────") == "────"
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def by_hand(steps):
     return merged
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.lists(STEPS, max_size=40))
 def test_what_is_kept_is_the_last_word_on_every_step(steps):
     kept, wanted = Steps(steps), by_hand(steps)
@@ -46,7 +46,7 @@ def test_what_is_kept_is_the_last_word_on_every_step(steps):
     assert kept.count("validate") == len({n for n, _, phase in wanted if phase == "validate"})
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(STEPS, max_size=40))
 def test_a_curve_is_the_mean_of_the_ranks_that_report_it(steps):
     values = {}
@@ -99,3 +99,57 @@ def test_a_step_needs_eight_bytes_a_number():
     parts = [part for series in steps._series.values() for part in (series.ns, series._told)]
     parts += [column for series in steps._series.values() for column, _ in series.columns.values()]
     assert sum(map(sys.getsizeof, parts)) < 40 * len(steps)
+
+
+def test_a_step_was_reported_when_its_first_line_came():
+    found = Steps([Step(n=1, t_s=2.0, values={LOSS: 1.0}, rank=1), Step(n=1, t_s=1.5, values={LOSS: 1.0}, rank=0)])
+    found.add(Step(n=1, t_s=9.0, values={LOSS: 1.0}, rank=0))
+    assert found.reported_s(1) == 1.5
+    assert found.reported_s(2) is None
+
+
+def test_a_step_that_came_late_has_its_own_time():
+    found = Steps(Step(n=n, t_s=t_s, values={LOSS: 1.0}) for n, t_s in ((10, 1.0), (12, 3.0), (11, 4.0)))
+    assert (found.reported_s(11), found.restarts) == (4.0, ())
+
+
+def test_of_a_training_that_went_back_the_times_are_those_of_its_last_try():
+    first = [Step(n=n, t_s=float(n), values={LOSS: 1.0}) for n in range(1, 31)]
+    again = [Step(n=n, t_s=100.0 + n, values={LOSS: 2.0}) for n in range(11, 36)]
+    twice = [Step(n=35, t_s=500.0, values={LOSS: 2.0})]
+    found = Steps([*first, *again, *twice])
+    assert [found.reported_s(n) for n in (10, 11, 30, 31, 35)] == [10.0, 111.0, 130.0, 131.0, 135.0]
+    assert found.restarts == (11,)
+    assert {step.n: step.t_s for step in found}[11] == 111.0
+
+
+def test_lines_of_ranks_that_come_apart_are_no_restart():
+    mixed = [Step(n=n - behind, values={LOSS: 1.0}) for n in range(10, 40) for behind in (0, 3)]
+    assert Steps(mixed).restarts == ()
+
+
+def test_a_rank_s_first_step_again_starts_another_training():
+    found = Steps(Step(n=n, values={LOSS: 1.0}, rank=rank) for n in range(3, 21) for rank in (0, 1))
+    assert found.starts_over(Step(n=3, values={}, rank=1)) and found.starts_over(Step(n=1, values={}, rank=0))
+    assert not found.starts_over(Step(n=4, values={}, rank=1))  # from a checkpoint
+    assert not found.starts_over(Step(n=3, values={}, rank=2)) and not found.starts_over(Step(n=21, values={}, rank=1))
+    assert not found.starts_over(Step(n=3, values={}, rank=1, phase="validate"))
+    assert not found.starts_over(Step(n="3", values={}, rank=1))
+
+
+def test_a_short_training_starts_over_after_an_end_mark_alone():
+    found = Steps(Step(n=n, values={LOSS: 1.0}) for n in range(1, 5))
+    assert not found.starts_over(Step(n=1, values={})) and found.starts_over(Step(n=1, values={}), ended=True)
+    assert not Steps([Step(n=9, values={})]).starts_over(Step(n=1, values={}))  # perhaps a garbled line
+
+
+def test_each_rank_has_come_to_its_last_step():
+    lines = [(1, 0), (2, 0), (9, 1), (8, 1), (30, 2), (2, 2), (3, 2)]
+    assert Steps(Step(n=n, values={LOSS: 1.0}, rank=rank) for n, rank in lines).arrived() == {0: 2, 1: 9, 2: 3}
+
+
+def test_a_time_that_is_none_takes_nothing_in():
+    found = Steps()
+    with pytest.raises(ValueError, match="could not convert"):
+        found.add(Step(n=1, t_s="soon", values={LOSS: 1.0}))
+    assert len(found) == 0

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from madlite.measure.follow import Follower
 from madlite.measure.verdict import Asked, judge_steps
-from madlite.types import Ended, Event, Line, Phase, Quantity, ResultRule, Status, Step, Summary
+from madlite.types import EffectiveConfig, Ended, Event, Line, Phase, Quantity, ResultRule, Status, Step, Summary
 
 RULE = ResultRule(kind="steps", headline=Quantity.LOSS, headline_metric="loss")
 
@@ -51,6 +53,75 @@ def test_a_training_that_failed_before_does_not_fail_the_one_after_it():
 def test_a_last_training_without_a_step_has_no_result():
     verdict = judge_steps(Asked(rule=RULE), follow(*(f"{n} 0.5" for n in range(1, 20)), "begin", "failed"))
     assert verdict.reason == "the log has no training step" and verdict.evidence == "failed"
+
+
+def trained(first: int, last: int, loss: float) -> list[str]:
+    return [f"{n} {loss}" for n in range(first, last + 1)]
+
+
+def judged(log: Follower, steps: int | None = None):
+    return judge_steps(Asked(rule=RULE, steps=steps), log)
+
+
+def test_a_whole_training_after_another_is_the_one_that_counts():
+    for first in (50, 30, 100):
+        log = follow(*trained(1, first, 9.0), "end", *trained(1, 30, 0.5), "end")
+        verdict = judged(log, 30)
+        assert (verdict.status, log.trainings, log.restarted_at) == (Status.SUCCESS, 2, None)
+        assert (verdict.window.first_step, verdict.window.last_step, verdict.window.max) == (6, 30, 0.5)
+        assert "the log has 2 trainings one after another: this is the last one's result" in verdict.findings
+        assert "step 30 of 30, in the last of 2 trainings" in [one.text for one in verdict.witnesses]
+
+
+def test_where_the_log_says_how_many_steps_no_end_mark_is_needed():
+    class Asking(Reader):
+        def feed(self, line: Line) -> Iterable[Event]:
+            return [EffectiveConfig(values={"steps": "30"})] if line.text == "begin" else super().feed(line)
+
+    log = Follower([Asking()])
+    log.feed("\n".join(["begin", *trained(1, 30, 9.0), *trained(1, 30, 0.5), ""]).encode())
+    assert (log.trainings, judged(log, 30).window.max) == (2, 0.5)
+
+
+def test_a_second_training_that_stops_early_is_incomplete():
+    log = follow(*trained(1, 30, 9.0), "end", *trained(1, 20, 0.5))
+    assert judged(log, 30).reason == "step 20 was the last of 30 asked for"
+
+
+def test_what_a_training_without_an_end_said_is_not_forgotten():
+    """It was started again from its begin: nobody says why, and a loss that is not finite may be why."""
+    log = follow(*trained(1, 12, 9.0), "13 nan", *trained(1, 30, 0.5), "end")
+    assert (log.trainings, log.restarted_at) == (1, 1) and log.nan_loss == "13 nan"
+    assert judged(follow(*trained(1, 12, 9.0), *trained(1, 30, 0.5), "end"), 30).suspect
+
+
+def test_steps_of_a_longer_training_before_are_not_mixed_in_though_nothing_tells_its_end():
+    verdict = judged(follow(*trained(1, 100, 9.0), *trained(1, 30, 0.5)))
+    assert (verdict.window.last_step, verdict.window.max) == (30, 0.5)
+
+
+def test_steps_above_those_asked_for_are_no_result():
+    within = judged(follow(*trained(1, 60, 0.5), "end"), 50)
+    assert (within.status, within.window.last_step) == (Status.SUCCESS, 50)
+    above = judged(follow(*trained(1001, 1050, 0.5), "end"), 50)
+    assert above.reason == "the log has no training step up to the 50 asked for: its steps begin with 1001"
+
+
+def test_several_ranks_begin_again_together():
+    class Ranked(Reader):
+        def feed(self, line: Line) -> Iterable[Event]:
+            (event,) = super().feed(line)
+            return [replace(event, rank=rank) for rank in (0, 1)] if isinstance(event, Step) else [event]
+
+    log = Follower([Ranked()])
+    log.feed("\n".join([*trained(1, 30, 9.0), "end", *trained(1, 30, 0.5), "end", ""]).encode())
+    assert (log.trainings, log.steps.told(), judged(log, 30).window.max) == (2, {0: 30, 1: 30}, 0.5)
+
+
+def test_a_script_s_own_trainings_are_not_told_apart():
+    log = Follower([], guest=Reader())
+    log.feed("\n".join([*trained(1, 30, 9.0), "31 nan", "end", *trained(1, 30, 0.5), "end", ""]).encode())
+    assert log.trainings == 1 and log.nan_loss == "31 nan"
 
 
 def test_a_phase_that_begins_nothing_changes_nothing():

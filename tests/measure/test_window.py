@@ -104,3 +104,91 @@ def test_mads_own_rules():
     assert not findings and metrics[0].columns == {"mode": "pretrain"}
     metrics, findings = mad_metrics(rules, steps({n: float(n) for n in range(1, 21)}), {}, {})
     assert [metric.metric for metric in metrics] == ["last_per_s"] and len(findings) == 2
+
+
+def timed(numbers, seconds=10.0, **more) -> list[Step]:
+    """Steps that are reported every so many seconds, from that many on."""
+    return [Step(n=n, t_s=seconds * at, values={TPS: 100.0}, **more) for at, n in enumerate(numbers, 1)]
+
+
+def test_a_window_begins_when_the_step_before_it_was_reported():
+    window = steady_window(Steps(timed(range(1, 21))), TPS, 5)
+    assert (window.first_step, window.began_s, window.ended_s) == (6, 50.0, 200.0)
+
+
+def test_a_window_of_lines_of_several_steps_begins_with_the_first_of_them():
+    lines = [Step(n=n, span=5, t_s=float(n), values={TPS: 1.0}) for n in (5, 10, 15, 20)]
+    window = steady_window(Steps(lines), TPS, 5)
+    assert (window.first_step, window.began_s, window.ended_s) == (10, 5.0, 20.0)
+
+
+def test_without_a_step_before_it_a_window_begins_with_its_first_report():
+    window = steady_window(Steps(timed(range(1, 4))), TPS, 0)
+    assert (window.n, window.began_s, window.ended_s) == (3, 10.0, 30.0)
+
+
+@pytest.mark.parametrize("t_s", [math.nan, 0.0, -1.0])
+def test_a_log_without_times_has_a_window_without_times(t_s):
+    lines = [Step(n=n, t_s=t_s, values={TPS: 1.0}) for n in range(1, 12)]
+    window = steady_window(Steps(lines), TPS, 5)
+    assert (window.n, window.began_s, window.ended_s) == (6, None, None)
+
+
+def test_steps_that_are_reported_all_at_once_have_no_times():
+    lines = [Step(n=n, t_s=60.0, values={TPS: 1.0}) for n in range(1, 12)]
+    assert steady_window(Steps(lines), TPS, 5).began_s is None
+
+
+def test_the_warm_up_after_a_restart_is_left_out():
+    """From step 30 the training went back to its checkpoint of step 20; the first five steps are slow both times."""
+    before = {n: 10.0 if n <= 5 else 100.0 for n in range(1, 31)}
+    after = {n: 20.0 if n <= 25 else 102.0 for n in range(21, 41)}
+    window = steady_window(Steps([*steps(before), *steps(after)]), TPS, 5)
+    assert (window.first_step, window.last_step, window.n, window.dropped) == (6, 40, 30, 10)
+    assert (window.min, window.max) == (100.0, 102.0)  # 6 to 20 and 26 to 40
+    loss = Steps([*steps(before), *steps(after)])
+    assert median_in(loss, TPS, window, 5) == 101.0 and median_in(loss, TPS, window) == 102.0 - 2.0
+
+
+def test_steps_above_the_last_of_the_training_are_never_in_the_window():
+    found = steps({n: 100.0 if n <= 50 else 900.0 for n in range(1, 61)})
+    window = steady_window(found, TPS, 5, 50)
+    assert (window.first_step, window.last_step, window.n, window.max) == (6, 50, 45, 100.0)
+    assert steady_window(found, TPS, 5, 0) is None
+
+
+def test_a_line_of_several_steps_after_a_restart_is_left_out_where_it_covers_warm_up():
+    before = [Step(n=n, span=10, values={TPS: 100.0}) for n in range(10, 101, 10)]
+    after = [Step(n=n, span=10, values={TPS: 1.0 if n == 60 else 101.0}) for n in range(60, 121, 10)]
+    window = steady_window(Steps([*before, *after]), TPS, 5)
+    assert (window.first_step, window.last_step, window.min) == (20, 120, 100.0)
+    assert window.n == 10  # all but 10, and 60
+
+
+def test_a_restart_on_every_rank_is_one():
+    both = [step for rank in (0, 1) for step in (*steps({n: 1.0 for n in range(1, 31)}, rank), *steps({9: 1.0}, rank))]
+    found = Steps(both)
+    assert found.restarts == (9,)
+
+
+def test_the_last_value_and_the_quality_stand_in_the_window():
+    values = {n: 100.0 for n in range(1, 20)} | {20: 50.0, 21: 101.0}
+    window = steady_window(steps(values), TPS, 5)
+    assert (window.last, window.outliers, window.drift, window.n) == (101.0, 1, 0.0, 16)
+
+
+def test_huge_and_negative_step_numbers_and_values_give_a_window_or_none():
+    far = 2**62
+    window = steady_window(steps({far + n: 1e99 for n in range(20)}), TPS, 5)
+    assert (window.n, window.cv, window.drift) == (15, 0.0, 0.0)
+    negative = steady_window(steps({n: -5.0 - n for n in range(20)}), TPS, 5)
+    assert negative.median == -17.0 and negative.drift is None and negative.outliers == 0
+    assert steady_window(steps({1: 7.0}), TPS, 0).std == 0.0
+
+
+def test_a_running_mean_is_never_taken_for_the_speed():
+    run = [
+        Step(n=n, values={TPS: 100.0, Quantity.TOKENS_PER_S_PER_GPU_MEAN: 60.0 + n, Quantity.STEP_TIME_S_MEAN: 9.0})
+        for n in range(1, 21)
+    ]
+    assert steady_window(Steps(run), TPS, 5).median == 100.0

@@ -60,6 +60,14 @@ def test_a_missing_or_binary_file_is_refused(tmp_path):
         read_context(binary, "")
 
 
+def test_a_value_of_the_plan_below_settings_counts_before_one_at_the_top(tmp_path):
+    file = tmp_path / "c.json"
+    file.write_text('{"silence_s": 5, "telemetry": false}')
+    context = read_context(file, '{"silence_s": 7, "settings": {"silence_s": 9}}')
+    assert context.file_settings == {"silence_s": 5, "telemetry": False}
+    assert context.option_settings == {"silence_s": 9}
+
+
 def test_the_first_gpu_count_alias_counts():
     assert read_context(None, '{"ngpus": 2, "gpu_count": 4}').n_gpus == 4
 

@@ -112,3 +112,8 @@ def test_on_the_host_data_lies_where_it_is(tmp_path: Path) -> None:
     assert local.env == {"MAD_DATAHOME": str(tmp_path)} and local.mounts == ()
     kept = find(tmp_path, {"minio": Provider(path="b/k", mirrorlocal="m")}, services=MINIO, container=False)
     assert kept.env == {"MAD_DATAHOME": str(tmp_path / "m/set0")} and kept.mounts == ()
+
+
+def test_a_store_that_nobody_names_is_passed_over_with_what_is_missing(tmp_path: Path) -> None:
+    found = find(tmp_path, {"minio": Provider(path="set/x")})
+    assert any("MAD_MINIO with MINIO_ENDPOINT is neither in the environment" in note for note in found.notes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -13,7 +14,7 @@ from madlite.errors import PluginError, UsageProblem
 from madlite.hookspecs import hookimpl
 from madlite.plan.make import make_plan
 from madlite.plugins import Plugins, load_plugins
-from madlite.types import Quantity, Step
+from madlite.types import Finding, Quantity, Step
 from tests.plan.conftest import given  # noqa: F401 - a fixture
 
 
@@ -169,6 +170,38 @@ def test_an_unknown_backend_gets_a_suggestion(monkeypatch):
 
 
 def test_madlites_own_plugins_come_through_the_same_door():
-    names = {entry.name for entry, ours in room._entry_points() if ours}
+    names = {entry.name for entry, distribution, _ in room._entry_points() if distribution == room.OURS}
     assert {"script", "torchtitan", "hf"} <= names
     assert {"script", "torchtitan", "hf"} <= set(load_plugins(only_built_in=True).backends())
+
+
+def test_of_two_plugins_of_one_name_the_second_is_left_out(monkeypatch):
+    first, second = module(madlite_references=lambda: [1]), module(madlite_references=lambda: [2])
+    plugins = load(monkeypatch, Entry("same", first, "a"), Entry("same", second, "b"))
+    assert [item for _, item in plugins.collect("madlite_references")] == [1]
+    assert [(one.where, one.what) for one in plugins.problems] == [("plugin same", "b brings a second one; left out")]
+
+
+def test_a_runtime_without_a_name_is_left_out(monkeypatch):
+    named, bare = types.SimpleNamespace(name="slurm"), types.SimpleNamespace(name="")
+    plugins = load(monkeypatch, Entry("r", module(madlite_runtimes=lambda: [bare, named, 3])))
+    assert plugins.runtimes() == {"slurm": named}
+    assert len(plugins.problems) == 2 and all("has no name; left out" in one.what for one in plugins.problems)
+
+
+def test_what_a_check_answers_that_is_no_finding_is_noted_and_left_out(monkeypatch, given):  # noqa: F811
+    good = Finding(message="slow")
+    plugins = load(monkeypatch, Entry("c", module(madlite_checks=lambda plan: ["odd", good])))
+    assert plugins.checks(make_plan(given()), ()) == (good,)
+    assert [one.what for one in plugins.problems] == ["check answered 'odd', which is no Finding"]
+
+
+def test_a_plugin_may_be_an_object_whose_files_lie_beside_its_class(monkeypatch):
+    class Plugin:
+        @hookimpl
+        def madlite_references(self):
+            return [1]
+
+    plugins = load(monkeypatch, Entry("object", Plugin()))
+    assert [item for _, item in plugins.collect("madlite_references")] == [1]
+    assert plugins.loaded["object"].folder == Path(__file__).parent

@@ -15,7 +15,7 @@ from madlite.measure.follow import Follower
 from madlite.measure.verdict import Verdict, Witnesses, judge
 from madlite.plan.render import render
 from madlite.types import Card, Draft, Exit, Machine, Place, Request, RunPlan, Scalar
-from madlite_plugins.flux import RULES
+from madlite_plugins.flux import madlite_failure_rules
 from madlite_plugins.flux.backend import Flux
 from tests.plugins.logs import TEMPLATES
 from tests.plugins.test_torchtitan_tags import card_of, machine_of
@@ -213,7 +213,7 @@ class Tree:
 
     def judged(self, plan: RunPlan, **env: str) -> Verdict:
         """Run a plan and return the verdict of it."""
-        follower = Follower([Flux().reader(plan)], RULES)
+        follower = Follower([Flux().reader(plan)], madlite_failure_rules())
         done = self.run(plan, **env)
         follower.feed(done.stdout.encode())
         follower.feed(done.stderr.encode(), 2)

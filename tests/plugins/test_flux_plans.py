@@ -14,7 +14,7 @@ import pytest
 from madlite.cli.main import call
 from madlite.errors import UsageProblem
 from madlite.measure.verdict import result_columns
-from madlite_plugins.flux import RULES, madlite_references
+from madlite_plugins.flux import madlite_failure_rules, madlite_references
 from madlite_plugins.flux.backend import Flux
 from tests.plugins.flux_tree import drafts_of, files_of, plan_of
 from tests.plugins.test_torchtitan_tags import card_of, machine_of
@@ -345,8 +345,8 @@ def test_the_launcher_s_file_and_the_script_s_overrides_are_one_list():
     ],
 )
 def test_a_failure_is_explained(line, hint):
-    matching = [rule for rule in RULES if re.search(rule.pattern, line)]
-    assert len(matching) == 1 and hint in matching[0].hint
+    matching = [rule for rule in madlite_failure_rules() if re.search(rule.pattern, line)]
+    assert len(matching) == 1 and hint in f"{matching[0].hint}; {matching[0].here}"
 
 
 def test_the_published_speeds_are_there():

@@ -10,8 +10,8 @@ import pytest
 
 from madlite.cli.main import call
 from madlite.types import Asset, Machine, Place, Secret
+from madlite_plugins.megatron_lm import madlite_failure_rules
 from madlite_plugins.megatron_lm.backend import MegatronLM
-from madlite_plugins.megatron_lm.failures import RULES
 from madlite_plugins.megatron_lm.scripts import parse_variables, read_scripts, variables_of
 from madlite_plugins.tokenizers import TOKENIZER_FILES
 from tests.plugins.megatron_lm_tree import drafts, machine_of, plan_of
@@ -281,7 +281,7 @@ def test_deepseek_s_data_are_the_files_of_its_document():
     ],
 )
 def test_failures_that_say_why(line, cause):
-    assert [rule.cause for rule in RULES if re.search(rule.pattern, line)] == [cause]
+    assert [rule.cause for rule in madlite_failure_rules() if re.search(rule.pattern, line)] == [cause]
 
 
 def explained(capsys, *args):

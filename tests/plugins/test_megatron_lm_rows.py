@@ -145,6 +145,7 @@ def as_documented(tree, made, command):
     assert given["MOCK_DATA"] == "1"
 
 
+@pytest.mark.host
 @pytest.mark.parametrize(("card", "precision", "command"), DOCUMENT_V25_4)
 def test_the_commands_of_the_v25_4_document_are_one_run_each(tree, card, precision, command):
     asked = {"release": "v25.4", "precision": precision}
@@ -153,6 +154,7 @@ def test_the_commands_of_the_v25_4_document_are_one_run_each(tree, card, precisi
     assert draft.image == "rocm/megatron-lm:v25.4"
 
 
+@pytest.mark.host
 @pytest.mark.parametrize(("card", "device", "precision", "command"), MAD_V25_9)
 def test_mad_s_own_commands_of_v25_9(tree, card, device, precision, command):
     asked = {"release": "v25.9", "precision": precision}

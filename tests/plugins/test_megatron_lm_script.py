@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -10,11 +11,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from madlite.measure.diagnosis import Facts, diagnose
 from madlite.measure.follow import Follower
 from madlite.measure.verdict import Verdict, Witnesses, judge
 from madlite.types import Exit, Status
+from madlite_plugins.megatron_lm import madlite_failure_rules
 from madlite_plugins.megatron_lm.backend import MegatronLM
-from madlite_plugins.megatron_lm.failures import RULES
 from tests.plugins.megatron_lm_tree import TRAIN, Tree, plan_of
 
 pytestmark = pytest.mark.host
@@ -47,11 +49,15 @@ def wait_for(file: Path) -> None:
 
 
 def verdict(plan, done) -> Verdict:
-    follower = Follower([MegatronLM().reader(plan)], RULES)
+    return judge(plan, Witnesses(exit=Exit(code=done.returncode, duration_s=1.0)), follow(plan, done))
+
+
+def follow(plan, done) -> Follower:
+    follower = Follower([MegatronLM().reader(plan)], madlite_failure_rules())
     follower.feed(done.stdout.encode())
     follower.feed(done.stderr.encode(), 2)
     follower.finish()
-    return judge(plan, Witnesses(exit=Exit(code=done.returncode, duration_s=1.0)), follower)
+    return follower
 
 
 def test_a_run_that_went_well_has_the_reader_s_number_and_mad_s_two(tree):
@@ -71,9 +77,10 @@ def test_a_script_without_tflops_is_a_finding_and_no_failure(tree):
     made = plan_of("deepseek-v2-lite-16b", asked={"release": "v25.4"})
     script = TRAIN.replace('echo "throughput per GPU: 540.25"', "echo -n")
     tree.write("examples/deepseek_v2/train_deepseekv2.sh", "set -e\n" + script)
-    tree.torchrun(f"{log(50)}\n{END}")
+    planned = f"global batch size: {made.variant.global_batch}"
+    tree.torchrun(re.sub(r"global batch size: *\d+", planned, log(50)) + f"\n{END}")
     judged = verdict(made, tree.run(made))
-    assert judged.status is Status.SUCCESS
+    assert judged.status is Status.SUCCESS, judged.reason
     assert [metric.metric for metric in judged.metrics] == ["tok_per_s_per_gpu", "tokens_per_s_per_gpu"]
     assert judged.findings == ("no TFLOPS_per_gpu: the log has no throughput per GPU",)
 
@@ -95,7 +102,9 @@ def test_a_script_s_own_failure_is_the_run_s(tree):
     made = plan_of("llama-3.1-8b")
     done = tree.run(made)
     judged = verdict(made, done)
-    assert done.returncode == 1 and judged.evidence == "Model size not supported." and "model_size" in judged.reason
+    assert done.returncode == 1 and judged.evidence == "Model size not supported."
+    told = diagnose(judged.cause, judged.evidence, follow(made, done), Facts(plan=made, exit_code=1))
+    assert told.cause == "bad_option" and "--set model_size=" in told.hint
 
 
 def test_an_earlier_run_s_exit_code_is_not_this_one_s(tree):

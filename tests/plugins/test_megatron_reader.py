@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from madlite.measure.follow import Follower
 from madlite.types import Card, EffectiveConfig, Ended, Line, Place, Quantity, RunPlan, Step, Summary, Variant
@@ -83,12 +84,53 @@ def test_what_the_arguments_say():
             "world_size": "2" if two else "1",
             "warmup_steps": "2",
             "log_interval": "1",
+            **dict.fromkeys(("tp", "pp", "cp", "ep"), "1"),
+            "precision": "FP32",
         }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "precision"),
+    [
+        ({"bf16": "True", "fp16": "False", "fp8": "None"}, "BF16"),
+        ({"bf16": "True", "fp16": "False", "fp8": "hybrid"}, "FP8"),
+        ({"bf16": "True", "fp16": "False", "fp4": "e2m1", "fp8": "None"}, "FP4"),
+        ({"bf16": "False", "fp16": "True"}, "FP16"),
+        ({"bf16": "False"}, None),  # it may be FP16
+    ],
+)
+def test_the_arguments_say_the_precision(arguments, precision):
+    told = [f"  {name} ........................ {value}" for name, value in arguments.items()]
+    (config,) = (event for event in read(MegatronReader(), *told, MEAN) if isinstance(event, EffectiveConfig))
+    assert config.values.get("precision") == precision
 
 
 def test_without_arguments_the_iterations_say_how_many_steps_there_are():
     (config,) = (event for event in read(MegatronReader(), MEAN, MEAN) if isinstance(event, EffectiveConfig))
-    assert config.values == {"steps": "20"}
+    assert config.values == {"steps": "20", "global_batch": "16"}
+
+
+def said_batches(*told: str, plan: RunPlan | None = None) -> list[str]:
+    found = read(MegatronReader(plan), *told, ROCM, ROCM, ROCM.replace("batch size:    16", "batch size:    32"))
+    return [event.values["global_batch"] for event in found if isinstance(event, EffectiveConfig)]
+
+
+def test_the_global_batch_is_that_of_the_iterations_whatever_the_arguments_say():
+    assert said_batches() == ["16", "32"]
+    argument = "  global_batch_size ............................... {}"
+    assert said_batches(argument.format(16)) == ["16", "32"] and said_batches(argument.format(8)) == ["16", "32"]
+    torn = ROCM.replace("batch size:    16", "batch size:    1[rank3]: x")
+    (config,) = (event for event in read(MegatronReader(), torn) if isinstance(event, EffectiveConfig))
+    assert "global_batch" not in config.values
+
+
+@pytest.mark.parametrize("value", ["['16', '16', '1000']", "[32, 32, 500]"])
+def test_a_global_batch_that_is_planned_to_grow_is_not_said_by_the_iterations(value):
+    told = ("  global_batch_size ............................... 64", f"  rampup_batch_size ............... {value}")
+    assert said_batches(*told) == ["64"]
+    by_args = replace(eight_gpus(), args="--rampup-batch-size 16 16 1000")
+    assert said_batches(told[0], plan=by_args) == ["64"]
+    assert said_batches(told[0], "  rampup_batch_size ............... None") == ["16", "32"]
 
 
 def test_a_line_covers_the_steps_of_the_log_interval():

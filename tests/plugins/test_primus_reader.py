@@ -97,6 +97,17 @@ def config(name: str) -> dict[str, str]:
     return found
 
 
+@pytest.mark.parametrize(("value", "batches"), [("None (NoneType)", ["64", "16"]), ("[16, 16, 500] (list)", ["64"])])
+def test_the_global_batch_is_the_iterations_where_none_is_planned_to_grow(value, batches):
+    begin = "[20251121 12:00:00][rank-0/8][INFO ]   "
+    options = [f"{begin}global_batch_size      : 64 (int)", f"{begin}rampup_batch_size      : {value}"]
+    line = (
+        f"{begin}iteration 1/ 9 | elapsed time per iteration (ms): 658.3 | global batch size: 16 | lm loss: 1.0E+00 |"
+    )
+    told = [one.values for one in read(PrimusReader(), *options, line) if isinstance(one, EffectiveConfig)]
+    assert [values["global_batch"] for values in told if "global_batch" in values] == batches
+
+
 def test_what_primus_says_it_runs_with():
     sizes = {"steps": "10", "seq_len": "256", "micro_batch": "2", "global_batch": "4", "world_size": "2"}
     found = config("torchtitan0.2.2-debug-cpu-2ranks")
@@ -107,6 +118,8 @@ def test_what_primus_says_it_runs_with():
         "seq_len": "128",
         "warmup_steps": "2",
         "log_interval": "1",
+        **dict.fromkeys(("tp", "pp", "cp", "ep"), "1"),
+        "precision": "FP32",
     }
 
 

@@ -16,6 +16,8 @@ from madlite_plugins.primus.reader import PrimusReader
 from madlite_plugins.torchtitan.reader import TorchtitanReader
 from tests.plugins.logs import LOGS, steps
 
+pytestmark = pytest.mark.host  # many examples
+
 TOLD_BEFORE = (Quantity.MEMORY_ALLOCATED_GIB, Quantity.MEMORY_RESERVED_GIB)  # and given with the next step, whichever
 READERS = (TorchtitanReader, MegatronReader, PrimusReader)
 

@@ -85,7 +85,7 @@ def test_an_unknown_recipe_names_those_there_are(backend):
 def test_too_few_steps_after_the_warm_up_are_told_with_enough(backend, tmp_path, steps, warmup, fatal, word):
     (finding,) = backend.check(plan_of(tmp_path, steps, warmup))
     assert finding.fatal is fatal and finding.message.startswith(word)
-    enough = int(finding.hint.removeprefix("--set steps="))
+    enough = int(finding.hint.removeprefix("--steps "))
     assert list(backend.check(plan_of(tmp_path, enough, warmup))) == []
 
 
@@ -120,3 +120,18 @@ def test_a_broken_book_is_named(tmp_path, text):
     file.write_text(text)
     with pytest.raises(PluginError, match="recipes.toml"):
         read_book(file)
+
+
+def test_a_release_that_no_recipe_has_is_refused_with_those_there_are(backend):
+    with pytest.raises(UsageProblem, match="image release 'v99' is not known") as caught:
+        draft(backend, "small", settings={"release": "v99"})
+    assert caught.value.hint == "leave --image-release out; --image names an image"
+    backend.book.write_text(f'{BOOK}[release."v25.4"]\nimage = "rocm/x:v25.4"\n')
+    read_book.cache_clear()
+    with pytest.raises(UsageProblem) as caught:
+        draft(backend, "small", settings={"release": "v99"})
+    assert caught.value.hint == "releases: v25.4"
+
+
+def test_a_plan_without_sizes_has_none_that_could_be_wrong(backend, tmp_path):
+    assert tuple(backend.check(make_plan(tmp_path))) == ()

@@ -74,6 +74,7 @@ def test_a_link_of_the_user_is_left_alone_too(steps: Steps) -> None:
     assert link.is_symlink()
 
 
+@pytest.mark.host
 def test_a_clone_of_madlite_is_replaced_and_cleaned_away(steps: Steps) -> None:
     for _ in range(2):
         ended = steps.run("docker", "prepare", "clone", "run")
@@ -84,12 +85,14 @@ def test_a_clone_of_madlite_is_replaced_and_cleaned_away(steps: Steps) -> None:
     assert sorted(path.name for path in steps.workspace.iterdir()) == ["scripts"]
 
 
+@pytest.mark.host
 def test_git_sees_nothing_of_the_mark(steps: Steps) -> None:
     assert steps.run("docker", "clone").returncode == 0
     status = ["git", "status", "--porcelain", "--ignored"]
     assert subprocess.run(status, cwd=steps.workspace / "docker", capture_output=True, check=True).stdout == b""
 
 
+@pytest.mark.host
 def test_a_clone_that_was_cut_off_keeps_nobody_from_the_next_run(steps: Steps) -> None:
     half = steps.workspace / ".docker.cloning/.git/objects"
     half.mkdir(parents=True)
@@ -97,6 +100,7 @@ def test_a_clone_that_was_cut_off_keeps_nobody_from_the_next_run(steps: Steps) -
     assert not half.exists() and (steps.workspace / "docker/data.txt").exists()
 
 
+@pytest.mark.host
 @pytest.mark.parametrize("with_repository", [True, False])
 def test_run_directory_is_always_fresh(tmp_path: Path, upstream: str, with_repository: bool) -> None:
     steps = Steps(tmp_path / "checkout", upstream if with_repository else "")

@@ -48,6 +48,7 @@ def test_the_text_is_json_lines_of_words(made):
     assert sum(map(len, texts)) > 1_000_000 and {len(text.split()) for text in texts} == {80}
 
 
+@pytest.mark.host
 def test_the_same_seed_makes_the_same_text(made, tmp_path):
     make(tmp_path, "--text", "same")
     make(tmp_path, "--text", "other", "--seed", "1")
@@ -56,6 +57,7 @@ def test_the_same_seed_makes_the_same_text(made, tmp_path):
     assert not (tmp_path / "assets").exists()
 
 
+@pytest.mark.host
 def test_a_tiktoken_file_counts_as_many_tokens_as_the_model_is_to_have(tmp_path):
     """torchtitan before 0.2 sizes the model by it, and adds 256 special tokens of its own."""
     make(tmp_path, "--tokenizer", "t", "--tiktoken", "128256")

@@ -194,7 +194,7 @@ def test_a_log_without_a_result_is_told_of(changes, fatal, word):
 def test_enough_steps_are_named_where_not_each_is_logged():
     machine = gpu_machine(8)
     (finding,) = Torchtitan().check(titan(machine, log_freq=10, steps=15, warmup_steps=10))
-    enough = int(finding.hint.removeprefix("--set steps="))
+    enough = int(finding.hint.removeprefix("--steps "))
     assert list(Torchtitan().check(titan(machine, log_freq=10, steps=enough, warmup_steps=10))) == []
 
 

@@ -131,6 +131,7 @@ def test_what_a_run_is_given_comes_from_its_configuration_and_its_length_from_th
         "epochs": "1",
         "log_freq": "1",
         "dtype": "fp32",
+        "precision": "FP32",
         "seq_len": "256",  # the tokenizer's, not the model's 2048
         "packed": "false",
     }

@@ -269,3 +269,32 @@ def test_check_does_not_wait_for_a_writer(perf: Path) -> None:
     with perf.open("rb") as writer:
         fcntl.flock(writer, fcntl.LOCK_EX)
         check_appendable(perf)
+
+
+def test_a_full_disk_is_told_with_where_to_look(perf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    append_rows(perf, [row(model="first")])
+    before = perf.read_bytes()
+
+    def full(*args: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched, pytest.raises(RecordError) as told:
+        patched.setattr("madlite.record.locked.os.open", full)
+        append_rows(perf, [row(model="second")])
+    assert told.value.message == f"no space for a row of {perf} (No space left on device); it is as it was"
+    assert told.value.hint == f"df -h {perf.parent}" and perf.read_bytes() == before
+
+
+def test_a_pipe_that_takes_the_files_place_meanwhile_is_not_written_to(
+    perf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.open
+
+    def replaced(path: Path, flags: int, mode: int = 0o777) -> int:
+        if Path(path) == perf:
+            os.mkfifo(perf)
+        return real(path, flags | os.O_NONBLOCK, mode)
+
+    with monkeypatch.context() as patched, pytest.raises(RecordError, match="no plain file"):
+        patched.setattr("madlite.record.locked.os.open", replaced)
+        append_rows(perf, [row(model="x")])

@@ -191,6 +191,7 @@ def test_strict_header_keeps_new_columns_out(perf: Path) -> None:
     assert records(new)[0] == list(STANDARD_COLUMNS)
 
 
+@pytest.mark.host
 @pytest.mark.parametrize("room", [0, 1, 40])
 def test_full_disk_leaves_the_file_as_it_was(perf: Path, room: int) -> None:
     append_rows(perf, [FULL])

@@ -173,6 +173,7 @@ def _add_several(workspace: Path, writer: int) -> None:
         add(workspace, f"w{writer}n{n}", **changes)
 
 
+@pytest.mark.host
 def test_processes_at_once_lose_nothing_and_mix_nothing(tmp_path: Path) -> None:
     processes = [FORK.Process(target=_add_several, args=(tmp_path, writer)) for writer in range(WRITERS)]
     for process in processes:
@@ -215,6 +216,7 @@ def _add_and_die(workspace: Path, at: int) -> None:
     add(workspace, "killed", csv=BLANK)
 
 
+@pytest.mark.host
 def test_a_kill_at_any_step_leaves_files_that_parse_and_loses_no_earlier_entry(tmp_path: Path) -> None:
     add(tmp_path, "before")
     killed = 0

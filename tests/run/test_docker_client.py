@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import socket
+import threading
 
 import docker
 import pytest
@@ -66,6 +67,33 @@ def test_permission_denied_is_told_with_the_cure(monkeypatch):
     monkeypatch.setattr(docker, "APIClient", refuse)
     words = problem(DOCKER_HOST="unix:///x.sock")
     assert "permission denied" in words and "usermod -aG docker" in words
+
+
+def test_an_engine_that_closes_the_connection_is_told_with_where_its_log_is(socket_path):
+    with socket.socket(socket.AF_UNIX) as closing:
+        closing.bind(socket_path)
+        closing.listen()
+
+        def close_at_once():
+            while True:
+                try:
+                    closing.accept()[0].close()
+                except OSError:
+                    return
+
+        threading.Thread(target=close_at_once, daemon=True).start()
+        words = problem(DOCKER_HOST=f"unix://{os.path.abspath(socket_path)}")
+        closing.shutdown(socket.SHUT_RDWR)
+    assert "the connection was closed" in words and "journalctl -u docker" in words
+
+
+def test_a_host_name_nobody_knows_is_told(monkeypatch):
+    def unknown(*args, **kwargs):
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    words = problem(DOCKER_HOST="tcp://no-such-host:2375")
+    assert "its host name is not known" in words and "docker context ls" in words
 
 
 def test_an_engine_that_hangs_is_given_up_soon(socket_path, monkeypatch):

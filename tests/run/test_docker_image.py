@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from types import SimpleNamespace
 
 import pytest
@@ -165,7 +166,9 @@ def test_the_command_that_builds_is_madengines(tmp_path):
 
 FAKE_DOCKER = """#!/bin/sh
 echo "argv: $*"
+echo
 echo "environment has it: ${HF_TOKEN:+yes}, $DOCKER_BUILDKIT"
+case "$* $NO_BASE" in *--pull*yes) echo "ERROR: failed to resolve source metadata for docker.io/x"; exit 1 ;; esac
 [ -z "$FAIL" ] || { echo "$FAIL"; exit 1; }
 """
 
@@ -181,10 +184,15 @@ def buildkit(tmp_path, monkeypatch):
     args = {"HF_TOKEN": Secret("hf_verysecret"), "ARCH": "gfx942"}
     image = Image(ref="ci-tiny", dockerfile=tmp_path / "Dockerfile", build_args=args)
 
-    def build(**environ: str) -> str:
+    def build(say=lambda line: None, **environ: str) -> str:
         lines: list[str] = []
-        build_with_buildkit(image, {"PATH": f"{tools}:/usr/bin:/bin", **environ}, lines.append)
-        return "\n".join(lines)
+
+        def take(line: str) -> None:
+            lines.append(line)
+            say(line)
+
+        note = build_with_buildkit(image, {"PATH": f"{tools}:/usr/bin:/bin", **environ}, take)
+        return "\n".join([*lines, note])
 
     return build
 
@@ -212,3 +220,21 @@ def test_a_machine_without_dockers_command_line_is_told(tmp_path):
     image = Image(ref="ci-tiny", dockerfile=tmp_path / "Dockerfile")
     with pytest.raises(RuntimeProblem, match="command line cannot be started"):
         build_with_buildkit(image, {"PATH": str(tmp_path)}, lambda line: None)
+
+
+def test_buildkit_takes_the_base_that_is_here_where_it_cannot_be_refreshed(buildkit):
+    said = buildkit(NO_BASE="yes")
+    assert "trying the image that is here" in said and said.count("argv: build") == 2
+    assert said.splitlines()[-1].startswith("the base image was not refreshed: ") and "docker.io/x" in said
+
+
+def test_an_interrupt_ends_docker_s_command_line(buildkit, monkeypatch):
+    ended = []
+    monkeypatch.setattr("madlite.run.docker_buildkit.kill_group", lambda leader, number: ended.append((leader, number)))
+
+    def interrupt(line: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        buildkit(interrupt)
+    assert [number for _, number in ended] == [signal.SIGTERM]

@@ -62,6 +62,34 @@ def changed(text: str, **environ: str) -> dict:
             [{"Driver": "", "Capabilities": [["gpu"]], "DeviceIDs": ["0", "2"]}],
         ),
         (
+            """--gpus 'count=2,driver=nvidia,"capabilities=compute,utility"'""",
+            "DeviceRequests",
+            [{"Driver": "nvidia", "Capabilities": [["gpu", "compute", "utility"]], "Count": 2}],
+        ),
+        (
+            "--gpus device=0,2",
+            "DeviceRequests",
+            [{"Driver": "", "Capabilities": [["gpu"]], "DeviceIDs": ["0", "2"]}],
+        ),
+        (
+            "--mount type=bind,src=/a,dst=/b,ro=false,bind-propagation=rslave",
+            "Mounts",
+            [
+                {
+                    "Type": "bind",
+                    "Source": "/a",
+                    "Target": "/b",
+                    "ReadOnly": False,
+                    "BindOptions": {"Propagation": "rslave"},
+                }
+            ],
+        ),
+        (
+            "--mount type=tmpfs,dst=/scratch,tmpfs-size=1g,tmpfs-mode=1770",
+            "Mounts",
+            [{"Type": "tmpfs", "Target": "/scratch", "TmpfsOptions": {"SizeBytes": GIB, "Mode": 0o1770}}],
+        ),
+        (
             "--mount type=bind,src=/a,dst=/b,readonly",
             "Mounts",
             [{"Type": "bind", "Source": "/a", "Target": "/b", "ReadOnly": True}],
@@ -153,6 +181,11 @@ def test_a_quoted_tilde_is_no_home_folder():
         ("-e 'A=1", "quotation"),
         ("--env-file /nonexistent/env", "/nonexistent/env"),
         ("--mount type=bind,colour=red,dst=/x", "colour"),
+        ("--mount type=bind,src=/a", "names no target"),
+        ("--mount type=tmpfs,dst=/x,tmpfs-mode=rwx", "rwx"),
+        ("--gpus many", "many"),
+        ("--mount 'type=bind\rsrc=/a'", "--mount"),
+        ("--security-opt seccomp=/nonexistent/profile.json", "/nonexistent/profile.json cannot be read"),
     ],
 )
 def test_what_cannot_be_read_is_named_with_where_it_stands(text, words):
@@ -172,3 +205,13 @@ def test_an_env_file_that_is_no_text_is_told(tmp_path):
     (tmp_path / "env").write_bytes(b"A=\xff\n")
     with pytest.raises(UsageProblem, match="no UTF-8 text"):
         changed(f"--env-file {tmp_path}/env")
+
+
+def test_a_seccomp_profile_is_sent_by_its_content(tmp_path):
+    profile = tmp_path / "profile.json"
+    profile.write_text('{\n  "defaultAction": "SCMP_ACT_ALLOW"\n}\n')
+    sent = changed(f"--security-opt seccomp={profile}")["HostConfig"]["SecurityOpt"]
+    assert sent == ['seccomp={"defaultAction": "SCMP_ACT_ALLOW"}']
+    profile.write_bytes(b"\xff{")
+    with pytest.raises(UsageProblem, match="profile.json is no JSON"):
+        changed(f"--security-opt seccomp={profile}")

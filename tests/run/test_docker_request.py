@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from madlite.errors import UsageProblem
 from madlite.run.docker_request import secrets_asked, sent, shown
 from madlite.types import EngineOptions, Image, Machine, Mount, Place, Secret
 from tests.factories import make_plan
@@ -168,3 +169,9 @@ def test_nothing_ordinary_of_the_options_is_a_secret(tmp_path, options):
     (tmp_path / "env").write_text("NAME=plain\n")
     plan = make_plan(tmp_path, engine_options=EngineOptions(extra=options.replace("{folder}", str(tmp_path))))
     assert [found.reveal() for found in secrets_asked(plan, {"NOTHING": ""})] == []
+
+
+def test_a_plan_without_an_image_is_refused(tmp_path):
+    with pytest.raises(UsageProblem, match="card 'tiny' names no image to run in") as problem:
+        sent(make_plan(tmp_path, image=None), {})
+    assert problem.value.hint == "--image REF names one"

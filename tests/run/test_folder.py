@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import closing
 from datetime import datetime, timezone
 
 import msgspec
 import pytest
 
 from madlite.errors import UsageProblem
-from madlite.run.folder import CLEANED, RECORD, RunFolder, is_alive, new_run_id, unfinished
+from madlite.record.intent import has_none, read_intent
+from madlite.run.folder import CLEANED, LOCK, NOTE_BYTES, RECORD, RunFolder, is_alive, new_run_id, unfinished
 from madlite.types import Secret
 from tests.plan.conftest import given  # noqa: F401 - a fixture
 
@@ -95,3 +97,42 @@ def test_the_plan_is_written_without_secrets(plan):
     assert "hush" not in text
     written = msgspec.json.decode(text)
     assert written["args"] == "--t ***" and written["timeout_s"] == 7200 and written["env"]["OTHER"] == "x ***"
+
+
+@pytest.mark.parametrize("name", ["record.json", "rows.json", "handle"])
+def test_a_link_that_was_laid_in_the_way_is_replaced_and_a_folder_is_told(plan, tmp_path, name):
+    outside = tmp_path / "outside"
+    outside.write_text("as it was")
+    with closing(RunFolder.create(plan, [])) as folder:
+        for target in (outside, tmp_path / "dangling", "loop", "/etc"):
+            (plan.folder / name).unlink(missing_ok=True)
+            (plan.folder / name).symlink_to(name if target == "loop" else target)
+            assert folder.put(name, "{}") == ""
+            assert not (plan.folder / name).is_symlink() and (plan.folder / name).read_text() == "{}"
+        (plan.folder / name).unlink()
+        (plan.folder / name).mkdir()
+        assert folder.put(name, "{}") == f"{name} could not be written: Is a directory"
+        (plan.folder / "hang").symlink_to(tmp_path)
+        assert "hang/a.txt could not be written: a link is in the place of hang" in folder.put("hang/a.txt", "x")
+    assert outside.read_text() == "as it was" and not (tmp_path / "dangling").exists()
+    assert not (tmp_path / "a.txt").exists()
+
+
+def test_a_record_that_is_a_link_or_a_folder_is_no_end(plan):
+    RunFolder.create(plan, []).close()
+    (plan.folder / RECORD).symlink_to("/etc/passwd")
+    (plan.folder / CLEANED).mkdir()
+    assert unfinished(plan.workspace) == (plan.folder,)
+
+
+def test_the_room_for_a_note_is_taken_at_the_start(plan, monkeypatch):
+    with closing(RunFolder.create(plan, [])) as folder:
+        lock = plan.folder / LOCK
+        assert lock.read_bytes() == b" " * NOTE_BYTES and has_none(plan.folder)
+        real = os.pwrite
+        monkeypatch.setattr(os, "pwrite", lambda fd, data, at: real(fd, data[:NOTE_BYTES], at))  # there is no more
+        assert folder.note(b'{"path": "perf.csv", "cells": []}') == "" and not has_none(plan.folder)
+        assert read_intent(plan.folder).path == "perf.csv"
+        assert folder.note(b"") == "" and has_none(plan.folder)
+        assert "No space left" in folder.note(b"x" * (NOTE_BYTES + 1))
+        assert not has_none(plan.folder) and read_intent(plan.folder) is None, "more could be told than it took"

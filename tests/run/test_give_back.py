@@ -56,3 +56,11 @@ def test_what_root_wrote_becomes_the_callers(owner_of_new):
 def test_where_root_inside_is_somebody_else_outside_nothing_is_changed(owner_of_new, monkeypatch):
     monkeypatch.setattr(docker_give_back, "_users_here", lambda: "0 1000 1")
     assert owner_of_new() == (0, "")
+
+
+def test_files_that_find_cannot_look_at_are_a_warning_with_its_words(tmp_path, caplog):
+    box = Container(
+        id="c", image="i", workspace=tmp_path, inside=str(tmp_path), folder=tmp_path / "r", give_back=(0, 0)
+    )
+    give_back(Here(), box)  # there is no stamp to compare with
+    assert "some files of the run may still belong to root: " in caplog.text and STAMP in caplog.text

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -16,6 +17,7 @@ import pytest
 
 from madlite.errors import RuntimeProblem
 from madlite.run import host_session
+from madlite.run.folder import RunFolder
 from madlite.run.host_processes import marked_processes
 from madlite.run.host_runtime import HostRuntime
 from madlite.run.turn import STOPPED
@@ -28,7 +30,12 @@ pytestmark = pytest.mark.host
 
 @pytest.fixture
 def plan(tmp_path):
-    return make_plan(tmp_path, place=Place(engine="none"), inside=str(tmp_path), stop_grace_s=0.5)
+    """Make a plan whose processes nobody else takes for their own run's, or for those of a dead one."""
+    run_id = f"{tmp_path.name}-{os.getpid()}"
+    plan = make_plan(tmp_path, id=run_id, place=Place(engine="none"), inside=str(tmp_path), stop_grace_s=0.5)
+    plan.folder.rmdir()
+    with closing(RunFolder.create(plan, [])):
+        yield plan
 
 
 @pytest.fixture
@@ -142,7 +149,9 @@ def test_a_child_that_writes_for_ever_does_not_hold_the_run(plan, runtime, monke
         assert session.run(bash("while :; do echo x; sleep 0.01; done & exit 0"), Output()).duration_s < 60
 
 
-def test_what_a_child_still_writes_after_the_process_ended_is_kept(plan, runtime):
+def test_what_a_child_still_writes_after_the_process_ended_is_kept(plan, runtime, monkeypatch):
+    monkeypatch.setattr(host_session, "DRAIN_QUIET_S", 30.0)  # a busy machine may be late
+    monkeypatch.setattr(host_session, "DRAIN_LIMIT_S", 30.0)
     output = Output()
     with runtime.open(plan) as session:
         session.run(bash("(sleep 0.3; echo late) & echo early"), output)
@@ -180,7 +189,7 @@ def test_a_run_left_by_a_killed_madlite_is_ended_by_its_handle(plan, runtime):
 
 
 def test_kept_alive_processes_stay(tmp_path, runtime):
-    plan = make_plan(tmp_path, inside=str(tmp_path), keep_alive=True)
+    plan = make_plan(tmp_path, id=f"kept-{os.getpid()}", inside=str(tmp_path), keep_alive=True)
     with runtime.open(plan) as session:
         session.run(bash("sleep 300 > /dev/null 2>&1 &"), Output())
     left = marked_processes(plan.id)
@@ -250,3 +259,24 @@ def test_what_no_process_can_be_given_is_told_in_one_sentence(tmp_path, runtime,
     assert told.value.cause is Cause.PREPARE
     assert told.value.message.startswith("the run action cannot be started: ") and said in told.value.message
     assert "hush" not in told.value.message
+
+
+def test_a_process_that_closed_its_output_is_waited_for(plan, runtime):
+    with runtime.open(plan) as session:
+        ended = session.run(bash("exec >&- 2>&-; sleep 1; exit 5"), Output())
+    assert ended.code == 5
+
+
+def test_a_process_that_no_signal_ends_is_given_up(plan, runtime, monkeypatch):
+    """As one that waits for a dead GPU: the run ends all the same, and is told as killed."""
+    ended = []
+    monkeypatch.setattr(host_session, "end_processes", lambda find, *args: ended.extend(find()))
+    monkeypatch.setattr(host_session, "RETURN_LIMIT_S", 0.1)
+    output = Output()
+    with runtime.open(plan) as session:
+        stopper = stop_once_it_said(session, output, b"ready", grace_s=0.0)
+        code = session.run(bash("trap '' INT; echo ready; exec sleep 300"), output).code
+        stopper.join()
+        for process in ended:
+            process.kill()
+    assert code == -signal.SIGKILL and ended

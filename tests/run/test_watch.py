@@ -37,6 +37,23 @@ def test_the_clock_ends_a_run():
     assert watch.reason.cause is Cause.TIMEOUT and session.stops == [5.0]
 
 
+def test_time_off_the_clock_does_not_count_against_the_limit():
+    watch, session = Watch(0.05, 5.0), FakeSession()
+    with watch.guard(session):
+        with watch.off_the_clock():
+            assert not session.over.wait(0.15), "it is over long ago, but for the time that does not count"
+        assert session.over.wait(10)
+    assert watch.reason.cause is Cause.TIMEOUT and watch.reason.text == "timed out after 0.05 s"
+
+
+def test_off_the_clock_a_run_without_a_limit_has_none_and_a_signal_is_heard():
+    watch, session = Watch(None, 5.0), FakeSession()
+    with watch.guard(session), watch.off_the_clock():
+        watch.request(Reason(cause=Cause.INTERRUPTED, text="first"))
+        assert session.over.wait(10)
+    assert session.stops == [5.0]
+
+
 def test_a_run_that_ends_by_itself_is_not_stopped():
     watch, session = Watch(None, 5.0), FakeSession()
     with watch.guard(session):

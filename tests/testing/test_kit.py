@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
+import types
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from madlite import (
+    FailureRule,
     MadMetric,
     PatternReader,
     ResultRule,
     Summary,
+    UsageProblem,
+    hookimpl,
 )
 from madlite.plugins import load_plugins
 from madlite.resources import template_root
@@ -20,6 +26,8 @@ from madlite.testing.checks import OF_PLANS
 from madlite.testing.scripts import find_shellcheck
 from madlite.testing.subject import Subject
 from tests.testing.good import CARD, CONFIG, HEAD, LOG, PAGE, SCRIPT, TWO, Good, broken, check, write_files
+
+pytestmark = pytest.mark.host  # whole checks of backends
 
 
 @pytest.mark.host
@@ -35,6 +43,22 @@ def test_a_missing_shellcheck_is_told_and_bash_is_asked_all_the_same(place, monk
     assert "bash: " in broken_script.what
     assert "no shellcheck" in missing.what and "pip install 'madlite[testing]'" in missing.mend
     assert find_shellcheck() is not None, "this machine has one"
+
+
+def test_a_missing_bash_is_told_and_nothing_raises(place, monkeypatch):
+    monkeypatch.setenv("PATH", str(place))
+    (flaw,) = check(Good(), place, "scripts")
+    assert "there is no bash" in flaw.what and "install bash" in flaw.mend
+    assert [flaw.check for flaw in check(Good(), place, "quoting")] == ["quoting"]
+
+
+def test_a_shellcheck_that_fails_is_told_with_its_words(place, monkeypatch):
+    tool = place / "shellcheck"
+    tool.write_text("#!/bin/sh\necho cannot allocate >&2; exit 3\n")
+    tool.chmod(0o755)
+    monkeypatch.setattr("madlite.testing.scripts.find_shellcheck", lambda: str(tool))
+    (flaw,) = check(Good(), place, "scripts")
+    assert flaw.what == "shellcheck failed: cannot allocate"
 
 
 def test_an_installed_backend_has_an_entry_point_and_a_name_of_its_own(place):
@@ -231,3 +255,41 @@ def test_an_installed_backend_s_templates_are_those_that_a_run_finds():
     torchtitan, plugin = load_plugins().backends()["torchtitan"]
     beside = (plugin.folder / "templates", plugin.folder)
     assert Subject(torchtitan).search == (*beside, template_root(None))
+
+
+def test_variables_that_a_check_sets_for_a_while_are_the_caller_s_again(place, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_own")
+    assert check(Good(), place, "secrets") == []
+    assert os.environ["HF_TOKEN"] == "hf_own"
+
+
+def test_a_refusal_that_tells_a_secret_is_a_flaw(place):
+    def refuses(self, request, machine):
+        if token := os.environ.get("HF_TOKEN"):
+            raise UsageProblem(f"{token} is no token")
+        return Good.expand(self, request, machine)
+
+    (flaw, *_) = check(broken(expand=refuses), place, "secrets")
+    assert "refusal of" in flaw.where and flaw.what == "it holds the value of $HF_TOKEN"
+
+
+def test_in_another_thread_than_the_first_everything_is_checked_without_a_limit(place):
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(check, Good(), place, "members", "rendering").result() == []
+
+
+def test_a_rule_that_explains_nothing_is_said(place):
+    made = types.ModuleType("made")
+    made.madlite_backends = hookimpl(lambda: [Good()])
+    made.madlite_failure_rules = hookimpl(
+        lambda: [
+            FailureRule(pattern="a+", cause="x", example="aa"),
+            FailureRule(pattern="b", cause="x", example="a"),
+            FailureRule(pattern="c(", cause="x"),
+            "nonsense",
+        ]
+    )
+    subject = Subject(Good(), [CARD], installed=False, templates=[place / "templates"])
+    subject.plugins.register("made", made, "made", "1")
+    said = [flaw.what for flaw in run_check("failures", subject)]
+    assert [text.partition(":")[0] for text in said] == ["key 'example'", "key 'pattern'", "it is no FailureRule"]

@@ -34,6 +34,8 @@ LINES = [
     ("a <<E\n$(/c) > d\nE\ne", "a 202<<<x <<E\n$(kit_run /c) > d\nE\ne"),
     ("a <<-E <<F\n\tb\n\tE\nc\nF\n/d", None),
     ("a `/b > c`", 'a `kit_run /b  203<<<"$( (kit_target c) >&2)" `'),
+    ("a `b \\`c > d\\``", "a `b \\`c > d\\``"),
+    ("echo $((a[$i] + $(/b > c)))", 'echo $((a[$i] + $(kit_run /b  203<<<"$( (kit_target c) >&2)" )))'),
     ("{ a; } &> b &", '{ a; }  203<<<"$( (kit_target b) >&2)"  &'),
 ]
 
@@ -55,3 +57,7 @@ def test_a_script_that_is_cut_anywhere_is_read_to_its_end(end):
     text = 'a "b $(c \'${d}\' `e`)" ${f:-"g"} >h <<I\n$(j)\nI\ncase k in l) m ;; esac; n=(o "p"); [[ q ]]; (( 1 )); '
     text += "function r { s; }; t <(u) &>v; w $'x\\'y' {z}>1 \\"
     tame(text[:end])
+
+
+def test_an_expression_without_an_end_is_taken_to_the_script_s():
+    assert tame("echo $((1 + (2 > $a").text == "echo $((1 + (2 > $a"

@@ -3,22 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
-from madlite import Backend, FailureRule, hookimpl
+from madlite import Backend, FailureRule, hookimpl, read_failure_rules
 from madlite_plugins.dlrm.backend import Dlrm
-
-_RULES = (
-    FailureRule(
-        pattern=r"madlite: \S+ has no launch_training_single_node\.sh",
-        cause="missing_file",
-        hint="run in the release's image (docker), or name a copy: --set env.DLRM_BENCHMARK_ROOT=FOLDER",
-    ),
-    FailureRule(
-        pattern=r"No module named '?(?:torchrec|fbgemm_gpu|torchmetrics|mlperf_logging|pyre_extensions)\b",
-        cause="missing_package",
-        hint="the benchmark needs torchrec, fbgemm_gpu and MLPerf's logging: run it in its image",
-    ),
-)
 
 
 @hookimpl
@@ -30,4 +18,4 @@ def madlite_backends() -> Iterable[Backend]:
 @hookimpl
 def madlite_failure_rules() -> Iterable[FailureRule]:
     """Explain what is missing outside the image."""
-    return _RULES
+    return read_failure_rules(Path(__file__).with_name("failures.toml"))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
-from madlite import Backend, FailureRule, Reference, hookimpl
+from madlite import Backend, FailureRule, Reference, hookimpl, read_failure_rules
 from madlite_plugins.flux.backend import Flux
-from madlite_plugins.flux.failures import RULES
 
 _README = "README of FluxBenchmark, 8 GPUs"
 
@@ -20,7 +20,7 @@ def madlite_backends() -> Iterable[Backend]:
 @hookimpl
 def madlite_failure_rules() -> Iterable[FailureRule]:
     """Explain what the benchmark lacks outside its image, and what its launcher refuses."""
-    return RULES
+    return read_failure_rules(Path(__file__).with_name("failures.toml"))
 
 
 @hookimpl

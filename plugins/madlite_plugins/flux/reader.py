@@ -33,6 +33,7 @@ _COMMAND = re.compile(r"Executing command for run (\d{1,9}): (?:\S+ )?(?:acceler
 _ASKED = {"num_iterations": "steps", "train_batch_size": "micro_batch"}
 _ARGUMENT = re.compile(r"--(num_iterations|train_batch_size)[ =](\d{1,12})(?!\S)")
 _PROCESSES = re.compile(r"\s{2,8}num_processes: (\d{1,6})\s*$")
+_MIXED = re.compile(r"\s{2,8}mixed_precision: [\"']?(bf16|fp16|no)\b[\"']?\s*$")
 _DONE = re.compile(r"Run \d{1,9} completed successfully!")
 # hydra has a format of its own for what its program logs: [2026-11-21 00:26:03,018][root][ERROR] - Run 1 failed …
 _FAILED = re.compile(r"ERROR\]? - Run \d{1,9} failed with return code (-?\d{1,9})\b")
@@ -55,7 +56,7 @@ class FluxReader:
         """Return the step of a line, or what the launcher says of a run."""
         if " - Step " in line.text:
             return [event for found in _STEP.finditer(line.text) for event in self._step(found, line)]
-        if "un " in line.text or "num_processes" in line.text:
+        if "un " in line.text or "num_processes" in line.text or "mixed_precision" in line.text:
             return self._launcher(line.text)
         return ()
 
@@ -107,8 +108,8 @@ class FluxReader:
             asked = {_ASKED[name]: value for name, value in _ARGUMENT.findall(found[2])}
             if asked:
                 yield EffectiveConfig(values=asked)
-        elif found := _PROCESSES.fullmatch(text):
-            yield EffectiveConfig(values={"world_size": found[1]})
+        elif values := _told(text):
+            yield EffectiveConfig(values=values)
         elif found := _DONE.search(text):
             yield Ended(marker=found[0])
         elif found := _FAILED.search(text):
@@ -122,6 +123,15 @@ def recognise(head: Sequence[str]) -> float:
     if any((found := _STEP.search(text)) and "'fps" in found[2] for text in head):
         return 0.9
     return 0.7 if any((found := _COMMAND.search(text)) and " train.py" in found[2] for text in head) else 0.0
+
+
+def _told(text: str) -> dict[str, str]:
+    """Return what a line of the launcher's configuration says of ranks and precision."""
+    if found := _PROCESSES.fullmatch(text):
+        return {"world_size": found[1]}
+    if found := _MIXED.fullmatch(text):
+        return {"precision": "FP32" if found[1] == "no" else found[1].upper()}
+    return {}
 
 
 def _joined(parts: Sequence[Step]) -> dict[Quantity, float]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
-from madlite import Backend, FailureRule, hookimpl
+from madlite import Backend, FailureRule, hookimpl, read_failure_rules
 from madlite_plugins.hf.backend import HuggingFace
-from madlite_plugins.hf.failures import RULES
 
 
 @hookimpl
@@ -18,4 +18,4 @@ def madlite_backends() -> Iterable[Backend]:
 @hookimpl
 def madlite_failure_rules() -> Iterable[FailureRule]:
     """Explain the failures that come from this stack's packages, weights and data."""
-    return RULES
+    return read_failure_rules(Path(__file__).with_name("failures.toml"))

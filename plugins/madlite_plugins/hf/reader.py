@@ -16,6 +16,7 @@ from pathlib import Path
 
 from madlite import NUMBER, EffectiveConfig, Ended, Event, Line, Phase, Quantity, Step, Summary, number
 from madlite_plugins.hf import train_llama
+from madlite_plugins.hf.rules import END_MARK
 from madlite_plugins.hf.state import QUANTITIES, read_state
 from madlite_plugins.hf.step_numbers import Process, Sizes
 from madlite_plugins.micro_steps import ACCUMULATION
@@ -127,7 +128,7 @@ class HuggingFaceReader:
         self._own_ended = self._own is not None
         self._finals.update(values)
         yield Summary(values=values)
-        yield Ended(marker="train_runtime")
+        yield Ended(marker=END_MARK)
 
     def _remarks(self, text: str) -> Iterator[Event]:
         """Yield a final figure of `log_metrics`, where it has more digits, or a size told before the training."""

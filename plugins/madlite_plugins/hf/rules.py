@@ -6,6 +6,7 @@ from madlite import MadMetric, Quantity, ResultRule
 from madlite_plugins.hf.modes import PRETRAIN
 from madlite_plugins.micro_steps import AVERAGE_SPEED, AVERAGE_TFLOPS
 
+END_MARK = "train_runtime"  # of the Trainer's figures
 _SAMPLES = MadMetric(metric="train_samples_per_s", rule="summary", key="train_samples_per_second")
 # of MAD's train_llama.py, which averages the second half of its steps
 _AVERAGES = (
@@ -19,7 +20,7 @@ _SECOND_HALF = MadMetric(
 
 def own_rule(mode: str) -> ResultRule:
     """Return the rule of our own script: MAD's figure of a mode, by MAD's rule."""
-    return _rule((_SECOND_HALF,) if mode == PRETRAIN else (_SAMPLES,))
+    return _rule((_SECOND_HALF,) if mode == PRETRAIN else (_SAMPLES,), end_mark=END_MARK)
 
 
 def train_llama_rule() -> ResultRule:
@@ -32,11 +33,12 @@ def foreign_rule() -> ResultRule:
     return _rule((_SAMPLES, *_AVERAGES), loss_expected=False)
 
 
-def _rule(mad: tuple[MadMetric, ...], loss_expected: bool = True) -> ResultRule:
+def _rule(mad: tuple[MadMetric, ...], loss_expected: bool = True, end_mark: str = "") -> ResultRule:
     return ResultRule(
         kind="steps",
         headline=Quantity.TOKENS_PER_S_PER_GPU,
         headline_metric="tokens_per_s_per_gpu",
         mad=mad,
         loss_expected=loss_expected,
+        end_mark=end_mark,
     )

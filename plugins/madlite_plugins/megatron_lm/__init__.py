@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
-from madlite import Backend, FailureRule, hookimpl
+from madlite import Backend, FailureRule, hookimpl, read_failure_rules
 from madlite_plugins.megatron_lm.backend import MegatronLM
-from madlite_plugins.megatron_lm.failures import RULES
 
 
 @hookimpl
@@ -18,4 +18,4 @@ def madlite_backends() -> Iterable[Backend]:
 @hookimpl
 def madlite_failure_rules() -> Iterable[FailureRule]:
     """Explain the failures that the fork's scripts and Megatron word themselves."""
-    return RULES
+    return read_failure_rules(Path(__file__).with_name("failures.toml"))

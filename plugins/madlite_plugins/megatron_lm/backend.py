@@ -23,7 +23,7 @@ from madlite_plugins.megatron_lm.book import BOOK
 from madlite_plugins.megatron_lm.checks import findings
 from madlite_plugins.megatron_lm.data import needed
 from madlite_plugins.megatron_lm.inputs import input_findings
-from madlite_plugins.megatron_lm.reader import MegatronReader, recognise
+from madlite_plugins.megatron_lm.reader import END_MARK, MegatronReader, recognise
 from madlite_plugins.megatron_lm.scripts import parse_variables, read_scripts, variables_of
 
 # settings that are no variable of a script
@@ -58,6 +58,7 @@ class MegatronLM(RecipeBackend):
                 MadMetric(metric="tok_per_s_per_gpu", rule="summary", key="tokens/GPU/s"),
                 MadMetric(metric="TFLOPS_per_gpu", rule="summary", key="throughput per GPU"),
             ),
+            end_mark=END_MARK,
         )
 
     def expand(self, request: Request, machine: Machine) -> Sequence[Draft]:

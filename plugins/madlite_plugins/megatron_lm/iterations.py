@@ -76,7 +76,7 @@ def read_iterations(text: str) -> Iterator[Iteration]:
             of=int(start[2]),
             start=start.start(),
             values=values,
-            global_batch=_count(fields.get("global batch size")),
+            global_batch=_size(fields.get("global batch size")),
             seq_len=_count(fields.get("seq_length")),
             of_images=bool(other),
         )
@@ -119,6 +119,11 @@ def _lost(fields: Mapping[str, str], rest: str, *, has_loss: bool) -> bool:
 def _is_word(text: str | None) -> bool:
     """Say whether this stands where a number should; of several words some are another process's."""
     return text is not None and len(text.split()) < 2
+
+
+def _size(text: str | None) -> int | None:
+    """Return a number that stands alone: what another process wrote into may have lost digits."""
+    return _count(text) if text and text.strip().isdecimal() else None
 
 
 def _count(text: str | None) -> int | None:

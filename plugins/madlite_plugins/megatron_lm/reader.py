@@ -25,8 +25,19 @@ ARGUMENTS = {
     "world_size": "world_size",
     "lr_warmup_iters": "warmup_steps",
     "log_interval": "log_interval",
+    "tensor_model_parallel_size": "tp",
+    "pipeline_model_parallel_size": "pp",
+    "context_parallel_size": "cp",
+    "expert_model_parallel_size": "ep",
 }
-_ARGUMENT = re.compile(rf"\b({'|'.join(ARGUMENTS)}) \.{{2,}} (\d{{1,12}})\s*$")
+RAMP_UP = "rampup_batch_size"
+"""The argument by which the global batch grows from iteration to iteration."""
+FORMATS = ("fp4", "fp8", "bf16", "fp16")
+"""Arguments that say in which numbers the model computes, those of the fewest bits first."""
+_ARGUMENT = re.compile(rf"(?:^|[\s\]])({'|'.join(ARGUMENTS)}) \.{{2,}} (\d{{1,12}})\s*$")
+_FORMAT = re.compile(rf"(?:^|[\s\]])({'|'.join(FORMATS)}) \.{{2,}} (\w{{1,40}})\s*$")
+_RAMP_UP = re.compile(rf"(?:^|[\s\]]){RAMP_UP} \.{{2,}} (?!None\s*$)\S")
+_OFF = ("none", "false", "null", "no")
 _SUMMARY = re.compile(
     rf"(throughput per GPU|tokens/GPU/s|elapsed time per iteration|mem usages): ({NUMBER})\s*$"  # as they are printed
 )
@@ -56,10 +67,13 @@ class MegatronReader:
         self._seq_len = (variant.seq_len if variant else None) or 0
         self._world = plan.place.nodes * max(1, plan.place.gpus_per_node) if plan else 0
         self._facts: dict[str, str] = {}
+        self._formats: dict[str, str] = {}
         self._memory: dict[Quantity, float] = {}  # told since the last iteration, of the fullest device
         self._ahead: Step | None = None  # with the FLOPs of an iteration that is not printed yet
         self._started = False
         self._spans = Spans()
+        self._batch = ""  # the global batch that was said last
+        self._ramps_up = plan is not None and RAMP_UP in plan.run_args.replace("-", "_").lower()
 
     def feed(self, line: Line) -> Iterable[Event]:
         """Return the events of one line; the order of the tests is what makes long logs quick."""
@@ -85,6 +99,11 @@ class MegatronReader:
         self._seq_len = int(facts.get("seq_len", self._seq_len))
         self._world = int(facts.get("world_size", self._world))
         self._spans.interval = int(facts.get("log_interval", self._spans.interval))
+        self._batch = facts.get("global_batch", self._batch)
+
+    def ramp_up(self) -> None:
+        """Take that the global batch grows: what lines say of it is no difference."""
+        self._ramps_up = True
 
     def _read_bars(self, line: Line) -> Iterator[Event]:
         for one in read_iterations(line.text):
@@ -106,8 +125,13 @@ class MegatronReader:
         return Step(n=one.n, values=values, rank=rank, t_s=line.t_s, span=self._spans.of(one.n, rank))
 
     def _say_facts(self, one: Iteration) -> Iterator[Event]:
-        """Yield the arguments once all were read, so that none is of a line that was cut off."""
+        """Yield the arguments once all were read, so that none is of a line that was cut off.
+
+        Iterations say their global batch themselves.
+        """
         facts = {"steps": str(one.of), **self._facts} if self._facts or not self._started else {}
+        if one.global_batch and not self._ramps_up and str(one.global_batch) != self._batch:
+            facts["global_batch"] = self._batch = str(one.global_batch)
         if facts:
             yield EffectiveConfig(values=facts)
             self._facts = {}
@@ -137,6 +161,11 @@ class MegatronReader:
             fact = {ARGUMENTS[found[1]]: found[2]}
             self._facts.update(fact)
             self.learn(fact)
+        elif name in FORMATS and (found := _FORMAT.search(text)):
+            self._formats[name] = found[2]
+            self._facts.update(precision_of(self._formats))
+        elif name == RAMP_UP and _RAMP_UP.search(text):
+            self.ramp_up()
         return ()
 
     def _read_utilisation(self, line: Line) -> Iterator[Event]:
@@ -148,6 +177,12 @@ class MegatronReader:
         self._ahead = Step(n=before.n + 1 if before else 1, values=values, rank=line.rank, t_s=line.t_s)
         if before and not self._started:
             yield from (before, self._ahead) if before.n == 1 else (self._ahead,)
+
+
+def precision_of(formats: Mapping[str, str]) -> dict[str, str]:
+    """Return the precision that the arguments of FORMATS come to; nothing before it is sure."""
+    chosen = next((name for name in FORMATS if formats.get(name, "none").lower() not in _OFF), "fp32")
+    return {"precision": chosen.upper()} if {"bf16", "fp16"} <= formats.keys() or chosen in ("fp4", "fp8") else {}
 
 
 def recognise(head: Sequence[str]) -> float:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from madlite import Backend, FailureRule, TreeCards, hookimpl
+from madlite import Backend, FailureRule, TreeCards, hookimpl, read_failure_rules
 from madlite_plugins.primus.backend import Primus
-from madlite_plugins.primus.failures import RULES
 from madlite_plugins.primus.tree import cards_of_tree, is_primus_tree
 
 
@@ -29,4 +28,4 @@ def madlite_cards(trees: Sequence[Path]) -> Iterator[Mapping[str, object] | Path
 @hookimpl
 def madlite_failure_rules() -> Iterable[FailureRule]:
     """Explain the failures that Primus words itself."""
-    return RULES
+    return read_failure_rules(Path(__file__).with_name("failures.toml"))

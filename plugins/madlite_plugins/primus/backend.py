@@ -24,7 +24,7 @@ from madlite_plugins.nodes import TorchrunBackend, loss_node
 from madlite_plugins.primus import reader as log
 from madlite_plugins.primus.checks import findings
 from madlite_plugins.primus.precision import is_mislabelled, split_words, trained_precision
-from madlite_plugins.primus.rules import FRAMEWORKS, foreign_rule, result_rule
+from madlite_plugins.primus.rules import FRAMEWORKS, attention_of, foreign_rule, result_rule
 from madlite_plugins.primus.tree import TREE
 from madlite_plugins.tokenizers import REPOSITORY, TOKENIZER_FILES
 from madlite_plugins.torchtitan.backend import C4_PART
@@ -135,7 +135,10 @@ def _fitted(draft: Draft, request: Request) -> Draft:
     card, of_tree = _card_values(request), _is_of_tree(request)
     values: dict[str, object] = {**draft.settings, **card, **request.settings}
     framework = str(values["framework"])
-    draft = replace(draft, result_rule=result_rule(framework, bool(draft.settings["averages"]), of_tree))
+    variant = draft.variant or Variant(model="")
+    rule = result_rule(framework, bool(draft.settings["averages"]), of_tree)
+    rule = replace(rule, attention=attention_of(framework, variant.model, variant.release))
+    draft = replace(draft, result_rule=rule)
     if draft.variant is None or not of_tree:
         return draft
     variant = replace(draft.variant, mode=str(card.get("mode", draft.variant.mode)))

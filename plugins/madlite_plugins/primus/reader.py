@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from madlite import EffectiveConfig, Ended, Event, Line, Reader, RunPlan, Step
-from madlite_plugins.megatron_lm.reader import ARGUMENTS, MegatronReader
+from madlite_plugins.megatron_lm.reader import ARGUMENTS, FORMATS, RAMP_UP, MegatronReader, precision_of
 from madlite_plugins.torchtitan.reader import TorchtitanReader
 
 _OPTIONS = {
@@ -21,8 +21,14 @@ _OPTIONS = {
     "training.local_batch_size": "micro_batch",
     "training.global_batch_size": "global_batch",
     "lr_scheduler.warmup_steps": "warmup_steps",
+    "parallelism.tensor_parallel_degree": "tp",
+    "parallelism.pipeline_parallel_degree": "pp",
+    "parallelism.context_parallel_degree": "cp",
+    "parallelism.expert_parallel_degree": "ep",
 }
 _OPTION = re.compile(rf"\s({'|'.join(map(re.escape, _OPTIONS))})\s+: (\d{{1,12}}) \(int\)")
+_FORMAT = re.compile(rf"\s({'|'.join(FORMATS)})\s+: (\w{{1,40}}) \((?:bool|str|NoneType)\)")
+_RAMP_UP = re.compile(rf"\s{RAMP_UP}\s+: (?!None )\S.* \(\w+\)")
 _WORLD = re.compile(r"\[Primus:Env\] rank=\d+, world_size=(\d{1,9}),")
 _END = re.compile(
     r"\b(?:(?:torchrun|primus launcher) "
@@ -48,6 +54,7 @@ class PrimusReader:
         self._readers: tuple[Reader, ...] = (self._megatron, TorchtitanReader())
         self._known: Reader | None = None
         self._said: dict[str, str] = {}
+        self._formats: dict[str, str] = {}
 
     def feed(self, line: Line) -> Iterable[Event]:
         """Return the events of one line."""
@@ -56,7 +63,7 @@ class PrimusReader:
             return (Ended(marker=found[0].strip(), code=int(found["code"] or -int(found["signal"] or 0))),)
         if not self._known:
             return self._look(line)
-        if " (int)" in text or "Primus:Env" in text:  # of a training that was started again
+        if " (" in text or "Primus:Env" in text:  # perhaps facts of a training that was started again
             return (*self._read_facts(text), *self._known.feed(line))
         return self._known.feed(line)
 
@@ -78,10 +85,15 @@ class PrimusReader:
 
     def _read_facts(self, text: str) -> Iterator[Event]:
         fact: dict[str, str] = {}
+        if RAMP_UP in text and _RAMP_UP.search(text):
+            self._megatron.ramp_up()
         if " (int)" in text and (found := _OPTION.search(text)):
             fact = {_OPTIONS[found[1]]: found[2]}
         elif "Primus:Env" in text and (found := _WORLD.search(text)):
             fact = {"world_size": found[1]}
+        elif (" (bool)" in text or " (str)" in text or " (NoneType)" in text) and (found := _FORMAT.search(text)):
+            self._formats[found[1]] = found[2]
+            fact = precision_of(self._formats)
         if fact.items() - self._said.items():
             self._said.update(fact)
             self._megatron.learn(fact)

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from madlite import MadMetric, Quantity, ResultRule
+from madlite_plugins.megatron_lm import reader as of_megatron
+from madlite_plugins.torchtitan import reader as of_torchtitan
 
 FRAMEWORKS = ("torchtitan", "megatron", "megatron_bridge")  # whose options and lines madlite knows
+_END_MARKS = {"torchtitan": of_torchtitan.END_MARK, "megatron": of_megatron.END_MARK}
+_OWN_FORMULA = ("DeepSeek", "Mixtral", "GPT-OSS", "Qwen-3-30B", "Qwen-3-235B")  # mixtures and latent attention
+_BEFORE_V26 = ("v25.8", "v25.9", "v25.10", "v25.11")
 _TOKENS = MadMetric(metric="tok_per_s_per_gpu", quantity=Quantity.TOKENS_PER_S_PER_GPU)
 _TFLOPS = MadMetric(metric="TFLOPS_per_gpu", quantity=Quantity.TFLOPS_PER_GPU)
 _MEMORY = MadMetric(metric="GPU_memory_usage (%)", quantity=Quantity.MEMORY_PERCENT)
@@ -18,6 +25,16 @@ _OF_TREE = (
     MadMetric(metric="tokens_per_second", quantity=Quantity.TOKENS_PER_S_PER_GPU),
     MadMetric(metric="tflops", quantity=Quantity.TFLOPS_PER_GPU),
 )
+
+
+def attention_of(framework: str, model: str, release: str) -> Literal["full", "causal"]:
+    """Return how a framework counts attention in the TFLOP/s that it prints.
+
+    Megatron has counted the half of it since core 0.12.  Up to v25.11 Primus counted mixtures and latent attention by a
+    formula of its own, with all of it.
+    """
+    own = release in _BEFORE_V26 and model.startswith(_OWN_FORMULA)
+    return "full" if framework == "torchtitan" or own else "causal"
 
 
 def result_rule(framework: str, averages: bool = True, of_tree: bool = False) -> ResultRule:
@@ -34,10 +51,11 @@ def result_rule(framework: str, averages: bool = True, of_tree: bool = False) ->
             loss_expected=False,
         )
     if of_tree:
-        return ResultRule(kind="steps", mad=_OF_TREE)
+        return ResultRule(kind="steps", mad=_OF_TREE, end_mark=_END_MARKS.get(framework, ""))
     if framework == "torchtitan":
-        return ResultRule(kind="steps", mad=(_TOKENS, _TFLOPS, _MEMORY))
-    return ResultRule(kind="steps", mad=(_TOKENS, _TFLOPS, *(_MEANS if averages else ())))
+        return ResultRule(kind="steps", mad=(_TOKENS, _TFLOPS, _MEMORY), end_mark=_END_MARKS[framework])
+    mad = (_TOKENS, _TFLOPS, *(_MEANS if averages else ()))
+    return ResultRule(kind="steps", mad=mad, end_mark=_END_MARKS.get(framework, ""))
 
 
 def foreign_rule() -> ResultRule:

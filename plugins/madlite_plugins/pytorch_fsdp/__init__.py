@@ -5,26 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from madlite import Backend, FailureRule, hookimpl
+from madlite import Backend, FailureRule, hookimpl, read_failure_rules
 from madlite_plugins.pytorch_fsdp.backend import PytorchFsdp
-
-_RULES = (
-    FailureRule(
-        pattern=r"madlite: \S+/train_fsdp\.py is not here",
-        cause="missing_file",
-        hint="run in the image rocm/pytorch-training:v25.2, or name a copy: --set env.TRAIN_FSDP_ROOT=FOLDER",
-    ),
-    FailureRule(
-        pattern=r"No module named '?(transformer_engine|flash_attn|fire)\b",
-        cause="missing_package",
-        hint="the benchmark needs transformer_engine, flash_attn and fire: run it in rocm/pytorch-training",
-    ),
-    FailureRule(
-        pattern=r"This script is intended to run on single node for testing",
-        cause="bad_option",
-        hint="train_fsdp.py runs on one node alone",
-    ),
-)
 
 
 @hookimpl
@@ -42,4 +24,4 @@ def madlite_cards() -> Iterable[Path]:
 @hookimpl
 def madlite_failure_rules() -> Iterable[FailureRule]:
     """Explain what is missing outside the image."""
-    return _RULES
+    return read_failure_rules(Path(__file__).with_name("failures.toml"))

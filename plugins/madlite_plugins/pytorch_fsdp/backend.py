@@ -19,7 +19,7 @@ from madlite import (
     Variant,
 )
 from madlite_plugins.micro_step_plans import windows_left, with_half_warmup
-from madlite_plugins.micro_steps import ACCUMULATION, AVERAGE_SPEED, AVERAGE_TFLOPS
+from madlite_plugins.micro_steps import ACCUMULATION, AVERAGE_SPEED, AVERAGE_TFLOPS, END_MARK
 from madlite_plugins.pytorch_fsdp.checks import findings
 from madlite_plugins.pytorch_fsdp.reader import TrainFsdpReader, recognise
 
@@ -51,6 +51,7 @@ class PytorchFsdp(RecipeBackend):
                 MadMetric(metric="TFLOPS_per_gpu", rule="summary", key=AVERAGE_TFLOPS),
             ),
             loss_expected=False,
+            end_mark=END_MARK,
         )
 
     def check(self, plan: RunPlan) -> Iterable[Finding]:

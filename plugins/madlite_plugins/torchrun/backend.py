@@ -99,7 +99,7 @@ def _fitted(draft: Draft, request: Request) -> Draft:
         draft,
         variant=replace(variant, model=variant.model or bare_name(request.card)),
         templates=(*draft.templates, *_sample(script)),
-        result_rule=_rule(headline, with_loss),
+        result_rule=replace(_rule(headline, with_loss), end_mark=str(settings["end_mark"])),
         chosen=tuple(key for key in draft.chosen if key != "mode"),
         notes=(*draft.notes, *(() if on(settings["per_gpu"]) else (_SHARED,))),
     )

@@ -18,7 +18,7 @@ def findings(plan: RunPlan) -> Iterator[Finding]:
     variant = plan.variant
     if variant is not None and variant.steps is not None:
         steps, warmup = variant.steps, variant.warmup_steps
-        yield from few_steps(f"{steps} steps", steps - warmup, warmup, f"--set steps={warmup + 15}")
+        yield from few_steps(f"{steps} steps", steps - warmup, warmup, f"--steps {warmup + 15}")
 
 
 def _script(plan: RunPlan) -> Iterator[Finding]:

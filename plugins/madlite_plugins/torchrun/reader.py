@@ -81,7 +81,7 @@ class OwnReader:
             _log.warning("%s", words)
         if not self._mark_decides or not self._end_mark or self._ended or self._offset is None:
             return ()
-        return (Ended(marker=f"the end mark {self._end_mark!r} was not printed after the last step", code=1),)
+        return (Ended(marker=f"the end mark {self._end_mark!r} was not printed after the last step", missed=True),)
 
     def _way(self) -> str:
         """Return how a step is read, in the user's words."""

@@ -17,6 +17,7 @@ from madlite import (
     Quantity,
     Reader,
     Request,
+    ResultRule,
     RunPlan,
     Variant,
 )
@@ -61,6 +62,10 @@ class Torchtitan(TorchrunBackend):
     def check(self, plan: RunPlan) -> Iterable[Finding]:
         """Find what torchtitan would refuse, or what would make the number worthless."""
         return (*super().check(plan), *findings(plan), *_of_part(plan))
+
+    def result_rule(self) -> ResultRule:
+        """Return the steady window of the step lines, of the ranks whose output is kept."""
+        return msgspec.structs.replace(super().result_rule(), ranks_setting="log_ranks")
 
     def result_node(self, plan: RunPlan) -> int | None:
         """Return the node that knows the loss, where a pipeline spans nodes."""

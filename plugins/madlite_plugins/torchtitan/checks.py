@@ -157,7 +157,7 @@ def lines_left(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
     every, steps, warmup = int(plan.settings["log_freq"]), variant.steps or 0, variant.warmup_steps
     before = -(-warmup // every)
     words = f"{steps} steps, with a line for every {every},"
-    yield from few_steps(words, steps // every - before, warmup, f"--set steps={(before + FEW) * every}")
+    yield from few_steps(words, steps // every - before, warmup, f"--steps {(before + FEW) * every}")
 
 
 def _logging(plan: RunPlan) -> Iterator[Finding]:

@@ -6,6 +6,7 @@ per device; memory is the peak reserved on one device since the last line, in Gi
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -35,9 +36,13 @@ _FACTS = {
     "torchtitan version": re.compile(r"torchtitan version: (?P<torchtitan>\S+) "),
     "device mesh": re.compile(r"Building device mesh with parallelism: (?P<parallelism>.+)"),
     "Peak FLOPS": re.compile(r"Peak FLOPS used for computing MFU: (?P<peak_flops>\d\.\d+e[-+]\d\d)"),
+    "total parameters": re.compile(r"Model (?P<family>[\w.-]+) (?P<flavor>[\w.-]+) size: [\d,]+ total parameters"),
 }
 _PHASES = {"Training starts at step": "train", "with torch.compile": "compile"}
-_SHARED = re.compile(r"\b(?:pp|cp|tp)=(\d{1,6})")
+_FLOAT8 = ("Float8 training active", "Float8 tensorwise scaled training active", "Swapped to Float8Linear layers")
+_DEGREE = re.compile(r"\b(dp_replicate|dp_shard|pp|cp|tp|ep)=(\d{1,6})")
+_OLD_MESH = re.compile(r"Building \d-D device mesh with \[([^\]]*)\], \[([\d, ]*)\]")  # before 0.2
+_OF_WORLD = ("pp", "dp_replicate", "dp_shard", "cp", "tp")  # experts lie across these
 _STARTED = re.compile(r'-m torchtitan\.train\b|\btorchtitan\.train FAILED|File "[^"]*\btorchtitan/[^"]*\.py", line ')
 
 
@@ -78,18 +83,24 @@ class TorchtitanReader:
     def _read_remarks(self, text: str, t_s: float) -> Iterator[Event]:
         for mark, fact in _FACTS.items():
             if mark in text and (found := fact.search(text)):
-                self._note_mesh(found.groupdict())
-                yield EffectiveConfig(values=found.groupdict())
+                yield EffectiveConfig(values={**found.groupdict(), **self._mesh(found.groupdict())})
+        if "device mesh with [" in text and (found := _OLD_MESH.search(text)):
+            yield EffectiveConfig(values=_old_mesh(found))
+        if "Float8" in text and any(mark in text for mark in _FLOAT8):
+            yield EffectiveConfig(values={"precision": "FP8"})
         for mark, phase in _PHASES.items():
             if mark in text:
                 yield Phase(name=phase, t_s=t_s)
         if END_MARK in text:
             yield Ended(marker=END_MARK)
 
-    def _note_mesh(self, fact: dict[str, str]) -> None:
-        degrees = _SHARED.findall(fact.get("parallelism", ""))
-        if len(degrees) == 3:
-            self._devices = int(degrees[0]) * int(degrees[1]) * int(degrees[2])
+    def _mesh(self, fact: dict[str, str]) -> dict[str, str]:
+        """Return the degrees of parallelism, and the number of ranks that they come to."""
+        degrees = dict(_DEGREE.findall(fact.get("parallelism", "")))
+        if not degrees.keys() >= set(_OF_WORLD):
+            return {}
+        self._devices = _product(degrees[name] for name in ("pp", "cp", "tp"))
+        return {**degrees, "world_size": str(_product(degrees[name] for name in _OF_WORLD))}
 
 
 def recognise(head: Sequence[str]) -> float:
@@ -99,6 +110,17 @@ def recognise(head: Sequence[str]) -> float:
     if any(TRAIN.regex.search(text) for text in head):
         return 0.7
     return 0.3 if any("torchtitan" in text and _STARTED.search(text) for text in head) else 0.0
+
+
+def _old_mesh(found: re.Match[str]) -> dict[str, str]:
+    """Return the same of a mesh that names the degrees above 1 alone."""
+    names, sizes = re.findall(r"\w+", found[1]), re.findall(r"\d{1,6}", found[2])
+    degrees = {name: size for name, size in zip(names, sizes, strict=False) if name in _OF_WORLD}
+    return {**degrees, "world_size": str(_product(sizes))}
+
+
+def _product(degrees: Iterable[str]) -> int:
+    return math.prod(map(int, degrees))
 
 
 def _numbers(quantities: tuple[Quantity, ...], found: re.Match[str]) -> dict[Quantity, float]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from madlite import Backend, Card, FailureRule, hookimpl
+from madlite import Backend, Card, FailureRule, hookimpl, read_failure_rules
 from madlite_plugins.torchtune.backend import Torchtune
-from madlite_plugins.torchtune.failures import RULES
 
 
 @hookimpl
@@ -25,4 +24,4 @@ def madlite_cards() -> Iterable[Card | Path]:
 @hookimpl
 def madlite_failure_rules() -> Iterable[FailureRule]:
     """Explain the failures that torchtune words itself."""
-    return RULES
+    return read_failure_rules(Path(__file__).with_name("failures.toml"))

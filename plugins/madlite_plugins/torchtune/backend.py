@@ -99,6 +99,8 @@ def _fitted(draft: Draft, machine: Machine) -> Draft:
     if machine.vendor == "CPU":  # torchtune knows no memory of a CPU
         own, rule = (*own, _CPU), replace(rule, mad=(_SPEED,))
     notes = (*draft.notes, *_notes(draft))
+    if not draft.settings["packed"]:
+        draft = replace(draft, shape=replace(draft.shape, unknown="the texts are not packed: their lengths vary"))
     return replace(draft, templates=(*draft.templates, *own), result_rule=rule, notes=notes)
 
 

@@ -28,6 +28,15 @@ def begins_config(text: str) -> bool:
     return _BEGIN.search(text) is not None
 
 
+def _precision(depth: int, key: str, value: str) -> dict[str, str]:
+    """Return what linear layers compute in: FP8 where that is switched on, a key that comes after `dtype`."""
+    if depth or key not in ("dtype", "enable_fp8_training"):
+        return {}
+    if key == "dtype":
+        return {"precision": value.upper()}
+    return {"precision": "FP8"} if value.lower() == "true" else {}
+
+
 class ConfigLines:
     """Follows the lines; `open` while they are a configuration's."""
 
@@ -49,4 +58,5 @@ class ConfigLines:
         if depth == 0:
             self._section = "" if value else key
         name = _KEPT.get(key if depth == 0 else f"{self._section}.{key}") if depth in (0, 2) else None
-        return {name: value} if name and value not in ("", "null") else {}
+        kept = {name: value} if name and value not in ("", "null") else {}
+        return {**kept, **_precision(depth, key, value)}

@@ -1,0 +1,78 @@
+"""`madlite runs`: the runs of this folder, one line each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from madlite.cli import setup
+from madlite.cli.options import TagsCommand, dir_option, tags_option, verbose_option
+from madlite.cli.terminal import printable, say
+from madlite.cli.words import duration
+from madlite.errors import ExitCode
+
+if TYPE_CHECKING:
+    from madlite.read.runs import Run
+
+_LONGEST = 60  # characters of a cell
+
+
+@click.command("runs", cls=TagsCommand)
+@tags_option
+@click.option(
+    "--status", default="", metavar="WORD", help="Only success, failure, skipped, running, cut-off, or a cause."
+)
+@click.option("--limit", type=click.IntRange(min=0), default=0, metavar="N", help="Only the newest N; 0 all.")
+@click.option("--json", "as_json", is_flag=True, help="Print a list of objects.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV, without formulas and control characters.")
+@dir_option
+@verbose_option
+def command(tags: tuple[str, ...], status: str, limit: int, as_json: bool, as_csv: bool, directory: Path) -> int:
+    """List the runs of this folder, the newest last.
+
+    \b
+    madlite runs --status failure --limit 20
+    madlite runs --tags llama --csv > runs.csv
+    """
+    from madlite.engine.unfinished import say_undone
+    from madlite.read import listing
+    from madlite.read.runs import list_runs, runs_folder
+
+    folder = runs_folder(directory)
+    every = list_runs(folder)
+    words = [word for text in tags for word in text.split(",")]
+    chosen = listing.select_runs(every, status=status, tags=words, limit=limit)
+    if as_json:
+        click.echo(json.dumps([listing.as_json(run) for run in chosen], indent=2))
+    elif as_csv:
+        click.echo("".join(listing.as_csv(chosen)), nl=False)
+    elif chosen:
+        for line in listing.as_table(chosen, map(_words, chosen)):
+            say(line)
+    else:
+        say(f"no runs in {folder}" if not every else f"none of {len(every)} runs is one of those")
+    for text in filter(None, (listing.problems(every), *say_undone(folder.parent))):
+        setup.warn(text)
+    return int(ExitCode.OK)
+
+
+def _words(run: Run) -> tuple[str, ...]:
+    return tuple(_short(printable(text)) for text in _cells(run))
+
+
+def _cells(run: Run) -> Iterator[str]:
+    record, headline = run.record, run.headline
+    took_s = record.durations_s.get("total")
+    yield record.card or "-"
+    doubt = " (suspect)" if record.suspect else ""
+    yield f"{run.state}{doubt}" + (f" [{record.cause}]" if record.cause else "")
+    yield f"{headline.text} {headline.metric}" if headline else "-"
+    yield "-" if took_s is None else duration(took_s)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"

@@ -1,0 +1,38 @@
+"""`madlite show`: everything that is known of one run, on a page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from madlite.cli.options import Command, dir_option, verbose_option
+from madlite.cli.terminal import say
+from madlite.errors import ExitCode
+
+
+@click.command("show", cls=Command)
+@click.argument("run", metavar="RUN")
+@click.option("--json", "as_json", is_flag=True, help="Print the record itself.")
+@dir_option
+@verbose_option
+def command(run: str, as_json: bool, directory: Path) -> int:
+    """Show one run: verdict, number, window, power, witnesses, configuration, provenance, files.
+
+    RUN is a run's id, a part of it that no other has, or last.
+
+    \b
+    madlite show last
+    madlite show 3fa91c --json
+    """
+    from madlite.cli.show_page import page
+    from madlite.read.runs import find_run, open_run, runs_folder
+    from madlite.record.record import record_json
+
+    found = open_run(find_run(runs_folder(directory), run))
+    if as_json:
+        click.echo(record_json(found.record), nl=False)
+    else:
+        for line in page(found):
+            say(line)
+    return int(ExitCode.OK)

@@ -1,0 +1,155 @@
+"""What is kept of one run that has ended, in an order in which a kill at any moment loses nothing silently.
+
+steps.jsonl → rows.json, the rows as they are to be → perf.csv → the side files → record.json; then rows.json goes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from datetime import datetime, timezone
+
+from msgspec.structs import replace
+
+from madlite.engine.context import context_file, left_out_before
+from madlite.engine.screen import Planned, Screen
+from madlite.errors import RecordError
+from madlite.measure.steps import Steps
+from madlite.plan.options import Options
+from madlite.record.intent import Rows, rows_path
+from madlite.record.lines import plain_cells
+from madlite.record.make import make_record, step_lines
+from madlite.record.perfcsv import append_rows, save_beside
+from madlite.record.record import record_json
+from madlite.record.rows import build_rows, masked_rows
+from madlite.record.sidefiles import write_side_files
+from madlite.run.folder import RECORD, ROWS, STEPS, RunFolder
+from madlite.types import Result, Row, Status, to_json
+
+_log = logging.getLogger(__name__)
+
+
+class Keeping:
+    """Keeps one run: its rows once, whatever happens before or after them."""
+
+    def __init__(self, one: Planned, options: Options, screen: Screen, mask: Callable[[str], str]) -> None:
+        self.saved = True  # whether the rows are where they belong
+        self._one, self._plan = one, one.plan
+        self._options, self._screen, self._mask = options, screen, mask
+        self._rows: Rows | None = None
+        self._tried = False
+
+    def keep(self, result: Result, steps: Steps, folder: RunFolder | None) -> Result:
+        """Write all of it, and return the result with what could not be written; without a folder the rows alone."""
+        problems = [folder.stream(STEPS, step_lines(steps))] if folder is not None and len(steps) else []
+        if not self._tried:  # a bug of ours that comes after the rows must not bring them a second time
+            self._tried = True
+            self._append(result, folder)
+            self._write_beside(result)
+        if folder is not None:
+            told = [*result.findings, *filter(None, problems)]
+            problems.append(self._record(replace(result, findings=tuple(told)), folder))
+        return replace(result, findings=(*result.findings, *filter(None, problems)))
+
+    def _append(self, result: Result, folder: RunFolder | None) -> None:
+        """Append the run's rows; if that is not possible, they are kept in the run's folder."""
+        if not has_row(self._one, result):
+            return
+        options = self._options
+        rows = build_rows(
+            self._plan,
+            result,
+            pipeline=options.environ.get("pipeline", ""),
+            build_number=options.environ.get("BUILD_NUMBER", "0"),
+            strict_header=options.strict_header,
+            columns=options.columns,
+        )
+        rows = masked_rows(rows, self._mask)
+
+        def intend(size: int, columns: tuple[str, ...]) -> None:
+            self._intend(rows, size, columns, folder)
+
+        try:
+            append_rows(options.output, rows, strict_header=options.strict_header, intend=intend)
+        except (RecordError, OSError) as problem:
+            self.saved = False
+            kept, words = self._save_beside(rows)
+            if self._rows is None:
+                self._intend(rows, 0, (), folder)
+            self._rows = replace(self._rows, kept=kept) if self._rows else None
+            self._screen.warn(f"no row in {options.output}: {problem}; {words}")
+        else:
+            self._rows = replace(self._rows, appended=True) if self._rows else None
+
+    def _intend(self, rows: Sequence[Row], size: int, columns: tuple[str, ...], folder: RunFolder | None) -> None:
+        """Note what is about to be appended; a full disk costs the note, not the row."""
+        self._rows = Rows(
+            path=rows_path(self._options.output, self._plan.workspace),
+            cells=tuple(plain_cells(row) for row in rows),
+            at=datetime.now(timezone.utc).isoformat(timespec="microseconds"),
+            offset=size,
+            columns=columns,
+            strict_header=self._options.strict_header,
+        )
+        text = to_json(self._rows)
+        if folder is not None and (problem := folder.put(ROWS, text) and folder.note(text.encode())):
+            _log.debug("%s", problem)
+
+    def _save_beside(self, rows: Sequence[Row]) -> tuple[str, str]:
+        """Keep rows that perf.csv did not take; return the file's name, and say where, or where that fails the rows."""
+        try:
+            self._plan.folder.mkdir(parents=True, exist_ok=True)
+            saved = save_beside(rows, self._plan.folder)
+        except (RecordError, OSError) as problem:
+            return "", f"it cannot be kept either ({problem}): {[row.cells for row in rows]}"
+        return saved.name, f"it is kept in {saved}"
+
+    def _write_beside(self, result: Result) -> None:
+        """Write the side files; what keeps one of them from being written is said, and costs no row."""
+        if not has_row(self._one, result):
+            return
+        environ = self._options.environ
+        pipeline, build_number = environ.get("pipeline", ""), environ.get("BUILD_NUMBER", "0")
+        try:
+            problems = write_side_files(
+                self._plan, result, pipeline=pipeline, build_number=build_number, mask=self._mask
+            )
+        except Exception as bug:  # noqa: BLE001 - the row is there: raised here, it would be written a second time
+            _log.debug("side files of %s", self._plan.id, exc_info=True)
+            problems = (f"internal error in the files beside perf.csv: {type(bug).__name__}: {bug}",)
+        for problem in problems:
+            self._screen.warn(problem)
+
+    def _record(self, result: Result, folder: RunFolder) -> str:
+        """Write the record and return what kept it from being written: a full disk costs it, and no verdict."""
+        try:
+            text = record_json(
+                make_record(
+                    self._plan,
+                    result,
+                    self._rows,
+                    command=self._options.command,
+                    rendered=[(file.path, file.data) for file in self._one.files],
+                    left_out=self._left_out(),
+                    mask=self._mask,
+                )
+            )
+        except Exception as bug:  # noqa: BLE001 - the row is there, and the verdict stands
+            _log.debug("record of %s", self._plan.id, exc_info=True)
+            return f"internal error in {RECORD}: {type(bug).__name__}: {bug}"
+        problem = folder.put(RECORD, text)
+        if not problem and self.saved:
+            folder.remove(ROWS)
+            folder.note(b"")
+        return problem
+
+    def _left_out(self) -> tuple[str, ...]:
+        """Return the places of the context whose values the record has not; of one given again, those before too."""
+        before = left_out_before(self._options.command, self._plan.workspace)
+        return tuple(dict.fromkeys((*before, *context_file(self._one.context, self._mask).left_out)))
+
+
+def has_row(one: Planned, result: Result) -> bool:
+    """Say whether a run has a row: one that was to do without its model has none, unless it failed."""
+    plan = one.plan
+    return plan.writes_row and (not plan.skip_model_run or result.status is Status.FAILURE)

@@ -1,0 +1,94 @@
+"""Rows that perf.csv did not take when their run ended: the next run appends them, each once."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from madlite.errors import RecordError
+from madlite.plan.make import RUNS
+from madlite.record.intent import Rows, are_there, read_intent
+from madlite.record.perfcsv import append_rows
+from madlite.record.record import VERSION, Record, record_json
+from madlite.record.stored import read_record
+from madlite.run.folder import CLEANED, RECORD, ROWS, RunFolder, is_alive
+from madlite.run.regular import real_folders
+from madlite.types import Row, to_json
+
+
+def kept_aside(workspace: Path) -> Iterator[Path]:
+    """Yield the folders of runs that have a record, and rows that perf.csv did not take, the oldest first."""
+    for folder in real_folders(workspace / RUNS):
+        if (folder / ROWS).exists() and not (folder / CLEANED).exists() and not is_alive(folder):
+            record = read_record(folder)
+            if record is not None and record.rows is not None and not record.rows.appended:
+                yield folder
+
+
+def appended(workspace: Path) -> list[Rows]:
+    """Return the rows that runs are known to have appended."""
+    records = (read_record(folder) for folder in real_folders(workspace / RUNS))
+    return [one.rows for one in records if one is not None and one.rows is not None and one.rows.appended]
+
+
+def add_kept(workspace: Path) -> list[str]:
+    """Append what earlier runs kept aside, and say so; what still cannot be appended stays where it is."""
+    return [told for folder in list(kept_aside(workspace)) if (told := _add(folder, workspace))]
+
+
+def _add(folder: Path, workspace: Path) -> str:
+    held = RunFolder.reopen(folder)
+    if held is None:  # another command does it, or nobody may
+        return ""
+    try:
+        record = read_record(folder)
+        if record is None or record.rows is None or record.rows.appended or record.version != VERSION:
+            return ""
+        rows = _append(record.rows, held, workspace)
+        _note(held, replace(record, rows=rows))
+    except (RecordError, OSError):  # as before: the row stays aside, and that is told
+        return ""
+    finally:
+        held.close()
+    return f"{folder.name}: its {'row was' if len(rows.cells) == 1 else 'rows were'} added to {rows.path}"
+
+
+def _append(rows: Rows, held: RunFolder, workspace: Path) -> Rows:
+    """Append rows that are not in their file; an earlier try can have been killed before its record said so.
+
+    Raises:
+        RecordError, OSError: they are not in the file.
+    """
+    tried = read_intent(held.path)
+    there = are_there(tried, workspace, appended(workspace)) if tried is not None else False
+    if there is None:
+        raise RecordError(f"{rows.path} cannot be read", "")
+    if there and tried is not None:
+        return replace(tried, appended=True, kept="")
+    noted = [rows]
+
+    def intend(size: int, columns: tuple[str, ...]) -> None:
+        now = datetime.now(timezone.utc).isoformat(timespec="microseconds")
+        noted.append(replace(rows, at=now, offset=size, columns=columns, kept=""))
+        if held.put(ROWS, to_json(noted[-1])):  # a row that is not noted could be appended twice
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    append_rows(
+        workspace / rows.path,
+        [Row(cells=cells) for cells in rows.cells],
+        strict_header=rows.strict_header,
+        intend=intend,
+    )
+    return replace(noted[-1], appended=True)
+
+
+def _note(held: RunFolder, record: Record) -> None:
+    """Have the record say where the rows are; until it does, the note of them stays."""
+    if not held.put(RECORD, record_json(record)):
+        held.remove(ROWS)
+        held.note(b"")

@@ -1,0 +1,289 @@
+"""Says what is where a workload runs: repositories, Python distributions, libraries, environment.
+
+This file is no part of the engine: its text is run there, by whatever Python is there (3.8 and later), before the
+workload.  It imports nothing but the standard library, writes nothing but one line, and ends by itself.
+"""
+
+from __future__ import annotations
+
+import sys
+
+if __name__ == "__main__":
+    sys.path[:] = [place for place in sys.path if place not in ("", ".")]  # a workspace may hold a json.py
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+MARK = "madlite-probe "
+LIMIT_S = 7  # then the process is killed by its own alarm
+SEARCH_S = 4.0  # for repositories and whether they are changed
+VERSION_S = 2.0  # for a wrapper to say which Python it starts
+MOST_FOLDERS, MOST_REPOSITORIES, LONGEST = 2000, 40, 500
+GIT_S = 2.0
+# of the git that is asked here, and of nothing else: read, fetch nothing, run nothing of the repository's
+GIT = {
+    "GIT_OPTIONAL_LOCKS": "0",
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_NO_LAZY_FETCH": "1",
+    "GIT_CONFIG_COUNT": "2",
+    "GIT_CONFIG_KEY_0": "safe.directory",
+    "GIT_CONFIG_VALUE_0": "*",
+    "GIT_CONFIG_KEY_1": "core.fsmonitor",
+    "GIT_CONFIG_VALUE_1": "false",
+}
+DIRTY = ("status", "--porcelain", "--untracked-files=no", "--ignore-submodules=all")
+LIBRARIES = {
+    "rccl": "opt/rocm/lib/librccl.so",
+    "hipblaslt": "opt/rocm/lib/libhipblaslt.so",
+    "nccl": "usr/lib/*/libnccl.so.2",
+}
+
+
+def start(asked: dict[str, list[str]], text: str) -> None:
+    """Write what is found by the Python that the workload is started with, where that surely is one, else by this."""
+    signal.alarm(LIMIT_S)
+    named = next((os.environ[name] for name in asked.pop("python", []) if os.environ.get(name)), "")
+    path = shutil.which(named) if named else None
+    if path is None or path == sys.executable:
+        main(asked)
+    elif is_python(path):
+        os.execv(path, [path, "-B", "-c", text, json.dumps(asked), text])  # noqa: S606 - the alarm goes on
+    else:
+        main(asked, [f"asked by {sys.executable}: {named} is no plain Python"])
+
+
+def is_python(path: str) -> bool:
+    """Say whether a program is Python: by its name and its kind, a wrapper of that name by the version it tells.
+
+    Whatever else is to start the workload may start it when it is asked anything.
+    """
+    if not re.match(r"(python|pypy)[\d.]*[a-z]?$", Path(path).resolve().name):
+        return False
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(4) == b"\x7fELF" or tells_version(path)
+    except OSError:
+        return False
+
+
+def tells_version(path: str) -> bool:
+    """Ask a wrapper for its version, away from the workload's folder; it and what it starts end in time."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as scratch, Path(scratch, "said").open("w+b") as said:
+        asked = subprocess.Popen(
+            [path, "--version"],
+            cwd=scratch,
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=said,
+            start_new_session=True,
+        )
+        try:
+            code = asked.wait(VERSION_S)
+        except subprocess.TimeoutExpired:
+            code = -1
+        finally:
+            end_group(asked)
+        said.seek(0)
+        return code == 0 and re.match(rb"\s*Python 3\.", said.read(LONGEST)) is not None
+
+
+def end_group(process: subprocess.Popen[bytes]) -> None:
+    """End what a process left in its group, and itself."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except OSError:
+        return
+    process.wait()
+
+
+def main(asked: dict[str, list[str]], notes: Iterable[str] = ()) -> None:
+    """Write what is found; what cannot be found is a note."""
+    found: dict[str, Any] = {"notes": list(notes)}
+    parts: dict[str, Any] = {
+        "inside": system,
+        "packages": lambda: packages(asked["packages"]),
+        "environment": lambda: environment(asked["prefixes"], asked["names"]),
+        "repositories": lambda: repositories(asked["up"], asked["below"]),
+    }
+    for name, ask in parts.items():
+        try:
+            found[name] = ask()
+        except Exception as error:  # noqa: BLE001 - whatever is odd there, the workload is to run
+            found["notes"].append(f"{name}: {type(error).__name__}: {error}")
+    sys.stdout.write("\n" + MARK + json.dumps(found) + "\n")
+
+
+def system() -> dict[str, str]:
+    """Return operating system, Python, and what of ROCm and CUDA is installed."""
+    told = {
+        "os": first(r'^PRETTY_NAME="?([^"\n]*)', read("/etc/os-release")),
+        "python": f"{'.'.join(map(str, sys.version_info[:3]))} ({sys.executable})",
+        "rocm": read("/opt/rocm/.info/version").strip(),
+        "cuda": first(r'"cuda"\s*:\s*{[^}]*"version"\s*:\s*"([^"]+)"', read("/usr/local/cuda/version.json")),
+    }
+    for name, pattern in LIBRARIES.items():
+        real = [str(path.resolve()) for path in sorted(Path("/").glob(pattern))]
+        told[name] = first(r"\.so\.(.+)$", real[0]) if real else ""
+    return {name: text[:LONGEST] for name, text in told.items() if text}
+
+
+def packages(names: Iterable[str]) -> dict[str, str]:
+    """Return the versions of distributions, with the commit of those that were installed from a repository.
+
+    Formats: packaging.python.org, core metadata, recording installed projects, direct_url.json.  Read here because
+    importlib.metadata takes longer to import than all of this.
+    """
+    wanted = {plain(name): name for name in names}
+    told: dict[str, str] = {}
+    for folder in infos(sys.path):
+        name = wanted.get(plain(folder.name.rpartition(".")[0].partition("-")[0]))
+        texts = (read(folder / file) for file in ("METADATA", "PKG-INFO"))
+        version = first(r"^Version:\s*(\S+)", next(filter(None, texts), "")) if name and name not in told else ""
+        if name and version:
+            commit = first(r'"commit_id"\s*:\s*"(\w+)"', read(folder / "direct_url.json"))
+            told[name] = f"{version} (commit {commit})" if commit else version
+    return {**{name: told[name] for name in wanted.values() if name in told}, **torch()}
+
+
+def infos(places: Iterable[str]) -> Iterator[Path]:
+    """Yield the folders in which installed distributions are described."""
+    for place in places:
+        try:
+            with os.scandir(place) as entries:
+                yield from sorted(Path(one.path) for one in entries if one.name.endswith((".dist-info", ".egg-info")))
+        except OSError:  # an archive, or a folder that is not there
+            continue
+
+
+def plain(name: str) -> str:
+    """Return a distribution's name as all its spellings have it in common."""
+    return re.sub("[-_.]+", "-", name).lower()
+
+
+def torch() -> dict[str, str]:
+    """Return what torch was built for, out of its version.py: importing it takes seconds and asks for the GPU."""
+    places = (read(Path(place) / "torch/version.py") for place in sys.path)
+    text = next(filter(None, places), "")
+    found = re.findall(r"^(cuda|hip|git_version)\b[^=\n]*=\s*['\"]([^'\"]+)['\"]", text, re.MULTILINE)
+    return {f"torch.{name.replace('_version', '')}": value for name, value in found}
+
+
+def environment(prefixes: Iterable[str], names: Iterable[str]) -> dict[str, str]:
+    """Return the variables of these names or beginnings."""
+    chosen = {name for name in os.environ if name in names or name.startswith(tuple(prefixes))}
+    return {name: os.environ[name][:LONGEST] for name in sorted(chosen)}
+
+
+def repositories(up: Iterable[str], below: Iterable[str]) -> dict[str, str]:
+    """Return the commits of repositories: around the folders `up`, and two levels below those of `below`."""
+    until = time.monotonic() + SEARCH_S
+    commits: dict[str, str] = {}
+    git = shutil.which("git")
+    for folder in candidates(up, below, until):
+        commit = head(folder) or (ask_git(folder, until, "rev-parse", "HEAD") if git else "")
+        if re.match(r"[0-9a-f]{40,64}$", commit):
+            changed = bool(git) and ask_git(folder, until, *DIRTY)
+            commits[str(folder)] = f"{commit} (changed)" if changed else commit
+        if len(commits) >= MOST_REPOSITORIES:
+            break
+    return commits
+
+
+def candidates(up: Iterable[str], below: Iterable[str], until: float) -> Iterator[Path]:
+    """Yield folders with a `.git`, each once by its real name."""
+    seen: set[tuple[Path, int]] = set()
+    left = MOST_FOLDERS
+    around = [(parent, 0) for folder in up for parent in parents(Path(folder))]
+    places = [*around, *((Path(folder).expanduser(), 2) for folder in below)]
+    while places and left > 0 and time.monotonic() < until:
+        folder, depth = places.pop(0)
+        real = folder.resolve()
+        if (real, depth) in seen:
+            continue
+        seen.add((real, depth))
+        left -= 1
+        if (real / ".git").exists():
+            if (real, -1) not in seen:
+                seen.add((real, -1))
+                yield real
+        elif depth:
+            places += [(path, depth - 1) for path in subfolders(real)]
+
+
+def parents(folder: Path) -> list[Path]:
+    """Return a folder and those around it, but the root."""
+    real = folder.resolve()
+    return [real, *real.parents][:-1]
+
+
+def subfolders(folder: Path) -> list[Path]:
+    """Return a folder's folders, without hidden ones."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(Path(entry.path) for entry in entries if entry.name[0] != "." and entry.is_dir())
+    except OSError:
+        return []
+
+
+def head(folder: Path) -> str:
+    """Return the commit that is checked out, by git's files (gitrepository-layout); "" where they do not say."""
+    place = folder / ".git"
+    if place.is_file():  # a submodule's or a worktree's
+        place = folder / first(r"^gitdir: (.+)$", read(place))
+    common = place / (read(place / "commondir").strip() or ".")
+    text = read(place / "HEAD").strip()
+    if not text.startswith("ref: "):
+        return text
+    name = text[5:]
+    loose = [read(where / name).strip() for where in (place, common)]
+    packed = first("^([0-9a-f]{40,64}) " + re.escape(name) + "$", read(common / "packed-refs", 1 << 24))
+    return next(filter(None, [*loose, packed]), "")
+
+
+def ask_git(folder: Path, until: float, *words: str) -> str:
+    """Return what git says, "" where it does not in time."""
+    limit_s = min(GIT_S, until - time.monotonic())
+    if limit_s <= 0:
+        return ""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *words],  # noqa: S607
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, **GIT},
+            timeout=limit_s,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.decode("utf-8", "replace").strip() if done.returncode == 0 else ""
+
+
+def read(path: str | Path, most: int = 1 << 20) -> str:
+    """Return a file's text, "" where there is none."""
+    try:
+        with Path(path).open(encoding="utf-8", errors="replace") as file:
+            return file.read(most)
+    except OSError:
+        return ""
+
+
+def first(pattern: str, text: str) -> str:
+    """Return the group of the first match, "" without one."""
+    found = re.search(pattern, text, re.MULTILINE)
+    return found.group(1) if found else ""
+
+
+if __name__ == "__main__":
+    start(json.loads(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,121 @@
+"""What of the host can change a training's speed, read from /proc and /sys.
+
+Formats: proc(5), cgroups(7); numa_balancing: Linux, admin-guide/sysctl/kernel, bits of which 1 is the balancing.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import resource
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+from madlite.machine.facts import whole
+from madlite.machine.host import list_folder, read_file
+from madlite.types import Machine
+
+_GIB = 1 << 30
+_PHYSICAL = re.compile(r"^(processor|physical id|cpu cores|model name|Model)\s*:\s*(.*)$", re.MULTILINE)
+_NO_LIMIT = 1 << 60  # cgroup 1 says a number near 2**63 where there is none
+
+
+def host_facts(root: Path = Path("/")) -> dict[str, str]:
+    """Return the facts that this host tells, by name (docs/provenance.md); never raises for what it does not."""
+    told = {
+        "hostname": socket.gethostname(),
+        "kernel": f"{platform.system()} {platform.release()}",
+        "os": _os(root),
+        "cpu": _cpu(read_file(root / "proc/cpuinfo")),
+        "memory_gib": _memory_gib(read_file(root / "proc/meminfo")),
+        "numa_nodes": _numa_nodes(root),
+        "numa_balancing": read_file(root / "proc/sys/kernel/numa_balancing"),
+        "cpu_governor": _governors(root),
+        "transparent_hugepages": _chosen(read_file(root / "sys/kernel/mm/transparent_hugepage/enabled")),
+        "memlock": _memlock(),
+        **_cgroup(root),
+    }
+    return {name: text for name, text in told.items() if text}
+
+
+def doubt_host(machine: Machine, facts: dict[str, str]) -> tuple[str, ...]:
+    """Return what of the host makes AMD GPUs slower."""
+    if machine.vendor != "AMD" or not (whole(facts.get("numa_balancing")) or 0) & 1:
+        return ()
+    return ("NUMA balancing is on, which can slow AMD GPUs: sysctl kernel.numa_balancing=0",)
+
+
+def _os(root: Path) -> str:
+    found = re.search(r'^PRETTY_NAME="?([^"\n]*)', read_file(root / "etc/os-release"), re.MULTILINE)
+    return found[1] if found else ""
+
+
+def _cpu(text: str) -> str:
+    """Return sockets, model and cores: `2 x AMD EPYC 9654 96-Core Processor, 192 cores, 384 threads`."""
+    threads, sockets, model = 0, dict[str, int](), ""
+    socket_id = "0"
+    for name, value in _PHYSICAL.findall(text):
+        if name == "processor" and value.isdecimal():
+            threads, socket_id = threads + 1, "0"
+        elif name == "physical id":
+            socket_id = value
+        elif name == "cpu cores":
+            sockets[socket_id] = whole(value) or 0
+        else:
+            model = model or " ".join(value.split())
+    cores = f", {sum(sockets.values())} cores" if sockets else ""
+    return f"{max(1, len(sockets))} x {model or platform.machine()}{cores}, {threads or os.cpu_count()} threads"
+
+
+def _memory_gib(text: str) -> str:
+    found = re.search(r"^MemTotal:\s*(\d+) kB", text, re.MULTILINE)
+    return f"{int(found[1]) * 1024 / _GIB:.0f}" if found else ""
+
+
+def _numa_nodes(root: Path) -> str:
+    nodes = [path for path in list_folder(root / "sys/devices/system/node") if re.fullmatch(r"node\d+", path.name)]
+    return str(len(nodes)) if nodes else ""
+
+
+def _governors(root: Path) -> str:
+    files = (path / "cpufreq/scaling_governor" for path in list_folder(root / "sys/devices/system/cpu"))
+    return ", ".join(dict.fromkeys(filter(None, map(read_file, files))))
+
+
+def _chosen(text: str) -> str:
+    """Return the word in brackets: `always [madvise] never`."""
+    found = re.search(r"\[(\w+)\]", text)
+    return found[1] if found else ""
+
+
+def _memlock() -> str:
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return "unlimited" if soft == resource.RLIM_INFINITY else f"{soft // 1024} KiB"
+
+
+def _cgroup(root: Path) -> dict[str, str]:
+    """Return this process's limits, the tightest of its group and those around it; a container has its own."""
+    limits: dict[str, str] = {}
+    for folder in _groups(root):
+        memory = whole(read_file(folder / "memory.max")) or whole(read_file(folder / "memory.limit_in_bytes"))
+        if memory and memory < _NO_LIMIT:
+            known = float(limits.get("cgroup_memory_gib", "inf"))
+            limits["cgroup_memory_gib"] = f"{min(known, memory / _GIB):.1f}"
+        quota = (read_file(folder / "cpu.max").split() or ["max"])[:2]
+        if len(quota) == 2 and all(part.isdecimal() and int(part) for part in quota):
+            cores = int(quota[0]) / int(quota[1])
+            limits["cgroup_cpus"] = f"{min(float(limits.get('cgroup_cpus', 'inf')), cores):g}"
+    return limits
+
+
+def _groups(root: Path) -> Iterator[Path]:
+    """Yield the folders of this process's control groups, inside out; format: cgroups(7)."""
+    base = root / "sys/fs/cgroup"
+    for line in read_file(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = (*line.split(":", 2), "", "")[:3]
+        top = base / controllers if controllers else base
+        parts = [part for part in path.split("/") if part not in ("", "..")]
+        for length in range(len(parts), -1, -1):
+            yield top.joinpath(*parts[:length])

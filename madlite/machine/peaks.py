@@ -1,0 +1,82 @@
+"""What a run's GPUs can do at most, by number format: madlite's own table, peaks.toml, never a guess."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+from madlite.types import Gpu, Machine, Value
+
+TABLE = Path(__file__).with_name("peaks.toml")
+FORMATS = ("BF16", "FP16", "FP8", "MXFP8", "MXFP4", "TF32", "FP32")
+_GIB = 1 << 30
+_PART = 0.7  # of the memory: a driver keeps less to itself, and a part of a GPU has half of it at most
+
+
+class KnownGpu(Value, frozen=True):
+    """A line of the table: `product` is a pattern of its name, `tflops` the dense peak by number format."""
+
+    name: str
+    product: str
+    memory_gib: float
+    tflops: dict[str, float]
+    source: str
+
+
+class Peak(Value, frozen=True):
+    """The dense peak of one device in TFLOP/s; `of` says whose and in which number format."""
+
+    tflops: float
+    of: str
+    source: str
+
+
+@cache
+def known_gpus() -> tuple[KnownGpu, ...]:
+    """Return the table."""
+    import tomli
+
+    lines = tomli.loads(TABLE.read_text(encoding="utf-8"))["gpu"]
+    tables = [{**line, "tflops": {key: line[key] for key in FORMATS if key in line}} for line in lines]
+    return msgspec.convert(tables, tuple[KnownGpu, ...])
+
+
+def find_peak(machine: Machine, gpu_ids: Iterable[int], precision: str) -> Peak | str:
+    """Return the peak of each of a run's GPUs in a number format, or why there is none."""
+    used = [gpu for gpu in machine.gpus if gpu.index in set(gpu_ids)]
+    if not used:
+        return "a CPU has no peak here"
+    found = [_known(gpu, machine) for gpu in used]
+    known = found[0]
+    if any(other != known for other in found):
+        return "its GPUs are not all of one kind"
+    if known is None:
+        return f"no peak is known of {used[0].product or machine.product or machine.device}"
+    if part := _part(used, known):
+        return part
+    number_format = precision.upper()
+    if number_format not in known.tflops:
+        return f"no peak of {known.name} is known in {precision or 'an unnamed number format'}"
+    return Peak(tflops=known.tflops[number_format], of=f"{known.name} {number_format}", source=known.source)
+
+
+def _known(gpu: Gpu, machine: Machine) -> KnownGpu | None:
+    """Return the line of a GPU's product; where a driver does not name an AMD GPU, of the machine's device."""
+    names = [gpu.product, machine.device if machine.vendor == "AMD" else ""]
+    return next((one for name in names for one in known_gpus() if re.search(one.product, name, re.IGNORECASE)), None)
+
+
+def _part(used: list[Gpu], known: KnownGpu) -> str:
+    """Return that a device is a part of a GPU: a MIG instance, or a partition such as CPX; "" of whole ones."""
+    least = min((gpu.memory_bytes for gpu in used if gpu.memory_bytes), default=None)
+    buses = [gpu.bus for gpu in used if gpu.bus]
+    small = least is not None and least < _PART * known.memory_gib * _GIB
+    if small and least is not None:
+        return f"a device with {least / _GIB:.0f} GiB is a part of {known.name}'s {known.memory_gib:g}"
+    if len(set(buses)) < len(buses) or any("MIG " in gpu.product for gpu in used):
+        return f"its devices are parts of {known.name}"
+    return ""

@@ -1,0 +1,135 @@
+"""Processes on a run's GPUs that are not the run's: with one of them the number says little.
+
+The driver names processes by their ids in the machine's own table, so only who sees that table can tell them apart:
+inside a container nobody can, and nothing is said then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path, PurePath
+
+from madlite.machine.host import read_file
+from madlite.machine.telemetry.reading import GIB, User
+from madlite.secrets import Redactor, assigned
+from madlite.types import Value
+
+LEAST_BYTES = 256 << 20  # a display server, a monitor or a dying process holds less, and does nothing
+SHOWN = 8
+_FIRST_TABLE = "pid:[4026531836]"  # PROC_PID_INIT_INO of the kernel's include/linux/proc_ns.h
+_LONGEST = 60  # characters of a command
+_MOST_PARENTS = 64
+
+
+class Ours(Value, frozen=True):
+    """How a run's processes are known: by a text in their environment, by their container, or by their ancestor."""
+
+    mark: str  # NAME=value, in the environment of each
+    container: str = ""
+    ancestor: int = 0
+
+
+class Stranger(Value, frozen=True):
+    """A process that is not ours, and the most memory it was seen with on each GPU; None where it does not tell."""
+
+    pid: int
+    command: str
+    memory: dict[int, int | None]
+
+    def __str__(self) -> str:
+        gpus = ", ".join(map(str, sorted(self.memory)))
+        known = [size for size in self.memory.values() if size is not None]
+        size = f", {sum(known) / GIB:.1f} GiB" if known else ","
+        return f"pid {self.pid} {self.command}{size} on GPU {gpus}"
+
+
+def sees_all_processes(proc: Path = Path("/proc")) -> bool:
+    """Say whether the ids that a driver tells mean the processes of this table."""
+    try:
+        return str((proc / "self/ns/pid").readlink()) == _FIRST_TABLE
+    except OSError:
+        return False
+
+
+def find_strangers(
+    users: Iterable[User], ours: Ours, proc: Path = Path("/proc"), busy_gpus: Sequence[int] = ()
+) -> tuple[Stranger, ...]:
+    """Return the users of GPUs that are not ours, the tiny and idle ones left out.
+
+    `busy_gpus` are GPUs that were at work before ours began: whoever is on them counts, however small.  A process that
+    cannot be seen (it ended meanwhile, or /proc hides it) is nobody's.
+    """
+    found: dict[int, dict[int, int | None]] = {}
+    for user in users:
+        big = user.memory_bytes is not None and user.memory_bytes >= LEAST_BYTES
+        if (big or user.busy or user.gpu in busy_gpus) and _lives(proc, user.pid) and not is_ours(proc, user.pid, ours):
+            found.setdefault(user.pid, {})[user.gpu] = user.memory_bytes
+    names = {user.pid: user.name for user in users}
+    return tuple(
+        Stranger(pid=pid, command=_command(proc, pid) or names.get(pid, "") or "?", memory=memory)
+        for pid, memory in sorted(found.items())
+    )
+
+
+def together(before: Iterable[Stranger], now: Iterable[Stranger]) -> dict[int, Stranger]:
+    """Return strangers by process id, each with the most memory that it was seen with."""
+    all_: dict[int, Stranger] = {}
+    for one in (*before, *now):
+        seen = all_[one.pid].memory if one.pid in all_ else {}
+        memory = {gpu: _larger(seen.get(gpu), one.memory.get(gpu)) for gpu in {*seen, *one.memory}}
+        all_[one.pid] = Stranger(pid=one.pid, command=one.command, memory=memory)
+    return all_
+
+
+def words(strangers: Iterable[Stranger]) -> tuple[str, ...]:
+    """Return each stranger in words, the ones with most memory first, and how many more there were."""
+    ordered = sorted(strangers, key=lambda one: (-sum(size or 0 for size in one.memory.values()), one.pid))
+    more = (f"{len(ordered) - SHOWN} more processes",) if len(ordered) > SHOWN else ()
+    return (*map(str, ordered[:SHOWN]), *more)
+
+
+def is_ours(proc: Path, pid: int, ours: Ours) -> bool:
+    """Say whether a process belongs to the run."""
+    environment = _bytes(proc / str(pid) / "environ").split(b"\0")
+    if ours.mark.encode() in environment:
+        return True
+    if ours.container and ours.container in read_file(proc / str(pid) / "cgroup"):
+        return True
+    return bool(ours.ancestor) and ours.ancestor in _ancestors(proc, pid)
+
+
+def _ancestors(proc: Path, pid: int) -> list[int]:
+    """Return a process and those that started it; format: proc(5), the parent is the second word after the name."""
+    line: list[int] = []
+    while pid > 0 and pid not in line and len(line) < _MOST_PARENTS:
+        line.append(pid)
+        after = read_file(proc / str(pid) / "stat").rpartition(")")[2].split()
+        pid = int(after[1]) if len(after) > 1 and after[1].isdecimal() else 0
+    return line
+
+
+def _lives(proc: Path, pid: int) -> bool:
+    after = read_file(proc / str(pid) / "stat").rpartition(")")[2].split()
+    return bool(after) and after[0] not in ("Z", "X")
+
+
+def _command(proc: Path, pid: int) -> str:
+    """Return the program and its first word that is no option: the rest of a command can hold anything."""
+    argv = [part.decode("utf-8", "replace") for part in _bytes(proc / str(pid) / "cmdline").split(b"\0")]
+    program = PurePath(argv[0]).name or read_file(proc / str(pid) / "comm")
+    first = argv[2] if argv[1:2] == ["-m"] and len(argv) > 2 else (argv[1:2] or [""])[0]
+    text = program if first.startswith("-") or not first else f"{program} {PurePath(first).name}"
+    plain = "".join(filter(str.isprintable, text))[:_LONGEST]
+    return Redactor(assigned((plain,))).text(plain)
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def _larger(one: int | None, other: int | None) -> int | None:
+    known = [size for size in (one, other) if size is not None]
+    return max(known) if known else None

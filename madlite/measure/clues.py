@@ -1,0 +1,204 @@
+"""What in a log can explain a failure, and which of it is the first cause: tiers first, then order in the log.
+
+The lines since the last training step are asked first: what was said before a step did not end the training.  Those
+just before it come second, for a program may write its steps later than its errors (a buffered stdout).  What a program
+survived, by its own words or by an exception that came later, is no cause by itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from signal import SIGABRT
+
+from msgspec.structs import replace
+
+from madlite.measure.footer import FirstFailure, FooterScan
+from madlite.measure.grammar import is_warning
+from madlite.measure.lines import Block
+from madlite.measure.rules import Hit, RuleScan
+from madlite.measure.tracebacks import Raised, TracebackScan
+from madlite.types import FailureRule, Value
+
+ROOT, ERROR, FOLLOWER, LAUNCHER = range(4)
+_TIERS = {"root": ROOT, "error": ERROR, "follower": FOLLOWER}
+_NEAR = 4000  # characters of a log that one message of several lines has at most
+_RANK = re.compile(r"\[(?:PG [^\]]*)?[Rr]ank (\d{1,9})\]")
+# roots that a program can go on after, where nothing was raised; none goes on after a fault or without its memory
+_SURVIVABLE = {
+    "gpu_out_of_memory",
+    "disk_full",
+    "inodes_full",
+    "gated_repository",
+    "missing_repository",
+    "missing_file",
+}
+_GOES_ON = re.compile(
+    r"\b(?:[Ss]kipp(?:ed|ing)|[Ff]all(?:ing|s)? ?back|[Ii]gnor(?:ed|ing)|disabled|[Rr]etrying|[Cc]ontinuing"
+    r"|running offline)\b"
+)
+
+
+class Clue(Value, frozen=True):
+    """A line that can explain a failure; `at` is its place in the log, `uncaught` whether an exception ended there."""
+
+    cause: str
+    line: str
+    tier: int
+    at: int
+    rank: int | None = None
+    rule: FailureRule | None = None
+    groups: dict[str, str] = {}
+    where: str = ""
+    uncaught: bool = False
+    of_import: bool = False
+    handled: bool = False  # another exception came while this one was handled
+    signal: int = 0  # that ended the process, where a launcher says so and nothing else does
+
+
+class ClueScan:
+    """Takes lines in and keeps what can explain a failure; what it keeps does not grow with the log."""
+
+    def __init__(self, rules: Iterable[FailureRule]) -> None:
+        self._rules, self._tracebacks, self._footer = RuleScan(rules), TracebackScan(), FooterScan()
+        self.size = 0  # characters taken in
+
+    def take(self, block: Block, every_rule: bool = True) -> None:
+        """Take lines in; without `every_rule` they are looked through for exceptions and launchers' words alone."""
+        if every_rule:
+            self._rules.feed(block, self.size)
+        self._tracebacks.feed(block, self.size)
+        self._footer.feed(block, self.size)
+        self.size += len(block.text) + 1
+
+    @property
+    def first(self) -> FirstFailure | None:
+        """What a launcher says failed first."""
+        return self._footer.first
+
+    def clues(self) -> list[Clue]:
+        """Return what was found, in the order of the log."""
+        raised = self._tracebacks.raised
+        ruled = [_of_rule(hit, _raised_by(hit, raised)) for hit in self._rules.hits()]
+        told = {clue.at for clue in ruled}
+        plain = [self._of_exception(one) for one in raised if one.at not in told]
+        ended = [_of_signal(self.first)] if self.first and self.first.code < 0 and not self.first.was_told else []
+        return sorted([*ruled, *plain, *ended], key=lambda clue: clue.at)
+
+    def _of_exception(self, one: Raised) -> Clue:
+        """Return an exception as a clue, of a rule where one matches: its line may not have been asked about."""
+        hit = self._rules.match(one.line, one.at, one.rank)
+        return _of_rule(hit, one) if hit is not None else _of_exception(one)
+
+
+def first_cause(clues: Sequence[Clue], first: FirstFailure | None) -> Clue | None:
+    """Return the clue that explains best; `first` is what the launcher saw fail first."""
+    clues = [clue for clue in clues if not _survived(clue, clues)]
+    if not clues:
+        return None
+    tier = min(clue.tier for clue in clues)
+    kept = [clue for clue in clues if clue.tier == tier]
+    rank = first.rank if first is not None and not first.was_told else None
+    best = min(kept, key=lambda clue: _weight(clue, kept, rank))
+    best = _fuller(best, clues)
+    return best if best.rank is not None else _with_rank(best, rank)
+
+
+def _survived(clue: Clue, others: Sequence[Clue]) -> bool:
+    """Say whether the same process went on after a root that was not raised, until an exception ended it."""
+    if clue.tier != ROOT or clue.uncaught or clue.cause not in _SURVIVABLE:
+        return False
+    later = (one for one in others if one.uncaught and one.rank == clue.rank and one.at > clue.at)
+    return any(one.tier <= ERROR and not one.of_import and one.cause != clue.cause for one in later)
+
+
+def _weight(clue: Clue, others: Sequence[Clue], rank: int | None) -> tuple[bool, bool, bool, int]:
+    """Return what orders clues of one tier: what a program can do without comes last, then who failed first, …"""
+    elsewhere = rank is not None and clue.rank is not None and clue.rank != rank
+    weak = _is_weak(clue) and any(other.uncaught and not _is_weak(other) for other in others)
+    return weak, elsewhere, clue.tier == ERROR and not clue.uncaught, clue.at
+
+
+def _is_weak(clue: Clue) -> bool:
+    return clue.of_import or clue.handled
+
+
+def _fuller(best: Clue, others: Sequence[Clue]) -> Clue:
+    """Return the clue of the same message that names more: a message may have several lines.
+
+    Of two rules that match one line that counts which comes first, and so does a plugin's before a common one.
+    """
+    if best.rule is None or any(best.groups.values()):
+        return best
+    same = (one for one in others if one.cause == best.cause and one.rank in (None, best.rank) and one.at != best.at)
+    near = (one for one in same if any(one.groups.values()) and abs(one.at - best.at) < _NEAR)
+    found = next((one for one in near if one.rule and one.rule.source == best.rule.source), None)
+    return best if found is None else replace(found, rank=best.rank, where=best.where, uncaught=best.uncaught)
+
+
+def _with_rank(clue: Clue, rank: int | None) -> Clue:
+    found = _RANK.search(clue.line)
+    if found:
+        rank = int(found[1])
+    return replace(clue, rank=rank) if rank is not None else clue
+
+
+def _raised_by(hit: Hit, raised: Sequence[Raised]) -> Raised | None:
+    """Return the exception of a line, or of the traceback whose source code a rule matched."""
+    if (one := next((one for one in raised if one.at == hit.at), None)) is not None:
+        return one
+    near = (one for one in raised if one.rank == hit.rank and 0 < one.at - hit.at < _NEAR)
+    return next((one for one in near if re.search(hit.rule.pattern, one.line)), None)
+
+
+def _tier(hit: Hit, raised: Raised | None) -> int:
+    """Return how much a line says; one that says itself that the program goes on says less, and a warning little."""
+    tier = _TIERS[hit.rule.tier]
+    if raised is not None or tier > ERROR or not (_GOES_ON.search(hit.line) or is_warning(hit.line)):
+        return tier
+    return ERROR if tier == ROOT else LAUNCHER
+
+
+def _of_rule(hit: Hit, raised: Raised | None) -> Clue:
+    clue = Clue(
+        cause=hit.rule.cause,
+        line=hit.line,
+        tier=_tier(hit, raised),
+        at=hit.at,
+        rank=hit.rank,
+        rule=hit.rule,
+        groups=hit.groups,
+    )
+    if raised is None:
+        return clue
+    return replace(
+        clue,
+        line=raised.line,
+        at=raised.at,
+        rank=hit.rank if hit.rank is not None else raised.rank,
+        where=raised.where,
+        uncaught=True,
+        of_import=raised.of_import,
+        handled=raised.handled,
+    )
+
+
+def _of_exception(one: Raised) -> Clue:
+    return Clue(
+        cause="python_error",
+        line=one.line,
+        tier=LAUNCHER if one.by_launcher else ERROR,
+        at=one.at,
+        rank=one.rank,
+        where=one.where,
+        uncaught=True,
+        of_import=one.of_import,
+        handled=one.handled,
+    )
+
+
+def _of_signal(first: FirstFailure) -> Clue:
+    """Return what a rank's signal says; SIGABRT is how a program ends itself, for a reason that it tells before."""
+    tier = FOLLOWER if first.code == -SIGABRT else ERROR
+    line, rank = first.line, first.rank
+    return Clue(cause="killed", line=line, tier=tier, at=first.at, rank=rank, uncaught=True, signal=-first.code)

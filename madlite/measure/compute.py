@@ -1,0 +1,122 @@
+"""A steady throughput → floating-point work by our own formula, and its part of the GPU's peak.
+
+The framework's own figure stands beside it; docs/measurement.md has the rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msgspec.structs import replace
+
+from madlite.machine.peaks import find_peak
+from madlite.measure.flops import flops_per_token
+from madlite.measure.steps import Steps
+from madlite.measure.window import median_in
+from madlite.types import Architecture, Attention, Compute, Quantity, RunPlan, Variant, Window
+
+MOST_APART = 0.02  # of the framework's figure from ours
+ROUNDING = 0.05  # TFLOP/s: half of the last digit of a framework that prints one decimal
+_SPEEDS = (Quantity.TOKENS_PER_S_PER_GPU, Quantity.SAMPLES_PER_S_PER_GPU, Quantity.STEP_TIME_S)
+
+
+def count_compute(plan: RunPlan, steps: Steps, window: Window) -> Compute | None:
+    """Return the work of a run's steady window; None where the model's shape or its tokens are not known."""
+    model, variant = plan.architecture, plan.variant
+    if model is None or variant is None or not variant.seq_len or variant.seq_len < 1:
+        return None
+    tokens = _tokens(plan, variant, steps, window)
+    if not tokens:
+        return None
+    attention = plan.result_rule.attention
+    frozen = trains_adapters(variant)
+    each = flops_per_token(model, variant.seq_len, attention, frozen=frozen)
+    counted = Compute(
+        architecture=model.name,
+        attention=attention,
+        flops_per_token=each,
+        tflops_per_gpu=each * tokens / 1e12,
+        tokens_per_s_per_gpu=tokens,
+        seq_len=variant.seq_len,
+        otherwise=_otherwise(model, variant.seq_len, attention, frozen),
+        frozen=frozen,
+    )
+    told = median_in(steps, Quantity.TFLOPS_PER_GPU, window, variant.warmup_steps)
+    return _against_peak(_compared(counted, told), plan, variant)
+
+
+def compute_findings(compute: Compute) -> tuple[str, ...]:
+    """Return what a reader should know of a run's figures of work, a sentence each."""
+    return tuple(_findings(compute))
+
+
+def trains_adapters(variant: Variant) -> bool:
+    """Say whether a run trains adapters beside frozen weights: LoRA and QLoRA, by the name of its mode."""
+    return "lora" in variant.mode.casefold()
+
+
+def _tokens(plan: RunPlan, variant: Variant, steps: Steps, window: Window) -> float | None:
+    """Return the window's tokens per second and GPU: as they are reported, else of its samples or of its step time.
+
+    A step's time tells of its tokens in a pretraining alone, all of whose sequences are full.
+    """
+    for quantity in _SPEEDS:
+        of_window = window.quantity is quantity
+        value = window.median if of_window else median_in(steps, quantity, window, variant.warmup_steps)
+        if value is None or value <= 0 or variant.seq_len is None:
+            continue
+        if quantity is Quantity.TOKENS_PER_S_PER_GPU:
+            return value
+        if quantity is Quantity.SAMPLES_PER_S_PER_GPU:
+            return value * variant.seq_len
+        gpus = plan.place.nodes * plan.place.gpus_per_node
+        if variant.global_batch and gpus and "pretrain" in variant.mode.casefold():
+            return variant.global_batch * variant.seq_len / value / gpus
+    return None
+
+
+def _otherwise(model: Architecture, seq_len: int, attention: Attention, frozen: bool) -> float:
+    return flops_per_token(model, seq_len, "causal" if attention == "full" else "full", frozen=frozen)
+
+
+def _compared(counted: Compute, told: float | None) -> Compute:
+    """Return our figure with the framework's, and how far that is from ours, where both have digits enough to say."""
+    if told is None:
+        return counted
+    ours = counted.tflops_per_gpu
+    sure = max(abs(told), ours) * MOST_APART > ROUNDING and ours > 0
+    return replace(counted, framework_tflops_per_gpu=told, apart=told / ours - 1 if sure else None)
+
+
+def _against_peak(counted: Compute, plan: RunPlan, variant: Variant) -> Compute:
+    """Return our figure as a part of its GPU's peak, or why it is none."""
+    peak = find_peak(plan.machine, plan.place.gpu_ids, variant.precision)
+    if isinstance(peak, str):
+        return replace(counted, no_mfu=peak)
+    counted = replace(counted, peak_tflops=peak.tflops, peak_of=peak.of, peak_source=peak.source)
+    mfu = counted.tflops_per_gpu / peak.tflops
+    if mfu > 1:
+        why = f"{counted.tflops_per_gpu:.4g} TFLOP/s/GPU would be {100 * mfu:.0f} % of the peak of {peak.of}"
+        return replace(counted, no_mfu=f"{why}: the throughput, the model's size or the GPU is not what it seems")
+    return replace(counted, mfu=mfu)
+
+
+def _findings(compute: Compute) -> Iterator[str]:
+    apart, told = compute.apart, compute.framework_tflops_per_gpu
+    if apart is not None and told is not None and abs(apart) > MOST_APART:
+        yield (
+            f"the framework says {told:.4g} TFLOP/s/GPU, {100 * abs(apart):.1f} % {'more' if apart > 0 else 'less'} "
+            f"than the {compute.tflops_per_gpu:.4g} that its tokens come to: {_reasons(compute, told)}"
+        )
+    if compute.mfu is None and compute.peak_tflops is not None:
+        yield compute.no_mfu
+
+
+def _reasons(compute: Compute, told: float) -> str:
+    """Return why two counts may differ, the likeliest first."""
+    other = compute.otherwise * compute.tokens_per_s_per_gpu / 1e12
+    convention = "causal" if compute.attention == "full" else "full"
+    if other > 0 and abs(told / other - 1) <= MOST_APART:
+        return f"it counts {convention} attention, where {compute.attention} was expected"
+    model = f"{compute.architecture} with sequences of {compute.seq_len}"
+    return f"it trains something else than {model}, or counts by another formula"

@@ -1,0 +1,194 @@
+"""Python's tracebacks in a log, each process's for itself: the exception that ended it, and where it was raised.
+
+What stands before the first line of a traceback (a rank, a node, a time) is expected before its other lines too; where
+they come without it, they are those that come next.  Lines of several processes may be mixed as far as they differ in
+it.
+"""
+
+from __future__ import annotations
+
+import re
+
+from msgspec.structs import replace
+
+from madlite.measure.grammar import (
+    ASIDE,
+    EXCEPTION,
+    HANDLING,
+    MARK,
+    OF_RANK,
+    pattern_of,
+    rank_in,
+    rank_of_task,
+    shape_of,
+    without_logger,
+)
+from madlite.measure.lines import Block
+from madlite.types import Value
+
+_FRAME = re.compile(r'^\s+File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?')
+_LAUNCHERS = re.compile(r"^(?:[\w.]*\.)?(?:ChildFailedError|CalledProcessError|SignalException|SystemExit)\b")
+_IMPORT = re.compile(r"^(?:[\w.]*\.)?(?:ImportError|ModuleNotFoundError)\b")
+_MARKS = (MARK, HANDLING, *ASIDE)
+_BEGIN = re.compile("|".join(map(re.escape, _MARKS)))
+_NONE = ("traceback :", "Original")  # a traceback after these was raised elsewhere
+_SOON = 3  # lines
+_LOST = 3000  # lines after which a traceback that does not end is given up
+_MOST = 64
+_LONGEST = 200  # characters of a label; a longer one is text
+_PACKAGES = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen", "<string>")
+
+
+class Raised(Value, frozen=True):
+    """An exception that nobody caught, as far as a log shows; `at` is the place of its last line in the log.
+
+    `by_launcher` where a launcher raises it because its workers failed; `of_import` where a package is missing, which
+    many programs do without; `handled` where another exception came while it was handled.
+    """
+
+    at: int
+    line: str
+    rank: int | None
+    where: str = ""
+    by_launcher: bool = False
+    of_import: bool = False
+    handled: bool = False
+
+
+class _Open:
+    """A traceback whose exception has not come yet."""
+
+    def __init__(self, label: str) -> None:
+        self.label = pattern_of(label) if label else None
+        self.rank = rank_in(label)
+        self.task = rank_of_task(label)
+        self.labelled: bool | None = None if label else False  # whether its other lines have the label; None: not seen
+        self.lines = 0
+        self.frame = self.own_frame = ""
+
+    def after_label(self, line: str) -> str | None:
+        """Return what comes after the label; None of a line that does not have it."""
+        if self.labelled is False or self.label is None or (found := self.label.match(line)) is None:
+            return None
+        self.labelled = True
+        return line[found.end() :]
+
+    def takes_plain(self, line: str) -> bool:
+        """Say whether a line without the label can be of this traceback: if its first frame had none either."""
+        if self.labelled is None and _FRAME.match(line):
+            self.labelled = False
+        return self.labelled is False
+
+    def note(self, frame: re.Match[str]) -> None:
+        inside = f" in {frame['function']}" if frame["function"] else ""
+        self.frame = f"{frame['file']}:{frame['line']}{inside}"
+        if not any(part in frame["file"] for part in _PACKAGES):
+            self.own_frame = self.frame
+
+    @property
+    def whose(self) -> int | None:
+        return self.task if self.rank is None and self.labelled else self.rank
+
+
+class TracebackScan:
+    """Keeps the exceptions in the order of the log, at most a few dozen."""
+
+    def __init__(self) -> None:
+        self.raised: list[Raised] = []
+        self.begun = ""  # the first line by which a traceback begins
+        self._keys: list[str] = []  # of each that was raised, the shape of its label
+        self._open: dict[str, _Open] = {}
+        self._aside: dict[str, int] = {}  # of how many lines the next may begin a traceback that ends nothing
+
+    def feed(self, block: Block, begin: int = 0) -> None:
+        """Take lines in, which begin at a place of the log."""
+        text, at = block.text, 0
+        marked = any(mark in text for mark in _MARKS)
+        while at < len(text):
+            if not self._open and not self._aside:
+                found = _BEGIN.search(text, at) if marked else None
+                if found is None:
+                    return
+                at = text.rfind("\n", 0, found.start()) + 1
+            end = text.find("\n", at)
+            end = len(text) if end < 0 else end
+            self._take(begin + at, text[at:end])
+            at = end + 1
+
+    def _take(self, at: int, line: str) -> None:
+        begins = _BEGIN.search(line)
+        if begins is not None:
+            label = line[: begins.start()]
+            self._start(begins[0], label if len(label) <= _LONGEST else "", line)
+        elif self._open:
+            self._go_on(at, line)
+        if self._aside:
+            self._age(line)
+
+    def _start(self, mark: str, label: str, line: str) -> None:
+        key = shape_of(label)
+        if mark in ASIDE:
+            self._aside[key] = _SOON + 1
+        elif mark == HANDLING:
+            self._handled(key)
+        elif not label.strip().endswith(_NONE):
+            if self._aside.pop(key, 0):
+                self._open.pop(key, None)
+            else:
+                self._open[key] = _Open(label)
+                self.begun = self.begun or line
+
+    def _handled(self, key: str) -> None:
+        """Note that the last exception was handled; a logger's label may be before another line of its message."""
+        if key:
+            places = [place for place, other in enumerate(self._keys) if other == key]
+        else:
+            places = [place for place, other in enumerate(self._keys) if not OF_RANK.search(other)]
+        if places:
+            self.raised[places[-1]] = replace(self.raised[places[-1]], handled=True)
+
+    def _go_on(self, at: int, line: str) -> None:
+        for key, one in self._open.items():
+            if (text := one.after_label(line)) is not None:
+                return self._read(at, text, one, key)
+        last = next((key for key, one in reversed(self._open.items()) if one.takes_plain(line)), None)
+        if last is not None:
+            self._read(at, without_logger(line), self._open[last], last)
+        return None
+
+    def _read(self, at: int, text: str, one: _Open, key: str) -> None:
+        one.lines += 1
+        if frame := _FRAME.match(text):
+            one.note(frame)
+        elif EXCEPTION.match(text):
+            del self._open[key]
+            self._keep(at, text.strip(), one, key)
+        elif one.lines > _LOST:
+            del self._open[key]
+
+    def _age(self, line: str) -> None:
+        """Count a line of whom an exception aside was said."""
+        head = shape_of(line[:_LONGEST])
+        for key in [key for key in self._aside if head.startswith(key) and (key or rank_in(line) is None)]:
+            self._aside[key] -= 1
+            if not self._aside[key]:
+                del self._aside[key]
+
+    def _keep(self, at: int, text: str, one: _Open, key: str) -> None:
+        rank = one.whose
+        same = next((n for n, other in enumerate(self.raised) if other.rank == rank and other.line == text), None)
+        if same is not None and self.raised[same].handled:  # this time nobody handled it
+            del self.raised[same], self._keys[same]
+        elif same is not None or len(self.raised) >= _MOST:
+            return
+        self.raised.append(
+            Raised(
+                at=at,
+                line=text,
+                rank=rank,
+                where=one.own_frame or one.frame,
+                by_launcher=_LAUNCHERS.match(text) is not None,
+                of_import=_IMPORT.match(text) is not None,
+            )
+        )
+        self._keys.append(key)

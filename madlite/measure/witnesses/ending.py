@@ -1,0 +1,95 @@
+"""Witnesses of a run's end: its exit code, its last step, what launchers say, the framework's end mark."""
+
+from __future__ import annotations
+
+from madlite.measure.number import last_step, no_step
+from madlite.measure.witnesses import table
+from madlite.measure.witnesses.known import Known
+from madlite.measure.witnesses.table import Testimony, say
+from madlite.types import Cause, Exit
+
+
+def exit_code(known: Known) -> Testimony:
+    """Ask how the model's step ended, and who ended it."""
+    seen = known.seen
+    if seen is None:
+        return say(table.NO_EXIT)
+    if seen.stopped is not Cause.NONE:
+        return say(table.STOPPED, seen.stopped_text, seen.stopped_line, cause=seen.stopped)
+    if seen.exit is None or seen.failed_action:
+        code = _step_end(seen.exit) if seen.exit else ""
+        return say(table.NOT_RUN, f"the step '{seen.failed_action or 'start'}' failed{code}", seen.failed_line)
+    if seen.exit.code != 0:
+        how = f"killed by signal {-seen.exit.code}" if seen.exit.code < 0 else f"exit code {seen.exit.code}"
+        return say(table.ENDED_ILL, f"the workload failed: {how}", known.log.telling_line)
+    return say(table.ENDED_WELL, "exit code 0")
+
+
+def end_of_steps(known: Known) -> Testimony:
+    """Ask whether the last step that was asked for is there."""
+    log, asked = known.log, known.asked
+    last = last_step(asked, log)
+    if last is None:
+        return _no_step(known)
+    if asked.steps is not None and last < asked.steps:
+        text = f"step {last} was the last of {asked.steps} asked for"
+        if known.by_steps:
+            return say(table.CUT_SHORT, text, log.cut_line)
+        return say(table.NO_LAST if log.ended else table.CUT_SHORT_SCRIPT, text)  # not each step may have a line
+    if log.restarted_at is not None and known.by_steps:  # a script may well train more than once
+        text = f"the steps went back to {log.restarted_at}: a training was started again, and both may be in the window"
+        return say(table.WENT_BACK, text)
+    if asked.steps is None:
+        return say(table.NO_LAST, f"step {last} was the last; nobody says how many there were to be")
+    last_of = f", in the last of {log.trainings} trainings" if log.trainings > 1 else ""
+    return say(table.ARRIVED, f"step {asked.steps} of {asked.steps}{last_of}")
+
+
+def launcher(known: Known) -> Testimony:
+    """Ask whether a launcher says that a process failed, whose exit code a pipe or `|| true` has hidden.
+
+    Who switches the scan of a script's output off calls its errors harmless.
+    """
+    log = known.log
+    if line := log.launcher_line:
+        if known.by_steps or (log.steps and log.scanned):
+            return say(table.LAUNCHER_FAILED, "the training's launcher says that it failed", log.fatal_line)
+        return say(table.LAUNCHER_ODD, f"a launcher says that a process failed: {line}")
+    if log.steps and log.fatal_line and not log.ended:
+        if known.seen and known.by_steps and _prints_mark(known):
+            text = f"the log has no '{known.asked.rule.end_mark}', and says after its last step: {log.fatal_line}"
+            return say(table.DIED, text, log.fatal_line)
+        return say(table.ENDED_ODD, f"after its last step and without an end mark the log says: {log.fatal_line}")
+    return say(table.LAUNCHED_WELL)
+
+
+def end_mark(known: Known) -> Testimony:
+    """Ask for the line with which a framework ends a training; of several nodes another one may print it."""
+    log, rule = known.log, known.asked.rule
+    if log.missed_mark:
+        return say(table.MARK_MISSED, log.missed_mark, log.telling_line)
+    if log.ended:
+        return say(table.MARKED)
+    if not rule.end_mark:
+        return say(table.NO_MARK, "the framework prints none" if known.by_steps else "a card's own script has none")
+    if not log.steps:
+        return say(table.NO_MARK, "no step was read that one could come after")
+    if not _prints_mark(known):
+        return say(table.NO_MARK, "of several nodes another one prints it")
+    return say(table.MARK_GONE, f"the log has no '{rule.end_mark}' after its last step")
+
+
+def _prints_mark(known: Known) -> bool:
+    """Say whether a training that came to its end has left the framework's end mark in this log."""
+    one_node = known.plan is None or known.plan.place.nodes == 1
+    return bool(known.asked.rule.end_mark) and one_node
+
+
+def _no_step(known: Known) -> Testimony:
+    if known.by_steps:
+        return say(table.NO_STEP, no_step(known.asked, known.log), known.log.telling_line)
+    return say(table.NO_LAST, "no step was read in what the card's own script printed")
+
+
+def _step_end(ended: Exit) -> str:
+    return f" (over its limit, after {ended.duration_s:.0f} s)" if ended.timed_out else f" (exit code {ended.code})"

@@ -1,0 +1,173 @@
+"""What each witness can say and what follows: the one place that the code and docs/verdict.md have it from."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from madlite.types import Cause, Value, Witness
+
+Says = Literal["agrees", "doubts", "denies", "silent"]
+
+
+class Row(Value, frozen=True):
+    """One thing a witness can say: when, and of a denial the causes that a failure can have by it.
+
+    Where `when` has several cases the testimony says which of them it is.
+    """
+
+    witness: str
+    says: Says
+    when: str
+    causes: tuple[Cause, ...] = ()
+
+    @property
+    def outcome(self) -> str:
+        """What follows for the run, in words."""
+        if self.says == "denies":
+            return f"FAILURE ({', '.join(cause.value for cause in self.causes)})"
+        return {"agrees": "speaks for it", "doubts": "SUCCESS, suspect"}.get(self.says, "nothing")
+
+
+class Testimony(Value, frozen=True):
+    """What one witness says of one run; `cause` and `evidence`, the line that shows it, are a denial's."""
+
+    row: Row
+    text: str
+    cause: Cause = Cause.NONE
+    evidence: str = ""
+
+    @property
+    def witness(self) -> Witness:
+        """The witness as records have it."""
+        return Witness(name=self.row.witness, says=self.row.says, text=self.text)
+
+
+def say(row: Row, text: str = "", evidence: str = "", cause: Cause = Cause.NONE) -> Testimony:
+    """Return a testimony by a row; a denial has the row's own cause where it names none."""
+    of_row = row.causes[0] if row.causes else Cause.NONE
+    return Testimony(
+        row=row, text=text or row.when, cause=cause if cause is not Cause.NONE else of_row, evidence=evidence
+    )
+
+
+ENDED_WELL = Row("exit_code", "agrees", "the model's step ended with exit code 0")
+STOPPED = Row(
+    "exit_code",
+    "denies",
+    "madlite ended the run: over its time limit, hung, or on a signal",
+    (Cause.TIMEOUT, Cause.HANG, Cause.INTERRUPTED),
+)
+NOT_RUN = Row("exit_code", "denies", "a step before the model's own failed", (Cause.PREPARE,))
+ENDED_ILL = Row("exit_code", "denies", "the model's step ended with another exit code than 0", (Cause.EXIT_CODE,))
+NO_EXIT = Row("exit_code", "silent", "a log that madlite did not make has no exit code")
+
+LOSS_FINE = Row("loss", "agrees", "every loss is finite")
+LOSS_NAN = Row("loss", "denies", "a loss is NaN or infinite", (Cause.NAN_LOSS,))
+LOSS_GONE = Row("loss", "denies", "no step reports a loss, though the framework prints one", (Cause.NAN_LOSS,))
+LOSS_ODD = Row("loss", "doubts", "a loss is NaN or infinite in the log of a card's own script")
+LOSS_UNKNOWN = Row("loss", "silent", "no step was read, or the framework prints no loss")
+
+ARRIVED = Row("last_step", "agrees", "the last step that was asked for is there")
+NO_STEP = Row("last_step", "denies", "the log has no training step, or none of those asked for", (Cause.NO_METRIC,))
+CUT_SHORT = Row("last_step", "denies", "the log ends before the last step that was asked for", (Cause.INCOMPLETE,))
+CUT_SHORT_SCRIPT = Row("last_step", "doubts", "the log of a card's own script ends before the steps that it says")
+WENT_BACK = Row("last_step", "doubts", "the steps went back: several trainings are in one window")
+NO_LAST = Row("last_step", "silent", "nobody says how many steps there were to be, or a script's steps are not known")
+
+NO_PATTERN = Row("error_pattern", "agrees", "a card's own script printed none of MAD's error patterns")
+PATTERN = Row(
+    "error_pattern",
+    "denies",
+    "a card's own script printed an error pattern beside its number, which stays in the row",
+    (Cause.ERROR_PATTERN,),
+)
+NOT_SCANNED = Row("error_pattern", "silent", "not looked for: a rendered run, the scan switched off, or no number")
+
+LAUNCHED_WELL = Row("launcher", "agrees", "after the last step no launcher says that a process failed")
+LAUNCHER_FAILED = Row(
+    "launcher",
+    "denies",
+    "after the last step a launcher says that a process failed, behind exit code 0",
+    (Cause.EXIT_CODE,),
+)
+DIED = Row(
+    "launcher",
+    "denies",
+    "after the last step a line looks like a failure, and the end mark that the framework always prints is missing",
+    (Cause.EXIT_CODE,),
+)
+LAUNCHER_ODD = Row("launcher", "doubts", "the same in the log of a card's own script whose errors are allowed")
+ENDED_ODD = Row(
+    "launcher", "doubts", "the same where no end mark is to be expected, or of a log that madlite did not make"
+)
+
+MARKED = Row("end_mark", "agrees", "the framework's end mark comes after the last step")
+MARK_MISSED = Row("end_mark", "denies", "the mark that was said to decide is not there", (Cause.INCOMPLETE,))
+MARK_GONE = Row("end_mark", "doubts", "the framework prints one always, and it is not there")
+NO_MARK = Row("end_mark", "silent", "the framework prints none, another node does, or there is no step")
+
+NUMBER = Row("metric", "agrees", "there is a number, finite and of the right sign")
+NO_NUMBER = Row(
+    "metric", "denies", "there is no number after the warm-up, in no line, or in no file", (Cause.NO_METRIC,)
+)
+NO_RESULT = Row("metric", "denies", "the number is text, NaN, infinite, or a speed of 0 or less", (Cause.BAD_NUMBER,))
+
+FRESH = Row("artifact", "agrees", "the results file was written since the start")
+STALE = Row("artifact", "denies", "there is no results file, or only one from before the start", (Cause.NO_METRIC,))
+NO_ARTIFACT = Row("artifact", "silent", "the result is in no file")
+
+CONFIG_SAME = Row("config", "agrees", "all that the trainer's log says of its configuration is as planned")
+CONFIG_OTHER = Row(
+    "config",
+    "denies",
+    "the log says another sequence length, batch, world size or precision than the row would",
+    (Cause.CONFIG,),
+)
+CONFIG_ODD = Row("config", "doubts", "the log says other steps, model or parallel degrees than planned")
+CONFIG_UNKNOWN = Row("config", "silent", "the log says nothing of it, there is no plan, or a card's own script decides")
+
+ALL_RANKS = Row("ranks", "agrees", "the ranks that print are there, each with as many steps")
+RANKS_MISSING = Row("ranks", "doubts", "fewer ranks report steps than were to print, or several do and not all")
+RANKS_UNEVEN = Row("ranks", "doubts", "a rank stops before the last step that others reach, or reports fewer steps")
+RANKS_UNKNOWN = Row("ranks", "silent", "no line names its rank, or a card's own script may train more than once")
+
+LOSS_FALLS = Row("loss_trend", "agrees", "the loss does not explode")
+LOSS_RISES = Row("loss_trend", "doubts", "the last loss, or that of the last steps, is far above those before")
+GRADIENT_RISES = Row(
+    "loss_trend", "doubts", "the gradient norm of the last steps is not finite or far above the first ones'"
+)
+LOSS_SHORT = Row("loss_trend", "silent", "too few losses, or a loss that is not above 0")
+
+MEMORY_FINE = Row("memory", "agrees", "no line tells of memory that ran out or was asked for twice")
+MEMORY_OUT = Row("memory", "doubts", "a line says that GPU memory ran out, though the run went on")
+MEMORY_ENDED = Row("memory", "denies", "GPU memory ran out, which ended a run that failed", (Cause.EXIT_CODE,))
+MEMORY_RETRIED = Row("memory", "doubts", "the allocator had to free its cache and try again, which costs time")
+
+ALONE = Row("strangers", "agrees", "no other process used the GPUs")
+NOT_ALONE = Row("strangers", "doubts", "a process that is not the run's used its GPUs")
+COMPANY_UNKNOWN = Row("strangers", "silent", "no GPU, or it was not asked, or did not answer")
+
+COUNTED = Row("compute", "agrees", "the work per second is possible; where the framework counts it too, within 2 %")
+IMPOSSIBLE = Row("compute", "doubts", "the work per second is above the GPU's peak")
+COUNTED_OTHERWISE = Row(
+    "compute", "silent", "the framework's figure is more than 2 % apart, which is told as a finding"
+)
+NOT_COUNTED = Row("compute", "silent", "the model's shape, or its tokens, are not known, or there is no window")
+
+# in the order in which they explain: of several denials the first is the verdict's
+TABLE: tuple[Row, ...] = (
+    *(ENDED_WELL, STOPPED, NOT_RUN, ENDED_ILL, NO_EXIT),
+    *(LOSS_FINE, LOSS_NAN, LOSS_GONE, LOSS_ODD, LOSS_UNKNOWN),
+    *(ARRIVED, NO_STEP, CUT_SHORT, CUT_SHORT_SCRIPT, WENT_BACK, NO_LAST),
+    *(NO_PATTERN, PATTERN, NOT_SCANNED),
+    *(LAUNCHED_WELL, LAUNCHER_FAILED, LAUNCHER_ODD, DIED, ENDED_ODD),
+    *(MARKED, MARK_MISSED, MARK_GONE, NO_MARK),
+    *(FRESH, STALE, NO_ARTIFACT),
+    *(NUMBER, NO_NUMBER, NO_RESULT),
+    *(CONFIG_SAME, CONFIG_OTHER, CONFIG_ODD, CONFIG_UNKNOWN),
+    *(ALL_RANKS, RANKS_MISSING, RANKS_UNEVEN, RANKS_UNKNOWN),
+    *(LOSS_FALLS, LOSS_RISES, GRADIENT_RISES, LOSS_SHORT),
+    *(MEMORY_FINE, MEMORY_ENDED, MEMORY_OUT, MEMORY_RETRIED),
+    *(ALONE, NOT_ALONE, COMPANY_UNKNOWN),
+    *(COUNTED, IMPOSSIBLE, COUNTED_OTHERWISE, NOT_COUNTED),
+)

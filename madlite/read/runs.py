@@ -1,0 +1,155 @@
+"""The runs of a working folder: found by name, and each in a line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from datetime import datetime, timezone
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from madlite.errors import RecordError, UsageProblem
+from madlite.plan.make import RUNS
+from madlite.record.record import Record
+from madlite.record.stored import load_record, read_plan, with_plan
+from madlite.run.batch import cards_asked, interrupted_batches
+from madlite.run.folder import LOCK, PLAN, RECORD, check_runs_folder, is_alive
+from madlite.run.regular import real_folders
+from madlite.types import Metric, Status, Value
+
+RUNNING, CUT_OFF, UNREADABLE = "RUNNING", "CUT OFF", "UNREADABLE"
+LAST = "last"
+
+
+class Run(Value, frozen=True):
+    """One run of the list: `state` is its status, or that it goes on, was cut off or cannot be read.
+
+    Of a run without a record, the record has what its plan says.
+    """
+
+    folder: Path
+    state: str
+    record: Record
+    problem: str = ""
+
+    @property
+    def headline(self) -> Metric | None:
+        """The number of a success: the steady window's, else the first."""
+        record = self.record
+        if self.state != Status.SUCCESS.value or not record.metrics:
+            return None
+        return record.metrics[-1 if record.window is not None else 0]
+
+    @property
+    def when(self) -> str:
+        """When it started, UTC: `2026-11-21 14:36:59`."""
+        text = self.record.started
+        if text[10:11] == "T":
+            return text[:19].replace("T", " ")
+        return f"{datetime.fromtimestamp(_began(self.folder) / 1e9, timezone.utc):%Y-%m-%d %H:%M:%S}"
+
+
+def runs_folder(folder: Path) -> Path:
+    """Return the folder of runs of a working folder, which may itself be named.
+
+    Raises:
+        UsageProblem: there is no such working folder, or a file has the name of its folder of runs.
+    """
+    if not folder.is_dir():
+        raise UsageProblem(f"{folder} is no folder", "name the one that madlite run was started in: --dir DIR")
+    below = folder / RUNS
+    if folder.name == RUNS and not below.is_dir():
+        return folder
+    check_runs_folder(folder)
+    return below
+
+
+def list_runs(runs: Path) -> tuple[Run, ...]:
+    """Return the runs, the newest last; one whose record is broken is told as such.
+
+    Those that a kill kept from having a plan are among them, under the card that their batch names.
+    """
+    known = cards_asked(runs)
+    folders = [folder for folder in real_folders(runs) if is_run(folder)]
+    begun = (asked.id for batch in interrupted_batches(runs.parent) for asked in batch.begun if runs.name == RUNS)
+    folders += [runs / name for name in begun if "/" not in name]
+    found = [_named(open_run(folder), known) for folder in folders]
+    return tuple(sorted(found, key=lambda run: (run.when, _began(run.folder), run.folder.name)))
+
+
+def _named(run: Run, known: Mapping[str, str]) -> Run:
+    """Return a run under the card that its batch names, where nothing of its own names one."""
+    card = known.get(run.folder.name, "")
+    return replace(run, record=replace(run.record, card=card)) if card and not run.record.card else run
+
+
+def is_run(folder: Path) -> bool:
+    """Say whether a folder is a run's."""
+    return any((folder / name).exists() for name in (RECORD, PLAN, LOCK))
+
+
+def open_run(folder: Path) -> Run:
+    """Return one run; never raises for what its folder holds."""
+    blank = Record(id=folder.name, status=Status.FAILURE, version=0)
+    problem, record = "", None
+    try:
+        record = load_record(folder)
+    except RecordError as error:
+        problem = error.message
+    if record is not None:
+        return Run(folder=folder, state=record.status.value, record=record)
+    plan = read_plan(folder)
+    known = with_plan(blank, plan) if plan is not None else blank
+    if problem:
+        return Run(folder=folder, state=UNREADABLE, record=known, problem=problem)
+    return Run(folder=folder, state=RUNNING if is_alive(folder) else CUT_OFF, record=known)
+
+
+def find_run(runs: Path, name: str) -> Path:
+    """Return the folder of the run that a name stands for: its id, a part of it that no other has, or `last`.
+
+    Raises:
+        UsageProblem: no run or several are named so.
+    """
+    folders = [folder for folder in real_folders(runs) if is_run(folder)]
+    if not folders:
+        raise UsageProblem(f"there are no runs in {runs}", "name the working folder: --dir DIR")
+    if name == LAST:
+        return list_runs(runs)[-1].folder
+    by_name = {folder.name: folder for folder in folders}
+    if name in by_name:
+        return by_name[name]
+    matching = [each for each in by_name if name and each.startswith(name)] or [
+        each for each in by_name if name and name in each
+    ]
+    if len(matching) == 1:
+        return by_name[matching[0]]
+    raise _several(name, matching) if matching else _unknown(name, by_name)
+
+
+def _several(name: str, matching: list[str]) -> UsageProblem:
+    more = f", and {len(matching) - 5} more" if len(matching) > 5 else ""
+    return UsageProblem(
+        f"'{name}' is part of {len(matching)} runs: {', '.join(matching[-5:])}{more}", "name more of it"
+    )
+
+
+def _unknown(name: str, known: Iterable[str]) -> UsageProblem:
+    from difflib import get_close_matches
+
+    names = list(known)
+    parts = {part: each for each in names for part in (each, each[16:-7], each[-6:])}
+    close = get_close_matches(name, parts, n=1, cutoff=0.5)
+    hint = f"did you mean {parts[close[0]]}?   " if close else ""
+    return UsageProblem(f"no run '{name}'", f"{hint}madlite runs lists them")
+
+
+def _began(folder: Path) -> int:
+    """Return when a run's plan was written, in nanoseconds; where there is none, what its name says, and else 0."""
+    with suppress(OSError):
+        return (folder / PLAN).lstat().st_mtime_ns
+    with suppress(ValueError):
+        named = datetime.strptime(folder.name[:15], "%Y%m%dT%H%M%S").replace(tzinfo=timezone.utc)
+        return int(named.timestamp()) * 10**9
+    return 0

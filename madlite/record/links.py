@@ -1,0 +1,57 @@
+"""Links among the files that madlite writes: a user may have laid them, and so may a workload.
+
+One that stays in its folder is followed.  One that leads out of it is followed to a file that is there and is such a
+file already; nothing is made outside, and nothing else is written over.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from madlite.errors import RecordError
+from madlite.record.header import read_header, text_of
+from madlite.record.typed import read_json
+from madlite.types import Json
+
+_OF_A_RUN = {"n_gpus", "pipeline"}  # what every object of a side file has
+
+
+def outside(path: Path) -> Path | None:
+    """Return the file outside of its own folder that a link names, there or not; None for all other paths."""
+    if not path.is_symlink():
+        return None
+    target = Path(os.path.realpath(path))
+    return None if target.is_relative_to(os.path.realpath(path.parent)) else target
+
+
+def check_side_file(path: Path) -> None:
+    """Check that what a side file's link leads to outside of its folder is a side file, or empty.
+
+    Raises:
+        RecordError: it is something else, which is not written over.
+        OSError: it cannot be read.
+    """
+    target = outside(path)
+    if target is None or not target.is_file():  # what is not there, or no plain file, is refused where it is opened
+        return
+    try:
+        known = _is_table(target) if path.suffix == ".csv" else _is_told(target.read_bytes())
+    except (RecordError, ValueError, RecursionError):
+        known = False
+    if not known:
+        raise RecordError(f"{path} is a link to {target}, which is no such file: it is left as it is", f"rm {path}")
+
+
+def _is_table(path: Path) -> bool:
+    with path.open("rb") as file, text_of(file.fileno()) as text:
+        read_header(path, text)
+    return True
+
+
+def _is_told(data: bytes) -> bool:
+    if not data.strip():
+        return True
+    value: Json = read_json(data)
+    every = value if isinstance(value, list) else [value]
+    return all(isinstance(one, dict) and one.keys() >= _OF_A_RUN for one in every)

@@ -1,0 +1,153 @@
+"""perf.csv made again from the records of its runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from madlite.errors import RecordError, UsageProblem
+from madlite.record.header import STANDARD_COLUMNS, Header
+from madlite.record.intent import Rows, has_none, read_intent, rows_path
+from madlite.record.lines import csv_line
+from madlite.record.locked import Held, explained, held
+from madlite.record.perfcsv import joining_columns
+from madlite.record.stored import load_record
+from madlite.record.whole import keep_owner_and_mode, sync_folder
+from madlite.run.folder import CLEANED, PLAN, RECORD, is_alive
+from madlite.run.regular import read_regular, real_folders
+from madlite.types import Value
+
+NO_ROW = "no row"  # what a run that was cut off is marked with, where that is known
+_MARK_BYTES = 1 << 16
+
+
+class Rebuilt(Value, frozen=True):
+    """What was written, and of which runs there was nothing to write or something to say."""
+
+    rows: int
+    runs: int
+    notes: tuple[str, ...] = ()
+
+
+class _Found(Value, frozen=True):
+    rows: tuple[Rows, ...]
+    notes: tuple[str, ...]
+
+
+def rebuild(output: Path, runs: Path, *, of: Path | None = None, force: bool = False) -> Rebuilt:
+    """Write the rows of the runs below `runs`, in the order in which they were appended.
+
+    Taken are the rows that went to the file `of`; without it those that went to `output`, or where none did, to the
+    one file that all of them name.  A file that is there is replaced with `force` alone, in one step.
+
+    Raises:
+        UsageProblem: there are no runs, they name several files, or a file is there.
+        RecordError: the file cannot be written.
+    """
+    if not runs.is_dir():
+        raise UsageProblem(f"there are no runs in {runs}", "name their folder: --runs DIR")
+    if not force and output.exists() and output.stat().st_size:
+        raise UsageProblem(
+            f"{output} is there already", f"--force replaces it, or write another file: -o new-{output.name}"
+        )
+    with explained(output), held(output) as file:  # nobody appends meanwhile: what is under way is in a folder
+        try:
+            found = _find(runs)
+            chosen = _choose(found.rows, output, of, runs.parent)
+            ordered = sorted(chosen, key=lambda rows: (rows.at, rows.offset))
+            _replace(file, ordered)
+        except BaseException:
+            if file.is_new:
+                file.target.unlink(missing_ok=True)
+            raise
+    notes = (*found.notes, *_left_out(found.rows, chosen), *_not_appended(ordered))
+    return Rebuilt(rows=sum(len(one.cells) for one in ordered), runs=len(ordered), notes=notes)
+
+
+def _find(runs: Path) -> _Found:
+    found: list[Rows] = []
+    notes: list[str] = []
+    for folder in real_folders(runs):
+        if not any((folder / name).exists() for name in (PLAN, RECORD)):
+            continue
+        try:
+            record = load_record(folder)
+        except RecordError as problem:
+            notes.append(f"{folder.name}: {problem.message}")
+            continue
+        rows = record.rows if record is not None else _of_cut_off(folder, notes)
+        if rows is not None:
+            found.append(rows)
+        elif record is not None and not record.version:
+            notes.append(f"{folder.name}: its record is of an older madlite and has no row")
+    return _Found(rows=tuple(found), notes=tuple(notes))
+
+
+def _of_cut_off(folder: Path, notes: list[str]) -> Rows | None:
+    """Return the rows of a run without a record, where they may be in the file: it was killed right after them."""
+    rows = read_intent(folder)
+    if rows is not None and (is_alive(folder) or _mark(folder) != NO_ROW):
+        if not is_alive(folder):
+            notes.append(f"{folder.name}: cut off while its row was written; the row is taken in")
+        return rows
+    goes_on = is_alive(folder)
+    row = "so no row" if goes_on or has_none(folder) else "a row that it may have is left out"
+    notes.append(f"{folder.name}: no record, and {row}: {'it goes on' if goes_on else 'it was cut off'}")
+    return None
+
+
+def _mark(folder: Path) -> str:
+    try:
+        return read_regular(folder / CLEANED, _MARK_BYTES).decode("utf-8", "replace").strip()
+    except OSError:
+        return ""
+
+
+def _choose(rows: Sequence[Rows], output: Path, of: Path | None, workspace: Path) -> list[Rows]:
+    paths = list(dict.fromkeys(one.path for one in rows))
+    if not rows:
+        raise UsageProblem("no run has a record with rows", "madlite runs lists them")
+    wanted = rows_path(of or output, workspace)
+    if wanted not in paths:
+        if of is not None or len(paths) > 1:
+            raise UsageProblem(
+                f"no run appended to {wanted}; files that runs appended to: {', '.join(paths)}", f"--of {paths[0]}"
+            )
+        wanted = paths[0]
+    return [one for one in rows if one.path == wanted]
+
+
+def _left_out(rows: Sequence[Rows], chosen: Sequence[Rows]) -> Iterator[str]:
+    others = {one.path for one in rows} - {one.path for one in chosen}
+    if others:
+        yield f"left out: rows of runs that appended to {', '.join(sorted(others))}"
+
+
+def _not_appended(rows: Iterable[Rows]) -> Iterator[str]:
+    for one in rows:
+        if not one.appended and one.kept:
+            model = one.cells[0].get("model", "") if one.cells else ""
+            yield f"a row of {model} that {one.path} did not take at {one.at} is taken in"
+
+
+def _replace(file: Held, ordered: Sequence[Rows]) -> None:
+    header = Header(
+        columns=(*STANDARD_COLUMNS, *joining_columns((), [cells for one in ordered for cells in one.cells]))
+    )
+    beside = file.target.with_name(f".{file.target.name}.{os.getpid()}")
+    try:
+        with beside.open("w", encoding="utf-8", newline="", errors="backslashreplace") as new:
+            if not file.is_new:
+                keep_owner_and_mode(os.fstat(file.fd), file.target, beside)
+            new.write(csv_line(header.columns, header.newline))
+            new.writelines(csv_line(header.arrange(cells), header.newline) for one in ordered for cells in one.cells)
+            new.flush()
+            os.fsync(new.fileno())
+        if not file.is_current():
+            raise RecordError(f"{file.target} was replaced by another program meanwhile", "run it again")
+        beside.replace(file.target)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+    sync_folder(file.target.parent)

@@ -1,0 +1,137 @@
+"""Records as they lie in the folders of runs, ours of any version and what a hostile workload made of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from madlite.errors import RecordError
+from madlite.record.record import VERSION, Record
+from madlite.run.folder import PLAN, RECORD
+from madlite.run.regular import read_regular
+from madlite.types import Place, Scalar, Value, Variant
+
+LIMIT_BYTES = 256 << 20
+_LIMIT_PLAN_BYTES = 16 << 20
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError)
+
+
+class PlannedCard(Value, frozen=True):
+    """What of a card a plan's file is asked for."""
+
+    name: str = ""
+    source: str = ""
+    url: str = ""
+    tags: tuple[str, ...] = ()
+
+
+class PlannedImage(Value, frozen=True):
+    """What of an image a plan's file is asked for."""
+
+    ref: str = ""
+
+
+class PlanFile(Value, frozen=True):
+    """What is read of a run's plan.json, where there is no record that tells it."""
+
+    id: str = ""
+    card: PlannedCard = PlannedCard()
+    backend: str = ""
+    runtime: str = ""
+    place: Place | None = None
+    variant: Variant | None = None
+    settings: dict[str, Scalar] = {}
+    image: PlannedImage | None = None
+    origins: dict[str, str] = {}
+    args: str = ""
+    model_args: str | None = None
+    overrides: tuple[tuple[str, str | None], ...] = ()
+    timeout_s: float | None = None
+
+
+class _Versioned(Value, frozen=True):
+    version: int = 0
+
+
+class _Old(Value, frozen=True):
+    """A record of before there were versions: the result alone, its id under another name."""
+
+    plan_id: str = ""
+
+
+def load_record(folder: Path) -> Record | None:
+    """Return the record of a run's folder, None where it has none.
+
+    Raises:
+        RecordError: there is one that cannot be read, in a few words.
+    """
+    try:
+        data = read_regular(folder / RECORD, LIMIT_BYTES)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise RecordError(f"{RECORD}: {error.strerror}") from error
+    try:
+        version = msgspec.json.decode(data, type=_Versioned).version
+        return _current(data) if version else _old(folder, data)
+    except _UNREADABLE as error:
+        newer = f"it is of version {version}, of a newer madlite" if data and _version(data) > VERSION else ""
+        raise RecordError(f"{RECORD}: {newer or error}") from error
+
+
+def read_record(folder: Path) -> Record | None:
+    """Return the record of a run's folder; None where it has none that can be read."""
+    try:
+        return load_record(folder)
+    except RecordError:
+        return None
+
+
+def read_plan(folder: Path) -> PlanFile | None:
+    """Return what a run's plan says; None where nobody can read it."""
+    try:
+        return msgspec.json.decode(read_regular(folder / PLAN, _LIMIT_PLAN_BYTES), type=PlanFile, strict=False)
+    except (OSError, *_UNREADABLE):
+        return None
+
+
+def _current(data: bytes) -> Record:
+    return msgspec.json.decode(data, type=Record)
+
+
+def _version(data: bytes) -> int:
+    try:
+        return msgspec.json.decode(data, type=_Versioned).version
+    except _UNREADABLE:
+        return 0
+
+
+def _old(folder: Path, data: bytes) -> Record:
+    """Return a record of before there were versions, with what the plan beside it says."""
+    fields = msgspec.json.decode(data)
+    fields["id"] = msgspec.json.decode(data, type=_Old).plan_id or folder.name
+    record = msgspec.structs.replace(msgspec.convert(fields, Record), version=0)
+    plan = read_plan(folder)
+    return with_plan(record, plan) if plan is not None else record
+
+
+def with_plan(record: Record, plan: PlanFile) -> Record:
+    """Return a record with what a plan says, for a run that has none of its own or an old one."""
+    return msgspec.structs.replace(
+        record,
+        card=plan.card.name,
+        tags=plan.card.tags,
+        card_source=plan.card.source,
+        url=plan.card.url,
+        backend=plan.backend,
+        runtime=plan.runtime,
+        place=plan.place,
+        variant=plan.variant,
+        recipe=str(plan.settings.get("recipe", "")),
+        settings=plan.settings,
+        origins=plan.origins,
+        args=plan.args if plan.model_args is None else plan.model_args,
+        overrides=plan.overrides,
+        timeout_s=plan.timeout_s,
+    )

@@ -1,0 +1,77 @@
+"""What `explain` and the end of a run say of a run's floating-point work."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from madlite.cli.details import compute_lines
+from madlite.cli.explain_compute import compute_rows
+from madlite.measure.compute import count_compute
+from madlite.measure.window import steady_window
+from madlite.plan.architectures import known_architectures
+from madlite.types import Result, Status
+from tests.measure.test_compute import TPS, machine, plan, steps
+
+
+def rows(of):
+    return {name: (value, origin) for name, value, origin in compute_rows(of)}
+
+
+def said(of, speed: float) -> list[str]:
+    run = steps(tokens_per_s_per_gpu=speed)
+    found = count_compute(of, run, steady_window(run, TPS, 5))
+    return list(compute_lines(Result(plan_id="r1", status=Status.SUCCESS, compute=found)))
+
+
+def test_explain_shows_shape_formula_and_peak():
+    assert rows(plan()) == {
+        "architecture": ("32 layers of 4096, 32 heads on 8, ffn 14336, vocabulary 128256", ""),
+        "gflop_per_token": ("57.91 (full attention, sequences of 8192)", "docs/measurement.md"),
+        "peak": ("989.4 TFLOP/s, H200 BF16", "NVIDIA H200 Tensor Core GPU data sheet, H200 SXM"),
+    }
+
+
+def test_explain_says_why_there_is_no_shape_and_no_peak():
+    unknown = msgspec.structs.replace(plan(shape=None), origins={"architecture": "no shape is known of a model 'x'"})
+    assert rows(unknown) == {"architecture": ("-", "no shape is known of a model 'x'")}
+    assert rows(plan(machine("NVIDIA H20")))["peak"] == ("-", "no peak is known of NVIDIA H20")
+    assert "gflop_per_token" not in rows(plan(seq_len=None))
+    assert rows(msgspec.structs.replace(plan(), variant=None)) == {}
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("DeepSeek-V2-lite", "latent of 512, 6 of 64 experts of 1408 + 2816 shared, ffn 10944"),
+        ("Mixtral-8x7B", "32 heads on 8, 2 of 8 experts of 14336, vocabulary 32000"),
+        ("GPT-OSS-20B", "window 128, full every 2, 4 of 32 experts of 2880"),
+        ("Mistral-7B", "window 4096, ffn 14336"),
+        ("Llama-2-7B", "32 layers of 4096, 32 heads, ffn 11008"),
+    ],
+)
+def test_a_shape_is_told_in_its_own_words(model, words):
+    assert words in rows(plan(shape=known_architectures()[model]))["architecture"][0]
+
+
+def test_explain_says_that_weights_are_frozen():
+    assert rows(plan(mode="finetune_lora"))["gflop_per_token"][0] == (
+        "42.9 (full attention, sequences of 8192, weights frozen)"
+    )
+
+
+def test_a_run_ends_with_its_work_and_the_part_of_the_peak():
+    assert said(plan(), 9461.0) == ["548 TFLOP/s/GPU (full attention), 55.4 % of H200's 989 TFLOP/s in BF16"]
+    assert said(plan(machine("NVIDIA H100 NVL", memory_gib=93.6), "causal"), 500.0) == [
+        "25.7 TFLOP/s/GPU (causal attention), 3.1 % of H100 NVL's 836 TFLOP/s in BF16"
+    ]
+
+
+def test_a_run_without_mfu_says_why():
+    assert said(plan(machine(count=0), mode="finetune_lora"), 100.0) == [
+        "4.29 TFLOP/s/GPU (full attention, frozen weights); no MFU: a CPU has no peak here"
+    ]
+
+
+def test_a_run_of_which_nothing_is_known_says_nothing():
+    assert said(plan(shape=None), 9461.0) == []

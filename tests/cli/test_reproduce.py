@@ -1,0 +1,269 @@
+"""`reproduce`: the same run again, with all pinned that can be, and what cannot be in words."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from madlite.cli.explain import command as explain
+from madlite.cli.main import call, main
+from madlite.cli.planning import plan_all
+from madlite.cli.reproduce import command, kept_of
+from madlite.cli.run import command as run_command
+from madlite.cli.setup import make_options
+from madlite.engine.context import context_file, left_out_before
+from madlite.errors import UsageProblem
+from madlite.plugins import Plugins, load_plugins
+from madlite.read.reproduce import Kept, reproduce
+from madlite.record.make import make_record
+from madlite.record.record import record_json
+from madlite.run.folder import CONTEXT
+from madlite.types import ImageUsed, Provenance, Result, Status, Variant
+from tests.cli.stored_runs import good, store
+from tests.factories import make_plan
+
+
+@pytest.fixture(scope="module")
+def plugins() -> Plugins:
+    return load_plugins(only_built_in=True)
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def plans(plugins: Plugins, *words: str):
+    given = dict(explain.make_context("explain", [*words, "--machine", "8xMI300X"]).params)
+    given["tags"] = (*given.pop("tag"), *given["tags"])
+    return [one.plan for one in plan_all(plugins, make_options(given), given)]
+
+
+def command_of(plan, *words: str, **changes: object) -> list[str]:
+    record = make_record(plan, Result(plan_id=plan.id, status=Status.SUCCESS, **changes), None)
+    return list(reproduce(record, kept_of(("run", *words)), {}, Path("nowhere")).words)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--tags", "pyt_train_llama-3.1-8b"],
+        ["--tags", "pyt_train_llama-3.1-8b", "--precision", "FP8", "--steps", "7", "--set", "env.NCCL_DEBUG=INFO"],
+        ["--tags", "primus_pyt_train_llama-3.1-8b:seq_len=4096", "--timeout", "0", "--set", "stop_grace_s=3"],
+        ["--tags", "demo_hf_lora_tiny", "--runtime", "host", "--batch-size", "3"],
+    ],
+)
+def test_every_run_of_a_tag_comes_back_as_it_was(plugins, words):
+    found = plans(plugins, *words)
+    assert found
+    for plan in found:
+        (again,) = plans(plugins, *command_of(plan, *words)[1:])
+        for field in ("variant", "settings", "env", "backend", "runtime", "timeout_s", "stop_grace_s", "image"):
+            assert getattr(again, field) == getattr(plan, field), field
+
+
+def test_another_version_is_given_every_value_of_the_recipe(plugins):
+    (plan,) = plans(plugins, "--tags", "demo_hf_lora_tiny")
+    record = make_record(plan, Result(plan_id="x", status=Status.SUCCESS), None)
+    old = reproduce(replace(record, madlite="0.0.1"), Kept(), {}, Path("nowhere"))
+    assert len(old.words) > len(reproduce(record, Kept(), {}, Path("nowhere")).words)
+    assert any("madlite 0.0.1, this is" in note for note in old.notes)
+    (again,) = plans(plugins, *old.words[1:])
+    assert again.variant == plan.variant and again.settings == plan.settings
+
+
+@pytest.mark.parametrize(
+    ("image", "word", "notes"),
+    [
+        (ImageUsed(ref="a/b:1", pinned="a/b@sha256:1", id="sha256:9"), "a/b@sha256:1", []),
+        (ImageUsed(ref="ci-x", id="sha256:9", base_digest="sha256:7"), "sha256:9", ["no registry", "base sha256:7"]),
+        (ImageUsed(ref="ci-x", id="sha256:9"), "sha256:9", ["no registry", "nobody knows"]),
+        (ImageUsed(ref="a/b:1"), "", ["a/b:1 has no known digest"]),
+        (ImageUsed(), "", ["came to none"]),
+    ],
+)
+def test_an_image_is_pinned_by_its_digest_or_it_is_said_why_not(tmp_path, image, word, notes):
+    plan = make_plan(tmp_path)
+    record = make_record(plan, Result(plan_id="x", status=Status.SUCCESS, image=image), None)
+    found = reproduce(record, Kept(), {}, Path("nowhere"))
+    words = dict(zip(found.words, found.words[1:], strict=False))
+    assert words.get("--image", "") == word
+    assert len(found.notes) == len(notes) and all(part in said for part, said in zip(notes, found.notes, strict=True))
+
+
+def test_args_of_a_script_its_repository_context_and_secrets(tmp_path):
+    plan = make_plan(
+        tmp_path, args="--a 1 --t 5", overrides=(("t", "5"), ("flag", None)), runtime="host", timeout_s=1.5
+    )
+    plan = replace(plan, card=replace(plan.card, url="https://example.org/r"))
+    (plan.folder / CONTEXT).write_text("{}")
+    outcome = Result(plan_id="x", status=Status.SUCCESS, git_commit="abc")
+    record = make_record(plan, outcome, None, left_out=("docker_env_vars.HF_TOKEN",))
+    kept = Kept(words=("--strict-header",), sets=(("env.T", "***"), ("image", "x"), ("n_gpus", "2"), ("unknown", "1")))
+    found = reproduce(record, kept, {}, plan.folder)
+    assert found.words == (
+        *("run", "--tags", "tiny:t=5:flag", "--backend", "script", "--runtime", "host", "--set", "timeout_s=1.5"),
+        *("--set", "env.T=***", "--set", "n_gpus=2", "--additional-context-file"),
+        *(f"madlite_runs/{plan.id}/context.json", "--additional-context", json.dumps({"model_args": "--a 1 --t 5"})),
+        "--strict-header",
+    )
+    said = " ".join(found.notes)
+    assert "at commit abc" in said and "docker_env_vars.HF_TOKEN" in said and "env.T=***" in said
+
+
+def test_what_of_the_environment_differs_is_told(tmp_path):
+    then = {"A": "1", "B": "2", "SAME": "x", "S": "***", "URL": "http://***@h", "LONG": "y" * 500}
+    then |= {"PYTORCH_ALLOC_CONF": "p", "MAD_GPU_VENDOR": "AMD", "IN_CONTEXT": "c", "SET": "s"}
+    origins = {"env.PYTORCH_ALLOC_CONF": "recipe", "env.MAD_GPU_VENDOR": "madlite", "env.SET": "--set"}
+    origins |= {"env.IN_CONTEXT": "--additional-context", "env.B": "environment"}
+    outcome = Result(plan_id="x", status=Status.SUCCESS, provenance=Provenance(environment=then))
+
+    def notes(runtime: str) -> list[str]:
+        record = make_record(make_plan(tmp_path, runtime=runtime, origins=origins), outcome, None)
+        now = {"B": "3", "SAME": "x", "LONG": "y" * 600}
+        return [note for note in reproduce(record, Kept(), now, tmp_path).notes if "environment" in note]
+
+    changed = "environment: B was '2', and is '3' now"
+    assert notes("host") == ["environment: A was '1', and is not set now", changed]
+    assert notes("docker") == [changed], "a container has of the caller's environment what the plan passes on"
+
+
+def test_of_the_own_command_line_only_what_goes_on_is_kept():
+    words = (
+        "run",
+        "--tag",
+        "a,b",
+        "--live",
+        "-o",
+        "x.csv",
+        "--strict-header",
+        "--data-config",
+        "d.json",
+        "--set",
+        "a=b=c",
+    )
+    kept = kept_of(
+        (*words, "--steps", "3", "--no-sys-env-details", "--cards-from", "A", "--cards-from", "B", "--no-lint")
+    )
+    assert kept.sets == (("a", "b=c"),)
+    pairs = " ".join(kept.words)
+    assert "--ignore-deprecated" not in pairs and "telemetry" not in pairs
+    options = "--output x.csv,--strict-header,--data-config d.json,--no-sys-env-details,--cards-from A,--cards-from B"
+    for part in (*options.split(","), "--no-lint"):
+        assert part in pairs, (part, pairs)
+    assert "generate" not in pairs and "steps" not in pairs and "live" not in pairs and "tags" not in pairs
+    assert kept_of(()) == kept_of(("explain", "x")) == kept_of(("run", "--no-such-option")) == Kept()
+
+
+def test_the_command_is_printed_for_the_shell_and_from_elsewhere_with_its_folder(tmp_path, monkeypatch, capsys):
+    store(tmp_path, "r1", good("r1"), settings={"x": "a b"}, variant=Variant(model="m", mode="train"))
+    assert call(["reproduce", "last"]) == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert shlex.split(line)[:4] == ["madlite", "run", "--tags", "tiny"] and "x=a b" in shlex.split(line)
+    other = tmp_path / "other place"
+    other.mkdir()
+    monkeypatch.chdir(other)
+    assert call(["reproduce", "r1", "--dir", ".."]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("cd .. && madlite run")
+    (tmp_path / "madlite_runs/r1/plan.json").unlink()
+    (tmp_path / "madlite_runs/r1/record.json").write_text("{")
+    assert call(["reproduce", "r1", "--dir", ".."]) == 4
+
+
+def test_run_does_it_again_in_the_folder_of_the_run(tmp_path, monkeypatch, capsys):
+    store(tmp_path, "r1", good("r1"))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert call(["reproduce", "last", "--run", "--dir", ".."]) == 4
+    said = capsys.readouterr()
+    assert "no model matches tag 'tiny'" in said.err and "madlite run --tags tiny" in said.err and said.out == ""
+    assert Path.cwd() == tmp_path
+
+
+def test_a_context_is_kept_without_what_is_secret():
+    def mask(text: str) -> str:
+        return text.replace("hush", "***")
+
+    values = {
+        "docker_env_vars": {"HF_TOKEN": "abcd1234", "A": "x hush", "B": 1},
+        "tools": [{"name": "t", "env_vars": {"WANDB_API_KEY": "k3y00000"}}],
+        "docker_gpus": "0,1",
+        "model_args": "--x",
+        "list": ["a", "hush"],
+    }
+    kept = context_file(values, mask)
+    assert kept.values == {"docker_env_vars": {"B": 1}, "docker_gpus": "0,1", "model_args": "--x"}
+    assert kept.left_out == ("docker_env_vars.HF_TOKEN", "docker_env_vars.A", "tools", "list")
+    assert json.loads(kept.data) == kept.values and context_file({}, mask).data == b""
+
+
+@pytest.mark.parametrize("name", ["ignore-deprecated", "telemetry", "sys-env-details"])
+@pytest.mark.parametrize("no", ["", "no-"])
+def test_a_switch_comes_back_as_it_was_given(name, no):
+    given = run_command.make_context("run", ["--tags", "t", f"--{no}{name}"])
+    kept = kept_of(("run", "--tags", "t", f"--{no}{name}"))
+    assert kept.words == (f"--{no}{name}",)
+    again = run_command.make_context("run", ["--tags", "t", *kept.words])
+    assert again.params == given.params
+
+
+@pytest.mark.parametrize("words", [("--ignore-deprecated-flag",), ("--generate-sys-env-details", "no"), ("--no-lint",)])
+def test_a_switch_under_another_name_comes_back_with_its_value(words):
+    given = run_command.make_context("run", ["--tags", "t", *words])
+    again = run_command.make_context("run", ["--tags", "t", *kept_of(("run", "--tags", "t", *words)).words])
+    assert again.params == given.params
+
+
+@pytest.fixture
+def with_secrets(tmp_path):
+    """A run whose context had secrets that nobody kept, and whose command set one."""
+    plan = make_plan(tmp_path, id="r1")
+    outcome = good("r1")
+    left_out = ("docker_env_vars.HF_TOKEN", "tools")
+    words = ("run", "--tags", "tiny", "--set", "env.API_KEY=***")
+    record = make_record(plan, outcome, None, command=words, left_out=left_out)
+    (plan.folder / "record.json").write_text(record_json(record))
+    return plan.folder
+
+
+def test_a_run_whose_secrets_are_not_known_is_not_done_again(with_secrets, monkeypatch, capsys):
+    ran = []
+    monkeypatch.setattr(main, "main", lambda args, obj, **named: ran.append((args, obj)) or 0)
+    for name in ("HF_TOKEN", "API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    assert reproduced("r1", "--run") == 4
+    said = capsys.readouterr().err
+    assert "secrets of run r1 are not known here: docker_env_vars.HF_TOKEN, tools, env.API_KEY=***" in said
+    assert "--without-secrets" in said and ran == []
+    monkeypatch.setenv("HF_TOKEN", "hf_hush_hush")
+    monkeypatch.setenv("API_KEY", "k3y-hush-hush")
+    assert reproduced("r1", "--run") == 4, "the tools are still not known"
+    assert "not known here: tools\n" in capsys.readouterr().err and ran == []
+    assert reproduced("r1", "--run", "--without-secrets") == 0
+    ((args, obj),) = ran
+    assert args[-4:] == ["--set", "env.HF_TOKEN=hf_hush_hush", "--set", "env.API_KEY=k3y-hush-hush"]
+    shown = capsys.readouterr()
+    assert "hush" not in " ".join(obj) + shown.out + shown.err, "neither the record nor the screen has them"
+
+
+def reproduced(*words: str) -> int:
+    """Call the command as `madlite` would, but for what it starts then."""
+    try:
+        return command.main(args=list(words), standalone_mode=False) or 0
+    except UsageProblem as problem:
+        print(problem.message, problem.hint, sep="\n", file=sys.stderr)
+        return 4
+
+
+def test_what_was_left_out_is_known_of_the_run_that_does_it_again(with_secrets, tmp_path):
+    words = ("run", "--additional-context-file", "madlite_runs/r1/context.json")
+    assert left_out_before(words, tmp_path) == ("docker_env_vars.HF_TOKEN", "tools")
+    assert left_out_before(("run", "-f=x/madlite_runs/r1/context.json"), tmp_path) != ()
+    assert left_out_before(("run", "-f", "madlite_runs/gone/context.json"), tmp_path) == ()
+    assert left_out_before(("run", "-f", "context.json"), tmp_path) == ()

@@ -1,0 +1,174 @@
+"""Runs that hang, stall, start slowly or are stopped: real processes, on the host and in containers."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+
+import pytest
+
+from tests.engine.checkout import Checkout, end
+from tests.factories import BASE_IMAGE
+
+SILENCE = ("--silence-limit", "2", "--start-silence-limit", "30")
+# a Python whose torchrun starts two ranks of the script, whatever is asked for
+LAUNCHER = """#!/bin/bash
+case "$*" in *torch.distributed.run*) ;; *) exec {python} "$@" ;; esac
+for rank in 0 1; do
+  RANK=$rank LOCAL_RANK=$rank {python} -u {folder}/train.py --hf_token hf_SECRETSECRET &
+done
+wait -n
+code=$?
+wait
+exit $code
+"""
+TRAIN = """import os, sys, time
+rank = int(os.environ["RANK"])
+def step(n):
+    time.sleep(0.05)
+    print(f"[rank{rank}] step: {n:2d}  loss: {9 - n / 10:.5f}  tps: {1000 + n}", flush=True)
+def all_reduce():
+    while True:
+        time.sleep(0.5)
+def next_batch():
+    while True:
+        time.sleep(0.5)
+"""
+STEP = r"\[rank\d+\] step:\s+(?P<n>\d+)\s+loss:\s+(?P<loss>\S+)\s+tps:\s+(?P<tokens_per_s_per_gpu>\S+)"
+
+
+@pytest.fixture
+def training(checkout: Checkout):
+    """Write the training; return a command's arguments that run it."""
+
+    def write(body: str, *more: str) -> list[str]:
+        inside = str(checkout.folder) if checkout.runtime == "host" else "/myworkspace"
+        python = "python3" if checkout.runtime == "docker" else os.sys.executable
+        launcher = checkout.folder / "launcher"
+        launcher.write_text(LAUNCHER.format(python=python, folder=inside))
+        launcher.chmod(0o755)
+        (checkout.folder / "train.py").write_text(TRAIN + body)
+        recipe = {"script": "train.py", "step": STEP, "steps": 20, "nproc_per_node": 2}
+        card = {"name": "trains", "backend": "torchrun", "image": BASE_IMAGE, "n_gpus": "-1", "tags": []}
+        cards = [{**card, "runtimes": ["docker", "host"], "recipe": recipe}]
+        (checkout.folder / "models.json").write_text(json.dumps(cards))
+        given = ["--tags", "trains", "--gpu-vendor", "CPU", "--set", f"env.MADLITE_PYTHON={inside}/launcher"]
+        return [*given, *SILENCE, *more]
+
+    return write
+
+
+def evidence(checkout: Checkout, name: str) -> str:
+    (folder,) = checkout.folder.glob("madlite_runs/*/hang")
+    return (folder / name).read_text()
+
+
+HANGS = "for n in range(1, 11): step(n)\nall_reduce() if rank else next_batch()\n"
+
+
+def test_a_run_that_hangs_is_looked_at_stopped_and_says_where_its_ranks_are(checkout: Checkout, training):
+    done = checkout.run(*training(HANGS))
+    (record,) = checkout.records()
+    assert done.returncode == 3 and record["cause"] == "hang", done.stdout + done.stderr
+    run_id = next(checkout.folder.glob("madlite_runs/*/hang")).parent.name
+    assert "after step 10 (steps took 0." in record["reason"]
+    assert f"hung; stacks in madlite_runs/{run_id}/hang/" in record["reason"]
+    assert re.fullmatch(r"rank 0 in next_batch \(\S+:1[01]\); rank 1 in all_reduce \(\S+:[78]\)", record["evidence"])
+    assert record["diagnosis"]["hint"] == "look where rank 0 stands; --silence-limit SECONDS waits longer"
+    assert done.stdout.count("after step 10 (steps took 0.") == 2, "when it is looked at, and at the end"
+    assert "stopping: it hangs (Ctrl-C kills it now)" in done.stdout
+    stacks, processes = evidence(checkout, "stacks.txt"), evidence(checkout, "processes.txt")
+    assert "all_reduce (" in stacks and "next_batch (" in stacks and "rank 1" in stacks
+    assert processes.count("train.py --hf_token ***") == 2
+    assert "step: 10" in evidence(checkout, "last_lines.txt")
+    everything = "".join(path.read_text() for path in checkout.folder.glob("madlite_runs/*/hang/*"))
+    assert "hf_SECRETSECRET" not in everything
+    assert (checkout.rows[0]["status"], checkout.rows[0]["performance"]) == ("FAILURE", "")
+    checkout.assert_nothing_left()
+
+
+def test_a_slow_step_is_none_that_hangs(checkout: Checkout, training):
+    body = "for n in range(1, 21):\n    step(n)\n    n == 12 and time.sleep(14)\n"
+    done = checkout.run(*training(body, "--silence-limit", "20"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "no step for 10 s after step 12 (median 0." in done.stdout
+    assert not list(checkout.folder.glob("madlite_runs/*/hang"))
+    (stall,) = [text for text in checkout.records()[0]["findings"] if text.startswith("stalled")]
+    assert stall.startswith("stalled for 14 s before step 13 (steps took 0.")
+
+
+def test_a_long_start_that_prints_is_none_that_hangs_and_one_that_does_not_is(checkout: Checkout, training):
+    begins = "for n in range(9):\n    time.sleep(0.5)\n    print('loading', n)\n"
+    done = checkout.run(*training(begins + "for n in range(1, 21): step(n)\n", "--start-silence-limit", "2"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    checkout.run(*training("print('loading')\nall_reduce()\n", "--start-silence-limit", "2"))
+    last = checkout.records()[-1]
+    assert last["cause"] == "hang" and "before the first step: hung; stacks in" in last["reason"]
+    assert "all_reduce (" in evidence(checkout, "stacks.txt")
+
+
+def test_processes_that_were_stopped_are_said_to_be(checkout: Checkout, training):
+    checkout.run(*training("for n in range(1, 11): step(n)\nos.kill(os.getpid(), 19)\n", "--set", "stop_grace_s=1"))
+    (record,) = checkout.records()
+    assert record["cause"] == "hang" and "processes stopped by a signal or a debugger (pid " in record["reason"]
+    checkout.assert_nothing_left()
+
+
+def test_ctrl_c_while_the_evidence_is_collected_wins(checkout: Checkout, training):
+    slow = checkout.folder / "slow"
+    slow.mkdir()
+    (slow / "py-spy").write_text(f"#!/bin/sh\ntouch '{slow}/asked'\nsleep 60\n")
+    (slow / "py-spy").chmod(0o755)
+    checkout.env["PATH"] = f"{slow}:{checkout.env['PATH']}"
+    started = checkout.start(*training(HANGS))
+    limit = time.monotonic() + 60
+    while not (slow / "asked").exists() and time.monotonic() < limit:
+        time.sleep(0.05)
+    begun = time.monotonic()
+    returned, out = end(started, signal.SIGINT)
+    assert returned == 130 and time.monotonic() - begun < 30, out
+    assert checkout.records()[0]["cause"] == "interrupted"
+    checkout.assert_nothing_left()
+    assert subprocess.run(["pgrep", "-f", str(slow)], check=False).returncode != 0, "no tool is left either"
+
+
+def test_a_script_of_a_card_may_be_silent_unless_it_is_asked_about(checkout: Checkout):
+    checkout.card("quiet", "echo begun\nsleep 4\necho 'performance: 7 x'\n")
+    assert checkout.run("--tags", "quiet", "--start-silence-limit", "0").returncode == 0
+    done = checkout.run("--tags", "quiet", "--silence-limit", "1", "--start-silence-limit", "60")
+    assert done.returncode == 3 and checkout.records()[-1]["cause"] == "hang"
+    assert "no output for " in checkout.records()[-1]["reason"]
+    assert checkout.records()[-1]["diagnosis"]["hint"] == "--silence-limit SECONDS waits longer"
+
+
+def test_the_hang_folder_is_none_that_a_workload_can_lead_elsewhere(checkout: Checkout, training, tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    lead = f"""import glob
+if rank == 0:
+    (plan,) = glob.glob("madlite_runs/*/plan.json")
+    os.symlink("{elsewhere}", os.path.join(os.path.dirname(plan), "hang"))
+"""
+    checkout.run(*training(lead + HANGS))
+    assert checkout.records()[0]["cause"] == "hang" and not list(elsewhere.iterdir())
+
+
+@pytest.mark.engine
+def test_a_paused_container_is_said_to_be(engine, base_image, tmp_path):
+    import docker
+
+    checkout = Checkout(tmp_path / "mad", "docker", engine)
+    checkout.card("waits", "echo begun\nsleep 300\n")
+    started = checkout.start(
+        "--tags", "waits", "--silence-limit", "3", "--image", BASE_IMAGE, "--set", "stop_grace_s=1"
+    )
+    checkout.wait_for("begun")
+    (name,) = checkout.left_containers()
+    docker.DockerClient(engine).containers.get(name).pause()
+    out, _ = started.communicate(timeout=90)
+    assert "its container is paused" in checkout.records()[0]["reason"], out
+    checkout.assert_nothing_left()

@@ -1,0 +1,325 @@
+"""What is asked where a workload runs, before it runs: by the probe's own text, in real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from madlite.engine import probe_inside
+from madlite.engine.probe import LIMIT_S, MOST_BYTES, Inside, probe, read_answer
+from madlite.engine.screen import Planned
+from madlite.engine.senses import Senses
+from madlite.errors import RuntimeProblem
+from madlite.machine import Host
+from madlite.plugins import Plugins
+from madlite.run.host_processes import marked_processes
+from madlite.run.host_runtime import HostRuntime
+from madlite.run.host_session import HostSession
+from madlite.types import Action, Exit, FileTemplate, Result, Status
+from tests.factories import make_plan
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+class FakeSession:
+    handle = "x"
+
+    def __init__(self, said: bytes = b"", code: int = 0, problem: str = "") -> None:
+        self.said, self.code, self.problem = said, code, problem
+        self.asked: list[Action] = []
+
+    def run(self, action, out) -> Exit:
+        self.asked.append(action)
+        if self.problem:
+            raise RuntimeProblem(self.problem)
+        out(b"noise on stderr", 2)
+        out(self.said, 1)
+        return Exit(code=self.code, duration_s=0.1)
+
+
+def asked(tmp_path: Path, session: FakeSession, **plan: object) -> Inside:
+    return probe(session, make_plan(tmp_path, **plan), Action(kind="run", argv=("bash", "run.sh"), cwd="sub"))  # type: ignore[arg-type]
+
+
+def answer(**told: object) -> bytes:
+    return b"\n" + probe_inside.MARK.encode() + json.dumps(told).encode() + b"\n"
+
+
+def test_it_is_asked_in_the_folder_of_the_run_and_in_time(tmp_path: Path) -> None:
+    session = FakeSession(answer(packages={"torch": "2.9"}))
+    assert asked(tmp_path, session).packages == {"torch": "2.9"}
+    (action,) = session.asked
+    assert (action.cwd, action.timeout_s, action.kind, action.argv[0]) == ("sub", LIMIT_S, "prepare", "sh")
+
+
+def test_a_rendered_run_is_asked_by_its_own_python_and_a_card_s_script_by_python3(tmp_path: Path) -> None:
+    session = FakeSession()
+    asked(tmp_path, session)
+    asked(tmp_path, session, id="other", templates=(FileTemplate(path="run.sh", template="x"),))
+    script, rendered = (json.loads(action.argv[5])["python"] for action in session.asked)
+    assert (script, rendered) == ([], ["MADLITE_PYTHON"])
+    assert all("exec python3 " in action.argv[2] for action in session.asked), (
+        "what a variable names is looked at first"
+    )
+
+
+@pytest.mark.parametrize(
+    ("session", "note"),
+    [
+        (FakeSession(problem="container gone"), "nothing could be asked where it ran: container gone"),
+        (FakeSession(b"sh: python3: not found", code=127), "there is no Python"),
+        (FakeSession(b"Traceback", code=1), "the probe ended with exit code 1"),
+        (FakeSession(answer(packages={"torch": 2})), "the probe ended with exit code 0"),
+        (FakeSession(answer()[:-6], code=142), "the probe ended with exit code 142"),
+        (FakeSession(answer(notes=["\udcff"]).replace(b'"\\udcff"', b'"\xff"')), "the probe ended with exit code 0"),
+    ],
+)
+def test_whatever_goes_wrong_is_a_note(tmp_path: Path, session: FakeSession, note: str) -> None:
+    inside = asked(tmp_path, session)
+    assert note in inside.notes[0] and inside.packages == {}
+
+
+def test_an_answer_among_noise_and_without_end(tmp_path: Path) -> None:
+    noise = b"sitecustomize says hello" + answer(inside={"os": "Some Linux"}) + b"bye"
+    assert asked(tmp_path, FakeSession(noise)).inside == {"os": "Some Linux"}
+    assert asked(tmp_path, FakeSession(b"x" * (MOST_BYTES + 9) + answer()), id="b").notes != ()
+    assert read_answer(answer(inside={"os": "a"}) + answer(inside={"os": "b"}), 0).inside == {"os": "b"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return (tmp_path / "made").resolve()
+
+
+def files(folder: Path, **texts: str) -> None:
+    for name, text in texts.items():
+        place = folder / name.replace("__", "/")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text)
+
+
+def head_of(folder: Path) -> str:
+    return probe_inside.head(folder)
+
+
+def test_a_commit_by_git_s_files(folder: Path) -> None:
+    git = folder / ".git"
+    files(git, HEAD=f"{COMMIT}\n")
+    assert head_of(folder) == COMMIT
+    files(git, HEAD="ref: refs/heads/main\n")
+    assert head_of(folder) == ""
+    (git / "packed-refs").write_text(f"# pack-refs\n{'a' * 40} refs/heads/mainly\n{COMMIT} refs/heads/main\n")
+    assert head_of(folder) == COMMIT
+    files(git, refs__heads__main=f"{'b' * 40}\n")
+    assert head_of(folder) == "b" * 40
+
+
+def test_a_worktree_s_commit(folder: Path) -> None:
+    files(folder / "repo/.git", packed_refs="x", refs__heads__side=f"{COMMIT}\n")
+    files(folder / "repo/.git/worktrees/w", HEAD="ref: refs/heads/side\n", commondir="../..\n")
+    files(folder / "w")
+    (folder / "w").mkdir()
+    (folder / "w/.git").write_text(f"gitdir: {folder}/repo/.git/worktrees/w\n")
+    assert head_of(folder / "w") == COMMIT
+
+
+def test_repositories_around_and_below(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe_inside.shutil, "which", lambda name: None)
+    for place in ("a", "a/sub/run", "below/x", "below/y/z", "below/y/z/inner", "below/1/2/3", "below/.hidden"):
+        (folder / place).mkdir(parents=True)
+    for place in ("a", "below/x", "below/y/z", "below/y/z/inner", "below/1/2/3", "below/.hidden"):
+        files(folder / place / ".git", HEAD=COMMIT)
+    (folder / "below/again").symlink_to(folder / "below/x")
+    found = probe_inside.repositories([str(folder / "a/sub/run")], [str(folder / "below"), str(folder / "none")])
+    assert sorted(found) == [str(folder / place) for place in ("a", "below/x", "below/y/z")]
+    assert set(found.values()) == {COMMIT}
+
+
+def test_the_search_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for n in range(6):
+        files(folder / f"{n}/.git", HEAD=COMMIT)
+    monkeypatch.setattr(probe_inside, "MOST_REPOSITORIES", 2)
+    assert len(probe_inside.repositories([], [str(folder)])) == 2
+    monkeypatch.setattr(probe_inside, "MOST_FOLDERS", 1)
+    assert probe_inside.repositories([], [str(folder)]) == {}
+    assert probe_inside.ask_git(folder, 0.0, "status") == ""
+
+
+def test_torch_is_read_and_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files(tmp_path, torch____init____py="", torch__x="")
+    (tmp_path / "torch/__init__.py").write_text("raise SystemExit('imported')")
+    (tmp_path / "torch/version.py").write_text(
+        "__version__ = '2.8.0+rocm6.4'\ndebug = False\ncuda: Optional[str] = None\n"
+        "git_version = 'ba56102387ef21a3b04b357e5b183d48f0afefc7'\nhip: Optional[str] = '6.4.43484-123eb5128'\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    told = probe_inside.torch()
+    assert told == {"torch.git": "ba56102387ef21a3b04b357e5b183d48f0afefc7", "torch.hip": "6.4.43484-123eb5128"}
+
+
+def test_the_system_says_what_it_has() -> None:
+    told = probe_inside.system()
+    assert told["python"].startswith(f"{sys.version_info[0]}.{sys.version_info[1]}.") and "" not in told.values()
+    assert probe_inside.read("/etc/os-release") == "" or told["os"]
+
+
+def test_versions_and_commits_of_distributions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, origin in (("one", ""), ("two", json.dumps({"vcs_info": {"commit_id": COMMIT}})), ("three", "[broken")):
+        info = tmp_path / f"{name}-1.5.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.5\n")
+        if origin:
+            (info / "direct_url.json").write_text(origin)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    told = probe_inside.packages(["one", "two", "three", "not-installed-anywhere"])
+    assert {name: told.get(name) for name in ("one", "two", "three")} == {
+        "one": "1.5",
+        "two": f"1.5 (commit {COMMIT})",
+        "three": "1.5",
+    }
+    assert "not-installed-anywhere" not in told
+
+
+def test_a_part_that_cannot_be_asked_is_a_note(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setattr(probe_inside.signal, "alarm", lambda seconds: None)
+    monkeypatch.setattr(probe_inside, "system", lambda: 1 / 0)
+    monkeypatch.setenv("NCCL_DEBUG", "WARN")
+    probe_inside.main({"packages": [], "prefixes": ["NCCL_"], "names": [], "up": [], "below": []})
+    inside = read_answer(capsys.readouterr().out.encode(), 0)
+    assert inside.notes == ("inside: ZeroDivisionError: division by zero",)
+    assert inside.environment["NCCL_DEBUG"] == "WARN"
+
+
+def program(place: Path, text: str) -> str:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text(text)
+    place.chmod(0o755)
+    return str(place)
+
+
+def test_what_is_not_named_python_is_never_started_to_find_out(tmp_path: Path) -> None:
+    for name in ("launcher", "python.sh", "my-python3", "torchrun", "python_wrapper"):
+        assert not probe_inside.is_python(program(tmp_path / name, "#!/bin/sh\ntouch started\n"))
+    (tmp_path / "python3").symlink_to(tmp_path / "launcher")
+    assert not probe_inside.is_python(str(tmp_path / "python3")), "its real name counts"
+    assert not probe_inside.is_python(str(tmp_path / "python3.9"))
+    assert probe_inside.is_python(sys.executable)
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch):
+    """Start the probe in this process; return what was asked with which notes, and what it would go on as."""
+
+    def start(python: str) -> tuple[list[object], list[object]]:
+        asked: list[object] = []
+        went_on: list[object] = []
+        monkeypatch.setenv("MADLITE_PYTHON", python)
+        monkeypatch.setattr(probe_inside.signal, "alarm", lambda seconds: None)
+        monkeypatch.setattr(probe_inside, "main", lambda *args: asked.append(args))
+        monkeypatch.setattr(probe_inside.os, "execv", lambda *args: went_on.append(args))
+        probe_inside.start({"packages": ["x"], "python": ["MADLITE_PYTHON"]}, "TEXT")
+        return asked, went_on
+
+    return start
+
+
+def test_it_goes_on_as_another_python_and_stays_where_it_is_with_none(started, tmp_path: Path) -> None:
+    rest = {"packages": ["x"]}
+    for python in ("", sys.executable, "/nonexistent/python3"):
+        assert started(python) == ([(rest,)], [])
+    launcher = program(tmp_path / "launcher", "#!/bin/sh\ntouch started\n")
+    assert started(launcher) == ([(rest, [f"asked by {sys.executable}: {launcher} is no plain Python"])], [])
+    other = tmp_path / "python3"
+    other.symlink_to(Path(sys.executable).resolve())
+    assert started(str(other)) == ([], [(str(other), [str(other), "-B", "-c", "TEXT", json.dumps(rest), "TEXT"])])
+
+
+def named_python(tmp_path: Path, python: str) -> tuple[Inside, list[Path]]:
+    """Ask by the Python that a variable names, in a real process; return what it told and what it left."""
+    workspace = tmp_path / "w"
+    plan = make_plan(workspace, id=f"probe-{os.getpid()}", templates=(FileTemplate(path="run.sh", template="x"),))
+    before = set(workspace.rglob("*"))
+    env = {**os.environ, "MADLITE_PYTHON": python}
+    session = HostSession(plan.id, workspace, plan.folder, env, 1.0)
+    try:
+        inside = probe(session, plan, Action(kind="run", argv=("true",)))
+        assert not [process for process in marked_processes(plan.id) if process.name() == "sleep"]
+    finally:
+        session.close()
+    return inside, sorted(set(workspace.rglob("*")) - before)
+
+
+@pytest.mark.host
+def test_a_stand_in_that_trains_whatever_it_is_asked_is_not_started(tmp_path: Path) -> None:
+    python = program(tmp_path / "bin/train", "#!/bin/sh\ntouch trained\nsleep 20\n")
+    inside, left = named_python(tmp_path, python)
+    assert left == [] and "is no plain Python" in inside.notes[0] and inside.inside["python"]
+
+
+@pytest.mark.host
+def test_a_wrapper_called_python_that_tells_no_version_is_ended_and_leaves_nothing(tmp_path: Path) -> None:
+    script = f"#!/bin/sh\necho $* >> {tmp_path}/asked\ntouch trained\nsleep 20\n"
+    inside, left = named_python(tmp_path, program(tmp_path / "bin/python3", script))
+    assert left == [] and "is no plain Python" in inside.notes[0] and inside.inside["python"]
+    assert (tmp_path / "asked").read_text() == "--version\n"
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_a_python_that_a_variable_names_is_the_one_that_is_asked(tmp_path: Path, wrapped: bool) -> None:
+    python = sys.executable
+    if wrapped:
+        python = program(tmp_path / "bin/python", f'#!/bin/sh\nWRAPPED=1 exec {sys.executable} "$@"\n')
+    inside, left = named_python(tmp_path, python)
+    assert inside.notes == () and left == []
+    assert inside.inside["python"].endswith(f"({sys.executable})")
+
+
+def test_switched_off_nothing_is_asked(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path, probe=False)
+    session = FakeSession()
+    one = Planned(plan=plan, backends=(), files=(), runtime=HostRuntime({}))
+    senses = Senses(one, Plugins(), Host(), lambda: 0.0)
+    senses.look(session, Action(kind="run", argv=("x",)))
+    told = senses.tell(Result(plan_id="1", status=Status.SUCCESS)).provenance
+    assert session.asked == [] and told.notes == ("nothing was asked where it ran: probe is switched off",)
+
+
+@pytest.mark.host
+def test_in_a_real_process_it_leaves_nothing_behind_and_trips_over_no_file_of_the_workspace(tmp_path: Path) -> None:
+    workspace = tmp_path / "w"
+    plan = make_plan(workspace)
+    for name in ("json", "re", "subprocess"):
+        (workspace / f"{name}.py").write_text("raise SystemExit(7)\n")
+    (workspace / "tracked").write_text("1")
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(workspace)]
+    for words in (["init", "-q"], ["add", "tracked"], ["commit", "-qm", "x"]):
+        subprocess.run([*git, *words], check=True)
+    (workspace / "tracked").write_text("2")
+    before = sorted(path for path in workspace.rglob("*"))
+    session = HostSession(plan.id, workspace, plan.folder, {**os.environ, "NCCL_DEBUG": "INFO"}, 1.0)
+    inside = probe(session, plan, Action(kind="run", argv=("true",)))
+    assert inside.notes == ()
+    assert inside.repositories[str(workspace.resolve())].endswith(" (changed)")
+    assert inside.environment["NCCL_DEBUG"] == "INFO" and inside.inside["python"][0] == "3"
+    assert sorted(path for path in workspace.rglob("*")) == before
+
+
+@pytest.mark.host
+def test_a_probe_that_hangs_is_ended_and_the_session_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from madlite.engine import probe as module
+
+    plan = make_plan(tmp_path / "w")
+    monkeypatch.setattr(module, "LIMIT_S", 0.5)
+    monkeypatch.setattr(module, "_text", lambda: "import time; time.sleep(60)")
+    session = HostSession(plan.id, plan.workspace, plan.folder, dict(os.environ), 0.5)
+    assert probe(session, plan, Action(kind="run", argv=("true",))).notes != ()
+    said: list[bytes] = []
+    ended = session.run(Action(kind="run", argv=("echo", "on")), lambda chunk, stream: said.append(chunk))
+    assert (ended.code, b"".join(said)) == (0, b"on\n")

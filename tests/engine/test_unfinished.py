@@ -1,0 +1,281 @@
+"""After a kill at any instant the next command says the truth: what is unfinished, and whether its row is there."""
+
+from __future__ import annotations
+
+import csv
+import os
+import shutil
+from pathlib import Path
+from pkgutil import resolve_name
+
+import pytest
+from msgspec.structs import replace
+
+from madlite.engine.kept import add_kept
+from madlite.engine.many import run_many
+from madlite.engine.unfinished import find_all, find_undone, say_undone
+from madlite.read.runs import list_runs
+from madlite.record.rebuild import rebuild
+from madlite.run import folder
+from madlite.run.batch import Batch
+from madlite.run.folder import CLEANED, LOCK, NOTE_BYTES, RECORD, ROWS, RunFolder
+from madlite.run.leftovers import remove
+from tests.engine.test_many import Quiet, planned  # noqa: F401 - a fixture
+
+NO_ENGINE = {"DOCKER_HOST": "unix:///nonexistent/docker.sock", "PATH": os.environ["PATH"]}
+
+
+class Killed(BaseException):
+    """Stands for the process's end: nothing of ours catches it."""
+
+
+def kill_at(monkeypatch, target: str, *, after: bool = False) -> None:
+    """End the process when this function of ours is called, or right after it."""
+    real = resolve_name(target)
+
+    def killed(*args, **named):
+        if after:
+            real(*args, **named)
+        raise Killed
+
+    monkeypatch.setattr(target, killed)
+
+
+def rows_of(perf: Path) -> list[str]:
+    with perf.open(newline="") as file:
+        return [row["model"] for row in csv.DictReader(file)]
+
+
+@pytest.mark.host
+@pytest.mark.parametrize(
+    ("target", "after", "rows", "row"),
+    [
+        ("madlite.engine.keep.step_lines", False, 0, "no row"),
+        ("madlite.engine.keep.append_rows", False, 0, "no row"),
+        ("madlite.record.perfcsv._append", False, 0, "no row"),
+        ("madlite.record.perfcsv._append", True, 1, "its row is in perf.csv"),
+        ("madlite.engine.keep.append_rows", True, 1, "its row is in perf.csv"),
+        ("madlite.engine.keep.write_side_files", False, 1, "its row is in perf.csv"),
+        ("madlite.engine.keep.make_record", False, 1, "its row is in perf.csv"),
+    ],
+)
+def test_a_kill_at_any_instant_leaves_the_row_or_is_told(planned, monkeypatch, target, after, rows, row):  # noqa: F811
+    plans, options, plugins = planned
+    options.output.write_text("model,performance,metric,status\n")
+    if "step_lines" in target:
+        monkeypatch.setattr("madlite.measure.steps.Steps.__len__", lambda self: 1)
+    with monkeypatch.context() as patch:
+        kill_at(patch, target, after=after)
+        with pytest.raises(Killed):
+            run_many(plans, options, plugins, Quiet())
+    assert len(rows_of(options.output)) == rows
+    (folder,) = (options.workspace / "madlite_runs").glob("id-*")
+    assert say_undone(options.workspace) == [f"1 earlier run was cut off: {folder.name} ({row}); madlite clean"]
+    (listed,) = find_all(options.workspace, NO_ENGINE).leftovers
+    assert listed.kind == "run" and row in listed.text
+    assert remove(listed, NO_ENGINE) is None
+    assert say_undone(options.workspace) == [] and (folder / CLEANED).read_text() == f"{row}\n"
+    assert [run.state for run in list_runs(options.workspace / "madlite_runs")] == ["CUT OFF"]
+
+
+def test_a_kill_between_the_record_and_the_end_of_the_note_is_an_ended_run(planned, monkeypatch):  # noqa: F811
+    plans, options, plugins = planned
+    with monkeypatch.context() as patch:
+        kill_at(patch, "madlite.run.folder.RunFolder.remove")
+        with pytest.raises(Killed):
+            run_many(plans, options, plugins, Quiet())
+    (folder,) = (options.workspace / "madlite_runs").glob("id-*")
+    assert (folder / ROWS).exists() and (folder / RECORD).exists()
+    assert say_undone(options.workspace) == [] and len(rows_of(options.output)) == 1
+
+
+def test_a_row_that_perf_csv_did_not_take_is_told_until_it_is_acknowledged(planned):  # noqa: F811
+    plans, options, plugins = planned
+    options.output.mkdir()
+    run_many(plans, options, plugins, Quiet())
+    (folder,) = (options.workspace / "madlite_runs").glob("id-*")
+    told = f"{folder.name}: no row in perf.csv ({folder.name}/rows.csv); the next madlite run adds it"
+    assert say_undone(options.workspace) == [told]
+    (listed,) = find_all(options.workspace, NO_ENGINE).leftovers
+    assert "the next madlite run adds it unless it is cleaned" in listed.text
+    assert remove(listed, NO_ENGINE) is None and say_undone(options.workspace) == []
+    options.output.rmdir()
+    assert add_kept(options.workspace) == [] and not options.output.exists(), "it was acknowledged"
+
+
+def test_a_disk_without_inodes_still_has_the_note(planned, monkeypatch):  # noqa: F811
+    plans, options, plugins = planned
+    options.output.write_text("model,performance,metric,status\n")
+    real = RunFolder.write
+
+    def full(folder: RunFolder, name: str, data: bytes) -> None:
+        if name in (ROWS, RECORD):
+            raise OSError(28, "No space left on device")
+        real(folder, name, data)
+
+    monkeypatch.setattr(RunFolder, "write", full)
+    run_many(plans, options, plugins, Quiet())
+    (one,) = find_undone(options.workspace)
+    assert one.row == "its row is in perf.csv"
+
+
+def test_of_many_the_first_are_named(planned):  # noqa: F811
+    _, options, _ = planned
+    for n in range(7):
+        folder = options.workspace / f"madlite_runs/r{n}"
+        folder.mkdir(parents=True)
+        (folder / "plan.json").write_text("{}")
+        (folder / LOCK).write_bytes(b" " * NOTE_BYTES)
+    (said,) = say_undone(options.workspace)
+    assert said.startswith("7 earlier runs were cut off: r0 (no row)") and ", and 2 more" in said
+
+
+def test_where_the_file_cannot_be_read_nobody_says_that_there_is_no_row(planned, monkeypatch):  # noqa: F811
+    plans, options, plugins = planned
+    with monkeypatch.context() as patch:
+        kill_at(patch, "madlite.engine.keep.write_side_files")
+        with pytest.raises(Killed):
+            run_many(plans, options, plugins, Quiet())
+    options.output.write_text("nonsense\n")
+    assert "whether its row is in perf.csv cannot be seen" in say_undone(options.workspace)[0]
+
+
+def test_a_bug_while_the_record_is_made_writes_no_second_row(planned, monkeypatch):  # noqa: F811
+    plans, options, plugins = planned
+
+    def broken(*args, **named):
+        raise ZeroDivisionError("ours")
+
+    monkeypatch.setattr("madlite.engine.keep.make_record", broken)
+    outcome = run_many(plans, options, plugins, Quiet())
+    assert outcome.bug is None and rows_of(options.output) == ["m"]
+    assert outcome.results[0].findings[-1] == "internal error in record.json: ZeroDivisionError: ours"
+
+
+def test_a_run_that_is_kept_from_starting_has_a_record_too(planned):  # noqa: F811
+    from madlite.types import Blocked, Cause, Status
+
+    plans, options, plugins = planned
+    why = Blocked(status=Status.SKIPPED, cause=Cause.DEPRECATED, reason="old")
+    (one,) = plans
+    run_many([replace(one, plan=replace(one.plan, blocked=why))], options, plugins, Quiet())
+    (run,) = list_runs(options.workspace / "madlite_runs")
+    assert (run.state, run.record.cause, run.record.rows.appended) == ("SKIPPED", "deprecated", True)
+
+
+def test_a_row_that_perf_csv_did_not_take_is_added_once_by_the_next_run(planned):  # noqa: F811
+    plans, options, plugins = planned
+    options.output.mkdir()
+    outcome = run_many(plans, options, plugins, Quiet())
+    assert outcome.kept_aside == ("m",)
+    workspace = options.workspace
+    assert add_kept(workspace) == [] and "the next madlite run adds it" in say_undone(workspace)[0]
+    options.output.rmdir()
+    (run,) = list_runs(workspace / "madlite_runs")
+    assert add_kept(workspace) == [f"{run.folder.name}: its row was added to perf.csv"]
+    assert rows_of(options.output) == ["m"] and add_kept(workspace) == [] and say_undone(workspace) == []
+    (run,) = list_runs(workspace / "madlite_runs")
+    assert run.record.rows.appended and run.record.rows.kept == "" and not (run.folder / ROWS).exists()
+    assert rebuild(workspace / "again.csv", workspace / "madlite_runs").notes == ()
+    assert (workspace / "again.csv").read_text() == options.output.read_text()
+
+
+def test_a_kill_while_a_kept_row_is_added_does_not_add_it_twice(planned, monkeypatch):  # noqa: F811
+    plans, options, plugins = planned
+    options.output.mkdir()
+    run_many(plans, options, plugins, Quiet())
+    options.output.rmdir()
+    with monkeypatch.context() as patch:
+        kill_at(patch, "madlite.engine.kept._note")
+        with pytest.raises(Killed):
+            add_kept(options.workspace)
+    assert rows_of(options.output) == ["m"]
+    assert len(add_kept(options.workspace)) == 1 and rows_of(options.output) == ["m"]
+    assert say_undone(options.workspace) == []
+
+
+def test_a_kept_row_that_cannot_be_noted_or_whose_file_cannot_be_read_stays_aside(planned, monkeypatch):  # noqa: F811
+    plans, options, plugins = planned
+    options.output.mkdir()
+    run_many(plans, options, plugins, Quiet())
+    options.output.rmdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "put", lambda folder, name, text: "the disk is full")
+        assert add_kept(options.workspace) == []
+    options.output.write_text("nonsense\n")
+    assert add_kept(options.workspace) == [] and options.output.read_text() == "nonsense\n"
+    options.output.write_text("model,performance,metric,status\n")
+    (folder,) = (options.workspace / "madlite_runs").glob("id-*")
+    held = RunFolder.reopen(folder)
+    assert add_kept(options.workspace) == [], "another command does it"
+    held.close()
+    assert len(add_kept(options.workspace)) == 1 and rows_of(options.output) == ["m"]
+
+
+def full_disk(monkeypatch, *, also_lock: bool) -> None:
+    """Take what is new from the disk: files of run folders, and with `also_lock` the room of the lock's file."""
+    real = RunFolder.write
+
+    def write(folder: RunFolder, name: str, data: bytes) -> None:
+        if name in (ROWS, RECORD):
+            raise OSError(28, "No space left on device")
+        real(folder, name, data)
+
+    monkeypatch.setattr(RunFolder, "write", write)
+    if also_lock:
+        monkeypatch.setattr(os, "pwrite", lambda fd, data, at: 0)
+
+
+@pytest.mark.parametrize(("also_lock", "row"), [(False, "its row is in perf.csv"), (True, "cannot be seen")])
+def test_on_a_disk_that_is_full_nobody_says_that_there_is_no_row_where_there_is_one(
+    planned,  # noqa: F811
+    monkeypatch,
+    also_lock,
+    row,
+):
+    plans, options, plugins = planned
+    with monkeypatch.context() as patch:
+        full_disk(patch, also_lock=also_lock)
+        outcome = run_many(plans, options, plugins, Quiet())
+    assert outcome.exit_code == 0 and rows_of(options.output) == ["m"]
+    (one,) = find_undone(options.workspace)
+    assert row in one.row
+    done = rebuild(options.workspace / "again.csv", options.workspace / "madlite_runs") if not also_lock else None
+    assert done is None or done.rows == 1
+    (listed,) = find_all(options.workspace, NO_ENGINE).leftovers
+    remove(listed, NO_ENGINE)
+    assert row in (one.folder / CLEANED).read_text()
+
+
+def test_rebuild_names_a_run_of_which_nobody_knows_whether_it_has_a_row(planned, monkeypatch):  # noqa: F811
+    plans, options, plugins = planned
+    run_many(plans, options, plugins, Quiet())
+    (plan,) = plans
+    again = replace(plan, plan=replace(plan.plan, id="id-2", folder=plan.plan.folder.with_name("id-2")))
+    with monkeypatch.context() as patch:
+        full_disk(patch, also_lock=True)
+        run_many([again], options, plugins, Quiet())
+    done = rebuild(options.workspace / "again.csv", options.workspace / "madlite_runs")
+    assert done.rows == 1 and done.notes == ("id-2: no record, and a row that it may have is left out: it was cut off",)
+
+
+def test_a_kill_before_the_plan_is_told_once_and_listed_under_its_card(planned, monkeypatch):  # noqa: F811
+    plans, options, plugins = planned
+    workspace = options.workspace
+    taken = folder._taken
+    locks: list[int] = []
+    for target in ("masked_json", "_taken", "hide_from_git"):
+        with Batch(workspace, ("run",)) as batch, monkeypatch.context() as patch:
+            patch.setattr(folder, "_taken", lambda path: locks.append(taken(path)) or locks[-1])
+            kill_at(patch, f"madlite.run.folder.{target}")
+            with pytest.raises(Killed):
+                run_many(plans, options, plugins, Quiet(), batch=batch)
+        while locks:
+            os.close(locks.pop())  # as the process's end does
+        assert len(say_undone(workspace)) == 1
+        (run,) = list_runs(workspace / "madlite_runs")
+        assert (run.state, run.record.card, run.folder.name) == ("CUT OFF", "m", "id-m")
+        for left in find_all(workspace, NO_ENGINE).leftovers:
+            assert remove(left, NO_ENGINE) is None
+        assert say_undone(workspace) == []
+        shutil.rmtree(workspace / "madlite_runs")

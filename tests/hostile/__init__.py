@@ -1,0 +1,1 @@
+"""Content that means harm: what cards, workloads, their files and their logs can hold."""

@@ -1,0 +1,87 @@
+"""Any sequence of appends, by several processes and with new columns, reads back equal with the csv module alone."""
+
+from __future__ import annotations
+
+import csv
+import multiprocessing
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from madlite.record import append_rows
+from madlite.record.lines import plain
+from madlite.types import Row
+
+CELL = st.text(max_size=12) | st.sampled_from(
+    [
+        'a"b',
+        "two\nlines",
+        "\r",
+        "\r\n",
+        ",",
+        '"',
+        "=1+1",
+        "0012",
+        "1234567e8",
+        "\0",
+        "\udc80",
+        " ",
+        "\ufeff",
+        "\x1b[2J",
+        "é\u2028",
+    ]
+)
+NAMES = st.sampled_from(["mode", "temperature, C", 'in "quotes"', "two\nlines", "ü", "batch size"])
+ROW = st.builds(
+    lambda model, more: {"model": model, "status": "SUCCESS", **more}, CELL, st.dictionaries(NAMES, CELL, max_size=3)
+)
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        table = list(csv.reader(file, strict=True))
+    assert all(len(line) == len(table[0]) for line in table[1:]) and table[0].count("model") == 1
+    return [dict(zip(table[0], line, strict=True)) for line in table[1:]]
+
+
+def wanted(cells: dict[str, str]) -> dict[str, str]:
+    return {name: plain(text) for name, text in cells.items() if text}
+
+
+@given(
+    st.lists(st.lists(ROW, max_size=3), max_size=5), st.sampled_from(["", "\n", "model,status,performance,metric\r\n"])
+)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_appends_read_back_equal(tmp_path_factory, batches: list[list[dict[str, str]]], before: str) -> None:
+    path = tmp_path_factory.mktemp("any") / "perf.csv"
+    if before:
+        path.write_bytes(before.encode())
+    for batch in batches:
+        append_rows(path, [Row(cells=cells) for cells in batch], sync=False)
+    rows = [cells for batch in batches for cells in batch]
+    if rows:
+        found = [{name: text for name, text in row.items() if text} for row in read(path)]
+        assert found == [wanted(cells) for cells in rows]
+
+
+def append_all(path: str, mine: list[dict[str, str]]) -> None:
+    for cells in mine:
+        append_rows(Path(path), [Row(cells=cells)], sync=False)
+
+
+@pytest.mark.host
+@given(st.lists(st.lists(ROW, min_size=1, max_size=4), min_size=2, max_size=4))
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_appends_of_several_processes_read_back_equal(tmp_path_factory, batches: list[list[dict[str, str]]]) -> None:
+    path = tmp_path_factory.mktemp("many") / "perf.csv"
+    context = multiprocessing.get_context("fork")
+    workers = [context.Process(target=append_all, args=(str(path), batch)) for batch in batches]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+        assert worker.exitcode == 0
+    found = sorted(repr(sorted((name, text) for name, text in row.items() if text)) for row in read(path))
+    assert found == sorted(repr(sorted(wanted(cells).items())) for batch in batches for cells in batch)

@@ -1,0 +1,110 @@
+"""No pattern of ours takes a line's length squared: the longest line that anything is asked about, made to be slow."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from madlite.measure.follow import Follower
+from madlite.measure.lines import LONGEST
+from madlite.measure.verdict import Witnesses, judge
+from madlite.plan.error_scan import BENIGN, PATTERNS
+from madlite.plugins import load_plugins
+from madlite.secrets import Redactor, assigned
+from madlite.types import ErrorScan, Exit
+from tests.factories import make_plan
+
+LIMIT_S = 3.0  # of this process's time for one pattern and one line; those that are well take 0.01
+
+
+def long_lines(pattern: str) -> Iterator[str]:
+    """Yield lines as long as they can be: what a pattern asks for, again and again, and never to its end."""
+    words = re.findall(r"[A-Za-z_:=./-]{4,}", pattern)[:3]
+    for text in words:
+        for more in (text, " ", "1", "a", " 1", "a."):
+            yield (text + more * LONGEST)[:LONGEST]
+
+
+PLAIN = (
+    " ",
+    "a",
+    "1",
+    "1,",
+    ".",
+    "a.",
+    "/a",
+    "-",
+    "=",
+    "[",
+    "a ",
+    "1 ",
+    '"',
+    "\\",
+    "a=",
+    "[rank0]:",
+    "Error: ",
+    "a: ",
+    "{'a': 1, ",
+)
+
+
+def took_s(*calls: Callable[[], object]) -> float:
+    begun_s = time.process_time()
+    for call in calls:
+        call()
+    return time.process_time() - begun_s
+
+
+@pytest.mark.host
+def test_no_failure_rule_is_slow_on_a_long_line() -> None:
+    plugins = load_plugins("", only_built_in=True)
+    slow = []
+    for rule in plugins.failure_rules():
+        pattern = re.compile(rule.pattern)
+        for line in (*(text * (LONGEST // len(text)) for text in PLAIN), *long_lines(rule.pattern)):
+            if took_s(lambda: pattern.search(line)) > LIMIT_S:  # noqa: B023 - called at once
+                slow.append((rule.pattern, line[:30]))
+                break
+    assert slow == []
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("text", PLAIN, ids=ascii)
+def test_a_log_of_one_long_line_again_and_again_is_read_by_all_readers_in_time(text: str, tmp_path: Path) -> None:
+    plugins = load_plugins("", only_built_in=True)
+    readers = [backend.reader(None) for backend, _ in plugins.backends().values()]
+    follower = Follower(
+        [reader for reader in readers if reader is not None],
+        plugins.failure_rules(),
+        error_scan=ErrorScan(patterns=PATTERNS, benign=BENIGN),
+    )
+    line = (text * LONGEST)[: LONGEST - 1].encode()[:LONGEST] + b"\n"
+
+    def judged() -> object:
+        return judge(make_plan(tmp_path), Witnesses(exit=Exit(code=1, duration_s=1.0)), follower)
+
+    assert took_s(*[lambda: follower.feed(line)] * 5, follower.finish, judged) < 10 * LIMIT_S
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["token=a", "HF_TOKEN=abcdefgh ", 'token:"', "token=", "token==:", "x=", "--token ", 'TOKEN="\\', "\\token="],
+)
+def test_hundreds_of_assignments_are_masked_in_no_time(text: str) -> None:
+    line = text * (LONGEST // 4 // len(text))
+    begun_s = time.process_time()
+    redactor = Redactor(assigned([line]))
+    redactor.text(line)
+    assert redactor.feed(line.encode()) is not None and redactor.flush() is not None
+    assert time.process_time() - begun_s < 10 * LIMIT_S
+
+
+def test_every_secret_of_such_a_line_is_masked_where_it_stands_and_alone() -> None:
+    line = "".join(f"A{n}_TOKEN=hf_secret{n:04}&" for n in range(100))
+    redactor = Redactor(assigned([line]))
+    assert "hf_secret" not in redactor.text(line)
+    assert "hf_secret" not in redactor.text(" ".join(f"hf_secret{n:04}&" for n in range(100)))

@@ -1,0 +1,130 @@
+"""Whatever a card, a workload or a file says, the terminal of who looks at it is not steered."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from madlite.cli.main import call
+from madlite.cli.screens import PlainScreen
+from madlite.cli.terminal import Tamer, printable_lines
+from madlite.types import to_json
+
+# clipboard, title, 8-bit CSI, clear, a question whose answer is typed in, text turned around, nothing to be seen
+EVIL = "a\x1b]52;c;ZXZpbA==\x07b\x1b]0;T\x1b\\c\x9b31md\x1b[2Je\x1b[6nf\u202eg\u2066h\u200bi\x08j\x7fk"
+STEERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u2069]")
+CARDS = [
+    {
+        "name": "m",
+        "scripts": "scripts/m/run.sh",
+        "dockerfile": "docker/base",
+        "n_gpus": "-1",
+        "tags": ["t", EVIL],
+        "args": f"--x {EVIL}",
+        "owner": EVIL,
+        "url": "",
+        "training_precision": EVIL,
+        "unknown": {EVIL: EVIL},
+    }
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "scripts/m").mkdir(parents=True)
+    (tmp_path / "scripts/m/run.sh").write_text("true\n")
+    (tmp_path / "models.json").write_text(json.dumps(CARDS))
+    (tmp_path / "x.log").write_text(f"performance: 5 {EVIL.replace(' ', '')}\nRuntimeError: {EVIL}\n")
+    (tmp_path / "y.csv").write_text(f"{EVIL}\n{EVIL},{EVIL}\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["discover", "--tags", "t"],
+        ["discover", "--tags", EVIL],
+        ["discover", "--tags", "t", "--json"],
+        ["explain", "m"],
+        ["explain", "m", "--json"],
+        ["explain", "m", "--set", f"env.X={EVIL}"],
+        ["explain", "m", "--additional-context", json.dumps({EVIL: EVIL})],
+        ["run", "--tags", "m", "--runtime", "host", "--dry-run"],
+        ["run", "--tags", "m", "--backend", EVIL],
+        ["run", "--tags", "m", f"--{EVIL}"],
+        ["run", "--tags", "m", "--manifest-file", EVIL],
+        ["parse", "x.log"],
+        ["parse", "x.log", "--json"],
+        ["parse", EVIL],
+        ["report", "to-html", "--csv-file-path", f"{EVIL}.csv"],
+        ["report", "to-html", "--csv-file-path", "y.csv"],
+        ["report", "update-perf", "--perf-csv", EVIL],
+        [EVIL],
+    ],
+    ids=lambda words: " ".join(words)[:30].encode("unicode_escape").decode(),
+)
+def test_no_command_lets_an_escape_through(words: list[str], folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    call(words)
+    out, err = capfd.readouterr()
+    assert out + err
+    assert STEERS.findall(out + err) == []
+
+
+def test_json_with_such_text_is_the_same_value() -> None:
+    assert json.loads(to_json({EVIL: [EVIL, "ü"]})) == {EVIL: [EVIL, "ü"]}
+    assert "ü" in to_json("ü") and not STEERS.search(to_json(EVIL))
+
+
+@given(st.text())
+def test_lines_hold_nothing_that_is_not_printed(text: str) -> None:
+    made = printable_lines(text)
+    assert all(char.isprintable() or char in "\n\t" for char in made)
+    assert made.count("\n") == text.count("\n")
+
+
+@given(
+    st.lists(st.sampled_from([*EVIL, EVIL, "\x1b", "[", "3", "1", "m", "K", "\r", "\n", "é", "\u202e"]), max_size=30)
+)
+def test_live_output_on_a_terminal_is_tamed_however_it_is_cut(pieces: list[str]) -> None:
+    data = "".join(pieces).encode()
+    tamer, whole = Tamer(), Tamer()
+    made = b"".join(tamer.feed(data[at : at + 1]) for at in range(len(data)))
+    assert made == whole.feed(data)
+    text = re.sub(r"\x1b\[[0-9;]*[mKA]", "", made.decode())
+    assert not re.search(r"[\x00-\x07\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", text)
+
+
+def test_live_output_on_a_terminal_keeps_colours_and_progress_bars() -> None:
+    data = b"\x1b[32m 50%|##\x1b[0m\r100%|####\n\x1b[A\x1b[2K\tdone \xc3\xbc\n"
+    assert Tamer().feed(data) == data.replace(b"\x1b[2K", b"\x1b[2K")
+
+
+class Sink:
+    def __init__(self, is_terminal: bool) -> None:
+        self.data, self._is_terminal = b"", is_terminal
+
+    def put(self, data: bytes) -> None:
+        self.data += data
+
+    def write(self, text: str) -> int:
+        self.data += text.encode()
+        return len(text)
+
+    def isatty(self) -> bool:
+        return self._is_terminal
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_live_output_goes_into_a_pipe_byte_for_byte(is_terminal: bool) -> None:
+    sink = Sink(is_terminal)
+    screen = PlainScreen(sink, live=True)  # type: ignore[arg-type]
+    data = EVIL.encode() + b"\xff\x9b\n"
+    screen.output(data, 1)
+    assert (sink.data == data) is not is_terminal
+    assert (b"\x1b]52" in sink.data) is not is_terminal

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from madlite.machine.telemetry.nvml import Nvml, reasons
+from madlite.machine.telemetry.reading import User
+
+from .fakes import GIB, FakeNvml
+
+
+def test_a_reading_has_the_library_s_values_in_our_units() -> None:
+    (first, second) = Nvml(FakeNvml(energy_mj=[5_000, 7_000]), (0, 1)).read().readings
+    assert (first.index, first.power_w, first.energy_j, second.power_w) == (0, 600.0, 5.0, 640.0)
+    assert (first.clock_mhz, first.memory_clock_mhz, first.temperature_c) == (1755, 2619, 61)
+    assert (first.memory_used_gib, first.utilization_percent, first.slowed) == (70.0, 99.0, {})
+
+
+def test_only_the_gpus_of_the_run_are_read() -> None:
+    assert [one.index for one in Nvml(FakeNvml(), (1,)).read().readings] == [1]
+
+
+def test_a_gpu_that_is_lost_mid_run_is_named_and_the_other_goes_on() -> None:
+    library = FakeNvml()
+    source = Nvml(library, (0, 1))
+    assert source.read().problem == ""
+    library.lost = {1}
+    answer = source.read()
+    assert [one.index for one in answer.readings] == [0]
+    assert answer.problem == "GPU 1: GPU is lost"
+
+
+def test_what_a_gpu_does_not_support_is_not_known() -> None:
+    library = FakeNvml(without={"power", "energy", "reasons", "utilisation"})
+    (reading,) = Nvml(library, (0,)).read().readings
+    assert (reading.power_w, reading.energy_j, reading.slowed, reading.utilization_percent) == (None,) * 4
+    assert reading.temperature_c == 61
+
+
+@pytest.mark.parametrize(
+    ("bits", "words"),
+    [
+        (0x00, []),
+        (0x01, []),  # idle
+        (0x02 | 0x10 | 0x100, []),  # clocks that somebody set, sync boost, display
+        (0x04, ["power cap"]),
+        (0x20, ["thermal"]),
+        (0x08 | 0x40, ["hardware thermal"]),
+        (0x08 | 0x80, ["power brake"]),
+        (0x08, ["hardware slowdown"]),
+        (0x04 | 0x20, ["power cap", "thermal"]),
+    ],
+)
+def test_the_bits_of_the_clocks_event_reasons(bits: int, words: list[str]) -> None:
+    assert reasons(bits) == words
+    assert Nvml(FakeNvml(bits=bits), (0,)).read().readings[0].slowed == dict.fromkeys(words, 1.0)
+
+
+def test_a_library_of_before_driver_535_has_the_old_name() -> None:
+    class Old(FakeNvml):
+        nvmlDeviceGetCurrentClocksEventReasons = property(lambda self: self.none)  # AttributeError
+
+        def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: int) -> int:
+            return 0x20
+
+    assert Nvml(Old(), (0,)).read().readings[0].slowed == {"thermal": 1.0}
+
+
+def test_processes_and_memory_that_is_not_told() -> None:
+    users = [
+        (0, SimpleNamespace(pid=11, usedGpuMemory=3 * GIB)),
+        (1, SimpleNamespace(pid=12, usedGpuMemory=None)),
+        (1, SimpleNamespace(pid=13, usedGpuMemory=(1 << 64) - 1)),
+    ]
+    found = Nvml(FakeNvml(users=users), (0, 1)).users()
+    assert found == (
+        User(pid=11, gpu=0, memory_bytes=3 * GIB),
+        User(pid=12, gpu=1),
+        User(pid=13, gpu=1),
+    )
+    assert Nvml(FakeNvml(without={"users"}), (0,)).users() is None
+
+
+def test_facts_of_gpus_that_are_alike_are_said_once() -> None:
+    told = Nvml(FakeNvml(without={"mig"}), (0, 1)).facts()
+    assert told == {"vbios": "96.00.99.00.0A", "power_limit_w": "700", "ecc": "on", "persistence": "on"}
+
+
+def test_the_library_is_given_back() -> None:
+    library = FakeNvml()
+    source = Nvml(library, (0,))
+    assert library.open == 1
+    source.close()
+    assert library.open == 0
+
+
+def test_values_that_no_gpu_can_have_are_not_known() -> None:
+    library = FakeNvml(milliwatts=[4_294_967_295, 0])
+    assert Nvml(library, (0,)).read().readings[0].power_w is None

@@ -1,0 +1,171 @@
+"""The other sources: nvidia-smi, rocm-smi, the files of AMD's driver; and which of them is taken."""
+
+from __future__ import annotations
+
+import json
+import sys
+from threading import Event
+from types import ModuleType
+
+import pytest
+
+from madlite.machine import Host
+from madlite.machine.telemetry.amd_files import AmdFiles
+from madlite.machine.telemetry.choose import open_sources
+from madlite.machine.telemetry.nvidia_smi import NvidiaSmi
+from madlite.machine.telemetry.reading import User
+from madlite.machine.telemetry.rocm_smi import RocmSmi
+from madlite.types import Gpu
+from tests.machine.stand_in import Bench
+
+from .fakes import FakeError, FakeNvml, metric, printed
+
+ROWS = "0, 611.50, 1755, 2619, 62, 71000, 99, 0x0000000000000004\n1, [N/A], 345, 2619, 30, 3, 0, [N/A]\n"
+CARD = {
+    "Temperature (Sensor edge) (C)": "N/A",
+    "Temperature (Sensor junction) (C)": "81.0",
+    "Current Socket Graphics Package Power (W)": "633.0",
+    "sclk clock speed:": "(1690Mhz)",
+    "mclk clock level:": "2",
+    "mclk clock speed:": "(1300Mhz)",
+    "GPU use (%)": "98",
+    "VRAM Total Used Memory (B)": str(40 << 30),
+}
+SECOND = {**CARD, "Current Socket Graphics Package Power (W)": "N/A (Secondary die)", "sclk clock speed:": "None"}
+
+
+def host(bench: Bench, limit_s: float = 10) -> Host:
+    return Host(root=bench.root, path=str(bench.bin), limit_s=limit_s, env={"PATH": "/usr/bin:/bin"})
+
+
+def test_nvidia_smi_reads_the_gpus_of_the_run(bench: Bench) -> None:
+    bench.tool("nvidia-smi", ("*clocks_event_reasons.active*", ROWS))
+    first, second = NvidiaSmi(host(bench), (0, 1), Event()).read().readings
+    assert (first.power_w, first.clock_mhz, first.temperature_c) == (611.5, 1755, 62)
+    assert round(first.memory_used_gib or 0, 2) == 69.34
+    assert first.slowed == {"power cap": 1.0}
+    assert (second.power_w, second.slowed) == (None, None)
+    assert [one.index for one in NvidiaSmi(host(bench), (1,), Event()).read().readings] == [1]
+
+
+def test_an_old_nvidia_smi_is_asked_by_the_old_name(bench: Bench) -> None:
+    bench.tool("nvidia-smi", ("*clocks_throttle_reasons.active*", ROWS))
+    source = NvidiaSmi(host(bench), (0,), Event())
+    assert source.read().readings[0].slowed == {"power cap": 1.0}
+    assert source.read().problem == ""
+
+
+def test_nvidia_smi_names_a_gpu_that_it_does_not_list(bench: Bench) -> None:
+    bench.tool("nvidia-smi", ("*--query-gpu*", ROWS))
+    assert NvidiaSmi(host(bench), (0, 5), Event()).read().problem == "it says nothing of GPU 5"
+
+
+def test_nvidia_smi_s_processes_and_facts(bench: Bench) -> None:
+    bench.tool(
+        "nvidia-smi",
+        ("*index,pci.bus_id*", "0, 00000000:18:00.0\n1, 00000000:2A:00.0\n"),
+        ("*compute-apps*", "00000000:2A:00.0, 4711, 3300, python, train.py\n00000000:18:00.0, 12, [N/A], x\n"),
+        ("*index,vbios*", "0, 96.00, 700.00, Disabled\n1, 96.00, 650.00, [N/A]\n"),
+    )
+    source = NvidiaSmi(host(bench), (1,), Event())
+    assert source.users() == (User(pid=4711, gpu=1, memory_bytes=3300 << 20, name="python, train.py"),)
+    assert source.facts() == {"vbios": "96.00", "power_limit_w": "650.00"}
+    bench.script("nvidia-smi", "exit 9")
+    assert source.users() is None and source.facts() == {}
+
+
+def test_rocm_smi_reads_cards_in_their_order_though_numbers_have_gaps(bench: Bench) -> None:
+    cards = {"card1": CARD, "card3": SECOND, "system": {"Driver version": "6.8.5"}}
+    bench.tool("rocm-smi", ("*--json*", f"WARNING: x\n{json.dumps(cards)}\n"))
+    answer = RocmSmi(host(bench), (0, 1), Event()).read()
+    first, second = answer.readings
+    assert (first.index, first.power_w, first.temperature_c, first.utilization_percent) == (0, 633.0, 81.0, 98.0)
+    assert (first.clock_mhz, first.memory_clock_mhz, first.memory_used_gib) == (1690.0, 1300.0, 40.0)
+    assert (second.index, second.power_w, second.clock_mhz, answer.problem) == (1, None, None, "")
+
+
+def test_rocm_smi_that_says_nothing_and_what_it_never_says(bench: Bench) -> None:
+    bench.tool("rocm-smi", ("*", "ERROR: no amdgpu driver\n"))
+    source = RocmSmi(host(bench), (0,), Event())
+    assert "no amdgpu driver" in source.read().problem
+    assert source.users() is None and source.facts() == {}
+
+
+def amd_files(bench: Bench, bus: str, **files: str) -> None:
+    for name, text in files.items():
+        bench.file(f"sys/bus/pci/devices/{bus}/{name.replace('__', '/')}", f"{text}\n")
+
+
+def test_files_of_amd_s_driver(bench: Bench) -> None:
+    amd_files(
+        bench,
+        "0000:c1:00.0",
+        gpu_busy_percent="97",
+        mem_info_vram_used=str(64 << 30),
+        vbios_version="113-M3000100-102",
+        current_compute_partition="SPX",
+        hwmon__hwmon4__power1_input="641000000",
+        hwmon__hwmon4__power1_cap="750000000",
+        hwmon__hwmon4__freq1_input="1702000000",
+        hwmon__hwmon4__freq2_input="1300000000",
+        hwmon__hwmon4__temp1_label="edge",
+        hwmon__hwmon4__temp1_input="60000",
+        hwmon__hwmon4__temp2_label="junction",
+        hwmon__hwmon4__temp2_input="84500",
+    )
+    gpus = (Gpu(index=0, bus="0000:c1:00.0"), Gpu(index=1, bus="0000:c1:00.1"), Gpu(index=2))
+    source = AmdFiles(bench.root, gpus)
+    (reading,) = source.read().readings  # the partition beside it has none of its own
+    assert (reading.index, reading.power_w, reading.clock_mhz, reading.memory_clock_mhz) == (0, 641.0, 1702.0, 1300.0)
+    assert (reading.temperature_c, reading.memory_used_gib, reading.utilization_percent) == (84.5, 64.0, 97.0)
+    assert source.facts() == {"vbios": "113-M3000100-102", "compute_partition": "SPX", "power_limit_w": "750"}
+    assert source.users() is None
+    source.close()
+
+
+def fake_library(monkeypatch: pytest.MonkeyPatch, error: FakeError | None) -> FakeNvml:
+    library = FakeNvml()
+    module = ModuleType("pynvml")
+    module.__dict__.update({name: getattr(library, name) for name in dir(library) if not name.startswith("_")})
+    if error:
+        module.__dict__["nvmlInit"] = lambda: (_ for _ in ()).throw(error)
+    monkeypatch.setitem(sys.modules, "pynvml", module)
+    return library
+
+
+def test_the_library_comes_before_nvidia_smi(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_library(monkeypatch, None)
+    bench.tool("nvidia-smi", ("*", ROWS))
+    (((source, answer),), problem) = open_sources("NVIDIA", [Gpu(index=0)], host(bench), Event())
+    assert (source.name, answer.readings[0].power_w, problem) == ("NVML", 600.0, "")
+
+
+def test_nvidia_smi_stands_in_for_a_library_that_is_not_there(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_library(monkeypatch, FakeError(12))
+    bench.tool("nvidia-smi", ("*clocks_event*", ROWS))
+    (((source, _),), _) = open_sources("NVIDIA", [Gpu(index=0)], host(bench), Event())
+    assert source.name == "nvidia-smi"
+
+
+def test_without_any_source_each_says_why(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    opened, problem = open_sources("NVIDIA", [Gpu(index=0)], host(bench), Event())
+    assert opened == []
+    assert problem == "NVML: not installed (pip install nvidia-ml-py); nvidia-smi: not installed"
+
+
+def test_amd_s_files_and_amd_smi_together_else_rocm_smi(bench: Bench) -> None:
+    gpus = [Gpu(index=0, bus="0000:c1:00.0")]
+    bench.tool("rocm-smi", ("*--json*", json.dumps({"card0": CARD})))
+    opened, _ = open_sources("AMD", gpus, host(bench), Event())
+    assert [source.name for source, _ in opened] == ["rocm-smi"]
+    bench.tool("amd-smi", ("metric*", printed([metric(0)], wrapped=True)))
+    amd_files(bench, "0000:c1:00.0", hwmon__hwmon0__power1_average="500000000")
+    opened, _ = open_sources("AMD", gpus, host(bench), Event())
+    assert [source.name for source, _ in opened] == ["amdgpu", "amd-smi"]
+
+
+def test_nothing_is_asked_once_the_run_is_over(bench: Bench) -> None:
+    over = Event()
+    over.set()
+    assert open_sources("AMD", [Gpu(index=0)], host(bench), over) == ([], "")

@@ -1,0 +1,217 @@
+"""The thread that samples: what it writes, and that nothing a driver does reaches the run."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from madlite.machine import Host
+from madlite.machine.strangers import Ours
+from madlite.machine.telemetry import sampler as module
+from madlite.machine.telemetry.nvml import Nvml
+from madlite.machine.telemetry.reading import Answer, Reading, User
+from madlite.machine.telemetry.sampler import Sampler, Watched
+from madlite.types import Gpu
+
+from .fakes import GIB, FakeNvml
+
+
+class Fake:
+    """A source whose members can be replaced."""
+
+    name = "fake"
+    least_interval_s = 0.001
+
+    def __init__(self, **members: object) -> None:
+        self.reads = 0
+        self.closed = False
+        self.__dict__.update(members)
+
+    def read(self) -> Answer:
+        self.reads += 1
+        return Answer(readings=(Reading(index=0, power_w=float(self.reads)),))
+
+    def users(self) -> tuple[User, ...] | None:
+        return ()
+
+    def facts(self) -> dict[str, str]:
+        return {"vbios": "1"}
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *sources: object, vendor: str = "NVIDIA") -> Sampler:
+    """A sampler of these sources, on a machine whose files are below tmp_path."""
+
+    def opened(*_: object) -> tuple[list[tuple[object, Answer]], str]:
+        return [(source, source.read()) for source in sources], "" if sources else "nothing is here"  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(module, "open_sources", opened)
+    monkeypatch.setattr(module, "SHARE", 1e9)  # real time is no part of these tests
+    watched = Watched(
+        vendor=vendor,  # type: ignore[arg-type]
+        gpus=(Gpu(index=0), Gpu(index=1)),
+        interval_s=0.002,
+        ours=Ours(mark="M=1"),
+        host=Host(root=tmp_path),
+    )
+    ticks = iter(range(1_000_000))
+    return Sampler(watched, tmp_path / "telemetry.jsonl", lambda: float(next(ticks)))
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def test_samples_are_written_as_they_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Fake()
+    sampler = make(tmp_path, monkeypatch, source)
+    sampler.start()
+    until(lambda: len(sampler.samples) > 3)
+    lines = (tmp_path / "telemetry.jsonl").read_text().splitlines()
+    assert len(lines) >= 3  # while it goes on
+    sampler.stop()
+    lines = (tmp_path / "telemetry.jsonl").read_text().splitlines()
+    assert json.loads(lines[0]) == {"t_s": 0.0, "gpus": [{"index": 0, "power_w": 1.0}]}
+    assert len(lines) == len(sampler.samples)
+    assert (sampler.source, sampler.facts, sampler.problem, source.closed) == ("fake", {"vbios": "1"}, "", True)
+    assert sampler.core_share is not None and sampler.core_share >= 0
+
+
+def test_a_gpu_that_is_lost_is_said_once_and_the_other_is_sampled(tmp_path: Path, monkeypatch) -> None:
+    library = FakeNvml()
+    sampler = make(tmp_path, monkeypatch, Nvml(library, (0, 1)))
+    monkeypatch.setattr(Nvml, "least_interval_s", 0.001)
+    sampler.start()
+    until(lambda: len(sampler.samples) > 2)
+    library.lost = {0}
+    until(lambda: sampler.samples[-1].gpus[0].index == 1)
+    seen = len(sampler.samples)
+    until(lambda: len(sampler.samples) > seen + 3)
+    sampler.stop()
+    assert sampler.problem == "GPU 0: GPU is lost"
+    assert {one.index for one in sampler.samples[0].gpus} == {0, 1}
+
+
+def test_a_driver_that_hangs_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LEAVE_S", 0.01)
+    stuck = threading.Event()
+    sampler = make(tmp_path, monkeypatch, Fake(facts=lambda: stuck.wait(30) and {}))
+    sampler.start()
+    until(lambda: bool(sampler.samples))
+    sampler.stop()
+    assert sampler.problem == "fake did not answer in time"
+    stuck.set()
+    sampler._thread.join(10)
+
+
+def test_a_driver_s_library_may_raise_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Fake(users=lambda: 1 / 0)
+    (tmp_path / "proc/self/ns").mkdir(parents=True)
+    (tmp_path / "proc/self/ns/pid").symlink_to("pid:[4026531836]")
+    sampler = make(tmp_path, monkeypatch, source)
+    sampler.start()
+    sampler._thread.join(10)
+    sampler.stop()
+    assert sampler.problem == "ZeroDivisionError: division by zero"
+    assert source.closed and len(sampler.samples) == 1
+
+
+def test_no_source_is_a_problem_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler = make(tmp_path, monkeypatch)
+    sampler.start()
+    sampler._thread.join(10)
+    sampler.stop()
+    assert (sampler.problem, sampler.samples, sampler.strangers_known) == ("nothing is here", [], False)
+    assert not (tmp_path / "telemetry.jsonl").exists()
+
+
+def test_a_run_that_ends_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler = make(tmp_path, monkeypatch, Fake(read=lambda: Answer()))
+    sampler.start()
+    sampler.stop()
+    assert sampler.problem == "nothing was told before the run ended"
+
+
+def test_a_file_that_cannot_be_written_costs_the_file_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "telemetry.jsonl").mkdir()
+    sampler = make(tmp_path, monkeypatch, Fake())
+    sampler.start()
+    until(lambda: len(sampler.samples) > 3)
+    sampler.stop()
+    assert sampler.problem == "telemetry.jsonl is incomplete: Is a directory"
+
+
+def test_the_file_and_the_samples_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_BYTES", 100)
+    monkeypatch.setattr(module, "MOST_SAMPLES", 8)
+    source = Fake()
+    sampler = make(tmp_path, monkeypatch, source)
+    sampler.start()
+    until(lambda: source.reads > 20)
+    sampler.stop()
+    assert len(sampler.samples) <= 8 and sampler.interval_s >= 0.004
+    assert (tmp_path / "telemetry.jsonl").stat().st_size <= 100
+    watts = [one.gpus[0].power_w for one in sampler.samples]
+    assert watts == sorted(watts) and watts[0] == 1.0
+
+
+def test_what_costs_more_is_asked_more_seldom() -> None:
+    paced = module._Paced(Fake(), 1.0)  # type: ignore[arg-type]
+    paced.was_read(0.001)
+    assert paced.interval_s == 1.0
+    paced.was_read(0.5)
+    assert paced.interval_s == 100.0
+    for _ in range(3):
+        paced.was_read(0.001)
+    assert paced.interval_s == 1.0
+
+
+def test_strangers_are_looked_for_before_and_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "USERS_EVERY_S", 0.0)
+    proc = tmp_path / "proc"
+    (proc / "self/ns").mkdir(parents=True)
+    (proc / "self/ns/pid").symlink_to("pid:[4026531836]")
+    for pid, command in ((5, b"train\0"), (6, b"late\0")):
+        (proc / str(pid)).mkdir()
+        (proc / f"{pid}/cmdline").write_bytes(command)
+        (proc / f"{pid}/stat").write_text(f"{pid} (x) R 1 0\n")
+    library = FakeNvml(users=[(0, SimpleNamespace(pid=5, usedGpuMemory=None))])  # its GPU is at work
+    sampler = make(tmp_path, monkeypatch, Nvml(library, (0, 1)))
+    monkeypatch.setattr(Nvml, "least_interval_s", 0.001)
+    sampler.start()
+    until(lambda: bool(sampler.strangers))
+    library.users = [(1, SimpleNamespace(pid=6, usedGpuMemory=2 * GIB))]
+    until(lambda: len(sampler.strangers) == 2)
+    sampler.stop()
+    assert sampler.strangers_known
+    assert sampler.strangers == ("pid 6 late, 2.0 GiB on GPU 1", "pid 5 train, on GPU 0")
+
+
+def test_kfd_is_asked_before_a_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "proc/self/ns").mkdir(parents=True)
+    (tmp_path / "proc/self/ns/pid").symlink_to("pid:[4026531836]")
+    sampler = make(tmp_path, monkeypatch, Fake(users=lambda: None), vendor="AMD")
+    monkeypatch.setattr(module, "driver_ids", lambda root, gpus: {7: 0})
+    monkeypatch.setattr(module, "kfd_users", lambda root, ids: () if ids == {7: 0} else None)
+    sampler.start()
+    until(lambda: sampler.strangers_known)
+    sampler.stop()
+
+
+def test_in_a_container_strangers_are_not_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler = make(tmp_path, monkeypatch, Fake(users=lambda: (User(pid=1, gpu=0, memory_bytes=GIB),)))
+    sampler.start()
+    until(lambda: len(sampler.samples) > 2)
+    sampler.stop()
+    assert (sampler.strangers, sampler.strangers_known) == ((), False)

@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import pytest
+
+from madlite.machine.telemetry.reading import Reading
+from madlite.machine.telemetry.sampler import Sample
+from madlite.machine.telemetry.summary import summarise
+from madlite.machine.telemetry.words import telemetry_findings, throttled_words
+from madlite.types import Telemetry
+
+
+def samples(*of_gpus: list[Reading], step_s: float = 1.0) -> list[Sample]:
+    """Sample n at n steps, of one list per GPU."""
+    return [Sample(t_s=n * step_s, gpus=readings) for n, readings in enumerate(zip(*of_gpus, strict=True))]
+
+
+def powers(index: int, *watts: float | None) -> list[Reading]:
+    return [Reading(index=index, power_w=one) for one in watts]
+
+
+def test_only_the_window_counts() -> None:
+    taken = samples(powers(0, 100, 600, 640, 620, 90))
+    summary = summarise(taken, [0], 1.0, 3.0, "NVIDIA")
+    assert (summary.over, summary.samples, summary.power_w) == ("window", 3, 620.0)
+    assert (summary.gpus[0].power_max_w, summary.throttled) == (640.0, None)
+
+
+@pytest.mark.parametrize("window", [(None, None), (10.0, 12.0), (2.0, None), (0.0, 0.5), (0.0, 1.0)])
+def test_with_too_few_samples_in_it_the_whole_run_does(window: tuple[float | None, float | None]) -> None:
+    summary = summarise(samples(powers(0, 100, 300, 200)), [0], *window, "NVIDIA")
+    assert (summary.over, summary.samples, summary.power_w) == ("run", 3, 200.0)
+
+
+def test_what_no_gpu_tells_is_named_where_the_power_is_missing_too() -> None:
+    silent = [Reading(index=0), Reading(index=0)]
+    summary = summarise(samples(silent, silent), [0, 1], None, None, "NVIDIA")
+    assert summary.untold == "power, clocks, temperature, memory, utilisation"
+    warm = [Reading(index=0, temperature_c=50)]
+    assert summarise(samples(warm), [0], None, None, "AMD").untold == "power, clocks, memory, utilisation"
+    assert summarise(samples(powers(0, 5)), [0], None, None, "AMD").untold == ""
+    assert summarise([], [0], None, None, "AMD").untold == ""
+
+
+def test_no_sample_at_all() -> None:
+    summary = summarise([], [0], 1.0, 2.0, "AMD")
+    assert (summary.samples, summary.power_w, summary.throttled, summary.throttled_by) == (0, None, None, {})
+
+
+def test_clocks_and_use_are_means_and_heat_and_memory_the_highest() -> None:
+    one = Reading(index=0, clock_mhz=1000, memory_clock_mhz=900, temperature_c=70, memory_used_gib=10)
+    other = Reading(index=0, clock_mhz=2000, temperature_c=90, memory_used_gib=40, utilization_percent=50)
+    (gpu,) = summarise(samples([one, other]), [0], None, None, "NVIDIA").gpus
+    assert (gpu.clock_mhz, gpu.memory_clock_mhz, gpu.temperature_c, gpu.memory_used_gib) == (1500, 900, 90, 40)
+    assert gpu.utilization_percent == 50
+
+
+def counted(*joules: float, watts: float = 500) -> list[Reading]:
+    return [Reading(index=0, power_w=watts, energy_j=one) for one in joules]
+
+
+@pytest.mark.parametrize(
+    ("joules", "step_s", "watts"),
+    [
+        ((0, 5_100, 10_400), 10.0, 520.0),  # exact: 10400 J in 20 s
+        ((0, 500, 1_040), 1.0, 500.0),  # too short to count by
+        ((0, 5, 10), 10.0, 500.0),  # a counter in another unit
+        ((900, 400, 100), 10.0, 500.0),  # one that began again
+        ((0, 0, 0), 10.0, 500.0),
+    ],
+)
+def test_counted_energy_is_the_mean_power_where_it_can_be_trusted(joules, step_s, watts) -> None:
+    summary = summarise(samples(counted(*joules), step_s=step_s), [0], None, None, "NVIDIA")
+    assert summary.power_w == watts
+
+
+def slowed(index: int, *reasons: dict[str, float] | None) -> list[Reading]:
+    return [Reading(index=index, slowed=one) for one in reasons]
+
+
+def test_any_gpu_that_is_slowed_down_slows_all_and_the_power_cap_is_told_apart() -> None:
+    taken = samples(
+        slowed(0, {"thermal": 1.0}, {}, {"power cap": 1.0}, {}),
+        slowed(1, {}, {"power brake": 1.0}, {"power cap": 1.0}, {"power cap": 1.0}),
+    )
+    summary = summarise(taken, [0, 1], None, None, "NVIDIA")
+    assert (summary.throttled, summary.power_cap) == (0.5, 0.5)
+    assert summary.throttled_by == {"thermal": 0.25, "power brake": 0.25}
+    first, second = summary.gpus
+    assert (first.throttled, first.power_cap) == ({"thermal": 0.25}, 0.25)
+    assert (second.throttled, second.power_cap) == ({"power brake": 0.25}, 0.5)
+
+
+def test_a_throttling_without_a_reason_is_no_throttling_of_the_run() -> None:
+    summary = summarise(samples(slowed(0, {"unspecified": 1.0}, {})), [0], None, None, "AMD")
+    assert summary.throttled == 0.0
+    assert summary.gpus[0].throttled == {"unspecified": 0.5}
+
+
+def ticking(*counts: tuple[float, dict[str, float]]) -> list[Reading]:
+    return [Reading(index=0, ticks=ticks, counters=counters, slowed={}) for ticks, counters in counts]
+
+
+def test_counters_of_the_driver_are_exact() -> None:
+    before = {"power cap/ppt.0": 500.0, "thermal/socket_thermal.0": 100.0, "thermal/gfx.1": 900.0}
+    after = {"power cap/ppt.0": 1400.0, "thermal/socket_thermal.0": 280.0, "thermal/gfx.1": 910.0, "PROCHOT/p.0": 30.0}
+    summary = summarise(samples(ticking((1000, before), (2000, after))), [0], None, None, "AMD")
+    assert summary.throttled_by == pytest.approx({"thermal": 0.18, "PROCHOT": 0.03})
+    assert (summary.throttled, summary.power_cap) == pytest.approx((0.18, 0.9))
+
+
+@pytest.mark.parametrize("counts", [[(1000, {})], [(1000, {}), (1000, {"thermal/x.0": 5.0})], [(9, {}), (1, {})]])
+def test_counters_that_do_not_go_on_say_nothing(counts) -> None:
+    summary = summarise(samples(ticking(*counts)), [0], None, None, "AMD")
+    assert (summary.throttled, summary.power_cap) == (0.0, 0.0)
+
+
+def test_a_counter_that_began_again_is_no_negative_part() -> None:
+    taken = samples(ticking((1000, {"thermal/x.0": 50.0}), (2000, {"thermal/x.0": 2.0})))
+    assert summarise(taken, [0], None, None, "AMD").throttled == 0.0
+
+
+def test_power_of_a_socket_is_shared_among_its_partitions() -> None:
+    taken = samples(powers(0, 700, 720), powers(1, None, None), powers(2, None, None), powers(3, None, None))
+    summary = summarise(taken, [0, 1, 2, 3], None, None, "AMD")
+    assert summary.power_w == 177.5
+    assert "GPU 1, 2, 3 has no power of its own" in summary.problem
+
+
+def test_power_of_nvidia_gpus_is_not_known_where_one_does_not_tell_it() -> None:
+    summary = summarise(samples(powers(0, 700), powers(1, None)), [0, 1], None, None, "NVIDIA")
+    assert (summary.power_w, summary.problem) == (None, "GPU 1 tells no power")
+
+
+def told(part: float | None, samples: int = 3, **by: float) -> Telemetry:
+    return Telemetry(samples=samples, over="window", throttled=part, throttled_by=by)
+
+
+def test_words() -> None:
+    assert throttled_words(told(0.18, thermal=0.18)) == "throttled 18 % of the window (thermal)"
+    assert throttled_words(told(0.3, thermal=0.1, PROCHOT=0.2)) == "throttled 30 % of the window (PROCHOT, thermal)"
+    assert throttled_words(told(0.004, thermal=0.004)) == throttled_words(told(None)) == ""
+
+
+@pytest.mark.parametrize(("part", "count"), [(None, 0), (0.0, 0), (0.049, 0), (0.05, 1), (1.0, 1)])
+def test_a_finding_from_five_percent_on(part: float | None, count: int) -> None:
+    assert len(telemetry_findings(told(part, thermal=part or 0.0))) == count
+    assert telemetry_findings(None) == telemetry_findings(told(1.0, samples=2, thermal=1.0)) == ()

@@ -1,0 +1,66 @@
+"""docs/measurement.md says what the code does: thresholds, GFLOP per token, peaks."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from madlite.machine.peaks import FORMATS, known_gpus
+from madlite.measure import compute, quality, trend
+from madlite.measure.flops import flops_per_token
+from madlite.measure.steps import APART
+from madlite.plan.architectures import known_architectures
+from madlite.types import Architecture
+
+PAGE = (Path(__file__).parents[2] / "docs" / "measurement.md").read_text(encoding="utf-8")
+FLAT = " ".join(PAGE.split())
+
+
+def table(first: str) -> list[list[str]]:
+    """Return the cells of the table whose head begins with this, without its head."""
+    body = PAGE[PAGE.index(f"| {first} |") :].split("\n\n")[0]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in body.splitlines()[2:]]
+
+
+def test_the_thresholds_are_the_code_s():
+    told = {finding: when for finding, when, _ in table("finding")}
+    assert told == {
+        "low samples": f"fewer than {quality.FEWEST_STEPS} steady steps",
+        "drift": f"more than {quality.MOST_DRIFT:.0%} over the window, and z of at least {quality.SURE_Z:.0f}".replace(
+            "%", " %"
+        ),
+        "outliers": f"any step over {100 * trend.FLOOR:.0f} % from the median, and with a modified z-score above "
+        f"{trend.Z_SCORE}",
+        "scatter": f"a CV above {100 * quality.MOST_CV:.0f} %",
+    }
+    assert f"go back by more than {APART}" in FLAT
+    assert f"told from {trend.FEWEST} steps on" in FLAT
+    assert f"more than {trend.POINTS} steps the points are the medians of {trend.POINTS} blocks" in FLAT
+    assert f"from {trend.FEWEST_FOR_OUTLIERS} steps on" in FLAT
+    assert f"More than {100 * compute.MOST_APART:.0f} % apart is a finding" in FLAT
+    assert f"({compute.ROUNDING} TFLOP/s)" in FLAT
+
+
+def test_the_work_of_a_token_is_the_formula_s():
+    rows = table("model")
+    assert len(rows) > 10
+    for model, tokens, full, causal in rows:
+        shape = known_architectures()[model]
+        assert full == f"{flops_per_token(shape, int(tokens), 'full') / 1e9:.2f}"
+        assert causal == f"{flops_per_token(shape, int(tokens), 'causal') / 1e9:.2f}"
+
+
+def test_the_peaks_are_the_table_s():
+    told = {
+        (name, tuple(figures), source)
+        for name, *figures, source in table("GPU")
+    }  # fmt: skip
+    assert told == {
+        (one.name, tuple(f"{one.tflops[key]:g}" if key in one.tflops else "" for key in FORMATS), one.source)
+        for one in known_gpus()
+    }
+
+
+def test_every_field_of_a_shape_is_named():
+    for name in Architecture.__struct_fields__:
+        assert re.search(rf"`{name}`|\b{name} = ", PAGE) or name == "name", name

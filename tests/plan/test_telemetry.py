@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import pytest
+
+from madlite.errors import UsageProblem
+from madlite.plan.telemetry import telemetry_interval_s
+from madlite.plan.values import Layer, resolve
+
+
+def interval(**values: str) -> float:
+    return telemetry_interval_s(resolve(None, {}, [Layer(origin="--set", values=dict(values))], "card"))
+
+
+@pytest.mark.parametrize(
+    ("values", "seconds"),
+    [
+        ({}, 1.0),
+        ({"telemetry": "false"}, 0.0),
+        ({"telemetry": "off", "telemetry_s": "5"}, 0.0),
+        ({"telemetry": "true"}, 1.0),
+        ({"telemetry_s": "5"}, 5.0),
+        ({"telemetry_s": "0"}, 0.0),
+    ],
+)
+def test_how_often_gpus_are_sampled(values: dict[str, str], seconds: float) -> None:
+    assert interval(**values) == seconds
+
+
+@pytest.mark.parametrize("values", [{"telemetry": "perhaps"}, {"telemetry_s": "-1"}, {"telemetry_s": "nan"}])
+def test_values_that_make_no_sense_are_refused(values: dict[str, str]) -> None:
+    with pytest.raises(UsageProblem, match="telemetry"):
+        interval(**values)

@@ -1,0 +1,158 @@
+"""The batch's file: what never started is known after a kill, and nothing of it stays after an orderly end."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from madlite.run.batch import Asked, Batch, cards_asked, dead_files, interrupted_batches
+from madlite.run.folder import PLAN
+
+THREE = [Asked(id="r1", card="m1"), Asked(id="r2", card="m2"), Asked(id="r3", card="m3")]
+KILLED = """
+import os, sys
+from pathlib import Path
+from madlite.run.batch import Asked, Batch
+batch = Batch(Path(sys.argv[1]), ("run", "--tags", "t"))
+if sys.argv[2] != "unplanned":
+    batch.ask([Asked(id=f"r{n}", card=f"m{n}") for n in (1, 2, 3)])
+    batch.begin("r1"), batch.end("r1"), batch.begin("r2")
+os.kill(os.getpid(), 9)
+"""
+
+
+def kill(workspace: Path, when: str = "") -> None:
+    path = os.pathsep.join(filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH"))))
+    subprocess.run([sys.executable, "-c", KILLED, str(workspace), when], env={**os.environ, "PYTHONPATH": path})
+
+
+def words(workspace: Path) -> list[str]:
+    return [text for batch in interrupted_batches(workspace) for text in batch.words]
+
+
+def test_a_killed_batch_names_what_never_started_and_what_has_no_folder(tmp_path):
+    kill(tmp_path)
+    assert words(tmp_path) == [
+        "1 run of an earlier batch never started: m3",
+        "cut off without a row, of an earlier batch: m2",
+    ]
+    (tmp_path / "madlite_runs/r2").mkdir()
+    (tmp_path / "madlite_runs/r2" / PLAN).touch()
+    assert words(tmp_path) == ["1 run of an earlier batch never started: m3"], "its folder tells of the other"
+
+
+def test_a_command_that_was_killed_while_it_planned_is_told_by_its_words(tmp_path):
+    kill(tmp_path, "unplanned")
+    assert words(tmp_path) == ["an earlier command was cut off before it began: madlite run --tags t"]
+
+
+def test_a_batch_that_goes_on_or_ended_leaves_nothing_to_tell(tmp_path):
+    batch = Batch(tmp_path, ("run",))
+    batch.ask(THREE)
+    assert words(tmp_path) == [] and dead_files(tmp_path) == ()
+    batch.close()
+    batch.close()
+    assert list(tmp_path.iterdir()) == [], "nothing ran: the folder is as it was"
+
+
+def test_a_folder_with_runs_stays(tmp_path):
+    with Batch(tmp_path, ()) as batch:
+        (tmp_path / "madlite_runs/r1").mkdir()
+        batch.close()
+    assert sorted(path.name for path in (tmp_path / "madlite_runs").iterdir()) == [".gitignore", "r1"]
+
+
+def test_a_bug_in_the_middle_leaves_the_file_and_one_before_the_runs_does_not(tmp_path):
+    with pytest.raises(ZeroDivisionError), Batch(tmp_path, ()) as batch:
+        raise ZeroDivisionError
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ZeroDivisionError), Batch(tmp_path, ()) as batch:
+        batch.ask(THREE)
+        batch.end("r1")
+        raise ZeroDivisionError
+    assert words(tmp_path) == ["2 runs of an earlier batch never started: m2, m3"]
+    with Batch(tmp_path, ()) as batch:
+        batch.ask(())
+        batch.close()
+
+
+def test_a_folder_that_cannot_be_written_to_costs_nothing(tmp_path):
+    (tmp_path / "madlite_runs").write_text("a file")
+    with Batch(tmp_path, ("run",)) as batch:
+        batch.ask(THREE)
+        batch.begin("r1")
+        batch.end("r1")
+    with Batch() as batch:
+        batch.ask(THREE)
+    assert (tmp_path / "madlite_runs").read_text() == "a file"
+
+
+def test_a_full_disk_costs_lines_alone(tmp_path, monkeypatch):
+    real = os.pwrite
+    batch = Batch(tmp_path, ("run",))
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: (_ for _ in ()).throw(OSError(28, "full")))
+    batch.ask(THREE)
+    monkeypatch.setattr(os, "pwrite", real)
+    os.close(batch._fd)
+    assert words(tmp_path) == ["an earlier command was cut off before it began: madlite run"]
+
+
+def test_lines_and_files_that_are_none_are_left_alone(tmp_path):
+    runs = tmp_path / "madlite_runs"
+    runs.mkdir()
+    asked = json.dumps({"asked": [{"id": "../r1", "card": "m\udcff"}]}, ensure_ascii=True)
+    (runs / "batch-a.jsonl").write_text("\n{\n5\n" + asked.replace("\\udcff", "x") + "\n" + '{"began": "../r')
+    (runs / "batch-b.jsonl").symlink_to("/etc/passwd")
+    os.mkfifo(runs / "batch-c.jsonl")
+    (runs / "batch-d.jsonl").write_text("")
+    assert words(tmp_path) == [
+        "1 run of an earlier batch never started: mx",
+        "an earlier command was cut off before it began: madlite",
+    ]
+    assert [path.name for path in dead_files(tmp_path)] == ["batch-a.jsonl", "batch-c.jsonl", "batch-d.jsonl"]
+
+
+def test_words_that_are_no_text_are_spelled_out(tmp_path):
+    with Batch(tmp_path, ("run", "\udcff")) as batch:
+        batch.ask([Asked(id="r", card="\udcff")])
+        (file,) = (tmp_path / "madlite_runs").glob("batch-*.jsonl")
+        assert "udcff" in file.read_text()
+        batch.close()
+
+
+def test_on_a_disk_that_became_full_it_still_says_how_far_it_is(tmp_path, monkeypatch):
+    real = os.pwrite
+    with Batch(tmp_path, ("run",)) as batch:
+        batch.ask(THREE)
+        size = next((tmp_path / "madlite_runs").glob("batch-*")).stat().st_size
+
+        def full(fd: int, data: bytes, at: int) -> int:
+            return real(fd, data[: max(0, size - at)], at)  # over what is there, and no further
+
+        monkeypatch.setattr(os, "pwrite", full)
+        for run in THREE[:2]:
+            batch.begin(run.id)
+        batch.end("r1")
+    assert words(tmp_path) == [
+        "1 run of an earlier batch never started: m3",
+        "cut off without a row, of an earlier batch: m2",
+    ]
+    assert cards_asked(tmp_path / "madlite_runs") == {"r1": "m1", "r2": "m2", "r3": "m3"}
+
+
+def test_a_run_that_the_disk_took_nothing_of_is_told_after_an_orderly_end_too(tmp_path):
+    with Batch(tmp_path, ("run",)) as batch:
+        batch.ask(THREE)
+        for run in THREE[:2]:
+            batch.begin(run.id)
+        batch.end("r1")
+        batch.close()
+    assert words(tmp_path) == ["cut off without a row, of an earlier batch: m2"]
+    (tmp_path / "madlite_runs/r2").mkdir()
+    (tmp_path / "madlite_runs/r2" / PLAN).touch()
+    assert words(tmp_path) == [], "its folder tells of it"

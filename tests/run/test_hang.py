@@ -1,0 +1,141 @@
+"""What is kept of a run that hangs, and what of it is told; nothing that fails keeps the rest from being kept."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from madlite.run import hang
+from madlite.run.docker_runtime import DockerRuntime
+from madlite.run.folder import RunFolder
+from madlite.run.hang import NO_PY_SPY, Inquiry
+from madlite.run.hang_container import Inside, look_inside
+from madlite.run.hang_gpus import gpu_state
+from madlite.run.hang_processes import Facts
+from madlite.run.hang_stacks import Dump
+from madlite.run.host_runtime import HostRuntime
+from madlite.secrets import Redactor
+from tests.factories import make_plan
+
+NOWHERE = {"DOCKER_HOST": "unix:///nonexistent/docker.sock", "PATH": "/nonexistent"}
+RANK = Facts(pid=4_000_001, parent=1, state="T", rank="0", command="python train.py", python=True, stack="[<0>] x\n")
+STACK = 'Process 4: python\n\nThread 4 (idle): "MainThread"\n    waits (train.py:4)\n'
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """What the run's processes and its container show; the test changes it."""
+    found = {"processes": (RANK,), "inside": Inside(), "dump": Dump(pid=4_000_001, rank="0", text=STACK), "spy": "spy"}
+    wanted: list[list[str]] = []
+
+    def inside(environ, run_id, what, left_s, cancelled):
+        wanted.append(list(what))
+        return found["inside"]
+
+    monkeypatch.setattr(hang, "find_processes", lambda run_id: found["processes"])
+    monkeypatch.setattr(hang, "find_py_spy", lambda path: found["spy"])
+    monkeypatch.setattr(hang, "dump", lambda spy, facts, left_s, cancelled: found["dump"])
+    monkeypatch.setattr(hang, "look_inside", inside)
+    monkeypatch.setattr(hang, "gpu_state", lambda environ, left_s, cancelled: "")
+    found["wanted"] = wanted
+    return found
+
+
+def look(workspace, runtime=HostRuntime, lines=("loading", "step 9 token s3cret", "")):
+    plan = make_plan(workspace)
+    for path in plan.folder.iterdir():
+        path.unlink()
+    plan.folder.rmdir()
+    folder = RunFolder.create(plan, [])
+    try:
+        inquiry = Inquiry(folder, plan, runtime(NOWHERE), NOWHERE, Redactor(["s3cret"]).text)
+        found = inquiry.look(lines, threading.Event())
+    finally:
+        folder.close()
+    kept = {path.name: path.read_text() for path in (plan.folder / "hang").glob("*")}
+    return found, kept
+
+
+def test_everything_that_is_seen_is_kept_without_its_secrets(seen, tmp_path):
+    seen["dump"] = Dump(pid=4, rank="0", text=STACK.replace("python\n", "python --hf_token hf_12345678 s3cret\n", 1))
+    found, kept = look(tmp_path)
+    assert sorted(kept) == ["kernel_stacks.txt", "last_lines.txt", "processes.txt", "stacks.txt"]
+    assert kept["last_lines.txt"] == "loading\nstep 9 token ***\n"
+    assert "waits (train.py:4)" in kept["stacks.txt"] and "--hf_token *** ***" in kept["stacks.txt"]
+    assert found.kept == f"stacks in madlite_runs/test-{tmp_path.name}/hang/"
+    assert (found.evidence, found.odd) == ("rank 0 in waits (train.py:4)", "rank 0")
+    assert found.notes == ("1 of 1 processes stopped by a signal or a debugger (pid 4000001)",)
+
+
+def test_without_stacks_the_logs_last_line_is_the_evidence_and_why_there_are_none_is_kept(seen, tmp_path):
+    seen["spy"] = None
+    found, kept = look(tmp_path)
+    assert kept["stacks.txt"] == NO_PY_SPY and found.evidence == "step 9 token ***"
+    assert found.kept.startswith("what was seen in ")
+    seen["spy"], seen["dump"] = "spy", Dump(pid=4, rank="0", text="", problem="py-spy: Permission Denied")
+    found, kept = look(tmp_path / "b")
+    assert "py-spy: Permission Denied" in kept["stacks.txt"] and found.kept.startswith("what was seen in ")
+
+
+def test_a_run_of_which_nothing_is_left_is_said_to_be(seen, tmp_path):
+    seen["processes"] = ()
+    found, kept = look(tmp_path, lines=())
+    assert found.notes == ("none of its processes is left",) and (found.kept, found.evidence, kept) == ("", "", {})
+
+
+def test_what_a_container_shows_from_inside_comes_before_what_is_seen_from_here(seen, tmp_path):
+    inside = Dump(pid=7, rank="1", text=STACK.replace("waits", "in_the_container"))
+    seen["inside"] = Inside(notes=("a note",), dumps=(inside,), gpus="GPU 0 idle\n")
+    found, kept = look(tmp_path, DockerRuntime)
+    assert found.evidence == "rank 1 in in_the_container (train.py:4)" and found.notes[0] == "a note"
+    assert kept["gpus.txt"] == "GPU 0 idle\n" and "4000001" in kept["processes.txt"]
+    assert seen["wanted"] == [["stacks"], ["gpus"]]
+
+
+def test_an_engine_elsewhere_is_asked_for_the_processes_too(seen, tmp_path):
+    seen["processes"], seen["inside"] = (), Inside(processes="pid 7 rank 0\n")
+    found, kept = look(tmp_path, DockerRuntime)
+    assert seen["wanted"][0] == ["stacks", "processes"] and kept["processes.txt"] == "pid 7 rank 0\n"
+
+
+def test_dumps_end_with_their_time_and_what_is_left_out_is_said(seen, tmp_path, monkeypatch):
+    seen["processes"] = (RANK, Facts(pid=4_000_002, parent=1, state="S", rank="1", python=True))
+    monkeypatch.setattr(hang, "STACKS_S", 0.0)
+    assert look(tmp_path)[1]["stacks.txt"] == "2 Python processes were left out: there was no time\n"
+
+
+def test_a_file_that_cannot_be_written_costs_only_itself(seen, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(RunFolder, "put", lambda self, name, text: f"{name} could not be written: no space left")
+    found, _ = look(tmp_path)
+    assert found.kept == "" and found.evidence and "no space left" in caplog.text
+
+
+def test_an_engine_that_does_not_answer_is_a_note():
+    (note,) = look_inside(NOWHERE, "x", ["stacks"], lambda: 1.0, threading.Event()).notes
+    assert note.startswith("its container cannot be asked (no Docker Engine answers at unix:///nonexistent")
+
+
+@pytest.fixture
+def tools(tmp_path):
+    def make(**scripts: str) -> dict[str, str]:
+        for name, script in scripts.items():
+            path = tmp_path / name.replace("_", "-")
+            path.write_text("#!/bin/sh\n" + script)
+            path.chmod(0o755)
+        return {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+
+    return make
+
+
+def test_the_gpus_tools_are_asked_and_rocm_smi_where_amd_smi_says_nothing(tools):
+    none = threading.Event()
+    both = tools(amd_smi='echo "amd $1"\n', rocm_smi="echo rocm\n")
+    assert gpu_state(both, 9, none) == "$ amd-smi monitor\namd monitor\n\n$ amd-smi process\namd process\n"
+    old = gpu_state(tools(amd_smi="echo no driver >&2; exit 1\n"), 9, none)
+    assert "$ amd-smi monitor\nno driver\n" in old and "amd-smi process" not in old and "$ rocm-smi\nrocm\n" in old
+
+
+def test_a_gpu_tool_that_hangs_is_asked_once(tools):
+    said = gpu_state(tools(nvidia_smi="sleep 60\n"), 0.2, threading.Event())
+    assert said == "$ nvidia-smi\nit did not end in time\n"

@@ -1,0 +1,225 @@
+"""Slow or hung: what is looked at before a run is stopped, and who has the last word."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from madlite.run.hang_found import Found
+from madlite.run.watch import Reason, Watch
+from madlite.run.watchdog import INQUEST_LIMIT_S, Watchdog, hang_hint
+from madlite.run.watchdog_silence import Quiet, Silence
+from madlite.types import Cause, Quantity, ResultRule, Step
+from tests.factories import make_plan
+from tests.run.test_watch import FakeSession
+
+FOUND = Found(
+    notes=("2 of 2 processes stopped",),
+    kept="stacks in here/",
+    evidence="rank 1 in next_batch (data.py:3)",
+    odd="rank 1",
+)
+
+
+class Dog:
+    """A watchdog on a clock that the test moves, whose inquiry waits for the test."""
+
+    def __init__(self, folder, **limits: float) -> None:
+        self.now = 0.0
+        self.told: list[str] = []
+        self.said: list[str] = []
+        self.through = threading.Event()
+        self.asked: list[threading.Event] = []
+        self.fails = False
+        self.silence = Silence(make_plan(folder, result_rule=ResultRule(kind="steps"), **limits), lambda: self.now)
+        self.dog = Watchdog(
+            self.silence, self.inquire, tell=self.told.append, say=self.said.append, now=lambda: self.now
+        )
+        self.action = self.silence.following()
+        self.action.__enter__()
+
+    def inquire(self, cancelled: threading.Event) -> Found:
+        self.asked.append(cancelled)
+        self.through.wait(10)
+        if self.fails:
+            raise OSError("no such thing")
+        return FOUND
+
+    def step(self, n: int, after_s: float = 2.0) -> None:
+        self.now += after_s
+        with self.silence.reading():
+            self.silence.note(Step(n=n, values={Quantity.LOSS: 1.0}))
+
+    def look(self, after_s: float = 0.0) -> Reason | None:
+        """Look after a time of regular looks, as the watch does."""
+        end = self.now + after_s
+        while self.now < end:
+            self.now = min(end, self.now + (self.dog.wait_s() or 1.0))
+        return self.dog.look()
+
+    def finish(self) -> None:
+        self.through.set()
+        for thread in threading.enumerate():
+            if thread.name == "madlite-inquest":
+                thread.join(10)
+
+
+@pytest.fixture
+def dog(tmp_path):
+    dog = Dog(tmp_path)
+    for n in range(1, 41):
+        dog.step(n)
+    yield dog
+    dog.finish()
+
+
+def test_a_slow_step_is_told_of_and_stops_nothing(dog):
+    assert dog.look(45) is None and dog.told == ["no step for 45 s after step 40 (median 2.0 s)"]
+    dog.step(41)
+    assert dog.look(5) is None and dog.asked == []
+
+
+def test_a_hang_is_looked_at_before_it_is_the_reason(dog):
+    assert dog.look(300) is None
+    assert dog.said == ["no step for 300 s after step 40 (steps took 2.0 s): looking at its processes"]
+    assert dog.look(1) is None, "the inquiry goes on"
+    dog.finish()
+    reason = dog.look(11)
+    assert (reason.cause, reason.evidence) == (Cause.HANG, FOUND.evidence)
+    assert reason.text == (
+        "no step for 312 s after step 40 (steps took 2.0 s): hung; 2 of 2 processes stopped; stacks in here/"
+    )
+    assert reason.hint == "look where rank 1 stands; --silence-limit SECONDS waits longer"
+
+
+def test_before_the_first_step_the_other_option_is_named(tmp_path):
+    dog = Dog(tmp_path)
+    dog.through.set()
+    dog.look(1800)
+    dog.finish()
+    assert dog.look(1).hint.endswith("; --start-silence-limit SECONDS waits longer")
+
+
+@pytest.mark.parametrize(
+    ("odd", "look"),
+    [("", ""), ("it", "look where it stands; "), ("ranks 1, 3", "look where ranks 1, 3 stand; ")]
+    + [("4 of 9 ranks", "look where 4 of 9 ranks stand; ")],
+)
+def test_the_ranks_to_look_at_are_named_where_some_stand_apart(odd, look):
+    quiet = Quiet(text="no step", for_s=1.0, hung=True, option="--silence-limit")
+    assert hang_hint(quiet, Found(odd=odd)) == f"{look}--silence-limit SECONDS waits longer"
+
+
+def test_a_run_that_goes_on_meanwhile_is_not_stopped(dog):
+    dog.look(300)
+    dog.step(41)
+    dog.finish()
+    assert dog.look() is None and dog.said[-1] == "it goes on"
+    dog.through.clear()
+    assert dog.look(400) is None and len(dog.asked) == 2, "the next hang is looked at again"
+
+
+def test_an_inquiry_that_fails_or_hangs_itself_delays_the_stop_and_no_more(dog, caplog):
+    dog.fails = True
+    dog.look(300)
+    dog.finish()
+    reason = dog.look()
+    assert reason.cause is Cause.HANG and reason.evidence == "" and "no such thing" in caplog.text
+
+
+def test_an_inquiry_that_hangs_is_not_waited_for(dog):
+    dog.look(300)
+    assert dog.look(INQUEST_LIMIT_S - 1) is None
+    reason = dog.look(2)
+    assert reason.cause is Cause.HANG and "here/" not in reason.text
+    assert dog.asked[0].is_set(), "it is told to end"
+
+
+def test_a_look_that_comes_late_says_that_madlite_was_stopped_and_not_the_run(dog):
+    assert dog.dog.wait_s() == 5.0
+    dog.now += 4000
+    assert dog.dog.look() is None and dog.said == []
+    assert dog.look(280) is None and dog.said == []
+    dog.look(20)
+    assert dog.said
+
+
+def test_there_is_nothing_to_look_at_between_actions(dog):
+    dog.action.__exit__(None, None, None)
+    assert dog.dog.wait_s() is None and dog.dog.look() is None
+    dog.dog.close()
+
+
+class Hanging:
+    """A watch over a session whose action is silent; its limit is over at once."""
+
+    def __init__(self, folder, inquire, limit_s: float | None = None) -> None:
+        plan = make_plan(folder, result_rule=ResultRule(kind="steps"), start_silence_s=0.02)
+        self.said: list[str] = []
+        dog = Watchdog(Silence(plan), inquire, say=self.said.append)
+        self.watch, self.session = Watch(limit_s, 5.0, self.said.append, dog), FakeSession()
+
+    def run(self, meanwhile=lambda: None) -> Reason | None:
+        with self.watch.guard(self.session), self.watch.following(lambda chunk, stream: None) as feed:
+            feed(b"begun\n", 1)
+            meanwhile()
+            assert self.session.over.wait(10)
+        self.watch.close()
+        return self.watch.reason
+
+
+def test_the_watch_stops_a_run_that_hangs_as_gently_as_at_its_time_limit(tmp_path):
+    hanging = Hanging(tmp_path, lambda cancelled: FOUND)
+    assert hanging.run().cause is Cause.HANG and hanging.session.stops == [5.0]
+    looking, stopping = hanging.said
+    assert looking.endswith(": looking at its processes"), "what was said once is not said again"
+    assert stopping == "stopping: it hangs (Ctrl-C kills it now)"
+
+
+@pytest.mark.parametrize("by", [Cause.INTERRUPTED, Cause.TIMEOUT])
+def test_ctrl_c_and_the_clock_win_while_the_evidence_is_collected_and_call_it_off(tmp_path, by):
+    asked, called_off = threading.Event(), threading.Event()
+
+    def inquire(cancelled: threading.Event) -> Found:
+        asked.set()
+        if cancelled.wait(10):
+            called_off.set()
+        return FOUND
+
+    def interrupt() -> None:
+        assert asked.wait(10)
+        if by is Cause.INTERRUPTED:
+            hanging.watch.request(Reason(cause=by, text="interrupted (Ctrl-C)"))
+
+    hanging = Hanging(tmp_path, inquire, limit_s=0.3 if by is Cause.TIMEOUT else None)
+    assert hanging.run(interrupt).cause is by
+    assert hanging.session.stops == [5.0] and called_off.is_set()
+
+
+def test_a_run_that_ends_by_itself_while_it_is_looked_at_has_no_reason(tmp_path):
+    asked = threading.Event()
+
+    def inquire(cancelled: threading.Event) -> Found:
+        asked.set()
+        cancelled.wait(10)
+        return FOUND
+
+    hanging = Hanging(tmp_path, inquire)
+
+    def end() -> None:
+        assert asked.wait(10)
+        hanging.session.over.set()
+
+    assert hanging.run(end) is None and hanging.session.stops == []
+
+
+def test_a_time_limit_names_the_silence_that_it_ended(tmp_path):
+    plan = make_plan(tmp_path, result_rule=ResultRule(kind="steps"))
+    now = [0.0]
+    silence = Silence(plan, lambda: now[0])
+    watch, session = Watch(0.05, 1.0, dog=Watchdog(silence, lambda cancelled: FOUND)), FakeSession()
+    with watch.guard(session), watch.following(lambda chunk, stream: None):
+        now[0] = 250.0
+        assert session.over.wait(10)
+    assert watch.reason.text == "timed out after 0.05 s; no output for 250 s before the first step"
