@@ -1,12 +1,26 @@
-"""Small plans for tests."""
+"""Small plans and what belongs to them, for tests."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from madlite.types import Card, Image, Machine, Place, RunPlan
+from madlite.types import Card, Image, Machine, Place, Quantity, RunPlan, Window
 
 BASE_IMAGE = "madlite-test/base:latest"
+WINDOW = Window(
+    quantity=Quantity.TOKENS_PER_S_PER_GPU,
+    n=6,
+    first_step=5,
+    last_step=10,
+    dropped=4,
+    median=10.0,
+    mean=10.0,
+    std=0.1,
+    cv=0.01,
+    min=9.0,
+    max=11.0,
+    drift=0.02,
+)
 
 
 def make_plan(workspace: Path, **changes: object) -> RunPlan:

@@ -20,19 +20,11 @@ if TYPE_CHECKING:
 # options of `run` whose values are pinned otherwise, that say where the run was to come from, or what to show of it
 _NOT_KEPT = frozenset(
     (
-        *(
-            "tags",
-            "additional_context",
-            "additional_context_file",
-            "sets",
-            "mode",
-            "precision",
-            "seq_len",
-            "batch_size",
-        ),
-        *("steps", "image_release", "mock_data", "backend", "runtime", "gpus", "gpu_vendor", "image", "timeout"),
+        *("tags", "additional_context", "additional_context_file", "sets", "mode", "precision", "seq_len"),
+        *("batch_size", "steps", "image_release", "mock_data", "backend", "runtime", "gpus", "gpu_vendor", "image"),
         *("manifest_file", "batch_manifest", "manifest_output", "registry", "clean_docker_cache", "dry_run", "machine"),
-        *("live_output", "summary_output", "cleanup_perf", "verbose", "use_image", "target_archs", "build_on_compute"),
+        *("live_output", "summary_output", "cleanup_perf", "verbose", "use_image", "target_archs", "timeout"),
+        "build_on_compute",
     )
 )
 

@@ -231,12 +231,14 @@ def is_alive(folder: Path) -> bool:
     return is_held(folder / LOCK)
 
 
-def is_held(path: Path) -> bool:
-    """Say whether a process holds a lock; one that is not there, or cannot be looked at, is not known to be held."""
+def is_held(path: Path, *, unknown: bool = False) -> bool:
+    """Say whether a process holds a lock; not that of a file that is gone; `unknown`, where it cannot be asked."""
     try:
         lock = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
+    except FileNotFoundError:
         return False
+    except OSError:
+        return unknown
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -63,8 +61,8 @@ def _is_dead(path: Path, runs: Path) -> bool:
     if found := _OF_PROCESS.fullmatch(path.name):
         return not _may_write(int(found[1]), path)
     if found := _WIDENING.fullmatch(path.name):
-        return _is_free(path.with_name(found["name"]))
-    return bool(_SIDE.fullmatch(path.name)) and _is_free(runs / _SIDE_LOCK)
+        return not is_held(path.with_name(found["name"]), unknown=True)
+    return bool(_SIDE.fullmatch(path.name)) and not is_held(runs / _SIDE_LOCK, unknown=True)
 
 
 def _may_write(pid: int, path: Path) -> bool:
@@ -78,23 +76,6 @@ def _may_write(pid: int, path: Path) -> bool:
         return False
     except psutil.Error:
         return True
-
-
-def _is_free(path: Path) -> bool:
-    """Say whether nobody holds the lock of a file, which may be gone."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
-    return True
 
 
 def _model_dir(folder: Path) -> str:

@@ -21,23 +21,9 @@ from madlite.read.cells import harmless
 from madlite.read.log import plain_text, read_log
 from madlite.run.folder import CLEANED, LOCK, LOG, PLAN, RECORD
 from madlite.run.marks import FOLDER_MARK, KEPT_MARK, RUN_MARK
-from madlite.types import Card, Cause, Compute, Diagnosis, Quantity, Result, Status, Variant, Window, Witness
+from madlite.types import Card, Cause, Compute, Diagnosis, Result, Status, Variant, Witness
 from tests.cli.stored_runs import good, store
-
-WINDOW = Window(
-    quantity=Quantity.TOKENS_PER_S_PER_GPU,
-    n=6,
-    first_step=5,
-    last_step=10,
-    dropped=4,
-    median=10.0,
-    mean=10.0,
-    std=0.1,
-    cv=0.01,
-    min=9.0,
-    max=11.0,
-    drift=0.02,
-)
+from tests.factories import WINDOW
 
 
 @pytest.fixture

@@ -20,23 +20,10 @@ from madlite.record.record import SCHEMA, VERSION, Record, record_json, record_s
 from madlite.record.stored import load_record, read_plan, read_record
 from madlite.record.tame import tame
 from madlite.run.folder import PLAN, RECORD
-from madlite.types import Cause, Metric, Provenance, Quantity, Result, Status, Step, Variant, Window, to_json
-from tests.factories import make_plan
+from madlite.types import Cause, Metric, Provenance, Quantity, Result, Status, Step, Variant, to_json
+from tests.factories import WINDOW, make_plan
 
 SHIPPED = Path(module.__file__).with_name(SCHEMA)
-WINDOW = Window(
-    quantity=Quantity.TOKENS_PER_S_PER_GPU,
-    n=6,
-    first_step=5,
-    last_step=10,
-    dropped=4,
-    median=10.0,
-    mean=10.0,
-    std=0.1,
-    cv=0.01,
-    min=9.0,
-    max=11.0,
-)
 GOOD = Metric(metric="tps", text="10", status=Status.SUCCESS, value=10.0)
 
 

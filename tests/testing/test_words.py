@@ -131,7 +131,8 @@ def test_a_script_without_an_end_is_not_whole(tmp_path, monkeypatch, text):
 
 def test_the_notes_of_an_endless_loop_are_bounded(tmp_path):
     found = read(tmp_path, f"while true; do echo {'x' * 100_000}; done &\nwhile true; do train; done\n")
-    assert len(found.commands) < 100
+    assert 0 < found.commands.count(("train",)) <= 20
+    assert len(found.commands) < (32 << 20) // 4096  # a long note goes out in pieces, with others between them
     assert (tmp_path / "kit_words").stat().st_size <= 32 << 20
 
 
