@@ -1,7 +1,7 @@
 """Says what is where a workload runs: repositories, Python distributions, libraries, environment.
 
 This file is no part of the engine: its text is run there, by whatever Python is there (3.8 and later), before the
-workload.  It imports nothing but the standard library, writes nothing but one line, and ends by itself.
+workload.  It imports only what Debian's smallest Python has, no json, writes nothing but one line, and ends by itself.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ import sys
 if __name__ == "__main__":
     sys.path[:] = [place for place in sys.path if place not in ("", ".")]  # a workspace may hold a json.py
 
-import json
+import ast
 import os
 import re
-import shutil
 import signal
 import subprocess
 import time
@@ -51,11 +50,11 @@ def start(asked: dict[str, list[str]], text: str) -> None:
     """Write what is found by the Python that the workload is started with, where that surely is one, else by this."""
     signal.alarm(LIMIT_S)
     named = next((os.environ[name] for name in asked.pop("python", []) if os.environ.get(name)), "")
-    path = shutil.which(named) if named else None
+    path = which(named) if named else None
     if path is None or path == sys.executable:
         main(asked)
     elif is_python(path):
-        os.execv(path, [path, "-B", "-c", text, json.dumps(asked), text])  # noqa: S606 - the alarm goes on
+        os.execv(path, [path, "-B", "-c", text, written(asked), text])  # noqa: S606 - the alarm goes on
     else:
         main(asked, [f"asked by {sys.executable}: {named} is no plain Python"])
 
@@ -80,12 +79,7 @@ def tells_version(path: str) -> bool:
 
     with tempfile.TemporaryDirectory() as scratch, Path(scratch, "said").open("w+b") as said:
         asked = subprocess.Popen(
-            [path, "--version"],
-            cwd=scratch,
-            stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=said,
-            start_new_session=True,
+            [path, "--version"], cwd=scratch, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True
         )
         try:
             code = asked.wait(VERSION_S)
@@ -113,14 +107,24 @@ def main(asked: dict[str, list[str]], notes: Iterable[str] = ()) -> None:
         "inside": system,
         "packages": lambda: packages(asked["packages"]),
         "environment": lambda: environment(asked["prefixes"], asked["names"]),
-        "repositories": lambda: repositories(asked["up"], asked["below"]),
+        "repositories": lambda: repositories(asked["up"], asked["below"], found["notes"]),
     }
     for name, ask in parts.items():
         try:
             found[name] = ask()
         except Exception as error:  # noqa: BLE001 - whatever is odd there, the workload is to run
             found["notes"].append(f"{name}: {type(error).__name__}: {error}")
-    sys.stdout.write("\n" + MARK + json.dumps(found) + "\n")
+    sys.stdout.write("\n" + MARK + written(found) + "\n")
+
+
+def written(value: Any) -> str:
+    """Return texts, lists and tables as JSON; bytes that are no text, as the environment can hold, are a mark."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{written(name)}: {written(one)}" for name, one in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(written, value)) + "]"
+    plain = str(value).encode("utf-8", "replace").decode()
+    return '"' + re.sub(r'[\x00-\x1f"\\\x7f]', lambda found: f"\\u{ord(found[0]):04x}", plain) + '"'
 
 
 def system() -> dict[str, str]:
@@ -181,19 +185,26 @@ def torch() -> dict[str, str]:
 def environment(prefixes: Iterable[str], names: Iterable[str]) -> dict[str, str]:
     """Return the variables of these names or beginnings."""
     chosen = {name for name in os.environ if name in names or name.startswith(tuple(prefixes))}
-    return {name: os.environ[name][:LONGEST] for name in sorted(chosen)}
+    return {name: shortened(os.environ[name]) for name in sorted(chosen)}
 
 
-def repositories(up: Iterable[str], below: Iterable[str]) -> dict[str, str]:
+def shortened(text: str) -> str:
+    """Return a text, a long one up to the end of a word: half a secret would not be known as one."""
+    return text if len(text) <= LONGEST else re.sub(r"(?<=[\s:;,=&?/])[^\s:;,=&?/]*$", "", text[:LONGEST])
+
+
+def repositories(up: Iterable[str], below: Iterable[str], notes: list[str] | None = None) -> dict[str, str]:
     """Return the commits of repositories: around the folders `up`, and two levels below those of `below`."""
     until = time.monotonic() + SEARCH_S
     commits: dict[str, str] = {}
-    git = shutil.which("git")
+    git = which("git")
     for folder in candidates(up, below, until):
-        commit = head(folder) or (ask_git(folder, until, "rev-parse", "HEAD") if git else "")
+        commit = head(folder) or (ask_git(folder, until, "rev-parse", "HEAD") if git else None) or ""
         if re.match(r"[0-9a-f]{40,64}$", commit):
-            changed = bool(git) and ask_git(folder, until, *DIRTY)
+            changed = ask_git(folder, until, *DIRTY) if git else None
             commits[str(folder)] = f"{commit} (changed)" if changed else commit
+            if changed is None and notes is not None:
+                notes.append(f"{folder}: whether it is changed is not known, {'git failed' if git else 'without git'}")
         if len(commits) >= MOST_REPOSITORIES:
             break
     return commits
@@ -250,24 +261,17 @@ def head(folder: Path) -> str:
     return next(filter(None, [*loose, packed]), "")
 
 
-def ask_git(folder: Path, until: float, *words: str) -> str:
-    """Return what git says, "" where it does not in time."""
-    limit_s = min(GIT_S, until - time.monotonic())
-    if limit_s <= 0:
-        return ""
+def ask_git(folder: Path, until: float, *words: str) -> str | None:
+    """Return what git says, None where it fails or has no time left."""
+    left_s = min(GIT_S, until - time.monotonic())
+    if left_s <= 0:
+        return None
     try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *words],  # noqa: S607
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, **GIT},
-            timeout=limit_s,
-            check=False,
-        )
+        argv, env = ["git", "-C", str(folder), *words], {**os.environ, **GIT}
+        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, env=env, timeout=left_s, check=False)
     except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.decode("utf-8", "replace").strip() if done.returncode == 0 else ""
+        return None
+    return done.stdout.decode("utf-8", "replace").strip() if done.returncode == 0 else None
 
 
 def read(path: str | Path, most: int = 1 << 20) -> str:
@@ -279,6 +283,13 @@ def read(path: str | Path, most: int = 1 << 20) -> str:
         return ""
 
 
+def which(name: str) -> str | None:
+    """Return the path of a program."""
+    places = [""] if "/" in name else os.environ.get("PATH", os.defpath).split(os.pathsep)
+    found = (str(Path(place, name)) for place in places)
+    return next((path for path in found if Path(path).is_file() and os.access(path, os.X_OK)), None)
+
+
 def first(pattern: str, text: str) -> str:
     """Return the group of the first match, "" without one."""
     found = re.search(pattern, text, re.MULTILINE)
@@ -286,4 +297,4 @@ def first(pattern: str, text: str) -> str:
 
 
 if __name__ == "__main__":
-    start(json.loads(sys.argv[1]), sys.argv[2])
+    start(ast.literal_eval(sys.argv[1]), sys.argv[2])

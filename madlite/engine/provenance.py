@@ -8,16 +8,17 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from madlite.engine.probe import NAMES, PREFIXES, Inside
+from madlite.engine.probe_inside import shortened
 from madlite.engine.screen import Planned
 from madlite.machine.host_facts import host_facts
 from madlite.plugins import Plugins
 from madlite.secrets import MASK, is_secret
 from madlite.types import EnvValue, Machine, Provenance, Secret
 
-_LONGEST = 500  # characters of a value
 _MOST_LABELS = 64
 _GIB = 1 << 30
-_USER = re.compile(r"(?<=://)[^/@\s]+(?=@)")  # user and password of a URL
+# user and password of a URL; a password can hold a / or an @, a port is none
+_USER = re.compile(r"(?<=://)(?:[^/\s]+|[^/\s:@]+:(?!\d{1,5}/)\S+?)(?=@)")
 
 
 def make_provenance(
@@ -80,14 +81,16 @@ def _shown(name: str, text: str) -> str:
     """Return a value without what is secret in it: all of it under a name that says so, else a URL's user."""
     if is_secret(name, text):
         return MASK.decode()
-    return _USER.sub(MASK.decode(), text[:_LONGEST])
+    return shortened(_USER.sub(MASK.decode(), text))
 
 
 def _versions(plugins: Plugins) -> dict[str, str]:
     from madlite import __version__
 
-    others = {plugin.distribution: plugin.version for plugin in plugins.loaded.values() if plugin.distribution}
-    return {**others, "madlite": __version__}
+    found = plugins.loaded.values()
+    others = {plugin.distribution: plugin.version for plugin in found if plugin.distribution and plugin.version}
+    unknown = {f"plugin {plugin.name}": "unknown" for plugin in found if plugin.distribution not in others}
+    return {**others, **unknown, "madlite": __version__}
 
 
 def _script(one: Planned) -> tuple[str, str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from madlite.machine.host import Host
 from madlite.machine.strangers import Ours
+from madlite.machine.telemetry.power import packages
 from madlite.machine.telemetry.sampler import Sampler, Watched
 from madlite.machine.telemetry.summary import Summary, summarise
 from madlite.machine.telemetry.used import used_gpus
@@ -36,7 +37,7 @@ class Sensors:
         ours = Ours(
             mark=f"{RUN_MARK}={self._plan.id}",
             container=session.handle if in_container else "",
-            ancestor=0 if in_container else os.getpid(),
+            ancestor=os.getpid(),  # of a container's run too: the tools that we ask can be listed themselves
         )
         watched = Watched(
             vendor=self._plan.machine.vendor,
@@ -70,7 +71,9 @@ class Sensors:
             return None
         began_s, ended_s = (window.began_s, window.ended_s) if window else (None, None)
         indexes = [gpu.index for gpu in self._gpus]
-        summary = summarise(list(sampler.samples), indexes, began_s, ended_s, self._plan.machine.vendor)
+        machine = self._plan.machine
+        parts = packages(machine.gpus)
+        summary = summarise(list(sampler.samples), indexes, began_s, ended_s, machine.vendor, parts)
         return Telemetry(
             source=sampler.source,
             interval_s=sampler.interval_s,

@@ -19,6 +19,7 @@ SHOWN = 8
 _FIRST_TABLE = "pid:[4026531836]"  # PROC_PID_INIT_INO of the kernel's include/linux/proc_ns.h
 _LONGEST = 60  # characters of a command
 _MOST_PARENTS = 64
+_VSIZE = 20  # of the words of proc(5)'s stat behind the name: the size of a process, 0 from its end on
 
 
 class Ours(Value, frozen=True):
@@ -44,9 +45,9 @@ class Stranger(Value, frozen=True):
 
 
 def sees_all_processes(proc: Path = Path("/proc")) -> bool:
-    """Say whether the ids that a driver tells mean the processes of this table."""
+    """Say whether the ids that a driver tells mean the processes of this table, and others' are shown (hidepid)."""
     try:
-        return str((proc / "self/ns/pid").readlink()) == _FIRST_TABLE
+        return str((proc / "self/ns/pid").readlink()) == _FIRST_TABLE and bool(_stat(proc, 1))
     except OSError:
         return False
 
@@ -56,13 +57,15 @@ def find_strangers(
 ) -> tuple[Stranger, ...]:
     """Return the users of GPUs that are not ours, the tiny and idle ones left out.
 
-    `busy_gpus` are GPUs that were at work before ours began: whoever is on them counts, however small.  A process that
-    cannot be seen (it ended meanwhile, or /proc hides it) is nobody's.
+    `busy_gpus` are GPUs that were at work before ours began: whoever is on them counts, however small, unless it is
+    known to do nothing there.  A process that ended meanwhile is nobody's; it is asked last, for one that is ending
+    has lost what tells that it was ours.
     """
     found: dict[int, dict[int, int | None]] = {}
     for user in users:
         big = user.memory_bytes is not None and user.memory_bytes >= LEAST_BYTES
-        if (big or user.busy or user.gpu in busy_gpus) and _lives(proc, user.pid) and not is_ours(proc, user.pid, ours):
+        at_work = user.busy or (user.gpu in busy_gpus and user.busy is None)
+        if (big or at_work) and not is_ours(proc, user.pid, ours) and _lives(proc, user.pid):
             found.setdefault(user.pid, {})[user.gpu] = user.memory_bytes
     names = {user.pid: user.name for user in users}
     return tuple(
@@ -89,13 +92,17 @@ def words(strangers: Iterable[Stranger]) -> tuple[str, ...]:
 
 
 def is_ours(proc: Path, pid: int, ours: Ours) -> bool:
-    """Say whether a process belongs to the run."""
-    environment = _bytes(proc / str(pid) / "environ").split(b"\0")
-    if ours.mark.encode() in environment:
-        return True
+    """Say whether a process belongs to the run.
+
+    One that gives itself a title writes it over its environment: then that of who started it has the mark.
+    """
     if ours.container and ours.container in read_file(proc / str(pid) / "cgroup"):
         return True
-    return bool(ours.ancestor) and ours.ancestor in _ancestors(proc, pid)
+    family = _ancestors(proc, pid)
+    if ours.ancestor and ours.ancestor in family:
+        return True
+    mark = ours.mark.encode()
+    return any(mark in _bytes(proc / str(one) / "environ").split(b"\0") for one in family)
 
 
 def _ancestors(proc: Path, pid: int) -> list[int]:
@@ -103,14 +110,20 @@ def _ancestors(proc: Path, pid: int) -> list[int]:
     line: list[int] = []
     while pid > 0 and pid not in line and len(line) < _MOST_PARENTS:
         line.append(pid)
-        after = read_file(proc / str(pid) / "stat").rpartition(")")[2].split()
+        after = _stat(proc, pid)
         pid = int(after[1]) if len(after) > 1 and after[1].isdecimal() else 0
     return line
 
 
 def _lives(proc: Path, pid: int) -> bool:
-    after = read_file(proc / str(pid) / "stat").rpartition(")")[2].split()
-    return bool(after) and after[0] not in ("Z", "X")
+    """Say whether a process goes on; one that is ending has given its memory back, and its driver is not done yet."""
+    after = _stat(proc, pid)
+    return bool(after) and after[0] not in ("Z", "X") and after[_VSIZE : _VSIZE + 1] != ["0"]
+
+
+def _stat(proc: Path, pid: int) -> list[str]:
+    """Return the words of a process's state, from that behind its name on; none where it cannot be seen."""
+    return read_file(proc / str(pid) / "stat").rpartition(")")[2].split()
 
 
 def _command(proc: Path, pid: int) -> str:

@@ -129,7 +129,7 @@ def test_a_worktree_s_commit(folder: Path) -> None:
 
 
 def test_repositories_around_and_below(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe_inside.shutil, "which", lambda name: None)
+    monkeypatch.setattr(probe_inside, "which", lambda name: None)
     for place in ("a", "a/sub/run", "below/x", "below/y/z", "below/y/z/inner", "below/1/2/3", "below/.hidden"):
         (folder / place).mkdir(parents=True)
     for place in ("a", "below/x", "below/y/z", "below/y/z/inner", "below/1/2/3", "below/.hidden"):
@@ -140,6 +140,46 @@ def test_repositories_around_and_below(folder: Path, monkeypatch: pytest.MonkeyP
     assert set(found.values()) == {COMMIT}
 
 
+@pytest.mark.parametrize(("git", "why"), [(None, "without git"), ("/usr/bin/git", "git failed")])
+def test_what_nobody_could_look_at_is_not_told_as_unchanged(
+    folder: Path, monkeypatch, git: str | None, why: str
+) -> None:
+    files(folder / "a/.git", HEAD=COMMIT)  # which is no repository to git: as one that it finds is somebody else's
+    monkeypatch.setattr(probe_inside, "which", lambda name: git)
+    notes: list[str] = []
+    assert probe_inside.repositories([str(folder / "a")], [], notes) == {str(folder / "a"): COMMIT}
+    assert notes == [f"{folder / 'a'}: whether it is changed is not known, {why}"]
+
+
+def test_a_long_value_ends_with_a_whole_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_X", "a" * 490 + ":hf_0123456789abcdef")
+    assert probe_inside.environment(["NCCL_X"], []) == {"NCCL_X": "a" * 490 + ":"}
+    assert probe_inside.shortened("b" * 501) == "b" * 500
+    assert probe_inside.shortened("a b " * 125) == "a b " * 125
+
+
+@pytest.mark.parametrize("text", ["a b\\c\"d'e", "tab\there\nnew \x7f\x1b[0m", "Übung 😀 \u2028", ""])
+def test_what_is_written_is_json(text: str) -> None:
+    value = {"notes": [text], "environment": {text: text}}
+    assert json.loads(probe_inside.written(value)) == value
+
+
+def test_a_variable_that_is_no_text_costs_nothing_else(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setattr(probe_inside.signal, "alarm", lambda seconds: None)
+    monkeypatch.setenv("NCCL_ODD", "a\udcffb")  # the byte FF
+    probe_inside.main({"packages": [], "prefixes": ["NCCL_ODD"], "names": [], "up": [], "below": []})
+    assert read_answer(capsys.readouterr().out.encode(), 0).environment == {"NCCL_ODD": "a?b"}
+
+
+def test_the_smallest_python_will_do() -> None:
+    without = "import sys; sys.modules.update(json=None, shutil=None)\n"
+    text = Path(probe_inside.__file__).read_text()
+    text = text.replace("import sys\n", without, 1)
+    asked = json.dumps({"packages": [], "prefixes": [], "names": [], "up": [], "below": [], "python": []})
+    done = subprocess.run([sys.executable, "-c", text, asked, text], capture_output=True, check=True)
+    assert read_answer(done.stdout, 0).inside["python"]
+
+
 def test_the_search_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for n in range(6):
         files(folder / f"{n}/.git", HEAD=COMMIT)
@@ -147,7 +187,7 @@ def test_the_search_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert len(probe_inside.repositories([], [str(folder)])) == 2
     monkeypatch.setattr(probe_inside, "MOST_FOLDERS", 1)
     assert probe_inside.repositories([], [str(folder)]) == {}
-    assert probe_inside.ask_git(folder, 0.0, "status") == ""
+    assert probe_inside.ask_git(folder, 0.0, "status") is None
 
 
 def test_torch_is_read_and_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

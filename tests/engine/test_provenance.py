@@ -32,6 +32,14 @@ def test_versions_of_madlite_and_of_each_plugin_s_distribution(tmp_path: Path) -
     assert made(make_plan(tmp_path)).versions == {"madlite": madlite.__version__, "madlite-extra": "3.1"}
 
 
+def test_a_plugin_that_came_with_no_distribution_is_told_all_the_same(tmp_path: Path) -> None:
+    plugins = Plugins()
+    plugins.register("local", object(), "unknown", "")  # as the loader names it
+    one = Planned(plan=make_plan(tmp_path), backends=(), files=(), runtime=HostRuntime({}))
+    told = make_provenance(one, plugins, {}, Inside(), {}).versions
+    assert told == {"madlite": madlite.__version__, "plugin local": "unknown"}
+
+
 def test_the_rendered_script_is_the_one_that_ran(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, id="r1")
     texts = {"c.toml": b"x", "run.sh": b"#!/bin/bash\n"}
@@ -64,12 +72,14 @@ def test_secrets_are_masked_by_name_and_in_urls(tmp_path: Path) -> None:
         "NCCL_DEBUG": "INFO",
         "MAD_PROXY": "http://me:geheim@proxy:80/x",
         "MAD_LONG": "y" * 900,
+        "MAD_MIRROR": "http://me:ge@heim@mirror/x pg://me:ge/heim@db/x http://cache:3128/a@b",
     }
     labels = {"org.opencontainers.image.revision": "abc", "build.password": "geheim1", "n": "1"}
     found = made(make_plan(tmp_path), Inside(environment=env), labels=labels)
     assert found.environment == {
         "HF_HUB_TOKEN": "***",
         "MAD_LONG": "y" * 500,
+        "MAD_MIRROR": "http://***@mirror/x pg://***@db/x http://cache:3128/a@b",
         "MAD_PROXY": "http://***@proxy:80/x",
         "MAD_SECRETS_HFTOKEN": "***",
         "NCCL_DEBUG": "INFO",

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,22 @@ def sensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **changes: object) 
     return Sensors(make_plan(tmp_path, **values), Host(), lambda: 0.0)
 
 
+def test_partitions_that_all_tell_the_power_of_their_socket_share_it(tmp_path: Path, monkeypatch) -> None:
+    gpus = tuple(Gpu(index=n, unique_id="a1", bus=f"0000:05:00.{n}") for n in range(4))
+    made = sensors(
+        tmp_path,
+        monkeypatch,
+        place=Place(engine="docker", gpu_ids=(2, 3), gpus_per_node=2),
+        machine=Machine(vendor="AMD", gpus=gpus),
+    )
+    with made.sampling(FakeSession(), tmp_path):  # type: ignore[arg-type]
+        readings = tuple(Reading(index=n, power_w=600.0) for n in (2, 3))
+        made._sampler.samples = [Sample(t_s=float(t), gpus=readings) for t in range(4)]  # type: ignore[union-attr]
+    told = made.telemetry(window(began_s=0.0, ended_s=3.0))
+    assert told is not None and (told.power_w, told.tokens_per_joule) == (300.0, 8.35)
+    assert "whole package" in told.problem
+
+
 def window(quantity: Quantity = Quantity.TOKENS_PER_S_PER_GPU, **times: float) -> Window:
     numbers = dict.fromkeys(("median", "mean", "min", "max"), 2505.0)
     return Window(quantity=quantity, n=9, first_step=1, last_step=9, dropped=0, std=0.0, cv=0.0, **numbers, **times)
@@ -81,7 +98,7 @@ def test_samples_of_the_window_and_tokens_per_joule(tmp_path: Path, monkeypatch:
     assert told.gpus == (GpuUse(index=3, power_w=501.0, power_max_w=502.0),)
     assert made.strangers == ("pid 1 x",) and made.facts == {"vbios": "1"}
     assert FakeSampler.made.ours.container == "c0ffee" and FakeSampler.made.ours.mark == "MADLITE_RUN_ID=r1"
-    assert FakeSampler.made.ours.ancestor == 0
+    assert FakeSampler.made.ours.ancestor == os.getpid()
 
 
 def test_power_of_the_whole_run_gives_no_tokens_per_joule_of_the_window(tmp_path: Path, monkeypatch) -> None:

@@ -31,7 +31,14 @@ class Proc:
         self.folder = folder / "proc"
 
     def add(
-        self, pid: int, *argv: str, env: str = "", cgroup: str = "0::/user.slice", parent: int = 1, state: str = "S"
+        self,
+        pid: int,
+        *argv: str,
+        env: str = "",
+        cgroup: str = "0::/user.slice",
+        parent: int = 1,
+        state: str = "S",
+        size: int = 4096,
     ) -> None:
         place = self.folder / str(pid)
         place.mkdir(parents=True)
@@ -39,7 +46,7 @@ class Proc:
         (place / "comm").write_text("kernel name\n")
         (place / "environ").write_text(env)
         (place / "cgroup").write_text(cgroup + "\n")
-        (place / "stat").write_text(f"{pid} (odd ) name) {state} {parent} {pid} 0 -1\n")
+        (place / "stat").write_text(f"{pid} (odd ) name) {state} {parent} {pid}{' 0' * 17} {size} 0\n")
 
 
 @pytest.fixture
@@ -62,6 +69,14 @@ def test_ours_by_mark_container_and_ancestor_and_nobody_else_s(proc: Proc) -> No
     assert not is_ours(proc.folder, 13, Ours(mark="MARK=run-1"))
     found = find_strangers([user(pid) for pid in (1, 11, 12, 13)], OURS, proc.folder)
     assert [one.pid for one in found] == [1]
+
+
+def test_ours_that_wrote_its_title_over_its_environment(proc: Proc) -> None:
+    proc.add(1, "init")
+    proc.add(30, "raylet", env="MARK=run-1\0")  # which left who started it
+    proc.add(31, "ray::train()", env="y::train()\0\0\0", parent=30)
+    proc.add(32, "python", env="A=1\0")
+    assert [is_ours(proc.folder, pid, OURS) for pid in (31, 32)] == [True, False]
 
 
 def test_a_stranger_in_words(proc: Proc) -> None:
@@ -90,7 +105,8 @@ def test_commands(proc: Proc, argv: tuple[str, ...], text: str) -> None:
 def test_tiny_idle_dead_and_unseen_ones_are_no_strangers(proc: Proc) -> None:
     proc.add(1, "Xorg")
     proc.add(2, "python", state="Z")
-    tiny = [user(1, LEAST_BYTES - 1), user(1, None), user(2), user(3), user(1, 0, busy=False)]
+    proc.add(4, size=0)  # it ended, and its GPU's memory is being given back
+    tiny = [user(1, LEAST_BYTES - 1), user(1, None), user(2), user(3), user(4), user(1, 0, busy=False)]
     assert find_strangers(tiny, OURS, proc.folder) == ()
 
 
@@ -99,7 +115,20 @@ def test_tiny_ones_count_where_they_are_busy_or_their_gpu_was(proc: Proc) -> Non
     assert len(find_strangers([user(1, 0, busy=True)], OURS, proc.folder)) == 1
     assert len(find_strangers([user(1, None, gpu=2)], OURS, proc.folder, busy_gpus=[2])) == 1
     assert find_strangers([user(1, None, gpu=2)], OURS, proc.folder, busy_gpus=[1]) == ()
+    assert find_strangers([user(1, 0, gpu=2, busy=False)], OURS, proc.folder, busy_gpus=[2]) == ()  # a monitor
     assert len(find_strangers([user(1, LEAST_BYTES)], OURS, proc.folder)) == 1
+
+
+def test_ours_that_ends_while_it_is_looked_at_is_no_stranger(proc: Proc, monkeypatch: pytest.MonkeyPatch) -> None:
+    proc.add(21, "python", env="MARK=run-1\0")
+
+    def ends(*_: object) -> bool:
+        (proc.folder / "21/environ").write_text("")
+        (proc.folder / "21/stat").unlink()
+        return False
+
+    monkeypatch.setattr("madlite.machine.strangers.is_ours", ends)
+    assert find_strangers([user(21)], OURS, proc.folder) == ()
 
 
 def test_the_most_memory_counts_and_the_biggest_come_first() -> None:
@@ -118,7 +147,18 @@ def test_inside_a_container_nobody_can_know(tmp_path: Path, table: str, sees: bo
     place.mkdir(parents=True)
     if table:
         (place / "pid").symlink_to(table)
+    Proc(tmp_path).add(1, "init")
+    (tmp_path / "proc/1").rename(tmp_path / "1")
     assert sees_all_processes(tmp_path) is sees
+
+
+def test_where_the_processes_of_others_are_hidden_nobody_can_know(tmp_path: Path) -> None:
+    place = tmp_path / "self/ns"
+    place.mkdir(parents=True)
+    (place / "pid").symlink_to("pid:[4026531836]")
+    assert not sees_all_processes(tmp_path)  # hidepid=2
+    (tmp_path / "1").mkdir()
+    assert not sees_all_processes(tmp_path)  # hidepid=1
 
 
 def test_kfd_names_processes_by_the_gpus_of_the_run(bench: Bench) -> None:

@@ -3,15 +3,19 @@
 Format: Linux, Documentation/gpu/amdgpu/thermal.rst: below the PCI device `gpu_busy_percent`, `mem_info_vram_used` in
 bytes, and in `hwmon/hwmon*` `power1_average` or `power1_input` in µW, `freq1_input` (sclk) and `freq2_input` (mclk) in
 Hz, `temp*_input` in m°C with its `temp*_label`.  A partition, and the second die of an MI250X, has none of its own.
+Newer drivers count energy and throttling, too: amd_metrics.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from madlite.machine.facts import clean
 from madlite.machine.host import list_folder, read_file
+from madlite.machine.telemetry.amd_metrics import read_counters
 from madlite.machine.telemetry.reading import GIB, Answer, Reading, User, number, plausible
 from madlite.types import Gpu
 
@@ -21,19 +25,33 @@ LABELS = ("junction", "edge")
 
 
 class AmdFiles:
-    """The files of the GPUs that have any."""
+    """The files of the GPUs that have any.
+
+    `counts`: they tell of all GPUs, throttling included.  Where they do not a tool is asked beside them, whose counters
+    are not mixed with these.
+    """
 
     name = NAME
     least_interval_s = 0.1
 
     def __init__(self, root: Path, gpus: Sequence[Gpu]) -> None:
+        self.counts = False
         self._folders = [(gpu.index, root / "sys/bus/pci/devices" / gpu.bus) for gpu in gpus if gpu.bus]
         self._monitors = {index: _monitor(folder) for index, folder in self._folders}
+        told = {one.index for one in self._readings() if one.power_w is not None}
+        tables = {index for index, folder in self._folders if read_counters(folder / "gpu_metrics")}
+        self.counts = bool(gpus) and all(gpu.index in told & tables for gpu in gpus)
 
     def read(self) -> Answer:
         """Return one reading of each GPU whose power they tell; the others are a tool's."""
-        found = (_reading(index, folder, self._monitors[index]) for index, folder in self._folders)
-        return Answer(readings=tuple(one for one in found if one.power_w is not None))
+        return Answer(readings=tuple(one for one in self._readings() if one.power_w is not None))
+
+    def _readings(self) -> Iterator[Reading]:
+        for index, folder in self._folders:
+            reading = _reading(index, folder, self._monitors[index])
+            counted = read_counters(folder / "gpu_metrics") if self.counts else None
+            told = {name: getattr(counted, name) for name in counted.__struct_fields__} if counted else {}
+            yield replace(reading, **told)
 
     def users(self) -> tuple[User, ...] | None:
         """Not know: who uses a GPU is told elsewhere."""

@@ -29,6 +29,7 @@ from madlite.machine.telemetry.reading import (
     number,
     plausible,
     scalars,
+    whole_bytes,
 )
 from madlite.types import Json
 
@@ -60,13 +61,15 @@ class AmdSmi:
         self._host, self._over = host, over
         self._indexes = tuple(indexes)
         self._options = list(OPTIONS)
+        self._answered = False
 
     def read(self) -> Answer:
         """Return one reading of each GPU that it tells of."""
         said = self._metric()
-        while not entries(said.text) and len(self._options) > 1 and not (said.hung or said.absent):
+        while not (entries(said.text) or self._answered or said.hung or said.absent) and len(self._options) > 1:
             del self._options[0]
             said = self._metric()
+        self._answered = self._answered or bool(entries(said.text))  # what fails from now on is not the options' fault
         told = {index: entry for index, entry in entries(said.text).items() if index in self._indexes}
         missing = ", ".join(str(index) for index in self._indexes if index not in told)
         problem = said.problem or (silence(said.text) if not told else f"it says nothing of GPU {missing}")
@@ -105,7 +108,7 @@ def read_gpu(index: int, entry: dict[str, Json]) -> Reading:
     power, clock, heat = (section(entry, name) for name in ("power", "clock", "temperature"))
     throttle = section(entry, "throttle")
     values = {
-        "power_w": _first(power, POWERS),
+        "power_w": _power(power),
         "energy_j": number(section(entry, "energy").get("total_energy_consumption")) or None,
         "clock_mhz": _clock(clock, "gfx"),
         "memory_clock_mhz": _clock(clock, "mem"),
@@ -141,10 +144,16 @@ def _slowed(throttle: dict[str, Json], power: dict[str, Json]) -> dict[str, floa
 
 
 def _counters(throttle: dict[str, Json]) -> Iterable[tuple[str, float]]:
-    """Yield what is counted of each die under `reason/name.die`; what never held is left out."""
+    """Yield what is counted of each die under `reason/name.die`.
+
+    Left out is what never held, and what held at every tick since the driver was loaded: that is firmware which does
+    not count it.
+    """
+    ticks = number(throttle.get("accumulation_counter"))
     for name, reason in REASONS.items():
-        for die, value in enumerate(scalars(throttle.get(f"{name}_accumulated"))):
-            if count := number(value):
+        listed = throttle.get(f"{name}_accumulated", throttle.get(f"{name}_violation_accumulated"))
+        for die, value in enumerate(scalars(listed)):
+            if (count := number(value)) and count != ticks:
                 yield f"{reason}/{name}.{die}", count
 
 
@@ -165,6 +174,12 @@ def _keys(reason: str) -> Iterable[str]:
 
 def _values(throttle: dict[str, Json], name: str, end: str) -> Iterable[Json]:
     return (value for value in scalars(throttle.get(name + end)) if value is not None)
+
+
+def _power(power: dict[str, Json]) -> float | None:
+    """Return the power under the first name that has one: where another holds it, a name can have 0 or 65535."""
+    told = (plausible(power_w=number(power.get(name)))["power_w"] for name in POWERS)
+    return next((watts for watts in told if watts is not None), None)
 
 
 def _first(section: dict[str, Json], names: Iterable[str]) -> float | None:
@@ -188,10 +203,7 @@ def _users(index: int, entry: dict[str, Json]) -> list[User]:
 
 def _user(index: int, info: dict[str, Json], pid: int) -> User:
     memory = section(info, "memory_usage").get("vram_mem", info.get("mem_usage"))
-    used = gib(memory)
-    return User(
-        pid=pid, gpu=index, memory_bytes=None if used is None else int(used * (1 << 30)), name=clean(info.get("name"))
-    )
+    return User(pid=pid, gpu=index, memory_bytes=whole_bytes(gib(memory)), name=clean(info.get("name")))
 
 
 def _facts(entry: dict[str, Json]) -> dict[str, str]:

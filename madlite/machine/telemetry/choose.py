@@ -21,14 +21,16 @@ def open_sources(
 ) -> tuple[list[tuple[Source, Answer]], str]:
     """Return the sources that read these GPUs, each with its first answer; and why others do not.
 
-    One source is enough, but that the files of AMD's driver, which cost nothing, do not tell of throttling: a tool is
-    asked too, now and then.  May block for as long as a driver does.
+    One source is enough, but that the files of AMD's driver, which cost nothing, tell of throttling only with newer
+    drivers: else a tool is asked too, now and then.  May block for as long as a driver does.
     """
     indexes = tuple(gpu.index for gpu in gpus)
     found: list[tuple[Source, Answer]] = []
     if vendor == "AMD":
         files = AmdFiles(host.root, gpus)
         found = [(files, answer)] if (answer := files.read()).readings else []
+        if found and files.counts:
+            return found, ""
     problems: list[str] = []
     for name in ("NVML", nvidia_smi.NAME) if vendor == "NVIDIA" else (amd_smi.NAME, rocm_smi.NAME):
         if over.is_set():

@@ -12,7 +12,7 @@ from threading import Event
 from madlite.machine.facts import clean, whole
 from madlite.machine.host import Host, Said, ask
 from madlite.machine.telemetry.nvml import reasons
-from madlite.machine.telemetry.reading import GIB, Answer, Reading, User, number, plausible
+from madlite.machine.telemetry.reading import GIB, Answer, Reading, User, number, plausible, whole_bytes
 
 NAME = "nvidia-smi"
 FIELDS = {
@@ -99,4 +99,4 @@ def _reading(index: int, row: Sequence[str]) -> Reading:
 
 def _bytes(cell: str) -> int | None:
     found = number(cell)
-    return None if found is None else int(found * _MIB)
+    return whole_bytes(None if found is None else found * _MIB / GIB)

@@ -7,6 +7,7 @@ nvmlDeviceGetTotalEnergyConsumption in mJ since the driver was loaded, nvmlClock
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from madlite.machine.telemetry.reading import (
@@ -27,6 +28,9 @@ REASONS = {0x04: POWER_CAP, 0x20: THERMAL, 0x40: HARDWARE_THERMAL, 0x80: POWER_B
 _HARDWARE = 0x08  # set with the hardware's thermal and brake bits too: a reason of its own only without them
 _BY_HARDWARE = 0x40 | 0x80
 SM, MEMORY, GPU_CORE = 1, 2, 0  # nvmlClockType_t, nvmlTemperatureSensors_t
+# by the name of today, then by those of older drivers: the module has a function that its driver may lack
+CLOCK_REASONS = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")  # 535
+PROCESSES = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetComputeRunningProcesses_v2")  # 510
 
 
 class Nvml:
@@ -59,10 +63,8 @@ class Nvml:
         """Return the compute processes; a GPU's utilisation tells whether any of its processes is busy."""
         found: list[User] = []
         for index in self._indexes:
-            try:
-                handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
-                listed = self._nvml.nvmlDeviceGetComputeRunningProcesses(handle)
-            except self._errors:
+            listed = self._processes(index)
+            if listed is None:
                 return None
             found += [User(pid=int(one.pid), gpu=index, memory_bytes=_memory(one)) for one in listed]
         return tuple(found)
@@ -87,6 +89,15 @@ class Nvml:
         except self._errors:  # a driver that went away has nothing to give back
             return
 
+    def _processes(self, index: int) -> Sequence[Any] | None:
+        for name in PROCESSES:
+            try:
+                listed: Sequence[Any] = getattr(self._nvml, name)(self._nvml.nvmlDeviceGetHandleByIndex(index))
+            except self._errors:
+                continue
+            return listed
+        return None
+
     def _told(self, ask: Callable[[Any], str], index: int) -> str:
         try:
             return ask(self._nvml.nvmlDeviceGetHandleByIndex(index))
@@ -94,27 +105,31 @@ class Nvml:
             return ""
 
     def _reading(self, index: int, handle: Any) -> Reading:
-        nvml = self._nvml
-        power = nvml.nvmlDeviceGetPowerUsage  # asked first and without a guard where it tells that a GPU is lost
-        values = {
-            "power_w": self._ask(power, handle, scale=1000, lost=True),
-            "energy_j": self._ask(nvml.nvmlDeviceGetTotalEnergyConsumption, handle, scale=1000),
-            "clock_mhz": self._ask(nvml.nvmlDeviceGetClockInfo, handle, SM),
-            "memory_clock_mhz": self._ask(nvml.nvmlDeviceGetClockInfo, handle, MEMORY),
-            "temperature_c": self._ask(nvml.nvmlDeviceGetTemperature, handle, GPU_CORE),
-            "memory_used_gib": self._ask(lambda one: nvml.nvmlDeviceGetMemoryInfo(one).used, handle, scale=GIB),
-            "utilization_percent": self._ask(lambda one: nvml.nvmlDeviceGetUtilizationRates(one).gpu, handle),
+        ask = partial(self._ask, handle)
+        values = {  # the power first, and without a guard where it tells that a GPU is lost
+            "power_w": ask("nvmlDeviceGetPowerUsage", scale=1000, lost=True),
+            "energy_j": ask("nvmlDeviceGetTotalEnergyConsumption", scale=1000),
+            "clock_mhz": ask("nvmlDeviceGetClockInfo", SM),
+            "memory_clock_mhz": ask("nvmlDeviceGetClockInfo", MEMORY),
+            "temperature_c": ask("nvmlDeviceGetTemperature", GPU_CORE),
+            "memory_used_gib": ask("nvmlDeviceGetMemoryInfo", field="used", scale=GIB),
+            "utilization_percent": ask("nvmlDeviceGetUtilizationRates", field="gpu"),
         }
-        bits = self._ask(_reasons_of(nvml), handle)
+        bits = self._bits(handle)
         slowed = None if bits is None else dict.fromkeys(reasons(int(bits)), 1.0)
         return Reading(index=index, **plausible(**values), slowed=slowed)  # type: ignore[arg-type]
 
+    def _bits(self, handle: Any) -> float | None:
+        told = (self._ask(handle, name) for name in CLOCK_REASONS)
+        return next((bits for bits in told if bits is not None), None)
+
     def _ask(
-        self, call: Callable[..., Any], handle: Any, *more: int, scale: float = 1, lost: bool = False
+        self, handle: Any, name: str, *more: int, field: str = "", scale: float = 1, lost: bool = False
     ) -> float | None:
-        """Return a number, None where this GPU does not tell it; a GPU that is `lost` is an error."""
+        """Return a number, None where this GPU or its driver does not tell it; a GPU that is `lost` is an error."""
         try:
-            return float(call(handle, *more)) / scale
+            told = getattr(self._nvml, name)(handle, *more)
+            return float(getattr(told, field) if field else told) / scale
         except self._errors as error:
             if lost and _is_lost(self._nvml, error):
                 raise
@@ -125,13 +140,6 @@ def reasons(bits: int) -> list[str]:
     """Return in words why a GPU's clocks are held down."""
     found = [word for bit, word in REASONS.items() if bits & bit]
     return [*found, HARDWARE] if bits & _HARDWARE and not bits & _BY_HARDWARE else found
-
-
-def _reasons_of(nvml: Any) -> Callable[..., Any]:
-    """Return the question by its name of today, or by the one of before driver 535."""
-    names = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
-    found: Callable[..., Any] = getattr(nvml, names[0] if hasattr(nvml, names[0]) else names[1])
-    return found
 
 
 def _is_lost(nvml: Any, error: Exception) -> bool:

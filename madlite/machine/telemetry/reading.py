@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Protocol
 
 from madlite.machine.facts import UNITS, clean
@@ -24,6 +25,7 @@ THROTTLING = (THERMAL, HARDWARE_THERMAL, HARDWARE, POWER_BRAKE, PROCHOT, REGULAT
 GIB = 1 << 30
 # what is above is no measurement: a driver writes 65535 or 4294967295 where it has none
 _MOST = {"power_w": 20_000.0, "clock_mhz": 20_000.0, "memory_clock_mhz": 20_000.0, "temperature_c": 200.0}
+_MOST |= {"memory_used_gib": 16_384.0, "utilization_percent": 100.0}
 
 
 class Reading(Value, frozen=True, omit_defaults=True):
@@ -103,22 +105,33 @@ def gib(value: Json) -> float | None:
     return None if found is None else found * UNITS[(said or "M")[0].upper()] / GIB if _is_unit(said) else None
 
 
+def whole_bytes(gib_: float | None) -> int | None:
+    """Return the bytes of GiB that a GPU can have."""
+    held = plausible(memory_used_gib=gib_)["memory_used_gib"]
+    return None if held is None else int(held * GIB)
+
+
 def _is_unit(said: str) -> bool:
     return (said or "M")[0].upper() in UNITS
 
 
 def plausible(**values: float | None) -> dict[str, float | None]:
     """Return the fields of a reading without those that no GPU can have."""
-    return {
-        name: None if value is None or not 0 <= value <= _MOST.get(name, math.inf) else value
-        for name, value in values.items()
-    }
+    return {name: value if value is not None and _can_be(name, value) else None for name, value in values.items()}
+
+
+def _can_be(name: str, value: float) -> bool:
+    """Say whether a GPU that runs can have a value: its power is never 0, which is how older tools leave it out."""
+    return 0 <= value <= _MOST.get(name, math.inf) and not (name == "power_w" and value == 0)
 
 
 def scalars(value: Json) -> Iterator[Json]:
-    """Yield the values below a value: of `{"xcp_0": [{"value": 0, "unit": "%"}, "N/A"]}` the 0 and the N/A."""
+    """Yield the values below a value: of `{"xcp_0": [{"value": 0, "unit": "%"}, "N/A"]}` the 0 and the N/A.
+
+    Newer tools have the unit outside: `{"value": {"xcp_0": [0, "N/A"]}, "unit": "%"}`.
+    """
     if isinstance(value, dict) and "value" in value:
-        yield value["value"]
+        yield from scalars(value["value"])
     elif isinstance(value, dict):
         for item in value.values():
             yield from scalars(item)
@@ -132,3 +145,18 @@ def scalars(value: Json) -> Iterator[Json]:
 def mean(values: list[float]) -> float | None:
     """Return the mean, None of nothing."""
     return sum(values) / len(values) if values else None
+
+
+def mean_over_time(told: Sequence[tuple[float, float]]) -> float | None:
+    """Return the mean of values with their times, each for the time until halfway to its neighbours.
+
+    Samples come late where a driver is slow.  The first and the last stand for as long on both sides.
+    """
+    at = [time for time, _ in told]
+    if len(at) < 2 or at[-1] <= at[0]:
+        return mean([value for _, value in told])
+    gaps = [max(0.0, after - before) for before, after in pairwise(at)]
+    weights = [(left + right) / 2 for left, right in zip([gaps[0], *gaps], [*gaps, gaps[-1]], strict=True)]
+    least = min(value for _, value in told)  # what is alike has itself for a mean, to the last digit
+    above = sum(weight * (value - least) for weight, (_, value) in zip(weights, told, strict=True))
+    return least + above / sum(weights)

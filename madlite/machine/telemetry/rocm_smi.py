@@ -69,7 +69,8 @@ def _reading(index: int, card: dict[str, Json]) -> Reading:
 
 
 def _first(card: dict[str, Json], names: Iterable[str]) -> float | None:
-    return next((found for name in names if (found := number(card.get(name))) is not None), None)
+    """Return the first number that is not 0, which stands where another name has the value."""
+    return next((found for name in names if (found := number(card.get(name)))), None)
 
 
 def _clock(card: dict[str, Json], kind: str) -> float | None:

@@ -25,6 +25,8 @@ SHARE = 0.005  # of one core, at most
 MOST_SAMPLES = 7200  # that are kept: from then on half of them, at twice the interval
 MOST_BYTES = 64 << 20  # of the file
 USERS_EVERY_S = 10.0  # of asking for processes
+BUSY_PERCENT = 5.0  # of utilisation: what an idle GPU does not reach
+PATIENCE = 9  # times as long as a tool took, in which the source beside it is read again
 LEAVE_S = 2.0  # for the thread to end
 
 
@@ -114,8 +116,9 @@ class Sampler:
         if not opened:
             return
         try:
-            for _, answer in opened:
-                self._take(answer)
+            for source, _ in opened[:-1]:  # it was read before the others were opened, which can take a while
+                self._take(source.read())
+            self._take(opened[-1][1])
             self._look_for_strangers(opened[-1][0], opened[0][1])
             for source, _ in opened:
                 self.facts = {**source.facts(), **self.facts}
@@ -132,12 +135,13 @@ class Sampler:
             paced = min(sources, key=lambda one: one.due_s)
             if self._over.wait(max(0.0, paced.due_s - time.monotonic())):
                 return
+            begun_s = time.monotonic()
             self._take(paced.source.read())
             if paced is sources[-1] and time.monotonic() >= self._users_due_s:
                 self._look_for_strangers(paced.source, None)
             spent_s = meter.lap()
             self.cost += spent_s
-            paced.was_read(spent_s)
+            paced.was_read(spent_s, 0.0 if paced is sources[0] else time.monotonic() - begun_s)
             if len(self.samples) >= MOST_SAMPLES:
                 self.samples = self.samples[::2]
                 for one in sources:
@@ -160,7 +164,8 @@ class Sampler:
         if not sees_all_processes(proc) or (users := self._users(source)) is None:
             return
         self.strangers_known = True
-        busy = [one.index for one in before.readings if one.utilization_percent] if before else []
+        told = before.readings if before else ()
+        busy = [one.index for one in told if (one.utilization_percent or 0.0) >= BUSY_PERCENT]
         self._strangers = together(self._strangers.values(), find_strangers(users, watched.ours, proc, busy))
 
     def _users(self, source: Source) -> Sequence[User] | None:
@@ -201,10 +206,10 @@ class _Paced:
         self.due_s = time.monotonic() + self.interval_s
         self._costs: list[float] = []
 
-    def was_read(self, cost_s: float) -> None:
-        """Note what a reading cost, in CPU seconds."""
+    def was_read(self, cost_s: float, lasted_s: float = 0.0) -> None:
+        """Note what a reading cost, in CPU seconds; and how long another source had to wait for it."""
         self._costs = [*self._costs[-2:], cost_s]
-        self.interval_s = max(self.least_s, max(self._costs) / SHARE)
+        self.interval_s = max(self.least_s, max(self._costs) / SHARE, PATIENCE * lasted_s)
         self.due_s = time.monotonic() + self.interval_s
 
 

@@ -48,6 +48,16 @@ def test_a_version_that_does_not_know_the_options_is_asked_without_them(bench: B
     assert asked.read().problem == ""  # and is not asked with them again
 
 
+def test_a_tool_that_fails_once_is_asked_the_same_again(bench: Bench) -> None:
+    bench.tool("amd-smi", ("'metric -p -c -t -u -m -E -v --json'", printed([metric(0)], wrapped=True)))
+    asked = source(bench, 0)
+    assert asked.read().readings
+    bench.script("amd-smi", "echo busy >&2; exit 1")
+    assert asked.read().problem == "exit code 1: busy"
+    bench.tool("amd-smi", ("'metric -p -c -t -u -m -E -v --json'", printed([metric(0)], wrapped=True)))
+    assert asked.read().readings
+
+
 def test_a_gpu_that_is_not_told_of_is_named(bench: Bench) -> None:
     bench.tool("amd-smi", ("metric*", printed([metric(0)], wrapped=True)))
     answer = source(bench, 0, 3).read()
@@ -76,6 +86,9 @@ def test_all_fields_without_a_value() -> None:
         ({"average_socket_power": "121 W"}, 121.0),
         ({"socket_power": value(65535, "W")}, None),
         ({"socket_power": value("N/A", "W")}, None),
+        ({"socket_power": value(0, "W")}, None),  # a GPU that is on takes more
+        ({"current_socket_power": value(65535, "W"), "average_socket_power": value(94, "W")}, 94.0),
+        ({"current_socket_power": value(0, "W"), "average_socket_power": value(94, "W")}, 94.0),
         ("N/A", None),
     ],
 )
@@ -94,11 +107,31 @@ def test_counters_of_every_die_and_nothing_of_idle_clocks() -> None:
     }
 
 
+def test_counters_with_the_unit_outside_and_under_the_host_tool_s_names() -> None:
+    throttle = {
+        "accumulation_counter": value(4000, ""),
+        "ppt_violation_accumulated": 100,
+        "gfx_clk_below_host_limit_power_accumulated": {"value": {"xcp_0": [5, "N/A"]}, "unit": ""},
+    }
+    reading = read_gpu(0, metric(0, throttle=throttle))
+    assert reading.ticks == 4000
+    assert reading.counters == {"power cap/ppt.0": 100.0, "power cap/gfx_clk_below_host_limit_power.0": 5.0}
+
+
+def test_what_held_at_every_tick_since_the_driver_was_loaded_was_not_counted() -> None:
+    throttle = {"accumulation_counter": 77, "socket_thermal_accumulated": 77, "hbm_thermal_accumulated": 77}
+    assert read_gpu(0, metric(0, throttle={**throttle, "prochot_accumulated": 3})).counters == {"PROCHOT/prochot.0": 3}
+
+
 @pytest.mark.parametrize(
     ("throttle", "slowed"),
     [
         ({"ppt_violation_activity": value(80, "%"), "hbm_thermal_violation_activity": 0}, {"power cap": 0.8}),
         ({"gfx_clk_below_host_limit_thermal_violation_activity": {"xcp_0": ["12 %", "N/A"]}}, {"thermal": 0.12}),
+        (
+            {"gfx_clk_below_host_limit_power_violation_activity": {"value": {"xcp_0": [40, "N/A"]}, "unit": "%"}},
+            {"power cap": 0.4},
+        ),
         ({"prochot_violation_status": "ACTIVE", "ppt_violation_status": "NOT ACTIVE"}, {"PROCHOT": 1.0}),
         ({"vr_thermal_violation_status": "NOT ACTIVE"}, {}),
         ({"vr_thermal_violation_status": "N/A"}, None),
@@ -124,6 +157,12 @@ def test_an_old_driver_s_state_has_no_reason(state: str, slowed: dict[str, float
 def test_processes(bench: Bench, listed: object) -> None:
     bench.tool("amd-smi", ("'process --json'", json.dumps(listed)))
     assert source(bench, 0).users() == (User(pid=42, gpu=0, memory_bytes=2 << 30),)
+
+
+def test_a_memory_that_no_gpu_has_is_not_known(bench: Bench) -> None:
+    listed = [{"gpu": 0, "process_list": [{"process_info": {"pid": 42, "mem_usage": value("1e308", "GB")}}]}]
+    bench.tool("amd-smi", ("'process --json'", json.dumps(listed)))
+    assert source(bench, 0).users() == (User(pid=42, gpu=0),)
 
 
 def test_no_process_and_no_answer_are_told_apart(bench: Bench) -> None:

@@ -67,6 +67,27 @@ def test_a_library_of_before_driver_535_has_the_old_name() -> None:
     assert Nvml(Old(), (0,)).read().readings[0].slowed == {"thermal": 1.0}
 
 
+def test_a_module_of_today_on_a_driver_that_lacks_the_new_functions() -> None:
+    class OldDriver(FakeNvml):
+        def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: int) -> int:
+            return 0x20
+
+        def nvmlDeviceGetComputeRunningProcesses_v2(self, handle: int) -> list[object]:
+            return [SimpleNamespace(pid=11, usedGpuMemory=GIB)]
+
+    source = Nvml(OldDriver(without={"reasons", "users"}), (0,))
+    assert source.read().readings[0].slowed == {"thermal": 1.0}
+    assert source.users() == (User(pid=11, gpu=0, memory_bytes=GIB),)
+
+
+def test_a_module_without_a_function_costs_that_value_alone() -> None:
+    class OldModule(FakeNvml):
+        nvmlDeviceGetTotalEnergyConsumption = property(lambda self: self.none)  # AttributeError
+
+    (reading,) = Nvml(OldModule(), (0,)).read().readings
+    assert (reading.power_w, reading.energy_j) == (600.0, None)
+
+
 def test_processes_and_memory_that_is_not_told() -> None:
     users = [
         (0, SimpleNamespace(pid=11, usedGpuMemory=3 * GIB)),

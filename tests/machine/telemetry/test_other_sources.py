@@ -84,6 +84,14 @@ def test_rocm_smi_reads_cards_in_their_order_though_numbers_have_gaps(bench: Ben
     assert (second.index, second.power_w, second.clock_mhz, answer.problem) == (1, None, None, "")
 
 
+def test_an_older_rocm_smi_s_names_and_zeros(bench: Bench) -> None:
+    old = {"Average Graphics Package Power (W)": "312.0", "Current Socket Graphics Package Power (W)": "0.0"}
+    second = {"Average Graphics Package Power (W)": "0.0", "Temperature (Sensor edge) (C)": "41.0"}  # of a card's dies
+    bench.tool("rocm-smi", ("*--json*", json.dumps({"card0": old, "card1": second})))
+    first, other = RocmSmi(host(bench), (0, 1), Event()).read().readings
+    assert (first.power_w, other.power_w, other.temperature_c) == (312.0, None, 41.0)
+
+
 def test_rocm_smi_that_says_nothing_and_what_it_never_says(bench: Bench) -> None:
     bench.tool("rocm-smi", ("*", "ERROR: no amdgpu driver\n"))
     source = RocmSmi(host(bench), (0,), Event())

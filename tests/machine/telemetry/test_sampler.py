@@ -66,6 +66,14 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *sources: object, vend
     return Sampler(watched, tmp_path / "telemetry.jsonl", lambda: float(next(ticks)))
 
 
+def first_table(proc: Path) -> None:
+    """A /proc that shows all processes of the machine."""
+    (proc / "self/ns").mkdir(parents=True)
+    (proc / "self/ns/pid").symlink_to("pid:[4026531836]")
+    (proc / "1").mkdir()
+    (proc / "1/stat").write_text("1 (init) S 0 1\n")
+
+
 def until(condition: Callable[[], bool]) -> None:
     end = time.monotonic() + 10
     while not condition():
@@ -117,8 +125,7 @@ def test_a_driver_that_hangs_is_left_behind(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_driver_s_library_may_raise_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = Fake(users=lambda: 1 / 0)
-    (tmp_path / "proc/self/ns").mkdir(parents=True)
-    (tmp_path / "proc/self/ns/pid").symlink_to("pid:[4026531836]")
+    first_table(tmp_path / "proc")
     sampler = make(tmp_path, monkeypatch, source)
     sampler.start()
     sampler._thread.join(10)
@@ -166,6 +173,23 @@ def test_the_file_and_the_samples_are_bounded(tmp_path: Path, monkeypatch: pytes
     assert watts == sorted(watts) and watts[0] == 1.0
 
 
+def test_a_source_is_read_anew_when_what_is_beside_it_was_opened(tmp_path: Path, monkeypatch) -> None:
+    files, tool = Fake(), Fake()
+    sampler = make(tmp_path, monkeypatch, files, tool)
+    sampler.start()
+    until(lambda: len(sampler.samples) > 1)
+    sampler.stop()
+    assert [one.gpus[0].power_w for one in sampler.samples[:2]] == [2.0, 1.0]  # the first was of before the tool's
+
+
+def test_a_slow_tool_does_not_hold_up_the_source_beside_it() -> None:
+    beside = module._Paced(Fake(), 1.0)  # type: ignore[arg-type]
+    beside.was_read(0.001, 10.0)
+    assert beside.interval_s == 90.0
+    beside.was_read(0.001, 0.01)
+    assert beside.interval_s == 1.0
+
+
 def test_what_costs_more_is_asked_more_seldom() -> None:
     paced = module._Paced(Fake(), 1.0)  # type: ignore[arg-type]
     paced.was_read(0.001)
@@ -180,8 +204,7 @@ def test_what_costs_more_is_asked_more_seldom() -> None:
 def test_strangers_are_looked_for_before_and_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "USERS_EVERY_S", 0.0)
     proc = tmp_path / "proc"
-    (proc / "self/ns").mkdir(parents=True)
-    (proc / "self/ns/pid").symlink_to("pid:[4026531836]")
+    first_table(proc)
     for pid, command in ((5, b"train\0"), (6, b"late\0")):
         (proc / str(pid)).mkdir()
         (proc / f"{pid}/cmdline").write_bytes(command)
@@ -199,8 +222,7 @@ def test_strangers_are_looked_for_before_and_meanwhile(tmp_path: Path, monkeypat
 
 
 def test_kfd_is_asked_before_a_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "proc/self/ns").mkdir(parents=True)
-    (tmp_path / "proc/self/ns/pid").symlink_to("pid:[4026531836]")
+    first_table(tmp_path / "proc")
     sampler = make(tmp_path, monkeypatch, Fake(users=lambda: None), vendor="AMD")
     monkeypatch.setattr(module, "driver_ids", lambda root, gpus: {7: 0})
     monkeypatch.setattr(module, "kfd_users", lambda root, ids: () if ids == {7: 0} else None)

@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import pytest
 
+from madlite.machine.telemetry.power import packages
 from madlite.machine.telemetry.reading import Reading
 from madlite.machine.telemetry.sampler import Sample
 from madlite.machine.telemetry.summary import summarise
 from madlite.machine.telemetry.words import telemetry_findings, throttled_words
-from madlite.types import Telemetry
+from madlite.types import Gpu, Telemetry
 
 
 def samples(*of_gpus: list[Reading], step_s: float = 1.0) -> list[Sample]:
@@ -54,6 +55,15 @@ def test_clocks_and_use_are_means_and_heat_and_memory_the_highest() -> None:
     assert gpu.utilization_percent == 50
 
 
+def test_means_are_over_the_time_and_not_over_the_samples() -> None:
+    taken = [
+        Sample(t_s=at, gpus=powers(0, watts)) for at, watts in ((0, 100), (1, 100), (2, 100), (10, 700), (20, 700))
+    ]
+    # 1.5 s, 1 s and 4.5 s of the first three: the gap to the fourth is halved
+    by_time = (100 * (1 + 1 + 4.5) + 700 * (9 + 10)) / 25.5
+    assert summarise(taken, [0], None, None, "NVIDIA").power_w == pytest.approx(by_time)
+
+
 def counted(*joules: float, watts: float = 500) -> list[Reading]:
     return [Reading(index=0, power_w=watts, energy_j=one) for one in joules]
 
@@ -96,6 +106,14 @@ def test_a_throttling_without_a_reason_is_no_throttling_of_the_run() -> None:
     assert summary.gpus[0].throttled == {"unspecified": 0.5}
 
 
+def test_one_sample_of_a_tool_among_many_of_the_files_says_nothing_of_throttling() -> None:
+    files = [Sample(t_s=float(n), gpus=(Reading(index=0, power_w=700),)) for n in range(9)]
+    tool = Sample(t_s=4.5, gpus=(Reading(index=0, slowed={"thermal": 1.0}, counters={"thermal/x.0": 9.0}, ticks=10),))
+    summary = summarise([*files[:5], tool, *files[5:]], [0], 0.0, 8.0, "AMD")
+    assert (summary.throttled, summary.throttled_by, summary.power_cap) == (None, {}, None)
+    assert (summary.gpus[0].throttled, summary.gpus[0].power_cap) == ({}, None)
+
+
 def ticking(*counts: tuple[float, dict[str, float]]) -> list[Reading]:
     return [Reading(index=0, ticks=ticks, counters=counters, slowed={}) for ticks, counters in counts]
 
@@ -124,6 +142,55 @@ def test_power_of_a_socket_is_shared_among_its_partitions() -> None:
     summary = summarise(taken, [0, 1, 2, 3], None, None, "AMD")
     assert summary.power_w == 177.5
     assert "GPU 1, 2, 3 has no power of its own" in summary.problem
+
+
+CPX = [Gpu(index=n, unique_id=f"{n // 4:016x}", bus=f"0000:{n // 4:02x}:00.{n % 4}") for n in range(1, 12)]
+
+
+def test_a_power_that_every_partition_tells_is_that_of_the_whole_package() -> None:
+    taken = samples(*(powers(n, 700, 720) for n in range(4, 8)), *(powers(n, 300, 300) for n in (8, 9)))
+    summary = summarise(taken, range(4, 10), None, None, "AMD", packages(CPX))
+    assert summary.power_w == pytest.approx((710 + 300) / 6)
+    assert summary.problem == (
+        "GPU 4, 5, 6, 7, 8, 9 tell the power of their whole package: it is shared among its parts"
+    )
+
+
+def test_packages_are_known_by_address_where_there_is_no_unique_id() -> None:
+    gpus = [Gpu(index=0, bus="0000:0c:00.0"), Gpu(index=1, bus="0000:0c:00.1"), Gpu(index=2, bus="0000:22:00.0")]
+    named = packages([*gpus, Gpu(index=3), Gpu(index=4)])
+    assert named[0] == named[1] and len(set(named.values())) == 4
+
+
+def test_partitions_none_of_which_tells_a_power() -> None:
+    taken = samples(powers(5, None, None), powers(6, None, None))
+    summary = summarise(taken, [5, 6], None, None, "AMD", packages(CPX))
+    assert (summary.power_w, summary.problem) == (None, "")
+    assert "power" in summary.untold
+
+
+def test_an_amd_gpu_that_told_its_power_and_tells_it_no_more_is_no_partition() -> None:
+    first = powers(1, 500, 500, None, None, None)
+    taken = samples(powers(0, 500, 500, 700, 700, 700), first)
+    summary = summarise(taken, [0, 1], 2.0, 4.0, "AMD")
+    assert (summary.over, summary.power_w, summary.problem) == ("window", None, "GPU 1 tells no power")
+
+
+def working(index: int, percent: float | None, watts: float) -> list[Reading]:
+    return [Reading(index=index, power_w=watts, utilization_percent=percent)] * 3
+
+
+def test_gpus_that_are_granted_and_not_used_are_no_part_of_the_mean() -> None:
+    taken = samples(working(0, 99, 700), working(1, 97, 680), working(2, 0, 75), working(3, 1, 75))
+    summary = summarise(taken, range(4), None, None, "NVIDIA")
+    assert (summary.power_w, summary.problem) == (690.0, "GPU 2, 3 did nothing: left out of the mean power")
+    assert summary.gpus[2].power_w == 75
+
+
+@pytest.mark.parametrize("other", [5.0, 0.0, None])
+def test_where_no_gpu_is_surely_at_work_none_is_left_out(other: float | None) -> None:
+    summary = summarise(samples(working(0, 0, 100), working(1, other, 200)), [0, 1], None, None, "NVIDIA")
+    assert (summary.power_w, summary.problem) == (150.0, "")
 
 
 def test_power_of_nvidia_gpus_is_not_known_where_one_does_not_tell_it() -> None:
