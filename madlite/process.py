@@ -12,7 +12,9 @@ from threading import Event
 
 from madlite.types import Value
 
-_TURN_S = 0.1  # between two questions whether a command is called off
+_TURN_S = 0.1  # between two questions whether a command is called off, or prints without an end
+_LIMIT_BYTES = 64 << 20  # what a short command may print
+_TOO_MUCH = f"\nended: it printed more than {_LIMIT_BYTES >> 20} MiB".encode()
 
 
 class Finished(Value, frozen=True):
@@ -40,7 +42,7 @@ def capture(
 ) -> Finished:
     """Run a short command and return its output as text; past `limit_s` its whole process group is killed.
 
-    So it is soon after `cancelled` is set by another thread.  A command that cannot be started is exit code 127 with
+    So it is soon after `cancelled` is set by another thread, or where it prints without an end.  A command that cannot be started is exit code 127 with
     the reason on stderr, as a shell would say it.
     """
     try:
@@ -50,10 +52,11 @@ def capture(
     timed_out = False
     try:
         out, err = _communicate(started, limit_s, cancelled)
-    except subprocess.TimeoutExpired:
-        timed_out = True
+    except subprocess.TimeoutExpired as running:
+        timed_out = not _is_too_much(running)
         kill_group(started.pid, signal.SIGKILL)
         out, err = _drain(started)
+        out, err = out[:_LIMIT_BYTES], err[:_LIMIT_BYTES] + (b"" if timed_out else _TOO_MUCH)
     except BaseException:
         kill_group(started.pid, signal.SIGKILL)
         raise
@@ -90,17 +93,20 @@ def kill_group(leader: int, number: int) -> bool:
 
 
 def _communicate(started: subprocess.Popen[bytes], limit_s: float, cancelled: Event | None) -> tuple[bytes, bytes]:
-    """Wait for the end of a command, in turns where somebody may call it off."""
-    if cancelled is None:
-        return started.communicate(timeout=limit_s)
+    """Wait for the end of a command, in turns: somebody may call it off, or it may print too much."""
     deadline = time.monotonic() + limit_s
     while True:
         left_s = deadline - time.monotonic()
         try:
             return started.communicate(timeout=max(0.0, min(_TURN_S, left_s)))
-        except subprocess.TimeoutExpired:
-            if cancelled.is_set() or left_s <= _TURN_S:
+        except subprocess.TimeoutExpired as running:
+            called_off = cancelled is not None and cancelled.is_set()
+            if called_off or left_s <= _TURN_S or _is_too_much(running):
                 raise
+
+
+def _is_too_much(running: subprocess.TimeoutExpired) -> bool:
+    return len(running.stdout or b"") + len(running.stderr or b"") > _LIMIT_BYTES
 
 
 def _drain(started: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:

@@ -65,6 +65,11 @@ def test_torchtitan_says_where_it_trains_in_fp8(line):
     assert told(TorchtitanReader(), TITAN + line) == {"precision": "FP8"}
 
 
+def test_torchtitan_says_where_a_gpu_without_fp8_trains_in_bf16_all_the_same():
+    line = "Failed to swap to Float8Linear because float8 is only supported on SM89 or later"
+    assert told(TorchtitanReader(), TITAN + line) == {"precision": "BF16"}
+
+
 def test_torchtitan_names_its_model():
     found = told(TorchtitanReader(), TITAN + "Model llama3 8B size: 8,030,261,248 total parameters")
     assert found == {"family": "llama3", "flavor": "8B"}

@@ -40,6 +40,7 @@ _FACTS = {
 }
 _PHASES = {"Training starts at step": "train", "with torch.compile": "compile"}
 _FLOAT8 = ("Float8 training active", "Float8 tensorwise scaled training active", "Swapped to Float8Linear layers")
+_WITHOUT_FLOAT8 = "Failed to swap to Float8Linear"  # before 0.2: a GPU that cannot; it trains on in BF16
 _DEGREE = re.compile(r"\b(dp_replicate|dp_shard|pp|cp|tp|ep)=(\d{1,6})")
 _OLD_MESH = re.compile(r"Building \d-D device mesh with \[([^\]]*)\], \[([\d, ]*)\]")  # before 0.2
 _OF_WORLD = ("pp", "dp_replicate", "dp_shard", "cp", "tp")  # experts lie across these
@@ -88,6 +89,8 @@ class TorchtitanReader:
             yield EffectiveConfig(values=_old_mesh(found))
         if "Float8" in text and any(mark in text for mark in _FLOAT8):
             yield EffectiveConfig(values={"precision": "FP8"})
+        if _WITHOUT_FLOAT8 in text:
+            yield EffectiveConfig(values={"precision": "BF16"})
         for mark, phase in _PHASES.items():
             if mark in text:
                 yield Phase(name=phase, t_s=t_s)
