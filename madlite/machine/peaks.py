@@ -15,6 +15,9 @@ TABLE = Path(__file__).with_name("peaks.toml")
 FORMATS = ("BF16", "FP16", "FP8", "MXFP8", "MXFP4", "TF32", "FP32")
 _GIB = 1 << 30
 _PART = 0.7  # of the memory: a driver keeps less to itself, and a part of a GPU has half of it at most
+# A product of its own, as AMD's drivers spell it out; MI200 and MI300 are families, which say nothing.
+_NAMED = re.compile(r"MI\d{3}", re.IGNORECASE)
+_FAMILY = re.compile(r"\bMI[234]00\b", re.IGNORECASE)
 
 
 class KnownGpu(Value, frozen=True):
@@ -56,7 +59,7 @@ def find_peak(machine: Machine, gpu_ids: Iterable[int], precision: str) -> Peak 
         return "its GPUs are not all of one kind"
     if known is None:
         return f"no peak is known of {used[0].product or machine.product or machine.device}"
-    if part := _part(used, known):
+    if part := _part(used, machine, known):
         return part
     number_format = precision.upper()
     if number_format not in known.tflops:
@@ -65,18 +68,40 @@ def find_peak(machine: Machine, gpu_ids: Iterable[int], precision: str) -> Peak 
 
 
 def _known(gpu: Gpu, machine: Machine) -> KnownGpu | None:
-    """Return the line of a GPU's product; where a driver does not name an AMD GPU, of the machine's device."""
-    names = [gpu.product, machine.device if machine.vendor == "AMD" else ""]
-    return next((one for name in names for one in known_gpus() if re.search(one.product, name, re.IGNORECASE)), None)
+    """Return the line of a GPU's product; where a driver does not tell which AMD GPU it is, of the machine's device.
+
+    One name stands for MI250X and MI250.  A product that a driver names and the table lacks has no line, whatever
+    else it looks like.
+    """
+    named = _lines(gpu.product)
+    if len(named) == 1 or machine.vendor != "AMD":
+        return named[0] if named else None
+    if not named and _NAMED.search(_FAMILY.sub("", gpu.product)):
+        return None
+    of_device = _lines(machine.device)
+    return of_device[0] if len(of_device) == 1 and (not named or of_device[0] in named) else None
 
 
-def _part(used: list[Gpu], known: KnownGpu) -> str:
+def _lines(name: str) -> list[KnownGpu]:
+    """Return the lines whose patterns are in a name: NVIDIA's first alone, for its special ones come first."""
+    found = [one for one in known_gpus() if re.search(one.product, name, re.IGNORECASE)]
+    return found if all(_NAMED.match(one.name) for one in found) else found[:1]
+
+
+def _part(used: list[Gpu], machine: Machine, known: KnownGpu) -> str:
     """Return that a device is a part of a GPU: a MIG instance, or a partition such as CPX; "" of whole ones."""
     least = min((gpu.memory_bytes for gpu in used if gpu.memory_bytes), default=None)
-    buses = [gpu.bus for gpu in used if gpu.bus]
+    # partitions are a device's functions, 0c:00.0 and 0c:00.1; those that the run has not got tell of them too
+    slots = [_slot(gpu) for gpu in machine.gpus]
     small = least is not None and least < _PART * known.memory_gib * _GIB
     if small and least is not None:
         return f"a device with {least / _GIB:.0f} GiB is a part of {known.name}'s {known.memory_gib:g}"
-    if len(set(buses)) < len(buses) or any("MIG " in gpu.product for gpu in used):
+    shared = any(_slot(gpu) and slots.count(_slot(gpu)) > 1 for gpu in used)
+    if shared or any("MIG " in gpu.product for gpu in used):
         return f"its devices are parts of {known.name}"
     return ""
+
+
+def _slot(gpu: Gpu) -> str:
+    """Return where a GPU sits, without its function; "" where that is not known."""
+    return gpu.bus.rpartition(".")[0] or gpu.bus

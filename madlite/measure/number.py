@@ -8,6 +8,7 @@ from madlite.measure.multiple import Read
 from madlite.measure.performance import make_metric
 from madlite.measure.quality import window_findings
 from madlite.measure.rules import plain
+from madlite.measure.window import usable
 from madlite.measure.witnesses.known import Asked, Number
 from madlite.types import Cause, Metric, ResultRule, Status, Window
 
@@ -15,7 +16,8 @@ from madlite.types import Cause, Metric, ResultRule, Status, Window
 def number_of_steps(asked: Asked, log: Follower, window: Window | None) -> Number:
     """Return the window's median under its own name, and beside it what MAD's own parser would have taken."""
     if window is None:
-        return Number(cause=Cause.NO_METRIC, reason=_no_window(asked, log))
+        cause = Cause.BAD_NUMBER if (odd := _no_number(asked, log)) else Cause.NO_METRIC
+        return Number(cause=cause, reason=odd or _no_window(asked, log), evidence=plain(log.step_line) if odd else "")
     headline = make_metric(f"{window.median:.6g}", asked.rule.headline_metric, columns=asked.columns)
     mad, findings = mad_metrics(asked.rule.mad, log.steps, log.summary, asked.columns)
     if log.torn:
@@ -84,6 +86,16 @@ def _no_window(asked: Asked, log: Follower) -> str:
     if asked.rule.headline not in log.steps.quantities():
         return f"no step reports {asked.rule.headline.value}"
     return f"no step is left after {asked.warmup_steps} steps of warm-up (the last was step {last})"
+
+
+def _no_number(asked: Asked, log: Follower) -> str:
+    """Return that steps after the warm-up report what is no number, "" where there are none."""
+    curve, last = log.steps.curve(asked.rule.headline), last_step(asked, log)
+    begin = log.steps.begin + asked.warmup_steps
+    steady = [value for n, value in zip(curve.ns, curve.values, strict=True) if begin <= n <= (last or 0)]
+    if not any(not usable(value) for value in steady):
+        return ""
+    return f"no {asked.rule.headline.value} of the steps after the warm-up is a finite number"
 
 
 def _without(metrics: tuple[Metric, ...], file: str) -> str:

@@ -19,6 +19,7 @@ _RESULT = re.compile(
     re.IGNORECASE,
 )
 _PLAIN = re.compile(r"[-+]?(?:(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|nan|inf|infinity)", re.IGNORECASE | re.ASCII)
+_SCALE = frozenset("kKMGTPB")  # right behind a number it multiplies it
 _MARK = "performance:"
 _TRAINER_MARK = "train_samples_per_second"
 _TRAINER = re.compile(rf"{_TRAINER_MARK}[\"'\s:=]+(?P<number>{_NUMBER})")
@@ -86,7 +87,11 @@ def read_performance(text: str) -> tuple[str, str] | None:
     for found in re.finditer(_MARK, text):
         match = _RESULT.match(text, found.start())
         if match:
-            metric = match["metric"] or (match["unit"] or "").lstrip("/")
+            metric, unit = match["metric"] or "", match["unit"] or ""
+            if unit in _SCALE or not metric:  # 12.5k tokens/s are 12.5 ktokens/s, as madengine 1 has it
+                metric = unit.lstrip("/") + metric
+            if _PLAIN.fullmatch(metric) and metric[-1].isdigit():  # 1 234 tokens/s are not 1
+                continue
             return match["number"].replace(",", ""), metric
     return None
 

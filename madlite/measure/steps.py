@@ -14,7 +14,7 @@ import math
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
-from itertools import groupby
+from itertools import groupby, takewhile
 from operator import index, itemgetter
 from typing import Literal, cast
 
@@ -86,6 +86,21 @@ class Steps:
         """Return how many steps of a phase were reported, by whatever ranks."""
         return sum(1 for _ in self.numbers(phase))
 
+    def interval(self, last: int = _FURTHEST) -> int:
+        """Return how many steps lie between two training lines: the divisor that all distances have; 0 of one line.
+
+        The first distance may be another, for many frameworks print step 1 beside every tenth.  Steps above `last` are
+        none of the training's.
+        """
+        numbers = takewhile(lambda n: n <= last, self.numbers())
+        first, before = next(numbers, 0), next(numbers, 0)
+        every = 0
+        for n in numbers:
+            every, before = math.gcd(every, n - before), n
+            if every == 1:
+                break
+        return every or max(0, before - first)
+
     def reach(self, phase: Phase = "train") -> tuple[int, int] | None:
         """Return the lowest and the highest number of a phase's steps; None without any."""
         ends = [n for series in self._of(phase) for n in (min(series.ns), max(series.ns))]
@@ -93,8 +108,17 @@ class Steps:
 
     @property
     def begin(self) -> int:
-        """The first training step that was done: of the lowest line the first that it covers; 1 without any."""
-        return self._first[0] - self._first[1] + 1 if self._first else 1
+        """The first training step that was done: of the lowest line the first that it covers; 1 without any.
+
+        How many a first line covers its reader may not know; where lines come every ten steps, and it is one of those,
+        it covers ten as they do.
+        """
+        if self._first is None:
+            return 1
+        n, span = self._first
+        if span == 1 and (every := self.interval()) > 1 and n % every == 0:
+            span = every
+        return n - span + 1
 
     @property
     def restarts(self) -> tuple[int, ...]:
@@ -149,6 +173,11 @@ class Steps:
             ns.append(n)
             values.append(sum(of_ranks) / len(of_ranks))
         return Curve(ns=ns, values=values)
+
+    def of_ranks(self, quantity: Quantity) -> dict[int, Iterator[tuple[int, float]]]:
+        """Return number and value of each rank's training steps, of the ranks that lines name and that report it."""
+        told = {rank: self._series["train", rank] for rank in self.ranks()}
+        return {rank: series.points(quantity) for rank, series in told.items() if quantity in series.columns}
 
     def _of(self, phase: Phase) -> list[_Series]:
         return [series for (at, _), series in self._series.items() if at == phase]

@@ -16,8 +16,7 @@ from itertools import combinations, pairwise
 from madlite.types import Value
 
 POINTS = 200  # of a slope: some 20,000 pairs
-FEWEST = 10  # values that a drift is told of
-FEWEST_FOR_OUTLIERS = 5
+FEWEST = 5  # values: of fewer nothing is told
 Z_SCORE = 3.5  # Iglewicz and Hoaglin's own limit
 FLOOR = 0.10  # of the median: what is closer is no outlier, however even the others are
 _TO_SIGMA = 0.6745  # the normal distribution's third quartile: of such values MAD ÷ this is the standard deviation
@@ -45,7 +44,7 @@ def find_drift(ns: Sequence[int], values: Sequence[float], median: float) -> Dri
 
 def count_outliers(values: Sequence[float], median: float) -> int:
     """Return how many values are far from the median, both by the spread of the others and as a part of it."""
-    if len(values) < FEWEST_FOR_OUTLIERS or median <= 0:
+    if len(values) < FEWEST or median <= 0:
         return 0
     far = [abs(value - median) for value in values]
     limit = max(Z_SCORE * statistics.median(far) / _TO_SIGMA, FLOOR * median)

@@ -35,7 +35,8 @@ def peak(here: Machine, precision: str = "BF16") -> Peak | str:
         ("AMD Instinct MI300X", 192.0, "MI300X BF16", 1307.4),
         ("AMD Instinct MI325X OAM", 256.0, "MI325X BF16", 1307.4),
         ("AMD Instinct MI355X", 288.0, "MI355X BF16", 2516.6),
-        ("AMD Instinct MI250X / MI250", 64.0, "MI250X BF16", 191.5),
+        ("AMD Instinct MI300X VF", 191.7, "MI300X BF16", 1307.4),
+        ("AMD Instinct MI250X", 64.0, "MI250X BF16", 191.5),
     ],
 )
 def test_a_product_has_its_own_peak(product, memory_gib, of, tflops):
@@ -46,7 +47,8 @@ def test_a_product_has_its_own_peak(product, memory_gib, of, tflops):
 
 @pytest.mark.parametrize(
     "product",
-    ["NVIDIA H100", "NVIDIA H20", "NVIDIA H800", "NVIDIA GB200", "NVIDIA GeForce RTX 4090", "AMD Instinct MI308X", ""],
+    ["NVIDIA H100", "NVIDIA H20", "NVIDIA H800", "NVIDIA GB200", "NVIDIA GeForce RTX 4090", "AMD Instinct MI308X", ""]
+    + ["NVIDIA H100 64GB HBM2", "NVIDIA A800-SXM4-80GB", "NVIDIA L40", "AMD Instinct MI300X HF"],
 )
 def test_a_product_that_is_not_known_for_sure_has_none(product):
     text = peak(machine(product, device="gfx942"))
@@ -56,6 +58,30 @@ def test_a_product_that_is_not_known_for_sure_has_none(product):
 def test_a_gpu_that_its_driver_does_not_name_goes_by_the_device_that_was_found():
     found = peak(machine("AMD Radeon Graphics", memory_gib=192, vendor="AMD", device="MI300X"))
     assert found.of == "MI300X BF16"
+
+
+@pytest.mark.parametrize(
+    ("product", "device", "of"),
+    [
+        ("AMD Instinct MI250X / MI250", "MI250X", "MI250X BF16"),
+        ("AMD Instinct MI250X/MI250", "MI250", "MI250 BF16"),
+        ("AMD INSTINCT MI200 (MCM) OAM LC MBA HPE C2", "MI250X", "MI250X BF16"),
+    ],
+)
+def test_a_name_of_two_products_or_of_a_family_goes_by_the_device(product, device, of):
+    assert peak(machine(product, memory_gib=64, vendor="AMD", device=device)).of == of
+
+
+@pytest.mark.parametrize("device", ["gfx90a", "MI300X"])
+def test_a_name_of_two_products_has_no_peak_where_the_device_does_not_say_which(device):
+    text = peak(machine("AMD Instinct MI250X / MI250", memory_gib=64, vendor="AMD", device=device))
+    assert text == "no peak is known of AMD Instinct MI250X / MI250"
+
+
+@pytest.mark.parametrize("product", ["AMD Instinct MI308X", "AMD Instinct MI309XHF", "AMD Instinct MI300X HF"])
+def test_a_named_gpu_without_a_line_never_goes_by_what_its_memory_looks_like(product):
+    text = peak(machine(product, memory_gib=192, vendor="AMD", device="MI300X"))
+    assert text == f"no peak is known of {product}"
 
 
 @pytest.mark.parametrize(
@@ -70,6 +96,14 @@ def test_a_part_of_a_gpu_has_none(product, memory_gib):
 def test_devices_of_one_bus_are_parts():
     gpus = tuple(Gpu(index=n, product="AMD Instinct MI300X", bus="0000:05:00.0") for n in range(8))
     assert peak(Machine(vendor="AMD", gpus=gpus)) == "its devices are parts of MI300X"
+    assert find_peak(Machine(vendor="AMD", gpus=gpus), [3], "BF16") == "its devices are parts of MI300X"
+
+
+def test_functions_of_one_device_are_parts_and_whole_gpus_are_not():
+    gpus = tuple(Gpu(index=n, product="AMD Instinct MI300X", bus=f"0000:{n // 4:02x}:00.{n % 4}") for n in range(8))
+    assert find_peak(Machine(vendor="AMD", gpus=gpus), [4], "BF16") == "its devices are parts of MI300X"
+    whole = tuple(Gpu(index=n, product="AMD Instinct MI300X", bus=f"0000:{n:02x}:00.0") for n in range(8))
+    assert peak(Machine(vendor="AMD", gpus=whole)).of == "MI300X BF16"
 
 
 def test_a_mig_instance_that_says_no_memory_is_a_part():

@@ -36,7 +36,7 @@ def test_the_thresholds_are_the_code_s():
     assert f"go back by more than {APART}" in FLAT
     assert f"told from {trend.FEWEST} steps on" in FLAT
     assert f"more than {trend.POINTS} steps the points are the medians of {trend.POINTS} blocks" in FLAT
-    assert f"from {trend.FEWEST_FOR_OUTLIERS} steps on" in FLAT
+    assert f"from {trend.FEWEST} steps on" in FLAT
     assert f"More than {100 * compute.MOST_APART:.0f} % apart is a finding" in FLAT
     assert f"({compute.ROUNDING} TFLOP/s)" in FLAT
 

@@ -45,6 +45,11 @@ def test_a_falling_speed_is_a_drift_and_says_how_far():
     assert text == "drift: tokens/s/GPU falls by 10.5 % over the steady window (steps 1 to 51)"
 
 
+def test_a_short_window_that_falls_from_step_to_step_drifts():
+    (text,) = findings(*[1000.0 - 25 * n for n in range(9)])
+    assert text == "drift: tokens/s/GPU falls by 22.2 % over the steady window (steps 1 to 9)"
+
+
 def test_a_drift_that_may_be_chance_is_none():
     values = [1000.0, 1080.0, 960.0, 1090.0, 1010.0, 950.0, 1090.0, 1060.0, 1010.0, 1090.0, 1040.0, 1080.0]
     window = window_of(values)

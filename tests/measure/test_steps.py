@@ -148,6 +148,21 @@ def test_each_rank_has_come_to_its_last_step():
     assert Steps(Step(n=n, values={LOSS: 1.0}, rank=rank) for n, rank in lines).arrived() == {0: 2, 1: 9, 2: 3}
 
 
+@pytest.mark.parametrize(
+    ("numbers", "interval"),
+    [((), 0), ((7,), 0), ((1, 10), 9), ((10, 20), 10), ((1, 10, 20, 30), 10), ((1, 11, 21), 10), ((501, 510, 520), 10)]
+    + [(range(1, 26), 1), ((1, 2, 4, 5), 1), ((10, 20, 40), 20), ((10, 20, 40, 50), 10), ((0, 10, 20), 10)],
+)
+def test_the_interval_of_lines_is_what_all_distances_have_in_common(numbers, interval):
+    found = Steps(Step(n=n, values={LOSS: 1.0}, rank=rank) for rank in (0, 1) for n in numbers)
+    assert found.interval() == interval
+
+
+def test_steps_above_the_last_tell_nothing_of_the_interval():
+    found = Steps(Step(n=n, values={LOSS: 1.0}) for n in (2, 4, 12125))
+    assert (found.interval(20), found.interval(3)) == (2, 0)
+
+
 def test_a_time_that_is_none_takes_nothing_in():
     found = Steps()
     with pytest.raises(ValueError, match="could not convert"):

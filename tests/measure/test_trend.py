@@ -50,8 +50,17 @@ def test_no_part_is_told_of_a_median_that_is_not_above_zero(median):
     assert count_outliers([median] * 19 + [100.0], median) == 0
 
 
+def test_a_short_window_that_only_falls_drifts_for_sure_from_seven_values_on():
+    """All pairs fall: 21 of 7 values, 15 of 6."""
+    seven = find_drift(range(7), [100.0 - 4 * n for n in range(7)], 88.0)
+    assert seven.part == pytest.approx(-24 / 88)
+    assert seven.z == pytest.approx(-20 / (7 * 6 * 19 / 18) ** 0.5) and seven.z < -3
+    six = find_drift(range(6), [100.0 - 4 * n for n in range(6)], 90.0)
+    assert six.z == pytest.approx(-14 / (6 * 5 * 17 / 18) ** 0.5)
+
+
 def test_few_values_say_nothing():
-    assert find_drift(range(9), [float(n) for n in range(1, 10)], 5.0) is None
+    assert find_drift(range(4), [float(n) for n in range(1, 5)], 2.5) is None
     assert count_outliers([100.0, 100.0, 100.0, 1.0], 100.0) == 0
 
 

@@ -44,6 +44,15 @@ def test_the_first_line_of_a_log_interval_covers_the_steps_before_it():
     assert steady_window(Steps(lines), TPS, 6).first_step == 15
 
 
+def test_a_first_line_whose_span_nobody_knows_covers_as_many_steps_as_the_others():
+    window = steady_window(steps({10: 50.0, 20: 100.0, 30: 102.0}), TPS, 5)
+    assert (window.n, window.first_step, window.dropped) == (2, 20, 1)
+    resumed = steady_window(steps({510: 50.0, 520: 100.0, 530: 102.0}), TPS, 5)
+    assert (resumed.n, resumed.first_step) == (2, 520)
+    odd = steady_window(steps({13: 50.0, 20: 100.0, 30: 102.0, 40: 103.0}), TPS, 5)
+    assert odd.first_step == 30  # the first line is of its own kind: the training may have begun there
+
+
 def test_warm_up_counts_the_runs_steps_also_for_a_quantity_that_later_lines_alone_have():
     first = [Step(n=n, values={Quantity.LOSS: 1.0}) for n in (1, 2)]
     rest = [Step(n=n, values={Quantity.LOSS: 1.0, TPS: float(n)}) for n in range(3, 12)]

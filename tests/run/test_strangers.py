@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 import subprocess
+from contextlib import nullcontext
 
 import psutil
 import pytest
 
-from madlite.run import docker_session
+from madlite.run import docker_session, leftovers
 from madlite.run.docker_container import Container
 from madlite.run.docker_exec import Exec
 from madlite.run.docker_session import DockerSession
 from madlite.run.host_processes import marked_processes
 from madlite.run.leftovers import find_leftovers
-from madlite.run.marks import FOLDER_MARK, RUN_MARK
+from madlite.run.marks import FOLDER_LABEL, FOLDER_MARK, RUN_LABEL, RUN_MARK
 
 NO_ENGINE = {"DOCKER_HOST": "unix:///nonexistent/docker.sock"}
 
@@ -60,6 +61,31 @@ def test_a_process_that_ends_while_it_is_asked_belongs_to_no_other_run(marked, t
 
     monkeypatch.setattr(psutil.Process, "environ", once)
     assert "" not in listed(tmp_path) and process.poll() is None
+
+
+def test_of_a_run_that_ends_while_it_is_looked_at_nothing_is_left(marked, tmp_path, monkeypatch):
+    """Its madlite ends what it has running, then gives its lock back: what was seen before is gone by then."""
+    process = marked(**{RUN_MARK: "ends-now", FOLDER_MARK: str(tmp_path / "ends-now")})
+    containers = [
+        {"Id": name, "Names": [f"/{name}"], "Image": "i", "Status": "Up", "Labels": {RUN_LABEL: name, FOLDER_LABEL: ""}}
+        for name in ("ends-too", "stays")
+    ]
+
+    class Client:
+        def containers(self, **options):
+            return list(containers)
+
+    def ends(folder):
+        if folder == str(tmp_path / "ends-now"):
+            process.kill()
+            process.wait()
+        containers[:] = containers[-1:]
+        return False
+
+    monkeypatch.setattr(leftovers, "connected", lambda environ: nullcontext(Client()))
+    monkeypatch.setattr(leftovers, "_may_be_alive", ends)
+    found = [one.run_id for one in find_leftovers(tmp_path, NO_ENGINE).leftovers]
+    assert "ends-now" not in found and "ends-too" not in found and "stays" in found
 
 
 @pytest.mark.parametrize(("pids", "only"), [([0, 0], None), ([], None), ([4321, 0], "4321")])

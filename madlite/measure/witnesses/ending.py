@@ -32,13 +32,9 @@ def end_of_steps(known: Known) -> Testimony:
     if last is None:
         return _no_step(known)
     if asked.steps is not None and last < asked.steps:
-        text = f"step {last} was the last of {asked.steps} asked for"
-        if known.by_steps:
-            return say(table.CUT_SHORT, text, log.cut_line)
-        return say(table.NO_LAST if log.ended else table.CUT_SHORT_SCRIPT, text)  # not each step may have a line
-    if log.restarted_at is not None and known.by_steps:  # a script may well train more than once
-        text = f"the steps went back to {log.restarted_at}: a training was started again, and both may be in the window"
-        return say(table.WENT_BACK, text)
+        return _short_of(known, last, asked.steps)
+    if went_back := _went_back(known):
+        return went_back
     if asked.steps is None:
         return say(table.NO_LAST, f"step {last} was the last; nobody says how many there were to be")
     last_of = f", in the last of {log.trainings} trainings" if log.trainings > 1 else ""
@@ -77,6 +73,30 @@ def end_mark(known: Known) -> Testimony:
     if not _prints_mark(known):
         return say(table.NO_MARK, "of several nodes another one prints it")
     return say(table.MARK_GONE, f"the log has no '{rule.end_mark}' after its last step")
+
+
+def _went_back(known: Known) -> Testimony | None:
+    if known.log.restarted_at is None or not known.by_steps:  # a script may well train more than once
+        return None
+    begin = f"the steps went back to {known.log.restarted_at}"
+    return say(table.WENT_BACK, f"{begin}: a training was started again, and both may be in the window")
+
+
+def _short_of(known: Known, last: int, asked: int) -> Testimony:
+    """Ask whether the steps after the last line had none because each line covers several."""
+    log = known.log
+    text = f"step {last} was the last of {asked} asked for"
+    if not known.by_steps:
+        return say(table.NO_LAST if log.ended else table.CUT_SHORT_SCRIPT, text)  # not each step may have a line
+    every = log.steps.interval(last)
+    if asked - last >= every or (_prints_mark(known) and not log.ended):
+        return say(table.CUT_SHORT, text, log.cut_line)
+    if went_back := _went_back(known):
+        return went_back
+    text = f"step {last} is the last line's of {asked} steps, with a line for every {every}"
+    if log.ended:
+        return say(table.ARRIVED, f"{text}, and the end mark follows")
+    return say(table.PERHAPS_SHORT, f"{text}: nothing shows that the steps after it were done")
 
 
 def _prints_mark(known: Known) -> bool:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+import statistics
 from collections.abc import Mapping
 
 from madlite.measure.clues import Clue
+from madlite.measure.window import usable
 from madlite.measure.witnesses import table
 from madlite.measure.witnesses.known import Known
 from madlite.measure.witnesses.table import Testimony, say
 from madlite.types import Cause, RunPlan
 
 _NUMBER = re.compile(r"[0-9]{1,9}")
+_ALIKE = 0.8  # of the quickest rank's speed is the slowest's at least: both wait for each other in every step
 _EVEN = 0.9  # of the steps of the rank that reports most: a line may be lost
 _FILTERS = ("log_rank", "ranks_filter")  # in names of settings, variables and options that choose who prints
 
@@ -31,7 +34,7 @@ def ranks(known: Known) -> Testimony:
         return say(table.RANKS_MISSING, f"of {wanted} ranks that were to print {_named(list(told))}")
     if len(told) > 1 and len(told) < (planned := _all_or_one(known, max(told) + 1)):
         return say(table.RANKS_MISSING, f"of {planned} ranks only {_named(list(told))}")
-    return _stopped(known) or _uneven(told)
+    return _stopped(known) or _apart(known) or _uneven(told)
 
 
 def _stopped(known: Known) -> Testimony | None:
@@ -44,6 +47,25 @@ def _stopped(known: Known) -> Testimony | None:
     ranks = _numbered(list(early))
     stops = f"{ranks} stop" if len(early) > 1 else f"{ranks} stops"
     return say(table.RANKS_UNEVEN, f"{stops} at step {min(early.values())}, others go on to step {last}")
+
+
+def _apart(known: Known) -> Testimony | None:
+    """Return that ranks report other speeds than each other: they train in step, so not all of them can be true."""
+    window = known.window
+    if window is None:
+        return None
+    told = known.log.steps.of_ranks(window.quantity)
+    of_window = {
+        rank: [value for n, value in points if window.first_step <= n <= window.last_step and usable(value)]
+        for rank, points in told.items()
+    }
+    speeds = {rank: statistics.median(values) for rank, values in of_window.items() if values}
+    quickest = max(speeds.values(), default=0.0)
+    if quickest <= 0 or min(speeds.values()) >= _ALIKE * quickest:
+        return None
+    low, high = min(speeds, key=speeds.__getitem__), max(speeds, key=speeds.__getitem__)
+    unit = window.quantity.value
+    return say(table.RANKS_APART, f"rank {low} reports {speeds[low]:.4g} {unit}, rank {high} {speeds[high]:.4g}")
 
 
 def _uneven(told: dict[int, int]) -> Testimony:

@@ -67,10 +67,17 @@ LOSS_GONE = Row("loss", "denies", "no step reports a loss, though the framework 
 LOSS_ODD = Row("loss", "doubts", "a loss is NaN or infinite in the log of a card's own script")
 LOSS_UNKNOWN = Row("loss", "silent", "no step was read, or the framework prints no loss")
 
-ARRIVED = Row("last_step", "agrees", "the last step that was asked for is there")
+ARRIVED = Row(
+    "last_step",
+    "agrees",
+    "the last step that was asked for is there, or the last line of several steps each and then the end mark",
+)
 NO_STEP = Row("last_step", "denies", "the log has no training step, or none of those asked for", (Cause.NO_METRIC,))
 CUT_SHORT = Row("last_step", "denies", "the log ends before the last step that was asked for", (Cause.INCOMPLETE,))
 CUT_SHORT_SCRIPT = Row("last_step", "doubts", "the log of a card's own script ends before the steps that it says")
+PERHAPS_SHORT = Row(
+    "last_step", "doubts", "the last line of several steps each is there, and no end mark is to be expected"
+)
 WENT_BACK = Row("last_step", "doubts", "the steps went back: several trainings are in one window")
 NO_LAST = Row("last_step", "silent", "nobody says how many steps there were to be, or a script's steps are not known")
 
@@ -129,6 +136,7 @@ CONFIG_UNKNOWN = Row("config", "silent", "the log says nothing of it, there is n
 ALL_RANKS = Row("ranks", "agrees", "the ranks that print are there, each with as many steps")
 RANKS_MISSING = Row("ranks", "doubts", "fewer ranks report steps than were to print, or several do and not all")
 RANKS_UNEVEN = Row("ranks", "doubts", "a rank stops before the last step that others reach, or reports fewer steps")
+RANKS_APART = Row("ranks", "doubts", "ranks of one training report speeds that are more than a fifth apart")
 RANKS_UNKNOWN = Row("ranks", "silent", "no line names its rank, or a card's own script may train more than once")
 
 LOSS_FALLS = Row("loss_trend", "agrees", "the loss does not explode")
@@ -158,14 +166,14 @@ NOT_COUNTED = Row("compute", "silent", "the model's shape, or its tokens, are no
 TABLE: tuple[Row, ...] = (
     *(ENDED_WELL, STOPPED, NOT_RUN, ENDED_ILL, NO_EXIT),
     *(LOSS_FINE, LOSS_NAN, LOSS_GONE, LOSS_ODD, LOSS_UNKNOWN),
-    *(ARRIVED, NO_STEP, CUT_SHORT, CUT_SHORT_SCRIPT, WENT_BACK, NO_LAST),
+    *(ARRIVED, NO_STEP, CUT_SHORT, CUT_SHORT_SCRIPT, PERHAPS_SHORT, WENT_BACK, NO_LAST),
     *(NO_PATTERN, PATTERN, NOT_SCANNED),
     *(LAUNCHED_WELL, LAUNCHER_FAILED, LAUNCHER_ODD, DIED, ENDED_ODD),
     *(MARKED, MARK_MISSED, MARK_GONE, NO_MARK),
     *(FRESH, STALE, NO_ARTIFACT),
     *(NUMBER, NO_NUMBER, NO_RESULT),
     *(CONFIG_SAME, CONFIG_OTHER, CONFIG_ODD, CONFIG_UNKNOWN),
-    *(ALL_RANKS, RANKS_MISSING, RANKS_UNEVEN, RANKS_UNKNOWN),
+    *(ALL_RANKS, RANKS_MISSING, RANKS_UNEVEN, RANKS_APART, RANKS_UNKNOWN),
     *(LOSS_FALLS, LOSS_RISES, GRADIENT_RISES, LOSS_SHORT),
     *(MEMORY_FINE, MEMORY_ENDED, MEMORY_OUT, MEMORY_RETRIED),
     *(ALONE, NOT_ALONE, COMPANY_UNKNOWN),

@@ -152,6 +152,8 @@ CASES: list[tuple[Row, Callable[[], Verdict]]] = [
         lambda: script(without(r"step: 12 ", "Training completed")(training()) + "performance: 5 x\n"),
     ),
     (table.NO_STEP, lambda: run(lambda text: re.sub(r"step:  ?(\d+) ", r"step: 10\1 ", text))),
+    (table.ARRIVED, lambda: run(without(r"step: +(?!1 |5 |10 )\d+ "))),
+    (table.PERHAPS_SHORT, lambda: every_tenth(25)),
     (table.WENT_BACK, lambda: run(lambda text: text + without(r"step:  [12] ")(text))),
     (table.NO_LAST, lambda: own(OWN, "", False)),
     (table.NO_PATTERN, lambda: script("performance: 5 tok/s\n", guest=False, scan=True)),
@@ -189,6 +191,7 @@ CASES: list[tuple[Row, Callable[[], Verdict]]] = [
     (table.NO_NUMBER, lambda: run(plan=replace(titan(), variant=replace(titan().variant, warmup_steps=12)))),
     (table.NO_RESULT, lambda: script("performance: -5 tok/s\n", guest=False)),
     (table.NO_RESULT, lambda: run(lambda text: re.sub(r"tps: [\d,]+", "tps: 0", text))),
+    (table.NO_RESULT, lambda: run(lambda text: re.sub(r"tps: [\d,]+", "tps: 1e400", text))),
     (table.CONFIG_SAME, run),
     (
         table.CONFIG_OTHER,
@@ -204,6 +207,7 @@ CASES: list[tuple[Row, Callable[[], Verdict]]] = [
     (table.RANKS_MISSING, lambda: ranked(8, {3})),
     (table.RANKS_UNEVEN, lambda: run(without(r"^\[rank1\].*step:  [4-9] "))),
     (table.RANKS_UNEVEN, lambda: run(without(r"^\[rank1\].*step: 12 "))),
+    (table.RANKS_APART, lambda: run(lambda text: re.sub(r"(?m)^(\[rank1\].*tps: )[\d,]+", r"\g<1>10", text))),
     (table.RANKS_UNKNOWN, lambda: own(OWN, "", False)),
     (table.LOSS_FALLS, run),
     (table.LOSS_RISES, lambda: losses(*RISING)),
@@ -314,6 +318,22 @@ def test_a_rank_that_stops_before_the_last_step_is_named():
     assert run(without(r"^\[rank1\].*step: 1[12] ")).suspect == ("rank 1 stops at step 10, others go on to step 12",)
 
 
+def test_speeds_that_are_no_numbers_are_told_as_that():
+    endless = run(lambda text: re.sub(r"tps: [\d,]+", "tps: 1e400", text))
+    assert (endless.cause, endless.reason) == (
+        Cause.BAD_NUMBER,
+        "no tokens/s/GPU of the steps after the warm-up is a finite number",
+    )
+    assert "step: 12" in endless.evidence
+
+
+def test_ranks_that_are_apart_are_named_with_their_speeds():
+    slow = run(lambda text: re.sub(r"(?m)^(\[rank1\].*tps: )[\d,]+", r"\g<1>1,000", text))
+    assert slow.suspect == ("rank 1 reports 1000 tokens/s/GPU, rank 0 1331",)
+    once = run(lambda text: re.sub(r"(?m)^(\[rank1\].*step: (?: 2|10) .*tps: )[\d,]+", r"\g<1>10", text))
+    assert once.suspect == ()  # in the warm-up, and one step of the window
+
+
 def test_of_ranks_that_print_all_have_to():
     assert ranked(8, {3}).suspect == ("of 8 ranks only ranks 0, 1, 2, 4, 5, 6, 7 report",)
     assert ranked(8, set(range(4))).suspect == ("of 8 ranks only ranks 4, 5, 6, 7 report",)
@@ -336,6 +356,45 @@ def test_of_ranks_that_print_all_have_to():
 )
 def test_where_some_ranks_are_to_print_the_others_are_not_missed(quiet, more):
     assert ranked(8, quiet, **more).suspect == ()
+
+
+def every_tenth(asked: int, end_mark: str = "", nodes: int = 1, odd: int = 20) -> Verdict:
+    """Return the verdict of a training with a line for steps 1, 10 and 20 whose framework may print an end mark."""
+    log = Follower([])
+    for n in (1, 10, 20, odd):
+        log.steps.add(Step(n=n, values={Quantity.LOSS: 2.0, Quantity.TOKENS_PER_S_PER_GPU: 900.0}))
+    rule = ResultRule(kind="steps", end_mark=end_mark)
+    made = plan_of("torchtitan", Variant(model="m", steps=asked), result_rule=rule, nodes=nodes)
+    return judge(made, Witnesses(exit=DONE), log)
+
+
+def test_lines_of_several_steps_that_went_back_are_doubted_all_the_same():
+    log = Follower([])
+    log.restarted_at, log.last_step, log.ended = 5, 20, True
+    for n in (1, 5, 10, 15, 20):
+        log.steps.add(Step(n=n, values={Quantity.LOSS: 2.0, Quantity.TOKENS_PER_S_PER_GPU: 900.0}))
+    assert "the steps went back to 5" in judge(titan(steps=22), Witnesses(exit=DONE), log).suspect[0]
+
+
+def test_steps_that_have_no_line_of_their_own_are_not_missed():
+    sparse = without(r"step: +(?!1 |5 |10 )\d+ ")
+    assert texts(run(sparse))["last_step"] == (
+        "step 10 is the last line's of 12 steps, with a line for every 5, and the end mark follows"
+    )
+    assert run(without(r"step: +(?!1 |5 )\d+ ")).cause is Cause.INCOMPLETE  # the line of step 10 is missing
+    assert run(lambda text: without("Training completed")(sparse(text))).cause is Cause.INCOMPLETE
+    assert run(without(r"step: 12 ")).cause is Cause.INCOMPLETE  # each step has a line
+
+
+def test_a_last_line_of_several_steps_is_doubted_where_no_mark_tells_the_end():
+    assert every_tenth(29).suspect == (
+        "step 20 is the last line's of 29 steps, with a line for every 10: nothing shows that the steps after it were "
+        "done",
+    )
+    assert every_tenth(30).cause is Cause.INCOMPLETE
+    assert every_tenth(29, odd=90).suspect and every_tenth(31, odd=90).cause is Cause.INCOMPLETE
+    assert every_tenth(25, "done").cause is Cause.INCOMPLETE
+    assert every_tenth(25, "done", nodes=2).status is Status.SUCCESS  # another node prints it
 
 
 @pytest.mark.parametrize("last", [[9e9], [1e6, 9e9], [40.0] * 3, [1e6] * 4])
