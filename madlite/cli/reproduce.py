@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from madlite.cli.options import Command, dir_option, verbose_option
-from madlite.cli.terminal import printable, say
+from madlite.cli.terminal import printable, say, shell_line
 from madlite.errors import UsageProblem
 
 if TYPE_CHECKING:
@@ -59,8 +58,8 @@ def command(run: str, rerun: bool, without_secrets: bool, directory: Path) -> in
     elsewhere = runs.parent.resolve() != Path.cwd()
     for note in found.notes:
         say(f"# {printable(note)}", err=rerun)
-    line = shlex.join(("madlite", *found.words))
-    say(printable(f"cd {shlex.quote(str(runs.parent))} && {line}" if elsewhere else line), err=rerun)
+    line = shell_line(("madlite", *found.words))
+    say(f"{shell_line(('cd', str(runs.parent)))} && {line}" if elsewhere else line, err=rerun)
     if not rerun:
         return 0
     if found.missing and not without_secrets:

@@ -13,10 +13,10 @@ from madlite.errors import ExitCode
 
 @click.command("show", cls=Command)
 @click.argument("run", metavar="RUN")
-@click.option("--json", "as_json", is_flag=True, help="Print the record itself.")
+@click.option("--json", "wants_json", is_flag=True, help="Print the record itself; without one, what is known.")
 @dir_option
 @verbose_option
-def command(run: str, as_json: bool, directory: Path) -> int:
+def command(run: str, wants_json: bool, directory: Path) -> int:
     """Show one run: verdict, number, window, power, witnesses, configuration, provenance, files.
 
     RUN is a run's id, a part of it that no other has, or last.
@@ -26,12 +26,11 @@ def command(run: str, as_json: bool, directory: Path) -> int:
     madlite show 3fa91c --json
     """
     from madlite.cli.show_page import page
-    from madlite.read.runs import find_run, open_run, runs_folder
-    from madlite.record.record import record_json
+    from madlite.read.runs import as_json, find_run, open_run, runs_folder
 
     found = open_run(find_run(runs_folder(directory), run))
-    if as_json:
-        click.echo(record_json(found.record), nl=False)
+    if wants_json:
+        click.echo(as_json(found), nl=False)
     else:
         for line in page(found):
             say(line)

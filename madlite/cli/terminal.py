@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import codecs
 import re
+import shlex
+from collections.abc import Iterable
 
 import click
 
@@ -29,6 +31,19 @@ def printable_lines(text: str) -> str:
 
 def _spelled(char: str) -> str:
     return char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape").decode()
+
+
+def shell_line(words: Iterable[str]) -> str:
+    """Return words as bash takes them, on one line; what cannot be printed is spelled out, as in `$'a\\x0ab'`."""
+    return " ".join(shlex.quote(word) if word.isprintable() else f"$'{_for_bash(word)}'" for word in words)
+
+
+def _for_bash(word: str) -> str:
+    return "".join(char if char.isprintable() and char not in "'\\" else _in_bytes(char) for char in word)
+
+
+def _in_bytes(char: str) -> str:
+    return "".join(f"\\x{byte:02x}" for byte in char.encode("utf-8", "surrogateescape"))
 
 
 def say(text: str, *, err: bool = False) -> None:

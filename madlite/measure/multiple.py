@@ -14,6 +14,7 @@ from madlite.measure.performance import make_metric
 from madlite.types import Metric, Value
 
 NEEDED = ("model", "performance", "metric")
+MOST_RESULTS = 10_000  # a row of perf.csv each
 
 
 class Stamp(Value, frozen=True):
@@ -77,6 +78,8 @@ def parse_results(name: str, data: bytes) -> Read:
     missing = [needed for needed in NEEDED if needed not in header]
     if missing:
         return Read(problem=f"{name} has no column {', '.join(missing)} (its columns: {', '.join(header)[:200]})")
+    if len(lines) - 1 > MOST_RESULTS:
+        return Read(problem=f"{name} has {len(lines) - 1} results, and {MOST_RESULTS} at most are taken")
     metrics = tuple(_metric(dict(zip(header, line, strict=False))) for line in lines[1:])
     return Read(metrics=metrics, problem="" if metrics else f"{name} has a header and no results")
 

@@ -75,7 +75,7 @@ def _open(folder: Path, follow: bool, wait: Callable[[float], None]) -> int:
             return open_regular(folder / LOG)
         except FileNotFoundError:
             if not (follow and is_alive(folder)):
-                raise UsageProblem(f"run {folder.name} has no log: it was not started", "") from None
+                raise UsageProblem(f"run {folder.name} has no log: it was not started, or it was removed", "") from None
             wait(POLL_S)
         except OSError as error:
             raise UsageProblem(f"the log of run {folder.name} cannot be read: {error.strerror}") from error

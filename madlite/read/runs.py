@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from madlite.errors import RecordError, UsageProblem
 from madlite.plan.make import RUNS
-from madlite.record.record import Record
-from madlite.record.stored import load_record, read_plan, with_plan
+from madlite.record.record import Record, record_json
+from madlite.record.stored import holds_any, load_record, read_plan, with_plan
 from madlite.run.batch import cards_asked, interrupted_batches
 from madlite.run.folder import LOCK, PLAN, RECORD, check_runs_folder, is_alive
 from madlite.run.regular import real_folders
-from madlite.types import Metric, Status, Value
+from madlite.types import Metric, Status, Value, to_json
 
 RUNNING, CUT_OFF, UNREADABLE = "RUNNING", "CUT OFF", "UNREADABLE"
 LAST = "last"
@@ -54,15 +55,26 @@ def runs_folder(folder: Path) -> Path:
     """Return the folder of runs of a working folder, which may itself be named.
 
     Raises:
-        UsageProblem: there is no such working folder, or a file has the name of its folder of runs.
+        UsageProblem: there is no such working folder, a file has the name of its folder of runs, or that one is shut.
     """
     if not folder.is_dir():
         raise UsageProblem(f"{folder} is no folder", "name the one that madlite run was started in: --dir DIR")
     below = folder / RUNS
     if folder.name == RUNS and not below.is_dir():
-        return folder
-    check_runs_folder(folder)
+        below = folder
+    else:
+        check_runs_folder(folder)
+    with suppress(FileNotFoundError):
+        _check_listable(below)
     return below
+
+
+def _check_listable(runs: Path) -> None:
+    """Refuse what cannot be listed, for it would look empty."""
+    try:
+        os.scandir(runs).close()
+    except PermissionError as error:
+        raise UsageProblem(f"{runs} cannot be read by this user", f"ls -ld {runs}") from error
 
 
 def list_runs(runs: Path) -> tuple[Run, ...]:
@@ -86,7 +98,7 @@ def _named(run: Run, known: Mapping[str, str]) -> Run:
 
 def is_run(folder: Path) -> bool:
     """Say whether a folder is a run's."""
-    return any((folder / name).exists() for name in (RECORD, PLAN, LOCK))
+    return holds_any(folder, (RECORD, PLAN, LOCK))
 
 
 def open_run(folder: Path) -> Run:
@@ -104,6 +116,13 @@ def open_run(folder: Path) -> Run:
     if problem:
         return Run(folder=folder, state=UNREADABLE, record=known, problem=problem)
     return Run(folder=folder, state=RUNNING if is_alive(folder) else CUT_OFF, record=known)
+
+
+def as_json(run: Run) -> str:
+    """Return a run's record as JSON; of a run without one what its plan says, under its state and version 0."""
+    if run.state == run.record.status.value:
+        return record_json(run.record)
+    return to_json({**asdict(run.record), "status": run.state, "reason": run.problem})
 
 
 def find_run(runs: Path, name: str) -> Path:

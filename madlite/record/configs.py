@@ -9,9 +9,10 @@ import csv
 import io
 import logging
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 from madlite.csvtext import unlimited_fields
 from madlite.record.clean import clean
@@ -22,6 +23,8 @@ _OPTION = "--config"
 # where MAD and the repositories that hold it as a submodule keep what their scripts share
 _SHARED = ("scripts", "scripts/MAD", "scripts/MAD-private", "scripts/MAD-internal")
 _LARGEST_BYTES = 1 << 20  # it is repeated in every entry of a list that grows
+_LARGEST_CONTENT = 4 << 20  # values and characters
+_TOO_LARGE = f"it comes to more than {_LARGEST_CONTENT} characters with all that its parts refer to"
 _log = logging.getLogger(__name__)
 
 
@@ -38,7 +41,9 @@ def read_configs(plan: RunPlan, mask: Callable[[str], str] = str) -> Json:
     try:
         path = next((path for path in _candidates(plan, name) if path.is_file()), None)
         if path is not None:
-            return clean(read(_content(path)), mask)
+            content = read(_content(path))
+            _check_size(content)
+            return clean(content, mask)
         problem = f"the file of {_OPTION} {mask(name)} is not there"
     except Exception as error:  # noqa: BLE001 - PyYAML raises whatever its parts trip over, and a run is worth more
         problem = f"{mask(str(path or name))} cannot be read: {mask(_first_line(error))}"
@@ -92,6 +97,25 @@ def _content(path: Path) -> bytes:
     return path.read_bytes()
 
 
+def _check_size(content: Json) -> None:
+    """Refuse what is far larger than its file: a table has its columns' names in each row.
+
+    Raises:
+        ValueError: it is.
+    """
+    left, size = [content], 0
+    while left:
+        one = left.pop()
+        size += 1 + (len(one) if isinstance(one, str) else 0)
+        if size > _LARGEST_CONTENT:
+            raise ValueError(_TOO_LARGE)
+        if isinstance(one, Mapping):
+            left += one.keys()
+            left += one.values()
+        elif isinstance(one, (list, tuple, set)):
+            left += one
+
+
 def _csv(data: bytes) -> Json:
     text = data.decode("utf-8-sig")
     with unlimited_fields():
@@ -103,7 +127,33 @@ def _csv(data: bytes) -> Json:
 def _yaml(data: bytes) -> Json:
     import yaml
 
-    return yaml.safe_load(data)
+    loader = yaml.SafeLoader(data)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        if _written_out(node, {}) > _LARGEST_CONTENT:  # before anything is made of it: merged keys are copied
+            raise ValueError(_TOO_LARGE)
+        return loader.construct_document(node)
+    finally:
+        loader.dispose()
+
+
+def _written_out(node: Any, known: dict[int, int]) -> int:
+    """Return how large a part of a YAML file is with everything in it that it refers to; no work is done twice."""
+    if id(node) in known:
+        if not known[id(node)]:
+            raise ValueError("a part of it holds itself")
+        return known[id(node)]
+    known[id(node)] = 0  # it is being looked at
+    inner = node.value
+    if isinstance(inner, str):
+        size = len(inner)
+    else:
+        parts = (part for one in inner for part in (one if isinstance(one, tuple) else (one,)))
+        size = sum(_written_out(part, known) for part in parts)
+    known[id(node)] = 1 + size
+    return 1 + size
 
 
 def _toml(data: bytes) -> Json:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TextIO
 
 from madlite.errors import RecordError
+from madlite.record.lines import csv_line
 from madlite.types import Value
 
 # The columns of madengine 2, in its order; madengine 1 has all but the four marked in docs/perf-csv.md.
@@ -19,6 +21,8 @@ STANDARD_COLUMNS: tuple[str, ...] = (
     *("build_number", "additional_docker_run_options"),
 )
 _REQUIRED = {"model", "performance", "metric", "status"}
+MOST_COLUMNS = 1000  # that joining columns can make
+_LONGEST_WRITTEN = 1 << 16
 _LONGEST_LINE = 1 << 20  # characters; what is longer is no header, and reading it would cost what the file costs
 
 
@@ -28,6 +32,11 @@ class Header(Value, frozen=True):
     columns: tuple[str, ...]
     newline: str = "\n"
     bom: str = ""
+
+    @property
+    def line(self) -> str:
+        """The first line of a file."""
+        return self.bom + csv_line(self.columns, self.newline)
 
     def arrange(self, cells: Mapping[str, str]) -> list[str]:
         """Return the cells in the file's order: blank where a row has none, once where a name stands twice."""
@@ -59,6 +68,20 @@ def read_header(path: Path, text: TextIO) -> Header | None:
     if not _REQUIRED.issubset(columns) or len(lines[-1]) == _LONGEST_LINE:
         raise _foreign(path, lines)
     return Header(columns=columns, newline=_ending(lines[-1]), bom="\ufeff" if lines[0][:1] == "\ufeff" else "")
+
+
+def may_be_written(header: Header) -> bool:
+    """Say whether a header has a size that people use, and is read as it is: else nobody could write the file any more.
+
+    Each row has a cell for each column: a results file with 100,000 of them would make all later rows of 100 KB.
+    """
+    if len(header.columns) > MOST_COLUMNS or len(header.line) > _LONGEST_WRITTEN:
+        return False
+    with io.StringIO(header.line, newline="") as text:
+        try:
+            return read_header(Path("perf.csv"), text) == header
+        except RecordError:
+            return False
 
 
 def _taken(text: TextIO, lines: list[str]) -> Iterator[str]:

@@ -44,7 +44,7 @@ class Rows(Value, frozen=True):
 
 def rows_path(perf_csv: Path, workspace: Path) -> str:
     """Return how a results file is named in the records of a working folder."""
-    target, home = perf_csv.resolve(), workspace.resolve()
+    target, home = (Path(os.path.realpath(path)) for path in (perf_csv, workspace))  # a loop of links raises nothing
     return str(target.relative_to(home)) if target.is_relative_to(home) else str(target)
 
 
@@ -89,7 +89,7 @@ def are_there(rows: Rows, workspace: Path, others: Sequence[Rows]) -> bool | Non
 
 def _find(rows: Rows, path: Path) -> tuple[list[int], tuple[str, ...]]:
     """Return where in the file rows alike end, all of them together, in bytes, and the file's columns."""
-    fd = open_regular(path.resolve())
+    fd = open_regular(Path(os.path.realpath(path)))
     try:
         with text_of(fd) as text, unlimited_fields():
             header = read_header(path, text)

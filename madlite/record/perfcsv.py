@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from madlite.errors import RecordError
-from madlite.record.header import STANDARD_COLUMNS, Header, read_header, text_of
+from madlite.record.header import MOST_COLUMNS, STANDARD_COLUMNS, Header, may_be_written, read_header, text_of
 from madlite.record.lines import csv_line, plain_cells
 from madlite.record.locked import Held, explained, held, looked_at
 from madlite.record.tail import mend_of
@@ -48,6 +50,8 @@ def append_rows(
     with explained(path), held(path) as file:
         header = _header(path, file)
         joining = () if strict_header else joining_columns(header.columns if header else (), cells)
+        if joining:
+            _check_room(path, header or Header(columns=STANDARD_COLUMNS), joining)
         intend(os.fstat(file.fd).st_size, header.columns if header else ())
         if header is None:
             _begin(file, Header(columns=(*STANDARD_COLUMNS, *joining)), cells, sync)
@@ -85,7 +89,7 @@ def save_beside(rows: Sequence[Row], folder: Path) -> Path:
         try:
             beside.unlink(missing_ok=True)
             with beside.open("xb") as file:
-                file.write(csv_line(header.columns, "\n").encode() + _encoded(header, cells))
+                file.write(header.line.encode() + _encoded(header, cells))
             beside.replace(saved)
         except OSError:
             beside.unlink(missing_ok=True)
@@ -104,10 +108,19 @@ def joining_columns(columns: Iterable[str], rows: Iterable[_Cells]) -> tuple[str
     return tuple(dict.fromkeys(name for row in rows for name in row if name not in known))
 
 
+def _check_room(path: Path, header: Header, joining: tuple[str, ...]) -> None:
+    if not may_be_written(replace(header, columns=(*header.columns, *joining))):
+        raise RecordError(
+            f"{path}: its header would be too long with {len(joining)} more, {joining[0][:40]}…: "
+            f"it may have {MOST_COLUMNS} columns and 64 KiB",
+            "append without new columns: --strict-header",
+        )
+
+
 def _begin(file: Held, header: Header, rows: Iterable[_Cells], sync: bool) -> None:
     if os.fstat(file.fd).st_size:
         os.ftruncate(file.fd, 0)  # blank lines at the most
-    _append(file, csv_line(header.columns, header.newline).encode() + _encoded(header, rows), sync)
+    _append(file, header.line.encode() + _encoded(header, rows), sync)
     if sync and file.is_new:
         sync_folder(file.target.parent)
 

@@ -6,13 +6,16 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from madlite.errors import RecordError, UsageProblem
-from madlite.record.header import STANDARD_COLUMNS, Header
+from madlite.record.header import STANDARD_COLUMNS, Header, may_be_written
 from madlite.record.intent import Rows, has_none, read_intent, rows_path
 from madlite.record.lines import csv_line
 from madlite.record.locked import Held, explained, held
 from madlite.record.perfcsv import joining_columns
-from madlite.record.stored import load_record
+from madlite.record.replaced import keep_foreign
+from madlite.record.stored import holds_any, load_record
 from madlite.record.whole import keep_owner_and_mode, sync_folder
 from madlite.run.folder import CLEANED, PLAN, RECORD, is_alive
 from madlite.run.regular import read_regular, real_folders
@@ -39,7 +42,8 @@ def rebuild(output: Path, runs: Path, *, of: Path | None = None, force: bool = F
     """Write the rows of the runs below `runs`, in the order in which they were appended.
 
     Taken are the rows that went to the file `of`; without it those that went to `output`, or where none did, to the
-    one file that all of them name.  A file that is there is replaced with `force` alone, in one step.
+    one file that all of them name.  A file that is there is replaced with `force` alone, in one step, and kept under
+    another name where it holds rows of no record.
 
     Raises:
         UsageProblem: there are no runs, they name several files, or a file is there.
@@ -55,21 +59,24 @@ def rebuild(output: Path, runs: Path, *, of: Path | None = None, force: bool = F
         try:
             found = _find(runs)
             chosen = _choose(found.rows, output, of, runs.parent)
-            ordered = sorted(chosen, key=lambda rows: (rows.at, rows.offset))
-            _replace(file, ordered)
+            notes = [*found.notes, *_left_out(found.rows, chosen)]
+            header, ordered = _table(sorted(chosen, key=lambda rows: (rows.at, rows.offset)), notes)
+            if not file.is_new:
+                notes += keep_foreign(file, [cells for one in ordered for cells in one.cells])
+            _replace(file, header, ordered)
         except BaseException:
             if file.is_new:
                 file.target.unlink(missing_ok=True)
             raise
-    notes = (*found.notes, *_left_out(found.rows, chosen), *_not_appended(ordered))
-    return Rebuilt(rows=sum(len(one.cells) for one in ordered), runs=len(ordered), notes=notes)
+    notes += _not_appended(ordered)
+    return Rebuilt(rows=sum(len(one.cells) for one in ordered), runs=len(ordered), notes=tuple(notes))
 
 
 def _find(runs: Path) -> _Found:
     found: list[Rows] = []
     notes: list[str] = []
     for folder in real_folders(runs):
-        if not any((folder / name).exists() for name in (PLAN, RECORD)):
+        if not holds_any(folder, (PLAN, RECORD)):
             continue
         try:
             record = load_record(folder)
@@ -127,20 +134,34 @@ def _left_out(rows: Sequence[Rows], chosen: Sequence[Rows]) -> Iterator[str]:
 def _not_appended(rows: Iterable[Rows]) -> Iterator[str]:
     for one in rows:
         if not one.appended and one.kept:
-            model = one.cells[0].get("model", "") if one.cells else ""
-            yield f"a row of {model} that {one.path} did not take at {one.at} is taken in"
+            yield f"a row of {_model(one)} that {one.path} did not take at {one.at} is taken in"
 
 
-def _replace(file: Held, ordered: Sequence[Rows]) -> None:
-    header = Header(
-        columns=(*STANDARD_COLUMNS, *joining_columns((), [cells for one in ordered for cells in one.cells]))
-    )
+def _table(rows: Iterable[Rows], notes: list[str]) -> tuple[Header, list[Rows]]:
+    """Return the header, and the rows with which it can still be read, as when they were appended."""
+    header, taken = Header(columns=STANDARD_COLUMNS), []
+    for one in rows:
+        joining = joining_columns(header.columns, one.cells)
+        wide = replace(header, columns=(*header.columns, *joining))
+        if not joining or may_be_written(wide):
+            header = wide
+            taken.append(one)
+        else:
+            notes.append(f"left out: rows of {_model(one)} of {one.at}, whose columns the header would be too long")
+    return header, taken
+
+
+def _model(rows: Rows) -> str:
+    return rows.cells[0].get("model", "") if rows.cells else ""
+
+
+def _replace(file: Held, header: Header, ordered: Sequence[Rows]) -> None:
     beside = file.target.with_name(f".{file.target.name}.{os.getpid()}")
     try:
         with beside.open("w", encoding="utf-8", newline="", errors="backslashreplace") as new:
             if not file.is_new:
                 keep_owner_and_mode(os.fstat(file.fd), file.target, beside)
-            new.write(csv_line(header.columns, header.newline))
+            new.write(header.line)
             new.writelines(csv_line(header.arrange(cells), header.newline) for one in ordered for cells in one.cells)
             new.flush()
             os.fsync(new.fileno())

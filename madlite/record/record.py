@@ -120,7 +120,11 @@ def record_json(record: Record) -> str:
 
 
 def record_schema() -> dict[str, Json]:
-    """Return the JSON Schema of a record of this version."""
+    """Return the JSON Schema of a record of this version: all of its fields are there, and others may be."""
     schema: dict[str, Any] = msgspec.json.schema(Record)
+    for kind in schema["$defs"].values():
+        if "properties" in kind:
+            kind["required"] = list(kind["properties"])
+    schema["$defs"]["Record"]["properties"]["version"] = {"const": VERSION}
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"madlite run record {VERSION}"}
     return {**head, **schema}

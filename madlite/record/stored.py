@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -72,12 +74,26 @@ def load_record(folder: Path) -> Record | None:
         return None
     except OSError as error:
         raise RecordError(f"{RECORD}: {error.strerror}") from error
+    version = _version(data)
+    if version > VERSION:  # its fields may have other meanings, also where all of them can be read
+        raise RecordError(f"{RECORD}: it is of version {version}, of a newer madlite")
     try:
-        version = msgspec.json.decode(data, type=_Versioned).version
         return _current(data) if version else _old(folder, data)
     except _UNREADABLE as error:
-        newer = f"it is of version {version}, of a newer madlite" if data and _version(data) > VERSION else ""
-        raise RecordError(f"{RECORD}: {newer or error}") from error
+        raise RecordError(f"{RECORD}: {error}") from error
+
+
+def holds_any(folder: Path, names: Iterable[str]) -> bool:
+    """Say whether a folder of runs' is a run's, having one of its files; one that is shut to us is taken for one."""
+    return any(map(_may_be_there, (folder / name for name in names)))
+
+
+def _may_be_there(path: Path) -> bool:
+    try:
+        path.stat()
+    except OSError as error:
+        return error.errno in (errno.EACCES, errno.EPERM)
+    return True
 
 
 def read_record(folder: Path) -> Record | None:

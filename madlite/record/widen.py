@@ -63,7 +63,7 @@ def _lines(file: Held, joining: Sequence[str], rows: Iterable[Mapping[str, str]]
     with unlimited_fields(), text_of(file.fd) as text:
         header = read_header(file.target, text) or Header(columns=())
         wide = msgspec.structs.replace(header, columns=(*header.columns, *joining))
-        yield header.bom + csv_line(wide.columns, wide.newline)
+        yield wide.line
         records = csv.reader(text)
         try:
             for cells in records:

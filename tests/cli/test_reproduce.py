@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from madlite.plugins import Plugins, load_plugins
 from madlite.read.reproduce import Kept, reproduce
 from madlite.record.make import make_record
 from madlite.record.record import record_json
-from madlite.run.folder import CONTEXT
+from madlite.run.folder import CONTEXT, RECORD
 from madlite.types import ImageUsed, Provenance, Result, Status, Variant
 from tests.cli.stored_runs import good, store
 from tests.factories import make_plan
@@ -174,6 +175,18 @@ def test_the_command_is_printed_for_the_shell_and_from_elsewhere_with_its_folder
     (tmp_path / "madlite_runs/r1/plan.json").unlink()
     (tmp_path / "madlite_runs/r1/record.json").write_text("{")
     assert call(["reproduce", "r1", "--dir", ".."]) == 4
+
+
+@pytest.mark.parametrize("value", ["a\nb", "\x1b]0;T\x07", "it's \t\\n", "\u202eab", "x\x011", "plain $HOME `id`"])
+def test_what_cannot_be_printed_reaches_bash_as_it_was(tmp_path, capsys, value):
+    record = store(tmp_path, "r-000001", good("r"))
+    words = ("run", "--tags", "tiny", "--set", f"env.X={value}")
+    (tmp_path / "madlite_runs/r-000001" / RECORD).write_text(record_json(replace(record, command=words)))
+    assert call(["reproduce", "last"]) == 0
+    line = capsys.readouterr().out.rstrip("\n").splitlines()[-1]
+    assert line.isprintable()
+    told = subprocess.run(["bash", "-c", f"madlite() {{ printf '%s\\0' \"$@\"; }}; {line}"], capture_output=True)
+    assert f"env.X={value}" in told.stdout.decode().split("\0")
 
 
 def test_run_does_it_again_in_the_folder_of_the_run(tmp_path, monkeypatch, capsys):

@@ -329,6 +329,20 @@ def test_an_export_steers_no_terminal(place, capsys):
     assert "\n20260104T000000-f-000006,2026-01-02 03:04:05, ]0;x a b ,SUCCESS" in out
 
 
+def test_the_json_of_a_run_without_a_record_names_its_state_and_no_verdict(place, capsys):
+    store(place, "20260103T000000-cut-000003")
+    folder = place / "madlite_runs/20260103T000000-cut-000003"
+    told = json.loads(said(capsys, "show", "cut", "--json"))
+    assert (told["status"], told["version"], told["card"], told["reason"]) == ("CUT OFF", 0, "tiny", "")
+    with (folder / LOCK).open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert json.loads(said(capsys, "show", "cut", "--json"))["status"] == "RUNNING"
+    (folder / RECORD).write_text('{"version": 9, "id": "x", "status": "SUCCESS"}')
+    told = json.loads(said(capsys, "show", "cut", "--json"))
+    assert told["status"] == "UNREADABLE" and "of a newer madlite" in told["reason"]
+    assert json.loads(said(capsys, "show", "000002", "--json"))["status"] == "FAILURE"
+
+
 @pytest.mark.parametrize(
     ("word", "near"), [("foo", ""), ("sucess", "success"), ("cutoff", "cut-off"), ("python error x", "python-error")]
 )

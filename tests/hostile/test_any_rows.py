@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import multiprocessing
 from pathlib import Path
 
@@ -64,6 +65,48 @@ def test_any_appends_read_back_equal(tmp_path_factory, batches: list[list[dict[s
     if rows:
         found = [{name: text for name, text in row.items() if text} for row in read(path)]
         assert found == [wanted(cells) for cells in rows]
+
+
+NEEDED = ["model", "performance", "metric", "status"]
+# without a lone "\\r", which csv of Python before 3.13 leaves without quotes
+FIELD = st.text(st.characters(codec="utf-8", exclude_characters="\0\r"), max_size=8) | st.sampled_from(
+    ['a"b', "two\nlines", "\r\n", ",", "0012", "1.50e+03", " x", "=1", "N/A"]
+)
+
+
+@st.composite
+def written_elsewhere(draw: st.DrawFn) -> tuple[bytes, list[list[str]]]:
+    """Return a results file as another program writes it, and its records: its own columns, ends, quotes and mark."""
+    more = draw(st.lists(st.sampled_from(["note, mine", 'q"', "n_gpus", "two\nlines", "ü"]), unique=True, max_size=3))
+    header = draw(st.permutations([*NEEDED, *more]))
+    width = len(header)
+    rows = draw(st.lists(st.lists(FIELD, min_size=width, max_size=width), max_size=4))
+    text = io.StringIO(newline="")
+    how = draw(st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]))
+    ending = draw(st.sampled_from(["\n", "\r\n"]))
+    csv.writer(text, lineterminator=ending, quoting=how).writerows([header, *rows])
+    whole = text.getvalue() if draw(st.booleans()) else text.getvalue().removesuffix(ending)
+    return (draw(st.sampled_from(["", "\ufeff"])) + whole).encode(), [header, *rows]
+
+
+@given(written_elsewhere(), st.lists(st.lists(ROW, min_size=1, max_size=2), min_size=1, max_size=3))
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_what_another_program_wrote_stays_field_by_field_and_rows_follow(
+    tmp_path_factory, elsewhere: tuple[bytes, list[list[str]]], batches: list[list[dict[str, str]]]
+) -> None:
+    data, (header, *earlier) = elsewhere
+    path = tmp_path_factory.mktemp("other") / "perf.csv"
+    path.write_bytes(data)
+    for batch in batches:
+        append_rows(path, [Row(cells=cells) for cells in batch], sync=False)
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        columns, *found = csv.reader(file, strict=True)
+    assert columns[: len(header)] == header and all(len(line) == len(columns) for line in found)
+    assert [line[: len(header)] for line in found[: len(earlier)]] == earlier
+    assert not any(text for line in found[: len(earlier)] for text in line[len(header) :])
+    ours = [dict(zip(columns, line, strict=True)) for line in found[len(earlier) :]]
+    rows = [cells for batch in batches for cells in batch]
+    assert [{name: text for name, text in row.items() if text} for row in ours] == [wanted(cells) for cells in rows]
 
 
 def append_all(path: str, mine: list[dict[str, str]]) -> None:

@@ -10,8 +10,20 @@ from madlite.record import append_rows
 from madlite.types import Row
 from tests.read.test_html import Reader
 
-FORMULAS = ["=1+1", "+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "\t=1", "\r=1", '=HYPERLINK("http://x")']
-NUMBERS = ["-1.5", "+3", "-1e-05", "1.5e+03", "0012"]
+FORMULAS = [
+    "=1+1",
+    "+cmd|' /C calc'!A0",
+    "-2+3",
+    "@SUM(A1)",
+    "\t=1",
+    "\r=1",
+    " =1",
+    "\u200b=1",
+    "\uff1d1+1",
+    "\uff20x",
+    '=HYPERLINK("http://x")',
+]
+NUMBERS = ["-1.5", " -1.5", "+3", "-1e-05", "1.5e+03", "0012"]
 
 
 @pytest.mark.parametrize("text", FORMULAS)

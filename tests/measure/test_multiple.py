@@ -58,6 +58,13 @@ def test_what_holds_no_result_says_why(tmp_path, text, said):
     assert not found.metrics and said in found.problem
 
 
+def test_more_results_than_a_table_is_for_are_none(tmp_path):
+    head, line = "model,performance,metric\n", "a,1,x\n"
+    assert len(read(tmp_path, head + line * 10_000).metrics) == 10_000
+    found = read(tmp_path, head + line * 10_001)
+    assert not found.metrics and "10001 results, and 10000 at most" in found.problem
+
+
 def test_bytes_that_are_no_utf_8_can_be_told_apart(tmp_path):
     (metric,) = read(tmp_path, b"\xef\xbb\xbfmodel,performance,metric,c\xff\na\xe9,5,x,\xfe\n").metrics
     assert metric.label.encode(errors="surrogateescape") == b"a\xe9"

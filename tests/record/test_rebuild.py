@@ -182,3 +182,36 @@ def test_a_file_that_another_program_replaced_meanwhile_stays(place, monkeypatch
     with pytest.raises(RecordError, match="replaced by another program"):
         rebuild(place.perf, place.runs, force=True)
     assert place.perf.read_bytes() == before and not list(place.perf.parent.glob(".perf*"))
+
+
+def test_a_file_with_rows_of_no_record_is_kept_beside_the_one_that_replaces_it(place, tmp_path):
+    place.run(CELLS, {**CELLS, "heat": "7"})
+    assert rebuild(place.perf, place.runs, force=True).notes == ()
+    with place.perf.open("a") as file:
+        file.write('foreign,"a\nb",,,,,,,,,,,,,,,,0012,tps,,SUCCESS\n')
+    old = place.perf.read_bytes()
+    (note,) = rebuild(place.perf, place.runs, force=True).notes
+    (kept,) = tmp_path.glob("perf.csv.before-*")
+    assert note == f"perf.csv had 1 row that no record has; the old file is kept as {kept.name}"
+    assert kept.read_bytes() == old and b"foreign" not in place.perf.read_bytes()
+    kept.unlink()
+    place.perf.write_text("broken")
+    (note,) = rebuild(place.perf, place.runs, force=True).notes
+    assert note.startswith("perf.csv was no table of results; the old file is kept as perf.csv.before-")
+    place.perf.write_text("\n")
+    assert rebuild(place.perf, place.runs, force=True).notes == ()
+
+
+def test_rows_of_an_older_header_are_not_taken_for_somebody_elses(place, tmp_path):
+    place.perf.write_text("status,model,performance,metric\r\n")
+    place.run(CELLS)
+    assert rebuild(place.perf, place.runs, force=True).notes == ()
+
+
+def test_rows_with_too_many_columns_for_a_header_are_left_out_and_named(place, tmp_path):
+    place.run(CELLS)
+    place.run({**CELLS, "model": "wide", **{f"k{n}": "1" for n in range(2000)}}, append=False)
+    place.run({**CELLS, "heat": "7"})
+    (note,) = rebuild(tmp_path / "again.csv", place.runs).notes
+    assert note.startswith("left out: rows of wide of 2026-01-01T00:00:00.000002")
+    assert (tmp_path / "again.csv").read_bytes() == place.perf.read_bytes()

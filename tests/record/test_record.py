@@ -49,6 +49,31 @@ def test_the_schema_that_is_shipped_is_that_of_the_record():
     assert json.loads(SHIPPED.read_text()) == made, "make it again: python scripts/record_schema.py"
 
 
+def drop(record: dict, *path: str) -> dict:
+    copy = json.loads(json.dumps(record))
+    inner = copy
+    for name in path[:-1]:
+        inner = inner[name]
+    del inner[path[-1]]
+    return copy
+
+
+def test_the_schema_refuses_what_is_no_record_of_this_version(tmp_path):
+    rows = Rows(path="perf.csv", cells=({"model": "tiny"},), at="t", appended=True)
+    record = valid(make_record(make_plan(tmp_path), result(window=WINDOW), rows))
+    wrong = [
+        *(drop(record, name) for name in record),
+        *(drop(record, "window", name) for name in record["window"]),
+        *(drop(record, "rows", name) for name in record["rows"]),
+        *({**record, "version": version} for version in (0, VERSION + 1, str(VERSION), None)),
+        *({**record, "status": status} for status in ("RUNNING", "success", 1)),
+        *({**record, name: [5]} for name in record if name not in ("origins", "settings")),
+    ]
+    judge = jsonschema.Draft202012Validator(json.loads(SHIPPED.read_text()))
+    assert [one for one in wrong if judge.is_valid(one)] == []
+    assert judge.is_valid({**record, "of a later version": 1})
+
+
 @pytest.mark.parametrize(
     "outcome",
     [
@@ -161,6 +186,7 @@ def test_a_record_of_before_versions_is_read_with_what_its_plan_says(tmp_path):
         (b"[1]", "array"),
         (b'{"version": 1, "id": "x", "status": "GREAT"}', "GREAT"),
         (b'{"version": 9, "id": 5}', "version 9, of a newer madlite"),
+        (b'{"version": 2, "id": "x", "status": "SUCCESS"}', "version 2, of a newer madlite"),
         (b"[" * 100_000, ""),
     ],
 )

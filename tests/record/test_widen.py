@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from madlite.errors import RecordError
 from madlite.record import append_rows
+from madlite.types import Row
 
 from .reading import DATA, SMALL, V1, V2, records, row, table
 
@@ -145,3 +146,22 @@ def test_file_replaced_by_a_program_without_locks_is_not_overwritten(
     with pytest.raises(RecordError, match="replaced by another program"):
         append_rows(perf, [row(model="b", mode="lora")])
     assert perf.read_text() == "edited"
+
+
+@pytest.mark.parametrize(
+    "names",
+    [[f"k{n}" for n in range(100_000)], ["k" * 200_000], ["k" * 2_000_000], [f"{n:0500}" for n in range(200)]],
+    ids=["many", "longer than a csv field", "longer than a header", "long"],
+)
+@pytest.mark.parametrize("before", [b"", b"model,performance,metric,status\r\nold,0012,x,SUCCESS\r\n"])
+def test_columns_that_would_shut_the_file_to_its_next_writer_do_not_join(tmp_path, names, before):
+    path = tmp_path / "perf.csv"
+    if before:
+        path.write_bytes(before)
+    cells = {"model": "m", "status": "SUCCESS"}
+    with pytest.raises(RecordError, match="its header would be too long") as raised:
+        append_rows(path, [Row(cells={**cells, **dict.fromkeys(names, "v")})], sync=False)
+    assert len(raised.value.message) < 300 + len(str(path)) and "--strict-header" in raised.value.hint
+    assert path.read_bytes() == before
+    append_rows(path, [Row(cells={**cells, "heat": "7"})], sync=False)
+    assert path.read_bytes().startswith(before[:20]) and b"7" in path.read_bytes().splitlines()[-1]

@@ -1,0 +1,86 @@
+"""Folders that other users shut: in a shared working folder one of them costs its own line alone."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from madlite.errors import UsageProblem
+from madlite.read.log import read_log
+from madlite.read.runs import UNREADABLE, find_run, list_runs, open_run, runs_folder
+from madlite.record.intent import Rows
+from madlite.record.rebuild import rebuild
+from madlite.record.record import Record, record_json
+from madlite.run.folder import PLAN, RECORD, unfinished
+from madlite.types import Status
+
+NOBODY = 65534
+ROWS = Rows(path="perf.csv", cells=({"model": "m", "status": "SUCCESS"},), at="2026", appended=True)
+
+
+@contextmanager
+def as_another_user() -> Iterator[None]:
+    """Give up what lets root look into everything; others are kept out of their own folders by the mode alone."""
+    datetime.strptime("2026", "%Y")  # which imports what that user may not be able to read
+    mine = os.geteuid()
+    if mine == 0:
+        os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(mine)
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as made:
+        place = Path(made)
+        place.chmod(0o777)
+        for name in ("20260101T000000-mine-000001", "20260102T000000-theirs-000002"):
+            folder = place / "madlite_runs" / name
+            folder.mkdir(parents=True)
+            (folder / PLAN).write_text("{}")
+            (folder / RECORD).write_text(record_json(Record(id=name, status=Status.SUCCESS, rows=ROWS)))
+        folder.chmod(0)
+        yield place
+        folder.chmod(0o755)
+
+
+def test_a_run_that_is_shut_keeps_no_other_from_starting(place):
+    cut_off = place / "madlite_runs" / "20260103T000000-cut-000003"
+    cut_off.mkdir()
+    (cut_off / PLAN).write_text("{}")
+    with as_another_user():
+        assert unfinished(place) == (cut_off,)
+
+
+def test_a_run_that_is_shut_costs_its_own_line_alone(place):
+    with as_another_user():
+        runs = runs_folder(place)
+        assert {run.folder.name[16:-7]: run.state for run in list_runs(runs)} == {
+            "mine": "SUCCESS",
+            "theirs": UNREADABLE,
+        }
+        assert find_run(runs, "mine").name.endswith("000001")
+        shut = open_run(find_run(runs, "theirs"))
+        assert shut.problem == "record.json: Permission denied"
+        with pytest.raises(UsageProblem, match="cannot be read: Permission denied"):
+            list(read_log(shut.folder))
+
+
+def test_perf_csv_is_made_again_without_it_and_it_is_named(place):
+    with as_another_user():
+        done = rebuild(place / "again.csv", place / "madlite_runs", of=place / "perf.csv")
+    assert done.rows == 1 and done.notes == ("20260102T000000-theirs-000002: record.json: Permission denied",)
+
+
+def test_a_folder_of_runs_that_cannot_be_listed_is_not_taken_for_an_empty_one(place):
+    (place / "madlite_runs").chmod(0o711)
+    with as_another_user(), pytest.raises(UsageProblem, match="madlite_runs cannot be read by this user"):
+        runs_folder(place)
