@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 
 from madlite.errors import RuntimeProblem
 from madlite.plan.actions import settle_model_dir
-from madlite.run.folder import claim_model_dir, claim_results
+from madlite.run.claims import claim_model_dir, claim_results
 from madlite.types import Cause, RunPlan
 
 

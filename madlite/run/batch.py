@@ -7,7 +7,6 @@ what never started.  Its lines are JSON: the command, `asked`, then `began` and 
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 from collections.abc import Iterable, Sequence
@@ -19,7 +18,7 @@ from types import TracebackType
 import msgspec
 
 from madlite.plan.make import RUNS
-from madlite.run.folder import CLEANED, LOCK, PLAN, RECORD, hide_from_git, is_held
+from madlite.run.folder import CLEANED, LOCK, PLAN, RECORD, hide_from_git, hold, is_held
 from madlite.run.regular import read_regular
 from madlite.types import Value
 
@@ -144,10 +143,13 @@ class Batch:
         self._made = not self._runs.exists()
         self._runs.mkdir(parents=True, exist_ok=True)
         hide_from_git(self._runs)
-        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # seen before it is held, it would look like that of a command that was cut off
+        beside = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        self._fd = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        hold(self._fd)
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
         self._say(_Line(started=now, command=tuple(command)))
+        beside.rename(self._path)
 
     def _say(self, line: _Line) -> None:
         if self._fd is None:
@@ -187,7 +189,8 @@ def interrupted_batches(workspace: Path) -> tuple[Interrupted, ...]:
 def dead_files(workspace: Path) -> tuple[Path, ...]:
     """Return the files of batches whose madlite is gone, whether they left something undone or not."""
     runs = workspace / RUNS
-    return tuple(path for path in sorted(runs.glob(_GLOB)) if not path.is_symlink() and not is_held(path))
+    found = (path for path in sorted(runs.glob(_GLOB)) if not path.is_symlink() and not is_held(path))
+    return tuple(path for path in found if path.exists())  # not one that ended orderly meanwhile
 
 
 def _interrupted(path: Path) -> Interrupted | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from madlite.errors import RuntimeProblem
 from madlite.run import docker_container as containers
 from madlite.run.collect import copy_matching
-from madlite.run.docker_client import Client, explained
+from madlite.run.docker_client import API_LIMIT_S, Client, explained
 from madlite.run.docker_container import Container
 from madlite.run.docker_exec import Exec
 from madlite.run.docker_give_back import give_back
@@ -26,6 +26,7 @@ POLL_S = 1.0
 ASK_AFTER_S = 30.0  # without output, before asking whether the process is still there
 SETTLE_S = 1.0  # for a container to be told as ended after its processes were killed
 RETURN_LIMIT_S = 5.0  # for run() to see that its process is gone
+STOP_LIMIT_S, HURRY_LIMIT_S = 20.0, 5.0  # for one answer of the engine while a run is ended, and once it is hurried
 KILLED = 137  # 128 + SIGKILL
 _HEAD_BYTES = 1024
 _CANNOT_START = (
@@ -73,9 +74,10 @@ class DockerSession:
         """End the running action: INT, `grace_s`, TERM, `grace_s`, KILL; nothing starts here any more.
 
         Safe from another thread.  Without a grace it also hurries a stop that is under way.  What the engine refuses
-        is logged.
+        is logged, and one that hangs is not waited for as if it removed a container.
         """
         self._turn.closed.set()
+        self._client.timeout = STOP_LIMIT_S if grace_s > 0 else HURRY_LIMIT_S
         self._stop(grace_s)
 
     def collect(self, patterns: Sequence[str], into: Path) -> None:
@@ -90,6 +92,7 @@ class DockerSession:
             self._end(self._grace_s)
             if self._exec.is_running():
                 containers.kill(self._client, self.handle)
+        self._client.timeout = API_LIMIT_S  # it answers, so what takes long now is work
         give_back(self._client, self._container)
 
     def _stop(self, grace_s: float) -> None:

@@ -12,7 +12,7 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
@@ -23,9 +23,10 @@ from madlite.run.regular import real_folders
 from madlite.secrets import collect, masked_json
 from madlite.types import RunPlan
 
-_TURN_S = 0.2
+_ASKED_S, _ASKED_TURN_S = 2.0, 0.005  # who asks whether a lock is held has it for a moment
 LOCK, HANDLE, RECORD, PLAN, LOG, CLEANED = "lock", "handle", "record.json", "plan.json", "run.log", "cleaned"
 ROWS, STEPS, CONTEXT = "rows.json", "steps.jsonl", "context.json"
+_NEW_LOCK = f".{LOCK}"
 NOTE_BYTES = 16 << 10  # of the lock's file: taken from the disk at the start, for a note when it is full
 
 
@@ -64,8 +65,10 @@ class RunFolder:
         try:
             plan.folder.mkdir(parents=True)
             hide_from_git(plan.folder.parent)
-            folder = cls(plan.folder, _taken(plan.folder))
+            # nobody sees its lock before it is held and has its room: it would look like a run that was cut off
+            folder = cls(plan.folder, _taken(plan.folder, _NEW_LOCK))
             folder.note(b"")
+            (plan.folder / _NEW_LOCK).rename(plan.folder / LOCK)
             folder.write(PLAN, masked_json(plan, (*known, *collect({}, secrets_of(plan).values()))).encode())
             for name, data in files:
                 folder.write(name, data)
@@ -101,7 +104,7 @@ class RunFolder:
             raise UsageProblem(f"a file of run {self.path.name} would be outside of its folder: {name!r}")
         self._check_place()
         target.parent.mkdir(parents=True, exist_ok=True)
-        if not target.parent.resolve().is_relative_to(self.path.resolve()):
+        if not Path(os.path.realpath(target.parent)).is_relative_to(os.path.realpath(self.path)):
             raise OSError(errno.ELOOP, f"a link is in the place of {target.parent.name}")
         beside = target.with_name(f".{target.name}.{os.getpid()}")
         try:
@@ -169,61 +172,30 @@ class RunFolder:
         os.close(self._lock)
 
 
-def _taken(folder: Path) -> int:
-    lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+def _taken(folder: Path, name: str = LOCK) -> int:
+    lock = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        hold(lock)
     except OSError:
         os.close(lock)
         raise
     return lock
 
 
-def claim_model_dir(plan: RunPlan) -> tuple[str, int]:
-    """Return the name of a folder of the workspace for the plan's script, and the lock that keeps it ours.
-
-    It is the name that MAD's scripts know, unless another run of this workspace is in it.
+def hold(lock: int) -> None:
+    """Take a lock of our own, which nobody has for longer than it takes to ask whether it is held.
 
     Raises:
-        OSError: the workspace cannot be written to.
+        OSError: somebody has it, or there are no locks here.
     """
-    runs = plan.folder.parent
-    runs.mkdir(parents=True, exist_ok=True)
-    for name in (plan.model_dir, f"{plan.model_dir}_{plan.id[-6:]}"):
-        lock = os.open(runs / f".{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
-        else:
-            return name, lock
-    raise BlockingIOError(f"{plan.model_dir} is in use by other runs")
-
-
-def claim_results(plan: RunPlan, keep_waiting: Callable[[], bool]) -> int | None:
-    """Take the lock of the results file that the plan's script leaves in the workspace; None for a plan without one.
-
-    Scripts write it to the one place that all runs of a folder share, so runs that use the same name take turns.
-
-    Raises:
-        OSError: the workspace cannot be written to.
-        TimeoutError: `keep_waiting` said no before the lock was free.
-    """
-    name = plan.result_rule.file.replace("/", "_")
-    if plan.result_rule.kind != "multiple_results" or not name:
-        return None
-    plan.folder.parent.mkdir(parents=True, exist_ok=True)
-    lock = os.open(plan.folder.parent / f".{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    until_s = time.monotonic() + _ASKED_S
     while True:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if not keep_waiting():
-                os.close(lock)
-                raise TimeoutError(f"another run of this folder still uses {name}") from None
-            time.sleep(_TURN_S)
-        else:
-            return lock
+            if time.monotonic() > until_s:
+                raise
+            time.sleep(_ASKED_TURN_S)
 
 
 def is_alive(folder: Path) -> bool:
@@ -239,8 +211,8 @@ def is_held(path: Path, *, unknown: bool = False) -> bool:
         return False
     except OSError:
         return unknown
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    try:  # shared: two that ask do not take each other for its holder, and NFS wants a file open for writing otherwise
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
         return True
     finally:
@@ -253,9 +225,16 @@ def unfinished(workspace: Path) -> tuple[Path, ...]:
     runs = workspace / RUNS
     if not runs.is_dir():
         return ()
-    candidates = [one for one in real_folders(runs) if (one / PLAN).exists() or (one / LOCK).exists()]
+    candidates = [one for one in real_folders(runs) if _is_begun(one)]
     # the lock first: a run that ends between the two questions has its record by then
     return tuple(path for path in candidates if not is_alive(path) and not _has_ended(path))
+
+
+def _is_begun(folder: Path) -> bool:
+    """Say whether a run was begun here; of a folder that another user shut nothing is known."""
+    with suppress(OSError):
+        return (folder / PLAN).exists() or (folder / LOCK).exists()
+    return False
 
 
 def _has_ended(folder: Path) -> bool:

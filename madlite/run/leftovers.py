@@ -112,9 +112,13 @@ def remove(leftover: Leftover, environ: Mapping[str, str]) -> str | None:
 def _containers(runs: Path, environ: Mapping[str, str]) -> Iterator[Leftover]:
     with connected(environ) as client:
         found: list[dict[str, Any]] = client.containers(all=True, filters={"label": RUN_LABEL})
-    for container in found:
+        dead = [one for one in found if not _may_be_alive(one["Labels"].get(FOLDER_LABEL, ""))]
+        # a madlite that ended meanwhile had removed its container before it gave its lock back
+        again = client.containers(all=True, filters={"label": RUN_LABEL}) if dead else []
+    there = {one["Id"] for one in again}
+    for container in dead:
         labels = container["Labels"]
-        if not _may_be_alive(labels.get(FOLDER_LABEL, "")):
+        if container["Id"] in there:
             yield Leftover(
                 kind="container",
                 run_id=labels[RUN_LABEL],
@@ -127,20 +131,27 @@ def _containers(runs: Path, environ: Mapping[str, str]) -> Iterator[Leftover]:
 
 def _processes(runs: Path) -> Iterator[Leftover]:
     """Yield one leftover per dead run, for its processes are ended together."""
+    # without the folder nobody can say whether its madlite lives
+    found = [
+        (process, environment)
+        for process, environment in all_marked()
+        if FOLDER_MARK in environment and not _may_be_alive(environment[FOLDER_MARK])
+    ]
+    # a madlite that ended meanwhile had ended its processes before it gave its lock back
+    there = {process.pid for process, _ in all_marked()} if found else set()
     dead: dict[str, list[tuple[Any, Mapping[str, str]]]] = {}
-    for process, environment in all_marked():
-        # without the folder nobody can say whether its madlite lives
-        if FOLDER_MARK in environment and not _may_be_alive(environment[FOLDER_MARK]):
+    for process, environment in found:
+        if process.pid in there:
             dead.setdefault(environment[RUN_MARK], []).append((process, environment))
-    for run_id, found in dead.items():
-        pids = ", ".join(str(process.pid) for process, _ in found[:5]) + (", …" if len(found) > 5 else "")
+    for run_id, those in dead.items():
+        pids = ", ".join(str(process.pid) for process, _ in those[:5]) + (", …" if len(those) > 5 else "")
         yield Leftover(
             kind="process",
             run_id=run_id,
-            text=f"{len(found)} processes ({pids})",
+            text=f"{len(those)} processes ({pids})",
             handle=run_id,
-            kept=any(environment.get(KEPT_MARK) for _, environment in found),
-            elsewhere=next(filter(None, (_elsewhere(runs, environment[FOLDER_MARK]) for _, environment in found)), ""),
+            kept=any(environment.get(KEPT_MARK) for _, environment in those),
+            elsewhere=next(filter(None, (_elsewhere(runs, environment[FOLDER_MARK]) for _, environment in those)), ""),
         )
 
 

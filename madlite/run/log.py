@@ -36,7 +36,11 @@ class RunLog:
         self._follow = follow
         secrets = tuple(secrets)
         self._redactors = {1: Redactor(secrets), 2: Redactor(secrets)}
-        self._fds = [os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)]
+        self._fds: list[int] = []
+        try:
+            self._fds.append(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644))
+        except OSError as error:  # a disk without inodes, a folder that is shut: what is to be logged goes on
+            self._lack(f"no {path.name}", error)
         for name in legacy:
             self.link(name)
 
@@ -98,9 +102,13 @@ class RunLog:
                 while view:
                     view = view[os.write(fd, view) :]
         except OSError as error:
-            if not self.problem:
-                self.problem = f"the log is incomplete: {error.strerror}"
-                _log.warning("%s", self.problem)
+            self._lack("the log is incomplete", error)
+
+    def _lack(self, what: str, error: OSError) -> None:
+        """Note once that the log has not all of it."""
+        if not self.problem:
+            self.problem = f"{what}: {error.strerror}"
+            _log.warning("%s", self.problem)
 
     def link(self, legacy: Path) -> None:
         """Give the log its legacy name too; the last run that starts has it."""
@@ -109,6 +117,8 @@ class RunLog:
             beside.unlink(missing_ok=True)
             try:
                 os.link(self._path, beside)
+            except FileNotFoundError:  # there is no log to name
+                raise
             except OSError:  # a file system without hard links
                 beside.symlink_to(self._path)
             beside.replace(legacy)

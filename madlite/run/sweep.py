@@ -43,7 +43,7 @@ def unwhole(workspace: Path) -> Iterator[Path]:
     """
     runs = workspace / RUNS
     for folder in (workspace, runs):
-        yield from (path for path in _hidden(folder) if _is_dead(path, runs))
+        yield from (path for path in _hidden(folder) if _is_dead(path, runs) and path.exists())
     for folder in real_folders(runs):
         if not is_alive(folder):
             yield from (path for path in _hidden(folder) if _OF_RUN.fullmatch(path.name))

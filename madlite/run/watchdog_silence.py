@@ -172,7 +172,8 @@ class Silence:
         self._sign_s = self._told_s = self._chunk_s
 
     def _excuse(self, for_s: float) -> None:
-        self._sign_s += for_s
+        # the same time can be told of twice: by who read while all of madlite was stopped, and by who looked late
+        self._sign_s = min(self._sign_s + for_s, self._now())
         self._pace.pause()
 
     def _limit_s(self) -> float:

@@ -47,6 +47,8 @@ def judge(one: Round, place: Place, code: int | None) -> list[str]:
 
 
 def _of_screen(one: Round, said: str, code: int | None) -> Iterator[str]:
+    if one.attack.word == "SIGINT" and _is_of_imports(said):
+        return
     if "Traceback (most recent call last)" in said:
         yield "a traceback was shown"
     if "internal error" in said:
@@ -56,6 +58,12 @@ def _of_screen(one: Round, said: str, code: int | None) -> Iterator[str]:
     if "\nwarning: no row in " in said:
         lines = re.findall(r"^results: .*", said, re.MULTILINE)
         yield from (f"the screen claims a row that is not there: {line}" for line in lines if ", but for " not in line)
+
+
+def _is_of_imports(said: str) -> bool:
+    """Say whether this is all Python's own answer to Ctrl-C, before it had called anything of ours."""
+    began = said.startswith(("Traceback (most recent call last)", "Fatal Python error: init_"))
+    return began and ", in entry\n" not in said and said.rstrip().endswith("KeyboardInterrupt")
 
 
 def _codes_of(one: Round) -> set[int]:

@@ -9,7 +9,7 @@ import pytest
 from tests.chaos.attacks import draw
 from tests.chaos.cards import Part
 from tests.chaos.daemon import Engine
-from tests.chaos.judge import Told
+from tests.chaos.judge import Told, _of_screen
 from tests.chaos.play import play
 
 SEEDS = range(1, 21)
@@ -55,3 +55,21 @@ def test_the_judge_reads_which_runs_are_said_to_have_a_row(said: str, has: bool,
     told, part = Told(), Part("c0quick", "quick", 0.1, "1.0")
     told.text = f"nothing\n{said}\nmore\n"
     assert (told.says_row(part), told.says_no_row(part)) == (has, has_none)
+
+
+TRACEBACK = 'Traceback (most recent call last):\n  File "__main__.py", line 5, in <module>\n{}KeyboardInterrupt\n'
+
+
+@pytest.mark.parametrize(
+    ("said", "word", "rules"),
+    [
+        ("Fatal Python error: init_import_site: Failed to import the site module\n" + TRACEBACK, "SIGINT", 0),
+        (TRACEBACK, "SIGINT", 0),
+        (TRACEBACK.replace("{}", '  File "main.py", line 9, in entry\n'), "SIGINT", 2),
+        ("[1/1] Running\n" + TRACEBACK, "SIGINT", 2),
+        (TRACEBACK, "SIGTERM", 2),
+    ],
+)
+def test_a_ctrl_c_that_comes_while_python_itself_begins_breaks_no_rule(said: str, word: str, rules: int) -> None:
+    one = next(one for one in map(draw, range(300)) if one.attack.word == word)
+    assert len(list(_of_screen(one, said.replace("{}", ""), 1))) == rules

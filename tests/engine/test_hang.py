@@ -14,7 +14,7 @@ import pytest
 from tests.engine.checkout import Checkout, end
 from tests.factories import BASE_IMAGE
 
-SILENCE = ("--silence-limit", "2", "--start-silence-limit", "30")
+SILENCE = ("--silence-limit", "4", "--start-silence-limit", "60")  # no shorter: a busy machine is late by seconds
 # a Python whose torchrun starts two ranks of the script, whatever is asked for
 LAUNCHER = """#!/bin/bash
 case "$*" in *torch.distributed.run*) ;; *) exec {python} "$@" ;; esac
@@ -93,19 +93,19 @@ def test_a_run_that_hangs_is_looked_at_stopped_and_says_where_its_ranks_are(chec
 
 def test_a_slow_step_is_none_that_hangs(checkout: Checkout, training):
     body = "for n in range(1, 21):\n    step(n)\n    n == 12 and time.sleep(14)\n"
-    done = checkout.run(*training(body, "--silence-limit", "20"))
+    done = checkout.run(*training(body, "--silence-limit", "40"))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "no step for 10 s after step 12 (median 0." in done.stdout
+    assert re.search(r"no step for 1\d s after step 12 \(median \S+ s\)", done.stdout)
     assert not list(checkout.folder.glob("madlite_runs/*/hang"))
     (stall,) = [text for text in checkout.records()[0]["findings"] if text.startswith("stalled")]
-    assert stall.startswith("stalled for 14 s before step 13 (steps took 0.")
+    assert 14 <= int(re.fullmatch(r"stalled for (\d+) s before step 13 \(steps took \S+ s\)", stall)[1]) < 40
 
 
 def test_a_long_start_that_prints_is_none_that_hangs_and_one_that_does_not_is(checkout: Checkout, training):
-    begins = "for n in range(9):\n    time.sleep(0.5)\n    print('loading', n)\n"
-    done = checkout.run(*training(begins + "for n in range(1, 21): step(n)\n", "--start-silence-limit", "2"))
+    begins = "for n in range(14):\n    time.sleep(0.5)\n    print('loading', n)\n"
+    done = checkout.run(*training(begins + "for n in range(1, 21): step(n)\n", "--start-silence-limit", "6"))
     assert done.returncode == 0, done.stdout + done.stderr
-    checkout.run(*training("print('loading')\nall_reduce()\n", "--start-silence-limit", "2"))
+    checkout.run(*training("print('loading')\nall_reduce()\n", "--start-silence-limit", "6"))
     last = checkout.records()[-1]
     assert last["cause"] == "hang" and "before the first step: hung; stacks in" in last["reason"]
     assert "all_reduce (" in evidence(checkout, "stacks.txt")
@@ -138,8 +138,9 @@ def test_ctrl_c_while_the_evidence_is_collected_wins(checkout: Checkout, trainin
 
 def test_a_script_of_a_card_may_be_silent_unless_it_is_asked_about(checkout: Checkout):
     checkout.card("quiet", "echo begun\nsleep 4\necho 'performance: 7 x'\n")
+    checkout.card("silent", "echo begun\nsleep 300\n")
     assert checkout.run("--tags", "quiet", "--start-silence-limit", "0").returncode == 0
-    done = checkout.run("--tags", "quiet", "--silence-limit", "1", "--start-silence-limit", "60")
+    done = checkout.run("--tags", "silent", "--silence-limit", "1", "--start-silence-limit", "60")
     assert done.returncode == 3 and checkout.records()[-1]["cause"] == "hang"
     assert "no output for " in checkout.records()[-1]["reason"]
     assert checkout.records()[-1]["diagnosis"]["hint"] == "--silence-limit SECONDS waits longer"

@@ -22,7 +22,8 @@ echo "    waits_for_$3 (train.py:3)"
 echo "    main (train.py:9)"
 """
 AMD_SMI = '#!/bin/sh\necho "GPU 0 100 % ($1)"\n'
-TRAIN = "import os, time\nprint(os.getpid(), flush=True)\nos.fork()\ntime.sleep(300)"  # with a helper that is no rank
+# with a helper that is no rank
+TRAIN = "import os, time\nprint(os.getpid(), flush=True)\nos.fork() or open('/forked', 'w')\ntime.sleep(300)"
 
 
 def left_s() -> float:
@@ -51,6 +52,9 @@ def put(container, name: str, text: str) -> None:
 def test_processes_stacks_and_gpus_are_seen_from_inside(container, docker_environ):
     environment = {"RANK": "3", "LOCAL_RANK": "1"}
     container.exec_run(["python3", "-c", TRAIN], environment=environment, detach=True)
+    limit = time.monotonic() + 60
+    while container.exec_run(["test", "-e", "/forked"])[0] and time.monotonic() < limit:
+        time.sleep(0.1)
     look = threading.Event()
     nothing = look_inside(docker_environ, "test-look-inside", ["stacks", "gpus"], left_s, look)
     assert (nothing.dumps, nothing.gpus, nothing.notes) == ((), "", ()), "no tool is there"
@@ -71,7 +75,7 @@ def test_processes_stacks_and_gpus_are_seen_from_inside(container, docker_enviro
 def test_a_tool_that_hangs_inside_is_not_waited_for(container, docker_environ):
     put(container, "amd-smi", "#!/bin/sh\necho begun\nsleep 300\n")
     begun = time.monotonic()
-    seen = look_inside(docker_environ, "test-look-inside", ["gpus"], lambda: 1.0, threading.Event())
+    seen = look_inside(docker_environ, "test-look-inside", ["gpus"], lambda: 5.0, threading.Event())
     assert seen.gpus == "begun\n" and time.monotonic() - begun < 30
     called_off = threading.Event()
     called_off.set()

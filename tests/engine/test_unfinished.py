@@ -19,7 +19,7 @@ from madlite.record.rebuild import rebuild
 from madlite.run import folder
 from madlite.run.batch import Batch
 from madlite.run.folder import CLEANED, LOCK, NOTE_BYTES, RECORD, ROWS, RunFolder
-from madlite.run.leftovers import remove
+from madlite.run.leftovers import Leftover, remove
 from tests.engine.test_many import Quiet, planned  # noqa: F401 - a fixture
 
 NO_ENGINE = {"DOCKER_HOST": "unix:///nonexistent/docker.sock", "PATH": os.environ["PATH"]}
@@ -44,6 +44,11 @@ def kill_at(monkeypatch, target: str, *, after: bool = False) -> None:
 def rows_of(perf: Path) -> list[str]:
     with perf.open(newline="") as file:
         return [row["model"] for row in csv.DictReader(file)]
+
+
+def left_in(workspace: Path) -> list[Leftover]:
+    """What this folder's runs left: other tests at work on this machine leave processes of their own."""
+    return [one for one in find_all(workspace, NO_ENGINE).leftovers if not one.elsewhere]
 
 
 @pytest.mark.host
@@ -71,7 +76,7 @@ def test_a_kill_at_any_instant_leaves_the_row_or_is_told(planned, monkeypatch, t
     assert len(rows_of(options.output)) == rows
     (folder,) = (options.workspace / "madlite_runs").glob("id-*")
     assert say_undone(options.workspace) == [f"1 earlier run was cut off: {folder.name} ({row}); madlite clean"]
-    (listed,) = find_all(options.workspace, NO_ENGINE).leftovers
+    (listed,) = left_in(options.workspace)
     assert listed.kind == "run" and row in listed.text
     assert remove(listed, NO_ENGINE) is None
     assert say_undone(options.workspace) == [] and (folder / CLEANED).read_text() == f"{row}\n"
@@ -96,7 +101,7 @@ def test_a_row_that_perf_csv_did_not_take_is_told_until_it_is_acknowledged(plann
     (folder,) = (options.workspace / "madlite_runs").glob("id-*")
     told = f"{folder.name}: no row in perf.csv ({folder.name}/rows.csv); the next madlite run adds it"
     assert say_undone(options.workspace) == [told]
-    (listed,) = find_all(options.workspace, NO_ENGINE).leftovers
+    (listed,) = left_in(options.workspace)
     assert "the next madlite run adds it unless it is cleaned" in listed.text
     assert remove(listed, NO_ENGINE) is None and say_undone(options.workspace) == []
     options.output.rmdir()
@@ -226,6 +231,21 @@ def full_disk(monkeypatch, *, also_lock: bool) -> None:
         monkeypatch.setattr(os, "pwrite", lambda fd, data, at: 0)
 
 
+def test_a_log_that_the_disk_does_not_take_costs_no_verdict(planned, monkeypatch):  # noqa: F811
+    plans, options, plugins = planned
+    real = os.open
+
+    def full(path, *args, **named):
+        if str(path).endswith("/run.log"):
+            raise OSError(28, "No space left on device")
+        return real(path, *args, **named)
+
+    monkeypatch.setattr(os, "open", full)
+    outcome = run_many(plans, options, plugins, Quiet())
+    assert outcome.bug is None and outcome.exit_code == 0 and rows_of(options.output) == ["m"]
+    assert outcome.results[0].findings == ("no run.log: No space left on device",)
+
+
 @pytest.mark.parametrize(("also_lock", "row"), [(False, "its row is in perf.csv"), (True, "cannot be seen")])
 def test_on_a_disk_that_is_full_nobody_says_that_there_is_no_row_where_there_is_one(
     planned,  # noqa: F811
@@ -242,7 +262,7 @@ def test_on_a_disk_that_is_full_nobody_says_that_there_is_no_row_where_there_is_
     assert row in one.row
     done = rebuild(options.workspace / "again.csv", options.workspace / "madlite_runs") if not also_lock else None
     assert done is None or done.rows == 1
-    (listed,) = find_all(options.workspace, NO_ENGINE).leftovers
+    (listed,) = left_in(options.workspace)
     remove(listed, NO_ENGINE)
     assert row in (one.folder / CLEANED).read_text()
 
@@ -266,7 +286,7 @@ def test_a_kill_before_the_plan_is_told_once_and_listed_under_its_card(planned, 
     locks: list[int] = []
     for target in ("masked_json", "_taken", "hide_from_git"):
         with Batch(workspace, ("run",)) as batch, monkeypatch.context() as patch:
-            patch.setattr(folder, "_taken", lambda path: locks.append(taken(path)) or locks[-1])
+            patch.setattr(folder, "_taken", lambda *args: locks.append(taken(*args)) or locks[-1])
             kill_at(patch, f"madlite.run.folder.{target}")
             with pytest.raises(Killed):
                 run_many(plans, options, plugins, Quiet(), batch=batch)
@@ -275,7 +295,7 @@ def test_a_kill_before_the_plan_is_told_once_and_listed_under_its_card(planned, 
         assert len(say_undone(workspace)) == 1
         (run,) = list_runs(workspace / "madlite_runs")
         assert (run.state, run.record.card, run.folder.name) == ("CUT OFF", "m", "id-m")
-        for left in find_all(workspace, NO_ENGINE).leftovers:
+        for left in left_in(workspace):
             assert remove(left, NO_ENGINE) is None
         assert say_undone(workspace) == []
         shutil.rmtree(workspace / "madlite_runs")

@@ -10,13 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from madlite.run import batch as batches
 from madlite.run.batch import Asked, Batch, cards_asked, dead_files, interrupted_batches
-from madlite.run.folder import PLAN
+from madlite.run.folder import PLAN, hold
 
 THREE = [Asked(id="r1", card="m1"), Asked(id="r2", card="m2"), Asked(id="r3", card="m3")]
 KILLED = """
 import os, sys
 from pathlib import Path
+from madlite.run import batch as batches
 from madlite.run.batch import Asked, Batch
 batch = Batch(Path(sys.argv[1]), ("run", "--tags", "t"))
 if sys.argv[2] != "unplanned":
@@ -156,3 +158,19 @@ def test_a_run_that_the_disk_took_nothing_of_is_told_after_an_orderly_end_too(tm
     (tmp_path / "madlite_runs/r2").mkdir()
     (tmp_path / "madlite_runs/r2" / PLAN).touch()
     assert words(tmp_path) == [], "its folder tells of it"
+
+
+def test_the_file_is_held_before_anybody_can_see_it(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(batches, "hold", lambda fd: seen.append((words(tmp_path), dead_files(tmp_path))) or hold(fd))
+    with Batch(tmp_path, ("run",)) as batch:
+        assert seen == [([], ())] and dead_files(tmp_path) == ()
+        assert len(list((tmp_path / "madlite_runs").glob("batch-*"))) == 1
+        batch.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_batch_that_ends_while_it_is_asked_about_left_nothing(tmp_path, monkeypatch):
+    with Batch(tmp_path, ("run",)) as batch:
+        monkeypatch.setattr(batches, "is_held", lambda path: bool(batch.close()))
+        assert dead_files(tmp_path) == ()

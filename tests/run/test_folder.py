@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import subprocess
 import sys
+import time
 from contextlib import closing
 from datetime import datetime, timezone
 
@@ -13,7 +16,19 @@ import pytest
 
 from madlite.errors import UsageProblem
 from madlite.record.intent import has_none, read_intent
-from madlite.run.folder import CLEANED, LOCK, NOTE_BYTES, RECORD, RunFolder, is_alive, new_run_id, unfinished
+from madlite.run import folder as folders
+from madlite.run.folder import (
+    CLEANED,
+    LOCK,
+    NOTE_BYTES,
+    PLAN,
+    RECORD,
+    RunFolder,
+    hold,
+    is_alive,
+    new_run_id,
+    unfinished,
+)
 from madlite.types import Secret
 from tests.plan.conftest import given  # noqa: F401 - a fixture
 
@@ -136,3 +151,43 @@ def test_the_room_for_a_note_is_taken_at_the_start(plan, monkeypatch):
         assert folder.note(b"") == "" and has_none(plan.folder)
         assert "No space left" in folder.note(b"x" * (NOTE_BYTES + 1))
         assert not has_none(plan.folder) and read_intent(plan.folder) is None, "more could be told than it took"
+
+
+def test_a_lock_is_held_before_anybody_can_see_it(plan, monkeypatch):
+    seen = []
+
+    def look(lock: int) -> None:
+        seen.append(unfinished(plan.workspace))
+        hold(lock)
+        seen.append((plan.folder / LOCK).exists())
+
+    monkeypatch.setattr(folders, "hold", look)
+    with closing(RunFolder.create(plan, [])):
+        assert seen == [(), False] and is_alive(plan.folder)
+        assert sorted(path.name for path in plan.folder.iterdir()) == [LOCK, PLAN]
+
+
+def test_who_asks_whether_a_run_lives_is_not_taken_for_its_holder(plan, monkeypatch):
+    RunFolder.create(plan, []).close()
+    with (plan.folder / LOCK).open() as asking:
+        fcntl.flock(asking, fcntl.LOCK_SH)
+        assert not is_alive(plan.folder) and unfinished(plan.workspace) == (plan.folder,)
+        monkeypatch.setattr(time, "sleep", lambda for_s: fcntl.flock(asking, fcntl.LOCK_UN))
+        with closing(RunFolder.reopen(plan.folder)):
+            assert is_alive(plan.folder)
+            monkeypatch.setattr(folders, "_ASKED_S", 0.0)
+            assert RunFolder.reopen(plan.folder) is None
+
+
+def test_on_nfs_a_run_that_was_cut_off_is_not_taken_for_one_that_goes_on(plan, monkeypatch):
+    """Its client takes an exclusive lock of a file that is open for writing alone: flock(2)."""
+    RunFolder.create(plan, []).close()
+    real = fcntl.flock
+
+    def nfs(fd: int, how: int) -> None:
+        if how & fcntl.LOCK_EX and fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        real(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", nfs)
+    assert unfinished(plan.workspace) == (plan.folder,)

@@ -59,3 +59,14 @@ def test_a_full_disk_is_told_once_and_the_rest_goes_on(caplog):
     log.close()
     assert log.problem == "the log is incomplete: No space left on device"
     assert len(seen) == 3 and caplog.text.count("No space left") == 1
+
+
+def test_a_log_that_cannot_be_made_is_told_and_the_rest_goes_on(tmp_path, caplog):
+    seen = []
+    log = RunLog(tmp_path / "gone/run.log", [tmp_path / "x.live.log"], [SECRET], [lambda data, on: seen.append(data)])
+    log.say("begins")
+    log.feed(b"x " + SECRET.encode(), 1)
+    log.keep_as(tmp_path / "x.build.live.log")
+    log.close()
+    assert log.problem == "no run.log: No such file or directory" and b"".join(seen) == b"x ***"
+    assert list(tmp_path.iterdir()) == [], "no name of it either"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import ExitStack
 
 import pytest
 
@@ -191,8 +192,10 @@ def test_ctrl_c_and_the_clock_win_while_the_evidence_is_collected_and_call_it_of
         assert asked.wait(10)
         if by is Cause.INTERRUPTED:
             hanging.watch.request(Reason(cause=by, text="interrupted (Ctrl-C)"))
+        clock.close()
 
-    hanging = Hanging(tmp_path, inquire, limit_s=0.3 if by is Cause.TIMEOUT else None)
+    hanging, clock = Hanging(tmp_path, inquire, limit_s=0.01 if by is Cause.TIMEOUT else None), ExitStack()
+    clock.enter_context(hanging.watch.off_the_clock())  # which begins to count when it is looked at
     assert hanging.run(interrupt).cause is by
     assert hanging.session.stops == [5.0] and called_off.is_set()
 
@@ -219,7 +222,10 @@ def test_a_time_limit_names_the_silence_that_it_ended(tmp_path):
     now = [0.0]
     silence = Silence(plan, lambda: now[0])
     watch, session = Watch(0.05, 1.0, dog=Watchdog(silence, lambda cancelled: FOUND)), FakeSession()
+    clock = ExitStack()
+    clock.enter_context(watch.off_the_clock())
     with watch.guard(session), watch.following(lambda chunk, stream: None):
         now[0] = 250.0
+        clock.close()
         assert session.over.wait(10)
     assert watch.reason.text == "timed out after 0.05 s; no output for 250 s before the first step"

@@ -288,6 +288,15 @@ def test_a_time_in_which_madlite_itself_was_stopped_is_left_out(run):
     assert run.hung == "" and run.limit_s == 200
 
 
+def test_a_stop_in_the_midst_of_reading_is_left_out_once(run):
+    """Who reads and who looks both see that an hour is gone."""
+    run.steps(1, 10)
+    with run.silence.reading():
+        run.wait(3600)
+    run.silence.excuse(3595)
+    assert run.limit_s == 300
+
+
 def test_numbers_that_are_none_change_nothing(run):
     run.output(EffectiveConfig(values={"steps": "many"}))
     run.output(EffectiveConfig(values={}))
