@@ -42,8 +42,8 @@ def capture(
 ) -> Finished:
     """Run a short command and return its output as text; past `limit_s` its whole process group is killed.
 
-    So it is soon after `cancelled` is set by another thread, or where it prints without an end.  A command that cannot be started is exit code 127 with
-    the reason on stderr, as a shell would say it.
+    So it is soon after `cancelled` is set by another thread, or where it prints without an end.  A command that cannot
+    be started is exit code 127 with the reason on stderr, as a shell would say it.
     """
     try:
         started = start(argv, env=env, cwd=cwd)

@@ -23,6 +23,8 @@ from madlite.types import FailureRule, Value
 ROOT, ERROR, FOLLOWER, LAUNCHER = range(4)
 _TIERS = {"root": ROOT, "error": ERROR, "follower": FOLLOWER}
 _NEAR = 4000  # characters of a log that one message of several lines has at most
+_FAR = 20_000  # characters of a log; what lacks a package and needs it ends within a few hundred
+_MESSAGE = 1000  # characters in which the next line of a message comes
 _RANK = re.compile(r"\[(?:PG [^\]]*)?[Rr]ank (\d{1,9})\]")
 # roots that a program can go on after, where nothing was raised; none goes on after a fault or without its memory
 _SURVIVABLE = {
@@ -33,9 +35,11 @@ _SURVIVABLE = {
     "missing_repository",
     "missing_file",
 }
+# what a library raises after it said that: NCCL's `unhandled cuda error`, MIOpen's `miopenStatusInternalError`
+_COMES_OF = {"gpu_out_of_memory": {"gpu_fault"}}
 _GOES_ON = re.compile(
     r"\b(?:[Ss]kipp(?:ed|ing)|[Ff]all(?:ing|s)? ?back|[Ii]gnor(?:ed|ing)|disabled|[Rr]etrying|[Cc]ontinuing"
-    r"|running offline)\b"
+    r"|running offline|thrown while requesting)\b"
 )
 
 
@@ -52,6 +56,7 @@ class Clue(Value, frozen=True):
     where: str = ""
     uncaught: bool = False
     of_import: bool = False
+    again: int = 0  # its last place, of an exception that came more than once
     handled: bool = False  # another exception came while this one was handled
     signal: int = 0  # that ended the process, where a launcher says so and nothing else does
 
@@ -83,7 +88,17 @@ class ClueScan:
         told = {clue.at for clue in ruled}
         plain = [self._of_exception(one) for one in raised if one.at not in told]
         ended = [_of_signal(self.first)] if self.first and self.first.code < 0 and not self.first.was_told else []
-        return sorted([*ruled, *plain, *ended], key=lambda clue: clue.at)
+        found = sorted([*ruled, *plain, *ended], key=lambda clue: clue.at)
+        return [replace(clue, tier=LAUNCHER) if self._did_without(clue, found) else clue for clue in found]
+
+    def _did_without(self, clue: Clue, others: Sequence[Clue]) -> bool:
+        """Say whether a program went on for long without a package: until something else came, or the end."""
+        if clue.tier > FOLLOWER or not _is_of_package(clue):
+            return False
+        last = max(max(one.at, one.again) for one in others if one.line == clue.line)  # of whichever rank
+        later = (one.at for one in others if one.at > last and not _is_of_package(one) and one.tier <= FOLLOWER)
+        end = next(later, self.size if self.first is None else last)
+        return end - last > _FAR
 
     def _of_exception(self, one: Raised) -> Clue:
         """Return an exception as a clue, of a rule where one matches: its line may not have been asked about."""
@@ -100,7 +115,7 @@ def first_cause(clues: Sequence[Clue], first: FirstFailure | None) -> Clue | Non
     kept = [clue for clue in clues if clue.tier == tier]
     rank = first.rank if first is not None and not first.was_told else None
     best = min(kept, key=lambda clue: _weight(clue, kept, rank))
-    best = _fuller(best, clues)
+    best = _fuller(_continued(best, clues), clues)
     return best if best.rank is not None else _with_rank(best, rank)
 
 
@@ -109,18 +124,35 @@ def _survived(clue: Clue, others: Sequence[Clue]) -> bool:
     if clue.tier != ROOT or clue.uncaught or clue.cause not in _SURVIVABLE:
         return False
     later = (one for one in others if one.uncaught and one.rank == clue.rank and one.at > clue.at)
-    return any(one.tier <= ERROR and not one.of_import and one.cause != clue.cause for one in later)
+    same = {clue.cause, *_COMES_OF.get(clue.cause, ())}
+    return any(one.tier <= ERROR and not one.of_import and one.cause not in same for one in later)
 
 
-def _weight(clue: Clue, others: Sequence[Clue], rank: int | None) -> tuple[bool, bool, bool, int]:
+def _weight(clue: Clue, others: Sequence[Clue], rank: int | None) -> tuple[bool, bool, bool, bool, int]:
     """Return what orders clues of one tier: what a program can do without comes last, then who failed first, …"""
     elsewhere = rank is not None and clue.rank is not None and clue.rank != rank
     weak = _is_weak(clue) and any(other.uncaught and not _is_weak(other) for other in others)
-    return weak, elsewhere, clue.tier == ERROR and not clue.uncaught, clue.at
+    warns = not clue.uncaught and is_warning(clue.line)
+    return weak, warns, elsewhere, clue.tier == ERROR and not clue.uncaught, clue.at
+
+
+def _is_of_package(clue: Clue) -> bool:
+    """Say whether a package is what is missing, by an import that failed or by a program's own words."""
+    return clue.of_import or (clue.cause == "missing_package" and not clue.uncaught)
 
 
 def _is_weak(clue: Clue) -> bool:
     return clue.of_import or clue.handled
+
+
+def _continued(best: Clue, others: Sequence[Clue]) -> Clue:
+    """Return an exception with what the next lines of its message say, where its own line ends with a colon."""
+    if not best.uncaught or not best.line.endswith(":"):
+        return best
+    same = (one for one in others if one.rule and one.rank in (None, best.rank) and one.tier <= ERROR)
+    said = (one for one in same if one.cause == best.cause or (best.rule is None and not one.uncaught))
+    next_ = min((one for one in said if 0 < one.at - best.at < _MESSAGE), key=lambda one: one.at, default=None)
+    return best if next_ is None else replace(next_, rank=best.rank, where=best.where, uncaught=True)
 
 
 def _fuller(best: Clue, others: Sequence[Clue]) -> Clue:
@@ -179,6 +211,7 @@ def _of_rule(hit: Hit, raised: Raised | None) -> Clue:
         where=raised.where,
         uncaught=True,
         of_import=raised.of_import,
+        again=raised.again,
         handled=raised.handled,
     )
 
@@ -193,6 +226,7 @@ def _of_exception(one: Raised) -> Clue:
         where=one.where,
         uncaught=True,
         of_import=one.of_import,
+        again=one.again,
         handled=one.handled,
     )
 

@@ -28,7 +28,8 @@ _SAID = re.compile(r"\bsrun: error: \S+: task (\d{1,9}): |\bprocess rank (\d{1,9
 _TASK = re.compile(rf"^(?:{_CLOCK}\s+)?(\d{{1,5}}): ")
 
 _WARNING = re.compile(
-    r"(?<!CCL )\bWARN(?:ING)?\b|\b\w*[Ww]arning: |\[W\d{4} |\[W\] |^W\d{4} |\bwas not called before\b"
+    r"(?<!CCL )\bWARN(?:ING)?\b|\b\w*[Ww]arning: |\[W\d{3,4} |\[W\] |(?:^|[\]>:]? )W\d{4} \d\d:"
+    r"|\bwas not called before\b"
 )
 
 _NAME = r"(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*"
@@ -40,7 +41,7 @@ EXCEPTION = re.compile(
 
 OUT_OF_MEMORY = re.compile(
     r"\bOutOfMemoryError: (?!$)|\bOutOfMemoryError\s*$|(?:Error: |^|[\]>]:? ?)(?:CUDA|HIP|ROCm|XPU) out of memory\b"
-    r"|\b(?:CUDA|HIP|ROCm|XPU) error: out of memory\b|\b(?:CUDA|HIP|ROCm|XPU) out of memory\. Tried to allocate"
+    r"|\b(?:CUDA|HIP|ROCm|XPU) [Ee]rror: out of memory\b|\b(?:CUDA|HIP|ROCm|XPU) out of memory\. Tried to allocate"
     r"|\bHSA_STATUS_ERROR_OUT_OF_RESOURCES\b"
 )
 """A GPU's memory ran out; sentences about that are not meant, such as what a setting is good for."""

@@ -43,7 +43,8 @@ class Raised(Value, frozen=True):
     """An exception that nobody caught, as far as a log shows; `at` is the place of its last line in the log.
 
     `by_launcher` where a launcher raises it because its workers failed; `of_import` where a package is missing, which
-    many programs do without; `handled` where another exception came while it was handled.
+    many programs do without; `handled` where another exception came while it was handled.  `again` is the place where
+    it came last, where it came more than once.
     """
 
     at: int
@@ -53,6 +54,7 @@ class Raised(Value, frozen=True):
     by_launcher: bool = False
     of_import: bool = False
     handled: bool = False
+    again: int = 0
 
 
 class _Open:
@@ -174,12 +176,19 @@ class TracebackScan:
             if not self._aside[key]:
                 del self._aside[key]
 
+    def _again(self, at: int, text: str) -> None:
+        """Note that an exception came once more, of the same rank or of one of many."""
+        place = next((n for n, other in enumerate(self.raised) if other.line == text), None)
+        if place is not None:
+            self.raised[place] = replace(self.raised[place], again=at)
+
     def _keep(self, at: int, text: str, one: _Open, key: str) -> None:
         rank = one.whose
         same = next((n for n, other in enumerate(self.raised) if other.rank == rank and other.line == text), None)
         if same is not None and self.raised[same].handled:  # this time nobody handled it
             del self.raised[same], self._keys[same]
         elif same is not None or len(self.raised) >= _MOST:
+            self._again(at, text)
             return
         self.raised.append(
             Raised(

@@ -39,8 +39,12 @@ _FACTS = {
     "total parameters": re.compile(r"Model (?P<family>[\w.-]+) (?P<flavor>[\w.-]+) size: [\d,]+ total parameters"),
 }
 _PHASES = {"Training starts at step": "train", "with torch.compile": "compile"}
-_FLOAT8 = ("Float8 training active", "Float8 tensorwise scaled training active", "Swapped to Float8Linear layers")
-_WITHOUT_FLOAT8 = "Failed to swap to Float8Linear"  # before 0.2: a GPU that cannot; it trains on in BF16
+_PRECISIONS = {
+    "Float8 training active": "FP8",
+    "Float8 tensorwise scaled training active": "FP8",
+    "Swapped to Float8Linear layers": "FP8",
+    "Failed to swap to Float8Linear": "BF16",  # before 0.2: a GPU that has no FP8 trains all the same
+}
 _DEGREE = re.compile(r"\b(dp_replicate|dp_shard|pp|cp|tp|ep)=(\d{1,6})")
 _OLD_MESH = re.compile(r"Building \d-D device mesh with \[([^\]]*)\], \[([\d, ]*)\]")  # before 0.2
 _OF_WORLD = ("pp", "dp_replicate", "dp_shard", "cp", "tp")  # experts lie across these
@@ -87,10 +91,8 @@ class TorchtitanReader:
                 yield EffectiveConfig(values={**found.groupdict(), **self._mesh(found.groupdict())})
         if "device mesh with [" in text and (found := _OLD_MESH.search(text)):
             yield EffectiveConfig(values=_old_mesh(found))
-        if "Float8" in text and any(mark in text for mark in _FLOAT8):
-            yield EffectiveConfig(values={"precision": "FP8"})
-        if _WITHOUT_FLOAT8 in text:
-            yield EffectiveConfig(values={"precision": "BF16"})
+        if "Float8" in text:
+            yield from (EffectiveConfig(values={"precision": to}) for mark, to in _PRECISIONS.items() if mark in text)
         for mark, phase in _PHASES.items():
             if mark in text:
                 yield Phase(name=phase, t_s=t_s)
