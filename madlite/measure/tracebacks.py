@@ -118,6 +118,8 @@ class TracebackScan:
             at = end + 1
 
     def _take(self, at: int, line: str) -> None:
+        if not line.strip():  # between the redrawings of a bar there are more or fewer, as the log comes in
+            return
         begins = _BEGIN.search(line)
         if begins is not None:
             label = line[: begins.start()]

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from madlite.backend import PatternReader, step_pattern
@@ -79,6 +79,7 @@ def cut(data: bytes, places: list[int]) -> list[bytes]:
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(TEXTS, ENDS), max_size=25), st.lists(st.integers(0, 1500), max_size=12))
+@example([("Exception ignored in: x", "\n"), ("10%|#\r20%|##", "\r\n"), ("Traceback (most recent call last):", "\n")], [])
 def test_how_a_log_arrives_does_not_matter(parts, places):
     data = "".join(text + end for text, end in parts).encode()
     whole = seen(follow(data))
