@@ -79,7 +79,7 @@ def cut(data: bytes, places: list[int]) -> list[bytes]:
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(TEXTS, ENDS), max_size=25), st.lists(st.integers(0, 1500), max_size=12))
-@example([("Exception ignored in: x", "\n"), ("10%|#\r20%|##", "\r\n"), ("Traceback (most recent call last):", "\n")], [])
+@example([("Exception ignored in: x", "\n"), ("1%|\r2%|", "\r\n"), ("Traceback (most recent call last):", "\n")], [])
 def test_how_a_log_arrives_does_not_matter(parts, places):
     data = "".join(text + end for text, end in parts).encode()
     whole = seen(follow(data))
