@@ -22,7 +22,7 @@ import pytest
 
 from tests.factories import BASE_IMAGE
 
-START_LIMIT_S = 60.0
+START_LIMIT_S = 180.0
 PACKAGES = "git,python3-minimal,ca-certificates"  # what the tests' scripts call, beyond Debian's minimum
 SUITE = "bookworm"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 
 from madlite.types import Card, Image, Machine, Place, Quantity, RunPlan, Window
@@ -23,9 +24,14 @@ WINDOW = Window(
 )
 
 
+def id_of(workspace: Path) -> str:
+    """Return the id of the run that `make_plan` plans there, which no other test has: by it processes are ended."""
+    return f"test-{workspace.name}-{zlib.crc32(bytes(workspace)):08x}"
+
+
 def make_plan(workspace: Path, **changes: object) -> RunPlan:
     """Return the plan of a CPU run in a container, with its run folder made below `workspace`."""
-    run_id = str(changes.pop("id", f"test-{workspace.name}"))
+    run_id = str(changes.pop("id", id_of(workspace)))
     folder = workspace / "madlite_runs" / run_id
     folder.mkdir(parents=True, exist_ok=True)
     values: dict[str, object] = {

@@ -47,7 +47,7 @@ class Checkout:
     def command(self, *args: str) -> list[str]:
         return [*self.before, sys.executable, "-m", "madlite", *args]
 
-    def run(self, *args: str, env: Mapping[str, str] | None = None, limit_s: float = 90):
+    def run(self, *args: str, env: Mapping[str, str] | None = None, limit_s: float = 240):
         """Run `madlite run` to its end."""
         return subprocess.run(
             self.command("run", "--runtime", self.runtime, *args),
@@ -72,10 +72,10 @@ class Checkout:
 
     def madlite(self, *args: str):
         return subprocess.run(
-            self.command(*args), cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=60
+            self.command(*args), cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=240
         )
 
-    def wait_for(self, text: str, limit_s: float = 60) -> Path:
+    def wait_for(self, text: str, limit_s: float = 240) -> Path:
         """Wait until a run's log holds the text, and return the log."""
         end = time.monotonic() + limit_s
         while time.monotonic() < end:
@@ -121,7 +121,7 @@ class Checkout:
         assert self.left_processes() == [] and self.left_containers() == []
 
 
-def end(started: subprocess.Popen[str], number: int, limit_s: float = 40) -> tuple[int, str]:
+def end(started: subprocess.Popen[str], number: int, limit_s: float = 240) -> tuple[int, str]:
     """Send a signal to madlite alone and return its exit code and output."""
     os.kill(started.pid, number)
     out, _ = started.communicate(timeout=limit_s)

@@ -42,7 +42,7 @@ def real_registry(folder: Path) -> Iterator[str]:
         yield f"127.0.0.1:{port}"
     finally:
         started.terminate()
-        started.wait(timeout=30)
+        started.wait(timeout=240)
 
 
 def _wait(url: str, started: subprocess.Popen[bytes]) -> None:

@@ -91,9 +91,9 @@ def test_an_ended_training_leaves_no_process(tmp_path):
 
     checkout = Checkout(tmp_path / "mad", "host", "unix:///nonexistent/docker.sock")
     started = checkout.start("--tags", "demo_torchtitan_llama_debug:steps=100000")
-    checkout.wait_for("step:  3", limit_s=90)
+    checkout.wait_for("step:  3", limit_s=240)
     assert len(checkout.left_processes()) >= 2
-    code, out = end(started, signal.SIGTERM, limit_s=60)
+    code, out = end(started, signal.SIGTERM, limit_s=240)
     assert code == 143, out
     assert checkout.rows[0]["status"] == "FAILURE" and checkout.rows[0]["performance"] == ""
     checkout.assert_nothing_left()

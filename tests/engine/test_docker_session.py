@@ -15,7 +15,7 @@ from madlite.run.docker_runtime import DockerRuntime
 from madlite.run.turn import STOPPED
 from madlite.types import Action, Cause, EngineOptions, Image, Machine, Mount, Place, Secret
 from tests.engine_fixture import give_up
-from tests.factories import make_plan
+from tests.factories import id_of, make_plan
 from tests.run.output import Output, bash, once_it_said, stop_once_it_said
 
 pytestmark = pytest.mark.engine
@@ -30,7 +30,7 @@ def nothing_is_left(client, request, tmp_path) -> Iterator[None]:
 
 
 def left(client, workspace: Path) -> list[str]:
-    labels = {"label": f"madlite.run=test-{workspace.name}"}
+    labels = {"label": f"madlite.run={id_of(workspace)}"}
     return [found["Id"] for found in client.containers(all=True, filters=labels) if found["State"] != "removing"]
 
 
@@ -266,8 +266,8 @@ def test_a_name_that_a_strangers_container_has_is_left_to_it(runtime, client, ba
 
 def test_two_sessions_of_one_name_do_not_hurt_each_other(runtime, tmp_path):
     (tmp_path / "a").mkdir()
-    one = make_plan(tmp_path / "a", id=f"test-{tmp_path.name}", name=f"shared-{tmp_path.name}")
-    other = make_plan(tmp_path, id=f"test-{tmp_path.name}-other", name=one.name)
+    one = make_plan(tmp_path / "a", id=id_of(tmp_path), name=f"shared-{tmp_path.name}")
+    other = make_plan(tmp_path, id=f"{id_of(tmp_path)}-other", name=one.name)
     with runtime.open(one) as first:
         with runtime.open(other) as second:
             assert second.run(bash("exit 5"), Output()).code == 5

@@ -91,7 +91,7 @@ def test_ctrl_c_of_a_terminal_reaches_the_whole_group(checkout: Checkout):
     started = checkout.start("--tags", "waits")
     checkout.wait_for("begun")
     os.killpg(started.pid, signal.SIGINT)
-    out, _ = started.communicate(timeout=40)
+    out, _ = started.communicate(timeout=240)
     assert started.returncode == 130, out
     assert len(checkout.rows) == 1
     checkout.assert_nothing_left()
@@ -113,7 +113,7 @@ def test_nohup_stays_deaf_to_hup(checkout: Checkout):
     checkout.wait_for("begun")
     os.kill(started.pid, signal.SIGHUP)
     (checkout.folder / "go").touch()
-    started.communicate(timeout=40)
+    started.communicate(timeout=240)
     assert started.returncode == 0 and checkout.rows[0]["status"] == "SUCCESS"
 
 
@@ -122,7 +122,7 @@ def test_after_kill_9_clean_finds_and_removes_what_is_left(checkout: Checkout):
     started = checkout.start("--tags", "waits")
     log = checkout.wait_for("begun")
     os.kill(started.pid, signal.SIGKILL)
-    started.communicate(timeout=40)
+    started.communicate(timeout=240)
     run_id = log.parent.name
     listed = checkout.madlite("clean")
     assert run_id in listed.stdout and listed.returncode == 0
@@ -140,7 +140,7 @@ def test_clean_leaves_a_running_one_alone(checkout: Checkout):
     checkout.wait_for("begun")
     assert "nothing is left" in checkout.madlite("clean", "--yes").stdout
     (checkout.folder / "go").touch()
-    started.communicate(timeout=40)
+    started.communicate(timeout=240)
     assert started.returncode == 0 and checkout.rows[0]["status"] == "SUCCESS"
 
 
@@ -150,7 +150,7 @@ def test_the_next_command_says_that_a_run_was_cut_off(checkout: Checkout):
     started = checkout.start("--tags", "waits")
     checkout.wait_for("begun")
     started.kill()
-    started.communicate(timeout=40)
+    started.communicate(timeout=240)
     done = checkout.run("--tags", "good")
     assert "1 earlier run was cut off" in done.stdout and done.returncode == 0
     checkout.madlite("clean", "--yes")
@@ -161,7 +161,7 @@ def test_a_pipe_that_nobody_reads_stops_nothing(checkout: Checkout):
     read, write = os.pipe()
     started = checkout.start("--tags", "loud", "--live-output", stdout=write, stderr=write)
     os.close(write)
-    code = started.wait(timeout=60)
+    code = started.wait(timeout=240)
     os.close(read)
     assert code == 0 and checkout.rows[0]["status"] == "SUCCESS"
 
@@ -169,7 +169,7 @@ def test_a_pipe_that_nobody_reads_stops_nothing(checkout: Checkout):
 def test_a_reader_that_went_away_stops_nothing(checkout: Checkout):
     checkout.card("loud", "seq 200000\n" + GOOD)
     command = f"{' '.join(checkout.command('run', '--runtime', checkout.runtime, '--tags', 'loud', '-l'))} | head -1"
-    subprocess.run(["bash", "-c", command], cwd=checkout.folder, env=checkout.env, timeout=60, capture_output=True)
+    subprocess.run(["bash", "-c", command], cwd=checkout.folder, env=checkout.env, timeout=240, capture_output=True)
     assert checkout.rows[0]["status"] == "SUCCESS"
 
 
@@ -181,7 +181,7 @@ def test_two_runs_in_one_folder_at_once_do_not_disturb_each_other(checkout: Chec
     first = checkout.start("--tags", "waits")
     checkout.wait_for("begun")
     second = checkout.run("--tags", "quick")
-    out, _ = first.communicate(timeout=60)
+    out, _ = first.communicate(timeout=240)
     assert (second.returncode, first.returncode) == (0, 0), second.stdout + out
     assert {row["model"]: row["performance"] for row in checkout.rows} == {"quick": "12.5", "waits": "7"}
     assert not list(checkout.folder.glob("run_directory*"))

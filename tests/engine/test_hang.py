@@ -170,6 +170,6 @@ def test_a_paused_container_is_said_to_be(engine, base_image, tmp_path):
     checkout.wait_for("begun")
     (name,) = checkout.left_containers()
     docker.DockerClient(engine).containers.get(name).pause()
-    out, _ = started.communicate(timeout=90)
+    out, _ = started.communicate(timeout=240)
     assert "its container is paused" in checkout.records()[0]["reason"], out
     checkout.assert_nothing_left()

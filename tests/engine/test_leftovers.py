@@ -15,6 +15,7 @@ import pytest
 from madlite.run import leftovers
 from madlite.run.folder import CLEANED, LOCK, PLAN
 from madlite.run.leftovers import Leftover, find_leftovers, remove
+from tests.factories import id_of
 
 NO_ENGINE = {"DOCKER_HOST": "unix:///nonexistent/docker.sock", "PATH": os.environ["PATH"]}
 
@@ -66,7 +67,7 @@ def of_run(workspace: Path) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         try:
-            if process.environ().get("MADLITE_RUN_ID") == f"test-{workspace.name}":
+            if process.environ().get("MADLITE_RUN_ID") == id_of(workspace):
                 found.append(process)
         except psutil.Error:
             continue
@@ -74,7 +75,7 @@ def of_run(workspace: Path) -> list[psutil.Process]:
 
 
 def ours(workspace: Path, environ: dict[str, str]) -> list[Leftover]:
-    return [one for one in find_leftovers(workspace, environ).leftovers if one.run_id == f"test-{workspace.name}"]
+    return [one for one in find_leftovers(workspace, environ).leftovers if one.run_id == id_of(workspace)]
 
 
 @pytest.mark.engine
@@ -87,10 +88,10 @@ def test_a_container_is_left_alone_while_its_madlite_lives_and_removed_after_it_
     process.wait()
     found = ours(tmp_path, docker_environ)
     assert [one.kind for one in found] == ["container", "run"] and not any(one.kept for one in found)
-    assert f"container_test-{tmp_path.name}" in found[0].text
+    assert f"container_{id_of(tmp_path)}" in found[0].text
     assert [remove(one, docker_environ) for one in found] == [None, None]
     assert ours(tmp_path, docker_environ) == [] and not of_run(tmp_path)
-    assert (tmp_path / f"madlite_runs/test-{tmp_path.name}" / CLEANED).exists(), "the folder stays"
+    assert (tmp_path / f"madlite_runs/{id_of(tmp_path)}" / CLEANED).exists(), "the folder stays"
 
 
 @pytest.mark.engine
@@ -100,7 +101,7 @@ def test_containers_of_other_workspaces_are_found_and_a_kept_one_is_marked(start
     process.wait()
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    mine = [one for one in find_leftovers(elsewhere, docker_environ).leftovers if one.run_id == f"test-{tmp_path.name}"]
+    mine = [one for one in find_leftovers(elsewhere, docker_environ).leftovers if one.run_id == id_of(tmp_path)]
     assert [(one.kind, one.kept) for one in mine] == [("container", True)]
     assert remove(mine[0], docker_environ) is None
     problem = remove(mine[0], docker_environ)
@@ -162,7 +163,7 @@ def test_a_run_that_ended_or_is_held_is_not_unfinished(tmp_path):
 
 def test_processes_whose_run_folder_may_not_be_looked_into_are_taken_for_alive(tmp_path, monkeypatch):
     hidden = tmp_path / "private"
-    env = {**os.environ, "MADLITE_RUN_ID": f"test-{tmp_path.name}", "MADLITE_RUN_FOLDER": str(hidden)}
+    env = {**os.environ, "MADLITE_RUN_ID": id_of(tmp_path), "MADLITE_RUN_FOLDER": str(hidden)}
     process = subprocess.Popen(["sleep", "300"], env=env)
     stat = Path.stat
 

@@ -266,7 +266,7 @@ def test_a_killed_madlite_leaves_nothing_that_clean_does_not_remove(checkout: Ch
     checkout.wait_for("training begun")
     (checkout.folder / f".perf.csv.{started.pid}").touch()  # as a copy that was not whole yet
     os.kill(started.pid, signal.SIGKILL)
-    started.communicate(timeout=30)
+    started.communicate(timeout=240)
     assert (checkout.folder / "run_directory").exists()
     cleaned = checkout.madlite("clean", "--yes")
     assert cleaned.returncode == 0, cleaned.stderr
@@ -277,13 +277,16 @@ def test_a_killed_madlite_leaves_nothing_that_clean_does_not_remove(checkout: Ch
 
 
 def test_what_a_killed_run_left_running_is_no_result_of_the_next(checkout: Checkout) -> None:
-    late = "echo training begun; sleep 4; printf 'model,performance,metric\\na,111,x\\n' > ../perf_m.csv\n"
+    late = (
+        "echo training begun; until [ -e ../second ]; do sleep 0.1; done\n"
+        "printf 'model,performance,metric\\na,111,x\\n' > ../perf_m.csv\n"
+    )
     checkout.card("first", late, multiple_results="perf_m.csv")
-    checkout.card("second", "sleep 6\n", multiple_results="perf_m.csv")
+    checkout.card("second", "touch ../second; sleep 3; rm ../second\n", multiple_results="perf_m.csv")
     started = checkout.start("--tags", "first")
     checkout.wait_for("training begun")
     os.kill(started.pid, signal.SIGKILL)
-    started.communicate(timeout=30)
+    started.communicate(timeout=240)
     done = checkout.run("--tags", "second")
     (row,) = checkout.rows
     assert (done.returncode, row["model"], row["status"]) == (3, "second", "FAILURE"), done.stdout

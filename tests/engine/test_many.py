@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -44,7 +45,7 @@ def planned(tmp_path):
         plugins=plugins,
         runtimes={"host": HostRuntime({"PATH": "/usr/bin:/bin"})},
         template_root=tmp_path,
-        new_run_id=lambda name: f"id-{name}",
+        new_run_id=lambda name: f"id-{name}-{os.getpid()}",  # ids end processes: no other test has this one
     )
     card = Card(name="m", root=tmp_path, source="models.json", scripts="run.sh")
     return gather([Request(card=card, tag="m")], around), options, plugins

@@ -77,7 +77,7 @@ def test_after_kill_9_clean_finds_and_removes_what_is_left(checkout: Checkout):
     started = checkout.start("--tags", "cut", "--image", BASE_IMAGE)
     checkout.wait_for("begun")
     started.send_signal(signal.SIGKILL)
-    started.communicate(timeout=20)
+    started.communicate(timeout=240)
     assert len(checkout.left_containers()) == 1
     done = checkout.madlite("clean", "--yes")
     assert done.returncode == 0, done.stdout + done.stderr

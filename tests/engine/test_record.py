@@ -69,7 +69,7 @@ def test_a_batch_that_was_killed_names_what_never_started_until_it_is_acknowledg
     started = checkout.start("--tags", "t")
     log = checkout.wait_for("begun")
     os.kill(started.pid, signal.SIGKILL)
-    started.communicate(timeout=40)
+    started.communicate(timeout=240)
     listed = checkout.madlite("runs")
     assert "CUT OFF" in listed.stdout and "2 runs of an earlier batch never started: m3, m4" in listed.stderr
     assert "(no row)" in listed.stderr and [row["model"] for row in checkout.rows] == ["m1"]
@@ -111,4 +111,4 @@ def test_a_log_is_followed_while_its_run_goes_on(tmp_path):
     (checkout.folder / "go").touch()
     assert any("performance: 12.5" in line for line in lines)
     assert follower.wait(40) == 0
-    started.communicate(timeout=40)
+    started.communicate(timeout=240)

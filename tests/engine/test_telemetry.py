@@ -173,7 +173,7 @@ def test_a_tool_that_answers_na_is_in_the_record_and_on_the_runs_page_and_not_on
     problem = "nvidia-smi tells nothing of power, clocks, temperature, memory, utilisation"
     assert problem in machine.record()["telemetry"]["problem"] and "nothing of" not in done.stdout
     command = [sys.executable, "-m", "madlite", "show", "last"]
-    shown = subprocess.run(command, cwd=machine.folder, env=machine.env, capture_output=True, text=True, timeout=60)
+    shown = subprocess.run(command, cwd=machine.folder, env=machine.env, capture_output=True, text=True, timeout=240)
     assert problem in shown.stdout
 
 

@@ -271,12 +271,14 @@ def test_rebuild_names_a_run_of_which_nobody_knows_whether_it_has_a_row(planned,
     plans, options, plugins = planned
     run_many(plans, options, plugins, Quiet())
     (plan,) = plans
-    again = replace(plan, plan=replace(plan.plan, id="id-2", folder=plan.plan.folder.with_name("id-2")))
+    second = f"id-2-{os.getpid()}"
+    again = replace(plan, plan=replace(plan.plan, id=second, folder=plan.plan.folder.with_name(second)))
     with monkeypatch.context() as patch:
         full_disk(patch, also_lock=True)
         run_many([again], options, plugins, Quiet())
     done = rebuild(options.workspace / "again.csv", options.workspace / "madlite_runs")
-    assert done.rows == 1 and done.notes == ("id-2: no record, and a row that it may have is left out: it was cut off",)
+    note = f"{second}: no record, and a row that it may have is left out: it was cut off"
+    assert done.rows == 1 and done.notes == (note,)
 
 
 def test_a_kill_before_the_plan_is_told_once_and_listed_under_its_card(planned, monkeypatch):  # noqa: F811
@@ -294,7 +296,7 @@ def test_a_kill_before_the_plan_is_told_once_and_listed_under_its_card(planned, 
             os.close(locks.pop())  # as the process's end does
         assert len(say_undone(workspace)) == 1
         (run,) = list_runs(workspace / "madlite_runs")
-        assert (run.state, run.record.card, run.folder.name) == ("CUT OFF", "m", "id-m")
+        assert (run.state, run.record.card, run.folder.name) == ("CUT OFF", "m", f"id-m-{os.getpid()}")
         for left in left_in(workspace):
             assert remove(left, NO_ENGINE) is None
         assert say_undone(workspace) == []

@@ -17,7 +17,7 @@ from tests.golden.machines import StandIn
 from tests.golden.tap import Call, Tap
 
 DATA = Path(__file__).parents[1] / "data"
-LIMIT_S = 120
+LIMIT_S = 300
 RUN_LABEL = "madlite.run"
 
 

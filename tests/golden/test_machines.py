@@ -47,7 +47,7 @@ def seen(home: Path, path: str, *command: str) -> set[str]:
         env={"PATH": f"{path}:{real}/tools:/usr/bin:/bin"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
     assert done.stderr == ""
     return set(done.stdout.split())

@@ -190,7 +190,8 @@ def test_what_a_workload_lays_in_its_run_s_folder_costs_the_batch_nothing(planne
     text = LAID.replace("{lay}", lay).replace("{outside}", str(outside))
     (options.workspace / "run.sh").write_text(text.replace("{workspace}", str(options.workspace)))
     (one,) = plans
-    second = replace(one.plan, id="id-2", folder=one.plan.folder.with_name("id-2"))
+    name = f"{one.plan.id}-2"
+    second = replace(one.plan, id=name, folder=one.plan.folder.with_name(name))
     screen = Quiet()
     outcome = run_many([one, replace(one, plan=second)], options, plugins, screen)
     assert [result.status for result in outcome.results] == [Status.SUCCESS] * 2 and outcome.exit_code == 0

@@ -46,7 +46,7 @@ def explain(bench: Bench, *args: str) -> subprocess.CompletedProcess[str]:
         env={**env, "PATH": f"{bench.bin}:/usr/bin:/bin", **bench.env},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
 
 

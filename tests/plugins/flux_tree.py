@@ -202,7 +202,7 @@ class Tree:
             **env,
         }
         return subprocess.run(
-            ["bash", "run.sh"], cwd=self.run_folder, env=given, capture_output=True, text=True, check=False, timeout=60
+            ["bash", "run.sh"], cwd=self.run_folder, env=given, capture_output=True, text=True, check=False, timeout=240
         )
 
     def told(self, name: str) -> object:

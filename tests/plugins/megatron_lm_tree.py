@@ -114,7 +114,7 @@ class Tree:
         """Render the plan's run.sh and execute it."""
         given = self._prepare(plan, env)
         return subprocess.run(
-            ["bash", "run.sh"], cwd=self.run_folder, env=given, capture_output=True, text=True, check=False, timeout=60
+            ["bash", "run.sh"], cwd=self.run_folder, env=given, capture_output=True, text=True, check=False, timeout=240
         )
 
     def start(self, plan: RunPlan, **env: str) -> subprocess.Popen[str]:

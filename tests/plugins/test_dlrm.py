@@ -178,7 +178,7 @@ class Tree:
         }
         script = ["bash", "run.sh"]
         return subprocess.run(
-            script, cwd=plan.folder, env=given, capture_output=True, text=True, timeout=60, check=False
+            script, cwd=plan.folder, env=given, capture_output=True, text=True, timeout=240, check=False
         )
 
 

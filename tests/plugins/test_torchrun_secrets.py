@@ -99,7 +99,7 @@ def test_a_token_that_a_rank_echoes_is_in_no_file(tmp_path, number):
                 process.kill()
         elif number is not None:
             run.send_signal(number)
-        out, _ = run.communicate(timeout=60)
+        out, _ = run.communicate(timeout=240)
     assert TOKEN not in out and holders(tmp_path) == []
     if number != signal.SIGKILL:
         assert list((tmp_path / "tmp").glob("torch*")) == []

@@ -21,7 +21,7 @@ class Output:
 
     def wait_for(self, text: bytes) -> None:
         with self._came:
-            assert self._came.wait_for(lambda: text in self.streams[1], timeout=30), self.streams
+            assert self._came.wait_for(lambda: text in self.streams[1], timeout=240), self.streams
 
 
 def bash(script: str, **changes: object) -> Action:

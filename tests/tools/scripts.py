@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 TOOLS = Path(__file__).parents[2] / "templates" / "tools"
-WAIT_S = 20.0
+WAIT_S = 120.0
 
 
 def bash(
@@ -19,7 +19,7 @@ def bash(
     """Run a script to its end; with `path` no other program is found than those in there."""
     environ = {**os.environ, **(env or {}), **({"PATH": str(path), "ROCM_PATH": "/nonexistent"} if path else {})}
     return subprocess.run(
-        ["/bin/bash", str(TOOLS / script), *args], cwd=cwd, env=environ, capture_output=True, text=True, timeout=60
+        ["/bin/bash", str(TOOLS / script), *args], cwd=cwd, env=environ, capture_output=True, text=True, timeout=240
     )
 
 

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -51,7 +52,8 @@ def model(tmp_path):
     folder.mkdir()
     yield folder
     for state in folder.glob(".gpu_info_*"):
-        os.kill(int(state.read_text()), signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.kill(int(state.read_text()), signal.SIGKILL)
 
 
 @pytest.fixture
@@ -180,6 +182,12 @@ def start_and_find(model: Path, path: Path) -> psutil.Process:
     return psutil.Process(int((model / ".gpu_info_power").read_text()))
 
 
+def catches_term(process: psutil.Process) -> bool:
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    caught = next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:"))
+    return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
+
+
 def gone(process: psutil.Process) -> bool:
     return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
@@ -197,6 +205,7 @@ def test_it_ends_when_the_models_folder_goes(model, path, tmp_path):
 
 def test_it_ends_when_it_is_told_to(model, path):
     sampler = start_and_find(model, path)
+    wait_until(lambda: catches_term(sampler), "a sampler that catches TERM")
     sampler.terminate()
     wait_until(lambda: gone(sampler), "the end of the sampler")
     assert not (model / ".gpu_info_power").exists()
@@ -234,7 +243,7 @@ def test_it_samples_where_the_leader_of_its_session_has_ended(model, path):
     os.mkfifo(model / "go")
     job = f"{{ read -r _ <go; bash {TOOLS / 'gpu_info.sh'} start power >said 2>&1; echo >>said; }} & exit 0"
     subprocess.run(
-        ["/bin/bash", "-c", job], cwd=model, env={**os.environ, "PATH": str(path)}, start_new_session=True, timeout=60
+        ["/bin/bash", "-c", job], cwd=model, env={**os.environ, "PATH": str(path)}, start_new_session=True, timeout=240
     )
     (model / "go").write_text("now\n")  # its leader has been waited for
     wait_until(lambda: (model / POWER).exists() and len(rows(model / POWER)) > 2, "samples")

@@ -28,7 +28,7 @@ COLLECTIVE = (
 def traced(tmp_path):
     def run(*command: str, env: dict[str, str] | None = None, **options: object):
         environ = {**os.environ, "MAD_MODEL_NAME": "tiny", "JENKINS_BUILD_NUMBER": "7", **(ALL if env is None else env)}
-        return subprocess.run(tracer(*command), cwd=tmp_path, env=environ, capture_output=True, timeout=60, **options)
+        return subprocess.run(tracer(*command), cwd=tmp_path, env=environ, capture_output=True, timeout=240, **options)
 
     return run
 
@@ -62,7 +62,7 @@ def calls(tmp_path):
 @pytest.mark.parametrize("env", [{}, PRINTING, {"RCCL_TRACE": "1"}], ids=["nothing", "output read", "output ours"])
 def test_a_shell_sees_the_commands_exit_code(tmp_path, command, code, env):
     shell = ["sh", "-c", '"$@"; echo $?', "sh", *tracer(*command)]
-    said = subprocess.run(shell, cwd=tmp_path, env={**os.environ, **env}, capture_output=True, text=True, timeout=60)
+    said = subprocess.run(shell, cwd=tmp_path, env={**os.environ, **env}, capture_output=True, text=True, timeout=240)
     assert said.stdout == f"{code}\n"
 
 
