@@ -59,7 +59,7 @@ class OneRun:
         self.started = datetime.now(timezone.utc).isoformat(timespec="seconds")
         self.environ = environ
         self.silence = Silence(self.plan, clock)
-        whose = None if self._own_script else {self.plan.backend, *self.plan.readers}
+        whose = None if self.plan.own_script else {self.plan.backend, *self.plan.readers}
         self._rules = with_common(plugins.failure_rules(), whose)
         self.account = Account(self._follower(), self._rules)
         here = Host(path=environ.get("PATH", ""), env=dict(environ))
@@ -185,12 +185,7 @@ class OneRun:
 
     def _guest(self) -> Guest | None:
         """Return a reader of whatever framework a card's own script turns out to run."""
-        return Guest(self.plugins, self.plan.readers) if self._own_script else None
-
-    @property
-    def _own_script(self) -> bool:
-        """Whether a card's own script runs, of whatever framework."""
-        return self.plan.result_rule.kind != "steps" and not self.plan.templates
+        return Guest(self.plugins, self.plan.readers) if self.plan.own_script else None
 
     def _reader(self, backend: Backend) -> Reader | None:
         reader: Reader | None = self.plugins.ask(backend, "reader", self.plan, otherwise=None)

@@ -31,7 +31,9 @@ _KINDS = (
         _SIGNAL,
         re.compile(
             r"\b[Ss]ignal:? (?:6|7|8|9|11|15)\b|\bdeath signal\b|Segmentation fault"
-            r"|\bSIG(?:ABRT|BUS|FPE|ILL|KILL|SEGV|TERM)\b|core dumped|\bKilled\s*$"
+            # not what a program sends to others, nor the names of signals that it will catch
+            r"|(?<![Ss]ending )\bSIG(?:ABRT|BUS|FPE|ILL|KILL|SEGV|TERM)\b(?!=|\s+handler)"
+            r"|core dumped|\bKilled\s*$"
             rf"|\b\d+ (?:Killed|Aborted)\b(?!\s+{WATCHERS})"
             r"|Memory access fault by GPU|slurmstepd: error: |HSA_STATUS_ERROR_|hipErrorIllegalAddress"
             r"|illegal memory access|Watchdog caught collective operation timeout|terminate called after throwing"

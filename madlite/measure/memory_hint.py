@@ -48,14 +48,16 @@ def gpu_memory_hint(line: str, plan: RunPlan | None, steps: Steps, config: Mappi
 def _smaller(plan: RunPlan | None, config: Mapping[str, str], said: _Said, *, completed: bool) -> str:
     """Return what would need less memory."""
     variant = plan.variant if plan else None
+    takes_options = plan is not None and not plan.own_script
     micro = variant.micro_batch if variant else _whole(config.get("micro_batch", ""))
     if micro is None:
         return "a smaller batch per GPU, a shorter sequence or activation checkpointing"
     if micro > 1:
         less = _less(micro, said, completed=completed)
-        return f"micro batch {micro} → {less}" + (f" ({_options(plan, micro, less)})" if plan else "")
+        options = f" ({_options(plan, micro, less)})" if plan and takes_options else ""
+        return f"micro batch {micro} → {less}{options}"
     seq = (variant.seq_len if variant else None) or _whole(config.get("seq_len", ""))
-    shorter = ("a shorter --seq-len" if plan else "a shorter sequence") + (f" than {seq}" if seq else "")
+    shorter = ("a shorter --seq-len" if takes_options else "a shorter sequence") + (f" than {seq}" if seq else "")
     return f"micro batch is 1 already: activation checkpointing, {shorter}, more GPUs or a narrower number format"
 
 

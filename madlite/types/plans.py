@@ -156,6 +156,11 @@ class RunPlan(Value, frozen=True):
         return "" if rendered and self.card.scripts else self.args
 
     @property
+    def own_script(self) -> bool:
+        """Whether a card's own script runs, of whatever framework, to which madlite's options of sizes are nothing."""
+        return self.result_rule.kind != "steps" and not self.templates
+
+    @property
     def folder_inside(self) -> str:
         """The run folder as the actions see it."""
         return f"{self.inside}/{self.folder.relative_to(self.workspace)}"

@@ -56,6 +56,9 @@ def test_a_line_that_ends_a_training(line):
     [
         "  exit_signal ..................................... 15",
         "> signal handlers are set, 8 of them",
+        "Signal handlers: SIGTERM=save, SIGINT=exit",
+        "sending SIGTERM to a stale tensorboard",
+        "installed a SIGTERM handler that saves",
         "Skipped patches: 9",
         "failed (exitcode: 0) local_rank: 0",
         "WARNING: destroy_process_group() was not called before program exit",

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from madlite.measure.memory_hint import gpu_memory_hint
 from madlite.measure.steps import Steps
 from madlite.plan.make import make_plan
-from madlite.types import Quantity, Step, Variant
+from madlite.types import Quantity, ResultRule, Step, Variant
 from tests.plan.conftest import given  # noqa: F401 - a fixture
 
 PLAIN = "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 512.00 MiB."
@@ -40,6 +40,11 @@ def test_a_smaller_micro_batch_and_the_peak_of_the_steps(plan):
     before = steps((170.0, 88.54), (182.4, 95.0), (float("nan"), 90.0))
     hint = gpu_memory_hint(PLAIN, plan(micro_batch=4), before, {})
     assert hint == "micro batch 4 → 3 (--batch-size 3): peak was 95 % of 192 GiB"
+
+
+def test_to_a_card_s_own_script_madlite_s_options_are_nothing(plan):
+    own = replace(plan(micro_batch=4), result_rule=ResultRule(kind="performance_line"), templates=())
+    assert gpu_memory_hint(PLAIN, own, steps((182.4, 95.0)), {}) == "micro batch 4 → 3: peak was 95 % of 192 GiB"
 
 
 @pytest.mark.parametrize(
