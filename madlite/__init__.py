@@ -5,7 +5,7 @@ A name is imported when it is first used, so that `madlite --help` stays quick.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+TYPE_CHECKING = False  # typing's own takes long to import; checkers know the name
 
 if TYPE_CHECKING:
     from madlite.backend import NUMBER, PatternReader, StepPattern, TemplateBackend, number, step_pattern

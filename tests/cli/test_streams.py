@@ -7,11 +7,15 @@ import io
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
 
+from madlite.__main__ import entry
 from madlite.cli import main as frame
+
+ROOT = Path(frame.__file__).parents[2]
 
 
 @pytest.mark.parametrize(
@@ -66,10 +70,10 @@ def test_a_last_word_that_nobody_reads_ends_with_the_command_s_own_code(monkeypa
     assert end.value.code == 4 and "no such command 'nope'" in capfd.readouterr().err
 
 
-def test_importing_the_program_starts_nothing():
-    import madlite.__main__
-
-    assert madlite.__main__.entry is frame.entry
+def test_importing_the_program_loads_no_command_line():
+    code = "import sys, madlite.__main__; print('madlite.cli.main' in sys.modules, 'typing' in sys.modules)"
+    done = subprocess.run([sys.executable, "-S", "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "False False\n", done.stderr
 
 
 @pytest.mark.host
@@ -98,3 +102,16 @@ def test_a_working_folder_that_is_gone_is_one_sentence(tmp_path):
     path = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(["bash", "-c", line], cwd=tmp_path, env=path, capture_output=True, text=True)
     assert done.returncode == 4 and done.stderr.startswith("error: the working folder is gone")
+
+
+def test_ctrl_c_while_the_command_line_is_loaded_is_no_traceback(monkeypatch, capsys):
+    class Interrupting:
+        def find_spec(self, name, path=None, target=None):
+            if name == "madlite.cli.main":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "madlite.cli.main", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
+    with pytest.raises(SystemExit) as ended:
+        entry()
+    assert ended.value.code == 130 and capsys.readouterr().err == "error: interrupted\n"
