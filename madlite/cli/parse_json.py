@@ -55,6 +55,7 @@ def _facts(reading: Reading) -> dict[str, Json]:
         "summary": reading.summary,
         "diagnosis": found,
         "ended": reading.ended,
+        "suspect": list(verdict.suspect),
         "findings": list(verdict.findings),
     }
 

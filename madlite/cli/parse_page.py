@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from madlite.cli.details import suspect_lines
 from madlite.cli.parse_secrets import secrets_in
 from madlite.cli.terminal import printable
-from madlite.cli.words import figures, mad_figures
+from madlite.cli.words import figures, mad_figures, status_words
 from madlite.engine.foreign import Reading
 from madlite.secrets import Redactor
 from madlite.types import Quantity, Result, Status, Window
@@ -46,7 +47,9 @@ def _outcome(reading: Reading) -> Iterator[str]:
     """Yield the verdict, and with a failure the line that decided it, whose it was and what may help."""
     verdict, found = reading.verdict, reading.diagnosis
     if verdict.status is Status.SUCCESS:
-        yield f"  SUCCESS   {figures(_result(reading))}"
+        result = _result(reading)
+        yield f"  {status_words(verdict.status.value, verdict.suspect)}   {figures(result)}"
+        yield from (f"            {line[:_LONGEST]}" for line in suspect_lines(result))
     else:
         yield f"  {verdict.status.value}   [{found.cause if found else verdict.cause.value}] {verdict.reason}"
     if verdict.evidence:
@@ -62,7 +65,9 @@ def _outcome(reading: Reading) -> Iterator[str]:
 
 def _result(reading: Reading) -> Result:
     verdict = reading.verdict
-    return Result(plan_id="", status=verdict.status, window=verdict.window, metrics=verdict.metrics)
+    return Result(
+        plan_id="", status=verdict.status, window=verdict.window, metrics=verdict.metrics, suspect=verdict.suspect
+    )
 
 
 def _steps(reading: Reading, first: int, last: int) -> str:

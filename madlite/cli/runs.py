@@ -12,7 +12,7 @@ import click
 from madlite.cli import setup
 from madlite.cli.options import TagsCommand, dir_option, tags_option, verbose_option
 from madlite.cli.terminal import printable, say
-from madlite.cli.words import duration
+from madlite.cli.words import duration, status_words
 from madlite.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -68,8 +68,7 @@ def _cells(run: Run) -> Iterator[str]:
     record, headline = run.record, run.headline
     took_s = record.durations_s.get("total")
     yield record.card or "-"
-    doubt = " (suspect)" if record.suspect else ""
-    yield f"{run.state}{doubt}" + (f" [{record.cause}]" if record.cause else "")
+    yield status_words(run.state, record.suspect) + (f" [{record.cause}]" if record.cause else "")
     yield f"{headline.text} {headline.metric}" if headline else "-"
     yield "-" if took_s is None else duration(took_s)
 

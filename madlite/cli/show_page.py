@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from madlite.cli.details import LONGEST, all_telemetry_lines, compute_lines, suspect_lines
-from madlite.cli.words import duration, figures, mad_figures, short_reason
+from madlite.cli.words import duration, figures, mad_figures, short_reason, status_words
 from madlite.read.runs import CUT_OFF, RUNNING, UNREADABLE, Run
 from madlite.record.record import Record, result_of
 from madlite.run.folder import CLEANED
@@ -34,8 +34,7 @@ def page(run: Run) -> Iterator[str]:
 def _verdict(run: Run) -> Iterator[tuple[str, str]]:
     record = run.record
     cause = f" [{record.cause}]" if record.cause else ""
-    doubt = " (suspect)" if record.suspect else ""
-    yield "status", f"{run.state}{doubt}{cause} {_why(run)}".rstrip()
+    yield "status", f"{status_words(run.state, record.suspect)}{cause} {_why(run)}".rstrip()
     if record.diagnosis is not None:
         rank = f"rank {record.diagnosis.rank}: " if record.diagnosis.rank is not None else ""
         yield "because", f"{rank}{record.diagnosis.line or record.evidence}"[:LONGEST].removesuffix(": ")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from madlite.types import Quantity, Result, RunPlan, Status, Step, Window
 
 
@@ -37,8 +39,12 @@ def verdict_line(plan: RunPlan, result: Result) -> str:
     if result.status is not Status.SUCCESS:
         cause = f" [{result.code}]" if result.code else ""
         return f"{result.status.value} {name}{cause} {short_reason(result)}"
-    doubt = " (suspect)" if result.suspect else ""
-    return f"{result.status.value}{doubt} {name}  {figures(result)}"
+    return f"{status_words(result.status.value, result.suspect)} {name}  {figures(result)}"
+
+
+def status_words(status: str, suspect: Sequence[str]) -> str:
+    """Return a status, with a word for a number that is doubtful."""
+    return f"{status} (suspect)" if suspect else status
 
 
 def short_reason(result: Result) -> str:

@@ -89,8 +89,8 @@ class Steps:
     def interval(self, last: int = _FURTHEST) -> int:
         """Return how many steps lie between two training lines: the divisor that all distances have; 0 of one line.
 
-        The first distance may be another, for many frameworks print step 1 beside every tenth.  Steps above `last` are
-        none of the training's.
+        The first distance may be another, for many frameworks print step 1 beside every tenth: of two lines the second
+        says how many, unless it is the next step's.  Steps above `last` are none of the training's.
         """
         numbers = takewhile(lambda n: n <= last, self.numbers())
         first, before = next(numbers, 0), next(numbers, 0)
@@ -99,7 +99,7 @@ class Steps:
             every, before = math.gcd(every, n - before), n
             if every == 1:
                 break
-        return every or max(0, before - first)
+        return every or (before if first == 1 and before > 2 else max(0, before - first))
 
     def reach(self, phase: Phase = "train") -> tuple[int, int] | None:
         """Return the lowest and the highest number of a phase's steps; None without any."""

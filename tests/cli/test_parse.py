@@ -7,6 +7,7 @@ import io
 import json
 import lzma
 import os
+import re
 import statistics
 from pathlib import Path
 
@@ -179,6 +180,18 @@ def test_a_line_that_looks_bad_beside_an_end_mark_is_told(capsys, tmp_path):
     log.write_bytes(TITAN.read_bytes() + RAISED.encode())
     found = parsed(capsys, log)
     assert found["result"]["status"] == "SUCCESS" and "RuntimeError: NCCL error" in found["findings"][0]
+
+
+def test_a_doubtful_number_is_said_to_be_one(capsys, tmp_path):
+    two = (LOGS / "torchtitan-0.2.2-debugmodel-cpu-2ranks-ddp-nocolor.log").read_text()
+    log = tmp_path / "slow.log"
+    log.write_text(re.sub(r"(?m)^(\[rank1\].*tps: )[\d,]+", r"\g<1>10", two))
+    found = parsed(capsys, log)
+    assert found["result"]["status"] == "SUCCESS" and "rank 1 reports 10 tokens/s/GPU" in found["suspect"][0]
+    assert call(["parse", str(log)]) == 0
+    shown = capsys.readouterr().out
+    assert "  SUCCESS (suspect)   " in shown and "\n            suspect: rank 1 reports 10 tokens/s/GPU" in shown
+    assert parsed(capsys, TITAN)["suspect"] == []
 
 
 def test_a_traceback_before_the_first_step_is_no_failure(capsys):

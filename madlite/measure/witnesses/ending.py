@@ -88,7 +88,7 @@ def _short_of(known: Known, last: int, asked: int) -> Testimony:
     text = f"step {last} was the last of {asked} asked for"
     if not known.by_steps:
         return say(table.NO_LAST if log.ended else table.CUT_SHORT_SCRIPT, text)  # not each step may have a line
-    every = log.steps.interval(last)
+    every = log.steps.interval(last) or last  # one line is for all the steps up to its own
     if asked - last >= every or (_prints_mark(known) and not log.ended):
         return say(table.CUT_SHORT, text, log.cut_line)
     if went_back := _went_back(known):

@@ -382,6 +382,8 @@ def test_steps_that_have_no_line_of_their_own_are_not_missed():
         "step 10 is the last line's of 12 steps, with a line for every 5, and the end mark follows"
     )
     assert run(without(r"step: +(?!1 |5 )\d+ ")).cause is Cause.INCOMPLETE  # the line of step 10 is missing
+    for few in (r"step: +(?!1 |10 )\d+ ", r"step: +(?!10 )\d+ "):
+        assert "with a line for every 10, and the end mark follows" in texts(run(without(few)))["last_step"]
     assert run(lambda text: without("Training completed")(sparse(text))).cause is Cause.INCOMPLETE
     assert run(without(r"step: 12 ")).cause is Cause.INCOMPLETE  # each step has a line
 
