@@ -17,14 +17,14 @@ from madlite.record.perfcsv import append_rows
 from madlite.record.record import VERSION, Record, record_json
 from madlite.record.stored import read_record
 from madlite.run.folder import CLEANED, RECORD, ROWS, RunFolder, is_alive
-from madlite.run.regular import real_folders
+from madlite.run.regular import is_there, real_folders
 from madlite.types import Row, to_json
 
 
 def kept_aside(workspace: Path) -> Iterator[Path]:
     """Yield the folders of runs that have a record, and rows that perf.csv did not take, the oldest first."""
     for folder in real_folders(workspace / RUNS):
-        if (folder / ROWS).exists() and not (folder / CLEANED).exists() and not is_alive(folder):
+        if is_there(folder / ROWS) and not is_there(folder / CLEANED) and not is_alive(folder):
             record = read_record(folder)
             if record is not None and record.rows is not None and not record.rows.appended:
                 yield folder

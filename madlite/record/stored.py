@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import msgspec
 from madlite.errors import RecordError
 from madlite.record.record import VERSION, Record
 from madlite.run.folder import PLAN, RECORD
-from madlite.run.regular import read_regular
+from madlite.run.regular import is_there, read_regular
 from madlite.types import Place, Scalar, Value, Variant
 
 LIMIT_BYTES = 256 << 20
@@ -85,15 +84,7 @@ def load_record(folder: Path) -> Record | None:
 
 def holds_any(folder: Path, names: Iterable[str]) -> bool:
     """Say whether a folder of runs' is a run's, having one of its files; one that is shut to us is taken for one."""
-    return any(map(_may_be_there, (folder / name for name in names)))
-
-
-def _may_be_there(path: Path) -> bool:
-    try:
-        path.stat()
-    except OSError as error:
-        return error.errno in (errno.EACCES, errno.EPERM)
-    return True
+    return any(is_there(folder / name, shut=True) for name in names)
 
 
 def read_record(folder: Path) -> Record | None:

@@ -19,7 +19,7 @@ import msgspec
 
 from madlite.plan.make import RUNS
 from madlite.run.folder import CLEANED, LOCK, PLAN, RECORD, hide_from_git, hold, is_held
-from madlite.run.regular import read_regular
+from madlite.run.regular import is_there, read_regular
 from madlite.types import Value
 
 _LIMIT_BYTES = 64 << 20
@@ -229,7 +229,9 @@ def _line(text: bytes) -> _Line | None:
 
 def _has_folder(runs: Path, run_id: str) -> bool:
     """Say whether a run's own folder tells of it."""
-    return "/" not in run_id and any((runs / run_id / name).exists() for name in (LOCK, PLAN, RECORD, CLEANED))
+    return "/" not in run_id and any(
+        is_there(runs / run_id / name, shut=True) for name in (LOCK, PLAN, RECORD, CLEANED)
+    )
 
 
 def _names(runs: Iterable[Asked]) -> str:

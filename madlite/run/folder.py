@@ -19,7 +19,7 @@ from pathlib import Path
 
 from madlite.errors import UsageProblem
 from madlite.plan.make import RUNS, secrets_of
-from madlite.run.regular import real_folders
+from madlite.run.regular import is_there, real_folders
 from madlite.secrets import collect, masked_json
 from madlite.types import RunPlan
 
@@ -225,16 +225,9 @@ def unfinished(workspace: Path) -> tuple[Path, ...]:
     runs = workspace / RUNS
     if not runs.is_dir():
         return ()
-    candidates = [one for one in real_folders(runs) if _is_begun(one)]
+    candidates = [one for one in real_folders(runs) if is_there(one / PLAN) or is_there(one / LOCK)]
     # the lock first: a run that ends between the two questions has its record by then
     return tuple(path for path in candidates if not is_alive(path) and not _has_ended(path))
-
-
-def _is_begun(folder: Path) -> bool:
-    """Say whether a run was begun here; of a folder that another user shut nothing is known."""
-    with suppress(OSError):
-        return (folder / PLAN).exists() or (folder / LOCK).exists()
-    return False
 
 
 def _has_ended(folder: Path) -> bool:

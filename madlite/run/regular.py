@@ -40,6 +40,15 @@ def open_regular(path: Path) -> int:
     return fd
 
 
+def is_there(path: Path, *, shut: bool = False) -> bool:
+    """Say whether something is at a path; `shut`, where another user keeps us from seeing it.  Nothing raises."""
+    try:
+        path.stat()
+    except OSError as error:
+        return shut and error.errno in (errno.EACCES, errno.EPERM)
+    return True
+
+
 def real_folders(parent: Path) -> Iterator[Path]:
     """Yield the folders in a folder, by name; links to others are none, and one that cannot be read has none."""
     try:

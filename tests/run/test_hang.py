@@ -16,7 +16,7 @@ from madlite.run.hang_processes import Facts
 from madlite.run.hang_stacks import Dump
 from madlite.run.host_runtime import HostRuntime
 from madlite.secrets import Redactor
-from tests.factories import make_plan
+from tests.factories import id_of, make_plan
 
 NOWHERE = {"DOCKER_HOST": "unix:///nonexistent/docker.sock", "PATH": "/nonexistent"}
 RANK = Facts(pid=4_000_001, parent=1, state="T", rank="0", command="python train.py", python=True, stack="[<0>] x\n")
@@ -63,7 +63,7 @@ def test_everything_that_is_seen_is_kept_without_its_secrets(seen, tmp_path):
     assert sorted(kept) == ["kernel_stacks.txt", "last_lines.txt", "processes.txt", "stacks.txt"]
     assert kept["last_lines.txt"] == "loading\nstep 9 token ***\n"
     assert "waits (train.py:4)" in kept["stacks.txt"] and "--hf_token *** ***" in kept["stacks.txt"]
-    assert found.kept == f"stacks in madlite_runs/test-{tmp_path.name}/hang/"
+    assert found.kept == f"stacks in madlite_runs/{id_of(tmp_path)}/hang/"
     assert (found.evidence, found.odd) == ("rank 0 in waits (train.py:4)", "rank 0")
     assert found.notes == ("1 of 1 processes stopped by a signal or a debugger (pid 4000001)",)
 
