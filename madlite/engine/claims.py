@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 
 from madlite.errors import RuntimeProblem
 from madlite.plan.actions import settle_model_dir
-from madlite.run.claims import claim_model_dir, claim_results
+from madlite.run.claims import claim_model_dir, claim_results, lock_name
 from madlite.types import Cause, RunPlan
 
 
@@ -20,11 +20,15 @@ def claimed(plan: RunPlan, keep_waiting: Callable[[], bool]) -> Iterator[RunPlan
         RuntimeProblem: the workspace cannot be written to, or `keep_waiting` ended the wait for another run.
     """
     locks: list[int] = []
+    held = plan
     try:
         if plan.model_dir:
-            plan = _claim(plan, keep_waiting, locks)
-        yield plan
+            held = _claim(plan, keep_waiting, locks)
+        yield held
     finally:
+        if held.model_dir != plan.model_dir:  # a name that no other run will have
+            with suppress(OSError):
+                (plan.folder.parent / lock_name(held.model_dir)).unlink()
         for lock in locks:
             with suppress(OSError):
                 os.close(lock)

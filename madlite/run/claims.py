@@ -5,11 +5,15 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
+from madlite.run.folder import hold
 from madlite.types import RunPlan
 
 _TURN_S = 0.2
+_ASKED_S = 0.2  # who asks has a lock for less
 
 
 def claim_model_dir(plan: RunPlan) -> tuple[str, int]:
@@ -23,14 +27,42 @@ def claim_model_dir(plan: RunPlan) -> tuple[str, int]:
     runs = plan.folder.parent
     runs.mkdir(parents=True, exist_ok=True)
     for name in (plan.model_dir, f"{plan.model_dir}_{plan.id[-6:]}"):
-        lock = os.open(runs / f".{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
-        else:
-            return name, lock
+        with suppress(BlockingIOError):
+            return name, _taken(runs / lock_name(name))
     raise BlockingIOError(f"{plan.model_dir} is in use by other runs")
+
+
+@contextmanager
+def held_model_dir(runs: Path, name: str) -> Iterator[bool]:
+    """Keep a folder that runs claim from being claimed; say whether it is free.
+
+    Raises:
+        OSError: the folder of runs cannot be written to.
+    """
+    try:
+        lock = _taken(runs / lock_name(name))
+    except BlockingIOError:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        os.close(lock)
+
+
+def lock_name(name: str) -> str:
+    """Return the name, in the folder of runs, of what says that a run has a folder of the workspace."""
+    return f".{name}.lock"
+
+
+def _taken(path: Path) -> int:
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    try:
+        hold(lock, _ASKED_S)
+    except OSError:
+        os.close(lock)
+        raise
+    return lock
 
 
 def claim_results(plan: RunPlan, keep_waiting: Callable[[], bool]) -> int | None:
@@ -46,7 +78,7 @@ def claim_results(plan: RunPlan, keep_waiting: Callable[[], bool]) -> int | None
     if plan.result_rule.kind != "multiple_results" or not name:
         return None
     plan.folder.parent.mkdir(parents=True, exist_ok=True)
-    lock = os.open(plan.folder.parent / f".{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    lock = os.open(plan.folder.parent / lock_name(name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -23,7 +23,7 @@ from madlite.run.regular import is_there, real_folders
 from madlite.secrets import collect, masked_json
 from madlite.types import RunPlan
 
-_ASKED_S, _ASKED_TURN_S = 2.0, 0.005  # who asks whether a lock is held has it for a moment
+ASKED_S, _ASKED_TURN_S = 2.0, 0.005  # who asks whether a lock is held has it for a moment
 LOCK, HANDLE, RECORD, PLAN, LOG, CLEANED = "lock", "handle", "record.json", "plan.json", "run.log", "cleaned"
 ROWS, STEPS, CONTEXT = "rows.json", "steps.jsonl", "context.json"
 _NEW_LOCK = f".{LOCK}"
@@ -182,13 +182,13 @@ def _taken(folder: Path, name: str = LOCK) -> int:
     return lock
 
 
-def hold(lock: int) -> None:
+def hold(lock: int, limit_s: float = ASKED_S) -> None:
     """Take a lock of our own, which nobody has for longer than it takes to ask whether it is held.
 
     Raises:
         OSError: somebody has it, or there are no locks here.
     """
-    until_s = time.monotonic() + _ASKED_S
+    until_s = time.monotonic() + limit_s
     while True:
         try:
             return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from madlite.plan.make import RUNS
+from madlite.run.claims import held_model_dir
 from madlite.run.folder import PLAN, is_alive, is_held
 from madlite.run.regular import read_regular, real_folders
 
@@ -32,8 +33,11 @@ def sweep(folder: Path) -> None:
     """
     workspace = folder.parent.parent
     name = _model_dir(folder)
-    if name and _is_ours(workspace / name) and not is_held(folder.parent / f".{name}.lock"):
-        shutil.rmtree(workspace / name)
+    if not (name and _is_ours(workspace / name)):
+        return
+    with held_model_dir(folder.parent, name) as is_free:
+        if is_free:
+            shutil.rmtree(workspace / name)
 
 
 def unwhole(workspace: Path) -> Iterator[Path]:

@@ -175,7 +175,7 @@ def test_who_asks_whether_a_run_lives_is_not_taken_for_its_holder(plan, monkeypa
         monkeypatch.setattr(time, "sleep", lambda for_s: fcntl.flock(asking, fcntl.LOCK_UN))
         with closing(RunFolder.reopen(plan.folder)):
             assert is_alive(plan.folder)
-            monkeypatch.setattr(folders, "_ASKED_S", 0.0)
+            monkeypatch.setattr(folders, "ASKED_S", 0.0)
             assert RunFolder.reopen(plan.folder) is None
 
 
