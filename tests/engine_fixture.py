@@ -6,6 +6,7 @@ image from; without it debootstrap makes one, once per machine.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
@@ -172,10 +173,11 @@ def base_archive() -> Path:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "madlite-tests"
     archive = cache / f"{SUITE}-{PACKAGES.replace(',', '-')}.tar"
     tree = os.environ.get("MADLITE_TEST_ROOTFS", "")
-    if archive.exists() and not tree:
-        return archive
     cache.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=cache) as folder:
+    with (cache / "lock").open("w") as lock, tempfile.TemporaryDirectory(dir=cache) as folder:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # several processes of tests want it at once
+        if archive.exists() and not tree:
+            return archive
         if not tree:
             if not shutil.which("debootstrap"):
                 give_up("the base image needs debootstrap, or MADLITE_TEST_ROOTFS")

@@ -5,7 +5,6 @@ It can fail in every way without a consequence but a note: the workload neither 
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import msgspec
@@ -70,7 +69,7 @@ def probe(session: Session, plan: RunPlan, action: Action) -> Inside:
         if stream == 1 and len(said) < MOST_BYTES:
             said.extend(chunk[: MOST_BYTES - len(said)])
 
-    argv = ("sh", "-c", _START, "madlite-probe", _text(), json.dumps(_asked(plan)))
+    argv = ("sh", "-c", _START, "madlite-probe", _text(), probe_inside.written(_asked(plan)))
     try:
         ended = session.run(replace(action, kind="prepare", argv=argv, timeout_s=LIMIT_S), keep)
     except RuntimeProblem as problem:  # of a container that is gone the workload will say so itself

@@ -189,8 +189,8 @@ def environment(prefixes: Iterable[str], names: Iterable[str]) -> dict[str, str]
 
 
 def shortened(text: str) -> str:
-    """Return a text, a long one up to the end of a word: half a secret would not be known as one."""
-    return text if len(text) <= LONGEST else re.sub(r"(?<=[\s:;,=&?/])[^\s:;,=&?/]*$", "", text[:LONGEST])
+    """Return a text, a long one up to the end of a word, if any ends: half a secret would not be known as one."""
+    return text if len(text) <= LONGEST else re.sub(r"[^\s:;,=&?/]*$", "", text[:LONGEST]) or "***"
 
 
 def repositories(up: Iterable[str], below: Iterable[str], notes: list[str] | None = None) -> dict[str, str]:

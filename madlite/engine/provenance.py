@@ -17,8 +17,8 @@ from madlite.types import EnvValue, Machine, Provenance, Secret
 
 _MOST_LABELS = 64
 _GIB = 1 << 30
-# user and password of a URL; a password can hold a / or an @, a port is none
-_USER = re.compile(r"(?<=://)(?:[^/\s]+|[^/\s:@]+:(?!\d{1,5}/)\S+?)(?=@)")
+# user and password of a URL; a password can hold a / or an @, a port is none; bounded, for labels are of any length
+_USER = re.compile(r"(?<=://)(?:[^/\s]+|[^/\s:@[]*:(?!\d{1,5}/)\S{1,500})(?=@)")
 
 
 def make_provenance(

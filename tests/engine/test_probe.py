@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
@@ -20,7 +21,7 @@ from madlite.plugins import Plugins
 from madlite.run.host_processes import marked_processes
 from madlite.run.host_runtime import HostRuntime
 from madlite.run.host_session import HostSession
-from madlite.types import Action, Exit, FileTemplate, Result, Status
+from madlite.types import Action, Exit, FileTemplate, Place, Result, Status
 from tests.factories import make_plan
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -154,7 +155,8 @@ def test_what_nobody_could_look_at_is_not_told_as_unchanged(
 def test_a_long_value_ends_with_a_whole_word(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_X", "a" * 490 + ":hf_0123456789abcdef")
     assert probe_inside.environment(["NCCL_X"], []) == {"NCCL_X": "a" * 490 + ":"}
-    assert probe_inside.shortened("b" * 501) == "b" * 500
+    assert probe_inside.shortened("hf_" + "b" * 498) == "***", "half of it would not be known for what it is"
+    assert probe_inside.shortened("b" * 500) == "b" * 500
     assert probe_inside.shortened("a b " * 125) == "a b " * 125
 
 
@@ -162,6 +164,18 @@ def test_a_long_value_ends_with_a_whole_word(monkeypatch: pytest.MonkeyPatch) ->
 def test_what_is_written_is_json(text: str) -> None:
     value = {"notes": [text], "environment": {text: text}}
     assert json.loads(probe_inside.written(value)) == value
+    assert ast.literal_eval(probe_inside.written(value)) == value, "it is asked without json"
+
+
+def test_repositories_of_a_folder_with_any_name(tmp_path: Path) -> None:
+    inside = (tmp_path / "Übung 😀'\"").resolve()
+    files(inside / "titan/.git", HEAD=COMMIT)
+    session = FakeSession()
+    asked(tmp_path, session, place=Place(engine="docker"), inside=str(inside), id="r1")
+    words = session.asked[0].argv[4:]
+    done = subprocess.run([sys.executable, "-B", "-c", words[0], words[1], words[0]], capture_output=True, check=True)
+    told = read_answer(done.stdout, 0)
+    assert told.repositories[str(inside / "titan")] == COMMIT
 
 
 def test_a_variable_that_is_no_text_costs_nothing_else(monkeypatch: pytest.MonkeyPatch, capsys) -> None:

@@ -28,7 +28,7 @@ class AmdFiles:
     """The files of the GPUs that have any.
 
     `counts`: they tell of all GPUs, throttling included.  Where they do not a tool is asked beside them, whose counters
-    are not mixed with these.
+    are not mixed with these; where they do for processes alone, if it is asked at all.
     """
 
     name = NAME

@@ -49,8 +49,7 @@ def read_counters(path: Path) -> Counted | None:
         return None
     if not 0 < ticks < _NONE:
         return None
-    # what held at every tick since the driver was loaded is firmware that does not count it
-    told = {name: float(count) for name, count in zip(REASONS, counts, strict=True) if count not in (0, ticks, _NONE)}
+    told = {name: float(count) for name, count in zip(REASONS, counts, strict=True) if count != _NONE}
     return Counted(energy_j=energy / (1 << 16), ticks=float(ticks), counters=told)
 
 

@@ -103,6 +103,18 @@ class AmdSmi:
         return self._ask("metric", *self._options[0], "--json")
 
 
+class AmdSmiUsers(AmdSmi):
+    """Asks the tool for processes alone, beside a source that tells everything else."""
+
+    def read(self) -> Answer:
+        """Read nothing: counters of two sources are not mixed."""
+        return Answer()
+
+    def facts(self) -> dict[str, str]:
+        """Tell nothing that others tell as well."""
+        return {}
+
+
 def read_gpu(index: int, entry: dict[str, Json]) -> Reading:
     """Return the reading of one GPU's entry of `metric`."""
     power, clock, heat = (section(entry, name) for name in ("power", "clock", "temperature"))
@@ -144,16 +156,11 @@ def _slowed(throttle: dict[str, Json], power: dict[str, Json]) -> dict[str, floa
 
 
 def _counters(throttle: dict[str, Json]) -> Iterable[tuple[str, float]]:
-    """Yield what is counted of each die under `reason/name.die`.
-
-    Left out is what never held, and what held at every tick since the driver was loaded: that is firmware which does
-    not count it.
-    """
-    ticks = number(throttle.get("accumulation_counter"))
+    """Yield what is counted of each die under `reason/name.die`."""
     for name, reason in REASONS.items():
         listed = throttle.get(f"{name}_accumulated", throttle.get(f"{name}_violation_accumulated"))
         for die, value in enumerate(scalars(listed)):
-            if (count := number(value)) and count != ticks:
+            if (count := number(value)) is not None:
                 yield f"{reason}/{name}.{die}", count
 
 

@@ -21,13 +21,15 @@ def mean_power(uses: Sequence[GpuUse], silent: str, packages: Mapping[int, str])
     """Return the mean power of one GPU, and what of it is to be known.
 
     `silent` names those that should tell their power and do not.  A package is counted once: some versions of the
-    tools tell the power of all of it for each partition, others for the first one alone.
+    tools tell the power of all of it for each partition, others for the first one alone, whichever of them works.
     """
     working, idle = _without_idle(uses)
+    names = {use.index: packages.get(use.index, f"GPU {use.index}") for use in uses}
+    at_work = {names[use.index] for use in working}
     told: dict[str, float] = {}
-    for use in working:
-        name = packages.get(use.index, f"GPU {use.index}")
-        if use.power_w is not None:
+    for use in uses:
+        name = names[use.index]
+        if use.power_w is not None and name in at_work:
             told[name] = max(use.power_w, told.get(name, 0.0))
     if silent and told:
         return None, f"GPU {silent} tells no power"

@@ -147,16 +147,20 @@ def _enough(telling: Sequence[object], taken: Sequence[object]) -> bool:
 
 
 def _counted(series: _Series) -> dict[str, float] | None:
-    """Return the parts by the driver's counters; of several that count one reason the highest. None without them."""
-    counting = [one for one in series.readings if one.ticks is not None]
-    if len(counting) < 2 or (ticks := (counting[-1].ticks or 0.0) - (counting[0].ticks or 0.0)) <= 0:
+    """Return the parts by the driver's counters; of several that count one reason the highest. None without them.
+
+    What held at every tick since the driver was loaded, and still does, is firmware that does not count it.
+    """
+    counting = [(one.ticks, one.counters) for one in series.readings if one.ticks is not None and one.counters]
+    if len(counting) < 2 or (ticks := counting[-1][0] - counting[0][0]) <= 0:
         return None
-    first, last = counting[0].counters or {}, counting[-1].counters or {}
+    (before, first), (after, last) = counting[0], counting[-1]
     found: dict[str, float] = {}
-    for name, count in last.items():
-        reason, part = name.partition("/")[0], (count - first.get(name, 0.0)) / ticks
-        found[reason] = max(found.get(reason, 0.0), min(1.0, max(0.0, part)))
-    return found
+    for name in first.keys() & last.keys():
+        if (first[name], last[name]) != (before, after):
+            reason, part = name.partition("/")[0], (last[name] - first[name]) / ticks
+            found[reason] = max(found.get(reason, 0.0), min(1.0, max(0.0, part)))
+    return found or None
 
 
 def _any(span: Sequence[Sample], series: Sequence[_Series], reasons: Sequence[str]) -> float | None:

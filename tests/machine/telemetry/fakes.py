@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 GIB = 1 << 30
@@ -112,3 +113,11 @@ def metric(gpu: int, *, watts: object = 612, throttle: dict[str, object] | None 
 def printed(entries: list[dict], *, wrapped: bool, noise: str = "") -> str:
     document = {"gpu_data": entries} if wrapped else entries
     return f"{noise}{json.dumps(document, indent=4)}\n{noise}"
+
+
+def first_table(proc: Path) -> None:
+    """A /proc that shows all processes of the machine."""
+    (proc / "self/ns").mkdir(parents=True)
+    (proc / "self/ns/pid").symlink_to("pid:[4026531836]")
+    (proc / "1").mkdir()
+    (proc / "1/stat").write_text("1 (init) S 0 1\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from pathlib import Path
 from threading import Event
@@ -12,10 +13,13 @@ from madlite.machine import Host
 from madlite.machine.telemetry.amd_files import AmdFiles
 from madlite.machine.telemetry.amd_metrics import Counted, read_counters
 from madlite.machine.telemetry.choose import open_sources
+from madlite.machine.telemetry.reading import Answer, Reading, User
 from madlite.machine.telemetry.sampler import Sample
 from madlite.machine.telemetry.summary import summarise
 from madlite.types import Gpu
 from tests.machine.stand_in import Bench
+
+from .fakes import first_table
 
 NONE = 0xFFFFFFFF
 COUNTS = (2, 300, 40, 0, NONE)  # PROCHOT, PPT, socket, regulator, HBM
@@ -43,7 +47,12 @@ def listed(ticks: int = 1000, joules: int = 7, counts: tuple[int, ...] = COUNTS,
 EXPECTED = Counted(
     energy_j=7.0,
     ticks=1000.0,
-    counters={"PROCHOT/prochot": 2.0, "power cap/ppt": 300.0, "thermal/socket_thermal": 40.0},
+    counters={
+        "PROCHOT/prochot": 2.0,
+        "power cap/ppt": 300.0,
+        "thermal/socket_thermal": 40.0,
+        "voltage regulator thermal/vr_thermal": 0.0,
+    },
 )
 
 
@@ -71,10 +80,29 @@ def test_without_a_table(tmp_path: Path) -> None:
     assert read_counters(tmp_path) is None
 
 
-def test_what_held_at_every_tick_was_not_counted(tmp_path: Path) -> None:
-    (tmp_path / "gpu_metrics").write_bytes(fixed(6, ticks=5000, counts=(0, 5000, 5000, 9, 5000)))
-    counted = read_counters(tmp_path / "gpu_metrics")
-    assert counted and counted.counters == {"voltage regulator thermal/vr_thermal": 9.0}
+@pytest.mark.parametrize(
+    ("thermal", "part"),
+    [
+        ((1000, 1000, 1000), 0.0),  # held before the run and not during it
+        ((1000, 2000, 3000), 0.0),  # not counted
+        ((1000, 1100, 1200), 0.1),
+        ((0, 0, 500), 0.25),
+        ((NONE, 1000, 3000), 0.0),
+    ],
+)
+def test_what_held_at_every_tick_to_the_end_was_not_counted(
+    tmp_path: Path, thermal: tuple[int, int, int], part: float
+) -> None:
+    samples = []
+    for n, count in enumerate(thermal):
+        ticks = 1000 * (n + 1)
+        (tmp_path / "gpu_metrics").write_bytes(fixed(6, ticks=ticks, counts=(0, ticks, count, 9, ticks)))
+        counted = read_counters(tmp_path / "gpu_metrics")
+        assert counted
+        reading = Reading(index=0, ticks=counted.ticks, counters=counted.counters)
+        samples.append(Sample(t_s=10.0 * n, gpus=(reading,)))
+    told = summarise(samples, [0], None, None, "AMD")
+    assert (told.throttled, told.throttled_by) == (part, {"thermal": part} if part else {})
 
 
 def gpu(bench: Bench, bus: str, table: bytes = b"") -> None:
@@ -99,6 +127,29 @@ def test_files_that_count_need_no_tool_beside_them(bench: Bench) -> None:
     summary = summarise(samples, [0, 1], None, None, "AMD")
     assert summary.power_w == 630.0  # 12600 J in 20 s, and not the sampled 650 W
     assert (summary.throttled, summary.power_cap, summary.throttled_by) == (0.18, 0.75, {"thermal": 0.18})
+
+
+PROCESS = {"name": "x", "pid": 4711, "memory_usage": {"vram_mem": {"value": 3 << 30, "unit": "B"}}}
+LISTED = json.dumps([{"gpu": 0, "process_list": [{"process_info": PROCESS}]}])
+
+
+@pytest.mark.parametrize(("tool", "listed"), [(True, False), (True, True), (False, False)])
+def test_files_that_count_and_list_no_process_leave_those_to_the_tool(bench: Bench, tool: bool, listed: bool) -> None:
+    bench.mi300x(1, first=5)
+    gpu(bench, GPUS[0].bus, fixed(8))
+    first_table(bench.root / "proc")
+    if tool:
+        bench.tool("amd-smi", ("process*", LISTED))  # and fails whatever else it is asked
+    if listed:
+        bench.file("sys/class/kfd/kfd/proc/99/vram_5711", "0")
+    host = Host(root=bench.root, path=str(bench.bin), limit_s=10, env={"PATH": "/usr/bin:/bin"})
+    opened, problem = open_sources("AMD", GPUS[:1], host, Event())
+    asks = tool and not listed
+    assert ([source.name for source, _ in opened], problem) == (["amdgpu", "amd-smi"][: 1 + asks], "")
+    if asks:
+        (source, answer) = opened[1]
+        assert (answer.readings, source.read(), source.facts()) == ((), Answer(), {})
+        assert source.users() == (User(pid=4711, gpu=0, memory_bytes=3 << 30, name="x"),)
 
 
 @pytest.mark.parametrize("second", [b"", fixed(3)])

@@ -9,6 +9,8 @@ import pytest
 from madlite.machine import Host
 from madlite.machine.telemetry.amd_smi import AmdSmi, read_gpu
 from madlite.machine.telemetry.reading import User
+from madlite.machine.telemetry.sampler import Sample
+from madlite.machine.telemetry.summary import summarise
 from tests.machine.stand_in import Bench
 
 from .fakes import metric, printed, value
@@ -100,10 +102,12 @@ def test_counters_of_every_die_and_nothing_of_idle_clocks() -> None:
     reading = read_gpu(0, metric(0, throttle=VIOLATIONS))
     assert reading.ticks == 40_000
     assert reading.counters == {
+        "PROCHOT/prochot.0": 0.0,
         "power cap/ppt.0": 31_000.0,
         "thermal/socket_thermal.0": 1_200.0,
         "thermal/gfx_clk_below_host_limit_thermal.0": 7.0,
         "thermal/gfx_clk_below_host_limit_thermal.1": 9.0,
+        "thermal/gfx_clk_below_host_limit_thermal.3": 0.0,
     }
 
 
@@ -119,8 +123,14 @@ def test_counters_with_the_unit_outside_and_under_the_host_tool_s_names() -> Non
 
 
 def test_what_held_at_every_tick_since_the_driver_was_loaded_was_not_counted() -> None:
-    throttle = {"accumulation_counter": 77, "socket_thermal_accumulated": 77, "hbm_thermal_accumulated": 77}
-    assert read_gpu(0, metric(0, throttle={**throttle, "prochot_accumulated": 3})).counters == {"PROCHOT/prochot.0": 3}
+    def sample(ticks: int, **counts: int) -> Sample:
+        counted = {f"{name}_accumulated": count for name, count in counts.items()}
+        return Sample(t_s=ticks, gpus=(read_gpu(0, metric(0, throttle={"accumulation_counter": ticks, **counted})),))
+
+    samples = [sample(80, socket_thermal=80, hbm_thermal=80, prochot=3)]
+    samples += [sample(100, socket_thermal=80, hbm_thermal=100, prochot=8)]
+    told = summarise(samples, [0], None, None, "AMD")
+    assert told.throttled_by == {"PROCHOT": 0.25}, "HBM is not counted, the socket was held before and not since"
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from madlite.machine.telemetry.reading import Answer, Reading, User
 from madlite.machine.telemetry.sampler import Sampler, Watched
 from madlite.types import Gpu
 
-from .fakes import GIB, FakeNvml
+from .fakes import GIB, FakeNvml, first_table
 
 
 class Fake:
@@ -64,14 +64,6 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *sources: object, vend
     )
     ticks = iter(range(1_000_000))
     return Sampler(watched, tmp_path / "telemetry.jsonl", lambda: float(next(ticks)))
-
-
-def first_table(proc: Path) -> None:
-    """A /proc that shows all processes of the machine."""
-    (proc / "self/ns").mkdir(parents=True)
-    (proc / "self/ns/pid").symlink_to("pid:[4026531836]")
-    (proc / "1").mkdir()
-    (proc / "1/stat").write_text("1 (init) S 0 1\n")
 
 
 def until(condition: Callable[[], bool]) -> None:

@@ -119,11 +119,23 @@ def ticking(*counts: tuple[float, dict[str, float]]) -> list[Reading]:
 
 
 def test_counters_of_the_driver_are_exact() -> None:
-    before = {"power cap/ppt.0": 500.0, "thermal/socket_thermal.0": 100.0, "thermal/gfx.1": 900.0}
+    before = {"power cap/ppt.0": 500.0, "thermal/socket_thermal.0": 100.0, "thermal/gfx.1": 900.0, "PROCHOT/p.0": 0.0}
     after = {"power cap/ppt.0": 1400.0, "thermal/socket_thermal.0": 280.0, "thermal/gfx.1": 910.0, "PROCHOT/p.0": 30.0}
     summary = summarise(samples(ticking((1000, before), (2000, after))), [0], None, None, "AMD")
     assert summary.throttled_by == pytest.approx({"thermal": 0.18, "PROCHOT": 0.03})
     assert (summary.throttled, summary.power_cap) == pytest.approx((0.18, 0.9))
+
+
+def test_a_counter_that_is_told_at_one_end_alone_says_nothing() -> None:
+    before, after = {"thermal/x.0": 100.0, "PROCHOT/p.0": 9.0}, {"thermal/x.0": 150.0, "memory thermal/h.0": 900.0}
+    taken = samples(ticking((1000, before), (1500, {}), (2000, after), (2100, {})))
+    assert summarise(taken, [0], None, None, "AMD").throttled_by == {"thermal": 0.05}
+
+
+def test_where_nothing_is_counted_throttling_is_not_known() -> None:
+    taken = samples([Reading(index=0, ticks=ticks, counters={"thermal/x.0": ticks}) for ticks in (1000.0, 3000.0)])
+    told = summarise(taken, [0], None, None, "AMD")
+    assert (told.throttled, told.power_cap, told.throttled_by) == (None, None, {})
 
 
 @pytest.mark.parametrize("counts", [[(1000, {})], [(1000, {}), (1000, {"thermal/x.0": 5.0})], [(9, {}), (1, {})]])
@@ -176,7 +188,7 @@ def test_an_amd_gpu_that_told_its_power_and_tells_it_no_more_is_no_partition() -
     assert (summary.over, summary.power_w, summary.problem) == ("window", None, "GPU 1 tells no power")
 
 
-def working(index: int, percent: float | None, watts: float) -> list[Reading]:
+def working(index: int, percent: float | None, watts: float | None) -> list[Reading]:
     return [Reading(index=index, power_w=watts, utilization_percent=percent)] * 3
 
 
@@ -185,6 +197,14 @@ def test_gpus_that_are_granted_and_not_used_are_no_part_of_the_mean() -> None:
     summary = summarise(taken, range(4), None, None, "NVIDIA")
     assert (summary.power_w, summary.problem) == (690.0, "GPU 2, 3 did nothing: left out of the mean power")
     assert summary.gpus[2].power_w == 75
+
+
+def test_an_idle_part_tells_the_power_of_a_package_of_which_another_part_works() -> None:
+    cards = [Gpu(index=n, bus=f"0000:{n // 2:02x}:00.{n % 2}") for n in range(4)]
+    taken = samples(working(0, 0, 500), working(1, 99, None), working(2, 0, 90), working(3, 0, None))
+    told = summarise(taken, range(4), None, None, "AMD", packages(cards))
+    assert told.power_w == 500.0, "and not the card that did nothing"
+    assert told.problem.endswith("GPU 0, 2, 3 did nothing: left out of the mean power")
 
 
 @pytest.mark.parametrize("other", [5.0, 0.0, None])
