@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 
 from madlite.engine.probe import NAMES, PREFIXES, Inside
 from madlite.engine.probe_inside import shortened
 from madlite.engine.screen import Planned
 from madlite.machine.host_facts import host_facts
 from madlite.plugins import Plugins
+from madlite.run.regular import digest_of
 from madlite.secrets import MASK, is_secret
 from madlite.types import EnvValue, Machine, Provenance, Secret
 
@@ -102,12 +102,5 @@ def _script(one: Planned) -> tuple[str, str]:
     path = plan.card.scripts
     if not path:
         return "", ""
-    digests = ((name, _digest(plan.workspace / name)) for name in (path, f"{path}/run.sh"))
+    digests = ((name, digest_of(plan.workspace / name)) for name in (path, f"{path}/run.sh"))
     return next(((name, digest) for name, digest in digests if digest), ("", ""))
-
-
-def _digest(path: Path) -> str:
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except (OSError, ValueError):
-        return ""

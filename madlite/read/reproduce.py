@@ -12,6 +12,7 @@ from madlite.plan.make import RUNS
 from madlite.plan.values import PLAN_KEYS, canonical_key
 from madlite.record.record import Record
 from madlite.run.folder import CONTEXT
+from madlite.run.regular import digest_of
 from madlite.secrets import MASK
 from madlite.types import Scalar, Value
 
@@ -59,7 +60,12 @@ def reproduce(record: Record, kept: Kept, environ: Mapping[str, str], folder: Pa
         *kept.words,
     ]
     secret = _secrets(record, words)
-    notes = (*_image_notes(record), *_source_notes(record), *_secret_notes(record, words))
+    notes = (
+        *_image_notes(record),
+        *_source_notes(record),
+        *_script_notes(record, folder.parent.parent),
+        *_secret_notes(record, words),
+    )
     return Reproduction(
         words=("run", *words),
         notes=(*notes, *_environment_notes(record, environ)),
@@ -125,11 +131,11 @@ def _image(record: Record) -> str:
 
 
 def _context(record: Record, folder: Path) -> Iterator[str]:
-    """Yield the context that the run's folder keeps, and the args that its script was called with."""
+    """Yield the context that the run's folder keeps, and the args that its script was called with, or rendered with."""
     kept = (folder / CONTEXT).is_file()
     if kept:
         yield from ("--additional-context-file", f"{RUNS}/{folder.name}/{CONTEXT}")
-    if record.args and not record.rendered:
+    if record.args:
         yield from ("--additional-context", json.dumps({"model_args": record.args}))
 
 
@@ -151,6 +157,16 @@ def _source_notes(record: Record) -> Iterator[str]:
         yield f"{record.url} was at commit {record.git_commit or 'that is not known'}; a run takes its newest"
     if record.madlite and record.madlite != __version__:
         yield f"it ran with madlite {record.madlite}, this is {__version__}"
+
+
+def _script_notes(record: Record, workspace: Path) -> Iterator[str]:
+    """Yield that a card's own script is not any more what it was; a rendered one is rendered again."""
+    script, then = record.provenance.script, record.provenance.script_sha256
+    if not script or record.rendered or record.url:
+        return
+    now = digest_of(workspace / script)
+    if now != then:
+        yield f"{script} {'has changed since' if now else 'is not there any more'}: another script would run"
 
 
 def _secrets(record: Record, words: Sequence[str]) -> list[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shlex
 import subprocess
@@ -116,6 +117,28 @@ def test_args_of_a_script_its_repository_context_and_secrets(tmp_path):
     )
     said = " ".join(found.notes)
     assert "at commit abc" in said and "docker_env_vars.HF_TOKEN" in said and "env.T=***" in said
+
+
+def test_a_script_that_changed_is_told(tmp_path):
+    (tmp_path / "run.sh").write_text("echo 1\n")
+    then = Provenance(script="run.sh", script_sha256=hashlib.sha256(b"echo 1\n").hexdigest())
+    record = make_record(make_plan(tmp_path, runtime="host"), Result(plan_id="x", status=Status.SUCCESS), None)
+    record = replace(record, provenance=then)
+
+    def said() -> list[str]:
+        return [note for note in reproduce(record, Kept(), {}, tmp_path / "madlite_runs/x").notes if "run.sh" in note]
+
+    assert said() == []
+    (tmp_path / "run.sh").write_text("echo 2\n")
+    assert said() == ["run.sh has changed since: another script would run"]
+    (tmp_path / "run.sh").unlink()
+    assert said() == ["run.sh is not there any more: another script would run"]
+
+
+def test_the_args_of_a_rendered_run_are_pinned(tmp_path):
+    plan = make_plan(tmp_path, args="--mode ok", settings={"lr": 0.1}, runtime="host")
+    words = reproduce(make_record(plan, Result(plan_id="x", status=Status.SUCCESS), None), Kept(), {}, tmp_path).words
+    assert words[-2:] == ("--additional-context", json.dumps({"model_args": "--mode ok"}))
 
 
 def test_what_of_the_environment_differs_is_told(tmp_path):
