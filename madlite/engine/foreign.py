@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from msgspec.structs import replace
 
-from madlite.engine.recognise import recognised, take_head
+from madlite.engine.recognise import MOST_LINES, recognised, take_head
 from madlite.errors import UsageProblem
 from madlite.measure.clues import LAUNCHER, ROOT, Clue
 from madlite.measure.diagnosis import diagnose
@@ -191,8 +191,11 @@ def _of_nobody(name: str, plugins: Plugins, verdict: Verdict, log: Follower) -> 
     if log.scan.torn:
         return verdict
     if (clue := log.clue) is None or clue.tier == LAUNCHER:
+        if not log.lines:
+            raise UsageProblem(f"{name} is empty", "name the file that has the training's output")
         names = ", ".join(sorted(plugins.backends()))
-        what = "nothing that a backend knows, and no line 'performance: <number> <metric>'"
+        where = f" in its first {MOST_LINES:,} lines" if log.lines > MOST_LINES else ""
+        what = f"nothing that a backend knows{where}, and no line 'performance: <number> <metric>'"
         raise UsageProblem(f"{name} has {what}", f"--backend NAME says whose log it is: {names}")
     return _failed(verdict, f"the log has no result, and says why ({clue.cause})", clue.line)
 

@@ -10,7 +10,8 @@ from madlite.plugins import Plugins
 from madlite.types import Backend
 
 HEAD_BYTES = 4 << 20
-_HEADS = (500, 20_000)  # lines; an image's build or a download may come before the framework's own first line
+MOST_LINES = 20_000
+_HEADS = (500, MOST_LINES)  # an image's build or a download may come before the framework's own first line
 _SURE = 0.5  # what is less is an answer only where more lines bring no better one
 
 

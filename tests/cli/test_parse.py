@@ -288,6 +288,17 @@ def test_the_line_of_a_script(capsys, tmp_path):
     assert found["metrics"][0]["text"] == "5"
 
 
+def test_why_nobody_knows_a_log(capsys, tmp_path):
+    log = tmp_path / "x.log"
+    for text, said in (("", "is empty"), ("x\n", "has nothing that a backend knows, and")):
+        log.write_text(text)
+        assert call(["parse", str(log)]) == 4 and f"error: {log} {said}" in capsys.readouterr().err
+    log.write_text("x\n" * 20_001 + TITAN.read_text())
+    assert call(["parse", str(log)]) == 4
+    assert "nothing that a backend knows in its first 20,000 lines, and" in capsys.readouterr().err
+    assert parsed(capsys, log, "--backend", "torchtitan")["training"]["steps"] == 20
+
+
 @pytest.mark.parametrize(
     "data", [b"", b"\n\n", bytes(range(256)) * 4000, b"hello\nworld\n", b"\x1f\x8b", b"\0" * 99999]
 )

@@ -142,6 +142,15 @@ def test_memory_that_ran_out_is_told_alike_by_all_who_look(line):
     assert log.clue.cause == "gpu_out_of_memory"
 
 
+@pytest.mark.parametrize(
+    "line", ["WARNING: CUDA out of memory, retrying with a smaller chunk", "| HIP out of memory: batch 7 is skipped |"]
+)
+def test_memory_that_ran_out_and_was_got_over_is_a_doubt_and_no_failure(line):
+    marks = MemoryMarks()
+    marks.feed(make_block([line]))
+    assert (scan(line).line, bool(marks.out)) == ("", True)
+
+
 def test_a_step_that_follows_makes_it_none():
     failed = f"{TRACEBACK}\nRuntimeError: boom\n{CHILD}\n"
     log = follow("step=1 tps=5\n" + failed)
