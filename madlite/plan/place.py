@@ -94,7 +94,8 @@ def grant_gpus(card: Card, machine: Machine, context: Context, asked: int | None
     if count < -1:
         raise UsageProblem(f"n_gpus {count} is less than -1", "-1 asks for every GPU: --set n_gpus=-1")
     if machine.vendor == "CPU":
-        note = f"no GPU here: runs on the CPU, though the card asks for {count}" if count > 0 else ""
+        many = f", though {count} are asked for" if count > 1 else ""  # 1 is what a card asks for that says nothing
+        note = f"no GPU here: runs on the CPU{many}" if count > 0 else ""
         return Granted(gpu_ids=(), note=note)
     wanted = len(visible) if count < 0 else count
     have = {gpu.index for gpu in machine.gpus}

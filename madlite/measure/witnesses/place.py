@@ -25,6 +25,8 @@ def ranks(known: Known) -> Testimony:
     Frameworks print on one rank of a node, on those that a setting lists, or on all; a node's log says nothing of
     others.
     """
+    if (wanted_gpus := _missed_gpus(known.plan)) > 1:
+        return say(table.RANKS_ON_CPU, f"the card asks for {wanted_gpus} GPUs, and ran on the CPU: this machine has none")
     told = known.log.steps.told()
     if not known.by_steps:
         return say(table.RANKS_UNKNOWN, "a card's own script may train more than once")
@@ -35,6 +37,13 @@ def ranks(known: Known) -> Testimony:
     if len(told) > 1 and len(told) < (planned := _all_or_one(known, max(told) + 1)):
         return say(table.RANKS_MISSING, f"of {planned} ranks only {_named(list(told))}")
     return _stopped(known) or _apart(known) or _uneven(told)
+
+
+def _missed_gpus(plan: RunPlan | None) -> int:
+    """Return how many GPUs a card itself asks for on a machine without one; a card that says nothing asks for one."""
+    if plan is None or plan.machine.vendor != "CPU" or not plan.origins.get("n_gpus", "card").startswith("card"):
+        return 0
+    return int(plan.card.n_gpus)
 
 
 def _stopped(known: Known) -> Testimony | None:

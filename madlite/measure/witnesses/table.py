@@ -136,6 +136,7 @@ CONFIG_UNKNOWN = Row("config", "silent", "the log says nothing of it, there is n
 ALL_RANKS = Row("ranks", "agrees", "the ranks that print are there, each with as many steps")
 RANKS_MISSING = Row("ranks", "doubts", "fewer ranks report steps than were to print, or several do and not all")
 RANKS_UNEVEN = Row("ranks", "doubts", "a rank stops before the last step that others reach, or reports fewer steps")
+RANKS_ON_CPU = Row("ranks", "doubts", "the card asks for several GPUs, and ran on a machine without one")
 RANKS_APART = Row("ranks", "doubts", "ranks of one training report speeds that are more than a fifth apart")
 RANKS_UNKNOWN = Row("ranks", "silent", "no line names its rank, or a card's own script may train more than once")
 
@@ -173,7 +174,7 @@ TABLE: tuple[Row, ...] = (
     *(FRESH, STALE, NO_ARTIFACT),
     *(NUMBER, NO_NUMBER, NO_RESULT),
     *(CONFIG_SAME, CONFIG_OTHER, CONFIG_ODD, CONFIG_UNKNOWN),
-    *(ALL_RANKS, RANKS_MISSING, RANKS_UNEVEN, RANKS_APART, RANKS_UNKNOWN),
+    *(ALL_RANKS, RANKS_MISSING, RANKS_UNEVEN, RANKS_APART, RANKS_ON_CPU, RANKS_UNKNOWN),
     *(LOSS_FALLS, LOSS_RISES, GRADIENT_RISES, LOSS_SHORT),
     *(MEMORY_FINE, MEMORY_ENDED, MEMORY_OUT, MEMORY_RETRIED),
     *(ALONE, NOT_ALONE, COMPANY_UNKNOWN),

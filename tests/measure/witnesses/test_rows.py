@@ -16,7 +16,7 @@ from madlite.measure.witnesses import collect, figures, table
 from madlite.measure.witnesses.known import Known, Number
 from madlite.measure.witnesses.table import TABLE, Row
 from madlite.plan.architectures import known_architectures
-from madlite.types import Cause, Compute, Exit, Quantity, ResultRule, RunPlan, Status, Step, Variant
+from madlite.types import Cause, Compute, Exit, Machine, Quantity, ResultRule, RunPlan, Status, Step, Variant
 from madlite_plugins.torchrun.reader import OwnReader
 from tests.measure.witnesses.runs import (
     DONE,
@@ -208,6 +208,7 @@ CASES: list[tuple[Row, Callable[[], Verdict]]] = [
     (table.RANKS_UNEVEN, lambda: run(without(r"^\[rank1\].*step:  [4-9] "))),
     (table.RANKS_UNEVEN, lambda: run(without(r"^\[rank1\].*step: 12 "))),
     (table.RANKS_APART, lambda: run(lambda text: re.sub(r"(?m)^(\[rank1\].*tps: )[\d,]+", r"\g<1>10", text))),
+    (table.RANKS_ON_CPU, lambda: on_cpu("8")),
     (table.RANKS_UNKNOWN, lambda: own(OWN, "", False)),
     (table.LOSS_FALLS, run),
     (table.LOSS_RISES, lambda: losses(*RISING)),
@@ -356,6 +357,20 @@ def test_of_ranks_that_print_all_have_to():
 )
 def test_where_some_ranks_are_to_print_the_others_are_not_missed(quiet, more):
     assert ranked(8, quiet, **more).suspect == ()
+
+
+def on_cpu(asked: str, **plan: object) -> Verdict:
+    """Return the verdict of a card that asks for GPUs, on a machine that has none."""
+    made = script_plan(kind="performance_line")
+    made = replace(made, card=replace(made.card, n_gpus=asked), machine=Machine(), **plan)
+    return judge(made, Witnesses(exit=DONE), follow(made, "performance: 5 tok/s\n", guest=False, scan=None))
+
+
+def test_a_card_that_asks_for_gpus_is_doubted_on_a_cpu_unless_it_or_its_user_can_do_without():
+    assert on_cpu("8").suspect == ("the card asks for 8 GPUs, and ran on the CPU: this machine has none",)
+    assert on_cpu("8", origins={"n_gpus": "card, --gpus"}).suspect
+    for asked, origins in (("1", {}), ("-1", {}), ("8", {"n_gpus": "--set"})):
+        assert on_cpu(asked, origins=origins).suspect == ()
 
 
 def every_tenth(asked: int, end_mark: str = "", nodes: int = 1, odd: int = 20) -> Verdict:
