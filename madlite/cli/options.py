@@ -222,7 +222,13 @@ _COMMON = (
     click.option("-v", "--verbose", is_flag=True, help="Say more on stderr."),
 )
 _CONTEXT = (
-    click.option("-c", "--additional-context", default="", metavar="JSON", help="Context, merged over everything."),
+    click.option(
+        "-c",
+        "--additional-context",
+        default="",
+        metavar="JSON",
+        help="Context, merged over cards and files; options win.",
+    ),
     click.option("-f", "--additional-context-file", type=_FILE, metavar="FILE", help="Context from a file."),
 )
 _PLAN = (

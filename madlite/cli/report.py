@@ -102,7 +102,12 @@ def rebuild(output: Path, runs: Path, of: Path | None, force: bool) -> int:
 @click.option("--single-result", type=_FILE, metavar="FILE", help="JSON of one result.")
 @click.option("--exception-result", type=_FILE, metavar="FILE", help="JSON of a run that failed.")
 @click.option("--failed-result", type=_FILE, metavar="FILE", help="Taken and left alone, as madengine 1 does.")
-@click.option("--multiple-results", type=_FILE, metavar="FILE", help="CSV of several results; needs the next two.")
+@click.option(
+    "--multiple-results",
+    type=_FILE,
+    metavar="FILE",
+    help="CSV of several results; needs --model-name and --common-info.",
+)
 @click.option(
     "--perf-csv", type=_FILE, default=Path("perf.csv"), show_default=True, metavar="FILE", help="The results file."
 )

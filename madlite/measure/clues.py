@@ -20,11 +20,10 @@ from madlite.measure.rules import Hit, RuleScan
 from madlite.measure.tracebacks import Raised, TracebackScan
 from madlite.types import FailureRule, Value
 
-ROOT, ERROR, FOLLOWER, LAUNCHER = range(4)
+ROOT, ERROR, FOLLOWER, LAST, LAUNCHER = range(5)  # LAST: counts where nothing else was said
 _TIERS = {"root": ROOT, "error": ERROR, "follower": FOLLOWER}
 _NEAR = 4000  # characters of a log that one message of several lines has at most
 _FAR = 20_000  # characters of a log; what lacks a package and needs it ends within a few hundred
-_MESSAGE = 1000  # characters in which the next line of a message comes
 _RANK = re.compile(r"\[(?:PG [^\]]*)?[Rr]ank (\d{1,9})\]")
 # roots that a program can go on after, where nothing was raised; none goes on after a fault or without its memory
 _SURVIVABLE = {
@@ -35,8 +34,11 @@ _SURVIVABLE = {
     "missing_repository",
     "missing_file",
 }
-# what a library raises after it said that: NCCL's `unhandled cuda error`, MIOpen's `miopenStatusInternalError`
+# what a library raises after it said that: NCCL's `unhandled cuda error`, MIOpen's `miopenStatusInternalError`; a fault
+# that is a root (an illegal access) does not come of it
 _COMES_OF = {"gpu_out_of_memory": {"gpu_fault"}}
+# what launchers put before the lines of a rank
+_LABELS = ("[rank{}]", "[default{}]", "[rank-{}/", ",{}]<std", "\n{}: ")
 _GOES_ON = re.compile(
     r"\b(?:[Ss]kipp(?:ed|ing)|[Ff]all(?:ing|s)? ?back|[Ii]gnor(?:ed|ing)|disabled|[Rr]etrying|[Cc]ontinuing"
     r"|running offline|thrown while requesting)\b"
@@ -58,6 +60,7 @@ class Clue(Value, frozen=True):
     of_import: bool = False
     again: int = 0  # its last place, of an exception that came more than once
     handled: bool = False  # another exception came while this one was handled
+    more: Hit | None = None  # what a rule makes of the next line of its message
     signal: int = 0  # that ended the process, where a launcher says so and nothing else does
 
 
@@ -67,6 +70,7 @@ class ClueScan:
     def __init__(self, rules: Iterable[FailureRule]) -> None:
         self._rules, self._tracebacks, self._footer = RuleScan(rules), TracebackScan(), FooterScan()
         self.size = 0  # characters taken in
+        self._ends: dict[int, int] = {}  # rank that an import failed in → place of its last line
 
     def take(self, block: Block, every_rule: bool = True) -> None:
         """Take lines in; without `every_rule` they are looked through for exceptions and launchers' words alone."""
@@ -74,6 +78,9 @@ class ClueScan:
             self._rules.feed(block, self.size)
         self._tracebacks.feed(block, self.size)
         self._footer.feed(block, self.size)
+        for rank in {one.rank for one in self._tracebacks.raised if one.of_import and one.rank is not None}:
+            at = max(block.text.rfind(label.format(rank)) for label in _LABELS)
+            self._ends[rank] = max(self._ends.get(rank, 0), self.size + at if at >= 0 else 0)
         self.size += len(block.text) + 1
 
     @property
@@ -88,17 +95,35 @@ class ClueScan:
         told = {clue.at for clue in ruled}
         plain = [self._of_exception(one) for one in raised if one.at not in told]
         ended = [_of_signal(self.first)] if self.first and self.first.code < 0 and not self.first.was_told else []
-        found = sorted([*ruled, *plain, *ended], key=lambda clue: clue.at)
-        return [replace(clue, tier=LAUNCHER) if self._did_without(clue, found) else clue for clue in found]
+        more = {one.at: self._rules.match(one.more, one.at, one.rank) for one in raised if one.more}
+        found = [replace(clue, more=more.get(clue.at)) for clue in sorted([*ruled, *plain, *ended], key=_place)]
+        without = {clue.line for clue in found if self._went_on(clue, found)}
+        return [self._weaker(clue, found) if clue.line in without else clue for clue in found]
 
-    def _did_without(self, clue: Clue, others: Sequence[Clue]) -> bool:
-        """Say whether a program went on for long without a package: until something else came, or the end."""
-        if clue.tier > FOLLOWER or not _is_of_package(clue):
+    def _weaker(self, clue: Clue, others: Sequence[Clue]) -> Clue:
+        """Return a clue that a rank did without as what is left to be said, unless a launcher saw its own rank fail."""
+        if not _can_be_missed(clue) or (self._footer.raised(clue.rank) and not self._went_on(clue, others)):
+            return clue
+        return replace(clue, tier=LAST if clue.uncaught else LAUNCHER)
+
+    def _went_on(self, clue: Clue, others: Sequence[Clue]) -> bool:
+        """Say whether a process went on for long without a package: until something else came of it, or the end.
+
+        Where a launcher saw it fail first by an exit code, no more than another exception shows that.
+        """
+        if not _can_be_missed(clue):
             return False
-        last = max(max(one.at, one.again) for one in others if one.line == clue.line)  # of whichever rank
-        later = (one.at for one in others if one.at > last and not _is_of_package(one) and one.tier <= FOLLOWER)
-        end = next(later, self.size if self.first is None else last)
+        of_it, raised = [one for one in others if _same_process(one, clue)], self._footer.raised(clue.rank)
+        last = max(max(one.at, one.again) for one in of_it if one.line == clue.line)
+        later = [one for one in of_it if one.at > last and one.tier <= FOLLOWER and not _is_of_package(one)]
+        end = next((one.at for one in later if one.uncaught or not raised), self._end(clue, last))
         return end - last > _FAR
+
+    def _end(self, clue: Clue, last: int) -> int:
+        """Return where a process ended of which nothing else explains why: `last` where a launcher tells."""
+        if self.first is not None or self._footer.raised(clue.rank):
+            return last
+        return self.size if clue.rank is None else self._ends.get(clue.rank, self.size)
 
     def _of_exception(self, one: Raised) -> Clue:
         """Return an exception as a clue, of a rule where one matches: its line may not have been asked about."""
@@ -115,7 +140,7 @@ def first_cause(clues: Sequence[Clue], first: FirstFailure | None) -> Clue | Non
     kept = [clue for clue in clues if clue.tier == tier]
     rank = first.rank if first is not None and not first.was_told else None
     best = min(kept, key=lambda clue: _weight(clue, kept, rank))
-    best = _fuller(_continued(best, clues), clues)
+    best = _fuller(_continued(best), clues)
     return best if best.rank is not None else _with_rank(best, rank)
 
 
@@ -124,8 +149,8 @@ def _survived(clue: Clue, others: Sequence[Clue]) -> bool:
     if clue.tier != ROOT or clue.uncaught or clue.cause not in _SURVIVABLE:
         return False
     later = (one for one in others if one.uncaught and one.rank == clue.rank and one.at > clue.at)
-    same = {clue.cause, *_COMES_OF.get(clue.cause, ())}
-    return any(one.tier <= ERROR and not one.of_import and one.cause not in same for one in later)
+    ended = (one for one in later if one.tier <= ERROR and not one.of_import and one.cause != clue.cause)
+    return any(one.tier == ROOT or one.cause not in _COMES_OF.get(clue.cause, ()) for one in ended)
 
 
 def _weight(clue: Clue, others: Sequence[Clue], rank: int | None) -> tuple[bool, bool, bool, bool, int]:
@@ -141,18 +166,28 @@ def _is_of_package(clue: Clue) -> bool:
     return clue.of_import or (clue.cause == "missing_package" and not clue.uncaught)
 
 
+def _can_be_missed(clue: Clue) -> bool:
+    return clue.tier <= FOLLOWER and _is_of_package(clue)
+
+
+def _same_process(one: Clue, other: Clue) -> bool:
+    """Say whether two clues are of one rank; of lines without a rank nobody knows."""
+    return other.rank is None or one.rank == other.rank
+
+
+def _place(clue: Clue) -> int:
+    return clue.at
+
+
 def _is_weak(clue: Clue) -> bool:
     return clue.of_import or clue.handled
 
 
-def _continued(best: Clue, others: Sequence[Clue]) -> Clue:
-    """Return an exception with what the next lines of its message say, where its own line ends with a colon."""
-    if not best.uncaught or not best.line.endswith(":"):
+def _continued(best: Clue) -> Clue:
+    """Return an exception with what the next line of its message says, where its own line ends with a colon."""
+    if best.more is None or (tier := _tier(best.more, None)) > ERROR or tier > best.tier:
         return best
-    same = (one for one in others if one.rule and one.rank in (None, best.rank) and one.tier <= ERROR)
-    said = (one for one in same if one.cause == best.cause or (best.rule is None and not one.uncaught))
-    next_ = min((one for one in said if 0 < one.at - best.at < _MESSAGE), key=lambda one: one.at, default=None)
-    return best if next_ is None else replace(next_, rank=best.rank, where=best.where, uncaught=True)
+    return replace(_of_rule(best.more, None), rank=best.rank, where=best.where, uncaught=True)
 
 
 def _fuller(best: Clue, others: Sequence[Clue]) -> Clue:

@@ -11,12 +11,13 @@ from pathlib import Path
 from signal import SIGINT, SIGKILL, SIGTERM
 
 from madlite.failure_rules import explained
-from madlite.measure.clues import ERROR, LAUNCHER, ROOT, Clue
+from madlite.measure.clues import ERROR, LAST, LAUNCHER, ROOT, Clue
 from madlite.measure.follow import Follower
 from madlite.measure.footer import signal_name
 from madlite.measure.grammar import rank_in
 from madlite.measure.memory_hint import gpu_memory_hint
 from madlite.measure.rules import plain
+from madlite.measure.telling import looks_like_error
 from madlite.types import Cause, Diagnosis, RunPlan, Value
 
 _LONGEST = 2000  # characters of a line that are kept
@@ -67,6 +68,8 @@ def diagnose(cause: Cause, evidence: str, log: Follower, facts: Facts | None = N
     """Return why a run failed that was judged to have failed by `cause`, with its line and what is known to do."""
     facts = facts or Facts()
     clue = _behind(cause, log, facts)
+    if clue is not None and clue.tier == LAST and clue.line not in evidence and looks_like_error(evidence):
+        clue = None  # the program went on for long after it, and ended by other words
     if clue is None and cause in (Cause.EXIT_CODE, Cause.PREPARE) and (number := _signal_of(facts.exit_code)):
         return _signalled(number, evidence, facts)
     if clue is None and cause in _ENDED_BY_US:

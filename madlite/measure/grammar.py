@@ -28,7 +28,7 @@ _SAID = re.compile(r"\bsrun: error: \S+: task (\d{1,9}): |\bprocess rank (\d{1,9
 _TASK = re.compile(rf"^(?:{_CLOCK}\s+)?(\d{{1,5}}): ")
 
 _WARNING = re.compile(
-    r"(?<!CCL )\bWARN(?:ING)?\b|\b\w*[Ww]arning: |\[W\d{3,4} |\[W\] |(?:^|[\]>:]? )W\d{4} \d\d:"
+    r"(?<!CCL )\bWARN(?:ING)?\b|\b\w*[Ww]arning: |\[W\d{3,4} |\[W\] |(?:^|[\]>:] ?)W\d{4} \d\d:"
     r"|\bwas not called before\b"
 )
 

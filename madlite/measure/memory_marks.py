@@ -15,7 +15,10 @@ from madlite.measure.rules import without_rank
 # each with a text that its lines have; most blocks of lines hold none of them, which is quick to see
 _OUT = (
     *((text, OUT_OF_MEMORY) for text in ("OutOfMemoryError", "out of memory", "HSA_STATUS_ERROR_OUT_OF_RESOURCES")),
-    ("out of memory", re.compile(r"\b(?:CUDA|HIP|ROCm|XPU) out of memory\b.{0,80}\b(?:retry|retried|skipp|trying again)")),
+    (
+        "out of memory",
+        re.compile(r"\b(?:CUDA|HIP|ROCm|XPU) out of memory\b.{0,80}\b(?:retry|retried|skipp|trying again)"),
+    ),
     ("OOM", re.compile(r"\b[1-9]\d* [A-Z]+ OOM errors thrown|\bCUDA OOMs: [1-9]")),
 )
 _RETRIED = (

@@ -18,6 +18,11 @@ _RULED = re.compile(r"[-=*_#~+]{5,}\s*$")  # a line of them says nothing
 _KEPT = 400
 
 
+def looks_like_error(line: str) -> bool:
+    """Say whether a line says that something failed, and no launcher's table that a rank did."""
+    return _TELLING.search(line) is not None and not _FOOTER.search(line)
+
+
 class LastLines:
     """Keeps the last lines, and that of the last training step, which stays when it is long ago."""
 
@@ -43,7 +48,7 @@ class LastLines:
     @property
     def telling(self) -> str:
         """The last line since the step that looks like an error; a warning is none."""
-        looks = (text for text in self._late() if _TELLING.search(text) and not _FOOTER.search(text))
+        looks = (text for text in self._late() if looks_like_error(text))
         return plain(next((text for text in looks if not is_warning(text)), ""))
 
     @property

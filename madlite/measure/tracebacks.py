@@ -15,6 +15,7 @@ from madlite.measure.grammar import (
     ASIDE,
     EXCEPTION,
     HANDLING,
+    LABEL,
     MARK,
     OF_RANK,
     pattern_of,
@@ -33,6 +34,12 @@ _MARKS = (MARK, HANDLING, *ASIDE)
 _BEGIN = re.compile("|".join(map(re.escape, _MARKS)))
 _NONE = ("traceback :", "Original")  # a traceback after these was raised elsewhere
 _SOON = 3  # lines
+_MIXED = 40  # lines of other ranks at most that come within a message
+# what another program says, or a logger: not the next line of an exception's message
+_FOREIGN = re.compile(
+    r"[\w./-]+: (?:line )?\d+: |[\w./-]+: (?:ERROR|WARNING)\b|(?:srun|slurmstepd|(?:ba)?sh): |\[?[EWIF]\d{3,4} "
+    r"|\[?\d{4}-\d\d-\d\d[T ]|\[?\d\d:\d\d:\d\d|\[?(?:ERROR|WARNING|INFO)\b|[\w.-]+:\d+:\d+ \["
+)
 _LOST = 3000  # lines after which a traceback that does not end is given up
 _MOST = 64
 _LONGEST = 200  # characters of a label; a longer one is text
@@ -44,7 +51,7 @@ class Raised(Value, frozen=True):
 
     `by_launcher` where a launcher raises it because its workers failed; `of_import` where a package is missing, which
     many programs do without; `handled` where another exception came while it was handled.  `again` is the place where
-    it came last, where it came more than once.
+    it came last, where it came more than once; `more` the next line of a message whose first line ends with a colon.
     """
 
     at: int
@@ -55,6 +62,7 @@ class Raised(Value, frozen=True):
     of_import: bool = False
     handled: bool = False
     again: int = 0
+    more: str = ""
 
 
 class _Open:
@@ -66,6 +74,7 @@ class _Open:
         self.task = rank_of_task(label)
         self.labelled: bool | None = None if label else False  # whether its other lines have the label; None: not seen
         self.lines = 0
+        self.waited = 0  # lines of others, once its exception came
         self.frame = self.own_frame = ""
 
     def after_label(self, line: str) -> str | None:
@@ -100,6 +109,7 @@ class TracebackScan:
         self.begun = ""  # the first line by which a traceback begins
         self._keys: list[str] = []  # of each that was raised, the shape of its label
         self._open: dict[str, _Open] = {}
+        self._said: dict[int, _Open] = {}  # place of an exception → its traceback, until the next line of its message
         self._aside: dict[str, int] = {}  # of how many lines the next may begin a traceback that ends nothing
 
     def feed(self, block: Block, begin: int = 0) -> None:
@@ -107,7 +117,7 @@ class TracebackScan:
         text, at = block.text, 0
         marked = any(mark in text for mark in _MARKS)
         while at < len(text):
-            if not self._open and not self._aside:
+            if not self._open and not self._aside and not self._said:
                 found = _BEGIN.search(text, at) if marked else None
                 if found is None:
                     return
@@ -121,6 +131,8 @@ class TracebackScan:
         if not line.strip():  # between the redrawings of a bar there are more or fewer, as the log comes in
             return
         begins = _BEGIN.search(line)
+        if self._said:
+            self._read_on(line, ends=begins is not None)
         if begins is not None:
             label = line[: begins.start()]
             self._start(begins[0], label if len(label) <= _LONGEST else "", line)
@@ -170,6 +182,17 @@ class TracebackScan:
         elif one.lines > _LOST:
             del self._open[key]
 
+    def _read_on(self, line: str, *, ends: bool) -> None:
+        """Take the next line of a message that goes on: of the same label, and where it has none the very next."""
+        for at, one in list(self._said.items()):
+            text = without_logger(line) if one.label is None or not one.labelled else one.after_label(line)
+            one.waited += 1
+            if text is None and one.waited <= _MIXED:
+                continue
+            del self._said[at]
+            if text and not ends and not LABEL.match(text) and not _FOREIGN.match(text):
+                self.raised = [replace(other, more=text.strip()) if other.at == at else other for other in self.raised]
+
     def _age(self, line: str) -> None:
         """Count a line of whom an exception aside was said."""
         head = shape_of(line[:_LONGEST])
@@ -203,3 +226,5 @@ class TracebackScan:
             )
         )
         self._keys.append(key)
+        if text.endswith(":"):
+            self._said[at] = one

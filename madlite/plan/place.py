@@ -77,7 +77,10 @@ def _asked_for(card: Card, runtime: str, available: Availability) -> Choice:
 
 def _unreachable(problem: Problem) -> Blocked:
     return Blocked(
-        status=Status.FAILURE, cause=Cause.ENGINE, reason=problem.what, hint="start it, or see madlite run --help"
+        status=Status.FAILURE,
+        cause=Cause.ENGINE,
+        reason=problem.what,
+        hint="start it, or --runtime host where the training is installed here",
     )
 
 

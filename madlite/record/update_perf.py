@@ -52,7 +52,7 @@ def update_perf(
     elif exception is not None:
         rows = _given(exception, "exception result", model_name, Status.FAILURE)
     else:
-        raise UsageProblem("there is no result to append", "name one: --single_result FILE")
+        raise UsageProblem("there is no result to append", "name one: --single-result FILE")
     append_rows(perf_csv, rows)
     _leave_entry(folder, rows)
     return len(rows)

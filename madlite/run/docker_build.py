@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
+import shlex
 from pathlib import Path
 
 from madlite.errors import RuntimeProblem
@@ -95,7 +96,7 @@ class _Attempt:
         step = f" at step '{self._step}'" if self._step else ""
         last = f" (last line: {self._last_line})" if self._last_line else ""
         cause = Cause.DISK if "no space left on device" in words else Cause.BUILD
-        return RuntimeProblem(f"{where}{step}: {words}{last}", f"docker build -f {self._image.dockerfile}", cause=cause)
+        return RuntimeProblem(f"{where}{step}: {words}{last}", by_hand(self._image), cause=cause)
 
 
 def _arguments(image: Image) -> dict[str, object]:
@@ -111,6 +112,12 @@ def _arguments(image: Image) -> dict[str, object]:
         "rm": True,
         "forcerm": True,
     }
+
+
+def by_hand(image: Image) -> str:
+    """Return the command that builds an image without madlite, less its arguments."""
+    dockerfile = Path(image.dockerfile or "Dockerfile")
+    return shlex.join(["docker", "build", "-f", str(dockerfile), str(image.context or dockerfile.parent)])
 
 
 def _packed(context: Path, dockerfile: Path) -> dict[str, object]:

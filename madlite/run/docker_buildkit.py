@@ -10,6 +10,7 @@ from pathlib import Path
 
 from madlite.errors import RuntimeProblem
 from madlite.process import kill_group, start
+from madlite.run.docker_build import by_hand
 from madlite.secrets import reveal
 from madlite.types import Cause, Image, Say, Secret
 
@@ -95,7 +96,7 @@ def _problem(image: Image, lines: list[str]) -> RuntimeProblem:
     step = next((line for line in reversed(lines) if re.match(r"#\d+ ERROR|\s*>\s*\[", line)), "")
     text = f"{image.dockerfile} does not build: {reasons[-1]}" + (f" ({step.strip()})" if step else "")
     cause = Cause.DISK if "no space left on device" in text else Cause.BUILD
-    return RuntimeProblem(text, f"docker build -f {image.dockerfile}", cause=cause)
+    return RuntimeProblem(text, by_hand(image), cause=cause)
 
 
 def _no_buildkit(image: Image, reason: str) -> RuntimeProblem:

@@ -11,14 +11,16 @@ import pytest
 
 from madlite.measure.follow import Follower
 from madlite.measure.lines import LONGEST
+from madlite.measure.rules import with_common
 from madlite.measure.verdict import Witnesses, judge
 from madlite.plan.error_scan import BENIGN, PATTERNS
 from madlite.plugins import load_plugins
 from madlite.secrets import Redactor, assigned
-from madlite.types import ErrorScan, Exit
+from madlite.types import ErrorScan, Exit, FailureRule
 from tests.factories import make_plan
 
 LIMIT_S = 3.0  # of this process's time for one pattern and one line; those that are well take 0.01
+QUICK_S = 0.3  # of one pattern and half such a line of what it looks for; the slowest takes 0.08 on a busy machine
 
 
 def long_lines(pattern: str) -> Iterator[str]:
@@ -49,7 +51,29 @@ PLAIN = (
     "Error: ",
     "a: ",
     "{'a': 1, ",
+    "a:",
+    "x://b:c",
+    "http://h:80/x,",
 )
+RULES = with_common(load_plugins("", only_built_in=True).failure_rules())
+# what a pattern has beside plain characters
+_WILD = re.compile(r"\(\?[=!<:][=!]?|\(\?P<\w+>|\\[dDsSwWbB]|\[\^?\]?(?:\\.|[^\]\\])*\]|[.(){}|^$?*+]|\d*,\d+\}")
+
+
+def repeated(pattern: str) -> set[str]:
+    """Return what a pattern's runs look for: its plain pieces, one alone and one after another, to be said again."""
+    pieces = [re.sub(r"\\(.)", r"\1", piece) for piece in _WILD.sub("\0", pattern).split("\0")]
+    kept = [piece for piece in pieces if len(piece) > 1 and piece.strip()]
+    pairs = zip(kept, [*kept[1:], ""], strict=True)
+    return {text for one, other in pairs for text in (one, f"{one}a", f"{one}a {other}")}
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.pattern[:30])
+def test_no_failure_rule_begins_again_and_again_in_what_it_looks_for(rule: FailureRule) -> None:
+    pattern = re.compile(rule.pattern)
+    for text in ("a:", "x://b:c", "http://h:80/x,", *sorted(repeated(rule.pattern))):
+        line = (text * (LONGEST // 2 // len(text) + 1))[: LONGEST // 2]
+        assert took_s(lambda: pattern.search(line)) < QUICK_S, text  # noqa: B023 - called at once
 
 
 def took_s(*calls: Callable[[], object]) -> float:
@@ -61,9 +85,8 @@ def took_s(*calls: Callable[[], object]) -> float:
 
 @pytest.mark.host
 def test_no_failure_rule_is_slow_on_a_long_line() -> None:
-    plugins = load_plugins("", only_built_in=True)
     slow = []
-    for rule in plugins.failure_rules():
+    for rule in RULES:
         pattern = re.compile(rule.pattern)
         for line in (*(text * (LONGEST // len(text)) for text in PLAIN), *long_lines(rule.pattern)):
             if took_s(lambda: pattern.search(line)) > LIMIT_S:  # noqa: B023 - called at once
@@ -79,7 +102,7 @@ def test_a_log_of_one_long_line_again_and_again_is_read_by_all_readers_in_time(t
     readers = [backend.reader(None) for backend, _ in plugins.backends().values()]
     follower = Follower(
         [reader for reader in readers if reader is not None],
-        plugins.failure_rules(),
+        RULES,
         error_scan=ErrorScan(patterns=PATTERNS, benign=BENIGN),
     )
     line = (text * LONGEST)[: LONGEST - 1].encode()[:LONGEST] + b"\n"

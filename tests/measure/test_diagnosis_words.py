@@ -7,6 +7,7 @@ from time import process_time
 
 import pytest
 
+from madlite.measure.grammar import is_warning
 from madlite.measure.needed import needed_texts
 from tests.measure.test_diagnosis import RULES, follow, footer, timeout, trace, why
 
@@ -154,6 +155,25 @@ def test_an_assertion_of_a_kernel_names_what_it_forbids():
     assert (found.cause, found.line) == ("gpu_fault", line) and "srcIndex < srcSelectDimSize" in found.hint
 
 
+DEVICE_SIDE = (
+    "/pytorch/aten/src/ATen/native/hip/IndexKernel.hip:94: operator(): Device-side assertion `-sizes[i] <= index && "
+    'index < sizes[i] && "index out of bounds"\' failed.'
+)
+TEMPLATE = (
+    f"/a/ScatterGatherKernel.cu:144: operator()<{'x' * 1500}>: "
+    "block: [0,0,0], thread: [1,0,0] Assertion `n < 9` failed."
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "what"), [(DEVICE_SIDE, '-sizes[i] <= index && index < sizes[i] && "index out of bounds" forbids'),
+                       (TEMPLATE, "what n < 9 forbids")],
+)  # fmt: skip
+def test_an_assertion_of_any_vendors_kernel_names_what_it_forbids(line, what):
+    found = why(line, *trace(0, "torch.AcceleratorError: HIP error: unspecified launch failure"))
+    assert (found.cause, found.line) == ("gpu_fault", line) and what in found.hint
+
+
 def test_memory_that_a_library_lacked_is_the_cause_and_not_what_it_raised_of_that():
     miopen = [
         "MIOpen(HIP): Error [AllocateMemory] Out of memory",
@@ -162,6 +182,9 @@ def test_memory_that_a_library_lacked_is_the_cause_and_not_what_it_raised_of_tha
     assert why(*miopen).cause == "gpu_out_of_memory"
     nccl = trace(3, "torch.distributed.DistBackendError: NCCL error in: a.cpp:7, unhandled cuda error (run with x)")
     assert why("[rank3]: n1:5:5 [0] NCCL WARN Cuda failure 2 'out of memory'", *nccl).cause == "gpu_out_of_memory"
+    caught = "[rank3]: left out a shape: CUDA out of memory. Tried to allocate 2.00 GiB"
+    fault = trace(3, "RuntimeError: CUDA error: an illegal memory access was encountered")
+    assert why(caught, *fault).cause == "gpu_fault", "no library says that of memory"
 
 
 def test_an_exception_whose_message_begins_on_its_next_line_is_read_on():
@@ -172,6 +195,30 @@ def test_an_exception_whose_message_begins_on_its_next_line_is_read_on():
     found = why(*trace(2, head), "[rank2]:     size mismatch for a.weight: copying a param with shape torch.Size([8])")
     assert found.cause == "bad_option" and found.line.startswith("size mismatch for a.weight")
     assert why(*trace(2, "ValueError: odd:"), timeout(1)).line == "ValueError: odd:"
+    head = (
+        "RuntimeError: Failed to import transformers.a because of the following error (look up to see its traceback):"
+    )
+    missing = "No module named 'flash_attn_2_cuda'"
+    first = [*trace(2, f"ModuleNotFoundError: {missing}"), "[rank2]: The above exception was the direct cause of x"]
+    found = why(*first, *trace(2, head), "[rank0]: loading", "loading", f"[rank2]: {missing}")
+    assert (found.cause, found.rank, found.line) == ("missing_package", 2, missing)
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        ["wandb: ERROR Max retries exceeded with url: /graphql"],
+        ["bash: line 9: foo: command not found"],
+        ["run.sh: 9: foo: not found"],
+        ["[rank0]: OSError: [Errno 116] Stale file handle"],
+        ["2026-03-05 09:10:11,123 - a.b - ERROR - Max retries exceeded with url: /x"],
+        ["E0305 09:10:11.123 77 x.py:1] certificate verify failed"],
+        ["shapes 1 and 2", "No module named 'apex'"],
+    ],
+)
+def test_what_others_say_after_an_exception_is_not_the_next_line_of_its_message(after):
+    found = why(*trace(None, "AssertionError: shapes differ, got:"), *after)
+    assert (found.cause, found.line) == ("python_error", "AssertionError: shapes differ, got:")
 
 
 def test_a_warning_of_another_rank_is_not_the_line_that_decides():
@@ -184,17 +231,6 @@ def test_a_warning_of_another_rank_is_not_the_line_that_decides():
     assert "nobody listens" in why(warning, *refused).hint and why(*refused, *trace(1, "KeyError: 1")).rank == 1
 
 
-def test_a_package_that_a_program_went_on_without_for_long_explains_nothing():
-    missing = trace(None, "ModuleNotFoundError: No module named 'apex'")
-    words = [f"building layer {n} of the model" for n in range(1000)]
-    assert why(*missing, *words, timeout(1)).cause == "collective_timeout"
-    assert why(*missing, *words).cause == "exit_code"
-    assert why(*words, *missing, timeout(1)).cause == "missing_package"
-    assert why(*words, *missing, *words, *footer(0, 1, {})).cause == "missing_package", "it ended by an exception"
-    many = [line for rank in range(200) for line in trace(rank, "ModuleNotFoundError: No module named 'apex'")]
-    assert why(*many).cause == "missing_package", "each rank says it, and all of them say much"
-
-
 @pytest.mark.parametrize(
     "line",
     [
@@ -205,11 +241,73 @@ def test_a_package_that_a_program_went_on_without_for_long_explains_nothing():
         "W0305 09:10:11.123 77 torch/x.py:1] httpx.ReadTimeout: once",
         "bash: line 1: rocm-smi: command not found",
         "size mismatch for lm_head.weight ignored (ignore_mismatched_sizes=True)",
+        'INFO:     127.0.0.1:41 - "POST /v1/x HTTP/1.1" 500 Internal Server Error',
+        'INFO:     127.0.0.1:41 - "POST /v1/x HTTP/1.1" 429 Too Many Requests',
+        f"Loss is nan, {'x' * 500} skipping",
     ],
 )
 def test_what_was_tried_again_or_done_without_explains_nothing(line):
     assert why(line, "train: bad value -1, stop").cause == "exit_code"
     assert follow(line).late_clue is None or why(line, timeout(1)).cause == "collective_timeout"
+
+
+RESOLVE = 'Error response from daemon: failed to resolve reference "docker.io/a/b:c": '
+ASKED = f'{RESOLVE}failed to do request: Head "https://registry-1.docker.io/v2/a/b/manifests/c": '
+READING = "Error: initializing source docker://r.io/a/b:c: reading manifest c in r.io:5000/a/b: "
+LIMITS = "docker login, whose limit is higher"
+NODES = f"n[{','.join(map(str, range(100, 400)))}]"
+CANCELLED = f"slurmstepd: error: *** STEP 9.0 ON {NODES} CANCELLED AT 2026-01-01T00:00:00 DUE TO"
+
+
+@pytest.mark.parametrize(
+    ("line", "cause", "hint"),
+    [
+        (f"{ASKED}dial tcp: lookup registry-1.docker.io: no such host", "network", "DNS"),
+        (f"{ASKED}dial tcp 1.2.3.4:443: i/o timeout", "network", "firewall"),
+        (f"{ASKED}tls: failed to verify certificate: x509: certificate signed by x", "network", "certificate"),
+        (f"{RESOLVE}unexpected status from HEAD request to https://x: 503 Service Unavailable", "network", "try again"),
+        (f"{RESOLVE}unexpected status from HEAD request to https://x: 429 Too Many Requests", "image_missing", "login"),
+        (f'{READING}Get "https://r.io/v2/": dial tcp: lookup r.io: no such host', "network", "DNS"),
+        (f"{READING}manifest unknown", "image_missing", "name"),
+        ("Error response from daemon: error from registry: 429 Too Many Requests", "image_missing", LIMITS),
+        ("Error: No such image: a/b:c", "image_missing", "docker pull a/b:c"),
+        ("Unable to open /dev/kfd read-write: No such file or directory", "too_few_gpus", "--device=/dev/kfd"),
+        ("Unable to open /dev/kfd read-write: Permission denied", "too_few_gpus", "groups render"),
+        ("RuntimeError: CAS service error : Reqwest Error: HTTP status client error (403 Forbidden), domain: https://x",
+         "gated_repository", "accept"),
+        ("RuntimeError: CAS service error : Reqwest Error: error sending request", "network", "try again"),
+        ("n1:7:8 [3] include/shm.h:28 NCCL WARN Call to posix_fallocate failed : No space left on device",
+         "host_out_of_memory", "/dev/shm is too small"),
+        ("OSError: [Errno 28] No space left on device: '/dev/shm/x_1'", "host_out_of_memory", "/dev/shm is too small"),
+        (f"torch.distributed.DistNetworkError: {'a' * 3000} Broken pipe", "network", "went away"),
+        (f"{CANCELLED} TIME LIMIT ***", "timeout", "--time"),
+        (f"{CANCELLED} NODE FAILURE ***", "killed", "sacct"),
+    ],
+)  # fmt: skip
+def test_what_one_says_of_registries_devices_and_shared_memory_has_its_own_hint(line, cause, hint):
+    found = why("begin", line, "end")
+    assert found.cause == cause and hint in found.hint
+    assert cause == "gated_repository" or "HF_TOKEN" not in found.hint
+
+
+def test_an_image_that_a_script_asked_for_before_it_fetched_it_is_not_why_it_ended():
+    asked = "Error response from daemon: No such image: rocm/primus:v1"
+    assert why(asked, "pulling", *trace(None, "KeyError: 'lr'")).line == "KeyError: 'lr'"
+    assert why(f"docker: {asked}.", *trace(None, "KeyError: 'lr'")).cause == "image_missing"
+
+
+@pytest.mark.parametrize(
+    ("line", "warns"),
+    [
+        ("loss: stage W1234 12:05 failed", False),
+        ("W0305 09:10:11.1 77 x.py:1] x", True),
+        ("[rank0]: W0305 09:10:11.1 x", True),
+        ("[1,0]<stderr>:W0305 09:10:11.1 x", True),
+        ("[rank1]:[W305 09:12:11.1 TCPStore.cpp:106] x", True),
+    ],
+)
+def test_a_warning_begins_with_its_letter(line, warns):
+    assert is_warning(line) is warns
 
 
 def test_no_rule_takes_long_for_a_line_of_noise():

@@ -26,7 +26,9 @@ def ranks(known: Known) -> Testimony:
     others.
     """
     if (wanted_gpus := _missed_gpus(known.plan)) > 1:
-        return say(table.RANKS_ON_CPU, f"the card asks for {wanted_gpus} GPUs, and ran on the CPU: this machine has none")
+        return say(
+            table.RANKS_ON_CPU, f"the card asks for {wanted_gpus} GPUs, and ran on the CPU: this machine has none"
+        )
     told = known.log.steps.told()
     if not known.by_steps:
         return say(table.RANKS_UNKNOWN, "a card's own script may train more than once")
