@@ -91,7 +91,9 @@ class ClueScan:
     def clues(self) -> list[Clue]:
         """Return what was found, in the order of the log."""
         raised = self._tracebacks.raised
-        ruled = [_of_rule(hit, _raised_by(hit, raised)) for hit in self._rules.hits()]
+        ruled = [
+            _of_rule(hit, _raised_by(hit, raised)) for hit in self._rules.hits() if hit.at not in self._tracebacks.code
+        ]
         told = {clue.at for clue in ruled}
         plain = [self._of_exception(one) for one in raised if one.at not in told]
         ended = [_of_signal(self.first)] if self.first and self.first.code < 0 and not self.first.was_told else []

@@ -42,6 +42,8 @@ _FOREIGN = re.compile(
 )
 _LOST = 3000  # lines after which a traceback that does not end is given up
 _MOST = 64
+_MOST_CODE = 10_000
+_INDENT = "    "
 _LONGEST = 200  # characters of a label; a longer one is text
 _PACKAGES = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen", "<string>")
 
@@ -74,6 +76,7 @@ class _Open:
         self.task = rank_of_task(label)
         self.labelled: bool | None = None if label else False  # whether its other lines have the label; None: not seen
         self.lines = 0
+        self.shows_code = False  # on the next line, behind a frame's own
         self.waited = 0  # lines of others, once its exception came
         self.frame = self.own_frame = ""
 
@@ -106,6 +109,7 @@ class TracebackScan:
 
     def __init__(self) -> None:
         self.raised: list[Raised] = []
+        self.code: set[int] = set()  # the places of lines that show a program's text: nothing of it happened
         self.begun = ""  # the first line by which a traceback begins
         self._keys: list[str] = []  # of each that was raised, the shape of its label
         self._open: dict[str, _Open] = {}
@@ -174,8 +178,13 @@ class TracebackScan:
 
     def _read(self, at: int, text: str, one: _Open, key: str) -> None:
         one.lines += 1
+        shows_code, one.shows_code = one.shows_code, False
         if frame := _FRAME.match(text):
             one.note(frame)
+            one.shows_code = True
+        elif shows_code and text.startswith(_INDENT):
+            if len(self.code) < _MOST_CODE:
+                self.code.add(at)
         elif EXCEPTION.match(text):
             del self._open[key]
             self._keep(at, text.strip(), one, key)

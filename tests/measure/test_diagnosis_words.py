@@ -321,3 +321,22 @@ def test_no_rule_takes_long_for_a_line_of_noise():
                 if process_time() - begin > 1:
                     slow.append((rule.pattern, line[:40]))
     assert not slow
+
+
+@pytest.mark.parametrize("rank", [None, 0])
+@pytest.mark.parametrize(
+    "code",
+    [
+        'check(False, "HIP error: an illegal memory access was encountered")',
+        'warn("Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 100")',
+        'raise OSError("No space left on device")',
+    ],
+)
+def test_the_program_s_text_in_a_traceback_is_nothing_that_happened(rank, code):
+    lines = [line.replace("step()", code) for line in trace(rank, "ValueError: batch 7 has a negative label")]
+    found = why(*lines)
+    assert (found.cause, found.line) == ("python_error", "ValueError: batch 7 has a negative label")
+    fault = lines[-1].replace(
+        "ValueError: batch", "RuntimeError: HIP error: an illegal memory access was encountered: 7"
+    )
+    assert why(*lines[:-1], fault).cause == "gpu_fault"
