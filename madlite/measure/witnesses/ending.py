@@ -47,6 +47,8 @@ def launcher(known: Known) -> Testimony:
     Who switches the scan of a script's output off calls its errors harmless.
     """
     log = known.log
+    if known.seen is not None and known.seen.stopped is not Cause.NONE:
+        return say(table.LAUNCHER_STOPPED)
     if line := log.launcher_line:
         if known.by_steps or (log.steps and log.scanned):
             return say(table.LAUNCHER_FAILED, "the training's launcher says that it failed", log.fatal_line)

@@ -103,6 +103,7 @@ DIED = Row(
     "after the last step a line looks like a failure, and the end mark that the framework always prints is missing",
     (Cause.EXIT_CODE,),
 )
+LAUNCHER_STOPPED = Row("launcher", "silent", "madlite ended the run: what its processes then say comes of that")
 LAUNCHER_ODD = Row("launcher", "doubts", "the same in the log of a card's own script whose errors are allowed")
 ENDED_ODD = Row(
     "launcher", "doubts", "the same where no end mark is to be expected, or of a log that madlite did not make"
@@ -169,7 +170,7 @@ TABLE: tuple[Row, ...] = (
     *(LOSS_FINE, LOSS_NAN, LOSS_GONE, LOSS_ODD, LOSS_UNKNOWN),
     *(ARRIVED, NO_STEP, CUT_SHORT, CUT_SHORT_SCRIPT, PERHAPS_SHORT, WENT_BACK, NO_LAST),
     *(NO_PATTERN, PATTERN, NOT_SCANNED),
-    *(LAUNCHED_WELL, LAUNCHER_FAILED, LAUNCHER_ODD, DIED, ENDED_ODD),
+    *(LAUNCHED_WELL, LAUNCHER_FAILED, LAUNCHER_ODD, DIED, ENDED_ODD, LAUNCHER_STOPPED),
     *(MARKED, MARK_MISSED, MARK_GONE, NO_MARK),
     *(FRESH, STALE, NO_ARTIFACT),
     *(NUMBER, NO_NUMBER, NO_RESULT),

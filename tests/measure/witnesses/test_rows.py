@@ -208,6 +208,10 @@ CASES: list[tuple[Row, Callable[[], Verdict]]] = [
     (table.RANKS_UNEVEN, lambda: run(without(r"^\[rank1\].*step:  [4-9] "))),
     (table.RANKS_UNEVEN, lambda: run(without(r"^\[rank1\].*step: 12 "))),
     (table.RANKS_APART, lambda: run(lambda text: re.sub(r"(?m)^(\[rank1\].*tps: )[\d,]+", r"\g<1>10", text))),
+    (
+        table.LAUNCHER_STOPPED,
+        lambda: run(lambda text: text + "KeyboardInterrupt\n", stopped=Cause.HANG, stopped_text="x"),
+    ),
     (table.RANKS_ON_CPU, lambda: on_cpu("8")),
     (table.RANKS_UNKNOWN, lambda: own(OWN, "", False)),
     (table.LOSS_FALLS, run),
