@@ -222,13 +222,7 @@ _COMMON = (
     click.option("-v", "--verbose", is_flag=True, help="Say more on stderr."),
 )
 _CONTEXT = (
-    click.option(
-        "-c",
-        "--additional-context",
-        default="",
-        metavar="JSON",
-        help="Context, merged over cards and files; options win.",
-    ),
+    click.option("-c", "--additional-context", default="", metavar="JSON", help="Context; options win over it."),
     click.option("-f", "--additional-context-file", type=_FILE, metavar="FILE", help="Context from a file."),
 )
 _PLAN = (

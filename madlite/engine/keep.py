@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from datetime import datetime, timezone
 
 from msgspec.structs import replace
 
@@ -16,10 +15,10 @@ from madlite.engine.screen import Planned, Screen
 from madlite.errors import RecordError
 from madlite.measure.steps import Steps
 from madlite.plan.options import Options
-from madlite.record.intent import Rows, rows_path
+from madlite.record.intent import Rows, now, rows_path
 from madlite.record.lines import plain_cells
 from madlite.record.make import make_record, step_lines
-from madlite.record.perfcsv import append_rows, save_beside
+from madlite.record.perfcsv import append_rows, left_out_words, save_beside
 from madlite.record.record import record_json
 from madlite.record.rows import build_rows, masked_rows
 from madlite.record.sidefiles import write_side_files
@@ -38,6 +37,7 @@ class Keeping:
         self._options, self._screen, self._mask = options, screen, mask
         self._rows: Rows | None = None
         self._tried = False
+        self._no_room: list[str] = []  # columns that the rows have and the file's header has no room for
 
     def keep(self, result: Result, steps: Steps, folder: RunFolder | None) -> Result:
         """Write all of it, and return the result with what could not be written; without a folder the rows alone."""
@@ -70,7 +70,8 @@ class Keeping:
             self._intend(rows, size, columns, folder)
 
         try:
-            append_rows(options.output, rows, strict_header=options.strict_header, intend=intend)
+            strict, no_room = options.strict_header, self._no_room
+            append_rows(options.output, rows, strict_header=strict, intend=intend, leave_out=no_room.extend)
         except (RecordError, OSError) as problem:
             self.saved = False
             kept, words = self._save_beside(rows)
@@ -80,17 +81,19 @@ class Keeping:
             self._screen.warn(f"no row in {options.output}: {problem}; {words}")
         else:
             self._rows = replace(self._rows, appended=True) if self._rows else None
+            if self._no_room:
+                self._screen.warn(f"{left_out_words(options.output, self._no_room)}; {RECORD} has them")
 
     def _intend(self, rows: Sequence[Row], size: int, columns: tuple[str, ...], folder: RunFolder | None) -> None:
         """Note what is about to be appended; a full disk costs the note, not the row."""
         self._rows = Rows(
             path=rows_path(self._options.output, self._plan.workspace),
             cells=tuple(plain_cells(row) for row in rows),
-            at=datetime.now(timezone.utc).isoformat(timespec="microseconds"),
+            at=now(),
             offset=size,
             columns=columns,
             strict_header=self._options.strict_header,
-        )
+        ).without(self._no_room)
         text = to_json(self._rows)
         if folder is not None and (problem := folder.put(ROWS, text) and folder.note(text.encode())):
             _log.debug("%s", problem)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
-from datetime import datetime, timezone
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from madlite.errors import RecordError
 from madlite.plan.make import RUNS
-from madlite.record.intent import Rows, are_there, read_intent
-from madlite.record.perfcsv import append_rows
+from madlite.record.intent import Rows, are_there, now, read_intent
+from madlite.record.perfcsv import append_rows, left_out_words
 from madlite.record.record import VERSION, Record, record_json
 from madlite.record.stored import read_record
 from madlite.run.folder import CLEANED, RECORD, ROWS, RunFolder, is_alive
@@ -49,17 +48,19 @@ def _add(folder: Path, workspace: Path) -> str:
         record = read_record(folder)
         if record is None or record.rows is None or record.rows.appended or record.version != VERSION:
             return ""
-        rows = _append(record.rows, held, workspace)
+        rows, words = _append(record.rows, held, workspace)
         _note(held, replace(record, rows=rows))
     except (RecordError, OSError):  # as before: the row stays aside, and that is told
         return ""
     finally:
         held.close()
-    return f"{folder.name}: its {'row was' if len(rows.cells) == 1 else 'rows were'} added to {rows.path}"
+    return f"{folder.name}: {words}"
 
 
-def _append(rows: Rows, held: RunFolder, workspace: Path) -> Rows:
-    """Append rows that are not in their file; an earlier try can have been killed before its record said so.
+def _append(rows: Rows, held: RunFolder, workspace: Path) -> tuple[Rows, str]:
+    """Append rows that are not in their file, and say so.
+
+    They can be there: an earlier try was killed before its record said so, or the file was made again.
 
     Raises:
         RecordError, OSError: they are not in the file.
@@ -68,13 +69,18 @@ def _append(rows: Rows, held: RunFolder, workspace: Path) -> Rows:
     there = are_there(tried, workspace, appended(workspace)) if tried is not None else False
     if there is None:
         raise RecordError(f"{rows.path} cannot be read", "")
+    one = len(rows.cells) == 1
     if there and tried is not None:
-        return replace(tried, appended=True, kept="")
+        return replace(tried, appended=True, kept=""), f"its {'row is' if one else 'rows are'} in {rows.path}"
     noted = [rows]
+    words = [f"its {'row was' if one else 'rows were'} added to {rows.path}"]
+
+    def leave_out(columns: tuple[str, ...]) -> None:
+        noted.append(rows.without(columns))
+        words.append(left_out_words(rows.path, columns))
 
     def intend(size: int, columns: tuple[str, ...]) -> None:
-        now = datetime.now(timezone.utc).isoformat(timespec="microseconds")
-        noted.append(replace(rows, at=now, offset=size, columns=columns, kept=""))
+        noted.append(replace(noted[-1], at=now(), offset=size, columns=columns, kept=""))
         if held.put(ROWS, to_json(noted[-1])):  # a row that is not noted could be appended twice
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -83,8 +89,9 @@ def _append(rows: Rows, held: RunFolder, workspace: Path) -> Rows:
         [Row(cells=cells) for cells in rows.cells],
         strict_header=rows.strict_header,
         intend=intend,
+        leave_out=leave_out,
     )
-    return replace(noted[-1], appended=True)
+    return replace(noted[-1], appended=True), "; ".join(words)
 
 
 def _note(held: RunFolder, record: Record) -> None:

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from madlite.engine.kept import appended, kept_aside
 from madlite.record.intent import Rows, are_there, has_none, read_intent
 from madlite.record.rebuild import NO_ROW
+from madlite.record.record import Record
 from madlite.record.stored import read_record
 from madlite.run.batch import interrupted_batches
 from madlite.run.folder import unfinished
@@ -18,49 +19,65 @@ from madlite.types import Value
 
 IN_FILE, UNKNOWN = "its row is in {path}", "whether its row is in {path} cannot be seen"
 _PERF = "perf.csv"
-_COMES = "the next madlite run adds it"
+_COMES, _IS_THERE = "the next madlite run adds it", "the next madlite run notes that"
 
 
 class Undone(Value, frozen=True):
     """A run without a truthful end: its folder, and in words what became of its row.
 
-    `recorded` where the run itself came to its end, and only its row is not where it belongs.
+    `recorded` where the run itself came to its end, and only its row was not where it belongs; `there` where it is by
+    now, and the record does not say so.
     """
 
     folder: Path
     row: str
     recorded: bool = False
+    there: bool = False
+
+    @property
+    def comes(self) -> str:
+        """What becomes of the row of a run that came to its end."""
+        return _IS_THERE if self.there else _COMES
 
 
 def find_undone(workspace: Path) -> tuple[Undone, ...]:
     """Return the runs of a workspace that were cut off, or whose rows perf.csv did not take; `clean` ends that."""
     dead = [*unfinished(workspace), *kept_aside(workspace)]
     intents = {folder: read_intent(folder) for folder in dead}
-    ordered = sorted(dead, key=lambda folder: ((found := intents[folder]) is not None and found.offset, folder.name))
-    known: list[Rows] | None = None
+    # of those that found the file equally large the last alone can have appended to it
+    newest = sorted(dead, key=lambda folder: found.at if (found := intents[folder]) else "", reverse=True)
+    ordered = sorted(newest, key=lambda folder: found.offset if (found := intents[folder]) else 0)
+    known = appended(workspace) if any(intents.values()) else []
     undone = []
     for folder in ordered:
         rows = intents[folder]
+        there = are_there(rows, workspace, known) if rows is not None else None
+        known += [rows] if rows is not None and there else []
         record = read_record(folder)
-        if record is not None:
-            kept = f" ({folder.name}/{record.rows.kept})" if record.rows and record.rows.kept else ""
-            undone.append(Undone(folder=folder, row=f"no row in {_path(record.rows)}{kept}", recorded=True))
-        elif rows is None:
-            undone.append(Undone(folder=folder, row=NO_ROW if has_none(folder) else UNKNOWN.format(path=_PERF)))
-        else:
-            known = appended(workspace) if known is None else known
-            there = are_there(rows, workspace, known)
-            known += [rows] if there else []
-            words = UNKNOWN if there is None else IN_FILE if there else NO_ROW
-            undone.append(Undone(folder=folder, row=words.format(path=rows.path)))
+        undone.append(_of_recorded(folder, record, there) if record is not None else _of_cut_off(folder, rows, there))
     return tuple(sorted(undone, key=lambda one: one.folder.name))
+
+
+def _of_recorded(folder: Path, record: Record, there: bool | None) -> Undone:
+    path = record.rows.path if record.rows is not None else _PERF
+    if there:
+        return Undone(folder=folder, row=IN_FILE.format(path=path), recorded=True, there=True)
+    kept = f" ({folder.name}/{record.rows.kept})" if record.rows and record.rows.kept else ""
+    return Undone(folder=folder, row=f"{NO_ROW} in {path}{kept}", recorded=True)
+
+
+def _of_cut_off(folder: Path, rows: Rows | None, there: bool | None) -> Undone:
+    if rows is None:
+        return Undone(folder=folder, row=NO_ROW if has_none(folder) else UNKNOWN.format(path=_PERF))
+    words = UNKNOWN if there is None else IN_FILE if there else NO_ROW
+    return Undone(folder=folder, row=words.format(path=rows.path))
 
 
 def words_of(undone: Iterable[Undone]) -> list[str]:
     """Return what the next command says of runs that were cut off."""
     told = tuple(undone)
     cut = [one for one in told if not one.recorded]
-    lines = [f"{one.folder.name}: {one.row}; {_COMES}" for one in told if one.recorded]
+    lines = [f"{one.folder.name}: {one.row}; {one.comes}" for one in told if one.recorded]
     if cut:
         names = ", ".join(f"{one.folder.name} ({one.row})" for one in cut[:5])
         more = f", and {len(cut) - 5} more" if len(cut) > 5 else ""
@@ -85,13 +102,9 @@ def find_all(workspace: Path, environ: Mapping[str, str]) -> Leftovers:
         else one
         for one in found.leftovers
     ]
-    return replace(found, leftovers=(*listed, *(_of_recorded(one) for one in undone.values() if one.recorded)))
+    return replace(found, leftovers=(*listed, *(_listed(one) for one in undone.values() if one.recorded)))
 
 
-def _of_recorded(one: Undone) -> Leftover:
-    text = f"{one.row}; {_COMES} unless it is cleaned; {one.folder}"
+def _listed(one: Undone) -> Leftover:
+    text = f"{one.row}; {one.comes} unless it is cleaned; {one.folder}"
     return Leftover(kind="run", run_id=one.folder.name, text=text, handle=str(one.folder), row=one.row)
-
-
-def _path(rows: Rows | None) -> str:
-    return rows.path if rows is not None else _PERF

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
+
+from msgspec.structs import replace
 
 from madlite.errors import RecordError
 from madlite.record.lines import csv_line
@@ -21,8 +23,8 @@ STANDARD_COLUMNS: tuple[str, ...] = (
     *("build_number", "additional_docker_run_options"),
 )
 _REQUIRED = {"model", "performance", "metric", "status"}
-MOST_COLUMNS = 1000  # that joining columns can make
-_LONGEST_WRITTEN = 1 << 16
+MOST_COLUMNS, MOST_AT_ONCE = 1000, 100  # that joining columns can make, and that can join by one append
+_LONGEST_WRITTEN, _LONGEST_AT_ONCE = 1 << 16, 1 << 13
 _LONGEST_LINE = 1 << 20  # characters; what is longer is no header, and reading it would cost what the file costs
 
 
@@ -70,16 +72,19 @@ def read_header(path: Path, text: TextIO) -> Header | None:
     return Header(columns=columns, newline=_ending(lines[-1]), bom="\ufeff" if lines[0][:1] == "\ufeff" else "")
 
 
-def may_be_written(header: Header) -> bool:
-    """Say whether a header has a size that people use, and is read as it is: else nobody could write the file any more.
+def may_join(header: Header, joining: Sequence[str]) -> bool:
+    """Say whether columns can join a header, all of them: it keeps a size that people use, and is read as it is.
 
-    Each row has a cell for each column: a results file with 100,000 of them would make all later rows of 100 KB.
+    Each row has a cell for each column: a results file with 100,000 of them would make all later rows of 100 KB.  What
+    one append brings is far less than what there is room for: no results file alone takes the room of all later ones.
     """
-    if len(header.columns) > MOST_COLUMNS or len(header.line) > _LONGEST_WRITTEN:
+    wide = replace(header, columns=(*header.columns, *joining))
+    at_once = len(joining) <= MOST_AT_ONCE and len(wide.line) - len(header.line) <= _LONGEST_AT_ONCE
+    if not at_once or len(wide.columns) > MOST_COLUMNS or len(wide.line) > _LONGEST_WRITTEN:
         return False
-    with io.StringIO(header.line, newline="") as text:
+    with io.StringIO(wide.line, newline="") as text:
         try:
-            return read_header(Path("perf.csv"), text) == header
+            return read_header(Path("perf.csv"), text) == wide
         except RecordError:
             return False
 

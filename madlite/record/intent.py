@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
+from datetime import datetime, timezone
 from pathlib import Path
 
 import msgspec
 
 from madlite.csvtext import unlimited_fields
 from madlite.errors import RecordError
+from madlite.plan.make import RUNS
 from madlite.record.header import read_header, text_of
 from madlite.record.lines import plain_cells
 from madlite.run.folder import LOCK, NOTE_BYTES, ROWS
 from madlite.run.regular import open_regular, read_regular
-from madlite.types import Row, Value
+from madlite.types import Row, Value, to_json
 
 LIMIT_BYTES = 256 << 20
+REBUILT = ".rebuilt.json"  # in the folder of runs: when a results file was last made again, by its name
 
 
 class Rows(Value, frozen=True):
@@ -40,6 +44,11 @@ class Rows(Value, frozen=True):
     appended: bool = False
     kept: str = ""
     strict_header: bool = False
+
+    def without(self, columns: Collection[str]) -> Rows:
+        """Return the rows as they are in a file that has no room for some columns."""
+        cells = tuple({name: text for name, text in one.items() if name not in columns} for one in self.cells)
+        return msgspec.structs.replace(self, cells=cells)
 
 
 def rows_path(perf_csv: Path, workspace: Path) -> str:
@@ -72,7 +81,7 @@ def are_there(rows: Rows, workspace: Path, others: Sequence[Rows]) -> bool | Non
 
     `others` are the rows that runs are known to have appended.  Two runs can have rows alike to the last cell (both
     failed before they began, say), so those alike are counted: there have to be more than the others account for.
-    Where no column has joined since, only what stands behind the noted size counts.
+    Where no column has joined since and the file was not made again, only what stands behind the noted size counts.
     """
     try:
         found, columns = _find(rows, workspace / rows.path)
@@ -81,10 +90,41 @@ def are_there(rows: Rows, workspace: Path, others: Sequence[Rows]) -> bool | Non
     except (OSError, csv.Error, RecordError):
         return None
     same_file = [one for one in others if one.path == rows.path and one.cells == rows.cells]
-    if columns == rows.columns or not rows.columns:
+    rebuilt = _rebuilt(workspace / RUNS).get(rows.path, "")
+    if rows.at >= rebuilt and (columns == rows.columns or not rows.columns):
         found = [end for end in found if end > rows.offset]
-        same_file = [one for one in same_file if one.offset >= rows.offset]
+        same_file = [one for one in same_file if one.offset >= rows.offset and (one.at >= rebuilt or not rows.offset)]
     return len(found) > len(same_file)
+
+
+def note_rebuilt(path: str, runs: Path) -> None:
+    """Note that a results file is about to be made again: sizes noted before tell nothing of the new one.
+
+    Raises:
+        OSError: it cannot be noted.
+    """
+    beside = runs / f"{REBUILT}.{os.getpid()}"
+    beside.unlink(missing_ok=True)  # a workload may have laid a link there
+    try:
+        with beside.open("x", encoding="utf-8") as file:
+            file.write(to_json({**_rebuilt(runs), path: now()}))
+        beside.replace(runs / REBUILT)
+    except BaseException:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise
+
+
+def now() -> str:
+    """Return the time as rows have it."""
+    return datetime.now(timezone.utc).isoformat(timespec="microseconds")
+
+
+def _rebuilt(runs: Path) -> dict[str, str]:
+    try:
+        return msgspec.json.decode(read_regular(runs / REBUILT, LIMIT_BYTES), type=dict[str, str])
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return {}
 
 
 def _find(rows: Rows, path: Path) -> tuple[list[int], tuple[str, ...]]:

@@ -6,15 +6,14 @@ and the guarantees: docs/perf-csv.md (source: madengine 1.0 and 2.1, observed).
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from msgspec.structs import replace
-
 from madlite.errors import RecordError
-from madlite.record.header import MOST_COLUMNS, STANDARD_COLUMNS, Header, may_be_written, read_header, text_of
+from madlite.record.header import MOST_AT_ONCE, MOST_COLUMNS, STANDARD_COLUMNS, Header, may_join, read_header, text_of
 from madlite.record.lines import csv_line, plain_cells
 from madlite.record.locked import Held, explained, held, looked_at
 from madlite.record.tail import mend_of
@@ -25,6 +24,8 @@ from madlite.types import Row
 SAVED_NAME = "rows.csv"
 
 _Cells = Mapping[str, str]
+_NAMED = 5
+_log = logging.getLogger(__name__)
 
 
 def append_rows(
@@ -34,12 +35,15 @@ def append_rows(
     strict_header: bool = False,
     sync: bool = True,
     intend: Callable[[int, tuple[str, ...]], None] = lambda size, columns: None,
+    leave_out: Callable[[tuple[str, ...]], None] | None = None,
 ) -> None:
     """Append one line per row, in the order of the header that the file has; a new file gets the standard one.
 
     Cells of standard columns that an older file lacks are left out.  Other columns it lacks join its header at the
-    end, or are left out with `strict_header`.  `sync` waits until the disk has the rows.  `intend` is called right
-    before, with the size that the file has and its columns, none of a new one, while nobody else can append.
+    end, or are left out with `strict_header`.  Those for which the header has no room are left out too: `leave_out` is
+    called with them, or where there is none they are told in the log.  `sync` waits until the disk has the rows.
+    `intend` is called right before, with the size that the file has and its columns, none of a new one, while nobody
+    else can append.
 
     Raises:
         RecordError: the rows are not in the file, and what was there before is.
@@ -50,8 +54,9 @@ def append_rows(
     with explained(path), held(path) as file:
         header = _header(path, file)
         joining = () if strict_header else joining_columns(header.columns if header else (), cells)
-        if joining:
-            _check_room(path, header or Header(columns=STANDARD_COLUMNS), joining)
+        if joining and not may_join(header or Header(columns=STANDARD_COLUMNS), joining):
+            leave_out(joining) if leave_out else _log.warning("%s", left_out_words(path, joining))
+            joining = ()
         intend(os.fstat(file.fd).st_size, header.columns if header else ())
         if header is None:
             _begin(file, Header(columns=(*STANDARD_COLUMNS, *joining)), cells, sync)
@@ -108,13 +113,14 @@ def joining_columns(columns: Iterable[str], rows: Iterable[_Cells]) -> tuple[str
     return tuple(dict.fromkeys(name for row in rows for name in row if name not in known))
 
 
-def _check_room(path: Path, header: Header, joining: tuple[str, ...]) -> None:
-    if not may_be_written(replace(header, columns=(*header.columns, *joining))):
-        raise RecordError(
-            f"{path}: its header would be too long with {len(joining)} more, {joining[0][:40]}…: "
-            f"it may have {MOST_COLUMNS} columns and 64 KiB",
-            "append without new columns: --strict-header",
-        )
+def left_out_words(path: Path | str, joining: Sequence[str]) -> str:
+    """Return in words which columns a file's header has no room for."""
+    names = ", ".join(name if len(name) <= 40 else f"{name[:40]}…" for name in joining[:_NAMED])
+    more = f" and {len(joining) - _NAMED} more" if len(joining) > _NAMED else ""
+    return (
+        f"{path}: left out of a row, for its header has no room for them ({MOST_AT_ONCE} columns and 8 KiB at once, "
+        f"{MOST_COLUMNS} and 64 KiB in all): {names}{more}"
+    )
 
 
 def _begin(file: Held, header: Header, rows: Iterable[_Cells], sync: bool) -> None:

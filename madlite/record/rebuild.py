@@ -9,12 +9,12 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from madlite.errors import RecordError, UsageProblem
-from madlite.record.header import STANDARD_COLUMNS, Header, may_be_written
-from madlite.record.intent import Rows, has_none, read_intent, rows_path
+from madlite.record.header import STANDARD_COLUMNS, Header, may_join
+from madlite.record.intent import REBUILT, Rows, has_none, note_rebuilt, read_intent, rows_path
 from madlite.record.lines import csv_line
 from madlite.record.locked import Held, explained, held
-from madlite.record.perfcsv import joining_columns
-from madlite.record.replaced import keep_foreign
+from madlite.record.perfcsv import joining_columns, left_out_words
+from madlite.record.replaced import foreign, kept_copy
 from madlite.record.stored import holds_any, load_record
 from madlite.record.whole import keep_owner_and_mode, sync_folder
 from madlite.run.folder import CLEANED, PLAN, RECORD, is_alive
@@ -58,12 +58,13 @@ def rebuild(output: Path, runs: Path, *, of: Path | None = None, force: bool = F
     with explained(output), held(output) as file:  # nobody appends meanwhile: what is under way is in a folder
         try:
             found = _find(runs)
-            chosen = _choose(found.rows, output, of, runs.parent)
+            chosen = [_joined(one) for one in _choose(found.rows, output, of, runs.parent)]
             notes = [*found.notes, *_left_out(found.rows, chosen)]
             header, ordered = _table(sorted(chosen, key=lambda rows: (rows.at, rows.offset)), notes)
-            if not file.is_new:
-                notes += keep_foreign(file, [cells for one in ordered for cells in one.cells])
-            _replace(file, header, ordered)
+            if (name := rows_path(output, runs.parent)) in {one.path for one in found.rows}:
+                with explained(runs / REBUILT):
+                    note_rebuilt(name, runs)
+            notes += _replace(file, header, ordered)
         except BaseException:
             if file.is_new:
                 file.target.unlink(missing_ok=True)
@@ -137,26 +138,39 @@ def _not_appended(rows: Iterable[Rows]) -> Iterator[str]:
             yield f"a row of {_model(one)} that {one.path} did not take at {one.at} is taken in"
 
 
-def _table(rows: Iterable[Rows], notes: list[str]) -> tuple[Header, list[Rows]]:
-    """Return the header, and the rows with which it can still be read, as when they were appended."""
-    header, taken = Header(columns=STANDARD_COLUMNS), []
+def _table(rows: Sequence[Rows], notes: list[str]) -> tuple[Header, list[Rows]]:
+    """Return the header and the rows, without columns of those not known to be appended for which it has no room."""
+    header, taken = _header_of(one for one in rows if one.appended), []
     for one in rows:
         joining = joining_columns(header.columns, one.cells)
-        wide = replace(header, columns=(*header.columns, *joining))
-        if not joining or may_be_written(wide):
-            header = wide
+        if not joining or may_join(header, joining):
+            header = replace(header, columns=(*header.columns, *joining))
             taken.append(one)
         else:
-            notes.append(f"left out: rows of {_model(one)} of {one.at}, whose columns the header would be too long")
-    return header, taken
+            notes.append(left_out_words(f"{_model(one)} of {one.at}", joining))
+            taken.append(one.without(joining))
+    return _header_of(taken), taken
+
+
+def _header_of(rows: Iterable[Rows]) -> Header:
+    joining = joining_columns((), (cells for one in rows for cells in one.cells))
+    return Header(columns=(*STANDARD_COLUMNS, *joining))
+
+
+def _joined(rows: Rows) -> Rows:
+    """Return rows with the columns that they have in their file: they may have been appended without new ones."""
+    return rows.without(joining_columns(rows.columns, rows.cells)) if rows.strict_header else rows
 
 
 def _model(rows: Rows) -> str:
     return rows.cells[0].get("model", "") if rows.cells else ""
 
 
-def _replace(file: Held, header: Header, ordered: Sequence[Rows]) -> None:
+def _replace(file: Held, header: Header, ordered: Sequence[Rows]) -> list[str]:
+    """Replace the file, and say what was kept of it."""
     beside = file.target.with_name(f".{file.target.name}.{os.getpid()}")
+    notes: list[str] = []
+    kept = None
     try:
         with beside.open("w", encoding="utf-8", newline="", errors="backslashreplace") as new:
             if not file.is_new:
@@ -167,8 +181,13 @@ def _replace(file: Held, header: Header, ordered: Sequence[Rows]) -> None:
             os.fsync(new.fileno())
         if not file.is_current():
             raise RecordError(f"{file.target} was replaced by another program meanwhile", "run it again")
+        if what := foreign(file, [cells for one in ordered for cells in one.cells]):
+            kept = kept_copy(file)  # at last, when nothing but a kill can make it one too many
+            notes.append(f"{file.target.name} {what}; the old file is kept as {kept.name}")
         beside.replace(file.target)
     except BaseException:
-        beside.unlink(missing_ok=True)
+        for path in filter(None, (beside, kept)):
+            path.unlink(missing_ok=True)
         raise
     sync_folder(file.target.parent)
+    return notes

@@ -30,6 +30,9 @@ from madlite.types.sensed import Provenance, Telemetry
 
 VERSION = 1
 SCHEMA = "record.schema.json"
+# Fields that records of this version have not had from its beginning: a new field stands here, for without it the
+# records of before are whole.
+_ADDED = {"Rows": ("strict_header",)}
 
 
 class File(Value, frozen=True):
@@ -120,11 +123,11 @@ def record_json(record: Record) -> str:
 
 
 def record_schema() -> dict[str, Json]:
-    """Return the JSON Schema of a record of this version: all of its fields are there, and others may be."""
+    """Return the JSON Schema of a record of this version: the fields of its first are there, and others may be."""
     schema: dict[str, Any] = msgspec.json.schema(Record)
-    for kind in schema["$defs"].values():
+    for name, kind in schema["$defs"].items():
         if "properties" in kind:
-            kind["required"] = list(kind["properties"])
+            kind["required"] = [field for field in kind["properties"] if field not in _ADDED.get(name, ())]
     schema["$defs"]["Record"]["properties"]["version"] = {"const": VERSION}
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"madlite run record {VERSION}"}
     return {**head, **schema}

@@ -36,7 +36,7 @@ def widen(file: Held, joining: Sequence[str], rows: Iterable[Mapping[str, str]])
     except OSError as error:
         raise RecordError(
             f"{file.target} cannot be rewritten for new columns ({', '.join(joining)}): {error.strerror or error}",
-            "append without them: --strict-header",
+            "append without them: madlite run --strict-header",
         ) from error
     sync_folder(file.target.parent)
 
@@ -85,7 +85,7 @@ def _wider(cells: list[str], width: int, more: int) -> list[str]:
 def _unreadable(path: Path, line: int, error: csv.Error) -> RecordError:
     return RecordError(
         f"{path}: no column can join it, for line {line} after its header is no CSV: {error}",
-        "mend the line, or append without new columns: --strict-header",
+        "mend the line, or append without new columns: madlite run --strict-header",
     )
 
 

@@ -207,7 +207,7 @@ def is_held(path: Path, *, unknown: bool = False) -> bool:
     """Say whether a process holds a lock; not that of a file that is gone; `unknown`, where it cannot be asked."""
     try:
         lock = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError:
         return unknown

@@ -165,16 +165,16 @@ def test_processes_whose_run_folder_may_not_be_looked_into_are_taken_for_alive(t
     hidden = tmp_path / "private"
     env = {**os.environ, "MADLITE_RUN_ID": id_of(tmp_path), "MADLITE_RUN_FOLDER": str(hidden)}
     process = subprocess.Popen(["sleep", "300"], env=env)
-    stat = Path.stat
+    opened = os.open
 
-    def refuse(path: Path, **kwargs: bool) -> os.stat_result:
-        if path.is_relative_to(hidden):
+    def refuse(path: str | Path, *args: int, **kwargs: int) -> int:
+        if Path(path).is_relative_to(hidden):
             raise PermissionError(13, "Permission denied")
-        return stat(path, **kwargs)
+        return opened(path, *args, **kwargs)
 
     try:
         assert [one.kind for one in ours(tmp_path, NO_ENGINE)] == ["process"], "a folder that is gone is dead"
-        monkeypatch.setattr(Path, "stat", refuse)
+        monkeypatch.setattr(os, "open", refuse)
         assert ours(tmp_path, NO_ENGINE) == []
     finally:
         process.kill()

@@ -88,16 +88,19 @@ def test_files_of_a_run_s_folder(data: bytes, other: bytes, name: str) -> None:
 @MANY
 @given(BYTES)
 @example(b"model,performance,metric,status\n" + b'"' * 70_000)
+@example(b'"\xef\xbb\xbfmodel",model,performance,metric,status\n')
 def test_results_files(data: bytes) -> None:
     def look(place: Path) -> None:
         path = place / "perf.csv"
         path.write_bytes(data)
         read = parse_results("r.csv", data)
         assert read.metrics or read.problem
-        append_rows(path, [Row(cells={"model": "ours", "heat": "7"})], sync=False)
+        no_room: list[tuple[str, ...]] = []  # a header that would be read as another one with a column more
+        append_rows(path, [Row(cells={"model": "ours", "heat": "7"})], sync=False, leave_out=no_room.append)
         with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
             lines = (line.replace("\0", "?") for line in file)
-            assert [cells for cells in csv.reader(lines, strict=False) if cells][-1][-1] == "7"
+            last = [cells for cells in csv.reader(lines, strict=False) if cells][-1]
+            assert "ours" in last if no_room else last[-1] == "7"
 
     in_a_folder(look, RecordError)
 

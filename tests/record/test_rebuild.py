@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import os
 from pathlib import Path
 
@@ -38,15 +40,17 @@ class Place:
         (folder / PLAN).write_text("{}")
         rows = [Row(cells=one) for one in cells]
         sizes: list[int] = []
+        no_room: list[str] = []
         if append:
-            append_rows(self.runs.parent / path, rows, sync=False, intend=lambda size, columns: sizes.append(size))
+            intend, to = (lambda size, columns: sizes.append(size)), self.runs.parent / path
+            append_rows(to, rows, sync=False, intend=intend, leave_out=no_room.extend)
         told = Rows(
             path=path,
             cells=tuple(plain_cells(row) for row in rows),
             at=f"2026-01-01T00:00:00.{self.count:06d}+00:00",
             offset=sizes[0] if sizes else 0,
             appended=append,
-        )
+        ).without(no_room)
         if intent:
             (folder / ROWS).write_text(to_json(told))
         else:
@@ -208,10 +212,37 @@ def test_rows_of_an_older_header_are_not_taken_for_somebody_elses(place, tmp_pat
     assert rebuild(place.perf, place.runs, force=True).notes == ()
 
 
-def test_rows_with_too_many_columns_for_a_header_are_left_out_and_named(place, tmp_path):
+def test_columns_for_which_a_header_has_no_room_are_left_out_and_named_and_the_rows_are_taken_in(place, tmp_path):
     place.run(CELLS)
     place.run({**CELLS, "model": "wide", **{f"k{n}": "1" for n in range(2000)}}, append=False)
     place.run({**CELLS, "heat": "7"})
     (note,) = rebuild(tmp_path / "again.csv", place.runs).notes
-    assert note.startswith("left out: rows of wide of 2026-01-01T00:00:00.000002")
+    assert note.startswith("wide of 2026-01-01T00:00:00.000002") and "k0, k1, k2, k3, k4 and 1995 more" in note
+    lines = (tmp_path / "again.csv").read_text().splitlines()
+    assert [lines[0], lines[1], lines[3]] == place.perf.read_text().splitlines() and lines[2].startswith("wide,")
+
+
+def columns(letter: str, count: int) -> dict[str, str]:
+    return {f"{letter}{n}": "1" for n in range(count)}
+
+
+def test_rows_that_were_appended_have_their_columns_before_those_that_were_not(place, tmp_path):
+    for batch in range(10):
+        place.run({**CELLS, "model": f"kept{batch}", **columns(f"a{batch}_", 100)}, append=False)
+        place.run({**CELLS, "model": f"in{batch}", **columns(f"b{batch}_", 90)})
+    done = rebuild(tmp_path / "again.csv", place.runs)
+    with (tmp_path / "again.csv").open(newline="") as file:
+        found = {cells["model"]: cells for cells in csv.DictReader(file)}
+    assert len(found) == done.rows == 20
+    assert all(found[f"in{n}"][f"b{n}_89"] == "1" for n in range(10)), "as they stand in perf.csv"
+    assert len(done.notes) == 10 and len(found["in0"]) <= 1000
+
+
+def test_rows_that_were_appended_without_new_columns_bring_none(place, tmp_path):
+    folder = place.run(CELLS)
+    record = json.loads((folder / RECORD).read_text())
+    record["rows"]["strict_header"] = True
+    record["rows"]["cells"][0]["cause"] = "asked for by --add-column"
+    (folder / RECORD).write_text(json.dumps(record))
+    rebuild(tmp_path / "again.csv", place.runs)
     assert (tmp_path / "again.csv").read_bytes() == place.perf.read_bytes()

@@ -1,0 +1,118 @@
+"""Rows and what becomes of them: of a file made again, of a header that is full, each row is there once and so told."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from msgspec.structs import replace
+
+from madlite.engine.kept import add_kept
+from madlite.engine.many import run_many
+from madlite.engine.unfinished import find_undone, say_undone
+from madlite.read.runs import list_runs
+from madlite.record.header import STANDARD_COLUMNS, Header
+from madlite.record.rebuild import rebuild
+from tests.engine.test_many import Quiet, planned  # noqa: F401 - a fixture
+from tests.engine.test_unfinished import Killed, kill_at, rows_of
+
+
+def full_at_append(monkeypatch) -> None:
+    """Take the disk from perf.csv when its row is noted and about to be appended."""
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("madlite.record.perfcsv._append", full)
+
+
+FOREIGN = Header(columns=STANDARD_COLUMNS).line + f"foreign{',' * 20}SUCCESS{',' * 8}\n" * 50
+
+
+def test_a_row_that_a_rebuild_took_in_is_added_no_second_time(planned, monkeypatch):  # noqa: F811
+    plans, options, plugins = planned
+    options.output.write_text(FOREIGN)
+    with monkeypatch.context() as patch:
+        full_at_append(patch)
+        assert run_many(plans, options, plugins, Quiet()).kept_aside == ("m",)
+    assert rebuild(options.output, options.workspace / "madlite_runs", force=True).rows == 1
+    (folder,) = (options.workspace / "madlite_runs").glob("id-*")
+    assert say_undone(options.workspace) == [f"{folder.name}: its row is in perf.csv; the next madlite run notes that"]
+    assert add_kept(options.workspace) == [f"{folder.name}: its row is in perf.csv"]
+    assert rows_of(options.output) == ["m"] and add_kept(options.workspace) == say_undone(options.workspace) == []
+
+
+def test_of_a_run_that_was_cut_off_and_taken_in_by_a_rebuild_nobody_says_that_it_has_no_row(planned, monkeypatch):  # noqa: F811
+    plans, options, plugins = planned
+    options.output.write_text(FOREIGN)
+    with monkeypatch.context() as patch:
+        kill_at(patch, "madlite.record.perfcsv._append")
+        with pytest.raises(Killed):
+            run_many(plans, options, plugins, Quiet())
+    assert find_undone(options.workspace)[0].row == "no row"
+    rebuild(options.output, options.workspace / "madlite_runs", force=True)
+    assert rows_of(options.output) == ["m"] and find_undone(options.workspace)[0].row == "its row is in perf.csv"
+
+
+def test_after_a_rebuild_rows_alike_are_told_apart_by_the_new_file(planned, monkeypatch):  # noqa: F811
+    plans, options, plugins = planned
+    options.output.write_text(FOREIGN)
+    monkeypatch.setattr("madlite.record.rows._test_duration", lambda result: "alike")
+    run_many(plans, options, plugins, Quiet())
+    rebuild(options.output, options.workspace / "madlite_runs", force=True)
+    (plan,) = plans
+    for n, after in enumerate((False, True)):
+        second = f"id-{n}-{os.getpid()}"
+        again = replace(plan, plan=replace(plan.plan, id=second, folder=plan.plan.folder.with_name(second)))
+        with monkeypatch.context() as patch:
+            kill_at(patch, "madlite.record.perfcsv._append", after=after)
+            with pytest.raises(Killed):
+                run_many([again], options, plugins, Quiet())
+    told = {one.folder.name: one.row for one in find_undone(options.workspace)}
+    assert told == {f"id-0-{os.getpid()}": "no row", f"id-1-{os.getpid()}": "its row is in perf.csv"}
+
+
+def test_after_a_rebuild_a_row_like_an_earlier_one_is_added_still(planned, monkeypatch):  # noqa: F811
+    plans, options, plugins = planned
+    monkeypatch.setattr("madlite.record.rows._test_duration", lambda result: "alike")
+    run_many(plans, options, plugins, Quiet())
+    rebuild(options.output, options.workspace / "madlite_runs", force=True)
+    away = options.output.rename(options.output.with_name("away.csv"))
+    options.output.mkdir()
+    (plan,) = plans
+    second = f"id-2-{os.getpid()}"
+    again = replace(plan, plan=replace(plan.plan, id=second, folder=plan.plan.folder.with_name(second)))
+    assert run_many([again], options, plugins, Quiet()).kept_aside == ("m",)
+    options.output.rmdir()
+    away.rename(options.output)
+    assert add_kept(options.workspace) == [f"{second}: its row was added to perf.csv"]
+    assert rows_of(options.output) == ["m", "m"]
+
+
+def test_a_kept_row_whose_columns_have_no_room_is_added_without_them_and_they_are_named(planned):  # noqa: F811
+    plans, options, plugins = planned
+    wide = "model,performance,metric,status," + ",".join(f"c{n}" for n in range(1200))
+    options = replace(options, columns=("run",))
+    options.output.mkdir()
+    run_many(plans, options, plugins, Quiet())
+    options.output.rmdir()
+    options.output.write_text(f"{wide}\n")
+    (told,) = add_kept(options.workspace)
+    assert "its row was added to perf.csv" in told and "left out of a row" in told and told.endswith(": run")
+    assert rows_of(options.output) == ["m"] and say_undone(options.workspace) == []
+    (run,) = list_runs(options.workspace / "madlite_runs")
+    assert "run" not in run.record.rows.cells[0], "as they were appended"
+    assert add_kept(options.workspace) == []
+
+
+def test_columns_that_have_no_room_cost_no_row_of_a_run_and_are_named_on_the_screen(planned, monkeypatch):  # noqa: F811
+    plans, options, plugins = planned
+    options = replace(options, columns=("run",))
+    options.output.write_text("model,performance,metric,status," + ",".join(f"c{n}" for n in range(1200)) + "\n")
+    said: list[str] = []
+    monkeypatch.setattr(Quiet, "warn", lambda screen, text: said.append(text))
+    outcome = run_many(plans, options, plugins, Quiet())
+    assert outcome.exit_code == 0 and rows_of(options.output) == ["m"] and outcome.kept_aside == ()
+    assert [text for text in said if "left out of a row" in text and text.endswith(": run; record.json has them")]
+    (run,) = list_runs(options.workspace / "madlite_runs")
+    assert run.record.rows.appended and "run" not in run.record.rows.cells[0]
