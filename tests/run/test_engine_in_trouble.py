@@ -282,7 +282,8 @@ class TestImages:
         at = engine(answers={"POST /build": (500, {"message": "write /x: no space left on device"})})
         with pytest.raises(RuntimeProblem, match="does not build: write /x: no space left") as problem:
             build(connect(at.environ), Image(ref="ci-x", dockerfile=tmp_path / "Dockerfile"), print)
-        assert problem.value.cause is Cause.DISK and problem.value.hint == f"docker build -f {tmp_path}/Dockerfile {tmp_path}"
+        assert problem.value.cause is Cause.DISK
+        assert problem.value.hint == f"docker build -f {tmp_path}/Dockerfile {tmp_path}"
 
     def test_a_build_whose_folder_is_gone_is_told(self, engine, tmp_path):
         image = Image(ref="ci-x", dockerfile=tmp_path / "gone/Dockerfile", context=tmp_path / "other")
