@@ -23,7 +23,7 @@ from madlite.run.regular import is_there, read_regular
 from madlite.types import Value
 
 _LIMIT_BYTES = 64 << 20
-_GLOB = "batch-*.jsonl"
+_GLOB, _GLOB_BEGUN = "batch-*.jsonl", ".batch-*.jsonl.[0-9]*"  # and what becomes one, by its process
 
 
 class Asked(Value, frozen=True):
@@ -175,8 +175,7 @@ class Batch:
 
 def cards_asked(runs: Path) -> dict[str, str]:
     """Return the cards of runs that have no record yet, by id: what commands that go on or were cut off asked for."""
-    paths = (path for path in sorted(runs.glob(_GLOB)) if not path.is_symlink())
-    found = (one for one in map(_interrupted, paths) if one is not None)
+    found = (one for one in map(_interrupted, sorted(runs.glob(_GLOB))) if one is not None)
     return {asked.id: asked.card for one in found for asked in one.asked}
 
 
@@ -187,10 +186,15 @@ def interrupted_batches(workspace: Path) -> tuple[Interrupted, ...]:
 
 
 def dead_files(workspace: Path) -> tuple[Path, ...]:
-    """Return the files of batches whose madlite is gone, whether they left something undone or not."""
+    """Return the files of batches whose madlite is gone, whether they left something undone or not.
+
+    Links are none, and neither is what another user keeps from us.
+    """
     runs = workspace / RUNS
-    found = (path for path in sorted(runs.glob(_GLOB)) if not path.is_symlink() and not is_held(path))
-    return tuple(path for path in found if path.exists())  # not one that ended orderly meanwhile
+    begun = (path for path in runs.glob(_GLOB_BEGUN) if not is_there(Path("/proc", path.suffix[1:]), shut=True))
+    found = sorted((*begun, *runs.glob(_GLOB)), key=lambda path: path.name.lstrip("."))
+    dead = [path for path in found if not is_held(path, unknown=True)]
+    return tuple(path for path in dead if is_there(path))  # not one that ended orderly meanwhile
 
 
 def _interrupted(path: Path) -> Interrupted | None:

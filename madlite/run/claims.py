@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from madlite.run.folder import hold
+from madlite.run.regular import is_there
 from madlite.types import RunPlan
 
 _TURN_S = 0.2
@@ -19,7 +20,7 @@ _ASKED_S = 0.2  # who asks has a lock for less
 def claim_model_dir(plan: RunPlan) -> tuple[str, int]:
     """Return the name of a folder of the workspace for the plan's script, and the lock that keeps it ours.
 
-    It is the name that MAD's scripts know, unless another run of this workspace is in it.
+    It is the name that MAD's scripts know, unless another run of this workspace is in it, or it is another user's.
 
     Raises:
         OSError: the workspace cannot be written to.
@@ -56,7 +57,12 @@ def lock_name(name: str) -> str:
 
 
 def _taken(path: Path) -> int:
-    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    try:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    except PermissionError as error:
+        if is_there(path):
+            raise BlockingIOError(f"{path.name} is another user's") from error
+        raise
     try:
         hold(lock, _ASKED_S)
     except OSError:

@@ -12,10 +12,11 @@ from pathlib import Path
 from madlite.errors import RuntimeProblem
 from madlite.run import docker_container as containers
 from madlite.run.collect import copy_matching
-from madlite.run.docker_client import API_LIMIT_S, Client, explained
+from madlite.run.docker_client import Client, explained
 from madlite.run.docker_container import Container
 from madlite.run.docker_exec import Exec
 from madlite.run.docker_give_back import give_back
+from madlite.run.docker_patience import Patience
 from madlite.run.docker_signals import end_workload
 from madlite.run.docker_stream import ExecOutput, Frames
 from madlite.run.turn import STOPPED, Turn
@@ -42,7 +43,7 @@ class DockerSession:
 
     def __init__(self, client: Client, environ: Mapping[str, str], container: Container, grace_s: float) -> None:
         self.handle = container.id
-        self._client = client
+        self._client = Patience(client)
         self._environ = environ
         self._container = container
         self._grace_s = grace_s
@@ -74,10 +75,10 @@ class DockerSession:
         """End the running action: INT, `grace_s`, TERM, `grace_s`, KILL; nothing starts here any more.
 
         Safe from another thread.  Without a grace it also hurries a stop that is under way.  What the engine refuses
-        is logged, and one that hangs is not waited for as if it removed a container.
+        is logged, and one that hangs is not waited for as if it removed a container, whatever it was asked for.
         """
         self._turn.closed.set()
-        self._client.timeout = STOP_LIMIT_S if grace_s > 0 else HURRY_LIMIT_S
+        self._client.cut(STOP_LIMIT_S if grace_s > 0 else HURRY_LIMIT_S)
         self._stop(grace_s)
 
     def collect(self, patterns: Sequence[str], into: Path) -> None:
@@ -88,11 +89,13 @@ class DockerSession:
 
     def close(self) -> None:
         """End what an interrupted action left running, and give the files back; the container stays."""
+        if self._client.is_cut:
+            containers.is_alive(self._client, self.handle)  # raises where it still answers nothing
         if self._exec is not None and self._exec.is_running():
             self._end(self._grace_s)
             if self._exec.is_running():
                 containers.kill(self._client, self.handle)
-        self._client.timeout = API_LIMIT_S  # it answers, so what takes long now is work
+        self._client.restore()  # it answers, so what takes long now is work
         give_back(self._client, self._container)
 
     def _stop(self, grace_s: float) -> None:

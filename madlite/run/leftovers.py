@@ -13,7 +13,7 @@ from madlite.run.batch import dead_files, interrupted_batches
 from madlite.run.docker_client import connected
 from madlite.run.docker_give_back import give_back
 from madlite.run.docker_start import attached, remove_container
-from madlite.run.folder import CLEANED, LOCK, is_alive, unfinished
+from madlite.run.folder import CLEANED, LOCK, is_held, unfinished
 from madlite.run.host_processes import all_marked
 from madlite.run.host_runtime import HostRuntime
 from madlite.run.marks import FOLDER_LABEL, FOLDER_MARK, KEPT_LABEL, KEPT_MARK, RUN_LABEL, RUN_MARK
@@ -162,14 +162,7 @@ def _elsewhere(runs: Path, folder: str) -> str:
 
 def _may_be_alive(folder: str) -> bool:
     """Say whether a madlite holds the run, or may hold it: another user's folder cannot be looked into."""
-    lock = Path(folder, LOCK)
-    try:
-        lock.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError:
-        return True
-    return is_alive(lock.parent) or not os.access(lock, os.R_OK)
+    return is_held(Path(folder, LOCK), unknown=True)
 
 
 def _runs(workspace: Path) -> Iterator[Leftover]:
@@ -188,9 +181,9 @@ def _mark(path: Path, row: str) -> None:
 
 def _files(workspace: Path) -> Iterator[Leftover]:
     undone = {batch.path for batch in interrupted_batches(workspace)}
-    done = (path for path in dead_files(workspace) if path not in undone)
-    for path in (*unwhole(workspace), *done):
-        yield Leftover(kind="file", run_id="-", text=str(path), handle=str(path))
+    for path in dict.fromkeys((*unwhole(workspace), *dead_files(workspace))):
+        if path not in undone:
+            yield Leftover(kind="file", run_id="-", text=str(path), handle=str(path))
 
 
 def _remove_container(handle: str, environ: Mapping[str, str]) -> None:

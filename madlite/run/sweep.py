@@ -12,7 +12,7 @@ from pathlib import Path
 from madlite.plan.make import RUNS
 from madlite.run.claims import held_model_dir
 from madlite.run.folder import PLAN, is_alive, is_held
-from madlite.run.regular import read_regular, real_folders
+from madlite.run.regular import is_there, read_regular, real_folders
 
 OWN = "run_directory"  # a name that MAD and madlite alone use
 CLONE_MARK = ".git/madlite"
@@ -58,7 +58,7 @@ def _hidden(folder: Path) -> Iterator[Path]:
         found = sorted(folder.glob(".*"))
     except OSError:
         return
-    yield from (path for path in found if path.is_file() and not path.is_symlink())
+    yield from (path for path in found if is_there(path) and path.is_file() and not path.is_symlink())
 
 
 def _is_dead(path: Path, runs: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from collections.abc import Iterator
@@ -10,15 +11,22 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+from msgspec import to_builtins
 
+from madlite.engine.kept import add_kept
+from madlite.engine.unfinished import find_all, say_undone
 from madlite.errors import UsageProblem
 from madlite.read.log import read_log
 from madlite.read.runs import UNREADABLE, find_run, list_runs, open_run, runs_folder
 from madlite.record.intent import Rows
 from madlite.record.rebuild import rebuild
 from madlite.record.record import Record, record_json
+from madlite.run.batch import Asked, cards_asked
+from madlite.run.claims import claim_model_dir, lock_name
 from madlite.run.folder import PLAN, RECORD, unfinished
+from madlite.run.leftovers import end_orphans
 from madlite.types import Status
+from tests.factories import make_plan
 
 NOBODY = 65534
 ROWS = Rows(path="perf.csv", cells=({"model": "m", "status": "SUCCESS"},), at="2026", appended=True)
@@ -37,9 +45,18 @@ def as_another_user() -> Iterator[None]:
         os.seteuid(mine)
 
 
+def reachable() -> str:
+    """Return a folder that every user can reach: the usual one may be below one of ours."""
+    for parent in (tempfile.gettempdir(), "/tmp", "/var/tmp"):
+        place = Path(parent).resolve()
+        if os.geteuid() != 0 or all(one.is_dir() and one.stat().st_mode & 0o001 for one in (place, *place.parents)):
+            return str(place)
+    pytest.skip("no folder for temporary files can be reached by another user")
+
+
 @pytest.fixture
 def place() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory() as made:
+    with tempfile.TemporaryDirectory(dir=reachable()) as made:
         place = Path(made)
         place.chmod(0o777)
         for name in ("20260101T000000-mine-000001", "20260102T000000-theirs-000002"):
@@ -78,6 +95,41 @@ def test_perf_csv_is_made_again_without_it_and_it_is_named(place):
     with as_another_user():
         done = rebuild(place / "again.csv", place / "madlite_runs", of=place / "perf.csv")
     assert done.rows == 1 and done.notes == ("20260102T000000-theirs-000002: record.json: Permission denied",)
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o744])
+def test_a_command_goes_on_past_what_is_shut(place, mode):
+    """What `run` and `clean` look at before anything runs: a batch of the other user, and their folder of runs."""
+    runs = place / "madlite_runs"
+    runs.chmod(0o777)
+    asked = [Asked(id="20260102T000000-theirs-000002", card="theirs"), Asked(id="r", card="lost")]
+    (runs / "batch-1.jsonl").write_text(json.dumps({"asked": to_builtins(asked)}))
+    (runs / "batch-2.jsonl").write_text("{}")
+    (runs / ".gitignore").write_text("*\n")
+    (runs / "batch-2.jsonl").chmod(0)  # nobody can say whether that command goes on
+    environ = {"DOCKER_HOST": "unix:///nonexistent"}
+    find_all(place, environ)  # which imports what that user may not be able to read
+    runs.chmod(mode)
+    with as_another_user():
+        found = find_all(place, environ).leftovers
+        told = [*end_orphans(place, environ), *add_kept(place), *say_undone(place)]
+        known = cards_asked(runs)
+    lost = "1 run of an earlier batch never started: lost"
+    seen = mode == 0o755 or os.geteuid() != 0
+    assert [(one.kind, one.text) for one in found if one.run_id == "-"] == ([("batch", lost)] if seen else [])
+    assert told == ([f"{lost}; madlite clean"] if seen else []) and bool(known) is seen
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="two users are needed")
+def test_a_folder_that_another_user_claimed_is_not_waited_for(place):
+    runs = place / "madlite_runs"
+    runs.chmod(0o777)
+    (runs / lock_name("run_directory")).touch(0o644)
+    plan = make_plan(place, id="20260103T000000-mine-000003", model_dir="run_directory")
+    with as_another_user():
+        name, lock = claim_model_dir(plan)
+    os.close(lock)
+    assert name == "run_directory_000003"
 
 
 def test_a_folder_of_runs_that_cannot_be_listed_is_not_taken_for_an_empty_one(place):

@@ -13,6 +13,7 @@ import pytest
 from madlite.run import batch as batches
 from madlite.run.batch import Asked, Batch, cards_asked, dead_files, interrupted_batches
 from madlite.run.folder import PLAN, hold
+from madlite.run.leftovers import find_leftovers, remove
 
 THREE = [Asked(id="r1", card="m1"), Asked(id="r2", card="m2"), Asked(id="r3", card="m3")]
 KILLED = """
@@ -21,6 +22,9 @@ from pathlib import Path
 from madlite.run import batch as batches
 from madlite.run.batch import Asked, Batch
 batch = Batch(Path(sys.argv[1]), ("run", "--tags", "t"))
+if sys.argv[2] == "unnamed":
+    Path.rename = lambda *args: os.kill(os.getpid(), 9)
+    Batch(Path(sys.argv[1]), ("run", "--tags", "u"))
 if sys.argv[2] != "unplanned":
     batch.ask([Asked(id=f"r{n}", card=f"m{n}") for n in (1, 2, 3)])
     batch.begin("r1"), batch.end("r1"), batch.begin("r2")
@@ -51,6 +55,18 @@ def test_a_killed_batch_names_what_never_started_and_what_has_no_folder(tmp_path
 def test_a_command_that_was_killed_while_it_planned_is_told_by_its_words(tmp_path):
     kill(tmp_path, "unplanned")
     assert words(tmp_path) == ["an earlier command was cut off before it began: madlite run --tags t"]
+
+
+def test_a_command_that_was_killed_before_its_file_had_its_name_is_told_too(tmp_path):
+    kill(tmp_path, "unnamed")
+    told = [f"an earlier command was cut off before it began: madlite run --tags {tag}" for tag in "tu"]
+    assert sorted(words(tmp_path)) == told
+    left = [
+        one for one in find_leftovers(tmp_path, {"DOCKER_HOST": "unix:///nonexistent"}).leftovers if one.run_id == "-"
+    ]
+    assert sorted((one.kind, one.text) for one in left) == [("batch", text) for text in told], "each once"
+    assert [remove(one, {}) for one in left] == [None, None]
+    assert [path.name for path in (tmp_path / "madlite_runs").iterdir()] == [".gitignore"]
 
 
 def test_a_batch_that_goes_on_or_ended_leaves_nothing_to_tell(tmp_path):
@@ -172,5 +188,5 @@ def test_the_file_is_held_before_anybody_can_see_it(tmp_path, monkeypatch):
 
 def test_a_batch_that_ends_while_it_is_asked_about_left_nothing(tmp_path, monkeypatch):
     with Batch(tmp_path, ("run",)) as batch:
-        monkeypatch.setattr(batches, "is_held", lambda path: bool(batch.close()))
+        monkeypatch.setattr(batches, "is_held", lambda path, **unknown: bool(batch.close()))
         assert dead_files(tmp_path) == ()
