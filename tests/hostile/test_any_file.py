@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -30,6 +31,8 @@ from madlite.record.update_perf import update_perf
 from madlite.run.folder import LOCK, PLAN, RECORD, ROWS
 from madlite.types import Line, Row, Status
 from tests.factories import make_plan
+
+pytestmark = pytest.mark.host
 
 BACKENDS = [backend for backend, _ in load_plugins("", only_built_in=True).backends().values()]
 WHOLE = json.loads(

@@ -68,6 +68,7 @@ def repeated(pattern: str) -> set[str]:
     return {text for one, other in pairs for text in (one, f"{one}a", f"{one}a {other}")}
 
 
+@pytest.mark.host
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.pattern[:30])
 def test_no_failure_rule_begins_again_and_again_in_what_it_looks_for(rule: FailureRule) -> None:
     pattern = re.compile(rule.pattern)

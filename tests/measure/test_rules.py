@@ -52,6 +52,7 @@ def by_hand(lines, pattern):
     return found
 
 
+@pytest.mark.host
 @settings(max_examples=400, deadline=None)
 @given(LINES, st.lists(st.sampled_from(PATTERNS), max_size=5), st.integers(0, 6))
 @example(["spaced  out", "boom", "bang"], [r"^boom$", r"boom|bang"], 1)
@@ -113,6 +114,7 @@ def test_what_a_pattern_needs(pattern, needed):
     assert needed_texts(re.compile(pattern)) == needed
 
 
+@pytest.mark.host
 @pytest.mark.filterwarnings("ignore:Possible nested set")
 @settings(max_examples=300, deadline=None)
 @given(st.from_regex(re.compile(r"(?:[ab|()\[\]{}*+?^$.\\dnx1,]|\(\?[:=!i]){0,12}"), fullmatch=True), st.data())

@@ -167,6 +167,7 @@ def test_a_lock_is_held_before_anybody_can_see_it(plan, monkeypatch):
         assert sorted(path.name for path in plan.folder.iterdir()) == [LOCK, PLAN]
 
 
+@pytest.mark.host
 def test_who_asks_whether_a_run_lives_is_not_taken_for_its_holder(plan, monkeypatch):
     RunFolder.create(plan, []).close()
     with (plan.folder / LOCK).open() as asking:

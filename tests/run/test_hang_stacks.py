@@ -66,6 +66,7 @@ def test_py_spy_is_looked_for_on_the_path_and_beside_the_interpreter(tool, tmp_p
     assert find_py_spy("") == path
 
 
+@pytest.mark.host
 def test_a_process_that_cannot_be_paused_in_time_is_dumped_without(tool):
     path = tool('[ "$2" = --nonblocking ] && echo "$@" && exit\nsleep 60\n')
     assert dump(path, process(7, rank="1"), 3, threading.Event()) == Dump(
