@@ -5,4 +5,4 @@ bin=$1
 scripts/lint.sh "$bin"
 scripts/wheel.sh "$bin"
 scripts/coverage.sh "$bin"
-"$bin/python" -m pytest -q -rs -n 0 -m training --durations=5
+"$bin/python" -m pytest -q -rs -m training --durations=5
