@@ -111,14 +111,7 @@ def test_a_row_that_perf_csv_did_not_take_is_told_until_it_is_acknowledged(plann
 def test_a_disk_without_inodes_still_has_the_note(planned, monkeypatch):  # noqa: F811
     plans, options, plugins = planned
     options.output.write_text("model,performance,metric,status\n")
-    real = RunFolder.write
-
-    def full(folder: RunFolder, name: str, data: bytes) -> None:
-        if name in (ROWS, RECORD):
-            raise OSError(28, "No space left on device")
-        real(folder, name, data)
-
-    monkeypatch.setattr(RunFolder, "write", full)
+    full_disk(monkeypatch, also_lock=False)
     run_many(plans, options, plugins, Quiet())
     (one,) = find_undone(options.workspace)
     assert one.row == "its row is in perf.csv"
