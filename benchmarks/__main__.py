@@ -1,4 +1,4 @@
-"""Every figure of benchmarks/README.md: python -m benchmarks [startup|overhead|…|reading|telemetry ...]"""
+"""Every figure of benchmarks/README.md: python -m benchmarks [startup|overhead|…|reading|masking|telemetry ...]"""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ALL = ("startup", "overhead", "append", "mini", "planning", "reading", "telemetry")
+ALL = ("startup", "overhead", "append", "mini", "planning", "reading", "masking", "telemetry")
 
 
 def main() -> None:

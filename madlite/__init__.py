@@ -8,7 +8,15 @@ from __future__ import annotations
 TYPE_CHECKING = False  # typing's own takes long to import; checkers know the name
 
 if TYPE_CHECKING:
-    from madlite.backend import NUMBER, PatternReader, StepPattern, TemplateBackend, number, step_pattern
+    from madlite.backend import (
+        NUMBER,
+        PatternReader,
+        StepPattern,
+        TemplateBackend,
+        number,
+        number_or_none,
+        step_pattern,
+    )
     from madlite.errors import (
         CatalogError,
         CheckFailed,
@@ -17,12 +25,18 @@ if TYPE_CHECKING:
         PluginError,
         RuntimeProblem,
         UsageProblem,
+        one_hint,
     )
     from madlite.failure_rules import read_failure_rules
     from madlite.hookspecs import hookimpl
+    from madlite.nearest import did_you_mean, nearest_words
+    from madlite.number_text import ANY_NUMERAL, group_texts, is_foreign
+    from madlite.rank_labels import is_label, without_label
     from madlite.recipe_book import RecipeBook, read_book
     from madlite.recipes import FEW, RecipeBackend, bare_name, few_steps
+    from madlite.safe_read import output_lines, read_inside, read_output
     from madlite.types import (
+        STEPS_APART,
         Action,
         Architecture,
         Asset,
@@ -68,6 +82,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "ANY_NUMERAL",
     "NUMBER",
     "Action",
     "Architecture",
@@ -110,6 +125,7 @@ __all__ = [
     "RunPlan",
     "Runtime",
     "RuntimeProblem",
+    "STEPS_APART",
     "Scalar",
     "Secret",
     "Session",
@@ -124,21 +140,36 @@ __all__ = [
     "Variant",
     "__version__",
     "bare_name",
+    "did_you_mean",
     "few_steps",
+    "group_texts",
     "hookimpl",
+    "is_foreign",
+    "nearest_words",
+    "is_label",
     "number",
+    "number_or_none",
+    "one_hint",
+    "output_lines",
     "read_book",
     "read_failure_rules",
+    "read_inside",
+    "read_output",
     "step_pattern",
+    "without_label",
 ]
 
 _HOMES = {
-    "backend": "NUMBER PatternReader StepPattern TemplateBackend number step_pattern",
-    "errors": "CatalogError CheckFailed ExitCode MadliteError PluginError RuntimeProblem UsageProblem",
+    "backend": "NUMBER PatternReader StepPattern TemplateBackend number number_or_none step_pattern",
+    "errors": "CatalogError CheckFailed ExitCode MadliteError PluginError RuntimeProblem UsageProblem one_hint",
     "failure_rules": "read_failure_rules",
     "hookspecs": "hookimpl",
+    "nearest": "did_you_mean nearest_words",
+    "rank_labels": "is_label without_label",
+    "number_text": "ANY_NUMERAL group_texts is_foreign",
     "recipe_book": "RecipeBook read_book",
     "recipes": "FEW RecipeBackend bare_name few_steps",
+    "safe_read": "output_lines read_inside read_output",
 }
 
 

@@ -10,7 +10,12 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from madlite.errors import PluginError, UsageProblem
+from msgspec.structs import replace
+
+from madlite.errors import PluginError, UsageProblem, one_hint
+from madlite.nearest import did_you_mean
+from madlite.number_text import group_texts, without_groups
+from madlite.rank_labels import is_label, without_label
 from madlite.types import (
     Asset,
     Card,
@@ -32,17 +37,25 @@ from madlite.types import (
     Variant,
 )
 
-NUMBER = r"[-+]?(?:\d[\d,]*(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+|nan|inf)"
+NUMBER = r"[-+]?(?:\d[\d,]*(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+|(?i:nan|inf))"
 _GROUPS = {quantity.name.lower(): quantity for quantity in Quantity}
+_CHOOSES = ("mode", "precision", "release")  # fields that say which of a card's variants is meant
 _THROUGHPUTS = (Quantity.TOKENS_PER_S_PER_GPU, Quantity.SAMPLES_PER_S_PER_GPU, Quantity.IMAGES_PER_S_PER_GPU)
 
 
 def number(text: str) -> float:
-    """Read a number as frameworks print it: `2,872`, `1.5e+03`, `nan`; NaN where it is none."""
+    """Read a number as frameworks print it: `2,872`, `1.5e+03`, `nan`; NaN where it is none, as `12,5`."""
     try:
-        return float(text.replace(",", ""))
+        return float(without_groups(text))
     except ValueError:
         return float("nan")
+
+
+def number_or_none(text: str) -> float | None:
+    """Read a number without what often stands behind one; None where it is no number, not even a NaN."""
+    bare = text.strip().rstrip(",;|)]}%")
+    value = number(bare)
+    return None if math.isnan(value) and "nan" not in bare.lower() else value
 
 
 class StepPattern:
@@ -57,13 +70,24 @@ class StepPattern:
         self.quantities = tuple(_GROUPS[name] for name in self.regex.groupindex if name != "n")
 
     def steps(self, line: Line) -> Iterator[Step]:
-        """Yield the steps that the line reports: several where ranks wrote into one line."""
-        for found in self.regex.finditer(line.text):
-            n = number(found["n"] or "")
+        """Yield the steps that the line reports: several where ranks wrote into one line.
+
+        A pattern that begins with the line's own begin is tried behind what a launcher put before it.
+        """
+        text = line.text
+        if line.rank is not None and self.regex.search(text) is None:
+            text = without_label(line)
+        for found in self.regex.finditer(text):
+            said = group_texts(found)
+            n = number(said.pop("n", ""))
             if math.isfinite(n):
-                texts = {name: text for name, text in found.groupdict().items() if text and name != "n"}
-                values = {_GROUPS[name]: number(text) for name, text in texts.items()}
-                yield Step(n=int(n), values=values, rank=line.rank, t_s=line.t_s)
+                texts = {_GROUPS[name]: text for name, text in said.items() if text}
+                read = {quantity: number_or_none(text) for quantity, text in texts.items()}
+                values = {quantity: value for quantity, value in read.items() if value is not None}
+                unread = {quantity: text for quantity, text in texts.items() if quantity not in values}
+                # the number before a colon that looks like a task's label may be the step itself
+                rank = None if is_label(text, *found.span("n")) else line.rank
+                yield Step(n=int(n), values=values, rank=rank, t_s=line.t_s, unread=unread)
 
 
 def step_pattern(pattern: str) -> StepPattern:
@@ -128,15 +152,18 @@ class TemplateBackend:
         return 100 if card.backend == self.name else 0
 
     def expand(self, request: Request, machine: Machine) -> Sequence[Draft]:
-        """Return one draft per variant.
+        """Return one draft per variant, of those that have the mode, precision and release that were asked for.
+
+        A variant without a precision or release can have any: its template has to use it.
 
         Raises:
-            UsageProblem: the card stands for none.
+            UsageProblem: the card stands for none, or for none of what was asked.
         """
-        drafts = [self.draft(request, variant, machine) for variant in self.variants(request.card, machine)]
-        if not drafts:
+        variants = tuple(self.variants(request.card, machine))
+        if not variants:
             raise UsageProblem(f"backend '{self.name}' has nothing to run for card '{request.card.name}'")
-        return drafts
+        chosen = choose_variants(variants, request, f"backend '{self.name}'")
+        return [_decided(self.draft(request, variant, machine), variant) for variant in chosen]
 
     def draft(self, request: Request, variant: Variant, machine: Machine) -> Draft:
         """Return the draft of one variant."""
@@ -182,3 +209,53 @@ class TemplateBackend:
     def reader(self, plan: RunPlan | None) -> Reader:
         """Return a reader of the step pattern."""
         return PatternReader(self.step, self.end_mark)
+
+
+def asked_words(request: Request, key: str) -> str:
+    """Return a value as it was asked for: `--precision FP8`, `card 'm' (models.json): precision=FP8`."""
+    origin, value, card = request.origins.get(key, ""), request.settings.get(key, ""), request.card
+    if origin == "card":
+        return f"card '{card.name}' ({card.source}): {key}={value}"
+    if origin == "tag":
+        return f"--tags {request.tag}: {key}={value}"
+    if origin.startswith("context"):
+        return f"{origin}: {key}={value}"
+    has_option = origin.startswith("--") and origin not in ("--set", "--additional-context")
+    return f"{origin} {value}" if has_option else f"{origin} {key}={value}".strip()
+
+
+def choose_variants(variants: Sequence[Variant], request: Request, who: str) -> tuple[Variant, ...]:
+    """Return the variants of the mode, precision and release that were asked for; `who` has them.
+
+    Raises:
+        UsageProblem: it has none such; the hint names those that there are.
+    """
+    left = tuple(variants)
+    for key in _CHOOSES:
+        if wanted := request.settings.get(key, ""):
+            fitting = tuple(one for one in left if _is_asked(str(getattr(one, key)), wanted))
+            if not fitting:
+                raise _no_variant(left, request, key, who)
+            left = fitting
+    return left
+
+
+def _is_asked(own: str, wanted: str) -> bool:
+    """Say whether a variant's word is the one asked for; one that it leaves open is any."""
+    return not own or own.casefold() == wanted.casefold()
+
+
+def _no_variant(variants: Sequence[Variant], request: Request, key: str, who: str) -> UsageProblem:
+    known = dict.fromkeys(str(getattr(one, key)) for one in variants)
+    words = "; ".join(dict.fromkeys(" ".join(filter(None, (one.mode, one.precision, one.release))) for one in variants))
+    close = did_you_mean(request.settings[key], known)
+    return UsageProblem(
+        f"{asked_words(request, key)}: {who} runs card '{request.card.name}' in no such {key}",
+        one_hint(close, f"it runs {words}"),
+    )
+
+
+def _decided(draft: Draft, variant: Variant) -> Draft:
+    """Return the draft, of whose own words none is overridden afterwards: they are what was chosen by."""
+    own = tuple(key for key in _CHOOSES if getattr(variant, key))
+    return replace(draft, chosen=tuple(dict.fromkeys((*draft.chosen, *own))))

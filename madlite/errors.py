@@ -10,6 +10,23 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
+_GAP = "   "  # between a question and what answers it, on a line of its own
+
+
+def one_hint(*parts: str) -> str:
+    """Return the parts of a hint as one, without the empty ones: semicolons between those that end with no mark."""
+    text = ""
+    for part in filter(None, parts):
+        between = _GAP if text.endswith("?") else " " if text.endswith(".") else "; " if text else ""
+        text += between + part
+    return text
+
+
+def hint_within(hint: str) -> str:
+    """Return a hint as it stands within a sentence or brackets, without the gap after a question."""
+    return hint.replace(f"?{_GAP}", "? ")
+
+
 class ExitCode(IntEnum):
     """Exit codes of every madlite command; where several apply, the first of this list wins."""
 

@@ -5,7 +5,8 @@ r"""Failure rules: patterns of log lines that explain a failure, as TOML data.
     backends = ["mine"]           # whose trainings these rules explain; without it any
     [[rule]]
     cause = "missing_file"        # a code of docs/failures.md, or one of the plugin's own
-    tier = "error"                # root (where nothing is said), error or follower
+    tier = "error"                # root (where nothing is said), error, follower, or sign: it failed, not why
+    ends = "process"              # or launcher: whose end it shows after the last step; without it nobody's
     pattern = "no weights at (?P<file>\\S+)"
     hint = "fetch {file} first"   # what to do, whoever ran the training
     here = "madlite prepare"      # what that is in a run of madlite's

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from madlite.errors import UsageProblem
+from madlite.safe_read import read_given, read_named
 from madlite.types import Json
 
 BOM = b"\xef\xbb\xbf"
@@ -49,33 +50,50 @@ def exists(path: Path) -> bool:
     return bool(_mode(path))
 
 
-def read_text(file: Path, where: str = "", errors: str = "strict") -> str:
+def read_text(file: Path, where: str = "", errors: str = "strict", *, given: bool = False) -> str:
     """Return the UTF-8 text of a file without its byte order mark; messages call it `where`, else by its path.
 
+    One that the user has `given` on the command line may be a pipe.
+
     Raises:
-        UsageProblem: it cannot be read, or, with `errors` strict, is no UTF-8.
+        UsageProblem: it cannot be read, is no plain file or too large, or, with `errors` strict, is no UTF-8.
     """
-    data = _read(file, where)
+    data = read_bytes(file, where, given=given)
     try:
         return data.decode(errors=errors)
     except UnicodeDecodeError as error:
         raise UsageProblem(f"{where or shown(file)}: {_not_utf8(data, error)}") from None
 
 
-def read_json(file: Path, where: str = "") -> Json:
-    """Return what a JSON file holds; messages call it `where`, else by its path, and show none of it.
+def read_json(file: Path, where: str = "", *, given: bool = False) -> Json:
+    """Return what a JSON file holds, `given` as for `read_text`; messages call it `where`, else by its path.
+
+    They show none of it.
 
     Raises:
-        UsageProblem: it cannot be read, is no JSON, or has a text with a character that nothing can be given.
+        UsageProblem: it cannot be read, is no plain file or too large, is no JSON, or has a text with a character that
+            nothing can be given.
     """
     try:
-        value = decode_json(_read(file, where))
+        value = decode_json(read_bytes(file, where, given=given))
     except NotJson as error:
         raise UsageProblem(f"{where or shown(file)}: {error}") from None
     for place, text in texts(value, "$"):
         if UNUSABLE.search(text):
             raise UsageProblem(f"{where or shown(file)}: {ascii(place)[1:-1]} holds a NUL character")
     return value
+
+
+def read_bytes(file: Path, where: str = "", *, given: bool = False) -> bytes:
+    """Return what a file holds without its byte order mark, `where` and `given` as for `read_text`.
+
+    Raises:
+        UsageProblem: it cannot be read, is no plain file or too large.
+    """
+    try:
+        return (read_given(file) if given else read_named(file)).removeprefix(BOM)
+    except (OSError, ValueError) as error:
+        raise UsageProblem(f"{where or shown(file)} cannot be read: {_why(error)}") from None
 
 
 def decode_json(data: bytes) -> Json:
@@ -133,13 +151,6 @@ def _mode(path: Path) -> int:
         return 0
     except (OSError, ValueError) as error:
         raise UsageProblem(f"{shown(path)} cannot be looked at: {_why(error)}") from None
-
-
-def _read(file: Path, where: str) -> bytes:
-    try:
-        return file.read_bytes().removeprefix(BOM)
-    except (OSError, ValueError) as error:
-        raise UsageProblem(f"{where or shown(file)} cannot be read: {_why(error)}") from None
 
 
 def _why(error: OSError | ValueError) -> str:

@@ -264,10 +264,9 @@ def _unknown_hooks(module: object) -> list[str]:
 
 
 def _close_hook(name: str) -> str:
-    from difflib import get_close_matches
+    from madlite.nearest import did_you_mean
 
-    close = get_close_matches(name, _spec_names(), n=1)
-    return f"did you mean {close[0]}?" if close else "see madlite plugins --hooks"
+    return did_you_mean(name, _spec_names(), most=1) or "see madlite plugins --hooks"
 
 
 def _folder(module: object) -> Path | None:

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from difflib import SequenceMatcher
-from itertools import islice
 
-from madlite.errors import UsageProblem
+from madlite.errors import UsageProblem, one_hint
+from madlite.nearest import likeness, nearest_words
 from madlite.recipe_book import RecipeBook, Run
 from madlite.types import Machine, Scalar, Value
 
@@ -30,6 +29,36 @@ class Chosen(Value, frozen=True):
     origin: str
     notes: tuple[str, ...] = ()
     left_out: dict[str, str] = {}  # mode and precision of the card's other runs, and the releases that have them
+
+
+class UnknownRun(UsageProblem):
+    """No run fits what was asked: what words for it there are, by key, and the nearest runs in words."""
+
+    words: Mapping[str, Sequence[str]] = {}
+    runs: Sequence[str] = ()
+
+
+def unknown_run(
+    message: str, asked: Mapping[str, str], words: Mapping[str, Sequence[str]], runs: Iterable[str]
+) -> UnknownRun:
+    """Return the refusal, whose hint says which word was meant, or which there are, and the nearest runs."""
+    runs = tuple(dict.fromkeys(runs))
+    told = list(filter(None, (_meant(key, asked[key], known) for key, known in words.items() if asked.get(key))))
+    problem = UnknownRun(message, one_hint(f"{NEAREST}{'; '.join(runs[:SHOWN])}{'.' * bool(told)}", *told))
+    problem.words, problem.runs = words, runs
+    return problem
+
+
+def _meant(key: str, wanted: str, known: Sequence[str]) -> str:
+    """Return the option that was meant, or what it can be; nothing where it is known, and other values are wrong."""
+    words = [word for word in known if word]
+    if not words or any(_same(word, wanted) for word in words):
+        return ""
+    close = nearest_words(wanted, words, most=1)
+    if close and key != "release":
+        return f"did you mean --{key} {close[0]}?"
+    listed = sorted(words, key=_numbers) if key == "release" else words
+    return f"{key}s: {', '.join(listed)}"
 
 
 def choose_runs(book: RecipeBook, card: str, asked: Mapping[str, str], machine: Machine) -> list[Chosen]:
@@ -186,16 +215,20 @@ def _unknown(book: RecipeBook, card: str, rows: Sequence[Run], asked: Mapping[st
     if device == CPU:
         what += ": no GPU is seen here (--machine 8xMI300X plans for a machine that has them)"
     near = sorted(rows, key=lambda run: -_likeness(book, run, asked, device))
-    known = list(islice(dict.fromkeys(_described(book, run) for run in near), SHOWN))
-    return UsageProblem(f"no recipe is known for {card} {what}", NEAREST + "; ".join(known))
+    every = [book.run_values(run, "", "") for run in rows]
+    words = {key: list(dict.fromkeys(str(values.get(key, "")) for values in every)) for key in _SELECTORS}
+    words["release"] = list(book.releases)
+    return unknown_run(f"no recipe is known for {card} {what}", asked, words, (_described(book, run) for run in near))
 
 
 def _likeness(book: RecipeBook, run: Run, asked: Mapping[str, str], device: str) -> float:
-    """Return how near a run is to what was asked: words first, then the GPU, then the release."""
+    """Return how near a run is to what was asked: words by the slips between them, then the GPU, then the release."""
     values = _values(book, run, device)
-    points = sum(2.0 for key in _SELECTORS if asked.get(key) and _same(str(values.get(key, "")), asked[key]))
-    if asked.get("mode"):  # finetune_qlora is nearer to finetune_lora than to pretrain
-        points += SequenceMatcher(None, asked["mode"].casefold(), str(values.get("mode", "")).casefold()).ratio()
+    points = 0.0
+    for key in _SELECTORS:
+        if word := asked.get(key):
+            own = str(values.get(key, ""))
+            points += 3.0 if _same(own, word) else 2.0 * likeness(word, own)
     points += 1.5 * (device in run.devices) + 1.0 * (book.stand_in.get(device) in run.devices)
     order = list(book.releases)
     wanted = _place(asked["release"], order) if asked["release"] else len(order)

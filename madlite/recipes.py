@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 
 import msgspec
 
 from madlite.backend import TemplateBackend
-from madlite.errors import UsageProblem
+from madlite.errors import UsageProblem, one_hint
+from madlite.nearest import did_you_mean, nearest_words
 from madlite.recipe_book import VARIANT_KEYS, RecipeBook, read_book
 from madlite.recipe_choice import Chosen, choose_runs, spelled
 from madlite.types import Architecture, Card, Draft, Finding, Machine, Request, RunPlan, Variant
@@ -56,11 +56,16 @@ class RecipeBackend(TemplateBackend):
         return {**env.get("all", {}), **env.get(machine.vendor, {})}
 
     def check(self, plan: RunPlan) -> Iterable[Finding]:
-        """Find sizes that are none, and too few steps for a steady window."""
+        """Find sizes that are none, too few steps for a steady window, and what is wrong with the backend's variant."""
         if plan.variant is None:
             return ()
         sizes = tuple(_check_sizes(plan.variant, self.sizes))
-        return sizes or (*self.check_steps(plan, plan.variant), *_check_gpus(plan))
+        rest = sizes or (*self.check_steps(plan, plan.variant), *_check_gpus(plan))
+        return (*rest, *self.check_variant(plan, plan.variant))
+
+    def check_variant(self, plan: RunPlan, variant: Variant) -> Iterable[Finding]:
+        """Find what is wrong with a variant of this backend, beside its sizes and steps; nothing here."""
+        return ()
 
     def check_steps(self, plan: RunPlan, variant: Variant) -> Iterable[Finding]:
         """Find too few steps for a steady window, of a plan whose sizes are whole numbers above 0."""
@@ -97,19 +102,23 @@ class RecipeBackend(TemplateBackend):
             raise self._no_recipe(name, request, book)
         release = spelled(request.settings.get("release", ""), book.releases)
         if release and release not in book.releases:
-            raise _no_release(release, book)
+            raise _no_release(release, request, book)
         values = {**book.values(name, machine.device), **book.releases.get(release, {})}
         mode, own = request.settings.get("mode", ""), values.get("mode", Variant(model="").mode)
         if mode and mode.casefold() != str(own).casefold():
             what = f"recipe '{name}' of backend '{self.name}' runs mode {own}, not {mode}"
-            raise UsageProblem(what, "leave --mode out, or choose another recipe with --set recipe=NAME")
+            what += f" ({origin})" if (origin := request.origins.get("mode", "")) not in ("", "--mode") else ""
+            meant = did_you_mean(mode, [str(own)], before="--mode ")
+            hint = "leave --mode out, or choose another recipe with --set recipe=NAME"
+            raise UsageProblem(what, one_hint(meant, hint))
         return Chosen(name=name, device="", release=release, values=values, origin=f"recipe {name}")
 
     def _no_recipe(self, name: str, request: Request, book: RecipeBook) -> UsageProblem:
         what = f"backend '{self.name}' has no recipe '{name}'"
         if not name:
             what = f"card '{request.card.name}' names no recipe, and backend '{self.name}' has no runs for it"
-        near = get_close_matches(name, book.recipes, n=5) or list(book.recipes)[:5]
+        near = nearest_words(name, book.recipes, most=5) if name else []
+        near = near or list(book.recipes)[:5]
         more = ", …" if len(book.recipes) > len(near) else ""
         return UsageProblem(what, f"recipes: {', '.join(near)}{more}   choose one with --set recipe=NAME")
 
@@ -119,10 +128,12 @@ def bare_name(card: Card) -> str:
     return card.name.removeprefix(f"{card.scope}/") if card.scope else card.name
 
 
-def _no_release(release: str, book: RecipeBook) -> UsageProblem:
+def _no_release(release: str, request: Request, book: RecipeBook) -> UsageProblem:
     known = ", ".join(book.releases)
     hint = f"releases: {known}" if known else "leave --image-release out; --image names an image"
-    return UsageProblem(f"image release '{release}' is not known to this recipe's backend", hint)
+    origin = request.origins.get("release", "")
+    where = f" ({origin})" if origin not in ("", "--image-release") else ""
+    return UsageProblem(f"image release '{release}' is not known to this recipe's backend{where}", hint)
 
 
 def _check_sizes(variant: Variant, sizes: Iterable[str]) -> Iterator[Finding]:

@@ -7,10 +7,14 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from tests.engine_fixture import base_image, docker_environ, engine
 
 __all__ = ["base_image", "docker_environ", "engine"]
+
+settings.register_profile("any machine", deadline=None)  # speed is measured in benchmarks/
+settings.load_profile("any machine")
 
 FIRST_START_LIMIT_S = 900  # the first engine test of a machine makes a base image
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import zlib
 from pathlib import Path
 
+from madlite.run import journal
+from madlite.safe_files import Folder
 from madlite.types import Card, Image, Machine, Place, Quantity, RunPlan, Window
 
 BASE_IMAGE = "madlite-test/base:latest"
@@ -48,3 +50,10 @@ def make_plan(workspace: Path, **changes: object) -> RunPlan:
         "stop_grace_s": 1.0,
     }
     return RunPlan(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def note_made(folder: Path) -> Path:
+    """Note a run's folder that a test made by hand as madlite notes those that it makes; return it."""
+    with Folder.open(folder.parent) as runs, runs.below(folder.name) as home:
+        journal.add(runs, journal.made(home, folder.name))
+    return folder

@@ -37,7 +37,11 @@ def test_a_rule_of_ours(name, rule):
             "belongs into `here`"
         )
     if name == "measure":
-        assert rule.hint or rule.cause in ("gpu_out_of_memory", "host_out_of_memory", "disk_full", "inodes_full")
+        assert (
+            rule.hint
+            or rule.tier == "sign"
+            or rule.cause in ("gpu_out_of_memory", "host_out_of_memory", "disk_full", "inodes_full")
+        )
 
 
 def test_the_page_names_every_cause():

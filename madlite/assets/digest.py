@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import threading
 from pathlib import Path
 
 from madlite.assets.locks import Stopped
+from madlite.assets.names import SHA256
+from madlite.assets.parts import Part
+from madlite.safe_read import open_named
 
 _CHUNK_BYTES = 1 << 20
-_SHA256, _SHA1 = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{40}")
+_SHA1 = re.compile(r"[0-9a-f]{40}")
 
 
 class Digest:
@@ -24,7 +28,7 @@ class Digest:
         self._name, self._size = name, size
         self._begin()
 
-    def follow(self, file: Path, count: int, stop: threading.Event) -> None:
+    def follow(self, file: Path | Part, count: int, stop: threading.Event) -> None:
         """Have heard the first `count` bytes of a file, and nothing else.
 
         Raises:
@@ -36,7 +40,7 @@ class Digest:
         self._begin()
         if not self._hashes:
             return
-        with file.open("rb") as opened:
+        with file.open("rb") if isinstance(file, Part) else os.fdopen(open_named(file), "rb") as opened:
             while data := opened.read(min(_CHUNK_BYTES, count - self._count)):
                 if stop.is_set():
                     raise Stopped
@@ -55,7 +59,7 @@ class Digest:
     def _begin(self) -> None:
         self._count = 0
         self._hashes = []
-        if _SHA256.fullmatch(self._name):
+        if SHA256.fullmatch(self._name):
             self._hashes = [hashlib.sha256()]
         elif _SHA1.fullmatch(self._name):
             header = b"blob %d\0" % self._size

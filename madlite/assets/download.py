@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import errno
 import http.client
-import os
 import ssl
 import threading
 import urllib.error
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from urllib.parse import urlsplit
 
 from madlite.assets import tries
 from madlite.assets.digest import Digest
 from madlite.assets.locks import Stopped
-from madlite.assets.presence import size_of
+from madlite.assets.parts import Part
 from madlite.assets.web import Source, open_source
 from madlite.errors import RuntimeProblem
 from madlite.types import Cause, Value
 
 CHUNK_BYTES = 1 << 20
-_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO)
+_DISK = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO),
+    *(errno.ELOOP, errno.EMLINK, errno.EINVAL, errno.ENOTDIR, errno.EISDIR),  # something else in its place
+)
 _TROUBLE = (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError, ssl.SSLError)
 
 Tell = Callable[[int], None]
@@ -49,7 +50,7 @@ def look(url: str, environ: Mapping[str, str]) -> Source:
 
 def download(
     source: Source,
-    part: Path,
+    part: Part,
     environ: Mapping[str, str],
     tell: Tell,
     stop: threading.Event,
@@ -78,7 +79,7 @@ class _Coming:
     def __init__(
         self,
         source: Source,
-        part: Path,
+        part: Part,
         environ: Mapping[str, str],
         tell: Tell,
         stop: threading.Event,
@@ -90,17 +91,19 @@ class _Coming:
     def run(self) -> None:
         """Try until it is whole, or several tries in a row brought nothing."""
         failed, whole = 0, self._source.size
-        while size_of(self._part) != whole or whole is None:
-            before = max(size_of(self._part), 0)
+        with _writing(self._part):
+            self._part.settle()
+        while self._part.size() != whole or whole is None:
+            before = max(self._part.size(), 0)
             tried = self._try()
             whole = tried.whole
             if whole is None and not tried.why:
                 return
-            failed = 0 if size_of(self._part) > before else failed + 1
+            failed = 0 if self._part.size() > before else failed + 1
             pause = tries.pause_s(failed, tried.error)
             if failed >= tries.TRIES or pause is None:
                 raise self._problem(tried.why or "the connection ended early") from tried.error
-            if size_of(self._part) != whole and self._stop.wait(pause):
+            if self._part.size() != whole and self._stop.wait(pause):
                 raise Stopped
 
     def _try(self) -> _Try:
@@ -123,14 +126,14 @@ class _Coming:
 
         It begins anew where the server cannot go on in the middle, or has another version by now.
         """
-        have = max(size_of(self._part), 0)
+        have = max(self._part.size(), 0)
         try:
             answer = open_source(self._source, "GET", self._environ, have)
         except urllib.error.HTTPError as error:
             if error.code != 416 or not have:
                 raise
             with _writing(self._part):  # it is no beginning of what is there now
-                self._part.unlink()
+                self._part.remove()
             self._tell(-have)
             return self._source.size
         with answer:
@@ -180,14 +183,14 @@ def _starts_at(answer: http.client.HTTPResponse, start: int) -> bool:
 
 
 @contextmanager
-def _writing(part: Path) -> Iterator[None]:
+def _writing(part: Part) -> Iterator[None]:
     """Tell what the disk refuses from trouble of the network."""
     try:
         yield
     except OSError as error:
         if error.errno not in _DISK:
             raise
-        what = f"{part} cannot be written: {os.strerror(error.errno or 0)}"
+        what = f"{part.path} cannot be written: {error.strerror}"
         raise RuntimeProblem(what, "what came so far is kept", cause=Cause.DISK) from error
 
 
@@ -195,15 +198,15 @@ def _words(error: Exception) -> str:
     if isinstance(error, urllib.error.HTTPError):
         wait = tries.wanted_s(error)
         later = f", and asks to wait {wait:.0f} s" if wait > tries.PATIENCE_S else ""
-        return f"the server answered {error.code} {error.reason}{later}"
+        return f"the server answered {error.code} {' '.join(str(error.reason).split())}{later}"
     if isinstance(error, urllib.error.URLError):
         return f"the server cannot be reached: {error.reason}"
     return str(error) or type(error).__name__
 
 
-def _problem(url: str, why: str, part: Path | None = None) -> RuntimeProblem:
+def _problem(url: str, why: str, part: Part | None = None) -> RuntimeProblem:
     from madlite.assets.room import size_text
 
-    have = size_of(part) if part is not None else 0
+    have = part.size() if part is not None else 0
     kept = f"{size_text(have)} of it are kept for the next try" if have > 0 else ""
     return RuntimeProblem(f"{url} cannot be fetched: {why}", kept, cause=Cause.PREPARE)

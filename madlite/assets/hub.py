@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
 from madlite.assets.client import hub_client, named
-from madlite.assets.hub_words import Refused, missing_files, refusal
+from madlite.assets.hub_words import Refused, Unknown, missing_files, page, refusal
+from madlite.assets.names import COMMIT, is_file_name, is_repo, is_revision
 from madlite.assets.places import HUB, Token
 from madlite.assets.records import MAIN, is_dataset, matching
 from madlite.assets.tries import patiently
@@ -66,6 +67,7 @@ def ask(asset: Asset, access: Access) -> Listing:
             valid token, or has nothing that the patterns match.
     """
     _check(access.endpoint)
+    _check_names(asset)
     if access.token and not re.fullmatch(r"[!-~]+", access.token.value.reveal()):
         raise Refused(f"{access.token.origin} has characters that no token of the hub has", "copy it once more")
     try:
@@ -76,7 +78,44 @@ def ask(asset: Asset, access: Access) -> Listing:
         raise refusal(asset, access.endpoint, access.token, error) from error
     if not listing.files:
         raise missing_files(asset, access.endpoint, listing.there)
+    check_commit(asset, listing.commit, access.endpoint)
     return listing
+
+
+def _check_names(asset: Asset) -> None:
+    """Refuse what cannot be the name of a repository, or of a revision or file of one: all become paths.
+
+    Raises:
+        Unknown: one is none.
+    """
+    hint = asset.hint or "a repository is called OWNER/NAME"
+    if not is_repo(asset.ref):
+        raise Unknown(f"{asset.ref!a} is no name of a repository of the hub", hint)
+    if asset.revision and not is_revision(asset.revision):
+        raise Unknown(f"{asset.revision!a} is no branch, tag or commit of {asset.ref}", hint)
+
+
+def _check_files(asset: Asset, files: Iterable[str], endpoint: str) -> None:
+    """Refuse a repository that is to have files whose names would lead elsewhere; nothing of it is fetched.
+
+    Raises:
+        Refused: it has such a name.
+    """
+    if odd := next((name for name in files if not is_file_name(name)), ""):
+        what = f"{endpoint} names a file of {asset.ref} {odd!a}, which would lie elsewhere or is no file's name"
+        hint = f"look at {page(asset.ref, endpoint, is_dataset(asset))}, and at what HF_ENDPOINT names"
+        raise Refused(what, hint)
+
+
+def check_commit(asset: Asset, commit: str, endpoint: str) -> None:
+    """Refuse what a server calls a commit and is none; "" stands for one that it does not say.
+
+    Raises:
+        Refused: it is none.
+    """
+    if commit and not COMMIT.fullmatch(commit):
+        what = f"{endpoint} names a commit of {asset.ref} {commit!a}, which is none"
+        raise Refused(what, "HF_ENDPOINT may name a server that is no hub")
 
 
 def _check(endpoint: str) -> None:
@@ -107,12 +146,14 @@ def head(
 
     Raises:
         Exception: of huggingface_hub and its HTTP library.
+        Refused: what it says makes no sense.
         Stopped: `stop` was set while a hub in trouble was waited for.
     """
     ask_head, url = hub_client().get_hf_file_metadata, file_url(asset, name, commit, access)
     found = patiently(
         lambda: ask_head(url, token=access.word, timeout=_LIMIT_S, **named()), stop or threading.Event(), passes
     )
+    check_commit(asset, found.commit_hash or "", access.endpoint)
     return Head(
         commit=found.commit_hash or commit, etag=found.etag or "", size=-1 if found.size is None else found.size
     )
@@ -136,6 +177,7 @@ def _named(asset: Asset, access: Access) -> Listing:
 
     info = _info(asset, access, sizes=False)
     commit, files, blobs, absent = info.sha or "", {}, {}, []
+    _check_files(asset, asset.files, access.endpoint)
     for name in asset.files:
         try:
             found = head(asset, name, commit, access)
@@ -155,6 +197,7 @@ def _listed(asset: Asset, access: Access) -> Listing:
         found = [(one.path, one) for one in _tree(asset, access, commit)]
     sizes = {name: -1 if one.size is None else int(one.size) for name, one in found}
     needed = matching(sizes, asset.files)
+    _check_files(asset, needed, access.endpoint)
     for name in [name for name, size in needed.items() if size < 0]:
         needed[name] = head(asset, name, commit, access).size
     blobs = {name: _blob(one) for name, one in found if name in needed}

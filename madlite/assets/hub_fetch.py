@@ -22,11 +22,13 @@ from madlite.assets.download import Tell, download
 from madlite.assets.hub import Access, Head, Listing, file_url, head
 from madlite.assets.hub_words import Refused, get_refusal, is_lost, refusal
 from madlite.assets.locks import Stopped, held
+from madlite.assets.parts import Part, check_folder, check_way, open_own
 from madlite.assets.presence import are_complete, find_snapshot, known_commit, size_of
 from madlite.assets.records import MAIN, Record, is_dataset, repo_folder, save_hub_record
 from madlite.assets.tries import patiently, status_of
 from madlite.assets.web import Source
 from madlite.errors import MadliteError, RuntimeProblem
+from madlite.safe_files import Folder
 from madlite.types import Asset, Cause, Say
 
 WORKERS = 8  # files at a time, as huggingface_hub has it
@@ -42,9 +44,12 @@ def missing_bytes(asset: Asset, listing: Listing, cache: Path) -> int:
     total = 0
     for name, size in listing.files.items():
         blob = listing.blobs.get(name, "")
-        places = [folder / "snapshots" / listing.commit / name, *([folder / "blobs" / blob] if blob else [])]
+        places = [
+            folder / "snapshots" / listing.commit / name,
+            *([folder / "blobs" / blob] if _NAME.fullmatch(blob) else []),
+        ]
         if not any(size_of(place) == size for place in places):
-            part = size_of(folder / "blobs" / f"{blob}.incomplete") if blob else 0
+            part = size_of(folder / "blobs" / f"{blob}.incomplete") if _NAME.fullmatch(blob) else 0
             total += size - (part if 0 < part < size else 0)
     return total
 
@@ -83,6 +88,7 @@ class HubFetch:
             or not are_complete(snapshot, listing.files)
             or known_commit(self._asset, self._folder) != listing.commit
         ):
+            self._home = self._open()
             self._links = self._can_link()
             self._each(listing)
         record = Record(
@@ -99,6 +105,14 @@ class HubFetch:
                 f"{self._asset.ref} changed on the hub while it was fetched", "try again", cause=Cause.PREPARE
             )
         return found
+
+    def _open(self) -> Folder:
+        """Open the repository's folder of the cache; for as long as a thread may write in it."""
+        try:
+            return open_own(self._cache, self._folder.name)
+        except OSError as error:
+            what = f"{self._asset.ref} cannot be written: {error.filename or self._cache}: {error.strerror}"
+            raise RuntimeProblem(what, cause=Cause.DISK) from error
 
     def _can_link(self) -> bool:
         """Say whether the cache's disk has symbolic links; where it has none a file lies under its name alone."""
@@ -155,6 +169,7 @@ class HubFetch:
         try:
             found = head(self._asset, name, listing.commit, self._access, self._stop, is_lost)
             self._bring(name, self._source(name, found), found)
+            self._check_layout(name, found)
             patiently(lambda: self._lay_out(name), self._stop, is_lost)
         except Stopped:
             raise
@@ -196,36 +211,53 @@ class HubFetch:
     def _bring(self, name: str, source: Source, found: Head) -> None:
         """Stream a file's bytes to where the cache keeps them."""
         etag, size = found.etag, source.size
-        if not _NAME.fullmatch(etag) or size is None or size > LARGEST or _leaves(name):
+        if not _NAME.fullmatch(etag) or size is None or size > LARGEST:
             return
-        blob, under = self._folder / "blobs" / etag, self._folder / "snapshots" / found.commit / name
-        lock = self._cache / ".locks" / self._folder.name / f"{etag}.lock"
-        with held(lock, self._stop, lambda: self._say(f"waiting for another command that fetches {name}")):
+        blob, under = f"blobs/{etag}", f"snapshots/{found.commit}/{name}"
+        lock = f".locks/{self._folder.name}/{etag}.lock"
+        waiting = f"waiting for another command that fetches {name}"
+        with held(self._cache, lock, self._stop, lambda: self._say(waiting)):
             if self._has(name, etag, size, (blob, under)):
                 return
-            part, digest = blob.with_name(f"{etag}.incomplete"), Digest(etag, size)
-            part.parent.mkdir(parents=True, exist_ok=True)
-            resumed = size_of(part) > 0
+            part, digest = Part(self._home, f"{blob}.incomplete"), Digest(etag, size)
+            part.settle()
+            resumed = part.size() > 0
             download(source, part, self._environ, self._tell, self._stop, digest)
             digest.follow(part, size, self._stop)
             if not digest.fits():
-                part.unlink()
+                part.remove()
                 raise self._wrong(name, resumed)
-            place = blob if self._links else under
-            place.parent.mkdir(parents=True, exist_ok=True)
-            part.replace(place)
+            part.become(blob if self._links else under)
 
-    def _has(self, name: str, etag: str, size: int, places: tuple[Path, Path]) -> bool:
+    def _has(self, name: str, etag: str, size: int, places: tuple[str, str]) -> bool:
         """Say whether a file is here as a blob or under its name; what is damaged of it is taken away."""
-        for place in places:
+        for below in places:
+            place = self._folder / below
             if size_of(place) == size:
                 if not self._verify or is_sound(place, etag, size, self._stop):
                     return True
                 self._say(f"{name} of {self._asset.ref} is damaged: it is fetched again")
-                place.unlink()
+                Part(self._home, below).remove()
             elif place.exists() and not place.is_symlink():
-                place.unlink()
+                Part(self._home, below).remove()
         return False
+
+    def _check_layout(self, name: str, found: Head) -> None:
+        """Check that huggingface_hub, which writes by paths, writes in the cache alone.
+
+        Raises:
+            OSError: a link is in its way.
+        """
+        pointer = PurePosixPath("snapshots", found.commit, name)
+        for folder in ("blobs", "refs", *(str(place) for place in (*pointer.parents,) if place.name)):
+            check_folder(self._home, folder)
+        check_way(self._home, f"refs/{self._asset.revision or MAIN}")
+        check_way(self._home, f"trees/{found.commit}.json")
+        if _NAME.fullmatch(found.etag):
+            check_way(self._home, f"blobs/{found.etag}.incomplete")
+        with Folder.open(self._cache) as cache:
+            check_folder(cache, f".locks/{self._folder.name}")
+            check_way(cache, "CACHEDIR.TAG")
 
     def _wrong(self, name: str, resumed: bool) -> RuntimeProblem:
         if resumed:
@@ -249,9 +281,3 @@ class HubFetch:
             endpoint=self._access.endpoint,
             **named(),
         )
-
-
-def _leaves(name: str) -> bool:
-    """Say whether a name leads out of its repository's folder, which huggingface_hub refuses."""
-    path = PurePosixPath(name)
-    return path.is_absolute() or ".." in path.parts

@@ -6,8 +6,10 @@ import fcntl
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+
+from madlite.safe_files import Folder
 
 _TURN_S = 0.2
 
@@ -17,30 +19,33 @@ class Stopped(Exception):
 
 
 @contextmanager
-def held(path: Path, stop: threading.Event, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Hold a lock file while the block runs; `waiting` is called once where another holds it.
+def held(root: Path, name: str, stop: threading.Event, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Hold a lock file below a folder, which is made, while the block runs.
 
-    It is the lock that huggingface_hub takes as well (flock of filelock).
+    `waiting` is called once where another holds it.  It is the lock that huggingface_hub takes as well (flock of
+    filelock).
 
     Raises:
         Stopped: `stop` was set before it was free.
-        OSError: the file cannot be made.
+        OSError: the file cannot be made, or a link is in its place or on the way.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fd = _take(path, stop, waiting)
-    try:
-        yield
-    finally:
-        os.close(fd)
+    root.mkdir(parents=True, exist_ok=True)
+    *folders, last = name.split("/")
+    with Folder.open(root) as top, top.below("/".join(folders), make=True) if folders else nullcontext(top) as folder:
+        fd = _take(folder, last, stop, waiting)
+        try:
+            yield
+        finally:
+            os.close(fd)
 
 
-def _take(path: Path, stop: threading.Event, waiting: Callable[[], None]) -> int:
+def _take(folder: Folder, name: str, stop: threading.Event, waiting: Callable[[], None]) -> int:
     told = False
     while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = folder.open_lock(name)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_named(path, fd):
+            if _is_named(folder, name, fd):
                 return fd
         except BlockingIOError:
             if not told:
@@ -51,9 +56,9 @@ def _take(path: Path, stop: threading.Event, waiting: Callable[[], None]) -> int
             raise Stopped
 
 
-def _is_named(path: Path, fd: int) -> bool:
-    """Say whether the path still names the locked file: filelock may have removed it meanwhile."""
+def _is_named(folder: Folder, name: str, fd: int) -> bool:
+    """Say whether the name is still the locked file's: filelock may have removed it meanwhile."""
     try:
-        return os.path.samestat(path.stat(), os.fstat(fd))
+        return os.path.samestat(folder.status(name), os.fstat(fd))
     except FileNotFoundError:
         return False

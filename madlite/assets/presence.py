@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from madlite.assets.names import COMMIT, is_repo, is_revision
 from madlite.assets.records import MAIN, hub_records, kept_record, matching, repo_folder
 from madlite.files import NotJson, decode_json
+from madlite.safe_read import read_named
 from madlite.types import Asset
 
-COMMIT = re.compile(r"[0-9a-f]{40}")
+_LONGEST_REF = 1 << 12
 
 
 def find_asset(asset: Asset, cache: Path, data: Path) -> Path | None:
@@ -20,6 +21,8 @@ def find_asset(asset: Asset, cache: Path, data: Path) -> Path | None:
 
 def find_snapshot(asset: Asset, cache: Path, data: Path) -> Path | None:
     """Return the folder of a repository's files in the hub's cache where all that match are complete."""
+    if not is_repo(asset.ref):
+        return None
     folder = repo_folder(asset, cache)
     commit = known_commit(asset, folder)
     if not commit:
@@ -49,9 +52,10 @@ def known_commit(asset: Asset, folder: Path) -> str:
     if COMMIT.fullmatch(revision):
         return revision
     try:
-        return (folder / "refs" / revision).read_text(encoding="utf-8").strip()
+        told = read_named(folder / "refs" / revision, _LONGEST_REF).decode().strip() if is_revision(revision) else ""
     except (OSError, ValueError):
         return ""
+    return told if COMMIT.fullmatch(told) else ""
 
 
 def are_complete(folder: Path, files: dict[str, int]) -> bool:
@@ -78,7 +82,7 @@ def _listings(asset: Asset, cache: Path, data: Path, commit: str) -> Iterator[di
 
 def _noted(file: Path) -> dict[str, int]:
     try:
-        listing = decode_json(file.read_bytes())
+        listing = decode_json(read_named(file))
         return {str(name): int(entry.get("lfs_size") or entry["size"]) for name, entry in listing["files"].items()}
     except (OSError, NotJson, AttributeError, LookupError, TypeError, ValueError):
         return {}

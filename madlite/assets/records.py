@@ -7,13 +7,15 @@ folder of prepared data has its record there.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 import msgspec
 
+from madlite.assets.parts import open_own
+from madlite.safe_files import Folder
+from madlite.safe_read import read_named
 from madlite.types import Asset, Value
 
 RECORDS = ".madlite"
@@ -67,16 +69,16 @@ def save_hub_record(asset: Asset, cache: Path, data: Path, record: Record) -> No
         OSError: it can be written in neither place.
     """
     name = f"{_digest(record.revision, *sorted(record.patterns))}.json"
-    beside, elsewhere = _hub_places(asset, cache, data)
     try:
-        _write(beside / name, record)
+        with open_own(cache, repo_folder(asset, cache).name) as folder:
+            folder.write(f"{RECORDS}/{name}", _text(record))
     except OSError:
-        _write(elsewhere / name, record)
+        _write(data, f"{_elsewhere(asset, cache)}/{name}", record)
 
 
 def kept_record(asset: Asset, data: Path) -> Record | None:
     """Return the record of a file or folder of prepared data."""
-    return _read(kept_file(asset, data, ".json"))
+    return _read(data / kept_file(asset, ".json"))
 
 
 def save_kept_record(asset: Asset, data: Path, record: Record) -> None:
@@ -85,17 +87,20 @@ def save_kept_record(asset: Asset, data: Path, record: Record) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    _write(kept_file(asset, data, ".json"), record)
+    _write(data, kept_file(asset, ".json"), record)
 
 
-def kept_file(asset: Asset, data: Path, ending: str) -> Path:
-    """Return a file of ours that belongs to prepared data."""
-    return data / RECORDS / f"{_digest(asset.path)}{ending}"
+def kept_file(asset: Asset, ending: str) -> str:
+    """Return the name of a file of ours that belongs to prepared data, below the folder of all of it."""
+    return f"{RECORDS}/{_digest(asset.path)}{ending}"
 
 
 def _hub_places(asset: Asset, cache: Path, data: Path) -> tuple[Path, Path]:
-    folder = repo_folder(asset, cache)
-    return folder / RECORDS, data / RECORDS / f"hub-{_digest(str(folder))}"
+    return repo_folder(asset, cache) / RECORDS, data / _elsewhere(asset, cache)
+
+
+def _elsewhere(asset: Asset, cache: Path) -> str:
+    return f"{RECORDS}/hub-{_digest(str(repo_folder(asset, cache)))}"
 
 
 def _digest(*words: str) -> str:
@@ -105,13 +110,16 @@ def _digest(*words: str) -> str:
 def _read(file: Path) -> Record | None:
     """Return a record; one that is not there, or is none, is as if nothing had been prepared."""
     try:
-        return msgspec.json.decode(file.read_bytes(), type=Record)
+        return msgspec.json.decode(read_named(file), type=Record)
     except (OSError, ValueError, msgspec.DecodeError):
         return None
 
 
-def _write(file: Path, record: Record) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    beside = file.with_name(f".{file.name}.{os.getpid()}")
-    beside.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1))
-    beside.replace(file)
+def _write(data: Path, name: str, record: Record) -> None:
+    data.mkdir(parents=True, exist_ok=True)
+    with Folder.open(data) as folder:
+        folder.write(name, _text(record))
+
+
+def _text(record: Record) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(record), indent=1)

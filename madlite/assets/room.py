@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from madlite.errors import one_hint
 from madlite.types import Value
 
 MARGIN, LEAST_BYTES = 0.05, 256 << 20  # of what is fetched, kept free beside it
@@ -85,5 +86,5 @@ def _tight(group: list[Demand]) -> tuple[str, str] | None:
     return (
         f"too little room in {folders}: {size_text(needed)} ({needed} bytes) are needed, {size_text(free)} "
         f"({free} bytes) are free",
-        "   ".join(both),
+        one_hint(*both),
     )

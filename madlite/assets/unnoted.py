@@ -6,9 +6,11 @@ import re
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
+from madlite.assets.names import is_repo
 from madlite.assets.presence import known_commit, size_of
 from madlite.assets.records import matching, repo_folder
 from madlite.files import NotJson, decode_json
+from madlite.safe_read import read_named
 from madlite.types import Asset, Value
 
 _WEIGHTS = (".safetensors", ".bin", ".pth", ".pt", ".gguf", ".ckpt", ".distcp")
@@ -31,6 +33,8 @@ def find_unnoted(asset: Asset, cache: Path) -> Unnoted | None:
     An index of weights names their shards, and `-00001-of-00004` how many there are.  Nothing is here in full while a
     partial file lies beside it.
     """
+    if not is_repo(asset.ref):
+        return None
     folder = repo_folder(asset, cache)
     commit = known_commit(asset, folder)
     snapshot = folder / "snapshots" / commit
@@ -76,7 +80,7 @@ def _has_parts(needed: dict[str, int], files: dict[str, int], snapshot: Path, as
 def _shards(index: Path, name: str) -> dict[str, int]:
     """Return the files that an index of weights names, beside it."""
     try:
-        weights = decode_json(index.read_bytes())["weight_map"]
+        weights = decode_json(read_named(index))["weight_map"]
         return {str(PurePosixPath(name).parent / str(shard)): 0 for shard in weights.values()}
     except (OSError, NotJson, AttributeError, LookupError, TypeError, ValueError):
         return {}

@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from email.message import Message
 from functools import cache
 from pathlib import Path
-from typing import IO
-from urllib.parse import urlsplit
+from typing import IO, Any
+from urllib.parse import urljoin, urlsplit
 
 from madlite.assets.client import named
-from madlite.types import Value
+from madlite.errors import RuntimeProblem
+from madlite.types import Cause, Value
 
 SILENT_S = 30.0  # without a byte, and the connection is given up
 _PORTS = {"http": 80, "https": 443}
@@ -34,6 +35,7 @@ def open_source(source: Source, method: str, environ: Mapping[str, str], have: i
     Raises:
         OSError: it cannot be reached, or answers that it cannot be had.
         http.client.HTTPException: what it answers is no answer.
+        RuntimeProblem: it sends us on to where no file of ours is fetched from.
     """
     request = urllib.request.Request(source.url, method=method, headers={"User-Agent": "/".join(named().values())})  # noqa: S310
     for name, value in source.headers.items():
@@ -55,7 +57,12 @@ def origin(url: str) -> tuple[str, str, int | None]:
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Goes where the server sends us; a repository that was renamed is on the same host, and wants the token too."""
+    """Goes where the server sends us; a repository that was renamed is on the same host, and wants the token too.
+
+    What was asked for by https comes by https: anybody on the way could exchange it.
+    """
+
+    max_redirections = 5
 
     def redirect_request(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Message, newurl: str
@@ -67,11 +74,53 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
             then.add_unredirected_header("Authorization", token)
         return then
 
-    http_error_308 = urllib.request.HTTPRedirectHandler.http_error_302
+    def http_error_302(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: http.client.HTTPMessage
+    ) -> Any:
+        """Go on; urllib itself refuses some addresses, in words of its own."""
+        where = headers.get("location") or headers.get("uri") or ""
+        if where:
+            _check_way(req.full_url, urljoin(req.full_url, where))
+        return super().http_error_302(req, fp, code, msg, headers)
+
+    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
+
+
+def _check_way(old: str, new: str) -> None:
+    """Refuse a redirect to another kind of address.
+
+    Raises:
+        RuntimeProblem: it leaves https, or the web.
+    """
+    before, after = urlsplit(old).scheme.lower(), urlsplit(new).scheme.lower()
+    if after == before or (before, after) == ("http", "https"):
+        return
+    what = (
+        f"{_shown(old)} cannot be fetched: its server sends us on to {_shown(new)}, and what is asked for by {before} "
+    )
+    what += "comes by https alone" if after in _PORTS else "comes by http or https alone"
+    raise RuntimeProblem(what, "ask whoever runs that server; a proxy may have done it too", cause=Cause.PREPARE)
+
+
+def _shown(url: str) -> str:
+    """Return an address without its query, which may hold a signature."""
+    parts = urlsplit(url)
+    return ascii(f"{parts.scheme}://{parts.hostname or ''}{parts.path}")[1:-1][:200]
 
 
 @cache
 def _opener(bundle: str) -> urllib.request.OpenerDirector:
     """Return what opens addresses, through the proxies of the environment, and trusts a bundle of certificates."""
     context = ssl.create_default_context(cafile=bundle or None)
-    return urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), _Redirects)
+    opener = urllib.request.OpenerDirector()  # urllib's own would also open `ftp:`, `file:` and `data:`
+    for handler in (
+        urllib.request.ProxyHandler(),
+        urllib.request.UnknownHandler(),
+        urllib.request.HTTPHandler(),
+        urllib.request.HTTPSHandler(context=context),
+        urllib.request.HTTPDefaultErrorHandler(),
+        _Redirects(),
+        urllib.request.HTTPErrorProcessor(),
+    ):
+        opener.add_handler(handler)
+    return opener

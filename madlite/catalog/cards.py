@@ -127,7 +127,7 @@ def make_card(entry: Json, where: str, at: str, root: Path, scope: str = "") -> 
         recipe=written.recipe,
         image=written.image,
         runtimes=_split(written.runtimes),
-        extra={field: value for field, value in entry.items() if field not in _KNOWN},
+        extra={field: value for field, value in entry.items() if field not in KNOWN_FIELDS},
     )
 
 
@@ -153,7 +153,8 @@ def to_plain(entry: Mapping[str, Json]) -> dict[str, Json]:
     return plain
 
 
-_KNOWN = frozenset(_Entry.__struct_fields__)
+KNOWN_FIELDS = frozenset(_Entry.__struct_fields__)
+"""The fields that madlite has a meaning for."""
 
 
 def _decode(text: bytes, where: str) -> Json:

@@ -33,17 +33,20 @@ DataSets = dict[str, dict[str, Provider]]
 """Data set → provider → what is known of it, providers in the order of `PROVIDERS`."""
 
 
-def read_data_sets(file: Path, overrides: Mapping[str, Json], origin: str, mirror: str = "") -> DataSets | None:
+def read_data_sets(
+    file: Path, overrides: Mapping[str, Json], origin: str, mirror: str = "", *, given: bool = False
+) -> DataSets | None:
     """Return the data sets of a data.json, those of `overrides` (the context's `data`, from `origin`) over them.
 
-    `mirror` is the folder that every provider but `local` has to keep its data in.  None without both.
+    `mirror` is the folder that every provider but `local` has to keep its data in; `given` as for `read_text`.  None
+    without both.
 
     Raises:
         UsageProblem: the file or the overrides are no such table; the message names the place.
     """
     sets: DataSets = {}
     if exists(file):
-        sets |= _checked(read_json(file), str(file))
+        sets |= _checked(read_json(file, given=given), str(file))
     elif not overrides:
         return None
     sets |= _checked(dict(overrides), f"{origin}: data")

@@ -16,6 +16,7 @@ from madlite.catalog.cards import make_card, refuse_duplicates, to_plain
 from madlite.catalog.found import Found
 from madlite.catalog.surroundings import CustomModel, Surroundings
 from madlite.errors import CatalogError
+from madlite.safe_read import read_named
 from madlite.types import Card, Problem
 
 
@@ -62,7 +63,7 @@ class _Script:
         module = ModuleType("get_models_json")
         module.__file__ = str(self._file)
         self._surroundings.add(module)  # dataclasses look their module up while they are made
-        exec(compile(self._file.read_bytes(), str(self._file), "exec"), module.__dict__)  # noqa: S102 - the contract
+        exec(compile(read_named(self._file), str(self._file), "exec"), module.__dict__)  # noqa: S102 - the contract
         models = list(module.__dict__["list_models"]()) if "list_models" in module.__dict__ else None
         if models is None:
             raise CatalogError(f"{self._where}: it defines no list_models()")

@@ -6,7 +6,7 @@ Grammar: `NAME_OR_TAG[:part[:part…]]`, madengine 2's rules (a name, a tag, `al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from madlite.catalog.found import Catalog, Found
 from madlite.errors import UsageProblem
@@ -40,6 +40,29 @@ def select(catalog: Catalog, tags: Sequence[str]) -> tuple[Request, ...]:
     return tuple(_request(found, tag) for tag in tags for found in _matches(catalog, _parts(tag)[0]))
 
 
+def without_repeats(requests: Sequence[Request]) -> tuple[tuple[Request, ...], tuple[str, ...]]:
+    """Return each card that several tags select once, and in words which these are.
+
+    With additions (`card:a=1`) a card is named on purpose, and runs as often as that, as by madengine.
+    """
+    groups: dict[tuple[object, ...], list[Request]] = {}
+    for at, request in enumerate(requests):
+        key = (request.card.name, request.card.root, at if request.overrides else ())
+        groups.setdefault(key, []).append(request)
+    repeated = (group for group in groups.values() if len(group) > 1)
+    return tuple(group[0] for group in groups.values()), tuple(map(_once, repeated))
+
+
+def _once(group: Sequence[Request]) -> str:
+    tags = ", ".join(dict.fromkeys(request.tag for request in group))
+    return f"{group[0].card.name} is selected {len(group)} times (--tags {tags}), and runs once"
+
+
+def heads(tags: Sequence[str]) -> tuple[str, ...]:
+    """Return what the tags select cards by: each without its additions."""
+    return tuple(dict.fromkeys(_parts(tag)[0] for tag in tags))
+
+
 def unmatched(catalog: Catalog, tags: Sequence[str]) -> tuple[str, ...]:
     """Return the tags that no card matches, each once; no computed card is completed."""
     return tuple(tag for tag in dict.fromkeys(tags) if not _matches(catalog, _parts(tag)[0]))
@@ -68,11 +91,25 @@ def _parts(tag: str) -> list[str]:
 
 
 def _matches(catalog: Catalog, wanted: str) -> tuple[Found, ...]:
-    for layer, rules in ((catalog.checkout, _RULES), (catalog.installed, (*_RULES, _by_folder))):
+    checkout = tuple(_asked(catalog.checkout, wanted))
+    for layer, rules in ((checkout, _RULES), (catalog.installed, (*_RULES, _by_folder))):
         for rule in rules:
             if found := tuple(each for each in layer if rule(each.card, wanted)):
                 return found
     return ()
+
+
+def _asked(checkout: Sequence[Found], wanted: str) -> Iterator[Found]:
+    """Yield the cards of the checkout that count for a tag: those whose program runs for it, whatever else ran.
+
+    A card that is written down and has this very name needs no program, and `folder/name` that folder's alone.
+    """
+    written = any(found.finish is None and found.card.name == wanted for found in checkout)
+    folder, slash, _ = wanted.partition("/")
+    alone = bool(slash) and any(found.finish and found.card.scope == folder for found in checkout)
+    for found in checkout:
+        if found.finish is None or not (written or (alone and found.card.scope != folder)):
+            yield found
 
 
 def _by_name_or_tag(card: Card, wanted: str) -> bool:

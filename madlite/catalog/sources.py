@@ -3,31 +3,38 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
 from madlite.catalog.cards import make_card, read_cards, to_plain
 from madlite.catalog.found import Catalog, Found
-from madlite.errors import CatalogError
+from madlite.errors import CatalogError, hint_within
+from madlite.safe_read import read_named
 from madlite.types import CardItem, Json, Problem, TreeCards
 
 PluginCards: TypeAlias = tuple[str, Path, Iterable[CardItem]]
 """A plugin's name, the folder its paths are relative to, and what its `madlite_cards` returned."""
 
 
-def load_catalog(workspace: Path, bundled: Path | None, plugin_cards: Sequence[PluginCards] = ()) -> Catalog:
+def load_catalog(
+    workspace: Path,
+    bundled: Path | None,
+    plugin_cards: Sequence[PluginCards] = (),
+    wanted: Collection[str] | None = None,
+) -> Catalog:
     """Return every card there is, and what had to be left out.
 
     A nearer card hides those of its name farther off: first the working folder's, then plugins', then madlite's own
-    in the file `bundled`.  Each get_models_json.py of the working folder is executed.
+    in the file `bundled`.  Each get_models_json.py of the working folder is executed; where only some cards are
+    `wanted`, by the names or tags given, those alone that may list one of them, and the cards of others are left out.
 
     Raises:
         CatalogError: a models.json of the working folder or `bundled` is broken, or there is no card at all.
     """
     workspace = workspace.absolute()  # programs run with it as their working folder
     problems: list[Problem] = []
-    near = _first_of_each(_of_checkout(workspace), problems)
+    near = _first_of_each(_of_checkout(workspace, wanted), problems)
     far = _first_of_each((item for plugin in plugin_cards for item in _of_plugin(*plugin)), problems)
     for found in _read(bundled, "bundled models.json", bundled.absolute().parent) if bundled else ():
         far.setdefault(found.card.name, found)
@@ -37,12 +44,37 @@ def load_catalog(workspace: Path, bundled: Path | None, plugin_cards: Sequence[P
     return catalog
 
 
-def _of_checkout(workspace: Path) -> Iterator[Found | Problem]:
+def _of_checkout(workspace: Path, wanted: Collection[str] | None) -> Iterator[Found | Problem]:
     file = workspace / "models.json"
-    if os.path.lexists(file):
-        yield from _read(file, "models.json", workspace)
-    for folder in _folders(workspace / "scripts"):
-        yield from _of_folder(workspace / "scripts" / folder, workspace, folder)
+    own = _read(file, "models.json", workspace) if os.path.lexists(file) else ()
+    folders = {name: _static_of(workspace, name) for name in _folders(workspace / "scripts")}
+    names = {found.card.name for cards in (own, *folders.values()) for found in cards or ()}
+    programs = {name for name, cards in folders.items() if cards is None}
+    run = programs if wanted is None else _needed(wanted, names, programs)
+    yield from own
+    for name, cards in folders.items():
+        if cards is not None:
+            yield from cards
+        elif name in run:
+            from madlite.catalog.dynamic import read_dynamic
+
+            where = f"scripts/{name}/get_models_json.py"
+            yield from read_dynamic(workspace / where, where, workspace, name)
+
+
+def _needed(wanted: Iterable[str], names: Collection[str], programs: Collection[str]) -> set[str]:
+    """Return the folders whose programs have to say what they list before the wanted cards are known.
+
+    None for the full name of a card that is written down, one for `folder/name`; a tag may be any folder's, and
+    madengine takes them all.
+    """
+    found: set[str] = set()
+    for one in wanted:
+        folder, slash, _ = one.partition("/")
+        if one in names:
+            continue
+        found |= {folder} if slash and folder in programs else set(programs)
+    return found
 
 
 def _folders(scripts: Path) -> list[str]:
@@ -55,7 +87,9 @@ def _folders(scripts: Path) -> list[str]:
         raise CatalogError(f"scripts/ cannot be read: {error.strerror}", f"look at {scripts}") from error
 
 
-def _of_folder(folder: Path, workspace: Path, scope: str) -> Iterable[Found | Problem]:
+def _static_of(workspace: Path, scope: str) -> tuple[Found, ...] | None:
+    """Return the cards that are written down in a folder of scripts/, None where a program lists them."""
+    folder = workspace / "scripts" / scope
     static, program = folder / "models.json", folder / "get_models_json.py"
     has_static, has_program = os.path.lexists(static), os.path.lexists(program)
     if has_static and has_program:
@@ -64,11 +98,7 @@ def _of_folder(folder: Path, workspace: Path, scope: str) -> Iterable[Found | Pr
         )
     if has_static:
         return _read(static, f"scripts/{scope}/models.json", workspace, scope)
-    if has_program:
-        from madlite.catalog.dynamic import read_dynamic
-
-        return read_dynamic(program, f"scripts/{scope}/get_models_json.py", workspace, scope)
-    return ()
+    return None if has_program else ()
 
 
 def _of_plugin(name: str, base: Path, given: Iterable[CardItem]) -> Iterator[Found | Problem]:
@@ -105,12 +135,12 @@ def _of_file(file: Path, where: str) -> Iterator[Found | Problem]:
 
 def _what(error: Exception, prefix: str) -> str:
     text = str(error).removeprefix(prefix)
-    return f"{text} ({error.hint})" if isinstance(error, CatalogError) and error.hint else text
+    return f"{text} ({hint_within(error.hint)})" if isinstance(error, CatalogError) and error.hint else text
 
 
 def _read(file: Path, where: str, root: Path, scope: str = "") -> tuple[Found, ...]:
     try:
-        return tuple(Found(card=card) for card in read_cards(file.read_bytes(), where, root, scope))
+        return tuple(Found(card=card) for card in read_cards(read_named(file), where, root, scope))
     except OSError as error:
         raise CatalogError(f"{where} cannot be read: {error.strerror}", f"look at {file}") from error
     except CatalogError as error:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from difflib import get_close_matches
 
 from madlite.catalog.found import Catalog
-from madlite.errors import CatalogError
+from madlite.errors import CatalogError, one_hint
+from madlite.nearest import did_you_mean
 
 _MOST = 3
 
@@ -21,7 +21,7 @@ def unknown_tags(catalog: Catalog, tags: Sequence[str]) -> CatalogError:
     hints.append(f"madlite discover --tags {shared}" if shared else "madlite discover")
     if any("/" in tag for tag in tags):
         hints.append("cards of a framework's tree need --cards-from DIR")
-    return CatalogError(message, "   ".join(filter(None, hints)))
+    return CatalogError(message, one_hint(*hints))
 
 
 def _sources(catalog: Catalog) -> str:
@@ -38,9 +38,7 @@ def _left_out(catalog: Catalog) -> str:
 
 def _did_you_mean(catalog: Catalog, tag: str, *, several: bool) -> str:
     known = {text.lower(): text for card in catalog.cards for text in (*card.tags, card.name)}
-    close = [known[text] for text in get_close_matches(_head(tag), known, n=_MOST)]
-    names = " or ".join(filter(None, [", ".join(close[:-1]), *close[-1:]]))
-    return f"did you mean {names}{f' for {tag!r}' if several else ''}?" if names else ""
+    return did_you_mean(_head(tag), known.values(), most=_MOST, after=f" for {tag!r}" if several else "")
 
 
 def _known_tag_in(catalog: Catalog, tag: str) -> str:

@@ -5,9 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from madlite.cli.manifest import save_manifest
+from madlite.cli.manifest import is_manifest, save_manifest
 from madlite.cli.result_options import MANIFEST
-from madlite.cli.summary import count_rows, full_summary, remove_entries, run_summary, write_summary
+from madlite.cli.summary import (
+    count_rows,
+    full_summary,
+    remove_entries,
+    run_summary,
+    suspect_runs,
+    write_summary,
+)
 from madlite.errors import RuntimeProblem
 from madlite.files import exists
 from madlite.record.named_file import check_writable
@@ -28,9 +35,10 @@ class Batch:
         if self._summary is not None:
             check_writable(self._summary)
         if self._from_tags:
-            check_writable(options.workspace / given["manifest_output"])
+            asked = given["manifest_output"] != MANIFEST  # what nobody asked for costs no run
+            check_writable(options.workspace / given["manifest_output"], is_manifest if asked else lambda file: True)
         self._rows_before = 0
-        self.failed = False  # whether something could not be written that an option asked for
+        self.failed = False  # whether something could not be written that an option asked for, or a doubt counts
 
     def begin(self) -> None:
         """Count the rows that are there before the first run's."""
@@ -49,6 +57,9 @@ class Batch:
             except RuntimeProblem as problem:
                 problems.append(problem.message)
                 self.failed = True
+        if self._given["fail_on_suspect"] and (names := suspect_runs(self._planned, outcome)):
+            problems.append(f"suspect: {', '.join(names)} (--fail-on-suspect: exit code 3)")
+            self.failed = True
         return tuple(filter(None, problems))
 
     def _write_summary(self, outcome: Outcome) -> None:
@@ -56,10 +67,11 @@ class Batch:
             return
         from madlite.engine.one import secrets_for
 
-        make = full_summary if self._from_tags else run_summary
         rows = count_rows(self._options.output) - self._rows_before
-        secrets = [text for one in self._planned for text in secrets_for(one.plan, self._options.environ)]
-        write_summary(self._summary, make(self._planned, outcome, self._rows_before, rows), secrets)
+        told = (self._planned, outcome, self._rows_before, rows)
+        summary = full_summary(*told, self._given["fail_on_suspect"]) if self._from_tags else run_summary(*told)
+        secrets = [text for one in self._planned for text in secrets_for(one, self._options.environ)]
+        write_summary(self._summary, summary, secrets)
 
     def _clean_up(self, outcome: Outcome) -> None:
         if self._given["cleanup_perf"]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ import click
 
 from madlite.cli import setup
 from madlite.cli.cards import cards_option
+from madlite.cli.manifest import is_manifest
 from madlite.cli.options import (
     TagsCommand,
     clean_cache_option,
@@ -20,6 +21,7 @@ from madlite.cli.options import (
     live_option,
     registry_option,
     summary_option,
+    tag_words,
     tags_option,
 )
 from madlite.cli.sink import Sink
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from madlite.cli.screens import PlainScreen
     from madlite.engine.build import Built
     from madlite.engine.build_jobs import BuildJob, BuildSurroundings
+    from madlite.plan.batch import BatchEntry
     from madlite.plan.context import Context
     from madlite.plan.options import Options
     from madlite.plugins import Plugins
@@ -44,6 +47,7 @@ _EXCLUSIVE = (
 
 
 @click.command("build", cls=TagsCommand)
+@tag_words
 @tags_option
 @cards_option
 @click.option(
@@ -88,12 +92,15 @@ def command(**given: Any) -> int:
     _refuse(given)
     from madlite.record.named_file import check_writable
 
-    for file in (given["manifest_output"], given["summary_output"]):
-        if file is not None:
-            check_writable(file)
+    check_writable(given["manifest_output"], is_manifest)
+    if given["summary_output"] is not None:
+        check_writable(given["summary_output"])
     plugins = setup.load(given["no_plugins"], given["verbose"])
+    given["batch"] = _batch(given["batch_manifest"])
     around = _surroundings(plugins, given)
     jobs = _jobs(plugins, given, around)
+    for text in dict.fromkeys(_outside(jobs)):
+        setup.warn(text)
     setup.tell_problems(plugins.problems)
     return _build(jobs, around, given)
 
@@ -136,10 +143,14 @@ def _surroundings(plugins: Plugins, given: dict[str, Any]) -> BuildSurroundings:
 
 
 def _tags(given: dict[str, Any]) -> Sequence[str]:
+    return given["tags"] if given["batch_manifest"] is None else [entry.model_name for entry in given["batch"]]
+
+
+def _batch(file: Path | None) -> tuple[BatchEntry, ...]:
+    """Return the entries of a batch manifest; it may be a pipe, which is read once."""
     from madlite.plan.batch import read_batch
 
-    file = given["batch_manifest"]
-    return given["tags"] if file is None else [entry.model_name for entry in read_batch(file)]
+    return read_batch(file) if file is not None else ()
 
 
 def _options(given: dict[str, Any]) -> Options:
@@ -164,7 +175,6 @@ def _without_gpus(context: Context) -> Context:
 
 def _jobs(plugins: Plugins, given: dict[str, Any], around: BuildSurroundings) -> list[BuildJob]:
     from madlite.engine.build_jobs import plan_builds
-    from madlite.plan.batch import read_batch
 
     workspace, trees = around.options.workspace, given["cards_from"]
     if given["batch_manifest"] is None:
@@ -172,10 +182,19 @@ def _jobs(plugins: Plugins, given: dict[str, Any], around: BuildSurroundings) ->
         return [job for request in requests for job in plan_builds(request, around)]
     return [
         job
-        for entry in read_batch(given["batch_manifest"])
+        for entry in given["batch"]
         for request in setup.select_requests(plugins, (entry.model_name,), workspace, trees)
         for job in plan_builds(request, around, entry)
     ]
+
+
+def _outside(jobs: Sequence[BuildJob]) -> Iterator[str]:
+    """Yield what of the checkout's images comes from elsewhere on this machine."""
+    from madlite.run.docker_access import image_access
+
+    for job in jobs:
+        for what in image_access(job.image):
+            yield f"card {job.entry.request.card.name}: its {what} is outside of this folder"
 
 
 def _build(jobs: Sequence[BuildJob], around: BuildSurroundings, given: dict[str, Any]) -> int:
@@ -205,7 +224,7 @@ def _write(texts: Mapping[Path, tuple[str, str]], built: Built, screen: PlainScr
     code = built.exit_code
     for file, (what, text) in texts.items():
         try:
-            write_named(file, text)
+            write_named(file, text, is_manifest if what == "manifest" else lambda file: False)
         except UsageProblem as problem:
             screen.warn(f"{what} {problem.message}; a build once more is quick: the engine keeps what it built")
             code = code or ExitCode.BUILD_FAILED

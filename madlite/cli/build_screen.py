@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from madlite.cli.screens import PlainScreen
-from madlite.cli.terminal import printable
 from madlite.cli.words import duration
 from madlite.engine.build import Built, Done
 from madlite.engine.build_jobs import BuildJob
+from madlite.printable import printable
 
 
 class BuildLines:

@@ -29,13 +29,18 @@ def cards_option(function: F) -> F:
     )(function)
 
 
-def make_catalog(plugins: Plugins, workspace: Path, bundled: Path, trees: Sequence[Path]) -> Catalog:
+def make_catalog(
+    plugins: Plugins, workspace: Path, bundled: Path, trees: Sequence[Path], tags: Sequence[str] | None = None
+) -> Catalog:
     """Return every card there is; `trees` are the folders of `--cards-from`.
+
+    With `tags`, programs that list cards are executed only where they may list one that is selected.
 
     Raises:
         UsageProblem: one of them is no folder, or none that a plugin knows.
         CatalogError: as `load_catalog`.
     """
+    from madlite.catalog.select import heads
     from madlite.catalog.sources import load_catalog
 
     trees = tuple(dict.fromkeys(trees))
@@ -46,7 +51,8 @@ def make_catalog(plugins: Plugins, workspace: Path, bundled: Path, trees: Sequen
         shipped.setdefault(plugin.name, (plugin.folder or workspace, []))[1].append(item)
     items = [item for _, items in shipped.values() for item in items]
     _refuse_unknown(trees, {item.tree for item in items if isinstance(item, TreeCards)}, plugins)
-    return load_catalog(workspace, bundled, [(name, *rest) for name, rest in shipped.items()])
+    wanted = heads(tags) if tags is not None else None
+    return load_catalog(workspace, bundled, [(name, *rest) for name, rest in shipped.items()], wanted)
 
 
 def _check_folder(tree: Path) -> None:

@@ -28,9 +28,11 @@ def command(yes: bool, kept: bool, everywhere: bool, no_plugins: bool, verbose: 
 
     Only containers with madlite's label, processes with its mark, and of this folder unfinished runs and batches and
     files that were never whole are ever touched; what belongs to a madlite that is alive is not. What runs of other
-    folders left running is shown, and touched with --everywhere alone.
+    folders left running is shown, and touched with --everywhere alone. Changes that something else made to results
+    files are listed, and with --yes acknowledged: they are not told again, the files stay as they are.
     """
     from madlite.engine.unfinished import find_all
+    from madlite.record.integrity import changed_files
     from madlite.run.leftovers import remove
 
     found = find_all(Path.cwd(), dict(os.environ))
@@ -47,7 +49,13 @@ def command(yes: bool, kept: bool, everywhere: bool, no_plugins: bool, verbose: 
         failed |= problem is not None
         done = _DONE.get(item.kind, "removed")
         say(f"{'not removed' if problem else done} {item.kind} {item.run_id}  {problem or item.text}")
-    if not any(everywhere or not item.elsewhere for item in found.leftovers):
+    changed = changed_files(Path.cwd())
+    for file, words in changed:
+        if yes:
+            file.acknowledge()
+        say(f"{'acknowledged: ' if yes else 'change    -  '}{words}")
+    waiting |= bool(changed) and not yes
+    if not changed and not any(everywhere or not item.elsewhere for item in found.leftovers):
         say("nothing is left behind" + (" in this folder" if found.leftovers else ""))
     elif waiting:
         say(f"madlite clean{' --everywhere' if everywhere else ''} --yes removes this")

@@ -11,8 +11,8 @@ import click
 
 from madlite.cli import setup
 from madlite.cli.cards import cards_option
-from madlite.cli.options import TagsCommand, common_options, tags_option
-from madlite.cli.terminal import printable_lines
+from madlite.cli.options import TagsCommand, common_options, tag_words, tags_option
+from madlite.cli.terminal import printable_lines, without_secrets
 from madlite.types import Card, Json
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 
 @click.command("discover", cls=TagsCommand)
+@tag_words
 @tags_option
 @cards_option
 @click.option("--json", "as_json", is_flag=True, help="Print a list of cards in MAD's schema.")
@@ -35,14 +36,15 @@ def command(tags: tuple[str, ...], cards_from: tuple[Path, ...], as_json: bool, 
 
     plugins = setup.load(no_plugins, verbose)
     workspace = setup.find_workspace(touch=False)
-    catalog = setup.load_cards(plugins, workspace, cards_from)
+    wanted = split_tags(tags)
+    catalog = setup.load_cards(plugins, workspace, cards_from, wanted if tags else None)
     if tags:
-        requests = select(catalog, split_tags(tags))
+        requests = select(catalog, wanted)
         cards = [(request.card, args_of(request)) for request in requests]
     else:
         cards = [(card, card.args) for card in catalog.cards]
     as_list = json.dumps([as_mad(card, args) for card, args in cards], indent=4) if as_json else ""
-    text = as_list or printable_lines(_table(cards, plugins, workspace))
+    text = without_secrets(as_list or printable_lines(_table(cards, plugins, workspace)))
     setup.tell_problems(plugins.problems)
     click.echo(text)
     return 0

@@ -2,34 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from madlite.cli import setup
 from madlite.cli.cards import cards_option
-from madlite.cli.explain_compute import compute_rows
+from madlite.cli.check import check_option
+from madlite.cli.completion import complete_tags
 from madlite.cli.options import TagsCommand, common_options, plan_options, tags_option
 from madlite.cli.terminal import say
-from madlite.types import ErrorScan, RunPlan, Secret
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from madlite.cli.explain_page import Explained
 
 
 @click.command("explain", cls=TagsCommand)
-@click.argument("tag", nargs=-1)
+@click.argument("tag", nargs=-1, shell_complete=complete_tags)
 @tags_option
 @cards_option
-@click.option("--json", "as_json", is_flag=True, help="Print the plans as a list of JSON objects.")
+@click.option("--all", "everything", is_flag=True, help="Show every value of every run.")
+@click.option("--json", "as_json", is_flag=True, help="Print the plans, with all values, as a list of JSON objects.")
 @click.option("--machine", default="", metavar="NxGPU", help="Pretend this machine, e.g. 8xMI300X.")
+@check_option
 @plan_options
 @common_options
-def command(tag: tuple[str, ...], as_json: bool, **given: Any) -> int:
+def command(tag: tuple[str, ...], everything: bool, as_json: bool, **given: Any) -> int:
     """Show the plan of a run: every value and where it came from.
+
+    Without --all: of each card what decides its runs, what somebody set, and what differs between them.
 
     \b
     madlite explain demo
-    madlite explain demo_torchtitan_llama_debug --set steps=100 --machine 8xMI300X
+    madlite explain demo_torchtitan_llama_debug --set steps=100 --machine 8xMI300X --all
+    madlite explain my_model --check && madlite run --tags my_model
     """
+    from madlite.cli.check import check
+    from madlite.cli.explain_page import Explained
     from madlite.cli.planning import plan_all
     from madlite.engine.lint import in_one_line, look, whose
     from madlite.engine.one import secrets_for
@@ -39,114 +50,24 @@ def command(tag: tuple[str, ...], as_json: bool, **given: Any) -> int:
     given["tags"] = (*tag, *given["tags"])
     options = setup.make_options(given)
     planned = plan_all(plugins, options, given)
-    secrets = tuple(text for one in planned for text in secrets_for(one.plan, options.environ))
+    secrets = tuple(text for one in planned for text in secrets_for(one, options.environ))
     mask = Redactor(secrets).text
     refused, warnings = look(planned, plugins, options.lint)
     if as_json:
         click.echo(masked_json([one.plan for one in planned], secrets), nl=False)
-    else:
-        pages = (_page(one.plan, map(in_one_line, found)) for one, found in zip(planned, refused, strict=True))
-        say(mask("\n\n".join(pages)))
-    if as_json:  # a list of plans has no place for it
-        for one, found in zip(planned, refused, strict=True):
+        for one, found in zip(planned, refused, strict=True):  # a list of plans has no place for it
             warnings += [f"{whose(one.plan, planned)}would be refused: {in_one_line(finding)}" for finding in found]
+    else:
+        pairs = zip(planned, refused, strict=True)
+        told = [Explained(plan=one.plan, refused=tuple(map(in_one_line, found))) for one, found in pairs]
+        say(mask("\n\n".join(_pages(told, everything))))
     setup.tell_problems(plugins.problems)
     for text in warnings:
         say(f"warning: {mask(text)}", err=True)
-    return 0
+    return check(planned, refused, options, given) if given["check"] else 0
 
 
-def _page(plan: RunPlan, refused: Iterable[str]) -> str:
-    lines = [f"{plan.card.name}  (backend {plan.backend}, card from {plan.card.source})"]
-    rows = list(_rows(plan))
-    wide = min(40, max(len(name) for name, _, _ in rows))
-    for name, value, origin in rows:
-        lines.append(f"  {name:<{wide}}  {value}" + (f"   <- {origin}" if origin else ""))
-    lines += [f"  note: {note}" for note in plan.notes]
-    if plan.blocked:
-        lines.append(f"  would not start: {plan.blocked.status.value} {plan.blocked.reason}")
-        lines += [f"    hint: {plan.blocked.hint}"] if plan.blocked.hint else []
-    lines += [f"  would be refused: {text}" for text in refused]
-    return "\n".join(lines)
+def _pages(explained: Sequence[Explained], everything: bool) -> list[str]:
+    from madlite.cli.explain_page import full_page, short_pages
 
-
-def _rows(plan: RunPlan) -> Iterator[tuple[str, str, str]]:
-    origins = plan.origins
-    gpus = ",".join(map(str, plan.place.gpu_ids)) or "none"
-    yield "machine", f"{len(plan.machine.gpus)} x {plan.machine.product}", origins.get("machine", "")
-    yield "runtime", plan.runtime, origins.get("runtime", "")
-    yield "n_gpus", f"{plan.place.gpus_per_node} (ids {gpus})", origins.get("n_gpus", "")
-    yield "image", plan.image.ref if plan.image else "none", origins.get("image", "") if plan.image else ""
-    limit = "none" if plan.timeout_s is None else f"{plan.timeout_s:g}"
-    yield "timeout_s", limit, origins.get("timeout_s", "")
-    for name, limit_s in (("start_silence_s", plan.start_silence_s), ("silence_s", plan.silence_s)):
-        yield name, f"{limit_s:g}" if limit_s else "none", origins.get(name, "default")
-    yield "stop_grace_s", f"{plan.stop_grace_s:g}", origins.get("stop_grace_s", "default")
-    if plan.place.gpu_ids:
-        switch = origins.get("telemetry", origins.get("telemetry_s", "default"))
-        yield "telemetry_s", f"{plan.telemetry_s:g}" if plan.telemetry_s else "off", switch
-    if not plan.probe:
-        yield "probe", "off", origins.get("probe", "")
-    yield "launcher", plan.launcher or "-", origins.get("launcher", plan.backend)
-    yield from _value_rows(plan)
-    yield from _image_rows(plan)
-    for use in plan.data:
-        yield f"data {use.name}", f"{use.provider}, in {use.home}", "data.json"
-    for mount in plan.mounts:
-        asked = any(use.home == mount.target for use in plan.data)
-        origin = "data.json" if asked else origins.get("docker_mounts", "context")
-        yield f"mount {mount.target}", mount.source, origins.get(f"mount {mount.target}", origin)
-
-
-def _scan(scan: ErrorScan | None) -> str:
-    if scan is None:
-        return "off"
-    return f"{', '.join(map(repr, scan.patterns))}; harmless: {', '.join(map(repr, scan.benign))}"
-
-
-def _value_rows(plan: RunPlan) -> Iterator[tuple[str, str, str]]:
-    """Yield sizes, settings, arguments and environment."""
-    origins = plan.origins
-    yield from _recipe_rows(plan)
-    yield from compute_rows(plan)
-    if origins.get("error_scan") and plan.result_rule.kind != "steps":
-        yield "error_scan", _scan(plan.error_scan), origins["error_scan"]
-    if plan.run_args:
-        yield "args", plan.run_args, origins.get("args", "")
-    for name, text in sorted(plan.env.items()):
-        yield f"env.{name}", "***" if isinstance(text, Secret) else text, origins.get(f"env.{name}", "")
-
-
-def _recipe_rows(plan: RunPlan) -> Iterator[tuple[str, str, str]]:
-    """Yield the recipe, and what it came to: the variant and the backend's settings."""
-    settings = dict(sorted(plan.settings.items()))
-    if "recipe" in settings:
-        yield "recipe", str(settings.pop("recipe")), _published(plan.origins.get("settings.recipe", ""))
-    for name in plan.variant.__struct_fields__ if plan.variant is not None else ():
-        value = getattr(plan.variant, name)
-        yield f"variant.{name}", "-" if value in (None, "") else str(value), plan.origins.get(f"variant.{name}", "")
-    for name, setting in settings.items():
-        yield f"settings.{name}", _word(setting), plan.origins.get(f"settings.{name}", "")
-
-
-def _published(origin: str) -> str:
-    """Return where a recipe comes from, of an origin such as `recipe NAME (v25.10, MI300X; source)`."""
-    return origin.partition(" (")[2].removesuffix(")") if origin.startswith("recipe ") else origin
-
-
-def _image_rows(plan: RunPlan) -> Iterator[tuple[str, str, str]]:
-    """Yield what the image is built from, and what a script of a card is called with."""
-    if plan.image is not None and plan.image.dockerfile is not None:
-        yield "dockerfile", str(plan.image.dockerfile), "card"
-        yield "base_docker", plan.image.base or "-", "context, Dockerfile"
-        for name, text in plan.image.build_args.items():
-            yield f"build_arg.{name}", "***" if isinstance(text, Secret) else text, ""
-    if plan.engine_options.extra:
-        yield "docker options", plan.engine_options.extra, "card, context"
-    for action in plan.actions:
-        if action.kind in ("pre", "run", "post"):
-            yield action.kind, action.argv[2] if action.argv[:2] == ("bash", "-c") else " ".join(action.argv), ""
-
-
-def _word(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value) if value != "" else '""'
+    return [full_page(one) for one in explained] if everything else list(short_pages(explained))

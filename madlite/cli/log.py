@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import click
 
+from madlite.cli.completion import complete_run
 from madlite.cli.options import Command, dir_option, verbose_option
 from madlite.errors import ExitCode
 
 
 @click.command("log", cls=Command)
-@click.argument("run", metavar="RUN")
+@click.argument("run", metavar="RUN", shell_complete=complete_run)
 @click.option("-f", "--follow", is_flag=True, help="Go on until the run ends.")
 @click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines.")
 @click.option("--raw", is_flag=True, help="Byte for byte, with what steers a terminal.")
@@ -32,9 +34,18 @@ def command(run: str, follow: bool, tail: int | None, raw: bool, directory: Path
     from madlite.read.runs import find_run, runs_folder
 
     folder = find_run(runs_folder(directory), run)
-    chunks = read_log(folder, follow=follow, tail=tail)
+    chunks = _without_secrets(read_log(folder, follow=follow, tail=tail))
     stream = sys.stdout.buffer
     for piece in chunks if raw else plain_text(chunks):
         stream.write(piece)
         stream.flush()
     return int(ExitCode.OK)
+
+
+def _without_secrets(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield a log without what is a secret by its shape: an earlier madlite may have written it."""
+    from madlite.secrets import Redactor
+
+    redactor = Redactor()
+    yield from map(redactor.feed, chunks)
+    yield redactor.flush()

@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from madlite.cli.arguments import complete
+from madlite.cli.completion import VARIABLE, answer
 from madlite.cli.options import Command
 from madlite.cli.terminal import printable_lines, say
 from madlite.errors import ExitCode, MadliteError
@@ -56,7 +57,13 @@ class Group(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Write out what is abbreviated before the command's name."""
-        return super().parse_args(ctx, complete(args, self.get_params(ctx), ctx, stop=True))
+        try:
+            words = complete(args, self.get_params(ctx), ctx, stop=True)
+        except click.UsageError:
+            if not ctx.resilient_parsing:  # a shell asks for what may follow
+                raise
+            words = args
+        return super().parse_args(ctx, words)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -65,9 +72,9 @@ class Group(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            from difflib import get_close_matches
+            from madlite.nearest import nearest_words
 
-            close = get_close_matches(args[0], self.list_commands(ctx), n=1)
+            close = nearest_words(args[0], self.list_commands(ctx), most=1)
             if close:
                 raise click.UsageError(f"{error.message} Did you mean '{close[0]}'?", ctx) from None
             raise
@@ -159,7 +166,12 @@ def call(args: Sequence[str]) -> int:
 
 
 def _answer(args: Sequence[str]) -> int:
-    """Run one command; where nobody reads what it says, click ends it and puts another stream in its place."""
+    """Run one command; where nobody reads what it says, click ends it and puts another stream in its place.
+
+    A shell that asks for completions names no command, but a variable of the environment.
+    """
+    if asked := os.environ.get(VARIABLE):
+        return answer(main, asked)
     stdout = sys.stdout
     try:
         result = main.main(args=list(args), prog_name="madlite", standalone_mode=False, obj=tuple(args))

@@ -50,36 +50,34 @@ def save_manifest(
     """
     from madlite.engine.manifest_file import builds_of, manifest_of_runs
     from madlite.engine.one import secrets_for
-    from madlite.record.links import outside
     from madlite.record.named_file import write_named
 
     file = options.workspace / given["manifest_output"]
-    secrets = [text for one in planned for text in secrets_for(one.plan, options.environ)]
+    secrets = [text for one in planned for text in secrets_for(one, options.environ)]
     if not builds_of(planned, results)[0] and _names_images(file, options):
         return ""
-    if (target := outside(file)) is not None and not _is_manifest(file, options):
-        return f"{file} is a link to {target}, which is no manifest: it is left as it is"
+    text = manifest_of_runs(planned, results, setup.given_context(given), secrets)
     try:
-        write_named(file, manifest_of_runs(planned, results, setup.given_context(given), secrets))
+        write_named(file, text, is_manifest)
     except UsageProblem as problem:
         return problem.message
     return ""
 
 
 def _names_images(file: Path, options: Options) -> bool:
-    found = _read(file, options)
+    found = _read(file, options.workspace)
     return found is not None and bool(found.images)
 
 
-def _is_manifest(file: Path, options: Options) -> bool:
-    """Say whether a file is a manifest, or is empty and so can become one."""
-    return is_file(file) and (not file.stat().st_size or _read(file, options) is not None)
+def is_manifest(file: Path) -> bool:
+    """Say whether a path leads to a manifest."""
+    return _read(file, Path.cwd()) is not None
 
 
-def _read(file: Path, options: Options) -> Manifest | None:
+def _read(file: Path, workspace: Path) -> Manifest | None:
     from madlite.plan.manifest import read_manifest
 
     try:
-        return read_manifest(file, options.workspace) if is_file(file) else None
+        return read_manifest(file, workspace) if is_file(file) else None
     except MadliteError:
         return None

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
-import filecmp
 import logging
 import os
-import shutil
+import secrets
 import stat
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime, timezone
-from functools import cache
 from pathlib import Path
 
 from madlite.errors import UsageProblem
 from madlite.files import is_file, is_folder
+from madlite.safe_files import Folder, open_plain
+from madlite.safe_read import open_named, write_copy
 
 BROUGHT = ("docker", "scripts", "models.json", "credential.json", "data.json")  # madengine 2's list
 _LOCK = ".bringing.lock"
+_CHUNK_BYTES = 1 << 20
 _log = logging.getLogger(__name__)
 
 
@@ -48,35 +49,31 @@ def bring_model_dir(source: Path, workspace: Path, runs: str) -> int:
 
     A file of the working folder that differs is kept in a new folder below `runs` first, so nothing is lost, and is
     there, old or new, at every moment.  Of several that bring at once, one after the other does.  What cannot be copied
-    is logged.
+    is logged; so is what a link is in the way of, for it may lead anywhere.
 
     Raises:
         UsageProblem: `runs` cannot be made in the working folder.
     """
-    kept = cache(lambda: Path(tempfile.mkdtemp(prefix=f"replaced-{_now()}-", dir=workspace / runs)))
-    with _alone(workspace / runs):
-        return sum(_bring(source, workspace, path, kept) for path in _files(source, workspace))
-
-
-def _now() -> str:
-    return f"{datetime.now(timezone.utc):%Y%m%dT%H%M%S}"
+    with _alone(workspace, runs) as (here, kept):
+        bringing = _Bringing(source, here, kept)
+        return sum(map(bringing.bring, _files(source, workspace)))
 
 
 @contextmanager
-def _alone(runs: Path) -> Iterator[None]:
-    """Keep others from bringing into this folder meanwhile."""
-    try:
-        runs.mkdir(parents=True, exist_ok=True)
-        lock = os.open(runs / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        what = f"nothing can be brought from MODEL_DIR: {error.filename}: {error.strerror}"
-        raise UsageProblem(what, "run madlite in a folder of yours") from error
-    try:
+def _alone(workspace: Path, runs: str) -> Iterator[tuple[Folder, Folder]]:
+    """Keep others from bringing into this folder meanwhile; yield it and that of runs, opened."""
+    with ExitStack() as opened:
+        try:
+            here = opened.enter_context(Folder.open(workspace))
+            folder = opened.enter_context(here.below(runs, make=True))
+            lock = folder.open_lock(_LOCK)
+            opened.callback(os.close, lock)
+        except OSError as error:
+            what = f"nothing can be brought from MODEL_DIR: {error.filename}: {error.strerror}"
+            raise UsageProblem(what, "run madlite in a folder of yours") from error
         with suppress(OSError):  # a file system without locks: each file comes whole all the same
             fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(lock)
+        yield here, folder
 
 
 def _files(source: Path, workspace: Path) -> Iterator[Path]:
@@ -104,33 +101,82 @@ def _below(source: Path, path: Path, around: tuple[os.stat_result, ...]) -> Iter
                 yield from _below(source, path / name, (*around, here))
 
 
-def _bring(source: Path, workspace: Path, path: Path, kept: Callable[[], Path]) -> bool:
-    target = workspace / path
-    beside = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        if target.is_file() and filecmp.cmp(source / path, target, shallow=False):
+class _Bringing:
+    """Files on their way from one folder to another; what they replace is kept below the folder of runs."""
+
+    def __init__(self, source: Path, here: Folder, runs: Folder) -> None:
+        self._source, self._here, self._runs = source, here, runs
+        self._kept = ""  # the folder of what was replaced, once anything was
+
+    def bring(self, path: Path) -> bool:
+        """Say whether a file had to be brought, and was."""
+        try:
+            with self._here.parent_of(str(path), make=True) as (folder, name):
+                return self._put(path, folder, name)
+        except OSError as error:
+            _log.warning("%s is not brought from MODEL_DIR: %s", self._here.path / path, error.strerror or error)
             return False
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(source / path, beside)
-        if os.path.lexists(target):
-            _keep(target, kept() / path)
-            _log.warning("%s is replaced by MODEL_DIR's; what was there is now %s", target, kept() / path)
-        beside.replace(target)
-    except OSError as error:
-        _log.warning("%s is not brought from MODEL_DIR: %s", target, error.strerror or error)
-        with suppress(OSError):
-            beside.unlink(missing_ok=True)
-        return False
-    return True
+
+    def _put(self, path: Path, folder: Folder, name: str) -> bool:
+        fd = open_named(self._source / path)
+        try:
+            if _holds(folder.path / name, fd):
+                return False
+            disk, size, beside = os.fstatvfs(folder.fd), os.fstat(fd).st_size, f".{name}.{os.getpid()}"
+            if size > disk.f_bavail * disk.f_frsize:
+                raise OSError(errno.ENOSPC, f"it is larger ({size} bytes) than what is free", str(path))
+            write_copy(fd, path, folder, beside, size)
+        finally:
+            os.close(fd)
+        try:
+            if folder.holds(name):
+                self._keep(folder, name, path)
+            folder.rename(beside, name)
+        except BaseException:
+            folder.remove(beside)
+            raise
+        return True
+
+    def _keep(self, folder: Folder, name: str, path: Path) -> None:
+        """Give what is to be replaced a second name; a folder, which has but one, is moved."""
+        if not self._kept:
+            self._kept = f"replaced-{datetime.now(timezone.utc):%Y%m%dT%H%M%S}-{secrets.token_hex(4)}"
+            os.mkdir(self._kept, 0o700, dir_fd=self._runs.fd)
+        with self._runs.parent_of(f"{self._kept}/{path}", make=True) as (into, last):
+            if stat.S_ISDIR(folder.status(name).st_mode):
+                os.rename(name, last, src_dir_fd=folder.fd, dst_dir_fd=into.fd)
+            else:
+                _name_twice(folder, name, into, last)
+            _log.warning(
+                "%s is replaced by MODEL_DIR's; what was there is now %s", folder.path / name, into.path / last
+            )
 
 
-def _keep(target: Path, kept: Path) -> None:
-    """Give what is to be replaced a second name; a folder, which has but one, is moved."""
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    if target.is_dir() and not target.is_symlink():
-        shutil.move(target, kept)
-        return
+def _name_twice(folder: Folder, name: str, into: Folder, last: str) -> None:
     try:
-        os.link(target, kept, follow_symlinks=False)
+        os.link(name, last, src_dir_fd=folder.fd, dst_dir_fd=into.fd, follow_symlinks=False)
     except OSError:  # a file system without second names, or another one
-        shutil.copy2(target, kept, follow_symlinks=False)
+        if stat.S_ISLNK(folder.status(name).st_mode):
+            os.symlink(os.readlink(name, dir_fd=folder.fd), last, dir_fd=into.fd)
+            return
+        fd = open_plain(folder, name, os.O_RDONLY, make=False)
+        try:
+            write_copy(fd, folder.path / name, into, last, os.fstat(fd).st_size)
+        finally:
+            os.close(fd)
+
+
+def _holds(place: Path, fd: int) -> bool:
+    """Say whether a file, links followed, holds what an open one does."""
+    try:
+        old = open_named(place)
+    except OSError:
+        return False
+    try:
+        at, same = 0, os.fstat(old).st_size == os.fstat(fd).st_size
+        while same and (data := os.pread(fd, _CHUNK_BYTES, at)):
+            same = os.pread(old, _CHUNK_BYTES, at) == data
+            at += len(data)
+        return same
+    finally:
+        os.close(old)

@@ -21,6 +21,7 @@ _KEYS = {
     "silence_limit": "silence_s",
     "start_silence_limit": "start_silence_s",
     "telemetry": "telemetry",
+    "log_limit": "log_limit",
 }
 _WHOLE = click.IntRange(1)
 _WHOLE.name = "whole number"  # what a message calls it
@@ -48,6 +49,11 @@ NAMED = (
         "--telemetry/--no-telemetry",
         default=None,
         help="Sample power, clocks and throttling of the GPUs.  [default: on]",
+    ),
+    click.option(
+        "--log-limit",
+        metavar="SIZE",
+        help="Most of run.log that is kept, its beginning and its end, e.g. 500M; 0 all of it.  [default: 2G]",
     ),
     click.option(
         "--no-lint", "lint", flag_value=False, type=bool, default=True, help="Start also what a check finds wrong."

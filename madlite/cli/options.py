@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from madlite.cli.arguments import complete
+from madlite.cli.completion import complete_tags, note_words, words_after
 from madlite.cli.named import NAMED
-from madlite.cli.result_options import CLEANUP, MANIFEST, RESULTS, SUMMARY
+from madlite.cli.result_options import CLEANUP, FAIL_ON_SUSPECT, MANIFEST, RESULTS, SUMMARY
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -45,8 +47,11 @@ _SECTIONS: dict[str, tuple[str, ...]] = {
         "silence_limit",
         "start_silence_limit",
         "telemetry",
+        "log_limit",
         "skip_model_run",
         "dry_run",
+        "check",
+        "everything",
     ),
     "Image and container": (
         "runtime",
@@ -75,10 +80,12 @@ _SECTIONS: dict[str, tuple[str, ...]] = {
         "summary_output",
         "manifest_output",
         "live_output",
+        "fail_on_suspect",
         "cleanup_perf",
     ),
 }
 _REST = "Options"
+_WORDS = "tag_words"
 
 
 class Command(click.Command):
@@ -88,9 +95,12 @@ class Command(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Write out what is abbreviated before click reads it."""
+        note_words(ctx, args)
         try:
             return super().parse_args(ctx, complete(args, self.get_params(ctx), ctx, many=self.many))
         except click.UsageError as error:
+            if ctx.resilient_parsing:  # a shell asks for what may follow
+                return super().parse_args(ctx, args)
             error.ctx = error.ctx or ctx  # the hint names this command's help
             raise
 
@@ -98,10 +108,23 @@ class Command(click.Command):
 class TagsCommand(Command):
     """A command whose `--tags` takes one or more words: `--tags a b`, `--tags a,b` and `--tags a --tags b` are one.
 
-    Its --help has sections.
+    With `tag_words` words without `--tags` are tags too.  Its --help has sections.
     """
 
     many = "--tags"
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Take words without an option for tags."""
+        left = super().parse_args(ctx, args)
+        if words := ctx.params.pop(_WORDS, ()):
+            ctx.params["tags"] = (*words, *(ctx.params.get("tags") or ()))
+        return left
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete any of the words after --tags, where click knows the first alone."""
+        if not incomplete.startswith("-") and words_after(ctx, ("--tags", "-t")):
+            return complete_tags(ctx, None, incomplete)
+        return super().shell_complete(ctx, incomplete)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options section by section, all in the same columns."""
@@ -137,8 +160,14 @@ def tags_option(function: F) -> F:
         "--tags",
         multiple=True,
         metavar="TAG...",
+        shell_complete=complete_tags,
         help="Names or tags of cards: a b, a,b or repeated. NAME:arg=value:flag adds arguments or settings.",
     )(function)
+
+
+def tag_words(function: F) -> F:
+    """Take words that belong to no option for tags."""
+    return click.argument(_WORDS, nargs=-1, metavar="[TAG]...", shell_complete=complete_tags)(function)
 
 
 def context_options(function: F) -> F:
@@ -153,7 +182,7 @@ def plan_options(function: F) -> F:
 
 def batch_options(function: F) -> F:
     """Add the options of a run beyond its plans: manifests, registry, summary."""
-    return _add((*_MANIFEST, SUMMARY, CLEANUP), function)
+    return _add((*_MANIFEST, SUMMARY, FAIL_ON_SUSPECT, CLEANUP), function)
 
 
 def dir_option(function: F) -> F:
@@ -227,7 +256,9 @@ _CONTEXT = (
 )
 _PLAN = (
     *NAMED,
-    click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Set one value of the plan; see explain."),
+    click.option(
+        "--set", "sets", multiple=True, metavar="KEY=VALUE", help="Set one value of the plan; see explain --all."
+    ),
     click.option("--backend", default="", metavar="NAME", help="Use this backend, whoever claims the card."),
     click.option("--runtime", default="", metavar="NAME", help="docker or host; else the card and the machine decide."),
     click.option("--gpus", default="", metavar="LIST", help="GPUs the runs may use, e.g. 0,2-4."),

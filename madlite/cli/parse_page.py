@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 
 from madlite.cli.details import suspect_lines
 from madlite.cli.parse_secrets import secrets_in
-from madlite.cli.terminal import printable
 from madlite.cli.words import figures, mad_figures, status_words
 from madlite.engine.foreign import Reading
+from madlite.printable import printable
 from madlite.secrets import Redactor
 from madlite.types import Quantity, Result, Status, Window
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from madlite.catalog.datasets import read_data_sets
+from madlite.catalog.datasets import DataSets, read_data_sets
 from madlite.cli import setup
 from madlite.cli.manifest import find_manifest
 from madlite.engine.from_manifest import gather_manifest
@@ -44,6 +44,11 @@ def refuse_elsewhere(context: Context) -> None:
         )
 
 
+def _data_sets(options: Options, context: Context, given: dict[str, Any]) -> DataSets | None:
+    named, origin = given.get("data_config") is not None, context.origins.get("data", "context")
+    return read_data_sets(options.data_file, context.known.data, origin, options.mirror, given=named)
+
+
 def plan_all(plugins: Plugins, options: Options, given: dict[str, Any], touch: bool = False) -> list[Planned]:
     """Return the plans of a command's tags or manifest on this machine, or the one that `--machine` describes.
 
@@ -74,9 +79,7 @@ def plan_all(plugins: Plugins, options: Options, given: dict[str, Any], touch: b
         new_run_id=new_run_id,
         credentials=credentials,
         services=setup.read_services(credentials),
-        data_sets=read_data_sets(
-            options.data_file, context.known.data, context.origins.get("data", "context"), options.mirror
-        ),
+        data_sets=_data_sets(options, context, given),
         tools=make_toolset(context, options, root / TOOLS),
         tool_files=list_tools(root / TOOLS),
         reach=why_unreachable if touch else lambda endpoint: "",

@@ -9,7 +9,7 @@ import click
 
 from madlite.cli import setup
 from madlite.cli.cards import cards_option
-from madlite.cli.options import TagsCommand, common_options, plan_options, tags_option
+from madlite.cli.options import TagsCommand, common_options, plan_options, tag_words, tags_option
 from madlite.cli.sink import Sink
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 
 @click.command("prepare", cls=TagsCommand)
+@tag_words
 @tags_option
 @cards_option
 @click.option("-n", "--dry-run", is_flag=True, help="Show what is needed and whether it can be had, and fetch nothing.")
@@ -54,7 +55,7 @@ def command(**given: Any) -> int:
     found = survey(planned, plugins, options, wish)
     setup.tell_problems(plugins.problems)
     token = [found.access.token.value.reveal()] if found.access.token else []
-    mask = Redactor([*token, *(text for one in planned for text in secrets_for(one.plan, options.environ))]).text
+    mask = Redactor([*token, *(text for one in planned for text in secrets_for(one, options.environ))]).text
     click.echo(mask(table(found)))
     found.check()
     if given["dry_run"]:

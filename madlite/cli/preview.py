@@ -33,7 +33,7 @@ def preview(one: Planned, environ: dict[str, str], refused: Iterable[str] = ()) 
             parts.append(_section(file.path, file.data.decode("utf-8", "replace").rstrip("\n")))
         else:
             parts.append(f"# --- {file.path} ({len(file.data)} bytes, copied from {file.template})")
-    return Redactor(secrets_for(plan, environ)).text("\n".join(parts)) + "\n"
+    return Redactor(secrets_for(one, environ)).text("\n".join(parts)) + "\n"
 
 
 def _section(title: str, text: str) -> str:

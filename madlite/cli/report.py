@@ -7,10 +7,11 @@ from pathlib import Path
 import click
 
 from madlite.cli import setup
+from madlite.cli.completion import complete_runs
 from madlite.cli.main import Group
-from madlite.cli.options import verbose_option
+from madlite.cli.options import dir_option, verbose_option
 from madlite.cli.terminal import say
-from madlite.errors import ExitCode
+from madlite.errors import ExitCode, UsageProblem
 
 _FILE = click.Path(path_type=Path)
 
@@ -21,7 +22,7 @@ def command(ctx: click.Context) -> None:
     """Make HTML of results files, add results to perf.csv, or make it again.
 
     \b
-    madlite report to-html --csv-file-path perf.csv
+    madlite report to-html perf.csv
     madlite report to-email --directory results
     """
     if ctx.invoked_subcommand is None:
@@ -29,14 +30,31 @@ def command(ctx: click.Context) -> None:
         raise click.UsageError("no command of report is named", ctx)
 
 
-@command.command("to-html", short_help="One CSV file as a page beside it.")
-@click.option("--csv-file-path", type=_FILE, required=True, metavar="FILE", help="The results file, e.g. perf.csv.")
+@command.command("to-html", short_help="One CSV file, or one run, as a page.")
+@click.argument("source", required=False, metavar="[FILE|RUN]", shell_complete=complete_runs)
+@click.option("--csv-file-path", type=_FILE, metavar="FILE", help="The results file, as madengine has it named.")
+@dir_option
 @verbose_option
-def to_html(csv_file_path: Path) -> int:
-    """Write a results file as <name>.html beside it, a page that needs no other file."""
-    from madlite.read.html import write_page
+def to_html(source: str | None, csv_file_path: Path | None, directory: Path) -> int:
+    """Write a results file as <name>.html beside it, or the rows of a run as <id>.html here.
 
-    say(f"wrote {write_page(csv_file_path)}")
+    The page needs no other file. RUN is a run's id, a part of it that no other has, or last. A success whose number is
+    doubtful is shown as SUCCESS (suspect), with the reason, also where perf.csv has no column for it.
+
+    \b
+    madlite report to-html perf.csv
+    madlite report to-html last
+    """
+    from madlite.cli.run_or_file import run_of
+    from madlite.read.html import write_page, write_run_page
+
+    if (source is None) == (csv_file_path is None):
+        several = f"two results files are named: {source}, {csv_file_path}"
+        what = "no results file is named" if source is None else several
+        raise UsageProblem(what, "madlite report to-html perf.csv   (or --csv-file-path perf.csv)")
+    folder = run_of(source, directory) if source is not None else None
+    file = csv_file_path if source is None else Path(source)
+    say(f"wrote {write_run_page(folder, Path()) if folder is not None else write_page(file or Path())}")
     return int(ExitCode.OK)
 
 

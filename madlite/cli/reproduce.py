@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from madlite.cli.completion import complete_run
 from madlite.cli.options import Command, dir_option, verbose_option
-from madlite.cli.terminal import printable, say, shell_line
+from madlite.cli.terminal import say, shell_line
 from madlite.errors import UsageProblem
+from madlite.printable import printable
 
 if TYPE_CHECKING:
     from madlite.read.reproduce import Kept
@@ -29,7 +31,7 @@ _NOT_KEPT = frozenset(
 
 
 @click.command("reproduce", cls=Command)
-@click.argument("run", metavar="RUN")
+@click.argument("run", metavar="RUN", shell_complete=complete_run)
 @click.option("--run", "rerun", is_flag=True, help="Run it.")
 @click.option("--without-secrets", is_flag=True, help="With --run: start also where secrets of the run are not known.")
 @dir_option

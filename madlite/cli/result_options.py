@@ -8,7 +8,7 @@ import click
 
 _FILE = click.Path(path_type=Path)
 MANIFEST = Path("build_manifest.json")  # where nobody names another
-COLUMNS = ("cause", "reason", "suspect", "run")  # record.rows.OWN_COLUMNS: a test holds them together
+COLUMNS = ("cause", "reason", "suspect", "run", "notes")  # record.rows.OWN_COLUMNS: a test holds them together
 
 RESULTS = (
     click.option(
@@ -24,6 +24,9 @@ RESULTS = (
 )
 SUMMARY = click.option(
     "-s", "--summary-output", type=_FILE, metavar="FILE", help="Also write what happened to FILE, as JSON."
+)
+FAIL_ON_SUSPECT = click.option(
+    "--fail-on-suspect", is_flag=True, help="End with exit code 3 where a success is suspect; its row stays SUCCESS."
 )
 CLEANUP = click.option(
     "--cleanup-perf", is_flag=True, help="Remove perf_entry.* and perf_entry_super.* after the runs."

@@ -10,7 +10,8 @@ import click
 
 from madlite.cli import setup
 from madlite.cli.cards import cards_option
-from madlite.cli.options import TagsCommand, batch_options, common_options, plan_options, tags_option
+from madlite.cli.check import check, check_option, check_start
+from madlite.cli.options import TagsCommand, batch_options, common_options, plan_options, tag_words, tags_option
 from madlite.cli.sink import Sink
 from madlite.cli.terminal import say
 from madlite.errors import ExitCode
@@ -24,11 +25,13 @@ if TYPE_CHECKING:
 
 
 @click.command("run", cls=TagsCommand)
+@tag_words
 @tags_option
 @cards_option
 @click.option("-n", "--dry-run", is_flag=True, help="Print script and container request, and touch nothing.")
 @click.option("-l", "--live-output", is_flag=True, help="Show the workload's output too.")
 @click.option("--machine", default="", metavar="NxGPU", help="With --dry-run: pretend this machine, e.g. 8xMI300X.")
+@check_option
 @plan_options
 @batch_options
 @common_options
@@ -43,6 +46,8 @@ def command(**given: Any) -> int:
     plugins = setup.load(given["no_plugins"], given["verbose"])
     if given["machine"] and not given["dry_run"]:
         raise click.UsageError("--machine only pretends: use it with --dry-run")
+    if given["check"] and not given["dry_run"]:
+        raise click.UsageError("--check starts nothing: use it with --dry-run")
     from madlite.cli.planning import plan_all
 
     touch = not given["dry_run"]
@@ -50,7 +55,7 @@ def command(**given: Any) -> int:
     if given["dry_run"]:
         planned = plan_all(plugins, options, given, touch)
         setup.tell_problems(plugins.problems)
-        return _preview(planned, options, plugins)
+        return _preview(planned, options, plugins, given)
     from madlite.run.batch import Batch as Intent
 
     with Intent(options.workspace, options.command) as intent:
@@ -59,7 +64,8 @@ def command(**given: Any) -> int:
         return _run(planned, options, plugins, given, intent)
 
 
-def _preview(planned: Sequence[Planned], options: Options, plugins: Plugins) -> int:
+def _preview(planned: Sequence[Planned], options: Options, plugins: Plugins, given: dict[str, Any]) -> int:
+    from madlite.cli.batch import Batch
     from madlite.cli.preview import preview
     from madlite.engine.lint import in_one_line, look
 
@@ -68,7 +74,11 @@ def _preview(planned: Sequence[Planned], options: Options, plugins: Plugins) -> 
         say(preview(one, options.environ, map(in_one_line, found)))
     for text in warnings:
         setup.warn(text)
-    return 0
+    if not given["check"]:
+        return 0
+    check_start(planned, options, pretended=bool(given["machine"]))
+    Batch(planned, options, given)  # which finds that a file of its own cannot be written
+    return check(planned, refused, options, given)
 
 
 def _run(planned: Sequence[Planned], options: Options, plugins: Plugins, given: dict[str, Any], intent: Intent) -> int:
@@ -76,12 +86,8 @@ def _run(planned: Sequence[Planned], options: Options, plugins: Plugins, given: 
     from madlite.cli.screens import make_screen
     from madlite.engine.lint import check_plans
     from madlite.engine.many import run_many
-    from madlite.record.perfcsv import check_appendable
-    from madlite.run.folder import check_runs_folder
 
-    _refuse_pretended(planned)
-    check_runs_folder(options.workspace)
-    check_appendable(options.output)
+    check_start(planned, options)
     batch = Batch(planned, options, given)
     told = len(plugins.problems)
     warnings = check_plans(planned, plugins, options.lint)
@@ -103,7 +109,8 @@ def _run(planned: Sequence[Planned], options: Options, plugins: Plugins, given: 
     finally:
         screen.close()
         sink.close()
-    return int(outcome.exit_code or (ExitCode.RUN_FAILED if batch.failed else ExitCode.OK))
+    only_builds = outcome.exit_code in (ExitCode.OK, ExitCode.BUILD_FAILED)
+    return int(ExitCode.RUN_FAILED if batch.failed and only_builds else outcome.exit_code)
 
 
 def _tell(screen: PlainScreen, outcome: Outcome, problems: Sequence[str]) -> None:
@@ -111,16 +118,6 @@ def _tell(screen: PlainScreen, outcome: Outcome, problems: Sequence[str]) -> Non
         screen.warn(text)
     if outcome.not_started:
         screen.warn(f"never started: {', '.join(outcome.not_started)}")
-
-
-def _refuse_pretended(planned: Sequence[Planned]) -> None:
-    """Keep a row from naming GPUs that are not here."""
-    from madlite.errors import UsageProblem
-
-    for one in planned:
-        if one.plan.machine.pretended:
-            what = f"{len(one.plan.machine.gpus)} x {one.plan.machine.device}"
-            raise UsageProblem(f"the context describes {what}, which are not here", "add --dry-run, or use explain")
 
 
 def _left_over(options: Options) -> list[str]:
@@ -132,5 +129,5 @@ def _left_over(options: Options) -> list[str]:
     from madlite.engine.unfinished import say_undone
     from madlite.run.leftovers import end_orphans
 
-    workspace = options.workspace
-    return [*end_orphans(workspace, options.environ), *add_kept(workspace), *say_undone(workspace)]
+    workspace, output = options.workspace, options.output_target or options.output
+    return [*end_orphans(workspace, options.environ), *add_kept(workspace, output), *say_undone(workspace)]

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 import click
 
 from madlite.cli import setup
+from madlite.cli.completion import complete_status
 from madlite.cli.options import TagsCommand, dir_option, tags_option, verbose_option
-from madlite.cli.terminal import printable, say
+from madlite.cli.terminal import say, say_status, without_secrets
 from madlite.cli.words import duration, status_words
 from madlite.errors import ExitCode
+from madlite.printable import printable
 
 if TYPE_CHECKING:
     from madlite.read.runs import Run
@@ -24,7 +26,11 @@ _LONGEST = 60  # characters of a cell
 @click.command("runs", cls=TagsCommand)
 @tags_option
 @click.option(
-    "--status", default="", metavar="WORD", help="Only success, failure, skipped, running, cut-off, or a cause."
+    "--status",
+    default="",
+    metavar="WORD",
+    shell_complete=complete_status,
+    help="Only success, suspect, failure, skipped, running, cut-off, or a cause.",
 )
 @click.option("--limit", type=click.IntRange(min=0), default=0, metavar="N", help="Only the newest N; 0 all.")
 @click.option("--json", "as_json", is_flag=True, help="Print a list of objects.")
@@ -41,21 +47,23 @@ def command(tags: tuple[str, ...], status: str, limit: int, as_json: bool, as_cs
     from madlite.engine.unfinished import say_undone
     from madlite.read import listing
     from madlite.read.runs import list_runs, runs_folder
+    from madlite.record.integrity import changed_files
 
     folder = runs_folder(directory)
     every = list_runs(folder)
     words = [word for text in tags for word in text.split(",")]
     chosen = listing.select_runs(every, status=status, tags=words, limit=limit)
     if as_json:
-        click.echo(json.dumps([listing.as_json(run) for run in chosen], indent=2))
+        click.echo(without_secrets(json.dumps([listing.as_json(run) for run in chosen], indent=2)))
     elif as_csv:
-        click.echo("".join(listing.as_csv(chosen)), nl=False)
+        click.echo(without_secrets("".join(listing.as_csv(chosen))), nl=False)
     elif chosen:
-        for line in listing.as_table(chosen, map(_words, chosen)):
-            say(line)
+        for line, place in listing.as_table(chosen, map(_words, chosen)):
+            say_status(line, place)
     else:
         say(f"no runs in {folder}" if not every else f"none of {len(every)} runs is one of those")
-    for text in filter(None, (listing.problems(every), *say_undone(folder.parent))):
+    changed = (f"{words}; madlite clean" for _, words in changed_files(folder.parent))
+    for text in (*listing.problems(every), *say_undone(folder.parent), *changed):
         setup.warn(text)
     return int(ExitCode.OK)
 
@@ -67,10 +75,23 @@ def _words(run: Run) -> tuple[str, ...]:
 def _cells(run: Run) -> Iterator[str]:
     record, headline = run.record, run.headline
     took_s = record.durations_s.get("total")
+    yield run.when
     yield record.card or "-"
-    yield status_words(run.state, record.suspect) + (f" [{record.cause}]" if record.cause else "")
+    yield record.backend or "-"
+    yield (record.variant.mode if record.variant else "") or "-"
+    yield (record.variant.precision if record.variant else "") or "-"
+    yield _gpus(run)
+    doubt = " (not as madlite left it)" if run.doubt else ""
+    yield status_words(run.state, record.suspect) + (f" [{record.cause}]" if record.cause else "") + doubt
     yield f"{headline.text} {headline.metric}" if headline else "-"
     yield "-" if took_s is None else duration(took_s)
+
+
+def _gpus(run: Run) -> str:
+    """Return how many GPUs of which kind a run had, as its title has it."""
+    if run.n_gpus is None:
+        return run.record.device or "-"
+    return f"{run.n_gpus}x{run.record.device or 'GPU'}" if run.n_gpus else "cpu"
 
 
 def _short(text: str) -> str:

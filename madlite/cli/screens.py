@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 from madlite.cli.details import details
 from madlite.cli.sink import Sink
-from madlite.cli.terminal import Tamer, printable
-from madlite.cli.words import duration, kept, mad_figures, step_line, title, verdict_line
+from madlite.cli.terminal import Tamer, all_coloured, coloured, has_colour
+from madlite.cli.words import duration, kept, mad_figures, status_words, step_line, title, verdict_line
 from madlite.engine.screen import Outcome
+from madlite.printable import printable
 from madlite.types import Quantity, Result, RunPlan, Status, Step
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class PlainScreen:
         self._rows = 0
         self._notes: set[str] = set()
         self._tamers = {1: Tamer(), 2: Tamer()} if sink.isatty() else {}
+        self._colours = has_colour(sink.isatty())
 
     def started(self, plan: RunPlan, position: int, total: int) -> None:
         """Name the run and what is special about it."""
@@ -85,7 +87,7 @@ class PlainScreen:
     def end(self, lines: Iterable[str]) -> None:
         """Say how it ended."""
         for text in lines:
-            self._line(text)
+            self._line(text, coloured)
 
     def warn(self, text: str) -> None:
         """Say what is wrong."""
@@ -93,9 +95,9 @@ class PlainScreen:
 
     def total(self, outcome: Outcome, output: Path) -> None:
         """Say how a batch of more than one run came out, and where its rows are."""
-        counts = Counter(result.status.value for result in outcome.results)
+        counts = Counter(status_words(result.status.value, result.suspect) for result in outcome.results)
         if len(outcome.results) > 1:
-            self._line(", ".join(f"{count} {status}" for status, count in counts.items()))
+            self._line(", ".join(f"{count} {status}" for status, count in counts.items()), all_coloured)
             failed = [f"{name} ({cause})" for name, cause in self._failed]
             if failed:
                 self._line(f"failed: {', '.join(failed)}")
@@ -114,9 +116,10 @@ class PlainScreen:
             self._last_s = now
             self._line(f"      {text}")
 
-    def _line(self, text: str) -> None:
-        """Write one line, whatever a card, a workload or its results file put into it."""
-        self._write(printable(text))
+    def _line(self, text: str, colour: Callable[[str], str] = str) -> None:
+        """Write one line, whatever a card, a workload or its results file put into it; its status in `colour`."""
+        line = printable(text)
+        self._write(colour(line) if self._colours else line)
 
     def _write(self, line: str) -> None:
         self._sink.write(line + "\n")
@@ -187,7 +190,9 @@ class LiveScreen(PlainScreen):
             self._task = None
 
     def _write(self, line: str) -> None:
-        self._console.print(line, markup=False, soft_wrap=True)
+        from rich.text import Text
+
+        self._console.print(Text.from_ansi(line), soft_wrap=True)
 
 
 def make_screen(sink: Sink, *, live: bool) -> PlainScreen:

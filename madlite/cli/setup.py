@@ -84,9 +84,10 @@ def _check_tags(plugins: Plugins, values: Sequence[str], source: Path, here: Pat
     """Refuse a tag that has a card neither where files come from nor where they go."""
     from madlite.catalog.select import select, split_tags, unmatched
 
-    tags, catalog = split_tags(values), _catalog(plugins, source, trees)
+    tags = split_tags(values)
+    catalog = _catalog(plugins, source, trees, tags)
     left = unmatched(catalog, tags)
-    if not tags or (left and unmatched(_catalog(plugins, here, trees), left)):
+    if not tags or (left and unmatched(_catalog(plugins, here, trees, left), left)):
         select(catalog, tags)
 
 
@@ -103,6 +104,7 @@ def make_options(given: dict[str, Any], touch: bool = False) -> Options:
     return Options(
         workspace=workspace,
         output=Path.cwd() / given["output"],
+        output_target=Path(os.path.realpath(Path.cwd() / given["output"])),
         runtime=given["runtime"],
         image=given["image"],
         backend=given["backend"],
@@ -139,6 +141,7 @@ def command_words() -> tuple[str, ...]:
 
 
 _TOOLS = "scripts/common/tools.json"
+_CONTEXT = "context"  # among the options of a command, once it was read
 
 
 def _named_file(option: str, named: Path | None, workspace: Path) -> Path | None:
@@ -165,7 +168,14 @@ def make_context(given: dict[str, Any]) -> Context:
 
 
 def given_context(given: dict[str, Any]) -> Context:
-    """Return the context of a command line."""
+    """Return the context of a command line; asked again, the same: its file may be a pipe, which is read once."""
+    if _CONTEXT not in given:
+        given[_CONTEXT] = _read_context(given)
+    context: Context = given[_CONTEXT]
+    return context
+
+
+def _read_context(given: dict[str, Any]) -> Context:
     own = {"docker_gpus": ("--gpus", given["gpus"]), "gpu_vendor": ("--gpu-vendor", given["gpu_vendor"])}
     named = {key: (option, value) for key, (option, value) in own.items() if value}
     return read_context(given["additional_context_file"], given["additional_context"], named)
@@ -174,26 +184,36 @@ def given_context(given: dict[str, Any]) -> Context:
 def select_requests(
     plugins: Plugins, tags: Sequence[str], workspace: Path, trees: Sequence[Path] = ()
 ) -> tuple[Request, ...]:
-    """Return the cards that the tags select, after naming what of the catalogue is broken; `trees` as `load_cards`."""
-    from madlite.catalog.select import select, split_tags
+    """Return the cards that the tags select, each once, after naming what of the catalogue is broken.
 
-    return select(load_cards(plugins, workspace, trees), split_tags(tags))
+    `trees` as in `load_cards`.  What is odd about the cards themselves is named too.
+    """
+    from madlite.catalog.fields import odd_fields
+    from madlite.catalog.select import select, split_tags, without_repeats
+
+    wanted = split_tags(tags)
+    requests, repeated = without_repeats(select(load_cards(plugins, workspace, trees, wanted), wanted))
+    for text in (*repeated, *odd_fields(request.card for request in requests)):
+        warn(text)
+    return requests
 
 
-def load_cards(plugins: Plugins, workspace: Path, trees: Sequence[Path] = ()) -> Catalog:
+def load_cards(
+    plugins: Plugins, workspace: Path, trees: Sequence[Path] = (), tags: Sequence[str] | None = None
+) -> Catalog:
     """Return the catalogue of this folder, plugins and madlite itself; broken files are named.
 
-    `trees` are the folders of `--cards-from`.
+    `trees` are the folders of `--cards-from`; with `tags` programs run as `make_catalog` has it.
     """
-    catalog = _catalog(plugins, workspace, trees)
+    catalog = _catalog(plugins, workspace, trees, tags)
     tell_problems(catalog.problems)
     return catalog
 
 
-def _catalog(plugins: Plugins, workspace: Path, trees: Sequence[Path]) -> Catalog:
+def _catalog(plugins: Plugins, workspace: Path, trees: Sequence[Path], tags: Sequence[str] | None) -> Catalog:
     from madlite.resources import bundled_models
 
-    return make_catalog(plugins, workspace, bundled_models(home()), trees)
+    return make_catalog(plugins, workspace, bundled_models(home()), trees, tags)
 
 
 def find_machine(context: Context, pretended: str) -> Machine:

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import click
 
+from madlite.cli.completion import complete_run
 from madlite.cli.options import Command, dir_option, verbose_option
-from madlite.cli.terminal import say
+from madlite.cli.terminal import say_status, without_secrets
 from madlite.errors import ExitCode
 
 
 @click.command("show", cls=Command)
-@click.argument("run", metavar="RUN")
+@click.argument("run", metavar="RUN", shell_complete=complete_run)
 @click.option("--json", "wants_json", is_flag=True, help="Print the record itself; without one, what is known.")
 @dir_option
 @verbose_option
@@ -25,13 +26,13 @@ def command(run: str, wants_json: bool, directory: Path) -> int:
     madlite show last
     madlite show 3fa91c --json
     """
-    from madlite.cli.show_page import page
+    from madlite.cli.show_page import VALUES_AT, page
     from madlite.read.runs import as_json, find_run, open_run, runs_folder
 
     found = open_run(find_run(runs_folder(directory), run))
     if wants_json:
-        click.echo(as_json(found), nl=False)
+        click.echo(without_secrets(as_json(found)), nl=False)
     else:
         for line in page(found):
-            say(line)
+            say_status(line, VALUES_AT)
     return int(ExitCode.OK)

@@ -12,6 +12,7 @@ from madlite.run.folder import CLEANED
 from madlite.types import Json, Status
 
 _WIDE = 14
+VALUES_AT = _WIDE + 4  # characters before the values of a page
 _SHORTEST_S = 0.05  # a part of a run that took less is not told
 
 
@@ -35,6 +36,7 @@ def _verdict(run: Run) -> Iterator[tuple[str, str]]:
     record = run.record
     cause = f" [{record.cause}]" if record.cause else ""
     yield "status", f"{status_words(run.state, record.suspect)}{cause} {_why(run)}".rstrip()
+    yield "doubt", run.doubt
     if record.diagnosis is not None:
         rank = f"rank {record.diagnosis.rank}: " if record.diagnosis.rank is not None else ""
         yield "because", f"{rank}{record.diagnosis.line or record.evidence}"[:LONGEST].removesuffix(": ")

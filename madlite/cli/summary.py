@@ -6,6 +6,7 @@ Format: docs/reports.md (source: madengine 2.1, observed).
 from __future__ import annotations
 
 import csv
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,10 +39,12 @@ def run_summary(planned: Sequence[Planned], outcome: Outcome, start_row: int, ro
     }
 
 
-def full_summary(planned: Sequence[Planned], outcome: Outcome, start_row: int, row_count: int) -> dict[str, Json]:
+def full_summary(
+    planned: Sequence[Planned], outcome: Outcome, start_row: int, row_count: int, fail_on_suspect: bool = False
+) -> dict[str, Json]:
     """Return the account of a batch from tags: of its builds too, and whether all of it went well.
 
-    A failed build is also a failed run, for its card was asked for.
+    A failed build is also a failed run, for its card was asked for; with `fail_on_suspect` a doubt is not well either.
     """
     from madlite.engine.manifest_file import builds_of
     from madlite.plan.manifest_text import summary
@@ -50,8 +53,13 @@ def full_summary(planned: Sequence[Planned], outcome: Outcome, start_row: int, r
     return {
         "build_phase": summary(*builds_of(planned, outcome.results)),
         "run_phase": runs,
-        "overall_success": not runs["failed_runs"],
+        "overall_success": not (runs["failed_runs"] or (fail_on_suspect and suspect_runs(planned, outcome))),
     }
+
+
+def suspect_runs(planned: Sequence[Planned], outcome: Outcome) -> tuple[str, ...]:
+    """Return the cards of the runs whose success is suspect, in order."""
+    return tuple(plan.card.name for plan, result in _ended(planned, outcome) if _is_suspect(result))
 
 
 def write_summary(path: Path, summary: dict[str, Json], secrets: Iterable[str]) -> None:
@@ -76,9 +84,10 @@ def count_rows(path: Path) -> int:
         OSError: it is there and cannot be read.
     """
     from madlite.csvtext import unlimited_fields
+    from madlite.safe_read import open_named
 
     try:
-        with unlimited_fields(), path.open(encoding="utf-8", errors="replace", newline="") as file:
+        with unlimited_fields(), os.fdopen(open_named(path), encoding="utf-8", errors="replace", newline="") as file:
             records = csv.reader(line.replace("\0", "") for line in file)  # which Python 3.10 does not read
             return max(0, sum(1 for cells in records if cells) - 1)
     except FileNotFoundError:
@@ -98,6 +107,10 @@ def remove_entries(folder: Path) -> None:
             raise RuntimeProblem(f"--cleanup-perf: {folder / name} stays: {error.strerror or error}") from error
 
 
+def _is_suspect(result: Result) -> bool:
+    return result.status is Status.SUCCESS and bool(result.suspect)
+
+
 def _ended(planned: Sequence[Planned], outcome: Outcome) -> Iterator[tuple[RunPlan, Result]]:
     return ((one.plan, result) for one, result in zip(planned, outcome.results, strict=False))
 
@@ -107,6 +120,7 @@ def _succeeded(plan: RunPlan, result: Result) -> dict[str, Json]:
         **_head(plan, result),
         "performance": _performance(plan, result),
         "duration": result.durations_s.get("run", 0.0),
+        **({"suspect": list(result.suspect)} if result.suspect else {}),  # else madengine's keys alone
     }
 
 

@@ -7,8 +7,10 @@ on a terminal what progress bars and colours need; into a pipe or a file it goes
 from __future__ import annotations
 
 import codecs
+import os
 import re
 import shlex
+import sys
 from collections.abc import Iterable
 
 import click
@@ -19,9 +21,37 @@ _STEERING = re.compile(rf"({_HARMLESS})|[\x00-\x07\x0b\x0c\x0e-\x1f\x7f-\x9f\u20
 _BEGUN = re.compile(r"\x1b(?:\[[0-9;]{0,40})?\Z")
 
 
-def printable(text: str) -> str:
-    """Keep what a workload said from steering the terminal and from ending a line."""
-    return text if text.isprintable() else "".join(char if char.isprintable() else " " for char in text)
+# a status as `status_words` writes it, and what a line of a doubt begins with
+_STATUS = re.compile(r"(?:SUCCESS \(suspect\)|SUCCESS|FAILURE|suspect)(?![\w-])")
+_COLOURS = {"SUCCESS": "green", "FAILURE": "red"}
+_DOUBT = "yellow"
+
+
+def has_colour(is_terminal: bool) -> bool:
+    """Say whether statuses are coloured: on a terminal that can, unless $NO_COLOR is set (https://no-color.org)."""
+    return is_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def coloured(line: str, at: int | None = None) -> str:
+    """Return a printable line with the status in colour that stands at a place, its first word where none is given."""
+    start = len(line) - len(line.lstrip(" ")) if at is None else at
+    found = _STATUS.match(line, start)
+    return f"{line[: found.start()]}{_in_colour(found)}{line[found.end() :]}" if found else line
+
+
+def all_coloured(line: str) -> str:
+    """Return a printable line with every status in colour."""
+    return _STATUS.sub(_in_colour, line)
+
+
+def _in_colour(found: re.Match[str]) -> str:
+    return click.style(found[0], fg=_COLOURS.get(found[0], _DOUBT))
+
+
+def say_status(line: str, at: int | None = None) -> None:
+    """Print one line as `say` does, with the status at a place of it, or its first word, in colour on a terminal."""
+    text = printable_lines(without_secrets(line))
+    click.echo(coloured(text, at) if has_colour(sys.stdout.isatty()) else text)
 
 
 def printable_lines(text: str) -> str:
@@ -47,8 +77,15 @@ def _in_bytes(char: str) -> str:
 
 
 def say(text: str, *, err: bool = False) -> None:
-    """Print lines, made printable."""
-    click.echo(printable_lines(text), err=err)
+    """Print lines, made printable, without what is a secret by its shape."""
+    click.echo(printable_lines(without_secrets(text)), err=err)
+
+
+def without_secrets(text: str) -> str:
+    """Return text without what is a secret by its shape: for what is printed that others wrote, cards or records."""
+    from madlite.secrets import Redactor
+
+    return Redactor().text(text)
 
 
 class Tamer:

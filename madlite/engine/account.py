@@ -28,6 +28,7 @@ class Account:
         self._rules = tuple(rules)
         self._oom_kills = count_oom_kills()
         self.image = ImageUsed()
+        self.notes: tuple[str, ...] = ()  # of the session
         self.durations_s: dict[str, float] = {}
         self.git_commit = ""
         self.data_size = ""

@@ -18,7 +18,7 @@ from madlite.plan.manifest import BuiltImage, FailedBuild
 from madlite.run.docker_builder import docker_builder
 from madlite.run.log import RunLog
 from madlite.run.watch import Interrupted, Signals
-from madlite.secrets import Redactor, collect
+from madlite.secrets import Redactor, collect, spelled_out
 from madlite.types import Image, ImageUsed, Login, Say, Value
 
 _log = logging.getLogger(__name__)
@@ -103,9 +103,11 @@ def build_all(
 
 def secrets_of_jobs(jobs: Iterable[BuildJob], environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return every secret text that builds must not show."""
+    jobs = tuple(jobs)
     images = [job.image for job in jobs if job.image is not None]
     arguments = [value for image in images for value in image.build_args.values()]
-    return collect(environ, arguments, [image.login.password for image in images if image.login is not None])
+    known = collect(environ, arguments, [image.login.password for image in images if image.login is not None])
+    return tuple(dict.fromkeys((*known, *spelled_out([job.entry.request for job in jobs]), *spelled_out(images))))
 
 
 def _opened(

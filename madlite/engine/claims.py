@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from madlite.errors import RuntimeProblem
 from madlite.plan.actions import settle_model_dir
 from madlite.run.claims import claim_model_dir, claim_results, lock_name
+from madlite.run.folder import open_runs
 from madlite.types import Cause, RunPlan
 
 
@@ -27,8 +28,8 @@ def claimed(plan: RunPlan, keep_waiting: Callable[[], bool]) -> Iterator[RunPlan
         yield held
     finally:
         if held.model_dir != plan.model_dir:  # a name that no other run will have
-            with suppress(OSError):
-                (plan.folder.parent / lock_name(held.model_dir)).unlink()
+            with suppress(OSError), open_runs(plan.workspace) as runs:
+                runs.remove(lock_name(held.model_dir))
         for lock in locks:
             with suppress(OSError):
                 os.close(lock)
@@ -43,6 +44,7 @@ def _claim(plan: RunPlan, keep_waiting: Callable[[], bool], locks: list[int]) ->
     except TimeoutError as error:
         raise RuntimeProblem(str(error), cause=Cause.INTERRUPTED) from error
     except OSError as error:
-        what = f"{plan.workspace} cannot be written to: {error.strerror or error}"
+        place = error.filename if str(error.filename).startswith("/") else plan.workspace
+        what = f"{place} cannot be written to: {error.strerror or error}"
         raise RuntimeProblem(what, cause=Cause.PREPARE) from error
     return settle_model_dir(plan, name)

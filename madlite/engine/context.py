@@ -48,7 +48,9 @@ def _kept(
 ) -> Iterator[tuple[str, Json]]:
     for name, value in values.items():
         place = f"{above}.{name}" if above else str(name)
-        if isinstance(value, Mapping):
+        if _holds_secret(str(name), mask):
+            left_out.append(mask(place))
+        elif isinstance(value, Mapping):
             yield name, dict(_kept(value, mask, place, left_out))
         elif (isinstance(value, str) and is_secret(str(name), value)) or _holds_secret(value, mask):
             left_out.append(mask(place))

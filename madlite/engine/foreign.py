@@ -151,9 +151,10 @@ def _judge(asked: Asked, log: Follower) -> Verdict:
     verdict = judge_steps(asked, log) if asked.rule.kind == "steps" else judge_line(log)
     if asked.rule.kind != "steps" and log.scan.torn:
         return _torn(log)
-    if verdict.cause is not Cause.NO_METRIC or asked.rule.kind != "steps" or log.scan.result is None:
+    if verdict.cause is not Cause.NO_METRIC or asked.rule.kind != "steps" or not (log.scan.result or log.scan.unread):
         return verdict
-    if log.scan.first is None and not log.steps and not log.summary and not log.torn:  # another framework's figure
+    told = log.scan.first or log.scan.unread_line
+    if not told and not log.steps and not log.summary and not log.torn:  # another framework's figure
         return verdict
     if log.scan.torn:
         return _torn(log)
@@ -224,7 +225,7 @@ def _remark(asked: Asked, log: Follower) -> str:
         return f"a line looks like a failure ({clue.cause}), though the training came to its end: {clue.line}"
     if log.fatal_line:
         return f"a line looks like a failure, though the training came to its end: {log.fatal_line}"
-    if log.restarted_at is not None:
+    if log.restarted_at is not None and not log.steps.is_overtaken:
         return f"steps went back to {log.restarted_at}: the log has several trainings, their steps are mixed"
     if log.ended:
         return ""

@@ -8,23 +8,26 @@ from pathlib import Path
 import msgspec
 
 from madlite.catalog.datasets import DataSets
-from madlite.catalog.select import args_of
+from madlite.engine.effects import Asking, refuse_without_effect
 from madlite.engine.owner import find_owners
 from madlite.engine.prepared import needed_assets, use_prepared
 from madlite.engine.screen import Planned
 from madlite.engine.shared import Owner, expand_shared
 from madlite.errors import PluginError, UsageProblem
-from madlite.files import exists, is_file, read_text
+from madlite.files import exists, read_text
+from madlite.plan.arguments import args_for, argument_keys
 from madlite.plan.context import Context
 from madlite.plan.dockerfiles import Dockerfile, Found, find_dockerfiles
+from madlite.plan.effects import Outcome
 from madlite.plan.given import Given, layers
 from madlite.plan.make import make_plan
 from madlite.plan.options import Options
 from madlite.plan.place import choose_runtime
 from madlite.plan.render import render
 from madlite.plan.tools import Toolset
-from madlite.plan.values import asked_values
+from madlite.plan.values import asked_origins, asked_values
 from madlite.plugins import Plugin, Plugins
+from madlite.run.docker_access import host_access
 from madlite.run.docker_client import podman_note
 from madlite.types import Backend, Card, Draft, Image, Machine, Problem, Request, RunPlan, Runtime, Value
 
@@ -81,6 +84,7 @@ def plan_card(
         noted = _noted(draft, backend, request.card, around.options.workspace)
         for image in _images(images, noted, request.card):
             given = _given(request, backend, noted, image, missing, elsewhere, around)
+            _check_effects(given, plugin, around)
             planned.append(_startable(given, plugin, known, around))
             if given.runtime.runtime == "host":  # where every image would be the same run
                 break
@@ -91,14 +95,51 @@ def _drafts(request: Request, around: Surroundings) -> Iterator[tuple[Owner, Dra
     """Yield the drafts of all who run the card, each with the settings that only others of them have."""
     options, card = around.options, request.card
     owners = find_owners(card, around.plugins.backends(), around.plugins, options.workspace, options.backend)
-    asked = asked_values(layers(request, around.context, options))
-    wanted = msgspec.structs.replace(request, settings=asked)
+    sources = layers(request, around.context, options)
+    asked = asked_values(sources)
+    wanted = msgspec.structs.replace(request, settings=asked, origins=asked_origins(sources))
     found = expand_shared(card.name, owners, asked, lambda backend, plugin: _expand(backend, plugin, wanted, around))
     keys = frozenset(key for _, draft in found for key in draft.settings)
     for owner, draft in found:
         elsewhere = keys - draft.settings.keys()
         told = [f"{key}: for other runs of this card, not this one" for key in asked if key in elsewhere]
         yield owner, msgspec.structs.replace(draft, notes=(*draft.notes, *told)), elsewhere
+
+
+def _check_effects(given: Given, plugin: Plugin, around: Surroundings) -> None:
+    """Refuse a value that would stand in the row, and of which nothing of the run takes notice."""
+
+    def made(other: Given, brings: Plugin) -> Outcome:
+        plan = make_plan(other)
+        return Outcome(plan=plan, files=render(plan, _search(brings, around)))
+
+    def plans(asking: Asking) -> list[Outcome]:
+        otherwise = msgspec.structs.replace(around, options=asking.options, context=asking.context)
+        return [
+            made(
+                msgspec.structs.replace(
+                    given,
+                    request=asking.request,
+                    backend=backend.name,
+                    draft=draft,
+                    options=asking.options,
+                    context=asking.context,
+                    elsewhere=elsewhere,
+                ),
+                brings,
+            )
+            for (backend, brings), draft, elsewhere in _drafts(asking.request, otherwise)
+        ]
+
+    def is_fatal(one: Outcome) -> bool:
+        readers = _readers(one.plan, around.plugins.backends())
+        return any(finding.fatal for finding in around.plugins.checks(one.plan, readers))
+
+    refuse_without_effect(given, lambda: made(given, plugin), plans, is_fatal)
+
+
+def _readers(plan: RunPlan, known: Mapping[str, tuple[Backend, Plugin]]) -> tuple[Backend, ...]:
+    return tuple(known[name][0] for name in plan.readers if name in known)
 
 
 def _noted(draft: Draft, backend: Backend, card: Card, workspace: Path) -> Draft:
@@ -144,6 +185,7 @@ def _given(
     around: Surroundings,
 ) -> Given:
     options = around.options
+    added = argument_keys(request, draft)
     has_image = bool(image or draft.image or foreign_image(around))
     return Given(
         run_id=around.new_run_id(request.card.name),
@@ -153,8 +195,9 @@ def _given(
         machine=around.machine,
         options=options,
         context=around.context,
-        runtime=choose_runtime(request.card, options, has_image, lambda name: _available(name, around)),
-        args=args_of(request) if draft.actions else request.card.args,
+        runtime=choose_runtime(request.card, options, has_image, lambda name: _available(name, around), draft.runtimes),
+        args=args_for(request, draft, added),
+        arg_keys=added,
         dockerfile=image if isinstance(image, Dockerfile) else None,
         built=image if isinstance(image, Image) else None,
         missing_image=missing,
@@ -197,7 +240,7 @@ def dockerfile_context(machine: Machine, context: Context, workspace: Path) -> d
     test = workspace / "ctx_test"
     detected = {
         "guest_os": "UBUNTU",
-        "ctx_test": read_text(test, errors="replace").strip() if is_file(test) else "None",
+        "ctx_test": read_text(test, errors="replace").strip() if exists(test) else "None",
         **({"host_os": machine.host_os} if machine.host_os else {}),
         **({"gpu_vendor": machine.vendor} if machine.gpus else {}),
     }
@@ -217,12 +260,13 @@ def _startable(
             around.runtimes[plan.runtime].request(
                 plan
             )  # options that cannot be read are found before hours of building
-        note = podman_note(around.options.environ)
-        plan = msgspec.structs.replace(plan, notes=(*plan.notes, note)) if note else plan
+        plan = _with_note(plan, podman_note(around.options.environ))
     if around.plugins.uses("madlite_adjust_plan"):
         plan = around.plugins.adjust(plan, given.options.asked)
         _available(plan.runtime, around)
-    backends = tuple(known[name][0] for name in plan.readers if name in known)
+    if plan.runtime == "docker":
+        plan = _with_note(plan, host_access(plan, around.options.environ))
+    backends = _readers(plan, known)
     plan = use_prepared(plan, needed_assets(plan, backends, around.plugins), around.options.environ)
     return Planned(
         plan=plan,
@@ -231,6 +275,10 @@ def _startable(
         runtime=around.runtimes[plan.runtime],
         context=around.context.values,
     )
+
+
+def _with_note(plan: RunPlan, note: str) -> RunPlan:
+    return msgspec.structs.replace(plan, notes=(*plan.notes, note)) if note else plan
 
 
 def _check_mounts(plan: RunPlan) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 
 from msgspec.structs import replace
 
@@ -15,14 +16,15 @@ from madlite.engine.screen import Planned, Screen
 from madlite.errors import RecordError
 from madlite.measure.steps import Steps
 from madlite.plan.options import Options
+from madlite.record.integrity import Integrity
 from madlite.record.intent import Rows, now, rows_path
-from madlite.record.lines import plain_cells
+from madlite.record.lines import cut_words, limited_cells, plain_cells
 from madlite.record.make import make_record, step_lines
 from madlite.record.perfcsv import append_rows, left_out_words, save_beside
 from madlite.record.record import record_json
 from madlite.record.rows import build_rows, masked_rows
 from madlite.record.sidefiles import write_side_files
-from madlite.run.folder import RECORD, ROWS, STEPS, RunFolder
+from madlite.run.folder import RECORD, ROWS, STEPS, RunFolder, open_runs
 from madlite.types import Result, Row, Status, to_json
 
 _log = logging.getLogger(__name__)
@@ -37,6 +39,7 @@ class Keeping:
         self._options, self._screen, self._mask = options, screen, mask
         self._rows: Rows | None = None
         self._tried = False
+        self._cut = ""  # which cells were too long
         self._no_room: list[str] = []  # columns that the rows have and the file's header has no room for
 
     def keep(self, result: Result, steps: Steps, folder: RunFolder | None) -> Result:
@@ -46,15 +49,59 @@ class Keeping:
             self._tried = True
             self._append(result, folder)
             self._write_beside(result)
+        problems.append(self._cut)
         if folder is not None:
+            problems.append(self._moved(folder))
             told = [*result.findings, *filter(None, problems)]
             problems.append(self._record(replace(result, findings=tuple(told)), folder))
         return replace(result, findings=(*result.findings, *filter(None, problems)))
+
+    def _moved(self, folder: RunFolder) -> str:
+        """Return that something put another thing in the place of the run's folder, and warn of it."""
+        if folder.is_in_place():
+            return ""
+        link = next((place for place in (folder.path.parent, folder.path) if place.is_symlink()), None)
+        what = f"a link is in the place of {link}: it is not followed" if link else f"{folder.path} was moved away"
+        words = f"{what}; the run's files are in the folder that was made for them, wherever it is now"
+        self._screen.warn(words)
+        return words
 
     def _append(self, result: Result, folder: RunFolder | None) -> None:
         """Append the run's rows; if that is not possible, they are kept in the run's folder."""
         if not has_row(self._one, result):
             return
+        options, rows = self._options, self._make_rows(result)
+        integrity = Integrity(options.output_target or options.output, self._plan.workspace)
+
+        def intend(size: int, columns: tuple[str, ...]) -> None:
+            self._intend(rows, size, columns, folder)
+
+        try:
+            append_rows(
+                options.output,
+                rows,
+                strict_header=options.strict_header,
+                intend=intend,
+                leave_out=self._no_room.extend,
+                target=options.output_target,
+                integrity=integrity,
+            )
+        except (RecordError, OSError) as problem:
+            self.saved = False
+            kept, words = self._save_beside(rows, folder)
+            if self._rows is None:
+                self._intend(rows, 0, (), folder)
+            self._rows = replace(self._rows, kept=kept) if self._rows else None
+            self._screen.warn(f"no row in {options.output}: {problem}; {words}")
+        else:
+            self._rows = replace(self._rows, appended=True) if self._rows else None
+            if self._no_room:
+                self._screen.warn(f"{left_out_words(options.output, self._no_room)}; {RECORD} has them")
+        for words in integrity.told:
+            self._screen.warn(words)
+
+    def _make_rows(self, result: Result) -> tuple[Row, ...]:
+        """Return the rows as they may stand in a file: without secrets, and short."""
         options = self._options
         rows = build_rows(
             self._plan,
@@ -65,29 +112,13 @@ class Keeping:
             columns=options.columns,
         )
         rows = masked_rows(rows, self._mask)
-
-        def intend(size: int, columns: tuple[str, ...]) -> None:
-            self._intend(rows, size, columns, folder)
-
-        try:
-            strict, no_room = options.strict_header, self._no_room
-            append_rows(options.output, rows, strict_header=strict, intend=intend, leave_out=no_room.extend)
-        except (RecordError, OSError) as problem:
-            self.saved = False
-            kept, words = self._save_beside(rows)
-            if self._rows is None:
-                self._intend(rows, 0, (), folder)
-            self._rows = replace(self._rows, kept=kept) if self._rows else None
-            self._screen.warn(f"no row in {options.output}: {problem}; {words}")
-        else:
-            self._rows = replace(self._rows, appended=True) if self._rows else None
-            if self._no_room:
-                self._screen.warn(f"{left_out_words(options.output, self._no_room)}; {RECORD} has them")
+        self._cut = cut_words(row.cells for row in rows)
+        return tuple(Row(cells=limited_cells(row.cells)) for row in rows)
 
     def _intend(self, rows: Sequence[Row], size: int, columns: tuple[str, ...], folder: RunFolder | None) -> None:
         """Note what is about to be appended; a full disk costs the note, not the row."""
         self._rows = Rows(
-            path=rows_path(self._options.output, self._plan.workspace),
+            path=rows_path(self._options.output_target or self._options.output, self._plan.workspace),
             cells=tuple(plain_cells(row) for row in rows),
             at=now(),
             offset=size,
@@ -98,11 +129,16 @@ class Keeping:
         if folder is not None and (problem := folder.put(ROWS, text) and folder.note(text.encode())):
             _log.debug("%s", problem)
 
-    def _save_beside(self, rows: Sequence[Row]) -> tuple[str, str]:
+    def _save_beside(self, rows: Sequence[Row], folder: RunFolder | None) -> tuple[str, str]:
         """Keep rows that perf.csv did not take; return the file's name, and say where, or where that fails the rows."""
         try:
-            self._plan.folder.mkdir(parents=True, exist_ok=True)
-            saved = save_beside(rows, self._plan.folder)
+            with ExitStack() as opened:
+                if folder is None:
+                    runs = opened.enter_context(open_runs(self._plan.workspace, make=True))
+                    place = opened.enter_context(runs.below(self._plan.folder.name, make=True))
+                else:
+                    place = folder.files
+                saved = save_beside(rows, place)
         except (RecordError, OSError) as problem:
             return "", f"it cannot be kept either ({problem}): {[row.cells for row in rows]}"
         return saved.name, f"it is kept in {saved}"
@@ -140,7 +176,7 @@ class Keeping:
         except Exception as bug:  # noqa: BLE001 - the row is there, and the verdict stands
             _log.debug("record of %s", self._plan.id, exc_info=True)
             return f"internal error in {RECORD}: {type(bug).__name__}: {bug}"
-        problem = folder.put(RECORD, text)
+        problem = folder.put_record(text)
         if not problem and self.saved:
             folder.remove(ROWS)
             folder.note(b"")

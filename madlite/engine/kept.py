@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,19 +12,26 @@ from msgspec.structs import replace
 
 from madlite.errors import RecordError
 from madlite.plan.make import RUNS
-from madlite.record.intent import Rows, are_there, now, read_intent
-from madlite.record.perfcsv import append_rows, left_out_words
+from madlite.record.integrity import Integrity
+from madlite.record.intent import Rows, are_there, now, read_intent, rows_path
+from madlite.record.perfcsv import append_rows, is_results_file, left_out_words
 from madlite.record.record import VERSION, Record, record_json
 from madlite.record.stored import read_record
-from madlite.run.folder import CLEANED, RECORD, ROWS, RunFolder, is_alive
+from madlite.run.folder import CLEANED, ROWS, RunFolder, is_alive
+from madlite.run.journal import own_folders
 from madlite.run.regular import is_there, real_folders
 from madlite.types import Row, to_json
 
 
 def kept_aside(workspace: Path) -> Iterator[Path]:
-    """Yield the folders of runs that have a record, and rows that perf.csv did not take, the oldest first."""
-    for folder in real_folders(workspace / RUNS):
-        if is_there(folder / ROWS) and not is_there(folder / CLEANED) and not is_alive(folder):
+    """Yield the folders of runs that have a record, and rows that perf.csv did not take, the oldest first.
+
+    Folders that madlite did not make are none: what is in them may be anybody's.
+    """
+    waiting = [folder for folder in real_folders(workspace / RUNS) if is_there(folder / ROWS)]
+    own = own_folders(workspace / RUNS) if waiting else frozenset()
+    for folder in waiting:
+        if folder.name in own and not is_there(folder / CLEANED) and not is_alive(folder):
             record = read_record(folder)
             if record is not None and record.rows is not None and not record.rows.appended:
                 yield folder
@@ -35,29 +43,58 @@ def appended(workspace: Path) -> list[Rows]:
     return [one.rows for one in records if one is not None and one.rows is not None and one.rows.appended]
 
 
-def add_kept(workspace: Path) -> list[str]:
-    """Append what earlier runs kept aside, and say so; what still cannot be appended stays where it is."""
-    return [told for folder in list(kept_aside(workspace)) if (told := _add(folder, workspace))]
+def add_kept(workspace: Path, output: Path) -> list[str]:
+    """Append what earlier runs kept aside, and say so; what still cannot be appended stays where it is.
+
+    Rows go to `output`, the results file of the command at hand, or to a results file of the working folder.
+    """
+    return [told for folder in list(kept_aside(workspace)) for told in _add(folder, workspace, output)]
 
 
-def _add(folder: Path, workspace: Path) -> str:
+def _add(folder: Path, workspace: Path, output: Path) -> Iterator[str]:
+    if folder.lstat().st_uid != os.geteuid():  # theirs to add: who owns a folder may have written what is in it
+        return
     held = RunFolder.reopen(folder)
     if held is None:  # another command does it, or nobody may
-        return ""
+        return
+    integrity = None
     try:
         record = read_record(folder)
         if record is None or record.rows is None or record.rows.appended or record.version != VERSION:
-            return ""
-        rows, words = _append(record.rows, held, workspace)
+            return
+        path = _path_of(record.rows, workspace, output)
+        if path is None:
+            yield _elsewhere(folder, record.rows)
+            return
+        integrity = Integrity(path, workspace)
+        rows, words = _append(record.rows, held, workspace, path, integrity)
         _note(held, replace(record, rows=rows))
+        yield f"{folder.name}: {words}"
     except (RecordError, OSError):  # as before: the row stays aside, and that is told
-        return ""
+        return
     finally:
         held.close()
-    return f"{folder.name}: {words}"
+        yield from integrity.told if integrity is not None else ()
 
 
-def _append(rows: Rows, held: RunFolder, workspace: Path) -> tuple[Rows, str]:
+def _path_of(rows: Rows, workspace: Path, output: Path) -> Path | None:
+    """Return the file that rows may go to; None where they name another than a command may write to."""
+    if rows.path == rows_path(output, workspace):
+        return output
+    path = workspace / rows.path
+    inside = Path(os.path.realpath(path)).is_relative_to(os.path.realpath(workspace))
+    return path if inside and is_results_file(path) else None
+
+
+def _elsewhere(folder: Path, rows: Rows) -> str:
+    rows_are, they = ("rows are", "they stay") if len(rows.cells) != 1 else ("row is", "it stays")
+    return (
+        f"{folder.name}: its {rows_are} for {rows.path}, which is neither this command's results file nor one of this "
+        f"folder: {they} in {RUNS}/{folder.name}; madlite run -o {shlex.quote(rows.path)} … takes what is for that file"
+    )
+
+
+def _append(rows: Rows, held: RunFolder, workspace: Path, path: Path, integrity: Integrity) -> tuple[Rows, str]:
     """Append rows that are not in their file, and say so.
 
     They can be there: an earlier try was killed before its record said so, or the file was made again.
@@ -66,6 +103,8 @@ def _append(rows: Rows, held: RunFolder, workspace: Path) -> tuple[Rows, str]:
         RecordError, OSError: they are not in the file.
     """
     tried = read_intent(held.path)
+    if tried is not None and tried.path != rows.path:
+        tried = None
     there = are_there(tried, workspace, appended(workspace)) if tried is not None else False
     if there is None:
         raise RecordError(f"{rows.path} cannot be read", "")
@@ -85,17 +124,19 @@ def _append(rows: Rows, held: RunFolder, workspace: Path) -> tuple[Rows, str]:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     append_rows(
-        workspace / rows.path,
+        path,
         [Row(cells=cells) for cells in rows.cells],
         strict_header=rows.strict_header,
         intend=intend,
         leave_out=leave_out,
+        target=Path(os.path.realpath(path)),
+        integrity=integrity,
     )
     return replace(noted[-1], appended=True), "; ".join(words)
 
 
 def _note(held: RunFolder, record: Record) -> None:
     """Have the record say where the rows are; until it does, the note of them stays."""
-    if not held.put(RECORD, record_json(record)):
+    if not held.put_record(record_json(record)):
         held.remove(ROWS)
         held.note(b"")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from madlite.assets.places import find_token, is_offline
 from madlite.engine.prepared import command, is_found, needed_assets
 from madlite.engine.screen import Planned
-from madlite.errors import CheckFailed
+from madlite.errors import CheckFailed, hint_within, one_hint
 from madlite.plugins import Plugins
 from madlite.types import Asset, Finding, RunPlan, Status
 
@@ -21,14 +21,23 @@ def check_plans(planned: Sequence[Planned], plugins: Plugins, lint: bool = True)
         CheckFailed: findings are fatal; nothing starts.
     """
     refused, warnings = look(planned, plugins, lint)
+    raise_refused(planned, refused)
+    return tuple(warnings)
+
+
+def raise_refused(planned: Sequence[Planned], refused: Sequence[Sequence[Finding]]) -> None:
+    """Raise what `look` found to keep plans from starting.
+
+    Raises:
+        CheckFailed: there is something.
+    """
     failures = [
-        (whose(one.plan, planned) + finding.message, "   ".join(filter(None, (finding.hint, _ANYWAY))))
+        (whose(one.plan, planned) + finding.message, one_hint(finding.hint, _ANYWAY))
         for one, findings in zip(planned, refused, strict=True)
         for finding in findings
     ]
     if failures:
         raise CheckFailed.of_all(failures)
-    return tuple(warnings)
 
 
 def find(one: Planned, plugins: Plugins) -> tuple[Finding, ...]:
@@ -54,7 +63,7 @@ def look(planned: Sequence[Planned], plugins: Plugins, lint: bool = True) -> tup
 
 def in_one_line(finding: Finding, message: str = "") -> str:
     """Return a finding with its hint; `message` in place of its own."""
-    return (message or finding.message) + (f" ({finding.hint})" if finding.hint else "")
+    return (message or finding.message) + (f" ({hint_within(finding.hint)})" if finding.hint else "")
 
 
 def whose(plan: RunPlan, planned: Sequence[Planned]) -> str:

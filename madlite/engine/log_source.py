@@ -13,6 +13,7 @@ from typing import BinaryIO, Protocol, cast
 
 from madlite.errors import UsageProblem
 from madlite.files import shown
+from madlite.safe_read import open_given
 
 _CHUNK_BYTES = 256 * 1024
 _LONGEST_MARK = 6
@@ -29,7 +30,7 @@ def open_log(path: Path) -> BinaryIO:
         UsageProblem: there is no such file, or it cannot be read.
     """
     try:
-        return path.open("rb")
+        return os.fdopen(open_given(path), "rb")
     except FileNotFoundError:
         raise UsageProblem(f"{shown(path)}: no such file") from None
     except (OSError, ValueError) as error:

@@ -39,7 +39,7 @@ def run_many(
                 break
             screen.started(one.plan, position, len(planned))
             batch.begin(one.plan.id)
-            secrets = secrets_for(one.plan, options.environ)
+            secrets = secrets_for(one, options.environ)
             run = OneRun(one, plugins, screen, secrets, signals, clock, options.environ)
             keeping = Keeping(one, options, screen, run.mask)
             result, bug = _run(run, keeping)

@@ -18,12 +18,13 @@ from madlite.engine.mask import masked
 from madlite.engine.screen import Planned, Screen
 from madlite.engine.senses import Senses
 from madlite.engine.stage import Stage, border
-from madlite.errors import MadliteError, RuntimeProblem, UsageProblem
+from madlite.errors import MadliteError, RuntimeProblem, UsageProblem, hint_within
 from madlite.machine.host import Host
 from madlite.measure.follow import Follower
 from madlite.measure.rules import with_common
 from madlite.measure.verdict import Verdict, judge
 from madlite.plan.make import secrets_of
+from madlite.plan.manifest_secrets import spelled_out as named_in
 from madlite.plugins import Plugins
 from madlite.run.docker_request import secrets_asked
 from madlite.run.folder import CONTEXT, LOG, RunFolder
@@ -33,8 +34,8 @@ from madlite.run.log import RunLog
 from madlite.run.watch import Interrupted, Signals, Watch
 from madlite.run.watchdog import Watchdog
 from madlite.run.watchdog_silence import Silence
-from madlite.secrets import Redactor, assigned, collect
-from madlite.types import Backend, Cause, Reader, Result, RunPlan, Status, Step
+from madlite.secrets import Redactor, assigned, collect, spelled_out
+from madlite.types import Backend, Cause, Reader, Result, Status, Step
 
 # madengine 1 has the first, madengine 2 the parts as well
 LOG_END, BUILD_LOG_END, RUN_LOG_END = ".live.log", ".build.live.log", ".run.live.log"
@@ -119,7 +120,7 @@ class OneRun:
             try:
                 self._create_folder()
             except UsageProblem:  # the disk is full, say: what there is of it takes at least the rows
-                self.folder = RunFolder.reopen(self.plan.folder)
+                self.folder = RunFolder.reopen(self.plan.folder, begun=True)
 
     def _run(self, save: Callable[[Result], Result]) -> Result:
         folder = self._create_folder()
@@ -132,7 +133,7 @@ class OneRun:
         finally:
             log.close()
         stalls = self.silence.findings(by_itself=self.watch.reason is None)
-        notes = (*stalls, *self.account.image.notes, *([log.problem] if log.problem else []))
+        notes = (*stalls, *self.account.image.notes, *self.account.notes, *log.notes)
         findings = (*verdict.findings, *notes)
         return save(self._result(replace(verdict, findings=findings)))
 
@@ -147,7 +148,7 @@ class OneRun:
             return _failed(Cause.INTERRUPTED, self.signals.reason.text)
         except RuntimeProblem as problem:
             self.account.hint = problem.hint
-            reason = problem.message + (f"; {problem.hint}" if problem.hint else "")
+            reason = problem.message + (f"; {hint_within(problem.hint)}" if problem.hint else "")
             return _failed(_cause(problem.cause), reason)
         except MadliteError as problem:
             return _failed(Cause.PREPARE, problem.message)
@@ -204,7 +205,16 @@ class OneRun:
 
     def _open_log(self, folder: RunFolder) -> RunLog:
         legacy = [self._beside(LOG_END)] if self.plan.log_name else []
-        log = RunLog(folder.path / LOG, legacy, self._secrets, [self.screen.output], self.account.feed)
+        sinks, limit_bytes = [self.screen.output], self.plan.log_limit_bytes
+        log = RunLog(
+            folder.path / LOG,
+            legacy,
+            self._secrets,
+            sinks,
+            self.account.feed,
+            folder=folder.files,
+            limit_bytes=limit_bytes,
+        )
         self.screen.logs(self.plan)
         return log
 
@@ -218,10 +228,13 @@ class OneRun:
         return masked(self.senses.tell(explained(self.plan, result, self.account)), self.mask)
 
 
-def secrets_for(plan: RunPlan, environ: dict[str, str]) -> tuple[str, ...]:
+def secrets_for(one: Planned, environ: dict[str, str]) -> tuple[str, ...]:
     """Return every secret text that a run's output must not show."""
+    plan = one.plan
     spelled = assigned((plan.args, plan.run_args, *(word for action in plan.actions for word in action.argv)))
-    return (*collect(environ, secrets_of(plan).values(), secrets_asked(plan, environ)), *spelled)
+    known = collect(environ, secrets_of(plan).values(), secrets_asked(plan, environ))
+    of_context = (*spelled_out(one.context), *named_in(one.context))
+    return tuple(dict.fromkeys((*known, *spelled, *spelled_out(plan), *of_context)))
 
 
 def _failed(cause: Cause, reason: str) -> Verdict:

@@ -49,12 +49,11 @@ def find_backend(plugins: Plugins, name: str, where: str) -> Owner:
     known = plugins.backends()
     if name in known:
         return known[name]
-    from difflib import get_close_matches
+    from madlite.nearest import did_you_mean
 
-    close = get_close_matches(name, known, n=1)
     raise UsageProblem(
         f"{where} names backend '{name}', which no plugin brings (known: {', '.join(sorted(known))})",
-        f"did you mean {close[0]}?" if close else "madlite plugins lists what is installed and what is broken",
+        did_you_mean(name, known, most=1) or "madlite plugins lists what is installed and what is broken",
     )
 
 

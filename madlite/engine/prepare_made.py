@@ -22,8 +22,11 @@ from madlite.run.docker_give_back import STAMP, give_back_command
 from madlite.run.folder import CLEANED, HANDLE, LOG, RunFolder
 from madlite.run.log import RunLog
 from madlite.run.watch import Interrupted, Signals, Watch
-from madlite.types import Action, Asset, Cause, Exit, Mount, RunPlan
+from madlite.safe_files import Folder
+from madlite.safe_read import read_end
+from madlite.types import Action, Asset, Cause, Exit, Mount, RunPlan, Say, Session
 
+_END_BYTES = 1 << 16  # of the log, in which its last line is
 ONLY = "MADLITE_PREPARE_ONLY"  # templates/_base.sh.j2 leaves where it is set
 
 
@@ -46,12 +49,14 @@ def make_asset(one: Planned, asset: Asset, data: Path, options: Options, listene
     """
     folder = data / asset.path
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        data.mkdir(parents=True, exist_ok=True)
+        with Folder.open(data) as all_data, all_data.below(asset.path, make=True):  # no link leads elsewhere
+            pass
         waiting = f"waiting for another command that makes {asset.path}"
         with ExitStack() as stack:
             with signals.interruptible():
-                lock = kept_file(asset, data, ".lock")
-                stack.enter_context(held(lock, threading.Event(), lambda: listener.need_said(waiting)))
+                lock = kept_file(asset, ".lock")
+                stack.enter_context(held(data, lock, threading.Event(), lambda: listener.need_said(waiting)))
             if find_kept(asset, data) is None:
                 _Making(one, _only_prepared(one.plan, asset, folder, data, options), options, listener, signals).run()
                 save_kept_record(asset, data, Record(ref=asset.ref, files=_files(folder, asset)))
@@ -98,14 +103,15 @@ class _Making:
 
     def __init__(self, one: Planned, plan: RunPlan, options: Options, listener: Listener, signals: Signals) -> None:
         self._one, self._plan, self._listener, self._signals = one, plan, listener, signals
-        self._secrets = secrets_for(plan, options.environ)
+        self._secrets = secrets_for(replace(one, plan=plan), options.environ)
 
     def run(self) -> None:
         """Run it to its end."""
         files = [(file.path, file.data) for file in self._one.files]
         folder = RunFolder.create(self._plan, files, self._secrets)
         try:
-            log = RunLog(folder.path / LOG, (), self._secrets, [self._listener.need_output])
+            sinks, limit_bytes = [self._listener.need_output], self._plan.log_limit_bytes
+            log = RunLog(folder.path / LOG, (), self._secrets, sinks, folder=folder.files, limit_bytes=limit_bytes)
             try:
                 ended = self._acted(folder, log)
             finally:
@@ -131,6 +137,7 @@ class _Making:
         watch = Watch(self._plan.timeout_s, self._plan.stop_grace_s, self._listener.need_said)
         self._signals.watch = watch
         ended = Exit(code=0, duration_s=0.0)
+        session: Session | None = None
         try:
             if self._signals.received is not None:
                 raise Interrupted
@@ -146,6 +153,7 @@ class _Making:
         finally:
             self._signals.watch = None
             watch.close()
+            _tell(session, say)
         if self._signals.received is not None:
             raise Interrupted
         if watch.reason is not None:
@@ -157,6 +165,12 @@ class _Making:
         plan = self._plan
         command = give_back_command(plan.mounts[-1].target, f"{plan.folder_inside}/{STAMP}", plan.give_back or (0, 0))
         return (Action(kind="clean", argv=tuple(command)),)
+
+
+def _tell(session: Session | None, say: Say) -> None:
+    """Say what a session could not end."""
+    for note in session.notes if session is not None else ():
+        say(note)
 
 
 def _act(
@@ -175,7 +189,7 @@ def _act(
 
 def _last_line(log: Path) -> str:
     try:
-        lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
+        lines = read_end(log, _END_BYTES).decode("utf-8", "replace").split("\n")
     except OSError:
         return ""
     return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")

@@ -15,6 +15,7 @@ import ast
 import os
 import re
 import signal
+import stat
 import subprocess
 import time
 from collections.abc import Iterable, Iterator
@@ -275,10 +276,10 @@ def ask_git(folder: Path, until: float, *words: str) -> str | None:
 
 
 def read(path: str | Path, most: int = 1 << 20) -> str:
-    """Return a file's text, "" where there is none."""
+    """Return a file's text, "" where there is none; a pipe in its place is not waited for."""
     try:
-        with Path(path).open(encoding="utf-8", errors="replace") as file:
-            return file.read(most)
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # noqa: PTH123 - no path
+            return file.read(most).decode("utf-8", "replace") if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else ""
     except OSError:
         return ""
 

@@ -11,7 +11,7 @@ from madlite.engine.probe_inside import shortened
 from madlite.engine.screen import Planned
 from madlite.machine.host_facts import host_facts
 from madlite.plugins import Plugins
-from madlite.run.regular import digest_of
+from madlite.safe_read import digest_of
 from madlite.secrets import MASK, is_secret
 from madlite.types import EnvValue, Machine, Provenance, Secret
 

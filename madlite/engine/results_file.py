@@ -7,7 +7,7 @@ from pathlib import Path
 
 from madlite.measure.multiple import Read, Stamp, is_fresh, parse_results, stamp, unreadable
 from madlite.run.collect import copy_whole
-from madlite.run.inside import read_inside
+from madlite.safe_read import read_inside
 from madlite.types import RunPlan
 
 

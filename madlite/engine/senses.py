@@ -15,6 +15,7 @@ from madlite.machine.host import Host
 from madlite.machine.host_facts import doubt_host
 from madlite.machine.telemetry.words import telemetry_findings
 from madlite.plugins import Plugins
+from madlite.safe_files import Folder
 from madlite.types import Action, Result, Session
 
 NOT_ASKED = "nothing was asked where it ran: probe is switched off"
@@ -34,9 +35,9 @@ class Senses:
         self._inside = probe(session, plan, action) if plan.probe else Inside(notes=(NOT_ASKED,))
 
     @contextmanager
-    def sampling(self, session: Session) -> Iterator[None]:
+    def sampling(self, session: Session, folder: Folder) -> Iterator[None]:
         """Sample the GPUs while the model's own step runs."""
-        with self._sensors.sampling(session, self._one.plan.folder):
+        with self._sensors.sampling(session, folder):
             yield
 
     @property

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from madlite.machine.host import Host
 from madlite.machine.strangers import Ours
@@ -14,6 +13,7 @@ from madlite.machine.telemetry.sampler import Sampler, Watched
 from madlite.machine.telemetry.summary import Summary, summarise
 from madlite.machine.telemetry.used import used_gpus
 from madlite.run.marks import RUN_MARK
+from madlite.safe_files import Folder
 from madlite.types import Quantity, RunPlan, Session, Telemetry, Window
 
 TELEMETRY = "telemetry.jsonl"  # in the run folder
@@ -28,7 +28,7 @@ class Sensors:
         self._sampler: Sampler | None = None
 
     @contextmanager
-    def sampling(self, session: Session, folder: Path) -> Iterator[None]:
+    def sampling(self, session: Session, folder: Folder) -> Iterator[None]:
         """Sample while the block runs."""
         if not self._gpus:
             yield
@@ -46,7 +46,7 @@ class Sensors:
             ours=ours,
             host=self._host,
         )
-        self._sampler = Sampler(watched, folder / TELEMETRY, self._now)
+        self._sampler = Sampler(watched, folder.path / TELEMETRY, self._now, folder)
         self._sampler.start()
         try:
             yield

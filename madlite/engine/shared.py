@@ -10,8 +10,9 @@ from typing import TypeAlias
 from msgspec.structs import replace
 
 from madlite.errors import PluginError, UsageProblem
+from madlite.nearest import likeness
 from madlite.plugins import Plugin
-from madlite.recipe_choice import NEAREST, SHOWN
+from madlite.recipe_choice import NEAREST, SHOWN, UnknownRun, unknown_run
 from madlite.types import Backend, Draft
 
 Owner: TypeAlias = tuple[Backend, Plugin]
@@ -33,7 +34,7 @@ def expand_shared(
     """
     found, refused = _ask(owners, expand)
     if refused and not found:
-        raise _joined([problem for _, problem in refused])
+        raise _joined([problem for _, problem in refused], asked)
     if not found:
         return []
     newest = max(_age(draft) for _, draft in found)
@@ -56,16 +57,37 @@ def _ask(owners: Sequence[Owner], expand: Expand) -> tuple[list[tuple[Owner, Dra
     return found, refused
 
 
-def _joined(problems: Sequence[UsageProblem]) -> UsageProblem:
-    """Return one refusal: what several books say in the same words is said once, with what each knows nearest."""
+def _joined(problems: Sequence[UsageProblem], asked: Mapping[str, str]) -> UsageProblem:
+    """Return one refusal: what several books say in the same words is said once, with what each knows nearest.
+
+    Of these the nearest to what was asked for come first: a hint's runs begin with their mode and precision.
+    """
     if len(problems) == 1:
         return problems[0]
     if len({problem.message for problem in problems}) > 1:
         return UsageProblem.of_all((problem.message, problem.hint) for problem in problems)
+    unknown = [problem for problem in problems if isinstance(problem, UnknownRun)]
+    if not unknown:
+        return _in_words(problems)
+    runs = [run for turn in zip_longest(*(problem.runs for problem in unknown)) for run in turn if run]
+    runs.sort(key=lambda run: -_nearness(run, asked))
+    keys = dict.fromkeys(key for problem in unknown for key in problem.words)
+    words = {key: list(dict.fromkeys(w for one in unknown for w in one.words.get(key, ()))) for key in keys}
+    return unknown_run(problems[0].message, asked, words, runs)
+
+
+def _in_words(problems: Sequence[UsageProblem]) -> UsageProblem:
+    """Return one refusal of several that say the same, and whose hints list what they know nearest."""
     lists = [problem.hint.removeprefix(NEAREST).split("; ") for problem in problems if problem.hint.startswith(NEAREST)]
     turns = dict.fromkeys(one for turn in zip_longest(*lists) for one in turn if one)
     hint = NEAREST + "; ".join(islice(turns, SHOWN)) if turns else problems[0].hint
     return UsageProblem(problems[0].message, hint)
+
+
+def _nearness(run: str, asked: Mapping[str, str]) -> float:
+    """Return how near a run such as `pretrain BF16 on MI300X` is to the mode and precision that were asked for."""
+    words = run.split(" ")
+    return sum(max(likeness(asked[key], word) for word in words[:2]) for key in ("mode", "precision") if asked.get(key))
 
 
 def _check_modes(card: str, kept: Iterable[tuple[Owner, Draft]], recipe: str) -> None:

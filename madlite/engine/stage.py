@@ -49,14 +49,15 @@ class Stage:
         """Hold the session open while the actions run; ended from outside, that is what counts."""
         results = ResultsFile(self.plan)
         seen = Witnesses()
+        session: Session | None = None
         signals.watch = self.watch
         try:
             if signals.received is not None:
                 raise Interrupted
             with border(self.one.runtime), self.one.runtime.open(self.plan) as session, self.watch.guard(session):
                 folder.put(HANDLE, session.handle)
-                seen = self._act(session, log, results)
-                self.account.follower.finish(folder.path)
+                seen = self._act(session, folder, log, results)
+                self.account.follower.finish(folder.work)
                 seen = replace(seen, results=results.read())
                 self._hand_up(session, seen)
                 self._clean(session, log)
@@ -65,13 +66,14 @@ class Stage:
                 raise
         finally:
             signals.watch = None
+            self.account.notes = session.notes if session is not None else ()
         reason = self.watch.reason
         if reason is None:
             return seen
         self.account.hint = reason.hint or self.account.hint
         return replace(seen, stopped=reason.cause, stopped_text=reason.text, stopped_line=reason.evidence)
 
-    def _act(self, session: Session, log: RunLog, results: ResultsFile) -> Witnesses:
+    def _act(self, session: Session, folder: RunFolder, log: RunLog, results: ResultsFile) -> Witnesses:
         """Run the actions in their order; one that fails is the last."""
         for action in self.plan.actions:
             if action.kind == "clean" or (action.kind == "run" and self.plan.skip_model_run):
@@ -85,7 +87,7 @@ class Stage:
                     self.senses.look(session, action)
             self.account.begin(action.kind, self.clock())
             try:
-                with self._following(action, session, log) as feed:
+                with self._following(action, session, folder, log) as feed:
                     ended = session.run(action, feed)
             except RuntimeProblem:
                 self.account.cut_off(self.clock())
@@ -98,12 +100,12 @@ class Stage:
         return Witnesses(exit=self.account.ran, skipped=self.plan.skip_model_run)
 
     @contextmanager
-    def _following(self, action: Action, session: Session, log: RunLog) -> Iterator[Sink]:
+    def _following(self, action: Action, session: Session, folder: RunFolder, log: RunLog) -> Iterator[Sink]:
         """Watch over the model's own step and sample its GPUs; other actions are short."""
         if action.kind != "run":
             yield log.feed
             return
-        with self.watch.following(log.feed) as feed, self.senses.sampling(session):
+        with self.watch.following(log.feed) as feed, self.senses.sampling(session, folder.files):
             yield feed
 
     def _hand_up(self, session: Session, seen: Witnesses) -> None:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from madlite.engine.kept import appended, kept_aside
+from madlite.plan.make import RUNS
 from madlite.record.intent import Rows, are_there, has_none, read_intent
 from madlite.record.rebuild import NO_ROW
 from madlite.record.record import Record
 from madlite.record.stored import read_record
 from madlite.run.batch import interrupted_batches
-from madlite.run.folder import unfinished
+from madlite.run.folder import planted, unfinished
+from madlite.run.journal import read
 from madlite.run.leftovers import Leftover, Leftovers, find_leftovers
 from madlite.types import Value
 
@@ -89,7 +92,30 @@ def words_of(undone: Iterable[Undone]) -> list[str]:
 def say_undone(workspace: Path) -> list[str]:
     """Return what the next command says of all that earlier ones left undone."""
     batches = [words for batch in interrupted_batches(workspace) for words in batch.words]
-    return [*words_of(find_undone(workspace)), *(f"{words}; madlite clean" for words in batches)]
+    return [
+        *words_of(find_undone(workspace)),
+        *(f"{words}; madlite clean" for words in batches),
+        *planted_words(workspace),
+    ]
+
+
+def planted_words(workspace: Path) -> list[str]:
+    """Return what is said of folders that look like runs and that madlite did not make."""
+    found = [f"{RUNS}/{folder.name}" for folder in planted(workspace)]
+    if not found:
+        return []
+    why = "(not in the journal of this folder, or moved there): left alone"
+    if len(found) == 1 and not _is_noted(workspace, found[0]):
+        one = found[0]
+        return [f"{one} looks like a run that madlite did not make {why}; rm -r {shlex.quote(one)} removes it"]
+    names = ", ".join(found[:5]) + (f", and {len(found) - 5} more" if len(found) > 5 else "")
+    look = "look like runs" if len(found) > 1 else "looks like a run"
+    return [f"{names} {look} that madlite did not make {why}, no row of it is taken"]
+
+
+def _is_noted(workspace: Path, folder: str) -> bool:
+    """Say whether the journal knows a run of this name: its folder may be a copy, and have the only row there is."""
+    return any(entry.run == Path(folder).name for entry in read(workspace / RUNS))
 
 
 def find_all(workspace: Path, environ: Mapping[str, str]) -> Leftovers:

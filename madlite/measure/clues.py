@@ -13,16 +13,20 @@ from signal import SIGABRT
 
 from msgspec.structs import replace
 
+from madlite.measure.exits import last_words
 from madlite.measure.footer import FirstFailure, FooterScan
 from madlite.measure.grammar import is_warning
 from madlite.measure.lines import Block
 from madlite.measure.rules import Hit, RuleScan
+from madlite.measure.signals import TOLD, signal_of
+from madlite.measure.telling import looks_like_error
 from madlite.measure.tracebacks import Raised, TracebackScan
 from madlite.types import FailureRule, Value
 
 ROOT, ERROR, FOLLOWER, LAST, LAUNCHER = range(5)  # LAST: counts where nothing else was said
 _TIERS = {"root": ROOT, "error": ERROR, "follower": FOLLOWER}
 _NEAR = 4000  # characters of a log that one message of several lines has at most
+_SAID = 400  # lines before a launcher's word, in which a rank's own last words are looked for
 _FAR = 20_000  # characters of a log; what lacks a package and needs it ends within a few hundred
 _RANK = re.compile(r"\[(?:PG [^\]]*)?[Rr]ank (\d{1,9})\]")
 # roots that a program can go on after, where nothing was raised; none goes on after a fault or without its memory
@@ -37,8 +41,14 @@ _SURVIVABLE = {
 # what a library raises after it said that: NCCL's `unhandled cuda error`, MIOpen's `miopenStatusInternalError`; a fault
 # that is a root (an illegal access) does not come of it
 _COMES_OF = {"gpu_out_of_memory": {"gpu_fault"}}
+# what the others raise that wait for a pod which has no image, or no place
+_WAITS, _FOR = {"network", "collective_timeout"}, {"image_missing", "too_few_gpus"}
 # what launchers put before the lines of a rank
 _LABELS = ("[rank{}]", "[default{}]", "[rank-{}/", ",{}]<std", "\n{}: ")
+# how it ends the tasks of a step of which one failed
+_OF_SLURM = re.compile(
+    r"slurmstepd: error: \*\*\* (?!.*DUE TO )|srun: error: \S{1,400}: tasks? [\d,-]{1,400}: (?:Killed|Terminated)\b"
+)
 _GOES_ON = re.compile(
     r"\b(?:[Ss]kipp(?:ed|ing)|[Ff]all(?:ing|s)? ?back|[Ii]gnor(?:ed|ing)|disabled|[Rr]etrying|[Cc]ontinuing"
     r"|running offline|thrown while requesting)\b"
@@ -62,13 +72,17 @@ class Clue(Value, frozen=True):
     handled: bool = False  # another exception came while this one was handled
     more: Hit | None = None  # what a rule makes of the next line of its message
     signal: int = 0  # that ended the process, where a launcher says so and nothing else does
+    exit_code: int = 0  # with which the process ended by itself, where a launcher says so and nothing else does
 
 
 class ClueScan:
     """Takes lines in and keeps what can explain a failure; what it keeps does not grow with the log."""
 
     def __init__(self, rules: Iterable[FailureRule]) -> None:
-        self._rules, self._tracebacks, self._footer = RuleScan(rules), TracebackScan(), FooterScan()
+        self._rules = RuleScan(rule for rule in rules if rule.tier != "sign")
+        self._tracebacks, self._footer = TracebackScan(), FooterScan()
+        self._before: list[str] = []  # the last lines of the blocks before, until a launcher tells of an end
+        self._words: str | None = None  # what the rank said that a launcher saw exit first
         self.size = 0  # characters taken in
         self._ends: dict[int, int] = {}  # rank that an import failed in → place of its last line
 
@@ -78,6 +92,7 @@ class ClueScan:
             self._rules.feed(block, self.size)
         self._tracebacks.feed(block, self.size)
         self._footer.feed(block, self.size)
+        self._note_words(block)
         for rank in {one.rank for one in self._tracebacks.raised if one.of_import and one.rank is not None}:
             at = max(block.text.rfind(label.format(rank)) for label in _LABELS)
             self._ends[rank] = max(self._ends.get(rank, 0), self.size + at if at >= 0 else 0)
@@ -88,19 +103,59 @@ class ClueScan:
         """What a launcher says failed first."""
         return self._footer.first
 
+    @property
+    def exited(self) -> Clue | None:
+        """How a process ended by itself that a launcher saw fail first, which explains where nothing else does."""
+        first, words = self._footer.first or self._footer.task, self._words or ""
+        if first is None or first.code <= 0 or first.signal:
+            return None
+        return _of_exit(first, words if looks_like_error(words) else "")
+
     def clues(self) -> list[Clue]:
         """Return what was found, in the order of the log."""
-        raised = self._tracebacks.raised
-        ruled = [
-            _of_rule(hit, _raised_by(hit, raised)) for hit in self._rules.hits() if hit.at not in self._tracebacks.code
-        ]
+        raised, none = self._tracebacks.raised, self._tracebacks.code | self._tracebacks.aside
+        ruled = [_of_rule(hit, _raised_by(hit, raised)) for hit in self._rules.hits() if hit.at not in none]
         told = {clue.at for clue in ruled}
         plain = [self._of_exception(one) for one in raised if one.at not in told]
-        ended = [_of_signal(self.first)] if self.first and self.first.code < 0 and not self.first.was_told else []
         more = {one.at: self._rules.match(one.more, one.at, one.rank) for one in raised if one.more}
-        found = [replace(clue, more=more.get(clue.at)) for clue in sorted([*ruled, *plain, *ended], key=_place)]
+        found = [replace(clue, more=more.get(clue.at)) for clue in sorted([*ruled, *plain], key=_place)]
+        found = [clue if clue.rank is not None else _with_rank(clue, self._footer.rank_at(clue.at)) for clue in found]
+        found = sorted([*found, *self._ended(found)], key=_place)
+        found = [replace(clue, tier=LAUNCHER) if self._was_ended(clue) else clue for clue in found]
         without = {clue.line for clue in found if self._went_on(clue, found)}
         return [self._weaker(clue, found) if clue.line in without else clue for clue in found]
+
+    def _note_words(self, block: Block) -> None:
+        """Note what the rank said that a launcher saw exit first, from the lines before it tells so."""
+        if self._words is not None:
+            return
+        first = self._footer.first or self._footer.task
+        if first is None:
+            self._before = [*self._before, *block.lines[-_SAID:]][-_SAID:]
+        else:
+            before = block.text[: max(0, first.at - self.size)].split("\n")
+            self._words = last_words([*self._before, *before][-_SAID:], first.rank)
+
+    def _ended(self, others: Sequence[Clue]) -> list[Clue]:
+        """Return how the rank ended that a launcher saw fail first: by a signal, or by itself.
+
+        What it said explains then, and where it said nothing no other rank's word of a link that was gone does.
+        """
+        first, task = self.first, self._footer.task
+        if first is None and task is not None:  # which may be a whole node: what others lost tells that it is a rank
+            lost = task.rank is not None and _followed(others, task.rank)
+            return [_of_exit(task, self._words or "")] if lost or any(map(self._was_ended, others)) else []
+        if first is None or first.was_told or not first.code:
+            return []
+        if first.signal:
+            return [_of_signal(first)]
+        told = self._words or first.spawned or _followed(others, first.rank)
+        return [_of_exit(first, self._words or "")] if told else []
+
+    def _was_ended(self, clue: Clue) -> bool:
+        """Say whether Slurm ended tasks because another one had failed before, by itself."""
+        task = self._footer.task
+        return task is not None and not task.signal and clue.at > task.at and _OF_SLURM.match(clue.line) is not None
 
     def _weaker(self, clue: Clue, others: Sequence[Clue]) -> Clue:
         """Return a clue that a rank did without as what is left to be said, unless a launcher saw its own rank fail."""
@@ -141,7 +196,7 @@ def first_cause(clues: Sequence[Clue], first: FirstFailure | None) -> Clue | Non
     tier = min(clue.tier for clue in clues)
     kept = [clue for clue in clues if clue.tier == tier]
     rank = first.rank if first is not None and not first.was_told else None
-    best = min(kept, key=lambda clue: _weight(clue, kept, rank))
+    best = min(kept, key=lambda clue: _weight(clue, kept, _exited(clues) if rank is None else rank))
     best = _fuller(_continued(best), clues)
     return best if best.rank is not None else _with_rank(best, rank)
 
@@ -159,6 +214,7 @@ def _weight(clue: Clue, others: Sequence[Clue], rank: int | None) -> tuple[bool,
     """Return what orders clues of one tier: what a program can do without comes last, then who failed first, …"""
     elsewhere = rank is not None and clue.rank is not None and clue.rank != rank
     weak = _is_weak(clue) and any(other.uncaught and not _is_weak(other) for other in others)
+    weak = weak or (clue.cause in _WAITS and any(other.cause in _FOR for other in others))
     warns = not clue.uncaught and is_warning(clue.line)
     return weak, warns, elsewhere, clue.tier == ERROR and not clue.uncaught, clue.at
 
@@ -189,7 +245,8 @@ def _continued(best: Clue) -> Clue:
     """Return an exception with what the next line of its message says, where its own line ends with a colon."""
     if best.more is None or (tier := _tier(best.more, None)) > ERROR or tier > best.tier:
         return best
-    return replace(_of_rule(best.more, None), rank=best.rank, where=best.where, uncaught=True)
+    line = best.line if best.line.endswith(best.more.line) else best.more.line
+    return replace(_of_rule(best.more, None), line=line, rank=best.rank, where=best.where, uncaught=True)
 
 
 def _fuller(best: Clue, others: Sequence[Clue]) -> Clue:
@@ -229,10 +286,12 @@ def _tier(hit: Hit, raised: Raised | None) -> int:
 
 
 def _of_rule(hit: Hit, raised: Raised | None) -> Clue:
+    signal = _signal_in(hit)
     clue = Clue(
         cause=hit.rule.cause,
         line=hit.line,
-        tier=_tier(hit, raised),
+        tier=max(_tier(hit, raised), _tier_of(signal)),
+        signal=signal,
         at=hit.at,
         rank=hit.rank,
         rule=hit.rule,
@@ -244,7 +303,7 @@ def _of_rule(hit: Hit, raised: Raised | None) -> Clue:
         clue,
         line=raised.line,
         at=raised.at,
-        rank=hit.rank if hit.rank is not None else raised.rank,
+        rank=raised.rank if raised.rank is not None else hit.rank,
         where=raised.where,
         uncaught=True,
         of_import=raised.of_import,
@@ -257,7 +316,7 @@ def _of_exception(one: Raised) -> Clue:
     return Clue(
         cause="python_error",
         line=one.line,
-        tier=LAUNCHER if one.by_launcher else ERROR,
+        tier=LAUNCHER if one.by_launcher or one.holds else ERROR,
         at=one.at,
         rank=one.rank,
         where=one.where,
@@ -268,8 +327,37 @@ def _of_exception(one: Raised) -> Clue:
     )
 
 
+def _signal_in(hit: Hit) -> int:
+    """Return the signal that a group of the pattern is, by its name; 0 where none is."""
+    if hit.rule.cause != "killed":
+        return 0
+    named = (signal_of(text) for name, text in hit.groups.items() if name.startswith("signal"))
+    return next(filter(None, named), 0)
+
+
+def _tier_of(signal: int) -> int:
+    """Return how much a signal says: a program ends itself by SIGABRT, for a reason that it tells before."""
+    return FOLLOWER if signal == SIGABRT or signal in TOLD else ERROR if signal else ROOT
+
+
 def _of_signal(first: FirstFailure) -> Clue:
-    """Return what a rank's signal says; SIGABRT is how a program ends itself, for a reason that it tells before."""
-    tier = FOLLOWER if first.code == -SIGABRT else ERROR
-    line, rank = first.line, first.rank
-    return Clue(cause="killed", line=line, tier=tier, at=first.at, rank=rank, uncaught=True, signal=-first.code)
+    """Return what a rank's signal says."""
+    line, rank, signal = first.line, first.rank, first.signal
+    tier = _tier_of(signal)
+    return Clue(cause="killed", line=line, tier=tier, at=first.at, rank=rank, uncaught=True, signal=signal)
+
+
+def _followed(others: Sequence[Clue], rank: int | None) -> bool:
+    """Say whether another rank tells that it lost one."""
+    return any(one.tier == FOLLOWER and one.rank not in (None, rank) for one in others)
+
+
+def _of_exit(first: FirstFailure, words: str) -> Clue:
+    """Return that a rank ended by itself: it comes before what others say of a link, not before any exception."""
+    line, code = words or first.line, first.code
+    return Clue(cause="exit_code", line=line, tier=FOLLOWER, at=first.at, rank=first.rank, exit_code=code)
+
+
+def _exited(clues: Sequence[Clue]) -> int | None:
+    """Return the rank that ended by itself first, where a clue tells of one."""
+    return next((clue.rank for clue in clues if clue.exit_code), None)

@@ -8,23 +8,32 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from signal import SIGINT, SIGKILL, SIGTERM
+from signal import SIGKILL
+
+from msgspec.structs import replace
 
 from madlite.failure_rules import explained
 from madlite.measure.clues import ERROR, LAST, LAUNCHER, ROOT, Clue
 from madlite.measure.follow import Follower
-from madlite.measure.footer import signal_name
 from madlite.measure.grammar import rank_in
 from madlite.measure.memory_hint import gpu_memory_hint
 from madlite.measure.rules import plain
+from madlite.measure.signals import CRASHES, signal_meaning, signal_name, signal_of_code
 from madlite.measure.telling import looks_like_error
 from madlite.types import Cause, Diagnosis, RunPlan, Value
 
 _LONGEST = 2000  # characters of a line that are kept
-_SHELL = 128  # a shell's exit code for a signal is this and its number
+_OVER_TIME = 124  # of coreutils' timeout
 _FEW_INODES, _SOME_BYTES = 16, 1 << 20
 _KILL = re.compile(r"\bKilled\b|\bSIGKILL\b|signal:? 9\b|exitcode\s*: -9\b|exitcode: -9\b")
+_CRASHED = re.compile(
+    r"Segmentation fault|segfault|Bus error|Illegal instruction|Floating point exception|double free|\bAborted\b"
+    r"|core dumped|terminate called|Fatal Python error|\bSIG(?:SEGV|BUS|ILL|FPE|ABRT)\b|\bsignal:? (?:4|6|7|8|11)\b"
+)
 _TABLE = re.compile(r"^\s*traceback : |ChildFailedError|error_file:|exitcode\s*:")  # of torchrun
+_EXITED = re.compile(
+    r"srun: error: \S{1,400}: (?P<who>tasks? [\d,-]{1,400}): Exited with exit code (?P<code>[1-9]\d{0,4})"
+)
 _GIB = 1 << 30
 
 # the log is asked for what lies behind these; the others say it themselves
@@ -40,7 +49,10 @@ _HINTS = {
     "dmesg -T | grep -i 'killed process' tells what the kernel ended",
 }
 _SURELY = "the kernel ended a process for want of host memory while the run went on"
-_LIKELY = "SIGKILL without a word is most often the kernel's, for want of host memory"
+_LIKELY = (
+    "SIGKILL, and nothing tells who sent it: most often the kernel, for want of host memory "
+    "(dmesg -T | grep -i 'killed process' tells), else a user, or whatever runs the job"
+)
 _NOT_KERNEL = "somebody sent SIGKILL: the kernel counted no process that it ended for want of memory"
 
 
@@ -67,16 +79,17 @@ class Facts(Value, frozen=True):
 def diagnose(cause: Cause, evidence: str, log: Follower, facts: Facts | None = None, hint: str = "") -> Diagnosis:
     """Return why a run failed that was judged to have failed by `cause`, with its line and what is known to do."""
     facts = facts or Facts()
-    clue = _behind(cause, log, facts)
+    clue = _behind(cause, log, facts) or _by_itself(cause, evidence, log, facts)
     if clue is not None and clue.tier == LAST and clue.line not in evidence and looks_like_error(evidence):
         clue = None  # the program went on for long after it, and ended by other words
-    if clue is None and cause in (Cause.EXIT_CODE, Cause.PREPARE) and (number := _signal_of(facts.exit_code)):
+    if clue is None and cause in (Cause.EXIT_CODE, Cause.PREPARE) and (number := signal_of_code(facts.exit_code)):
         return _signalled(number, evidence, facts)
     if clue is None and cause in _ENDED_BY_US:
         return _stood_still(cause, evidence, log, facts, hint)
     if clue is None:
         line, rank = _evident(evidence, log if cause is Cause.EXIT_CODE else None)
-        return Diagnosis(cause=cause.value, line=line, rank=rank, hint=hint or _own_hint(cause, facts.plan))
+        known = hint or _own_hint(cause, facts.plan) or _ended_late(facts.exit_code).strip(": ") or _ended_itself(line)
+        return Diagnosis(cause=cause.value, line=line, rank=rank, hint=known)
     code, words = _named(clue, facts)
     return Diagnosis(
         cause=code,
@@ -115,6 +128,14 @@ def _behind(cause: Cause, log: Follower, facts: Facts) -> Clue | None:
     return clue
 
 
+def _by_itself(cause: Cause, evidence: str, log: Follower, facts: Facts) -> Clue | None:
+    """Return that a launcher saw a process exit, of a log that ends too soon and does not say why."""
+    clue = log.exited if cause in (Cause.INCOMPLETE, Cause.NO_METRIC) and facts.exit_code != 0 else None
+    if clue is None or looks_like_error(clue.line) or not looks_like_error(evidence):
+        return clue
+    return replace(clue, line=plain(evidence))
+
+
 def _ended_a_rank(clue: Clue) -> bool:
     """Say whether a clue is why a rank had failed before the run was ended, and no trace of how it was ended."""
     if clue.tier == ROOT:
@@ -145,25 +166,36 @@ def _named(clue: Clue, facts: Facts) -> tuple[str, str]:
     if clue.signal == SIGKILL or (clue.cause == Cause.KILLED.value and _KILL.search(clue.line)):
         return _killed(facts)
     if clue.signal:
-        return Cause.KILLED.value, f"rank {clue.rank} was ended by {signal_name(clue.signal)}"
+        cause, what = _of_signal(clue.signal)
+        return cause, what if clue.rank is None else f"rank {clue.rank} was ended by {what}"
+    if clue.cause == Cause.KILLED.value and _CRASHED.search(clue.line):
+        return Cause.CRASH.value, ""
+    if clue.exit_code:
+        whose = "a process" if clue.rank is None else f"rank {clue.rank}"
+        return (
+            clue.cause,
+            f"{whose} ended by itself first, with exit code {clue.exit_code}{_ended_late(clue.exit_code)}",
+        )
     if clue.cause == Cause.DISK.value and facts.room is not None and _lacks_inodes(facts.room):
         return Cause.INODES.value, ""
     return clue.cause, ""
 
 
 def _killed(facts: Facts) -> tuple[str, str]:
-    """Return who sent SIGKILL, as far as the kernel's own count tells."""
+    """Return who sent SIGKILL, as far as the kernel's own count tells: without it nobody knows."""
     if facts.oom_kills is None:
-        return Cause.HOST_MEMORY.value, _LIKELY
+        return Cause.KILLED.value, _LIKELY
     return (Cause.HOST_MEMORY.value, _SURELY) if facts.oom_kills else (Cause.KILLED.value, _NOT_KERNEL)
 
 
-def _signal_of(code: int | None) -> int:
-    """Return the signal that an exit code stands for, 0 where it stands for none."""
-    if code is None:
-        return 0
-    number = -code if code < 0 else code - _SHELL if _SHELL < code < _SHELL + 65 else 0
-    return number if number > 0 else 0
+def _of_signal(number: int) -> tuple[str, str]:
+    """Return the cause that a signal other than SIGKILL stands for, and what it tells."""
+    cause = Cause.CRASH if number in CRASHES else Cause.KILLED
+    return cause.value, f"{signal_name(number)}: {signal_meaning(number)}"
+
+
+def _ended_late(code: int | None) -> str:
+    return ": the program `timeout` answers so where its time was over" if code == _OVER_TIME else ""
 
 
 def _signalled(number: int, evidence: str, facts: Facts) -> Diagnosis:
@@ -171,13 +203,23 @@ def _signalled(number: int, evidence: str, facts: Facts) -> Diagnosis:
         cause, words = _killed(facts)
         more = f"; {_HINTS[Cause.HOST_MEMORY]}" if cause == Cause.HOST_MEMORY.value else ""
         return Diagnosis(cause=cause, line=evidence[:_LONGEST], hint=words + more)
-    who = "somebody told it to end" if number in (SIGTERM, SIGINT) else "it crashed, or ended itself"
-    return Diagnosis(cause=Cause.KILLED.value, line=evidence[:_LONGEST], hint=f"{signal_name(number)}: {who}")
+    cause, words = _of_signal(number)
+    return Diagnosis(cause=cause, line=evidence[:_LONGEST], hint=words)
+
+
+def _ended_itself(line: str) -> str:
+    """Return what a launcher's word tells of an exit code that nothing explains."""
+    found = _EXITED.search(line)
+    return (
+        f"{found['who']} ended with exit code {found['code']}, and the log does not say why: look at its last lines"
+        if found
+        else ""
+    )
 
 
 def _ruled(clue: Clue, facts: Facts) -> tuple[str, ...]:
     """Return what the clue's rule says is to be done."""
-    if clue.rule is None or (clue.cause == Cause.KILLED.value and _KILL.search(clue.line)):
+    if clue.rule is None or clue.signal or (clue.cause == Cause.KILLED.value and _KILL.search(clue.line)):
         return ()
     plan, backends = facts.plan, clue.rule.backends
     here = clue.rule.here if plan is not None and (not backends or plan.backend in backends) else ""

@@ -8,7 +8,7 @@ can be long: of it the first and the last megabytes are asked about all rules, w
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from madlite.measure.clues import ERROR, ROOT, Clue, ClueScan, first_cause
 from madlite.measure.fatal import FatalScan
@@ -22,25 +22,26 @@ _KEPT = 400  # lines before the step
 
 
 class Ending:
-    """Holds the lines since the last training step."""
+    """Holds the lines since the last training step; `relabel` puts their ranks' labels in one form."""
 
-    def __init__(self, rules: Iterable[FailureRule]) -> None:
-        self.fatal = FatalScan()
+    def __init__(self, rules: Iterable[FailureRule], relabel: Callable[[Iterable[str]], list[str]] = list) -> None:
+        self._relabel = relabel
         self._rules = tuple(rules)
+        self.fatal = FatalScan(self._rules)
         self._clues = ClueScan(self._rules)
         self._held: deque[Block] = deque()
         self._before: deque[str] = deque(maxlen=_KEPT)
         self._best: tuple[Clue | None] | None = None  # once somebody asked
 
-    def hold(self, block: Block, last: int) -> None:
-        """Take lines in; `last` is the place of the last training step among them, -1 without one."""
+    def hold(self, block: Block, trained: int | None) -> None:
+        """Take lines in, of which the first `trained` go up to the last training step; None without one."""
         self._best = None
-        if last >= 0:
+        if trained is not None:
             for one in self._held:
                 self._before.extend(one.lines[-_KEPT:])
-            self._before.extend(block.lines[: last + 1][-_KEPT:])
+            self._before.extend(block.lines[:trained][-_KEPT:])
             self._held.clear()
-            block = make_block(block.lines[last + 1 :])
+            block = make_block(block.lines[trained:])
         self._held.append(block)
         while sum(len(one.text) for one in self._held) > _HELD:
             self._look(self._held.popleft(), every_rule=self._clues.size < _ASKED)
@@ -74,7 +75,14 @@ class Ending:
         """What torchrun says that failed first."""
         return self._clues.first
 
+    @property
+    def exited(self) -> Clue | None:
+        """How a process ended by itself that a launcher saw fail first."""
+        return self._clues.exited
+
     def _look(self, block: Block, every_rule: bool = True) -> None:
+        lines = self._relabel(block.lines)
+        block = block if lines == block.lines else make_block(lines)
         self.fatal.take(block)
         self._clues.take(block, every_rule)
 
@@ -83,7 +91,7 @@ class Ending:
         if late is not None and late.tier <= ERROR:
             return late
         early = ClueScan(self._rules)
-        early.take(make_block(self._before))
+        early.take(make_block(self._relabel(self._before)))
         return first_cause([clue for clue in early.clues() if _ends(clue)], self.first_failure) or late
 
 

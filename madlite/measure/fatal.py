@@ -1,95 +1,86 @@
 """What ends a training for good, of the lines since its last step: no exit code shows in a log, and `tee` hides it.
 
 What was said before a step did not end the training: Primus prints tracebacks of packages that it does without, and a
-log goes on where a training was started again.
+log goes on where a training was started again.  The patterns are those failure rules that say whose end a line shows.
 """
 
 from __future__ import annotations
 
-import re
+from collections.abc import Iterable
 
-from madlite.measure.grammar import OUT_OF_MEMORY, WATCHERS
-from madlite.measure.lines import Block, lines_with
-from madlite.measure.rules import without_rank
+from madlite.failure_rules import COMMON, read_failure_rules
+from madlite.measure.lines import Block
+from madlite.measure.rules import RuleScan, without_rank
 from madlite.measure.tracebacks import TracebackScan
+from madlite.types import Cause, FailureRule
 
 # the kinds, in the order in which they explain
-_MEMORY, _RAISED, _SIGNAL, _TRACEBACK, _LAUNCHER = range(5)
-_KINDS = (
-    (_MEMORY, OUT_OF_MEMORY),
-    (
-        _LAUNCHER,  # torchrun's, Slurm's, DeepSpeed's, Open MPI's and Hydra's
-        re.compile(
-            r"\bChildFailedError\b|\bfailed \(exitcode: -?[1-9]"
-            r"|\bsrun: error: .*\b(?:Exited with exit code [1-9]|Killed|Terminated|Aborted|Segmentation fault)"
-            r"|\bsrun: error: .*\b(?:Bus error|Out Of Memory)"
-            r"|\blaunch\.py:\d+:\w+\] .*exits with return code = -?[1-9]"
-            r"|\bmpi(?:run|exec) (?:detected|noticed) that .*(?:non-zero status|exited on signal [1-9])"
-        ),
-    ),
-    (
-        _SIGNAL,
-        re.compile(
-            r"\b[Ss]ignal:? (?:6|7|8|9|11|15)\b|\bdeath signal\b|Segmentation fault"
-            # not what a program sends to others, nor the names of signals that it will catch
-            r"|(?<![Ss]ending )\bSIG(?:ABRT|BUS|FPE|ILL|KILL|SEGV|TERM)\b(?!=|\s+handler)"
-            r"|core dumped|\bKilled\s*$"
-            rf"|\b\d+ (?:Killed|Aborted)\b(?!\s+{WATCHERS})"
-            r"|Memory access fault by GPU|slurmstepd: error: |HSA_STATUS_ERROR_|hipErrorIllegalAddress"
-            r"|illegal memory access|Watchdog caught collective operation timeout|terminate called after throwing"
-            r"|Fatal Python error|\bBus error\b|\bKeyboardInterrupt\b"
-            r"|\bTerminated\s*$|\bAborted\s*$|Exited with exit code [1-9]|exited with code [1-9]|Error: NCCL error"
-        ),
-    ),
-)
-# in one of these every line has that counts
-_NEEDED = (
-    *("OutOfMemoryError", "out of memory", "HSA_STATUS_ERROR", "ChildFailedError", "failed (exitcode"),
-    *("ignal", "SIG", "Segmentation fault", "core dumped", "Killed", "Memory access", "memory access", "slurmstepd"),
-    *("HSA_STATUS", "hipError", "Watchdog", "terminate called", "Fatal Python", "Bus error", "KeyboardInt"),
-    *("Aborted", "Terminated", "with exit code", "exited with code", "NCCL error"),
-    *("srun: error", "exits with return code", "mpirun ", "mpiexec "),
-)
+_MEMORY, _RAISED, _PROCESS, _TRACEBACK, _LAUNCHER = range(5)
 
 
 class FatalScan:
-    """Keeps the line that explains best."""
+    """Keeps the line that explains best; without rules that show an end it goes by the common ones."""
 
-    def __init__(self) -> None:
-        self.forget()
+    def __init__(self, rules: Iterable[FailureRule] = ()) -> None:
+        told = [rule for rule in rules if rule.ends]
+        self._rules = RuleScan(told or [rule for rule in read_failure_rules(COMMON) if rule.ends])
+        self._size = 0  # characters taken in
+        self._launcher = ""  # what a reader took for a launcher's word
+        self._tracebacks = TracebackScan()
+        self._best: tuple[int, str] | None = None
+        self._said = ""  # by a launcher
 
     def forget(self) -> None:
         """Forget all: the training went on."""
-        self.line = ""
-        self.launcher = ""  # the line by which a launcher says that a process of it failed
-        self._best = _LAUNCHER + 1
-        self._tracebacks = TracebackScan()
+        if self._size or self._launcher:  # not at each of millions of steps
+            self._rules.clear()
+            self._launcher, self._tracebacks, self._best, self._size = "", TracebackScan(), None, 0
 
     def take(self, block: Block) -> None:
-        """Take lines in; of most blocks none can count, which is quick to see."""
-        there = [text for text in _NEEDED if text in block.text]
-        if there:
-            found = {at: line for text in there for at, line in lines_with(block.text, text)}
-            for _, line in sorted(found.items()):
-                self._read(line)
-        self._tracebacks.feed(block)
-        if self._tracebacks.raised:
-            self._note(_RAISED, self._tracebacks.raised[0].line)
-        elif self._tracebacks.begun:
-            self._note(_TRACEBACK, without_rank(self._tracebacks.begun))
+        """Take lines in."""
+        self._rules.feed(block, self._size)
+        self._tracebacks.feed(block, self._size)
+        self._size += len(block.text) + 1
+        self._best = None
 
     def end(self, line: str) -> None:
         """Take the line by which a launcher says that it failed."""
-        self._note(_LAUNCHER, line)
+        self._launcher = self._launcher or line
+        self._best = None
 
-    def _read(self, line: str) -> None:
-        text = without_rank(line)
-        kind = next((kind for kind, pattern in _KINDS if pattern.search(text)), None)
-        if kind is not None:
-            self._note(kind, text)
+    @property
+    def line(self) -> str:
+        """The line that explains best, "" where none shows an end."""
+        return self._find()[1]
 
-    def _note(self, kind: int, line: str) -> None:
-        if kind < self._best:
-            self._best, self.line = kind, line
-        if kind == _LAUNCHER and not self.launcher:
-            self.launcher = line
+    @property
+    def launcher(self) -> str:
+        """The line by which a launcher says that a process of it failed."""
+        self._find()
+        return self._said
+
+    def _find(self) -> tuple[int, str]:
+        """Return the kind and the line that explains best; of one kind the first counts."""
+        if self._best is None:
+            none = self._tracebacks.code | self._tracebacks.aside
+            found = [(_kind(hit.rule), hit.line) for hit in self._rules.hits() if hit.at not in none]
+            if self._tracebacks.raised:
+                found.append((_RAISED, self._tracebacks.raised[0].line))
+            elif self._tracebacks.begun:
+                found.append((_TRACEBACK, without_rank(self._tracebacks.begun)))
+            said = next((line for kind, line in found if kind == _LAUNCHER), "")
+            self._said = self._launcher or said
+            if self._said:
+                found.append((_LAUNCHER, self._said))
+            self._best = min(found, key=_rank, default=(_LAUNCHER + 1, ""))
+        return self._best
+
+
+def _kind(rule: FailureRule) -> int:
+    if rule.ends == "launcher":
+        return _LAUNCHER
+    return _MEMORY if rule.cause == Cause.GPU_MEMORY.value else _PROCESS
+
+
+def _rank(found: tuple[int, str]) -> int:
+    return found[0]

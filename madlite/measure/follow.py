@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
@@ -16,14 +17,19 @@ from madlite.failure_rules import explained
 from madlite.measure.clues import FOLLOWER, Clue
 from madlite.measure.ending import Ending
 from madlite.measure.footer import FirstFailure
-from madlite.measure.lines import Block, LineSplitter
+from madlite.measure.lines import Block, LineSplitter, rank_of
+from madlite.measure.loss_marks import LossMarks
 from madlite.measure.memory_marks import MemoryMarks
 from madlite.measure.patterns import PatternScan
 from madlite.measure.performance import PerformanceScan
 from madlite.measure.rules import plain
-from madlite.measure.steps import APART, Steps
+from madlite.measure.step_marks import RepeatedSteps, StepMarks, may_be_aside
+from madlite.measure.steps import Steps
 from madlite.measure.telling import LastLines
+from madlite.number_text import whole_number
+from madlite.rank_labels import RankLabels, without_outer
 from madlite.types import (
+    STEPS_APART,
     EffectiveConfig,
     Ended,
     ErrorScan,
@@ -38,7 +44,8 @@ from madlite.types import (
 )
 
 _log = logging.getLogger(__name__)
-_DIGITS = 12  # more make no number of steps
+_ODD_LOSS = re.compile(r"(?i)loss\W{0,10}?([-+]?\d[\d.]*,\d[\d.,]*)")  # a number of another language, read as NaN
+_REDRAWN = re.compile(r"\d/\d{1,12} \[\d{1,9}:\d\d(?::\d\d)?<")  # a progress bar: what it says of a step changes
 
 
 class Follower:
@@ -66,21 +73,27 @@ class Follower:
         self.config: dict[str, str] = {}  # what the log says that the run was given
         self.scan = PerformanceScan()
         self.memory = MemoryMarks()
+        self.loss_marks = LossMarks()
+        self.marks = StepMarks()  # of the last training
         self.missed_mark = ""  # why a training without its end mark is none that came to its end
-        self.nan_loss = ""
+        self.nan_loss = self.nan_norm = ""  # the first line whose loss is not finite, or whose gradient norm is NaN
+        self.nan_before = ""  # the same, or a loss of NaN, of the trainings before the last one
         self.trainings = 1  # that the log has one after another; what is kept is the last one's
-        self._ending = Ending(rules)
+        self._started: set[tuple[int, int | None]] = set()  # nodes and ranks that told of the start of this one
+        self._labels = RankLabels()
+        self._ending = Ending(rules, self._labels.plain)
         self._patterns = PatternScan(error_scan) if error_scan is not None else None
         self._readers = (*readers, *([guest] if guest is not None else []))
         self._guest = guest
-        self._trained = 0  # lines with training steps
+        self._trained, self._is_late = 0, False  # lines with training steps; whether the last was told at a later one
+        self._repeated = RepeatedSteps()
         self._highest: int | None = None  # of the training steps
         self.last_step = 0  # the highest of the training that goes on
         self.restarted_at: int | None = None  # the step to which the training went back last
         self._on_step, self._on_event = on_step, on_event
         self._last = LastLines()
         self.config_lines: dict[str, str] = {}  # key of `config` → the line that says it
-        self._splitters = {1: LineSplitter(now), 2: LineSplitter(now)}
+        self._splitters = {stream: LineSplitter(now, labels=self._labels) for stream in (1, 2)}
 
     def feed(self, chunk: bytes, stream: int = 1) -> None:
         """Take output of one stream."""
@@ -94,7 +107,20 @@ class Follower:
         self._ending.finish()
         if outputs is not None:
             for reader in self._readers:
-                self._ask(reader, "finish", outputs, "")
+                self._ask(reader, "finish", outputs)
+        ranks = self.steps.ranks()
+        epochs = self._labels.bare.issuperset(ranks) and not self.steps.is_shared  # or the steps' own numbers
+        if ranks and (epochs or self._labels.alone.issuperset(ranks)):
+            self.steps = self.steps.without_ranks()
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether the steps of several ranks are read as one's: most came again with other values.
+
+        They come line by line, or one rank's log stands after another's.
+        """
+        line_by_line = self._repeated.count > 1 and 2 * self._repeated.count >= self.steps.count()
+        return line_by_line or self.marks.is_of_another_rank(self.steps)
 
     @property
     def last_lines(self) -> list[str]:
@@ -113,6 +139,11 @@ class Follower:
     def late_clue(self) -> Clue | None:
         """The same of the lines since the last step alone."""
         return self._ending.late_clue
+
+    @property
+    def exited(self) -> Clue | None:
+        """How a process ended by itself that a launcher saw fail first, which explains where nothing else does."""
+        return self._ending.exited
 
     @property
     def first_failure(self) -> FirstFailure | None:
@@ -186,19 +217,24 @@ class Follower:
         self._last.add(block)
         self.scan.feed(block, whole)
         self.memory.feed(block)
+        self.loss_marks.feed(block)
         if self._patterns is not None:
             self._patterns.feed(block)
-        last = -1  # the place of the block's last training step
+        busy = may_be_aside(block.text)
+        last, trained = -1, None  # the place of the block's last training step, and how many lines go up to it
         for place, line in enumerate(splitter.number(block)) if self._readers else ():
             before = self._trained
             for reader in self._readers:
-                self._ask(reader, "feed", line, line.text, whole)
-            last = place if self._trained != before else last
+                self._ask(reader, "feed", line, whole)
+            if self._trained != before:
+                last, trained = place, place + (not self._is_late)
+            elif busy and before:
+                self.marks.look(line.text)
         if last >= 0:
             self._last.step(block, last)
-        self._ending.hold(block, last)
+        self._ending.hold(block, trained)
 
-    def _ask(self, reader: Reader, member: str, argument: Line | Path, text: str, whole: bool = True) -> None:
+    def _ask(self, reader: Reader, member: str, argument: Line | Path, whole: bool = True) -> None:
         """Take a reader's events in; one that raises or tells nonsense is left out from then on."""
         try:
             answer = getattr(reader, member)(argument)
@@ -206,7 +242,7 @@ class Follower:
                 return
             events = tuple(answer)
             for event in events:
-                self._note(event, text, whole)
+                self._note(event, argument if isinstance(argument, Line) else None, whole)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the border to a plugin's reader
             _log.warning("reader %s failed and is left out: %r", type(reader).__name__, error)
             self._readers = tuple(other for other in self._readers if other is not reader)
@@ -219,22 +255,31 @@ class Follower:
             if isinstance(event, Step):
                 self._on_step(event)
 
-    def _note(self, event: Event, text: str, whole: bool) -> None:
+    def _note(self, event: Event, line: Line | None, whole: bool) -> None:
+        text = line.text if line is not None else ""
         if isinstance(event, Step):
-            if text and self._is_another(event):
-                self._begin_again()
-            self.steps.add(event)
-            if event.phase == "train":
-                self._note_training(event, text)
+            self._note_step(event, text)
         elif isinstance(event, Summary):
-            self._note_figures(_texts(event.values), whole)
+            self._note_summary(event, whole)
         elif isinstance(event, EffectiveConfig):
             self.config.update(told := _texts(event.values))
             self.config_lines.update(dict.fromkeys(told, text))
-        elif isinstance(event, Phase) and event.begins:
-            self._begin_again()
+        elif isinstance(event, Phase):
+            self.marks.is_aside = True
+            if event.begins or (event.starts and line is not None and self._starts_another(line)):
+                self._begin_again()
         elif isinstance(event, Ended):
             self._note_end(event, text)
+
+    def _note_step(self, step: Step, text: str) -> None:
+        if text and self._is_another(step):
+            self._begin_again()
+        self._note_again(step, text)
+        self.steps.add(self.marks.stamped(step, text))
+        if step.phase == "train":
+            self._note_training(step, text)
+        else:
+            self.marks.is_aside = True
 
     def _note_end(self, event: Ended, text: str) -> None:
         if event.missed:
@@ -244,47 +289,104 @@ class Follower:
         else:
             self.ended = True
 
-    def _note_figures(self, figures: Mapping[str, str], whole: bool) -> None:
+    def _note_summary(self, event: Summary, whole: bool) -> None:
+        figures = _texts(event.values)
+        if event.doubt is not None:
+            self.marks.computed, self.marks.summary_doubt = _texts(event.computed), event.doubt
         if whole:
             self.summary.update(figures)
         else:  # its number may have been cut short
             self.torn = tuple(figures)
+        bad = next((f"{name}: {text}" for name, text in figures.items() if "loss" in name and _is_odd(text)), "")
+        self.nan_loss = self.nan_loss or bad
+
+    def _note_again(self, step: Step, text: str) -> None:
+        """Count a step that comes again with other values; where the training went back those are its own."""
+        again = self.restarted_at is not None and self.last_step < (self._highest or 0)
+        if text and not again and step.phase == "train" and _REDRAWN.search(text) is None:
+            self._repeated.note(step, self.steps, self._highest or 0)
 
     def _is_another(self, step: Step) -> bool:
         """Say whether a line's step is another training's first: the one before came to its end, and this goes back.
 
         Which of its trainings a script's number is of only the script knows.
         """
-        done = self.ended or self.last_step >= (asked_steps(self.config) or math.inf)
-        return done and self._guest is None and self.steps.starts_over(step, ended=self.ended)
+        return self._is_done and self._guest is None and self.steps.starts_over(step, ended=self.ended)
+
+    @property
+    def _is_done(self) -> bool:
+        """Whether the training came to its end: its mark, or the last of the steps that it says."""
+        last = self.last_step + self.steps.from_zero
+        return self.ended or last >= (asked_steps(self.config) or math.inf)
+
+    def _starts_another(self, line: Line) -> bool:
+        """Say whether a line that tells of a training's start is another one's: who says it had told of one before.
+
+        Logs of ranks may stand one after another, each with its own start and end.
+        """
+        speaker = (line.node, line.rank)
+        another = self._is_done and bool(self.steps) and (speaker in self._started or not self._started)
+        self._started = {speaker} if another else self._started | {speaker}
+        return another and self._guest is None
 
     def _begin_again(self) -> None:
-        """Forget the steps and figures of a training before this one, which has its own."""
+        """Forget the steps and figures of a training before this one, which has its own; one without any is none."""
+        if not (self.steps or self.summary or self.torn or self.ended):
+            return
         self.trainings += 1
+        self.marks = self.marks.of_another(self.steps, ended=self.ended)
+        self.nan_before = self.nan_before or self.nan_loss or self.nan_norm
         self.steps, self.summary, self.torn = Steps(), {}, ()
-        self.nan_loss, self.missed_mark, self.ended = "", "", False
+        self.nan_loss, self.nan_norm, self.missed_mark, self.ended = "", "", "", False
+        self._repeated = RepeatedSteps()
         self.last_step, self._highest, self.restarted_at = 0, None, None
+
+    def _note_loss(self, step: Step, text: str) -> None:
+        """Look at a step's loss and gradient: a Trainer prints 0 for a loss that is NaN, and the norm tells."""
+        loss, norm = step.values.get(Quantity.LOSS), step.values.get(Quantity.GRAD_NORM, 0.0)
+        if loss is not None and _is_of_comma(loss, text) and (odd := _ODD_LOSS.search(text)):
+            self.marks.unread.setdefault(Quantity.LOSS, odd[1])
+            return
+        if loss is not None and not self.nan_loss and not (math.isfinite(loss) and (loss or math.isfinite(norm))):
+            self.nan_loss = _line_of(step, text, f"loss {loss}")
+        if math.isnan(norm) and not self.nan_norm:
+            self.nan_norm = _line_of(step, text, f"gradient norm {norm}")
 
     def _note_training(self, step: Step, text: str) -> None:
         """Look at a training step: its loss, and that the training goes on, where it comes from a line of the log."""
-        loss = step.values.get(Quantity.LOSS)
-        if loss is not None and not math.isfinite(loss) and not self.nan_loss:
-            self.nan_loss = text.strip() or f"step {step.n}: loss {loss}"
+        self._note_loss(step, text)
+        self.marks.note(step, another_rank_s=self.last_step - STEPS_APART <= step.n <= self.last_step)
+        self._is_late = step.late
         if text:
             self._trained += 1
             self._ending.forget()
         if text and self.ended and step.n != self._highest:  # the last step of other ranks may come after the mark
             self.ended = False
         self._highest = step.n if self._highest is None else max(self._highest, step.n)
-        if step.n < self.last_step - APART:
+        if step.n < self.last_step - STEPS_APART:
             self.restarted_at = self.last_step = step.n
         self.last_step = max(self.last_step, step.n)
 
 
+def _is_of_comma(loss: float, text: str) -> bool:
+    return math.isnan(loss) and "nan" not in text.lower()
+
+
+def _line_of(step: Step, text: str, otherwise: str) -> str:
+    """Return a step's line, its rank's label in one form."""
+    line = text.strip() or f"step {step.n}: {otherwise}"
+    bare = without_outer(line) if step.rank is not None and rank_of(line) is None else line
+    return f"[rank{step.rank}]: {bare}" if bare != line else line
+
+
+def _is_odd(text: str) -> bool:
+    """Say whether a figure is NaN or infinite."""
+    return text.strip().lower().lstrip("+-") in ("nan", "inf", "infinity")
+
+
 def asked_steps(config: Mapping[str, str]) -> int | None:
     """Return how many steps a log itself says there are to be; None where it does not."""
-    text = config.get("steps", "").replace(",", "")
-    return int(text) if text.isdecimal() and len(text) < _DIGITS else None
+    return whole_number(config.get("steps", ""))
 
 
 def _texts(values: Mapping[str, object]) -> dict[str, str]:

@@ -8,24 +8,23 @@ from __future__ import annotations
 
 import re
 
-from madlite.measure.lines import rank_of
+from madlite.rank_labels import CLOCK, LABEL, rank_of
 
 MARK = "Traceback (most recent call last)"
-ASIDE = ("Exception ignored", "Exception in thread", "--- Logging error ---", "Error in atexit")
+EXIT_BARRIER = "Error waiting on exit barrier"
+"""torchrun's agent logs it where another node was gone first: its own ranks had come to their end."""
+ASIDE = ("Exception ignored", "Exception in thread", "--- Logging error ---", "Error in atexit", EXIT_BARRIER)
 """What comes before a traceback that ends nothing."""
 HANDLING = "During handling of the above exception, another exception occurred"
 """Comes between the tracebacks of an exception that was handled and of the one that came out of it."""
+CAUSED = "The above exception was the direct cause of the following exception"
+"""Comes between the tracebacks of an exception and of the one that was made of it."""
 _HEAD = 200  # characters in which what a launcher puts before a line is looked for
 
-_CLOCK = r"(?:\d{4}[-/]?\d\d[-/]?\d\d[T ])?\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"
-OF_RANK = re.compile(r"\[(?:rank|default)\d+\]:\s?|\[\d+,\d+\]<std(?:err|out)>:\s?")
-LABEL = re.compile(rf"^(?:{_CLOCK}\s+)?(?:{OF_RANK.pattern})+")
-"""What launchers put before every line of a rank."""
 _LOGGED = re.compile(r"^.*?\[rank-\d+/\d+\]\s*\[\w+\s*\]\s+\[[^\]]*:\d+\]\s?: ?")  # Primus's logger
-_TIME = re.compile(_CLOCK)
-_TAG = re.compile(rf"^(?:{_CLOCK}\s+)?\[\d+,(\d{{1,9}})\]<std")
+_TIME = re.compile(CLOCK)
 _SAID = re.compile(r"\bsrun: error: \S+: task (\d{1,9}): |\bprocess rank (\d{1,9}) with PID\b")  # Slurm's, Open MPI's
-_TASK = re.compile(rf"^(?:{_CLOCK}\s+)?(\d{{1,5}}): ")
+_TASK = re.compile(rf"^(?:{CLOCK}\s+)?(\d{{1,5}}): ")
 
 _WARNING = re.compile(
     r"(?<!CCL )\bWARN(?:ING)?\b|\b\w*[Ww]arning: |\[W\d{3,4} |\[W\] |(?:^|[\]>:] ?)W\d{4} \d\d:"
@@ -34,20 +33,11 @@ _WARNING = re.compile(
 
 _NAME = r"(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*"
 EXCEPTION = re.compile(
-    rf"^(?:{_NAME}(?:Error|Exception|Interrupt|Exit|Iteration|Warning|Timeout|Failure)|(?:[A-Za-z_]\w*\.)+[A-Z]\w*)"
+    rf"^(?:{_NAME}(?:Error|Exception|Interrupt|Exit|Iteration|Warning|Timeout|Failure)|Exception"
+    r"|(?:[A-Za-z_]\w*\.)+(?:[A-Z]\w*|error))"
     r"(?:: |:?\s*$)"
 )
 """The line that ends a traceback, without what is put before it."""
-
-OUT_OF_MEMORY = re.compile(
-    r"\bOutOfMemoryError: (?!$)|\bOutOfMemoryError\s*$|(?:Error: |^|[\]>]:? ?)(?:CUDA|HIP|ROCm|XPU) out of memory\b"
-    r"|\b(?:CUDA|HIP|ROCm|XPU) [Ee]rror: out of memory\b|\b(?:CUDA|HIP|ROCm|XPU) out of memory\. Tried to allocate"
-    r"|\bHSA_STATUS_ERROR_OUT_OF_RESOURCES\b"
-)
-"""A GPU's memory ran out; sentences about that are not meant, such as what a setting is good for."""
-
-WATCHERS = r"(?:[\w./-]*/)?(?:rocm-smi|amd-smi|nvidia-smi|nvtop|dcgmi|tail|sleep|top|vmstat|iostat|mpstat|sar|dstat)\b"
-"""Programs that run beside a training, and that a script ends when it is done."""
 
 
 def is_warning(line: str) -> bool:
@@ -68,8 +58,6 @@ def without_logger(line: str) -> str:
 def rank_in(line: str) -> int | None:
     """Return the rank that the beginning of a line names, or of which Slurm or Open MPI says how it ended."""
     rank = rank_of(line)
-    if rank is None and line.find("<std", 0, _HEAD) > 0 and (found := _TAG.match(line)):
-        return int(found[1])
     if rank is None and (found := _SAID.search(line, 0, _HEAD)):
         return int(found[1] or found[2])
     return rank
@@ -88,4 +76,4 @@ def shape_of(label: str) -> str:
 
 def pattern_of(label: str) -> re.Pattern[str]:
     """Return what matches a label before another line, at another time."""
-    return re.compile(_CLOCK.join(map(re.escape, _TIME.split(label))))
+    return re.compile(CLOCK.join(map(re.escape, _TIME.split(label))))

@@ -9,23 +9,26 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Callable, Iterable, Iterator
-from functools import lru_cache
 
+from madlite.rank_labels import RankLabels, rank_of
 from madlite.types import Line, Value
+
+__all__ = ["LONGEST", "Block", "LineSplitter", "lines_with", "make_block", "rank_of"]
 
 LONGEST = 64 * 1024  # characters; a longer line is cut into pieces, so that noise cannot fill the memory
 # nothing of it reaches beyond a line's end, so that a text of many lines comes out as its lines would
 _ESCAPE = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)|[@-Z\\-_])")
-_RANK = re.compile(r"\[(?:rank|default)[-_]?(\d{1,9})(?:/\d+)?\]")
-_LABEL = 40  # characters that a label has at most
-_HEAD = 200  # characters of a line in which a launcher's prefix is looked for
 
 
 class Block(Value, frozen=True):
-    """Clean lines that came together, none of them blank; what is in one of them is also in `text`."""
+    """Clean lines that came together, none of them blank; what is in one of them is also in `text`.
+
+    `ranks` are those of the lines, one each; None where none of them names one.
+    """
 
     lines: list[str]
     text: str
+    ranks: list[int | None] | None = None
 
 
 def lines_with(text: str, needed: str = "") -> Iterator[tuple[int, str]]:
@@ -48,13 +51,19 @@ def make_block(lines: Iterable[str]) -> Block:
 
 
 class LineSplitter:
-    """Splits one stream; `now` gives the seconds since the start of the run."""
+    """Splits one stream; `now` gives the seconds since the start of the run.
 
-    def __init__(self, now: Callable[[], float] = lambda: float("nan"), node: int = 0) -> None:
+    Streams of one log share their `labels`.
+    """
+
+    def __init__(
+        self, now: Callable[[], float] = lambda: float("nan"), node: int = 0, labels: RankLabels | None = None
+    ) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._rest = ""
         self._now = now
         self._node = node
+        self._labels = labels or RankLabels()
 
     def take(self, chunk: bytes) -> Block:
         """Return the lines that the chunk completes."""
@@ -75,9 +84,10 @@ class LineSplitter:
     def number(self, block: Block) -> Iterator[Line]:
         """Yield a block's lines as readers get them: with time, node and rank."""
         t_s, node = self._now(), self._node
-        if "rank" in block.text or "default" in block.text:
-            return (Line(text=text, t_s=t_s, node=node, rank=rank_of(text)) for text in block.lines)
-        return (Line(text=text, t_s=t_s, node=node) for text in block.lines)
+        if block.ranks is None:
+            return (Line(text=text, t_s=t_s, node=node) for text in block.lines)
+        pairs = zip(block.lines, block.ranks, strict=True)
+        return (Line(text=text, t_s=t_s, node=node, rank=rank) for text, rank in pairs)
 
     def _split(self, text: str) -> Block:
         if "\r" in text:
@@ -91,7 +101,8 @@ class LineSplitter:
         if "\x1b" in whole:
             whole = _ESCAPE.sub("", whole)
             lines = whole.split("\n")
-        return Block(lines=[line for line in lines if line and not line.isspace()], text=whole)
+        lines = [line for line in lines if line and not line.isspace()]
+        return Block(lines=lines, text=whole, ranks=self._labels.read(lines, whole))
 
 
 def _cut(lines: list[str], rest: str) -> tuple[list[str], str]:
@@ -100,23 +111,3 @@ def _cut(lines: list[str], rest: str) -> tuple[list[str], str]:
         lines = [line[at : at + LONGEST] for line in lines for at in range(0, len(line) or 1, LONGEST)]
     keep = (len(rest) - 1) // LONGEST * LONGEST if rest else 0
     return [*lines, *(rest[at : at + LONGEST] for at in range(0, keep, LONGEST))], rest[keep:]
-
-
-def rank_of(text: str) -> int | None:
-    """Return the rank that a launcher's prefix names: torchrun's `[rank0]:`, Primus's `[rank-0/8]`."""
-    at = text.find("[rank", 0, _HEAD)
-    if at < 0 and text.find("[default", 0, _HEAD) < 0:
-        return None
-    label = text[at : text.find("]", at, at + _LABEL) + 1] if at >= 0 else ""
-    rank = _known_rank(label) if label else None
-    if rank is not None:
-        return rank
-    found = _RANK.search(text, 0, _HEAD)
-    return int(found[1]) if found else None
-
-
-@lru_cache(maxsize=4096)
-def _known_rank(label: str) -> int | None:
-    """Return the rank that a label such as `[rank-0/8]` names; a log has few of them and millions of lines."""
-    found = _RANK.fullmatch(label)
-    return int(found[1]) if found else None

@@ -5,9 +5,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
+from madlite.measure.limits import shortened
 from madlite.measure.performance import make_metric
 from madlite.measure.steps import Steps
 from madlite.measure.window import usable
+from madlite.number_text import without_groups
 from madlite.types import MadMetric, Metric, Status
 
 
@@ -28,7 +30,7 @@ def mad_metrics(
 
 def _figure(rule: MadMetric, steps: Steps, summary: Mapping[str, str]) -> str:
     if rule.rule == "summary":
-        return summary.get(rule.key, "").replace(",", "")
+        return without_groups(summary.get(rule.key, ""))
     if rule.quantity is None:
         return ""
     if rule.rule == "last":  # as MAD's parsers take the last match of a log, whichever rank's it is
@@ -47,7 +49,7 @@ def _printed(rule: MadMetric, values: Sequence[float]) -> Sequence[float]:
 
 def _why(rule: MadMetric, text: str) -> str:
     if text:
-        return f"'{text}' is no result"
+        return f"'{shortened(text, 60)}' is no result"
     if rule.rule == "summary":
         return f"the log has no {rule.key}"
     if rule.rule == "last":

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from madlite.measure.steps import Steps
+from madlite.number_text import whole_number
 from madlite.types import Quantity, RunPlan, Value
 
 # PyTorch's message, of 2.1 and later and of 1.x in brackets
@@ -158,5 +159,4 @@ def _gib(pattern: re.Pattern[str], line: str) -> float | None:
 
 
 def _whole(text: str) -> int | None:
-    text = text.replace(",", "")
-    return int(text) if text.isascii() and text.isdecimal() and 0 < len(text) < 12 and int(text) > 0 else None
+    return whole_number(text) or None  # 0 says nothing

@@ -7,21 +7,25 @@ allocation retries.`, `N CUDA OOM errors thrown.`), DeepSpeed (`N pytorch alloca
 from __future__ import annotations
 
 import re
+from functools import cache
 
-from madlite.measure.grammar import OUT_OF_MEMORY
+from madlite.failure_rules import COMMON, read_failure_rules
 from madlite.measure.lines import Block, lines_with
+from madlite.measure.needed import needed_texts
 from madlite.measure.rules import without_rank
+from madlite.types import Cause
+
+_Marks = tuple[tuple[str, re.Pattern[str]], ...]
 
 # each with a text that its lines have; most blocks of lines hold none of them, which is quick to see
-_OUT = (
-    *((text, OUT_OF_MEMORY) for text in ("OutOfMemoryError", "out of memory", "HSA_STATUS_ERROR_OUT_OF_RESOURCES")),
+_SURVIVED: _Marks = (
     (
         "out of memory",
         re.compile(r"\b(?:CUDA|HIP|ROCm|XPU) out of memory\b.{0,80}\b(?:retry|retried|skipp|trying again)"),
     ),
     ("OOM", re.compile(r"\b[1-9]\d* [A-Z]+ OOM errors thrown|\bCUDA OOMs: [1-9]")),
 )
-_RETRIED = (
+_RETRIED: _Marks = (
     (" retries", re.compile(r"\b[1-9]\d* [A-Z]+ memory allocation retries|\bcudaMalloc retries: [1-9]")),
     ("allocator cache flushes", re.compile(r"\b[1-9]\d* pytorch allocator cache flushes since last step")),
 )
@@ -37,11 +41,19 @@ class MemoryMarks:
 
     def feed(self, block: Block) -> None:
         """Take lines in."""
-        self.out = _last(block, _OUT) or self.out
+        self.out = _last(block, _ran_out()) or self.out
         self.retried = _last(block, _RETRIED) or self.retried
 
 
-def _last(block: Block, marks: tuple[tuple[str, re.Pattern[str]], ...]) -> str:
+@cache
+def _ran_out() -> _Marks:
+    """Return what tells of memory that ran out: the failure rules that a process ends by, and what it survives."""
+    rules = [rule for rule in read_failure_rules(COMMON) if rule.ends and rule.cause == Cause.GPU_MEMORY.value]
+    patterns = [re.compile(rule.pattern) for rule in rules]
+    return (*((text, pattern) for pattern in patterns for text in needed_texts(pattern)), *_SURVIVED)
+
+
+def _last(block: Block, marks: _Marks) -> str:
     found = ""
     for text, pattern in marks:
         if text in block.text:

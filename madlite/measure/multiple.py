@@ -1,20 +1,41 @@
 """A `multiple_results` file: a CSV that the model's script writes, one result per line.
 
 Needed columns: model, performance, metric.  Every other column joins the row.  Format: MAD's (docs/perf-csv.md).
+A workload writes it: what is read of it is bounded, and so are the time and the memory that reading takes.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import re
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from madlite.csvtext import unlimited_fields
-from madlite.measure.performance import make_metric
-from madlite.types import Metric, Value
+from madlite.measure.limits import (
+    MOST_CELLS_KEPT,
+    MOST_CELLS_READ,
+    MOST_COLUMNS,
+    MOST_RESULTS,
+    TOO_LONG,
+    is_too_long,
+    several,
+    shortened,
+)
+from madlite.measure.performance import is_number, make_metric
+from madlite.number_text import has_decimal_comma, may_be_foreign, without_groups
+from madlite.safe_read import read_given
+from madlite.types import Cause, Metric, Value
 
 NEEDED = ("model", "performance", "metric")
-MOST_RESULTS = 10_000  # a row of perf.csv each
+_RUN_BYTES = 1 << 20
+# inside of one cell, of which far less is kept; a run is looked at from its beginning alone
+_RUN = re.compile(rb'(?<![^",\r\n])[^",\r\n]{%d,}' % _RUN_BYTES)
 
 
 class Stamp(Value, frozen=True):
@@ -26,10 +47,11 @@ class Stamp(Value, frozen=True):
 
 
 class Read(Value, frozen=True):
-    """The results of a file, or why there is none."""
+    """The results of a file, or why there is none; `notes` tell what of it was left out or is no number."""
 
     metrics: tuple[Metric, ...] = ()
     problem: str = ""
+    notes: tuple[str, ...] = ()
 
 
 def stamp(path: Path) -> Stamp | None:
@@ -53,7 +75,7 @@ def is_fresh(path: Path, before: Stamp | None, started_ns: int) -> bool:
 def read_results(path: Path) -> Read:
     """Return the file's results; a file that holds none says why, and never raises."""
     try:
-        return parse_results(path.name, path.read_bytes())
+        return parse_results(path.name, read_given(path))
     except OSError as error:
         return unreadable(path.name, error)
 
@@ -65,27 +87,104 @@ def unreadable(name: str, error: OSError) -> Read:
 
 def parse_results(name: str, data: bytes) -> Read:
     """Return the results that a file's bytes hold; those that hold none say why, and nothing raises."""
-    text = data.decode("utf-8-sig", "surrogateescape")  # what writes it spells such bytes out
+    parts = sum(map(data.count, (b",", b"\n", b"\r"))) + data.count(b'"') // 2
+    if parts > MOST_CELLS_READ:
+        return Read(problem=f"{name} has {parts} cells and lines, and {MOST_CELLS_READ} at most are read")
     try:
         with unlimited_fields():
-            lines = list(csv.reader(io.StringIO(text, newline=""), skipinitialspace=True))
+            return _read(name, _records(data))
     except csv.Error as error:
         return Read(problem=f"{name} is no CSV: {error}")
-    lines = [line for line in lines if any(cell.strip() for cell in line)]
-    if not lines:
+
+
+def _records(data: bytes) -> Iterator[list[str]]:
+    """Yield the records that are not blank, as they are read: together they take many times a file's size."""
+    data = _RUN.sub(lambda run: run[0][:_RUN_BYTES], data)
+    with io.TextIOWrapper(io.BytesIO(data), "utf-8-sig", "surrogateescape", newline="") as text:
+        lines = (line.replace("\0", "\\x00") for line in text)  # which csv of Python 3.10 does not read
+        for record in csv.reader(lines, skipinitialspace=True):
+            if any(cell and not cell.isspace() for cell in record):
+                yield record
+
+
+def _read(name: str, records: Iterator[list[str]]) -> Read:
+    header = [column.strip() for column in next(records, [])]
+    if not header:
         return Read(problem=f"{name} is empty")
-    header = [column.strip() for column in lines[0]]
     missing = [needed for needed in NEEDED if needed not in header]
     if missing:
-        return Read(problem=f"{name} has no column {', '.join(missing)} (its columns: {', '.join(header)[:200]})")
-    if len(lines) - 1 > MOST_RESULTS:
-        return Read(problem=f"{name} has {len(lines) - 1} results, and {MOST_RESULTS} at most are taken")
-    metrics = tuple(_metric(dict(zip(header, line, strict=False))) for line in lines[1:])
-    return Read(metrics=metrics, problem="" if metrics else f"{name} has a header and no results")
+        return Read(problem=f"{name} has no column {', '.join(missing)} (its columns: {several(header, 20)})")
+    first = _first(header, MOST_COLUMNS)
+    taken = islice(records, MOST_RESULTS)
+    rows = [_taken(cells, header, first) for cells in taken]
+    count = len(rows) + sum(1 for _ in records)
+    if count > MOST_RESULTS:
+        return Read(problem=f"{name} has {count} results, and {MOST_RESULTS} at most are taken")
+    names = [header[place] for place in first]
+    kept = _first(names, MOST_CELLS_KEPT // max(1, count))
+    table = [{names[place]: row.cells[place].strip() for place in kept if place < len(row.cells)} for row in rows]
+    foreign = any(has_decimal_comma(cells.get("performance", "")) for cells in table)
+    metrics = tuple(_metric(cells, row.misfit, foreign) for cells, row in zip(table, rows, strict=True))
+    problem = "" if metrics else f"{name} has a header and no results"
+    notes = (*_notes(name, header, len(kept), table), *_misfits(name, rows))
+    return Read(metrics=metrics, problem=problem, notes=notes)
 
 
-def _metric(cells: dict[str, str]) -> Metric:
-    cells = {name: value.strip() for name, value in cells.items() if name}
+def _first(header: Sequence[str], most: int) -> list[int]:
+    """Return the places of the first columns that have a name, and of those that a result needs, wherever they are."""
+    named = [place for place, column in enumerate(header) if column]
+    late = [place for place in named[most:] if header[place] in NEEDED]
+    return [*named[:most], *late]
+
+
+def _notes(name: str, header: Sequence[str], kept: int, table: Sequence[dict[str, str]]) -> Iterator[str]:
+    named = sum(1 for column in header if column)
+    if kept < named:
+        yield f"{name} has {named} columns: {kept} are taken, and {named - kept} are left out"
+    if odd := [cells["performance"] for cells in table if has_decimal_comma(cells.get("performance", ""))]:
+        text = shortened(odd[0], 60)
+        yield f"{name} has '{text}', which is no number: a comma separates groups of three digits and nothing else"
+    if long := [cells.get("model", "") for cells in table if is_too_long(cells.get("performance", ""))]:
+        yield f"{name} has no number for {several(long)}: {TOO_LONG}"
+
+
+class _Record(NamedTuple):
+    """The cells of the columns that are taken; `misfit` says how many there are, "" where they fit the header."""
+
+    cells: list[str]
+    misfit: str = ""
+
+
+def _taken(cells: Sequence[str], header: Sequence[str], first: Sequence[int]) -> _Record:
+    """Return a record's cells of the columns that are taken.
+
+    A comma that nothing quotes, as in `12,5`, has moved the cells behind it, and a line that was cut short has lost
+    some: of a record with more or fewer cells than columns nobody knows whose its cells are, from the number on.
+    """
+    columns = max(place for place, column in enumerate(header) if column) + 1
+    moved = any(cell.strip() for cell in cells[len(header) :])
+    if not moved and len(cells) >= columns:
+        return _Record([cells[at] for at in first if at < len(cells)])
+    sure = header.index("performance")
+    words = f"{len(cells)} cells, and the header {columns}"
+    return _Record([cells[at] if at < sure else "" for at in first if at < len(cells)], misfit=words)
+
+
+def _misfits(name: str, rows: Sequence[_Record]) -> Iterator[str]:
+    """Yield how many records are no results for their number of cells, and what the first of them has."""
+    found = [(place, row.misfit) for place, row in enumerate(rows, 1) if row.misfit]
+    if found:
+        place, words = found[0]
+        of = f" ({len(found)} such records)" if len(found) > 1 else ""
+        yield f"{name}: record {place} has {words}, so that none of them is a number{of}: quote a cell that has a comma"
+
+
+def _metric(cells: dict[str, str], misfit: str, foreign: bool) -> Metric:
+    """Return a record's result; in a `foreign` file, which has a decimal comma, only what is the same number there."""
     extra = {name: value for name, value in cells.items() if name not in (*NEEDED, "status")}
-    text = cells.get("performance", "").replace(",", "")
-    return make_metric(text, cells.get("metric", ""), label=cells.get("model", ""), columns=extra)
+    text, metric = cells.get("performance", ""), cells.get("metric", "")
+    # 12,5 that nothing quotes is a number and another one in the place of its metric
+    moved = is_number(metric) or (foreign and may_be_foreign(text))
+    metric = "" if is_number(metric) else metric
+    found = make_metric("" if moved else without_groups(text), metric, label=cells.get("model", ""), columns=extra)
+    return replace(found, cause=Cause.BAD_NUMBER) if misfit or (moved and text) else found

@@ -2,49 +2,112 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from madlite.measure.follow import Follower
+from madlite.measure.limits import TOO_LONG, is_too_long, several, shortened
 from madlite.measure.mad import mad_metrics
 from madlite.measure.multiple import Read
-from madlite.measure.performance import make_metric
+from madlite.measure.performance import TRAINER_MARK, TRAINER_METRIC, UnreadNumber, make_metric
 from madlite.measure.quality import window_findings
 from madlite.measure.rules import plain
 from madlite.measure.window import usable
 from madlite.measure.witnesses.known import Asked, Number
+from madlite.number_text import without_groups
 from madlite.types import Cause, Metric, ResultRule, Status, Window
 
 
 def number_of_steps(asked: Asked, log: Follower, window: Window | None) -> Number:
     """Return the window's median under its own name, and beside it what MAD's own parser would have taken."""
     if window is None:
-        cause = Cause.BAD_NUMBER if (odd := _no_number(asked, log)) else Cause.NO_METRIC
+        cause = Cause.BAD_NUMBER if (odd := _unread(asked, log) or _no_number(asked, log)) else Cause.NO_METRIC
         return Number(cause=cause, reason=odd or _no_window(asked, log), evidence=plain(log.step_line) if odd else "")
     headline = make_metric(f"{window.median:.6g}", asked.rule.headline_metric, columns=asked.columns)
-    mad, findings = mad_metrics(asked.rule.mad, log.steps, log.summary, asked.columns)
+    mad, findings = mad_metrics(asked.rule.mad, log.steps, {**log.summary, **log.marks.computed}, asked.columns)
     if log.torn:
         findings = (*findings, f"the last line was cut off: its {', '.join(log.torn)} is left out")
-    if log.trainings > 1:
-        findings = (
-            *findings,
-            f"the log has {log.trainings} trainings one after another: this is the last one's result",
-        )
-    findings = (*findings, *window_findings(window))
+    findings = (*findings, *_computed(log), *_trainings(log), *_more_steps(asked, log), *window_findings(window))
     if headline.status is Status.FAILURE:
         reason = f"'{window.median:g} {headline.metric}' is no result: {_why(headline)}"
         return Number(cause=Cause.BAD_NUMBER, reason=reason, evidence=plain(log.step_line), findings=findings)
     return Number(metrics=(*mad, headline), findings=findings)
 
 
+def _more_steps(asked: Asked, log: Follower) -> tuple[str, ...]:
+    """Return that a training went on beyond the steps that were asked for; one more may be a step 0."""
+    reach = log.steps.reach()
+    if asked.steps is None or reach is None or reach[1] <= asked.steps + 1:
+        return ()
+    return (f"the log goes on to step {reach[1]}, though {asked.steps} were asked for: those after it do not count",)
+
+
 def number_of_line(log: Follower) -> Number:
     """Return the number of the line `performance: <number> <metric>`."""
     found, line = log.scan.result, log.scan.evidence
+    if found is None and (odd := log.scan.unread):
+        return Number((make_metric(odd.text, odd.metric),), Cause.BAD_NUMBER, _unreadable(odd), odd.line)
     if found is None:
         reason = "the log has no line 'performance: <number> <metric>'"
         return Number(cause=Cause.NO_METRIC, reason=reason, evidence=log.telling_line)
+    of_trainer = log.scan.first is None
+    if of_trainer and (computed := log.marks.computed.get(TRAINER_MARK)):
+        found = (computed, TRAINER_METRIC)
+    findings = (*log.scan.findings, *(_computed(log) if of_trainer else ()), *_of_trainings(log, of_trainer))
     metric = make_metric(*found)
     if metric.status is Status.FAILURE:
-        reason = f"'{found[0]} {found[1]}' is no result: {_why(metric)}"
-        return Number((metric,), Cause.BAD_NUMBER, reason, line, log.scan.findings)
-    return Number(metrics=(metric,), evidence=line, findings=log.scan.findings)
+        why = TOO_LONG if is_too_long(found[0]) else _why(metric)
+        reason = f"'{shortened(found[0], 60)} {shortened(found[1], 60)}' is no result: {why}"
+        return Number((metric,), Cause.BAD_NUMBER, reason, line, findings)
+    return Number(metrics=(metric,), evidence=line, findings=findings)
+
+
+def _unreadable(odd: UnreadNumber) -> str:
+    rule = "a comma separates groups of three digits, and nothing else separates digits"
+    if without_groups(odd.text) != odd.text:
+        rule = "a Trainer separates no groups of digits, so that the comma may begin the decimals"
+    return f"the number '{shown(odd.text)}' in the line '{shown(odd.line)}' cannot be read: {rule}"
+
+
+def has_no_end(asked: Asked, log: Follower) -> bool:
+    """Say whether the last of several trainings stopped before its end, which the ones before it have a mark of."""
+    if log.trainings < 2 or log.ended or not log.marks.ended_before:
+        return False
+    return asked.steps is None or (last_step(asked, log) or 0) < asked.steps
+
+
+def _trainings(log: Follower) -> tuple[str, ...]:
+    """Return that the log has several trainings, of which the last one counts."""
+    if log.trainings > 1:
+        return (f"{_several(log)}: this is the last one's result",)
+    if log.restarted_at is None or not log.steps.is_overtaken:
+        return ()
+    return (f"the training was started again from step {log.restarted_at}: all steps are those since then",)
+
+
+def _of_trainings(log: Follower, of_trainer: bool) -> tuple[str, ...]:
+    """Return the same of a number that a line says, the Trainer's own or a script's."""
+    if of_trainer and log.summary:
+        return _trainings(log)
+    if of_trainer and log.trainings > 1:
+        return (f"{_several(log)}: this is the result of the last one that came to its end",)
+    if log.trainings > 1:
+        return (f"{_several(log)}: of which of them the result is only the script knows",)
+    if log.restarted_at is None:
+        return ()
+    return (f"the steps went back to {log.restarted_at}: the script trains more than once, or went on again",)
+
+
+def _several(log: Follower) -> str:
+    return f"the log has {log.trainings} trainings one after another"
+
+
+def _computed(log: Follower) -> Iterator[str]:
+    """Yield that a figure is computed from the steps that were done, in place of the framework's own."""
+    for name, text in log.marks.computed.items():
+        yield (
+            f"{name} is computed from the steps that were done: {text}; the framework's own summary, of other steps, "
+            f"says {log.summary.get(name, '')}"
+        )
 
 
 def _why(metric: Metric) -> str:
@@ -58,8 +121,8 @@ def number_of_file(rule: ResultRule, read: Read | None, log: Follower) -> Number
         return Number(cause=Cause.NO_METRIC, reason=read.problem, evidence=log.telling_line)
     text = _without(read.metrics, rule.file)
     if all(metric.status is not Status.SUCCESS for metric in read.metrics):
-        return Number(metrics=read.metrics, cause=Cause.BAD_NUMBER, reason=text)
-    return Number(metrics=read.metrics, findings=(text,) if text else ())
+        return Number(metrics=read.metrics, cause=Cause.BAD_NUMBER, reason=text, findings=read.notes)
+    return Number(metrics=read.metrics, findings=(*([text] if text else []), *read.notes))
 
 
 def last_step(asked: Asked, log: Follower) -> int | None:
@@ -78,6 +141,17 @@ def no_step(asked: Asked, log: Follower) -> str:
     if reach is None:
         return "the log has no training step"
     return f"the log has no training step up to the {asked.steps} asked for: its steps begin with {reach[0]}"
+
+
+def shown(text: str) -> str:
+    """Return text of a log as a sentence quotes it."""
+    return shortened(text.strip(), 60)
+
+
+def _unread(asked: Asked, log: Follower) -> str:
+    """Return that the steps say their number as text that is none, "" where they do not."""
+    odd = log.marks.unread.get(asked.rule.headline)
+    return f"'{shown(odd)}' is no number, which the steps report as {asked.rule.headline.value}" if odd else ""
 
 
 def _no_window(asked: Asked, log: Follower) -> str:
@@ -100,4 +174,4 @@ def _no_number(asked: Asked, log: Follower) -> str:
 
 def _without(metrics: tuple[Metric, ...], file: str) -> str:
     bad = [metric.label for metric in metrics if metric.status is not Status.SUCCESS]
-    return f"{file} has no number for {', '.join(bad)} ({len(bad)} of {len(metrics)}): FAILURE" if bad else ""
+    return f"{file} has no number for {several(bad, 20)} ({len(bad)} of {len(metrics)}): FAILURE" if bad else ""

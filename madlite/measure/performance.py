@@ -1,7 +1,9 @@
 """MAD's result line: `performance: <number> <metric>`.
 
 Grammar: the union of madengine 1 and 2, first match wins, never across a line's end; thousands separators are read as
-what they are (`2,872` is 2872).  Fallback: Hugging Face Trainer's `train_samples_per_second`.
+what they are (`2,872` is 2872), and a decimal comma makes no number (madlite/number_text.py): a line with one is kept,
+for it doubts the others.  Fallback: Hugging Face Trainer's `train_samples_per_second`, of several trainings the last
+one's; a Trainer separates no groups.
 """
 
 from __future__ import annotations
@@ -9,20 +11,26 @@ from __future__ import annotations
 import math
 import re
 
+from madlite.measure.limits import is_too_long
 from madlite.measure.lines import Block
-from madlite.types import Cause, Metric, Status
+from madlite.number_text import ANY_NUMERAL, NUMERAL, foreign_number_at, is_foreign, without_groups
+from madlite.types import Cause, Metric, Status, Value
 
-_NUMBER = r"[-+]?(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?"
 _RESULT = re.compile(
-    rf"performance:\s*(?P<number>{_NUMBER}|[-+]?(?:nan|inf(?:inity)?)\b)"
+    rf"performance:\s*(?P<number>{NUMERAL}|[-+]?(?:nan|inf(?:inity)?)\b)"
     r"(?:(?P<unit>/?[A-Za-z][^\s,]{0,200})?,?(?:\s+(?P<metric>[^\s,]+)|\s*$)|(?P<blank>\s*$))",
     re.IGNORECASE,
 )
+_NUMERAL = re.compile(NUMERAL)
 _PLAIN = re.compile(r"[-+]?(?:(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|nan|inf|infinity)", re.IGNORECASE | re.ASCII)
+_LONG = 40  # characters of a number beyond which nobody compares
 _SCALE = frozenset("kKMGTPB")  # right behind a number it multiplies it
 _MARK = "performance:"
-_TRAINER_MARK = "train_samples_per_second"
-_TRAINER = re.compile(rf"{_TRAINER_MARK}[\"'\s:=]+(?P<number>{_NUMBER})")
+TRAINER_MARK = "train_samples_per_second"
+TRAINER_METRIC = "samples_per_second"
+_TRAINER = re.compile(rf"{TRAINER_MARK}[\"'\s:=]+(?P<number>{ANY_NUMERAL})")
+_AT = re.compile(rf"{_MARK}[\s\"']*")
+_UNIT = re.compile(r"[\s\"']*(?P<metric>[^\s,\"']{0,200})")
 _THROUGHPUT = re.compile(
     r"per_?s(ec|econd)?(_|$|/)|/s(ec|econd)?(/|$|_)|throughput|tok(en)?s?_per|tps|fps|qps|flop|samples_per|images_per"
     r"|bandwidth|ops_per",
@@ -37,6 +45,14 @@ _COST = re.compile(
 _SPREAD = re.compile(r"(?:^|_)(?:cv|std|stdev|stddev|var)(?:_|$)", re.IGNORECASE)
 
 
+class UnreadNumber(Value, frozen=True):
+    """The text in the place of a result's number that is a number of another language, its metric, and the line."""
+
+    text: str
+    metric: str
+    line: str
+
+
 class PerformanceScan:
     """Looks for the result in the lines of the model's own step."""
 
@@ -46,23 +62,35 @@ class PerformanceScan:
         self.others = 0
         self.torn = False  # whether the result is of a last line that nothing ended, its number perhaps cut short
         self._fallback: tuple[str, str] | None = None
+        self.unread_line: UnreadNumber | None = None  # the first whose number is one of another language
+        self._unread_figure: UnreadNumber | None = None
 
     def feed(self, block: Block, whole: bool = True) -> None:
         """Take lines in; `whole` where each was ended."""
-        before = self.result
+        before = self.result, self.unread
         self._look(block)
-        self.torn = self.torn or (not whole and self.result != before)
+        self.torn = self.torn or (not whole and (self.result, self.unread) != before)
 
     def _look(self, block: Block) -> None:
         if _MARK in block.text:
             for line in block.lines:
                 if _MARK in line:
                     self._note(line)
-        if self._fallback is None and _TRAINER_MARK in block.text:
-            found = next(filter(None, map(_TRAINER.search, block.lines)), None)
-            self._fallback = (found["number"].replace(",", ""), "samples_per_second") if found else None
+        if TRAINER_MARK in block.text:
+            for found in filter(None, map(_TRAINER.search, block.lines)):
+                self._note_figure(found)
+
+    def _note_figure(self, found: re.Match[str]) -> None:
+        text = found["number"]
+        if is_foreign(text, groups=False):
+            self._unread_figure = self._unread_figure or UnreadNumber(
+                text=text, metric=TRAINER_METRIC, line=found.string.strip()
+            )
+        elif _NUMERAL.fullmatch(text):
+            self._fallback = _last(self._fallback, without_groups(text)), TRAINER_METRIC
 
     def _note(self, line: str) -> None:
+        self.unread_line = self.unread_line or unread_performance(line)
         found = read_performance(line)
         if found and self.first is None:
             self.first, self.evidence = found, line.strip()
@@ -75,6 +103,11 @@ class PerformanceScan:
         return self.first or self._fallback
 
     @property
+    def unread(self) -> UnreadNumber | None:
+        """The first number of the result's lines that cannot be read; the Trainer's where no other line has one."""
+        return self.unread_line or (self._unread_figure if self.first is None else None)
+
+    @property
     def findings(self) -> tuple[str, ...]:
         """What a reader of the row should know."""
         if not self.others:
@@ -84,23 +117,55 @@ class PerformanceScan:
 
 def read_performance(text: str) -> tuple[str, str] | None:
     """Return number and metric of a line's result, as text without thousands separators; None where it has none."""
-    for found in re.finditer(_MARK, text):
-        match = _RESULT.match(text, found.start())
-        if match:
-            metric, unit = match["metric"] or "", match["unit"] or ""
-            if unit in _SCALE or not metric:  # 12.5k tokens/s are 12.5 ktokens/s, as madengine 1 has it
-                metric = unit.lstrip("/") + metric
-            if _PLAIN.fullmatch(metric) and metric[-1].isdigit():  # 1 234 tokens/s are not 1
-                continue
-            return match["number"].replace(",", ""), metric
+    return next(filter(None, (_read_at(text, found.start()) for found in re.finditer(_MARK, text))), None)
+
+
+def unread_performance(text: str) -> UnreadNumber | None:
+    """Return the number of a line's result that is one of another language; None where it has none."""
+    for found in _AT.finditer(text):
+        odd = foreign_number_at(text, found.end())
+        if odd and _read_at(text, found.start()) is None:
+            unit = _UNIT.match(text, found.end() + len(odd))
+            metric = unit["metric"] if unit else ""
+            return UnreadNumber(text=odd, metric="" if is_number(metric) else metric, line=text.strip())
     return None
+
+
+def _read_at(text: str, begin: int) -> tuple[str, str] | None:
+    match = _RESULT.match(text, begin)
+    if match is None:
+        return None
+    metric, unit = match["metric"] or "", match["unit"] or ""
+    if unit in _SCALE or not metric:  # 12.5k tokens/s are 12.5 ktokens/s, as madengine 1 has it
+        metric = unit.lstrip("/") + metric
+    return None if is_number(metric) else (without_groups(match["number"]), metric)  # 1 234 tokens/s are not 1
+
+
+def _last(before: tuple[str, str] | None, text: str) -> str:
+    """Return the last number; of one that is there again with other digits the first."""
+    told = before[0] if before else ""
+    return told if told and (_rounds_to(told, text) or _rounds_to(text, told)) else text
+
+
+def _rounds_to(number: str, text: str) -> bool:
+    _, _, decimals = text.partition(".")
+    exact = "e" not in f"{number}{text}".lower() and max(len(number), len(text)) < _LONG
+    return exact and f"{float(number):.{len(decimals)}f}" == f"{float(text):.{len(decimals)}f}"
+
+
+def is_number(metric: str) -> bool:
+    """Say whether what stands in the place of a metric's name is a number."""
+    return bool(_PLAIN.fullmatch(metric)) and metric[-1].isdigit()
 
 
 def judge_number(text: str, metric: str) -> tuple[float | None, Cause]:
     """Return the value and what is wrong with it as a result.
 
-    Not a number, infinity and text are no results; zero or less is none where the metric is a throughput.
+    Not a number, infinity, text and what has too many digits are no results; zero or less is none where the metric is
+    a throughput.
     """
+    if is_too_long(text):
+        return None, Cause.BAD_NUMBER
     if not _PLAIN.fullmatch(text.strip()):  # Python also takes 1_000 and digits of other scripts
         return None, Cause.BAD_NUMBER if text.strip() else Cause.NO_METRIC
     value = float(text)

@@ -11,7 +11,7 @@ from madlite.measure.lines import Block, lines_with
 from madlite.measure.needed import ignores_case, needed_texts, without_case
 from madlite.types import FailureRule, Value
 
-_TIERS = ("root", "error", "follower")
+_TIERS = ("root", "error", "follower", "sign")
 _MOST = 16  # ranks that a rule's lines are kept of
 
 
@@ -63,6 +63,10 @@ class RuleScan:
                 self._ask(index, lines_with(block.text, text), begin)
         for index in self._everywhere(block.text):
             self._ask(index, lines_with(block.text), begin)
+
+    def clear(self) -> None:
+        """Forget what was found."""
+        self._found = [{} for _ in self._rules]
 
     def hits(self) -> list[Hit]:
         """Return what was found in the order of the log, and of a line in the order of the rules."""

@@ -14,16 +14,15 @@ import math
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
-from itertools import groupby, takewhile
+from itertools import groupby, pairwise, takewhile
 from operator import index, itemgetter
 from typing import Literal, cast
 
 from msgspec.structs import replace
 
-from madlite.types import Quantity, Step, Value
+from madlite.types import STEPS_APART, Quantity, Step, Value
 
 Phase = Literal["warmup", "train", "validate"]
-APART = 5  # steps that lines of ranks may come apart; further back is a training that was started again
 _FURTHEST = 2**63 - 1  # a step beyond is a garbled number
 
 
@@ -116,14 +115,24 @@ class Steps:
         if self._first is None:
             return 1
         n, span = self._first
-        if span == 1 and (every := self.interval()) > 1 and n % every == 0:
+        if span == 1 and n > 0 and (every := self.interval()) > 1 and n % every == 0:
             span = every
         return n - span + 1
+
+    @property
+    def from_zero(self) -> bool:
+        """Whether steps are counted from 0: N of them are done when step N - 1 is reported."""
+        return self._first is not None and self._first[0] == 0
 
     @property
     def restarts(self) -> tuple[int, ...]:
         """The first step that was done after each time the training was started again from an earlier one, in order."""
         return tuple(sorted(n - span + 1 for n, span in self._restarts.items()))
+
+    @property
+    def is_overtaken(self) -> bool:
+        """Whether all steps are of the training that was started again last: it reported each of the others' again."""
+        return all(series.is_overtaken() for series in self._of("train"))
 
     def starts_over(self, step: Step, *, ended: bool = False) -> bool:
         """Say whether a training step, not taken in yet, is the first of another training: its rank's first one again.
@@ -134,7 +143,7 @@ class Steps:
         series = self._series.get(("train", step.rank))
         if series is None or step.phase != "train" or not isinstance(step.n, int):
             return False
-        return series.starts_over(step.n, 0 if ended else APART)
+        return series.starts_over(step.n, 0 if ended else STEPS_APART)
 
     def reported_s(self, n: int) -> float | None:
         """Return when a training step was reported first, by whatever rank, in seconds since the start of the run.
@@ -179,6 +188,27 @@ class Steps:
         told = {rank: self._series["train", rank] for rank in self.ranks()}
         return {rank: series.points(quantity) for rank, series in told.items() if quantity in series.columns}
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether some training step was reported by two of the ranks that lines name, as each is by those of one."""
+        named = [series for (phase, rank), series in self._series.items() if phase == "train" and rank is not None]
+        ordered = heapq.merge(*(map(series.ns.__getitem__, series.order()) for series in named))
+        return any(n == after for n, after in pairwise(ordered))
+
+    def without_ranks(self) -> Steps:
+        """Return the steps as those of one rank, for what looks like a rank's label counts something else."""
+        plain = Steps(replace(step, rank=None) for step in self)
+        plain._first, plain._latest, plain._restarts = self._first, self._latest, self._restarts
+        return plain
+
+    def is_otherwise(self, step: Step) -> bool:
+        """Say whether its rank reported the same quantities of a training step before, and another value of one.
+
+        A line that is there twice has the same values; another rank's, which no label tells apart, mostly has others.
+        """
+        series = self._series.get(("train", step.rank))
+        return series is not None and isinstance(step.n, int) and series.is_otherwise(step.n, step.values)
+
     def _of(self, phase: Phase) -> list[_Series]:
         return [series for (at, _), series in self._series.items() if at == phase]
 
@@ -201,6 +231,7 @@ class _Series:
         self._before = -_FURTHEST  # the highest number before that
         self.columns: dict[Quantity, tuple[array[float], int]] = {}  # with the bit that says which rows have it
         self._told = array("Q")
+        self._earlier, self._again = 0, 0  # rows before the training was started again last, and how many came again
         self._rows: dict[int, int] | None = None  # number → row, once a new step came before an older one
 
     def put(self, n: int, values: dict[Quantity, float]) -> int:
@@ -221,14 +252,20 @@ class _Series:
     def note(self, row: int, t_s: float) -> bool:
         """Note when the step of a row was reported, and say whether the training went back to it."""
         n, top = self.ns[row], self._top
-        went_back = top is not None and n < top - APART
+        went_back = top is not None and n < top - STEPS_APART
         if top is not None and went_back:
             self._before = max(self._before, top)
+            self._earlier, self._again = len(self.ns), 0
         ahead = top is None or went_back or n > top
+        self._again += ahead and row < self._earlier
         if math.isnan(self.times[row]) or (ahead and n <= self._before):
             self.times[row] = t_s if t_s > 0 else math.nan  # 0 is what a reader leaves that tells no time
         self._top = n if ahead else top
         return went_back
+
+    def is_overtaken(self) -> bool:
+        """Say whether the training went back, then further than before, and reported each step up to there again."""
+        return self.top > self._before and 0 < self._earlier == self._again
 
     def starts_over(self, n: int, apart: int) -> bool:
         """Say whether a step is the first line's again, or one before it, more than `apart` below the last ones."""
@@ -257,6 +294,16 @@ class _Series:
         """Return what one step has."""
         told = self._told[row]
         return {quantity: column[row] for quantity, (column, bit) in self.columns.items() if told & bit}
+
+    def is_otherwise(self, n: int, values: dict[Quantity, float]) -> bool:
+        """Say whether a step is here with the same quantities, of which one has another value."""
+        row = self._find(n) if self.ns else None
+        if row is None or not values:
+            return False
+        before = self.values(row)
+        return before.keys() == values.keys() and not all(
+            before[one] == values[one] or (math.isnan(before[one]) and math.isnan(values[one])) for one in values
+        )
 
     def _open(self, quantity: Quantity) -> tuple[array[float], int]:
         if not isinstance(quantity, Quantity):

@@ -13,11 +13,11 @@ from msgspec.structs import replace
 
 from madlite.measure.grammar import (
     ASIDE,
+    CAUSED,
     EXCEPTION,
+    EXIT_BARRIER,
     HANDLING,
-    LABEL,
     MARK,
-    OF_RANK,
     pattern_of,
     rank_in,
     rank_of_task,
@@ -25,12 +25,22 @@ from madlite.measure.grammar import (
     without_logger,
 )
 from madlite.measure.lines import Block
+from madlite.rank_labels import LABEL, OF_RANK
 from madlite.types import Value
 
 _FRAME = re.compile(r'^\s+File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?')
-_LAUNCHERS = re.compile(r"^(?:[\w.]*\.)?(?:ChildFailedError|CalledProcessError|SignalException|SystemExit)\b")
+_LAUNCHERS = re.compile(
+    r"^(?:[\w.]*\.)?(?:ChildFailedError|CalledProcessError|SignalException|SystemExit|Process(?:Raised|Exited)Exception|_?RemoteTraceback)\b"
+)
 _IMPORT = re.compile(r"^(?:[\w.]*\.)?(?:ImportError|ModuleNotFoundError)\b")
-_MARKS = (MARK, HANDLING, *ASIDE)
+_OF_SPAWNED = " terminated with the following error:"
+_MARKS = (MARK, HANDLING, CAUSED, _OF_SPAWNED, *ASIDE)
+_SPAWNED = re.compile(r"-- Process (\d{1,9})$")
+# a process that was begun reads what it is to do from the one that began it, whose end this tells
+_ORPHAN = re.compile(r"EOFError: Ran out of input$|_pickle\.UnpicklingError: pickle data was truncated$")
+_READS_PARENT = "/multiprocessing/spawn.py:"
+_OF_OTHERS = re.compile(r"\): \(RANK (\d{1,9})\)\s*$")  # ends the first line of what another rank told of itself
+_NAME_ALONE = re.compile(r"^[\w.]+:$")  # an exception whose message begins on the next line
 _BEGIN = re.compile("|".join(map(re.escape, _MARKS)))
 _NONE = ("traceback :", "Original")  # a traceback after these was raised elsewhere
 _SOON = 3  # lines
@@ -54,6 +64,7 @@ class Raised(Value, frozen=True):
     `by_launcher` where a launcher raises it because its workers failed; `of_import` where a package is missing, which
     many programs do without; `handled` where another exception came while it was handled.  `again` is the place where
     it came last, where it came more than once; `more` the next line of a message whose first line ends with a colon.
+    `holds` where its message is what ranks raised, each with its own traceback.
     """
 
     at: int
@@ -65,14 +76,16 @@ class Raised(Value, frozen=True):
     handled: bool = False
     again: int = 0
     more: str = ""
+    holds: bool = False
 
 
 class _Open:
     """A traceback whose exception has not come yet."""
 
-    def __init__(self, label: str) -> None:
+    def __init__(self, label: str, rank: int | None = None, *, aside: bool = False) -> None:
         self.label = pattern_of(label) if label else None
-        self.rank = rank_in(label)
+        self.rank = rank_in(label) if rank is None else rank
+        self.aside = aside  # it ends nothing
         self.task = rank_of_task(label)
         self.labelled: bool | None = None if label else False  # whether its other lines have the label; None: not seen
         self.lines = 0
@@ -110,10 +123,13 @@ class TracebackScan:
     def __init__(self) -> None:
         self.raised: list[Raised] = []
         self.code: set[int] = set()  # the places of lines that show a program's text: nothing of it happened
+        self.aside: set[int] = set()  # the places of exceptions that launchers survived
         self.begun = ""  # the first line by which a traceback begins
         self._keys: list[str] = []  # of each that was raised, the shape of its label
         self._open: dict[str, _Open] = {}
         self._said: dict[int, _Open] = {}  # place of an exception → its traceback, until the next line of its message
+        self._survived: set[str] = set()  # shapes of labels whose last traceback ended nothing
+        self._spawned: dict[str, int] = {}  # shape of a label → the process whose traceback comes next
         self._aside: dict[str, int] = {}  # of how many lines the next may begin a traceback that ends nothing
 
     def feed(self, block: Block, begin: int = 0) -> None:
@@ -148,15 +164,45 @@ class TracebackScan:
     def _start(self, mark: str, label: str, line: str) -> None:
         key = shape_of(label)
         if mark in ASIDE:
-            self._aside[key] = _SOON + 1
-        elif mark == HANDLING:
-            self._handled(key)
+            self._set_aside(mark, label)
+        elif mark == _OF_SPAWNED:
+            if found := _SPAWNED.search(label):
+                self._spawned = {shape_of(label[: found.start()]): int(found[1])}
+        elif mark in (HANDLING, CAUSED):
+            if key in self._survived:
+                self._aside[key] = _SOON + 1
+            elif mark == HANDLING:
+                self._handled(key)
         elif not label.strip().endswith(_NONE):
-            if self._aside.pop(key, 0):
-                self._open.pop(key, None)
-            else:
-                self._open[key] = _Open(label)
-                self.begun = self.begun or line
+            self._open_one(key, label, line)
+
+    def _set_aside(self, mark: str, label: str) -> None:
+        """Note that the next traceback of a label ends nothing."""
+        self._aside[shape_of(label)] = _SOON + 1
+        if mark == EXIT_BARRIER:  # a logger may write what it is called before the first line alone
+            self._survived |= {shape_of(label), _of_launcher(label)}
+            self._aside[_of_launcher(label)] = _SOON + 1
+
+    def _open_one(self, key: str, label: str, line: str) -> None:
+        if self._aside.pop(key, 0):
+            self._open.pop(key, None)
+            if key in self._survived:
+                self._open[key] = _Open(label, aside=True)
+            return
+        self._survived.discard(key)
+        told = _OF_OTHERS.search(line)
+        if told is not None:
+            self._hold(key)
+            key += "\0"  # what it tells of them tells of nobody else
+        spawned = self._spawned.pop(key, None) if rank_in(label) is None else None
+        self._open[key] = _Open(label, int(told[1]) if told else spawned)
+        self.begun = self.begun or line
+
+    def _hold(self, key: str) -> None:
+        """Note that the last exception of a label tells what ranks raised."""
+        place = next((n for n in reversed(range(len(self._keys))) if self._keys[n] == key), None)
+        if place is not None:
+            self.raised[place] = replace(self.raised[place], holds=True)
 
     def _handled(self, key: str) -> None:
         """Note that the last exception was handled; a logger's label may be before another line of its message."""
@@ -187,7 +233,10 @@ class TracebackScan:
                 self.code.add(at)
         elif EXCEPTION.match(text):
             del self._open[key]
-            self._keep(at, text.strip(), one, key)
+            if one.aside or (_ORPHAN.match(text) and _READS_PARENT in one.frame):
+                self.aside |= {at} if len(self.aside) < _MOST_CODE else set()
+            else:
+                self._keep(at, text.strip(), one, key)
         elif one.lines > _LOST:
             del self._open[key]
 
@@ -196,11 +245,11 @@ class TracebackScan:
         for at, one in list(self._said.items()):
             text = without_logger(line) if one.label is None or not one.labelled else one.after_label(line)
             one.waited += 1
-            if text is None and one.waited <= _MIXED:
+            if not (text or "").strip() and one.waited <= _MIXED:  # another rank's, or a blank one of its own
                 continue
             del self._said[at]
             if text and not ends and not LABEL.match(text) and not _FOREIGN.match(text):
-                self.raised = [replace(other, more=text.strip()) if other.at == at else other for other in self.raised]
+                self.raised = [_with_more(other, text.strip()) if other.at == at else other for other in self.raised]
 
     def _age(self, line: str) -> None:
         """Count a line of whom an exception aside was said."""
@@ -237,3 +286,15 @@ class TracebackScan:
         self._keys.append(key)
         if text.endswith(":"):
             self._said[at] = one
+
+
+def _with_more(raised: Raised, more: str) -> Raised:
+    """Return an exception with the next line of its message, which is all of it where the first has its name alone."""
+    whole = f"{raised.line} {more}" if _NAME_ALONE.match(raised.line) and not raised.by_launcher else raised.line
+    return replace(raised, more=more, line=whole)
+
+
+def _of_launcher(label: str) -> str:
+    """Return the shape of what a launcher put before a line, without what the program's logger did."""
+    found = LABEL.match(label)
+    return shape_of(found[0]) if found else ""

@@ -34,12 +34,14 @@ def find_drift(ns: Sequence[int], values: Sequence[float], median: float) -> Dri
     if len(values) < FEWEST or median <= 0:
         return None
     points = _points(ns, values)
-    slopes, balance = [], 0
-    for (n, value), (later_n, later) in combinations(points, 2):
-        slopes.append((later - value) / (later_n - n))
-        balance += (later > value) - (later < value)
-    part = statistics.median(slopes) * (ns[-1] - ns[0]) / median
+    balance = sum((later > value) - (later < value) for (_, value), (_, later) in combinations(points, 2))
+    part = _slope(points) * (ns[-1] - ns[0]) / median
     return Drift(part=part, z=_z(balance, len(points))) if math.isfinite(part) else None
+
+
+def find_slope(values: Sequence[float]) -> float:
+    """Return how far the line through two values or more rises from one to the next."""
+    return _slope(_points(range(len(values)), values))
 
 
 def count_outliers(values: Sequence[float], median: float) -> int:
@@ -49,6 +51,11 @@ def count_outliers(values: Sequence[float], median: float) -> int:
     far = [abs(value - median) for value in values]
     limit = max(Z_SCORE * statistics.median(far) / _TO_SIGMA, FLOOR * median)
     return sum(one > limit for one in far)
+
+
+def _slope(points: Sequence[tuple[float, float]]) -> float:
+    pairs = combinations(points, 2)
+    return statistics.median((later - value) / (later_n - n) for (n, value), (later_n, later) in pairs)
 
 
 def _points(ns: Sequence[int], values: Sequence[float]) -> list[tuple[float, float]]:

@@ -14,15 +14,17 @@ from msgspec.structs import replace
 from madlite.measure.compute import compute_findings, count_compute
 from madlite.measure.follow import Follower, asked_steps
 from madlite.measure.number import last_step, number_of_file, number_of_line, number_of_steps
+from madlite.measure.signals import signal_words
 from madlite.measure.window import steady_window
 from madlite.measure.witnesses import table
-from madlite.measure.witnesses.collect import collect, doubts, first_denial
+from madlite.measure.witnesses.collect import collect, doubts, first_denial, of_training
 from madlite.measure.witnesses.known import Asked, Known, Witnesses
 from madlite.measure.witnesses.table import Testimony
 from madlite.types import (
     Cause,
     Compute,
     Metric,
+    ResultRule,
     RunPlan,
     Status,
     Value,
@@ -82,8 +84,12 @@ def _judge_steps(asked: Asked, log: Follower, plan: RunPlan | None = None, seen:
 
 
 def judge_line(log: Follower) -> Verdict:
-    """Return the verdict of a log by its line `performance: <number> <metric>`, whatever else it says."""
+    """Return the verdict of a log by its line `performance: <number> <metric>`.
+
+    What else it says makes the number doubtful at most: of several trainings nobody knows which of them it is of.
+    """
     number = number_of_line(log)
+    known = Known(asked=Asked(rule=ResultRule(kind="performance_line", loss_expected=False)), log=log, number=number)
     status = Status.SUCCESS if number.cause is Cause.NONE else Status.FAILURE
     return Verdict(
         status=status,
@@ -92,6 +98,7 @@ def judge_line(log: Follower) -> Verdict:
         evidence=number.evidence,
         metrics=number.metrics,
         findings=number.findings,
+        suspect=doubts(of_training(known)) if status is Status.SUCCESS else (),
     )
 
 
@@ -116,7 +123,15 @@ def _verdict(known: Known) -> Verdict:
         witnesses=tuple(one.witness for one in said),
         compute=known.compute,
     )
-    return replace(verdict, suspect=suspect) if denied is None else _denied(verdict, denied, known)
+    if denied is not None:
+        return _denied(verdict, denied, known)
+    return replace(verdict, suspect=suspect) if known.elsewhere is None else _on_another_node(verdict, known.elsewhere)
+
+
+def _on_another_node(verdict: Verdict, node: int) -> Verdict:
+    """Return the verdict of a node that came to its end, whose training's result another one prints."""
+    words = f"this node came to its end and prints no result: that is on node {node}, which decides of the training"
+    return replace(verdict, status=Status.SKIPPED, reason=words, evidence="", metrics=(), findings=())
 
 
 def _denied(verdict: Verdict, denied: Testimony, known: Known) -> Verdict:
@@ -170,7 +185,7 @@ def suspicion(log: Follower) -> tuple[str, str]:
 
 
 def _exit_words(code: int, log: Follower) -> str:
-    how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+    how = signal_words(-code) if code < 0 else f"exit code {code}"
     return f"the workload failed: {how}{_rule_words(log)}"
 
 

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from madlite.plan.given import Given
 from madlite.plan.tools import ScriptCall, Toolset
+from madlite.secrets import shaped, split_userinfo
 from madlite.types import Action, Card, EnvValue, RunPlan, Secret
 
 MODEL_DIR = "{model_dir}"
@@ -25,7 +26,7 @@ _RENDERED = (
     Action(kind="post", argv=()),
 )
 # asked by git where it needs a password; the values are the environment's, so that no command line has them
-_HELPER = '!f() { echo "username=$MADLITE_GIT_USERNAME"; echo "password=$MADLITE_GIT_PASSWORD"; }; f'
+_HELPER = '!f() { printf "username=%s\\npassword=%s\\n" "$MADLITE_GIT_USERNAME" "$MADLITE_GIT_PASSWORD"; }; f'
 
 
 def make_actions(
@@ -89,31 +90,45 @@ def _fill(action: Action, given: Given, tools: str) -> Action:
 
 
 def _with_credential(action: Action, given: Given) -> Action:
-    """Give a clone the card's user and password, or key file."""
-    table = (given.credentials or {}).get(given.request.card.cred, {})
-    if action.kind != "clone" or not table:
+    """Give a clone the user and password of the card's URL, which leave it, or else those of its credential."""
+    card = given.request.card
+    if action.kind != "clone":
         return action
-    return replace(action, env={**action.env, **_git_environment(table, given.request.card.url)})
+    table = (given.credentials or {}).get(card.cred, {})
+    argv = tuple(split_userinfo(card.url).url if word == card.url else word for word in action.argv)
+    return replace(action, argv=argv, env={**action.env, **_git_environment(table, card.url)})
 
 
 def _git_environment(table: Mapping[str, str], url: str) -> dict[str, EnvValue]:
     """Return the variables by which git asks for nothing; formats: git-config(1), gitcredentials(7), ssh(1).
 
-    The password is for the host of the card's repository alone: a submodule may lie anywhere.
+    A password of the URL comes before any other that git knows, a user alone after them.  Either is for the host of
+    the card's repository alone: a submodule may lie anywhere.
     """
-    user = table.get("username", "")
+    asked = split_userinfo(url)
+    of_url: EnvValue = Secret(asked.user) if asked.user in shaped(url) else asked.user
+    place, helper = f"credential.{_host(url)}", (f"credential.{_host(url)}.helper", _HELPER)
+    if asked.password is not None:
+        return _asked_of_us(of_url, asked.password, (f"{place}.helper", ""), helper)
     if key := table.get("ssh_key_file", ""):
         options = "-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o BatchMode=yes"
-        return {"GIT_SSH_COMMAND": f"ssh {options} -l {shlex.quote(user)} -i {shlex.quote(key)}"}
+        user = shlex.quote(table.get("username", ""))
+        return {"GIT_SSH_COMMAND": f"ssh {options} -l {user} -i {shlex.quote(key)}"}
+    if table:
+        return _asked_of_us(table.get("username", ""), table.get("password", "") or table.get("token", ""), helper)
+    return _asked_of_us(of_url, "", (f"{place}.username", of_url), helper) if asked.user else {}
+
+
+def _asked_of_us(user: EnvValue, password: str, *settings: tuple[str, EnvValue]) -> dict[str, EnvValue]:
+    """Return the variables of git's settings, and of those what the helper among them says."""
+    every: tuple[tuple[str, EnvValue], ...] = (("safe.directory", "*"), *settings)
     return {
         "GIT_TERMINAL_PROMPT": "0",
-        "GIT_CONFIG_COUNT": "2",
-        "GIT_CONFIG_KEY_0": "safe.directory",
-        "GIT_CONFIG_VALUE_0": "*",
-        "GIT_CONFIG_KEY_1": f"credential.{_host(url)}.helper",
-        "GIT_CONFIG_VALUE_1": _HELPER,
+        "GIT_CONFIG_COUNT": str(len(every)),
+        **{f"GIT_CONFIG_KEY_{n}": key for n, (key, _) in enumerate(every)},
+        **{f"GIT_CONFIG_VALUE_{n}": value for n, (_, value) in enumerate(every)},
         "MADLITE_GIT_USERNAME": user,
-        "MADLITE_GIT_PASSWORD": Secret(table.get("password", "") or table.get("token", "")),
+        "MADLITE_GIT_PASSWORD": Secret(password),
     }
 
 
@@ -146,7 +161,7 @@ def settle_model_dir(plan: RunPlan, name: str) -> RunPlan:
 
 def model_dir(card: Card) -> str:
     """Return the folder a MAD script runs in: the repository's name, else run_directory."""
-    name = re.split(r"[/:]", card.url.rstrip("/"))[-1].removesuffix(".git") if card.url else ""
+    name = re.split(r"[/:]", split_userinfo(card.url).url.rstrip("/"))[-1].removesuffix(".git") if card.url else ""
     return name if name not in ("", ".", "..") else "run_directory"
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from madlite.errors import UsageProblem
+from madlite.safe_read import read_given
 
 
 class BatchEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,7 +29,7 @@ def read_batch(file: Path) -> tuple[BatchEntry, ...]:
         UsageProblem: the file cannot be read, is no such list or an empty one.
     """
     try:
-        entries = msgspec.json.decode(file.read_bytes(), type=tuple[BatchEntry, ...])
+        entries = msgspec.json.decode(read_given(file), type=tuple[BatchEntry, ...])
     except OSError as error:
         raise UsageProblem(f"batch manifest {file} cannot be read: {error.strerror}") from None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

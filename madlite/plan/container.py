@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from madlite.files import is_file
 from madlite.plan.given import Given
 from madlite.plan.images import built_image, flat, image_name
@@ -14,7 +16,10 @@ from madlite.types import (
     Image,
     Machine,
     Mount,
+    RunPlan,
 )
+
+RDMA = Path("/dev/infiniband")
 
 
 def make_image(given: Given, asked: str) -> Image | None:
@@ -76,12 +81,36 @@ def make_devices(machine: Machine, gpu_ids: tuple[int, ...]) -> tuple[str, ...]:
     return ("/dev/fuse", "/dev/kfd", *(f"/dev/dri/renderD{minor}" for minor in minors))
 
 
+def add_rdma(plan: RunPlan) -> RunPlan:
+    """Return the plan of one of several nodes with the network cards that its container needs between them.
+
+    RDMA pins memory, so that the limit of what may be pinned goes.  The card's and user's own options come after these.
+    """
+    if plan.place.nodes < 2:
+        return plan
+    if not RDMA.is_dir():
+        text = f"one of {plan.place.nodes} nodes, and {RDMA} is not here: between nodes RCCL and NCCL use sockets alone"
+        return replace(plan, notes=(*plan.notes, text))
+    options = plan.engine_options
+    asked = options.extra
+    return replace(
+        plan,
+        devices=plan.devices if str(RDMA) in asked else (*plan.devices, str(RDMA)),
+        engine_options=replace(
+            options,
+            cap_add=(*options.cap_add, "IPC_LOCK"),
+            ulimits=options.ulimits if "memlock" in asked else (*options.ulimits, "memlock=-1"),
+        ),
+    )
+
+
 def make_engine_options(given: Given) -> EngineOptions:
     """Return how the container is started: the privileges MAD gives to each vendor's tools, none on a CPU."""
     vendor = given.machine.vendor
     caps = {"AMD": ("SYS_PTRACE", "SYS_ADMIN"), "NVIDIA": ("SYS_PTRACE", "SYS_ADMIN", "SYS_NICE"), "CPU": ()}[vendor]
     shared_memory = given.context.known.SHM_SIZE
-    extra = given.request.card.additional_docker_run_options
+    own = given.context.known.additional_docker_run_options
+    extra = " ".join(filter(None, (given.request.card.additional_docker_run_options, own)))
     return EngineOptions(
         ipc="" if shared_memory else "host",
         group_add=("video",) if vendor == "AMD" else (),

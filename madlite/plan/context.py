@@ -14,6 +14,7 @@ import msgspec
 
 from madlite.errors import UsageProblem
 from madlite.files import UNUSABLE, NotJson, decode_json, read_text, texts, wrong_key
+from madlite.nearest import did_you_mean
 from madlite.plan.context_keys import ELSEWHERE, NOT_YET, OF_PLAN, Known
 from madlite.plan.values import PLAN_KEYS, VARIABLE, VARIANT_KEYS
 from madlite.types import Json, Scalar, Value
@@ -58,7 +59,7 @@ def read_context(file: Path | None, option: str, named: Mapping[str, tuple[str, 
 
 
 def _read_context(file: Path | None, option: str, named: Mapping[str, tuple[str, Json]]) -> Context:
-    from_file = _parse(read_text(file, f"{FROM_FILE} {file}"), f"{FROM_FILE} {file}") if file else {}
+    from_file = _parse(read_text(file, f"{FROM_FILE} {file}", given=True), f"{FROM_FILE} {file}") if file else {}
     from_option = _parse(option, FROM_OPTION) if option.strip() else {}
     merged = {**merge(from_file, from_option), **{key: value for key, (_, value) in named.items()}}
     values = {key: _in_capitals(value) if key in _UPPER else value for key, value in merged.items()}
@@ -84,8 +85,6 @@ def _read_context(file: Path | None, option: str, named: Mapping[str, tuple[str,
 
 def without_effect(context: Context) -> list[str]:
     """Return a sentence for each key that nothing here acts on; a misspelt one gets a suggestion."""
-    from difflib import get_close_matches
-
     known = [*Known.__struct_fields__, *MACHINE_KEYS]
     told = []
     for key in context.values:
@@ -97,8 +96,8 @@ def without_effect(context: Context) -> list[str]:
             told.append("context key 'distributed' has no effect yet beyond its launcher")
         elif key not in known:
             setting = key in VARIANT_KEYS or key in PLAN_KEYS
-            close = [f"settings.{key}"] if setting else get_close_matches(key, known, n=1)
-            told.append(f"context key '{key}' has no effect" + (f"; did you mean {close[0]}?" if close else ""))
+            meant = f"did you mean settings.{key}?" if setting else did_you_mean(key, known, most=1)
+            told.append(f"context key '{key}' has no effect" + (f"; {meant}" if meant else ""))
     return told
 
 

@@ -10,7 +10,7 @@ import msgspec
 ELSEWHERE = ("slurm", "k8s", "kubernetes", "deploy")  # a run that they send to other machines is refused
 NOT_YET = (*ELSEWHERE, "vllm", "deployment_config", "env_vars", "timeout", "debug")
 # keys of a plan that stand at the top as well as below `settings`
-OF_PLAN = ("silence_s", "start_silence_s", "stop_grace_s", "telemetry", "telemetry_s", "probe")
+OF_PLAN = ("silence_s", "start_silence_s", "stop_grace_s", "telemetry", "telemetry_s", "probe", "log_limit")
 _Scalar: TypeAlias = str | int | float | bool  # which one a key takes is said where the values come together
 _Text = Annotated[str, msgspec.Meta(min_length=1)]  # the empty text is in every line
 
@@ -50,6 +50,7 @@ class Known(ScanKeys, frozen=True, kw_only=True):
     docker_build_arg: dict[str, str | int | float | bool] = {}
     docker_gpus: str | None = None
     docker_cpus: str | None = None
+    additional_docker_run_options: str = ""
     gpu_renderDs: list[int] | None = None
     model_args: str | None = None
     encapsulate_script: str | None = None
@@ -70,6 +71,7 @@ class Known(ScanKeys, frozen=True, kw_only=True):
     telemetry: _Scalar | None = None
     telemetry_s: _Scalar | None = None
     probe: _Scalar | None = None
+    log_limit: _Scalar | None = None
     gpus_per_node: int | None = None
     gpu_count: int | None = None
     n_gpus: int | None = None

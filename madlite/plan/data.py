@@ -5,6 +5,7 @@ Keys, folders, variables and limits: madengine's (docs/data.md lists what differ
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -126,7 +127,18 @@ def _why_not(ask: Callable[[Path], bool], path: str, place: str, around: Surroun
 def _local(use: DataUse, provider: Provider, around: Surroundings) -> _Found:
     source = str(around.workspace / provider.path)
     mount = Mount(source=source, target=use.home, read_only=provider.readwrite != "true")
-    return _Found(use=use, mounts=(mount,) if around.container else ())
+    return _Found(use=use, mounts=(mount,) if around.container else (), note=_led_out(source, use.name, around))
+
+
+def _led_out(source: str, name: str, around: Surroundings) -> str:
+    """Return where a link takes a folder that is below the workspace as it is written: a workload may have laid it."""
+    place, home = os.path.realpath(source), os.path.realpath(around.workspace)
+    spelled = Path(source).is_relative_to(around.workspace)
+    return (
+        f"data set '{name}': a link takes {source} to {place}"
+        if spelled and not Path(place).is_relative_to(home)
+        else ""
+    )
 
 
 def _no_custom(provider: Provider, around: Surroundings) -> str:
@@ -171,7 +183,8 @@ def _fetched(use: DataUse, provider: Provider, around: Surroundings, action: Act
         return _Found(use=use, actions=(action,))
     mirror = str(around.workspace / provider.mirrorlocal / use.name)
     mount = Mount(source=mirror, target=use.home, create=True)
-    return _Found(use=use, actions=(action,), mounts=(mount,) if around.container else ())
+    note = _led_out(mirror, use.name, around)
+    return _Found(use=use, actions=(action,), mounts=(mount,) if around.container else (), note=note)
 
 
 _KINDS = {"custom": (_no_custom, _custom), "local": (_no_local, _local), "minio": (_no_minio, _minio)}

@@ -7,12 +7,15 @@ context with another value.  One without a header is left out too, as MAD never 
 from __future__ import annotations
 
 import ast
+import errno
 import glob
 import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from madlite.files import is_file, is_folder, read_text
+from madlite.errors import UsageProblem
+from madlite.files import exists, is_folder, shown
+from madlite.safe_read import read_as_spelled
 from madlite.types import Card, Value
 
 _HEADER_LINES = 5
@@ -44,14 +47,30 @@ def find_dockerfiles(card: Card, context: Mapping[str, str]) -> Found:
     if not card.dockerfile:
         return Found()
     fitting, refused = [], []
-    for path in filter(is_file, _candidates(card.root / card.dockerfile)):
-        text = read_text(path, errors="replace")
+    for path in _candidates(card.root / card.dockerfile):
+        if is_folder(path) or not exists(path):
+            continue
+        text = read_dockerfile(path, card.root)
         reason = _mismatch(text, context)
         if reason:
             refused.append(f"{path.name}: {reason}")
         else:
             fitting.append(Dockerfile(path=path, context=_build_context(card), base=base_of(text)))
     return Found(fitting=tuple(fitting), refused=tuple(refused))
+
+
+def read_dockerfile(path: Path, root: Path) -> str:
+    """Return a Dockerfile's text; one of the checkout `root` is no link out of it.
+
+    Raises:
+        UsageProblem: it cannot be read, or is a pipe or the like, or such a link.
+    """
+    try:
+        data = read_as_spelled(path, root)
+    except OSError as error:
+        hint = "copy it there, or name it in the card by its whole path" if error.errno == errno.EXDEV else ""
+        raise UsageProblem(f"{shown(path)} cannot be read: {error.strerror}", hint) from None
+    return data.decode(errors="replace")
 
 
 def _candidates(prefix: Path) -> list[Path]:

@@ -36,6 +36,8 @@ INHERITED = [
     "CUDA_VISIBLE_DEVICES",
     "MIOPEN_USER_DB_PATH",
 ]
+PYTHON = "MADLITE_PYTHON"
+"""The variable that names a rendered run's interpreter."""
 _HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 _PUBLIC_KEYS = ("user", "username", "ssh_key_file")  # masked, it would eat ordinary words out of a log
 _RUNNERS = {"deepspeed": "deepspeed --num_gpus={n}", "vllm": "", "sglang": "", "sglang-disagg": "", "primus": ""}
@@ -85,6 +87,7 @@ def make_environment(
         ("data.json", data_env),
         ("recipe", given.draft.env),
         ("runtime host", host_env),
+        ("environment", guard(_exported_python(given))),
         *_from_user(given),
         ("--set", guard(set_env)),
     ):
@@ -114,6 +117,15 @@ def _from_user(given: Given) -> _Sources:
     user = {name: _text(value) for name, value in variables if value is not None}
     yield given.context.origins.get("docker_env_vars", "context"), guard(user)
     yield "tools", guard(given.tools.env)
+
+
+def _exported_python(given: Given) -> dict[str, str]:
+    """Return the interpreter that the caller's shell names, as run.sh takes it: on the host, where its path is good."""
+    exported = given.options.environ.get(PYTHON, "")
+    if not exported or given.runtime.runtime == "docker":
+        return {}
+    is_path = "/" in exported  # from where the command was typed, which is not where run.sh runs
+    return {PYTHON: str(given.options.workspace / exported) if is_path else exported}
 
 
 def visible_devices(machine: Machine, gpu_ids: tuple[int, ...]) -> dict[str, str]:

@@ -35,6 +35,7 @@ class Given(Value, frozen=True):
     context: Context
     runtime: Choice
     args: str
+    arg_keys: frozenset[str] = frozenset()  # of the tag's additions those that are arguments, and no keys of the plan
     dockerfile: Dockerfile | None = None
     missing_image: str = ""
     elsewhere: frozenset[str] = frozenset()  # settings that other runs of the card have, and this one has not

@@ -35,6 +35,7 @@ def built_image(
         ref=ref,
         dockerfile=dockerfile.path,
         context=dockerfile.context,
+        root=card.root,
         build_args=_build_args(card, environ, context, credentials, architecture),
         base=str(context.known.docker_build_arg.get("BASE_DOCKER", "")) or dockerfile.base,
         no_cache=options.clean_docker_cache,

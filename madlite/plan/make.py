@@ -10,6 +10,7 @@ from madlite.plan.actions import TOOLS, bundled_tools, make_actions, model_dir
 from madlite.plan.architectures import Known, find_architecture
 from madlite.plan.blocked import find_blocked
 from madlite.plan.container import (
+    add_rdma,
     container_name,
     image_origin,
     log_name,
@@ -21,7 +22,7 @@ from madlite.plan.container import (
 )
 from madlite.plan.data import DataPlan, plan_data
 from madlite.plan.data import Surroundings as DataSurroundings
-from madlite.plan.environment import Environment, make_environment, visible_devices
+from madlite.plan.environment import PYTHON, Environment, make_environment, visible_devices
 from madlite.plan.error_scan import error_scan_origin, make_error_scan
 from madlite.plan.given import Given, layers
 from madlite.plan.place import Granted, grant_gpus, make_place
@@ -33,7 +34,9 @@ from madlite.plan.values import Layer, Resolved, resolve
 from madlite.types import Action, EnvValue, FileTemplate, Place, RunPlan, Scalar, Secret, Value
 
 DEFAULT_TIMEOUT_S = 7200
+DEFAULT_LOG_BYTES = 2 << 30  # that of RunPlan
 WORKSPACE_INSIDE = "/myworkspace"
+_ARGUMENTS = "an argument of the script: TAG:name=value, or --set 'args=--name value'"
 RUNS = "madlite_runs"
 
 
@@ -57,14 +60,24 @@ def make_plan(given: Given) -> RunPlan:
         UsageProblem: a value that was set is unknown or does not fit.
     """
     parts = _parts(given)
+    given = _with_args(given, parts.resolved)
     plan = _plan(given, parts)
     plan = _in_container(plan, given, parts) if _in_docker(given) else plan
-    return _finished(plan, given, parts)
+    plan = _finished(plan, given, parts)
+    return add_rdma(plan) if _in_docker(given) else plan
 
 
 def _parts(given: Given) -> _Parts:
     card, draft = given.request.card, given.draft
-    resolved = resolve(draft.variant, draft.settings, _layers(given), _origin(given), draft.chosen, given.elsewhere)
+    resolved = resolve(
+        draft.variant,
+        draft.settings,
+        _layers(given),
+        _origin(given),
+        draft.chosen,
+        given.elsewhere,
+        _ARGUMENTS if draft.tag_args else "",
+    )
     granted = grant_gpus(card, given.machine, given.context, _whole(resolved.plan.get("n_gpus")))
     launcher = _launcher(given, resolved)
     data = plan_data(card, _data_surroundings(given)) if draft.actions or not card.scripts else DataPlan()
@@ -81,7 +94,22 @@ def _parts(given: Given) -> _Parts:
 
 
 def _layers(given: Given) -> list[Layer]:
-    return layers(given.request, given.context, given.options, rendered=bool(given.draft.templates))
+    overrides = tuple(pair for pair in given.request.overrides if pair[0] not in given.arg_keys)
+    request = replace(given.request, overrides=overrides)
+    return layers(request, given.context, given.options, rendered=bool(given.draft.templates))
+
+
+def _with_args(given: Given, resolved: Resolved) -> Given:
+    """Return what a plan is made from with the args that were set, in place of the card's and the context's.
+
+    What the tag adds comes after them all the same.
+    """
+    if "args" not in resolved.plan:
+        return given
+    args = f"{resolved.plan['args']}{given.args.removeprefix(given.request.card.args)}".strip()
+    known = replace(given.context.known, model_args=args)
+    origins = {**given.context.origins, "model_args": resolved.origins["args"]}
+    return replace(given, args=args, context=replace(given.context, known=known, origins=origins))
 
 
 def _origin(given: Given) -> str:
@@ -195,6 +223,7 @@ def _finished(plan: RunPlan, given: Given, parts: _Parts) -> RunPlan:
         keep_alive=given.options.keep_alive,
         keep_model_dir=given.options.keep_model_dir,
         skip_model_run=given.options.skip_model_run,
+        log_limit_bytes=int(parts.resolved.plan.get("log_limit", DEFAULT_LOG_BYTES)),
         log_name=log_name(plan.card, plan.image),
         notes=tuple(
             note
@@ -203,6 +232,7 @@ def _finished(plan: RunPlan, given: Given, parts: _Parts) -> RunPlan:
                 given.runtime.note,
                 parts.granted.note,
                 _no_credential(given),
+                _other_precision(plan),
                 *parts.data.notes,
             )
             if note
@@ -211,6 +241,16 @@ def _finished(plan: RunPlan, given: Given, parts: _Parts) -> RunPlan:
         data=parts.data.uses,
         outputs=given.draft.outputs,
         writes_row=not given.context.known.skip_perf_collection,
+    )
+
+
+def _other_precision(plan: RunPlan) -> str:
+    """Return that the card is labelled with another precision than its run trains in."""
+    asked = plan.card.training_precision
+    return (
+        f"the card says training_precision {asked}, and this run trains in {plan.row_precision}: so does its row"
+        if asked and plan.row_precision != asked
+        else ""
     )
 
 
@@ -231,9 +271,17 @@ def _origins(given: Given, resolved: Resolved) -> dict[str, str]:
         "timeout_s": _timeout(given, resolved)[1],
         "n_gpus": _n_gpus_origin(given, resolved),
         "image": image_origin(given, resolved),
+        "engine_options.extra": _options_origin(given),
         "error_scan": error_scan_origin(given.request.card, given.context),
         "machine": ", ".join(sorted(set(given.machine.sources.values()))) or "detected",
     }
+
+
+def _options_origin(given: Given) -> str:
+    """Return who gives docker options of their own, as an error about them names it."""
+    of_card = f"card '{given.request.card.name}'" if given.request.card.additional_docker_run_options else ""
+    own = given.context.origins.get("additional_docker_run_options", "")
+    return " and ".join(filter(None, (of_card, own))) or f"card '{given.request.card.name}'"
 
 
 def _place(given: Given, granted: Granted, asked_nodes: int | None) -> Place:
@@ -250,7 +298,7 @@ def _place(given: Given, granted: Granted, asked_nodes: int | None) -> Place:
 def _environment(given: Given, resolved: Resolved, granted: Granted, launcher: str, data: DataPlan) -> Environment:
     host_env: dict[str, str] = {}
     if given.runtime.runtime != "docker":
-        host_env = visible_devices(given.machine, granted.gpu_ids) | {"MADLITE_PYTHON": given.options.python}
+        host_env = visible_devices(given.machine, granted.gpu_ids) | {PYTHON: given.options.python}
     return make_environment(
         given,
         n_gpus=len(granted.gpu_ids),

@@ -13,6 +13,7 @@ import msgspec
 
 from madlite.catalog.cards import make_card
 from madlite.errors import UsageProblem
+from madlite.safe_read import read_given
 from madlite.secrets import MASK
 from madlite.types import Card, Json, Request, Value
 
@@ -110,7 +111,7 @@ def read_manifest(file: Path, root: Path) -> Manifest:
         CatalogError: one of its cards is none.
     """
     try:
-        found = msgspec.json.decode(file.read_bytes(), type=_File)
+        found = msgspec.json.decode(read_given(file), type=_File)
     except OSError as error:
         raise UsageProblem(f"build manifest {file} cannot be read: {error.strerror}") from None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

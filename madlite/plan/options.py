@@ -12,6 +12,7 @@ class Options(Value, frozen=True):
 
     workspace: Path
     output: Path
+    output_target: Path | None = None  # what `output` led to, links followed, when the command began
     runtime: str = ""  # as asked for; "" leaves the choice to the card and the machine
     image: str = ""
     backend: str = ""

@@ -34,15 +34,19 @@ class Granted(Value, frozen=True):
     blocked: Blocked | None = None
 
 
-def choose_runtime(card: Card, options: Options, has_image: bool, available: Availability) -> Choice:
+def choose_runtime(
+    card: Card, options: Options, has_image: bool, available: Availability, without_image: tuple[str, ...] = ()
+) -> Choice:
     """Return docker unless asked otherwise; host by itself only for cards that list it and no engine answers.
+
+    `without_image` are the runtimes of a run whose card lists none and that has no image.
 
     Raises:
         UsageProblem: the runtime asked for is not one the card lists, or the one of the card does not exist.
     """
     if options.runtime:
         return _asked_for(card, options.runtime, available)
-    listed = card.runtimes or ("docker",)
+    listed = card.runtimes or (() if has_image else without_image) or ("docker",)
     if "docker" not in listed:
         problem = _of_card(card, listed[0], available)
         return Choice(runtime=listed[0], origin="card", blocked=_unreachable(problem) if problem else None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
+from madlite.files import exists, read_bytes, read_text
 from madlite.secrets import mask_values
 from madlite.types import FileTemplate, RunPlan, Value
 
@@ -49,7 +50,7 @@ def render(plan: RunPlan, search: Sequence[Path]) -> tuple[Rendered, ...]:
 def _render_one(plan: RunPlan, file: FileTemplate, search: tuple[Path, ...]) -> Rendered:
     source = _find(file.template, search, plan)
     if file.raw:
-        return Rendered(path=file.path, data=source.read_bytes(), template=source)
+        return Rendered(path=file.path, data=read_bytes(source, f"template {source}"), template=source)
     from jinja2 import TemplateError
 
     try:
@@ -61,7 +62,7 @@ def _render_one(plan: RunPlan, file: FileTemplate, search: tuple[Path, ...]) -> 
 
 def _find(name: str, search: tuple[Path, ...], plan: RunPlan) -> Path:
     for folder in search:
-        if (folder / name).is_file():
+        if exists(folder / name):
             return folder / name
     raise UsageProblem(
         f"template '{name}' of backend '{plan.backend}' is in none of {', '.join(map(str, search)) or 'no folder'}"
@@ -70,11 +71,11 @@ def _find(name: str, search: tuple[Path, ...], plan: RunPlan) -> Path:
 
 @lru_cache(maxsize=8)
 def _environment(search: tuple[Path, ...]) -> jinja2.Environment:
-    from jinja2 import FileSystemLoader, StrictUndefined
+    from jinja2 import FunctionLoader, StrictUndefined
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     environment = ImmutableSandboxedEnvironment(
-        loader=FileSystemLoader([str(folder) for folder in search]),
+        loader=FunctionLoader(lambda name: _load(name, search)),
         undefined=StrictUndefined,
         keep_trailing_newline=True,
         trim_blocks=True,
@@ -83,6 +84,20 @@ def _environment(search: tuple[Path, ...]) -> jinja2.Environment:
     )
     environment.filters |= {"sh": quote_shell, "toml": write_toml, "words": shlex.split}
     return environment
+
+
+def _load(name: str, search: tuple[Path, ...]) -> tuple[str, str, Callable[[], bool]] | None:
+    """Return a template's text, its path, and what says whether the file is still that one; None where there is none.
+
+    The working folder's may be anybody's: a name leads nowhere else, and a pipe is not waited for.
+    """
+    if ".." in Path(name).parts or Path(name).is_absolute():
+        return None
+    file = next((folder / name for folder in search if exists(folder / name)), None)
+    if file is None:
+        return None
+    before = file.stat().st_mtime_ns
+    return read_text(file, f"template {file}"), str(file), lambda: exists(file) and file.stat().st_mtime_ns == before
 
 
 def quote_shell(value: object) -> str:

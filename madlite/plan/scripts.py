@@ -18,7 +18,7 @@ from madlite.plan.context import Context
 from madlite.plan.context_keys import Script
 from madlite.plan.given import Given
 from madlite.plan.options import Options
-from madlite.plan.tools import ScriptCall, Toolset, find_script, read_tools, stack
+from madlite.plan.tools import COMMON, ScriptCall, Toolset, find_script, read_tools, stack
 
 SNAPSHOT = "env_snapshot.sh"
 
@@ -35,7 +35,8 @@ def make_toolset(context: Context, options: Options, bundled: Path) -> Toolset:
     tools = Toolset()
     if known.tools:
         own = options.tools_file if exists(options.tools_file) else None
-        tools = stack(known.tools, read_tools(own, bundled), options.workspace, bundled)
+        given = options.tools_file != options.workspace / f"{COMMON}tools.json"
+        tools = stack(known.tools, read_tools(own, bundled, given=given), options.workspace, bundled)
     pre = _calls("pre_scripts", known.pre_scripts, context, options.workspace, bundled)
     post = _calls("post_scripts", known.post_scripts, context, options.workspace, bundled)
     return replace(tools, pre=(*tools.pre, *pre), post=(*post, *tools.post))

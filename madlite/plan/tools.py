@@ -10,14 +10,14 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from madlite.errors import UsageProblem
+from madlite.errors import UsageProblem, one_hint
 from madlite.files import is_file, read_json, wrong_key
+from madlite.nearest import did_you_mean
 from madlite.plan.context_keys import Script, Tool
 from madlite.plan.values import VARIABLE
 from madlite.types import Value
@@ -67,14 +67,16 @@ class Entry(Value, frozen=True):
     file: str = ""
 
 
-def read_tools(own: Path | None, bundled: Path) -> dict[str, Entry]:
+def read_tools(own: Path | None, bundled: Path, *, given: bool = False) -> dict[str, Entry]:
     """Return the tools by name: those in the folder `bundled`, overlaid by those of the file `own`.
+
+    `own` may be a pipe where the user has `given` it on the command line.
 
     Raises:
         UsageProblem: a file cannot be read, is no JSON, or a key has the wrong type.
     """
     table = _read(bundled / "tools.json")
-    return {**table, **_read(own)} if own else table
+    return {**table, **_read(own, given=given)} if own else table
 
 
 def stack(asked: Iterable[Tool], table: Mapping[str, Entry], workspace: Path, bundled: Path) -> Toolset:
@@ -123,8 +125,8 @@ def find_script(path: str, args: str, workspace: Path, bundled: Path) -> tuple[S
     return (ScriptCall(path=name, args=words, bundled=True),) if is_file(bundled / name) else None
 
 
-def _read(file: Path) -> dict[str, Entry]:
-    content = read_json(file)
+def _read(file: Path, *, given: bool = False) -> dict[str, Entry]:
+    content = read_json(file, given=given)
     tools = content.get("tools") if isinstance(content, dict) else None
     if not isinstance(tools, dict):
         raise UsageProblem(f"{file} has no table 'tools'", """write it like {"tools": {"NAME": {"cmd": "…"}}}""")
@@ -144,8 +146,7 @@ def _find(name: str, table: Mapping[str, Entry]) -> Entry:
     hint = f"tools: {', '.join(table)}"
     if _PROFILER.match(name):
         raise UsageProblem(f"tool '{name}' is in no tools.json, and madlite brings no GPU profiler yet", hint)
-    close = get_close_matches(name, table, n=1)
-    raise UsageProblem(f"there is no tool '{name}'", f"did you mean {close[0]}?   {hint}" if close else hint)
+    raise UsageProblem(f"there is no tool '{name}'", one_hint(did_you_mean(name, table, most=1), hint))
 
 
 def _calls(scripts: Sequence[Script], where: str, workspace: Path, bundled: Path) -> tuple[ScriptCall, ...]:

@@ -8,7 +8,9 @@ from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
-from madlite.errors import UsageProblem
+from madlite.errors import UsageProblem, one_hint
+from madlite.nearest import did_you_mean
+from madlite.plan.sizes import Size, as_size
 from madlite.types import Scalar, Value, Variant
 
 VARIANT_KEYS = tuple(field for field in Variant.__struct_fields__)
@@ -20,9 +22,11 @@ PLAN_KEYS: dict[str, type] = {
     "telemetry": bool,
     "telemetry_s": float,
     "probe": bool,
+    "log_limit": Size,
     "image": str,
     "launcher": str,
     "n_gpus": int,
+    "args": str,
 }
 ALIASES = {
     "batch_size": "micro_batch",
@@ -75,6 +79,11 @@ def asked_values(layers: Iterable[Layer]) -> dict[str, str]:
     }
 
 
+def asked_origins(layers: Iterable[Layer]) -> dict[str, str]:
+    """Return where each of `asked_values` was asked for: the layer whose value counts."""
+    return {canonical_key(given): layer.origin for layer in layers for given in layer.values}
+
+
 def canonical_key(given: str) -> str:
     """Return the key that a spelling stands for; a backend's own keys are in lower case."""
     name = given.strip().removeprefix("variant.").removeprefix("settings.")
@@ -91,10 +100,12 @@ def resolve(
     base_origin: str,
     decided: Collection[str] = (),
     elsewhere: Collection[str] = (),
+    hint: str = "",
 ) -> Resolved:
     """Overlay a draft's variant and settings by the layers, in their order; what is `decided` keeps its value.
 
-    Keys `elsewhere` are for other runs of the same card, and pass by this one.
+    Keys `elsewhere` are for other runs of the same card, and pass by this one.  `hint` is what else an unknown key may
+    be meant for.
 
     Raises:
         UsageProblem: a strict layer has an unknown key, or a value does not fit its key's type.
@@ -104,7 +115,7 @@ def resolve(
     known = _known(variant, settings)
     for layer in layers:
         for given, value in layer.values.items():
-            if canonical_key(given) in elsewhere or (key := _key(given, known, settings, layer)) is None:
+            if canonical_key(given) in elsewhere or (key := _key(given, known, settings, layer, hint)) is None:
                 continue
             if key in decided and not str(value).strip():
                 raise UsageProblem(f"{layer.origin} {given}= is empty", "leave it out, or name a value")
@@ -128,7 +139,7 @@ def _known(variant: Variant | None, settings: Mapping[str, Scalar]) -> list[str]
     return [*(VARIANT_KEYS if variant else ()), *settings, *PLAN_KEYS]
 
 
-def _key(given: str, known: list[str], settings: Mapping[str, Scalar], layer: Layer) -> str | None:
+def _key(given: str, known: list[str], settings: Mapping[str, Scalar], layer: Layer, hint: str) -> str | None:
     """Return the key a user's spelling stands for; None where an unknown one may pass."""
     given = given.strip().removeprefix("variant.").removeprefix("settings.")  # as explain shows them
     name = given.replace("-", "_") if given not in settings else given
@@ -141,22 +152,19 @@ def _key(given: str, known: list[str], settings: Mapping[str, Scalar], layer: La
         return None
     what = f"{layer.origin} has no key '{given}' to set"
     if layer.origin.startswith("--") and layer.origin not in ("--set", "--additional-context"):
-        what = f"{layer.origin} means nothing to this run: it has no '{given}' to set"
+        what = f"{layer.origin} {layer.values[given]} means nothing to this run: it has no '{given}' to set"
     if not settings:
         raise UsageProblem(
             what, "its own script decides that; --backend NAME renders a card that a backend has recipes for"
         )
     raise UsageProblem(
         what,
-        _suggestion(name, known) + "   madlite explain TAG shows every key",
+        one_hint(_suggestion(name, known), hint, "madlite explain TAG --all shows every key"),
     )
 
 
 def _suggestion(name: str, known: list[str]) -> str:
-    from difflib import get_close_matches
-
-    close = get_close_matches(name, [*known, *ALIASES], n=3, cutoff=0.5)
-    return f"did you mean {' or '.join(close)}?" if close else f"keys: {', '.join(known)}, env.NAME"
+    return did_you_mean(name, [*known, *ALIASES]) or f"keys: {', '.join(known)}, env.NAME"
 
 
 def _dotted(key: str, settings: Mapping[str, Scalar]) -> str:
@@ -188,7 +196,13 @@ def _variable(name: str, value: Scalar, where: str) -> str:
     return str(value)
 
 
-_NOUNS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+_NOUNS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    Size: "a size of at least 16K, such as 500M or 2G, or 0 for no limit",
+}
 _WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 
@@ -207,6 +221,8 @@ def as_bool(value: Scalar) -> bool:
 def _convert(value: Scalar, wanted: type) -> Scalar:
     if wanted is bool:
         return as_bool(value)
+    if wanted is Size:
+        return as_size(str(value))
     if wanted is int:
         return int(str(value)) if _WHOLE_NUMBER.fullmatch(str(value).strip()) else _refuse(value)
     if wanted is float:

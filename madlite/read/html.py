@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from madlite.errors import UsageProblem
+from madlite.read.doubts import doubted, with_doubts
+from madlite.read.runs import Run, open_run
 from madlite.read.table import Table, read_table
 from madlite.read.words import cell, count, kinds, visible
 from madlite.record.named_file import write_named
@@ -17,10 +19,33 @@ def write_page(source: Path) -> Path:
     Raises:
         UsageProblem: the table cannot be read, or the page not be written.
     """
-    text = render_page(source.name, read_table(source))
+    text = render_page(source.name, with_doubts(source, read_table(source)))
     page = source.with_suffix(".html")
     write_named(page, text)
     return page
+
+
+def write_run_page(folder: Path, place: Path) -> Path:
+    """Write the rows of one run, as perf.csv has them, as a page `<id>.html` in a folder, and return where it is.
+
+    Raises:
+        UsageProblem: the run has no rows, or the page cannot be written.
+    """
+    run = open_run(folder)
+    rows = run.record.rows
+    if rows is None or not rows.cells:
+        raise UsageProblem(f"run {folder.name} has no row: {run.state}", f"madlite show {folder.name}")
+    page = place / f"{folder.name}.html"
+    write_named(page, render_page(f"{run.record.card} {folder.name}", _table(run, rows.cells)))
+    return page
+
+
+def _table(run: Run, cells: Sequence[Mapping[str, str]]) -> Table:
+    """Return the rows of a run, with why its number is doubtful or why it has none."""
+    own = {"cause": run.record.cause, "reason": run.record.reason, "suspect": "; ".join(run.record.suspect)}
+    told = [{**row, **{name: text for name, text in own.items() if text}} for row in cells]
+    columns = tuple(dict.fromkeys(name for row in told for name in row))
+    return Table(columns=columns, rows=tuple(tuple(row.get(name, "") for name in columns) for row in told))
 
 
 def write_mail(folder: Path, output: Path) -> tuple[str, ...]:
@@ -33,7 +58,7 @@ def write_mail(folder: Path, output: Path) -> tuple[str, ...]:
     skipped: list[str] = []
     for file in _csv_files(folder):
         try:
-            tables.append((file.stem, read_table(file)))
+            tables.append((file.stem, with_doubts(file, read_table(file))))
         except UsageProblem as problem:
             skipped.append(problem.message)
     if not tables:
@@ -78,4 +103,5 @@ def _render(template: str, **values: object) -> str:
         keep_trailing_newline=True,
     )
     environment.filters |= {"visible": visible, "cell": cell}
+    environment.tests |= {"doubted_in": lambda row, table: doubted(table, row)}
     return environment.get_template(template).render(values)

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from madlite.errors import UsageProblem
+from madlite.errors import UsageProblem, one_hint
+from madlite.nearest import did_you_mean
+from madlite.printable import printable
 from madlite.read.cells import harmless
 from madlite.read.runs import CUT_OFF, RUNNING, UNREADABLE, Run
 from madlite.record.lines import csv_line
 from madlite.types import Cause, Json, Status
 
-COLUMNS = ("id", "when", "card", "status", "cause", "performance", "metric", "suspect", "duration_s")
-_HEAD = ("ID", "WHEN (UTC)", "CARD", "STATUS", "NUMBER", "TOOK")
+COLUMNS = (
+    *("id", "when", "card", "status", "cause", "performance", "metric", "suspect", "duration_s", "doubt"),
+    *("backend", "mode", "precision", "gpu", "n_gpus"),
+)
+_HEAD = ("ID", "WHEN (UTC)", "CARD", "BACKEND", "MODE", "PRECISION", "GPU", "STATUS", "NUMBER", "TOOK")
+STATUS = _HEAD.index("STATUS")
+SUSPECT = "suspect"  # what `--status` calls a success whose number is doubtful
+STATES = ("success", SUSPECT, "failure", "skipped", "running", "cut-off", "unreadable")
+"""The words that `--status` knows beside the causes of failures."""
 
 
 def select_runs(runs: Iterable[Run], *, status: str = "", tags: Sequence[str] = (), limit: int = 0) -> list[Run]:
@@ -25,7 +34,7 @@ def select_runs(runs: Iterable[Run], *, status: str = "", tags: Sequence[str] = 
     if wanted and wanted not in (known := _statuses(runs)):
         raise _no_status(status, known)
     words = [word.lower() for word in tags if word]
-    chosen = [run for run in runs if not wanted or wanted in (run.state.lower(), _spelled(run.record.cause))]
+    chosen = [run for run in runs if not wanted or wanted in _words_of(run)]
     if words:
         chosen = [run for run in chosen if any(word in name for word in words for name in _names(run))]
     return chosen[-limit:] if limit else chosen
@@ -45,7 +54,13 @@ def as_json(run: Run) -> dict[str, Json]:
         "suspect": list(record.suspect),
         "duration_s": record.durations_s.get("total"),
         "reason": run.problem or record.reason,
+        "doubt": run.doubt,
         "folder": str(run.folder),
+        "backend": record.backend,
+        "mode": record.variant.mode if record.variant else "",
+        "precision": record.variant.precision if record.variant else "",
+        "gpu": record.device,
+        "n_gpus": run.n_gpus,
     }
 
 
@@ -56,26 +71,36 @@ def as_csv(runs: Iterable[Run]) -> Iterator[str]:
         values = as_json(run)
         values["suspect"] = "; ".join(values["suspect"])
         texts = ("" if values[name] is None else str(values[name]) for name in COLUMNS)
-        yield csv_line((_on_one_line(harmless(text)) for text in texts), "\n")
+        yield csv_line((printable(harmless(text)) for text in texts), "\n")
 
 
-def as_table(runs: Sequence[Run], words: Iterable[tuple[str, ...]]) -> Iterator[str]:
-    """Yield the lines of a table: of each run what the words say after its id and time."""
-    rows = [_HEAD, *((run.folder.name, run.when, *more) for run, more in zip(runs, words, strict=True))]
+def as_table(runs: Sequence[Run], words: Iterable[tuple[str, ...]]) -> Iterator[tuple[str, int]]:
+    """Yield the lines of a table, and where in them the status stands: of each run what the words say after its id."""
+    rows = [_HEAD, *((run.folder.name, *more) for run, more in zip(runs, words, strict=True))]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD) - 1)]
+    place = sum(widths[:STATUS]) + 2 * STATUS
     for row in rows:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-        yield "  ".join([*cells, row[-1]]).rstrip()
+        yield "  ".join([*cells, row[-1]]).rstrip(), place
 
 
-def problems(runs: Iterable[Run]) -> str:
-    """Return one note on the runs whose records nobody can read; nothing where there is none."""
-    broken = [f"{run.folder.name}: {run.problem}" for run in runs if run.state == UNREADABLE]
-    if not broken:
-        return ""
-    more = f", and {len(broken) - 3} more" if len(broken) > 3 else ""
-    what = "1 record" if len(broken) == 1 else f"{len(broken)} records"
-    return f"{what} cannot be read: {'; '.join(broken[:3])}{more}"
+def problems(runs: Iterable[Run]) -> Iterator[str]:
+    """Yield a note on the runs whose records nobody can read, and one on those that are not as madlite left them."""
+    runs = list(runs)
+    yield from _note([f"{run.folder.name}: {run.problem}" for run in runs if run.state == UNREADABLE], "cannot be read")
+    yield from _note([f"{run.folder.name}: {run.doubt}" for run in runs if run.doubt], "cannot be trusted")
+
+
+def _note(found: Sequence[str], how: str) -> Iterator[str]:
+    if found:
+        more = f", and {len(found) - 3} more" if len(found) > 3 else ""
+        what = "1 record" if len(found) == 1 else f"{len(found)} records"
+        yield f"{what} {how}: {'; '.join(found[:3])}{more}"
+
+
+def _words_of(run: Run) -> tuple[str, ...]:
+    """Return the words that choose a run; a success that is suspect is a success too."""
+    return (run.state.lower(), _spelled(run.record.cause), SUSPECT if run.is_suspect else "")
 
 
 def _spelled(status: str) -> str:
@@ -84,22 +109,15 @@ def _spelled(status: str) -> str:
 
 def _statuses(runs: Iterable[Run]) -> set[str]:
     """Return the words that a run can be chosen by, those of plugins where a run has them."""
-    words = (*Status, *Cause, RUNNING, CUT_OFF, UNREADABLE, *(run.record.cause for run in runs))
+    words = (*Status, SUSPECT, *Cause, RUNNING, CUT_OFF, UNREADABLE, *(run.record.cause for run in runs))
     return {_spelled(word) for word in words} - {""}
 
 
 def _no_status(status: str, known: Iterable[str]) -> UsageProblem:
-    from difflib import get_close_matches
-
-    close = get_close_matches(_spelled(status), sorted(known), n=1, cutoff=0.5)
-    near = f"did you mean {close[0].replace(' ', '-')}?   " if close else ""
-    hint = f"{near}success, failure, skipped, running, cut-off, unreadable, or a cause: docs/failures.md"
-    return UsageProblem(f"--status {status!r}: no run can be that", hint)
-
-
-def _on_one_line(text: str) -> str:
-    """Return the text with a blank for each character that is not shown."""
-    return text if text.isprintable() else "".join(char if char.isprintable() else " " for char in text)
+    words = [word.replace(" ", "-") for word in sorted(known)]
+    near = did_you_mean(status, STATES, most=1) or did_you_mean(status, words, most=1)
+    hint = f"{', '.join(STATES)}, or a cause: docs/failures.md"
+    return UsageProblem(f"--status {status!r}: no run can be that", one_hint(near, hint))
 
 
 def _names(run: Run) -> Iterator[str]:

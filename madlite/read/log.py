@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from madlite.errors import UsageProblem
+from madlite.read.log_parts import LogParts
 from madlite.run.folder import LOG, is_alive
-from madlite.run.regular import open_regular
+from madlite.safe_read import open_regular
 
 POLL_S = 0.2
-_READ_BYTES = 1 << 18
 # ECMA-48: control sequences, operating system commands and other strings, and the two characters that are one
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)|[ -/]*[0-OQ-WYZ\\`-~])")
 _LONGEST_ESCAPE = 4096  # characters; a longer one is shown as text, without its beginning
@@ -30,12 +30,12 @@ def read_log(
     """
     fd = _open(folder, follow, wait)
     try:
+        log = LogParts(folder, fd)
         if tail is not None:
-            os.lseek(fd, _start_of(fd, tail), os.SEEK_SET)
+            log.skip_to_last(tail)
         while True:
             lives = follow and is_alive(folder)  # asked before reading: what it writes last is read after it
-            while data := os.read(fd, _READ_BYTES):
-                yield data
+            yield from log.new()
             if not lives:
                 return
             wait(POLL_S)
@@ -79,21 +79,3 @@ def _open(folder: Path, follow: bool, wait: Callable[[float], None]) -> int:
             wait(POLL_S)
         except OSError as error:
             raise UsageProblem(f"the log of run {folder.name} cannot be read: {error.strerror}") from error
-
-
-def _start_of(fd: int, tail: int) -> int:
-    """Return where the last `tail` lines begin."""
-    end = os.fstat(fd).st_size
-    if tail == 0 or not end:
-        return end
-    at, left = end, tail + (os.pread(fd, 1, end - 1) == b"\n")
-    while at > 0:
-        begin = max(0, at - _READ_BYTES)
-        piece = os.pread(fd, at - begin, begin)
-        if (count := piece.count(b"\n")) >= left:
-            place = len(piece)
-            for _ in range(left):
-                place = piece.rindex(b"\n", 0, place)
-            return begin + place + 1
-        left, at = left - count, begin
-    return 0

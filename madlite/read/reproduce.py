@@ -12,7 +12,7 @@ from madlite.plan.make import RUNS
 from madlite.plan.values import PLAN_KEYS, canonical_key
 from madlite.record.record import Record
 from madlite.run.folder import CONTEXT
-from madlite.run.regular import digest_of
+from madlite.safe_read import digest_of
 from madlite.secrets import MASK
 from madlite.types import Scalar, Value
 
@@ -109,7 +109,7 @@ def _own_sets(record: Record, kept: Kept) -> Iterator[tuple[str, str]]:
     tagged = ((name, "true" if value is None else value) for name, value in record.overrides if record.rendered)
     for given, value in (*tagged, *kept.sets):
         key = canonical_key(given)
-        if key.startswith("env.") or (key in PLAN_KEYS and key not in ("image", "timeout_s")):
+        if key.startswith("env.") or (key in PLAN_KEYS and key not in ("image", "timeout_s", "args")):
             yield key, value
 
 
@@ -135,7 +135,10 @@ def _context(record: Record, folder: Path) -> Iterator[str]:
     kept = (folder / CONTEXT).is_file()
     if kept:
         yield from ("--additional-context-file", f"{RUNS}/{folder.name}/{CONTEXT}")
-    if record.args:
+    origin = record.origins.get("args", "")
+    if record.rendered and (origin == "--set" or (record.args and origin == "card, tag")):  # and so the row has them
+        yield from ("--set", f"args={record.args}")
+    elif record.args:
         yield from ("--additional-context", json.dumps({"model_args": record.args}))
 
 

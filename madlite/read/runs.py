@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
@@ -11,9 +11,10 @@ from pathlib import Path
 from msgspec.structs import asdict, replace
 
 from madlite.errors import RecordError, UsageProblem
+from madlite.nearest import nearest_words
 from madlite.plan.make import RUNS
 from madlite.record.record import Record, record_json
-from madlite.record.stored import holds_any, load_record, read_plan, with_plan
+from madlite.record.stored import Noted, holds_any, load_record, read_plan, with_plan
 from madlite.run.batch import cards_asked, interrupted_batches
 from madlite.run.folder import LOCK, PLAN, RECORD, check_runs_folder, is_alive
 from madlite.run.regular import real_folders
@@ -33,6 +34,7 @@ class Run(Value, frozen=True):
     state: str
     record: Record
     problem: str = ""
+    doubt: str = ""  # what is wrong with the record: something else than madlite wrote it, or changed it
 
     @property
     def headline(self) -> Metric | None:
@@ -41,6 +43,17 @@ class Run(Value, frozen=True):
         if self.state != Status.SUCCESS.value or not record.metrics:
             return None
         return record.metrics[-1 if record.window is not None else 0]
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether it is a success whose number is doubtful."""
+        return self.state == Status.SUCCESS.value and bool(self.record.suspect)
+
+    @property
+    def n_gpus(self) -> int | None:
+        """How many GPUs it had, all nodes together; None where nothing says it."""
+        place = self.record.place
+        return place.nodes * place.gpus_per_node if place is not None else None
 
     @property
     def when(self) -> str:
@@ -82,11 +95,11 @@ def list_runs(runs: Path) -> tuple[Run, ...]:
 
     Those that a kill kept from having a plan are among them, under the card that their batch names.
     """
-    known = cards_asked(runs)
+    known, noted = cards_asked(runs), Noted(runs)
     folders = [folder for folder in real_folders(runs) if is_run(folder)]
     begun = (asked.id for batch in interrupted_batches(runs.parent) for asked in batch.begun if runs.name == RUNS)
     folders += [runs / name for name in begun if "/" not in name]
-    found = [_named(open_run(folder), known) for folder in folders]
+    found = [_named(open_run(folder, noted), known) for folder in folders]
     return tuple(sorted(found, key=lambda run: (run.when, _began(run.folder), run.folder.name)))
 
 
@@ -101,8 +114,13 @@ def is_run(folder: Path) -> bool:
     return holds_any(folder, (RECORD, PLAN, LOCK))
 
 
-def open_run(folder: Path) -> Run:
+def open_run(folder: Path, noted: Noted | None = None) -> Run:
     """Return one run; never raises for what its folder holds."""
+    run = _opened(folder)
+    return replace(run, doubt=(noted or Noted(folder.parent)).doubt(folder))
+
+
+def _opened(folder: Path) -> Run:
     blank = Record(id=folder.name, status=Status.FAILURE, version=0)
     problem, record = "", None
     try:
@@ -131,20 +149,41 @@ def find_run(runs: Path, name: str) -> Path:
     Raises:
         UsageProblem: no run or several are named so.
     """
-    folders = [folder for folder in real_folders(runs) if is_run(folder)]
-    if not folders:
+    if (found := find_named(runs, name)) is not None:
+        return found
+    known = run_names(runs)
+    if not known:
         raise UsageProblem(f"there are no runs in {runs}", "name the working folder: --dir DIR")
-    if name == LAST:
+    raise _unknown(name, known)
+
+
+def find_named(runs: Path, name: str) -> Path | None:
+    """Return the folder of a run as `find_run` does; None where no run is named so.
+
+    Raises:
+        UsageProblem: several are.
+    """
+    known = run_names(runs)
+    if name == LAST and known:
         return list_runs(runs)[-1].folder
-    by_name = {folder.name: folder for folder in folders}
-    if name in by_name:
-        return by_name[name]
-    matching = [each for each in by_name if name and each.startswith(name)] or [
-        each for each in by_name if name and name in each
-    ]
-    if len(matching) == 1:
-        return by_name[matching[0]]
-    raise _several(name, matching) if matching else _unknown(name, by_name)
+    if name in known:
+        return runs / name
+    matching = names_with(known, name)
+    if len(matching) > 1:
+        raise _several(name, matching)
+    return runs / matching[0] if matching else None
+
+
+def run_names(runs: Path) -> list[str]:
+    """Return the ids of the runs, sorted."""
+    return [folder.name for folder in real_folders(runs) if is_run(folder)]
+
+
+def names_with(names: Sequence[str], part: str) -> list[str]:
+    """Return the names that begin with a part, or else those that have it anywhere; none with an empty one."""
+    if not part:
+        return []
+    return [name for name in names if name.startswith(part)] or [name for name in names if part in name]
 
 
 def _several(name: str, matching: list[str]) -> UsageProblem:
@@ -155,11 +194,9 @@ def _several(name: str, matching: list[str]) -> UsageProblem:
 
 
 def _unknown(name: str, known: Iterable[str]) -> UsageProblem:
-    from difflib import get_close_matches
-
     names = list(known)
     parts = {part: each for each in names for part in (each, each[16:-7], each[-6:])}
-    close = get_close_matches(name, parts, n=1, cutoff=0.5)
+    close = nearest_words(name, reversed(parts), most=1)
     hint = f"did you mean {parts[close[0]]}?   " if close else ""
     return UsageProblem(f"no run '{name}'", f"{hint}madlite runs lists them")
 

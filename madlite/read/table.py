@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import csv
+import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO
 
 from madlite.csvtext import unlimited_fields
 from madlite.errors import UsageProblem
+from madlite.safe_files import size_words
+from madlite.safe_read import open_named
 from madlite.types import Value
 
+_MOST_CELLS = 20_000_000  # blanks of rows that end early among them
+_LARGEST_BYTES = 1 << 30  # some three million rows
 _MEND = "mend that line, or move the file away"
 
 
@@ -30,7 +37,7 @@ def read_table(path: Path) -> Table:
     """
     try:
         _check_file(path)
-        with unlimited_fields(), path.open(encoding="utf-8-sig", errors="backslashreplace", newline="") as file:
+        with unlimited_fields(), _opened(path) as file:
             records = csv.reader(file, strict=True)
             return _table(path, _numbered(path, records))
     except OSError as error:
@@ -47,16 +54,29 @@ def _check_file(path: Path) -> None:
         raise UsageProblem(f"{path} is no .csv file", f"ls {path.parent}/*.csv")
 
 
+def _opened(path: Path) -> TextIO:
+    """Open a table that is no larger than what memory holds."""
+    file = os.fdopen(open_named(path), encoding="utf-8-sig", errors="backslashreplace", newline="")
+    if os.fstat(file.fileno()).st_size > _LARGEST_BYTES:
+        file.close()
+        raise OSError(errno.EFBIG, f"it is larger than {size_words(_LARGEST_BYTES)}", str(path))
+    return file
+
+
 def _table(path: Path, records: Iterator[tuple[int, list[str]]]) -> Table:
     first = next(records, None)
     if first is None or not any(name.strip() for name in first[1]):
         raise UsageProblem(f"{path} is empty: no line names its columns", "madlite run writes perf.csv")
     columns = tuple(name.strip() for name in first[1])  # madengine 1 starts a file with `model, n_gpus, …`
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for line, cells in records:
         if len(cells) > len(columns):
             raise UsageProblem(
                 f"{path} is no table: {len(cells)} cells in line {line} under {len(columns)} columns", _MEND
+            )
+        if len(columns) * (len(rows) + 1) > _MOST_CELLS:
+            raise UsageProblem(
+                f"{path} is too large a table: {len(columns)} columns to line {line}", "name a part of it"
             )
         rows.append((*cells, *[""] * (len(columns) - len(cells))))
     return Table(columns=columns, rows=tuple(rows))

@@ -7,6 +7,7 @@ import unicodedata
 from collections import Counter
 
 from madlite.read.cells import harmless
+from madlite.read.doubts import doubted
 from madlite.read.table import Table
 
 _NUMBER = re.compile(r"[-+]?[\d,]*\.?\d+([eE][-+]?\d+)?")
@@ -15,12 +16,12 @@ _TURNING = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 
 
 def count(table: Table) -> str:
-    """Return how many rows there are, and of each status: `3 rows: 2 SUCCESS, 1 FAILURE`."""
+    """Return how many rows there are, and of each status: `3 rows: 1 SUCCESS, 1 SUCCESS (suspect), 1 FAILURE`."""
     text = "1 row" if len(table.rows) == 1 else f"{len(table.rows)} rows"
     if "status" not in table.columns:
         return text
     column = table.columns.index("status")
-    counts = Counter(row[column] for row in table.rows if row[column])
+    counts = Counter(row[column] + " (suspect)" * doubted(table, row) for row in table.rows if row[column])
     return text + (": " + ", ".join(f"{n} {status}" for status, n in counts.most_common()) if counts else "")
 
 

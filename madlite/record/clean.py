@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from madlite.record.lines import plain
+from madlite.measure.limits import is_too_long
+from madlite.record.lines import readable
 from madlite.record.typed import as_cell
 from madlite.secrets import MASK, Redactor, assigned, is_secret, is_secret_name
 from madlite.types import Json
@@ -37,7 +38,9 @@ def _object(value: Mapping[Json, Json], mask: _Mask) -> Json:
     names = [item for key, item in value.items() if _is(key, _NAMES) and isinstance(item, str)]
     told = next(filter(is_secret_name, names), "")
     return {
-        plain(_in_words(str(key), mask)(str(key))): clean(item, mask, told if told and _is(key, _VALUES) else str(key))
+        readable(_in_words(str(key), mask)(str(key))): clean(
+            item, mask, told if told and _is(key, _VALUES) else str(key)
+        )
         for key, item in value.items()
     }
 
@@ -58,8 +61,8 @@ def _scalar(value: Json, mask: _Mask, name: str) -> Json:
     text = as_cell(value) if number else str(value)
     if is_secret(name, text) and not text.startswith("<"):  # eos_token: <|end_of_text|>
         return MASK.decode()
-    shown = plain(_in_words(text, mask)(text))
-    return value if number and shown == text else shown
+    shown = readable(_in_words(text, mask)(text))
+    return value if number and shown == text and not is_too_long(text) else shown
 
 
 def _in_words(text: str, mask: _Mask) -> _Mask:

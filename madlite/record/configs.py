@@ -10,6 +10,7 @@ import io
 import logging
 import shlex
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,13 @@ from typing import Any
 from madlite.csvtext import unlimited_fields
 from madlite.record.clean import clean
 from madlite.record.typed import read_json, typed_rows
+from madlite.safe_read import read_inside, way_out
 from madlite.types import Json, RunPlan
 
 _OPTION = "--config"
 # where MAD and the repositories that hold it as a submodule keep what their scripts share
 _SHARED = ("scripts", "scripts/MAD", "scripts/MAD-private", "scripts/MAD-internal")
+_CREDENTIALS = "credential.json"
 _LARGEST_BYTES = 1 << 20  # it is repeated in every entry of a list that grows
 _LARGEST_CONTENT = 4 << 20  # values and characters
 _TOO_LARGE = f"it comes to more than {_LARGEST_CONTENT} characters with all that its parts refer to"
@@ -39,15 +42,14 @@ def read_configs(plan: RunPlan, mask: Callable[[str], str] = str) -> Json:
         return None
     path: Path | None = None
     try:
-        path = next((path for path in _candidates(plan, name) if path.is_file()), None)
+        path, problem = _find(plan, name)
         if path is not None:
-            content = read(_content(path))
+            content = read(_content(path, plan))
             _check_size(content)
             return clean(content, mask)
-        problem = f"the file of {_OPTION} {mask(name)} is not there"
     except Exception as error:  # noqa: BLE001 - PyYAML raises whatever its parts trip over, and a run is worth more
-        problem = f"{mask(str(path or name))} cannot be read: {mask(_first_line(error))}"
-    _log.warning("%s: entries have no configs, %s", plan.card.name, problem)
+        problem = f"{path or name} cannot be read: {_first_line(error)}"
+    _log.warning("%s: entries have no configs, %s", plan.card.name, mask(problem))
     return None
 
 
@@ -66,18 +68,38 @@ def _named(args: str) -> str:
     return named
 
 
+def _find(plan: RunPlan, name: str) -> tuple[Path | None, str]:
+    """Return the file that the args name, else why there is none: one elsewhere on this machine is not read."""
+    problem = f"the file of {_OPTION} {name} is not there"
+    for path in _candidates(plan, name):
+        if path.is_file():
+            why = way_out(path, *_roots(plan)) or _private(path, plan)
+            if not why:
+                return path, ""
+            problem = f"{path} is not read: {why}"
+    return None, problem
+
+
+def _roots(plan: RunPlan) -> tuple[Path, Path]:
+    return plan.workspace, plan.card.root
+
+
+def _private(path: Path, plan: RunPlan) -> str:
+    """Return why a file of the folder itself is kept out of what others are shown."""
+    for root in _roots(plan):
+        with suppress(OSError):
+            if path.samefile(root / _CREDENTIALS):
+                return f"it is {_CREDENTIALS}"
+    return ""
+
+
 def _candidates(plan: RunPlan, name: str) -> Iterable[Path]:
     path = Path(name)
-    if path.is_absolute():
-        return _on_host(plan, path)
-    return (place / path for place in _places(plan))
-
-
-def _on_host(plan: RunPlan, path: Path) -> Iterable[Path]:
-    """Return where a workload's absolute path lies on this machine: what is in the image alone is not read."""
+    if not path.is_absolute():
+        return (place / path for place in _places(plan))
     if path.is_relative_to(plan.inside):
         return (plan.workspace / path.relative_to(plan.inside),)
-    return (path,) if plan.runtime == "host" else ()
+    return (path,) if plan.runtime == "host" else ()  # what is in the image alone is not on this machine
 
 
 def _places(plan: RunPlan) -> Iterable[Path]:
@@ -90,11 +112,11 @@ def _places(plan: RunPlan) -> Iterable[Path]:
     yield from (root / shared for shared in _SHARED)
 
 
-def _content(path: Path) -> bytes:
+def _content(path: Path, plan: RunPlan) -> bytes:
     size = path.stat().st_size
     if size > _LARGEST_BYTES:
         raise ValueError(f"{size} bytes are too many to be repeated in every entry, {_LARGEST_BYTES} are not")
-    return path.read_bytes()
+    return read_inside(path, *_roots(plan), limit_bytes=_LARGEST_BYTES)
 
 
 def _check_size(content: Json) -> None:

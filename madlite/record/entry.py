@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from madlite.record.header import STANDARD_COLUMNS
 from madlite.record.lines import plain_cells
-from madlite.record.matching import config_of
+from madlite.record.matching import configs_of
 from madlite.record.rows import said_something
 from madlite.record.typed import as_cell, as_number, typed_rows
 from madlite.types import Json, Metric, Result, Row, RunPlan, Value
@@ -69,7 +69,7 @@ def _several(result: Result, cells: Sequence[dict[str, str]], base: _Object, con
     said = typed_rows([{name: row[name] for name in (*own, *_JUDGED)} for own, row in zip(names, cells, strict=True)])
     for typed, row in zip(said, cells, strict=True):
         typed |= {"model": row["model"], "metric": row["metric"] or None}  # names, whatever they look like
-    chosen = [config_of(configs, metric) for metric in result.metrics]
+    chosen = configs_of(configs, result.metrics)
     common = {name: value for name, value in base.items() if name not in _JUDGED}
     entry = tuple(
         {name: typed.get(name, base[name]) for name in STANDARD_COLUMNS} | {"configs": config} | _beyond(typed)

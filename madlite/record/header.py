@@ -11,7 +11,7 @@ from typing import TextIO
 from msgspec.structs import replace
 
 from madlite.errors import RecordError
-from madlite.record.lines import csv_line
+from madlite.record.lines import csv_line, plain_name
 from madlite.types import Value
 
 # The columns of madengine 2, in its order; madengine 1 has all but the four marked in docs/perf-csv.md.
@@ -41,9 +41,12 @@ class Header(Value, frozen=True):
         return self.bom + csv_line(self.columns, self.newline)
 
     def arrange(self, cells: Mapping[str, str]) -> list[str]:
-        """Return the cells in the file's order: blank where a row has none, once where a name stands twice."""
+        """Return the cells in the file's order: blank where a row has none, once where a name stands twice.
+
+        Names of cells are plain; those of a file that others wrote may have a line's end in them.
+        """
         left = dict(cells)
-        return [left.pop(name, "") for name in self.columns]
+        return [left.pop(name if name.isprintable() else plain_name(name), "") for name in self.columns]
 
 
 def text_of(fd: int) -> TextIO:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -19,9 +18,10 @@ from madlite.csvtext import unlimited_fields
 from madlite.errors import RecordError
 from madlite.plan.make import RUNS
 from madlite.record.header import read_header, text_of
-from madlite.record.lines import plain_cells
+from madlite.record.lines import comparable, plain_cells
 from madlite.run.folder import LOCK, NOTE_BYTES, ROWS
-from madlite.run.regular import open_regular, read_regular
+from madlite.safe_files import Folder
+from madlite.safe_read import open_regular, read_regular
 from madlite.types import Row, Value, to_json
 
 LIMIT_BYTES = 256 << 20
@@ -47,7 +47,8 @@ class Rows(Value, frozen=True):
 
     def without(self, columns: Collection[str]) -> Rows:
         """Return the rows as they are in a file that has no room for some columns."""
-        cells = tuple({name: text for name, text in one.items() if name not in columns} for one in self.cells)
+        left_out = frozenset(columns)
+        cells = tuple({name: text for name, text in one.items() if name not in left_out} for one in self.cells)
         return msgspec.structs.replace(self, cells=cells)
 
 
@@ -103,16 +104,8 @@ def note_rebuilt(path: str, runs: Path) -> None:
     Raises:
         OSError: it cannot be noted.
     """
-    beside = runs / f"{REBUILT}.{os.getpid()}"
-    beside.unlink(missing_ok=True)  # a workload may have laid a link there
-    try:
-        with beside.open("x", encoding="utf-8") as file:
-            file.write(to_json({**_rebuilt(runs), path: now()}))
-        beside.replace(runs / REBUILT)
-    except BaseException:
-        with suppress(OSError):
-            beside.unlink(missing_ok=True)
-        raise
+    with Folder.open(runs) as folder:
+        folder.write(REBUILT, to_json({**_rebuilt(runs), path: now()}).encode())
 
 
 def now() -> str:
@@ -136,32 +129,48 @@ def _find(rows: Rows, path: Path) -> tuple[list[int], tuple[str, ...]]:
             if header is None:
                 return [], ()
             text.seek(0)
-            wanted = [header.arrange(plain_cells(Row(cells=cells))) for cells in rows.cells]
-            return list(_groups(wanted, _ended(text, len(header.columns)))), header.columns
+            wanted = [comparable(header.arrange(plain_cells(Row(cells=cells)))) for cells in rows.cells]
+            return list(_groups(wanted, _ended(text))), header.columns
     finally:
         os.close(fd)
 
 
-def _ended(text: Iterable[str], width: int) -> Iterator[tuple[list[str], int]]:
-    """Yield the header and the rows, each with the place where it ends."""
+def _ended(text: Iterable[str]) -> Iterator[tuple[tuple[str, ...], int]]:
+    """Yield the header and the rows as they are compared, each with the place where it ends."""
     end = 0
 
     def lines() -> Iterator[str]:
         nonlocal end
         for line in text:
             end += len(line.encode("utf-8", "surrogateescape"))
-            yield line.replace("\0", "?")  # which Python 3.10 does not read
+            yield line.replace("\0", "\\x00")  # which Python 3.10 does not read
 
     for cells in csv.reader(lines()):
         if cells:
-            yield [*cells, *[""] * (width - len(cells))], end
+            yield comparable(cells), end
 
 
-def _groups(wanted: Sequence[list[str]], rows: Iterator[tuple[list[str], int]]) -> Iterator[int]:
-    """Yield the end of each place where all wanted rows stand one after the other."""
-    window: list[list[str]] = []
-    for cells, end in rows:
-        window = [*window, cells][-len(wanted) :]
-        if window == wanted:
+def _groups(wanted: Sequence[tuple[str, ...]], rows: Iterator[tuple[tuple[str, ...], int]]) -> Iterator[int]:
+    """Yield the end of each place where all wanted rows stand one after the other.
+
+    The search of Knuth, Morris and Pratt: how many of the wanted rows came last is kept, and no row is looked at again.
+    """
+    shorter, count = _borders(wanted), 0
+    for cells, end in rows if wanted else ():
+        while count and cells != wanted[count]:
+            count = shorter[count - 1]
+        count += cells == wanted[count]
+        if count == len(wanted):
             yield end
-            window = []
+            count = 0
+
+
+def _borders(wanted: Sequence[tuple[str, ...]]) -> list[int]:
+    """Return for each beginning of the wanted rows how many rows it both begins and ends with, itself left out."""
+    found, count = [0] * len(wanted), 0
+    for place in range(1, len(wanted)):
+        while count and wanted[place] != wanted[count]:
+            count = found[count - 1]
+        count += wanted[place] == wanted[count]
+        found[place] = count
+    return found

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from madlite.errors import RecordError
 from madlite.record.links import outside
+from madlite.safe_files import NO_SPACE, open_plain, resolved
 from madlite.types import Value
 
 _SHUT = (errno.EACCES, errno.EPERM, errno.EROFS)
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Held(Value, frozen=True):
@@ -28,21 +28,21 @@ class Held(Value, frozen=True):
     def is_current(self) -> bool:
         """Say whether the path still names the file that is open: a widening writer replaces it."""
         try:
-            return os.path.samestat(self.target.stat(), os.fstat(self.fd))
+            return os.path.samestat(self.target.lstat(), os.fstat(self.fd))
         except FileNotFoundError:
             return False
 
 
 @contextmanager
-def held(path: Path) -> Iterator[Held]:
+def held(path: Path, target: Path | None = None) -> Iterator[Held]:
     """Open the file that `path` names, make it where there is none, and hold its lock.
 
     Raises:
-        RecordError: it cannot be opened or locked, or is no plain file.
+        RecordError: it cannot be opened or locked, is no plain file, or is another one than `target`.
         OSError: from the body, as it comes.
     """
     while True:
-        file = _opened(path)
+        file = _opened(path, target)
         try:
             _lock(path, file.fd, fcntl.LOCK_EX)
             if file.is_current():
@@ -59,7 +59,7 @@ def looked_at(path: Path) -> Iterator[Held | None]:
     """Open the file as `held` would, without making it and without waiting; None where there is none yet."""
     target = plain_target(path)
     try:
-        fd = _open(target, 0)
+        fd = _open(target, make=False)
     except FileNotFoundError:
         _check_folder(target.parent)
         yield None
@@ -81,10 +81,19 @@ def explained(path: Path) -> Iterator[None]:
         raise _in_words(path, error) from error
 
 
-def _opened(path: Path) -> Held:
+def _opened(path: Path, expected: Path | None) -> Held:
     target = plain_target(path)
-    is_new = not target.exists()
-    fd = _open(target, os.O_CREAT)
+    if expected is not None and target != expected:
+        what = f"{path} leads to {target} since the command began: it is not written to"
+        raise RecordError(what, f"ls -l {path}   shows the link that was laid")
+    while True:
+        try:
+            fd, is_new = _open(target, make=False), False
+            break
+        except FileNotFoundError:
+            with suppress(FileExistsError):  # another one makes it at this moment
+                fd, is_new = _open(target, make=True), True
+                break
     try:
         _check_plain(path, fd)
     except BaseException:
@@ -110,12 +119,13 @@ def plain_target(path: Path) -> Path:
     if not plain or target.parts[1:2] in (("proc",), ("sys",)):
         raise _no_plain_file(path)
     if outside(path) is not None and not target.exists():
-        raise RecordError(f"{path} is a link to {target}, which is not there", f"touch {target}   or rm {path}")
+        raise RecordError(f"{path} is a link to {target}, which is not there", f"-o {target}   or rm {path}")
     return target
 
 
-def _open(target: Path, extra: int) -> int:
-    return os.open(target, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | extra, 0o666)
+def _open(target: Path, *, make: bool) -> int:
+    with resolved(target) as (folder, name):
+        return open_plain(folder, name, os.O_RDWR | os.O_APPEND | (os.O_EXCL if make else 0), make=make)
 
 
 def _check_plain(path: Path, fd: int) -> None:
@@ -156,6 +166,6 @@ def _in_words(path: Path, error: OSError) -> RecordError:
         return RecordError(
             f"{path} cannot be written: {error.strerror}", f"ls -ld {folder} {path}   or another file: -o FILE"
         )
-    if error.errno in _FULL:
+    if error.errno in NO_SPACE:
         return RecordError(f"no space for a row of {path} ({error.strerror}); it is as it was", f"df -h {folder}")
     return RecordError(f"{path} cannot be written: {error.strerror or error}", "choose another file: -o FILE")

@@ -17,13 +17,17 @@ from madlite.record.intent import Rows
 from madlite.record.record import SHARED, File, Record
 from madlite.record.tame import tame
 from madlite.run.folder import LOCK, RECORD, ROWS
+from madlite.secrets import Redactor
 from madlite.types import Result, RunPlan, Step
 
 _MOST_FILES = 1000
-_AS_PLANNED = ("backend", "runtime", "place", "variant", "settings", "overrides", "timeout_s", "origins", "data")
+_AS_PLANNED = (
+    *("backend", "runtime", "place", "variant", "settings", "overrides", "timeout_s", "log_limit_bytes", "origins"),
+    "data",
+)
 # what people type, and what a workload, an engine or a results file says
 _SAID = (
-    *("command", "settings", "args", "overrides", "origins", "reason", "evidence", "diagnosis", "suspect"),
+    *("url", "command", "settings", "args", "overrides", "origins", "reason", "evidence", "diagnosis", "suspect"),
     *("witnesses", "findings", "config", "provenance", "telemetry"),
 )
 
@@ -40,7 +44,8 @@ def make_record(
 ) -> Record:
     """Return the record of a run that has ended; `rendered` are the files that madlite put into its folder.
 
-    What the result says of metrics, and the rows, is masked already, and stays as it went into perf.csv.
+    What the result says of metrics, and the rows, is masked already, and stays as it went into perf.csv.  Of the rest,
+    which names things, only what is a secret by its shape is masked.
     """
     from madlite import __version__
 
@@ -57,7 +62,7 @@ def make_record(
         **{name: getattr(result, name) for name in SHARED},
     )
     masked = {name: tame(getattr(record, name), mask) for name in _SAID}
-    tamed: Record = tame(replace(record, **masked), str)
+    tamed: Record = tame(replace(record, **masked), Redactor().text)
     return tamed
 
 

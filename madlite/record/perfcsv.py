@@ -14,11 +14,14 @@ from pathlib import Path
 
 from madlite.errors import RecordError
 from madlite.record.header import MOST_AT_ONCE, MOST_COLUMNS, STANDARD_COLUMNS, Header, may_join, read_header, text_of
-from madlite.record.lines import csv_line, plain_cells
+from madlite.record.integrity import Integrity
+from madlite.record.lines import csv_line, plain_cells, plain_name
+from madlite.record.links import outside
 from madlite.record.locked import Held, explained, held, looked_at
 from madlite.record.tail import mend_of
 from madlite.record.whole import sync_folder
 from madlite.record.widen import widen
+from madlite.safe_files import Folder, check_plain
 from madlite.types import Row
 
 SAVED_NAME = "rows.csv"
@@ -36,14 +39,16 @@ def append_rows(
     sync: bool = True,
     intend: Callable[[int, tuple[str, ...]], None] = lambda size, columns: None,
     leave_out: Callable[[tuple[str, ...]], None] | None = None,
+    target: Path | None = None,
+    integrity: Integrity | None = None,
 ) -> None:
     """Append one line per row, in the order of the header that the file has; a new file gets the standard one.
 
-    Cells of standard columns that an older file lacks are left out.  Other columns it lacks join its header at the
-    end, or are left out with `strict_header`.  Those for which the header has no room are left out too: `leave_out` is
-    called with them, or where there is none they are told in the log.  `sync` waits until the disk has the rows.
-    `intend` is called right before, with the size that the file has and its columns, none of a new one, while nobody
-    else can append.
+    Cells of standard columns that an older file lacks are left out.  Other columns join its header at the end, or are
+    left out with `strict_header`, or for want of room: `leave_out` gets those, or the log.  `sync` waits for the disk.
+    `intend` is called right before, with the file's size and columns (none of a new one), while nobody else can append.
+    Where the path does not lead to `target` any more, the rows do not follow.  `integrity` looks whether something else
+    changed the file, and notes what is written.
 
     Raises:
         RecordError: the rows are not in the file, and what was there before is.
@@ -51,66 +56,102 @@ def append_rows(
     cells = [plain_cells(row) for row in rows]
     if not cells:
         return
-    with explained(path), held(path) as file:
+    with explained(path), held(path, target) as file:
         header = _header(path, file)
+        if integrity is not None:
+            integrity.check(file.fd, is_new=file.is_new)
         joining = () if strict_header else joining_columns(header.columns if header else (), cells)
         if joining and not may_join(header or Header(columns=STANDARD_COLUMNS), joining):
             leave_out(joining) if leave_out else _log.warning("%s", left_out_words(path, joining))
             joining = ()
         intend(os.fstat(file.fd).st_size, header.columns if header else ())
-        if header is None:
-            _begin(file, Header(columns=(*STANDARD_COLUMNS, *joining)), cells, sync)
-            return
-        _mend(file, header)
-        if joining:
-            widen(file, joining, cells)
+        if header is not None and joining:
+            _mend(file, header, integrity)
+            widen(file, joining, cells, integrity)
         else:
-            _append(file, _encoded(header, cells), sync)
+            _append(file, *_what_joins(file, header, joining, cells), sync, integrity)
 
 
-def check_appendable(path: Path) -> None:
+def _what_joins(
+    file: Held, header: Header | None, joining: Sequence[str], cells: Iterable[_Cells]
+) -> tuple[int, bytes]:
+    """Return how many bytes at the end of a file go, and what comes after the rest."""
+    if header is None:
+        begin = Header(columns=(*STANDARD_COLUMNS, *joining))
+        return os.fstat(file.fd).st_size, begin.line.encode() + _encoded(begin, cells)  # blank lines at the most go
+    mend = mend_of(file.fd, header)
+    return mend.cut, mend.text.encode() + _encoded(header, cells)
+
+
+def check_appendable(path: Path, root: Path | None = None) -> None:
     """Find before a run what would keep `append_rows` from saving its result; makes and changes nothing.
 
     Raises:
-        RecordError: as `append_rows` would raise it.
+        RecordError: as `append_rows` would raise it; or a link leads out of the folder `root` in which the path is
+            written, and not to a results file: a workload may have laid it.
     """
     with explained(path), looked_at(path) as file:
-        if file is not None:
-            _header(path, file)
+        header = _header(path, file) if file is not None else None
+    if header is None and (target := outside(path, root)) is not None:
+        what = f"{path} leads to {target} by a link, and there is no results file"
+        raise RecordError(f"{what}: nothing is made there", f"-o {target}   names it without the link")
 
 
-def save_beside(rows: Sequence[Row], folder: Path) -> Path:
+def check_replaceable(path: Path, file: Held) -> None:
+    """Check that what a path led to may be replaced: what a link leads to elsewhere has to be a results file.
+
+    Raises:
+        RecordError: it is none.
+    """
+    if outside(path) is not None:
+        _header(path, file)
+
+
+def is_results_file(path: Path) -> bool:
+    """Say whether a path leads to a plain file that begins with a results file's header."""
+    try:
+        with looked_at(path) as file:
+            return file is not None and _header(path, file) is not None
+    except (RecordError, OSError):
+        return False
+
+
+def save_beside(rows: Sequence[Row], folder: Folder) -> Path:
     """Write rows that perf.csv could not take into the run folder, under a header of their own; return the file.
 
     Raises:
         RecordError: the folder cannot be written either.
     """
-    saved = folder / SAVED_NAME
+    saved = folder.path / SAVED_NAME
     cells = [plain_cells(row) for row in rows]
     header = Header(columns=(*STANDARD_COLUMNS, *joining_columns((), cells)))
     with explained(saved):
-        folder.mkdir(parents=True, exist_ok=True)
-        beside = folder / f".{SAVED_NAME}"
-        try:
-            beside.unlink(missing_ok=True)
-            with beside.open("xb") as file:
-                file.write(header.line.encode() + _encoded(header, cells))
-            beside.replace(saved)
-        except OSError:
-            beside.unlink(missing_ok=True)
-            raise
+        folder.write(SAVED_NAME, header.line.encode() + _encoded(header, cells))
     return saved
 
 
 def _header(path: Path, file: Held) -> Header | None:
+    """Return the header of a file, None of one that is new or blank.
+
+    Raises:
+        RecordError: it is no results file; a blank one that a link elsewhere or another name leads to may be anything.
+    """
     with text_of(file.fd) as text:
-        return read_header(path, text)
+        header = read_header(path, text)
+    if header is None and not file.is_new:
+        if outside(path) is not None:
+            raise RecordError(f"{path} is a link to {file.target}, which is empty and no results file", f"rm {path}")
+        check_plain(file.fd, str(path))
+    return header
 
 
 def joining_columns(columns: Iterable[str], rows: Iterable[_Cells]) -> tuple[str, ...]:
     """Return the result columns that the header lacks, in the order in which they first appear."""
+    columns = tuple(columns)
     known = {*columns, *STANDARD_COLUMNS}
-    return tuple(dict.fromkeys(name for row in rows for name in row if name not in known))
+    new = dict.fromkeys(name for row in rows for name in row if name not in known)
+    others = {plain_name(name) for name in columns} if new else set()  # of a header that another program wrote
+    return tuple(name for name in new if name not in others)
 
 
 def left_out_words(path: Path | str, joining: Sequence[str]) -> str:
@@ -123,39 +164,43 @@ def left_out_words(path: Path | str, joining: Sequence[str]) -> str:
     )
 
 
-def _begin(file: Held, header: Header, rows: Iterable[_Cells], sync: bool) -> None:
-    if os.fstat(file.fd).st_size:
-        os.ftruncate(file.fd, 0)  # blank lines at the most
-    _append(file, header.line.encode() + _encoded(header, rows), sync)
-    if sync and file.is_new:
-        sync_folder(file.target.parent)
-
-
-def _mend(file: Held, header: Header) -> None:
+def _mend(file: Held, header: Header, integrity: Integrity | None) -> None:
     mend = mend_of(file.fd, header)
-    if mend.cut:
-        os.ftruncate(file.fd, os.fstat(file.fd).st_size - mend.cut)
-    if mend.text:
-        _append(file, mend.text.encode(), sync=False)
+    if mend.cut or mend.text:
+        _append(file, mend.cut, mend.text.encode(), False, integrity)
 
 
 def _encoded(header: Header, rows: Iterable[_Cells]) -> bytes:
     return "".join(csv_line(header.arrange(row), header.newline) for row in rows).encode()
 
 
-def _append(file: Held, data: bytes, sync: bool) -> None:
-    """Add the bytes in one write, all or none of them."""
-    size = os.fstat(file.fd).st_size
+def _append(file: Held, cut: int, data: bytes, sync: bool, integrity: Integrity | None = None) -> None:
+    """Add the bytes in one write, all or none of them, in place of the last `cut` bytes."""
+    size = os.fstat(file.fd).st_size - cut
+    if integrity is not None:
+        integrity.intend(size, data)
+    if cut:
+        os.ftruncate(file.fd, size)
     try:
-        written = os.write(file.fd, data)
-        if written < len(data):
-            raise RecordError(
-                f"no space for a row of {file.target}: {written} of {len(data)} bytes fitted; it is as it was",
-                f"df -h {file.target.parent}",
-            )
-        if sync:
-            os.fsync(file.fd)
+        _write(file, data, sync)
     except BaseException:
         with suppress(OSError):  # the next writer mends what is left
             os.ftruncate(file.fd, size)
+            if integrity is not None:
+                integrity.settle(file.fd)
         raise
+    if integrity is not None:
+        integrity.done(file.fd, size + len(data))
+    if sync and file.is_new:
+        sync_folder(file.target.parent)
+
+
+def _write(file: Held, data: bytes, sync: bool) -> None:
+    written = os.write(file.fd, data)
+    if written < len(data):
+        raise RecordError(
+            f"no space for a row of {file.target}: {written} of {len(data)} bytes fitted; it is as it was",
+            f"df -h {file.target.parent}",
+        )
+    if sync:
+        os.fsync(file.fd)

@@ -10,16 +10,19 @@ from msgspec.structs import replace
 
 from madlite.errors import RecordError, UsageProblem
 from madlite.record.header import STANDARD_COLUMNS, Header, may_join
+from madlite.record.integrity import Integrity
 from madlite.record.intent import REBUILT, Rows, has_none, note_rebuilt, read_intent, rows_path
-from madlite.record.lines import csv_line
+from madlite.record.lines import csv_line, plain_cells
 from madlite.record.locked import Held, explained, held
-from madlite.record.perfcsv import joining_columns, left_out_words
+from madlite.record.perfcsv import check_replaceable, joining_columns, left_out_words
 from madlite.record.replaced import foreign, kept_copy
-from madlite.record.stored import holds_any, load_record
-from madlite.record.whole import keep_owner_and_mode, sync_folder
+from madlite.record.stored import Noted, holds_any, load_record
+from madlite.record.whole import replacing, sync_folder
 from madlite.run.folder import CLEANED, PLAN, RECORD, is_alive
-from madlite.run.regular import read_regular, real_folders
-from madlite.types import Value
+from madlite.run.regular import real_folders
+from madlite.safe_files import resolved
+from madlite.safe_read import read_regular
+from madlite.types import Row, Value
 
 NO_ROW = "no row"  # what a run that was cut off is marked with, where that is known
 _MARK_BYTES = 1 << 16
@@ -55,16 +58,18 @@ def rebuild(output: Path, runs: Path, *, of: Path | None = None, force: bool = F
         raise UsageProblem(
             f"{output} is there already", f"--force replaces it, or write another file: -o new-{output.name}"
         )
+    integrity = Integrity(Path(os.path.realpath(output)), runs.parent)
     with explained(output), held(output) as file:  # nobody appends meanwhile: what is under way is in a folder
         try:
+            check_replaceable(output, file)
             found = _find(runs)
-            chosen = [_joined(one) for one in _choose(found.rows, output, of, runs.parent)]
-            notes = [*found.notes, *_left_out(found.rows, chosen)]
+            chosen = [_plain(_joined(one)) for one in _choose(found.rows, output, of, runs.parent)]
+            notes = [*found.notes, *_left_out(found.rows, chosen), *integrity.changes(file.fd)]
             header, ordered = _table(sorted(chosen, key=lambda rows: (rows.at, rows.offset)), notes)
             if (name := rows_path(output, runs.parent)) in {one.path for one in found.rows}:
                 with explained(runs / REBUILT):
                     note_rebuilt(name, runs)
-            notes += _replace(file, header, ordered)
+            notes += _replace(file, header, ordered, integrity)
         except BaseException:
             if file.is_new:
                 file.target.unlink(missing_ok=True)
@@ -76,9 +81,15 @@ def rebuild(output: Path, runs: Path, *, of: Path | None = None, force: bool = F
 def _find(runs: Path) -> _Found:
     found: list[Rows] = []
     notes: list[str] = []
+    noted = Noted(runs)
     for folder in real_folders(runs):
         if not holds_any(folder, (PLAN, RECORD)):
             continue
+        if noted.is_foreign(folder):
+            notes.append(f"{folder.name}: left out, madlite did not make it in this folder: it is not in its journal")
+            continue
+        if doubt := noted.doubt(folder):
+            notes.append(f"{folder.name}: {doubt}")
         try:
             record = load_record(folder)
         except RecordError as problem:
@@ -162,32 +173,36 @@ def _joined(rows: Rows) -> Rows:
     return rows.without(joining_columns(rows.columns, rows.cells)) if rows.strict_header else rows
 
 
+def _plain(rows: Rows) -> Rows:
+    """Return rows each of which is one line, also those of an earlier madlite."""
+    return replace(rows, cells=tuple(plain_cells(Row(cells=cells)) for cells in rows.cells))
+
+
 def _model(rows: Rows) -> str:
     return rows.cells[0].get("model", "") if rows.cells else ""
 
 
-def _replace(file: Held, header: Header, ordered: Sequence[Rows]) -> list[str]:
+def _replace(file: Held, header: Header, ordered: Sequence[Rows], integrity: Integrity) -> list[str]:
     """Replace the file, and say what was kept of it."""
-    beside = file.target.with_name(f".{file.target.name}.{os.getpid()}")
     notes: list[str] = []
     kept = None
-    try:
-        with beside.open("w", encoding="utf-8", newline="", errors="backslashreplace") as new:
-            if not file.is_new:
-                keep_owner_and_mode(os.fstat(file.fd), file.target, beside)
-            new.write(header.line)
-            new.writelines(csv_line(header.arrange(cells), header.newline) for one in ordered for cells in one.cells)
-            new.flush()
-            os.fsync(new.fileno())
-        if not file.is_current():
-            raise RecordError(f"{file.target} was replaced by another program meanwhile", "run it again")
-        if what := foreign(file, [cells for one in ordered for cells in one.cells]):
-            kept = kept_copy(file)  # at last, when nothing but a kill can make it one too many
-            notes.append(f"{file.target.name} {what}; the old file is kept as {kept.name}")
-        beside.replace(file.target)
-    except BaseException:
-        for path in filter(None, (beside, kept)):
-            path.unlink(missing_ok=True)
-        raise
+    with resolved(file.target) as (folder, name):
+        try:
+            with replacing(folder, name, f".{name}.{os.getpid()}", integrity.done) as fd:
+                with open(fd, "w", encoding="utf-8", newline="", errors="backslashreplace", closefd=False) as new:
+                    new.write(header.line)
+                    cells = (cells for one in ordered for cells in one.cells)
+                    new.writelines(csv_line(header.arrange(one), header.newline) for one in cells)
+                os.fsync(fd)
+                if not file.is_current():
+                    raise RecordError(f"{file.target} was replaced by another program meanwhile", "run it again")
+                if what := foreign(file, [cells for one in ordered for cells in one.cells]):
+                    kept = kept_copy(folder, file)  # at last, when nothing but a kill can make it one too many
+                    notes.append(f"{file.target.name} {what}; the old file is kept as {kept}")
+                integrity.intend_whole(fd, rebuilt=True)
+        except BaseException:
+            if kept:
+                folder.remove(kept)
+            raise
     sync_folder(file.target.parent)
     return notes

@@ -32,7 +32,7 @@ VERSION = 1
 SCHEMA = "record.schema.json"
 # Fields that records of this version have not had from its beginning: a new field stands here, for without it the
 # records of before are whole.
-_ADDED = {"Rows": ("strict_header",)}
+_ADDED = {"Rows": ("strict_header",), "Record": ("log_limit_bytes",)}
 
 
 class File(Value, frozen=True):
@@ -74,6 +74,7 @@ class Record(Value, frozen=True):
     args: str = ""
     overrides: tuple[tuple[str, str | None], ...] = ()
     timeout_s: float | None = None
+    log_limit_bytes: int | None = None
     origins: dict[str, str] = {}
     context_left_out: tuple[str, ...] = ()
     cause: str = ""

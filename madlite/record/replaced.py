@@ -8,12 +8,14 @@ import shutil
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
-from pathlib import Path
 
 from madlite.csvtext import unlimited_fields
 from madlite.errors import RecordError
 from madlite.record.header import Header, read_header, text_of
+from madlite.record.lines import comparable
 from madlite.record.locked import Held
+from madlite.record.whole import keep_owner_and_mode
+from madlite.safe_files import Folder
 
 
 def foreign(file: Held, coming: Iterable[Mapping[str, str]]) -> str:
@@ -27,7 +29,7 @@ def foreign(file: Held, coming: Iterable[Mapping[str, str]]) -> str:
         header, rows = _read(file)
     except (RecordError, csv.Error):
         return "was no table of results"
-    here = Counter(tuple(header.arrange(cells)) for cells in coming) if header else Counter[tuple[str, ...]]()
+    here = Counter(comparable(header.arrange(cells)) for cells in coming) if header else Counter[tuple[str, ...]]()
     lost = sum((rows - here).values())
     if not lost:
         return ""
@@ -39,25 +41,28 @@ def _read(file: Held) -> tuple[Header | None, Counter[tuple[str, ...]]]:
         header = read_header(file.target, text)
         if header is None:
             return None, Counter()
-        width = len(header.columns)
-        lines = (line.replace("\0", "?") for line in text)  # which Python 3.10 does not read
-        rows = (cells for cells in csv.reader(lines) if cells)
-        return header, Counter((*cells, *[""] * (width - len(cells))) for cells in rows)
+        lines = (line.replace("\0", "\\x00") for line in text)  # which Python 3.10 does not read
+        return header, Counter(comparable(cells) for cells in csv.reader(lines) if cells)
 
 
-def kept_copy(file: Held) -> Path:
-    """Copy the file to another name beside it: a link would change with the file if a kill left both.
+def kept_copy(folder: Folder, file: Held) -> str:
+    """Copy the file to another name beside it, and return that: a link would change with the file if a kill left both.
 
     Raises:
         OSError: there is no room; nothing of it is left.
     """
-    kept = file.target.with_name(f"{file.target.name}.before-{datetime.now(timezone.utc):%Y%m%dT%H%M%S%f}")
-    beside = kept.with_name(f".{kept.name}.csv.{os.getpid()}")  # a name of which `clean` knows that it is half a file
+    kept = f"{file.target.name}.before-{datetime.now(timezone.utc):%Y%m%dT%H%M%S%f}"
+    beside = f".{kept}.csv.{os.getpid()}"  # a name of which `clean` knows that it is half a file
     try:
-        shutil.copy2(file.target, beside)
-        with beside.open("rb") as copied:
+        with os.fdopen(folder.create(beside), "wb") as copied:
+            keep_owner_and_mode(folder, file.target.name, copied.fileno())
+            with os.fdopen(os.dup(file.fd), "rb") as old:
+                old.seek(0)
+                shutil.copyfileobj(old, copied)
+            copied.flush()
             os.fsync(copied.fileno())
-        return beside.rename(kept)
+        folder.rename(beside, kept)
     except BaseException:
-        beside.unlink(missing_ok=True)
+        folder.remove(beside)
         raise
+    return kept

@@ -6,9 +6,12 @@ from collections.abc import Callable, Iterable, Mapping
 
 from msgspec.structs import replace
 
+from madlite.measure.limits import short_name
 from madlite.measure.verdict import result_columns
 from madlite.plan.manifest import NO_DOCKERFILE
 from madlite.record.header import STANDARD_COLUMNS
+from madlite.record.lines import cut_words, limited_cells, plain_name
+from madlite.secrets import Redactor
 from madlite.types import Cause, Metric, Result, Row, RunPlan, Status
 
 # Causes that judge what a run said; after any other failure what it said before is no result.
@@ -30,6 +33,7 @@ OWN_COLUMNS: dict[str, Callable[[RunPlan, Result], str]] = {
     "reason": lambda plan, result: result.reason,
     "suspect": lambda plan, result: "; ".join(result.suspect),
     "run": lambda plan, result: plan.id,
+    "notes": lambda plan, result: "; ".join(result.findings),
 }
 _NOTHING = Metric(metric="", text="", status=Status.FAILURE)
 # What launches the ranks where the plan names nothing, away from this machine (madengine 2).
@@ -74,9 +78,10 @@ def masked_cells(cells: Mapping[str, str], mask: Callable[[str], str]) -> dict[s
     """Return cells by name without secrets.
 
     Of the standard columns only those are masked that hold what people type; what a results file says of the others is
-    masked where it is read.  A short secret may stand in an image's name or a status by chance.
+    masked where it is read.  A short secret may stand in an image's name or a status by chance, but none by its shape.
     """
-    own = {name: text for name, text in cells.items() if name.strip() in STANDARD_COLUMNS}
+    by_shape = Redactor().text
+    own = {name: by_shape(text) for name, text in cells.items() if name.strip() in STANDARD_COLUMNS}
     typed = {name: mask(text) for name, text in own.items() if name.strip() in _TYPED}
     return {**own, **typed, **{mask(name): mask(text) for name, text in cells.items() if name not in own}}
 
@@ -86,6 +91,17 @@ def masked_metric(metric: Metric, mask: Callable[[str], str]) -> Metric:
     cells = metric.columns.items()
     columns = {name if name.strip() in STANDARD_COLUMNS else mask(name): mask(text) for name, text in cells}
     return replace(metric, label=mask(metric.label), metric=mask(metric.metric), columns=columns)
+
+
+def limited_metric(metric: Metric) -> Metric:
+    """Return a result whose texts are plain and of the size that a cell and a name may have; its number stays."""
+    label, name = short_name(plain_name(metric.label)), short_name(plain_name(metric.metric))
+    return replace(metric, label=label, metric=name, columns=limited_cells(metric.columns))
+
+
+def cut_of(metrics: Iterable[Metric]) -> str:
+    """Return in words what `limited_metric` cuts of results; "" for nothing."""
+    return cut_words({**metric.columns, metric.label: "", metric.metric: ""} for metric in metrics)
 
 
 def said_something(result: Result) -> bool:
@@ -139,7 +155,7 @@ def _common(plan: RunPlan, result: Result, pipeline: str, build_number: str) -> 
             "n_gpus": str(place.nodes * place.gpus_per_node),
             "nnodes": str(place.nodes),
             "gpus_per_node": str(place.gpus_per_node),
-            "training_precision": _precision(plan),
+            "training_precision": plan.row_precision,
             "pipeline": pipeline,
             "args": plan.args,
             "tags": ",".join(plan.card.tags),
@@ -170,10 +186,6 @@ def _data(plan: RunPlan, result: Result) -> dict[str, str]:
         "data_size": "" if last.provider == "local" else result.data_size,
         "data_download_duration": _seconds(result.data_download_s) if counts else "0",
     }
-
-
-def _precision(plan: RunPlan) -> str:
-    return plan.card.training_precision or (plan.variant.precision if plan.variant else "")
 
 
 def _launcher(plan: RunPlan) -> str:

@@ -6,7 +6,9 @@ several results.  Runs of one folder take turns, so that the files tell of one r
 
 from __future__ import annotations
 
+import fcntl
 import logging
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -18,12 +20,14 @@ from madlite.errors import RecordError
 from madlite.plan.make import RUNS
 from madlite.record.configs import read_configs
 from madlite.record.entry import Entries, build_entries
+from madlite.record.lines import limited_cells
 from madlite.record.links import check_side_file
-from madlite.record.locked import explained, held
-from madlite.record.rows import build_rows, masked_metric, masked_rows
+from madlite.record.locked import explained
+from madlite.record.rows import build_rows, limited_metric, masked_metric, masked_rows
 from madlite.record.superset import add_to_list, add_to_table, table_of, write_table
 from madlite.record.typed import indented, on_one_line
 from madlite.record.whole import write_whole
+from madlite.run.folder import open_runs
 from madlite.types import Json, Result, Row, RunPlan
 
 ENTRY_TABLE = "perf_entry.csv"
@@ -41,9 +45,10 @@ def write_side_files(
 
     def rows(of: Result) -> tuple[Row, ...]:
         built = build_rows(plan, of, pipeline=pipeline, build_number=build_number, strict_header=False)
-        return masked_rows(built, mask)
+        return tuple(Row(cells=limited_cells(row.cells)) for row in masked_rows(built, mask))
 
-    result = replace(result, metrics=tuple(masked_metric(metric, mask) for metric in result.metrics))
+    metrics = (limited_metric(masked_metric(metric, mask)) for metric in result.metrics)
+    result = replace(result, metrics=tuple(metrics))
     (bare,) = rows(replace(result, metrics=()))
     entries = build_entries(plan, result, rows(result), bare, read_configs(plan, mask))
     try:
@@ -60,11 +65,13 @@ def side_files_locked(folder: Path) -> Iterator[None]:
     Raises:
         RecordError: there can be no lock in the folder, or what is done under it met an OSError.
     """
-    lock = folder / RUNS / _LOCK
-    with explained(lock):
-        lock.parent.mkdir(parents=True, exist_ok=True)
-        with held(lock):
+    with explained(folder / RUNS / _LOCK), open_runs(folder, make=True) as runs:
+        lock = runs.open_lock(_LOCK)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
             yield
+        finally:
+            os.close(lock)
 
 
 def _write_all(folder: Path, entries: Entries) -> Iterator[str]:

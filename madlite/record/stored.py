@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -9,8 +10,10 @@ import msgspec
 
 from madlite.errors import RecordError
 from madlite.record.record import VERSION, Record
-from madlite.run.folder import PLAN, RECORD
-from madlite.run.regular import is_there, read_regular
+from madlite.run import journal
+from madlite.run.folder import PLAN, RECORD, is_alive
+from madlite.run.regular import is_there
+from madlite.safe_read import read_regular
 from madlite.types import Place, Scalar, Value, Variant
 
 LIMIT_BYTES = 256 << 20
@@ -33,6 +36,12 @@ class PlannedImage(Value, frozen=True):
     ref: str = ""
 
 
+class PlannedMachine(Value, frozen=True):
+    """What of a machine a plan's file is asked for."""
+
+    device: str = ""
+
+
 class PlanFile(Value, frozen=True):
     """What is read of a run's plan.json, where there is no record that tells it."""
 
@@ -41,6 +50,7 @@ class PlanFile(Value, frozen=True):
     backend: str = ""
     runtime: str = ""
     place: Place | None = None
+    machine: PlannedMachine = PlannedMachine()
     variant: Variant | None = None
     settings: dict[str, Scalar] = {}
     image: PlannedImage | None = None
@@ -80,6 +90,44 @@ def load_record(folder: Path) -> Record | None:
         return _current(data) if version else _old(folder, data)
     except _UNREADABLE as error:
         raise RecordError(f"{RECORD}: {error}") from error
+
+
+class Noted:
+    """What the journal of a folder of runs says of its runs."""
+
+    def __init__(self, runs: Path) -> None:
+        entries = journal.read(runs)
+        self._is_there = bool(entries)
+        self._own = journal.own_folders(runs, entries)
+        self._records: dict[str, list[journal.Entry]] = {}
+        for entry in entries:
+            if entry.record:
+                self._records.setdefault(entry.run, []).append(entry)
+
+    def is_foreign(self, folder: Path) -> bool:
+        """Say whether a run's folder is one that madlite did not make here; without a journal nobody knows.
+
+        A copy of a folder of runs has other inodes, and the records that its journal has.
+        """
+        return self._is_there and folder.name not in self._own and folder.name not in self._records
+
+    def doubt(self, folder: Path) -> str:
+        """Return in words what is wrong with a run's record, "" where it is what madlite wrote, or nobody knows."""
+        if self.is_foreign(folder):
+            return "madlite did not make it in this folder: it is not in its journal"
+        written = self._records.get(folder.name)
+        if not written:
+            return ""
+        try:
+            found = hashlib.sha256(read_regular(folder / RECORD, LIMIT_BYTES)).hexdigest()
+        except FileNotFoundError:
+            there = written[-1].size >= 0 and not is_alive(folder)
+            return f"its record, written {written[-1].at[:19]} (UTC), is gone" if there else ""
+        except OSError:
+            return ""
+        if found in [entry.record for entry in written]:
+            return ""
+        return f"its record was changed by something else after {written[-1].at[:19]} (UTC), when madlite wrote it"
 
 
 def holds_any(folder: Path, names: Iterable[str]) -> bool:
@@ -133,6 +181,7 @@ def with_plan(record: Record, plan: PlanFile) -> Record:
         url=plan.card.url,
         backend=plan.backend,
         runtime=plan.runtime,
+        device=plan.machine.device or record.device,
         place=plan.place,
         variant=plan.variant,
         recipe=str(plan.settings.get("recipe", "")),

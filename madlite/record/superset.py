@@ -11,14 +11,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from madlite.record.lines import csv_line, plain
+from madlite.record.lines import csv_line, plain, plain_name
 from madlite.record.locked import plain_target
 from madlite.record.perfcsv import append_rows
 from madlite.record.typed import as_cell, indented, read_json
 from madlite.record.whole import write_whole
+from madlite.safe_files import folder_of
 from madlite.types import Json, Row
 
 _Object: TypeAlias = dict[str, Json]
+_LIMIT_BYTES = 1 << 30
 _log = logging.getLogger(__name__)
 
 
@@ -55,7 +57,7 @@ def write_table(path: Path, rows: Sequence[dict[str, str]]) -> None:
     """
     columns = list(dict.fromkeys(name for row in rows for name in row))
     lines = [columns, *([row.get(name, "") for name in columns] for row in rows)]
-    write_whole(path, "".join(csv_line(cells, "\n") for cells in lines).encode())
+    write_whole(path, "".join(csv_line(map(plain, cells), "\n") for cells in lines).encode())
 
 
 def table_of(entries: Sequence[_Object]) -> list[dict[str, str]]:
@@ -64,12 +66,13 @@ def table_of(entries: Sequence[_Object]) -> list[dict[str, str]]:
 
 
 def _cells(entry: _Object) -> dict[str, str]:
-    return {plain(name): plain(as_cell(value)) for name, value in entry.items()}
+    return {plain_name(name): plain(as_cell(value)) for name, value in entry.items()}
 
 
 def _earlier(path: Path) -> list[_Object]:
     try:
-        data = plain_target(path).read_bytes()  # a pipe would be waited for
+        with folder_of(plain_target(path)) as (folder, name):
+            data = folder.read(name, _LIMIT_BYTES)
     except FileNotFoundError:
         return []
     try:
@@ -92,7 +95,8 @@ def _entries(data: bytes) -> list[_Object]:
 def _move_aside(path: Path) -> Path:
     """Give the file another name beside it, one that no other file has."""
     stamp = time.strftime("%Y%m%dT%H%M%S")
-    names = (path.with_name(f"{path.name}.broken-{stamp}{n}") for n in ("", *(f"-{n}" for n in range(2, 1000))))
-    kept = next(name for name in names if not name.exists())
-    path.rename(kept)
-    return kept
+    with folder_of(path) as (folder, name):
+        names = (f"{name}.broken-{stamp}{n}" for n in ("", *(f"-{n}" for n in range(2, 1000))))
+        kept = next(one for one in names if not folder.holds(one))
+        folder.rename(name, kept)
+    return path.with_name(kept)

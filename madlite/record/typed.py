@@ -9,20 +9,23 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from madlite.record.lines import plain
+from madlite.measure.limits import is_too_long
+from madlite.record.lines import readable
 from madlite.types import Json
 
 _NUMBER = re.compile(r"([-+]?)(0|[1-9][0-9]*)?(\.[0-9]*)?([eE][-+]?[0-9]+)?")
 _ESCAPED = re.compile(r"\\u(?:[dD]|0000)")  # what may stand for no text
+_LINE_ENDS = tuple((char.encode(), b"\\u%04x" % ord(char)) for char in "\x85\u2028\u2029")  # JSON lets them stand
 _NO_NUMBER = frozenset(("", "nan", "+nan", "-nan", "n/a", "na", "null", "none", "inf", "+inf", "-inf", "infinity"))
 
 
 def as_number(text: str) -> msgspec.Raw | None:
     """Return a number as JSON spells it, digit for digit; None for text that is none, or none that JSON knows.
 
-    `0012` is text: JSON has no such number, and it may be a name.
+    `0012` is text: JSON has no such number, and it may be a name.  So is one of too many digits, which costs readers
+    the whole file.
     """
-    found = _NUMBER.fullmatch(text)
+    found = None if is_too_long(text) else _NUMBER.fullmatch(text)
     if found is None:
         return None
     sign, whole, fraction, exponent = (part or "" for part in found.groups())
@@ -37,9 +40,12 @@ def typed_rows(rows: Sequence[Mapping[str, str]]) -> list[dict[str, Json]]:
 
     A blank is null; so is what says "no number" (nan, inf, N/A, none, …) in a column of numbers.
     """
-    names = dict.fromkeys(name for row in rows for name in row)
-    columns = {name: _column([row.get(name, "") for row in rows]) for name in names}
-    return [{name: columns[name][n] for name in row} for n, row in enumerate(rows)]
+    texts: dict[str, list[str]] = {}
+    for row in rows:
+        for name, text in row.items():
+            texts.setdefault(name, []).append(text)
+    columns = {name: iter(_column(column)) for name, column in texts.items()}
+    return [{name: next(columns[name]) for name in row} for row in rows]
 
 
 def _column(texts: Sequence[str]) -> list[Json]:
@@ -53,7 +59,8 @@ def _column(texts: Sequence[str]) -> list[Json]:
 def read_json(data: bytes) -> Json:
     """Return JSON with every number as it is spelled; NaN and infinities, which madengine writes, are null.
 
-    Texts are as `plain` has them: half of a surrogate pair, which Python's own writer escapes, is no text to others.
+    Texts are readable, on as many lines as they have: half of a surrogate pair, which Python's own writer escapes, is
+    no text to others.
 
     Raises:
         ValueError: it is no JSON.
@@ -61,15 +68,15 @@ def read_json(data: bytes) -> Json:
     """
     text = data.decode("utf-8-sig")
     value = json.loads(text, parse_float=_raw, parse_int=_raw, parse_constant=lambda name: None)
-    return _plain(value) if _ESCAPED.search(text) else value
+    return _readable(value) if _ESCAPED.search(text) else value
 
 
-def _plain(value: Json) -> Json:
+def _readable(value: Json) -> Json:
     if isinstance(value, dict):
-        return {plain(name): _plain(item) for name, item in value.items()}
+        return {readable(name): _readable(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [_plain(item) for item in value]
-    return plain(value) if isinstance(value, str) else value
+        return [_readable(item) for item in value]
+    return readable(value) if isinstance(value, str) else value
 
 
 def _raw(text: str) -> msgspec.Raw:
@@ -78,12 +85,21 @@ def _raw(text: str) -> msgspec.Raw:
 
 def on_one_line(value: Json) -> bytes:
     """Return a value as JSON on one line, as madengine writes it."""
-    return msgspec.json.format(msgspec.json.encode(value), indent=0)
+    return _in_words(msgspec.json.format(msgspec.json.encode(value), indent=0))
 
 
 def indented(value: Json) -> bytes:
     """Return a value as JSON over many lines, as madengine writes it."""
-    return msgspec.json.format(msgspec.json.encode(value), indent=2)
+    return _in_words(msgspec.json.format(msgspec.json.encode(value), indent=2))
+
+
+def _in_words(data: bytes) -> bytes:
+    """Return JSON of the same value in which nothing inside of a text ends a line to any program."""
+    if data.isascii():
+        return data
+    for raw, spelled in _LINE_ENDS:
+        data = data.replace(raw, spelled)
+    return data
 
 
 def as_cell(value: Json) -> str:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import logging
+import math
+import os
 from pathlib import Path
 
 from madlite.errors import RecordError, UsageProblem
+from madlite.measure.limits import MOST_COLUMNS, MOST_RESULTS, TOO_LONG, is_too_long, several, shortened
 from madlite.measure.multiple import read_results
-from madlite.measure.performance import make_metric
+from madlite.measure.performance import judge_number, make_metric
 from madlite.record.header import STANDARD_COLUMNS
-from madlite.record.lines import plain_cells
+from madlite.record.integrity import Integrity
+from madlite.record.lines import cut_words, limited_cells, plain_cells
 from madlite.record.locked import explained
 from madlite.record.perfcsv import append_rows
+from madlite.record.rows import cut_of, limited_metric
 from madlite.record.sidefiles import ENTRY_TABLE, side_files_locked
 from madlite.record.superset import write_table
 from madlite.record.typed import as_cell, read_json
+from madlite.safe_read import read_given
 from madlite.types import Json, Metric, Row, Status
 
 # what madengine writes into its JSON and no row of perf.csv has
@@ -53,7 +59,10 @@ def update_perf(
         rows = _given(exception, "exception result", model_name, Status.FAILURE)
     else:
         raise UsageProblem("there is no result to append", "name one: --single-result FILE")
-    append_rows(perf_csv, rows)
+    if words := cut_words(row.cells for row in rows):
+        _log.warning("%s", words)
+    rows = [Row(cells=limited_cells(row.cells)) for row in rows]
+    append_rows(perf_csv, rows, integrity=Integrity(Path(os.path.realpath(perf_csv)), folder.absolute()))
     _leave_entry(folder, rows)
     return len(rows)
 
@@ -67,7 +76,9 @@ def _several(path: Path, common_info: Path | None, model_name: str) -> list[Row]
     read = read_results(path)
     if read.problem:
         raise UsageProblem(f"no results in {path}: {read.problem}")
-    return [_row(common, metric, model_name) for metric in read.metrics]
+    for note in filter(None, (*read.notes, cut_of(read.metrics))):
+        _log.warning("%s", note)
+    return [_row(common, limited_metric(metric), model_name) for metric in read.metrics]
 
 
 def _row(common: dict[str, str], metric: Metric, model_name: str) -> Row:
@@ -98,12 +109,14 @@ def _status(cells: dict[str, str], usual: Status) -> str:
 def _objects(path: Path, what: str) -> list[dict[str, Json]]:
     """Return the objects of a JSON file: one, or a list of them."""
     try:
-        found = read_json(path.read_bytes())
+        found = read_json(read_given(path))
     except OSError as error:
         raise UsageProblem(f"the {what} {path} cannot be read: {error.strerror}", f"ls -l {path}") from error
     except (ValueError, RecursionError) as error:
         raise UsageProblem(f"the {what} {path} is no JSON: {error}") from error
     objects = found if isinstance(found, list) else [found]
+    if len(objects) > MOST_RESULTS:
+        raise UsageProblem(f"the {what} {path} has {len(objects)} rows, and {MOST_RESULTS} at most are taken")
     if not objects or not all(isinstance(one, dict) for one in objects):
         raise UsageProblem(f"the {what} {path} is JSON, but no object with the columns of perf.csv")
     return objects
@@ -111,10 +124,23 @@ def _objects(path: Path, what: str) -> list[dict[str, Json]]:
 
 def _cells(values: dict[str, Json]) -> dict[str, str]:
     """Return an object as cells; tags are a list in madengine 1's JSON, and in perf.csv joined by commas."""
-    cells = {name: _text(name, value) for name, value in values.items() if name not in _NO_COLUMNS}
-    if not set(STANDARD_COLUMNS) & set(cells):
-        raise UsageProblem(f"an object with the keys {', '.join(cells) or 'none'} is no row of perf.csv")
+    names = [name for name in values if name not in _NO_COLUMNS]
+    if not set(STANDARD_COLUMNS) & set(names):
+        raise UsageProblem(f"an object with the keys {several(names) or 'none'} is no row of perf.csv")
+    if len(names) > MOST_COLUMNS:
+        raise UsageProblem(f"an object with {len(names)} keys is no row of perf.csv: {MOST_COLUMNS} at most are taken")
+    cells = {name: _text(name, values[name]) for name in names}
+    _check_number(cells.get("performance", ""))
     return cells
+
+
+def _check_number(text: str) -> None:
+    """Refuse what is a number to JSON and none to those who read perf.csv; text that is none is judged as any other."""
+    why = TOO_LONG if is_too_long(text) else ""
+    if not why and text.lstrip("-")[:1].isdigit() and math.isinf(judge_number(text, "")[0] or 0.0):
+        why = "it is not a finite number"
+    if why:
+        raise UsageProblem(f"performance {shortened(text, 60)} is no result: {why}")
 
 
 def _text(name: str, value: Json) -> str:

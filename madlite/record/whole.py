@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-from contextlib import suppress
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from madlite.record.locked import plain_target
+from madlite.safe_files import Folder, resolved
 
 
 def write_whole(path: Path, data: bytes, mark: str = "new") -> None:
@@ -20,29 +23,57 @@ def write_whole(path: Path, data: bytes, mark: str = "new") -> None:
         OSError: it cannot be written; what was there is as it was.
         RecordError: it is a device, a pipe or the like, which must not become a file.
     """
-    target = plain_target(path)
-    beside = target.with_name(f".{target.name}.{mark}")
-    beside.unlink(missing_ok=True)
+    with (
+        resolved(plain_target(path)) as (folder, name),
+        replacing(folder, name, f".{name}.{mark}") as fd,
+        os.fdopen(os.dup(fd), "wb") as new,
+    ):
+        new.write(data)
+
+
+@contextmanager
+def replacing(
+    folder: Folder, name: str, beside: str, renamed: Callable[[int], None] = lambda fd: None
+) -> Iterator[int]:
+    """Yield a descriptor of what takes the place of a file once the block has filled it; `renamed` is called then.
+
+    Raises:
+        OSError: it cannot be written; what was there is as it was, and nothing half made is left.
+    """
+    folder.remove(beside)
+    fd = folder.create(beside, os.O_RDWR, 0o666)
     try:
-        with beside.open("xb") as new:
-            with suppress(FileNotFoundError):
-                keep_owner_and_mode(target.stat(), target, beside)
-            new.write(data)
-            new.flush()
-            os.fsync(new.fileno())
-        beside.replace(target)
+        with suppress(FileNotFoundError):
+            keep_owner_and_mode(folder, name, fd)
+        yield fd
+        os.fsync(fd)
+        folder.rename(beside, name)
+        renamed(fd)
     except BaseException:
-        beside.unlink(missing_ok=True)
+        folder.remove(beside)
         raise
+    finally:
+        os.close(fd)
 
 
-def keep_owner_and_mode(status: os.stat_result, target: Path, beside: Path) -> None:
-    """Give the file that will replace `target` its owner and mode, as far as this user may."""
-    for owner in (status.st_uid, -1):
-        with suppress(PermissionError):  # only root gives a file away; the group is what others write by
-            os.chown(beside, owner, status.st_gid)
-            break
-    shutil.copystat(target, beside)  # also access lists
+def keep_owner_and_mode(folder: Folder, name: str, new: int) -> None:
+    """Give the open file that will replace another one its owner and mode, as far as this user may.
+
+    Raises:
+        FileNotFoundError: there is none to be replaced.
+    """
+    old = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder.fd)
+    try:
+        status = os.fstat(old)
+        for owner in (status.st_uid, -1):
+            with suppress(PermissionError):  # only root gives a file away; the group is what others write by
+                os.fchown(new, owner, status.st_gid)
+                break
+        with suppress(FileNotFoundError):  # no /proc
+            shutil.copystat(f"/proc/self/fd/{old}", f"/proc/self/fd/{new}")  # also access lists
+        os.fchmod(new, stat.S_IMODE(status.st_mode) & 0o777)  # nobody becomes another by a table
+    finally:
+        os.close(old)
 
 
 def sync_folder(folder: Path) -> None:

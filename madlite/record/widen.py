@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import glob
 import os
-import tempfile
+import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -14,15 +14,19 @@ import msgspec
 from madlite.csvtext import unlimited_fields
 from madlite.errors import RecordError
 from madlite.record.header import Header, read_header, text_of
+from madlite.record.integrity import Integrity
 from madlite.record.lines import csv_line
 from madlite.record.locked import Held
-from madlite.record.whole import keep_owner_and_mode, sync_folder
+from madlite.record.whole import replacing, sync_folder
+from madlite.safe_files import resolved
 
 _SUFFIX = ".widening"
-_RANDOM = "[a-z0-9_]" * 8  # what mkstemp puts into a name
+_RANDOM = "[a-z0-9_]" * 8  # what stands between the name and the suffix
 
 
-def widen(file: Held, joining: Sequence[str], rows: Iterable[Mapping[str, str]]) -> None:
+def widen(
+    file: Held, joining: Sequence[str], rows: Iterable[Mapping[str, str]], integrity: Integrity | None = None
+) -> None:
     """Replace the file by one with `joining` at the end of its header and `rows` at its end.
 
     A kill leaves the old file or the new one, whole; mode, owner and the text of every field are kept.
@@ -32,7 +36,7 @@ def widen(file: Held, joining: Sequence[str], rows: Iterable[Mapping[str, str]])
             program replaced the file meanwhile.
     """
     try:
-        _replace(file, joining, rows)
+        _replace(file, joining, rows, integrity)
     except OSError as error:
         raise RecordError(
             f"{file.target} cannot be rewritten for new columns ({', '.join(joining)}): {error.strerror or error}",
@@ -41,22 +45,20 @@ def widen(file: Held, joining: Sequence[str], rows: Iterable[Mapping[str, str]])
     sync_folder(file.target.parent)
 
 
-def _replace(file: Held, joining: Sequence[str], rows: Iterable[Mapping[str, str]]) -> None:
+def _replace(
+    file: Held, joining: Sequence[str], rows: Iterable[Mapping[str, str]], integrity: Integrity | None
+) -> None:
     _clear_leftovers(file.target)
-    fd, name = tempfile.mkstemp(prefix=f".{file.target.name}.", suffix=_SUFFIX, dir=file.target.parent)
-    beside = Path(name)
-    try:
-        with open(fd, "w", newline="", encoding="utf-8", errors="surrogateescape") as new:  # noqa: PTH123 - no path
-            keep_owner_and_mode(os.fstat(file.fd), file.target, beside)
-            new.writelines(_lines(file, joining, rows))
-            new.flush()
+    with resolved(file.target) as (folder, name):
+        beside = f".{name}.{secrets.token_hex(4)}{_SUFFIX}"
+        with replacing(folder, name, beside, integrity.done if integrity else lambda fd: None) as fd:
+            with open(fd, "w", newline="", encoding="utf-8", errors="surrogateescape", closefd=False) as new:
+                new.writelines(_lines(file, joining, rows))
+            if integrity is not None:
+                integrity.intend_whole(fd)
             os.fsync(fd)
-        if not file.is_current():
-            raise RecordError(f"{file.target} was replaced by another program; no row was added", "run it again")
-        beside.replace(file.target)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
+            if not file.is_current():
+                raise RecordError(f"{file.target} was replaced by another program; no row was added", "run it again")
 
 
 def _lines(file: Held, joining: Sequence[str], rows: Iterable[Mapping[str, str]]) -> Iterator[str]:

@@ -18,8 +18,10 @@ from types import TracebackType
 import msgspec
 
 from madlite.plan.make import RUNS
-from madlite.run.folder import CLEANED, LOCK, PLAN, RECORD, hide_from_git, hold, is_held
-from madlite.run.regular import is_there, read_regular
+from madlite.run.folder import CLEANED, LOCK, PLAN, RECORD, hold, is_held, open_runs
+from madlite.run.regular import is_there
+from madlite.safe_files import Folder
+from madlite.safe_read import read_regular
 from madlite.types import Value
 
 _LIMIT_BYTES = 64 << 20
@@ -80,6 +82,7 @@ class Batch:
         self._runs = (workspace or Path()) / RUNS
         self._made = False
         self._fd: int | None = None
+        self._folder: Folder | None = None
         self._end = 0  # of what is said
         self._asked: dict[str, Asked] = {}
         self._open_runs: dict[str, Asked] = {}  # begun, and without a row
@@ -119,13 +122,14 @@ class Batch:
             return
         lost = tuple(one for one in self._open_runs.values() if not _has_folder(self._runs, one.id))
         self._say(_Line(asked=lost))  # where it cannot be removed, it says what is open
-        with suppress(OSError):
-            if not lost:
-                self._path.unlink(missing_ok=True)
+        if not lost and self._folder is not None:
+            self._folder.remove(self._path.name)
         os.close(self._fd)
         self._fd = None
-        if self._made:
-            self._unmake()
+        if self._folder is not None:
+            if self._made:
+                self._unmake(self._folder)
+            self._folder.close()
 
     def __enter__(self) -> Batch:
         return self
@@ -140,16 +144,15 @@ class Batch:
             self._fd = None
 
     def _open(self, command: Sequence[str]) -> None:
-        self._made = not self._runs.exists()
-        self._runs.mkdir(parents=True, exist_ok=True)
-        hide_from_git(self._runs)
+        self._made = not os.path.lexists(self._runs)
+        self._folder = open_runs(self._runs.parent, make=True)
         # seen before it is held, it would look like that of a command that was cut off
-        beside = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-        self._fd = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        beside = f".{self._path.name}.{os.getpid()}"
+        self._fd = self._folder.create(beside, os.O_RDWR)
         hold(self._fd)
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
         self._say(_Line(started=now, command=tuple(command)))
-        beside.rename(self._path)
+        self._folder.rename(beside, self._path.name)
 
     def _say(self, line: _Line) -> None:
         if self._fd is None:
@@ -165,11 +168,11 @@ class Batch:
             with suppress(OSError):
                 os.pwrite(self._fd, b" " * sum(len(_encoded(line)) for line in lines), self._end)
 
-    def _unmake(self) -> None:
+    def _unmake(self, runs: Folder) -> None:
         """Take the folder away where nothing ran: wrong usage leaves a folder as it was."""
         with suppress(OSError):
-            if {path.name for path in self._runs.iterdir()} == {".gitignore"}:
-                (self._runs / ".gitignore").unlink()
+            if os.listdir(runs.fd) == [".gitignore"]:  # noqa: PTH208 - of the open folder
+                runs.remove(".gitignore")
                 self._runs.rmdir()
 
 

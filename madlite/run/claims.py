@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from madlite.run.folder import hold
-from madlite.run.regular import is_there
+from madlite.run.folder import hold, open_runs
+from madlite.safe_files import Folder
 from madlite.types import RunPlan
 
 _TURN_S = 0.2
@@ -25,11 +25,10 @@ def claim_model_dir(plan: RunPlan) -> tuple[str, int]:
     Raises:
         OSError: the workspace cannot be written to.
     """
-    runs = plan.folder.parent
-    runs.mkdir(parents=True, exist_ok=True)
-    for name in (plan.model_dir, f"{plan.model_dir}_{plan.id[-6:]}"):
-        with suppress(BlockingIOError):
-            return name, _taken(runs / lock_name(name))
+    with open_runs(plan.workspace, make=True) as runs:
+        for name in (plan.model_dir, f"{plan.model_dir}_{plan.id[-6:]}"):
+            with suppress(BlockingIOError):
+                return name, _taken(runs, lock_name(name))
     raise BlockingIOError(f"{plan.model_dir} is in use by other runs")
 
 
@@ -41,7 +40,8 @@ def held_model_dir(runs: Path, name: str) -> Iterator[bool]:
         OSError: the folder of runs cannot be written to.
     """
     try:
-        lock = _taken(runs / lock_name(name))
+        with open_runs(runs.parent) as folder:
+            lock = _taken(folder, lock_name(name))
     except BlockingIOError:
         yield False
         return
@@ -56,12 +56,12 @@ def lock_name(name: str) -> str:
     return f".{name}.lock"
 
 
-def _taken(path: Path) -> int:
+def _taken(runs: Folder, name: str) -> int:
     try:
-        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        lock = runs.open_lock(name)
     except PermissionError as error:
-        if is_there(path):
-            raise BlockingIOError(f"{path.name} is another user's") from error
+        if runs.holds(name):
+            raise BlockingIOError(f"{name} is another user's") from error
         raise
     try:
         hold(lock, _ASKED_S)
@@ -83,8 +83,8 @@ def claim_results(plan: RunPlan, keep_waiting: Callable[[], bool]) -> int | None
     name = plan.result_rule.file.replace("/", "_")
     if plan.result_rule.kind != "multiple_results" or not name:
         return None
-    plan.folder.parent.mkdir(parents=True, exist_ok=True)
-    lock = os.open(plan.folder.parent / lock_name(name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    with open_runs(plan.workspace, make=True) as runs:
+        lock = runs.open_lock(lock_name(name))
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

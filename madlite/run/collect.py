@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from madlite.run.inside import copy_inside
+from madlite.safe_read import copy_inside
 
 _LOG = logging.getLogger(__name__)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
+from madlite.errors import RuntimeProblem
 from madlite.run.docker_client import Client
+from madlite.run.docker_context import dockerfile_text
 from madlite.types import Image
 
 _FROM = re.compile(r"^\s*FROM\s+(?:--\S+\s+)*(?P<ref>\S+)(?:\s+AS\s+(?P<stage>\S+))?\s*$", re.IGNORECASE | re.MULTILINE)
@@ -39,8 +40,8 @@ def base_of(image: Image) -> str:
     if image.base or image.dockerfile is None:
         return image.base
     try:
-        found = list(_FROM.finditer(Path(image.dockerfile).read_text(encoding="utf-8", errors="replace")))
-    except OSError:
+        found = list(_FROM.finditer(dockerfile_text(image)))
+    except RuntimeProblem:
         return ""
     stages = {match["stage"]: match["ref"] for match in found if match["stage"]}
     ref = found[-1]["ref"] if found else ""

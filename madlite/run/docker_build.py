@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import secrets
 import shlex
 from pathlib import Path
 
 from madlite.errors import RuntimeProblem
 from madlite.run.docker_answers import closing_answers, pull_problem
 from madlite.run.docker_client import Client, said
+from madlite.run.docker_context import Packed, packed_context
 from madlite.secrets import reveal
 from madlite.types import Cause, Image, Say
 
@@ -24,17 +24,18 @@ def build(client: Client, image: Image, say: Say) -> str:
     """Build the image with a fresh base, or with the local one where the base cannot be pulled; say if so.
 
     Raises:
-        RuntimeProblem: a step failed; the message holds the step and its last line.
+        RuntimeProblem: the context cannot be packed, or a step failed; the message holds the step and its last line.
     """
-    attempt = _Attempt(client, image, say)
-    problem = attempt.build(pull=True)
-    if problem is not None and attempt.failed_at_base:
-        stale = _first_line(problem.message)
-        say(f"{stale}; trying the one that is here")
-        again = _Attempt(client, image, say)
-        if (problem_again := again.build(pull=False)) is None:
-            return f"the base image was not refreshed: {stale}"
-        problem = problem if again.failed_at_base else problem_again
+    with packed_context(client, image, say) as context:
+        attempt = _Attempt(client, image, context, say)
+        problem = attempt.build(pull=True)
+        if problem is not None and attempt.failed_at_base:
+            stale = _first_line(problem.message)
+            say(f"{stale}; trying the one that is here")
+            again = _Attempt(client, image, context, say)
+            if (problem_again := again.build(pull=False)) is None:
+                return f"the base image was not refreshed: {stale}"
+            problem = problem if again.failed_at_base else problem_again
     if problem is not None:
         raise problem
     return ""
@@ -43,9 +44,10 @@ def build(client: Client, image: Image, say: Say) -> str:
 class _Attempt:
     """One build, and how far it came."""
 
-    def __init__(self, client: Client, image: Image, say: Say) -> None:
+    def __init__(self, client: Client, image: Image, context: Packed, say: Say) -> None:
         self._client = client
         self._image = image
+        self._context = context
         self._say = say
         self._step = ""
         self._last_line = ""
@@ -59,9 +61,10 @@ class _Attempt:
         """Return None when the image is built, else why not."""
         import docker.errors
 
+        arguments = _arguments(self._image, self._context)
         try:
             with closing_answers(self._client):
-                for item in self._client.build(**_arguments(self._image), pull=pull, decode=True):
+                for item in self._client.build(**arguments, pull=pull, decode=True):
                     if "error" in item:
                         return self._problem(str(item["error"]).strip())
                     self._take(str(item.get("stream", "")))
@@ -99,12 +102,12 @@ class _Attempt:
         return RuntimeProblem(f"{where}{step}: {words}{last}", by_hand(self._image), cause=cause)
 
 
-def _arguments(image: Image) -> dict[str, object]:
-    dockerfile = Path(str(image.dockerfile)).absolute()
-    context = Path(image.context or dockerfile.parent).absolute()
-    inside = dockerfile.is_relative_to(context)
+def _arguments(image: Image, context: Packed) -> dict[str, object]:
+    context.file.seek(0)
     return {
-        **({"path": str(context), "dockerfile": str(dockerfile)} if inside else _packed(context, dockerfile)),
+        "fileobj": context.file,
+        "custom_context": True,
+        "dockerfile": context.dockerfile,
         "tag": image.ref,
         "buildargs": reveal(image.build_args),
         "nocache": image.no_cache,
@@ -118,21 +121,6 @@ def by_hand(image: Image) -> str:
     """Return the command that builds an image without madlite, less its arguments."""
     dockerfile = Path(image.dockerfile or "Dockerfile")
     return shlex.join(["docker", "build", "-f", str(dockerfile), str(image.context or dockerfile.parent)])
-
-
-def _packed(context: Path, dockerfile: Path) -> dict[str, object]:
-    """Return a context as a tar that holds a Dockerfile from elsewhere too, under a name of its own.
-
-    The docker library packs it in the same way, but sends its text as a second name, and that is the one podman takes.
-    """
-    from docker.utils.build import tar
-
-    ignore, name = context / ".dockerignore", f".{dockerfile.name}.{secrets.token_hex(8)}"
-    lines = map(str.strip, ignore.read_text().splitlines() if ignore.is_file() else ())
-    exclude = [line for line in lines if line and not line.startswith("#")]
-    text = dockerfile.read_text(encoding="utf-8", errors="replace")
-    packed = tar(str(context), exclude=exclude, dockerfile=(name, text))
-    return {"fileobj": packed, "custom_context": True, "dockerfile": name}
 
 
 def _first_line(text: str) -> str:

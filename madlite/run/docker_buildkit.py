@@ -11,6 +11,7 @@ from pathlib import Path
 from madlite.errors import RuntimeProblem
 from madlite.process import kill_group, start
 from madlite.run.docker_build import by_hand
+from madlite.run.docker_context import dockerfile_text, tell_size
 from madlite.secrets import reveal
 from madlite.types import Cause, Image, Say, Secret
 
@@ -24,12 +25,12 @@ _NO_BUILDX = re.compile(r"buildx component is missing|unknown flag: --progress|u
 
 
 def needs_buildkit(image: Image) -> str:
-    """Return the line of an image's Dockerfile that needs BuildKit, or ""; one that uses a named context does."""
-    dockerfile = Path(str(image.dockerfile))
-    try:
-        lines = dockerfile.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError as error:
-        raise RuntimeProblem(f"{dockerfile} cannot be read: {error.strerror}", cause=Cause.BUILD) from error
+    """Return the line of an image's Dockerfile that needs BuildKit, or ""; one that uses a named context does.
+
+    Raises:
+        RuntimeProblem: it cannot be read.
+    """
+    lines = dockerfile_text(image).splitlines()
     names = "|".join(map(re.escape, image.contexts))
     named = re.compile(rf"\s*(?:FROM\s+|.*--(?:from|mount)=(?:\S*from=)?)(?:{names})(?:[\s,]|$)", re.IGNORECASE)
     return next((line.strip() for line in lines if _BUILDKIT.match(line) or (names and named.match(line))), "")
@@ -46,6 +47,7 @@ def build_with_buildkit(image: Image, environ: Mapping[str, str], say: Say) -> s
     secrets = {name: value for name, value in image.build_args.items() if isinstance(value, Secret)}
     env = {**environ, **reveal(secrets), "DOCKER_BUILDKIT": "1", "BUILDKIT_PROGRESS": "plain"}
     stale = ""
+    tell_size(image, say)
     problem = _build(image, build_command(image), env, say)
     if problem is not None and _lacks_base(problem.message):
         stale = problem.message

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 from madlite.errors import RuntimeProblem
 from madlite.run.podman import found_socket, is_there
+from madlite.safe_read import read_named
 from madlite.types import Cause, EnvValue, Problem, Secret
 
 Client: TypeAlias = Any  # docker.APIClient, which carries no types
@@ -179,7 +180,7 @@ def _docker_config(environ: Mapping[str, str]) -> dict[str, Any]:
     """Return docker's configuration file; one that is missing or broken says nothing."""
     folder = environ.get("DOCKER_CONFIG") or f"{environ.get('HOME', '')}/.docker"
     try:
-        found = json.loads(Path(folder, "config.json").read_text(encoding="utf-8"))
+        found = json.loads(read_named(Path(folder, "config.json")))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 import click
@@ -63,7 +64,7 @@ OPTIONS = (
     Option("--cap-add", "HostConfig.CapAdd", kind="list"),
     Option("--cap-drop", "HostConfig.CapDrop", kind="list"),
     Option("--group-add", "HostConfig.GroupAdd", kind="list"),
-    Option("--security-opt", "HostConfig.SecurityOpt", read.security_option, kind="list"),
+    Option("--security-opt", "HostConfig.SecurityOpt", kind="list"),
     Option("--init", "HostConfig.Init", kind="flag"),
     Option("--read-only", "HostConfig.ReadonlyRootfs", kind="flag"),
     Option("--storage-opt", "HostConfig.StorageOpt", read.pair, kind="table"),
@@ -91,10 +92,13 @@ OPTIONS = (
 _SWITCH = re.compile(r"(?P<name>--[a-z-]+)=(?P<value>true|false|1|0)", re.IGNORECASE)
 
 
-def add_options(body: dict[str, Json], text: str, environ: Mapping[str, str], origin: str) -> None:
+def add_options(
+    body: dict[str, Json], text: str, environ: Mapping[str, str], origin: str, workspace: Path = Path()
+) -> None:
     """Add the options in `text` to a request whose `Env` and `Labels` are tables; a single value replaces.
 
     `$NAME`, `${NAME}` and a leading `~` outside of quotes are the caller's, as with the shell madengine gave them to.
+    Files that options name are found from `workspace` on; a link there that leads out of it is refused.
 
     Raises:
         UsageProblem: an option is unknown, or a value of one cannot be read; it names `origin`.
@@ -102,11 +106,20 @@ def add_options(body: dict[str, Json], text: str, environ: Mapping[str, str], or
     try:
         for option, values in _parse(split_words(text, environ)):
             for value in values:
-                _put(body, option, _value(option, value, environ))
+                _put(body, option, _value(option, value, environ, workspace))
     except ValueError as error:
         raise UsageProblem(
             f"additional_docker_run_options ({origin}): {error}", "docker run --help   lists what docker takes"
         ) from error
+
+
+def given_options(text: str, environ: Mapping[str, str]) -> list[tuple[list[str], tuple[str | bool, ...]]]:
+    """Return the options in `text`, each by its names, the long one last, with its values as they are written.
+
+    Raises:
+        ValueError: they cannot be read.
+    """
+    return [(option.names.split(), values) for option, values in _parse(split_words(text, environ))]
 
 
 def _parse(words: list[str]) -> list[tuple[Option, tuple[str, ...]]]:
@@ -137,12 +150,15 @@ def _switch(word: str, flags: set[str]) -> str:
     return found["name"] if found["value"].lower() in ("true", "1") else f"--no{found['name'][1:]}"
 
 
-def _value(option: Option, given: str, environ: Mapping[str, str]) -> Json:
+def _value(option: Option, given: str, environ: Mapping[str, str], workspace: Path) -> Json:
     if option.kind == "flag":
         return given
     if option.path == "Env":
-        return (read.variables_of_file if "file" in option.names else read.variable)(given, environ)
+        of_file = "file" in option.names
+        return read.variables_of_file(given, environ, workspace) if of_file else read.variable(given, environ)
     try:
+        if option.names == "--security-opt":
+            return read.security_option(given, workspace)
         return option.read(given)
     except ValueError as error:
         raise ValueError(f"{option.names.split()[-1]}: {error}") from error

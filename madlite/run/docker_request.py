@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from madlite.errors import UsageProblem
 from madlite.run.docker_client import proxy_environment
 from madlite.run.docker_options import add_options
+from madlite.run.docker_values import ulimit
 from madlite.run.docker_words import odd_words, split_words
+from madlite.run.folder import VIEW, WORK
 from madlite.run.marks import FOLDER_LABEL, KEPT_LABEL, RUN_LABEL, RUN_MARK
-from madlite.secrets import assigned, mask_values, reveal
+from madlite.secrets import Redactor, assigned, collect, mask_values, reveal
 from madlite.types import EnvValue, Json, Mount, RunPlan, Secret
 
 KEEPER = ["cat"]  # waits on its terminal for ever: the container lives until it is stopped
@@ -46,7 +48,7 @@ def secrets_asked(plan: RunPlan, environ: Mapping[str, str]) -> tuple[Secret, ..
     options = plan.engine_options.extra
     body: dict[str, Json] = {"Env": {}, "Labels": {}, "HostConfig": {}}
     try:
-        add_options(body, options, environ, "")
+        add_options(body, options, environ, "", plan.workspace)
         spelled = _spelled_out(options, environ, body["HostConfig"])
     except UsageProblem:
         spelled = _spelled_somewhere(options)
@@ -84,13 +86,20 @@ def _request(
         "HostConfig": _host_config(plan),
     }
     origin = plan.origins.get("engine_options.extra", f"card '{plan.card.name}'")
-    add_options(body, plan.engine_options.extra, environ, origin)
+    add_options(body, plan.engine_options.extra, environ, origin, plan.workspace)
     _drop_what_has_no_effect(body["HostConfig"])
     body["WorkingDir"] = f"{plan.inside}/"
+    body["Labels"] = _hidden(body["Labels"], environ, body["Env"]) | _labels(plan)
     body["Env"] = [f"{name}={value}" for name, value in show({**body["Env"], RUN_MARK: plan.id}).items()]
-    body["Labels"] |= _labels(plan)
     body["HostConfig"] = {name: value for name, value in body["HostConfig"].items() if value not in ((), [], "")}
     return body
+
+
+def _hidden(labels: Mapping[str, str], environ: Mapping[str, str], env: Mapping[str, EnvValue]) -> dict[str, str]:
+    """Return a card's labels without secrets: who may ask the engine reads them, and nothing reads a password there."""
+    spelled = assigned(f"{name}={value}" for name, value in labels.items())
+    mask = Redactor((*collect(environ, env.values()), *spelled)).text if labels else str
+    return {mask(name): mask(value) for name, value in labels.items()}
 
 
 def _drop_what_has_no_effect(host: dict[str, Json]) -> None:
@@ -103,7 +112,7 @@ def _drop_what_has_no_effect(host: dict[str, Json]) -> None:
 
 def _host_config(plan: RunPlan) -> dict[str, Json]:
     options = plan.engine_options
-    every = (Mount(source=str(plan.workspace), target=f"{plan.inside}/"), *plan.mounts)
+    every = (Mount(source=str(plan.workspace), target=f"{plan.inside}/"), *_own_folders(plan), *plan.mounts)
     return {
         "NetworkMode": options.network,
         "IpcMode": options.ipc,
@@ -114,9 +123,20 @@ def _host_config(plan: RunPlan) -> dict[str, Json]:
         "DeviceRequests": _gpu_requests(plan),
         "Binds": [_bind(mount) for mount in every if ":" not in mount.source],
         "Mounts": [_mount(mount) for mount in every if ":" in mount.source],  # a bind's text has no way to say it
+        "Ulimits": [ulimit(text) for text in options.ulimits],
         "CpusetCpus": options.cpuset,
         "Init": True,
     }
+
+
+def _own_folders(plan: RunPlan) -> Iterable[Mount]:
+    """Yield what a container has in place of the folder of runs: of its own run what the workload needs, and no more.
+
+    Journals, records and other runs are trusted later, so that a workload, which is root there, must not reach them.
+    """
+    runs = f"{plan.inside}/{plan.folder.parent.relative_to(plan.workspace)}"
+    yield Mount(source=str(plan.folder / VIEW), target=runs, read_only=True)
+    yield Mount(source=str(plan.folder / WORK), target=plan.folder_inside)
 
 
 def _gpu_requests(plan: RunPlan) -> list[Json]:

@@ -43,6 +43,7 @@ class DockerSession:
 
     def __init__(self, client: Client, environ: Mapping[str, str], container: Container, grace_s: float) -> None:
         self.handle = container.id
+        self.notes: tuple[str, ...] = ()  # the container's end ends all that is in it
         self._client = Patience(client)
         self._environ = environ
         self._container = container

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Mapping
@@ -12,9 +13,11 @@ from madlite.run.docker_client import Client, said
 from madlite.run.docker_container import Container, last_words, stays_alive
 from madlite.run.docker_give_back import STAMP
 from madlite.run.docker_request import container_name, sent
+from madlite.run.folder import VIEW, WORK
 from madlite.run.marks import FOLDER_LABEL, RUN_LABEL
 from madlite.run.podman import ask_for_gpus
 from madlite.run.watch import interruptible
+from madlite.safe_files import Folder
 from madlite.types import Cause, Json, RunPlan
 
 STOP_S = 1  # between TERM and KILL for the container's own process, which only waits
@@ -41,8 +44,6 @@ def start_container(client: Client, plan: RunPlan, environ: Mapping[str, str]) -
 
     request = sent(plan, environ)
     _make_folders(plan)
-    if plan.give_back is not None:
-        (plan.folder / STAMP).touch()
     try:
         with interruptible():
             request["Env"] += _rocm_path(client, plan)
@@ -57,6 +58,14 @@ def start_container(client: Client, plan: RunPlan, environ: Mapping[str, str]) -
 
 def _make_folders(plan: RunPlan) -> None:
     """Make the host's folders that mounts want: the engine would make them root's."""
+    try:
+        with Folder.open(plan.folder) as home, home.below(WORK, make=True) as work:
+            home.below(f"{VIEW}/{plan.folder.name}", make=True).close()
+            if plan.give_back is not None:  # what changes after this file is the run's
+                os.close(work.create(STAMP))
+    except OSError as error:
+        what = f"the run's folder {plan.folder} cannot be written to: {error.strerror}"
+        raise RuntimeProblem(what, cause=Cause.PREPARE) from error
     for mount in plan.mounts:
         try:
             if mount.create:

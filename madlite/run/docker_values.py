@@ -12,9 +12,11 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from madlite.safe_read import read_as_spelled
 from madlite.secrets import guard
 from madlite.types import EnvValue, Json
 
+_LARGEST_BYTES = 1 << 20  # of a file that an option names
 _SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[kmgtp]?)i?b?", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 _MOUNT_KEYS = {"type": "Type", "source": "Source", "src": "Source"} | dict.fromkeys(
@@ -122,17 +124,23 @@ def bind(text: str) -> str:
     return f"{Path(source).absolute()}:{rest}" if source.startswith(".") else text
 
 
-def security_option(text: str) -> str:
+def security_option(text: str, workspace: Path) -> str:
     """Return a security option; a seccomp profile is sent as its content, not its path."""
-    kind, _, path = text.partition("=")
-    if kind != "seccomp" or path in ("unconfined", "builtin"):
+    path = seccomp_file(text)
+    if not path:
         return text
     try:
-        return f"seccomp={json.dumps(json.loads(Path(path).read_text(encoding='utf-8')))}"
+        return f"seccomp={json.dumps(json.loads(read_as_spelled(workspace / path, workspace, _LARGEST_BYTES)))}"
     except OSError as error:
         raise ValueError(f"seccomp profile {path} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise ValueError(f"seccomp profile {path} is no JSON: {error}") from error
+
+
+def seccomp_file(text: str) -> str:
+    """Return the file that a security option names, "" for one that names none."""
+    kind, _, path = text.partition("=")
+    return "" if kind != "seccomp" or path in ("unconfined", "builtin") else path
 
 
 def variable(text: str, environ: Mapping[str, str]) -> dict[str, EnvValue]:
@@ -143,10 +151,10 @@ def variable(text: str, environ: Mapping[str, str]) -> dict[str, EnvValue]:
     return guard({name: environ[name]}) if name in environ else {}
 
 
-def variables_of_file(path: str, environ: Mapping[str, str]) -> dict[str, EnvValue]:
+def variables_of_file(path: str, environ: Mapping[str, str], workspace: Path) -> dict[str, EnvValue]:
     """Return the variables of an `--env-file`: a variable per line, `#` starts a comment line."""
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = read_as_spelled(workspace / path, workspace, _LARGEST_BYTES).decode("utf-8").splitlines()
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError:

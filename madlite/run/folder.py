@@ -7,25 +7,31 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import os
 import re
 import secrets
 import stat
 import time
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import datetime, timezone
 from pathlib import Path
 
 from madlite.errors import UsageProblem
 from madlite.plan.make import RUNS, secrets_of
+from madlite.run import journal
+from madlite.run.journal import RECORD as RECORD  # noqa: PLC0414 - one of the names of a folder
 from madlite.run.regular import is_there, real_folders
+from madlite.safe_files import NO_SPACE, Folder, kind_of
 from madlite.secrets import collect, masked_json
 from madlite.types import RunPlan
 
+_LOG = logging.getLogger(__name__)
 ASKED_S, _ASKED_TURN_S = 2.0, 0.005  # who asks whether a lock is held has it for a moment
-LOCK, HANDLE, RECORD, PLAN, LOG, CLEANED = "lock", "handle", "record.json", "plan.json", "run.log", "cleaned"
+LOCK, HANDLE, PLAN, LOG, CLEANED = "lock", "handle", "plan.json", "run.log", "cleaned"
 ROWS, STEPS, CONTEXT = "rows.json", "steps.jsonl", "context.json"
+WORK, VIEW = "work", ".view"  # what a container has of the run's folder, and what it has in place of the folder of runs
 _NEW_LOCK = f".{LOCK}"
 NOTE_BYTES = 16 << 10  # of the lock's file: taken from the disk at the start, for a note when it is full
 
@@ -40,19 +46,27 @@ def check_runs_folder(workspace: Path) -> None:
     """Refuse a working folder in which something else has the name of the folder of runs.
 
     Raises:
-        UsageProblem: it is a file, say.
+        UsageProblem: it is a file or a link, say.
     """
     runs = workspace / RUNS
-    if runs.exists() and not runs.is_dir():
-        raise UsageProblem(f"{runs} is no folder, and runs have their folders in one", f"mv {RUNS} {RUNS}.old")
+    with suppress(FileNotFoundError):
+        facts = runs.lstat()
+        if not stat.S_ISDIR(facts.st_mode):
+            what = f"{runs} is no folder ({kind_of(facts)}), and runs have their folders in one"
+            raise UsageProblem(what, f"mv {RUNS} {RUNS}.old")
 
 
 class RunFolder:
-    """An open run folder; the lock is held until `close`, also through a crash of the interpreter."""
+    """An open run folder; the lock is held until `close`, also through a crash of the interpreter.
 
-    def __init__(self, path: Path, lock: int) -> None:
-        self.path = path
+    Everything is written through the descriptors of the folders as they were made: what a workload puts in the place
+    of one of them is not followed.
+    """
+
+    def __init__(self, home: Folder, lock: int, work: Folder | None = None) -> None:
+        self._home = home
         self._lock = lock
+        self._work = work
 
     @classmethod
     def create(cls, plan: RunPlan, files: Iterable[tuple[str, bytes]], known: Iterable[str] = ()) -> RunFolder:
@@ -63,15 +77,16 @@ class RunFolder:
         """
         folder = None
         try:
-            plan.folder.mkdir(parents=True)
-            hide_from_git(plan.folder.parent)
+            with ExitStack() as opened:
+                runs = opened.enter_context(open_runs(plan.workspace, make=True))
+                home = runs.below(plan.folder.name, new=True)
+                _note_made(runs, home, plan.id)
             # nobody sees its lock before it is held and has its room: it would look like a run that was cut off
-            folder = cls(plan.folder, _taken(plan.folder, _NEW_LOCK))
+            folder = cls(home, _taken(home, _NEW_LOCK))
             folder.note(b"")
-            (plan.folder / _NEW_LOCK).rename(plan.folder / LOCK)
+            home.rename(_NEW_LOCK, LOCK)
             folder.write(PLAN, masked_json(plan, (*known, *collect({}, secrets_of(plan).values()))).encode())
-            for name, data in files:
-                folder.write(name, data)
+            folder._fill(plan, files)
         except (OSError, UsageProblem) as error:
             if folder is not None:
                 folder.close()
@@ -83,12 +98,50 @@ class RunFolder:
         return folder
 
     @classmethod
-    def reopen(cls, path: Path) -> RunFolder | None:
-        """Return a folder that was begun and could not be filled, for what it still takes; None if that is nothing."""
+    def reopen(cls, path: Path, *, begun: bool = False) -> RunFolder | None:
+        """Return a folder of an earlier run, for what it still takes; None if that is nothing.
+
+        With `begun` it is one that this command made, and could not fill.
+        """
         try:
-            return cls(path, _taken(path))
+            with open_runs(path.parent.parent) as runs:
+                home = runs.below(path.name)
+                if begun and path.name not in journal.own_folders(path.parent):  # the disk was too full to note it
+                    _note_made(runs, home, path.name)
         except OSError:
             return None
+        try:
+            return cls(home, _taken(home))
+        except OSError:
+            home.close()
+            return None
+
+    @property
+    def path(self) -> Path:
+        """Where the folder was made."""
+        return self._home.path
+
+    @property
+    def work(self) -> Path:
+        """The part of it that the workload sees and writes: of a run on the host all of it."""
+        return self._work.path if self._work is not None else self._home.path
+
+    @property
+    def files(self) -> Folder:
+        """The folder by its descriptor, for files that are written bit by bit."""
+        return self._home
+
+    def is_in_place(self) -> bool:
+        """Say whether the folder still is where it was made."""
+        return self._home.is_in_place()
+
+    def _fill(self, plan: RunPlan, files: Iterable[tuple[str, bytes]]) -> None:
+        """Write the rendered files; a container gets a copy of its own, and nothing else of the folder of runs."""
+        if plan.place.engine != "none" and plan.blocked is None:
+            self._work = self._home.below(WORK, make=True)
+        for name, data in files:
+            for folder in filter(None, (self._home, self._work)):
+                _write(folder, name, data)
 
     def write(self, name: str, data: bytes) -> None:
         """Write one file of the folder as a whole: a reader sees the old one or the new one.
@@ -99,43 +152,15 @@ class RunFolder:
             UsageProblem: the name leads out of the folder.
             OSError: it cannot be written.
         """
-        target = self.path / name
-        if not Path(os.path.normpath(target)).is_relative_to(os.path.normpath(self.path)):
-            raise UsageProblem(f"a file of run {self.path.name} would be outside of its folder: {name!r}")
-        self._check_place()
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if not Path(os.path.realpath(target.parent)).is_relative_to(os.path.realpath(self.path)):
-            raise OSError(errno.ELOOP, f"a link is in the place of {target.parent.name}")
-        beside = target.with_name(f".{target.name}.{os.getpid()}")
-        try:
-            beside.unlink(missing_ok=True)  # a workload may have laid a link there
-            with beside.open("xb") as file:
-                file.write(data)
-            beside.replace(target)
-        except OSError:
-            with suppress(OSError):
-                beside.unlink(missing_ok=True)
-            raise
+        _write(self._home, name, data)
 
     def stream(self, name: str, pieces: Iterable[bytes]) -> str:
         """Write one file piece by piece, whole or not at all; return what kept it from being written."""
-        beside = self.path / f".{name}.{os.getpid()}"
         try:
-            self._check_place()
-            beside.unlink(missing_ok=True)
-            with beside.open("xb") as file:
-                file.writelines(pieces)
-            beside.replace(self.path / name)
+            self._home.write(name, pieces)
         except OSError as error:
-            with suppress(OSError):
-                beside.unlink(missing_ok=True)
             return f"{name} could not be written: {error.strerror}"
         return ""
-
-    def _check_place(self) -> None:
-        """Refuse to write where a workload moved the folder away and laid a link in its place."""
-        if self.path.is_symlink():
-            raise OSError(errno.ELOOP, "a link is in the place of the run's folder")
 
     def note(self, data: bytes) -> str:
         """Write into the lock's file, which is there with room for it: a full disk takes it, and one without inodes.
@@ -156,8 +181,7 @@ class RunFolder:
 
     def remove(self, name: str) -> None:
         """Take one file away; where that is not possible, it stays."""
-        with suppress(OSError):
-            (self.path / name).unlink(missing_ok=True)
+        self._home.remove(name)
 
     def put(self, name: str, text: str) -> str:
         """Write one file of text; return what kept it from being written, for a full disk costs no verdict."""
@@ -167,13 +191,70 @@ class RunFolder:
             return f"{name} could not be written: {error.strerror}"
         return ""
 
+    def put_record(self, text: str) -> str:
+        """Write the run's record, its hash noted in the journal before; return what kept it from being written."""
+        data = text.encode("utf-8", "backslashreplace")
+        if problem := self._journal(journal.recorded(self.path.name, data)):
+            return problem
+        problem = self.put(RECORD, text)
+        if not problem:
+            self._journal(journal.recorded(self.path.name, data, written=True))
+        return problem
+
+    def _journal(self, entry: journal.Entry) -> str:
+        """Add a line to the journal; return what kept it from being written if that is a full disk: nothing else does.
+
+        A record without its line would later be told as something else's; one that was not written comes later.
+        """
+        try:
+            with open_runs(self.path.parent.parent) as runs:
+                journal.add(runs, entry)
+        except OSError as error:
+            if error.errno in NO_SPACE:
+                return f"{RECORD} could not be written: {error.strerror} ({journal.JOURNAL})"
+            _LOG.debug("%s: %s", journal.JOURNAL, error)
+        return ""
+
     def close(self) -> None:
         """Give the lock back."""
         os.close(self._lock)
+        for folder in filter(None, (self._home, self._work)):
+            folder.close()
 
 
-def _taken(folder: Path, name: str = LOCK) -> int:
-    lock = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+def _note_made(runs: Folder, home: Folder, run_id: str) -> None:
+    """Note a folder that was just made; without it what a kill leaves of the run is not taken up."""
+    try:
+        journal.add(runs, journal.made(home, run_id))
+    except OSError as error:
+        _LOG.warning("%s/%s cannot be written: %s", RUNS, journal.JOURNAL, error.strerror)
+
+
+def _write(folder: Folder, name: str, data: bytes) -> None:
+    try:
+        folder.write(name, data)
+    except OSError as error:
+        if error.errno == errno.EINVAL and error.filename == name:
+            what = f"a file of run {folder.path.name} would be outside of its folder: {name!r}"
+            raise UsageProblem(what) from error
+        raise
+
+
+def open_runs(workspace: Path, *, make: bool = False) -> Folder:
+    """Open the folder of runs of a working folder; `make` makes it where there is none.
+
+    Raises:
+        OSError: it cannot be opened or made, or a link or a file is in its place.
+    """
+    with Folder.open(workspace) as here:
+        runs = here.below(RUNS, make=make)
+    if make:
+        hide_from_git(runs)
+    return runs
+
+
+def _taken(home: Folder, name: str = LOCK) -> int:
+    lock = home.open_file(name)
     try:
         hold(lock)
     except OSError:
@@ -223,8 +304,20 @@ def is_held(path: Path, *, unknown: bool = False) -> bool:
 def unfinished(workspace: Path) -> tuple[Path, ...]:
     """Return the folders of runs that were cut off, oldest first; on a full disk one has no plan, only its lock."""
     runs = workspace / RUNS
-    if not runs.is_dir():
-        return ()
+    own = journal.own_folders(runs)
+    return tuple(path for path in _cut_off(runs) if path.name in own)
+
+
+def planted(workspace: Path) -> tuple[Path, ...]:
+    """Return folders that look like runs that were cut off, or wait for their rows, and that madlite did not make."""
+    runs = workspace / RUNS
+    waiting = [one for one in real_folders(runs) if is_there(one / ROWS) and not is_there(one / CLEANED)]
+    found = dict.fromkeys((*_cut_off(runs), *(one for one in waiting if not is_alive(one))))
+    own = journal.own_folders(runs) if found else frozenset()
+    return tuple(path for path in found if path.name not in own)
+
+
+def _cut_off(runs: Path) -> tuple[Path, ...]:
     candidates = [one for one in real_folders(runs) if is_there(one / PLAN) or is_there(one / LOCK)]
     # the lock first: a run that ends between the two questions has its record by then
     return tuple(path for path in candidates if not is_alive(path) and not _has_ended(path))
@@ -239,8 +332,7 @@ def _has_ended(folder: Path) -> bool:
     return False
 
 
-def hide_from_git(runs: Path) -> None:
+def hide_from_git(runs: Folder) -> None:
     """Keep the folder of runs out of the checkout's version control."""
-    ignore = runs / ".gitignore"
-    if not ignore.exists():
-        ignore.write_text("*\n")
+    if not runs.holds(".gitignore"):
+        runs.write(".gitignore", b"*\n")

@@ -38,10 +38,15 @@ class Facts(Value, frozen=True):
 
 
 def find_processes(run_id: str, proc: Path = Path("/proc")) -> tuple[Facts, ...]:
-    """Return the run's processes that can be seen from here, in containers too, by their mark or their parents."""
-    marked = {one.pid: env for one, env in all_marked(in_containers=True) if env[RUN_MARK] == run_id}
+    """Return the run's processes that can be seen from here, in containers too, by their mark or their parents.
+
+    What keeps them together on a host is none of them.
+    """
+    found = [one for one in all_marked(in_containers=True) if one.environment[RUN_MARK] == run_id]
+    marked = {one.process.pid: one.environment for one in found}
     family = {process.pid for process in with_children(marked)}
-    pids = sorted(family | set(marked))[:MOST]
+    apart = {one.process.pid for one in found if one.is_supervisor}
+    pids = sorted((family | set(marked)) - apart)[:MOST]
     return tuple(facts for pid in pids if (facts := read_facts(proc / str(pid), marked.get(pid, {}))) is not None)
 
 

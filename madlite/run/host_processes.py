@@ -5,109 +5,93 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING
 
-from madlite.run.marks import RUN_MARK
-
-if TYPE_CHECKING:
-    import psutil
+from madlite.run.marks import FOLDER_MARK, RUN_MARK, SUPERVISOR_MARK
+from madlite.run.process_table import Process, ancestors, is_of, lives, look_at_all, process_table, send, with_users
+from madlite.types import Value
 
 POLL_S = 0.05
 _VANISH_LIMIT_S = 5.0
 
 
-def marked_processes(run_id: str) -> list[psutil.Process]:
-    """Return the living processes that carry the mark of this run; none for "", never ourselves."""
-    return [process for process, environment in all_marked() if run_id and environment[RUN_MARK] == run_id]
+class Marked(Value, frozen=True):
+    """A process that carries a run's mark, with the environment that says so."""
+
+    process: Process
+    environment: Mapping[str, str]
+
+    @property
+    def is_supervisor(self) -> bool:
+        """Whether it says to be none of the run's own: it ends by itself with the last of those below it."""
+        return SUPERVISOR_MARK in self.environment
 
 
-def all_marked(*, in_containers: bool = False) -> list[tuple[psutil.Process, Mapping[str, str]]]:
+def marked_processes(run_id: str, folder: Path) -> list[Process]:
+    """Return our own living processes that carry the marks of this run, and what they started; none for "".
+
+    Whoever else gives a process such marks has it left alone.  Supervisors are left out: they end by themselves.
+    """
+    marked = [
+        one
+        for one in all_marked()
+        if run_id
+        and one.environment[RUN_MARK] == run_id
+        and one.environment.get(FOLDER_MARK) == str(folder)
+        and is_of(one.process, os.geteuid())
+    ]
+    if not marked:
+        return []
+    apart = {one.process.pid for one in marked if one.is_supervisor} | ourselves()
+    found = (with_users(process) for process in with_children({one.process.pid for one in marked}))
+    return [process for process in found if process.pid not in apart and is_of(process, os.geteuid())]
+
+
+def all_marked(*, in_containers: bool = False) -> list[Marked]:
     """Return the living processes of any run with their environment, never ourselves.
 
     The environment is read once: a process that ends between two questions would answer the second with nothing, and
     seem to belong to no run.  Processes inside containers carry the mark too and are left out where they are to be
     ended: their container is what ends them.
     """
-    import psutil
-
-    ours = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
+    ours = ourselves()
     return [
-        (process, environment)
-        for process in psutil.process_iter()
-        if process.pid not in ours
-        and (environment := _environment(process)).get(RUN_MARK)
-        and _lives(process)
-        and (in_containers or not _is_elsewhere(process.pid))
+        Marked(process=facts, environment=environment)
+        for process, facts in look_at_all()
+        if facts.pid not in ours
+        and (environment := process.environment()).get(RUN_MARK)
+        and (in_containers or not process.is_elsewhere())
     ]
 
 
-def _environment(process: psutil.Process) -> Mapping[str, str]:
-    """Return a process's environment, empty where it has none or may not be asked."""
-    import psutil
-
-    try:
-        return process.environ()
-    except (psutil.Error, OSError):
-        return {}
+def ourselves() -> frozenset[int]:
+    """Return the numbers of this process and of those that started it."""
+    return frozenset(ancestors(os.getpid(), process_table()))
 
 
-def with_children(pids: Iterable[int]) -> list[psutil.Process]:
-    """Return processes and all that descend from them, the ones that rewrote their environment included."""
-    import psutil
-
-    found: dict[int, psutil.Process] = {}
-    for pid in pids:
-        try:
-            process = psutil.Process(pid)
-            found |= {one.pid: one for one in [process, *process.children(recursive=True)]}
-        except psutil.Error:
-            continue
-    return list(found.values())
+def with_children(pids: Collection[int]) -> list[Process]:
+    """Return living processes and all that descend from them, the ones that rewrote their environment included."""
+    table = process_table()
+    return [one for one in table.values() if one.lives and not set(pids).isdisjoint(ancestors(one.pid, table))]
 
 
 def end_processes(
-    processes: Callable[[], list[psutil.Process]], grace_s: float, signals: Iterable[int], hurried: Event
+    processes: Callable[[], list[Process]], grace_s: float, signals: Iterable[int], hurried: Event
 ) -> None:
-    """Send each signal to what `processes` finds then, with `grace_s` to end after each, none once `hurried` is set."""
+    """Send each signal to what `processes` finds then, with `grace_s` to end after each, none once `hurried` is set.
+
+    KILL is sent until nothing is found any more: what is being ended may be starting others.
+    """
     for number in signals:
-        found = processes()
-        for process in found:
-            _send(process, number)
         deadline = time.monotonic() + (_VANISH_LIMIT_S if number == signal.SIGKILL else grace_s)
-        while any(map(_lives, found)) and time.monotonic() < deadline:
+        found = [process for process in processes() if send(process, number)]
+        while found and time.monotonic() < deadline:
             if hurried.is_set() and number != signal.SIGKILL:
                 break
             time.sleep(POLL_S)
-
-
-def _lives(process: psutil.Process) -> bool:
-    import psutil
-
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False
-
-
-def _send(process: psutil.Process, number: int) -> None:
-    import psutil
-
-    try:
-        process.send_signal(number)
-    except (psutil.Error, OSError):
-        return  # it ended meanwhile, or belongs to somebody else
-
-
-def _is_elsewhere(pid: int) -> bool:
-    """Say whether a process has another process table than ours, as in a container."""
-    return _table(pid) not in (None, _table(os.getpid()))
-
-
-def _table(pid: int) -> str | None:
-    try:
-        return str(Path(f"/proc/{pid}/ns/pid").readlink())
-    except OSError:
-        return None
+            if number == signal.SIGKILL:
+                found = [process for process in processes() if send(process, number)]
+            else:
+                found = [process for process in found if lives(process)]

@@ -45,7 +45,8 @@ class HostRuntime:
     def open(self, plan: RunPlan) -> Iterator[HostSession]:
         """Hold a session open; leaving it ends every process of the run, unless the plan keeps it alive."""
         env = {**self._environ, **reveal(_added(plan))}
-        session = HostSession(plan.id, plan.workspace, plan.folder, env, plan.stop_grace_s)
+        session = HostSession(plan.id, plan.workspace, plan.folder, env, plan.stop_grace_s, self._environ)
+        session.make_ready()
         try:
             yield session
         finally:
@@ -53,8 +54,9 @@ class HostRuntime:
                 session.close()
 
     def attach(self, handle: str) -> HostSession:
-        """Return the session of the run `handle`, for ending what is left of it."""
-        return HostSession(handle, Path(), Path(), self._environ, grace_s=10.0)
+        """Return the session of the run whose folder `handle` is, for ending what is left of it."""
+        folder = Path(handle)
+        return HostSession(folder.name, Path(), folder, self._environ, grace_s=10.0)
 
 
 def _added(plan: RunPlan) -> dict[str, EnvValue]:

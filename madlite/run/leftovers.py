@@ -10,13 +10,12 @@ from typing import Any, Literal
 from madlite.errors import RuntimeProblem
 from madlite.plan.make import RUNS
 from madlite.run.batch import dead_files, interrupted_batches
+from madlite.run.dead_processes import DeadRun, end_listed, find_dead_runs, may_be_alive, place_of
 from madlite.run.docker_client import connected
 from madlite.run.docker_give_back import give_back
 from madlite.run.docker_start import attached, remove_container
-from madlite.run.folder import CLEANED, LOCK, is_held, unfinished
-from madlite.run.host_processes import all_marked
-from madlite.run.host_runtime import HostRuntime
-from madlite.run.marks import FOLDER_LABEL, FOLDER_MARK, KEPT_LABEL, KEPT_MARK, RUN_LABEL, RUN_MARK
+from madlite.run.folder import CLEANED, open_runs, unfinished
+from madlite.run.marks import FOLDER_LABEL, KEPT_LABEL, RUN_LABEL
 from madlite.run.sweep import sweep, unwhole
 from madlite.types import Value
 
@@ -27,8 +26,9 @@ class Leftover(Value, frozen=True):
     """Something a run left.
 
     `handle` is the container's id, the run id of processes, or the path of a run folder, a batch's file or a file
-    that was never whole; `kept` marks a container or processes that were asked to stay, `elsewhere` is the folder of
-    the run where it is none of this workspace.  `row` says what became of a run's row.
+    that was never whole; `kept` marks a container or processes that were asked to stay.  `folder` is the run's as a
+    container or its processes name it, `elsewhere` the same where it is none of this workspace, and `processes` are
+    those that were listed.  `row` says what became of a run's row.
     """
 
     kind: Literal["container", "process", "run", "batch", "file"]
@@ -38,6 +38,8 @@ class Leftover(Value, frozen=True):
     kept: bool = False
     row: str = ""
     elsewhere: str = ""
+    folder: str = ""
+    processes: DeadRun | None = None
 
 
 class Leftovers(Value, frozen=True):
@@ -63,22 +65,24 @@ def find_leftovers(workspace: Path, environ: Mapping[str, str]) -> Leftovers:
         for batch in interrupted_batches(workspace)
         for words in batch.words
     )
-    found = (*containers, *_processes(runs), *_runs(workspace), *batches, *_files(workspace))
-    return Leftovers(leftovers=found, notes=notes)
+    dead = find_dead_runs()
+    processes = (_processes(runs, run) for run in dead.runs)
+    found = (*containers, *processes, *_runs(workspace), *batches, *_files(workspace))
+    return Leftovers(leftovers=found, notes=(*notes, *dead.notes))
 
 
 def end_orphans(workspace: Path, environ: Mapping[str, str]) -> tuple[str, ...]:
     """End what runs of this workspace that were cut off still have running, and say what it was.
 
     They would write into folders and files that the next run takes for its own, and use its GPUs.  What was asked to
-    stay stays, and so do the folders of the runs.
+    stay stays, and so do the folders of the runs, and all that is of another user's run.
     """
-    dead = {folder.name for folder in unfinished(workspace)}
+    dead = {str(folder.resolve()): folder.name for folder in unfinished(workspace) if _is_ours(folder)}
     if not dead:
         return ()
     told = []
     for one in find_leftovers(workspace, environ).leftovers:
-        if one.run_id in dead and one.kind != "run" and not one.kept and not one.elsewhere:
+        if one.folder and dead.get(os.path.realpath(one.folder)) == one.run_id and not one.kept and not one.elsewhere:
             problem = remove(one, environ)
             told.append(
                 f"an earlier run was cut off and still ran, ended: {one.text}" + (f" ({problem})" if problem else "")
@@ -94,9 +98,9 @@ def remove(leftover: Leftover, environ: Mapping[str, str]) -> str | None:
     """
     try:
         if leftover.kind == "container":
-            _remove_container(leftover.handle, environ)
+            _remove_container(leftover, environ)
         elif leftover.kind == "process":
-            HostRuntime(environ).attach(leftover.handle).stop(GRACE_S)
+            return end_listed(leftover.processes, GRACE_S) if leftover.processes else "no process was listed"
         elif leftover.kind == "run":
             sweep(Path(leftover.handle))
             _mark(Path(leftover.handle, CLEANED), leftover.row)
@@ -112,7 +116,7 @@ def remove(leftover: Leftover, environ: Mapping[str, str]) -> str | None:
 def _containers(runs: Path, environ: Mapping[str, str]) -> Iterator[Leftover]:
     with connected(environ) as client:
         found: list[dict[str, Any]] = client.containers(all=True, filters={"label": RUN_LABEL})
-        dead = [one for one in found if not _may_be_alive(one["Labels"].get(FOLDER_LABEL, ""))]
+        dead = [one for one in found if not may_be_alive(one["Labels"].get(FOLDER_LABEL, ""))]
         # a madlite that ended meanwhile had removed its container before it gave its lock back
         again = client.containers(all=True, filters={"label": RUN_LABEL}) if dead else []
     there = {one["Id"] for one in again}
@@ -126,33 +130,22 @@ def _containers(runs: Path, environ: Mapping[str, str]) -> Iterator[Leftover]:
                 handle=container["Id"],
                 kept=KEPT_LABEL in labels,
                 elsewhere=_elsewhere(runs, labels.get(FOLDER_LABEL, "")),
+                folder=labels.get(FOLDER_LABEL, ""),
             )
 
 
-def _processes(runs: Path) -> Iterator[Leftover]:
-    """Yield one leftover per dead run, for its processes are ended together."""
-    # without the folder nobody can say whether its madlite lives
-    found = [
-        (process, environment)
-        for process, environment in all_marked()
-        if FOLDER_MARK in environment and not _may_be_alive(environment[FOLDER_MARK])
-    ]
-    # a madlite that ended meanwhile had ended its processes before it gave its lock back
-    there = {process.pid for process, _ in all_marked()} if found else set()
-    dead: dict[str, list[tuple[Any, Mapping[str, str]]]] = {}
-    for process, environment in found:
-        if process.pid in there:
-            dead.setdefault(environment[RUN_MARK], []).append((process, environment))
-    for run_id, those in dead.items():
-        pids = ", ".join(str(process.pid) for process, _ in those[:5]) + (", …" if len(those) > 5 else "")
-        yield Leftover(
-            kind="process",
-            run_id=run_id,
-            text=f"{len(those)} processes ({pids})",
-            handle=run_id,
-            kept=any(environment.get(KEPT_MARK) for _, environment in those),
-            elsewhere=next(filter(None, (_elsewhere(runs, environment[FOLDER_MARK]) for _, environment in those)), ""),
-        )
+def _processes(runs: Path, run: DeadRun) -> Leftover:
+    folder = run.place.path
+    return Leftover(
+        kind="process",
+        run_id=run.run_id,
+        text=run.text,
+        handle=run.run_id,
+        kept=run.kept,
+        elsewhere=_elsewhere(runs, folder),
+        folder=folder,
+        processes=run,
+    )
 
 
 def _elsewhere(runs: Path, folder: str) -> str:
@@ -160,9 +153,9 @@ def _elsewhere(runs: Path, folder: str) -> str:
     return "" if Path(os.path.realpath(folder)).parent == runs else folder or "no folder"
 
 
-def _may_be_alive(folder: str) -> bool:
-    """Say whether a madlite holds the run, or may hold it: another user's folder cannot be looked into."""
-    return is_held(Path(folder, LOCK), unknown=True)
+def _is_ours(folder: Path) -> bool:
+    place = place_of(str(folder))
+    return place is not None and place.inode is not None and place.uid == os.geteuid()
 
 
 def _runs(workspace: Path) -> Iterator[Leftover]:
@@ -171,12 +164,8 @@ def _runs(workspace: Path) -> Iterator[Leftover]:
 
 
 def _mark(path: Path, row: str) -> None:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    fd = os.open(path, flags, 0o644)
-    try:
-        os.write(fd, f"{row}\n".encode())
-    finally:
-        os.close(fd)
+    with open_runs(path.parent.parent.parent) as runs, runs.below(path.parent.name) as folder:
+        folder.write(path.name, f"{row}\n".encode())
 
 
 def _files(workspace: Path) -> Iterator[Leftover]:
@@ -186,8 +175,10 @@ def _files(workspace: Path) -> Iterator[Leftover]:
             yield Leftover(kind="file", run_id="-", text=str(path), handle=str(path))
 
 
-def _remove_container(handle: str, environ: Mapping[str, str]) -> None:
+def _remove_container(leftover: Leftover, environ: Mapping[str, str]) -> None:
     with connected(environ) as client:
-        container = attached(client, handle)
+        container = attached(client, leftover.handle)
+        if may_be_alive(leftover.folder):
+            raise RuntimeProblem("a madlite holds the run by now")
         give_back(client, container)
         remove_container(client, container.id)

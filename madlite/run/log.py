@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
-import shutil
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from madlite.run.log_file import LogFile
+from madlite.safe_files import Folder, folder_of
 from madlite.secrets import Redactor
 
 Sink = Callable[[bytes, int], None]
+_FLAGS = os.O_RDWR | os.O_APPEND
 _log = logging.getLogger(__name__)
 
 
@@ -19,6 +22,8 @@ class RunLog:
     """Writes one run's log; `sinks` get every masked chunk with its stream, 1 for stdout and 2 for stderr.
 
     `follow` gets each chunk as it came, for a secret can be part of a number: what it makes of it is masked later.
+    In a run's `folder` the log is a new file; elsewhere it goes on with the one that is there.
+    Of a file `limit_bytes` are kept at most, its beginning and its end; 0 keeps all.  Sinks and `follow` get all of it.
     """
 
     def __init__(
@@ -28,17 +33,27 @@ class RunLog:
         secrets: Iterable[str],
         sinks: Iterable[Sink],
         follow: Sink = lambda chunk, stream: None,
+        *,
+        folder: Folder | None = None,
+        limit_bytes: int = 0,
     ) -> None:
         self.problem = ""
         self._path = path
+        self._home = folder
+        self._is_own_home = folder is None
         self._at_line_start = True
         self._sinks = tuple(sinks)
         self._follow = follow
         secrets = tuple(secrets)
         self._redactors = {1: Redactor(secrets), 2: Redactor(secrets)}
-        self._fds: list[int] = []
+        self._limit_bytes = limit_bytes
+        self._files: list[LogFile] = []
+        self._main: LogFile | None = None
         try:
-            self._fds.append(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644))
+            self._home = home = folder or Folder.open(path.parent)
+            open_log = home.create if folder is not None else home.open_file
+            self._main = LogFile(open_log(path.name, _FLAGS), path.name, home, limit_bytes=limit_bytes)
+            self._files.append(self._main)
         except OSError as error:  # a disk without inodes, a folder that is shut: what is to be logged goes on
             self._lack(f"no {path.name}", error)
         for name in legacy:
@@ -56,25 +71,19 @@ class RunLog:
 
     def keep_as(self, path: Path) -> None:
         """Leave a copy of what has been said so far, e.g. of an image's build."""
-        beside = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            beside.unlink(missing_ok=True)  # a link of that name would be written through
-            with self._path.open("rb") as said, beside.open("xb") as copy:
-                shutil.copyfileobj(said, copy)
-            beside.replace(path)
-        except OSError as error:
-            _give_up(beside, path, error)
+        if self._main is None:
+            return
+        with _named(path), folder_of(path) as (folder, name):
+            folder.write(name, self._main.read())
 
     def split(self, path: Path) -> None:
         """Write from now on to a second file too, one that has not what was said before."""
-        beside = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            beside.unlink(missing_ok=True)
-            fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
-            self._fds.append(fd)
-            beside.replace(path)
-        except OSError as error:
-            _give_up(beside, path, error)
+        if self._home is None:
+            return
+        with _named(path), folder_of(path) as (folder, name):
+            with _beside(folder, name) as beside:
+                file = LogFile(folder.create(beside, _FLAGS), beside, self._home, limit_bytes=self._limit_bytes)
+            self._files.append(file)
 
     def settle(self) -> None:
         """Pass on what is held back; call it when an action ends."""
@@ -82,10 +91,20 @@ class RunLog:
             self._pass_on(redactor.flush(), stream)
 
     def close(self) -> None:
-        """Write what is held and close the file."""
+        """Write what is held and close the file, its end joined to its beginning where it had a limit."""
         self.settle()
-        for fd in self._fds:
-            os.close(fd)
+        for file in self._files:
+            try:
+                file.close()
+            except OSError as error:
+                self._lack("the log is incomplete", error)
+        if self._is_own_home and self._home is not None:
+            self._home.close()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the log should know once it is closed: that it has not all of it, and why."""
+        return tuple(filter(None, (self.problem, self._main.words if self._main is not None else "")))
 
     def _pass_on(self, data: bytes, stream: int) -> None:
         if not data:
@@ -97,10 +116,8 @@ class RunLog:
     def _write(self, data: bytes) -> None:
         self._at_line_start = data.endswith(b"\n")
         try:
-            for fd in self._fds:
-                view = memoryview(data)
-                while view:
-                    view = view[os.write(fd, view) :]
+            for file in self._files:
+                file.write(data)
         except OSError as error:
             self._lack("the log is incomplete", error)
 
@@ -112,22 +129,35 @@ class RunLog:
 
     def link(self, legacy: Path) -> None:
         """Give the log its legacy name too; the last run that starts has it."""
-        beside = legacy.with_name(f".{legacy.name}.{os.getpid()}")
-        try:
-            beside.unlink(missing_ok=True)
+        with _named(legacy), folder_of(legacy) as (folder, name), _beside(folder, name) as beside:
             try:
-                os.link(self._path, beside)
-            except FileNotFoundError:  # there is no log to name
+                if self._home is None or self._main is None:
+                    raise FileNotFoundError(errno.ENOENT, "there is no log to name")
+                os.link(self._path.name, beside, src_dir_fd=self._home.fd, dst_dir_fd=folder.fd, follow_symlinks=False)
+            except FileNotFoundError:
                 raise
             except OSError:  # a file system without hard links
-                beside.symlink_to(self._path)
-            beside.replace(legacy)
-        except OSError as error:
-            _give_up(beside, legacy, error)
+                os.symlink(self._path, beside, dir_fd=folder.fd)
 
 
-def _give_up(beside: Path, path: Path, error: OSError) -> None:
-    """Do without a further name of the log, and leave nothing half made."""
-    _log.warning("no %s: %s", path.name, error.strerror)
-    with suppress(OSError):
-        beside.unlink(missing_ok=True)
+@contextmanager
+def _beside(folder: Folder, name: str) -> Iterator[str]:
+    """Yield a name for what becomes the file `name` when the block has made it."""
+    beside = f".{name}.{os.getpid()}"
+    folder.remove(beside)
+    try:
+        yield beside
+        folder.tell_replaced(name)
+        folder.rename(beside, name)
+    except BaseException:
+        folder.remove(beside)
+        raise
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Do without a further name of the log where it cannot be had; nothing half made is left."""
+    try:
+        yield
+    except OSError as error:
+        _log.warning("no %s: %s", path.name, error.strerror)

@@ -10,3 +10,4 @@ KEPT_LABEL = "madlite.kept"
 RUN_MARK = "MADLITE_RUN_ID"
 FOLDER_MARK = "MADLITE_RUN_FOLDER"
 KEPT_MARK = "MADLITE_KEPT"  # on the host too, where the run was asked to stay
+SUPERVISOR_MARK = "MADLITE_SUPERVISOR"  # on the host, of what keeps a command's processes together

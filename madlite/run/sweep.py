@@ -12,7 +12,8 @@ from pathlib import Path
 from madlite.plan.make import RUNS
 from madlite.run.claims import held_model_dir
 from madlite.run.folder import PLAN, is_alive, is_held
-from madlite.run.regular import is_there, read_regular, real_folders
+from madlite.run.regular import is_there, real_folders
+from madlite.safe_read import read_regular
 
 OWN = "run_directory"  # a name that MAD and madlite alone use
 CLONE_MARK = ".git/madlite"

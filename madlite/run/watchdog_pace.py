@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import deque
 from statistics import median
 
+from madlite.types import STEPS_APART
+
 KEPT = 64  # reports that the medians are of, the last ones
 MOMENT_S = 0.05  # what comes within it came together: the lines of several ranks, or of a buffer
-_APART = 5  # steps that lines of ranks may come apart; further back is a training that was started again
 
 
 class Pace:
@@ -25,7 +26,7 @@ class Pace:
     def step(self, n: int, now_s: float) -> None:
         """Take a step in."""
         began_s, last = self._open or (now_s, n)
-        if self._open is None or n < last - _APART:
+        if self._open is None or n < last - STEPS_APART:
             self.pause()
             self._open = (now_s, n)
         elif n > last and now_s - began_s < MOMENT_S:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from madlite.number_text import whole_number
 from madlite.run.watchdog_pace import Pace
 from madlite.run.watchdog_words import Stall, quiet_words, stall_findings
 from madlite.types import EffectiveConfig, Ended, Event, Phase, RunPlan, Step, Value
@@ -58,6 +59,7 @@ class Silence:
         self._first_s = 0.0  # that the first step took to come
         self._last: dict[tuple[str, int | None], int] = {}
         self._highest: int | None = None
+        self._from_zero = False
         self._phase = "start"  # what any output is a sign of life in; "" while steps are due
 
     @contextmanager
@@ -103,8 +105,7 @@ class Silence:
             elif isinstance(event, Ended):
                 self._pause("end")
             elif isinstance(event, EffectiveConfig) and self._steps is None:
-                steps = str(event.values.get("steps"))
-                self._steps = int(steps) if steps.isdecimal() and len(steps) < 19 else None
+                self._steps = whole_number(str(event.values.get("steps")))
 
     def look(self) -> Quiet | None:
         """Return the silence, where it has lasted long enough for a word or to its limit."""
@@ -158,10 +159,11 @@ class Silence:
             self._pace.pause()
             return
         if self._highest is None:
+            self._from_zero = step.n == 0  # then N steps are done with step N - 1
             self._first_s = self._first_s or self._chunk_s - self._began_s
         self._pace.step(step.n, self._chunk_s)
         self._highest = step.n
-        self._phase = "end" if self._steps is not None and step.n >= self._steps else ""
+        self._phase = "end" if self._steps is not None and step.n + self._from_zero >= self._steps else ""
 
     def _pause(self, phase: str) -> None:
         self._pace.pause()

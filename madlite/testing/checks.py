@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 from msgspec.structs import replace
 
+from madlite.testing.effects import check_effects
 from madlite.testing.failing import check_failures
 from madlite.testing.flaws import Flaw
 from madlite.testing.fuzz import check_fuzz
@@ -44,13 +45,14 @@ CHECKS: dict[str, Check] = {
     "fuzz": lambda subject, folder: check_fuzz(subject, ROUNDS if subject.most is None else FEW_ROUNDS),
     "recognising": lambda subject, folder: check_recognising(subject),
     "results": check_results,
+    "effects": lambda subject, folder: check_effects(subject, FEW if subject.most is not None else MANY),
     "docs": lambda subject, folder: check_docs(subject),
     "failures": lambda subject, folder: check_failures(subject),
 }
 
 
 NO_PLAN = "there is no plan to check"
-OF_PLANS = ("members", "names", "scripts", "quoting", "secrets", "purity", "results", "docs")
+OF_PLANS = ("members", "names", "scripts", "quoting", "secrets", "purity", "results", "effects", "docs")
 """Checks that look at plans, so that they find nothing where there is none."""
 
 

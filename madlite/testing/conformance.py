@@ -96,6 +96,10 @@ class BackendConformance:
         """The result rule names numbers that the reader gives."""
         self._holds("results")
 
+    def test_effects(self) -> None:
+        """What a row says of a run is what ran."""
+        self._holds("effects")
+
     def test_docs(self) -> None:
         """A page names every setting, mode and metric."""
         self._holds("docs")

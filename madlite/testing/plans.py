@@ -13,7 +13,7 @@ from madlite.plan.make import make_plan
 from madlite.plan.options import Options
 from madlite.plan.place import Choice
 from madlite.plan.render import Rendered, render
-from madlite.plan.values import asked_values
+from madlite.plan.values import asked_origins, asked_values
 from madlite.recipe_book import RecipeBook, read_book
 from madlite.recipes import RecipeBackend, bare_name
 from madlite.testing.limits import CALL_LIMIT_S, limited
@@ -72,9 +72,10 @@ def ask(backend: Backend, case: Case, options: Options) -> Sequence[Draft]:
         TimeoutError: it takes longer than any question needs.
     """
     request = _request(case)
-    asked = asked_values(layers(request, Context(), options))
+    sources = layers(request, Context(), options)
+    asked = replace(request, settings=asked_values(sources), origins=asked_origins(sources))
     with limited(CALL_LIMIT_S):
-        return backend.expand(replace(request, settings=asked), case.machine)
+        return backend.expand(asked, case.machine)
 
 
 def plan_of(backend: Backend, case: Case, draft: Draft, options: Options) -> RunPlan:
@@ -83,7 +84,12 @@ def plan_of(backend: Backend, case: Case, draft: Draft, options: Options) -> Run
     Raises:
         UsageProblem: a value does not fit its key.
     """
-    given = Given(
+    return make_plan(given_of(backend, case, draft, options))
+
+
+def given_of(backend: Backend, case: Case, draft: Draft, options: Options) -> Given:
+    """Return what the plan of a draft is made from."""
+    return Given(
         run_id="kit",
         request=_request(case),
         backend=backend.name,
@@ -94,7 +100,6 @@ def plan_of(backend: Backend, case: Case, draft: Draft, options: Options) -> Run
         runtime=Choice(runtime=options.runtime or "docker", origin="kit"),
         args=case.card.args,
     )
-    return make_plan(given)
 
 
 def options_of(

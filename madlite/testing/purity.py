@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from madlite.errors import UsageProblem
 from madlite.plan.context import Context
 from madlite.plan.given import layers
-from madlite.plan.values import asked_values
+from madlite.plan.values import asked_origins, asked_values
 from madlite.testing.audit import watch
 from madlite.testing.flaws import Flaw
 from madlite.testing.limits import answered
@@ -32,8 +32,8 @@ def check_purity(subject: Subject) -> Iterator[Flaw]:
         yield _world(where, what)
     for made in subject.spread(8):
         request = Request(card=made.case.card, tag=made.case.card.name)
-        asked = asked_values(layers(request, Context(), options_of(made.case)))
-        request = replace(request, settings=asked)
+        sources = layers(request, Context(), options_of(made.case))
+        request = replace(request, settings=asked_values(sources), origins=asked_origins(sources))
         yield from _pure(subject, made, "expand", (request, made.case.machine))
         for member in ("check", "assets"):
             yield from _pure(subject, made, member, (made.plan,))

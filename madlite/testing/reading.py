@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from msgspec.structs import replace
 
+from madlite.measure.follow import Follower
 from madlite.measure.steps import Steps
+from madlite.measure.verdict import Asked, judge_steps
 from madlite.testing.flaws import Flaw
 from madlite.testing.limits import answered, limited
 from madlite.testing.members import is_event
 from madlite.testing.subject import LOG_LIMIT_S, NAME_IT, Subject, follow, lines_of, raised
-from madlite.types import Event, Line, Phase, Reader, Step
+from madlite.types import Event, Line, Phase, Reader, ResultRule, Step
 
 CHECK = "reading"
 _BYTE_BY_BYTE = 16 * 1024  # bytes of a log's begin that come one at a time
 _FEW_BYTES = 2 * 1024  # likewise, of a sample
 _SIZES = (7, 997, 65_536)
 _NO_PLACE = "keep what is held back for each (line.node, line.rank), and give a step its line's t_s and rank"
+_NO_LABEL = "madlite.without_label(line) is what the process wrote, where a pattern begins with the line"
+_LABELS = {"srun --label": b"%d: ", "mpirun --tag-output": b"[1,%d]<stdout>:", "torchrun": b"[rank%d]: "}
 _NO_STATE = "keep what a line says in the reader, never in the module or the class, and know no chunk"
 
 
@@ -37,6 +41,7 @@ def check_reading(subject: Subject) -> Iterator[Flaw]:
             yield from _steps(subject, path, where)
             yield from _pieces(subject, path, where)
             yield from _otherwise(subject, path, where)
+            yield from _whole(subject, path, where)
         except Exception as error:  # noqa: BLE001 - the border to the reader under test
             mend = "a reader answers () for what it does not know"
             yield Flaw(check=CHECK, where=where, what=f"the reader raised {raised(error)}", mend=mend)
@@ -61,6 +66,42 @@ def _steps(subject: Subject, path: Path, where: str) -> Iterator[Flaw]:
         what = f"{count} training steps were read, {stated} are stated"
         mend = "compare the pattern with the lines of the log; each number of a step counts once"
         yield Flaw(check=CHECK, where=where, what=what, mend=mend)
+
+
+def _whole(subject: Subject, path: Path, where: str) -> Iterator[Flaw]:
+    """Yield that a log which has each of its steps is not whole for as many, whether they are counted from 0 or 1.
+
+    Of several trainings that is asked of the last one.
+    """
+    told = subject.told[path]
+    begins = [at for at, event in enumerate(told) if isinstance(event, Phase) and event.begins]
+    last = told[begins[-1] if begins else 0 :]
+    steps = [event for event in last if isinstance(event, Step) and event.phase == "train"]
+    numbers = sorted({step.n for step in steps})
+    if not numbers or numbers != list(range(numbers[0], numbers[0] + len(numbers))) or numbers[0] not in (0, 1):
+        return
+    for first in (0, 1):
+        asked = Asked(rule=ResultRule(kind="steps", loss_expected=False), steps=len(numbers))
+        log = Follower([_Again(replace(step, n=step.n - numbers[0] + first) for step in steps)])
+        log.feed(b"step\n" * len(steps))
+        said = {one.name: one for one in judge_steps(asked, log).witnesses}["last_step"]
+        if said.says == "denies":
+            what = f"steps counted from {first}, {len(numbers)} of {len(numbers)}, are not the whole: {said.text}"
+            mend = "a step's number is the one that is printed, and grows by one from step to step"
+            yield Flaw(check=CHECK, where=where, what=what, mend=mend)
+
+
+class _Again:
+    """Answers each line with the next of some steps."""
+
+    def __init__(self, steps: Iterable[Step]) -> None:
+        self._steps = iter(steps)
+
+    def feed(self, line: Line) -> Iterable[Event]:
+        return tuple(islice(self._steps, 1))
+
+    def finish(self, outputs: Path) -> Iterable[Event]:
+        return ()
 
 
 def _pieces(subject: Subject, path: Path, where: str) -> Iterator[Flaw]:
@@ -97,7 +138,22 @@ def _otherwise(subject: Subject, path: Path, where: str) -> Iterator[Flaw]:
         if count != doubled:
             what = f"two ranks that say the same, line by line, gave {doubled} steps in place of {count}"
             yield Flaw(check=CHECK, where=where, what=what, mend=_NO_PLACE)
+        yield from _labelled(subject, path, where, count)
     yield from _finished_twice(reader, plain, where)
+
+
+def _labelled(subject: Subject, path: Path, where: str, count: int) -> Iterator[Flaw]:
+    """Yield that a launcher's labels hide steps, or that these do not have the ranks that the labels name."""
+    rows = subject.bytes[path].splitlines()
+    for how, label in _LABELS.items():
+        data = b"".join(label % rank + row + b"\n" for row in rows for rank in (0, 1))
+        steps = [event for event in follow(subject.backend.reader(None), [data]) if isinstance(event, Step)]
+        if (found := _count(steps)) != count:
+            what = f"two ranks behind the labels of {how} gave {found} steps in place of {count}"
+            yield Flaw(check=CHECK, where=where, what=what, mend=_NO_LABEL)
+        elif any(step.rank is None for step in steps):
+            what = f"a step behind the labels of {how} has no rank"
+            yield Flaw(check=CHECK, where=where, what=what, mend=_NO_PLACE)
 
 
 def _finished_twice(reader: Reader, told: list[Event], where: str) -> Iterator[Flaw]:

@@ -11,6 +11,7 @@ from madlite.types.machines import Gpu, Machine, Vendor
 from madlite.types.plans import Blocked, DataUse, EngineOptions, Image, Login, Mount, Place, RunPlan
 from madlite.types.protocols import Backend, Reader, Runtime, Say, Session
 from madlite.types.results import (
+    STEPS_APART,
     Asset,
     EffectiveConfig,
     Ended,
@@ -80,6 +81,7 @@ __all__ = [
     "Row",
     "RunPlan",
     "Runtime",
+    "STEPS_APART",
     "Say",
     "Scalar",
     "Secret",

@@ -50,6 +50,7 @@ class Request(Value, frozen=True):
     tag: str
     overrides: tuple[tuple[str, str | None], ...] = ()  # in the order given; None for a bare flag
     settings: dict[str, str] = {}  # what --set and the tag ask of the backend, for choosing a recipe
+    origins: dict[str, str] = {}  # where each of them was asked for, e.g. --precision or card
 
 
 class Problem(Value, frozen=True):

@@ -81,6 +81,7 @@ class ResultRule(Value, frozen=True):
     settings of the plan that its rows have as columns too.  `attention` is how the framework counts the work of its
     own TFLOP/s, and how ours is counted beside it.  `end_mark` is what the framework prints at each training's end.
     `ranks` is `all` where each rank of a node prints its steps, `ranks_setting` a setting that lists those which do.
+    `printed_on` is the node, of several, that prints the steps: `each` of them, or the first or the last alone.
     """
 
     kind: Literal["performance_line", "multiple_results", "steps"] = "performance_line"
@@ -94,6 +95,7 @@ class ResultRule(Value, frozen=True):
     end_mark: str = ""
     ranks: Literal["", "all"] = ""
     ranks_setting: str = ""
+    printed_on: Literal["each", "first", "last"] = "each"
 
 
 class Action(Value, frozen=True):
@@ -131,6 +133,9 @@ class Draft(Value, frozen=True):
     architecture: Architecture | None = None  # of the model, where madlite's own table does not have its name
     shape: Shape = Shape()  # what of the draft may change that
     chosen: tuple[str, ...] = ()  # keys whose values were asked for and chosen by: nothing overrides them afterwards
+    tag_args: bool = False  # whether what a tag adds beyond known keys are arguments, as for a MAD card's script
+    runtimes: tuple[str, ...] = ()  # where it can run without an image, of a card that does not say
+    declared: tuple[str, ...] = ()  # keys whose values the user says are true of what runs, which is not told them
 
 
 class ErrorScan(Value, frozen=True):

@@ -26,12 +26,14 @@ class Image(Value, frozen=True):
 
     `registry` is its name in a registry: what is built is pushed there.  A prebuilt one came from its Dockerfile
     earlier and perhaps elsewhere: it is pulled from there, gets the name `ref`, and has the digest of its base and the
-    build's duration from then.  `from_context`: the context's MAD_CONTAINER_IMAGE named it, for every card.
+    build's duration from then.  `root` is the checkout that Dockerfile and context are named in: a link of the
+    Dockerfile stays there.  `from_context`: the context's MAD_CONTAINER_IMAGE named it, for every card.
     """
 
     ref: str
     dockerfile: Path | None = None
     context: Path | None = None
+    root: Path | None = None
     build_args: dict[str, EnvValue] = {}
     base: str = ""  # the Dockerfile's BASE_DOCKER
     no_cache: bool = False
@@ -72,7 +74,10 @@ class DataUse(Value, frozen=True):
 
 
 class EngineOptions(Value, frozen=True):
-    """How a container is started, beyond image, environment and mounts; `extra` is verbatim `docker run` options."""
+    """How a container is started, beyond image, environment and mounts; `extra` is verbatim `docker run` options.
+
+    `ulimits` are as `docker run --ulimit` has them: `memlock=-1`.
+    """
 
     user: str = "root"
     network: str = "host"
@@ -80,6 +85,7 @@ class EngineOptions(Value, frozen=True):
     group_add: tuple[str, ...] = ()
     cap_add: tuple[str, ...] = ()
     security_opt: tuple[str, ...] = ()
+    ulimits: tuple[str, ...] = ()
     cpuset: str = ""
     extra: str = ""
 
@@ -131,6 +137,7 @@ class RunPlan(Value, frozen=True):
     telemetry_s: float = 1.0  # between two samples of the GPUs; 0 takes none
     probe: bool = True  # whether it is asked, before the model's own step, what is where it runs
     architecture: Architecture | None = None  # of the model, where it is known: its work follows from it
+    log_limit_bytes: int = 2 << 30  # of run.log, its beginning and its end; 0 without limit
     stop_grace_s: float = 10.0  # INT, this long, TERM, this long, KILL
     keep_alive: bool = False
     keep_model_dir: bool = False
@@ -154,6 +161,13 @@ class RunPlan(Value, frozen=True):
             return self.model_args
         rendered = any(file.path == "run.sh" for file in self.templates)
         return "" if rendered and self.card.scripts else self.args
+
+    @property
+    def row_precision(self) -> str:
+        """The precision of the row: the card's, as MAD has it, unless a rendered run trains in another."""
+        asked, ran = self.card.training_precision, self.variant.precision if self.variant else ""
+        same = not ran or not self.templates or ran.casefold() in asked.casefold()  # nanoo_fp8, mxfp8
+        return asked if asked and same else ran
 
     @property
     def own_script(self) -> bool:

@@ -62,6 +62,7 @@ class Session(Protocol):
     """A place held open in which actions run one by one."""
 
     handle: str  # enough for Runtime.attach, also from another process
+    notes: tuple[str, ...]  # what could not be ended, in words; whole once the session is closed
 
     def run(self, action: Action, out: Callable[[bytes, int], None]) -> Exit:
         """Run the action to its end; `out` gets its output as it comes, with 1 for stdout and 2 for stderr."""

@@ -20,8 +20,17 @@ class Line(Value, frozen=True):
     rank: int | None = None
 
 
+STEPS_APART = 5
+"""How many steps the lines of one training's ranks may come apart; further back is a training that began again."""
+
+
 class Step(Value, frozen=True):
-    """One training step's numbers, read from one log line that covers `span` steps."""
+    """One training step's numbers, read from one log line that covers `span` steps.
+
+    `unread` has the text of quantities that the line should have and that is no number, as `12,5`.  A `late` step was
+    read from an earlier line than the one at which it is told, which is none of the training's.  Of a `skipped` one the
+    optimizer changed no weight, as where its gradient is not finite.
+    """
 
     n: int
     values: dict[Quantity, float]
@@ -29,20 +38,35 @@ class Step(Value, frozen=True):
     t_s: float = 0.0
     phase: Literal["warmup", "train", "validate"] = "train"
     span: int = 1
+    unread: dict[Quantity, str] = {}
+    late: bool = False
+    skipped: bool = False
 
 
 class Phase(Value, frozen=True):
-    """The run entered a new phase, e.g. `compile`; where it `begins` a training, what came before is another one's."""
+    """The run entered a new phase, e.g. `compile`; where it `begins` a training, what came before is another one's.
+
+    One that `starts` a training, as what a trainer prints before its first step, does so where the one before, if there
+    was one, had come to its end: else it may be the same one, started again, or another rank's word.
+    """
 
     name: str
     t_s: float = 0.0
     begins: bool = False
+    starts: bool = False
 
 
 class Summary(Value, frozen=True):
-    """Figures the framework computed itself over the whole run, as printed."""
+    """Figures the framework computed itself over the whole run, as printed.
+
+    A reader that knows of how many steps they are compares that with the steps it read: `doubt` is "" where both are
+    the same, else why the figures are doubtful, and None where nobody compared.  `computed` has figures of the steps
+    that were read, in place of those of other steps.
+    """
 
     values: dict[str, str]
+    computed: dict[str, str] = {}
+    doubt: str | None = None
 
 
 class EffectiveConfig(Value, frozen=True):
@@ -163,7 +187,8 @@ class Asset(Value, frozen=True):
     A `hub` asset is a Hugging Face repository, or what of it matches the glob patterns `files`, and is kept in the
     hub's cache.  A `url` asset is one file, and a `made` one a folder that the run's own preparation fills: both are
     kept at `path` below the folder of prepared data, and where they are the run's variable `env` names the folder.  One
-    without a `path` is fetched by each run anew.
+    without a `path` is fetched by each run anew.  `sha256` is the checksum of a `url` asset's file, in hexadecimal
+    digits: another file is refused.
     """
 
     kind: Literal["model", "dataset", "tokenizer", "file"]
@@ -176,15 +201,19 @@ class Asset(Value, frozen=True):
     files: tuple[str, ...] = ()
     path: str = ""
     env: str = ""
+    sha256: str = ""
 
 
 class FailureRule(Value, frozen=True):
     """A pattern of a log line that explains a failure; docs/failures.md tells of causes and tiers.
 
     `tier` orders what explains: a `root` is a cause by itself, an `error` may be one, and a `follower` is what other
-    ranks say after one of them failed, the cause only where nothing else is.  `hint` is what to do, whoever ran the
-    training, and `here` what that is in a run of madlite's.  In both `{name}` stands for the pattern's group of that
-    name; a group `rank` is the rank that failed.  `example` is a line that the pattern matches.  A rule that names
+    ranks say after one of them failed, the cause only where nothing else is; a `sign` shows that something failed and
+    explains nothing.  `ends` says whose failure a line shows that comes after the last training step, whatever the
+    exit code is: that of a process, or of all that a launcher started, in the launcher's own words.  `hint` is what to
+    do, whoever ran the training, and `here` what that is in a run of madlite's.  In both `{name}` stands for the
+    pattern's group of that name; a group `rank` is the rank that failed, and of the cause `killed` one whose name
+    begins with `signal` the signal that ended it.  `example` is a line that the pattern matches.  A rule that names
     `backends` explains their trainings alone, one that names none explains any.
     """
 
@@ -192,7 +221,8 @@ class FailureRule(Value, frozen=True):
     cause: str
     hint: str = ""
     here: str = ""
-    tier: Literal["root", "error", "follower"] = "root"
+    tier: Literal["root", "error", "follower", "sign"] = "root"
+    ends: Literal["", "process", "launcher"] = ""
     example: str = ""
     source: str = ""  # the file or plugin it came from
     backends: tuple[str, ...] = ()

@@ -50,3 +50,4 @@ class Cause(str, Enum):
     GPU_FAULT = "gpu_fault"
     PYTHON = "python_error"
     KILLED = "killed"
+    CRASH = "crash"

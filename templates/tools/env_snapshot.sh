@@ -44,6 +44,13 @@ for n in "${!variables[@]}"; do
   if is_secret "${variables[n]}" "${values[n]}" && [ ${#values[n]} -ge 4 ]; then secrets+=("${values[n]}"); fi
 done
 
+# what is a secret by its shape, as madlite/secrets/shapes.py has it: tokens, headers, users of URLs that are tokens
+tokens='hf_[A-Za-z0-9]{30,}|gh[pousr]_[A-Za-z0-9]{36,}|github_pat_[A-Za-z0-9_]{36,}|glpat-[A-Za-z0-9_.-]{20,}'
+tokens+='|xox[abeoprs]-[A-Za-z0-9-]*[0-9][A-Za-z0-9-]{9,}|A[KS]IA[A-Z0-9]{16}'
+headers='([Aa][Uu][Tt][Hh][Oo][Rr][Ii][Zz][Aa][Tt][Ii][Oo][Nn][^A-Za-z0-9]+([Bb]earer|[Bb]asic|[Tt]oken) +)'
+headers+='([^][:space:]"*$<{},;][^][:space:]",;}]{3,})'
+users='(https?://)([^]/:@*$<{}"[:space:]]{4,})@'
+
 mask() { # mask TEXT: set `masked`
   local secret
   masked=$1
@@ -51,6 +58,9 @@ mask() { # mask TEXT: set `masked`
   while [[ $masked =~ (://[^/@[:space:]]*:)([^/@*[:space:]][^/@[:space:]]*)@ ]]; do
     masked=${masked/"${BASH_REMATCH[0]}"/"${BASH_REMATCH[1]}***@"}
   done
+  while [[ $masked =~ $users ]]; do masked=${masked/"${BASH_REMATCH[0]}"/"${BASH_REMATCH[1]}***@"}; done
+  while [[ $masked =~ $headers ]]; do masked=${masked/"${BASH_REMATCH[0]}"/"${BASH_REMATCH[1]}***"}; done
+  while [[ $masked =~ $tokens ]]; do masked=${masked/"${BASH_REMATCH[0]}"/***}; done
 }
 
 fact() { # fact SECTION NAME VALUE: a row, unless there is no value

@@ -21,6 +21,7 @@ from torch import nn
 ON_GPU = torch.cuda.is_available()  # AMD's too
 VOCABULARY, WIDTH, LAYERS, HEADS = 512, 128, 4, 4
 GIB = 1024**3
+PRECISIONS = {"BF16": torch.bfloat16, "FP32": torch.float32}
 
 
 def setting(name: str, otherwise: str) -> str:
@@ -91,7 +92,10 @@ def train(device: torch.device) -> None:
         int(setting("MICRO_BATCH", "8")),
         int(setting("STEPS", "30")),
     )
-    dtype = torch.bfloat16 if setting("PRECISION", "BF16") == "BF16" else torch.float32
+    precision = setting("PRECISION", "BF16")
+    if precision not in PRECISIONS:
+        sys.exit(f"MADLITE_PRECISION is {precision!r}, and neither {' nor '.join(PRECISIONS)}")
+    dtype = PRECISIONS[precision]
     torch.manual_seed(0)
     model = spread(Transformer(seq_len).to(device), setting("STRATEGY", "ddp"), dtype)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

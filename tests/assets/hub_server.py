@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ class Repo:
     ) -> None:
         self.files, self.commit, self.gated, self.private = files, commit, gated, private
         self.claims: dict[str, int] = {}  # path → bytes that the listing says
+        self.said = ""  # the commit that its files name, where it is another
 
 
 class Hub:
@@ -50,6 +52,7 @@ class Hub:
         self.fail_first: list[int] = []  # what the next answers of repositories fail with
         self.retry_after = ""  # what a failing answer asks for
         self.renamed: dict[str, str] = {}  # a repository's old name → its new one
+        self.redirects: dict[str, str] = {}  # a path → where its answer sends to
         self.spoiled: set[str] = set()  # parts of paths whose bytes come wrong, as many as announced
         self.ranges = True
         self.sent = 0
@@ -68,8 +71,10 @@ class Hub:
 
 
 @contextmanager
-def hub_server() -> Iterator[Hub]:
+def hub_server(tls: ssl.SSLContext | None = None) -> Iterator[Hub]:
     server = ThreadingHTTPServer(("", 0), _Handler)
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
     server.daemon_threads = True
     server.hub = Hub(server.server_port)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
@@ -111,6 +116,8 @@ class _Handler(BaseHTTPRequestHandler):
                 return self._fail(status)
         if self.hub.fail_first and "lab/" in path:
             return self._fail(self.hub.fail_first.pop(0))
+        if path in self.hub.redirects:
+            return self._say(302, b"", {"Location": self.hub.redirects[path]})
         for old, new in self.hub.renamed.items():
             if f"/{old}" in path:
                 return self._say(307, b"", {"Location": self.path.replace(old, new)})
@@ -192,7 +199,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(404, "EntryNotFound", "Entry not found")
             return
         data = repo.files[path]
-        headers = {"X-Repo-Commit": repo.commit, "ETag": f'"{_oid(data)}"'}
+        headers = {"X-Repo-Commit": repo.said or repo.commit, "ETag": f'"{_oid(data)}"'}
         if len(data) < LARGE:
             self._send(data, headers)
             return

@@ -25,8 +25,8 @@ class Turns(threading.Event):
 
 def test_who_waits_is_told_once_and_leaves_where_it_is_ended(tmp_path):
     said = []
-    path, again = tmp_path / "x.lock", held(tmp_path / "x.lock", Turns(3), lambda: said.append("waiting"))
-    with held(path, threading.Event()), pytest.raises(Stopped), again:
+    again = held(tmp_path, "x.lock", Turns(3), lambda: said.append("waiting"))
+    with held(tmp_path, "x.lock", threading.Event()), pytest.raises(Stopped), again:
         raise AssertionError("not reached")
     assert said == ["waiting"]
 
@@ -44,7 +44,7 @@ def test_a_lock_file_that_another_client_removes_meanwhile_is_no_lock(tmp_path, 
                 path.touch()
 
     monkeypatch.setattr(locks.fcntl, "flock", remove_first)
-    with held(path, Turns(3)):
+    with held(tmp_path, "x.lock", Turns(3)):
         assert len(taken) == 2 and path.exists()
         with path.open() as other, pytest.raises(BlockingIOError):
             flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)

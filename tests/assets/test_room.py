@@ -22,7 +22,7 @@ def test_folders_of_one_disk_share_its_room(tmp_path):
     one, other = (Demand(folder=tmp_path / name, bytes=half, way=name) for name in ("one", "other"))
     assert find_tight([one]) == []
     ((message, hint),) = find_tight([one, other])
-    assert f"{tmp_path}/one and {tmp_path}/other" in message and hint == "one   other"
+    assert f"{tmp_path}/one and {tmp_path}/other" in message and hint == "one; other"
 
 
 def test_nothing_to_fetch_needs_no_room(tmp_path):

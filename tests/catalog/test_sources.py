@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from madlite.catalog.found import Catalog
+from madlite.catalog.select import heads, select
 from madlite.catalog.sources import load_catalog
 from madlite.errors import CatalogError
 from madlite.types import Problem, TreeCards
@@ -215,3 +216,49 @@ print(*sorted(new & {"dataclasses", "inspect", "difflib", "importlib.metadata", 
         env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
     )
     assert ran.stdout == "\n"
+
+
+PROGRAM = """
+    from pathlib import Path
+    from madengine.tools.discover_models import CustomModel
+    Path(__file__).with_name("ran").touch()
+    def list_models():
+        return [CustomModel(name="one", tags=["shared", "static"]), CustomModel(name="two", tags=["of_{0}"])]
+"""
+
+
+@pytest.mark.parametrize(
+    ("tags", "ran", "selected"),
+    [
+        (["static"], "", ["static"]),
+        (["static:lr=1"], "", ["static"]),
+        (["team/written"], "", ["team/written"]),
+        (["a/one"], "a", ["a/one"]),
+        (["a/of_a", "static"], "a", ["a/two", "static"]),
+        (["a/all"], "a", ["a/one", "a/two"]),
+        (["shared"], "ab", ["static", "a/one", "b/one"]),  # madengine takes all that have the tag
+        (["of_b"], "ab", ["b/two"]),
+        (["two"], "ab", ["a/two", "b/two"]),
+        (["all"], "ab", ["static", "a/one", "a/two", "b/one", "b/two", "team/written"]),
+    ],
+)
+def test_the_programs_of_other_folders_run_only_where_they_may_list_what_is_wanted(
+    tmp_path: Path, tags: list[str], ran: str, selected: list[str]
+) -> None:
+    write_cards(tmp_path / "models.json", card("static", "shared"))
+    write_cards(tmp_path / "scripts/team/models.json", card("written"))
+    for folder in "ab":
+        write_program(tmp_path, folder, PROGRAM.replace("{0}", folder))
+    catalog = load_catalog(tmp_path, None, wanted=heads(tags))
+    assert "".join(folder for folder in "ab" if (tmp_path / f"scripts/{folder}/ran").exists()) == ran
+    assert [request.card.name for request in select(catalog, tags)] == selected
+    assert [request.card.name for request in select(load_catalog(tmp_path, None), tags)] == selected
+    if ran == "ab":
+        assert catalog.cards == load_catalog(tmp_path, None).cards
+
+
+def test_a_program_that_is_not_needed_is_no_problem_and_stops_nothing(tmp_path: Path) -> None:
+    write_cards(tmp_path / "models.json", card("static"))
+    write_program(tmp_path, "a", "raise SystemExit")
+    assert load_catalog(tmp_path, None, wanted=["static"]).problems == ()
+    assert len(load_catalog(tmp_path, None, wanted=["nobody"]).problems) == 1

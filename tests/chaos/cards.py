@@ -24,7 +24,7 @@ _SCRIPTS: dict[Kind, str] = {
     'tell "ended {number}"\n',
     "stubborn": "trap '' INT TERM HUP\n" + _WAIT + _LAST,
     "failing": _WAIT + 'echo "performance: {number} tokens_per_second"; echo "boom" >&2; exit 3\n',
-    "orphan": "(exec setsid sleep 300) &\n" + _WAIT + _LAST,
+    "orphan": "(exec setsid sleep 300) &\n(env -i setsid sleep 300 > /dev/null 2>&1 &)\n" + _WAIT + _LAST,
 }
 
 # what stands in for python with torch: it starts the script that torchrun would start, which is the word with its path

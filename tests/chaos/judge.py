@@ -174,7 +174,8 @@ def _of_remains(one: Round, place: Place) -> Iterator[str]:
             yield f"clean still lists: {line}"
     yield from (f"{path.name} is left" for path in place.folder.glob("madlite_runs/batch-*"))
     yield from _of_rebuilt(one, place)
-    yield from (f"process {process.pid} of the run is left" for process in place.left_processes())
+    left = {process.pid for process in (*place.left_processes(), *place.astray())}
+    yield from (f"process {pid} of the run is left" for pid in left)
     yield from (f"container {name} of the run is left" for name in place.left_containers())
     for path in sorted(place.folder.rglob("*")):
         name = path.relative_to(place.folder)

@@ -26,6 +26,13 @@ _APPENDER = (
 )
 
 
+def _is_supervisor(process: psutil.Process) -> bool:
+    """Say whether a process is madlite's own among a run's: with it goes what tells a daemon from others."""
+    with suppress(psutil.Error):
+        return "MADLITE_SUPERVISOR" in process.environ()
+    return False
+
+
 class Killer:
     """Attacks one run; `said` is what could not be done here."""
 
@@ -110,7 +117,7 @@ class Killer:
         elif self._attack.target == "group":
             os.killpg(started.pid, number)
         else:
-            found = self._place.left_processes()
+            found = [process for process in self._place.left_processes() if not _is_supervisor(process)]
             for process in found if self._attack.target == "workload" else found[-1:]:
                 with suppress(psutil.Error):
                     process.send_signal(number)

@@ -101,6 +101,15 @@ class Place(Checkout):
                     found[process.pid] = process
         return list(found.values())
 
+    def astray(self) -> list[psutil.Process]:
+        """Return those that are in this folder without a mark: after a command and what it started, there are none."""
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                if process.cwd().startswith(f"{self.folder}/") and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
+
     def remove(self) -> None:
         """Take the file system away."""
         if self.mounted:

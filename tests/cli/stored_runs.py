@@ -10,7 +10,7 @@ from madlite.record.make import make_record
 from madlite.record.record import Record, record_json
 from madlite.run.folder import LOCK, LOG, NOTE_BYTES, PLAN, RECORD
 from madlite.types import Metric, Result, RunPlan, Status, to_json
-from tests.factories import make_plan
+from tests.factories import make_plan, note_made
 
 GOOD = Metric(metric="tps", text="12.5", status=Status.SUCCESS, value=12.5)
 
@@ -21,6 +21,7 @@ def store(workspace: Path, run_id: str, outcome: Result | None = None, log: byte
     (plan.folder / PLAN).write_text(to_json(plan))
     (plan.folder / LOCK).write_bytes(b" " * NOTE_BYTES)
     (plan.folder / LOG).write_bytes(log)
+    note_made(plan.folder)
     told = outcome or Result(plan_id=run_id, status=Status.FAILURE)
     record = make_record(plan, told, None, command=("run", "--tags", plan.card.name))
     if outcome is not None:

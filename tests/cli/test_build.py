@@ -6,11 +6,11 @@ import csv
 import errno
 import json
 import os
-from pathlib import Path
 
 import pytest
 
 from madlite.cli.main import call
+from madlite.safe_files import Folder
 
 
 @pytest.fixture
@@ -123,12 +123,14 @@ def test_a_pipe_stays_one_and_a_link_too(checkout, capfd, option):
 
 
 def test_what_cannot_be_written_after_the_builds_is_a_sentence_and_the_rest_is_written(checkout, capfd, monkeypatch):
-    def replace(path, target):
-        if target.name == "m.json":
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return os.replace(path, target)
+    real = Folder.rename
 
-    monkeypatch.setattr(Path, "replace", replace)
+    def rename(folder, name, to):
+        if to == "m.json":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(folder, name, to)
+
+    monkeypatch.setattr(Folder, "rename", rename)
     assert call(["build", "--tags", "a", "--use-image", "x:1", "-m", "m.json", "-s", "s.json"]) == 2
     told = capfd.readouterr()
     assert "manifest m.json cannot be written: No space left on device" in told.out + told.err
@@ -165,3 +167,10 @@ def test_runs_without_an_image_leave_a_good_manifest_alone(checkout, capfd, how,
         assert call(["run", "--tags", "a", *how.split()]) == 0, capfd.readouterr()
         assert manifest(checkout)["built_images"] == {}
         (checkout / "build_manifest.json").write_text('{"built_images": {}, "built_models": {}}')
+
+
+def test_a_context_outside_of_the_folder_is_told_before_it_is_sent(checkout, capfd):
+    (card, *others) = json.loads((checkout / "models.json").read_text())
+    (checkout / "models.json").write_text(json.dumps([{**card, "dockercontext": ".."}, *others]))
+    call(["build", "--tags", "a"])  # there is no engine
+    assert f"card a: its build context {checkout.parent} is outside of this folder" in capfd.readouterr().err

@@ -33,7 +33,7 @@ def checkout(tmp_path, monkeypatch):
 def explained(checkout, capsys):
     def explain(*args: str) -> dict[str, tuple[str, str]]:
         """Return value and origin by name, as a person reads them."""
-        assert call([*ON_AMD, *args]) == 0
+        assert call([*ON_AMD, "--all", *args]) == 0
         rows = (line.strip().partition("  ") for line in capsys.readouterr().out.splitlines()[1:])
         return {name: tuple(map(str.strip, f"{rest}<-".split("<-")[:2])) for name, _, rest in rows}
 
@@ -76,6 +76,18 @@ def test_limits_and_switches_of_a_plan_stand_in_the_context_as_any_other_value(e
     assert "--additional-context silence_s=soon: silence_s takes a number" in capsys.readouterr().err
 
 
+def test_how_much_of_a_log_is_kept_is_shown_with_who_said_so(explained, checkout, capsys):
+    (checkout / "own.json").write_text('{"log_limit": "500M"}')
+    assert explained()["log_limit"] == ("2G", "default")
+    assert explained("--log-limit", "0")["log_limit"] == ("none", "--log-limit")
+    assert explained("-c", '{"log_limit": 65536}')["log_limit"] == ("64K", "--additional-context")
+    assert explained("-f", "own.json")["log_limit"] == ("500M", "context file own.json")
+    assert explained("-f", "own.json", "--set", "log_limit=1.5 GiB")["log_limit"] == ("1536M", "--set")
+    for words in (["--log-limit", "1K"], ["--set", "log_limit=lots"], ["-c", '{"log_limit": true}']):
+        assert call([*ON_AMD, *words]) == 4
+        assert "log_limit takes a size of at least 16K" in capsys.readouterr().err
+
+
 def test_a_scan_of_the_log_is_shown_with_its_patterns(explained):
     rows = explained("-c", '{"log_error_pattern_scan": true, "log_error_patterns": ["Oops"]}')
     assert rows["error_scan"][0].startswith("'Oops'; harmless: ")
@@ -87,7 +99,7 @@ def test_a_scan_of_the_log_is_shown_with_its_patterns(explained):
     [
         (["--machine", "8xFOO"], "--machine '8xFOO': nobody knows GPU 'FOO'\n hint: known: MI300X"),
         (["--set", "lr=4"], "--set has no key 'lr' to set\n hint: its own script decides that; --backend NAME"),
-        (["--image-release", "v25.4"], "--image-release means nothing to this run: it has no 'release' to set"),
+        (["--image-release", "v25.4"], "--image-release v25.4 means nothing to this run: it has no 'release' to set"),
         (["-c", '{"tools": [{"name": "nope"}]}'], "nope"),
         (["-c", '{"deployment_config": {"target": "slurm"}}'], "deployment_config"),
         (["--runtime", "nowhere"], "nowhere"),
@@ -149,3 +161,120 @@ def test_tools_of_the_context_come_around_the_script(explained, checkout):
     (common / "tools.json").write_text('{"tools": {"mine": {"cmd": "watcher --all", "env_vars": {"W": "1"}}}}')
     rows = explained("-c", '{"tools": [{"name": "mine"}]}')
     assert rows["env.W"][0] == "1" and "watcher --all" in rows["run"][0]
+
+
+@pytest.mark.parametrize("words", [["explain", "a"], ["run", "--tags", "a", "--dry-run"], ["discover", "--tags", "a"]])
+def test_a_card_that_is_written_down_runs_no_program_that_lists_others(checkout, capsys, words):
+    (checkout / "scripts/evil").mkdir()
+    (checkout / "scripts/evil/get_models_json.py").write_text("open('ran', 'w')\ndef list_models(): return []\n")
+    machine = [] if words[0] == "discover" else ["--machine", "1xMI300X"]
+    assert call([*words, *machine]) == 0 and not (checkout / "ran").exists()
+    assert call(["discover"]) == 0 and (checkout / "ran").exists()
+
+
+@pytest.mark.parametrize("words", [["explain", "a"], ["run", "--tags", "a", "--dry-run"]])
+def test_what_a_card_opens_of_the_machine_is_one_line(checkout, capsys, words):
+    (card,) = json.loads((checkout / "models.json").read_text())
+    card |= {"additional_docker_run_options": "--privileged -v /etc:/host --pid=host", "dockercontext": ".."}
+    (checkout / "models.json").write_text(json.dumps([card]))
+    assert call([*words, "--machine", "1xMI300X"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "opens this machine" in line]
+    assert len(lines) == 1 and lines[0].endswith(
+        f"to its container: mount of /etc at /host, --pid=host, --privileged, build context {checkout.parent}"
+    )
+
+
+def test_an_ordinary_card_opens_nothing(checkout, capsys):
+    assert call(ON_AMD) == 0 and "opens this machine" not in capsys.readouterr().out
+
+
+def two_runs(*args: str) -> list[str]:
+    return ["explain", "pyt_train_llama-3.1-8b", "--machine", "8xMI300X", "--set", "env.HF_HUB_OFFLINE=1", *args]
+
+
+@pytest.fixture
+def nowhere(tmp_path, monkeypatch):
+    """A folder without a checkout."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("MODEL_DIR", "HF_TOKEN", "MAD_SECRETS_HFTOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def test_a_card_s_runs_are_told_once_and_then_what_differs(nowhere, capsys):
+    assert call(two_runs()) == 0
+    shorts = capsys.readouterr().out.strip().split("\n\n")
+    assert call(two_runs("--all")) == 0
+    pages = capsys.readouterr().out.strip().split("\n\n")
+    assert len(shorts) == 3 < len(pages), "one for each backend of the card"
+    for short in shorts:
+        lines = short.splitlines()
+        of_backend = [dict(rows_of(page)) for page in pages if page.split(",")[0] == lines[0].split(",")[0]]
+        runs = [line for line in lines if line.startswith("  run ")]
+        assert len(of_backend) == max(1, len(runs)) and len({*runs}) == len(runs)
+        named = [line.split()[0] for line in lines if line.startswith("  ")]
+        assert named.count("machine") == named.count("image") == named.count("env.HF_HUB_OFFLINE") == 1
+        assert "--set" in next(line for line in lines if "env.HF_HUB_OFFLINE" in line)
+        differing = {name for page in of_backend for name in page if len({one.get(name) for one in of_backend}) > 1}
+        assert differing <= {*named} and ("variant.precision" in differing) == bool(runs)
+        shared = {name for name, value in of_backend[0].items() if name not in differing}
+        assert len(shared - {*named}) > len(shared & {*named}) and lines[-1].strip().endswith("values more: --all")
+
+
+def rows_of(page: str):
+    for line in page.splitlines()[1:]:
+        name, _, rest = line.strip().partition("  ")
+        if not name.startswith(("note:", "would ")):
+            yield name, rest.partition("   <-")[0].strip()
+
+
+def test_what_somebody_set_is_shown_whatever_it_is(checkout, capsys):
+    words = ["--set", "stop_grace_s=3", "--log-limit", "500M", "-c", '{"docker_env_vars": {"A": "1"}}']
+    assert call([*ON_AMD, *words]) == 0
+    rows = dict(rows_of(capsys.readouterr().out))
+    assert (rows["stop_grace_s"], rows["log_limit"], rows["env.A"]) == ("3", "500M", "1")
+    assert "telemetry_s" not in rows and "run" in rows and "data wiki" in rows and "mount /data_dlm_0" in rows
+
+
+def test_one_card_under_two_tags_tells_its_arguments_apart(checkout, capsys):
+    assert call(["explain", "a:lr=1", "a:lr=2", "--machine", "1xMI300X"]) == 0
+    text = capsys.readouterr().out
+    assert "2 runs)" in text and "--lr 1" in text and "--lr 2" in text and text.count("  machine ") == 1
+
+
+@pytest.mark.parametrize("words", [["explain", "a"], ["run", "--tags", "a", "--dry-run"]])
+@pytest.mark.parametrize(
+    ("change", "code", "said"),
+    [
+        ([], 0, ""),
+        (["-o", "folder"], 4, "folder"),
+        (["--set", "n_gpus=9"], 3, "would not start: FAILURE"),
+    ],
+)
+def test_a_check_ends_as_the_run_would(checkout, capsys, words, change, code, said):
+    (checkout / "folder").mkdir()
+    command = [*words, "--machine", "4xMI300X", *change]
+    assert call(command) == 0, "without --check it only shows"
+    capsys.readouterr()
+    before = sorted(checkout.rglob("*"))
+    assert call([*command, "--check"]) == code
+    shown = capsys.readouterr()
+    assert said in shown.out + shown.err and sorted(checkout.rglob("*")) == before
+
+
+@pytest.mark.parametrize("words", [["explain"], ["explain", "--json"], ["run", "--dry-run"]])
+def test_a_check_refuses_in_the_words_of_run_what_run_refuses(nowhere, capsys, words):
+    gated = [*words, "--tags", "pyt_train_llama-3.1-8b", "--precision", "BF16", "--mode", "pretrain"]
+    gated += ["--machine", "8xMI300X"]
+    assert call(gated) == 0
+    capsys.readouterr()
+    assert call([*gated, "--check"]) == 4
+    err = capsys.readouterr().err
+    assert "is a gated repository, and there is no Hugging Face token" in err.split("error: ")[1]
+    assert "--no-lint starts it all the same" in err
+    assert call([*gated, "--check", "--no-lint"]) == 0
+
+
+def test_check_without_a_dry_run_is_refused(checkout, capsys):
+    assert call(["run", "--tags", "a", "--check"]) == 4 and "--dry-run" in capsys.readouterr().err
+    assert not (checkout / "madlite_runs").exists()

@@ -15,6 +15,7 @@ from madlite.cli import model_dir, setup
 from madlite.cli.main import call
 from madlite.cli.model_dir import bring_model_dir, find_model_dir
 from madlite.errors import CatalogError, UsageProblem
+from madlite.safe_files import Folder
 
 
 @pytest.fixture
@@ -110,14 +111,14 @@ def test_a_file_is_there_at_every_moment(elsewhere: Path, tmp_path: Path, monkey
     here.mkdir()
     (here / "models.json").write_text("mine")
     seen = []
-    replace = Path.replace
+    rename = Folder.rename
 
-    def watched(self: Path, target: Path) -> Path:
-        if target.name == "models.json":
-            seen.append((target.read_text(), kept_of(here, "models.json")))
-        return replace(self, target)
+    def watched(self: Folder, name: str, to: str) -> None:
+        if to == "models.json":
+            seen.append(((self.path / to).read_text(), kept_of(here, "models.json")))
+        rename(self, name, to)
 
-    monkeypatch.setattr(Path, "replace", watched)
+    monkeypatch.setattr(Folder, "rename", watched)
     bring_model_dir(elsewhere, here, "runs")
     assert seen == [("mine", ["mine"])], "the moment before it is replaced it is there, and kept"
 
@@ -281,11 +282,74 @@ def test_a_full_disk_leaves_what_was_there_and_no_half_of_a_file(
     (here / "scripts/toy").mkdir(parents=True)
     (here / "scripts/toy/run.sh").write_text("echo mine\n")
 
-    def full(source: Path, to: Path) -> None:
-        to.write_text("ec")
+    def full(new: int, data: bytes) -> None:
+        os.write(new, data[:2])
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(shutil, "copy2", full)
+    monkeypatch.setattr("madlite.safe_read.write_all", full)
     assert bring_model_dir(elsewhere, here, "runs") == 0
     assert "run.sh is not brought from MODEL_DIR: No space left on device" in caplog.text
     assert tree(here / "scripts") == {"toy/run.sh": "echo mine\n"}
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Path:
+    (tmp_path / "victim").mkdir()
+    (tmp_path / "victim/file").write_text("own")
+    return tmp_path / "victim"
+
+
+@pytest.mark.parametrize("place", ["runs", "scripts", "scripts/toy", "scripts/toy/configs"])
+def test_nothing_is_brought_through_a_folder_that_became_a_link(
+    elsewhere: Path, tmp_path: Path, victim: Path, place: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    here = tmp_path / "here"
+    (here / place).parent.mkdir(parents=True)
+    (here / place).symlink_to(victim)
+    if place == "runs":
+        with pytest.raises(UsageProblem, match="a link is in the place of runs"):
+            bring_model_dir(elsewhere, here, "runs")
+    else:
+        bring_model_dir(elsewhere, here, "runs")
+        assert f"is not brought from MODEL_DIR: a link is in the place of {Path(place).name}" in caplog.text
+        assert "toy" in (here / "models.json").read_text()
+    assert tree(victim) == {"file": "own"} and len(list(victim.iterdir())) == 1
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling link", "pipe", "hard link"])
+@pytest.mark.parametrize("place", ["runs/.bringing.lock", "models.json", "beside"])
+def test_nothing_is_written_through_what_lies_in_a_file_s_place(
+    elsewhere: Path, tmp_path: Path, victim: Path, place: str, kind: str
+) -> None:
+    path = tmp_path / "here" / (f".models.json.{os.getpid()}" if place == "beside" else place)
+    path.parent.mkdir(parents=True)
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "hard link":
+        os.link(victim / "file", path)
+    else:
+        path.symlink_to(victim / ("file" if kind == "link" else "new"))
+    try:
+        bring_model_dir(elsewhere, tmp_path / "here", "runs")
+        assert "toy" in (tmp_path / "here/models.json").read_text()
+    except UsageProblem as problem:
+        assert ".bringing.lock" in problem.message
+    assert tree(victim) == {"file": "own"} and len(list(victim.iterdir())) == 1
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "sparse"])
+def test_what_is_no_file_to_copy_is_told_and_the_rest_comes(
+    elsewhere: Path, tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    odd, here = elsewhere / "scripts/toy/odd", tmp_path / "here"
+    here.mkdir()
+    if kind == "pipe":
+        os.mkfifo(odd)
+    elif kind == "device":
+        odd.symlink_to("/dev/zero")
+    else:
+        with odd.open("wb") as file:
+            file.truncate(1 << 43)
+    assert bring_model_dir(elsewhere, here, "runs") == 3
+    assert "odd is not brought from MODEL_DIR: it is " in caplog.text
+    assert sorted(path.name for path in (here / "scripts/toy").iterdir()) == ["configs", "run.sh"]

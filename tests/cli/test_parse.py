@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import json
 import lzma
 import os
 import re
@@ -14,16 +13,14 @@ from pathlib import Path
 import pytest
 
 from madlite.cli.main import call
+from madlite.types import Variant
+from tests.cli.parsed_log import parsed
+from tests.cli.stored_runs import good, store
 
 LOGS = Path(__file__).parents[1] / "data/logs"
 TITAN = LOGS / "torchtitan-0.2.2-debugmodel-cpu-1rank.log"
 # the tps of its steps 6 to 20, as they stand in the log
 TPS = (3072, 3830, 3928, 4005, 3747, 3148, 3044, 3210, 3295, 3140, 3203, 3534, 3687, 3831, 3256)
-
-
-def parsed(capsys, *args, code=0):
-    assert call(["parse", *map(str, args), "--json"]) == code
-    return json.loads(capsys.readouterr().out)
 
 
 def test_a_training_that_went_well(capsys):
@@ -414,3 +411,41 @@ def test_a_prefix_with_a_bar_hides_nothing_of_megatron(tmp_path, capsys):
     log.write_text("".join(f"trainer_1  | {line}\n" for line in (LOGS / name).read_text().splitlines()))
     found = parsed(capsys, log)
     assert found["window"] == plain["window"] and found["ended"] and found["config"] == plain["config"]
+
+
+@pytest.fixture
+def run_of_titan(tmp_path, monkeypatch):
+    """The folder of a run that has the log of a training, whose card asked for a warm-up of 10 steps."""
+    monkeypatch.chdir(tmp_path)
+    variant = Variant(model="m", warmup_steps=10)
+    changes = {"backend": "torchtitan", "variant": variant, "settings": {"recipe": "r"}}
+    store(tmp_path, "20260102T030405-titan-0000aa", good("x"), log=TITAN.read_bytes(), **changes)
+    return tmp_path
+
+
+def test_the_log_of_a_run_is_read_by_its_id(run_of_titan, capsys):
+    for name in ("last", "0000aa", "20260102"):
+        found = parsed(capsys, name)
+        assert (found["log"], found["backend"]) == ("run 20260102T030405-titan-0000aa", "torchtitan")
+        assert (found["window"]["first_step"], found["window"]["dropped"]) == (11, 10), "its own warm-up"
+    assert parsed(capsys, "last", "--warmup", "5")["window"]["median"] == 3295
+    (run_of_titan / "last").write_bytes(gzip.compress(TITAN.read_bytes()))
+    assert parsed(capsys, "last")["log"] == "last", "a file of that name comes first"
+
+
+def test_a_run_of_another_folder_is_read_and_one_that_is_not_there_is_told(run_of_titan, capsys, monkeypatch):
+    (run_of_titan / "elsewhere").mkdir()
+    monkeypatch.chdir(run_of_titan / "elsewhere")
+    assert call(["parse", "last"]) == 4 and "last: no such file" in capsys.readouterr().err
+    assert parsed(capsys, "last", "--dir", "..")["backend"] == "torchtitan"
+    store(run_of_titan, "20260102T030405-other-0000bb", good("y"))
+    assert call(["parse", "2026", "--dir", ".."]) == 4 and "is part of 2 runs" in capsys.readouterr().err
+
+
+def test_a_doubt_of_a_log_is_a_failure_where_it_is_asked_for(tmp_path, capsys):
+    log = tmp_path / "x.log"
+    log.write_bytes(TITAN.read_bytes().replace(b"Training completed", b"x").replace(b"Process group destroyed", b"x"))
+    found = parsed(capsys, log)
+    assert found["suspect"] and found["result"]["status"] == "SUCCESS"
+    assert parsed(capsys, log, "--fail-on-suspect", code=3)["suspect"] == found["suspect"]
+    assert parsed(capsys, TITAN, "--fail-on-suspect")["suspect"] == []

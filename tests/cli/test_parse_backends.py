@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import types
 
@@ -14,11 +13,7 @@ from madlite.cli.main import call
 from madlite.engine.recognise import HEAD_BYTES, take_head
 from madlite.plugins import Plugins
 from madlite.types import FailureRule, Quantity
-
-
-def parsed(capsys, *args, code=0):
-    assert call(["parse", *map(str, args), "--json"]) == code
-    return json.loads(capsys.readouterr().out)
+from tests.cli.parsed_log import parsed
 
 
 class Tiny(TemplateBackend):

@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from importlib.util import find_spec
 
 import pytest
@@ -19,6 +18,7 @@ from madlite.assets.presence import find_asset
 from madlite.cli.main import call
 from madlite.types import Asset
 from tests.assets.hub_server import Repo, hub_server
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.host  # against a real server of this machine
 
@@ -255,13 +255,6 @@ def test_help_loads_no_client_of_the_hub():
 def start(*args):
     command = [sys.executable, "-m", "madlite", "prepare", *ARGS, *args]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
-def wait_until(say):
-    deadline = time.monotonic() + 60
-    while not say():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @pytest.mark.host

@@ -25,6 +25,7 @@ from madlite.read.reproduce import Kept, reproduce
 from madlite.record.make import make_record
 from madlite.record.record import record_json
 from madlite.run.folder import CONTEXT, RECORD
+from madlite.secrets import Redactor
 from madlite.types import ImageUsed, Provenance, Result, Status, Variant
 from tests.cli.stored_runs import good, store
 from tests.factories import make_plan
@@ -237,6 +238,18 @@ def test_a_context_is_kept_without_what_is_secret():
     assert kept.values == {"docker_env_vars": {"B": 1}, "docker_gpus": "0,1", "model_args": "--x"}
     assert kept.left_out == ("docker_env_vars.HF_TOKEN", "docker_env_vars.A", "tools", "list")
     assert json.loads(kept.data) == kept.values and context_file({}, mask).data == b""
+
+
+def test_a_context_is_kept_without_what_is_secret_by_its_shape():
+    token = "ghp_" + "aB3" * 12
+    values = {
+        "docker_env_vars": {"MIRROR": "https://me:p4ssword@host", "CLONE": "git@github.com:a/b", token: "1"},
+        "notes": {f"of {token}": {"a": 1}},
+        "tools": [{"name": "t", "args": ["-H", "Authorization: Bearer abcd1234"]}],
+    }
+    kept = context_file(values, Redactor().text)
+    assert kept.values == {"docker_env_vars": {"CLONE": "git@github.com:a/b"}, "notes": {}}
+    assert kept.left_out == ("docker_env_vars.MIRROR", "docker_env_vars.***", "notes.of ***", "tools")
 
 
 @pytest.mark.parametrize("name", ["ignore-deprecated", "telemetry", "sys-env-details"])

@@ -9,11 +9,13 @@ import shutil
 import pytest
 from msgspec.structs import replace
 
+from madlite.cli.check import check_start, refuse_pretended
 from madlite.cli.main import call
-from madlite.cli.run import _refuse_pretended
 from madlite.engine.screen import Planned
 from madlite.errors import UsageProblem
+from madlite.plan.options import Options
 from madlite.testing import MACHINES
+from tests.csv_rows import perf_rows
 from tests.factories import make_plan
 
 pytestmark = pytest.mark.host
@@ -37,14 +39,9 @@ def run(*args: str) -> int:
     return call(["run", "--tags", "a", "--runtime", "host", *args])
 
 
-def rows(folder) -> list[dict[str, str]]:
-    with (folder / "perf.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def test_a_run_leaves_its_row_and_on_request_no_files_of_the_last_run_alone(checkout, capfd):
     assert run("--cleanup-perf", "--summary-output", "summary.json") == 0, capfd.readouterr()
-    ((row,), names) = rows(checkout), {path.name for path in checkout.iterdir()}
+    ((row,), names) = perf_rows(checkout), {path.name for path in checkout.iterdir()}
     assert (row["performance"], row["metric"], row["status"]) == ("12.5", "tok", "SUCCESS")
     assert not {name for name in names if name.startswith("perf_entry")}
     told = json.loads((checkout / "summary.json").read_text())
@@ -57,13 +54,13 @@ def test_a_summary_that_cannot_be_written_at_the_end_is_told_and_the_row_stays(c
     assert run("--summary-output", "out/summary.json") == 3
     said = capfd.readouterr()
     assert "out/summary.json" in said.out + said.err and "Traceback" not in said.out + said.err
-    assert [row["status"] for row in rows(checkout)] == ["SUCCESS"]
+    assert [row["status"] for row in perf_rows(checkout)] == ["SUCCESS"]
 
 
 def test_gpus_that_are_not_here_get_no_row(tmp_path):
     plan = make_plan(tmp_path, machine=replace(MACHINES[0], device="MI300X"))
     with pytest.raises(UsageProblem, match="the context describes 8 x MI300X, which are not here") as problem:
-        _refuse_pretended([Planned(plan=plan, backends=(), files=(), runtime=None)])
+        refuse_pretended([Planned(plan=plan, backends=(), files=(), runtime=None)])
     assert "--dry-run" in problem.value.hint
 
 
@@ -77,7 +74,7 @@ def test_a_manifest_that_cannot_be_written_is_a_warning_where_nobody_named_it(ch
     (checkout / "models.json").write_text(json.dumps([{**cards[0], "args": "own.json"}]))
     assert run("--manifest-output", "own.json") == 3
     assert "own.json cannot be written" in capfd.readouterr().out
-    assert [row["status"] for row in rows(checkout)] == ["SUCCESS"] * 2
+    assert [row["status"] for row in perf_rows(checkout)] == ["SUCCESS"] * 2
 
 
 def test_a_manifest_is_not_written_through_a_link_that_a_workload_laid(checkout, capfd, tmp_path_factory):
@@ -86,10 +83,10 @@ def test_a_manifest_is_not_written_through_a_link_that_a_workload_laid(checkout,
     for name in ("made", "kept"):
         (checkout / "scripts/a/run.sh").write_text(f"ln -sfn {outside}/{name} {checkout}/build_manifest.json\n{SCRIPT}")
         assert run() == 0
-        assert "which is no manifest: it is left as it is" in capfd.readouterr().out
+        assert "by a link, which is not followed" in capfd.readouterr().out
     assert [path.name for path in outside.iterdir()] == ["kept"] and (outside / "kept").read_text() == "mine"
     (outside / "kept").write_text("")
-    assert run() == 0 and "built_images" in (outside / "kept").read_text(), "an empty file can become one"
+    assert run() == 0 and (outside / "kept").read_text() == "", "an empty file may be anything"
 
 
 def test_rows_that_the_results_file_did_not_take_are_not_claimed_and_come_with_the_next_run(checkout, capfd):
@@ -102,7 +99,7 @@ def test_rows_that_the_results_file_did_not_take_are_not_claimed_and_come_with_t
     assert run("--summary-output", "s.json") == 0
     said = capfd.readouterr().out
     assert "its row was added to perf.csv" in said and "results: " in said
-    assert [row["status"] for row in rows(checkout)] == ["SUCCESS"] * 2
+    assert [row["status"] for row in perf_rows(checkout)] == ["SUCCESS"] * 2
     told = json.loads((checkout / "s.json").read_text())["run_phase"]
     assert (told["session_start_row"], told["session_row_count"]) == (1, 1)
 
@@ -121,3 +118,28 @@ def test_a_log_is_named_where_there_is_one(checkout, capfd):
     assert run() == 4
     told = capfd.readouterr()
     assert " log: " not in told.out and "madlite_runs is no folder" in told.err
+
+
+def test_a_check_takes_a_machine_that_was_named_for_this_one_and_one_of_the_context_not(tmp_path):
+    plan = make_plan(tmp_path, machine=replace(MACHINES[0], device="MI300X"))
+    options = Options(workspace=tmp_path, output=tmp_path / "perf.csv")
+    planned = [Planned(plan=plan, backends=(), files=(), runtime=None)]
+    check_start(planned, options, pretended=True)
+    with pytest.raises(UsageProblem, match="which are not here"):
+        check_start(planned, options)
+
+
+def test_a_suspect_success_fails_the_command_where_that_is_asked_for_and_its_row_stays(checkout, capfd):
+    cards = json.loads((checkout / "models.json").read_text())
+    (checkout / "models.json").write_text(json.dumps([{**cards[0], "n_gpus": "8"}]))
+    assert run() == 0
+    assert run("--fail-on-suspect", "--summary-output", "s.json", "--add-column", "suspect", "-o", "own.csv") == 3
+    said = capfd.readouterr().out
+    assert "SUCCESS (suspect) a" in said and "suspect: a (--fail-on-suspect: exit code 3)" in said
+    assert [row["status"] for row in perf_rows(checkout)] == ["SUCCESS"] and "suspect" not in perf_rows(checkout)[0]
+    (own,) = csv.DictReader((checkout / "own.csv").open())
+    told = json.loads((checkout / "s.json").read_text())
+    (one,) = told["run_phase"]["successful_runs"]
+    assert own["status"] == one["status"] == "SUCCESS" and own["suspect"] == "; ".join(one["suspect"]) != ""
+    assert told["overall_success"] is False
+    assert call(["report", "to-html", "perf.csv"]) == 0 and "SUCCESS (suspect)" in (checkout / "perf.html").read_text()

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from msgspec.structs import replace
@@ -20,7 +19,9 @@ from madlite.cli.main import call
 from madlite.read.cells import harmless
 from madlite.read.log import plain_text, read_log
 from madlite.run.folder import CLEANED, LOCK, LOG, PLAN, RECORD
+from madlite.run.host_processes import Marked
 from madlite.run.marks import FOLDER_MARK, KEPT_MARK, RUN_MARK
+from madlite.run.process_table import Process
 from madlite.types import Card, Cause, Compute, Diagnosis, Result, Status, Variant, Witness
 from tests.cli.stored_runs import good, store
 from tests.factories import WINDOW
@@ -54,8 +55,9 @@ def said(capsys: pytest.CaptureFixture[str], *args: str, code: int = 0) -> str:
 
 def test_runs_are_listed_the_newest_last(place, capsys):
     lines = said(capsys, "runs").splitlines()
-    assert lines[0].split() == ["ID", "WHEN", "(UTC)", "CARD", "STATUS", "NUMBER", "TOOK"]
-    row = "20260102T030405-a-000001 2026-01-02 03:04:05 tiny SUCCESS 12.5 tps 1 min 01 s"
+    head = ["ID", "WHEN", "(UTC)", "CARD", "BACKEND", "MODE", "PRECISION", "GPU", "STATUS", "NUMBER", "TOOK"]
+    assert lines[0].split() == head
+    row = "20260102T030405-a-000001 2026-01-02 03:04:05 tiny script - - cpu SUCCESS 12.5 tps 1 min 01 s"
     assert " ".join(lines[1].split()) == row
     assert "FAILURE [python_error]" in lines[2] and len(lines) == 3
 
@@ -215,7 +217,7 @@ def test_escapes_are_taken_out_however_the_bytes_come():
     [("1", "last"), ("2", "\nlast"), ("3", "c\n\nlast"), ("0", ""), ("99", "a\nb\nc\n\nlast")],
 )
 def test_the_last_lines_of_a_log(place, monkeypatch, capfd, tail, shown):
-    monkeypatch.setattr("madlite.read.log._READ_BYTES", 3)
+    monkeypatch.setattr("madlite.read.log_parts._READ_BYTES", 3)
     store(place, "log-2", good("l"), log=b"a\nb\nc\n\nlast")
     store(place, "log-3", good("l"), log=b"a\nb\nc\n\nlast\n")
     assert call(["log", "log-2", "--tail", tail]) == 0
@@ -290,7 +292,7 @@ def test_hundreds_of_runs_are_listed_at_once_and_one_that_appears_or_goes_meanwh
 
 def test_clean_lists_and_acknowledges_what_was_cut_off(place, capsys, monkeypatch):
     monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock")
-    monkeypatch.setattr("madlite.run.leftovers.all_marked", lambda: [])
+    monkeypatch.setattr("madlite.run.dead_processes.all_marked", lambda: [])
     store(place, "20260103T000000-\x1b[2J-000004")
     (place / ".perf.csv.4194400").touch()
     listed = said(capsys, "clean")
@@ -344,7 +346,14 @@ def test_the_json_of_a_run_without_a_record_names_its_state_and_no_verdict(place
 
 
 @pytest.mark.parametrize(
-    ("word", "near"), [("foo", ""), ("sucess", "success"), ("cutoff", "cut-off"), ("python error x", "python-error")]
+    ("word", "near"),
+    [
+        ("foo", ""),
+        ("sucess", "success"),
+        ("cutoff", "cut-off"),
+        ("failed", "failure"),
+        ("python error x", "python-error"),
+    ],
 )
 def test_a_status_that_no_run_can_have_is_refused_with_the_nearest(place, capsys, word, near):
     text = said(capsys, "runs", "--status", word, code=4)
@@ -392,8 +401,9 @@ def elsewhere(place, monkeypatch):
         {RUN_MARK: "kept-1", FOLDER_MARK: str(gone / "madlite_runs/kept-1"), KEPT_MARK: "1"},
     ]
     removed = []
-    processes = [(SimpleNamespace(pid=7), one) for one in marks]
-    monkeypatch.setattr("madlite.run.leftovers.all_marked", lambda: list(processes))
+    seven = Process(pid=7, started=1, uids=(os.geteuid(),) * 3)
+    processes = [Marked(process=seven, environment=one) for one in marks]
+    monkeypatch.setattr("madlite.run.dead_processes.all_marked", lambda: list(processes))
     monkeypatch.setattr("madlite.run.leftovers.remove", lambda one, environ: removed.append(one.run_id))
     return removed
 
@@ -429,3 +439,54 @@ def test_a_working_folder_that_is_not_there_is_told(tmp_path, monkeypatch, capsy
     monkeypatch.chdir(tmp_path)
     assert call(["runs", "--dir", str(tmp_path / "nope")]) == 4
     assert "nope is no folder" in capsys.readouterr().err
+
+
+def runs_as_json(capsys) -> list[dict]:
+    assert call(["runs", "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def rows_of(capsys) -> list[dict]:
+    assert call(["runs", "--csv"]) == 0
+    return list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+
+
+@pytest.fixture
+def doubted(place):
+    store(place, "20260107T000000-doubt-000009", good("d", suspect=("ranks differ",)))
+    return place
+
+
+def test_a_suspect_success_can_be_chosen_and_is_a_success_too(doubted, capsys):
+    def chosen(word: str) -> list[str]:
+        return [run["id"][-6:] for run in json.loads(said(capsys, "runs", "--json", "--status", word))]
+
+    assert chosen("suspect") == chosen("Suspect") == ["000009"] and chosen("success") == ["000001", "000009"]
+    assert "SUCCESS (suspect)" in said(capsys, "runs", "--status", "suspect")
+    assert "did you mean suspect?" in said(capsys, "runs", "--status", "suspct", code=4)
+
+
+def test_what_ran_where_is_listed(place, capsys):
+    from madlite.types import Machine, Place
+
+    store(
+        place,
+        "20260108T000000-gpus-000010",
+        good("g"),
+        backend="torchtitan",
+        variant=Variant(model="m", mode="pretrain", precision="FP8"),
+        machine=Machine(device="MI300X"),
+        place=Place(engine="docker", nodes=2, gpus_per_node=8),
+    )
+    store(place, "20260109T000000-live-000011", machine=Machine(device="H200"), place=Place(gpus_per_node=4))
+    lines = {line.split()[0][-6:]: line.split() for line in said(capsys, "runs").splitlines()}
+    assert lines["000010"][4:9] == ["torchtitan", "pretrain", "FP8", "16xMI300X", "SUCCESS"]
+    assert lines["000011"][4:8] == ["script", "-", "-", "4xH200"], "a run without a record is known by its plan"
+    (told,) = [run for run in runs_as_json(capsys) if run["id"].endswith("000010")]
+    assert [told[name] for name in ("backend", "mode", "precision", "gpu", "n_gpus")] == [
+        *("torchtitan", "pretrain", "FP8", "MI300X", 16),
+    ]
+    (row,) = [row for row in rows_of(capsys) if row["id"].endswith("000010")]
+    assert (row["backend"], row["mode"], row["precision"], row["gpu"], row["n_gpus"]) == (
+        *("torchtitan", "pretrain", "FP8", "MI300X", "16"),
+    )

@@ -44,6 +44,34 @@ def test_every_source_and_spelling_chooses(capsys, args):
     assert plans[0]["variant"]["micro_batch"] == 5 and "FP8" in plans[0]["settings"]["config"]
 
 
+@pytest.mark.parametrize(
+    ("args", "hint"),
+    [
+        (["pyt_train_llama-3.1-8b", "--mode", "pretrai"], "nearest known: pretrain "),
+        (["pyt_train_llama-3.1-8b", "--mode", "pretrai"], "did you mean --mode pretrain?"),
+        (["pyt_train_llama-3.1-8b", "--mode", "inference"], "modes: pretrain, HF_pretrain, finetune_"),
+        (["pyt_train_llama-3.1-8b", "--precision", "F8"], "did you mean --precision FP8?"),
+        ([TAG, "--precision", "BF61"], "did you mean --precision BF16?"),
+        ([TAG, "--image-release", "v99"], "releases: v25."),
+        (["pyt_train_llama-3.1-8b", "--image-release", "v99"], "releases: upstream, v25.2, v25.3, v25.4"),
+        (["demo_torchtitan_llama_debug", "--mode", "pretrian"], "did you mean --mode pretrain?"),
+        (["demo_torchtitan_llama_debug", "--image-release", "v99"], "releases: upstream, v25.2"),
+        (["demo_torchtitan_llama_debug", "--backend", "torchtitn"], "did you mean torchtitan?"),
+    ],
+)
+def test_a_slip_of_the_hand_is_told_what_was_meant_or_what_there_is(capsys, args, hint):
+    code, _, told = explained(capsys, *args, "--machine", "8xMI300X")
+    assert code == 4 and hint in told
+
+
+def test_words_without_an_option_are_tags(capsys):
+    assert call(["run", "demo", "--dry-run"]) == 0
+    by_words = capsys.readouterr().out
+    assert call(["run", "--tags", "demo", "--dry-run"]) == 0
+    names = [line for line in capsys.readouterr().out.splitlines() if " · backend " in line]
+    assert len(names) == 2 and [line for line in by_words.splitlines() if " · backend " in line] == names
+
+
 def test_the_tag_comes_after_options_and_set_after_the_tag(capsys):
     _, plans, _ = explained(capsys, f"{TAG}:steps=100:precision=FP8", "--steps", "20", "--machine", "8xMI300X")
     assert [(one["variant"]["steps"], one["variant"]["precision"]) for one in plans] == [(100, "FP8")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pkgutil
 
 import pytest
 
@@ -76,3 +77,10 @@ def test_only_names_of_madlite_come_out_of_it():
     with pytest.raises(AttributeError, match="module 'madlite' has no attribute 'Nothing'"):
         _ = madlite.Nothing
     assert all(getattr(madlite, name) is not None for name in madlite.__all__)
+
+
+def test_no_public_name_is_a_modules_that_takes_its_place_once_imported():
+    import madlite
+
+    modules = {module.name for module in pkgutil.iter_modules(madlite.__path__)}
+    assert len(modules) > 10 and not modules & set(madlite.__all__)

@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from madlite.cli.summary import ENTRIES, count_rows, full_summary, remove_entries, run_summary, write_summary
+from madlite.cli.summary import (
+    ENTRIES,
+    count_rows,
+    full_summary,
+    remove_entries,
+    run_summary,
+    suspect_runs,
+    write_summary,
+)
 from madlite.engine.screen import Outcome, Planned
 from madlite.errors import ExitCode, RuntimeProblem
 from madlite.types import (
@@ -152,3 +160,16 @@ def test_only_what_tells_of_the_last_run_is_removed(tmp_path):
     (tmp_path / "perf_entry.csv").mkdir()
     with pytest.raises(RuntimeProblem, match=r"perf_entry\.csv stays"):
         remove_entries(tmp_path)
+
+
+def test_a_suspect_success_says_why_and_only_where_it_is_asked_is_it_no_success(planned):
+    doubted = Result(plan_id="1", status=GOOD, metrics=(metric("1"),), suspect=("ranks differ", "too fast"))
+    sound = Result(plan_id="2", status=GOOD, metrics=(metric("1"),))
+    runs = [planned("a"), planned("b")]
+    told = full_summary(runs, outcome(doubted, sound), 0, 2)
+    first, second = told["run_phase"]["successful_runs"]
+    assert (first["status"], first["suspect"]) == ("SUCCESS", ["ranks differ", "too fast"]) and "suspect" not in second
+    assert told["overall_success"] is True
+    assert full_summary(runs, outcome(doubted, sound), 0, 2, fail_on_suspect=True)["overall_success"] is False
+    assert full_summary(runs[1:], outcome(sound), 0, 1, fail_on_suspect=True)["overall_success"] is True
+    assert suspect_runs(runs, outcome(doubted, sound)) == ("a",)

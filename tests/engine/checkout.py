@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import signal
@@ -13,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
+
+from tests.csv_rows import perf_rows
 
 DOCKERFILE = "# CONTEXT {'guest_os': 'UBUNTU'}\nARG BASE_DOCKER=madlite-test/base:latest\nFROM $BASE_DOCKER\n"
 
@@ -87,9 +88,7 @@ class Checkout:
 
     @property
     def rows(self) -> list[dict[str, str]]:
-        path = self.folder / "perf.csv"
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            return list(csv.DictReader(file))
+        return perf_rows(self.folder)
 
     def records(self) -> list[dict[str, object]]:
         return [json.loads(path.read_text()) for path in sorted(self.folder.glob("madlite_runs/*/record.json"))]

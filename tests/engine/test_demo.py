@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import re
@@ -11,6 +10,8 @@ import subprocess
 import sys
 
 import pytest
+
+from tests.csv_rows import perf_rows
 
 pytestmark = [pytest.mark.training, pytest.mark.timeout(300)]
 
@@ -27,8 +28,7 @@ def demo(tmp_path_factory):
 
 
 def rows_of(folder, card):
-    with (folder / "perf.csv").open(newline="") as file:
-        return {row["metric"]: row for row in csv.DictReader(file) if row["model"] == card}
+    return {row["metric"]: row for row in perf_rows(folder) if row["model"] == card}
 
 
 def log_of(folder, card):
@@ -77,7 +77,7 @@ def test_a_crash_in_the_middle_is_a_failure_with_its_line(tmp_path):
     command = [sys.executable, "-m", "madlite", "run", "--runtime", "host", "--tags", "demo_torchtitan_llama_debug"]
     done = subprocess.run([*command, "--set", "flavor=nope"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 3
-    (row,) = csv.DictReader((tmp_path / "perf.csv").open())
+    (row,) = perf_rows(tmp_path)
     assert (row["status"], row["performance"], row["precision"]) == ("FAILURE", "", "BF16")
     assert "nope" in done.stdout, "the deciding line names the flavor"
     assert "Traceback" not in done.stderr

@@ -188,6 +188,14 @@ def test_stopping_a_container_that_shares_the_hosts_processes_touches_nothing_el
         bystander.wait()
 
 
+def test_what_leaves_its_session_among_the_hosts_processes_ends_with_the_container(runtime, tmp_path):
+    plan = make_plan(tmp_path, engine_options=EngineOptions(extra="--pid=host"))
+    with runtime.open(plan) as session:
+        assert session.run(bash("(env -i setsid sleep 286 > /dev/null 2>&1 &)"), Output()).code == 0
+        assert processes("sleep 286"), "as long as the session"
+    assert not processes("sleep 286")
+
+
 def test_leaving_by_an_exception_ends_the_workload_gently_and_removes_the_container(runtime, tmp_path):
     def interrupt(data: bytes, stream: int) -> None:
         raise KeyboardInterrupt

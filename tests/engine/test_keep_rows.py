@@ -38,8 +38,11 @@ def test_a_row_that_a_rebuild_took_in_is_added_no_second_time(planned, monkeypat
     assert rebuild(options.output, options.workspace / "madlite_runs", force=True).rows == 1
     (folder,) = (options.workspace / "madlite_runs").glob("id-*")
     assert say_undone(options.workspace) == [f"{folder.name}: its row is in perf.csv; the next madlite run notes that"]
-    assert add_kept(options.workspace) == [f"{folder.name}: its row is in perf.csv"]
-    assert rows_of(options.output) == ["m"] and add_kept(options.workspace) == say_undone(options.workspace) == []
+    assert add_kept(options.workspace, options.output) == [f"{folder.name}: its row is in perf.csv"]
+    assert (
+        rows_of(options.output) == ["m"]
+        and add_kept(options.workspace, options.output) == say_undone(options.workspace) == []
+    )
 
 
 def test_of_a_run_that_was_cut_off_and_taken_in_by_a_rebuild_nobody_says_that_it_has_no_row(planned, monkeypatch):  # noqa: F811
@@ -85,7 +88,7 @@ def test_after_a_rebuild_a_row_like_an_earlier_one_is_added_still(planned, monke
     assert run_many([again], options, plugins, Quiet()).kept_aside == ("m",)
     options.output.rmdir()
     away.rename(options.output)
-    assert add_kept(options.workspace) == [f"{second}: its row was added to perf.csv"]
+    assert add_kept(options.workspace, options.output) == [f"{second}: its row was added to perf.csv"]
     assert rows_of(options.output) == ["m", "m"]
 
 
@@ -97,12 +100,12 @@ def test_a_kept_row_whose_columns_have_no_room_is_added_without_them_and_they_ar
     run_many(plans, options, plugins, Quiet())
     options.output.rmdir()
     options.output.write_text(f"{wide}\n")
-    (told,) = add_kept(options.workspace)
+    (told,) = add_kept(options.workspace, options.output)
     assert "its row was added to perf.csv" in told and "left out of a row" in told and told.endswith(": run")
     assert rows_of(options.output) == ["m"] and say_undone(options.workspace) == []
     (run,) = list_runs(options.workspace / "madlite_runs")
     assert "run" not in run.record.rows.cells[0], "as they were appended"
-    assert add_kept(options.workspace) == []
+    assert add_kept(options.workspace, options.output) == []
 
 
 def test_columns_that_have_no_room_cost_no_row_of_a_run_and_are_named_on_the_screen(planned, monkeypatch):  # noqa: F811

@@ -15,7 +15,7 @@ import pytest
 from madlite.run import leftovers
 from madlite.run.folder import CLEANED, LOCK, PLAN
 from madlite.run.leftovers import Leftover, find_leftovers, remove
-from tests.factories import id_of
+from tests.factories import id_of, note_made
 
 NO_ENGINE = {"DOCKER_HOST": "unix:///nonexistent/docker.sock", "PATH": os.environ["PATH"]}
 
@@ -184,6 +184,6 @@ def test_processes_whose_run_folder_may_not_be_looked_into_are_taken_for_alive(t
 def cut_off(workspace: Path, name: str) -> Path:
     folder = workspace / "madlite_runs" / name
     folder.mkdir(parents=True)
-    (folder / PLAN).write_text("{}")
+    (note_made(folder) / PLAN).write_text("{}")
     (folder / LOCK).touch()
     return folder

@@ -33,7 +33,7 @@ def test_every_fatal_finding_is_told_with_its_run(tmp_path):
     with pytest.raises(CheckFailed) as caught:
         check_plans(runs, Plugins())
     assert caught.value.message == "tiny pretrain BF16: too big"
-    assert caught.value.hint == "--set x=1   --no-lint starts it all the same"
+    assert caught.value.hint == "--set x=1; --no-lint starts it all the same"
     assert [message for message, _ in caught.value.more] == ["tiny pretrain FP8: too big"]
 
 

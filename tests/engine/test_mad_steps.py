@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import signal
 import subprocess
 import sys
-import threading
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.engine.checkout import Checkout
+from tests.engine.guarded_repository import Repository, guarded_repository
 from tests.engine.own_python import USUAL, offer
 
 RESULT = 'echo "performance: 5 x"\n'
@@ -193,50 +191,20 @@ def test_files_for_the_workspace_are_handed_up(checkout: Checkout) -> None:
     assert {name for name in left if not name.startswith("perf_")} == wanted
 
 
-class Guarded(SimpleHTTPRequestHandler):
-    """Serves a bare repository to whoever knows the password."""
-
-    def do_GET(self) -> None:
-        expected = "Basic " + base64.b64encode(b"ada:l0velace-pw").decode()
-        if self.headers.get("Authorization") == expected:
-            super().do_GET()
-            return
-        self.send_response(401)
-        self.send_header("WWW-Authenticate", 'Basic realm="git"')
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, *args: object) -> None:
-        return
-
-
 @pytest.fixture
-def guarded(tmp_path: Path):
-    """The address of a repository that asks for a password, and its commit."""
-    work, bare = tmp_path / "work", tmp_path / "served/toy.git"
-    work.mkdir()
-    (work / "data.txt").write_text("13\n")
-    who = ("-c", "user.name=t", "-c", "user.email=t@t")
-    for command in (("init", "-q"), ("add", "."), (*who, "commit", "-qm", "first")):
-        subprocess.run(["git", *command], cwd=work, check=True)
-    subprocess.run(["git", "clone", "-q", "--bare", str(work), str(bare)], check=True)
-    subprocess.run(["git", "update-server-info"], cwd=bare, check=True)
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=work, capture_output=True, text=True, check=True).stdout
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Guarded, directory=str(tmp_path / "served")))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/toy.git", commit.strip()
-    server.shutdown()
+def guarded(tmp_path: Path) -> Iterator[Repository]:
+    with guarded_repository(tmp_path, "l0velace-pw") as repository:
+        yield repository
 
 
-def test_a_private_repository_is_cloned_with_the_cards_credential(checkout: Checkout, guarded: tuple[str, str]) -> None:
-    url, commit = guarded
-    checkout.card("m", 'echo "performance: $(cat data.txt) x"\n', url=url, cred="GIT")
+def test_a_private_repository_is_cloned_with_the_cards_credential(checkout: Checkout, guarded: Repository) -> None:
+    checkout.card("m", 'echo "performance: $(cat data.txt) x"\n', url=guarded.url, cred="GIT")
     table = {"GIT": {"username": "ada", "password": "l0velace-pw"}}
     write(checkout.folder, "credential.json", json.dumps(table))
     done = checkout.run("--tags", "m")
     (row,) = checkout.rows
     log = next(checkout.folder.glob("madlite_runs/*/run.log")).read_text()
-    assert (done.returncode, row["performance"], row["git_commit"]) == (0, "13", commit), log
+    assert (done.returncode, row["performance"], row["git_commit"]) == (0, "13", guarded.commit), log
     assert "l0velace-pw" not in log + done.stdout + done.stderr
     table["GIT"]["password"] = "wrong-password"
     write(checkout.folder, "credential.json", json.dumps(table))

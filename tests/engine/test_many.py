@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
-from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -20,6 +18,7 @@ from madlite.plugins import load_plugins
 from madlite.run.folder import RunFolder
 from madlite.run.host_runtime import HostRuntime
 from madlite.types import Card, Cause, Machine, Request, Result, ResultRule, Status
+from tests.csv_rows import csv_rows
 
 
 class Quiet:
@@ -52,8 +51,7 @@ def planned(tmp_path):
 
 
 def statuses(options):
-    with options.output.open(newline="") as file:
-        return [row["status"] for row in csv.DictReader(file)]
+    return [row["status"] for row in csv_rows(options.output)]
 
 
 def test_a_bug_of_ours_still_writes_the_row(planned, monkeypatch):
@@ -188,14 +186,14 @@ def test_the_row_comes_before_the_record(planned, monkeypatch):
     """A kill between the two leaves a row and a run that is told as cut off, never a record without a row."""
     plans, options, plugins = planned
     order: list[str] = []
-    real = Path.replace
+    real = RunFolder.write
 
-    def noted(path, target):
-        if Path(target).name == "record.json":
+    def noted(folder, name, data):
+        if name == "record.json":
             order.append(f"record, perf.csv {options.output.exists()}")
-        return real(path, target)
+        return real(folder, name, data)
 
-    monkeypatch.setattr(Path, "replace", noted)
+    monkeypatch.setattr(RunFolder, "write", noted)
     run_many(plans, options, plugins, Quiet())
     assert order == ["record, perf.csv True"]
 

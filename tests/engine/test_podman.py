@@ -10,6 +10,7 @@ import pytest
 from madlite.errors import RuntimeProblem
 from madlite.run.docker_runtime import DockerRuntime
 from madlite.run.podman import GPUS_SINCE, podman_version
+from madlite.run.process_table import process_table
 from madlite.types import Action, Cause, EngineOptions, Image, Machine, Place
 from tests.engine.checkout import Checkout
 from tests.engine.podman_fixture import podman
@@ -121,6 +122,17 @@ def test_a_container_that_shares_the_hosts_processes_is_stopped_alone(runtime, t
     with runtime.open(plan) as session:
         assert session.run(bash("kill -0 1 && echo sees 1"), output).code == 0
     assert output.streams[1] == b"sees 1\n"
+
+
+def test_what_leaves_its_session_among_the_hosts_processes_ends_with_the_container(runtime, tmp_path):
+    plan = make_plan(tmp_path, engine_options=EngineOptions(extra="--pid=host"))
+    output = Output()
+    with runtime.open(plan) as session:
+        daemon = "(env -i setsid sh -c 'echo $$ > /tmp/pid; exec sleep 287' > /dev/null 2>&1 &)"
+        session.run(bash(f"mkfifo /tmp/pid; {daemon}; cat /tmp/pid"), output)
+        pid = int(output.streams[1])
+        assert pid in process_table(), "as long as the session"
+    assert pid not in process_table() or not process_table()[pid].lives
 
 
 def test_gpus_that_this_podman_would_leave_out_are_refused(runtime, podman, tmp_path):

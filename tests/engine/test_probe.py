@@ -120,6 +120,12 @@ def test_a_commit_by_git_s_files(folder: Path) -> None:
     assert head_of(folder) == "b" * 40
 
 
+def test_a_pipe_in_place_of_git_s_files_is_not_waited_for(folder: Path) -> None:
+    (folder / ".git").mkdir(parents=True)
+    os.mkfifo(folder / ".git/HEAD")
+    assert head_of(folder) == ""
+
+
 def test_a_worktree_s_commit(folder: Path) -> None:
     files(folder / "repo/.git", packed_refs="x", refs__heads__side=f"{COMMIT}\n")
     files(folder / "repo/.git/worktrees/w", HEAD="ref: refs/heads/side\n", commondir="../..\n")
@@ -303,7 +309,7 @@ def named_python(tmp_path: Path, python: str) -> tuple[Inside, list[Path]]:
     session = HostSession(plan.id, workspace, plan.folder, env, 1.0)
     try:
         inside = probe(session, plan, Action(kind="run", argv=("true",)))
-        assert not [process for process in marked_processes(plan.id) if process.name() == "sleep"]
+        assert not [process for process in marked_processes(plan.id, plan.folder) if process.name == "sleep"]
     finally:
         session.close()
     return inside, sorted(set(workspace.rglob("*")) - before)

@@ -31,6 +31,7 @@ def every_command(checkout: Checkout, *args: str):
     yield checkout.run(*args, "-v", "--live-output")
     yield checkout.run(*args, "--dry-run", "-v")
     yield checkout.madlite("explain", "--runtime", checkout.runtime, *args, "-v")
+    yield checkout.madlite("explain", "--runtime", checkout.runtime, "--all", *args)
     yield checkout.madlite("explain", "--runtime", checkout.runtime, "--json", *args)
 
 
@@ -41,10 +42,10 @@ def test_a_token_under_another_name_and_in_a_tag(checkout: Checkout):
     runs = list(
         every_command(checkout, "--tags", f"shown:token='{TOKEN}'", "-c", json.dumps({"docker_env_vars": asked}))
     )
-    assert [run.returncode for run in runs] == [0, 0, 0, 0], [run.stderr for run in runs]
+    assert [run.returncode for run in runs] == [0] * 5, [run.stderr for run in runs]
     assert_hidden(checkout, [TOKEN], *runs)
     assert "args: --token ***" in runs[0].stdout and "https://u:***@h" in runs[0].stdout
-    (plan,) = json.loads(runs[3].stdout)
+    (plan,) = json.loads(runs[4].stdout)
     assert plan["env"]["URL"] == "https://u:***@h" and plan["args"].strip() == "--token '***'"
 
 
@@ -52,7 +53,7 @@ def test_a_token_that_is_no_text(checkout: Checkout):
     checkout.card("odd", 'printf "%s\\n" "$HF_TOKEN"\n' + GOOD)
     checkout.env["HF_TOKEN"] = "hf_\udcff\udcfehush"
     runs = list(every_command(checkout, "--tags", "odd"))
-    assert [run.returncode for run in runs] == [0, 0, 0, 0], [run.stderr for run in runs]
+    assert [run.returncode for run in runs] == [0] * 5, [run.stderr for run in runs]
     assert_hidden(checkout, ["hush"], *runs)
 
 

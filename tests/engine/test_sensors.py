@@ -17,6 +17,7 @@ from madlite.machine.telemetry.reading import Reading
 from madlite.machine.telemetry.sampler import Sample, Watched
 from madlite.plugins import Plugins
 from madlite.run.host_runtime import HostRuntime
+from madlite.safe_files import Folder
 from madlite.types import (
     Action,
     Gpu,
@@ -36,7 +37,7 @@ from tests.factories import make_plan
 class FakeSampler:
     made: Watched
 
-    def __init__(self, watched: Watched, file: Path, now) -> None:
+    def __init__(self, watched: Watched, file: Path, now, folder) -> None:
         FakeSampler.made, self.file = watched, file
         self.samples = [Sample(t_s=float(t), gpus=(Reading(index=3, power_w=500.0 + t),)) for t in range(5)]
         self.facts, self.source, self.interval_s, self.problem = {"vbios": "1"}, "fake", 2.0, "odd"
@@ -73,7 +74,7 @@ def test_partitions_that_all_tell_the_power_of_their_socket_share_it(tmp_path: P
         place=Place(engine="docker", gpu_ids=(2, 3), gpus_per_node=2),
         machine=Machine(vendor="AMD", gpus=gpus),
     )
-    with made.sampling(FakeSession(), tmp_path):  # type: ignore[arg-type]
+    with made.sampling(FakeSession(), Folder.open(tmp_path)):  # type: ignore[arg-type]
         readings = tuple(Reading(index=n, power_w=600.0) for n in (2, 3))
         made._sampler.samples = [Sample(t_s=float(t), gpus=readings) for t in range(4)]  # type: ignore[union-attr]
     told = made.telemetry(window(began_s=0.0, ended_s=3.0))
@@ -88,7 +89,7 @@ def window(quantity: Quantity = Quantity.TOKENS_PER_S_PER_GPU, **times: float) -
 
 def test_samples_of_the_window_and_tokens_per_joule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = sensors(tmp_path, monkeypatch)
-    with made.sampling(FakeSession(), tmp_path):  # type: ignore[arg-type]
+    with made.sampling(FakeSession(), Folder.open(tmp_path)):  # type: ignore[arg-type]
         assert made._sampler.going  # type: ignore[union-attr]
     assert not made._sampler.going  # type: ignore[union-attr]
     told = made.telemetry(window(began_s=0.0, ended_s=2.5))
@@ -103,7 +104,7 @@ def test_samples_of_the_window_and_tokens_per_joule(tmp_path: Path, monkeypatch:
 
 def test_power_of_the_whole_run_gives_no_tokens_per_joule_of_the_window(tmp_path: Path, monkeypatch) -> None:
     made = sensors(tmp_path, monkeypatch)
-    with made.sampling(FakeSession(), tmp_path):  # type: ignore[arg-type]
+    with made.sampling(FakeSession(), Folder.open(tmp_path)):  # type: ignore[arg-type]
         pass
     told = made.telemetry(window(began_s=0.5, ended_s=1.5))
     assert told is not None
@@ -112,7 +113,7 @@ def test_power_of_the_whole_run_gives_no_tokens_per_joule_of_the_window(tmp_path
 
 def test_a_tool_that_answers_na_is_a_problem_of_the_record(tmp_path: Path, monkeypatch) -> None:
     made = sensors(tmp_path, monkeypatch)
-    with made.sampling(FakeSession(), tmp_path):  # type: ignore[arg-type]
+    with made.sampling(FakeSession(), Folder.open(tmp_path)):  # type: ignore[arg-type]
         made._sampler.samples = [Sample(t_s=1.0, gpus=(Reading(index=3),))]  # type: ignore[union-attr]
     told = made.telemetry(None)
     assert told is not None
@@ -123,7 +124,7 @@ def test_a_tool_that_answers_na_is_a_problem_of_the_record(tmp_path: Path, monke
 @pytest.mark.parametrize("seen", [None, window(Quantity.STEP_TIME_S, began_s=0.0, ended_s=9.0)])
 def test_no_tokens_per_joule_of_other_numbers(tmp_path: Path, monkeypatch, seen: Window | None) -> None:
     made = sensors(tmp_path, monkeypatch, place=Place(engine="none", gpu_ids=(3,), gpus_per_node=1))
-    with made.sampling(FakeSession(), tmp_path):  # type: ignore[arg-type]
+    with made.sampling(FakeSession(), Folder.open(tmp_path)):  # type: ignore[arg-type]
         pass
     told = made.telemetry(seen)
     assert told is not None and told.tokens_per_joule is None and told.power_w == 502.0
@@ -140,14 +141,14 @@ def test_no_tokens_per_joule_of_other_numbers(tmp_path: Path, monkeypatch, seen:
 )
 def test_switched_off_or_without_a_gpu_nothing_is_sampled(tmp_path: Path, monkeypatch, changes) -> None:
     made = sensors(tmp_path, monkeypatch, **changes)
-    with made.sampling(FakeSession(), tmp_path):  # type: ignore[arg-type]
+    with made.sampling(FakeSession(), Folder.open(tmp_path)):  # type: ignore[arg-type]
         pass
     assert made.telemetry(window()) is None and made.strangers is None and made.facts == {}
 
 
 def test_strangers_that_nobody_can_know_are_not_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = sensors(tmp_path, monkeypatch)
-    with made.sampling(FakeSession(), tmp_path):  # type: ignore[arg-type]
+    with made.sampling(FakeSession(), Folder.open(tmp_path)):  # type: ignore[arg-type]
         pass
     made._sampler.strangers_known = False  # type: ignore[union-attr]
     assert made.strangers is None
@@ -203,7 +204,7 @@ def test_a_result_gets_what_was_noted(tmp_path: Path, monkeypatch: pytest.Monkey
     blank = senses.tell(before)
     assert blank.telemetry is None and blank.provenance.packages == {} and blank.findings == ("first",)
     senses.look(FakeSession(), Action(kind="run", argv=("x",)))  # type: ignore[arg-type]
-    with senses.sampling(FakeSession()):  # type: ignore[arg-type]
+    with senses.sampling(FakeSession(), Folder.open(tmp_path)):  # type: ignore[arg-type]
         pass
     told = senses.tell(before)
     assert told.telemetry is not None and told.telemetry.power_w == 502.0 and senses.strangers == ("pid 1 x",)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import os
 import shutil
 from pathlib import Path
@@ -20,7 +19,9 @@ from madlite.run import folder
 from madlite.run.batch import Batch
 from madlite.run.folder import CLEANED, LOCK, NOTE_BYTES, RECORD, ROWS, RunFolder
 from madlite.run.leftovers import Leftover, remove
+from tests.csv_rows import csv_rows
 from tests.engine.test_many import Quiet, planned  # noqa: F401 - a fixture
+from tests.factories import note_made
 
 NO_ENGINE = {"DOCKER_HOST": "unix:///nonexistent/docker.sock", "PATH": os.environ["PATH"]}
 
@@ -42,8 +43,7 @@ def kill_at(monkeypatch, target: str, *, after: bool = False) -> None:
 
 
 def rows_of(perf: Path) -> list[str]:
-    with perf.open(newline="") as file:
-        return [row["model"] for row in csv.DictReader(file)]
+    return [row["model"] for row in csv_rows(perf)]
 
 
 def left_in(workspace: Path) -> list[Leftover]:
@@ -105,7 +105,7 @@ def test_a_row_that_perf_csv_did_not_take_is_told_until_it_is_acknowledged(plann
     assert "the next madlite run adds it unless it is cleaned" in listed.text
     assert remove(listed, NO_ENGINE) is None and say_undone(options.workspace) == []
     options.output.rmdir()
-    assert add_kept(options.workspace) == [] and not options.output.exists(), "it was acknowledged"
+    assert add_kept(options.workspace, options.output) == [] and not options.output.exists(), "it was acknowledged"
 
 
 def test_a_disk_without_inodes_still_has_the_note(planned, monkeypatch):  # noqa: F811
@@ -122,7 +122,7 @@ def test_of_many_the_first_are_named(planned):  # noqa: F811
     for n in range(7):
         folder = options.workspace / f"madlite_runs/r{n}"
         folder.mkdir(parents=True)
-        (folder / "plan.json").write_text("{}")
+        (note_made(folder) / "plan.json").write_text("{}")
         (folder / LOCK).write_bytes(b" " * NOTE_BYTES)
     (said,) = say_undone(options.workspace)
     assert said.startswith("7 earlier runs were cut off: r0 (no row)") and ", and 2 more" in said
@@ -167,11 +167,17 @@ def test_a_row_that_perf_csv_did_not_take_is_added_once_by_the_next_run(planned)
     outcome = run_many(plans, options, plugins, Quiet())
     assert outcome.kept_aside == ("m",)
     workspace = options.workspace
-    assert add_kept(workspace) == [] and "the next madlite run adds it" in say_undone(workspace)[0]
+    assert (
+        add_kept(workspace, workspace / "perf.csv") == [] and "the next madlite run adds it" in say_undone(workspace)[0]
+    )
     options.output.rmdir()
     (run,) = list_runs(workspace / "madlite_runs")
-    assert add_kept(workspace) == [f"{run.folder.name}: its row was added to perf.csv"]
-    assert rows_of(options.output) == ["m"] and add_kept(workspace) == [] and say_undone(workspace) == []
+    assert add_kept(workspace, workspace / "perf.csv") == [f"{run.folder.name}: its row was added to perf.csv"]
+    assert (
+        rows_of(options.output) == ["m"]
+        and add_kept(workspace, workspace / "perf.csv") == []
+        and say_undone(workspace) == []
+    )
     (run,) = list_runs(workspace / "madlite_runs")
     assert run.record.rows.appended and run.record.rows.kept == "" and not (run.folder / ROWS).exists()
     assert rebuild(workspace / "again.csv", workspace / "madlite_runs").notes == ()
@@ -186,9 +192,9 @@ def test_a_kill_while_a_kept_row_is_added_does_not_add_it_twice(planned, monkeyp
     with monkeypatch.context() as patch:
         kill_at(patch, "madlite.engine.kept._note")
         with pytest.raises(Killed):
-            add_kept(options.workspace)
+            add_kept(options.workspace, options.output)
     assert rows_of(options.output) == ["m"]
-    assert len(add_kept(options.workspace)) == 1 and rows_of(options.output) == ["m"]
+    assert len(add_kept(options.workspace, options.output)) == 1 and rows_of(options.output) == ["m"]
     assert say_undone(options.workspace) == []
 
 
@@ -199,15 +205,17 @@ def test_a_kept_row_that_cannot_be_noted_or_whose_file_cannot_be_read_stays_asid
     options.output.rmdir()
     with monkeypatch.context() as patch:
         patch.setattr(RunFolder, "put", lambda folder, name, text: "the disk is full")
-        assert add_kept(options.workspace) == []
+        assert add_kept(options.workspace, options.output) == []
     options.output.write_text("nonsense\n")
-    assert add_kept(options.workspace) == [] and options.output.read_text() == "nonsense\n"
+    assert add_kept(options.workspace, options.output) == [] and options.output.read_text() == "nonsense\n"
     options.output.write_text("model,performance,metric,status\n")
     (folder,) = (options.workspace / "madlite_runs").glob("id-*")
     held = RunFolder.reopen(folder)
-    assert add_kept(options.workspace) == [], "another command does it"
+    assert add_kept(options.workspace, options.output) == [], "another command does it"
     held.close()
-    assert len(add_kept(options.workspace)) == 1 and rows_of(options.output) == ["m"]
+    added, changed = add_kept(options.workspace, options.output)
+    assert "row was added" in added and "perf.csv was changed by something else" in changed
+    assert rows_of(options.output) == ["m"]
 
 
 def full_disk(monkeypatch, *, also_lock: bool) -> None:
@@ -229,7 +237,7 @@ def test_a_log_that_the_disk_does_not_take_costs_no_verdict(planned, monkeypatch
     real = os.open
 
     def full(path, *args, **named):
-        if str(path).endswith("/run.log"):
+        if str(path).endswith("run.log"):
             raise OSError(28, "No space left on device")
         return real(path, *args, **named)
 

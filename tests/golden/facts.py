@@ -29,6 +29,12 @@ class Facts:
     left: int = 0
 
 
+# docs/differences.md, "what a container sees of `madlite_runs`"; test_docker_request.py has them in full
+_OWN_MOUNT = re.compile(
+    r".*/madlite_runs/[^/:]+/(\.view:/myworkspace/madlite_runs:ro|work:/myworkspace/madlite_runs/[^/:]+)"
+)
+
+
 def gather(folder: Path, calls: Sequence[Call], output: str, left: int, own_files: Iterable[str]) -> Facts:
     """Return what is in the folder and what was asked of the engine."""
     header, rows = read_rows(folder / output)
@@ -111,7 +117,7 @@ def _container(call: Call, folder: Path) -> Fact:
         "group_add": host.get("GroupAdd"),
         "network": host.get("NetworkMode"),
         "ipc": host.get("IpcMode"),
-        "mounts": host.get("Binds") or [],
+        "mounts": [bind for bind in host.get("Binds") or [] if not _OWN_MOUNT.fullmatch(bind)],
         "cpuset": host.get("CpusetCpus"),
         "shm_size": host.get("ShmSize"),
         "ulimits": [_ulimit(limit) for limit in host.get("Ulimits") or []],

@@ -63,7 +63,7 @@ TRUE_WARNINGS = ("the learning rate rises for", "a proxy of", "the overlay of th
 
 def test_elsewhere_training_cards_are_rendered_and_the_others_say_that_they_are_scripts(tmp_path: Path) -> None:
     (tmp_path / "models.json").write_bytes(CARDS.read_bytes())
-    command = [sys.executable, "-m", "madlite", "explain", "--machine", "8xMI300X", "--tags", "all"]
+    command = [sys.executable, "-m", "madlite", "explain", "--all", "--machine", "8xMI300X", "--tags", "all"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     pages = re.findall(r"^(\S+)  \(backend (\w+), card from models.json\)$", done.stdout, re.MULTILINE)

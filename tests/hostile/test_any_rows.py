@@ -44,11 +44,12 @@ def read(path: Path) -> list[dict[str, str]]:
     with path.open(newline="", encoding="utf-8-sig") as file:
         table = list(csv.reader(file, strict=True))
     assert all(len(line) == len(table[0]) for line in table[1:]) and table[0].count("model") == 1
+    assert len(path.read_text(encoding="utf-8-sig").splitlines()) == len(table), "a row is one line to everybody"
     return [dict(zip(table[0], line, strict=True)) for line in table[1:]]
 
 
 def wanted(cells: dict[str, str]) -> dict[str, str]:
-    return {name: plain(text) for name, text in cells.items() if text}
+    return {plain(name): plain(text) for name, text in cells.items() if text}
 
 
 @given(
@@ -106,7 +107,8 @@ def test_what_another_program_wrote_stays_field_by_field_and_rows_follow(
     assert not any(text for line in found[: len(earlier)] for text in line[len(header) :])
     ours = [dict(zip(columns, line, strict=True)) for line in found[len(earlier) :]]
     rows = [cells for batch in batches for cells in batch]
-    assert [{name: text for name, text in row.items() if text} for row in ours] == [wanted(cells) for cells in rows]
+    found_cells = [{plain(name): text for name, text in row.items() if text} for row in ours]
+    assert found_cells == [wanted(cells) for cells in rows]
 
 
 def append_all(path: str, mine: list[dict[str, str]]) -> None:

@@ -15,11 +15,11 @@ from madlite.read.runs import list_runs
 from madlite.record.perfcsv import save_beside
 from madlite.run.collect import copy_matching
 from madlite.run.folder import RunFolder, unfinished
-from madlite.run.inside import LIMIT_BYTES, copy_inside, read_inside
 from madlite.run.log import RunLog
+from madlite.safe_read import LIMIT_BYTES, copy_inside, read_inside
 from madlite.types import ResultRule, Row, Status
 from tests.engine.test_many import Quiet, planned  # noqa: F401 - a fixture
-from tests.factories import make_plan
+from tests.factories import make_plan, note_made
 
 SECRET = "model,performance,metric\nroot:x:0,1,x\n"
 ROWS = "model,performance,metric\na,1,x\n"
@@ -114,6 +114,7 @@ def test_no_more_than_the_limit_is_read(place: Path) -> None:
 def test_a_run_whose_disk_was_full_from_the_start_is_told_as_unfinished(place: Path) -> None:
     folder = place / "madlite_runs/full"
     folder.mkdir(parents=True)
+    note_made(folder)
     assert unfinished(place) == ()
     (folder / "lock").touch()
     assert unfinished(place) == (folder,)
@@ -146,7 +147,7 @@ def test_links_in_the_way_of_a_run_s_own_files_are_not_written_through(place: Pa
     log.feed(b"more\n", 1)
     log.close()
     assert folder.put("record.json", "{}") == folder.stream("steps.jsonl", [b"{}\n"]) == ""
-    assert save_beside([Row(cells={"model": "a"})], folder.path).read_text().count("\n") == 2
+    assert save_beside([Row(cells={"model": "a"})], folder.files).read_text().count("\n") == 2
     folder.close()
     assert outside.read_text() == SECRET
     assert (place / "a.log").read_text() == "said\n" and (place / "b.log").read_text() == "more\n"
@@ -159,9 +160,10 @@ def test_nothing_is_written_where_a_run_s_folder_became_a_link(place: Path, tmp_
     folder.path.rename(place / "moved")
     (tmp_path / "elsewhere").mkdir()
     folder.path.symlink_to(tmp_path / "elsewhere")
-    assert "record.json could not be written" in folder.put("record.json", "{}")
-    assert "steps.jsonl could not be written" in folder.stream("steps.jsonl", [b"x"])
+    assert folder.is_in_place() is False
+    assert folder.put("record.json", "{}") == folder.stream("steps.jsonl", [b"x"]) == ""
     folder.close()
+    assert (place / "moved/record.json").read_text() == "{}", "written to the folder as it was made"
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 

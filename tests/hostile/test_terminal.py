@@ -52,6 +52,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ["discover", "--tags", EVIL],
         ["discover", "--tags", "t", "--json"],
         ["explain", "m"],
+        ["explain", "m", "--all", "--check"],
         ["explain", "m", "--json"],
         ["explain", "m", "--set", f"env.X={EVIL}"],
         ["explain", "m", "--additional-context", json.dumps({EVIL: EVIL})],

@@ -63,6 +63,13 @@ def test_its_card_is_found_and_run(site, tmp_path):
     assert "learning rate 0.01" in log.read_text()
 
 
+def test_what_its_template_does_not_use_is_refused(site, tmp_path):
+    for option, value in (("--precision", "FP8"), ("--mode", "tune"), ("--seq-len", "4096"), ("--batch-size", "4")):
+        done = madlite(site, tmp_path, "run", "--tags", "tiny_model", option, value)
+        assert done.returncode == 4 and f"error: {option} {value}" in done.stderr, done.stderr
+    assert not (tmp_path / "perf.csv").exists()
+
+
 def kit(source, site):
     """Run the package's own tests."""
     env = {**os.environ, "PYTHONPATH": str(site)}
@@ -72,7 +79,7 @@ def kit(source, site):
 
 def test_it_conforms_and_its_tests_say_so(source, site):
     done = kit(source, site)
-    assert done.returncode == 0 and "14 passed" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0 and "15 passed" in done.stdout, done.stdout + done.stderr
 
 
 def test_what_it_breaks_its_tests_say_with_what_to_do(source, site, tmp_path):
@@ -81,7 +88,7 @@ def test_what_it_breaks_its_tests_say_with_what_to_do(source, site, tmp_path):
     (broken / "tiny.md").write_text("Backend tiny.")
     (broken / "tests/tiny.log").write_text("step=1 tps=2,001 loss=5.000\n")
     done = kit(broken, site)
-    assert done.returncode == 1 and "2 failed, 12 passed" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 1 and "2 failed, 13 passed" in done.stdout, done.stdout + done.stderr
     assert "log tiny.log: 1 training steps were read, 3 are stated (compare the pattern" in done.stdout
     assert "setting lr: tiny.md does not name it (write `lr` and what it means into tiny.md)" in done.stdout
 

@@ -192,7 +192,7 @@ def test_memory_that_ran_out_on_one_rank_comes_before_the_timeouts_of_the_others
     assert "99 % of 256 GiB were in use, 6.00 GiB more were asked for" in found.hint
 
 
-@pytest.mark.parametrize(("kills", "cause"), [(None, "host_out_of_memory"), (2, "host_out_of_memory"), (0, "killed")])
+@pytest.mark.parametrize(("kills", "cause"), [(None, "killed"), (2, "host_out_of_memory"), (0, "killed")])
 def test_a_rank_that_was_killed_comes_before_those_that_were_told_to_end(kills, cause):
     lines = ["E0305 api.py:869] failed (exitcode: -9) local_rank: 1 (pid: 51) of binary: /usr/bin/python3"]
     lines += footer(1, -9, {0: -15, 2: -15})
@@ -205,7 +205,7 @@ def test_a_rank_that_was_killed_comes_before_those_that_were_told_to_end(kills, 
 
 def test_a_segmentation_fault_has_its_rank():
     found = why(*footer(2, -11, {0: -15}))
-    assert (found.cause, found.rank) == ("killed", 2) and "SIGSEGV" in found.hint
+    assert (found.cause, found.rank) == ("crash", 2) and "SIGSEGV" in found.hint
 
 
 def test_a_timeout_without_another_cause_is_one():
@@ -219,7 +219,9 @@ def test_an_exception_comes_before_what_other_ranks_say_of_it():
     assert (found.cause, found.rank, found.line) == ("python_error", 0, "KeyError: 'lr'")
     assert found.where == "/w/train.py:12 in main"
     found = why(*trace(1, closed), *footer(0, 1, {1: -15}))
-    assert found.cause == "network" and found.rank == 1, "where nothing else is said"
+    assert (found.cause, found.rank) == ("exit_code", 0), "rank 0 ended first, by itself: no link did"
+    found = why(*trace(1, closed), *footer(1, 1, {0: -15}))
+    assert (found.cause, found.rank) == ("network", 1), "where nothing else is said"
 
 
 def test_of_several_exceptions_that_of_the_rank_that_failed_first_counts():
@@ -233,7 +235,7 @@ def test_a_package_that_was_done_without_is_not_the_cause():
     found = why(*missing, "goes on without", *trace(None, "ValueError: no such schedule"))
     assert (found.cause, found.line) == ("python_error", "ValueError: no such schedule")
     assert why(*missing).cause == "missing_package"
-    assert why(*missing, "x", *footer(0, -9, {})).cause == "host_out_of_memory"
+    assert why(*missing, "x", *footer(0, -9, {})).cause == "killed"
 
 
 def test_what_python_says_while_it_ends_is_not_the_cause():
@@ -284,7 +286,7 @@ def test_a_message_of_several_lines_names_what_it_is_about():
         ("slurmstepd: error: Detected 4 oom-kill event(s) in step 7.0 cgroup.", "host_out_of_memory"),
         ("srun: error: n3: task 5: Out Of Memory", "host_out_of_memory"),
         ("[  9.1] Out of memory: Kill process 77 (python) score 9 or sacrifice child", "host_out_of_memory"),
-        ("RuntimeError: DataLoader worker (pid 9) is killed by signal: Killed. ", "host_out_of_memory"),
+        ("RuntimeError: DataLoader worker (pid 9) is killed by signal: Killed. ", "killed"),
         ("MemoryError", "host_out_of_memory"),
         ("OSError: [Errno 12] Cannot allocate memory", "host_out_of_memory"),
         ("Memory access fault by GPU node-4 (Agent handle: 0x7) on address 0x7f1. Reason: Unknown.", "gpu_fault"),
@@ -313,8 +315,8 @@ def test_a_message_of_several_lines_names_what_it_is_about():
         ("ImportError: /x/y.so: undefined symbol: _ZN3c10", "package_conflict"),
         ("RuntimeError: No HIP GPUs are available", "too_few_gpus"),
         ("slurmstepd: error: *** JOB 5 ON n1 CANCELLED AT 2026-03-05T01:02:03 DUE TO TIME LIMIT ***", "timeout"),
-        ("run.sh: line 4:    99 Segmentation fault      (core dumped) python train.py", "killed"),
-        ("run.sh: line 4:    99 Killed                  python train.py", "host_out_of_memory"),
+        ("run.sh: line 4:    99 Segmentation fault      (core dumped) python train.py", "crash"),
+        ("run.sh: line 4:    99 Killed                  python train.py", "killed"),
         ("KeyboardInterrupt", "interrupted"),
         ("docker: Error response from daemon: Unknown runtime specified nvidia.", "missing_package"),
         ('could not select device driver "" with capabilities: [[gpu]].', "missing_package"),
@@ -344,13 +346,29 @@ def test_a_line_has_its_cause(line, cause):
 @pytest.mark.parametrize(
     ("code", "kills", "cause"),
     [(-9, 1, "host_out_of_memory"), (137, 1, "host_out_of_memory"), (-9, 0, "killed"), (137, 0, "killed"),
-     (-9, None, "host_out_of_memory"), (137, None, "host_out_of_memory"), (143, 0, "killed"), (-11, 0, "killed"),
+     (-9, None, "killed"), (137, None, "killed"), (143, 0, "killed"), (-11, 0, "crash"), (139, None, "crash"),
+     (-7, 0, "crash"), (134, 0, "crash"),
      (1, 1, "exit_code"), (255, 0, "exit_code"), (128, 0, "exit_code")],
 )  # fmt: skip
 def test_an_exit_code_alone_tells_of_a_signal(code, kills, cause):
     found = why("hello", facts=Facts(exit_code=code, oom_kills=kills))
     assert (found.cause, found.line) == (cause, "hello")
     assert bool(found.hint) == (cause != "exit_code")
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "[ 77.1] Out of memory: Killed process 4321 (python), UID 0",
+        "slurmstepd: error: Detected 3 oom_kill events in StepId=42.0. Some of the step tasks have been OOM Killed.",
+        "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null)",
+    ],
+)
+@pytest.mark.parametrize("ended", ["run.sh: line 4: 99 Killed   python train.py", "srun: error: n1: task 3: Killed"])
+def test_a_kill_with_the_kernels_own_words_is_for_want_of_memory(told, ended):
+    assert why(told, ended).cause == why(ended, told).cause == "host_out_of_memory"
+    alone = why(ended)
+    assert alone.cause == "killed" and "memory" in alone.hint and "dmesg" in alone.hint
 
 
 def test_a_full_disk_tells_of_its_folder(tmp_path):
@@ -566,7 +584,7 @@ def test_the_real_text_of_a_collective_librarys_error_counts():
 def test_what_other_ranks_say_of_a_dead_one_follows(line, cause):
     assert why(*trace(0, line)).cause == cause
     found = why(*trace(0, line), "srun: error: node1: task 3: Killed")
-    assert (found.cause, found.rank) == ("host_out_of_memory", 3)
+    assert (found.cause, found.rank) == ("killed", 3)
 
 
 @pytest.mark.parametrize(
@@ -580,7 +598,8 @@ def test_what_other_ranks_say_of_a_dead_one_follows(line, cause):
 )
 def test_slurm_and_open_mpi_name_the_rank(line, rank):
     found = why(line)
-    assert found.rank == rank and found.cause in ("killed", "host_out_of_memory")
+    crashed = "Segmentation" in line or "Bus" in line
+    assert (found.rank, found.cause) == (rank, "crash" if crashed else "killed")
 
 
 def test_a_log_that_was_cut_off_shows_its_last_step_and_no_warning():
@@ -631,7 +650,7 @@ def test_whatever_a_log_says_something_is_found_or_nothing():
         "Traceback (",
     )
     found = why(*odd, *(line * 3 for line in trace(4, "E")), "\x00", "=" * 5000, "failed (exitcode: -7) local_rank: 0")
-    assert found.cause == "killed"
+    assert found.cause == "crash"
     endless = [
         "Traceback (most recent call last):",
         *("no frame" for _ in range(4000)),
@@ -646,7 +665,7 @@ def test_a_tier_is_an_order():
 
 
 def test_where_a_launcher_alone_speaks_its_first_failure_is_the_line():
-    found = why("begin", *footer(6, 1, {2: 1}))
+    found = why("loss 2.5 at 1", "loss 2.4 at 2", *footer(6, 1, {2: 1}))
     assert (found.cause, found.rank, found.line) == ("exit_code", 6, "exitcode  : 1 (pid: 56)")
     assert why("Error: nothing works", *footer(6, 1, {})).line == "Error: nothing works"
 
@@ -665,7 +684,7 @@ def test_a_long_log_without_steps_is_held_in_part(monkeypatch):
     monkeypatch.setattr("madlite.measure.ending._ASKED", 5000)
     ending = Ending(RULES)
     for line in (timeout(1), *("words " * 20 for _ in range(300)), timeout(2), "end"):
-        ending.hold(make_block([line]), -1)
+        ending.hold(make_block([line]), None)
     ending.finish()
     assert ending.late_clue.rank == 1 and ending.first_failure is None
     ending.forget()

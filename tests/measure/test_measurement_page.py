@@ -8,9 +8,8 @@ from pathlib import Path
 from madlite.machine.peaks import FORMATS, known_gpus
 from madlite.measure import compute, quality, trend
 from madlite.measure.flops import flops_per_token
-from madlite.measure.steps import APART
 from madlite.plan.architectures import known_architectures
-from madlite.types import Architecture
+from madlite.types import STEPS_APART, Architecture
 
 PAGE = (Path(__file__).parents[2] / "docs" / "measurement.md").read_text(encoding="utf-8")
 FLAT = " ".join(PAGE.split())
@@ -33,7 +32,7 @@ def test_the_thresholds_are_the_code_s():
         f"{trend.Z_SCORE}",
         "scatter": f"a CV above {100 * quality.MOST_CV:.0f} %",
     }
-    assert f"go back by more than {APART}" in FLAT
+    assert f"go back by more than {STEPS_APART}" in FLAT
     assert f"told from {trend.FEWEST} steps on" in FLAT
     assert f"more than {trend.POINTS} steps the points are the medians of {trend.POINTS} blocks" in FLAT
     assert f"from {trend.FEWEST} steps on" in FLAT

@@ -87,3 +87,25 @@ def test_freshness(tmp_path):
     file.write_text("new!")
     os.utime(file, ns=(begun + 1, begun + 1))
     assert is_fresh(file, before, begun)
+
+
+@pytest.mark.parametrize("text", ['"12,5"', '"7.123,4"', '"0,512"', '"1.234.567"', '"12,34,567"', "12,5", "2,872"])
+def test_a_comma_that_separates_no_groups_makes_no_number(tmp_path, text):
+    (metric,) = read(tmp_path, f"model,performance,metric\nm,{text},tokens_per_second\n").metrics
+    assert (metric.status, metric.text, metric.value) == (Status.FAILURE, "", None)
+
+
+def test_the_cells_of_a_record_that_an_unquoted_comma_moved_are_no_result(tmp_path):
+    head = "model,performance,metric,tp\n"
+    (moved,) = read(tmp_path, head + "m,12,5,tokens/s,8\n").metrics
+    assert moved.status is Status.FAILURE
+    (blank,) = read(tmp_path, head + "m,12,tokens/s,8,,\n").metrics
+    assert blank.status is Status.SUCCESS
+
+
+def test_beside_a_decimal_comma_what_it_may_be_in_others_is_no_number_either(tmp_path):
+    found = read(tmp_path, 'model,performance,metric\na,"12,5",x\nb,"7,123",x\nc,7.123,x\nd,9.5,x\ne,1234,x\n')
+    assert [metric.text for metric in found.metrics] == ["", "", "", "9.5", "1234"]
+    assert found.notes == (
+        "r.csv has '12,5', which is no number: a comma separates groups of three digits and nothing else",
+    )

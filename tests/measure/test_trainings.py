@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+import pytest
 from msgspec.structs import replace
 
+from madlite import without_label
 from madlite.measure.follow import Follower
 from madlite.measure.verdict import Asked, judge_steps
-from madlite.types import EffectiveConfig, Ended, Event, Line, Phase, Quantity, ResultRule, Status, Step, Summary
+from madlite.types import Cause, EffectiveConfig, Ended, Event, Line, Phase, Quantity, ResultRule, Status, Step, Summary
 
 RULE = ResultRule(kind="steps", headline=Quantity.LOSS, headline_metric="loss")
 
@@ -52,7 +54,7 @@ def test_a_training_that_failed_before_does_not_fail_the_one_after_it():
 
 def test_a_last_training_without_a_step_has_no_result():
     verdict = judge_steps(Asked(rule=RULE), follow(*(f"{n} 0.5" for n in range(1, 20)), "begin", "failed"))
-    assert verdict.reason == "the log has no training step" and verdict.evidence == "failed"
+    assert verdict.reason == "the last of 2 trainings has no step" and verdict.evidence == "failed"
 
 
 def trained(first: int, last: int, loss: float) -> list[str]:
@@ -92,7 +94,36 @@ def test_what_a_training_without_an_end_said_is_not_forgotten():
     """It was started again from its begin: nobody says why, and a loss that is not finite may be why."""
     log = follow(*trained(1, 12, 9.0), "13 nan", *trained(1, 30, 0.5), "end")
     assert (log.trainings, log.restarted_at) == (1, 1) and log.nan_loss == "13 nan"
-    assert judged(follow(*trained(1, 12, 9.0), *trained(1, 30, 0.5), "end"), 30).suspect
+
+
+@pytest.mark.parametrize("first", [2, 4, 5, 6, 7, 12, 29])
+def test_of_a_training_started_again_from_its_first_step_all_steps_are_the_last_ones(first):
+    verdict = judged(follow(*trained(1, first, 9.0), *trained(1, 30, 0.5), "end"), 30)
+    assert (verdict.status, verdict.suspect, verdict.window.max) == (Status.SUCCESS, (), 0.5)
+    again = [text for text in verdict.findings if "started again from step 1: all steps are those since" in text]
+    assert bool(again) == (first > 6)
+
+
+@pytest.mark.parametrize(("first", "again"), [(12, 2), (30, 1), (29, 3)])
+def test_steps_of_two_trainings_are_doubted(first, again):
+    """It went on from a checkpoint, or the first came as far as the last: the steps may be those of two ranks."""
+    verdict = judged(follow(*trained(1, first, 9.0), *trained(again, 30, 0.5)))
+    assert any("the steps went back" in text for text in verdict.suspect), verdict
+
+
+def test_other_steps_of_the_training_before_are_doubted():
+    every_third, every_sixth = (
+        [f"{n} {loss}" for n in range(0, last, by)] for last, by, loss in ((30, 3, 9.0), (60, 6, 0.5))
+    )
+    verdict = judged(follow(*every_third, *every_sixth))
+    assert any("the steps went back" in text for text in verdict.suspect)
+
+
+@pytest.mark.parametrize("block", [1, 2, 3, 5, 10])
+def test_steps_of_two_ranks_without_a_label_are_no_second_training(block):
+    blocks = [(n, min(n + block - 1, 10)) for n in range(1, 11, block)]
+    log = follow(*(text for begin, end in blocks for loss in (9.0, 8.0) for text in trained(begin, end, loss)))
+    assert log.is_mixed or any("went back" in text for text in judged(log).suspect)
 
 
 def test_steps_of_a_longer_training_before_are_not_mixed_in_though_nothing_tells_its_end():
@@ -132,3 +163,48 @@ def test_a_phase_that_begins_nothing_changes_nothing():
     log = Follower([Compiling()])
     log.feed(b"1 0.5\nbegin\n2 0.5\n")
     assert log.trainings == 1 and [step.n for step in log.steps] == [1, 2]
+
+
+class Starting(Reader):
+    """Reads `start` too, of whatever rank."""
+
+    def feed(self, line: Line) -> Iterable[Event]:
+        text = without_label(line)
+        if text == "start":
+            return [Phase(name="setup", starts=True)]
+        found = super().feed(replace(line, text=text))
+        return [replace(event, rank=line.rank) if isinstance(event, Step) else event for event in found]
+
+
+def follow_starts(*texts: str) -> Follower:
+    log = Follower([Starting()])
+    log.feed("".join(f"{text}\n" for text in texts).encode())
+    log.finish()
+    return log
+
+
+def test_a_start_after_an_end_is_another_training_s_though_no_step_of_it_came():
+    first = ("start", *trained(1, 30, 9.0), "end")
+    for rest in (["start"], ["start", "start"], ["start", "end"]):
+        log = follow_starts(*first, *rest)
+        verdict = judged(log, 30)
+        assert (verdict.status, verdict.cause, log.trainings) == (Status.FAILURE, Cause.INCOMPLETE, 2)
+        assert verdict.reason == "the last of 2 trainings has no step"
+
+
+def test_a_start_after_an_end_from_a_checkpoint_has_steps_of_its_own():
+    log = follow_starts("start", *trained(1, 30, 9.0), "end", "start", *trained(31, 60, 0.5), "end")
+    verdict = judged(log, 60)
+    assert (log.trainings, verdict.window.first_step, verdict.window.max) == (2, 36, 0.5)
+
+
+def test_a_start_before_any_end_is_the_same_training_s():
+    assert follow_starts("start", "start", *trained(1, 30, 9.0), "end").trainings == 1
+    again = follow_starts("start", *trained(1, 12, 9.0), "start", *trained(11, 30, 0.5), "end")
+    assert (again.trainings, again.steps.reach()) == (1, (1, 30))
+
+
+def test_logs_of_ranks_one_after_another_are_one_training_s():
+    ranks = [["start", *trained(1, 30, 9.0), "end"] for _ in range(3)]
+    log = follow_starts(*(f"[rank{rank}]: {text}" for rank, texts in enumerate(ranks) for text in texts))
+    assert (log.trainings, log.steps.told()) == (1, {0: 30, 1: 30, 2: 30})

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from madlite.catalog.datasets import Provider
+from madlite.plan import container
 from madlite.plan.context import read_context
 from madlite.plan.make import make_plan, secrets_of
 from madlite.plan.tools import ScriptCall, Toolset
-from madlite.types import Card, Machine, Request, Secret
+from madlite.types import Card, Machine, Request, Secret, to_json
 from madlite_plugins.script import Script
 
 
@@ -111,6 +112,39 @@ def test_shared_memory_of_the_context_replaces_the_hosts(planned) -> None:
     assert plan.engine_options.ipc == "" and plan.engine_options.extra == "--pids-limit 9 --shm-size=64G"
 
 
+def test_docker_options_of_the_context_come_after_the_cards(planned) -> None:
+    context = '{"additional_docker_run_options": "--device=/dev/a"}'
+    plan = planned(context, card={"additional_docker_run_options": "--pids-limit 9"})
+    assert plan.engine_options.extra == "--pids-limit 9 --device=/dev/a"
+    assert plan.origins["engine_options.extra"].endswith("and --additional-context")
+    assert planned(context).engine_options.extra == "--device=/dev/a"
+
+
+TWO_NODES = '{"multi_node_args": {"NNODES": 2, "NODE_RANK": 1, "MASTER_ADDR": "n0"}}'
+
+
+def test_one_of_several_nodes_gets_its_network_cards(planned, tmp_path: Path, monkeypatch) -> None:
+    cards = tmp_path / "infiniband"
+    cards.mkdir()
+    monkeypatch.setattr(container, "RDMA", cards)
+    plan = planned(TWO_NODES, card={"n_gpus": "8"})
+    assert plan.devices[-1] == str(cards) and plan.engine_options.cap_add[-1] == "IPC_LOCK"
+    assert plan.engine_options.ulimits == ("memlock=-1",) and not any(str(cards) in note for note in plan.notes)
+    assert str(cards) not in planned(card={"n_gpus": "8"}).devices, "one node alone"
+    own = f"--device={cards} --ulimit memlock=64"
+    plan = planned(TWO_NODES, card={"n_gpus": "8", "additional_docker_run_options": own})
+    assert str(cards) not in plan.devices and plan.engine_options.ulimits == (), "the card's own count"
+
+
+def test_one_of_several_nodes_without_network_cards_is_told(planned, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(container, "RDMA", tmp_path / "none")
+    plan = planned(TWO_NODES, card={"n_gpus": "8"})
+    assert "IPC_LOCK" not in plan.engine_options.cap_add and plan.engine_options.ulimits == ()
+    assert plan.notes[-1] == (
+        f"one of 2 nodes, and {tmp_path}/none is not here: between nodes RCCL and NCCL use sockets alone"
+    )
+
+
 def test_madengine_1s_launcher_of_a_node(planned) -> None:
     context = '{"multi_node_args": {"NNODES": 2, "NODE_RANK": 1, "MASTER_ADDR": "n0", "NCCL_SOCKET_IFNAME": "eth0"}}'
     assert planned(context, card={"n_gpus": "8"}).env["MAD_MULTI_NODE_RUNNER"] == (
@@ -139,6 +173,44 @@ def test_a_password_is_for_the_host_of_the_cards_repository_alone(planned) -> No
     url = "https://someone@git.example:8443/x.git"
     env = planned(card={"url": url, "cred": "GIT"}, credentials=table).actions[1].env
     assert env["GIT_CONFIG_KEY_1"] == "credential.https://git.example:8443.helper"
+
+
+@pytest.mark.parametrize("user", ["bot", "gl-0123456789abcdefghij"])
+def test_the_password_of_a_url_leaves_it_and_reaches_git_alone(planned, user: str) -> None:
+    url = f"https://{user}:p%40ss%2Fw\u00f6rd@git.example:8443/org/x.git"
+    plan = planned(card={"url": url})
+    clone = plan.actions[1]
+    assert "https://git.example:8443/org/x.git" in clone.argv and plan.model_dir == "x"
+    assert not any("@" in word for action in plan.actions for word in action.argv)
+    assert clone.env["MADLITE_GIT_PASSWORD"] == Secret("p@ss/w\u00f6rd")
+    assert clone.env["MADLITE_GIT_USERNAME"] == (user if user == "bot" else Secret(user))
+    settings = [(clone.env[f"GIT_CONFIG_KEY_{n}"], clone.env[f"GIT_CONFIG_VALUE_{n}"]) for n in range(3)]
+    assert clone.env["GIT_CONFIG_COUNT"] == "3" and settings[0] == ("safe.directory", "*")
+    assert settings[1] == ("credential.https://git.example:8443.helper", ""), "no other helper is asked before"
+    assert "password=" in settings[2][1] and "p@ss" not in to_json(plan.actions)
+
+
+def test_a_token_for_a_user_is_one_and_a_name_is_none(planned) -> None:
+    clone = planned(card={"url": "https://gl0123456789@git.example/x.git"}).actions[1]
+    assert clone.env["MADLITE_GIT_USERNAME"] == Secret("gl0123456789") == clone.env["GIT_CONFIG_VALUE_1"]
+    clone = planned(card={"url": "https://someone@git.example/x.git"}).actions[1]
+    assert (clone.env["GIT_CONFIG_KEY_1"], clone.env["GIT_CONFIG_VALUE_1"]) == (
+        "credential.https://git.example.username",
+        "someone",
+    )
+    for url in ("git@git.example:org/x.git", "ssh://git@git.example/x.git", "https://git.example/x@1.git"):
+        clone = planned(card={"url": url}).actions[1]
+        assert url in clone.argv and clone.env == {}
+
+
+def test_a_password_of_the_url_comes_before_the_credential(planned) -> None:
+    table = {"GIT": {"username": "ada", "password": "hush"}}
+    clone = planned(card={"url": "https://me:own-hush@git.example/x.git", "cred": "GIT"}, credentials=table).actions[1]
+    assert (clone.env["MADLITE_GIT_USERNAME"], clone.env["MADLITE_GIT_PASSWORD"]) == ("me", Secret("own-hush"))
+
+
+def test_a_url_without_a_path_names_no_folder_after_its_password(planned) -> None:
+    assert "hush" not in planned(card={"url": "https://me:hush@git.example"}).model_dir
 
 
 def test_a_relative_mount_is_below_the_workspace(planned, tmp_path: Path) -> None:

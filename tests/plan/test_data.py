@@ -117,3 +117,15 @@ def test_on_the_host_data_lies_where_it_is(tmp_path: Path) -> None:
 def test_a_store_that_nobody_names_is_passed_over_with_what_is_missing(tmp_path: Path) -> None:
     found = find(tmp_path, {"minio": Provider(path="set/x")})
     assert any("MAD_MINIO with MINIO_ENDPOINT is neither in the environment" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("path", ["data", "below/set"])
+def test_a_folder_that_a_link_takes_out_of_the_working_folder_is_told(tmp_path: Path, path: str) -> None:
+    space, disk = tmp_path / "space", tmp_path / "disk"
+    (disk / "set").mkdir(parents=True)
+    space.mkdir()
+    (space / "data").symlink_to(disk / "set")
+    (space / "below").symlink_to(disk)
+    found = find(space, {"local": Provider(path=path)})
+    assert found.notes == (f"data set 'set0': a link takes {space / path} to {disk / 'set'}",)
+    assert find(space, {"local": Provider(path=str(disk / "set"))}).notes == (), "named as it is"

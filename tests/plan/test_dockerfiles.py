@@ -63,10 +63,10 @@ def test_the_build_context(tmp_path):
 def test_a_dockerfile_that_cannot_be_read_is_one_sentence(card, tmp_path, monkeypatch):
     (tmp_path / "docker/x.Dockerfile").write_text(AMD)
 
-    def shut(self: Path) -> None:
-        raise PermissionError(13, "Permission denied", str(self))
+    def shut(path: Path, root: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(Path, "read_bytes", shut)
+    monkeypatch.setattr("madlite.plan.dockerfiles.read_as_spelled", shut)
     with pytest.raises(UsageProblem, match=r"x\.Dockerfile cannot be read: Permission denied"):
         find_dockerfiles(card, {})
 

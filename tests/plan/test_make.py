@@ -16,6 +16,7 @@ from madlite.plan.images import image_name
 from madlite.plan.make import make_plan
 from madlite.plan.options import Options
 from madlite.plan.place import Choice, expand_ids, grant_gpus
+from madlite.run.docker_buildkit import build_command
 from madlite.types import Card, Cause, Gpu, Machine, Secret, Status, to_json
 from tests.plan.conftest import eight_mi300x, rendered_draft
 
@@ -136,6 +137,20 @@ def test_on_the_host_runtime_paths_are_the_hosts(given, tmp_path):
     }  # fmt: skip
 
 
+def test_the_python_that_the_shell_exports_is_the_hosts_and_no_container_s(given, tmp_path):
+    def planned(runtime, exported):
+        environ = {"MADLITE_PYTHON": exported}
+        options = Options(workspace=tmp_path, output=tmp_path / "p.csv", python="/opt/py/bin/python", environ=environ)
+        return make_plan(given(card=card(tmp_path), options=options, runtime=Choice(runtime=runtime, origin="card")))
+
+    plan = planned("host", "/opt/torch/bin/python")
+    assert (plan.env["MADLITE_PYTHON"], plan.origins["env.MADLITE_PYTHON"]) == ("/opt/torch/bin/python", "environment")
+    assert planned("host", "torch/bin/python").env["MADLITE_PYTHON"] == str(tmp_path / "torch/bin/python")
+    assert planned("host", "python3.12").env["MADLITE_PYTHON"] == "python3.12"
+    assert planned("host", "").env["MADLITE_PYTHON"] == "/opt/py/bin/python"
+    assert "MADLITE_PYTHON" not in planned("docker", "/opt/torch/bin/python").env
+
+
 def test_the_guest_os_follows_the_context(given):
     assert make_plan(given()).env["MAD_GUEST_OS"] == "UBUNTU"
     plan = make_plan(given(context=read_context(None, '{"guest_os": "CENTOS"}')))
@@ -253,6 +268,27 @@ def test_build_args_are_guarded_by_name_and_by_value(given, tmp_path):
         "WANDB_API_KEY", "URL", "NAME", "MINI_TOKEN",
     ]  # fmt: skip
     assert "hush" not in to_json(plan)
+
+
+def test_a_value_is_guarded_for_its_shape(given, tmp_path):
+    token = "ghp_" + "aB3" * 12
+    asked = {
+        "INDEX": "https://me:p4ssword@host",
+        "CLONE": token,
+        "MIRROR": "https://host/simple",
+        "WHO": "git@host:a/b",
+    }
+    context = {"docker_build_arg": asked, "docker_env_vars": asked}
+    plan = make_plan(
+        given(
+            context=read_context(None, msgspec.json.encode(context).decode()),
+            dockerfile=Dockerfile(path=tmp_path / "x.Dockerfile", context=tmp_path, base="b:1"),
+        )
+    )
+    for values in (plan.image.build_args, plan.env):
+        assert [name for name in asked if isinstance(values[name], Secret)] == ["INDEX", "CLONE"]
+    command = build_command(plan.image)
+    assert "--build-arg=INDEX" in command and not any("p4ssword" in word or token in word for word in command)
 
 
 def test_a_credentials_user_name_is_no_secret(given, tmp_path):

@@ -163,10 +163,6 @@ def plan_of(draft: Draft, machine: Machine | None = None, nodes: int = 1, **chan
     )
 
 
-def files_of(plan: RunPlan) -> dict[str, str]:
-    return {file.path: file.data.decode() for file in render(plan, [TEMPLATES])}
-
-
 class Tree:
     """The benchmark's folder, what it calls, and a hub; each tells what it was asked."""
 

@@ -11,11 +11,10 @@ from madlite.plan.given import Given, layers
 from madlite.plan.make import make_plan
 from madlite.plan.options import Options
 from madlite.plan.place import Choice
-from madlite.plan.render import render
 from madlite.plan.values import asked_values
 from madlite.types import Card, Finding, Gpu, Machine, Request, RunPlan
 from madlite_plugins.primus.backend import Primus
-from tests.plugins.logs import TEMPLATES
+from tests.plugins.rendered import run_sh
 
 ARCHITECTURES = {"MI300X": "gfx942", "MI325X": "gfx942", "MI350X": "gfx950", "MI355X": "gfx950"}
 SPACE = Path("/space")
@@ -90,13 +89,9 @@ def plan(card: Card | str, on: Machine | None = None, **asked) -> RunPlan:
     return one
 
 
-def script(made: RunPlan) -> str:
-    return next(file.data.decode() for file in render(made, [TEMPLATES]) if file.path == "run.sh")
-
-
 def options(made: RunPlan) -> list[str]:
     """Return the words that the rendered script passes on to Primus, a line each."""
-    text = script(made)
+    text = run_sh(made)
     return [line.strip() for line in text[text.index("options=(") :].splitlines()[1:] if line.startswith("  --")]
 
 

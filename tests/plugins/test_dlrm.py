@@ -21,6 +21,7 @@ from madlite.record.rows import build_rows
 from madlite.types import Exit, Place, Request, Result, RunPlan, Status
 from madlite_plugins.dlrm.backend import RESULTS, Dlrm
 from tests.plugins.logs import TEMPLATES
+from tests.plugins.rendered import run_sh
 from tests.plugins.test_torchtitan_tags import card_of, machine_of
 
 TAG = "pyt_train_dlrm"
@@ -144,7 +145,7 @@ def test_the_variables_are_mad_s_and_in_the_plan():
         "HSA_NO_SCRATCH_RECLAIM": "1", "ROCBLAS_USE_HIPBLASLT": "1", "TORCH_NCCL_HIGH_PRIORITY": "0",
         "WANDB_DISABLED": "true",
     }  # fmt: skip
-    script = {file.path: file.data.decode() for file in render(plan_of(), [TEMPLATES])}["run.sh"]
+    script = run_sh(plan_of())
     assert "export HF_HOME=${HF_HOME:-/workspace/huggingface}" in script
 
 
@@ -264,8 +265,7 @@ def test_what_is_missing_is_one_line(tree):
 
 @pytest.mark.skipif(not shutil.which("shellcheck"), reason="shellcheck is not here")
 def test_the_script_is_clean(tmp_path):
-    files = {file.path: file.data for file in render(plan_of(), [TEMPLATES])}
-    (tmp_path / "run.sh").write_bytes(files["run.sh"])
+    (tmp_path / "run.sh").write_text(run_sh(plan_of()))
     done = subprocess.run(["shellcheck", "-S", "style", tmp_path / "run.sh"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 

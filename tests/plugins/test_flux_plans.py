@@ -16,7 +16,8 @@ from madlite.errors import UsageProblem
 from madlite.measure.verdict import result_columns
 from madlite_plugins.flux import madlite_failure_rules, madlite_references
 from madlite_plugins.flux.backend import Flux
-from tests.plugins.flux_tree import drafts_of, files_of, plan_of
+from tests.plugins.flux_tree import drafts_of, plan_of
+from tests.plugins.rendered import files
 from tests.plugins.test_torchtitan_tags import card_of, machine_of
 
 FLUX, SDXL, MOCHI = "pyt_train_flux", "pyt_train_stable-diffusion-xl", "pyt_train_mochi-1"
@@ -209,7 +210,7 @@ def test_flux_s_weights_are_gated_and_the_script_asks_for_the_same_files():
     plan = plan_of(*drafts_of(FLUX))
     model, data = Flux().assets(plan)
     assert model.gated and not data.gated and model.kind == "model" and data.kind == "dataset"
-    script = files_of(plan)["run.sh"]
+    script = files(plan)["run.sh"]
     assert f'weights=$("$python" fetch.py "$weights" {shlex.join(model.files)})' in script
     own = plan_of(*drafts_of(FLUX), model_path="/models/flux", dataset="/data/pictures")
     assert list(Flux().assets(own)) == []
@@ -303,7 +304,7 @@ def test_several_nodes_and_a_machine_without_gpus_are_refused():
 def test_the_script_is_clean(changes, tmp_path):
     (draft,) = drafts_of(SDXL, "MI355X", recipe="stable-diffusion-xl-2026")
     plan = plan_of(draft, machine_of("MI355X"), compile="inductor", extra="a=b", warmup_steps=6, **changes)
-    (tmp_path / "run.sh").write_text(files_of(plan)["run.sh"])
+    (tmp_path / "run.sh").write_text(files(plan)["run.sh"])
     done = subprocess.run(["shellcheck", "-S", "style", tmp_path / "run.sh"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 
@@ -311,8 +312,8 @@ def test_the_script_is_clean(changes, tmp_path):
 def test_configurations_are_files_that_yaml_reads():
     yaml = pytest.importorskip("yaml")
     odd = "x: [\"'\\ ä"
-    files = files_of(plan_of(*drafts_of(FLUX), extra="validation_prompts='a: \"b\" #'", compile=odd))
-    accelerate, launcher = yaml.safe_load(files["accelerate.yaml"]), yaml.safe_load(files["launcher.yaml"])
+    texts = files(plan_of(*drafts_of(FLUX), extra="validation_prompts='a: \"b\" #'", compile=odd))
+    accelerate, launcher = yaml.safe_load(texts["accelerate.yaml"]), yaml.safe_load(texts["launcher.yaml"])
     assert accelerate["dynamo_config"]["dynamo_backend"] == odd and accelerate["num_processes"] == 8
     assert accelerate["mixed_precision"] == "bf16" and accelerate["distributed_type"] == "FSDP"
     assert launcher["cli_args"]["validation_prompts"] == ['a: "b" #']
@@ -325,9 +326,9 @@ def test_the_launcher_s_file_and_the_script_s_overrides_are_one_list():
         "resolution": "960,544", "num_frames": 9, "max_train_samples": 64, "use_cache": False, "use_lora": True,
         "gradient_checkpointing": "0.5", "lora_rank": 4, "flash_attention": "false", "extra": "learning_rate=1e-6",
     }  # fmt: skip
-    files = files_of(plan_of(*drafts_of(FLUX), **changes))
-    in_file = {name: str(one) for name, (one,) in yaml.safe_load(files["launcher.yaml"])["cli_args"].items()}
-    overrides = re.findall(r"train_args\.(\w+)'?\"?=(?:\"\$\(quoted )?(\S+?)\)?\"?\)$", files["run.sh"], re.M)
+    texts = files(plan_of(*drafts_of(FLUX), **changes))
+    in_file = {name: str(one) for name, (one,) in yaml.safe_load(texts["launcher.yaml"])["cli_args"].items()}
+    overrides = re.findall(r"train_args\.(\w+)'?\"?=(?:\"\$\(quoted )?(\S+?)\)?\"?\)$", texts["run.sh"], re.M)
     arguments = {name: shlex.split(value)[0] for name, value in overrides if not value.startswith('\\"$')}
     assert in_file == arguments and len(in_file) == 12
     assert in_file["num_frames"] == "9" and in_file["learning_rate"] == "1e-6"

@@ -12,8 +12,9 @@ import pytest
 from madlite.recipe_book import read_book
 from madlite.types import Status
 from madlite_plugins.flux.backend import Flux
-from tests.plugins.flux_tree import FILES, LATER_TRAIN, TRAIN, Tree, drafts_of, files_of, numbers, plan_of
+from tests.plugins.flux_tree import FILES, LATER_TRAIN, TRAIN, Tree, drafts_of, numbers, plan_of
 from tests.plugins.logs import TEMPLATES
+from tests.plugins.rendered import files
 from tests.plugins.test_torchtitan_tags import machine_of
 
 pytestmark = pytest.mark.host
@@ -254,7 +255,7 @@ def test_a_follower_prints_what_came_before_its_input_s_end(tmp_path):
 def test_the_token_is_read_as_every_backend_s_scripts_read_it(tree):
     assert tree.run(post(), HF_TOKEN="", MAD_SECRETS_HF_TOKEN="hf_other").returncode == 0
     assert tree.told("train.json")[1]["HF_TOKEN"] == "hf_other"
-    assert "for name in HUGGING_FACE_HUB_TOKEN MAD_SECRETS_HFTOKEN MAD_SECRETS_HF_TOKEN" in files_of(post())["run.sh"]
+    assert "for name in HUGGING_FACE_HUB_TOKEN MAD_SECRETS_HFTOKEN MAD_SECRETS_HF_TOKEN" in files(post())["run.sh"]
 
 
 def test_a_launcher_of_neither_kind_is_told(tmp_path):
@@ -283,7 +284,7 @@ def test_a_python_without_distutils_is_told(tree):
 @pytest.mark.parametrize("word", ["'; touch pwned; '", '"$(touch pwned)"', "`touch pwned`", "a b", "ä\\", "-x", "}{"])
 def test_odd_values_stay_one_word(tree, word):
     plan = post(extra=f"validation_prompts={shlex.quote(word)}", dataset="", model_path="")
-    script = files_of(plan)["run.sh"]
+    script = files(plan)["run.sh"]
     assert subprocess.run(["bash", "-n"], input=script.encode(), check=False).returncode == 0
     assert tree.run(plan).returncode == 0
     arguments, _ = tree.told("train.json")

@@ -20,6 +20,7 @@ from madlite.types import Asset, Gpu, Machine, RunPlan
 from madlite_plugins.hf.backend import HuggingFace
 from madlite_plugins.hf.sizes import bytes_per_gpu, count_weights
 from tests.plugins.logs import TEMPLATES, gpu_machine, plan
+from tests.plugins.rendered import files
 
 BOOK = read_book(HuggingFace.book)
 CPU = Machine()
@@ -29,10 +30,6 @@ SCRIPTS = ("train.py", "train_model.py", "train_data.py", "pack.py", "packages.p
 def hf(machine: Machine, recipe: str = "tiny_lora", args: str = "", nodes: int = 1, **changes) -> RunPlan:
     made = plan(HuggingFace(), machine, recipe, args, **changes)
     return replace(made, place=replace(made.place, nodes=nodes))
-
-
-def files(made: RunPlan) -> dict[str, str]:
-    return {file.path: file.data.decode() for file in render(made, [TEMPLATES])}
 
 
 def run_sh(made: RunPlan) -> str:

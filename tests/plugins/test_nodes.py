@@ -10,13 +10,13 @@ import pytest
 from msgspec.structs import replace
 
 from madlite.cli.main import call
-from madlite.plan.render import render
 from madlite.types import RunPlan
 from madlite_plugins.hf.backend import HuggingFace
 from madlite_plugins.nodes import node_findings
 from madlite_plugins.pytorch_fsdp.backend import PytorchFsdp
 from madlite_plugins.torchtitan.backend import Torchtitan
-from tests.plugins.logs import TEMPLATES, gpu_machine, plan
+from tests.plugins.logs import gpu_machine, plan
+from tests.plugins.rendered import run_sh
 
 BACKENDS = [(Torchtitan(), "debug"), (HuggingFace(), "tiny_lora")]
 
@@ -24,10 +24,6 @@ BACKENDS = [(Torchtitan(), "debug"), (HuggingFace(), "tiny_lora")]
 def of_nodes(backend, recipe, nodes: int, **changes) -> RunPlan:
     made = plan(backend, gpu_machine(8), recipe, **changes)
     return replace(made, place=replace(made.place, nodes=nodes))
-
-
-def run_sh(made: RunPlan) -> str:
-    return next(file.data.decode() for file in render(made, [TEMPLATES]) if file.path == "run.sh")
 
 
 def torchrun_of(script: str, folder, **env: str) -> subprocess.CompletedProcess[str]:

@@ -171,7 +171,19 @@ def test_a_file_that_the_recipes_do_not_know_is_told_with_what_is_near():
     )
     assert said(made, fatal=True) == []
     (message,) = [text for text in said(made, fatal=False) if "not among the files" in text]
-    assert f"near: {OF_MEGATRON}/MI300X/llama2_7B-BF16-pretrain.yaml" in message
+    assert f"near: {OF_MEGATRON}/MI300X/llama2_7B-BF16-pretrain.yaml" in message and "MI355X" not in message
+
+
+def test_what_is_near_a_file_may_be_in_another_folder_and_is_nothing_where_no_name_is_like_it():
+    book = read_book(Primus.book)
+    made = plan(f"{MEGATRON}llama-2-7b", precision="BF16")
+    of_release = replace(made.variant, release="v26.5")
+    (found,) = release_findings(made, of_release, Config(f"{OF_MEGATRON}/MI300X/extra/llama2_7B-BF16-pretrian.yaml"))
+    files = {str(run.values["config"]) for run in book.runs if "v26.5" in run.releases}
+    assert found.hint.startswith("near: ") and set(found.hint.removeprefix("near: ").split(", ")) <= files
+    assert f"{OF_MEGATRON}/MI300X/llama2_7B-BF16-pretrain.yaml" in found.hint
+    (found,) = release_findings(made, of_release, Config(f"{OF_MEGATRON}/MI300X/zzz.yaml"))
+    assert found.hint == ""
 
 
 def test_no_row_of_the_book_is_a_file_that_its_release_does_not_have():

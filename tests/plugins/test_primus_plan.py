@@ -10,7 +10,8 @@ import tomli
 from madlite.errors import UsageProblem
 from madlite.types import Machine, Quantity
 from madlite_plugins.primus.backend import Primus
-from tests.plugins.primus_plans import findings, machine, mad_card, options, plan, plans, script, tree_card
+from tests.plugins.primus_plans import findings, machine, mad_card, options, plan, plans, tree_card
+from tests.plugins.rendered import run_sh
 
 TITAN, MEGATRON = "primus_pyt_train_", "primus_pyt_megatron_lm_train_"
 
@@ -47,14 +48,14 @@ def test_megatron_is_told_its_sizes_and_from_v26_where_its_numbers_go():
 
 
 def test_fp8_is_another_file_since_v26_and_an_option_before():
-    old = script(plan(f"{MEGATRON}llama-2-7b", precision="FP8", release="v25.10"))
-    new = script(plan(f"{MEGATRON}llama-2-7b", precision="FP8", release="v26.1"))
+    old = run_sh(plan(f"{MEGATRON}llama-2-7b", precision="FP8", release="v25.10"))
+    new = run_sh(plan(f"{MEGATRON}llama-2-7b", precision="FP8", release="v26.1"))
     assert " --fp8 hybrid\n" in old and "llama2_7B-pretrain.yaml" in old
     assert "--fp8" not in new and "llama2_7B-FP8-pretrain.yaml" in new
 
 
 def test_a_proxy_s_flags_are_mad_s():
-    text = script(plan(f"{MEGATRON}llama-3.1-70b-proxy", release="v26.3"))
+    text = run_sh(plan(f"{MEGATRON}llama-3.1-70b-proxy", release="v26.3"))
     assert " --num_layers 40 --fp8 hybrid --no_fp8_weight_transpose_cache true\n" in text
     assert "  --micro_batch_size 3\n" in text and "  --global_batch_size 24\n" in text
 
@@ -90,9 +91,9 @@ def test_what_is_changed_is_passed_on_and_else_left_to_the_file(tag, asked, opti
 
 
 def test_a_card_s_args_are_its_script_s_and_not_primus_s():
-    assert "--model_repo" not in script(plans(f"{TITAN}llama-3.1-8b")[0])
+    assert "--model_repo" not in run_sh(plans(f"{TITAN}llama-3.1-8b")[0])
     own = mad_card(f"{TITAN}llama-3.1-8b", scripts="", args="--training.seed 'a b'")
-    assert "  --training.seed\n  'a b'\n)" in script(plans(own)[0])
+    assert "  --training.seed\n  'a b'\n)" in run_sh(plans(own)[0])
 
 
 def test_variables_follow_the_architecture():
@@ -104,14 +105,14 @@ def test_variables_follow_the_architecture():
         assert variables(gpu)["PRIMUS_TURBO_ATTN_V3_ATOMIC_FP32"] == "1"
     assert "NVTE_CK_IS_V3_ATOMIC_FP32" not in variables("MI355X")
     assert variables("MI355X")["HSA_NO_SCRATCH_RECLAIM"] == "1"
-    assert "NVTE_CK_IS_V3_ATOMIC_FP32" not in script(plans(f"{MEGATRON}llama-2-70b", machine("MI350X"))[0])
+    assert "NVTE_CK_IS_V3_ATOMIC_FP32" not in run_sh(plans(f"{MEGATRON}llama-2-70b", machine("MI350X"))[0])
 
 
 def test_a_row_s_own_variables_are_set():
-    text = script(plan(f"{MEGATRON}zebra-llama-1b"))
+    text = run_sh(plan(f"{MEGATRON}zebra-llama-1b"))
     assert "export PRIMUS_TRAIN_RUNTIME=legacy\n" in text
     mxfp4 = plan(f"{MEGATRON}llama-3.1-8b", machine("MI355X"), precision="MXFP4")
-    assert "export NVTE_USE_CAST_TRANSPOSE_TRITON=0\n" in script(mxfp4)
+    assert "export NVTE_USE_CAST_TRANSPOSE_TRITON=0\n" in run_sh(mxfp4)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +176,7 @@ def test_a_card_of_a_tree_plans_with_its_file_s_values():
         "--stderr_sink_level DEBUG",
         "--expert_model_parallel_size 8",
     ]
-    assert "--config_path" not in script(made)
+    assert "--config_path" not in run_sh(made)
     assert [metric.metric for metric in made.result_rule.mad] == ["tokens_per_second", "tflops"]
 
 
@@ -192,15 +193,15 @@ def test_what_a_tree_s_card_says_of_data_and_tokenizer_is_shown_and_left_to_its_
     tokenizer, data = Primus().assets(made)
     assert (tokenizer.ref, tokenizer.gated) == ("meta-llama/Llama-3.1-8B", True)
     assert (data.source, data.path) == ("made", ""), "what its file names is fetched by each run"
-    assert not any(word in script(made) for word in ("--mock_data", "--tokenizer_model"))
-    assert "export MOCK_DATA=${MOCK_DATA:-0}" in script(made)
+    assert not any(word in run_sh(made) for word in ("--mock_data", "--tokenizer_model"))
+    assert "export MOCK_DATA=${MOCK_DATA:-0}" in run_sh(made)
     changed = plan(card, mock_data="true", tokenizer="lab/own")
     assert {"--mock_data true", "--tokenizer_model lab/own"} <= set(options(changed))
 
 
 def test_data_that_neither_file_nor_preset_says_is_not_claimed_to_be_made_up():
     made = plan(tree_card())
-    assert made.settings["mock_data"] == "" and "MOCK_DATA" not in script(made)
+    assert made.settings["mock_data"] == "" and "MOCK_DATA" not in run_sh(made)
     assert "--mock_data true" in options(plan(tree_card(), mock_data="true"))
     assert any(
         "mock_data is 'maybe'" in found.message for found in findings(plan(tree_card(), mock_data="maybe"), True)
@@ -236,14 +237,14 @@ def test_a_sentinel_that_leaves_a_value_to_the_file_is_not_passed_on():
 
 
 def test_flags_and_exports_are_words_as_a_shell_reads_them():
-    text = script(plan(f"{TITAN}llama-3.1-8b", precision="BF16", flags="--a 'b c' --d=\\$e", exports="A='b c' D=e"))
+    text = run_sh(plan(f"{TITAN}llama-3.1-8b", precision="BF16", flags="--a 'b c' --d=\\$e", exports="A='b c' D=e"))
     assert " --a 'b c' '--d=$e'\n" in text
     assert "export 'A=b c'\nexport D=e\n" in text
 
 
 def test_several_nodes_are_what_the_context_says_of_them():
     nodes = {"NNODES": 2, "NODE_RANK": 1, "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "6006", "NCCL_SOCKET_IFNAME": "e0"}
-    text = script(plan(f"{MEGATRON}llama-2-7b", precision="BF16", context=json.dumps({"multi_node_args": nodes})))
+    text = run_sh(plan(f"{MEGATRON}llama-2-7b", precision="BF16", context=json.dumps({"multi_node_args": nodes})))
     for line in ("NNODES=2", "NODE_RANK=1", "MASTER_ADDR=10.0.0.1", "MASTER_PORT=6006", "NCCL_SOCKET_IFNAME=e0"):
         assert f"export {line}" in text
     assert "any_port" not in text
@@ -257,7 +258,7 @@ def test_a_log_that_somebody_else_made_has_every_framework_s_figures():
 
 def test_a_post_training_and_a_framework_without_known_options_of_a_tree():
     bridge = plan(tree_card(framework="megatron_bridge", suite="posttrain", mode="posttrain/sft", steps=10))
-    assert " -- train posttrain " in script(bridge) and bridge.variant.warmup_steps == 3
+    assert " -- train posttrain " in run_sh(bridge) and bridge.variant.warmup_steps == 3
     assert bridge.result_rule.headline is Quantity.TFLOPS_PER_GPU
     other = plan(tree_card(framework="nemo_automodel"))
     assert options(other) == [] and other.variant.steps is None

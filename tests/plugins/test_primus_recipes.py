@@ -10,7 +10,8 @@ import pytest
 from madlite.errors import UsageProblem
 from madlite.recipe_book import read_book
 from madlite_plugins.primus.backend import Primus
-from tests.plugins.primus_plans import findings, machine, plan, plans, script
+from tests.plugins.primus_plans import findings, machine, plan, plans
+from tests.plugins.rendered import run_sh
 
 TITAN, MEGATRON = "primus_pyt_train_", "primus_pyt_megatron_lm_train_"
 BOOK = read_book(Primus.book)
@@ -36,7 +37,7 @@ def test_the_document_of_v25_10(tag, precision, file, gpu, batch):
     made = plan(TITAN + tag, machine(gpu), precision=precision, release="v25.10")
     assert made.settings["config"] == f"examples/torchtitan/configs/{FOLDERS[gpu]}/{file}-pretrain.yaml"
     assert made.variant.micro_batch == batch
-    assert f"--training.local_batch_size {batch}\n" in script(made)
+    assert f"--training.local_batch_size {batch}\n" in run_sh(made)
     assert made.variant.seq_len == (4096 if tag == "deepseek-v2" else 8192)
     assert made.variant.steps == (15 if tag == "deepseek-v2" else 50)
     assert made.image.ref == "rocm/primus:v25.10"
@@ -139,7 +140,7 @@ def test_post_training(kind, gpu, release, micro, whole, tp):
     assert made.settings["config"] == f"examples/megatron_bridge/configs/{folder}/qwen3_32b_{kind}_posttrain.yaml"
     assert (made.variant.micro_batch, made.variant.global_batch, made.settings["tp"]) == (micro, whole, tp)
     assert (made.variant.steps, made.variant.seq_len) == (200, 8192)
-    assert " -- train posttrain --config " in script(made)
+    assert " -- train posttrain --config " in run_sh(made)
 
 
 def test_both_post_trainings_are_one_tag_and_each_has_its_own():

@@ -11,7 +11,8 @@ import pytest
 
 from madlite.plan.render import render
 from tests.plugins.logs import TEMPLATES
-from tests.plugins.primus_plans import mad_card, plan, plans, script, tree_card
+from tests.plugins.primus_plans import mad_card, plan, plans, tree_card
+from tests.plugins.rendered import run_sh
 
 pytestmark = pytest.mark.host
 
@@ -226,7 +227,7 @@ def test_on_the_host_the_tree_of_the_card_is_what_is_trained(tree, tmp_path):
     assert done.returncode == 0 and f"in {tree.folder}" in done.stdout
     other = Tree(tmp_path / "other").config(config).cli()
     assert f"in {other.folder}" in run(plan(card, runtime="host"), other, tmp_path / "run").stdout
-    assert str(tree.folder) not in script(plan(card, runtime="docker"))
+    assert str(tree.folder) not in run_sh(plan(card, runtime="docker"))
 
 
 def test_a_named_folder_goes_before_the_variable(tree, tmp_path):
@@ -342,5 +343,5 @@ def test_an_earlier_post_training_s_checkpoints_are_told_and_left_alone(tree, tm
 def test_every_script_is_good_shell():
     for name in (f"{TITAN}llama-3.1-8b", f"{MEGATRON}deepseek-v3-proxy", f"{MEGATRON}qwen-3-32b"):
         for made in plans(name):
-            checked = subprocess.run(["bash", "-n"], input=script(made), text=True, capture_output=True, check=False)
+            checked = subprocess.run(["bash", "-n"], input=run_sh(made), text=True, capture_output=True, check=False)
             assert checked.returncode == 0, checked.stderr

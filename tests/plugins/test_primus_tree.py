@@ -327,6 +327,26 @@ def test_an_alias_of_its_own_whole_is_no_endless_work(tree: Path) -> None:
     assert "too deep" in problem(tree)
 
 
+@pytest.mark.parametrize("way", ["link", "base", "linked base"])
+def test_what_lies_outside_of_the_tree_is_not_read(
+    tree: Path, tmp_path_factory: pytest.TempPathFactory, way: str
+) -> None:
+    hosts = tmp_path_factory.mktemp("hosts")
+    (hosts / "hosts.yaml").write_text("modules:\n  pre_trainer:\n    framework: of_the_host\n")
+    folder = tree / "examples/megatron/configs/MI300X"
+    folder.mkdir(parents=True, exist_ok=True)
+    if way == "link":
+        (folder / "x.yaml").symlink_to(hosts / "hosts.yaml")
+    elif way == "base":
+        up = os.path.relpath(hosts / "hosts.yaml", folder)
+        add(tree, "megatron/configs/MI300X/x.yaml", f"extends: [{up}]\n")
+    else:
+        (folder / "base.yml").symlink_to(hosts / "hosts.yaml")
+        add(tree, "megatron/configs/MI300X/x.yaml", "extends: [base.yml]\n")
+    told = problem(tree)
+    assert "outside of" in told and "of_the_host" not in told
+
+
 def test_what_is_no_plain_file_is_not_waited_for(tree: Path) -> None:
     folder = tree / "examples/megatron/configs/MI300X"
     folder.mkdir()

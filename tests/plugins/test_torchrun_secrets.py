@@ -86,6 +86,13 @@ def holders(folder) -> list[str]:
     return [str(file) for file in files if TOKEN.encode() in file.read_bytes()]
 
 
+def words_of(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:  # it ended meanwhile
+        return ""
+
+
 @pytest.mark.training
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("number", [None, signal.SIGTERM, signal.SIGKILL])
@@ -94,7 +101,7 @@ def test_a_token_that_a_rank_echoes_is_in_no_file(tmp_path, number):
         assert "token ***" in wait_for(tmp_path, "once more ***")
         if number == signal.SIGKILL:  # of the launcher itself, which then cleans nothing up
             workload = psutil.Process(run.pid).children(recursive=True)
-            assert any("torch.distributed.run" in " ".join(process.cmdline()) for process in workload)
+            assert any("torch.distributed.run" in words_of(process) for process in workload)
             for process in workload:
                 process.kill()
         elif number is not None:

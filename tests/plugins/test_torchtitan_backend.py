@@ -8,18 +8,14 @@ import msgspec
 import pytest
 import tomli
 
-from madlite.plan.render import render
 from madlite.types import Machine, RunPlan
 from madlite_plugins.torchtitan.backend import Torchtitan
-from tests.plugins.logs import TEMPLATES, gpu_machine, plan
+from tests.plugins.logs import gpu_machine, plan
+from tests.plugins.rendered import files
 
 
 def titan(machine: Machine, recipe: str = "debug", args: str = "", **changes) -> RunPlan:
     return plan(Torchtitan(), machine, recipe, args, **changes)
-
-
-def files(made: RunPlan) -> dict[str, str]:
-    return {file.path: file.data.decode() for file in render(made, [TEMPLATES])}
 
 
 def toml(made: RunPlan) -> dict:

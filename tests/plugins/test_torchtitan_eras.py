@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import tomli
 
-from madlite.plan.render import render
 from madlite.types import RunPlan
 from madlite_plugins.torchtitan.backend import Torchtitan
-from tests.plugins.logs import TEMPLATES, gpu_machine, plan
+from tests.plugins.logs import gpu_machine, plan
+from tests.plugins.rendered import files
 
 ERAS = ("0.0", "0.1", "0.2.0", "0.2")
 COMMON = {
@@ -78,10 +78,6 @@ EXPECTED = {
 
 def llama(era: str, args: str = "", **changes) -> RunPlan:
     return plan(Torchtitan(), gpu_machine(8), "llama3.1_8B", args, era=era, **changes)
-
-
-def files(made: RunPlan) -> dict[str, str]:
-    return {file.path: file.data.decode() for file in render(made, [TEMPLATES])}
 
 
 def dotted(table: dict, prefix: str = "") -> dict:

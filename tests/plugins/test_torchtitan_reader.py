@@ -171,7 +171,8 @@ def test_what_the_trainer_says_it_runs_with():
         "steps": "25",
     }
     assert config["warmup_steps"] == "200"  # of the learning rate
-    assert [event.name for event in found if isinstance(event, Phase)] == ["compile", "compile", "train"]
+    phases = [(event.name, event.starts) for event in found if isinstance(event, Phase)]
+    assert phases == [("setup", True), ("compile", False), ("compile", False), ("setup", True), ("train", True)]
 
 
 def test_logs_are_recognised_by_their_head_alone():

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from madlite.errors import UsageProblem
-from madlite.plan.render import render
 from madlite.types import Card, Draft, Gpu, Machine, Place, Request, RunPlan
 from madlite_plugins.torchtitan.backend import Torchtitan
-from tests.plugins.logs import TEMPLATES, gpu_machine
+from tests.plugins.logs import gpu_machine
+from tests.plugins.rendered import run_sh
 
 EIGHT, SEVENTY = "pyt_train_llama-3.1-8b", "pyt_train_llama-3.1-70b"
 OLD_IMAGE, NEW_IMAGE = "rocm/pytorch-training", "rocm/primus"
@@ -74,10 +74,6 @@ def plan_of(name: str, device: str, **settings: str) -> RunPlan:
         env=dict(draft.env),
         args=f"--model_repo {name}",
     )
-
-
-def run_sh(made: RunPlan) -> str:
-    return {file.path: file.data.decode() for file in render(made, [TEMPLATES])}["run.sh"]
 
 
 @pytest.mark.parametrize(("card", "device", "release", "image", "batches"), PUBLISHED)

@@ -18,7 +18,8 @@ from madlite.types import Machine
 from madlite_plugins.torchtune import madlite_failure_rules
 from madlite_plugins.torchtune.backend import Torchtune
 from tests.plugins.logs import LOGS, TEMPLATES, gpu_machine, plan
-from tests.plugins.torchtune_plans import changed, drafts_of, fatal, files, plan_of
+from tests.plugins.rendered import files
+from tests.plugins.torchtune_plans import changed, drafts_of, fatal, plan_of
 
 TINY = ("tiny_full", "tiny_lora", "tiny_qlora")
 FOLDER = TEMPLATES / "torchtune"

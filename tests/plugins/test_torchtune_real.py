@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.plugins.logs import TEMPLATES
-from tests.plugins.torchtune_plans import changed, files, plan_of
+from tests.plugins.rendered import files
+from tests.plugins.torchtune_plans import changed, plan_of
 
 pytestmark = [pytest.mark.training, pytest.mark.timeout(300)]
 NAME = "MADLITE_TEST_TORCHTUNE_PYTHON"

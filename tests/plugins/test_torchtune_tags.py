@@ -13,7 +13,8 @@ from madlite.recipe_book import read_book
 from madlite.types import Asset, Image, Machine, RunPlan
 from madlite_plugins.torchtune.backend import Torchtune
 from tests.plugins.logs import gpu_machine, plan
-from tests.plugins.torchtune_plans import changed, drafts_of, fatal, files, plan_of
+from tests.plugins.rendered import files
+from tests.plugins.torchtune_plans import changed, drafts_of, fatal, plan_of
 
 FW, LORA, QLORA = "finetune_fw", "finetune_lora", "finetune_qlora"
 OLD, NEW = ("v25.6", "v25.7", "v25.8"), ("v25.11", "v26.1")

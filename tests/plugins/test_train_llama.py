@@ -12,13 +12,13 @@ from msgspec.structs import replace
 
 from madlite.measure.follow import Follower
 from madlite.measure.verdict import Asked, judge_steps
-from madlite.plan.render import render
 from madlite.types import EffectiveConfig, Line, Quantity, Request, RunPlan, Status
 from madlite_plugins.hf.backend import HuggingFace
 from madlite_plugins.hf.reader import HuggingFaceReader
 from madlite_plugins.hf.rules import train_llama_rule
 from madlite_plugins.pytorch_fsdp.backend import PytorchFsdp
-from tests.plugins.logs import LOGS, TEMPLATES, gpu_machine, plan, read, steps
+from tests.plugins.logs import LOGS, gpu_machine, plan, read, steps
+from tests.plugins.rendered import files, run_sh
 from tests.plugins.test_torchtitan_tags import EIGHT, card_of, machine_of
 
 RECIPE = "llama-3.1-8b-accelerate"
@@ -141,14 +141,6 @@ def made(**changes) -> RunPlan:
 def test_what_the_script_does_not_do_is_refused(changes, word):
     findings = [finding for finding in HuggingFace().check(made(**changes)) if finding.fatal]
     assert [word in finding.message for finding in findings] == [True] * bool(word)
-
-
-def files(plan_: RunPlan) -> dict[str, str]:
-    return {file.path: file.data.decode() for file in render(plan_, [TEMPLATES])}
-
-
-def run_sh(plan_: RunPlan) -> str:
-    return files(plan_)["run.sh"]
 
 
 def test_sizes_that_the_script_reads_from_a_file_are_the_plan_s():

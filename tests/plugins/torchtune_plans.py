@@ -6,10 +6,9 @@ from pathlib import Path
 
 import msgspec
 
-from madlite.plan.render import render
 from madlite.types import Card, Draft, Gpu, Machine, Place, Request, RunPlan, Scalar
 from madlite_plugins.torchtune.backend import Torchtune
-from tests.plugins.logs import TEMPLATES, gpu_machine
+from tests.plugins.logs import gpu_machine
 
 
 def machine_of(device: str, count: int = 8) -> Machine:
@@ -55,10 +54,6 @@ def changed(plan: RunPlan, **changes: Scalar) -> RunPlan:
     variant = msgspec.structs.replace(plan.variant, **{k: v for k, v in changes.items() if k in known})
     settings = {**plan.settings, **{k: v for k, v in changes.items() if k not in known}}
     return msgspec.structs.replace(plan, variant=variant, settings=settings)
-
-
-def files(plan: RunPlan) -> dict[str, str]:
-    return {file.path: file.data.decode() for file in render(plan, [TEMPLATES])}
 
 
 def fatal(plan: RunPlan) -> list[str]:

@@ -9,8 +9,9 @@ from html.parser import HTMLParser
 import pytest
 
 from madlite.errors import UsageProblem
-from madlite.read.html import render_mail, render_page, write_mail, write_page
+from madlite.read.html import render_mail, render_page, write_mail, write_page, write_run_page
 from madlite.read.table import Table
+from tests.cli.stored_runs import good, store
 
 VOID = {"meta", "br", "link", "img", "hr", "input"}
 
@@ -182,3 +183,72 @@ def test_a_folder_without_tables_writes_nothing(tmp_path):
         write_mail(tmp_path / "absent", tmp_path / "mail.html")
     with pytest.raises(UsageProblem, match="not a folder"):
         write_mail(tmp_path / "empty.csv", tmp_path / "mail.html")
+
+
+def doubted_run(tmp_path, run_id: str, cells: dict[str, str], *suspect: str, path: str = "perf.csv") -> None:
+    """Leave the record of a run that appended a row."""
+    from msgspec.structs import replace
+
+    from madlite.record.intent import Rows
+    from madlite.record.record import record_json
+    from madlite.run.folder import RECORD
+
+    record = store(tmp_path, run_id, good(run_id, suspect=suspect))
+    rows = Rows(path=path, cells=(cells,), appended=True)
+    (tmp_path / "madlite_runs" / run_id / RECORD).write_text(record_json(replace(record, rows=rows)))
+
+
+CELLS = {"model": "tiny", "performance": "5", "metric": "tok", "status": "SUCCESS", "test_duration": "1.25"}
+
+
+@pytest.fixture
+def doubtful(tmp_path):
+    """A perf.csv as MAD has it, with a row of a run that is suspect between two that are not."""
+    doubted_run(tmp_path, "r1", CELLS)
+    doubted_run(tmp_path, "r2", {**CELLS, "test_duration": "1.5", "mode": "pretrain"}, "ranks differ", "too fast")
+    doubted_run(tmp_path, "r3", {**CELLS, "test_duration": "9"}, "of another file", path="other.csv")
+    rows = ["tiny,5,tok,SUCCESS,1.25,", "tiny,5,tok,SUCCESS,1.5,pretrain", "tiny,5,tok,SUCCESS,9,"]
+    text = "model, performance,metric,status,test_duration,mode\n" + "\n".join(rows) + "\n"
+    (tmp_path / "perf.csv").write_text(text)
+    return tmp_path
+
+
+def test_a_suspect_success_is_shown_as_one_though_the_file_does_not_say_it(doubtful):
+    before = (doubtful / "perf.csv").read_bytes()
+    page, output = write_page(doubtful / "perf.csv").read_text(), doubtful / "mail.html"
+    assert write_mail(doubtful, output) == ()
+    for text in (page, output.read_text()):
+        ((head, *rows),) = Reader(text).tables
+        assert head == ["model", "performance", "metric", "status", "test_duration", "mode", "suspect"]
+        assert [row[3] for row in rows] == ["SUCCESS", "SUCCESS (suspect)", "SUCCESS"]
+        assert [row[6] for row in rows] == ["", "ranks differ; too fast", ""]
+        assert "3 rows: 2 SUCCESS, 1 SUCCESS (suspect)" in text
+    assert ("td", {"class": "suspect"}) in Reader(page).elements
+    assert (doubtful / "perf.csv").read_bytes() == before
+
+
+def test_the_column_of_a_file_says_what_is_suspect_without_any_record(tmp_path):
+    (tmp_path / "p.csv").write_text("model,status,suspect\na,SUCCESS,ranks differ\nb,SUCCESS,\nc,FAILURE,x\n")
+    ((_, *rows),) = Reader(write_page(tmp_path / "p.csv").read_text()).tables
+    assert [row[1] for row in rows] == ["SUCCESS (suspect)", "SUCCESS", "FAILURE"]
+
+
+def test_a_file_whose_runs_are_elsewhere_or_cannot_be_read_is_shown_as_it_is(doubtful):
+    (doubtful / "madlite_runs/r2/record.json").write_text("{")
+    ((head, *rows),) = Reader(write_page(doubtful / "perf.csv").read_text()).tables
+    assert "suspect" not in head and [row[3] for row in rows] == ["SUCCESS"] * 3
+
+
+def test_the_rows_of_a_run_are_a_page_with_its_doubt(doubtful):
+    page = write_run_page(doubtful / "madlite_runs/r2", doubtful)
+    assert page == doubtful / "r2.html"
+    ((head, row),) = Reader(page.read_text()).tables
+    assert row[head.index("status")] == "SUCCESS (suspect)" and row[head.index("suspect")] == "ranks differ; too fast"
+    assert "madlite_runs" not in {path.parent.name for path in doubtful.rglob("*.html")}
+
+
+def test_a_run_without_a_row_has_no_page(tmp_path):
+    store(tmp_path, "bare", good("x"))
+    with pytest.raises(UsageProblem, match="run bare has no row"):
+        write_run_page(tmp_path / "madlite_runs/bare", tmp_path)
+    assert list(tmp_path.glob("*.html")) == []

@@ -26,7 +26,7 @@ from madlite.run.claims import claim_model_dir, lock_name
 from madlite.run.folder import PLAN, RECORD, unfinished
 from madlite.run.leftovers import end_orphans
 from madlite.types import Status
-from tests.factories import make_plan
+from tests.factories import make_plan, note_made
 
 NOBODY = 65534
 ROWS = Rows(path="perf.csv", cells=({"model": "m", "status": "SUCCESS"},), at="2026", appended=True)
@@ -72,7 +72,7 @@ def place() -> Iterator[Path]:
 def test_a_run_that_is_shut_keeps_no_other_from_starting(place):
     cut_off = place / "madlite_runs" / "20260103T000000-cut-000003"
     cut_off.mkdir()
-    (cut_off / PLAN).write_text("{}")
+    (note_made(cut_off) / PLAN).write_text("{}")
     with as_another_user():
         assert unfinished(place) == (cut_off,)
 
@@ -112,7 +112,7 @@ def test_a_command_goes_on_past_what_is_shut(place, mode):
     runs.chmod(mode)
     with as_another_user():
         found = find_all(place, environ).leftovers
-        told = [*end_orphans(place, environ), *add_kept(place), *say_undone(place)]
+        told = [*end_orphans(place, environ), *add_kept(place, place / "perf.csv"), *say_undone(place)]
         known = cards_asked(runs)
     lost = "1 run of an earlier batch never started: lost"
     seen = mode == 0o755 or os.geteuid() != 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from madlite.record.configs import read_configs
-from madlite.record.matching import config_of
+from madlite.record.matching import configs_of
 from madlite.types import RunPlan
 
 from .golden import make_run, number, spelled, strict_json, written
@@ -99,6 +100,48 @@ def test_absolute_path_is_the_workloads(plan: RunPlan, tmp_path: Path) -> None:
     assert read(plan, "--config /myworkspace/c.json") == [1]
     assert read(plan, f"--config {tmp_path}/c.json") is None  # in the container that would be another file
     assert read(replace(plan, runtime="host"), f"--config {tmp_path}/c.json") == [1]
+
+
+@pytest.mark.parametrize("way", ["up", "absolute", "file", "folder", "credentials", "hidden credentials"])
+def test_a_file_elsewhere_or_with_credentials_comes_into_no_file(
+    plan: RunPlan, tmp_path: Path, way: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A card's args, or a link in its repository, name what is the host's: it stays there."""
+    workspace = tmp_path / "mad"
+    put(workspace / SCRIPT, "")
+    plan = replace(make_run(workspace)[0], runtime="host", inside=str(workspace))
+    put(tmp_path / "hosts/c.json", '{"of": "the host"}')
+    put(workspace / "credential.json", '{"of": "the host"}')
+    (workspace / "scripts/dummy/file.json").symlink_to("../../../hosts/c.json")
+    (workspace / "scripts/dummy/folder").symlink_to(tmp_path / "hosts")
+    (workspace / "scripts/dummy/mine.json").symlink_to("../../credential.json")
+    name = {
+        "up": "../../../hosts/c.json",
+        "absolute": f"{tmp_path}/hosts/c.json",
+        "file": "file.json",
+        "folder": "folder/c.json",
+        "credentials": "credential.json",
+        "hidden credentials": "mine.json",
+    }[way]
+    assert read(plan, f"--config {name}") is None
+    written_files = [path for path in workspace.iterdir() if path.name.startswith("perf_")]
+    assert written_files and not [path for path in written_files if "the host" in path.read_text()]
+    (warning,) = caplog.messages
+    told = "it is credential.json" if "credentials" in way else f"outside of {workspace}"
+    assert "is not read: " in warning and told in warning
+    if way in ("file", "folder"):
+        assert f"{tmp_path}/hosts/c.json" in warning and "link" in warning
+
+
+def test_a_file_outside_is_passed_over_for_one_of_the_checkout(plan: RunPlan, tmp_path: Path) -> None:
+    put(plan.workspace / "c.json", "[1]")
+    (plan.workspace / "scripts/dummy/c.json").symlink_to("/proc/self/status")
+    assert read(plan, "--config c.json") == [1]
+
+
+def test_a_pipe_is_not_waited_for(plan: RunPlan, caplog: pytest.LogCaptureFixture) -> None:
+    os.mkfifo(plan.workspace / "scripts/dummy/c.json")
+    assert read(plan, "--config c.json") is None and len(caplog.records) == 1
 
 
 @pytest.mark.parametrize(
@@ -227,20 +270,20 @@ ROWS = [
     ],
 )
 def test_result_gets_the_one_row_that_agrees_best(label: str, columns: dict[str, str], row: int | None) -> None:
-    found = config_of(ROWS, number("5", label=label, columns=columns))
+    found = configs_of(ROWS, [number("5", label=label, columns=columns)])[0]
     assert found == (None if row is None else ROWS[row])
 
 
 def test_whole_name_goes_before_a_part_and_a_long_part_before_a_short_one() -> None:
     rows = [{"model": "llama"}, {"model": "llama-70b"}, {"model": "llama-70b-chat"}]
-    assert config_of(rows, number("5", label="llama_70b")) == rows[1]
-    assert config_of(rows[:2], number("5", label="llama-70b-fp8")) == rows[1]
+    assert configs_of(rows, [number("5", label="llama_70b")])[0] == rows[1]
+    assert configs_of(rows[:2], [number("5", label="llama-70b-fp8")])[0] == rows[1]
 
 
 def test_single_row_and_what_is_no_table_belong_to_every_result() -> None:
-    assert config_of(ROWS[:1], number("5", label="other")) == ROWS[0]
-    assert config_of({"a": 1}, number("5", label="other")) == {"a": 1}
-    assert config_of(None, number("5", label="other")) is None
+    assert configs_of(ROWS[:1], [number("5", label="other")])[0] == ROWS[0]
+    assert configs_of({"a": 1}, [number("5", label="other")])[0] == {"a": 1}
+    assert configs_of(None, [number("5", label="other")])[0] is None
 
 
 def test_results_of_a_file_get_their_rows(plan: RunPlan) -> None:

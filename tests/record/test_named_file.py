@@ -41,6 +41,38 @@ def test_a_link_stays_and_what_it_names_is_written(tmp_path, there):
     assert names(tmp_path / "kept") == ["real.json"]
 
 
+@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize("name", ["link.json", "sub/link.json", "swapped/s.json"])
+def test_a_link_that_leads_out_of_the_working_folder_is_not_followed(tmp_path, monkeypatch, name, there):
+    space, outside = tmp_path / "space", tmp_path / "outside"
+    (space / "sub").mkdir(parents=True)
+    outside.mkdir()
+    monkeypatch.chdir(space)
+    (space / "swapped").symlink_to(outside)
+    for link in ("link.json", "sub/link.json"):
+        (space / link).symlink_to(outside / "s.json")
+    if there:
+        (outside / "s.json").write_text("mine")
+    for path in (Path(name), space / name):
+        for work in (lambda path=path: check_writable(path), lambda path=path: write_named(path, "x")):
+            with pytest.raises(
+                UsageProblem, match="leads to .*outside/s.json by a link, which is not followed"
+            ) as told:
+                work()
+            assert told.value.hint == f"name {outside}/s.json itself, or rm {path}"
+    assert [path.read_text() for path in outside.iterdir()] == ["mine"] * there
+    write_named(outside / "s.json", "named")
+    assert (outside / "s.json").read_text() == "named"
+
+
+def test_a_device_in_the_working_folder_is_not_written_to(tmp_path, monkeypatch, device):
+    null = device("null", 3)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageProblem, match="it is no plain file"):
+        write_named(Path(null.name), "x")
+    assert null.is_char_device()
+
+
 def test_a_link_into_a_folder_that_is_not_there_is_found_out_early(tmp_path):
     (tmp_path / "link.json").symlink_to("absent/real.json")
     with pytest.raises(UsageProblem, match="absent is no folder"):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from madlite.errors import RecordError, UsageProblem
 from madlite.record.header import STANDARD_COLUMNS
-from madlite.record.intent import Rows
+from madlite.record.intent import Rows, are_there
 from madlite.record.lines import plain_cells
 from madlite.record.perfcsv import append_rows
 from madlite.record.rebuild import rebuild
@@ -71,6 +71,19 @@ def test_rows_of_every_kind_come_back_byte_for_byte(place, tmp_path):
     assert (tmp_path / "again.csv").read_bytes() == place.perf.read_bytes()
     assert (done.rows, done.runs, done.notes) == (4, 3, ())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["again.csv", "madlite_runs", "perf.csv"]
+
+
+def test_rows_of_an_earlier_madlite_become_one_line_each_and_are_known_all_the_same(place, tmp_path):
+    cells = {**CELLS, "args": "a\nb", "two\nlines": "x\u2028y"}
+    folder = place.run(cells)
+    told = Rows(path="perf.csv", cells=(cells,), appended=True)
+    (folder / RECORD).write_text(record_json(Record(id=folder.name, status=Status.SUCCESS, rows=told)))
+    place.perf.write_text('model,performance,metric,status,args,"two\nlines"\nm,0012,tps,SUCCESS,"a\nb",x\u2028y\n')
+    assert are_there(told, tmp_path, []) is True
+    assert rebuild(place.perf, place.runs, force=True).notes == (), "nothing is lost with the old file"
+    header, row = place.perf.read_text().splitlines()
+    assert header.endswith(",two\\nlines") and row.endswith(",x\\u2028y") and "a\\nb" in row
+    assert are_there(told, tmp_path, []) is True
 
 
 NAMES = st.sampled_from(["heat", "mode", "note, of mine", 'q"', *STANDARD_COLUMNS[:6]])
@@ -194,15 +207,19 @@ def test_a_file_with_rows_of_no_record_is_kept_beside_the_one_that_replaces_it(p
     with place.perf.open("a") as file:
         file.write('foreign,"a\nb",,,,,,,,,,,,,,,,0012,tps,,SUCCESS\n')
     old = place.perf.read_bytes()
-    (note,) = rebuild(place.perf, place.runs, force=True).notes
+    changed, note = rebuild(place.perf, place.runs, force=True).notes
     (kept,) = tmp_path.glob("perf.csv.before-*")
+    assert "perf.csv was changed by something else between " in changed and "bytes were added at its end" in changed
     assert note == f"perf.csv had 1 row that no record has; the old file is kept as {kept.name}"
     assert kept.read_bytes() == old and b"foreign" not in place.perf.read_bytes()
     kept.unlink()
     place.perf.write_text("broken")
-    (note,) = rebuild(place.perf, place.runs, force=True).notes
+    changed, note = rebuild(place.perf, place.runs, force=True).notes
+    assert "rows that madlite wrote are changed or gone" in changed
     assert note.startswith("perf.csv was no table of results; the old file is kept as perf.csv.before-")
     place.perf.write_text("\n")
+    (changed,) = rebuild(place.perf, place.runs, force=True).notes
+    assert "rows that madlite wrote are changed or gone" in changed
     assert rebuild(place.perf, place.runs, force=True).notes == ()
 
 

@@ -60,6 +60,7 @@ def test_a_record_of_before_a_field_joined_fits_the_schema(tmp_path):
     record = valid(make_record(make_plan(tmp_path), result(), rows))
     judge = jsonschema.Draft202012Validator(json.loads(SHIPPED.read_text()))
     assert judge.is_valid(drop(record, "rows", "strict_header"))
+    assert judge.is_valid(drop(record, "log_limit_bytes"))
 
 
 def drop(record: dict, *path: str) -> dict:
@@ -75,7 +76,7 @@ def test_the_schema_refuses_what_is_no_record_of_this_version(tmp_path):
     rows = Rows(path="perf.csv", cells=({"model": "tiny"},), at="t", appended=True)
     record = valid(make_record(make_plan(tmp_path), result(window=WINDOW), rows))
     wrong = [
-        *(drop(record, name) for name in record),
+        *(drop(record, name) for name in record if name != "log_limit_bytes"),
         *(drop(record, "window", name) for name in record["window"]),
         *(drop(record, "rows", name) for name in record["rows"] if name != "strict_header"),
         *({**record, "version": version} for version in (0, VERSION + 1, str(VERSION), None)),
@@ -124,6 +125,16 @@ def test_secrets_are_in_no_word_that_somebody_typed_or_said_and_rows_stay_as_the
     record = make_record(plan, outcome, rows, command=("run", "hush"), mask=lambda text: text.replace("hush", "***"))
     assert record_json(record).count("hush") == 2
     assert record.rows == rows and record.overrides == (("t", "***"), ("flag", None))
+
+
+def test_what_is_a_secret_by_its_shape_is_nowhere_in_a_record(tmp_path):
+    token, url = "ghp_" + "aB3" * 12, "https://me:p4ssword@host/x.git"
+    card = replace(make_plan(tmp_path).card, url=url, tags=("t", token), source=f"/srv/{token}/models.json")
+    outcome = result(reason=f"cloning {url} failed", provenance=Provenance(script=f"{token}.sh"))
+    text = record_json(
+        make_record(make_plan(tmp_path, card=card, settings={token: url}), outcome, None, command=(url,))
+    )
+    assert token not in text and "p4ssword" not in text and "https://me:***@host/x.git" in text
 
 
 def test_the_result_can_be_had_back(tmp_path):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from madlite.errors import RecordError
 from madlite.record.perfcsv import append_rows
 from madlite.record.rebuild import rebuild
 from madlite.run.sweep import unwhole
+from madlite.safe_files import Folder
 from madlite.types import Row
 
 from .test_rebuild import CELLS, place  # noqa: F401 - a fixture
@@ -24,20 +23,20 @@ def test_a_rebuild_that_fails_leaves_no_file_beside(place, tmp_path, monkeypatch
     def full(*args):
         raise OSError(28, "No space left on device")
 
-    for target in ("rebuild.keep_owner_and_mode", "rebuild.kept_copy", "rebuild.os.fsync", "replaced.os.fsync"):
+    for target in ("whole.keep_owner_and_mode", "rebuild.kept_copy", "rebuild.os.fsync", "replaced.os.fsync"):
         with monkeypatch.context() as patch, pytest.raises(RecordError, match="no space"):
             patch.setattr(f"madlite.record.{target}", full)
             rebuild(place.perf, place.runs, force=True)
         assert sorted(path.name for path in tmp_path.iterdir()) == before
-    real = Path.replace
+    real = Folder.rename
 
-    def shut(path, target):
-        if target == place.perf:
+    def shut(folder, name, to):
+        if to == place.perf.name:
             full()
-        return real(path, target)
+        return real(folder, name, to)
 
     with monkeypatch.context() as patch, pytest.raises(RecordError, match="no space"):
-        patch.setattr(Path, "replace", shut)
+        patch.setattr(Folder, "rename", shut)
         rebuild(place.perf, place.runs, force=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == before and "foreign" in place.perf.read_text()
 
@@ -46,19 +45,19 @@ def test_what_is_kept_of_a_file_is_a_file_of_its_own_after_a_kill_too(place, tmp
     place.run(CELLS)
     with place.perf.open("a") as file:
         file.write("foreign\n")
-    real = Path.replace
+    real = Folder.rename
 
     class Killed(BaseException):
         pass
 
-    def killed(path, target):
-        if target == place.perf:
+    def killed(folder, name, to):
+        if to == place.perf.name:
             raise Killed
-        return real(path, target)
+        return real(folder, name, to)
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(Path, "replace", killed)
-        patch.setattr(Path, "unlink", lambda path, missing_ok=False: None)
+        patch.setattr(Folder, "rename", killed)
+        patch.setattr(Folder, "remove", lambda folder, name: None)
         rebuild(place.perf, place.runs, force=True)
     (kept,) = tmp_path.glob("perf.csv.before-*")
     append_rows(place.perf, [Row(cells={**CELLS, "model": "later"})], sync=False)
@@ -78,8 +77,8 @@ def test_what_a_kill_left_half_copied_is_cleaned_away(place, tmp_path, monkeypat
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr("madlite.record.replaced.os.getpid", lambda: 2**22 + 1)  # of no process that lives
-        patch.setattr(Path, "rename", killed)
-        patch.setattr(Path, "unlink", lambda path, missing_ok=False: None)
+        patch.setattr(Folder, "rename", killed)
+        patch.setattr(Folder, "remove", lambda folder, name: None)
         rebuild(place.perf, place.runs, force=True)
     left = sorted(path.name for path in tmp_path.glob(".perf*"))
     assert len(left) == 2 and sorted(path.name for path in unwhole(tmp_path)) == left

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from madlite.record import STANDARD_COLUMNS, append_rows, build_rows
 from madlite.record.rows import masked_rows
+from madlite.secrets import Redactor
 from madlite.types import (
     Card,
     Cause,
@@ -81,6 +82,20 @@ def test_names_of_result_columns_are_masked_and_standard_ones_are_not() -> None:
     )
     # what madlite itself says of a run may hold a short secret by chance
     assert row.cells == {"model": "hush", "args": "--x ***", "status": "hush", "***": "1", "note": "a ***"}
+
+
+def test_no_column_holds_what_is_a_secret_by_its_shape() -> None:
+    token = "ghp_" + "aB3" * 12
+    cells = {
+        "model": f"m_{token}",
+        "git_commit": "https://me:p4ss@host",
+        "tags": "a,b@c",
+        "status": "SUCCESS",
+        token: "1",
+    }
+    (row,) = masked_rows([Row(cells={**cells, token: "1"})], Redactor().text)
+    shown = {"model": "m_***", "git_commit": "https://me:***@host", "tags": "a,b@c", "status": "SUCCESS", "***": "1"}
+    assert row.cells == shown
 
 
 def failed(cause: Cause, **changes: Any) -> Result:

@@ -34,7 +34,7 @@ def test_row_cut_at_any_byte_swallows_no_other(tmp_path: Path, before: str, newl
         got = records(perf)
         assert perf.read_bytes().startswith(earlier)
         assert got[: len(earlier_records)] == earlier_records
-        assert got[-1] == ["new", "", "", "", "n\nn", "t"], torn[:cut]
+        assert got[-1] == ["new", "", "", "", "n\\nn", "t"], torn[:cut]
         middle = [cells for cells in got[len(earlier_records) : -1] if cells]
         assert len(middle) == (cut > 0)
         assert all(len(cells) == 6 for cells in middle)

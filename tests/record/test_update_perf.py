@@ -191,3 +191,43 @@ def test_perf_entry_that_cannot_be_written_costs_no_row(perf: Path, caplog: pyte
     (perf.parent / "perf_entry.csv").mkdir()
     assert add(perf, single=SINGLE) == 1
     assert models(perf) == ["llama"] and "perf_entry.csv is a folder" in caplog.text
+
+
+@pytest.mark.parametrize("number", ["9" * 401, '"' + "9" * 401 + '"', "1e999999999", "-1e999999999"])
+def test_a_number_that_nobody_can_read_is_refused(perf: Path, number: str) -> None:
+    with pytest.raises(
+        UsageProblem, match="is no result: (a number of more than 400 digits|it is not a finite)"
+    ) as told:
+        add(perf, single=SINGLE.replace('"1.50e+03"', number))
+    assert len(told.value.message) < 200 and table(perf) == []
+
+
+def test_an_object_of_more_columns_and_a_list_of_more_rows_than_a_table_has_are_refused(perf: Path) -> None:
+    wide = {"model": "a", **{f"c{n}": 1 for n in range(1001)}}
+    with pytest.raises(UsageProblem, match="with 1002 keys is no row"):
+        add(perf, single=json.dumps(wide))
+    with pytest.raises(UsageProblem, match="has 10001 rows, and 10000 at most"):
+        add(perf, single=json.dumps([{"model": "a"}] * 10_001))
+    with pytest.raises(UsageProblem, match="is no JSON"):
+        add(perf, single="[" * 1_000_000)
+    assert table(perf) == []
+
+
+def test_each_row_is_one_line_and_short_and_what_was_cut_is_told(perf: Path, caplog: pytest.LogCaptureFixture) -> None:
+    key = "ssh-ed25519 AAAA me"
+    single = {
+        "model": f"a\n{key}",
+        "metric": f"m\u2028{key}",
+        f"col\n{key}": "x",
+        "note": "n" * 5000,
+        "status": "SUCCESS",
+    }
+    add(perf, single=json.dumps(single))
+    several = f'model,performance,metric\n"b\n{key}",5,{"m" * 300}\n'
+    add(perf, multiple=several, common_info=COMMON, model_name="c")
+    lines = perf.read_text().splitlines()
+    assert len(lines) == 3 and len((perf.parent / "perf_entry.csv").read_text().splitlines()) == 2
+    rows = table(perf)
+    assert rows[0]["model"] == f"a\\n{key}" and rows[0][f"col\\n{key}"] == "x" and len(rows[0]["note"].encode()) == 4096
+    assert rows[1]["model"] == f"c_b\\n{key}" and rows[1]["metric"] == "m" * 199 + "…"
+    assert "were cut: note" in caplog.text and "were cut: mmm" in caplog.text

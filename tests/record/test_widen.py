@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from madlite.errors import RecordError
 from madlite.record import append_rows
+from madlite.safe_files import Folder
 from madlite.types import Row
 
 from .reading import DATA, SMALL, V1, V2, records, row, table
@@ -120,7 +121,7 @@ def test_leftovers_of_killed_writers_go_and_other_files_stay(perf: Path) -> None
     assert sorted(os.listdir(perf.parent)) == sorted(["perf.csv", *others])
 
 
-@pytest.mark.parametrize("failing", ["replace", "fsync"])
+@pytest.mark.parametrize("failing", ["rename", "fsync"])
 def test_failed_widening_leaves_the_file_as_it_was(perf: Path, monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
     append_rows(perf, [row(model="a")])
     before = perf.read_bytes()
@@ -128,7 +129,7 @@ def test_failed_widening_leaves_the_file_as_it_was(perf: Path, monkeypatch: pyte
     def fail(*args: object) -> None:
         raise OSError(16, "Device or resource busy")
 
-    monkeypatch.setattr(Path if failing == "replace" else os, failing, fail)
+    monkeypatch.setattr(Folder if failing == "rename" else os, failing, fail)
     with pytest.raises(RecordError, match=r"new columns \(mode\): Device or resource busy") as caught:
         append_rows(perf, [row(model="b", mode="lora")])
     assert caught.value.hint.endswith("--strict-header")

@@ -23,7 +23,7 @@ from madlite.run import batch as batches
 from madlite.run.batch import Asked, Batch
 batch = Batch(Path(sys.argv[1]), ("run", "--tags", "t"))
 if sys.argv[2] == "unnamed":
-    Path.rename = lambda *args: os.kill(os.getpid(), 9)
+    batches.Folder.rename = lambda *args: os.kill(os.getpid(), 9)
     Batch(Path(sys.argv[1]), ("run", "--tags", "u"))
 if sys.argv[2] != "unplanned":
     batch.ask([Asked(id=f"r{n}", card=f"m{n}") for n in (1, 2, 3)])

@@ -41,8 +41,21 @@ def test_an_amd_plan_asks_for_what_madengine_asks_docker_run_for(tmp_path):
     assert host["GroupAdd"] == ["video"] and host["CapAdd"] == ["SYS_PTRACE", "SYS_ADMIN"]
     assert host["SecurityOpt"] == ["seccomp=unconfined", "apparmor=unconfined"]
     assert [device["PathOnHost"] for device in host["Devices"]] == list(plan.devices)
-    assert host["Binds"] == [f"{tmp_path}:/myworkspace/"]
+    assert host["Binds"] == [
+        f"{tmp_path}:/myworkspace/",
+        f"{plan.folder}/.view:/myworkspace/madlite_runs:ro",
+        f"{plan.folder}/work:/myworkspace/madlite_runs/{plan.id}",
+    ], "of the folder of runs a container has its own run's alone"
     assert "DeviceRequests" not in host and "Privileged" not in host and "ShmSize" not in host
+
+
+def test_limits_of_the_plan_come_before_those_of_the_options(tmp_path):
+    options = EngineOptions(ulimits=("memlock=-1",), extra="--ulimit nofile=8:9")
+    assert shown(make_plan(tmp_path, engine_options=options), {})["HostConfig"]["Ulimits"] == [
+        {"Name": "memlock", "Soft": -1, "Hard": -1},
+        {"Name": "nofile", "Soft": 8, "Hard": 9},
+    ]
+    assert "Ulimits" not in shown(make_plan(tmp_path), {})["HostConfig"]
 
 
 def test_an_nvidia_plan_asks_for_its_gpus_by_number(tmp_path):
@@ -100,6 +113,23 @@ def test_options_cannot_take_away_the_marks_of_the_run(tmp_path):
     body = shown(plan, {})
     assert body["Labels"]["madlite.run"] == plan.id and f"MADLITE_RUN_ID={plan.id}" in body["Env"]
     assert body["WorkingDir"] == "/myworkspace/"
+
+
+@pytest.mark.parametrize(
+    ("label", "shown_as"),
+    [
+        ("who=https://me:p4ssword@host", "https://me:***@host"),
+        ("token=of_the_card", "***"),
+        ("who=$WHO", "***"),
+        ("who=of_the_variable", "***"),
+        ("team=perf", "perf"),
+    ],
+)
+def test_a_label_has_no_secret(tmp_path, label, shown_as):
+    plan = make_plan(tmp_path, engine_options=EngineOptions(extra=f"-l {label} -e WANDB_API_KEY=of_the_variable"))
+    for request in (shown, sent):
+        labels = request(plan, {"WHO": "0f_the_caller", "HF_TOKEN": "0f_the_caller"})["Labels"]
+        assert labels[label.partition("=")[0]] == shown_as
 
 
 def test_the_proxy_of_dockers_configuration_reaches_the_container_unless_the_plan_has_one(tmp_path):

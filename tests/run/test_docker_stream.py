@@ -10,17 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from madlite.run.docker_stream import ExecOutput, Frames
+from tests.run.fake_engine import frame
 
 frames = st.lists(st.tuples(st.sampled_from([1, 2]), st.binary(max_size=40)), max_size=12)
 
 
-def frame(stream: int, data: bytes) -> bytes:
-    return bytes([stream, 0, 0, 0]) + len(data).to_bytes(4, "big") + data
-
-
 @given(frames, st.lists(st.integers(1, 60), max_size=20))
 def test_every_byte_arrives_once_in_order_however_the_stream_is_cut(sent, cuts):
-    stream = b"".join(frame(*one) for one in sent)
+    stream = b"".join(frame(data, stream) for stream, data in sent)
     got: list[tuple[int, bytes]] = []
     reader = Frames(lambda data, number: got.append((number, data)))
     for size in [*cuts, len(stream)]:
@@ -34,13 +31,13 @@ def test_every_byte_arrives_once_in_order_however_the_stream_is_cut(sent, cuts):
 
 def test_frames_of_one_stream_that_come_together_are_passed_on_together():
     got: list[tuple[bytes, int]] = []
-    Frames(lambda data, number: got.append((data, number))).feed(frame(1, b"a\n") * 1000 + frame(2, b"e"))
+    Frames(lambda data, number: got.append((data, number))).feed(frame(b"a\n") * 1000 + frame(b"e", 2))
     assert got == [(b"a\n" * 1000, 1), (b"e", 2)]
 
 
 def test_the_start_of_a_long_frame_is_passed_on_before_its_end():
     got: list[bytes] = []
-    Frames(lambda data, number: got.append(data)).feed(frame(1, b"0123456789")[:12])
+    Frames(lambda data, number: got.append(data)).feed(frame(b"0123456789")[:12])
     assert got == [b"0123"]
 
 

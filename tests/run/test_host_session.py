@@ -9,38 +9,21 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import closing
 from pathlib import Path
 
-import psutil
 import pytest
 
 from madlite.errors import RuntimeProblem
 from madlite.run import host_session
-from madlite.run.folder import RunFolder
+from madlite.run.host_action import HostAction
 from madlite.run.host_processes import marked_processes
-from madlite.run.host_runtime import HostRuntime
+from madlite.run.process_table import send
 from madlite.run.turn import STOPPED
-from madlite.types import Action, Cause, Place, Secret
+from madlite.types import Action, Cause, Secret
 from tests.factories import make_plan
 from tests.run.output import Output, bash, stop_once_it_said
 
 pytestmark = pytest.mark.host
-
-
-@pytest.fixture
-def plan(tmp_path):
-    """Make a plan whose processes nobody else takes for their own run's, or for those of a dead one."""
-    run_id = f"{tmp_path.name}-{os.getpid()}"
-    plan = make_plan(tmp_path, id=run_id, place=Place(engine="none"), inside=str(tmp_path), stop_grace_s=0.5)
-    plan.folder.rmdir()
-    with closing(RunFolder.create(plan, [])):
-        yield plan
-
-
-@pytest.fixture
-def runtime():
-    return HostRuntime(dict(os.environ))
 
 
 def python(script: str) -> Action:
@@ -106,7 +89,7 @@ def test_kill_reaches_a_workload_and_its_child_in_another_session(plan, runtime)
         ended = session.run(bash(STUBBORN.format(child="setsid sleep 300 &")), output)
         thread.join()
         assert ended.code == -signal.SIGKILL
-        assert not marked_processes(plan.id)
+        assert not marked_processes(plan.id, plan.folder)
 
 
 def test_a_second_stop_without_grace_cuts_the_first_ones_short(plan, runtime):
@@ -139,8 +122,8 @@ def test_a_child_that_keeps_the_pipe_open_does_not_hold_the_run(plan, runtime, m
     with runtime.open(plan) as session:
         ended = session.run(bash("sleep 300 & echo done"), output)
         assert ended.code == 0 and ended.duration_s < 60 and output.streams[1] == b"done\n"
-        assert marked_processes(plan.id), "a helper left running on purpose lives as long as the session"
-    assert not marked_processes(plan.id)
+        assert marked_processes(plan.id, plan.folder), "a helper left running on purpose lives as long as the session"
+    assert not marked_processes(plan.id, plan.folder)
 
 
 def test_a_child_that_writes_for_ever_does_not_hold_the_run(plan, runtime, monkeypatch):
@@ -166,7 +149,7 @@ def test_leaving_by_an_exception_ends_every_process(plan, runtime):
 
     with pytest.raises(KeyboardInterrupt), runtime.open(plan) as session:
         session.run(bash("sleep 300 & echo begun; wait"), interrupt)
-    assert not marked_processes(plan.id) and output.streams[1] == b""
+    assert not marked_processes(plan.id, plan.folder) and output.streams[1] == b""
 
 
 @pytest.mark.parametrize(
@@ -182,9 +165,9 @@ def test_what_cannot_be_started_is_named(plan, runtime, action, told):
 
 
 def test_a_run_left_by_a_killed_madlite_is_ended_by_its_handle(plan, runtime):
-    env = {**os.environ, "MADLITE_RUN_ID": plan.id}
+    env = {**os.environ, "MADLITE_RUN_ID": plan.id, "MADLITE_RUN_FOLDER": str(plan.folder)}
     left = subprocess.Popen(["sleep", "300"], env=env, start_new_session=True)
-    runtime.attach(plan.id).stop(0.5)
+    runtime.attach(str(plan.folder)).stop(0.5)
     assert left.wait(timeout=240) == -signal.SIGTERM
 
 
@@ -192,11 +175,10 @@ def test_kept_alive_processes_stay(tmp_path, runtime):
     plan = make_plan(tmp_path, id=f"kept-{os.getpid()}", inside=str(tmp_path), keep_alive=True)
     with runtime.open(plan) as session:
         session.run(bash("sleep 300 > /dev/null 2>&1 &"), Output())
-    left = marked_processes(plan.id)
+    left = marked_processes(plan.id, plan.folder)
     assert len(left) == 1
     for process in left:
-        process.kill()
-        psutil.wait_procs([process], timeout=10)
+        send(process, signal.SIGKILL)
 
 
 def test_files_that_match_are_collected(plan, runtime, tmp_path):
@@ -211,14 +193,14 @@ def test_files_that_match_are_collected(plan, runtime, tmp_path):
 def test_a_stop_that_comes_while_the_process_is_being_started_still_ends_it(plan, runtime, monkeypatch):
     """The stop looks once more, for its first look can come before there is a process."""
     begun, go_on = threading.Event(), threading.Event()
-    start = host_session.start
+    start = HostAction.start
 
     def slow_start(*args: object, **kwargs: object):
         begun.set()
         go_on.wait(30)
         return start(*args, **kwargs)
 
-    monkeypatch.setattr(host_session, "start", slow_start)
+    monkeypatch.setattr(HostAction, "start", slow_start)
     monkeypatch.setattr(host_session.HostSession, "_end", _then(host_session.HostSession._end, go_on.set))
     with runtime.open(plan) as session:
         thread = threading.Thread(target=lambda: (begun.wait(30), session.stop(0.2)))
@@ -278,5 +260,5 @@ def test_a_process_that_no_signal_ends_is_given_up(plan, runtime, monkeypatch):
         code = session.run(bash("trap '' INT; echo ready; exec sleep 300"), output).code
         stopper.join()
         for process in ended:
-            process.kill()
+            send(process, signal.SIGKILL)
     assert code == -signal.SIGKILL and ended

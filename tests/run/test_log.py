@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from madlite.run.log import RunLog
+from madlite.safe_files import Folder
 
 SECRET = "hf_0123456789"
 
@@ -51,9 +52,10 @@ def test_a_legacy_name_that_cannot_be_had_does_not_end_the_run(tmp_path, caplog)
     assert "x.live.log" in caplog.text and (tmp_path / "run.log").read_bytes() == b"on"
 
 
-def test_a_full_disk_is_told_once_and_the_rest_goes_on(caplog):
+def test_a_full_disk_is_told_once_and_the_rest_goes_on(tmp_path, monkeypatch, caplog):
     seen = []
-    log = RunLog(Path("/dev/full"), [], [], [lambda data, stream: seen.append(data)])
+    monkeypatch.setattr(Folder, "open_file", lambda *_: os.open("/dev/full", os.O_WRONLY))
+    log = RunLog(tmp_path / "run.log", [], [], [lambda data, stream: seen.append(data)])
     for _ in range(3):
         log.feed(b"x", 1)
     log.close()

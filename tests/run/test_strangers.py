@@ -6,16 +6,16 @@ import os
 import subprocess
 from contextlib import nullcontext
 
-import psutil
 import pytest
 
-from madlite.run import docker_session, leftovers
+from madlite.run import dead_processes, docker_session, leftovers
 from madlite.run.docker_container import Container
 from madlite.run.docker_exec import Exec
 from madlite.run.docker_session import DockerSession
 from madlite.run.host_processes import marked_processes
 from madlite.run.leftovers import find_leftovers
 from madlite.run.marks import FOLDER_LABEL, FOLDER_MARK, RUN_LABEL, RUN_MARK
+from madlite.run.process_table import OpenProcess
 
 NO_ENGINE = {"DOCKER_HOST": "unix:///nonexistent/docker.sock"}
 
@@ -41,7 +41,7 @@ def listed(tmp_path) -> list[str]:
 
 def test_no_run_has_no_name(marked, tmp_path):
     marked(**{RUN_MARK: "some-run", FOLDER_MARK: str(tmp_path / "gone")})
-    assert marked_processes("") == []
+    assert marked_processes("", tmp_path / "gone") == []
 
 
 def test_a_process_that_does_not_say_its_folder_is_left_alone(marked, tmp_path):
@@ -53,13 +53,13 @@ def test_a_process_that_does_not_say_its_folder_is_left_alone(marked, tmp_path):
 def test_a_process_that_ends_while_it_is_asked_belongs_to_no_other_run(marked, tmp_path, monkeypatch):
     """Its environment reads as empty the second time, as that of a zombie does."""
     process = marked(**{RUN_MARK: "ends-now", FOLDER_MARK: str(tmp_path / "gone")})
-    real, asked = psutil.Process.environ, []
+    real, asked = OpenProcess.environment, []
 
     def once(one):
-        asked.append(one.pid)
-        return real(one) if asked.count(one.pid) == 1 else {}
+        asked.append(one.facts().pid)
+        return real(one) if asked.count(asked[-1]) == 1 else {}
 
-    monkeypatch.setattr(psutil.Process, "environ", once)
+    monkeypatch.setattr(OpenProcess, "environment", once)
     assert "" not in listed(tmp_path) and process.poll() is None
 
 
@@ -83,7 +83,8 @@ def test_of_a_run_that_ends_while_it_is_looked_at_nothing_is_left(marked, tmp_pa
         return False
 
     monkeypatch.setattr(leftovers, "connected", lambda environ: nullcontext(Client()))
-    monkeypatch.setattr(leftovers, "_may_be_alive", ends)
+    monkeypatch.setattr(leftovers, "may_be_alive", ends)
+    monkeypatch.setattr(dead_processes, "may_be_alive", ends)
     found = [one.run_id for one in find_leftovers(tmp_path, NO_ENGINE).leftovers]
     assert "ends-now" not in found and "ends-too" not in found and "stays" in found
 

@@ -7,6 +7,7 @@ import re
 import socket
 import subprocess
 import time
+from base64 import b64encode
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -92,6 +93,10 @@ def refuses(self, request, machine):
 
 def hands_out(self, card, variant, machine):
     return {"name": os.environ.get("HF_TOKEN", ""), "lr": 0.1}
+
+
+def hands_out_written_otherwise(self, card, variant, machine):
+    return {"name": b64encode(f"user:{os.environ.get('HF_TOKEN', '')}".encode()).decode(), "lr": 0.1}
 
 
 class Sticky(PatternReader):
@@ -402,6 +407,7 @@ BROKEN = [
     ("purity", broken(expand=keeps), "the same question had two answers", "fresh tables"),
     # secrets
     ("secrets", broken(settings=hands_out), "it holds the value of $HF_TOKEN", "leave it in the environment"),
+    ("secrets", broken(settings=hands_out_written_otherwise), "it holds the value of $HF_TOKEN", "leave it"),
     (
         "secrets",
         broken(check=lambda self, plan: [Finding(message=os.environ.get("HF_TOKEN", ""))]),

@@ -17,6 +17,7 @@ from madlite import (
     ResultRule,
     Summary,
     UsageProblem,
+    Variant,
     hookimpl,
 )
 from madlite.plugins import load_plugins
@@ -185,7 +186,7 @@ def test_equal_flaws_are_told_once_with_their_number(place):
 def test_a_missing_template_is_told_in_few_sentences(place):
     flaws = check(broken(template="good/none.j2"), place, most=None)
     assert [(flaw.check, flaw.where) for flaw in flaws] == [
-        ("members", "backend good, and for names, scripts, quoting, secrets, purity, results, docs"),
+        ("members", "backend good, and for names, scripts, quoting, secrets, purity, results, effects, docs"),
         ("rendering", "card good_model on 8xMI300X and 3 more cases"),
     ]
 
@@ -293,3 +294,27 @@ def test_a_rule_that_explains_nothing_is_said(place):
     subject.plugins.register("made", made, "made", "1")
     said = [flaw.what for flaw in run_check("failures", subject)]
     assert [text.partition(":")[0] for text in said] == ["key 'example'", "key 'pattern'", "it is no FailureRule"]
+
+
+class Any(Good):
+    """Puts any word into its script, and some of them mean the same there."""
+
+    def variants(self, card, machine):
+        yield Variant(model="good", micro_batch=2, steps=20)
+
+
+@pytest.mark.parametrize(
+    ("backend", "words", "what"),
+    [
+        (Good(), "", ""),
+        (Any(), "", ""),  # what its script is not told is refused
+        (Any(), "--precision {{ variant.precision | sh }}", "takes precision 'NO_SUCH_PRECISION'"),
+        (Any(), "{{ '--fp8' if 'FP8' in variant.precision else '--bf16' }}", "precision MXFP8 runs what precision FP8"),
+    ],
+)
+def test_a_word_of_a_row_is_what_ran(tmp_path, backend, words, what):
+    place = write_files(tmp_path)
+    script = place / "templates/good/run.sh.j2"
+    script.write_text(script.read_text().replace("-m good", f"-m good {words}"))
+    flaws = [str(flaw) for flaw in check(backend, place, "effects")]
+    assert bool(flaws) == bool(what) and any(what in flaw for flaw in flaws or [""])

@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
 from madlite.process import capture
 from madlite.testing import taming, words
 from madlite.testing.words import words_of
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.host
 NOT_UNDERSTOOD = "a script that the taming does not understand at all"
@@ -115,7 +115,7 @@ def test_a_script_that_is_sourced_is_read_too(tmp_path):
 def test_what_goes_on_in_the_background_ends_with_the_script(tmp_path, loop):
     found = read(tmp_path, f"{loop}\ntrain a\n")
     assert found.whole and ("train", "a") in found.commands
-    assert left(tmp_path) == []
+    wait_until(lambda: left(tmp_path) == [])  # what was killed lets go of its files a moment before it is gone
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_a_script_without_an_end_is_not_whole(tmp_path, monkeypatch, text):
     monkeypatch.setattr(words, "tame", lambda text: taming.Tamed(text=text, documents=()))
     os.mkfifo(tmp_path / "pipe")
     assert not read(tmp_path, text).whole
-    assert left(tmp_path) == []
+    wait_until(lambda: left(tmp_path) == [])
 
 
 def test_the_notes_of_an_endless_loop_are_bounded(tmp_path):
@@ -143,20 +143,13 @@ def test_it_ends_with_the_one_who_tests(tmp_path):
         f"place = Path({str(tmp_path)!r}); words.words_of(place / 'run.sh', place)"
     )
     with subprocess.Popen([sys.executable, "-c", code]) as tester:
-        wait_for(lambda: (tmp_path / "kit_words").exists() and b"started" in (tmp_path / "kit_words").read_bytes())
+        wait_until(lambda: (tmp_path / "kit_words").exists() and b"started" in (tmp_path / "kit_words").read_bytes())
         assert left(tmp_path) != []
         tester.send_signal(signal.SIGKILL)
-    wait_for(lambda: left(tmp_path) == [])
+    wait_until(lambda: left(tmp_path) == [])
 
 
 def left(place):
     """Return the processes whose command line names a folder."""
     listed = capture(["ps", "-wweo", "pid=,stat=,args="], limit_s=20).stdout.splitlines()
     return [line for line in listed if str(place / "kit_words") in line and line.split()[1][0] != "Z"]
-
-
-def wait_for(what):
-    end = time.monotonic() + 20
-    while not what():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.05)

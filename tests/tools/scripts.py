@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 TOOLS = Path(__file__).parents[2] / "templates" / "tools"
-WAIT_S = 120.0
 
 
 def bash(
@@ -41,10 +39,3 @@ def program(folder: Path, name: str, body: str) -> None:
     place = folder / name
     place.write_text(f"#!/bin/sh\n{body}\n")
     place.chmod(0o755)
-
-
-def wait_until(true: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not true():
-        assert time.monotonic() < deadline, f"{what} did not come about"
-        time.sleep(0.02)

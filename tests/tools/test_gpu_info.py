@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import os
 import re
 import signal
@@ -15,7 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.tools.scripts import TOOLS, bash, only, program, wait_until
+from tests.csv_rows import csv_rows
+from tests.tools.scripts import TOOLS, bash, only, program
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.host
 
@@ -61,22 +62,17 @@ def path(tmp_path):
     return only(tmp_path / "bin", *PROGRAMS)
 
 
-def rows(file: Path) -> list[dict[str, str]]:
-    with file.open(newline="") as opened:
-        return list(csv.DictReader(opened))
-
-
 def sampled(model: Path, path: Path, tool: str = "power", samples: int = 3, **env: str) -> list[dict[str, str]]:
     """Sample until there are some, stop, and return them."""
     file = model / (POWER if tool == "power" else VRAM)
     started = bash("gpu_info.sh", "start", tool, cwd=model, path=path, env=env)
     assert started.returncode == 0 and file.name in started.stdout, started
-    wait_until(lambda: len(rows(file)) >= samples, "samples")
+    wait_until(lambda: len(csv_rows(file)) >= samples, "samples")
     sampler = psutil.Process(int((model / f".gpu_info_{tool}").read_text()))
     stopped = bash("gpu_info.sh", "stop", tool, cwd=model, path=path)
-    assert stopped.returncode == 0 and f"{len(rows(file))} samples" in stopped.stdout
+    assert stopped.returncode == 0 and f"{len(csv_rows(file))} samples" in stopped.stdout
     assert not sampler.is_running() or sampler.status() == psutil.STATUS_ZOMBIE
-    return rows(file)
+    return csv_rows(file)
 
 
 @pytest.mark.parametrize(
@@ -100,9 +96,9 @@ def test_both_can_sample_at_once(model, path):
     program(path, "amd-smi", AMD_SMI)
     assert bash("gpu_info.sh", "start", "vram", cwd=model, path=path).returncode == 0
     assert list(sampled(model, path, "power")[0]) == ["time", "Power(Watt) GPU0", "Power(Watt) GPU1"]
-    wait_until(lambda: len(rows(model / VRAM)) > 2, "samples of memory")
+    wait_until(lambda: len(csv_rows(model / VRAM)) > 2, "samples of memory")
     assert "samples in" in bash("gpu_info.sh", "stop", "vram", cwd=model, path=path).stdout
-    assert list(rows(model / VRAM)[0]) == ["time", "vram(%) GPU0", "vram(%) GPU1"]
+    assert list(csv_rows(model / VRAM)[0]) == ["time", "vram(%) GPU0", "vram(%) GPU1"]
 
 
 def test_a_second_start_starts_nothing(model, path):
@@ -126,7 +122,7 @@ def test_variables_say_which_gpus_what_and_where(model, path):
         env={"POWER_OUTPUT_FILE": "mine.csv", "POWER_DEVICE": "2,7"},
     )
     bash("gpu_info.sh", "stop", "power", cwd=model, path=path, env={"POWER_OUTPUT_FILE": "mine.csv"})
-    assert list(rows(model / "mine.csv")[0]) == ["time", "Power(Watt) GPU2"]
+    assert list(csv_rows(model / "mine.csv")[0]) == ["time", "Power(Watt) GPU2"]
     assert "vram(%) GPU0" in sampled(model, path, POWER_MODE="vram", POWER_SAMPLING_RATE=".01")[0]
 
 
@@ -143,9 +139,11 @@ def test_a_gpu_that_falls_silent_leaves_its_cell_blank(model, path, tmp_path):
     program(path, "nvidia-smi", f"printf 'index, power.draw [W]\\n0, 1\\n'; [ -e {lost} ] || echo '1, 2'")
     bash("gpu_info.sh", "start", "power", cwd=model, path=path)
     lost.touch()
-    wait_until(lambda: rows(model / POWER)[-1]["Power(Watt) GPU1"] == "", "a blank cell")
+    wait_until(lambda: csv_rows(model / POWER)[-1]["Power(Watt) GPU1"] == "", "a blank cell")
     bash("gpu_info.sh", "stop", "power", cwd=model, path=path)
-    assert rows(model / POWER)[0]["Power(Watt) GPU1"] == "2" and rows(model / POWER)[-1]["Power(Watt) GPU0"] == "1"
+    assert (
+        csv_rows(model / POWER)[0]["Power(Watt) GPU1"] == "2" and csv_rows(model / POWER)[-1]["Power(Watt) GPU0"] == "1"
+    )
 
 
 @pytest.mark.parametrize("body", [None, "exit 0", "printf 'index, power.draw [W]\\n0, [N/A]\\n'"])
@@ -230,8 +228,8 @@ time.sleep(1000)
         assert started.stdout is not None
         wait_until(lambda: started.stdout.readline() == "started\n", "the start")
         sampler = psutil.Process(int((model / ".gpu_info_power").read_text()))
-        before = len(rows(model / POWER))
-        wait_until(lambda: len(rows(model / POWER)) > before + 2, "samples after the script's end")
+        before = len(csv_rows(model / POWER))
+        wait_until(lambda: len(csv_rows(model / POWER)) > before + 2, "samples after the script's end")
         started.kill()
     wait_until(lambda: gone(sampler), "the end of the sampler")
 
@@ -246,7 +244,7 @@ def test_it_samples_where_the_leader_of_its_session_has_ended(model, path):
         ["/bin/bash", "-c", job], cwd=model, env={**os.environ, "PATH": str(path)}, start_new_session=True, timeout=240
     )
     (model / "go").write_text("now\n")  # its leader has been waited for
-    wait_until(lambda: (model / POWER).exists() and len(rows(model / POWER)) > 2, "samples")
+    wait_until(lambda: (model / POWER).exists() and len(csv_rows(model / POWER)) > 2, "samples")
     assert "samples GPU 0" in (model / "said").read_text()
     assert "samples in" in bash("gpu_info.sh", "stop", "power", cwd=model, path=path).stdout
 
@@ -273,7 +271,7 @@ def test_in_a_kept_container_it_ends_when_nothing_else_runs_there(engine, base_i
         (tmp_path / "model").touch()
         container.exec_run(["sh", "-c", "while [ -e model ]; do sleep 0.1; done"], detach=True)
         # at 0.1 s each longer than the quiet time and than it takes to look
-        wait_until(lambda: len(rows(tmp_path / POWER)) > 70, "samples while something runs")
+        wait_until(lambda: len(csv_rows(tmp_path / POWER)) > 70, "samples while something runs")
         assert (tmp_path / ".gpu_info_power").exists()
         (tmp_path / "model").unlink()
         wait_until(lambda: not (tmp_path / ".gpu_info_power").exists(), "the end of the sampler")

@@ -10,6 +10,7 @@ import resource
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import msgspec
@@ -19,6 +20,7 @@ from madlite.machine.kfd_processes import driver_ids, kfd_users
 from madlite.machine.strangers import Ours, Stranger, find_strangers, sees_all_processes, together, words
 from madlite.machine.telemetry.choose import open_sources
 from madlite.machine.telemetry.reading import Answer, Reading, Source, User
+from madlite.safe_files import Folder
 from madlite.types import Gpu, Value, Vendor
 
 SHARE = 0.005  # of one core, at most
@@ -53,9 +55,12 @@ class Watched(Value, frozen=True):
 
 
 class Sampler:
-    """Takes samples between `start` and `stop`; what it has is in its attributes, also while it goes on."""
+    """Takes samples between `start` and `stop`; what it has is in its attributes, also while it goes on.
 
-    def __init__(self, watched: Watched, file: Path, now: Callable[[], float]) -> None:
+    They also go into `file`, a new one in its `folder`.
+    """
+
+    def __init__(self, watched: Watched, file: Path, now: Callable[[], float], folder: Folder | None = None) -> None:
         self.samples: list[Sample] = []
         self.facts: dict[str, str] = {}
         self.source = ""
@@ -64,7 +69,7 @@ class Sampler:
         self.cost = 0.0  # CPU seconds in all
         self.strangers_known = False
         self._strangers: dict[int, Stranger] = {}
-        self._watched, self._file, self._now = watched, file, now
+        self._watched, self._file, self._now, self._folder = watched, file, now, folder
         self._over = threading.Event()
         self._began_s = self._ended_s = time.monotonic()
         self._users_due_s = 0.0
@@ -184,11 +189,15 @@ class Sampler:
             return
         try:
             if self._fd is None:
-                self._fd = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+                self._fd = self._create()
             self._written += os.write(self._fd, line)
         except OSError as error:
             self._written = MOST_BYTES
             self._note(f"{self._file.name} is incomplete: {error.strerror}")
+
+    def _create(self) -> int:
+        with nullcontext(self._folder) if self._folder is not None else Folder.open(self._file.parent) as folder:
+            return folder.create(self._file.name, os.O_WRONLY | os.O_APPEND)
 
     def _note(self, problem: str) -> None:
         """Keep the first of each kind of problem: a lost GPU says it at every sample."""

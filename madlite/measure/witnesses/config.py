@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from madlite.measure.witnesses import table
 from madlite.measure.witnesses.known import Known
 from madlite.measure.witnesses.table import Testimony, say
+from madlite.number_text import whole_number
 from madlite.types import RunPlan, Value
 
 OF_ROW = ("seq_len", "micro_batch", "global_batch", "world_size", "precision")
@@ -91,10 +92,8 @@ def normal(key: str, text: str) -> str:
     word = text.strip().casefold()
     if key == "precision":
         return _PRECISIONS.get(word, "")
-    number = word.replace(",", "").replace("_", "")
-    if number.isdecimal() and len(number) < 19:
-        return str(int(number))
-    return _SWITCHES.get(word, word)
+    number = whole_number(word)
+    return _SWITCHES.get(word, word) if number is None else str(number)
 
 
 def _told(planned: Mapping[str, object]) -> dict[str, str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from madlite.measure.number import last_step, no_step
+from madlite.measure.number import has_no_end, last_step, no_step
+from madlite.measure.signals import signal_words
 from madlite.measure.witnesses import table
 from madlite.measure.witnesses.known import Known
 from madlite.measure.witnesses.table import Testimony, say
@@ -20,7 +21,7 @@ def exit_code(known: Known) -> Testimony:
         code = _step_end(seen.exit) if seen.exit else ""
         return say(table.NOT_RUN, f"the step '{seen.failed_action or 'start'}' failed{code}", seen.failed_line)
     if seen.exit.code != 0:
-        how = f"killed by signal {-seen.exit.code}" if seen.exit.code < 0 else f"exit code {seen.exit.code}"
+        how = signal_words(-seen.exit.code) if seen.exit.code < 0 else f"exit code {seen.exit.code}"
         return say(table.ENDED_ILL, f"the workload failed: {how}", known.log.telling_line)
     return say(table.ENDED_WELL, "exit code 0")
 
@@ -29,16 +30,19 @@ def end_of_steps(known: Known) -> Testimony:
     """Ask whether the last step that was asked for is there."""
     log, asked = known.log, known.asked
     last = last_step(asked, log)
+    if odd := _without_end(known):
+        return odd
     if last is None:
-        return _no_step(known)
-    if asked.steps is not None and last < asked.steps:
+        return say(table.NO_STEP_HERE) if known.elsewhere is not None else _no_step(known)
+    if asked.steps is not None and last + log.steps.from_zero < asked.steps:
         return _short_of(known, last, asked.steps)
     if went_back := _went_back(known):
         return went_back
     if asked.steps is None:
         return say(table.NO_LAST, f"step {last} was the last; nobody says how many there were to be")
     last_of = f", in the last of {log.trainings} trainings" if log.trainings > 1 else ""
-    return say(table.ARRIVED, f"step {asked.steps} of {asked.steps}{last_of}")
+    counted = ", counted from 0" if last < asked.steps else ""
+    return say(table.ARRIVED, f"step {last} of {asked.steps}{counted}{last_of}")
 
 
 def launcher(known: Known) -> Testimony:
@@ -77,8 +81,24 @@ def end_mark(known: Known) -> Testimony:
     return say(table.MARK_GONE, f"the log has no '{rule.end_mark}' after its last step")
 
 
+def _without_end(known: Known) -> Testimony | None:
+    """Return that the last of several trainings stopped early; whose number a script's own line has it knows itself."""
+    log = known.log
+    own = not known.by_steps and (known.asked.rule.kind == "multiple_results" or log.scan.first is not None)
+    told = known.by_steps and (
+        known.asked.steps is not None or not log.steps
+    )  # with how many there were to be, and are
+    if own or told or not has_no_end(known.asked, log):
+        return None
+    text = f"the last of {log.trainings} trainings has no end mark, and the one before has"
+    row = table.LAST_WITHOUT_END if known.seen is not None else table.LAST_WITHOUT_END_ODD
+    return say(row, text, log.cut_line)
+
+
 def _went_back(known: Known) -> Testimony | None:
     if known.log.restarted_at is None or not known.by_steps:  # a script may well train more than once
+        return None
+    if known.log.steps.is_overtaken:
         return None
     begin = f"the steps went back to {known.log.restarted_at}"
     return say(table.WENT_BACK, f"{begin}: a training was started again, and both may be in the window")
@@ -91,7 +111,7 @@ def _short_of(known: Known, last: int, asked: int) -> Testimony:
     if not known.by_steps:
         return say(table.NO_LAST if log.ended else table.CUT_SHORT_SCRIPT, text)  # not each step may have a line
     every = log.steps.interval(last) or last  # one line is for all the steps up to its own
-    if asked - last >= every or (_prints_mark(known) and not log.ended):
+    if asked - last - log.steps.from_zero >= every or (_prints_mark(known) and not log.ended):
         return say(table.CUT_SHORT, text, log.cut_line)
     if went_back := _went_back(known):
         return went_back
@@ -108,6 +128,9 @@ def _prints_mark(known: Known) -> bool:
 
 
 def _no_step(known: Known) -> Testimony:
+    if known.by_steps and known.log.trainings > 1 and not (known.log.steps or known.log.summary):
+        text = f"the last of {known.log.trainings} trainings has no step"
+        return say(table.LAST_WITHOUT_STEP, text, known.log.telling_line)
     if known.by_steps:
         return say(table.NO_STEP, no_step(known.asked, known.log), known.log.telling_line)
     return say(table.NO_LAST, "no step was read in what the card's own script printed")

@@ -16,6 +16,8 @@ from madlite.types import (
     Window,
 )
 
+_DIGITS = 5  # more make no number of a node
+
 
 class Witnesses(Value, frozen=True):
     """What the engine saw from outside: how the run's action ended, who ended it, results file, company on the GPUs."""
@@ -67,6 +69,24 @@ class Known(Value, frozen=True):
         return self.asked.rule.kind == "steps"
 
     @property
+    def elsewhere(self) -> int | None:
+        """The node that prints the steps of this one's training; None where this one does, or shows a failure."""
+        plan, printed_on = self.plan, self.asked.rule.printed_on
+        own = node_of(plan) if plan is not None else None
+        if plan is None or own is None or not self.by_steps or printed_on == "each":
+            return None
+        node = 0 if printed_on == "first" else plan.place.nodes - 1
+        return node if node != own and not self.log.steps and not self.log.fatal_line else None
+
+    @property
     def ran(self) -> bool:
         """Whether the model's own step was started: without it the log says nothing."""
         return self.seen is None or (self.seen.exit is not None and not self.seen.failed_action)
+
+
+def node_of(plan: RunPlan) -> int | None:
+    """Return which node of several a plan is for; None of one node, and where nobody says."""
+    told = str(plan.settings.get("node_rank") or plan.env.get("NODE_RANK", ""))
+    if plan.place.nodes < 2 or not told.isdecimal() or len(told) > _DIGITS:
+        return None
+    return int(told)

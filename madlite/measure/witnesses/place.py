@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections.abc import Mapping
 
@@ -11,9 +10,9 @@ from madlite.measure.window import usable
 from madlite.measure.witnesses import table
 from madlite.measure.witnesses.known import Known
 from madlite.measure.witnesses.table import Testimony, say
+from madlite.number_text import whole_number
 from madlite.types import Cause, RunPlan
 
-_NUMBER = re.compile(r"[0-9]{1,9}")
 _ALIKE = 0.8  # of the quickest rank's speed is the slowest's at least: both wait for each other in every step
 _EVEN = 0.9  # of the steps of the rank that reports most: a line may be lost
 _FILTERS = ("log_rank", "ranks_filter")  # in names of settings, variables and options that choose who prints
@@ -32,6 +31,10 @@ def ranks(known: Known) -> Testimony:
     told = known.log.steps.told()
     if not known.by_steps:
         return say(table.RANKS_UNKNOWN, "a card's own script may train more than once")
+    if known.log.is_mixed:
+        return say(
+            table.RANKS_MIXED, "steps come again with other numbers: several ranks print, and no label tells them apart"
+        )
     if not told:
         return say(table.RANKS_UNKNOWN, "no line names its rank" if known.log.steps else "no step was read")
     if len(told) < (wanted := _printing(known)):
@@ -137,8 +140,7 @@ def _all_or_one(known: Known, least: int) -> int:
         return 1
     if plan.place.gpus_per_node or plan.place.nodes > 1:
         return plan.place.gpus_per_node
-    world = known.log.config.get("world_size", "")
-    return max(least, int(world) if _NUMBER.fullmatch(world) else 1)
+    return max(least, whole_number(known.log.config.get("world_size", "")) or 1)
 
 
 def _chosen(plan: RunPlan) -> bool:
@@ -149,9 +151,7 @@ def _chosen(plan: RunPlan) -> bool:
 
 def _stages(plan: RunPlan, config: Mapping[str, str]) -> bool:
     """Say whether there are several pipeline stages."""
-    return any(
-        _NUMBER.fullmatch(text) and int(text) > 1 for text in (str(plan.settings.get("pp")), config.get("pp", ""))
-    )
+    return any((whole_number(text) or 1) > 1 for text in (str(plan.settings.get("pp")), config.get("pp", "")))
 
 
 def _printing(known: Known) -> int:

@@ -62,9 +62,13 @@ ENDED_ILL = Row("exit_code", "denies", "the model's step ended with another exit
 NO_EXIT = Row("exit_code", "silent", "a log that madlite did not make has no exit code")
 
 LOSS_FINE = Row("loss", "agrees", "every loss is finite")
-LOSS_NAN = Row("loss", "denies", "a loss is NaN or infinite", (Cause.NAN_LOSS,))
+LOSS_NAN = Row(
+    "loss", "denies", "a loss is NaN or infinite, or 0 where the gradient's norm is not finite", (Cause.NAN_LOSS,)
+)
 LOSS_GONE = Row("loss", "denies", "no step reports a loss, though the framework prints one", (Cause.NAN_LOSS,))
-LOSS_ODD = Row("loss", "doubts", "a loss is NaN or infinite in the log of a card's own script")
+LOSS_ODD = Row("loss", "doubts", "the same in the log of a card's own script, or in a line that is no step's")
+LOSS_ZERO = Row("loss", "doubts", "a high loss is followed by 0, to the end or three times")
+LOSS_UNREAD = Row("loss", "doubts", "a step's loss is text that is no number")
 LOSS_UNKNOWN = Row("loss", "silent", "no step was read, or the framework prints no loss")
 
 ARRIVED = Row(
@@ -73,12 +77,16 @@ ARRIVED = Row(
     "the last step that was asked for is there, or the last line of several steps each and then the end mark",
 )
 NO_STEP = Row("last_step", "denies", "the log has no training step, or none of those asked for", (Cause.NO_METRIC,))
+NO_STEP_HERE = Row("last_step", "silent", "of several nodes another one alone prints the steps, and this one has none")
 CUT_SHORT = Row("last_step", "denies", "the log ends before the last step that was asked for", (Cause.INCOMPLETE,))
 CUT_SHORT_SCRIPT = Row("last_step", "doubts", "the log of a card's own script ends before the steps that it says")
 PERHAPS_SHORT = Row(
     "last_step", "doubts", "the last line of several steps each is there, and no end mark is to be expected"
 )
 WENT_BACK = Row("last_step", "doubts", "the steps went back: several trainings are in one window")
+LAST_WITHOUT_END = Row("last_step", "denies", "the last of several trainings has no end mark", (Cause.INCOMPLETE,))
+LAST_WITHOUT_STEP = Row("last_step", "denies", "the last of several trainings has no step", (Cause.INCOMPLETE,))
+LAST_WITHOUT_END_ODD = Row("last_step", "doubts", "the same in a log that madlite did not make")
 NO_LAST = Row("last_step", "silent", "nobody says how many steps there were to be, or a script's steps are not known")
 
 NO_PATTERN = Row("error_pattern", "agrees", "a card's own script printed none of MAD's error patterns")
@@ -118,11 +126,19 @@ NUMBER = Row("metric", "agrees", "there is a number, finite and of the right sig
 NO_NUMBER = Row(
     "metric", "denies", "there is no number after the warm-up, in no line, or in no file", (Cause.NO_METRIC,)
 )
+NUMBER_ELSEWHERE = Row("metric", "silent", "of several nodes another one prints the result")
 NO_RESULT = Row("metric", "denies", "the number is text, NaN, infinite, or a speed of 0 or less", (Cause.BAD_NUMBER,))
+
+NUMBER_UNREAD = Row("metric", "doubts", "there is a number, and of some steps or lines text that is none")
 
 FRESH = Row("artifact", "agrees", "the results file was written since the start")
 STALE = Row("artifact", "denies", "there is no results file, or only one from before the start", (Cause.NO_METRIC,))
 NO_ARTIFACT = Row("artifact", "silent", "the result is in no file")
+
+SUMMARY_AS_READ = Row("summary", "agrees", "the framework's own summary is of the steps that were read")
+SUMMARY_COMPUTED = Row("summary", "agrees", "it is of other steps, and computed from those that were read")
+SUMMARY_ODD = Row("summary", "doubts", "it is of other steps than were read, or a figure of it is no number")
+SUMMARY_UNKNOWN = Row("summary", "silent", "there is none, or nobody knows of how many steps it is")
 
 CONFIG_SAME = Row("config", "agrees", "all that the trainer's log says of its configuration is as planned")
 CONFIG_OTHER = Row(
@@ -139,10 +155,17 @@ RANKS_MISSING = Row("ranks", "doubts", "fewer ranks report steps than were to pr
 RANKS_UNEVEN = Row("ranks", "doubts", "a rank stops before the last step that others reach, or reports fewer steps")
 RANKS_ON_CPU = Row("ranks", "doubts", "the card asks for several GPUs, and ran on a machine without one")
 RANKS_APART = Row("ranks", "doubts", "ranks of one training report speeds that are more than a fifth apart")
+RANKS_MIXED = Row("ranks", "doubts", "most steps are reported again with other numbers, and no label says by whom")
 RANKS_UNKNOWN = Row("ranks", "silent", "no line names its rank, or a card's own script may train more than once")
 
-LOSS_FALLS = Row("loss_trend", "agrees", "the loss does not explode")
-LOSS_RISES = Row("loss_trend", "doubts", "the last loss, or that of the last steps, is far above those before")
+LOSS_FALLS = Row("loss_trend", "agrees", "the loss does not explode, nor ends above where it began")
+LOSS_RISES = Row(
+    "loss_trend",
+    "doubts",
+    "the last loss is far above those before, or the last fifth's above the start or ln(vocabulary)",
+)
+GRADIENT_NAN = Row("loss_trend", "doubts", "a gradient norm is NaN")
+GRADIENT_SKIPPED = Row("loss_trend", "doubts", "the optimizer skipped most of the steps")
 GRADIENT_RISES = Row(
     "loss_trend", "doubts", "the gradient norm of the last steps is not finite or far above the first ones'"
 )
@@ -159,25 +182,33 @@ COMPANY_UNKNOWN = Row("strangers", "silent", "no GPU, or it was not asked, or di
 
 COUNTED = Row("compute", "agrees", "the work per second is possible; where the framework counts it too, within 2 %")
 IMPOSSIBLE = Row("compute", "doubts", "the work per second is above the GPU's peak")
+MFU_ABOVE = Row("compute", "doubts", "the trainer itself reports an MFU above 100 %")
 COUNTED_OTHERWISE = Row(
     "compute", "silent", "the framework's figure is more than 2 % apart, which is told as a finding"
 )
 NOT_COUNTED = Row("compute", "silent", "the model's shape, or its tokens, are not known, or there is no window")
 
+CLOCK_AGREES = Row("clock", "agrees", "the speed fits the time between the lines of its steps")
+TOO_FAST = Row("clock", "doubts", "the speed comes to more than twice the work of the steps in that time")
+CLOCK_UNKNOWN = Row("clock", "silent", "the work of a step is not known, or too few of the times")
+
 # in the order in which they explain: of several denials the first is the verdict's
 TABLE: tuple[Row, ...] = (
     *(ENDED_WELL, STOPPED, NOT_RUN, ENDED_ILL, NO_EXIT),
-    *(LOSS_FINE, LOSS_NAN, LOSS_GONE, LOSS_ODD, LOSS_UNKNOWN),
-    *(ARRIVED, NO_STEP, CUT_SHORT, CUT_SHORT_SCRIPT, PERHAPS_SHORT, WENT_BACK, NO_LAST),
+    *(LOSS_FINE, LOSS_NAN, LOSS_GONE, LOSS_ODD, LOSS_ZERO, LOSS_UNREAD, LOSS_UNKNOWN),
+    *(ARRIVED, NO_STEP, NO_STEP_HERE, CUT_SHORT, CUT_SHORT_SCRIPT, PERHAPS_SHORT, WENT_BACK),
+    *(LAST_WITHOUT_STEP, LAST_WITHOUT_END, LAST_WITHOUT_END_ODD, NO_LAST),
     *(NO_PATTERN, PATTERN, NOT_SCANNED),
     *(LAUNCHED_WELL, LAUNCHER_FAILED, LAUNCHER_ODD, DIED, ENDED_ODD, LAUNCHER_STOPPED),
     *(MARKED, MARK_MISSED, MARK_GONE, NO_MARK),
     *(FRESH, STALE, NO_ARTIFACT),
-    *(NUMBER, NO_NUMBER, NO_RESULT),
+    *(NUMBER, NUMBER_UNREAD, NO_NUMBER, NUMBER_ELSEWHERE, NO_RESULT),
+    *(SUMMARY_AS_READ, SUMMARY_COMPUTED, SUMMARY_ODD, SUMMARY_UNKNOWN),
     *(CONFIG_SAME, CONFIG_OTHER, CONFIG_ODD, CONFIG_UNKNOWN),
-    *(ALL_RANKS, RANKS_MISSING, RANKS_UNEVEN, RANKS_APART, RANKS_ON_CPU, RANKS_UNKNOWN),
-    *(LOSS_FALLS, LOSS_RISES, GRADIENT_RISES, LOSS_SHORT),
+    *(ALL_RANKS, RANKS_MISSING, RANKS_UNEVEN, RANKS_APART, RANKS_MIXED, RANKS_ON_CPU, RANKS_UNKNOWN),
+    *(LOSS_FALLS, LOSS_RISES, GRADIENT_NAN, GRADIENT_SKIPPED, GRADIENT_RISES, LOSS_SHORT),
     *(MEMORY_FINE, MEMORY_ENDED, MEMORY_OUT, MEMORY_RETRIED),
     *(ALONE, NOT_ALONE, COMPANY_UNKNOWN),
-    *(COUNTED, IMPOSSIBLE, COUNTED_OTHERWISE, NOT_COUNTED),
+    *(COUNTED, IMPOSSIBLE, MFU_ABOVE, COUNTED_OTHERWISE, NOT_COUNTED),
+    *(CLOCK_AGREES, TOO_FAST, CLOCK_UNKNOWN),
 )

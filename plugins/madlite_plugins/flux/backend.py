@@ -17,6 +17,7 @@ from madlite import (
     Request,
     ResultRule,
     RunPlan,
+    Variant,
     read_book,
 )
 from madlite_plugins.flux.checks import findings
@@ -66,10 +67,9 @@ class Flux(RecipeBackend):
         """Return the steady window of the steps, and what MAD takes from the launcher, calculated from them."""
         return FOREIGN
 
-    def check(self, plan: RunPlan) -> Iterable[Finding]:
+    def check_variant(self, plan: RunPlan, variant: Variant) -> Iterable[Finding]:
         """Find what the benchmark would refuse, or measure under a wrong name."""
-        own = findings(plan, plan.variant) if plan.variant else ()
-        return (*super().check(plan), *own)
+        return findings(plan, variant)
 
     def assets(self, plan: RunPlan) -> Iterable[Asset]:
         """Return the model's repository and the data set's, where they are none of the user's own folders."""

@@ -50,7 +50,9 @@ class FluxReader:
         self._runs = 0
         self._last = 0  # of the steps
         self._marks: bool | None = None  # whether this version marks the optimizer's; None: not known yet
-        self._held: dict[int, list[Step]] = {}  # by node: micro-steps before the optimizer's
+        self._held: dict[
+            tuple[int, int | None], list[Step]
+        ] = {}  # by node and rank: micro-steps before the optimizer's
 
     def feed(self, line: Line) -> Iterable[Event]:
         """Return the step of a line, or what the launcher says of a run."""
@@ -72,7 +74,7 @@ class FluxReader:
         if n <= 1 and self._last > n + 1:  # the trainer goes on from no checkpoint
             yield from self._begin()
         self._last = n
-        held = self._held.setdefault(line.node, [])
+        held = self._held.setdefault((line.node, line.rank), [])
         step = Step(n=n, values=_quantities(values), rank=line.rank, t_s=line.t_s)
         if _OPTIMIZED in values:
             self._marks = True

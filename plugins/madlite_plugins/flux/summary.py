@@ -11,12 +11,11 @@ import io
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from madlite import Ended, Event, Summary
+from madlite import Ended, Event, Summary, read_output
 
 FPS, TFLOPS = "avg_fps_gpu", "avg_tflops"
 _COLUMNS = {FPS: (FPS, "fps_gpu", "avg_fps"), TFLOPS: (TFLOPS, "tflops"), "avg_step_time_gpu": ("avg_step_time_gpu",)}
 _GRACE_S = 2.0  # of file systems that keep coarse times
-_LARGEST = 64 * 1024 * 1024  # bytes; no sweep writes as much
 
 
 def read_summaries(outputs: Path, since_s: float) -> Iterator[Event]:
@@ -39,20 +38,19 @@ def read_summaries(outputs: Path, since_s: float) -> Iterator[Event]:
 
 def _rows(outputs: Path, since_s: float) -> list[Mapping[str, str]]:
     try:
-        text = _newest(outputs / "outputs/runs", since_s)
+        text = _newest(outputs, since_s)
         rows = csv.DictReader(io.StringIO(text, newline=""), restval="")
         return [{name.strip(): value or "" for name, value in row.items() if isinstance(name, str)} for row in rows]
     except (OSError, csv.Error, ValueError):
         return []
 
 
-def _newest(folder: Path, since_s: float) -> str:
+def _newest(outputs: Path, since_s: float) -> str:
     """Return the text of the summary that was written last since then; "" where there is none."""
+    folder = outputs / "outputs/runs"
     found = [(path.stat(), path) for path in folder.rglob("runs_summary.csv") if path.is_file()]
     ours = [(stat.st_mtime_ns, path) for stat, path in found if stat.st_mtime >= since_s - _GRACE_S]
-    if not ours or (path := max(ours)[1]).stat().st_size > _LARGEST:
-        return ""
-    return path.read_bytes().decode("utf-8-sig", "replace")
+    return read_output(max(ours)[1], outputs).decode("utf-8-sig", "replace") if ours else ""
 
 
 def _first(row: Mapping[str, str], columns: tuple[str, ...]) -> str:

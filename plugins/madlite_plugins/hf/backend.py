@@ -78,12 +78,9 @@ class HuggingFace(TorchrunBackend):
         """Return the rule of a log that somebody else made; `expand` gives each draft its own."""
         return rules.foreign_rule()
 
-    def check(self, plan: RunPlan) -> Iterable[Finding]:
+    def check_variant(self, plan: RunPlan, variant: Variant) -> Iterable[Finding]:
         """Find what the run's script or its packages would refuse, or measure under a wrong name."""
-        if plan.variant is None:
-            return super().check(plan)
-        own = script_findings if _is_mad_s(plan) else findings
-        return (*super().check(plan), *own(plan, plan.variant))
+        return script_findings(plan, variant) if _is_mad_s(plan) else findings(plan, variant)
 
     def check_steps(self, plan: RunPlan, variant: Variant) -> Iterable[Finding]:
         """Find too few steps, or of MAD's script a part of a step."""

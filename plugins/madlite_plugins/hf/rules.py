@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from madlite import MadMetric, Quantity, ResultRule
 from madlite_plugins.hf.modes import PRETRAIN
 from madlite_plugins.micro_steps import AVERAGE_SPEED, AVERAGE_TFLOPS
@@ -20,7 +22,8 @@ _SECOND_HALF = MadMetric(
 
 def own_rule(mode: str) -> ResultRule:
     """Return the rule of our own script: MAD's figure of a mode, by MAD's rule."""
-    return _rule((_SECOND_HALF,) if mode == PRETRAIN else (_SAMPLES,), end_mark=END_MARK)
+    rule = _rule((_SECOND_HALF,) if mode == PRETRAIN else (_SAMPLES,), end_mark=END_MARK)
+    return replace(rule, printed_on="first")
 
 
 def train_llama_rule() -> ResultRule:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from madlite import Event, Quantity, Step, Summary
+from madlite import Event, Quantity, Step, Summary, read_output
 
 QUANTITIES = {
     "loss": Quantity.LOSS,
@@ -15,7 +15,6 @@ QUANTITIES = {
 }
 _NAME = "trainer_state.json"
 _PLACES = (_NAME, f"*/{_NAME}", f"*/*/{_NAME}")  # the run's folder, its output_dir, and a checkpoint in there
-_MOST_BYTES = 64 * 1024 * 1024
 _MOST_STEPS = 10**12
 
 
@@ -24,7 +23,7 @@ def read_state(outputs: Path, rank: int | None) -> Iterator[Event]:
 
     What is no such file is passed over.
     """
-    states = [state for place in _PLACES for path in sorted(outputs.glob(place)) if (state := _load(path))]
+    states = [state for place in _PLACES for path in sorted(outputs.glob(place)) if (state := _load(path, outputs))]
     history = max(states, key=_reached, default=[])
     before = 0
     for entry in history:
@@ -37,12 +36,10 @@ def read_state(outputs: Path, rank: int | None) -> Iterator[Event]:
             yield Summary(values={name: str(value) for name, value in entry.items() if _number(value) is not None})
 
 
-def _load(path: Path) -> list[Mapping[str, object]]:
+def _load(path: Path, outputs: Path) -> list[Mapping[str, object]]:
     try:
-        if not path.is_file() or path.stat().st_size > _MOST_BYTES:
-            return []
-        history = json.loads(path.read_text(encoding="utf-8")).get("log_history")
-    except (OSError, ValueError, AttributeError, RecursionError):
+        history = json.loads(read_output(path, outputs)).get("log_history")
+    except (ValueError, AttributeError, RecursionError):
         return []
     return [entry for entry in history if isinstance(entry, dict)] if isinstance(history, list) else []
 

@@ -59,6 +59,7 @@ class MegatronLM(RecipeBackend):
                 MadMetric(metric="TFLOPS_per_gpu", rule="summary", key="throughput per GPU"),
             ),
             end_mark=END_MARK,
+            printed_on="last",
         )
 
     def expand(self, request: Request, machine: Machine) -> Sequence[Draft]:

@@ -42,7 +42,7 @@ _LABELS: dict[str, tuple[Quantity, Quantity | None, float]] = {
 class Iteration(NamedTuple):
     """What one iteration line says: it is number `n` of `of`, and begins in the text at `start`.
 
-    Sizes are None where it has none.
+    Sizes are None where it has none; `skipped` is how many of those that it covers were left out.
     """
 
     n: int
@@ -52,6 +52,7 @@ class Iteration(NamedTuple):
     global_batch: int | None = None
     seq_len: int | None = None
     of_images: bool = False
+    skipped: int = 0
 
 
 def read_iterations(text: str) -> Iterator[Iteration]:
@@ -79,6 +80,7 @@ def read_iterations(text: str) -> Iterator[Iteration]:
             global_batch=_size(fields.get("global batch size")),
             seq_len=_count(fields.get("seq_length")),
             of_images=bool(other),
+            skipped=_count(fields.get(_SKIPPED)) or 0,
         )
 
 

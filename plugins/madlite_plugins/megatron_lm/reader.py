@@ -12,10 +12,24 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from madlite import NUMBER, EffectiveConfig, Ended, Event, Line, Quantity, RunPlan, Step, Summary, number
+from madlite import (
+    NUMBER,
+    EffectiveConfig,
+    Ended,
+    Event,
+    Line,
+    Phase,
+    Quantity,
+    RunPlan,
+    Step,
+    Summary,
+    number,
+    without_label,
+)
 from madlite_plugins.megatron_lm.iterations import Iteration, read_iterations
 from madlite_plugins.steps import Spans, rank_before, world_before
 
+START_MARK = "[before the start of training step]"
 END_MARK = "[after training is done]"
 ARGUMENTS = {
     "train_iters": "steps",
@@ -84,10 +98,13 @@ class MegatronReader:
             return self._read_argument(text)
         if "MODEL_TFLOP" in text:
             return self._read_utilisation(line)
+        text = without_label(line)
         if text.startswith(_SUMMARIES) and (found := _SUMMARY.match(text)):
             return (Summary(values={found[1]: found[2]}),)
         if text.startswith("madlite: ") and (found := _FAILED.match(text)):
             return (Ended(marker=found[0], code=int(found[1])),)
+        if START_MARK in text:
+            return (Phase(name="train", t_s=line.t_s, starts=True),)
         return (Ended(marker=END_MARK),) if END_MARK in text else ()
 
     def finish(self, outputs: Path) -> Iterable[Event]:
@@ -122,7 +139,8 @@ class MegatronReader:
         self._started, self._memory = True, {}
         self._add_flops(values)
         self._add_tokens(values, one, line)
-        return Step(n=one.n, values=values, rank=rank, t_s=line.t_s, span=self._spans.of(one.n, rank))
+        span = self._spans.of(one.n, rank)
+        return Step(n=one.n, values=values, rank=rank, t_s=line.t_s, span=span, skipped=one.skipped >= span)
 
     def _say_facts(self, one: Iteration) -> Iterator[Event]:
         """Yield the arguments once all were read, so that none is of a line that was cut off.

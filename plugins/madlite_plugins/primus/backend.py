@@ -142,6 +142,8 @@ def _fitted(draft: Draft, request: Request) -> Draft:
     if draft.variant is None or not of_tree:
         return draft
     variant = replace(draft.variant, mode=str(card.get("mode", draft.variant.mode)))
+    of_file = tuple(key for key, origin in request.origins.items() if origin == "card")  # as the config file has it
+    draft = replace(draft, declared=of_file)
     if "mock_data" not in card:
         draft = replace(draft, settings={**draft.settings, "mock_data": ""})
     if framework not in FRAMEWORKS:

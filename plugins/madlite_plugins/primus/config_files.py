@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from madlite import read_inside
+
 _BASES = ("includes", "bases", "extends")
 _LARGEST_BYTES = 1 << 20  # a config has a few thousand
 _OPENERS = re.compile(r"[\[{]|[-?][ \t]")  # what a list or table can begin with, and so lie in another
@@ -17,31 +19,31 @@ _MOST_OPENERS = 4000  # a config has some tens
 _MOST_FILES = 16  # that extend one another
 
 
-def read_config(file: Path) -> dict[str, Any]:
-    """Return a file over its bases, as far as they are there.
+def read_config(file: Path, tree: Path) -> dict[str, Any]:
+    """Return a file of a tree over its bases, as far as they are there; none of them lies outside of the tree.
 
     Raises:
         ValueError: it cannot be read or is no YAML mapping; the text says which.
     """
     try:
-        return _whole_config(file, [])
+        return _whole_config(file, tree, [])
     except OSError as error:
         raise ValueError(f"it cannot be read: {error.strerror}") from None
     except RecursionError:  # an alias may stand for what it is part of
         raise ValueError("it is nested too deep") from None
 
 
-def _whole_config(file: Path, read: list[Path]) -> dict[str, Any]:
+def _whole_config(file: Path, tree: Path, read: list[Path]) -> dict[str, Any]:
     """Return a file over those it extends, as far as they are there; `read` holds what was read for the first one."""
     if len(read) == _MOST_FILES:
         raise ValueError(f"it extends more than {_MOST_FILES} files, or files in a circle")
     read.append(file)
-    content = _load(file)
+    content = _load(file, tree)
     bases = [base for key in _BASES for base in _listed(content.pop(key, None))]
     whole: dict[str, Any] = {}
     for base in bases:
         if isinstance(base, str) and (file.parent / base).is_file():
-            whole = _over(whole, _whole_config(file.parent / base, read))
+            whole = _over(whole, _whole_config(file.parent / base, tree, read))
     return _over(whole, content)
 
 
@@ -54,11 +56,11 @@ def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     return {**below, **above, **{key: _over(below[key], above[key]) for key in tables}}
 
 
-def _load(file: Path) -> dict[str, Any]:
+def _load(file: Path, tree: Path) -> dict[str, Any]:
     import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as quick, where libyaml is
-    text = _text_of(file)
+    text = _text_of(file, tree)
     try:
         content = yaml.load(text, loader)  # noqa: S506 - both are safe loaders
     except (yaml.YAMLError, ValueError, TypeError) as error:  # a date that is none is a ValueError
@@ -68,12 +70,12 @@ def _load(file: Path) -> dict[str, Any]:
     return content
 
 
-def _text_of(file: Path) -> str:
+def _text_of(file: Path, tree: Path) -> str:
     """Return a file's text, if it is of a config's kind: libyaml ends the process where brackets lie too deep."""
     if not file.is_file() or file.stat().st_size > _LARGEST_BYTES:
         raise ValueError("it is no plain file of the size that a config has")
     try:
-        text = file.read_bytes().decode("utf-8-sig")
+        text = read_inside(file, tree, limit_bytes=_LARGEST_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise ValueError("it is no UTF-8 text") from None
     if sum(1 for _ in _OPENERS.finditer(text)) > _MOST_OPENERS:

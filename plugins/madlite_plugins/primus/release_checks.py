@@ -8,10 +8,9 @@ release has a model's file both with a precision in its name and without.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from difflib import get_close_matches
 from pathlib import Path, PurePosixPath
 
-from madlite import Finding, RecipeBook, RunPlan, Variant, read_book
+from madlite import Finding, RecipeBook, RunPlan, Variant, nearest_words, read_book
 from madlite_plugins.primus.rules import FRAMEWORKS
 from madlite_plugins.primus.tree import PRECISIONS, TREE, precision_of
 
@@ -55,13 +54,23 @@ def release_findings(plan: RunPlan, variant: Variant, config: Config) -> Iterato
         if absent:
             yield absent
         elif plan.settings["recipe"] != TREE:
-            near = get_close_matches(str(config.path), here, n=_NEAR, cutoff=0.4)
+            near = _near(config.path, here)
             message = f"{config.path} is not among the files that the recipes know of {variant.release}"
             yield Finding(message=message, hint=f"near: {', '.join(near)}" if near else "")
 
 
 def _configs(book: RecipeBook, release: str) -> list[str]:
     return sorted({str(run.values["config"]) for run in book.runs if release in run.releases})
+
+
+def _near(path: PurePosixPath, here: list[str]) -> list[str]:
+    """Return the files of nearly the same name: those in the same folder, or else in any."""
+    files = [PurePosixPath(file) for file in here]
+    for among in ([file for file in files if file.parent == path.parent], files):
+        close = nearest_words(path.stem, (file.stem for file in among), most=_NEAR)
+        if close:
+            return [str(file) for stem in close for file in among if file.stem == stem][:_NEAR]
+    return []
 
 
 def _absent(plan: RunPlan, variant: Variant, config: Config, here: list[str]) -> Finding | None:

@@ -41,7 +41,10 @@ def result_rule(framework: str, averages: bool = True, of_tree: bool = False) ->
     """Return the rule of a framework; `averages` where MAD also reads the running means."""
     if framework == "diffusion":
         headline = Quantity.IMAGES_PER_S_PER_GPU
-        return ResultRule(kind="steps", headline=headline, headline_metric="images_per_s_per_gpu", loss_expected=False)
+        metric = "images_per_s_per_gpu"
+        return ResultRule(
+            kind="steps", headline=headline, headline_metric=metric, loss_expected=False, printed_on="last"
+        )
     if framework == "megatron_bridge":  # which prints no tokens/s
         return ResultRule(
             kind="steps",
@@ -49,13 +52,13 @@ def result_rule(framework: str, averages: bool = True, of_tree: bool = False) ->
             headline_metric="tflops_per_gpu",
             mad=_OF_TREE if of_tree else (_TFLOPS,),
             loss_expected=False,
+            printed_on="last",
         )
-    if of_tree:
-        return ResultRule(kind="steps", mad=_OF_TREE, end_mark=_END_MARKS.get(framework, ""))
+    mark = _END_MARKS.get(framework, "")
     if framework == "torchtitan":
-        return ResultRule(kind="steps", mad=(_TOKENS, _TFLOPS, _MEMORY), end_mark=_END_MARKS[framework])
-    mad = (_TOKENS, _TFLOPS, *(_MEANS if averages else ()))
-    return ResultRule(kind="steps", mad=mad, end_mark=_END_MARKS.get(framework, ""))
+        return ResultRule(kind="steps", mad=_OF_TREE if of_tree else (_TOKENS, _TFLOPS, _MEMORY), end_mark=mark)
+    mad = _OF_TREE if of_tree else (_TOKENS, _TFLOPS, *(_MEANS if averages else ()))
+    return ResultRule(kind="steps", mad=mad, end_mark=mark, printed_on="last")
 
 
 def foreign_rule() -> ResultRule:

@@ -55,7 +55,7 @@ class Presets:
     """The presets of one tree, each read once; of one that is not there or cannot be read nothing is known."""
 
     def __init__(self, tree: Path) -> None:
-        self._tree = tree
+        self.tree = tree
         self._read: dict[PurePosixPath, Mapping[str, Any]] = {}
 
     def find(self, kind: str, framework: str, name: str) -> Mapping[str, Any]:
@@ -69,7 +69,7 @@ class Presets:
 
     def _load(self, path: PurePosixPath) -> Mapping[str, Any]:
         try:
-            return read_config(self._tree / path)
+            return read_config(self.tree / path, self.tree)
         except ValueError:
             return {}
 
@@ -82,7 +82,7 @@ def read_values(file: Path, presets: Presets) -> dict[str, str | int]:
     Raises:
         ValueError: it cannot be read or is no YAML mapping; the text says which.
     """
-    modules = _table(read_config(file).get("modules"))
+    modules = _table(read_config(file, presets.tree).get("modules"))
     name, module = next(((name, _table(modules[name])) for name in _SUITES if modules.get(name)), ("", {}))
     overrides = _table(module.get("overrides"))
     framework = _text(module.get("framework"))

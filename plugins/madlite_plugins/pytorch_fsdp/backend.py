@@ -54,10 +54,9 @@ class PytorchFsdp(RecipeBackend):
             end_mark=END_MARK,
         )
 
-    def check(self, plan: RunPlan) -> Iterable[Finding]:
+    def check_variant(self, plan: RunPlan, variant: Variant) -> Iterable[Finding]:
         """Find what the script would refuse, or measure under a wrong name."""
-        own = findings(plan, plan.variant) if plan.variant else ()
-        return (*super().check(plan), *own)
+        return findings(plan, variant)
 
     def check_steps(self, plan: RunPlan, variant: Variant) -> Iterable[Finding]:
         """Find too few windows of micro-steps after the warm-up, or a part of one."""

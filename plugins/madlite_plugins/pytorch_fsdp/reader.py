@@ -18,6 +18,7 @@ _MICRO_STEP = re.compile(
     rf"TFLOP/s: (?P<tflops>{NUMBER}); iteration time: (?P<time>{NUMBER}); token per second: (?P<speed>{NUMBER}){END}"
 )
 _SEQ_LEN = re.compile(r"Creating model with config:.{0,4000}\bmax_seq_len=(\d{1,12})\b")
+_START = "Initing communication"
 _COMPILING = "Compiling model...."
 
 
@@ -64,6 +65,8 @@ class TrainFsdpReader:
             yield EffectiveConfig(values={"seq_len": found[1]})
         elif _COMPILING in line.text:
             yield Phase(name="compile", t_s=line.t_s)
+        elif _START in line.text:
+            yield Phase(name="train", t_s=line.t_s, starts=True)
         else:
             yield from self._micro_steps.finals(line)
 
@@ -72,4 +75,4 @@ def recognise(head: Sequence[str]) -> float:
     """Say how surely these lines are the script's."""
     if any(_MICRO_STEP.search(text) for text in head):
         return 0.9
-    return 0.6 if any("Initing communication" in text for text in head) else 0.0
+    return 0.6 if any(_START in text for text in head) else 0.0

@@ -21,14 +21,16 @@ from madlite import (
     UsageProblem,
     Variant,
     bare_name,
+    read_book,
 )
 from madlite_plugins.nodes import TorchrunBackend, node_findings
 from madlite_plugins.torchrun.checks import findings
+from madlite_plugins.torchrun.declared import declared_findings, read_declared
 from madlite_plugins.torchrun.ranks import is_first_node, ranks_of
 from madlite_plugins.torchrun.reader import OwnReader, Scale, recognise
+from madlite_plugins.torchrun.reads import SAMPLE
 from madlite_plugins.torchrun.words import choose_headline, misspelt, on, read_keys, read_pattern
 
-_SAMPLE = "{folder}/train_ddp.py"
 _NO_SCRIPT = "--set script=train.py, a file of this folder, or '--set script=-m package.module'"
 _SHARED = "its speeds are of the whole job (per_gpu=false): they are divided by the number of ranks"
 
@@ -53,11 +55,16 @@ class Torchrun(TorchrunBackend):
 
     def result_rule(self) -> ResultRule:
         """Return the rule of a script that nothing is known of; `expand` puts in what its user says."""
-        return ResultRule(kind="steps", loss_expected=False)
+        return ResultRule(kind="steps", loss_expected=False, printed_on="first")
 
     def check(self, plan: RunPlan) -> Iterable[Finding]:
-        """Find a script that is not there, and ranks that do not fit; sizes are the script's business."""
-        return (*node_findings(plan, self.result_node(plan)), *findings(plan))
+        """Find a script that is not there, ranks that do not fit, and what is said of the run that it does not read."""
+        base = read_book(self.book).values(str(plan.settings["recipe"]), plan.machine.device)
+        return (
+            *node_findings(plan, self.result_node(plan)),
+            *findings(plan),
+            *declared_findings(plan, base),
+        )
 
     def result_node(self, plan: RunPlan) -> int | None:
         """Return the first node: most scripts print on rank 0 alone."""
@@ -79,6 +86,7 @@ class Torchrun(TorchrunBackend):
             end_mark=str(plan.settings["end_mark"]),
             mark_decides=(plan.variant is None or plan.variant.steps is None) and is_first_node(plan),
             scale=_scale(plan),
+            prints=is_first_node(plan),
         )
 
 
@@ -93,6 +101,7 @@ def _fitted(draft: Draft, request: Request) -> Draft:
     variant = draft.variant or Variant(model="")
     try:
         script, (headline, with_loss) = _choose(settings, variant, request)
+        declared = read_declared(str(settings["declared"]))
     except UsageProblem as problem:  # what is missing may be there by another name
         raise _misspelt(request, settings) or problem from None
     return replace(
@@ -101,6 +110,9 @@ def _fitted(draft: Draft, request: Request) -> Draft:
         templates=(*draft.templates, *_sample(script)),
         result_rule=replace(_rule(headline, with_loss), end_mark=str(settings["end_mark"])),
         chosen=tuple(key for key in draft.chosen if key != "mode"),
+        declared=declared if script != SAMPLE else (),
+        tag_args=True,
+        runtimes=("docker", "host"),
         notes=(*draft.notes, *(() if on(settings["per_gpu"]) else (_SHARED,))),
     )
 
@@ -119,7 +131,7 @@ def _misspelt(request: Request, settings: Mapping[str, Scalar]) -> UsageProblem 
     of_card = request.card.recipe if isinstance(request.card.recipe, dict) else {}
     for key, meant in misspelt(request.settings, known):
         whose = f"card '{request.card.name}' has" if key in of_card else "this run has"
-        hint = f"did you mean {meant}?   madlite explain TAG shows every key"
+        hint = f"did you mean {meant}?   madlite explain TAG --all shows every key"
         return UsageProblem(f"{whose} no key '{key}' to set", hint)
     return None
 
@@ -127,11 +139,14 @@ def _misspelt(request: Request, settings: Mapping[str, Scalar]) -> UsageProblem 
 def _sample(script: str) -> tuple[FileTemplate, ...]:
     """Return the script that comes with madlite, where it is the one that runs."""
     sample = FileTemplate(path="train_ddp.py", template="torchrun/train_ddp.py", raw=True)
-    return (sample,) if script == _SAMPLE else ()
+    return (sample,) if script == SAMPLE else ()
 
 
 def _rule(headline: Quantity, with_loss: bool) -> ResultRule:
-    return ResultRule(kind="steps", headline=headline, headline_metric=headline.name.lower(), loss_expected=with_loss)
+    metric = headline.name.lower()
+    return ResultRule(
+        kind="steps", headline=headline, headline_metric=metric, loss_expected=with_loss, printed_on="first"
+    )
 
 
 def _is_sized(variant: Variant, asked: Mapping[str, str]) -> bool:

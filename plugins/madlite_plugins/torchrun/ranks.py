@@ -31,16 +31,9 @@ def is_first_node(plan: RunPlan) -> bool:
 
 
 def rank_findings(plan: RunPlan) -> Iterator[Finding]:
-    """Yield what is wrong with the number of ranks, with those whose output is kept, and with what a node prints."""
+    """Yield what is wrong with the number of ranks, and with those whose output is kept."""
     yield from _number(plan)
     yield from _kept(plan)
-    rank = node_value(plan, "node_rank")
-    if not is_first_node(plan) and _RANKS.fullmatch(rank):
-        message = (
-            f"a script that prints on rank 0 alone, as most do, has no step to show on node {rank}: the run there ends "
-            "with exit code 3 (FAILURE, no_metric), though the training went well"
-        )
-        yield Finding(message=message, hint="""-c '{"skip_perf_collection": true}' keeps that out of perf.csv""")
 
 
 def _number(plan: RunPlan) -> Iterator[Finding]:

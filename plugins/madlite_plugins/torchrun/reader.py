@@ -10,15 +10,26 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from madlite import Ended, Event, Line, Quantity, Step, number
+from madlite import (
+    STEPS_APART,
+    Ended,
+    Event,
+    Line,
+    Quantity,
+    Step,
+    group_texts,
+    is_label,
+    number_or_none,
+    without_label,
+)
 from madlite_plugins.steps import Spans, rank_before
 from madlite_plugins.torchrun.missed import Missed
 from madlite_plugins.torchrun.words import NAMES, STEP_NAMES
 
 _log = logging.getLogger(__name__)
+_DIGIT = re.compile("[0-9]")
 _MOST = 10**12  # a step beyond is a garbled number
 _TRIES = 8  # objects of one line that are looked at
-_APART = 5  # steps that lines of ranks may come apart; further back is a training that was started again
 _SHARED = (
     Quantity.TOKENS_PER_S_PER_GPU,
     Quantity.SAMPLES_PER_S_PER_GPU,
@@ -39,8 +50,7 @@ class Scale(NamedTuple):
 class OwnReader:
     """Follows one log; `pattern` tells a step's line, where it is None a JSON object after `prefix` does.
 
-    A script that counts from 0 has done step n + 1 when it prints n.  Where `mark_decides`, a log that does not end
-    with the end mark is one of a training that failed.
+    Where `mark_decides`, a log that does not end with the end mark is one of a training that failed.
     """
 
     def __init__(
@@ -52,18 +62,20 @@ class OwnReader:
         end_mark: str = "",
         mark_decides: bool = False,
         scale: Scale | None = None,
+        prints: bool = True,
     ) -> None:
+        self._prints = prints  # whether steps are expected here: of several nodes most scripts print on the first
         self._pattern = pattern
         self._prefix = prefix
         self._keys = keys or {}
         self._end_mark = end_mark
         self._mark_decides = mark_decides
         self._ended = False  # since the last step
-        self._highest = 0
+        self._highest = -1
         self._missed = Missed()
         self._scale = scale or Scale()
         self._spans = Spans()
-        self._offset: int | None = None
+        self._trained = False
 
     def feed(self, line: Line) -> Iterable[Event]:
         """Return the line's steps, and its end mark: ranks that write at once share a line."""
@@ -71,15 +83,16 @@ class OwnReader:
         if self._end_mark and self._end_mark in line.text:
             found.append(Ended(marker=self._end_mark))
             self._ended = True
-        if not found and self._offset is None:
+        if not found and not self._trained:
             self._missed.see(line.text)
         return found or ()
 
     def finish(self, outputs: Path) -> Iterable[Event]:
         """Return that the end mark is missing, where it alone tells the end; say how the log was not as stated."""
-        for words in self._missed.words(self._offset is not None, self._way()):
-            _log.warning("%s", words)
-        if not self._mark_decides or not self._end_mark or self._ended or self._offset is None:
+        if self._prints or self._trained:
+            for words in self._missed.words(self._trained, self._way()):
+                _log.warning("%s", words)
+        if not self._mark_decides or not self._end_mark or self._ended or not self._trained:
             return ()
         return (Ended(marker=f"the end mark {self._end_mark!r} was not printed after the last step", missed=True),)
 
@@ -91,30 +104,43 @@ class OwnReader:
         return f"json: an object with a step and a number{after}"
 
     def _by_pattern(self, line: Line) -> Iterator[Step]:
-        for found in self._pattern.finditer(line.text) if self._pattern else ():
-            texts = {name: text for name, text in found.groupdict().items() if text is not None}
-            told = {name: number_in(text) for name, text in texts.items()}
+        for found in self._matches(line):
+            texts = group_texts(found)
+            told = {name: number_or_none(text) for name, text in texts.items()}
             numbers = {name: value for name, value in told.items() if value is not None}
             self._missed.take(texts, numbers)
-            yield from self._step(numbers, rank_before(line, found.start()), line)
+            unread = {name: text for name, text in texts.items() if name not in numbers}
+            of_label = found.string == line.text and is_label(line.text, *found.span("n"))
+            yield from self._step(numbers, None if of_label else rank_before(line, found.start()), line, unread)
+
+    def _matches(self, line: Line) -> list[re.Match[str]]:
+        """Return where the pattern matches; one that begins with the line's own begin does behind a rank's label."""
+        if self._pattern is None:
+            return []
+        found = list(self._pattern.finditer(line.text))
+        return found if found or line.rank is None else list(self._pattern.finditer(without_label(line)))
 
     def _by_json(self, line: Line) -> Iterator[Step]:
         for at, values in objects_in(line.text, self._prefix):
             rank = values.get("rank")
             told = rank if isinstance(rank, int) and not isinstance(rank, bool) and 0 <= rank < _MOST else None
-            yield from self._step(numbers_of(values, self._keys), rank_before(line, at) if told is None else told, line)
+            numbers, unread = numbers_of(values, self._keys)
+            yield from self._step(numbers, rank_before(line, at) if told is None else told, line, unread)
 
-    def _step(self, numbers: Mapping[str, float], rank: int | None, line: Line) -> Iterator[Step]:
+    def _step(
+        self, numbers: Mapping[str, float], rank: int | None, line: Line, unread: Mapping[str, str]
+    ) -> Iterator[Step]:
         n = numbers.get("n", math.nan)
         values = {NAMES[name][0]: value * NAMES[name][1] for name, value in numbers.items() if name != "n"}
-        if not 0 <= n < _MOST or not values:
+        odd = {NAMES[name][0]: text for name, text in unread.items() if name != "n"}
+        if not 0 <= n < _MOST or not (values or odd):
             return
-        if self._offset is None:
-            self._offset = 1 if n < 1 else 0
-        step = int(n) + self._offset
-        if step > self._highest or step < self._highest - _APART:  # other ranks' last steps may come after the mark
+        self._trained, step = True, int(n)
+        # other ranks' last steps may come after the mark
+        if step > self._highest or step < self._highest - STEPS_APART:
             self._highest, self._ended = step, False
-        yield Step(n=step, values=self._scaled(values), rank=rank, t_s=line.t_s, span=self._spans.of(step, rank))
+        span = self._spans.of(step, rank)
+        yield Step(n=step, values=self._scaled(values), rank=rank, t_s=line.t_s, span=span, unread=odd)
 
     def _scaled(self, values: dict[Quantity, float]) -> dict[Quantity, float]:
         for quantity in _SHARED:
@@ -143,30 +169,29 @@ def objects_in(text: str, prefix: str = "") -> Iterator[tuple[int, dict[str, obj
         at = text.find(opening, end)
 
 
-def numbers_of(values: Mapping[str, object], keys: Mapping[str, str]) -> dict[str, float]:
-    """Return an object's numbers by their names; `keys` go before the names that need none."""
+def numbers_of(values: Mapping[str, object], keys: Mapping[str, str]) -> tuple[dict[str, float], dict[str, str]]:
+    """Return an object's numbers by their names, and the texts of those that are none but have digits.
+
+    `keys` go before the names that need none.
+    """
     found: dict[str, float] = {}
+    unread: dict[str, str] = {}
     for key, value in values.items():
         name = keys.get(key) or ("n" if key in STEP_NAMES and "n" not in keys.values() else key)
         if (name == "n" or name in NAMES) and (name not in found or key in keys):
             told = _number(value)
             if told is not None:
                 found[name] = told
-    return found
-
-
-def number_in(text: str) -> float | None:
-    """Return a text's number, without what often stands behind one; None where it is no number, not even a NaN."""
-    bare = text.strip().rstrip(",;|)]}%")
-    value = number(bare)
-    return None if math.isnan(value) and "nan" not in bare.lower() else value
+            elif isinstance(value, str) and _DIGIT.search(value):
+                unread[name] = value
+    return found, {name: text for name, text in unread.items() if name not in found}
 
 
 def recognise(head: Sequence[str]) -> float:
     """Say how surely these lines are such objects: little, for other programs write some as well."""
     for text in head:
-        if text.startswith("{"):
-            told = [numbers_of(values, {}) for _, values in objects_in(text)]
+        if without_label(Line(text=text, rank=0)).startswith("{"):
+            told = [numbers_of(values, {})[0] for _, values in objects_in(text)]
             if any("n" in one and len(one) > 1 for one in told):
                 return 0.2
     return 0.0
@@ -176,6 +201,6 @@ def _number(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
     try:
-        return number_in(value) if isinstance(value, str) else float(value)
+        return number_or_none(value) if isinstance(value, str) else float(value)
     except OverflowError:
         return None

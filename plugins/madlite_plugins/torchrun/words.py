@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from difflib import get_close_matches
 
-from madlite import Quantity, Scalar, UsageProblem
+from madlite import Quantity, Scalar, UsageProblem, did_you_mean, nearest_words, one_hint
 
 SPEEDS = {
     quantity.name.lower(): quantity
@@ -79,7 +78,7 @@ def read_keys(text: str) -> dict[str, str]:
 def misspelt(given: Iterable[str], known: Collection[str]) -> Iterator[tuple[str, str]]:
     """Yield keys that are not known and nearly spell one that is, with that one."""
     for key in given:
-        close = get_close_matches(key, known, n=1, cutoff=0.7) if key not in known else ()
+        close = nearest_words(key, known, most=1) if key not in known else ()
         yield from ((key, one) for one in close)
 
 
@@ -109,9 +108,8 @@ def choose_headline(settings: Mapping[str, Scalar], *, sized: bool) -> tuple[Qua
 
 def _check_name(name: str, where: str) -> None:
     if name != "n" and name not in NAMES:
-        close = get_close_matches(name, NAMES, n=1, cutoff=0.5)
-        hint = f"did you mean {close[0]}?   " if close else ""
-        raise UsageProblem(f"{where} {name!r}, which names no number", f"{hint}names: n, {_listed(NAMES)}")
+        hints = (did_you_mean(name, NAMES, most=1), f"names: n, {_listed(NAMES)}")
+        raise UsageProblem(f"{where} {name!r}, which names no number", one_hint(*hints))
 
 
 def _one_way(text: str) -> UsageProblem:

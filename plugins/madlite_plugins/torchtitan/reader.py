@@ -38,7 +38,8 @@ _FACTS = {
     "Peak FLOPS": re.compile(r"Peak FLOPS used for computing MFU: (?P<peak_flops>\d\.\d+e[-+]\d\d)"),
     "total parameters": re.compile(r"Model (?P<family>[\w.-]+) (?P<flavor>[\w.-]+) size: [\d,]+ total parameters"),
 }
-_PHASES = {"Training starts at step": "train", "with torch.compile": "compile"}
+_JOB = "Starting job: "
+_STARTS = {_JOB: "setup", "Trainer is initialized with ": "setup", "Training starts at step ": "train"}
 _PRECISIONS = {
     "Float8 training active": "FP8",
     "Float8 tensorwise scaled training active": "FP8",
@@ -64,7 +65,7 @@ class TorchtitanReader:
         text = line.text
         if "%" in text and "GiB(" in text:
             return self._read_steps(line)
-        if self._trained and "Train" not in text:
+        if self._trained and "Train" not in text and _JOB not in text:
             return ()
         return self._read_remarks(text, line.t_s)
 
@@ -86,6 +87,7 @@ class TorchtitanReader:
         return found
 
     def _read_remarks(self, text: str, t_s: float) -> Iterator[Event]:
+        yield from (Phase(name=name, t_s=t_s, starts=True) for mark, name in _STARTS.items() if mark in text)
         for mark, fact in _FACTS.items():
             if mark in text and (found := fact.search(text)):
                 yield EffectiveConfig(values={**found.groupdict(), **self._mesh(found.groupdict())})
@@ -93,9 +95,8 @@ class TorchtitanReader:
             yield EffectiveConfig(values=_old_mesh(found))
         if "Float8" in text:
             yield from (EffectiveConfig(values={"precision": to}) for mark, to in _PRECISIONS.items() if mark in text)
-        for mark, phase in _PHASES.items():
-            if mark in text:
-                yield Phase(name=phase, t_s=t_s)
+        if "with torch.compile" in text:
+            yield Phase(name="compile", t_s=t_s)
         if END_MARK in text:
             yield Ended(marker=END_MARK)
 

@@ -7,12 +7,12 @@ and the tokens that the rank trained on in it (`local_valid_tokens`), but neithe
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
 
-from madlite import Quantity, Step
+from madlite import Quantity, Step, output_lines
 
 _FOLDERS = ("structured_logs", "*/structured_logs", "*/*/structured_logs")
 _NAME = re.compile(r"training\.global_rank_(\d{1,9})\.(.*)\.jsonl")
@@ -32,24 +32,23 @@ def structured_steps(outputs: Path, devices: int) -> Iterator[Step]:
         if found := _NAME.fullmatch(path.name):
             newest[int(found[1])] = max(newest.get(int(found[1]), ("", path)), (found[2], path))
     for rank, (_, path) in sorted(newest.items()):
-        yield from _steps_of(path, rank, devices)
+        yield from _steps_of(output_lines(path, outputs), rank, devices)
 
 
-def _steps_of(path: Path, rank: int, devices: int) -> Iterator[Step]:
+def _steps_of(lines: Iterable[bytes], rank: int, devices: int) -> Iterator[Step]:
     tokens = 0.0
-    with path.open("rb") as lines:
-        for line in lines:
-            record = _parse(line)
-            if record is None or record.step is None or record.value is None:
-                continue
-            if record.event_name == "local_valid_tokens":
-                tokens = record.value
-            elif record.log_type_name == "step_end" and record.value > 0:
-                seconds = record.value / 1000
-                values = {Quantity.STEP_TIME_S: seconds}
-                if devices and tokens:
-                    values[Quantity.TOKENS_PER_S_PER_GPU] = tokens / seconds / devices
-                yield Step(n=record.step, values=values, rank=rank)
+    for line in lines:
+        record = _parse(line)
+        if record is None or record.step is None or record.value is None:
+            continue
+        if record.event_name == "local_valid_tokens":
+            tokens = record.value
+        elif record.log_type_name == "step_end" and record.value > 0:
+            seconds = record.value / 1000
+            values = {Quantity.STEP_TIME_S: seconds}
+            if devices and tokens:
+                values[Quantity.TOKENS_PER_S_PER_GPU] = tokens / seconds / devices
+            yield Step(n=record.step, values=values, rank=rank)
 
 
 def _parse(line: bytes) -> _Record | None:

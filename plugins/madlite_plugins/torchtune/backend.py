@@ -59,7 +59,7 @@ class Torchtune(TorchrunBackend):
 
     def result_rule(self) -> ResultRule:
         """Return the steady window of the tokens by second, and the two figures of MAD's script."""
-        return ResultRule(kind="steps", mad=(_MEMORY, _SPEED))
+        return ResultRule(kind="steps", mad=(_MEMORY, _SPEED), printed_on="first")
 
     def env(self, card: Card, variant: Variant, machine: Machine) -> Mapping[str, str]:
         """Return the variables that MAD's script of the release sets in the image."""

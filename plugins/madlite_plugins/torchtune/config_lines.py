@@ -52,9 +52,11 @@ class ConfigLines:
         """Return what a line says under madlite's names; nothing where it is not kept, or the first that is no YAML."""
         found = _KEY.match(text)
         if found is None:
-            self.open = text.lstrip().startswith(("- ", "[")) and self.open
+            # a blank line of a rank has its label all the same
+            self.open = (not text or text.isspace() or text.lstrip().startswith(("- ", "["))) and self.open
             return {}
-        depth, key, value = len(found[1]), found[2], (found[3] or "").strip()
+        # some labels of ranks end with a space, so that one of the line's own may be taken for it
+        depth, key, value = (len(found[1]) + 1) // 2 * 2, found[2], (found[3] or "").strip()
         if depth == 0:
             self._section = "" if value else key
         name = _KEPT.get(key if depth == 0 else f"{self._section}.{key}") if depth in (0, 2) else None

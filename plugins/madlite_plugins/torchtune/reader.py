@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from madlite import NUMBER, EffectiveConfig, Ended, Event, Line, Phase, Quantity, Step, Summary, number
+from madlite import NUMBER, EffectiveConfig, Ended, Event, Line, Phase, Quantity, Step, Summary, number, without_label
 from madlite_plugins.torchtune.config_lines import ConfigLines, begins_config
 from madlite_plugins.torchtune.step_lines import StepLines, is_step_line, read_disk_log
 from madlite_plugins.torchtune.token_count import TokenCount
@@ -31,11 +31,11 @@ class TorchtuneReader:
     """Follows one log."""
 
     def __init__(self, tp: str = "1") -> None:
-        self._config = ConfigLines()
+        self._configs: dict[int | None, ConfigLines] = {}  # of each rank
         self._tokens = TokenCount(tp)
         self._steps = StepLines()
         self._told: dict[str, str] = {}  # of the configuration
-        self._bar = -1  # the step that the bar showed last
+        self._bars: dict[int | None, int] = {}  # the step that each rank's bar showed last
         self._length = 0  # steps of an epoch, as the bar has them
         self._trained = False
         self._complete = False  # whether steps with their speed were in the log
@@ -43,14 +43,15 @@ class TorchtuneReader:
 
     def feed(self, line: Line) -> Iterable[Event]:
         """Return the line's steps, or what else it says of the run."""
-        text = line.text
+        text = without_label(line)
         if "%|" in text or "Step " in text:
             return tuple(self._tokens.corrected(self._read_progress(line)))
-        if self._config.open and (kept := self._config.read(text)):
+        config = self._configs.setdefault(line.rank, ConfigLines())
+        if config.open and (kept := config.read(text)):
             self._told |= kept
             self._tokens.read_config(kept)
             return (EffectiveConfig(values=kept),)
-        return () if self._config.open else tuple(self._tokens.corrected(self._read_remarks(text, line.t_s)))
+        return () if config.open else tuple(self._tokens.corrected(self._read_remarks(text, line.t_s, config)))
 
     def finish(self, outputs: Path) -> Iterable[Event]:
         """Return the steps of the file that the log names, where the log itself has bars alone."""
@@ -59,7 +60,7 @@ class TorchtuneReader:
         return self._tokens.corrected(read_disk_log(outputs, self._disk_log))
 
     def _read_progress(self, line: Line) -> list[Event]:
-        found: list[Event] = [*self._read_bars(line), *self._steps.read(line.text, line.t_s)]
+        found: list[Event] = [*self._read_bars(line), *self._steps.read(line.text, line.t_s, line.rank)]
         steps = [event for event in found if isinstance(event, Step)]
         self._trained = self._trained or bool(steps)
         self._complete = self._complete or any(Quantity.TOKENS_PER_S_PER_GPU in step.values for step in steps)
@@ -69,21 +70,21 @@ class TorchtuneReader:
         """Yield what the bar alone tells: the length of the run, and losses where step lines have not each of them."""
         alone = not self._complete or self._told.get("log_freq", "1") != "1"
         for one in _BAR.finditer(line.text):
-            if alone and int(one[1]) != self._bar:
-                yield Step(n=int(one[1]), values={Quantity.LOSS: number(one[2])}, t_s=line.t_s)
-            self._bar = int(one[1])
+            if alone and int(one[1]) != self._bars.get(line.rank):
+                yield Step(n=int(one[1]), values={Quantity.LOSS: number(one[2])}, rank=line.rank, t_s=line.t_s)
+            self._bars[line.rank] = int(one[1])
         if not self._length and (length := _LENGTH.search(line.text)):
             self._length, epochs = int(length[1]), self._told.get("epochs", "1")
             steps = self._length * (int(epochs) if epochs.isdecimal() and len(epochs) < 7 else 1)
             yield EffectiveConfig(values={"steps": str(steps)})
 
-    def _read_remarks(self, text: str, t_s: float) -> Iterator[Event]:
+    def _read_remarks(self, text: str, t_s: float, config: ConfigLines) -> Iterator[Event]:
         self._tokens.read_remark(text)
         if begins_config(text):
-            self._config.begin()
+            config.begin()
             self._tokens.begin()
             if self._trained:
-                self._bar, self._length, self._trained, self._complete, self._disk_log = -1, 0, False, False, ""
+                self._bars, self._length, self._trained, self._complete, self._disk_log = {}, 0, False, False, ""
                 yield Phase(name="train", t_s=t_s, begins=True)
         elif found := _DISK_LOG.search(text):
             self._disk_log = found[1]

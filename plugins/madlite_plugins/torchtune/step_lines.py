@@ -6,11 +6,12 @@ of all data ranks, by second and rank.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from madlite import NUMBER, Quantity, Step, number
+from madlite import NUMBER, Quantity, Step, number, output_lines
 
 _STEP = re.compile(r"\bStep (\d{1,12}) \| ((?:[A-Za-z_]\w*:\S+(?: |$))+)")
 _FIELD = re.compile(rf"([A-Za-z_]\w*):({NUMBER})( |$)", re.IGNORECASE)
@@ -34,17 +35,17 @@ class StepLines:
     """
 
     def __init__(self) -> None:
-        self._bare = False
+        self._bare: dict[int | None, bool] = {}
 
-    def read(self, text: str, t_s: float = 0.0) -> Iterator[Step]:
+    def read(self, text: str, t_s: float = 0.0, rank: int | None = None) -> Iterator[Step]:
         """Yield the steps of a line."""
         for found in _STEP.finditer(text):
             fields = _FIELD.findall(found[2])
-            bare, self._bare = self._bare, not found[2].endswith(" ")
+            bare, self._bare[rank] = self._bare.get(rank, False), not found[2].endswith(" ")
             whole = {name: number(value) for name, value, end in fields if end or bare}
             values = {_QUANTITIES[name]: value for name, value in whole.items() if name in _QUANTITIES}
             if values:
-                yield Step(n=int(found[1]), values=values, t_s=t_s)
+                yield Step(n=int(found[1]), values=values, rank=rank, t_s=t_s)
 
 
 def is_step_line(text: str) -> bool:
@@ -52,13 +53,21 @@ def is_step_line(text: str) -> bool:
     return "tokens_per_second_per_gpu:" in text and _STEP.search(text) is not None
 
 
+def _named(outputs: Path, name: str) -> Iterator[Path]:
+    """Yield the files of a name, in folders that are real ones: a link may lead to all of a machine."""
+    for folder, below, files in os.walk(outputs):
+        place = Path(folder)
+        if name in files and (place / name).is_file():
+            yield place / name
+        if len(place.relative_to(outputs).parts) >= _DEEPEST:
+            below.clear()
+
+
 def read_disk_log(outputs: Path, name: str) -> Iterator[Step]:
     """Yield the steps of the file of that name below `outputs`, the highest one where several are."""
-    found = (path for depth in range(_DEEPEST + 1) for path in sorted(outputs.glob("*/" * depth + name)))
-    path = next((path for path in found if path.is_file()), None)
+    path = min(_named(outputs, name), key=lambda path: (len(path.parts), path), default=None)
     if path is None:
         return
     lines = StepLines()
-    with path.open(encoding="utf-8", errors="replace") as file:
-        for text in file:
-            yield from lines.read(text.rstrip("\n"))
+    for line in output_lines(path, outputs):
+        yield from lines.read(line.decode("utf-8", "replace").rstrip("\r"))

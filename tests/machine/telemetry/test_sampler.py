@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +16,7 @@ from madlite.machine.telemetry.nvml import Nvml
 from madlite.machine.telemetry.reading import Answer, Reading, User
 from madlite.machine.telemetry.sampler import Sampler, Watched
 from madlite.types import Gpu
+from tests.waiting import wait_until
 
 from .fakes import GIB, FakeNvml, first_table
 
@@ -66,18 +65,11 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *sources: object, vend
     return Sampler(watched, tmp_path / "telemetry.jsonl", lambda: float(next(ticks)))
 
 
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.001)
-
-
 def test_samples_are_written_as_they_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = Fake()
     sampler = make(tmp_path, monkeypatch, source)
     sampler.start()
-    until(lambda: len(sampler.samples) > 3)
+    wait_until(lambda: len(sampler.samples) > 3)
     lines = (tmp_path / "telemetry.jsonl").read_text().splitlines()
     assert len(lines) >= 3  # while it goes on
     sampler.stop()
@@ -93,11 +85,11 @@ def test_a_gpu_that_is_lost_is_said_once_and_the_other_is_sampled(tmp_path: Path
     sampler = make(tmp_path, monkeypatch, Nvml(library, (0, 1)))
     monkeypatch.setattr(Nvml, "least_interval_s", 0.001)
     sampler.start()
-    until(lambda: len(sampler.samples) > 2)
+    wait_until(lambda: len(sampler.samples) > 2)
     library.lost = {0}
-    until(lambda: sampler.samples[-1].gpus[0].index == 1)
+    wait_until(lambda: sampler.samples[-1].gpus[0].index == 1)
     seen = len(sampler.samples)
-    until(lambda: len(sampler.samples) > seen + 3)
+    wait_until(lambda: len(sampler.samples) > seen + 3)
     sampler.stop()
     assert sampler.problem == "GPU 0: GPU is lost"
     assert {one.index for one in sampler.samples[0].gpus} == {0, 1}
@@ -108,7 +100,7 @@ def test_a_driver_that_hangs_is_left_behind(tmp_path: Path, monkeypatch: pytest.
     stuck = threading.Event()
     sampler = make(tmp_path, monkeypatch, Fake(facts=lambda: stuck.wait(30) and {}))
     sampler.start()
-    until(lambda: bool(sampler.samples))
+    wait_until(lambda: bool(sampler.samples))
     sampler.stop()
     assert sampler.problem == "fake did not answer in time"
     stuck.set()
@@ -146,7 +138,7 @@ def test_a_file_that_cannot_be_written_costs_the_file_alone(tmp_path: Path, monk
     (tmp_path / "telemetry.jsonl").mkdir()
     sampler = make(tmp_path, monkeypatch, Fake())
     sampler.start()
-    until(lambda: len(sampler.samples) > 3)
+    wait_until(lambda: len(sampler.samples) > 3)
     sampler.stop()
     assert sampler.problem == "telemetry.jsonl is incomplete: Is a directory"
 
@@ -157,7 +149,7 @@ def test_the_file_and_the_samples_are_bounded(tmp_path: Path, monkeypatch: pytes
     source = Fake()
     sampler = make(tmp_path, monkeypatch, source)
     sampler.start()
-    until(lambda: source.reads > 20)
+    wait_until(lambda: source.reads > 20)
     sampler.stop()
     assert len(sampler.samples) <= 8 and sampler.interval_s >= 0.004
     assert (tmp_path / "telemetry.jsonl").stat().st_size <= 100
@@ -169,7 +161,7 @@ def test_a_source_is_read_anew_when_what_is_beside_it_was_opened(tmp_path: Path,
     files, tool = Fake(), Fake()
     sampler = make(tmp_path, monkeypatch, files, tool)
     sampler.start()
-    until(lambda: len(sampler.samples) > 1)
+    wait_until(lambda: len(sampler.samples) > 1)
     sampler.stop()
     assert [one.gpus[0].power_w for one in sampler.samples[:2]] == [2.0, 1.0]  # the first was of before the tool's
 
@@ -205,9 +197,9 @@ def test_strangers_are_looked_for_before_and_meanwhile(tmp_path: Path, monkeypat
     sampler = make(tmp_path, monkeypatch, Nvml(library, (0, 1)))
     monkeypatch.setattr(Nvml, "least_interval_s", 0.001)
     sampler.start()
-    until(lambda: bool(sampler.strangers))
+    wait_until(lambda: bool(sampler.strangers))
     library.users = [(1, SimpleNamespace(pid=6, usedGpuMemory=2 * GIB))]
-    until(lambda: len(sampler.strangers) == 2)
+    wait_until(lambda: len(sampler.strangers) == 2)
     sampler.stop()
     assert sampler.strangers_known
     assert sampler.strangers == ("pid 6 late, 2.0 GiB on GPU 1", "pid 5 train, on GPU 0")
@@ -219,13 +211,13 @@ def test_kfd_is_asked_before_a_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(module, "driver_ids", lambda root, gpus: {7: 0})
     monkeypatch.setattr(module, "kfd_users", lambda root, ids: () if ids == {7: 0} else None)
     sampler.start()
-    until(lambda: sampler.strangers_known)
+    wait_until(lambda: sampler.strangers_known)
     sampler.stop()
 
 
 def test_in_a_container_strangers_are_not_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sampler = make(tmp_path, monkeypatch, Fake(users=lambda: (User(pid=1, gpu=0, memory_bytes=GIB),)))
     sampler.start()
-    until(lambda: len(sampler.samples) > 2)
+    wait_until(lambda: len(sampler.samples) > 2)
     sampler.stop()
     assert (sampler.strangers, sampler.strangers_known) == ((), False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -16,9 +17,23 @@ from madlite.measure.witnesses import collect, figures, table
 from madlite.measure.witnesses.known import Known, Number
 from madlite.measure.witnesses.table import TABLE, Row
 from madlite.plan.architectures import known_architectures
-from madlite.types import Cause, Compute, Exit, Machine, Quantity, ResultRule, RunPlan, Status, Step, Variant
+from madlite.types import (
+    Cause,
+    Compute,
+    Event,
+    Exit,
+    Machine,
+    Quantity,
+    ResultRule,
+    RunPlan,
+    Status,
+    Step,
+    Summary,
+    Variant,
+)
 from madlite_plugins.torchrun.reader import OwnReader
 from tests.measure.witnesses.runs import (
+    BACKENDS,
     DONE,
     LOGS,
     ROOT,
@@ -53,6 +68,11 @@ def without_speed(text: str) -> str:
 
 def two_nodes() -> RunPlan:
     return replace(titan(), place=replace(titan().place, nodes=2))
+
+
+def worker() -> Verdict:
+    rule = replace(titan().result_rule, printed_on="first")
+    return run(without(r"step: "), replace(two_nodes(), result_rule=rule, settings={"node_rank": "1"}))
 
 
 def of_four(text: str) -> str:
@@ -111,13 +131,63 @@ def work(**values: object) -> Verdict:
 
 
 def own(text: str, end_mark: str, decides: bool) -> Verdict:
-    reader = OwnReader(
-        re.compile(r"step (?P<n>\d+) tps (?P<tokens_per_s_per_gpu>\d+)"), end_mark=end_mark, mark_decides=decides
-    )
+    reader = OwnReader(OWN_STEP, end_mark=end_mark, mark_decides=decides)
     log = Follower([reader])
     log.feed(text.encode())
     log.finish(LOGS)
     rule = ResultRule(kind="steps", loss_expected=False, end_mark=end_mark)
+    return judge(plan_of("torchtitan", Variant(model="m"), result_rule=rule), Witnesses(exit=DONE), log)
+
+
+def megatron(alter: Callable[[str], str]) -> Verdict:
+    """Return the verdict of a Megatron log that madlite did not make."""
+    log = Follower([BACKENDS["megatron_lm"].reader(None)])
+    log.feed(alter(text_of("megatron-lm-core0.16.1-gpt-cpu-1rank.log")).encode())
+    log.finish()
+    return judge_steps(Asked(rule=ResultRule(kind="steps")), log)
+
+
+def foreign(text: str, end_mark: str) -> Verdict:
+    """Return the verdict of a log that madlite did not make."""
+    log = Follower([OwnReader(OWN_STEP, end_mark=end_mark)])
+    log.feed(text.encode())
+    log.finish()
+    return judge_steps(Asked(rule=ResultRule(kind="steps", loss_expected=False, end_mark=end_mark)), log)
+
+
+def summed(**more: object) -> Verdict:
+    """Return the verdict of a run whose framework sums it up, as its reader says."""
+
+    class Summing(OwnReader):
+        def finish(self, outputs: Path) -> list[Event]:
+            return [Summary(values={"rate": "5"}, **more)]  # type: ignore[arg-type]
+
+    log = Follower([Summing(OWN_STEP)])
+    log.feed(OWN.encode())
+    log.finish(LOGS)
+    plan = plan_of("torchtitan", Variant(model="m"), result_rule=ResultRule(kind="steps", loss_expected=False))
+    return judge(plan, Witnesses(exit=DONE), log)
+
+
+def timed(speed: float) -> Verdict:
+    """Return the verdict of a run whose steps of 1000 tokens take 0.1 s by madlite's clock."""
+    clock = [1.0]
+    log = Follower([OwnReader(OWN_STEP)], now=lambda: clock[0])
+    for n in range(1, 16):
+        clock[0] += 0.1
+        log.feed(f"step {n} tps {speed * 10_000:.0f}\n".encode())
+    log.finish()
+    variant = Variant(model="m", seq_len=100, micro_batch=10)
+    plan = plan_of("torchtitan", variant, result_rule=ResultRule(kind="steps", loss_expected=False))
+    return judge(plan, Witnesses(exit=DONE), log)
+
+
+def comma(text: str) -> Verdict:
+    """Return the verdict of a run whose steps are read by a pattern that stops within a number of another language."""
+    log = Follower([OwnReader(re.compile(r"step (?P<n>\d+) loss (?P<loss>\S+) tps (?P<tokens_per_s_per_gpu>[\d.]+)"))])
+    log.feed(text.encode())
+    log.finish()
+    rule = ResultRule(kind="steps")
     return judge(plan_of("torchtitan", Variant(model="m"), result_rule=rule), Witnesses(exit=DONE), log)
 
 
@@ -126,6 +196,8 @@ def training() -> str:
 
 
 OWN = "".join(f"step {n} tps {100 + n % 3}\n" for n in range(1, 16))
+OWN_STEP = re.compile(r"step (?P<n>\d+) tps (?P<tokens_per_s_per_gpu>\d+)")
+OF_COMMAS = "".join(f"step {n} loss 2,99 tps 5.121,5\n" for n in range(1, 16))
 BAD_FILE = {"kind": "multiple_results", "file": "r.csv"}
 GOOD = Read(metrics=(make_metric("5", "tok/s", label="a"),))
 RISING = [2.5] * 8 + [3.0, 5.0, 9.0, 11.0, 12.0, 12.0, 12.5]
@@ -143,9 +215,18 @@ CASES: list[tuple[Row, Callable[[], Verdict]]] = [
         table.LOSS_ODD,
         lambda: script(re.sub(r"(step:  5 +loss: +)[\d.]+", r"\g<1>nan", training()) + "performance: 5 x\n"),
     ),
+    (table.LOSS_ODD, lambda: run(lambda text: text + "iter 3: train loss: nan\n")),
+    (
+        table.LOSS_NAN,
+        lambda: run(lambda text: re.sub(r"(step:  5 +loss: +)\S+( +grad_norm: +)\S+", r"\g<1>0\2nan", text)),
+    ),
+    (table.LOSS_ZERO, lambda: losses(6.2, 6.1, *[0.0] * 8)),
+    (table.LOSS_ZERO, lambda: losses(6.2, 6.1, 0.0, 0.0, 0.0, *[6.0] * 8)),
+    (table.LOSS_UNREAD, lambda: comma(OF_COMMAS.replace("tps 5.121,5", "tps 5121.5"))),
     (table.LOSS_UNKNOWN, lambda: script("performance: 5 tok/s\n", guest=False)),
     (table.ARRIVED, run),
     (table.NO_STEP, lambda: run(without(r"step: "))),
+    (table.NO_STEP_HERE, lambda: worker()),
     (table.CUT_SHORT, lambda: run(without(r"step: 12 "))),
     (
         table.CUT_SHORT_SCRIPT,
@@ -154,7 +235,10 @@ CASES: list[tuple[Row, Callable[[], Verdict]]] = [
     (table.NO_STEP, lambda: run(lambda text: re.sub(r"step:  ?(\d+) ", r"step: 10\1 ", text))),
     (table.ARRIVED, lambda: run(without(r"step: +(?!1 |5 |10 )\d+ "))),
     (table.PERHAPS_SHORT, lambda: every_tenth(25)),
-    (table.WENT_BACK, lambda: run(lambda text: text + without(r"step:  [12] ")(text))),
+    (table.WENT_BACK, lambda: run(lambda text: text + without(r"step:  [12] |Starting|starts|Trainer is")(text))),
+    (table.LAST_WITHOUT_STEP, lambda: run(lambda text: f"{text}[rank0]:[titan] 2026 - Training starts at step 1\n")),
+    (table.LAST_WITHOUT_END, lambda: own(OWN + "all done\n" + OWN, "all done", False)),
+    (table.LAST_WITHOUT_END_ODD, lambda: foreign(OWN + "all done\n" + OWN, "all done")),
     (table.NO_LAST, lambda: own(OWN, "", False)),
     (table.NO_PATTERN, lambda: script("performance: 5 tok/s\n", guest=False, scan=True)),
     (table.PATTERN, lambda: script("RuntimeError: x\nperformance: 5 tok/s\n", guest=False, scan=True)),
@@ -187,11 +271,19 @@ CASES: list[tuple[Row, Callable[[], Verdict]]] = [
     (table.STALE, lambda: script("", guest=False, rule=BAD_FILE)),
     (table.NO_ARTIFACT, run),
     (table.NUMBER, run),
+    (table.NUMBER_ELSEWHERE, lambda: worker()),
+    (table.NUMBER_UNREAD, lambda: comma(OF_COMMAS.replace("tps 5.121,5", "tps 998,512", 12))),
+    (table.NO_RESULT, lambda: comma(OF_COMMAS)),
     (table.NO_NUMBER, lambda: script("bye\n", guest=False)),
     (table.NO_NUMBER, lambda: run(plan=replace(titan(), variant=replace(titan().variant, warmup_steps=12)))),
     (table.NO_RESULT, lambda: script("performance: -5 tok/s\n", guest=False)),
     (table.NO_RESULT, lambda: run(lambda text: re.sub(r"tps: [\d,]+", "tps: 0", text))),
     (table.NO_RESULT, lambda: run(lambda text: re.sub(r"tps: [\d,]+", "tps: 1e400", text))),
+    (table.SUMMARY_AS_READ, lambda: summed(doubt="")),
+    (table.SUMMARY_COMPUTED, lambda: summed(doubt="", computed={"rate": "3"})),
+    (table.SUMMARY_ODD, lambda: summed(doubt="of other steps")),
+    (table.SUMMARY_UNKNOWN, lambda: summed()),
+    (table.SUMMARY_UNKNOWN, run),
     (table.CONFIG_SAME, run),
     (
         table.CONFIG_OTHER,
@@ -217,11 +309,14 @@ CASES: list[tuple[Row, Callable[[], Verdict]]] = [
     (table.LOSS_FALLS, run),
     (table.LOSS_RISES, lambda: losses(*RISING)),
     (table.LOSS_RISES, lambda: losses(*[2.5] * 49, 9e9)),
+    (table.GRADIENT_SKIPPED, lambda: megatron(swapped("skipped iterations:   0", "skipped iterations:   1"))),
     (table.GRADIENT_RISES, lambda: losses(*[2.0] * 15, norms=(*[1.0] * 10, *[1e4] * 5))),
     (table.GRADIENT_RISES, lambda: losses(*[2.0] * 15, norms=(*[1.0] * 10, *[float("nan")] * 5))),
     (table.LOSS_SHORT, lambda: own(OWN, "", False)),
     (table.MEMORY_FINE, run),
     (table.MEMORY_RETRIED, lambda: run(lambda text: RETRY.format(3) + text)),
+    (table.GRADIENT_NAN, lambda: run(lambda text: re.sub(r"(step:  5 .*grad_norm: +)\S+", r"\g<1>nan", text))),
+    (table.RANKS_MIXED, lambda: run(lambda text: re.sub(r"(?m)^\[rank\d\]:", "", text))),
     (table.MEMORY_RETRIED, lambda: run(lambda text: "|  CUDA OOMs: 0  |  cudaMalloc retries: 2  |\n" + text)),
     (table.MEMORY_OUT, lambda: run(lambda text: "RuntimeError: CUDA out of memory. Tried\n" + text)),
     (table.MEMORY_OUT, lambda: run(lambda text: "[titan] WARNING - 1 CUDA OOM errors thrown.\n" + text)),
@@ -233,7 +328,12 @@ CASES: list[tuple[Row, Callable[[], Verdict]]] = [
     (table.COUNTED, lambda: work(framework_tflops_per_gpu=101.0, apart=0.01)),
     (table.IMPOSSIBLE, lambda: work(peak_tflops=90.0, no_mfu="111 % of the peak of A100 BF16")),
     (table.COUNTED_OTHERWISE, lambda: work(framework_tflops_per_gpu=110.0, apart=0.1)),
+    (table.MFU_ABOVE, lambda: run(lambda text: re.sub(r"mfu: [\d.]+%", "mfu: 310.00%", text))),
     (table.NOT_COUNTED, lambda: own(OWN, "", False)),
+    (table.CLOCK_AGREES, lambda: timed(1.0)),
+    (table.TOO_FAST, lambda: timed(100.0)),
+    (table.CLOCK_UNKNOWN, lambda: own(OWN, "", False)),
+    (table.CLOCK_UNKNOWN, run),
 ]
 
 
@@ -284,6 +384,15 @@ def test_a_difference_is_named_with_both_values():
     verdict = run(swapped("local batch size 2, global batch size 4", "local batch size 4, global batch size 8"))
     assert (verdict.cause, verdict.metrics) == (Cause.CONFIG, ())
     assert "micro_batch is 4 in the trainer's log, 2 was planned; global_batch is 8" in verdict.reason
+
+
+def test_a_decimal_comma_is_named_with_what_it_was_to_be():
+    refused = comma(OF_COMMAS)
+    assert refused.cause is Cause.BAD_NUMBER and refused.metrics == ()
+    assert refused.reason == "'5.121,5' is no number, which the steps report as tokens/s/GPU"
+    mixed = comma(OF_COMMAS.replace("2,99", "2.99").replace("tps 5.121,5", "tps 998,512", 12))
+    (doubt,) = mixed.suspect
+    assert doubt.startswith("'5.121,5' of a step is no number")
 
 
 def test_the_first_denial_explains_and_the_others_are_kept():
@@ -433,6 +542,22 @@ def test_of_few_losses_one_above_all_others_is_doubted():
 def test_a_gradient_that_is_not_finite_is_told_as_that():
     for bad in (float("nan"), float("inf")):
         assert losses(*[2.0] * 15, norms=(bad,) * 15).suspect == ("the gradient norm is not finite",)
+    end = float("inf")
+    assert losses(*[2.0] * 15, norms=(*[1.0] * 13, end, end)).suspect == ("the gradient norm is not finite",)
+    assert losses(*[2.0] * 15, norms=(*[1.0] * 14, end)).suspect == (), "one alone is a step whose scale was too high"
+
+
+def test_steps_that_the_optimizer_skipped_are_doubted_where_they_are_most():
+    def some(every: int) -> Verdict:
+        lines = text_of("megatron-lm-core0.16.1-gpt-cpu-1rank.log").splitlines(keepends=True)
+        skipped = [at for at, line in enumerate(lines) if " iteration " in line][::every]
+        for at in skipped:
+            lines[at] = lines[at].replace("skipped iterations:   0", "skipped iterations:   1")
+        return megatron(lambda text: "".join(lines))
+
+    assert some(3).suspect == ()
+    (text,) = some(1).suspect
+    assert "skipped 20 of 20 steps" in text
 
 
 def test_memory_that_ran_out_and_ended_the_run_is_not_said_to_have_gone_on():
@@ -467,14 +592,16 @@ def test_what_is_not_known_is_told_with_its_reason():
         "end_mark": "a card's own script has none",
         "artifact": "the result is in no file",
         "metric": "5 tok/s",
+        "summary": "there is none",
         "config": "a card's own script decides",
         "ranks": "a card's own script may train more than once",
         "loss_trend": "no step has a loss",
         "memory": "no line tells of memory that ran out or was asked for twice",
         "strangers": "the run has no GPU",
         "compute": "a card's own script says its number itself",
+        "clock": "a card's own script says its number itself",
     }
-    unnamed = texts(run(lambda text: re.sub(r"(?m)^\[rank\d\]:", "", text)))
+    unnamed = texts(run(lambda text: re.sub(r"(?m)^\[rank1\].*\n|^\[rank0\]:", "", text)))
     assert (unnamed["ranks"], unnamed["compute"]) == ("no line names its rank", "the model's shape is not known")
     assert unnamed["strangers"] == "the GPUs did not say who uses them"
     shaped = replace(titan(seq_len=None), architecture=known_architectures()["Llama-3.1-8B"])

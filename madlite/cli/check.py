@@ -1,0 +1,69 @@
+"""`--check`: whether `madlite run` would start what was planned, by its own checks and in its own words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from madlite.engine.screen import Planned
+    from madlite.plan.options import Options
+    from madlite.types import Finding
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def check_option(function: F) -> F:
+    """Add --check."""
+    return click.option(
+        "--check",
+        is_flag=True,
+        help="End with the exit code that run would: 4 where it refuses, 3 where a run cannot start (2: no image).",
+    )(function)
+
+
+def check(
+    planned: Sequence[Planned], refused: Sequence[Sequence[Finding]], options: Options, given: dict[str, Any]
+) -> int:
+    """Return the exit code of a `run` that came no further than its start; makes and changes nothing.
+
+    Whatever `--machine` pretends is taken for this machine.
+
+    Raises:
+        MadliteError: `run` would refuse the command, with this error.
+    """
+    from madlite.engine.lint import raise_refused
+    from madlite.engine.many import exit_code
+    from madlite.types import Result
+
+    check_start(planned, options, pretended=bool(given["machine"]))
+    raise_refused(planned, refused)
+    blocked = [(one.plan.id, one.plan.blocked) for one in planned if one.plan.blocked is not None]
+    return int(exit_code(Result(plan_id=name, status=one.status, cause=one.cause) for name, one in blocked))
+
+
+def check_start(planned: Sequence[Planned], options: Options, *, pretended: bool = False) -> None:
+    """Refuse what no run can be started for, or its row not be written.
+
+    Raises:
+        MadliteError: GPUs of the context are not here (unless all is `pretended`), or files are in the way.
+    """
+    from madlite.record.perfcsv import check_appendable
+    from madlite.run.folder import check_runs_folder
+
+    if not pretended:
+        refuse_pretended(planned)
+    check_runs_folder(options.workspace)
+    check_appendable(options.output, options.workspace)
+
+
+def refuse_pretended(planned: Sequence[Planned]) -> None:
+    """Keep a row from naming GPUs that are not here."""
+    from madlite.errors import UsageProblem
+
+    for one in planned:
+        if one.plan.machine.pretended:
+            what = f"{len(one.plan.machine.gpus)} x {one.plan.machine.device}"
+            raise UsageProblem(f"the context describes {what}, which are not here", "add --dry-run, or use explain")

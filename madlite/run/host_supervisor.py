@@ -1,0 +1,125 @@
+"""Stands between madlite and one command of a run: whatever the command starts stays below this process.
+
+A program of its own, without anything of madlite, so that it is there in no time:
+
+    python -I -S host_supervisor.py REPORT RUN < REQUEST
+
+REQUEST is its length in a line, then, each ended by a NUL, the number of the command's words, the folder, those words,
+and NAME=VALUE of the command's environment.  To the descriptor REPORT goes `pid N`, then `begun 0` or `error ERRNO`,
+and later `exit CODE`, negative for a signal.  Standard input at its end says that the exit code was read or that nobody
+is left to read it; only then does the command's number become free.  RUN is for people who list processes.
+
+As a subreaper (prctl(2)) it becomes the parent of all that would be init's: of daemons, and of what left its session
+with an empty environment.  It lives as long as they do, also without madlite, and so they can be found.
+"""
+
+from __future__ import annotations
+
+import _signal as signal  # type: ignore[import-not-found]  # all that `signal` adds is enum, which takes half the time
+import ctypes
+import errno
+import os
+import sys
+
+PR_SET_CHILD_SUBREAPER = 36
+CANNOT_START = 127
+
+
+def main(report: int) -> None:
+    """Start the command, tell how it ended, and wait for all that it left."""
+    os.set_inheritable(report, False)
+    request = read_request()
+    if request is None:
+        return
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # what ends the run is not to end this
+    command, problem = start(report, *request, mask)
+    let_go_of_output()
+    tell(report, f"error {problem}" if problem else "begun 0")
+    while (ended := wait_for_one()) is not None:
+        if ended.si_pid == command:
+            exited = ended.si_code == os.CLD_EXITED
+            tell(report, f"exit {ended.si_status if exited else -ended.si_status}")
+            while os.read(0, 1):
+                pass
+        os.waitpid(ended.si_pid, 0)
+
+
+def read_request() -> tuple[bytes, list[bytes], dict[bytes, bytes]] | None:
+    """Return folder, words and environment; None where madlite ended before it had said all."""
+    with open(0, "rb", buffering=0, closefd=False) as request:
+        length = int(request.readline() or 0)
+        data = b""
+        while len(data) < length:
+            piece = request.read(length - len(data))
+            if not piece:
+                return None
+            data += piece
+    if not data:
+        return None
+    count, folder, *words = data.split(b"\0")[:-1]
+    argv, env = words[: int(count)], words[int(count) :]
+    return folder, argv, dict(pair.split(b"=", 1) for pair in env)
+
+
+def start(report: int, folder: bytes, argv: list[bytes], env: dict[bytes, bytes], mask: set[int]) -> tuple[int, int]:
+    """Return the number of the started command and 0, or any number and why it could not be started."""
+    failed, failing = os.pipe()
+    try:
+        command = os.fork()
+    except OSError as error:
+        return 0, error.errno or errno.EAGAIN
+    if command == 0:
+        tell(report, f"pid {os.getpid()}")  # itself: the command may kill its supervisor as the first thing it does
+        try:
+            become(folder, argv, env, mask)
+        except (OSError, ValueError) as error:
+            os.write(failing, b"%d" % (getattr(error, "errno", None) or errno.EINVAL))
+        finally:
+            os._exit(CANNOT_START)
+    os.close(failing)
+    problem = int(os.read(failed, 16) or 0)  # nothing is in it once the command has taken the place of Python
+    os.close(failed)
+    return command, problem
+
+
+def become(folder: bytes, argv: list[bytes], env: dict[bytes, bytes], mask: set[int]) -> None:
+    """Become the command, as the leader of its own session, without standard input.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    os.setsid()
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.chdir(folder)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    os.execvpe(argv[0], argv, env)  # noqa: S606
+
+
+def let_go_of_output() -> None:
+    """Leave the pipes of the output to the command alone: they end when it lets go of them."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for fd in (1, 2):
+        os.dup2(nowhere, fd)
+
+
+def tell(report: int, word: str) -> None:
+    """Tell madlite, if it is still there."""
+    try:
+        os.write(report, f"{word}\n".encode())
+    except OSError:
+        return  # nobody needs to know
+
+
+def wait_for_one() -> os.waitid_result | None:
+    """Return which child ended, and leave its number taken; None where there is no child any more."""
+    try:
+        return os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

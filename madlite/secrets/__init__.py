@@ -1,0 +1,38 @@
+"""Secrets: which texts are some, and how they are kept out of everything that is written.
+
+By name: a variable, a key or a flag says so (`names`).  By shape: a URL's password, a header, a token (`shapes`).
+What is known of either is masked in all its spellings (`spellings`, `search`), wherever it stands (`Redactor`).
+"""
+
+from madlite.secrets.names import (
+    assigned,
+    collect,
+    guard,
+    is_secret,
+    is_secret_name,
+    mask_values,
+    reveal,
+    shaped,
+    spelled_out,
+)
+from madlite.secrets.redactor import MASK, Redactor, masked_json
+from madlite.secrets.spellings import SHORTEST
+from madlite.secrets.urls import Userinfo, split_userinfo
+
+__all__ = [
+    "MASK",
+    "SHORTEST",
+    "Redactor",
+    "Userinfo",
+    "assigned",
+    "collect",
+    "guard",
+    "is_secret",
+    "is_secret_name",
+    "mask_values",
+    "masked_json",
+    "reveal",
+    "shaped",
+    "spelled_out",
+    "split_userinfo",
+]

@@ -1,0 +1,216 @@
+"""A workload that is root in its container, with the workspace mounted, and what later commands make of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from madlite.record.intent import Rows
+from madlite.record.record import Record, record_json
+from madlite.types import Status, to_json
+from tests.csv_rows import csv_rows
+
+NOBODY = 65534
+KEY = "ssh-ed25519 AAAA somebody@elsewhere"
+
+
+def madlite(space: Path, environ: dict[str, str], *words: str) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "madlite", *words],
+        cwd=space,
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    printed = done.stdout + done.stderr
+    assert "Traceback" not in printed and "internal error" not in printed, printed
+    return done.returncode, printed
+
+
+def make_space(folder: Path, script: str, **card: object) -> Path:
+    space = folder / "space"
+    (space / "scripts/m").mkdir(parents=True)
+    (space / "scripts/m/run.sh").write_text(script)
+    entry = {"name": "m", "scripts": "scripts/m/run.sh", "n_gpus": "0", "args": "", **card}
+    (space / "models.json").write_text(json.dumps([entry]))
+    return space
+
+
+def rows_of(perf: Path) -> list[tuple[str, str]]:
+    return [(row["model"], row["performance"]) for row in csv_rows(perf)]
+
+
+def plant_run(runs: Path, name: str, path: str) -> Path:
+    """Make a folder as of a run that ended and whose row no file took."""
+    folder = runs / name
+    folder.mkdir(parents=True)
+    rows = Rows(
+        path=path, cells=({"model": KEY, "performance": "9", "metric": "x", "status": "SUCCESS"},), kept="rows.csv"
+    )
+    (folder / "record.json").write_text(record_json(Record(id=name, status=Status.SUCCESS, rows=rows)))
+    (folder / "rows.json").write_text(to_json(rows))
+    (folder / "plan.json").write_text(json.dumps({"id": name, "model_dir": "run_directory"}))
+    (folder / "lock").touch()
+    return folder
+
+
+ATTACKS = r"""
+cd /myworkspace || exit 9
+ls madlite_runs | sed 's/^/sees: /'
+touch madlite_runs/x 2>/dev/null && echo 'wrote into the folder of runs'
+mkdir madlite_runs/planted 2>/dev/null && echo 'made a folder of a run'
+mv madlite_runs elsewhere 2>/dev/null && echo 'moved the folder of runs'
+mv madlite_runs/$MADLITE_RUN_ID x 2>/dev/null && echo 'moved its own folder'
+for name in record.json rows.json plan.json lock run.log; do
+  [ -e madlite_runs/$MADLITE_RUN_ID/$name ] && echo "sees $name"
+done
+echo mine > madlite_runs/$MADLITE_RUN_ID/output.txt || echo 'cannot write its outputs'
+ls -a / > run_directory/x_output.csv
+echo 'performance: 5 x'
+"""
+
+
+@pytest.mark.engine
+def test_a_container_sees_nothing_of_the_folder_of_runs_but_its_own_part(tmp_path, docker_environ, base_image):
+    space = make_space(tmp_path, ATTACKS)
+    plant_run(space / "madlite_runs", "20260101T000000-other-000001", "perf.csv")
+    code, printed = madlite(space, docker_environ, "run", "--tags", "m", "--image", base_image)
+    assert code == 0, printed
+    (run,) = (path for path in (space / "madlite_runs").glob("*-m-*"))
+    log = (run / "run.log").read_text()
+    assert f"sees: {run.name}\n" in log and log.count("sees") == 1, log
+    for done in ("wrote into", "made a folder", "moved", "cannot write"):
+        assert done not in log, log
+    assert (run / "work/output.txt").read_text() == "mine\n"
+    assert {"record.json", "run.log", "plan.json"} <= {path.name for path in run.iterdir()}
+
+
+UNMOUNTS = r"""
+cd /myworkspace || exit 9
+umount madlite_runs/$MADLITE_RUN_ID && umount madlite_runs && echo 'reached it'
+cp -r planted madlite_runs/20260101T000000-planted-000001
+cp -r madlite_runs/$MADLITE_RUN_ID madlite_runs/20260101T000000-copy-000002
+echo 'performance: 5 x'
+"""
+
+
+@pytest.mark.engine
+def test_what_a_container_with_rights_to_unmount_plants_is_named_and_left_alone(tmp_path, docker_environ, base_image):
+    options = "--cap-add SYS_ADMIN --security-opt seccomp=unconfined --security-opt apparmor=unconfined"
+    space = make_space(tmp_path, UNMOUNTS, additional_docker_run_options=options)
+    victim = tmp_path / "authorized_keys"
+    plant_run(space, "planted", str(victim))
+    code, printed = madlite(space, docker_environ, "run", "--tags", "m", "--image", base_image)
+    log = next((space / "madlite_runs").glob("*-m-*/run.log")).read_text()
+    assert code == 0 and "reached it" in log, printed + log
+    code, printed = madlite(space, docker_environ, "run", "--tags", "m", "--image", base_image)
+    assert code == 0 and "20260101T000000-planted-000001" in printed and "left alone" in printed, printed
+    assert not victim.exists() and rows_of(space / "perf.csv") == [("m", "5")] * 2
+    code, printed = madlite(space, docker_environ, "runs")
+    assert "20260101T000000-planted-000001" in printed and "madlite did not make it" in printed
+    code, printed = madlite(space, docker_environ, "report", "rebuild", "--output", "again.csv")
+    assert "20260101T000000-planted-000001: left out" in printed and KEY not in (space / "again.csv").read_text()
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("first", [True, False], ids=["before any run", "after a run"])
+@pytest.mark.parametrize("path", ["{outside}/profile", "../profile", "perf.csv", "scripts/m/run.sh", "/proc/self/mem"])
+def test_rows_that_somebody_planted_go_nowhere(tmp_path, path, first):
+    space = make_space(tmp_path, "echo 'performance: 5 x'")
+    before = (space / "scripts/m/run.sh").read_bytes()
+    if not first:
+        assert madlite(space, {}, "run", "--tags", "m", "--runtime", "host")[0] == 0
+    plant_run(space / "madlite_runs", "20260101T000000-m-abcdef", path.format(outside=tmp_path))
+    code, printed = madlite(space, {}, "run", "--tags", "m", "--runtime", "host")
+    assert code == 0 and "20260101T000000-m-abcdef" in printed and "left alone" in printed, printed
+    assert not (tmp_path / "profile").exists() and (space / "scripts/m/run.sh").read_bytes() == before
+    assert rows_of(space / "perf.csv") == [("m", "5")] * (1 if first else 2)
+    assert (space / "madlite_runs/20260101T000000-m-abcdef/rows.json").exists(), "it is left alone"
+
+
+@pytest.mark.host
+def test_a_row_that_waits_goes_only_to_a_results_file(tmp_path):
+    """Its own run's folder was changed by hand: the file that its row is for is another one now."""
+    space = make_space(tmp_path, "echo 'performance: 5 x'")
+    (space / "perf.csv").mkdir()
+    assert madlite(space, {}, "run", "--tags", "m", "--runtime", "host")[0] == 4
+    (space / "perf.csv").rmdir()
+    (space / "scripts/m/run.sh").write_text("mkdir ../perf.csv; echo 'performance: 5 x'")
+    assert madlite(space, {}, "run", "--tags", "m", "--runtime", "host")[0] == 3
+    (space / "perf.csv").rmdir()
+    (folder,) = (space / "madlite_runs").glob("*-m-*")
+    for name in ("rows.json", "record.json"):
+        found = json.loads((folder / name).read_text())
+        (found["rows"] if name == "record.json" else found)["path"] = f"{tmp_path}/profile"
+        (folder / name).write_text(json.dumps(found))
+    (space / "scripts/m/run.sh").write_text("echo 'performance: 6 x'")
+    code, printed = madlite(space, {}, "run", "--tags", "m", "--runtime", "host")
+    assert code == 0 and not (tmp_path / "profile").exists(), printed
+    assert "profile, which is neither this command's results file nor one of this folder" in printed, printed
+    assert rows_of(space / "perf.csv") == [("m", "6")]
+
+
+@pytest.mark.host
+def test_a_folder_of_runs_of_another_user_brings_no_row(tmp_path):
+    """Who owns it writes the journal: rows of his own are his to add."""
+    space = make_space(tmp_path, "echo 'performance: 5 x'")
+    folder = plant_run(space / "madlite_runs", "20260101T000000-m-abcdef", "perf.csv")
+    line = {"at": "2026", "run": folder.name, "inode": folder.stat().st_ino, "uid": NOBODY}
+    (space / "madlite_runs/.journal.jsonl").write_text(json.dumps(line) + "\n")
+    for path in (space / "madlite_runs", *(space / "madlite_runs").rglob("*")):
+        os.chown(path, NOBODY, NOBODY)
+    code, printed = madlite(space, {}, "run", "--tags", "m", "--runtime", "host")
+    assert code == 0 and rows_of(space / "perf.csv") == [("m", "5")], printed
+
+
+@pytest.mark.host
+def test_perf_csv_that_something_else_changed_is_told_and_not_mended(tmp_path):
+    space = make_space(tmp_path, "echo 'performance: 5 x'")
+    run = ("run", "--tags", "m", "--runtime", "host")
+    assert "something else" not in madlite(space, {}, *run)[1] + madlite(space, {}, *run)[1]
+    perf = space / "perf.csv"
+    perf.touch()
+    assert "something else" not in madlite(space, {}, *run)[1], "its text is as it was"
+    perf.write_text(perf.read_text().replace(",5,", ",50,", 1))
+    for words in (("runs",), run, ("runs",), ("report", "rebuild", "--force")):
+        code, printed = madlite(space, {}, *words)
+        assert code == 0 and "perf.csv was changed by something else between 20" in printed, printed
+        assert "rows that madlite wrote are changed or gone" in printed
+        assert words[0] == "report" or rows_of(perf)[0] == ("m", "50"), "it is told, and not mended"
+    assert [number for _, number in rows_of(perf)] == ["5"] * 4
+    assert "something else" not in madlite(space, {}, "runs")[1], "it was made again"
+    with perf.open("a") as file:
+        file.write("x,1\n")
+    assert "4 bytes were added at its end" in madlite(space, {}, *run)[1]
+
+
+@pytest.mark.host
+def test_a_run_that_changes_earlier_rows_is_told_of(tmp_path):
+    space = make_space(tmp_path, "echo 'performance: 5 x'")
+    run = ("run", "--tags", "m", "--runtime", "host")
+    madlite(space, {}, *run)
+    (space / "scripts/m/run.sh").write_text("sed -i s/,5,/,500,/ ../perf.csv; echo 'performance: 5 x'")
+    code, printed = madlite(space, {}, *run)
+    assert code == 0 and "perf.csv was changed by something else" in printed, printed
+
+
+@pytest.mark.host
+def test_a_record_that_something_else_changed_is_marked(tmp_path):
+    space = make_space(tmp_path, "echo 'performance: 5 x'")
+    madlite(space, {}, "run", "--tags", "m", "--runtime", "host")
+    (record,) = (space / "madlite_runs").glob("*-m-*/record.json")
+    assert "not as madlite left it" not in madlite(space, {}, "runs")[1]
+    found = json.loads(record.read_text())
+    found["metrics"][0]["text"] = "50"
+    record.write_text(json.dumps(found))
+    for words in (("runs",), ("show", "last"), ("report", "rebuild", "--output", "again.csv")):
+        printed = madlite(space, {}, *words)[1]
+        assert "its record was changed by something else after 20" in printed, printed
+    assert "not as madlite left it" in madlite(space, {}, "runs")[1]
+    assert json.loads(madlite(space, {}, "runs", "--json")[1].split("\nwarning")[0])[0]["doubt"]
