@@ -9,7 +9,9 @@ from the file that pack.py made of a data set.
 
 from __future__ import annotations
 
+import atexit
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -82,8 +84,23 @@ def main() -> None:
     if trainer.is_world_process_zero():
         say("summary", {name: value for name, value in result.metrics.items() if isinstance(value, (int, float))})
     if torch.distributed.is_initialized():
-        torch.distributed.barrier()  # without it gloo's thread can still hold tensors, and never ends
+        leave()
+
+
+def leave() -> None:
+    """End a rank once all of them are done.
+
+    A CPU's rank ends without the interpreter's own end: a thread of gloo that still holds a tensor waits there for the
+    lock of the interpreter, which waits for that thread for ever.
+    """
+    torch.distributed.barrier()
+    if ON_GPU:
         torch.distributed.destroy_process_group()
+        return
+    atexit._run_exitfuncs()  # what reports elsewhere, if asked for, sends its last figures in them
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":
