@@ -10,6 +10,7 @@ import base64
 import json
 import random
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 # The special tokens of Llama 3 that torchtune asks its tokenizer for; here they follow the 256 of the bytes.
@@ -64,17 +65,12 @@ def invent(seed: int) -> Iterator[dict[str, str]]:
 
 
 def write_wikitext(folder: Path, pattern: str, file: Path, samples: int) -> None:
-    """Write the first articles' texts of WikiText, without its empty lines."""
+    """Write the first rows of WikiText as they are: headings and empty rows too, as AMD's data set class has them."""
     from datasets import load_dataset
 
     files = [str(path) for path in sorted(folder.glob(pattern))]
-    rows = []
-    for row in load_dataset("parquet", data_files=files, split="train"):
-        if row["text"].strip():
-            rows.append({"input": row["text"]})
-        if len(rows) >= samples + SPARE:
-            break
-    save(file, rows)
+    rows = load_dataset("parquet", data_files=files, split="train")
+    save(file, [{"input": row["text"]} for row in islice(rows, samples + SPARE)])
 
 
 def save(file: Path, rows: list[dict[str, str]]) -> None:

@@ -58,7 +58,7 @@ def status_of(log):
 HYDRA = (
     SUMMARY
     + r"""
-# import hydra
+# @hydra.main(version_base=None, config_path="config")
 import json, os, subprocess, sys
 stub = os.environ["STUB"]
 json.dump(sys.argv[1:], open(stub + "/overrides.json", "w"))
@@ -97,15 +97,53 @@ summarize(folder, log, os.environ.get("STUB_STATUS") or status_of(log))
 FILES = (
     SUMMARY
     + r"""
-import argparse, json, os, re, subprocess, sys
+import argparse, json, os, re, subprocess, sys # takes no overrides of hydra's
 options = argparse.ArgumentParser()
-for name in ("--param_config_file", "--accelerate_config_template", "--output_dir", "--warmup_steps"):
+for name in ("--param_config_file", "--output_dir", "--warmup_steps"):
     options.add_argument(name)
+options.add_argument("--accelerate_config_template", default="config/accelerate_fsdp_config.yaml")
+options.add_argument("--no-resume", action="store_false", dest="resume")
 asked = options.parse_args()
 text = open(asked.param_config_file).read()
-json.dump([text, open(asked.accelerate_config_template).read()], open(os.environ["STUB"] + "/files.json", "w"))
+json.dump([text, asked.accelerate_config_template, asked.resume], open(os.environ["STUB"] + "/files.json", "w"))
 pairs = [re.fullmatch(r'  "?(\w+)"?: \[(.*)\]', line) for line in text.partition("cli_args:")[2].splitlines() if line]
 arguments = [part for pair in pairs for part in ("--" + pair[1], str(json.loads(pair[2])))]
+log = asked.output_dir + "/1_logs.txt"
+print("2026-11-21 00:25:50,100 - INFO - Executing command for run 1: accelerate launch --config_file x train.py")
+with open(log, "w") as file:
+    code = subprocess.call([sys.executable, "train.py", *arguments], stdout=file, stderr=subprocess.STDOUT)
+words = f"ERROR - Run 1 failed with return code {code}. Check {log}" if code else "INFO - Run 1 completed successfully!"
+print(f"2026-11-21 00:27:00,100 - {words}")
+summarize(asked.output_dir, log, status_of(log))
+"""
+)
+# as that of March 2025: options, hydra's overrides beside them, a log of its own, and nothing for a run that was done
+COMPOSED = (
+    SUMMARY
+    + r"""
+import argparse, json, os, subprocess, sys
+if False:
+    from hydra import compose, initialize
+options = argparse.ArgumentParser()
+options.add_argument("--config_file", default="config/flux_mini_benchmark.yaml")
+options.add_argument("--output_dir", default="outputs/runs/sweep_000")
+options.add_argument("--warmup_steps", type=int, default=5)
+options.add_argument("--no_resume", action="store_false", dest="resume")
+asked, overrides = options.parse_known_args()
+json.dump([vars(asked), overrides], open(os.environ["STUB"] + "/composed.json", "w"))
+if asked.resume and os.path.exists(asked.output_dir + "/runs_summary.csv"):
+    print("2026-11-21 00:25:50,100 - INFO - SUCCESS: Skipping run 1 with status 'success' due to resume flag.")
+    sys.exit(0)
+known = {"train_args.train_batch_size", "train_args.num_iterations", "accelerate_config.num_processes",
+         "accelerate_config.mixed_precision", "train_args"}
+values = {}
+for word in overrides:
+    key, _, value = word.partition("=")
+    if not key.startswith("++") and key not in known:
+        sys.exit(f"Could not override '{key}'.")
+    values[key.lstrip("+")] = json.loads(value) if value.startswith('"') else value
+pairs = [("--" + key[11:], value) for key, value in values.items() if key.startswith("train_args.")]
+arguments = [part for pair in pairs for part in pair]
 log = asked.output_dir + "/1_logs.txt"
 print("2026-11-21 00:25:50,100 - INFO - Executing command for run 1: accelerate launch --config_file x train.py")
 with open(log, "w") as file:
@@ -171,6 +209,7 @@ class Tree:
         self.stub = folder / "stub"
         for name, text in {"launcher.py": launcher, "train.py": train}.items():
             self.write(self.root / name, text)
+        self.write(self.root / "config/accelerate_fsdp_config.yaml", "fsdp_sharding_strategy: FULL_SHARD\n")
         self.write(folder / "python/accelerate/__init__.py", "")
         self.write(folder / "python/accelerate/commands/__init__.py", "")
         self.write(folder / "python/accelerate/commands/launch.py", LAUNCH)

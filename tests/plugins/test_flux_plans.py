@@ -42,12 +42,22 @@ def test_batches_are_mad_s(tag, device, release):
 
 @pytest.mark.parametrize("release", ["v25.2", "v25.3", "v25.4", "v25.5", "v25.6", "v25.7"])
 def test_up_to_v25_7_flux_is_fluxbenchmark_and_called_pretraining(release):
-    (draft,) = drafts_of(FLUX, release=release)
-    assert draft.variant.mode == "pretrain" and draft.image == f"rocm/pytorch-training:{release}"
-    assert draft.settings["tree"] == "FluxBenchmark" and draft.settings["dataset"] == "bghira/pseudo-camera-10k"
-    assert draft.variant.micro_batch == (1 if release == "v25.7" else 10)
-    assert draft.settings["start"] == ("accelerate" if release == "v25.7" else "launcher")
-    assert draft.variant.steps == 100
+    last = release == "v25.7"
+    for device in ("MI300X", "MI325X"):
+        drafts = drafts_of(FLUX, device, release=release)
+        assert [draft.variant.micro_batch for draft in drafts] == ([1] if last else [1, 10])
+        for draft in drafts:
+            assert draft.variant.mode == "pretrain" and draft.image == f"rocm/pytorch-training:{release}"
+            assert draft.settings["tree"] == "FluxBenchmark" and draft.settings["dataset"] == "bghira/pseudo-camera-10k"
+            assert draft.settings["start"] == ("accelerate" if last else "launcher")
+            assert draft.settings["sharding_strategy"] == ("FULL_SHARD" if last else ""), "else the benchmark's own"
+            assert draft.variant.steps == 100
+
+
+def test_one_batch_that_is_asked_for_takes_the_place_of_a_recipe_s_sweep():
+    (draft,) = drafts_of(FLUX, release="v25.6", micro_batch="10")
+    assert draft.variant.micro_batch == 10 and draft.result_rule.columns == ()
+    assert [one.variant.micro_batch for one in drafts_of(FLUX, release="v25.6", batch_sizes="4,8")] == [4, 8]
 
 
 @pytest.mark.parametrize(
@@ -116,8 +126,7 @@ ALLOCATOR = {"PYTORCH_HIP_ALLOC_CONF": "expandable_segments:True"}
     ],
 )
 def test_the_variables_are_in_the_plan(asked, env):
-    (draft,) = drafts_of(FLUX, **asked)
-    assert draft.env == env
+    assert all(draft.env == env for draft in drafts_of(FLUX, **asked))
 
 
 def test_the_variables_of_mad_s_changes_of_2026_are_in_each_plan_of_them():
@@ -142,7 +151,7 @@ def test_explain_shows_a_variable_and_who_set_it(capsys, tmp_path, monkeypatch):
     [("v25.6", ["FPS_per_GPU"]), ("v25.7", ["FPS_per_GPU"]), ("v25.8", ["FPS_per_GPU", "TFLOPS_per_GPU"])],
 )
 def test_the_figures_are_those_of_mad_s_rows_of_the_release(release, figures):
-    (draft,) = drafts_of(FLUX, release=release)
+    draft = drafts_of(FLUX, release=release)[-1]
     assert [one.metric for one in draft.result_rule.mad] == figures
 
 
@@ -313,9 +322,9 @@ def test_configurations_are_files_that_yaml_reads():
     yaml = pytest.importorskip("yaml")
     odd = "x: [\"'\\ ä"
     texts = files(plan_of(*drafts_of(FLUX), extra="validation_prompts='a: \"b\" #'", compile=odd))
-    accelerate, launcher = yaml.safe_load(texts["accelerate.yaml"]), yaml.safe_load(texts["launcher.yaml"])
-    assert accelerate["dynamo_config"]["dynamo_backend"] == odd and accelerate["num_processes"] == 8
-    assert accelerate["mixed_precision"] == "bf16" and accelerate["distributed_type"] == "FSDP"
+    launcher = yaml.safe_load(texts["launcher.yaml"])
+    accelerate = launcher["accelerate_config"]
+    assert accelerate["dynamo_config.dynamo_backend"] == [odd] and accelerate["num_processes"] == [8]
     assert launcher["cli_args"]["validation_prompts"] == ['a: "b" #']
     assert all(isinstance(value, list) and len(value) == 1 for value in launcher["cli_args"].values())
 

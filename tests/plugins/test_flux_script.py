@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 
 import pytest
+import yaml
 
 from madlite.recipe_book import read_book
 from madlite.types import Status
 from madlite_plugins.flux.backend import Flux
-from tests.plugins.flux_tree import FILES, LATER_TRAIN, TRAIN, Tree, drafts_of, numbers, plan_of
+from tests.plugins.flux_tree import COMPOSED, FILES, LATER_TRAIN, TRAIN, Tree, drafts_of, numbers, plan_of
 from tests.plugins.logs import TEMPLATES
 from tests.plugins.rendered import files
 from tests.plugins.test_torchtitan_tags import machine_of
@@ -31,7 +33,7 @@ def post(tag="pyt_train_flux", device="MI300X", **changes):
 
 
 def pre(release="v25.6", **changes):
-    (draft,) = drafts_of("pyt_train_flux", release=release)
+    draft = drafts_of("pyt_train_flux", release=release)[-1]
     return plan_of(draft, **{"steps": 20, **changes})
 
 
@@ -164,9 +166,54 @@ def test_an_earlier_launcher_takes_files_and_its_trainer_s_log_is_shown(tmp_path
     tree = Tree(tmp_path, FILES)
     verdict = tree.judged(pre())
     assert verdict.status is Status.SUCCESS and numbers(verdict)["FPS_per_GPU"] == "4.988400"
-    launcher, accelerate = tree.told("files.json")
+    launcher, accelerate, resumes = tree.told("files.json")
     assert '  mixed_precision: ["bf16"]' in launcher and "  train_batch_size: [10]" in launcher
-    assert "num_processes: 8" in accelerate and 'fsdp_sharding_strategy: "HYBRID_SHARD"' in accelerate
+    assert accelerate == "config/accelerate_fsdp_config.yaml" and resumes is False
+    assert yaml.safe_load(launcher)["accelerate_config"] == {"num_processes": [8]}, "sharding is the benchmark's own"
+
+
+def test_sharding_and_compiling_that_are_asked_for_reach_the_earlier_launcher(tmp_path):
+    tree = Tree(tmp_path, FILES)
+    plan = pre(compile="inductor", sharding_strategy="SHARD_GRAD_OP", backward_prefetch="NO_PREFETCH")
+    assert tree.run(plan).returncode == 0
+    assert yaml.safe_load(tree.told("files.json")[0])["accelerate_config"] == {
+        "num_processes": [8],
+        "fsdp_config.fsdp_sharding_strategy": ["SHARD_GRAD_OP"],
+        "fsdp_config.fsdp_backward_prefetch": ["NO_PREFETCH"],
+        "dynamo_config.dynamo_backend": ["inductor"],
+        "dynamo_config.dynamo_mode": ["default"],
+    }
+
+
+def test_a_launcher_with_options_and_overrides_writes_into_the_run_s_folder(tmp_path):
+    tree = Tree(tmp_path, COMPOSED)
+    verdict = tree.judged(pre(config_name="single_run", warmup_steps=7))
+    assert verdict.status is Status.SUCCESS and numbers(verdict)["FPS_per_GPU"] == "4.988400"
+    options, overrides = tree.told("composed.json")
+    assert options == {
+        "config_file": "config/single_run.yaml",
+        "output_dir": f"{tree.run_folder}/outputs/runs",
+        "warmup_steps": 7,
+        "resume": False,
+    }
+    assert overrides[:3] == ["train_args=flux-dev", "train_args.train_batch_size=10", "train_args.num_iterations=20"]
+    assert not any("hydra." in word or "logging_dir" in word or "fsdp" in word for word in overrides)
+    assert not (tree.root / "outputs").exists()
+
+
+def test_what_an_image_s_own_run_has_left_neither_skips_a_training_nor_is_its_result(tmp_path):
+    tree = Tree(tmp_path, COMPOSED)
+    left = "run_id,status,avg_fps\n1,success,99.0\n"
+    tree.write(tree.root / "outputs/runs/sweep_000/runs_summary.csv", left)
+    assert float(numbers(tree.judged(pre()))["FPS_per_GPU"]) == pytest.approx(4.9884)
+    assert (tree.root / "outputs/runs/sweep_000/runs_summary.csv").read_text() == left
+
+
+def test_a_launcher_that_trains_nothing_and_ends_well_is_a_failure(tmp_path):
+    told = "2026-11-21 00:25:50,100 - INFO - SUCCESS: Skipping run 1 with status 'success' due to resume flag."
+    verdict = Tree(tmp_path, f"if False:\n    from hydra import compose\nprint({told!r})\n").judged(pre())
+    assert verdict.status is Status.FAILURE and verdict.metrics == ()
+    assert verdict.reason == "the log has no training step"
 
 
 def test_an_earlier_launcher_s_failure_is_shown_too(tmp_path):
@@ -178,13 +225,29 @@ def test_v25_7_starts_the_trainer_and_mad_s_figures_are_of_its_steps(tree):
     verdict = tree.judged(pre("v25.7"))
     assert verdict.status is Status.SUCCESS
     assert float(numbers(verdict)["FPS_per_GPU"]) == pytest.approx(0.49883, rel=1e-4)
-    assert tree.told("accelerate.json")[:3] == ["--config_file", f"{tree.run_folder}/accelerate.yaml", "train.py"]
+    assert shlex.join(tree.told("accelerate.json")).partition(" train.py ")[0] == (
+        "--config_file config/accelerate_fsdp_config.yaml --num_processes 8 --mixed_precision bf16 "
+        "--fsdp_sharding_strategy FULL_SHARD"
+    )
     arguments, _ = tree.told("train.json")
     given = dict(zip(arguments[::2], arguments[1::2], strict=True))
     assert (
         given["--train_batch_size"] == "1" and given["--mixed_precision"] == "bf16" and given["--model"] == "flux-dev"
     )
     assert "--train_data_path" not in given, "a trainer that does not know it is not given it"
+
+
+def test_a_trainer_started_without_its_launcher_has_the_settings_and_the_tree_s_own_sharding(tree):
+    (later,) = drafts_of("pyt_train_flux", start="accelerate")
+    tree.write(tree.root / "config/accelerate_config/fsdp_config.yaml", "")
+    assert tree.run(plan_of(later, steps=20, compile="inductor", start="accelerate")).returncode == 0
+    assert shlex.join(tree.told("accelerate.json")).partition(" train.py ")[0] == (
+        "--config_file config/accelerate_config/fsdp_config.yaml --num_processes 8 --mixed_precision bf16 "
+        "--dynamo_backend inductor"
+    )
+    shutil.rmtree(tree.root / "config")
+    done = tree.run(plan_of(later, steps=20, start="accelerate"))
+    assert done.returncode == 2 and "has no configuration of accelerate for FSDP" in done.stderr
 
 
 @pytest.mark.parametrize("own", [False, True])

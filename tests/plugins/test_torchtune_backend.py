@@ -371,3 +371,18 @@ def test_there_is_text_for_every_sample_and_the_same_for_the_same_seed(tmp_path,
     assert len(rows) >= 50 and packs(rows, length) >= 50
     make(tmp_path, "--text", "c.json", "--samples", "50", "--length", str(length), "--seed", "8")
     assert (tmp_path / "c.json").read_bytes() != (tmp_path / "a.json").read_bytes()
+
+
+@pytest.mark.host
+def test_rows_of_wikitext_stay_as_they_are_and_in_order_empty_ones_too(tmp_path):
+    import pyarrow
+    from pyarrow import parquet
+
+    texts = ["", " = Heading = \n", "", *(f" sentence {n} , <unk> \n" for n in range(100))]
+    for part, rows in enumerate((texts[:50], texts[50:])):
+        file = tmp_path / f"wiki/wikitext-103-v1/train-{part}.parquet"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        parquet.write_table(pyarrow.table({"text": rows}), file)
+    asked = ("--text", "text.json", "--wikitext", "wiki", "--files", "wikitext-103-v1/train-*.parquet")
+    make(tmp_path, *asked, "--samples", "4")
+    assert json.loads((tmp_path / "text.json").read_text()) == [{"input": text} for text in texts[: 4 + 64]]

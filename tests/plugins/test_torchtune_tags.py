@@ -14,7 +14,7 @@ from madlite.types import Asset, Image, Machine, RunPlan
 from madlite_plugins.torchtune.backend import Torchtune
 from tests.plugins.logs import gpu_machine, plan
 from tests.plugins.rendered import files
-from tests.plugins.torchtune_plans import changed, drafts_of, fatal, plan_of
+from tests.plugins.torchtune_plans import changed, drafts_of, fatal, machine_of, plan_of, planned
 
 FW, LORA, QLORA = "finetune_fw", "finetune_lora", "finetune_qlora"
 OLD, NEW = ("v25.6", "v25.7", "v25.8"), ("v25.11", "v26.1")
@@ -171,7 +171,15 @@ def test_the_first_releases_trained_on_wikitext_with_configurations_of_mad_s(car
     assert "torchtune.datasets.text_completion_dataset\n  column: input" in rendered["base.yaml"]
     assert ("quantize_base: true" in rendered["base.yaml"]) is (mode == QLORA)
     assert "  packed: false" in rendered["changes.yaml"]
-    assert "--dataset Salesforce/wikitext 'wikitext-103-raw-v1/train-*.parquet'" in rendered["run.sh"]
+    assert "--dataset Salesforce/wikitext 'wikitext-103-v1/train-*.parquet'" in rendered["run.sh"]
+
+
+def test_a_run_on_wikitext_says_that_it_validates_nothing():
+    wiki = drafts_of("pyt_train_llama-3.1-70b", "MI300X", release="v25.3", mode=FW)[0]
+    other = drafts_of("pyt_train_llama-3.1-8b", "MI300X")[0]
+    assert any("no validation set" in note and "VALIDATE=True" in note for note in wiki.notes)
+    assert not any("validation" in note for note in other.notes)
+    assert "val_dataset" not in files(planned(wiki, "pyt_train_llama-3.1-70b", machine_of("MI300X")))["changes.yaml"]
 
 
 def fetched(made: RunPlan) -> list[list[str]]:

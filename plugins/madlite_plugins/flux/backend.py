@@ -38,7 +38,6 @@ class Flux(RecipeBackend):
     book = Path(__file__).with_name("recipes.toml")
     template = "flux/run.sh.j2"
     files: Mapping[str, str] = {
-        "accelerate.yaml": "flux/accelerate.yaml.j2",
         "launcher.yaml": "flux/launcher.yaml.j2",
         "fetch.py": "fetch.py",
         "follow.py": "flux/follow.py",

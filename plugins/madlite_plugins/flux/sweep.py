@@ -46,6 +46,8 @@ def _listed(draft: Draft, asked: Mapping[str, str], key: str, single: str, word:
     example = "1,10,17" if key == "batch_sizes" else "no,inductor"
     if wrong := [part for part in words if not word.fullmatch(part)]:
         raise UsageProblem(f"{key} is '{text}', in which '{wrong[0]}' is no {single}", f"--set {key}={example}")
+    if single in asked and key not in asked:
+        return []  # a recipe's list gives way to the one value
     if words and single in asked:
         hint = f"--set {key}= runs {single} {asked[single]} alone"
         raise UsageProblem(f"{key} is '{text}', and {single} {asked[single]} was asked for as well", hint)
