@@ -144,6 +144,15 @@ def test_the_first_images_train_with_their_own_script():
 
 
 @pytest.mark.parametrize(
+    ("release", "exported"), [("v25.2", set()), ("v25.3", {"DISABLE_ADDMM_CUDA_LT", "GPU_MAX_HW_QUEUES"})]
+)
+def test_an_image_s_own_script_has_what_its_release_exports_and_no_more(release, exported):
+    env = set(plan_of(SEVENTY, "MI300X", release=release).env)
+    assert env >= exported and not env & {"PYTORCH_ALLOC_CONF", "WANDB_MODE", "TOKENIZERS_PARALLELISM"}
+    assert exported or not env
+
+
+@pytest.mark.parametrize(
     ("changes", "origin", "word"),
     [
         ({"compile": False}, {"settings.compile": "--set"}, "compile would not reach run_llama_train.sh"),

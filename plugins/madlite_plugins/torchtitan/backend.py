@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from madlite import (
     Asset,
+    Card,
     Draft,
     FileTemplate,
     Finding,
@@ -20,6 +21,7 @@ from madlite import (
     ResultRule,
     RunPlan,
     Variant,
+    read_book,
 )
 from madlite_plugins.nodes import TorchrunBackend, loss_node
 from madlite_plugins.torchtitan.checks import findings, lines_left
@@ -58,6 +60,11 @@ class Torchtitan(TorchrunBackend):
         """
         drafts = [_fitted(draft, machine) for draft in super().expand(request, machine)]
         return [msgspec.structs.replace(one, notes=(*one.notes, *_notes(one, request))) for one in drafts]
+
+    def env(self, card: Card, variant: Variant, machine: Machine) -> Mapping[str, str]:
+        """Return the book's variables; of a release whose image's own script trains, that release's and no others."""
+        own = read_book(self.book).env.get(f"{machine.vendor} {variant.release}")
+        return super().env(card, variant, machine) if own is None else own
 
     def check(self, plan: RunPlan) -> Iterable[Finding]:
         """Find what torchtitan would refuse, or what would make the number worthless."""

@@ -1,0 +1,95 @@
+"""Every command of AMD's documents on every GPU: planned, run with stub programs, and compared with its text.
+
+Each difference is named in `tests/data/documents` with why it is meant; one without a name fails, and so does a name
+whose difference is gone.
+"""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from madlite.cli import planning
+from madlite.cli.main import call
+from madlite.cli.planning import plan_all
+from madlite.engine.screen import Planned
+from madlite.types import RunPlan
+from tests.documents.compare import container_differences, differences, unexpected
+from tests.documents.stubs import TOKEN, Image
+from tests.documents.table import DEVICES, Row, Step, documents, rows, shared, steps
+
+pytestmark = pytest.mark.host
+
+
+@pytest.fixture
+def planned(tmp_path, monkeypatch, capsys):
+    """Plan a row in an empty folder, on a machine of eight of its GPUs that is not here."""
+    for name in ("MODEL_DIR", "HF_TOKEN", "HF_HOME", "HF_HUB_OFFLINE", "NNODES", "NODE_RANK", "MASTER_ADDR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("MAD_SECRETS_HFTOKEN", TOKEN)
+    (tmp_path / "checkout").mkdir()
+    monkeypatch.chdir(tmp_path / "checkout")
+
+    made: list[Planned] = []
+    monkeypatch.setattr(planning, "plan_all", lambda *given: made.extend(plan_all(*given)) or made)
+
+    def plan(row: Row) -> tuple[list[Planned], str]:
+        code = call(["explain", *shlex.split(row.command.madlite), "--machine", f"8x{row.device}"])
+        told = capsys.readouterr()
+        assert code == (0 if made else 4), told.err
+        return made, told.err + told.out
+
+    return plan
+
+
+@pytest.mark.parametrize("row", rows(), ids=lambda row: row.name)
+def test_a_document_s_command_runs_as_it_says(row, planned, tmp_path):
+    plans, told = planned(row)
+    if row.refused:
+        assert row.refused in told, told or plans
+        assert not plans or "would be refused" in told
+        return
+    (one,) = plans or pytest.fail(told)
+    plan, said = one.plan, steps(row.command.starts or row.command.text)
+    assert "would be refused" not in told or said[-1].words[0] == "wget", told
+    assert plan.image and plan.image.ref == row.document.image
+    assert row.device in plan.machine.product
+    assert {key: _value(plan, key) for key in row.command.means} == row.command.means
+    found = _found(said, one, tmp_path / "image")
+    wrong = unexpected(found, row.expected)
+    assert not wrong, "\n".join(wrong)
+
+
+def _found(said: list[Step], one: Planned, folder: Path) -> list[str]:
+    """Return the differences of a container, of a plan's downloads, of a program of MAD's, or of a script that runs."""
+    program, *words = said[-1].words
+    if program == "docker":
+        return container_differences(said[-1].words, one.plan)
+    if program == "wget":
+        fetched = {asset.ref for backend in one.backends for asset in backend.assets(one.plan)}
+        return [
+            f"not fetched: {step.words[1]}" for step in said if step.words[0] == "wget" and step.words[1] not in fetched
+        ]
+    if program == "madengine":
+        code = call([*words, "--dry-run", "--machine", f"{len(one.plan.machine.gpus)}x{one.plan.machine.device}"])
+        return [] if code == 0 else [f"exit code {code}"]
+    folder.mkdir()
+    return differences(said, Image(folder).calls(one.plan, one.files))
+
+
+def _value(plan: RunPlan, key: str) -> object:
+    """Return a value of a plan's variant, of its settings, or its own."""
+    if key in plan.variant.__struct_fields__:
+        return getattr(plan.variant, key)
+    return plan.settings[key] if key in plan.settings else getattr(plan, key)
+
+
+def test_each_document_is_there_and_each_named_difference_is_used():
+    names = [one.name for one in shared()]
+    used = {name for row in rows() for name in row.names if not row.refused}
+    for document in documents():
+        assert set(document.devices) <= set(DEVICES)
+        names += [one.name for one in document.difference]
+    assert len(documents()) == 4 and len(names) == len(set(names)) and set(names) == used
