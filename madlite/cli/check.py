@@ -34,13 +34,13 @@ def check(
     Raises:
         MadliteError: `run` would refuse the command, with this error.
     """
-    from madlite.engine.lint import raise_refused
+    from madlite.engine.lint import keep_refused
     from madlite.engine.many import exit_code
     from madlite.types import Result
 
     check_start(planned, options, pretended=bool(given["machine"]))
-    raise_refused(planned, refused)
-    blocked = [(one.plan.id, one.plan.blocked) for one in planned if one.plan.blocked is not None]
+    kept = keep_refused(planned, refused)
+    blocked = [(one.plan.id, one.plan.blocked) for one in kept if one.plan.blocked is not None]
     return int(exit_code(Result(plan_id=name, status=one.status, cause=one.cause) for name, one in blocked))
 
 

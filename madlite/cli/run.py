@@ -88,9 +88,9 @@ def _run(planned: Sequence[Planned], options: Options, plugins: Plugins, given: 
     from madlite.engine.many import run_many
 
     check_start(planned, options)
-    batch = Batch(planned, options, given)
     told = len(plugins.problems)
-    warnings = check_plans(planned, plugins, options.lint)
+    planned, warnings = check_plans(planned, plugins, options.lint)
+    batch = Batch(planned, options, given)
     sink = Sink(sys.stdout.fileno())
     screen = make_screen(sink, live=options.live_output)
     try:

@@ -4,40 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from msgspec.structs import replace
+
 from madlite.assets.places import find_token, is_offline
 from madlite.engine.prepared import command, is_found, needed_assets
 from madlite.engine.screen import Planned
-from madlite.errors import CheckFailed, hint_within, one_hint
+from madlite.errors import hint_within, one_hint
 from madlite.plugins import Plugins
-from madlite.types import Asset, Finding, RunPlan, Status
+from madlite.types import Asset, Blocked, Cause, Finding, RunPlan, Status
 
 _ANYWAY = "--no-lint starts it all the same"
 
 
-def check_plans(planned: Sequence[Planned], plugins: Plugins, lint: bool = True) -> tuple[str, ...]:
-    """Return what backends and plugins warn of, each once; without `lint` also what else would be fatal.
+def check_plans(
+    planned: Sequence[Planned], plugins: Plugins, lint: bool = True
+) -> tuple[list[Planned], tuple[str, ...]]:
+    """Return the plans, those with a fatal finding kept from starting, and what is warned of, each once.
 
-    Raises:
-        CheckFailed: findings are fatal; nothing starts.
+    Without `lint` nothing is fatal.
     """
     refused, warnings = look(planned, plugins, lint)
-    raise_refused(planned, refused)
-    return tuple(warnings)
+    return keep_refused(planned, refused), tuple(warnings)
 
 
-def raise_refused(planned: Sequence[Planned], refused: Sequence[Sequence[Finding]]) -> None:
-    """Raise what `look` found to keep plans from starting.
+def keep_refused(planned: Sequence[Planned], refused: Sequence[Sequence[Finding]]) -> list[Planned]:
+    """Return the plans, those of which `look` found something fatal kept from starting."""
+    return [_kept(one, findings) for one, findings in zip(planned, refused, strict=True)]
 
-    Raises:
-        CheckFailed: there is something.
-    """
-    failures = [
-        (whose(one.plan, planned) + finding.message, one_hint(finding.hint, _ANYWAY))
-        for one, findings in zip(planned, refused, strict=True)
-        for finding in findings
-    ]
-    if failures:
-        raise CheckFailed.of_all(failures)
+
+def _kept(one: Planned, findings: Sequence[Finding]) -> Planned:
+    if not findings or one.plan.blocked is not None:
+        return one
+    blocked = Blocked(
+        status=Status.FAILURE,
+        cause=Cause.PREPARE,
+        reason="; ".join(dict.fromkeys(finding.message for finding in findings)),
+        hint=one_hint(*dict.fromkeys(finding.hint for finding in findings), _ANYWAY),
+    )
+    return replace(one, plan=replace(one.plan, blocked=blocked))
 
 
 def find(one: Planned, plugins: Plugins) -> tuple[Finding, ...]:

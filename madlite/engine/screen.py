@@ -38,7 +38,10 @@ class Screen(Protocol):
 
 
 class Planned(Value, frozen=True):
-    """A plan that can start: with the backends that read it, its rendered files, its runtime and the context."""
+    """A plan that can start: with the backends that read it, its rendered files, its runtime and the context.
+
+    A blocked one of a card that nothing could be planned for has neither backends nor files.
+    """
 
     plan: RunPlan
     backends: tuple[Backend, ...]
