@@ -78,7 +78,7 @@ def _preview(planned: Sequence[Planned], options: Options, plugins: Plugins, giv
         return 0
     check_start(planned, options, pretended=bool(given["machine"]))
     Batch(planned, options, given)  # which finds that a file of its own cannot be written
-    return check(planned, refused, options, given)
+    return check(planned, refused, plugins, options, given)
 
 
 def _run(planned: Sequence[Planned], options: Options, plugins: Plugins, given: dict[str, Any], intent: Intent) -> int:

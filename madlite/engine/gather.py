@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -97,10 +98,11 @@ def plan_each(jobs: Sequence[tuple[Request, PlanCard]], around: Surroundings) ->
     planned: list[Planned] = []
     refused: list[UsageProblem] = []
     for request, plan in jobs:
+        unasked = partial(plan, *_unasked(request, around))
         try:
-            planned += plan(request, around)
+            planned += [msgspec.structs.replace(one, unasked=unasked) for one in plan(request, around)]
         except MadliteError as problem:
-            if _is_own(problem, request, plan, around):
+            if _is_own(problem, unasked):
                 planned.append(_unplanned(request, problem, around))
             elif isinstance(problem, UsageProblem):
                 refused.append(problem)
@@ -112,14 +114,19 @@ def plan_each(jobs: Sequence[tuple[Request, PlanCard]], around: Surroundings) ->
     return planned
 
 
-def _is_own(problem: MadliteError, request: Request, plan: PlanCard, around: Surroundings) -> bool:
-    """Say whether the card has this very problem also where nothing is asked of it: then it is not the command's."""
+def _unasked(request: Request, around: Surroundings) -> tuple[Request, Surroundings]:
+    """Return a card as if the command asked nothing of it: by what it has then tell its own problems."""
     nothing = msgspec.structs.replace(around.options, sets=(), named=(), backend="", runtime="", image="")
+    return (
+        msgspec.structs.replace(request, overrides=()),
+        msgspec.structs.replace(around, options=nothing, context=Context()),
+    )
+
+
+def _is_own(problem: MadliteError, unasked: Callable[[], Sequence[Planned]]) -> bool:
+    """Say whether a card has a problem also where nothing is asked of it: then it is not the command's."""
     try:
-        plan(
-            msgspec.structs.replace(request, overrides=()),
-            msgspec.structs.replace(around, options=nothing, context=Context()),
-        )
+        unasked()
     except MadliteError as again:
         return again.message == problem.message
     return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from madlite.errors import ExitCode
@@ -40,7 +41,8 @@ class Screen(Protocol):
 class Planned(Value, frozen=True):
     """A plan that can start: with the backends that read it, its rendered files, its runtime and the context.
 
-    A blocked one of a card that nothing could be planned for has neither backends nor files.
+    A blocked one of a card that nothing could be planned for has neither backends nor files.  `unasked` plans its card
+    again as if the command asked nothing of it.
     """
 
     plan: RunPlan
@@ -48,6 +50,7 @@ class Planned(Value, frozen=True):
     files: tuple[Rendered, ...]
     runtime: Runtime
     context: dict[str, Json] = {}
+    unasked: Callable[[], Sequence[Planned]] = tuple
 
 
 class Outcome(Value, frozen=True):

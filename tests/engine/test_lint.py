@@ -5,9 +5,11 @@ from __future__ import annotations
 import types
 
 import pytest
+from msgspec.structs import replace
 
 from madlite.engine.lint import check_plans
 from madlite.engine.screen import Planned
+from madlite.errors import CheckFailed, UsageProblem
 from madlite.hookspecs import hookimpl
 from madlite.plugins import Plugins
 from madlite.types import Asset, Blocked, Cause, Finding, Status, Variant
@@ -19,7 +21,9 @@ def backend(findings=(), assets=()):
 
 
 def planned(tmp_path, backends=(), **changes):
-    return Planned(plan=make_plan(tmp_path, **changes), backends=tuple(backends), files=(), runtime=None)
+    """Return a plan whose card has the same findings where nothing is asked of it."""
+    one = Planned(plan=make_plan(tmp_path, **changes), backends=tuple(backends), files=(), runtime=None)
+    return replace(one, unasked=lambda: [one])
 
 
 def test_every_fatal_finding_is_told_with_its_run(tmp_path):
@@ -42,6 +46,22 @@ def test_a_run_that_cannot_start_anyway_keeps_its_reason(tmp_path):
     one = planned(tmp_path, [backend([Finding(message="too big", fatal=True)])], blocked=engine)
     ((kept,), _) = check_plans([one], Plugins())
     assert kept.plan.blocked == engine
+
+
+def test_what_was_asked_for_keeps_the_whole_batch_from_starting(tmp_path):
+    bad = planned(tmp_path, [backend([Finding(message="too big", hint="--set x=1", fatal=True)])])
+    good = planned(tmp_path, [backend()])
+
+    def impossible():
+        raise UsageProblem("no recipe")
+
+    for otherwise in (lambda: [good], impossible):
+        with pytest.raises(CheckFailed) as caught:
+            check_plans([replace(bad, unasked=otherwise), good], Plugins())
+        assert caught.value.message == "too big" and caught.value.hint == "--set x=1; --no-lint starts it all the same"
+    lama = [Asset(kind="tokenizer", ref="lab/Lama", gated=True)]
+    one = replace(planned(tmp_path, [backend(assets=lama)]), unasked=impossible)
+    assert "lab/Lama is a gated repository" in refusal(one).reason, "nobody asks for a token that is not there"
 
 
 def refusal(one):

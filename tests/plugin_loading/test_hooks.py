@@ -104,7 +104,8 @@ def test_hook_checks(plan):
     one = Planned(plan=plan, backends=(), files=(), runtime=None)  # type: ignore[arg-type]
     assert check_plans([one, one], plugins) == ([one, one], ("odd",))
     fatal = plugins_with("madlite_checks", lambda plan: [Finding(message="no way", hint="do x", fatal=True)])
-    ((kept,), _) = check_plans([msgspec.structs.replace(one, plan=msgspec.structs.replace(plan, blocked=None))], fatal)
+    free = msgspec.structs.replace(one, plan=msgspec.structs.replace(plan, blocked=None))
+    ((kept,), _) = check_plans([msgspec.structs.replace(free, unasked=lambda: [free])], fatal)
     assert kept.plan.blocked.reason == "no way"
 
 
