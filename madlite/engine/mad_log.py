@@ -1,4 +1,4 @@
-"""What a run's live log is told of it while it goes on, in madengine's place and order."""
+"""What a run's live log, and in contract mode the screen, is told of it, in madengine's place and order."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from madlite.engine.account import Account
+from madlite.engine.mad_options import option_lines
 from madlite.measure.live_lines import clone_line, duration_lines, image_lines, limit_line, result_lines, scripts_line
 from madlite.measure.verdict import Verdict, Witnesses
 from madlite.process import capture
@@ -15,12 +16,18 @@ _GIT_LIMIT_S = 10.0
 
 
 class MadLog:
-    """Tells one run's live log what madengine would; `tell` adds a line to it."""
+    """Tells of one run what madengine would: `tell` adds a line to its live log, `show` has the screen know it too."""
 
     def __init__(
-        self, plan: RunPlan, account: Account, tell: Callable[[str], None], environ: Mapping[str, str]
+        self,
+        plan: RunPlan,
+        account: Account,
+        tell: Callable[[str], None],
+        show: Callable[[str], None],
+        environ: Mapping[str, str],
     ) -> None:
-        self._plan, self._account, self._tell, self._environ = plan, account, tell, environ
+        self._plan, self._account, self._environ = plan, account, environ
+        self._log, self._show = tell, show
         self._has_scripts = False
 
     def prepared(self) -> None:
@@ -29,7 +36,10 @@ class MadLog:
             self._tell_all(image_lines(self._plan.image, self._account.image))
 
     def opening(self) -> None:
-        """Tell the time limit."""
+        """Tell the time limit; the screen, what the container is started with."""
+        if self._plan.image is not None:
+            for line in option_lines(self._plan):
+                self._show(line)
         if self._plan.timeout_s is not None:
             self._tell(limit_line(self._plan.timeout_s))
 
@@ -54,6 +64,10 @@ class MadLog:
         by_patterns = verdict.cause is Cause.ERROR_PATTERN
         name, rule = self._plan.card.name, self._plan.result_rule
         self._tell_all(result_lines(name, verdict.status, verdict.metrics, rule, by_patterns=by_patterns))
+
+    def _tell(self, line: str) -> None:
+        self._log(line)
+        self._show(line)
 
     def _tell_all(self, lines: Iterable[str]) -> None:
         for line in lines:

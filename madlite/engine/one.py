@@ -141,7 +141,7 @@ class OneRun:
     def _attempt(self, folder: RunFolder, log: RunLog) -> Verdict:
         """Prepare, open, act, judge; every way in which this can fail becomes a verdict."""
         try:
-            told = MadLog(self.plan, self.account, log.tell, self.environ)
+            told = MadLog(self.plan, self.account, log.tell, self._show, self.environ)
             self._prepare(log, told)
             one = replace(self.one, plan=self.plan)  # as it is claimed
             stage = Stage(one, self.account, self.watch, self.screen, self.clock, self.senses, told)
@@ -157,6 +157,9 @@ class OneRun:
         verdict = judge(self.plan, seen, self.account.follower)
         told.judged(seen, verdict)
         return verdict
+
+    def _show(self, line: str) -> None:
+        self.screen.told(self.mask(line))
 
     def _prepare(self, log: RunLog, told: MadLog) -> None:
         def say(text: str) -> None:
