@@ -14,6 +14,7 @@ import click
 
 from madlite.catalog.found import Catalog
 from madlite.cli.cards import make_catalog
+from madlite.cli.contract import contract
 from madlite.cli.main import mask
 from madlite.cli.named import named_values
 from madlite.cli.terminal import say
@@ -128,6 +129,7 @@ def make_options(given: dict[str, Any], touch: bool = False) -> Options:
         snapshot=bool(given.get("sys_env_details")),
         mirror=str(given.get("force_mirror_local") or ""),
         registry=given.get("registry") or "",
+        contract=contract(),
         lint=given["lint"],
         command=command_words(),
     )

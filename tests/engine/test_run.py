@@ -45,7 +45,7 @@ def test_a_success(checkout: Checkout):
     assert "run_directory" in log.read_text()
     base = "good_base" if checkout.runtime == "docker" else "good_host"
     legacy, of_run = checkout.folder / f"{base}.live.log", checkout.folder / f"{base}.run.live.log"
-    assert legacy.stat().st_ino == log.stat().st_ino
+    assert "args: --base 1" in legacy.read_text() and (checkout.runtime == "docker") != legacy.samefile(of_run)
     assert "args: --base 1" in of_run.read_text() and "ARG BASE_DOCKER" not in of_run.read_text()
     assert not (checkout.folder / "run_directory").exists()
     if checkout.runtime == "docker":  # whose base image comes from no registry
