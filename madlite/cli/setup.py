@@ -101,11 +101,11 @@ def make_options(given: dict[str, Any], touch: bool = False) -> Options:
     timeout = given["timeout"]
     if timeout is not None and timeout < -1:
         raise UsageProblem(f"--timeout {timeout} is less than -1", "seconds, 0 for none, -1 for the card's own")
-    workspace = find_workspace(touch)
+    workspace, output = find_workspace(touch), Path.cwd() / given["output"]
     return Options(
         workspace=workspace,
-        output=Path.cwd() / given["output"],
-        output_target=Path(os.path.realpath(Path.cwd() / given["output"])),
+        output=output,
+        output_target=Path(os.path.realpath(output)),
         runtime=given["runtime"],
         image=given["image"],
         backend=given["backend"],
