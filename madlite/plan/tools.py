@@ -179,4 +179,4 @@ def _variables(values: Mapping[str, str | int | float | bool], where: str) -> di
     for name in values:
         if not VARIABLE.fullmatch(name):
             raise UsageProblem(f"{where}: key 'env_vars' has {name!r}, which is no name of a variable")
-    return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in values.items()}
+    return {name: str(value) for name, value in values.items()}  # as madengine gives them: True, False

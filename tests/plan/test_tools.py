@@ -78,7 +78,7 @@ def test_later_variables_win(stacked):
     tools = stacked(
         Tool(name="one"), Tool(name="two"), one={"env_vars": {"X": 1, "Y": "1"}}, two={"env_vars": {"X": True}}
     )
-    assert tools.env == {"X": "true", "Y": "1"}
+    assert tools.env == {"X": "True", "Y": "1"}
 
 
 def test_the_context_replaces_the_command_and_adds_variables(stacked):
