@@ -87,10 +87,12 @@ def _run(planned: Sequence[Planned], options: Options, plugins: Plugins, given: 
     from madlite.cli.screens import make_screen
     from madlite.engine.lint import check_plans
     from madlite.engine.many import run_many
+    from madlite.record.locked import make_folder
 
     check_start(planned, options)
     told = len(plugins.problems)
     planned, warnings = check_plans(planned, plugins, options.lint)
+    make_folder(options.output_target or options.output)
     batch = Batch(planned, options, given)
     sink = Sink(sys.stdout.fileno())
     screen = make_screen(sink, live=options.live_output, as_madengine=bool(options.contract))

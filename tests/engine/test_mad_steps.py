@@ -163,6 +163,30 @@ def test_a_script_that_failed_has_no_result_in_its_live_log(checkout: Checkout) 
     assert "Status: FAILURE (no performance metrics)\nnone performance is None None\n" in empty
 
 
+def test_a_profiler_wraps_the_model_and_its_result_is_in_the_working_folder(checkout: Checkout) -> None:
+    """With a stand-in for rocprofv3 that a pre-script puts into the image's path."""
+    stub = (
+        "#!/bin/bash\nwhile [ $1 != -- ]; do [ $1 = -d ] && mkdir -p $2 && echo $0 > $2/1_results.db; shift; done\n"
+        'shift; echo profiled; exec "$@"\n'
+    )
+    write(checkout.folder, "bin/rocprofv3", stub)
+    (checkout.folder / "bin/rocprofv3").chmod(0o755)
+    checkout.card("m", RESULT, args="--a 'b c'")
+    asked: dict[str, object] = {"tools": [{"name": "rocprofv3_lightweight"}]}
+    missing = checkout.run("--tags", "m", "-c", json.dumps(asked))
+    (row,) = checkout.rows
+    assert (missing.returncode, row["status"], row["performance"]) == (3, "FAILURE", "")
+    assert "profiler: error: rocprofv3 is not in this image" in missing.stdout
+    log = next(checkout.folder.glob("madlite_runs/*/run.log")).read_text()
+    assert "performance: 5" not in log, "the model's own step did not begin"
+    where = "/myworkspace" if checkout.runtime == "docker" else str(checkout.folder)
+    asked["docker_env_vars"] = {"PATH": f"{where}/bin:{USUAL}"}
+    done = checkout.run("--tags", "m", "-c", json.dumps(asked))
+    assert done.returncode == 0 and checkout.rows[1]["performance"] == "5", done.stdout
+    assert (checkout.folder / "rocprof_output/1_results.db").stat().st_uid == os.getuid()
+    assert not (checkout.folder / "run_directory").exists()
+
+
 def test_files_for_the_workspace_are_handed_up(checkout: Checkout) -> None:
     script = "for name in a_profiler_output b_output c_trace library_trace other; do echo 1 > $name.csv; done\n"
     checkout.card("m", script + RESULT)
