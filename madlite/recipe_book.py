@@ -22,6 +22,16 @@ A backend that runs MAD's cards also says which recipe a card stands for, on whi
     micro_batch = 4                            # and every other key of the defaults
     source = "where the values are published"
 
+What users are told to run and nobody can is refused with its reason, and the way that there is::
+
+    [[refused]]
+    card = ["pyt_train_llama-3.1-70b"]
+    mode = "pretrain"                          # absent: any mode, precision or release
+    precision = "FP8"
+    release = ["v25.3"]
+    why = "its image's own script trains in BF16 alone"
+    way = "--precision BF16"                   # what to type instead
+
 What its models' floating-point work follows from, where madlite's own table does not have it (docs/measurement.md)::
 
     [architecture."Tiny-7B"]      # by the name that `model` has: the fields of Architecture, and `also`, further names
@@ -38,7 +48,7 @@ What its models' floating-point work follows from, where madlite's own table doe
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -72,6 +82,17 @@ class Run(Value, frozen=True):
     values: dict[str, Scalar] = {}
 
 
+class Refused(Value, frozen=True):
+    """Runs that documents name and that cannot be: why, and what to type instead."""
+
+    cards: tuple[str, ...]
+    why: str
+    way: str
+    mode: str = ""
+    precision: str = ""
+    releases: tuple[str, ...] = ()
+
+
 class RecipeBook(Value, frozen=True):
     """The recipes of one backend."""
 
@@ -81,6 +102,7 @@ class RecipeBook(Value, frozen=True):
     releases: dict[str, dict[str, Scalar]] = {}
     stand_in: dict[str, str] = {}
     runs: tuple[Run, ...] = ()
+    refused: tuple[Refused, ...] = ()
     architectures: dict[str, Architecture | str] = {}  # by the model's name; a text says why there is none
     shape: Shape = Shape()
 
@@ -126,6 +148,7 @@ def _read(path: Path) -> RecipeBook:
                 "releases": table.get("release", {}),
                 "stand_in": table.get("stand_in", {}),
                 "runs": [_run(values) for values in table.get("run", ())],
+                "refused": [_refused(values) for values in table.get("refused", ())],
                 "architectures": read_architectures(table.get("architecture", {})),
                 "shape": _shape(table.get("shape", {})),
             },
@@ -150,6 +173,14 @@ def _run(values: Mapping[str, object]) -> dict[str, object]:
     }
 
 
+def _refused(values: Mapping[str, object]) -> dict[str, object]:
+    listed = {"cards": _listed(values["card"]), "releases": _listed(values.get("release", ()))}
+    rest = {key: value for key, value in values.items() if key not in ("card", "release")}
+    if strange := sorted(set(rest) - set(Refused.__struct_fields__)):
+        raise ValueError(f"refused sets {', '.join(strange)}, which nothing reads")
+    return {**listed, **rest}
+
+
 def _shape(values: Mapping[str, object]) -> dict[str, object]:
     fields = {key: value for key, value in values.items() if key != "others"}
     if strange := sorted(set(fields) - set(Architecture.__struct_fields__) | fields.keys() & {"name", "source"}):
@@ -172,6 +203,7 @@ def _joined(books: list[RecipeBook]) -> RecipeBook:
             releases={**whole.releases, **book.releases},
             stand_in={**whole.stand_in, **book.stand_in},
             runs=(*whole.runs, *book.runs),
+            refused=(*whole.refused, *book.refused),
             architectures={**whole.architectures, **book.architectures},
             shape=Shape(
                 fields={**whole.shape.fields, **book.shape.fields}, others=(*whole.shape.others, *book.shape.others)
@@ -197,8 +229,14 @@ def _check(book: RecipeBook, path: Path) -> None:
         _check_keys(run.values, known, where)
         if run.recipe and run.recipe not in book.recipes:
             raise PluginError(f"{where} names recipe '{run.recipe}', which is not there")
-        if unknown := sorted(set(run.releases) - set(book.releases)):
-            raise PluginError(f"{where} names release {', '.join(unknown)}, which is not there")
+        _check_releases(run.releases, book, where)
+    for refused in book.refused:
+        _check_releases(refused.releases, book, f"recipes {path}: refused of {', '.join(refused.cards)}")
+
+
+def _check_releases(releases: Iterable[str], book: RecipeBook, where: str) -> None:
+    if unknown := sorted(set(releases) - set(book.releases)):
+        raise PluginError(f"{where} names release {', '.join(unknown)}, which is not there")
 
 
 def _check_shape(book: RecipeBook, known: Mapping[str, type], path: Path) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from madlite.errors import UsageProblem, one_hint
 from madlite.nearest import likeness, nearest_words
-from madlite.recipe_book import RecipeBook, Run
+from madlite.recipe_book import RecipeBook, Refused, Run
 from madlite.types import Machine, Scalar, Value
 
 NEAREST = "nearest known: "
@@ -32,20 +32,33 @@ class Chosen(Value, frozen=True):
 
 
 class UnknownRun(UsageProblem):
-    """No run fits what was asked: what words for it there are, by key, and the nearest runs in words."""
+    """No run fits what was asked: what words for it there are, by key, and the nearest runs in words.
 
+    `said` is the message without the reason that `refused` knows.
+    """
+
+    said: str = ""
     words: Mapping[str, Sequence[str]] = {}
     runs: Sequence[str] = ()
+    refused: Refused | None = None
 
 
 def unknown_run(
-    message: str, asked: Mapping[str, str], words: Mapping[str, Sequence[str]], runs: Iterable[str]
+    said: str,
+    asked: Mapping[str, str],
+    words: Mapping[str, Sequence[str]],
+    runs: Iterable[str],
+    refused: Refused | None = None,
 ) -> UnknownRun:
-    """Return the refusal, whose hint says which word was meant, or which there are, and the nearest runs."""
+    """Return the refusal, whose hint says which word was meant, or which there are, and the nearest runs.
+
+    What is refused for a reason that is known says it, and the way that there is.
+    """
     runs = tuple(dict.fromkeys(runs))
     told = list(filter(None, (_meant(key, asked[key], known) for key, known in words.items() if asked.get(key))))
-    problem = UnknownRun(message, one_hint(f"{NEAREST}{'; '.join(runs[:SHOWN])}{'.' * bool(told)}", *told))
-    problem.words, problem.runs = words, runs
+    near = one_hint(f"{NEAREST}{'; '.join(runs[:SHOWN])}{'.' * bool(told)}", *told)
+    problem = UnknownRun(f"{said}: {refused.why}" if refused else said, refused.way if refused else near)
+    problem.said, problem.words, problem.runs, problem.refused = said, words, runs, refused
     return problem
 
 
@@ -218,7 +231,19 @@ def _unknown(book: RecipeBook, card: str, rows: Sequence[Run], asked: Mapping[st
     every = [book.run_values(run, "", "") for run in rows]
     words = {key: list(dict.fromkeys(str(values.get(key, "")) for values in every)) for key in _SELECTORS}
     words["release"] = list(book.releases)
-    return unknown_run(f"no recipe is known for {card} {what}", asked, words, (_described(book, run) for run in near))
+    said, runs = f"no recipe is known for {card} {what}", (_described(book, run) for run in near)
+    others = [run for run in _of_device(rows, device, book) if not release or _in(release, run.releases)]
+    return unknown_run(said, asked, words, runs, _why_refused(book, card, asked) if others else None)
+
+
+def _why_refused(book: RecipeBook, card: str, asked: Mapping[str, str]) -> Refused | None:
+    """Return what the book says of a run that was asked for and cannot be; a mode that nobody named may be its own."""
+    for one in book.refused:
+        mode, precision = asked.get("mode") or one.mode, asked.get("precision", "")
+        words = [_same(mode, one.mode) or not one.mode, _same(precision, one.precision) or not one.precision]
+        if card in one.cards and all(words) and _in(asked["release"], one.releases):
+            return one
+    return None
 
 
 def _likeness(book: RecipeBook, run: Run, asked: Mapping[str, str], device: str) -> float:

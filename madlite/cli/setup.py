@@ -230,8 +230,8 @@ def find_machine(context: Context, pretended: str) -> Machine:
     overrides = {
         key: context.values[key] for key in ("gpu_vendor", "gpu_renderDs", *MACHINE_KEYS) if key in context.values
     }
-    if pretended:
-        overrides = _pretend(pretended)
+    if pretended:  # whatever the context says of GPUs is another machine's
+        overrides = {key: overrides[key] for key in ("numa_balancing",) if key in overrides} | _pretend(pretended)
     return detect_machine(overrides, host=Host(path=os.environ.get("PATH", ""), env=dict(os.environ)))
 
 

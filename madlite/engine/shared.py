@@ -64,7 +64,7 @@ def _joined(problems: Sequence[UsageProblem], asked: Mapping[str, str]) -> Usage
     """
     if len(problems) == 1:
         return problems[0]
-    if len({problem.message for problem in problems}) > 1:
+    if len({_said(problem) for problem in problems}) > 1:
         return UsageProblem.of_all((problem.message, problem.hint) for problem in problems)
     unknown = [problem for problem in problems if isinstance(problem, UnknownRun)]
     if not unknown:
@@ -73,7 +73,13 @@ def _joined(problems: Sequence[UsageProblem], asked: Mapping[str, str]) -> Usage
     runs.sort(key=lambda run: -_nearness(run, asked))
     keys = dict.fromkeys(key for problem in unknown for key in problem.words)
     words = {key: list(dict.fromkeys(w for one in unknown for w in one.words.get(key, ()))) for key in keys}
-    return unknown_run(problems[0].message, asked, words, runs)
+    refused = next((problem.refused for problem in unknown if problem.refused), None)
+    return unknown_run(_said(problems[0]), asked, words, runs, refused)
+
+
+def _said(problem: UsageProblem) -> str:
+    """Return a refusal's message without the reason that one owner alone may know."""
+    return problem.said if isinstance(problem, UnknownRun) else problem.message
 
 
 def _in_words(problems: Sequence[UsageProblem]) -> UsageProblem:

@@ -118,8 +118,9 @@ def _mixture(found: Found) -> list[Problem]:
 
 
 def _surroundings(found: Found, asked: Asked, host: Host) -> tuple[Problem, ...]:
-    """Return what about the host itself hinders AMD GPUs that are here."""
-    if found.vendor != "AMD" or found.pretended:
+    """Return what about the host itself hinders AMD GPUs; of a machine that is not here what the context says of it."""
+    if found.vendor != "AMD":
         return ()
-    doubts = (*doubt_render_nodes(host.root, found.gpus), *doubt_numa_balancing(host, asked.numa_balancing))
-    return tuple(doubt.as_problem() for doubt in doubts)
+    here = () if found.pretended else doubt_render_nodes(host.root, found.gpus)
+    numa = doubt_numa_balancing(host, asked.numa_balancing) if asked.numa_balancing or not found.pretended else ()
+    return tuple(doubt.as_problem() for doubt in (*here, *numa))

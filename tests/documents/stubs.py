@@ -37,7 +37,11 @@ _TREES = {
         "examples/llama/prepare_dataset.sh": _PREPARE + _SCRIPT,
     },
     "pytorch-training-benchmark": {"train_fsdp.py": ""},
-    "torchtitan": {"run_llama_train.sh": _SCRIPT, "requirements.txt": ""},
+    "torchtitan": {
+        "run_llama_train.sh": _SCRIPT,
+        "requirements.txt": "",
+        "train_configs/llama3_70b.toml": 'tokenizer_path = "./assets/tokenizer/original/tokenizer.model"\n',
+    },
     "FluxBenchmark": {"launcher.py": _LAUNCHER, "train.py": _TRAINER},
     "llama3_1_8B": {"train_llama.py": "", "fsdp_fp8.yaml": ""},
 }
@@ -64,6 +68,7 @@ class Image:
         for name, text in programs.items():
             (self.bin / name).write_text(text)
             (self.bin / name).chmod(0o755)
+        self._write(self.stub / "hub/original/tokenizer.model", "")
         for tree, files in _TREES.items():
             for name, text in files.items():
                 self._write(folder / tree / name, text)

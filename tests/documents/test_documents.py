@@ -11,16 +11,23 @@ from pathlib import Path
 
 import pytest
 
+import madlite_plugins
 from madlite.cli import planning
 from madlite.cli.main import call
 from madlite.cli.planning import plan_all
 from madlite.engine.screen import Planned
+from madlite.recipe_book import read_book
 from madlite.types import RunPlan
 from tests.documents.compare import container_differences, differences, unexpected
 from tests.documents.stubs import TOKEN, Image
 from tests.documents.table import DEVICES, Row, Step, documents, rows, shared, steps
 
 pytestmark = pytest.mark.host
+BOOKS = sorted(
+    book
+    for pattern in ("recipes", "recipes.toml")
+    for book in Path(madlite_plugins.__file__).parent.glob(f"*/{pattern}")
+)
 
 
 @pytest.fixture
@@ -62,6 +69,14 @@ def test_a_document_s_command_runs_as_it_says(row, planned, tmp_path):
     assert not wrong, "\n".join(wrong)
 
 
+REFUSED = [(book.parent.name, one) for book in BOOKS for one in read_book(book).refused]
+
+
+@pytest.fixture(params=REFUSED, ids=lambda one: f"{one[0]} {one[1].cards[0]} {one[1].precision}")
+def refusal(request, planned):
+    return request.param
+
+
 def _found(said: list[Step], one: Planned, folder: Path) -> list[str]:
     """Return the differences of a container, of a plan's downloads, of a program of MAD's, or of a script that runs."""
     program, *words = said[-1].words
@@ -93,3 +108,21 @@ def test_each_document_is_there_and_each_named_difference_is_used():
         assert set(document.devices) <= set(DEVICES)
         names += [one.name for one in document.difference]
     assert len(documents()) == 4 and len(names) == len(set(names)) and set(names) == used
+
+
+def test_what_a_document_has_wrong_is_refused_with_its_reason_and_with_a_way_that_there_is(refusal, capsys):
+    _, refused = refusal
+    asked = ["--precision", refused.precision, *(["--mode", refused.mode] if refused.mode else [])]
+    release = ["--image-release", refused.releases[-1]] if refused.releases else []
+    (card,) = refused.cards
+    assert call(["explain", card, *asked, *release, "--machine", "8xMI300X"]) == 4
+    told = capsys.readouterr().err
+    assert refused.why in told and f"hint: {refused.way}\n" in told
+    assert call(["explain", card, *asked, *release, "--machine", "8xH100"]) == 4
+    assert refused.why not in capsys.readouterr().err, "that is not why"
+    for way in refused.way.partition(" (")[0].split(", or "):
+        words = way.split()
+        tags = [] if "--tags" in words else [card]
+        mode = asked[2:] if "--mode" not in words else []
+        own = release if "--image-release" not in words else []
+        assert call(["explain", *tags, *words, *mode, *own, "--machine", "8xMI300X"]) == 0, way

@@ -8,6 +8,8 @@ import pytest
 
 from madlite.engine.shared import expand_shared
 from madlite.errors import PluginError, UsageProblem
+from madlite.recipe_book import Refused
+from madlite.recipe_choice import unknown_run
 from madlite.types import Draft, Variant
 
 PRETRAIN = ("titan", [Variant(model="m", mode="pretrain", release="v26.1")])
@@ -72,6 +74,16 @@ def test_a_refusal_of_all_is_one_sentence_with_what_each_of_them_knows():
     assert caught.value.message == "no recipe is known for m on X"
     assert caught.value.hint == "nearest known: a; c; b"
     assert not caught.value.more
+
+
+@pytest.mark.parametrize("turn", [1, -1])
+def test_a_reason_that_one_of_them_knows_is_told_for_all(turn):
+    why = Refused(cards=("m",), why="no unit has it", way="--precision BF16")
+    asked = "no recipe is known for m on X", {}, {}
+    knows, other = unknown_run(*asked, ["a"], why), unknown_run(*asked, ["b"])
+    with pytest.raises(UsageProblem) as caught:
+        shared(*(("knows", knows), ("other", other))[::turn])
+    assert (caught.value.message, caught.value.hint) == (f"{asked[0]}: no unit has it", "--precision BF16")
 
 
 def test_a_single_refusal_is_told_in_its_own_words():

@@ -55,6 +55,14 @@ def test_numa_balancing_matters_to_amd_gpus_that_are_here(bench: Bench, override
     assert bench.detect(**overrides).problems == ()
 
 
+def test_numa_balancing_of_a_machine_that_is_not_here_is_what_the_context_says(bench: Bench) -> None:
+    pretended = {"device": "MI355X", "n_gpus": 8}
+    bench.file("proc/sys/kernel/numa_balancing", "0\n")
+    (told,) = bench.detect(**pretended, numa_balancing="1").problems
+    assert told.where == "numa_balancing" and "sysctl kernel.numa_balancing=0" in told.what
+    assert bench.detect(**pretended, numa_balancing="0").problems == ()
+
+
 def test_numa_balancing_is_no_matter_of_nvidia(bench: Bench) -> None:
     bench.file("proc/sys/kernel/numa_balancing", "1\n")
     bench.tool("nvidia-smi", ("*--query-gpu*", rows(1)), ("", TABLE))

@@ -183,6 +183,44 @@ def test_an_unknown_combination_is_refused_with_the_nearest_known(backend, devic
     assert near in caught.value.hint
 
 
+REFUSED = """
+[[refused]]
+card = "train_llama"
+mode = "pretrain"
+precision = "MXFP4"
+release = "v25.10"
+why = "its units have none"
+way = "--precision FP8"
+"""
+
+
+@pytest.mark.parametrize(
+    ("device", "settings", "known"),
+    [
+        ("MI300X", {"precision": "mxfp4", "release": "v25.10"}, True),
+        ("MI300X", {"precision": "MXFP4", "mode": "pretrain", "release": "25.10"}, True),
+        ("MI300X", {"precision": "MXFP4", "mode": "finetune", "release": "v25.10"}, False),
+        ("MI300X", {"precision": "MXFP4", "release": "v25.9"}, False),
+        ("MI300X", {"precision": "MXFP4"}, False),
+        ("MI300X", {"precision": "MXFP6", "release": "v25.10"}, False),
+        ("MI250X", {"precision": "MXFP4", "release": "v25.10"}, False),  # which has no other run either
+    ],
+)
+def test_what_documents_have_wrong_is_refused_with_its_reason_and_the_way(tmp_path, device, settings, known):
+    with pytest.raises(UsageProblem) as caught:
+        expand(lab(tmp_path, BOOK + REFUSED), device, **settings)
+    assert caught.value.message.endswith(": its units have none") == known
+    assert (caught.value.hint == "--precision FP8") == known
+
+
+@pytest.mark.parametrize("slip", [("why", "wy"), ('"v25.10"', '"v25.99"'), ("way", "weigh")])
+def test_a_slip_in_what_is_refused_is_named(tmp_path, slip):
+    file = tmp_path / "recipes.toml"
+    file.write_text(BOOK + REFUSED.replace(*slip))
+    with pytest.raises(PluginError, match="recipes.toml"):
+        read_book(file)
+
+
 @pytest.mark.parametrize(
     "change",
     [

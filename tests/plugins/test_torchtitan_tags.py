@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -134,13 +135,49 @@ def test_mad_s_variables_are_set():
 
 def test_the_first_images_train_with_their_own_script():
     made = plan_of(SEVENTY, "MI325X", release="v25.2")
-    assert [file.path for file in made.templates] == ["run.sh"]
+    assert [file.path for file in made.templates] == ["run.sh", "fetch.py"]
     script = run_sh(made)
     assert 'cd "$root"\n"$python" -m pip install --quiet' in script
     assert (
         "NGPU=8 exec bash run_llama_train.sh --training.batch_size 7 \\\n"
         "  --training.seq_len 8192 --training.steps 50 \\\n  --metrics.log_freq 1\n" in script
     )
+
+
+def test_v25_3_asks_for_the_tokenizer_that_its_image_lacks():
+    (asset,) = Torchtitan().assets(plan_of(SEVENTY, "MI300X", release="v25.3"))
+    assert (asset.kind, asset.ref, asset.gated) == ("tokenizer", "meta-llama/Llama-3.1-8B", True)
+    assert asset.files == ("original/tokenizer.model",) and "mock" not in asset.hint
+    assert "HF_TOKEN" in run_sh(plan_of(SEVENTY, "MI300X", release="v25.3"))
+    assert "HF_TOKEN" not in run_sh(plan_of(SEVENTY, "MI300X", release="v25.2")), "all is in its image"
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_the_tokenizer_is_put_where_the_image_s_configuration_looks(there, tmp_path):
+    made = plan_of(SEVENTY, "MI300X", release="v25.3")
+    tree, python, hub = tmp_path / "tree", tmp_path / "python", tmp_path / "hub/original"
+    file = tree / "assets/a/original/tokenizer.model"
+    (tree / "train_configs").mkdir(parents=True)
+    (tree / "train_configs/llama3_70b.toml").write_text('tokenizer_path = "./assets/a/original/tokenizer.model"\n')
+    (tree / "train_configs/llama3_8b.toml").write_text('tokenizer_path = "/elsewhere/tokenizer.model" # "x"\n')
+    (tree / "run_llama_train.sh").write_text('cat assets/a/original/tokenizer.model; echo " $*"\n')
+    hub.mkdir(parents=True)
+    (hub / "tokenizer.model").write_text("fetched")
+    if there:
+        file.parent.mkdir(parents=True)
+        file.write_text("the image's")
+    python.write_text(
+        f'#!/bin/sh\ncase "$*" in *fetch.py*) echo "$*" >>{tmp_path}/asked; echo {tmp_path}/hub ;; esac\n'
+    )
+    python.chmod(0o755)
+    (tmp_path / "run.sh").write_text(run_sh(made))
+    env = {"PATH": os.environ["PATH"], "MADLITE_PYTHON": str(python), "TORCHTITAN_ROOT": str(tree)}
+    done = subprocess.run(["bash", "run.sh"], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("the image's --training" if there else "fetched --training")
+    assert (tmp_path / "asked").exists() != there
+    if not there:
+        assert (tmp_path / "asked").read_text().endswith("fetch.py meta-llama/Llama-3.1-8B original/tokenizer.model\n")
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,8 @@ class Torchtitan(TorchrunBackend):
 
     def assets(self, plan: RunPlan) -> Iterable[Asset]:
         """Return what is fetched: nothing where text and tokenizer are made up, given, or in the image."""
-        return () if plan.settings["script"] else _fetched(plan)
+        fetched = _fetched(plan)  # an image's own script reads the image's text
+        return [asset for asset in fetched if asset.kind == "tokenizer"] if plan.settings["script"] else fetched
 
     def recognise(self, head: Sequence[str]) -> float:
         """Recognise the prefix of every line, a step line, else how it failed to start."""
@@ -101,7 +102,8 @@ def _fitted(draft: Draft, machine: Machine) -> Draft:
     """Return the draft with the files that its start needs: an image's own script, or ours with a shim for a CPU."""
     if draft.settings["script"]:
         start = FileTemplate(path="run.sh", template="torchtitan/script.sh.j2")
-        return msgspec.structs.replace(draft, templates=(start,))
+        fetch = next(file for file in draft.templates if file.path == "fetch.py")
+        return msgspec.structs.replace(draft, templates=(start, fetch))
     if machine.vendor != "CPU":
         return draft
     shim = FileTemplate(path=_SHIM, template=f"torchtitan/{_SHIM}", raw=True)
@@ -138,7 +140,7 @@ def _fetched(plan: RunPlan) -> Iterator[Asset]:
     repo, name = str(settings["tokenizer_repo"]), str(settings["dataset"])
     if repo and not settings["mock_data"] and not settings["hf_assets_path"]:
         files = TIKTOKEN_FILES if settings["era"] in ("0.0", "0.1") else TOKENIZER_FILES
-        hint = "--mock-data, which needs none"
+        hint = "" if settings["script"] else "--mock-data, which needs none"
         yield Asset(kind="tokenizer", ref=repo, gated=repo.startswith("meta-llama/"), files=files, hint=hint)
     if settings["mock_data"] or settings["dataset_path"]:
         return

@@ -17,7 +17,8 @@ PRECISIONS = ("BF16", "FP8", "FP32")
 _NUMBER = re.compile("[0-9]{1,4}")
 _CHECKPOINTING = ("none", "selective", "full", "memory_budget")
 _WITHOUT_FP8 = ("A100", "A800", "V100", "MI100", "MI210", "MI250", "MI250X")
-_PASSED_ON = ("log_freq", "recipe", "recipe_device", "script")  # what an image's own script is given, besides sizes
+# what an image's own script is given, besides sizes
+_PASSED_ON = ("log_freq", "recipe", "recipe_device", "script", "tokenizer_repo")
 
 
 def findings(plan: RunPlan) -> Iterator[Finding]:
