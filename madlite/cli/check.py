@@ -10,6 +10,7 @@ import click
 if TYPE_CHECKING:
     from madlite.engine.screen import Planned
     from madlite.plan.options import Options
+    from madlite.plugins import Plugins
     from madlite.types import Finding
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -25,7 +26,11 @@ def check_option(function: F) -> F:
 
 
 def check(
-    planned: Sequence[Planned], refused: Sequence[Sequence[Finding]], options: Options, given: dict[str, Any]
+    planned: Sequence[Planned],
+    refused: Sequence[Sequence[Finding]],
+    plugins: Plugins,
+    options: Options,
+    given: dict[str, Any],
 ) -> int:
     """Return the exit code of a `run` that came no further than its start; makes and changes nothing.
 
@@ -34,13 +39,13 @@ def check(
     Raises:
         MadliteError: `run` would refuse the command, with this error.
     """
-    from madlite.engine.lint import raise_refused
+    from madlite.engine.lint import keep_refused
     from madlite.engine.many import exit_code
     from madlite.types import Result
 
     check_start(planned, options, pretended=bool(given["machine"]))
-    raise_refused(planned, refused)
-    blocked = [(one.plan.id, one.plan.blocked) for one in planned if one.plan.blocked is not None]
+    kept = keep_refused(planned, refused, plugins)
+    blocked = [(one.plan.id, one.plan.blocked) for one in kept if one.plan.blocked is not None]
     return int(exit_code(Result(plan_id=name, status=one.status, cause=one.cause) for name, one in blocked))
 
 

@@ -65,7 +65,7 @@ def command(tag: tuple[str, ...], everything: bool, as_json: bool, **given: Any)
     setup.tell_problems(plugins.problems)
     for text in warnings:
         say(f"warning: {mask(text)}", err=True)
-    return check(planned, refused, options, given) if given["check"] else 0
+    return check(planned, refused, plugins, options, given) if given["check"] else 0
 
 
 def _script(one: Planned) -> str:

@@ -39,6 +39,10 @@ COMMANDS = {
     "log": ("madlite.cli.log", "Print a run's log, of one that goes on as far as it is."),
     "reproduce": ("madlite.cli.reproduce", "Print, or with --run rerun, the pinned command of a run."),
     "report": ("madlite.cli.report", "Make HTML of results files, add results to perf.csv, or make it again."),
+    "database": (
+        "madlite.cli.database",
+        "Upload a results file to MongoDB; the same row uploaded again is the same document.",
+    ),
     "plugins": ("madlite.cli.plugins", "List plugins, their hooks and what is wrong with them."),
     "clean": ("madlite.cli.clean", "List, and with --yes remove, what a killed madlite left behind."),
 }

@@ -78,7 +78,7 @@ def plan_all(plugins: Plugins, options: Options, given: dict[str, Any], touch: b
         template_root=root,
         new_run_id=new_run_id,
         credentials=credentials,
-        services=setup.read_services(credentials),
+        services=setup.read_services(options.workspace),
         data_sets=_data_sets(options, context, given),
         tools=make_toolset(context, options, root / TOOLS),
         tool_files=list_tools(root / TOOLS),

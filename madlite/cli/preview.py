@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from madlite.engine.one import secrets_for
 from madlite.engine.screen import Planned
+from madlite.errors import UsageProblem
 from madlite.plan.actions import settle_model_dir
 from madlite.secrets import Redactor
 from madlite.types import RunPlan
@@ -24,8 +25,7 @@ def preview(one: Planned, environ: dict[str, str], refused: Iterable[str] = ()) 
         parts += [f"# hint: {plan.blocked.hint}"] if plan.blocked.hint else []
     parts += [f"# would be refused: {text}" for text in refused]
     parts += [f"# {note}" for note in plan.notes]
-    if plan.image is not None or plan.runtime != "docker":
-        request = json.dumps(one.runtime.request(plan), indent=2, default=str)
+    if (plan.image is not None or plan.runtime != "docker") and (request := _request(one)):
         parts.append(_section(f"{plan.runtime} request", request))
     parts.append(_section("commands", "\n".join(_commands(plan))))
     for file in one.files:
@@ -34,6 +34,16 @@ def preview(one: Planned, environ: dict[str, str], refused: Iterable[str] = ()) 
         else:
             parts.append(f"# --- {file.path} ({len(file.data)} bytes, copied from {file.template})")
     return Redactor(secrets_for(one, environ)).text("\n".join(parts)) + "\n"
+
+
+def _request(one: Planned) -> str:
+    """Return what the runtime would be asked for; nothing where what blocks the plan is that it cannot be asked for."""
+    try:
+        return json.dumps(one.runtime.request(one.plan), indent=2, default=str)
+    except UsageProblem:
+        if one.plan.blocked is None:
+            raise
+        return ""
 
 
 def _section(title: str, text: str) -> str:

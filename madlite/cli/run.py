@@ -78,7 +78,7 @@ def _preview(planned: Sequence[Planned], options: Options, plugins: Plugins, giv
         return 0
     check_start(planned, options, pretended=bool(given["machine"]))
     Batch(planned, options, given)  # which finds that a file of its own cannot be written
-    return check(planned, refused, options, given)
+    return check(planned, refused, plugins, options, given)
 
 
 def _run(planned: Sequence[Planned], options: Options, plugins: Plugins, given: dict[str, Any], intent: Intent) -> int:
@@ -88,9 +88,9 @@ def _run(planned: Sequence[Planned], options: Options, plugins: Plugins, given: 
     from madlite.engine.many import run_many
 
     check_start(planned, options)
-    batch = Batch(planned, options, given)
     told = len(plugins.problems)
-    warnings = check_plans(planned, plugins, options.lint)
+    planned, warnings = check_plans(planned, plugins, options.lint)
+    batch = Batch(planned, options, given)
     sink = Sink(sys.stdout.fileno())
     screen = make_screen(sink, live=options.live_output)
     try:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from madlite.engine.gather import Surroundings, foreign_image, plan_card
+from madlite.engine.gather import PlanCard, Surroundings, foreign_image, plan_card, plan_each
 from madlite.engine.screen import Planned
 from madlite.errors import UsageProblem
 from madlite.plan.manifest import NO_DOCKERFILE, BuiltImage, FailedBuild, Manifest
@@ -34,7 +34,11 @@ def gather_manifest(manifest: Manifest, around: Surroundings) -> list[Planned]:
     if not cards:
         names = ", ".join(dict.fromkeys(one.model for one in unknown))
         raise UsageProblem(f"{manifest.file} has no image: no build succeeded", f"madlite build --tags {names}")
-    return [one for request, images, failed in cards for one in _plan_found(request, images, failed, manifest, around)]
+    return plan_each([(request, _planner(images, failed, manifest)) for request, images, failed in cards], around)
+
+
+def _planner(images: Sequence[BuiltImage], failed: Sequence[FailedBuild], manifest: Manifest) -> PlanCard:
+    return lambda request, around: _plan_found(request, images, failed, manifest, around)
 
 
 def _plan_found(

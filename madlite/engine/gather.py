@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -13,23 +14,39 @@ from madlite.engine.owner import find_owners
 from madlite.engine.prepared import needed_assets, use_prepared
 from madlite.engine.screen import Planned
 from madlite.engine.shared import Owner, expand_shared
-from madlite.errors import PluginError, UsageProblem
+from madlite.errors import MadliteError, PluginError, UsageProblem
 from madlite.files import exists, read_text
 from madlite.plan.arguments import args_for, argument_keys
 from madlite.plan.context import Context
 from madlite.plan.dockerfiles import Dockerfile, Found, find_dockerfiles
 from madlite.plan.effects import Outcome
 from madlite.plan.given import Given, layers
-from madlite.plan.make import make_plan
+from madlite.plan.make import DEFAULT_TIMEOUT_S, RUNS, WORKSPACE_INSIDE, make_plan
 from madlite.plan.options import Options
-from madlite.plan.place import choose_runtime
+from madlite.plan.place import choose_runtime, make_place
 from madlite.plan.render import render
 from madlite.plan.tools import Toolset
 from madlite.plan.values import asked_origins, asked_values
 from madlite.plugins import Plugin, Plugins
 from madlite.run.docker_access import host_access
 from madlite.run.docker_client import podman_note
-from madlite.types import Backend, Card, Draft, Image, Machine, Problem, Request, RunPlan, Runtime, Value
+from madlite.types import (
+    Backend,
+    Blocked,
+    Card,
+    Cause,
+    Draft,
+    Image,
+    Machine,
+    Problem,
+    Request,
+    RunPlan,
+    Runtime,
+    Status,
+    Value,
+)
+
+UNPLANNED = "none"  # in place of a backend's name where none could be asked
 
 
 class Surroundings(Value, frozen=True):
@@ -43,31 +60,107 @@ class Surroundings(Value, frozen=True):
     template_root: Path
     new_run_id: Callable[[str], str]
     credentials: dict[str, dict[str, str]] | None = None
-    services: dict[str, dict[str, str]] = {}
+    services: dict[str, tuple[dict[str, str], ...]] = {}
     data_sets: DataSets | None = None
     tools: Toolset = Toolset()
     tool_files: tuple[str, ...] = ()
     reach: Callable[[str], str] = lambda endpoint: ""
 
 
+PlanCard = Callable[[Request, Surroundings], list[Planned]]
+"""Makes the plans of one card; raises MadliteError as `plan_card` does."""
+
+
 def gather(requests: Sequence[Request], around: Surroundings) -> list[Planned]:
-    """Return one startable plan per request, variant and Dockerfile, in that order.
+    """Return one plan per request, variant and Dockerfile, in that order; a card that is wrong by itself is blocked.
 
     Raises:
-        MadliteError: a card, an option or a template cannot be used; nothing has been touched.
+        MadliteError: what was asked for cannot be used; nothing has been touched.
     """
+    wanted = _dockerfile_context(around)  # a file that cannot be read concerns every card
+
+    def plan_found(request: Request, around: Surroundings) -> list[Planned]:
+        found = Found() if foreign_image(around) else find_dockerfiles(request.card, wanted)
+        return plan_card(request, found.fitting, missing_image(request.card, found), around)
+
+    return plan_each([(request, plan_found) for request in requests], around)
+
+
+def plan_each(jobs: Sequence[tuple[Request, PlanCard]], around: Surroundings) -> list[Planned]:
+    """Return the plans of every card; one that is wrong by itself has a plan that is kept from starting.
+
+    Raises:
+        MadliteError: what was asked for cannot be used, all of it told at once; nothing has been touched.
+    """
+    around.plugins.backends()  # two of one name concern every card, as does a runtime that nobody brings
+    if around.options.runtime:
+        _available(around.options.runtime, around)
     planned: list[Planned] = []
     refused: list[UsageProblem] = []
-    for request in requests:
-        found = Found() if foreign_image(around) else find_dockerfiles(request.card, _dockerfile_context(around))
+    for request, plan in jobs:
+        unasked = partial(plan, *_unasked(request, around))
         try:
-            planned += plan_card(request, found.fitting, missing_image(request.card, found), around)
-        except UsageProblem as problem:
-            refused.append(problem)
+            planned += [msgspec.structs.replace(one, unasked=unasked) for one in plan(request, around)]
+        except MadliteError as problem:
+            if _is_own(problem, unasked):
+                planned.append(_unplanned(request, problem, around))
+            elif isinstance(problem, UsageProblem):
+                refused.append(problem)
+            else:
+                raise
     if refused:
         told = (one for problem in refused for one in ((problem.message, problem.hint), *problem.more))
         raise UsageProblem.of_all(told)
     return planned
+
+
+def _unasked(request: Request, around: Surroundings) -> tuple[Request, Surroundings]:
+    """Return a card as if the command asked nothing of it: by what it has then tell its own problems."""
+    nothing = msgspec.structs.replace(around.options, sets=(), named=(), backend="", runtime="", image="")
+    return (
+        msgspec.structs.replace(request, overrides=()),
+        msgspec.structs.replace(around, options=nothing, context=Context()),
+    )
+
+
+def _is_own(problem: MadliteError, unasked: Callable[[], Sequence[Planned]]) -> bool:
+    """Say whether a card has a problem also where nothing is asked of it: then it is not the command's."""
+    try:
+        unasked()
+    except MadliteError as again:
+        return again.message == problem.message
+    return False
+
+
+def _unplanned(request: Request, problem: MadliteError, around: Surroundings) -> Planned:
+    """Return a plan of a card that none can be made of, for its row."""
+    card, runtime = request.card, around.options.runtime or "docker"
+    run_id = around.new_run_id(card.name)
+    place = make_place(around.machine, runtime, ())
+    asked = around.context.n_gpus if around.context.n_gpus is not None else int(card.n_gpus)
+    gpus = len(around.machine.gpus)
+    plan = RunPlan(
+        id=run_id,
+        card=card,
+        backend=around.options.backend or card.backend or UNPLANNED,
+        place=msgspec.structs.replace(place, gpus_per_node=asked if asked >= 0 and gpus else gpus),
+        machine=around.machine,
+        workspace=around.options.workspace,
+        inside=WORKSPACE_INSIDE if runtime == "docker" else str(around.options.workspace),
+        folder=around.options.workspace / RUNS / run_id,
+        runtime=runtime,
+        args=card.args,
+        overrides=request.overrides,
+        timeout_s=float(DEFAULT_TIMEOUT_S),
+        blocked=failed(problem),
+        writes_row=not around.context.known.skip_perf_collection,
+    )
+    return Planned(plan=plan, backends=(), files=(), runtime=around.runtimes[runtime], context=around.context.values)
+
+
+def failed(problem: MadliteError) -> Blocked:
+    """Return what keeps a plan from starting, and makes a FAILURE row of it."""
+    return Blocked(status=Status.FAILURE, cause=Cause.PREPARE, reason=problem.message, hint=problem.hint)
 
 
 def plan_card(
@@ -256,11 +349,9 @@ def _startable(
     plan = make_plan(given)
     if plan.runtime == "docker" and not plan.machine.pretended:
         _check_mounts(plan)
-        if plan.blocked is None and plan.image is not None:
-            around.runtimes[plan.runtime].request(
-                plan
-            )  # options that cannot be read are found before hours of building
         plan = _with_note(plan, podman_note(around.options.environ))
+    if plan.runtime == "docker":
+        plan = _with_readable_options(plan, around.runtimes[plan.runtime])
     if around.plugins.uses("madlite_adjust_plan"):
         plan = around.plugins.adjust(plan, given.options.asked)
         _available(plan.runtime, around)
@@ -275,6 +366,27 @@ def _startable(
         runtime=around.runtimes[plan.runtime],
         context=around.context.values,
     )
+
+
+def _with_readable_options(plan: RunPlan, runtime: Runtime) -> RunPlan:
+    """Return the plan, kept from starting by docker options of its card that cannot be read, before hours of building.
+
+    Raises:
+        UsageProblem: those of the context cannot be read.
+    """
+    if plan.blocked is not None or plan.image is None:
+        return plan
+    try:
+        runtime.request(plan)
+    except UsageProblem:
+        own = msgspec.structs.replace(plan.engine_options, extra=plan.card.additional_docker_run_options)
+        origins = {**plan.origins, "engine_options.extra": f"card '{plan.card.name}'"}
+        try:
+            runtime.request(msgspec.structs.replace(plan, engine_options=own, origins=origins))
+        except UsageProblem as problem:
+            return msgspec.structs.replace(plan, blocked=failed(problem))
+        raise
+    return plan
 
 
 def _with_note(plan: RunPlan, note: str) -> RunPlan:

@@ -4,40 +4,71 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from msgspec.structs import replace
+
 from madlite.assets.places import find_token, is_offline
 from madlite.engine.prepared import command, is_found, needed_assets
 from madlite.engine.screen import Planned
-from madlite.errors import CheckFailed, hint_within, one_hint
+from madlite.errors import CheckFailed, MadliteError, hint_within, one_hint
 from madlite.plugins import Plugins
-from madlite.types import Asset, Finding, RunPlan, Status
+from madlite.types import Asset, Blocked, Cause, Finding, RunPlan, Status
 
 _ANYWAY = "--no-lint starts it all the same"
 
 
-def check_plans(planned: Sequence[Planned], plugins: Plugins, lint: bool = True) -> tuple[str, ...]:
-    """Return what backends and plugins warn of, each once; without `lint` also what else would be fatal.
+def check_plans(
+    planned: Sequence[Planned], plugins: Plugins, lint: bool = True
+) -> tuple[list[Planned], tuple[str, ...]]:
+    """Return the plans, those with a fatal finding kept from starting, and what is warned of, each once.
+
+    Without `lint` nothing is fatal.
 
     Raises:
-        CheckFailed: findings are fatal; nothing starts.
+        CheckFailed: as in `keep_refused`.
     """
     refused, warnings = look(planned, plugins, lint)
-    raise_refused(planned, refused)
-    return tuple(warnings)
+    return keep_refused(planned, refused, plugins), tuple(warnings)
 
 
-def raise_refused(planned: Sequence[Planned], refused: Sequence[Sequence[Finding]]) -> None:
-    """Raise what `look` found to keep plans from starting.
+def keep_refused(planned: Sequence[Planned], refused: Sequence[Sequence[Finding]], plugins: Plugins) -> list[Planned]:
+    """Return the plans, those of which `look` found something fatal kept from starting.
 
     Raises:
-        CheckFailed: there is something.
+        CheckFailed: what was asked for is fatal, for a card has no such finding otherwise; nothing starts.
     """
+    pairs = list(zip(planned, refused, strict=True))
     failures = [
         (whose(one.plan, planned) + finding.message, one_hint(finding.hint, _ANYWAY))
-        for one, findings in zip(planned, refused, strict=True)
-        for finding in findings
+        for one, findings in pairs
+        for finding in _asked_for(one, findings, plugins)
     ]
     if failures:
         raise CheckFailed.of_all(failures)
+    return [_kept(one, findings) for one, findings in pairs]
+
+
+def _asked_for(one: Planned, findings: Sequence[Finding], plugins: Plugins) -> Sequence[Finding]:
+    """Return what of a plan's findings its card has by what the command asked for alone; a token nobody asks for."""
+    own = tuple(_token_findings(one, plugins))
+    if not (asked := [finding for finding in findings if finding not in own]):
+        return ()
+    try:
+        known = {finding.message for plan in one.unasked() for finding in find(plan, plugins)}
+    except MadliteError:  # what was asked for is what makes a plan possible
+        return asked
+    return [finding for finding in asked if finding.message not in known]
+
+
+def _kept(one: Planned, findings: Sequence[Finding]) -> Planned:
+    if not findings or one.plan.blocked is not None:
+        return one
+    blocked = Blocked(
+        status=Status.FAILURE,
+        cause=Cause.PREPARE,
+        reason="; ".join(dict.fromkeys(finding.message for finding in findings)),
+        hint=one_hint(*dict.fromkeys(finding.hint for finding in findings), _ANYWAY),
+    )
+    return replace(one, plan=replace(one.plan, blocked=blocked))
 
 
 def find(one: Planned, plugins: Plugins) -> tuple[Finding, ...]:
@@ -77,6 +108,10 @@ def whose(plan: RunPlan, planned: Sequence[Planned]) -> str:
 
 def _findings(one: Planned, plugins: Plugins) -> Iterator[Finding]:
     yield from plugins.checks(one.plan, one.backends)
+    yield from _token_findings(one, plugins)
+
+
+def _token_findings(one: Planned, plugins: Plugins) -> Iterator[Finding]:
     needed = needed_assets(one.plan, one.backends, plugins)
     if gated := [asset for asset in needed if asset.gated and not is_found(one.plan, asset)]:
         yield from _gated(one.plan, gated)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from madlite.errors import ExitCode
@@ -38,13 +39,18 @@ class Screen(Protocol):
 
 
 class Planned(Value, frozen=True):
-    """A plan that can start: with the backends that read it, its rendered files, its runtime and the context."""
+    """A plan that can start: with the backends that read it, its rendered files, its runtime and the context.
+
+    A blocked one of a card that nothing could be planned for has neither backends nor files.  `unasked` plans its card
+    again as if the command asked nothing of it.
+    """
 
     plan: RunPlan
     backends: tuple[Backend, ...]
     files: tuple[Rendered, ...]
     runtime: Runtime
     context: dict[str, Json] = {}
+    unasked: Callable[[], Sequence[Planned]] = tuple
 
 
 class Outcome(Value, frozen=True):

@@ -49,6 +49,7 @@ def survey(planned: Sequence[Planned], plugins: Plugins, options: Options, wish:
     looker = _Looker(_token(runs, options.environ, wish), data, options.environ, wish)
     needs = [*(_images(runs, options.environ, looker.is_offline) if wish.images else ())]
     needs += [looker.look(asset, one) for asset, one in _merged(runs, plugins, options.environ)]
+    looker.refused += [(why.reason, why.hint) for one in runs if (why := one.plan.blocked) and not one.backends]
     looker.refused += [_not_here(need) for need in needs if looker.is_offline(need.one) and not _is_fine(need)]
     access = Access(endpoint=hub_endpoint(options.environ), token=looker.token)
     return Survey(needs=tuple(needs), refused=tuple(looker.refused), access=access, data=data)

@@ -6,7 +6,7 @@ Keys, folders, variables and limits: madengine's (docs/data.md lists what differ
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from madlite.catalog.datasets import DataSets, Provider
@@ -15,7 +15,8 @@ from madlite.files import exists, is_file
 from madlite.types import Action, Card, DataUse, EnvValue, Mount, Secret, Value
 
 HOME = "/data_dlm"
-CUSTOM_LIMIT_S, MINIO_LIMIT_S = 1200.0, 3600.0
+CUSTOM_LIMIT_S, S3_LIMIT_S, NAS_COPY_LIMIT_S, NAS_MOUNT_LIMIT_S = 1200.0, 3600.0, 2400.0, 120.0
+AWS_REGION = "us-east-2"
 _SIZE = ' && du -sh -- "$1"'  # the last line of a fetch says how much it brought
 _CUSTOM = 'mkdir -p -- "$1" && cd -- "$1" && bash "$2" {args}' + _SIZE
 # the client goes into a folder of its own, so that it changes no package of the training's
@@ -23,8 +24,29 @@ _AWS = (
     'if ! command -v aws >/dev/null; then own=$(mktemp -d) && python3 -m pip install --quiet --target "$own" awscli '
     '&& aws() { PYTHONPATH="$own" python3 -m awscli "$@"; }; fi'
 )
-_SYNC = 'aws --endpoint-url "$AWS_ENDPOINT_URL_S3" s3 sync --no-progress "$2" "$1"'
-_MINIO = f'mkdir -p -- "$1" && {{ {_AWS}; }} && {_SYNC}{_SIZE}'
+# a bucket or a folder of it is copied whole; of any other path the object of that name
+_SYNC = (
+    'rest=${place#s3://} && name=${place##*/} && if [ "$rest" = "$name" ] || '
+    'aws "$@" s3 ls "$place" | grep -qF " PRE $name/"; then aws "$@" s3 sync --no-progress "$place" "$home"; '
+    'else aws "$@" s3 sync --no-progress "${place%/*}" "$home" --exclude "*" --include "$name"; fi'
+)
+_CAME = 'if [ -z "$(ls -A "$home")" ]; then echo "$place is empty or not there" >&2; exit 1; fi'
+_S3 = (
+    f'home=$1 place=${{2%/}} && shift 2 && mkdir -p -- "$home" && {{ {_AWS}; }} && {_SYNC} && {_CAME} && '
+    'du -sh -- "$home"'
+)
+_LACKS = 'lacks=; for tool in ssh sshpass {copier}; do command -v "$tool" >/dev/null || lacks="$lacks $tool"; done'
+_INSTALL = (
+    'if [ -n "$lacks" ]; then if command -v apt-get >/dev/null; then apt-get update -qq; '
+    "apt-get install -y -qq openssh-client sshpass {copier}; elif command -v yum >/dev/null; then "
+    "yum install -y -q openssh-clients sshpass {copier}; fi; fi"
+)
+_REFUSE = 'if [ -n "$lacks" ]; then echo "data of a NAS needs$lacks, not installed here" >&2; exit 127; fi'
+_SSH = "ssh -p $3 -o StrictHostKeyChecking=accept-new"  # a port is digits alone
+_COPY = f'mkdir -p -- "$1" && sshpass -e rsync -az -e "{_SSH}" -- "$2/" "$1/"'
+_MOUNT = (
+    'mkdir -p -- "$1" && sshfs "$2" "$1" -p "$3" -o "ssh_command=sshpass -e ssh" -o StrictHostKeyChecking=accept-new'
+)
 
 
 class Surroundings(Value, frozen=True):
@@ -35,7 +57,7 @@ class Surroundings(Value, frozen=True):
     """
 
     sets: DataSets | None
-    services: Mapping[str, Mapping[str, str]]
+    services: Mapping[str, Sequence[Mapping[str, str]]]
     workspace: Path
     inside: str
     folder: str
@@ -59,14 +81,11 @@ class _Found(Value, frozen=True):
     mounts: tuple[Mount, ...] = ()
     actions: tuple[Action, ...] = ()
     note: str = ""
+    problem: str = ""
 
 
 def plan_data(card: Card, around: Surroundings) -> DataPlan:
-    """Return where the card's data comes from.
-
-    Raises:
-        UsageProblem: only a provider that madlite does not have yet could bring it.
-    """
+    """Return where the card's data comes from."""
     if not card.data:
         return DataPlan()
     if around.sets is None:
@@ -81,6 +100,7 @@ def plan_data(card: Card, around: Surroundings) -> DataPlan:
         actions=tuple(action for one in found for action in one.actions),
         env={"MAD_DATAHOME": ",".join(homes)} if homes else {},
         notes=tuple(one.note for one in found if one.note),
+        problem=next((one.problem for one in found if one.problem), ""),
     )
 
 
@@ -88,12 +108,6 @@ def _find(name: str, providers: Mapping[str, Provider], n: int, card: Card, arou
     """Ask the providers in their order; the first that has the data is used."""
     missing: list[str] = []
     for kind, provider in providers.items():
-        if kind not in _KINDS:
-            why = f" ({'; '.join(missing)})" if missing else ""
-            raise UsageProblem(
-                f"card '{card.name}': data set '{name}' comes from {kind}, a provider madlite does not have yet{why}",
-                "copy it to this machine and name the folder under local in data.json",
-            )
         problem, make = _KINDS[kind]
         if reason := problem(provider, around):
             missing.append(f"{kind}: {reason}")
@@ -101,6 +115,8 @@ def _find(name: str, providers: Mapping[str, Provider], n: int, card: Card, arou
             use = DataUse(name=name, provider=kind, home=_home(name, kind, provider, n, around))
             return make(use, provider, around)
     why = "; ".join(missing) or "it names none"
+    if "aws" in providers:  # madengine too starts no run without it
+        return _Found(problem=f"card '{card.name}': no provider has data set '{name}' ({why})")
     return _Found(note=f"no provider has data set '{name}' ({why}): the script runs without it")
 
 
@@ -151,30 +167,81 @@ def _custom(use: DataUse, provider: Provider, around: Surroundings) -> _Found:
     return _fetched(use, provider, around, Action(kind="data", argv=argv, timeout_s=CUSTOM_LIMIT_S))
 
 
+def _service(name: str, around: Surroundings) -> Mapping[str, str]:
+    return next(iter(around.services.get(name, ())), {})
+
+
 def _no_minio(provider: Provider, around: Surroundings) -> str:
-    endpoint = around.services.get("MAD_MINIO", {}).get("MINIO_ENDPOINT", "")
+    endpoint = _service("MAD_MINIO", around).get("MINIO_ENDPOINT", "")
     if not endpoint:
         return "MAD_MINIO with MINIO_ENDPOINT is neither in the environment nor in credential.json"
     return around.reach(endpoint)
 
 
 def _minio(use: DataUse, provider: Provider, around: Surroundings) -> _Found:
-    service = around.services["MAD_MINIO"]
+    service = _service("MAD_MINIO", around)
+    endpoint = service.get("AWS_ENDPOINT_URL_S3") or service.get("MINIO_ENDPOINT", "")
+    return _of_bucket(use, provider, around, service, service.get("REGION", "us-east-1"), endpoint)
+
+
+def _no_aws(provider: Provider, around: Surroundings) -> str:
+    service = _service("MAD_AWS_S3", around)
+    if not service.get("USERNAME") or not service.get("PASSWORD"):
+        return "MAD_AWS_S3 with USERNAME and PASSWORD is neither in the environment nor in credential.json"
+    region = service.get("REGION", AWS_REGION)
+    return around.reach(service.get("AWS_ENDPOINT_URL_S3") or f"https://s3.{region}.amazonaws.com")
+
+
+def _aws(use: DataUse, provider: Provider, around: Surroundings) -> _Found:
+    service = _service("MAD_AWS_S3", around)
+    region, endpoint = service.get("REGION", AWS_REGION), service.get("AWS_ENDPOINT_URL_S3", "")
+    return _of_bucket(use, provider, around, service, region, endpoint)
+
+
+def _of_bucket(
+    use: DataUse, provider: Provider, around: Surroundings, service: Mapping[str, str], region: str, endpoint: str
+) -> _Found:
     env: dict[str, EnvValue] = {
         "AWS_ACCESS_KEY_ID": Secret(service.get("USERNAME", "")),
         "AWS_SECRET_ACCESS_KEY": Secret(service.get("PASSWORD", "")),
-        "AWS_ENDPOINT_URL": _endpoint(around),
-        "AWS_ENDPOINT_URL_S3": _endpoint(around),
-        "AWS_DEFAULT_REGION": service.get("REGION", "us-east-1"),
+        "AWS_DEFAULT_REGION": region,
+        **({"AWS_ENDPOINT_URL": endpoint, "AWS_ENDPOINT_URL_S3": endpoint} if endpoint else {}),
     }
     place = provider.path.rpartition("://")[2].lstrip("/")  # s3://bucket/key, minio://bucket/key, bucket/key
-    argv = ("bash", "-c", _MINIO, "data", use.home, f"s3://{place}")
-    return _fetched(use, provider, around, Action(kind="data", argv=argv, timeout_s=MINIO_LIMIT_S, env=env))
+    where = ("--region", region, *(("--endpoint-url", endpoint) if endpoint else ()))
+    argv = ("bash", "-c", _S3, "data", use.home, f"s3://{place}", *where)
+    return _fetched(use, provider, around, Action(kind="data", argv=argv, timeout_s=S3_LIMIT_S, env=env))
 
 
-def _endpoint(around: Surroundings) -> str:
-    service = around.services.get("MAD_MINIO", {})
-    return service.get("AWS_ENDPOINT_URL_S3") or service.get("MINIO_ENDPOINT", "")
+def _no_nas(provider: Provider, around: Surroundings) -> str:
+    if not around.services.get("NAS_NODES"):
+        return "NAS_NODES is neither in the environment nor in credential.json"
+    found = [_why_no_node(node, around) for node in around.services["NAS_NODES"]]
+    return "" if "" in found else "; ".join(found)
+
+
+def _why_no_node(node: Mapping[str, str], around: Surroundings) -> str:
+    """Return why a storage of `NAS_NODES` cannot be used, or nothing."""
+    name = node.get("NAME") or node.get("HOST") or "a table without HOST"
+    if lacks := [key for key in ("HOST", "USERNAME", "PASSWORD") if not node.get(key)]:
+        return f"{name} of NAS_NODES has no {', '.join(lacks)}"
+    port = node.get("PORT", "22")
+    if not (port.isascii() and port.isdigit()):
+        return f"{name} of NAS_NODES: PORT {port!r} is no number"
+    return around.reach(f"ssh://{node['HOST']}:{port}")
+
+
+def _nas(use: DataUse, provider: Provider, around: Surroundings) -> _Found:
+    """Return the copy into a mirror; without one the folder itself, but on the host, where no mount is to stay."""
+    node = next(node for node in around.services["NAS_NODES"] if not _why_no_node(node, around))
+    mounts = around.container and not provider.mirrorlocal
+    ready = (_LACKS, _INSTALL, _LACKS, _REFUSE) if around.container else (_LACKS, _REFUSE)
+    command = "; ".join((*ready, _MOUNT if mounts else _COPY)).replace("{copier}", "sshfs" if mounts else "rsync")
+    source = f"{node['USERNAME']}@{node['HOST']}:{provider.path.rstrip('/')}"
+    limit_s = NAS_MOUNT_LIMIT_S if mounts else NAS_COPY_LIMIT_S
+    argv = ("bash", "-c", command, "data", use.home, source, node.get("PORT", "22"))
+    env: dict[str, EnvValue] = {"SSHPASS": Secret(node["PASSWORD"])}
+    return _fetched(use, provider, around, Action(kind="data", argv=argv, timeout_s=limit_s, env=env))
 
 
 def _fetched(use: DataUse, provider: Provider, around: Surroundings, action: Action) -> _Found:
@@ -187,4 +254,10 @@ def _fetched(use: DataUse, provider: Provider, around: Surroundings, action: Act
     return _Found(use=use, actions=(action,), mounts=(mount,) if around.container else (), note=note)
 
 
-_KINDS = {"custom": (_no_custom, _custom), "local": (_no_local, _local), "minio": (_no_minio, _minio)}
+_KINDS = {
+    "custom": (_no_custom, _custom),
+    "local": (_no_local, _local),
+    "minio": (_no_minio, _minio),
+    "nas": (_no_nas, _nas),
+    "aws": (_no_aws, _aws),
+}

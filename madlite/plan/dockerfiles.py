@@ -22,13 +22,16 @@ _HEADER_LINES = 5
 _CONTEXT = re.compile(r"#\s*CONTEXT\s+(\{.*\})")
 _BASE = re.compile(r"^ARG\s+BASE_DOCKER=(?:\"([^\"]*)\"|'([^']*)'|(\S+))", re.MULTILINE)
 
+_STAGE = re.compile(r"^[ \t]*FROM[ \t].*[ \t]AS[ \t]+(\S+)", re.MULTILINE | re.IGNORECASE)
+
 
 class Dockerfile(Value, frozen=True):
-    """A Dockerfile of a card: where it is, its build context and its base image."""
+    """A Dockerfile of a card: where it is, its build context, its base image and its stages' names in lower case."""
 
     path: Path
     context: Path
     base: str
+    stages: frozenset[str] = frozenset()
 
 
 class Found(Value, frozen=True):
@@ -55,7 +58,8 @@ def find_dockerfiles(card: Card, context: Mapping[str, str]) -> Found:
         if reason:
             refused.append(f"{path.name}: {reason}")
         else:
-            fitting.append(Dockerfile(path=path, context=_build_context(card), base=base_of(text)))
+            stages = frozenset(name.lower() for name in _STAGE.findall(text))
+            fitting.append(Dockerfile(path=path, context=_build_context(card), base=base_of(text), stages=stages))
     return Found(fitting=tuple(fitting), refused=tuple(refused))
 
 

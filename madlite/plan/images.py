@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
 from madlite.plan.context import Context
 from madlite.plan.dockerfiles import Dockerfile
@@ -14,7 +15,7 @@ from madlite.secrets import collect, guard
 from madlite.types import Card, EnvValue, Image
 
 ARCHITECTURE = "MAD_SYSTEM_GPU_ARCHITECTURE"  # the build argument
-_TOOLS = "docker/common"  # the build context `tools`, where a checkout has it
+_TOOLS = ("docker/common", "tools")  # the build context `tools`: the first that a checkout has; 2.1.0 had the second
 
 
 def built_image(
@@ -28,7 +29,6 @@ def built_image(
     suffix: str = "",
 ) -> Image:
     """Return the image to build for a GPU architecture, or for any; `suffix` ends its name."""
-    tools = card.root / _TOOLS
     ref = image_name(card.name, dockerfile.path.name, suffix)
     registry, environ = options.registry, options.environ
     return Image(
@@ -39,10 +39,16 @@ def built_image(
         build_args=_build_args(card, environ, context, credentials, architecture),
         base=str(context.known.docker_build_arg.get("BASE_DOCKER", "")) or dockerfile.base,
         no_cache=options.clean_docker_cache,
-        contexts={"tools": tools} if tools.is_dir() else {},
+        contexts=_contexts(card, dockerfile),
         registry=name_in_registry(ref, registry, credentials, environ) if registry else "",
         login=login_to(registry, credentials, environ) if registry else None,
     )
+
+
+def _contexts(card: Card, dockerfile: Dockerfile) -> dict[str, Path]:
+    """Return the named build contexts; a stage of the Dockerfile by that name goes before, which it would replace."""
+    found = [folder for name in _TOOLS if (folder := card.root / name).is_dir()]
+    return {"tools": found[0]} if found and "tools" not in dockerfile.stages else {}
 
 
 def image_name(card_name: str, dockerfile: str, suffix: str = "") -> str:

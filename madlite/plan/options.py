@@ -36,7 +36,7 @@ class Options(Value, frozen=True):
     snapshot: bool = False  # of the environment, before the model
     mirror: str = ""  # folder that keeps what data providers bring
     registry: str = ""  # where built images are pushed to
-    lint: bool = True  # whether a fatal finding keeps a batch from starting
+    lint: bool = True  # whether a fatal finding keeps a run from starting
     command: tuple[str, ...] = ()  # the words of the command line, secrets masked, without the program's name
 
     @property

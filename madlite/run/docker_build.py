@@ -120,7 +120,8 @@ def _arguments(image: Image, context: Packed) -> dict[str, object]:
 def by_hand(image: Image) -> str:
     """Return the command that builds an image without madlite, less its arguments."""
     dockerfile = Path(image.dockerfile or "Dockerfile")
-    return shlex.join(["docker", "build", "-f", str(dockerfile), str(image.context or dockerfile.parent)])
+    contexts = [f"--build-context={name}={path}" for name, path in image.contexts.items()]
+    return shlex.join(["docker", "build", *contexts, "-f", str(dockerfile), str(image.context or dockerfile.parent)])
 
 
 def _first_line(text: str) -> str:

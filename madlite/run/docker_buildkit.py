@@ -22,6 +22,8 @@ _BUILDKIT = re.compile(
     re.IGNORECASE,
 )
 _NO_BUILDX = re.compile(r"buildx component is missing|unknown flag: --progress|unknown command: docker buildx")
+_NO_CONTEXT = "unknown flag: --build-context"  # of a docker before 23 without buildx, which has a BuildKit of its own
+_WITHOUT = "docker's buildx plugin is not installed"
 
 
 def needs_buildkit(image: Image) -> str:
@@ -31,9 +33,14 @@ def needs_buildkit(image: Image) -> str:
         RuntimeProblem: it cannot be read.
     """
     lines = dockerfile_text(image).splitlines()
+    found = [line.strip() for line in lines if _BUILDKIT.match(line) or _names_context(line, image)]
+    return next(iter(found), "")
+
+
+def _names_context(line: str, image: Image) -> bool:
     names = "|".join(map(re.escape, image.contexts))
-    named = re.compile(rf"\s*(?:FROM\s+|.*--(?:from|mount)=(?:\S*from=)?)(?:{names})(?:[\s,]|$)", re.IGNORECASE)
-    return next((line.strip() for line in lines if _BUILDKIT.match(line) or (names and named.match(line))), "")
+    named = rf"\s*(?:FROM\s+|.*--(?:from|mount)=(?:\S*from=)?)(?:{names})(?:[\s,]|$)"
+    return bool(names and re.match(named, line, re.IGNORECASE))
 
 
 def build_with_buildkit(image: Image, environ: Mapping[str, str], say: Say) -> str:
@@ -93,7 +100,10 @@ def _build(image: Image, command: list[str], env: Mapping[str, str], say: Say) -
 
 def _problem(image: Image, lines: list[str]) -> RuntimeProblem:
     if any(map(_NO_BUILDX.search, lines)):
-        return _no_buildkit(image, "docker's buildx plugin is not installed")
+        return _no_buildkit(image, _WITHOUT)
+    if any(_NO_CONTEXT in line for line in lines):
+        named = [line.strip() for line in dockerfile_text(image).splitlines() if _names_context(line, image)]
+        return _no_buildkit(image, f"{_WITHOUT}, without which docker takes no --build-context", *named[:1])
     reasons = [line for line in lines if line.startswith("ERROR")] or lines[-1:] or ["docker build said nothing"]
     step = next((line for line in reversed(lines) if re.match(r"#\d+ ERROR|\s*>\s*\[", line)), "")
     text = f"{image.dockerfile} does not build: {reasons[-1]}" + (f" ({step.strip()})" if step else "")
@@ -101,8 +111,8 @@ def _problem(image: Image, lines: list[str]) -> RuntimeProblem:
     return RuntimeProblem(text, by_hand(image), cause=cause)
 
 
-def _no_buildkit(image: Image, reason: str) -> RuntimeProblem:
-    line = needs_buildkit(image)
+def _no_buildkit(image: Image, reason: str, line: str = "") -> RuntimeProblem:
+    line = line or needs_buildkit(image)
     return RuntimeProblem(
         f"{image.dockerfile} needs BuildKit ('{line}'), and {reason}",
         "install docker-buildx (https://docs.docker.com/go/buildx)",

@@ -11,7 +11,7 @@ import pytest
 
 from madlite.cli import main as frame
 
-HEAVY = ["docker", "pandas", "jinja2", "rich", "pynvml", "psutil", "rapidfuzz"]
+HEAVY = ["docker", "pymongo", "pandas", "jinja2", "rich", "pynvml", "psutil", "rapidfuzz"]
 
 
 def madlite(*args: str, cwd, env=None, **options):
@@ -71,7 +71,6 @@ def test_the_list_of_commands_tells_what_the_commands_say():
         (["run", "--tags", "demo,nope,nada"], "'nope', 'nada'"),
         (["run", "--tags", "demo", "-c", "{"], "neither JSON nor a Python literal"),
         (["run", "--tags", "demo", "-f", "none.json"], "none.json"),
-        (["explain", "pyt_ncf_training"], "needs a MAD checkout"),
     ],
 )
 def test_wrong_usage_is_one_sentence_and_exit_4(tmp_path, monkeypatch, capsys, args, said):

@@ -68,6 +68,12 @@ def explained(capfd, *args):
     return json.loads(out.out)[0] if code == 0 else {}, out.err
 
 
+def test_a_card_that_nothing_can_be_planned_for_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert call(["prepare", "--tags", "pyt_ncf_training", "--dry-run"]) == 4
+    assert "needs a MAD checkout" in capsys.readouterr().err
+
+
 def test_a_dry_run_tells_what_is_needed_and_fetches_nothing(capfd, home, hub, token):
     code, out, _ = prepared(capfd, "--dry-run")
     assert code == 0 and hub.gets("resolve") == hub.gets("cdn") == []

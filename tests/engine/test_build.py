@@ -84,6 +84,22 @@ def test_the_folder_of_common_tools_is_a_build_context(tmp_path, around):
     assert "--build-context=tools=docker/common" in job.entry.build_command
 
 
+def test_the_folder_tools_is_that_context_where_the_other_is_not(tmp_path, around):
+    (tmp_path / "tools").mkdir()
+    (job, _) = plan_builds(request(tmp_path), around())
+    assert job.image.contexts == {"tools": tmp_path / "tools"}
+    assert "--build-context=tools=tools" in job.entry.build_command
+    (tmp_path / "docker/common").mkdir()
+    assert plan_builds(request(tmp_path), around())[0].image.contexts == {"tools": tmp_path / "docker/common"}
+
+
+def test_a_stage_of_that_name_is_no_folder(tmp_path, around):
+    (tmp_path / "tools").mkdir()
+    (job, _) = plan_builds(request(tmp_path), around())
+    job.image.dockerfile.write_text("# CONTEXT {}\nfrom x As Tools\nFROM y\nCOPY --from=tools a b\n")
+    assert plan_builds(request(tmp_path), around())[0].image.contexts == {}
+
+
 def test_no_dockerfile_that_fits_is_a_failed_build_with_the_reason(tmp_path, around):
     (job,) = plan_builds(request(tmp_path, dockerfile="docker/none"), around())
     assert job.image is None and "no Dockerfile docker/none.*" in job.problem

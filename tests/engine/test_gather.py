@@ -15,7 +15,7 @@ from madlite.hookspecs import hookimpl
 from madlite.plan.context import read_context
 from madlite.plan.options import Options
 from madlite.plugins import Plugins
-from madlite.types import Action, Card, Cause, Draft, Machine, Problem, Request, Variant
+from madlite.types import Action, Card, Cause, Draft, Gpu, Machine, Problem, Request, Status, Variant
 
 
 class Claims:
@@ -78,6 +78,13 @@ def one(tmp_path, surroundings, **fields):
     return planned.plan
 
 
+def refused(tmp_path, surroundings, **fields):
+    """Return what keeps a card from starting that nothing can be planned for."""
+    plan = one(tmp_path, surroundings, **fields)
+    assert plan.blocked.status is Status.FAILURE and plan.blocked.cause is Cause.PREPARE and plan.writes_row
+    return plan.blocked
+
+
 def test_the_highest_claim_wins_and_the_card_or_the_caller_decides_over_it(tmp_path, around):
     a, b = Claims("a", 10), Claims("b", 20)
     assert one(tmp_path, around(a, b), image="x").backend == "b"
@@ -86,13 +93,12 @@ def test_the_highest_claim_wins_and_the_card_or_the_caller_decides_over_it(tmp_p
 
 
 def test_a_tie_is_an_error_that_names_both(tmp_path, around):
-    with pytest.raises(PluginError, match="a and b"):
-        gather(requests(tmp_path), around(Claims("a", 5), Claims("b", 5), Claims("c", 1)))
+    assert "a and b" in refused(tmp_path, around(Claims("a", 5), Claims("b", 5), Claims("c", 1))).reason
 
 
 def test_nobody_is_an_error_that_says_what_to_do(tmp_path, around):
-    with pytest.raises(UsageProblem, match=r"scripts/x/run\.sh is not in this folder"):
-        gather(requests(tmp_path, scripts="scripts/x/run.sh"), around(Claims("a", 0)))
+    blocked = refused(tmp_path, around(Claims("a", 0)), scripts="scripts/x/run.sh")
+    assert "scripts/x/run.sh is not in this folder" in blocked.reason and "git clone" in blocked.hint
 
 
 def test_a_claim_that_raises_is_a_problem_and_the_others_are_asked(tmp_path, around):
@@ -165,8 +171,8 @@ def test_a_backend_that_breaks_on_a_card_is_named_with_its_distribution(tmp_path
         def expand(self, request, machine):
             return {}["sizes"]
 
-    with pytest.raises(PluginError, match=r"backend 'a' \(made\) failed on card 'm': KeyError: 'sizes'"):
-        gather(requests(tmp_path), around(Breaks("a", 5)))
+    reason = refused(tmp_path, around(Breaks("a", 5))).reason
+    assert reason == "backend 'a' (made) failed on card 'm': KeyError: 'sizes'"
 
 
 def test_a_runtime_that_breaks_is_one_that_cannot_be_used(tmp_path, around):
@@ -185,15 +191,14 @@ def test_a_runtime_that_a_plugin_changes_a_plan_to_has_to_be_there(tmp_path, aro
     changes.madlite_adjust_plan = hookimpl(lambda plan: msgspec.structs.replace(plan, runtime="slurm"))
     surroundings = around(Claims("a", 5))
     surroundings.plugins.register("changes", changes, "changes", "1")
-    with pytest.raises(UsageProblem, match="no runtime 'slurm'") as problem:
-        gather(requests(tmp_path, image="x"), surroundings)
-    assert problem.value.hint == "runtimes: docker, host"
+    blocked = refused(tmp_path, surroundings, image="x")
+    assert (blocked.reason, blocked.hint) == ("no runtime 'slurm'", "runtimes: docker, host")
 
 
 def test_a_card_without_a_script_that_nobody_claims_can_be_run_by_nobody(tmp_path, around):
-    with pytest.raises(UsageProblem, match="nothing can run card 'm' here: .* it names no script") as problem:
-        gather(requests(tmp_path), around(Claims("a", 0)))
-    assert "--backend" in problem.value.hint
+    blocked = refused(tmp_path, around(Claims("a", 0)))
+    assert blocked.reason.startswith("nothing can run card 'm' here: ") and "it names no script" in blocked.reason
+    assert "--backend" in blocked.hint
 
 
 def test_a_backend_without_runs_for_a_card_says_so(tmp_path, around):
@@ -203,8 +208,77 @@ def test_a_backend_without_runs_for_a_card_says_so(tmp_path, around):
         def variants(self, card, machine):
             return ()
 
-    with pytest.raises(UsageProblem, match="backend 'empty' has nothing to run for card 'm'"):
-        gather(requests(tmp_path, backend="empty"), around(Empty()))
+    reason = refused(tmp_path, around(Empty()), backend="empty").reason
+    assert reason == "backend 'empty' has nothing to run for card 'm'"
     Empty.variants = TemplateBackend.variants
-    with pytest.raises(PluginError, match="backend 'empty'.* does not say which variants it runs"):
-        gather(requests(tmp_path, backend="empty"), around(Empty()))
+    reason = refused(tmp_path, around(Empty()), backend="empty").reason
+    assert "backend 'empty' does not say which variants it runs" in reason
+
+
+class Picky(Claims):
+    """A backend that has no runs for cards of one name, and none at all of what it does not know."""
+
+    def expand(self, request, machine):
+        if request.card.name == "bad":
+            raise UsageProblem("card 'bad' has no recipe", "write one")
+        if request.settings.get("mode"):
+            raise UsageProblem(f"no mode {request.settings['mode']}")
+        return super().expand(request, machine)
+
+
+def two(tmp_path: Path, **fields) -> list[Request]:
+    names = ("bad", "good")
+    cards = [Card(name=name, root=tmp_path, source="models.json", image="x", **fields) for name in names]
+    return [Request(card=card, tag=card.name) for card in cards]
+
+
+def test_a_card_that_is_wrong_by_itself_stops_no_other(tmp_path, around):
+    bad, good = (planned.plan for planned in gather(two(tmp_path, n_gpus="4"), around(Picky("a", 5))))
+    assert (bad.card.name, bad.blocked.reason, bad.blocked.hint) == ("bad", "card 'bad' has no recipe", "write one")
+    assert (bad.workspace, bad.folder, bad.image) == (tmp_path, tmp_path / "madlite_runs/id-bad", None)
+    assert (good.card.name, good.blocked) == ("good", None)
+
+
+def test_its_row_has_the_gpus_it_asked_for(tmp_path, around):
+    surroundings = around(Picky("a", 5))
+    gpus = tuple(Gpu(index=n) for n in range(8))
+    surroundings = msgspec.structs.replace(surroundings, machine=Machine(vendor="AMD", gpus=gpus))
+    asked = [gather(two(tmp_path, n_gpus=n), surroundings)[0].plan.place.gpus_per_node for n in ("4", "-1")]
+    assert asked == [4, 8]
+
+
+def test_what_was_asked_of_all_is_refused_before_anything_starts(tmp_path, around):
+    for asked in ({"sets": (("mode", "typo"),)}, {"named": (("--mode", "mode", "typo"),)}):
+        with pytest.raises(UsageProblem, match="^no mode typo$"):
+            gather(two(tmp_path), around(Picky("a", 5), **asked))
+    with pytest.raises(UsageProblem, match="no runtime 'typo'"):
+        gather(two(tmp_path), around(Picky("a", 5), runtime="typo"))
+
+
+def test_two_backends_of_one_name_concern_every_card(tmp_path, around):
+    surroundings = around(Claims("a", 5))
+    again = types.ModuleType("again")
+    again.madlite_backends = hookimpl(lambda: [Claims("a", 5)])
+    surroundings.plugins.register("again", again, "again", "1")
+    with pytest.raises(PluginError, match="backend named 'a'"):
+        gather(requests(tmp_path, image="x"), surroundings)
+
+
+class Reads(FakeRuntime):
+    """A runtime that cannot read docker options with the word `bad`."""
+
+    def request(self, plan):
+        if "bad" in plan.engine_options.extra:
+            raise UsageProblem(f"{plan.origins['engine_options.extra']}: no such option", "docker run --help")
+        return {}
+
+
+def test_docker_options_of_a_card_keep_it_alone_from_starting(tmp_path, around):
+    surroundings = around(Claims("a", 5), context='{"additional_docker_run_options": "--shm-size 1g"}')
+    surroundings.runtimes["docker"] = Reads("docker")
+    blocked = refused(tmp_path, surroundings, image="x", additional_docker_run_options="--bad")
+    assert (blocked.reason, blocked.hint) == ("card 'm': no such option", "docker run --help")
+    surroundings = around(Claims("a", 5), context='{"additional_docker_run_options": "--bad"}')
+    surroundings.runtimes["docker"] = Reads("docker")
+    with pytest.raises(UsageProblem, match="--additional-context: no such option"):
+        gather(requests(tmp_path, image="x", additional_docker_run_options="--shm-size 1g"), surroundings)

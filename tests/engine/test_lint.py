@@ -1,4 +1,4 @@
-"""What keeps a batch from starting: every fatal finding at once, --no-lint, and gated repositories without a token."""
+"""What keeps a run from starting: every fatal finding at once, --no-lint, and gated repositories without a token."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from madlite.engine.lint import check_plans
 from madlite.engine.screen import Planned
-from madlite.errors import CheckFailed
+from madlite.errors import CheckFailed, UsageProblem
 from madlite.hookspecs import hookimpl
 from madlite.plugins import Plugins
 from madlite.types import Asset, Blocked, Cause, Finding, Status, Variant
@@ -21,7 +21,9 @@ def backend(findings=(), assets=()):
 
 
 def planned(tmp_path, backends=(), **changes):
-    return Planned(plan=make_plan(tmp_path, **changes), backends=tuple(backends), files=(), runtime=None)
+    """Return a plan whose card has the same findings where nothing is asked of it."""
+    one = Planned(plan=make_plan(tmp_path, **changes), backends=tuple(backends), files=(), runtime=None)
+    return replace(one, unasked=lambda: [one])
 
 
 def test_every_fatal_finding_is_told_with_its_run(tmp_path):
@@ -30,22 +32,53 @@ def test_every_fatal_finding_is_told_with_its_run(tmp_path):
         planned(tmp_path, [bad], variant=Variant(model="m", precision="BF16")),
         planned(tmp_path, [bad], variant=Variant(model="m", precision="FP8")),
     ]
-    with pytest.raises(CheckFailed) as caught:
-        check_plans(runs, Plugins())
-    assert caught.value.message == "tiny pretrain BF16: too big"
-    assert caught.value.hint == "--set x=1; --no-lint starts it all the same"
-    assert [message for message, _ in caught.value.more] == ["tiny pretrain FP8: too big"]
+    runs.append(planned(tmp_path, [backend()], variant=Variant(model="m", precision="FP16")))
+    plans, warnings = check_plans(runs, Plugins())
+    bf16, fp8, fp16 = (one.plan for one in plans)
+    assert (bf16.blocked.status, bf16.blocked.cause, bf16.blocked.reason) == ("FAILURE", "prepare_failed", "too big")
+    assert bf16.blocked.hint == "--set x=1; --no-lint starts it all the same"
+    assert fp8.blocked == bf16.blocked and fp16.blocked is None, "the others run"
+    assert warnings == ("tiny pretrain BF16: odd", "tiny pretrain FP8: odd")
+
+
+def test_a_run_that_cannot_start_anyway_keeps_its_reason(tmp_path):
+    engine = Blocked(status=Status.FAILURE, cause=Cause.ENGINE, reason="no engine")
+    one = planned(tmp_path, [backend([Finding(message="too big", fatal=True)])], blocked=engine)
+    ((kept,), _) = check_plans([one], Plugins())
+    assert kept.plan.blocked == engine
+
+
+def test_what_was_asked_for_keeps_the_whole_batch_from_starting(tmp_path):
+    bad = planned(tmp_path, [backend([Finding(message="too big", hint="--set x=1", fatal=True)])])
+    good = planned(tmp_path, [backend()])
+
+    def impossible():
+        raise UsageProblem("no recipe")
+
+    for otherwise in (lambda: [good], impossible):
+        with pytest.raises(CheckFailed) as caught:
+            check_plans([replace(bad, unasked=otherwise), good], Plugins())
+        assert caught.value.message == "too big" and caught.value.hint == "--set x=1; --no-lint starts it all the same"
+    lama = [Asset(kind="tokenizer", ref="lab/Lama", gated=True)]
+    one = replace(planned(tmp_path, [backend(assets=lama)]), unasked=impossible)
+    assert "lab/Lama is a gated repository" in refusal(one).reason, "nobody asks for a token that is not there"
+
+
+def refusal(one):
+    """Return what keeps a plan from starting by the checks, and nothing where they find it fit."""
+    ((kept,), _) = check_plans([one], Plugins())
+    return kept.plan.blocked
 
 
 def test_without_lint_a_fatal_finding_is_a_warning(tmp_path):
     one = planned(tmp_path, [backend([Finding(message="too big", hint="x", fatal=True)])])
-    assert check_plans([one], Plugins(), lint=False) == ("too big (x)",)
+    assert check_plans([one], Plugins(), lint=False) == ([one], ("too big (x)",))
 
 
 def test_a_skipped_run_is_not_checked(tmp_path):
     skipped = Blocked(status=Status.SKIPPED, cause=Cause.DEPRECATED, reason="old")
     one = planned(tmp_path, [backend([Finding(message="too big", fatal=True)])], blocked=skipped)
-    assert check_plans([one], Plugins()) == ()
+    assert check_plans([one], Plugins()) == ([one], ())
 
 
 @pytest.mark.parametrize(
@@ -61,21 +94,19 @@ def test_a_skipped_run_is_not_checked(tmp_path):
 def test_a_gated_repository_needs_a_token(tmp_path, env, refused):
     lama, free = Asset(kind="tokenizer", ref="lab/Lama", gated=True), Asset(kind="tokenizer", ref="lab/free")
     one = planned(tmp_path, [backend(assets=[lama, free])], env=env)
-    if not refused:
-        assert check_plans([one], Plugins()) == ()
-        return
-    with pytest.raises(CheckFailed, match="^lab/Lama is a gated repository"):
-        check_plans([one], Plugins())
+    if refused:
+        assert refusal(one).reason.startswith("lab/Lama is a gated repository")
+    else:
+        assert refusal(one) is None
 
 
 def test_a_gated_repository_says_how_to_do_without_it(tmp_path):
     lama = Asset(kind="tokenizer", ref="lab/Lama", gated=True, hint="--mock-data")
     free = Asset(kind="tokenizer", ref="lab/free", hint="never shown")
     one = planned(tmp_path, [backend(assets=[lama, lama, free])])
-    with pytest.raises(CheckFailed) as caught:
-        check_plans([one], Plugins())
-    assert caught.value.hint.count("--mock-data") == 1 and "never shown" not in caught.value.hint
-    assert caught.value.hint.startswith("export MAD_SECRETS_HFTOKEN=…, or ")
+    hint = refusal(one).hint
+    assert hint.count("--mock-data") == 1 and "never shown" not in hint
+    assert hint.startswith("export MAD_SECRETS_HFTOKEN=…, or ")
 
 
 def test_a_plugins_checks_count_too(tmp_path):
@@ -84,6 +115,6 @@ def test_a_plugins_checks_count_too(tmp_path):
     plugins = Plugins()
     plugins.register("m", module, "m", "1")
     one = planned(tmp_path)
-    with pytest.raises(CheckFailed, match="never"):
-        check_plans([one], plugins)
-    assert check_plans([replace(one, backends=())], plugins, lint=False) == ("never",)
+    ((kept,), _) = check_plans([one], plugins)
+    assert kept.plan.blocked.reason == "never"
+    assert check_plans([one], plugins, lint=False) == ([one], ("never",))

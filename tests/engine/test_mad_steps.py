@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +13,6 @@ import pytest
 
 from tests.engine.checkout import Checkout
 from tests.engine.guarded_repository import Repository, guarded_repository
-from tests.engine.own_python import USUAL, offer
 
 RESULT = 'echo "performance: 5 x"\n'
 
@@ -74,70 +72,6 @@ def test_a_set_nobody_knows_is_a_row_and_a_missing_folder_is_a_note(checkout: Ch
     assert (unknown["status"], without["status"], without["dataname"]) == ("FAILURE", "SUCCESS", "")
     assert done.returncode == 3 and "data set 'other'" in done.stderr + done.stdout
     assert "/nowhere is not on this machine" in done.stderr + done.stdout
-
-
-def test_nas_and_aws_are_refused_before_anything_runs(checkout: Checkout) -> None:
-    data_json(checkout, {"wiki": {"nas": {"path": "/nas/wiki"}}})
-    checkout.card("m", RESULT, data="wiki")
-    done = checkout.run("--tags", "m")
-    assert done.returncode == 4 and "nas" in done.stderr and not (checkout.folder / "perf.csv").exists()
-
-
-@pytest.fixture
-def bucket():
-    """An S3-compatible server on loopback with one object; yields its address."""
-    import boto3
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    endpoint = f"http://{host}:{port}"
-    keys = {"aws_access_key_id": "reader", "aws_secret_access_key": "s3cret-word"}
-    s3 = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1", **keys)
-    s3.create_bucket(Bucket="sets")
-    s3.put_object(Bucket="sets", Key="wiki/n.txt", Body=b"99\n")
-    yield endpoint
-    server.stop()
-
-
-def minio(checkout: Checkout, endpoint: str, *more: str, **fields: object):
-    """Run a card whose data is in the bucket, with the client of this very Python."""
-    data_json(checkout, {"wiki": {"minio": {"path": "s3://sets/wiki", **fields}}})
-    service = {"USERNAME": "reader", "PASSWORD": "s3cret-word", "MINIO_ENDPOINT": endpoint}
-    write(checkout.folder, "credential.json", json.dumps({"MAD_MINIO": service}))
-    script = 'env | grep -c AWS_ACCESS_KEY; echo "performance: $(cat "$MAD_DATAHOME/n.txt") x"\n'
-    checkout.card("m", script, data="wiki")
-    places, path = {}, f"{sys.prefix}/bin:{USUAL}"
-    if checkout.runtime == "docker":
-        places, path = offer("awscli", "aws", checkout.folder.parent / "client")
-    context = {"docker_mounts": places, "docker_env_vars": {"PATH": path}}
-    return checkout.run("--tags", "m", "-c", json.dumps(context), *more)
-
-
-def test_minio_data_comes_from_the_bucket(checkout: Checkout, bucket: str) -> None:
-    done = minio(checkout, bucket)
-    (row,) = checkout.rows
-    log = next(checkout.folder.glob("madlite_runs/*/run.log")).read_text()
-    assert (done.returncode, row["performance"]) == (0, "99"), done.stderr + log
-    assert (row["dataname"], row["data_provider_type"]) == ("wiki", "minio")
-    assert row["data_size"] and float(row["data_download_duration"]) > 0
-    written = [path for path in checkout.folder.rglob("*") if path.is_file() and path.name != "credential.json"]
-    assert [path for path in written if b"s3cret-word" in path.read_bytes()] == []
-    assert "s3cret-word" not in done.stdout + done.stderr
-    assert "\n0\n" in log, "the keys are the fetch's alone"
-    checkout.assert_nothing_left()
-
-
-def test_a_mirror_keeps_what_was_fetched(checkout: Checkout, bucket: str) -> None:
-    done = minio(checkout, bucket, "--force-mirror-local", "cache")
-    assert done.returncode == 0, done.stderr
-    assert (checkout.folder / "cache/wiki/n.txt").read_text() == "99\n"
-
-
-def test_a_store_that_does_not_answer_is_named(checkout: Checkout) -> None:
-    done = minio(checkout, "http://127.0.0.1:9")
-    assert done.returncode == 3 and "127.0.0.1 cannot be reached" in done.stdout + done.stderr
 
 
 def test_scripts_before_and_after_the_model(checkout: Checkout) -> None:

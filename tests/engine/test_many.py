@@ -89,7 +89,7 @@ def test_a_backend_whose_reader_and_check_fail_is_named_and_the_run_goes_on(plan
 
     for member in ("reader", "check"):
         monkeypatch.setattr(type(plans[0].backends[0]), member, broken)
-    assert check_plans(plans, plugins) == ()
+    assert check_plans(plans, plugins) == (plans, ())
     assert run_many(plans, options, plugins, Quiet()).exit_code is ExitCode.OK
     assert statuses(options) == ["SUCCESS"]
     assert [problem.what.split(" (")[0] for problem in plugins.problems] == [
@@ -152,7 +152,7 @@ def test_plugins_hear_of_a_run_while_it_goes_on(planned):
         setattr(listener, name, hookimpl(function))
     plugins.register("listener", listener, "listener", "1")
     (options.workspace / "run.sh").write_text("echo boom 7\nexit 1\n")
-    assert check_plans(plans, plugins) == ("odd (do x)",)
+    assert check_plans(plans, plugins) == (plans, ("odd (do x)",))
     outcome = run_many(plans, options, plugins, Quiet())
     assert heard == ["checks", "started m", "finished FAILURE"]
     assert outcome.results[0].evidence == "boom 7" and "mind it" in outcome.results[0].reason

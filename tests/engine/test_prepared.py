@@ -10,7 +10,6 @@ from madlite.assets.records import Record, repo_folder, save_hub_record, save_ke
 from madlite.engine.lint import check_plans
 from madlite.engine.prepared import DATA_INSIDE, HUB_INSIDE, needed_assets, use_prepared
 from madlite.engine.screen import Planned
-from madlite.errors import CheckFailed
 from madlite.plugins import Plugins
 from madlite.types import Asset, Machine, Mount
 from tests.factories import make_plan
@@ -166,34 +165,33 @@ def backend(assets):
 
 def checked(tmp_path, environ, assets, **changes):
     plan = use_prepared(make_plan(tmp_path, **changes), assets, environ)
-    return check_plans([Planned(plan=plan, backends=(backend(assets),), files=(), runtime=None)], Plugins())
+    ((one,), _) = check_plans([Planned(plan=plan, backends=(backend(assets),), files=(), runtime=None)], Plugins())
+    return one.plan.blocked
 
 
 @pytest.mark.parametrize("others", [(), (EACH_RUN,), (WIKI,)])
 def test_a_gated_repository_that_is_here_needs_no_token(tmp_path, environ, bring, others):
-    with pytest.raises(CheckFailed, match="lab/Lama is a gated repository") as caught:
-        checked(tmp_path, environ, (TOKENIZER, *others))
-    assert "or madlite prepare --tags tiny once, after which runs need none" in caught.value.hint
+    refused = checked(tmp_path, environ, (TOKENIZER, *others))
+    assert refused.reason.startswith("lab/Lama is a gated repository")
+    assert "or madlite prepare --tags tiny once, after which runs need none" in refused.hint
     bring(TOKENIZER)
-    assert checked(tmp_path, environ, (TOKENIZER, *others)) == ()
+    assert checked(tmp_path, environ, (TOKENIZER, *others)) is None
 
 
 def test_only_gated_repositories_that_are_not_here_want_a_token(tmp_path, environ, bring):
     other = Asset(kind="model", ref="lab/Other", gated=True)
     bring(TOKENIZER)
-    assert checked(tmp_path, environ, (TOKENIZER, DATA), runtime="host") == ()
-    with pytest.raises(CheckFailed) as caught:
-        checked(tmp_path, environ, (TOKENIZER, other), runtime="host")
-    assert "lab/Other is a gated" in caught.value.message and "lab/Lama" not in caught.value.message
-    with pytest.raises(CheckFailed, match="lab/Lama"):  # a container sees nothing of an incomplete cache
-        checked(tmp_path, environ, (TOKENIZER, DATA))
+    assert checked(tmp_path, environ, (TOKENIZER, DATA), runtime="host") is None
+    reason = checked(tmp_path, environ, (TOKENIZER, other), runtime="host").reason
+    assert "lab/Other is a gated" in reason and "lab/Lama" not in reason
+    in_container = checked(tmp_path, environ, (TOKENIZER, DATA))
+    assert "lab/Lama" in in_container.reason, "a container sees nothing of an incomplete cache"
 
 
 def test_a_repository_of_which_only_a_part_is_here_wants_a_token(tmp_path, environ, bring):
     weights = Asset(kind="model", ref="lab/Lama", gated=True, files=("*.safetensors",))
     bring(TOKENIZER)
-    with pytest.raises(CheckFailed, match="lab/Lama"):
-        checked(tmp_path, environ, (TOKENIZER, weights), runtime="host")
+    assert "lab/Lama" in checked(tmp_path, environ, (TOKENIZER, weights), runtime="host").reason
 
 
 def test_a_backend_is_asked_as_if_nothing_were_prepared(tmp_path, environ, bring):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 
 import pytest
 
@@ -29,3 +30,18 @@ def test_somebody_who_listens_is_reached():
         port = server.getsockname()[1]
         assert why_unreachable(f"http://127.0.0.1:{port}") == why_unreachable(f"127.0.0.1:{port}") == ""
     assert "127.0.0.1 cannot be reached" in why_unreachable(f"https://127.0.0.1:{port}/gone")
+
+
+@pytest.mark.parametrize(("said", "why"), [(b"SSH-2.0-x\r\n", ""), (b"220 smtp\r\n", "not as an SSH server")])
+def test_an_ssh_server_speaks_first_and_another_one_is_none(said, why):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def greet():
+            with server.accept()[0] as client:
+                client.sendall(said)
+
+        thread = threading.Thread(target=greet)
+        thread.start()
+        found = why_unreachable(f"ssh://127.0.0.1:{server.getsockname()[1]}")
+        thread.join()
+    assert why in found and bool(why) == bool(found)

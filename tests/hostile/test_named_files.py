@@ -1,4 +1,4 @@
-"""Settings files, templates and Dockerfiles that are none: one sentence each, exit 4, and no command waits."""
+"""Files that are none: one sentence each, and no command waits; exit 4, or 3 where it is one card's own."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def test_a_settings_file_that_is_none_is_one_sentence(checkout, capsys, name, ki
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_dockerfile_that_is_none_is_one_sentence_unless_it_is_a_folder(checkout, capsys, kind):
     plant(checkout / "docker/x.other.Dockerfile", kind)
-    code, told = explain(capsys)
-    assert code == (0 if kind == "folder" else 4)
+    code, told = explain(capsys, "--check")
+    assert code == (0 if kind == "folder" else 3)
     assert ("docker/x.other.Dockerfile cannot be read: it is " in told) == (kind != "folder")
 
 
@@ -80,8 +80,8 @@ def test_a_dockerfile_that_a_link_leads_out_to_is_refused_and_shows_nothing(chec
         (checkout / "docker").symlink_to(tmp_path)
     else:
         (checkout / link).symlink_to(tmp_path / "outside")
-    code, told = explain(capsys)
-    assert code == 4 and SECRET not in told
+    code, told = explain(capsys, "--check")
+    assert code == 3 and SECRET not in told
     assert "x.Dockerfile cannot be read: " in told and f"outside of {checkout}" in told
 
 
@@ -124,8 +124,8 @@ def test_a_log_or_table_that_is_none_is_one_sentence(checkout, capsys, words, ki
 def test_a_template_of_the_working_folder_that_is_none_is_one_sentence(checkout, capsys, kind):
     (checkout / "templates/torchtitan").mkdir()
     plant(checkout / "templates/torchtitan/run.sh.j2", kind)
-    code = call(["explain", "demo_torchtitan_llama_debug", "--runtime", "host"])
-    assert code == 4 and "torchtitan/run.sh.j2 cannot be read: it is " in "".join(capsys.readouterr())
+    code = call(["explain", "demo_torchtitan_llama_debug", "--runtime", "host", "--check"])
+    assert code == 3 and "torchtitan/run.sh.j2 cannot be read: it is " in "".join(capsys.readouterr())
 
 
 @pytest.mark.parametrize("options", ["--env-file {}", "--security-opt seccomp={}"])
@@ -135,9 +135,10 @@ def test_a_file_of_docker_options_that_is_none_is_one_sentence(checkout, capsys,
         (checkout / "f").symlink_to(tmp_path / "outside")
     plant(checkout / "f", kind)
     write_card(checkout, additional_docker_run_options=options.format("f"))
-    code = call(["run", "--dry-run", "--tags", "a", "--image", "x:1", "-c", '{"gpu_vendor": "CPU", "n_gpus": 0}'])
+    words = ["run", "--dry-run", "--check", "--tags", "a", "--machine", "1xMI300X"]
+    code = call(words)
     told = "".join(capsys.readouterr())
-    assert code == 4 and SECRET not in told and "cannot be read: it is " in told
+    assert code == 3 and SECRET not in told and "cannot be read: it is " in told
     if kind == "link":
         assert f"a link to {tmp_path}/outside, outside of {checkout}" in told
 

@@ -45,7 +45,7 @@ def test_scripts_and_data_have_mads_places(planned) -> None:
         command="echo cmd_B && python3 {tools}/a.py",
     )
     sets = {"wiki": {"minio": Provider(path="b/k")}}
-    services = {"MAD_MINIO": {"USERNAME": "u", "PASSWORD": "hush", "MINIO_ENDPOINT": "http://s"}}
+    services = {"MAD_MINIO": ({"USERNAME": "u", "PASSWORD": "hush", "MINIO_ENDPOINT": "http://s"},)}
     plan = planned(
         '{"encapsulate_script": "numactl -N 0"}',
         card={"data": ("wiki",)},

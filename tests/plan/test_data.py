@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from madlite.catalog.datasets import PROVIDERS, Provider
-from madlite.errors import UsageProblem
 from madlite.plan.data import Surroundings, plan_data
 from madlite.types import Card, Secret
 
-MINIO = {"MAD_MINIO": {"USERNAME": "reader", "PASSWORD": "hush", "MINIO_ENDPOINT": "http://store:9000"}}
+MINIO = {"MAD_MINIO": ({"USERNAME": "reader", "PASSWORD": "hush", "MINIO_ENDPOINT": "http://store:9000"},)}
+AWS = {"MAD_AWS_S3": ({"USERNAME": "reader", "PASSWORD": "hush"},)}
+NODE = {"NAME": "attic", "HOST": "nas.lab", "PORT": "2222", "USERNAME": "reader", "PASSWORD": "hush"}
 
 
 def find(folder: Path, *sets: dict[str, Provider], data: tuple[str, ...] = (), **changes: object):
@@ -69,7 +70,8 @@ def test_the_first_provider_that_has_the_data_is_used(tmp_path: Path) -> None:
 def test_minio_keeps_its_password_out_of_the_command(tmp_path: Path) -> None:
     one = find(tmp_path, {"minio": Provider(path="s3://bucket/key", home="/data")}, services=MINIO)
     (action,) = one.actions
-    assert action.argv[-2:] == ("/data_0", "s3://bucket/key") and "hush" not in " ".join(action.argv)
+    assert action.argv[4:6] == ("/data_0", "s3://bucket/key") and "hush" not in " ".join(action.argv)
+    assert action.argv[6:] == ("--region", "us-east-1", "--endpoint-url", "http://store:9000")
     assert action.env["AWS_SECRET_ACCESS_KEY"] == Secret("hush")
     assert action.env["AWS_ENDPOINT_URL_S3"] == "http://store:9000"
     assert one.env == {"MAD_DATAHOME": "/data_0"}
@@ -90,12 +92,53 @@ def test_a_missing_folder_lets_the_script_run_without(tmp_path: Path) -> None:
     assert one.uses == () and one.problem == "" and "/nowhere is not on this machine" in one.notes[0]
 
 
-@pytest.mark.parametrize("provider", ["nas", "aws"])
-def test_a_provider_madlite_does_not_have_is_refused_where_it_is_the_only_one(tmp_path: Path, provider: str) -> None:
-    with pytest.raises(UsageProblem) as raised:
-        find(tmp_path, {"local": Provider(path="/nowhere"), provider: Provider(path="x")})
-    assert provider in raised.value.message and "/nowhere" in raised.value.message and raised.value.hint
-    assert find(tmp_path, {"local": Provider(path=str(tmp_path)), provider: Provider(path="x")}).uses
+def test_aws_is_asked_in_its_region_and_keeps_its_keys_out_of_the_command(tmp_path: Path) -> None:
+    asked: list[str] = []
+    one = find(
+        tmp_path, {"aws": Provider(path="s3://sets/wiki")}, services=AWS, reach=lambda at: asked.append(at) or ""
+    )
+    (action,) = one.actions
+    assert asked == ["https://s3.us-east-2.amazonaws.com"]
+    assert action.argv[4:] == ("/data_dlm_0", "s3://sets/wiki", "--region", "us-east-2")
+    assert action.env["AWS_ACCESS_KEY_ID"] == Secret("reader") and "hush" not in " ".join(action.argv)
+    assert "AWS_ENDPOINT_URL" not in action.env and action.timeout_s == 3600
+    own = {"MAD_AWS_S3": ({**AWS["MAD_AWS_S3"][0], "REGION": "eu-west-1", "AWS_ENDPOINT_URL_S3": "http://gate:80"},)}
+    (action,) = find(tmp_path, {"aws": Provider(path="b")}, services=own).actions
+    assert action.argv[-4:] == ("--region", "eu-west-1", "--endpoint-url", "http://gate:80")
+
+
+def test_data_that_only_aws_has_keeps_the_run_from_starting_where_aws_cannot_give_it(tmp_path: Path) -> None:
+    providers = {"local": Provider(path="/nowhere"), "aws": Provider(path="s3://b/k")}
+    unnamed = find(tmp_path, providers).problem
+    assert "card 'llama'" in unnamed and "MAD_AWS_S3" in unnamed and "/nowhere is not on this machine" in unnamed
+    unreached = find(tmp_path, providers, services=AWS, reach=lambda at: f"{at} is down").problem
+    assert "https://s3.us-east-2.amazonaws.com is down" in unreached
+    assert find(tmp_path, {**providers, "local": Provider(path=str(tmp_path))}).problem == ""
+
+
+def test_a_nas_is_copied_to_a_mirror_and_mounted_in_a_container_without_one(tmp_path: Path) -> None:
+    services = {"NAS_NODES": (NODE,)}
+    (copied,) = find(tmp_path, {"nas": Provider(path="/sets/wiki/", mirrorlocal="m")}, services=services).actions
+    (mounted,) = find(tmp_path, {"nas": Provider(path="/sets/wiki/")}, services=services).actions
+    (on_host,) = find(tmp_path, {"nas": Provider(path="/sets/wiki/")}, services=services, container=False).actions
+    for action in (copied, mounted, on_host):
+        assert action.argv[-2:] == ("reader@nas.lab:/sets/wiki", "2222")
+        assert action.env == {"SSHPASS": Secret("hush")} and "hush" not in " ".join(action.argv)
+    assert "rsync -az" in copied.argv[2] and copied.timeout_s == 2400
+    assert "sshfs" in mounted.argv[2] and "rsync" not in mounted.argv[2] and mounted.timeout_s == 120
+    assert "rsync -az" in on_host.argv[2] and "apt-get" not in on_host.argv[2], "a machine is its owner's"
+
+
+def test_the_first_storage_that_answers_is_used(tmp_path: Path) -> None:
+    nodes = ({"NAME": "half"}, {**NODE, "PORT": "a"}, {**NODE, "HOST": "down.lab"}, NODE)
+    down = lambda at: "down.lab is down" if "down" in at else ""  # noqa: E731
+    one = find(tmp_path, {"nas": Provider(path="/s")}, services={"NAS_NODES": nodes}, reach=down)
+    assert one.actions[0].argv[-2] == "reader@nas.lab:/s"
+    (note,) = find(tmp_path, {"nas": Provider(path="/s")}, services={"NAS_NODES": nodes[:3]}, reach=down).notes
+    for why in ("half of NAS_NODES has no HOST, USERNAME, PASSWORD", "PORT 'a' is no number", "down.lab is down"):
+        assert why in note
+    (note,) = find(tmp_path, {"nas": Provider(path="/s")}).notes
+    assert "NAS_NODES is neither in the environment nor in credential.json" in note
 
 
 def test_a_set_that_data_json_does_not_have_keeps_the_run_from_starting(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ import pytest
 
 from madlite.engine.lint import check_plans
 from madlite.engine.screen import Planned
-from madlite.errors import CheckFailed
 from madlite.hookspecs import Hooks, hookimpl
 from madlite.plan.make import make_plan
 from madlite.plugins import Plugins
@@ -103,10 +102,11 @@ def test_hook_adjust_plan(plan):
 def test_hook_checks(plan):
     plugins = plugins_with("madlite_checks", lambda plan: [Finding(message="odd"), Finding(message="odd")])
     one = Planned(plan=plan, backends=(), files=(), runtime=None)  # type: ignore[arg-type]
-    assert check_plans([one, one], plugins) == ("odd",)
+    assert check_plans([one, one], plugins) == ([one, one], ("odd",))
     fatal = plugins_with("madlite_checks", lambda plan: [Finding(message="no way", hint="do x", fatal=True)])
-    with pytest.raises(CheckFailed, match="no way"):
-        check_plans([one], fatal)
+    free = msgspec.structs.replace(one, plan=msgspec.structs.replace(plan, blocked=None))
+    ((kept,), _) = check_plans([msgspec.structs.replace(free, unasked=lambda: [free])], fatal)
+    assert kept.plan.blocked.reason == "no way"
 
 
 def heard(name, **arguments):

@@ -549,7 +549,6 @@ def test_the_sample_trains_with_ddp_and_with_fsdp_on_two_ranks(tmp_path):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ([], "card 'torchrun_script' names no script to run"),
         (["--set", "script=train.py"], "nothing says how a step of the log is read"),
         (["--set", "script=nothing.py", "--set", f"step={STEP}"], "script nothing.py is not there"),
         (["--runtime", "host", "--set", "script=-m nope.mod", "--set", f"step={STEP}"], "module nope.mod is not there"),

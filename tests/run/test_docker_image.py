@@ -209,6 +209,69 @@ def test_a_missing_buildx_is_told_with_the_line_that_needs_it(buildkit):
     assert "RUN --mount=type=cache" in caught.value.message and caught.value.cause == Cause.BUILD
 
 
+STAND_IN_BUILDX = """#!/bin/sh
+# docker and its buildx: what is asked of it, what the context has, and a Dockerfile's COPY --from=NAME, carried out
+[ -z "$NO_BUILDX" ] || { echo "$NO_BUILDX"; exit 1; }
+[ "$1" = build ] && shift && echo "argv: $*"
+while [ $# -gt 1 ]; do
+  case $1 in --build-context=*) pair=${1#--build-context=} ;; -f) file=$2 ;; esac
+  shift
+done
+set -- $(sed -n "s/^COPY --from=${pair%%=*} //p" "$file")
+[ -f "${pair#*=}/$1" ] || { echo "ERROR: \\"/$1\\": not found"; exit 1; }
+echo "copied $(cat "${pair#*=}/$1")"
+"""
+WITHOUT_BUILDX = [
+    "ERROR: BuildKit is enabled but the buildx component is missing or broken.",
+    "docker: unknown command: docker buildx",
+    "unknown flag: --build-context",
+]
+
+
+@pytest.fixture
+def with_tools(tmp_path):
+    """Build with a stand-in for `docker buildx` a Dockerfile that copies from the context `tools` of a folder."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/docker").write_text(STAND_IN_BUILDX)
+    (tmp_path / "bin/docker").chmod(0o755)
+    (tmp_path / "docker").mkdir()
+    dockerfile = tmp_path / "docker/x.Dockerfile"
+    dockerfile.write_text("FROM x\nRUN --mount=type=cache,target=/c true\nCOPY --from=tools setup.sh /opt/\n")
+
+    def build(folder: str, **environ: str) -> list[str]:
+        (tmp_path / folder).mkdir(parents=True)
+        contexts = {"tools": tmp_path / folder}
+        image = Image(ref="ci-x", dockerfile=dockerfile, context=tmp_path / "docker", contexts=contexts)
+        if "empty" not in folder:
+            (tmp_path / folder / "setup.sh").write_text(f"that of {folder}")
+        lines: list[str] = []
+        build_with_buildkit(image, {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", **environ}, lines.append)
+        return [line.replace(f"{tmp_path}/", "") for line in lines]
+
+    return build
+
+
+@pytest.mark.parametrize("folder", ["docker/common", "tools"])
+def test_a_copy_from_tools_gets_the_folder(with_tools, folder):
+    lines = with_tools(folder)
+    argv = f"argv: --network=host --build-context=tools={folder} -t ci-x --pull -f docker/x.Dockerfile docker"
+    assert argv in lines and lines[-1] == f"copied that of {folder}"
+
+
+def test_a_copy_from_tools_of_what_is_not_there_is_the_cause(with_tools):
+    with pytest.raises(RuntimeProblem, match=r'"/setup\.sh": not found') as caught:
+        with_tools("empty")
+    assert "--build-context=tools=" in caught.value.hint
+
+
+@pytest.mark.parametrize("said", WITHOUT_BUILDX)
+def test_without_buildx_the_line_that_needs_it_is_the_cause(with_tools, said):
+    with pytest.raises(RuntimeProblem, match="docker's buildx plugin is not installed") as caught:
+        with_tools("tools", NO_BUILDX=said)
+    line = "COPY --from=tools setup.sh /opt/" if "flag" in said else "RUN --mount=type=cache,target=/c true"
+    assert f"needs BuildKit ('{line}')" in caught.value.message and "docker-buildx" in caught.value.hint
+
+
 def test_a_step_that_fails_under_buildkit_is_told(buildkit):
     with pytest.raises(RuntimeProblem, match="exit code: 9") as caught:
         buildkit(FAIL='ERROR: failed to solve: process "/bin/sh -c exit 9" did not complete successfully: exit code: 9')
