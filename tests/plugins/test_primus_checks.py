@@ -319,6 +319,9 @@ def test_args_that_the_row_does_not_show_are_told():
         ("a/llama3.1_8B-BF16-pretrain.yaml", ["--fp8", "null"], "BF16"),
         ("a/llama3.1_8B-pretrain.yaml", [], "BF16"),
         ("a/llama3.1_8B-pretrain.yaml", ["--fp8"], "BF16"),
+        ("a/deepseek_v3_16b-pretrain.yaml", ["--primus_turbo.use_moe_fp8", "true"], "FP8"),
+        ("a/deepseek_v3_16b-pretrain.yaml", ["--primus_turbo.use_moe_fp8=false"], "BF16"),
+        ("a/deepseek_v3_16b-pretrain.yaml", ["--primus_turbo.use_turbo_float8_linear", "true"], "BF16"),
     ],
 )
 def test_a_file_s_name_and_the_options_say_its_precision(config, words, precision):

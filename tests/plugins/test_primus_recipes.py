@@ -240,6 +240,37 @@ def test_a_documented_run_in_another_precision_is_left_out_unless_asked_for():
     assert any("trains in BF16" in found.message for found in findings(asked, fatal=True))
 
 
+def test_fp8_of_deepseek_is_what_mad_s_flags_make_it_on_mi350x_and_mi355x():
+    for gpu, release in itertools.product(("MI350X", "MI355X"), ("v25.10", "v25.11")):
+        made = plans(f"{TITAN}deepseek-v2", machine(gpu), release=release)
+        assert [(one.variant.precision, one.variant.micro_batch) for one in made] == [("BF16", 16), ("FP8", 16)]
+        assert not any(findings(one, fatal=True) for one in made)
+        assert "--primus_turbo.use_moe_fp8 true" in made[1].settings["flags"] and made[0].settings["flags"] == ""
+
+
+@pytest.mark.parametrize(
+    ("gpu", "said"), [("MI300X", "--batch-size 10 --set flags="), ("MI325X", "trains with --set flags=")]
+)
+def test_what_mad_trains_in_place_of_the_document_s_deepseek_is_told(gpu, said):
+    (made,) = plans(f"{TITAN}deepseek-v2", machine(gpu), release="v25.10")
+    (note,) = [note for note in made.notes if "MAD's script trains with" in note]
+    assert said in note and "--primus_turbo.use_classic_attention true" in note
+    assert made.settings["flags"] == "" and made.variant.micro_batch == {"MI300X": 8, "MI325X": 10}[gpu]
+    own = plan(f"{TITAN}deepseek-v2", machine(gpu), release="v25.10", flags="--a b")
+    assert not any("MAD's script trains with" in note for note in own.notes)
+
+
+@pytest.mark.parametrize("gpu", ["MI300X", "MI355X"])
+def test_the_variables_that_mad_sets_and_the_document_s_command_does_not_are_told(gpu):
+    def told(**asked) -> list[str]:
+        return [note for made in plans(f"{TITAN}llama-3.1-8b", machine(gpu), **asked) for note in made.notes]
+
+    notes = [note for note in told(precision="BF16", release="v25.10") if "Primus takes 0" in note]
+    assert len(notes) == 1 and notes[0].startswith("HSA_NO_SCRATCH_RECLAIM")
+    assert ("PRIMUS_TURBO_ATTN_V3_ATOMIC_FP32" in notes[0]) is (gpu == "MI300X")
+    assert not any("Primus takes 0" in note for note in told(precision="BF16", release="v26.4"))
+
+
 def test_the_steady_window_never_follows_the_learning_rate():
     for run in BOOK.runs:
         for release in run.releases:

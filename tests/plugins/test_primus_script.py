@@ -11,7 +11,7 @@ import pytest
 
 from madlite.plan.render import render
 from tests.plugins.logs import TEMPLATES
-from tests.plugins.primus_plans import mad_card, plan, plans, tree_card
+from tests.plugins.primus_plans import machine, mad_card, plan, plans, tree_card
 from tests.plugins.rendered import run_sh
 
 pytestmark = pytest.mark.host
@@ -163,6 +163,50 @@ def test_primus_s_workspace_is_gone_afterwards_unless_it_is_the_user_s(status, t
     own.mkdir()
     done = run(titan(), tree, tmp_path / "run", FAKE_STATUS=status, HF_TOKEN=TOKEN, PRIMUS_WORKSPACE=str(own))
     assert done.returncode == int(status) and (own / "rank-0.log").is_file()
+
+
+@pytest.mark.parametrize(
+    ("experiment", "folder"),
+    [("${PRIMUS_EXP_NAME:llama3.1_8B-pretrain}", "$PRIMUS_EXP_NAME"), ('"quoted" # mine', "quoted"), ("mine", "mine")],
+)
+@pytest.mark.parametrize("status", ["0", "7"])
+def test_no_unmasked_log_stays_in_a_tree_whose_file_names_its_workspace_itself(
+    status, experiment, folder, tree, tmp_path
+):
+    folder = f"output/amd/root/{folder}/logs"
+    tree.config(TITAN_CONFIG).script()
+    (tree.folder / TITAN_CONFIG).write_text(f"workspace: ./output\nexp_name: {experiment}\nmodules: {{}}\n")
+    for own in ("mine", "quoted", "other"):  # what an earlier run has left there
+        earlier = tree.folder / f"output/amd/root/{own}/logs/own.log"
+        earlier.parent.mkdir(parents=True)
+        earlier.write_text("earlier")
+    tree.show.write_text(f'mkdir -p "{folder}/rank-0"\necho "$HF_TOKEN" >"{folder}/rank-0/debug.log"\n{SHOW}')
+    before = sorted(tree.folder.rglob("*"))
+    done = run(titan(), tree, tmp_path / "run", FAKE_STATUS=status, HF_TOKEN=TOKEN)
+    assert done.returncode == int(status), done.stderr
+    left = {file for file in tree.folder.rglob("*") if file.is_file()}
+    assert not any(TOKEN.encode() in file.read_bytes() for file in left)
+    assert sorted(tree.folder.rglob("*")) == before, "and nothing else is gone"
+
+
+def test_flags_that_are_set_reach_primus(tree, tmp_path):
+    flags = "--primus_turbo.use_classic_attention true --job.description 'a b'"
+    for made, config in ((titan, TITAN_CONFIG), (megatron, MEGATRON_CONFIG)):
+        done = run(made(flags=flags), tree.config(config).script(), tmp_path / "run")
+        at = words(done).index("--primus_turbo.use_classic_attention")
+        assert words(done)[at : at + 4] == ["--primus_turbo.use_classic_attention", "true", "--job.description", "a b"]
+
+
+@pytest.mark.parametrize("gpu", ["MI350X", "MI355X"])
+def test_deepseek_in_fp8_is_told_mad_s_flags(gpu, tree, tmp_path):
+    made = plan(f"{TITAN}deepseek-v2", machine(gpu), precision="FP8", release="v25.10")
+    config = "examples/torchtitan/configs/MI355X/deepseek_v3_16b-pretrain.yaml"
+    done = run(made, tree.config(config).script(), tmp_path / "run")
+    assert f"EXP={config}" in done.stdout
+    assert words(done)[:8] == [
+        *("--primus_turbo.use_moe_fp8", "true", "--primus_turbo.use_turbo_float8_linear", "true"),
+        *("--primus_turbo.use_classic_attention", "false", "--training.local_batch_size", "16"),
+    ]
 
 
 def test_a_stopped_run_waits_for_its_launcher_s_own_end(tree, tmp_path):

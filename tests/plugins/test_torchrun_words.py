@@ -20,7 +20,7 @@ from madlite.resources import template_root
 from madlite.testing.plans import Case, ask, options_of, plan_of
 from madlite.types import Card, Exit, Machine, RunPlan, Status
 from madlite_plugins.torchrun.backend import Torchrun
-from madlite_plugins.torchrun.reads import SAMPLE_PRECISIONS, SAMPLE_READS
+from madlite_plugins.torchrun.reads import SAMPLES
 
 STEP = r"step (?P<n>\d+) loss (?P<loss>\S+) tps (?P<tokens_per_s_per_gpu>[\d,.]+)"
 SAID = {"precision": "FP8", "seq_len": 128, "micro_batch": 4, "global_batch": 8, "mode": "tune", "strategy": "zero"}
@@ -142,10 +142,13 @@ def test_the_sample_is_refused_what_it_does_not_know(tmp_path, monkeypatch, caps
     assert not (tmp_path / "perf.csv").exists()
 
 
-def test_the_sample_reads_what_is_said_of_it():
-    text = (template_root(None) / "torchrun/train_ddp.py").read_text()
-    assert {name.lower() for name in re.findall(r'setting\("(\w+)"', text)} == SAMPLE_READS
-    assert all(f'"{name}": torch.' in text for name in SAMPLE_PRECISIONS)
+def test_the_samples_read_what_is_said_of_them():
+    asks = {"train_ddp.py": (r'setting\("(\w+)"', '"{}": torch.'), "megatron_deepspeed.py": (r'"MADLITE_(\w+)"', "")}
+    for path, sample in SAMPLES.items():
+        name = path.removeprefix("{folder}/")
+        text, (pattern, precision) = (template_root(None) / "torchrun" / name).read_text(), asks[name]
+        assert {word.lower() for word in re.findall(pattern, text)} == sample.reads
+        assert all(precision.format(word) in text for word in sample.precisions)
 
 
 def planned(tmp_path, monkeypatch, capsys, *words: str, **card: object) -> list[dict]:

@@ -1,4 +1,4 @@
-"""Megatron's iteration lines → numbers: Megatron-LM of 2024 to core 0.16, Megatron-Bridge, and what Primus adds.
+"""Megatron's iteration lines → numbers: Megatron-LM of 2024 to core 0.16, Megatron-Bridge, Megatron-DeepSpeed, Primus.
 
 `iteration N/ M | label: value | label: value | …`: which segments there are, their order and what stands around them
 vary.  `a/b` and `a (avg b)` are this line's number and a running mean.  A number counts only where something follows
@@ -27,10 +27,13 @@ _SKIPPED, _NAN = "number of skipped iterations", "number of nan iterations"
 _OTHER_LOSS = re.compile(r"(?!mtp|indexer).*\bloss|reduced_train_loss")  # diffusion's is the last
 _LABELS: dict[str, tuple[Quantity, Quantity | None, float]] = {
     "elapsed time per iteration (ms)": (Quantity.STEP_TIME_S, Quantity.STEP_TIME_S_MEAN, 1000),
+    "elapsed time per iteration (s)": (Quantity.STEP_TIME_S, None, 1),  # Megatron-DeepSpeed of BigScience
     "throughput per GPU (TFLOP/s/GPU)": (Quantity.TFLOPS_PER_GPU, Quantity.TFLOPS_PER_GPU_MEAN, 1),
     "compute per GPU (TFLOP/s/GPU)": (Quantity.TFLOPS_PER_GPU, Quantity.TFLOPS_PER_GPU_MEAN, 1),
     "tokens per GPU (tokens/s/GPU)": (Quantity.TOKENS_PER_S_PER_GPU, Quantity.TOKENS_PER_S_PER_GPU_MEAN, 1),
     "tokens/s/GPU inst/harmonic mean": (Quantity.TOKENS_PER_S_PER_GPU, Quantity.TOKENS_PER_S_PER_GPU_MEAN, 1),
+    "tokens per gpu per second (tgs)": (Quantity.TOKENS_PER_S_PER_GPU, None, 1),  # Megatron-DeepSpeed, and the next
+    "TFLOPs": (Quantity.TFLOPS_PER_GPU, None, 1),
     "images per GPU (images/s/GPU)": (Quantity.IMAGES_PER_S_PER_GPU, None, 1),
     "lm loss": (Quantity.LOSS, None, 1),
     "grad norm": (Quantity.GRAD_NORM, None, 1),
@@ -78,7 +81,7 @@ def read_iterations(text: str) -> Iterator[Iteration]:
             start=start.start(),
             values=values,
             global_batch=_size(fields.get("global batch size")),
-            seq_len=_count(fields.get("seq_length")),
+            seq_len=_count(fields.get("seq_length", fields.get("actual seqlen"))),
             of_images=bool(other),
             skipped=_count(fields.get(_SKIPPED)) or 0,
         )

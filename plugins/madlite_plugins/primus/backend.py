@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -31,6 +31,9 @@ from madlite_plugins.torchtitan.backend import C4_PART
 
 FEW = 3  # steps of warm-up where a file trains for ten
 _ATOMICS = ("PRIMUS_TURBO_ATTN_V3_ATOMIC_FP32", "NVTE_CK_IS_V3_ATOMIC_FP32")
+_BARE = ("v25.10", "v25.11")  # whose document's commands set no variables
+_ZERO_BY_PRIMUS = ("HSA_NO_SCRATCH_RECLAIM", _ATOMICS[0])  # by examples/run_pretrain.sh, where nobody has set them
+_OTHERWISE = "otherwise"  # of a recipe: what MAD's script has in place of the document's values
 _STAND_IN = 1000  # for a size that the config file alone knows
 
 
@@ -51,11 +54,12 @@ class Primus(TorchrunBackend):
         Raises:
             UsageProblem: no recipe fits.
         """
-        drafts = [_fitted(draft, request) for draft in super().expand(_without_mode(request), machine)]
-        if request.settings.get("precision") or request.settings.get("config"):
+        drafts = [_fitted(draft, request, machine) for draft in super().expand(_without_mode(request), machine)]
+        asked = request.settings
+        if asked.get("precision") or asked.get("config"):
             return drafts
-        honest = [draft for draft in drafts if not _wrong(draft)]
-        notes = tuple(_left_out(draft) for draft in drafts if _wrong(draft))
+        honest = [draft for draft in drafts if not _wrong(draft, asked)]
+        notes = tuple(_left_out(draft, asked) for draft in drafts if _wrong(draft, asked))
         return [replace(draft, notes=(*draft.notes, *notes)) for draft in honest] or drafts
 
     def env(self, card: Card, variant: Variant, machine: Machine) -> Mapping[str, str]:
@@ -127,7 +131,7 @@ def _without_mode(request: Request) -> Request:
     return replace(request, settings={key: value for key, value in request.settings.items() if key != "mode"})
 
 
-def _fitted(draft: Draft, request: Request) -> Draft:
+def _fitted(draft: Draft, request: Request, machine: Machine) -> Draft:
     """Return a draft with its framework's result rule; of a tree's card with what its config file says or leaves open.
 
     A value that nothing says is a text, since it is neither true nor false.
@@ -138,7 +142,9 @@ def _fitted(draft: Draft, request: Request) -> Draft:
     variant = draft.variant or Variant(model="")
     rule = result_rule(framework, bool(draft.settings["averages"]), of_tree)
     rule = replace(rule, attention=attention_of(framework, variant.model, variant.release))
-    draft = replace(draft, result_rule=rule)
+    notes = (*draft.notes, *_differences(draft, request, variant.release, machine))
+    settings = {key: value for key, value in draft.settings.items() if key != _OTHERWISE}
+    draft = replace(draft, result_rule=rule, notes=notes, settings=settings)
     if draft.variant is None or not of_tree:
         return draft
     variant = replace(draft.variant, mode=str(card.get("mode", draft.variant.mode)))
@@ -152,12 +158,24 @@ def _fitted(draft: Draft, request: Request) -> Draft:
     return replace(draft, variant=replace(variant, warmup_steps=FEW if few else variant.warmup_steps))
 
 
-def _wrong(draft: Draft) -> bool:
-    return draft.variant is not None and is_mislabelled(draft.variant.precision, draft.settings)
+def _differences(draft: Draft, request: Request, release: str, machine: Machine) -> Iterator[str]:
+    """Yield in what MAD's script and AMD's document differ, of which a run can follow one alone."""
+    if draft.settings["framework"] == "torchtitan" and release in _BARE:
+        names = _ZERO_BY_PRIMUS if machine.architecture == "gfx942" else _ZERO_BY_PRIMUS[:1]
+        yield (
+            f"{' and '.join(names)}: 1 where you set nothing, as in MAD's script; the document's command sets nothing, "
+            "and Primus takes 0 then (--set env.NAME=0)"
+        )
+    if draft.settings[_OTHERWISE] and "flags" not in request.settings:
+        yield f"batch and flags are the document's; MAD's script trains with {draft.settings[_OTHERWISE]}"
 
 
-def _left_out(draft: Draft) -> str:
-    config, flags = str(draft.settings["config"]), str(draft.settings["flags"])
+def _wrong(draft: Draft, asked: Mapping[str, str]) -> bool:
+    return draft.variant is not None and is_mislabelled(draft.variant.precision, {**draft.settings, **asked})
+
+
+def _left_out(draft: Draft, asked: Mapping[str, str]) -> str:
+    config, flags = str(draft.settings["config"]), asked.get("flags", str(draft.settings["flags"]))
     trained = trained_precision(config, split_words(flags))
     precision = draft.variant.precision if draft.variant else ""
     return f"{precision} is left out: the file of its documented command, {config}, trains in {trained}"

@@ -10,12 +10,17 @@ from madlite import RunPlan
 from madlite_plugins.primus.tree import precision_of
 
 _OFF = ("", "null", "none", "false")
+_MAKES_FP8 = ("--fp8", "--primus_turbo.use_moe_fp8")
 
 
 def trained_precision(config: str, words: Sequence[str]) -> str:
-    """Return BF16, FP8, MXFP8, …: `--fp8 hybrid` makes FP8 of a file for BF16, and one that names none is for BF16."""
+    """Return BF16, FP8, MXFP8, …: a file that names none is for BF16, and an option makes FP8 of that.
+
+    Of torchtitan that is `use_moe_fp8`, the experts' products; `use_turbo_float8_linear` changes how linear layers are
+    computed where the model's file converts them, and makes none FP8 by itself.
+    """
     named = precision_of(PurePosixPath(config).stem) or "BF16"
-    return "FP8" if named == "BF16" and _option(words, "--fp8") not in _OFF else named
+    return "FP8" if named == "BF16" and any(_option(words, name) not in _OFF for name in _MAKES_FP8) else named
 
 
 def precision_of_run(plan: RunPlan) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from madlite import Backend, hookimpl
+from madlite import Backend, FailureRule, hookimpl, read_failure_rules
 from madlite_plugins.torchrun.backend import Torchrun
 
 
@@ -19,3 +19,9 @@ def madlite_backends() -> Iterable[Backend]:
 def madlite_cards() -> Iterable[Path]:
     """Bring a card for a script that --set names, and one whose small script comes along."""
     return [Path(__file__).with_name("models.json")]
+
+
+@hookimpl
+def madlite_failure_rules() -> Iterable[FailureRule]:
+    """Explain what the scripts that come along lack."""
+    return read_failure_rules(Path(__file__).with_name("failures.toml"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 from msgspec.structs import replace
 
@@ -28,7 +29,8 @@ from madlite_plugins.torchrun.checks import findings
 from madlite_plugins.torchrun.declared import declared_findings, read_declared
 from madlite_plugins.torchrun.ranks import is_first_node, ranks_of
 from madlite_plugins.torchrun.reader import OwnReader, Scale, recognise
-from madlite_plugins.torchrun.reads import SAMPLE
+from madlite_plugins.torchrun.readers import READERS
+from madlite_plugins.torchrun.reads import SAMPLES
 from madlite_plugins.torchrun.words import choose_headline, misspelt, on, read_keys, read_pattern
 
 _NO_SCRIPT = "--set script=train.py, a file of this folder, or '--set script=-m package.module'"
@@ -67,8 +69,8 @@ class Torchrun(TorchrunBackend):
         )
 
     def result_node(self, plan: RunPlan) -> int | None:
-        """Return the first node: most scripts print on rank 0 alone."""
-        return 0
+        """Return the first node: most scripts print on rank 0 alone; a known framework may on the last."""
+        return plan.place.nodes - 1 if _printed_on(plan.settings) == "last" else 0
 
     def recognise(self, head: Sequence[str]) -> float:
         """Recognise JSON objects that have a step and a number we know, unsurely."""
@@ -78,6 +80,8 @@ class Torchrun(TorchrunBackend):
         """Return a fresh reader; of a foreign log it reads JSON objects."""
         if plan is None:
             return OwnReader()
+        if known := READERS.get(str(plan.settings["reader"])):
+            return known.reader(plan)
         text, keys = str(plan.settings["step"]), read_keys(str(plan.settings["json_keys"]))
         return OwnReader(
             read_pattern(text) if text else None,
@@ -108,9 +112,11 @@ def _fitted(draft: Draft, request: Request) -> Draft:
         draft,
         variant=replace(variant, model=variant.model or bare_name(request.card)),
         templates=(*draft.templates, *_sample(script)),
-        result_rule=replace(_rule(headline, with_loss), end_mark=str(settings["end_mark"])),
+        result_rule=replace(
+            _rule(headline, with_loss), end_mark=str(settings["end_mark"]), printed_on=_printed_on(settings)
+        ),
         chosen=tuple(key for key in draft.chosen if key != "mode"),
-        declared=declared if script != SAMPLE else (),
+        declared=declared if script not in SAMPLES else (),
         tag_args=True,
         runtimes=("docker", "host"),
         notes=(*draft.notes, *(() if on(settings["per_gpu"]) else (_SHARED,))),
@@ -138,8 +144,8 @@ def _misspelt(request: Request, settings: Mapping[str, Scalar]) -> UsageProblem 
 
 def _sample(script: str) -> tuple[FileTemplate, ...]:
     """Return the script that comes with madlite, where it is the one that runs."""
-    sample = FileTemplate(path="train_ddp.py", template="torchrun/train_ddp.py", raw=True)
-    return (sample,) if script == SAMPLE else ()
+    name = script.removeprefix("{folder}/")
+    return (FileTemplate(path=name, template=f"torchrun/{name}", raw=True),) if script in SAMPLES else ()
 
 
 def _rule(headline: Quantity, with_loss: bool) -> ResultRule:
@@ -147,6 +153,11 @@ def _rule(headline: Quantity, with_loss: bool) -> ResultRule:
     return ResultRule(
         kind="steps", headline=headline, headline_metric=metric, loss_expected=with_loss, printed_on="first"
     )
+
+
+def _printed_on(settings: Mapping[str, Scalar]) -> Literal["first", "last"]:
+    known = READERS.get(str(settings["reader"]))
+    return known.printed_on if known else "first"
 
 
 def _is_sized(variant: Variant, asked: Mapping[str, str]) -> bool:

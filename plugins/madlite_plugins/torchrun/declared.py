@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 
 from madlite import Finding, RunPlan, Scalar, UsageProblem, did_you_mean, one_hint
-from madlite_plugins.torchrun.reads import SAMPLE, SAMPLE_PRECISIONS, WORDS, words_read
+from madlite_plugins.torchrun.reads import SAMPLES, WORDS, words_read
 
 DECLARED = ("model", "mode", "precision", "seq_len", "micro_batch", "global_batch", "strategy")
 """What can be declared; steps need not be: a log that has fewer is a failure, and of one that has more it is noted."""
@@ -34,10 +34,10 @@ def declared_findings(plan: RunPlan, base: Mapping[str, Scalar]) -> Iterator[Fin
         return
     said = {key: words for key, (value, words) in _said(plan).items() if value != base.get(key, "")}
     read = words_read(plan)
-    if script == SAMPLE and variant.precision and variant.precision not in SAMPLE_PRECISIONS:
+    if script in SAMPLES and variant.precision and variant.precision not in SAMPLES[script].precisions:
         yield _precision_of_sample(variant.precision, plan)
         said.pop("precision", None)
-    declared = () if script == SAMPLE else read_declared(str(plan.settings["declared"]))
+    declared = () if script in SAMPLES else read_declared(str(plan.settings["declared"]))
     left = {key: words for key, words in said.items() if key not in (read or ()) and key not in declared}
     steps = left.pop("steps", "")
     if left:
@@ -75,13 +75,13 @@ def _said(plan: RunPlan) -> dict[str, tuple[Scalar, str]]:
 
 
 def _undeclared(script: str, left: Mapping[str, str], read: frozenset[str] | None) -> Finding:
-    name = PurePosixPath(script).name if script == SAMPLE else script
+    name = PurePosixPath(script).name if script in SAMPLES else script
     known = f"it reads {', '.join(word for word in WORDS if word in read)}" if read else ""
     ways = f"leave it out, or read it in the script, or, if it trains so by itself: --set declared={','.join(left)}"
     return Finding(
         message=f"{', '.join(left.values())}: {name} {_reads_not(left, seen=read is not None)}, so the row would say "
         "what did not run",
-        hint=one_hint("leave it out" if script == SAMPLE else ways, known),
+        hint=one_hint("leave it out" if script in SAMPLES else ways, known),
         fatal=True,
     )
 
@@ -96,10 +96,11 @@ def _reads_not(keys: Mapping[str, str] | list[str], *, seen: bool) -> str:
 def _precision_of_sample(precision: str, plan: RunPlan) -> Finding:
     origin = plan.origins.get("variant.precision", "")
     words = f"{origin} {precision}" if origin == "--precision" else f"{origin} precision={precision}"
-    close = did_you_mean(precision, SAMPLE_PRECISIONS)
-    known = f"it trains in {' and '.join(SAMPLE_PRECISIONS)}"
+    script = str(plan.settings["script"])
+    close = did_you_mean(precision, SAMPLES[script].precisions)
+    known = f"it trains in {' and '.join(SAMPLES[script].precisions)}"
     return Finding(
-        message=f"{words}: train_ddp.py knows no such precision",
+        message=f"{words}: {PurePosixPath(script).name} knows no such precision",
         hint=one_hint(close, known),
         fatal=True,
     )

@@ -10,14 +10,29 @@ from collections.abc import Iterator
 from functools import reduce
 from operator import or_
 from pathlib import Path
+from typing import NamedTuple
 
 from madlite import RunPlan
 from madlite_plugins.torchrun.places import is_file
 from madlite_plugins.torchrun.variables import Named, named_in, parsed
 
-SAMPLE = "{folder}/train_ddp.py"
-SAMPLE_READS = frozenset({"precision", "strategy", "seq_len", "micro_batch", "steps"})
-SAMPLE_PRECISIONS = ("BF16", "FP32")
+
+class Sample(NamedTuple):
+    """A script that comes along: which of WORDS it reads, and the precisions that it knows."""
+
+    reads: frozenset[str]
+    precisions: tuple[str, ...]
+
+
+SAMPLES = {
+    "{folder}/train_ddp.py": Sample(
+        frozenset({"precision", "strategy", "seq_len", "micro_batch", "steps"}), ("BF16", "FP32")
+    ),
+    "{folder}/megatron_deepspeed.py": Sample(
+        frozenset({"precision", "seq_len", "micro_batch", "global_batch", "steps"}), ("FP16", "BF16")
+    ),
+}
+"""By what a recipe calls them."""
 WORDS = ("mode", "precision", "seq_len", "micro_batch", "global_batch", "steps", "strategy")
 """What a script is given as `$MADLITE_<NAME>`, of what a user can ask of it."""
 _FILES, _BYTES = 200, 1 << 20  # modules that are looked into, and how much of each
@@ -26,8 +41,8 @@ _FILES, _BYTES = 200, 1 << 20  # modules that are looked into, and how much of e
 def words_read(plan: RunPlan) -> frozenset[str] | None:
     """Return which of WORDS the script reads; None where its text is not here to be seen."""
     script = str(plan.settings["script"])
-    if script == SAMPLE:
-        return SAMPLE_READS
+    if script in SAMPLES:
+        return SAMPLES[script].reads
     begin = _module_file(plan, script[3:].strip()) if script.startswith("-m ") else _file(plan, script)
     if begin is None:
         return None

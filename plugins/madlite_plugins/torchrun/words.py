@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from madlite import Quantity, Scalar, UsageProblem, did_you_mean, nearest_words, one_hint
+from madlite_plugins.torchrun.readers import READERS
 
 SPEEDS = {
     quantity.name.lower(): quantity
@@ -90,9 +91,13 @@ def choose_headline(settings: Mapping[str, Scalar], *, sized: bool) -> tuple[Qua
     Raises:
         UsageProblem: nothing says how a step is read, two things do, or no such speed is in it.
     """
-    text = str(settings["step"])
-    if bool(text) == is_json(settings):
-        raise _one_way(text)
+    text, reader = str(settings["step"]), str(settings["reader"])
+    if (ways := [way for way in (text and "step", is_json(settings) and "json", reader and "reader") if way])[1:]:
+        raise UsageProblem(f"{ways[0]} and {ways[1]} are two ways to read a line", "leave one of them out")
+    if reader:
+        return _headline_of_log(reader, settings)
+    if not ways:
+        raise UsageProblem("nothing says how a step of the log is read", f"{_EXAMPLE}   or --set json=true")
     names = set(read_pattern(text).groupindex) if text else set(read_keys(str(settings["json_keys"])).values())
     there = [name for name in SPEEDS if SPEEDS[name] in {NAMES[one][0] for one in names if one != "n"}]
     if sized and "step_time_s" in there and "tokens_per_s_per_gpu" not in there:
@@ -112,10 +117,18 @@ def _check_name(name: str, where: str) -> None:
         raise UsageProblem(f"{where} {name!r}, which names no number", one_hint(*hints))
 
 
-def _one_way(text: str) -> UsageProblem:
-    if text:
-        return UsageProblem("step and json are two ways to read a line", "leave one of them out")
-    return UsageProblem("nothing says how a step of the log is read", f"{_EXAMPLE}   or --set json=true")
+def _headline_of_log(reader: str, settings: Mapping[str, Scalar]) -> tuple[Quantity, bool]:
+    """Return the result of a known framework's log, whose steps have a loss."""
+    if reader not in READERS:
+        hints = (did_you_mean(reader, READERS, most=1), f"readers: {_listed(READERS)}")
+        raise UsageProblem(f"reader '{reader}' is no log that is known", one_hint(*hints))
+    if not on(settings["per_gpu"]):
+        raise UsageProblem(f"reader '{reader}' gives speeds per GPU, and per_gpu=false divides them", "leave it out")
+    there = READERS[reader].speeds
+    asked = str(settings["headline"]).strip() or there[0]
+    if asked not in there:
+        raise UsageProblem(f"reader '{reader}' reads no {asked}", f"headline is one of {_listed(there)}")
+    return SPEEDS[asked], True
 
 
 def _no_speed(asked: str, text: str, there: Iterable[str]) -> UsageProblem:
