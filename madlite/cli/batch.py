@@ -30,11 +30,11 @@ class Batch:
     def __init__(self, planned: Sequence[Planned], options: Options, given: dict[str, Any]) -> None:
         self._planned, self._options, self._given = planned, options, given
         manifest = given["manifest_file"]
-        self._from_tags = manifest is None or not exists(manifest)
+        self.from_tags = manifest is None or not exists(manifest)
         self._summary = given["summary_output"]
         if self._summary is not None:
             check_writable(self._summary)
-        if self._from_tags:
+        if self.from_tags:
             asked = given["manifest_output"] != MANIFEST  # what nobody asked for costs no run
             check_writable(options.workspace / given["manifest_output"], is_manifest if asked else lambda file: True)
         self._rows_before = 0
@@ -48,7 +48,7 @@ class Batch:
     def close(self, outcome: Outcome) -> tuple[str, ...]:
         """Write what is wanted and return what could not be; every run has its row by now."""
         problems = []
-        if self._from_tags:
+        if self.from_tags:
             problems.append(save_manifest(self._planned, outcome.results, self._options, self._given))
             self.failed |= bool(problems[0]) and self._given["manifest_output"] != MANIFEST
         for write in (self._write_summary, self._clean_up):
@@ -69,7 +69,7 @@ class Batch:
 
         rows = count_rows(self._options.output) - self._rows_before
         told = (self._planned, outcome, self._rows_before, rows)
-        summary = full_summary(*told, self._given["fail_on_suspect"]) if self._from_tags else run_summary(*told)
+        summary = full_summary(*told, self._given["fail_on_suspect"]) if self.from_tags else run_summary(*told)
         secrets = [text for one in self._planned for text in secrets_for(one, self._options.environ)]
         write_summary(self._summary, summary, secrets)
 

@@ -11,11 +11,13 @@ import click
 
 from madlite.cli import setup
 from madlite.cli.cards import cards_option
+from madlite.cli.contract import cards_text, contract, contract_option
 from madlite.cli.options import TagsCommand, common_options, tag_words, tags_option
 from madlite.cli.terminal import printable_lines, without_secrets
 from madlite.types import Card, Json
 
 if TYPE_CHECKING:
+    from madlite.catalog.found import Catalog
     from madlite.plugins import Plugins
 
 
@@ -23,10 +25,21 @@ if TYPE_CHECKING:
 @tag_words
 @tags_option
 @cards_option
+@click.option("--all", "every", is_flag=True, help="In a checkout, list also the cards that come with madlite.")
 @click.option("--json", "as_json", is_flag=True, help="Print a list of cards in MAD's schema.")
+@contract_option
 @common_options
-def command(tags: tuple[str, ...], cards_from: tuple[Path, ...], as_json: bool, no_plugins: bool, verbose: bool) -> int:
+def command(
+    tags: tuple[str, ...],
+    cards_from: tuple[Path, ...],
+    every: bool,
+    as_json: bool,
+    no_plugins: bool,
+    verbose: bool,
+) -> int:
     """List model cards, all of them or those that tags select.
+
+    In a checkout without tags they are the checkout's, which `run` prefers.
 
     \b
     madlite discover
@@ -42,12 +55,32 @@ def command(tags: tuple[str, ...], cards_from: tuple[Path, ...], as_json: bool, 
         requests = select(catalog, wanted)
         cards = [(request.card, args_of(request)) for request in requests]
     else:
-        cards = [(card, card.args) for card in catalog.cards]
-    as_list = json.dumps([as_mad(card, args) for card, args in cards], indent=4) if as_json else ""
-    text = without_secrets(as_list or printable_lines(_table(cards, plugins, workspace)))
+        cards = [(card, card.args) for card in (catalog.cards if every else _near(catalog, cards_from))]
+    text = _text(cards, plugins, workspace, as_json=as_json, selected=bool(tags))
+    if (left := len(catalog.cards) - len(cards)) and not (tags or as_json or contract()):
+        text += f" of this checkout; {left} more with --all"
     setup.tell_problems(plugins.problems)
-    click.echo(text)
+    click.echo(without_secrets(text))
     return 0
+
+
+def _near(catalog: Catalog, trees: Sequence[Path]) -> tuple[Card, ...]:
+    """Return the cards of the checkout, which `run` prefers, and of folders that were named; all where it has none."""
+    if not catalog.checkout:
+        return catalog.cards
+    named = {str(tree) for tree in trees}
+    far = (found.card for found in catalog.installed if found.card.source in named)
+    return (*(found.card for found in catalog.checkout), *far)
+
+
+def _text(
+    cards: Sequence[tuple[Card, str]], plugins: Plugins, workspace: Path, *, as_json: bool, selected: bool
+) -> str:
+    if as_json:
+        return json.dumps([as_mad(card, args) for card, args in cards], indent=4)
+    if version := contract():
+        return cards_text(version, cards, as_json=selected)
+    return printable_lines(_table(cards, plugins, workspace))
 
 
 def as_mad(card: Card, args: str) -> dict[str, Json]:

@@ -16,6 +16,7 @@ import click
 
 from madlite.cli.arguments import complete
 from madlite.cli.completion import VARIABLE, answer
+from madlite.cli.contract import contract_option, version_line
 from madlite.cli.options import Command
 from madlite.cli.terminal import printable_lines, say
 from madlite.errors import ExitCode, MadliteError
@@ -116,6 +117,7 @@ class Commands(Group):
     invoke_without_command=True,
 )
 @click.option("-v", "--version", is_flag=True, help="Print the version and exit.")
+@contract_option
 @click.pass_context
 def main(ctx: click.Context, version: bool) -> None:
     """Benchmark LLM and diffusion training on AMD Instinct and NVIDIA GPUs.
@@ -123,9 +125,7 @@ def main(ctx: click.Context, version: bool) -> None:
     From a tag of the MAD catalogue to a row of perf.csv: madlite run --tags demo
     """
     if version:
-        from madlite import __version__
-
-        click.echo(f"madlite {__version__}")
+        click.echo(version_line())
     elif ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
 

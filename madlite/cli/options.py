@@ -12,6 +12,7 @@ from click.shell_completion import CompletionItem
 
 from madlite.cli.arguments import complete
 from madlite.cli.completion import complete_tags, note_words, words_after
+from madlite.cli.contract import contract_option
 from madlite.cli.named import NAMED
 from madlite.cli.result_options import CLEANUP, FAIL_ON_SUSPECT, MANIFEST, RESULTS, SUMMARY
 
@@ -74,6 +75,7 @@ _SECTIONS: dict[str, tuple[str, ...]] = {
         "no_image",
     ),
     "Results": (
+        "contract",
         "output",
         "strict_header",
         "add_column",
@@ -278,6 +280,7 @@ _PLAN = (
         help="Run cards that are marked deprecated.",
     ),
     click.option("--disable-skip-gpu-arch", is_flag=True, help="Run cards also on GPUs they want to be skipped on."),
+    contract_option,
     *RESULTS,
 )
 _DATA = (

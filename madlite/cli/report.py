@@ -8,6 +8,7 @@ import click
 
 from madlite.cli import setup
 from madlite.cli.completion import complete_runs
+from madlite.cli.contract import contract, contract_option
 from madlite.cli.main import Group
 from madlite.cli.options import dir_option, verbose_option
 from madlite.cli.terminal import say
@@ -103,12 +104,13 @@ def to_email(directory: Path, output: Path) -> int:
 )
 @click.option("--of", type=_FILE, metavar="FILE", help="The results file whose rows are meant.  [default: --output]")
 @click.option("--force", is_flag=True, help="Replace a file that is there.")
+@contract_option
 @verbose_option
 def rebuild(output: Path, runs: Path, of: Path | None, force: bool) -> int:
     """Make perf.csv again, from what the records of its runs say was appended, in that order."""
     from madlite.record.rebuild import rebuild
 
-    done = rebuild(output, runs, of=of, force=force)
+    done = rebuild(output, runs, of=of, force=force, contract=contract())
     for note in done.notes:
         setup.warn(note)
     rows = "1 row" if done.rows == 1 else f"{done.rows} rows"

@@ -11,6 +11,7 @@ import click
 from madlite.cli import setup
 from madlite.cli.cards import cards_option
 from madlite.cli.check import check, check_option, check_start
+from madlite.cli.contract import closing_lines
 from madlite.cli.options import TagsCommand, batch_options, common_options, plan_options, tag_words, tags_option
 from madlite.cli.sink import Sink
 from madlite.cli.terminal import say
@@ -86,13 +87,15 @@ def _run(planned: Sequence[Planned], options: Options, plugins: Plugins, given: 
     from madlite.cli.screens import make_screen
     from madlite.engine.lint import check_plans
     from madlite.engine.many import run_many
+    from madlite.record.locked import make_folder
 
     check_start(planned, options)
     told = len(plugins.problems)
     planned, warnings = check_plans(planned, plugins, options.lint)
+    make_folder(options.output_target or options.output)
     batch = Batch(planned, options, given)
     sink = Sink(sys.stdout.fileno())
-    screen = make_screen(sink, live=options.live_output)
+    screen = make_screen(sink, live=options.live_output, as_madengine=bool(options.contract))
     try:
         for text in (*warnings, *_left_over(options)):
             screen.warn(text)
@@ -101,6 +104,7 @@ def _run(planned: Sequence[Planned], options: Options, plugins: Plugins, given: 
         problems = batch.close(outcome)
         _tell(screen, outcome, (*(f"{one.where}: {one.what}" for one in plugins.problems[told:]), *problems))
         screen.total(outcome, options.output)
+        screen.end(closing_lines(options.contract, outcome, from_manifest=not batch.from_tags))
         intent.close()
         if outcome.bug is not None:
             raise outcome.bug
@@ -127,7 +131,9 @@ def _left_over(options: Options) -> list[str]:
     """
     from madlite.engine.kept import add_kept
     from madlite.engine.unfinished import say_undone
+    from madlite.record.header import new_columns
     from madlite.run.leftovers import end_orphans
 
     workspace, output = options.workspace, options.output_target or options.output
-    return [*end_orphans(workspace, options.environ), *add_kept(workspace, output), *say_undone(workspace)]
+    begin = new_columns(options.contract)
+    return [*end_orphans(workspace, options.environ), *add_kept(workspace, output, begin), *say_undone(workspace)]

@@ -26,8 +26,11 @@ NOTE = "        note: "
 class PlainScreen:
     """Writes lines; how far a run is at most every few seconds, and the workload's output where asked for."""
 
-    def __init__(self, sink: Sink, *, live: bool, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, sink: Sink, *, live: bool, clock: Callable[[], float] = time.monotonic, as_madengine: bool = False
+    ) -> None:
         self._sink, self._live, self._clock = sink, live, clock
+        self._as_madengine = as_madengine
         self._last_s = float("-inf")
         self._failed: list[tuple[str, str]] = []
         self._rows = 0
@@ -69,6 +72,11 @@ class PlainScreen:
         """Pass the workload's output on where asked for."""
         if self._live:
             self._sink.put(self._tamers[stream].feed(chunk) if self._tamers else chunk)
+
+    def told(self, text: str) -> None:
+        """Say what madengine would, where that is wanted."""
+        if self._as_madengine:
+            self._line(text)
 
     def step(self, plan: RunPlan, step: Step) -> None:
         """Say how far the training is."""
@@ -128,8 +136,8 @@ class PlainScreen:
 class LiveScreen(PlainScreen):
     """A terminal: finished lines stay, the running one shows step, speed, loss and the time left."""
 
-    def __init__(self, sink: Sink) -> None:
-        super().__init__(sink, live=False)
+    def __init__(self, sink: Sink, *, as_madengine: bool = False) -> None:
+        super().__init__(sink, live=False, as_madengine=as_madengine)
         from rich.console import Console
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
         from rich.table import Column
@@ -195,9 +203,14 @@ class LiveScreen(PlainScreen):
         self._console.print(Text.from_ansi(line), soft_wrap=True)
 
 
-def make_screen(sink: Sink, *, live: bool) -> PlainScreen:
-    """Return the screen for who reads the sink: people get a progress line, unless they want the output itself."""
-    return LiveScreen(sink) if sink.isatty() and not live else PlainScreen(sink, live=live)
+def make_screen(sink: Sink, *, live: bool, as_madengine: bool = False) -> PlainScreen:
+    """Return the screen for who reads the sink: people get a progress line, unless they want the output itself.
+
+    `as_madengine`: what madengine would say is said too.
+    """
+    if sink.isatty() and not live:
+        return LiveScreen(sink, as_madengine=as_madengine)
+    return PlainScreen(sink, live=live, as_madengine=as_madengine)
 
 
 def ending(plan: RunPlan, result: Result) -> list[str]:

@@ -14,6 +14,7 @@ import click
 
 from madlite.catalog.found import Catalog
 from madlite.cli.cards import make_catalog
+from madlite.cli.contract import contract
 from madlite.cli.main import mask
 from madlite.cli.named import named_values
 from madlite.cli.terminal import say
@@ -97,9 +98,7 @@ def make_options(given: dict[str, Any], touch: bool = False) -> Options:
     Raises:
         UsageProblem: one of them does not make sense, or names a file that is not there.
     """
-    timeout = given["timeout"]
-    if timeout is not None and timeout < -1:
-        raise UsageProblem(f"--timeout {timeout} is less than -1", "seconds, 0 for none, -1 for the card's own")
+    timeout_s = _timeout_s(given["timeout"])
     workspace = find_workspace(touch)
     return Options(
         workspace=workspace,
@@ -108,7 +107,7 @@ def make_options(given: dict[str, Any], touch: bool = False) -> Options:
         runtime=given["runtime"],
         image=given["image"],
         backend=given["backend"],
-        timeout_s=None if timeout in (None, -1) else timeout,
+        timeout_s=timeout_s,
         named=tuple(named_values(given)),
         sets=tuple(map(_key_value, given["sets"])),
         live_output=bool(given.get("live_output")),
@@ -128,9 +127,17 @@ def make_options(given: dict[str, Any], touch: bool = False) -> Options:
         snapshot=bool(given.get("sys_env_details")),
         mirror=str(given.get("force_mirror_local") or ""),
         registry=given.get("registry") or "",
+        contract=contract(),
         lint=given["lint"],
         command=command_words(),
     )
+
+
+def _timeout_s(given: int | None) -> int | None:
+    """Return --timeout, None where the card decides."""
+    if given is not None and given < -1:
+        raise UsageProblem(f"--timeout {given} is less than -1", "seconds, 0 for none, -1 for the card's own")
+    return None if given == -1 else given
 
 
 def command_words() -> tuple[str, ...]:

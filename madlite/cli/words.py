@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from madlite.run.folder import HANDLE
+from madlite.safe_read import read_regular
 from madlite.types import Quantity, Result, RunPlan, Status, Step, Window
+
+_HANDLE_BYTES = 4096
 
 
 def title(plan: RunPlan, position: int, total: int) -> str:
@@ -87,11 +91,21 @@ def kept(plan: RunPlan) -> list[str]:
     lines = []
     if plan.keep_alive and plan.runtime == "docker":
         lines.append(f"kept: a container labelled madlite.run={plan.id}; madlite clean --kept --yes removes it")
+        handle = _handle(plan)
+        lines += [f"kept: docker exec -it {handle[:12]} bash   opens a shell in it"] if handle else []
     elif plan.keep_alive:
         lines.append("kept: what the run left running; madlite clean --kept --yes ends it")
     if (plan.keep_alive or plan.keep_model_dir) and plan.model_dir:
         lines.append(f"kept: {plan.model_dir}/")
     return lines
+
+
+def _handle(plan: RunPlan) -> str:
+    """Return the id of a run's container; "" where none was started."""
+    try:
+        return read_regular(plan.folder / HANDLE, _HANDLE_BYTES).decode("ascii", "replace").strip()
+    except OSError:
+        return ""
 
 
 def duration(seconds: float) -> str:

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from madlite.engine.build_jobs import BuildJob
 from madlite.engine.build_names import tell_apart
 from madlite.errors import ExitCode, RuntimeProblem
+from madlite.measure.live_lines import image_lines
 from madlite.plan.manifest import BuiltImage, FailedBuild
 from madlite.run.docker_builder import docker_builder
 from madlite.run.log import RunLog
@@ -173,7 +174,10 @@ class _Batch:
             self._screen.build_line(self.mask(text))
 
         try:
-            return self._finished(entry, image, builder.build(image, say))
+            used = builder.build(image, say)
+            if log is not None:
+                log.say("\n".join(image_lines(image, used)))
+            return self._finished(entry, image, used)
         except RuntimeProblem as problem:
             say(problem.message)
             return Done(error=self.mask(problem.message), hint=self.mask(problem.hint))
@@ -204,7 +208,7 @@ class _Batch:
             if name not in self._logs:
                 path.unlink(missing_ok=True)
             self._logs.add(name)
-            return RunLog(path, (), self._secrets, ())
+            return RunLog(path, self._secrets, ())
         except OSError as error:
             _log.warning("no %s: %s", name, error.strerror)
             return None

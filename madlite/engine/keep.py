@@ -16,6 +16,7 @@ from madlite.engine.screen import Planned, Screen
 from madlite.errors import RecordError
 from madlite.measure.steps import Steps
 from madlite.plan.options import Options
+from madlite.record.header import new_columns
 from madlite.record.integrity import Integrity
 from madlite.record.intent import Rows, now, rows_path
 from madlite.record.lines import cut_words, limited_cells, plain_cells
@@ -85,6 +86,7 @@ class Keeping:
                 leave_out=self._no_room.extend,
                 target=options.output_target,
                 integrity=integrity,
+                begin=new_columns(options.contract),
             )
         except (RecordError, OSError) as problem:
             self.saved = False
@@ -138,7 +140,7 @@ class Keeping:
                     place = opened.enter_context(runs.below(self._plan.folder.name, make=True))
                 else:
                     place = folder.files
-                saved = save_beside(rows, place)
+                saved = save_beside(rows, place, new_columns(self._options.contract))
         except (RecordError, OSError) as problem:
             return "", f"it cannot be kept either ({problem}): {[row.cells for row in rows]}"
         return saved.name, f"it is kept in {saved}"

@@ -5,13 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from madlite.errors import RecordError
 from madlite.plan.make import RUNS
+from madlite.record.header import STANDARD_COLUMNS
 from madlite.record.integrity import Integrity
 from madlite.record.intent import Rows, are_there, now, read_intent, rows_path
 from madlite.record.perfcsv import append_rows, is_results_file, left_out_words
@@ -43,15 +44,16 @@ def appended(workspace: Path) -> list[Rows]:
     return [one.rows for one in records if one is not None and one.rows is not None and one.rows.appended]
 
 
-def add_kept(workspace: Path, output: Path) -> list[str]:
+def add_kept(workspace: Path, output: Path, begin: Sequence[str] = STANDARD_COLUMNS) -> list[str]:
     """Append what earlier runs kept aside, and say so; what still cannot be appended stays where it is.
 
-    Rows go to `output`, the results file of the command at hand, or to a results file of the working folder.
+    Rows go to `output`, the results file of the command at hand, or to a results file of the working folder; a new one
+    gets the columns `begin`.
     """
-    return [told for folder in list(kept_aside(workspace)) for told in _add(folder, workspace, output)]
+    return [told for folder in list(kept_aside(workspace)) for told in _add(folder, workspace, output, begin)]
 
 
-def _add(folder: Path, workspace: Path, output: Path) -> Iterator[str]:
+def _add(folder: Path, workspace: Path, output: Path, begin: Sequence[str]) -> Iterator[str]:
     if folder.lstat().st_uid != os.geteuid():  # theirs to add: who owns a folder may have written what is in it
         return
     held = RunFolder.reopen(folder)
@@ -67,7 +69,7 @@ def _add(folder: Path, workspace: Path, output: Path) -> Iterator[str]:
             yield _elsewhere(folder, record.rows)
             return
         integrity = Integrity(path, workspace)
-        rows, words = _append(record.rows, held, workspace, path, integrity)
+        rows, words = _append(record.rows, held, workspace, path, integrity, begin)
         _note(held, replace(record, rows=rows))
         yield f"{folder.name}: {words}"
     except (RecordError, OSError):  # as before: the row stays aside, and that is told
@@ -94,7 +96,9 @@ def _elsewhere(folder: Path, rows: Rows) -> str:
     )
 
 
-def _append(rows: Rows, held: RunFolder, workspace: Path, path: Path, integrity: Integrity) -> tuple[Rows, str]:
+def _append(
+    rows: Rows, held: RunFolder, workspace: Path, path: Path, integrity: Integrity, begin: Sequence[str]
+) -> tuple[Rows, str]:
     """Append rows that are not in their file, and say so.
 
     They can be there: an earlier try was killed before its record said so, or the file was made again.
@@ -103,16 +107,14 @@ def _append(rows: Rows, held: RunFolder, workspace: Path, path: Path, integrity:
         RecordError, OSError: they are not in the file.
     """
     tried = read_intent(held.path)
-    if tried is not None and tried.path != rows.path:
-        tried = None
+    tried = tried if tried is not None and tried.path == rows.path else None
     there = are_there(tried, workspace, appended(workspace)) if tried is not None else False
     if there is None:
         raise RecordError(f"{rows.path} cannot be read", "")
-    one = len(rows.cells) == 1
+    is_in, was_added = ("row is", "row was") if len(rows.cells) == 1 else ("rows are", "rows were")
     if there and tried is not None:
-        return replace(tried, appended=True, kept=""), f"its {'row is' if one else 'rows are'} in {rows.path}"
-    noted = [rows]
-    words = [f"its {'row was' if one else 'rows were'} added to {rows.path}"]
+        return replace(tried, appended=True, kept=""), f"its {is_in} in {rows.path}"
+    noted, words = [rows], [f"its {was_added} added to {rows.path}"]
 
     def leave_out(columns: tuple[str, ...]) -> None:
         noted.append(rows.without(columns))
@@ -131,6 +133,7 @@ def _append(rows: Rows, held: RunFolder, workspace: Path, path: Path, integrity:
         leave_out=leave_out,
         target=Path(os.path.realpath(path)),
         integrity=integrity,
+        begin=begin,
     )
     return replace(noted[-1], appended=True), "; ".join(words)
 

@@ -14,6 +14,7 @@ from madlite.engine.claims import claimed
 from madlite.engine.context import context_file
 from madlite.engine.explain import explained
 from madlite.engine.guest import Guest
+from madlite.engine.mad_log import MadLog
 from madlite.engine.mask import masked
 from madlite.engine.screen import Planned, Screen
 from madlite.engine.senses import Senses
@@ -140,9 +141,10 @@ class OneRun:
     def _attempt(self, folder: RunFolder, log: RunLog) -> Verdict:
         """Prepare, open, act, judge; every way in which this can fail becomes a verdict."""
         try:
-            self._prepare(log)
+            told = MadLog(self.plan, self.account, log.tell, self._show, self.environ)
+            self._prepare(log, told)
             one = replace(self.one, plan=self.plan)  # as it is claimed
-            stage = Stage(one, self.account, self.watch, self.screen, self.clock, self.senses)
+            stage = Stage(one, self.account, self.watch, self.screen, self.clock, self.senses, told)
             seen = replace(stage.act(folder, log, self.signals), strangers=self.senses.strangers)
         except Interrupted:
             return _failed(Cause.INTERRUPTED, self.signals.reason.text)
@@ -152,9 +154,14 @@ class OneRun:
             return _failed(_cause(problem.cause), reason)
         except MadliteError as problem:
             return _failed(Cause.PREPARE, problem.message)
-        return judge(self.plan, seen, self.account.follower)
+        verdict = judge(self.plan, seen, self.account.follower)
+        told.judged(seen, verdict)
+        return verdict
 
-    def _prepare(self, log: RunLog) -> None:
+    def _show(self, line: str) -> None:
+        self.screen.told(self.mask(line))
+
+    def _prepare(self, log: RunLog, told: MadLog) -> None:
         def say(text: str) -> None:
             log.say(text)
             self.screen.phase(self.mask(text))
@@ -164,14 +171,14 @@ class OneRun:
         try:
             with self.signals.interruptible(), border(self.one.runtime):
                 self.account.image = self.one.runtime.prepare(self.plan, say)
+            (log.begin_live if builds else log.link_live)(self._beside(RUN_LOG_END))
+            told.prepared()
         finally:
             if builds:
                 log.keep_as(self._beside(BUILD_LOG_END))
-        (log.split if builds else log.link)(self._beside(RUN_LOG_END))
         if builds and self.account.image.build_duration_s is not None:
             self.account.durations_s["build"] = self.account.image.build_duration_s
-        if self.plan.timeout_s is not None:
-            log.say(f"⏰ Setting timeout to {self.plan.timeout_s:.0f} seconds.")  # as MAD's tooling looks for it
+        told.opening()
 
     def _follower(self) -> Follower:
         return Follower(
@@ -204,17 +211,12 @@ class OneRun:
         return Inquiry(self.folder, self.plan, self.one.runtime, self.environ, self.mask).look(last_lines, cancelled)
 
     def _open_log(self, folder: RunFolder) -> RunLog:
-        legacy = [self._beside(LOG_END)] if self.plan.log_name else []
         sinks, limit_bytes = [self.screen.output], self.plan.log_limit_bytes
         log = RunLog(
-            folder.path / LOG,
-            legacy,
-            self._secrets,
-            sinks,
-            self.account.feed,
-            folder=folder.files,
-            limit_bytes=limit_bytes,
+            folder.path / LOG, self._secrets, sinks, self.account.feed, folder=folder.files, limit_bytes=limit_bytes
         )
+        if self.plan.log_name:
+            log.begin_live(self._beside(LOG_END))
         self.screen.logs(self.plan)
         return log
 

@@ -111,7 +111,7 @@ class _Making:
         folder = RunFolder.create(self._plan, files, self._secrets)
         try:
             sinks, limit_bytes = [self._listener.need_output], self._plan.log_limit_bytes
-            log = RunLog(folder.path / LOG, (), self._secrets, sinks, folder=folder.files, limit_bytes=limit_bytes)
+            log = RunLog(folder.path / LOG, self._secrets, sinks, folder=folder.files, limit_bytes=limit_bytes)
             try:
                 ended = self._acted(folder, log)
             finally:

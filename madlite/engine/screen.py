@@ -28,6 +28,9 @@ class Screen(Protocol):
     def output(self, chunk: bytes, stream: int) -> None:
         """The workload printed something, secrets masked."""
 
+    def told(self, text: str) -> None:
+        """Madengine would say this line of the run, secrets masked; whether anybody wants it the screen knows."""
+
     def step(self, plan: RunPlan, step: Step) -> None:
         """The workload reported a training step."""
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from madlite.engine.account import Account
+from madlite.engine.mad_log import MadLog
 from madlite.engine.results_file import ResultsFile
 from madlite.engine.screen import Planned, Screen
 from madlite.engine.senses import Senses
@@ -40,10 +41,11 @@ class Stage:
         screen: Screen,
         clock: Callable[[], float],
         senses: Senses,
+        told: MadLog,
     ) -> None:
         self.one, self.plan = one, one.plan
         self.account, self.watch, self.screen, self.clock = account, watch, screen, clock
-        self.senses = senses
+        self.senses, self.told = senses, told
 
     def act(self, folder: RunFolder, log: RunLog, signals: Signals) -> Witnesses:
         """Hold the session open while the actions run; ended from outside, that is what counts."""
@@ -81,6 +83,7 @@ class Stage:
             if self.watch.reason is not None:
                 break
             self.screen.phase(_phase(action))
+            self.told.before(action)
             if action.kind == "run":
                 results.begin()
                 with self.watch.off_the_clock():
@@ -94,6 +97,7 @@ class Stage:
                 raise
             log.settle()
             self.account.end(ended)
+            self.told.after(action, ended)
             if ended.code != 0:
                 failed = "" if action.kind == "run" else action.kind
                 return Witnesses(exit=ended, failed_action=failed, failed_line=self.account.telling_line)

@@ -10,6 +10,7 @@ import codecs
 import re
 from collections.abc import Callable, Iterable, Iterator
 
+from madlite.measure.live_lines import LiveLines
 from madlite.rank_labels import RankLabels, rank_of
 from madlite.types import Line, Value
 
@@ -53,7 +54,7 @@ def make_block(lines: Iterable[str]) -> Block:
 class LineSplitter:
     """Splits one stream; `now` gives the seconds since the start of the run.
 
-    Streams of one log share their `labels`.
+    Streams of one log share their `labels`.  The lines that madengine writes into a live log are left out.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class LineSplitter:
         self._now = now
         self._node = node
         self._labels = labels or RankLabels()
+        self._live = LiveLines()
 
     def take(self, chunk: bytes) -> Block:
         """Return the lines that the chunk completes."""
@@ -102,6 +104,8 @@ class LineSplitter:
             whole = _ESCAPE.sub("", whole)
             lines = whole.split("\n")
         lines = [line for line in lines if line and not line.isspace()]
+        if len(kept := self._live.without(lines, whole)) < len(lines):
+            lines, whole = kept, "\n".join(kept)
         return Block(lines=lines, text=whole, ranks=self._labels.read(lines, whole))
 
 

@@ -121,9 +121,12 @@ def make_engine_options(given: Given) -> EngineOptions:
     )
 
 
-def container_name(image: Image | None) -> str:
-    """Return the container's name as MAD's tooling looks for it."""
-    return f"container_{flat(image.ref)}" if image else ""
+def container_name(image: Image | None, contract: int = 0) -> str:
+    """Return the container's name as MAD's tooling looks for it; that of version 1 has not the image's `ci-`."""
+    if image is None:
+        return ""
+    name = flat(image.ref)
+    return f"container_{name.removeprefix('ci-') if contract == 1 and image.dockerfile else name}"
 
 
 def log_name(card: Card, image: Image | None) -> str:

@@ -40,6 +40,7 @@ PYTHON = "MADLITE_PYTHON"
 """The variable that names a rendered run's interpreter."""
 _HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 _PUBLIC_KEYS = ("user", "username", "ssh_key_file")  # masked, it would eat ordinary words out of a log
+_DETECTED = "ROCM_PATH"  # a null asks for the image's own; others arrive as madengine's do: None, True, False
 _RUNNERS = {"deepspeed": "deepspeed --num_gpus={n}", "vllm": "", "sglang": "", "sglang-disagg": "", "primus": ""}
 
 # madengine 1's defaults of multi_node_args, but for the GPUs: those of the run, not of the machine
@@ -114,7 +115,7 @@ def _from_outside(given: Given, n_gpus: int, launcher: str) -> _Sources:
 
 def _from_user(given: Given) -> _Sources:
     variables = given.context.known.docker_env_vars.items()
-    user = {name: _text(value) for name, value in variables if value is not None}
+    user = {name: str(value) for name, value in variables if value is not None or name != _DETECTED}
     yield given.context.origins.get("docker_env_vars", "context"), guard(user)
     yield "tools", guard(given.tools.env)
 
@@ -175,7 +176,7 @@ def _v1_runner(context: Context, n_gpus: int) -> dict[str, EnvValue]:
     given = context.known.multi_node_args
     if given is None:
         return {}
-    asked = {**_ONE_NODE, "MAD_RUNTIME_NGPUS": str(n_gpus), **{name: _text(value) for name, value in given.items()}}
+    asked = {**_ONE_NODE, "MAD_RUNTIME_NGPUS": str(n_gpus), **{name: str(value) for name, value in given.items()}}
     interfaces = f"NCCL_SOCKET_IFNAME={asked['NCCL_SOCKET_IFNAME']} GLOO_SOCKET_IFNAME={asked['GLOO_SOCKET_IFNAME']}"
     if asked["RUNNER"] == "mpirun":
         ranks = int(asked["NNODES"]) * int(asked["MAD_RUNTIME_NGPUS"])
@@ -187,7 +188,3 @@ def _v1_runner(context: Context, n_gpus: int) -> dict[str, EnvValue]:
 def _release(machine: Machine) -> str:
     """Return major.minor of ROCm or CUDA."""
     return ".".join((machine.rocm_version or machine.cuda_version).split(".")[:2])
-
-
-def _text(value: str | int | float | bool) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -211,7 +211,7 @@ def _in_container(plan: RunPlan, given: Given, parts: _Parts) -> RunPlan:
         mounts=(*parts.data.mounts, *make_mounts(given), *make_key_mounts(given)),
         devices=make_devices(given.machine, plan.place.gpu_ids),
         engine_options=make_engine_options(given),
-        name=container_name(image),
+        name=container_name(image, given.options.contract),
         give_back=given.options.user if given.options.user[0] != 0 else None,
     )
 

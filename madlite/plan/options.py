@@ -36,6 +36,7 @@ class Options(Value, frozen=True):
     snapshot: bool = False  # of the environment, before the model
     mirror: str = ""  # folder that keeps what data providers bring
     registry: str = ""  # where built images are pushed to
+    contract: int = 0  # the version of madengine to be like where scripts look; 0 for none
     lint: bool = True  # whether a fatal finding keeps a run from starting
     command: tuple[str, ...] = ()  # the words of the command line, secrets masked, without the program's name
 

@@ -24,10 +24,16 @@ from madlite.types import Value
 
 COMMON = "scripts/common/"  # where madengine puts the helpers of its package
 FOLDER = "{tools}"  # in a command, the folder of madlite's own helpers as the run sees it
+_COUNTERS = ("compute_bound", "memory_bound", "full_profile", "instruction_mix")
 # madengine's helpers and what does their work here; "" where nothing is left to do
 _INSTEAD = {
     "tools/get_library_trace.py": "library_trace.py",
     "tools/detect_therock.sh": "therock_check.sh",
+    "tools/rocprof_wrapper.sh": "profiler.sh run rocprof",
+    "tools/rtl_trace_wrapper.sh": "profiler.sh run rocm_trace_lite",
+    **{f"tools/counters/{name}.txt": f"counters/{name}.txt" for name in _COUNTERS},
+    "pre_scripts/trace.sh": "profiler.sh check",
+    "post_scripts/trace.sh": "profiler.sh collect",
     "pre_scripts/run_rocenv_tool.sh": "env_snapshot.sh",
     "pre_scripts/gpu_info_pre.sh": "",
     "pre_scripts/gpu_info_power_start.sh": "gpu_info.sh start power",
@@ -36,7 +42,6 @@ _INSTEAD = {
     "post_scripts/gpu_info_vram_stop.sh": "gpu_info.sh stop vram",
     "post_scripts/gpu_info_post.sh": "",
 }
-_PROFILER = re.compile(r"rocprof|rpd|rocm_trace_lite")
 _HELPER = re.compile(rf"(?<![\w./-])\.\./({COMMON}[\w./+-]+)")  # as the model's folder sees it
 
 
@@ -144,8 +149,6 @@ def _find(name: str, table: Mapping[str, Entry]) -> Entry:
     if name in table:
         return table[name]
     hint = f"tools: {', '.join(table)}"
-    if _PROFILER.match(name):
-        raise UsageProblem(f"tool '{name}' is in no tools.json, and madlite brings no GPU profiler yet", hint)
     raise UsageProblem(f"there is no tool '{name}'", one_hint(did_you_mean(name, table, most=1), hint))
 
 
@@ -179,4 +182,4 @@ def _variables(values: Mapping[str, str | int | float | bool], where: str) -> di
     for name in values:
         if not VARIABLE.fullmatch(name):
             raise UsageProblem(f"{where}: key 'env_vars' has {name!r}, which is no name of a variable")
-    return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in values.items()}
+    return {name: str(value) for name, value in values.items()}  # as madengine gives them: True, False

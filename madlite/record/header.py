@@ -22,10 +22,16 @@ STANDARD_COLUMNS: tuple[str, ...] = (
     *("build_duration", "test_duration", "dataname", "data_provider_type", "data_size", "data_download_duration"),
     *("build_number", "additional_docker_run_options"),
 )
+_NOT_OF_CONTRACT_1 = ("nnodes", "gpus_per_node", "deployment_type", "launcher")
 _REQUIRED = {"model", "performance", "metric", "status"}
 MOST_COLUMNS, MOST_AT_ONCE = 1000, 100  # that joining columns can make, and that can join by one append
 _LONGEST_WRITTEN, _LONGEST_AT_ONCE = 1 << 16, 1 << 13
 _LONGEST_LINE = 1 << 20  # characters; what is longer is no header, and reading it would cost what the file costs
+
+
+def new_columns(contract: int) -> tuple[str, ...]:
+    """Return the columns that a new file begins with: under contract 1 madengine 1's 25, else madengine 2's 29."""
+    return tuple(name for name in STANDARD_COLUMNS if contract != 1 or name not in _NOT_OF_CONTRACT_1)
 
 
 class Header(Value, frozen=True):

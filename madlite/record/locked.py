@@ -137,10 +137,22 @@ def _no_plain_file(path: Path) -> RecordError:
     return RecordError(f"{path} is no plain file, so it is not written to", "name a plain file: -o FILE")
 
 
+def make_folder(path: Path) -> None:
+    """Make the folder of a file that is to be made.
+
+    Raises:
+        RecordError: it cannot be made.
+    """
+    with explained(path):
+        Path(os.path.realpath(path)).parent.mkdir(parents=True, exist_ok=True)
+
+
 def _check_folder(folder: Path) -> None:
-    if not folder.is_dir():
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-    if not os.access(folder, os.W_OK | os.X_OK):
+    """Check that a file can be made in a folder, and the folder where it is not there yet."""
+    there = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
+    if not there.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+    if not os.access(there, os.W_OK | os.X_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 

@@ -41,14 +41,14 @@ def append_rows(
     leave_out: Callable[[tuple[str, ...]], None] | None = None,
     target: Path | None = None,
     integrity: Integrity | None = None,
+    begin: Sequence[str] = STANDARD_COLUMNS,
 ) -> None:
-    """Append one line per row, in the order of the header that the file has; a new file gets the standard one.
+    """Append one line per row, in the order of the header that the file has; a new file gets the columns `begin`.
 
-    Cells of standard columns that an older file lacks are left out.  Other columns join its header at the end, or are
-    left out with `strict_header`, or for want of room: `leave_out` gets those, or the log.  `sync` waits for the disk.
-    `intend` is called right before, with the file's size and columns (none of a new one), while nobody else can append.
-    Where the path does not lead to `target` any more, the rows do not follow.  `integrity` looks whether something else
-    changed the file, and notes what is written.
+    Cells of standard columns that a file lacks are left out.  Other columns join its header at the end, or are left out
+    with `strict_header`, or for want of room: `leave_out` gets those, or the log.  `sync` waits for the disk.  `intend`
+    is called right before, with the file's size and columns (none of a new one), under its lock.  Where the path no
+    longer leads to `target`, the rows do not follow.  `integrity` checks the file and notes what is written.
 
     Raises:
         RecordError: the rows are not in the file, and what was there before is.
@@ -61,7 +61,7 @@ def append_rows(
         if integrity is not None:
             integrity.check(file.fd, is_new=file.is_new)
         joining = () if strict_header else joining_columns(header.columns if header else (), cells)
-        if joining and not may_join(header or Header(columns=STANDARD_COLUMNS), joining):
+        if joining and not may_join(header or Header(columns=tuple(begin)), joining):
             leave_out(joining) if leave_out else _log.warning("%s", left_out_words(path, joining))
             joining = ()
         intend(os.fstat(file.fd).st_size, header.columns if header else ())
@@ -69,16 +69,16 @@ def append_rows(
             _mend(file, header, integrity)
             widen(file, joining, cells, integrity)
         else:
-            _append(file, *_what_joins(file, header, joining, cells), sync, integrity)
+            _append(file, *_what_joins(file, header, (*begin, *joining), cells), sync, integrity)
 
 
 def _what_joins(
-    file: Held, header: Header | None, joining: Sequence[str], cells: Iterable[_Cells]
+    file: Held, header: Header | None, columns: tuple[str, ...], cells: Iterable[_Cells]
 ) -> tuple[int, bytes]:
-    """Return how many bytes at the end of a file go, and what comes after the rest."""
+    """Return how many bytes at the end of a file go, and what comes after the rest; a new one has `columns`."""
     if header is None:
-        begin = Header(columns=(*STANDARD_COLUMNS, *joining))
-        return os.fstat(file.fd).st_size, begin.line.encode() + _encoded(begin, cells)  # blank lines at the most go
+        new = Header(columns=columns)
+        return os.fstat(file.fd).st_size, new.line.encode() + _encoded(new, cells)  # blank lines at the most go
     mend = mend_of(file.fd, header)
     return mend.cut, mend.text.encode() + _encoded(header, cells)
 
@@ -116,7 +116,7 @@ def is_results_file(path: Path) -> bool:
         return False
 
 
-def save_beside(rows: Sequence[Row], folder: Folder) -> Path:
+def save_beside(rows: Sequence[Row], folder: Folder, begin: Sequence[str] = STANDARD_COLUMNS) -> Path:
     """Write rows that perf.csv could not take into the run folder, under a header of their own; return the file.
 
     Raises:
@@ -124,7 +124,7 @@ def save_beside(rows: Sequence[Row], folder: Folder) -> Path:
     """
     saved = folder.path / SAVED_NAME
     cells = [plain_cells(row) for row in rows]
-    header = Header(columns=(*STANDARD_COLUMNS, *joining_columns((), cells)))
+    header = Header(columns=(*begin, *joining_columns((), cells)))
     with explained(saved):
         folder.write(SAVED_NAME, header.line.encode() + _encoded(header, cells))
     return saved

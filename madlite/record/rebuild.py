@@ -9,7 +9,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from madlite.errors import RecordError, UsageProblem
-from madlite.record.header import STANDARD_COLUMNS, Header, may_join
+from madlite.record.header import Header, may_join, new_columns
 from madlite.record.integrity import Integrity
 from madlite.record.intent import REBUILT, Rows, has_none, note_rebuilt, read_intent, rows_path
 from madlite.record.lines import csv_line, plain_cells
@@ -41,12 +41,12 @@ class _Found(Value, frozen=True):
     notes: tuple[str, ...]
 
 
-def rebuild(output: Path, runs: Path, *, of: Path | None = None, force: bool = False) -> Rebuilt:
+def rebuild(output: Path, runs: Path, *, of: Path | None = None, force: bool = False, contract: int = 0) -> Rebuilt:
     """Write the rows of the runs below `runs`, in the order in which they were appended.
 
     Taken are the rows that went to the file `of`; without it those that went to `output`, or where none did, to the
     one file that all of them name.  A file that is there is replaced with `force` alone, in one step, and kept under
-    another name where it holds rows of no record.
+    another name where it holds rows of no record.  It begins with the columns that a new file has under `contract`.
 
     Raises:
         UsageProblem: there are no runs, they name several files, or a file is there.
@@ -65,7 +65,8 @@ def rebuild(output: Path, runs: Path, *, of: Path | None = None, force: bool = F
             found = _find(runs)
             chosen = [_plain(_joined(one)) for one in _choose(found.rows, output, of, runs.parent)]
             notes = [*found.notes, *_left_out(found.rows, chosen), *integrity.changes(file.fd)]
-            header, ordered = _table(sorted(chosen, key=lambda rows: (rows.at, rows.offset)), notes)
+            in_order = sorted(chosen, key=lambda rows: (rows.at, rows.offset))
+            header, ordered = _table(in_order, notes, new_columns(contract))
             if (name := rows_path(output, runs.parent)) in {one.path for one in found.rows}:
                 with explained(runs / REBUILT):
                     note_rebuilt(name, runs)
@@ -149,9 +150,9 @@ def _not_appended(rows: Iterable[Rows]) -> Iterator[str]:
             yield f"a row of {_model(one)} that {one.path} did not take at {one.at} is taken in"
 
 
-def _table(rows: Sequence[Rows], notes: list[str]) -> tuple[Header, list[Rows]]:
+def _table(rows: Sequence[Rows], notes: list[str], begin: Sequence[str]) -> tuple[Header, list[Rows]]:
     """Return the header and the rows, without columns of those not known to be appended for which it has no room."""
-    header, taken = _header_of(one for one in rows if one.appended), []
+    header, taken = _header_of((one for one in rows if one.appended), begin), []
     for one in rows:
         joining = joining_columns(header.columns, one.cells)
         if not joining or may_join(header, joining):
@@ -160,12 +161,12 @@ def _table(rows: Sequence[Rows], notes: list[str]) -> tuple[Header, list[Rows]]:
         else:
             notes.append(left_out_words(f"{_model(one)} of {one.at}", joining))
             taken.append(one.without(joining))
-    return _header_of(taken), taken
+    return _header_of(taken, begin), taken
 
 
-def _header_of(rows: Iterable[Rows]) -> Header:
+def _header_of(rows: Iterable[Rows], begin: Sequence[str]) -> Header:
     joining = joining_columns((), (cells for one in rows for cells in one.cells))
-    return Header(columns=(*STANDARD_COLUMNS, *joining))
+    return Header(columns=(*begin, *joining))
 
 
 def _joined(rows: Rows) -> Rows:

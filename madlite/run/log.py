@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -24,12 +23,12 @@ class RunLog:
     `follow` gets each chunk as it came, for a secret can be part of a number: what it makes of it is masked later.
     In a run's `folder` the log is a new file; elsewhere it goes on with the one that is there.
     Of a file `limit_bytes` are kept at most, its beginning and its end; 0 keeps all.  Sinks and `follow` get all of it.
+    Live logs are files of their own in the workspace: they have the log's bytes and, besides, what is told to them.
     """
 
     def __init__(
         self,
         path: Path,
-        legacy: Iterable[Path],
         secrets: Iterable[str],
         sinks: Iterable[Sink],
         follow: Sink = lambda chunk, stream: None,
@@ -38,26 +37,22 @@ class RunLog:
         limit_bytes: int = 0,
     ) -> None:
         self.problem = ""
-        self._path = path
         self._home = folder
         self._is_own_home = folder is None
-        self._at_line_start = True
         self._sinks = tuple(sinks)
         self._follow = follow
         secrets = tuple(secrets)
         self._redactors = {1: Redactor(secrets), 2: Redactor(secrets)}
         self._limit_bytes = limit_bytes
-        self._files: list[LogFile] = []
+        self._live: list[LogFile] = []
+        self._live_name = ""
         self._main: LogFile | None = None
         try:
             self._home = home = folder or Folder.open(path.parent)
             open_log = home.create if folder is not None else home.open_file
             self._main = LogFile(open_log(path.name, _FLAGS), path.name, home, limit_bytes=limit_bytes)
-            self._files.append(self._main)
         except OSError as error:  # a disk without inodes, a folder that is shut: what is to be logged goes on
             self._lack(f"no {path.name}", error)
-        for name in legacy:
-            self.link(name)
 
     def feed(self, chunk: bytes, stream: int) -> None:
         """Take output of the workload; never raises for a full disk, the workload goes on."""
@@ -66,24 +61,38 @@ class RunLog:
 
     def say(self, text: str) -> None:
         """Add a line of madlite's own, e.g. of an image build."""
-        masked = self._redactors[1].text(text.rstrip("\n") + "\n").encode("utf-8", "surrogateescape")
-        self._write(masked if self._at_line_start else b"\n" + masked)
+        self._write_line(text, self._files)
+
+    def tell(self, text: str) -> None:
+        """Add a line to the live logs alone."""
+        self._write_line(text, self._live)
 
     def keep_as(self, path: Path) -> None:
-        """Leave a copy of what has been said so far, e.g. of an image's build."""
-        if self._main is None:
+        """Leave a copy of what the first live log has so far, e.g. of an image's build."""
+        if not self._live:
             return
         with _named(path), folder_of(path) as (folder, name):
-            folder.write(name, self._main.read())
+            folder.write(name, self._live[0].read())
 
-    def split(self, path: Path) -> None:
-        """Write from now on to a second file too, one that has not what was said before."""
+    def begin_live(self, path: Path) -> None:
+        """Write from now on to a live log too, which has not what was said before; the last run that starts has it."""
         if self._home is None:
             return
         with _named(path), folder_of(path) as (folder, name):
             with _beside(folder, name) as beside:
                 file = LogFile(folder.create(beside, _FLAGS), beside, self._home, limit_bytes=self._limit_bytes)
-            self._files.append(file)
+            self._live.append(file)
+            self._live_name = name
+
+    def link_live(self, path: Path) -> None:
+        """Give the last live log another name in its folder."""
+        if not self._live:
+            return
+        with _named(path), folder_of(path) as (folder, name), _beside(folder, name) as beside:
+            try:  # by its descriptor: its name may be another run's by now
+                os.link(f"/proc/self/fd/{self._live[-1].fd}", beside, dst_dir_fd=folder.fd, follow_symlinks=True)
+            except OSError:  # a file system without hard links, a machine without /proc
+                os.symlink(self._live_name, beside, dir_fd=folder.fd)
 
     def settle(self) -> None:
         """Pass on what is held back; call it when an action ends."""
@@ -106,38 +115,33 @@ class RunLog:
         """What a reader of the log should know once it is closed: that it has not all of it, and why."""
         return tuple(filter(None, (self.problem, self._main.words if self._main is not None else "")))
 
+    @property
+    def _files(self) -> list[LogFile]:
+        return [self._main, *self._live] if self._main is not None else self._live
+
     def _pass_on(self, data: bytes, stream: int) -> None:
         if not data:
             return
-        self._write(data)
+        self._each(self._files, lambda file: file.write(data))
         for sink in self._sinks:
             sink(data, stream)
 
-    def _write(self, data: bytes) -> None:
-        self._at_line_start = data.endswith(b"\n")
-        try:
-            for file in self._files:
-                file.write(data)
-        except OSError as error:
-            self._lack("the log is incomplete", error)
+    def _write_line(self, text: str, files: Iterable[LogFile]) -> None:
+        line = self._redactors[1].text(text.rstrip("\n") + "\n").encode("utf-8", "surrogateescape")
+        self._each(files, lambda file: file.write_line(line))
+
+    def _each(self, files: Iterable[LogFile], write: Callable[[LogFile], None]) -> None:
+        for file in files:
+            try:
+                write(file)
+            except OSError as error:
+                self._lack("the log is incomplete", error)
 
     def _lack(self, what: str, error: OSError) -> None:
         """Note once that the log has not all of it."""
         if not self.problem:
             self.problem = f"{what}: {error.strerror}"
             _log.warning("%s", self.problem)
-
-    def link(self, legacy: Path) -> None:
-        """Give the log its legacy name too; the last run that starts has it."""
-        with _named(legacy), folder_of(legacy) as (folder, name), _beside(folder, name) as beside:
-            try:
-                if self._home is None or self._main is None:
-                    raise FileNotFoundError(errno.ENOENT, "there is no log to name")
-                os.link(self._path.name, beside, src_dir_fd=self._home.fd, dst_dir_fd=folder.fd, follow_symlinks=False)
-            except FileNotFoundError:
-                raise
-            except OSError:  # a file system without hard links
-                os.symlink(self._path, beside, dir_fd=folder.fd)
 
 
 @contextmanager

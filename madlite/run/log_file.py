@@ -53,7 +53,8 @@ class LogFile:
 
     def __init__(self, fd: int, name: str, aside: Folder, *, limit_bytes: int = 0) -> None:
         self.left_out = 0  # bytes, known once it is closed
-        self._fd, self._name, self._aside = fd, name, aside
+        self._at_line_start = True
+        self.fd, self._name, self._aside = fd, name, aside
         self._limit = limit_bytes
         self._room = limit_bytes // 2 if limit_bytes else sys.maxsize
         self._head: int | None = None  # its size, once it is full
@@ -62,15 +63,20 @@ class LogFile:
 
     def write(self, data: bytes) -> None:
         """Add output."""
+        self._at_line_start = data.endswith(b"\n")
         if len(data) <= self._room:
             self._room -= len(data)
-            write_all(self._fd, data)
+            write_all(self.fd, data)
         else:
             self._write_beyond(data)
 
+    def write_line(self, line: bytes) -> None:
+        """Add a line that begins where no output is before it."""
+        self.write(line if self._at_line_start else b"\n" + line)
+
     def read(self) -> Iterator[bytes]:
         """Yield what the file would hold if it were closed now."""
-        yield from _pieces(self._fd, 0, os.fstat(self._fd).st_size)
+        yield from _pieces(self.fd, 0, os.fstat(self.fd).st_size)
         skip, line = self._gap()
         yield line
         for part in self._parts:
@@ -81,16 +87,16 @@ class LogFile:
         """Join the tail to the head, part by part, and close all of it; parts that find no room stay beside it."""
         try:
             skip, line = self._gap()
-            write_all(self._fd, line)
+            write_all(self.fd, line)
             while self._parts:
                 for data in _pieces(self._parts[0].fd, skip, self._parts[0].size):
-                    write_all(self._fd, data)
+                    write_all(self.fd, data)
                 self._drop()
                 skip = 0
         finally:
             for part in self._parts:
                 os.close(part.fd)
-            os.close(self._fd)
+            os.close(self.fd)
 
     @property
     def words(self) -> str:
@@ -108,9 +114,9 @@ class LogFile:
             cut = self._cut(data)
             self._room = -1
             try:
-                write_all(self._fd, data[:cut])
+                write_all(self.fd, data[:cut])
             finally:
-                self._head = self._at = os.fstat(self._fd).st_size
+                self._head = self._at = os.fstat(self.fd).st_size
             data = data[cut:]
         share, size = self._limit // _SHARES, len(data)
         if size > _MOST_PARTS * share:  # nothing of what came before it is kept
@@ -134,8 +140,8 @@ class LogFile:
         """Return how much of the output still belongs to the head, which ends with a line where one ends in time."""
         if cut := data.rfind(b"\n", 0, self._room) + 1:
             return cut
-        size = os.fstat(self._fd).st_size
-        ended = self._room <= self._limit // _SHARES and size > 0 and os.pread(self._fd, 1, size - 1) == b"\n"
+        size = os.fstat(self.fd).st_size
+        ended = self._room <= self._limit // _SHARES and size > 0 and os.pread(self.fd, 1, size - 1) == b"\n"
         return 0 if ended else self._room
 
     def _last_part(self, share: int) -> _Part:
@@ -163,7 +169,7 @@ class LogFile:
             return 0, b""
         skip = os.pread(first.fd, _LINE_BYTES, 0).find(b"\n") + 1
         self.left_out = first.at + skip - self._head
-        return skip, left_out_line(self.left_out, os.pread(self._fd, 1, max(0, self._head - 1)))
+        return skip, left_out_line(self.left_out, os.pread(self.fd, 1, max(0, self._head - 1)))
 
 
 def _pieces(fd: int, begin: int, end: int) -> Iterator[bytes]:

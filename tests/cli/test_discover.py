@@ -25,9 +25,14 @@ def names(capsys, *args):
     return [card["name"] for card in json.loads(capsys.readouterr().out)]
 
 
-def test_a_checkouts_cards_come_first_and_the_demo_is_still_there(checkout, capsys):
-    found = names(capsys)
+def test_a_checkout_shows_its_own_cards_and_with_all_the_others_behind_them(checkout, capsys):
+    own, found = names(capsys), names(capsys, "--all")
     assert found[0] == "mini_single" and "demo_hf_lora_tiny" in found
+    assert own == found[: len(own)] and "demo_hf_lora_tiny" not in own
+    assert call(["discover"]) == 0
+    assert capsys.readouterr().out.endswith(
+        f"\n{len(own)} models of this checkout; {len(found) - len(own)} more with --all\n"
+    )
     assert any(name.startswith("team/") for name in found) and any(name.startswith("dyn/") for name in found)
 
 
@@ -89,7 +94,7 @@ def rows(capsys, *args):
 
 
 def test_the_table_tells_who_would_run_a_card_here_and_where_it_is_from(checkout, capsys):
-    found = rows(capsys)
+    found = rows(capsys, "--all")
     assert found["mini_single"][3:5] == ["scripts/mini/run.sh", "models.json"]
     assert found["team/sub"][4] == "scripts/team/models.json"
     assert found["demo_hf_lora_tiny"][3:5] == ["hf", "bundled models.json"]
@@ -167,6 +172,7 @@ def test_the_checkouts_card_comes_before_a_folders(primus, capsys):
     Path("scripts/primus_train/models.json").write_text(json.dumps([own]))
     assert call(["discover", "--json", "--cards-from", str(primus), "--tags", NAME]) == 0
     (card,) = json.loads(capsys.readouterr().out)
+    assert len(names(capsys, "--cards-from", str(primus))) == len(names(capsys)) == 1, "the folder's card is hidden"
     assert (card["args"], card["scripts"]) == ("own", "scripts/primus_train/run.sh")
 
 

@@ -151,6 +151,19 @@ def test_a_note_that_is_true_of_the_whole_batch_is_said_once(plan, pipe):
     assert text.count("SUCCESS tiny") == 3 and text.count("took ") == 3
 
 
+def test_a_container_that_is_kept_is_told_with_the_command_that_opens_a_shell_in_it(plan, pipe):
+    sink, said = pipe
+    kept = msgspec.structs.replace(plan, keep_alive=True, runtime="docker")
+    screen = PlainScreen(sink, live=False)
+    screen.finished(kept, success(kept))  # no container was started
+    plan.folder.mkdir(parents=True)
+    (plan.folder / "handle").write_text("0123456789abcdef" * 4 + "\n")
+    screen.finished(kept, success(kept))
+    text = said()
+    assert text.count("docker exec -it") == 1 and "kept: docker exec -it 0123456789ab bash " in text
+    assert text.count("madlite clean --kept --yes") == 2
+
+
 def test_rows_that_are_not_in_the_results_file_are_named(plan, pipe):
     sink, said = pipe
     screen = PlainScreen(sink, live=False)

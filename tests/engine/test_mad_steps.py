@@ -14,6 +14,7 @@ import pytest
 from tests.engine.checkout import Checkout
 from tests.engine.guarded_repository import Repository, guarded_repository
 
+LOGS = Path(__file__).parents[1] / "data/logs"
 RESULT = 'echo "performance: 5 x"\n'
 
 
@@ -114,6 +115,76 @@ def test_logs_have_the_names_of_both_madengines(checkout: Checkout) -> None:
     if checkout.runtime == "docker":
         build = (checkout.folder / f"{base}.build.live.log").read_text()
         assert "ARG BASE_DOCKER=" in build and "hello" not in build
+
+
+def test_live_logs_have_what_scripts_grep_and_read_as_the_run_did(checkout: Checkout) -> None:
+    """A real torchtitan log; a live log that is read again says no more than what the workload printed."""
+    (log,) = LOGS.glob("torchtitan-0.2.2-debugmodel-cpu-1rank.log")
+    checkout.card("m", "cat log\n" + RESULT)
+    (checkout.folder / "scripts/m/log").write_bytes(log.read_bytes())
+    git = ["git", "-c", "user.name=t", "-c", "user.email=t@example.com"]
+    for command in (["init", "-q"], ["add", "scripts"], ["commit", "-qm", "x"]):
+        subprocess.run([*git, *command], cwd=checkout.folder, check=True)
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=checkout.folder, capture_output=True, text=True).stdout
+    assert checkout.run("--tags", "m").returncode == 0
+    (row,) = checkout.rows
+    on_docker = checkout.runtime == "docker"
+    live = checkout.folder / f"m_{'base' if on_docker else 'host'}.run.live.log"
+    told = [
+        "⏰ Setting timeout to 7200 seconds.",
+        f"MODEL REPO COMMIT:  {head.strip()}",
+        f"Test Duration: {row['test_duration']} seconds",
+        "Status: SUCCESS (performance metrics found, no errors)",
+        f"m performance is {row['performance']} {row['metric']}",
+    ]
+    if on_docker:
+        image = ["🏷️  MAD_CONTAINER_IMAGE is ci-m_base", f"BASE DOCKER is {row['base_docker']}"]
+        told = [*image, f"BASE DOCKER SHA is {row['docker_sha']}", *told]
+    lines = live.read_text().splitlines()
+    assert [line for line in lines if line in told] == told
+    run_log = next(checkout.folder.glob("madlite_runs/*/run.log"))
+    assert set(told).isdisjoint(run_log.read_text().splitlines())
+    of_run, *of_live = [
+        json.loads(checkout.madlite("parse", str(path), "--json").stdout) for path in (run_log, live, live)
+    ]
+    assert of_run.pop("log") != of_live[0]["log"] and [one.pop("log") for one in of_live]
+    assert of_live[0] == of_live[1] and of_live[0]["steps"] == of_run["steps"] and of_run["steps"]
+    if not on_docker:  # whose run.log has the image's build too
+        assert of_live[0] == of_run
+
+
+def test_a_script_that_failed_has_no_result_in_its_live_log(checkout: Checkout) -> None:
+    checkout.card("m", RESULT + "exit 5\n")
+    checkout.card("none", "true\n")
+    assert checkout.run("--tags", "m", "none").returncode == 3
+    name = "base" if checkout.runtime == "docker" else "host"
+    failed, empty = ((checkout.folder / f"{card}_{name}.run.live.log").read_text() for card in ("m", "none"))
+    assert "Test Duration" not in failed and "Status: " not in failed and "performance is" not in failed
+    assert "Status: FAILURE (no performance metrics)\nnone performance is None None\n" in empty
+
+
+def test_a_profiler_wraps_the_model_and_its_result_is_in_the_working_folder(checkout: Checkout) -> None:
+    """With a stand-in for rocprofv3 that a pre-script puts into the image's path."""
+    stub = (
+        "#!/bin/bash\nwhile [ $1 != -- ]; do [ $1 = -d ] && mkdir -p $2 && echo $0 > $2/1_results.db; shift; done\n"
+        'shift; echo profiled; exec "$@"\n'
+    )
+    write(checkout.folder, "bin/rocprofv3", stub)
+    (checkout.folder / "bin/rocprofv3").chmod(0o755)
+    checkout.card("m", RESULT, args="--a 'b c'")
+    asked: dict[str, object] = {"tools": [{"name": "rocprofv3_lightweight"}]}
+    missing = checkout.run("--tags", "m", "-c", json.dumps(asked))
+    (row,) = checkout.rows
+    assert (missing.returncode, row["status"], row["performance"]) == (3, "FAILURE", "")
+    assert "profiler: error: rocprofv3 is not in this image" in missing.stdout
+    log = next(checkout.folder.glob("madlite_runs/*/run.log")).read_text()
+    assert "performance: 5" not in log, "the model's own step did not begin"
+    where = "/myworkspace" if checkout.runtime == "docker" else str(checkout.folder)
+    asked["docker_env_vars"] = {"PATH": f"{where}/bin:{USUAL}"}
+    done = checkout.run("--tags", "m", "-c", json.dumps(asked))
+    assert done.returncode == 0 and checkout.rows[1]["performance"] == "5", done.stdout
+    assert (checkout.folder / "rocprof_output/1_results.db").stat().st_uid == os.getuid()
+    assert not (checkout.folder / "run_directory").exists()
 
 
 def test_files_for_the_workspace_are_handed_up(checkout: Checkout) -> None:

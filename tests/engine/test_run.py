@@ -45,7 +45,7 @@ def test_a_success(checkout: Checkout):
     assert "run_directory" in log.read_text()
     base = "good_base" if checkout.runtime == "docker" else "good_host"
     legacy, of_run = checkout.folder / f"{base}.live.log", checkout.folder / f"{base}.run.live.log"
-    assert legacy.stat().st_ino == log.stat().st_ino
+    assert "args: --base 1" in legacy.read_text() and (checkout.runtime == "docker") != legacy.samefile(of_run)
     assert "args: --base 1" in of_run.read_text() and "ARG BASE_DOCKER" not in of_run.read_text()
     assert not (checkout.folder / "run_directory").exists()
     if checkout.runtime == "docker":  # whose base image comes from no registry
@@ -246,10 +246,21 @@ def test_a_clone_is_recorded_with_its_commit(checkout: Checkout):
     assert not (checkout.folder / "toy").exists()
 
 
+def test_the_folder_of_the_results_file_is_made(checkout: Checkout):
+    checkout.card("good", GOOD)
+    done = checkout.run("--tags", "good", "-o", "res/deep/out.csv", "--dry-run")
+    assert done.returncode == 0 and not (checkout.folder / "res").exists()
+    done = checkout.run("--tags", "good", "-o", "res/deep/out.csv")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "good" in (checkout.folder / "res/deep/out.csv").read_text()
+
+
 @pytest.mark.parametrize("bad", ["folder", "foreign", "parent"])
 def test_a_perf_csv_that_cannot_be_used_is_found_out_before_anything_runs(checkout: Checkout, bad):
     checkout.card("good", "touch ../ran\n" + GOOD)
     output = checkout.folder / "out" / "perf.csv" if bad == "parent" else checkout.folder / "perf.csv"
+    if bad == "parent":
+        output.parent.write_text("a file")
     if bad == "folder":
         output.mkdir()
     if bad == "foreign":

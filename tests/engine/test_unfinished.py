@@ -14,6 +14,7 @@ from madlite.engine.kept import add_kept
 from madlite.engine.many import run_many
 from madlite.engine.unfinished import find_all, find_undone, say_undone
 from madlite.read.runs import list_runs
+from madlite.record.header import new_columns
 from madlite.record.rebuild import rebuild
 from madlite.run import folder
 from madlite.run.batch import Batch
@@ -161,8 +162,11 @@ def test_a_run_that_is_kept_from_starting_has_a_record_too(planned):  # noqa: F8
     assert (run.state, run.record.cause, run.record.rows.appended) == ("SKIPPED", "deprecated", True)
 
 
-def test_a_row_that_perf_csv_did_not_take_is_added_once_by_the_next_run(planned):  # noqa: F811
+@pytest.mark.parametrize(("contract", "columns"), [(0, 29), (1, 25), (2, 29)])
+def test_a_row_that_perf_csv_did_not_take_is_added_once_by_the_next_run(planned, contract, columns):  # noqa: F811
     plans, options, plugins = planned
+    options = replace(options, contract=contract)
+    begin = new_columns(contract)
     options.output.mkdir()
     outcome = run_many(plans, options, plugins, Quiet())
     assert outcome.kept_aside == ("m",)
@@ -172,7 +176,9 @@ def test_a_row_that_perf_csv_did_not_take_is_added_once_by_the_next_run(planned)
     )
     options.output.rmdir()
     (run,) = list_runs(workspace / "madlite_runs")
-    assert add_kept(workspace, workspace / "perf.csv") == [f"{run.folder.name}: its row was added to perf.csv"]
+    assert (run.folder / "rows.csv").read_text().splitlines()[0].split(",") == [*begin] and len(begin) == columns
+    assert add_kept(workspace, workspace / "perf.csv", begin) == [f"{run.folder.name}: its row was added to perf.csv"]
+    assert options.output.read_text().splitlines()[0].split(",") == [*begin]
     assert (
         rows_of(options.output) == ["m"]
         and add_kept(workspace, workspace / "perf.csv") == []
@@ -180,7 +186,7 @@ def test_a_row_that_perf_csv_did_not_take_is_added_once_by_the_next_run(planned)
     )
     (run,) = list_runs(workspace / "madlite_runs")
     assert run.record.rows.appended and run.record.rows.kept == "" and not (run.folder / ROWS).exists()
-    assert rebuild(workspace / "again.csv", workspace / "madlite_runs").notes == ()
+    assert rebuild(workspace / "again.csv", workspace / "madlite_runs", contract=contract).notes == ()
     assert (workspace / "again.csv").read_text() == options.output.read_text()
 
 

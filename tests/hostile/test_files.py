@@ -138,19 +138,21 @@ def test_links_in_the_way_of_a_run_s_own_files_are_not_written_through(place: Pa
     folder = RunFolder.create(plan, [])
     for name in (f".record.json.{mark}", f".steps.jsonl.{mark}", ".rows.csv"):
         (folder.path / name).symlink_to(outside)
-    for name in ("a", "b"):
+    for name in ("a", "b", "c"):
         (place / f".{name}.log.{mark}").symlink_to(outside)
-    log = RunLog(folder.path / "run.log", [], [], [])
+    log = RunLog(folder.path / "run.log", [], [])
+    log.begin_live(place / "a.log")
     log.say("said")
-    log.keep_as(place / "a.log")
-    log.split(place / "b.log")
+    log.keep_as(place / "c.log")
+    log.begin_live(place / "b.log")
     log.feed(b"more\n", 1)
     log.close()
     assert folder.put("record.json", "{}") == folder.stream("steps.jsonl", [b"{}\n"]) == ""
     assert save_beside([Row(cells={"model": "a"})], folder.files).read_text().count("\n") == 2
     folder.close()
     assert outside.read_text() == SECRET
-    assert (place / "a.log").read_text() == "said\n" and (place / "b.log").read_text() == "more\n"
+    texts = [(place / f"{name}.log").read_text() for name in "abc"]
+    assert texts == ["said\nmore\n", "more\n", "said\n"]
 
 
 def test_nothing_is_written_where_a_run_s_folder_became_a_link(place: Path, tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_the_environment_is_mads(given, tmp_path):
         "MAD_SYSTEM_HIP_VERSION": "7.0",
         "MAD_MULTI_NODE_RUNNER": "torchrun --standalone --nproc_per_node=2",
         "NCCL_DEBUG": "INFO",
-        "ON": "true",
+        "ON": "True",
         "N": "3",
         "FROM_RECIPE": "1",
     }
@@ -149,6 +149,13 @@ def test_the_python_that_the_shell_exports_is_the_hosts_and_no_container_s(given
     assert planned("host", "python3.12").env["MADLITE_PYTHON"] == "python3.12"
     assert planned("host", "").env["MADLITE_PYTHON"] == "/opt/py/bin/python"
     assert "MADLITE_PYTHON" not in planned("docker", "/opt/torch/bin/python").env
+
+
+def test_truth_values_and_null_arrive_as_madengine_gives_them(given):
+    asked = '{"docker_env_vars": {"ON": true, "OFF": false, "NONE": null, "ROCM_PATH": null, "F": 1.5}}'
+    env = make_plan(given(context=read_context(None, asked))).env
+    assert [env[name] for name in ("ON", "OFF", "NONE", "F")] == ["True", "False", "None", "1.5"]
+    assert "ROCM_PATH" not in env, "the image's own counts"
 
 
 def test_the_guest_os_follows_the_context(given):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -15,6 +16,14 @@ from madlite.plan.tools import FOLDER, ScriptCall, find_script, read_tools, stac
 BUNDLED = Path(__file__).parents[2] / "templates" / "tools"
 A, B = Tool(name="test_tools_A"), Tool(name="test_tools_B")
 TRACES = ("rocblas_trace", "hipblaslt_trace", "miopen_trace", "tensile_trace", "rccl_trace")
+PRESETS = ("compute", "memory", "communication", "full", "lightweight", "agent", "agent_counter", "perfetto")
+PRESETS += ("api_overhead", "pc_sampling")
+PROFILERS = [
+    *[(name, "rocprof") for name in ("rocprof", "rocprof_hip_only", "rocprof_sys")],
+    *[(f"rocprofv3_{name}", "rocprofv3") for name in PRESETS],
+    *[("rocprofv3", "rocprofv3"), ("rpd", "rpd")],
+    *[(name, "rocm_trace_lite") for name in ("rocm_trace_lite", "rocm_trace_lite_default")],
+]
 OTHERS = ("gpu_info_power_profiler", "gpu_info_vram_profiler", "therock_check", "test_tools_A", "test_tools_B")
 
 
@@ -78,7 +87,7 @@ def test_later_variables_win(stacked):
     tools = stacked(
         Tool(name="one"), Tool(name="two"), one={"env_vars": {"X": 1, "Y": "1"}}, two={"env_vars": {"X": True}}
     )
-    assert tools.env == {"X": "true", "Y": "1"}
+    assert tools.env == {"X": "True", "Y": "1"}
 
 
 def test_the_context_replaces_the_command_and_adds_variables(stacked):
@@ -111,7 +120,7 @@ def test_every_tool_madlite_brings_has_its_scripts(stacked, name):
 
 
 def test_these_are_all_the_tools_madlite_brings():
-    assert set(read_tools(None, BUNDLED)) == {*TRACES, *OTHERS}
+    assert set(read_tools(None, BUNDLED)) == {*TRACES, *OTHERS, *dict(PROFILERS)}
 
 
 def test_a_script_of_the_checkout_is_its_own(tmp_path, stacked):
@@ -151,8 +160,8 @@ def test_arguments_follow_those_that_stand_for_madengines_script(tmp_path):
 @pytest.mark.parametrize(
     "tool",
     [
-        {"cmd": "bash ../scripts/common/tools/rocprof_wrapper.sh --"},
-        {"post_scripts": [{"path": "scripts/common/post_scripts/trace.sh", "args": "rocprof"}]},
+        {"cmd": "bash ../scripts/common/tools/other_wrapper.sh --"},
+        {"post_scripts": [{"path": "scripts/common/post_scripts/other.sh", "args": "rocprof"}]},
         {"pre_scripts": [{"path": "nowhere.sh"}]},
         {"pre_scripts": [{"path": "/etc/hostname"}]},  # of this machine, not of the workspace
         {"pre_scripts": [{"path": "../outside.sh"}]},
@@ -176,13 +185,36 @@ def test_an_unknown_tool_gets_a_suggestion_and_the_list(stacked):
     assert "did you mean rocblas_trace?" in refused.value.hint and "gpu_info_vram_profiler" in refused.value.hint
 
 
-@pytest.mark.parametrize("name", ["rocprof", "rocprofv3_full", "rpd", "rocm_trace_lite"])
-def test_a_gpu_profiler_is_refused_with_what_there_is(stacked, name):
-    with pytest.raises(UsageProblem) as refused:
-        stacked(Tool(name=name))
-    assert name in refused.value.message and "profiler" in refused.value.message
-    assert "rccl_trace" in refused.value.hint and "did you mean" not in refused.value.hint
-    assert stacked(Tool(name=name), **{name: {"cmd": f"{name} --"}}).command == f"{name} --"
+def check_and_collect(profiler: str) -> tuple[ScriptCall, ScriptCall]:
+    return tuple(
+        ScriptCall(path="profiler.sh", args=f"{word} {profiler}", bundled=True) for word in ("check", "collect")
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "profiler"),
+    PROFILERS,
+)
+def test_a_gpu_profiler_is_checked_wrapped_and_collected(stacked, name, profiler):
+    tools = stacked(Tool(name=name))
+    assert (*tools.pre, *tools.post) == check_and_collect(profiler)
+    assert tools.command.startswith(f"bash {FOLDER}/profiler.sh run {profiler} ") and tools.command.endswith(" --")
+    for counters in re.findall(rf"{re.escape(FOLDER)}/(counters/\S+)", tools.command):
+        lines = [line for line in (BUNDLED / counters).read_text().splitlines() if not line.startswith("#")]
+        assert lines and all(re.fullmatch(r"pmc: \w+", line) for line in lines)
+
+
+def test_madengines_own_entries_of_profilers_find_our_helpers(stacked):
+    common = "../scripts/common/tools"
+    mine = {
+        "pre_scripts": [{"path": "scripts/common/pre_scripts/trace.sh", "args": "rocprof"}],
+        "cmd": f"bash {common}/rocprof_wrapper.sh --hip-trace -i {common}/counters/memory_bound.txt --",
+        "post_scripts": [{"path": "scripts/common/post_scripts/trace.sh", "args": "rocprof"}],
+    }
+    tools = stacked(Tool(name="mine"), mine=mine)
+    assert (*tools.pre, *tools.post) == check_and_collect("rocprof")
+    options = f"--hip-trace -i {FOLDER}/counters/memory_bound.txt --"
+    assert tools.command == f"bash {FOLDER}/profiler.sh run rocprof {options}"
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import pytest
 from madlite.errors import RecordError
 from madlite.record import append_rows, check_appendable
 from madlite.record.lines import plain
+from madlite.record.locked import make_folder
 
 from .reading import SMALL, models, records, row, table
 
@@ -130,6 +131,20 @@ def test_links_to_a_plain_file_are_followed_also_before_it_is_there(perf: Path) 
     assert models(perf) == ["a", "b"] and link.is_symlink()
 
 
+def test_a_missing_folder_is_made_when_the_runs_begin_and_not_for_a_row(tmp_path: Path) -> None:
+    perf = tmp_path / "a" / "b" / "perf.csv"
+    check_appendable(perf, tmp_path)
+    with pytest.raises(RecordError, match="no folder") as caught:  # it is gone since the run began
+        append_rows(perf, [row(model="a")])
+    assert caught.value.hint == f"mkdir -p {tmp_path}/a/b" and os.listdir(tmp_path) == []
+    make_folder(perf)
+    make_folder(perf)
+    append_rows(perf, [row(model="a")])
+    assert models(perf) == ["a"]
+    with pytest.raises(RecordError, match="cannot be made: there is no folder"):
+        make_folder(perf / "more" / "perf.csv")
+
+
 @pytest.mark.parametrize("of_a_run", [append_rows, lambda path, rows: check_appendable(path)], ids=["append", "check"])
 class TestRefusals:
     """What keeps rows out is said the same before a run and after it, and nothing is changed."""
@@ -183,12 +198,6 @@ class TestRefusals:
         with pytest.raises(RecordError, match="is a folder") as caught:
             of_a_run(perf, [row(model="a")])
         assert caught.value.hint.endswith(f"-o {perf}/perf.csv")
-
-    def test_missing_folder(self, tmp_path: Path, of_a_run) -> None:
-        with pytest.raises(RecordError, match="no folder") as caught:
-            of_a_run(tmp_path / "a" / "b" / "perf.csv", [row(model="a")])
-        assert caught.value.hint == f"mkdir -p {tmp_path}/a/b"
-        assert os.listdir(tmp_path) == []
 
     def test_file_where_a_folder_should_be(self, perf: Path, of_a_run) -> None:
         perf.write_text("")

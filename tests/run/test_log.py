@@ -15,7 +15,7 @@ SECRET = "hf_0123456789"
 
 def test_bytes_arrive_as_they_are_and_sinks_see_the_same(tmp_path):
     seen: list[tuple[bytes, int]] = []
-    log = RunLog(tmp_path / "run.log", [], [SECRET], [lambda data, stream: seen.append((data, stream))])
+    log = RunLog(tmp_path / "run.log", [SECRET], [lambda data, stream: seen.append((data, stream))])
     log.feed(b"\x00\xff\r\nx " + SECRET[:5].encode(), 1)
     log.feed(b"err ", 2)
     log.feed(SECRET[5:].encode() + b" y", 1)
@@ -27,7 +27,7 @@ def test_bytes_arrive_as_they_are_and_sinks_see_the_same(tmp_path):
 @given(st.lists(st.binary(max_size=30), max_size=8))
 def test_what_is_no_secret_is_kept_byte_for_byte(tmp_path_factory, chunks):
     path = tmp_path_factory.mktemp("log") / "run.log"
-    log = RunLog(path, [], [SECRET], [])
+    log = RunLog(path, [SECRET], [])
     for chunk in chunks:
         log.feed(chunk, 1)
     log.close()
@@ -37,16 +37,51 @@ def test_what_is_no_secret_is_kept_byte_for_byte(tmp_path_factory, chunks):
 def test_the_legacy_name_is_the_last_starters(tmp_path):
     legacy = tmp_path / "x.live.log"
     for n in (1, 2):
-        log = RunLog(tmp_path / f"run{n}.log", [legacy], [], [])
+        log = RunLog(tmp_path / f"run{n}.log", [], [])
+        log.begin_live(legacy)
+        log.link_live(tmp_path / "x.run.live.log")
         log.feed(b"run %d" % n, 1)
         log.close()
-    assert legacy.read_bytes() == b"run 2" and legacy.stat().st_ino == (tmp_path / "run2.log").stat().st_ino
+    assert legacy.read_bytes() == b"run 2" and legacy.samefile(tmp_path / "x.run.live.log")
     assert (tmp_path / "run1.log").read_bytes() == b"run 1"
+
+
+def test_what_is_told_is_in_the_live_logs_alone_masked_and_on_lines_of_its_own(tmp_path):
+    log = RunLog(tmp_path / "run.log", [SECRET], [])
+    log.begin_live(tmp_path / "x.live.log")
+    log.say("built")
+    log.tell("MAD_CONTAINER_IMAGE is ci-x")
+    log.keep_as(tmp_path / "x.build.live.log")
+    log.begin_live(tmp_path / "x.run.live.log")
+    log.feed(b"no end", 1)
+    log.tell(f"MODEL REPO COMMIT: {SECRET}")
+    log.say("madlite: said")
+    log.close()
+    assert (tmp_path / "run.log").read_text() == "built\nno end\nmadlite: said\n"
+    run = "no end\nMODEL REPO COMMIT: ***\nmadlite: said\n"
+    assert (tmp_path / "x.run.live.log").read_text() == run
+    assert (tmp_path / "x.build.live.log").read_text() == "built\nMAD_CONTAINER_IMAGE is ci-x\n"
+    assert (tmp_path / "x.live.log").read_text() == "built\nMAD_CONTAINER_IMAGE is ci-x\n" + run
+
+
+def test_a_live_log_has_its_second_name_where_there_are_no_hard_links(tmp_path, monkeypatch):
+    def link(*_args, **_keys):
+        raise OSError("no hard links here")
+
+    monkeypatch.setattr(os, "link", link)
+    log = RunLog(tmp_path / "run.log", [], [])
+    log.link_live(tmp_path / "none.log")  # of no live log there is no other name
+    log.begin_live(tmp_path / "x.live.log")
+    log.link_live(tmp_path / "x.run.live.log")
+    log.feed(b"on", 1)
+    log.close()
+    assert (tmp_path / "x.run.live.log").read_bytes() == b"on" and not (tmp_path / "none.log").exists()
 
 
 def test_a_legacy_name_that_cannot_be_had_does_not_end_the_run(tmp_path, caplog):
     (tmp_path / "x.live.log").mkdir()
-    log = RunLog(tmp_path / "run.log", [tmp_path / "x.live.log"], [], [])
+    log = RunLog(tmp_path / "run.log", [], [])
+    log.begin_live(tmp_path / "x.live.log")
     log.feed(b"on", 1)
     log.close()
     assert "x.live.log" in caplog.text and (tmp_path / "run.log").read_bytes() == b"on"
@@ -55,7 +90,7 @@ def test_a_legacy_name_that_cannot_be_had_does_not_end_the_run(tmp_path, caplog)
 def test_a_full_disk_is_told_once_and_the_rest_goes_on(tmp_path, monkeypatch, caplog):
     seen = []
     monkeypatch.setattr(Folder, "open_file", lambda *_: os.open("/dev/full", os.O_WRONLY))
-    log = RunLog(tmp_path / "run.log", [], [], [lambda data, stream: seen.append(data)])
+    log = RunLog(tmp_path / "run.log", [], [lambda data, stream: seen.append(data)])
     for _ in range(3):
         log.feed(b"x", 1)
     log.close()
@@ -65,7 +100,8 @@ def test_a_full_disk_is_told_once_and_the_rest_goes_on(tmp_path, monkeypatch, ca
 
 def test_a_log_that_cannot_be_made_is_told_and_the_rest_goes_on(tmp_path, caplog):
     seen = []
-    log = RunLog(tmp_path / "gone/run.log", [tmp_path / "x.live.log"], [SECRET], [lambda data, on: seen.append(data)])
+    log = RunLog(tmp_path / "gone/run.log", [SECRET], [lambda data, on: seen.append(data)])
+    log.begin_live(tmp_path / "x.live.log")
     log.say("begins")
     log.feed(b"x " + SECRET.encode(), 1)
     log.keep_as(tmp_path / "x.build.live.log")

@@ -103,7 +103,7 @@ def test_a_chunk_larger_than_the_limit_leaves_its_two_ends(tmp_path: Path) -> No
 
 def test_a_tail_that_cannot_be_written_costs_neither_the_head_nor_the_run(tmp_path: Path, caplog) -> None:
     seen: list[bytes] = []
-    log = RunLog(tmp_path / "run.log", [], [], [lambda data, stream: seen.append(data)], limit_bytes=64 << 10)
+    log = RunLog(tmp_path / "run.log", [], [lambda data, stream: seen.append(data)], limit_bytes=64 << 10)
     for place in range(32 << 10, (32 << 10) - 12, -1):  # wherever the head ends, somebody was there before
         (tmp_path / f".run.log.tail-{place}-{place}").mkdir()
     for line in numbered(10_000):
@@ -128,23 +128,25 @@ def test_a_link_in_the_place_of_a_part_is_not_written_through(tmp_path: Path) ->
     assert outside.read_text() == "mine" and (folder / "run.log").read_bytes() == b"".join(numbered(3000))
 
 
-def test_every_name_of_a_log_is_limited_and_the_hard_link_stays_one(tmp_path: Path) -> None:
+def test_every_live_log_is_limited_and_the_hard_link_stays_one(tmp_path: Path) -> None:
     folder = tmp_path / "madlite_runs/one"
     folder.mkdir(parents=True)
-    log = RunLog(folder / "run.log", [tmp_path / "x.live.log"], [], [], limit_bytes=64 << 10)
+    log = RunLog(folder / "run.log", [], [], limit_bytes=64 << 10)
+    log.begin_live(tmp_path / "x.live.log")
+    log.link_live(tmp_path / "y.live.log")
     log.feed(b"built\n", 1)
     for line in numbered(20_000):
         log.feed(line, 1)
     log.keep_as(tmp_path / "x.build.live.log")
-    log.split(tmp_path / "x.run.live.log")
+    log.begin_live(tmp_path / "x.run.live.log")
     for line in numbered(20_000):
         log.feed(line, 2)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        *("madlite_runs", "x.build.live.log", "x.live.log", "x.run.live.log"),
+        *("madlite_runs", "x.build.live.log", "x.live.log", "x.run.live.log", "y.live.log"),
     ], "parts of a tail lie in the run's folder alone"
     log.close()
     assert [path.name for path in folder.iterdir()] == ["run.log"]
-    assert (tmp_path / "x.live.log").stat().st_ino == (folder / "run.log").stat().st_ino
+    assert (tmp_path / "x.live.log").samefile(tmp_path / "y.live.log")
     for name, begin in {"x.live.log": b"built\n", "x.build.live.log": b"built\n", "x.run.live.log": b"line"}.items():
         data = (tmp_path / name).read_bytes()
         assert data.startswith(begin) and data.endswith(b"line 019999\n") and len(data) <= 64 << 10
