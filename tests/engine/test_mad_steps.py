@@ -13,6 +13,7 @@ import pytest
 
 from tests.engine.checkout import Checkout
 from tests.engine.guarded_repository import Repository, guarded_repository
+from tests.engine.own_python import USUAL
 
 LOGS = Path(__file__).parents[1] / "data/logs"
 RESULT = 'echo "performance: 5 x"\n'
