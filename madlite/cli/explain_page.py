@@ -52,7 +52,7 @@ class _Found(Value, frozen=True):
 def full_page(one: Explained) -> str:
     """Return every value of one plan."""
     plan = one.plan
-    lines = [f"{plan.card.name}  (backend {plan.backend}, card from {plan.card.source})"]
+    lines = [f"{plan.card.name}  (backend {plan.backend or 'none'}, card from {plan.card.source})"]
     lines += _table(list(one.rows()))
     lines += [f"  note: {note}" for note in plan.notes]
     return "\n".join([*lines, *_stopped(one, "  ")])
@@ -68,7 +68,7 @@ def _short_page(runs: Sequence[Explained]) -> str:
     found = [_Found(of=one, rows=_by_key(one.rows())) for one in runs]
     first = runs[0].plan
     count = f", {len(runs)} runs" if len(runs) > 1 else ""
-    lines = [f"{first.card.name}  (backend {first.backend}, card from {first.card.source}{count})"]
+    lines = [f"{first.card.name}  (backend {first.backend or 'none'}, card from {first.card.source}{count})"]
     keys = dict.fromkeys(key for one in found for key in one.rows)
     differing = [key for key in keys if len({one.rows[key][1] if key in one.rows else None for one in found}) > 1]
     apart = frozenset(differing)

@@ -45,7 +45,7 @@ def plan_rows(plan: RunPlan) -> Iterator[tuple[str, str, str]]:
     if not plan.probe:
         yield "probe", "off", origins.get("probe", "")
     yield "log_limit", size_words(plan.log_limit_bytes), origins.get("log_limit", "default")
-    yield "launcher", plan.launcher or "-", origins.get("launcher", plan.backend)
+    yield "launcher", plan.launcher or "-", origins.get("launcher", plan.backend or "default")
     yield from _value_rows(plan)
     yield from _image_rows(plan)
     for use in plan.data:
