@@ -169,6 +169,23 @@ def test_git_is_asked_of_the_image_for_a_card_with_a_url_alone(checkout, capsys)
         assert "bash run.sh" in commands and ("git " in commands) == clones
 
 
+@holds("MAD_CONTAINER_IMAGE for a card")
+def test_an_image_of_the_context_leaves_the_card_whole(checkout, capsys):
+    words = ["--machine", "1xMI300X", "-c", '{"MAD_CONTAINER_IMAGE": "lab/image:1"}']
+    for name, has in (("gap", "clone https://lab.example/team/scripts"), ("named", "perf.csv")):
+        call(["run", "--tags", name, "--dry-run", *words])
+        told = capsys.readouterr()
+        assert has in told.out + told.err and "lab/image:1" in told.out + told.err
+
+
+@pytest.mark.host
+@holds("variables with `$(…)`")
+def test_a_variable_is_no_command(checkout):
+    odd = "$(touch planted); touch planted '\"`touch planted`"
+    assert run("--tags", "kilo", "-c", json.dumps({"docker_env_vars": {"ODD": odd}})) == 0
+    assert not list(checkout.rglob("planted")) and rows(checkout)["kilo"]["status"] == "SUCCESS"
+
+
 @holds("an integer `PORT` in `NAS_NODES`")
 def test_a_port_that_is_a_number_is_a_port(checkout, capsys):
     node = {"NAME": "attic", "HOST": "127.0.0.1", "PORT": 2222, "USERNAME": "reader", "PASSWORD": "hush-hush"}
