@@ -75,6 +75,7 @@ if TYPE_CHECKING:
         Status,
         Step,
         Summary,
+        Traits,
         TreeCards,
         Variant,
     )
@@ -135,6 +136,7 @@ __all__ = [
     "StepPattern",
     "Summary",
     "TemplateBackend",
+    "Traits",
     "TreeCards",
     "UsageProblem",
     "Variant",

@@ -14,7 +14,7 @@ import pluggy
 
 from madlite.errors import PluginError
 from madlite.hookspecs import PROJECT, Hooks
-from madlite.types import Backend, FailureRule, Finding, Problem, RunPlan, Runtime, Value
+from madlite.types import Backend, FailureRule, Finding, Problem, RunPlan, Runtime, Traits, Value
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -121,10 +121,12 @@ class Plugins:
         """Return the runtimes that plugins bring, by name."""
         found = {}
         for plugin, runtime in self.collect("madlite_runtimes"):
-            if isinstance(getattr(runtime, "name", None), str) and runtime.name:
-                found[runtime.name] = runtime
-            else:
+            if not (isinstance(getattr(runtime, "name", None), str) and runtime.name):
                 self._note(plugin.name, plugin.distribution, f"runtime {runtime!r} has no name; left out")
+            elif not isinstance(getattr(runtime, "traits", None), Traits):
+                self._note(plugin.name, plugin.distribution, f"runtime {runtime.name} has no traits; left out")
+            else:
+                found[runtime.name] = runtime
         return found
 
     def failure_rules(self) -> tuple[FailureRule, ...]:

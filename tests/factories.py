@@ -7,7 +7,7 @@ from pathlib import Path
 
 from madlite.run import journal
 from madlite.safe_files import Folder
-from madlite.types import Card, Image, Machine, Place, Quantity, RunPlan, Window
+from madlite.types import Card, Image, Machine, Place, Quantity, RunPlan, Traits, Window
 
 BASE_IMAGE = "madlite-test/base:latest"
 WINDOW = Window(
@@ -26,6 +26,9 @@ WINDOW = Window(
 )
 
 
+HOST = Traits(containerised=False)
+
+
 def id_of(workspace: Path) -> str:
     """Return the id of the run that `make_plan` plans there, which no other test has: by it processes are ended."""
     return f"test-{workspace.name}-{zlib.crc32(bytes(workspace)):08x}"
@@ -40,7 +43,7 @@ def make_plan(workspace: Path, **changes: object) -> RunPlan:
         "id": run_id,
         "card": Card(name="tiny", root=workspace, source="a test"),
         "backend": "script",
-        "place": Place(engine="docker"),
+        "place": Place(),
         "machine": Machine(),
         "workspace": workspace,
         "inside": "/myworkspace",

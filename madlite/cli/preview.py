@@ -25,7 +25,7 @@ def preview(one: Planned, environ: dict[str, str], refused: Iterable[str] = ()) 
         parts += [f"# hint: {plan.blocked.hint}"] if plan.blocked.hint else []
     parts += [f"# would be refused: {text}" for text in refused]
     parts += [f"# {note}" for note in plan.notes]
-    if (plan.image is not None or plan.runtime != "docker") and (request := _request(one)):
+    if (plan.image is not None or not plan.traits.containerised) and (request := _request(one)):
         parts.append(_section(f"{plan.runtime} request", request))
     parts.append(_section("commands", "\n".join(_commands(plan))))
     for file in one.files:

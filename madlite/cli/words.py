@@ -90,7 +90,7 @@ def kept(plan: RunPlan) -> list[str]:
     if plan.blocked is not None:
         return []
     lines = []
-    if plan.keep_alive and plan.runtime == "docker":
+    if plan.keep_alive and plan.traits.containerised:
         lines.append(f"kept: a container labelled madlite.run={plan.id}; madlite clean --kept --yes removes it")
         handle = _handle(plan)
         lines += [f"kept: docker exec -it {handle[:12]} bash   opens a shell in it"] if handle else []

@@ -44,7 +44,7 @@ def _diagnosis(plan: RunPlan, result: Result, account: Account) -> Diagnosis:
     facts = Facts(
         plan=plan,
         exit_code=account.ended.code if account.ended else None,
-        oom_kills=account.oom_kills if plan.place.where == "local" else None,
+        oom_kills=account.oom_kills if plan.traits.local else None,
         room=find_room(plan.workspace),
     )
     account.log.finish()  # of a session that broke off it was not

@@ -144,7 +144,7 @@ def _told(one: Planned, notes: tuple[str, ...], manifest: Manifest) -> Planned:
 def _not_built(one: Planned, failed: FailedBuild) -> Planned:
     """Return the plan kept from starting, unless it needs no image or is to be skipped here."""
     plan = one.plan
-    if plan.runtime != "docker" or (plan.blocked is not None and plan.blocked.status is Status.SKIPPED):
+    if not plan.traits.containerised or (plan.blocked is not None and plan.blocked.status is Status.SKIPPED):
         return one
     hint = f"madlite build --tags {failed.model}"
     blocked = Blocked(status=Status.FAILURE, cause=Cause.BUILD, reason=failed.error or "it did not build", hint=hint)

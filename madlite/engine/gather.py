@@ -23,7 +23,7 @@ from madlite.plan.effects import Outcome
 from madlite.plan.given import Given, layers
 from madlite.plan.make import DEFAULT_TIMEOUT_S, RUNS, WORKSPACE_INSIDE, make_plan
 from madlite.plan.options import Options
-from madlite.plan.place import choose_runtime, make_place
+from madlite.plan.place import USUAL, Choice, choose_runtime, make_place
 from madlite.plan.render import render
 from madlite.plan.tools import Toolset
 from madlite.plan.values import asked_origins, asked_values
@@ -132,9 +132,9 @@ def _is_own(problem: MadliteError, unasked: Callable[[], Sequence[Planned]]) -> 
 
 def _unplanned(request: Request, problem: MadliteError, around: Surroundings) -> Planned:
     """Return a plan of a card that none can be made of, for its row."""
-    card, runtime = request.card, around.options.runtime or "docker"
+    card, runtime = request.card, around.runtimes[around.options.runtime or USUAL]
     run_id = around.new_run_id(card.name)
-    place = make_place(around.machine, runtime, ())
+    place = make_place(())
     asked = around.context.n_gpus if around.context.n_gpus is not None else int(card.n_gpus)
     gpus = len(around.machine.gpus)
     plan = RunPlan(
@@ -144,16 +144,17 @@ def _unplanned(request: Request, problem: MadliteError, around: Surroundings) ->
         place=msgspec.structs.replace(place, gpus_per_node=asked if asked >= 0 and gpus else gpus),
         machine=around.machine,
         workspace=around.options.workspace,
-        inside=WORKSPACE_INSIDE if runtime == "docker" else str(around.options.workspace),
+        inside=WORKSPACE_INSIDE if runtime.traits.containerised else str(around.options.workspace),
         folder=around.options.workspace / RUNS / run_id,
-        runtime=runtime,
+        runtime=runtime.name,
+        traits=runtime.traits,
         args=card.args,
         overrides=request.overrides,
         timeout_s=float(DEFAULT_TIMEOUT_S),
         blocked=failed(problem),
         writes_row=not around.context.known.skip_perf_collection,
     )
-    return Planned(plan=plan, backends=(), files=(), runtime=around.runtimes[runtime], context=around.context.values)
+    return Planned(plan=plan, backends=(), files=(), runtime=runtime, context=around.context.values)
 
 
 def failed(problem: MadliteError) -> Blocked:
@@ -177,7 +178,7 @@ def plan_card(
             given = _given(request, backend, noted, image, missing, elsewhere, around)
             _check_effects(given, plugin, around)
             planned.append(_startable(given, plugin, known, around))
-            if given.runtime.runtime == "host":  # where every image would be the same run
+            if not given.runtime.traits.containerised:  # where every image would be the same run
                 break
     return planned
 
@@ -277,7 +278,6 @@ def _given(
 ) -> Given:
     options = around.options
     added = argument_keys(request, draft)
-    has_image = bool(image or draft.image or foreign_image(around))
     return Given(
         run_id=around.new_run_id(request.card.name),
         request=request,
@@ -286,7 +286,7 @@ def _given(
         machine=around.machine,
         options=options,
         context=around.context,
-        runtime=choose_runtime(request.card, options, has_image, lambda name: _available(name, around), draft.runtimes),
+        runtime=_runtime(request.card, draft, image, around),
         args=args_for(request, draft, added),
         arg_keys=added,
         dockerfile=image if isinstance(image, Dockerfile) else None,
@@ -299,6 +299,14 @@ def _given(
         tools=around.tools,
         tool_files=around.tool_files,
         reach=around.reach,
+    )
+
+
+def _runtime(card: Card, draft: Draft, image: Dockerfile | Image | None, around: Surroundings) -> Choice:
+    has_image = bool(image or draft.image or foreign_image(around))
+    traits = {name: runtime.traits for name, runtime in around.runtimes.items()}
+    return choose_runtime(
+        card, around.options, has_image, lambda name: _available(name, around), traits, draft.runtimes
     )
 
 
@@ -345,15 +353,16 @@ def _startable(
     given: Given, plugin: Plugin, known: Mapping[str, tuple[Backend, Plugin]], around: Surroundings
 ) -> Planned:
     plan = make_plan(given)
-    if plan.runtime == "docker" and not plan.machine.pretended:
+    if plan.traits.containerised and not plan.machine.pretended:
         _check_mounts(plan)
         plan = _with_note(plan, podman_note(around.options.environ))
-    if plan.runtime == "docker":
+    if plan.traits.containerised:
         plan = _with_readable_options(plan, around.runtimes[plan.runtime])
     if around.plugins.uses("madlite_adjust_plan"):
         plan = around.plugins.adjust(plan, given.options.asked)
         _available(plan.runtime, around)
-    if plan.runtime == "docker":
+        plan = msgspec.structs.replace(plan, traits=around.runtimes[plan.runtime].traits)
+    if plan.traits.containerised:
         plan = _with_note(plan, host_access(plan, around.options.environ))
     backends = _readers(plan, known)
     plan = use_prepared(plan, needed_assets(plan, backends, around.plugins), around.options.environ)

@@ -69,7 +69,7 @@ def make_asset(one: Planned, asset: Asset, data: Path, options: Options, listene
 def _only_prepared(plan: RunPlan, asset: Asset, folder: Path, data: Path, options: Options) -> RunPlan:
     """Return the plan whose script prepares into the folder and leaves; GPUs that are not here it does without."""
     inside = data_inside(plan, folder, data)
-    mounts = () if plan.runtime == "host" else (Mount(source=str(folder), target=inside),)
+    mounts = () if not plan.traits.containerised else (Mount(source=str(folder), target=inside),)
     if plan.machine.pretended:
         place = replace(plan.place, gpus_per_node=0, gpu_ids=())
         plan = replace(plan, devices=(), place=place, machine=replace(plan.machine, vendor="CPU", gpus=()))
@@ -145,7 +145,7 @@ class _Making:
                 folder.write(HANDLE, session.handle.encode())
                 ended = _act(self._plan.actions, session.run, log.feed)
                 log.settle()
-                if self._plan.give_back and self._plan.runtime == "docker":
+                if self._plan.give_back and self._plan.traits.containerised:
                     _act(self._given_back(), session.run, log.feed)
         except RuntimeProblem:
             if watch.reason is None:

@@ -54,7 +54,7 @@ def use_prepared(plan: RunPlan, assets: Sequence[Asset], environ: Mapping[str, s
         return plan
     if all(here[asset] for asset in hub):
         return _with_hub(plan, hub, cache, _missing(here, plan))
-    return _told(plan if plan.runtime != "host" else _seen(plan, hub, here), here)
+    return _told(plan if plan.traits.containerised else _seen(plan, hub, here), here)
 
 
 def is_found(plan: RunPlan, asset: Asset) -> bool:
@@ -75,27 +75,27 @@ def _seen(plan: RunPlan, hub: Sequence[Asset], here: Mapping[Asset, Path | None]
 
 def around(plan: RunPlan, environ: Mapping[str, str]) -> dict[str, str]:
     """Return where a plan's hub cache is looked for: this environment, and on the host the plan's over it."""
-    own = {name: str(value) for name, value in plan.env.items()} if plan.runtime == "host" else {}
+    own = {name: str(value) for name, value in plan.env.items()} if not plan.traits.containerised else {}
     return {**environ, **own}
 
 
 def data_inside(plan: RunPlan, folder: Path, data: Path) -> str:
     """Return a folder of prepared data as the plan's actions see it."""
-    if plan.runtime == "host":
+    if not plan.traits.containerised:
         return str(folder)
     return str(PurePosixPath(DATA_INSIDE) / folder.relative_to(data).as_posix())
 
 
 def _has_own(plan: RunPlan, environ: Mapping[str, str]) -> bool:
     """Say whether the user wants the run to use the network, or gave its container a cache."""
-    env: Mapping[str, EnvValue] = around(plan, environ) if plan.runtime == "host" else plan.env
+    env: Mapping[str, EnvValue] = around(plan, environ) if not plan.traits.containerised else plan.env
     online = any(env.get(name) and not is_on(env[name]) for name in OFFLINE)
-    return online or (plan.runtime != "host" and any(plan.env.get(name) for name in CACHES))
+    return online or (plan.traits.containerised and any(plan.env.get(name) for name in CACHES))
 
 
 def _with_hub(plan: RunPlan, hub: Sequence[Asset], cache: Path, missing: str) -> RunPlan:
     """Return the plan that reads the repositories; a container's cache beside them is its own and can be written to."""
-    host = plan.runtime == "host"
+    host = not plan.traits.containerised
     folders = dict.fromkeys(repo_folder(asset, cache) for asset in hub)
     if (cache / _SHARED).is_dir():
         folders[cache / _SHARED] = None
@@ -113,7 +113,7 @@ def _with_data(plan: RunPlan, name: str, places: Mapping[Asset, Path | None], da
     asset, place = next(iter(places.items()))
     folder = data / PurePosixPath(asset.path).parent if asset.source == "url" else place or data
     inside = data_inside(plan, folder, data)
-    mounts = () if plan.runtime == "host" else (Mount(source=str(folder), target=inside, read_only=True),)
+    mounts = () if not plan.traits.containerised else (Mount(source=str(folder), target=inside, read_only=True),)
     return _changed(plan, {name: inside}, mounts, f"{name}: prepared in {folder}")
 
 

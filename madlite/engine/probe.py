@@ -90,7 +90,7 @@ def read_answer(said: bytes, code: int) -> Inside:
 
 def _asked(plan: RunPlan) -> dict[str, object]:
     """Return what to look for; on a host the user's other repositories are nobody's business."""
-    in_container = plan.place.engine != "none"
+    in_container = plan.traits.containerised
     return {
         "packages": PACKAGES,
         "prefixes": PREFIXES,

@@ -33,7 +33,7 @@ class Sensors:
         if not self._gpus:
             yield
             return
-        in_container = self._plan.place.engine != "none"
+        in_container = self._plan.traits.containerised
         ours = Ours(
             mark=f"{RUN_MARK}={self._plan.id}",
             container=session.handle if in_container else "",

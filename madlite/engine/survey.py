@@ -72,7 +72,7 @@ def _images(
     seen = []
     for one in runs:
         image = one.plan.image
-        if image is None or one.plan.runtime != "docker" or image in seen:
+        if image is None or not one.plan.traits.containerised or image in seen:
             continue
         seen.append(image)
         builds = image.dockerfile is not None and not image.prebuilt
@@ -199,7 +199,7 @@ def _by_its_look(need: Need, asset: Asset, cache: Path, access: Access) -> Need:
 
 def _note(asset: Asset, one: Planned) -> str:
     """Return what a run would do without what is prepared for it."""
-    own = next((name for name in CACHES if one.plan.runtime != "host" and given_env(one.plan).get(name)), "")
+    own = next((name for name in CACHES if one.plan.traits.containerised and given_env(one.plan).get(name)), "")
     if asset.source != "hub" or not own:
         return ""
     return f"its container has a cache of its own ({own}={given_env(one.plan)[own]}), and does not see this one"

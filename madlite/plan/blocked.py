@@ -35,7 +35,7 @@ def find_blocked(given: Given, granted: Granted, image: Image | None, data_probl
         return _fail(Cause.PREPARE, problem)
     if given.draft.problem or data_problem:
         return _fail(Cause.PREPARE, given.draft.problem or data_problem)
-    imageless = given.runtime.runtime == "docker" and image is None
+    imageless = given.runtime.traits.containerised and image is None
     if imageless and given.draft.templates and not granted.blocked:  # an engine that is missing too would be of no use
         return _no_image(given)
     if given.runtime.blocked or granted.blocked:

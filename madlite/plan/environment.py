@@ -123,7 +123,7 @@ def _from_user(given: Given) -> _Sources:
 def _exported_python(given: Given) -> dict[str, str]:
     """Return the interpreter that the caller's shell names, as run.sh takes it: on the host, where its path is good."""
     exported = given.options.environ.get(PYTHON, "")
-    if not exported or given.runtime.runtime == "docker":
+    if not exported or given.runtime.traits.containerised:
         return {}
     is_path = "/" in exported  # from where the command was typed, which is not where run.sh runs
     return {PYTHON: str(given.options.workspace / exported) if is_path else exported}

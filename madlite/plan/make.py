@@ -62,9 +62,9 @@ def make_plan(given: Given) -> RunPlan:
     parts = _parts(given)
     given = _with_args(given, parts.resolved)
     plan = _plan(given, parts)
-    plan = _in_container(plan, given, parts) if _in_docker(given) else plan
+    plan = _in_container(plan, given, parts) if given.runtime.traits.containerised else plan
     plan = _finished(plan, given, parts)
-    return add_rdma(plan) if _in_docker(given) else plan
+    return add_rdma(plan) if given.runtime.traits.containerised else plan
 
 
 def _parts(given: Given) -> _Parts:
@@ -128,6 +128,7 @@ def _plan(given: Given, parts: _Parts) -> RunPlan:
         inside=_inside(given),
         folder=options.workspace / RUNS / given.run_id,
         runtime=given.runtime.runtime,
+        traits=given.runtime.traits,
         readers=draft.readers or (given.backend,),
         variant=resolved.variant,
         settings=resolved.settings,
@@ -148,14 +149,19 @@ def _plan(given: Given, parts: _Parts) -> RunPlan:
         telemetry_s=telemetry_interval_s(resolved),
         probe=bool(resolved.plan.get("probe", True)),
         architecture=parts.shape.architecture,
-        origins={
-            **resolved.origins,
-            **parts.environment.origins,
-            **_origins(given, resolved),
-            **parts.silence.origins,
-            **({"architecture": parts.shape.origin} if resolved.variant else {}),
-        },
+        origins=_all_origins(given, parts),
     )
+
+
+def _all_origins(given: Given, parts: _Parts) -> dict[str, str]:
+    resolved = parts.resolved
+    return {
+        **resolved.origins,
+        **parts.environment.origins,
+        **_origins(given, resolved),
+        **parts.silence.origins,
+        **({"architecture": parts.shape.origin} if resolved.variant else {}),
+    }
 
 
 def _actions(given: Given, parts: _Parts) -> tuple[Action, ...]:
@@ -170,13 +176,9 @@ def _launcher(given: Given, resolved: Resolved) -> str:
     return str(asked or given.draft.launcher or given.options.environ.get("MAD_LAUNCHER", ""))
 
 
-def _in_docker(given: Given) -> bool:
-    return given.runtime.runtime == "docker"
-
-
 def _inside(given: Given) -> str:
     """Return the workspace as the actions see it."""
-    return WORKSPACE_INSIDE if _in_docker(given) else str(given.options.workspace)
+    return WORKSPACE_INSIDE if given.runtime.traits.containerised else str(given.options.workspace)
 
 
 def _folder_inside(given: Given) -> str:
@@ -197,7 +199,7 @@ def _data_surroundings(given: Given) -> DataSurroundings:
         workspace=given.options.workspace,
         inside=_inside(given),
         folder=_folder_inside(given),
-        container=_in_docker(given),
+        container=given.runtime.traits.containerised,
         reach=given.reach,
     )
 
@@ -291,13 +293,13 @@ def _place(given: Given, granted: Granted, asked_nodes: int | None) -> Place:
     """
     nodes = int((given.context.known.multi_node_args or {}).get("NNODES", 1))
     nodes = asked_nodes if asked_nodes and asked_nodes > 0 else nodes
-    place = make_place(given.machine, given.runtime.runtime, granted.gpu_ids, nodes)
+    place = make_place(granted.gpu_ids, nodes)
     return replace(place, gpus_per_node=granted.wanted) if granted.blocked else place
 
 
 def _environment(given: Given, resolved: Resolved, granted: Granted, launcher: str, data: DataPlan) -> Environment:
     host_env: dict[str, str] = {}
-    if given.runtime.runtime != "docker":
+    if not given.runtime.traits.containerised:
         host_env = visible_devices(given.machine, granted.gpu_ids) | {PYTHON: given.options.python}
     return make_environment(
         given,

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from madlite.errors import UsageProblem
 from madlite.plan.context import Context
 from madlite.plan.options import Options
-from madlite.types import Blocked, Card, Cause, Machine, Place, Problem, Status, Value
+from madlite.types import Blocked, Card, Cause, Machine, Place, Problem, Status, Traits, Value
 
 Availability = Callable[[str], "Problem | None"]
 """Says why a runtime cannot be used now; raises UsageProblem for a name that is no runtime's."""
+USUAL = "docker"
+"""The runtime of a card that names none."""
 MOST_GPUS = 65536  # numbers from there on are a slip, and a range of them would fill the memory
 _RANGE = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?")
 
 
 class Choice(Value, frozen=True):
-    """The runtime of a plan, who decided, and why it cannot start if it cannot."""
+    """The runtime of a plan, who decided, what it is like, and why it cannot start if it cannot."""
 
     runtime: str
     origin: str
+    traits: Traits = Traits()
     note: str = ""
     blocked: Blocked | None = None
 
@@ -35,29 +38,37 @@ class Granted(Value, frozen=True):
 
 
 def choose_runtime(
-    card: Card, options: Options, has_image: bool, available: Availability, without_image: tuple[str, ...] = ()
+    card: Card,
+    options: Options,
+    has_image: bool,
+    available: Availability,
+    traits: Mapping[str, Traits],
+    without_image: tuple[str, ...] = (),
 ) -> Choice:
-    """Return docker unless asked otherwise; host by itself only for cards that list it and no engine answers.
+    """Return the runtime that is asked for, else the card's, else docker; `traits` are those of each runtime, by name.
 
-    `without_image` are the runtimes of a run whose card lists none and that has no image.
+    A runtime without containers stands in for docker only where the card lists it, and no engine answers or there is no
+    image.  `without_image` are the runtimes of a run whose card lists none and that has no image.
 
     Raises:
         UsageProblem: the runtime asked for is not one the card lists, or the one of the card does not exist.
     """
     if options.runtime:
-        return _asked_for(card, options.runtime, available)
-    listed = card.runtimes or (() if has_image else without_image) or ("docker",)
-    if "docker" not in listed:
-        problem = _of_card(card, listed[0], available)
-        return Choice(runtime=listed[0], origin="card", blocked=_unreachable(problem) if problem else None)
-    if "host" in listed and not has_image:
-        return Choice(runtime="host", origin="card", note="runs on the host: the card names no image")
-    problem = available("docker")
-    if problem is None:
-        return Choice(runtime="docker", origin="default" if not card.runtimes else "card")
-    if "host" in listed:
-        return Choice(runtime="host", origin="card", note=f"runs on the host: {problem.what}")
-    return Choice(runtime="docker", origin="default", blocked=_unreachable(problem))
+        return _asked_for(card, options.runtime, available, traits)
+    listed = card.runtimes or (() if has_image else without_image) or (USUAL,)
+    if USUAL not in listed:
+        return _chosen(listed[0], "card", _of_card(card, listed[0], available), traits)
+    bare = next((name for name in listed if name in traits and not traits[name].containerised), "")
+    problem = available(USUAL) if has_image or not bare else None
+    if bare and (problem or not has_image):
+        why = problem.what if problem else "the card names no image"
+        return Choice(runtime=bare, origin="card", traits=traits[bare], note=f"runs on the {bare}: {why}")
+    return _chosen(USUAL, "card" if card.runtimes and problem is None else "default", problem, traits)
+
+
+def _chosen(runtime: str, origin: str, problem: Problem | None, traits: Mapping[str, Traits]) -> Choice:
+    blocked = _unreachable(problem) if problem else None
+    return Choice(runtime=runtime, origin=origin, traits=traits[runtime], blocked=blocked)
 
 
 def _of_card(card: Card, runtime: str, available: Availability) -> Problem | None:
@@ -69,14 +80,13 @@ def _of_card(card: Card, runtime: str, available: Availability) -> Problem | Non
         ) from None
 
 
-def _asked_for(card: Card, runtime: str, available: Availability) -> Choice:
+def _asked_for(card: Card, runtime: str, available: Availability, traits: Mapping[str, Traits]) -> Choice:
     if card.runtimes and runtime not in card.runtimes:
         raise UsageProblem(
             f"card '{card.name}' does not run on runtime '{runtime}' (it lists {', '.join(card.runtimes)})",
             f"--runtime {card.runtimes[0]}",
         )
-    problem = available(runtime)
-    return Choice(runtime=runtime, origin="--runtime", blocked=_unreachable(problem) if problem else None)
+    return _chosen(runtime, "--runtime", available(runtime), traits)
 
 
 def _unreachable(problem: Problem) -> Blocked:
@@ -145,7 +155,6 @@ def expand_ids(text: str | None) -> tuple[int, ...]:
     return tuple(sorted(ids))
 
 
-def make_place(machine: Machine, runtime: str, gpu_ids: tuple[int, ...], nodes: int = 1) -> Place:
+def make_place(gpu_ids: tuple[int, ...], nodes: int = 1) -> Place:
     """Return the place of a local run; of more `nodes` than one it is this one's part."""
-    engine = "docker" if runtime == "docker" else "none"
-    return Place(where="local", engine=engine, nodes=nodes, gpus_per_node=len(gpu_ids), gpu_ids=gpu_ids)  # type: ignore[arg-type]
+    return Place(nodes=nodes, gpus_per_node=len(gpu_ids), gpu_ids=gpu_ids)

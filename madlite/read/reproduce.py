@@ -144,7 +144,7 @@ def _context(record: Record, folder: Path) -> Iterator[str]:
 
 def _image_notes(record: Record) -> Iterator[str]:
     image = record.image
-    if record.runtime == "host":
+    if not record.containerised:
         yield "it ran on the host: nothing pins its packages; madlite show lists those that were known"
     elif not image.id:
         yield f"no image is pinned: {'the run came to none' if not image.ref else image.ref + ' has no known digest'}"
@@ -197,4 +197,4 @@ def _environment_notes(record: Record, environ: Mapping[str, str]) -> Iterator[s
 
 def _inherited(record: Record, name: str) -> bool:
     """Say whether a variable came from the caller: on the host all do that nothing of the plan has set."""
-    return record.origins.get(f"env.{name}", "environment" if record.runtime == "host" else "") == "environment"
+    return record.origins.get(f"env.{name}", "" if record.containerised else "environment") == "environment"

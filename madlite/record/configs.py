@@ -99,7 +99,7 @@ def _candidates(plan: RunPlan, name: str) -> Iterable[Path]:
         return (place / path for place in _places(plan))
     if path.is_relative_to(plan.inside):
         return (plan.workspace / path.relative_to(plan.inside),)
-    return (path,) if plan.runtime == "host" else ()  # what is in the image alone is not on this machine
+    return (path,) if not plan.traits.containerised else ()  # what is in the image alone is not on this machine
 
 
 def _places(plan: RunPlan) -> Iterable[Path]:

@@ -22,8 +22,8 @@ from madlite.types import Result, RunPlan, Step
 
 _MOST_FILES = 1000
 _AS_PLANNED = (
-    *("backend", "runtime", "place", "variant", "settings", "overrides", "timeout_s", "log_limit_bytes", "origins"),
-    "data",
+    *("backend", "runtime", "traits", "place", "variant", "settings", "overrides", "timeout_s", "log_limit_bytes"),
+    *("origins", "data"),
 )
 # what people type, and what a workload, an engine or a results file says
 _SAID = (

@@ -21,6 +21,7 @@ from madlite.types import (
     Result,
     Scalar,
     Status,
+    Traits,
     Value,
     Variant,
     to_json,
@@ -32,7 +33,7 @@ VERSION = 1
 SCHEMA = "record.schema.json"
 # Fields that records of this version have not had from its beginning: a new field stands here, for without it the
 # records of before are whole.
-_ADDED = {"Rows": ("strict_header",), "Record": ("log_limit_bytes",)}
+_ADDED = {"Rows": ("strict_header",), "Record": ("log_limit_bytes", "traits")}
 
 
 class File(Value, frozen=True):
@@ -64,6 +65,7 @@ class Record(Value, frozen=True):
     url: str = ""
     backend: str = ""
     runtime: str = ""
+    traits: Traits | None = None
     hostname: str = ""
     device: str = ""
     architecture: str = ""
@@ -101,6 +103,11 @@ class Record(Value, frozen=True):
     data_download_s: float | None = None
     rows: Rows | None = None
     files: tuple[File, ...] = ()
+
+    @property
+    def containerised(self) -> bool:
+        """Whether it ran in a container; a record that does not say had an image there."""
+        return self.traits.containerised if self.traits is not None else bool(self.image.ref)
 
     @property
     def rendered(self) -> bool:

@@ -189,7 +189,7 @@ def _data(plan: RunPlan, result: Result) -> dict[str, str]:
 
 
 def _launcher(plan: RunPlan) -> str:
-    in_what = "host" if plan.runtime == "host" else "docker"
+    in_what = "docker" if plan.traits.containerised else "host"
     return plan.launcher or _LAUNCHERS.get(plan.place.where, in_what)
 
 

@@ -14,7 +14,7 @@ from madlite.run import journal
 from madlite.run.folder import PLAN, RECORD, is_alive
 from madlite.run.regular import is_there
 from madlite.safe_read import read_regular
-from madlite.types import Place, Scalar, Value, Variant
+from madlite.types import Place, Scalar, Traits, Value, Variant
 
 LIMIT_BYTES = 256 << 20
 _LIMIT_PLAN_BYTES = 16 << 20
@@ -49,6 +49,7 @@ class PlanFile(Value, frozen=True):
     card: PlannedCard = PlannedCard()
     backend: str = ""
     runtime: str = ""
+    traits: Traits | None = None
     place: Place | None = None
     machine: PlannedMachine = PlannedMachine()
     variant: Variant | None = None
@@ -181,6 +182,7 @@ def with_plan(record: Record, plan: PlanFile) -> Record:
         url=plan.card.url,
         backend=plan.backend,
         runtime=plan.runtime,
+        traits=plan.traits,
         device=plan.machine.device or record.device,
         place=plan.place,
         variant=plan.variant,

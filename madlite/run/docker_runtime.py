@@ -13,7 +13,7 @@ from madlite.run.docker_request import sent, shown
 from madlite.run.docker_session import DockerSession
 from madlite.run.docker_start import attached, remove_containers_of, remove_late_container, start_container
 from madlite.run.watch import Interrupted, interruptible
-from madlite.types import Cause, ImageUsed, Json, Place, Problem, RunPlan, Say
+from madlite.types import Cause, ImageUsed, Json, Place, Problem, RunPlan, Say, Traits
 
 _LOG = logging.getLogger(__name__)
 
@@ -22,6 +22,7 @@ class DockerRuntime:
     """Runs plans in containers; `environ` says where the engine is and what options may refer to."""
 
     name = "docker"
+    traits = Traits(containerised=True)
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
@@ -29,7 +30,7 @@ class DockerRuntime:
 
     def supports(self, place: Place) -> bool:
         """Say whether plans for this place can run here."""
-        return place.where == "local" and place.engine == "docker"
+        return place.where == "local"
 
     def available(self) -> Problem | None:
         """Return why the engine cannot be used, or None; asked once, for one that is silent costs seconds each time."""

@@ -137,7 +137,7 @@ class RunFolder:
 
     def _fill(self, plan: RunPlan, files: Iterable[tuple[str, bytes]]) -> None:
         """Write the rendered files; a container gets a copy of its own, and nothing else of the folder of runs."""
-        if plan.place.engine != "none" and plan.blocked is None:
+        if plan.traits.containerised and plan.blocked is None:
             self._work = self._home.below(WORK, make=True)
         for name, data in files:
             for folder in filter(None, (self._home, self._work)):

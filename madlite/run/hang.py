@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from threading import Event
 
 from madlite.errors import MadliteError
-from madlite.run.docker_runtime import DockerRuntime
 from madlite.run.folder import RunFolder
 from madlite.run.hang_container import Inside, look_inside
 from madlite.run.hang_found import Found
@@ -19,7 +18,6 @@ from madlite.run.hang_gpus import gpu_state
 from madlite.run.hang_places import in_order, standing
 from madlite.run.hang_processes import Facts, cpu_times, find_processes, kernel_stacks, notes_of, table
 from madlite.run.hang_stacks import Dump, dump, find_py_spy, main_frames
-from madlite.run.host_runtime import HostRuntime
 from madlite.secrets import Redactor, assigned
 from madlite.types import RunPlan, Runtime
 
@@ -76,7 +74,7 @@ class Inquiry:
 
     def _inside(self, wanted: Sequence[str], cancelled: Event) -> Inside:
         """Return what the run's container shows from inside; nothing where the run has none that we know of."""
-        if not isinstance(self._runtime, DockerRuntime) or cancelled.is_set():
+        if not self._runtime.traits.containerised or cancelled.is_set():
             return Inside()
         return look_inside(self._environ, self._run_id, wanted, self._left_s, cancelled)
 
@@ -95,7 +93,7 @@ class Inquiry:
         return gpu_state(self._environ, self._left_s(), cancelled) or self._inside(["gpus"], cancelled).gpus
 
     def _notes(self, processes: Sequence[Facts], inside: Inside) -> tuple[str, ...]:
-        if not processes and isinstance(self._runtime, HostRuntime):
+        if not processes and not self._runtime.traits.containerised:
             return ("none of its processes is left",)
         return tuple(map(self._mask, (*inside.notes, *notes_of(processes))))
 

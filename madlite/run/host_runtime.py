@@ -9,20 +9,21 @@ from pathlib import Path
 from madlite.run.host_session import HostSession
 from madlite.run.marks import FOLDER_MARK, KEPT_MARK, RUN_MARK
 from madlite.secrets import MASK, reveal
-from madlite.types import EnvValue, ImageUsed, Json, Place, Problem, RunPlan, Say, Secret
+from madlite.types import EnvValue, ImageUsed, Json, Place, Problem, RunPlan, Say, Secret, Traits
 
 
 class HostRuntime:
     """Runs plans as process groups; `environ` is the environment they start from."""
 
     name = "host"
+    traits = Traits(containerised=False)
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
 
     def supports(self, place: Place) -> bool:
         """Say whether plans for this place can run here."""
-        return place.where == "local" and place.engine == "none"
+        return place.where == "local"
 
     def available(self) -> Problem | None:
         """Return None: this machine is always there."""

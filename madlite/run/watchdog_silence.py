@@ -44,8 +44,9 @@ class Silence:
     """
 
     def __init__(self, plan: RunPlan, now: Callable[[], float] = time.monotonic) -> None:
-        self._start_s, self._step_s = plan.start_silence_s, plan.silence_s
-        limits = [limit_s for limit_s in (plan.start_silence_s, plan.silence_s) if limit_s]
+        told_late = not plan.traits.streams  # then silence says nothing
+        self._start_s, self._step_s = (0.0, 0.0) if told_late else (plan.start_silence_s, plan.silence_s)
+        limits = [limit_s for limit_s in (self._start_s, self._step_s) if limit_s]
         self._look_s = min(_LOOK_S, *(limit_s / _LOOKS for limit_s in limits)) if limits else _LOOK_S
         self._trains = plan.result_rule.kind == "steps"
         self._steps = plan.variant.steps if plan.variant else None

@@ -11,11 +11,12 @@ from madlite.plan.context import Context
 from madlite.plan.given import Given, layers
 from madlite.plan.make import make_plan
 from madlite.plan.options import Options
-from madlite.plan.place import Choice
+from madlite.plan.place import USUAL, Choice
 from madlite.plan.render import Rendered, render
 from madlite.plan.values import asked_origins, asked_values
 from madlite.recipe_book import RecipeBook, read_book
 from madlite.recipes import RecipeBackend, bare_name
+from madlite.run.registry import builtin_runtimes
 from madlite.testing.limits import CALL_LIMIT_S, limited
 from madlite.testing.machines import name_of
 from madlite.types import Backend, Card, Draft, Machine, Request, RunPlan, Value
@@ -89,6 +90,7 @@ def plan_of(backend: Backend, case: Case, draft: Draft, options: Options) -> Run
 
 def given_of(backend: Backend, case: Case, draft: Draft, options: Options) -> Given:
     """Return what the plan of a draft is made from."""
+    runtime = options.runtime or USUAL
     return Given(
         run_id="kit",
         request=_request(case),
@@ -97,7 +99,7 @@ def given_of(backend: Backend, case: Case, draft: Draft, options: Options) -> Gi
         machine=case.machine,
         options=options,
         context=Context(),
-        runtime=Choice(runtime=options.runtime or "docker", origin="kit"),
+        runtime=Choice(runtime=runtime, origin="kit", traits=builtin_runtimes({})[runtime].traits),
         args=case.card.args,
     )
 

@@ -8,7 +8,7 @@ from madlite.types.drafts import Action, Draft, ErrorScan, FileTemplate, MadMetr
 from madlite.types.jsontext import to_json
 from madlite.types.judged import Compute, Diagnosis, Window, Witness
 from madlite.types.machines import Gpu, Machine, Vendor
-from madlite.types.plans import Blocked, DataUse, EngineOptions, Image, Login, Mount, Place, RunPlan
+from madlite.types.plans import Blocked, DataUse, EngineOptions, Image, Login, Mount, Place, RunPlan, Traits
 from madlite.types.protocols import Backend, Reader, Runtime, Say, Session
 from madlite.types.results import (
     STEPS_APART,
@@ -89,6 +89,7 @@ __all__ = [
     "Shape",
     "Status",
     "Step",
+    "Traits",
     "Summary",
     "Telemetry",
     "TreeCards",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 from madlite.types.architectures import Architecture
 from madlite.types.cards import Card
@@ -46,11 +45,23 @@ class Image(Value, frozen=True):
     build_duration_s: float | None = None
 
 
-class Place(Value, frozen=True):
-    """Where a plan runs, apart from in what: one machine, and which of its GPUs."""
+class Traits(Value, frozen=True):
+    """What a runtime is like: asked instead of its name or its class.
 
-    where: Literal["local", "slurm", "kubernetes"] = "local"
-    engine: Literal["none", "docker", "podman", "apptainer", "pyxis"] = "docker"
+    `containerised`: a plan's actions run in its image, and see the workspace as the plan's `inside` and only what they
+    are given.  `local`: they run on this machine, so that its GPUs, its process table and its kernel tell of them.
+    `streams`: their output comes while they run, not at their end.
+    """
+
+    containerised: bool = True
+    local: bool = True
+    streams: bool = True
+
+
+class Place(Value, frozen=True):
+    """Where a plan runs, apart from in what: on how many machines, and which of this one's GPUs."""
+
+    where: str = "local"  # else the name of what gives the machines, as perf.csv's deployment_type has it
     nodes: int = 1
     gpus_per_node: int = 0
     gpu_ids: tuple[int, ...] = ()
@@ -116,6 +127,7 @@ class RunPlan(Value, frozen=True):
     inside: str
     folder: Path
     runtime: str = "docker"
+    traits: Traits = Traits()  # the runtime's
     readers: tuple[str, ...] = ()
     variant: Variant | None = None
     settings: dict[str, Scalar] = {}

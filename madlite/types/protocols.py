@@ -10,7 +10,7 @@ from typing import Protocol, TypeAlias
 from madlite.types.cards import Card, Problem, Request
 from madlite.types.drafts import Action, Draft
 from madlite.types.machines import Machine
-from madlite.types.plans import Place, RunPlan
+from madlite.types.plans import Place, RunPlan, Traits
 from madlite.types.results import Asset, Event, Exit, Finding, ImageUsed, Line
 from madlite.types.values import Json
 
@@ -75,9 +75,10 @@ class Session(Protocol):
 
 
 class Runtime(Protocol):
-    """Executes plans somewhere."""
+    """Executes plans somewhere; `traits` say what is to be known of it, and its name says nothing."""
 
     name: str
+    traits: Traits
 
     def supports(self, place: Place) -> bool:
         """Say whether plans for this place can run here."""

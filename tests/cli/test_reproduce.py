@@ -26,9 +26,9 @@ from madlite.record.make import make_record
 from madlite.record.record import record_json
 from madlite.run.folder import CONTEXT, RECORD
 from madlite.secrets import Redactor
-from madlite.types import ImageUsed, Provenance, Result, Status, Variant
+from madlite.types import ImageUsed, Provenance, Result, Status, Traits, Variant
 from tests.cli.stored_runs import good, store
-from tests.factories import make_plan
+from tests.factories import HOST, make_plan
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,7 @@ def test_an_image_is_pinned_by_its_digest_or_it_is_said_why_not(tmp_path, image,
 
 def test_args_of_a_script_its_repository_context_and_secrets(tmp_path):
     plan = make_plan(
-        tmp_path, args="--a 1 --t 5", overrides=(("t", "5"), ("flag", None)), runtime="host", timeout_s=1.5
+        tmp_path, args="--a 1 --t 5", overrides=(("t", "5"), ("flag", None)), runtime="host", traits=HOST, timeout_s=1.5
     )
     plan = replace(plan, card=replace(plan.card, url="https://example.org/r"))
     (plan.folder / CONTEXT).write_text("{}")
@@ -123,7 +123,9 @@ def test_args_of_a_script_its_repository_context_and_secrets(tmp_path):
 def test_a_script_that_changed_is_told(tmp_path):
     (tmp_path / "run.sh").write_text("echo 1\n")
     then = Provenance(script="run.sh", script_sha256=hashlib.sha256(b"echo 1\n").hexdigest())
-    record = make_record(make_plan(tmp_path, runtime="host"), Result(plan_id="x", status=Status.SUCCESS), None)
+    record = make_record(
+        make_plan(tmp_path, runtime="host", traits=HOST), Result(plan_id="x", status=Status.SUCCESS), None
+    )
     record = replace(record, provenance=then)
 
     def said() -> list[str]:
@@ -137,7 +139,7 @@ def test_a_script_that_changed_is_told(tmp_path):
 
 
 def test_the_args_of_a_rendered_run_are_pinned(tmp_path):
-    plan = make_plan(tmp_path, args="--mode ok", settings={"lr": 0.1}, runtime="host")
+    plan = make_plan(tmp_path, args="--mode ok", settings={"lr": 0.1}, runtime="host", traits=HOST)
     words = reproduce(make_record(plan, Result(plan_id="x", status=Status.SUCCESS), None), Kept(), {}, tmp_path).words
     assert words[-2:] == ("--additional-context", json.dumps({"model_args": "--mode ok"}))
 
@@ -149,14 +151,14 @@ def test_what_of_the_environment_differs_is_told(tmp_path):
     origins |= {"env.IN_CONTEXT": "--additional-context", "env.B": "environment"}
     outcome = Result(plan_id="x", status=Status.SUCCESS, provenance=Provenance(environment=then))
 
-    def notes(runtime: str) -> list[str]:
-        record = make_record(make_plan(tmp_path, runtime=runtime, origins=origins), outcome, None)
+    def notes(traits: Traits) -> list[str]:
+        record = make_record(make_plan(tmp_path, traits=traits, origins=origins), outcome, None)
         now = {"B": "3", "SAME": "x", "LONG": "y" * 600}
         return [note for note in reproduce(record, Kept(), now, tmp_path).notes if "environment" in note]
 
     changed = "environment: B was '2', and is '3' now"
-    assert notes("host") == ["environment: A was '1', and is not set now", changed]
-    assert notes("docker") == [changed], "a container has of the caller's environment what the plan passes on"
+    assert notes(HOST) == ["environment: A was '1', and is not set now", changed]
+    assert notes(Traits()) == [changed], "a container has of the caller's environment what the plan passes on"
 
 
 def test_of_the_own_command_line_only_what_goes_on_is_kept():

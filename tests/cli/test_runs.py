@@ -476,7 +476,7 @@ def test_what_ran_where_is_listed(place, capsys):
         backend="torchtitan",
         variant=Variant(model="m", mode="pretrain", precision="FP8"),
         machine=Machine(device="MI300X"),
-        place=Place(engine="docker", nodes=2, gpus_per_node=8),
+        place=Place(nodes=2, gpus_per_node=8),
     )
     store(place, "20260109T000000-live-000011", machine=Machine(device="H200"), place=Place(gpus_per_node=4))
     lines = {line.split()[0][-6:]: line.split() for line in said(capsys, "runs").splitlines()}

@@ -13,7 +13,7 @@ from madlite.cli.sink import Sink
 from madlite.engine.screen import Outcome
 from madlite.errors import ExitCode
 from madlite.plan.make import make_plan
-from madlite.types import Cause, ImageUsed, Metric, Quantity, Result, Status, Step, Window
+from madlite.types import Cause, ImageUsed, Metric, Quantity, Result, Status, Step, Traits, Window
 from tests.plan.conftest import given  # noqa: F401 - a fixture
 
 
@@ -153,7 +153,7 @@ def test_a_note_that_is_true_of_the_whole_batch_is_said_once(plan, pipe):
 
 def test_a_container_that_is_kept_is_told_with_the_command_that_opens_a_shell_in_it(plan, pipe):
     sink, said = pipe
-    kept = msgspec.structs.replace(plan, keep_alive=True, runtime="docker")
+    kept = msgspec.structs.replace(plan, keep_alive=True, runtime="docker", traits=Traits())
     screen = PlainScreen(sink, live=False)
     screen.finished(kept, success(kept))  # no container was started
     plan.folder.mkdir(parents=True)

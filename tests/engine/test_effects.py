@@ -14,7 +14,7 @@ from madlite.hookspecs import hookimpl
 from madlite.plan.context import read_context
 from madlite.plan.options import Options
 from madlite.plugins import Plugins
-from madlite.types import Card, Draft, FileTemplate, Finding, Machine, Request, Variant
+from madlite.types import Card, Draft, FileTemplate, Finding, Machine, Request, Traits, Variant
 
 SCRIPT = """#!/usr/bin/env bash
 # precision {{ variant.precision }}, {{ variant.seq_len }} tokens
@@ -68,6 +68,7 @@ class Raw:
 
 class FakeRuntime:
     name = "host"
+    traits = Traits(containerised=False)
 
     def available(self):
         return None

@@ -18,7 +18,7 @@ from madlite.plan.manifest import BuiltImage, FailedBuild, Manifest, read_manife
 from madlite.plan.options import Options
 from madlite.plugins import load_plugins
 from madlite.record.rows import docker_file
-from madlite.types import Card, Cause, Gpu, ImageUsed, Machine, Request, Result, Status
+from madlite.types import Card, Cause, Gpu, ImageUsed, Machine, Request, Result, Status, Traits
 
 MADENGINES = Path(__file__).parents[1] / "data/manifests/madengine-2.json"
 H100 = Machine(
@@ -33,6 +33,7 @@ MI300X = Machine(
 
 class Docker:
     name = "docker"
+    traits = Traits()
 
     def available(self):
         return None

@@ -15,7 +15,7 @@ from madlite.hookspecs import hookimpl
 from madlite.plan.context import read_context
 from madlite.plan.options import Options
 from madlite.plugins import Plugins
-from madlite.types import Action, Card, Cause, Draft, Gpu, Machine, Problem, Request, Status, Variant
+from madlite.types import Action, Card, Cause, Draft, Gpu, Machine, Problem, Request, Status, Traits, Variant
 
 
 class Claims:
@@ -41,6 +41,7 @@ class Claims:
 class FakeRuntime:
     def __init__(self, name: str, problem: str = "") -> None:
         self.name, self._problem = name, problem
+        self.traits = Traits(containerised=name != "host")
 
     def available(self):
         return Problem(where=self.name, what=self._problem) if self._problem else None

@@ -21,9 +21,9 @@ from madlite.plan.render import Rendered
 from madlite.plugins import Plugins
 from madlite.run.folder import unfinished
 from madlite.run.host_runtime import HostRuntime
-from madlite.types import Action, Asset, Blocked, Cause, Image, Machine, Status
+from madlite.types import Action, Asset, Blocked, Cause, Image, Machine, Status, Traits
 from tests.assets.hub_server import Repo, hub_server
-from tests.factories import BASE_IMAGE, make_plan
+from tests.factories import BASE_IMAGE, HOST, make_plan
 from tests.run.output import Output, bash
 
 WIKI = Asset(kind="dataset", ref="wiki", source="made", path="m/wiki", env="DATA_DIR")
@@ -77,7 +77,15 @@ def options(tmp_path, environ, **changes):
 
 def planned(tmp_path, assets=(), runtime=None, script=MAKES, run="r1", **changes):
     folder = tmp_path / "madlite_runs" / run
-    values = {"id": run, "runtime": "host", "image": None, "inside": str(tmp_path), "actions": RUN, **changes}
+    values = {
+        "id": run,
+        "runtime": "host",
+        "traits": HOST,
+        "image": None,
+        "inside": str(tmp_path),
+        "actions": RUN,
+        **changes,
+    }
     plan = make_plan(tmp_path, **values)
     folder.rmdir()
     backend = types.SimpleNamespace(name="b", assets=lambda plan: assets)
@@ -208,7 +216,7 @@ def test_a_preparation_is_ended_by_ctrl_c_and_is_no_run_that_was_cut_off(tmp_pat
 def planned_in_docker(tmp_path, runtime, assets, run, image=BASE_IMAGE, **changes):
     values = {"image": Image(ref=image), "inside": "/myworkspace", "name": f"container_{run}", **changes}
     one = planned(tmp_path, assets, runtime, run=run, **values)
-    return replace(one, plan=replace(one.plan, runtime="docker"))
+    return replace(one, plan=replace(one.plan, runtime="docker", traits=Traits()))
 
 
 @pytest.mark.engine
@@ -331,6 +339,6 @@ def test_a_file_of_a_server_that_is_here_is_told_with_its_size(tmp_path, hub, en
 def test_an_image_whose_own_cache_hides_ours_is_told(tmp_path, hub, environ):
     hub.repos["models/lab/m"] = Repo({"a.json": b"{}"})
     run = planned(tmp_path, [Asset(kind="model", ref="lab/m")], env={"HF_HUB_CACHE": "/own"})
-    run = replace(run, plan=replace(run.plan, runtime="docker"))
+    run = replace(run, plan=replace(run.plan, runtime="docker", traits=Traits()))
     (need,) = [need for need in look([run], tmp_path, environ).needs if need.what == "model lab/m"]
     assert "its container has a cache of its own (HF_HUB_CACHE=/own), and does not see this one" in need.note

@@ -12,7 +12,7 @@ from madlite.engine.prepared import DATA_INSIDE, HUB_INSIDE, needed_assets, use_
 from madlite.engine.screen import Planned
 from madlite.plugins import Plugins
 from madlite.types import Asset, Machine, Mount
-from tests.factories import make_plan
+from tests.factories import HOST, make_plan
 
 TOKENIZER = Asset(kind="tokenizer", ref="lab/Lama", gated=True, files=("tokenizer.json",))
 DATA = Asset(kind="dataset", ref="lab/set")
@@ -71,7 +71,7 @@ def test_a_container_gets_the_cache_to_read_and_asks_nobody(tmp_path, environ, b
 
 def test_the_host_needs_no_mount(tmp_path, environ, bring):
     bring(TOKENIZER, WIKI)
-    plan = use_prepared(make_plan(tmp_path, runtime="host"), (TOKENIZER, WIKI), environ)
+    plan = use_prepared(make_plan(tmp_path, runtime="host", traits=HOST), (TOKENIZER, WIKI), environ)
     assert plan.mounts == () and plan.env["HF_HUB_CACHE"] == f"{tmp_path}/hf/hub" and plan.env["HF_HUB_OFFLINE"] == "1"
     assert plan.env["DATA_DIR"] == f"{tmp_path}/data/m/wiki"
 
@@ -101,7 +101,7 @@ def test_repositories_that_are_here_are_used_though_the_run_fetches_something_el
     (note,) = plan.notes
     assert note.startswith(f"lab/Lama: prepared in {tmp_path}/hf/hub, fetched by the run") and missing.ref in note
     assert ("madlite prepare --tags tiny" in note) is can
-    host = use_prepared(make_plan(tmp_path, runtime="host"), (TOKENIZER, missing), environ)
+    host = use_prepared(make_plan(tmp_path, runtime="host", traits=HOST), (TOKENIZER, missing), environ)
     assert host.env == {"HF_HUB_CACHE": f"{tmp_path}/hf/hub"}
 
 
@@ -129,13 +129,13 @@ def test_a_switch_of_the_user_s_own_stays(tmp_path, environ, bring):
 
 def test_a_host_that_is_to_use_the_network_does(tmp_path, environ, bring):
     bring(TOKENIZER)
-    plan = make_plan(tmp_path, runtime="host")
+    plan = make_plan(tmp_path, runtime="host", traits=HOST)
     assert use_prepared(plan, (TOKENIZER,), {**environ, "HF_HUB_OFFLINE": "0"}) == plan
 
 
 def test_a_host_plan_s_own_cache_is_where_is_looked(tmp_path, environ, bring):
     bring(TOKENIZER)
-    moved = make_plan(tmp_path, runtime="host", env={"HF_HOME": str(tmp_path / "other")})
+    moved = make_plan(tmp_path, runtime="host", traits=HOST, env={"HF_HOME": str(tmp_path / "other")})
     assert use_prepared(moved, (TOKENIZER,), environ) == moved
 
 
@@ -181,8 +181,8 @@ def test_a_gated_repository_that_is_here_needs_no_token(tmp_path, environ, bring
 def test_only_gated_repositories_that_are_not_here_want_a_token(tmp_path, environ, bring):
     other = Asset(kind="model", ref="lab/Other", gated=True)
     bring(TOKENIZER)
-    assert checked(tmp_path, environ, (TOKENIZER, DATA), runtime="host") is None
-    reason = checked(tmp_path, environ, (TOKENIZER, other), runtime="host").reason
+    assert checked(tmp_path, environ, (TOKENIZER, DATA), runtime="host", traits=HOST) is None
+    reason = checked(tmp_path, environ, (TOKENIZER, other), runtime="host", traits=HOST).reason
     assert "lab/Other is a gated" in reason and "lab/Lama" not in reason
     in_container = checked(tmp_path, environ, (TOKENIZER, DATA))
     assert "lab/Lama" in in_container.reason, "a container sees nothing of an incomplete cache"
@@ -191,7 +191,7 @@ def test_only_gated_repositories_that_are_not_here_want_a_token(tmp_path, enviro
 def test_a_repository_of_which_only_a_part_is_here_wants_a_token(tmp_path, environ, bring):
     weights = Asset(kind="model", ref="lab/Lama", gated=True, files=("*.safetensors",))
     bring(TOKENIZER)
-    assert "lab/Lama" in checked(tmp_path, environ, (TOKENIZER, weights), runtime="host").reason
+    assert "lab/Lama" in checked(tmp_path, environ, (TOKENIZER, weights), runtime="host", traits=HOST).reason
 
 
 def test_a_backend_is_asked_as_if_nothing_were_prepared(tmp_path, environ, bring):

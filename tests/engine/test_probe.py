@@ -177,7 +177,7 @@ def test_repositories_of_a_folder_with_any_name(tmp_path: Path) -> None:
     inside = (tmp_path / "Übung 😀'\"").resolve()
     files(inside / "titan/.git", HEAD=COMMIT)
     session = FakeSession()
-    asked(tmp_path, session, place=Place(engine="docker"), inside=str(inside), id="r1")
+    asked(tmp_path, session, place=Place(), inside=str(inside), id="r1")
     words = session.asked[0].argv[4:]
     done = subprocess.run([sys.executable, "-B", "-c", words[0], words[1], words[0]], capture_output=True, check=True)
     told = read_answer(done.stdout, 0)

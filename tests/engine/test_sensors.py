@@ -29,6 +29,7 @@ from madlite.types import (
     Result,
     Status,
     Telemetry,
+    Traits,
     Window,
 )
 from tests.factories import make_plan
@@ -58,7 +59,7 @@ class FakeSession:
 def sensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **changes: object) -> Sensors:
     monkeypatch.setattr(module, "Sampler", FakeSampler)
     values = {
-        "place": Place(engine="docker", gpu_ids=(3,), gpus_per_node=1),
+        "place": Place(gpu_ids=(3,), gpus_per_node=1),
         "machine": Machine(vendor="AMD", gpus=(Gpu(index=3),)),
         "id": "r1",
         **changes,
@@ -71,7 +72,7 @@ def test_partitions_that_all_tell_the_power_of_their_socket_share_it(tmp_path: P
     made = sensors(
         tmp_path,
         monkeypatch,
-        place=Place(engine="docker", gpu_ids=(2, 3), gpus_per_node=2),
+        place=Place(gpu_ids=(2, 3), gpus_per_node=2),
         machine=Machine(vendor="AMD", gpus=gpus),
     )
     with made.sampling(FakeSession(), Folder.open(tmp_path)):  # type: ignore[arg-type]
@@ -123,7 +124,9 @@ def test_a_tool_that_answers_na_is_a_problem_of_the_record(tmp_path: Path, monke
 
 @pytest.mark.parametrize("seen", [None, window(Quantity.STEP_TIME_S, began_s=0.0, ended_s=9.0)])
 def test_no_tokens_per_joule_of_other_numbers(tmp_path: Path, monkeypatch, seen: Window | None) -> None:
-    made = sensors(tmp_path, monkeypatch, place=Place(engine="none", gpu_ids=(3,), gpus_per_node=1))
+    made = sensors(
+        tmp_path, monkeypatch, traits=Traits(containerised=False), place=Place(gpu_ids=(3,), gpus_per_node=1)
+    )
     with made.sampling(FakeSession(), Folder.open(tmp_path)):  # type: ignore[arg-type]
         pass
     told = made.telemetry(seen)

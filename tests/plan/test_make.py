@@ -17,9 +17,10 @@ from madlite.plan.make import make_plan
 from madlite.plan.options import Options
 from madlite.plan.place import Choice, expand_ids, grant_gpus
 from madlite.run.docker_buildkit import build_command
-from madlite.types import Card, Cause, Gpu, Machine, Secret, Status, to_json
+from madlite.types import Card, Cause, Gpu, Machine, Secret, Status, Traits, to_json
 from tests.plan.conftest import eight_mi300x, rendered_draft
 
+HOST = Traits(containerised=False)
 CARD = Card(name="tiny", root=Path(), source="models.json", n_gpus="2")
 
 
@@ -127,7 +128,9 @@ def test_names_of_image_container_and_log(given, tmp_path):
 
 def test_on_the_host_runtime_paths_are_the_hosts(given, tmp_path):
     options = Options(workspace=tmp_path, output=tmp_path / "p.csv", python="/opt/py/bin/python")
-    plan = make_plan(given(card=card(tmp_path), options=options, runtime=Choice(runtime="host", origin="card")))
+    plan = make_plan(
+        given(card=card(tmp_path), options=options, runtime=Choice(runtime="host", origin="card", traits=HOST))
+    )
     assert plan.image is None and plan.inside == str(tmp_path) and plan.mounts == ()
     assert plan.env["MADLITE_PYTHON"] == "/opt/py/bin/python"
     assert plan.env["HIP_VISIBLE_DEVICES"] == "0,1"
@@ -141,7 +144,8 @@ def test_the_python_that_the_shell_exports_is_the_hosts_and_no_container_s(given
     def planned(runtime, exported):
         environ = {"MADLITE_PYTHON": exported}
         options = Options(workspace=tmp_path, output=tmp_path / "p.csv", python="/opt/py/bin/python", environ=environ)
-        return make_plan(given(card=card(tmp_path), options=options, runtime=Choice(runtime=runtime, origin="card")))
+        chosen = Choice(runtime=runtime, origin="card", traits=HOST if runtime == "host" else Traits())
+        return make_plan(given(card=card(tmp_path), options=options, runtime=chosen))
 
     plan = planned("host", "/opt/torch/bin/python")
     assert (plan.env["MADLITE_PYTHON"], plan.origins["env.MADLITE_PYTHON"]) == ("/opt/torch/bin/python", "environment")

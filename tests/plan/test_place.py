@@ -9,8 +9,9 @@ import pytest
 from madlite.errors import UsageProblem
 from madlite.plan.options import Options
 from madlite.plan.place import choose_runtime
-from madlite.types import Card, Cause, Problem
+from madlite.types import Card, Cause, Problem, Traits
 
+TRAITS = {"docker": Traits(), "host": Traits(containerised=False), "pods": Traits(local=False)}
 OPTIONS = Options(workspace=Path(), output=Path("perf.csv"))
 
 
@@ -28,18 +29,32 @@ def available(name: str) -> Problem | None:
 @pytest.mark.parametrize("name", ["slurm", "Host"])
 def test_a_runtime_that_does_not_exist_is_told_with_its_card(name):
     with pytest.raises(UsageProblem) as refused:
-        choose_runtime(card(name), OPTIONS, True, available)
+        choose_runtime(card(name), OPTIONS, True, available, TRAITS)
     assert "card 'tiny' (models.json)" in refused.value.message and f"'{name}'" in refused.value.message
     assert "docker, host" in refused.value.hint
 
 
 def test_a_cards_own_runtime_is_used_and_asked_whether_it_can_be():
-    assert choose_runtime(card("pods"), OPTIONS, True, available).blocked is None
-    down = choose_runtime(card("pods"), OPTIONS, True, lambda name: Problem(where=name, what="no cluster"))
+    assert choose_runtime(card("pods"), OPTIONS, True, available, TRAITS).blocked is None
+    down = choose_runtime(card("pods"), OPTIONS, True, lambda name: Problem(where=name, what="no cluster"), TRAITS)
     assert down.blocked is not None and (down.blocked.cause, down.blocked.reason) == (Cause.ENGINE, "no cluster")
 
 
 def test_the_host_stands_in_for_an_engine_that_is_down_only_where_the_card_says_so():
-    assert choose_runtime(card("docker", "host"), OPTIONS, True, available).runtime == "host"
-    refused = choose_runtime(card(), OPTIONS, True, available)
+    assert choose_runtime(card("docker", "host"), OPTIONS, True, available, TRAITS).runtime == "host"
+    refused = choose_runtime(card(), OPTIONS, True, available, TRAITS)
     assert refused.runtime == "docker" and refused.blocked is not None
+
+
+def test_a_runtime_without_containers_stands_in_whatever_its_name():
+    traits = {**TRAITS, "bare": Traits(containerised=False)}
+    found = choose_runtime(card("docker", "bare"), OPTIONS, True, available, traits)
+    assert (found.runtime, found.traits, found.note) == ("bare", traits["bare"], "runs on the bare: no engine answers")
+
+
+def test_without_an_image_no_engine_is_asked_where_a_card_can_do_without_one():
+    def never(name: str) -> Problem | None:
+        raise AssertionError(name)
+
+    found = choose_runtime(card("docker", "host"), OPTIONS, False, never, TRAITS)
+    assert (found.runtime, found.note) == ("host", "runs on the host: the card names no image")

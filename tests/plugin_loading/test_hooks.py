@@ -15,7 +15,7 @@ from madlite.engine.screen import Planned
 from madlite.hookspecs import Hooks, hookimpl
 from madlite.plan.make import make_plan
 from madlite.plugins import Plugins
-from madlite.types import FailureRule, Finding, Quantity, Reference, Result, Status, Step, TreeCards
+from madlite.types import FailureRule, Finding, Quantity, Reference, Result, Status, Step, Traits, TreeCards
 from tests.plan.conftest import given  # noqa: F401 - a fixture
 
 SPECS = [name for name in vars(Hooks) if name.startswith("madlite_")]
@@ -72,7 +72,7 @@ def test_hook_cards(tmp_path):
 
 
 def test_hook_runtimes():
-    runtime = types.SimpleNamespace(name="enroot")
+    runtime = types.SimpleNamespace(name="enroot", traits=Traits())
     assert plugins_with("madlite_runtimes", lambda: [runtime]).runtimes() == {"enroot": runtime}
 
 

@@ -14,7 +14,7 @@ from madlite.errors import PluginError, UsageProblem
 from madlite.hookspecs import hookimpl
 from madlite.plan.make import make_plan
 from madlite.plugins import Plugins, load_plugins
-from madlite.types import Finding, Quantity, Step
+from madlite.types import Finding, Quantity, Step, Traits
 from tests.plan.conftest import given  # noqa: F401 - a fixture
 
 
@@ -183,10 +183,16 @@ def test_of_two_plugins_of_one_name_the_second_is_left_out(monkeypatch):
 
 
 def test_a_runtime_without_a_name_is_left_out(monkeypatch):
-    named, bare = types.SimpleNamespace(name="slurm"), types.SimpleNamespace(name="")
+    named, bare = types.SimpleNamespace(name="slurm", traits=Traits()), types.SimpleNamespace(name="")
     plugins = load(monkeypatch, Entry("r", module(madlite_runtimes=lambda: [bare, named, 3])))
     assert plugins.runtimes() == {"slurm": named}
     assert len(plugins.problems) == 2 and all("has no name; left out" in one.what for one in plugins.problems)
+
+
+def test_a_runtime_without_traits_is_left_out(monkeypatch):
+    plugins = load(monkeypatch, Entry("r", module(madlite_runtimes=lambda: [types.SimpleNamespace(name="slurm")])))
+    assert plugins.runtimes() == {}
+    assert [one.what for one in plugins.problems] == ["runtime slurm has no traits; left out"]
 
 
 def test_what_a_check_answers_that_is_no_finding_is_noted_and_left_out(monkeypatch, given):  # noqa: F811

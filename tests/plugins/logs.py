@@ -7,7 +7,20 @@ from pathlib import Path
 import msgspec
 
 from madlite.measure.lines import LineSplitter
-from madlite.types import Backend, Card, Event, Gpu, Line, Machine, Place, Reader, Request, RunPlan, Scalar, Step
+from madlite.types import (
+    Backend,
+    Card,
+    Event,
+    Gpu,
+    Line,
+    Machine,
+    Place,
+    Reader,
+    Request,
+    RunPlan,
+    Scalar,
+    Step,
+)
 
 LOGS = Path(__file__).parents[1] / "data/logs"
 TEMPLATES = Path(__file__).parents[2] / "templates"
@@ -46,7 +59,7 @@ def plan(backend: Backend, machine: Machine, recipe: str, args: str = "", **chan
         id="r1",
         card=card,
         backend=backend.name,
-        place=Place(engine="none", gpus_per_node=len(machine.gpus), gpu_ids=tuple(gpu.index for gpu in machine.gpus)),
+        place=Place(gpus_per_node=len(machine.gpus), gpu_ids=tuple(gpu.index for gpu in machine.gpus)),
         machine=machine,
         workspace=Path("/space"),
         inside="/space",

@@ -12,7 +12,7 @@ from madlite.plan.make import make_plan
 from madlite.plan.options import Options
 from madlite.plan.place import Choice
 from madlite.plan.values import asked_values
-from madlite.types import Card, Finding, Gpu, Machine, Request, RunPlan
+from madlite.types import Card, Finding, Gpu, Machine, Request, RunPlan, Traits
 from madlite_plugins.primus.backend import Primus
 from tests.plugins.rendered import run_sh
 
@@ -76,7 +76,7 @@ def plans(
                 machine=on,
                 options=options,
                 context=known,
-                runtime=Choice(runtime=runtime, origin="a test"),
+                runtime=Choice(runtime=runtime, origin="a test", traits=Traits(containerised=runtime != "host")),
                 args=card.args,
             )
         )

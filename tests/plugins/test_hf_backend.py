@@ -16,9 +16,10 @@ from msgspec.structs import replace
 
 from madlite.plan.render import render
 from madlite.recipe_book import read_book
-from madlite.types import Asset, Gpu, Machine, RunPlan
+from madlite.types import Asset, Gpu, Machine, RunPlan, Traits
 from madlite_plugins.hf.backend import HuggingFace
 from madlite_plugins.hf.sizes import bytes_per_gpu, count_weights
+from tests.factories import HOST
 from tests.plugins.logs import TEMPLATES, gpu_machine, plan
 from tests.plugins.rendered import files
 
@@ -219,7 +220,7 @@ def test_a_value_that_some_training_takes_is_not_refused(changes):
 
 
 def on_host(made: RunPlan, **changes) -> RunPlan:
-    return replace(made, runtime="host", env={**made.env, "MADLITE_PYTHON": sys.executable}, **changes)
+    return replace(made, runtime="host", traits=HOST, env={**made.env, "MADLITE_PYTHON": sys.executable}, **changes)
 
 
 @pytest.mark.parametrize("name", ["model_id", "dataset", "tokenizer_id", "config_file"])
@@ -246,7 +247,7 @@ def test_a_package_that_madlite_s_own_interpreter_lacks_is_said_before_the_start
     assert f"needs {package.replace('_', '-')}, which is not installed for {sys.executable}" in finding.message
     assert f"pip install {package.replace('_', '-')}" in finding.hint
     assert fatal(replace(made, env={**made.env, "MADLITE_PYTHON": "/another/python"})) == []
-    assert fatal(replace(made, runtime="docker")) == []
+    assert fatal(replace(made, runtime="docker", traits=Traits())) == []
     monkeypatch.setattr("madlite_plugins.hf.here_checks.find_spec", lambda name: name)
     assert fatal(made) == []
 

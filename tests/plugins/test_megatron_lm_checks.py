@@ -14,6 +14,7 @@ from madlite_plugins.megatron_lm import madlite_failure_rules
 from madlite_plugins.megatron_lm.backend import MegatronLM
 from madlite_plugins.megatron_lm.scripts import parse_variables, read_scripts, variables_of
 from madlite_plugins.tokenizers import TOKENIZER_FILES
+from tests.factories import HOST
 from tests.plugins.megatron_lm_tree import drafts, machine_of, plan_of
 
 TWO_NODES = {"nodes": 2, "master_addr": "head", "data_cache_path": "/nfs", "node_rank": "1"}
@@ -195,7 +196,7 @@ def test_a_script_that_sets_its_devices_gets_the_first_gpus():
     made = plan_of("deepseek-v3-proxy")
     place = msgspec.structs.replace(made.place, gpu_ids=tuple(range(8, 16)))
     assert found(msgspec.structs.replace(made, place=place)) == []
-    assert "HIP_VISIBLE_DEVICES" in one(msgspec.structs.replace(made, place=place, runtime="host")).message
+    assert "HIP_VISIBLE_DEVICES" in one(msgspec.structs.replace(made, place=place, runtime="host", traits=HOST)).message
 
 
 def test_a_script_of_one_s_own_needs_to_be_told_what_it_takes():

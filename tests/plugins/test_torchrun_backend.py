@@ -20,9 +20,10 @@ from madlite.errors import UsageProblem
 from madlite.measure.follow import Follower
 from madlite.measure.verdict import Asked, Witnesses, judge, judge_steps
 from madlite.testing.plans import Case, ask, options_of, plan_of
-from madlite.types import Card, Cause, Ended, Exit, Line, Machine, Quantity, RunPlan, Status, Step
+from madlite.types import Card, Cause, Ended, Exit, Line, Machine, Quantity, RunPlan, Status, Step, Traits
 from madlite_plugins.torchrun.backend import Torchrun
 from tests.csv_rows import perf_rows
+from tests.factories import HOST
 from tests.plugins.logs import gpu_machine, steps
 
 STEP = r"step (?P<n>\d+) loss (?P<loss>\S+) tps (?P<tokens_per_s_per_gpu>[\d,.]+)"
@@ -268,7 +269,7 @@ def test_a_module_that_may_be_in_the_image_is_warned_of(tmp_path):
 
 def module_findings(tmp_path, module: str, python: str, **env: str):
     plan = made(tmp_path, step=STEP, script=f"-m {module}")
-    return list(Torchrun().check(replace(plan, runtime="host", env={"MADLITE_PYTHON": python, **env})))
+    return list(Torchrun().check(replace(plan, runtime="host", traits=HOST, env={"MADLITE_PYTHON": python, **env})))
 
 
 @pytest.mark.parametrize(
@@ -307,8 +308,8 @@ def test_another_python_s_packages_are_seen_as_far_as_files_tell(tmp_path):
 
 def test_a_missing_script_has_one_hint_and_no_image_on_the_host(tmp_path):
     plan = made(tmp_path, step=STEP, script="other.py")
-    (docker,) = Torchrun().check(replace(plan, runtime="docker"))
-    (host,) = Torchrun().check(replace(plan, runtime="host"))
+    (docker,) = Torchrun().check(replace(plan, runtime="docker", traits=Traits()))
+    (host,) = Torchrun().check(replace(plan, runtime="host", traits=HOST))
     assert "image" in docker.hint and "image" not in host.hint
     assert "--no-lint" not in docker.hint + host.hint  # which is said of every refusal
     assert host.hint.count("--set script=") == 1

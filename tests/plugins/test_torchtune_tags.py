@@ -12,6 +12,7 @@ from madlite.errors import UsageProblem
 from madlite.recipe_book import read_book
 from madlite.types import Asset, Image, Machine, RunPlan
 from madlite_plugins.torchtune.backend import Torchtune
+from tests.factories import HOST
 from tests.plugins.logs import gpu_machine, plan
 from tests.plugins.rendered import files
 from tests.plugins.torchtune_plans import changed, drafts_of, fatal, machine_of, plan_of, planned
@@ -241,14 +242,14 @@ def test_fp8_is_doubted_where_the_plan_does_not_use_the_image_s_torchtune():
     made = plan_of("pyt_train_llama-3.1-8b", "MI300X", mode=FW, precision="FP8")
     made = msgspec.structs.replace(made, image=image)
     assert fp8_warnings(made) == [] and fatal(made) == []
-    (host,) = fp8_warnings(msgspec.structs.replace(made, runtime="host", image=None))
+    (host,) = fp8_warnings(msgspec.structs.replace(made, runtime="host", traits=HOST, image=None))
     assert "--runtime host takes what is installed" in host and "ends before it trains" in host
     (other,) = fp8_warnings(msgspec.structs.replace(made, image=Image(ref="mine:1")))
     assert "the run is in mine:1" in other
     (tree,) = fp8_warnings(msgspec.structs.replace(made, env={**made.env, "TORCHTUNE_ROOT": ""}))
     assert "TORCHTUNE_ROOT" in tree
     bf16 = plan_of("pyt_train_llama-3.1-8b", "MI300X", mode=FW, precision="BF16")
-    assert fp8_warnings(msgspec.structs.replace(bf16, runtime="host")) == []
+    assert fp8_warnings(msgspec.structs.replace(bf16, runtime="host", traits=HOST)) == []
     assert any("from v25.7 on" in message for message in fatal(changed(made, fp8=False)))
 
 

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from madlite.record.configs import read_configs
 from madlite.record.matching import configs_of
 from madlite.types import RunPlan
+from tests.factories import HOST
 
 from .golden import make_run, number, spelled, strict_json, written
 
@@ -99,7 +100,7 @@ def test_absolute_path_is_the_workloads(plan: RunPlan, tmp_path: Path) -> None:
     put(tmp_path / "c.json", "[1]")
     assert read(plan, "--config /myworkspace/c.json") == [1]
     assert read(plan, f"--config {tmp_path}/c.json") is None  # in the container that would be another file
-    assert read(replace(plan, runtime="host"), f"--config {tmp_path}/c.json") == [1]
+    assert read(replace(plan, runtime="host", traits=HOST), f"--config {tmp_path}/c.json") == [1]
 
 
 @pytest.mark.parametrize("way", ["up", "absolute", "file", "folder", "credentials", "hidden credentials"])
@@ -109,7 +110,7 @@ def test_a_file_elsewhere_or_with_credentials_comes_into_no_file(
     """A card's args, or a link in its repository, name what is the host's: it stays there."""
     workspace = tmp_path / "mad"
     put(workspace / SCRIPT, "")
-    plan = replace(make_run(workspace)[0], runtime="host", inside=str(workspace))
+    plan = replace(make_run(workspace)[0], runtime="host", traits=HOST, inside=str(workspace))
     put(tmp_path / "hosts/c.json", '{"of": "the host"}')
     put(workspace / "credential.json", '{"of": "the host"}')
     (workspace / "scripts/dummy/file.json").symlink_to("../../../hosts/c.json")

@@ -61,6 +61,7 @@ def test_a_record_of_before_a_field_joined_fits_the_schema(tmp_path):
     judge = jsonschema.Draft202012Validator(json.loads(SHIPPED.read_text()))
     assert judge.is_valid(drop(record, "rows", "strict_header"))
     assert judge.is_valid(drop(record, "log_limit_bytes"))
+    assert judge.is_valid(drop(record, "traits"))
 
 
 def drop(record: dict, *path: str) -> dict:
@@ -76,7 +77,7 @@ def test_the_schema_refuses_what_is_no_record_of_this_version(tmp_path):
     rows = Rows(path="perf.csv", cells=({"model": "tiny"},), at="t", appended=True)
     record = valid(make_record(make_plan(tmp_path), result(window=WINDOW), rows))
     wrong = [
-        *(drop(record, name) for name in record if name != "log_limit_bytes"),
+        *(drop(record, name) for name in record if name not in ("log_limit_bytes", "traits")),
         *(drop(record, "window", name) for name in record["window"]),
         *(drop(record, "rows", name) for name in record["rows"] if name != "strict_header"),
         *({**record, "version": version} for version in (0, VERSION + 1, str(VERSION), None)),

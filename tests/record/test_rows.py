@@ -24,6 +24,7 @@ from madlite.types import (
     Status,
     Variant,
 )
+from tests.factories import HOST
 
 from .reading import V2
 
@@ -135,8 +136,8 @@ def test_gpus_are_counted_over_the_nodes_and_a_cpu_has_none() -> None:
     ("changes", "launcher"),
     [
         ({}, "docker"),
-        ({"runtime": "host"}, "host"),
-        ({"launcher": "torchrun", "runtime": "host"}, "torchrun"),
+        ({"runtime": "host", "traits": HOST}, "host"),
+        ({"launcher": "torchrun", "runtime": "host", "traits": HOST}, "torchrun"),
         ({"place": Place(where="slurm")}, "torchrun"),
         ({"place": Place(where="kubernetes")}, "native"),
     ],
@@ -164,7 +165,7 @@ def test_docker_file_is_named_from_the_checkout(dockerfile: Path | None, written
 
 
 def test_run_on_the_host_has_no_image() -> None:
-    cells = built(replace(PLAN, image=None, runtime="host"), replace(DONE, image=ImageUsed()))[0]
+    cells = built(replace(PLAN, image=None, runtime="host", traits=HOST), replace(DONE, image=ImageUsed()))[0]
     assert [cells[name] for name in ("docker_file", "base_docker", "docker_sha", "docker_image")] == [""] * 4
     assert cells["build_duration"] == ""
 

@@ -7,7 +7,7 @@ import pytest
 
 from madlite.run.folder import RunFolder
 from madlite.run.host_runtime import HostRuntime
-from madlite.types import Place
+from madlite.types import Traits
 from tests.factories import make_plan
 
 
@@ -15,7 +15,7 @@ from tests.factories import make_plan
 def plan(tmp_path):
     """Make a plan whose processes nobody else takes for their own run's, or for those of a dead one."""
     run_id = f"{tmp_path.name}-{os.getpid()}"
-    plan = make_plan(tmp_path, id=run_id, place=Place(engine="none"), inside=str(tmp_path), stop_grace_s=0.5)
+    plan = make_plan(tmp_path, id=run_id, traits=Traits(containerised=False), inside=str(tmp_path), stop_grace_s=0.5)
     plan.folder.rmdir()
     with closing(RunFolder.create(plan, [])):
         yield plan

@@ -20,7 +20,7 @@ from madlite.run.hang_processes import find_processes
 from madlite.run.host_processes import marked_processes
 from madlite.run.host_runtime import HostRuntime
 from madlite.run.process_table import Process, descendants, lives, process_table, send
-from madlite.types import Place
+from madlite.types import Traits
 from tests.factories import make_plan
 from tests.run.output import Output, bash, once_it_said, stop_once_it_said
 from tests.waiting import wait_until
@@ -178,11 +178,11 @@ import json, os, sys
 from pathlib import Path
 from madlite.run import host_supervisor
 from madlite.run.host_runtime import HostRuntime
-from madlite.types import Action, Place
+from madlite.types import Action, Traits
 from tests.factories import make_plan
 
 place = Path(sys.argv[1])
-plan = make_plan(place / "w", place=Place(engine="none"), inside=str(place / "w"), stop_grace_s=0.2)
+plan = make_plan(place / "w", traits=Traits(containerised=False), inside=str(place / "w"), stop_grace_s=0.2)
 os.setgroups([])
 os.setresgid(65534, 65534, 65534)
 os.setresuid(65534, 65534, 65534)
@@ -219,7 +219,7 @@ def test_what_another_users_rights_keep_from_being_ended_is_named(tmp_path):
 
 
 def test_what_was_asked_to_stay_stays_together(tmp_path, runtime):
-    plan = make_plan(tmp_path, place=Place(engine="none"), inside=str(tmp_path), keep_alive=True)
+    plan = make_plan(tmp_path, traits=Traits(containerised=False), inside=str(tmp_path), keep_alive=True)
     output = Output()
     with runtime.open(plan) as session:
         session.run(bash(GONE_ASTRAY), output)
@@ -236,10 +236,10 @@ from pathlib import Path
 from madlite.run.folder import RunFolder
 from madlite.run.hang_processes import find_processes
 from madlite.run.host_runtime import HostRuntime
-from madlite.types import Action, Place
+from madlite.types import Action, Traits
 from tests.factories import make_plan
 
-plan = make_plan(Path(sys.argv[1]), place=Place(engine="none"), inside=sys.argv[1])
+plan = make_plan(Path(sys.argv[1]), traits=Traits(containerised=False), inside=sys.argv[1])
 plan.folder.rmdir()
 RunFolder.create(plan, [])
 with HostRuntime(dict(os.environ)).open(plan) as session:

@@ -21,7 +21,7 @@ def used_gpus(plan: RunPlan) -> tuple[Gpu, ...]:
     GPU of ours is the workload's own business: then the granted ones are meant.
     """
     granted = [gpu for gpu in plan.machine.gpus if gpu.index in plan.place.gpu_ids]
-    left = granted if plan.place.engine != "none" else list(plan.machine.gpus)
+    left = granted if plan.traits.containerised else list(plan.machine.gpus)
     asked = False
     for names in _HIDING[plan.machine.vendor]:
         text = next((value for name in names if isinstance(value := plan.env.get(name), str) and value.strip()), "")

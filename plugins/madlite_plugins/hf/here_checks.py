@@ -14,7 +14,7 @@ PATHS = ("model_id", "dataset", "tokenizer_id", "config_file")
 
 def here_findings(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
     """Yield what is not here; nothing of a container, or of a machine that is pretended."""
-    if plan.runtime == "docker" or plan.machine.pretended:
+    if plan.traits.containerised or plan.machine.pretended:
         return
     for name in PATHS:
         path = str(plan.settings[name])

@@ -70,7 +70,7 @@ def _limits(plan: RunPlan, variant: Variant, script: Script) -> Iterator[Finding
             fatal=True,
         )
     ids = plan.place.gpu_ids
-    if script.sets_devices and plan.runtime == "host" and ids != tuple(range(len(ids))):
+    if script.sets_devices and not plan.traits.containerised and ids != tuple(range(len(ids))):
         yield Finding(
             message=f"{script_name(plan)} sets HIP_VISIBLE_DEVICES itself, to the GPUs from 0 on",
             hint="run it in a container: --runtime docker",

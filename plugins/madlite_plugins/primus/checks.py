@@ -45,7 +45,7 @@ def _machine(plan: RunPlan) -> Iterator[Finding]:
     yield Finding(
         message=f"Primus and its images are for AMD GPUs, this machine has {plan.machine.product}",
         hint="madlite explain TAG --machine 8xMI300X shows the plan of another machine",
-        fatal=plan.runtime == "docker",
+        fatal=plan.traits.containerised,
     )
 
 

@@ -84,7 +84,9 @@ def _letters(name: str) -> str:
 def _tree(plan: RunPlan, config: PurePosixPath) -> Iterator[Finding]:
     """Tell where the file of a tree's card is not that tree's: a container has the image's own Primus."""
     tree, settings = plan.card.root, plan.settings
-    if settings["recipe"] != TREE or plan.runtime != "docker" or settings["primus_root"] or not is_primus_tree(tree):
+    if settings["recipe"] != TREE or settings["primus_root"]:
+        return
+    if not plan.traits.containerised or not is_primus_tree(tree):
         return
     mounts = shlex.quote(json.dumps({"docker_mounts": {"/primus": str(tree)}}))
     yield Finding(

@@ -25,12 +25,12 @@ def _script(plan: RunPlan) -> Iterator[Finding]:
     script = str(plan.settings["script"])
     if script.startswith("-m "):
         yield from module_findings(plan, script[3:].strip())
-    elif script.startswith("{folder}/") or (script.startswith("/") and plan.runtime == "docker"):
+    elif script.startswith("{folder}/") or (script.startswith("/") and plan.traits.containerised):
         return  # of the run folder, or of an image
     elif not is_file(file := plan.workspace / script):
         message = f"script {script} is not there: {file} is no file"
         yield Finding(message=message, hint=_hint(plan, script), fatal=True)
-    elif plan.runtime == "docker" and ".." in PurePosixPath(script).parts:
+    elif plan.traits.containerised and ".." in PurePosixPath(script).parts:
         hint = "name a file below the folder that madlite is started in"
         yield Finding(message=f"script {script} is outside of the folder that a container sees", hint=hint, fatal=True)
 
@@ -40,5 +40,5 @@ def _hint(plan: RunPlan, script: str) -> str:
     cwd = str(plan.settings["cwd"])
     if cwd and is_file(plan.workspace / cwd / script):
         return f"--set script={PurePosixPath(cwd) / script}"
-    image = ", or one of the image by its absolute path" if plan.runtime == "docker" else ""
+    image = ", or one of the image by its absolute path" if plan.traits.containerised else ""
     return f"--set script=FILE names a file of the folder that madlite is started in{image}"

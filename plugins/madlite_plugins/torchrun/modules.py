@@ -25,7 +25,7 @@ def module_findings(plan: RunPlan, name: str) -> Iterator[Finding]:
         return
     if is_file(root / parts[0] / "__init__.py"):
         yield _lacking(root / parts[0], name, parts)
-    elif plan.runtime != "host":
+    elif plan.traits.containerised:
         yield Finding(message=f"module {name} is not in {root}: it has to be installed where the run happens")
     else:
         yield from _installed(plan, root, name, parts)

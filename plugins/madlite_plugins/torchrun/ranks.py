@@ -38,7 +38,7 @@ def rank_findings(plan: RunPlan) -> Iterator[Finding]:
 
 def _number(plan: RunPlan) -> Iterator[Finding]:
     asked, gpus = int(plan.settings["nproc_per_node"]), plan.place.gpus_per_node
-    cores = (os.cpu_count() or _CORES) if plan.place.where == "local" else _CORES
+    cores = (os.cpu_count() or _CORES) if plan.traits.local else _CORES
     if asked < 0:
         yield Finding(message=f"nproc_per_node is {asked}", hint="0 is one rank for each GPU", fatal=True)
     elif asked > _MOST:

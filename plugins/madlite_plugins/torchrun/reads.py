@@ -96,7 +96,7 @@ def _roots(plan: RunPlan, begin: Path) -> tuple[Path, ...]:
 
 def _file(plan: RunPlan, script: str) -> Path | None:
     """Return a script's file where it is on this machine: an absolute path in a container is not."""
-    if script.startswith("/") and plan.runtime != "host":
+    if script.startswith("/") and plan.traits.containerised:
         return None
     file = plan.workspace / script
     return file if is_file(file) else None

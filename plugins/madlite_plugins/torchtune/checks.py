@@ -127,7 +127,7 @@ def _precision(plan: RunPlan, variant: Variant, image: str) -> Iterator[Finding]
 
 def other_torchtune(plan: RunPlan, image: str) -> str:
     """Say by what a plan runs another torchtune than the one of its release's image; empty where it does not."""
-    if plan.runtime == "host":
+    if not plan.traits.containerised:
         return "--runtime host takes what is installed"
     if plan.image is not None and plan.image.ref != image:
         return f"the run is in {plan.image.ref}"

@@ -18,6 +18,7 @@ from madlite.types import (
     Place,
     ResultRule,
     RunPlan,
+    Traits,
     Variant,
 )
 from madlite_plugins.flux.backend import Flux
@@ -55,7 +56,8 @@ def plan_of(
         id="r1",
         card=Card(name="a card", root=Path(), source="a test"),
         backend=backend,
-        place=Place(engine="none", nodes=nodes, gpus_per_node=gpus),
+        traits=Traits(containerised=False),
+        place=Place(nodes=nodes, gpus_per_node=gpus),
         machine=Machine(),
         workspace=Path("/space"),
         inside="/space",
