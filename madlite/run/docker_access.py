@@ -26,7 +26,7 @@ _MOST, _LONGEST = 12, 200
 
 
 def host_access(plan: RunPlan, environ: Mapping[str, str]) -> str:
-    """Return what the docker options of card and command, Dockerfile and build context open of this machine; "" for nothing of note."""
+    """Return what docker options, Dockerfile and build context open of this machine; "" for nothing of note."""
     found = dict.fromkeys((*_of_options(plan, environ), *image_access(plan.image)))
     if not found:
         return ""
