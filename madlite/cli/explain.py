@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from madlite.cli.explain_page import Explained
+    from madlite.engine.screen import Planned
 
 
 @click.command("explain", cls=TagsCommand)
@@ -59,12 +60,16 @@ def command(tag: tuple[str, ...], everything: bool, as_json: bool, **given: Any)
             warnings += [f"{whose(one.plan, planned)}would be refused: {in_one_line(finding)}" for finding in found]
     else:
         pairs = zip(planned, refused, strict=True)
-        told = [Explained(plan=one.plan, refused=tuple(map(in_one_line, found))) for one, found in pairs]
+        told = [Explained(one.plan, _script(one), tuple(map(in_one_line, found))) for one, found in pairs]
         say(mask("\n\n".join(_pages(told, everything))))
     setup.tell_problems(plugins.problems)
     for text in warnings:
         say(f"warning: {mask(text)}", err=True)
     return check(planned, refused, plugins, options, given) if given["check"] else 0
+
+
+def _script(one: Planned) -> str:
+    return next((file.data.decode("utf-8", "replace") for file in one.files if file.path == "run.sh"), "")
 
 
 def _pages(explained: Sequence[Explained], everything: bool) -> list[str]:

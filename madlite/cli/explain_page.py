@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import TypeAlias
 
-from madlite.cli.explain_rows import plan_rows
+from madlite.cli.explain_rows import export_rows, plan_rows
 from madlite.types import RunPlan, Value
 
 _Row: TypeAlias = tuple[str, str, str]  # name, value, origin
@@ -30,10 +30,16 @@ _WIDEST = 40
 
 
 class Explained(Value, frozen=True):
-    """A plan, and in one line each what would keep it from being started."""
+    """A plan with its rendered script, and in one line each what would keep it from being started."""
 
     plan: RunPlan
+    script: str = ""
     refused: tuple[str, ...] = ()
+
+    def rows(self) -> Iterator[_Row]:
+        """Yield name, value and origin of each value of the plan, and of what its script exports."""
+        yield from plan_rows(self.plan)
+        yield from export_rows(self.plan, self.script)
 
 
 class _Found(Value, frozen=True):
@@ -46,8 +52,8 @@ class _Found(Value, frozen=True):
 def full_page(one: Explained) -> str:
     """Return every value of one plan."""
     plan = one.plan
-    lines = [f"{plan.card.name}  (backend {plan.backend}, card from {plan.card.source})"]
-    lines += _table(list(plan_rows(plan)))
+    lines = [f"{plan.card.name}  (backend {plan.backend or 'none'}, card from {plan.card.source})"]
+    lines += _table(list(one.rows()))
     lines += [f"  note: {note}" for note in plan.notes]
     return "\n".join([*lines, *_stopped(one, "  ")])
 
@@ -59,10 +65,10 @@ def short_pages(explained: Iterable[Explained]) -> Iterator[str]:
 
 
 def _short_page(runs: Sequence[Explained]) -> str:
-    found = [_Found(of=one, rows=_by_key(plan_rows(one.plan))) for one in runs]
+    found = [_Found(of=one, rows=_by_key(one.rows())) for one in runs]
     first = runs[0].plan
     count = f", {len(runs)} runs" if len(runs) > 1 else ""
-    lines = [f"{first.card.name}  (backend {first.backend}, card from {first.card.source}{count})"]
+    lines = [f"{first.card.name}  (backend {first.backend or 'none'}, card from {first.card.source}{count})"]
     keys = dict.fromkeys(key for one in found for key in one.rows)
     differing = [key for key in keys if len({one.rows[key][1] if key in one.rows else None for one in found}) > 1]
     apart = frozenset(differing)

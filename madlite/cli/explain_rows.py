@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from madlite.cli.explain_compute import compute_rows
 from madlite.plan.sizes import size_words
 from madlite.types import ErrorScan, RunPlan, Secret
+
+_EXPORT = re.compile(
+    r"^ *(?:.*(?:\bthen|\|\|) )?export ([A-Za-z_]\w*(?:=.*?)?)(?:; fi)?(?: +# (.*))?$", re.ASCII | re.MULTILINE
+)
+_PAIR = re.compile(r"(?:^| )([A-Za-z_]\w*)=", re.ASCII)
+
+
+def export_rows(plan: RunPlan, script: str) -> Iterator[tuple[str, str, str]]:
+    """Yield what a rendered script exports beyond the plan's environment, as it stands there, with the script's why."""
+    for text, why in _EXPORT.findall(script):
+        pairs = _PAIR.split(text)[1:] if "=" in text and "$(" not in text else [*text.split("=", 1), ""][:2]
+        for name, value in zip(pairs[::2], pairs[1::2], strict=True):
+            if name not in plan.env:
+                unset = re.fullmatch(rf"\$\{{{name}:?-(.*)\}}", value)
+                words = f"{unset[1]}, unless it is set" if unset else value or "made where it runs"
+                yield f"export.{name}", words, f"run.sh: {why}" if why else "run.sh"
 
 
 def plan_rows(plan: RunPlan) -> Iterator[tuple[str, str, str]]:
@@ -28,7 +45,7 @@ def plan_rows(plan: RunPlan) -> Iterator[tuple[str, str, str]]:
     if not plan.probe:
         yield "probe", "off", origins.get("probe", "")
     yield "log_limit", size_words(plan.log_limit_bytes), origins.get("log_limit", "default")
-    yield "launcher", plan.launcher or "-", origins.get("launcher", plan.backend)
+    yield "launcher", plan.launcher or "-", origins.get("launcher", plan.backend or "default")
     yield from _value_rows(plan)
     yield from _image_rows(plan)
     for use in plan.data:

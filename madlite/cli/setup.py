@@ -140,10 +140,16 @@ def _timeout_s(given: int | None) -> int | None:
 
 
 def command_words() -> tuple[str, ...]:
-    """Return the words of this command line, secrets masked; none where the command was called by other means."""
+    """Return the words of this command line from the command's name on, secrets masked.
+
+    None where the command was called by other means.
+    """
     context = click.get_current_context(silent=True)
     words = context.find_object(tuple) if context is not None else None
-    return tuple(mask(str(word)) for word in words or ())
+    if context is None or not words:
+        return ()
+    name = context.find_root().invoked_subcommand
+    return tuple(mask(str(word)) for word in words[words.index(name) if name in words else 0 :])
 
 
 _TOOLS = "scripts/common/tools.json"

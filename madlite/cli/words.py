@@ -14,7 +14,8 @@ _HANDLE_BYTES = 4096
 def title(plan: RunPlan, position: int, total: int) -> str:
     """Return the line a run starts with, in words that MAD's tooling looks for."""
     variant = plan.variant
-    what = [plan.card.name if plan.blocked else f"Running model {plan.card.name}", plan.backend]
+    what = [plan.card.name if plan.blocked else f"Running model {plan.card.name}"]
+    what += [plan.backend] if plan.backend else []
     if plan.image is not None:
         what.append(plan.image.ref)
     if variant:

@@ -46,8 +46,6 @@ from madlite.types import (
     Value,
 )
 
-UNPLANNED = "none"  # in place of a backend's name where none could be asked
-
 
 class Surroundings(Value, frozen=True):
     """What plans are made in: options, context, machine, plugins' backends and runtimes, credentials, templates."""
@@ -142,7 +140,7 @@ def _unplanned(request: Request, problem: MadliteError, around: Surroundings) ->
     plan = RunPlan(
         id=run_id,
         card=card,
-        backend=around.options.backend or card.backend or UNPLANNED,
+        backend=around.options.backend or card.backend,
         place=msgspec.structs.replace(place, gpus_per_node=asked if asked >= 0 and gpus else gpus),
         machine=around.machine,
         workspace=around.options.workspace,

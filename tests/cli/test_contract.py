@@ -156,5 +156,6 @@ def test_a_run_under_contract_1_begins_with_25_columns_and_its_rebuild_too(check
     plain = said(capfd, "run", "--tags", "a", "--runtime", "host")
     assert not any(word in plain for word in ("performance is", "Status: ", "Test Duration", "All models"))
     assert len(perf_rows(checkout)) == 2, "a row of the file's own columns"
+    said(capfd, "--contract", "2", "run", "--tags", "a", "--runtime", "host", "--timeout", "77")
     again = said(capfd, "reproduce", "last")
-    assert "contract" not in again
+    assert "--timeout 77" in again and "contract" not in again, "what nothing of the run follows from"

@@ -6,7 +6,9 @@ import json
 
 import pytest
 
+from madlite.cli.explain_rows import export_rows
 from madlite.cli.main import call
+from tests.factories import make_plan
 
 ON_AMD = ["explain", "a", "--machine", "4xMI300X"]
 
@@ -277,3 +279,40 @@ def test_a_check_ends_with_3_where_a_run_would_not_start(nowhere, capsys, words)
 def test_check_without_a_dry_run_is_refused(checkout, capsys):
     assert call(["run", "--tags", "a", "--check"]) == 4 and "--dry-run" in capsys.readouterr().err
     assert not (checkout / "madlite_runs").exists()
+
+
+SCRIPT = """
+export A=1 # why
+export B=${B:-x y}
+export C=2 D=three
+export E
+export F=$(mktemp -d) H=1
+[ -d /x ] || export G=g
+  if true; then export I=i; fi
+export HERE=1
+echo export J=1
+export -f function
+"""
+
+
+def test_what_a_script_exports_is_shown_as_it_stands_there(tmp_path):
+    assert list(export_rows(make_plan(tmp_path, env={"HERE": "1"}), SCRIPT)) == [
+        ("export.A", "1", "run.sh: why"),
+        ("export.B", "x y, unless it is set", "run.sh"),
+        ("export.C", "2", "run.sh"),
+        ("export.D", "three", "run.sh"),
+        ("export.E", "made where it runs", "run.sh"),
+        ("export.F", "$(mktemp -d) H=1", "run.sh"),
+        ("export.G", "g", "run.sh"),
+        ("export.I", "i", "run.sh"),
+    ]
+
+
+def test_what_the_script_of_a_rendered_run_exports_is_among_all_values(checkout, capsys):
+    told = ["explain", "demo_torchtitan_llama_debug", "--machine", "2xMI300X"]
+    (checkout / "models.json").unlink()
+    assert call([*told, "--all"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  export.PYTHONUNBUFFERED ")]
+    assert line.endswith("  1   <- run.sh: a step has to reach the log when it is printed")
+    assert call(told) == 0
+    assert "export." not in capsys.readouterr().out

@@ -43,7 +43,7 @@ def planned(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(planning, "plan_all", lambda *given: made.extend(plan_all(*given)) or made)
 
     def plan(row: Row) -> tuple[list[Planned], str]:
-        code = call(["explain", *shlex.split(row.command.madlite), "--machine", f"8x{row.device}"])
+        code = call(["explain", *shlex.split(row.command.madlite), "--machine", f"8x{row.device}", "--all"])
         told = capsys.readouterr()
         assert code == (0 if made else 4), told.err
         return made, told.err + told.out
@@ -67,6 +67,7 @@ def test_a_document_s_command_runs_as_it_says(row, planned, tmp_path):
     found = _found(said, one, tmp_path / "image")
     wrong = unexpected(found, row.expected)
     assert not wrong, "\n".join(wrong)
+    assert [name for name in added(found) if not shown(name, told)] == [], "explain has no word of it"
 
 
 REFUSED = [(book.parent.name, one) for book in BOOKS for one in read_book(book).refused]
@@ -75,6 +76,21 @@ REFUSED = [(book.parent.name, one) for book in BOOKS for one in read_book(book).
 @pytest.fixture(params=REFUSED, ids=lambda one: f"{one[0]} {one[1].cards[0]} {one[1].precision}")
 def refusal(request, planned):
     return request.param
+
+
+def added(found: list[str]) -> list[str]:
+    """Return the variables that a run has beyond its document, without the shell's functions."""
+    names = [one[2:].partition("=")[0] for one in found if one.startswith("+ ") and "=" in one]
+    return [name for name in names if name.isidentifier()]
+
+
+def shown(name: str, explained: str) -> bool:
+    """Say whether `explain` has a variable: of the run, of its script, or among those of a script of the image.
+
+    The user's own secret is no addition, and the folder of a script's logs is one that goes with the run.
+    """
+    words = (f"env.{name} ", f"export.{name} ", f"{name}=")
+    return any(word in explained for word in words) or name in ("MAD_SECRETS_HFTOKEN", "LOG_DIR")
 
 
 def _found(said: list[Step], one: Planned, folder: Path) -> list[str]:

@@ -235,6 +235,7 @@ def two(tmp_path: Path, **fields) -> list[Request]:
 def test_a_card_that_is_wrong_by_itself_stops_no_other(tmp_path, around):
     bad, good = (planned.plan for planned in gather(two(tmp_path, n_gpus="4"), around(Picky("a", 5))))
     assert (bad.card.name, bad.blocked.reason, bad.blocked.hint) == ("bad", "card 'bad' has no recipe", "write one")
+    assert bad.backend == "", "none was found to run it"
     assert (bad.workspace, bad.folder, bad.image) == (tmp_path, tmp_path / "madlite_runs/id-bad", None)
     assert (good.card.name, good.blocked) == ("good", None)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import stat
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -138,6 +139,25 @@ def test_skip_model_run_keeps_everything_but_the_row(checkout: Checkout):
     checkout.assert_nothing_left()
 
 
+@pytest.mark.parametrize("checkout", [pytest.param("docker", marks=pytest.mark.engine)], indirect=True)
+def test_a_kept_container_of_contract_1_has_that_name_and_the_told_command_opens_a_shell_in_it(checkout: Checkout):
+    checkout.name_dockerfile("kept")
+    checkout.card("good", "touch made\n" + GOOD)
+    done = checkout.run("--tags", "good", "--keep-alive", "--contract", "1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    try:
+        assert checkout.left_containers() == ["container_good_kept"]
+        (told,) = re.findall(r"docker exec -it (\w+) bash", done.stdout)
+        inside = ["docker", "exec", told, "ls", "/myworkspace/run_directory"]
+        assert "made" in subprocess.run(inside, env=checkout.env, capture_output=True, text=True).stdout
+        options = re.search(r"^Docker options: .*", done.stdout, re.MULTILINE)
+        assert options and "--network host -u root" in options[0] and "--env MAD_MODEL_NAME=good" in options[0]
+        assert done.stdout.endswith("All models ran successfully.\n")
+    finally:
+        assert checkout.madlite("clean", "--kept", "--yes").returncode == 0
+    checkout.assert_nothing_left()
+
+
 def test_keep_model_dir(checkout: Checkout):
     checkout.card("good", "touch made\n" + GOOD)
     assert checkout.run("--tags", "good", "--keep-model-dir").returncode == 0
@@ -228,8 +248,6 @@ def test_a_script_is_run_as_it_is_with_its_permissions_and_neighbours(checkout: 
 
 
 def test_a_clone_is_recorded_with_its_commit(checkout: Checkout):
-    import subprocess
-
     repo = checkout.folder / "upstream" / "toy.git"
     repo.mkdir(parents=True)
     git = ["git", "-c", "user.name=t", "-c", "user.email=t@example.com", "-C", str(repo)]

@@ -139,7 +139,7 @@ def test_the_first_images_train_with_their_own_script():
     script = run_sh(made)
     assert 'cd "$root"\n"$python" -m pip install --quiet' in script
     assert (
-        "NGPU=8 exec bash run_llama_train.sh --training.batch_size 7 \\\n"
+        "export NGPU=8\nexec bash run_llama_train.sh --training.batch_size 7 \\\n"
         "  --training.seq_len 8192 --training.steps 50 \\\n  --metrics.log_freq 1\n" in script
     )
 
