@@ -115,6 +115,11 @@ def test_madengine_1_s_spelling(mongo, capsys):
     assert upload(capsys, "create-table", *words)[0] == 4
 
 
+def test_madengine_1_s_tables_are_not_there(capsys):
+    assert call(["database", "create-table"]) == 4
+    assert capsys.readouterr().err.startswith("error: database has no 'create-table': it uploads to MongoDB alone\n")
+
+
 def test_a_dry_run_asks_nobody(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "pymongo", None)
     code, told = upload(capsys, "-f", "perf.csv", *TARGET, "--dry-run")
