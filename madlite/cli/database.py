@@ -18,8 +18,14 @@ if TYPE_CHECKING:
     from madlite.read.mongodb import Server
 
 
+def _check_action(ctx: click.Context, param: click.Parameter, value: str) -> None:
+    """Take what madengine 1 calls this; its other actions write tables of MySQL."""
+    if value not in ("", "upload-mongodb"):
+        raise UsageProblem(f"database has no '{value}': it uploads to MongoDB alone", "madlite database --help")
+
+
 @click.command("database", cls=Command)
-@click.argument("action", required=False, default="", type=click.Choice(["", "upload-mongodb"]), metavar="")
+@click.argument("action", required=False, default="", metavar="", callback=_check_action, expose_value=False)
 @click.option(
     "-f",
     "--file",

@@ -193,7 +193,7 @@ def _of_nobody(name: str, plugins: Plugins, verdict: Verdict, log: Follower) -> 
         return verdict
     if (clue := log.clue) is None or clue.tier == LAUNCHER:
         if not log.lines:
-            raise UsageProblem(f"{name} is empty", "name the file that has the training's output")
+            raise UsageProblem(f"{name} has no line that a run printed", "name the file that has the training's output")
         names = ", ".join(sorted(plugins.backends()))
         where = f" in its first {MOST_LINES:,} lines" if log.lines > MOST_LINES else ""
         what = f"nothing that a backend knows{where}, and no line 'performance: <number> <metric>'"

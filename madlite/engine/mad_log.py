@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from madlite.engine.account import Account
 from madlite.engine.mad_options import option_lines
+from madlite.engine.probe_inside import SEARCH_S, candidates, commit_of
 from madlite.measure.live_lines import clone_line, duration_lines, image_lines, limit_line, result_lines, scripts_line
 from madlite.measure.verdict import Verdict, Witnesses
-from madlite.process import capture
 from madlite.types import Action, Cause, Exit, RunPlan
-
-_GIT_LIMIT_S = 10.0
 
 
 class MadLog:
@@ -24,9 +23,8 @@ class MadLog:
         account: Account,
         tell: Callable[[str], None],
         show: Callable[[str], None],
-        environ: Mapping[str, str],
     ) -> None:
-        self._plan, self._account, self._environ = plan, account, environ
+        self._plan, self._account = plan, account
         self._log, self._show = tell, show
         self._has_scripts = False
 
@@ -48,7 +46,7 @@ class MadLog:
         if action.kind in ("data", "run") and not self._has_scripts:
             self._has_scripts = True
             if self._plan.card.scripts:
-                self._tell(scripts_line(self._commit(self._plan.workspace / self._plan.card.scripts)))
+                self._tell(scripts_line(_commit(self._plan.workspace / self._plan.card.scripts)))
 
     def after(self, action: Action, ended: Exit) -> None:
         """Tell what an action came to; of one that failed madengine tells nothing."""
@@ -73,9 +71,8 @@ class MadLog:
         for line in lines:
             self._tell(line)
 
-    def _commit(self, scripts: Path) -> str:
-        """Return the commit of the repository that a script or a folder of scripts lies in; "" where it is in none."""
-        folder = scripts if scripts.is_dir() else scripts.parent
-        argv = ("git", "-c", "safe.directory=*", "-C", str(folder), "rev-parse", "HEAD")
-        asked = capture(argv, limit_s=_GIT_LIMIT_S, env=self._environ)
-        return asked.stdout.strip() if asked.ok else ""
+
+def _commit(scripts: Path) -> str:
+    """Return the commit of the repository that a script or a folder of scripts lies in; "" where it is in none."""
+    folder, until = scripts if scripts.is_dir() else scripts.parent, time.monotonic() + SEARCH_S
+    return next(filter(None, (commit_of(place, until) for place in candidates([str(folder)], (), until))), "")

@@ -141,7 +141,7 @@ class OneRun:
     def _attempt(self, folder: RunFolder, log: RunLog) -> Verdict:
         """Prepare, open, act, judge; every way in which this can fail becomes a verdict."""
         try:
-            told = MadLog(self.plan, self.account, log.tell, self._show, self.environ)
+            told = MadLog(self.plan, self.account, log.tell, self._show)
             self._prepare(log, told)
             one = replace(self.one, plan=self.plan)  # as it is claimed
             stage = Stage(one, self.account, self.watch, self.screen, self.clock, self.senses, told)

@@ -200,8 +200,7 @@ def repositories(up: Iterable[str], below: Iterable[str], notes: list[str] | Non
     commits: dict[str, str] = {}
     git = which("git")
     for folder in candidates(up, below, until):
-        commit = head(folder) or (ask_git(folder, until, "rev-parse", "HEAD") if git else None) or ""
-        if re.match(r"[0-9a-f]{40,64}$", commit):
+        if commit := commit_of(folder, until):
             changed = ask_git(folder, until, *DIRTY) if git else None
             commits[str(folder)] = f"{commit} (changed)" if changed else commit
             if changed is None and notes is not None:
@@ -209,6 +208,12 @@ def repositories(up: Iterable[str], below: Iterable[str], notes: list[str] | Non
         if len(commits) >= MOST_REPOSITORIES:
             break
     return commits
+
+
+def commit_of(folder: Path, until: float) -> str:
+    """Return the commit that a repository has checked out, "" where neither its files nor git say one."""
+    commit = head(folder) or (ask_git(folder, until, "rev-parse", "HEAD") if which("git") else None) or ""
+    return commit if re.match(r"[0-9a-f]{40,64}$", commit) else ""
 
 
 def candidates(up: Iterable[str], below: Iterable[str], until: float) -> Iterator[Path]:

@@ -31,7 +31,7 @@ from madlite.errors import RuntimeProblem
 from madlite.plan.options import Options
 from madlite.plugins import Plugins
 from madlite.run.docker_image import is_here
-from madlite.types import Asset, Status, Value
+from madlite.types import Asset, Cause, Status, Value
 
 
 class Wish(Value, frozen=True):
@@ -49,7 +49,8 @@ def survey(planned: Sequence[Planned], plugins: Plugins, options: Options, wish:
     looker = _Looker(_token(runs, options.environ, wish), data, options.environ, wish)
     needs = [*(_images(runs, options.environ, looker.is_offline) if wish.images else ())]
     needs += [looker.look(asset, one) for asset, one in _merged(runs, plugins, options.environ)]
-    looker.refused += [(why.reason, why.hint) for one in runs if (why := one.plan.blocked) and not one.backends]
+    blocked = [one.plan.blocked for one in runs if one.plan.blocked is not None]  # an engine or GPUs may come later
+    looker.refused += dict.fromkeys((why.reason, why.hint) for why in blocked if why.cause is Cause.PREPARE)
     looker.refused += [_not_here(need) for need in needs if looker.is_offline(need.one) and not _is_fine(need)]
     access = Access(endpoint=hub_endpoint(options.environ), token=looker.token)
     return Survey(needs=tuple(needs), refused=tuple(looker.refused), access=access, data=data)

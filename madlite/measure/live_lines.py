@@ -45,9 +45,9 @@ class LiveLines:
         return [line for line in lines if not self._is_one(line)]
 
     def _is_one(self, line: str) -> bool:
-        """Say whether a line is one; the last, which a script of one's own may print too, is one behind its status."""
-        behind, self._after_status = self._after_status, line in _STATUSES
-        return self._after_status or bool(_LINE.fullmatch(line)) or (behind and bool(_PERFORMANCE.fullmatch(line)))
+        """Say whether a line is one; numbers, which a script of one's own may print too, are behind their status."""
+        self._after_status = line in _STATUSES or (self._after_status and bool(_PERFORMANCE.fullmatch(line)))
+        return self._after_status or bool(_LINE.fullmatch(line))
 
 
 def image_lines(image: Image, used: ImageUsed) -> tuple[str, ...]:

@@ -43,7 +43,8 @@ _INSTALL = (
 )
 _REFUSE = 'if [ -n "$lacks" ]; then echo "data of a NAS needs$lacks, not installed here" >&2; exit 127; fi'
 _SSH = "ssh -p $3 -o StrictHostKeyChecking=accept-new"  # a port is digits alone
-_COPY = f'mkdir -p -- "$1" && sshpass -e rsync -az -e "{_SSH}" -- "$2/" "$1/"'
+# -s: no shell of the storage reads the path
+_COPY = f'mkdir -p -- "$1" && sshpass -e rsync -azs -e "{_SSH}" -- "$2/" "$1/"'
 _MOUNT = (
     'mkdir -p -- "$1" && sshfs "$2" "$1" -p "$3" -o "ssh_command=sshpass -e ssh" -o StrictHostKeyChecking=accept-new'
 )

@@ -40,8 +40,9 @@ class Server(Value, frozen=True):
 
     @property
     def address(self) -> str:
-        """Return where it is, without what a whole URI has of a login."""
-        return self.host.rpartition("@")[2] if "://" in self.host else f"{self.host}:{self.port}"
+        """Return where it is, without what is there of a login."""
+        place = self.host.rpartition("@")[2]
+        return place if "://" in self.host else f"{place}:{self.port}"
 
 
 class Target(Value, frozen=True):

@@ -172,7 +172,10 @@ def _in_words(path: Path, error: OSError) -> RecordError:
     folder = Path(os.path.realpath(path)).parent
     if error.errno == errno.EISDIR:
         return RecordError(f"{path} is a folder, not a file to append rows to", f"name a file: -o {path}/perf.csv")
-    if error.errno in (errno.ENOENT, errno.ENOTDIR):
+    if error.errno == errno.ENOTDIR:
+        file = next((place for place in (folder, *folder.parents) if os.path.lexists(place)), folder)
+        return RecordError(f"{path} cannot be made: {file} is no folder", "choose another file: -o FILE")
+    if error.errno == errno.ENOENT:
         return RecordError(f"{path} cannot be made: there is no folder {folder}", f"mkdir -p {folder}")
     if error.errno in _SHUT:
         return RecordError(

@@ -1,4 +1,4 @@
-"""What of a machine a card asks for beyond what every container of MAD's has, in one line for the user.
+"""What of a machine a run asks for beyond what every container of MAD's has, in one line for the user.
 
 MAD's own is not told: root in the container, the host's network and IPC, the working folder, the GPUs' devices,
 SYS_PTRACE and SYS_ADMIN, neither seccomp nor AppArmor.
@@ -26,14 +26,14 @@ _MOST, _LONGEST = 12, 200
 
 
 def host_access(plan: RunPlan, environ: Mapping[str, str]) -> str:
-    """Return what the card's docker options, Dockerfile and context open of this machine; "" for nothing of note."""
+    """Return what docker options, Dockerfile and build context open of this machine; "" for nothing of note."""
     found = dict.fromkeys((*_of_options(plan, environ), *image_access(plan.image)))
     if not found:
         return ""
     shown = [text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…" for text in found][:_MOST]
     more = f" and {len(found) - _MOST} more" if len(found) > _MOST else ""
     mask = Redactor(collect(environ)).text
-    return mask(f"the card opens this machine to its container: {', '.join(shown)}{more}")
+    return mask(f"the run opens this machine to its container: {', '.join(shown)}{more}")
 
 
 def image_access(image: Image | None) -> Iterator[str]:

@@ -102,11 +102,7 @@ class RunLog:
     def close(self) -> None:
         """Write what is held and close the file, its end joined to its beginning where it had a limit."""
         self.settle()
-        for file in self._files:
-            try:
-                file.close()
-            except OSError as error:
-                self._lack("the log is incomplete", error)
+        self._each(self._files, LogFile.close)
         if self._is_own_home and self._home is not None:
             self._home.close()
 
@@ -135,7 +131,7 @@ class RunLog:
             try:
                 write(file)
             except OSError as error:
-                self._lack("the log is incomplete", error)
+                self._lack(f"{'the' if file is self._main else 'a live'} log is incomplete", error)
 
     def _lack(self, what: str, error: OSError) -> None:
         """Note once that the log has not all of it."""

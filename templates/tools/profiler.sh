@@ -124,12 +124,14 @@ run() {
   esac
 }
 
-# Bring what rocprof wrote beside the folder, where a command of one's own named no folder, into it.
+# Bring what rocprof wrote beside the folder, where a command of one's own named no folder, into it: results.*, and
+# rocprofv3's <host>/<pid>_…; the model's own results file and folders (a trainer's all_results.json) stay.
 gather_rocprof() {
   local one
   for one in results.* */; do
-    case $one in "$output/" | 'results.*' | '*/') continue ;; esac
-    if [ -f "$one" ] || compgen -G "$one*_results.*" >/dev/null || compgen -G "$one*_trace.csv" >/dev/null; then
+    case $one in "$output/" | 'results.*' | '*/' | "${MAD_OUTPUT_CSV-}") continue ;; esac
+    if [ -f "$one" ] || compgen -G "${one}[0-9]*_results.*" >/dev/null ||
+      compgen -G "${one}[0-9]*_trace.csv" >/dev/null; then
       mv -- "$one" "$output/"
     fi
   done

@@ -74,6 +74,20 @@ def test_a_card_that_nothing_can_be_planned_for_is_refused(tmp_path, monkeypatch
     assert "needs a MAD checkout" in capsys.readouterr().err
 
 
+def test_data_that_nobody_brings_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    card = {"scripts": "run.sh", "dockerfile": "base", "n_gpus": "-1", "args": "", "tags": ["t"]}
+    cards = [{**card, "name": "lacks", "data": "wiki"}, {**card, "name": "fine"}]
+    (tmp_path / "models.json").write_text(json.dumps(cards))
+    (tmp_path / "data.json").write_text('{"wiki": {"aws": {"path": "s3://sets/wiki"}}}')
+    (tmp_path / "run.sh").write_text("true\n")
+    (tmp_path / "base.Dockerfile").write_text("# CONTEXT {}\nFROM scratch\n")
+    assert call(["prepare", "--tags", "t", "--dry-run"]) == 4
+    assert "no provider has data set 'wiki'" in capsys.readouterr().err
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+    assert call(["prepare", "--tags", "fine", "--dry-run"]) == 0, "an engine that is not there may come later"
+
+
 def test_a_dry_run_tells_what_is_needed_and_fetches_nothing(capfd, home, hub, token):
     code, out, _ = prepared(capfd, "--dry-run")
     assert code == 0 and hub.gets("resolve") == hub.gets("cdn") == []

@@ -148,7 +148,7 @@ def test_a_storage_s_data_is_copied_to_its_mirror(checkout: Checkout, storage: i
     row = assert_came(checkout, done, "nas", "99")
     log = next(checkout.folder.glob("madlite_runs/*/run.log")).read_text()
     ssh = f"ssh -p {storage} -o StrictHostKeyChecking=accept-new"
-    assert f"rsync -az -e {ssh} -- reader@127.0.0.1:/sets/wiki/ " in log and row["data_size"] == ""
+    assert f"rsync -azs -e {ssh} -- reader@127.0.0.1:/sets/wiki/ " in log and row["data_size"] == ""
     assert (checkout.folder / "cache/wiki/n.txt").read_text() == "99\n"
 
 

@@ -82,6 +82,13 @@ def test_a_reader_leaves_them_out_however_the_bytes_come(size):
     assert read + splitter.take_rest().lines == ["step 1 loss 2.5", "performance: 12.5 tok/s", "the end"]
 
 
+def test_every_number_behind_a_status_is_left_out_and_no_line_after_them():
+    several = (NUMBER, Metric(metric="TFLOP/s", text="3", status=Status.SUCCESS))
+    told = [*result(Status.SUCCESS, several), "step 2 loss 2.0", "pyt_x performance is 12.5 tok/s"]
+    assert len(told) == 5
+    assert LineSplitter().take("".join(f"{line}\n" for line in told).encode()).lines == told[3:]
+
+
 def test_what_a_workload_says_in_other_words_stays():
     own = [
         "current performance is 12 tok/s",

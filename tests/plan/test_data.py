@@ -124,9 +124,9 @@ def test_a_nas_is_copied_to_a_mirror_and_mounted_in_a_container_without_one(tmp_
     for action in (copied, mounted, on_host):
         assert action.argv[-2:] == ("reader@nas.lab:/sets/wiki", "2222")
         assert action.env == {"SSHPASS": Secret("hush")} and "hush" not in " ".join(action.argv)
-    assert "rsync -az" in copied.argv[2] and copied.timeout_s == 2400
+    assert "rsync -azs " in copied.argv[2] and copied.timeout_s == 2400
     assert "sshfs" in mounted.argv[2] and "rsync" not in mounted.argv[2] and mounted.timeout_s == 120
-    assert "rsync -az" in on_host.argv[2] and "apt-get" not in on_host.argv[2], "a machine is its owner's"
+    assert "rsync -azs " in on_host.argv[2] and "apt-get" not in on_host.argv[2], "a machine is its owner's"
 
 
 def test_the_first_storage_that_answers_is_used(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from madlite.cli.main import call
+from madlite.read.mongodb import Server
 from tests.mongo_server import Mongo, mongo_server
 
 HEADER = "model,n_gpus,git_commit,performance,metric,status,dataname,configs,steps\n"
@@ -114,6 +115,11 @@ def test_madengine_1_s_spelling(mongo, capsys):
     assert upload(capsys, "create-table", *words)[0] == 4
 
 
+def test_madengine_1_s_tables_are_not_there(capsys):
+    assert call(["database", "create-table"]) == 4
+    assert capsys.readouterr().err.startswith("error: database has no 'create-table': it uploads to MongoDB alone\n")
+
+
 def test_a_dry_run_asks_nobody(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "pymongo", None)
     code, told = upload(capsys, "-f", "perf.csv", *TARGET, "--dry-run")
@@ -137,6 +143,11 @@ def test_a_login(capsys, monkeypatch):
         assert "hush" not in told and "people (MONGO_AUTH_SOURCE)" in told and server.collections == {}
         monkeypatch.setenv("MONGO_PASSWORD", "s3cret@word")
         assert upload(capsys, "-f", "perf.csv", *TARGET)[0] == 0 and len(without_dates(server)) == 4
+
+
+def test_an_address_is_told_without_what_it_has_of_a_login():
+    named = {"db.lab": "db.lab:27017", "me:hush@db.lab": "db.lab:27017", "mongodb://me:hush@db.lab:1/x": "db.lab:1/x"}
+    assert {host: Server(host=host).address for host in named} == named
 
 
 def test_no_server_is_one_sentence(capsys, monkeypatch):

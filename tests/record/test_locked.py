@@ -141,7 +141,7 @@ def test_a_missing_folder_is_made_when_the_runs_begin_and_not_for_a_row(tmp_path
     make_folder(perf)
     append_rows(perf, [row(model="a")])
     assert models(perf) == ["a"]
-    with pytest.raises(RecordError, match="cannot be made: there is no folder"):
+    with pytest.raises(RecordError, match=f"cannot be made: {perf} is no folder"):
         make_folder(perf / "more" / "perf.csv")
 
 

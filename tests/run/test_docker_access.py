@@ -11,7 +11,7 @@ from madlite.run.docker_access import host_access
 from madlite.types import EngineOptions, Image
 from tests.factories import make_plan
 
-SAID = "the card opens this machine to its container: "
+SAID = "the run opens this machine to its container: "
 
 
 def told(workspace: Path, options: str, **environ: str) -> str:

@@ -98,6 +98,22 @@ def test_a_full_disk_is_told_once_and_the_rest_goes_on(tmp_path, monkeypatch, ca
     assert len(seen) == 3 and caplog.text.count("No space left") == 1
 
 
+def test_a_live_log_that_finds_no_room_is_not_said_of_the_log(tmp_path, monkeypatch):
+    create = Folder.create
+
+    def full(folder: Folder, name: str, flags: int) -> int:
+        os.close(create(folder, name, flags))
+        return os.open("/dev/full", os.O_RDWR)
+
+    monkeypatch.setattr(Folder, "create", full)
+    log = RunLog(tmp_path / "run.log", [], [])
+    log.begin_live(tmp_path / "x.live.log")
+    log.feed(b"on", 1)
+    log.close()
+    assert log.notes == ("a live log is incomplete: No space left on device",)
+    assert (tmp_path / "run.log").read_bytes() == b"on"
+
+
 def test_a_log_that_cannot_be_made_is_told_and_the_rest_goes_on(tmp_path, caplog):
     seen = []
     log = RunLog(tmp_path / "gone/run.log", [SECRET], [lambda data, on: seen.append(data)])

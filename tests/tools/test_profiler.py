@@ -100,6 +100,17 @@ def test_tables_have_the_names_that_mads_tooling_reads_and_stray_results_are_fou
     assert (model / "own/data.csv").exists()
 
 
+def test_what_is_the_model_s_own_stays_where_it_is(image):
+    model = image.parent / "run_directory"
+    own = ("results.csv", "out/all_results.json", "out/memory_trace.csv", "out/weights.bin")
+    for name in (*own, "host/17_results.db"):
+        (model / name).parent.mkdir(exist_ok=True)
+        (model / name).write_text("x")
+    assert profiler(image, "collect", "rocprof", MAD_OUTPUT_CSV="results.csv").returncode == 0
+    assert all((model / name).is_file() for name in own)
+    assert [path.name for path in (image.parent / "rocprof_output").rglob("*.*")] == ["17_results.db"]
+
+
 def test_what_a_rendered_run_records_stays_in_its_folder(image):
     folder = image.parent / "madlite_runs/one"
     (folder / "rpd_output").mkdir(parents=True)

@@ -112,7 +112,7 @@ def _notes(draft: Draft) -> Iterator[str]:
             "compares with no other backend's"
         )
     if draft.settings["dataset"] == "wikitext":
-        yield "no validation set is run, as MAD's command for Llama 3.1 70B on WikiText does (VALIDATE=True)"
+        yield "no validation set is run; MAD's command for Llama 3.1 70B on WikiText runs one (VALIDATE=True)"
     if not draft.image:
         yield (
             "no image: --runtime host uses the torchtune that is installed (torchtune==0.6.1 torchao==0.14.1, in an "
