@@ -49,7 +49,7 @@ def test_torchtitans_rows_are_those_of_its_log(demo):
     losses = [float(loss) for loss in re.findall(r"step:\s+\d+\s+loss:\s+([\d.]+)", log)]
     assert losses[-1] < 0.6 * losses[0], "the model learns"
     row = rows["tokens_per_s_per_gpu"]
-    assert (row["mode"], row["precision"], row["training_precision"]) == ("pretrain", "BF16", "bf16")
+    assert (row["mode"], row["precision"], row["training_precision"]) == ("pretrain", "FP32", "FP32")
     assert (row["n_gpus"], row["num_gpus"], row["device"], row["gpu_architecture"]) == ("0", "0", "cpu", "cpu")
     assert row["launcher"] == "torchrun" and 0 < float(row["test_duration"]) < 120
 
@@ -78,7 +78,7 @@ def test_a_crash_in_the_middle_is_a_failure_with_its_line(tmp_path):
     done = subprocess.run([*command, "--set", "flavor=nope"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 3
     (row,) = perf_rows(tmp_path)
-    assert (row["status"], row["performance"], row["precision"]) == ("FAILURE", "", "BF16")
+    assert (row["status"], row["performance"], row["precision"]) == ("FAILURE", "", "FP32")
     assert "nope" in done.stdout, "the deciding line names the flavor"
     assert "Traceback" not in done.stderr
 
