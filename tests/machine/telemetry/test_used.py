@@ -5,16 +5,16 @@ from pathlib import Path
 import pytest
 
 from madlite.machine.telemetry.used import used_gpus
-from madlite.types import Gpu, Machine, Place, Secret
+from madlite.types import Gpu, Machine, Place, Secret, Traits
 from tests.factories import make_plan
 
 EIGHT = tuple(Gpu(index=n, unique_id=f"GPU-{n}a000000-1111") for n in range(8))
 
 
 def used(tmp_path: Path, engine: str, granted: tuple[int, ...], vendor: str = "AMD", **env: object) -> list[int]:
-    place = Place(engine=engine, gpu_ids=granted, gpus_per_node=len(granted))  # type: ignore[arg-type]
+    place, traits = Place(gpu_ids=granted, gpus_per_node=len(granted)), Traits(containerised=engine == "docker")
     machine = Machine(vendor=vendor, gpus=EIGHT)  # type: ignore[arg-type]
-    return [gpu.index for gpu in used_gpus(make_plan(tmp_path, place=place, machine=machine, env=env))]
+    return [gpu.index for gpu in used_gpus(make_plan(tmp_path, place=place, traits=traits, machine=machine, env=env))]
 
 
 @pytest.mark.parametrize(
