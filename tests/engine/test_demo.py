@@ -13,7 +13,7 @@ import pytest
 
 from tests.csv_rows import perf_rows
 
-pytestmark = [pytest.mark.training, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.training, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
