@@ -39,6 +39,7 @@ _BY_NAME = re.compile(
 
 def test_no_runtime_is_asked_for_its_name_or_class() -> None:
     files = [file for folder in ("madlite", "plugins") for file in (ROOT / folder).rglob("*.py")]
+    files += (ROOT / "templates").rglob("*.j2")
     found = [
         f"{file.relative_to(ROOT)}:{number}: {line.strip()}"
         for file in files

@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from madlite.errors import UsageProblem
-from madlite.types import Card, Json, Status
+from madlite.types import Json, Status
 
 if TYPE_CHECKING:
     from madlite.engine.screen import Outcome
@@ -25,6 +25,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 VARIABLE = "MADLITE_CONTRACT"
 _NAME = "madengine"  # of a link to the program
 _VERSIONS = {1: "1.0.0", 2: "2.1.0"}
+_ALWAYS = ("name", "url", "dockerfile", "scripts", "data", "n_gpus", "owner", "training_precision", "tags", "args")
+_OURS = frozenset(("backend", "recipe", "image", "runtimes"))  # fields of a card that madengine has never heard of
 _KEY = "madlite.contract"  # in what the contexts of one command line share
 
 
@@ -70,43 +72,23 @@ def version_line() -> str:
     return told[version]
 
 
-def cards_text(version: int, cards: Sequence[tuple[Card, str]], as_json: bool) -> str:
-    """Return what `discover` prints: names one a line, or of cards that tags selected, with their args, JSON."""
-    listed = json.dumps([in_mads_words(card, args) for card, args in cards], indent=4) if as_json else ""
-    names = [card.name for card, _ in cards]
+def cards_text(version: int, cards: Sequence[Mapping[str, Json]], as_json: bool) -> str:
+    """Return what `discover` prints of cards in MAD's schema: names one a line, or of those that tags selected JSON."""
+    listed = json.dumps([_with_blanks(card) for card in cards], indent=4) if as_json else ""
+    names = [str(card["name"]) for card in cards]
     if version == 1:
-        head = f"Number of models in total: {len(names)}"
-        return "\n".join(["Discovering all models in the project", *([listed] if as_json else [head, *names])])
+        told = [listed] if as_json else [f"Number of models in total: {len(names)}", *names]
+        return "\n".join(["Discovering all models in the project", *told])
     head = f"📊 Available Models ({len(names)} total):"
     lines = [head, *(f"  {name}" for name in names)]
     lines = [f"📋 Selected Models ({len(names)} models):", listed] if as_json else lines
     return "\n".join([*lines, "✅ Model discovery completed successfully"])
 
 
-def in_mads_words(card: Card, args: str) -> dict[str, Json]:
-    """Return a card as a models.json of MAD has it: what every card has, blank or not, and the rest."""
-    always: dict[str, Json] = {
-        "name": card.name,
-        "url": card.url,
-        "dockerfile": card.dockerfile,
-        "scripts": card.scripts,
-        "data": ",".join(card.data),
-        "n_gpus": card.n_gpus,
-        "owner": card.owner,
-        "training_precision": card.training_precision,
-        "tags": list(card.tags),
-        "args": args,
-    }
-    besides: dict[str, Json] = {
-        "dockercontext": card.dockercontext,
-        "cred": card.cred,
-        "multiple_results": card.multiple_results,
-        "skip_gpu_arch": ",".join(card.skip_gpu_arch),
-        "additional_docker_run_options": card.additional_docker_run_options,
-        "is_deprecated": card.is_deprecated,
-    }
-    timeout: dict[str, Json] = {} if card.timeout_s is None else {"timeout": card.timeout_s}
-    return {**always, **{name: value for name, value in besides.items() if value}, **timeout, **card.extra}
+def _with_blanks(card: Mapping[str, Json]) -> dict[str, Json]:
+    """Return a card as a models.json of MAD has it: what every card has, blank or not; nothing of madlite alone."""
+    rest = {name: value for name, value in card.items() if name not in _OURS and (name, value) != ("timeout", -1)}
+    return {**{name: card.get(name, "") for name in _ALWAYS}, **rest}
 
 
 def closing_lines(version: int, outcome: Outcome, *, from_manifest: bool) -> Iterator[str]:

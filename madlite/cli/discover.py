@@ -79,7 +79,7 @@ def _text(
     if as_json:
         return json.dumps([as_mad(card, args) for card, args in cards], indent=4)
     if version := contract():
-        return cards_text(version, cards, as_json=selected)
+        return cards_text(version, [as_mad(card, args) for card, args in cards], as_json=selected)
     return printable_lines(_table(cards, plugins, workspace))
 
 
