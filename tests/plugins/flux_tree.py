@@ -93,6 +93,16 @@ else:
 summarize(folder, log, os.environ.get("STUB_STATUS") or status_of(log))
 """
 )
+# what both launchers do once they know the training's arguments
+TRAINED = """
+log = asked.output_dir + "/1_logs.txt"
+print("2026-11-21 00:25:50,100 - INFO - Executing command for run 1: accelerate launch --config_file x train.py")
+with open(log, "w") as file:
+    code = subprocess.call([sys.executable, "train.py", *arguments], stdout=file, stderr=subprocess.STDOUT)
+words = f"ERROR - Run 1 failed with return code {code}. Check {log}" if code else "INFO - Run 1 completed successfully!"
+print(f"2026-11-21 00:27:00,100 - {words}")
+summarize(asked.output_dir, log, status_of(log))
+"""
 # as the earlier one: files, and the trainer's output in a log alone
 FILES = (
     SUMMARY
@@ -108,14 +118,8 @@ text = open(asked.param_config_file).read()
 json.dump([text, asked.accelerate_config_template, asked.resume], open(os.environ["STUB"] + "/files.json", "w"))
 pairs = [re.fullmatch(r'  "?(\w+)"?: \[(.*)\]', line) for line in text.partition("cli_args:")[2].splitlines() if line]
 arguments = [part for pair in pairs for part in ("--" + pair[1], str(json.loads(pair[2])))]
-log = asked.output_dir + "/1_logs.txt"
-print("2026-11-21 00:25:50,100 - INFO - Executing command for run 1: accelerate launch --config_file x train.py")
-with open(log, "w") as file:
-    code = subprocess.call([sys.executable, "train.py", *arguments], stdout=file, stderr=subprocess.STDOUT)
-words = f"ERROR - Run 1 failed with return code {code}. Check {log}" if code else "INFO - Run 1 completed successfully!"
-print(f"2026-11-21 00:27:00,100 - {words}")
-summarize(asked.output_dir, log, status_of(log))
 """
+    + TRAINED
 )
 # as that of March 2025: options, hydra's overrides beside them, a log of its own, and nothing for a run that was done
 COMPOSED = (
@@ -144,14 +148,8 @@ for word in overrides:
     values[key.lstrip("+")] = json.loads(value) if value.startswith('"') else value
 pairs = [("--" + key[11:], value) for key, value in values.items() if key.startswith("train_args.")]
 arguments = [part for pair in pairs for part in pair]
-log = asked.output_dir + "/1_logs.txt"
-print("2026-11-21 00:25:50,100 - INFO - Executing command for run 1: accelerate launch --config_file x train.py")
-with open(log, "w") as file:
-    code = subprocess.call([sys.executable, "train.py", *arguments], stdout=file, stderr=subprocess.STDOUT)
-words = f"ERROR - Run 1 failed with return code {code}. Check {log}" if code else "INFO - Run 1 completed successfully!"
-print(f"2026-11-21 00:27:00,100 - {words}")
-summarize(asked.output_dir, log, status_of(log))
 """
+    + TRAINED
 )
 LAUNCH = r"""
 import json, os, runpy, sys
