@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from madlite.record import STANDARD_COLUMNS, append_rows
-from madlite.types import Row
+from madlite.model import Row
+from madlite.results import STANDARD_COLUMNS, append_rows
 
 ROW = Row(
     cells=dict.fromkeys(STANDARD_COLUMNS, "some text") | {"tags": "pyt,train,llama", "performance": "14164.25"},

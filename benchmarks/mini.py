@@ -26,7 +26,7 @@ def main() -> None:
     for turn in range(1, TURNS + 1):
         with tempfile.TemporaryDirectory() as name:
             home = Path(name)
-            bed = Bed(engine, {"h100": h100s(home, 8)}, gives_gpus=fulfils_gpu_requests(engine, BASE))
+            bed = Bed(engine, {"h100": h100s(home, 8)}, gives_gpus=fulfils_gpu_requests(engine, BASE, 8))
             folder = copied("minimad", home)
             with bed.tapped(home) as tap:
                 begun = time.perf_counter()

@@ -26,7 +26,7 @@ from madlite.machine.strangers import Ours
 from madlite.machine.telemetry.amd_smi import AmdSmi
 from madlite.machine.telemetry.nvml import Nvml
 from madlite.machine.telemetry.sampler import SHARE, Sampler, Watched
-from madlite.types import Gpu
+from madlite.model import Gpu
 
 TURNS = 50
 

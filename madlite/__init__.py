@@ -8,7 +8,7 @@ from __future__ import annotations
 TYPE_CHECKING = False  # typing's own takes long to import; checkers know the name
 
 if TYPE_CHECKING:
-    from madlite.backend import (
+    from madlite.backends.base import (
         NUMBER,
         PatternReader,
         StepPattern,
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
         number_or_none,
         step_pattern,
     )
+    from madlite.backends.recipe_book import RecipeBook, read_book
+    from madlite.backends.recipes import FEW, RecipeBackend, bare_name, few_steps
+    from madlite.cancellation import interruptible, when_stopped
     from madlite.errors import (
         CatalogError,
         CheckFailed,
@@ -29,19 +32,18 @@ if TYPE_CHECKING:
     )
     from madlite.failure_rules import read_failure_rules
     from madlite.hookspecs import hookimpl
-    from madlite.nearest import did_you_mean, nearest_words
-    from madlite.number_text import ANY_NUMERAL, group_texts, is_foreign
-    from madlite.rank_labels import is_label, without_label
-    from madlite.recipe_book import RecipeBook, read_book
-    from madlite.recipes import FEW, RecipeBackend, bare_name, few_steps
-    from madlite.safe_read import output_lines, read_inside, read_output
-    from madlite.types import (
+    from madlite.model import (
+        PROBE_BYTES,
+        QUANTITIES,
         STEPS_APART,
         Action,
         Architecture,
         Asset,
         Backend,
         Card,
+        Cause,
+        Chunk,
+        Completed,
         Draft,
         EffectiveConfig,
         Ended,
@@ -53,6 +55,8 @@ if TYPE_CHECKING:
         Gpu,
         Image,
         ImageUsed,
+        JobOutcome,
+        Json,
         Line,
         Machine,
         MadMetric,
@@ -68,17 +72,27 @@ if TYPE_CHECKING:
         ResultRule,
         RunPlan,
         Runtime,
+        Say,
         Scalar,
         Secret,
         Session,
         Shape,
+        Sink,
         Status,
         Step,
+        Study,
         Summary,
         Traits,
         TreeCards,
         Variant,
     )
+    from madlite.nearest import did_you_mean, nearest_words
+    from madlite.number_text import ANY_NUMERAL, group_texts, is_foreign
+    from madlite.rank_labels import is_label, without_label
+    from madlite.runtimes.host.runtime import CommandRuntime
+    from madlite.safe_read import output_lines, read_inside, read_output
+    from madlite.secrets import reveal
+    from madlite.workspace.mounts import container_mounts, make_mounts
 
 __version__ = "0.1.0"
 
@@ -91,7 +105,11 @@ __all__ = [
     "Backend",
     "Card",
     "CatalogError",
+    "Cause",
     "CheckFailed",
+    "Chunk",
+    "CommandRuntime",
+    "Completed",
     "Draft",
     "EffectiveConfig",
     "Ended",
@@ -105,16 +123,20 @@ __all__ = [
     "Gpu",
     "Image",
     "ImageUsed",
+    "JobOutcome",
+    "Json",
     "Line",
     "Machine",
     "MadMetric",
     "MadliteError",
     "Metric",
+    "PROBE_BYTES",
     "PatternReader",
     "Phase",
     "Place",
     "PluginError",
     "Problem",
+    "QUANTITIES",
     "Quantity",
     "Reader",
     "RecipeBackend",
@@ -127,26 +149,32 @@ __all__ = [
     "Runtime",
     "RuntimeProblem",
     "STEPS_APART",
+    "Say",
     "Scalar",
     "Secret",
     "Session",
     "Shape",
+    "Sink",
     "Status",
     "Step",
     "StepPattern",
     "Summary",
     "TemplateBackend",
+    "Study",
     "Traits",
     "TreeCards",
     "UsageProblem",
     "Variant",
     "__version__",
     "bare_name",
+    "container_mounts",
     "did_you_mean",
     "few_steps",
     "group_texts",
     "hookimpl",
+    "interruptible",
     "is_foreign",
+    "make_mounts",
     "nearest_words",
     "is_label",
     "number",
@@ -157,21 +185,27 @@ __all__ = [
     "read_failure_rules",
     "read_inside",
     "read_output",
+    "reveal",
     "step_pattern",
+    "when_stopped",
     "without_label",
 ]
 
 _HOMES = {
-    "backend": "NUMBER PatternReader StepPattern TemplateBackend number number_or_none step_pattern",
+    "backends.base": "NUMBER PatternReader StepPattern TemplateBackend number number_or_none step_pattern",
+    "cancellation": "interruptible when_stopped",
     "errors": "CatalogError CheckFailed ExitCode MadliteError PluginError RuntimeProblem UsageProblem one_hint",
     "failure_rules": "read_failure_rules",
     "hookspecs": "hookimpl",
     "nearest": "did_you_mean nearest_words",
     "rank_labels": "is_label without_label",
     "number_text": "ANY_NUMERAL group_texts is_foreign",
-    "recipe_book": "RecipeBook read_book",
-    "recipes": "FEW RecipeBackend bare_name few_steps",
+    "backends.recipe_book": "RecipeBook read_book",
+    "backends.recipes": "FEW RecipeBackend bare_name few_steps",
     "safe_read": "output_lines read_inside read_output",
+    "runtimes.host.runtime": "CommandRuntime",
+    "secrets": "reveal",
+    "workspace.mounts": "container_mounts make_mounts",
 }
 
 
@@ -180,5 +214,5 @@ def __getattr__(name: str) -> object:
 
     if name not in __all__:
         raise AttributeError(f"module 'madlite' has no attribute {name!r}")
-    home = next((home for home, names in _HOMES.items() if name in names.split()), "types")
+    home = next((home for home, names in _HOMES.items() if name in names.split()), "model")
     return getattr(import_module(f"madlite.{home}"), name)

@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 
 from madlite.errors import PluginError
-from madlite.types import FailureRule
+from madlite.model import FailureRule
 
 _FIELD = re.compile(r"\{(\w+)\}")
 COMMON = Path(__file__).parent / "measure" / "failures.toml"

@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 
 from madlite.errors import UsageProblem
+from madlite.model import Json
 from madlite.safe_read import read_given, read_named
-from madlite.types import Json
 
 BOM = b"\xef\xbb\xbf"
 UNUSABLE = re.compile("[\0\ud800-\udfff]")

@@ -14,6 +14,8 @@
               madlite_run_step(plan, step)           once per training step
               madlite_run_finished(plan, result)
 
+Hooks of a run are called in the run's thread: of runs that go on at once, at the same time.
+
 A plugin is a module or an object with functions of these names, marked by `madlite.hookimpl` and named in the entry
 point group `madlite`.  A hook may take fewer arguments than its specification lists, never others.
 """
@@ -29,7 +31,7 @@ import pluggy
 if TYPE_CHECKING:
     import click
 
-    from madlite.types import (
+    from madlite.model import (
         Backend,
         CardItem,
         FailureRule,
@@ -115,13 +117,17 @@ class Hooks:
     def madlite_references(self) -> Iterable[Reference]:  # type: ignore[empty-body]
         """Return published numbers that results can be compared with.
 
-        When: when a report or a comparison asks for them.
+        When: by `madlite plugins`, which counts them, and where results are compared.  One that names no model, device,
+        metric or source, or whose value is not finite, is told as the plugin's problem and left out.
+
+        Return: any number of `Reference`.
 
         Example::
 
             @hookimpl
             def madlite_references():
-                return [Reference(model="tiny", device="MI300X", metric="tokens_per_s_per_gpu", value=9.5, source="…")]
+                page = "performance results of release 1.2, 2026-05"
+                return [Reference(model="tiny", device="MI300X", metric="tokens_per_s_per_gpu", value=9.5, source=page)]
         """
 
     @hookspec

@@ -10,11 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Event
 
-from madlite.types import Value
+from madlite.model import Completed, Value
 
 _TURN_S = 0.1  # between two questions whether a command is called off, or prints without an end
 _LIMIT_BYTES = 64 << 20  # what a short command may print
-_TOO_MUCH = f"\nended: it printed more than {_LIMIT_BYTES >> 20} MiB".encode()
 
 
 class Finished(Value, frozen=True):
@@ -46,23 +45,45 @@ def capture(
     be started is exit code 127 with the reason on stderr, as a shell would say it.
     """
     try:
-        started = start(argv, env=env, cwd=cwd)
+        done = complete(argv, limit_s=limit_s, env=env, cwd=cwd, cancelled=cancelled, limit_bytes=_LIMIT_BYTES)
     except OSError as error:
         return Finished(argv=tuple(argv), code=127, stdout="", stderr=str(error))
-    timed_out = False
+    code = -signal.SIGKILL if done.code is None else done.code
+    return Finished(
+        argv=tuple(argv), code=code, stdout=_text(done.stdout), stderr=_text(done.stderr), timed_out=done.code is None
+    )
+
+
+def complete(
+    argv: Sequence[str],
+    *,
+    limit_s: float,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    cancelled: Event | None = None,
+    limit_bytes: int,
+) -> Completed:
+    """Run a short command and return its output as bytes, at most `limit_bytes` of each stream.
+
+    Past `limit_s`, once `cancelled` is set, or where it prints more, its whole process group is killed.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    started = start(argv, env=env, cwd=cwd)
     try:
-        out, err = _communicate(started, limit_s, cancelled)
+        out, err = _communicate(started, limit_s, cancelled, limit_bytes)
+        return Completed(code=started.returncode, stdout=out[:limit_bytes], stderr=err[:limit_bytes])
     except subprocess.TimeoutExpired as running:
-        timed_out = not _is_too_much(running)
+        too_much = _is_too_much(running, limit_bytes)
         kill_group(started.pid, signal.SIGKILL)
         out, err = _drain(started)
-        out, err = out[:_LIMIT_BYTES], err[:_LIMIT_BYTES] + (b"" if timed_out else _TOO_MUCH)
+        told = f"\nended: it printed more than {limit_bytes >> 20} MiB".encode() if too_much else b""
+        code = (started.returncode or 0) if too_much else None
+        return Completed(code=code, stdout=out[:limit_bytes], stderr=err[:limit_bytes] + told)
     except BaseException:
         kill_group(started.pid, signal.SIGKILL)
         raise
-    return Finished(
-        argv=tuple(argv), code=started.returncode or 0, stdout=_text(out), stderr=_text(err), timed_out=timed_out
-    )
 
 
 def start(
@@ -101,7 +122,9 @@ def kill_group(leader: int, number: int) -> bool:
     return True
 
 
-def _communicate(started: subprocess.Popen[bytes], limit_s: float, cancelled: Event | None) -> tuple[bytes, bytes]:
+def _communicate(
+    started: subprocess.Popen[bytes], limit_s: float, cancelled: Event | None, limit_bytes: int
+) -> tuple[bytes, bytes]:
     """Wait for the end of a command, in turns: somebody may call it off, or it may print too much."""
     deadline = time.monotonic() + limit_s
     while True:
@@ -110,12 +133,12 @@ def _communicate(started: subprocess.Popen[bytes], limit_s: float, cancelled: Ev
             return started.communicate(timeout=max(0.0, min(_TURN_S, left_s)))
         except subprocess.TimeoutExpired as running:
             called_off = cancelled is not None and cancelled.is_set()
-            if called_off or left_s <= _TURN_S or _is_too_much(running):
+            if called_off or left_s <= _TURN_S or _is_too_much(running, limit_bytes):
                 raise
 
 
-def _is_too_much(running: subprocess.TimeoutExpired) -> bool:
-    return len(running.stdout or b"") + len(running.stderr or b"") > _LIMIT_BYTES
+def _is_too_much(running: subprocess.TimeoutExpired, limit_bytes: int) -> bool:
+    return len(running.stdout or b"") + len(running.stderr or b"") > limit_bytes
 
 
 def _drain(started: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:

@@ -4,8 +4,9 @@ Two kinds.  A label such as `[rank3]:` is nothing else.  A bare one, `3: ` of `s
 Docker Compose, can as well be an epoch, an item of a list or a cell of a table: it is taken for a rank's, and whoever
 reads the log asks later whether that holds (`surely`, and `Steps.is_shared`).
 
-Formats: torchrun (`[rank0]:`, `[default0]:`), Primus (`[rank-0/8]`), Open MPI's `--tag-output` (`[1,3]<stdout>:`, since
-5.0 with the job's name), Slurm's `srun --label`, `kubectl logs --prefix`, `docker compose logs`, `docker service logs`.
+Formats: madlite's own of a run on several nodes (`[node1]: `), torchrun (`[rank0]:`, `[default0]:`), Primus
+(`[rank-0/8]`), Open MPI's `--tag-output` (`[1,3]<stdout>:`, since 5.0 with the job's name), Slurm's `srun --label`,
+`kubectl logs --prefix`, `docker compose logs`, `docker service logs`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
-from madlite.types import Line
+from madlite.model import Line
 
 CLOCK = r"(?:\d{4}[-/]?\d\d[-/]?\d\d[T ])?\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"
 TAG = r"\[(?:[\w.@-]{1,100}@)?\d{1,9},\d{1,9}\]<std(?:err|out)>(?:\[[^\[\]]{0,100}\])?:?"
@@ -25,6 +26,7 @@ _TIME = rf"(?:{CLOCK}\s{{1,4}}(?:std(?:out|err)\s[FP]\s)?)?"
 OF_RANK = re.compile(rf"\[(?:rank|default)\d+\]:\s?|{TAG}\s?")
 LABEL = re.compile(rf"^{_TIME}(?:{OF_RANK.pattern})+")
 """What launchers put before every line of a rank; a label of `RankLabels` alone may be none."""
+_NODE = "[node"
 _HEAD = 200  # characters of a line in which a launcher's prefix is looked for
 _LABEL = 40  # characters that torchrun's label has at most
 _RANK = re.compile(r"\[(?:rank|default)[-_]?(\d{1,9})(?:/\d+)?\]")
@@ -32,13 +34,14 @@ _TAG = re.compile(r",(\d{1,9})\]<std(?:err|out)>")
 _TASK = r"\s{0,5}(?P<task>\d{1,5}):(?:\s|$)"
 _OUTER = re.compile(
     rf"(?P<time>{_TIME})(?:{_TASK}"
+    r"|\[node(?P<node>\d{1,5})\]:\s?"
     r"|\[pod/(?P<pod>[\w.-]{1,253})(?:/[\w.-]{1,253})?\]\s?"
     r"|(?P<service>[\w.-]{1,100}\.\d{1,5}\.\w{5,40}@[\w.-]{1,100})\s{1,80}\|\s"
     r"|(?P<container>[A-Za-z][\w.-]{0,100}[-_]\d{1,5})\s{1,80}\|\s"
     r")"
 )
 _OF_TASK = re.compile(
-    rf"(?P<time>{_TIME})(?:{_TASK}|(?P<pod>(?!))|(?P<service>(?!))|(?P<container>(?!)))"
+    rf"(?P<time>{_TIME})(?:{_TASK}|(?P<node>(?!))|(?P<pod>(?!))|(?P<service>(?!))|(?P<container>(?!)))"
 )  # is quicker
 _LEADS = re.compile(r"(?:^|[-_.])(?:master|chief|launcher|leader|head)(?:[-_.]\d+)?(?:-[a-z0-9]{5})?$")
 _WORKER = re.compile(r"(?:^|[-_.])worker[-_.](\d{1,5})(?:-[a-z0-9]{5})?$")
@@ -49,6 +52,19 @@ _COPY = re.compile(r"[-_.](\d{1,5})(?:\.\w+@.*)?$")  # copies of a service count
 _OWN = re.compile(r"(?:-[b-df-hj-np-tv-z2-9]{5}|\.\w+@.*)$|\d+")
 _MOST = 4096  # labels; what has more counts something else
 _LEAST, _MOSTLY = 4, 0.8  # lines with a bare label, and their part of all lines since the first
+
+
+def node_label(node: int) -> str:
+    """Return what madlite puts before each line of a node, where a run is on several."""
+    return f"{_NODE}{node}]: "
+
+
+def nodes_of(lines: Sequence[str], text: str) -> list[int] | None:
+    """Return the node that each line names, 0 where it names none; None where no line does."""
+    if _NODE not in text:
+        return None
+    found = (_OUTER.match(line) if line.startswith(_NODE) else None for line in lines)
+    return [int(one["node"] or 0) if one is not None else 0 for one in found]
 
 
 def rank_of(text: str) -> int | None:
@@ -86,6 +102,7 @@ class RankLabels:
         self._named: set[int] = set()  # and those that others do
         self._within: set[int] = set()  # of those the ones that the processes' own labels do
         self._alone: frozenset[int] = frozenset()
+        self._has_nodes = False  # whether lines name their node
         self._leads = False  # whether a pod is there that leads the workers, as rank 0
         self._labelled = self._others = 0  # lines with a bare label, and those without since the first
 
@@ -117,7 +134,8 @@ class RankLabels:
     def read(self, lines: Sequence[str], text: str) -> list[int | None] | None:
         """Return the rank of each line, None where no line names one; `text` is all of them together."""
         inner = "[rank" in text or "[default" in text or "]<std" in text
-        named = "[pod/" in text or "| " in text
+        self._has_nodes = self._has_nodes or _NODE in text
+        named = _NODE in text or "[pod/" in text or "| " in text
         begins = _may_begin if named else _may_be_task
         pattern = _OUTER if named else _OF_TASK
         outer = [pattern.match(line) if begins(line) else None for line in lines]
@@ -132,7 +150,9 @@ class RankLabels:
     def plain(self, lines: Iterable[str]) -> list[str]:
         """Return lines with torchrun's label in place of a pod's, a container's or a task's, where those are labels."""
         self._alone = self.alone
-        return [self._canonical(line) for line in lines] if self._ranks or self._bare else list(lines)
+        return (
+            [self._canonical(line) for line in lines] if self._ranks or self._bare or self._has_nodes else list(lines)
+        )
 
     def _read(self, line: str, found: re.Match[str] | None) -> int | None:
         """Return the rank of a task's, pod's or container's label, and count those that may be none."""
@@ -153,7 +173,7 @@ class RankLabels:
         if found is None or (_is_bare(found) and not self.surely) or (rank := self._known(found)) is None:
             return line
         rest = line[found.end() :]
-        label = "" if rank_of(rest) is not None or rank in self._alone else f"[rank{rank}]: "
+        label = "" if found["node"] or rank_of(rest) is not None or rank in self._alone else f"[rank{rank}]: "
         return f"{found['time']}{label}{rest}"
 
     def _of_label(self, found: re.Match[str]) -> int | None:
@@ -169,8 +189,8 @@ class RankLabels:
         return rank
 
     def _known(self, found: re.Match[str]) -> int | None:
-        if found["task"]:
-            return int(found["task"])
+        if found["task"] or found["node"]:
+            return int(found["task"] or found["node"])
         name = found["pod"] or found["service"] or found["container"]
         if name not in self._ranks and len(self._ranks) < _MOST:
             self._leads = self._leads or _LEADS.search(name) is not None
@@ -209,7 +229,7 @@ def _may_begin(line: str) -> bool:
     """Say whether an outer label can be at a line's begin, which is quick to see."""
     first = line[0]
     if first in "0123456789 [":
-        return first != "[" or line.startswith("[pod/")
+        return first != "[" or line.startswith(("[pod/", _NODE))
     return line.find("| ", 0, _HEAD) > 0
 
 

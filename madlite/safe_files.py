@@ -11,6 +11,7 @@ import errno
 import logging
 import os
 import stat
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
@@ -84,15 +85,15 @@ class Folder:
             OSError: it cannot be written; what was there is as it was, and nothing half made is left.
         """
         with self.parent_of(name, make=True) as (folder, last):
-            beside = f".{last}.{os.getpid()}"
-            folder.remove(beside)
+            half = half_made(last)
+            folder.remove(half)
             folder.tell_replaced(last)
             try:
-                with os.fdopen(folder.create(beside), "wb") as file:
+                with os.fdopen(folder.create(half), "wb") as file:
                     file.writelines([data] if isinstance(data, bytes) else data)
-                os.rename(beside, last, src_dir_fd=folder.fd, dst_dir_fd=folder.fd)
+                os.rename(half, last, src_dir_fd=folder.fd, dst_dir_fd=folder.fd)
             except BaseException:
-                folder.remove(beside)
+                folder.remove(half)
                 raise
 
     def create(self, name: str, flags: int = os.O_WRONLY, mode: int = 0o666) -> int:
@@ -337,6 +338,14 @@ def kind_of(facts: os.stat_result) -> str:
     """Return what something in a folder is, for a message."""
     kinds = {stat.S_IFLNK: "a link", stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFREG: "a file"}
     return kinds.get(stat.S_IFMT(facts.st_mode), "a device or socket")
+
+
+def half_made(name: str) -> str:
+    """Return the name of what becomes the file `name` once it is whole: of this thread alone, and hidden.
+
+    It ends in the thread's number, by which a reader tells whether its writer lives (`/proc` has threads too).
+    """
+    return f".{name}.{threading.get_native_id()}"
 
 
 def _parts(name: str) -> list[str]:

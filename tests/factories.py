@@ -5,9 +5,9 @@ from __future__ import annotations
 import zlib
 from pathlib import Path
 
-from madlite.run import journal
+from madlite.model import Card, Image, Machine, Place, Quantity, RunPlan, Traits, Window
 from madlite.safe_files import Folder
-from madlite.types import Card, Image, Machine, Place, Quantity, RunPlan, Traits, Window
+from madlite.workspace import journal
 
 BASE_IMAGE = "madlite-test/base:latest"
 WINDOW = Window(

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from madlite import PluginError, read_failure_rules
+from madlite.backends.loader import load_plugins
 from madlite.failure_rules import COMMON, explained, flaw_of
 from madlite.measure.needed import ignores_case, needed_texts
-from madlite.plugins import load_plugins
-from madlite.types import Cause, FailureRule
+from madlite.model import Cause, FailureRule
 
 ROOT = Path(__file__).parents[1]
 FILES = [COMMON, *sorted((ROOT / "plugins/madlite_plugins").glob("*/failures.toml"))]

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from madlite.model import Image, Secret, to_json
 from madlite.secrets import Redactor, assigned, collect, guard, is_secret, is_secret_name, masked_json
-from madlite.types import Image, Secret, to_json
 
 SECRET = "hf_Ab/c+9=x"
 

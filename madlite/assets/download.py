@@ -17,7 +17,7 @@ from madlite.assets.locks import Stopped
 from madlite.assets.parts import Part
 from madlite.assets.web import Source, open_source
 from madlite.errors import RuntimeProblem
-from madlite.types import Cause, Value
+from madlite.model import Cause, Value
 
 CHUNK_BYTES = 1 << 20
 _DISK = (

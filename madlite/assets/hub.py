@@ -17,7 +17,7 @@ from madlite.assets.names import COMMIT, is_file_name, is_repo, is_revision
 from madlite.assets.places import HUB, Token
 from madlite.assets.records import MAIN, is_dataset, matching
 from madlite.assets.tries import patiently
-from madlite.types import Asset, Value
+from madlite.model import Asset, Value
 
 _WILD = frozenset("*?[")
 _MANY = 50_000  # files: from there on a repository's listing is said to be cut

@@ -27,9 +27,10 @@ from madlite.assets.presence import are_complete, find_snapshot, known_commit, s
 from madlite.assets.records import MAIN, Record, is_dataset, repo_folder, save_hub_record
 from madlite.assets.tries import patiently, status_of
 from madlite.assets.web import Source
+from madlite.cancellation import check
 from madlite.errors import MadliteError, RuntimeProblem
+from madlite.model import Asset, Cause, Say
 from madlite.safe_files import Folder
-from madlite.types import Asset, Cause, Say
 
 WORKERS = 8  # files at a time, as huggingface_hub has it
 LARGEST = 50 * 10**9  # bytes: what is larger the hub gives to its own client alone
@@ -134,7 +135,7 @@ class HubFetch:
             raise RuntimeProblem(what, cause=Cause.DISK) from error
 
     def _each(self, listing: Listing) -> None:
-        """Work on files side by side; the first problem ends it, and so does an interrupt of the main thread."""
+        """Work on files side by side; the first problem ends it, and so does a stop."""
         waiting: deque[str] = deque(listing.files)
         problems: list[Exception] = []
         threads = [
@@ -145,8 +146,9 @@ class HubFetch:
             thread.start()
         try:
             for thread in threads:
-                while thread.is_alive():  # with a limit, so that a signal gets its turn
+                while thread.is_alive():
                     thread.join(_POLL_S)
+                    check()
         finally:
             self._stop.set()
             for thread in threads:
@@ -160,7 +162,7 @@ class HubFetch:
                 self._one(waiting.popleft(), listing)
             except (IndexError, Stopped):
                 return
-            except Exception as error:  # noqa: BLE001 - raised again in the main thread
+            except Exception as error:  # noqa: BLE001 - raised again by who waits
                 problems.append(error)
                 self._stop.set()
 

@@ -10,7 +10,7 @@ from madlite.assets.places import HUB, Token
 from madlite.assets.records import MAIN, is_dataset
 from madlite.assets.tries import PATIENCE_S, answered, status_of, wanted_s
 from madlite.errors import MadliteError
-from madlite.types import Asset
+from madlite.model import Asset
 
 _LIBRARIES = ("huggingface_hub", "httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3")
 _NAMES = 8  # files that are named of a repository

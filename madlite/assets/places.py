@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from string import Template
 
-from madlite.types import EnvValue, Secret, Value
+from madlite.model import EnvValue, Secret, Value
 
 TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "MAD_SECRETS_HFTOKEN", "MAD_SECRETS_HF_TOKEN")
 """Variables that hand a Hugging Face token to a run."""

@@ -8,8 +8,8 @@ from pathlib import Path
 from madlite.assets.names import COMMIT, is_repo, is_revision
 from madlite.assets.records import MAIN, hub_records, kept_record, matching, repo_folder
 from madlite.files import NotJson, decode_json
+from madlite.model import Asset
 from madlite.safe_read import read_named
-from madlite.types import Asset
 
 _LONGEST_REF = 1 << 12
 

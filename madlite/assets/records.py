@@ -14,9 +14,9 @@ from pathlib import Path
 import msgspec
 
 from madlite.assets.parts import open_own
+from madlite.model import Asset, Value
 from madlite.safe_files import Folder
 from madlite.safe_read import read_named
-from madlite.types import Asset, Value
 
 RECORDS = ".madlite"
 MAIN = "main"

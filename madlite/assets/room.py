@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from madlite.errors import one_hint
-from madlite.types import Value
+from madlite.model import Value
 
 MARGIN, LEAST_BYTES = 0.05, 256 << 20  # of what is fetched, kept free beside it
 

@@ -10,8 +10,8 @@ from madlite.assets.names import is_repo
 from madlite.assets.presence import known_commit, size_of
 from madlite.assets.records import matching, repo_folder
 from madlite.files import NotJson, decode_json
+from madlite.model import Asset, Value
 from madlite.safe_read import read_named
-from madlite.types import Asset, Value
 
 _WEIGHTS = (".safetensors", ".bin", ".pth", ".pt", ".gguf", ".ckpt", ".distcp")
 _SHARD = re.compile(r"(.*[-_.])(\d{5})-of-(\d{5})(.*)")

@@ -17,8 +17,8 @@ from madlite.assets.presence import find_kept, size_of
 from madlite.assets.records import Record, kept_file, save_kept_record
 from madlite.assets.web import Source
 from madlite.errors import RuntimeProblem
+from madlite.model import Asset, Cause, Say
 from madlite.safe_files import Folder
-from madlite.types import Asset, Cause, Say
 
 _LONGEST_NOTE = 1 << 16
 

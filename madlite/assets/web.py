@@ -14,7 +14,7 @@ from urllib.parse import urljoin, urlsplit
 
 from madlite.assets.client import named
 from madlite.errors import RuntimeProblem
-from madlite.types import Cause, Value
+from madlite.model import Cause, Value
 
 SILENT_S = 30.0  # without a byte, and the connection is given up
 _PORTS = {"http": 80, "https": 443}

@@ -17,7 +17,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from madlite.errors import CatalogError
 from madlite.files import NotJson, decode_json, texts
-from madlite.types import Card, Json, Scalar
+from madlite.model import Card, Json, Scalar
 
 # madengine takes the first of these that a card has.
 _GPU_COUNTS = ("gpus_per_node", "gpu_count", "n_gpus", "num_gpus", "ngpus")

@@ -13,7 +13,7 @@ import msgspec
 
 from madlite.errors import UsageProblem
 from madlite.files import exists, read_json, wrong_key
-from madlite.types import Json, Value
+from madlite.model import Json, Value
 
 PROVIDERS = ("custom", "local", "minio", "nas", "aws")
 """In the order in which they are asked; the first that has the data is used."""

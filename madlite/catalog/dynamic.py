@@ -16,8 +16,8 @@ from madlite.catalog.cards import make_card, refuse_duplicates, to_plain
 from madlite.catalog.found import Found
 from madlite.catalog.surroundings import CustomModel, Surroundings
 from madlite.errors import CatalogError
+from madlite.model import Card, Problem
 from madlite.safe_read import read_named
-from madlite.types import Card, Problem
 
 
 def read_dynamic(file: Path, where: str, root: Path, scope: str) -> tuple[Found | Problem, ...]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from madlite.catalog.cards import KNOWN_FIELDS
+from madlite.model import Card
 from madlite.nearest import did_you_mean
-from madlite.types import Card
 
 # what madengine, MAD's own tools and people have fields for, and madlite reads elsewhere or has no use for
 _THEIRS = frozenset(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from madlite.types import Card, Problem, Value
+from madlite.model import Card, Problem, Value
 
 
 class Found(Value, frozen=True):

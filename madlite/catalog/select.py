@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from madlite.catalog.found import Catalog, Found
 from madlite.errors import UsageProblem
-from madlite.types import Card, Request
+from madlite.model import Card, Request
 
 
 def split_tags(values: Sequence[str]) -> tuple[str, ...]:

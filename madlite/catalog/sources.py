@@ -10,8 +10,8 @@ from typing import TypeAlias
 from madlite.catalog.cards import make_card, read_cards, to_plain
 from madlite.catalog.found import Catalog, Found
 from madlite.errors import CatalogError, hint_within
+from madlite.model import CardItem, Json, Problem, TreeCards
 from madlite.safe_read import read_named
-from madlite.types import CardItem, Json, Problem, TreeCards
 
 PluginCards: TypeAlias = tuple[str, Path, Iterable[CardItem]]
 """A plugin's name, the folder its paths are relative to, and what its `madlite_cards` returned."""

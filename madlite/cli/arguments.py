@@ -9,7 +9,7 @@ from typing import TypeAlias
 import click
 
 # What came beside an option that scripts for madengine 1 abbreviate: `--clean` and `--c` are --clean-docker-cache.
-_YIELDING = ("--cleanup-perf", "--cards-from", "--check", "--contract", "--fail-on-suspect")
+_YIELDING = ("--cleanup-perf", "--cards-from", "--check", "--contract", "--fail-on-suspect", "--plan")
 
 _Names: TypeAlias = Mapping[str, click.Parameter]
 

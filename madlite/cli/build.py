@@ -28,13 +28,13 @@ from madlite.cli.sink import Sink
 from madlite.errors import ExitCode, UsageProblem
 
 if TYPE_CHECKING:
+    from madlite.backends.loader import Plugins
     from madlite.cli.screens import PlainScreen
-    from madlite.engine.build import Built
-    from madlite.engine.build_jobs import BuildJob, BuildSurroundings
     from madlite.plan.batch import BatchEntry
     from madlite.plan.context import Context
     from madlite.plan.options import Options
-    from madlite.plugins import Plugins
+    from madlite.run.build import Built
+    from madlite.run.build_jobs import BuildJob, BuildSurroundings
 
 _FILE = click.Path(path_type=Path)
 # options that exclude each other, as in madengine 2
@@ -90,7 +90,7 @@ def command(**given: Any) -> int:
     madlite run --manifest-file build_manifest.json
     """
     _refuse(given)
-    from madlite.record.named_file import check_writable
+    from madlite.results.named_file import check_writable
 
     check_writable(given["manifest_output"], is_manifest)
     if given["summary_output"] is not None:
@@ -121,8 +121,8 @@ def _option(name: str) -> str:
 
 
 def _surroundings(plugins: Plugins, given: dict[str, Any]) -> BuildSurroundings:
-    from madlite.engine.build_jobs import BuildSurroundings
     from madlite.plan.build_target import find_target
+    from madlite.run.build_jobs import BuildSurroundings
 
     context = setup.make_context({**given, "gpus": ""})
     options = _options(given)
@@ -174,7 +174,7 @@ def _without_gpus(context: Context) -> Context:
 
 
 def _jobs(plugins: Plugins, given: dict[str, Any], around: BuildSurroundings) -> list[BuildJob]:
-    from madlite.engine.build_jobs import plan_builds
+    from madlite.run.build_jobs import plan_builds
 
     workspace, trees = around.options.workspace, given["cards_from"]
     if given["batch_manifest"] is None:
@@ -190,7 +190,7 @@ def _jobs(plugins: Plugins, given: dict[str, Any], around: BuildSurroundings) ->
 
 def _outside(jobs: Sequence[BuildJob]) -> Iterator[str]:
     """Yield what of the checkout's images comes from elsewhere on this machine."""
-    from madlite.run.docker_access import image_access
+    from madlite.runtimes.docker.access import image_access
 
     for job in jobs:
         for what in image_access(job.image):
@@ -200,7 +200,7 @@ def _outside(jobs: Sequence[BuildJob]) -> Iterator[str]:
 def _build(jobs: Sequence[BuildJob], around: BuildSurroundings, given: dict[str, Any]) -> int:
     from madlite.cli.build_screen import BuildLines
     from madlite.cli.screens import make_screen
-    from madlite.engine.build import build_all
+    from madlite.run.build import build_all
 
     sink = Sink(sys.stdout.fileno())
     screen = make_screen(sink, live=given["live_output"])
@@ -219,7 +219,7 @@ def _build(jobs: Sequence[BuildJob], around: BuildSurroundings, given: dict[str,
 
 def _write(texts: Mapping[Path, tuple[str, str]], built: Built, screen: PlainScreen) -> int:
     """Write what is wanted, each file whatever becomes of the others, and return the exit code."""
-    from madlite.record.named_file import write_named
+    from madlite.results.named_file import write_named
 
     code = built.exit_code
     for file, (what, text) in texts.items():
@@ -237,8 +237,8 @@ def _texts(
     built: Built, jobs: Sequence[BuildJob], around: BuildSurroundings, given: dict[str, Any]
 ) -> dict[Path, tuple[str, str]]:
     """Return what is written by its file: what it is, and its text."""
-    from madlite.engine.build import secrets_of_jobs
     from madlite.plan.manifest_text import manifest_text, summary
+    from madlite.run.build import secrets_of_jobs
     from madlite.secrets import masked_json
 
     secrets = secrets_of_jobs(jobs, around.options.environ)

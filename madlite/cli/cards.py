@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 
 import click
 
+from madlite.backends.loader import Plugins
 from madlite.catalog.found import Catalog
 from madlite.errors import UsageProblem
-from madlite.plugins import Plugins
-from madlite.types import CardItem, TreeCards
+from madlite.model import CardItem, TreeCards
 
 F = TypeVar("F", bound=Callable[..., Any])
 

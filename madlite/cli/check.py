@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from madlite.engine.screen import Planned
+    from madlite.backends.loader import Plugins
+    from madlite.model import Finding
     from madlite.plan.options import Options
-    from madlite.plugins import Plugins
-    from madlite.types import Finding
+    from madlite.run.screen import Planned
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -39,9 +39,9 @@ def check(
     Raises:
         MadliteError: `run` would refuse the command, with this error.
     """
-    from madlite.engine.lint import keep_refused
-    from madlite.engine.many import exit_code
-    from madlite.types import Result
+    from madlite.model import Result
+    from madlite.run.batch import exit_code
+    from madlite.run.lint import keep_refused
 
     check_start(planned, options, pretended=bool(given["machine"]))
     kept = keep_refused(planned, refused, plugins)
@@ -55,13 +55,14 @@ def check_start(planned: Sequence[Planned], options: Options, *, pretended: bool
     Raises:
         MadliteError: GPUs of the context are not here (unless all is `pretended`), or files are in the way.
     """
-    from madlite.record.perfcsv import check_appendable
-    from madlite.run.folder import check_runs_folder
+    from madlite.results.perfcsv import check_appendable
+    from madlite.workspace.folder import check_runs_folder
 
     if not pretended:
         refuse_pretended(planned)
     check_runs_folder(options.workspace)
-    check_appendable(options.output, options.workspace)
+    if options.rows:
+        check_appendable(options.output, options.workspace)
 
 
 def refuse_pretended(planned: Sequence[Planned]) -> None:

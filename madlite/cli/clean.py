@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 import click
 
 from madlite.cli.options import Command, common_options
+from madlite.cli.setup import load
 from madlite.cli.terminal import say
 from madlite.errors import ExitCode
 
 if TYPE_CHECKING:
-    from madlite.run.leftovers import Leftover
+    from madlite.run.recovery.leftovers import Leftover
 
 _DONE = {"run": "marked as ended, its folder stays:", "batch": "acknowledged"}
 
@@ -26,16 +27,18 @@ _DONE = {"run": "marked as ended, its folder stays:", "batch": "acknowledged"}
 def command(yes: bool, kept: bool, everywhere: bool, no_plugins: bool, verbose: bool) -> int:
     """List, and with --yes remove, what a killed madlite left behind.
 
-    Only containers with madlite's label, processes with its mark, and of this folder unfinished runs and batches and
-    files that were never whole are ever touched; what belongs to a madlite that is alive is not. What runs of other
-    folders left running is shown, and touched with --everywhere alone. Changes that something else made to results
-    files are listed, and with --yes acknowledged: they are not told again, the files stay as they are.
+    Only containers with madlite's label, processes with its mark, and of this folder unfinished runs and batches,
+    sessions of their plugins' runtimes and files that were never whole are ever touched; what belongs to a madlite that
+    is alive is not. What runs of other folders left running is shown, and touched with --everywhere alone. Changes that
+    something else made to results files are listed, and with --yes acknowledged: they are not told again, the files
+    stay as they are.
     """
-    from madlite.engine.unfinished import find_all
-    from madlite.record.integrity import changed_files
-    from madlite.run.leftovers import remove
+    from madlite.results.integrity import changed_files
+    from madlite.run.recovery.leftovers import remove
+    from madlite.run.recovery.unfinished import find_all
 
-    found = find_all(Path.cwd(), dict(os.environ))
+    environ, runtimes = dict(os.environ), load(no_plugins, verbose).runtimes()
+    found = find_all(Path.cwd(), environ, runtimes)
     for note in found.notes:
         say(f"warning: {note}", err=True)
     failed, waiting = False, False
@@ -45,7 +48,7 @@ def command(yes: bool, kept: bool, everywhere: bool, no_plugins: bool, verbose: 
             say(f"{item.kind:9} {item.run_id}  {item.text}{_aside(item, everywhere)}")
             waiting |= meant and not item.kept
             continue
-        problem = remove(item, dict(os.environ))
+        problem = remove(item, environ, runtimes)
         failed |= problem is not None
         done = _DONE.get(item.kind, "removed")
         say(f"{'not removed' if problem else done} {item.kind} {item.run_id}  {problem or item.text}")

@@ -79,7 +79,7 @@ def complete_tags(ctx: click.Context, param: click.Parameter | None, incomplete:
 
 def complete_run(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Return ids of runs, the newest first, by how they begin or else by any part, and `last`."""
-    from madlite.read.runs import LAST, names_with
+    from madlite.reports.runs import LAST, names_with
 
     names = _ids(ctx)
     found = names_with(names, incomplete) if incomplete else names
@@ -96,15 +96,15 @@ def complete_runs(ctx: click.Context, param: click.Parameter, incomplete: str) -
 
 def complete_status(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Return the words that `runs --status` knows."""
-    from madlite.read.listing import STATES
-    from madlite.types import Cause
+    from madlite.model import Cause
+    from madlite.reports.listing import STATES
 
     words = (*STATES, *(cause.value for cause in Cause if cause.value))
     return [CompletionItem(word) for word in words if word.startswith(incomplete.lower())]
 
 
 def _ids(ctx: click.Context) -> list[str]:
-    from madlite.read.runs import run_names, runs_folder
+    from madlite.reports.runs import run_names, runs_folder
 
     folder = ctx.params.get("directory") or Path()
     return [name for name in reversed(run_names(runs_folder(Path(folder)))) if _SAFE.fullmatch(name)]

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from madlite.errors import UsageProblem
-from madlite.types import Json, Status
+from madlite.model import Json, Status
 
 if TYPE_CHECKING:
-    from madlite.engine.screen import Outcome
+    from madlite.run.screen import Outcome
 
 F = TypeVar("F", bound=Callable[..., Any])
 VARIABLE = "MADLITE_CONTRACT"

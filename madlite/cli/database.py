@@ -15,7 +15,7 @@ from madlite.cli.terminal import say
 from madlite.errors import ExitCode, UsageProblem
 
 if TYPE_CHECKING:
-    from madlite.read.mongodb import Server
+    from madlite.reports.mongodb import Server
 
 
 def _check_action(ctx: click.Context, param: click.Parameter, value: str) -> None:
@@ -64,8 +64,8 @@ def command(**given: Any) -> int:
     The server is that of MONGO_HOST (localhost) and MONGO_PORT (27017), the login of MONGO_USER, MONGO_PASSWORD and
     MONGO_AUTH_SOURCE (admin); it has MONGO_TIMEOUT_MS (5000) to answer. `database upload-mongodb` is the same.
     """
-    from madlite.read.documents import read_documents
-    from madlite.read.mongodb import Target, check_unique, upload
+    from madlite.reports.documents import read_documents
+    from madlite.reports.mongodb import Target, check_unique, upload
 
     documents = read_documents(given["file"])
     unique = tuple(filter(None, (name.strip() for name in given["unique_key"].split(","))))
@@ -101,8 +101,8 @@ def read_server(environ: Mapping[str, str]) -> Server:
     Raises:
         UsageProblem: a port or a time is no number.
     """
-    from madlite.read.mongodb import Server
-    from madlite.types import Secret
+    from madlite.model import Secret
+    from madlite.reports.mongodb import Server
 
     def number(name: str, usual: int, most: int) -> int:
         text = environ.get(name, "").strip() or str(usual)

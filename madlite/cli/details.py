@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from madlite.machine.telemetry.words import LEAST_SAMPLES, throttled_words
-from madlite.types import Result, RunPlan, Status, Telemetry
+from madlite.model import Result, RunPlan, Status, Telemetry
 
 LONGEST = 300  # characters of a line of a log
 FEW_SAMPLES = 5  # of the GPUs: from there on nothing is said of how many

@@ -14,11 +14,11 @@ from madlite.cli.cards import cards_option
 from madlite.cli.contract import cards_text, contract, contract_option
 from madlite.cli.options import TagsCommand, common_options, tag_words, tags_option
 from madlite.cli.terminal import printable_lines, without_secrets
-from madlite.types import Card, Json
+from madlite.model import Card, Json
 
 if TYPE_CHECKING:
+    from madlite.backends.loader import Plugins
     from madlite.catalog.found import Catalog
-    from madlite.plugins import Plugins
 
 
 @click.command("discover", cls=TagsCommand)
@@ -113,7 +113,7 @@ def as_mad(card: Card, args: str) -> dict[str, Json]:
 
 
 def _table(cards: Iterable[tuple[Card, str]], plugins: Plugins, workspace: Path) -> str:
-    from madlite.engine.owner import claimants
+    from madlite.run.owner import claimants
 
     known = plugins.backends()
     rows = [("NAME", "GPUS", "PRECISION", "RUNS BY", "FROM", "TAGS")]

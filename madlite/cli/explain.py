@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from madlite.cli.explain_page import Explained
-    from madlite.engine.screen import Planned
+    from madlite.run.screen import Planned
 
 
 @click.command("explain", cls=TagsCommand)
@@ -43,8 +43,8 @@ def command(tag: tuple[str, ...], everything: bool, as_json: bool, **given: Any)
     from madlite.cli.check import check
     from madlite.cli.explain_page import Explained
     from madlite.cli.planning import plan_all
-    from madlite.engine.lint import in_one_line, look, whose
-    from madlite.engine.one import secrets_for
+    from madlite.run.lint import in_one_line, look, whose
+    from madlite.run.one import secrets_for
     from madlite.secrets import Redactor, masked_json
 
     plugins = setup.load(given["no_plugins"], given["verbose"])

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from madlite.machine.peaks import find_peak
 from madlite.measure.compute import trains_adapters
 from madlite.measure.flops import flops_per_token
-from madlite.types import Architecture, RunPlan, Variant
+from madlite.model import Architecture, RunPlan, Variant
 
 
 def compute_rows(plan: RunPlan) -> Iterator[tuple[str, str, str]]:

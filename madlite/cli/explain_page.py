@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import TypeAlias
 
 from madlite.cli.explain_rows import export_rows, plan_rows
-from madlite.types import RunPlan, Value
+from madlite.model import RunPlan, Value
 
 _Row: TypeAlias = tuple[str, str, str]  # name, value, origin
 _Key: TypeAlias = tuple[str, int]

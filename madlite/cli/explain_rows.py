@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 
 from madlite.cli.explain_compute import compute_rows
+from madlite.model import ErrorScan, RunPlan, Secret
 from madlite.plan.sizes import size_words
-from madlite.types import ErrorScan, RunPlan, Secret
 
 _EXPORT = re.compile(
     r"^ *(?:.*(?:\bthen|\|\|) )?export ([A-Za-z_]\w*(?:=.*?)?)(?:; fi)?(?: +# (.*))?$", re.ASCII | re.MULTILINE

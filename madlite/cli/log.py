@@ -30,8 +30,8 @@ def command(run: str, follow: bool, tail: int | None, raw: bool, directory: Path
     """
     import sys
 
-    from madlite.read.log import plain_text, read_log
-    from madlite.read.runs import find_run, runs_folder
+    from madlite.reports.log import plain_text, read_log
+    from madlite.reports.runs import find_run, runs_folder
 
     folder = find_run(runs_folder(directory), run)
     chunks = _without_secrets(read_log(folder, follow=follow, tail=tail))

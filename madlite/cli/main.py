@@ -24,6 +24,7 @@ from madlite.errors import ExitCode, MadliteError
 # name → (module of the command, its one line in --help); kept here so that --help imports none of them
 COMMANDS = {
     "run": ("madlite.cli.run", "Run the models that tags select and append their results to perf.csv."),
+    "plan": ("madlite.cli.plan", "Write the plans of runs to files, one each, for `madlite run --plan`."),
     "build": (
         "madlite.cli.build",
         "Build the images of the models that tags select, and write a manifest for `madlite run --manifest-file`.",
@@ -31,6 +32,7 @@ COMMANDS = {
     "prepare": ("madlite.cli.prepare", "Fetch what the models that tags select need: weights, data, image."),
     "discover": ("madlite.cli.discover", "List model cards, all of them or those that tags select."),
     "explain": ("madlite.cli.explain", "Show the plan of a run: every value and where it came from."),
+    "collect": ("madlite.cli.collect", "Append what runs with --no-rows came to to perf.csv, each once."),
     "parse": ("madlite.cli.parse", "Read logs of trainings: steps, steady throughput, verdict."),
     "runs": ("madlite.cli.runs", "List the runs of this folder, the newest last."),
     "show": (
@@ -38,6 +40,7 @@ COMMANDS = {
         "Show one run: verdict, number, window, power, witnesses, configuration, provenance, files.",
     ),
     "log": ("madlite.cli.log", "Print a run's log, of one that goes on as far as it is."),
+    "watch": ("madlite.cli.watch", "Show how far the runs of this folder are, as long as they go on."),
     "reproduce": ("madlite.cli.reproduce", "Print, or with --run rerun, the pinned command of a run."),
     "report": ("madlite.cli.report", "Make HTML of results files, add results to perf.csv, or make it again."),
     "database": (
@@ -284,7 +287,7 @@ def _add_plugin_commands(group: click.Group) -> None:
     if memo.get("_asked_plugins") or os.environ.get("MADLITE_DISABLE_PLUGINS") in ("1", "all"):
         return
     memo["_asked_plugins"] = True
-    from madlite.plugins import load_plugins, third_party_plugins
+    from madlite.backends.loader import load_plugins, third_party_plugins
 
     if third_party_plugins():
         before = set(group.commands)

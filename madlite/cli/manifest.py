@@ -12,9 +12,9 @@ from madlite.files import exists, is_file
 from madlite.plan.options import Options
 
 if TYPE_CHECKING:
-    from madlite.engine.screen import Planned
+    from madlite.model import Result
     from madlite.plan.manifest import Manifest
-    from madlite.types import Result
+    from madlite.run.screen import Planned
 
 
 def find_manifest(given: dict[str, Any], options: Options) -> Manifest | None:
@@ -48,9 +48,9 @@ def save_manifest(
     `results` are those of the first of the planned.  A run from a manifest leaves that one as it is, and runs that had
     no image (on the host, not started, not built) leave one that names images.
     """
-    from madlite.engine.manifest_file import builds_of, manifest_of_runs
-    from madlite.engine.one import secrets_for
-    from madlite.record.named_file import write_named
+    from madlite.results.named_file import write_named
+    from madlite.run.manifest_file import builds_of, manifest_of_runs
+    from madlite.run.one import secrets_for
 
     file = options.workspace / given["manifest_output"]
     secrets = [text for one in planned for text in secrets_for(one, options.environ)]

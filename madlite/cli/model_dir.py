@@ -15,7 +15,7 @@ from pathlib import Path
 
 from madlite.errors import UsageProblem
 from madlite.files import is_file, is_folder
-from madlite.safe_files import Folder, open_plain
+from madlite.safe_files import Folder, half_made, open_plain
 from madlite.safe_read import open_named, write_copy
 
 BROUGHT = ("docker", "scripts", "models.json", "credential.json", "data.json")  # madengine 2's list
@@ -122,7 +122,7 @@ class _Bringing:
         try:
             if _holds(folder.path / name, fd):
                 return False
-            disk, size, beside = os.fstatvfs(folder.fd), os.fstat(fd).st_size, f".{name}.{os.getpid()}"
+            disk, size, beside = os.fstatvfs(folder.fd), os.fstat(fd).st_size, half_made(name)
             if size > disk.f_bavail * disk.f_frsize:
                 raise OSError(errno.ENOSPC, f"it is larger ({size} bytes) than what is free", str(path))
             write_copy(fd, path, folder, beside, size)

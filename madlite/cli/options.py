@@ -25,6 +25,7 @@ _SECTIONS: dict[str, tuple[str, ...]] = {
         "cards_from",
         "batch_manifest",
         "manifest_file",
+        "plan_file",
         "backend",
         "ignore_deprecated",
         "disable_skip_gpu_arch",
@@ -77,6 +78,7 @@ _SECTIONS: dict[str, tuple[str, ...]] = {
     "Results": (
         "contract",
         "output",
+        "no_rows",
         "strict_header",
         "add_column",
         "summary_output",
@@ -86,6 +88,8 @@ _SECTIONS: dict[str, tuple[str, ...]] = {
         "cleanup_perf",
     ),
 }
+_DECIDING = ("Models", "Plan", "Image and container", "Data and tools")
+_NOT_DECIDING = ("plan_file", "dry_run", "check", "lint")
 _REST = "Options"
 _WORDS = "tag_words"
 
@@ -178,8 +182,18 @@ def context_options(function: F) -> F:
 
 
 def plan_options(function: F) -> F:
-    """Add the options that decide a plan."""
-    return _add((*_CONTEXT, *_PLAN, *_DATA), function)
+    """Add the options that decide a plan, and those of where its results go."""
+    return _add((*_CONTEXT, *_PLAN, *RESULTS, *_DATA), function)
+
+
+def frozen_options(function: F) -> F:
+    """Add the options that decide a plan and nothing else, for one that is written down."""
+    return _add((*_CONTEXT, *_PLAN, *_DATA, _FROM_MANIFEST, _REGISTRY), function)
+
+
+def decides_plan(name: str) -> bool:
+    """Say whether an option, by the name of its value, decides a plan: one that is frozen takes none of them."""
+    return name == _WORDS or (section_of(name) in _DECIDING and name not in _NOT_DECIDING)
 
 
 def batch_options(function: F) -> F:
@@ -281,7 +295,6 @@ _PLAN = (
     ),
     click.option("--disable-skip-gpu-arch", is_flag=True, help="Run cards also on GPUs they want to be skipped on."),
     contract_option,
-    *RESULTS,
 )
 _DATA = (
     click.option(
@@ -317,10 +330,11 @@ _DATA = (
         help="The same, as madengine 1 has it.",
     ),
 )
+_FROM_MANIFEST = click.option(
+    "-m", "--manifest-file", type=_FILE, metavar="FILE", help="Run what this manifest of `madlite build` names."
+)
 _MANIFEST = (
-    click.option(
-        "-m", "--manifest-file", type=_FILE, metavar="FILE", help="Run what this manifest of `madlite build` names."
-    ),
+    _FROM_MANIFEST,
     click.option(
         "--manifest-output",
         type=_FILE,

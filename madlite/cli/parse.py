@@ -16,11 +16,11 @@ from madlite.cli.result_options import FAIL_ON_SUSPECT
 from madlite.cli.run_or_file import run_of
 from madlite.cli.terminal import coloured, has_colour
 from madlite.errors import ExitCode, MadliteError
-from madlite.types import Backend, Status, Value, Variant
+from madlite.model import Backend, Status, Value, Variant
 
 if TYPE_CHECKING:
-    from madlite.engine.foreign import Reading
-    from madlite.plugins import Plugins
+    from madlite.backends.loader import Plugins
+    from madlite.run.foreign import Reading
 
 _STDIN = "-"
 _WARMUP_STEPS = Variant(model="").warmup_steps
@@ -67,7 +67,7 @@ def command(
     madlite parse last
     kubectl logs trainer | madlite parse - --json
     """
-    from madlite.engine.owner import find_backend
+    from madlite.run.owner import find_backend
 
     plugins = setup.load(no_plugins, verbose)
     try:
@@ -88,9 +88,9 @@ def command(
 
 
 def _read(name: str, plugins: Plugins, asked: _Asked) -> Reading | MadliteError:
-    from madlite.engine.foreign import read_log
-    from madlite.engine.log_source import open_log, read_chunks
     from madlite.files import shown
+    from madlite.run.foreign import read_log
+    from madlite.run.log_source import open_log, read_chunks
 
     warmup = _WARMUP_STEPS if asked.warmup is None else asked.warmup
     try:
@@ -107,9 +107,9 @@ def _read(name: str, plugins: Plugins, asked: _Asked) -> Reading | MadliteError:
 
 def _read_run(folder: Path, plugins: Plugins, asked: _Asked) -> Reading:
     """Return what a run's log shows, by its own backend and warm-up where the command line names no others."""
-    from madlite.engine.foreign import read_log as read
-    from madlite.read.log import read_log
-    from madlite.read.runs import open_run
+    from madlite.reports.log import read_log
+    from madlite.reports.runs import open_run
+    from madlite.run.foreign import read_log as read
 
     record = open_run(folder).record
     own = plugins.backends().get(record.backend) if record.rendered else None

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from itertools import islice
 
 import msgspec
+from msgspec.structs import asdict
 
 from madlite.cli.parse_secrets import secrets_in
-from madlite.engine.foreign import Reading
 from madlite.errors import MadliteError
+from madlite.model import Json, Metric, Step, Window, to_json
+from madlite.run.foreign import Reading
 from madlite.secrets import masked_json
-from madlite.types import Json, Metric, Step, to_json
 
 _AT_ONCE = 2000  # steps
 
@@ -42,8 +43,8 @@ def _facts(reading: Reading) -> dict[str, Json]:
         "lines": reading.lines,
         "config": reading.config,
         "training": _training(reading),
-        "window": verdict.window,
-        "medians": {quantity.value: value for quantity, value in reading.medians.items()},
+        "window": _window(verdict.window),
+        "medians": {quantity.label: value for quantity, value in reading.medians.items()},
         "result": {
             "status": verdict.status,
             "cause": verdict.cause,
@@ -58,6 +59,11 @@ def _facts(reading: Reading) -> dict[str, Json]:
         "suspect": list(verdict.suspect),
         "findings": list(verdict.findings),
     }
+
+
+def _window(window: Window | None) -> dict[str, Json] | None:
+    """Return a window with its quantity by its label, the way the medians are named."""
+    return None if window is None else {**asdict(window), "quantity": window.quantity.label}
 
 
 def _training(reading: Reading) -> dict[str, Json] | None:
@@ -79,6 +85,6 @@ def _metric(metric: Metric) -> dict[str, Json]:
 
 
 def _step(step: Step) -> str:
-    values = {quantity.value: value for quantity, value in step.values.items()}
+    values = {quantity.label: value for quantity, value in step.values.items()}
     plain = {"n": step.n, "rank": step.rank, "phase": step.phase, "values": values}
     return "    " + msgspec.json.encode(plain).decode()

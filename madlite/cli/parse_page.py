@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from madlite.cli.details import suspect_lines
 from madlite.cli.parse_secrets import secrets_in
 from madlite.cli.words import figures, mad_figures, status_words
-from madlite.engine.foreign import Reading
+from madlite.model import Quantity, Result, Status, Window
 from madlite.printable import printable
+from madlite.run.foreign import Reading
 from madlite.secrets import Redactor
-from madlite.types import Quantity, Result, Status, Window
 
 _LONGEST = 300  # characters of a line of the log
 _FIRST = ("steps", "seq_len", "micro_batch", "global_batch", "world_size")
@@ -90,13 +90,13 @@ def _table(window: Window, medians: Mapping[Quantity, float]) -> Iterator[str]:
         else f"1 step, {window.first_step}"
     )
     yield f"  window    {steps}{dropped}"
-    wide = max(len(quantity.value) for quantity in (window.quantity, *medians))
+    wide = max(len(quantity.label) for quantity in (window.quantity, *medians))
     titles = ("median", "mean", "std", "CV %", "min", "max")
     yield f"    {'':<{wide}}" + "".join(f"{title:>12}" for title in titles)
     figures = (window.median, window.mean, window.std, 100 * window.cv, window.min, window.max)
-    yield f"    {window.quantity.value:<{wide}}" + "".join(f"{_number(figure):>12}" for figure in figures)
+    yield f"    {window.quantity.label:<{wide}}" + "".join(f"{_number(figure):>12}" for figure in figures)
     for quantity, median in medians.items():
-        yield f"    {quantity.value:<{wide}}{_number(median):>12}"
+        yield f"    {quantity.label:<{wide}}{_number(median):>12}"
 
 
 def _number(value: float) -> str:

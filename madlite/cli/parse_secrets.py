@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from madlite.engine.foreign import Reading
+from madlite.run.foreign import Reading
 from madlite.secrets import assigned, collect
 
 

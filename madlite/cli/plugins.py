@@ -20,13 +20,15 @@ def command(hooks: bool, as_json: bool, no_plugins: bool, verbose: bool) -> int:
     if hooks:
         click.echo(_hook_page())
         return 0
-    from madlite.plugins import Plugins
+    from madlite.backends.loader import Plugins
 
     plugins: Plugins = setup.load(no_plugins, verbose)
     backends = {name: plugin.name for name, (_, plugin) in plugins.backends().items()}
     list(plugins.collect("madlite_cards", trees=()))
+    runtimes = {name: plugin.name for name, (_, plugin) in plugins.runtimes_of_plugins().items()}
+    references = {name: len(found) for name, found in plugins.references().items()}
     if as_json:
-        click.echo(json.dumps(_as_json(plugins, backends), indent=2))
+        click.echo(json.dumps(_as_json(plugins, backends, runtimes, references), indent=2))
         return 0
     for plugin in plugins.loaded.values():
         origin = "built in" if plugin.built_in else f"{plugin.distribution} {plugin.version}"
@@ -35,13 +37,19 @@ def command(hooks: bool, as_json: bool, no_plugins: bool, verbose: bool) -> int:
         say(f"    hooks     {', '.join(plugin.hooks) or 'none'}")
         if brought:
             say(f"    backends  {', '.join(brought)}")
+        if run_on := [name for name, owner in runtimes.items() if owner == plugin.name]:
+            say(f"    runtimes  {', '.join(run_on)}")
+        if plugin.name in references:
+            say(f"    references  {references[plugin.name]}")
     for problem in plugins.problems:
         say(f"problem: {problem.where}: {problem.what}")
     return 0
 
 
-def _as_json(plugins: object, backends: dict[str, str]) -> dict[str, object]:
-    from madlite.plugins import Plugins
+def _as_json(
+    plugins: object, backends: dict[str, str], runtimes: dict[str, str], references: dict[str, int]
+) -> dict[str, object]:
+    from madlite.backends.loader import Plugins
 
     assert isinstance(plugins, Plugins)  # noqa: S101 - for the type checker
     return {
@@ -52,6 +60,8 @@ def _as_json(plugins: object, backends: dict[str, str]) -> dict[str, object]:
                 "version": plugin.version,
                 "hooks": list(plugin.hooks),
                 "backends": [name for name, owner in backends.items() if owner == plugin.name],
+                "runtimes": [name for name, owner in runtimes.items() if owner == plugin.name],
+                "references": references.get(plugin.name, 0),
             }
             for plugin in plugins.loaded.values()
         ],

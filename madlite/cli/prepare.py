@@ -13,8 +13,8 @@ from madlite.cli.options import TagsCommand, common_options, plan_options, tag_w
 from madlite.cli.sink import Sink
 
 if TYPE_CHECKING:
-    from madlite.engine.needs import Survey
     from madlite.plan.options import Options
+    from madlite.run.needs import Survey
 
 
 @click.command("prepare", cls=TagsCommand)
@@ -44,8 +44,8 @@ def command(**given: Any) -> int:
     """
     from madlite.cli.planning import plan_all
     from madlite.cli.prepare_screen import table
-    from madlite.engine.one import secrets_for
-    from madlite.engine.survey import Wish, survey
+    from madlite.run.one import secrets_for
+    from madlite.run.survey import Wish, survey
     from madlite.secrets import Redactor
 
     plugins = setup.load(given["no_plugins"], given["verbose"])
@@ -66,7 +66,7 @@ def command(**given: Any) -> int:
 def _prepare(found: Survey, options: Options, mask: Any) -> int:
     from madlite.cli.prepare_screen import PrepareLines
     from madlite.cli.screens import make_screen
-    from madlite.engine.prepare import prepare_all
+    from madlite.run.prepare import prepare_all
 
     sink = Sink(sys.stdout.fileno())
     screen = make_screen(sink, live=options.live_output)

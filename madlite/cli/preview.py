@@ -6,12 +6,12 @@ import json
 import shlex
 from collections.abc import Iterable
 
-from madlite.engine.one import secrets_for
-from madlite.engine.screen import Planned
 from madlite.errors import UsageProblem
+from madlite.model import RunPlan
 from madlite.plan.actions import settle_model_dir
+from madlite.run.one import secrets_for
+from madlite.run.screen import Planned
 from madlite.secrets import Redactor
-from madlite.types import RunPlan
 
 _SHOWN = (".sh", ".toml", ".yaml", ".yml", ".json")
 
@@ -38,8 +38,12 @@ def preview(one: Planned, environ: dict[str, str], refused: Iterable[str] = ()) 
 
 def _request(one: Planned) -> str:
     """Return what the runtime would be asked for; nothing where what blocks the plan is that it cannot be asked for."""
+    from madlite.run.stage import border
+
     try:
-        return json.dumps(one.runtime.request(one.plan), indent=2, default=str)
+        with border(one.runtime):
+            plan = settle_model_dir(one.plan, one.plan.model_dir)
+            return json.dumps(one.runtime.request(plan), indent=2, default=str)
     except UsageProblem:
         if one.plan.blocked is None:
             raise

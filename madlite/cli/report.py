@@ -47,7 +47,7 @@ def to_html(source: str | None, csv_file_path: Path | None, directory: Path) -> 
     madlite report to-html last
     """
     from madlite.cli.run_or_file import run_of
-    from madlite.read.html import write_page, write_run_page
+    from madlite.reports.html import write_page, write_run_page
 
     if (source is None) == (csv_file_path is None):
         several = f"two results files are named: {source}, {csv_file_path}"
@@ -82,7 +82,7 @@ def to_html(source: str | None, csv_file_path: Path | None, directory: Path) -> 
 @verbose_option
 def to_email(directory: Path, output: Path) -> int:
     """Write every CSV file of a folder into one HTML mail: a heading and a table each."""
-    from madlite.read.html import write_mail
+    from madlite.reports.html import write_mail
 
     for problem in write_mail(directory, directory / output):
         setup.warn(f"left out: {problem}")
@@ -108,7 +108,7 @@ def to_email(directory: Path, output: Path) -> int:
 @verbose_option
 def rebuild(output: Path, runs: Path, of: Path | None, force: bool) -> int:
     """Make perf.csv again, from what the records of its runs say was appended, in that order."""
-    from madlite.record.rebuild import rebuild
+    from madlite.results.rebuild import rebuild
 
     done = rebuild(output, runs, of=of, force=force, contract=contract())
     for note in done.notes:
@@ -144,7 +144,7 @@ def update_perf(
     common_info: Path | None,
 ) -> int:
     """Add results to a perf.csv that is there: of --multiple-results, --single-result, --exception-result the first."""
-    from madlite.record.update_perf import update_perf
+    from madlite.results.update_perf import update_perf
 
     if failed_result is not None:
         setup.warn("--failed-result adds nothing, nor did it with madengine 1; use --exception-result")

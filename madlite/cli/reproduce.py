@@ -16,7 +16,7 @@ from madlite.errors import UsageProblem
 from madlite.printable import printable
 
 if TYPE_CHECKING:
-    from madlite.read.reproduce import Kept
+    from madlite.reports.reproduce import Kept
 
 # options of `run` whose values are pinned otherwise, that say where the run was to come from, or what to show of it
 _NOT_KEPT = frozenset(
@@ -48,8 +48,8 @@ def command(run: str, rerun: bool, without_secrets: bool, directory: Path) -> in
     madlite reproduce 3fa91c --run
     """
     from madlite.cli.main import main
-    from madlite.read.reproduce import reproduce
-    from madlite.read.runs import find_run, open_run, runs_folder
+    from madlite.reports.reproduce import reproduce
+    from madlite.reports.runs import find_run, open_run, runs_folder
 
     runs = runs_folder(directory)
     folder = find_run(runs, run)
@@ -88,7 +88,7 @@ def kept_of(words: tuple[str, ...]) -> Kept:
     from click.core import ParameterSource
 
     from madlite.cli.run import command as run_command
-    from madlite.read.reproduce import Kept
+    from madlite.reports.reproduce import Kept
 
     if words[:1] != ("run",):
         return Kept()

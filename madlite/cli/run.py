@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,23 +14,42 @@ from madlite.cli import setup
 from madlite.cli.cards import cards_option
 from madlite.cli.check import check, check_option, check_start
 from madlite.cli.contract import closing_lines
-from madlite.cli.options import TagsCommand, batch_options, common_options, plan_options, tag_words, tags_option
+from madlite.cli.options import (
+    TagsCommand,
+    batch_options,
+    common_options,
+    decides_plan,
+    plan_options,
+    tag_words,
+    tags_option,
+)
 from madlite.cli.sink import Sink
 from madlite.cli.terminal import say
 from madlite.errors import ExitCode
 
 if TYPE_CHECKING:
+    from madlite.backends.loader import Plugins
     from madlite.cli.screens import PlainScreen
-    from madlite.engine.screen import Outcome, Planned
+    from madlite.model import Runtime
     from madlite.plan.options import Options
-    from madlite.plugins import Plugins
-    from madlite.run.batch import Batch as Intent
+    from madlite.results.batch_journal import BatchJournal
+    from madlite.run.screen import Outcome, Planned
 
 
 @click.command("run", cls=TagsCommand)
 @tag_words
 @tags_option
 @cards_option
+@click.option(
+    "--plan",
+    "plan_file",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    callback=lambda ctx, param, files: _only_one(files),
+    metavar="FILE",
+    help="Run this plan of `madlite plan`.",
+)
+@click.option("--no-rows", is_flag=True, help="Leave the result in the run's folder, for `madlite collect`.")
 @click.option("-n", "--dry-run", is_flag=True, help="Print script and container request, and touch nothing.")
 @click.option("-l", "--live-output", is_flag=True, help="Show the workload's output too.")
 @click.option("--machine", default="", metavar="NxGPU", help="With --dry-run: pretend this machine, e.g. 8xMI300X.")
@@ -49,26 +70,73 @@ def command(**given: Any) -> int:
         raise click.UsageError("--machine only pretends: use it with --dry-run")
     if given["check"] and not given["dry_run"]:
         raise click.UsageError("--check starts nothing: use it with --dry-run")
-    from madlite.cli.planning import plan_all
+    if given["no_rows"] and is_typed("output"):
+        raise click.UsageError("--no-rows writes no results file: madlite collect -o FILE does")
+    if given["plan_file"] is not None:
+        refuse_with_plan(click.get_current_context())
+    from madlite.results.batch_journal import BatchJournal
 
     touch = not given["dry_run"]
     options = setup.make_options(given, touch)
-    if given["dry_run"]:
-        planned = plan_all(plugins, options, given, touch)
+    with ExitStack() as opened:
+        journal = opened.enter_context(BatchJournal(options.workspace, options.command)) if touch else None
+        planned, options = opened.enter_context(_plans(plugins, options, given))
         setup.tell_problems(plugins.problems)
-        return _preview(planned, options, plugins, given)
-    from madlite.run.batch import Batch as Intent
+        if journal is None:
+            return _preview(planned, options, plugins, given)
+        return _run(planned, options, plugins, given, journal)
 
-    with Intent(options.workspace, options.command) as intent:
-        planned = plan_all(plugins, options, given, touch)
-        setup.tell_problems(plugins.problems)
-        return _run(planned, options, plugins, given, intent)
+
+def _only_one(files: Sequence[Path]) -> Path | None:
+    """Return the plan file, the only one."""
+    if len(files) > 1:
+        raise click.UsageError(f"--plan takes one file, not {len(files)}: a command runs one plan")
+    return files[0] if files else None
+
+
+@contextmanager
+def _plans(plugins: Plugins, options: Options, given: dict[str, Any]) -> Iterator[tuple[Sequence[Planned], Options]]:
+    """Yield the plans to run, of tags, a manifest or a plan file, and the options that they run with."""
+    from madlite.cli.planning import plan_all, plan_of_file
+
+    touch, file = not given["dry_run"], given["plan_file"]
+    if file is None:
+        yield plan_all(plugins, options, given, touch), options
+        return
+    if touch:
+        setup.bring_model_dir(plugins, None)
+    with plan_of_file(file, plugins, options, touch) as (one, own_options, told):
+        for text in told:
+            setup.warn(text)
+        yield [one], own_options
+
+
+def is_typed(name: str) -> bool:
+    """Say whether the command line has an option."""
+    from click.core import ParameterSource
+
+    return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
+
+
+def refuse_with_plan(ctx: click.Context) -> None:
+    """Refuse what would decide a plan beside one that is frozen.
+
+    Raises:
+        click.UsageError: the command line has such an option.
+    """
+    from click.core import ParameterSource
+
+    for param in ctx.command.params:
+        name = param.name or ""
+        if decides_plan(name) and ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            what = param.opts[-1] if isinstance(param, click.Option) else "a tag"
+            raise click.UsageError(f"{what} beside --plan: a plan is frozen; madlite plan makes another one")
 
 
 def _preview(planned: Sequence[Planned], options: Options, plugins: Plugins, given: dict[str, Any]) -> int:
-    from madlite.cli.batch import Batch
+    from madlite.cli.batch_files import BatchFiles
     from madlite.cli.preview import preview
-    from madlite.engine.lint import in_one_line, look
+    from madlite.run.lint import in_one_line, look
 
     refused, warnings = look(planned, plugins, options.lint)
     for one, found in zip(planned, refused, strict=True):
@@ -78,34 +146,37 @@ def _preview(planned: Sequence[Planned], options: Options, plugins: Plugins, giv
     if not given["check"]:
         return 0
     check_start(planned, options, pretended=bool(given["machine"]))
-    Batch(planned, options, given)  # which finds that a file of its own cannot be written
+    BatchFiles(planned, options, given)  # which finds that a file of its own cannot be written
     return check(planned, refused, plugins, options, given)
 
 
-def _run(planned: Sequence[Planned], options: Options, plugins: Plugins, given: dict[str, Any], intent: Intent) -> int:
-    from madlite.cli.batch import Batch
+def _run(
+    planned: Sequence[Planned], options: Options, plugins: Plugins, given: dict[str, Any], journal: BatchJournal
+) -> int:
+    from madlite.cli.batch_files import BatchFiles
     from madlite.cli.screens import make_screen
-    from madlite.engine.lint import check_plans
-    from madlite.engine.many import run_many
-    from madlite.record.locked import make_folder
+    from madlite.results.locked import make_folder
+    from madlite.run.batch import run_batch
+    from madlite.run.lint import check_plans
 
     check_start(planned, options)
     told = len(plugins.problems)
     planned, warnings = check_plans(planned, plugins, options.lint)
-    make_folder(options.output_target or options.output)
-    batch = Batch(planned, options, given)
+    if options.rows:
+        make_folder(options.output_target or options.output)
+    batch = BatchFiles(planned, options, given)
     sink = Sink(sys.stdout.fileno())
     screen = make_screen(sink, live=options.live_output, as_madengine=bool(options.contract))
     try:
-        for text in (*warnings, *_left_over(options)):
+        for text in (*warnings, *_left_over(options, plugins.runtimes())):
             screen.warn(text)
         batch.begin()
-        outcome = run_many(planned, options, plugins, screen, batch=intent)
+        outcome = run_batch(planned, options, plugins, screen, journal=journal)
         problems = batch.close(outcome)
         _tell(screen, outcome, (*(f"{one.where}: {one.what}" for one in plugins.problems[told:]), *problems))
-        screen.total(outcome, options.output)
+        screen.total(outcome, options.output if options.rows else None)
         screen.end(closing_lines(options.contract, outcome, from_manifest=not batch.from_tags))
-        intent.close()
+        journal.close()
         if outcome.bug is not None:
             raise outcome.bug
         if sink.dropped_bytes:
@@ -124,16 +195,22 @@ def _tell(screen: PlainScreen, outcome: Outcome, problems: Sequence[str]) -> Non
         screen.warn(f"never started: {', '.join(outcome.not_started)}")
 
 
-def _left_over(options: Options) -> list[str]:
+def _left_over(options: Options, runtimes: Mapping[str, Runtime]) -> list[str]:
     """Say that earlier runs were cut off, for the next command is the first that can, and end what of them goes on.
 
     Rows of theirs that the results file did not take are added to it.
     """
-    from madlite.engine.kept import add_kept
-    from madlite.engine.unfinished import say_undone
-    from madlite.record.header import new_columns
-    from madlite.run.leftovers import end_orphans
+    from madlite.results.header import new_columns
+    from madlite.run.recovery.kept import add_kept
+    from madlite.run.recovery.leftovers import end_orphans
+    from madlite.run.recovery.unfinished import say_undone
 
     workspace, output = options.workspace, options.output_target or options.output
+    if not options.rows:  # one of many jobs, perhaps: whoever collects hears of the others
+        return [*end_orphans(workspace, options.environ, runtimes)]
     begin = new_columns(options.contract)
-    return [*end_orphans(workspace, options.environ), *add_kept(workspace, output, begin), *say_undone(workspace)]
+    return [
+        *end_orphans(workspace, options.environ, runtimes),
+        *add_kept(workspace, output, begin),
+        *say_undone(workspace),
+    ]

@@ -12,7 +12,7 @@ def run_of(name: str, directory: Path) -> Path | None:
         UsageProblem: several runs are meant.
     """
     from madlite.files import exists
-    from madlite.read.runs import find_named, runs_folder
+    from madlite.reports.runs import find_named, runs_folder
 
     if not name or "/" in name or exists(Path(name)):
         return None

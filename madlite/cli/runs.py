@@ -18,7 +18,7 @@ from madlite.errors import ExitCode
 from madlite.printable import printable
 
 if TYPE_CHECKING:
-    from madlite.read.runs import Run
+    from madlite.reports.runs import Run
 
 _LONGEST = 60  # characters of a cell
 
@@ -30,29 +30,32 @@ _LONGEST = 60  # characters of a cell
     default="",
     metavar="WORD",
     shell_complete=complete_status,
-    help="Only success, suspect, failure, skipped, running, cut-off, or a cause.",
+    help="Only success, suspect, failure, skipped, not-collected, running, cut-off, or a cause.",
 )
+@click.option("--of", default="", metavar="ID", help="Only those of a batch or of a study: the beginning of its id.")
 @click.option("--limit", type=click.IntRange(min=0), default=0, metavar="N", help="Only the newest N; 0 all.")
 @click.option("--json", "as_json", is_flag=True, help="Print a list of objects.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV, without formulas and control characters.")
 @dir_option
 @verbose_option
-def command(tags: tuple[str, ...], status: str, limit: int, as_json: bool, as_csv: bool, directory: Path) -> int:
+def command(
+    tags: tuple[str, ...], status: str, of: str, limit: int, as_json: bool, as_csv: bool, directory: Path
+) -> int:
     """List the runs of this folder, the newest last.
 
     \b
     madlite runs --status failure --limit 20
     madlite runs --tags llama --csv > runs.csv
     """
-    from madlite.engine.unfinished import say_undone
-    from madlite.read import listing
-    from madlite.read.runs import list_runs, runs_folder
-    from madlite.record.integrity import changed_files
+    from madlite.reports import listing
+    from madlite.reports.runs import list_runs, runs_folder
+    from madlite.results.integrity import changed_files
+    from madlite.run.recovery.unfinished import say_undone
 
     folder = runs_folder(directory)
     every = list_runs(folder)
     words = [word for text in tags for word in text.split(",")]
-    chosen = listing.select_runs(every, status=status, tags=words, limit=limit)
+    chosen = listing.select_runs(every, status=status, tags=words, of=of, limit=limit)
     if as_json:
         click.echo(without_secrets(json.dumps([listing.as_json(run) for run in chosen], indent=2)))
     elif as_csv:
@@ -82,7 +85,8 @@ def _cells(run: Run) -> Iterator[str]:
     yield (record.variant.precision if record.variant else "") or "-"
     yield _gpus(run)
     doubt = " (not as madlite left it)" if run.doubt else ""
-    yield status_words(run.state, record.suspect) + (f" [{record.cause}]" if record.cause else "") + doubt
+    waits = "" if run.collected else ", not collected"
+    yield status_words(run.state, record.suspect) + (f" [{record.cause}]" if record.cause else "") + waits + doubt
     yield f"{headline.text} {headline.metric}" if headline else "-"
     yield "-" if took_s is None else duration(took_s)
 

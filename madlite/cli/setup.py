@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from madlite.backends.loader import Plugins, load_plugins
 from madlite.catalog.found import Catalog
 from madlite.cli.cards import make_catalog
 from madlite.cli.contract import contract
@@ -19,10 +20,9 @@ from madlite.cli.main import mask
 from madlite.cli.named import named_values
 from madlite.cli.terminal import say
 from madlite.errors import UsageProblem
+from madlite.model import Card, Machine, Problem, Request, Runtime
 from madlite.plan.context import MACHINE_KEYS, Context, read_context, without_effect
 from madlite.plan.options import Options
-from madlite.plugins import Plugins, load_plugins
-from madlite.types import Machine, Problem, Request, Runtime
 
 
 def load(no_plugins: bool, verbose: bool) -> Plugins:
@@ -115,6 +115,8 @@ def make_options(given: dict[str, Any], touch: bool = False) -> Options:
         skip_model_run=given["skip_model_run"],
         clean_docker_cache=given["clean_docker_cache"],
         strict_header=given["strict_header"],
+        rows=not given.get("no_rows"),
+        result_file=given.get("plan_file") is not None,
         columns=tuple(dict.fromkeys(given.get("add_column") or ())),
         ignore_deprecated=given["ignore_deprecated"],
         disable_skip_gpu_arch=given["disable_skip_gpu_arch"],
@@ -228,6 +230,19 @@ def _catalog(plugins: Plugins, workspace: Path, trees: Sequence[Path], tags: Seq
     return make_catalog(plugins, workspace, bundled_models(home()), trees, tags)
 
 
+def find_card(name: str, workspace: Path) -> Card | None:
+    """Return the card of a name that is written down in this folder or madlite's own; no program lists cards for it.
+
+    Raises:
+        CatalogError: a file of cards cannot be read.
+    """
+    from madlite.catalog.sources import load_catalog
+    from madlite.resources import bundled_models
+
+    catalog = load_catalog(workspace, bundled_models(home()), (), wanted=())
+    return next((card for card in catalog.cards if card.name == name), None)
+
+
 def find_machine(context: Context, pretended: str) -> Machine:
     """Return this machine, as detected and as the context or `--machine` overrides it."""
     from madlite.machine import detect_machine
@@ -262,7 +277,7 @@ def _pretend(text: str) -> dict[str, Any]:
 
 def make_runtimes(plugins: Plugins) -> dict[str, Runtime]:
     """Return every runtime by name; a plugin cannot replace docker or host."""
-    from madlite.run.registry import builtin_runtimes
+    from madlite.runtimes.registry import builtin_runtimes
 
     return {**plugins.runtimes(), **builtin_runtimes(dict(os.environ))}
 

@@ -27,7 +27,7 @@ def command(run: str, wants_json: bool, directory: Path) -> int:
     madlite show 3fa91c --json
     """
     from madlite.cli.show_page import VALUES_AT, page
-    from madlite.read.runs import as_json, find_run, open_run, runs_folder
+    from madlite.reports.runs import as_json, find_run, open_run, runs_folder
 
     found = open_run(find_run(runs_folder(directory), run))
     if wants_json:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from madlite.cli.details import LONGEST, all_telemetry_lines, compute_lines, suspect_lines
-from madlite.cli.words import duration, figures, mad_figures, short_reason, status_words
-from madlite.read.runs import CUT_OFF, RUNNING, UNREADABLE, Run
-from madlite.record.record import Record, result_of
-from madlite.run.folder import CLEANED
-from madlite.types import Json, Status
+from madlite.cli.words import duration, figures, mad_figures, short_reason, status_words, study_words
+from madlite.model import Json, Status
+from madlite.reports.runs import CUT_OFF, RUNNING, UNREADABLE, Run
+from madlite.results.record import Record, result_of
+from madlite.workspace.folder import CLEANED
 
 _WIDE = 14
 VALUES_AT = _WIDE + 4  # characters before the values of a page
@@ -84,6 +84,8 @@ def _ran(record: Record) -> Iterator[tuple[str, str]]:
     gpus = record.place.nodes * record.place.gpus_per_node if record.place else 0
     yield "machine", f"{record.hostname}, {gpus} x {record.device}" if record.hostname else ""
     yield "runtime", record.runtime
+    yield "batch", record.batch
+    yield "study", study_words(record.study) if record.study else ""
     yield "image", record.image.ref
     yield "digest", record.image.digest
     yield "commit", record.git_commit
@@ -123,6 +125,9 @@ def _row(record: Record) -> Iterator[tuple[str, str]]:
     if rows is None:
         return
     count = "1 row" if len(rows.cells) == 1 else f"{len(rows.cells)} rows"
+    if not rows.path:
+        yield "row", f"{count}, not collected yet: madlite collect"
+        return
     where = f"in {rows.path}" if rows.appended else f"not in {rows.path}; {rows.kept or 'in the record alone'}"
     yield "row", f"{count} {where}, {rows.at[:19].replace('T', ' ')}"
 

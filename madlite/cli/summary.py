@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from madlite.errors import RuntimeProblem, UsageProblem
-from madlite.types import Json, Result, RunPlan, Status
+from madlite.model import Json, Result, RunPlan, Status
 
 if TYPE_CHECKING:
-    from madlite.engine.screen import Outcome, Planned
+    from madlite.run.screen import Outcome, Planned
 
 ENTRIES = ("perf_entry.json", "perf_entry.csv", "perf_entry_super.json", "perf_entry_super.csv")
 
@@ -46,8 +46,8 @@ def full_summary(
 
     A failed build is also a failed run, for its card was asked for; with `fail_on_suspect` a doubt is not well either.
     """
-    from madlite.engine.manifest_file import builds_of
     from madlite.plan.manifest_text import summary
+    from madlite.run.manifest_file import builds_of
 
     runs = run_summary(planned, outcome, start_row, row_count)
     return {
@@ -68,7 +68,7 @@ def write_summary(path: Path, summary: dict[str, Json], secrets: Iterable[str]) 
     Raises:
         RuntimeProblem: it cannot be written; what ran has its rows.
     """
-    from madlite.record.named_file import write_named
+    from madlite.results.named_file import write_named
     from madlite.secrets import masked_json
 
     try:

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from madlite.run.folder import HANDLE
-from madlite.safe_read import read_regular
-from madlite.types import Quantity, Result, RunPlan, Status, Step, Window
-
-_HANDLE_BYTES = 4096
+from madlite.model import QUANTITIES, Metric, Quantity, Result, RunPlan, Status, Step, Study, Window
 
 
 def title(plan: RunPlan, position: int, total: int) -> str:
@@ -21,21 +17,31 @@ def title(plan: RunPlan, position: int, total: int) -> str:
     if variant:
         what += [part for part in (variant.mode, variant.precision) if part]
     gpus = f"{plan.place.gpus_per_node}x{plan.machine.device}" if plan.place.gpus_per_node else "cpu"
-    return f"[{position}/{total}] " + " · ".join([*what, plan.runtime, gpus])
+    nodes = [f"{plan.place.spanned} nodes"] if plan.place.spanned > 1 else []
+    return f"[{position}/{total}] " + " · ".join([*what, plan.runtime, *nodes, gpus])
+
+
+def study_words(study: Study) -> str:
+    """Return what a run is one of: `sweep 20261122T093011-3fa91c: batch_size=4`."""
+    varied = ", ".join(f"{name}={value}" for name, value in study.varied.items())
+    return f"{study.kind} {study.id}" + (f": {varied}" if varied else "")
 
 
 def step_line(plan: RunPlan, step: Step) -> str:
     """Return a training step in words: number, speed, loss."""
     total = plan.variant.steps if plan.variant and plan.variant.steps else None
     parts = [f"step {step.n}/{total}" if total else f"step {step.n}"]
-    speeds = (Quantity.TOKENS_PER_S_PER_GPU, Quantity.SAMPLES_PER_S_PER_GPU, Quantity.IMAGES_PER_S_PER_GPU)
-    speed = next((quantity for quantity in speeds if quantity in step.values), None)
-    if speed is not None:
-        value = step.values[speed]
-        parts.append(f"{value:,.0f} {speed.value}" if value >= 100 else f"{value:,.2f} {speed.value}")
+    if step.speed is not None:
+        quantity, value = step.speed
+        parts.append(speed_words(value, quantity.label))
     if Quantity.LOSS in step.values:
         parts.append(f"loss {step.values[Quantity.LOSS]:.4g}")
     return "  ".join(parts)
+
+
+def speed_words(value: float, unit: str) -> str:
+    """Return a speed with its unit."""
+    return f"{value:,.0f} {unit}" if value >= 100 else f"{value:,.2f} {unit}"
 
 
 def verdict_line(plan: RunPlan, result: Result) -> str:
@@ -66,11 +72,19 @@ def figures(result: Result) -> str:
     if window is not None:
         headline = result.metrics[-1]
         less = "; less is better" if headline.lower_is_better else ""
-        return f"{headline.text} {headline.metric} ({window_words(window)}{less})"
+        return f"{headline.text} {headline.metric}{_unit(headline)} ({window_words(window)}{less})"
     good = [metric for metric in result.metrics if metric.status is Status.SUCCESS]
-    shown = [f"{metric.label + ' ' if metric.label else ''}{metric.text} {metric.metric}" for metric in good]
+    shown = [
+        f"{metric.label + ' ' if metric.label else ''}{metric.text} {metric.metric}{_unit(metric)}" for metric in good
+    ]
     more = f" and {len(shown) - 3} more" if len(shown) > 3 else ""
     return ", ".join(shown[:3]) + more
+
+
+def _unit(metric: Metric) -> str:
+    """Return the unit of a plugin's own metric; those of the built-in ones are in their names."""
+    built_in = {one.unit for one in QUANTITIES.values()}
+    return f" {metric.unit}" if metric.unit and metric.unit not in built_in else ""
 
 
 def window_words(window: Window) -> str:
@@ -85,28 +99,19 @@ def mad_figures(result: Result) -> str:
     return ", ".join(f"{metric.text} {metric.metric}" for metric in result.metrics[:-1])
 
 
-def kept(plan: RunPlan) -> list[str]:
+def kept(plan: RunPlan, result: Result) -> list[str]:
     """Return what a run left in place because it was asked to, and how to reach or remove it."""
     if plan.blocked is not None:
         return []
     lines = []
     if plan.keep_alive and plan.traits.containerised:
         lines.append(f"kept: a container labelled madlite.run={plan.id}; madlite clean --kept --yes removes it")
-        handle = _handle(plan)
-        lines += [f"kept: docker exec -it {handle[:12]} bash   opens a shell in it"] if handle else []
+        lines += [f"kept: {result.shell}   opens a shell in it"] if result.shell else []
     elif plan.keep_alive:
         lines.append("kept: what the run left running; madlite clean --kept --yes ends it")
     if (plan.keep_alive or plan.keep_model_dir) and plan.model_dir:
         lines.append(f"kept: {plan.model_dir}/")
     return lines
-
-
-def _handle(plan: RunPlan) -> str:
-    """Return the id of a run's container; "" where none was started."""
-    try:
-        return read_regular(plan.folder / HANDLE, _HANDLE_BYTES).decode("ascii", "replace").strip()
-    except OSError:
-        return ""
 
 
 def duration(seconds: float) -> str:

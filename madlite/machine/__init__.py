@@ -1,7 +1,7 @@
 """What this machine offers: vendor, architecture, product, count, memory and versions of its GPUs.
 
 Sources are the files under /sys, /dev and /proc, and the vendors' tools where they exist; `detect_machine` puts them
-together into one `madlite.types.Machine`.
+together into one `madlite.model.Machine`.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from madlite.machine.facts import (
     whole,
 )
 from madlite.machine.host import Host, ask_together, silence
-from madlite.types import Json
+from madlite.model import Json
 
 NAME = "amd-smi"
 

@@ -17,7 +17,7 @@ from madlite.machine.products import find_product, short_name
 from madlite.machine.render_nodes import doubt_render_nodes
 from madlite.machine.search import search
 from madlite.machine.system import doubt_numa_balancing, find_host_os
-from madlite.types import Gpu, Machine, Problem
+from madlite.model import Gpu, Machine, Problem
 
 THIS = Host()
 RENAMED = {"arch": "architecture"}  # where Machine's word for a fact differs from a GPU's

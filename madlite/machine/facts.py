@@ -10,7 +10,7 @@ import json
 import re
 from fractions import Fraction
 
-from madlite.types import Json, Problem, Value
+from madlite.model import Json, Problem, Value
 
 UNITS = {"B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)\s*(?:([KMGT])(?:I?B)?|(B))?", re.IGNORECASE)

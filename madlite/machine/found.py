@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from madlite.machine.facts import Seen, Source
-from madlite.types import Value, Vendor
+from madlite.model import Value, Vendor
 
 
 class Found(Value, frozen=True):

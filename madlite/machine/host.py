@@ -11,8 +11,8 @@ from pathlib import Path
 from threading import Event
 from typing import TypeVar
 
+from madlite.model import Value
 from madlite.process import Finished, capture
-from madlite.types import Value
 
 # A shell that hides GPUs from a workload must not hide them from the count of what is here.
 HIDING = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "CUDA_VISIBLE_DEVICES")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from madlite.machine.facts import whole
 from madlite.machine.host import list_folder, read_file
-from madlite.types import Machine
+from madlite.model import Machine
 
 _GIB = 1 << 30
 _PHYSICAL = re.compile(r"^(processor|physical id|cpu cores|model name|Model)\s*:\s*(.*)$", re.MULTILINE)

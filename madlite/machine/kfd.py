@@ -11,7 +11,7 @@ from pathlib import Path
 
 from madlite.machine.facts import Seen
 from madlite.machine.host import list_folder, read_file
-from madlite.types import Value
+from madlite.model import Value
 
 TOPOLOGIES = ("sys/class/kfd/kfd/topology/nodes", "sys/devices/virtual/kfd/kfd/topology/nodes")
 GPU_MEMORY = (1, 2)  # heap_type: frame buffer the CPU can, and cannot, map

@@ -13,7 +13,7 @@ from madlite.machine.facts import whole
 from madlite.machine.host import list_folder, read_file
 from madlite.machine.kfd import TOPOLOGIES, read_topology
 from madlite.machine.telemetry.reading import User
-from madlite.types import Gpu
+from madlite.model import Gpu
 
 PROCESSES = ("sys/class/kfd/kfd/proc", "sys/devices/virtual/kfd/kfd/proc")
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from madlite.errors import UsageProblem
 from madlite.machine.facts import gfx_name, whole
 from madlite.machine.products import find_product
-from madlite.types import Scalar, Value, Vendor
+from madlite.model import Scalar, Value, Vendor
 
 KEYS = {
     "vendor": ("gpu_vendor",),

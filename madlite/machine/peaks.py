@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from madlite.types import Gpu, Machine, Value
+from madlite.model import Gpu, Machine, Value
 
 TABLE = Path(__file__).with_name("peaks.toml")
 FORMATS = ("BF16", "FP16", "FP8", "MXFP8", "MXFP4", "TF32", "FP32")

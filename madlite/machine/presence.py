@@ -11,7 +11,7 @@ from madlite.machine.facts import whole
 from madlite.machine.host import list_folder, read_file
 from madlite.machine.kfd import Topology
 from madlite.machine.products import INSTINCT_IDS
-from madlite.types import Value
+from madlite.model import Value
 
 AMD, NVIDIA = "0x1002", "0x10de"
 

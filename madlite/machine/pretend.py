@@ -13,7 +13,7 @@ from madlite.machine.found import Found
 from madlite.machine.kfd import Topology
 from madlite.machine.overrides import Asked
 from madlite.machine.products import find_product, short_name
-from madlite.types import Vendor
+from madlite.model import Vendor
 
 ROCM, CUDA = "7.0.0", "12.8"  # the first that know every product of the table
 OF_VENDOR = {"AMD": ("render_minor", "rocm_version"), "NVIDIA": ("cuda_version",)}

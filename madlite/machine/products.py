@@ -11,7 +11,7 @@ import re
 import msgspec
 
 from madlite.machine.facts import Seen
-from madlite.types import Value, Vendor
+from madlite.model import Value, Vendor
 
 GIB = 1 << 30
 

@@ -21,7 +21,7 @@ from madlite.machine.facts import (
 from madlite.machine.host import Host, ask, silence
 from madlite.machine.products import INSTINCT_IDS
 from madlite.machine.rocm_smi_text import Cards, read_driver, read_sections, read_table
-from madlite.types import Json
+from madlite.model import Json
 
 NAME = "rocm-smi"
 OPTIONS = ("--showproductname", "--showmeminfo", "vram", "--showuniqueid", "--showbus", "--showdriverversion", "--json")

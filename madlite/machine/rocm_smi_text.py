@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from madlite.types import Json
+from madlite.model import Json
 
 Cards = dict[int, dict[str, Json]]
 

@@ -16,7 +16,7 @@ from madlite.machine.nvidia import detect_nvidia, has_nvidia_tool
 from madlite.machine.overrides import Asked
 from madlite.machine.presence import Presence, look_for_gpus
 from madlite.machine.products import is_instinct
-from madlite.types import Vendor
+from madlite.model import Vendor
 
 VENDORS: tuple[Vendor, ...] = ("NVIDIA", "AMD")  # where both answer NVIDIA wins, as in madengine
 WITHOUT_GPU = 'for a run without GPU: --additional-context \'{"gpu_vendor": "CPU"}\''

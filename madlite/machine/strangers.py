@@ -11,8 +11,8 @@ from pathlib import Path, PurePath
 
 from madlite.machine.host import read_file
 from madlite.machine.telemetry.reading import GIB, User
+from madlite.model import Value
 from madlite.secrets import Redactor, assigned
-from madlite.types import Value
 
 LEAST_BYTES = 256 << 20  # a display server, a monitor or a dying process holds less, and does nothing
 SHOWN = 8

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from madlite.measure.steps import Steps
+from madlite.model import Quantity, RunPlan, Value, Window
 from madlite.number_text import whole_number
-from madlite.types import Quantity, RunPlan, Value, Window
 
 MOST_TIMES = 2.0  # the work of the steps, that a speed may come to
 _MOST_LINES = 10_000  # that are looked at, the last of a window
@@ -92,7 +92,7 @@ def work_of_step(quantity: Quantity, plan: RunPlan | None, config: Mapping[str, 
         for name in ("seq_len", "micro_batch", "global_batch")
     }
     each = 1 if quantity in _PER_SEQUENCE else sizes["seq_len"]
-    if quantity is not Quantity.TOKENS_PER_S_PER_GPU and quantity not in _PER_SEQUENCE:
+    if quantity != Quantity.TOKENS_PER_S_PER_GPU and quantity not in _PER_SEQUENCE:
         return None
     ranks = whole_number(config.get("world_size", "")) or (_ranks(plan) if plan else 0)
     if sizes["global_batch"] and ranks:

@@ -21,7 +21,7 @@ from madlite.measure.rules import Hit, RuleScan
 from madlite.measure.signals import TOLD, signal_of
 from madlite.measure.telling import looks_like_error
 from madlite.measure.tracebacks import Raised, TracebackScan
-from madlite.types import FailureRule, Value
+from madlite.model import FailureRule, Value
 
 ROOT, ERROR, FOLLOWER, LAST, LAUNCHER = range(5)  # LAST: counts where nothing else was said
 _TIERS = {"root": ROOT, "error": ERROR, "follower": FOLLOWER}

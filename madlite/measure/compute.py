@@ -13,7 +13,7 @@ from madlite.machine.peaks import find_peak
 from madlite.measure.flops import flops_per_token
 from madlite.measure.steps import Steps
 from madlite.measure.window import median_in
-from madlite.types import Architecture, Attention, Compute, Quantity, RunPlan, Variant, Window
+from madlite.model import Architecture, Attention, Compute, Quantity, RunPlan, Variant, Window
 
 MOST_APART = 0.02  # of the framework's figure from ours
 ROUNDING = 0.05  # TFLOP/s: half of the last digit of a framework that prints one decimal
@@ -61,13 +61,13 @@ def _tokens(plan: RunPlan, variant: Variant, steps: Steps, window: Window) -> fl
     A step's time tells of its tokens in a pretraining alone, all of whose sequences are full.
     """
     for quantity in _SPEEDS:
-        of_window = window.quantity is quantity
+        of_window = window.quantity == quantity
         value = window.median if of_window else median_in(steps, quantity, window, variant.warmup_steps)
         if value is None or value <= 0 or variant.seq_len is None:
             continue
-        if quantity is Quantity.TOKENS_PER_S_PER_GPU:
+        if quantity == Quantity.TOKENS_PER_S_PER_GPU:
             return value
-        if quantity is Quantity.SAMPLES_PER_S_PER_GPU:
+        if quantity == Quantity.SAMPLES_PER_S_PER_GPU:
             return value * variant.seq_len
         gpus = plan.place.nodes * plan.place.gpus_per_node
         if variant.global_batch and gpus and "pretrain" in variant.mode.casefold():

@@ -20,7 +20,7 @@ from madlite.measure.memory_hint import gpu_memory_hint
 from madlite.measure.rules import plain
 from madlite.measure.signals import CRASHES, signal_meaning, signal_name, signal_of_code
 from madlite.measure.telling import looks_like_error
-from madlite.types import Cause, Diagnosis, RunPlan, Value
+from madlite.model import Cause, Diagnosis, JobOutcome, RunPlan, Value
 
 _LONGEST = 2000  # characters of a line that are kept
 _OVER_TIME = 124  # of coreutils' timeout
@@ -49,6 +49,7 @@ _HINTS = {
     "dmesg -T | grep -i 'killed process' tells what the kernel ended",
 }
 _SURELY = "the kernel ended a process for want of host memory while the run went on"
+_LIMITED = "the engine says that the container's own memory limit ended a process"
 _LIKELY = (
     "SIGKILL, and nothing tells who sent it: most often the kernel, for want of host memory "
     "(dmesg -T | grep -i 'killed process' tells), else a user, or whatever runs the job"
@@ -74,6 +75,7 @@ class Facts(Value, frozen=True):
     exit_code: int | None = None
     oom_kills: int | None = None
     room: Room | None = None
+    outcome: JobOutcome | None = None  # of the session, as its engine tells it
 
 
 def diagnose(cause: Cause, evidence: str, log: Follower, facts: Facts | None = None, hint: str = "") -> Diagnosis:
@@ -182,7 +184,9 @@ def _named(clue: Clue, facts: Facts) -> tuple[str, str]:
 
 
 def _killed(facts: Facts) -> tuple[str, str]:
-    """Return who sent SIGKILL, as far as the kernel's own count tells: without it nobody knows."""
+    """Return who sent SIGKILL, as far as the engine's word and the kernel's own count tell: else nobody knows."""
+    if facts.outcome is not None and facts.outcome.out_of_memory:
+        return Cause.HOST_MEMORY.value, _LIMITED
     if facts.oom_kills is None:
         return Cause.KILLED.value, _LIKELY
     return (Cause.HOST_MEMORY.value, _SURELY) if facts.oom_kills else (Cause.KILLED.value, _NOT_KERNEL)

@@ -14,7 +14,7 @@ from madlite.measure.clues import ERROR, ROOT, Clue, ClueScan, first_cause
 from madlite.measure.fatal import FatalScan
 from madlite.measure.footer import FirstFailure
 from madlite.measure.lines import Block, make_block
-from madlite.types import FailureRule
+from madlite.model import FailureRule
 
 _HELD = 4 * 1024 * 1024  # characters that wait for the log's end
 _ASKED = _HELD  # characters at the begin of a log without steps that are asked about every rule too

@@ -12,7 +12,7 @@ from madlite.failure_rules import COMMON, read_failure_rules
 from madlite.measure.lines import Block
 from madlite.measure.rules import RuleScan, without_rank
 from madlite.measure.tracebacks import TracebackScan
-from madlite.types import Cause, FailureRule
+from madlite.model import Cause, FailureRule
 
 # the kinds, in the order in which they explain
 _MEMORY, _RAISED, _PROCESS, _TRACEBACK, _LAUNCHER = range(5)

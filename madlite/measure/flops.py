@@ -8,7 +8,7 @@ formulas of torchtitan and Megatron-LM.  What is computed once more, to save mem
 
 from __future__ import annotations
 
-from madlite.types import Architecture, Attention
+from madlite.model import Architecture, Attention
 
 _FORWARD, _BACKWARD = 2, 4
 _PAST_FROZEN = 2  # on the way back, where the weight's own gradient is not needed

@@ -26,9 +26,7 @@ from madlite.measure.rules import plain
 from madlite.measure.step_marks import RepeatedSteps, StepMarks, may_be_aside
 from madlite.measure.steps import Steps
 from madlite.measure.telling import LastLines
-from madlite.number_text import whole_number
-from madlite.rank_labels import RankLabels, without_outer
-from madlite.types import (
+from madlite.model import (
     STEPS_APART,
     EffectiveConfig,
     Ended,
@@ -42,6 +40,8 @@ from madlite.types import (
     Step,
     Summary,
 )
+from madlite.number_text import whole_number
+from madlite.rank_labels import RankLabels, without_outer
 
 _log = logging.getLogger(__name__)
 _ODD_LOSS = re.compile(r"(?i)loss\W{0,10}?([-+]?\d[\d.]*,\d[\d.,]*)")  # a number of another language, read as NaN
@@ -51,7 +51,8 @@ _REDRAWN = re.compile(r"\d/\d{1,12} \[\d{1,9}:\d\d(?::\d\d)?<")  # a progress ba
 class Follower:
     """Takes the output of the model's step, chunk by chunk; what it saw is in its attributes.
 
-    `guest` reads the log of a script that says its number itself: what it finds decides nothing.
+    `guest` reads the log of a script that says its number itself: what it finds decides nothing.  Of several `nodes`
+    each line is read as run.log has it, its node before it.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Follower:
         on_step: Callable[[Step], None] = lambda step: None,
         on_event: Callable[[Event], None] = lambda event: None,
         guest: Reader | None = None,
+        nodes: int = 1,
     ) -> None:
         self.lines = 0  # that are not blank
         self.steps = Steps()
@@ -83,21 +85,23 @@ class Follower:
         self._labels = RankLabels()
         self._ending = Ending(rules, self._labels.plain)
         self._patterns = PatternScan(error_scan) if error_scan is not None else None
-        self._readers = (*readers, *([guest] if guest is not None else []))
-        self._guest = guest
+        self._guest, self._readers = guest, (*readers, *([guest] if guest is not None else []))
         self._trained, self._is_late = 0, False  # lines with training steps; whether the last was told at a later one
         self._repeated = RepeatedSteps()
         self._highest: int | None = None  # of the training steps
         self.last_step = 0  # the highest of the training that goes on
         self.restarted_at: int | None = None  # the step to which the training went back last
-        self._on_step, self._on_event = on_step, on_event
+        self._on_step, self._on_event, self._now, self._nodes = on_step, on_event, now, nodes
         self._last = LastLines()
         self.config_lines: dict[str, str] = {}  # key of `config` → the line that says it
-        self._splitters = {stream: LineSplitter(now, labels=self._labels) for stream in (1, 2)}
+        self._splitters: dict[tuple[int, int], LineSplitter] = {}  # of each node and stream
 
-    def feed(self, chunk: bytes, stream: int = 1) -> None:
-        """Take output of one stream."""
-        splitter = self._splitters[stream]
+    def feed(self, chunk: bytes, stream: int = 1, node: int = 0) -> None:
+        """Take output of one stream of one node."""
+        splitter = self._splitters.get((node, stream))
+        if splitter is None:
+            splitter = LineSplitter(self._now, node if self._nodes > 1 else None, self._labels)
+            self._splitters[node, stream] = splitter
         self._take(splitter.take(chunk), splitter)
 
     def finish(self, outputs: Path | None = None) -> None:

@@ -11,7 +11,7 @@ import re
 from madlite.measure.grammar import rank_in, without_label
 from madlite.measure.lines import Block, lines_with
 from madlite.measure.signals import TOLD, signal_of, signal_of_code
-from madlite.types import Value
+from madlite.model import Value
 
 _ROOT = "Root Cause"
 _SHORT = "failed (exitcode"

@@ -11,8 +11,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 
 from madlite.measure.live_lines import LiveLines
-from madlite.rank_labels import RankLabels, rank_of
-from madlite.types import Line, Value
+from madlite.model import Line, Value
+from madlite.rank_labels import RankLabels, node_label, nodes_of, rank_of
 
 __all__ = ["LONGEST", "Block", "LineSplitter", "lines_with", "make_block", "rank_of"]
 
@@ -24,12 +24,13 @@ _ESCAPE = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b
 class Block(Value, frozen=True):
     """Clean lines that came together, none of them blank; what is in one of them is also in `text`.
 
-    `ranks` are those of the lines, one each; None where none of them names one.
+    `ranks` are those of the lines, one each; None where none of them names one.  `nodes` the same of nodes.
     """
 
     lines: list[str]
     text: str
     ranks: list[int | None] | None = None
+    nodes: list[int] | None = None
 
 
 def lines_with(text: str, needed: str = "") -> Iterator[tuple[int, str]]:
@@ -54,16 +55,20 @@ def make_block(lines: Iterable[str]) -> Block:
 class LineSplitter:
     """Splits one stream; `now` gives the seconds since the start of the run.
 
-    Streams of one log share their `labels`.  The lines that madengine writes into a live log are left out.
+    Streams of one log share their `labels`.  Of a `node` of several each line gets its label, as in run.log.  The
+    lines that madengine writes into a live log are left out.
     """
 
     def __init__(
-        self, now: Callable[[], float] = lambda: float("nan"), node: int = 0, labels: RankLabels | None = None
+        self,
+        now: Callable[[], float] = lambda: float("nan"),
+        node: int | None = None,
+        labels: RankLabels | None = None,
     ) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._rest = ""
         self._now = now
-        self._node = node
+        self._label = "" if node is None else node_label(node)
         self._labels = labels or RankLabels()
         self._live = LiveLines()
 
@@ -85,11 +90,12 @@ class LineSplitter:
 
     def number(self, block: Block) -> Iterator[Line]:
         """Yield a block's lines as readers get them: with time, node and rank."""
-        t_s, node = self._now(), self._node
+        t_s = self._now()
         if block.ranks is None:
-            return (Line(text=text, t_s=t_s, node=node) for text in block.lines)
-        pairs = zip(block.lines, block.ranks, strict=True)
-        return (Line(text=text, t_s=t_s, node=node, rank=rank) for text, rank in pairs)
+            return (Line(text=text, t_s=t_s) for text in block.lines)
+        nodes = block.nodes or [0] * len(block.lines)
+        triples = zip(block.lines, block.ranks, nodes, strict=True)
+        return (Line(text=text, t_s=t_s, node=node, rank=rank) for text, rank, node in triples)
 
     def _split(self, text: str) -> Block:
         if "\r" in text:
@@ -106,7 +112,10 @@ class LineSplitter:
         lines = [line for line in lines if line and not line.isspace()]
         if len(kept := self._live.without(lines, whole)) < len(lines):
             lines, whole = kept, "\n".join(kept)
-        return Block(lines=lines, text=whole, ranks=self._labels.read(lines, whole))
+        if self._label and lines:
+            lines = [self._label + line for line in lines]
+            whole = "\n".join(lines)
+        return Block(lines=lines, text=whole, ranks=self._labels.read(lines, whole), nodes=nodes_of(lines, whole))
 
 
 def _cut(lines: list[str], rest: str) -> tuple[list[str], str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from madlite.types import Image, ImageUsed, Metric, ResultRule, Status
+from madlite.model import Image, ImageUsed, Metric, ResultRule, Status
 
 _STATUS = {
     Status.SUCCESS: "Status: SUCCESS (performance metrics found, no errors)",

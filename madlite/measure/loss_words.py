@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 
 from madlite.measure.grammar import is_warning
-from madlite.types import Value
+from madlite.model import Value
 
 
 def _split(text: str) -> frozenset[str]:

@@ -9,8 +9,8 @@ from madlite.measure.limits import shortened
 from madlite.measure.performance import make_metric
 from madlite.measure.steps import Steps
 from madlite.measure.window import usable
+from madlite.model import MadMetric, Metric, Status
 from madlite.number_text import without_groups
-from madlite.types import MadMetric, Metric, Status
 
 
 def mad_metrics(
@@ -20,7 +20,7 @@ def mad_metrics(
     metrics, findings = [], []
     for rule in rules:
         text = _figure(rule, steps, summary)
-        metric = make_metric(text, rule.metric, columns=dict(columns))
+        metric = make_metric(text, rule.metric, columns=dict(columns), quantity=rule.quantity)
         if metric.status is Status.SUCCESS:
             metrics.append(metric)
         else:

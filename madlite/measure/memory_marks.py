@@ -13,7 +13,7 @@ from madlite.failure_rules import COMMON, read_failure_rules
 from madlite.measure.lines import Block, lines_with
 from madlite.measure.needed import needed_texts
 from madlite.measure.rules import without_rank
-from madlite.types import Cause
+from madlite.model import Cause
 
 _Marks = tuple[tuple[str, re.Pattern[str]], ...]
 

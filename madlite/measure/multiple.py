@@ -28,9 +28,9 @@ from madlite.measure.limits import (
     shortened,
 )
 from madlite.measure.performance import is_number, make_metric
+from madlite.model import Cause, Metric, Value
 from madlite.number_text import has_decimal_comma, may_be_foreign, without_groups
 from madlite.safe_read import read_given
-from madlite.types import Cause, Metric, Value
 
 NEEDED = ("model", "performance", "metric")
 _RUN_BYTES = 1 << 20

@@ -13,8 +13,8 @@ from madlite.measure.quality import window_findings
 from madlite.measure.rules import plain
 from madlite.measure.window import usable
 from madlite.measure.witnesses.known import Asked, Number
+from madlite.model import Cause, Metric, ResultRule, Status, Window
 from madlite.number_text import without_groups
-from madlite.types import Cause, Metric, ResultRule, Status, Window
 
 
 def number_of_steps(asked: Asked, log: Follower, window: Window | None) -> Number:
@@ -22,7 +22,8 @@ def number_of_steps(asked: Asked, log: Follower, window: Window | None) -> Numbe
     if window is None:
         cause = Cause.BAD_NUMBER if (odd := _unread(asked, log) or _no_number(asked, log)) else Cause.NO_METRIC
         return Number(cause=cause, reason=odd or _no_window(asked, log), evidence=plain(log.step_line) if odd else "")
-    headline = make_metric(f"{window.median:.6g}", asked.rule.headline_metric, columns=asked.columns)
+    rule = asked.rule
+    headline = make_metric(f"{window.median:.6g}", rule.headline_metric, columns=asked.columns, quantity=rule.headline)
     mad, findings = mad_metrics(asked.rule.mad, log.steps, {**log.summary, **log.marks.computed}, asked.columns)
     if log.torn:
         findings = (*findings, f"the last line was cut off: its {', '.join(log.torn)} is left out")
@@ -151,14 +152,14 @@ def shown(text: str) -> str:
 def _unread(asked: Asked, log: Follower) -> str:
     """Return that the steps say their number as text that is none, "" where they do not."""
     odd = log.marks.unread.get(asked.rule.headline)
-    return f"'{shown(odd)}' is no number, which the steps report as {asked.rule.headline.value}" if odd else ""
+    return f"'{shown(odd)}' is no number, which the steps report as {asked.rule.headline.label}" if odd else ""
 
 
 def _no_window(asked: Asked, log: Follower) -> str:
     if (last := last_step(asked, log)) is None:
         return no_step(asked, log)
     if asked.rule.headline not in log.steps.quantities():
-        return f"no step reports {asked.rule.headline.value}"
+        return f"no step reports {asked.rule.headline.label}"
     return f"no step is left after {asked.warmup_steps} steps of warm-up (the last was step {last})"
 
 
@@ -169,7 +170,7 @@ def _no_number(asked: Asked, log: Follower) -> str:
     steady = [value for n, value in zip(curve.ns, curve.values, strict=True) if begin <= n <= (last or 0)]
     if not any(not usable(value) for value in steady):
         return ""
-    return f"no {asked.rule.headline.value} of the steps after the warm-up is a finite number"
+    return f"no {asked.rule.headline.label} of the steps after the warm-up is a finite number"
 
 
 def _without(metrics: tuple[Metric, ...], file: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from madlite.measure.lines import Block
-from madlite.types import ErrorScan
+from madlite.model import ErrorScan
 
 _ROCPROF = re.compile(r"^(?:\[\S+?\]:?\s*)?[EW]\d{8}\b.*(?:generateRocpd|simple_timer|tool)\.cpp|\[rocprofv3\]")
 

@@ -13,8 +13,8 @@ import re
 
 from madlite.measure.limits import is_too_long
 from madlite.measure.lines import Block
+from madlite.model import Cause, Metric, Quantity, Status, Value
 from madlite.number_text import ANY_NUMERAL, NUMERAL, foreign_number_at, is_foreign, without_groups
-from madlite.types import Cause, Metric, Status, Value
 
 _RESULT = re.compile(
     rf"performance:\s*(?P<number>{NUMERAL}|[-+]?(?:nan|inf(?:inity)?)\b)"
@@ -158,8 +158,8 @@ def is_number(metric: str) -> bool:
     return bool(_PLAIN.fullmatch(metric)) and metric[-1].isdigit()
 
 
-def judge_number(text: str, metric: str) -> tuple[float | None, Cause]:
-    """Return the value and what is wrong with it as a result.
+def judge_number(text: str, metric: str, quantity: Quantity | None = None) -> tuple[float | None, Cause]:
+    """Return the value and what is wrong with it as a result; what the metric counts its quantity says, or its name.
 
     Not a number, infinity, text and what has too many digits are no results; zero or less is none where the metric is
     a throughput.
@@ -169,7 +169,8 @@ def judge_number(text: str, metric: str) -> tuple[float | None, Cause]:
     if not _PLAIN.fullmatch(text.strip()):  # Python also takes 1_000 and digits of other scripts
         return None, Cause.BAD_NUMBER if text.strip() else Cause.NO_METRIC
     value = float(text)
-    if not math.isfinite(value) or (value <= 0 and is_throughput(metric)):
+    is_speed = quantity.is_speed if quantity is not None else is_throughput(metric)
+    if not math.isfinite(value) or (value <= 0 and is_speed):
         return value, Cause.BAD_NUMBER
     return value, Cause.NONE
 
@@ -184,9 +185,14 @@ def is_cost(metric: str) -> bool:
     return bool(_COST.search(metric)) and not is_throughput(metric)
 
 
-def make_metric(text: str, metric: str, label: str = "", columns: dict[str, str] | None = None) -> Metric:
-    """Return the result row of a number as it was printed; a number that is none keeps its text out of the row."""
-    value, cause = judge_number(text, metric)
+def make_metric(
+    text: str, metric: str, label: str = "", columns: dict[str, str] | None = None, quantity: Quantity | None = None
+) -> Metric:
+    """Return the result row of a number as it was printed; a number that is none keeps its text out of the row.
+
+    Without its `quantity` the metric's name says what it counts, and whether less of it is better.
+    """
+    value, cause = judge_number(text, metric, quantity)
     status = Status.SUCCESS if cause is Cause.NONE else Status.FAILURE
     return Metric(
         metric=metric,
@@ -196,5 +202,6 @@ def make_metric(text: str, metric: str, label: str = "", columns: dict[str, str]
         value=value if value is not None and math.isfinite(value) else None,
         cause=cause,
         columns=columns or {},
-        lower_is_better=is_cost(metric),
+        lower_is_better=quantity.direction == "lower" if quantity is not None else is_cost(metric),
+        unit=quantity.unit if quantity is not None else "",
     )

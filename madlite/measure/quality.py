@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from madlite.types import Window
+from madlite.model import Window
 
 FEWEST_STEPS = 5  # fewer steady steps than this say little
 MOST_DRIFT = 0.05  # of the median, over the whole window
@@ -18,7 +18,7 @@ def window_findings(window: Window) -> tuple[str, ...]:
 
 
 def _findings(window: Window) -> Iterator[str]:
-    unit = window.quantity.value
+    unit = window.quantity.label
     if window.n < FEWEST_STEPS:
         yield f"low samples: only {window.n} steady {'step' if window.n == 1 else 'steps'}"
     drift = window.drift or 0.0

@@ -9,7 +9,7 @@ from madlite.failure_rules import COMMON, read_failure_rules
 from madlite.measure.grammar import rank_in, without_label
 from madlite.measure.lines import Block, lines_with
 from madlite.measure.needed import ignores_case, needed_texts, without_case
-from madlite.types import FailureRule, Value
+from madlite.model import FailureRule, Value
 
 _TIERS = ("root", "error", "follower", "sign")
 _MOST = 16  # ranks that a rule's lines are kept of

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from madlite.measure.stamps import stamp_s
 from madlite.measure.steps import Steps
-from madlite.types import Quantity, Step
+from madlite.model import Quantity, Step
 
 # what a trainer does beside its steps, by a line between two of them; and texts of which such a line has one
 _ASIDE = re.compile(
@@ -107,8 +107,8 @@ class StepMarks:
 def _alike(before: Steps, after: Steps, of_loss: bool) -> float:
     """Return the part of the numbers of steps that both have which are the same; 0 where there are too few."""
     same = count = 0
-    for quantity in Quantity:
-        if (quantity is Quantity.LOSS) == of_loss:
+    for quantity in before.quantities() & after.quantities():
+        if (quantity == Quantity.LOSS) == of_loss:
             old, new = (
                 dict(zip(curve.ns, curve.values, strict=True))
                 for curve in (before.curve(quantity), after.curve(quantity))

@@ -20,7 +20,7 @@ from typing import Literal, cast
 
 from msgspec.structs import replace
 
-from madlite.types import STEPS_APART, Quantity, Step, Value
+from madlite.model import STEPS_APART, Quantity, Step, Value
 
 Phase = Literal["warmup", "train", "validate"]
 _FURTHEST = 2**63 - 1  # a step beyond is a garbled number

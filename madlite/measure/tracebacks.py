@@ -25,8 +25,8 @@ from madlite.measure.grammar import (
     without_logger,
 )
 from madlite.measure.lines import Block
+from madlite.model import Value
 from madlite.rank_labels import LABEL, OF_RANK
-from madlite.types import Value
 
 _FRAME = re.compile(r'^\s+File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?')
 _LAUNCHERS = re.compile(

@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Sequence
 from itertools import combinations, pairwise
 
-from madlite.types import Value
+from madlite.model import Value
 
 POINTS = 200  # of a slope: some 20,000 pairs
 FEWEST = 5  # values: of fewer nothing is told

@@ -14,13 +14,13 @@ from msgspec.structs import replace
 from madlite.measure.compute import compute_findings, count_compute
 from madlite.measure.follow import Follower, asked_steps
 from madlite.measure.number import last_step, number_of_file, number_of_line, number_of_steps
-from madlite.measure.signals import signal_words
 from madlite.measure.window import steady_window
 from madlite.measure.witnesses import table
 from madlite.measure.witnesses.collect import collect, doubts, first_denial, of_training
+from madlite.measure.witnesses.ending import exit_words
 from madlite.measure.witnesses.known import Asked, Known, Witnesses
 from madlite.measure.witnesses.table import Testimony
-from madlite.types import (
+from madlite.model import (
     Cause,
     Compute,
     Metric,
@@ -167,7 +167,7 @@ def _kept(denied: Testimony, known: Known) -> tuple[Metric, ...]:
 def _reason(denied: Testimony, known: Known) -> str:
     """Return why a run failed; a rule that matched a line of its log may tell more."""
     if denied.row is table.ENDED_ILL and known.seen and known.seen.exit:
-        return _exit_words(known.seen.exit.code, known.log)
+        return f"the workload failed: {exit_words(known.seen)}{_rule_words(known.failing_log)}"
     if denied.row is table.LAUNCHER_FAILED:
         return launcher_failure(known.log).reason
     if denied.row is table.PATTERN:
@@ -182,11 +182,6 @@ def suspicion(log: Follower) -> tuple[str, str]:
     suspects = log.suspects
     names = ("error patterns " if len(suspects) > 1 else "error pattern ") + ", ".join(map(repr, suspects))
     return (names, " | ".join(islice(suspects.values(), SHOWN))) if suspects else ("", "")
-
-
-def _exit_words(code: int, log: Follower) -> str:
-    how = signal_words(-code) if code < 0 else f"exit code {code}"
-    return f"the workload failed: {how}{_rule_words(log)}"
 
 
 def _rule_words(log: Follower) -> str:

@@ -11,7 +11,7 @@ from itertools import compress
 
 from madlite.measure.steps import Curve, Steps
 from madlite.measure.trend import count_outliers, find_drift
-from madlite.types import Quantity, Window
+from madlite.model import Quantity, Window
 
 _GARBLED = 1e100  # no unit of a log gets there, and sums of squares stay finite below
 

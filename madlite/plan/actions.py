@@ -9,10 +9,10 @@ from urllib.parse import urlsplit
 
 from msgspec.structs import replace
 
+from madlite.model import Action, Card, EnvValue, RunPlan, Secret
 from madlite.plan.given import Given
 from madlite.plan.tools import ScriptCall, Toolset
 from madlite.secrets import shaped, split_userinfo
-from madlite.types import Action, Card, EnvValue, RunPlan, Secret
 
 MODEL_DIR = "{model_dir}"
 SCRIPT_LIMIT_S = 600.0  # of a pre- or post-script, as madengine has it

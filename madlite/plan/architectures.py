@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from madlite.architecture_tables import read_architectures
-from madlite.types import Architecture, Draft, Scalar, Value, Variant
+from madlite.backends.architecture_tables import read_architectures
+from madlite.model import Architecture, Draft, Scalar, Value, Variant
 
 TABLE = Path(__file__).with_name("architectures.toml")
 _NEEDED = ("layers", "hidden", "heads", "vocab", "ffn")  # fields without which there is no shape

@@ -6,9 +6,9 @@ from msgspec.structs import replace
 
 from madlite.catalog.select import args_of
 from madlite.errors import UsageProblem
+from madlite.model import Draft, Request
 from madlite.nearest import distance
 from madlite.plan.values import ALIASES, PLAN_KEYS, VARIANT_KEYS, canonical_key
-from madlite.types import Draft, Request
 
 
 def argument_keys(request: Request, draft: Draft) -> frozenset[str]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from madlite.plan.given import Given
-from madlite.plan.place import Granted
-from madlite.types import (
+from madlite.model import (
     Blocked,
     Card,
     Cause,
@@ -12,6 +10,8 @@ from madlite.types import (
     Machine,
     Status,
 )
+from madlite.plan.given import Given
+from madlite.plan.place import Granted
 
 
 def find_blocked(given: Given, granted: Granted, image: Image | None, data_problem: str = "") -> Blocked | None:

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
+from madlite.model import Machine, Value
 from madlite.plan.context import Context
 from madlite.plan.images import ARCHITECTURE
-from madlite.types import Machine, Value
 
 VENDORS = ("AMD", "NVIDIA", "CPU")
 _SYSTEMS = ("UBUNTU", "CENTOS")

@@ -7,10 +7,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from madlite.files import is_file
-from madlite.plan.given import Given
-from madlite.plan.images import built_image, flat, image_name
-from madlite.plan.values import Resolved
-from madlite.types import (
+from madlite.model import (
     Card,
     EngineOptions,
     Image,
@@ -18,6 +15,9 @@ from madlite.types import (
     Mount,
     RunPlan,
 )
+from madlite.plan.given import Given
+from madlite.plan.images import built_image, flat, image_name
+from madlite.plan.values import Resolved
 
 RDMA = Path("/dev/infiniband")
 
@@ -86,7 +86,7 @@ def add_rdma(plan: RunPlan) -> RunPlan:
 
     RDMA pins memory, so that the limit of what may be pinned goes.  The card's and user's own options come after these.
     """
-    if plan.place.nodes < 2:
+    if plan.place.whole:
         return plan
     if not RDMA.is_dir():
         text = f"one of {plan.place.nodes} nodes, and {RDMA} is not here: between nodes RCCL and NCCL use sockets alone"

@@ -14,10 +14,10 @@ import msgspec
 
 from madlite.errors import UsageProblem
 from madlite.files import UNUSABLE, NotJson, decode_json, read_text, texts, wrong_key
+from madlite.model import Json, Scalar, Value
 from madlite.nearest import did_you_mean
 from madlite.plan.context_keys import ELSEWHERE, NOT_YET, OF_PLAN, Known
 from madlite.plan.values import PLAN_KEYS, VARIABLE, VARIANT_KEYS
-from madlite.types import Json, Scalar, Value
 
 FROM_FILE = "context file"
 FROM_OPTION = "--additional-context"

@@ -12,7 +12,7 @@ from pathlib import Path
 from madlite.catalog.datasets import DataSets, Provider
 from madlite.errors import UsageProblem
 from madlite.files import exists, is_file
-from madlite.types import Action, Card, DataUse, EnvValue, Mount, Secret, Value
+from madlite.model import Action, Card, DataUse, EnvValue, Mount, Secret, Value
 
 HOME = "/data_dlm"
 CUSTOM_LIMIT_S, S3_LIMIT_S, NAS_COPY_LIMIT_S, NAS_MOUNT_LIMIT_S = 1200.0, 3600.0, 2400.0, 120.0

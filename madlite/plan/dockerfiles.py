@@ -15,8 +15,8 @@ from pathlib import Path
 
 from madlite.errors import UsageProblem
 from madlite.files import exists, is_folder, shown
+from madlite.model import Card, Value
 from madlite.safe_read import read_as_spelled
-from madlite.types import Card, Value
 
 _HEADER_LINES = 5
 _CONTEXT = re.compile(r"#\s*CONTEXT\s+(\{.*\})")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from madlite.model import RunPlan, Scalar, Value
 from madlite.plan.render import Rendered
-from madlite.types import RunPlan, Scalar, Value
 
 ROW_KEYS = ("model", "mode", "precision", "seq_len", "micro_batch", "global_batch", "steps", "release", "args")
 """What a row or its figures say of a run, and a user can set; `warmup_steps` is madlite's own to use."""

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from madlite.model import Card, EnvValue, Machine, Secret, Value
 from madlite.plan.context import Context
 from madlite.plan.given import Given
 from madlite.plan.options import Options
 from madlite.secrets import guard
-from madlite.types import Card, EnvValue, Machine, Secret, Value
 
 INHERITED = [
     "MASTER_ADDR",
@@ -159,16 +159,23 @@ def _mad(card: Card, machine: Machine, options: Options, n_gpus: int, launcher: 
     values: dict[str, EnvValue] = {
         "MAD_MODEL_NAME": card.name,
         "JENKINS_BUILD_NUMBER": options.environ.get("BUILD_NUMBER", "0"),
-        "MAD_GPU_VENDOR": machine.vendor,
-        "MAD_SYSTEM_NGPUS": str(len(machine.gpus)),
-        "MAD_SYSTEM_GPU_ARCHITECTURE": machine.architecture,
-        "MAD_SYSTEM_GPU_PRODUCT_NAME": machine.product,
-        "MAD_SYSTEM_HIP_VERSION": _release(machine),
+        **machine_variables(machine),
         "MAD_RUNTIME_NGPUS": str(n_gpus),
         "MAD_MULTI_NODE_RUNNER": runner,
     }
     of_card = {"MAD_OUTPUT_CSV": card.multiple_results, "MAD_DATANAME": ",".join(card.data)}
     return values | {name: text for name, text in of_card.items() if text}
+
+
+def machine_variables(machine: Machine) -> dict[str, str]:
+    """Return what MAD's scripts are told of the machine that they run on."""
+    return {
+        "MAD_GPU_VENDOR": machine.vendor,
+        "MAD_SYSTEM_NGPUS": str(len(machine.gpus)),
+        "MAD_SYSTEM_GPU_ARCHITECTURE": machine.architecture,
+        "MAD_SYSTEM_GPU_PRODUCT_NAME": machine.product,
+        "MAD_SYSTEM_HIP_VERSION": _release(machine),
+    }
 
 
 def _v1_runner(context: Context, n_gpus: int) -> dict[str, EnvValue]:

@@ -9,10 +9,10 @@ import msgspec
 
 from madlite.errors import UsageProblem
 from madlite.files import wrong_key
+from madlite.model import Card, Draft, ErrorScan
 from madlite.plan.context import Context
 from madlite.plan.context_keys import ScanKeys
 from madlite.plan.values import as_bool
-from madlite.types import Card, Draft, ErrorScan
 
 PATTERNS = (
     "OutOfMemoryError",

@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from madlite.catalog.datasets import DataSets
-from madlite.plan.context import Context
-from madlite.plan.dockerfiles import Dockerfile
-from madlite.plan.options import Options
-from madlite.plan.place import Choice
-from madlite.plan.tools import Toolset
-from madlite.plan.values import Layer
-from madlite.types import (
+from madlite.model import (
     Draft,
     Image,
     Machine,
@@ -19,6 +13,12 @@ from madlite.types import (
     Scalar,
     Value,
 )
+from madlite.plan.context import Context
+from madlite.plan.dockerfiles import Dockerfile
+from madlite.plan.options import Options
+from madlite.plan.place import Choice
+from madlite.plan.tools import Toolset
+from madlite.plan.values import Layer
 
 _OF_NODES = ("NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 

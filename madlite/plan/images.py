@@ -6,13 +6,13 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from madlite.model import Card, EnvValue, Image
 from madlite.plan.context import Context
 from madlite.plan.dockerfiles import Dockerfile
 from madlite.plan.environment import credential_env, secret_args
 from madlite.plan.options import Options
 from madlite.plan.registries import login_to, name_in_registry
 from madlite.secrets import collect, guard
-from madlite.types import Card, EnvValue, Image
 
 ARCHITECTURE = "MAD_SYSTEM_GPU_ARCHITECTURE"  # the build argument
 _TOOLS = ("docker/common", "tools")  # the build context `tools`: the first that a checkout has; 2.1.0 had the second

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
+from madlite.model import Action, EnvValue, FileTemplate, Place, RunPlan, Scalar, Secret, Value
 from madlite.plan.actions import TOOLS, bundled_tools, make_actions, model_dir
 from madlite.plan.architectures import Known, find_architecture
 from madlite.plan.blocked import find_blocked
@@ -31,7 +32,6 @@ from madlite.plan.silence import SilenceLimits, silence_limits
 from madlite.plan.telemetry import telemetry_interval_s
 from madlite.plan.tools import Toolset
 from madlite.plan.values import Layer, Resolved, resolve
-from madlite.types import Action, EnvValue, FileTemplate, Place, RunPlan, Scalar, Secret, Value
 
 DEFAULT_TIMEOUT_S = 7200
 DEFAULT_LOG_BYTES = 2 << 30  # that of RunPlan
@@ -293,7 +293,7 @@ def _place(given: Given, granted: Granted, asked_nodes: int | None) -> Place:
     """
     nodes = int((given.context.known.multi_node_args or {}).get("NNODES", 1))
     nodes = asked_nodes if asked_nodes and asked_nodes > 0 else nodes
-    place = make_place(granted.gpu_ids, nodes)
+    place = make_place(granted.gpu_ids, nodes, given.runtime.runtime, given.runtime.traits)
     return replace(place, gpus_per_node=granted.wanted) if granted.blocked else place
 
 

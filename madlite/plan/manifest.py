@@ -13,9 +13,9 @@ import msgspec
 
 from madlite.catalog.cards import make_card
 from madlite.errors import UsageProblem
+from madlite.model import Card, Json, Request, Value
 from madlite.safe_read import read_given
 from madlite.secrets import MASK
-from madlite.types import Card, Json, Request, Value
 
 NO_DOCKERFILE = "N/A (local image mode)"  # madengine 2's text for the context's MAD_CONTAINER_IMAGE
 _ADDED = "madlite"

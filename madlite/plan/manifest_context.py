@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import msgspec
 
 from madlite.errors import UsageProblem
+from madlite.model import Json
 from madlite.plan.context import GPU_COUNTS, MACHINE_KEYS, Context, merge, read_context
 from madlite.plan.context_keys import NOT_YET, Known
 from madlite.plan.manifest import Manifest
-from madlite.types import Json
 
 # what tells of the build and of its machine alone
 _OF_THE_BUILD = (

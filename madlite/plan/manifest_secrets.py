@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
+from madlite.model import Json
 from madlite.secrets import MASK, SHORTEST, assigned, is_secret
-from madlite.types import Json
 
 
 def spelled_out(value: Json, name: str = "") -> Iterator[str]:

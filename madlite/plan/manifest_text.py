@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from madlite.catalog.select import args_of
+from madlite.model import Json, Request, Secret
 from madlite.plan.context import Context
 from madlite.plan.manifest import BuiltImage, FailedBuild, card_entry
 from madlite.plan.manifest_secrets import hidden, spelled_out
 from madlite.secrets import Redactor, guard, masked_json
-from madlite.types import Json, Request, Secret
 
 # of the context, what madengine 2 keeps under `deployment_config`
 _DEPLOYMENT = ("slurm", "k8s", "kubernetes", "distributed", "vllm")

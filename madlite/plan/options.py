@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from madlite.types import Value
+from madlite.model import Value
 
 
 class Options(Value, frozen=True):
@@ -25,6 +25,8 @@ class Options(Value, frozen=True):
     skip_model_run: bool = False
     clean_docker_cache: bool = False
     strict_header: bool = False
+    rows: bool = True  # False leaves results to `madlite collect`: no results file, no side files, no record
+    result_file: bool = False  # whether a run's folder gets a result file also where rows are written
     columns: tuple[str, ...] = ()  # of madlite's own, that rows are to have: record.rows.OWN_COLUMNS
     ignore_deprecated: bool = False
     disable_skip_gpu_arch: bool = False

@@ -6,9 +6,9 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 
 from madlite.errors import UsageProblem
+from madlite.model import Blocked, Card, Cause, Machine, Place, Problem, Status, Traits, Value
 from madlite.plan.context import Context
 from madlite.plan.options import Options
-from madlite.types import Blocked, Card, Cause, Machine, Place, Problem, Status, Traits, Value
 
 Availability = Callable[[str], "Problem | None"]
 """Says why a runtime cannot be used now; raises UsageProblem for a name that is no runtime's."""
@@ -155,6 +155,7 @@ def expand_ids(text: str | None) -> tuple[int, ...]:
     return tuple(sorted(ids))
 
 
-def make_place(gpu_ids: tuple[int, ...], nodes: int = 1) -> Place:
-    """Return the place of a local run; of more `nodes` than one it is this one's part."""
-    return Place(nodes=nodes, gpus_per_node=len(gpu_ids), gpu_ids=gpu_ids)
+def make_place(gpu_ids: tuple[int, ...], nodes: int, runtime: str, traits: Traits) -> Place:
+    """Return the place of a run: on this machine, which of more `nodes` than one is a part, or where its runtime is."""
+    where = "local" if traits.local else runtime
+    return Place(where=where, nodes=nodes, gpus_per_node=len(gpu_ids), gpu_ids=gpu_ids)

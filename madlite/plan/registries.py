@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from madlite.types import Login, Secret
+from madlite.model import Login, Secret
 
 Credentials = Mapping[str, Mapping[str, str]]
 HUB = "dockerhub"

@@ -17,8 +17,8 @@ from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
 from madlite.files import exists, read_bytes, read_text
+from madlite.model import FileTemplate, RunPlan, Value
 from madlite.secrets import mask_values
-from madlite.types import FileTemplate, RunPlan, Value
 
 if TYPE_CHECKING:
     import jinja2

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from madlite.model import Value
 from madlite.plan.values import Resolved
-from madlite.types import Value
 
 START, STEP = "start_silence_s", "silence_s"
 _DEFAULT_S = {START: 1800.0, STEP: 300.0}  # those of RunPlan

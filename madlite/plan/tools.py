@@ -17,10 +17,10 @@ import msgspec
 
 from madlite.errors import UsageProblem, one_hint
 from madlite.files import is_file, read_json, wrong_key
+from madlite.model import Value
 from madlite.nearest import did_you_mean
 from madlite.plan.context_keys import Script, Tool
 from madlite.plan.values import VARIABLE
-from madlite.types import Value
 
 COMMON = "scripts/common/"  # where madengine puts the helpers of its package
 FOLDER = "{tools}"  # in a command, the folder of madlite's own helpers as the run sees it

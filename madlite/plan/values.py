@@ -9,9 +9,9 @@ from collections.abc import Collection, Iterable, Mapping
 import msgspec
 
 from madlite.errors import UsageProblem, one_hint
+from madlite.model import Scalar, Value, Variant
 from madlite.nearest import did_you_mean
 from madlite.plan.sizes import Size, as_size
-from madlite.types import Scalar, Value, Variant
 
 VARIANT_KEYS = tuple(field for field in Variant.__struct_fields__)
 PLAN_KEYS: dict[str, type] = {

@@ -1,1 +1,1 @@
-"""A plan → a process: images, runtimes, the run's folder and log, and what ends it."""
+"""The flow of a run: tags → requests → plans → runs → rows. Doors pass their callbacks in."""

@@ -1,253 +1,178 @@
-"""What one command was asked to run, kept on the disk while it goes on.
-
-A run that has begun has a folder, one that has not would be lost with a killed madlite.  The file is locked as long as
-its madlite lives, grows by a line per run that begins and ends, and goes with an orderly end, which names on the screen
-what never started.  Its lines are JSON: the command, `asked`, then `began` and `ended` with a run's id.
-"""
+"""A batch of plans, one after another or some at once, each with its rows; what a signal leaves unstarted is named."""
 
 from __future__ import annotations
 
-import os
-import secrets
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
-from datetime import datetime, timezone
-from pathlib import Path
-from types import TracebackType
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 
-import msgspec
+from msgspec.structs import replace
 
-from madlite.plan.make import RUNS
-from madlite.run.folder import CLEANED, LOCK, PLAN, RECORD, hold, is_held, open_runs
-from madlite.run.regular import is_there
-from madlite.safe_files import Folder
-from madlite.safe_read import read_regular
-from madlite.types import Value
+from madlite.backends.loader import Plugins
+from madlite.errors import ExitCode
+from madlite.model import Cause, Result, Status
+from madlite.plan.options import Options
+from madlite.results.batch_journal import Asked, BatchJournal
+from madlite.run.keep import ResultWriter
+from madlite.run.one import Run, secrets_for
+from madlite.run.screen import Outcome, Planned, Screen
+from madlite.run.signals import Signals
+from madlite.run.stop import StopControl
+from madlite.run.watchdog.reasons import StopReason
 
-_LIMIT_BYTES = 64 << 20
-_GLOB, _GLOB_BEGUN = "batch-*.jsonl", ".batch-*.jsonl.[0-9]*"  # and what becomes one, by its process
-
-
-class Asked(Value, frozen=True):
-    """A run that was asked for."""
-
-    id: str
-    card: str
-
-
-class _Line(Value, frozen=True):
-    started: str = ""
-    command: tuple[str, ...] = ()
-    asked: tuple[Asked, ...] | None = None
-    began: str = ""
-    ended: str = ""
-
-
-class Interrupted(Value, frozen=True):
-    """A batch whose madlite is gone: runs that have neither a row nor a folder, and whether they were begun.
-
-    `planned` is False where it ended before its runs were known: `command` alone says what was asked.  `asked` are all
-    of its runs.
-    """
-
-    path: Path
-    started: str
-    command: tuple[str, ...]
-    planned: bool
-    never_started: tuple[Asked, ...] = ()
-    begun: tuple[Asked, ...] = ()
-    asked: tuple[Asked, ...] = ()
-
-    @property
-    def words(self) -> tuple[str, ...]:
-        """What is to be said of it."""
-        if not self.planned:
-            return (f"an earlier command was cut off before it began: {' '.join(('madlite', *self.command))}",)
-        told = []
-        if self.never_started:
-            runs = f"{len(self.never_started)} run{'s' if len(self.never_started) > 1 else ''} of an earlier batch"
-            told.append(f"{runs} never started: {_names(self.never_started)}")
-        if self.begun:
-            told.append(f"cut off without a row, of an earlier batch: {_names(self.begun)}")
-        return tuple(told)
+STOPPED = StopReason(cause=Cause.INTERRUPTED, text="stopped")
 
 
 class Batch:
-    """The file of the command that runs now; what keeps it from being written costs no run.
+    """Plans on their way to results; `at_once` of them run at the same time.
 
-    Without a workspace nothing is written.
+    `journal` notes on the disk how far it is, for the next command if this one is killed.  A run knows nothing of
+    the others: each has its stop, its log and its events, and is written when it ends.
     """
 
-    def __init__(self, workspace: Path | None = None, command: Sequence[str] = ()) -> None:
-        self._runs = (workspace or Path()) / RUNS
-        self._made = False
-        self._fd: int | None = None
-        self._folder: Folder | None = None
-        self._end = 0  # of what is said
-        self._asked: dict[str, Asked] = {}
-        self._open_runs: dict[str, Asked] = {}  # begun, and without a row
-        self._under_way = False
-        stamp = f"{datetime.now(timezone.utc):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
-        self._path = self._runs / f"batch-{stamp}.jsonl"
-        with suppress(OSError):  # a folder that cannot be written to is told of by the runs
-            if workspace is not None:
-                self._open(command)
+    def __init__(
+        self,
+        planned: Sequence[Planned],
+        options: Options,
+        plugins: Plugins,
+        screen: Screen,
+        clock: Callable[[], float] = time.monotonic,
+        journal: BatchJournal | None = None,
+        at_once: int = 1,
+    ) -> None:
+        self._options, self._plugins, self._screen = options, plugins, screen
+        self._clock, self._journal, self._at_once = clock, journal or BatchJournal(), at_once
+        self._planned = [replace(one, plan=replace(one.plan, batch=self._journal.id)) for one in planned]
+        self._one = threading.Lock()  # of all below
+        self._next = 0
+        self._stop: StopReason | None = None  # of the whole batch
+        self._stops: dict[str, StopControl] = {}  # of the runs that go on
+        self._results: dict[int, Result] = {}
+        self._kept_aside: list[int] = []
+        self._bug: Exception | None = None
 
-    def ask(self, runs: Iterable[Asked]) -> None:
-        """Note what is to run, in this order; from now on only `close` is an orderly end."""
-        self._under_way = True
-        every = tuple(runs)
-        self._asked = {one.id: one for one in every}
-        self._say(_Line(asked=every))
-        self._reserve(
-            [*(line for one in every for line in (_Line(began=one.id), _Line(ended=one.id))), _Line(asked=())]
+    def run(self, signals: Signals | None = None) -> Outcome:
+        """Run all of them; after INT, TERM or HUP those that go on are ended and the rest is not started."""
+        self._journal.ask(Asked(id=one.plan.id, card=one.plan.card.name) for one in self._planned)
+        with ExitStack() as stack:
+            signals = signals or stack.enter_context(Signals())
+            stack.enter_context(signals.passing_to(self.stop))
+            signals.watch_over(self._work_all)
+            code = signals.exit_code
+        return self._outcome(code)
+
+    def stop(self, reason: StopReason = STOPPED, run_id: str | None = None) -> None:
+        """End one run, or all that go on and start no other; safe from any thread.  A second time, kill at once."""
+        with self._one:
+            if run_id is None:
+                self._stop = self._stop or reason
+            stops = [stop for name, stop in self._stops.items() if run_id in (None, name)]
+        for stop in stops:
+            stop.request(reason)
+
+    def _work_all(self) -> None:
+        """Have as many threads as runs may go on at once; this one is the first."""
+        raised: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                self._work()
+            except BaseException as error:  # noqa: BLE001 - raised below, in the thread that waits
+                raised.append(error)
+
+        threads = [threading.Thread(target=work, name="madlite-run") for _ in range(1, self._at_once)]
+        for thread in threads:
+            thread.start()
+        work()
+        for thread in threads:
+            thread.join()
+        if raised:
+            raise raised[0]
+
+    def _work(self) -> None:
+        while (position := self._take()) is not None:
+            one = self._planned[position]
+            self._screen.started(one.plan, position + 1, len(self._planned))
+            self._journal.begin(one.plan.id)
+            result, saved, bug = self._run(one)
+            if saved:
+                self._journal.end(one.plan.id)
+            self._screen.finished(one.plan, result)
+            self._plugins.notify("madlite_run_finished", plan=one.plan, result=result)
+            self._note(position, result, saved, bug)
+
+    def _take(self) -> int | None:
+        with self._one:
+            position = self._next
+            if self._stop is not None or self._bug is not None or position == len(self._planned):
+                return None
+            self._next += 1
+            return position
+
+    @contextmanager
+    def _stoppable(self, run: Run) -> Iterator[None]:
+        """Let a run be stopped from outside; it is at once where the batch was before."""
+        run_id = run.plan.id
+        with self._one:
+            self._stops[run_id] = run.stop
+            asked = self._stop
+        if asked is not None:
+            run.stop.request(asked)
+        try:
+            yield
+        finally:
+            with self._one:
+                del self._stops[run_id]
+
+    def _run(self, one: Planned) -> tuple[Result, bool, Exception | None]:
+        """Run one to its end and write it; with it comes a bug of ours, which ends the batch once all is safe."""
+        environ = self._options.environ
+        bug: Exception | None = None
+        secrets = secrets_for(one, environ)
+        with Run(one, self._plugins, self._screen, secrets, self._clock, environ) as run, self._stoppable(run):
+            writer = ResultWriter(one, self._options, self._screen, run.mask)
+            try:
+                result = writer.write(run.run(), run.account.follower.steps, run.folder)
+            except Exception as error:  # noqa: BLE001 - told by the caller, once the row and the rest are safe
+                bug = error
+                result = writer.write(run.broken(error), run.account.follower.steps, run.folder)
+            run.progress.ended(result)
+            return result, writer.saved, bug
+
+    def _note(self, position: int, result: Result, saved: bool, bug: Exception | None) -> None:
+        with self._one:
+            self._results[position] = result
+            self._kept_aside += [] if saved else [position]
+            self._bug = self._bug or bug
+
+    def _outcome(self, code: ExitCode | None) -> Outcome:
+        results = tuple(self._results[position] for position in sorted(self._results))
+        names = [one.plan.card.name for one in self._planned]
+        return Outcome(
+            results=results,
+            not_started=tuple(name for position, name in enumerate(names) if position not in self._results),
+            exit_code=code or (ExitCode.RUN_FAILED if self._kept_aside else exit_code(results)),
+            bug=self._bug,
+            kept_aside=tuple(names[position] for position in sorted(self._kept_aside)),
         )
 
-    def begin(self, run_id: str) -> None:
-        """Note that a run begins."""
-        self._open_runs[run_id] = self._asked.get(run_id, Asked(id=run_id, card=""))
-        self._say(_Line(began=run_id))
 
-    def end(self, run_id: str) -> None:
-        """Note that a run has its row, or is to have none."""
-        self._open_runs.pop(run_id, None)
-        self._say(_Line(ended=run_id))
-
-    def close(self) -> None:
-        """Take the file away: all that was asked for has ended, or was named as never started.
-
-        It stays where nothing else tells of a run: the disk took neither its row nor its folder.
-        """
-        if self._fd is None:
-            return
-        lost = tuple(one for one in self._open_runs.values() if not _has_folder(self._runs, one.id))
-        self._say(_Line(asked=lost))  # where it cannot be removed, it says what is open
-        if not lost and self._folder is not None:
-            self._folder.remove(self._path.name)
-        os.close(self._fd)
-        self._fd = None
-        if self._folder is not None:
-            if self._made:
-                self._unmake(self._folder)
-            self._folder.close()
-
-    def __enter__(self) -> Batch:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if not self._under_way:
-            self.close()
-        elif self._fd is not None:  # a bug, in the middle of it: the next command tells what was lost
-            os.close(self._fd)
-            self._fd = None
-
-    def _open(self, command: Sequence[str]) -> None:
-        self._made = not os.path.lexists(self._runs)
-        self._folder = open_runs(self._runs.parent, make=True)
-        # seen before it is held, it would look like that of a command that was cut off
-        beside = f".{self._path.name}.{os.getpid()}"
-        self._fd = self._folder.create(beside, os.O_RDWR)
-        hold(self._fd)
-        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        self._say(_Line(started=now, command=tuple(command)))
-        self._folder.rename(beside, self._path.name)
-
-    def _say(self, line: _Line) -> None:
-        if self._fd is None:
-            return
-        data = _encoded(line)
-        with suppress(OSError):  # a full disk: what is not noted is told as never started
-            if os.pwrite(self._fd, data, self._end) == len(data):
-                self._end += len(data)
-
-    def _reserve(self, lines: Iterable[_Line]) -> None:
-        """Take the room of what will be said from the disk, so that it can be when the disk is full."""
-        if self._fd is not None:
-            with suppress(OSError):
-                os.pwrite(self._fd, b" " * sum(len(_encoded(line)) for line in lines), self._end)
-
-    def _unmake(self, runs: Folder) -> None:
-        """Take the folder away where nothing ran: wrong usage leaves a folder as it was."""
-        with suppress(OSError):
-            if os.listdir(runs.fd) == [".gitignore"]:  # noqa: PTH208 - of the open folder
-                runs.remove(".gitignore")
-                self._runs.rmdir()
+def run_batch(
+    planned: Sequence[Planned],
+    options: Options,
+    plugins: Plugins,
+    screen: Screen,
+    clock: Callable[[], float] = time.monotonic,
+    journal: BatchJournal | None = None,
+) -> Outcome:
+    """Run all of them, one after another, as `Batch.run` does."""
+    return Batch(planned, options, plugins, screen, clock, journal).run()
 
 
-def cards_asked(runs: Path) -> dict[str, str]:
-    """Return the cards of runs that have no record yet, by id: what commands that go on or were cut off asked for."""
-    found = (one for one in map(_interrupted, sorted(runs.glob(_GLOB))) if one is not None)
-    return {asked.id: asked.card for one in found for asked in one.asked}
-
-
-def interrupted_batches(workspace: Path) -> tuple[Interrupted, ...]:
-    """Return the batches of a workspace whose madlite is gone and that left something undone, oldest first."""
-    found = (_interrupted(path) for path in dead_files(workspace))
-    return tuple(one for one in found if one is not None and one.words)
-
-
-def dead_files(workspace: Path) -> tuple[Path, ...]:
-    """Return the files of batches whose madlite is gone, whether they left something undone or not.
-
-    Links are none, and neither is what another user keeps from us.
-    """
-    runs = workspace / RUNS
-    begun = (path for path in runs.glob(_GLOB_BEGUN) if not is_there(Path("/proc", path.suffix[1:]), shut=True))
-    found = sorted((*begun, *runs.glob(_GLOB)), key=lambda path: path.name.lstrip("."))
-    dead = [path for path in found if not is_held(path, unknown=True)]
-    return tuple(path for path in dead if is_there(path))  # not one that ended orderly meanwhile
-
-
-def _interrupted(path: Path) -> Interrupted | None:
-    try:
-        lines = [_line(text) for text in read_regular(path, _LIMIT_BYTES).splitlines()]
-    except OSError:
-        return None
-    said = [line for line in lines if line is not None]
-    asked = [line.asked for line in said if line.asked is not None]
-    every = asked[-1] if asked else ()
-    done = {line.ended for line in said}
-    begun = {line.began for line in said}
-    left = [one for one in every if one.id not in done and not _has_folder(path.parent, one.id)]
-    return Interrupted(
-        path=path,
-        started=next((line.started for line in said if line.started), ""),
-        command=next((line.command for line in said if line.command), ()),
-        planned=bool(asked),
-        never_started=tuple(one for one in left if one.id not in begun),
-        begun=tuple(one for one in left if one.id in begun),
-        asked=every,
-    )
-
-
-def _encoded(line: _Line) -> bytes:
-    said = {name: value for name, value in msgspec.to_builtins(line).items() if value or value == []}
-    return msgspec.json.encode(_as_utf8(said)) + b"\n"
-
-
-def _line(text: bytes) -> _Line | None:
-    try:
-        return msgspec.json.decode(text, type=_Line)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None  # cut off by a full disk, or by a kill
-
-
-def _has_folder(runs: Path, run_id: str) -> bool:
-    """Say whether a run's own folder tells of it."""
-    return "/" not in run_id and any(
-        is_there(runs / run_id / name, shut=True) for name in (LOCK, PLAN, RECORD, CLEANED)
-    )
-
-
-def _names(runs: Iterable[Asked]) -> str:
-    return ", ".join(one.card for one in runs)
-
-
-def _as_utf8(value: object) -> object:
-    if isinstance(value, str):
-        return value.encode("utf-8", "backslashreplace").decode()
-    if isinstance(value, dict):
-        return {key: _as_utf8(item) for key, item in value.items()}
-    return [_as_utf8(item) for item in value] if isinstance(value, (list, tuple)) else value
+def exit_code(results: Iterable[Result]) -> ExitCode:
+    """Return 3 where a run failed, 2 where every failure is a failed build, else 0."""
+    causes = [result.cause for result in results if result.status is Status.FAILURE]
+    if not causes:
+        return ExitCode.OK
+    return ExitCode.BUILD_FAILED if all(cause is Cause.BUILD for cause in causes) else ExitCode.RUN_FAILED

@@ -1,31 +1,138 @@
-"""Copy what a run left in the workspace."""
+"""Results that runs left in their folders → rows of perf.csv, side files and records, each once.
+
+rows.json → perf.csv → rows.json, appended → the side files → record.json; then rows.json goes.  A kill in between
+leaves a run that is not collected: the next try goes on where this one was.
+"""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from madlite.safe_read import copy_inside
+from msgspec.structs import replace
 
-_LOG = logging.getLogger(__name__)
+from madlite.errors import RecordError
+from madlite.model import Result, Value, to_json
+from madlite.plan.make import RUNS
+from madlite.results.header import STANDARD_COLUMNS
+from madlite.results.integrity import Integrity
+from madlite.results.intent import Rows, are_there, read_intent, rows_path
+from madlite.results.record import Record, record_json, result_of
+from madlite.results.result_file import RunResult, load_result
+from madlite.results.sidefiles import write_entries
+from madlite.results.stored import read_record
+from madlite.run.recovery.kept import append_once, appended
+from madlite.workspace.folder import RECORD, RESULT, ROWS, RunFolder, is_alive
+from madlite.workspace.journal import own_folders
+from madlite.workspace.regular import is_there
 
 
-def copy_matching(workspace: Path, patterns: Sequence[str], into: Path) -> None:
-    """Copy the files below `workspace` that match a glob pattern into the folder `into`, by their own names.
+class Collected(Value, frozen=True):
+    """What became of one run's result: the words for people, and the result where it is collected now.
 
-    A link is followed as long as it stays in the workspace: a workload must not bring files of the caller's to light.
+    `failed` where it should have been, and was not.
     """
-    for pattern in patterns:
-        for path in sorted(workspace.glob(pattern)):
-            if path.is_file() and path.parent != into:
-                into.mkdir(parents=True, exist_ok=True)
-                copy_whole(path, into / path.name, workspace)
+
+    run_id: str
+    words: str
+    result: Result | None = None
+    failed: bool = False
+    warnings: tuple[str, ...] = ()
 
 
-def copy_whole(path: Path, to: Path, root: Path) -> None:
-    """Copy a file below `root` so that a reader sees the old one or the new one; what cannot be copied is logged."""
+def collect_all(
+    folders: Iterable[Path], workspace: Path, output: Path, begin: Sequence[str] = STANDARD_COLUMNS
+) -> Iterator[Collected]:
+    """Collect runs one by one into a results file, a new one with the columns `begin`; yield what became of each."""
+    for folder in folders:
+        try:
+            yield _collect(folder, workspace, output, begin)
+        except (RecordError, OSError) as problem:
+            what = problem.message if isinstance(problem, RecordError) else problem.strerror or str(problem)
+            yield Collected(run_id=folder.name, words=f"not collected: {what}", failed=True)
+
+
+def _collect(folder: Path, workspace: Path, output: Path, begin: Sequence[str]) -> Collected:
+    """Collect one run.
+
+    Raises:
+        RecordError, OSError: it cannot be collected; it stays as it is.
+    """
+    if folder.name not in own_folders(folder.parent):
+        raise RecordError(f"madlite did not make it in this folder: it is not in the journal of {RUNS}")
+    if is_there(folder / RECORD):
+        return Collected(run_id=folder.name, words=_there(read_record(folder)))
+    if not is_there(folder / RESULT):
+        goes_on = is_alive(folder)
+        raise RecordError("it goes on" if goes_on else f"it was cut off: it has no {RESULT} (madlite clean)")
+    if folder.lstat().st_uid != os.geteuid():  # theirs to collect: who owns a folder may have written what is in it
+        raise RecordError("it is another user's")
+    held = RunFolder.reopen(folder)
+    if held is None:
+        raise RecordError("it goes on, or another command collects it")
     try:
-        copy_inside(path, root, to)
-    except OSError as error:
-        _LOG.warning("%s was not copied to %s: %s", path, to, error.strerror)
+        if is_there(folder / RECORD):  # by now
+            return Collected(run_id=folder.name, words=_there(read_record(folder)))
+        return _write(load_result(folder), held, workspace, output, begin)
+    finally:
+        held.close()
+
+
+def _there(record: Record | None) -> str:
+    rows = record.rows if record is not None else None
+    return f"collected already{f', its rows are in {rows.path}' if rows is not None else ''}"
+
+
+def _write(result: RunResult, held: RunFolder, workspace: Path, output: Path, begin: Sequence[str]) -> Collected:
+    """Write what a result has, all but what an earlier try has written; the caller holds the run's folder.
+
+    Raises:
+        RecordError, OSError: its rows or its record are not there.
+    """
+    record, words, warnings = result.record, "it has no row", []
+    if record.rows is not None:
+        rows, words, told = _append(record.rows, held, workspace, output, begin)
+        record = replace(record, rows=rows)
+        warnings += told
+        if result.entries is not None:
+            warnings += write_entries(workspace, result.entries, again=True)
+    if problem := held.put_record(record_json(record)):
+        raise RecordError(f"{words}, but {problem}")
+    held.remove(ROWS)
+    held.note(b"")
+    return Collected(run_id=record.id, words=words, result=result_of(record), warnings=tuple(warnings))
+
+
+def _append(
+    rows: Rows, held: RunFolder, workspace: Path, output: Path, begin: Sequence[str]
+) -> tuple[Rows, str, list[str]]:
+    """Append a run's rows and note that they are there; an earlier try may have done so, to another file too."""
+    tried = read_intent(held.path)
+    if tried is not None and (done := _earlier(tried, rows, workspace)) is not None:
+        return done, f"its rows are in {done.path}", []
+    integrity = Integrity(Path(os.path.realpath(output)), workspace)
+    named = replace(rows, path=rows_path(output, workspace))
+    done, words = append_once(named, held, workspace, output, integrity, begin)
+    with suppress(OSError):  # on a full disk the file is asked again
+        held.write(ROWS, to_json(done).encode("utf-8", "backslashreplace"))
+    return done, words, list(integrity.told)
+
+
+def _earlier(tried: Rows, rows: Rows, workspace: Path) -> Rows | None:
+    """Return the rows as an earlier try has appended them, perhaps to another file; None where it has not.
+
+    Raises:
+        RecordError: its file cannot be read, so that nobody knows.
+    """
+    if len(tried.cells) != len(rows.cells):
+        return None
+    if not all(one.items() <= other.items() for one, other in zip(tried.cells, rows.cells, strict=True)):
+        return None  # of no try of ours: columns may have been left out, none is another
+    if tried.appended:
+        return tried
+    there = are_there(tried, workspace, appended(workspace))
+    if there is None:
+        raise RecordError(f"whether its rows are in {tried.path} cannot be seen")
+    return replace(tried, appended=True) if there else None

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from madlite.run.log_file import LogFile
-from madlite.safe_files import Folder, folder_of
+from madlite.measure.lines import LONGEST
+from madlite.model import Chunk, Sink
+from madlite.rank_labels import node_label
+from madlite.safe_files import Folder, folder_of, half_made
 from madlite.secrets import Redactor
+from madlite.workspace.log_file import LogFile
 
-Sink = Callable[[bytes, int], None]
+Output = Callable[[bytes, int], None]
 _FLAGS = os.O_RDWR | os.O_APPEND
+_LINES = re.compile(rb"[^\r\n]*(?:\r\n|[\r\n])|[^\r\n]+\Z")
 _log = logging.getLogger(__name__)
 
 
@@ -24,15 +29,17 @@ class RunLog:
     In a run's `folder` the log is a new file; elsewhere it goes on with the one that is there.
     Of a file `limit_bytes` are kept at most, its beginning and its end; 0 keeps all.  Sinks and `follow` get all of it.
     Live logs are files of their own in the workspace: they have the log's bytes and, besides, what is told to them.
+    Of one of `nodes` the output stays byte for byte; of several each line begins with its node, as `[node1]: `.
     """
 
     def __init__(
         self,
         path: Path,
         secrets: Iterable[str],
-        sinks: Iterable[Sink],
-        follow: Sink = lambda chunk, stream: None,
+        sinks: Iterable[Output],
+        follow: Sink = lambda chunk: None,
         *,
+        nodes: int = 1,
         folder: Folder | None = None,
         limit_bytes: int = 0,
     ) -> None:
@@ -41,8 +48,10 @@ class RunLog:
         self._is_own_home = folder is None
         self._sinks = tuple(sinks)
         self._follow = follow
-        secrets = tuple(secrets)
-        self._redactors = {1: Redactor(secrets), 2: Redactor(secrets)}
+        self._secrets = tuple(secrets)
+        self._redactors: dict[tuple[int, int], Redactor] = {}  # of each node and stream
+        self._lines: dict[tuple[int, int], _NodeLines] | None = {} if nodes > 1 else None
+        self._own = Redactor(self._secrets)  # of madlite's lines
         self._limit_bytes = limit_bytes
         self._live: list[LogFile] = []
         self._live_name = ""
@@ -54,10 +63,14 @@ class RunLog:
         except OSError as error:  # a disk without inodes, a folder that is shut: what is to be logged goes on
             self._lack(f"no {path.name}", error)
 
-    def feed(self, chunk: bytes, stream: int) -> None:
+    def feed(self, chunk: Chunk) -> None:
         """Take output of the workload; never raises for a full disk, the workload goes on."""
-        self._follow(chunk, stream)
-        self._pass_on(self._redactors[stream].feed(chunk), stream)
+        self._follow(chunk)
+        source = chunk.node, chunk.stream
+        redactor = self._redactors.get(source)
+        if redactor is None:
+            redactor = self._redactors[source] = Redactor(self._secrets)
+        self._pass_on(redactor.feed(chunk.data), source)
 
     def say(self, text: str) -> None:
         """Add a line of madlite's own, e.g. of an image build."""
@@ -96,8 +109,10 @@ class RunLog:
 
     def settle(self) -> None:
         """Pass on what is held back; call it when an action ends."""
-        for stream, redactor in self._redactors.items():
-            self._pass_on(redactor.flush(), stream)
+        for source, redactor in self._redactors.items():
+            self._pass_on(redactor.flush(), source)
+        for (_, stream), lines in (self._lines or {}).items():
+            self._write(lines.flush(), stream)
 
     def close(self) -> None:
         """Write what is held and close the file, its end joined to its beginning where it had a limit."""
@@ -115,7 +130,14 @@ class RunLog:
     def _files(self) -> list[LogFile]:
         return [self._main, *self._live] if self._main is not None else self._live
 
-    def _pass_on(self, data: bytes, stream: int) -> None:
+    def _pass_on(self, data: bytes, source: tuple[int, int]) -> None:
+        """Write masked output of a node and stream, of several nodes as soon as a line of it is complete."""
+        if self._lines is not None:
+            lines = self._lines.setdefault(source, _NodeLines(source[0]))
+            data = lines.feed(data)
+        self._write(data, source[1])
+
+    def _write(self, data: bytes, stream: int) -> None:
         if not data:
             return
         self._each(self._files, lambda file: file.write(data))
@@ -123,7 +145,7 @@ class RunLog:
             sink(data, stream)
 
     def _write_line(self, text: str, files: Iterable[LogFile]) -> None:
-        line = self._redactors[1].text(text.rstrip("\n") + "\n").encode("utf-8", "surrogateescape")
+        line = self._own.text(text.rstrip("\n") + "\n").encode("utf-8", "surrogateescape")
         self._each(files, lambda file: file.write_line(line))
 
     def _each(self, files: Iterable[LogFile], write: Callable[[LogFile], None]) -> None:
@@ -143,7 +165,7 @@ class RunLog:
 @contextmanager
 def _beside(folder: Folder, name: str) -> Iterator[str]:
     """Yield a name for what becomes the file `name` when the block has made it."""
-    beside = f".{name}.{os.getpid()}"
+    beside = half_made(name)
     folder.remove(beside)
     try:
         yield beside
@@ -152,6 +174,29 @@ def _beside(folder: Folder, name: str) -> Iterator[str]:
     except BaseException:
         folder.remove(beside)
         raise
+
+
+class _NodeLines:
+    """Puts its node before each line of one stream; what no line end came for is held, up to a long line's length."""
+
+    def __init__(self, node: int) -> None:
+        self._label = node_label(node).encode()
+        self._rest = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """Return the lines that are complete; a carriage return ends one, as of a progress bar."""
+        text = self._rest + data
+        end = max(text.rfind(b"\n"), text.rfind(b"\r", 0, max(0, len(text) - 1))) + 1  # the last may belong to a \n
+        cut = len(text) - end > LONGEST
+        end = len(text) if cut else end
+        self._rest = text[end:]
+        lines = b"".join(self._label + line for line in _LINES.findall(text[:end]))
+        return lines + b"\n" if cut and lines[-1:] not in b"\r\n" else lines
+
+    def flush(self) -> bytes:
+        """Return the last line, which nothing ended, with an end: what follows may be another node's."""
+        rest, self._rest = self._rest, b""
+        return self._label + rest + b"\n" if rest else b""
 
 
 @contextmanager

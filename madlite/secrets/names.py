@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterable, Mapping
 from itertools import islice
 
+from madlite.model import EnvValue, Secret
 from madlite.secrets.redactor import MASK, texts_of
 from madlite.secrets.shapes import meanings
 from madlite.secrets.spellings import SHORTEST, encoded
-from madlite.types import EnvValue, Secret
 
 _LONGEST = 4096  # characters of a value without quotes, which reaches to the end of its word
 _MOST = 16  # assignments of a word whose values may reach to its end: those after them are in the first one's

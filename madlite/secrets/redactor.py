@@ -9,10 +9,10 @@ from pathlib import Path
 
 import msgspec
 
+from madlite.model import to_json
 from madlite.secrets import shapes
 from madlite.secrets.search import Reading, Search, searches
 from madlite.secrets.spellings import SHORTEST, as_it_stands, encoded, errors_of, spellings
-from madlite.types import to_json
 
 MASK = b"***"
 

@@ -1,4 +1,6 @@
-"""The conformance kit for authors of backends (docs/plugins.md shows it): `check_backend`, or a class of tests.
+"""The conformance kit for authors of backends (docs/plugins.md) and runtimes (docs/runtimes.md).
+
+A function that returns every flaw, or a class of tests: `check_backend`, `check_runtime`.
 
 Nothing of a run imports it; it needs bash, and shellcheck (`pip install 'madlite[testing]'`).
 """
@@ -10,14 +12,26 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from madlite.model import Backend, Machine
 from madlite.testing.checks import CHECKS, NO_PLAN, run_check
 from madlite.testing.conformance import BackendConformance
 from madlite.testing.flaws import Flaw
 from madlite.testing.machines import MACHINES
+from madlite.testing.runtimes import RUNTIME_CHECKS, RuntimeConformance, check_runtime
 from madlite.testing.subject import CardLike, Subject
-from madlite.types import Backend, Machine
 
-__all__ = ["CHECKS", "MACHINES", "BackendConformance", "Flaw", "Subject", "check_backend", "run_check"]
+__all__ = [
+    "CHECKS",
+    "MACHINES",
+    "RUNTIME_CHECKS",
+    "BackendConformance",
+    "Flaw",
+    "RuntimeConformance",
+    "Subject",
+    "check_backend",
+    "check_runtime",
+    "run_check",
+]
 
 
 def check_backend(

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
+from madlite.model import Backend, Machine
 from madlite.testing.checks import run_check
 from madlite.testing.machines import MACHINES
 from madlite.testing.subject import CardLike, Subject
-from madlite.types import Backend, Machine
 
 
 class BackendConformance:

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from madlite.engine.effects import Asking, refuse_without_effect
 from madlite.errors import UsageProblem
+from madlite.model import Draft
 from madlite.plan.effects import Outcome, runs_alike
+from madlite.run.effects import Asking, refuse_without_effect
 from madlite.testing.flaws import Flaw
 from madlite.testing.limits import answered
 from madlite.testing.plans import Case, Made, ask, finish, given_of, options_of
 from madlite.testing.subject import Subject
-from madlite.types import Draft
 
 CHECK = "effects"
 PRECISIONS = ("FP32", "BF16", "FP16", "FP8", "MXFP8", "MXFP4")

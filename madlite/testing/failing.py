@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from madlite.failure_rules import flaw_of
+from madlite.model import FailureRule
 from madlite.testing.flaws import Flaw
 from madlite.testing.subject import Subject
-from madlite.types import FailureRule
 
 CHECK = "failures"
 

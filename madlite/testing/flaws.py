@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from madlite.types import Value
+from madlite.model import Value
 
 
 class Flaw(Value, frozen=True):

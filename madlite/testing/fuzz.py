@@ -6,12 +6,12 @@ import random
 from collections.abc import Iterator
 
 from madlite.measure.lines import LONGEST
+from madlite.model import Line, Quantity, RunPlan, Step
 from madlite.testing.flaws import Flaw
 from madlite.testing.limits import limited
 from madlite.testing.members import is_event
 from madlite.testing.reading import missing_logs
 from madlite.testing.subject import Subject, follow, lines_of, raised
-from madlite.types import Line, Quantity, RunPlan, Step
 
 CHECK = "fuzz"
 LINE_LIMIT_S = 2.0  # of this process's time for the longest line that a reader can get

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from madlite.types import Gpu, Machine, Vendor
+from madlite.model import Gpu, Machine, Vendor
 
 _GIB = 1 << 30
 

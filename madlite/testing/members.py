@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, get_args
 
 from madlite.errors import UsageProblem
+from madlite.model import Asset, Card, Draft, Event, Finding
 from madlite.testing.flaws import Flaw
 from madlite.testing.limits import answered
 from madlite.testing.plans import WORKSPACE, ask, options_of
 from madlite.testing.subject import Subject, raised
-from madlite.types import Asset, Card, Draft, Event, Finding
 
 CHECK = "members"
 TAKES = {
@@ -34,7 +34,7 @@ def is_event(value: object) -> bool:
 
 def check_members(subject: Subject) -> Iterator[Flaw]:
     """Yield members that are missing, take something else, or answer with something else."""
-    missing = [*_signatures(subject.backend, TAKES, f"backend {subject.name}")]
+    missing = [*signatures(subject.backend, TAKES, f"backend {subject.name}")]
     yield from missing
     if missing:
         return
@@ -43,7 +43,8 @@ def check_members(subject: Subject) -> Iterator[Flaw]:
     yield from _answers(subject)
 
 
-def _signatures(thing: object, takes: dict[str, tuple[str, ...]], where: str) -> Iterator[Flaw]:
+def signatures(thing: object, takes: dict[str, tuple[str, ...]], where: str) -> Iterator[Flaw]:
+    """Yield which methods are missing, or do not take so many arguments, which the words name."""
     for member, words in takes.items():
         wanted = f"{member}(self, {', '.join(words)})"
         found = getattr(thing, member, None)
@@ -85,7 +86,7 @@ def _reader(subject: Subject) -> Iterator[Flaw]:
     one, other = subject.backend.reader(None), subject.backend.reader(None)
     if one is other:
         yield _flaw("reader(None)", "it gave the same reader twice", "return a fresh one for each run")
-    yield from _signatures(one, READER_TAKES, f"reader {type(one).__name__}")
+    yield from signatures(one, READER_TAKES, f"reader {type(one).__name__}")
 
 
 def _answers(subject: Subject) -> Iterator[Flaw]:

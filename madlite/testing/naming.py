@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import PurePosixPath
 
+from madlite.model import FileTemplate, Quantity, ResultRule
 from madlite.plan.values import ALIASES, PLAN_KEYS, VARIANT_KEYS, canonical_key
 from madlite.resources import template_root
 from madlite.testing.flaws import Flaw
 from madlite.testing.plans import Made
 from madlite.testing.subject import Subject
-from madlite.types import FileTemplate, Quantity, ResultRule
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _METRIC = re.compile(r"[A-Za-z][A-Za-z0-9_./()% -]*(?<! )")

@@ -7,6 +7,9 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from madlite.backends.recipe_book import RecipeBook, read_book
+from madlite.backends.recipes import RecipeBackend, bare_name
+from madlite.model import Backend, Card, Draft, Machine, Request, RunPlan, Value
 from madlite.plan.context import Context
 from madlite.plan.given import Given, layers
 from madlite.plan.make import make_plan
@@ -14,12 +17,9 @@ from madlite.plan.options import Options
 from madlite.plan.place import USUAL, Choice
 from madlite.plan.render import Rendered, render
 from madlite.plan.values import asked_origins, asked_values
-from madlite.recipe_book import RecipeBook, read_book
-from madlite.recipes import RecipeBackend, bare_name
-from madlite.run.registry import builtin_runtimes
+from madlite.runtimes.registry import builtin_runtimes
 from madlite.testing.limits import CALL_LIMIT_S, limited
 from madlite.testing.machines import name_of
-from madlite.types import Backend, Card, Draft, Machine, Request, RunPlan, Value
 
 OFFLINE = ("env.HF_HUB_OFFLINE", "1")  # as a run finds it whose assets are all there
 WORKSPACE = Path("/workspace-of-the-kit")  # is not there, so that nothing of a real folder shows in a plan

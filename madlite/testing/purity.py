@@ -12,6 +12,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
+from madlite.model import Draft, Request
 from madlite.plan.context import Context
 from madlite.plan.given import layers
 from madlite.plan.values import asked_origins, asked_values
@@ -20,7 +21,6 @@ from madlite.testing.flaws import Flaw
 from madlite.testing.limits import answered
 from madlite.testing.plans import Made, options_of
 from madlite.testing.subject import Subject
-from madlite.types import Draft, Request
 
 CHECK = "purity"
 _POISON = "left_by_the_kit"

@@ -13,11 +13,11 @@ from msgspec.structs import replace
 from madlite.measure.follow import Follower
 from madlite.measure.steps import Steps
 from madlite.measure.verdict import Asked, judge_steps
+from madlite.model import Event, Line, Phase, Reader, ResultRule, Step
 from madlite.testing.flaws import Flaw
 from madlite.testing.limits import answered, limited
 from madlite.testing.members import is_event
 from madlite.testing.subject import LOG_LIMIT_S, NAME_IT, Subject, follow, lines_of, raised
-from madlite.types import Event, Line, Phase, Reader, ResultRule, Step
 
 CHECK = "reading"
 _BYTE_BY_BYTE = 16 * 1024  # bytes of a log's begin that come one at a time

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Iterator, Sequence
 
+from madlite.model import Backend
 from madlite.testing.flaws import Flaw
 from madlite.testing.known import HEADS
 from madlite.testing.subject import NAME_IT, Subject, lines_of, raised
-from madlite.types import Backend
 
 CHECK = "recognising"
 _HEAD = 500  # lines, as many as a log's owner is looked for in

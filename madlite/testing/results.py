@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from shutil import copyfile, copytree
 
-from madlite.backend import StepPattern
+from madlite.backends.base import StepPattern
+from madlite.model import Quantity, ResultRule, Step, Summary
 from madlite.testing.flaws import Flaw
 from madlite.testing.limits import answered
 from madlite.testing.subject import Subject
-from madlite.types import Quantity, ResultRule, Step, Summary
 
 CHECK = "results"
 
@@ -48,7 +48,7 @@ def _missing(rule: ResultRule, quantities: set[Quantity], keys: set[str], *, in_
         "add what has it to `logs` (or `outputs`: a run's files), or let the reader give it, or drop it from the rule"
     )
     if rule.headline not in quantities:
-        what = f"no step of the logs has the headline, {rule.headline.value}"
+        what = f"no step of the logs has the headline, {rule.headline.label}"
         yield Flaw(check=CHECK, where=f"metric {rule.headline_metric}", what=what, mend=mend)
     if rule.loss_expected and Quantity.LOSS not in quantities:
         what = "a loss is expected of every run, and no step of the logs has one"
@@ -58,5 +58,5 @@ def _missing(rule: ResultRule, quantities: set[Quantity], keys: set[str], *, in_
             what = f"no log has the figure {one.key!r}"
             yield Flaw(check=CHECK, where=f"metric {one.metric}", what=what, mend=mend)
         elif one.quantity is not None and one.quantity not in quantities:
-            what = f"no step of the logs has {one.quantity.value}"
+            what = f"no step of the logs has {one.quantity.label}"
             yield Flaw(check=CHECK, where=f"metric {one.metric}", what=what, mend=mend)

@@ -9,17 +9,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from madlite.backends.loader import Plugins, load_plugins
 from madlite.catalog.cards import make_card, read_cards
 from madlite.errors import MadliteError, UsageProblem
 from madlite.measure.lines import LineSplitter
-from madlite.plugins import Plugins, load_plugins
+from madlite.model import Backend, Card, Event, Line, Machine, Reader
 from madlite.resources import template_root
 from madlite.testing.audit import watch
 from madlite.testing.flaws import Flaw
 from madlite.testing.limits import answered, limited
 from madlite.testing.machines import MACHINES
 from madlite.testing.plans import Case, Made, ask, finish, list_cases, options_of
-from madlite.types import Backend, Card, Event, Line, Machine, Reader
 
 NAME_IT = "name the file as it is"  # what to do about one that is not there
 LOG_LIMIT_S = 60.0  # of this process's time

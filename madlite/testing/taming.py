@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 
+from madlite.model import Value
 from madlite.testing.shell_words import BREAKS, ShellWords
-from madlite.types import Value
 
 _REDIRECTION = re.compile(r"(\d+|\{[A-Za-z_]\w*\})?(<<<|<<-?|<>|>\||>>|&>>|&>|>&|<&|<(?!\()|>(?!\())[ \t]*")
 _KEPT = re.compile(r"[12]?>&[ \t]*[12](?=[\s;&|()]|$)")  # these two are open everywhere

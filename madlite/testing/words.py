@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from madlite.model import Value
 from madlite.process import capture
 from madlite.testing.taming import tame
-from madlite.types import Value
 
 LIMIT_S = 3.0  # for one script, whatever waits or loops in it
 READER = Path(__file__).with_name("reading.sh")

@@ -60,11 +60,7 @@ def node_findings(
         yield Finding(message=f"nnodes is {plan.settings['nnodes']}", hint="--set nnodes=N", fatal=True)
     if nodes < 2:
         return
-    yield from _rank(node_value(plan, "node_rank"), nodes, result_node)
-    address = node_value(plan, "master_addr")
-    if address in _HERE:
-        hint = "--set master_addr= to the first node's name or address"
-        yield Finding(message=f"{nodes} nodes cannot meet at '{address or 'localhost'}'", hint=hint, fatal=True)
+    yield from _told(plan) if plan.place.whole else _own(plan, result_node)
     port = node_value(plan, "master_port")
     if port and not (_NUMBER.fullmatch(port) and 0 < int(port) < 65536):
         hint = "--set master_port=29500, the same on every node"
@@ -84,6 +80,23 @@ def loss_node(plan: RunPlan) -> int | None:
     """Return the node of the first rank of the last pipeline stage, which alone knows the loss; None without stages."""
     stages, gpus = int(plan.settings["pp"]), max(1, plan.place.gpus_per_node)
     return gpus * plan.place.nodes // stages * (stages - 1) // gpus if stages > 1 else None
+
+
+def _told(plan: RunPlan) -> Iterator[Finding]:
+    """Yield what is set of a run that has all of its nodes: its runtime tells each of them."""
+    for key in ("node_rank", "master_addr"):
+        if plan.settings.get(key):
+            message = f"{key} is '{plan.settings[key]}' for all nodes: runtime '{plan.runtime}' tells each of them"
+            yield Finding(message=message, hint=f"leave out --set {key}", fatal=True)
+
+
+def _own(plan: RunPlan, result_node: int | None) -> Iterator[Finding]:
+    """Yield what is missing of a run that is one node's part."""
+    nodes, address = plan.place.nodes, node_value(plan, "master_addr")
+    yield from _rank(node_value(plan, "node_rank"), nodes, result_node)
+    if address in _HERE:
+        hint = "--set master_addr= to the first node's name or address"
+        yield Finding(message=f"{nodes} nodes cannot meet at '{address or 'localhost'}'", hint=hint, fatal=True)
 
 
 def _rank(rank: str, nodes: int, result_node: int | None) -> Iterator[Finding]:

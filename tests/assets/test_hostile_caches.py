@@ -16,7 +16,7 @@ from madlite.assets.presence import find_asset
 from madlite.assets.records import kept_file
 from madlite.assets.url_fetch import fetch_url, look_up
 from madlite.errors import RuntimeProblem
-from madlite.types import Asset
+from madlite.model import Asset
 from tests.assets.hub_server import LARGE, Repo
 
 MODEL = Asset(kind="model", ref="lab/small", files=("*.json", "*.bin"))

@@ -10,7 +10,7 @@ from madlite.assets.hub_fetch import HubFetch
 from madlite.assets.hub_words import Refused, Unknown
 from madlite.assets.names import is_file_name, is_repo, is_revision
 from madlite.assets.presence import find_snapshot
-from madlite.types import Asset
+from madlite.model import Asset
 from tests.assets.hub_server import Repo
 
 MODEL = Asset(kind="model", ref="lab/small")

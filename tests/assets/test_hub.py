@@ -10,7 +10,7 @@ import pytest
 from madlite.assets.hub import Access, ask
 from madlite.assets.hub_words import Refused, get_refusal
 from madlite.assets.places import Token
-from madlite.types import Asset, Secret
+from madlite.model import Asset, Secret
 from tests.assets.hub_server import LARGE, Repo
 
 pytestmark = pytest.mark.host  # against a real server of this machine

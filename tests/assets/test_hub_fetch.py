@@ -15,7 +15,7 @@ from madlite.assets.places import Token
 from madlite.assets.presence import find_snapshot
 from madlite.assets.records import repo_folder
 from madlite.errors import RuntimeProblem
-from madlite.types import Asset, Cause, Secret
+from madlite.model import Asset, Cause, Secret
 from tests.assets.hub_server import LARGE, Repo
 
 pytestmark = pytest.mark.host  # against a real server of this machine

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from madlite.assets.places import data_folder, find_token, hub_cache, is_offline
-from madlite.types import Secret
+from madlite.model import Secret
 
 PLACES = [
     {},

@@ -8,7 +8,7 @@ import pytest
 
 from madlite.assets.presence import find_asset
 from madlite.assets.records import Record, matching, repo_folder, save_hub_record, save_kept_record
-from madlite.types import Asset
+from madlite.model import Asset
 
 COMMIT = "b" * 40
 MODEL = Asset(kind="model", ref="lab/small", files=("*.json", "weights/"))

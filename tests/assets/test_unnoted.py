@@ -8,7 +8,7 @@ import pytest
 
 from madlite.assets.records import repo_folder
 from madlite.assets.unnoted import find_unnoted
-from madlite.types import Asset
+from madlite.model import Asset
 
 COMMIT = "b" * 40
 MODEL = Asset(kind="model", ref="lab/m", files=("*.safetensors", "*.json", "original/tokenizer.model"))

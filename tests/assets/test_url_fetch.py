@@ -10,7 +10,7 @@ from madlite.assets import tries
 from madlite.assets.presence import find_asset
 from madlite.assets.url_fetch import fetch_url, look_up, part_of
 from madlite.errors import RuntimeProblem
-from madlite.types import Asset
+from madlite.model import Asset
 
 DATA = b"0123456789" * 20_000
 

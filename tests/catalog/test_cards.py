@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from madlite.catalog.cards import make_card, read_cards
 from madlite.errors import CatalogError
-from madlite.types import Card
+from madlite.model import Card
 
 ROOT = Path("/mad")
 

@@ -11,7 +11,7 @@ import pytest
 from madlite.catalog.dynamic import read_dynamic
 from madlite.catalog.found import Found
 from madlite.errors import CatalogError
-from madlite.types import Problem
+from madlite.model import Problem
 
 from .checkout import write_program
 

@@ -8,7 +8,7 @@ from madlite.catalog.found import Catalog
 from madlite.catalog.select import args_of, select, split_tags
 from madlite.catalog.sources import load_catalog
 from madlite.errors import CatalogError, UsageProblem
-from madlite.types import Problem, TreeCards
+from madlite.model import Problem, TreeCards
 
 from .checkout import MINIMAD, card, write_cards, write_program
 

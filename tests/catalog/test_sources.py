@@ -12,7 +12,7 @@ from madlite.catalog.found import Catalog
 from madlite.catalog.select import heads, select
 from madlite.catalog.sources import load_catalog
 from madlite.errors import CatalogError
-from madlite.types import Problem, TreeCards
+from madlite.model import Problem, TreeCards
 
 from .checkout import MINIMAD, card, write_cards, write_program
 
@@ -199,7 +199,7 @@ import sys
 import msgspec, pathlib
 sys.modules["madlite"] = type(sys)("madlite")  # the rooms alone, without the public names
 sys.modules["madlite"].__path__ = [sys.argv[1]]
-import madlite.types
+import madlite.model
 before = set(sys.modules)
 from madlite.catalog.sources import load_catalog
 from madlite.catalog.select import select

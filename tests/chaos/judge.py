@@ -13,7 +13,7 @@ from pathlib import Path
 
 import jsonschema
 
-from madlite.record import record
+from madlite.results import record
 from tests.chaos.attacks import Round
 from tests.chaos.cards import Part
 from tests.chaos.place import AFTER, Place
@@ -62,7 +62,8 @@ def _of_screen(one: Round, said: str, code: int | None) -> Iterator[str]:
 
 def _is_of_imports(said: str) -> bool:
     """Say whether this is all Python's own answer to Ctrl-C, before it had called anything of ours."""
-    began = said.startswith(("Traceback (most recent call last)", "Fatal Python error: init_"))
+    own = ("Traceback (most recent call last)", "Fatal Python error: init_", "Could not import runpy module\n")
+    began = said.startswith(own)
     return began and ", in entry\n" not in said and said.rstrip().endswith("KeyboardInterrupt")
 
 

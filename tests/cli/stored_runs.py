@@ -6,10 +6,10 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from madlite.record.make import make_record
-from madlite.record.record import Record, record_json
-from madlite.run.folder import LOCK, LOG, NOTE_BYTES, PLAN, RECORD
-from madlite.types import Metric, Result, RunPlan, Status, to_json
+from madlite.model import Metric, Result, RunPlan, Status, to_json
+from madlite.results.make import make_record
+from madlite.results.record import Record, record_json
+from madlite.workspace.folder import LOCK, LOG, NOTE_BYTES, PLAN, RECORD
 from tests.factories import make_plan, note_made
 
 GOOD = Metric(metric="tps", text="12.5", status=Status.SUCCESS, value=12.5)

@@ -13,9 +13,9 @@ import pytest
 
 from madlite.cli.screens import LiveScreen, PlainScreen
 from madlite.cli.terminal import coloured, has_colour
-from madlite.engine.screen import Outcome
 from madlite.errors import ExitCode
-from madlite.types import Cause, Metric, Result, Status
+from madlite.model import Cause, Metric, Result, Status
+from madlite.run.screen import Outcome
 from tests.cli.stored_runs import good, store
 from tests.factories import make_plan
 

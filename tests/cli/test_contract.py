@@ -11,11 +11,11 @@ import pytest
 
 from madlite.cli.contract import closing_lines
 from madlite.cli.main import call
-from madlite.engine.mad_options import option_lines
-from madlite.engine.screen import Outcome
 from madlite.errors import ExitCode
+from madlite.model import EngineOptions, Image, Machine, Mount, Place, Result, Secret, Status
 from madlite.plan.container import container_name
-from madlite.types import EngineOptions, Image, Machine, Mount, Place, Result, Secret, Status
+from madlite.run.mad_options import option_lines
+from madlite.run.screen import Outcome
 from tests.csv_rows import perf_rows
 from tests.factories import make_plan
 

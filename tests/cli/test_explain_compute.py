@@ -9,8 +9,8 @@ from madlite.cli.details import compute_lines
 from madlite.cli.explain_compute import compute_rows
 from madlite.measure.compute import count_compute
 from madlite.measure.window import steady_window
+from madlite.model import Result, Status
 from madlite.plan.architectures import known_architectures
-from madlite.types import Result, Status
 from tests.measure.test_compute import TPS, machine, plan, steps
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from madlite.cli.main import call
-from madlite.types import Variant
+from madlite.model import Variant
 from tests.cli.parsed_log import parsed
 from tests.cli.stored_runs import good, store
 

@@ -8,11 +8,11 @@ import types
 import pytest
 
 from madlite import PatternReader, ResultRule, TemplateBackend, hookimpl, step_pattern
+from madlite.backends.loader import Plugins
 from madlite.cli import setup
 from madlite.cli.main import call
-from madlite.engine.recognise import HEAD_BYTES, take_head
-from madlite.plugins import Plugins
-from madlite.types import FailureRule, Quantity
+from madlite.model import FailureRule, Quantity
+from madlite.run.recognise import HEAD_BYTES, take_head
 from tests.cli.parsed_log import parsed
 
 

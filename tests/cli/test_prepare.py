@@ -16,7 +16,7 @@ import pytest
 from madlite.assets.hub import Access, ask
 from madlite.assets.presence import find_asset
 from madlite.cli.main import call
-from madlite.types import Asset
+from madlite.model import Asset
 from tests.assets.hub_server import Repo, hub_server
 from tests.waiting import wait_until
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from madlite.cli.prepare_screen import PrepareLines
-from madlite.engine.prepare import Prepared
 from madlite.errors import ExitCode
+from madlite.run.prepare import Prepared
 
 
 class Screen:

@@ -12,21 +12,21 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from madlite.backends.loader import Plugins, load_plugins
 from madlite.cli.explain import command as explain
 from madlite.cli.main import call, main
 from madlite.cli.planning import plan_all
 from madlite.cli.reproduce import command, kept_of
 from madlite.cli.run import command as run_command
 from madlite.cli.setup import make_options
-from madlite.engine.context import context_file, left_out_before
 from madlite.errors import UsageProblem
-from madlite.plugins import Plugins, load_plugins
-from madlite.read.reproduce import Kept, reproduce
-from madlite.record.make import make_record
-from madlite.record.record import record_json
-from madlite.run.folder import CONTEXT, RECORD
+from madlite.model import ImageUsed, Provenance, Result, Status, Traits, Variant
+from madlite.reports.reproduce import Kept, reproduce
+from madlite.results.make import make_record
+from madlite.results.record import record_json
+from madlite.run.context import context_file, left_out_before
 from madlite.secrets import Redactor
-from madlite.types import ImageUsed, Provenance, Result, Status, Traits, Variant
+from madlite.workspace.folder import CONTEXT, RECORD
 from tests.cli.stored_runs import good, store
 from tests.factories import HOST, make_plan
 

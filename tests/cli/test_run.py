@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from madlite.cli.check import check_start, refuse_pretended
 from madlite.cli.main import call
-from madlite.engine.screen import Planned
 from madlite.errors import UsageProblem
 from madlite.plan.options import Options
+from madlite.run.screen import Planned
 from madlite.testing import MACHINES
 from tests.csv_rows import perf_rows
 from tests.factories import make_plan

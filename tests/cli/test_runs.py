@@ -16,13 +16,13 @@ import pytest
 from msgspec.structs import replace
 
 from madlite.cli.main import call
-from madlite.read.cells import harmless
-from madlite.read.log import plain_text, read_log
-from madlite.run.folder import CLEANED, LOCK, LOG, PLAN, RECORD
-from madlite.run.host_processes import Marked
-from madlite.run.marks import FOLDER_MARK, KEPT_MARK, RUN_MARK
-from madlite.run.process_table import Process
-from madlite.types import Card, Cause, Compute, Diagnosis, Result, Status, Variant, Witness
+from madlite.model import Card, Cause, Compute, Diagnosis, Result, Status, Variant, Witness
+from madlite.reports.cells import harmless
+from madlite.reports.log import plain_text, read_log
+from madlite.runtimes.host.processes import Marked
+from madlite.runtimes.process_table import Process
+from madlite.workspace.folder import CLEANED, LOCK, LOG, PLAN, RECORD
+from madlite.workspace.labels import FOLDER_MARK, KEPT_MARK, RUN_MARK
 from tests.cli.stored_runs import good, store
 from tests.factories import WINDOW
 
@@ -217,7 +217,7 @@ def test_escapes_are_taken_out_however_the_bytes_come():
     [("1", "last"), ("2", "\nlast"), ("3", "c\n\nlast"), ("0", ""), ("99", "a\nb\nc\n\nlast")],
 )
 def test_the_last_lines_of_a_log(place, monkeypatch, capfd, tail, shown):
-    monkeypatch.setattr("madlite.read.log_parts._READ_BYTES", 3)
+    monkeypatch.setattr("madlite.reports.log_parts._READ_BYTES", 3)
     store(place, "log-2", good("l"), log=b"a\nb\nc\n\nlast")
     store(place, "log-3", good("l"), log=b"a\nb\nc\n\nlast\n")
     assert call(["log", "log-2", "--tail", tail]) == 0
@@ -262,7 +262,7 @@ def test_a_reader_that_goes_away_is_no_error(place):
 
 
 def test_hundreds_of_runs_are_listed_at_once_and_one_that_appears_or_goes_meanwhile_is_no_error(tmp_path):
-    from madlite.read.runs import list_runs
+    from madlite.reports.runs import list_runs
 
     record = store(tmp_path, "r0", good("x"))
     text = (tmp_path / "madlite_runs/r0" / RECORD).read_text()
@@ -292,7 +292,7 @@ def test_hundreds_of_runs_are_listed_at_once_and_one_that_appears_or_goes_meanwh
 
 def test_clean_lists_and_acknowledges_what_was_cut_off(place, capsys, monkeypatch):
     monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock")
-    monkeypatch.setattr("madlite.run.dead_processes.all_marked", lambda: [])
+    monkeypatch.setattr("madlite.run.recovery.dead_processes.all_marked", lambda: [])
     store(place, "20260103T000000-\x1b[2J-000004")
     (place / ".perf.csv.4194400").touch()
     listed = said(capsys, "clean")
@@ -304,12 +304,12 @@ def test_clean_lists_and_acknowledges_what_was_cut_off(place, capsys, monkeypatc
 
 
 def test_perf_csv_is_made_again_by_command(place, capsys):
-    from madlite.record.intent import Rows
+    from madlite.results.intent import Rows
 
     rows = Rows(path="perf.csv", cells=({"model": "tiny"},), at="t", appended=True)
     folder = place / "madlite_runs/20260102T030405-a-000001"
-    from madlite.record.record import record_json
-    from madlite.record.stored import load_record
+    from madlite.results.record import record_json
+    from madlite.results.stored import load_record
 
     (folder / RECORD).write_text(record_json(replace(load_record(folder), rows=rows)))
     assert "wrote perf.csv: 1 row of 1 run" in said(capsys, "report", "rebuild")
@@ -403,8 +403,9 @@ def elsewhere(place, monkeypatch):
     removed = []
     seven = Process(pid=7, started=1, uids=(os.geteuid(),) * 3)
     processes = [Marked(process=seven, environment=one) for one in marks]
-    monkeypatch.setattr("madlite.run.dead_processes.all_marked", lambda: list(processes))
-    monkeypatch.setattr("madlite.run.leftovers.remove", lambda one, environ: removed.append(one.run_id))
+    monkeypatch.setattr("madlite.run.recovery.dead_processes.all_marked", lambda: list(processes))
+    remove = "madlite.run.recovery.leftovers.remove"
+    monkeypatch.setattr(remove, lambda one, environ, runtimes: removed.append(one.run_id))
     return removed
 
 
@@ -467,7 +468,7 @@ def test_a_suspect_success_can_be_chosen_and_is_a_success_too(doubted, capsys):
 
 
 def test_what_ran_where_is_listed(place, capsys):
-    from madlite.types import Machine, Place
+    from madlite.model import Machine, Place
 
     store(
         place,

@@ -10,10 +10,10 @@ import pytest
 
 from madlite.cli.screens import LiveScreen, PlainScreen
 from madlite.cli.sink import Sink
-from madlite.engine.screen import Outcome
 from madlite.errors import ExitCode
+from madlite.model import Cause, ImageUsed, Metric, Quantity, Result, Status, Step, Traits, Window
 from madlite.plan.make import make_plan
-from madlite.types import Cause, ImageUsed, Metric, Quantity, Result, Status, Step, Traits, Window
+from madlite.run.screen import Outcome
 from tests.plan.conftest import given  # noqa: F401 - a fixture
 
 
@@ -156,9 +156,7 @@ def test_a_container_that_is_kept_is_told_with_the_command_that_opens_a_shell_in
     kept = msgspec.structs.replace(plan, keep_alive=True, runtime="docker", traits=Traits())
     screen = PlainScreen(sink, live=False)
     screen.finished(kept, success(kept))  # no container was started
-    plan.folder.mkdir(parents=True)
-    (plan.folder / "handle").write_text("0123456789abcdef" * 4 + "\n")
-    screen.finished(kept, success(kept))
+    screen.finished(kept, msgspec.structs.replace(success(kept), shell="docker exec -it 0123456789ab bash"))
     text = said()
     assert text.count("docker exec -it") == 1 and "kept: docker exec -it 0123456789ab bash " in text
     assert text.count("madlite clean --kept --yes") == 2

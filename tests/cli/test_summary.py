@@ -16,9 +16,8 @@ from madlite.cli.summary import (
     suspect_runs,
     write_summary,
 )
-from madlite.engine.screen import Outcome, Planned
 from madlite.errors import ExitCode, RuntimeProblem
-from madlite.types import (
+from madlite.model import (
     Card,
     Cause,
     Image,
@@ -30,6 +29,7 @@ from madlite.types import (
     Status,
     Window,
 )
+from madlite.run.screen import Outcome, Planned
 from tests.factories import make_plan
 
 GOOD, BAD = Status.SUCCESS, Status.FAILURE

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from itertools import zip_longest
 
-from madlite.types import RunPlan
+from madlite.model import RunPlan
 from tests.documents.stubs import Call
 from tests.documents.table import Step
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 
+from madlite.model import RunPlan
 from madlite.plan.render import Rendered
-from madlite.types import RunPlan
 
 TOKEN = "hf_TheTokenOfTheDocuments"
 _RECORD = r"""{ printf '%s\0' "$PWD" "$@" '>env'; env -0; } >"$STUB/call.$EPOCHREALTIME.$BASHPID"

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 import madlite_plugins
+from madlite.backends.recipe_book import read_book
 from madlite.cli import planning
 from madlite.cli.main import call
 from madlite.cli.planning import plan_all
-from madlite.engine.screen import Planned
-from madlite.recipe_book import read_book
-from madlite.types import RunPlan
+from madlite.model import RunPlan
+from madlite.run.screen import Planned
 from tests.documents.compare import container_differences, differences, unexpected
 from tests.documents.stubs import TOKEN, Image
 from tests.documents.table import DEVICES, Row, Step, documents, rows, shared, steps

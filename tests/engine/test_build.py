@@ -10,15 +10,17 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from madlite.engine.build import NoEngine, build_all
-from madlite.engine.build_jobs import BuildSurroundings, plan_builds, vendor_of
-from madlite.engine.build_names import tell_apart
+from madlite.cancellation import check
 from madlite.errors import ExitCode, RuntimeProblem, UsageProblem
+from madlite.model import Card, Cause, ImageUsed, Machine, Request
 from madlite.plan.batch import BatchEntry
 from madlite.plan.build_target import find_target
 from madlite.plan.context import read_context
 from madlite.plan.options import Options
-from madlite.types import Card, Cause, ImageUsed, Machine, Request
+from madlite.run.build import NoEngine, build_all
+from madlite.run.build_jobs import BuildSurroundings, plan_builds, vendor_of
+from madlite.run.build_names import tell_apart
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -165,6 +167,7 @@ class Builder:
         self.built.append(image.ref)
         if "interrupt" in self.failing:
             os.kill(os.getpid(), signal.SIGTERM)
+            wait_until(check)  # as a build that goes on: it ends when the signal has come
         if image.ref.endswith(self.failing.get("build", "nothing")):
             raise RuntimeProblem("it does not build: hush-hush", "try again", cause=Cause.BUILD)
         used = ImageUsed(ref=image.ref, digest="sha256:own", base_digest="sha256:base", build_duration_s=0.25)

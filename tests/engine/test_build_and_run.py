@@ -9,8 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from madlite.errors import RuntimeProblem
-from madlite.run.docker_builder import docker_builder
-from madlite.types import Image, Login, Secret
+from madlite.images.builder import docker_builder
+from madlite.model import Image, Login, Secret
 from tests.engine.checkout import Checkout
 from tests.engine.real_registry import PASSWORD, USER, real_registry
 from tests.factories import BASE_IMAGE, make_plan

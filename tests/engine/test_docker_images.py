@@ -12,8 +12,8 @@ import pytest
 from msgspec.structs import replace
 
 from madlite.errors import RuntimeProblem
-from madlite.run import docker_pull
-from madlite.types import Cause, Image, Secret
+from madlite.images import pull as docker_pull
+from madlite.model import Cause, Image, Secret
 from tests.engine.registry import Registry
 from tests.factories import BASE_IMAGE, make_plan
 
@@ -94,10 +94,10 @@ def test_a_dockerfile_is_built_on_a_base_that_is_only_here(runtime, client, tmp_
     assert any(line.startswith("Step ") and "RUN echo arch" in line for line in said)
     assert used.digest == client.inspect_image(image.ref)["Id"] and (used.build_duration_s or 0) > 0
     output: list[bytes] = []
-    from madlite.types import Action
+    from madlite.model import Action
 
     with runtime.open(make_plan(tmp_path, image=image, id=f"{tmp_path.name}-b")) as session:
-        session.run(Action(kind="run", argv=("cat", "/built", "/note")), lambda data, stream: output.append(data))
+        session.run(Action(kind="run", argv=("cat", "/built", "/note")), lambda chunk: output.append(chunk.data))
     assert b"".join(output) == b"arch is gfx942, 8 long\nfrom the context"
 
 

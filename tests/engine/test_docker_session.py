@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from madlite.errors import RuntimeProblem
-from madlite.run.docker_runtime import DockerRuntime
-from madlite.run.turn import STOPPED
-from madlite.types import Action, Cause, EngineOptions, Image, Machine, Mount, Place, Secret
+from madlite.model import Action, Cause, Chunk, EngineOptions, Image, Machine, Mount, Place, Secret
+from madlite.runtimes.docker.runtime import DockerRuntime
+from madlite.runtimes.turn import STOPPED
 from tests.engine_fixture import give_up
 from tests.factories import id_of, make_plan
 from tests.run.output import Output, bash, once_it_said, stop_once_it_said
@@ -197,7 +197,7 @@ def test_what_leaves_its_session_among_the_hosts_processes_ends_with_the_contain
 
 
 def test_leaving_by_an_exception_ends_the_workload_gently_and_removes_the_container(runtime, tmp_path):
-    def interrupt(data: bytes, stream: int) -> None:
+    def interrupt(chunk: Chunk) -> None:
         raise KeyboardInterrupt
 
     script = "trap 'echo ended > ended; exit' INT; echo ready; while :; do sleep 0.05; done"
@@ -327,7 +327,7 @@ def test_files_that_root_wrote_are_given_back_and_nothing_else(runtime, tmp_path
 
 
 def test_files_are_given_back_after_an_interrupt_too(runtime, tmp_path):
-    def interrupt(data: bytes, stream: int) -> None:
+    def interrupt(chunk: Chunk) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt), runtime.open(make_plan(tmp_path, give_back=(65534, 65534))) as session:

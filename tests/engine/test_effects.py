@@ -7,14 +7,14 @@ import types
 import pytest
 from msgspec.structs import replace
 
-from madlite.backend import TemplateBackend, step_pattern
-from madlite.engine.gather import Surroundings, gather
+from madlite.backends.base import TemplateBackend, step_pattern
+from madlite.backends.loader import Plugins
 from madlite.errors import UsageProblem
 from madlite.hookspecs import hookimpl
+from madlite.model import Card, Draft, FileTemplate, Finding, Machine, Request, Traits, Variant
 from madlite.plan.context import read_context
 from madlite.plan.options import Options
-from madlite.plugins import Plugins
-from madlite.types import Card, Draft, FileTemplate, Finding, Machine, Request, Traits, Variant
+from madlite.run.gather import Surroundings, gather
 
 SCRIPT = """#!/usr/bin/env bash
 # precision {{ variant.precision }}, {{ variant.seq_len }} tokens
@@ -69,6 +69,9 @@ class Raw:
 class FakeRuntime:
     name = "host"
     traits = Traits(containerised=False)
+
+    def supports(self, place):
+        return True
 
     def available(self):
         return None

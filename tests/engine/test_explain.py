@@ -8,16 +8,16 @@ from msgspec.structs import replace
 from madlite.cli.details import diagnosis_lines
 from madlite.cli.result_options import COLUMNS
 from madlite.cli.words import verdict_line
-from madlite.engine.account import Account
-from madlite.engine.explain import explained, find_room
-from madlite.engine.many import run_many
-from madlite.engine.mask import masked
 from madlite.measure.follow import Follower
 from madlite.measure.rules import with_common
+from madlite.model import Blocked, Cause, Chunk, Exit, Result, ResultRule, Status
 from madlite.plan.make import make_plan
-from madlite.record.rows import OWN_COLUMNS, build_rows
-from madlite.types import Blocked, Cause, Exit, Result, ResultRule, Status
-from tests.engine.test_many import Quiet, planned  # noqa: F401 - a fixture
+from madlite.results.rows import OWN_COLUMNS, build_rows
+from madlite.run.account import Account
+from madlite.run.batch import run_batch
+from madlite.run.explain import explained, find_room
+from madlite.run.mask import masked
+from tests.engine.test_batch import Quiet, planned  # noqa: F401 - a fixture
 from tests.plan.conftest import given  # noqa: F401 - a fixture
 
 RULES = with_common(())
@@ -32,7 +32,7 @@ def plan(given):  # noqa: F811
 def account(kind: str = "run", said: str = "", code: int = 1) -> Account:
     made = Account(Follower((), RULES), RULES)
     made.begin(kind, 0.0)
-    made.feed(said.encode(), 1)
+    made.feed(Chunk(data=said.encode()))
     made.end(Exit(code=code, duration_s=1.0))
     return made
 
@@ -130,7 +130,7 @@ def test_columns_of_our_own_come_on_request_alone(plan):
 def test_a_whole_run_is_explained(planned):  # noqa: F811
     plans, options, plugins = planned
     (options.workspace / "run.sh").write_text(f"echo '{MEMORY}'\nexit 3\n")
-    outcome = run_many(plans, replace(options, columns=("cause",)), plugins, Quiet())
+    outcome = run_batch(plans, replace(options, columns=("cause",)), plugins, Quiet())
     (result,) = outcome.results
     assert (result.cause, result.diagnosis.rank, result.exit_code) == (Cause.GPU_MEMORY, 3, 3)
     assert options.output.read_text().splitlines()[-1].endswith(",gpu_out_of_memory")
@@ -152,5 +152,5 @@ def test_a_run_is_explained_by_the_rules_of_its_own_backend(planned, backend, ca
     if backend != "script":
         rule = ResultRule(kind="steps")
         one = replace(one, plan=replace(one.plan, backend=backend, readers=(backend,), result_rule=rule))
-    (result,) = run_many([one], options, plugins, Quiet()).results
+    (result,) = run_batch([one], options, plugins, Quiet()).results
     assert result.code == cause and ("--set" in result.diagnosis.hint) is named

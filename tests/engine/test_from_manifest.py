@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from madlite.engine.from_manifest import gather_manifest, misfit
-from madlite.engine.gather import Surroundings
-from madlite.engine.manifest_file import manifest_of_runs
-from madlite.engine.screen import Planned
+from madlite.backends.loader import load_plugins
 from madlite.errors import UsageProblem
+from madlite.model import Card, Cause, Gpu, ImageUsed, Machine, Request, Result, Status, Traits
 from madlite.plan.context import Context, read_context
 from madlite.plan.manifest import BuiltImage, FailedBuild, Manifest, read_manifest
 from madlite.plan.options import Options
-from madlite.plugins import load_plugins
-from madlite.record.rows import docker_file
-from madlite.types import Card, Cause, Gpu, ImageUsed, Machine, Request, Result, Status, Traits
+from madlite.results.rows import docker_file
+from madlite.run.from_manifest import gather_manifest, misfit
+from madlite.run.gather import Surroundings
+from madlite.run.manifest_file import manifest_of_runs
+from madlite.run.screen import Planned
 
 MADENGINES = Path(__file__).parents[1] / "data/manifests/madengine-2.json"
 H100 = Machine(
@@ -34,6 +34,9 @@ MI300X = Machine(
 class Docker:
     name = "docker"
     traits = Traits()
+
+    def supports(self, place):
+        return True
 
     def available(self):
         return None
@@ -156,7 +159,7 @@ def test_images_that_were_not_built_keep_their_card_and_the_caller_can_name_anot
 def test_a_batch_of_runs_leaves_a_manifest_that_runs_again(tmp_path, scripts, around):
     (tmp_path / "docker").mkdir()
     (tmp_path / "docker/x.ubuntu.amd.Dockerfile").write_text("# CONTEXT {'gpu_vendor': 'AMD'}\nFROM base\n")
-    from madlite.engine.gather import gather
+    from madlite.run.gather import gather
 
     asked = replace(built(tmp_path).request, overrides=(("steps", "3"),))
     planned = gather([asked, asked, asked], around(MI300X, environ={"MAD_SECRETS_A": "hush-hush"}))
@@ -233,7 +236,7 @@ def test_a_failed_build_of_an_unknown_card_is_told(tmp_path, scripts, around, ca
 
 
 def test_an_image_that_a_later_run_replaced_is_not_in_the_manifest(tmp_path, scripts, around):
-    from madlite.engine.gather import gather
+    from madlite.run.gather import gather
 
     requests = []
     for name, folder in (("Foo", "a"), ("foo", "b")):

@@ -8,14 +8,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from madlite.backend import TemplateBackend
-from madlite.engine.gather import Surroundings, gather
+from madlite.backends.base import TemplateBackend
+from madlite.backends.loader import Plugins
 from madlite.errors import PluginError, UsageProblem
 from madlite.hookspecs import hookimpl
+from madlite.model import Action, Card, Cause, Draft, Gpu, Machine, Problem, Request, Status, Traits, Variant
 from madlite.plan.context import read_context
 from madlite.plan.options import Options
-from madlite.plugins import Plugins
-from madlite.types import Action, Card, Cause, Draft, Gpu, Machine, Problem, Request, Status, Traits, Variant
+from madlite.run.gather import Surroundings, gather
 
 
 class Claims:
@@ -42,6 +42,9 @@ class FakeRuntime:
     def __init__(self, name: str, problem: str = "") -> None:
         self.name, self._problem = name, problem
         self.traits = Traits(containerised=name != "host")
+
+    def supports(self, place):
+        return True
 
     def available(self):
         return Problem(where=self.name, what=self._problem) if self._problem else None

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from madlite.engine.guest import Guest
+from madlite.backends.loader import load_plugins
 from madlite.measure.follow import Follower
-from madlite.plugins import load_plugins
-from madlite.types import ErrorScan
+from madlite.model import ErrorScan
+from madlite.run.guest import Guest
 from tests.measure.witnesses.runs import LOGS, text_of
 
 TITAN = "torchtitan-0.2.2-debugmodel-cpu-1rank.log"

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 
-from madlite.run.hang_container import look_inside
-from madlite.run.hang_places import own_ranks, standing
-from madlite.run.marks import RUN_LABEL
-from tests.factories import BASE_IMAGE
+from madlite.errors import RuntimeProblem
+from madlite.run.watchdog.inside import look_inside
+from madlite.run.watchdog.places import own_ranks, standing
+from madlite.runtimes.docker.runtime import DockerRuntime
+from madlite.workspace.labels import FOLDER_LABEL, RUN_LABEL
+from tests.factories import BASE_IMAGE, make_plan
 
 pytestmark = pytest.mark.engine
 PY_SPY = """#!/bin/sh
@@ -31,16 +34,30 @@ def left_s() -> float:
 
 
 @pytest.fixture
-def container(engine, base_image):
+def container(engine, base_image, tmp_path):
     """A container of a run, in which a rank of it sleeps."""
     import docker
 
     client = docker.DockerClient(engine)
+    labels = {RUN_LABEL: "test-look-inside", FOLDER_LABEL: str(tmp_path / "madlite_runs/x")}
     made = client.containers.run(
-        BASE_IMAGE, "cat", stdin_open=True, detach=True, network_mode="none", labels={RUN_LABEL: "test-look-inside"}
+        BASE_IMAGE, "cat", stdin_open=True, detach=True, network_mode="none", working_dir="/w", labels=labels
     )
     yield made
-    made.remove(force=True)
+    with suppress(docker.errors.NotFound):  # a test may have removed it
+        made.remove(force=True)
+
+
+@pytest.fixture
+def look(container, docker_environ, tmp_path):
+    """Look into the container."""
+    session = DockerRuntime(docker_environ).attach(container.id)
+    plan = make_plan(tmp_path)
+
+    def inside(*wanted: str, left_s=left_s, cancelled: threading.Event | None = None):
+        return look_inside(session, plan, wanted, left_s, cancelled or threading.Event())
+
+    return inside
 
 
 def put(container, name: str, text: str) -> None:
@@ -49,18 +66,17 @@ def put(container, name: str, text: str) -> None:
     assert code == 0, said
 
 
-def test_processes_stacks_and_gpus_are_seen_from_inside(container, docker_environ):
+def test_processes_stacks_and_gpus_are_seen_from_inside(container, look):
     environment = {"RANK": "3", "LOCAL_RANK": "1"}
     container.exec_run(["python3", "-c", TRAIN], environment=environment, detach=True)
     limit = time.monotonic() + 60
     while container.exec_run(["test", "-e", "/forked"])[0] and time.monotonic() < limit:
         time.sleep(0.1)
-    look = threading.Event()
-    nothing = look_inside(docker_environ, "test-look-inside", ["stacks", "gpus"], left_s, look)
+    nothing = look("stacks", "gpus")
     assert (nothing.dumps, nothing.gpus, nothing.notes) == ((), "", ()), "no tool is there"
     put(container, "py-spy", PY_SPY)
     put(container, "amd-smi", AMD_SMI)
-    seen = look_inside(docker_environ, "test-look-inside", ["processes", "stacks", "gpus"], left_s, look)
+    seen = look("processes", "stacks", "gpus")
     line = next(
         line for line in seen.processes.splitlines() if "time.sleep(300)" in seen.processes and "rank 3" in line
     )
@@ -72,23 +88,43 @@ def test_processes_stacks_and_gpus_are_seen_from_inside(container, docker_enviro
     assert seen.gpus == "GPU 0 100 % (monitor)\nGPU 0 100 % (process)\n"
 
 
-def test_a_tool_that_hangs_inside_is_not_waited_for(container, docker_environ):
+def test_a_tool_that_hangs_inside_is_not_waited_for(container, look):
     put(container, "amd-smi", "#!/bin/sh\necho begun\nsleep 300\n")
     begun = time.monotonic()
-    seen = look_inside(docker_environ, "test-look-inside", ["gpus"], lambda: 5.0, threading.Event())
+    seen = look("gpus", left_s=lambda: 5.0)
     assert seen.gpus == "begun\n" and time.monotonic() - begun < 30
+    limit = time.monotonic() + 60
+    while b"sleep 300" in container.exec_run(["sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '"])[1]:
+        assert time.monotonic() < limit, "the tool was left running in the container"
+        time.sleep(0.2)
     called_off = threading.Event()
     called_off.set()
-    assert look_inside(docker_environ, "test-look-inside", ["gpus"], left_s, called_off).gpus == ""
+    assert look("gpus", cancelled=called_off).gpus == ""
 
 
-def test_a_container_that_is_paused_ended_or_gone_is_said_to_be(container, docker_environ):
-    def notes(run_id: str = "test-look-inside") -> tuple[str, ...]:
-        return look_inside(docker_environ, run_id, ["stacks"], left_s, threading.Event()).notes
-
+def test_a_container_that_is_paused_ended_or_gone_is_said_to_be(container, look, docker_environ):
+    runtime = DockerRuntime(docker_environ)
     container.pause()
-    assert notes() == ("its container is paused",)
+    assert look("stacks").notes == ("its container is paused",)
     container.unpause()
+    assert runtime.outcome(container.id).state == "running"
     container.kill()
-    assert notes() == ("its container is not running",)
-    assert notes("another") == ("its container is gone",)
+    assert look("stacks").notes == ("its container is not running",)
+    outcome = runtime.outcome(container.id)
+    assert (outcome.state, outcome.ended, outcome.code) == ("exited", True, 137) and outcome.ended_at > outcome.began_at
+    runtime.cancel(container.id)
+    assert look("stacks").notes == ("its container is gone",) and runtime.outcome(container.id) is None
+    runtime.cancel(container.id)  # of what is gone nothing is to be ended
+
+
+def test_a_container_of_somebody_else_is_not_cancelled(engine, base_image, docker_environ):
+    import docker
+
+    made = docker.DockerClient(engine).containers.run(BASE_IMAGE, "cat", stdin_open=True, detach=True)
+    try:
+        with pytest.raises(RuntimeProblem, match="was not started by madlite"):
+            DockerRuntime(docker_environ).cancel(made.id)
+        made.reload()
+        assert made.status == "running"
+    finally:
+        made.remove(force=True)

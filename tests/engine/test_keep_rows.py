@@ -7,13 +7,13 @@ import os
 import pytest
 from msgspec.structs import replace
 
-from madlite.engine.kept import add_kept
-from madlite.engine.many import run_many
-from madlite.engine.unfinished import find_undone, say_undone
-from madlite.read.runs import list_runs
-from madlite.record.header import STANDARD_COLUMNS, Header
-from madlite.record.rebuild import rebuild
-from tests.engine.test_many import Quiet, planned  # noqa: F401 - a fixture
+from madlite.reports.runs import list_runs
+from madlite.results.header import STANDARD_COLUMNS, Header
+from madlite.results.rebuild import rebuild
+from madlite.run.batch import run_batch
+from madlite.run.recovery.kept import add_kept
+from madlite.run.recovery.unfinished import find_undone, say_undone
+from tests.engine.test_batch import Quiet, planned  # noqa: F401 - a fixture
 from tests.engine.test_unfinished import Killed, kill_at, rows_of
 
 
@@ -23,7 +23,7 @@ def full_at_append(monkeypatch) -> None:
     def full(*args):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("madlite.record.perfcsv._append", full)
+    monkeypatch.setattr("madlite.results.perfcsv._append", full)
 
 
 FOREIGN = Header(columns=STANDARD_COLUMNS).line + f"foreign{',' * 20}SUCCESS{',' * 8}\n" * 50
@@ -34,7 +34,7 @@ def test_a_row_that_a_rebuild_took_in_is_added_no_second_time(planned, monkeypat
     options.output.write_text(FOREIGN)
     with monkeypatch.context() as patch:
         full_at_append(patch)
-        assert run_many(plans, options, plugins, Quiet()).kept_aside == ("m",)
+        assert run_batch(plans, options, plugins, Quiet()).kept_aside == ("m",)
     assert rebuild(options.output, options.workspace / "madlite_runs", force=True).rows == 1
     (folder,) = (options.workspace / "madlite_runs").glob("id-*")
     assert say_undone(options.workspace) == [f"{folder.name}: its row is in perf.csv; the next madlite run notes that"]
@@ -49,9 +49,9 @@ def test_of_a_run_that_was_cut_off_and_taken_in_by_a_rebuild_nobody_says_that_it
     plans, options, plugins = planned
     options.output.write_text(FOREIGN)
     with monkeypatch.context() as patch:
-        kill_at(patch, "madlite.record.perfcsv._append")
+        kill_at(patch, "madlite.results.perfcsv._append")
         with pytest.raises(Killed):
-            run_many(plans, options, plugins, Quiet())
+            run_batch(plans, options, plugins, Quiet())
     assert find_undone(options.workspace)[0].row == "no row"
     rebuild(options.output, options.workspace / "madlite_runs", force=True)
     assert rows_of(options.output) == ["m"] and find_undone(options.workspace)[0].row == "its row is in perf.csv"
@@ -60,32 +60,32 @@ def test_of_a_run_that_was_cut_off_and_taken_in_by_a_rebuild_nobody_says_that_it
 def test_after_a_rebuild_rows_alike_are_told_apart_by_the_new_file(planned, monkeypatch):  # noqa: F811
     plans, options, plugins = planned
     options.output.write_text(FOREIGN)
-    monkeypatch.setattr("madlite.record.rows._test_duration", lambda result: "alike")
-    run_many(plans, options, plugins, Quiet())
+    monkeypatch.setattr("madlite.results.rows._test_duration", lambda result: "alike")
+    run_batch(plans, options, plugins, Quiet())
     rebuild(options.output, options.workspace / "madlite_runs", force=True)
     (plan,) = plans
     for n, after in enumerate((False, True)):
         second = f"id-{n}-{os.getpid()}"
         again = replace(plan, plan=replace(plan.plan, id=second, folder=plan.plan.folder.with_name(second)))
         with monkeypatch.context() as patch:
-            kill_at(patch, "madlite.record.perfcsv._append", after=after)
+            kill_at(patch, "madlite.results.perfcsv._append", after=after)
             with pytest.raises(Killed):
-                run_many([again], options, plugins, Quiet())
+                run_batch([again], options, plugins, Quiet())
     told = {one.folder.name: one.row for one in find_undone(options.workspace)}
     assert told == {f"id-0-{os.getpid()}": "no row", f"id-1-{os.getpid()}": "its row is in perf.csv"}
 
 
 def test_after_a_rebuild_a_row_like_an_earlier_one_is_added_still(planned, monkeypatch):  # noqa: F811
     plans, options, plugins = planned
-    monkeypatch.setattr("madlite.record.rows._test_duration", lambda result: "alike")
-    run_many(plans, options, plugins, Quiet())
+    monkeypatch.setattr("madlite.results.rows._test_duration", lambda result: "alike")
+    run_batch(plans, options, plugins, Quiet())
     rebuild(options.output, options.workspace / "madlite_runs", force=True)
     away = options.output.rename(options.output.with_name("away.csv"))
     options.output.mkdir()
     (plan,) = plans
     second = f"id-2-{os.getpid()}"
     again = replace(plan, plan=replace(plan.plan, id=second, folder=plan.plan.folder.with_name(second)))
-    assert run_many([again], options, plugins, Quiet()).kept_aside == ("m",)
+    assert run_batch([again], options, plugins, Quiet()).kept_aside == ("m",)
     options.output.rmdir()
     away.rename(options.output)
     assert add_kept(options.workspace, options.output) == [f"{second}: its row was added to perf.csv"]
@@ -97,7 +97,7 @@ def test_a_kept_row_whose_columns_have_no_room_is_added_without_them_and_they_ar
     wide = "model,performance,metric,status," + ",".join(f"c{n}" for n in range(1200))
     options = replace(options, columns=("run",))
     options.output.mkdir()
-    run_many(plans, options, plugins, Quiet())
+    run_batch(plans, options, plugins, Quiet())
     options.output.rmdir()
     options.output.write_text(f"{wide}\n")
     (told,) = add_kept(options.workspace, options.output)
@@ -114,7 +114,7 @@ def test_columns_that_have_no_room_cost_no_row_of_a_run_and_are_named_on_the_scr
     options.output.write_text("model,performance,metric,status," + ",".join(f"c{n}" for n in range(1200)) + "\n")
     said: list[str] = []
     monkeypatch.setattr(Quiet, "warn", lambda screen, text: said.append(text))
-    outcome = run_many(plans, options, plugins, Quiet())
+    outcome = run_batch(plans, options, plugins, Quiet())
     assert outcome.exit_code == 0 and rows_of(options.output) == ["m"] and outcome.kept_aside == ()
     assert [text for text in said if "left out of a row" in text and text.endswith(": run; record.json has them")]
     (run,) = list_runs(options.workspace / "madlite_runs")

@@ -7,14 +7,16 @@ import os
 import signal
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import psutil
 import pytest
 
-from madlite.run import leftovers
-from madlite.run.folder import CLEANED, LOCK, PLAN
-from madlite.run.leftovers import Leftover, find_leftovers, remove
+from madlite.model import JobOutcome
+from madlite.run.recovery import leftovers
+from madlite.run.recovery.leftovers import Leftover, find_leftovers, remove
+from madlite.workspace.folder import CLEANED, LOCK, PLAN
 from tests.factories import id_of, note_made
 
 NO_ENGINE = {"DOCKER_HOST": "unix:///nonexistent/docker.sock", "PATH": os.environ["PATH"]}
@@ -22,10 +24,10 @@ NO_ENGINE = {"DOCKER_HOST": "unix:///nonexistent/docker.sock", "PATH": os.enviro
 MADLITE = """
 import os, sys
 from pathlib import Path
-from madlite.run import leftovers
-from madlite.run.folder import RunFolder
-from madlite.run.registry import builtin_runtimes
-from madlite.types import Action, Place
+from madlite.run.recovery import leftovers
+from madlite.workspace.folder import RunFolder
+from madlite.runtimes.registry import builtin_runtimes
+from madlite.model import Action, Place
 from tests.factories import make_plan
 
 workspace, runtime, keep = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "keep"
@@ -35,7 +37,7 @@ plan.folder.rmdir()
 RunFolder.create(plan, [])
 action = Action(kind="run", argv=("bash", "-c", "trap '' INT TERM; (exec setsid sleep 300) & echo ready; wait"))
 with builtin_runtimes(dict(os.environ))[runtime].open(plan) as session:
-    session.run(action, lambda data, stream: os.write(1, data))
+    session.run(action, lambda chunk: os.write(1, chunk.data))
 """
 
 
@@ -104,8 +106,7 @@ def test_containers_of_other_workspaces_are_found_and_a_kept_one_is_marked(start
     mine = [one for one in find_leftovers(elsewhere, docker_environ).leftovers if one.run_id == id_of(tmp_path)]
     assert [(one.kind, one.kept) for one in mine] == [("container", True)]
     assert remove(mine[0], docker_environ) is None
-    problem = remove(mine[0], docker_environ)
-    assert problem is not None and "is gone" in problem
+    assert remove(mine[0], docker_environ) is None, "what is gone needs no removal"
 
 
 @pytest.mark.engine
@@ -159,6 +160,28 @@ def test_a_run_that_ended_or_is_held_is_not_unfinished(tmp_path):
     with (cut_off(tmp_path, "held") / LOCK).open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert [one for one in find_leftovers(tmp_path, NO_ENGINE).leftovers if one.kind == "run"] == []
+
+
+@pytest.mark.parametrize(
+    ("outcome", "sessions", "notes"),
+    [
+        (lambda handle: JobOutcome(state=f"PENDING {handle}", ended=False), ["a session of runtime odd, PENDING h"], 0),
+        (lambda handle: JobOutcome(state="done"), [], 0),
+        (lambda handle: None, [], 0),
+        (lambda handle: "running", [], 0),
+        (lambda handle: 1 / 0, [], 1),
+    ],
+)
+def test_sessions_of_a_plugin_s_runtime_are_asked_for_whatever_it_answers(tmp_path, outcome, sessions, notes):
+    folder = cut_off(tmp_path, "cut")
+    (folder / "plan.json").write_text('{"runtime": "odd"}')
+    (folder / "handle").write_text("h")
+    odd = types.SimpleNamespace(name="odd", outcome=outcome)
+    found = find_leftovers(tmp_path, NO_ENGINE, {"odd": odd})
+    assert [one.text for one in found.leftovers if one.kind == "session"] == sessions
+    assert (
+        sum("the session of run cut was not looked at: runtime 'odd' failed" in note for note in found.notes) == notes
+    )
 
 
 def test_processes_whose_run_folder_may_not_be_looked_into_are_taken_for_alive(tmp_path, monkeypatch):

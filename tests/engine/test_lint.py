@@ -7,12 +7,12 @@ import types
 import pytest
 from msgspec.structs import replace
 
-from madlite.engine.lint import check_plans
-from madlite.engine.screen import Planned
+from madlite.backends.loader import Plugins
 from madlite.errors import CheckFailed, UsageProblem
 from madlite.hookspecs import hookimpl
-from madlite.plugins import Plugins
-from madlite.types import Asset, Blocked, Cause, Finding, Status, Variant
+from madlite.model import Asset, Blocked, Cause, Finding, Status, Variant
+from madlite.run.lint import check_plans
+from madlite.run.screen import Planned
 from tests.factories import make_plan
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from madlite.engine import probe_inside
-from madlite.engine.mad_log import MadLog
-from madlite.types import Action
+from madlite.model import Action
+from madlite.run import probe_inside
+from madlite.run.mad_log import MadLog
 from tests.factories import make_plan
 
 COMMIT = "4f2a9c1b" * 5

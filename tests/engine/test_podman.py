@@ -8,10 +8,10 @@ import signal
 import pytest
 
 from madlite.errors import RuntimeProblem
-from madlite.run.docker_runtime import DockerRuntime
-from madlite.run.podman import GPUS_SINCE, podman_version
-from madlite.run.process_table import process_table
-from madlite.types import Action, Cause, EngineOptions, Image, Machine, Place
+from madlite.images.podman import GPUS_SINCE, podman_version
+from madlite.model import Action, Cause, EngineOptions, Image, Machine, Place
+from madlite.runtimes.docker.runtime import DockerRuntime
+from madlite.runtimes.process_table import process_table
 from tests.engine.checkout import Checkout
 from tests.engine.podman_fixture import podman
 from tests.engine.registry import Registry

@@ -11,17 +11,17 @@ from msgspec.structs import replace
 
 from madlite.assets.presence import find_asset
 from madlite.assets.records import Record, repo_folder, save_hub_record
-from madlite.engine.prepare import prepare_all
-from madlite.engine.prepared import HUB_INSIDE, use_prepared
-from madlite.engine.screen import Planned
-from madlite.engine.survey import Wish, survey
+from madlite.backends.loader import Plugins
 from madlite.errors import CheckFailed, ExitCode, RuntimeProblem
+from madlite.model import Action, Asset, Blocked, Cause, Image, Machine, Status, Traits
 from madlite.plan.options import Options
 from madlite.plan.render import Rendered
-from madlite.plugins import Plugins
-from madlite.run.folder import unfinished
-from madlite.run.host_runtime import HostRuntime
-from madlite.types import Action, Asset, Blocked, Cause, Image, Machine, Status, Traits
+from madlite.run.prepare import prepare_all
+from madlite.run.prepared import HUB_INSIDE, use_prepared
+from madlite.run.screen import Planned
+from madlite.run.survey import Wish, survey
+from madlite.runtimes.host.runtime import HostRuntime
+from madlite.workspace.folder import unfinished
 from tests.assets.hub_server import Repo, hub_server
 from tests.factories import BASE_IMAGE, HOST, make_plan
 from tests.run.output import Output, bash

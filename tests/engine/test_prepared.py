@@ -7,11 +7,11 @@ import types
 import pytest
 
 from madlite.assets.records import Record, repo_folder, save_hub_record, save_kept_record
-from madlite.engine.lint import check_plans
-from madlite.engine.prepared import DATA_INSIDE, HUB_INSIDE, needed_assets, use_prepared
-from madlite.engine.screen import Planned
-from madlite.plugins import Plugins
-from madlite.types import Asset, Machine, Mount
+from madlite.backends.loader import Plugins
+from madlite.model import Asset, Machine, Mount
+from madlite.run.lint import check_plans
+from madlite.run.prepared import DATA_INSIDE, HUB_INSIDE, needed_assets, use_prepared
+from madlite.run.screen import Planned
 from tests.factories import HOST, make_plan
 
 TOKENIZER = Asset(kind="tokenizer", ref="lab/Lama", gated=True, files=("tokenizer.json",))

@@ -10,8 +10,8 @@ from madlite.cli import setup
 from madlite.cli.planning import plan_all
 from madlite.measure.follow import Follower
 from madlite.measure.verdict import Witnesses, judge
-from madlite.record.rows import build_rows
-from madlite.types import Exit, Result, Status
+from madlite.model import Exit, Result, Status
+from madlite.results.rows import build_rows
 
 COLUMNS = ("mode", "precision", "batch_size", "seq_len", "device", "num_gpus")
 

@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from madlite.engine import probe_inside
-from madlite.engine.probe import LIMIT_S, MOST_BYTES, Inside, probe, read_answer
-from madlite.engine.screen import Planned
-from madlite.engine.senses import Senses
+from madlite.backends.loader import Plugins
 from madlite.errors import RuntimeProblem
 from madlite.machine import Host
-from madlite.plugins import Plugins
-from madlite.run.host_processes import marked_processes
-from madlite.run.host_runtime import HostRuntime
-from madlite.run.host_session import HostSession
-from madlite.types import Action, Exit, FileTemplate, Place, Result, Status
+from madlite.model import Action, Chunk, Exit, FileTemplate, Place, Result, Status
+from madlite.run import probe_inside
+from madlite.run.probe import LIMIT_S, MOST_BYTES, Inside, probe, read_answer
+from madlite.run.screen import Planned
+from madlite.run.senses import Senses
+from madlite.runtimes.host.processes import marked_processes
+from madlite.runtimes.host.runtime import HostRuntime
+from madlite.runtimes.host.session import HostSession
 from tests.factories import make_plan
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -38,8 +38,8 @@ class FakeSession:
         self.asked.append(action)
         if self.problem:
             raise RuntimeProblem(self.problem)
-        out(b"noise on stderr", 2)
-        out(self.said, 1)
+        out(Chunk(data=b"noise on stderr", stream=2))
+        out(Chunk(data=self.said))
         return Exit(code=self.code, duration_s=0.1)
 
 
@@ -373,7 +373,7 @@ def test_in_a_real_process_it_leaves_nothing_behind_and_trips_over_no_file_of_th
 
 @pytest.mark.host
 def test_a_probe_that_hangs_is_ended_and_the_session_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from madlite.engine import probe as module
+    from madlite.run import probe as module
 
     plan = make_plan(tmp_path / "w")
     monkeypatch.setattr(module, "LIMIT_S", 0.5)
@@ -381,5 +381,5 @@ def test_a_probe_that_hangs_is_ended_and_the_session_goes_on(tmp_path: Path, mon
     session = HostSession(plan.id, plan.workspace, plan.folder, dict(os.environ), 0.5)
     assert probe(session, plan, Action(kind="run", argv=("true",))).notes != ()
     said: list[bytes] = []
-    ended = session.run(Action(kind="run", argv=("echo", "on")), lambda chunk, stream: said.append(chunk))
+    ended = session.run(Action(kind="run", argv=("echo", "on")), lambda chunk: said.append(chunk.data))
     assert (ended.code, b"".join(said)) == (0, b"on\n")

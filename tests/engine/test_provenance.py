@@ -8,13 +8,13 @@ import pytest
 from msgspec.structs import replace
 
 import madlite
-from madlite.engine.probe import NAMES, PREFIXES, Inside
-from madlite.engine.provenance import gpu_facts, make_provenance
-from madlite.engine.screen import Planned
+from madlite.backends.loader import Plugins
+from madlite.model import Gpu, Machine, Provenance, RunPlan, Secret
 from madlite.plan.render import Rendered
-from madlite.plugins import Plugins
-from madlite.run.host_runtime import HostRuntime
-from madlite.types import Gpu, Machine, Provenance, RunPlan, Secret
+from madlite.run.probe import NAMES, PREFIXES, Inside
+from madlite.run.provenance import gpu_facts, make_provenance
+from madlite.run.screen import Planned
+from madlite.runtimes.host.runtime import HostRuntime
 from tests.factories import make_plan
 
 GIB = 1 << 30

@@ -10,7 +10,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from madlite.record import record
+from madlite.results import record
 from tests.engine.checkout import Checkout, end
 
 GOOD = 'echo "performance: 12.5 tokens_per_second"\n'
@@ -30,7 +30,7 @@ def test_every_kind_of_run_has_a_record_that_fits_the_schema_and_perf_csv_can_be
     records = checkout.records()
     for one in records:
         jsonschema.validate(one, SCHEMA, jsonschema.Draft202012Validator)
-        assert one["version"] == 1 and one["rows"]["appended"] and one["command"][0] == "run"
+        assert one["version"] == 2 and one["rows"]["appended"] and one["command"][0] == "run"
         assert "hush" not in json.dumps(one)
     assert len(records) == 6 and {one["status"] for one in records} == {"SUCCESS", "FAILURE", "SKIPPED"}
     assert checkout.madlite("report", "rebuild", "-o", "again.csv").returncode == 0

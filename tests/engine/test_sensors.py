@@ -5,20 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from madlite.backends.loader import Plugins
 from madlite.cli.details import all_telemetry_lines, telemetry_lines
-from madlite.engine import senses as senses_module
-from madlite.engine import sensors as module
-from madlite.engine.probe import Inside
-from madlite.engine.screen import Planned
-from madlite.engine.senses import Senses
-from madlite.engine.sensors import Sensors
 from madlite.machine import Host
 from madlite.machine.telemetry.reading import Reading
 from madlite.machine.telemetry.sampler import Sample, Watched
-from madlite.plugins import Plugins
-from madlite.run.host_runtime import HostRuntime
-from madlite.safe_files import Folder
-from madlite.types import (
+from madlite.model import (
     Action,
     Gpu,
     GpuUse,
@@ -32,6 +24,14 @@ from madlite.types import (
     Traits,
     Window,
 )
+from madlite.run import senses as senses_module
+from madlite.run import sensors as module
+from madlite.run.probe import Inside
+from madlite.run.screen import Planned
+from madlite.run.senses import Senses
+from madlite.run.sensors import Sensors
+from madlite.runtimes.host.runtime import HostRuntime
+from madlite.safe_files import Folder
 from tests.factories import make_plan
 
 

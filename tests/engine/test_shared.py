@@ -6,11 +6,11 @@ import types
 
 import pytest
 
-from madlite.engine.shared import expand_shared
+from madlite.backends.recipe_book import Refused
+from madlite.backends.recipe_choice import unknown_run
 from madlite.errors import PluginError, UsageProblem
-from madlite.recipe_book import Refused
-from madlite.recipe_choice import unknown_run
-from madlite.types import Draft, Variant
+from madlite.model import Draft, Variant
+from madlite.run.shared import expand_shared
 
 PRETRAIN = ("titan", [Variant(model="m", mode="pretrain", release="v26.1")])
 TUNE = ("tune", [Variant(model="m", mode="lora", release="v26.1"), Variant(model="m", mode="full", release="v26.1")])

@@ -10,18 +10,18 @@ from pkgutil import resolve_name
 import pytest
 from msgspec.structs import replace
 
-from madlite.engine.kept import add_kept
-from madlite.engine.many import run_many
-from madlite.engine.unfinished import find_all, find_undone, say_undone
-from madlite.read.runs import list_runs
-from madlite.record.header import new_columns
-from madlite.record.rebuild import rebuild
-from madlite.run import folder
-from madlite.run.batch import Batch
-from madlite.run.folder import CLEANED, LOCK, NOTE_BYTES, RECORD, ROWS, RunFolder
-from madlite.run.leftovers import Leftover, remove
+from madlite.reports.runs import list_runs
+from madlite.results.batch_journal import BatchJournal
+from madlite.results.header import new_columns
+from madlite.results.rebuild import rebuild
+from madlite.run.batch import run_batch
+from madlite.run.recovery.kept import add_kept
+from madlite.run.recovery.leftovers import Leftover, remove
+from madlite.run.recovery.unfinished import find_all, find_undone, say_undone
+from madlite.workspace import folder
+from madlite.workspace.folder import CLEANED, LOCK, NOTE_BYTES, RECORD, ROWS, RunFolder
 from tests.csv_rows import csv_rows
-from tests.engine.test_many import Quiet, planned  # noqa: F401 - a fixture
+from tests.engine.test_batch import Quiet, planned  # noqa: F401 - a fixture
 from tests.factories import note_made
 
 NO_ENGINE = {"DOCKER_HOST": "unix:///nonexistent/docker.sock", "PATH": os.environ["PATH"]}
@@ -56,13 +56,13 @@ def left_in(workspace: Path) -> list[Leftover]:
 @pytest.mark.parametrize(
     ("target", "after", "rows", "row"),
     [
-        ("madlite.engine.keep.step_lines", False, 0, "no row"),
-        ("madlite.engine.keep.append_rows", False, 0, "no row"),
-        ("madlite.record.perfcsv._append", False, 0, "no row"),
-        ("madlite.record.perfcsv._append", True, 1, "its row is in perf.csv"),
-        ("madlite.engine.keep.append_rows", True, 1, "its row is in perf.csv"),
-        ("madlite.engine.keep.write_side_files", False, 1, "its row is in perf.csv"),
-        ("madlite.engine.keep.make_record", False, 1, "its row is in perf.csv"),
+        ("madlite.run.keep.step_lines", False, 0, "no row"),
+        ("madlite.run.keep.append_rows", False, 0, "no row"),
+        ("madlite.results.perfcsv._append", False, 0, "no row"),
+        ("madlite.results.perfcsv._append", True, 1, "its row is in perf.csv"),
+        ("madlite.run.keep.append_rows", True, 1, "its row is in perf.csv"),
+        ("madlite.run.keep.write_side_files", False, 1, "its row is in perf.csv"),
+        ("madlite.run.keep.make_record", False, 1, "its row is in perf.csv"),
     ],
 )
 def test_a_kill_at_any_instant_leaves_the_row_or_is_told(planned, monkeypatch, target, after, rows, row):  # noqa: F811
@@ -73,7 +73,7 @@ def test_a_kill_at_any_instant_leaves_the_row_or_is_told(planned, monkeypatch, t
     with monkeypatch.context() as patch:
         kill_at(patch, target, after=after)
         with pytest.raises(Killed):
-            run_many(plans, options, plugins, Quiet())
+            run_batch(plans, options, plugins, Quiet())
     assert len(rows_of(options.output)) == rows
     (folder,) = (options.workspace / "madlite_runs").glob("id-*")
     assert say_undone(options.workspace) == [f"1 earlier run was cut off: {folder.name} ({row}); madlite clean"]
@@ -87,9 +87,9 @@ def test_a_kill_at_any_instant_leaves_the_row_or_is_told(planned, monkeypatch, t
 def test_a_kill_between_the_record_and_the_end_of_the_note_is_an_ended_run(planned, monkeypatch):  # noqa: F811
     plans, options, plugins = planned
     with monkeypatch.context() as patch:
-        kill_at(patch, "madlite.run.folder.RunFolder.remove")
+        kill_at(patch, "madlite.workspace.folder.RunFolder.remove")
         with pytest.raises(Killed):
-            run_many(plans, options, plugins, Quiet())
+            run_batch(plans, options, plugins, Quiet())
     (folder,) = (options.workspace / "madlite_runs").glob("id-*")
     assert (folder / ROWS).exists() and (folder / RECORD).exists()
     assert say_undone(options.workspace) == [] and len(rows_of(options.output)) == 1
@@ -98,7 +98,7 @@ def test_a_kill_between_the_record_and_the_end_of_the_note_is_an_ended_run(plann
 def test_a_row_that_perf_csv_did_not_take_is_told_until_it_is_acknowledged(planned):  # noqa: F811
     plans, options, plugins = planned
     options.output.mkdir()
-    run_many(plans, options, plugins, Quiet())
+    run_batch(plans, options, plugins, Quiet())
     (folder,) = (options.workspace / "madlite_runs").glob("id-*")
     told = f"{folder.name}: no row in perf.csv ({folder.name}/rows.csv); the next madlite run adds it"
     assert say_undone(options.workspace) == [told]
@@ -113,7 +113,7 @@ def test_a_disk_without_inodes_still_has_the_note(planned, monkeypatch):  # noqa
     plans, options, plugins = planned
     options.output.write_text("model,performance,metric,status\n")
     full_disk(monkeypatch, also_lock=False)
-    run_many(plans, options, plugins, Quiet())
+    run_batch(plans, options, plugins, Quiet())
     (one,) = find_undone(options.workspace)
     assert one.row == "its row is in perf.csv"
 
@@ -132,9 +132,9 @@ def test_of_many_the_first_are_named(planned):  # noqa: F811
 def test_where_the_file_cannot_be_read_nobody_says_that_there_is_no_row(planned, monkeypatch):  # noqa: F811
     plans, options, plugins = planned
     with monkeypatch.context() as patch:
-        kill_at(patch, "madlite.engine.keep.write_side_files")
+        kill_at(patch, "madlite.run.keep.write_side_files")
         with pytest.raises(Killed):
-            run_many(plans, options, plugins, Quiet())
+            run_batch(plans, options, plugins, Quiet())
     options.output.write_text("nonsense\n")
     assert "whether its row is in perf.csv cannot be seen" in say_undone(options.workspace)[0]
 
@@ -145,19 +145,19 @@ def test_a_bug_while_the_record_is_made_writes_no_second_row(planned, monkeypatc
     def broken(*args, **named):
         raise ZeroDivisionError("ours")
 
-    monkeypatch.setattr("madlite.engine.keep.make_record", broken)
-    outcome = run_many(plans, options, plugins, Quiet())
+    monkeypatch.setattr("madlite.run.keep.make_record", broken)
+    outcome = run_batch(plans, options, plugins, Quiet())
     assert outcome.bug is None and rows_of(options.output) == ["m"]
     assert outcome.results[0].findings[-1] == "internal error in record.json: ZeroDivisionError: ours"
 
 
 def test_a_run_that_is_kept_from_starting_has_a_record_too(planned):  # noqa: F811
-    from madlite.types import Blocked, Cause, Status
+    from madlite.model import Blocked, Cause, Status
 
     plans, options, plugins = planned
     why = Blocked(status=Status.SKIPPED, cause=Cause.DEPRECATED, reason="old")
     (one,) = plans
-    run_many([replace(one, plan=replace(one.plan, blocked=why))], options, plugins, Quiet())
+    run_batch([replace(one, plan=replace(one.plan, blocked=why))], options, plugins, Quiet())
     (run,) = list_runs(options.workspace / "madlite_runs")
     assert (run.state, run.record.cause, run.record.rows.appended) == ("SKIPPED", "deprecated", True)
 
@@ -168,7 +168,7 @@ def test_a_row_that_perf_csv_did_not_take_is_added_once_by_the_next_run(planned,
     options = replace(options, contract=contract)
     begin = new_columns(contract)
     options.output.mkdir()
-    outcome = run_many(plans, options, plugins, Quiet())
+    outcome = run_batch(plans, options, plugins, Quiet())
     assert outcome.kept_aside == ("m",)
     workspace = options.workspace
     assert (
@@ -193,10 +193,10 @@ def test_a_row_that_perf_csv_did_not_take_is_added_once_by_the_next_run(planned,
 def test_a_kill_while_a_kept_row_is_added_does_not_add_it_twice(planned, monkeypatch):  # noqa: F811
     plans, options, plugins = planned
     options.output.mkdir()
-    run_many(plans, options, plugins, Quiet())
+    run_batch(plans, options, plugins, Quiet())
     options.output.rmdir()
     with monkeypatch.context() as patch:
-        kill_at(patch, "madlite.engine.kept._note")
+        kill_at(patch, "madlite.run.recovery.kept._note")
         with pytest.raises(Killed):
             add_kept(options.workspace, options.output)
     assert rows_of(options.output) == ["m"]
@@ -207,7 +207,7 @@ def test_a_kill_while_a_kept_row_is_added_does_not_add_it_twice(planned, monkeyp
 def test_a_kept_row_that_cannot_be_noted_or_whose_file_cannot_be_read_stays_aside(planned, monkeypatch):  # noqa: F811
     plans, options, plugins = planned
     options.output.mkdir()
-    run_many(plans, options, plugins, Quiet())
+    run_batch(plans, options, plugins, Quiet())
     options.output.rmdir()
     with monkeypatch.context() as patch:
         patch.setattr(RunFolder, "put", lambda folder, name, text: "the disk is full")
@@ -248,7 +248,7 @@ def test_a_log_that_the_disk_does_not_take_costs_no_verdict(planned, monkeypatch
         return real(path, *args, **named)
 
     monkeypatch.setattr(os, "open", full)
-    outcome = run_many(plans, options, plugins, Quiet())
+    outcome = run_batch(plans, options, plugins, Quiet())
     assert outcome.bug is None and outcome.exit_code == 0 and rows_of(options.output) == ["m"]
     assert outcome.results[0].findings == ("no run.log: No space left on device",)
 
@@ -263,7 +263,7 @@ def test_on_a_disk_that_is_full_nobody_says_that_there_is_no_row_where_there_is_
     plans, options, plugins = planned
     with monkeypatch.context() as patch:
         full_disk(patch, also_lock=also_lock)
-        outcome = run_many(plans, options, plugins, Quiet())
+        outcome = run_batch(plans, options, plugins, Quiet())
     assert outcome.exit_code == 0 and rows_of(options.output) == ["m"]
     (one,) = find_undone(options.workspace)
     assert row in one.row
@@ -276,13 +276,13 @@ def test_on_a_disk_that_is_full_nobody_says_that_there_is_no_row_where_there_is_
 
 def test_rebuild_names_a_run_of_which_nobody_knows_whether_it_has_a_row(planned, monkeypatch):  # noqa: F811
     plans, options, plugins = planned
-    run_many(plans, options, plugins, Quiet())
+    run_batch(plans, options, plugins, Quiet())
     (plan,) = plans
     second = f"id-2-{os.getpid()}"
     again = replace(plan, plan=replace(plan.plan, id=second, folder=plan.plan.folder.with_name(second)))
     with monkeypatch.context() as patch:
         full_disk(patch, also_lock=True)
-        run_many([again], options, plugins, Quiet())
+        run_batch([again], options, plugins, Quiet())
     done = rebuild(options.workspace / "again.csv", options.workspace / "madlite_runs")
     note = f"{second}: no record, and a row that it may have is left out: it was cut off"
     assert done.rows == 1 and done.notes == (note,)
@@ -294,11 +294,11 @@ def test_a_kill_before_the_plan_is_told_once_and_listed_under_its_card(planned, 
     taken = folder._taken
     locks: list[int] = []
     for target in ("masked_json", "_taken", "hide_from_git"):
-        with Batch(workspace, ("run",)) as batch, monkeypatch.context() as patch:
+        with BatchJournal(workspace, ("run",)) as batch, monkeypatch.context() as patch:
             patch.setattr(folder, "_taken", lambda *args: locks.append(taken(*args)) or locks[-1])
-            kill_at(patch, f"madlite.run.folder.{target}")
+            kill_at(patch, f"madlite.workspace.folder.{target}")
             with pytest.raises(Killed):
-                run_many(plans, options, plugins, Quiet(), batch=batch)
+                run_batch(plans, options, plugins, Quiet(), journal=batch)
         while locks:
             os.close(locks.pop())  # as the process's end does
         assert len(say_undone(workspace)) == 1

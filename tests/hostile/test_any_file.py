@@ -12,24 +12,24 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from madlite.backends.loader import load_plugins
 from madlite.cli.show_page import page
 from madlite.errors import MadliteError, RecordError, UsageProblem
 from madlite.measure.multiple import parse_results
-from madlite.plugins import load_plugins
-from madlite.read.html import render_page
-from madlite.read.listing import as_csv
-from madlite.read.log import plain_text
-from madlite.read.runs import as_json, find_run, list_runs
-from madlite.read.table import read_table
-from madlite.record import append_rows
-from madlite.record.configs import read_configs
-from madlite.record.intent import Rows, are_there, read_intent
-from madlite.record.rebuild import rebuild
-from madlite.record.record import Record, record_json
-from madlite.record.superset import add_to_list
-from madlite.record.update_perf import update_perf
-from madlite.run.folder import LOCK, PLAN, RECORD, ROWS
-from madlite.types import Line, Row, Status
+from madlite.model import Line, Row, Status
+from madlite.reports.html import render_page
+from madlite.reports.listing import as_csv
+from madlite.reports.log import plain_text
+from madlite.reports.runs import as_json, find_run, list_runs
+from madlite.reports.table import read_table
+from madlite.results import append_rows
+from madlite.results.configs import read_configs
+from madlite.results.intent import Rows, are_there, read_intent
+from madlite.results.rebuild import rebuild
+from madlite.results.record import Record, record_json
+from madlite.results.superset import add_to_list
+from madlite.results.update_perf import update_perf
+from madlite.workspace.folder import LOCK, PLAN, RECORD, ROWS
 from tests.factories import make_plan
 
 pytestmark = pytest.mark.host

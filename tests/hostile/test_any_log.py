@@ -12,16 +12,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from madlite.backends.loader import load_plugins
 from madlite.cli.parse_json import json_pieces
 from madlite.cli.parse_page import page
-from madlite.engine.foreign import read_log
-from madlite.engine.log_source import read_chunks
 from madlite.errors import MadliteError
 from madlite.measure.follow import Follower
 from madlite.measure.verdict import Witnesses, judge
+from madlite.model import ErrorScan, Exit
 from madlite.plan.error_scan import BENIGN, PATTERNS
-from madlite.plugins import load_plugins
-from madlite.types import ErrorScan, Exit
+from madlite.run.foreign import read_log
+from madlite.run.log_source import read_chunks
 from tests.factories import make_plan
 
 pytestmark = pytest.mark.host  # many examples

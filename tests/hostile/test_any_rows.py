@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from madlite.record import append_rows
-from madlite.record.lines import plain
-from madlite.types import Row
+from madlite.model import Row
+from madlite.results import append_rows
+from madlite.results.lines import plain
 
 CELL = st.text(max_size=12) | st.sampled_from(
     [

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from madlite.record.intent import Rows
-from madlite.record.record import Record, record_json
-from madlite.types import Status, to_json
+from madlite.model import Status, to_json
+from madlite.results.intent import Rows
+from madlite.results.record import Record, record_json
 from tests.csv_rows import csv_rows
 
 NOBODY = 65534

@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from madlite.engine.many import run_many
-from madlite.engine.results_file import ResultsFile
-from madlite.engine.unfinished import say_undone
-from madlite.read.runs import list_runs
-from madlite.record.perfcsv import save_beside
-from madlite.run.collect import copy_matching
-from madlite.run.folder import RunFolder, unfinished
+from madlite.model import Chunk, ResultRule, Row, Status
+from madlite.reports.runs import list_runs
+from madlite.results.perfcsv import save_beside
+from madlite.run.batch import run_batch
 from madlite.run.log import RunLog
+from madlite.run.recovery.unfinished import say_undone
+from madlite.run.results_file import ResultsFile
 from madlite.safe_read import LIMIT_BYTES, copy_inside, read_inside
-from madlite.types import ResultRule, Row, Status
-from tests.engine.test_many import Quiet, planned  # noqa: F401 - a fixture
+from madlite.workspace.collect import copy_matching
+from madlite.workspace.folder import RunFolder, unfinished
+from tests.engine.test_batch import Quiet, planned  # noqa: F401 - a fixture
 from tests.factories import make_plan, note_made
 
 SECRET = "model,performance,metric\nroot:x:0,1,x\n"
@@ -145,7 +145,7 @@ def test_links_in_the_way_of_a_run_s_own_files_are_not_written_through(place: Pa
     log.say("said")
     log.keep_as(place / "c.log")
     log.begin_live(place / "b.log")
-    log.feed(b"more\n", 1)
+    log.feed(Chunk(data=b"more\n"))
     log.close()
     assert folder.put("record.json", "{}") == folder.stream("steps.jsonl", [b"{}\n"]) == ""
     assert save_beside([Row(cells={"model": "a"})], folder.files).read_text().count("\n") == 2
@@ -197,7 +197,7 @@ def test_what_a_workload_lays_in_its_run_s_folder_costs_the_batch_nothing(planne
     name = f"{one.plan.id}-2"
     second = replace(one.plan, id=name, folder=one.plan.folder.with_name(name))
     screen = Quiet()
-    outcome = run_many([one, replace(one, plan=second)], options, plugins, screen)
+    outcome = run_batch([one, replace(one, plan=second)], options, plugins, screen)
     assert [result.status for result in outcome.results] == [Status.SUCCESS] * 2 and outcome.exit_code == 0
     assert options.output.read_text().count("SUCCESS") == 2
     findings = [note for result in outcome.results for note in result.findings]

@@ -11,19 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from madlite.engine.many import run_many
-from madlite.engine.mask import masked
 from madlite.measure.follow import Follower
 from madlite.measure.limits import CUT, is_too_long, short_name, shortened
 from madlite.measure.multiple import parse_results
 from madlite.measure.number import number_of_line
-from madlite.record import append_rows
-from madlite.record.configs import read_configs
-from madlite.record.intent import Rows, are_there
-from madlite.record.matching import configs_of
-from madlite.record.typed import as_number, typed_rows
-from madlite.types import Cause, Metric, Result, ResultRule, Row, Status
-from tests.engine.test_many import Quiet, planned  # noqa: F401 - a fixture
+from madlite.model import Cause, Metric, Result, ResultRule, Row, Status
+from madlite.results import append_rows
+from madlite.results.configs import read_configs
+from madlite.results.intent import Rows, are_there
+from madlite.results.matching import configs_of
+from madlite.results.typed import as_number, typed_rows
+from madlite.run.batch import run_batch
+from madlite.run.mask import masked
+from tests.engine.test_batch import Quiet, planned  # noqa: F401 - a fixture
 from tests.factories import make_plan
 
 HEAD = "model,performance,metric"
@@ -172,7 +172,7 @@ def test_no_file_of_a_run_has_a_line_that_the_workload_made_up(planned, kind: st
     options.output.touch()
     rule = ResultRule(kind="multiple_results", file="r.csv") if kind == "results file" else ResultRule()
     plan = replace(one.plan, result_rule=rule, args=f"--config c.json --note 'a\n{KEY}'")
-    outcome = run_many([replace(one, plan=plan)], options, plugins, Quiet())
+    outcome = run_batch([replace(one, plan=plan)], options, plugins, Quiet())
     assert outcome.results[0].status is Status.SUCCESS
     tables = [path for path in options.workspace.glob("*.csv") if path.name != "r.csv"]
     assert len(tables) == 4, "perf.csv, perf_entry, perf_super, perf_entry_super"

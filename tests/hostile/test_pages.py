@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from madlite.read.html import render_mail, render_page
-from madlite.read.table import Table
-from madlite.record import append_rows
-from madlite.types import Row
+from madlite.model import Row
+from madlite.reports.html import render_mail, render_page
+from madlite.reports.table import Table
+from madlite.results import append_rows
 from tests.read.test_html import Reader
 
 FORMULAS = [

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from madlite.backends.loader import load_plugins
 from madlite.measure.follow import Follower
 from madlite.measure.lines import LONGEST
 from madlite.measure.rules import with_common
 from madlite.measure.verdict import Witnesses, judge
+from madlite.model import ErrorScan, Exit, FailureRule
 from madlite.plan.error_scan import BENIGN, PATTERNS
-from madlite.plugins import load_plugins
 from madlite.secrets import Redactor, assigned
-from madlite.types import ErrorScan, Exit, FailureRule
 from tests.factories import make_plan
 
 LIMIT_S = 3.0  # of this process's time for one pattern and one line; those that are well take 0.01

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from madlite.cli.main import call
 from madlite.cli.screens import PlainScreen
 from madlite.cli.terminal import Tamer, printable_lines
-from madlite.types import to_json
+from madlite.model import to_json
 
 # clipboard, title, 8-bit CSI, clear, a question whose answer is typed in, text turned around, nothing to be seen
 EVIL = "a\x1b]52;c;ZXZpbA==\x07b\x1b]0;T\x1b\\c\x9b31md\x1b[2Je\x1b[6nf\u202eg\u2066h\u200bi\x08j\x7fk"

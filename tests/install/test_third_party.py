@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import csv
 import os
-import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.install.packages import install, type_off
 
 pytestmark = pytest.mark.install
 PAGE = Path(__file__).parents[2] / "docs" / "plugins.md"
@@ -20,8 +21,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "plugins.md"
 def source(tmp_path_factory):
     """The package of the page, as its author has it."""
     root = tmp_path_factory.mktemp("tiny-backend")
-    blocks = re.findall(r"```\w+\n(?:# |\{# )([\w./-]+)(?: #\})?\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert [name for name, _ in blocks] == [
+    assert type_off(PAGE, root) == [
         "pyproject.toml",
         "tiny_backend/__init__.py",
         "tiny_backend/train.py",
@@ -30,19 +30,13 @@ def source(tmp_path_factory):
         "tests/tiny.log",
         "tiny.md",
     ]
-    for name, text in blocks:
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
     return root
 
 
 @pytest.fixture(scope="module")
 def site(source, tmp_path_factory):
     """The package, installed into a folder of its own."""
-    target = tmp_path_factory.mktemp("site")
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--target"]
-    subprocess.run([*pip, str(target), str(source)], check=True, capture_output=True)
-    return target
+    return install(source, tmp_path_factory.mktemp("site"))
 
 
 def madlite(site, cwd, *args):

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from madlite.machine import Host, detect_machine
-from madlite.types import Machine
+from madlite.model import Machine
 
 GIB = 1 << 30
 

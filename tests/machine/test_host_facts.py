@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from madlite.machine.host_facts import doubt_host, host_facts
-from madlite.types import Machine
+from madlite.model import Machine
 
 from .stand_in import Bench
 

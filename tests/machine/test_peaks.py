@@ -6,7 +6,7 @@ import pytest
 
 from madlite.machine.peaks import FORMATS, Peak, find_peak, known_gpus
 from madlite.machine.products import PRODUCTS
-from madlite.types import Gpu, Machine, Vendor
+from madlite.model import Gpu, Machine, Vendor
 
 GIB = 1 << 30
 

@@ -18,7 +18,7 @@ from madlite.machine.strangers import (
     words,
 )
 from madlite.machine.telemetry.reading import User
-from madlite.types import Gpu
+from madlite.model import Gpu
 
 from .stand_in import Bench
 

@@ -9,8 +9,8 @@ import pytest
 from madlite.measure.follow import Follower
 from madlite.measure.rules import with_common
 from madlite.measure.verdict import Verdict, Witnesses, judge
+from madlite.model import Cause, ErrorScan, Status
 from madlite.plan.error_scan import BENIGN, PATTERNS
-from madlite.types import Cause, ErrorScan, Status
 from tests.measure.test_diagnosis import (
     LOGS,
     PLUGINS,

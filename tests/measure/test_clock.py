@@ -13,7 +13,7 @@ from madlite.measure.clock import Work, work_of_step
 from madlite.measure.follow import Follower
 from madlite.measure.stamps import stamp_s
 from madlite.measure.verdict import Asked, Verdict, Witnesses, judge, judge_steps
-from madlite.types import Exit, Quantity, ResultRule, RunPlan, Status, Variant
+from madlite.model import Exit, Quantity, ResultRule, RunPlan, Status, Variant
 from madlite_plugins.torchrun.reader import OwnReader
 from madlite_plugins.torchtitan.backend import Torchtitan
 from tests.measure.witnesses.runs import plan_of, says, texts

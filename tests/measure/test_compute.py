@@ -12,8 +12,8 @@ from madlite.measure.compute import compute_findings, count_compute, trains_adap
 from madlite.measure.follow import Follower
 from madlite.measure.steps import Steps
 from madlite.measure.window import steady_window
-from madlite.plan.architectures import known_architectures
-from madlite.types import (
+from madlite.model import (
+    QUANTITIES,
     Architecture,
     Card,
     Compute,
@@ -26,6 +26,7 @@ from madlite.types import (
     Step,
     Variant,
 )  # fmt: skip
+from madlite.plan.architectures import known_architectures
 from madlite_plugins.torchtitan.reader import TorchtitanReader
 from tests.plugins.logs import LOGS
 
@@ -60,7 +61,7 @@ def plan(
 
 
 def steps(count: int = 20, **values: float) -> Steps:
-    told = {Quantity[name.upper()]: value for name, value in values.items()}
+    told = {QUANTITIES[name]: value for name, value in values.items()}
     return Steps(Step(n=n, values=told) for n in range(1, count + 1))
 
 

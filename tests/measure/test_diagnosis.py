@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from madlite.engine.foreign import read_log
+from madlite.backends.loader import load_plugins
 from madlite.measure.clues import ERROR, ROOT, ClueScan
 from madlite.measure.diagnosis import Facts, Room, diagnose
 from madlite.measure.ending import Ending
 from madlite.measure.follow import Follower
 from madlite.measure.lines import make_block
 from madlite.measure.rules import with_common
+from madlite.model import Cause, FailureRule, Status
 from madlite.plan.make import make_plan
-from madlite.plugins import load_plugins
-from madlite.types import Cause, FailureRule, Status
+from madlite.run.foreign import read_log
 from tests.plan.conftest import given  # noqa: F401 - a fixture
 
 ROOT_FOLDER = Path(__file__).parents[2]
@@ -249,7 +249,7 @@ def test_what_python_says_while_it_ends_is_not_the_cause():
 def test_what_was_said_before_a_step_is_not_the_cause():
     class Steps:
         def feed(self, line):
-            from madlite.types import Quantity, Step
+            from madlite.model import Quantity, Step
 
             return [Step(n=int(line.text[5:]), values={Quantity.LOSS: 1.0})] if line.text.startswith("step=") else ()
 

@@ -6,7 +6,7 @@ import pytest
 
 from madlite.measure.diagnosis import Facts, diagnose
 from madlite.measure.follow import Follower
-from madlite.types import Cause, Quantity, Step
+from madlite.model import Cause, Quantity, Step
 from tests.measure.test_diagnosis import RULES, footer, timeout, trace, why
 
 APEX = "ModuleNotFoundError: No module named 'apex'"

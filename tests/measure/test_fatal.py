@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from madlite.backend import PatternReader, step_pattern
+from madlite.backends.base import PatternReader, step_pattern
 from madlite.measure.fatal import FatalScan
 from madlite.measure.follow import Follower
 from madlite.measure.grammar import ASIDE

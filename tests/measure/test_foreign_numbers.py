@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from madlite.engine.foreign import read_log
 from madlite.measure.follow import Follower, asked_steps
 from madlite.measure.multiple import parse_results
 from madlite.measure.verdict import Witnesses, judge
-from madlite.types import Cause, Exit, Status
+from madlite.model import Cause, Exit, Status
+from madlite.run.foreign import read_log
 from tests.measure.training_logs import PLUGINS, parsed, trainer
 from tests.measure.witnesses.runs import script_plan
 

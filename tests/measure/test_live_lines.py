@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from madlite.measure import live_lines
 from madlite.measure.lines import LineSplitter
-from madlite.types import Image, ImageUsed, Metric, ResultRule, Status
+from madlite.model import Image, ImageUsed, Metric, ResultRule, Status
 
 COMMIT = "4f2a9c1b" * 5
 NUMBER = Metric(metric="tok/s", text="12.5", status=Status.SUCCESS)

@@ -12,7 +12,7 @@ from madlite.measure.number import Asked, Number
 from madlite.measure.witnesses import table
 from madlite.measure.witnesses.known import Known
 from madlite.measure.witnesses.losses import loss_trend
-from madlite.types import Quantity, ResultRule, Step
+from madlite.model import Quantity, ResultRule, Step
 from tests.measure.training_logs import parsed, titan, trainer
 
 

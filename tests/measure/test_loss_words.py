@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from madlite.types import Status
+from madlite.model import Status
 from tests.measure.training_logs import parsed, titan
 
 BROKEN = (

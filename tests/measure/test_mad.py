@@ -8,7 +8,7 @@ import pytest
 
 from madlite.measure.mad import mad_metrics
 from madlite.measure.steps import Steps
-from madlite.types import MadMetric, Quantity, Step
+from madlite.model import MadMetric, Quantity, Step
 
 TPS, MEMORY = Quantity.TOKENS_PER_S_PER_GPU, Quantity.MEMORY_ALLOCATED_GIB
 MEAN = MadMetric(metric="avg_tokens_per_s_per_gpu", quantity=TPS, rule="mean", second_half=True)

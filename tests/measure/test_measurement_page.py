@@ -8,8 +8,8 @@ from pathlib import Path
 from madlite.machine.peaks import FORMATS, known_gpus
 from madlite.measure import compute, quality, trend
 from madlite.measure.flops import flops_per_token
+from madlite.model import STEPS_APART, Architecture
 from madlite.plan.architectures import known_architectures
-from madlite.types import STEPS_APART, Architecture
 
 PAGE = (Path(__file__).parents[2] / "docs" / "measurement.md").read_text(encoding="utf-8")
 FLAT = " ".join(PAGE.split())

@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 from madlite.measure.memory_hint import gpu_memory_hint
 from madlite.measure.steps import Steps
+from madlite.model import Quantity, ResultRule, Step, Variant
 from madlite.plan.make import make_plan
-from madlite.types import Quantity, ResultRule, Step, Variant
 from tests.plan.conftest import given  # noqa: F401 - a fixture
 
 PLAIN = "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 512.00 MiB."

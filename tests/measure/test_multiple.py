@@ -8,7 +8,7 @@ import os
 import pytest
 
 from madlite.measure.multiple import is_fresh, read_results, stamp
-from madlite.types import Status
+from madlite.model import Status
 
 
 def read(tmp_path, text):

@@ -6,8 +6,8 @@ import pytest
 
 from madlite.measure.lines import make_block
 from madlite.measure.patterns import PatternScan
+from madlite.model import ErrorScan
 from madlite.plan.error_scan import BENIGN, PATTERNS
-from madlite.types import ErrorScan
 
 
 def scan(*lines: str, patterns=PATTERNS, benign=BENIGN) -> list[tuple[str, str]]:

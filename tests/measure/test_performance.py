@@ -6,7 +6,7 @@ import pytest
 
 from madlite.measure.lines import make_block
 from madlite.measure.performance import PerformanceScan, is_throughput, make_metric, read_performance
-from madlite.types import Cause, Status
+from madlite.model import Cause, Status
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from madlite.measure.follow import Follower
 from madlite.measure.quality import window_findings
 from madlite.measure.steps import Steps
 from madlite.measure.window import steady_window
-from madlite.types import Quantity, Step, Window
+from madlite.model import Quantity, Step, Window
 from madlite_plugins.torchtitan.reader import TorchtitanReader
 from madlite_plugins.torchtune.reader import TorchtuneReader
 from tests.plugins.logs import LOGS

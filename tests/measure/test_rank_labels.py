@@ -11,8 +11,8 @@ from madlite.measure.follow import Follower
 from madlite.measure.lines import LineSplitter
 from madlite.measure.rules import with_common
 from madlite.measure.verdict import Asked, judge_steps
+from madlite.model import Line, Quantity, ResultRule, Status
 from madlite.rank_labels import RankLabels, without_label
-from madlite.types import Line, Quantity, ResultRule, Status
 from madlite_plugins.torchrun.reader import OwnReader
 from tests.measure.training_logs import LABELS, parsed, ranked, titan, trainer
 

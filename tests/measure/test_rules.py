@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from madlite.measure.lines import make_block, rank_of
 from madlite.measure.needed import ignores_case, needed_texts, without_case
 from madlite.measure.rules import RuleScan, plain, with_common
-from madlite.types import FailureRule
+from madlite.model import FailureRule
 
 PATTERNS = (
     r"No module named '?torch\b(?!itan)",

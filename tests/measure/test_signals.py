@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from madlite.measure.signals import signal_name, signal_of, signal_of_code
-from madlite.types import Cause
+from madlite.model import Cause
 from tests.measure.test_diagnosis import LOGS, Facts, diagnose, follow, footer, read, timeout, trace, why
 
 KILLED = "most often the kernel"

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from madlite.measure.steps import Steps
-from madlite.types import Quantity, Step
+from madlite.model import Quantity, Step
 
 TPS, LOSS = Quantity.TOKENS_PER_S_PER_GPU, Quantity.LOSS
 STEPS = st.builds(

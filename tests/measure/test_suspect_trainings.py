@@ -10,7 +10,7 @@ import pytest
 
 from madlite.measure.follow import Follower
 from madlite.measure.verdict import Asked, judge_line, judge_steps
-from madlite.types import Cause, ResultRule, Status
+from madlite.model import Cause, ResultRule, Status
 from madlite_plugins.hf.reader import HuggingFaceReader
 from tests.measure.training_logs import parsed, titan, trainer
 

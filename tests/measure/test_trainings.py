@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from madlite import without_label
 from madlite.measure.follow import Follower
 from madlite.measure.verdict import Asked, judge_steps
-from madlite.types import Cause, EffectiveConfig, Ended, Event, Line, Phase, Quantity, ResultRule, Status, Step, Summary
+from madlite.model import Cause, EffectiveConfig, Ended, Event, Line, Phase, Quantity, ResultRule, Status, Step, Summary
 
 RULE = ResultRule(kind="steps", headline=Quantity.LOSS, headline_metric="loss")
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from madlite.backend import PatternReader, step_pattern
+from madlite.backends.base import PatternReader, step_pattern
 from madlite.measure.follow import Follower
 from madlite.measure.multiple import Read
 from madlite.measure.performance import make_metric
 from madlite.measure.verdict import Witnesses, judge
+from madlite.model import Cause, Ended, ErrorScan, Exit, FailureRule, ResultRule, Status, Variant
 from madlite.plan.make import make_plan
-from madlite.types import Cause, Ended, ErrorScan, Exit, FailureRule, ResultRule, Status, Variant
 from tests.plan.conftest import given  # noqa: F401 - a fixture
 
 PATTERN = step_pattern(r"step=(?P<n>\d+) tps=(?P<tokens_per_s_per_gpu>\S+)(?: loss=(?P<loss>\S+))?")

@@ -9,7 +9,7 @@ import pytest
 from madlite.measure.mad import mad_metrics
 from madlite.measure.steps import Steps
 from madlite.measure.window import median_in, steady_window
-from madlite.types import MadMetric, Quantity, Step
+from madlite.model import MadMetric, Quantity, Step
 
 TPS = Quantity.TOKENS_PER_S_PER_GPU
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from madlite.measure.fatal import FatalScan
 from madlite.measure.lines import make_block
 from madlite.measure.verdict import Witnesses, judge
-from madlite.types import Cause, Exit, ResultRule, Status, Variant
+from madlite.model import Cause, Exit, ResultRule, Status, Variant
 from tests.measure.test_diagnosis import follow
 from tests.measure.witnesses.runs import plan_of
 

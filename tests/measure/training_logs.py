@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from madlite.engine.foreign import Reading, read_log
-from madlite.plugins import load_plugins
+from madlite.backends.loader import load_plugins
+from madlite.run.foreign import Reading, read_log
 
 PLUGINS = load_plugins(only_built_in=True)
 HEAD = (

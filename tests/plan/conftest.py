@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
+from madlite.model import Card, Draft, FileTemplate, Gpu, Machine, Request, Variant
 from madlite.plan.context import Context
 from madlite.plan.given import Given
 from madlite.plan.options import Options
 from madlite.plan.place import Choice
-from madlite.types import Card, Draft, FileTemplate, Gpu, Machine, Request, Variant
 
 
 def eight_mi300x() -> Machine:

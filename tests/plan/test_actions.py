@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from madlite.catalog.datasets import Provider
+from madlite.model import Card, Machine, Request, Secret, to_json
 from madlite.plan import container
 from madlite.plan.context import read_context
 from madlite.plan.make import make_plan, secrets_of
 from madlite.plan.tools import ScriptCall, Toolset
-from madlite.types import Card, Machine, Request, Secret, to_json
 from madlite_plugins.script import Script
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from madlite.backends.recipe_book import read_book
 from madlite.measure.flops import active_weights
+from madlite.model import Architecture, Draft, Request, Shape, Variant
 from madlite.plan.architectures import find_architecture, known_architectures
 from madlite.plan.make import make_plan
-from madlite.recipe_book import read_book
-from madlite.types import Architecture, Draft, Request, Shape, Variant
 from madlite_plugins.hf.backend import HuggingFace
 from tests.plan.conftest import rendered_draft
 from tests.plugins.logs import gpu_machine
@@ -101,7 +101,7 @@ def test_every_shape_of_the_table_has_a_source():
 @pytest.mark.parametrize("recipe", [name for name in read_book(HuggingFace.book).recipes if "tiny" not in name])
 def test_a_recipe_that_states_a_public_model_s_sizes_states_those_of_the_table(recipe, tmp_path):
     """Two sources, a config.json and the recipe, of one model."""
-    from madlite.types import Card
+    from madlite.model import Card
 
     card = Card(name="a card", root=tmp_path, source="a test", backend="hf", recipe=recipe)
     (draft,) = HuggingFace().expand(Request(card=card, tag="t"), gpu_machine(8))

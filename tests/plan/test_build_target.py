@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from madlite.errors import UsageProblem
+from madlite.model import Gpu, Machine
 from madlite.plan.build_target import find_target
 from madlite.plan.context import read_context
-from madlite.types import Gpu, Machine
 
 NVIDIA = Machine(vendor="NVIDIA", gpus=(Gpu(index=0, arch="H100"),), architecture="H100")
 

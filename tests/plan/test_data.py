@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from madlite.catalog.datasets import PROVIDERS, Provider
+from madlite.model import Card, Secret
 from madlite.plan.data import Surroundings, plan_data
-from madlite.types import Card, Secret
 
 MINIO = {"MAD_MINIO": ({"USERNAME": "reader", "PASSWORD": "hush", "MINIO_ENDPOINT": "http://store:9000"},)}
 AWS = {"MAD_AWS_S3": ({"USERNAME": "reader", "PASSWORD": "hush"},)}

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from madlite.errors import UsageProblem
+from madlite.model import Card
 from madlite.plan.dockerfiles import base_of, find_dockerfiles
-from madlite.types import Card
 
 AMD = "# CONTEXT {'gpu_vendor': 'AMD', 'guest_os': 'UBUNTU'}\nARG BASE_DOCKER=rocm/pytorch\nFROM $BASE_DOCKER\n"
 

@@ -9,6 +9,8 @@ import msgspec
 import pytest
 
 from madlite.errors import UsageProblem
+from madlite.images.buildkit import build_command
+from madlite.model import Card, Cause, Gpu, Machine, Secret, Status, Traits, to_json
 from madlite.plan.actions import model_dir, settle_model_dir
 from madlite.plan.context import Context, read_context
 from madlite.plan.dockerfiles import Dockerfile
@@ -16,8 +18,6 @@ from madlite.plan.images import image_name
 from madlite.plan.make import make_plan
 from madlite.plan.options import Options
 from madlite.plan.place import Choice, expand_ids, grant_gpus
-from madlite.run.docker_buildkit import build_command
-from madlite.types import Card, Cause, Gpu, Machine, Secret, Status, Traits, to_json
 from tests.plan.conftest import eight_mi300x, rendered_draft
 
 HOST = Traits(containerised=False)
@@ -248,7 +248,7 @@ def test_the_models_folder(tmp_path, url, folder):
 
 
 def test_shell_signs_in_args_do_nothing_but_travel(given, tmp_path):
-    from madlite.types import Action
+    from madlite.model import Action
 
     args = "--note '$(touch /tmp/x)' {model_dir} `id` ; {encapsulate}"
     draft = rendered_draft(templates=(), actions=(Action(kind="run", argv=("bash", "-c", "x {args}")),))

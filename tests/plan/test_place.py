@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from madlite.errors import UsageProblem
+from madlite.model import Card, Cause, Problem, Traits
 from madlite.plan.options import Options
 from madlite.plan.place import choose_runtime
-from madlite.types import Card, Cause, Problem, Traits
 
 TRAITS = {"docker": Traits(), "host": Traits(containerised=False), "pods": Traits(local=False)}
 OPTIONS = Options(workspace=Path(), output=Path("perf.csv"))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from madlite.errors import UsageProblem
+from madlite.model import Card, Variant
 from madlite.plan.make import make_plan
 from madlite.plan.options import Options
 from madlite.plan.values import Layer, resolve
-from madlite.types import Card, Variant
 from tests.plan.conftest import rendered_draft
 
 VARIANT = Variant(model="m", steps=50, micro_batch=2)
@@ -91,7 +91,7 @@ def test_the_order_of_sources_is_recipe_card_context_tag_set(given, tmp_path):
 
 
 def test_a_tags_addition_to_a_script_card_is_no_setting(given, tmp_path):
-    from madlite.types import Action
+    from madlite.model import Action
 
     draft = rendered_draft(templates=(), actions=(Action(kind="run", argv=("bash", "-c", "run {args}")),), variant=None)
     plan = make_plan(given(draft=draft, overrides=(("value", "7"),), args="--base 1 --value 7"))

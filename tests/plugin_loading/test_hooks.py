@@ -10,12 +10,12 @@ import click
 import msgspec
 import pytest
 
-from madlite.engine.lint import check_plans
-from madlite.engine.screen import Planned
+from madlite.backends.loader import Plugins
 from madlite.hookspecs import Hooks, hookimpl
+from madlite.model import FailureRule, Finding, Quantity, Reference, Result, Status, Step, Traits, TreeCards
 from madlite.plan.make import make_plan
-from madlite.plugins import Plugins
-from madlite.types import FailureRule, Finding, Quantity, Reference, Result, Status, Step, Traits, TreeCards
+from madlite.run.lint import check_plans
+from madlite.run.screen import Planned
 from tests.plan.conftest import given  # noqa: F401 - a fixture
 
 SPECS = [name for name in vars(Hooks) if name.startswith("madlite_")]
@@ -83,7 +83,26 @@ def test_hook_failure_rules():
 
 def test_hook_references():
     reference = Reference(model="m", device="MI300X", metric="x", value=1.0, source="s")
-    assert items("madlite_references", lambda: [reference]) == [reference]
+    plugins = plugins_with("madlite_references", lambda: [reference])
+    assert list(plugins.references().values()) == [(reference,)] and not plugins.problems
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ("9,500 tokens/s", "no Reference"),
+        (Reference(model="m", device="", metric="x", value=1.0, source="s"), "has no device"),
+        (Reference(model="m", device="MI300X", metric="x", value=1.0, source=" "), "has no source"),
+        (Reference(model="m", device="MI300X", metric="x", value=float("nan"), source="s"), "no finite number"),
+        (Reference(model="m", device="MI300X", metric="x", value="fast", source="s"), "$.value"),
+    ],
+)
+def test_a_reference_that_cannot_be_compared_with_is_told_and_costs_no_other(wrong, words):
+    good = Reference(model="m", device="MI300X", metric="x", value=1.0, source="s")
+    plugins = plugins_with("madlite_references", lambda: [wrong, good])
+    assert list(plugins.references().values()) == [(good,)]
+    (problem,) = plugins.problems
+    assert words in problem.what
 
 
 def test_hook_commands():

@@ -8,13 +8,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from madlite import plugins as room
-from madlite.engine.owner import find_backend
+from madlite.backends import loader as room
+from madlite.backends.loader import Plugins, load_plugins
 from madlite.errors import PluginError, UsageProblem
 from madlite.hookspecs import hookimpl
+from madlite.model import Finding, Quantity, Step, Traits
 from madlite.plan.make import make_plan
-from madlite.plugins import Plugins, load_plugins
-from madlite.types import Finding, Quantity, Step, Traits
+from madlite.run.owner import find_backend
 from tests.plan.conftest import given  # noqa: F401 - a fixture
 
 

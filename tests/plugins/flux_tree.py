@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from madlite.measure.follow import Follower
 from madlite.measure.verdict import Verdict, Witnesses, judge
+from madlite.model import Card, Draft, Exit, Machine, Place, Request, RunPlan, Scalar
 from madlite.plan.render import render
-from madlite.types import Card, Draft, Exit, Machine, Place, Request, RunPlan, Scalar
 from madlite_plugins.flux import madlite_failure_rules
 from madlite_plugins.flux.backend import Flux
 from tests.plugins.logs import TEMPLATES

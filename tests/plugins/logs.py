@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from madlite.measure.lines import LineSplitter
-from madlite.types import (
+from madlite.model import (
     Backend,
     Card,
     Event,

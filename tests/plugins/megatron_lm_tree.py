@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 
+from madlite.model import Card, Draft, Gpu, Machine, Place, Request, RunPlan, Scalar
 from madlite.plan.render import render
-from madlite.types import Card, Draft, Gpu, Machine, Place, Request, RunPlan, Scalar
 from madlite_plugins.megatron_lm.backend import MegatronLM
 from tests.plugins.logs import TEMPLATES
 

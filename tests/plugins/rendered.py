@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from madlite.model import RunPlan
 from madlite.plan.render import render
-from madlite.types import RunPlan
 from tests.plugins.logs import TEMPLATES
 
 

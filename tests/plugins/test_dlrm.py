@@ -16,9 +16,9 @@ from madlite.errors import UsageProblem
 from madlite.measure.follow import Follower
 from madlite.measure.multiple import read_results
 from madlite.measure.verdict import Witnesses, judge
+from madlite.model import Exit, Place, Request, Result, RunPlan, Status
 from madlite.plan.render import render
-from madlite.record.rows import build_rows
-from madlite.types import Exit, Place, Request, Result, RunPlan, Status
+from madlite.results.rows import build_rows
 from madlite_plugins.dlrm.backend import RESULTS, Dlrm
 from tests.plugins.logs import TEMPLATES
 from tests.plugins.rendered import run_sh

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from madlite.types import EffectiveConfig
+from madlite.model import EffectiveConfig
 from madlite_plugins.flux.reader import FluxReader
 from madlite_plugins.primus.reader import PrimusReader
 from madlite_plugins.torchtitan.reader import TorchtitanReader

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from madlite.measure.follow import Follower
 from madlite.measure.verdict import Asked, judge_steps
-from madlite.types import EffectiveConfig, Ended, Line, Quantity, Status, Step, Summary
+from madlite.model import EffectiveConfig, Ended, Line, Quantity, Status, Step, Summary
 from madlite_plugins.flux.backend import Flux
 from madlite_plugins.flux.reader import FluxReader
 from tests.plugins.logs import LOGS, events, lines, read, steps

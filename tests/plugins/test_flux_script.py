@@ -11,8 +11,8 @@ import sys
 import pytest
 import yaml
 
-from madlite.recipe_book import read_book
-from madlite.types import Status
+from madlite.backends.recipe_book import read_book
+from madlite.model import Status
 from madlite_plugins.flux.backend import Flux
 from tests.plugins.flux_tree import COMPOSED, FILES, LATER_TRAIN, TRAIN, Tree, drafts_of, numbers, plan_of
 from tests.plugins.logs import TEMPLATES

@@ -14,9 +14,9 @@ import pytest
 import yaml
 from msgspec.structs import replace
 
+from madlite.backends.recipe_book import read_book
+from madlite.model import Asset, Gpu, Machine, RunPlan, Traits
 from madlite.plan.render import render
-from madlite.recipe_book import read_book
-from madlite.types import Asset, Gpu, Machine, RunPlan, Traits
 from madlite_plugins.hf.backend import HuggingFace
 from madlite_plugins.hf.sizes import bytes_per_gpu, count_weights
 from tests.factories import HOST

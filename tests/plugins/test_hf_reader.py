@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from madlite.measure.follow import Follower
 from madlite.measure.verdict import Asked, judge_steps
-from madlite.types import Cause, EffectiveConfig, Ended, Line, Phase, Quantity, Step, Summary
+from madlite.model import Cause, EffectiveConfig, Ended, Line, Phase, Quantity, Step, Summary
 from madlite_plugins.hf.backend import HuggingFace
 from madlite_plugins.hf.reader import HuggingFaceReader
 from madlite_plugins.hf.rules import foreign_rule

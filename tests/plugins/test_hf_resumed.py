@@ -7,7 +7,7 @@ import math
 import pytest
 
 from madlite.measure.verdict import Verdict
-from madlite.types import Status
+from madlite.model import Status
 from tests.measure.training_logs import parsed
 from tests.plugins.test_hf_trainings import V4, foreign, number, text_of
 

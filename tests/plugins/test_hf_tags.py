@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from madlite.cli.main import call
 from madlite.errors import UsageProblem
-from madlite.types import Draft, Request
+from madlite.model import Draft, Request
 from madlite_plugins.hf.backend import HuggingFace
 from madlite_plugins.torchtitan.backend import Torchtitan
 from tests.plugins.test_torchtitan_tags import card_of, machine_of

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from madlite.model import Machine
 from madlite.plan.render import render
-from madlite.types import Machine
 from madlite_plugins.hf.backend import HuggingFace
 from tests.plugins.logs import TEMPLATES, gpu_machine, plan
 

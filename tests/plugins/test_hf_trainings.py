@@ -6,7 +6,7 @@ import pytest
 
 from madlite.measure.follow import Follower
 from madlite.measure.verdict import Verdict, Witnesses, judge, judge_line
-from madlite.types import Cause, Exit, Quantity, Status
+from madlite.model import Cause, Exit, Quantity, Status
 from madlite_plugins.hf.final_figures import figures_of, same_training
 from madlite_plugins.hf.reader import HuggingFaceReader
 from tests.measure.witnesses.runs import LOGS, script_plan, texts

@@ -16,8 +16,8 @@ from madlite.cli.main import call
 from madlite.errors import UsageProblem
 from madlite.measure.follow import Follower
 from madlite.measure.verdict import Witnesses, judge
+from madlite.model import Card, Exit, Line, Machine, Quantity, RunPlan, Status
 from madlite.testing.plans import Case, ask, options_of, plan_of
-from madlite.types import Card, Exit, Line, Machine, Quantity, RunPlan, Status
 from madlite_plugins.megatron_lm.reader import MegatronReader, recognise
 from madlite_plugins.torchrun import madlite_failure_rules
 from madlite_plugins.torchrun.backend import Torchrun

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from madlite.cli.main import call
-from madlite.types import Asset, Machine, Place, Secret
+from madlite.model import Asset, Machine, Place, Secret
 from madlite_plugins.megatron_lm import madlite_failure_rules
 from madlite_plugins.megatron_lm.backend import MegatronLM
 from madlite_plugins.megatron_lm.scripts import parse_variables, read_scripts, variables_of

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from madlite.backends.recipe_book import read_book
 from madlite.errors import UsageProblem
-from madlite.recipe_book import read_book
 from madlite_plugins.megatron_lm.backend import MegatronLM
 from tests.plugins.megatron_lm_tree import Tree, drafts, machine_of, plan_of
 

@@ -14,7 +14,7 @@ import pytest
 from madlite.measure.diagnosis import Facts, diagnose
 from madlite.measure.follow import Follower
 from madlite.measure.verdict import Verdict, Witnesses, judge
-from madlite.types import Exit, Status
+from madlite.model import Exit, Status
 from madlite_plugins.megatron_lm import madlite_failure_rules
 from madlite_plugins.megatron_lm.backend import MegatronLM
 from tests.plugins.megatron_lm_tree import TRAIN, Tree, plan_of

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from madlite.measure.follow import Follower
-from madlite.types import Card, EffectiveConfig, Ended, Line, Place, Quantity, RunPlan, Step, Summary, Variant
+from madlite.model import Card, EffectiveConfig, Ended, Line, Place, Quantity, RunPlan, Step, Summary, Variant
 from madlite_plugins.megatron_lm.reader import MegatronReader, recognise
 from tests.plugins.logs import LOGS, events, gpu_machine, lines, read, steps
 

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from madlite.cli.main import call
-from madlite.types import RunPlan
+from madlite.model import RunPlan
 from madlite_plugins.hf.backend import HuggingFace
 from madlite_plugins.nodes import node_findings
 from madlite_plugins.pytorch_fsdp.backend import PytorchFsdp

@@ -7,7 +7,7 @@ import json
 import pytest
 from msgspec.structs import replace
 
-from madlite.recipe_book import read_book
+from madlite.backends.recipe_book import read_book
 from madlite_plugins.primus.backend import Primus
 from madlite_plugins.primus.precision import trained_precision
 from madlite_plugins.primus.ranks import ranks_needed

@@ -8,7 +8,7 @@ import pytest
 import tomli
 
 from madlite.errors import UsageProblem
-from madlite.types import Machine, Quantity
+from madlite.model import Machine, Quantity
 from madlite_plugins.primus.backend import Primus
 from tests.plugins.primus_plans import findings, machine, mad_card, options, plan, plans, tree_card
 from tests.plugins.rendered import run_sh
@@ -259,11 +259,11 @@ def test_a_log_that_somebody_else_made_has_every_framework_s_figures():
 def test_a_post_training_and_a_framework_without_known_options_of_a_tree():
     bridge = plan(tree_card(framework="megatron_bridge", suite="posttrain", mode="posttrain/sft", steps=10))
     assert " -- train posttrain " in run_sh(bridge) and bridge.variant.warmup_steps == 3
-    assert bridge.result_rule.headline is Quantity.TFLOPS_PER_GPU
+    assert bridge.result_rule.headline == Quantity.TFLOPS_PER_GPU
     other = plan(tree_card(framework="nemo_automodel"))
     assert options(other) == [] and other.variant.steps is None
     assert [found.fatal for found in findings(other)] == [False]
-    assert plan(tree_card(framework="diffusion")).result_rule.headline is Quantity.IMAGES_PER_S_PER_GPU
+    assert plan(tree_card(framework="diffusion")).result_rule.headline == Quantity.IMAGES_PER_S_PER_GPU
 
 
 def test_a_tree_s_file_for_another_gpu_is_told():

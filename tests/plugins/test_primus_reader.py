@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from madlite.types import EffectiveConfig, Ended, Quantity, Step
+from madlite.model import EffectiveConfig, Ended, Quantity, Step
 from madlite_plugins.megatron_lm.reader import recognise as recognise_megatron
 from madlite_plugins.primus.reader import PrimusReader, recognise
 from madlite_plugins.torchtitan.reader import recognise as recognise_torchtitan

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
+from madlite.backends.recipe_book import read_book
 from madlite.errors import UsageProblem
-from madlite.recipe_book import read_book
 from madlite_plugins.primus.backend import Primus
 from tests.plugins.primus_plans import findings, machine, plan, plans
 from tests.plugins.rendered import run_sh

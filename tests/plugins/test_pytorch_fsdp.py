@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from madlite.cli.main import call
 from madlite.measure.follow import Follower
 from madlite.measure.verdict import Asked, judge_steps
+from madlite.model import EffectiveConfig, Ended, Line, Quantity, Request, Status, Step, Summary
 from madlite.plan.render import render
-from madlite.types import EffectiveConfig, Ended, Line, Quantity, Request, Status, Step, Summary
 from madlite_plugins.pytorch_fsdp import madlite_cards
 from madlite_plugins.pytorch_fsdp.backend import PytorchFsdp
 from madlite_plugins.pytorch_fsdp.reader import TrainFsdpReader

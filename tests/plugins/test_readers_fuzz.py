@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from madlite.measure.lines import LineSplitter
-from madlite.types import Event, Quantity, Step
+from madlite.model import Event, Quantity, Step
 from madlite_plugins.megatron_lm.reader import MegatronReader
 from madlite_plugins.primus.reader import PrimusReader
 from madlite_plugins.torchtitan.reader import TorchtitanReader

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from madlite import Card, Machine, PluginError, RecipeBackend, Request, UsageProblem, Variant
-from madlite.recipes import read_book
+from madlite.backends.recipes import read_book
 from tests.factories import make_plan
 
 BOOK = """

@@ -11,7 +11,7 @@ import pytest
 
 from madlite.measure.follow import Follower
 from madlite.measure.window import steady_window
-from madlite.types import Quantity
+from madlite.model import Quantity
 from madlite_plugins.hf.backend import HuggingFace
 from madlite_plugins.torchrun.backend import Torchrun
 from madlite_plugins.torchtitan.reader import TorchtitanReader

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from madlite.engine.foreign import Reading, read_log
-from madlite.plugins import load_plugins
-from madlite.types import Cause, Step
+from madlite.backends.loader import load_plugins
+from madlite.model import Cause, Step
+from madlite.run.foreign import Reading, read_log
 from tests.plugins.logs import LOGS, lines
 
 OOM = """Traceback (most recent call last):

@@ -19,8 +19,8 @@ from madlite.cli.main import call
 from madlite.errors import UsageProblem
 from madlite.measure.follow import Follower
 from madlite.measure.verdict import Asked, Witnesses, judge, judge_steps
+from madlite.model import Card, Cause, Ended, Exit, Line, Machine, Quantity, RunPlan, Status, Step, Traits
 from madlite.testing.plans import Case, ask, options_of, plan_of
-from madlite.types import Card, Cause, Ended, Exit, Line, Machine, Quantity, RunPlan, Status, Step, Traits
 from madlite_plugins.torchrun.backend import Torchrun
 from tests.csv_rows import perf_rows
 from tests.factories import HOST
@@ -171,7 +171,7 @@ def test_tokens_follow_from_a_step_s_time_only_where_the_sizes_are_stated(tmp_pa
 )  # fmt: skip
 def test_the_result_is_the_first_speed_of_the_line_or_the_one_asked_for(tmp_path, recipe, headline, loss):
     rule = made(tmp_path, **recipe).result_rule
-    assert (rule.headline, rule.headline_metric, rule.loss_expected) == (headline, headline.name.lower(), loss)
+    assert (rule.headline, rule.headline_metric, rule.loss_expected) == (headline, headline.name, loss)
 
 
 def test_a_time_s_median_is_the_row_and_a_bad_loss_a_failure(tmp_path):

@@ -16,9 +16,9 @@ from madlite.cli.main import call
 from madlite.errors import UsageProblem
 from madlite.measure.follow import Follower
 from madlite.measure.verdict import Witnesses, judge
+from madlite.model import Card, Exit, Machine, RunPlan, Status
 from madlite.resources import template_root
 from madlite.testing.plans import Case, ask, options_of, plan_of
-from madlite.types import Card, Exit, Machine, RunPlan, Status
 from madlite_plugins.torchrun.backend import Torchrun
 from madlite_plugins.torchrun.reads import SAMPLES
 

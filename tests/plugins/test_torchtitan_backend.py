@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import tomli
 
-from madlite.types import Machine, RunPlan
+from madlite.model import Machine, RunPlan
 from madlite_plugins.torchtitan.backend import Torchtitan
 from tests.plugins.logs import gpu_machine, plan
 from tests.plugins.rendered import files

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import tomli
 
-from madlite.types import RunPlan
+from madlite.model import RunPlan
 from madlite_plugins.torchtitan.backend import Torchtitan
 from tests.plugins.logs import gpu_machine, plan
 from tests.plugins.rendered import files

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from madlite.types import EffectiveConfig, Ended, Line, Phase, Quantity, Step
+from madlite.model import EffectiveConfig, Ended, Line, Phase, Quantity, Step
 from madlite_plugins.torchtitan.reader import TorchtitanReader, recognise
 from tests.plugins.logs import LOGS, events, lines, read, steps
 

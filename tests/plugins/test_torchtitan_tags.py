@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from madlite.errors import UsageProblem
-from madlite.types import Card, Draft, Gpu, Machine, Place, Request, RunPlan
+from madlite.model import Card, Draft, Gpu, Machine, Place, Request, RunPlan
 from madlite_plugins.torchtitan.backend import Torchtitan
 from tests.plugins.logs import gpu_machine
 from tests.plugins.rendered import run_sh

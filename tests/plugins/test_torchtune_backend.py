@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from madlite.types import Machine
+from madlite.model import Machine
 from madlite_plugins.torchtune import madlite_failure_rules
 from madlite_plugins.torchtune.backend import Torchtune
 from tests.plugins.logs import LOGS, TEMPLATES, gpu_machine, plan
@@ -147,7 +147,7 @@ def test_published_rows_keep_their_names_and_a_cpu_has_no_memory_s():
 
 
 def _request(recipe: str):
-    from madlite.types import Card, Request
+    from madlite.model import Card, Request
 
     card = Card(name="a card", root=Path(), source="a test", backend="torchtune", recipe=recipe)
     return Request(card=card, tag=card.name)

@@ -10,7 +10,7 @@ import pytest
 
 from madlite.measure.mad import mad_metrics
 from madlite.measure.steps import Steps
-from madlite.types import EffectiveConfig, Ended, Line, Phase, Quantity, Step, Summary
+from madlite.model import EffectiveConfig, Ended, Line, Phase, Quantity, Step, Summary
 from madlite_plugins.hf.reader import recognise as hf_recognises
 from madlite_plugins.torchtitan.reader import recognise as torchtitan_recognises
 from madlite_plugins.torchtune.backend import Torchtune

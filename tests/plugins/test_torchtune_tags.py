@@ -8,9 +8,9 @@ import subprocess
 import msgspec
 import pytest
 
+from madlite.backends.recipe_book import read_book
 from madlite.errors import UsageProblem
-from madlite.recipe_book import read_book
-from madlite.types import Asset, Image, Machine, RunPlan
+from madlite.model import Asset, Image, Machine, RunPlan
 from madlite_plugins.torchtune.backend import Torchtune
 from tests.factories import HOST
 from tests.plugins.logs import gpu_machine, plan

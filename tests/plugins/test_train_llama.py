@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from madlite.measure.follow import Follower
 from madlite.measure.verdict import Asked, judge_steps
-from madlite.types import EffectiveConfig, Line, Quantity, Request, RunPlan, Status
+from madlite.model import EffectiveConfig, Line, Quantity, Request, RunPlan, Status
 from madlite_plugins.hf.backend import HuggingFace
 from madlite_plugins.hf.reader import HuggingFaceReader
 from madlite_plugins.hf.rules import train_llama_rule

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from madlite.types import Card, Draft, Gpu, Machine, Place, Request, RunPlan, Scalar
+from madlite.model import Card, Draft, Gpu, Machine, Place, Request, RunPlan, Scalar
 from madlite_plugins.torchtune.backend import Torchtune
 from tests.plugins.logs import gpu_machine
 

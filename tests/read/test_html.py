@@ -9,8 +9,8 @@ from html.parser import HTMLParser
 import pytest
 
 from madlite.errors import UsageProblem
-from madlite.read.html import render_mail, render_page, write_mail, write_page, write_run_page
-from madlite.read.table import Table
+from madlite.reports.html import render_mail, render_page, write_mail, write_page, write_run_page
+from madlite.reports.table import Table
 from tests.cli.stored_runs import good, store
 
 VOID = {"meta", "br", "link", "img", "hr", "input"}
@@ -189,9 +189,9 @@ def doubted_run(tmp_path, run_id: str, cells: dict[str, str], *suspect: str, pat
     """Leave the record of a run that appended a row."""
     from msgspec.structs import replace
 
-    from madlite.record.intent import Rows
-    from madlite.record.record import record_json
-    from madlite.run.folder import RECORD
+    from madlite.results.intent import Rows
+    from madlite.results.record import record_json
+    from madlite.workspace.folder import RECORD
 
     record = store(tmp_path, run_id, good(run_id, suspect=suspect))
     rows = Rows(path=path, cells=(cells,), appended=True)

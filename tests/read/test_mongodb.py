@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from madlite.cli.main import call
-from madlite.read.mongodb import Server
+from madlite.reports.mongodb import Server
 from tests.mongo_server import Mongo, mongo_server
 
 HEADER = "model,n_gpus,git_commit,performance,metric,status,dataname,configs,steps\n"

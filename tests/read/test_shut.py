@@ -13,19 +13,19 @@ from pathlib import Path
 import pytest
 from msgspec import to_builtins
 
-from madlite.engine.kept import add_kept
-from madlite.engine.unfinished import find_all, say_undone
 from madlite.errors import UsageProblem
-from madlite.read.log import read_log
-from madlite.read.runs import UNREADABLE, find_run, list_runs, open_run, runs_folder
-from madlite.record.intent import Rows
-from madlite.record.rebuild import rebuild
-from madlite.record.record import Record, record_json
-from madlite.run.batch import Asked, cards_asked
-from madlite.run.claims import claim_model_dir, lock_name
-from madlite.run.folder import PLAN, RECORD, unfinished
-from madlite.run.leftovers import end_orphans
-from madlite.types import Status
+from madlite.model import Status
+from madlite.reports.log import read_log
+from madlite.reports.runs import UNREADABLE, find_run, list_runs, open_run, runs_folder
+from madlite.results.batch_journal import Asked, cards_asked
+from madlite.results.intent import Rows
+from madlite.results.rebuild import rebuild
+from madlite.results.record import Record, record_json
+from madlite.run.recovery.kept import add_kept
+from madlite.run.recovery.leftovers import end_orphans
+from madlite.run.recovery.unfinished import find_all, say_undone
+from madlite.workspace.claims import claim_model_dir, lock_name
+from madlite.workspace.folder import PLAN, RECORD, unfinished
 from tests.factories import make_plan, note_made
 
 NOBODY = 65534

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from madlite.measure.multiple import read_results
-from madlite.record import write_side_files
-from madlite.types import (
+from madlite.model import (
     Card,
     Cause,
     Image,
@@ -21,6 +20,7 @@ from madlite.types import (
     RunPlan,
     Status,
 )
+from madlite.results import write_side_files
 
 from .reading import DATA
 

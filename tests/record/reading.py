@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from madlite.types import Row
+from madlite.model import Row
 
 DATA = Path(__file__).with_name("data")
 V2 = (

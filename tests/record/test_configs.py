@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from madlite.record.configs import read_configs
-from madlite.record.matching import configs_of
-from madlite.types import RunPlan
+from madlite.model import RunPlan
+from madlite.results.configs import read_configs
+from madlite.results.matching import configs_of
 from tests.factories import HOST
 
 from .golden import make_run, number, spelled, strict_json, written

@@ -11,8 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from madlite.measure.multiple import read_results
-from madlite.record import STANDARD_COLUMNS, append_rows, build_rows, write_side_files
-from madlite.types import Cause, Result, ResultRule, RunPlan, Status, Variant
+from madlite.model import Cause, Result, ResultRule, RunPlan, Status, Variant
+from madlite.results import STANDARD_COLUMNS, append_rows, build_rows, write_side_files
 
 from .golden import BLANK, GOLDEN, OVERRIDE, SIDE_FILES, failed, make_run, number, spelled, strict_json, written
 from .reading import table

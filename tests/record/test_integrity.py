@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from madlite.model import Row
 from madlite.plan.make import RUNS
-from madlite.record import append_rows
-from madlite.record.integrity import Integrity, changed_files
-from madlite.run.folder import open_runs
-from madlite.run.journal import JOURNAL
-from madlite.types import Row
+from madlite.results import append_rows
+from madlite.results.integrity import Integrity, changed_files
+from madlite.workspace.folder import open_runs
+from madlite.workspace.journal import JOURNAL
 
 from .limits import in_child, with_files_of_at_most
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from madlite.record.intent import Rows, are_there, read_intent, rows_path
-from madlite.record.perfcsv import append_rows
-from madlite.run.folder import LOCK, ROWS
-from madlite.types import Row, to_json
+from madlite.model import Row, to_json
+from madlite.results.intent import Rows, are_there, read_intent, rows_path
+from madlite.results.perfcsv import append_rows
+from madlite.workspace.folder import LOCK, ROWS
 
 CELLS = {"model": "m", "performance": "", "metric": "", "status": "FAILURE"}
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from madlite.errors import RecordError
-from madlite.record.links import check_side_file, outside
-from madlite.record.perfcsv import append_rows, check_appendable
-from madlite.record.sidefiles import write_side_files
-from madlite.types import Row
+from madlite.model import Row
+from madlite.results.links import check_side_file, outside
+from madlite.results.perfcsv import append_rows, check_appendable
+from madlite.results.sidefiles import write_side_files
 from tests.record.golden import make_run, number
 
 OBJECT = {"model": "m", "n_gpus": "8", "pipeline": ""}

@@ -11,9 +11,9 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from madlite.errors import RecordError
-from madlite.record import append_rows, check_appendable
-from madlite.record.lines import plain
-from madlite.record.locked import make_folder
+from madlite.results import append_rows, check_appendable
+from madlite.results.lines import plain
+from madlite.results.locked import make_folder
 
 from .reading import SMALL, models, records, row, table
 
@@ -289,7 +289,7 @@ def test_a_full_disk_is_told_with_where_to_look(perf: Path, monkeypatch: pytest.
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patched, pytest.raises(RecordError) as told:
-        patched.setattr("madlite.record.locked.os.open", full)
+        patched.setattr("madlite.results.locked.os.open", full)
         append_rows(perf, [row(model="second")])
     assert told.value.message == f"no space for a row of {perf} (No space left on device); it is as it was"
     assert told.value.hint == f"df -h {perf.parent}" and perf.read_bytes() == before

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from madlite.errors import RecordError
-from madlite.record import STANDARD_COLUMNS, append_rows, save_beside
-from madlite.record.lines import plain
+from madlite.model import Row
+from madlite.results import STANDARD_COLUMNS, append_rows, save_beside
+from madlite.results.lines import plain
 from madlite.safe_files import Folder
-from madlite.types import Row
 
 from .limits import with_files_of_at_most
 from .reading import DATA, SMALL, V1, V2, models, records, row, table

@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from madlite.errors import RecordError, UsageProblem
-from madlite.record.header import STANDARD_COLUMNS
-from madlite.record.intent import Rows, are_there
-from madlite.record.lines import plain_cells
-from madlite.record.perfcsv import append_rows
-from madlite.record.rebuild import rebuild
-from madlite.record.record import Record, record_json
-from madlite.run.folder import CLEANED, LOCK, PLAN, RECORD, ROWS
-from madlite.types import Row, Status, to_json
+from madlite.model import Row, Status, to_json
+from madlite.results.header import STANDARD_COLUMNS
+from madlite.results.intent import Rows, are_there
+from madlite.results.lines import plain_cells
+from madlite.results.perfcsv import append_rows
+from madlite.results.rebuild import rebuild
+from madlite.results.record import Record, record_json
+from madlite.workspace.folder import CLEANED, LOCK, PLAN, RECORD, ROWS
 
 CELLS = {"model": "m", "performance": "0012", "metric": "tps", "status": "SUCCESS"}
 
@@ -194,7 +194,7 @@ def test_nothing_to_make_a_file_of_is_one_sentence(place, tmp_path):
 def test_a_file_that_another_program_replaced_meanwhile_stays(place, monkeypatch):
     place.run(CELLS)
     calls = iter([True, False])
-    monkeypatch.setattr("madlite.record.locked.Held.is_current", lambda self: next(calls))
+    monkeypatch.setattr("madlite.results.locked.Held.is_current", lambda self: next(calls))
     before = place.perf.read_bytes()
     with pytest.raises(RecordError, match="replaced by another program"):
         rebuild(place.perf, place.runs, force=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from madlite.errors import RecordError
-from madlite.record.perfcsv import append_rows
-from madlite.record.rebuild import rebuild
-from madlite.run.sweep import unwhole
+from madlite.model import Row
+from madlite.results.perfcsv import append_rows
+from madlite.results.rebuild import rebuild
+from madlite.run.recovery.sweep import unwhole
 from madlite.safe_files import Folder
-from madlite.types import Row
 
 from .test_rebuild import CELLS, place  # noqa: F401 - a fixture
 
@@ -25,7 +25,7 @@ def test_a_rebuild_that_fails_leaves_no_file_beside(place, tmp_path, monkeypatch
 
     for target in ("whole.keep_owner_and_mode", "rebuild.kept_copy", "rebuild.os.fsync", "replaced.os.fsync"):
         with monkeypatch.context() as patch, pytest.raises(RecordError, match="no space"):
-            patch.setattr(f"madlite.record.{target}", full)
+            patch.setattr(f"madlite.results.{target}", full)
             rebuild(place.perf, place.runs, force=True)
         assert sorted(path.name for path in tmp_path.iterdir()) == before
     real = Folder.rename
@@ -76,7 +76,7 @@ def test_what_a_kill_left_half_copied_is_cleaned_away(place, tmp_path, monkeypat
         raise Killed
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr("madlite.record.replaced.os.getpid", lambda: 2**22 + 1)  # of no process that lives
+        patch.setattr("madlite.safe_files.threading.get_native_id", lambda: 2**22 + 1)  # of no process that lives
         patch.setattr(Folder, "rename", killed)
         patch.setattr(Folder, "remove", lambda folder, name: None)
         rebuild(place.perf, place.runs, force=True)

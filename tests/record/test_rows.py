@@ -6,10 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from madlite.record import STANDARD_COLUMNS, append_rows, build_rows
-from madlite.record.rows import masked_rows
-from madlite.secrets import Redactor
-from madlite.types import (
+from madlite.model import (
     Card,
     Cause,
     Image,
@@ -24,6 +21,9 @@ from madlite.types import (
     Status,
     Variant,
 )
+from madlite.results import STANDARD_COLUMNS, append_rows, build_rows
+from madlite.results.rows import masked_rows
+from madlite.secrets import Redactor
 from tests.factories import HOST
 
 from .reading import V2

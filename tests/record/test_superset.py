@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from madlite.record import superset, write_side_files
-from madlite.types import Cause
+from madlite.model import Cause
+from madlite.results import superset, write_side_files
 
 from .golden import BLANK, GOLDEN, SIDE_FILES, failed, make_run, number, strict_json, written
 from .reading import table

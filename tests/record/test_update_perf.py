@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from madlite.errors import MadliteError, RecordError, UsageProblem
-from madlite.record import STANDARD_COLUMNS, update_perf
+from madlite.results import STANDARD_COLUMNS, update_perf
 
 from .golden import BLANK, GOLDEN, OVERRIDE
 from .reading import V1, V2, models, table

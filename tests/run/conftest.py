@@ -5,9 +5,9 @@ from contextlib import closing
 
 import pytest
 
-from madlite.run.folder import RunFolder
-from madlite.run.host_runtime import HostRuntime
-from madlite.types import Traits
+from madlite.model import Traits
+from madlite.runtimes.host.runtime import HostRuntime
+from madlite.workspace.folder import RunFolder
 from tests.factories import make_plan
 
 

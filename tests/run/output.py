@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from madlite.types import Action, Session
+from madlite.model import Action, Chunk, Session
 
 
 class Output:
@@ -14,9 +14,9 @@ class Output:
         self.streams = {1: b"", 2: b""}
         self._came = threading.Condition()
 
-    def __call__(self, data: bytes, stream: int) -> None:
+    def __call__(self, chunk: Chunk) -> None:
         with self._came:
-            self.streams[stream] += data
+            self.streams[chunk.stream] += chunk.data
             self._came.notify_all()
 
     def wait_for(self, text: bytes) -> None:

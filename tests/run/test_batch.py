@@ -10,21 +10,21 @@ from pathlib import Path
 
 import pytest
 
-from madlite.run import batch as batches
-from madlite.run.batch import Asked, Batch, cards_asked, dead_files, interrupted_batches
-from madlite.run.folder import PLAN, hold
-from madlite.run.leftovers import find_leftovers, remove
+from madlite.results import batch_journal as batches
+from madlite.results.batch_journal import Asked, BatchJournal, cards_asked, dead_files, interrupted_batches
+from madlite.run.recovery.leftovers import find_leftovers, remove
+from madlite.workspace.folder import PLAN, hold
 
 THREE = [Asked(id="r1", card="m1"), Asked(id="r2", card="m2"), Asked(id="r3", card="m3")]
 KILLED = """
 import os, sys
 from pathlib import Path
-from madlite.run import batch as batches
-from madlite.run.batch import Asked, Batch
-batch = Batch(Path(sys.argv[1]), ("run", "--tags", "t"))
+from madlite.results import batch_journal as batches
+from madlite.results.batch_journal import Asked, BatchJournal
+batch = BatchJournal(Path(sys.argv[1]), ("run", "--tags", "t"))
 if sys.argv[2] == "unnamed":
     batches.Folder.rename = lambda *args: os.kill(os.getpid(), 9)
-    Batch(Path(sys.argv[1]), ("run", "--tags", "u"))
+    BatchJournal(Path(sys.argv[1]), ("run", "--tags", "u"))
 if sys.argv[2] != "unplanned":
     batch.ask([Asked(id=f"r{n}", card=f"m{n}") for n in (1, 2, 3)])
     batch.begin("r1"), batch.end("r1"), batch.begin("r2")
@@ -70,7 +70,7 @@ def test_a_command_that_was_killed_before_its_file_had_its_name_is_told_too(tmp_
 
 
 def test_a_batch_that_goes_on_or_ended_leaves_nothing_to_tell(tmp_path):
-    batch = Batch(tmp_path, ("run",))
+    batch = BatchJournal(tmp_path, ("run",))
     batch.ask(THREE)
     assert words(tmp_path) == [] and dead_files(tmp_path) == ()
     batch.close()
@@ -79,40 +79,40 @@ def test_a_batch_that_goes_on_or_ended_leaves_nothing_to_tell(tmp_path):
 
 
 def test_a_folder_with_runs_stays(tmp_path):
-    with Batch(tmp_path, ()) as batch:
+    with BatchJournal(tmp_path, ()) as batch:
         (tmp_path / "madlite_runs/r1").mkdir()
         batch.close()
     assert sorted(path.name for path in (tmp_path / "madlite_runs").iterdir()) == [".gitignore", "r1"]
 
 
 def test_a_bug_in_the_middle_leaves_the_file_and_one_before_the_runs_does_not(tmp_path):
-    with pytest.raises(ZeroDivisionError), Batch(tmp_path, ()) as batch:
+    with pytest.raises(ZeroDivisionError), BatchJournal(tmp_path, ()) as batch:
         raise ZeroDivisionError
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(ZeroDivisionError), Batch(tmp_path, ()) as batch:
+    with pytest.raises(ZeroDivisionError), BatchJournal(tmp_path, ()) as batch:
         batch.ask(THREE)
         batch.end("r1")
         raise ZeroDivisionError
     assert words(tmp_path) == ["2 runs of an earlier batch never started: m2, m3"]
-    with Batch(tmp_path, ()) as batch:
+    with BatchJournal(tmp_path, ()) as batch:
         batch.ask(())
         batch.close()
 
 
 def test_a_folder_that_cannot_be_written_to_costs_nothing(tmp_path):
     (tmp_path / "madlite_runs").write_text("a file")
-    with Batch(tmp_path, ("run",)) as batch:
+    with BatchJournal(tmp_path, ("run",)) as batch:
         batch.ask(THREE)
         batch.begin("r1")
         batch.end("r1")
-    with Batch() as batch:
+    with BatchJournal() as batch:
         batch.ask(THREE)
     assert (tmp_path / "madlite_runs").read_text() == "a file"
 
 
 def test_a_full_disk_costs_lines_alone(tmp_path, monkeypatch):
     real = os.pwrite
-    batch = Batch(tmp_path, ("run",))
+    batch = BatchJournal(tmp_path, ("run",))
     monkeypatch.setattr(os, "pwrite", lambda fd, data, at: (_ for _ in ()).throw(OSError(28, "full")))
     batch.ask(THREE)
     monkeypatch.setattr(os, "pwrite", real)
@@ -136,7 +136,7 @@ def test_lines_and_files_that_are_none_are_left_alone(tmp_path):
 
 
 def test_words_that_are_no_text_are_spelled_out(tmp_path):
-    with Batch(tmp_path, ("run", "\udcff")) as batch:
+    with BatchJournal(tmp_path, ("run", "\udcff")) as batch:
         batch.ask([Asked(id="r", card="\udcff")])
         (file,) = (tmp_path / "madlite_runs").glob("batch-*.jsonl")
         assert "udcff" in file.read_text()
@@ -145,7 +145,7 @@ def test_words_that_are_no_text_are_spelled_out(tmp_path):
 
 def test_on_a_disk_that_became_full_it_still_says_how_far_it_is(tmp_path, monkeypatch):
     real = os.pwrite
-    with Batch(tmp_path, ("run",)) as batch:
+    with BatchJournal(tmp_path, ("run",)) as batch:
         batch.ask(THREE)
         size = next((tmp_path / "madlite_runs").glob("batch-*")).stat().st_size
 
@@ -164,7 +164,7 @@ def test_on_a_disk_that_became_full_it_still_says_how_far_it_is(tmp_path, monkey
 
 
 def test_a_run_that_the_disk_took_nothing_of_is_told_after_an_orderly_end_too(tmp_path):
-    with Batch(tmp_path, ("run",)) as batch:
+    with BatchJournal(tmp_path, ("run",)) as batch:
         batch.ask(THREE)
         for run in THREE[:2]:
             batch.begin(run.id)
@@ -179,7 +179,7 @@ def test_a_run_that_the_disk_took_nothing_of_is_told_after_an_orderly_end_too(tm
 def test_the_file_is_held_before_anybody_can_see_it(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(batches, "hold", lambda fd: seen.append((words(tmp_path), dead_files(tmp_path))) or hold(fd))
-    with Batch(tmp_path, ("run",)) as batch:
+    with BatchJournal(tmp_path, ("run",)) as batch:
         assert seen == [([], ())] and dead_files(tmp_path) == ()
         assert len(list((tmp_path / "madlite_runs").glob("batch-*"))) == 1
         batch.close()
@@ -187,6 +187,6 @@ def test_the_file_is_held_before_anybody_can_see_it(tmp_path, monkeypatch):
 
 
 def test_a_batch_that_ends_while_it_is_asked_about_left_nothing(tmp_path, monkeypatch):
-    with Batch(tmp_path, ("run",)) as batch:
+    with BatchJournal(tmp_path, ("run",)) as batch:
         monkeypatch.setattr(batches, "is_held", lambda path, **unknown: bool(batch.close()))
         assert dead_files(tmp_path) == ()

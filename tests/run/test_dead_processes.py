@@ -14,12 +14,13 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from madlite.run import leftovers
-from madlite.run.dead_processes import DeadRun, end_listed, find_dead_runs
-from madlite.run.folder import LOCK, PLAN
-from madlite.run.leftovers import Leftover, end_orphans, find_leftovers, remove
-from madlite.run.marks import FOLDER_LABEL, FOLDER_MARK, RUN_LABEL, RUN_MARK, SUPERVISOR_MARK
-from madlite.run.process_table import lives, process_table, send
+from madlite.run.recovery import leftovers
+from madlite.run.recovery.dead_processes import DeadRun, end_listed, find_dead_runs
+from madlite.run.recovery.leftovers import Leftover, end_orphans, find_leftovers, remove
+from madlite.runtimes.docker import runtime as docker_runtime
+from madlite.runtimes.process_table import lives, process_table, send
+from madlite.workspace.folder import LOCK, PLAN
+from madlite.workspace.labels import FOLDER_LABEL, FOLDER_MARK, RUN_LABEL, RUN_MARK, SUPERVISOR_MARK
 from tests.factories import id_of, note_made
 from tests.waiting import wait_until
 
@@ -319,8 +320,8 @@ def test_a_plain_run_removes_containers_of_the_callers_own_dead_runs_here_alone(
             return containers
 
     removed = []
-    monkeypatch.setattr(leftovers, "connected", lambda environ: nullcontext(Client()))
-    monkeypatch.setattr(leftovers, "remove", lambda one, environ: removed.append(one.handle))
+    monkeypatch.setattr(docker_runtime, "connected", lambda environ: nullcontext(Client()))
+    monkeypatch.setattr(leftovers, "remove", lambda one, environ, runtimes: removed.append(one.handle))
     with (held / LOCK).open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         end_orphans(tmp_path, NO_ENGINE)
@@ -329,9 +330,7 @@ def test_a_plain_run_removes_containers_of_the_callers_own_dead_runs_here_alone(
     assert "held" not in listed and listed["nameless"] == "no folder" and listed["elsewhere"]
 
 
-def test_a_container_whose_run_came_back_is_not_removed(monkeypatch, folder):
-    monkeypatch.setattr(leftovers, "connected", lambda environ: nullcontext(None))
-    monkeypatch.setattr(leftovers, "attached", lambda client, handle: None)
+def test_a_container_whose_run_came_back_is_not_removed(folder):
     listed = Leftover(kind="container", run_id="x", text="", handle="c", folder=str(folder))
     with (folder / LOCK).open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from madlite.run.docker_access import host_access
-from madlite.types import EngineOptions, Image
+from madlite.model import EngineOptions, Image
+from madlite.runtimes.docker.access import host_access
 from tests.factories import make_plan
 
 SAID = "the run opens this machine to its container: "

@@ -14,9 +14,9 @@ import requests
 import urllib3
 
 from madlite.errors import RuntimeProblem
-from madlite.run.docker_client import docker_address, explained
-from madlite.run.docker_runtime import DockerRuntime
-from madlite.types import Cause, Problem
+from madlite.images.client import docker_address, explained
+from madlite.model import Cause, Problem
+from madlite.runtimes.docker.runtime import DockerRuntime
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def test_a_host_name_nobody_knows_is_told(monkeypatch):
 
 
 def test_an_engine_that_hangs_is_given_up_soon(socket_path, monkeypatch):
-    monkeypatch.setattr("madlite.run.docker_client.ANSWER_LIMIT_S", 0.2)
+    monkeypatch.setattr("madlite.images.client.ANSWER_LIMIT_S", 0.2)
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(socket_path)
         silent.listen()
@@ -116,7 +116,7 @@ def test_an_address_that_is_none_is_told(address, reason):
 
 def test_a_silent_engine_is_asked_once_by_a_runtime(monkeypatch):
     answers = [Problem(where="docker", what="it does not answer in time"), None]
-    monkeypatch.setattr("madlite.run.docker_runtime.why_unavailable", lambda environ: answers.pop(0))
+    monkeypatch.setattr("madlite.runtimes.docker.runtime.why_unavailable", lambda environ: answers.pop(0))
     silent, working = DockerRuntime({}), DockerRuntime({})
     for runtime, expected in ((silent, "it does not answer in time"), (working, None)):
         for _ in range(2):

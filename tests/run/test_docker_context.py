@@ -14,10 +14,10 @@ import pytest
 from docker.utils.build import tar
 
 from madlite.errors import RuntimeProblem
-from madlite.run.docker_buildkit import build_with_buildkit, needs_buildkit
-from madlite.run.docker_client import connect
-from madlite.run.docker_context import packed_context
-from madlite.types import Cause, Image
+from madlite.images.buildkit import build_with_buildkit, needs_buildkit
+from madlite.images.client import connect
+from madlite.images.context import packed_context
+from madlite.model import Cause, Image
 from tests.run.fake_engine import FakeEngine
 
 

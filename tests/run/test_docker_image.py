@@ -9,11 +9,11 @@ import pytest
 from msgspec.structs import replace
 
 from madlite.errors import RuntimeProblem
-from madlite.run import docker_pull
-from madlite.run.docker_answers import pull_problem
-from madlite.run.docker_base import base_of, digest
-from madlite.run.docker_buildkit import build_command, build_with_buildkit, needs_buildkit
-from madlite.types import Cause, Image, Secret
+from madlite.images import pull as docker_pull
+from madlite.images.answers import pull_problem
+from madlite.images.base import base_of, digest
+from madlite.images.buildkit import build_command, build_with_buildkit, needs_buildkit
+from madlite.model import Cause, Image, Secret
 
 GIB = 1 << 30
 
@@ -293,7 +293,7 @@ def test_buildkit_takes_the_base_that_is_here_where_it_cannot_be_refreshed(build
 
 def test_an_interrupt_ends_docker_s_command_line(buildkit, monkeypatch):
     ended = []
-    monkeypatch.setattr("madlite.run.docker_buildkit.kill_group", lambda leader, number: ended.append((leader, number)))
+    monkeypatch.setattr("madlite.images.buildkit.kill_group", lambda leader, number: ended.append((leader, number)))
 
     def interrupt(line: str) -> None:
         if line.startswith("argv"):  # docker's own first line

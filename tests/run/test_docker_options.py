@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from madlite.errors import UsageProblem
-from madlite.run.docker_options import add_options
-from madlite.types import Secret
+from madlite.model import Secret
+from madlite.runtimes.docker.options import add_options
 
 GIB = 1 << 30
 

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from requests.adapters import BaseAdapter
 
 from madlite.errors import RuntimeProblem
-from madlite.run import docker_image
-from madlite.run.docker_image import prepare_image
-from madlite.types import Image, Login, Secret
+from madlite.images import image as docker_image
+from madlite.images.image import prepare_image
+from madlite.model import Image, Login, Secret
 
 TARGET = "localhost:5999/ci-tiny:1"
 

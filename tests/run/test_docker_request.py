@@ -7,8 +7,8 @@ import json
 import pytest
 
 from madlite.errors import UsageProblem
-from madlite.run.docker_request import secrets_asked, sent, shown
-from madlite.types import EngineOptions, Image, Machine, Mount, Place, Secret
+from madlite.model import EngineOptions, Image, Machine, Mount, Place, Secret
+from madlite.runtimes.docker.request import secrets_asked, sent, shown
 from tests.factories import make_plan
 
 AMD_OPTIONS = EngineOptions(

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import signal
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from madlite.cancellation import Cancellation, Interrupted
 from madlite.errors import RuntimeProblem, UsageProblem
-from madlite.run import docker_runtime, docker_start
-from madlite.run.docker_runtime import DockerRuntime
-from madlite.run.watch import Interrupted, Signals
-from madlite.types import EngineOptions
+from madlite.model import EngineOptions
+from madlite.runtimes.docker import runtime as docker_runtime
+from madlite.runtimes.docker import start as docker_start
+from madlite.runtimes.docker.runtime import DockerRuntime
 from tests.factories import make_plan
 
 
@@ -27,6 +27,7 @@ class FakeEngine:
         self.late = late  # so many listings do not hold the container yet
         self.there: list[str] = []
         self.closed = False
+        self.run = Cancellation()
 
     def version(self) -> dict[str, str]:
         return {"Version": "28.0"}
@@ -44,7 +45,7 @@ class FakeEngine:
         return [{"Id": one} for one in self.there] if self.late < 0 else []
 
     def stop(self, container: str, timeout: int) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)  # an impatient user: what removes must not be cut short
+        self.run.cancel()  # an impatient user: what removes must not be cut short
 
     def remove_container(self, container: str, **options: Any) -> None:
         self.there.remove(container)
@@ -54,8 +55,8 @@ class FakeEngine:
 
 
 def interrupt(engine: FakeEngine) -> None:
-    os.kill(os.getpid(), signal.SIGINT)
-    raise AssertionError("an engine that never answers")
+    engine.run.cancel()
+    threading.Event().wait()  # an engine that never answers
 
 
 def refuse(engine: FakeEngine) -> None:
@@ -66,11 +67,12 @@ def refuse(engine: FakeEngine) -> None:
 
 @pytest.mark.parametrize("late", [0, 3])
 @pytest.mark.parametrize("kept", [True, False])
-def test_a_signal_ends_the_creation_and_its_container_is_removed(tmp_path, monkeypatch, late, kept):
+def test_a_stop_ends_the_creation_and_its_container_is_removed(tmp_path, monkeypatch, late, kept):
     engine = FakeEngine(interrupt, late=late)
     monkeypatch.setattr(docker_runtime, "connect", lambda environ: engine)
     monkeypatch.setattr(docker_start, "SETTLE_S", 0.0)
-    with Signals(), pytest.raises(Interrupted), DockerRuntime({}).open(make_plan(tmp_path, keep_alive=kept)):
+    plan = make_plan(tmp_path, keep_alive=kept)
+    with engine.run.scope(), pytest.raises(Interrupted), DockerRuntime({}).open(plan):
         raise AssertionError("not reached")
     assert engine.there == [] and engine.closed
 
@@ -79,7 +81,7 @@ def test_a_container_that_comes_too_late_is_announced(tmp_path, monkeypatch, cap
     engine = FakeEngine(interrupt, late=10**9)
     monkeypatch.setattr(docker_runtime, "connect", lambda environ: engine)
     monkeypatch.setattr(docker_start, "LATE_S", 0.0)
-    with Signals(), pytest.raises(Interrupted), DockerRuntime({}).open(make_plan(tmp_path)):
+    with engine.run.scope(), pytest.raises(Interrupted), DockerRuntime({}).open(make_plan(tmp_path)):
         raise AssertionError("not reached")
     assert "madlite clean" in caplog.text and engine.closed
 
@@ -87,7 +89,8 @@ def test_a_container_that_comes_too_late_is_announced(tmp_path, monkeypatch, cap
 def test_a_container_that_was_refused_is_removed_and_told(tmp_path, monkeypatch):
     engine = FakeEngine(refuse)
     monkeypatch.setattr(docker_runtime, "connect", lambda environ: engine)
-    with Signals(), pytest.raises(RuntimeProblem, match="no such device"), DockerRuntime({}).open(make_plan(tmp_path)):
+    refused = pytest.raises(RuntimeProblem, match="no such device")
+    with engine.run.scope(), refused, DockerRuntime({}).open(make_plan(tmp_path)):
         raise AssertionError("not reached")
     assert engine.there == [] and engine.closed
 

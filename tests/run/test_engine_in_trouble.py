@@ -8,20 +8,22 @@ import docker
 import pytest
 
 from madlite.errors import RuntimeProblem
-from madlite.run import docker_container, docker_session, docker_start
-from madlite.run.docker_base import base_digest
-from madlite.run.docker_build import build
-from madlite.run.docker_client import connect, explained
-from madlite.run.docker_container import Container
-from madlite.run.docker_exec import Exec
-from madlite.run.docker_give_back import give_back
-from madlite.run.docker_image import prepare_image
-from madlite.run.docker_push import push
-from madlite.run.docker_runtime import DockerRuntime
-from madlite.run.docker_session import KILLED, DockerSession
-from madlite.run.docker_signals import send
-from madlite.run.docker_start import remove_container
-from madlite.types import Cause, Image, Mount
+from madlite.images.base import base_digest
+from madlite.images.build import build
+from madlite.images.client import connect, explained
+from madlite.images.image import prepare_image
+from madlite.images.push import push
+from madlite.model import Cause, Image, Mount
+from madlite.runtimes.docker import container as docker_container
+from madlite.runtimes.docker import session as docker_session
+from madlite.runtimes.docker import start as docker_start
+from madlite.runtimes.docker.container import Container
+from madlite.runtimes.docker.exec import Exec
+from madlite.runtimes.docker.give_back import give_back
+from madlite.runtimes.docker.runtime import DockerRuntime
+from madlite.runtimes.docker.session import KILLED, DockerSession
+from madlite.runtimes.docker.signals import send
+from madlite.runtimes.docker.start import remove_container
 from tests.factories import make_plan
 from tests.run.fake_engine import HANDED_OVER, FakeEngine, Lines, break_off, frame, in_a_row
 from tests.run.output import Output, bash
@@ -305,7 +307,7 @@ class TestImages:
         assert problem.value.hint == "docker push host/x:1"
 
     def test_an_image_that_vanished_after_it_was_pulled_is_told(self, engine, monkeypatch):
-        monkeypatch.setattr("madlite.run.docker_image.pull", lambda *args: None)
+        monkeypatch.setattr("madlite.images.image.pull", lambda *args: None)
         missing = (404, {"message": "No such image: rocm/x"})
         client = connect(engine(answers={"GET /images/rocm/x/json": missing}).environ)
         with pytest.raises(RuntimeProblem, match="image rocm/x is not there after it was made"):

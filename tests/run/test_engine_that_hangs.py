@@ -9,10 +9,12 @@ import pytest
 import requests
 
 from madlite.errors import RuntimeProblem
-from madlite.run import docker_patience, docker_session, docker_start
-from madlite.run.docker_client import API_LIMIT_S, connect
-from madlite.run.docker_container import Container
-from madlite.run.docker_session import KILLED, DockerSession
+from madlite.images import patience as docker_patience
+from madlite.images.client import API_LIMIT_S, connect
+from madlite.runtimes.docker import session as docker_session
+from madlite.runtimes.docker import start as docker_start
+from madlite.runtimes.docker.container import Container
+from madlite.runtimes.docker.session import KILLED, DockerSession
 from tests.run.fake_engine import HANDED_OVER, FakeEngine
 from tests.run.output import Output, bash
 

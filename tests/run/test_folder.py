@@ -15,9 +15,10 @@ import msgspec
 import pytest
 
 from madlite.errors import UsageProblem
-from madlite.record.intent import has_none, read_intent
-from madlite.run import folder as folders
-from madlite.run.folder import (
+from madlite.model import Secret
+from madlite.results.intent import has_none, read_intent
+from madlite.workspace import folder as folders
+from madlite.workspace.folder import (
     CLEANED,
     LOCK,
     NOTE_BYTES,
@@ -29,7 +30,6 @@ from madlite.run.folder import (
     new_run_id,
     unfinished,
 )
-from madlite.types import Secret
 from tests.plan.conftest import given  # noqa: F401 - a fixture
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from madlite.run import docker_give_back
-from madlite.run.docker_container import Container
-from madlite.run.docker_give_back import STAMP, give_back
+from madlite.runtimes.docker import give_back as docker_give_back
+from madlite.runtimes.docker.container import Container
+from madlite.runtimes.docker.give_back import STAMP, give_back
 
 
 class Here:

@@ -6,17 +6,19 @@ import threading
 
 import pytest
 
-from madlite.run import hang
-from madlite.run.docker_runtime import DockerRuntime
-from madlite.run.folder import RunFolder
-from madlite.run.hang import NO_PY_SPY, Inquiry
-from madlite.run.hang_container import Inside, look_inside
-from madlite.run.hang_gpus import gpu_state
-from madlite.run.hang_processes import Facts
-from madlite.run.hang_stacks import Dump
-from madlite.run.host_runtime import HostRuntime
+from madlite.model import Traits
+from madlite.run.watchdog import hang
+from madlite.run.watchdog.gpus import gpu_state
+from madlite.run.watchdog.hang import NO_PY_SPY, Inquiry
+from madlite.run.watchdog.inside import Inside, look_inside
+from madlite.run.watchdog.processes import Facts
+from madlite.run.watchdog.stacks import Dump
+from madlite.runtimes.docker.container import Container
+from madlite.runtimes.docker.session import DockerSession
+from madlite.runtimes.host.runtime import HostRuntime
 from madlite.secrets import Redactor
-from tests.factories import id_of, make_plan
+from madlite.workspace.folder import RunFolder
+from tests.factories import HOST, id_of, make_plan
 
 NOWHERE = {"DOCKER_HOST": "unix:///nonexistent/docker.sock", "PATH": "/nonexistent"}
 RANK = Facts(pid=4_000_001, parent=1, state="T", rank="0", command="python train.py", python=True, stack="[<0>] x\n")
@@ -29,7 +31,7 @@ def seen(monkeypatch):
     found = {"processes": (RANK,), "inside": Inside(), "dump": Dump(pid=4_000_001, rank="0", text=STACK), "spy": "spy"}
     wanted: list[list[str]] = []
 
-    def inside(environ, run_id, what, left_s, cancelled):
+    def inside(session, plan, what, left_s, cancelled):
         wanted.append(list(what))
         return found["inside"]
 
@@ -42,14 +44,16 @@ def seen(monkeypatch):
     return found
 
 
-def look(workspace, runtime=HostRuntime, lines=("loading", "step 9 token s3cret", "")):
-    plan = make_plan(workspace)
+def look(workspace, traits=HOST, lines=("loading", "step 9 token s3cret", "")):
+    plan = make_plan(workspace, traits=traits)
     for path in plan.folder.iterdir():
         path.unlink()
     plan.folder.rmdir()
     folder = RunFolder.create(plan, [])
     try:
-        inquiry = Inquiry(folder, plan, runtime(NOWHERE), NOWHERE, Redactor(["s3cret"]).text)
+        inquiry = Inquiry(
+            folder, plan, HostRuntime(NOWHERE).attach(str(plan.folder)), NOWHERE, Redactor(["s3cret"]).text
+        )
         found = inquiry.look(lines, threading.Event())
     finally:
         folder.close()
@@ -87,7 +91,7 @@ def test_a_run_of_which_nothing_is_left_is_said_to_be(seen, tmp_path):
 def test_what_a_container_shows_from_inside_comes_before_what_is_seen_from_here(seen, tmp_path):
     inside = Dump(pid=7, rank="1", text=STACK.replace("waits", "in_the_container"))
     seen["inside"] = Inside(notes=("a note",), dumps=(inside,), gpus="GPU 0 idle\n")
-    found, kept = look(tmp_path, DockerRuntime)
+    found, kept = look(tmp_path, Traits())
     assert found.evidence == "rank 1 in in_the_container (train.py:4)" and found.notes[0] == "a note"
     assert kept["gpus.txt"] == "GPU 0 idle\n" and "4000001" in kept["processes.txt"]
     assert seen["wanted"] == [["stacks"], ["gpus"]]
@@ -95,7 +99,7 @@ def test_what_a_container_shows_from_inside_comes_before_what_is_seen_from_here(
 
 def test_an_engine_elsewhere_is_asked_for_the_processes_too(seen, tmp_path):
     seen["processes"], seen["inside"] = (), Inside(processes="pid 7 rank 0\n")
-    found, kept = look(tmp_path, DockerRuntime)
+    found, kept = look(tmp_path, Traits())
     assert seen["wanted"][0] == ["stacks", "processes"] and kept["processes.txt"] == "pid 7 rank 0\n"
 
 
@@ -111,9 +115,37 @@ def test_a_file_that_cannot_be_written_costs_only_itself(seen, tmp_path, monkeyp
     assert found.kept == "" and found.evidence and "no space left" in caplog.text
 
 
-def test_an_engine_that_does_not_answer_is_a_note():
-    (note,) = look_inside(NOWHERE, "x", ["stacks"], lambda: 1.0, threading.Event()).notes
-    assert note.startswith("its container cannot be asked (no Docker Engine answers at unix:///nonexistent")
+def test_nothing_is_looked_into_that_cannot_be_seen(seen, tmp_path):
+    found, _ = look(tmp_path, Traits(sees_processes=False))
+    assert seen["wanted"] == [] and found.evidence == "rank 0 in waits (train.py:4)", "this machine tells all the same"
+    elsewhere = look(tmp_path / "b", Traits(sees_processes=False, local=False))[0]
+    assert elsewhere.notes == () and elsewhere.evidence == "step 9 token ***", "of another one nothing here does"
+
+
+def test_a_session_elsewhere_is_looked_into_and_this_machine_is_not(seen, tmp_path):
+    seen["inside"] = Inside(processes="pid 7 rank 0\n", gpus="GPU 0 idle\n")
+    _, kept = look(tmp_path, Traits(local=False))
+    assert seen["wanted"] == [["stacks", "processes"], ["gpus"]]
+    assert kept["processes.txt"] == "pid 7 rank 0\n" and kept["gpus.txt"] == "GPU 0 idle\n"
+
+
+def test_dumps_of_several_nodes_are_told_apart_where_process_numbers_are_the_same(seen, tmp_path):
+    seen["processes"] = ()
+    dumps = [
+        Dump(pid=7, parent=1, rank=str(node), local_rank="0", text=STACK.replace("waits", f"on_{node}"), node=node)
+        for node in (0, 1)
+    ]
+    seen["inside"] = Inside(dumps=tuple(dumps))
+    found, kept = look(tmp_path, Traits(local=False))
+    assert found.evidence == "rank 0 in on_0 (train.py:4); rank 1 in on_1 (train.py:4)"
+    assert "=== node 1 pid 7 rank 1\n" in kept["stacks.txt"]
+
+
+def test_an_engine_that_does_not_answer_is_a_note(tmp_path):
+    container = Container(id="c", image="x", workspace=tmp_path, inside="/w")
+    session = DockerSession(None, NOWHERE, container, 0.0)
+    (note,) = look_inside(session, make_plan(tmp_path), ["stacks"], lambda: 1.0, threading.Event()).notes
+    assert note.startswith("no Docker Engine answers at unix:///nonexistent")
 
 
 @pytest.fixture

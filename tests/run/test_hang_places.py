@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from madlite.run.hang_places import Standing, in_order, standing
-from madlite.run.hang_processes import Facts
-from madlite.run.hang_stacks import Dump
+from madlite.run.watchdog.places import Standing, in_order, standing
+from madlite.run.watchdog.processes import Facts
+from madlite.run.watchdog.stacks import Dump
 
 TEXT = """Process {pid}: {command}
 Python v3.12.3 (/usr/bin/python3.12)

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from madlite.run.hang_processes import Facts, cpu_times, find_processes, kernel_stacks, notes_of, read_facts, table
+from madlite.run.watchdog.processes import Facts, cpu_times, find_processes, kernel_stacks, notes_of, read_facts, table
 
 STAT = "{pid} (pt_main (x) y) {state} 1 {pid} {pid} 0 -1 4194304 1 0 0 0 250 50 0 0 20 0 12 0 100 1 1\n"
 

@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 
 from madlite.errors import RuntimeProblem
-from madlite.run import host_session
-from madlite.run.host_action import HostAction
-from madlite.run.host_processes import marked_processes
-from madlite.run.process_table import send
-from madlite.run.turn import STOPPED
-from madlite.types import Action, Cause, Secret
+from madlite.model import PROBE_BYTES, Action, Cause, Chunk, Completed, JobOutcome, Secret
+from madlite.runtimes.host import session as host_session
+from madlite.runtimes.host.action import HostAction
+from madlite.runtimes.host.processes import marked_processes
+from madlite.runtimes.process_table import send
+from madlite.runtimes.turn import STOPPED
 from tests.factories import make_plan
-from tests.run.output import Output, bash, stop_once_it_said
+from tests.run.output import Output, bash, once_it_said, stop_once_it_said
 
 pytestmark = pytest.mark.host
 
@@ -144,7 +144,7 @@ def test_what_a_child_still_writes_after_the_process_ended_is_kept(plan, runtime
 def test_leaving_by_an_exception_ends_every_process(plan, runtime):
     output = Output()
 
-    def interrupt(data: bytes, stream: int) -> None:
+    def interrupt(chunk: Chunk) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt), runtime.open(plan) as session:
@@ -262,3 +262,48 @@ def test_a_process_that_no_signal_ends_is_given_up(plan, runtime, monkeypatch):
         for process in ended:
             send(process, signal.SIGKILL)
     assert code == -signal.SIGKILL and ended
+
+
+def test_a_probe_runs_beside_the_action_and_is_none_of_its_processes(runtime, plan):
+    output = Output()
+    with runtime.open(plan) as session:
+        seen: list[object] = []
+
+        def look() -> None:
+            seen.append(session.probe(("sh", "-c", "echo out; echo err >&2; env | grep -c MADLITE_RUN; exit 3"), 0, 20))
+            seen.append({one.pid for one in marked_processes(plan.id, plan.folder)})
+            (plan.workspace / "seen").touch()
+
+        once_it_said(output, b"ready", look)
+        script = "echo ready; until [ -e seen ]; do sleep 0.05; done; exit 4"
+        assert session.run(bash(script), output).code == 4
+    assert seen[0] == Completed(code=3, stdout=b"out\n0\n", stderr=b"err\n")
+    assert seen[1], "the action itself was there meanwhile"
+
+
+def test_a_probe_that_goes_on_ends_at_its_limit_with_what_it_printed(runtime, plan):
+    with runtime.open(plan) as session:
+        begun = time.monotonic()
+        said = session.probe(("sh", "-c", "echo begun; sleep 300 & echo $!; wait"), 0, 1.0)
+        assert said.code is None and said.stdout.startswith(b"begun\n") and time.monotonic() - begun < 60
+        started = Path(f"/proc/{said.stdout.split()[1].decode()}/cmdline")  # of a zombie it is empty
+        assert not started.exists() or not started.read_bytes(), "what it started has ended, too"
+        much = session.probe(("sh", "-c", "head -c 5000000 /dev/zero"), 0, 20.0)
+        assert len(much.stdout) <= PROBE_BYTES
+        with pytest.raises(RuntimeProblem, match="'no-such-command' cannot be started"):
+            session.probe(("no-such-command",), 0, 1.0)
+    assert not marked_processes(plan.id, plan.folder)
+
+
+def test_what_a_killed_madlite_left_is_cancelled_by_its_handle_and_told_of_until_then(runtime, plan):
+    output = Output()
+    session = runtime.open(plan).__enter__()
+    runner = threading.Thread(target=lambda: session.run(bash("echo ready; sleep 300"), output), daemon=True)
+    runner.start()
+    output.wait_for(b"ready")
+    assert runtime.outcome(session.handle) == JobOutcome(state="running", ended=False)
+    runtime.cancel(session.handle)
+    runner.join(60)
+    assert runtime.outcome(session.handle) is None and not marked_processes(plan.id, plan.folder)
+    runtime.cancel(session.handle)  # of what is gone nothing is to be ended
+    session.close()

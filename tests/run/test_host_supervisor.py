@@ -14,13 +14,14 @@ from pathlib import Path
 import pytest
 
 import madlite
-from madlite.run import host_session, host_supervisor
-from madlite.run.dead_processes import end_listed, find_dead_runs
-from madlite.run.hang_processes import find_processes
-from madlite.run.host_processes import marked_processes
-from madlite.run.host_runtime import HostRuntime
-from madlite.run.process_table import Process, descendants, lives, process_table, send
-from madlite.types import Traits
+from madlite.model import Chunk, Traits
+from madlite.run.recovery.dead_processes import end_listed, find_dead_runs
+from madlite.run.watchdog.processes import find_processes
+from madlite.runtimes.host import session as host_session
+from madlite.runtimes.host import supervisor as host_supervisor
+from madlite.runtimes.host.processes import marked_processes
+from madlite.runtimes.host.runtime import HostRuntime
+from madlite.runtimes.process_table import Process, descendants, lives, process_table, send
 from tests.factories import make_plan
 from tests.run.output import Output, bash, once_it_said, stop_once_it_said
 from tests.waiting import wait_until
@@ -176,9 +177,9 @@ def test_a_workload_of_another_user_is_ended_by_root(plan, runtime):
 AS_A_USER = """
 import json, os, sys
 from pathlib import Path
-from madlite.run import host_supervisor
-from madlite.run.host_runtime import HostRuntime
-from madlite.types import Action, Traits
+from madlite.runtimes.host import supervisor as host_supervisor
+from madlite.runtimes.host.runtime import HostRuntime
+from madlite.model import Action, Traits
 from tests.factories import make_plan
 
 place = Path(sys.argv[1])
@@ -190,7 +191,7 @@ sys.executable, host_supervisor.__file__ = sys.argv[2], str(place / "supervisor.
 script = f"env -i {place}/become --reuid 0 --clear-groups setsid sleep 300 > /dev/null 2>&1 & echo $!"
 said = []
 with HostRuntime({"PATH": os.environ["PATH"]}).open(plan) as session:
-    session.run(Action(kind="run", argv=("bash", "-c", script)), lambda data, stream: said.append(data))
+    session.run(Action(kind="run", argv=("bash", "-c", script)), lambda chunk: said.append(chunk.data))
 print(json.dumps([int(b"".join(said)), session.notes]))
 """
 
@@ -233,17 +234,17 @@ def test_what_was_asked_to_stay_stays_together(tmp_path, runtime):
 MADLITE = """
 import os, sys
 from pathlib import Path
-from madlite.run.folder import RunFolder
-from madlite.run.hang_processes import find_processes
-from madlite.run.host_runtime import HostRuntime
-from madlite.types import Action, Traits
+from madlite.workspace.folder import RunFolder
+from madlite.run.watchdog.processes import find_processes
+from madlite.runtimes.host.runtime import HostRuntime
+from madlite.model import Action, Traits
 from tests.factories import make_plan
 
 plan = make_plan(Path(sys.argv[1]), traits=Traits(containerised=False), inside=sys.argv[1])
 plan.folder.rmdir()
 RunFolder.create(plan, [])
 with HostRuntime(dict(os.environ)).open(plan) as session:
-    session.run(Action(kind="run", argv=("bash", "-c", sys.argv[2])), lambda data, stream: os.write(1, data))
+    session.run(Action(kind="run", argv=("bash", "-c", sys.argv[2])), lambda chunk: os.write(1, chunk.data))
 """
 
 
@@ -253,7 +254,7 @@ def test_after_a_kill_of_madlite_all_of_it_is_listed_and_ended(tmp_path):
     output = Output()
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, start_new_session=True) as started:
         while b"done" not in output.streams[1]:
-            output(started.stdout.readline(), 1)
+            output(Chunk(data=started.stdout.readline()))
         assert [run for run in find_dead_runs().runs if run.place.path.startswith(f"{tmp_path}/")] == []
         os.killpg(started.pid, signal.SIGKILL)
     left = astray(output)

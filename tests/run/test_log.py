@@ -7,6 +7,8 @@ import os
 from hypothesis import given
 from hypothesis import strategies as st
 
+from madlite.measure.lines import LONGEST
+from madlite.model import Chunk
 from madlite.run.log import RunLog
 from madlite.safe_files import Folder
 
@@ -16,9 +18,9 @@ SECRET = "hf_0123456789"
 def test_bytes_arrive_as_they_are_and_sinks_see_the_same(tmp_path):
     seen: list[tuple[bytes, int]] = []
     log = RunLog(tmp_path / "run.log", [SECRET], [lambda data, stream: seen.append((data, stream))])
-    log.feed(b"\x00\xff\r\nx " + SECRET[:5].encode(), 1)
-    log.feed(b"err ", 2)
-    log.feed(SECRET[5:].encode() + b" y", 1)
+    log.feed(Chunk(data=b"\x00\xff\r\nx " + SECRET[:5].encode()))
+    log.feed(Chunk(data=b"err ", stream=2))
+    log.feed(Chunk(data=SECRET[5:].encode() + b" y"))
     log.close()
     assert (tmp_path / "run.log").read_bytes() == b"\x00\xff\r\nx err *** y"
     assert b"".join(data for data, stream in seen if stream == 1) == b"\x00\xff\r\nx *** y"
@@ -29,7 +31,7 @@ def test_what_is_no_secret_is_kept_byte_for_byte(tmp_path_factory, chunks):
     path = tmp_path_factory.mktemp("log") / "run.log"
     log = RunLog(path, [SECRET], [])
     for chunk in chunks:
-        log.feed(chunk, 1)
+        log.feed(Chunk(data=chunk))
     log.close()
     assert path.read_bytes() == b"".join(chunks)
 
@@ -40,7 +42,7 @@ def test_the_legacy_name_is_the_last_starters(tmp_path):
         log = RunLog(tmp_path / f"run{n}.log", [], [])
         log.begin_live(legacy)
         log.link_live(tmp_path / "x.run.live.log")
-        log.feed(b"run %d" % n, 1)
+        log.feed(Chunk(data=b"run %d" % n))
         log.close()
     assert legacy.read_bytes() == b"run 2" and legacy.samefile(tmp_path / "x.run.live.log")
     assert (tmp_path / "run1.log").read_bytes() == b"run 1"
@@ -53,7 +55,7 @@ def test_what_is_told_is_in_the_live_logs_alone_masked_and_on_lines_of_its_own(t
     log.tell("MAD_CONTAINER_IMAGE is ci-x")
     log.keep_as(tmp_path / "x.build.live.log")
     log.begin_live(tmp_path / "x.run.live.log")
-    log.feed(b"no end", 1)
+    log.feed(Chunk(data=b"no end"))
     log.tell(f"MODEL REPO COMMIT: {SECRET}")
     log.say("madlite: said")
     log.close()
@@ -73,7 +75,7 @@ def test_a_live_log_has_its_second_name_where_there_are_no_hard_links(tmp_path, 
     log.link_live(tmp_path / "none.log")  # of no live log there is no other name
     log.begin_live(tmp_path / "x.live.log")
     log.link_live(tmp_path / "x.run.live.log")
-    log.feed(b"on", 1)
+    log.feed(Chunk(data=b"on"))
     log.close()
     assert (tmp_path / "x.run.live.log").read_bytes() == b"on" and not (tmp_path / "none.log").exists()
 
@@ -82,7 +84,7 @@ def test_a_legacy_name_that_cannot_be_had_does_not_end_the_run(tmp_path, caplog)
     (tmp_path / "x.live.log").mkdir()
     log = RunLog(tmp_path / "run.log", [], [])
     log.begin_live(tmp_path / "x.live.log")
-    log.feed(b"on", 1)
+    log.feed(Chunk(data=b"on"))
     log.close()
     assert "x.live.log" in caplog.text and (tmp_path / "run.log").read_bytes() == b"on"
 
@@ -92,7 +94,7 @@ def test_a_full_disk_is_told_once_and_the_rest_goes_on(tmp_path, monkeypatch, ca
     monkeypatch.setattr(Folder, "open_file", lambda *_: os.open("/dev/full", os.O_WRONLY))
     log = RunLog(tmp_path / "run.log", [], [lambda data, stream: seen.append(data)])
     for _ in range(3):
-        log.feed(b"x", 1)
+        log.feed(Chunk(data=b"x"))
     log.close()
     assert log.problem == "the log is incomplete: No space left on device"
     assert len(seen) == 3 and caplog.text.count("No space left") == 1
@@ -108,7 +110,7 @@ def test_a_live_log_that_finds_no_room_is_not_said_of_the_log(tmp_path, monkeypa
     monkeypatch.setattr(Folder, "create", full)
     log = RunLog(tmp_path / "run.log", [], [])
     log.begin_live(tmp_path / "x.live.log")
-    log.feed(b"on", 1)
+    log.feed(Chunk(data=b"on"))
     log.close()
     assert log.notes == ("a live log is incomplete: No space left on device",)
     assert (tmp_path / "run.log").read_bytes() == b"on"
@@ -119,8 +121,26 @@ def test_a_log_that_cannot_be_made_is_told_and_the_rest_goes_on(tmp_path, caplog
     log = RunLog(tmp_path / "gone/run.log", [SECRET], [lambda data, on: seen.append(data)])
     log.begin_live(tmp_path / "x.live.log")
     log.say("begins")
-    log.feed(b"x " + SECRET.encode(), 1)
+    log.feed(Chunk(data=b"x " + SECRET.encode()))
     log.keep_as(tmp_path / "x.build.live.log")
     log.close()
     assert log.problem == "no run.log: No such file or directory" and b"".join(seen) == b"x ***"
     assert list(tmp_path.iterdir()) == [], "no name of it either"
+
+
+def test_lines_of_nodes_stay_whole_and_a_long_one_is_cut_on_a_line_of_its_own(tmp_path):
+    log = RunLog(tmp_path / "run.log", [SECRET], [], nodes=2)
+    log.feed(Chunk(data=b"half a ", node=0))
+    log.feed(Chunk(data=b"of node 1\r\nand its " + SECRET[:4].encode(), node=1))
+    log.feed(Chunk(data=b"line\n" + b"x" * (LONGEST + 1), node=0))
+    log.feed(Chunk(data=SECRET[4:].encode() + b"\n", node=1))
+    log.feed(Chunk(data=b"yy\n", node=0))
+    log.close()
+    lines = (tmp_path / "run.log").read_bytes().splitlines()
+    assert [line[:30] for line in lines] == [
+        b"[node1]: of node 1",
+        b"[node0]: half a line",
+        b"[node0]: " + b"x" * 21,
+        b"[node1]: and its ***",
+        b"[node0]: yy",
+    ]

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from madlite.read.log import read_log
-from madlite.read.log_parts import LogParts
+from madlite.model import Chunk
+from madlite.reports.log import read_log
+from madlite.reports.log_parts import LogParts
 from madlite.run.log import RunLog
-from madlite.run.log_file import LEFT_OUT, LogFile
 from madlite.safe_files import Folder
+from madlite.workspace.log_file import LEFT_OUT, LogFile
 
 LIMIT = 640
 HEAD, SHARE = LIMIT // 2, LIMIT // 32
@@ -107,7 +108,7 @@ def test_a_tail_that_cannot_be_written_costs_neither_the_head_nor_the_run(tmp_pa
     for place in range(32 << 10, (32 << 10) - 12, -1):  # wherever the head ends, somebody was there before
         (tmp_path / f".run.log.tail-{place}-{place}").mkdir()
     for line in numbered(10_000):
-        log.feed(line, 1)
+        log.feed(Chunk(data=line))
     log.close()
     assert log.notes == ("the log is incomplete: Is a directory",) and caplog.text.count("incomplete") == 1
     assert b"".join(seen) == b"".join(numbered(10_000)), "whoever looks gets all of it"
@@ -134,13 +135,13 @@ def test_every_live_log_is_limited_and_the_hard_link_stays_one(tmp_path: Path) -
     log = RunLog(folder / "run.log", [], [], limit_bytes=64 << 10)
     log.begin_live(tmp_path / "x.live.log")
     log.link_live(tmp_path / "y.live.log")
-    log.feed(b"built\n", 1)
+    log.feed(Chunk(data=b"built\n"))
     for line in numbered(20_000):
-        log.feed(line, 1)
+        log.feed(Chunk(data=line))
     log.keep_as(tmp_path / "x.build.live.log")
     log.begin_live(tmp_path / "x.run.live.log")
     for line in numbered(20_000):
-        log.feed(line, 2)
+        log.feed(Chunk(data=line, stream=2))
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         *("madlite_runs", "x.build.live.log", "x.live.log", "x.run.live.log", "y.live.log"),
     ], "parts of a tail lie in the run's folder alone"
@@ -182,7 +183,7 @@ def test_what_a_kill_leaves_is_read_to_its_end_wherever_it_came(tmp_path: Path, 
             return real(fd, data[: max(1, len(data) // 2)] if left[0] == 0 else data)
 
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr("madlite.run.log_file.os.write", write)
+            patch.setattr("madlite.workspace.log_file.os.write", write)
             log.close()
         shown = b"".join(read_log(folder))
         assert shown.startswith(whole[: 30 << 10]) and shown.endswith(whole[-(26 << 10) :]), writes

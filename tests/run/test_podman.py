@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from madlite.errors import RuntimeProblem
-from madlite.run import docker_client, podman
-from madlite.run.docker_client import DEFAULT_ADDRESS, docker_address, podman_note
+from madlite.images import client as docker_client
+from madlite.images import podman
+from madlite.images.client import DEFAULT_ADDRESS, docker_address, podman_note
 
 NVIDIA = {"Driver": "", "DeviceIDs": ["0", "3"], "Capabilities": [["gpu"]]}
 

@@ -8,14 +8,16 @@ from contextlib import nullcontext
 
 import pytest
 
-from madlite.run import dead_processes, docker_session, leftovers
-from madlite.run.docker_container import Container
-from madlite.run.docker_exec import Exec
-from madlite.run.docker_session import DockerSession
-from madlite.run.host_processes import marked_processes
-from madlite.run.leftovers import find_leftovers
-from madlite.run.marks import FOLDER_LABEL, FOLDER_MARK, RUN_LABEL, RUN_MARK
-from madlite.run.process_table import OpenProcess
+from madlite.run.recovery import dead_processes, leftovers
+from madlite.run.recovery.leftovers import find_leftovers
+from madlite.runtimes.docker import runtime as docker_runtime
+from madlite.runtimes.docker import session as docker_session
+from madlite.runtimes.docker.container import Container
+from madlite.runtimes.docker.exec import Exec
+from madlite.runtimes.docker.session import DockerSession
+from madlite.runtimes.host.processes import marked_processes
+from madlite.runtimes.process_table import OpenProcess
+from madlite.workspace.labels import FOLDER_LABEL, FOLDER_MARK, RUN_LABEL, RUN_MARK
 
 NO_ENGINE = {"DOCKER_HOST": "unix:///nonexistent/docker.sock"}
 
@@ -82,7 +84,7 @@ def test_of_a_run_that_ends_while_it_is_looked_at_nothing_is_left(marked, tmp_pa
         containers[:] = containers[-1:]
         return False
 
-    monkeypatch.setattr(leftovers, "connected", lambda environ: nullcontext(Client()))
+    monkeypatch.setattr(docker_runtime, "connected", lambda environ: nullcontext(Client()))
     monkeypatch.setattr(leftovers, "may_be_alive", ends)
     monkeypatch.setattr(dead_processes, "may_be_alive", ends)
     found = [one.run_id for one in find_leftovers(tmp_path, NO_ENGINE).leftovers]

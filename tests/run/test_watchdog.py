@@ -7,13 +7,14 @@ from contextlib import ExitStack
 
 import pytest
 
-from madlite.run.hang_found import Found
-from madlite.run.watch import Reason, Watch
-from madlite.run.watchdog import INQUEST_LIMIT_S, Watchdog, hang_hint
-from madlite.run.watchdog_silence import Quiet, Silence
-from madlite.types import Cause, Quantity, ResultRule, Step
+from madlite.model import Cause, Chunk, Quantity, ResultRule, Step
+from madlite.run.stop import StopControl
+from madlite.run.watchdog.found import Found
+from madlite.run.watchdog.reasons import StopReason
+from madlite.run.watchdog.silence import Quiet, Silence
+from madlite.run.watchdog.watchdog import INQUEST_LIMIT_S, Watchdog, hang_hint
 from tests.factories import make_plan
-from tests.run.test_watch import FakeSession
+from tests.run.test_stop import FakeSession
 
 FOUND = Found(
     notes=("2 of 2 processes stopped",),
@@ -52,7 +53,7 @@ class Dog:
         with self.silence.reading():
             self.silence.note(Step(n=n, values={Quantity.LOSS: 1.0}))
 
-    def look(self, after_s: float = 0.0) -> Reason | None:
+    def look(self, after_s: float = 0.0) -> StopReason | None:
         """Look after a time of regular looks, as the watch does."""
         end = self.now + after_s
         while self.now < end:
@@ -159,11 +160,11 @@ class Hanging:
         plan = make_plan(folder, result_rule=ResultRule(kind="steps"), start_silence_s=0.02)
         self.said: list[str] = []
         dog = Watchdog(Silence(plan), inquire, say=self.said.append)
-        self.watch, self.session = Watch(limit_s, 5.0, self.said.append, dog), FakeSession()
+        self.watch, self.session = StopControl(limit_s, 5.0, self.said.append, dog), FakeSession()
 
-    def run(self, meanwhile=lambda: None) -> Reason | None:
-        with self.watch.guard(self.session), self.watch.following(lambda chunk, stream: None) as feed:
-            feed(b"begun\n", 1)
+    def run(self, meanwhile=lambda: None) -> StopReason | None:
+        with self.watch.guard(self.session), self.watch.following(lambda chunk: None) as feed:
+            feed(Chunk(data=b"begun\n"))
             meanwhile()
             assert self.session.over.wait(10)
         self.watch.close()
@@ -191,7 +192,7 @@ def test_ctrl_c_and_the_clock_win_while_the_evidence_is_collected_and_call_it_of
     def interrupt() -> None:
         assert asked.wait(10)
         if by is Cause.INTERRUPTED:
-            hanging.watch.request(Reason(cause=by, text="interrupted (Ctrl-C)"))
+            hanging.watch.request(StopReason(cause=by, text="interrupted (Ctrl-C)"))
         clock.close()
 
     hanging, clock = Hanging(tmp_path, inquire, limit_s=0.01 if by is Cause.TIMEOUT else None), ExitStack()
@@ -221,10 +222,10 @@ def test_a_time_limit_names_the_silence_that_it_ended(tmp_path):
     plan = make_plan(tmp_path, result_rule=ResultRule(kind="steps"))
     now = [0.0]
     silence = Silence(plan, lambda: now[0])
-    watch, session = Watch(0.05, 1.0, dog=Watchdog(silence, lambda cancelled: FOUND)), FakeSession()
+    watch, session = StopControl(0.05, 1.0, dog=Watchdog(silence, lambda cancelled: FOUND)), FakeSession()
     clock = ExitStack()
     clock.enter_context(watch.off_the_clock())
-    with watch.guard(session), watch.following(lambda chunk, stream: None):
+    with watch.guard(session), watch.following(lambda chunk: None):
         now[0] = 250.0
         clock.close()
         assert session.over.wait(10)

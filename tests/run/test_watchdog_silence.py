@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from madlite.run.watchdog_silence import Silence
-from madlite.types import EffectiveConfig, Ended, Phase, Quantity, ResultRule, Step, Variant
+from madlite.model import EffectiveConfig, Ended, Phase, Quantity, ResultRule, Step, Variant
+from madlite.run.watchdog.silence import Silence
 from tests.factories import make_plan
 
 

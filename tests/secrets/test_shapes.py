@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from madlite.measure.lines import LONGEST
+from madlite.model import Secret
 from madlite.secrets import Redactor, collect, guard, shaped, split_userinfo
-from madlite.types import Secret
 from tests.secrets.streams import streamed
 
 LOGS = Path(__file__).parents[1] / "data/logs"

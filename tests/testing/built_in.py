@@ -7,10 +7,10 @@ from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 
+from madlite.backends.loader import Plugins, load_plugins
 from madlite.catalog.cards import read_cards
-from madlite.plugins import Plugins, load_plugins
+from madlite.model import Card
 from madlite.testing import Subject
-from madlite.types import Card
 
 ROOT = Path(__file__).parents[2]
 LOGS, DATA = ROOT / "tests/data/logs", Path(__file__).with_name("data")

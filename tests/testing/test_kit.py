@@ -20,7 +20,7 @@ from madlite import (
     Variant,
     hookimpl,
 )
-from madlite.plugins import load_plugins
+from madlite.backends.loader import load_plugins
 from madlite.resources import template_root
 from madlite.testing import CHECKS, BackendConformance, check_backend, run_check
 from madlite.testing.checks import OF_PLANS

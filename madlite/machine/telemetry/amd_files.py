@@ -17,7 +17,7 @@ from madlite.machine.facts import clean
 from madlite.machine.host import list_folder, read_file
 from madlite.machine.telemetry.amd_metrics import read_counters
 from madlite.machine.telemetry.reading import GIB, Answer, Reading, User, number, plausible
-from madlite.types import Gpu
+from madlite.model import Gpu
 
 NAME = "amdgpu"
 POWERS = ("power1_average", "power1_input")

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from madlite.machine.telemetry.reading import MEMORY_THERMAL, POWER_CAP, PROCHOT, REGULATOR, THERMAL
-from madlite.types import Value
+from madlite.model import Value
 
 # of the counters after that of the ticks
 REASONS = (

@@ -31,7 +31,7 @@ from madlite.machine.telemetry.reading import (
     scalars,
     whole_bytes,
 )
-from madlite.types import Json
+from madlite.model import Json
 
 NAME = "amd-smi"
 # everything takes seconds, for the bus is measured too; older versions do not know the last option

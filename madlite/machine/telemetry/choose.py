@@ -15,7 +15,7 @@ from madlite.machine.telemetry.nvidia_smi import NvidiaSmi
 from madlite.machine.telemetry.nvml import Nvml
 from madlite.machine.telemetry.reading import Answer, Source
 from madlite.machine.telemetry.rocm_smi import RocmSmi
-from madlite.types import Gpu, Vendor
+from madlite.model import Gpu, Vendor
 
 
 def open_sources(

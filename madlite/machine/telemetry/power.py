@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from madlite.types import Gpu, GpuUse
+from madlite.model import Gpu, GpuUse
 
 NO_PACKAGES: Mapping[int, str] = MappingProxyType({})
 _IDLE_PERCENT = 1.0  # of utilisation, at most

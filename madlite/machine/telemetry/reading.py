@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Protocol
 
 from madlite.machine.facts import UNITS, clean
-from madlite.types import Json, Value
+from madlite.model import Json, Value
 
 # why a GPU's clocks are held down
 POWER_CAP = "power cap"  # its power limit: normal at full load, so it is told apart from throttling

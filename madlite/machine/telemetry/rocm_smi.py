@@ -12,7 +12,7 @@ from threading import Event
 from madlite.machine.host import Host, Said, ask, silence
 from madlite.machine.rocm_smi import read_cards
 from madlite.machine.telemetry.reading import GIB, Answer, Reading, User, number, plausible
-from madlite.types import Json
+from madlite.model import Json
 
 NAME = "rocm-smi"
 OPTIONS = ("--showpower", "--showclocks", "--showtemp", "--showuse", "--showmeminfo", "vram", "--json")

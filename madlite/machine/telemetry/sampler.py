@@ -20,8 +20,8 @@ from madlite.machine.kfd_processes import driver_ids, kfd_users
 from madlite.machine.strangers import Ours, Stranger, find_strangers, sees_all_processes, together, words
 from madlite.machine.telemetry.choose import open_sources
 from madlite.machine.telemetry.reading import Answer, Reading, Source, User
+from madlite.model import Gpu, Value, Vendor
 from madlite.safe_files import Folder
-from madlite.types import Gpu, Value, Vendor
 
 SHARE = 0.005  # of one core, at most
 MOST_SAMPLES = 7200  # that are kept: from then on half of them, at twice the interval

@@ -14,7 +14,7 @@ from madlite.machine.telemetry.power import NO_PACKAGES, mean_power
 from madlite.machine.telemetry.reading import POWER_CAP, THROTTLING, Reading, mean_over_time
 from madlite.machine.telemetry.sampler import Sample
 from madlite.machine.telemetry.words import LEAST_SAMPLES
-from madlite.types import GpuUse, Value, Vendor
+from madlite.model import GpuUse, Value, Vendor
 
 LEAST_ENERGY_S = 10.0  # between two counts of energy: drivers count in steps of up to a tenth of a second
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from madlite.types import Gpu, RunPlan
+from madlite.model import Gpu, RunPlan
 
 # what hides GPUs, in the order in which one counts what the one before it left; of several in a group the first counts
 _HIDING = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from madlite.types import Telemetry
+from madlite.model import Telemetry
 
 LEAST_SAMPLES = 3  # of a span: fewer say little of it
 THROTTLED_FROM = 0.05  # of the window: from there on it is a finding

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from madlite.measure.witnesses import table
 from madlite.measure.witnesses.known import Known
 from madlite.measure.witnesses.table import Testimony, say
+from madlite.model import RunPlan, Value
 from madlite.number_text import whole_number
-from madlite.types import RunPlan, Value
 
 OF_ROW = ("seq_len", "micro_batch", "global_batch", "world_size", "precision")
 # key of EffectiveConfig → settings that plan it, the first that the backend has

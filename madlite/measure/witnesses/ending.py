@@ -5,9 +5,9 @@ from __future__ import annotations
 from madlite.measure.number import has_no_end, last_step, no_step
 from madlite.measure.signals import signal_words
 from madlite.measure.witnesses import table
-from madlite.measure.witnesses.known import Known
+from madlite.measure.witnesses.known import Known, Witnesses
 from madlite.measure.witnesses.table import Testimony, say
-from madlite.types import Cause, Exit
+from madlite.model import Cause, Exit
 
 
 def exit_code(known: Known) -> Testimony:
@@ -19,10 +19,10 @@ def exit_code(known: Known) -> Testimony:
         return say(table.STOPPED, seen.stopped_text, seen.stopped_line, cause=seen.stopped)
     if seen.exit is None or seen.failed_action:
         code = _step_end(seen.exit) if seen.exit else ""
-        return say(table.NOT_RUN, f"the step '{seen.failed_action or 'start'}' failed{code}", seen.failed_line)
+        step = f"the step '{seen.failed_action or 'start'}' failed{code}{_on_node(seen)}"
+        return say(table.NOT_RUN, step, seen.failed_line)
     if seen.exit.code != 0:
-        how = signal_words(-seen.exit.code) if seen.exit.code < 0 else f"exit code {seen.exit.code}"
-        return say(table.ENDED_ILL, f"the workload failed: {how}", known.log.telling_line)
+        return say(table.ENDED_ILL, f"the workload failed: {exit_words(seen)}", known.failing_log.telling_line)
     return say(table.ENDED_WELL, "exit code 0")
 
 
@@ -123,8 +123,8 @@ def _short_of(known: Known, last: int, asked: int) -> Testimony:
 
 def _prints_mark(known: Known) -> bool:
     """Say whether a training that came to its end has left the framework's end mark in this log."""
-    one_node = known.plan is None or known.plan.place.nodes == 1
-    return bool(known.asked.rule.end_mark) and one_node
+    whole = known.plan is None or known.plan.place.whole
+    return bool(known.asked.rule.end_mark) and whole
 
 
 def _no_step(known: Known) -> Testimony:
@@ -134,6 +134,16 @@ def _no_step(known: Known) -> Testimony:
     if known.by_steps:
         return say(table.NO_STEP, no_step(known.asked, known.log), known.log.telling_line)
     return say(table.NO_LAST, "no step was read in what the card's own script printed")
+
+
+def exit_words(seen: Witnesses) -> str:
+    """Return how the workload ended in words, of several nodes with the one that failed first."""
+    code = seen.exit.code if seen.exit is not None else 0
+    return (signal_words(-code) if code < 0 else f"exit code {code}") + _on_node(seen)
+
+
+def _on_node(seen: Witnesses) -> str:
+    return f" on {seen.failed_node}" if seen.failed_node else ""
 
 
 def _step_end(ended: Exit) -> str:

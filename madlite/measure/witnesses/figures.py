@@ -10,7 +10,7 @@ from madlite.measure.window import median_in, usable
 from madlite.measure.witnesses import table
 from madlite.measure.witnesses.known import Known
 from madlite.measure.witnesses.table import Testimony, say
-from madlite.types import Cause, Quantity, Status
+from madlite.model import Cause, Quantity, Status
 
 
 def metric(known: Known) -> Testimony:
@@ -31,7 +31,7 @@ def _unread(known: Known) -> str:
     """Return that a number beside those of the result cannot be read, so that they may be none either; else ""."""
     rule, scan = known.asked.rule, known.log.scan
     if known.by_steps and (odd := known.log.marks.unread.get(rule.headline)):
-        unit = rule.headline.value
+        unit = rule.headline.label
         return f"'{shown(odd)}' of a step is no number: what other steps report as {unit} may be none either"
     if rule.kind == "performance_line" and scan.unread:
         return (

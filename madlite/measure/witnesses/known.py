@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from madlite.measure.follow import Follower
 from madlite.measure.multiple import Read
-from madlite.types import (
+from madlite.model import (
     Cause,
     Compute,
     Exit,
@@ -28,6 +28,8 @@ class Witnesses(Value, frozen=True):
     stopped_line: str = ""  # what shows why, e.g. where the ranks of a hung run are
     failed_action: str = ""  # the kind of an action before the run that failed
     failed_line: str = ""  # what that action said
+    failed_node: str = ""  # of several, in words, the one that failed first
+    node_log: Follower | None = None  # and its own output
     results: Read | None = None
     skipped: bool = False  # the model's step was left out on request
     strangers: tuple[str, ...] | None = None  # processes on the run's GPUs that are not its own; None: nobody looked
@@ -79,14 +81,19 @@ class Known(Value, frozen=True):
         return node if node != own and not self.log.steps and not self.log.fatal_line else None
 
     @property
+    def failing_log(self) -> Follower:
+        """The output that explains a failure: of several nodes that of the one which failed first."""
+        return self.log if self.seen is None or self.seen.node_log is None else self.seen.node_log
+
+    @property
     def ran(self) -> bool:
         """Whether the model's own step was started: without it the log says nothing."""
         return self.seen is None or (self.seen.exit is not None and not self.seen.failed_action)
 
 
 def node_of(plan: RunPlan) -> int | None:
-    """Return which node of several a plan is for; None of one node, and where nobody says."""
+    """Return which node of several a plan is for; None of one that is for all of its nodes, and where nobody says."""
     told = str(plan.settings.get("node_rank") or plan.env.get("NODE_RANK", ""))
-    if plan.place.nodes < 2 or not told.isdecimal() or len(told) > _DIGITS:
+    if plan.place.whole or not told.isdecimal() or len(told) > _DIGITS:
         return None
     return int(told)

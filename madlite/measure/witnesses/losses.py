@@ -12,7 +12,7 @@ from madlite.measure.trend import find_slope
 from madlite.measure.witnesses import table
 from madlite.measure.witnesses.known import Known
 from madlite.measure.witnesses.table import Testimony, say
-from madlite.types import Quantity
+from madlite.model import Quantity
 
 _PART = 5  # the first and the last fifth of the steps are compared
 _LEAST = 3  # steps of such a part, and of the start

@@ -10,8 +10,8 @@ from madlite.measure.window import usable
 from madlite.measure.witnesses import table
 from madlite.measure.witnesses.known import Known
 from madlite.measure.witnesses.table import Testimony, say
+from madlite.model import Cause, RunPlan
 from madlite.number_text import whole_number
-from madlite.types import Cause, RunPlan
 
 _ALIKE = 0.8  # of the quickest rank's speed is the slowest's at least: both wait for each other in every step
 _EVEN = 0.9  # of the steps of the rank that reports most: a line may be lost
@@ -78,7 +78,7 @@ def _apart(known: Known) -> Testimony | None:
     if quickest <= 0 or min(speeds.values()) >= _ALIKE * quickest:
         return None
     low, high = min(speeds, key=speeds.__getitem__), max(speeds, key=speeds.__getitem__)
-    unit = window.quantity.value
+    unit = window.quantity.label
     return say(table.RANKS_APART, f"rank {low} reports {speeds[low]:.4g} {unit}, rank {high} {speeds[high]:.4g}")
 
 
@@ -139,7 +139,7 @@ def _all_or_one(known: Known, least: int) -> int:
     if plan is None or _chosen(plan) or _stages(plan, known.log.config):
         return 1
     if plan.place.gpus_per_node or plan.place.nodes > 1:
-        return plan.place.gpus_per_node
+        return plan.place.gpus_per_node * plan.place.spanned
     return max(least, whole_number(known.log.config.get("world_size", "")) or 1)
 
 

@@ -8,7 +8,7 @@ from madlite.measure.clock import Clocked, Work, read_clock, work_of_step
 from madlite.measure.witnesses import table
 from madlite.measure.witnesses.known import Known
 from madlite.measure.witnesses.table import Testimony, say
-from madlite.types import Window
+from madlite.model import Window
 
 _LARGE, _HUGE = 999.95, 1e12  # between these a figure is written out, in groups of three digits
 
@@ -44,7 +44,7 @@ def clock(known: Known) -> Testimony:
 
 
 def _compared(window: Window, work: Work, found: Clocked, whose: str) -> str:
-    unit = window.quantity.value
+    unit = window.quantity.label
     most = "at most " if work.at_most else ""
     return (
         f"reported {_figure(window.median)} {unit}, {'but' if found.is_too_fast else 'and'} {found.steps} steps × "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from madlite.types import Cause, Value, Witness
+from madlite.model import Cause, Value, Witness
 
 Says = Literal["agrees", "doubts", "denies", "silent"]
 

@@ -149,7 +149,7 @@ def _sample(script: str) -> tuple[FileTemplate, ...]:
 
 
 def _rule(headline: Quantity, with_loss: bool) -> ResultRule:
-    metric = headline.name.lower()
+    metric = headline.name
     return ResultRule(
         kind="steps", headline=headline, headline_metric=metric, loss_expected=with_loss, printed_on="first"
     )

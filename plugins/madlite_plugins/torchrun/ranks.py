@@ -27,7 +27,7 @@ def ranks_of(plan: RunPlan) -> int:
 
 def is_first_node(plan: RunPlan) -> bool:
     """Say whether rank 0 is here."""
-    return plan.place.nodes < 2 or node_value(plan, "node_rank").strip("0") == ""
+    return plan.place.whole or node_value(plan, "node_rank").strip("0") == ""
 
 
 def rank_findings(plan: RunPlan) -> Iterator[Finding]:

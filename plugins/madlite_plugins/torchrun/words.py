@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from madlite import Quantity, Scalar, UsageProblem, did_you_mean, nearest_words, one_hint
+from madlite import QUANTITIES, Quantity, Scalar, UsageProblem, did_you_mean, nearest_words, one_hint
 from madlite_plugins.torchrun.readers import READERS
 
 SPEEDS = {
-    quantity.name.lower(): quantity
+    quantity.name: quantity
     for quantity in (
         Quantity.TOKENS_PER_S_PER_GPU,
         Quantity.SAMPLES_PER_S_PER_GPU,
@@ -24,7 +24,7 @@ SPEEDS = {
 }
 """What can be the result, the first that there is."""
 NAMES: dict[str, tuple[Quantity, float]] = {
-    **{quantity.name.lower(): (quantity, 1.0) for quantity in Quantity},
+    **{quantity.name: (quantity, 1.0) for quantity in QUANTITIES.values()},
     "step_time_ms": (Quantity.STEP_TIME_S, 1e-3),
 }
 """Names of numbers, with the factor that makes their quantity's unit."""

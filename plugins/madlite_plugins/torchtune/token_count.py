@@ -64,5 +64,5 @@ class TokenCount:
 
 
 def _divided(values: Mapping[Quantity, float], times: int) -> dict[Quantity, float]:
-    rest = {quantity: value for quantity, value in values.items() if quantity is not _SPEED}
+    rest = {quantity: value for quantity, value in values.items() if quantity != _SPEED}
     return {**rest, _SPEED: values[_SPEED] / times} if times and _SPEED in values else rest

@@ -16,7 +16,7 @@ from madlite.machine.telemetry.choose import open_sources
 from madlite.machine.telemetry.reading import Answer, Reading, User
 from madlite.machine.telemetry.sampler import Sample
 from madlite.machine.telemetry.summary import summarise
-from madlite.types import Gpu
+from madlite.model import Gpu
 from tests.machine.stand_in import Bench
 
 from .fakes import first_table

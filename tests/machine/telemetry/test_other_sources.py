@@ -15,7 +15,7 @@ from madlite.machine.telemetry.choose import open_sources
 from madlite.machine.telemetry.nvidia_smi import NvidiaSmi
 from madlite.machine.telemetry.reading import User
 from madlite.machine.telemetry.rocm_smi import RocmSmi
-from madlite.types import Gpu
+from madlite.model import Gpu
 from tests.machine.stand_in import Bench
 
 from .fakes import FakeError, FakeNvml, metric, printed

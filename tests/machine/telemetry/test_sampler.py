@@ -15,7 +15,7 @@ from madlite.machine.telemetry import sampler as module
 from madlite.machine.telemetry.nvml import Nvml
 from madlite.machine.telemetry.reading import Answer, Reading, User
 from madlite.machine.telemetry.sampler import Sampler, Watched
-from madlite.types import Gpu
+from madlite.model import Gpu
 from tests.waiting import wait_until
 
 from .fakes import GIB, FakeNvml, first_table

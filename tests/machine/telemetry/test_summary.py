@@ -7,7 +7,7 @@ from madlite.machine.telemetry.reading import Reading
 from madlite.machine.telemetry.sampler import Sample
 from madlite.machine.telemetry.summary import summarise
 from madlite.machine.telemetry.words import telemetry_findings, throttled_words
-from madlite.types import Gpu, Telemetry
+from madlite.model import Gpu, Telemetry
 
 
 def samples(*of_gpus: list[Reading], step_s: float = 1.0) -> list[Sample]:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from madlite.machine.telemetry.used import used_gpus
-from madlite.types import Gpu, Machine, Place, Secret, Traits
+from madlite.model import Gpu, Machine, Place, Secret, Traits
 from tests.factories import make_plan
 
 EIGHT = tuple(Gpu(index=n, unique_id=f"GPU-{n}a000000-1111") for n in range(8))

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from madlite.measure.follow import Follower
 from madlite.measure.verdict import Verdict, Witnesses, judge
-from madlite.types import (
+from madlite.model import (
     Backend,
     Card,
     ErrorScan,

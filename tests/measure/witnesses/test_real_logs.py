@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from madlite.types import Status, Variant
+from madlite.model import Status, Variant
 from tests.measure.witnesses.runs import judged, plan_of, says, texts
 
 

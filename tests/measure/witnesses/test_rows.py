@@ -16,8 +16,7 @@ from madlite.measure.verdict import Asked, Verdict, Witnesses, judge, judge_step
 from madlite.measure.witnesses import collect, figures, table
 from madlite.measure.witnesses.known import Known, Number
 from madlite.measure.witnesses.table import TABLE, Row
-from madlite.plan.architectures import known_architectures
-from madlite.types import (
+from madlite.model import (
     Cause,
     Compute,
     Event,
@@ -31,6 +30,7 @@ from madlite.types import (
     Summary,
     Variant,
 )
+from madlite.plan.architectures import known_architectures
 from madlite_plugins.torchrun.reader import OwnReader
 from tests.measure.witnesses.runs import (
     BACKENDS,

@@ -1,0 +1,1 @@
+"""What backends are made of, and how plugins are loaded."""

@@ -1,0 +1,322 @@
+"""Loads plugins one by one, and calls their hooks so that a broken one is named once and stops nothing else."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pluggy
+
+from madlite.errors import PluginError
+from madlite.hookspecs import PROJECT, Hooks
+from madlite.model import Backend, FailureRule, Finding, Problem, Reference, RunPlan, Runtime, Traits, Value
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+OURS = "madlite"
+SWITCH = "MADLITE_DISABLE_PLUGINS"
+
+
+class Plugin(Value, frozen=True):
+    """One loaded plugin: its name, the distribution it came with, and where its files are."""
+
+    name: str
+    distribution: str
+    version: str
+    hooks: tuple[str, ...]
+    folder: Path | None
+    built_in: bool
+
+
+class Plugins:
+    """The loaded plugins of one process; `problems` grows as broken ones are met."""
+
+    def __init__(self) -> None:
+        self.manager = pluggy.PluginManager(PROJECT)
+        self.manager.add_hookspecs(Hooks)
+        self.loaded: dict[str, Plugin] = {}
+        self.problems: list[Problem] = []
+        self._broken: set[tuple[str, str]] = set()
+        self._callers: dict[tuple[str, str], Callable[..., list[Any]]] = {}
+
+    def register(self, name: str, module: object, distribution: str, version: str, *, built_in: bool = False) -> None:
+        """Take a plugin in; what is wrong with it is noted, not raised."""
+        if self.manager.has_plugin(name):
+            self.problems.append(Problem(where=f"plugin {name}", what=f"{distribution} brings a second one; left out"))
+            return
+        try:
+            self.manager.register(module, name=name)
+        except (pluggy.PluginValidationError, ValueError) as error:
+            self.manager.unregister(name=name)
+            self._note(name, distribution, f"left out: {_first_line(error)}")
+            return
+        for misspelt in _unknown_hooks(module):
+            self._note(name, distribution, f"'{misspelt}' is no hook of madlite; {_close_hook(misspelt)}")
+        self.loaded[name] = Plugin(
+            name=name,
+            distribution=distribution,
+            version=version,
+            hooks=tuple(sorted(hook for hook in _spec_names() if callable(getattr(module, hook, None)))),
+            folder=_folder(module),
+            built_in=built_in,
+        )
+
+    def collect(self, hook: str, **arguments: object) -> Iterator[tuple[Plugin, Any]]:
+        """Yield each plugin's items of a collecting hook."""
+        for name in list(self.loaded):
+            for items in self._call(name, hook, arguments):
+                try:
+                    listed = list(items)
+                except Exception as error:  # noqa: BLE001 - a generator hook fails only here
+                    self._break(name, hook, error)
+                    continue
+                yield from ((self.loaded[name], item) for item in listed)
+
+    def notify(self, hook: str, **arguments: object) -> None:
+        """Tell every plugin; one that raises is noted and not told again."""
+        for name in list(self.loaded):
+            self._call(name, hook, arguments)
+
+    def adjust(self, plan: RunPlan, options: Mapping[str, str]) -> RunPlan:
+        """Return the plan as the plugins, one after another, want it; changed fields get the plugin as origin."""
+        for name in list(self.loaded):
+            for changed in self._call(name, "madlite_adjust_plan", {"plan": plan, "options": options}):
+                if isinstance(changed, RunPlan):
+                    plan = _with_origin(plan, changed, f"plugin {name}")
+                else:
+                    what = f"madlite_adjust_plan returned {type(changed).__name__}, not a RunPlan; ignored"
+                    self._note(name, self.loaded[name].distribution, what)
+        return plan
+
+    def backends(self) -> dict[str, tuple[Backend, Plugin]]:
+        """Return the backends by name.
+
+        Raises:
+            PluginError: two distributions bring a backend of one name.
+        """
+        found: dict[str, tuple[Backend, Plugin]] = {}
+        for plugin, backend in self.collect("madlite_backends"):
+            name = getattr(backend, "name", "")
+            missing = [member for member in _BACKEND_MEMBERS if not callable(getattr(backend, member, None))]
+            if not name or missing:
+                lacks = "a name" if not name else ", ".join(missing)
+                self._note(plugin.name, plugin.distribution, f"backend {backend!r} lacks {lacks}; left out")
+            elif name in found:
+                raise PluginError(
+                    f"two plugins bring a backend named '{name}': {found[name][1].distribution} and "
+                    f"{plugin.distribution}",
+                    f"uninstall one, or {SWITCH}={plugin.name}",
+                )
+            else:
+                found[name] = (backend, plugin)
+        return found
+
+    def runtimes(self) -> dict[str, Runtime]:
+        """Return the runtimes that plugins bring, by name."""
+        return {name: runtime for name, (runtime, _) in self.runtimes_of_plugins().items()}
+
+    def runtimes_of_plugins(self) -> dict[str, tuple[Runtime, Plugin]]:
+        """Return the runtimes that plugins bring, by name, each with its plugin."""
+        found: dict[str, tuple[Runtime, Plugin]] = {}
+        for plugin, runtime in self.collect("madlite_runtimes"):
+            if not (isinstance(getattr(runtime, "name", None), str) and runtime.name):
+                self._note(plugin.name, plugin.distribution, f"runtime {runtime!r} has no name; left out")
+            elif not isinstance(getattr(runtime, "traits", None), Traits):
+                self._note(plugin.name, plugin.distribution, f"runtime {runtime.name} has no traits; left out")
+            else:
+                found[runtime.name] = (runtime, plugin)
+        return found
+
+    def failure_rules(self) -> tuple[FailureRule, ...]:
+        """Return the rules that plugins bring, without those whose pattern cannot be used."""
+        rules = []
+        for plugin, rule in self.collect("madlite_failure_rules"):
+            try:
+                re.compile(rule.pattern)
+            except (AttributeError, TypeError, re.error) as error:
+                self._note(plugin.name, plugin.distribution, f"failure rule {rule!r} cannot be used: {error}")
+            else:
+                rules.append(rule)
+        return tuple(rules)
+
+    def references(self) -> dict[str, tuple[Reference, ...]]:
+        """Return the published numbers of each plugin by its name, without what cannot be compared with."""
+        found: dict[str, tuple[Reference, ...]] = {}
+        for plugin, one in self.collect("madlite_references"):
+            if why := _unfit_reference(one):
+                self._note(plugin.name, plugin.distribution, f"{why}: {one!r}")
+            else:
+                found[plugin.name] = (*found.get(plugin.name, ()), one)
+        return found
+
+    def checks(self, plan: RunPlan, backends: Iterable[Backend]) -> tuple[Finding, ...]:
+        """Return what backends and plugins find in a plan; what is no Finding is noted and left out."""
+        answers = [(f"backend {one.name}", self.ask(one, "check", plan, otherwise=()) or ()) for one in backends]
+        found = [(where, item) for where, items in answers for item in items]
+        found += [(f"plugin {plugin.name}", item) for plugin, item in self.collect("madlite_checks", plan=plan)]
+        for where, item in found:
+            if not isinstance(item, Finding):
+                self._once(Problem(where=where, what=f"check answered {item!r}, which is no Finding"))
+        return tuple(item for _, item in found if isinstance(item, Finding))
+
+    def ask(self, backend: Backend, member: str, *arguments: object, otherwise: Any) -> Any:
+        """Return what a member of a backend answers, a generator's items as a list.
+
+        One that raises is noted once, and `otherwise` is returned.
+        """
+        try:
+            answer = getattr(backend, member)(*arguments)
+            return list(answer) if isinstance(answer, Iterator) else answer
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the border to foreign code
+            self._once(Problem(where=f"backend {backend.name}", what=f"{member} failed: {_where(error)}"))
+            return otherwise
+
+    def uses(self, hook: str) -> bool:
+        """Say whether any plugin implements the hook."""
+        return any(hook in plugin.hooks for plugin in self.loaded.values())
+
+    def _call(self, name: str, hook: str, arguments: Mapping[str, object]) -> list[Any]:
+        if hook not in self.loaded[name].hooks or (name, hook) in self._broken:
+            return []
+        try:
+            return self._caller(name, hook)(**arguments)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the border to foreign code
+            self._break(name, hook, error)
+            return []
+
+    def _caller(self, name: str, hook: str) -> Callable[..., list[Any]]:
+        if (name, hook) not in self._callers:
+            others = [plugin for key, plugin in self.manager.list_name_plugin() if key != name]
+            self._callers[name, hook] = self.manager.subset_hook_caller(hook, remove_plugins=others)
+        return self._callers[name, hook]
+
+    def _break(self, name: str, hook: str, error: BaseException) -> None:
+        self._broken.add((name, hook))
+        self._note(name, self.loaded[name].distribution, f"{hook} failed: {_where(error)}")
+
+    def _once(self, problem: Problem) -> None:
+        if problem not in self.problems:
+            self.problems.append(problem)
+
+    def _note(self, name: str, distribution: str, what: str) -> None:
+        origin = f" ({distribution})" if distribution and distribution != name else ""
+        self._once(Problem(where=f"plugin {name}{origin}", what=what))
+
+
+_BACKEND_MEMBERS = ("claim", "expand", "check", "assets", "recognise", "reader")
+
+
+def load_plugins(disabled: str = "", *, only_built_in: bool = False) -> Plugins:
+    """Load madlite's own plugins and, unless switched off, those of the entry-point group `madlite`.
+
+    `disabled` is MADLITE_DISABLE_PLUGINS: `1` or `all` for every third-party one, else names of plugins or of the
+    distributions they came with, separated by commas.
+    """
+    plugins = Plugins()
+    off = {name.strip() for name in disabled.split(",") if name.strip()}
+    none = only_built_in or bool(off & {"1", "all", "true"})
+    for entry, distribution, version in _entry_points():
+        ours = distribution == OURS
+        if (not ours and (none or off & {entry.name, distribution})) or (ours and entry.name in off):
+            continue
+        try:
+            module = entry.load()
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the border to foreign code
+            what = f"cannot be loaded: {_where(error)}"
+            plugins.problems.append(Problem(where=f"plugin {entry.name} ({distribution})", what=what))
+            continue
+        plugins.register(entry.name, module, distribution, version, built_in=ours)
+    return plugins
+
+
+def third_party_plugins() -> tuple[str, ...]:
+    """Return the names of installed plugins that are not madlite's own, without loading any."""
+    return tuple(entry.name for entry, distribution, _ in _entry_points() if distribution != OURS)
+
+
+def _entry_points() -> Iterable[tuple[EntryPoint, str, str]]:
+    """Return the group's entry points once each, with the distribution they came with and its version; ours first."""
+    from importlib.metadata import entry_points
+
+    origins: dict[int, tuple[str, str]] = {}  # each question for a name or a version reads the whole metadata again
+    seen: dict[tuple[str, str, str], tuple[EntryPoint, str, str]] = {}
+    for entry in entry_points(group=PROJECT):
+        dist = entry.dist
+        if id(dist) not in origins:
+            origins[id(dist)] = (dist.name, dist.version) if dist else ("unknown", "")
+        distribution, version = origins[id(dist)]
+        seen.setdefault((distribution, entry.name, entry.value), (entry, distribution, version))
+    return sorted(seen.values(), key=lambda one: (one[1] != OURS, one[0].name))
+
+
+def _with_origin(before: RunPlan, after: RunPlan, origin: str) -> RunPlan:
+    from msgspec.structs import replace
+
+    changed = {
+        name: origin
+        for name in RunPlan.__struct_fields__
+        if name != "origins" and getattr(before, name) != getattr(after, name)
+    }
+    if before.env != after.env:
+        changed |= {f"env.{name}": origin for name in after.env if before.env.get(name) != after.env[name]}
+    return replace(after, origins={**before.origins, **after.origins, **changed})
+
+
+def _spec_names() -> tuple[str, ...]:
+    return tuple(name for name in vars(Hooks) if name.startswith("madlite_"))
+
+
+def _unknown_hooks(module: object) -> list[str]:
+    marked = [
+        name for name in dir(module) if name.startswith("madlite_") and hasattr(getattr(module, name), "madlite_impl")
+    ]
+    return [name for name in marked if name not in _spec_names()]
+
+
+def _close_hook(name: str) -> str:
+    from madlite.nearest import did_you_mean
+
+    return did_you_mean(name, _spec_names(), most=1) or "see madlite plugins --hooks"
+
+
+def _folder(module: object) -> Path | None:
+    file = getattr(module, "__file__", None) if isinstance(module, ModuleType) else None
+    if file is None and not isinstance(module, ModuleType):
+        found = inspect.getmodule(type(module))
+        file = getattr(found, "__file__", None)
+    return Path(file).parent if file else None
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:4]) if lines else type(error).__name__
+
+
+def _unfit_reference(one: object) -> str:
+    """Return why an answer cannot be compared with; "" where it can."""
+    if not isinstance(one, Reference):
+        return "madlite_references answered what is no Reference"
+    try:
+        msgspec.convert(msgspec.to_builtins(one), Reference)
+    except msgspec.ValidationError as error:
+        return f"a reference cannot be used ({error})"
+    blank = [name for name in ("model", "device", "metric", "source") if not getattr(one, name).strip()]
+    if blank:
+        return f"a reference has no {blank[0]}"
+    return "" if math.isfinite(one.value) else "a reference's value is no finite number"
+
+
+def _where(error: BaseException) -> str:
+    """Word an exception of foreign code in one line: type, text, and the line that raised it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    last = frames[-1] if frames else None
+    place = f" ({last.filename}:{last.lineno})" if last else ""
+    return f"{type(error).__name__}: {_first_line(error)}{place}"

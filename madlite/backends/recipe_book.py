@@ -1,0 +1,265 @@
+"""Recipe books: the values a backend runs its models with, as TOML beside its module.
+
+::
+
+    [defaults]                    # every key a recipe may set: fields of Variant, and the backend's own settings
+    [recipe.debug]                # what this recipe changes
+    [recipe.debug.on.cpu]         # what it changes on one device, by Machine.device
+    [env.all]                     # environment variables; further tables by Machine.vendor: [env.AMD]
+
+A backend that runs MAD's cards also says which recipe a card stands for, on which GPU and in which image::
+
+    [release."v25.10"]            # from the oldest to the newest; what all its runs share
+    image = "rocm/primus:v25.10"  # {architecture} stands for the GPU's, e.g. gfx942
+    [stand_in]                    # a GPU without runs of its own takes those of another, and says both names
+    MI350X = "MI355X"
+    [[run]]
+    card = ["primus_pyt_train_llama-3.1-8b"]   # names of cards, without their folder
+    recipe = "llama3.1_8B"                     # empty: the defaults alone
+    precision = "BF16"
+    device = ["MI300X"]                        # absent: any GPU
+    release = ["v25.10"]                       # absent: any release
+    micro_batch = 4                            # and every other key of the defaults
+    source = "where the values are published"
+
+What users are told to run and nobody can is refused with its reason, and the way that there is::
+
+    [[refused]]
+    card = ["pyt_train_llama-3.1-70b"]
+    mode = "pretrain"                          # absent: any mode, precision or release
+    precision = "FP8"
+    release = ["v25.3"]
+    why = "its image's own script trains in BF16 alone"
+    way = "--precision BF16"                   # what to type instead
+
+What its models' floating-point work follows from, where madlite's own table does not have it (docs/measurement.md)::
+
+    [architecture."Tiny-7B"]      # by the name that `model` has: the fields of Architecture, and `also`, further names
+    layers = 32
+    [architecture."Odd-7B"]
+    unknown = "why nothing is known of its shape"
+    [shape]
+    layers = "num_layers"         # a field of Architecture: the setting that has it, where that is not 0
+    others = ["flavor"]           # settings that make another model of it: where one is changed, nothing is known
+
+`book` may be a folder: its files are read as one, in the order of their names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+from madlite.backends.architecture_tables import read_architectures
+from madlite.errors import PluginError
+from madlite.model import Architecture, Scalar, Shape, Value, Variant
+
+VARIANT_KEYS = frozenset(Variant.__struct_fields__)
+CHOSEN_BY = frozenset({"mode", "precision", "seq_len"})  # keys that choose a run; a release says nothing of them
+_FIELD = re.compile(r"\{[^{}]*\}?|\}")
+_OF_RUN = ("card", "recipe", "device", "release", "source")
+
+
+class Recipe(Value, frozen=True):
+    """One recipe: what differs from the defaults, and what differs from that on a device."""
+
+    values: dict[str, Scalar] = {}
+    on: dict[str, dict[str, Scalar]] = {}
+
+
+class Run(Value, frozen=True):
+    """One run that cards stand for; without devices or releases it fits all of them."""
+
+    cards: tuple[str, ...]
+    recipe: str = ""
+    devices: tuple[str, ...] = ()
+    releases: tuple[str, ...] = ()
+    source: str = ""
+    values: dict[str, Scalar] = {}
+
+
+class Refused(Value, frozen=True):
+    """Runs that documents name and that cannot be: why, and what to type instead."""
+
+    cards: tuple[str, ...]
+    why: str
+    way: str
+    mode: str = ""
+    precision: str = ""
+    releases: tuple[str, ...] = ()
+
+
+class RecipeBook(Value, frozen=True):
+    """The recipes of one backend."""
+
+    defaults: dict[str, Scalar] = {}
+    recipes: dict[str, Recipe] = {}
+    env: dict[str, dict[str, str]] = {}
+    releases: dict[str, dict[str, Scalar]] = {}
+    stand_in: dict[str, str] = {}
+    runs: tuple[Run, ...] = ()
+    refused: tuple[Refused, ...] = ()
+    architectures: dict[str, Architecture | str] = {}  # by the model's name; a text says why there is none
+    shape: Shape = Shape()
+
+    def values(self, name: str, device: str) -> dict[str, Scalar]:
+        """Return the values of a recipe on a device, over the defaults; without a name the defaults."""
+        recipe = self.recipes[name] if name else Recipe()
+        return {**self.defaults, **recipe.values, **recipe.on.get(device, {})}
+
+    def run_values(self, run: Run, release: str, device: str) -> dict[str, Scalar]:
+        """Return the values of a run: over its recipe's come the release's, and its own over these."""
+        return {**self.values(run.recipe, device), **self.releases.get(release, {}), **run.values}
+
+    @property
+    def cards(self) -> frozenset[str]:
+        """The names of the cards that have runs."""
+        return frozenset(card for run in self.runs for card in run.cards)
+
+
+@cache
+def read_book(path: Path) -> RecipeBook:
+    """Return the recipes of a file, or of a folder's files.
+
+    Raises:
+        PluginError: it is no such file, a recipe sets a key that the defaults do not name, or a run names a recipe or
+            release that is not there.
+    """
+    files = sorted(path.glob("*.toml")) if path.is_dir() else [path]
+    book = _joined([_read(file) for file in files])
+    _check(book, path)
+    return book
+
+
+def _read(path: Path) -> RecipeBook:
+    import tomli
+
+    try:
+        table = tomli.loads(path.read_text(encoding="utf-8"))
+        return msgspec.convert(
+            {
+                "defaults": table.get("defaults", {}),
+                "recipes": {name: _recipe(values) for name, values in table.get("recipe", {}).items()},
+                "env": table.get("env", {}),
+                "releases": table.get("release", {}),
+                "stand_in": table.get("stand_in", {}),
+                "runs": [_run(values) for values in table.get("run", ())],
+                "refused": [_refused(values) for values in table.get("refused", ())],
+                "architectures": read_architectures(table.get("architecture", {})),
+                "shape": _shape(table.get("shape", {})),
+            },
+            RecipeBook,
+        )
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, msgspec.ValidationError) as error:
+        raise PluginError(f"recipes {path}: {error or type(error).__name__}") from None
+
+
+def _recipe(values: Mapping[str, object]) -> dict[str, object]:
+    return {"values": {key: value for key, value in values.items() if key != "on"}, "on": values.get("on", {})}
+
+
+def _run(values: Mapping[str, object]) -> dict[str, object]:
+    return {
+        "cards": _listed(values["card"]),
+        "recipe": values.get("recipe", ""),
+        "devices": _listed(values.get("device", ())),
+        "releases": _listed(values.get("release", ())),
+        "source": values.get("source", ""),
+        "values": {key: value for key, value in values.items() if key not in _OF_RUN},
+    }
+
+
+def _refused(values: Mapping[str, object]) -> dict[str, object]:
+    listed = {"cards": _listed(values["card"]), "releases": _listed(values.get("release", ()))}
+    rest = {key: value for key, value in values.items() if key not in ("card", "release")}
+    if strange := sorted(set(rest) - set(Refused.__struct_fields__)):
+        raise ValueError(f"refused sets {', '.join(strange)}, which nothing reads")
+    return {**listed, **rest}
+
+
+def _shape(values: Mapping[str, object]) -> dict[str, object]:
+    fields = {key: value for key, value in values.items() if key != "others"}
+    if strange := sorted(set(fields) - set(Architecture.__struct_fields__) | fields.keys() & {"name", "source"}):
+        raise ValueError(f"shape sets {', '.join(strange)}, which no architecture has")
+    return {"fields": fields, "others": values.get("others", ())}
+
+
+def _listed(value: object) -> object:
+    return (value,) if isinstance(value, str) else value
+
+
+def _joined(books: list[RecipeBook]) -> RecipeBook:
+    """Return several files as one; a later file's tables are added to those of the same name."""
+    whole = RecipeBook()
+    for book in books:
+        whole = RecipeBook(
+            defaults={**whole.defaults, **book.defaults},
+            recipes={**whole.recipes, **book.recipes},
+            env={name: {**whole.env.get(name, {}), **book.env.get(name, {})} for name in (*whole.env, *book.env)},
+            releases={**whole.releases, **book.releases},
+            stand_in={**whole.stand_in, **book.stand_in},
+            runs=(*whole.runs, *book.runs),
+            refused=(*whole.refused, *book.refused),
+            architectures={**whole.architectures, **book.architectures},
+            shape=Shape(
+                fields={**whole.shape.fields, **book.shape.fields}, others=(*whole.shape.others, *book.shape.others)
+            ),
+        )
+    return whole
+
+
+def _check(book: RecipeBook, path: Path) -> None:
+    """Keep a misspelt key from passing as a setting that nothing reads."""
+    known = _known(book)
+    if not book.recipes and not book.runs:
+        raise PluginError(f"recipes {path}: there is neither a recipe nor a run")
+    for name, recipe in book.recipes.items():
+        for table in (recipe.values, *recipe.on.values()):
+            _check_keys(table, known, f"recipes {path}: recipe '{name}'")
+    _check_shape(book, known, path)
+    for release, values in book.releases.items():
+        of_release = {key: kind for key, kind in known.items() if key not in CHOSEN_BY}
+        _check_keys(values, of_release, f"recipes {path}: release '{release}'")
+    for run in book.runs:
+        where = f"recipes {path}: run of {', '.join(run.cards)}"
+        _check_keys(run.values, known, where)
+        if run.recipe and run.recipe not in book.recipes:
+            raise PluginError(f"{where} names recipe '{run.recipe}', which is not there")
+        _check_releases(run.releases, book, where)
+    for refused in book.refused:
+        _check_releases(refused.releases, book, f"recipes {path}: refused of {', '.join(refused.cards)}")
+
+
+def _check_releases(releases: Iterable[str], book: RecipeBook, where: str) -> None:
+    if unknown := sorted(set(releases) - set(book.releases)):
+        raise PluginError(f"{where} names release {', '.join(unknown)}, which is not there")
+
+
+def _check_shape(book: RecipeBook, known: Mapping[str, type], path: Path) -> None:
+    if unset := sorted({*book.shape.fields.values(), *book.shape.others} - set(known)):
+        raise PluginError(f"recipes {path}: shape names {', '.join(unset)}, which defaults lacks")
+
+
+def _check_keys(table: Mapping[str, Scalar], known: Mapping[str, type], where: str) -> None:
+    if unknown := sorted(set(table) - set(known)):
+        raise PluginError(f"{where} sets {', '.join(unknown)}, which defaults lacks")
+    for key, value in table.items():
+        if not _fits(value, known[key]):
+            raise PluginError(f"{where} sets {key} = {value!r}, which is no {known[key].__name__}")
+        if key == "image" and _FIELD.sub("", str(value)) != str(value).replace("{architecture}", ""):
+            raise PluginError(f"{where} names image {value!r}: {{architecture}} is all that can stand in braces")
+
+
+def _fits(value: Scalar, wanted: type) -> bool:
+    return type(value) is wanted or (wanted is float and type(value) is int)
+
+
+def _known(book: RecipeBook) -> dict[str, type]:
+    """Return the keys of a book with their types."""
+    whole = dict.fromkeys(("seq_len", "micro_batch", "global_batch", "steps", "warmup_steps"), int)
+    own = {key: type(value) for key, value in book.defaults.items()}
+    return {**own, **dict.fromkeys(VARIANT_KEYS, str), **whole, "image": str}

@@ -1,0 +1,293 @@
+"""Which runs of a recipe book a card stands for: by mode, precision, sequence length, GPU and image release.
+
+What nobody published is refused with the nearest that is known, never guessed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from madlite.backends.recipe_book import RecipeBook, Refused, Run
+from madlite.errors import UsageProblem, one_hint
+from madlite.model import Machine, Scalar, Value
+from madlite.nearest import likeness, nearest_words
+
+NEAREST = "nearest known: "
+SHOWN = 4  # of the nearest known runs
+CPU = Machine().device
+_SELECTORS = ("mode", "precision")
+
+
+class Chosen(Value, frozen=True):
+    """A run that was chosen: its values, and what a reader of the plan should know of the choice."""
+
+    name: str
+    device: str  # whose recipe it is; the machine's own name may be another
+    release: str
+    values: dict[str, Scalar]
+    origin: str
+    notes: tuple[str, ...] = ()
+    left_out: dict[str, str] = {}  # mode and precision of the card's other runs, and the releases that have them
+
+
+class UnknownRun(UsageProblem):
+    """No run fits what was asked: what words for it there are, by key, and the nearest runs in words.
+
+    `said` is the message without the reason that `refused` knows.
+    """
+
+    said: str = ""
+    words: Mapping[str, Sequence[str]] = {}
+    runs: Sequence[str] = ()
+    refused: Refused | None = None
+
+
+def unknown_run(
+    said: str,
+    asked: Mapping[str, str],
+    words: Mapping[str, Sequence[str]],
+    runs: Iterable[str],
+    refused: Refused | None = None,
+) -> UnknownRun:
+    """Return the refusal, whose hint says which word was meant, or which there are, and the nearest runs.
+
+    What is refused for a reason that is known says it, and the way that there is.
+    """
+    runs = tuple(dict.fromkeys(runs))
+    told = list(filter(None, (_meant(key, asked[key], known) for key, known in words.items() if asked.get(key))))
+    near = one_hint(f"{NEAREST}{'; '.join(runs[:SHOWN])}{'.' * bool(told)}", *told)
+    problem = UnknownRun(f"{said}: {refused.why}" if refused else said, refused.way if refused else near)
+    problem.said, problem.words, problem.runs, problem.refused = said, words, runs, refused
+    return problem
+
+
+def _meant(key: str, wanted: str, known: Sequence[str]) -> str:
+    """Return the option that was meant, or what it can be; nothing where it is known, and other values are wrong."""
+    words = [word for word in known if word]
+    if not words or any(_same(word, wanted) for word in words):
+        return ""
+    close = nearest_words(wanted, words, most=1)
+    if close and key != "release":
+        return f"did you mean --{key} {close[0]}?"
+    listed = sorted(words, key=_numbers) if key == "release" else words
+    return f"{key}s: {', '.join(listed)}"
+
+
+def choose_runs(book: RecipeBook, card: str, asked: Mapping[str, str], machine: Machine) -> list[Chosen]:
+    """Return the runs of a card on this machine, in the book's order; all of one release.
+
+    `asked` may hold mode, precision, seq_len, release and recipe_device.  Without a release it is the newest that has
+    a run.  A sequence length that no run has selects nothing: it overrides one.
+
+    Raises:
+        UsageProblem: no run fits; the hint names the nearest ones.
+    """
+    asked = {**asked, "release": spelled(asked.get("release", ""), book.releases)}
+    rows = [run for run in book.runs if card in run.cards]
+    devices = {device for run in rows for device in run.devices} | set(book.stand_in)
+    device = spelled(asked.get("recipe_device", ""), devices) or machine.device
+    fitting = _of_device([run for run in rows if _selected(book, run, device, asked)], device, book)
+    release = asked["release"] or _newest(fitting, book)
+    found = _with_seq_len([run for run in fitting if _in(release, run.releases)], book, device, asked)
+    if not found or (book.releases and release not in book.releases):
+        raise _unknown(book, card, rows, asked, device)
+    notes = (
+        *_release_notes(release, asked),
+        *_device_notes(found[0], machine, device, book),
+    )
+    left_out = _left_out(book, rows, found, asked, device)
+    return [_chosen(book, run, release, device, notes, left_out) for run in found]
+
+
+def spelled(asked: str, known: Iterable[str]) -> str:
+    """Return what was asked for as the book spells it: `25.10` and `V25.10` are v25.10, `mi300x` is MI300X."""
+    exact = {name.casefold(): name for name in known}
+    return exact.get(asked.casefold()) or exact.get(f"v{asked.casefold()}") or asked
+
+
+def _chosen(
+    book: RecipeBook, run: Run, release: str, device: str, notes: tuple[str, ...], left_out: dict[str, str]
+) -> Chosen:
+    whose = _whose(book, run, device)
+    values = book.run_values(run, release, whose)
+    where = ", ".join(filter(None, (release, whose)))
+    source = f"; {run.source}" if run.source else ""
+    name = run.recipe or str(values.get("model", ""))
+    return Chosen(
+        name=name,
+        device=whose,
+        release=release,
+        values=values,
+        origin=f"recipe {name} ({where}{source})",
+        notes=notes,
+        left_out=left_out,
+    )
+
+
+def _whose(book: RecipeBook, run: Run, device: str) -> str:
+    """Return the device whose values a run has: this one's, or its stand-in's."""
+    return device if _in(device, run.devices) else book.stand_in.get(device, device)
+
+
+def _values(book: RecipeBook, run: Run, device: str) -> dict[str, Scalar]:
+    """Return what a run can be chosen by; a release has no part in that."""
+    return book.run_values(run, "", _whose(book, run, device))
+
+
+def _selected(book: RecipeBook, run: Run, device: str, asked: Mapping[str, str]) -> bool:
+    values = _values(book, run, device)
+    return all(_same(str(values.get(key, "")), asked[key]) for key in _SELECTORS if asked.get(key))
+
+
+def _same(one: str, other: str) -> bool:
+    """Say whether a run's word is the one asked for; `posttrain` also asks for `posttrain/lora`."""
+    return other.casefold() in (one.casefold(), one.casefold().partition("/")[0])
+
+
+def _in(word: str, words: Sequence[str]) -> bool:
+    return not words or word in words
+
+
+def _of_device(rows: Sequence[Run], device: str, book: RecipeBook) -> list[Run]:
+    """Return the rows of a device; of its stand-in those that it has none of its own for, release by release."""
+    own = [run for run in rows if _in(device, run.devices)]
+    other = book.stand_in.get(device)
+    if other is None:
+        return own
+    taken = {release for run in own for release in run.releases or ("",)}
+    return own or [run for run in rows if other in run.devices] if not taken else _filled(own, rows, other, taken)
+
+
+def _filled(own: list[Run], rows: Sequence[Run], other: str, taken: set[str]) -> list[Run]:
+    """Return own rows, and a stand-in's narrowed to the releases that have none of the device's own."""
+    from msgspec.structs import replace
+
+    spare = []
+    for run in rows:
+        left = tuple(release for release in run.releases if release not in taken)
+        if other in run.devices and left and run not in own:
+            spare.append(replace(run, releases=left))
+    return [*own, *spare]
+
+
+def _newest(rows: Iterable[Run], book: RecipeBook) -> str:
+    order = list(book.releases)
+    known = [release for run in rows for release in run.releases if release in book.releases]
+    if not known and order and any(not run.releases for run in rows):
+        return order[-1]
+    return max(known, key=order.index, default="")
+
+
+def _with_seq_len(rows: list[Run], book: RecipeBook, device: str, asked: Mapping[str, str]) -> list[Run]:
+    """Return the rows of the sequence length asked for; where no row has it, of those that differ by it alone one."""
+    wanted = asked.get("seq_len", "")
+    if not wanted:
+        return rows
+    exact = [run for run in rows if str(_values(book, run, device).get("seq_len")) == wanted]
+    return exact or list({_word(book, run): run for run in reversed(rows)}.values())[::-1]
+
+
+def _release_notes(release: str, asked: Mapping[str, str]) -> Iterable[str]:
+    if release and not asked.get("release"):
+        yield f"image release {release}: the newest with a recipe (--image-release chooses another)"
+
+
+def _left_out(
+    book: RecipeBook, rows: Sequence[Run], found: Sequence[Run], asked: Mapping[str, str], device: str
+) -> dict[str, str]:
+    """Return the card's runs that other releases have, where nothing was asked that leaves them out."""
+    if asked.get("precision") or asked.get("mode"):
+        return {}
+    here = {_word(book, run) for run in found}
+    elsewhere: dict[str, set[str]] = {}
+    for run in _of_device(rows, device, book):
+        if (word := _word(book, run)) not in here:
+            elsewhere.setdefault(word, set()).update(run.releases)
+    return {word: _listed(releases, book) or "other releases" for word, releases in elsewhere.items()}
+
+
+def _device_notes(run: Run, machine: Machine, device: str, book: RecipeBook) -> Iterable[str]:
+    whose = _whose(book, run, device)
+    if not run.devices or whose == machine.device:
+        return
+    why = "as recipe_device asks" if device != machine.device else "it has none of its own here"
+    yield f"{machine.device} runs with the recipe of {whose}: {why}"
+
+
+def _word(book: RecipeBook, run: Run) -> str:
+    values = book.run_values(run, "", "")
+    return f"{values.get('mode', '')} {values.get('precision', '')}".strip()
+
+
+def _unknown(book: RecipeBook, card: str, rows: Sequence[Run], asked: Mapping[str, str], device: str) -> UsageProblem:
+    release = asked["release"]
+    wanted = [asked[key] for key in _SELECTORS if asked.get(key)]
+    what = " ".join(["in", *wanted, f"on {device}"]) if wanted else f"on {device}"
+    what += f" in release {release}" if release else ""
+    if device == CPU:
+        what += ": no GPU is seen here (--machine 8xMI300X plans for a machine that has them)"
+    near = sorted(rows, key=lambda run: -_likeness(book, run, asked, device))
+    every = [book.run_values(run, "", "") for run in rows]
+    words = {key: list(dict.fromkeys(str(values.get(key, "")) for values in every)) for key in _SELECTORS}
+    words["release"] = list(book.releases)
+    said, runs = f"no recipe is known for {card} {what}", (_described(book, run) for run in near)
+    others = [run for run in _of_device(rows, device, book) if not release or _in(release, run.releases)]
+    return unknown_run(said, asked, words, runs, _why_refused(book, card, asked) if others else None)
+
+
+def _why_refused(book: RecipeBook, card: str, asked: Mapping[str, str]) -> Refused | None:
+    """Return what the book says of a run that was asked for and cannot be; a mode that nobody named may be its own."""
+    for one in book.refused:
+        mode, precision = asked.get("mode") or one.mode, asked.get("precision", "")
+        words = [_same(mode, one.mode) or not one.mode, _same(precision, one.precision) or not one.precision]
+        if card in one.cards and all(words) and _in(asked["release"], one.releases):
+            return one
+    return None
+
+
+def _likeness(book: RecipeBook, run: Run, asked: Mapping[str, str], device: str) -> float:
+    """Return how near a run is to what was asked: words by the slips between them, then the GPU, then the release."""
+    values = _values(book, run, device)
+    points = 0.0
+    for key in _SELECTORS:
+        if word := asked.get(key):
+            own = str(values.get(key, ""))
+            points += 3.0 if _same(own, word) else 2.0 * likeness(word, own)
+    points += 1.5 * (device in run.devices) + 1.0 * (book.stand_in.get(device) in run.devices)
+    order = list(book.releases)
+    wanted = _place(asked["release"], order) if asked["release"] else len(order)
+    return points - min((abs(order.index(release) - wanted) for release in run.releases), default=0.0) / 100
+
+
+def _place(release: str, order: Sequence[str]) -> float:
+    """Return where a release stands, or would stand by its numbers, among those of the book."""
+    if release in order:
+        return order.index(release)
+    return sum(_numbers(one) < _numbers(release) for one in order) - 0.5
+
+
+def _numbers(release: str) -> tuple[int, ...]:
+    return tuple(int(text[:9]) for text in re.findall(r"[0-9]+", release))
+
+
+def _described(book: RecipeBook, run: Run) -> str:
+    releases = f" in {_listed(run.releases, book)}" if run.releases else ""
+    return f"{_word(book, run)} on {'/'.join(run.devices) or 'any GPU'}{releases}"
+
+
+def _listed(releases: Iterable[str], book: RecipeBook) -> str:
+    """Return releases in the book's order; three and more that follow one another as `first to last`."""
+    order = list(book.releases)
+    places = sorted(order.index(release) for release in set(releases))
+    parts: list[list[int]] = []
+    for place in places:
+        if parts and parts[-1][-1] == place - 1:
+            parts[-1].append(place)
+        else:
+            parts.append([place])
+    words = [
+        f"{order[part[0]]} to {order[part[-1]]}" if len(part) > 2 else ", ".join(order[place] for place in part)
+        for part in parts
+    ]
+    return ", ".join(words)

@@ -1,0 +1,127 @@
+"""What makes a blocking call end: a stop that comes while something waits for an engine, a download or a process.
+
+Nothing can raise in a thread that waits for a socket, so such a call runs in a thread of its own, and who made the call
+leaves it when the stop comes.  What is left behind ends at its next `check`, or by what it named with `when_stopped`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
+from contextlib import contextmanager, nullcontext, suppress
+from contextvars import ContextVar, copy_context
+from typing import TypeVar
+
+UNWIND_S = 1.0  # for a call that is left to end by itself, and remove what it made
+_TURN_S = 0.1
+_T = TypeVar("_T")
+
+
+class Interrupted(BaseException):
+    """Raised where a blocking call was left, because a stop was asked for."""
+
+
+class Cancellation:
+    """The stop of one run or command, as its blocking calls hear it: asked for once, from any thread."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+        self._hurried = threading.Event()
+        self._ends: list[Callable[[], object]] = []
+        self._one = threading.Lock()
+
+    def cancel(self) -> None:
+        """Ask for the stop; asked a second time, nothing is waited for any more."""
+        if self.asked.is_set():
+            self._hurried.set()
+        with self._one:
+            self.asked.set()
+            ends = list(self._ends)
+        for end in ends:
+            end()
+
+    @contextmanager
+    def ending(self, end: Callable[[], object]) -> Iterator[None]:
+        """Have `end` called, from the thread that asks, when the stop comes inside the block; at once if it has."""
+        with self._one:
+            late = self.asked.is_set()
+            self._ends.append(end)
+        try:
+            if late:
+                end()
+            yield
+        finally:
+            with self._one:
+                self._ends.remove(end)
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """Let `interruptible` inside the block, in this thread, hear of this stop."""
+        before = _OF_RUN.set(self)
+        try:
+            yield
+        finally:
+            _OF_RUN.reset(before)
+
+    def call(self, work: Callable[[], _T]) -> _T:
+        """Return what `work` returns, from a thread of its own.
+
+        Raises:
+            Interrupted: the stop came before or meanwhile; `work` had a second to end by itself.
+        """
+        if self.asked.is_set():
+            raise Interrupted
+        done: Future[_T] = Future()
+
+        def run() -> None:
+            _IN_CALL.set(self)
+            try:
+                done.set_result(work())
+            except BaseException as error:  # noqa: BLE001 - raised where it was called
+                done.set_exception(error)
+
+        threading.Thread(target=copy_context().run, args=(run,), name="madlite-call", daemon=True).start()
+        while not wait([done], _TURN_S).done:
+            if self.asked.is_set():
+                self._leave(done)
+                raise Interrupted
+        return done.result()
+
+    def _leave(self, done: Future[_T]) -> None:
+        left_s = UNWIND_S
+        while left_s > 0 and not self._hurried.is_set() and not wait([done], _TURN_S).done:
+            left_s -= _TURN_S
+        with suppress(BaseException):  # its failure is nothing any more; asked for, or it is told of as never read
+            done.exception(timeout=0)
+
+
+_OF_RUN: ContextVar[Cancellation | None] = ContextVar("cancellation of the run", default=None)
+_IN_CALL: ContextVar[Cancellation | None] = ContextVar("cancellation of the call", default=None)
+
+
+def interruptible(work: Callable[[], _T]) -> _T:
+    """Return what `work` returns; where a run's stop is heard, it ends the wait for it.
+
+    For a runtime that waits before there is a session to stop; who calls this cleans up after it.
+
+    Raises:
+        Interrupted: the stop came; `work` may still be on its way.
+    """
+    own = _OF_RUN.get()
+    return work() if own is None or _IN_CALL.get() is not None else own.call(work)
+
+
+@contextmanager
+def when_stopped(end: Callable[[], object]) -> Iterator[None]:
+    """Have `end` called, from another thread, when the call that this thread makes is left inside the block."""
+    own = _IN_CALL.get()
+    with nullcontext() if own is None else own.ending(end):
+        yield
+
+
+def check() -> None:
+    """Raise Interrupted in a call that was left."""
+    own = _IN_CALL.get()
+    if own is not None and own.asked.is_set():
+        raise Interrupted

@@ -1,0 +1,115 @@
+"""`madlite collect`: results of runs with `--no-rows` → rows, side files and records."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from madlite.cli.completion import complete_runs
+from madlite.cli.contract import contract, contract_option
+from madlite.cli.options import Command, verbose_option
+from madlite.cli.terminal import say
+from madlite.errors import ExitCode
+
+if TYPE_CHECKING:
+    from madlite.run.collect import Collected
+
+_PATTERN = frozenset("*?[")
+
+
+@click.command("collect", cls=Command)
+@click.argument("run", nargs=-1, shell_complete=complete_runs)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    default=Path("perf.csv"),
+    show_default=True,
+    metavar="FILE",
+    help="Results file.",
+)
+@contract_option
+@verbose_option
+def command(run: tuple[str, ...], output: Path) -> int:
+    """Append what runs with --no-rows came to to perf.csv, each once.
+
+    RUN is the id of a run, a part or a pattern of it, or its folder; without one all that wait here are taken.
+
+    \b
+    madlite collect
+    madlite collect '20261121*' -o nightly.csv
+
+    Ends with the exit code that the runs would have had; 3 also where one of them cannot be collected.
+    """
+    from madlite.results.header import new_columns
+    from madlite.results.locked import make_folder
+    from madlite.results.perfcsv import check_appendable
+    from madlite.run.batch import exit_code
+    from madlite.run.collect import collect_all
+
+    here = Path.cwd()
+    folders = _folders(run, here)
+    file = here / output
+    if folders:
+        check_appendable(file, here)
+        make_folder(Path(os.path.realpath(file)))
+    done = [*collect_all(folders, here, file, new_columns(contract()))]  # all of it, whoever stops reading
+    for one in done:
+        _tell(one)
+    if not folders:
+        say("nothing to collect")
+    code = exit_code(one.result for one in done if one.result is not None)
+    return int(ExitCode.RUN_FAILED if any(one.failed for one in done) else code)
+
+
+def _tell(one: Collected) -> None:
+    from madlite.cli import setup
+    from madlite.cli.words import status_words
+
+    result = one.result
+    status = f"{status_words(result.status.value, result.suspect)}, " if result is not None else ""
+    if one.failed:
+        setup.warn(f"{one.run_id}: {one.words}")
+    else:
+        say(f"{one.run_id}: {status}{one.words}")
+    for text in one.warnings:
+        setup.warn(text)
+
+
+def _folders(names: Sequence[str], here: Path) -> list[Path]:
+    """Return the folders of the runs to collect, each once.
+
+    Raises:
+        UsageProblem: a name stands for no run of this folder, or for several.
+    """
+    from madlite.results.result_file import uncollected
+
+    if not names:
+        return list(uncollected(here))
+    return list(dict.fromkeys(folder for name in names for folder in _named(name, here)))
+
+
+def _named(name: str, here: Path) -> Iterator[Path]:
+    from madlite.errors import UsageProblem
+    from madlite.plan.make import RUNS
+    from madlite.reports.runs import find_run, run_names
+
+    runs = here / RUNS
+    path = Path(os.path.normpath(here / name))
+    if path.parent == runs:
+        name = path.name
+    elif "/" in name:
+        raise UsageProblem(f"{name} is no run of {here}", f"cd to the folder that has its {RUNS}, and collect there")
+    known = run_names(runs)
+    if name not in known and _PATTERN & set(name):
+        matching = fnmatch.filter(known, name)
+        if not matching:
+            raise UsageProblem(f"no run is like '{name}'", "madlite runs lists them")
+        yield from (runs / one for one in matching)
+        return
+    yield find_run(runs, name)

@@ -1,0 +1,186 @@
+"""`madlite watch`: how far the runs of a folder are, live on a terminal, a line per change elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from madlite.cli.options import Command, dir_option, verbose_option
+from madlite.cli.terminal import say, say_status, without_secrets
+from madlite.cli.words import duration, speed_words, status_words, study_words
+from madlite.errors import ExitCode
+from madlite.printable import printable
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from madlite.reports.watch import Watch, Watched
+
+_HEAD = ("RUN", "CARD", "STATE", "STEP", "SPEED", "LOSS", "ELAPSED", "LEFT")
+_LONGEST = 48  # characters of a cell
+
+
+@click.command("watch", cls=Command)
+@click.option("--once", is_flag=True, help="Print how far they are, and end.")
+@click.option("-f", "--follow", is_flag=True, help="Wait for further runs when none goes on any more.")
+@click.option("--json", "as_json", is_flag=True, help="Print an object per line, for each change.")
+@click.option(
+    "--interval",
+    type=click.FloatRange(min=0.1),
+    default=1.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Between two looks.",
+)
+@dir_option
+@verbose_option
+def command(once: bool, follow: bool, as_json: bool, interval: float, directory: Path) -> int:
+    """Show how far the runs of this folder are, as long as they go on.
+
+    It reads what runs leave in their folders, so it may run on any machine that sees them; no run waits for it. Where
+    none goes on, the last batch is shown.
+
+    \b
+    madlite watch
+    madlite watch --json --follow | jq .progress.step
+    """
+    from madlite.reports.runs import runs_folder
+    from madlite.reports.watch import Watch
+
+    folder = runs_folder(directory)
+    watch = Watch(folder)
+    seen = watch.look()
+    if not seen and not follow and not watch.goes_on:
+        _print(watch.last(), as_json)
+        if not as_json:
+            say(f"no run goes on in {folder}")
+    elif once:
+        _print(seen, as_json)
+    elif sys.stdout.isatty() and not as_json:
+        _show(watch, seen, follow, interval)
+    else:
+        _follow(watch, seen, follow, interval, as_json)
+    return int(ExitCode.OK)
+
+
+def _follow(watch: Watch, seen: tuple[Watched, ...], follow: bool, interval_s: float, as_json: bool) -> None:
+    """Print a line for each change."""
+    from madlite.reports.watch import changes
+
+    before: tuple[Watched, ...] = ()
+    for now in _looks(watch, seen, follow, interval_s):
+        for one in changes(before, now):
+            say(_json(one) if as_json else _line(one))
+        sys.stdout.flush()
+        before = now
+
+
+def _show(watch: Watch, seen: tuple[Watched, ...], follow: bool, interval_s: float) -> None:
+    """Keep a table on the terminal up to date; it stays as it was at the end."""
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console(file=sys.stdout, highlight=False)
+    with Live(_table(seen), console=console, auto_refresh=False, vertical_overflow="ellipsis") as live:
+        for now in _looks(watch, seen, follow, interval_s):
+            live.update(_table(now), refresh=True)
+
+
+def _looks(watch: Watch, seen: tuple[Watched, ...], follow: bool, interval_s: float) -> Iterator[tuple[Watched, ...]]:
+    """Yield the runs at each look, until none goes on."""
+    while True:
+        yield seen
+        if not follow and not any(_goes_on(one) for one in seen) and not watch.goes_on:
+            return
+        time.sleep(interval_s)
+        seen = watch.look()
+
+
+def _goes_on(one: Watched) -> bool:
+    from madlite.reports.runs import RUNNING
+
+    return one.state == RUNNING
+
+
+def _print(seen: Iterable[Watched], as_json: bool) -> None:
+    seen = tuple(seen)
+    if as_json:
+        for one in seen:
+            say(_json(one))
+        return
+    rows = [_HEAD, *map(_cells, seen)] if seen else []
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))] if rows else []
+    for row in rows:
+        say_status("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _json(one: Watched) -> str:
+    import msgspec
+
+    return without_secrets(msgspec.json.encode(one).decode())
+
+
+def _line(one: Watched) -> str:
+    """Return a run in a line of a pipe, without what is blank."""
+    run, card, state, *rest = _cells(one)
+    return "  ".join([run, card, state, *(cell for cell in rest if cell != "-")])
+
+
+def _table(seen: Iterable[Watched]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    seen = tuple(seen)
+    table = Table(box=None, pad_edge=False)
+    rows = [_cells(one) for one in seen]
+    for column, name in enumerate(_HEAD):
+        wide = max((len(row[column]) for row in rows), default=0)
+        whole = None if name in ("CARD", "STATE") else wide  # a narrow terminal cuts these two
+        table.add_column(
+            name, no_wrap=True, min_width=whole, justify="right" if column > _HEAD.index("STATE") else "left"
+        )
+    for one, row in zip(seen, rows, strict=True):
+        styles = [_style(one) if name == "STATE" else "" for name in _HEAD]
+        table.add_row(*(Text(cell, style=style) for cell, style in zip(row, styles, strict=True)))
+    return table
+
+
+def _style(one: Watched) -> str:
+    if _goes_on(one):
+        return ""
+    return "yellow" if one.suspect else {"SUCCESS": "green", "SKIPPED": ""}.get(one.state, "red")
+
+
+def _cells(one: Watched) -> tuple[str, ...]:
+    progress = one.progress
+    card = one.card + (f" ({study_words(one.study)})" if one.study else "")
+    step = (
+        "-" if progress.step is None else f"{progress.step}/{progress.steps}" if progress.steps else str(progress.step)
+    )
+    speed = "-" if progress.speed is None else speed_words(progress.speed, progress.unit)
+    loss = "-" if progress.loss is None else f"{progress.loss:.4g}"
+    elapsed = "-" if one.elapsed_s is None else duration(one.elapsed_s)
+    left = duration(progress.left_s) if _goes_on(one) and progress.left_s is not None else "-"
+    cells = (_short_id(one.id), card or "-", _state(one), step, one.number or speed, loss, elapsed, left)
+    return tuple(_short(printable(without_secrets(cell))) for cell in cells)
+
+
+def _short_id(run_id: str) -> str:
+    """Return the part of a run's id that no other run is likely to have: every command takes it for the run."""
+    return run_id.rpartition("-")[2]
+
+
+def _state(one: Watched) -> str:
+    if not _goes_on(one):
+        return status_words(one.state, ("suspect",) if one.suspect else ()) + (f" [{one.cause}]" if one.cause else "")
+    progress = one.progress
+    return progress.state + (f": {progress.doing}" if progress.doing and progress.doing != progress.state else "")
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"

@@ -1,0 +1,74 @@
+"""The catalogue: cards, and what was asked of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeAlias
+
+from madlite.model.values import Json, Scalar, Value
+
+
+class Card(Value, frozen=True):
+    """One model card in MAD's schema; `extra` keeps every field madlite has no meaning for.
+
+    `timeout_s`: None stands for the default (7200 s), 0 for no limit.  `runtimes` is empty where the card names
+    none.  `recipe` is a recipe's name or a table of values that overlay the backend's own.
+    """
+
+    name: str
+    root: Path  # the folder that dockerfile, scripts and dockercontext are relative to
+    source: str  # the file or plugin the card came from, for messages
+    scope: str = ""  # the folder that the name begins with: the sub-folder of scripts/ that the card is from
+    dockerfile: str = ""
+    dockercontext: str = ""
+    scripts: str = ""
+    args: str = ""
+    n_gpus: str = "1"
+    tags: tuple[str, ...] = ()
+    timeout_s: int | None = None
+    multiple_results: str = ""
+    data: tuple[str, ...] = ()
+    cred: str = ""
+    url: str = ""
+    owner: str = ""
+    training_precision: str = ""
+    skip_gpu_arch: tuple[str, ...] = ()
+    additional_docker_run_options: str = ""
+    is_deprecated: bool = False
+    backend: str = ""
+    recipe: str | dict[str, Scalar] = ""
+    image: str = ""
+    runtimes: tuple[str, ...] = ()
+    extra: dict[str, Json] = {}
+
+
+class Request(Value, frozen=True):
+    """One card that was asked for, by which tag, with the values that followed the tag's colon."""
+
+    card: Card
+    tag: str
+    overrides: tuple[tuple[str, str | None], ...] = ()  # in the order given; None for a bare flag
+    settings: dict[str, str] = {}  # what --set and the tag ask of the backend, for choosing a recipe
+    origins: dict[str, str] = {}  # where each of them was asked for, e.g. --precision or card
+
+
+class Problem(Value, frozen=True):
+    """Something that is broken and was left out, so that the rest could go on."""
+
+    where: str
+    what: str
+
+
+class TreeCards(Value, frozen=True):
+    """What a plugin found in a folder of `--cards-from`: cards in MAD's schema, and what is broken in between.
+
+    `tree` is the folder as it was given; paths in the cards are relative to it.
+    """
+
+    tree: Path
+    found: tuple[Mapping[str, Json] | Problem, ...]
+
+
+CardItem: TypeAlias = Mapping[str, Json] | Path | TreeCards | Problem
+"""What a plugin gives for cards: one in MAD's schema, a models.json, those of a folder, or what was left out."""

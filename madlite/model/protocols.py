@@ -1,0 +1,141 @@
+"""What backends, readers, runtimes and sessions are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Protocol, TypeAlias
+
+from madlite.model.cards import Card, Problem, Request
+from madlite.model.drafts import Action, Draft
+from madlite.model.machines import Machine
+from madlite.model.plans import Place, RunPlan, Traits
+from madlite.model.results import Asset, Event, Finding, ImageUsed, Line
+from madlite.model.sessions import Completed, Exit, JobOutcome, Sink
+from madlite.model.values import Json
+
+Say: TypeAlias = Callable[[str], None]
+
+
+class Reader(Protocol):
+    """Reads one run's log, line by line; a fresh one for each run."""
+
+    def feed(self, line: Line) -> Iterable[Event]:
+        """Return the events of one line; never raises for what a log may hold."""
+
+    def finish(self, outputs: Path) -> Iterable[Event]:
+        """Return the events of files the framework left in `outputs`."""
+
+
+class Backend(Protocol):
+    """Knows one training framework."""
+
+    name: str
+
+    def claim(self, card: Card, checkout: Path) -> int:
+        """Say how surely this backend owns the card: 0 not at all; the highest wins.
+
+        Those that claim it equally share it, each with other modes of it; two that have the same mode are an error.
+        """
+
+    def expand(self, request: Request, machine: Machine) -> Sequence[Draft]:
+        """Return one draft per run the card stands for.
+
+        Raises:
+            UsageProblem: the combination asked for is not known.
+        """
+
+    def check(self, plan: RunPlan) -> Iterable[Finding]:
+        """Return what is wrong with the plan, before anything starts."""
+
+    def assets(self, plan: RunPlan) -> Iterable[Asset]:
+        """Return what the plan needs from elsewhere."""
+
+    def recognise(self, head: Sequence[str]) -> float:
+        """Say how surely (0 to 1) the first lines of a log are this framework's."""
+
+    def reader(self, plan: RunPlan | None) -> Reader:
+        """Return a fresh reader; None stands for a log madlite did not start."""
+
+
+class Session(Protocol):
+    """A place held open in which actions run one by one, on one node or on several at the same time."""
+
+    handle: str  # enough for Runtime.attach, also from another process
+    nodes: tuple[str, ...]  # their names in the order of the numbers that output has; "" where one needs no name
+    shell: str  # the command that opens a shell in it while it is kept, "" where there is none
+    notes: tuple[str, ...]  # what could not be ended, in words; whole once the session is closed
+
+    def run(self, action: Action, out: Sink) -> Exit:
+        """Run the action to its end; `out` gets its output as it comes, from this thread alone.
+
+        An action of kind `run` starts on every node, any other on the first one where all share the workspace.  On
+        several nodes each is told NNODES, its NODE_RANK, and the first one's address as MASTER_ADDR.
+        """
+
+    def probe(self, argv: Sequence[str], node: int, limit_s: float) -> Completed:
+        """Run a short command beside the action, as whoever sees most there, and return what it printed.
+
+        Safe from another thread, and without a consequence for the run.  It ends by `limit_s`, or a second or two later
+        where the engine hangs; a command that goes on is ended.  Asked only where the traits say `sees_processes`.
+
+        Raises:
+            RuntimeProblem: nothing can be started there, e.g. the container is paused.
+        """
+
+    def stop(self, grace_s: float) -> None:
+        """End the running action on every node: INT, `grace_s`, TERM, `grace_s`, KILL. Safe from another thread."""
+
+    def collect(self, patterns: Sequence[str], into: Path) -> None:
+        """Copy the files of the workspace that match into the folder `into`, by their own names.
+
+        `patterns` are glob patterns relative to the workspace; what does not match anything is left out.
+        """
+
+
+class Runtime(Protocol):
+    """Executes plans somewhere; `traits` say what is to be known of it, and its name says nothing."""
+
+    name: str
+    traits: Traits
+
+    def supports(self, place: Place) -> bool:
+        """Say whether plans for this place can run here; one that cannot is a FAILURE before it starts."""
+
+    def available(self) -> Problem | None:
+        """Return why this runtime cannot be used now, or None."""
+
+    def request(self, plan: RunPlan) -> Mapping[str, Json]:
+        """Return what would be asked of the engine, for people; touches nothing."""
+
+    def prepare(self, plan: RunPlan, say: Say) -> ImageUsed:
+        """Build, pull or find the image, off the run's clock.
+
+        Raises:
+            RuntimeProblem: the engine, the image or the disk does not allow it.
+        """
+
+    def open(self, plan: RunPlan) -> AbstractContextManager[Session]:
+        """Hold a session open; leaving it ends every process in it, unless the plan keeps it alive."""
+
+    def attach(self, handle: str) -> Session:
+        """Return the session that `handle` names, for clean and resume.
+
+        Raises:
+            RuntimeProblem: it is gone, or none of madlite's.
+        """
+
+    def cancel(self, handle: str) -> None:
+        """End a session that nobody holds any more, with all that is in it; one that is gone is fine.
+
+        Raises:
+            RuntimeProblem: it cannot be ended, or is none of madlite's.
+        """
+
+    def outcome(self, handle: str) -> JobOutcome | None:
+        """Return what the engine says of a session, also of one that ended; None where it says nothing.
+
+        Raises:
+            RuntimeProblem: the engine cannot be asked.
+        """

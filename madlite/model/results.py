@@ -1,0 +1,260 @@
+"""What happens in a run, and what it comes to."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+from madlite.model.judged import Compute, Diagnosis, Window, Witness
+from madlite.model.quantities import QUANTITIES, SPEEDS, Quantity
+from madlite.model.sensed import Provenance, Telemetry
+from madlite.model.sessions import JobOutcome
+from madlite.model.values import Value
+from madlite.model.verdicts import Cause, Status
+
+
+class Line(Value, frozen=True):
+    """One line of a log; `t_s` seconds since the start of the run, NaN for a foreign log."""
+
+    text: str
+    t_s: float = 0.0
+    node: int = 0
+    rank: int | None = None
+
+
+STEPS_APART = 5
+"""How many steps the lines of one training's ranks may come apart; further back is a training that began again."""
+
+
+class Step(Value, frozen=True):
+    """One training step's numbers, read from one log line that covers `span` steps.
+
+    `unread` has the text of quantities that the line should have and that is no number, as `12,5`.  A `late` step was
+    read from an earlier line than the one at which it is told, which is none of the training's.  Of a `skipped` one the
+    optimizer changed no weight, as where its gradient is not finite.
+    """
+
+    n: int
+    values: dict[Quantity, float]
+    rank: int | None = None
+    t_s: float = 0.0
+    phase: Literal["warmup", "train", "validate"] = "train"
+    span: int = 1
+    unread: dict[Quantity, str] = {}
+    late: bool = False
+    skipped: bool = False
+
+    @property
+    def speed(self) -> tuple[Quantity, float] | None:
+        """The training's speed as the line has it, of one GPU; None where it has none."""
+        own = (quantity for quantity in self.values if quantity.is_speed and quantity.name not in QUANTITIES)
+        return next(
+            ((quantity, self.values[quantity]) for quantity in (*SPEEDS, *own) if quantity in self.values), None
+        )
+
+
+class Phase(Value, frozen=True):
+    """The run entered a new phase, e.g. `compile`; where it `begins` a training, what came before is another one's.
+
+    One that `starts` a training, as what a trainer prints before its first step, does so where the one before, if there
+    was one, had come to its end: else it may be the same one, started again, or another rank's word.
+    """
+
+    name: str
+    t_s: float = 0.0
+    begins: bool = False
+    starts: bool = False
+
+
+class Summary(Value, frozen=True):
+    """Figures the framework computed itself over the whole run, as printed.
+
+    A reader that knows of how many steps they are compares that with the steps it read: `doubt` is "" where both are
+    the same, else why the figures are doubtful, and None where nobody compared.  `computed` has figures of the steps
+    that were read, in place of those of other steps.
+    """
+
+    values: dict[str, str]
+    computed: dict[str, str] = {}
+    doubt: str | None = None
+
+
+class EffectiveConfig(Value, frozen=True):
+    """What the trainer says it runs with."""
+
+    values: dict[str, str]
+
+
+class Ended(Value, frozen=True):
+    """The framework's own mark that it came to its end, or its launcher's word on how.
+
+    `code` is the exit code that the launcher names, negative for a signal; other than 0 the training failed.  `missed`
+    is the opposite of a mark: `marker` says that the one which tells of the end is not there, so that there was none.
+    """
+
+    marker: str
+    code: int = 0
+    missed: bool = False
+
+
+Event: TypeAlias = Step | Phase | Summary | EffectiveConfig | Ended
+
+
+class ImageUsed(Value, frozen=True):
+    """The image a run used: `digest` is its repository digest, else its image id `id`; empty without an image.
+
+    `base_digest` is the same of the image that a built one is based on; empty for others, and where nobody knows it.
+    `pinned` is its name by digest, under which a registry has it; empty for one that is only here, as `id` alone.
+    """
+
+    ref: str = ""
+    digest: str = ""
+    base_digest: str = ""
+    labels: dict[str, str] = {}  # in a result they are its provenance's
+    registry: str = ""  # the name under which it was pushed or pulled
+    pinned: str = ""
+    id: str = ""
+    build_duration_s: float | None = None
+    notes: tuple[
+        str, ...
+    ] = ()  # what a reader of the result should know, e.g. a base image that could not be refreshed
+
+
+class Metric(Value, frozen=True):
+    """One result row: `label` is appended to the model's name, `text` is the number as it goes into perf.csv.
+
+    `lower_is_better` where the metric counts time or loss, e.g. `step_time_s`; of a throughput more is better.  `unit`
+    is that of its quantity, "" where only a script knows what the number is.
+    """
+
+    metric: str
+    text: str
+    status: Status
+    label: str = ""
+    value: float | None = None
+    cause: Cause = Cause.NONE
+    columns: dict[str, str] = {}
+    lower_is_better: bool = False
+    unit: str = ""
+
+
+class Result(Value, frozen=True):
+    """The outcome of one run; without a metric it is one blank FAILURE or SKIPPED row."""
+
+    plan_id: str
+    status: Status
+    cause: Cause = Cause.NONE
+    reason: str = ""  # one sentence for people
+    evidence: str = ""  # the line that decided it
+    window: Window | None = None
+    metrics: tuple[Metric, ...] = ()
+    findings: tuple[str, ...] = ()
+    suspect: tuple[str, ...] = ()  # of a SUCCESS, why its number is doubtful
+    witnesses: tuple[Witness, ...] = ()
+    diagnosis: Diagnosis | None = None  # of a FAILURE
+    compute: Compute | None = None
+    config: dict[str, str] = {}  # what the trainer's own log says it ran with
+    telemetry: Telemetry | None = None
+    provenance: Provenance = Provenance()
+    exit_code: int | None = None
+    node_codes: tuple[int | None, ...] = ()  # of a run on several nodes, each one's exit code in their order
+    outcome: JobOutcome | None = None  # of a failure, what the engine itself says of its end
+    shell: str = ""  # the command that opens a shell in what was kept
+    image: ImageUsed = ImageUsed()
+    durations_s: dict[str, float] = {}  # build, data, run, total
+    git_commit: str = ""
+    steps: int = 0
+    started: str = ""  # ISO 8601, UTC
+    data_size: str = ""  # of the last data set that was fetched, as `du -sh` says it
+    data_download_s: float | None = None  # of that set
+
+    @property
+    def code(self) -> str:
+        """The cause as the record and a `cause` column have it: the diagnosed one, else what ended the run."""
+        return self.diagnosis.cause if self.diagnosis else self.cause.value
+
+
+class Row(Value, frozen=True):
+    """One line of perf.csv, as text."""
+
+    cells: dict[str, str]
+
+
+class Finding(Value, frozen=True):
+    """What a check found; `fatal` keeps the run from starting."""
+
+    message: str
+    hint: str = ""
+    fatal: bool = False
+
+
+class Asset(Value, frozen=True):
+    """Something a plan needs from elsewhere: weights, a tokenizer, a data set; `hint` says how to do without it.
+
+    A `hub` asset is a Hugging Face repository, or what of it matches the glob patterns `files`, and is kept in the
+    hub's cache.  A `url` asset is one file, and a `made` one a folder that the run's own preparation fills: both are
+    kept at `path` below the folder of prepared data, and where they are the run's variable `env` names the folder.  One
+    without a `path` is fetched by each run anew.  `sha256` is the checksum of a `url` asset's file, in hexadecimal
+    digits: another file is refused.
+    """
+
+    kind: Literal["model", "dataset", "tokenizer", "file"]
+    ref: str
+    gated: bool = False
+    size_bytes: int | None = None
+    hint: str = ""
+    source: Literal["hub", "url", "made"] = "hub"
+    revision: str = ""  # of a repository: a commit, branch or tag, its default branch where empty
+    files: tuple[str, ...] = ()
+    path: str = ""
+    env: str = ""
+    sha256: str = ""
+
+
+class FailureRule(Value, frozen=True):
+    """A pattern of a log line that explains a failure; docs/failures.md tells of causes and tiers.
+
+    `tier` orders what explains: a `root` is a cause by itself, an `error` may be one, and a `follower` is what other
+    ranks say after one of them failed, the cause only where nothing else is; a `sign` shows that something failed and
+    explains nothing.  `ends` says whose failure a line shows that comes after the last training step, whatever the
+    exit code is: that of a process, or of all that a launcher started, in the launcher's own words.  `hint` is what to
+    do, whoever ran the training, and `here` what that is in a run of madlite's.  In both `{name}` stands for the
+    pattern's group of that name; a group `rank` is the rank that failed, and of the cause `killed` one whose name
+    begins with `signal` the signal that ended it.  `example` is a line that the pattern matches.  A rule that names
+    `backends` explains their trainings alone, one that names none explains any.
+    """
+
+    pattern: str
+    cause: str
+    hint: str = ""
+    here: str = ""
+    tier: Literal["root", "error", "follower", "sign"] = "root"
+    ends: Literal["", "process", "launcher"] = ""
+    example: str = ""
+    source: str = ""  # the file or plugin it came from
+    backends: tuple[str, ...] = ()
+
+
+class Reference(Value, frozen=True):
+    """A published number: of which model, on what, by whom.
+
+    `source` names the document and its version or date.  What is blank or None the document does not say; `columns` are
+    result columns beyond these, as perf.csv has them.
+    """
+
+    model: str
+    device: str
+    metric: str
+    value: float
+    source: str
+    unit: str = ""
+    url: str = ""
+    backend: str = ""
+    release: str = ""  # of the image
+    mode: str = ""
+    precision: str = ""
+    seq_len: int | None = None
+    micro_batch: int | None = None
+    global_batch: int | None = None
+    gpus: int | None = None  # of all nodes
+    nodes: int = 1
+    columns: dict[str, str] = {}

@@ -1,0 +1,134 @@
+"""A results file → documents for a database: typed, each with a key that the same row has again.
+
+Types: a blank is null, a cell that holds a list or an object is that, as madengine 2 has them; what is a number goes by
+the column, so that a commit such as `1234567e8` stays a text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from madlite.errors import UsageProblem
+from madlite.files import read_bytes
+from madlite.model import Json, Value
+from madlite.reports.table import Table, read_table
+from madlite.results.header import STANDARD_COLUMNS
+from madlite.results.typed import as_number, read_json, typed_rows
+
+_NUMBERS = {
+    *("n_gpus", "nnodes", "gpus_per_node", "performance", "relative_change"),
+    *("build_duration", "test_duration", "data_download_duration"),
+}
+_LARGEST_INTEGER = 1 << 63  # of BSON's 64 bits
+_NAME = "a field's name is no empty text, and has neither a dot nor a first $"
+
+
+class Document(Value, frozen=True):
+    """One row or object; `key` is of its content, and of how many like it came before in the file."""
+
+    key: str
+    fields: dict[str, Json]
+
+
+def read_documents(file: Path) -> list[Document]:
+    """Return the documents of a CSV or JSON file, the kind by its name's end, else by its first character.
+
+    Raises:
+        UsageProblem: it cannot be read, is neither, or holds nothing.
+    """
+    is_json = file.suffix.lower() == ".json"
+    if not is_json and file.suffix.lower() != ".csv" and file.is_file():
+        is_json = read_bytes(file, given=True).lstrip()[:1] in (b"{", b"[")
+    found = _of_json(file) if is_json else _of_table(file)
+    if not found:
+        raise UsageProblem(f"{file} holds no row: there is nothing to upload", "madlite run appends rows to perf.csv")
+    for name in dict.fromkeys(name for document in found for name in document.fields):
+        if not name or "." in name or "\0" in name or name.startswith("$"):
+            raise UsageProblem(f"{file} has a column '{name}', which MongoDB takes for no field", _NAME)
+    return found
+
+
+def _of_table(file: Path) -> list[Document]:
+    table = read_table(file)
+    if twice := [name for name, count in Counter(table.columns).items() if count > 1]:
+        raise UsageProblem(f"{file} has two columns '{twice[0]}', and a document can have one", "name them apart")
+    rows = [dict(zip(table.columns, cells, strict=True)) for cells in table.rows]
+    contents = [{name: text for name, text in row.items() if text.strip()} for row in rows]
+    return _keyed(contents, _typed(table, rows))
+
+
+def _typed(table: Table, rows: Sequence[Mapping[str, str]]) -> list[dict[str, Json]]:
+    """Return the rows with their types; columns of one's own by what they hold, as in perf_entry.json."""
+    others = [name for name in table.columns if name not in STANDARD_COLUMNS]
+    own = typed_rows([{name: row[name] for name in others} for row in rows])
+    return [
+        {name: _inner(more[name]) if name in more else _cell(name, row[name]) for name in row}
+        for row, more in zip(rows, own, strict=True)
+    ]
+
+
+def _cell(name: str, text: str) -> Json:
+    if not text.strip():
+        return None
+    number = as_number(text.strip()) if name in _NUMBERS else None
+    return text if number is None else _plain(number)
+
+
+def _of_json(file: Path) -> list[Document]:
+    try:
+        value = read_json(read_bytes(file, given=True))
+    except (ValueError, RecursionError) as error:
+        why = error.msg if isinstance(error, json.JSONDecodeError) else type(error).__name__
+        at = f" (line {error.lineno})" if isinstance(error, json.JSONDecodeError) else ""
+        raise UsageProblem(f"{file} is no JSON: {why}{at}", "name a results file: perf.csv, perf_entry.json") from None
+    objects = value if isinstance(value, list) else [value]
+    for n, one in enumerate(objects, 1):
+        if not isinstance(one, dict):
+            raise UsageProblem(
+                f"{file}: entry {n} is no object but a {type(_plain(one)).__name__}", "a list of objects"
+            )
+    documents: list[dict[str, Json]] = [
+        {name: _plain(item) for name, item in one.items()} for one in objects if isinstance(one, dict)
+    ]
+    contents = [{name: item for name, item in one.items() if item is not None} for one in documents]
+    return _keyed(contents, documents)
+
+
+def _keyed(contents: Iterable[Mapping[str, Json]], documents: Iterable[dict[str, Json]]) -> list[Document]:
+    """Return documents with their keys; of blanks nothing goes into a key, so that a column more changes none."""
+    seen: Counter[bytes] = Counter()
+    found = []
+    for content, fields in zip(contents, documents, strict=True):
+        text = msgspec.json.encode(content, order="deterministic")
+        seen[text] += 1
+        found.append(Document(key=hashlib.sha256(b"%d " % seen[text] + text).hexdigest(), fields=fields))
+    return found
+
+
+def _plain(value: Json) -> Json:
+    """Return a value for BSON: numbers as Python has them, an integer too large for it as its digits."""
+    if isinstance(value, msgspec.Raw):
+        value = json.loads(bytes(value))
+    if isinstance(value, int) and not -_LARGEST_INTEGER <= value < _LARGEST_INTEGER:
+        return str(value)
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _inner(value: Json) -> Json:
+    """Return the list or object that a cell spells (`configs`, `multi_results`), else what it is."""
+    if not isinstance(value, str) or value.lstrip()[:1] not in ("{", "["):
+        return _plain(value)
+    try:
+        return _plain(read_json(value.encode()))
+    except (ValueError, RecursionError):
+        return value

@@ -1,0 +1,145 @@
+"""Runs as a table for people, as JSON and as CSV for other programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from madlite.errors import UsageProblem, one_hint
+from madlite.model import Cause, Json, Status
+from madlite.nearest import did_you_mean
+from madlite.printable import printable
+from madlite.reports.cells import harmless
+from madlite.reports.runs import CUT_OFF, RUNNING, UNREADABLE, Run
+from madlite.results.lines import csv_line
+
+COLUMNS = (
+    *("id", "when", "card", "status", "cause", "performance", "metric", "suspect", "duration_s", "doubt"),
+    *("backend", "mode", "precision", "gpu", "n_gpus", "batch", "study"),
+)
+_HEAD = ("ID", "WHEN (UTC)", "CARD", "BACKEND", "MODE", "PRECISION", "GPU", "STATUS", "NUMBER", "TOOK")
+STATUS = _HEAD.index("STATUS")
+SUSPECT = "suspect"  # what `--status` calls a success whose number is doubtful
+NOT_COLLECTED = "not collected"  # and a run whose result waits for `madlite collect`
+STATES = ("success", SUSPECT, "failure", "skipped", "not-collected", "running", "cut-off", "unreadable")
+"""The words that `--status` knows beside the causes of failures."""
+
+
+def select_runs(
+    runs: Iterable[Run], *, status: str = "", tags: Sequence[str] = (), of: str = "", limit: int = 0
+) -> list[Run]:
+    """Return the runs of a status, and of cards whose name or one of whose tags holds one of the words; the newest.
+
+    `of` is the beginning of the id of a batch or of a study that they belong to.
+
+    Raises:
+        UsageProblem: there is no such status, and neither a cause.
+    """
+    runs = list(runs)
+    wanted = _spelled(status)
+    if wanted and wanted not in (known := _statuses(runs)):
+        raise _no_status(status, known)
+    words = [word.lower() for word in tags if word]
+    chosen = [run for run in runs if not wanted or wanted in _words_of(run)]
+    if words:
+        chosen = [run for run in chosen if any(word in name for word in words for name in _names(run))]
+    if of:
+        chosen = [run for run in chosen if any(name.startswith(of) for name in _groups(run))]
+    return chosen[-limit:] if limit else chosen
+
+
+def as_json(run: Run) -> dict[str, Json]:
+    """Return a run as the list shows it, for programs."""
+    record, headline = run.record, run.headline
+    return {
+        "id": run.folder.name,
+        "when": run.when,
+        "card": record.card,
+        "status": run.state,
+        "cause": record.cause,
+        "performance": headline.text if headline else "",
+        "metric": headline.metric if headline else "",
+        "suspect": list(record.suspect),
+        "duration_s": record.durations_s.get("total"),
+        "reason": run.problem or record.reason,
+        "doubt": run.doubt,
+        "folder": str(run.folder),
+        "backend": record.backend,
+        "mode": record.variant.mode if record.variant else "",
+        "precision": record.variant.precision if record.variant else "",
+        "gpu": record.device,
+        "n_gpus": run.n_gpus,
+        "collected": run.collected,
+        "batch": record.batch,
+        "study": record.study.id if record.study else "",
+        "study_kind": record.study.kind if record.study else "",
+        "varied": dict(record.study.varied) if record.study else {},
+    }
+
+
+def as_csv(runs: Iterable[Run]) -> Iterator[str]:
+    """Yield a table as CSV, in which nothing is a formula to a spreadsheet or steers a terminal."""
+    yield csv_line(COLUMNS, "\n")
+    for run in runs:
+        values = as_json(run)
+        values["suspect"] = "; ".join(values["suspect"])
+        texts = ("" if values[name] is None else str(values[name]) for name in COLUMNS)
+        yield csv_line((printable(harmless(text)) for text in texts), "\n")
+
+
+def as_table(runs: Sequence[Run], words: Iterable[tuple[str, ...]]) -> Iterator[tuple[str, int]]:
+    """Yield the lines of a table, and where in them the status stands: of each run what the words say after its id."""
+    rows = [_HEAD, *((run.folder.name, *more) for run, more in zip(runs, words, strict=True))]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD) - 1)]
+    place = sum(widths[:STATUS]) + 2 * STATUS
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+        yield "  ".join([*cells, row[-1]]).rstrip(), place
+
+
+def problems(runs: Iterable[Run]) -> Iterator[str]:
+    """Yield a note on the runs whose records nobody can read, and one on those that are not as madlite left them."""
+    runs = list(runs)
+    yield from _note([f"{run.folder.name}: {run.problem}" for run in runs if run.state == UNREADABLE], "cannot be read")
+    yield from _note([f"{run.folder.name}: {run.doubt}" for run in runs if run.doubt], "cannot be trusted")
+
+
+def _note(found: Sequence[str], how: str) -> Iterator[str]:
+    if found:
+        more = f", and {len(found) - 3} more" if len(found) > 3 else ""
+        what = "1 record" if len(found) == 1 else f"{len(found)} records"
+        yield f"{what} {how}: {'; '.join(found[:3])}{more}"
+
+
+def _words_of(run: Run) -> tuple[str, ...]:
+    """Return the words that choose a run; a success that is suspect is a success too."""
+    return (
+        run.state.lower(),
+        _spelled(run.record.cause),
+        SUSPECT if run.is_suspect else "",
+        "" if run.collected else NOT_COLLECTED,
+    )
+
+
+def _spelled(status: str) -> str:
+    return status.strip().lower().replace("-", " ").replace("_", " ")
+
+
+def _statuses(runs: Iterable[Run]) -> set[str]:
+    """Return the words that a run can be chosen by, those of plugins where a run has them."""
+    words = (*Status, SUSPECT, NOT_COLLECTED, *Cause, RUNNING, CUT_OFF, UNREADABLE, *(run.record.cause for run in runs))
+    return {_spelled(word) for word in words} - {""}
+
+
+def _no_status(status: str, known: Iterable[str]) -> UsageProblem:
+    words = [word.replace(" ", "-") for word in sorted(known)]
+    near = did_you_mean(status, STATES, most=1) or did_you_mean(status, words, most=1)
+    hint = f"{', '.join(STATES)}, or a cause: docs/failures.md"
+    return UsageProblem(f"--status {status!r}: no run can be that", one_hint(near, hint))
+
+
+def _groups(run: Run) -> tuple[str, str]:
+    return run.record.batch, run.record.study.id if run.record.study else ""
+
+
+def _names(run: Run) -> Iterator[str]:
+    return (name.lower() for name in (run.record.card, *run.record.tags, run.folder.name))

@@ -1,0 +1,203 @@
+"""Documents → a collection of MongoDB, each once however often it is uploaded.
+
+Fields that are added, environment and options: madengine 2's.  What says which document is the same is its content
+(`_id`), or the fields that the caller names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from madlite.errors import RuntimeProblem, UsageProblem
+from madlite.model import Secret, Value
+from madlite.reports.documents import Document
+
+if TYPE_CHECKING:
+    from pymongo import MongoClient
+    from pymongo.collection import Collection
+
+    Found: TypeAlias = Collection[dict[str, Any]]
+    Client: TypeAlias = MongoClient[dict[str, Any]]
+
+UPLOADED, CREATED = "_meta_uploaded_at", "created_date"
+INDEXED = ("model", "timestamp", "date", "status", "pipeline")  # where the caller names no fields
+_MOST_ERRORS = 3
+_WRONG_LOGIN, _NOT_ALLOWED = 18, 13  # https://www.mongodb.com/docs/manual/reference/error-codes
+
+
+class Server(Value, frozen=True):
+    """A MongoDB server and a login to it, which an empty name does without."""
+
+    host: str = "localhost"
+    port: int = 27017
+    username: str = ""
+    password: Secret = Secret("")
+    auth_source: str = "admin"
+    timeout_ms: int = 5000
+
+    @property
+    def address(self) -> str:
+        """Return where it is, without what is there of a login."""
+        place = self.host.rpartition("@")[2]
+        return place if "://" in self.host else f"{place}:{self.port}"
+
+
+class Target(Value, frozen=True):
+    """Where documents go, and how: `unique` are the fields that say which is the same, none its content."""
+
+    database: str
+    collection: str
+    unique: tuple[str, ...] = ()
+    upsert: bool = True
+    index: bool = True
+    batch_size: int = 1000
+
+
+class Uploaded(Value, frozen=True):
+    """How many documents came new, were there and were written again, and were refused, with the server's words."""
+
+    inserted: int
+    updated: int
+    failed: int = 0
+    problems: tuple[str, ...] = ()
+
+
+def check_unique(documents: Sequence[Document], unique: Sequence[str]) -> int:
+    """Return how many documents share the fields with an earlier one, which they would replace.
+
+    Raises:
+        UsageProblem: a document lacks one of the fields.
+    """
+    for n, document in enumerate(documents, 1):
+        if lacks := [name for name in unique if document.fields.get(name) is None]:
+            known = ", ".join(list(document.fields)[:8])
+            raise UsageProblem(f"row {n} has no '{lacks[0]}', which is to tell rows apart", f"its fields: {known}, …")
+    values = {repr([document.fields[name] for name in unique]) for document in documents}
+    return len(documents) - len(values) if unique else 0
+
+
+def upload(documents: Sequence[Document], server: Server, target: Target) -> Uploaded:
+    """Upload the documents.
+
+    Raises:
+        UsageProblem: pymongo is not installed, no server answers, it refuses the login, or a name is none.
+        RuntimeProblem: the server went away, or takes none of it, after the upload began.
+    """
+    with _connected(server) as client:
+        collection = client[target.database][target.collection]
+        problems = _index(collection, documents, target) if target.index else ()
+        done = Uploaded(inserted=0, updated=0, problems=problems)
+        now = datetime.now(timezone.utc)
+        for start in range(0, len(documents), target.batch_size):
+            done = _write(collection, documents[start : start + target.batch_size], target, now, done, server)
+    return done
+
+
+@contextmanager
+def _connected(server: Server) -> Iterator[Client]:
+    try:
+        import pymongo
+        from pymongo.errors import ConnectionFailure, PyMongoError
+    except ImportError:
+        raise UsageProblem("pymongo is not installed", "pip install 'madlite[mongodb]'") from None
+    login: dict[str, Any] = {}
+    if server.username:
+        password = server.password.reveal()
+        login = {"username": server.username, "password": password, "authSource": server.auth_source}
+    try:
+        client: Client
+        with pymongo.MongoClient(
+            server.host, server.port, serverSelectionTimeoutMS=server.timeout_ms, tz_aware=True, **login
+        ) as client:
+            client.admin.command("ping")
+            yield client
+    except ConnectionFailure:
+        raise UsageProblem(
+            f"no MongoDB server answers at {server.address} within {server.timeout_ms / 1000:g} s",
+            "MONGO_HOST and MONGO_PORT say where it is, MONGO_TIMEOUT_MS how long it may take",
+        ) from None
+    except PyMongoError as error:
+        raise _refusal(error, server) from None
+
+
+def _refusal(error: Exception, server: Server) -> UsageProblem:
+    code = getattr(error, "code", None)
+    who = f"user '{server.username}'" if server.username else "a caller without a login"
+    if code == _WRONG_LOGIN:
+        return UsageProblem(
+            f"MongoDB at {server.address} does not let {who} in",
+            f"MONGO_USER and MONGO_PASSWORD, of users in database {server.auth_source} (MONGO_AUTH_SOURCE)",
+        )
+    if code == _NOT_ALLOWED:
+        return UsageProblem(f"MongoDB at {server.address} lets {who} not write there", "MONGO_USER, MONGO_PASSWORD")
+    words = str(error).partition(", full error")[0]
+    return UsageProblem(f"MongoDB at {server.address}: {' '.join(words.split())}", "madlite database --help")
+
+
+def _index(collection: Found, documents: Sequence[Document], target: Target) -> tuple[str, ...]:
+    """Make the indexes, of which a query is the faster, and no more; return why one could not be made."""
+    from pymongo.errors import OperationFailure
+
+    there = {name for document in documents for name in document.fields}
+    fields = target.unique or tuple(name for name in INDEXED if name in there)
+    wanted = [[name] for name in fields] + ([list(fields)] if len(target.unique) > 1 else [])
+    problems = []
+    for names in wanted:
+        try:
+            collection.create_index([(name, 1) for name in names])
+        except OperationFailure as error:
+            if error.code in (_WRONG_LOGIN, _NOT_ALLOWED):
+                raise
+            problems.append(f"no index of {', '.join(names)}: {error.details and error.details.get('errmsg')}")
+    return tuple(problems)
+
+
+def _write(
+    collection: Found, batch: Sequence[Document], target: Target, now: datetime, done: Uploaded, server: Server
+) -> Uploaded:
+    from bson.errors import BSONError
+    from pymongo import InsertOne, UpdateOne
+    from pymongo.errors import BulkWriteError, ConnectionFailure
+
+    wanted = [
+        UpdateOne(*_update(one, target, now), upsert=True)
+        if target.upsert
+        else InsertOne({CREATED: _created(now), **one.fields, UPLOADED: now})
+        for one in batch
+    ]
+    count = done.inserted + done.updated + done.failed
+    try:
+        told: Mapping[str, Any] = collection.bulk_write(wanted, ordered=False).bulk_api_result
+    except BulkWriteError as error:
+        told = error.details or {}
+    except ConnectionFailure as error:
+        raise RuntimeProblem(
+            f"MongoDB at {server.address} went away after {count:,} documents: {' '.join(str(error).split())[:200]}",
+            "upload again: what is there already is not doubled",
+        ) from None
+    except (BSONError, OverflowError) as error:
+        what = f"MongoDB cannot hold a row from {count + 1:,} on: {error}"
+        raise RuntimeProblem(what, f"{count:,} documents are there") from None
+    refused = list(told.get("writeErrors", ()))
+    words = [*done.problems, *(str(one.get("errmsg", "")) for one in refused)]
+    return Uploaded(
+        inserted=done.inserted + told.get("nInserted", 0) + told.get("nUpserted", 0),
+        updated=done.updated + told.get("nMatched", 0),
+        failed=done.failed + len(refused),
+        problems=tuple(dict.fromkeys(words))[:_MOST_ERRORS],
+    )
+
+
+def _update(one: Document, target: Target, now: datetime) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what a document is looked for by, and what is written; it is created by its first upload."""
+    fields = {name: value for name, value in one.fields.items() if name != "_id"}
+    same = {name: one.fields[name] for name in target.unique} or {"_id": one.fields.get("_id", one.key)}
+    first = {} if CREATED in fields else {"$setOnInsert": {CREATED: _created(now)}}
+    return same, {"$set": {**fields, UPLOADED: now}, **first}
+
+
+def _created(now: datetime) -> str:
+    return now.strftime("%Y-%m-%d %H:%M:%S")

@@ -1,0 +1,224 @@
+"""The runs of a working folder: found by name, and each in a line."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime, timezone
+from pathlib import Path
+
+from msgspec.structs import asdict, replace
+
+from madlite.errors import RecordError, UsageProblem
+from madlite.model import Metric, Status, Value, to_json
+from madlite.nearest import nearest_words
+from madlite.plan.make import RUNS
+from madlite.results.batch_journal import cards_asked, interrupted_batches
+from madlite.results.record import Record, record_json
+from madlite.results.result_file import load_result
+from madlite.results.stored import Noted, holds_any, load_record, read_plan, with_plan
+from madlite.workspace.folder import LOCK, PLAN, RECORD, check_runs_folder, is_alive, is_uncollected
+from madlite.workspace.regular import real_folders
+
+RUNNING, CUT_OFF, UNREADABLE = "RUNNING", "CUT OFF", "UNREADABLE"
+LAST = "last"
+
+
+class Run(Value, frozen=True):
+    """One run of the list: `state` is its status, or that it goes on, was cut off or cannot be read.
+
+    Of a run without a record, the record has what its plan says.
+    """
+
+    folder: Path
+    state: str
+    record: Record
+    problem: str = ""
+    doubt: str = ""  # what is wrong with the record: something else than madlite wrote it, or changed it
+    collected: bool = True  # False where its result waits for `madlite collect`; then the record is the one it gets
+
+    @property
+    def headline(self) -> Metric | None:
+        """The number of a success: the steady window's, else the first."""
+        record = self.record
+        if self.state != Status.SUCCESS.value or not record.metrics:
+            return None
+        return record.metrics[-1 if record.window is not None else 0]
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether it is a success whose number is doubtful."""
+        return self.state == Status.SUCCESS.value and bool(self.record.suspect)
+
+    @property
+    def n_gpus(self) -> int | None:
+        """How many GPUs it had, all nodes together; None where nothing says it."""
+        place = self.record.place
+        return place.nodes * place.gpus_per_node if place is not None else None
+
+    @property
+    def when(self) -> str:
+        """When it started, UTC: `2026-11-21 14:36:59`."""
+        text = self.record.started
+        if text[10:11] == "T":
+            return text[:19].replace("T", " ")
+        return f"{datetime.fromtimestamp(_began(self.folder) / 1e9, timezone.utc):%Y-%m-%d %H:%M:%S}"
+
+
+def runs_folder(folder: Path) -> Path:
+    """Return the folder of runs of a working folder, which may itself be named.
+
+    Raises:
+        UsageProblem: there is no such working folder, a file has the name of its folder of runs, or that one is shut.
+    """
+    if not folder.is_dir():
+        raise UsageProblem(f"{folder} is no folder", "name the one that madlite run was started in: --dir DIR")
+    below = folder / RUNS
+    if folder.name == RUNS and not below.is_dir():
+        below = folder
+    else:
+        check_runs_folder(folder)
+    with suppress(FileNotFoundError):
+        _check_listable(below)
+    return below
+
+
+def _check_listable(runs: Path) -> None:
+    """Refuse what cannot be listed, for it would look empty."""
+    try:
+        os.scandir(runs).close()
+    except PermissionError as error:
+        raise UsageProblem(f"{runs} cannot be read by this user", f"ls -ld {runs}") from error
+
+
+def list_runs(runs: Path) -> tuple[Run, ...]:
+    """Return the runs, the newest last; one whose record is broken is told as such.
+
+    Those that a kill kept from having a plan are among them, under the card that their batch names.
+    """
+    known, noted = cards_asked(runs), Noted(runs)
+    folders = [folder for folder in real_folders(runs) if is_run(folder)]
+    begun = (asked.id for batch in interrupted_batches(runs.parent) for asked in batch.begun if runs.name == RUNS)
+    folders += [runs / name for name in begun if "/" not in name]
+    found = [_named(open_run(folder, noted), known) for folder in folders]
+    return tuple(sorted(found, key=lambda run: (run.when, _began(run.folder), run.folder.name)))
+
+
+def _named(run: Run, known: Mapping[str, str]) -> Run:
+    """Return a run under the card that its batch names, where nothing of its own names one."""
+    card = known.get(run.folder.name, "")
+    return replace(run, record=replace(run.record, card=card)) if card and not run.record.card else run
+
+
+def is_run(folder: Path) -> bool:
+    """Say whether a folder is a run's."""
+    return holds_any(folder, (RECORD, PLAN, LOCK))
+
+
+def open_run(folder: Path, noted: Noted | None = None) -> Run:
+    """Return one run; never raises for what its folder holds."""
+    run = _opened(folder)
+    return replace(run, doubt=run.doubt or (noted or Noted(folder.parent)).doubt(folder))
+
+
+def _opened(folder: Path) -> Run:
+    blank = Record(id=folder.name, status=Status.FAILURE, version=0)
+    problem, record = "", None
+    try:
+        record = load_record(folder)
+    except RecordError as error:
+        problem = error.message
+    if record is not None:
+        return Run(folder=folder, state=record.status.value, record=record)
+    plan = read_plan(folder)
+    known = with_plan(blank, plan) if plan is not None else blank
+    if problem:
+        return Run(folder=folder, state=UNREADABLE, record=known, problem=problem)
+    if is_alive(folder):  # first: a run that ends meanwhile has its result by then
+        return Run(folder=folder, state=RUNNING, record=known)
+    return _waiting(folder, known) if is_uncollected(folder) else Run(folder=folder, state=CUT_OFF, record=known)
+
+
+def _waiting(folder: Path, known: Record) -> Run:
+    """Return a run whose result waits to be collected; of one that something else wrote what its plan says."""
+    try:
+        record = load_result(folder).record
+    except RecordError as error:
+        return Run(folder=folder, state=UNREADABLE, record=known, problem=error.message, collected=False)
+    return Run(folder=folder, state=record.status.value, record=record, collected=False)
+
+
+def as_json(run: Run) -> str:
+    """Return a run's record as JSON; of a run without one what its plan says, under its state and version 0."""
+    if run.state == run.record.status.value:
+        return record_json(run.record)
+    return to_json({**asdict(run.record), "status": run.state, "reason": run.problem})
+
+
+def find_run(runs: Path, name: str) -> Path:
+    """Return the folder of the run that a name stands for: its id, a part of it that no other has, or `last`.
+
+    Raises:
+        UsageProblem: no run or several are named so.
+    """
+    if (found := find_named(runs, name)) is not None:
+        return found
+    known = run_names(runs)
+    if not known:
+        raise UsageProblem(f"there are no runs in {runs}", "name the working folder: --dir DIR")
+    raise _unknown(name, known)
+
+
+def find_named(runs: Path, name: str) -> Path | None:
+    """Return the folder of a run as `find_run` does; None where no run is named so.
+
+    Raises:
+        UsageProblem: several are.
+    """
+    known = run_names(runs)
+    if name == LAST and known:
+        return list_runs(runs)[-1].folder
+    if name in known:
+        return runs / name
+    matching = names_with(known, name)
+    if len(matching) > 1:
+        raise _several(name, matching)
+    return runs / matching[0] if matching else None
+
+
+def run_names(runs: Path) -> list[str]:
+    """Return the ids of the runs, sorted."""
+    return [folder.name for folder in real_folders(runs) if is_run(folder)]
+
+
+def names_with(names: Sequence[str], part: str) -> list[str]:
+    """Return the names that begin with a part, or else those that have it anywhere; none with an empty one."""
+    if not part:
+        return []
+    return [name for name in names if name.startswith(part)] or [name for name in names if part in name]
+
+
+def _several(name: str, matching: list[str]) -> UsageProblem:
+    more = f", and {len(matching) - 5} more" if len(matching) > 5 else ""
+    return UsageProblem(
+        f"'{name}' is part of {len(matching)} runs: {', '.join(matching[-5:])}{more}", "name more of it"
+    )
+
+
+def _unknown(name: str, known: Iterable[str]) -> UsageProblem:
+    names = list(known)
+    parts = {part: each for each in names for part in (each, each[16:-7], each[-6:])}
+    close = nearest_words(name, reversed(parts), most=1)
+    hint = f"did you mean {parts[close[0]]}?   " if close else ""
+    return UsageProblem(f"no run '{name}'", f"{hint}madlite runs lists them")
+
+
+def _began(folder: Path) -> int:
+    """Return when a run's plan was written, in nanoseconds; where there is none, what its name says, and else 0."""
+    with suppress(OSError):
+        return (folder / PLAN).lstat().st_mtime_ns
+    with suppress(ValueError):
+        named = datetime.strptime(folder.name[:15], "%Y%m%dT%H%M%S").replace(tzinfo=timezone.utc)
+        return int(named.timestamp()) * 10**9
+    return 0

@@ -1,0 +1,126 @@
+"""How far the runs of a working folder are, read from their folders again and again; nothing waits for who reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from madlite.model import Status, Study, Value
+from madlite.reports.runs import RUNNING, Run, is_run, open_run
+from madlite.results.batch_journal import goes_on
+from madlite.results.stored import Noted, read_plan
+from madlite.workspace.folder import is_alive
+from madlite.workspace.progress import Progress, read_progress
+from madlite.workspace.regular import real_folders
+
+_MOST_LAST = 50  # runs of the last batch that are shown where nothing goes on
+
+
+class Watched(Value, frozen=True):
+    """One run as it is now; `state` is RUNNING, or as the list of runs has it once it has ended.
+
+    `number` is the result of a success.
+    """
+
+    id: str
+    card: str
+    state: str
+    cause: str = ""
+    suspect: bool = False
+    progress: Progress = Progress()
+    elapsed_s: float | None = None
+    number: str = ""
+    batch: str = ""
+    study: Study | None = None
+
+
+class Watch:
+    """Looks at the runs that go on, and at those that end meanwhile; where none goes on, at those of the last batch."""
+
+    def __init__(self, runs: Path) -> None:
+        self._runs = runs
+        self._before: set[str] | None = None  # what had ended when watching began
+        self._ended: dict[str, Watched] = {}
+        self._planned: dict[str, Watched] = {}  # what a run's plan says, read once
+
+    def look(self) -> tuple[Watched, ...]:
+        """Return the runs in the order of their ids; never raises for what their folders hold."""
+        first = self._before is None
+        before = self._before = self._before or set()
+        found: list[Watched] = []
+        for folder in real_folders(self._runs):
+            if folder.name in before or not is_run(folder):
+                continue
+            if folder.name in self._ended:
+                found.append(self._ended[folder.name])
+            elif is_alive(folder):
+                found.append(self._running(folder))
+            elif first:
+                before.add(folder.name)
+            else:
+                self._ended[folder.name] = _ended(open_run(folder, Noted(self._runs)))
+                found.append(self._ended[folder.name])
+        return tuple(found)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether a command still has runs to do here, also where none is under way just now."""
+        return goes_on(self._runs)
+
+    def last(self) -> tuple[Watched, ...]:
+        """Return the runs of the newest batch that had ended when watching began."""
+        noted = Noted(self._runs)
+        runs: list[Run] = []
+        for name in sorted(self._before or (), reverse=True)[:_MOST_LAST]:
+            run = open_run(self._runs / name, noted)
+            if runs and (not run.record.batch or run.record.batch != runs[0].record.batch):
+                break
+            runs.append(run)
+        return tuple(map(_ended, reversed(runs)))
+
+    def _running(self, folder: Path) -> Watched:
+        planned = self._planned.get(folder.name)
+        if planned is None:
+            planned = Watched(id=folder.name, card="", state=RUNNING)
+            if (plan := read_plan(folder)) is not None:
+                planned = replace(planned, card=plan.card.name, batch=plan.batch, study=plan.study)
+                self._planned[folder.name] = planned
+        progress = read_progress(folder) or Progress(state="running")
+        return replace(planned, progress=progress, elapsed_s=_since(progress.started))
+
+
+def changes(before: tuple[Watched, ...], now: tuple[Watched, ...]) -> Iterator[Watched]:
+    """Yield the runs that are not as they were, but for the time."""
+    known = {one.id: _said(one) for one in before}
+    yield from (one for one in now if known.get(one.id) != _said(one))
+
+
+def _said(one: Watched) -> tuple[object, ...]:
+    progress = one.progress
+    return one.state, progress.state, progress.doing, progress.step, progress.speed, progress.loss
+
+
+def _ended(run: Run) -> Watched:
+    record, headline = run.record, run.headline
+    return Watched(
+        id=run.folder.name,
+        card=record.card,
+        state=run.state,
+        cause=record.cause if run.state == Status.FAILURE.value else "",
+        suspect=run.is_suspect,
+        progress=read_progress(run.folder) or Progress(),
+        elapsed_s=record.durations_s.get("total"),
+        number=f"{headline.text} {headline.metric}" if headline else "",
+        batch=record.batch,
+        study=record.study,
+    )
+
+
+def _since(started: str) -> float | None:
+    try:
+        return max(0.0, (datetime.now(timezone.utc) - datetime.fromisoformat(started)).total_seconds())
+    except (ValueError, TypeError):
+        return None

@@ -1,0 +1,19 @@
+"""A result → rows of perf.csv, appended without loss."""
+
+from __future__ import annotations
+
+from madlite.results.header import STANDARD_COLUMNS
+from madlite.results.perfcsv import append_rows, check_appendable, save_beside
+from madlite.results.rows import build_rows
+from madlite.results.sidefiles import write_side_files
+from madlite.results.update_perf import update_perf
+
+__all__ = [
+    "STANDARD_COLUMNS",
+    "append_rows",
+    "build_rows",
+    "check_appendable",
+    "save_beside",
+    "update_perf",
+    "write_side_files",
+]

@@ -1,0 +1,197 @@
+"""The file that a script's `--config` names → `configs` of the side files: found, read, without secrets.
+
+Where it is looked for: docs/perf-csv.md (source: madengine 2.1).
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import logging
+import shlex
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from madlite.csvtext import unlimited_fields
+from madlite.model import Json, RunPlan
+from madlite.results.clean import clean
+from madlite.results.typed import read_json, typed_rows
+from madlite.safe_read import read_inside, way_out
+
+_OPTION = "--config"
+# where MAD and the repositories that hold it as a submodule keep what their scripts share
+_SHARED = ("scripts", "scripts/MAD", "scripts/MAD-private", "scripts/MAD-internal")
+_CREDENTIALS = "credential.json"
+_LARGEST_BYTES = 1 << 20  # it is repeated in every entry of a list that grows
+_LARGEST_CONTENT = 4 << 20  # values and characters
+_TOO_LARGE = f"it comes to more than {_LARGEST_CONTENT} characters with all that its parts refer to"
+_log = logging.getLogger(__name__)
+
+
+def read_configs(plan: RunPlan, mask: Callable[[str], str] = str) -> Json:
+    """Return what the file named by the run's `--config` holds: the rows of a CSV as objects, else as it stands.
+
+    None where the args name no file of a known kind; also, with a warning, where it is not there or cannot be read.
+    """
+    name = _named(plan.run_args)
+    read = _READERS.get(Path(name).suffix.lower())
+    if read is None:
+        return None
+    path: Path | None = None
+    try:
+        path, problem = _find(plan, name)
+        if path is not None:
+            content = read(_content(path, plan))
+            _check_size(content)
+            return clean(content, mask)
+    except Exception as error:  # noqa: BLE001 - PyYAML raises whatever its parts trip over, and a run is worth more
+        problem = f"{path or name} cannot be read: {_first_line(error)}"
+    _log.warning("%s: entries have no configs, %s", plan.card.name, mask(problem))
+    return None
+
+
+def _named(args: str) -> str:
+    """Return the value of the last `--config`, as scripts' own parsers take it; "" where there is none."""
+    try:
+        words = shlex.split(args)
+    except ValueError:  # an open quote: the shell of the workload had its own opinion
+        words = args.split()
+    named = ""
+    for word, after in zip_longest(words, words[1:], fillvalue=""):
+        if word == _OPTION:
+            named = after
+        elif word.startswith(f"{_OPTION}="):
+            named = word.partition("=")[2]
+    return named
+
+
+def _find(plan: RunPlan, name: str) -> tuple[Path | None, str]:
+    """Return the file that the args name, else why there is none: one elsewhere on this machine is not read."""
+    problem = f"the file of {_OPTION} {name} is not there"
+    for path in _candidates(plan, name):
+        if path.is_file():
+            why = way_out(path, *_roots(plan)) or _private(path, plan)
+            if not why:
+                return path, ""
+            problem = f"{path} is not read: {why}"
+    return None, problem
+
+
+def _roots(plan: RunPlan) -> tuple[Path, Path]:
+    return plan.workspace, plan.card.root
+
+
+def _private(path: Path, plan: RunPlan) -> str:
+    """Return why a file of the folder itself is kept out of what others are shown."""
+    for root in _roots(plan):
+        with suppress(OSError):
+            if path.samefile(root / _CREDENTIALS):
+                return f"it is {_CREDENTIALS}"
+    return ""
+
+
+def _candidates(plan: RunPlan, name: str) -> Iterable[Path]:
+    path = Path(name)
+    if not path.is_absolute():
+        return (place / path for place in _places(plan))
+    if path.is_relative_to(plan.inside):
+        return (plan.workspace / path.relative_to(plan.inside),)
+    return (path,) if not plan.traits.containerised else ()  # what is in the image alone is not on this machine
+
+
+def _places(plan: RunPlan) -> Iterable[Path]:
+    """Yield the folder of the script, its parents up to the checkout, and what the checkout's scripts share."""
+    root = plan.card.root
+    script = root / plan.card.scripts
+    folder = script if script.is_dir() else script.parent
+    yield folder
+    yield from (parent for parent in folder.parents if parent.is_relative_to(root))
+    yield from (root / shared for shared in _SHARED)
+
+
+def _content(path: Path, plan: RunPlan) -> bytes:
+    size = path.stat().st_size
+    if size > _LARGEST_BYTES:
+        raise ValueError(f"{size} bytes are too many to be repeated in every entry, {_LARGEST_BYTES} are not")
+    return read_inside(path, *_roots(plan), limit_bytes=_LARGEST_BYTES)
+
+
+def _check_size(content: Json) -> None:
+    """Refuse what is far larger than its file: a table has its columns' names in each row.
+
+    Raises:
+        ValueError: it is.
+    """
+    left, size = [content], 0
+    while left:
+        one = left.pop()
+        size += 1 + (len(one) if isinstance(one, str) else 0)
+        if size > _LARGEST_CONTENT:
+            raise ValueError(_TOO_LARGE)
+        if isinstance(one, Mapping):
+            left += one.keys()
+            left += one.values()
+        elif isinstance(one, (list, tuple, set)):
+            left += one
+
+
+def _csv(data: bytes) -> Json:
+    text = data.decode("utf-8-sig")
+    with unlimited_fields():
+        header, *lines = [line for line in csv.reader(io.StringIO(text, newline="")) if any(map(str.strip, line))]
+    names = [name.strip() for name in header]
+    return typed_rows([{name: text for name, text in zip(names, line, strict=False) if name} for line in lines])
+
+
+def _yaml(data: bytes) -> Json:
+    import yaml
+
+    loader = yaml.SafeLoader(data)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        if _written_out(node, {}) > _LARGEST_CONTENT:  # before anything is made of it: merged keys are copied
+            raise ValueError(_TOO_LARGE)
+        return loader.construct_document(node)
+    finally:
+        loader.dispose()
+
+
+def _written_out(node: Any, known: dict[int, int]) -> int:
+    """Return how large a part of a YAML file is with everything in it that it refers to; no work is done twice."""
+    if id(node) in known:
+        if not known[id(node)]:
+            raise ValueError("a part of it holds itself")
+        return known[id(node)]
+    known[id(node)] = 0  # it is being looked at
+    inner = node.value
+    if isinstance(inner, str):
+        size = len(inner)
+    else:
+        parts = (part for one in inner for part in (one if isinstance(one, tuple) else (one,)))
+        size = sum(_written_out(part, known) for part in parts)
+    known[id(node)] = 1 + size
+    return 1 + size
+
+
+def _toml(data: bytes) -> Json:
+    import tomli
+
+    return tomli.loads(data.decode("utf-8"))
+
+
+_READERS: dict[str, Callable[[bytes], Json]] = {
+    ".csv": _csv,
+    ".json": read_json,
+    ".yaml": _yaml,
+    ".yml": _yaml,
+    ".toml": _toml,
+}
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]

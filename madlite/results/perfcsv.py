@@ -1,0 +1,206 @@
+"""Append rows to perf.csv, safely among concurrent writers.
+
+Text in, text out: no cell is parsed, so what an earlier run wrote stays as it was written.  The format, its columns
+and the guarantees: docs/perf-csv.md (source: madengine 1.0 and 2.1, observed).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from madlite.errors import RecordError
+from madlite.model import Row
+from madlite.results.header import MOST_AT_ONCE, MOST_COLUMNS, STANDARD_COLUMNS, Header, may_join, read_header, text_of
+from madlite.results.integrity import Integrity
+from madlite.results.lines import csv_line, plain_cells, plain_name
+from madlite.results.links import outside
+from madlite.results.locked import Held, explained, held, looked_at
+from madlite.results.tail import mend_of
+from madlite.results.whole import sync_folder
+from madlite.results.widen import widen
+from madlite.safe_files import Folder, check_plain
+
+SAVED_NAME = "rows.csv"
+
+_Cells = Mapping[str, str]
+_NAMED = 5
+_log = logging.getLogger(__name__)
+
+
+def append_rows(
+    path: Path,
+    rows: Sequence[Row],
+    *,
+    strict_header: bool = False,
+    sync: bool = True,
+    intend: Callable[[int, tuple[str, ...]], None] = lambda size, columns: None,
+    leave_out: Callable[[tuple[str, ...]], None] | None = None,
+    target: Path | None = None,
+    integrity: Integrity | None = None,
+    begin: Sequence[str] = STANDARD_COLUMNS,
+) -> None:
+    """Append one line per row, in the order of the header that the file has; a new file gets the columns `begin`.
+
+    Cells of standard columns that a file lacks are left out.  Other columns join its header at the end, or are left out
+    with `strict_header`, or for want of room: `leave_out` gets those, or the log.  `sync` waits for the disk.  `intend`
+    is called right before, with the file's size and columns (none of a new one), under its lock.  Where the path no
+    longer leads to `target`, the rows do not follow.  `integrity` checks the file and notes what is written.
+
+    Raises:
+        RecordError: the rows are not in the file, and what was there before is.
+    """
+    cells = [plain_cells(row) for row in rows]
+    if not cells:
+        return
+    with explained(path), held(path, target) as file:
+        header = _header(path, file)
+        if integrity is not None:
+            integrity.check(file.fd, is_new=file.is_new)
+        joining = () if strict_header else joining_columns(header.columns if header else (), cells)
+        if joining and not may_join(header or Header(columns=tuple(begin)), joining):
+            leave_out(joining) if leave_out else _log.warning("%s", left_out_words(path, joining))
+            joining = ()
+        intend(os.fstat(file.fd).st_size, header.columns if header else ())
+        if header is not None and joining:
+            _mend(file, header, integrity)
+            widen(file, joining, cells, integrity)
+        else:
+            _append(file, *_what_joins(file, header, (*begin, *joining), cells), sync, integrity)
+
+
+def _what_joins(
+    file: Held, header: Header | None, columns: tuple[str, ...], cells: Iterable[_Cells]
+) -> tuple[int, bytes]:
+    """Return how many bytes at the end of a file go, and what comes after the rest; a new one has `columns`."""
+    if header is None:
+        new = Header(columns=columns)
+        return os.fstat(file.fd).st_size, new.line.encode() + _encoded(new, cells)  # blank lines at the most go
+    mend = mend_of(file.fd, header)
+    return mend.cut, mend.text.encode() + _encoded(header, cells)
+
+
+def check_appendable(path: Path, root: Path | None = None) -> None:
+    """Find before a run what would keep `append_rows` from saving its result; makes and changes nothing.
+
+    Raises:
+        RecordError: as `append_rows` would raise it; or a link leads out of the folder `root` in which the path is
+            written, and not to a results file: a workload may have laid it.
+    """
+    with explained(path), looked_at(path) as file:
+        header = _header(path, file) if file is not None else None
+    if header is None and (target := outside(path, root)) is not None:
+        what = f"{path} leads to {target} by a link, and there is no results file"
+        raise RecordError(f"{what}: nothing is made there", f"-o {target}   names it without the link")
+
+
+def check_replaceable(path: Path, file: Held) -> None:
+    """Check that what a path led to may be replaced: what a link leads to elsewhere has to be a results file.
+
+    Raises:
+        RecordError: it is none.
+    """
+    if outside(path) is not None:
+        _header(path, file)
+
+
+def is_results_file(path: Path) -> bool:
+    """Say whether a path leads to a plain file that begins with a results file's header."""
+    try:
+        with looked_at(path) as file:
+            return file is not None and _header(path, file) is not None
+    except (RecordError, OSError):
+        return False
+
+
+def save_beside(rows: Sequence[Row], folder: Folder, begin: Sequence[str] = STANDARD_COLUMNS) -> Path:
+    """Write rows that perf.csv could not take into the run folder, under a header of their own; return the file.
+
+    Raises:
+        RecordError: the folder cannot be written either.
+    """
+    saved = folder.path / SAVED_NAME
+    cells = [plain_cells(row) for row in rows]
+    header = Header(columns=(*begin, *joining_columns((), cells)))
+    with explained(saved):
+        folder.write(SAVED_NAME, header.line.encode() + _encoded(header, cells))
+    return saved
+
+
+def _header(path: Path, file: Held) -> Header | None:
+    """Return the header of a file, None of one that is new or blank.
+
+    Raises:
+        RecordError: it is no results file; a blank one that a link elsewhere or another name leads to may be anything.
+    """
+    with text_of(file.fd) as text:
+        header = read_header(path, text)
+    if header is None and not file.is_new:
+        if outside(path) is not None:
+            raise RecordError(f"{path} is a link to {file.target}, which is empty and no results file", f"rm {path}")
+        check_plain(file.fd, str(path))
+    return header
+
+
+def joining_columns(columns: Iterable[str], rows: Iterable[_Cells]) -> tuple[str, ...]:
+    """Return the result columns that the header lacks, in the order in which they first appear."""
+    columns = tuple(columns)
+    known = {*columns, *STANDARD_COLUMNS}
+    new = dict.fromkeys(name for row in rows for name in row if name not in known)
+    others = {plain_name(name) for name in columns} if new else set()  # of a header that another program wrote
+    return tuple(name for name in new if name not in others)
+
+
+def left_out_words(path: Path | str, joining: Sequence[str]) -> str:
+    """Return in words which columns a file's header has no room for."""
+    names = ", ".join(name if len(name) <= 40 else f"{name[:40]}…" for name in joining[:_NAMED])
+    more = f" and {len(joining) - _NAMED} more" if len(joining) > _NAMED else ""
+    return (
+        f"{path}: left out of a row, for its header has no room for them ({MOST_AT_ONCE} columns and 8 KiB at once, "
+        f"{MOST_COLUMNS} and 64 KiB in all): {names}{more}"
+    )
+
+
+def _mend(file: Held, header: Header, integrity: Integrity | None) -> None:
+    mend = mend_of(file.fd, header)
+    if mend.cut or mend.text:
+        _append(file, mend.cut, mend.text.encode(), False, integrity)
+
+
+def _encoded(header: Header, rows: Iterable[_Cells]) -> bytes:
+    return "".join(csv_line(header.arrange(row), header.newline) for row in rows).encode()
+
+
+def _append(file: Held, cut: int, data: bytes, sync: bool, integrity: Integrity | None = None) -> None:
+    """Add the bytes in one write, all or none of them, in place of the last `cut` bytes."""
+    size = os.fstat(file.fd).st_size - cut
+    if integrity is not None:
+        integrity.intend(size, data)
+    if cut:
+        os.ftruncate(file.fd, size)
+    try:
+        _write(file, data, sync)
+    except BaseException:
+        with suppress(OSError):  # the next writer mends what is left
+            os.ftruncate(file.fd, size)
+            if integrity is not None:
+                integrity.settle(file.fd)
+        raise
+    if integrity is not None:
+        integrity.done(file.fd, size + len(data))
+    if sync and file.is_new:
+        sync_folder(file.target.parent)
+
+
+def _write(file: Held, data: bytes, sync: bool) -> None:
+    written = os.write(file.fd, data)
+    if written < len(data):
+        raise RecordError(
+            f"no space for a row of {file.target}: {written} of {len(data)} bytes fitted; it is as it was",
+            f"df -h {file.target.parent}",
+        )
+    if sync:
+        os.fsync(file.fd)

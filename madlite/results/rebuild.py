@@ -1,0 +1,212 @@
+"""perf.csv made again from the records of its runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from madlite.errors import RecordError, UsageProblem
+from madlite.model import Row, Value
+from madlite.results.header import Header, may_join, new_columns
+from madlite.results.integrity import Integrity
+from madlite.results.intent import REBUILT, Rows, has_none, note_rebuilt, read_intent, rows_path
+from madlite.results.lines import csv_line, plain_cells
+from madlite.results.locked import Held, explained, held
+from madlite.results.perfcsv import check_replaceable, joining_columns, left_out_words
+from madlite.results.replaced import foreign, kept_copy
+from madlite.results.stored import Noted, holds_any, load_record
+from madlite.results.whole import replacing, sync_folder
+from madlite.safe_files import half_made, resolved
+from madlite.safe_read import read_regular
+from madlite.workspace.folder import CLEANED, PLAN, RECORD, is_alive, is_uncollected
+from madlite.workspace.regular import real_folders
+
+NO_ROW = "no row"  # what a run that was cut off is marked with, where that is known
+_MARK_BYTES = 1 << 16
+
+
+class Rebuilt(Value, frozen=True):
+    """What was written, and of which runs there was nothing to write or something to say."""
+
+    rows: int
+    runs: int
+    notes: tuple[str, ...] = ()
+
+
+class _Found(Value, frozen=True):
+    rows: tuple[Rows, ...]
+    notes: tuple[str, ...]
+
+
+def rebuild(output: Path, runs: Path, *, of: Path | None = None, force: bool = False, contract: int = 0) -> Rebuilt:
+    """Write the rows of the runs below `runs`, in the order in which they were appended.
+
+    Taken are the rows that went to the file `of`; without it those that went to `output`, or where none did, to the
+    one file that all of them name.  A file that is there is replaced with `force` alone, in one step, and kept under
+    another name where it holds rows of no record.  It begins with the columns that a new file has under `contract`.
+
+    Raises:
+        UsageProblem: there are no runs, they name several files, or a file is there.
+        RecordError: the file cannot be written.
+    """
+    if not runs.is_dir():
+        raise UsageProblem(f"there are no runs in {runs}", "name their folder: --runs DIR")
+    if not force and output.exists() and output.stat().st_size:
+        raise UsageProblem(
+            f"{output} is there already", f"--force replaces it, or write another file: -o new-{output.name}"
+        )
+    integrity = Integrity(Path(os.path.realpath(output)), runs.parent)
+    with explained(output), held(output) as file:  # nobody appends meanwhile: what is under way is in a folder
+        try:
+            check_replaceable(output, file)
+            found = _find(runs)
+            chosen = [_plain(_joined(one)) for one in _choose(found.rows, output, of, runs.parent)]
+            notes = [*found.notes, *_left_out(found.rows, chosen), *integrity.changes(file.fd)]
+            in_order = sorted(chosen, key=lambda rows: (rows.at, rows.offset))
+            header, ordered = _table(in_order, notes, new_columns(contract))
+            if (name := rows_path(output, runs.parent)) in {one.path for one in found.rows}:
+                with explained(runs / REBUILT):
+                    note_rebuilt(name, runs)
+            notes += _replace(file, header, ordered, integrity)
+        except BaseException:
+            if file.is_new:
+                file.target.unlink(missing_ok=True)
+            raise
+    notes += _not_appended(ordered)
+    return Rebuilt(rows=sum(len(one.cells) for one in ordered), runs=len(ordered), notes=tuple(notes))
+
+
+def _find(runs: Path) -> _Found:
+    found: list[Rows] = []
+    notes: list[str] = []
+    noted = Noted(runs)
+    for folder in real_folders(runs):
+        if not holds_any(folder, (PLAN, RECORD)):
+            continue
+        if noted.is_foreign(folder):
+            notes.append(f"{folder.name}: left out, madlite did not make it in this folder: it is not in its journal")
+            continue
+        if doubt := noted.doubt(folder):
+            notes.append(f"{folder.name}: {doubt}")
+        try:
+            record = load_record(folder)
+        except RecordError as problem:
+            notes.append(f"{folder.name}: {problem.message}")
+            continue
+        rows = record.rows if record is not None else _of_cut_off(folder, notes)
+        if rows is not None:
+            found.append(rows)
+        elif record is not None and not record.version:
+            notes.append(f"{folder.name}: its record is of an older madlite and has no row")
+    return _Found(rows=tuple(found), notes=tuple(notes))
+
+
+def _of_cut_off(folder: Path, notes: list[str]) -> Rows | None:
+    """Return the rows of a run without a record, where they may be in the file: it was killed right after them."""
+    if is_uncollected(folder):
+        notes.append(f"{folder.name}: left out, it is not collected (madlite collect)")
+        return None
+    rows = read_intent(folder)
+    if rows is not None and (is_alive(folder) or _mark(folder) != NO_ROW):
+        if not is_alive(folder):
+            notes.append(f"{folder.name}: cut off while its row was written; the row is taken in")
+        return rows
+    goes_on = is_alive(folder)
+    row = "so no row" if goes_on or has_none(folder) else "a row that it may have is left out"
+    notes.append(f"{folder.name}: no record, and {row}: {'it goes on' if goes_on else 'it was cut off'}")
+    return None
+
+
+def _mark(folder: Path) -> str:
+    try:
+        return read_regular(folder / CLEANED, _MARK_BYTES).decode("utf-8", "replace").strip()
+    except OSError:
+        return ""
+
+
+def _choose(rows: Sequence[Rows], output: Path, of: Path | None, workspace: Path) -> list[Rows]:
+    paths = list(dict.fromkeys(one.path for one in rows))
+    if not rows:
+        raise UsageProblem("no run has a record with rows", "madlite runs lists them")
+    wanted = rows_path(of or output, workspace)
+    if wanted not in paths:
+        if of is not None or len(paths) > 1:
+            raise UsageProblem(
+                f"no run appended to {wanted}; files that runs appended to: {', '.join(paths)}", f"--of {paths[0]}"
+            )
+        wanted = paths[0]
+    return [one for one in rows if one.path == wanted]
+
+
+def _left_out(rows: Sequence[Rows], chosen: Sequence[Rows]) -> Iterator[str]:
+    others = {one.path for one in rows} - {one.path for one in chosen}
+    if others:
+        yield f"left out: rows of runs that appended to {', '.join(sorted(others))}"
+
+
+def _not_appended(rows: Iterable[Rows]) -> Iterator[str]:
+    for one in rows:
+        if not one.appended and one.kept:
+            yield f"a row of {_model(one)} that {one.path} did not take at {one.at} is taken in"
+
+
+def _table(rows: Sequence[Rows], notes: list[str], begin: Sequence[str]) -> tuple[Header, list[Rows]]:
+    """Return the header and the rows, without columns of those not known to be appended for which it has no room."""
+    header, taken = _header_of((one for one in rows if one.appended), begin), []
+    for one in rows:
+        joining = joining_columns(header.columns, one.cells)
+        if not joining or may_join(header, joining):
+            header = replace(header, columns=(*header.columns, *joining))
+            taken.append(one)
+        else:
+            notes.append(left_out_words(f"{_model(one)} of {one.at}", joining))
+            taken.append(one.without(joining))
+    return _header_of(taken, begin), taken
+
+
+def _header_of(rows: Iterable[Rows], begin: Sequence[str]) -> Header:
+    joining = joining_columns((), (cells for one in rows for cells in one.cells))
+    return Header(columns=(*begin, *joining))
+
+
+def _joined(rows: Rows) -> Rows:
+    """Return rows with the columns that they have in their file: they may have been appended without new ones."""
+    return rows.without(joining_columns(rows.columns, rows.cells)) if rows.strict_header else rows
+
+
+def _plain(rows: Rows) -> Rows:
+    """Return rows each of which is one line, also those of an earlier madlite."""
+    return replace(rows, cells=tuple(plain_cells(Row(cells=cells)) for cells in rows.cells))
+
+
+def _model(rows: Rows) -> str:
+    return rows.cells[0].get("model", "") if rows.cells else ""
+
+
+def _replace(file: Held, header: Header, ordered: Sequence[Rows], integrity: Integrity) -> list[str]:
+    """Replace the file, and say what was kept of it."""
+    notes: list[str] = []
+    kept = None
+    with resolved(file.target) as (folder, name):
+        try:
+            with replacing(folder, name, half_made(name), integrity.done) as fd:
+                with open(fd, "w", encoding="utf-8", newline="", errors="backslashreplace", closefd=False) as new:
+                    new.write(header.line)
+                    cells = (cells for one in ordered for cells in one.cells)
+                    new.writelines(csv_line(header.arrange(one), header.newline) for one in cells)
+                os.fsync(fd)
+                if not file.is_current():
+                    raise RecordError(f"{file.target} was replaced by another program meanwhile", "run it again")
+                if what := foreign(file, [cells for one in ordered for cells in one.cells]):
+                    kept = kept_copy(folder, file)  # at last, when nothing but a kill can make it one too many
+                    notes.append(f"{file.target.name} {what}; the old file is kept as {kept}")
+                integrity.intend_whole(fd, rebuilt=True)
+        except BaseException:
+            if kept:
+                folder.remove(kept)
+            raise
+    sync_folder(file.target.parent)
+    return notes

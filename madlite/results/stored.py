@@ -1,0 +1,209 @@
+"""Records as they lie in the folders of runs, ours of any version and what a hostile workload made of them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from madlite.errors import RecordError
+from madlite.model import QUANTITIES, Place, Quantity, Scalar, Study, Traits, Value, Variant
+from madlite.results.record import VERSION, Record
+from madlite.safe_read import read_regular
+from madlite.workspace import journal
+from madlite.workspace.folder import PLAN, RECORD, is_alive
+from madlite.workspace.regular import is_there
+
+LIMIT_BYTES = 256 << 20
+_LIMIT_PLAN_BYTES = 16 << 20
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError)
+
+
+class PlannedCard(Value, frozen=True):
+    """What of a card a plan's file is asked for."""
+
+    name: str = ""
+    source: str = ""
+    url: str = ""
+    tags: tuple[str, ...] = ()
+
+
+class PlannedImage(Value, frozen=True):
+    """What of an image a plan's file is asked for."""
+
+    ref: str = ""
+
+
+class PlannedMachine(Value, frozen=True):
+    """What of a machine a plan's file is asked for."""
+
+    device: str = ""
+
+
+class PlanFile(Value, frozen=True):
+    """What is read of a run's plan.json, where there is no record that tells it."""
+
+    id: str = ""
+    card: PlannedCard = PlannedCard()
+    backend: str = ""
+    runtime: str = ""
+    traits: Traits | None = None
+    place: Place | None = None
+    machine: PlannedMachine = PlannedMachine()
+    variant: Variant | None = None
+    settings: dict[str, Scalar] = {}
+    image: PlannedImage | None = None
+    origins: dict[str, str] = {}
+    args: str = ""
+    model_args: str | None = None
+    overrides: tuple[tuple[str, str | None], ...] = ()
+    timeout_s: float | None = None
+    batch: str = ""
+    study: Study | None = None
+
+
+class _Versioned(Value, frozen=True):
+    version: int = 0
+
+
+class _Old(Value, frozen=True):
+    """A record of before there were versions: the result alone, its id under another name."""
+
+    plan_id: str = ""
+
+
+def load_record(folder: Path) -> Record | None:
+    """Return the record of a run's folder, None where it has none.
+
+    Raises:
+        RecordError: there is one that cannot be read, in a few words.
+    """
+    try:
+        data = read_regular(folder / RECORD, LIMIT_BYTES)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise RecordError(f"{RECORD}: {error.strerror}") from error
+    version = _version(data)
+    if version > VERSION:  # its fields may have other meanings, also where all of them can be read
+        raise RecordError(f"{RECORD}: it is of version {version}, of a newer madlite")
+    try:
+        return _current(data) if version == VERSION else _first(data) if version else _old(folder, data)
+    except UNREADABLE as error:
+        raise RecordError(f"{RECORD}: {error}") from error
+
+
+class Noted:
+    """What the journal of a folder of runs says of its runs."""
+
+    def __init__(self, runs: Path) -> None:
+        entries = journal.read(runs)
+        self._is_there = bool(entries)
+        self._own = journal.own_folders(runs, entries)
+        self._records: dict[str, list[journal.Entry]] = {}
+        for entry in entries:
+            if entry.record:
+                self._records.setdefault(entry.run, []).append(entry)
+
+    def is_foreign(self, folder: Path) -> bool:
+        """Say whether a run's folder is one that madlite did not make here; without a journal nobody knows.
+
+        A copy of a folder of runs has other inodes, and the records that its journal has.
+        """
+        return self._is_there and folder.name not in self._own and folder.name not in self._records
+
+    def doubt(self, folder: Path) -> str:
+        """Return in words what is wrong with a run's record, "" where it is what madlite wrote, or nobody knows."""
+        if self.is_foreign(folder):
+            return "madlite did not make it in this folder: it is not in its journal"
+        written = self._records.get(folder.name)
+        if not written:
+            return ""
+        try:
+            found = hashlib.sha256(read_regular(folder / RECORD, LIMIT_BYTES)).hexdigest()
+        except FileNotFoundError:
+            there = written[-1].size >= 0 and not is_alive(folder)
+            return f"its record, written {written[-1].at[:19]} (UTC), is gone" if there else ""
+        except OSError:
+            return ""
+        if found in [entry.record for entry in written]:
+            return ""
+        return f"its record was changed by something else after {written[-1].at[:19]} (UTC), when madlite wrote it"
+
+
+def holds_any(folder: Path, names: Iterable[str]) -> bool:
+    """Say whether a folder of runs' is a run's, having one of its files; one that is shut to us is taken for one."""
+    return any(is_there(folder / name, shut=True) for name in names)
+
+
+def read_record(folder: Path) -> Record | None:
+    """Return the record of a run's folder; None where it has none that can be read."""
+    try:
+        return load_record(folder)
+    except RecordError:
+        return None
+
+
+def read_plan(folder: Path) -> PlanFile | None:
+    """Return what a run's plan says; None where nobody can read it."""
+    try:
+        return msgspec.json.decode(read_regular(folder / PLAN, _LIMIT_PLAN_BYTES), type=PlanFile, strict=False)
+    except (OSError, *UNREADABLE):
+        return None
+
+
+def _current(data: bytes) -> Record:
+    return msgspec.json.decode(data, type=Record)
+
+
+def _first(data: bytes) -> Record:
+    """Return a record of version 1, in which a window named its quantity by its label alone."""
+    fields = msgspec.json.decode(data)
+    if isinstance(fields.get("window"), dict):
+        label = fields["window"].get("quantity")
+        known = next((one for one in QUANTITIES.values() if one.label == label), None)
+        fields["window"]["quantity"] = msgspec.to_builtins(known or Quantity(name=label))
+    return msgspec.structs.replace(msgspec.convert(fields, Record), version=VERSION)
+
+
+def _version(data: bytes) -> int:
+    try:
+        return msgspec.json.decode(data, type=_Versioned).version
+    except UNREADABLE:
+        return 0
+
+
+def _old(folder: Path, data: bytes) -> Record:
+    """Return a record of before there were versions, with what the plan beside it says."""
+    fields = msgspec.json.decode(data)
+    fields["id"] = msgspec.json.decode(data, type=_Old).plan_id or folder.name
+    record = msgspec.structs.replace(msgspec.convert(fields, Record), version=0)
+    plan = read_plan(folder)
+    return with_plan(record, plan) if plan is not None else record
+
+
+def with_plan(record: Record, plan: PlanFile) -> Record:
+    """Return a record with what a plan says, for a run that has none of its own or an old one."""
+    return msgspec.structs.replace(
+        record,
+        card=plan.card.name,
+        tags=plan.card.tags,
+        card_source=plan.card.source,
+        url=plan.card.url,
+        backend=plan.backend,
+        runtime=plan.runtime,
+        traits=plan.traits,
+        device=plan.machine.device or record.device,
+        place=plan.place,
+        variant=plan.variant,
+        recipe=str(plan.settings.get("recipe", "")),
+        settings=plan.settings,
+        origins=plan.origins,
+        args=plan.args if plan.model_args is None else plan.model_args,
+        overrides=plan.overrides,
+        timeout_s=plan.timeout_s,
+        batch=plan.batch,
+        study=plan.study,
+    )

@@ -1,0 +1,146 @@
+"""Cards → images to build: one per Dockerfile and architecture, or what a card uses instead."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from madlite.errors import UsageProblem
+from madlite.files import is_file, read_text
+from madlite.images.buildkit import build_command
+from madlite.model import Card, Image, Machine, Request, Value
+from madlite.plan.batch import BatchEntry
+from madlite.plan.build_target import Target
+from madlite.plan.dockerfiles import Dockerfile, Found, find_dockerfiles
+from madlite.plan.images import ARCHITECTURE, built_image, flat, image_name
+from madlite.plan.manifest import NO_DOCKERFILE, BuiltImage
+from madlite.plan.options import Options
+from madlite.run.gather import dockerfile_context, missing_image
+from madlite.run.one import BUILD_LOG_END
+
+AUTO = "auto"
+_AMD = re.compile(r"\bamd\b|rocm", re.IGNORECASE)
+_NVIDIA = re.compile(r"\bnvidia\b|\bcuda\b", re.IGNORECASE)
+
+
+class BuildSurroundings(Value, frozen=True):
+    """What builds are planned in; `registry` is where images go, `use_image` what is used instead of building."""
+
+    options: Options
+    target: Target
+    machine: Machine
+    credentials: dict[str, dict[str, str]] = {}
+    registry: str = ""
+    use_image: str = ""
+
+
+class BuildJob(Value, frozen=True):
+    """One image to have: to build where there is an `image`, and what the manifest says of it so far.
+
+    `problem` says why it cannot be built.
+    """
+
+    entry: BuiltImage
+    image: Image | None = None
+    problem: str = ""
+
+
+def plan_builds(request: Request, around: BuildSurroundings, batch: BatchEntry | None = None) -> list[BuildJob]:
+    """Return the images of a card; `batch` is its entry of a batch manifest.
+
+    Raises:
+        UsageProblem: `--use-image auto`, and the card names no image.
+    """
+    card = request.card
+    foreign = _named(card, around.use_image) or around.target.context.known.MAD_CONTAINER_IMAGE or ""
+    if foreign or not card.dockerfile:
+        by_context = NO_DOCKERFILE if foreign and not around.use_image else ""
+        entry = BuiltImage(request=request, docker_image=foreign or card.image, dockerfile=by_context, local_image=True)
+        return [BuildJob(entry=entry)]
+    workspace = around.options.workspace
+    found = find_dockerfiles(card, dockerfile_context(around.machine, around.target.context, workspace))
+    if batch is not None and not batch.build_new:
+        return [BuildJob(entry=_elsewhere(request, found, batch, around))]
+    if not found.fitting:
+        return [BuildJob(entry=BuiltImage(request=request, docker_image=""), problem=missing_image(card, found))]
+    registry = (batch.registry if batch is not None else "") or around.registry
+    architectures = around.target.architectures or ("",)
+    return [_job(request, dockerfile, arch, registry, around) for dockerfile in found.fitting for arch in architectures]
+
+
+def _named(card: Card, use_image: str) -> str:
+    """Return the image to use instead of building, or nothing."""
+    if use_image != AUTO:
+        return use_image
+    variables = card.extra.get("env_vars")
+    named = variables.get("DOCKER_IMAGE_NAME", "") if isinstance(variables, dict) else ""
+    if not named and not card.image:
+        raise UsageProblem(
+            f"--use-image auto: card '{card.name}' has no env_vars.DOCKER_IMAGE_NAME", "--use-image IMAGE names one"
+        )
+    return str(named or card.image)
+
+
+def _job(
+    request: Request, dockerfile: Dockerfile, architecture: str, registry: str, around: BuildSurroundings
+) -> BuildJob:
+    options, context = replace(around.options, registry=registry), around.target.context
+    image = built_image(
+        request.card,
+        dockerfile,
+        options,
+        context,
+        around.credentials,
+        architecture=architecture,
+        suffix=f"_{architecture}" if architecture else "",
+    )
+    entry = replace(
+        _entry(request, dockerfile.path, image.ref, options.workspace),
+        base_docker=image.base,
+        build_command=build_words(image, options.workspace),
+        gpu_architecture=architecture or str(context.known.docker_build_arg.get(ARCHITECTURE, "")),
+        registry=registry,
+    )
+    return BuildJob(entry=entry, image=image)
+
+
+def _elsewhere(request: Request, found: Found, batch: BatchEntry, around: BuildSurroundings) -> BuiltImage:
+    """Return the entry of an image that was built before, as madengine 2 makes it up."""
+    card = request.card
+    path = found.fitting[0].path if found.fitting else card.root / f"{card.dockerfile}.Dockerfile"
+    entry = _entry(request, path, image_name(card.name, path.name), around.options.workspace)
+    return replace(
+        entry,
+        base_docker=found.fitting[0].base if found.fitting else "",
+        registry=batch.registry or around.registry,
+        registry_image=batch.registry_image,
+    )
+
+
+def _entry(request: Request, dockerfile: Path, ref: str, workspace: Path) -> BuiltImage:
+    stem = dockerfile.name.removesuffix(".Dockerfile")
+    return BuiltImage(
+        request=request,
+        docker_image=ref,
+        dockerfile=str(dockerfile.relative_to(workspace) if dockerfile.is_relative_to(workspace) else dockerfile),
+        log_file=f"{flat(request.card.name)}_{stem}{BUILD_LOG_END}",
+        gpu_vendor=vendor_of(dockerfile),
+    )
+
+
+def vendor_of(dockerfile: Path) -> str:
+    """Return whose GPUs a Dockerfile is for, by its name, else by what only one of them is called in it."""
+    for vendor in ("AMD", "NVIDIA"):
+        if f".{vendor.lower()}." in dockerfile.name:
+            return vendor
+    text = read_text(dockerfile, errors="replace") if is_file(dockerfile) else ""
+    amd, nvidia = _AMD.search(text), _NVIDIA.search(text)
+    return "" if bool(amd) == bool(nvidia) else "AMD" if amd else "NVIDIA"
+
+
+def build_words(image: Image, workspace: Path) -> str:
+    """Return the command that builds an image, paths from the working folder on."""
+    return shlex.join(word.replace(f"{workspace}/", "") for word in build_command(image))

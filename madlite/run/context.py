@@ -1,0 +1,69 @@
+"""The context of a run as its folder keeps it: the same values, for doing the run again, without secrets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+
+from madlite.model import Json, Value, to_json
+from madlite.plan.make import RUNS
+from madlite.results.stored import read_record
+from madlite.secrets import is_secret
+from madlite.workspace.folder import CONTEXT
+
+_OF_A_RUN = re.compile(rf"(?:^|[=/]){RUNS}/(?P<id>[^/]+)/{re.escape(CONTEXT)}$")
+
+
+class ContextFile(Value, frozen=True):
+    """A context that can be given again, and the places of what was left out of it."""
+
+    values: dict[str, Json] = {}
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def data(self) -> bytes:
+        """The file; nothing where there is no value."""
+        return to_json(self.values).encode() if self.values else b""
+
+
+def context_file(values: Mapping[str, Json], mask: Callable[[str], str]) -> ContextFile:
+    """Return the context without what is secret, by its name or for holding a secret that `mask` knows."""
+    left_out: list[str] = []
+    kept = dict(_kept(values, mask, "", left_out))
+    return ContextFile(values=kept, left_out=tuple(left_out))
+
+
+def left_out_before(command: Iterable[str], workspace: Path) -> tuple[str, ...]:
+    """Return the places that were left out of the context of an earlier run, where a command names its file."""
+    for word in command:
+        if found := _OF_A_RUN.search(word):
+            record = read_record(workspace / RUNS / found["id"])
+            return record.context_left_out if record is not None else ()
+    return ()
+
+
+def _kept(
+    values: Mapping[str, Json], mask: Callable[[str], str], above: str, left_out: list[str]
+) -> Iterator[tuple[str, Json]]:
+    for name, value in values.items():
+        place = f"{above}.{name}" if above else str(name)
+        if _holds_secret(str(name), mask):
+            left_out.append(mask(place))
+        elif isinstance(value, Mapping):
+            yield name, dict(_kept(value, mask, place, left_out))
+        elif (isinstance(value, str) and is_secret(str(name), value)) or _holds_secret(value, mask):
+            left_out.append(mask(place))
+        else:
+            yield name, value
+
+
+def _holds_secret(value: Json, mask: Callable[[str], str]) -> bool:
+    if isinstance(value, str):
+        return mask(value) != value
+    if isinstance(value, Mapping):
+        return any(
+            _holds_secret(item, mask) or (isinstance(item, str) and is_secret(str(key), item))
+            for key, item in value.items()
+        )
+    return isinstance(value, (list, tuple)) and any(_holds_secret(item, mask) for item in value)

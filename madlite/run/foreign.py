@@ -1,0 +1,241 @@
+"""A log that somebody else made → its steps, its numbers, and the verdict of a run that had it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from typing import Protocol, runtime_checkable
+
+from msgspec.structs import replace
+
+from madlite.backends.loader import Plugins
+from madlite.errors import UsageProblem
+from madlite.measure.clues import LAUNCHER, ROOT, Clue
+from madlite.measure.diagnosis import diagnose
+from madlite.measure.follow import Follower
+from madlite.measure.performance import make_metric
+from madlite.measure.rules import with_common
+from madlite.measure.steps import Steps
+from madlite.measure.verdict import (
+    Asked,
+    Verdict,
+    asked_steps,
+    judge_line,
+    judge_steps,
+    launcher_failure,
+    suspicion,
+)
+from madlite.measure.window import median_in
+from madlite.model import (
+    QUANTITIES,
+    Backend,
+    Cause,
+    Diagnosis,
+    ErrorScan,
+    Metric,
+    Quantity,
+    Reader,
+    ResultRule,
+    Status,
+    Value,
+    Variant,
+    Window,
+)
+from madlite.plan.error_scan import BENIGN, PATTERNS
+from madlite.run.recognise import MOST_LINES, recognised, take_head
+
+WARMUP_STEPS = Variant(model="").warmup_steps
+
+THROUGHPUTS = (
+    Quantity.TOKENS_PER_S_PER_GPU,
+    Quantity.SAMPLES_PER_S_PER_GPU,
+    Quantity.IMAGES_PER_S_PER_GPU,
+    Quantity.TFLOPS_PER_GPU,
+)
+
+
+@runtime_checkable
+class Ruled(Protocol):
+    """A backend that says how its runs are judged, as every TemplateBackend does; a Backend need not."""
+
+    def result_rule(self) -> ResultRule:
+        """Return where a run's result comes from."""
+
+
+class Reading(Value, frozen=True):
+    """What a log shows; `backend` "" where no framework is known in it and its performance line is all there is."""
+
+    log: str
+    backend: str
+    lines: int
+    steps: Steps
+    config: dict[str, str]  # what the log says that the run was given
+    asked_steps: int | None  # of it, how many steps the training was to have
+    verdict: Verdict
+    medians: dict[Quantity, float]  # over the window's steps, its own quantity left out
+    line: Metric | None  # MAD's `performance:` line
+    summary: dict[str, str]  # what the framework says of the whole run
+    diagnosis: Diagnosis | None  # of a failure, where the log says more of it than the verdict
+    ended: bool  # the framework's own end mark is there
+
+
+def read_log(
+    name: str, chunks: Iterator[bytes], plugins: Plugins, given: Backend | None, warmup_steps: int = WARMUP_STEPS
+) -> Reading:
+    """Return what a log shows; messages call it `name`. The backend is the one given, else the surest.
+
+    Raises:
+        UsageProblem: nobody knows this log, or several know it; or its bytes cannot be read.
+    """
+    head = take_head(chunks)
+    backend = given or recognised(name, head, plugins)
+    log = _follower(plugins, backend)
+    for chunk in chain(head, chunks):
+        log.feed(chunk)
+    log.finish()
+    asked = Asked(rule=_rule(plugins, backend, log), warmup_steps=warmup_steps, steps=asked_steps(log.config))
+    verdict = _with_remarks(_judge(asked, log), asked, log)
+    if backend is None and verdict.cause is Cause.NO_METRIC:
+        verdict = _of_nobody(name, plugins, verdict, log)
+    diagnosis = _diagnosed(verdict, log)
+    if diagnosis is not None:
+        verdict = replace(verdict, evidence=diagnosis.line)
+    return Reading(
+        log=name,
+        backend=backend.name if backend else "",
+        lines=log.lines,
+        steps=log.steps,
+        config=log.config,
+        asked_steps=asked.steps,
+        verdict=verdict,
+        medians=_medians(log.steps, verdict.window),
+        line=make_metric(*log.scan.first) if log.scan.first else None,
+        summary=log.summary,
+        diagnosis=diagnosis,
+        ended=log.ended,
+    )
+
+
+def _follower(plugins: Plugins, backend: Backend | None) -> Follower:
+    reader: Reader | None = plugins.ask(backend, "reader", None, otherwise=None) if backend else None
+    # a log that no framework's reader follows is judged as a script's, error patterns included
+    scan = ErrorScan(patterns=PATTERNS, benign=BENIGN) if not isinstance(backend, Ruled) else None
+    rules = with_common(plugins.failure_rules(), (backend.name,) if backend else None)
+    return Follower([reader] if reader else [], rules, error_scan=scan)
+
+
+def _rule(plugins: Plugins, backend: Backend | None, log: Follower) -> ResultRule:
+    """Return how the number is taken: the backend's way, of a throughput that the steps have.
+
+    Of MAD's figures those are left that the log can have: it may be another version's or another framework's.
+    """
+    rule = plugins.ask(backend, "result_rule", otherwise=None) if isinstance(backend, Ruled) else None
+    if not isinstance(rule, ResultRule):
+        rule = ResultRule(kind="steps" if log.steps else "performance_line", loss_expected=False)
+    there = log.steps.quantities()
+    rule = replace(rule, mad=tuple(one for one in rule.mad if one.quantity in there or one.key in log.summary))
+    own = sorted((one for one in there if one.is_speed and one.name not in QUANTITIES), key=_label)
+    headline = next((quantity for quantity in (rule.headline, *THROUGHPUTS, *own) if quantity in there), rule.headline)
+    if headline == rule.headline:
+        return rule
+    return replace(rule, headline=headline, headline_metric=headline.name)
+
+
+def _label(quantity: Quantity) -> str:
+    return quantity.label
+
+
+def _medians(steps: Steps, window: Window | None) -> dict[Quantity, float]:
+    if window is None:
+        return {}
+    there = steps.quantities() - {window.quantity}
+    order = [one for one in (*QUANTITIES.values(), *sorted(there, key=_label)) if one in there]
+    medians = {quantity: median_in(steps, quantity, window) for quantity in dict.fromkeys(order)}
+    return {quantity: value for quantity, value in medians.items() if value is not None}
+
+
+def _judge(asked: Asked, log: Follower) -> Verdict:
+    verdict = judge_steps(asked, log) if asked.rule.kind == "steps" else judge_line(log)
+    if asked.rule.kind != "steps" and log.scan.torn:
+        return _torn(log)
+    if verdict.cause is not Cause.NO_METRIC or asked.rule.kind != "steps" or not (log.scan.result or log.scan.unread):
+        return verdict
+    told = log.scan.first or log.scan.unread_line
+    if not told and not log.steps and not log.summary and not log.torn:  # another framework's figure
+        return verdict
+    if log.scan.torn:
+        return _torn(log)
+    of_line = judge_line(log)
+    return replace(of_line, findings=(*of_line.findings, f"{verdict.reason}: the result is a line of the log"))
+
+
+def _torn(log: Follower) -> Verdict:
+    reason = "the log ends within the line of its result: the number may be cut short"
+    return Verdict(status=Status.FAILURE, cause=Cause.NO_METRIC, reason=reason, evidence=log.telling_line)
+
+
+def _with_remarks(verdict: Verdict, asked: Asked, log: Follower) -> Verdict:
+    """Return the verdict with what else the log says: here is no exit code to tell a failure by."""
+    names, lines = suspicion(log)
+    if verdict.status is Status.FAILURE:
+        return verdict
+    if names:
+        return _failed(verdict, f"the log has the {names} beside its number", lines)
+    if log.launcher_line:
+        return launcher_failure(log)
+    if log.fatal_line and not log.ended:
+        return _failed(verdict, "the log has no end mark, and says after its last step why", log.fatal_line)
+    if verdict.window is None:  # the line of a result comes last
+        return verdict
+    all_there = log.ended or asked.steps is not None
+    if (clue := _surely(log)) and not all_there:
+        return _failed(verdict, f"the log has no end mark, and says why ({clue.cause})", clue.line)
+    remark = _remark(asked, log)
+    return replace(verdict, findings=(*verdict.findings, remark)) if remark else verdict
+
+
+def _of_nobody(name: str, plugins: Plugins, verdict: Verdict, log: Follower) -> Verdict:
+    """Return the verdict of a log without a result that no backend knows: it may show why there is none."""
+    if log.scan.torn:
+        return verdict
+    if (clue := log.clue) is None or clue.tier == LAUNCHER:
+        if not log.lines:
+            raise UsageProblem(f"{name} has no line that a run printed", "name the file that has the training's output")
+        names = ", ".join(sorted(plugins.backends()))
+        where = f" in its first {MOST_LINES:,} lines" if log.lines > MOST_LINES else ""
+        what = f"nothing that a backend knows{where}, and no line 'performance: <number> <metric>'"
+        raise UsageProblem(f"{name} has {what}", f"--backend NAME says whose log it is: {names}")
+    return _failed(verdict, f"the log has no result, and says why ({clue.cause})", clue.line)
+
+
+def _diagnosed(verdict: Verdict, log: Follower) -> Diagnosis | None:
+    if verdict.status is not Status.FAILURE:
+        return None
+    found = diagnose(verdict.cause, verdict.evidence, log)
+    return found if found.cause != verdict.cause.value or found.hint else None
+
+
+def _surely(log: Follower) -> Clue | None:
+    """Return what is the cause of a failure wherever it is said, of the lines since the last step."""
+    late = log.late_clue
+    return late if late is not None and late.tier == ROOT else None
+
+
+def _failed(verdict: Verdict, reason: str, evidence: str) -> Verdict:
+    failed = replace(verdict, status=Status.FAILURE, cause=Cause.ERROR_PATTERN, reason=reason, evidence=evidence)
+    return replace(failed, suspect=())  # no number is left that could be doubted
+
+
+def _remark(asked: Asked, log: Follower) -> str:
+    """Return what a reader of a good log should know of its end."""
+    if clue := _surely(log):
+        return f"a line looks like a failure ({clue.cause}), though the training came to its end: {clue.line}"
+    if log.fatal_line:
+        return f"a line looks like a failure, though the training came to its end: {log.fatal_line}"
+    if log.restarted_at is not None and not log.steps.is_overtaken:
+        return f"steps went back to {log.restarted_at}: the log has several trainings, their steps are mixed"
+    if log.ended:
+        return ""
+    if asked.steps is not None:
+        return "the framework's end mark is missing, though the last step is there"
+    return "no end mark, and the log does not say how many steps there were to be: it may have been cut off"

@@ -1,0 +1,277 @@
+"""A plan file → the plan as it runs here: in this folder, on this machine, under an id that no other run has.
+
+What was decided stays; what this machine is and where its files lie replaces what the planning one was.  What differs
+is told before the run, what makes it impossible refuses it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from madlite.backends.loader import Plugins
+from madlite.errors import CatalogError, MadliteError, UsageProblem
+from madlite.files import exists
+from madlite.model import EnvValue, Machine, RunPlan, Runtime, Secret
+from madlite.plan.container import RDMA, add_rdma, make_devices
+from madlite.plan.environment import PYTHON, machine_variables
+from madlite.plan.make import RUNS
+from madlite.plan.options import Options
+from madlite.plan.plan_file import SavedPlan
+from madlite.plan.render import Rendered
+from madlite.run.gather import at_a_place_of
+from madlite.run.provenance import versions
+from madlite.run.save_plan import local_digest
+from madlite.run.screen import Planned
+from madlite.safe_read import digest_of
+from madlite.workspace.claims import lock_name, locked_name
+from madlite.workspace.folder import new_run_id
+
+_SAME_CARD = ("root", "source", "extra")  # of a card, what says nothing of its run, or is not kept as it was
+_HOST = "runtime host"  # the origin of what the planning machine's own interpreter is
+
+
+def bind_plan(
+    saved: SavedPlan, run_id: str, options: Options, machine: Machine, plugins: Plugins, runtimes: Mapping[str, Runtime]
+) -> Planned:
+    """Return a saved plan as it runs here, under an id.
+
+    Raises:
+        UsageProblem: it cannot run here: other GPUs, a file, mount, backend or runtime that is not here.
+    """
+    plan = _moved_plan(_as_of_then(saved.plan), options.workspace, run_id)
+    runtime = _runtime(plan, runtimes)
+    plan = at_a_place_of(_on_machine(replace(plan, traits=runtime.traits), machine, options), runtime)
+    if plan.blocked is None:
+        _check_here(plan, saved, runtime)
+    known = plugins.backends()
+    missing = [name for name in (plan.backend, *plan.readers) if name and name not in known]
+    if missing:
+        raise UsageProblem(f"the plan needs backend '{missing[0]}', which is not here", "madlite plugins")
+    return Planned(
+        plan=plan,
+        backends=tuple(known[name][0] for name in plan.readers),
+        files=tuple(_moved_file(one.path, one.content(), Path(one.template), saved.plan, plan) for one in saved.files),
+        runtime=runtime,
+        context=saved.context,
+        context_left_out=saved.context_left_out,
+    )
+
+
+@contextmanager
+def claimed_id(saved: SavedPlan, workspace: Path) -> Iterator[str]:
+    """Yield the id that a plan runs under: its own in the first run, and another one in each that comes after.
+
+    Of two that begin at once the one that has the lock is the first.
+    """
+    plan, name = saved.plan, lock_name(saved.plan.id)
+    with locked_name(workspace, name) as is_ours:
+        is_first = is_ours and not (workspace / RUNS / plan.id).exists()
+        yield plan.id if is_first else new_run_id(plan.card.name)
+
+
+def _moved_plan(plan: RunPlan, workspace: Path, run_id: str) -> RunPlan:
+    """Return a plan in another folder, under another id; a container sees the folder where it saw the old one."""
+    swap = _swapped(plan, workspace, run_id)
+    moved: RunPlan = _mapped(plan, swap, lambda path: _moved_path(path, plan.workspace, workspace))
+    mounts = [replace(one, source=str(_moved_path(Path(one.source), plan.workspace, workspace))) for one in plan.mounts]
+    inside = plan.inside if plan.traits.containerised else str(workspace)
+    folder = workspace / RUNS / run_id
+    return replace(moved, id=run_id, workspace=workspace, folder=folder, inside=inside, mounts=tuple(mounts))
+
+
+def _swapped(plan: RunPlan, workspace: Path, run_id: str) -> Callable[[str], str]:
+    """Return what puts id and, where a run sees the folder by its own name, the folder into a text."""
+    old = str(plan.workspace)
+    move = not plan.traits.containerised and workspace != plan.workspace
+    place = re.compile(rf"(?<![\w./-]){re.escape(old)}(?![\w.-])")
+
+    def swap(text: str) -> str:
+        text = text.replace(plan.id, run_id)
+        return place.sub(lambda found: str(workspace), text) if move else text
+
+    return swap
+
+
+def _moved_path(path: Path, old: Path, new: Path) -> Path:
+    return new / path.relative_to(old) if path.is_relative_to(old) else path
+
+
+def _moved_file(name: str, data: bytes, template: Path, old: RunPlan, plan: RunPlan) -> Rendered:
+    swap = _swapped(old, plan.workspace, plan.id)
+    with suppress(UnicodeDecodeError):  # a binary one names neither
+        data = swap(data.decode()).encode()
+    return Rendered(path=name, data=data, template=template)
+
+
+def _mapped(value: Any, swap: Callable[[str], str], move: Callable[[Path], Path]) -> Any:
+    """Return a value with its texts and paths changed; names of fields, of keys and of fixed sets stay."""
+    if isinstance(value, msgspec.Struct):
+        fields = {name: _mapped(getattr(value, name), swap, move) for name in value.__struct_fields__}
+        return msgspec.structs.replace(value, **fields)
+    if isinstance(value, (Enum, Secret)) or value is None:
+        return value
+    if isinstance(value, str):
+        return swap(value)
+    if isinstance(value, Path):
+        return move(value)
+    if isinstance(value, Mapping):
+        return {key: _mapped(item, swap, move) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return type(value)(_mapped(item, swap, move) for item in value)
+    return value
+
+
+def _as_of_then(plan: RunPlan) -> RunPlan:
+    """Return a plan that says of what keeps it from starting that this was so when it was planned."""
+    if (why := plan.blocked) is None:
+        return plan
+    hint = f"{why.hint}; then plan it again: madlite plan" if why.hint else "plan it again: madlite plan"
+    return replace(plan, blocked=replace(why, reason=f"when it was planned, {why.reason}", hint=hint))
+
+
+def _runtime(plan: RunPlan, runtimes: Mapping[str, Runtime]) -> Runtime:
+    if plan.runtime not in runtimes:
+        raise UsageProblem(
+            f"the plan needs runtime '{plan.runtime}', which is not here", f"runtimes: {', '.join(sorted(runtimes))}"
+        )
+    return runtimes[plan.runtime]
+
+
+def _on_machine(plan: RunPlan, machine: Machine, options: Options) -> RunPlan:
+    """Return a plan with this machine's facts in place of the planning one's.
+
+    Raises:
+        UsageProblem: its GPUs are another vendor's, or some that it uses are not here.
+    """
+    was = plan.machine
+    again = "plan it for this machine: madlite plan"
+    if was.vendor != machine.vendor:
+        raise UsageProblem(f"the plan is for {_words(was)}, this machine has {_words(machine)}", again)
+    missing = sorted(set(plan.place.gpu_ids) - {gpu.index for gpu in machine.gpus})
+    if missing:
+        ids = ", ".join(map(str, missing))
+        raise UsageProblem(f"the plan uses GPU {ids}, this machine has {_words(machine)}", again)
+    env = dict(plan.env)
+    for name, text in machine_variables(machine).items():
+        if plan.origins.get(f"env.{name}") == "madlite":
+            env[name] = text
+    if plan.origins.get(f"env.{PYTHON}") == _HOST:
+        env[PYTHON] = options.python
+    gone, here = make_devices(was, plan.place.gpu_ids), make_devices(machine, plan.place.gpu_ids)
+    devices = (*here, *(one for one in plan.devices if one not in gone)) if plan.devices else ()
+    owner = options.user if plan.traits.containerised and options.user[0] != 0 else None
+    return _on_network(replace(plan, machine=machine, env=env, devices=devices, give_back=owner))
+
+
+def _on_network(plan: RunPlan) -> RunPlan:
+    """Return a plan of one of several nodes with the network cards of this one, whatever the planning machine had."""
+    if plan.place.whole or not plan.traits.containerised:
+        return plan
+    name = str(RDMA)
+    if not RDMA.is_dir():
+        return replace(plan, devices=tuple(one for one in plan.devices if one != name))
+    if name in plan.devices:
+        return plan
+    return add_rdma(replace(plan, notes=tuple(note for note in plan.notes if name not in note)))
+
+
+def _words(machine: Machine) -> str:
+    return f"{len(machine.gpus)} x {machine.device}" if machine.gpus else "no GPU"
+
+
+def _check_here(plan: RunPlan, saved: SavedPlan, runtime: Runtime) -> None:
+    """Refuse a plan whose files, mounts or engine are not here.
+
+    Raises:
+        UsageProblem: some of them are not.
+    """
+    for name in saved.inputs:
+        if not exists(plan.workspace / name):
+            raise UsageProblem(
+                f"the plan's run uses {name}, which is not in {plan.workspace}",
+                f"start it in the folder it was planned in, {saved.plan.workspace}, or one like it",
+            )
+    image = plan.image
+    if image is not None and image.dockerfile is not None and not image.prebuilt and not exists(image.dockerfile):
+        raise UsageProblem(f"the plan's image is built from {image.dockerfile}, which is not here")
+    for mount in plan.mounts:
+        if not mount.create and not exists(Path(mount.source)):
+            raise UsageProblem(f"the plan mounts {mount.source} at {mount.target}: it is not on this machine")
+    try:
+        problem = runtime.available()
+    except Exception as error:  # the border to a plugin's runtime
+        raise UsageProblem(f"runtime '{runtime.name}' failed: {type(error).__name__}: {error}") from error
+    if problem is not None:
+        raise UsageProblem(f"the plan needs runtime '{runtime.name}': {problem.what}")
+
+
+def differences(
+    saved: SavedPlan, plan: RunPlan, options: Options, plugins: Plugins, current_card: Callable[[str], Any]
+) -> Iterator[str]:
+    """Yield what is otherwise here than where the plan was made, in words; `current_card` finds a card by its name."""
+    yield from _other_versions(saved, plugins)
+    yield from _other_machine(saved.plan.machine, plan.machine)
+    for name, digest in saved.inputs.items():
+        if digest_of(plan.workspace / name) != digest:
+            yield f"{name} has changed since the plan was made: what is here runs"
+    yield from _other_card(saved, current_card)
+    if saved.image_digest and plan.image is not None:
+        now = local_digest(plan, options.environ)
+        if not now:
+            yield f"image {plan.image.ref} is not here yet: what is pulled may be another than {saved.image_digest}"
+        elif now != saved.image_digest:
+            yield f"image {plan.image.ref} is {now} here, and was {saved.image_digest} when the plan was made"
+    if saved.context_left_out:
+        yield f"not in the plan's context, for it is secret: {', '.join(saved.context_left_out)}"
+
+
+def _other_versions(saved: SavedPlan, plugins: Plugins) -> Iterator[str]:
+    here = versions(plugins)
+    for name, version in {**saved.plugins, "madlite": saved.madlite}.items():
+        if version and here.get(name) != version:
+            yield f"the plan was made with {name} {version}, here is {here.get(name, 'none')}"
+
+
+def _other_machine(was: Machine, here: Machine) -> Iterator[str]:
+    planned = f"{_words(was)} ({was.architecture})"
+    if (was.device, was.architecture) != (here.device, here.architecture):
+        yield f"the plan is for {planned}, this machine has {_words(here)} ({here.architecture}): its script stays"
+    elif len(was.gpus) != len(here.gpus):
+        yield f"the plan was made for a machine with {len(was.gpus)} GPUs, this one has {len(here.gpus)}"
+    if was.pretended:  # nobody asked it
+        return
+    for name, old, new in (
+        ("ROCm", was.rocm_version, here.rocm_version),
+        ("CUDA", was.cuda_version, here.cuda_version),
+    ):
+        if old and new and old != new:
+            yield f"the plan was made with {name} {old}, here is {new}"
+
+
+def _other_card(saved: SavedPlan, current_card: Callable[[str], Any]) -> Iterator[str]:
+    card = saved.plan.card
+    try:
+        here = current_card(card.name)
+    except (CatalogError, MadliteError):
+        return
+    if here is None:
+        return
+    changed = [
+        name for name in card.__struct_fields__ if name not in _SAME_CARD and getattr(here, name) != getattr(card, name)
+    ]
+    if changed:
+        yield f"card '{card.name}' has changed since the plan was made ({', '.join(changed)}): the plan stays as it is"
+
+
+def planned_environ(saved: SavedPlan, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return this environment, with what rows are told of the planning one's where this one does not say it."""
+    told: dict[str, EnvValue] = {"pipeline": saved.pipeline, "BUILD_NUMBER": saved.build_number}
+    return {**{name: str(text) for name, text in told.items() if text}, **environ}

@@ -1,0 +1,131 @@
+"""What speaks against a batch before anything of it starts: the backends' and the plugins' checks, and gated assets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from msgspec.structs import replace
+
+from madlite.assets.places import find_token, is_offline
+from madlite.backends.loader import Plugins
+from madlite.errors import CheckFailed, MadliteError, hint_within, one_hint
+from madlite.model import Asset, Blocked, Cause, Finding, RunPlan, Status
+from madlite.run.prepared import command, is_found, needed_assets
+from madlite.run.screen import Planned
+
+_ANYWAY = "--no-lint starts it all the same"
+
+
+def check_plans(
+    planned: Sequence[Planned], plugins: Plugins, lint: bool = True
+) -> tuple[list[Planned], tuple[str, ...]]:
+    """Return the plans, those with a fatal finding kept from starting, and what is warned of, each once.
+
+    Without `lint` nothing is fatal.
+
+    Raises:
+        CheckFailed: as in `keep_refused`.
+    """
+    refused, warnings = look(planned, plugins, lint)
+    return keep_refused(planned, refused, plugins), tuple(warnings)
+
+
+def keep_refused(planned: Sequence[Planned], refused: Sequence[Sequence[Finding]], plugins: Plugins) -> list[Planned]:
+    """Return the plans, those of which `look` found something fatal kept from starting.
+
+    Raises:
+        CheckFailed: what was asked for is fatal, for a card has no such finding otherwise; nothing starts.
+    """
+    pairs = list(zip(planned, refused, strict=True))
+    failures = [
+        (whose(one.plan, planned) + finding.message, one_hint(finding.hint, _ANYWAY))
+        for one, findings in pairs
+        for finding in _asked_for(one, findings, plugins)
+    ]
+    if failures:
+        raise CheckFailed.of_all(failures)
+    return [_kept(one, findings) for one, findings in pairs]
+
+
+def _asked_for(one: Planned, findings: Sequence[Finding], plugins: Plugins) -> Sequence[Finding]:
+    """Return what of a plan's findings its card has by what the command asked for alone; a token nobody asks for."""
+    own = tuple(_token_findings(one, plugins))
+    if not (asked := [finding for finding in findings if finding not in own]):
+        return ()
+    try:
+        known = {finding.message for plan in one.unasked() for finding in find(plan, plugins)}
+    except MadliteError:  # what was asked for is what makes a plan possible
+        return asked
+    return [finding for finding in asked if finding.message not in known]
+
+
+def _kept(one: Planned, findings: Sequence[Finding]) -> Planned:
+    if not findings or one.plan.blocked is not None:
+        return one
+    blocked = Blocked(
+        status=Status.FAILURE,
+        cause=Cause.PREPARE,
+        reason="; ".join(dict.fromkeys(finding.message for finding in findings)),
+        hint=one_hint(*dict.fromkeys(finding.hint for finding in findings), _ANYWAY),
+    )
+    return replace(one, plan=replace(one.plan, blocked=blocked))
+
+
+def find(one: Planned, plugins: Plugins) -> tuple[Finding, ...]:
+    """Return what speaks against a run; nothing against one that a rule skips."""
+    if one.plan.blocked is not None and one.plan.blocked.status is Status.SKIPPED:
+        return ()
+    return tuple(_findings(one, plugins))
+
+
+def look(planned: Sequence[Planned], plugins: Plugins, lint: bool = True) -> tuple[list[list[Finding]], list[str]]:
+    """Return what keeps each of the plans from starting, nothing without `lint`, and what is warned of, each once."""
+    refused: list[list[Finding]] = []
+    warnings: dict[str, None] = {}
+    for one in planned:
+        refused.append([])
+        for finding in find(one, plugins):
+            if finding.fatal and lint:
+                refused[-1].append(finding)
+            else:
+                warnings[in_one_line(finding, whose(one.plan, planned) + finding.message)] = None
+    return refused, list(warnings)
+
+
+def in_one_line(finding: Finding, message: str = "") -> str:
+    """Return a finding with its hint; `message` in place of its own."""
+    return (message or finding.message) + (f" ({hint_within(finding.hint)})" if finding.hint else "")
+
+
+def whose(plan: RunPlan, planned: Sequence[Planned]) -> str:
+    """Return which run of the batch a message is about, where it could be about another."""
+    if len({(one.plan.card.name, one.plan.variant) for one in planned}) < 2:
+        return ""
+    variant = plan.variant
+    words = (plan.card.name, variant.mode, variant.precision) if variant else (plan.card.name,)
+    return f"{' '.join(filter(None, words))}: "
+
+
+def _findings(one: Planned, plugins: Plugins) -> Iterator[Finding]:
+    yield from plugins.checks(one.plan, one.backends)
+    yield from _token_findings(one, plugins)
+
+
+def _token_findings(one: Planned, plugins: Plugins) -> Iterator[Finding]:
+    needed = needed_assets(one.plan, one.backends, plugins)
+    if gated := [asset for asset in needed if asset.gated and not is_found(one.plan, asset)]:
+        yield from _gated(one.plan, gated)
+
+
+def _gated(plan: RunPlan, gated: Sequence[Asset]) -> Iterator[Finding]:
+    """Find gated repositories that a run would ask for in vain; what is prepared it does not ask for."""
+    if is_offline(plan.env) or find_token(plan.env) is not None:
+        return
+    refs = ", ".join(sorted({asset.ref for asset in gated}))
+    before = f"{command(plan)} once, after which runs need none"
+    ways = ("export MAD_SECRETS_HFTOKEN=…", before, "--set env.HF_HUB_OFFLINE=1 where the run finds it in its cache")
+    yield Finding(
+        message=f"{refs} is a gated repository, and there is no Hugging Face token",
+        hint=", or ".join((*ways, *dict.fromkeys(asset.hint for asset in gated if asset.hint))),
+        fatal=True,
+    )

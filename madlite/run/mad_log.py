@@ -1,0 +1,78 @@
+"""What a run's live log, and in contract mode the screen, is told of it, in madengine's place and order."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from madlite.measure.live_lines import clone_line, duration_lines, image_lines, limit_line, result_lines, scripts_line
+from madlite.measure.verdict import Verdict, Witnesses
+from madlite.model import Action, Cause, Exit, RunPlan
+from madlite.run.account import Account
+from madlite.run.mad_options import option_lines
+from madlite.run.probe_inside import SEARCH_S, candidates, commit_of
+
+
+class MadLog:
+    """Tells of one run what madengine would: `tell` adds a line to its live log, `show` has the screen know it too."""
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        account: Account,
+        tell: Callable[[str], None],
+        show: Callable[[str], None],
+    ) -> None:
+        self._plan, self._account = plan, account
+        self._log, self._show = tell, show
+        self._has_scripts = False
+
+    def prepared(self) -> None:
+        """Tell which image there is, and of one that was built how long that took and on what it is based."""
+        if self._plan.image is not None and self._account.image.ref:
+            self._tell_all(image_lines(self._plan.image, self._account.image))
+
+    def opening(self) -> None:
+        """Tell the time limit; the screen, what the container is started with."""
+        if self._plan.image is not None:
+            for line in option_lines(self._plan):
+                self._show(line)
+        if self._plan.timeout_s is not None:
+            self._tell(limit_line(self._plan.timeout_s))
+
+    def before(self, action: Action) -> None:
+        """Tell what is there to be told before an action."""
+        if action.kind in ("data", "run") and not self._has_scripts:
+            self._has_scripts = True
+            if self._plan.card.scripts:
+                self._tell(scripts_line(_commit(self._plan.workspace / self._plan.card.scripts)))
+
+    def after(self, action: Action, ended: Exit) -> None:
+        """Tell what an action came to; of one that failed madengine tells nothing."""
+        if ended.code == 0 and action.kind == "clone" and self._account.git_commit:
+            self._tell(clone_line(self._account.git_commit))
+        if ended.code == 0 and action.kind == "run":
+            self._tell_all(duration_lines(self._account.durations_s["run"]))
+
+    def judged(self, seen: Witnesses, verdict: Verdict) -> None:
+        """Tell what came out of a run whose actions came to their end."""
+        if seen.skipped or seen.failed_action or seen.stopped is not Cause.NONE or seen.exit is None or seen.exit.code:
+            return
+        by_patterns = verdict.cause is Cause.ERROR_PATTERN
+        name, rule = self._plan.card.name, self._plan.result_rule
+        self._tell_all(result_lines(name, verdict.status, verdict.metrics, rule, by_patterns=by_patterns))
+
+    def _tell(self, line: str) -> None:
+        self._log(line)
+        self._show(line)
+
+    def _tell_all(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self._tell(line)
+
+
+def _commit(scripts: Path) -> str:
+    """Return the commit of the repository that a script or a folder of scripts lies in; "" where it is in none."""
+    folder, until = scripts if scripts.is_dir() else scripts.parent, time.monotonic() + SEARCH_S
+    return next(filter(None, (commit_of(place, until) for place in candidates([str(folder)], (), until))), "")

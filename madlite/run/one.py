@@ -1,0 +1,274 @@
+"""One plan, from its folder to its verdict: a list of small steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from datetime import datetime, timezone
+from pathlib import Path
+from threading import Event
+from types import TracebackType
+
+from msgspec.structs import replace
+
+from madlite.backends.loader import Plugins
+from madlite.cancellation import Interrupted, check, interruptible
+from madlite.errors import MadliteError, RuntimeProblem, UsageProblem, hint_within
+from madlite.machine.host import Host
+from madlite.measure.follow import Follower
+from madlite.measure.rules import with_common
+from madlite.measure.verdict import Verdict, judge
+from madlite.model import Backend, Cause, ImageUsed, Reader, Result, Status, Step
+from madlite.plan.make import secrets_of
+from madlite.plan.manifest_secrets import spelled_out as named_in
+from madlite.run.account import Account
+from madlite.run.claims import claimed
+from madlite.run.context import context_file
+from madlite.run.explain import explained
+from madlite.run.guest import Guest
+from madlite.run.log import RunLog
+from madlite.run.mad_log import MadLog
+from madlite.run.mask import masked
+from madlite.run.progress import ProgressWriter
+from madlite.run.screen import Planned, RunEvents, Screen
+from madlite.run.senses import Senses
+from madlite.run.stage import Stage, answered, border
+from madlite.run.stop import StopControl
+from madlite.run.watchdog.found import Found
+from madlite.run.watchdog.hang import Inquiry
+from madlite.run.watchdog.silence import Silence
+from madlite.run.watchdog.watchdog import Watchdog
+from madlite.runtimes.docker.request import secrets_asked
+from madlite.secrets import Redactor, assigned, collect, spelled_out
+from madlite.workspace.folder import CONTEXT, LOG, RunFolder
+
+# madengine 1 has the first, madengine 2 the parts as well
+LOG_END, BUILD_LOG_END, RUN_LOG_END = ".live.log", ".build.live.log", ".run.live.log"
+
+
+class Run:
+    """One run while it goes on; until its `close` it has its folder, and what its script needs for itself."""
+
+    def __init__(
+        self,
+        one: Planned,
+        plugins: Plugins,
+        screen: Screen,
+        secrets: Iterable[str],
+        clock: Callable[[], float],
+        environ: Mapping[str, str],
+    ) -> None:
+        self.one, self.plan = one, one.plan
+        self.plugins, self.clock = plugins, clock
+        self.began = clock()
+        self.started = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        self.environ = environ
+        self._secrets = tuple(secrets)
+        self.mask = Redactor(self._secrets).text
+        self.progress = ProgressWriter(one.plan, self.started, self.mask, clock)
+        self.screen = RunEvents(screen, one.plan, self.progress)
+        self.silence = Silence(self.plan, clock)
+        whose = None if self.plan.own_script else {self.plan.backend, *self.plan.readers}
+        self._rules = with_common(plugins.failure_rules(), whose)
+        self.account = Account(self._follower(), self._rules, self.plan.place.spanned)
+        here = Host(path=environ.get("PATH", ""), env=dict(environ))
+        self.senses = Senses(one, plugins, here, lambda: self.clock() - self.began)
+        show = self.screen
+        dog = Watchdog(self.silence, self._inquire, tell=show.phase, say=show.stopping, now=clock)
+        self.stop = StopControl(self.plan.timeout_s, self.plan.stop_grace_s, show.stopping, dog)
+        self.folder: RunFolder | None = None
+        self.stage: Stage | None = None  # once its session can be opened
+        self._claims = ExitStack()
+
+    def run(self) -> Result:
+        """Run the plan to its verdict; a workload's failure is a result, never an exception."""
+        why = self.plan.blocked
+        try:
+            if why is None:
+                self.plan = self._claims.enter_context(claimed(self.plan, self._wait_for_another))
+                with self.stop.cancellation.scope():
+                    return self._run()
+            verdict = Verdict(status=why.status, cause=why.cause, reason=why.reason)
+        except Interrupted:
+            verdict = self._interrupted()
+        except RuntimeProblem as problem:
+            self.account.hint = problem.hint
+            verdict = _failed(_cause(problem.cause), problem.message)
+        except UsageProblem as problem:  # the disk is full, say, since the batch began
+            verdict = _failed(Cause.PREPARE, problem.message)
+        self._find_folder()
+        return self._result(verdict)
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Give the run's locks back: it has ended."""
+        self.stop.close()
+        try:
+            self._claims.close()
+        finally:
+            if self.folder is not None:
+                self.folder.close()
+                self.folder = None
+
+    def broken(self, bug: Exception) -> Result:
+        """Return the result of a run that a bug of madlite ended."""
+        return self._result(_failed(Cause.INTERNAL, f"internal error: {type(bug).__name__}: {bug}"))
+
+    def _wait_for_another(self) -> bool:
+        self.screen.phase(f"waiting for another run of this folder that writes {self.plan.result_rule.file}")
+        return self.stop.reason is None
+
+    def _interrupted(self) -> Verdict:
+        return _failed(Cause.INTERRUPTED, self.stop.reason.text if self.stop.reason else "interrupted")
+
+    def _create_folder(self) -> RunFolder:
+        context = context_file(self.one.context, self.mask).data
+        files = [*((file.path, file.data) for file in self.one.files), *([(CONTEXT, context)] if context else [])]
+        self.folder = RunFolder.create(self.plan, files, self._secrets)
+        self.progress.open(self.folder)
+        return self.folder
+
+    def _find_folder(self) -> None:
+        """Have a folder for the account of a run that did not start, if there can be one."""
+        if self.folder is None:
+            try:
+                self._create_folder()
+            except UsageProblem:  # the disk is full, say: what there is of it takes at least the rows
+                self.folder = RunFolder.reopen(self.plan.folder, begun=True)
+
+    def _run(self) -> Result:
+        folder = self._create_folder()
+        log = self._open_log(folder)
+        try:
+            self.plugins.notify("madlite_run_started", plan=self.plan)
+            verdict = self._attempt(folder, log)
+            if verdict.status is Status.FAILURE:
+                log.say(f"madlite: {verdict.status.value} {verdict.reason}")
+        finally:
+            log.close()
+        stalls = self.silence.findings(by_itself=self.stop.reason is None)
+        notes = (*stalls, *self.account.image.notes, *self.account.notes, *self.account.missing, *log.notes)
+        findings = (*verdict.findings, *notes)
+        return self._result(replace(verdict, findings=findings))
+
+    def _attempt(self, folder: RunFolder, log: RunLog) -> Verdict:
+        """Prepare, open, act, judge; every way in which this can fail becomes a verdict."""
+        try:
+            told = MadLog(self.plan, self.account, log.tell, self._show)
+            self._prepare(log, told)
+            one = replace(self.one, plan=self.plan)  # as it is claimed
+            self.stage = Stage(one, self.account, self.stop, self.screen, self.clock, self.senses, told)
+            seen = replace(self.stage.act(folder, log), strangers=self.senses.strangers)
+        except Interrupted:
+            return self._interrupted()
+        except RuntimeProblem as problem:
+            self.account.hint = problem.hint
+            reason = problem.message + (f"; {hint_within(problem.hint)}" if problem.hint else "")
+            return _failed(_cause(problem.cause), reason)
+        except MadliteError as problem:
+            return _failed(Cause.PREPARE, problem.message)
+        verdict = judge(self.plan, seen, self.account.follower)
+        told.judged(seen, verdict)
+        return verdict
+
+    def _show(self, line: str) -> None:
+        self.screen.told(self.mask(line))
+
+    def _prepare(self, log: RunLog, told: MadLog) -> None:
+        def say(text: str) -> None:
+            check()  # of a call that was left nothing is told any more
+            log.say(text)
+            self.screen.phase(self.mask(text))
+
+        image = self.plan.image
+        builds = image is not None and image.dockerfile is not None and not image.prebuilt
+        try:
+            with border(self.one.runtime):
+                used = interruptible(lambda: self.one.runtime.prepare(self.plan, say))
+                self.account.image = answered(used, ImageUsed, "prepare", self.one.runtime)
+            (log.begin_live if builds else log.link_live)(self._beside(RUN_LOG_END))
+            told.prepared()
+        finally:
+            if builds:
+                log.keep_as(self._beside(BUILD_LOG_END))
+        if builds and self.account.image.build_duration_s is not None:
+            self.account.durations_s["build"] = self.account.image.build_duration_s
+        told.opening()
+
+    def _follower(self) -> Follower:
+        return Follower(
+            [reader for reader in map(self._reader, self.one.backends) if reader is not None],
+            self._rules,
+            error_scan=self.plan.error_scan,
+            now=lambda: self.clock() - self.began,
+            on_step=self._step,
+            on_event=self.silence.note,
+            guest=self._guest(),
+            nodes=self.plan.place.spanned,
+        )
+
+    def _guest(self) -> Guest | None:
+        """Return a reader of whatever framework a card's own script turns out to run."""
+        return Guest(self.plugins, self.plan.readers) if self.plan.own_script else None
+
+    def _reader(self, backend: Backend) -> Reader | None:
+        reader: Reader | None = self.plugins.ask(backend, "reader", self.plan, otherwise=None)
+        return reader
+
+    def _step(self, step: Step) -> None:
+        self.screen.step(step)
+        self.plugins.notify("madlite_run_step", plan=self.plan, step=step)
+
+    def _inquire(self, cancelled: Event) -> Found:
+        """Look at what the run hangs in."""
+        session = self.stage.session if self.stage is not None else None
+        if self.folder is None or session is None:
+            return Found()
+        last_lines = self.account.follower.last_lines
+        return Inquiry(self.folder, self.plan, session, self.environ, self.mask).look(last_lines, cancelled)
+
+    def _open_log(self, folder: RunFolder) -> RunLog:
+        sinks, limit_bytes = [self.screen.output], self.plan.log_limit_bytes
+        log = RunLog(
+            folder.path / LOG,
+            self._secrets,
+            sinks,
+            self.account.feed,
+            nodes=self.plan.place.spanned,
+            folder=folder.files,
+            limit_bytes=limit_bytes,
+        )
+        if self.plan.log_name:
+            log.begin_live(self._beside(LOG_END))
+        self.screen.logs()
+        return log
+
+    def _beside(self, end: str) -> Path:
+        """Return the place of a log in the workspace, where MAD's tooling looks for it."""
+        return self.plan.workspace / f"{self.plan.log_name}{end}"
+
+    def _result(self, verdict: Verdict) -> Result:
+        self.account.durations_s["total"] = self.clock() - self.began
+        result = self.account.result(self.plan, verdict, self.started)
+        return masked(self.senses.tell(explained(self.plan, result, self.account)), self.mask)
+
+
+def secrets_for(one: Planned, environ: dict[str, str]) -> tuple[str, ...]:
+    """Return every secret text that a run's output must not show."""
+    plan = one.plan
+    spelled = assigned((plan.args, plan.run_args, *(word for action in plan.actions for word in action.argv)))
+    known = collect(environ, secrets_of(plan).values(), secrets_asked(plan, environ))
+    of_context = (*spelled_out(one.context), *named_in(one.context))
+    return tuple(dict.fromkeys((*known, *spelled, *spelled_out(plan), *of_context)))
+
+
+def _failed(cause: Cause, reason: str) -> Verdict:
+    return Verdict(status=Status.FAILURE, cause=cause, reason=reason)
+
+
+def _cause(name: str) -> Cause:
+    return Cause(name) if name in {cause.value for cause in Cause} else Cause.PREPARE

@@ -1,0 +1,107 @@
+"""What a run ran on and with, put together from its plan, its machine and what was asked where it ran."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+
+from madlite.backends.loader import Plugins
+from madlite.machine.host_facts import host_facts
+from madlite.model import EnvValue, Machine, Provenance, Secret
+from madlite.run.probe import NAMES, PREFIXES, Inside
+from madlite.run.probe_inside import shortened
+from madlite.run.screen import Planned
+from madlite.safe_read import digest_of
+from madlite.secrets import MASK, is_secret
+
+_MOST_LABELS = 64
+_GIB = 1 << 30
+# user and password of a URL; a password can hold a / or an @, a port is none; bounded, for labels are of any length
+_USER = re.compile(r"(?<=://)(?:[^/\s]+|[^/\s:@[]*:(?!\d{1,5}/)\S{1,500})(?=@)")
+
+
+def make_provenance(
+    one: Planned, plugins: Plugins, labels: Mapping[str, str], inside: Inside, facts: Mapping[str, str]
+) -> Provenance:
+    """Return where a run's number comes from.
+
+    `labels` are its image's, `inside` what was asked where it ran, `facts` what its GPUs' driver says.
+    """
+    script, digest = _script(one)
+    shown = dict(list(labels.items())[:_MOST_LABELS])
+    return Provenance(
+        versions=versions(plugins),
+        script=script,
+        script_sha256=digest,
+        labels={name: _shown(name, text) for name, text in shown.items()},
+        repositories=inside.repositories,
+        packages=inside.packages,
+        inside=inside.inside,
+        host=host_facts() if one.plan.traits.local else {},
+        gpu=gpu_facts(one.plan.machine, one.plan.place.gpu_ids, facts),
+        environment=_environment(inside.environment or relevant(one.plan.env)),
+        notes=inside.notes,
+    )
+
+
+def gpu_facts(machine: Machine, gpu_ids: Iterable[int], told: Mapping[str, str]) -> dict[str, str]:
+    """Return what the run's GPUs are, as detected, and what their driver `told`; nothing without a GPU."""
+    used = [gpu for gpu in machine.gpus if gpu.index in tuple(gpu_ids)]
+    if not used:
+        return {}
+    sizes = dict.fromkeys(f"{gpu.memory_bytes / _GIB:.1f}" for gpu in used if gpu.memory_bytes)
+    known = {
+        "count": str(len(used)),
+        "product": machine.product,
+        "architecture": machine.architecture,
+        "memory_gib": ", ".join(sizes),
+        "driver": machine.driver_version,
+        "rocm": machine.rocm_version,
+        "cuda": machine.cuda_version,
+        **told,
+    }
+    return {name: text for name, text in known.items() if text}
+
+
+def relevant(env: Mapping[str, EnvValue]) -> dict[str, str]:
+    """Return the variables of a plan that can change a training's speed, for a run that nothing was asked of."""
+    return {
+        name: MASK.decode() if isinstance(value, Secret) else value
+        for name, value in env.items()
+        if name in NAMES or name.startswith(PREFIXES)
+    }
+
+
+def _environment(env: Mapping[str, str]) -> dict[str, str]:
+    return {name: _shown(name, text) for name, text in sorted(env.items())}
+
+
+def _shown(name: str, text: str) -> str:
+    """Return a value without what is secret in it: all of it under a name that says so, else a URL's user."""
+    if is_secret(name, text):
+        return MASK.decode()
+    return shortened(_USER.sub(MASK.decode(), text))
+
+
+def versions(plugins: Plugins) -> dict[str, str]:
+    """Return the version of madlite and of each plugin's distribution."""
+    from madlite import __version__
+
+    found = plugins.loaded.values()
+    others = {plugin.distribution: plugin.version for plugin in found if plugin.distribution and plugin.version}
+    unknown = {f"plugin {plugin.name}": "unknown" for plugin in found if plugin.distribution not in others}
+    return {**others, **unknown, "madlite": __version__}
+
+
+def _script(one: Planned) -> tuple[str, str]:
+    """Return the script that runs, relative to the workspace, and its SHA-256; of a folder it is the run.sh in it."""
+    plan = one.plan
+    rendered = next((file for file in one.files if file.path == "run.sh"), None)
+    if rendered is not None:
+        return str(plan.folder.relative_to(plan.workspace) / rendered.path), hashlib.sha256(rendered.data).hexdigest()
+    path = plan.card.scripts
+    if not path:
+        return "", ""
+    digests = ((name, digest_of(plan.workspace / name)) for name in (path, f"{path}/run.sh"))
+    return next(((name, digest) for name, digest in digests if digest), ("", ""))

@@ -1,0 +1,1 @@
+"""What an earlier madlite left behind: found, told of, ended and removed."""

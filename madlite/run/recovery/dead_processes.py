@@ -1,0 +1,213 @@
+"""What dead runs have still running on this machine: listed process by process, and ended as it was listed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import time
+from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from madlite.model import Value
+from madlite.runtimes.host.processes import POLL_S, Marked, all_marked, ourselves
+from madlite.runtimes.process_table import (
+    OpenProcess,
+    Process,
+    ancestors,
+    in_words,
+    is_of,
+    lives,
+    process_table,
+    send,
+    user_name,
+    with_users,
+)
+from madlite.workspace.folder import LOCK, is_held
+from madlite.workspace.labels import FOLDER_MARK, KEPT_MARK, RUN_MARK
+
+SHOWN = 5  # processes that are named
+_VANISH_LIMIT_S = 5.0
+
+
+class Place(Value, frozen=True):
+    """The folder that a run's marks name: device, inode and owner of a real folder; our own user where it is gone."""
+
+    path: str
+    uid: int
+    inode: tuple[int, int] | None = None
+
+
+class Member(Value, frozen=True):
+    """One listed process: whether it has the run's marks itself, or was started by one that has."""
+
+    process: Process
+    marked: bool = True
+    supervisor: bool = False
+
+
+class DeadRun(Value, frozen=True):
+    """The processes of a run that no madlite holds, all of the user whose folder it has."""
+
+    run_id: str
+    place: Place
+    members: tuple[Member, ...] = ()
+    kept: bool = False
+
+    @property
+    def text(self) -> str:
+        """How many there are, and the numbers of the first; supervisors go with the others."""
+        shown = [one for one in self.members if not one.supervisor] or self.members
+        pids = ", ".join(str(one.process.pid) for one in shown[:SHOWN])
+        return f"{len(shown)} processes ({pids}{', …' if len(shown) > SHOWN else ''})"
+
+
+class Found(Value, frozen=True):
+    """Dead runs with processes, and in words the processes that look like theirs and are another user's."""
+
+    runs: tuple[DeadRun, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def may_be_alive(folder: str) -> bool:
+    """Say whether a madlite holds the run, or may hold it: another user's folder cannot be looked into."""
+    return Path(folder).is_absolute() and is_held(Path(folder, LOCK), unknown=True)
+
+
+def place_of(folder: str) -> Place | None:
+    """Return the folder that marks name; None where something else is in its place, or it cannot be seen."""
+    try:
+        facts = os.lstat(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return Place(path=folder, uid=os.geteuid())
+    except (OSError, ValueError):
+        return None
+    if not stat.S_ISDIR(facts.st_mode):
+        return None
+    return Place(path=folder, uid=facts.st_uid, inode=(facts.st_dev, facts.st_ino))
+
+
+def find_dead_runs() -> Found:
+    """Return what dead runs have running: what carries marks of theirs, and what that started.
+
+    Runs are told apart by id and folder, for a process can name the id of another run.  What is not the folder's
+    user's, or not ours to end, is never listed but told in a note.
+    """
+    found = [one for one in all_marked() if Path(one.environment.get(FOLDER_MARK, "")).is_absolute()]
+    # without the folder nobody can say whether its madlite lives
+    dead = {key: those for key, those in _by_run(found).items() if not may_be_alive(key[1])}
+    if not dead:
+        return Found()
+    # a madlite that ended meanwhile had ended its processes before it gave its lock back
+    again = all_marked()
+    there = {one.process.identity for one in again}
+    members = _members(again)
+    runs, notes = [], []
+    for (run_id, folder), those in dead.items():
+        still = [one for one in those if one.process.identity in there]
+        listed = {one.process.identity: one for one in (*map(_marked, still), *members.get((run_id, folder), ()))}
+        run, note = _listed(run_id, folder, tuple(listed.values()))
+        if run.members:
+            runs.append(replace(run, kept=any(one.environment.get(KEPT_MARK) for one in still)))
+        notes.extend([note] if note else [])
+    return Found(runs=tuple(runs), notes=tuple(notes))
+
+
+def end_listed(run: DeadRun, grace_s: float) -> str | None:
+    """End the listed processes of a dead run and no other; return what goes on all the same.
+
+    Before each signal it is asked again whether the run is still dead and the process still its.  Supervisors end by
+    themselves with the last process below them; one that does not is killed.
+    """
+    workers = [one for one in run.members if not one.supervisor]
+    for number, limit_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, _VANISH_LIMIT_S)):
+        _wait(_signalled(run, workers, number), limit_s)
+    idle = [one for one in run.members if one.supervisor and not _has_children(one)]
+    _wait(idle, _VANISH_LIMIT_S)
+    _wait(_signalled(run, idle, signal.SIGKILL), _VANISH_LIMIT_S)
+    left = [one for one in (*workers, *idle) if lives(one.process)]
+    if left and not _is_dead(run):
+        return "a madlite holds the run by now"
+    return f"not ended: {_told(left)}" if left else None
+
+
+def _by_run(found: Iterable[Marked]) -> dict[tuple[str, str], list[Marked]]:
+    runs: dict[tuple[str, str], list[Marked]] = {}
+    for one in found:
+        runs.setdefault(_key(one), []).append(one)
+    return runs
+
+
+def _key(one: Marked) -> tuple[str, str]:
+    return one.environment[RUN_MARK], one.environment.get(FOLDER_MARK, "")
+
+
+def _members(marked: Iterable[Marked]) -> dict[tuple[str, str], list[Member]]:
+    """Return by run what has no marks itself: it is of the nearest of those that started it and have some.
+
+    With them supervisors that nothing of their own run started: what calls itself one below another is none.
+    """
+    by_pid = {one.process.pid: one for one in marked}
+    table, ours = process_table(), ourselves()
+    members: dict[tuple[str, str], list[Member]] = {}
+    for process in table.values():
+        own = by_pid.get(process.pid)
+        above = [by_pid[pid] for pid in ancestors(process.pid, table)[1:] if pid in by_pid]
+        if own is not None and own.is_supervisor and _key(own) not in map(_key, above):
+            members.setdefault(_key(own), []).append(Member(process=own.process, supervisor=True))
+        elif own is None and above and process.lives and process.pid not in ours:
+            members.setdefault(_key(above[0]), []).append(Member(process=with_users(process), marked=False))
+    return members
+
+
+def _marked(one: Marked) -> Member:
+    return Member(process=one.process)
+
+
+def _listed(run_id: str, folder: str, members: tuple[Member, ...]) -> tuple[DeadRun, str]:
+    """Return a run with those of its processes that are the folder's user's, and a note on the others."""
+    place = place_of(folder)
+    if place is None:
+        run = DeadRun(run_id=run_id, place=Place(path=folder, uid=-1))
+        return run, f"{_told(members)} with the marks of run {run_id}: left alone, {folder} is no folder"
+    may = os.geteuid() in (0, place.uid)
+    ours = tuple(one for one in members if may and is_of(one.process, place.uid))
+    others = [one for one in members if one not in ours and one.process.uids]
+    run = DeadRun(run_id=run_id, place=place, members=ours)
+    whose = f"is of user {user_name(place.uid)}" if place.inode is not None else "is gone"
+    return run, f"{_told(others)} with the marks of run {run_id}: left alone, {folder} {whose}" if others else ""
+
+
+def _is_dead(run: DeadRun) -> bool:
+    return place_of(run.place.path) == run.place and not may_be_alive(run.place.path)
+
+
+def _is_its(run: DeadRun, member: Member, now: OpenProcess, facts: Process) -> bool:
+    """Say whether a process is still what it was listed for."""
+    environment = now.environment()
+    marks = (environment.get(RUN_MARK), environment.get(FOLDER_MARK))
+    its = (run.run_id, run.place.path)
+    fits = marks == its if member.marked else marks in (its, (None, None))
+    return fits and is_of(facts, run.place.uid) and _is_dead(run)
+
+
+def _signalled(run: DeadRun, members: Iterable[Member], number: int) -> list[Member]:
+    return [one for one in members if send(one.process, number, partial(_is_its, run, one))]
+
+
+def _wait(members: Iterable[Member], limit_s: float) -> None:
+    deadline = time.monotonic() + limit_s
+    while any(lives(one.process) for one in members) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+
+
+def _has_children(member: Member) -> bool:
+    return any(one.parent == member.process.pid and one.lives for one in process_table().values())
+
+
+def _told(members: Sequence[Member]) -> str:
+    them = ", ".join(in_words(one.process) for one in members[:SHOWN])
+    return f"{len(members)} process{'es' if len(members) != 1 else ''}: {them}{', …' if len(members) > SHOWN else ''}"

@@ -1,0 +1,255 @@
+"""What runs that were cut off left behind, and how to remove it; never what belongs to a madlite that is alive."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal
+
+import msgspec
+
+from madlite.errors import RuntimeProblem
+from madlite.model import JobOutcome, Runtime, Value
+from madlite.plan.make import RUNS
+from madlite.results.batch_journal import dead_files, interrupted_batches
+from madlite.results.stored import UNREADABLE
+from madlite.run.recovery.dead_processes import DeadRun, end_listed, find_dead_runs, may_be_alive, place_of
+from madlite.run.recovery.sweep import sweep, unwhole
+from madlite.run.stage import border
+from madlite.runtimes.docker.runtime import DockerRuntime
+from madlite.safe_read import read_inside
+from madlite.workspace import journal
+from madlite.workspace.folder import CLEANED, HANDLE, PLAN, RECORD, is_alive, open_runs, unfinished
+from madlite.workspace.regular import is_there
+
+GRACE_S = 5.0  # between TERM and KILL for processes nobody waits for
+
+
+class Leftover(Value, frozen=True):
+    """Something a run left.
+
+    `handle` is the container's id, that of a session of a plugin's `runtime`, the run id of processes, or the path of a
+    run folder, a batch's file or a file that was never whole; `kept` marks what was asked to stay.  `folder` is the
+    run's as a container or its processes name it, `elsewhere` the same where it is none of this workspace, and
+    `processes` are those that were listed.  `row` says what became of a run's row.
+    """
+
+    kind: Literal["container", "session", "process", "run", "batch", "file"]
+    run_id: str
+    text: str
+    handle: str
+    kept: bool = False
+    row: str = ""
+    elsewhere: str = ""
+    folder: str = ""
+    processes: DeadRun | None = None
+    runtime: str = ""
+
+
+class Leftovers(Value, frozen=True):
+    """What was found, and notes on what could not be looked at."""
+
+    leftovers: tuple[Leftover, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def find_leftovers(
+    workspace: Path, environ: Mapping[str, str], runtimes: Mapping[str, Runtime] = MappingProxyType({})
+) -> Leftovers:
+    """Return containers and processes of dead runs, wherever they ran, and unfinished runs of the workspace.
+
+    `runtimes` are the plugins': of these the sessions of the workspace's own runs are asked for.  A run whose folder is
+    gone counts as dead; of an engine that several machines use, runs of the others look so.
+    """
+    notes: tuple[str, ...] = ()
+    runs = workspace.resolve() / RUNS
+    try:
+        containers = tuple(_containers(runs, environ))
+    except RuntimeProblem as problem:
+        containers, notes = (), (f"containers were not looked at: {problem.message}",)
+    batches = (
+        Leftover(kind="batch", run_id="-", text=words, handle=str(batch.path))
+        for batch in interrupted_batches(workspace)
+        for words in batch.words
+    )
+    dead = find_dead_runs()
+    processes = tuple(_processes(runs, run) for run in dead.runs)
+    seen = {one.run_id for one in (*containers, *processes)}
+    sessions, unasked = _sessions(runs, runtimes, seen)
+    found = (*containers, *sessions, *processes, *_runs(workspace), *batches, *_files(workspace))
+    return Leftovers(leftovers=found, notes=(*notes, *dead.notes, *unasked))
+
+
+def end_orphans(
+    workspace: Path, environ: Mapping[str, str], runtimes: Mapping[str, Runtime] = MappingProxyType({})
+) -> tuple[str, ...]:
+    """End what runs of this workspace that were cut off still have running, and say what it was.
+
+    They would write into folders and files that the next run takes for its own, and use its GPUs.  What was asked to
+    stay stays, and so do the folders of the runs, and all that is of another user's run.
+    """
+    dead = {str(folder.resolve()): folder.name for folder in unfinished(workspace) if _is_ours(folder)}
+    if not dead:
+        return ()
+    told = []
+    for one in find_leftovers(workspace, environ, runtimes).leftovers:
+        if one.folder and dead.get(os.path.realpath(one.folder)) == one.run_id and not one.kept and not one.elsewhere:
+            problem = remove(one, environ, runtimes)
+            told.append(
+                f"an earlier run was cut off and still ran, ended: {one.text}" + (f" ({problem})" if problem else "")
+            )
+    return tuple(told)
+
+
+def remove(
+    leftover: Leftover, environ: Mapping[str, str], runtimes: Mapping[str, Runtime] = MappingProxyType({})
+) -> str | None:
+    """Remove one leftover; return why that failed, or None.
+
+    An unfinished run keeps its folder and log, with a mark that says that it was dealt with; what it left in the
+    workspace is removed.
+    """
+    try:
+        if leftover.kind == "container":
+            _remove_container(leftover, environ)
+        elif leftover.kind == "session":
+            _check_dead(leftover)
+            with border(runtimes[leftover.runtime]):
+                runtimes[leftover.runtime].cancel(leftover.handle)
+        elif leftover.kind == "process":
+            return end_listed(leftover.processes, GRACE_S) if leftover.processes else "no process was listed"
+        elif leftover.kind == "run":
+            sweep(Path(leftover.handle))
+            _mark(Path(leftover.handle, CLEANED), leftover.row)
+        else:
+            Path(leftover.handle).unlink(missing_ok=True)
+    except RuntimeProblem as problem:
+        return problem.message
+    except OSError as error:
+        return str(error)
+    return None
+
+
+def _containers(runs: Path, environ: Mapping[str, str]) -> Iterator[Leftover]:
+    runtime = DockerRuntime(environ)
+    dead = [one for one in runtime.containers() if not may_be_alive(one.folder)]
+    # a madlite that ended meanwhile had removed its container before it gave its lock back
+    there = {one.id for one in runtime.containers()} if dead else set()
+    for one in dead:
+        if one.id in there:
+            yield Leftover(
+                kind="container",
+                run_id=one.run_id,
+                text=f"{one.name} ({one.image}, {one.status})",
+                handle=one.id,
+                kept=one.kept,
+                elsewhere=_elsewhere(runs, one.folder),
+                folder=one.folder,
+            )
+
+
+def _processes(runs: Path, run: DeadRun) -> Leftover:
+    folder = run.place.path
+    return Leftover(
+        kind="process",
+        run_id=run.run_id,
+        text=run.text,
+        handle=run.run_id,
+        kept=run.kept,
+        elsewhere=_elsewhere(runs, folder),
+        folder=folder,
+        processes=run,
+    )
+
+
+def _sessions(
+    runs: Path, runtimes: Mapping[str, Runtime], seen: Collection[str]
+) -> tuple[list[Leftover], tuple[str, ...]]:
+    """Return the sessions of plugins' runtimes that go on without a madlite, and which could not be asked for."""
+    found, problems = [], []
+    for name in sorted(journal.own_folders(runs)) if runtimes else ():
+        plan = _plan_of(runs / name)
+        if name in seen or plan.runtime not in runtimes or not _may_go_on(runs / name, plan):
+            continue
+        try:
+            session = _session(runs / name, plan, runtimes[plan.runtime])
+        except (RuntimeProblem, OSError) as problem:
+            problems.append(f"the session of run {name} was not looked at: {problem}")
+        else:
+            found += [session] if session is not None else []
+    return found, tuple(problems)
+
+
+def _may_go_on(folder: Path, plan: _Planned) -> bool:
+    over = is_there(folder / RECORD) and not plan.keep_alive
+    return not over and is_there(folder / HANDLE) and not is_alive(folder)
+
+
+def _session(folder: Path, plan: _Planned, runtime: Runtime) -> Leftover | None:
+    handle = read_inside(folder / HANDLE, folder).decode(errors="surrogateescape")
+    with border(runtime):
+        outcome = runtime.outcome(handle)
+    if not isinstance(outcome, JobOutcome) or outcome.ended:  # it may be a plugin's
+        return None
+    return Leftover(
+        kind="session",
+        run_id=folder.name,
+        text=f"a session of runtime {plan.runtime}, {outcome.state}",
+        handle=handle,
+        kept=plan.keep_alive,
+        folder=str(folder),
+        runtime=plan.runtime,
+    )
+
+
+class _Planned(Value, frozen=True):
+    """What is asked of a run's plan."""
+
+    runtime: str = ""
+    keep_alive: bool = False
+
+
+def _plan_of(folder: Path) -> _Planned:
+    try:
+        return msgspec.json.decode(read_inside(folder / PLAN, folder), type=_Planned)
+    except (OSError, *UNREADABLE):
+        return _Planned()
+
+
+def _elsewhere(runs: Path, folder: str) -> str:
+    """Return the folder that a mark names, as text, where it is no run's of this workspace."""
+    return "" if Path(os.path.realpath(folder)).parent == runs else folder or "no folder"
+
+
+def _is_ours(folder: Path) -> bool:
+    place = place_of(str(folder))
+    return place is not None and place.inode is not None and place.uid == os.geteuid()
+
+
+def _runs(workspace: Path) -> Iterator[Leftover]:
+    for folder in unfinished(workspace):
+        yield Leftover(kind="run", run_id=folder.name, text=f"unfinished, {folder}", handle=str(folder))
+
+
+def _mark(path: Path, row: str) -> None:
+    with open_runs(path.parent.parent.parent) as runs, runs.below(path.parent.name) as folder:
+        folder.write(path.name, f"{row}\n".encode())
+
+
+def _files(workspace: Path) -> Iterator[Leftover]:
+    undone = {batch.path for batch in interrupted_batches(workspace)}
+    for path in dict.fromkeys((*unwhole(workspace), *dead_files(workspace))):
+        if path not in undone:
+            yield Leftover(kind="file", run_id="-", text=str(path), handle=str(path))
+
+
+def _remove_container(leftover: Leftover, environ: Mapping[str, str]) -> None:
+    _check_dead(leftover)
+    DockerRuntime(environ).cancel(leftover.handle)
+
+
+def _check_dead(leftover: Leftover) -> None:
+    if may_be_alive(leftover.folder):
+        raise RuntimeProblem("a madlite holds the run by now")

@@ -1,0 +1,227 @@
+"""What happens in one run's session: its actions, one by one, and what is seen of them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from msgspec.structs import replace
+
+from madlite.cancellation import Interrupted
+from madlite.errors import MadliteError, RuntimeProblem
+from madlite.measure.verdict import Witnesses
+from madlite.model import Action, Cause, Exit, JobOutcome, Runtime, Session, Sink
+from madlite.run.account import Account
+from madlite.run.log import RunLog
+from madlite.run.mad_log import MadLog
+from madlite.run.results_file import ResultsFile
+from madlite.run.screen import Planned, RunEvents
+from madlite.run.senses import Senses
+from madlite.run.stop import StopControl
+from madlite.workspace.folder import HANDLE, RunFolder
+from madlite.workspace.labels import RUN_MARK
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+_PHASES = {
+    "clone": "cloning the repository",
+    "data": "fetching data",
+    "run": "running",
+    "prepare": "preparing",
+}
+
+
+class Stage:
+    """Holds a run's session open while its actions run."""
+
+    def __init__(
+        self,
+        one: Planned,
+        account: Account,
+        stop: StopControl,
+        screen: RunEvents,
+        clock: Callable[[], float],
+        senses: Senses,
+        told: MadLog,
+    ) -> None:
+        self.one, self.plan = one, one.plan
+        self.account, self.stop, self.screen, self.clock = account, stop, screen, clock
+        self.senses, self.told = senses, told
+        self.session: Session | None = None  # while it is open
+
+    def act(self, folder: RunFolder, log: RunLog) -> Witnesses:
+        """Hold the session open while the actions run; ended from outside, that is what counts."""
+        results = ResultsFile(self.plan)
+        seen = Witnesses()
+        session: Session | None = None
+        try:
+            self.stop.check()
+            with border(self.one.runtime), self.one.runtime.open(self.plan) as session, self.stop.guard(session):
+                folder.put(HANDLE, session.handle)
+                self.account.shell = session.shell
+                self.session = session
+                seen = self._act(session, folder, log, results)
+                unbrought = self._bring(session, folder)
+                self.account.follower.finish(folder.work)
+                seen = replace(seen, results=results.read())
+                if unbrought is not None and _went_well(seen) and self.plan.result_rule.kind == "multiple_results":
+                    raise unbrought
+                if unbrought is None:
+                    self._hand_up(session, seen)
+                self._clean(session, log)
+        except RuntimeProblem:
+            if self.stop.reason is None:
+                raise
+        finally:
+            self.account.notes = session.notes if session is not None else ()
+            self.session = None
+        reason = self.stop.reason
+        if reason is None:
+            return seen
+        self.account.hint = reason.hint or self.account.hint
+        return replace(seen, stopped=reason.cause, stopped_text=reason.text, stopped_line=reason.evidence)
+
+    def _act(self, session: Session, folder: RunFolder, log: RunLog, results: ResultsFile) -> Witnesses:
+        """Run the actions in their order; one that fails is the last."""
+        for action in self.plan.actions:
+            if action.kind == "clean" or (action.kind == "run" and self.plan.skip_model_run):
+                continue
+            if self.stop.reason is not None:
+                break
+            self.screen.action(action.kind, _phase(action))
+            self.told.before(action)
+            if action.kind == "run":
+                results.begin()
+                with self.stop.off_the_clock():
+                    self.senses.look(session, action)
+            self.account.begin(action.kind, self.clock())
+            try:
+                with self._following(action, session, folder, log) as feed:
+                    ended = answered(session.run(self._marked(action), feed), Exit, "run", self.one.runtime)
+            except RuntimeProblem:
+                self.account.cut_off(self.clock())
+                self._note_outcome(session)
+                raise
+            log.settle()
+            self.account.end(ended)
+            self.told.after(action, ended)
+            if ended.code != 0:
+                self._note_outcome(session)
+                return Witnesses(
+                    exit=ended,
+                    failed_action="" if action.kind == "run" else action.kind,
+                    failed_line=self.account.telling_line,
+                    failed_node=_node_words(session, ended.failed_node),
+                    node_log=self.account.failed_log,
+                )
+        return Witnesses(exit=self.account.ran, skipped=self.plan.skip_model_run)
+
+    def _marked(self, action: Action) -> Action:
+        """Return an action by whose environment its processes are known where a probe sees those of others, too."""
+        traits = self.plan.traits
+        if traits.local or traits.containerised:  # the host's runtime has its own mark, a container nobody else's
+            return action
+        return replace(action, env={RUN_MARK: self.plan.id, **action.env})
+
+    def _note_outcome(self, session: Session) -> None:
+        """Note what the engine says of a session that failed by itself, while it is still there to be asked."""
+        if self.stop.reason is not None:
+            return
+        try:
+            with border(self.one.runtime):
+                outcome = self.one.runtime.outcome(session.handle)
+                self.account.outcome = outcome if isinstance(outcome, JobOutcome) else None
+        except RuntimeProblem as problem:
+            _log.debug("no outcome: %s", problem.message)
+
+    @contextmanager
+    def _following(self, action: Action, session: Session, folder: RunFolder, log: RunLog) -> Iterator[Sink]:
+        """Watch over the model's own step and sample its GPUs; other actions are short."""
+        if action.kind != "run":
+            yield log.feed
+            return
+        with self.stop.following(log.feed) as feed, self.senses.sampling(session, folder.files):
+            yield feed
+
+    def _bring(self, session: Session, folder: RunFolder) -> RuntimeProblem | None:
+        """Collect what is read of a run's files from where it ran, unless it is here as soon as it is written.
+
+        Return why that cannot be, as of a node that is gone: what the run itself came to is told all the same.
+        """
+        if self.plan.traits.shares_files:
+            return None
+        try:
+            with border(self.one.runtime):
+                if self.plan.result_rule.kind == "multiple_results":
+                    file = self.plan.result_rule.file
+                    session.collect([f"{self.plan.model_dir}/{file}", file], self.plan.workspace)
+                session.collect([f"{folder.work.relative_to(self.plan.workspace)}/*"], folder.work)
+        except RuntimeProblem as problem:
+            self.account.missing = (f"what the run wrote was not collected: {problem.message}",)
+            return problem
+        return None
+
+    def _hand_up(self, session: Session, seen: Witnesses) -> None:
+        """Copy what a run that went well left for the workspace up into it."""
+        if self.plan.outputs and _went_well(seen):
+            patterns = [f"{self.plan.model_dir}/{pattern}" for pattern in self.plan.outputs]
+            is_there = any(True for pattern in patterns for _ in self.plan.workspace.glob(pattern))
+            if is_there or not self.plan.traits.shares_files:
+                session.collect(patterns, self.plan.workspace)
+
+    def _clean(self, session: Session, log: RunLog) -> None:
+        """Remove what the run made in the workspace; a run that was ended leaves it for inspection, as MAD does."""
+        if self.stop.reason or self.plan.keep_alive or self.plan.keep_model_dir:
+            return
+        for action in self.plan.actions:
+            if action.kind == "clean":
+                try:
+                    session.run(action, log.feed)
+                except RuntimeProblem as problem:
+                    _log.warning("%s was not cleaned: %s", self.plan.model_dir, problem.message)
+
+
+def answered(value: object, kind: type[_T], what: str, runtime: Runtime) -> _T:
+    """Return what a runtime answered.
+
+    Raises:
+        RuntimeProblem: it is something else, as a plugin's may be.
+    """
+    if isinstance(value, kind):
+        return value
+    text = f"runtime '{runtime.name}' failed: {what} answered {value!r}, not a madlite.{kind.__name__}"
+    raise RuntimeProblem(text, cause=Cause.INTERNAL)
+
+
+def _phase(action: Action) -> str:
+    if action.kind in ("pre", "post"):
+        return f"{action.kind}-script {Path(action.argv[-1]).name}"
+    return _PHASES.get(action.kind, action.kind)
+
+
+def _went_well(seen: Witnesses) -> bool:
+    return seen.exit is not None and seen.exit.code == 0 and not seen.failed_action
+
+
+def _node_words(session: Session, node: int | None) -> str:
+    """Return which of several nodes failed, by its number and name."""
+    if node is None or len(session.nodes) < 2:
+        return ""
+    name = session.nodes[node] if node < len(session.nodes) else ""
+    return f"node {node} ({name})" if name else f"node {node}"
+
+
+@contextmanager
+def border(runtime: Runtime) -> Iterator[None]:
+    """Turn what a runtime raises beyond its contract into its failure: it may be a plugin's."""
+    try:
+        yield
+    except (MadliteError, Interrupted):
+        raise
+    except Exception as error:
+        _log.debug("runtime %s", runtime.name, exc_info=True)
+        what = f"runtime '{runtime.name}' failed: {type(error).__name__}: {error}"
+        raise RuntimeProblem(what, cause=Cause.INTERNAL) from error

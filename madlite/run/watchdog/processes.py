@@ -1,0 +1,150 @@
+"""The processes of a run that seems to hang: what each of them is, and what it waits for in the kernel.
+
+States and wait channels as proc(5) has them; what may not be read is left empty.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from madlite.model import Value
+from madlite.runtimes.host.processes import all_marked, with_children
+from madlite.secrets import Redactor, assigned
+from madlite.workspace.labels import RUN_MARK
+
+MOST = 512  # processes that are looked at
+_SHOWN_COMMAND = 300  # characters of a command
+_SHOWN_THREADS = 8  # of a process, that wait in the kernel for something they cannot be woken from
+_STOPPED = ("T", "t")
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+class Facts(Value, frozen=True):
+    """One process: `cpu_s` used so far, `wchan` the kernel function it waits in, `stack` its kernel stack."""
+
+    pid: int
+    parent: int
+    state: str
+    cpu_s: float = 0.0
+    threads: int = 0
+    wchan: str = ""
+    rank: str = ""
+    local_rank: str = ""
+    command: str = ""
+    python: bool = False
+    stack: str = ""
+
+
+def find_processes(run_id: str, proc: Path = Path("/proc")) -> tuple[Facts, ...]:
+    """Return the run's processes that can be seen from here, in containers too, by their mark or their parents.
+
+    What keeps them together on a host is none of them.
+    """
+    found = [one for one in all_marked(in_containers=True) if one.environment[RUN_MARK] == run_id]
+    marked = {one.process.pid: one.environment for one in found}
+    family = {process.pid for process in with_children(marked)}
+    apart = {one.process.pid for one in found if one.is_supervisor}
+    pids = sorted((family | set(marked)) - apart)[:MOST]
+    return tuple(facts for pid in pids if (facts := read_facts(proc / str(pid), marked.get(pid, {}))) is not None)
+
+
+def read_facts(folder: Path, environment: Mapping[str, str]) -> Facts | None:
+    """Return what /proc tells of a process; None of one that ended meanwhile."""
+    name, found, stat = _text(folder / "stat").rpartition(")")
+    fields = stat.split()
+    if not found or len(fields) < 18:
+        return None
+    words = [word for word in _text(folder / "cmdline").split("\0") if word]
+    return Facts(
+        pid=int(folder.name),
+        parent=int(fields[1]),
+        state=fields[0],
+        cpu_s=(int(fields[11]) + int(fields[12])) / _TICKS_PER_S,
+        threads=int(fields[17]),
+        wchan=_text(folder / "wchan").strip().removeprefix("0"),
+        rank=environment.get("RANK", ""),
+        local_rank=environment.get("LOCAL_RANK", ""),
+        command=_masked(words) or f"[{name.partition('(')[2]}]",
+        python=_is_python(folder),
+        stack=_stacks(folder),
+    )
+
+
+def notes_of(processes: Sequence[Facts]) -> tuple[str, ...]:
+    """Return what is wrong with processes as a whole: that they are stopped, or cannot be woken."""
+    every = f"of {len(processes)} processes"
+    stopped = [facts for facts in processes if facts.state in _STOPPED]
+    stuck = [facts for facts in processes if facts.state == "D"]
+    notes = []
+    if stopped:
+        notes.append(f"{len(stopped)} {every} stopped by a signal or a debugger ({_pids(stopped)})")
+    if stuck:
+        where = f" in {stuck[0].wchan}" if stuck[0].wchan else ""
+        notes.append(f"{len(stuck)} {every} waiting in the kernel{where}, deaf to signals ({_pids(stuck)})")
+    return tuple(notes)
+
+
+def table(processes: Sequence[Facts], later: Mapping[int, float], for_s: float) -> str:
+    """Return the processes as a table; `later` is each one's time on a CPU `for_s` seconds after."""
+    head = ("PID", "PPID", "RANK", "LOCAL", "STATE", "THR", "CPU_S", "CPU%", "WCHAN", "COMMAND")
+    rows = [head, *(_row(facts, later.get(facts.pid), for_s) for facts in processes)]
+    wide = [max(len(row[column]) for row in rows) for column in range(len(head) - 1)]
+    lines = ["  ".join([*map(str.ljust, row, wide), row[-1]]) for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def kernel_stacks(processes: Iterable[Facts]) -> str:
+    """Return the kernel stacks that could be read."""
+    return "\n".join(f"pid {facts.pid}  {facts.command}\n{facts.stack}" for facts in processes if facts.stack)
+
+
+def cpu_times(processes: Iterable[Facts], proc: Path = Path("/proc")) -> dict[int, float]:
+    """Return the seconds on a CPU of each process that is still there."""
+    now = ((facts.pid, read_facts(proc / str(facts.pid), {})) for facts in processes)
+    return {pid: facts.cpu_s for pid, facts in now if facts is not None}
+
+
+def _row(facts: Facts, cpu_later_s: float | None, for_s: float) -> tuple[str, ...]:
+    share = "-" if cpu_later_s is None or for_s <= 0 else f"{100 * (cpu_later_s - facts.cpu_s) / for_s:.0f}"
+    return (
+        *(str(facts.pid), str(facts.parent), facts.rank or "-", facts.local_rank or "-", facts.state),
+        *(str(facts.threads), f"{facts.cpu_s:.1f}", share, facts.wchan or "-", facts.command),
+    )
+
+
+def _masked(words: Sequence[str]) -> str:
+    """Return a command in one line without the secrets that it spells out."""
+    command = " ".join(words)
+    return " ".join(Redactor(assigned([command, *words])).text(command).split())[:_SHOWN_COMMAND]
+
+
+def _is_python(folder: Path) -> bool:
+    try:
+        return "python" in (folder / "exe").readlink().name
+    except OSError:
+        return "python" in _text(folder / "comm")
+
+
+def _stacks(folder: Path) -> str:
+    """Return the kernel stack of a process's first thread, and of others that are stuck in the kernel."""
+    parts = [_text(folder / "stack")]
+    try:
+        threads = sorted((folder / "task").iterdir(), key=lambda path: int(path.name))
+    except OSError:
+        threads = []
+    stuck = [one for one in threads[1:] if _text(one / "stat").rpartition(")")[2].split()[:1] == ["D"]]
+    parts += [f"thread {one.name}\n{_text(one / 'stack')}" for one in stuck[:_SHOWN_THREADS]]
+    return "".join(part for part in parts if part.strip())
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8", "replace")
+    except OSError:  # it ended, or we may not
+        return ""
+
+
+def _pids(processes: Sequence[Facts]) -> str:
+    return "pid " + ", ".join(str(facts.pid) for facts in processes[:4]) + (", …" if len(processes) > 4 else "")

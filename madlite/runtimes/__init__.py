@@ -1,0 +1,1 @@
+"""What executes plans: a container engine, or this machine itself."""

@@ -1,0 +1,1 @@
+"""The runtime `docker`: a container of an engine on this machine."""

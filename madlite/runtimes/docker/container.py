@@ -1,0 +1,168 @@
+"""A running container of ours: where its folders are, whether it lives, and how its end is told."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from madlite.errors import RuntimeProblem
+from madlite.images.client import Client
+from madlite.model import Action, Cause, JobOutcome, Value
+from madlite.workspace.labels import FOLDER_LABEL, KEPT_LABEL, RUN_LABEL
+
+# what runc, crun, docker and podman put around the reason
+_RUNTIMES_TALK = re.compile(
+    r"^(?:Error: |OCI runtime [a-z ]+: |c?runc?: |(?:failed to exec|exec failed|unable to start container process): )+"
+    r"|: unknown$|: OCI (?:runtime|permission)\b[^:]*$"
+)
+
+
+_CANNOT_START = (
+    *(b"OCI runtime exec failed", b"OCI runtime error", b"failed to exec", b"exec failed"),
+    *(b"Error: runc: ", b"Error: crun: "),  # podman
+)
+_START_CODES = (126, 127)
+
+
+class Container(Value, frozen=True):
+    """A container; `shares_processes` where it sees the process table of the host."""
+
+    id: str
+    image: str
+    workspace: Path
+    inside: str
+    folder: Path | None = None  # the run folder on the host
+    give_back: tuple[int, int] | None = None
+    shares_processes: bool = False
+
+    @property
+    def folder_inside(self) -> str:
+        """The run folder as the actions see it."""
+        return f"{self.inside}/{self.folder.relative_to(self.workspace)}" if self.folder else self.inside
+
+
+def is_alive(client: Client, container: str) -> bool:
+    """Say whether a container is there and running."""
+    import docker.errors
+
+    try:
+        return bool(client.inspect_container(container)["State"]["Running"])
+    except docker.errors.NotFound:
+        return False
+
+
+def stays_alive(client: Client, container: str, limit_s: float) -> bool:
+    """Say whether a container is still running after `limit_s`."""
+    deadline = time.monotonic() + limit_s
+    while is_alive(client, container):
+        if time.monotonic() > deadline:
+            return True
+        time.sleep(limit_s / 4)
+    return False
+
+
+def kill(client: Client, container: str) -> None:
+    """Kill a container; one that is gone or has ended is fine."""
+    import docker.errors
+
+    try:
+        client.kill(container)
+    except docker.errors.APIError as error:
+        if error.status_code not in (404, 409):
+            raise
+
+
+def last_words(client: Client, container: str) -> str:
+    """Return the last lines of a container's own output, "" where they cannot be had."""
+    import docker.errors
+
+    try:
+        text = client.logs(container, tail=3).decode("utf-8", "replace").strip()
+    except docker.errors.APIError:  # it is gone
+        return ""
+    return " | ".join(text.split("\r\n"))
+
+
+def gone(client: Client, container: Container, action: Action) -> RuntimeProblem:
+    """Return the problem that a container ended under an action."""
+    words = last_words(client, container.id)
+    return RuntimeProblem(
+        f"container {container.id[:12]} of {container.image} ended or was removed while '{action.argv[0]}' "
+        f"({action.kind}) ran in it" + (f": {words}" if words else ""),
+        "docker events --since 10m   shows who stopped it",
+        cause=Cause.INTERRUPTED,
+    )
+
+
+class Labelled(Value, frozen=True):
+    """A container of a run as its labels tell, of any state; `folder` is the run's, `kept` one that is to stay."""
+
+    id: str
+    run_id: str
+    folder: str
+    name: str
+    image: str
+    status: str
+    kept: bool
+
+
+def labelled(client: Client) -> list[Labelled]:
+    """Return the containers that carry a run's label, whoever's run it is."""
+    return [
+        Labelled(
+            id=one["Id"],
+            run_id=one["Labels"][RUN_LABEL],
+            folder=one["Labels"].get(FOLDER_LABEL, ""),
+            name=one["Names"][0].lstrip("/"),
+            image=one["Image"],
+            status=one["Status"],
+            kept=KEPT_LABEL in one["Labels"],
+        )
+        for one in client.containers(all=True, filters={"label": RUN_LABEL})
+    ]
+
+
+def start_failure(code: int | None, head: bytes) -> str:
+    """Return why the engine could not start a command, which it writes where the output goes; "" where it could."""
+    failed = code in _START_CODES and head.startswith(_CANNOT_START)
+    return head.decode("utf-8", "replace").strip() if failed else ""
+
+
+def state_of(client: Client, container: str) -> dict[str, Any] | None:
+    """Return what the engine says of a container's state; None of one that is gone.
+
+    Format: https://docs.docker.com/reference/api/engine (ContainerInspect, State).
+    """
+    import docker.errors
+
+    try:
+        return dict(client.inspect_container(container)["State"])
+    except docker.errors.NotFound:
+        return None
+
+
+def outcome_of(state: Mapping[str, Any]) -> JobOutcome:
+    """Return a container's state as the outcome of its session."""
+    running = bool(state.get("Running"))
+    never = "0001-01-01"  # of Go's time that was never set
+    began, ended = (str(state.get(name) or "") for name in ("StartedAt", "FinishedAt"))
+    return JobOutcome(
+        state=str(state.get("Status") or ("running" if running else "exited")),
+        ended=not running,
+        code=None if running else int(state.get("ExitCode") or 0),
+        out_of_memory=bool(state.get("OOMKilled")),
+        reason=" ".join(str(state.get("Error") or "").split()),
+        began_at="" if began.startswith(never) else began,
+        ended_at="" if running or ended.startswith(never) else ended,
+    )
+
+
+def cannot_start(container: Container, action: Action, words: str) -> RuntimeProblem:
+    """Return the problem that an action's command cannot be started in this image."""
+    reason = _RUNTIMES_TALK.sub("", words.partition("\n")[0])
+    hint = "" if "chdir" in reason else "the image has to hold what the action calls, bash in most cases"
+    what = f"'{action.argv[0]}' ({action.kind}) cannot be started in image {container.image}: {reason}"
+    return RuntimeProblem(what, hint, cause=Cause.PREPARE)

@@ -1,0 +1,1 @@
+"""The runtime `host`: processes of this machine."""

@@ -1,0 +1,222 @@
+"""A run's processes on this machine, one action after the other."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from madlite import process
+from madlite.errors import RuntimeProblem
+from madlite.model import PROBE_BYTES, Action, Cause, Chunk, Completed, Exit, Sink
+from madlite.runtimes.host.action import HostAction
+from madlite.runtimes.host.processes import end_processes, marked_processes
+from madlite.runtimes.process_table import Process, in_words, lives, send, with_users
+from madlite.runtimes.turn import STOPPED, Turn
+from madlite.secrets import reveal
+from madlite.workspace.collect import copy_matching
+from madlite.workspace.labels import FOLDER_MARK, KEPT_MARK, RUN_MARK, SUPERVISOR_MARK
+
+READ_BYTES = 1 << 18
+POLL_S = 0.1
+DRAIN_QUIET_S = 2.0  # after the process ended: no output this long, and a child that holds the pipe is left alone
+DRAIN_LIMIT_S = 10.0
+RETURN_LIMIT_S = 5.0
+SHOWN = 8  # processes that are named
+TURN_S = 0.01  # between two attempts at what was not there any more when it was to be killed
+LAST_LIMIT_S = 5.0  # for what was killed to be gone, and what keeps it together with it
+LOST = (
+    "the process that keeps the run's processes together was killed: what had left its session with an empty "
+    "environment may go on"
+)
+
+
+class HostSession:
+    """Runs actions as process groups of their own.
+
+    Whatever an action starts stays below a supervisor of it, and carries the run's marks in its environment as long as
+    it does not empty that.
+    """
+
+    nodes: tuple[str, ...] = ("",)
+    shell: str = ""
+
+    def __init__(
+        self,
+        run_id: str,
+        workspace: Path,
+        folder: Path,
+        env: Mapping[str, str],
+        grace_s: float,
+        environ: Mapping[str, str] | None = None,
+        start: Callable[[Action], tuple[Sequence[str], Path]] | None = None,
+    ) -> None:
+        """Make a session; `start` tells an action's command and the folder it starts in, where they are not its own."""
+        self.handle = str(folder)
+        self.notes: tuple[str, ...] = ()
+        self._run_id = run_id
+        self._workspace = workspace
+        self._folder = folder
+        self._env = env
+        self._environ = env if environ is None else environ
+        marks = {RUN_MARK: run_id, FOLDER_MARK: str(folder), SUPERVISOR_MARK: "1"}
+        kept = {KEPT_MARK: env[KEPT_MARK]} if KEPT_MARK in env else {}
+        self._around = {**self._environ, **marks, **kept}
+        self._grace_s = grace_s
+        self._command = start or self._own
+        self._next: HostAction | None = None  # its supervisor starts while other things are done
+        self._actions: list[HostAction] = []  # the last one may be running; of others something may be left
+        self._turn = Turn()
+
+    def make_ready(self) -> None:
+        """Have the supervisor of the next action start meanwhile."""
+        with suppress(OSError):  # then that action says so
+            self._next = HostAction(self._around, self._run_id)
+
+    def run(self, action: Action, out: Sink) -> Exit:
+        """Run the action to its end; `out` gets its output as it comes.
+
+        Raises:
+            RuntimeProblem: the command cannot be started.
+        """
+        begun = time.monotonic()
+        with self._turn.take(action.timeout_s, partial(self._stop, self._grace_s)) as expired:
+            code = STOPPED if self._turn.closed.is_set() else self._run(action, out)
+        return Exit(code=code, duration_s=time.monotonic() - begun, timed_out=expired.is_set())
+
+    def probe(self, argv: Sequence[str], node: int, limit_s: float) -> Completed:
+        """Run a short command on this machine as the caller, with none of the run's marks: it is none of its processes.
+
+        Raises:
+            RuntimeProblem: the command cannot be started.
+        """
+        try:
+            return process.complete(argv, limit_s=limit_s, env=self._environ, cwd=Path("/"), limit_bytes=PROBE_BYTES)
+        except (OSError, ValueError) as error:
+            raise RuntimeProblem(f"'{argv[0]}' cannot be started: {error}", cause=Cause.PREPARE) from error
+
+    def stop(self, grace_s: float) -> None:
+        """End the running action: INT, `grace_s`, TERM, `grace_s`, KILL; nothing starts here any more.
+
+        Safe from another thread.  Without a grace it also hurries a stop that is under way.
+        """
+        self._turn.closed.set()
+        self._stop(grace_s)
+
+    def collect(self, patterns: Sequence[str], into: Path) -> None:
+        """Copy the files of the workspace that match into the folder `into`."""
+        copy_matching(self._workspace, patterns, into)
+
+    def close(self) -> None:
+        """End every process of the run, and note those that cannot be ended."""
+        if self._next is not None:
+            self._next.discard()
+        self._end(self._grace_s)
+        self.notes = tuple(filter(None, map(_see_off, self._actions)))
+        if any(action.is_lost for action in self._actions):
+            self.notes += (LOST,)
+
+    def _stop(self, grace_s: float) -> None:
+        with self._turn.ending(grace_s):
+            if not self._turn.end_until_over(partial(self._end, grace_s), RETURN_LIMIT_S):
+                self._turn.given_up.set()
+
+    def _run(self, action: Action, out: Sink) -> int:
+        running = self._start(action)
+        try:
+            self._pump(running, out)
+        finally:
+            for pipe in filter(None, (running.stdout, running.stderr)):
+                pipe.close()
+        return self._exit_code(running)
+
+    def _start(self, action: Action) -> HostAction:
+        argv, cwd = self._command(action)
+        try:
+            self._actions.append(self._started(argv, reveal(action.env), cwd))
+        except OSError as error:
+            place = f"folder {cwd}" if not cwd.is_dir() else f"command '{argv[0]}'"
+            raise RuntimeProblem(
+                f"the {action.kind} action cannot be started: {place}: {error.strerror}", cause=Cause.PREPARE
+            ) from error
+        except ValueError as error:  # what no process can be given: a NUL, half a character, a name with "="
+            raise RuntimeProblem(f"the {action.kind} action cannot be started: {error}", cause=Cause.PREPARE) from error
+        if action.kind != "run":  # beside what is measured nothing starts
+            self.make_ready()
+        return self._actions[-1]
+
+    def _own(self, action: Action) -> tuple[Sequence[str], Path]:
+        return action.argv, self._workspace / action.cwd.replace("{folder}", str(self._folder))
+
+    def _started(self, argv: Sequence[str], env: Mapping[str, str], cwd: Path) -> HostAction:
+        waiting, self._next = self._next, None
+        started = waiting if waiting is not None and waiting.is_waiting() else HostAction(self._around, self._run_id)
+        try:
+            started.start(argv, {**self._env, **env}, cwd)
+        except BaseException:
+            started.discard()
+            raise
+        return started
+
+    def _pump(self, running: HostAction, out: Sink) -> None:
+        """Pass the output on until both pipes end; a child that outlives the process cannot hold them for ever."""
+        last_s, ended_s = time.monotonic(), 0.0
+        with selectors.DefaultSelector() as pipes:
+            for pipe, stream in ((running.stdout, 1), (running.stderr, 2)):
+                pipes.register(pipe or -1, selectors.EVENT_READ, stream)
+            while pipes.get_map() and not self._turn.given_up.is_set():
+                ready = pipes.select(POLL_S)
+                for key, _ in ready:
+                    if data := os.read(key.fd, READ_BYTES):
+                        out(Chunk(data=data, stream=key.data))
+                    else:
+                        pipes.unregister(key.fileobj)
+                now_s = time.monotonic()
+                last_s = now_s if ready else last_s
+                if running.poll() is not None:
+                    ended_s = ended_s or now_s
+                    if now_s - max(last_s, ended_s) > DRAIN_QUIET_S or now_s - ended_s > DRAIN_LIMIT_S:
+                        return
+
+    def _exit_code(self, running: HostAction) -> int:
+        while not self._turn.given_up.is_set():
+            if (code := running.wait(POLL_S)) is not None:  # it may have closed its output, and work on
+                return code
+        return -signal.SIGKILL
+
+    def _end(self, grace_s: float) -> None:
+        """INT to the process group, TERM and KILL to everything of the run, wherever it went."""
+        running = next((action for action in reversed(self._actions) if action.poll() is None), None)
+        family = running.left() if running is not None else []
+        if running is not None and running.interrupt():
+            self._wait_ended(running, grace_s)
+
+        def left() -> list[Process]:
+            below = [process for action in self._actions for process in action.left()]
+            found = (*family, *below, *marked_processes(self._run_id, self._folder))
+            return list({process.identity: process for process in found}.values())
+
+        end_processes(left, grace_s, (signal.SIGTERM, signal.SIGKILL), self._turn.hurried)
+
+    def _wait_ended(self, running: HostAction, limit_s: float) -> None:
+        deadline = time.monotonic() + limit_s
+        while running.poll() is None and time.monotonic() < deadline and not self._turn.hurried.is_set():
+            time.sleep(POLL_S)
+
+
+def _see_off(action: HostAction) -> str:
+    """End the last of what an action started, be it quick in starting others; return what cannot be ended."""
+    deadline = time.monotonic() + LAST_LIMIT_S
+    while (supervisor := action.close(TURN_S)) is not None:
+        left = action.left()
+        deaf = [process for process in left if not send(process, signal.SIGKILL) and lives(process)]
+        if time.monotonic() > deadline or (deaf and len(deaf) == len(left)):
+            them = ", ".join(in_words(with_users(process)) for process in left[:SHOWN]) or "what cannot be seen here"
+            more = f" and {len(left) - SHOWN} more" if len(left) > SHOWN else ""
+            return f"not ended: {them}{more}, started by the run and below pid {supervisor}"
+    return ""

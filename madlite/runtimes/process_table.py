@@ -1,0 +1,235 @@
+"""Processes of this machine: which are there, who started them, and a signal that reaches the one that was meant.
+
+Format: proc(5).  A process is named by its number and the moment it began, in the kernel's own ticks: a later one that
+was given the number is another.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+
+from madlite.model import Value
+from madlite.printable import printable
+
+_PROC = Path("/proc")
+_READ_BYTES = 1 << 16
+_MOST_TURNS = 3  # of reading the table; where others' processes are hidden it never has all parents
+
+
+class Process(Value, frozen=True):
+    """A process as it was when it was listed.
+
+    `started` is in clock ticks since the machine did; `uids` are the real, effective and saved user, empty where they
+    were not asked for.
+    """
+
+    pid: int
+    started: int
+    parent: int = 0
+    name: str = ""
+    lives: bool = True
+    uids: tuple[int, ...] = ()
+
+    @property
+    def identity(self) -> tuple[int, int]:
+        """What no other process has, nor will have."""
+        return self.pid, self.started
+
+
+class OpenProcess:
+    """One process, held by a descriptor: whatever its number comes to mean, this asks and signals no other."""
+
+    def __init__(self, pid: int, fd: int) -> None:
+        self._pid, self._fd = pid, fd
+
+    def facts(self) -> Process:
+        """Return what the process is now.
+
+        Raises:
+            OSError: it has ended.
+        """
+        found = _parsed(self._pid, self._read("stat"))
+        line = next(line for line in self._read("status").splitlines() if line.startswith(b"Uid:"))
+        return Process(
+            pid=found.pid,
+            started=found.started,
+            parent=found.parent,
+            name=found.name,
+            lives=found.lives,
+            uids=tuple(map(int, line.split()[1:4])),
+        )
+
+    def environment(self) -> Mapping[str, str]:
+        """Return the environment it has in its memory; empty where it has none left or may not be asked."""
+        try:
+            words = self._read("environ").split(b"\0")
+        except OSError:
+            return {}
+        pairs = (word.partition(b"=") for word in words if b"=" in word)
+        # the first of a name is what getenv(3) finds
+        return {os.fsdecode(name): os.fsdecode(value) for name, _, value in reversed(list(pairs))}
+
+    def is_elsewhere(self) -> bool:
+        """Say whether it has another process table than ours, as in a container."""
+        try:
+            return os.readlink("ns/pid", dir_fd=self._fd) != str(Path("/proc/self/ns/pid").readlink())
+        except OSError:
+            return False
+
+    def send(self, number: int) -> None:
+        """Send a signal.
+
+        Raises:
+            OSError: it has ended, or is somebody else's.
+        """
+        try:  # a folder of /proc is as good a descriptor as one of pidfd_open(2), and names what was asked above
+            signal.pidfd_send_signal(self._fd, number)
+        except ProcessLookupError:
+            raise
+        except (OSError, AttributeError):  # an older kernel, a filter of system calls, a Python built for one
+            self._read("stat")  # raises where the number means this one no more
+            os.kill(self._pid, number)
+
+    def _read(self, name: str) -> bytes:
+        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._fd)
+        try:
+            return b"".join(iter(partial(os.read, fd, _READ_BYTES), b""))
+        finally:
+            os.close(fd)
+
+
+@contextmanager
+def opened(pid: int) -> Iterator[OpenProcess]:
+    """Hold a process.
+
+    Raises:
+        OSError: there is none of that number.
+    """
+    fd = os.open(_PROC / str(pid), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield OpenProcess(pid, fd)
+    finally:
+        os.close(fd)
+
+
+def process_table() -> dict[int, Process]:
+    """Return all processes that can be seen, by number, without their users.
+
+    Who was read before its parent ended, and the parent after, would be nobody's child: then all are read again.
+    """
+    table: dict[int, Process] = {}
+    for _ in range(_MOST_TURNS):
+        table = {}
+        for pid in _pids():
+            with suppress(OSError, ValueError):
+                table[pid] = _parsed(pid, (_PROC / str(pid) / "stat").read_bytes())
+        if all(one.parent in table or not one.parent for one in table.values()):
+            break
+    return table
+
+
+def look_at_all() -> Iterator[tuple[OpenProcess, Process]]:
+    """Yield each living process that can be seen, held open meanwhile."""
+    for pid in _pids():
+        with suppress(OSError), opened(pid) as process:
+            facts = process.facts()
+            if facts.lives:
+                yield process, facts
+
+
+def ancestors(pid: int, table: Mapping[int, Process]) -> list[int]:
+    """Return the numbers of a process and of those that started it, itself first."""
+    line: list[int] = []
+    while pid > 0 and pid not in line and pid in table:
+        line.append(pid)
+        pid = table[pid].parent
+    return line
+
+
+def descendants(pid: int) -> list[Process]:
+    """Return the living processes that a process started, those that they started, and so on; never itself."""
+    table = process_table()
+    return [one for one in table.values() if one.lives and pid in ancestors(one.pid, table)[1:]]
+
+
+def lives(process: Process) -> bool:
+    """Say whether a process goes on that was listed."""
+    try:
+        with opened(process.pid) as now:
+            facts = now.facts()
+    except OSError:
+        return False
+    return facts.lives and facts.started == process.started
+
+
+def send(process: Process, number: int, may: Callable[[OpenProcess, Process], bool] | None = None) -> bool:
+    """Send a signal to a process that was listed, and to none that has its number now; say whether it got it.
+
+    `may` is asked last, with what the process is now.
+    """
+    try:
+        with opened(process.pid) as now:
+            facts = now.facts()
+            if not facts.lives or facts.started != process.started or (may is not None and not may(now, facts)):
+                return False
+            now.send(number)
+    except OSError:  # it ended meanwhile, or belongs to somebody else
+        return False
+    return True
+
+
+def with_users(process: Process) -> Process:
+    """Return a listed process with its users; without them where it has ended."""
+    with suppress(OSError), opened(process.pid) as now:
+        facts = now.facts()
+        if facts.started == process.started:
+            return facts
+    return process
+
+
+def is_of(process: Process, uid: int) -> bool:
+    """Say whether a process is a user's alone: not where it took on another's rights, or gave its own away."""
+    return set(process.uids) == {uid}
+
+
+def in_words(process: Process) -> str:
+    """Return a process as people tell it from others: number, name, and the user where it is not ours."""
+    uids = process.uids
+    whose = f", of user {user_name(uids[0])}" if uids and set(uids) != {os.geteuid()} else ""
+    return f"pid {process.pid} ({process.name}{whose})"
+
+
+def user_name(uid: int) -> str:
+    """Return a user's name, its number where nobody knows one."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _pids() -> list[int]:
+    try:
+        return sorted(int(entry.name) for entry in _PROC.iterdir() if entry.name.isdecimal())
+    except OSError:  # no /proc
+        return []
+
+
+def _parsed(pid: int, stat: bytes) -> Process:
+    """Return what /proc/PID/stat says; its words are counted from behind the name, which can hold any character."""
+    head, _, rest = stat.rpartition(b")")
+    words = rest.split()
+    state, threads = words[0], int(words[17])
+    name = head.partition(b"(")[2].decode("utf-8", "replace")
+    return Process(
+        pid=pid,
+        started=int(words[19]),
+        parent=int(words[1]),
+        name=printable(name),
+        lives=state not in (b"X", b"x") and (state != b"Z" or threads > 1),  # its first thread can be the only dead one
+    )

@@ -1,0 +1,15 @@
+"""The runtimes that come with madlite, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from madlite.model import Runtime
+from madlite.runtimes.docker.runtime import DockerRuntime
+from madlite.runtimes.host.runtime import HostRuntime
+
+
+def builtin_runtimes(environ: Mapping[str, str]) -> dict[str, Runtime]:
+    """Return a fresh runtime for each name; nothing is asked of an engine before it is used."""
+    runtimes: tuple[Runtime, ...] = (DockerRuntime(environ), HostRuntime(environ))
+    return {runtime.name: runtime for runtime in runtimes}

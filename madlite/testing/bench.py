@@ -1,0 +1,220 @@
+"""What a runtime is tested with: plans of small shell scripts, sessions of them, and what came out."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from msgspec.structs import replace
+
+from madlite.errors import RuntimeProblem
+from madlite.model import Action, Card, Chunk, Completed, Exit, Image, Machine, Place, RunPlan, Runtime, Session, Value
+from madlite.plan.make import RUNS, WORKSPACE_INSIDE
+from madlite.testing.flaws import Flaw
+from madlite.workspace.folder import WORK
+
+LIMIT_S = 60.0  # for anything that a runtime is asked, where nothing else is said; a busy machine is late by seconds
+GRACE_S = 3.0
+SECRET = "hf_the_secret_of_the_kit"  # noqa: S105 - none of anybody's
+_T = TypeVar("_T")
+
+
+class Late(Exception):
+    """A call of the runtime that has not returned in time; what was said is its name."""
+
+
+class Ran(Value, frozen=True):
+    """How an action of the kit ended: its exit, or why it did not start, and what each node printed."""
+
+    exit: Exit | None
+    problem: str
+    output: dict[tuple[int, int], bytes]  # of (node, stream)
+    strangers: int  # chunks that came in another thread than the one that ran the action
+
+    def text(self, node: int = 0, stream: int = 1) -> str:
+        """Return what one node printed."""
+        return self.output.get((node, stream), b"").decode("utf-8", "replace")
+
+    @property
+    def ended_ill(self) -> bool:
+        """Whether it failed or never started."""
+        return self.exit is None or self.exit.code != 0
+
+
+class Output:
+    """Takes an action's output; calls `act` once, in a thread of its own, when every node has printed `text`."""
+
+    def __init__(self, nodes: int, text: bytes = b"", act: Callable[[], object] | None = None) -> None:
+        self.parts: dict[tuple[int, int], bytearray] = {}
+        self.strangers = 0
+        self.acted: threading.Thread | None = None
+        self._nodes, self._text, self._act = nodes, text, act
+        self._home = 0
+
+    def at_home(self) -> None:
+        """Note the thread that runs the action."""
+        self._home = threading.get_ident()
+
+    def __call__(self, chunk: Chunk) -> None:
+        """Take output."""
+        self.strangers += threading.get_ident() != self._home
+        self.parts.setdefault((chunk.node, chunk.stream), bytearray()).extend(chunk.data)
+        if self._act is not None and all(self._text in self.parts.get((n, 1), b"") for n in range(self._nodes)):
+            self.acted = threading.Thread(target=self._act, daemon=True)
+            self._act = None
+            self.acted.start()
+
+
+class Bench:
+    """A runtime under test.
+
+    Args:
+        runtime: an instance.
+        image: what the plans' image is, one with a POSIX shell and coreutils; empty for none.
+        nodes: how many nodes the plans ask for.
+        change: returns a changed copy of a plan, as a plugin's madlite_adjust_plan does.
+        limit_s: what anything may take.
+        again: returns the runtime as another process has it, which knows of sessions by their handles alone.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        *,
+        image: str = "",
+        nodes: int = 1,
+        change: Callable[[RunPlan], RunPlan] = lambda plan: plan,
+        limit_s: float = LIMIT_S,
+        again: Callable[[], Runtime] | None = None,
+    ) -> None:
+        self.again = again or (lambda: runtime)
+        self.runtime, self.image, self.nodes, self._change = runtime, image, nodes, change
+        self.limit_s = limit_s
+        self.name = str(getattr(runtime, "name", type(runtime).__name__))
+
+    def plan(self, folder: Path, **more: object) -> RunPlan:
+        """Return a plan with a run folder of its own in the workspace `folder`."""
+        traits = self.runtime.traits
+        run_id = f"kit-{secrets.token_hex(6)}"
+        home = folder / RUNS / run_id
+        (home / WORK if traits.containerised else home).mkdir(parents=True)
+        values: dict[str, object] = {
+            "id": run_id,
+            "card": Card(name="kit", root=folder, source="the kit"),
+            "backend": "script",
+            "place": Place(where="local" if traits.local else self.name, nodes=self.nodes),
+            "machine": Machine(),
+            "workspace": folder,
+            "inside": WORKSPACE_INSIDE if traits.containerised else str(folder),
+            "folder": home,
+            "runtime": self.name,
+            "traits": traits,
+            "image": Image(ref=self.image) if self.image else None,
+            "name": f"container_{run_id}",
+            "stop_grace_s": GRACE_S,
+        }
+        return self._change(RunPlan(**{**values, **more}))  # type: ignore[arg-type]
+
+    @contextmanager
+    def session(self, plan: RunPlan) -> Iterator[Session]:
+        """Prepare the plan and hold a session of it open.
+
+        Raises:
+            Late: the runtime takes longer than anything needs.
+        """
+        self.within("prepare", lambda: self.runtime.prepare(plan, lambda text: None))
+        opened = self.runtime.open(plan)
+        if not isinstance(opened, AbstractContextManager):
+            raise RuntimeProblem(f"open answered {opened!r}, which is no context manager")
+        session = self.within("open", opened.__enter__)
+        try:
+            yield session
+        except BaseException as error:
+            how = type(error), error, error.__traceback__
+            self.within("leaving open", lambda: opened.__exit__(*how))
+            raise
+        self.within("leaving open", lambda: opened.__exit__(None, None, None))
+
+    def run(
+        self,
+        session: Session,
+        script: str,
+        output: Output | None = None,
+        *,
+        limit_s: float | None = None,
+        **more: object,
+    ) -> Ran:
+        """Run a shell script as the model's own step.
+
+        Raises:
+            Late: it has not ended in time, where it was to.
+        """
+        return self.act(session, ("sh", "-c", script), output, limit_s=limit_s, **more)
+
+    def act(
+        self,
+        session: Session,
+        argv: Sequence[str],
+        output: Output | None = None,
+        *,
+        limit_s: float | None = None,
+        **more: object,
+    ) -> Ran:
+        """Run a command as the model's own step; raises as `run` does."""
+        action = replace(Action(kind="run", argv=tuple(argv)), **more)
+        out = output or Output(self.nodes)
+
+        def work() -> Exit:
+            out.at_home()
+            return session.run(action, out)
+
+        ended, problem = None, ""
+        try:
+            ended = self.within("run", work, limit_s)
+        except RuntimeProblem as why:
+            problem = why.message
+        parts = {source: bytes(data) for source, data in out.parts.items()}
+        return Ran(exit=ended, problem=problem, output=parts, strangers=out.strangers)
+
+    def probe(self, session: Session, script: str, node: int, limit_s: float = 10.0) -> Completed:
+        """Probe with a shell script; raises Late long after its limit."""
+        return self.within(
+            "probe", lambda: session.probe(("sh", "-c", script), node, limit_s), limit_s + self.limit_s / 2
+        )
+
+    def within(self, what: str, work: Callable[[], _T], limit_s: float | None = None) -> _T:
+        """Return what `work` returns; raises Late where that takes longer than `limit_s`."""
+        return _within(what, work, self.limit_s if limit_s is None else limit_s)
+
+    def flaw(self, check: str, where: str, what: str, mend: str) -> Flaw:
+        """Return a flaw of this runtime."""
+        return Flaw(check=check, where=f"runtime {self.name}, {where}", what=what, mend=mend)
+
+
+def _within(what: str, work: Callable[[], _T], limit_s: float) -> _T:
+    """Return what `work` returns.
+
+    Raises:
+        Late: it does not return in time; its thread is left.
+    """
+    answer: list[_T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            answer.append(work())
+        except BaseException as error:  # noqa: BLE001 - raised again below
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name=f"madlite-kit-{what}", daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    if thread.is_alive():
+        raise Late(f"{what} has not returned after {limit_s:g} s")
+    if errors:
+        raise errors[0]
+    return answer[0]

@@ -1,0 +1,126 @@
+"""What runs of one working folder take turns with: the folder of a script, the file that it leaves its results in."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from madlite.model import RunPlan
+from madlite.safe_files import Folder
+from madlite.workspace.folder import hold, open_runs
+
+_TURN_S = 0.2
+_ASKED_S = 0.2  # who asks has a lock for less
+
+
+def claim_model_dir(plan: RunPlan) -> tuple[str, int]:
+    """Return the name of a folder of the workspace for the plan's script, and the lock that keeps it ours.
+
+    It is the name that MAD's scripts know, unless another run of this workspace is in it, or it is another user's.
+
+    Raises:
+        OSError: the workspace cannot be written to.
+    """
+    with open_runs(plan.workspace, make=True) as runs:
+        for name in (plan.model_dir, f"{plan.model_dir}_{plan.id[-6:]}"):
+            with suppress(BlockingIOError):
+                return name, _taken(runs, lock_name(name))
+    raise BlockingIOError(f"{plan.model_dir} is in use by other runs")
+
+
+@contextmanager
+def held_model_dir(runs: Path, name: str) -> Iterator[bool]:
+    """Keep a folder that runs claim from being claimed; say whether it is free.
+
+    Raises:
+        OSError: the folder of runs cannot be written to.
+    """
+    try:
+        with open_runs(runs.parent) as folder:
+            lock = _taken(folder, lock_name(name))
+    except BlockingIOError:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        os.close(lock)
+
+
+@contextmanager
+def locked_name(workspace: Path, name: str) -> Iterator[bool]:
+    """Hold a lock of a working folder's runs, and take its file away with it; say whether nobody else had it.
+
+    Raises:
+        OSError: the folder of runs cannot be written to.
+    """
+    with open_runs(workspace, make=True) as runs:
+        try:
+            lock = _taken(runs, name)
+        except BlockingIOError:
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            runs.remove(name)  # held still: who opened it meanwhile finds what it was held for
+            os.close(lock)
+
+
+def lock_name(name: str) -> str:
+    """Return the name, in the folder of runs, of what says that a run has a folder of the workspace."""
+    return f".{name}.lock"
+
+
+def _taken(runs: Folder, name: str) -> int:
+    try:
+        lock = runs.open_lock(name)
+    except PermissionError as error:
+        if runs.holds(name):
+            raise BlockingIOError(f"{name} is another user's") from error
+        raise
+    try:
+        hold(lock, _ASKED_S)
+    except OSError:
+        os.close(lock)
+        raise
+    return lock
+
+
+@contextmanager
+def held_results(plan: RunPlan, keep_waiting: Callable[[], bool]) -> Iterator[None]:
+    """Hold the results file that the plan's script leaves in the workspace; a plan without one holds nothing.
+
+    Scripts write it to the one place that all runs of a folder share, so runs that use the same name take turns.
+
+    Raises:
+        OSError: the workspace cannot be written to.
+        TimeoutError: `keep_waiting` said no before the file was free.
+    """
+    name = plan.result_rule.file.replace("/", "_")
+    if plan.result_rule.kind != "multiple_results" or not name:
+        yield
+        return
+    with open_runs(plan.workspace, make=True) as runs:
+        lock = runs.open_lock(lock_name(name))
+    try:
+        while not _is_taken(lock):
+            if not keep_waiting():
+                raise TimeoutError(f"another run of this folder still uses {name}")
+            time.sleep(_TURN_S)
+        yield
+    finally:
+        with suppress(OSError):
+            os.close(lock)
+
+
+def _is_taken(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

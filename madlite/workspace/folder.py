@@ -1,0 +1,366 @@
+"""The folder of one run: the plan, what was rendered, the log, and the record that says it ended.
+
+A folder without `record.json` whose lock nobody holds is a run that was cut off.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+import re
+import secrets
+import stat
+import time
+from collections.abc import Iterable
+from contextlib import ExitStack, suppress
+from datetime import datetime, timezone
+from pathlib import Path
+
+from madlite.errors import UsageProblem
+from madlite.model import RunPlan
+from madlite.plan.make import RUNS, secrets_of
+from madlite.safe_files import NO_SPACE, Folder, kind_of
+from madlite.secrets import collect, masked_json
+from madlite.workspace import journal
+from madlite.workspace.journal import RECORD as RECORD  # noqa: PLC0414 - one of the names of a folder
+from madlite.workspace.regular import is_there, real_folders
+
+_LOG = logging.getLogger(__name__)
+ASKED_S, _ASKED_TURN_S = 2.0, 0.005  # who asks whether a lock is held has it for a moment
+LOCK, HANDLE, PLAN, LOG, CLEANED = "lock", "handle", "plan.json", "run.log", "cleaned"
+ROWS, STEPS, CONTEXT, RESULT = "rows.json", "steps.jsonl", "context.json", "result.json"
+WORK, VIEW = "work", ".view"  # what a container has of the run's folder, and what it has in place of the folder of runs
+_NEW_LOCK = f".{LOCK}"
+NOTE_BYTES = 16 << 10  # of the lock's file: taken from the disk at the start, for a note when it is full
+
+
+def new_run_id(card_name: str, now: datetime | None = None) -> str:
+    """Return an id that sorts by time and is safe as file name, container label and shell word."""
+    slug = re.sub(r"[^A-Za-z0-9]+", "-", card_name).strip("-")[:40] or "run"
+    return f"{(now or datetime.now(timezone.utc)):%Y%m%dT%H%M%S}-{slug}-{secrets.token_hex(3)}"
+
+
+def check_runs_folder(workspace: Path) -> None:
+    """Refuse a working folder in which something else has the name of the folder of runs.
+
+    Raises:
+        UsageProblem: it is a file or a link, say.
+    """
+    runs = workspace / RUNS
+    with suppress(FileNotFoundError):
+        facts = runs.lstat()
+        if not stat.S_ISDIR(facts.st_mode):
+            what = f"{runs} is no folder ({kind_of(facts)}), and runs have their folders in one"
+            raise UsageProblem(what, f"mv {RUNS} {RUNS}.old")
+
+
+class RunFolder:
+    """An open run folder; the lock is held until `close`, also through a crash of the interpreter.
+
+    Everything is written through the descriptors of the folders as they were made: what a workload puts in the place
+    of one of them is not followed.
+    """
+
+    def __init__(self, home: Folder, lock: int, work: Folder | None = None) -> None:
+        self._home = home
+        self._lock = lock
+        self._work = work
+
+    @classmethod
+    def create(cls, plan: RunPlan, files: Iterable[tuple[str, bytes]], known: Iterable[str] = ()) -> RunFolder:
+        """Make the folder, take its lock, and write the plan, `known` secrets masked, and the rendered files.
+
+        Raises:
+            UsageProblem: the working folder cannot be written to.
+        """
+        folder = None
+        try:
+            with ExitStack() as opened:
+                runs = opened.enter_context(open_runs(plan.workspace, make=True))
+                home = runs.below(plan.folder.name, new=True)
+                _note_made(runs, home, plan.id)
+            # nobody sees its lock before it is held and has its room: it would look like a run that was cut off
+            folder = cls(home, _taken(home, _NEW_LOCK))
+            folder.note(b"")
+            home.rename(_NEW_LOCK, LOCK)
+            folder.write(PLAN, masked_json(plan, (*known, *collect({}, secrets_of(plan).values()))).encode())
+            folder._fill(plan, files)
+        except (OSError, UsageProblem) as error:
+            if folder is not None:
+                folder.close()
+            if isinstance(error, UsageProblem):
+                raise
+            raise UsageProblem(
+                f"the run folder {plan.folder} cannot be made: {error.strerror}", "run madlite in a folder of yours"
+            ) from error
+        return folder
+
+    @classmethod
+    def reopen(cls, path: Path, *, begun: bool = False) -> RunFolder | None:
+        """Return a folder of an earlier run, for what it still takes; None if that is nothing.
+
+        With `begun` it is one that this command made, and could not fill.
+        """
+        try:
+            with open_runs(path.parent.parent) as runs:
+                home = runs.below(path.name)
+                if begun and path.name not in journal.own_folders(path.parent):  # the disk was too full to note it
+                    _note_made(runs, home, path.name)
+        except OSError:
+            return None
+        try:
+            return cls(home, _taken(home))
+        except OSError:
+            home.close()
+            return None
+
+    @property
+    def path(self) -> Path:
+        """Where the folder was made."""
+        return self._home.path
+
+    @property
+    def work(self) -> Path:
+        """The part of it that the workload sees and writes: of a run on the host all of it."""
+        return self._work.path if self._work is not None else self._home.path
+
+    @property
+    def files(self) -> Folder:
+        """The folder by its descriptor, for files that are written bit by bit."""
+        return self._home
+
+    def is_in_place(self) -> bool:
+        """Say whether the folder still is where it was made."""
+        return self._home.is_in_place()
+
+    def _fill(self, plan: RunPlan, files: Iterable[tuple[str, bytes]]) -> None:
+        """Write the rendered files; a container gets a copy of its own, and nothing else of the folder of runs."""
+        if plan.traits.containerised and plan.blocked is None:
+            self._work = self._home.below(WORK, make=True)
+        for name, data in files:
+            for folder in filter(None, (self._home, self._work)):
+                _write(folder, name, data)
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write one file of the folder as a whole: a reader sees the old one or the new one.
+
+        A link that a workload laid in its place is replaced, whatever it names.
+
+        Raises:
+            UsageProblem: the name leads out of the folder.
+            OSError: it cannot be written.
+        """
+        _write(self._home, name, data)
+
+    def stream(self, name: str, pieces: Iterable[bytes]) -> str:
+        """Write one file piece by piece, whole or not at all; return what kept it from being written."""
+        try:
+            self._home.write(name, pieces)
+        except OSError as error:
+            return f"{name} could not be written: {error.strerror}"
+        return ""
+
+    def note(self, data: bytes) -> str:
+        """Write into the lock's file, which is there with room for it: a full disk takes it, and one without inodes.
+
+        Returns what kept it from being written; nothing as a note takes the last one away.  A file without its room
+        says that there may be more to tell than it could take.
+        """
+        try:
+            for size in (NOTE_BYTES, len(data)):  # over what is there first; a longer note needs more
+                if os.pwrite(self._lock, data.ljust(NOTE_BYTES)[:size], 0) < size:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.ftruncate(self._lock, max(NOTE_BYTES, len(data)))
+        except OSError as error:
+            with suppress(OSError):
+                os.ftruncate(self._lock, 0)
+            return f"{LOCK} could not be written: {error.strerror}"
+        return ""
+
+    def remove(self, name: str) -> None:
+        """Take one file away; where that is not possible, it stays."""
+        self._home.remove(name)
+
+    def put(self, name: str, text: str) -> str:
+        """Write one file of text; return what kept it from being written, for a full disk costs no verdict."""
+        try:
+            self.write(name, text.encode("utf-8", "backslashreplace"))
+        except OSError as error:
+            return f"{name} could not be written: {error.strerror}"
+        return ""
+
+    def put_result(self, text: str) -> str:
+        """Write the run's result file, its hash noted in the journal before; return what kept it from being written."""
+        data = text.encode("utf-8", "backslashreplace")
+        return self._journal(journal.with_result(self.path.name, data), RESULT) or self.put(RESULT, text)
+
+    def put_record(self, text: str) -> str:
+        """Write the run's record, its hash noted in the journal before; return what kept it from being written."""
+        data = text.encode("utf-8", "backslashreplace")
+        if problem := self._journal(journal.recorded(self.path.name, data)):
+            return problem
+        problem = self.put(RECORD, text)
+        if not problem:
+            self._journal(journal.recorded(self.path.name, data, written=True))
+        return problem
+
+    def _journal(self, entry: journal.Entry, name: str = RECORD) -> str:
+        """Add a line to the journal; return what kept it from being written if that is a full disk: nothing else does.
+
+        A record without its line would later be told as something else's; one that was not written comes later.
+        """
+        try:
+            with open_runs(self.path.parent.parent) as runs:
+                journal.add(runs, entry)
+        except OSError as error:
+            if error.errno in NO_SPACE:
+                return f"{name} could not be written: {error.strerror} ({journal.JOURNAL})"
+            _LOG.debug("%s: %s", journal.JOURNAL, error)
+        return ""
+
+    def close(self) -> None:
+        """Give the lock back."""
+        os.close(self._lock)
+        for folder in filter(None, (self._home, self._work)):
+            folder.close()
+
+
+def _note_made(runs: Folder, home: Folder, run_id: str) -> None:
+    """Note a folder that was just made; without it what a kill leaves of the run is not taken up."""
+    try:
+        journal.add(runs, journal.made(home, run_id))
+    except OSError as error:
+        _LOG.warning("%s/%s cannot be written: %s", RUNS, journal.JOURNAL, error.strerror)
+
+
+def _write(folder: Folder, name: str, data: bytes) -> None:
+    try:
+        folder.write(name, data)
+    except OSError as error:
+        if error.errno == errno.EINVAL and error.filename == name:
+            what = f"a file of run {folder.path.name} would be outside of its folder: {name!r}"
+            raise UsageProblem(what) from error
+        raise
+
+
+def open_runs(workspace: Path, *, make: bool = False) -> Folder:
+    """Open the folder of runs of a working folder; `make` makes it where there is none.
+
+    Raises:
+        OSError: it cannot be opened or made, or a link or a file is in its place.
+    """
+    with Folder.open(workspace) as here:
+        runs = here.below(RUNS, make=make)
+    if make:
+        hide_from_git(runs)
+    return runs
+
+
+def _taken(home: Folder, name: str = LOCK) -> int:
+    lock = home.open_file(name)
+    try:
+        hold(lock)
+    except OSError:
+        os.close(lock)
+        raise
+    return lock
+
+
+def hold(lock: int, limit_s: float = ASKED_S) -> None:
+    """Take a lock of our own, which nobody has for longer than it takes to ask whether it is held.
+
+    Raises:
+        OSError: somebody has it, or there are no locks here.
+    """
+    until_s = time.monotonic() + limit_s
+    while True:
+        try:
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > until_s:
+                raise
+            time.sleep(_ASKED_TURN_S)
+
+
+def is_alive(folder: Path) -> bool:
+    """Say whether a madlite process still holds the run."""
+    return is_held(folder / LOCK)
+
+
+def is_held(path: Path, *, unknown: bool = False) -> bool:
+    """Say whether a process holds a lock; not that of a file that is gone; `unknown`, where it cannot be asked."""
+    try:
+        lock = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return unknown
+    try:  # shared: two that ask do not take each other for its holder, and NFS wants a file open for writing otherwise
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
+def unfinished(workspace: Path) -> tuple[Path, ...]:
+    """Return the folders of runs that were cut off, oldest first; on a full disk one has no plan, only its lock."""
+    runs = workspace / RUNS
+    own = journal.own_folders(runs)
+    return tuple(path for path in _cut_off(runs) if path.name in own)
+
+
+def planted(workspace: Path) -> tuple[Path, ...]:
+    """Return folders that look like runs that were cut off, or wait for their rows, and that madlite did not make."""
+    runs = workspace / RUNS
+    waiting = [one for one in real_folders(runs) if is_there(one / ROWS) and not is_there(one / CLEANED)]
+    found = dict.fromkeys((*_cut_off(runs), *(one for one in waiting if not is_alive(one))))
+    own = journal.own_folders(runs) if found else frozenset()
+    return tuple(path for path in found if path.name not in own)
+
+
+def _cut_off(runs: Path) -> tuple[Path, ...]:
+    candidates = [one for one in real_folders(runs) if is_there(one / PLAN) or is_there(one / LOCK)]
+    # the lock first: a run that ends between the two questions has its record by then
+    return tuple(path for path in candidates if not is_alive(path) and not _has_ended(path))
+
+
+def awaits_collection(runs: Path) -> tuple[Path, ...]:
+    """Return the folders of runs that have ended with a result file and have no record, whoever made them."""
+    return tuple(filter(is_uncollected, real_folders(runs)))
+
+
+def is_uncollected(folder: Path) -> bool:
+    """Say whether a run has ended with a result file and has no record."""
+    if _has(folder, RECORD) or _has(folder, CLEANED) or is_alive(folder):
+        return False
+    return _has_result(folder)
+
+
+def _has_ended(folder: Path) -> bool:
+    """Say whether a run's end is on the disk."""
+    return _has(folder, RECORD) or _has(folder, CLEANED) or _has_result(folder)
+
+
+def _has_result(folder: Path) -> bool:
+    """Say whether madlite wrote a run's result; a workload may well have a file of that name."""
+    if not _has(folder, RESULT):
+        return False
+    return any(entry.result and entry.run == folder.name for entry in journal.read(folder.parent))
+
+
+def _has(folder: Path, name: str) -> bool:
+    """Say whether a folder has a plain file; a link or a folder of such a name is a workload's."""
+    try:
+        return stat.S_ISREG((folder / name).lstat().st_mode)
+    except OSError:
+        return False
+
+
+def hide_from_git(runs: Folder) -> None:
+    """Keep the folder of runs out of the checkout's version control."""
+    if not runs.holds(".gitignore"):
+        runs.write(".gitignore", b"*\n")

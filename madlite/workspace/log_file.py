@@ -1,0 +1,178 @@
+"""A log's file of limited size: its beginning and its end are kept, and a line says how much between them is not.
+
+The first half of the limit is written to the file itself, the head.  What comes then goes to files beside it, parts of
+the tail, of which the oldest goes when a new one begins; on closing they are joined to the head.  So the disk never
+holds more than the limit, and what a kill leaves can be read: the head, and the parts (madlite/reports/log_parts.py).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from madlite.plan.sizes import size_words
+from madlite.safe_files import Folder, write_all
+
+_SHARES = 32  # of a limit: 16 are the head's, 15 the tail's, and one is for the part that is being joined
+_MOST_PARTS = 15
+_PIECE_BYTES = 1 << 20
+_FLAGS = os.O_RDWR | os.O_APPEND
+_LINE_BYTES = 1 << 16  # in which the tail's first whole line is looked for
+LEFT_OUT = re.compile(rb"\n?\[madlite: (\d+) bytes left out here\]\n")
+
+
+def left_out_line(count: int, after: bytes) -> bytes:
+    """Return the line that stands where so many bytes are left out; what is before it is `after`."""
+    return b"%s[madlite: %d bytes left out here]\n" % (b"" if after[-1:] in (b"", b"\n") else b"\n", count)
+
+
+def part_name(log: str, head: int, at: int) -> str:
+    """Return the name of a part: of which log, how large its head is, and how many bytes came before the part."""
+    return f".{log}.tail-{head}-{at}"
+
+
+@dataclass(slots=True)
+class _Part:
+    """A part of the tail, open for reading too: its name may be anybody's by the time that it is joined."""
+
+    name: str
+    fd: int
+    at: int
+    size: int = 0
+
+
+class LogFile:
+    """One file of a log, open for reading too; parts of its tail lie in the folder `aside` as long as it is open.
+
+    Every method but `read` raises an OSError for a full disk; what is written after it goes on.
+    """
+
+    def __init__(self, fd: int, name: str, aside: Folder, *, limit_bytes: int = 0) -> None:
+        self.left_out = 0  # bytes, known once it is closed
+        self._at_line_start = True
+        self.fd, self._name, self._aside = fd, name, aside
+        self._limit = limit_bytes
+        self._room = limit_bytes // 2 if limit_bytes else sys.maxsize
+        self._head: int | None = None  # its size, once it is full
+        self._at = 0  # bytes of the output so far, from then on
+        self._parts: deque[_Part] = deque()
+
+    def write(self, data: bytes) -> None:
+        """Add output."""
+        self._at_line_start = data.endswith(b"\n")
+        if len(data) <= self._room:
+            self._room -= len(data)
+            write_all(self.fd, data)
+        else:
+            self._write_beyond(data)
+
+    def write_line(self, line: bytes) -> None:
+        """Add a line that begins where no output is before it."""
+        self.write(line if self._at_line_start else b"\n" + line)
+
+    def read(self) -> Iterator[bytes]:
+        """Yield what the file would hold if it were closed now."""
+        yield from _pieces(self.fd, 0, os.fstat(self.fd).st_size)
+        skip, line = self._gap()
+        yield line
+        for part in self._parts:
+            yield from _pieces(part.fd, skip, part.size)
+            skip = 0
+
+    def close(self) -> None:
+        """Join the tail to the head, part by part, and close all of it; parts that find no room stay beside it."""
+        try:
+            skip, line = self._gap()
+            write_all(self.fd, line)
+            while self._parts:
+                for data in _pieces(self._parts[0].fd, skip, self._parts[0].size):
+                    write_all(self.fd, data)
+                self._drop()
+                skip = 0
+        finally:
+            for part in self._parts:
+                os.close(part.fd)
+            os.close(self.fd)
+
+    @property
+    def words(self) -> str:
+        """What a reader of the closed file should know; "" where all of the output is in it."""
+        if not self.left_out:
+            return ""
+        return (
+            f"{self._name} has the beginning and the end of what was printed: {self.left_out:,} bytes between "
+            f"them are left out (--log-limit {size_words(self._limit)})"
+        )
+
+    def _write_beyond(self, data: bytes) -> None:
+        """Add output of which not all belongs to the head."""
+        if self._head is None:
+            cut = self._cut(data)
+            self._room = -1
+            try:
+                write_all(self.fd, data[:cut])
+            finally:
+                self._head = self._at = os.fstat(self.fd).st_size
+            data = data[cut:]
+        share, size = self._limit // _SHARES, len(data)
+        if size > _MOST_PARTS * share:  # nothing of what came before it is kept
+            self._forget()
+            self._at += size - _MOST_PARTS * share
+        rest = memoryview(data)[max(0, size - _MOST_PARTS * share) :]
+        while rest:
+            part = self._last_part(share)
+            piece = rest[: share - part.size]
+            try:
+                write_all(part.fd, piece)
+            except OSError:  # a full disk takes a part of it
+                part.size = os.fstat(part.fd).st_size
+                self._at = part.at + part.size
+                raise
+            part.size += len(piece)
+            self._at += len(piece)
+            rest = rest[len(piece) :]
+
+    def _cut(self, data: bytes) -> int:
+        """Return how much of the output still belongs to the head, which ends with a line where one ends in time."""
+        if cut := data.rfind(b"\n", 0, self._room) + 1:
+            return cut
+        size = os.fstat(self.fd).st_size
+        ended = self._room <= self._limit // _SHARES and size > 0 and os.pread(self.fd, 1, size - 1) == b"\n"
+        return 0 if ended else self._room
+
+    def _last_part(self, share: int) -> _Part:
+        """Return the part that has room, a new one where none has."""
+        if not self._parts or self._parts[-1].size >= share:
+            if len(self._parts) == _MOST_PARTS:
+                self._drop()
+            name = part_name(self._name, self._head or 0, self._at)
+            self._parts.append(_Part(name=name, fd=self._aside.create(name, _FLAGS), at=self._at))
+        return self._parts[-1]
+
+    def _forget(self) -> None:
+        while self._parts:
+            self._drop()
+
+    def _drop(self) -> None:
+        part = self._parts.popleft()
+        os.close(part.fd)
+        self._aside.remove(part.name)
+
+    def _gap(self) -> tuple[int, bytes]:
+        """Return how much of the oldest part is no whole line, and the line that says what is left out before it."""
+        first = self._parts[0] if self._parts else None
+        if first is None or self._head is None or first.at == self._head:
+            return 0, b""
+        skip = os.pread(first.fd, _LINE_BYTES, 0).find(b"\n") + 1
+        self.left_out = first.at + skip - self._head
+        return skip, left_out_line(self.left_out, os.pread(self.fd, 1, max(0, self._head - 1)))
+
+
+def _pieces(fd: int, begin: int, end: int) -> Iterator[bytes]:
+    while begin < end and (data := os.pread(fd, min(_PIECE_BYTES, end - begin), begin)):
+        yield data
+        begin += len(data)

@@ -1,0 +1,342 @@
+"""`madlite run --no-rows` and `madlite collect`: each result becomes its rows once, whatever happens in between."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from madlite.cli.main import call
+from madlite.results.rebuild import rebuild
+from madlite.workspace.folder import RESULT, ROWS, RunFolder
+from tests.csv_rows import perf_rows
+
+pytestmark = pytest.mark.host
+SCRIPT = "sleep 0.0$RANDOM\necho performance: 12.5 tok\n"
+MULTI = "printf 'model,performance,metric,heat\\nx,5,a,61\\ny,7,b,62\\n' > ../r.csv\n"
+KILLS = """
+import os, signal, sys
+from pkgutil import resolve_name
+target, after, count, *words = sys.argv[1:]
+real, left = resolve_name(target), [int(count)]
+def killed(*args, **named):
+    left[0] -= 1
+    if left[0]:
+        return real(*args, **named)
+    if after == "after":
+        real(*args, **named)
+    os.kill(os.getpid(), signal.SIGKILL)
+holder, _, name = target.rpartition(".")
+setattr(resolve_name(holder), name, killed)
+from madlite.cli.main import call
+sys.exit(call(words))
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    monkeypatch.delenv("MODEL_DIR", raising=False)
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "scripts/a").mkdir(parents=True)
+    (tmp_path / "scripts/a/run.sh").write_text(SCRIPT)
+    card(tmp_path)
+    return tmp_path
+
+
+def card(folder: Path, **more: object) -> None:
+    a = {"name": "a", "scripts": "scripts/a/run.sh", "args": "", "tags": ["t"], "runtimes": ["host"], **more}
+    (folder / "models.json").write_text(json.dumps([a]))
+
+
+def run(*args: str) -> int:
+    return call(["run", "--tags", "a", *args])
+
+
+def folders(checkout: Path) -> list[Path]:
+    found = [one for one in (checkout / "madlite_runs").iterdir() if one.is_dir()]
+    return sorted(found, key=lambda one: (one / "plan.json").stat().st_mtime_ns)  # ids of one second are in any order
+
+
+def listed(capfd) -> list[dict[str, object]]:
+    capfd.readouterr()
+    assert call(["runs", "--json"]) == 0
+    return json.loads(capfd.readouterr().out)
+
+
+def outputs(checkout: Path) -> dict[str, bytes]:
+    return {one.name: one.read_bytes() for one in checkout.iterdir() if one.name.startswith(("perf", "common"))}
+
+
+def test_a_result_is_all_that_a_run_without_rows_leaves_until_it_is_collected(checkout, capfd):
+    assert run("--no-rows") == 0
+    said = capfd.readouterr().out
+    assert "SUCCESS a  12.5 tok" in said and "madlite collect adds them to perf.csv" in said
+    (folder,) = folders(checkout)
+    assert outputs(checkout) == {} and not (folder / "record.json").exists() and (folder / RESULT).exists()
+    (one,) = listed(capfd)
+    assert (one["status"], one["collected"], one["performance"]) == ("SUCCESS", False, "12.5")
+    assert call(["runs", "--status", "not-collected"]) == 0
+    said = capfd.readouterr()
+    assert (
+        "SUCCESS, not collected" in said.out and f"1 run is not collected: {folder.name}; madlite collect" in said.err
+    )
+    assert call(["show", "last"]) == 0 and "1 row, not collected yet: madlite collect" in capfd.readouterr().out
+    assert call(["clean"]) == 0 and "nothing is left behind" in capfd.readouterr().out
+    assert call(["collect"]) == 0
+    assert f"{folder.name}: SUCCESS, its row was added to perf.csv" in capfd.readouterr().out
+    assert [row["performance"] for row in perf_rows(checkout)] == ["12.5"]
+    assert {"perf_super.json", "perf_super.csv", "perf_entry.json", "perf_entry.csv"} <= set(outputs(checkout))
+    assert listed(capfd)[0]["collected"] is True and not (folder / ROWS).exists()
+    assert call(["collect"]) == 0 and "nothing to collect" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("more", [(), ("--strict-header", "--add-column", "run"), ("--contract", "1")])
+def test_what_is_collected_is_what_the_run_would_have_written(checkout, more):
+    (checkout / "scripts/a/run.sh").write_text(MULTI)
+    card(checkout, multiple_results="r.csv")
+    assert run(*more) == 0
+    direct = outputs(checkout)
+    for name in direct:
+        (checkout / name).unlink()
+    assert run("--no-rows", *more) == 0 and outputs(checkout) == {}
+    assert call(["collect", *(more if "--contract" in more else ())]) == 0
+    first, second = folders(checkout)
+
+    def timeless(files: dict[str, bytes], folder: Path) -> dict[str, str]:
+        record = json.loads((folder / "record.json").read_text())
+        took = repr(record["durations_s"]["run"])
+        return {name: data.decode().replace(took, "T").replace(folder.name, "ID") for name, data in files.items()}
+
+    assert timeless(outputs(checkout), second) == timeless(direct, first)
+    assert rebuild(checkout / "again.csv", checkout / "madlite_runs", of=checkout / "perf.csv", contract=0).notes == ()
+
+
+@pytest.mark.parametrize(
+    ("target", "when", "count", "rows_there"),
+    [
+        ("madlite.run.recovery.kept.append_rows", "before", 1, False),
+        ("madlite.workspace.folder.RunFolder.put", "after", 1, False),  # the note, before the row
+        ("madlite.results.perfcsv._append", "before", 1, False),
+        ("madlite.results.perfcsv._append", "after", 1, True),
+        ("madlite.run.recovery.kept.append_rows", "after", 1, True),
+        ("madlite.run.collect.write_entries", "before", 1, True),
+        ("madlite.results.sidefiles.add_to_list", "after", 1, True),
+        ("madlite.results.sidefiles.add_to_table", "after", 1, True),
+        ("madlite.results.sidefiles.write_table", "after", 2, True),
+        ("madlite.run.collect.write_entries", "after", 1, True),
+        ("madlite.workspace.folder.RunFolder.put_record", "before", 1, True),
+        ("madlite.workspace.journal.recorded", "after", 1, True),
+    ],
+)
+def test_a_kill_at_any_moment_of_collecting_leaves_each_row_and_entry_once(
+    checkout, capfd, target, when, count, rows_there
+):
+    assert run() == 0 and run("--no-rows") == 0
+    names = [one.name for one in folders(checkout)]
+    done = subprocess.run(
+        [sys.executable, "-c", KILLS, target, when, str(count), "collect"], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert len(perf_rows(checkout)) == 1 + rows_there
+    assert {one["id"]: one["collected"] for one in listed(capfd)} == dict(zip(names, (True, False), strict=True))
+    assert call(["collect"]) == 0 and len(perf_rows(checkout)) == 2
+    entries = json.loads((checkout / "perf_super.json").read_text())
+    assert len(entries) == 2 and len((checkout / "perf_super.csv").read_text().splitlines()) == 3
+    assert json.loads((checkout / "perf_entry.json").read_text())["test_duration"] == entries[1]["test_duration"]
+    assert [one["collected"] for one in listed(capfd)] == [True, True]
+    assert not list(checkout.glob(f"madlite_runs/*/{ROWS}"))
+    assert call(["collect"]) == 0 and len(perf_rows(checkout)) == 2
+    assert call(["runs"]) == 0 and capfd.readouterr().err == ""
+
+
+def test_a_kill_after_the_record_is_a_run_that_is_collected(checkout, capfd):
+    assert run("--no-rows") == 0
+    words = ["madlite.workspace.folder.RunFolder.remove", "before", "1", "collect"]
+    assert subprocess.run([sys.executable, "-c", KILLS, *words], timeout=60).returncode == -signal.SIGKILL
+    assert [one["collected"] for one in listed(capfd)] == [True]
+    assert call(["collect", "last"]) == 0 and "collected already" in capfd.readouterr().out
+    assert run() == 0 and len(perf_rows(checkout)) == 2, "the next run adds nothing of it"
+
+
+@pytest.mark.parametrize("target", ["madlite.run.keep.append_rows", "madlite.run.keep.make_record"])
+def test_a_run_of_a_plan_that_was_killed_with_its_result_is_collected(checkout, capfd, target):
+    assert call(["plan", "--tags", "a"]) == 0
+    count = "1" if target.endswith("rows") else "2"  # the first record is the result file's
+    words = [target, "before", count, "run", "--plan", "plan.json"]
+    assert subprocess.run([sys.executable, "-c", KILLS, *words], timeout=60).returncode == -signal.SIGKILL
+    before = perf_rows(checkout) if (checkout / "perf.csv").exists() else []
+    assert len(before) == int(count) - 1
+    assert [one["collected"] for one in listed(capfd)] == [False]
+    assert call(["collect"]) == 0 and len(perf_rows(checkout)) == 1
+    assert len(json.loads((checkout / "perf_super.json").read_text())) == 1
+
+
+def test_a_row_that_an_earlier_try_put_into_another_file_is_there_and_nowhere_else(checkout, capfd):
+    assert run("--no-rows") == 0
+    words = ["madlite.run.collect.write_entries", "before", "1", "collect", "-o", "one.csv"]
+    assert subprocess.run([sys.executable, "-c", KILLS, *words], timeout=60).returncode == -signal.SIGKILL
+    assert call(["collect", "-o", "two.csv"]) == 0
+    assert "its rows are in one.csv" in capfd.readouterr().out and not (checkout / "two.csv").exists()
+
+
+def test_several_collect_at_once_and_each_row_is_there_once(checkout, capfd):
+    for _ in range(6):
+        assert run("--no-rows") == 0
+    words = [sys.executable, "-m", "madlite", "collect"]
+    started = [subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for _ in range(3)]
+    said = [one.communicate(timeout=120)[0] for one in started]
+    assert all("Traceback" not in text for text in said)
+    assert call(["collect"]) == 0
+    ids = [folder.name for folder in folders(checkout)]
+    assert len(perf_rows(checkout)) == 6 == len(json.loads((checkout / "perf_super.json").read_text()))
+    capfd.readouterr()
+    assert sum(text.count("was added to perf.csv") for text in (*said, capfd.readouterr().out)) <= 6 == len(ids)
+
+
+def test_a_run_that_goes_on_or_has_no_result_is_not_collected(checkout, capfd):
+    (checkout / "scripts/a/run.sh").write_text(
+        f"touch {checkout}/begun; while [ ! -e {checkout}/go ]; do sleep 0.05; done\n"
+    )
+    words = [sys.executable, "-m", "madlite", "run", "--tags", "a", "--no-rows"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True) as started:
+        wait_for(checkout / "begun")
+        (folder,) = folders(checkout)
+        assert call(["collect"]) == 0 and "nothing to collect" in capfd.readouterr().out
+        assert call(["collect", folder.name]) == 3
+        assert f"{folder.name}: not collected: it goes on" in capfd.readouterr().err
+        started.kill()
+        started.communicate(timeout=60)
+    (checkout / "go").touch()
+    assert call(["collect", str(folder)]) == 3
+    assert f"it was cut off: it has no {RESULT}" in capfd.readouterr().err
+    assert not (checkout / "perf.csv").exists()
+
+
+def wait_for(path: Path, limit_s: float = 60) -> None:
+    end = time.monotonic() + limit_s
+    while not path.exists():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_a_result_that_something_else_wrote_or_changed_is_refused(checkout, capfd):
+    assert run("--no-rows") == 0 and run("--no-rows") == 0
+    first, second = folders(checkout)
+    text = (first / RESULT).read_text()
+    (first / RESULT).write_text(text.replace("12.5", "99.5"))
+    assert {one["id"]: one["status"] for one in listed(capfd)} == {first.name: "UNREADABLE", second.name: "SUCCESS"}
+    assert call(["collect"]) == 3
+    said = capfd.readouterr()
+    assert f"{first.name}: not collected: {RESULT} was changed by something else after" in said.err
+    assert f"{second.name}: SUCCESS" in said.out, "the other one is collected"
+    (first / RESULT).write_text(text)
+    assert call(["collect"]) == 0 and len(perf_rows(checkout)) == 2
+    planted = checkout / "madlite_runs/planted"
+    shutil.copytree(first, planted)
+    (planted / "record.json").unlink()
+    assert call(["collect"]) == 0 and call(["collect", "planted"]) == 3
+    assert "madlite did not make it in this folder" in capfd.readouterr().err and len(perf_rows(checkout)) == 2
+
+
+def test_a_result_that_cannot_be_collected_is_acknowledged_by_clean(checkout, capfd):
+    assert run("--no-rows") == 0
+    (folder,) = folders(checkout)
+    (folder / RESULT).write_text((folder / RESULT).read_text().replace("12.5", "99.5"))
+    assert call(["clean"]) == 0 and "its result cannot be collected" in capfd.readouterr().out
+    assert call(["clean", "--yes"]) == 0 and call(["collect"]) == 0
+    assert "nothing to collect" in capfd.readouterr().out
+    assert call(["clean"]) == 0 and "nothing is left behind" in capfd.readouterr().out
+
+
+def test_a_file_of_that_name_which_a_workload_wrote_is_no_result(checkout, capfd):
+    assert run("--no-rows") == 0
+    (folder,) = folders(checkout)
+    (checkout / "madlite_runs" / ".journal.jsonl").write_text(
+        "".join(
+            line
+            for line in (checkout / "madlite_runs" / ".journal.jsonl").read_text().splitlines(keepends=True)
+            if '"result"' not in line
+        )
+    )
+    assert call(["collect"]) == 0 and "nothing to collect" in capfd.readouterr().out
+    assert call(["clean"]) == 0 and f"{folder.name}  unfinished" in capfd.readouterr().out
+
+
+def test_everything_is_collected_whoever_stops_reading(checkout):
+    for _ in range(3):
+        assert run("--no-rows") == 0
+    read, write = os.pipe()
+    os.close(read)
+    subprocess.run([sys.executable, "-m", "madlite", "collect"], cwd=checkout, stdout=write, check=False, timeout=120)
+    os.close(write)
+    assert len(perf_rows(checkout)) == 3
+
+
+def test_a_result_of_a_link_or_of_no_version_is_refused(checkout, capfd, tmp_path_factory):
+    assert run("--no-rows") == 0
+    (folder,) = folders(checkout)
+    away = tmp_path_factory.mktemp("away") / RESULT
+    (folder / RESULT).rename(away)
+    (folder / RESULT).symlink_to(away)
+    assert call(["collect"]) == 0 and "nothing to collect" in capfd.readouterr().out
+    (folder / RESULT).unlink()
+    held = RunFolder.reopen(folder)
+    held.put_result('{"version": 9, "record": {}}')
+    held.close()
+    assert call(["collect"]) == 3
+    assert "it is of version 9, of a newer madlite" in capfd.readouterr().err
+
+
+def test_runs_are_named_by_id_part_pattern_and_folder(checkout, capfd, tmp_path_factory):
+    for _ in range(4):
+        assert run("--no-rows") == 0
+    first, second, third, fourth = folders(checkout)
+    assert call(["collect", first.name[-6:], f"madlite_runs/{second.name}", "-o", "res/out.csv"]) == 0
+    assert len((checkout / "res/out.csv").read_text().splitlines()) == 3
+    assert call(["collect", "2*-a-*"]) == 0 and len(perf_rows(checkout)) == 2
+    said = capfd.readouterr().out
+    assert said.count("collected already, its rows are in res/out.csv") == 2
+    for name, told in (("nope", "no run 'nope'"), ("x*", "no run is like 'x*'"), ("/tmp/other", "is no run of")):
+        assert call(["collect", name]) == 4
+        assert told in capfd.readouterr().err
+    assert all((one / "record.json").exists() for one in (third, fourth))
+
+
+def test_a_failure_is_collected_with_its_exit_code_and_a_file_that_takes_no_row_leaves_it_waiting(checkout, capfd):
+    (checkout / "scripts/a/run.sh").write_text("exit 3\n")
+    assert run("--no-rows") == 3
+    (checkout / "perf.csv").mkdir()
+    assert call(["collect"]) == 4 and "not collected" in listed_words(capfd)
+    (checkout / "perf.csv").rmdir()
+    assert call(["collect"]) == 3
+    assert [(row["status"], row["performance"]) for row in perf_rows(checkout)] == [("FAILURE", "")]
+
+
+def listed_words(capfd) -> str:
+    capfd.readouterr()
+    call(["runs"])
+    return capfd.readouterr().out
+
+
+def test_the_next_run_adds_no_row_of_what_is_not_collected_and_names_it(checkout, capfd):
+    assert run("--no-rows") == 0 and run() == 0
+    assert "1 run is not collected" in capfd.readouterr().out and len(perf_rows(checkout)) == 1
+    assert call(["report", "rebuild", "-o", "again.csv"]) == 0
+    assert "left out, it is not collected" in "".join(capfd.readouterr())
+
+
+def test_no_secret_is_in_a_result(checkout, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_abcdefghijkl")
+    (checkout / "scripts/a/run.sh").write_text("echo $HF_TOKEN\necho performance: 1 $HF_TOKEN\n")
+    run("--no-rows")
+    (folder,) = folders(checkout)
+    assert all(b"hf_abcd" not in one.read_bytes() for one in folder.rglob("*") if one.is_file())
+    assert os.environ["HF_TOKEN"] == "hf_abcdefghijkl"  # noqa: S105

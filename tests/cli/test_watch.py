@@ -1,0 +1,227 @@
+"""`madlite watch`: how far runs are, from another process; nothing in their folders breaks it or waits for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from madlite.cli.main import call
+from madlite.model import Card, Quantity, Result, Status, Step, Study
+from madlite.results.batch_journal import Asked, BatchJournal
+from madlite.run.progress import ProgressWriter
+from madlite.workspace.folder import LOCK, RunFolder
+from madlite.workspace.progress import PROGRESS, Progress, read_progress
+from tests.cli.stored_runs import good, store
+from tests.cli.test_runs import said
+from tests.factories import make_plan
+from tests.waiting import wait_until
+
+STEPS = """
+for n in $(seq 1 200); do
+  figures="step: $n  loss: $((300 - n)).5  memory:  1.0GiB(1%)  tps: 1,234  mfu: 1%"
+  echo "[titan] 2026-11-21 12:00:00,000 - root - INFO - $figures"
+  sleep 0.05
+done
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.sh").write_text("while [ ! -e go ]; do sleep 0.05; done 2>/dev/null\necho 'performance: 5 x'\n")
+    card = {"name": "m", "scripts": "run.sh", "n_gpus": "-1", "tags": ["t"], "args": ""}
+    (tmp_path / "models.json").write_text(json.dumps([card]))
+    return tmp_path
+
+
+def start(*args: str, **given) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-m", "madlite", *args], start_new_session=True, **given)
+
+
+def only_run(place: Path) -> Path:
+    wait_until(lambda: list(place.glob("madlite_runs/*/" + PROGRESS)))
+    return next(place.glob("madlite_runs/*/" + PROGRESS)).parent
+
+
+@pytest.mark.host
+def test_a_run_is_watched_from_another_process_to_its_end(place):
+    run = start("run", "--tags", "t", "--runtime", "host", stdout=subprocess.DEVNULL)
+    folder = only_run(place)
+    watch = start("watch", "--json", "--interval", "0.1", stdout=subprocess.PIPE)
+    first = json.loads(watch.stdout.readline())
+    assert (first["id"], first["card"], first["state"]) == (folder.name, "m", "RUNNING")
+    (folder / "run_directory").mkdir(exist_ok=True)
+    for go in (place / "go", place / "run_directory" / "go"):
+        go.parent.mkdir(exist_ok=True)
+        go.touch()
+    assert run.wait(60) == 0
+    rest = [json.loads(line) for line in watch.stdout]
+    assert watch.wait(60) == 0, "it ends when nothing goes on any more"
+    assert (rest[-1]["state"], rest[-1]["number"]) == ("SUCCESS", "5 x")
+    now = read_progress(folder)
+    assert (now.state, now.status, now.doing) == ("ended", "SUCCESS", "") and now.ended >= now.started
+    assert first["batch"] and json.loads((folder / "record.json").read_text())["batch"] == first["batch"]
+
+
+@pytest.mark.host
+def test_a_run_that_is_killed_is_cut_off_to_who_watches(place):
+    run = start("run", "--tags", "t", "--runtime", "host", stdout=subprocess.DEVNULL)
+    only_run(place)
+    watch = start("watch", "--interval", "0.1", stdout=subprocess.PIPE, text=True)
+    assert "m  " in watch.stdout.readline()
+    os.kill(run.pid, signal.SIGKILL)
+    run.wait(60)
+    assert "CUT OFF" in watch.stdout.read().splitlines()[-1] and watch.wait(60) == 0
+    assert call(["clean", "--yes", "--no-plugins"]) in (0, 3)
+
+
+@pytest.mark.host
+def test_steps_speed_and_time_left_are_told(place):
+    (place / "run.sh").write_text(STEPS)
+    run = start("run", "--tags", "t", "--runtime", "host", stdout=subprocess.DEVNULL)
+    folder = only_run(place)
+    wait_until(lambda: (read_progress(folder) or Progress()).step)
+    now = read_progress(folder)
+    assert (now.state, now.speed, now.unit) == ("running", 1234.0, "tokens/s/GPU") and now.loss == 300 - now.step + 0.5
+    run.send_signal(signal.SIGINT)
+    assert run.wait(60) == 130
+    assert read_progress(folder).cause == "interrupted"
+
+
+@pytest.mark.host
+def test_a_terminal_shows_a_table_and_ctrl_c_ends_it(place):
+    run = start("run", "--tags", "t", "--runtime", "host", stdout=subprocess.DEVNULL)
+    only_run(place)
+    ours, theirs = pty.openpty()
+    watch = start("watch", stdout=theirs, stderr=theirs, env={**os.environ, "COLUMNS": "100"})
+    os.close(theirs)
+    shown = b""
+    while b"running" not in shown:
+        shown += os.read(ours, 4096)
+    assert re.search(rb"RUN .*CARD .*STATE .*STEP", re.sub(rb"\x1b\[[\d;?]*\w", b"", shown))
+    watch.send_signal(signal.SIGINT)
+    assert watch.wait(60) == 130
+    os.close(ours)
+    run.send_signal(signal.SIGINT)
+    run.wait(60)
+
+
+def held(folder: Path) -> subprocess.Popen[bytes]:
+    """Hold a run's lock, as its madlite would."""
+    program = (
+        "import fcntl, sys; f = open(sys.argv[1], 'r+'); fcntl.flock(f, 2); print('held', flush=True); sys.stdin.read()"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", program, folder / LOCK], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert holder.stdout.readline() == b"held\n"
+    return holder
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"step": "x"}', b"\xff", b"[" * 30000, b'{"state": "odd"}', None])
+def test_nonsense_in_the_file_of_a_run_is_nothing(tmp_path, capsys, monkeypatch, text):
+    monkeypatch.chdir(tmp_path)
+    store(tmp_path, "20260102T030405-a-00000a")
+    folder = tmp_path / "madlite_runs" / "20260102T030405-a-00000a"
+    if text is None:
+        (folder / PROGRESS).symlink_to("/dev/zero")
+    else:
+        (folder / PROGRESS).write_bytes(text)
+    holder = held(folder)
+    try:
+        assert read_progress(folder) is None
+        assert "00000a" in said(capsys, "watch", "--once")
+    finally:
+        holder.communicate()
+
+
+def test_what_steers_a_terminal_and_what_is_secret_is_not_shown(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    store(tmp_path, "20260102T030405-a-00000a", card=Card(name="a\x1b[2Jb", root=tmp_path, source="x"))
+    folder = tmp_path / "madlite_runs" / "20260102T030405-a-00000a"
+    (folder / PROGRESS).write_text(json.dumps({"doing": "with hf_" + "abcdefghijklmnopqrstuvwxyzabcdefgh"}))
+    holder = held(folder)
+    try:
+        told = said(capsys, "watch", "--once")
+    finally:
+        holder.communicate()
+    assert "\x1b" not in told and "hf_abc" not in told and "a" in told
+
+
+def test_a_change_that_came_too_soon_after_another_is_written_all_the_same(tmp_path):
+    plan = make_plan(tmp_path)
+    plan.folder.rmdir()
+    folder = RunFolder.create(plan, [], ())
+    progress = ProgressWriter(plan, "2026-01-02T03:04:05+00:00", str, time.monotonic)
+    progress.open(folder)
+    for n in range(1, 6):  # at once: the first are too soon, and then it hangs
+        progress.step(Step(n=n, values={Quantity.LOSS: 5.0 - n}))
+    progress.doing("looking at its processes")
+    wait_until(lambda: (read := read_progress(plan.folder)) is not None and (read.step, read.loss) == (5, 0.0))
+    assert read_progress(plan.folder).doing == "looking at its processes"
+    folder.close()
+
+
+def test_watching_goes_on_between_two_runs_of_a_command(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    store(tmp_path, "20260102T030405-a-00000a")
+    with BatchJournal(tmp_path, ("run",)) as journal:
+        journal.ask([Asked(id="next", card="b")])
+        watching = start("watch", stdout=subprocess.PIPE)
+        with pytest.raises(subprocess.TimeoutExpired):
+            watching.wait(3)
+        journal.close()
+    assert watching.wait(60) == 0
+
+
+def test_where_nothing_goes_on_the_last_batch_is_shown(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    store(tmp_path, "20260102T030405-old-00000a", good("old"), batch="b1")
+    store(tmp_path, "20260102T030406-one-00000b", good("one"), batch="b2")
+    failed = Result(plan_id="two", status=Status.FAILURE, reason="x")
+    store(tmp_path, "20260102T030407-two-00000c", failed, batch="b2")
+    lines = said(capsys, "watch").splitlines()
+    assert [line.split()[0] for line in lines[:-1]] == ["RUN", "00000b", "00000c"]
+    assert "12.5 tps" in lines[1] and "FAILURE" in lines[2] and lines[-1].startswith("no run goes on in ")
+
+
+def test_a_folder_without_runs_and_one_that_is_none(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "no run goes on" in said(capsys, "watch")
+    assert "is no folder" in said(capsys, "watch", "--dir", "nowhere", code=4)
+
+
+def test_a_run_of_a_study_says_so_wherever_it_is_told(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    study = Study(id="20261122T093011-3fa91c", kind="sweep", varied={"batch_size": 4})
+    store(tmp_path, "20260102T030405-a-00000a", good("a"), batch="20261122T093011-b", study=study)
+    store(tmp_path, "20260102T030405-z-00000b", good("z"))
+    listed = json.loads(said(capsys, "runs", "--json"))
+    assert [(run["batch"], run["study"], run["study_kind"], run["varied"]) for run in listed] == [
+        ("20261122T093011-b", study.id, "sweep", {"batch_size": 4}),
+        ("", "", "", {}),
+    ]
+    assert "sweep 20261122T093011-3fa91c: batch_size=4" in said(capsys, "show", "00000a")
+    for begin in ("20261122T093011-3", "20261122T093011-b"):
+        assert [line.split()[0][-6:] for line in said(capsys, "runs", "--of", begin).splitlines()[1:]] == ["00000a"]
+    assert "none of 2 runs" in said(capsys, "runs", "--of", "nothing")
+
+
+def test_thousands_of_old_runs_are_read_once_at_most(tmp_path, monkeypatch):
+    from madlite.reports import watch as module
+
+    for number in range(300):
+        store(tmp_path, f"20260102T030405-a-{number:06d}", good("a"))
+    opened = []
+    monkeypatch.setattr(module, "open_run", lambda *args: opened.append(args))
+    looking = module.Watch(tmp_path / "madlite_runs")
+    assert looking.look() == () and looking.look() == () and opened == []
