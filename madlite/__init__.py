@@ -28,6 +28,8 @@ if TYPE_CHECKING:
         PluginError,
         RuntimeProblem,
         UsageProblem,
+        did_you_mean,
+        nearest_words,
         one_hint,
     )
     from madlite.failure_rules import read_failure_rules
@@ -86,12 +88,11 @@ if TYPE_CHECKING:
         TreeCards,
         Variant,
     )
-    from madlite.nearest import did_you_mean, nearest_words
-    from madlite.number_text import ANY_NUMERAL, group_texts, is_foreign
     from madlite.rank_labels import is_label, without_label
     from madlite.runtimes.host.runtime import CommandRuntime
     from madlite.safe_read import output_lines, read_inside, read_output
     from madlite.secrets import reveal
+    from madlite.text import ANY_NUMERAL, group_texts, is_foreign
     from madlite.workspace.mounts import container_mounts, make_mounts
 
 __version__ = "0.1.0"
@@ -194,12 +195,12 @@ __all__ = [
 _HOMES = {
     "backends.base": "NUMBER PatternReader StepPattern TemplateBackend number number_or_none step_pattern",
     "cancellation": "interruptible when_stopped",
-    "errors": "CatalogError CheckFailed ExitCode MadliteError PluginError RuntimeProblem UsageProblem one_hint",
+    "errors": "CatalogError CheckFailed ExitCode MadliteError PluginError RuntimeProblem UsageProblem"
+    " did_you_mean nearest_words one_hint",
     "failure_rules": "read_failure_rules",
     "hookspecs": "hookimpl",
-    "nearest": "did_you_mean nearest_words",
     "rank_labels": "is_label without_label",
-    "number_text": "ANY_NUMERAL group_texts is_foreign",
+    "text": "ANY_NUMERAL group_texts is_foreign",
     "backends.recipe_book": "RecipeBook read_book",
     "backends.recipes": "FEW RecipeBackend bare_name few_steps",
     "safe_read": "output_lines read_inside read_output",

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from madlite.errors import PluginError, UsageProblem, one_hint
+from madlite.errors import PluginError, UsageProblem, did_you_mean, one_hint
 from madlite.model import (
     QUANTITIES,
     SPEEDS,
@@ -35,9 +35,8 @@ from madlite.model import (
     Step,
     Variant,
 )
-from madlite.nearest import did_you_mean
-from madlite.number_text import group_texts, without_groups
 from madlite.rank_labels import is_label, without_label
+from madlite.text import group_texts, without_groups
 
 NUMBER = r"[-+]?(?:\d[\d,]*(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+|(?i:nan|inf))"
 _CHOOSES = ("mode", "precision", "release")  # fields that say which of a card's variants is meant

@@ -48,15 +48,45 @@ What its models' floating-point work follows from, where madlite's own table doe
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
 import msgspec
 
-from madlite.backends.architecture_tables import read_architectures
 from madlite.errors import PluginError
 from madlite.model import Architecture, Scalar, Shape, Value, Variant
+
+# Tables of model shapes, as madlite's own file and recipe books have them: `[architecture.NAME]`, a model each.
+#
+# The keys are the fields of `Architecture`, and `also`, further names of the same shape.  A table whose one key is
+# `unknown` says why nothing is to be taken for known of a model, whatever another table has under its name.
+
+
+def read_architectures(tables: Mapping[str, Mapping[str, object]]) -> dict[str, Architecture | str]:
+    """Return the architecture of each name, or why it has none.
+
+    Raises:
+        ValueError: a table names what is no key, lacks one, or its sizes are no model's.
+    """
+    return {name: found for named, values in tables.items() for name, found in _read(named, values)}
+
+
+def _read(named: str, values: Mapping[str, object]) -> Iterator[tuple[str, Architecture | str]]:
+    if unknown := values.get("unknown"):
+        if len(values) > 1 or not isinstance(unknown, str):
+            raise ValueError(f"architecture '{named}' is unknown, and has keys beside that")
+        yield named, unknown
+        return
+    sizes = {key: value for key, value in values.items() if key not in ("also", "name")}
+    if strange := sorted(sizes.keys() - set(Architecture.__struct_fields__)):
+        raise ValueError(f"architecture '{named}' sets {', '.join(strange)}, which no shape has")
+    for name in (named, *msgspec.convert(values.get("also", ()), tuple[str, ...])):
+        try:
+            yield name, msgspec.convert({**sizes, "name": name}, Architecture)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"architecture '{named}': {error}") from None
+
 
 VARIANT_KEYS = frozenset(Variant.__struct_fields__)
 CHOSEN_BY = frozenset({"mode", "precision", "seq_len"})  # keys that choose a run; a release says nothing of them
@@ -130,12 +160,12 @@ def read_book(path: Path) -> RecipeBook:
             release that is not there.
     """
     files = sorted(path.glob("*.toml")) if path.is_dir() else [path]
-    book = _joined([_read(file) for file in files])
+    book = _joined([_read_recipe_book(file) for file in files])
     _check(book, path)
     return book
 
 
-def _read(path: Path) -> RecipeBook:
+def _read_recipe_book(path: Path) -> RecipeBook:
     import tomli
 
     try:

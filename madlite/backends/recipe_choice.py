@@ -9,9 +9,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from madlite.backends.recipe_book import RecipeBook, Refused, Run
-from madlite.errors import UsageProblem, one_hint
+from madlite.errors import UsageProblem, likeness, nearest_words, one_hint
 from madlite.model import Machine, Scalar, Value
-from madlite.nearest import likeness, nearest_words
 
 NEAREST = "nearest known: "
 SHOWN = 4  # of the nearest known runs

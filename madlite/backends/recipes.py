@@ -10,9 +10,8 @@ import msgspec
 from madlite.backends.base import TemplateBackend
 from madlite.backends.recipe_book import VARIANT_KEYS, RecipeBook, read_book
 from madlite.backends.recipe_choice import Chosen, choose_runs, spelled
-from madlite.errors import UsageProblem, one_hint
+from madlite.errors import UsageProblem, did_you_mean, nearest_words, one_hint
 from madlite.model import Architecture, Card, Draft, Finding, Machine, Request, RunPlan, Variant
-from madlite.nearest import did_you_mean, nearest_words
 
 OF_RUN: tuple[str, ...] = ("mode", "precision", "release", "recipe", "recipe_device")
 OF_RECIPE: tuple[str, ...] = ("mode", "release", "recipe")

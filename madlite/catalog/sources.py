@@ -7,8 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from madlite.catalog.cards import make_card, read_cards, to_plain
-from madlite.catalog.found import Catalog, Found
+from madlite.catalog.cards import Catalog, Found, make_card, read_cards, to_plain
 from madlite.errors import CatalogError, hint_within
 from madlite.model import CardItem, Json, Problem, TreeCards
 from madlite.safe_read import read_named

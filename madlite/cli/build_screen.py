@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from madlite.cli.screens import PlainScreen
 from madlite.cli.words import duration
-from madlite.printable import printable
 from madlite.run.build import Built, Done
 from madlite.run.build_jobs import BuildJob
+from madlite.text import printable
 
 
 class BuildLines:

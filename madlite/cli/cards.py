@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from madlite.backends.loader import Plugins
-from madlite.catalog.found import Catalog
+from madlite.catalog.cards import Catalog
 from madlite.errors import UsageProblem
 from madlite.model import CardItem, TreeCards
 

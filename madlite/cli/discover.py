@@ -18,7 +18,7 @@ from madlite.model import Card, Json
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
-    from madlite.catalog.found import Catalog
+    from madlite.catalog.cards import Catalog
 
 
 @click.command("discover", cls=TagsCommand)

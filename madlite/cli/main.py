@@ -80,7 +80,7 @@ class Group(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            from madlite.nearest import nearest_words
+            from madlite.errors import nearest_words
 
             close = nearest_words(args[0], self.list_commands(ctx), most=1)
             if close:

@@ -8,9 +8,9 @@ from madlite.cli.details import suspect_lines
 from madlite.cli.parse_secrets import secrets_in
 from madlite.cli.words import figures, mad_figures, status_words
 from madlite.model import Quantity, Result, Status, Window
-from madlite.printable import printable
 from madlite.run.foreign import Reading
 from madlite.secrets import Redactor
+from madlite.text import printable
 
 _LONGEST = 300  # characters of a line of the log
 _FIRST = ("steps", "seq_len", "micro_batch", "global_batch", "world_size")

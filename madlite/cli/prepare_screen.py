@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 from madlite.assets.room import size_text
 from madlite.cli.screens import PlainScreen
 from madlite.cli.words import duration
-from madlite.printable import printable
 from madlite.run.needs import Need, Survey
 from madlite.run.prepare import Prepared
+from madlite.text import printable
 
 _SHOW_EVERY_S = 0.2
 _HEADS = ("what", "from", "size", "state", "where")

@@ -14,8 +14,8 @@ from madlite.cli.sink import Sink
 from madlite.cli.terminal import Tamer, all_coloured, coloured, has_colour
 from madlite.cli.words import duration, kept, mad_figures, status_words, step_line, study_words, title, verdict_line
 from madlite.model import Quantity, Result, RunPlan, Status, Step
-from madlite.printable import printable
 from madlite.run.screen import Outcome
+from madlite.text import printable
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from madlite.backends.loader import Plugins, load_plugins
-from madlite.catalog.found import Catalog
+from madlite.catalog.cards import Catalog
 from madlite.cli.cards import make_catalog
 from madlite.cli.contract import contract
 from madlite.cli.main import mask
@@ -202,7 +202,7 @@ def select_requests(
 
     `trees` as in `load_cards`.  What is odd about the cards themselves is named too.
     """
-    from madlite.catalog.fields import odd_fields
+    from madlite.catalog.cards import odd_fields
     from madlite.catalog.select import select, split_tags, without_repeats
 
     wanted = split_tags(tags)

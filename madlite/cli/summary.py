@@ -83,8 +83,8 @@ def count_rows(path: Path) -> int:
     Raises:
         OSError: it is there and cannot be read.
     """
-    from madlite.csvtext import unlimited_fields
     from madlite.safe_read import open_named
+    from madlite.text import unlimited_fields
 
     try:
         with unlimited_fields(), os.fdopen(open_named(path), encoding="utf-8", errors="replace", newline="") as file:

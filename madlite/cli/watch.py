@@ -14,7 +14,7 @@ from madlite.cli.options import Command, dir_option, verbose_option
 from madlite.cli.terminal import say, say_status, without_secrets
 from madlite.cli.words import duration, speed_words, status_words, study_words
 from madlite.errors import ExitCode
-from madlite.printable import printable
+from madlite.text import printable
 
 if TYPE_CHECKING:
     from rich.table import Table

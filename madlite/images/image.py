@@ -2,20 +2,108 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from madlite.errors import RuntimeProblem
-from madlite.images.base import base_digest, digest, pinned
 from madlite.images.build import build
 from madlite.images.buildkit import build_with_buildkit, needs_buildkit
-from madlite.images.client import Client, connected, explained
-from madlite.images.login import log_in
-from madlite.images.podman import podman_version
-from madlite.images.pull import name_and_tag, pull
-from madlite.images.push import push
-from madlite.model import Cause, Image, ImageUsed, Say
+from madlite.images.client import Client, connected, explained, podman_version, said
+from madlite.images.context import dockerfile_text
+from madlite.images.pull import name_and_tag, pull, push
+from madlite.model import Cause, Image, ImageUsed, Login, Say
+
+# The image that a built one is based on, and its digest.
+
+_FROM = re.compile(r"^\s*FROM\s+(?:--\S+\s+)*(?P<ref>\S+)(?:\s+AS\s+(?P<stage>\S+))?\s*$", re.IGNORECASE | re.MULTILINE)
+
+
+def base_digest(client: Client, image: Image) -> str:
+    """Return the digest of the image that a built one is based on, as `digest` has it; empty where nobody knows it.
+
+    The engine is asked first: it has the base that was used, unless BuildKit kept it to itself; then its registry.
+    """
+    import docker.errors
+    import requests
+
+    base = base_of(image)
+    if not base:
+        return ""
+    try:
+        return digest(client.inspect_image(base), base)
+    except docker.errors.APIError:
+        pass
+    try:
+        return str(client.inspect_distribution(base)["Descriptor"]["digest"])
+    except (docker.errors.APIError, requests.RequestException, KeyError):
+        return ""
+
+
+def base_of(image: Image) -> str:
+    """Return the image that a Dockerfile's result is based on: its BASE_DOCKER, else what its last FROM spells out."""
+    if image.base or image.dockerfile is None:
+        return image.base
+    try:
+        found = list(_FROM.finditer(dockerfile_text(image)))
+    except RuntimeProblem:
+        return ""
+    stages = {match["stage"]: match["ref"] for match in found if match["stage"]}
+    ref = found[-1]["ref"] if found else ""
+    for _ in stages:  # a stage may be based on another
+        ref = stages.get(ref, ref)
+    return "" if "$" in ref or ref == "scratch" else ref
+
+
+def digest(found: Mapping[str, Any], ref: str = "") -> str:
+    """Return an image's repository digest (`sha256:…`), of `ref`'s own repository where it has one there.
+
+    An image that came from no repository has its id instead.
+    """
+    digests = [name.split("@", 1) for name in found.get("RepoDigests") or [] if "@" in name]
+    own = [value for repository, value in digests if repository == _repository(ref)]
+    return str((own or [value for _, value in digests] or [found["Id"]])[0])
+
+
+def pinned(found: Mapping[str, Any], ref: str = "") -> str:
+    """Return an image's name by its digest, `repository@sha256:…`, of `ref`'s own repository where it has one there.
+
+    Empty for one that came from no repository.
+    """
+    names = [name for name in found.get("RepoDigests") or [] if "@" in name]
+    own = [name for name in names if name.partition("@")[0] == _repository(ref)]
+    return str((own or names or [""])[0])
+
+
+def _repository(ref: str) -> str:
+    """Return a reference without its tag or digest."""
+    return re.sub(r":[^:/]+$", "", ref.split("@", 1)[0])
+
+
+# Log in to a registry for the time of one connection to the engine: nothing of it is written to a file.
+
+HUB = "https://index.docker.io/v1/"  # what the engine calls Docker Hub
+
+
+def log_in(client: Client, login: Login) -> None:
+    """Let what the client pulls, pushes and builds from now on use the login.
+
+    Raises:
+        RuntimeProblem: the registry does not take it, or cannot be asked.
+    """
+    import docker.errors
+
+    try:
+        client.login(login.username, login.password.reveal(), registry=login.host or HUB, reauth=True)
+    except docker.errors.APIError as error:
+        where = login.host or "Docker Hub"
+        raise RuntimeProblem(
+            f"{where} does not let user '{login.username}' in: {said(error)}",
+            f"check the table '{login.host or 'dockerhub'}' of credential.json",
+            cause=Cause.IMAGE,
+        ) from error
 
 
 def prepare_image(client: Client, image: Image, environ: Mapping[str, str], say: Say) -> ImageUsed:
@@ -126,3 +214,35 @@ def _present(client: Client, ref: str) -> dict[str, Any]:
     if found is None:
         raise RuntimeProblem(f"image {ref} is not there after it was made", cause=Cause.IMAGE)
     return found
+
+
+# One connection to the engine for a batch of builds.
+
+
+class DockerBuilder:
+    """Builds images, and pushes those that have a name in a registry."""
+
+    def __init__(self, client: Client, environ: Mapping[str, str]) -> None:
+        self._client, self._environ = client, environ
+
+    def build(self, image: Image, say: Say) -> ImageUsed:
+        """Build the image, and push it; where that fails the last note says why.
+
+        Raises:
+            RuntimeProblem: the engine, the Dockerfile or the disk does not allow it.
+        """
+        with explained(self._environ):
+            return prepare_image(self._client, image, self._environ, say)
+
+
+@contextmanager
+def docker_builder(environ: Mapping[str, str], logins: Iterable[Login] = ()) -> Iterator[DockerBuilder]:
+    """Yield a builder that is logged in: a wrong password is found out before the first build.
+
+    Raises:
+        RuntimeProblem: no engine answers, or a registry does not let us in.
+    """
+    with connected(environ) as client:
+        for login in logins:
+            log_in(client, login)
+        yield DockerBuilder(client, environ)

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from madlite.errors import RuntimeProblem
-from madlite.images.answers import closing_answers, pull_problem
-from madlite.images.client import Client, said
+from madlite.images.client import Client, closing_answers, pull_problem, said
 from madlite.model import Cause, Say
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -113,3 +112,31 @@ def name_and_tag(ref: str) -> tuple[str, str]:
 def _problem(ref: str, words: str) -> RuntimeProblem:
     known = pull_problem(ref, words)
     return known or RuntimeProblem(f"image {ref} cannot be pulled: {words}", f"docker pull {ref}", cause=Cause.IMAGE)
+
+
+# Give an image its name in a registry and push it there, with progress in lines.
+
+
+def push(client: Client, ref: str, target: str, say: Say) -> None:
+    """Push the local image `ref` as `target`; log in first where the registry wants it.
+
+    Raises:
+        RuntimeProblem: it cannot be named so, or the registry does not take it.
+    """
+    import docker.errors
+
+    say(f"pushing {target}")
+    progress = Progress(target, say, "pushing")
+    try:
+        client.tag(ref, *name_and_tag(target), force=True)
+        with closing_answers(client):
+            for item in client.push(*name_and_tag(target), stream=True, decode=True):
+                if "error" in item:
+                    raise _problem_push(target, str(item["error"]))
+                progress.take(item)
+    except docker.errors.APIError as error:
+        raise _problem_push(target, said(error)) from error
+
+
+def _problem_push(target: str, words: str) -> RuntimeProblem:
+    return RuntimeProblem(f"{target} cannot be pushed: {words}", f"docker push {target}", cause=Cause.IMAGE)

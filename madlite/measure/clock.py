@@ -15,7 +15,7 @@ from itertools import pairwise
 
 from madlite.measure.steps import Steps
 from madlite.model import Quantity, RunPlan, Value, Window
-from madlite.number_text import whole_number
+from madlite.text import whole_number
 
 MOST_TIMES = 2.0  # the work of the steps, that a speed may come to
 _MOST_LINES = 10_000  # that are looked at, the last of a window

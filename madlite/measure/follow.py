@@ -40,8 +40,8 @@ from madlite.model import (
     Step,
     Summary,
 )
-from madlite.number_text import whole_number
 from madlite.rank_labels import RankLabels, without_outer
+from madlite.text import whole_number
 
 _log = logging.getLogger(__name__)
 _ODD_LOSS = re.compile(r"(?i)loss\W{0,10}?([-+]?\d[\d.]*,\d[\d.,]*)")  # a number of another language, read as NaN

@@ -10,7 +10,7 @@ from madlite.measure.performance import make_metric
 from madlite.measure.steps import Steps
 from madlite.measure.window import usable
 from madlite.model import MadMetric, Metric, Status
-from madlite.number_text import without_groups
+from madlite.text import without_groups
 
 
 def mad_metrics(

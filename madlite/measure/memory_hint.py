@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from madlite.measure.steps import Steps
 from madlite.model import Quantity, RunPlan, Value
-from madlite.number_text import whole_number
+from madlite.text import whole_number
 
 # PyTorch's message, of 2.1 and later and of 1.x in brackets
 _SIZE = r"(?<![\d.])([\d.]{1,30}) ([KMGT]i?B|bytes)"

@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from madlite.csvtext import unlimited_fields
 from madlite.measure.limits import (
     MOST_CELLS_KEPT,
     MOST_CELLS_READ,
@@ -29,8 +28,8 @@ from madlite.measure.limits import (
 )
 from madlite.measure.performance import is_number, make_metric
 from madlite.model import Cause, Metric, Value
-from madlite.number_text import has_decimal_comma, may_be_foreign, without_groups
 from madlite.safe_read import read_given
+from madlite.text import has_decimal_comma, may_be_foreign, unlimited_fields, without_groups
 
 NEEDED = ("model", "performance", "metric")
 _RUN_BYTES = 1 << 20

@@ -14,7 +14,7 @@ from madlite.measure.rules import plain
 from madlite.measure.window import usable
 from madlite.measure.witnesses.known import Asked, Number
 from madlite.model import Cause, Metric, ResultRule, Status, Window
-from madlite.number_text import without_groups
+from madlite.text import without_groups
 
 
 def number_of_steps(asked: Asked, log: Follower, window: Window | None) -> Number:

@@ -1,7 +1,7 @@
 """MAD's result line: `performance: <number> <metric>`.
 
 Grammar: the union of madengine 1 and 2, first match wins, never across a line's end; thousands separators are read as
-what they are (`2,872` is 2872), and a decimal comma makes no number (madlite/number_text.py): a line with one is kept,
+what they are (`2,872` is 2872), and a decimal comma makes no number (madlite/text.py): a line with one is kept,
 for it doubts the others.  Fallback: Hugging Face Trainer's `train_samples_per_second`, of several trainings the last
 one's; a Trainer separates no groups.
 """
@@ -14,7 +14,7 @@ import re
 from madlite.measure.limits import is_too_long
 from madlite.measure.lines import Block
 from madlite.model import Cause, Metric, Quantity, Status, Value
-from madlite.number_text import ANY_NUMERAL, NUMERAL, foreign_number_at, is_foreign, without_groups
+from madlite.text import ANY_NUMERAL, NUMERAL, foreign_number_at, is_foreign, without_groups
 
 _RESULT = re.compile(
     rf"performance:\s*(?P<number>{NUMERAL}|[-+]?(?:nan|inf(?:inity)?)\b)"

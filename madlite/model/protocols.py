@@ -7,10 +7,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
-from madlite.model.cards import Card, Problem, Request
-from madlite.model.drafts import Action, Draft
-from madlite.model.machines import Machine
-from madlite.model.plans import Place, RunPlan, Traits
+from madlite.model.cards import Card, Machine, Problem, Request
+from madlite.model.plans import Action, Draft, Place, RunPlan, Traits
 from madlite.model.results import Asset, Event, Finding, ImageUsed, Line
 from madlite.model.sessions import Completed, Exit, JobOutcome, Sink
 from madlite.model.values import Json

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from madlite.backends.architecture_tables import read_architectures
+from madlite.backends.recipe_book import read_architectures
 from madlite.model import Architecture, Draft, Scalar, Value, Variant
 
 TABLE = Path(__file__).with_name("architectures.toml")

@@ -5,9 +5,8 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from madlite.catalog.select import args_of
-from madlite.errors import UsageProblem
+from madlite.errors import UsageProblem, distance
 from madlite.model import Draft, Request
-from madlite.nearest import distance
 from madlite.plan.values import ALIASES, PLAN_KEYS, VARIANT_KEYS, canonical_key
 
 

@@ -12,10 +12,9 @@ from pathlib import Path
 
 import msgspec
 
-from madlite.errors import UsageProblem
+from madlite.errors import UsageProblem, did_you_mean
 from madlite.files import UNUSABLE, NotJson, decode_json, read_text, texts, wrong_key
 from madlite.model import Json, Scalar, Value
-from madlite.nearest import did_you_mean
 from madlite.plan.context_keys import ELSEWHERE, NOT_YET, OF_PLAN, Known
 from madlite.plan.values import PLAN_KEYS, VARIABLE, VARIANT_KEYS
 

@@ -14,10 +14,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from madlite.errors import UsageProblem
+from madlite.errors import UsageProblem, did_you_mean
 from madlite.files import read_json, wrong_key
 from madlite.model import Json, RunPlan, Secret, Value
-from madlite.nearest import did_you_mean
 from madlite.plan.make import RUNS
 from madlite.plan.plan_secrets import refuse_spelled_out, resolver
 

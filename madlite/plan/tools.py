@@ -15,10 +15,9 @@ from typing import Any
 
 import msgspec
 
-from madlite.errors import UsageProblem, one_hint
+from madlite.errors import UsageProblem, did_you_mean, one_hint
 from madlite.files import is_file, read_json, wrong_key
 from madlite.model import Value
-from madlite.nearest import did_you_mean
 from madlite.plan.context_keys import Script, Tool
 from madlite.plan.values import VARIABLE
 

@@ -8,9 +8,8 @@ from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
-from madlite.errors import UsageProblem, one_hint
+from madlite.errors import UsageProblem, did_you_mean, one_hint
 from madlite.model import Scalar, Value, Variant
-from madlite.nearest import did_you_mean
 from madlite.plan.sizes import Size, as_size
 
 VARIANT_KEYS = tuple(field for field in Variant.__struct_fields__)

@@ -14,7 +14,7 @@ from madlite.reports.table import Table
 from madlite.results.intent import rows_path
 from madlite.results.lines import comparable, plain_cells
 from madlite.results.stored import Noted, read_record
-from madlite.workspace.regular import real_folders
+from madlite.workspace.folder import real_folders
 
 COLUMN = "suspect"  # as `--add-column suspect` calls it
 

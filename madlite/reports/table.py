@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
-from madlite.csvtext import unlimited_fields
 from madlite.errors import UsageProblem
 from madlite.model import Value
 from madlite.safe_files import size_words
 from madlite.safe_read import open_named
+from madlite.text import unlimited_fields
 
 _MOST_CELLS = 20_000_000  # blanks of rows that end early among them
 _LARGEST_BYTES = 1 << 30  # some three million rows

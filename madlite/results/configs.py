@@ -15,11 +15,11 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from madlite.csvtext import unlimited_fields
 from madlite.model import Json, RunPlan
 from madlite.results.clean import clean
 from madlite.results.typed import read_json, typed_rows
 from madlite.safe_read import read_inside, way_out
+from madlite.text import unlimited_fields
 
 _OPTION = "--config"
 # where MAD and the repositories that hold it as a submodule keep what their scripts share

@@ -21,8 +21,7 @@ from madlite.results.stored import Noted, holds_any, load_record
 from madlite.results.whole import replacing, sync_folder
 from madlite.safe_files import half_made, resolved
 from madlite.safe_read import read_regular
-from madlite.workspace.folder import CLEANED, PLAN, RECORD, is_alive, is_uncollected
-from madlite.workspace.regular import real_folders
+from madlite.workspace.folder import CLEANED, PLAN, RECORD, is_alive, is_uncollected, real_folders
 
 NO_ROW = "no row"  # what a run that was cut off is marked with, where that is known
 _MARK_BYTES = 1 << 16

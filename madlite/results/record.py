@@ -27,8 +27,7 @@ from madlite.model import (
     Variant,
     to_json,
 )
-from madlite.model.judged import Compute, Diagnosis, Window, Witness
-from madlite.model.sensed import Provenance, Telemetry
+from madlite.model.results import Compute, Diagnosis, Provenance, Telemetry, Window, Witness
 from madlite.results.intent import Rows
 
 VERSION = 2

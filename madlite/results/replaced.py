@@ -9,13 +9,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
 
-from madlite.csvtext import unlimited_fields
 from madlite.errors import RecordError
 from madlite.results.header import Header, read_header, text_of
 from madlite.results.lines import comparable
 from madlite.results.locked import Held
 from madlite.results.whole import keep_owner_and_mode
 from madlite.safe_files import Folder, half_made
+from madlite.text import unlimited_fields
 
 
 def foreign(file: Held, coming: Iterable[Mapping[str, str]]) -> str:

@@ -13,8 +13,7 @@ from madlite.model import QUANTITIES, Place, Quantity, Scalar, Study, Traits, Va
 from madlite.results.record import VERSION, Record
 from madlite.safe_read import read_regular
 from madlite.workspace import journal
-from madlite.workspace.folder import PLAN, RECORD, is_alive
-from madlite.workspace.regular import is_there
+from madlite.workspace.folder import PLAN, RECORD, is_alive, is_there
 
 LIMIT_BYTES = 256 << 20
 _LIMIT_PLAN_BYTES = 16 << 20

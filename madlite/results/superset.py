@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from madlite.csvtext import unlimited_fields
 from madlite.model import Json, Row
 from madlite.results.lines import csv_line, plain, plain_name
 from madlite.results.locked import plain_target
@@ -21,6 +20,7 @@ from madlite.results.perfcsv import append_rows
 from madlite.results.typed import as_cell, indented, on_one_line, read_json
 from madlite.results.whole import write_whole
 from madlite.safe_files import folder_of
+from madlite.text import unlimited_fields
 
 _Object: TypeAlias = dict[str, Json]
 _LIMIT_BYTES = 1 << 30

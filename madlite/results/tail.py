@@ -10,9 +10,9 @@ import io
 import os
 from collections.abc import Sequence
 
-from madlite.csvtext import unlimited_fields
 from madlite.model import Value
 from madlite.results.header import Header
+from madlite.text import unlimited_fields
 
 _WINDOW_BYTES = 1 << 16
 _WIDEST_WINDOW_BYTES = 1 << 20

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import msgspec
 
-from madlite.csvtext import unlimited_fields
 from madlite.errors import RecordError
 from madlite.results.header import Header, read_header, text_of
 from madlite.results.integrity import Integrity
@@ -19,6 +18,7 @@ from madlite.results.lines import csv_line
 from madlite.results.locked import Held
 from madlite.results.whole import replacing, sync_folder
 from madlite.safe_files import resolved
+from madlite.text import unlimited_fields
 
 _SUFFIX = ".widening"
 _RANDOM = "[a-z0-9_]" * 8  # what stands between the name and the suffix

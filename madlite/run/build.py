@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from madlite.cancellation import Interrupted, check
 from madlite.errors import ExitCode, RuntimeProblem
-from madlite.images.builder import docker_builder
+from madlite.images.image import docker_builder
 from madlite.measure.live_lines import image_lines
 from madlite.model import Image, ImageUsed, Login, Say, Value
 from madlite.plan.manifest import BuiltImage, FailedBuild

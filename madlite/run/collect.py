@@ -24,9 +24,8 @@ from madlite.results.result_file import RunResult, load_result
 from madlite.results.sidefiles import write_entries
 from madlite.results.stored import read_record
 from madlite.run.recovery.kept import append_once, appended
-from madlite.workspace.folder import RECORD, RESULT, ROWS, RunFolder, is_alive
+from madlite.workspace.folder import RECORD, RESULT, ROWS, RunFolder, is_alive, is_there
 from madlite.workspace.journal import own_folders
-from madlite.workspace.regular import is_there
 
 
 class Collected(Value, frozen=True):

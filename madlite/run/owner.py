@@ -49,7 +49,7 @@ def find_backend(plugins: Plugins, name: str, where: str) -> Owner:
     known = plugins.backends()
     if name in known:
         return known[name]
-    from madlite.nearest import did_you_mean
+    from madlite.errors import did_you_mean
 
     raise UsageProblem(
         f"{where} names backend '{name}', which no plugin brings (known: {', '.join(sorted(known))})",

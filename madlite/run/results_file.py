@@ -8,7 +8,7 @@ from pathlib import Path
 from madlite.measure.multiple import Read, Stamp, is_fresh, parse_results, stamp, unreadable
 from madlite.model import RunPlan
 from madlite.safe_read import read_inside
-from madlite.workspace.collect import copy_whole
+from madlite.workspace.mounts import copy_whole
 
 
 class ResultsFile:

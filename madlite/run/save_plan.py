@@ -8,9 +8,8 @@ from pathlib import Path
 
 from madlite.backends.loader import Plugins
 from madlite.errors import RuntimeProblem
-from madlite.images.base import digest
 from madlite.images.client import connected, explained
-from madlite.images.image import inspect
+from madlite.images.image import digest, inspect
 from madlite.model import RunPlan
 from madlite.plan.options import Options
 from madlite.plan.plan_file import VERSION, PlannedFile, SavedPlan, plan_text

@@ -14,7 +14,7 @@ from madlite.machine.telemetry.summary import Summary, summarise
 from madlite.machine.telemetry.used import used_gpus
 from madlite.model import Quantity, RunPlan, Session, Telemetry, Window
 from madlite.safe_files import Folder
-from madlite.workspace.labels import RUN_MARK
+from madlite.workspace.folder import RUN_MARK
 
 TELEMETRY = "telemetry.jsonl"  # in the run folder
 

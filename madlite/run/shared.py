@@ -11,9 +11,8 @@ from msgspec.structs import replace
 
 from madlite.backends.loader import Plugin
 from madlite.backends.recipe_choice import NEAREST, SHOWN, UnknownRun, unknown_run
-from madlite.errors import PluginError, UsageProblem
+from madlite.errors import PluginError, UsageProblem, likeness
 from madlite.model import Backend, Draft
-from madlite.nearest import likeness
 
 Owner: TypeAlias = tuple[Backend, Plugin]
 Expand: TypeAlias = Callable[[Backend, Plugin], Sequence[Draft]]

@@ -21,8 +21,7 @@ from madlite.run.results_file import ResultsFile
 from madlite.run.screen import Planned, RunEvents
 from madlite.run.senses import Senses
 from madlite.run.stop import StopControl
-from madlite.workspace.folder import HANDLE, RunFolder
-from madlite.workspace.labels import RUN_MARK
+from madlite.workspace.folder import HANDLE, RUN_MARK, RunFolder
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")

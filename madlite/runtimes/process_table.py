@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from madlite.model import Value
-from madlite.printable import printable
+from madlite.text import printable
 
 _PROC = Path("/proc")
 _READ_BYTES = 1 << 16

@@ -8,8 +8,8 @@ from types import ModuleType
 
 import pytest
 
+from madlite.catalog.cards import Found
 from madlite.catalog.dynamic import read_dynamic
-from madlite.catalog.found import Found
 from madlite.errors import CatalogError
 from madlite.model import Problem
 

@@ -21,8 +21,7 @@ from madlite.reports.cells import harmless
 from madlite.reports.log import plain_text, read_log
 from madlite.runtimes.host.processes import Marked
 from madlite.runtimes.process_table import Process
-from madlite.workspace.folder import CLEANED, LOCK, LOG, PLAN, RECORD
-from madlite.workspace.labels import FOLDER_MARK, KEPT_MARK, RUN_MARK
+from madlite.workspace.folder import CLEANED, FOLDER_MARK, KEPT_MARK, LOCK, LOG, PLAN, RECORD, RUN_MARK
 from tests.cli.stored_runs import good, store
 from tests.factories import WINDOW
 

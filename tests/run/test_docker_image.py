@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from madlite.errors import RuntimeProblem
 from madlite.images import pull as docker_pull
-from madlite.images.answers import pull_problem
-from madlite.images.base import base_of, digest
 from madlite.images.buildkit import build_command, build_with_buildkit, needs_buildkit
+from madlite.images.client import pull_problem
+from madlite.images.image import base_of, digest
 from madlite.model import Cause, Image, Secret
 
 GIB = 1 << 30

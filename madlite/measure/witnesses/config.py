@@ -11,7 +11,7 @@ from madlite.measure.witnesses import table
 from madlite.measure.witnesses.known import Known
 from madlite.measure.witnesses.table import Testimony, say
 from madlite.model import RunPlan, Value
-from madlite.number_text import whole_number
+from madlite.text import whole_number
 
 OF_ROW = ("seq_len", "micro_batch", "global_batch", "world_size", "precision")
 # key of EffectiveConfig → settings that plan it, the first that the backend has

@@ -11,7 +11,7 @@ from madlite.measure.witnesses import table
 from madlite.measure.witnesses.known import Known
 from madlite.measure.witnesses.table import Testimony, say
 from madlite.model import Cause, RunPlan
-from madlite.number_text import whole_number
+from madlite.text import whole_number
 
 _ALIKE = 0.8  # of the quickest rank's speed is the slowest's at least: both wait for each other in every step
 _EVEN = 0.9  # of the steps of the rank that reports most: a line may be lost

@@ -26,8 +26,7 @@ from madlite.runtimes.process_table import (
     user_name,
     with_users,
 )
-from madlite.workspace.folder import LOCK, is_held
-from madlite.workspace.labels import FOLDER_MARK, KEPT_MARK, RUN_MARK
+from madlite.workspace.folder import FOLDER_MARK, KEPT_MARK, LOCK, RUN_MARK, is_held
 
 SHOWN = 5  # processes that are named
 _VANISH_LIMIT_S = 5.0

@@ -19,9 +19,8 @@ from madlite.results.intent import Rows, are_there, now, read_intent, rows_path
 from madlite.results.perfcsv import append_rows, is_results_file, left_out_words
 from madlite.results.record import VERSION, Record, record_json
 from madlite.results.stored import read_record
-from madlite.workspace.folder import CLEANED, ROWS, RunFolder, is_alive
+from madlite.workspace.folder import CLEANED, ROWS, RunFolder, is_alive, is_there, real_folders
 from madlite.workspace.journal import own_folders
-from madlite.workspace.regular import is_there, real_folders
 
 
 def kept_aside(workspace: Path) -> Iterator[Path]:

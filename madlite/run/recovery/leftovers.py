@@ -21,8 +21,7 @@ from madlite.run.stage import border
 from madlite.runtimes.docker.runtime import DockerRuntime
 from madlite.safe_read import read_inside
 from madlite.workspace import journal
-from madlite.workspace.folder import CLEANED, HANDLE, PLAN, RECORD, is_alive, open_runs, unfinished
-from madlite.workspace.regular import is_there
+from madlite.workspace.folder import CLEANED, HANDLE, PLAN, RECORD, is_alive, is_there, open_runs, unfinished
 
 GRACE_S = 5.0  # between TERM and KILL for processes nobody waits for
 

@@ -12,8 +12,7 @@ from pathlib import Path
 from madlite.plan.make import RUNS
 from madlite.safe_read import read_regular
 from madlite.workspace.claims import held_model_dir
-from madlite.workspace.folder import PLAN, is_alive, is_held
-from madlite.workspace.regular import is_there, real_folders
+from madlite.workspace.folder import PLAN, is_alive, is_held, is_there, real_folders
 
 OWN = "run_directory"  # a name that MAD and madlite alone use
 CLONE_MARK = ".git/madlite"

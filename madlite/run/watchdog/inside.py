@@ -13,7 +13,7 @@ from threading import Event
 from madlite.errors import RuntimeProblem
 from madlite.model import RunPlan, Session, Value
 from madlite.run.watchdog.stacks import Dump, main_frames
-from madlite.workspace.labels import RUN_MARK
+from madlite.workspace.folder import RUN_MARK
 
 LIMIT_S = 10.0  # of one script
 STACKS_S = 25.0  # of the one that dumps every process's stacks

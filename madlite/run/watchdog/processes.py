@@ -12,7 +12,7 @@ from pathlib import Path
 from madlite.model import Value
 from madlite.runtimes.host.processes import all_marked, with_children
 from madlite.secrets import Redactor, assigned
-from madlite.workspace.labels import RUN_MARK
+from madlite.workspace.folder import RUN_MARK
 
 MOST = 512  # processes that are looked at
 _SHOWN_COMMAND = 300  # characters of a command

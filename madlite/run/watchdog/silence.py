@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from madlite.model import EffectiveConfig, Ended, Event, Phase, RunPlan, Step, Value
-from madlite.number_text import whole_number
 from madlite.run.watchdog.pace import Pace
 from madlite.run.watchdog.words import Stall, quiet_words, stall_findings
+from madlite.text import whole_number
 
 STEPS = 20  # median steps that a silence may last, where that is longer than the limit
 REPORTS = 3  # median times between two reports that it may last, where a line covers many steps

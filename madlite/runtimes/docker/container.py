@@ -11,7 +11,7 @@ from typing import Any
 from madlite.errors import RuntimeProblem
 from madlite.images.client import Client
 from madlite.model import Action, Cause, JobOutcome, Value
-from madlite.workspace.labels import FOLDER_LABEL, KEPT_LABEL, RUN_LABEL
+from madlite.workspace.folder import FOLDER_LABEL, KEPT_LABEL, RUN_LABEL
 
 # what runc, crun, docker and podman put around the reason
 _RUNTIMES_TALK = re.compile(

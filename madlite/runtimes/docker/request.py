@@ -17,7 +17,7 @@ from madlite.runtimes.docker.options import add_options
 from madlite.runtimes.docker.values import ulimit
 from madlite.runtimes.docker.words import odd_words, split_words
 from madlite.secrets import Redactor, assigned, collect, mask_values, reveal
-from madlite.workspace.labels import FOLDER_LABEL, KEPT_LABEL, RUN_LABEL, RUN_MARK
+from madlite.workspace.folder import FOLDER_LABEL, KEPT_LABEL, RUN_LABEL, RUN_MARK
 from madlite.workspace.mounts import container_mounts
 
 KEEPER = ["cat"]  # waits on its terminal for ever: the container lives until it is stopped

@@ -10,8 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from madlite.errors import RuntimeProblem
-from madlite.images.client import Client, explained
-from madlite.images.patience import Patience
+from madlite.images.client import Client, Patience, explained
 from madlite.model import Action, Chunk, Completed, Exit, Sink
 from madlite.runtimes.docker import container as containers
 from madlite.runtimes.docker.container import Container
@@ -22,7 +21,7 @@ from madlite.runtimes.docker.signals import end_workload
 from madlite.runtimes.docker.stream import ExecOutput, Frames
 from madlite.runtimes.turn import STOPPED, Turn
 from madlite.secrets import reveal
-from madlite.workspace.collect import copy_matching
+from madlite.workspace.mounts import copy_matching
 
 POLL_S = 1.0
 ASK_AFTER_S = 30.0  # without output, before asking whether the process is still there

@@ -10,15 +10,13 @@ from pathlib import Path
 
 from madlite.cancellation import check, interruptible
 from madlite.errors import RuntimeProblem
-from madlite.images.client import Client, said
-from madlite.images.podman import ask_for_gpus
+from madlite.images.client import Client, ask_for_gpus, said
 from madlite.model import Cause, Json, RunPlan
 from madlite.runtimes.docker.container import Container, last_words, stays_alive
 from madlite.runtimes.docker.give_back import STAMP
 from madlite.runtimes.docker.request import container_name, sent
 from madlite.safe_files import Folder
-from madlite.workspace.folder import WORK
-from madlite.workspace.labels import FOLDER_LABEL, RUN_LABEL
+from madlite.workspace.folder import FOLDER_LABEL, RUN_LABEL, WORK
 from madlite.workspace.mounts import make_mounts
 
 STOP_S = 1  # between TERM and KILL for the container's own process, which only waits

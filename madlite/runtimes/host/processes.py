@@ -20,7 +20,7 @@ from madlite.runtimes.process_table import (
     send,
     with_users,
 )
-from madlite.workspace.labels import FOLDER_MARK, RUN_MARK, SUPERVISOR_MARK
+from madlite.workspace.folder import FOLDER_MARK, RUN_MARK, SUPERVISOR_MARK
 
 POLL_S = 0.05
 _VANISH_LIMIT_S = 5.0

@@ -19,8 +19,8 @@ from madlite.runtimes.host.processes import end_processes, marked_processes
 from madlite.runtimes.process_table import Process, in_words, lives, send, with_users
 from madlite.runtimes.turn import STOPPED, Turn
 from madlite.secrets import reveal
-from madlite.workspace.collect import copy_matching
-from madlite.workspace.labels import FOLDER_MARK, KEPT_MARK, RUN_MARK, SUPERVISOR_MARK
+from madlite.workspace.folder import FOLDER_MARK, KEPT_MARK, RUN_MARK, SUPERVISOR_MARK
+from madlite.workspace.mounts import copy_matching
 
 READ_BYTES = 1 << 18
 POLL_S = 0.1

@@ -1,13 +1,31 @@
-"""Which text is a number: one rule for `performance:` lines, results files, and the steps of a log.
-
-A comma separates groups of three digits and is nothing else: `2,872.5` is a number.  A decimal comma (`12,5`), foreign
-grouping (`5.121,5`, `1.234.567`, `12,34,567`, `1 004.8`) and a group that begins with 0 (`0,512`) make none: read as if
-they were English they would be another number, in silence.
-"""
+"""Text that is a number, a field of CSV, or fit for a terminal."""
 
 from __future__ import annotations
 
+import csv
 import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+# CSV as programs write it, with fields longer than the csv module reads by itself.
+
+
+@contextmanager
+def unlimited_fields() -> Iterator[None]:
+    """Let csv read fields of any size: its limit of 131072 characters must cost a user neither a row nor a result."""
+    limit = csv.field_size_limit(sys.maxsize)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(limit)
+
+
+# Which text is a number: one rule for `performance:` lines, results files, and the steps of a log.
+#
+# A comma separates groups of three digits and is nothing else: `2,872.5` is a number.  A decimal comma (`12,5`),
+# foreign grouping (`5.121,5`, `1.234.567`, `12,34,567`, `1 004.8`) and a group that begins with 0 (`0,512`) make
+# none: read as if they were English they would be another number, in silence.
 
 GROUPS = r"[1-9]\d{0,2}(?:,\d{3})+"
 """Digits in groups of three."""
@@ -152,3 +170,11 @@ def _names(found: re.Match[str], name: str, at: int, *, within: bool = True) -> 
     if again is None:
         return True
     return within and (again.end(), again.span(name)) != (found.end(), found.span(name))
+
+
+# Text of workloads, cards and processes that stays on its line and steers no terminal.
+
+
+def printable(text: str) -> str:
+    """Return the text with a blank for each character that is not shown, the ends of lines among them."""
+    return text if text.isprintable() else "".join(char if char.isprintable() else " " for char in text)
