@@ -65,11 +65,11 @@ def row(title: str, path: Path) -> None:
 def read(path: Path) -> None:
     """Read one log and say what it took, its window included."""
     from madlite.backends.loader import load_plugins
-    from madlite.measure.follow import Follower
+    from madlite.measure.monitor import Follower
     from madlite.measure.rules import with_common
     from madlite.measure.window import steady_window
     from madlite.model import Quantity
-    from madlite.run.recognise import recognised
+    from madlite.run.detect import recognised
 
     class Counting:
         """The reader of a backend, and how many lines came to it."""

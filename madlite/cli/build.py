@@ -12,7 +12,7 @@ import click
 
 from madlite.cli import setup
 from madlite.cli.cards import cards_option
-from madlite.cli.manifest import is_manifest
+from madlite.cli.format import duration
 from madlite.cli.options import (
     TagsCommand,
     clean_cache_option,
@@ -24,17 +24,18 @@ from madlite.cli.options import (
     tag_words,
     tags_option,
 )
-from madlite.cli.sink import Sink
+from madlite.cli.planning import is_manifest
+from madlite.cli.screens import PlainScreen, Sink
 from madlite.errors import ExitCode, UsageProblem
+from madlite.run.build import Built, Done
+from madlite.run.build_jobs import BuildJob
+from madlite.text import printable
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
-    from madlite.cli.screens import PlainScreen
-    from madlite.plan.batch import BatchEntry
-    from madlite.plan.context import Context
-    from madlite.plan.options import Options
-    from madlite.run.build import Built
-    from madlite.run.build_jobs import BuildJob, BuildSurroundings
+    from madlite.plan.context import Context, Options
+    from madlite.plan.images import BatchEntry
+    from madlite.run.build_jobs import BuildSurroundings
 
 _FILE = click.Path(path_type=Path)
 # options that exclude each other, as in madengine 2
@@ -121,7 +122,7 @@ def _option(name: str) -> str:
 
 
 def _surroundings(plugins: Plugins, given: dict[str, Any]) -> BuildSurroundings:
-    from madlite.plan.build_target import find_target
+    from madlite.plan.images import find_target
     from madlite.run.build_jobs import BuildSurroundings
 
     context = setup.make_context({**given, "gpus": ""})
@@ -148,13 +149,13 @@ def _tags(given: dict[str, Any]) -> Sequence[str]:
 
 def _batch(file: Path | None) -> tuple[BatchEntry, ...]:
     """Return the entries of a batch manifest; it may be a pipe, which is read once."""
-    from madlite.plan.batch import read_batch
+    from madlite.plan.images import read_batch
 
     return read_batch(file) if file is not None else ()
 
 
 def _options(given: dict[str, Any]) -> Options:
-    from madlite.plan.options import Options
+    from madlite.plan.context import Options
 
     workspace = setup.find_workspace(touch=True)
     return Options(
@@ -198,7 +199,6 @@ def _outside(jobs: Sequence[BuildJob]) -> Iterator[str]:
 
 
 def _build(jobs: Sequence[BuildJob], around: BuildSurroundings, given: dict[str, Any]) -> int:
-    from madlite.cli.build_screen import BuildLines
     from madlite.cli.screens import make_screen
     from madlite.run.build import build_all
 
@@ -253,3 +253,50 @@ def _texts(
     told = masked_json(summary(built.images, built.failed, built.took_s), secrets)
     texts = {given["summary_output"]: ("summary", told)} if given["summary_output"] is not None else {}
     return {given["manifest_output"]: ("manifest", text), **texts}
+
+
+# How builds are worded on the screen.
+
+
+class BuildLines:
+    """Shows builds on a screen of runs."""
+
+    def __init__(self, screen: PlainScreen) -> None:
+        self._screen = screen
+
+    def build_started(self, job: BuildJob, position: int, total: int) -> None:
+        """Name the card and its image."""
+        entry = job.entry
+        what = [entry.request.card.name, entry.dockerfile or entry.docker_image or "no image", entry.gpu_architecture]
+        lines = [f"[{position}/{total}] " + " · ".join(part for part in what if part)]
+        if job.image is not None:
+            lines.append(f"      log: {entry.log_file}")
+        self._screen.begin(lines)
+
+    def build_line(self, text: str) -> None:
+        """Say what the build does, all of it where asked for."""
+        self._screen.phase(text)
+
+    def build_finished(self, job: BuildJob, done: Done) -> None:
+        """Say how it ended."""
+        self._screen.end([f"      {line}" for line in _ending(job, done)])
+
+    def total(self, built: Built) -> None:
+        """Say how all of them ended, where there was more than one."""
+        if len(built.images) + len(built.failed) > 1:
+            self._screen.end([f"{len(built.images)} ready, {len(built.failed)} failed"])
+
+
+def _ending(job: BuildJob, done: Done) -> list[str]:
+    entry = done.entry
+    if entry is None:
+        hint = [f"  hint: {printable(done.hint)}"] if done.hint else []
+        return [f"FAILURE {job.entry.request.card.name} {printable(done.error)}", *hint]
+    if job.image is None:
+        where = entry.registry_image or entry.docker_image or "each variant's own image"
+        return [f"not built: {where} is used"]
+    lines = [f"BUILT {entry.docker_image}" + (f" as {entry.registry_image}" if entry.registry_image else "")]
+    lines += [f"  note: {printable(note)}" for note in done.notes]
+    lines += [f"  FAILURE of the push: {printable(entry.push_error)}"] if entry.push_error else []
+    took_s = entry.build_duration_s
+    return [*lines, *([] if took_s is None else [f"  took {duration(took_s)}"])]

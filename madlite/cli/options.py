@@ -10,11 +10,9 @@ from typing import Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from madlite.cli.arguments import complete
+from madlite.cli.arguments import CLEANUP, FAIL_ON_SUSPECT, MANIFEST, NAMED, RESULTS, SUMMARY, complete
 from madlite.cli.completion import complete_tags, note_words, words_after
 from madlite.cli.contract import contract_option
-from madlite.cli.named import NAMED
-from madlite.cli.result_options import CLEANUP, FAIL_ON_SUSPECT, MANIFEST, RESULTS, SUMMARY
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -10,10 +10,10 @@ import click
 from madlite.cli import setup
 from madlite.cli.cards import cards_option
 from madlite.cli.options import TagsCommand, common_options, plan_options, tag_words, tags_option
-from madlite.cli.sink import Sink
+from madlite.cli.screens import Sink
 
 if TYPE_CHECKING:
-    from madlite.plan.options import Options
+    from madlite.plan.context import Options
     from madlite.run.needs import Survey
 
 

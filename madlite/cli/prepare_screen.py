@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Iterable
 
 from madlite.assets.room import size_text
+from madlite.cli.format import duration
 from madlite.cli.screens import PlainScreen
-from madlite.cli.words import duration
 from madlite.run.needs import Need, Survey
 from madlite.run.prepare import Prepared
 from madlite.text import printable

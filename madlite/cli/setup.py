@@ -14,15 +14,14 @@ import click
 
 from madlite.backends.loader import Plugins, load_plugins
 from madlite.catalog.cards import Catalog
+from madlite.cli.arguments import named_values
 from madlite.cli.cards import make_catalog
 from madlite.cli.contract import contract
 from madlite.cli.main import mask
-from madlite.cli.named import named_values
 from madlite.cli.terminal import say
 from madlite.errors import UsageProblem
 from madlite.model import Card, Machine, Problem, Request, Runtime
-from madlite.plan.context import MACHINE_KEYS, Context, read_context, without_effect
-from madlite.plan.options import Options
+from madlite.plan.context import MACHINE_KEYS, Context, Options, read_context, without_effect
 
 
 def load(no_plugins: bool, verbose: bool) -> Plugins:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from madlite.cli.format import duration, speed_words, status_words, study_words
 from madlite.cli.options import Command, dir_option, verbose_option
 from madlite.cli.terminal import say, say_status, without_secrets
-from madlite.cli.words import duration, speed_words, status_words, study_words
 from madlite.errors import ExitCode
 from madlite.text import printable
 

@@ -14,12 +14,10 @@ from msgspec.structs import replace
 
 from madlite.failure_rules import explained
 from madlite.measure.clues import ERROR, LAST, LAUNCHER, ROOT, Clue
-from madlite.measure.follow import Follower
-from madlite.measure.grammar import rank_in
-from madlite.measure.memory_hint import gpu_memory_hint
-from madlite.measure.rules import plain
-from madlite.measure.signals import CRASHES, signal_meaning, signal_name, signal_of_code
-from madlite.measure.telling import looks_like_error
+from madlite.measure.grammar import CRASHES, rank_in, signal_meaning, signal_name, signal_of_code
+from madlite.measure.memory import gpu_memory_hint
+from madlite.measure.monitor import Follower
+from madlite.measure.rules import looks_like_error, plain
 from madlite.model import Cause, Diagnosis, JobOutcome, RunPlan, Value
 
 _LONGEST = 2000  # characters of a line that are kept

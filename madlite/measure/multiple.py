@@ -16,17 +16,18 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from madlite.measure.limits import (
+from madlite.measure.performance import (
     MOST_CELLS_KEPT,
     MOST_CELLS_READ,
     MOST_COLUMNS,
     MOST_RESULTS,
     TOO_LONG,
+    is_number,
     is_too_long,
+    make_metric,
     several,
     shortened,
 )
-from madlite.measure.performance import is_number, make_metric
 from madlite.model import Cause, Metric, Value
 from madlite.safe_read import read_given
 from madlite.text import has_decimal_comma, may_be_foreign, unlimited_fields, without_groups

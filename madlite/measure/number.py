@@ -2,19 +2,119 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from madlite.measure.follow import Follower
-from madlite.measure.limits import TOO_LONG, is_too_long, several, shortened
-from madlite.measure.mad import mad_metrics
+from madlite.measure.checks.table import Asked, Number
+from madlite.measure.monitor import Follower
 from madlite.measure.multiple import Read
-from madlite.measure.performance import TRAINER_MARK, TRAINER_METRIC, UnreadNumber, make_metric
-from madlite.measure.quality import window_findings
+from madlite.measure.performance import (
+    TOO_LONG,
+    TRAINER_MARK,
+    TRAINER_METRIC,
+    UnreadNumber,
+    is_too_long,
+    make_metric,
+    several,
+    shortened,
+)
 from madlite.measure.rules import plain
+from madlite.measure.steps import Steps
 from madlite.measure.window import usable
-from madlite.measure.witnesses.known import Asked, Number
-from madlite.model import Cause, Metric, ResultRule, Status, Window
+from madlite.model import Cause, MadMetric, Metric, ResultRule, Status, Window
 from madlite.text import without_groups
+
+# What is to be said of a steady window: too few samples, drift, outliers, scatter (docs/measurement.md).
+
+FEWEST_STEPS = 5  # fewer steady steps than this say little
+MOST_DRIFT = 0.05  # of the median, over the whole window
+SURE_Z = 3.0  # of a drift: without one a window says so in 3 of 1000
+MOST_CV = 0.10  # steps of a GPU that has nothing else to do stay below 0.04, even short ones
+
+
+def window_findings(window: Window) -> tuple[str, ...]:
+    """Return what a reader of the number should know of its window, a sentence each."""
+    return tuple(_findings(window))
+
+
+def _findings(window: Window) -> Iterator[str]:
+    unit = window.quantity.label
+    if window.n < FEWEST_STEPS:
+        yield f"low samples: only {window.n} steady {'step' if window.n == 1 else 'steps'}"
+    drift = window.drift or 0.0
+    if drifts := abs(drift) > MOST_DRIFT and abs(window.drift_z) >= SURE_Z:
+        way = "rises" if drift > 0 else "falls"
+        steps = f"steps {window.first_step} to {window.last_step}"
+        yield f"drift: {unit} {way} by {_percent(drift)} over the steady window ({steps})"
+    if window.outliers:
+        yield f"outliers: {_outliers(window)}"
+    if abs(window.cv) > MOST_CV and not (drifts and window.outliers):  # which say why
+        yield f"scatter: the steady steps' {unit} has a CV of {_percent(window.cv)}, above {_percent(MOST_CV)}"
+
+
+def _outliers(window: Window) -> str:
+    below, above = window.median - window.min, window.max - window.median
+    side, far = ("below", below) if below > above else ("above", above)
+    are = "is" if window.outliers == 1 else "are"
+    furthest = "" if window.outliers == 1 else "the furthest "
+    return (
+        f"{window.outliers} of {window.n} steady steps {are} far from the median, "
+        f"{furthest}{_percent(far / window.median)} {side} it"
+    )
+
+
+def _percent(part: float) -> str:
+    return f"{100 * abs(part):.3g} %"
+
+
+# MAD's own figure beside ours, under its own name, so that published numbers stay comparable.
+
+
+def mad_metrics(
+    rules: Iterable[MadMetric], steps: Steps, summary: Mapping[str, str], columns: Mapping[str, str]
+) -> tuple[tuple[Metric, ...], tuple[str, ...]]:
+    """Return one metric per rule that the run can answer, and a finding for each that it cannot."""
+    metrics, findings = [], []
+    for rule in rules:
+        text = _figure(rule, steps, summary)
+        metric = make_metric(text, rule.metric, columns=dict(columns), quantity=rule.quantity)
+        if metric.status is Status.SUCCESS:
+            metrics.append(metric)
+        else:
+            findings.append(f"no {rule.metric}: {_why(rule, text)}")
+    return tuple(metrics), tuple(findings)
+
+
+def _figure(rule: MadMetric, steps: Steps, summary: Mapping[str, str]) -> str:
+    if rule.rule == "summary":
+        return without_groups(summary.get(rule.key, ""))
+    if rule.quantity is None:
+        return ""
+    if rule.rule == "last":  # as MAD's parsers take the last match of a log, whichever rank's it is
+        last = steps.latest(rule.quantity)
+        return "" if last is None else f"{last:.10g}"
+    values = _printed(rule, steps.curve(rule.quantity).values)
+    if not values or not all(map(usable, values)):
+        return ""
+    return f"{statistics.fmean(values):.6g}" if rule.rule == "mean" else f"{max(values):.10g}"
+
+
+def _printed(rule: MadMetric, values: Sequence[float]) -> Sequence[float]:
+    """Return those of the printed values that a rule is about."""
+    return values[len(values) // 2 :] if rule.second_half else values[rule.start : rule.stop]
+
+
+def _why(rule: MadMetric, text: str) -> str:
+    if text:
+        return f"'{shortened(text, 60)}' is no result"
+    if rule.rule == "summary":
+        return f"the log has no {rule.key}"
+    if rule.rule == "last":
+        return "no step has it"
+    which = (
+        "the second half of the printed steps" if rule.second_half else f"printed steps {rule.start + 1} to {rule.stop}"
+    )
+    return f"MAD's rule reads {which}"
 
 
 def number_of_steps(asked: Asked, log: Follower, window: Window | None) -> Number:
@@ -29,7 +129,7 @@ def number_of_steps(asked: Asked, log: Follower, window: Window | None) -> Numbe
         findings = (*findings, f"the last line was cut off: its {', '.join(log.torn)} is left out")
     findings = (*findings, *_computed(log), *_trainings(log), *_more_steps(asked, log), *window_findings(window))
     if headline.status is Status.FAILURE:
-        reason = f"'{window.median:g} {headline.metric}' is no result: {_why(headline)}"
+        reason = f"'{window.median:g} {headline.metric}' is no result: {_why_number(headline)}"
         return Number(cause=Cause.BAD_NUMBER, reason=reason, evidence=plain(log.step_line), findings=findings)
     return Number(metrics=(*mad, headline), findings=findings)
 
@@ -56,7 +156,7 @@ def number_of_line(log: Follower) -> Number:
     findings = (*log.scan.findings, *(_computed(log) if of_trainer else ()), *_of_trainings(log, of_trainer))
     metric = make_metric(*found)
     if metric.status is Status.FAILURE:
-        why = TOO_LONG if is_too_long(found[0]) else _why(metric)
+        why = TOO_LONG if is_too_long(found[0]) else _why_number(metric)
         reason = f"'{shortened(found[0], 60)} {shortened(found[1], 60)}' is no result: {why}"
         return Number((metric,), Cause.BAD_NUMBER, reason, line, findings)
     return Number(metrics=(metric,), evidence=line, findings=findings)
@@ -111,7 +211,7 @@ def _computed(log: Follower) -> Iterator[str]:
         )
 
 
-def _why(metric: Metric) -> str:
+def _why_number(metric: Metric) -> str:
     return "it is not a finite number" if metric.value is None else "a throughput is above 0"
 
 

@@ -11,15 +11,14 @@ from itertools import islice
 
 from msgspec.structs import replace
 
+from madlite.measure.checks import table
+from madlite.measure.checks.collect import collect, doubts, first_denial, of_training
+from madlite.measure.checks.config import exit_words
+from madlite.measure.checks.table import Asked, Known, Testimony, Witnesses
 from madlite.measure.compute import compute_findings, count_compute
-from madlite.measure.follow import Follower, asked_steps
+from madlite.measure.monitor import Follower, asked_steps
 from madlite.measure.number import last_step, number_of_file, number_of_line, number_of_steps
 from madlite.measure.window import steady_window
-from madlite.measure.witnesses import table
-from madlite.measure.witnesses.collect import collect, doubts, first_denial, of_training
-from madlite.measure.witnesses.ending import exit_words
-from madlite.measure.witnesses.known import Asked, Known, Witnesses
-from madlite.measure.witnesses.table import Testimony
 from madlite.model import (
     Cause,
     Compute,

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from madlite.model import Card, EnvValue, Machine, Secret, Value
-from madlite.plan.context import Context
+from madlite.model import Card, EnvValue, Machine, Value
+from madlite.plan.context import Context, Options
 from madlite.plan.given import Given
-from madlite.plan.options import Options
+from madlite.plan.images import credential_env, secret_args
 from madlite.secrets import guard
 
 INHERITED = [
@@ -39,7 +39,6 @@ INHERITED = [
 PYTHON = "MADLITE_PYTHON"
 """The variable that names a rendered run's interpreter."""
 _HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
-_PUBLIC_KEYS = ("user", "username", "ssh_key_file")  # masked, it would eat ordinary words out of a log
 _DETECTED = "ROCM_PATH"  # a null asks for the image's own; others arrive as madengine's do: None, True, False
 _RUNNERS = {"deepspeed": "deepspeed --num_gpus={n}", "vllm": "", "sglang": "", "sglang-disagg": "", "primus": ""}
 
@@ -109,7 +108,8 @@ def _from_outside(given: Given, n_gpus: int, launcher: str) -> _Sources:
     yield context.origins.get("multi_node_args", "context"), _v1_runner(context, n_gpus)
     yield context.origins.get("guest_os", "madlite"), {"MAD_GUEST_OS": context.known.guest_os or "UBUNTU"}
     yield "environment", guard({name: environ[name] for name in INHERITED if name in environ})
-    yield "environment", guard(_secrets(environ))
+    tokens = {name: environ[name] for name in _HUB_TOKENS if name in environ}
+    yield "environment", {**secret_args(environ), **guard(tokens)}
     yield f"credential {card.cred}", credential_env(card, given.credentials or {})
 
 
@@ -135,23 +135,6 @@ def visible_devices(machine: Machine, gpu_ids: tuple[int, ...]) -> dict[str, str
         return {}
     name = "HIP_VISIBLE_DEVICES" if machine.vendor == "AMD" else "CUDA_VISIBLE_DEVICES"
     return {name: ",".join(map(str, gpu_ids))}
-
-
-def credential_env(card: Card, credentials: Mapping[str, Mapping[str, str]]) -> dict[str, EnvValue]:
-    """Return `<CRED>_<KEY>` for every key of the card's credential; all but the user's name is secret."""
-    return {
-        f"{card.cred}_{key.upper()}": value if key.lower() in _PUBLIC_KEYS else Secret(value)
-        for key, value in credentials.get(card.cred, {}).items()
-    }
-
-
-def secret_args(environ: Mapping[str, str]) -> dict[str, EnvValue]:
-    """Return the MAD_SECRETS variables, which MAD hands to builds as well as to runs."""
-    return {name: Secret(value) for name, value in environ.items() if "MAD_SECRETS" in name}
-
-
-def _secrets(environ: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environ.items() if "MAD_SECRETS" in name or name in _HUB_TOKENS}
 
 
 def _mad(card: Card, machine: Machine, options: Options, n_gpus: int, launcher: str) -> dict[str, EnvValue]:

@@ -13,9 +13,8 @@ from madlite.model import (
     Scalar,
     Value,
 )
-from madlite.plan.context import Context
-from madlite.plan.dockerfiles import Dockerfile
-from madlite.plan.options import Options
+from madlite.plan.context import Context, Options
+from madlite.plan.images import Dockerfile
 from madlite.plan.place import Choice
 from madlite.plan.tools import Toolset
 from madlite.plan.values import Layer

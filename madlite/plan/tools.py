@@ -18,7 +18,7 @@ import msgspec
 from madlite.errors import UsageProblem, did_you_mean, one_hint
 from madlite.files import is_file, read_json, wrong_key
 from madlite.model import Value
-from madlite.plan.context_keys import Script, Tool
+from madlite.plan.context import Script, Tool
 from madlite.plan.values import VARIABLE
 
 COMMON = "scripts/common/"  # where madengine puts the helpers of its package

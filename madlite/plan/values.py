@@ -10,7 +10,44 @@ import msgspec
 
 from madlite.errors import UsageProblem, did_you_mean, one_hint
 from madlite.model import Scalar, Value, Variant
-from madlite.plan.sizes import Size, as_size
+
+# Sizes as people type them, `500M` or `2G`, and as they are shown.
+
+_UNITS = "KMGT"
+_SIZE = re.compile(r"(?P<number>[0-9]{1,18}(?:\.[0-9]{1,9})?)\s*(?:(?P<unit>[KMGT])(?:i?B)?)?", re.IGNORECASE)
+LEAST_BYTES = 16 << 10  # of a limit: less has no room for a beginning and an end
+_MOST_BYTES = 1 << 60  # more is a slip, and more than programs count in
+
+
+class Size(int):
+    """A limit in bytes; 0 is none."""
+
+
+def as_size(text: str) -> Size:
+    """Return what `500M`, `1.5 GiB` and `65536` say, each unit 1024 of the one before.
+
+    Raises:
+        ValueError: it is no size, or too small a limit.
+    """
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(text)
+    power = 1 + _UNITS.index(found["unit"].upper()) if found["unit"] else 0
+    whole, _, part = found["number"].partition(".")
+    number, parts = int(whole + part), 10 ** len(part)
+    count = number * 1024**power // parts
+    if number and not LEAST_BYTES <= count <= _MOST_BYTES:
+        raise ValueError(text)
+    return Size(count)
+
+
+def size_words(count: int) -> str:
+    """Return a size as `as_size` reads it, in the largest unit of which it is a whole number; "none" for no limit."""
+    if not count:
+        return "none"
+    power = max(n for n in range(len(_UNITS) + 1) if count % 1024**n == 0)
+    return f"{count // 1024**power}{' KMGT'[power].strip()}"
+
 
 VARIANT_KEYS = tuple(field for field in Variant.__struct_fields__)
 PLAN_KEYS: dict[str, type] = {
@@ -232,3 +269,52 @@ def _convert(value: Scalar, wanted: type) -> Scalar:
 
 def _refuse(value: Scalar) -> Scalar:
     raise ValueError(value)
+
+
+# How long a run may be silent before it counts as hung, and who says so.
+
+START, STEP = "start_silence_s", "silence_s"
+_DEFAULT_S = {START: 1800.0, STEP: 300.0}  # those of RunPlan
+NO_READER = "default: nobody reads steps in its log"
+
+
+class SilenceLimits(Value, frozen=True):
+    """Seconds without output before the first step, and without a step after it; 0 without limit."""
+
+    start_s: float
+    step_s: float
+    origins: dict[str, str]
+
+
+def silence_limits(resolved: Resolved, *, reads_steps: bool) -> SilenceLimits:
+    """Return the limits that are asked for, else the defaults.
+
+    Where nobody reads steps there is none by default, and what is asked for either is one of any output: of two the
+    smaller one counts, for output that does not come is no step either.
+    """
+    asked = {name: float(resolved.plan[name]) for name in (START, STEP) if name in resolved.plan}
+    origins = {name: resolved.origins[name] for name in asked}
+    if reads_steps:
+        limits = {**_DEFAULT_S, **asked}
+        return SilenceLimits(
+            start_s=limits[START], step_s=limits[STEP], origins={**dict.fromkeys(_DEFAULT_S, "default"), **origins}
+        )
+    on = {name: limit_s for name, limit_s in asked.items() if limit_s}
+    least = min(on or asked, key=lambda name: asked[name], default=START)
+    return SilenceLimits(
+        start_s=asked.get(least, 0.0),
+        step_s=asked.get(STEP, 0.0),
+        origins={**dict.fromkeys(_DEFAULT_S, NO_READER), **origins, START: origins.get(least, NO_READER)},
+    )
+
+
+# How often a run's GPUs are sampled.
+
+_TELEMETRY_DEFAULT_S = 1.0  # that of RunPlan
+
+
+def telemetry_interval_s(resolved: Resolved) -> float:
+    """Return the seconds between two samples that are asked for, 0 where `telemetry` is switched off."""
+    return (
+        float(resolved.plan.get("telemetry_s", _TELEMETRY_DEFAULT_S)) if resolved.plan.get("telemetry", True) else 0.0
+    )

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from madlite.errors import UsageProblem, did_you_mean, one_hint
 from madlite.model import Cause, Json, Status
-from madlite.reports.cells import harmless
+from madlite.reports.documents import harmless
 from madlite.reports.runs import CUT_OFF, RUNNING, UNREADABLE, Run
-from madlite.results.lines import csv_line
+from madlite.results.header import csv_line
 from madlite.text import printable
 
 COLUMNS = (

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from madlite.machine.oom_kills import count_oom_kills
-from madlite.measure.follow import Follower
+from madlite.measure.monitor import Follower
 from madlite.measure.verdict import Verdict
 from madlite.model import Chunk, Exit, FailureRule, ImageUsed, JobOutcome, Result, RunPlan
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterable
+from itertools import chain, count
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -12,12 +14,19 @@ from madlite.errors import UsageProblem
 from madlite.files import is_file, read_text
 from madlite.images.buildkit import build_command
 from madlite.model import Card, Image, Machine, Request, Value
-from madlite.plan.batch import BatchEntry
-from madlite.plan.build_target import Target
-from madlite.plan.dockerfiles import Dockerfile, Found, find_dockerfiles
-from madlite.plan.images import ARCHITECTURE, built_image, flat, image_name
+from madlite.plan.context import Options
+from madlite.plan.images import (
+    ARCHITECTURE,
+    BatchEntry,
+    Dockerfile,
+    Found,
+    Target,
+    built_image,
+    find_dockerfiles,
+    flat,
+    image_name,
+)
 from madlite.plan.manifest import NO_DOCKERFILE, BuiltImage
-from madlite.plan.options import Options
 from madlite.run.gather import dockerfile_context, missing_image
 from madlite.run.one import BUILD_LOG_END
 
@@ -144,3 +153,46 @@ def vendor_of(dockerfile: Path) -> str:
 def build_words(image: Image, workspace: Path) -> str:
     """Return the command that builds an image, paths from the working folder on."""
     return shlex.join(word.replace(f"{workspace}/", "") for word in build_command(image))
+
+
+# Names of the images of one command: MAD's, which can be the same for two cards, told apart.
+
+
+def tell_apart(jobs: Iterable[BuildJob], workspace: Path) -> list[BuildJob]:
+    """Return the jobs, each image under a name of its own.
+
+    Cards `A` and `a`, or `a/b` and `a_b`, have the same name in MAD: the image of the later one ends with `-2`, unless
+    what is built is the same.
+    """
+    made: dict[str, BuildJob] = {}
+    named = []
+    for job in jobs:
+        wanted = job.entry.docker_image
+        is_ours = wanted and not job.entry.local_image
+        names = chain([wanted], (f"{wanted}-{n}" for n in count(2))) if is_ours else [wanted]
+        name = next(name for name in names if not is_ours or _same(made.setdefault(name, job), job))
+        named.append(_renamed(job, name, workspace))
+    return named
+
+
+def same_content(one: Image, other: Image) -> bool:
+    """Say whether two images are made of the same, wherever they are pushed."""
+    return replace(one, registry="", login=None) == replace(other, registry="", login=None)
+
+
+def _same(one: BuildJob, other: BuildJob) -> bool:
+    if one.image is None or other.image is None:  # built before
+        return one.image is other.image and one.entry.registry_image == other.entry.registry_image
+    return same_content(one.image, other.image)
+
+
+def _renamed(job: BuildJob, name: str, workspace: Path) -> BuildJob:
+    before = job.entry.docker_image
+    if name == before:
+        return job
+    entry = replace(job.entry, docker_image=name)
+    if job.image is None:
+        return replace(job, entry=entry)
+    registry = job.image.registry and job.image.registry.removesuffix(before) + name
+    image = replace(job.image, ref=name, registry=registry)
+    return replace(job, image=image, entry=replace(entry, build_command=build_words(image, workspace)))

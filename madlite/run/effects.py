@@ -10,10 +10,9 @@ from msgspec.structs import replace
 from madlite.backends.base import asked_words
 from madlite.errors import UsageProblem, one_hint
 from madlite.model import Request, Scalar, Value
-from madlite.plan.context import Context
-from madlite.plan.effects import COUNTS, ROW_KEYS, STRANGE, Outcome, only_relabels, row_value, runs_alike
+from madlite.plan.context import Context, Options
 from madlite.plan.given import Given, layers
-from madlite.plan.options import Options
+from madlite.plan.render import COUNTS, ROW_KEYS, STRANGE, Outcome, only_relabels, row_value, runs_alike
 from madlite.plan.values import asked_origins, asked_values, canonical_key
 
 _MOST = 8  # settings that a hint names

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import lzma
+import os
+import zlib
 from collections.abc import Iterator
 from itertools import chain
-from typing import Protocol, runtime_checkable
+from pathlib import Path
+from typing import BinaryIO, Protocol, cast, runtime_checkable
 
 from msgspec.structs import replace
 
 from madlite.backends.loader import Plugins
 from madlite.errors import UsageProblem
+from madlite.files import shown
 from madlite.measure.clues import LAUNCHER, ROOT, Clue
 from madlite.measure.diagnosis import diagnose
-from madlite.measure.follow import Follower
+from madlite.measure.monitor import Follower
 from madlite.measure.performance import make_metric
 from madlite.measure.rules import with_common
 from madlite.measure.steps import Steps
-from madlite.measure.verdict import (
-    Asked,
-    Verdict,
-    asked_steps,
-    judge_line,
-    judge_steps,
-    launcher_failure,
-    suspicion,
-)
+from madlite.measure.verdict import Asked, Verdict, asked_steps, judge_line, judge_steps, launcher_failure, suspicion
 from madlite.measure.window import median_in
 from madlite.model import (
     QUANTITIES,
@@ -41,8 +40,9 @@ from madlite.model import (
     Variant,
     Window,
 )
-from madlite.plan.error_scan import BENIGN, PATTERNS
-from madlite.run.recognise import MOST_LINES, recognised, take_head
+from madlite.plan.actions import BENIGN, PATTERNS
+from madlite.run.detect import MOST_LINES, recognised, take_head
+from madlite.safe_read import open_given
 
 WARMUP_STEPS = Variant(model="").warmup_steps
 
@@ -239,3 +239,71 @@ def _remark(asked: Asked, log: Follower) -> str:
     if asked.steps is not None:
         return "the framework's end mark is missing, though the last step is there"
     return "no end mark, and the log does not say how many steps there were to be: it may have been cut off"
+
+
+# A log as a stream of bytes: a file or a pipe, packed or not.
+
+_CHUNK_BYTES = 256 * 1024
+_LONGEST_MARK = 6
+
+
+class _Readable(Protocol):
+    def read(self, size: int = -1, /) -> bytes: ...
+
+
+def open_log(path: Path) -> BinaryIO:
+    """Open a log.
+
+    Raises:
+        UsageProblem: there is no such file, or it cannot be read.
+    """
+    try:
+        return os.fdopen(open_given(path), "rb")
+    except FileNotFoundError:
+        raise UsageProblem(f"{shown(path)}: no such file") from None
+    except (OSError, ValueError) as error:
+        raise UsageProblem(f"{shown(path)} cannot be read: {_why(error)}") from None
+
+
+def read_chunks(file: _Readable, name: str) -> Iterator[bytes]:
+    """Yield a log's bytes, unpacked where they begin as gzip, xz or bzip2 files do.
+
+    Raises:
+        UsageProblem: they cannot be read or unpacked to their end.
+    """
+    try:
+        log = _unpacked(file)
+        while chunk := log.read(_CHUNK_BYTES):
+            yield chunk
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        raise UsageProblem(f"{name} cannot be read: {_why(error)}") from None
+
+
+class _Looked:
+    """A file whose first bytes were looked at; a pipe cannot go back."""
+
+    def __init__(self, start: bytes, file: _Readable) -> None:
+        self._start, self._file = start, file
+
+    def read(self, size: int = -1) -> bytes:
+        """Return up to `size` bytes, what was looked at first."""
+        if not self._start:
+            return self._file.read(size)
+        end = size if size >= 0 else len(self._start)
+        start, self._start = self._start[:end], self._start[end:]
+        return start
+
+
+def _unpacked(file: _Readable) -> _Readable:
+    start = file.read(_LONGEST_MARK)
+    whole = cast("BinaryIO", _Looked(start, file))  # read is all that unpacking needs
+    if start.startswith(b"\x1f\x8b"):
+        return gzip.open(whole)
+    if start.startswith(b"\xfd7zXZ\x00"):
+        return lzma.open(whole)
+    return bz2.open(whole) if start.startswith(b"BZh") else whole
+
+
+def _why(error: Exception) -> str:
+    code = error.errno if isinstance(error, OSError) else None
+    return os.strerror(code) if code else str(error)

@@ -28,22 +28,18 @@ from madlite.model import (
     Status,
     Value,
 )
-from madlite.plan.arguments import args_for, argument_keys
-from madlite.plan.context import Context
-from madlite.plan.dockerfiles import Dockerfile, Found, find_dockerfiles
-from madlite.plan.effects import Outcome
+from madlite.plan.context import Context, Options, args_for, argument_keys
 from madlite.plan.given import Given, layers
+from madlite.plan.images import Dockerfile, Found, find_dockerfiles
 from madlite.plan.make import DEFAULT_TIMEOUT_S, RUNS, WORKSPACE_INSIDE, make_plan
-from madlite.plan.options import Options
 from madlite.plan.place import USUAL, Choice, choose_runtime, make_place
-from madlite.plan.render import render
+from madlite.plan.render import Outcome, render
 from madlite.plan.tools import Toolset
 from madlite.plan.values import asked_origins, asked_values
 from madlite.run.effects import Asking, refuse_without_effect
-from madlite.run.owner import find_owners
+from madlite.run.owner import Owner, expand_shared, find_owners
 from madlite.run.prepared import needed_assets, use_prepared
 from madlite.run.screen import Planned
-from madlite.run.shared import Owner, expand_shared
 from madlite.run.stage import border
 from madlite.runtimes.docker.access import host_access
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from threading import Event
@@ -15,32 +16,158 @@ from madlite.backends.loader import Plugins
 from madlite.cancellation import Interrupted, check, interruptible
 from madlite.errors import MadliteError, RuntimeProblem, UsageProblem, hint_within
 from madlite.machine.host import Host
-from madlite.measure.follow import Follower
+from madlite.measure.diagnosis import Facts, Room, diagnose
+from madlite.measure.monitor import Follower
 from madlite.measure.rules import with_common
 from madlite.measure.verdict import Verdict, judge
-from madlite.model import Backend, Cause, ImageUsed, Reader, Result, Status, Step
+from madlite.model import Backend, Cause, Diagnosis, ImageUsed, JobOutcome, Reader, Result, RunPlan, Status, Step
+from madlite.plan.actions import settle_model_dir
 from madlite.plan.make import secrets_of
-from madlite.plan.manifest_secrets import spelled_out as named_in
+from madlite.plan.manifest import spelled_out as named_in
 from madlite.run.account import Account
-from madlite.run.claims import claimed
-from madlite.run.context import context_file
-from madlite.run.explain import explained
-from madlite.run.guest import Guest
+from madlite.run.context import context_file, masked
+from madlite.run.detect import Guest
+from madlite.run.instrumentation import Senses
 from madlite.run.log import RunLog
 from madlite.run.mad_log import MadLog
-from madlite.run.mask import masked
-from madlite.run.progress import ProgressWriter
-from madlite.run.screen import Planned, RunEvents, Screen
-from madlite.run.senses import Senses
+from madlite.run.screen import Planned, ProgressWriter, RunEvents, Screen
 from madlite.run.stage import Stage, answered, border
 from madlite.run.stop import StopControl
-from madlite.run.watchdog.found import Found
 from madlite.run.watchdog.hang import Inquiry
-from madlite.run.watchdog.silence import Silence
-from madlite.run.watchdog.watchdog import Watchdog
+from madlite.run.watchdog.progress_monitor import Silence
+from madlite.run.watchdog.watchdog import Found, Watchdog
 from madlite.runtimes.docker.request import secrets_asked
 from madlite.secrets import Redactor, assigned, collect, spelled_out
-from madlite.workspace.folder import CONTEXT, LOG, RunFolder
+from madlite.workspace.claims import claim_model_dir, held_results, lock_name
+from madlite.workspace.folder import CONTEXT, LOG, RunFolder, open_runs
+
+# A failed run's result with its diagnosis: what its log and this machine say of the cause.
+
+# of these the diagnosed cause takes the place; the others decide rows and exit codes
+_REPLACED = {Cause.EXIT_CODE, Cause.PREPARE}
+_OF_ENGINE = {Cause.BUILD, Cause.DISK}  # what the engine said stands in the reason
+_KNOWN = {cause.value: cause for cause in Cause}
+
+
+def explained(plan: RunPlan, result: Result, account: Account) -> Result:
+    """Return the result with why it failed; one that did not fail as it is."""
+    if result.status is not Status.FAILURE or result.diagnosis is not None:
+        return result
+    found = _diagnosis(plan, result, account)
+    outcome = outcome_words(account.outcome)
+    replaced = result.cause in _REPLACED and result.exit_code != 0
+    cause = _KNOWN.get(found.cause, result.cause) if replaced else result.cause
+    if result.cause is Cause.DISK and found.cause == Cause.INODES.value:
+        cause = Cause.INODES
+    return replace(
+        result,
+        diagnosis=found,
+        cause=cause,
+        reason=_worded(account, result, found),
+        evidence=found.line or result.evidence,
+        findings=(*result.findings, *([outcome] if outcome else [])),
+    )
+
+
+def outcome_words(outcome: JobOutcome | None) -> str:
+    """Return what an engine says of a session's end, "" where that is no more than that it ended or goes on."""
+    if outcome is None or not (outcome.out_of_memory or outcome.reason):
+        return ""
+    memory = ["its memory limit ended a process"] if outcome.out_of_memory else []
+    code = [f"exit code {outcome.code}"] if outcome.code else []
+    return f"the engine says: {'; '.join(filter(None, [outcome.state, *code, *memory, outcome.reason]))}"
+
+
+def _diagnosis(plan: RunPlan, result: Result, account: Account) -> Diagnosis:
+    hint = account.hint or (plan.blocked.hint if plan.blocked is not None else "")
+    if result.cause in _OF_ENGINE:
+        return _of_words(result, hint)
+    facts = Facts(
+        plan=plan,
+        exit_code=account.ended.code if account.ended else None,
+        oom_kills=account.oom_kills if plan.traits.local else None,
+        room=find_room(plan.workspace) if plan.traits.shares_files else None,
+        outcome=account.outcome,
+    )
+    account.log.finish()  # of a session that broke off it was not
+    found = diagnose(result.cause, result.evidence, account.log, facts, hint)
+    if result.cause is Cause.ERROR_PATTERN and found.cause == Cause.PYTHON.value:  # handled, for all that is known
+        return replace(found, cause=result.cause.value)
+    return found
+
+
+def _of_words(result: Result, hint: str) -> Diagnosis:
+    """Return what an engine's words come to: a build that found no network failed for that."""
+    words = Follower((), with_common(()))
+    words.feed(result.reason.encode())
+    words.finish()
+    found = diagnose(Cause.BUILD, "", words, hint=hint)
+    cause = result.cause.value if result.cause is Cause.DISK and found.cause != Cause.INODES.value else found.cause
+    return Diagnosis(cause=cause, line=result.evidence, hint=hint or found.hint, source=found.source)
+
+
+def _worded(account: Account, result: Result, found: Diagnosis) -> str:
+    """Return the reason as a sentence that stands alone: what happened, why, and what to do."""
+    if found.cause == result.cause.value:
+        return result.reason
+    rule = account.log.rule
+    reason = result.reason.partition(f" ({rule.cause})")[0] if rule else result.reason
+    return f"{reason} ({found.cause}); {found.hint}" if found.hint else f"{reason} ({found.cause})"
+
+
+def find_room(folder: Path) -> Room | None:
+    """Return what a folder's disk has left; None where it cannot be asked."""
+    try:
+        disk = os.statvfs(folder)
+    except OSError:
+        return None
+    return Room(
+        folder=folder,
+        free_bytes=disk.f_bavail * disk.f_frsize,
+        free_inodes=disk.f_favail if disk.f_files else None,
+    )
+
+
+# What runs of one folder share, and so take turns with or get apart.
+
+
+@contextmanager
+def claimed(plan: RunPlan, keep_waiting: Callable[[], bool]) -> Iterator[RunPlan]:
+    """Hold what the plan's script needs for itself in the workspace; a rendered run has all of it in its own folder.
+
+    Raises:
+        RuntimeProblem: the workspace cannot be written to, or `keep_waiting` ended the wait for another run.
+    """
+    if not plan.model_dir:
+        yield plan
+        return
+    with ExitStack() as stack:
+        with _told(plan):
+            stack.enter_context(held_results(plan, keep_waiting))
+            name, lock = claim_model_dir(plan)
+            stack.callback(_let_go, plan, name, lock)
+        yield settle_model_dir(plan, name)
+
+
+def _let_go(plan: RunPlan, name: str, lock: int) -> None:
+    if name != plan.model_dir:  # a name that no other run will have
+        with suppress(OSError), open_runs(plan.workspace) as runs:
+            runs.remove(lock_name(name))
+    with suppress(OSError):
+        os.close(lock)
+
+
+@contextmanager
+def _told(plan: RunPlan) -> Iterator[None]:
+    try:
+        yield
+    except TimeoutError as error:
+        raise RuntimeProblem(str(error), cause=Cause.INTERRUPTED) from error
+    except OSError as error:
+        place = error.filename if str(error.filename).startswith("/") else plan.workspace
+        what = f"{place} cannot be written to: {error.strerror or error}"
+        raise RuntimeProblem(what, cause=Cause.PREPARE) from error
+
 
 # madengine 1 has the first, madengine 2 the parts as well
 LOG_END, BUILD_LOG_END, RUN_LOG_END = ".live.log", ".build.live.log", ".run.live.log"

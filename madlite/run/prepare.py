@@ -12,7 +12,7 @@ from madlite.assets.url_fetch import fetch_url
 from madlite.cancellation import Interrupted, check, interruptible
 from madlite.errors import ExitCode, MadliteError
 from madlite.model import Value
-from madlite.plan.options import Options
+from madlite.plan.context import Options
 from madlite.run.needs import HubJob, ImageJob, MadeJob, Need, Survey, UrlJob
 from madlite.run.prepare_made import make_asset
 from madlite.run.signals import Signals

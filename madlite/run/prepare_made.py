@@ -15,13 +15,13 @@ from madlite.assets.records import Record, kept_file, save_kept_record
 from madlite.cancellation import Interrupted, check, interruptible
 from madlite.errors import RuntimeProblem
 from madlite.model import Action, Asset, Cause, Exit, Mount, RunPlan, Say, Session, Sink
-from madlite.plan.options import Options
+from madlite.plan.context import Options
 from madlite.run.log import RunLog
 from madlite.run.one import secrets_for
 from madlite.run.prepared import data_inside
 from madlite.run.screen import Planned
 from madlite.run.stop import StopControl
-from madlite.runtimes.docker.give_back import STAMP, give_back_command
+from madlite.runtimes.docker.container import STAMP, give_back_command
 from madlite.safe_files import Folder
 from madlite.safe_read import read_end
 from madlite.workspace.folder import CLEANED, HANDLE, LOG, RunFolder

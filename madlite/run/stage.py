@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,16 +13,51 @@ from msgspec.structs import replace
 
 from madlite.cancellation import Interrupted
 from madlite.errors import MadliteError, RuntimeProblem
+from madlite.measure.multiple import Read, Stamp, is_fresh, parse_results, stamp, unreadable
 from madlite.measure.verdict import Witnesses
-from madlite.model import Action, Cause, Exit, JobOutcome, Runtime, Session, Sink
+from madlite.model import Action, Cause, Exit, JobOutcome, RunPlan, Runtime, Session, Sink
 from madlite.run.account import Account
+from madlite.run.instrumentation import Senses
 from madlite.run.log import RunLog
 from madlite.run.mad_log import MadLog
-from madlite.run.results_file import ResultsFile
 from madlite.run.screen import Planned, RunEvents
-from madlite.run.senses import Senses
 from madlite.run.stop import StopControl
+from madlite.safe_read import read_inside
 from madlite.workspace.folder import HANDLE, RUN_MARK, RunFolder
+from madlite.workspace.mounts import copy_whole
+
+# The `multiple_results` file of a run: found where scripts leave it, and only when this run wrote it.
+
+
+class ResultsFile:
+    """Remembers what lay there before the run, so that a left-over is never taken for a result."""
+
+    def __init__(self, plan: RunPlan) -> None:
+        rule = plan.result_rule
+        self._root, self._up = plan.workspace, plan.workspace / rule.file
+        wanted = rule.kind == "multiple_results"
+        self._paths = (plan.workspace / plan.model_dir / rule.file, self._up) if wanted else ()
+        self._before: dict[Path, Stamp | None] = {}
+        self._begun_ns = 0
+
+    def begin(self) -> None:
+        """Note what is there now that the script starts: a clone or a copy of scripts may have brought one along."""
+        self._before = {path: stamp(path) for path in self._paths}
+        self._begun_ns = time.time_ns()
+
+    def read(self) -> Read | None:
+        """Return the results, and copy the file up into the workspace, as MAD's tooling expects it there."""
+        fresh = next((p for p, before in self._before.items() if is_fresh(p, before, self._begun_ns)), None)
+        if fresh is None:
+            return None
+        try:
+            read = parse_results(fresh.name, read_inside(fresh, self._root))
+        except OSError as error:
+            return unreadable(fresh.name, error)
+        if fresh != self._up:
+            copy_whole(fresh, self._up, self._root)
+        return read
+
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")

@@ -28,7 +28,7 @@ from madlite.backends.loader import Plugins
 from madlite.errors import RuntimeProblem
 from madlite.images.image import is_here
 from madlite.model import Asset, Cause, Status, Value
-from madlite.plan.options import Options
+from madlite.plan.context import Options
 from madlite.run.needs import HubJob, ImageJob, MadeJob, Need, Survey, UrlJob
 from madlite.run.prepared import around, given_env, needed_assets, settings
 from madlite.run.screen import Planned

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
 from madlite.model import Draft
-from madlite.plan.effects import Outcome, runs_alike
+from madlite.plan.render import Outcome, runs_alike
 from madlite.run.effects import Asking, refuse_without_effect
 from madlite.testing.flaws import Flaw
 from madlite.testing.limits import answered

@@ -10,10 +10,9 @@ from msgspec.structs import replace
 from madlite.backends.recipe_book import RecipeBook, read_book
 from madlite.backends.recipes import RecipeBackend, bare_name
 from madlite.model import Backend, Card, Draft, Machine, Request, RunPlan, Value
-from madlite.plan.context import Context
+from madlite.plan.context import Context, Options
 from madlite.plan.given import Given, layers
 from madlite.plan.make import make_plan
-from madlite.plan.options import Options
 from madlite.plan.place import USUAL, Choice
 from madlite.plan.render import Rendered, render
 from madlite.plan.values import asked_origins, asked_values

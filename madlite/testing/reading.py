@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 
 from msgspec.structs import replace
 
-from madlite.measure.follow import Follower
+from madlite.measure.monitor import Follower
 from madlite.measure.steps import Steps
 from madlite.measure.verdict import Asked, judge_steps
 from madlite.model import Event, Line, Phase, Reader, ResultRule, Step

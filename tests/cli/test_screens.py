@@ -8,8 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from madlite.cli.screens import LiveScreen, PlainScreen
-from madlite.cli.sink import Sink
+from madlite.cli.screens import LiveScreen, PlainScreen, Sink
 from madlite.errors import ExitCode
 from madlite.model import Cause, ImageUsed, Metric, Quantity, Result, Status, Step, Traits, Window
 from madlite.plan.make import make_plan

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from madlite.backends.loader import Plugins, load_plugins
 from madlite.model import Card, Machine, Request, Runtime
-from madlite.plan.context import Context
-from madlite.plan.options import Options
+from madlite.plan.context import Context, Options
 from madlite.run.gather import Surroundings, gather
 from madlite.run.screen import Planned
 

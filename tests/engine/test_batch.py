@@ -11,8 +11,7 @@ from msgspec.structs import replace
 from madlite.backends.loader import load_plugins
 from madlite.errors import ExitCode
 from madlite.model import Card, Cause, Machine, Request, Result, ResultRule, Status
-from madlite.plan.context import Context
-from madlite.plan.options import Options
+from madlite.plan.context import Context, Options
 from madlite.run.batch import exit_code, run_batch
 from madlite.run.gather import Surroundings, gather
 from madlite.run.lint import check_plans
@@ -183,8 +182,7 @@ def test_plugins_hear_of_steps(planned):
 
 
 def test_a_study_goes_into_record_and_screen(planned, tmp_path):
-    from madlite.cli.screens import PlainScreen
-    from madlite.cli.sink import Sink
+    from madlite.cli.screens import PlainScreen, Sink
     from madlite.model import Study
 
     plans, options, plugins = planned

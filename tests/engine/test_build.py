@@ -13,13 +13,10 @@ from msgspec.structs import replace
 from madlite.cancellation import check
 from madlite.errors import ExitCode, RuntimeProblem, UsageProblem
 from madlite.model import Card, Cause, ImageUsed, Machine, Request
-from madlite.plan.batch import BatchEntry
-from madlite.plan.build_target import find_target
-from madlite.plan.context import read_context
-from madlite.plan.options import Options
+from madlite.plan.context import Options, read_context
+from madlite.plan.images import BatchEntry, find_target
 from madlite.run.build import NoEngine, build_all
-from madlite.run.build_jobs import BuildSurroundings, plan_builds, vendor_of
-from madlite.run.build_names import tell_apart
+from madlite.run.build_jobs import BuildSurroundings, plan_builds, tell_apart, vendor_of
 from tests.waiting import wait_until
 
 

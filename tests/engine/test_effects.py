@@ -12,8 +12,7 @@ from madlite.backends.loader import Plugins
 from madlite.errors import UsageProblem
 from madlite.hookspecs import hookimpl
 from madlite.model import Card, Draft, FileTemplate, Finding, Machine, Request, Traits, Variant
-from madlite.plan.context import read_context
-from madlite.plan.options import Options
+from madlite.plan.context import Options, read_context
 from madlite.run.gather import Surroundings, gather
 
 SCRIPT = """#!/usr/bin/env bash

@@ -5,18 +5,17 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from madlite.cli.details import diagnosis_lines
-from madlite.cli.result_options import COLUMNS
-from madlite.cli.words import verdict_line
-from madlite.measure.follow import Follower
+from madlite.cli.arguments import COLUMNS
+from madlite.cli.format import diagnosis_lines, verdict_line
+from madlite.measure.monitor import Follower
 from madlite.measure.rules import with_common
 from madlite.model import Blocked, Cause, Chunk, Exit, Result, ResultRule, Status
 from madlite.plan.make import make_plan
 from madlite.results.rows import OWN_COLUMNS, build_rows
 from madlite.run.account import Account
 from madlite.run.batch import run_batch
-from madlite.run.explain import explained, find_room
-from madlite.run.mask import masked
+from madlite.run.context import masked
+from madlite.run.one import explained, find_room
 from tests.engine.test_batch import Quiet, planned  # noqa: F401 - a fixture
 from tests.plan.conftest import given  # noqa: F401 - a fixture
 

@@ -11,13 +11,11 @@ from msgspec.structs import replace
 from madlite.backends.loader import load_plugins
 from madlite.errors import UsageProblem
 from madlite.model import Card, Cause, Gpu, ImageUsed, Machine, Request, Result, Status, Traits
-from madlite.plan.context import Context, read_context
+from madlite.plan.context import Context, Options, read_context
 from madlite.plan.manifest import BuiltImage, FailedBuild, Manifest, read_manifest
-from madlite.plan.options import Options
 from madlite.results.rows import docker_file
-from madlite.run.from_manifest import gather_manifest, misfit
+from madlite.run.from_manifest import gather_manifest, manifest_of_runs, misfit
 from madlite.run.gather import Surroundings
-from madlite.run.manifest_file import manifest_of_runs
 from madlite.run.screen import Planned
 
 MADENGINES = Path(__file__).parents[1] / "data/manifests/madengine-2.json"

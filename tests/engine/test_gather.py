@@ -13,8 +13,7 @@ from madlite.backends.loader import Plugins
 from madlite.errors import PluginError, UsageProblem
 from madlite.hookspecs import hookimpl
 from madlite.model import Action, Card, Cause, Draft, Gpu, Machine, Problem, Request, Status, Traits, Variant
-from madlite.plan.context import read_context
-from madlite.plan.options import Options
+from madlite.plan.context import Options, read_context
 from madlite.run.gather import Surroundings, gather
 
 

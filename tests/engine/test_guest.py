@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from madlite.backends.loader import load_plugins
-from madlite.measure.follow import Follower
+from madlite.measure.monitor import Follower
 from madlite.model import ErrorScan
-from madlite.run.guest import Guest
-from tests.measure.witnesses.runs import LOGS, text_of
+from madlite.run.detect import Guest
+from tests.measure.checks.runs import LOGS, text_of
 
 TITAN = "torchtitan-0.2.2-debugmodel-cpu-1rank.log"
 

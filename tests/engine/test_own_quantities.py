@@ -13,11 +13,9 @@ from madlite.backends.base import StepPattern
 from madlite.backends.loader import load_plugins
 from madlite.cli import setup
 from madlite.cli.main import call
-from madlite.cli.screens import PlainScreen
-from madlite.cli.sink import Sink
+from madlite.cli.screens import PlainScreen, Sink
 from madlite.model import Card, Machine, Request, Status, Variant
-from madlite.plan.context import Context
-from madlite.plan.options import Options
+from madlite.plan.context import Context, Options
 from madlite.run.batch import run_batch
 from madlite.run.gather import Surroundings, gather
 from madlite.runtimes.host.runtime import HostRuntime

@@ -14,7 +14,7 @@ from madlite.assets.records import Record, repo_folder, save_hub_record
 from madlite.backends.loader import Plugins
 from madlite.errors import CheckFailed, ExitCode, RuntimeProblem
 from madlite.model import Action, Asset, Blocked, Cause, Image, Machine, Status, Traits
-from madlite.plan.options import Options
+from madlite.plan.context import Options
 from madlite.plan.render import Rendered
 from madlite.run.prepare import prepare_all
 from madlite.run.prepared import HUB_INSIDE, use_prepared

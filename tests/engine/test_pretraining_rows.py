@@ -8,7 +8,7 @@ import pytest
 
 from madlite.cli import setup
 from madlite.cli.planning import plan_all
-from madlite.measure.follow import Follower
+from madlite.measure.monitor import Follower
 from madlite.measure.verdict import Witnesses, judge
 from madlite.model import Exit, Result, Status
 from madlite.results.rows import build_rows

@@ -16,12 +16,12 @@ from madlite.errors import RuntimeProblem
 from madlite.machine import Host
 from madlite.model import Action, Chunk, Exit, FileTemplate, Place, Result, Status
 from madlite.run import probe_inside
-from madlite.run.probe import LIMIT_S, MOST_BYTES, Inside, probe, read_answer
+from madlite.run.instrumentation import Senses
+from madlite.run.provenance import LIMIT_S, MOST_BYTES, Inside, probe, read_answer
 from madlite.run.screen import Planned
-from madlite.run.senses import Senses
-from madlite.runtimes.host.processes import marked_processes
 from madlite.runtimes.host.runtime import HostRuntime
 from madlite.runtimes.host.session import HostSession
+from madlite.runtimes.process_table import marked_processes
 from tests.factories import make_plan
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -373,7 +373,7 @@ def test_in_a_real_process_it_leaves_nothing_behind_and_trips_over_no_file_of_th
 
 @pytest.mark.host
 def test_a_probe_that_hangs_is_ended_and_the_session_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from madlite.run import probe as module
+    from madlite.run import provenance as module
 
     plan = make_plan(tmp_path / "w")
     monkeypatch.setattr(module, "LIMIT_S", 0.5)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from madlite.backends.loader import Plugins
-from madlite.cli.details import all_telemetry_lines, telemetry_lines
+from madlite.cli.format import all_telemetry_lines, telemetry_lines
 from madlite.machine import Host
 from madlite.machine.telemetry.reading import Reading
 from madlite.machine.telemetry.sampler import Sample, Watched
@@ -24,12 +24,11 @@ from madlite.model import (
     Traits,
     Window,
 )
-from madlite.run import senses as senses_module
-from madlite.run import sensors as module
-from madlite.run.probe import Inside
+from madlite.run import instrumentation as module
+from madlite.run import instrumentation as senses_module
+from madlite.run.instrumentation import Senses, Sensors
+from madlite.run.provenance import Inside
 from madlite.run.screen import Planned
-from madlite.run.senses import Senses
-from madlite.run.sensors import Sensors
 from madlite.runtimes.host.runtime import HostRuntime
 from madlite.safe_files import Folder
 from tests.factories import make_plan

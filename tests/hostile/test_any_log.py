@@ -13,15 +13,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from madlite.backends.loader import load_plugins
-from madlite.cli.parse_json import json_pieces
-from madlite.cli.parse_page import page
+from madlite.cli.parse import json_pieces, page
 from madlite.errors import MadliteError
-from madlite.measure.follow import Follower
+from madlite.measure.monitor import Follower
 from madlite.measure.verdict import Witnesses, judge
 from madlite.model import ErrorScan, Exit
-from madlite.plan.error_scan import BENIGN, PATTERNS
-from madlite.run.foreign import read_log
-from madlite.run.log_source import read_chunks
+from madlite.plan.actions import BENIGN, PATTERNS
+from madlite.run.foreign import read_chunks, read_log
 from tests.factories import make_plan
 
 pytestmark = pytest.mark.host  # many examples

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from madlite.backends.loader import load_plugins
-from madlite.measure.follow import Follower
 from madlite.measure.lines import LONGEST
+from madlite.measure.monitor import Follower
 from madlite.measure.rules import with_common
 from madlite.measure.verdict import Witnesses, judge
 from madlite.model import ErrorScan, Exit, FailureRule
-from madlite.plan.error_scan import BENIGN, PATTERNS
+from madlite.plan.actions import BENIGN, PATTERNS
 from madlite.secrets import Redactor, assigned
 from tests.factories import make_plan
 

@@ -6,11 +6,12 @@ import re
 
 import pytest
 
-from madlite.measure.follow import Follower
+from madlite.measure.monitor import Follower
 from madlite.measure.rules import with_common
 from madlite.measure.verdict import Verdict, Witnesses, judge
 from madlite.model import Cause, ErrorScan, Status
-from madlite.plan.error_scan import BENIGN, PATTERNS
+from madlite.plan.actions import BENIGN, PATTERNS
+from tests.measure.checks.runs import DONE, script_plan
 from tests.measure.test_diagnosis import (
     LOGS,
     PLUGINS,
@@ -25,7 +26,6 @@ from tests.measure.test_diagnosis import (
     why,
 )
 from tests.measure.training_logs import parsed
-from tests.measure.witnesses.runs import DONE, script_plan
 
 DATA = LOGS.parent
 

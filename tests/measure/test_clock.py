@@ -9,14 +9,14 @@ from collections.abc import Iterable
 import pytest
 from msgspec.structs import replace
 
-from madlite.measure.clock import Work, work_of_step
-from madlite.measure.follow import Follower
-from madlite.measure.stamps import stamp_s
+from madlite.measure.checks.figures import Work, work_of_step
+from madlite.measure.monitor import Follower
+from madlite.measure.step_marks import stamp_s
 from madlite.measure.verdict import Asked, Verdict, Witnesses, judge, judge_steps
 from madlite.model import Exit, Quantity, ResultRule, RunPlan, Status, Variant
 from madlite_plugins.torchrun.reader import OwnReader
 from madlite_plugins.torchtitan.backend import Torchtitan
-from tests.measure.witnesses.runs import plan_of, says, texts
+from tests.measure.checks.runs import plan_of, says, texts
 
 STEP = re.compile(r"step (?P<n>\d+) tps (?P<tokens_per_s_per_gpu>\S+)")
 RULE = ResultRule(kind="steps", loss_expected=False)

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from madlite.measure.compute import compute_findings, count_compute, trains_adapters
-from madlite.measure.follow import Follower
+from madlite.measure.monitor import Follower
 from madlite.measure.steps import Steps
 from madlite.measure.window import steady_window
 from madlite.model import (
@@ -26,7 +26,7 @@ from madlite.model import (
     Step,
     Variant,
 )  # fmt: skip
-from madlite.plan.architectures import known_architectures
+from madlite.plan.place import known_architectures
 from madlite_plugins.torchtitan.reader import TorchtitanReader
 from tests.plugins.logs import LOGS
 

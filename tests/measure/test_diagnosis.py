@@ -14,9 +14,9 @@ from msgspec.structs import replace
 from madlite.backends.loader import load_plugins
 from madlite.measure.clues import ERROR, ROOT, ClueScan
 from madlite.measure.diagnosis import Facts, Room, diagnose
-from madlite.measure.ending import Ending
-from madlite.measure.follow import Follower
+from madlite.measure.failure_scan import Ending
 from madlite.measure.lines import make_block
+from madlite.measure.monitor import Follower
 from madlite.measure.rules import with_common
 from madlite.model import Cause, FailureRule, Status
 from madlite.plan.make import make_plan
@@ -680,8 +680,8 @@ def test_an_exception_has_its_rule_where_its_line_was_not_asked_about():
 
 
 def test_a_long_log_without_steps_is_held_in_part(monkeypatch):
-    monkeypatch.setattr("madlite.measure.ending._HELD", 1000)
-    monkeypatch.setattr("madlite.measure.ending._ASKED", 5000)
+    monkeypatch.setattr("madlite.measure.failure_scan._HELD", 1000)
+    monkeypatch.setattr("madlite.measure.failure_scan._ASKED", 5000)
     ending = Ending(RULES)
     for line in (timeout(1), *("words " * 20 for _ in range(300)), timeout(2), "end"):
         ending.hold(make_block([line]), None)

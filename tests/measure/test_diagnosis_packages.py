@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from madlite.measure.diagnosis import Facts, diagnose
-from madlite.measure.follow import Follower
+from madlite.measure.monitor import Follower
 from madlite.model import Cause, Quantity, Step
 from tests.measure.test_diagnosis import RULES, footer, timeout, trace, why
 

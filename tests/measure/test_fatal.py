@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from madlite.backends.base import PatternReader, step_pattern
-from madlite.measure.fatal import FatalScan
-from madlite.measure.follow import Follower
+from madlite.measure.failure_scan import FatalScan
 from madlite.measure.grammar import ASIDE
 from madlite.measure.lines import make_block
-from madlite.measure.memory_marks import MemoryMarks
+from madlite.measure.memory import MemoryMarks
+from madlite.measure.monitor import Follower
 from madlite.measure.rules import with_common
 from madlite.measure.tracebacks import TracebackScan
 

@@ -10,11 +10,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from madlite.backends.base import PatternReader, step_pattern
-from madlite.measure.follow import Follower
 from madlite.measure.lines import LONGEST
-from madlite.measure.telling import _KEPT
+from madlite.measure.monitor import Follower
+from madlite.measure.rules import _KEPT
 from madlite.model import EffectiveConfig, Ended, ErrorScan, FailureRule, Phase, Quantity, Step, Summary
-from madlite.plan.error_scan import BENIGN, PATTERNS
+from madlite.plan.actions import BENIGN, PATTERNS
 
 PATTERN = step_pattern(r"step=(?P<n>\d+) tps=(?P<tokens_per_s_per_gpu>[\d,.]+)(?: loss=(?P<loss>\S+))?")
 RULES = (

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from madlite.measure.follow import Follower, asked_steps
+from madlite.measure.monitor import Follower, asked_steps
 from madlite.measure.multiple import parse_results
 from madlite.measure.verdict import Witnesses, judge
 from madlite.model import Cause, Exit, Status
 from madlite.run.foreign import read_log
+from tests.measure.checks.runs import script_plan
 from tests.measure.training_logs import PLUGINS, parsed, trainer
-from tests.measure.witnesses.runs import script_plan
 
 GOOD = "performance: 100 samples_per_second"
 FOREIGN = (

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from madlite.measure.follow import Follower
+from madlite.measure.checks import table
+from madlite.measure.checks.losses import loss_trend
+from madlite.measure.checks.table import Known
+from madlite.measure.monitor import Follower
 from madlite.measure.number import Asked, Number
-from madlite.measure.witnesses import table
-from madlite.measure.witnesses.known import Known
-from madlite.measure.witnesses.losses import loss_trend
 from madlite.model import Quantity, ResultRule, Step
 from tests.measure.training_logs import parsed, titan, trainer
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from madlite.measure.follow import Follower
-from madlite.measure.quality import window_findings
+from madlite.measure.monitor import Follower
+from madlite.measure.number import window_findings
 from madlite.measure.steps import Steps
 from madlite.measure.window import steady_window
 from madlite.model import Quantity, Step, Window

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from madlite.measure.follow import Follower
 from madlite.measure.lines import LineSplitter
+from madlite.measure.monitor import Follower
 from madlite.measure.rules import with_common
 from madlite.measure.verdict import Asked, judge_steps
 from madlite.model import Line, Quantity, ResultRule, Status

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from madlite.measure.follow import Follower
+from madlite.measure.monitor import Follower
 from madlite.measure.verdict import Asked, judge_line, judge_steps
 from madlite.model import Cause, ResultRule, Status
 from madlite_plugins.hf.reader import HuggingFaceReader

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from madlite import without_label
-from madlite.measure.follow import Follower
+from madlite.measure.monitor import Follower
 from madlite.measure.verdict import Asked, judge_steps
 from madlite.model import Cause, EffectiveConfig, Ended, Event, Line, Phase, Quantity, ResultRule, Status, Step, Summary
 

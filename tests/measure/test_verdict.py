@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from madlite.backends.base import PatternReader, step_pattern
-from madlite.measure.follow import Follower
+from madlite.measure.monitor import Follower
 from madlite.measure.multiple import Read
 from madlite.measure.performance import make_metric
 from madlite.measure.verdict import Witnesses, judge

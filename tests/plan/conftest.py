@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from madlite.model import Card, Draft, FileTemplate, Gpu, Machine, Request, Variant
-from madlite.plan.context import Context
+from madlite.plan.context import Context, Options
 from madlite.plan.given import Given
-from madlite.plan.options import Options
 from madlite.plan.place import Choice
 
 

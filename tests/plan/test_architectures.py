@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from madlite.backends.recipe_book import read_book
-from madlite.measure.flops import active_weights
+from madlite.measure.compute import active_weights
 from madlite.model import Architecture, Draft, Request, Shape, Variant
-from madlite.plan.architectures import find_architecture, known_architectures
 from madlite.plan.make import make_plan
+from madlite.plan.place import find_architecture, known_architectures
 from madlite_plugins.hf.backend import HuggingFace
 from tests.plan.conftest import rendered_draft
 from tests.plugins.logs import gpu_machine

@@ -9,8 +9,8 @@ import pytest
 from madlite.errors import UsageProblem
 from madlite.model import Action, Card, Draft, FileTemplate, ResultRule
 from madlite.model.values import to_json
+from madlite.plan.actions import BENIGN, PATTERNS, error_scan_origin, make_error_scan
 from madlite.plan.context import Context, read_context, without_effect
-from madlite.plan.error_scan import BENIGN, PATTERNS, error_scan_origin, make_error_scan
 
 SCRIPT = Draft(actions=(Action(kind="run", argv=("bash", "run.sh")),))
 

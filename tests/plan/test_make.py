@@ -12,11 +12,9 @@ from madlite.errors import UsageProblem
 from madlite.images.buildkit import build_command
 from madlite.model import Card, Cause, Gpu, Machine, Secret, Status, Traits, to_json
 from madlite.plan.actions import model_dir, settle_model_dir
-from madlite.plan.context import Context, read_context
-from madlite.plan.dockerfiles import Dockerfile
-from madlite.plan.images import image_name
+from madlite.plan.context import Context, Options, read_context
+from madlite.plan.images import Dockerfile, image_name
 from madlite.plan.make import make_plan
-from madlite.plan.options import Options
 from madlite.plan.place import Choice, expand_ids, grant_gpus
 from tests.plan.conftest import eight_mi300x, rendered_draft
 

@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 
 from madlite.errors import UsageProblem
-from madlite.plan.telemetry import telemetry_interval_s
-from madlite.plan.values import Layer, resolve
+from madlite.plan.values import Layer, resolve, telemetry_interval_s
 
 
 def interval(**values: str) -> float:

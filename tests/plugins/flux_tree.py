@@ -11,7 +11,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from madlite.measure.follow import Follower
+from madlite.measure.monitor import Follower
 from madlite.measure.verdict import Verdict, Witnesses, judge
 from madlite.model import Card, Draft, Exit, Machine, Place, Request, RunPlan, Scalar
 from madlite.plan.render import render

@@ -7,10 +7,9 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from madlite.model import Card, Finding, Gpu, Machine, Request, RunPlan, Traits
-from madlite.plan.context import read_context
+from madlite.plan.context import Options, read_context
 from madlite.plan.given import Given, layers
 from madlite.plan.make import make_plan
-from madlite.plan.options import Options
 from madlite.plan.place import Choice
 from madlite.plan.values import asked_values
 from madlite_plugins.primus.backend import Primus

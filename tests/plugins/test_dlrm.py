@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from madlite.errors import UsageProblem
-from madlite.measure.follow import Follower
+from madlite.measure.monitor import Follower
 from madlite.measure.multiple import read_results
 from madlite.measure.verdict import Witnesses, judge
 from madlite.model import Exit, Place, Request, Result, RunPlan, Status

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from madlite.backends.loader import load_plugins
 from madlite.backends.recipe_book import read_book
 from madlite.backends.recipes import OF_RUN
-from madlite.measure.memory_hint import gpu_memory_hint
+from madlite.measure.memory import gpu_memory_hint
 from madlite.measure.steps import Steps
 from madlite.model import RunPlan
 from madlite.plan.values import PLAN_KEYS, VARIANT_KEYS, canonical_key

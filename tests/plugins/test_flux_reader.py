@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from madlite.measure.follow import Follower
+from madlite.measure.monitor import Follower
 from madlite.measure.verdict import Asked, judge_steps
 from madlite.model import EffectiveConfig, Ended, Line, Quantity, Status, Step, Summary
 from madlite_plugins.flux.backend import Flux

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from madlite.measure.follow import Follower
+from madlite.measure.monitor import Follower
 from madlite.measure.verdict import Asked, judge_steps
 from madlite.model import Cause, EffectiveConfig, Ended, Line, Phase, Quantity, Step, Summary
 from madlite_plugins.hf.backend import HuggingFace

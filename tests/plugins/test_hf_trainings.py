@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from madlite.measure.follow import Follower
+from madlite.measure.monitor import Follower
 from madlite.measure.verdict import Verdict, Witnesses, judge, judge_line
 from madlite.model import Cause, Exit, Quantity, Status
 from madlite_plugins.hf.final_figures import figures_of, same_training
 from madlite_plugins.hf.reader import HuggingFaceReader
-from tests.measure.witnesses.runs import LOGS, script_plan, texts
+from tests.measure.checks.runs import LOGS, script_plan, texts
 
 V4 = "hf-trainer-transformers4.57-cpu-"
 DONE = Witnesses(exit=Exit(code=0, duration_s=1.0))

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from madlite.measure.diagnosis import Facts, diagnose
-from madlite.measure.follow import Follower
+from madlite.measure.monitor import Follower
 from madlite.measure.verdict import Verdict, Witnesses, judge
 from madlite.model import Exit, Status
 from madlite_plugins.megatron_lm import madlite_failure_rules

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from madlite.measure.follow import Follower
+from madlite.measure.monitor import Follower
 from madlite.model import Card, EffectiveConfig, Ended, Line, Place, Quantity, RunPlan, Step, Summary, Variant
 from madlite_plugins.megatron_lm.reader import MegatronReader, recognise
 from tests.plugins.logs import LOGS, events, gpu_machine, lines, read, steps

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from madlite.cli.main import call
-from madlite.measure.follow import Follower
+from madlite.measure.monitor import Follower
 from madlite.measure.verdict import Asked, judge_steps
 from madlite.model import EffectiveConfig, Ended, Line, Quantity, Request, Status, Step, Summary
 from madlite.plan.render import render

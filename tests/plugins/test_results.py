@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from madlite.measure.follow import Follower
+from madlite.measure.monitor import Follower
 from madlite.measure.window import steady_window
 from madlite.model import Quantity
 from madlite_plugins.hf.backend import HuggingFace

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from madlite.cli.main import call
 from madlite.errors import UsageProblem
-from madlite.measure.follow import Follower
+from madlite.measure.monitor import Follower
 from madlite.measure.verdict import Asked, Witnesses, judge, judge_steps
 from madlite.model import Card, Cause, Ended, Exit, Line, Machine, Quantity, RunPlan, Status, Step, Traits
 from madlite.testing.plans import Case, ask, options_of, plan_of

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from madlite.cli.main import call
 from madlite.errors import UsageProblem
-from madlite.measure.follow import Follower
+from madlite.measure.monitor import Follower
 from madlite.measure.verdict import Witnesses, judge
 from madlite.model import Card, Exit, Machine, RunPlan, Status
 from madlite.resources import template_root

@@ -10,7 +10,7 @@ import sys
 import pytest
 from msgspec.structs import replace
 
-from madlite.measure.follow import Follower
+from madlite.measure.monitor import Follower
 from madlite.measure.verdict import Asked, judge_steps
 from madlite.model import EffectiveConfig, Line, Quantity, Request, RunPlan, Status
 from madlite_plugins.hf.backend import HuggingFace

@@ -8,11 +8,8 @@ import pytest
 
 from madlite.model import Traits
 from madlite.run.watchdog import hang
-from madlite.run.watchdog.gpus import gpu_state
-from madlite.run.watchdog.hang import NO_PY_SPY, Inquiry
-from madlite.run.watchdog.inside import Inside, look_inside
-from madlite.run.watchdog.processes import Facts
-from madlite.run.watchdog.stacks import Dump
+from madlite.run.watchdog.hang import NO_PY_SPY, Inquiry, Inside, gpu_state, look_inside
+from madlite.run.watchdog.processes import Dump, Facts
 from madlite.runtimes.docker.container import Container
 from madlite.runtimes.docker.session import DockerSession
 from madlite.runtimes.host.runtime import HostRuntime

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from madlite.run.watchdog.places import Standing, in_order, standing
-from madlite.run.watchdog.processes import Facts
-from madlite.run.watchdog.stacks import Dump
+from madlite.run.watchdog.processes import Dump, Facts
 
 TEXT = """Process {pid}: {command}
 Python v3.12.3 (/usr/bin/python3.12)

@@ -9,8 +9,7 @@ import threading
 import pytest
 
 from madlite.run.watchdog.places import standing
-from madlite.run.watchdog.processes import Facts
-from madlite.run.watchdog.stacks import Dump, Frame, dump, find_py_spy, main_frames
+from madlite.run.watchdog.processes import Dump, Facts, Frame, dump, find_py_spy, main_frames
 
 TEXT = """Process {pid}: /opt/venv/bin/python3 -u train.py
 Python v3.12.3 (/usr/bin/python3.12)

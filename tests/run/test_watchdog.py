@@ -9,10 +9,8 @@ import pytest
 
 from madlite.model import Cause, Chunk, Quantity, ResultRule, Step
 from madlite.run.stop import StopControl
-from madlite.run.watchdog.found import Found
-from madlite.run.watchdog.reasons import StopReason
-from madlite.run.watchdog.silence import Quiet, Silence
-from madlite.run.watchdog.watchdog import INQUEST_LIMIT_S, Watchdog, hang_hint
+from madlite.run.watchdog.progress_monitor import Quiet, Silence
+from madlite.run.watchdog.watchdog import INQUEST_LIMIT_S, Found, StopReason, Watchdog, hang_hint
 from tests.factories import make_plan
 from tests.run.test_stop import FakeSession
 

@@ -13,14 +13,17 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from madlite.model import Value
-from madlite.runtimes.host.processes import POLL_S, Marked, all_marked, ourselves
 from madlite.runtimes.process_table import (
+    POLL_S,
+    Marked,
     OpenProcess,
     Process,
+    all_marked,
     ancestors,
     in_words,
     is_of,
     lives,
+    ourselves,
     process_table,
     send,
     user_name,

@@ -11,8 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
 
 from madlite.model import Value
-from madlite.run.watchdog.processes import Facts
-from madlite.run.watchdog.stacks import Dump, Frame, main_frames
+from madlite.run.watchdog.processes import Dump, Facts, Frame, main_frames
 
 MOST_DUMPS = 64  # processes whose stacks are taken, the ranks' own first
 MOST_PLACES = 4  # of a run; where there are more, those are put together that share a call

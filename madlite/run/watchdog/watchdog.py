@@ -10,11 +10,45 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from typing import TypeAlias
 
-from madlite.model import Cause, Say
-from madlite.run.watchdog.found import Found, Inquire
-from madlite.run.watchdog.reasons import StopReason
-from madlite.run.watchdog.silence import Quiet, Silence
+from madlite.model import Cause, Say, Value
+from madlite.run.watchdog.progress_monitor import Quiet, Silence
+
+# What a look at a hanging run finds.
+
+
+class Found(Value, frozen=True):
+    """`notes` tell what is wrong with its processes, `kept` where the rest is, `evidence` where its ranks are.
+
+    `odd` are the ranks that stand apart: the others may be waiting for them.
+    """
+
+    notes: tuple[str, ...] = ()
+    kept: str = ""
+    evidence: str = ""
+    odd: str = ""
+
+
+Inquire: TypeAlias = Callable[[threading.Event], Found]
+"""Looks at a run; it comes to its end soon after the event is set, and within a minute by itself."""
+
+
+# Why a run is ended before it ends by itself.
+
+
+class StopReason(Value, frozen=True):
+    """Why a run was ended; `evidence` is the line that shows it, where there is one.
+
+    `short` is what the screen says meanwhile, where it told the rest just before; `hint` is what to do.
+    """
+
+    cause: Cause
+    text: str
+    evidence: str = ""
+    short: str = ""
+    hint: str = ""
+
 
 INQUEST_LIMIT_S = 75.0  # a bit more than the inquiry takes by its own limit: one that hangs itself is not waited for
 _TURN_S = 0.2

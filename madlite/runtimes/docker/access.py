@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from madlite.model import Image, RunPlan
-from madlite.runtimes.docker.options import given_options
-from madlite.runtimes.docker.values import mount, seccomp_file
+from madlite.runtimes.docker.options import given_options, mount, seccomp_file
 from madlite.safe_read import spells
 from madlite.secrets import Redactor, collect
 

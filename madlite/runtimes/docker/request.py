@@ -13,9 +13,7 @@ from collections.abc import Callable, Mapping
 from madlite.errors import UsageProblem
 from madlite.images.client import proxy_environment
 from madlite.model import EnvValue, Json, Mount, RunPlan, Secret
-from madlite.runtimes.docker.options import add_options
-from madlite.runtimes.docker.values import ulimit
-from madlite.runtimes.docker.words import odd_words, split_words
+from madlite.runtimes.docker.options import add_options, odd_words, split_words, ulimit
 from madlite.secrets import Redactor, assigned, collect, mask_values, reveal
 from madlite.workspace.folder import FOLDER_LABEL, KEPT_LABEL, RUN_LABEL, RUN_MARK
 from madlite.workspace.mounts import container_mounts
