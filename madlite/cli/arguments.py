@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import click
 
 from madlite.errors import UsageProblem
+from madlite.plan.fields import OPTIONS, PlanField, PlanOption
 
 # What came beside an option that scripts for madengine 1 abbreviate: `--clean` and `--c` are --clean-docker-cache.
 _YIELDING = ("--cleanup-perf", "--cards-from", "--check", "--contract", "--fail-on-suspect", "--plan")
 
+F = TypeVar("F", bound=Callable[..., Any])
 _Names: TypeAlias = Mapping[str, click.Parameter]
 
 
@@ -105,52 +107,19 @@ def _each(name: str, left: deque[str], ctx: click.Context, *, has_first: bool) -
 
 # Options of their own for keys of a plan: what they set is what --set KEY=VALUE would.
 
-# option's value → the key of the plan that it sets
-_KEYS = {
-    "mode": "mode",
-    "precision": "precision",
-    "seq_len": "seq_len",
-    "batch_size": "micro_batch",
-    "steps": "steps",
-    "image_release": "release",
-    "mock_data": "mock_data",
-    "silence_limit": "silence_s",
-    "start_silence_limit": "start_silence_s",
-    "telemetry": "telemetry",
-    "log_limit": "log_limit",
-}
 _WHOLE = click.IntRange(1)
 _WHOLE.name = "whole number"  # what a message calls it
+_TYPES: dict[type, click.IntRange | click.FloatRange] = {int: _WHOLE, float: click.FloatRange(0)}
+
+
+def _own_option(field: PlanField, option: PlanOption) -> Callable[[F], F]:
+    if field.type is bool:
+        return click.option(f"{option.name}/--no-{option.name[2:]}", default=None, help=option.help)
+    return click.option(option.name, type=_TYPES.get(field.type), metavar=option.metavar, help=option.help)
+
+
 NAMED = (
-    click.option("--mode", metavar="NAME", help="Run only this mode, e.g. pretrain."),
-    click.option("--precision", metavar="NAME", help="Run only this precision: BF16, FP8, MXFP8, …"),
-    click.option("--seq-len", type=_WHOLE, metavar="N", help="Sequence length in tokens."),
-    click.option("--batch-size", type=_WHOLE, metavar="N", help="Micro batch: sequences per GPU and pass."),
-    click.option("--steps", type=_WHOLE, metavar="N", help="Training steps."),
-    click.option("--image-release", metavar="NAME", help="Recipes and image of this release, e.g. v25.10."),
-    click.option("--mock-data/--no-mock-data", default=None, help="Train on made-up data, or on the recipe's."),
-    click.option(
-        "--silence-limit",
-        type=click.FloatRange(0),
-        metavar="SECONDS",
-        help="Longest time without a training step, or 20 median steps if longer; 0 none.  [default: 300]",
-    ),
-    click.option(
-        "--start-silence-limit",
-        type=click.FloatRange(0),
-        metavar="SECONDS",
-        help="Longest time without output before the first step; 0 none.  [default: 1800]",
-    ),
-    click.option(
-        "--telemetry/--no-telemetry",
-        default=None,
-        help="Sample power, clocks and throttling of the GPUs.  [default: on]",
-    ),
-    click.option(
-        "--log-limit",
-        metavar="SIZE",
-        help="Most of run.log that is kept, its beginning and its end, e.g. 500M; 0 all of it.  [default: 2G]",
-    ),
+    *(_own_option(field, option) for field, option in OPTIONS.values()),
     click.option(
         "--no-lint", "lint", flag_value=False, type=bool, default=True, help="Start also what a check finds wrong."
     ),
@@ -163,16 +132,16 @@ def named_values(given: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     Raises:
         UsageProblem: one was given without a value, or with a list of them.
     """
-    for name, key in _KEYS.items():
-        value, option = given[name], f"--{name.replace('_', '-')}"
+    for name, (field, own) in OPTIONS.items():
+        value, option = given[name], own.name
         if value == "":
             raise UsageProblem(f"{option} is empty", "leave it out, or name a value: an unset variable may stand there")
         if "," in str(value):
             raise UsageProblem(f"{option} '{value}': one value, no list", f"leave {option} out for all of a tag's runs")
         if isinstance(value, bool):
-            yield option if value else f"--no-{option[2:]}", key, str(value).lower()
+            yield option if value else f"--no-{option[2:]}", field.key, str(value).lower()
         elif value is not None:
-            yield option, key, str(value)
+            yield option, field.key, str(value)
 
 
 # The options that say where results go, and what of madlite's own stands beside them.

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
     from madlite.plan.context import Context, Options
     from madlite.plan.images import BatchEntry
-    from madlite.run.build_jobs import BuildSurroundings
+    from madlite.run.build_jobs import BuildInputs
 
 _FILE = click.Path(path_type=Path)
 # options that exclude each other, as in madengine 2
@@ -98,12 +98,12 @@ def command(**given: Any) -> int:
         check_writable(given["summary_output"])
     plugins = setup.load(given["no_plugins"], given["verbose"])
     given["batch"] = _batch(given["batch_manifest"])
-    around = _surroundings(plugins, given)
-    jobs = _jobs(plugins, given, around)
+    inputs = _inputs(plugins, given)
+    jobs = _jobs(plugins, given, inputs)
     for text in dict.fromkeys(_outside(jobs)):
         setup.warn(text)
     setup.tell_problems(plugins.problems)
-    return _build(jobs, around, given)
+    return _build(jobs, inputs, given)
 
 
 def _refuse(given: dict[str, Any]) -> None:
@@ -121,9 +121,9 @@ def _option(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _surroundings(plugins: Plugins, given: dict[str, Any]) -> BuildSurroundings:
+def _inputs(plugins: Plugins, given: dict[str, Any]) -> BuildInputs:
     from madlite.plan.images import find_target
-    from madlite.run.build_jobs import BuildSurroundings
+    from madlite.run.build_jobs import BuildInputs
 
     context = setup.make_context({**given, "gpus": ""})
     options = _options(given)
@@ -133,7 +133,7 @@ def _surroundings(plugins: Plugins, given: dict[str, Any]) -> BuildSurroundings:
     for note in target.notes if not given["use_image"] else ():
         setup.warn(note)
     setup.bring_model_dir(plugins, _tags(given), given["cards_from"])
-    return BuildSurroundings(
+    return BuildInputs(
         options=options,
         target=target,
         machine=machine,
@@ -174,18 +174,18 @@ def _without_gpus(context: Context) -> Context:
     return replace(context, values={"gpu_vendor": "CPU"})
 
 
-def _jobs(plugins: Plugins, given: dict[str, Any], around: BuildSurroundings) -> list[BuildJob]:
+def _jobs(plugins: Plugins, given: dict[str, Any], inputs: BuildInputs) -> list[BuildJob]:
     from madlite.run.build_jobs import plan_builds
 
-    workspace, trees = around.options.workspace, given["cards_from"]
+    workspace, trees = inputs.options.workspace, given["cards_from"]
     if given["batch_manifest"] is None:
         requests = setup.select_requests(plugins, given["tags"], workspace, trees)
-        return [job for request in requests for job in plan_builds(request, around)]
+        return [job for request in requests for job in plan_builds(request, inputs)]
     return [
         job
         for entry in given["batch"]
         for request in setup.select_requests(plugins, (entry.model_name,), workspace, trees)
-        for job in plan_builds(request, around, entry)
+        for job in plan_builds(request, inputs, entry)
     ]
 
 
@@ -198,7 +198,7 @@ def _outside(jobs: Sequence[BuildJob]) -> Iterator[str]:
             yield f"card {job.entry.request.card.name}: its {what} is outside of this folder"
 
 
-def _build(jobs: Sequence[BuildJob], around: BuildSurroundings, given: dict[str, Any]) -> int:
+def _build(jobs: Sequence[BuildJob], inputs: BuildInputs, given: dict[str, Any]) -> int:
     from madlite.cli.screens import make_screen
     from madlite.run.build import build_all
 
@@ -206,12 +206,12 @@ def _build(jobs: Sequence[BuildJob], around: BuildSurroundings, given: dict[str,
     screen = make_screen(sink, live=given["live_output"])
     lines = BuildLines(screen)
     try:
-        built = build_all(jobs, around.options.workspace, around.options.environ, lines)
+        built = build_all(jobs, inputs.options.workspace, inputs.options.environ, lines)
         lines.total(built)
         if built.interrupted:
             screen.warn(f"interrupted: {given['manifest_output']} was not written")
             return int(built.exit_code)
-        return _write(_texts(built, jobs, around, given), built, screen)
+        return _write(_texts(built, jobs, inputs, given), built, screen)
     finally:
         screen.close()
         sink.close()
@@ -234,20 +234,20 @@ def _write(texts: Mapping[Path, tuple[str, str]], built: Built, screen: PlainScr
 
 
 def _texts(
-    built: Built, jobs: Sequence[BuildJob], around: BuildSurroundings, given: dict[str, Any]
+    built: Built, jobs: Sequence[BuildJob], inputs: BuildInputs, given: dict[str, Any]
 ) -> dict[Path, tuple[str, str]]:
     """Return what is written by its file: what it is, and its text."""
     from madlite.plan.manifest_text import manifest_text, summary
     from madlite.run.build import secrets_of_jobs
     from madlite.secrets import masked_json
 
-    secrets = secrets_of_jobs(jobs, around.options.environ)
+    secrets = secrets_of_jobs(jobs, inputs.options.environ)
     text = manifest_text(
         built.images,
         built.failed,
-        around.target.context,
+        inputs.target.context,
         secrets,
-        gpu_vendor=around.target.gpu_vendor,
+        gpu_vendor=inputs.target.gpu_vendor,
         took_s=built.took_s,
     )
     told = masked_json(summary(built.images, built.failed, built.took_s), secrets)

@@ -96,7 +96,7 @@ def _folders(names: Sequence[str], here: Path) -> list[Path]:
 
 def _named(name: str, here: Path) -> Iterator[Path]:
     from madlite.errors import UsageProblem
-    from madlite.plan.make import RUNS
+    from madlite.plan.inputs import RUNS
     from madlite.reports.runs import find_run, run_names
 
     runs = here / RUNS

@@ -19,7 +19,7 @@ from madlite.cli.terminal import say
 from madlite.machine.peaks import find_peak
 from madlite.measure.compute import flops_per_token, trains_adapters
 from madlite.model import Architecture, ErrorScan, RunPlan, Secret, Value, Variant
-from madlite.plan.values import size_words
+from madlite.plan.fields import targeted_rows
 
 if TYPE_CHECKING:
     from madlite.run.screen import Planned
@@ -149,13 +149,7 @@ def plan_rows(plan: RunPlan) -> Iterator[tuple[str, str, str]]:
     yield "timeout_s", limit, origins.get("timeout_s", "")
     for name, limit_s in (("start_silence_s", plan.start_silence_s), ("silence_s", plan.silence_s)):
         yield name, f"{limit_s:g}" if limit_s else "none", origins.get(name, "default")
-    yield "stop_grace_s", f"{plan.stop_grace_s:g}", origins.get("stop_grace_s", "default")
-    if plan.place.gpu_ids:
-        switch = origins.get("telemetry", origins.get("telemetry_s", "default"))
-        yield "telemetry_s", f"{plan.telemetry_s:g}" if plan.telemetry_s else "off", switch
-    if not plan.probe:
-        yield "probe", "off", origins.get("probe", "")
-    yield "log_limit", size_words(plan.log_limit_bytes), origins.get("log_limit", "default")
+    yield from targeted_rows(plan)
     yield "launcher", plan.launcher or "-", origins.get("launcher", plan.backend or "default")
     yield from _value_rows(plan)
     yield from _image_rows(plan)

@@ -20,10 +20,10 @@ from madlite.plan.context import ELSEWHERE, Context, Options
 from madlite.plan.manifest_text import context_over
 from madlite.plan.plan_file import known_secrets, read_plan_file
 from madlite.resources import template_root
-from madlite.run.from_manifest import gather_manifest
+from madlite.run.from_manifest import plan_manifest
 from madlite.run.from_plan import bind_plan, claimed_id, differences, planned_environ
-from madlite.run.gather import Surroundings, gather
 from madlite.run.lint import why_unreachable
+from madlite.run.planning import BatchInputs, plan_runs
 from madlite.run.screen import Planned
 from madlite.workspace.folder import new_run_id
 
@@ -176,7 +176,7 @@ def plan_all(
     tags, trees = given["tags"], given["cards_from"]
     requests = () if manifest is not None else setup.select_requests(plugins, tags, options.workspace, trees)
     credentials = setup.read_credentials(options.workspace)
-    around = Surroundings(
+    inputs = BatchInputs(
         options=options,
         context=context,
         machine=machine,
@@ -191,8 +191,8 @@ def plan_all(
         tool_files=list_tools(root / TOOLS),
         reach=why_unreachable if touch or probe else lambda endpoint: "",
     )
-    setup.tell_problems(around.machine.problems)
-    return gather_manifest(manifest, around) if manifest is not None else gather(requests, around)
+    setup.tell_problems(inputs.machine.problems)
+    return plan_manifest(manifest, inputs) if manifest is not None else plan_runs(requests, inputs)
 
 
 # `--check`: whether `madlite run` would start what was planned, by its own checks and in its own words.

@@ -69,7 +69,7 @@ def bring_model_dir(plugins: Plugins, tags: Sequence[str] | None, trees: Sequenc
         MadliteError: MODEL_DIR names no folder, or there is no tag, or one that selects no card; nothing was brought.
     """
     from madlite.cli import model_dir
-    from madlite.plan.make import RUNS
+    from madlite.plan.inputs import RUNS
 
     here = Path.cwd()
     source = model_dir.find_model_dir(os.environ, here)

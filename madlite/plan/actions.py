@@ -15,7 +15,7 @@ from madlite.errors import UsageProblem
 from madlite.files import exists, wrong_key
 from madlite.model import Action, Card, Draft, EnvValue, ErrorScan, RunPlan, Secret
 from madlite.plan.context import Context, Options, ScanKeys, Script
-from madlite.plan.given import Given
+from madlite.plan.inputs import RunInputs
 from madlite.plan.tools import COMMON, ScriptCall, Toolset, find_script, read_tools, stack
 from madlite.plan.values import as_bool
 from madlite.secrets import shaped, split_userinfo
@@ -36,14 +36,14 @@ _HELPER = '!f() { printf "username=%s\\npassword=%s\\n" "$MADLITE_GIT_USERNAME" 
 
 
 def make_actions(
-    given: Given, inside: str, folder: str, fetches: Sequence[Action], tools: Toolset, secret: Sequence[str] = ()
+    inputs: RunInputs, inside: str, folder: str, fetches: Sequence[Action], tools: Toolset, secret: Sequence[str] = ()
 ) -> tuple[Action, ...]:
     """Return the draft's actions: scripts and fetches in their places, `{args}` and `{encapsulate}` filled in.
 
     `inside` and `folder` are the workspace and the run folder as the actions see them; `{model_dir}` waits for its
     claim.  `secret` are the names of variables that a snapshot of the environment must not show.
     """
-    rendered = not given.draft.actions
+    rendered = not inputs.draft.actions
     cwd = "{folder}" if rendered else MODEL_DIR
     calls = {"pre": tools.pre, "post": tools.post}
     env: dict[str, EnvValue] = {"MADLITE_SECRET_NAMES": " ".join(secret)} if secret else {}
@@ -52,10 +52,10 @@ def make_actions(
         for kind, scripts in calls.items()
     }
     placed["data"] = [*fetches]
-    drafted = _RENDERED if rendered else given.draft.actions
+    drafted = _RENDERED if rendered else inputs.draft.actions
     actions = [one for action in drafted for one in ([action] if action.argv else placed[action.kind])]
     wrapped = tools.command.replace("{tools}", shlex.quote(f"{folder}/{TOOLS}"))
-    filled = (_fill(_with_credential(action, given), given, wrapped) for action in _joined(actions))
+    filled = (_fill(_with_credential(action, inputs), inputs, wrapped) for action in _joined(actions))
     return tuple(filled)
 
 
@@ -85,22 +85,22 @@ def _joined(actions: Iterable[Action]) -> Iterator[Action]:
         yield held
 
 
-def _fill(action: Action, given: Given, tools: str) -> Action:
+def _fill(action: Action, inputs: RunInputs, tools: str) -> Action:
     if action.kind != "run":
         return action
-    wrapped = " ".join(filter(None, (tools, given.context.known.encapsulate_script)))
+    wrapped = " ".join(filter(None, (tools, inputs.context.known.encapsulate_script)))
     if wrapped and action == _RENDERED[2]:
         action = replace(action, argv=("bash", "-c", "{encapsulate}bash run.sh"))
-    fill = {"{args}": _run_args(given), "{encapsulate}": f"{wrapped} " if wrapped else ""}
+    fill = {"{args}": _run_args(inputs), "{encapsulate}": f"{wrapped} " if wrapped else ""}
     return replace(action, argv=tuple(_filled(word, fill) for word in action.argv))
 
 
-def _with_credential(action: Action, given: Given) -> Action:
+def _with_credential(action: Action, inputs: RunInputs) -> Action:
     """Give a clone the user and password of the card's URL, which leave it, or else those of its credential."""
-    card = given.request.card
+    card = inputs.request.card
     if action.kind != "clone":
         return action
-    table = (given.credentials or {}).get(card.cred, {})
+    table = (inputs.credentials or {}).get(card.cred, {})
     argv = tuple(split_userinfo(card.url).url if word == card.url else word for word in action.argv)
     return replace(action, argv=argv, env={**action.env, **_git_environment(table, card.url)})
 
@@ -143,10 +143,10 @@ def _host(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
 
-def _run_args(given: Given) -> str:
+def _run_args(inputs: RunInputs) -> str:
     """Return the args the run gets: the context's model_args replace the card's, whose the row keeps."""
-    replaced = given.context.known.model_args
-    return given.args if replaced is None else replaced
+    replaced = inputs.context.known.model_args
+    return inputs.args if replaced is None else replaced
 
 
 def settle_model_dir(plan: RunPlan, name: str) -> RunPlan:
@@ -196,23 +196,23 @@ def make_toolset(context: Context, options: Options, bundled: Path) -> Toolset:
     tools = Toolset()
     if known.tools:
         own = options.tools_file if exists(options.tools_file) else None
-        given = options.tools_file != options.workspace / f"{COMMON}tools.json"
-        tools = stack(known.tools, read_tools(own, bundled, given=given), options.workspace, bundled)
+        inputs = options.tools_file != options.workspace / f"{COMMON}tools.json"
+        tools = stack(known.tools, read_tools(own, bundled, given=inputs), options.workspace, bundled)
     pre = _calls("pre_scripts", known.pre_scripts, context, options.workspace, bundled)
     post = _calls("post_scripts", known.post_scripts, context, options.workspace, bundled)
     return replace(tools, pre=(*tools.pre, *pre), post=(*post, *tools.post))
 
 
-def tools_of(given: Given) -> Toolset:
+def tools_of(inputs: RunInputs) -> Toolset:
     """Return the tools and scripts of one run: with a snapshot of its environment, where one is asked for."""
-    asked = given.context.known.gen_sys_env_details
-    if not (given.options.snapshot or asked):
-        return given.tools
-    name = f"{given.request.card.name.replace('/', '_')}_env"
-    mode, guest = given.context.known.rocenv_mode, given.context.known.guest_os or "UBUNTU"
-    up = ".." if given.draft.actions else "../.."  # from where the script runs to the workspace
+    asked = inputs.context.known.gen_sys_env_details
+    if not (inputs.options.snapshot or asked):
+        return inputs.tools
+    name = f"{inputs.request.card.name.replace('/', '_')}_env"
+    mode, guest = inputs.context.known.rocenv_mode, inputs.context.known.guest_os or "UBUNTU"
+    up = ".." if inputs.draft.actions else "../.."  # from where the script runs to the workspace
     snapshot = ScriptCall(path=SNAPSHOT, args=shlex.join((name, mode, guest, up)), bundled=True)
-    return replace(given.tools, pre=(*given.tools.pre, snapshot))
+    return replace(inputs.tools, pre=(*inputs.tools.pre, snapshot))
 
 
 def list_tools(bundled: Path) -> tuple[str, ...]:
@@ -295,9 +295,9 @@ def error_scan_origin(card: Card, context: Context) -> str:
 
 
 def _of_card(card: Card) -> ScanKeys:
-    given = {key: card.extra[key] for key in _KEYS if card.extra.get(key) not in (None, [])}
+    inputs = {key: card.extra[key] for key in _KEYS if card.extra.get(key) not in (None, [])}
     try:
-        return msgspec.convert(given, ScanKeys)
+        return msgspec.convert(inputs, ScanKeys)
     except msgspec.ValidationError as error:
         raise UsageProblem(f"{_named(card)}: {wrong_key(error)[1]}") from None
 

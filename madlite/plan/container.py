@@ -15,59 +15,59 @@ from madlite.model import (
     Mount,
     RunPlan,
 )
-from madlite.plan.given import Given
 from madlite.plan.images import built_image, flat, image_name
+from madlite.plan.inputs import RunInputs
 from madlite.plan.values import Resolved
 
 RDMA = Path("/dev/infiniband")
 
 
-def make_image(given: Given, asked: str) -> Image | None:
+def make_image(inputs: RunInputs, asked: str) -> Image | None:
     """Return a run's image: the one asked for, one built before, its Dockerfile's, or its backend's or card's."""
-    if foreign := given.options.image or asked:
+    if foreign := inputs.options.image or asked:
         return Image(ref=foreign)
-    if of_context := given.context.known.MAD_CONTAINER_IMAGE:
+    if of_context := inputs.context.known.MAD_CONTAINER_IMAGE:
         return Image(ref=of_context, from_context=True)
-    if given.built is not None:
-        return given.built
-    if given.dockerfile is None:
-        return Image(ref=given.draft.image) if given.draft.image else None
-    architecture = given.machine.architecture if given.machine.gpus else ""
+    if inputs.built is not None:
+        return inputs.built
+    if inputs.dockerfile is None:
+        return Image(ref=inputs.draft.image) if inputs.draft.image else None
+    architecture = inputs.machine.architecture if inputs.machine.gpus else ""
     return built_image(
-        given.request.card,
-        given.dockerfile,
-        given.options,
-        given.context,
-        given.credentials or {},
+        inputs.request.card,
+        inputs.dockerfile,
+        inputs.options,
+        inputs.context,
+        inputs.credentials or {},
         architecture=architecture,
     )
 
 
-def image_origin(given: Given, resolved: Resolved) -> str:
+def image_origin(inputs: RunInputs, resolved: Resolved) -> str:
     """Return who decided the image."""
-    if given.options.image:
+    if inputs.options.image:
         return "--image"
     if "image" in resolved.plan:
         return resolved.origins["image"]
-    if given.context.known.MAD_CONTAINER_IMAGE:
-        return given.context.origins.get("MAD_CONTAINER_IMAGE", "context")
-    if given.built is not None:
+    if inputs.context.known.MAD_CONTAINER_IMAGE:
+        return inputs.context.origins.get("MAD_CONTAINER_IMAGE", "context")
+    if inputs.built is not None:
         return "build manifest"
-    if given.dockerfile:
+    if inputs.dockerfile:
         return "card's Dockerfile"
-    return given.draft.origin.partition(" (")[0] if given.draft.image != given.request.card.image else "card"
+    return inputs.draft.origin.partition(" (")[0] if inputs.draft.image != inputs.request.card.image else "card"
 
 
-def make_mounts(given: Given) -> tuple[Mount, ...]:
+def make_mounts(inputs: RunInputs) -> tuple[Mount, ...]:
     """Return the context's mounts; a relative path is below the workspace, docker would take it for a volume's name."""
-    asked = given.context.known.docker_mounts.items()
-    return tuple(Mount(source=str(given.options.workspace / host), target=inside) for inside, host in asked)
+    asked = inputs.context.known.docker_mounts.items()
+    return tuple(Mount(source=str(inputs.options.workspace / host), target=inside) for inside, host in asked)
 
 
-def make_key_mounts(given: Given) -> tuple[Mount, ...]:
+def make_key_mounts(inputs: RunInputs) -> tuple[Mount, ...]:
     """Return the mount of the key file that the card's clone needs, at the place where credential.json says it is."""
-    key = (given.credentials or {}).get(given.request.card.cred, {}).get("ssh_key_file", "")
-    readable = key.startswith("/") and is_file(Path(key)) and given.request.card.url
+    key = (inputs.credentials or {}).get(inputs.request.card.cred, {}).get("ssh_key_file", "")
+    readable = key.startswith("/") and is_file(Path(key)) and inputs.request.card.url
     return (Mount(source=key, target=key, read_only=True),) if readable else ()
 
 
@@ -104,19 +104,19 @@ def add_rdma(plan: RunPlan) -> RunPlan:
     )
 
 
-def make_engine_options(given: Given) -> EngineOptions:
+def make_engine_options(inputs: RunInputs) -> EngineOptions:
     """Return how the container is started: the privileges MAD gives to each vendor's tools, none on a CPU."""
-    vendor = given.machine.vendor
+    vendor = inputs.machine.vendor
     caps = {"AMD": ("SYS_PTRACE", "SYS_ADMIN"), "NVIDIA": ("SYS_PTRACE", "SYS_ADMIN", "SYS_NICE"), "CPU": ()}[vendor]
-    shared_memory = given.context.known.SHM_SIZE
-    own = given.context.known.additional_docker_run_options
-    extra = " ".join(filter(None, (given.request.card.additional_docker_run_options, own)))
+    shared_memory = inputs.context.known.SHM_SIZE
+    own = inputs.context.known.additional_docker_run_options
+    extra = " ".join(filter(None, (inputs.request.card.additional_docker_run_options, own)))
     return EngineOptions(
         ipc="" if shared_memory else "host",
         group_add=("video",) if vendor == "AMD" else (),
         cap_add=caps,
         security_opt=("seccomp=unconfined", "apparmor=unconfined") if vendor != "CPU" else (),
-        cpuset=(given.context.known.docker_cpus or "").replace(" ", ""),
+        cpuset=(inputs.context.known.docker_cpus or "").replace(" ", ""),
         extra=f"{extra} --shm-size={shared_memory}" if shared_memory else extra,
     )
 

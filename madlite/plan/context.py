@@ -9,7 +9,7 @@ import ast
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import msgspec
 from msgspec.structs import replace
@@ -18,15 +18,14 @@ from madlite.catalog.select import args_of
 from madlite.errors import UsageProblem, did_you_mean, distance
 from madlite.files import UNUSABLE, NotJson, decode_json, read_text, texts, wrong_key
 from madlite.model import Draft, Json, Request, Scalar, Value
-from madlite.plan.values import ALIASES, PLAN_KEYS, VARIABLE, VARIANT_KEYS, canonical_key
+from madlite.plan.fields import ALIASES, CONTEXT_KEYS, PLAN_KEYS, VARIANT_KEYS
+from madlite.plan.values import VARIABLE, canonical_key
 
 # The keys of the context that have a meaning, with their types; names and types are madengine's (docs/context.md).
 
 # madengine's keys that nothing here acts on; their types are checked all the same
 ELSEWHERE = ("slurm", "k8s", "kubernetes", "deploy")  # a run that they send to other machines is refused
 NOT_YET = (*ELSEWHERE, "vllm", "deployment_config", "env_vars", "timeout", "debug")
-# keys of a plan that stand at the top as well as below `settings`
-OF_PLAN = ("silence_s", "start_silence_s", "stop_grace_s", "telemetry", "telemetry_s", "probe", "log_limit")
 _Scalar: TypeAlias = str | int | float | bool  # which one a key takes is said where the values come together
 _Text = Annotated[str, msgspec.Meta(min_length=1)]  # the empty text is in every line
 
@@ -54,7 +53,15 @@ class Tool(msgspec.Struct, frozen=True):
     env_vars: dict[str, str | int | float | bool] = {}
 
 
-class Known(ScanKeys, frozen=True, kw_only=True):
+if TYPE_CHECKING:
+    _PlanKeys = ScanKeys
+else:
+    _PlanKeys = msgspec.defstruct(
+        "_PlanKeys", [(key, _Scalar | None, None) for key in CONTEXT_KEYS], bases=(ScanKeys,), frozen=True, kw_only=True
+    )
+
+
+class Known(_PlanKeys, frozen=True, kw_only=True):
     """The context keys madlite acts on, with their types."""
 
     gpu_vendor: str | None = None
@@ -81,13 +88,6 @@ class Known(ScanKeys, frozen=True, kw_only=True):
     multi_node_args: dict[str, str | int] | None = None
     skip_perf_collection: bool = False
     settings: dict[str, str | int | float | bool] = {}
-    silence_s: _Scalar | None = None
-    start_silence_s: _Scalar | None = None
-    stop_grace_s: _Scalar | None = None
-    telemetry: _Scalar | None = None
-    telemetry_s: _Scalar | None = None
-    probe: _Scalar | None = None
-    log_limit: _Scalar | None = None
     gpus_per_node: int | None = None
     gpu_count: int | None = None
     n_gpus: int | None = None
@@ -227,7 +227,7 @@ def _known(values: Mapping[str, Json], file: Path | None) -> Known:
 
 def _settings(known: Known) -> dict[str, Scalar]:
     """Return the values of a plan that one source gives, at its top or below `settings`, which is more exact."""
-    top = {name: value for name in OF_PLAN if (value := getattr(known, name)) is not None}
+    top = {name: value for name in CONTEXT_KEYS if (value := getattr(known, name)) is not None}
     return {**top, **known.settings}
 
 

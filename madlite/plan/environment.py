@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 
 from madlite.model import Card, EnvValue, Machine, Value
 from madlite.plan.context import Context, Options
-from madlite.plan.given import Given
 from madlite.plan.images import credential_env, secret_args
+from madlite.plan.inputs import RunInputs
 from madlite.secrets import guard
 
 INHERITED = [
@@ -67,7 +67,7 @@ class Environment(Value, frozen=True):
 
 
 def make_environment(
-    given: Given,
+    inputs: RunInputs,
     *,
     n_gpus: int,
     launcher: str,
@@ -83,12 +83,12 @@ def make_environment(
     values: dict[str, EnvValue] = {}
     origins: dict[str, str] = {}
     for origin, more in (
-        *_from_outside(given, n_gpus, launcher),
+        *_from_outside(inputs, n_gpus, launcher),
         ("data.json", data_env),
-        ("recipe", given.draft.env),
+        ("recipe", inputs.draft.env),
         ("runtime host", host_env),
-        ("environment", guard(_exported_python(given))),
-        *_from_user(given),
+        ("environment", guard(_exported_python(inputs))),
+        *_from_user(inputs),
         ("--set", guard(set_env)),
     ):
         values.update(more)
@@ -101,32 +101,32 @@ def make_environment(
 _Sources = Iterator[tuple[str, Mapping[str, EnvValue]]]
 
 
-def _from_outside(given: Given, n_gpus: int, launcher: str) -> _Sources:
+def _from_outside(inputs: RunInputs, n_gpus: int, launcher: str) -> _Sources:
     """Yield what MAD's scripts are given by whoever runs them, with its origin."""
-    card, context, environ = given.request.card, given.context, given.options.environ
-    yield "madlite", _mad(card, given.machine, given.options, n_gpus, launcher)
+    card, context, environ = inputs.request.card, inputs.context, inputs.options.environ
+    yield "madlite", _mad(card, inputs.machine, inputs.options, n_gpus, launcher)
     yield context.origins.get("multi_node_args", "context"), _v1_runner(context, n_gpus)
     yield context.origins.get("guest_os", "madlite"), {"MAD_GUEST_OS": context.known.guest_os or "UBUNTU"}
     yield "environment", guard({name: environ[name] for name in INHERITED if name in environ})
     tokens = {name: environ[name] for name in _HUB_TOKENS if name in environ}
     yield "environment", {**secret_args(environ), **guard(tokens)}
-    yield f"credential {card.cred}", credential_env(card, given.credentials or {})
+    yield f"credential {card.cred}", credential_env(card, inputs.credentials or {})
 
 
-def _from_user(given: Given) -> _Sources:
-    variables = given.context.known.docker_env_vars.items()
+def _from_user(inputs: RunInputs) -> _Sources:
+    variables = inputs.context.known.docker_env_vars.items()
     user = {name: str(value) for name, value in variables if value is not None or name != _DETECTED}
-    yield given.context.origins.get("docker_env_vars", "context"), guard(user)
-    yield "tools", guard(given.tools.env)
+    yield inputs.context.origins.get("docker_env_vars", "context"), guard(user)
+    yield "tools", guard(inputs.tools.env)
 
 
-def _exported_python(given: Given) -> dict[str, str]:
+def _exported_python(inputs: RunInputs) -> dict[str, str]:
     """Return the interpreter that the caller's shell names, as run.sh takes it: on the host, where its path is good."""
-    exported = given.options.environ.get(PYTHON, "")
-    if not exported or given.runtime.traits.containerised:
+    exported = inputs.options.environ.get(PYTHON, "")
+    if not exported or inputs.runtime.traits.containerised:
         return {}
     is_path = "/" in exported  # from where the command was typed, which is not where run.sh runs
-    return {PYTHON: str(given.options.workspace / exported) if is_path else exported}
+    return {PYTHON: str(inputs.options.workspace / exported) if is_path else exported}
 
 
 def visible_devices(machine: Machine, gpu_ids: tuple[int, ...]) -> dict[str, str]:
@@ -163,10 +163,10 @@ def machine_variables(machine: Machine) -> dict[str, str]:
 
 def _v1_runner(context: Context, n_gpus: int) -> dict[str, EnvValue]:
     """Return madengine 1's launcher of a node, where the context has its `multi_node_args`."""
-    given = context.known.multi_node_args
-    if given is None:
+    inputs = context.known.multi_node_args
+    if inputs is None:
         return {}
-    asked = {**_ONE_NODE, "MAD_RUNTIME_NGPUS": str(n_gpus), **{name: str(value) for name, value in given.items()}}
+    asked = {**_ONE_NODE, "MAD_RUNTIME_NGPUS": str(n_gpus), **{name: str(value) for name, value in inputs.items()}}
     interfaces = f"NCCL_SOCKET_IFNAME={asked['NCCL_SOCKET_IFNAME']} GLOO_SOCKET_IFNAME={asked['GLOO_SOCKET_IFNAME']}"
     if asked["RUNNER"] == "mpirun":
         ranks = int(asked["NNODES"]) * int(asked["MAD_RUNTIME_NGPUS"])

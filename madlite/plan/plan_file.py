@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from madlite.errors import UsageProblem, did_you_mean
 from madlite.files import read_json, wrong_key
 from madlite.model import EnvValue, Json, RunPlan, Secret, Value
-from madlite.plan.make import RUNS
+from madlite.plan.inputs import RUNS
 from madlite.plan.manifest import hidden
 from madlite.secrets import Redactor, assigned, is_secret_name
 

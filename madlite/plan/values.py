@@ -10,76 +10,8 @@ import msgspec
 
 from madlite.errors import UsageProblem, did_you_mean, one_hint
 from madlite.model import Scalar, Value, Variant
+from madlite.plan.fields import ALIASES, BY_KEY, PLAN_KEYS, VARIANT_KEYS, Size, as_size
 
-# Sizes as people type them, `500M` or `2G`, and as they are shown.
-
-_UNITS = "KMGT"
-_SIZE = re.compile(r"(?P<number>[0-9]{1,18}(?:\.[0-9]{1,9})?)\s*(?:(?P<unit>[KMGT])(?:i?B)?)?", re.IGNORECASE)
-LEAST_BYTES = 16 << 10  # of a limit: less has no room for a beginning and an end
-_MOST_BYTES = 1 << 60  # more is a slip, and more than programs count in
-
-
-class Size(int):
-    """A limit in bytes; 0 is none."""
-
-
-def as_size(text: str) -> Size:
-    """Return what `500M`, `1.5 GiB` and `65536` say, each unit 1024 of the one before.
-
-    Raises:
-        ValueError: it is no size, or too small a limit.
-    """
-    found = _SIZE.fullmatch(text.strip())
-    if found is None:
-        raise ValueError(text)
-    power = 1 + _UNITS.index(found["unit"].upper()) if found["unit"] else 0
-    whole, _, part = found["number"].partition(".")
-    number, parts = int(whole + part), 10 ** len(part)
-    count = number * 1024**power // parts
-    if number and not LEAST_BYTES <= count <= _MOST_BYTES:
-        raise ValueError(text)
-    return Size(count)
-
-
-def size_words(count: int) -> str:
-    """Return a size as `as_size` reads it, in the largest unit of which it is a whole number; "none" for no limit."""
-    if not count:
-        return "none"
-    power = max(n for n in range(len(_UNITS) + 1) if count % 1024**n == 0)
-    return f"{count // 1024**power}{' KMGT'[power].strip()}"
-
-
-VARIANT_KEYS = tuple(field for field in Variant.__struct_fields__)
-PLAN_KEYS: dict[str, type] = {
-    "timeout_s": float,
-    "start_silence_s": float,
-    "silence_s": float,
-    "stop_grace_s": float,
-    "telemetry": bool,
-    "telemetry_s": float,
-    "probe": bool,
-    "log_limit": Size,
-    "image": str,
-    "launcher": str,
-    "n_gpus": int,
-    "args": str,
-}
-ALIASES = {
-    "batch_size": "micro_batch",
-    "local_batch_size": "micro_batch",
-    "micro_batch_size": "micro_batch",
-    "global_batch_size": "global_batch",
-    "seq_length": "seq_len",
-    "train_iters": "steps",
-    "timeout": "timeout_s",
-    "mbs": "micro_batch",  # the variables of Megatron-LM's scripts
-    "bs": "global_batch",
-    "gbs": "global_batch",
-    "total_iters": "steps",
-}
-_WHOLE = {"seq_len", "micro_batch", "global_batch", "steps", "warmup_steps"}
-_LIMITS = ("timeout_s", "start_silence_s", "silence_s", "stop_grace_s", "telemetry_s")
-_LEAST = {**dict.fromkeys(_WHOLE, 1), **dict.fromkeys(_LIMITS, 0), "warmup_steps": 0, "n_gpus": -1}
 _WHOLE_NUMBER = re.compile(r"[-+]?[0-9]{1,18}")  # more is a slip, and more than programs count in
 VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 """The name of an environment variable."""
@@ -213,15 +145,15 @@ def _fit(key: str, value: Scalar, settings: Mapping[str, Scalar], where: str) ->
     """Return the value in the type its key has; `true`, `8` and `1e-3` are read from text."""
     if key.startswith("env."):
         return _variable(key[4:], value, where)
-    wanted = type(settings[key]) if key in settings else int if key in _WHOLE else PLAN_KEYS.get(key, str)
+    wanted = type(settings[key]) if key in settings else BY_KEY[key].type
     try:
         fitted = _convert(value, wanted)
     except (ValueError, OverflowError):
         raise UsageProblem(f"{where}: {key} takes {_NOUNS[wanted]}") from None
     if key == "precision" and key not in settings:
         fitted = str(fitted).strip().upper()
-    least = _LEAST.get(key)
-    if least is not None and key not in settings and fitted < least:  # type: ignore[operator]
+    least = BY_KEY[key].least if key not in settings else None
+    if least is not None and fitted < least:  # type: ignore[operator]
         raise UsageProblem(f"{where}: {key} takes {_NOUNS[wanted]} of at least {least}")
     return fitted
 
@@ -305,16 +237,4 @@ def silence_limits(resolved: Resolved, *, reads_steps: bool) -> SilenceLimits:
         start_s=asked.get(least, 0.0),
         step_s=asked.get(STEP, 0.0),
         origins={**dict.fromkeys(_DEFAULT_S, NO_READER), **origins, START: origins.get(least, NO_READER)},
-    )
-
-
-# How often a run's GPUs are sampled.
-
-_TELEMETRY_DEFAULT_S = 1.0  # that of RunPlan
-
-
-def telemetry_interval_s(resolved: Resolved) -> float:
-    """Return the seconds between two samples that are asked for, 0 where `telemetry` is switched off."""
-    return (
-        float(resolved.plan.get("telemetry_s", _TELEMETRY_DEFAULT_S)) if resolved.plan.get("telemetry", True) else 0.0
     )

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
 from madlite.model import Row, Status
-from madlite.plan.make import RUNS
+from madlite.plan.inputs import RUNS
 from madlite.reports.documents import Table, harmless, read_table
 from madlite.reports.runs import Run, open_run
 from madlite.results.header import comparable, plain_cells

@@ -12,7 +12,7 @@ from msgspec.structs import asdict, replace
 
 from madlite.errors import RecordError, UsageProblem, nearest_words
 from madlite.model import Metric, Status, Value, to_json
-from madlite.plan.make import RUNS
+from madlite.plan.inputs import RUNS
 from madlite.results.batch_journal import cards_asked, interrupted_batches
 from madlite.results.record import Record, record_json
 from madlite.results.stored import Noted, holds_any, load_record, load_result, read_plan, with_plan

@@ -18,7 +18,7 @@ from types import TracebackType
 import msgspec
 
 from madlite.model import Value
-from madlite.plan.make import RUNS
+from madlite.plan.inputs import RUNS
 from madlite.safe_files import Folder, half_made
 from madlite.safe_read import read_regular
 from madlite.workspace.folder import CLEANED, LOCK, PLAN, RECORD, hold, is_held, is_there, open_runs

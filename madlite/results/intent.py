@@ -16,7 +16,7 @@ import msgspec
 
 from madlite.errors import RecordError
 from madlite.model import Row, Value, to_json
-from madlite.plan.make import RUNS
+from madlite.plan.inputs import RUNS
 from madlite.results.header import comparable, plain_cells, read_header, text_of
 from madlite.safe_files import Folder
 from madlite.safe_read import open_regular, read_regular

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from madlite.errors import RecordError
 from madlite.model import Json, Result, Row, RunPlan
-from madlite.plan.make import RUNS
+from madlite.plan.inputs import RUNS
 from madlite.results.configs import read_configs
 from madlite.results.entry import Entries, build_entries
 from madlite.results.header import as_cell, csv_line, indented, limited_cells, on_one_line, plain, plain_name, read_json

@@ -10,7 +10,7 @@ import msgspec
 
 from madlite.errors import RecordError
 from madlite.model import QUANTITIES, Json, Place, Quantity, Scalar, Study, Traits, Value, Variant
-from madlite.plan.make import RUNS
+from madlite.plan.inputs import RUNS
 from madlite.results.entry import Entries
 from madlite.results.header import indented, read_json
 from madlite.results.record import VERSION, Record, record_json

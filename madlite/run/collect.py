@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from madlite.errors import RecordError
 from madlite.model import Result, Value, to_json
-from madlite.plan.make import RUNS
+from madlite.plan.inputs import RUNS
 from madlite.results.header import STANDARD_COLUMNS
 from madlite.results.integrity import Integrity
 from madlite.results.intent import Rows, are_there, read_intent, rows_path

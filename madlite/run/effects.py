@@ -11,7 +11,7 @@ from madlite.backends.base import asked_words
 from madlite.errors import UsageProblem, one_hint
 from madlite.model import Request, Scalar, Value
 from madlite.plan.context import Context, Options
-from madlite.plan.given import Given, layers
+from madlite.plan.inputs import RunInputs, layers
 from madlite.plan.render import COUNTS, ROW_KEYS, STRANGE, Outcome, only_relabels, row_value, runs_alike
 from madlite.plan.values import asked_origins, asked_values, canonical_key
 
@@ -31,7 +31,7 @@ Plans = Callable[[Asking], Sequence[Outcome]]
 
 
 def refuse_without_effect(
-    given: Given, make: Callable[[], Outcome], plans: Plans, is_fatal: Callable[[Outcome], bool]
+    given: RunInputs, make: Callable[[], Outcome], plans: Plans, is_fatal: Callable[[Outcome], bool]
 ) -> None:
     """Refuse what was asked for and changes nothing of a run but what is said of it.
 

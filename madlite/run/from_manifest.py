@@ -15,14 +15,14 @@ from madlite.plan.manifest import NO_DOCKERFILE, BuiltImage, FailedBuild, Manife
 from madlite.plan.manifest_text import manifest_text
 from madlite.results.rows import docker_file
 from madlite.run.build_jobs import build_words, same_content, vendor_of
-from madlite.run.gather import PlanCard, Surroundings, foreign_image, plan_card, plan_each
 from madlite.run.one import BUILD_LOG_END
+from madlite.run.planning import BatchInputs, PlanCard, foreign_image, plan_card, plan_each
 from madlite.run.screen import Planned
 
 _log = logging.getLogger(__name__)
 
 
-def gather_manifest(manifest: Manifest, around: Surroundings) -> list[Planned]:
+def plan_manifest(manifest: Manifest, inputs: BatchInputs) -> list[Planned]:
     """Return startable plans of what a manifest names, without building; its context is part of the surroundings.
 
     An image for other GPUs is left out where another one of its card fits; where none does the plan says so and
@@ -39,11 +39,11 @@ def gather_manifest(manifest: Manifest, around: Surroundings) -> list[Planned]:
     if not cards:
         names = ", ".join(dict.fromkeys(one.model for one in unknown))
         raise UsageProblem(f"{manifest.file} has no image: no build succeeded", f"madlite build --tags {names}")
-    return plan_each([(request, _planner(images, failed, manifest)) for request, images, failed in cards], around)
+    return plan_each([(request, _planner(images, failed, manifest)) for request, images, failed in cards], inputs)
 
 
 def _planner(images: Sequence[BuiltImage], failed: Sequence[FailedBuild], manifest: Manifest) -> PlanCard:
-    return lambda request, around: _plan_found(request, images, failed, manifest, around)
+    return lambda request, inputs: _plan_found(request, images, failed, manifest, inputs)
 
 
 def _plan_found(
@@ -51,12 +51,12 @@ def _plan_found(
     images: Sequence[BuiltImage],
     failed: Sequence[FailedBuild],
     manifest: Manifest,
-    around: Surroundings,
+    inputs: BatchInputs,
 ) -> list[Planned]:
     """Return the plans of one card: of its images and of its failed builds that are for this machine."""
-    if foreign_image(around):
-        return plan_card(request, (), "", around)
-    machine = around.machine
+    if foreign_image(inputs):
+        return plan_card(request, (), "", inputs)
+    machine = inputs.machine
     refused = {
         image.docker_image: why
         for image in images
@@ -68,13 +68,13 @@ def _plan_found(
         reasons = [f"{ref}: {why}" for ref, why in refused.items()]
         reasons += [f"the one for {one.architecture} was not built: {one.error}" for one in failed]
         missing = f"no image of card '{request.card.name}' in {manifest.file.name} fits: {'; '.join(reasons)}"
-        return plan_card(request, (), missing, around)
+        return plan_card(request, (), missing, inputs)
     notes = tuple(f"left out: image {ref}: {why}" for ref, why in refused.items())
     planned = []
     for image in fitting:
-        planned += [_told(plan, notes, manifest) for plan in _plan(request, image, around)]
+        planned += [_told(plan, notes, manifest) for plan in _plan(request, image, inputs)]
         notes = ()
-    return planned + [_not_built(plan, one) for one in missed for plan in plan_card(request, (), one.error, around)]
+    return planned + [_not_built(plan, one) for one in missed for plan in plan_card(request, (), one.error, inputs)]
 
 
 def misfit(vendor: str, architecture: str, machine: Machine) -> str:
@@ -113,17 +113,17 @@ def _by_request(manifest: Manifest) -> list[tuple[Request, list[BuiltImage], lis
     return grouped
 
 
-def _plan(request: Request, image: BuiltImage, around: Surroundings) -> Sequence[Planned]:
+def _plan(request: Request, image: BuiltImage, inputs: BatchInputs) -> Sequence[Planned]:
     if not image.docker_image:  # a card whose backend names the image of each variant
-        return plan_card(request, (), f"card '{request.card.name}' names neither a Dockerfile nor an image", around)
-    return plan_card(request, (_image(image, around),), "", around)
+        return plan_card(request, (), f"card '{request.card.name}' names neither a Dockerfile nor an image", inputs)
+    return plan_card(request, (_image(image, inputs),), "", inputs)
 
 
-def _image(image: BuiltImage, around: Surroundings) -> Image:
+def _image(image: BuiltImage, inputs: BatchInputs) -> Image:
     if image.local_image:
         return Image(ref=image.docker_image, from_context=image.dockerfile == NO_DOCKERFILE)
-    root = around.options.workspace
-    environ, credentials = around.options.environ, around.credentials or {}
+    root = inputs.options.workspace
+    environ, credentials = inputs.options.environ, inputs.credentials or {}
     registry = image.registry_image
     return Image(
         ref=image.docker_image,

@@ -26,7 +26,7 @@ from madlite.model import EnvValue, Machine, RunPlan, Runtime, Secret
 from madlite.plan.container import RDMA, add_rdma, make_devices
 from madlite.plan.context import Options
 from madlite.plan.environment import PYTHON, machine_variables
-from madlite.plan.make import RUNS
+from madlite.plan.inputs import RUNS
 from madlite.plan.plan_file import (
     VERSION,
     PlannedFile,
@@ -38,8 +38,8 @@ from madlite.plan.plan_file import (
 )
 from madlite.plan.render import Rendered
 from madlite.run.context import context_file
-from madlite.run.gather import at_a_place_of
 from madlite.run.one import secrets_for
+from madlite.run.planning import at_a_place_of
 from madlite.run.provenance import versions
 from madlite.run.screen import Planned
 from madlite.safe_read import digest_of

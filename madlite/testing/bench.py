@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from madlite.errors import RuntimeProblem
 from madlite.model import Action, Card, Chunk, Completed, Exit, Image, Machine, Place, RunPlan, Runtime, Session, Value
-from madlite.plan.make import RUNS, WORKSPACE_INSIDE
+from madlite.plan.inputs import RUNS, WORKSPACE_INSIDE
 from madlite.testing.flaws import Flaw
 from madlite.workspace.folder import WORK
 

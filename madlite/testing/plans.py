@@ -11,7 +11,7 @@ from madlite.backends.recipe_book import RecipeBook, read_book
 from madlite.backends.recipes import RecipeBackend, bare_name
 from madlite.model import Backend, Card, Draft, Machine, Request, RunPlan, Value
 from madlite.plan.context import Context, Options
-from madlite.plan.given import Given, layers
+from madlite.plan.inputs import RunInputs, layers
 from madlite.plan.make import make_plan
 from madlite.plan.place import USUAL, Choice
 from madlite.plan.render import Rendered, render
@@ -87,10 +87,10 @@ def plan_of(backend: Backend, case: Case, draft: Draft, options: Options) -> Run
     return make_plan(given_of(backend, case, draft, options))
 
 
-def given_of(backend: Backend, case: Case, draft: Draft, options: Options) -> Given:
+def given_of(backend: Backend, case: Case, draft: Draft, options: Options) -> RunInputs:
     """Return what the plan of a draft is made from."""
     runtime = options.runtime or USUAL
-    return Given(
+    return RunInputs(
         run_id="kit",
         request=_request(case),
         backend=backend.name,

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from madlite.errors import UsageProblem
 from madlite.model import Draft, Request
 from madlite.plan.context import Context
-from madlite.plan.given import layers
+from madlite.plan.inputs import layers
 from madlite.plan.values import asked_origins, asked_values
 from madlite.testing.audit import watch
 from madlite.testing.flaws import Flaw

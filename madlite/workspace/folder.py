@@ -20,7 +20,8 @@ from pathlib import Path
 
 from madlite.errors import UsageProblem
 from madlite.model import RunPlan
-from madlite.plan.make import RUNS, secrets_of
+from madlite.plan.inputs import RUNS
+from madlite.plan.make import secrets_of
 from madlite.safe_files import NO_SPACE, Folder, kind_of
 from madlite.secrets import collect, masked_json
 from madlite.workspace import journal

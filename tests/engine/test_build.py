@@ -16,7 +16,7 @@ from madlite.model import Card, Cause, ImageUsed, Machine, Request
 from madlite.plan.context import Options, read_context
 from madlite.plan.images import BatchEntry, find_target
 from madlite.run.build import NoEngine, build_all
-from madlite.run.build_jobs import BuildSurroundings, plan_builds, tell_apart, vendor_of
+from madlite.run.build_jobs import BuildInputs, plan_builds, tell_apart, vendor_of
 from tests.waiting import wait_until
 
 
@@ -30,10 +30,10 @@ def around(tmp_path):
             f"# CONTEXT {header}\nARG BASE_DOCKER=base:1\nFROM $BASE_DOCKER\n"
         )
 
-    def make(context: str = '{"gpu_vendor": "AMD"}', archs=(), environ=None, **more) -> BuildSurroundings:
+    def make(context: str = '{"gpu_vendor": "AMD"}', archs=(), environ=None, **more) -> BuildInputs:
         options = Options(workspace=tmp_path, output=tmp_path / "perf.csv", environ=environ or {})
         target = find_target(read_context(None, context), Machine(), archs)
-        return BuildSurroundings(options=options, target=target, machine=Machine(), **more)
+        return BuildInputs(options=options, target=target, machine=Machine(), **more)
 
     return make
 

@@ -13,7 +13,7 @@ from madlite.errors import UsageProblem
 from madlite.hookspecs import hookimpl
 from madlite.model import Card, Draft, FileTemplate, Finding, Machine, Request, Traits, Variant
 from madlite.plan.context import Options, read_context
-from madlite.run.gather import Surroundings, gather
+from madlite.run.planning import BatchInputs, plan_runs
 
 SCRIPT = """#!/usr/bin/env bash
 # precision {{ variant.precision }}, {{ variant.seq_len }} tokens
@@ -86,7 +86,7 @@ def planned(tmp_path):
         made.madlite_backends = hookimpl(lambda: (backend,))
         plugins = Plugins()
         plugins.register("made", made, "made", "1")
-        around = Surroundings(
+        around = BatchInputs(
             options=Options(workspace=tmp_path, output=tmp_path / "perf.csv", **options),
             context=read_context(None, context),
             machine=Machine(),
@@ -99,7 +99,7 @@ def planned(tmp_path):
             name="m", root=tmp_path, source="models.json", backend="tiny", runtimes=("host",), recipe=recipe, args=args
         )
         request = Request(card=card, tag="m", overrides=tuple(overrides))
-        return [one.plan for one in gather([request], around)]
+        return [one.plan for one in plan_runs([request], around)]
 
     return make
 

@@ -7,7 +7,7 @@ import pytest
 
 from madlite.model import Card, Draft, FileTemplate, Gpu, Machine, Request, Variant
 from madlite.plan.context import Context, Options
-from madlite.plan.given import Given
+from madlite.plan.inputs import RunInputs
 from madlite.plan.place import Choice
 
 
@@ -39,7 +39,7 @@ def rendered_draft(**changes: Any) -> Draft:
 
 @pytest.fixture
 def given(tmp_path: Path):
-    def make(**changes: Any) -> Given:
+    def make(**changes: Any) -> RunInputs:
         card = changes.pop("card", Card(name="tiny", root=tmp_path, source="models.json", n_gpus="-1"))
         values: dict[str, Any] = {
             "run_id": "20260101T000000-tiny-abc123",
@@ -52,6 +52,6 @@ def given(tmp_path: Path):
             "runtime": Choice(runtime="docker", origin="default"),
             "args": card.args,
         }
-        return Given(**{**values, **changes})
+        return RunInputs(**{**values, **changes})
 
     return make

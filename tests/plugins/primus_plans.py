@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from madlite.model import Card, Finding, Gpu, Machine, Request, RunPlan, Traits
 from madlite.plan.context import Options, read_context
-from madlite.plan.given import Given, layers
+from madlite.plan.inputs import RunInputs, layers
 from madlite.plan.make import make_plan
 from madlite.plan.place import Choice
 from madlite.plan.values import asked_values
@@ -67,7 +67,7 @@ def plans(
     request = replace(request, settings=asked_values(layers(request, known, options)))
     return [
         make_plan(
-            Given(
+            RunInputs(
                 run_id="r1",
                 request=request,
                 backend="primus",

@@ -16,7 +16,7 @@ import msgspec
 
 from madlite.errors import RuntimeProblem
 from madlite.model import JobOutcome, Runtime, Value
-from madlite.plan.make import RUNS
+from madlite.plan.inputs import RUNS
 from madlite.results.batch_journal import dead_files, interrupted_batches
 from madlite.results.stored import UNREADABLE
 from madlite.run.recovery.dead_processes import DeadRun, end_listed, find_dead_runs, may_be_alive, place_of

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from madlite.errors import RecordError
 from madlite.model import Row, Runtime, Value, to_json
-from madlite.plan.make import RUNS
+from madlite.plan.inputs import RUNS
 from madlite.results.batch_journal import interrupted_batches
 from madlite.results.header import STANDARD_COLUMNS
 from madlite.results.integrity import Integrity

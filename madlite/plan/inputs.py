@@ -5,33 +5,41 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from madlite.catalog.datasets import DataSets
-from madlite.model import (
-    Draft,
-    Image,
-    Machine,
-    Request,
-    Scalar,
-    Value,
-)
+from madlite.model import Draft, Image, Machine, Request, Scalar, Value
 from madlite.plan.context import Context, Options
 from madlite.plan.images import Dockerfile
 from madlite.plan.place import Choice
 from madlite.plan.tools import Toolset
 from madlite.plan.values import Layer
 
+# What a plan is made from, and the sources of its values in their order.
+
+WORKSPACE_INSIDE = "/myworkspace"
+RUNS = "madlite_runs"
 _OF_NODES = ("NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 
 
-class Given(Value, frozen=True):
-    """Everything a plan is made from; `dockerfile` is one of the card's, `missing_image` why it has none."""
+class PlanInputs(Value, frozen=True):
+    """What a command gives every plan of it: options, context, machine, credentials, data sets, tools."""
+
+    options: Options
+    context: Context
+    machine: Machine
+    credentials: dict[str, dict[str, str]] | None = None  # None without a credential.json
+    services: dict[str, tuple[dict[str, str], ...]] = {}  # MAD_MINIO and the like
+    data_sets: DataSets | None = None  # None without a data.json
+    tools: Toolset = Toolset()
+    tool_files: tuple[str, ...] = ()  # what madlite brings of tools, below its templates' folder `tools`
+    reach: Callable[[str], str] = lambda endpoint: ""  # why an endpoint cannot be reached, or nothing
+
+
+class RunInputs(PlanInputs, frozen=True, kw_only=True):
+    """Everything one plan is made from; `dockerfile` is one of the card's, `missing_image` why it has none."""
 
     run_id: str
     request: Request
     backend: str
     draft: Draft
-    machine: Machine
-    options: Options
-    context: Context
     runtime: Choice
     args: str
     arg_keys: frozenset[str] = frozenset()  # of the tag's additions those that are arguments, and no keys of the plan
@@ -39,12 +47,16 @@ class Given(Value, frozen=True):
     missing_image: str = ""
     elsewhere: frozenset[str] = frozenset()  # settings that other runs of the card have, and this one has not
     built: Image | None = None  # made before, as a manifest has it
-    credentials: dict[str, dict[str, str]] | None = None  # None without a credential.json
-    services: dict[str, tuple[dict[str, str], ...]] = {}  # MAD_MINIO and the like
-    data_sets: DataSets | None = None  # None without a data.json
-    tools: Toolset = Toolset()
-    tool_files: tuple[str, ...] = ()  # what madlite brings of tools, below its templates' folder `tools`
-    reach: Callable[[str], str] = lambda endpoint: ""  # why an endpoint cannot be reached, or nothing
+
+    @property
+    def inside(self) -> str:
+        """Return the workspace as the actions see it."""
+        return WORKSPACE_INSIDE if self.runtime.traits.containerised else str(self.options.workspace)
+
+    @property
+    def folder_inside(self) -> str:
+        """Return the run folder as the actions see it."""
+        return f"{self.inside}/{RUNS}/{self.run_id}"
 
 
 def layers(request: Request, context: Context, options: Options, rendered: bool = True) -> list[Layer]:

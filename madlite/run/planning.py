@@ -9,7 +9,6 @@ from pathlib import Path
 import msgspec
 
 from madlite.backends.loader import Plugin, Plugins
-from madlite.catalog.datasets import DataSets
 from madlite.errors import MadliteError, PluginError, UsageProblem
 from madlite.files import exists, read_text
 from madlite.images.client import podman_note
@@ -26,15 +25,13 @@ from madlite.model import (
     RunPlan,
     Runtime,
     Status,
-    Value,
 )
-from madlite.plan.context import Context, Options, args_for, argument_keys
-from madlite.plan.given import Given, layers
+from madlite.plan.context import Context, args_for, argument_keys
 from madlite.plan.images import Dockerfile, Found, find_dockerfiles
-from madlite.plan.make import DEFAULT_TIMEOUT_S, RUNS, WORKSPACE_INSIDE, make_plan
+from madlite.plan.inputs import RUNS, WORKSPACE_INSIDE, PlanInputs, RunInputs, layers
+from madlite.plan.make import DEFAULT_TIMEOUT_S, make_plan
 from madlite.plan.place import USUAL, Choice, choose_runtime, make_place
 from madlite.plan.render import Outcome, render
-from madlite.plan.tools import Toolset
 from madlite.plan.values import asked_origins, asked_values
 from madlite.run.effects import Asking, refuse_without_effect
 from madlite.run.owner import Owner, expand_shared, find_owners
@@ -43,62 +40,55 @@ from madlite.run.screen import Planned
 from madlite.run.stage import border
 from madlite.runtimes.docker.access import host_access
 
+# Tags → cards → the backend of each → drafts → plans that can start.
 
-class Surroundings(Value, frozen=True):
-    """What plans are made in: options, context, machine, plugins' backends and runtimes, credentials, templates."""
 
-    options: Options
-    context: Context
-    machine: Machine
+class BatchInputs(PlanInputs, frozen=True, kw_only=True):
+    """What a command plans with: the inputs of every plan, and what makes runs of cards: plugins, runtimes, ids."""
+
     plugins: Plugins
     runtimes: dict[str, Runtime]
     template_root: Path
     new_run_id: Callable[[str], str]
-    credentials: dict[str, dict[str, str]] | None = None
-    services: dict[str, tuple[dict[str, str], ...]] = {}
-    data_sets: DataSets | None = None
-    tools: Toolset = Toolset()
-    tool_files: tuple[str, ...] = ()
-    reach: Callable[[str], str] = lambda endpoint: ""
 
 
-PlanCard = Callable[[Request, Surroundings], list[Planned]]
+PlanCard = Callable[[Request, BatchInputs], list[Planned]]
 """Makes the plans of one card; raises MadliteError as `plan_card` does."""
 
 
-def gather(requests: Sequence[Request], around: Surroundings) -> list[Planned]:
+def plan_runs(requests: Sequence[Request], inputs: BatchInputs) -> list[Planned]:
     """Return one plan per request, variant and Dockerfile, in that order; a card that is wrong by itself is blocked.
 
     Raises:
         MadliteError: what was asked for cannot be used; nothing has been touched.
     """
-    wanted = _dockerfile_context(around)  # a file that cannot be read concerns every card
+    wanted = _dockerfile_context(inputs)  # a file that cannot be read concerns every card
 
-    def plan_found(request: Request, around: Surroundings) -> list[Planned]:
-        found = Found() if foreign_image(around) else find_dockerfiles(request.card, wanted)
-        return plan_card(request, found.fitting, missing_image(request.card, found), around)
+    def plan_found(request: Request, inputs: BatchInputs) -> list[Planned]:
+        found = Found() if foreign_image(inputs) else find_dockerfiles(request.card, wanted)
+        return plan_card(request, found.fitting, missing_image(request.card, found), inputs)
 
-    return plan_each([(request, plan_found) for request in requests], around)
+    return plan_each([(request, plan_found) for request in requests], inputs)
 
 
-def plan_each(jobs: Sequence[tuple[Request, PlanCard]], around: Surroundings) -> list[Planned]:
+def plan_each(jobs: Sequence[tuple[Request, PlanCard]], inputs: BatchInputs) -> list[Planned]:
     """Return the plans of every card; one that is wrong by itself has a plan that is kept from starting.
 
     Raises:
         MadliteError: what was asked for cannot be used, all of it told at once; nothing has been touched.
     """
-    around.plugins.backends()  # two of one name concern every card, as does a runtime that nobody brings
-    if around.options.runtime:
-        _available(around.options.runtime, around)
+    inputs.plugins.backends()  # two of one name concern every card, as does a runtime that nobody brings
+    if inputs.options.runtime:
+        _available(inputs.options.runtime, inputs)
     planned: list[Planned] = []
     refused: list[UsageProblem] = []
     for request, plan in jobs:
-        unasked = partial(plan, *_unasked(request, around))
+        unasked = partial(plan, *_unasked(request, inputs))
         try:
-            planned += [msgspec.structs.replace(one, unasked=unasked) for one in plan(request, around)]
+            planned += [msgspec.structs.replace(one, unasked=unasked) for one in plan(request, inputs)]
         except MadliteError as problem:
             if _is_own(problem, unasked):
-                planned.append(_unplanned(request, problem, around))
+                planned.append(_unplanned(request, problem, inputs))
             elif isinstance(problem, UsageProblem):
                 refused.append(problem)
             else:
@@ -109,12 +99,12 @@ def plan_each(jobs: Sequence[tuple[Request, PlanCard]], around: Surroundings) ->
     return planned
 
 
-def _unasked(request: Request, around: Surroundings) -> tuple[Request, Surroundings]:
+def _unasked(request: Request, inputs: BatchInputs) -> tuple[Request, BatchInputs]:
     """Return a card as if the command asked nothing of it: by what it has then tell its own problems."""
-    nothing = msgspec.structs.replace(around.options, sets=(), named=(), backend="", runtime="", image="")
+    nothing = msgspec.structs.replace(inputs.options, sets=(), named=(), backend="", runtime="", image="")
     return (
         msgspec.structs.replace(request, overrides=()),
-        msgspec.structs.replace(around, options=nothing, context=Context()),
+        msgspec.structs.replace(inputs, options=nothing, context=Context()),
     )
 
 
@@ -127,31 +117,31 @@ def _is_own(problem: MadliteError, unasked: Callable[[], Sequence[Planned]]) -> 
     return False
 
 
-def _unplanned(request: Request, problem: MadliteError, around: Surroundings) -> Planned:
+def _unplanned(request: Request, problem: MadliteError, inputs: BatchInputs) -> Planned:
     """Return a plan of a card that none can be made of, for its row."""
-    card, runtime = request.card, around.runtimes[around.options.runtime or USUAL]
-    run_id = around.new_run_id(card.name)
+    card, runtime = request.card, inputs.runtimes[inputs.options.runtime or USUAL]
+    run_id = inputs.new_run_id(card.name)
     place = make_place((), 1, runtime.name, runtime.traits)
-    asked = around.context.n_gpus if around.context.n_gpus is not None else int(card.n_gpus)
-    gpus = len(around.machine.gpus)
+    asked = inputs.context.n_gpus if inputs.context.n_gpus is not None else int(card.n_gpus)
+    gpus = len(inputs.machine.gpus)
     plan = RunPlan(
         id=run_id,
         card=card,
-        backend=around.options.backend or card.backend,
+        backend=inputs.options.backend or card.backend,
         place=msgspec.structs.replace(place, gpus_per_node=asked if asked >= 0 and gpus else gpus),
-        machine=around.machine,
-        workspace=around.options.workspace,
-        inside=WORKSPACE_INSIDE if runtime.traits.containerised else str(around.options.workspace),
-        folder=around.options.workspace / RUNS / run_id,
+        machine=inputs.machine,
+        workspace=inputs.options.workspace,
+        inside=WORKSPACE_INSIDE if runtime.traits.containerised else str(inputs.options.workspace),
+        folder=inputs.options.workspace / RUNS / run_id,
         runtime=runtime.name,
         traits=runtime.traits,
         args=card.args,
         overrides=request.overrides,
         timeout_s=float(DEFAULT_TIMEOUT_S),
         blocked=failed(problem),
-        writes_row=not around.context.known.skip_perf_collection,
+        writes_row=not inputs.context.known.skip_perf_collection,
     )
-    return Planned(plan=plan, backends=(), files=(), runtime=runtime, context=around.context.values)
+    return Planned(plan=plan, backends=(), files=(), runtime=runtime, context=inputs.context.values)
 
 
 def failed(problem: MadliteError) -> Blocked:
@@ -160,34 +150,34 @@ def failed(problem: MadliteError) -> Blocked:
 
 
 def plan_card(
-    request: Request, images: Sequence[Dockerfile | Image], missing: str, around: Surroundings
+    request: Request, images: Sequence[Dockerfile | Image], missing: str, inputs: BatchInputs
 ) -> list[Planned]:
     """Return one startable plan per variant of a card and image, to build or built; `missing` says why there is none.
 
     Raises:
-        MadliteError: as in `gather`.
+        MadliteError: as in `plan_runs`.
     """
-    known = around.plugins.backends()
+    known = inputs.plugins.backends()
     planned = []
-    for (backend, plugin), draft, elsewhere in _drafts(request, around):
-        noted = _noted(draft, backend, request.card, around.options.workspace)
+    for (backend, plugin), draft, elsewhere in _drafts(request, inputs):
+        noted = _noted(draft, backend, request.card, inputs.options.workspace)
         for image in _images(images, noted, request.card):
-            given = _given(request, backend, noted, image, missing, elsewhere, around)
-            _check_effects(given, plugin, around)
-            planned.append(_startable(given, plugin, known, around))
-            if not given.runtime.traits.containerised:  # where every image would be the same run
+            run = _run_inputs(request, backend, noted, image, missing, elsewhere, inputs)
+            _check_effects(run, plugin, inputs)
+            planned.append(_startable(run, plugin, known, inputs))
+            if not run.runtime.traits.containerised:  # where every image would be the same run
                 break
     return planned
 
 
-def _drafts(request: Request, around: Surroundings) -> Iterator[tuple[Owner, Draft, frozenset[str]]]:
+def _drafts(request: Request, inputs: BatchInputs) -> Iterator[tuple[Owner, Draft, frozenset[str]]]:
     """Yield the drafts of all who run the card, each with the settings that only others of them have."""
-    options, card = around.options, request.card
-    owners = find_owners(card, around.plugins.backends(), around.plugins, options.workspace, options.backend)
-    sources = layers(request, around.context, options)
+    options, card = inputs.options, request.card
+    owners = find_owners(card, inputs.plugins.backends(), inputs.plugins, options.workspace, options.backend)
+    sources = layers(request, inputs.context, options)
     asked = asked_values(sources)
     wanted = msgspec.structs.replace(request, settings=asked, origins=asked_origins(sources))
-    found = expand_shared(card.name, owners, asked, lambda backend, plugin: _expand(backend, plugin, wanted, around))
+    found = expand_shared(card.name, owners, asked, lambda backend, plugin: _expand(backend, plugin, wanted, inputs))
     keys = frozenset(key for _, draft in found for key in draft.settings)
     for owner, draft in found:
         elsewhere = keys - draft.settings.keys()
@@ -195,19 +185,19 @@ def _drafts(request: Request, around: Surroundings) -> Iterator[tuple[Owner, Dra
         yield owner, msgspec.structs.replace(draft, notes=(*draft.notes, *told)), elsewhere
 
 
-def _check_effects(given: Given, plugin: Plugin, around: Surroundings) -> None:
+def _check_effects(run: RunInputs, plugin: Plugin, inputs: BatchInputs) -> None:
     """Refuse a value that would stand in the row, and of which nothing of the run takes notice."""
 
-    def made(other: Given, brings: Plugin) -> Outcome:
+    def made(other: RunInputs, brings: Plugin) -> Outcome:
         plan = make_plan(other)
-        return Outcome(plan=plan, files=render(plan, _search(brings, around)))
+        return Outcome(plan=plan, files=render(plan, _search(brings, inputs)))
 
     def plans(asking: Asking) -> list[Outcome]:
-        otherwise = msgspec.structs.replace(around, options=asking.options, context=asking.context)
+        otherwise = msgspec.structs.replace(inputs, options=asking.options, context=asking.context)
         return [
             made(
                 msgspec.structs.replace(
-                    given,
+                    run,
                     request=asking.request,
                     backend=backend.name,
                     draft=draft,
@@ -221,10 +211,10 @@ def _check_effects(given: Given, plugin: Plugin, around: Surroundings) -> None:
         ]
 
     def is_fatal(one: Outcome) -> bool:
-        readers = _readers(one.plan, around.plugins.backends())
-        return any(finding.fatal for finding in around.plugins.checks(one.plan, readers))
+        readers = _readers(one.plan, inputs.plugins.backends())
+        return any(finding.fatal for finding in inputs.plugins.checks(one.plan, readers))
 
-    refuse_without_effect(given, lambda: made(given, plugin), plans, is_fatal)
+    refuse_without_effect(run, lambda: made(run, plugin), plans, is_fatal)
 
 
 def _readers(plan: RunPlan, known: Mapping[str, tuple[Backend, Plugin]]) -> tuple[Backend, ...]:
@@ -246,15 +236,15 @@ def _images(images: Sequence[Dockerfile | Image], draft: Draft, card: Card) -> S
     return images or (None,)
 
 
-def foreign_image(around: Surroundings) -> str:
+def foreign_image(inputs: BatchInputs) -> str:
     """Return the image that the caller named for every run, or nothing."""
-    asked = dict(around.options.sets).get("image")
-    return asked or around.options.image or around.context.known.MAD_CONTAINER_IMAGE or ""
+    asked = dict(inputs.options.sets).get("image")
+    return asked or inputs.options.image or inputs.context.known.MAD_CONTAINER_IMAGE or ""
 
 
-def _expand(backend: Backend, plugin: Plugin, request: Request, around: Surroundings) -> Sequence[Draft]:
+def _expand(backend: Backend, plugin: Plugin, request: Request, inputs: BatchInputs) -> Sequence[Draft]:
     try:
-        return list(backend.expand(request, around.machine))
+        return list(backend.expand(request, inputs.machine))
     except UsageProblem:
         raise
     except Exception as error:
@@ -264,57 +254,48 @@ def _expand(backend: Backend, plugin: Plugin, request: Request, around: Surround
         ) from error
 
 
-def _given(
+def _run_inputs(
     request: Request,
     backend: Backend,
     draft: Draft,
     image: Dockerfile | Image | None,
     missing: str,
     elsewhere: frozenset[str],
-    around: Surroundings,
-) -> Given:
-    options = around.options
+    inputs: BatchInputs,
+) -> RunInputs:
     added = argument_keys(request, draft)
-    return Given(
-        run_id=around.new_run_id(request.card.name),
+    return RunInputs(
+        **{name: getattr(inputs, name) for name in PlanInputs.__struct_fields__},
+        run_id=inputs.new_run_id(request.card.name),
         request=request,
         backend=backend.name,
         draft=draft,
-        machine=around.machine,
-        options=options,
-        context=around.context,
-        runtime=_runtime(request.card, draft, image, around),
+        runtime=_runtime(request.card, draft, image, inputs),
         args=args_for(request, draft, added),
         arg_keys=added,
         dockerfile=image if isinstance(image, Dockerfile) else None,
         built=image if isinstance(image, Image) else None,
         missing_image=missing,
         elsewhere=elsewhere,
-        credentials=around.credentials,
-        services=around.services,
-        data_sets=around.data_sets,
-        tools=around.tools,
-        tool_files=around.tool_files,
-        reach=around.reach,
     )
 
 
-def _runtime(card: Card, draft: Draft, image: Dockerfile | Image | None, around: Surroundings) -> Choice:
-    has_image = bool(image or draft.image or foreign_image(around))
-    traits = {name: runtime.traits for name, runtime in around.runtimes.items()}
+def _runtime(card: Card, draft: Draft, image: Dockerfile | Image | None, inputs: BatchInputs) -> Choice:
+    has_image = bool(image or draft.image or foreign_image(inputs))
+    traits = {name: runtime.traits for name, runtime in inputs.runtimes.items()}
     return choose_runtime(
-        card, around.options, has_image, lambda name: _available(name, around), traits, draft.runtimes
+        card, inputs.options, has_image, lambda name: _available(name, inputs), traits, draft.runtimes
     )
 
 
-def _available(name: str, around: Surroundings) -> Problem | None:
-    if name not in around.runtimes:
-        broken = (f"; {one.where}: {one.what}" for one in around.plugins.problems if "runtime" in one.what)
-        raise UsageProblem(f"no runtime '{name}'{next(broken, '')}", f"runtimes: {', '.join(sorted(around.runtimes))}")
-    if around.machine.pretended:  # what runs there nobody can ask
+def _available(name: str, inputs: BatchInputs) -> Problem | None:
+    if name not in inputs.runtimes:
+        broken = (f"; {one.where}: {one.what}" for one in inputs.plugins.problems if "runtime" in one.what)
+        raise UsageProblem(f"no runtime '{name}'{next(broken, '')}", f"runtimes: {', '.join(sorted(inputs.runtimes))}")
+    if inputs.machine.pretended:  # what runs there nobody can ask
         return None
     try:
-        return around.runtimes[name].available()
+        return inputs.runtimes[name].available()
     except Exception as error:  # noqa: BLE001 - the border to a plugin's runtime
         return Problem(where=name, what=f"runtime '{name}' failed: {type(error).__name__}: {error}")
 
@@ -328,8 +309,8 @@ def missing_image(card: Card, found: Found) -> str:
     return f"no Dockerfile {card.dockerfile}.* for card '{card.name}'"
 
 
-def _dockerfile_context(around: Surroundings) -> dict[str, str]:
-    return dockerfile_context(around.machine, around.context, around.options.workspace)
+def _dockerfile_context(inputs: BatchInputs) -> dict[str, str]:
+    return dockerfile_context(inputs.machine, inputs.context, inputs.options.workspace)
 
 
 def dockerfile_context(machine: Machine, context: Context, workspace: Path) -> dict[str, str]:
@@ -341,36 +322,36 @@ def dockerfile_context(machine: Machine, context: Context, workspace: Path) -> d
         **({"host_os": machine.host_os} if machine.host_os else {}),
         **({"gpu_vendor": machine.vendor} if machine.gpus else {}),
     }
-    given = {key: str(value) for key, value in context.values.items() if isinstance(value, (str, int, float))}
-    if given.get("gpu_vendor", "").upper() == "CPU":
-        del given["gpu_vendor"]
-    return {**detected, **given}
+    run = {key: str(value) for key, value in context.values.items() if isinstance(value, (str, int, float))}
+    if run.get("gpu_vendor", "").upper() == "CPU":
+        del run["gpu_vendor"]
+    return {**detected, **run}
 
 
 def _startable(
-    given: Given, plugin: Plugin, known: Mapping[str, tuple[Backend, Plugin]], around: Surroundings
+    run: RunInputs, plugin: Plugin, known: Mapping[str, tuple[Backend, Plugin]], inputs: BatchInputs
 ) -> Planned:
-    plan = make_plan(given)
+    plan = make_plan(run)
     if plan.traits.containerised and not plan.machine.pretended:
         _check_mounts(plan)
-        plan = _with_note(plan, podman_note(around.options.environ))
+        plan = _with_note(plan, podman_note(inputs.options.environ))
     if plan.traits.containerised:
-        plan = _with_readable_options(plan, around.runtimes[plan.runtime])
-    if around.plugins.uses("madlite_adjust_plan"):
-        plan = around.plugins.adjust(plan, given.options.asked)
-        _available(plan.runtime, around)
-        plan = msgspec.structs.replace(plan, traits=around.runtimes[plan.runtime].traits)
-    plan = at_a_place_of(plan, around.runtimes[plan.runtime])
+        plan = _with_readable_options(plan, inputs.runtimes[plan.runtime])
+    if inputs.plugins.uses("madlite_adjust_plan"):
+        plan = inputs.plugins.adjust(plan, run.options.asked)
+        _available(plan.runtime, inputs)
+        plan = msgspec.structs.replace(plan, traits=inputs.runtimes[plan.runtime].traits)
+    plan = at_a_place_of(plan, inputs.runtimes[plan.runtime])
     if plan.traits.containerised:
-        plan = _with_note(plan, host_access(plan, around.options.environ))
+        plan = _with_note(plan, host_access(plan, inputs.options.environ))
     backends = _readers(plan, known)
-    plan = use_prepared(plan, needed_assets(plan, backends, around.plugins), around.options.environ)
+    plan = use_prepared(plan, needed_assets(plan, backends, inputs.plugins), inputs.options.environ)
     return Planned(
         plan=plan,
         backends=backends,
-        files=render(plan, _search(plugin, around)),
-        runtime=around.runtimes[plan.runtime],
-        context=around.context.values,
+        files=render(plan, _search(plugin, inputs)),
+        runtime=inputs.runtimes[plan.runtime],
+        context=inputs.context.values,
     )
 
 
@@ -421,7 +402,7 @@ def _check_mounts(plan: RunPlan) -> None:
             raise UsageProblem(f"mount of {mount.source}: {mount.target} is no absolute path in the container")
 
 
-def _search(plugin: Plugin, around: Surroundings) -> list[Path]:
+def _search(plugin: Plugin, inputs: BatchInputs) -> list[Path]:
     """Return where templates are looked for: the working folder, beside the plugin, madlite's own."""
     beside = [plugin.folder / "templates", plugin.folder] if plugin.folder else []
-    return [around.options.workspace / "templates", *beside, around.template_root]
+    return [inputs.options.workspace / "templates", *beside, inputs.template_root]
