@@ -17,8 +17,9 @@ if TYPE_CHECKING:
         number_or_none,
         step_pattern,
     )
-    from madlite.backends.recipe_book import RecipeBook, read_book
-    from madlite.backends.recipes import FEW, RecipeBackend, bare_name, few_steps
+    from madlite.backends.lazy import LazyBackend
+    from madlite.backends.recipe_book import RecipeBook, bare_name, read_book
+    from madlite.backends.recipes import FEW, RecipeBackend, few_steps
     from madlite.cancellation import interruptible, when_stopped
     from madlite.errors import (
         CatalogError,
@@ -126,6 +127,7 @@ __all__ = [
     "ImageUsed",
     "JobOutcome",
     "Json",
+    "LazyBackend",
     "Line",
     "Machine",
     "MadMetric",
@@ -201,8 +203,9 @@ _HOMES = {
     "hookspecs": "hookimpl",
     "rank_labels": "is_label without_label",
     "text": "ANY_NUMERAL group_texts is_foreign",
-    "backends.recipe_book": "RecipeBook read_book",
-    "backends.recipes": "FEW RecipeBackend bare_name few_steps",
+    "backends.recipe_book": "RecipeBook bare_name read_book",
+    "backends.lazy": "LazyBackend",
+    "backends.recipes": "FEW RecipeBackend few_steps",
     "safe_read": "output_lines read_inside read_output",
     "runtimes.host.runtime": "CommandRuntime",
     "secrets": "reveal",

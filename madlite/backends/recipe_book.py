@@ -48,14 +48,15 @@ What its models' floating-point work follows from, where madlite's own table doe
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any, cast
 
 import msgspec
 
 from madlite.errors import PluginError
-from madlite.model import Architecture, Scalar, Shape, Value, Variant
+from madlite.model import Architecture, Card, Scalar, Shape, Value, Variant
 
 # Tables of model shapes, as madlite's own file and recipe books have them: `[architecture.NAME]`, a model each.
 #
@@ -151,6 +152,48 @@ class RecipeBook(Value, frozen=True):
         return frozenset(card for run in self.runs for card in run.cards)
 
 
+def bare_name(card: Card) -> str:
+    """Return a card's name without the folder it came from."""
+    return card.name.removeprefix(f"{card.scope}/") if card.scope else card.name
+
+
+def claim_by_book(backend: str, card: Card, cards: Collection[str]) -> int:
+    """Return how much a backend claims a card whose book has runs of `cards`; one that names a backend is that one's.
+
+    A card's own script, where that is here, claims it more.
+    """
+    if card.backend:
+        return 100 if card.backend == backend else 0
+    return 30 if bare_name(card) in cards else 0
+
+
+@cache
+def cards_of_book(path: Path) -> frozenset[str]:
+    """Return the names of the cards that a book has runs for, its recipes unread.
+
+    Raises:
+        PluginError: it is no such file.
+    """
+    names: set[str] = set()
+    for file in _files(path):
+        for run in _table(file).get("run", ()):
+            names.update(cast(Iterable[str], _listed(run.get("card", ()))))
+    return frozenset(names)
+
+
+def _files(path: Path) -> list[Path]:
+    return sorted(path.glob("*.toml")) if path.is_dir() else [path]
+
+
+def _table(path: Path) -> dict[str, Any]:
+    import tomli
+
+    try:
+        return tomli.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise PluginError(f"recipes {path}: {error or type(error).__name__}") from None
+
+
 @cache
 def read_book(path: Path) -> RecipeBook:
     """Return the recipes of a file, or of a folder's files.
@@ -159,17 +202,14 @@ def read_book(path: Path) -> RecipeBook:
         PluginError: it is no such file, a recipe sets a key that the defaults do not name, or a run names a recipe or
             release that is not there.
     """
-    files = sorted(path.glob("*.toml")) if path.is_dir() else [path]
-    book = _joined([_read_recipe_book(file) for file in files])
+    book = _joined([_read_recipe_book(file) for file in _files(path)])
     _check(book, path)
     return book
 
 
 def _read_recipe_book(path: Path) -> RecipeBook:
-    import tomli
-
+    table = _table(path)
     try:
-        table = tomli.loads(path.read_text(encoding="utf-8"))
         return msgspec.convert(
             {
                 "defaults": table.get("defaults", {}),
@@ -184,7 +224,7 @@ def _read_recipe_book(path: Path) -> RecipeBook:
             },
             RecipeBook,
         )
-    except (OSError, ValueError, KeyError, AttributeError, TypeError, msgspec.ValidationError) as error:
+    except (ValueError, KeyError, AttributeError, TypeError, msgspec.ValidationError) as error:
         raise PluginError(f"recipes {path}: {error or type(error).__name__}") from None
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from madlite.backends.recipe_book import RecipeBook, read_book
-from madlite.backends.recipes import RecipeBackend, bare_name
+from madlite.backends.recipe_book import RecipeBook, bare_name, read_book
 from madlite.model import Backend, Card, Draft, Machine, Request, RunPlan, Value
 from madlite.plan.context import Context, Options
 from madlite.plan.inputs import RunInputs, layers
@@ -54,7 +53,8 @@ def list_cases(
     made up for each.
     """
     wanted = [(), (OFFLINE,), *(tuple(one.items()) for one in asks)]
-    book = read_book(backend.book) if isinstance(backend, RecipeBackend) else RecipeBook()
+    path = getattr(backend, "book", None)
+    book = read_book(path) if isinstance(path, Path) else RecipeBook()
     named = {card.recipe for card in cards if isinstance(card.recipe, str)}
     spare = [_card_of(backend.name, recipe) for recipe in book.recipes if recipe not in named]
     for card in (*cards, *spare):
