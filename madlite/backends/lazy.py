@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from madlite.backends.recipe_book import cards_of_book, claim_by_book
-from madlite.model import Asset, Card, Draft, Finding, Machine, Reader, Request, ResultRule, RunPlan
+from madlite.model import Asset, Card, Finding, Machine, Reader, Request, ResultRule, RunPlan, RunSpec
 
 if TYPE_CHECKING:
     from madlite.backends.recipes import RecipeBackend
@@ -34,7 +34,7 @@ class LazyBackend:
         """Own the cards that name this backend, and those that its book has runs for."""
         return claim_by_book(self.name, card, cards_of_book(self.book))
 
-    def expand(self, request: Request, machine: Machine) -> Sequence[Draft]:
+    def expand(self, request: Request, machine: Machine) -> Sequence[RunSpec]:
         """Return the backend's drafts of a card."""
         return self.loaded.expand(request, machine)
 

@@ -102,7 +102,7 @@ class Recipe(Value, frozen=True):
     on: dict[str, dict[str, Scalar]] = {}
 
 
-class Run(Value, frozen=True):
+class RecipeRun(Value, frozen=True):
     """One run that cards stand for; without devices or releases it fits all of them."""
 
     cards: tuple[str, ...]
@@ -113,7 +113,7 @@ class Run(Value, frozen=True):
     values: dict[str, Scalar] = {}
 
 
-class Refused(Value, frozen=True):
+class RefusedRun(Value, frozen=True):
     """Runs that documents name and that cannot be: why, and what to type instead."""
 
     cards: tuple[str, ...]
@@ -132,8 +132,8 @@ class RecipeBook(Value, frozen=True):
     env: dict[str, dict[str, str]] = {}
     releases: dict[str, dict[str, Scalar]] = {}
     stand_in: dict[str, str] = {}
-    runs: tuple[Run, ...] = ()
-    refused: tuple[Refused, ...] = ()
+    runs: tuple[RecipeRun, ...] = ()
+    refused: tuple[RefusedRun, ...] = ()
     architectures: dict[str, Architecture | str] = {}  # by the model's name; a text says why there is none
     shape: Shape = Shape()
 
@@ -142,7 +142,7 @@ class RecipeBook(Value, frozen=True):
         recipe = self.recipes[name] if name else Recipe()
         return {**self.defaults, **recipe.values, **recipe.on.get(device, {})}
 
-    def run_values(self, run: Run, release: str, device: str) -> dict[str, Scalar]:
+    def run_values(self, run: RecipeRun, release: str, device: str) -> dict[str, Scalar]:
         """Return the values of a run: over its recipe's come the release's, and its own over these."""
         return {**self.values(run.recipe, device), **self.releases.get(release, {}), **run.values}
 
@@ -246,7 +246,7 @@ def _run(values: Mapping[str, object]) -> dict[str, object]:
 def _refused(values: Mapping[str, object]) -> dict[str, object]:
     listed = {"cards": _listed(values["card"]), "releases": _listed(values.get("release", ()))}
     rest = {key: value for key, value in values.items() if key not in ("card", "release")}
-    if strange := sorted(set(rest) - set(Refused.__struct_fields__)):
+    if strange := sorted(set(rest) - set(RefusedRun.__struct_fields__)):
         raise ValueError(f"refused sets {', '.join(strange)}, which nothing reads")
     return {**listed, **rest}
 

@@ -11,7 +11,7 @@ from madlite.backends.base import TemplateBackend
 from madlite.backends.recipe_book import VARIANT_KEYS, RecipeBook, bare_name, claim_by_book, read_book
 from madlite.backends.recipe_choice import Chosen, choose_runs, spelled
 from madlite.errors import UsageProblem, did_you_mean, nearest_words, one_hint
-from madlite.model import Architecture, Card, Draft, Finding, Machine, Request, RunPlan, Variant
+from madlite.model import Architecture, Card, Finding, Machine, Request, RunPlan, RunSpec, Variant
 
 OF_RUN: tuple[str, ...] = ("mode", "precision", "release", "recipe", "recipe_device")
 OF_RECIPE: tuple[str, ...] = ("mode", "release", "recipe")
@@ -29,7 +29,7 @@ class RecipeBackend(TemplateBackend):
         """Own the cards that name this backend, and those that its book has runs for."""
         return claim_by_book(self.name, card, read_book(self.book).cards)
 
-    def expand(self, request: Request, machine: Machine) -> Sequence[Draft]:
+    def expand(self, request: Request, machine: Machine) -> Sequence[RunSpec]:
         """Return a draft per run that the book has for the card, or the one of the recipe that the card names.
 
         A recipe is named by `--set recipe=`, by the tag or by the card.
@@ -68,7 +68,7 @@ class RecipeBackend(TemplateBackend):
         steps, warmup = variant.steps or 0, variant.warmup_steps
         return few_steps(f"{steps} steps", steps - warmup, warmup, f"--steps {warmup + 15}")
 
-    def _draft(self, request: Request, chosen: Chosen, machine: Machine) -> Draft:
+    def _draft(self, request: Request, chosen: Chosen, machine: Machine) -> RunSpec:
         values = chosen.values
         variant = Variant(**{key: value for key, value in values.items() if key in VARIANT_KEYS})  # type: ignore[arg-type]
         variant = msgspec.structs.replace(variant, release=chosen.release or variant.release)

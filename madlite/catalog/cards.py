@@ -257,7 +257,7 @@ def _sentence(source: str, field: str, names: list[str]) -> str:
 # Cards as they were found, and all of them together.
 
 
-class Found(Value, frozen=True):
+class FoundCard(Value, frozen=True):
     """A card and, where it was computed by a program, what completes it once it is selected."""
 
     card: Card
@@ -275,8 +275,8 @@ class Found(Value, frozen=True):
 class Catalog(Value, frozen=True):
     """Every card there is, by layer; a card that a nearer one of the same name hides is in none of them."""
 
-    checkout: tuple[Found, ...] = ()  # of the working folder
-    installed: tuple[Found, ...] = ()  # of plugins, then those that come with madlite
+    checkout: tuple[FoundCard, ...] = ()  # of the working folder
+    installed: tuple[FoundCard, ...] = ()  # of plugins, then those that come with madlite
     problems: tuple[Problem, ...] = ()  # files and cards that were left out
 
     @property

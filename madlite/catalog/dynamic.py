@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from madlite.catalog.cards import Found, make_card, refuse_duplicates, to_plain
+from madlite.catalog.cards import FoundCard, make_card, refuse_duplicates, to_plain
 from madlite.errors import CatalogError
 from madlite.model import Card, Problem
 from madlite.safe_read import read_named
@@ -148,7 +148,7 @@ def _stdout_on_stderr() -> Iterator[None]:
         os.close(kept)
 
 
-def read_dynamic(file: Path, where: str, root: Path, scope: str) -> tuple[Found | Problem, ...]:
+def read_dynamic(file: Path, where: str, root: Path, scope: str) -> tuple[FoundCard | Problem, ...]:
     """Return the cards of a get_models_json.py, or the one problem that keeps them away.
 
     `where` names the file in messages, `root` is the checkout and `scope` the sub-folder of its scripts/.
@@ -164,7 +164,7 @@ def read_dynamic(file: Path, where: str, root: Path, scope: str) -> tuple[Found 
     except CatalogError as error:
         return (Problem(where=where, what=error.message.removeprefix(f"{where}: ")),)
     finish = [cache(partial(script.finish, model, n)) for n, model in enumerate(models)]
-    return tuple(Found(card=card, finish=last) for card, last in zip(cards, finish, strict=True))
+    return tuple(FoundCard(card=card, finish=last) for card, last in zip(cards, finish, strict=True))
 
 
 class _Script:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
-from madlite.catalog.cards import Catalog, Found
+from madlite.catalog.cards import Catalog, FoundCard
 from madlite.errors import CatalogError, UsageProblem, did_you_mean, one_hint
 from madlite.model import Card, Request
 
@@ -76,7 +76,7 @@ def _addition(name: str, value: str | None) -> str:
     return f" --{name}" if value is None else f" --{name} {value.replace('=', ' ')}"
 
 
-def _request(found: Found, tag: str) -> Request:
+def _request(found: FoundCard, tag: str) -> Request:
     return Request(card=found.complete(), tag=tag, overrides=tuple(map(_override, _parts(tag)[1:])))
 
 
@@ -89,7 +89,7 @@ def _parts(tag: str) -> list[str]:
     return [part.strip() for part in tag.split(":") if part.strip()] or [""]
 
 
-def _matches(catalog: Catalog, wanted: str) -> tuple[Found, ...]:
+def _matches(catalog: Catalog, wanted: str) -> tuple[FoundCard, ...]:
     checkout = tuple(_asked(catalog.checkout, wanted))
     for layer, rules in ((checkout, _RULES), (catalog.installed, (*_RULES, _by_folder))):
         for rule in rules:
@@ -98,7 +98,7 @@ def _matches(catalog: Catalog, wanted: str) -> tuple[Found, ...]:
     return ()
 
 
-def _asked(checkout: Sequence[Found], wanted: str) -> Iterator[Found]:
+def _asked(checkout: Sequence[FoundCard], wanted: str) -> Iterator[FoundCard]:
     """Yield the cards of the checkout that count for a tag: those whose program runs for it, whatever else ran.
 
     A card that is written down and has this very name needs no program, and `folder/name` that folder's alone.

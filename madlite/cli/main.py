@@ -37,7 +37,7 @@ COMMANDS = {
     "runs": ("madlite.cli.runs", "List the runs of this folder, the newest last."),
     "show": (
         "madlite.cli.show",
-        "Show one run: verdict, number, window, power, witnesses, configuration, provenance, files.",
+        "Show one run: verdict, number, window, power, checks, configuration, provenance, files.",
     ),
     "log": ("madlite.cli.log", "Print a run's log, of one that goes on as far as it is."),
     "watch": ("madlite.cli.watch", "Show how far the runs of this folder are, as long as they go on."),

@@ -21,7 +21,7 @@ from madlite.cli.options import Command, common_options, dir_option
 from madlite.cli.terminal import coloured, has_colour
 from madlite.errors import ExitCode, MadliteError
 from madlite.model import Backend, Json, Metric, Quantity, Result, Status, Step, Value, Variant, Window, to_json
-from madlite.run.foreign import Reading
+from madlite.run.foreign import LogReading
 from madlite.secrets import Redactor, assigned, collect, masked_json
 from madlite.text import printable
 
@@ -93,7 +93,7 @@ def command(
         setup.tell_problems(plugins.problems)
 
 
-def _read(name: str, plugins: Plugins, asked: _Asked) -> Reading | MadliteError:
+def _read(name: str, plugins: Plugins, asked: _Asked) -> LogReading | MadliteError:
     from madlite.files import shown
     from madlite.run.foreign import open_log, read_chunks, read_log
 
@@ -110,7 +110,7 @@ def _read(name: str, plugins: Plugins, asked: _Asked) -> Reading | MadliteError:
         return error
 
 
-def _read_run(folder: Path, plugins: Plugins, asked: _Asked) -> Reading:
+def _read_run(folder: Path, plugins: Plugins, asked: _Asked) -> LogReading:
     """Return what a run's log shows, by its own backend and warm-up where the command line names no others."""
     from madlite.reports.log import read_log
     from madlite.reports.runs import open_run
@@ -124,7 +124,7 @@ def _read_run(folder: Path, plugins: Plugins, asked: _Asked) -> Reading:
     return read(f"run {folder.name}", read_log(folder), plugins, backend, steps)
 
 
-def _show(name: str, found: Reading | MadliteError, place: int, count: int, as_json: bool) -> None:
+def _show(name: str, found: LogReading | MadliteError, place: int, count: int, as_json: bool) -> None:
     """Print one of several logs."""
     pieces: Iterable[str]
     if isinstance(found, MadliteError):
@@ -144,7 +144,7 @@ def _in_colour(text: str) -> Iterator[str]:
     yield from (colour(line) for line in text.splitlines(keepends=True))
 
 
-def _code(found: Reading | MadliteError, fail_on_suspect: bool) -> ExitCode:
+def _code(found: LogReading | MadliteError, fail_on_suspect: bool) -> ExitCode:
     if isinstance(found, MadliteError):
         return found.exit_code
     doubted = fail_on_suspect and bool(found.verdict.suspect)
@@ -154,7 +154,7 @@ def _code(found: Reading | MadliteError, fail_on_suspect: bool) -> ExitCode:
 # What must not be seen of a log: its secrets are not in our environment, but it may spell them out.
 
 
-def secrets_in(reading: Reading) -> tuple[str, ...]:
+def secrets_in(reading: LogReading) -> tuple[str, ...]:
     """Return the secrets of this process's environment and command line, and those that the log assigns to a name."""
     found = reading.diagnosis
     told = (found.line, found.hint, found.where) if found else ()
@@ -172,13 +172,13 @@ _FIRST = ("steps", "seq_len", "micro_batch", "global_batch", "world_size")
 _PAIRS = 10
 
 
-def page(reading: Reading) -> str:
+def page(reading: LogReading) -> str:
     """Return what people want to know first, secrets masked."""
     mask = Redactor(secrets_in(reading)).text
     return "".join(f"{printable(mask(line)).rstrip()}\n" for line in _lines(reading))
 
 
-def _lines(reading: Reading) -> Iterator[str]:
+def _lines(reading: LogReading) -> Iterator[str]:
     verdict = reading.verdict
     yield f"{reading.log}  ({f'backend {reading.backend}' if reading.backend else 'no framework recognised'})"
     yield from _outcome(reading)
@@ -198,7 +198,7 @@ def _lines(reading: Reading) -> Iterator[str]:
         yield f"  note: {finding[:_LONGEST]}"
 
 
-def _outcome(reading: Reading) -> Iterator[str]:
+def _outcome(reading: LogReading) -> Iterator[str]:
     """Yield the verdict, and with a failure the line that decided it, whose it was and what may help."""
     verdict, found = reading.verdict, reading.diagnosis
     if verdict.status is Status.SUCCESS:
@@ -218,14 +218,14 @@ def _outcome(reading: Reading) -> Iterator[str]:
         yield f"            try: {found.hint}"
 
 
-def _result(reading: Reading) -> Result:
+def _result(reading: LogReading) -> Result:
     verdict = reading.verdict
     return Result(
         plan_id="", status=verdict.status, window=verdict.window, metrics=verdict.metrics, suspect=verdict.suspect
     )
 
 
-def _steps(reading: Reading, first: int, last: int) -> str:
+def _steps(reading: LogReading, first: int, last: int) -> str:
     count, left_out = reading.steps.count(), reading.steps.count("validate")
     parts = [f"{first} to {last}" + (f" of {reading.asked_steps}" if reading.asked_steps else "")]
     if count != last - first + 1:
@@ -270,7 +270,7 @@ def _pairs(values: Mapping[str, str]) -> str:
 _AT_ONCE = 2000  # steps
 
 
-def json_pieces(reading: Reading) -> Iterator[str]:
+def json_pieces(reading: LogReading) -> Iterator[str]:
     """Yield the text of one object, secrets masked."""
     head = masked_json(_facts(reading), secrets_in(reading))
     yield head.rstrip().removesuffix("}").rstrip() + ',\n  "steps": ['
@@ -288,7 +288,7 @@ def problem_json(name: str, problem: MadliteError) -> str:
     return to_json({"log": mask(name), "error": mask(problem.message), "hint": mask(problem.hint)})
 
 
-def _facts(reading: Reading) -> dict[str, Json]:
+def _facts(reading: LogReading) -> dict[str, Json]:
     verdict, found = reading.verdict, reading.diagnosis
     return {
         "log": reading.log,
@@ -319,7 +319,7 @@ def _window(window: Window | None) -> dict[str, Json] | None:
     return None if window is None else {**asdict(window), "quantity": window.quantity.label}
 
 
-def _training(reading: Reading) -> dict[str, Json] | None:
+def _training(reading: LogReading) -> dict[str, Json] | None:
     steps = reading.steps
     if (reach := steps.reach()) is None:
         return None

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from madlite.model import Runtime
     from madlite.plan.context import Options
     from madlite.results.batch_journal import BatchJournal
-    from madlite.run.screen import Outcome
+    from madlite.run.screen import RunOutcome
 
 
 @click.command("run", cls=TagsCommand)
@@ -194,7 +194,7 @@ def _run(
     return int(ExitCode.RUN_FAILED if batch.failed and only_builds else outcome.exit_code)
 
 
-def _tell(screen: PlainScreen, outcome: Outcome, problems: Sequence[str]) -> None:
+def _tell(screen: PlainScreen, outcome: RunOutcome, problems: Sequence[str]) -> None:
     for text in problems:
         screen.warn(text)
     if outcome.not_started:

@@ -24,7 +24,7 @@ from madlite.cli.format import (
 )
 from madlite.cli.terminal import Tamer, all_coloured, coloured, has_colour
 from madlite.model import Quantity, Result, RunPlan, Status, Step
-from madlite.run.screen import Outcome
+from madlite.run.screen import RunOutcome
 from madlite.text import printable
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ class PlainScreen:
         """Say what is wrong."""
         self._line(f"warning: {text}")
 
-    def total(self, outcome: Outcome, output: Path | None) -> None:
+    def total(self, outcome: RunOutcome, output: Path | None) -> None:
         """Say how a batch of more than one run came out, and where its rows are; None where they are in no file yet."""
         counts = Counter(status_words(result.status.value, result.suspect) for result in outcome.results)
         if len(outcome.results) > 1:

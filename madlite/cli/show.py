@@ -35,7 +35,7 @@ from madlite.workspace.folder import CLEANED
 @dir_option
 @verbose_option
 def command(run: str, wants_json: bool, directory: Path) -> int:
-    """Show one run: verdict, number, window, power, witnesses, configuration, provenance, files.
+    """Show one run: verdict, number, window, power, checks, configuration, provenance, files.
 
     RUN is a run's id, a part of it that no other has, or last.
 
@@ -68,7 +68,7 @@ def page(run: Run) -> Iterator[str]:
     yield from (_line(pair) for pair in _verdict(run) if pair[1])
     yield from _section("number", _number(record))
     yield from _section("GPUs", (("", text) for text in all_telemetry_lines(result_of(record))))
-    yield from _section("witnesses", ((one.name, f"{one.says}  {one.text}".rstrip()) for one in record.witnesses))
+    yield from _section("checks", ((one.name, f"{one.status}  {one.text}".rstrip()) for one in record.checks))
     yield from _section("what ran", _ran(record))
     yield from _section("values", _values(record))
     yield from _section("by its own log", record.config.items())

@@ -20,12 +20,12 @@ from madlite.results.named_file import check_writable
 
 if TYPE_CHECKING:
     from madlite.plan.context import Options
-    from madlite.run.screen import Outcome, Planned
+    from madlite.run.screen import Planned, RunOutcome
 
 ENTRIES = ("perf_entry.json", "perf_entry.csv", "perf_entry_super.json", "perf_entry_super.csv")
 
 
-def run_summary(planned: Sequence[Planned], outcome: Outcome, start_row: int, row_count: int) -> dict[str, Json]:
+def run_summary(planned: Sequence[Planned], outcome: RunOutcome, start_row: int, row_count: int) -> dict[str, Json]:
     """Return the account of a batch: runs that went well or were skipped, runs that failed or never started.
 
     `start_row` is how many rows perf.csv had before, `row_count` how many came since.
@@ -45,7 +45,7 @@ def run_summary(planned: Sequence[Planned], outcome: Outcome, start_row: int, ro
 
 
 def full_summary(
-    planned: Sequence[Planned], outcome: Outcome, start_row: int, row_count: int, fail_on_suspect: bool = False
+    planned: Sequence[Planned], outcome: RunOutcome, start_row: int, row_count: int, fail_on_suspect: bool = False
 ) -> dict[str, Json]:
     """Return the account of a batch from tags: of its builds too, and whether all of it went well.
 
@@ -62,7 +62,7 @@ def full_summary(
     }
 
 
-def suspect_runs(planned: Sequence[Planned], outcome: Outcome) -> tuple[str, ...]:
+def suspect_runs(planned: Sequence[Planned], outcome: RunOutcome) -> tuple[str, ...]:
     """Return the cards of the runs whose success is suspect, in order."""
     return tuple(plan.card.name for plan, result in _ended(planned, outcome) if _is_suspect(result))
 
@@ -116,7 +116,7 @@ def _is_suspect(result: Result) -> bool:
     return result.status is Status.SUCCESS and bool(result.suspect)
 
 
-def _ended(planned: Sequence[Planned], outcome: Outcome) -> Iterator[tuple[RunPlan, Result]]:
+def _ended(planned: Sequence[Planned], outcome: RunOutcome) -> Iterator[tuple[RunPlan, Result]]:
     return ((one.plan, result) for one, result in zip(planned, outcome.results, strict=False))
 
 
@@ -176,7 +176,7 @@ class BatchFiles:
         if self._summary is not None:
             self._rows_before = count_rows(self._options.output)
 
-    def close(self, outcome: Outcome) -> tuple[str, ...]:
+    def close(self, outcome: RunOutcome) -> tuple[str, ...]:
         """Write what is wanted and return what could not be; every run has its row by now."""
         problems = []
         if self.from_tags:
@@ -193,7 +193,7 @@ class BatchFiles:
             self.failed = True
         return tuple(filter(None, problems))
 
-    def _write_summary(self, outcome: Outcome) -> None:
+    def _write_summary(self, outcome: RunOutcome) -> None:
         if self._summary is None:
             return
         from madlite.run.one import secrets_for
@@ -204,6 +204,6 @@ class BatchFiles:
         secrets = [text for one in self._planned for text in secrets_for(one, self._options.environ)]
         write_summary(self._summary, summary, secrets)
 
-    def _clean_up(self, outcome: Outcome) -> None:
+    def _clean_up(self, outcome: RunOutcome) -> None:
         if self._given["cleanup_perf"]:
             remove_entries(self._options.workspace)

@@ -310,7 +310,7 @@ LOST_LIMIT_S = 1.0  # for one call to an engine that left another without an ans
 _TURN_S = 0.1
 
 
-class Patience:
+class CancellableClient:
     """A client of the engine whose limit can be cut, for the call under way too.
 
     A call runs in a thread: nothing else lets go of an engine that took a request and does not answer it.

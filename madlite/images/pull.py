@@ -29,7 +29,7 @@ def pull(client: Client, ref: str, say: Say) -> None:
 
     check_room(Path(client.info()["DockerRootDir"]), ref)
     say(f"pulling {ref}")
-    progress = Progress(ref, say)
+    progress = PullProgress(ref, say)
     try:
         with closing_answers(client):
             for item in client.pull(*name_and_tag(ref), stream=True, decode=True):
@@ -63,7 +63,7 @@ def check_room(root: Path, ref: str) -> None:
         )
 
 
-class Progress:
+class PullProgress:
     """Adds up the layers of a pull or push and words the sum now and then."""
 
     def __init__(self, ref: str, say: Say, doing: str = "pulling") -> None:
@@ -126,7 +126,7 @@ def push(client: Client, ref: str, target: str, say: Say) -> None:
     import docker.errors
 
     say(f"pushing {target}")
-    progress = Progress(target, say, "pushing")
+    progress = PullProgress(target, say, "pushing")
     try:
         client.tag(ref, *name_and_tag(target), force=True)
         with closing_answers(client):

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from madlite.failure_rules import COMMON, read_failure_rules
-from madlite.measure.clues import ERROR, ROOT, Clue, ClueScan, first_cause
+from madlite.measure.clues import ERROR, ROOT, CandidateScan, FailureCandidate, first_cause
 from madlite.measure.footer import FirstFailure
 from madlite.measure.lines import Block, make_block
 from madlite.measure.rules import RuleScan, without_rank
@@ -103,17 +103,17 @@ _ASKED = _HELD  # characters at the begin of a log without steps that are asked 
 _KEPT = 400  # lines before the step
 
 
-class Ending:
+class FailureScan:
     """Holds the lines since the last training step; `relabel` puts their ranks' labels in one form."""
 
     def __init__(self, rules: Iterable[FailureRule], relabel: Callable[[Iterable[str]], list[str]] = list) -> None:
         self._relabel = relabel
         self._rules = tuple(rules)
         self.fatal = FatalScan(self._rules)
-        self._clues = ClueScan(self._rules)
+        self._clues = CandidateScan(self._rules)
         self._held: deque[Block] = deque()
         self._before: deque[str] = deque(maxlen=_KEPT)
-        self._best: tuple[Clue | None] | None = None  # once somebody asked
+        self._best: tuple[FailureCandidate | None] | None = None  # once somebody asked
 
     def hold(self, block: Block, trained: int | None) -> None:
         """Take lines in, of which the first `trained` go up to the last training step; None without one."""
@@ -132,7 +132,7 @@ class Ending:
         """Forget what was found: the training went on."""
         self.fatal.forget()
         if self._clues.size:
-            self._clues = ClueScan(self._rules)
+            self._clues = CandidateScan(self._rules)
 
     def finish(self) -> None:
         """Look at what is held: no more comes."""
@@ -141,14 +141,14 @@ class Ending:
             self._look(self._held.popleft())
 
     @property
-    def clue(self) -> Clue | None:
+    def clue(self) -> FailureCandidate | None:
         """What explains a failure best, of the lines since the last step, else of those before it."""
         if self._best is None:
             self._best = (self._find(),)
         return self._best[0]
 
     @property
-    def late_clue(self) -> Clue | None:
+    def late_clue(self) -> FailureCandidate | None:
         """The same of the lines since the last step alone."""
         return first_cause(self._clues.clues(), self.first_failure)
 
@@ -158,7 +158,7 @@ class Ending:
         return self._clues.first
 
     @property
-    def exited(self) -> Clue | None:
+    def exited(self) -> FailureCandidate | None:
         """How a process ended by itself that a launcher saw fail first."""
         return self._clues.exited
 
@@ -168,15 +168,15 @@ class Ending:
         self.fatal.take(block)
         self._clues.take(block, every_rule)
 
-    def _find(self) -> Clue | None:
+    def _find(self) -> FailureCandidate | None:
         late = self.late_clue
         if late is not None and late.tier <= ERROR:
             return late
-        early = ClueScan(self._rules)
+        early = CandidateScan(self._rules)
         early.take(make_block(self._relabel(self._before)))
         return first_cause([clue for clue in early.clues() if _ends(clue)], self.first_failure) or late
 
 
-def _ends(clue: Clue) -> bool:
+def _ends(clue: FailureCandidate) -> bool:
     """Say whether a line before the step can have ended the training: a step came although a package was missing."""
     return clue.tier == ROOT or (clue.tier == ERROR and clue.uncaught and not clue.of_import and not clue.handled)

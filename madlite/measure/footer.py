@@ -53,7 +53,7 @@ class FirstFailure(Value, frozen=True):
         return self.signal in TOLD
 
 
-class FooterScan:
+class LauncherScan:
     """Keeps the first table, of several nodes that of one which was not merely told to end."""
 
     def __init__(self) -> None:

@@ -14,8 +14,8 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from madlite.failure_rules import explained
-from madlite.measure.clues import FOLLOWER, Clue
-from madlite.measure.failure_scan import Ending
+from madlite.measure.clues import FOLLOWER, FailureCandidate
+from madlite.measure.failure_scan import FailureScan
 from madlite.measure.footer import FirstFailure
 from madlite.measure.lines import Block, LineSplitter, rank_of
 from madlite.measure.losses import LossMarks
@@ -80,7 +80,7 @@ _ODD_LOSS = re.compile(r"(?i)loss\W{0,10}?([-+]?\d[\d.]*,\d[\d.,]*)")  # a numbe
 _REDRAWN = re.compile(r"\d/\d{1,12} \[\d{1,9}:\d\d(?::\d\d)?<")  # a progress bar: what it says of a step changes
 
 
-class Follower:
+class LogMonitor:
     """Takes the output of the model's step, chunk by chunk; what it saw is in its attributes.
 
     `guest` reads the log of a script that says its number itself: what it finds decides nothing.  Of several `nodes`
@@ -115,7 +115,7 @@ class Follower:
         self.trainings = 1  # that the log has one after another; what is kept is the last one's
         self._started: set[tuple[int, int | None]] = set()  # nodes and ranks that told of the start of this one
         self._labels = RankLabels()
-        self._ending = Ending(rules, self._labels.plain)
+        self._ending = FailureScan(rules, self._labels.plain)
         self._patterns = PatternScan(error_scan) if error_scan is not None else None
         self._guest, self._readers = guest, (*readers, *([guest] if guest is not None else []))
         self._trained, self._is_late = 0, False  # lines with training steps; whether the last was told at a later one
@@ -164,7 +164,7 @@ class Follower:
         return self._last.all
 
     @property
-    def clue(self) -> Clue | None:
+    def clue(self) -> FailureCandidate | None:
         """What explains a failure best: of the lines since the last step, else of those just before it.
 
         Known once the log is finished.  Of a log that went well it may be what somebody handled.
@@ -172,12 +172,12 @@ class Follower:
         return self._ending.clue
 
     @property
-    def late_clue(self) -> Clue | None:
+    def late_clue(self) -> FailureCandidate | None:
         """The same of the lines since the last step alone."""
         return self._ending.late_clue
 
     @property
-    def exited(self) -> Clue | None:
+    def exited(self) -> FailureCandidate | None:
         """How a process ended by itself that a launcher saw fail first, which explains where nothing else does."""
         return self._ending.exited
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from madlite.measure.checks.table import Asked, Number
-from madlite.measure.monitor import Follower
+from madlite.measure.checks.table import Expected, Number
+from madlite.measure.monitor import LogMonitor
 from madlite.measure.multiple import Read
 from madlite.measure.performance import (
     TOO_LONG,
@@ -117,7 +117,7 @@ def _why(rule: MadMetric, text: str) -> str:
     return f"MAD's rule reads {which}"
 
 
-def number_of_steps(asked: Asked, log: Follower, window: Window | None) -> Number:
+def number_of_steps(asked: Expected, log: LogMonitor, window: Window | None) -> Number:
     """Return the window's median under its own name, and beside it what MAD's own parser would have taken."""
     if window is None:
         cause = Cause.BAD_NUMBER if (odd := _unread(asked, log) or _no_number(asked, log)) else Cause.NO_METRIC
@@ -134,7 +134,7 @@ def number_of_steps(asked: Asked, log: Follower, window: Window | None) -> Numbe
     return Number(metrics=(*mad, headline), findings=findings)
 
 
-def _more_steps(asked: Asked, log: Follower) -> tuple[str, ...]:
+def _more_steps(asked: Expected, log: LogMonitor) -> tuple[str, ...]:
     """Return that a training went on beyond the steps that were asked for; one more may be a step 0."""
     reach = log.steps.reach()
     if asked.steps is None or reach is None or reach[1] <= asked.steps + 1:
@@ -142,7 +142,7 @@ def _more_steps(asked: Asked, log: Follower) -> tuple[str, ...]:
     return (f"the log goes on to step {reach[1]}, though {asked.steps} were asked for: those after it do not count",)
 
 
-def number_of_line(log: Follower) -> Number:
+def number_of_line(log: LogMonitor) -> Number:
     """Return the number of the line `performance: <number> <metric>`."""
     found, line = log.scan.result, log.scan.evidence
     if found is None and (odd := log.scan.unread):
@@ -169,14 +169,14 @@ def _unreadable(odd: UnreadNumber) -> str:
     return f"the number '{shown(odd.text)}' in the line '{shown(odd.line)}' cannot be read: {rule}"
 
 
-def has_no_end(asked: Asked, log: Follower) -> bool:
+def has_no_end(asked: Expected, log: LogMonitor) -> bool:
     """Say whether the last of several trainings stopped before its end, which the ones before it have a mark of."""
     if log.trainings < 2 or log.ended or not log.marks.ended_before:
         return False
     return asked.steps is None or (last_step(asked, log) or 0) < asked.steps
 
 
-def _trainings(log: Follower) -> tuple[str, ...]:
+def _trainings(log: LogMonitor) -> tuple[str, ...]:
     """Return that the log has several trainings, of which the last one counts."""
     if log.trainings > 1:
         return (f"{_several(log)}: this is the last one's result",)
@@ -185,7 +185,7 @@ def _trainings(log: Follower) -> tuple[str, ...]:
     return (f"the training was started again from step {log.restarted_at}: all steps are those since then",)
 
 
-def _of_trainings(log: Follower, of_trainer: bool) -> tuple[str, ...]:
+def _of_trainings(log: LogMonitor, of_trainer: bool) -> tuple[str, ...]:
     """Return the same of a number that a line says, the Trainer's own or a script's."""
     if of_trainer and log.summary:
         return _trainings(log)
@@ -198,11 +198,11 @@ def _of_trainings(log: Follower, of_trainer: bool) -> tuple[str, ...]:
     return (f"the steps went back to {log.restarted_at}: the script trains more than once, or went on again",)
 
 
-def _several(log: Follower) -> str:
+def _several(log: LogMonitor) -> str:
     return f"the log has {log.trainings} trainings one after another"
 
 
-def _computed(log: Follower) -> Iterator[str]:
+def _computed(log: LogMonitor) -> Iterator[str]:
     """Yield that a figure is computed from the steps that were done, in place of the framework's own."""
     for name, text in log.marks.computed.items():
         yield (
@@ -215,7 +215,7 @@ def _why_number(metric: Metric) -> str:
     return "it is not a finite number" if metric.value is None else "a throughput is above 0"
 
 
-def number_of_file(rule: ResultRule, read: Read | None, log: Follower) -> Number:
+def number_of_file(rule: ResultRule, read: Read | None, log: LogMonitor) -> Number:
     """Return the numbers of the results file; where some are none, the others are results all the same."""
     read = read or Read(problem=f"the run wrote no {rule.file}")
     if read.problem:
@@ -226,7 +226,7 @@ def number_of_file(rule: ResultRule, read: Read | None, log: Follower) -> Number
     return Number(metrics=read.metrics, findings=(*([text] if text else []), *read.notes))
 
 
-def last_step(asked: Asked, log: Follower) -> int | None:
+def last_step(asked: Expected, log: LogMonitor) -> int | None:
     """Return the last step of the training that the log ends with; numbers above those asked for are none of its."""
     if (reach := log.steps.reach()) is None:
         return None
@@ -236,7 +236,7 @@ def last_step(asked: Asked, log: Follower) -> int | None:
     return max((n for n in log.steps.numbers() if n <= asked.steps), default=None)
 
 
-def no_step(asked: Asked, log: Follower) -> str:
+def no_step(asked: Expected, log: LogMonitor) -> str:
     """Return that a log has no step of those asked for, in words."""
     reach = log.steps.reach()
     if reach is None:
@@ -249,13 +249,13 @@ def shown(text: str) -> str:
     return shortened(text.strip(), 60)
 
 
-def _unread(asked: Asked, log: Follower) -> str:
+def _unread(asked: Expected, log: LogMonitor) -> str:
     """Return that the steps say their number as text that is none, "" where they do not."""
     odd = log.marks.unread.get(asked.rule.headline)
     return f"'{shown(odd)}' is no number, which the steps report as {asked.rule.headline.label}" if odd else ""
 
 
-def _no_window(asked: Asked, log: Follower) -> str:
+def _no_window(asked: Expected, log: LogMonitor) -> str:
     if (last := last_step(asked, log)) is None:
         return no_step(asked, log)
     if asked.rule.headline not in log.steps.quantities():
@@ -263,7 +263,7 @@ def _no_window(asked: Asked, log: Follower) -> str:
     return f"no step is left after {asked.warmup_steps} steps of warm-up (the last was step {last})"
 
 
-def _no_number(asked: Asked, log: Follower) -> str:
+def _no_number(asked: Expected, log: LogMonitor) -> str:
     """Return that steps after the warm-up report what is no number, "" where there are none."""
     curve, last = log.steps.curve(asked.rule.headline), last_step(asked, log)
     begin = log.steps.begin + asked.warmup_steps

@@ -84,7 +84,7 @@ _TIERS = ("root", "error", "follower", "sign")
 _MOST = 16  # ranks that a rule's lines are kept of
 
 
-class Hit(Value, frozen=True):
+class RuleMatch(Value, frozen=True):
     """A line that a rule matches; `at` is its place in the log's characters, `groups` what the pattern names."""
 
     at: int
@@ -112,7 +112,7 @@ class RuleScan:
 
     def __init__(self, rules: Iterable[FailureRule]) -> None:
         self._rules = [(re.compile(rule.pattern), rule) for rule in rules]  # checked where plugins gave them
-        self._found: list[dict[int | None, Hit]] = [{} for _ in self._rules]
+        self._found: list[dict[int | None, RuleMatch]] = [{} for _ in self._rules]
         needed = [(needed_texts(pattern), index) for index, (pattern, _) in enumerate(self._rules)]
         self._always = frozenset(index for texts, index in needed if not texts)
         pairs = [(text, index, ignores_case(self._rules[index][0])) for texts, index in needed for text in texts]
@@ -137,7 +137,7 @@ class RuleScan:
         """Forget what was found."""
         self._found = [{} for _ in self._rules]
 
-    def hits(self) -> list[Hit]:
+    def hits(self) -> list[RuleMatch]:
         """Return what was found in the order of the log, and of a line in the order of the rules."""
         return sorted((hit for found in self._found for hit in found.values()), key=lambda hit: hit.at)
 
@@ -152,7 +152,7 @@ class RuleScan:
             if hit.rank not in found or hit.at < found[hit.rank].at:
                 found[hit.rank] = hit
 
-    def match(self, line: str, at: int, rank: int | None) -> Hit | None:
+    def match(self, line: str, at: int, rank: int | None) -> RuleMatch | None:
         """Return what the rule that explains a line best makes of it, of a rank that is known."""
         matches = ((rule, pattern.search(line)) for pattern, rule in self._rules)
         hits = (_hit(at, rule, line, match, rank) for rule, match in matches if match)
@@ -167,12 +167,12 @@ class RuleScan:
         return sorted(found)
 
 
-def _hit(at: int, rule: FailureRule, line: str, match: re.Match[str], rank: int | None = None) -> Hit:
+def _hit(at: int, rule: FailureRule, line: str, match: re.Match[str], rank: int | None = None) -> RuleMatch:
     groups = {name: text.strip() for name, text in match.groupdict(default="").items()}
     rank = rank_in(line) if rank is None else rank
     if rank is None and groups.get("rank", "").isdecimal():
         rank = int(groups["rank"][:9])
-    return Hit(at=at, rule=rule, line=plain(line), rank=rank, groups=groups)
+    return RuleMatch(at=at, rule=rule, line=plain(line), rank=rank, groups=groups)
 
 
 def _matching(pattern: re.Pattern[str], lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:

@@ -9,7 +9,6 @@ from madlite.model.plans import (
     Attention,
     Blocked,
     DataUse,
-    Draft,
     EngineOptions,
     ErrorScan,
     FileTemplate,
@@ -20,6 +19,7 @@ from madlite.model.plans import (
     Place,
     ResultRule,
     RunPlan,
+    RunSpec,
     Shape,
     Study,
     Traits,
@@ -29,6 +29,7 @@ from madlite.model.protocols import Backend, Reader, Runtime, Say, Session
 from madlite.model.results import (
     STEPS_APART,
     Asset,
+    Check,
     Compute,
     Diagnosis,
     EffectiveConfig,
@@ -49,7 +50,6 @@ from madlite.model.results import (
     Summary,
     Telemetry,
     Window,
-    Witness,
 )
 from madlite.model.sessions import PROBE_BYTES, Chunk, Completed, Exit, JobOutcome, Sink
 from madlite.model.values import (
@@ -81,7 +81,7 @@ __all__ = [
     "Compute",
     "DataUse",
     "Diagnosis",
-    "Draft",
+    "RunSpec",
     "EffectiveConfig",
     "Ended",
     "EngineOptions",
@@ -138,6 +138,6 @@ __all__ = [
     "Variant",
     "Vendor",
     "Window",
-    "Witness",
+    "Check",
     "to_json",
 ]

@@ -167,7 +167,7 @@ class Action(Value, frozen=True):
     env: dict[str, EnvValue] = {}
 
 
-class Draft(Value, frozen=True):
+class RunSpec(Value, frozen=True):
     """A backend's answer for one variant: what it wants, before card, context and options have their say."""
 
     variant: Variant | None = None

@@ -8,7 +8,7 @@ from madlite.model.plans import Attention
 from madlite.model.sessions import JobOutcome
 from madlite.model.values import QUANTITIES, SPEEDS, Cause, Quantity, Status, Value
 
-# What a run's numbers come to, who bears witness to them, and why a run failed.
+# What a run's numbers come to, how they were checked, and why a run failed.
 
 
 class Window(Value, frozen=True):
@@ -64,14 +64,14 @@ class Compute(Value, frozen=True):
     no_mfu: str = ""
 
 
-class Witness(Value, frozen=True):
-    """One thing that speaks for or against a run's number; docs/verdict.md has the table.
+class Check(Value, frozen=True):
+    """The outcome of one check of a run's number; docs/verdict.md has the table.
 
-    `agrees`; `doubts` marks a success as suspect; `denies` makes it a failure; `silent` where it cannot know.
+    `warn` marks a success as suspect, `fail` makes the run a failure, `unknown` is a check without the facts it needs.
     """
 
     name: str
-    says: Literal["agrees", "doubts", "denies", "silent"]
+    status: Literal["pass", "warn", "fail", "unknown"]
     text: str = ""
 
 
@@ -279,7 +279,7 @@ class Result(Value, frozen=True):
     metrics: tuple[Metric, ...] = ()
     findings: tuple[str, ...] = ()
     suspect: tuple[str, ...] = ()  # of a SUCCESS, why its number is doubtful
-    witnesses: tuple[Witness, ...] = ()
+    checks: tuple[Check, ...] = ()
     diagnosis: Diagnosis | None = None  # of a FAILURE
     compute: Compute | None = None
     config: dict[str, str] = {}  # what the trainer's own log says it ran with

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
 from madlite.files import exists, wrong_key
-from madlite.model import Action, Card, Draft, EnvValue, ErrorScan, RunPlan, Secret
+from madlite.model import Action, Card, EnvValue, ErrorScan, RunPlan, RunSpec, Secret
 from madlite.plan.context import Context, Options, ScanKeys, Script
 from madlite.plan.inputs import RunInputs
 from madlite.plan.tools import COMMON, ScriptCall, Toolset, find_script, read_tools, stack
@@ -268,7 +268,7 @@ BENIGN = (
 _KEYS = ScanKeys.__struct_fields__
 
 
-def make_error_scan(card: Card, context: Context, draft: Draft) -> ErrorScan | None:
+def make_error_scan(card: Card, context: Context, draft: RunSpec) -> ErrorScan | None:
     """Return what to look for in the output of a script; None for a rendered run, and where the scan is switched off.
 
     The context's switch and patterns win over the card's, harmless text of both is added to the usual.

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from madlite.catalog.select import args_of
 from madlite.errors import UsageProblem, did_you_mean, distance
 from madlite.files import UNUSABLE, NotJson, decode_json, read_text, texts, wrong_key
-from madlite.model import Draft, Json, Request, Scalar, Value
+from madlite.model import Json, Request, RunSpec, Scalar, Value
 from madlite.plan.fields import ALIASES, CONTEXT_KEYS, PLAN_KEYS, VARIANT_KEYS
 from madlite.plan.values import VARIABLE, canonical_key
 
@@ -61,7 +61,7 @@ else:
     )
 
 
-class Known(_PlanKeys, frozen=True, kw_only=True):
+class ContextKeys(_PlanKeys, frozen=True, kw_only=True):
     """The context keys madlite acts on, with their types."""
 
     gpu_vendor: str | None = None
@@ -117,7 +117,7 @@ GPU_COUNTS = ("gpus_per_node", "gpu_count", "n_gpus", "num_gpus", "ngpus")
 class Context(Value, frozen=True):
     """The merged context; `origins` says for each top-level key whether file or option gave it."""
 
-    known: Known = Known()
+    known: ContextKeys = ContextKeys()
     values: dict[str, Json] = {}
     file: str = ""
     file_settings: dict[str, Scalar] = {}
@@ -172,7 +172,7 @@ def _read_context(file: Path | None, option: str, named: Mapping[str, tuple[str,
 
 def without_effect(context: Context) -> list[str]:
     """Return a sentence for each key that nothing here acts on; a misspelt one gets a suggestion."""
-    known = [*Known.__struct_fields__, *MACHINE_KEYS]
+    known = [*ContextKeys.__struct_fields__, *MACHINE_KEYS]
     told = []
     for key in context.values:
         if key in ELSEWHERE:
@@ -216,16 +216,16 @@ def _parse(text: str, where: str) -> dict[str, Json]:
     return value
 
 
-def _known(values: Mapping[str, Json], file: Path | None) -> Known:
+def _known(values: Mapping[str, Json], file: Path | None) -> ContextKeys:
     try:
-        return msgspec.convert(values, Known)
+        return msgspec.convert(values, ContextKeys)
     except msgspec.ValidationError as error:
         key, words = wrong_key(error)
         where = f"{FROM_FILE} {file}" if file and key.split(".")[0].split("[")[0] in values else FROM_OPTION
         raise UsageProblem(f"{where}: {words}") from None
 
 
-def _settings(known: Known) -> dict[str, Scalar]:
+def _settings(known: ContextKeys) -> dict[str, Scalar]:
     """Return the values of a plan that one source gives, at its top or below `settings`, which is more exact."""
     top = {name: value for name in CONTEXT_KEYS if (value := getattr(known, name)) is not None}
     return {**top, **known.settings}
@@ -250,7 +250,7 @@ def _check_texts(values: Mapping[str, Json], origins: Mapping[str, str]) -> None
                 raise UsageProblem(f"{origins[key]}: {what}")
 
 
-def _check_counts(known: Known, origins: Mapping[str, str]) -> None:
+def _check_counts(known: ContextKeys, origins: Mapping[str, str]) -> None:
     """Refuse a number that is none where a launcher needs one."""
     for name, least in _COUNTS.items():
         value = str((known.multi_node_args or {}).get(name, least))
@@ -306,7 +306,7 @@ class Options(Value, frozen=True):
 # What of a tag's additions are arguments of what runs, and no keys of its plan: `my_ddp:steps=20:lr=0.01` has both.
 
 
-def argument_keys(request: Request, draft: Draft) -> frozenset[str]:
+def argument_keys(request: Request, draft: RunSpec) -> frozenset[str]:
     """Return the names of the tag's additions that are arguments, of a draft that takes any.
 
     Raises:
@@ -325,7 +325,7 @@ def argument_keys(request: Request, draft: Draft) -> frozenset[str]:
     return frozenset(added)
 
 
-def args_for(request: Request, draft: Draft, added: frozenset[str]) -> str:
+def args_for(request: Request, draft: RunSpec, added: frozenset[str]) -> str:
     """Return the card's args with what the tag adds to them; all of it where the card's own script runs."""
     if draft.actions:
         return args_of(request)

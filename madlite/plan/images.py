@@ -109,21 +109,21 @@ class Dockerfile(Value, frozen=True):
     stages: frozenset[str] = frozenset()
 
 
-class Found(Value, frozen=True):
+class FoundDockerfiles(Value, frozen=True):
     """The Dockerfiles that fit, and why others do not."""
 
     fitting: tuple[Dockerfile, ...] = ()
     refused: tuple[str, ...] = ()
 
 
-def find_dockerfiles(card: Card, context: Mapping[str, str]) -> Found:
+def find_dockerfiles(card: Card, context: Mapping[str, str]) -> FoundDockerfiles:
     """Return the card's Dockerfiles that fit the context, in the order of their names.
 
     Raises:
         UsageProblem: one of them cannot be read.
     """
     if not card.dockerfile:
-        return Found()
+        return FoundDockerfiles()
     fitting, refused = [], []
     for path in _candidates(card.root / card.dockerfile):
         if is_folder(path) or not exists(path):
@@ -135,7 +135,7 @@ def find_dockerfiles(card: Card, context: Mapping[str, str]) -> Found:
         else:
             stages = frozenset(name.lower() for name in _STAGE.findall(text))
             fitting.append(Dockerfile(path=path, context=_build_context(card), base=base_of(text), stages=stages))
-    return Found(fitting=tuple(fitting), refused=tuple(refused))
+    return FoundDockerfiles(fitting=tuple(fitting), refused=tuple(refused))
 
 
 def read_dockerfile(path: Path, root: Path) -> str:
@@ -268,7 +268,7 @@ VENDORS = ("AMD", "NVIDIA", "CPU")
 _SYSTEMS = ("UBUNTU", "CENTOS")
 
 
-class Target(Value, frozen=True):
+class BuildTarget(Value, frozen=True):
     """What images are for: the context with vendor and system in it, and architectures, none for any."""
 
     context: Context
@@ -277,7 +277,7 @@ class Target(Value, frozen=True):
     notes: tuple[str, ...] = ()
 
 
-def find_target(context: Context, machine: Machine, architectures: Iterable[str]) -> Target:
+def find_target(context: Context, machine: Machine, architectures: Iterable[str]) -> BuildTarget:
     """Return the target: the context's vendor, else this machine's, else AMD.
 
     Raises:
@@ -298,7 +298,7 @@ def find_target(context: Context, machine: Machine, architectures: Iterable[str]
     named = {"gpu_vendor": vendor, "guest_os": system}
     values = {**context.values, **named}
     known = replace(context.known, **named)
-    return Target(
+    return BuildTarget(
         context=replace(context, known=known, values=values),
         gpu_vendor=vendor,
         architectures=wanted,

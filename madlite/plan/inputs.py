@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from madlite.catalog.datasets import DataSets
-from madlite.model import Draft, Image, Machine, Request, Scalar, Value
+from madlite.model import Image, Machine, Request, RunSpec, Scalar, Value
 from madlite.plan.context import Context, Options
 from madlite.plan.images import Dockerfile
-from madlite.plan.place import Choice
+from madlite.plan.place import RuntimeChoice
 from madlite.plan.tools import Toolset
 from madlite.plan.values import Layer
 
@@ -39,8 +39,8 @@ class RunInputs(PlanInputs, frozen=True, kw_only=True):
     run_id: str
     request: Request
     backend: str
-    draft: Draft
-    runtime: Choice
+    draft: RunSpec
+    runtime: RuntimeChoice
     args: str
     arg_keys: frozenset[str] = frozenset()  # of the tag's additions those that are arguments, and no keys of the plan
     dockerfile: Dockerfile | None = None

@@ -46,14 +46,16 @@ from madlite.plan.data import DataPlan, plan_data
 from madlite.plan.environment import PYTHON, Environment, make_environment, visible_devices
 from madlite.plan.fields import targeted_values
 from madlite.plan.inputs import RUNS, RunInputs, layers
-from madlite.plan.place import Granted, Known, find_architecture, grant_gpus, make_place
+from madlite.plan.place import GpuAllocation, KnownArchitecture, find_architecture, grant_gpus, make_place
 from madlite.plan.tools import Toolset
 from madlite.plan.values import Layer, Resolved, SilenceLimits, resolve, silence_limits
 
 # What keeps a plan from starting; it still becomes a row.
 
 
-def find_blocked(inputs: RunInputs, granted: Granted, image: Image | None, data_problem: str = "") -> Blocked | None:
+def find_blocked(
+    inputs: RunInputs, granted: GpuAllocation, image: Image | None, data_problem: str = ""
+) -> Blocked | None:
     """Return what keeps the plan from starting, the user's own rule first."""
     card, options = inputs.request.card, inputs.options
     if card.is_deprecated and not options.ignore_deprecated:
@@ -133,12 +135,12 @@ class _Decided(Value, frozen=True):
     """What a plan is put together from."""
 
     resolved: Resolved
-    granted: Granted
+    granted: GpuAllocation
     launcher: str
     tools: Toolset
     data: DataPlan
     environment: Environment
-    shape: Known
+    shape: KnownArchitecture
     silence: SilenceLimits
 
 
@@ -350,7 +352,7 @@ def _options_origin(inputs: RunInputs) -> str:
     return " and ".join(filter(None, (of_card, own))) or f"card '{inputs.request.card.name}'"
 
 
-def _place(inputs: RunInputs, granted: Granted, asked_nodes: int | None) -> Place:
+def _place(inputs: RunInputs, granted: GpuAllocation, asked_nodes: int | None) -> Place:
     """Return where the plan runs, of as many nodes as a backend's setting `nnodes` or the context says.
 
     One that is refused for too few GPUs keeps the count it asked for, for its row.
@@ -361,7 +363,9 @@ def _place(inputs: RunInputs, granted: Granted, asked_nodes: int | None) -> Plac
     return replace(place, gpus_per_node=granted.wanted) if granted.blocked else place
 
 
-def _environment(inputs: RunInputs, resolved: Resolved, granted: Granted, launcher: str, data: DataPlan) -> Environment:
+def _environment(
+    inputs: RunInputs, resolved: Resolved, granted: GpuAllocation, launcher: str, data: DataPlan
+) -> Environment:
     host_env: dict[str, str] = {}
     if not inputs.runtime.traits.containerised:
         host_env = visible_devices(inputs.machine, granted.gpu_ids) | {PYTHON: inputs.options.python}

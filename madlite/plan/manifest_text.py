@@ -9,7 +9,7 @@ import msgspec
 from madlite.catalog.select import args_of
 from madlite.errors import UsageProblem
 from madlite.model import Json, Request, Secret
-from madlite.plan.context import GPU_COUNTS, MACHINE_KEYS, NOT_YET, Context, Known, merge, read_context
+from madlite.plan.context import GPU_COUNTS, MACHINE_KEYS, NOT_YET, Context, ContextKeys, merge, read_context
 from madlite.plan.manifest import BuiltImage, FailedBuild, Manifest, card_entry, hidden, spelled_out
 from madlite.secrets import Redactor, guard, masked_json
 
@@ -204,7 +204,7 @@ def context_over(manifest: Manifest, context: Context, environ: Mapping[str, str
     values = merge(under, context.values)
     return msgspec.structs.replace(
         context,
-        known=msgspec.convert(values, Known),
+        known=msgspec.convert(values, ContextKeys),
         values=values,
         file_settings={**settings, **context.file_settings},
         origins={**dict.fromkeys(under, origin), **context.origins},

@@ -169,7 +169,7 @@ STRANGE = "madlite-tries-another-word"
 _COMMENT = b"#"  # in every language that run folders have but JSON, where it cannot begin a line
 
 
-class Outcome(Value, frozen=True):
+class Rendering(Value, frozen=True):
     """A plan with the files that it makes."""
 
     plan: RunPlan
@@ -184,12 +184,12 @@ def row_value(plan: RunPlan, key: str) -> Scalar | None:
     return value
 
 
-def runs_alike(one: Outcome, other: Outcome) -> bool:
+def runs_alike(one: Rendering, other: Rendering) -> bool:
     """Say whether two plans of one run folder would do the same: comments may differ."""
     return _what_runs(one) == _what_runs(other)
 
 
-def only_relabels(key: str, own: Outcome, others: Callable[[str | None], Sequence[Outcome] | None]) -> bool:
+def only_relabels(key: str, own: Rendering, others: Callable[[str | None], Sequence[Rendering] | None]) -> bool:
     """Say whether a value that was asked for changes what is said of a run, and nothing of the run.
 
     `others` returns the plans of the same command with another value, None standing for none asked for; None where
@@ -206,7 +206,7 @@ def only_relabels(key: str, own: Outcome, others: Callable[[str | None], Sequenc
     return probed is not None and any(runs_alike(one, own) for one in probed)
 
 
-def _what_runs(one: Outcome) -> tuple[object, ...]:
+def _what_runs(one: Rendering) -> tuple[object, ...]:
     files = [(file.path, _without_comments(file.data)) for file in one.files]
     plan = one.plan
     return files, plan.actions, plan.env, plan.image, plan.engine_options, plan.place

@@ -84,7 +84,7 @@ _AS_PLANNED = (
 # what people type, and what a workload, an engine or a results file says
 _SAID = (
     *("url", "command", "settings", "args", "overrides", "origins", "reason", "evidence", "diagnosis", "suspect"),
-    *("witnesses", "findings", "config", "provenance", "telemetry", "study"),
+    *("checks", "findings", "config", "provenance", "telemetry", "study"),
 )
 
 

@@ -20,6 +20,7 @@ from madlite.workspace.folder import PLAN, RECORD, RESULT, awaits_collection, is
 
 LIMIT_BYTES = 256 << 20
 _LIMIT_PLAN_BYTES = 16 << 20
+_STATUS_OF = {"agrees": "pass", "doubts": "warn", "denies": "fail", "silent": "unknown"}  # of version 1
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError)
 
 
@@ -161,8 +162,10 @@ def _current(data: bytes) -> Record:
 
 
 def _first(data: bytes) -> Record:
-    """Return a record of version 1, in which a window named its quantity by its label alone."""
+    """Return a record of version 1: its checks were witnesses, a window named its quantity by its label alone."""
     fields = msgspec.json.decode(data)
+    old = fields.pop("witnesses", ())
+    fields["checks"] = [{**one, "status": _STATUS_OF[one["says"]]} for one in old]
     if isinstance(fields.get("window"), dict):
         label = fields["window"].get("quantity")
         known = next((one for one in QUANTITIES.values() if one.label == label), None)

@@ -28,7 +28,7 @@ from madlite.results.sidefiles import make_entries, write_side_files
 from madlite.results.stored import RunResult, result_text
 from madlite.run.context import context_file, left_out_before
 from madlite.run.one import Run, secrets_for
-from madlite.run.screen import Outcome, Planned, Screen
+from madlite.run.screen import Planned, RunOutcome, Screen
 from madlite.run.signals import Signals
 from madlite.run.stop import StopControl
 from madlite.run.watchdog.watchdog import StopReason
@@ -274,7 +274,7 @@ class Batch:
         self._kept_aside: list[int] = []
         self._bug: Exception | None = None
 
-    def run(self, signals: Signals | None = None) -> Outcome:
+    def run(self, signals: Signals | None = None) -> RunOutcome:
         """Run all of them; after INT, TERM or HUP those that go on are ended and the rest is not started."""
         self._journal.ask(Asked(id=one.plan.id, card=one.plan.card.name) for one in self._planned)
         with ExitStack() as stack:
@@ -368,10 +368,10 @@ class Batch:
             self._kept_aside += [] if saved else [position]
             self._bug = self._bug or bug
 
-    def _outcome(self, code: ExitCode | None) -> Outcome:
+    def _outcome(self, code: ExitCode | None) -> RunOutcome:
         results = tuple(self._results[position] for position in sorted(self._results))
         names = [one.plan.card.name for one in self._planned]
-        return Outcome(
+        return RunOutcome(
             results=results,
             not_started=tuple(name for position, name in enumerate(names) if position not in self._results),
             exit_code=code or (ExitCode.RUN_FAILED if self._kept_aside else exit_code(results)),
@@ -387,7 +387,7 @@ def run_batch(
     screen: Screen,
     clock: Callable[[], float] = time.monotonic,
     journal: BatchJournal | None = None,
-) -> Outcome:
+) -> RunOutcome:
     """Run all of them, one after another, as `Batch.run` does."""
     return Batch(planned, options, plugins, screen, clock, journal).run()
 

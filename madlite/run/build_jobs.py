@@ -18,9 +18,9 @@ from madlite.plan.context import Options
 from madlite.plan.images import (
     ARCHITECTURE,
     BatchEntry,
+    BuildTarget,
     Dockerfile,
-    Found,
-    Target,
+    FoundDockerfiles,
     built_image,
     find_dockerfiles,
     flat,
@@ -39,7 +39,7 @@ class BuildInputs(Value, frozen=True):
     """What builds are planned in; `registry` is where images go, `use_image` what is used instead of building."""
 
     options: Options
-    target: Target
+    target: BuildTarget
     machine: Machine
     credentials: dict[str, dict[str, str]] = {}
     registry: str = ""
@@ -114,7 +114,7 @@ def _job(request: Request, dockerfile: Dockerfile, architecture: str, registry: 
     return BuildJob(entry=entry, image=image)
 
 
-def _elsewhere(request: Request, found: Found, batch: BatchEntry, inputs: BuildInputs) -> BuiltImage:
+def _elsewhere(request: Request, found: FoundDockerfiles, batch: BatchEntry, inputs: BuildInputs) -> BuiltImage:
     """Return the entry of an image that was built before, as madengine 2 makes it up."""
     card = request.card
     path = found.fitting[0].path if found.fitting else card.root / f"{card.dockerfile}.Dockerfile"

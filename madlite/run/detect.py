@@ -24,7 +24,7 @@ _MOST_LINES, _MOST_CHARACTERS = 20_000, 4 << 20  # that may come before a framew
 _EARLY, _TOGETHER = 500, 4  # lines of which each is asked about at once; after them so many at a time
 
 
-class Guest:
+class AutoDetectReader:
     """Keeps the first lines until a backend knows some of them, and gives its reader all of them then."""
 
     def __init__(self, plugins: Plugins, besides: Iterable[str] = ()) -> None:

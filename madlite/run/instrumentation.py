@@ -18,7 +18,7 @@ from madlite.machine.telemetry.summary import Summary, summarise
 from madlite.machine.telemetry.used import used_gpus
 from madlite.machine.telemetry.words import telemetry_findings
 from madlite.model import Action, Quantity, Result, RunPlan, Session, Telemetry, Window
-from madlite.run.provenance import Inside, make_provenance, probe
+from madlite.run.provenance import ProbedFacts, make_provenance, probe
 from madlite.run.screen import Planned
 from madlite.safe_files import Folder
 from madlite.workspace.folder import RUN_MARK
@@ -28,7 +28,7 @@ from madlite.workspace.folder import RUN_MARK
 TELEMETRY = "telemetry.jsonl"  # in the run folder
 
 
-class Sensors:
+class TelemetryRecorder:
     """Samples the GPUs of one run; without a GPU, and switched off, it does nothing."""
 
     def __init__(self, plan: RunPlan, host: Host, now: Callable[[], float]) -> None:
@@ -117,18 +117,18 @@ def _untold(source: str, summary: Summary) -> str:
 NOT_ASKED = "nothing was asked where it ran: probe is switched off"
 
 
-class Senses:
+class Instrumentation:
     """Asks and samples around a run's own step; nothing of it can fail the run."""
 
     def __init__(self, one: Planned, plugins: Plugins, host: Host, now: Callable[[], float]) -> None:
         self._one, self._plugins = one, plugins
-        self._sensors = Sensors(one.plan, host, now)
-        self._inside: Inside | None = None
+        self._sensors = TelemetryRecorder(one.plan, host, now)
+        self._inside: ProbedFacts | None = None
 
     def look(self, session: Session, action: Action) -> None:
         """Ask what is there, before the model's own step, unless that is switched off."""
         plan = self._one.plan
-        self._inside = probe(session, plan, action) if plan.probe else Inside(notes=(NOT_ASKED,))
+        self._inside = probe(session, plan, action) if plan.probe else ProbedFacts(notes=(NOT_ASKED,))
 
     @contextmanager
     def sampling(self, session: Session, folder: Folder) -> Iterator[None]:
@@ -145,7 +145,7 @@ class Senses:
         """Return the result with what was noted."""
         telemetry = self._sensors.telemetry(result.window)
         labels = result.image.labels
-        inside = self._inside or Inside()
+        inside = self._inside or ProbedFacts()
         provenance = make_provenance(self._one, self._plugins, labels, inside, self._sensors.facts)
         looked = self._inside is not None and self._one.plan.traits.local
         doubts = doubt_host(self._one.plan.machine, provenance.host) if looked else ()

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from madlite.measure.lines import clone_line, duration_lines, image_lines, limit_line, result_lines, scripts_line
-from madlite.measure.verdict import Verdict, Witnesses
+from madlite.measure.verdict import Observation, Verdict
 from madlite.model import Action, Cause, EnvValue, Exit, RunPlan, Secret
-from madlite.run.account import Account
+from madlite.run.account import RunProgress
 from madlite.run.probe_inside import SEARCH_S, candidates, commit_of
 
 # A container's request in the words of `docker run`, as madengine prints them; what is started is asked of the API.
@@ -58,7 +58,7 @@ class MadLog:
     def __init__(
         self,
         plan: RunPlan,
-        account: Account,
+        account: RunProgress,
         tell: Callable[[str], None],
         show: Callable[[str], None],
     ) -> None:
@@ -93,7 +93,7 @@ class MadLog:
         if ended.code == 0 and action.kind == "run":
             self._tell_all(duration_lines(self._account.durations_s["run"]))
 
-    def judged(self, seen: Witnesses, verdict: Verdict) -> None:
+    def judged(self, seen: Observation, verdict: Verdict) -> None:
         """Tell what came out of a run whose actions came to their end."""
         if seen.skipped or seen.failed_action or seen.stopped is not Cause.NONE or seen.exit is None or seen.exit.code:
             return

@@ -16,26 +16,26 @@ from madlite.backends.loader import Plugins
 from madlite.cancellation import Interrupted, check, interruptible
 from madlite.errors import MadliteError, RuntimeProblem, UsageProblem, hint_within
 from madlite.machine.host import Host
-from madlite.measure.diagnosis import Facts, Room, diagnose
-from madlite.measure.monitor import Follower
+from madlite.measure.diagnosis import DiagnosisInput, DiskSpace, diagnose
+from madlite.measure.monitor import LogMonitor
 from madlite.measure.rules import with_common
 from madlite.measure.verdict import Verdict, judge
 from madlite.model import Backend, Cause, Diagnosis, ImageUsed, JobOutcome, Reader, Result, RunPlan, Status, Step
 from madlite.plan.actions import settle_model_dir
 from madlite.plan.make import secrets_of
 from madlite.plan.manifest import spelled_out as named_in
-from madlite.run.account import Account
+from madlite.run.account import RunProgress
 from madlite.run.context import context_file, masked
-from madlite.run.detect import Guest
-from madlite.run.instrumentation import Senses
+from madlite.run.detect import AutoDetectReader
+from madlite.run.instrumentation import Instrumentation
 from madlite.run.log import RunLog
 from madlite.run.mad_log import MadLog
 from madlite.run.screen import Planned, ProgressWriter, RunEvents, Screen
-from madlite.run.stage import Stage, answered, border
+from madlite.run.stage import SessionRunner, answered, border
 from madlite.run.stop import StopControl
-from madlite.run.watchdog.hang import Inquiry
-from madlite.run.watchdog.progress_monitor import Silence
-from madlite.run.watchdog.watchdog import Found, Watchdog
+from madlite.run.watchdog.hang import HangProbe
+from madlite.run.watchdog.progress_monitor import ProgressMonitor
+from madlite.run.watchdog.watchdog import HangReport, Watchdog
 from madlite.runtimes.docker.request import secrets_asked
 from madlite.secrets import Redactor, assigned, collect, spelled_out
 from madlite.workspace.claims import claim_model_dir, held_results, lock_name
@@ -49,7 +49,7 @@ _OF_ENGINE = {Cause.BUILD, Cause.DISK}  # what the engine said stands in the rea
 _KNOWN = {cause.value: cause for cause in Cause}
 
 
-def explained(plan: RunPlan, result: Result, account: Account) -> Result:
+def explained(plan: RunPlan, result: Result, account: RunProgress) -> Result:
     """Return the result with why it failed; one that did not fail as it is."""
     if result.status is not Status.FAILURE or result.diagnosis is not None:
         return result
@@ -78,11 +78,11 @@ def outcome_words(outcome: JobOutcome | None) -> str:
     return f"the engine says: {'; '.join(filter(None, [outcome.state, *code, *memory, outcome.reason]))}"
 
 
-def _diagnosis(plan: RunPlan, result: Result, account: Account) -> Diagnosis:
+def _diagnosis(plan: RunPlan, result: Result, account: RunProgress) -> Diagnosis:
     hint = account.hint or (plan.blocked.hint if plan.blocked is not None else "")
     if result.cause in _OF_ENGINE:
         return _of_words(result, hint)
-    facts = Facts(
+    facts = DiagnosisInput(
         plan=plan,
         exit_code=account.ended.code if account.ended else None,
         oom_kills=account.oom_kills if plan.traits.local else None,
@@ -98,7 +98,7 @@ def _diagnosis(plan: RunPlan, result: Result, account: Account) -> Diagnosis:
 
 def _of_words(result: Result, hint: str) -> Diagnosis:
     """Return what an engine's words come to: a build that found no network failed for that."""
-    words = Follower((), with_common(()))
+    words = LogMonitor((), with_common(()))
     words.feed(result.reason.encode())
     words.finish()
     found = diagnose(Cause.BUILD, "", words, hint=hint)
@@ -106,7 +106,7 @@ def _of_words(result: Result, hint: str) -> Diagnosis:
     return Diagnosis(cause=cause, line=result.evidence, hint=hint or found.hint, source=found.source)
 
 
-def _worded(account: Account, result: Result, found: Diagnosis) -> str:
+def _worded(account: RunProgress, result: Result, found: Diagnosis) -> str:
     """Return the reason as a sentence that stands alone: what happened, why, and what to do."""
     if found.cause == result.cause.value:
         return result.reason
@@ -115,13 +115,13 @@ def _worded(account: Account, result: Result, found: Diagnosis) -> str:
     return f"{reason} ({found.cause}); {found.hint}" if found.hint else f"{reason} ({found.cause})"
 
 
-def find_room(folder: Path) -> Room | None:
+def find_room(folder: Path) -> DiskSpace | None:
     """Return what a folder's disk has left; None where it cannot be asked."""
     try:
         disk = os.statvfs(folder)
     except OSError:
         return None
-    return Room(
+    return DiskSpace(
         folder=folder,
         free_bytes=disk.f_bavail * disk.f_frsize,
         free_inodes=disk.f_favail if disk.f_files else None,
@@ -194,17 +194,17 @@ class Run:
         self.mask = Redactor(self._secrets).text
         self.progress = ProgressWriter(one.plan, self.started, self.mask, clock)
         self.screen = RunEvents(screen, one.plan, self.progress)
-        self.silence = Silence(self.plan, clock)
+        self.silence = ProgressMonitor(self.plan, clock)
         whose = None if self.plan.own_script else {self.plan.backend, *self.plan.readers}
         self._rules = with_common(plugins.failure_rules(), whose)
-        self.account = Account(self._follower(), self._rules, self.plan.place.spanned)
+        self.account = RunProgress(self._follower(), self._rules, self.plan.place.spanned)
         here = Host(path=environ.get("PATH", ""), env=dict(environ))
-        self.senses = Senses(one, plugins, here, lambda: self.clock() - self.began)
+        self.senses = Instrumentation(one, plugins, here, lambda: self.clock() - self.began)
         show = self.screen
         dog = Watchdog(self.silence, self._inquire, tell=show.phase, say=show.stopping, now=clock)
         self.stop = StopControl(self.plan.timeout_s, self.plan.stop_grace_s, show.stopping, dog)
         self.folder: RunFolder | None = None
-        self.stage: Stage | None = None  # once its session can be opened
+        self.stage: SessionRunner | None = None  # once its session can be opened
         self._claims = ExitStack()
 
     def run(self) -> Result:
@@ -288,7 +288,7 @@ class Run:
             told = MadLog(self.plan, self.account, log.tell, self._show)
             self._prepare(log, told)
             one = replace(self.one, plan=self.plan)  # as it is claimed
-            self.stage = Stage(one, self.account, self.stop, self.screen, self.clock, self.senses, told)
+            self.stage = SessionRunner(one, self.account, self.stop, self.screen, self.clock, self.senses, told)
             seen = replace(self.stage.act(folder, log), strangers=self.senses.strangers)
         except Interrupted:
             return self._interrupted()
@@ -326,8 +326,8 @@ class Run:
             self.account.durations_s["build"] = self.account.image.build_duration_s
         told.opening()
 
-    def _follower(self) -> Follower:
-        return Follower(
+    def _follower(self) -> LogMonitor:
+        return LogMonitor(
             [reader for reader in map(self._reader, self.one.backends) if reader is not None],
             self._rules,
             error_scan=self.plan.error_scan,
@@ -338,9 +338,9 @@ class Run:
             nodes=self.plan.place.spanned,
         )
 
-    def _guest(self) -> Guest | None:
+    def _guest(self) -> AutoDetectReader | None:
         """Return a reader of whatever framework a card's own script turns out to run."""
-        return Guest(self.plugins, self.plan.readers) if self.plan.own_script else None
+        return AutoDetectReader(self.plugins, self.plan.readers) if self.plan.own_script else None
 
     def _reader(self, backend: Backend) -> Reader | None:
         reader: Reader | None = self.plugins.ask(backend, "reader", self.plan, otherwise=None)
@@ -350,13 +350,13 @@ class Run:
         self.screen.step(step)
         self.plugins.notify("madlite_run_step", plan=self.plan, step=step)
 
-    def _inquire(self, cancelled: Event) -> Found:
+    def _inquire(self, cancelled: Event) -> HangReport:
         """Look at what the run hangs in."""
         session = self.stage.session if self.stage is not None else None
         if self.folder is None or session is None:
-            return Found()
+            return HangReport()
         last_lines = self.account.follower.last_lines
-        return Inquiry(self.folder, self.plan, session, self.environ, self.mask).look(last_lines, cancelled)
+        return HangProbe(self.folder, self.plan, session, self.environ, self.mask).look(last_lines, cancelled)
 
     def _open_log(self, folder: RunFolder) -> RunLog:
         sinks, limit_bytes = [self.screen.output], self.plan.log_limit_bytes

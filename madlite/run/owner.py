@@ -13,19 +13,19 @@ from msgspec.structs import replace
 from madlite.backends.loader import Plugin, Plugins
 from madlite.backends.recipe_choice import NEAREST, SHOWN, UnknownRun, unknown_run
 from madlite.errors import PluginError, UsageProblem, likeness
-from madlite.model import Backend, Card, Draft
+from madlite.model import Backend, Card, RunSpec
 
 # The runs of a card that several backends share, each knowing other modes of it, e.g. pretraining and fine-tuning.
 
 Owner: TypeAlias = tuple[Backend, Plugin]
-Expand: TypeAlias = Callable[[Backend, Plugin], Sequence[Draft]]
+Expand: TypeAlias = Callable[[Backend, Plugin], Sequence[RunSpec]]
 _CHOICES = ("mode", "precision", "release", "recipe")
 _NUMBER = re.compile(r"[0-9]{1,9}")
 
 
 def expand_shared(
     card: str, owners: Sequence[Owner], asked: Mapping[str, str], expand: Expand
-) -> list[tuple[Owner, Draft]]:
+) -> list[tuple[Owner, RunSpec]]:
     """Return the drafts of a card with their owners: of one image release, where none is `asked` for the newest.
 
     What one owner refuses another may have; a choice that nobody knows is refused in the words of all.
@@ -47,9 +47,11 @@ def expand_shared(
     return [(owner, replace(first, notes=(*first.notes, *_left_out(kept), *others))), *rest]
 
 
-def _ask(owners: Sequence[Owner], expand: Expand) -> tuple[list[tuple[Owner, Draft]], list[tuple[Owner, UsageProblem]]]:
+def _ask(
+    owners: Sequence[Owner], expand: Expand
+) -> tuple[list[tuple[Owner, RunSpec]], list[tuple[Owner, UsageProblem]]]:
     """Return what the owners have, and what they refuse."""
-    found: list[tuple[Owner, Draft]] = []
+    found: list[tuple[Owner, RunSpec]] = []
     refused: list[tuple[Owner, UsageProblem]] = []
     for owner in owners:
         try:
@@ -98,7 +100,7 @@ def _nearness(run: str, asked: Mapping[str, str]) -> float:
     return sum(max(likeness(asked[key], word) for word in words[:2]) for key in ("mode", "precision") if asked.get(key))
 
 
-def _check_modes(card: str, kept: Iterable[tuple[Owner, Draft]], recipe: str) -> None:
+def _check_modes(card: str, kept: Iterable[tuple[Owner, RunSpec]], recipe: str) -> None:
     """Keep two backends from both running what was asked for once."""
     whose: dict[str, str] = {}
     for (backend, _), draft in kept:
@@ -113,13 +115,13 @@ def _check_modes(card: str, kept: Iterable[tuple[Owner, Draft]], recipe: str) ->
             raise PluginError(f"backends {both} both claim {what} '{card}'", f"--backend {other} decides")
 
 
-def _age(draft: Draft) -> list[int]:
+def _age(draft: RunSpec) -> list[int]:
     """Return what releases are ordered by: their numbers, none for what needs no image."""
     release = draft.variant.release if draft.variant else ""
     return [int(text) for text in _NUMBER.findall(release)]
 
 
-def _left_out(kept: Sequence[tuple[Owner, Draft]]) -> Iterator[str]:
+def _left_out(kept: Sequence[tuple[Owner, RunSpec]]) -> Iterator[str]:
     """Yield which runs other releases have, but for those that a sharer runs in this one."""
     here = {_word(draft) for _, draft in kept}
     for word, releases in {word: where for _, draft in kept for word, where in draft.left_out.items()}.items():
@@ -127,7 +129,7 @@ def _left_out(kept: Sequence[tuple[Owner, Draft]]) -> Iterator[str]:
             yield f"{word} is known in {releases} only, and left out"
 
 
-def _word(draft: Draft) -> str:
+def _word(draft: RunSpec) -> str:
     return f"{draft.variant.mode} {draft.variant.precision}".strip() if draft.variant else ""
 
 
@@ -136,7 +138,7 @@ def _not_here(refused: Iterable[tuple[Owner, UsageProblem]]) -> Iterator[str]:
         yield f"left out: backend {backend.name} ({problem.message})"
 
 
-def _older(found: Sequence[tuple[Owner, Draft]], kept: Sequence[tuple[Owner, Draft]]) -> Iterator[str]:
+def _older(found: Sequence[tuple[Owner, RunSpec]], kept: Sequence[tuple[Owner, RunSpec]]) -> Iterator[str]:
     """Yield what runs of other releases there are."""
     here = {draft.variant.mode for _, draft in kept if draft.variant}
     for (backend, _), draft in found:

@@ -17,21 +17,21 @@ from madlite.model import (
     Blocked,
     Card,
     Cause,
-    Draft,
     Image,
     Machine,
     Problem,
     Request,
     RunPlan,
+    RunSpec,
     Runtime,
     Status,
 )
 from madlite.plan.context import Context, args_for, argument_keys
-from madlite.plan.images import Dockerfile, Found, find_dockerfiles
+from madlite.plan.images import Dockerfile, FoundDockerfiles, find_dockerfiles
 from madlite.plan.inputs import RUNS, WORKSPACE_INSIDE, PlanInputs, RunInputs, layers
 from madlite.plan.make import DEFAULT_TIMEOUT_S, make_plan
-from madlite.plan.place import USUAL, Choice, choose_runtime, make_place
-from madlite.plan.render import Outcome, render
+from madlite.plan.place import USUAL, RuntimeChoice, choose_runtime, make_place
+from madlite.plan.render import Rendering, render
 from madlite.plan.values import asked_origins, asked_values
 from madlite.run.effects import Asking, refuse_without_effect
 from madlite.run.owner import Owner, expand_shared, find_owners
@@ -65,7 +65,7 @@ def plan_runs(requests: Sequence[Request], inputs: BatchInputs) -> list[Planned]
     wanted = _dockerfile_context(inputs)  # a file that cannot be read concerns every card
 
     def plan_found(request: Request, inputs: BatchInputs) -> list[Planned]:
-        found = Found() if foreign_image(inputs) else find_dockerfiles(request.card, wanted)
+        found = FoundDockerfiles() if foreign_image(inputs) else find_dockerfiles(request.card, wanted)
         return plan_card(request, found.fitting, missing_image(request.card, found), inputs)
 
     return plan_each([(request, plan_found) for request in requests], inputs)
@@ -170,7 +170,7 @@ def plan_card(
     return planned
 
 
-def _drafts(request: Request, inputs: BatchInputs) -> Iterator[tuple[Owner, Draft, frozenset[str]]]:
+def _drafts(request: Request, inputs: BatchInputs) -> Iterator[tuple[Owner, RunSpec, frozenset[str]]]:
     """Yield the drafts of all who run the card, each with the settings that only others of them have."""
     options, card = inputs.options, request.card
     owners = find_owners(card, inputs.plugins.backends(), inputs.plugins, options.workspace, options.backend)
@@ -188,11 +188,11 @@ def _drafts(request: Request, inputs: BatchInputs) -> Iterator[tuple[Owner, Draf
 def _check_effects(run: RunInputs, plugin: Plugin, inputs: BatchInputs) -> None:
     """Refuse a value that would stand in the row, and of which nothing of the run takes notice."""
 
-    def made(other: RunInputs, brings: Plugin) -> Outcome:
+    def made(other: RunInputs, brings: Plugin) -> Rendering:
         plan = make_plan(other)
-        return Outcome(plan=plan, files=render(plan, _search(brings, inputs)))
+        return Rendering(plan=plan, files=render(plan, _search(brings, inputs)))
 
-    def plans(asking: Asking) -> list[Outcome]:
+    def plans(asking: Asking) -> list[Rendering]:
         otherwise = msgspec.structs.replace(inputs, options=asking.options, context=asking.context)
         return [
             made(
@@ -210,7 +210,7 @@ def _check_effects(run: RunInputs, plugin: Plugin, inputs: BatchInputs) -> None:
             for (backend, brings), draft, elsewhere in _drafts(asking.request, otherwise)
         ]
 
-    def is_fatal(one: Outcome) -> bool:
+    def is_fatal(one: Rendering) -> bool:
         readers = _readers(one.plan, inputs.plugins.backends())
         return any(finding.fatal for finding in inputs.plugins.checks(one.plan, readers))
 
@@ -221,7 +221,7 @@ def _readers(plan: RunPlan, known: Mapping[str, tuple[Backend, Plugin]]) -> tupl
     return tuple(known[name][0] for name in plan.readers if name in known)
 
 
-def _noted(draft: Draft, backend: Backend, card: Card, workspace: Path) -> Draft:
+def _noted(draft: RunSpec, backend: Backend, card: Card, workspace: Path) -> RunSpec:
     """Return the draft; of a card of this very folder that names a script, with the note that another thing runs."""
     if not (draft.templates and card.scripts and card.root == workspace):
         return draft
@@ -229,7 +229,7 @@ def _noted(draft: Draft, backend: Backend, card: Card, workspace: Path) -> Draft
     return msgspec.structs.replace(draft, notes=(*draft.notes, note))
 
 
-def _images(images: Sequence[Dockerfile | Image], draft: Draft, card: Card) -> Sequence[Dockerfile | Image | None]:
+def _images(images: Sequence[Dockerfile | Image], draft: RunSpec, card: Card) -> Sequence[Dockerfile | Image | None]:
     """Return what a draft runs in, one run each; its recipe's image goes before the card's Dockerfiles."""
     if draft.templates and draft.image and draft.image != card.image:
         images = [image for image in images if isinstance(image, Image)]
@@ -242,7 +242,7 @@ def foreign_image(inputs: BatchInputs) -> str:
     return asked or inputs.options.image or inputs.context.known.MAD_CONTAINER_IMAGE or ""
 
 
-def _expand(backend: Backend, plugin: Plugin, request: Request, inputs: BatchInputs) -> Sequence[Draft]:
+def _expand(backend: Backend, plugin: Plugin, request: Request, inputs: BatchInputs) -> Sequence[RunSpec]:
     try:
         return list(backend.expand(request, inputs.machine))
     except UsageProblem:
@@ -257,7 +257,7 @@ def _expand(backend: Backend, plugin: Plugin, request: Request, inputs: BatchInp
 def _run_inputs(
     request: Request,
     backend: Backend,
-    draft: Draft,
+    draft: RunSpec,
     image: Dockerfile | Image | None,
     missing: str,
     elsewhere: frozenset[str],
@@ -280,7 +280,7 @@ def _run_inputs(
     )
 
 
-def _runtime(card: Card, draft: Draft, image: Dockerfile | Image | None, inputs: BatchInputs) -> Choice:
+def _runtime(card: Card, draft: RunSpec, image: Dockerfile | Image | None, inputs: BatchInputs) -> RuntimeChoice:
     has_image = bool(image or draft.image or foreign_image(inputs))
     traits = {name: runtime.traits for name, runtime in inputs.runtimes.items()}
     return choose_runtime(
@@ -300,7 +300,7 @@ def _available(name: str, inputs: BatchInputs) -> Problem | None:
         return Problem(where=name, what=f"runtime '{name}' failed: {type(error).__name__}: {error}")
 
 
-def missing_image(card: Card, found: Found) -> str:
+def missing_image(card: Card, found: FoundDockerfiles) -> str:
     """Return why a card has no image."""
     if not card.dockerfile:
         return f"card '{card.name}' names neither a Dockerfile nor an image"

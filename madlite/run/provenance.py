@@ -62,7 +62,7 @@ _START = 'PYTHONDONTWRITEBYTECODE=1 exec python3 -B -c "$1" "$2" "$1"'
 PYTHON = "MADLITE_PYTHON"
 
 
-class Inside(Value, frozen=True):
+class ProbedFacts(Value, frozen=True):
     """What is where the workload runs, as the probe tells it."""
 
     inside: dict[str, str] = {}
@@ -72,7 +72,7 @@ class Inside(Value, frozen=True):
     notes: tuple[str, ...] = ()
 
 
-def probe(session: Session, plan: RunPlan, action: Action) -> Inside:
+def probe(session: Session, plan: RunPlan, action: Action) -> ProbedFacts:
     """Ask in the folder and with the environment of the action that is to follow."""
     said = bytearray()
 
@@ -84,19 +84,19 @@ def probe(session: Session, plan: RunPlan, action: Action) -> Inside:
     try:
         ended = session.run(replace(action, kind="prepare", argv=argv, timeout_s=LIMIT_S), keep)
     except RuntimeProblem as problem:  # of a container that is gone the workload will say so itself
-        return Inside(notes=(f"nothing could be asked where it ran: {problem.message}",))
+        return ProbedFacts(notes=(f"nothing could be asked where it ran: {problem.message}",))
     return read_answer(bytes(said), ended.code)
 
 
-def read_answer(said: bytes, code: int) -> Inside:
+def read_answer(said: bytes, code: int) -> ProbedFacts:
     """Return the answer in what the probe printed, beside whatever else was printed there."""
     mark = probe_inside.MARK.encode()
     lines = [line[len(mark) :] for line in said.split(b"\n") if line.startswith(mark)]
     try:
-        return msgspec.json.decode(lines[-1], type=Inside)
+        return msgspec.json.decode(lines[-1], type=ProbedFacts)
     except (IndexError, msgspec.DecodeError, UnicodeDecodeError):
         why = "there is no Python" if code == 127 else f"the probe ended with exit code {code}"
-        return Inside(notes=(f"nothing is known of what is where it ran: {why}",))
+        return ProbedFacts(notes=(f"nothing is known of what is where it ran: {why}",))
 
 
 def _asked(plan: RunPlan) -> dict[str, object]:
@@ -123,7 +123,7 @@ _USER = re.compile(r"(?<=://)(?:[^/\s]+|[^/\s:@[]*:(?!\d{1,5}/)\S{1,500})(?=@)")
 
 
 def make_provenance(
-    one: Planned, plugins: Plugins, labels: Mapping[str, str], inside: Inside, facts: Mapping[str, str]
+    one: Planned, plugins: Plugins, labels: Mapping[str, str], inside: ProbedFacts, facts: Mapping[str, str]
 ) -> Provenance:
     """Return where a run's number comes from.
 

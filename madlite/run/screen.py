@@ -202,7 +202,7 @@ class Planned(Value, frozen=True):
     unasked: Callable[[], Sequence[Planned]] = tuple
 
 
-class Outcome(Value, frozen=True):
+class RunOutcome(Value, frozen=True):
     """What a batch came to: results of the first plans in order, names of cards that never started, the exit code.
 
     `kept_aside` are the cards of runs whose rows the results file did not take.

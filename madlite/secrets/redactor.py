@@ -13,7 +13,7 @@ import msgspec
 
 from madlite.model import EnvValue, Secret, to_json
 from madlite.secrets import shapes
-from madlite.secrets.search import Reading, Search, searches
+from madlite.secrets.search import Search, SecretReading, searches
 from madlite.secrets.shapes import meanings
 from madlite.secrets.spellings import SHORTEST, as_it_stands, encoded, errors_of, spellings
 
@@ -61,7 +61,7 @@ class Redactor:
     def _spans(self, data: bytes) -> list[shapes.Span]:
         found = shapes.spans(data)
         if self._searches:
-            reading = Reading(data)
+            reading = SecretReading(data)
             for search in self._searches:
                 found += search.spans(reading)
         return sorted(found)

@@ -154,7 +154,7 @@ class Level(NamedTuple):
 LEVELS = (Level(10, _CONTROLS + b"\t\n \"'\\"), Level(6, _CONTROLS), Level(4, b""))
 
 
-class Reading:
+class SecretReading:
     """Data that several searches read: as it is, and without its terminal escapes, for which it can be taken."""
 
     def __init__(self, data: bytes) -> None:
@@ -185,7 +185,7 @@ class Search:
     def _between_colours(self) -> Callable[[bytes, bytes], bool]:
         return _between_colours(self._finder)
 
-    def spans(self, reading: Reading) -> list[Span]:
+    def spans(self, reading: SecretReading) -> list[Span]:
         """Return the places of all texts, in no order; they may overlap."""
         if not (self._ignored and reading.has_escapes):
             return self._in(reading.data)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
-from madlite.model import Draft
-from madlite.plan.render import Outcome, runs_alike
+from madlite.model import RunSpec
+from madlite.plan.render import Rendering, runs_alike
 from madlite.run.effects import Asking, refuse_without_effect
 from madlite.testing.flaws import Flaw
 from madlite.testing.limits import answered
@@ -35,7 +35,7 @@ def check_effects(subject: Subject, most: int) -> Iterator[Flaw]:
 
 def _same_runs(subject: Subject, made: Made) -> Iterator[Flaw]:
     """Yield precisions that are told apart by their rows alone."""
-    seen: list[tuple[str, Outcome]] = []
+    seen: list[tuple[str, Rendering]] = []
     for word in PRECISIONS:
         for one in _outcomes(subject, made, "precision", word):
             like = next((other for other, known in seen if other != word and runs_alike(known, one)), "")
@@ -45,7 +45,7 @@ def _same_runs(subject: Subject, made: Made) -> Iterator[Flaw]:
             seen.append((word, one))
 
 
-def _outcomes(subject: Subject, made: Made, key: str, word: str) -> list[Outcome]:
+def _outcomes(subject: Subject, made: Made, key: str, word: str) -> list[Rendering]:
     """Return the runs of a word, of which nobody refuses one."""
     case = replace(made.case, asked=(*made.case.asked, (key, word)))
     try:
@@ -55,18 +55,18 @@ def _outcomes(subject: Subject, made: Made, key: str, word: str) -> list[Outcome
         return []
 
 
-def _outcome(subject: Subject, case: Case, draft: Draft) -> Outcome:
+def _outcome(subject: Subject, case: Case, draft: RunSpec) -> Rendering:
     made = finish(subject.backend, case, draft, subject.search, options_of(case))
-    return Outcome(plan=made.plan, files=made.files)
+    return Rendering(plan=made.plan, files=made.files)
 
 
-def _is_refused(subject: Subject, one: Outcome, case: Case, draft: Draft) -> bool:
+def _is_refused(subject: Subject, one: Rendering, case: Case, draft: RunSpec) -> bool:
     """Say whether a check of the backend, or madlite itself, refuses a run."""
 
-    def is_fatal(other: Outcome) -> bool:
+    def is_fatal(other: Rendering) -> bool:
         return any(finding.fatal for finding in answered(subject.backend.check, other.plan))
 
-    def plans(asking: Asking) -> list[Outcome]:
+    def plans(asking: Asking) -> list[Rendering]:
         other = replace(case, card=asking.request.card, asked=asking.options.sets)
         return [_outcome(subject, other, found) for found in ask(subject.backend, other, options_of(other))]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from madlite.errors import UsageProblem
-from madlite.model import Asset, Card, Draft, Event, Finding
+from madlite.model import Asset, Card, Event, Finding, RunSpec
 from madlite.testing.flaws import Flaw
 from madlite.testing.limits import answered
 from madlite.testing.plans import WORKSPACE, ask, options_of
@@ -113,7 +113,7 @@ def _drafts(subject: Subject, case: Any) -> Iterator[Flaw]:
         drafts = ask(subject.backend, case, options_of(case))
     except UsageProblem:
         return
-    if not isinstance(drafts, Sequence) or not drafts or not all(isinstance(one, Draft) for one in drafts):
+    if not isinstance(drafts, Sequence) or not drafts or not all(isinstance(one, RunSpec) for one in drafts):
         what = f"it answered {drafts!r}"[:200]
         yield _flaw(f"expand of {case}", what, "return a list of madlite.Draft, or raise madlite.UsageProblem")
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from madlite.backends.recipe_book import RecipeBook, bare_name, read_book
-from madlite.model import Backend, Card, Draft, Machine, Request, RunPlan, Value
+from madlite.model import Backend, Card, Machine, Request, RunPlan, RunSpec, Value
 from madlite.plan.context import Context, Options
 from madlite.plan.inputs import RunInputs, layers
 from madlite.plan.make import make_plan
-from madlite.plan.place import USUAL, Choice
+from madlite.plan.place import USUAL, RuntimeChoice
 from madlite.plan.render import Rendered, render
 from madlite.plan.values import asked_origins, asked_values
 from madlite.runtimes.registry import builtin_runtimes
@@ -39,7 +39,7 @@ class Made(Value, frozen=True):
     """What became of a case: one of its drafts, its plan and its files."""
 
     case: Case
-    draft: Draft
+    draft: RunSpec
     plan: RunPlan
     files: tuple[Rendered, ...]
 
@@ -64,7 +64,7 @@ def list_cases(
                 yield Case(card=card, machine=machine, asked=asked)
 
 
-def ask(backend: Backend, case: Case, options: Options) -> Sequence[Draft]:
+def ask(backend: Backend, case: Case, options: Options) -> Sequence[RunSpec]:
     """Return the drafts of a case.
 
     Raises:
@@ -78,7 +78,7 @@ def ask(backend: Backend, case: Case, options: Options) -> Sequence[Draft]:
         return backend.expand(asked, case.machine)
 
 
-def plan_of(backend: Backend, case: Case, draft: Draft, options: Options) -> RunPlan:
+def plan_of(backend: Backend, case: Case, draft: RunSpec, options: Options) -> RunPlan:
     """Return the plan of a draft.
 
     Raises:
@@ -87,7 +87,7 @@ def plan_of(backend: Backend, case: Case, draft: Draft, options: Options) -> Run
     return make_plan(given_of(backend, case, draft, options))
 
 
-def given_of(backend: Backend, case: Case, draft: Draft, options: Options) -> RunInputs:
+def given_of(backend: Backend, case: Case, draft: RunSpec, options: Options) -> RunInputs:
     """Return what the plan of a draft is made from."""
     runtime = options.runtime or USUAL
     return RunInputs(
@@ -98,7 +98,7 @@ def given_of(backend: Backend, case: Case, draft: Draft, options: Options) -> Ru
         machine=case.machine,
         options=options,
         context=Context(),
-        runtime=Choice(runtime=runtime, origin="kit", traits=builtin_runtimes({})[runtime].traits),
+        runtime=RuntimeChoice(runtime=runtime, origin="kit", traits=builtin_runtimes({})[runtime].traits),
         args=case.card.args,
     )
 
@@ -116,7 +116,7 @@ def options_of(
     )
 
 
-def finish(backend: Backend, case: Case, draft: Draft, search: Sequence[Path], options: Options) -> Made:
+def finish(backend: Backend, case: Case, draft: RunSpec, search: Sequence[Path], options: Options) -> Made:
     """Return a draft with its plan and files.
 
     Raises:

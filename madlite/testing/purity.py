@@ -12,7 +12,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
-from madlite.model import Draft, Request
+from madlite.model import Request, RunSpec
 from madlite.plan.context import Context
 from madlite.plan.inputs import layers
 from madlite.plan.values import asked_origins, asked_values
@@ -69,7 +69,7 @@ def _answer(call: Callable[..., Any], given: tuple[Any, ...]) -> Any:
 @contextmanager
 def _poisoned(drafts: Any) -> Iterator[None]:
     """Write into the tables of an answer for a while: a backend that keeps them would give them to the next run."""
-    tables = [table for draft in drafts if isinstance(draft, Draft) for table in (draft.settings, draft.env)]
+    tables = [table for draft in drafts if isinstance(draft, RunSpec) for table in (draft.settings, draft.env)]
     for table in tables:
         table[_POISON] = "x"
     try:

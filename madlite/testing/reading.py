@@ -10,9 +10,9 @@ from tempfile import TemporaryDirectory
 
 from msgspec.structs import replace
 
-from madlite.measure.monitor import Follower
+from madlite.measure.monitor import LogMonitor
 from madlite.measure.steps import Steps
-from madlite.measure.verdict import Asked, judge_steps
+from madlite.measure.verdict import Expected, judge_steps
 from madlite.model import Event, Line, Phase, Reader, ResultRule, Step
 from madlite.testing.flaws import Flaw
 from madlite.testing.limits import answered, limited
@@ -81,11 +81,11 @@ def _whole(subject: Subject, path: Path, where: str) -> Iterator[Flaw]:
     if not numbers or numbers != list(range(numbers[0], numbers[0] + len(numbers))) or numbers[0] not in (0, 1):
         return
     for first in (0, 1):
-        asked = Asked(rule=ResultRule(kind="steps", loss_expected=False), steps=len(numbers))
-        log = Follower([_Again(replace(step, n=step.n - numbers[0] + first) for step in steps)])
+        asked = Expected(rule=ResultRule(kind="steps", loss_expected=False), steps=len(numbers))
+        log = LogMonitor([_Again(replace(step, n=step.n - numbers[0] + first) for step in steps)])
         log.feed(b"step\n" * len(steps))
-        said = {one.name: one for one in judge_steps(asked, log).witnesses}["last_step"]
-        if said.says == "denies":
+        said = {one.name: one for one in judge_steps(asked, log).checks}["last_step"]
+        if said.status == "fail":
             what = f"steps counted from {first}, {len(numbers)} of {len(numbers)}, are not the whole: {said.text}"
             mend = "a step's number is the one that is printed, and grows by one from step to step"
             yield Flaw(check=CHECK, where=where, what=what, mend=mend)

@@ -16,7 +16,7 @@ import pytest
 from msgspec.structs import replace
 
 from madlite.cli.main import call
-from madlite.model import Card, Cause, Compute, Diagnosis, Result, Status, Variant, Witness
+from madlite.model import Card, Cause, Check, Compute, Diagnosis, Result, Status, Variant
 from madlite.reports.documents import harmless
 from madlite.reports.log import plain_text, read_log
 from madlite.runtimes.process_table import Marked, Process
@@ -159,7 +159,7 @@ def test_the_page_of_a_run_says_everything(place, capsys):
         metrics=(replace(good("x").metrics[0], metric="mad_tps"), *good("x").metrics),
         suspect=("few samples",),
         findings=("a note\nof two lines",),
-        witnesses=(Witness(name="exit_code", says="agrees", text="exit code 0"),),
+        checks=(Check(name="exit_code", status="pass", text="exit code 0"),),
         compute=Compute(architecture="m", attention="full", flops_per_token=1e9, tflops_per_gpu=12.0, no_mfu="no peak"),
         config={"seq_len": "4096"},
     )
@@ -175,7 +175,7 @@ def test_the_page_of_a_run_says_everything(place, capsys):
             "12.5 mad_tps",
         ),
         *(
-            "exit_code       agrees",
+            "exit_code       pass",
             "suspect: few samples",
             "a note of two lines",
             "BF16   <- --set",

@@ -11,7 +11,7 @@ from madlite.backends.base import TemplateBackend, step_pattern
 from madlite.backends.loader import Plugins
 from madlite.errors import UsageProblem
 from madlite.hookspecs import hookimpl
-from madlite.model import Card, Draft, FileTemplate, Finding, Machine, Request, Traits, Variant
+from madlite.model import Card, FileTemplate, Finding, Machine, Request, RunSpec, Traits, Variant
 from madlite.plan.context import Options, read_context
 from madlite.run.planning import BatchInputs, plan_runs
 
@@ -46,7 +46,7 @@ class Raw:
     def expand(self, request, machine):
         precision = request.settings.get("precision", "BF16")
         return [
-            Draft(
+            RunSpec(
                 variant=Variant(model="x", precision=precision, steps=20),
                 templates=(FileTemplate(path="run.sh", template="run.sh.j2"),),
                 settings={"lr": 0.1},

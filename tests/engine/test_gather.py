@@ -12,7 +12,7 @@ from madlite.backends.base import TemplateBackend
 from madlite.backends.loader import Plugins
 from madlite.errors import PluginError, UsageProblem
 from madlite.hookspecs import hookimpl
-from madlite.model import Action, Card, Cause, Draft, Gpu, Machine, Problem, Request, Status, Traits, Variant
+from madlite.model import Action, Card, Cause, Gpu, Machine, Problem, Request, RunSpec, Status, Traits, Variant
 from madlite.plan.context import Options, read_context
 from madlite.run.planning import BatchInputs, plan_runs
 
@@ -29,7 +29,7 @@ class Claims:
         return self._claim
 
     def expand(self, request, machine):
-        return [Draft(actions=(Action(kind="run", argv=("true",)),), image=request.card.image)]
+        return [RunSpec(actions=(Action(kind="run", argv=("true",)),), image=request.card.image)]
 
     def check(self, plan): ...
     def assets(self, plan): ...
@@ -152,7 +152,7 @@ class Shares(Claims):
 
     def expand(self, request, machine):
         variant = Variant(model="m", mode=self.name)
-        return [Draft(variant=variant, settings={self._setting: 1}, actions=(Action(kind="run", argv=("true",)),))]
+        return [RunSpec(variant=variant, settings={self._setting: 1}, actions=(Action(kind="run", argv=("true",)),))]
 
 
 def test_a_value_for_one_of_a_card_s_runs_passes_by_the_others(tmp_path, around):

@@ -26,8 +26,8 @@ from madlite.model import (
 )
 from madlite.run import instrumentation as module
 from madlite.run import instrumentation as senses_module
-from madlite.run.instrumentation import Senses, Sensors
-from madlite.run.provenance import Inside
+from madlite.run.instrumentation import Instrumentation, TelemetryRecorder
+from madlite.run.provenance import ProbedFacts
 from madlite.run.screen import Planned
 from madlite.runtimes.host.runtime import HostRuntime
 from madlite.safe_files import Folder
@@ -55,7 +55,7 @@ class FakeSession:
     handle = "c0ffee"
 
 
-def sensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **changes: object) -> Sensors:
+def sensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **changes: object) -> TelemetryRecorder:
     monkeypatch.setattr(module, "Sampler", FakeSampler)
     values = {
         "place": Place(gpu_ids=(3,), gpus_per_node=1),
@@ -63,7 +63,7 @@ def sensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **changes: object) 
         "id": "r1",
         **changes,
     }
-    return Sensors(make_plan(tmp_path, **values), Host(), lambda: 0.0)
+    return TelemetryRecorder(make_plan(tmp_path, **values), Host(), lambda: 0.0)
 
 
 def test_partitions_that_all_tell_the_power_of_their_socket_share_it(tmp_path: Path, monkeypatch) -> None:
@@ -199,8 +199,8 @@ def test_a_result_gets_what_was_noted(tmp_path: Path, monkeypatch: pytest.Monkey
     machine = Machine(vendor="AMD", gpus=(Gpu(index=3),))
     plan = make_plan(tmp_path, place=Place(gpu_ids=(3,), gpus_per_node=1), machine=machine)
     one = Planned(plan=plan, backends=(), files=(), runtime=HostRuntime({}))
-    senses = Senses(one, Plugins(), Host(), lambda: 0.0)
-    monkeypatch.setattr(senses_module, "probe", lambda session, plan, action: Inside(packages={"torch": "2.9"}))
+    senses = Instrumentation(one, Plugins(), Host(), lambda: 0.0)
+    monkeypatch.setattr(senses_module, "probe", lambda session, plan, action: ProbedFacts(packages={"torch": "2.9"}))
     image = ImageUsed(ref="x", digest="sha256:1", id="sha256:2", labels={"release": "v1"})
     before = Result(plan_id="1", status=Status.SUCCESS, image=image, findings=("first",))
     blank = senses.tell(before)

@@ -8,11 +8,11 @@ import pytest
 from msgspec.structs import replace
 
 from madlite.catalog.datasets import PROVIDERS, Provider
-from madlite.model import Card, Draft, Machine, Request, Secret, Traits
+from madlite.model import Card, Machine, Request, RunSpec, Secret, Traits
 from madlite.plan.context import Context, Options
 from madlite.plan.data import plan_data
 from madlite.plan.inputs import RunInputs
-from madlite.plan.place import Choice
+from madlite.plan.place import RuntimeChoice
 
 MINIO = {"MAD_MINIO": ({"USERNAME": "reader", "PASSWORD": "hush", "MINIO_ENDPOINT": "http://store:9000"},)}
 AWS = {"MAD_AWS_S3": ({"USERNAME": "reader", "PASSWORD": "hush"},)}
@@ -29,11 +29,11 @@ def find(folder: Path, *sets: dict[str, Provider], data: tuple[str, ...] = (), *
         run_id="r",
         request=Request(card=card, tag="llama"),
         backend="tiny",
-        draft=Draft(),
+        draft=RunSpec(),
         machine=Machine(),
         options=Options(workspace=folder, output=folder / "perf.csv"),
         context=Context(),
-        runtime=Choice(runtime="any", origin="a test", traits=Traits(containerised=containerised)),
+        runtime=RuntimeChoice(runtime="any", origin="a test", traits=Traits(containerised=containerised)),
         args="",
         data_sets=table,
     )

@@ -10,7 +10,7 @@ from madlite.model import Card, Finding, Gpu, Machine, Request, RunPlan, Traits
 from madlite.plan.context import Options, read_context
 from madlite.plan.inputs import RunInputs, layers
 from madlite.plan.make import make_plan
-from madlite.plan.place import Choice
+from madlite.plan.place import RuntimeChoice
 from madlite.plan.values import asked_values
 from madlite_plugins.primus.backend import Primus
 from tests.plugins.rendered import run_sh
@@ -75,7 +75,7 @@ def plans(
                 machine=on,
                 options=options,
                 context=known,
-                runtime=Choice(runtime=runtime, origin="a test", traits=Traits(containerised=runtime != "host")),
+                runtime=RuntimeChoice(runtime=runtime, origin="a test", traits=Traits(containerised=runtime != "host")),
                 args=card.args,
             )
         )

@@ -16,12 +16,12 @@ import pytest
 from msgspec.structs import replace
 
 from madlite import (
-    Draft,
     Finding,
     MadMetric,
     PatternReader,
     Quantity,
     ResultRule,
+    RunSpec,
     Step,
     UsageProblem,
     Variant,
@@ -76,7 +76,7 @@ _KEPT = {"name": "a name", "lr": 0.1}
 
 def keeps(self, request, machine):
     (draft,) = Good.expand(self, request, machine)
-    return [Draft(variant=draft.variant, templates=draft.templates, settings=_KEPT, result_rule=draft.result_rule)]
+    return [RunSpec(variant=draft.variant, templates=draft.templates, settings=_KEPT, result_rule=draft.result_rule)]
 
 
 def no_list(self, request, machine):
@@ -298,7 +298,7 @@ BROKEN = [
     ("names", broken(files={"run.sh": "good/train.toml.j2"}), "two templates are written to it", "one template"),
     (
         "names",
-        broken(draft=lambda self, request, variant, machine: Draft(variant=variant, result_rule=RULE)),
+        broken(draft=lambda self, request, variant, machine: RunSpec(variant=variant, result_rule=RULE)),
         "nothing to run",
         "run.sh",
     ),

@@ -1,5 +1,5 @@
-"""What speaks for and against a run's number: each witness is a small function of what is known of the run.
+"""The checks of a run's number: each is a small function of a CheckInput.
 
-`known` is what they are asked about, `table` what each can say and what follows from it (docs/verdict.md has the same
-rows), `collect` asks all of them.
+`table` lists what each check can come to and what follows from it (docs/verdict.md has the same rows); `collect` runs
+all of them.
 """

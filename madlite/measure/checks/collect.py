@@ -1,4 +1,4 @@
-"""Asks every witness, in the order in which they explain."""
+"""Run every check, in the order in which they explain a failure."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable
 from madlite.measure.checks import config as ending
 from madlite.measure.checks import figures, losses, place
 from madlite.measure.checks.config import config
-from madlite.measure.checks.table import Known, Testimony
+from madlite.measure.checks.table import CheckInput, CheckResult
 
-# Asks every witness, in the order in which they explain.
-
-Ask = Callable[[Known], Testimony]
-_OUTSIDE: tuple[Ask, ...] = (ending.exit_code, place.strangers)  # who know something of a run that never began
-WITNESSES: tuple[Ask, ...] = (
+CheckFunction = Callable[[CheckInput], CheckResult]
+_OUTSIDE: tuple[CheckFunction, ...] = (
+    ending.exit_code,
+    place.strangers,
+)  # those that apply to a run that never began
+CHECKS: tuple[CheckFunction, ...] = (
     ending.exit_code,
     losses.loss,
     ending.end_of_steps,
@@ -33,23 +34,23 @@ WITNESSES: tuple[Ask, ...] = (
 )
 
 
-def collect(known: Known) -> tuple[Testimony, ...]:
-    """Return what each of them says."""
-    said = tuple(ask(known) for ask in (WITNESSES if known.ran else _OUTSIDE))
-    return said if first_denial(said) is None else tuple(place.of_failure(one, known) for one in said)
+def collect(known: CheckInput) -> tuple[CheckResult, ...]:
+    """Return the result of each check."""
+    said = tuple(ask(known) for ask in (CHECKS if known.ran else _OUTSIDE))
+    return said if first_failed(said) is None else tuple(place.of_failure(one, known) for one in said)
 
 
-def of_training(known: Known) -> tuple[Testimony, ...]:
-    """Return what those say who know of a training by its log alone, whatever ran it and however it ended."""
+def of_training(known: CheckInput) -> tuple[CheckResult, ...]:
+    """Return the results of the checks that need a training's log alone, whatever ran it and however it ended."""
     asked = (losses.loss, ending.end_of_steps, figures.metric, figures.summary, losses.loss_trend, place.memory)
     return tuple(ask(known) for ask in asked)
 
 
-def first_denial(said: Iterable[Testimony]) -> Testimony | None:
-    """Return the testimony that the verdict follows; None where none makes the run a failure."""
-    return next((one for one in said if one.row.says == "denies"), None)
+def first_failed(said: Iterable[CheckResult]) -> CheckResult | None:
+    """Return the failed check that decides the verdict; None where none makes the run a failure."""
+    return next((one for one in said if one.row.status == "fail"), None)
 
 
-def doubts(said: Iterable[Testimony]) -> tuple[str, ...]:
+def warning_texts(said: Iterable[CheckResult]) -> tuple[str, ...]:
     """Return why a success is suspect, a sentence each."""
-    return tuple(one.text for one in said if one.row.says == "doubts")
+    return tuple(one.text for one in said if one.row.status == "warn")

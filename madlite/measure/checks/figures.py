@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from madlite.measure.checks import table
-from madlite.measure.checks.table import Known, Testimony, say
+from madlite.measure.checks.table import CheckInput, CheckResult, check_result
 from madlite.measure.compute import MOST_APART
 from madlite.measure.number import shown
 from madlite.measure.steps import Steps
@@ -18,24 +18,24 @@ from madlite.measure.window import median_in, usable
 from madlite.model import Cause, Quantity, RunPlan, Status, Value, Window
 from madlite.text import whole_number
 
-# Witnesses of a run's figures: the number itself, the file it is in, the work that it comes to.
+# Checks of a run's figures: the number itself, the file it is in, the work that it comes to.
 
 
-def metric(known: Known) -> Testimony:
+def metric(known: CheckInput) -> CheckResult:
     """Ask whether there is a number that can be one."""
     number = known.number
     if known.elsewhere is not None:
-        return say(table.NUMBER_ELSEWHERE, f"the result is printed on node {known.elsewhere}")
+        return check_result(table.NUMBER_ELSEWHERE, f"the result is printed on node {known.elsewhere}")
     if number.cause is not Cause.NONE:
         row = table.NO_NUMBER if number.cause is Cause.NO_METRIC else table.NO_RESULT
-        return say(row, number.reason, number.evidence)
+        return check_result(row, number.reason, number.evidence)
     if odd := _unread(known):
-        return say(table.NUMBER_UNREAD, odd)
+        return check_result(table.NUMBER_UNREAD, odd)
     good = [metric for metric in number.metrics if metric.status is Status.SUCCESS]
-    return say(table.NUMBER, ", ".join(f"{metric.text} {metric.metric}" for metric in good[-3:]))
+    return check_result(table.NUMBER, ", ".join(f"{metric.text} {metric.metric}" for metric in good[-3:]))
 
 
-def _unread(known: Known) -> str:
+def _unread(known: CheckInput) -> str:
     """Return that a number beside those of the result cannot be read, so that they may be none either; else ""."""
     rule, scan = known.asked.rule, known.log.scan
     if known.by_steps and (odd := known.log.marks.unread.get(rule.headline)):
@@ -48,52 +48,56 @@ def _unread(known: Known) -> str:
     return ""
 
 
-def error_pattern(known: Known) -> Testimony:
+def error_pattern(known: CheckInput) -> CheckResult:
     """Ask whether a script that says its number printed an error, by madengine 2's rule."""
     if known.by_steps or not known.log.scanned or known.number.cause is not Cause.NONE:
-        return say(table.NOT_SCANNED, _why_not_scanned(known))
+        return check_result(table.NOT_SCANNED, _why_not_scanned(known))
     found = ", ".join(map(repr, known.log.suspects))
-    return say(table.PATTERN, f"the script printed {found} beside its number") if found else say(table.NO_PATTERN)
+    return (
+        check_result(table.PATTERN, f"the script printed {found} beside its number")
+        if found
+        else check_result(table.NO_PATTERN)
+    )
 
 
-def artifact(known: Known) -> Testimony:
+def artifact(known: CheckInput) -> CheckResult:
     """Ask whether the results file is this run's: one that lay there before is not read at all."""
     rule, seen = known.asked.rule, known.seen
     if rule.kind != "multiple_results" or seen is None:
-        return say(table.NO_ARTIFACT)
+        return check_result(table.NO_ARTIFACT)
     if seen.results is None:
-        return say(table.STALE, f"the run wrote no {rule.file}", known.log.telling_line)
-    return say(table.FRESH, rule.file)
+        return check_result(table.STALE, f"the run wrote no {rule.file}", known.log.telling_line)
+    return check_result(table.FRESH, rule.file)
 
 
-def compute(known: Known) -> Testimony:
+def compute(known: CheckInput) -> CheckResult:
     """Ask whether a GPU can do the work that the number comes to, and what the framework says of it."""
     work = known.compute
     if (mfu := _mfu(known)) > 100:
-        return say(table.MFU_ABOVE, f"the trainer reports an MFU of {mfu:.4g} %, which is above 100 %")
+        return check_result(table.MFU_ABOVE, f"the trainer reports an MFU of {mfu:.4g} %, which is above 100 %")
     if work is None:
-        return say(table.NOT_COUNTED, _why_not_counted(known))
+        return check_result(table.NOT_COUNTED, _why_not_counted(known))
     if work.mfu is None and work.peak_tflops is not None:
-        return say(table.IMPOSSIBLE, work.no_mfu)
+        return check_result(table.IMPOSSIBLE, work.no_mfu)
     if work.apart is not None and abs(work.apart) > MOST_APART:
-        return say(table.COUNTED_OTHERWISE, f"the framework's TFLOP/s is {100 * work.apart:+.1f} % from ours")
-    return say(table.COUNTED, f"{work.tflops_per_gpu:.4g} TFLOP/s/GPU")
+        return check_result(table.COUNTED_OTHERWISE, f"the framework's TFLOP/s is {100 * work.apart:+.1f} % from ours")
+    return check_result(table.COUNTED, f"{work.tflops_per_gpu:.4g} TFLOP/s/GPU")
 
 
-def _mfu(known: Known) -> float:
+def _mfu(known: CheckInput) -> float:
     """Return the MFU that the trainer itself reports, the median of its steady steps; 0 where it reports none."""
     values = [value for value in known.log.steps.curve(Quantity.MFU_PERCENT).values if usable(value)]
     of_window = median_in(known.log.steps, Quantity.MFU_PERCENT, known.window) if known.window else None
     return of_window if of_window is not None else statistics.median(values or [0.0])
 
 
-def _why_not_scanned(known: Known) -> str:
+def _why_not_scanned(known: CheckInput) -> str:
     if known.by_steps:
         return "not looked for: the run is judged by its steps"
     return "not looked for: there is no number" if known.log.scanned else "not looked for: the scan is switched off"
 
 
-def _why_not_counted(known: Known) -> str:
+def _why_not_counted(known: CheckInput) -> str:
     plan, variant = known.plan, known.plan.variant if known.plan else None
     if plan is None or not known.by_steps:
         return "a card's own script says its number itself" if plan else "no plan says which model this is"
@@ -242,39 +246,41 @@ def _passes(plan: RunPlan) -> int:
     return max(1, *(whole_number(str(plan.settings.get(name, ""))) or 0 for name in _PASSES))
 
 
-# Witnesses of speeds: a framework's own summary against the steps that were read, and its clock against another.
+# Checks of speeds: a framework's own summary against the steps that were read, and its clock against another.
 
 _LARGE, _HUGE = 999.95, 1e12  # between these a figure is written out, in groups of three digits
 
 
-def summary(known: Known) -> Testimony:
+def summary(known: CheckInput) -> CheckResult:
     """Compare the steps that a framework's own summary is of with those that were read, as its reader knows them."""
     log = known.log
     if log.marks.computed:
-        return say(table.SUMMARY_COMPUTED)
+        return check_result(table.SUMMARY_COMPUTED)
     if log.marks.summary_doubt:
-        return say(table.SUMMARY_ODD, log.marks.summary_doubt)
+        return check_result(table.SUMMARY_ODD, log.marks.summary_doubt)
     if log.marks.summary_doubt is None:
-        return say(table.SUMMARY_UNKNOWN, "nobody knows of how many steps it is" if log.summary else "there is none")
-    return say(table.SUMMARY_AS_READ)
+        return check_result(
+            table.SUMMARY_UNKNOWN, "nobody knows of how many steps it is" if log.summary else "there is none"
+        )
+    return check_result(table.SUMMARY_AS_READ)
 
 
-def clock(known: Known) -> Testimony:
+def clock(known: CheckInput) -> CheckResult:
     """Compare a speed with the time between the lines of its steps: madlite's clock, or the log's own time stamps."""
     log, window = known.log, known.window
     if window is None:
         why = "there is no steady window" if known.by_steps else "a card's own script says its number itself"
-        return say(table.CLOCK_UNKNOWN, why)
+        return check_result(table.CLOCK_UNKNOWN, why)
     work = work_of_step(window.quantity, known.plan, log.config)
     if work is None:
-        return say(table.CLOCK_UNKNOWN, "it is not known how much work a step has on each GPU")
+        return check_result(table.CLOCK_UNKNOWN, "it is not known how much work a step has on each GPU")
     if known.seen is not None and not math.isnan(log.marks.first_stamp_s):
-        return say(table.CLOCK_UNKNOWN, "when its lines came is not known")
+        return check_result(table.CLOCK_UNKNOWN, "when its lines came is not known")
     found = read_clock(log.steps, window, work.amount, log.marks.interrupted)
     if isinstance(found, str):
-        return say(table.CLOCK_UNKNOWN, found)
+        return check_result(table.CLOCK_UNKNOWN, found)
     text = _compared(window, work, found, "the log's own time stamps" if known.seen is None else "madlite's clock")
-    return say(table.TOO_FAST if found.is_too_fast else table.CLOCK_AGREES, text)
+    return check_result(table.TOO_FAST if found.is_too_fast else table.CLOCK_AGREES, text)
 
 
 def _compared(window: Window, work: Work, found: Clocked, whose: str) -> str:

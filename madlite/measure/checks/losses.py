@@ -1,4 +1,4 @@
-"""Witnesses of what a training computes: its losses, how they move, and the gradient's norm."""
+"""Checks of what a training computes: its losses, how they move, and the gradient's norm."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from itertools import groupby, pairwise
 
 from madlite.measure.checks import table
-from madlite.measure.checks.table import Known, Testimony, say
+from madlite.measure.checks.table import CheckInput, CheckResult, check_result
 from madlite.measure.number import last_step, shown
 from madlite.measure.window import find_slope
 from madlite.model import Quantity
 
-# Witnesses of what a training computes: its losses, how they move, and the gradient's norm.
+# Checks of what a training computes: its losses, how they move, and the gradient's norm.
 
 _PART = 5  # the first and the last fifth of the steps are compared
 _LEAST = 3  # steps of such a part, and of the start
@@ -38,26 +38,28 @@ _FEW = 25  # losses: of fewer those of the later half, or of the last fifth, may
 _ZEROS = 3  # in a row: fewer may be batches whose tokens are all masked
 
 
-def loss(known: Known) -> Testimony:
+def loss(known: CheckInput) -> CheckResult:
     """Ask whether every loss is finite, and none turned 0."""
     log, has_loss = known.log, Quantity.LOSS in known.log.steps.quantities()
     if log.nan_loss:
         row = table.LOSS_NAN if known.by_steps else table.LOSS_ODD
-        return say(row, "the loss is not finite", log.nan_loss)
+        return check_result(row, "the loss is not finite", log.nan_loss)
     if Quantity.LOSS in log.marks.unread:
-        return say(table.LOSS_UNREAD, f"a loss is '{shown(log.marks.unread[Quantity.LOSS])}', which is no number")
+        return check_result(
+            table.LOSS_UNREAD, f"a loss is '{shown(log.marks.unread[Quantity.LOSS])}', which is no number"
+        )
     if known.by_steps and known.asked.rule.loss_expected and not has_loss and last_step(known.asked, log) is not None:
-        return say(table.LOSS_GONE, "no step reports a loss", log.telling_line)
+        return check_result(table.LOSS_GONE, "no step reports a loss", log.telling_line)
     if line := _elsewhere(known):
-        return say(table.LOSS_ODD, f"a line tells of a loss that is not finite: {line}", line)
+        return check_result(table.LOSS_ODD, f"a line tells of a loss that is not finite: {line}", line)
     if zero := _zero(_losses(known)):
-        return say(table.LOSS_ZERO, zero)
+        return check_result(table.LOSS_ZERO, zero)
     if has_loss:
-        return say(table.LOSS_FINE)
-    return say(table.LOSS_UNKNOWN, "no step has a loss" if log.steps else "no step was read")
+        return check_result(table.LOSS_FINE)
+    return check_result(table.LOSS_UNKNOWN, "no step has a loss" if log.steps else "no step was read")
 
 
-def loss_trend(known: Known) -> Testimony:
+def loss_trend(known: CheckInput) -> CheckResult:
     """Ask whether the loss explodes, or ends above where it began.
 
     Compared are medians: of the last fifth of the steps, of the first three, of the first fifth.  How much a loss
@@ -66,27 +68,27 @@ def loss_trend(known: Known) -> Testimony:
     """
     losses = _losses(known)
     if known.log.nan_norm:
-        return say(table.GRADIENT_NAN, f"a gradient norm is NaN: {known.log.nan_norm}", known.log.nan_norm)
+        return check_result(table.GRADIENT_NAN, f"a gradient norm is NaN: {known.log.nan_norm}", known.log.nan_norm)
     if 2 * (skipped := known.log.marks.skipped) > (of := known.log.marks.noted):
         text = f"the optimizer skipped {skipped} of {of} steps: their weights did not change"
-        return say(table.GRADIENT_SKIPPED, text)
+        return check_result(table.GRADIENT_SKIPPED, text)
     if any(value <= 0 for value in losses[:_LEAST]):
-        return _gradient(known) or say(table.LOSS_SHORT, "the first losses are not above 0")
+        return _gradient(known) or check_result(table.LOSS_SHORT, "the first losses are not above 0")
     if climb := _climb(losses) or _leap(losses) or _above_start(losses) or _above_chance(losses, _vocabulary(known)):
-        return say(table.LOSS_RISES, climb)
+        return check_result(table.LOSS_RISES, climb)
     first, last = _ends(losses)
     if gradient := _gradient(known):
         return gradient
     if math.isnan(first):
-        return say(table.LOSS_SHORT, f"{len(losses)} losses are too few" if losses else "no step has a loss")
-    return say(table.LOSS_FALLS, f"the loss goes from {first:.4g} to {last:.4g}")
+        return check_result(table.LOSS_SHORT, f"{len(losses)} losses are too few" if losses else "no step has a loss")
+    return check_result(table.LOSS_FALLS, f"the loss goes from {first:.4g} to {last:.4g}")
 
 
-def _losses(known: Known) -> list[float]:
+def _losses(known: CheckInput) -> list[float]:
     return [value for value in known.log.steps.curve(Quantity.LOSS).values if math.isfinite(value)]
 
 
-def _elsewhere(known: Known) -> str:
+def _elsewhere(known: CheckInput) -> str:
     """Return a line with a loss of NaN that is none of the steps by which the run is judged, "" without one.
 
     Which of its trainings a script's number is of nobody knows, so that those before the last one's count too.
@@ -111,22 +113,22 @@ def _zero(losses: Sequence[float]) -> str:
     return ""
 
 
-def _vocabulary(known: Known) -> int:
+def _vocabulary(known: CheckInput) -> int:
     """Return how many tokens the model chooses from, as the log says, else the plan; 0 where neither does."""
     plan = known.plan
     planned = plan.architecture.vocab if plan is not None and plan.architecture is not None else 0
     return known.log.loss_marks.vocabulary or planned
 
 
-def _gradient(known: Known) -> Testimony | None:
+def _gradient(known: CheckInput) -> CheckResult | None:
     norms = list(known.log.steps.curve(Quantity.GRAD_NORM).values)
     first, last = _ends(norms)
     if len(norms) > 1 and not any(map(math.isfinite, norms[-_ENDLESS:])):
-        return say(table.GRADIENT_RISES, "the gradient norm is not finite")
+        return check_result(table.GRADIENT_RISES, "the gradient norm is not finite")
     if not norms or math.isnan(first) or (math.isfinite(last) and last <= _GRADIENT * max(first, 1.0)):
         return None
     rises = f"the gradient norm rises from {first:.4g} to {last:.4g}"
-    return say(table.GRADIENT_RISES, rises if math.isfinite(last) else "the gradient norm is not finite")
+    return check_result(table.GRADIENT_RISES, rises if math.isfinite(last) else "the gradient norm is not finite")
 
 
 def _climb(losses: Sequence[float]) -> str:

@@ -1,4 +1,4 @@
-"""Witnesses of where a run was: the ranks that report, memory that ran short, strangers on its GPUs."""
+"""Checks of where a run was: the ranks that report, memory that ran short, foreign processes on its GPUs."""
 
 from __future__ import annotations
 
@@ -6,42 +6,42 @@ import statistics
 from collections.abc import Mapping
 
 from madlite.measure.checks import table
-from madlite.measure.checks.table import Known, Testimony, say
-from madlite.measure.clues import Clue
+from madlite.measure.checks.table import CheckInput, CheckResult, check_result
+from madlite.measure.clues import FailureCandidate
 from madlite.measure.window import usable
 from madlite.model import Cause, RunPlan
 from madlite.text import whole_number
 
-# Witnesses of where a run was: the ranks that report, memory that ran short, strangers on its GPUs.
+# Checks of where a run was: the ranks that report, memory that ran short, foreign processes on its GPUs.
 
 _ALIKE = 0.8  # of the quickest rank's speed is the slowest's at least: both wait for each other in every step
 _EVEN = 0.9  # of the steps of the rank that reports most: a line may be lost
 _FILTERS = ("log_rank", "ranks_filter")  # in names of settings, variables and options that choose who prints
 
 
-def ranks(known: Known) -> Testimony:
+def ranks(known: CheckInput) -> CheckResult:
     """Ask whether all ranks that print do, each of them to the end.
 
     Frameworks print on one rank of a node, on those that a setting lists, or on all; a node's log says nothing of
     others.
     """
     if (wanted_gpus := _missed_gpus(known.plan)) > 1:
-        return say(
+        return check_result(
             table.RANKS_ON_CPU, f"the card asks for {wanted_gpus} GPUs, and ran on the CPU: this machine has none"
         )
     told = known.log.steps.told()
     if not known.by_steps:
-        return say(table.RANKS_UNKNOWN, "a card's own script may train more than once")
+        return check_result(table.RANKS_UNKNOWN, "a card's own script may train more than once")
     if known.log.is_mixed:
-        return say(
+        return check_result(
             table.RANKS_MIXED, "steps come again with other numbers: several ranks print, and no label tells them apart"
         )
     if not told:
-        return say(table.RANKS_UNKNOWN, "no line names its rank" if known.log.steps else "no step was read")
+        return check_result(table.RANKS_UNKNOWN, "no line names its rank" if known.log.steps else "no step was read")
     if len(told) < (wanted := _printing(known)):
-        return say(table.RANKS_MISSING, f"of {wanted} ranks that were to print {_named(list(told))}")
+        return check_result(table.RANKS_MISSING, f"of {wanted} ranks that were to print {_named(list(told))}")
     if len(told) > 1 and len(told) < (planned := _all_or_one(known, max(told) + 1)):
-        return say(table.RANKS_MISSING, f"of {planned} ranks only {_named(list(told))}")
+        return check_result(table.RANKS_MISSING, f"of {planned} ranks only {_named(list(told))}")
     return _stopped(known) or _apart(known) or _uneven(told)
 
 
@@ -52,7 +52,7 @@ def _missed_gpus(plan: RunPlan | None) -> int:
     return int(plan.card.n_gpus)
 
 
-def _stopped(known: Known) -> Testimony | None:
+def _stopped(known: CheckInput) -> CheckResult | None:
     """Return that a rank does not come to the last step that others reach."""
     arrived, asked = known.log.steps.arrived(), known.asked.steps
     last = max(arrived.values()) if asked is None else min(asked, max(arrived.values()))
@@ -61,10 +61,10 @@ def _stopped(known: Known) -> Testimony | None:
         return None
     ranks = _numbered(list(early))
     stops = f"{ranks} stop" if len(early) > 1 else f"{ranks} stops"
-    return say(table.RANKS_UNEVEN, f"{stops} at step {min(early.values())}, others go on to step {last}")
+    return check_result(table.RANKS_UNEVEN, f"{stops} at step {min(early.values())}, others go on to step {last}")
 
 
-def _apart(known: Known) -> Testimony | None:
+def _apart(known: CheckInput) -> CheckResult | None:
     """Return that ranks report other speeds than each other: they train in step, so not all of them can be true."""
     window = known.window
     if window is None:
@@ -80,49 +80,57 @@ def _apart(known: Known) -> Testimony | None:
         return None
     low, high = min(speeds, key=speeds.__getitem__), max(speeds, key=speeds.__getitem__)
     unit = window.quantity.label
-    return say(table.RANKS_APART, f"rank {low} reports {speeds[low]:.4g} {unit}, rank {high} {speeds[high]:.4g}")
+    return check_result(
+        table.RANKS_APART, f"rank {low} reports {speeds[low]:.4g} {unit}, rank {high} {speeds[high]:.4g}"
+    )
 
 
-def _uneven(told: dict[int, int]) -> Testimony:
+def _uneven(told: dict[int, int]) -> CheckResult:
     most = max(told.values())
     short = [rank for rank, steps in told.items() if steps < _EVEN * most and steps < most - 1]
     if short:
         few = min(told[rank] for rank in short)
-        return say(table.RANKS_UNEVEN, f"{_named(short)} fewer steps than others: {few} of {most}")
-    return say(table.ALL_RANKS, _named(list(told)))
+        return check_result(table.RANKS_UNEVEN, f"{_named(short)} fewer steps than others: {few} of {most}")
+    return check_result(table.ALL_RANKS, _named(list(told)))
 
 
-def memory(known: Known) -> Testimony:
+def memory(known: CheckInput) -> CheckResult:
     """Ask whether memory ran short: the caching allocator then frees what it kept and asks again, which takes time."""
     marks = known.log.memory
     if marks.out:
-        return say(table.MEMORY_OUT, f"GPU memory ran out, and the run went on: {marks.out}")
+        return check_result(table.MEMORY_OUT, f"GPU memory ran out, and the run went on: {marks.out}")
     if marks.retried:
-        return say(table.MEMORY_RETRIED, f"memory was so short that the allocator tried again: {marks.retried}")
-    return say(table.MEMORY_FINE)
+        return check_result(
+            table.MEMORY_RETRIED, f"memory was so short that the allocator tried again: {marks.retried}"
+        )
+    return check_result(table.MEMORY_FINE)
 
 
-def strangers(known: Known) -> Testimony:
+def strangers(known: CheckInput) -> CheckResult:
     """Ask who else used the GPUs."""
     found = known.seen.strangers if known.seen else None
     if found is None:
-        return say(table.COMPANY_UNKNOWN, _why_nobody_asked(known))
-    return say(table.NOT_ALONE, f"other processes used the GPUs: {', '.join(found)}") if found else say(table.ALONE)
+        return check_result(table.COMPANY_UNKNOWN, _why_nobody_asked(known))
+    return (
+        check_result(table.NOT_ALONE, f"other processes used the GPUs: {', '.join(found)}")
+        if found
+        else check_result(table.ALONE)
+    )
 
 
-def of_failure(said: Testimony, known: Known) -> Testimony:
-    """Return what a witness says of a run that failed: memory that ran out may be what ended it."""
+def of_failure(said: CheckResult, known: CheckInput) -> CheckResult:
+    """Return a check's result for a run that failed: memory that ran out may be what ended it."""
     clue = known.log.clue
     if said.row is not table.MEMORY_OUT or clue is None or not _of_memory(clue, known.log.memory.out):
         return said
-    return say(table.MEMORY_ENDED, f"GPU memory ran out: {known.log.memory.out}", clue.line)
+    return check_result(table.MEMORY_ENDED, f"GPU memory ran out: {known.log.memory.out}", clue.line)
 
 
-def _of_memory(clue: Clue, mark: str) -> bool:
+def _of_memory(clue: FailureCandidate, mark: str) -> bool:
     return clue.cause == Cause.GPU_MEMORY.value or (bool(clue.line) and clue.line in mark)
 
 
-def _why_nobody_asked(known: Known) -> str:
+def _why_nobody_asked(known: CheckInput) -> str:
     if known.plan is None:
         return "nobody looked: madlite did not make this log"
     if not known.plan.place.gpus_per_node:
@@ -131,7 +139,7 @@ def _why_nobody_asked(known: Known) -> str:
     return "the GPUs were not asked: their sampling is off" if off else "the GPUs did not say who uses them"
 
 
-def _all_or_one(known: Known, least: int) -> int:
+def _all_or_one(known: CheckInput, least: int) -> int:
     """Return how many ranks print where more than one does: all, `least` as far as is known of a run without GPUs.
 
     1 where it can be as it should be that some of them print: something chooses them, or there are pipeline stages.
@@ -155,7 +163,7 @@ def _stages(plan: RunPlan, config: Mapping[str, str]) -> bool:
     return any((whole_number(text) or 1) > 1 for text in (str(plan.settings.get("pp")), config.get("pp", "")))
 
 
-def _printing(known: Known) -> int:
+def _printing(known: CheckInput) -> int:
     """Return how many ranks of this node print at least, as far as the backend says."""
     rule, plan = known.asked.rule, known.plan
     if rule.ranks == "all" and plan is not None:

@@ -19,7 +19,7 @@ from madlite.process import capture
 from madlite.run.watchdog.places import in_order, standing
 from madlite.run.watchdog.processes import (
     Dump,
-    Facts,
+    ProcessInfo,
     cpu_times,
     dump,
     find_processes,
@@ -29,7 +29,7 @@ from madlite.run.watchdog.processes import (
     notes_of,
     table,
 )
-from madlite.run.watchdog.watchdog import Found
+from madlite.run.watchdog.watchdog import HangReport
 from madlite.secrets import Redactor, assigned
 from madlite.workspace.folder import RUN_MARK, RunFolder
 
@@ -126,7 +126,7 @@ done
 """
 
 
-class Inside(Value, frozen=True):
+class NodeFacts(Value, frozen=True):
     """What was shown; "" and () where nothing was."""
 
     notes: tuple[str, ...] = ()
@@ -137,26 +137,26 @@ class Inside(Value, frozen=True):
 
 def look_inside(
     session: Session, plan: RunPlan, wanted: Sequence[str], left_s: Callable[[], float], cancelled: Event
-) -> Inside:
+) -> NodeFacts:
     """Return what is seen of what is `wanted`: processes, stacks, gpus; of all nodes at once; never raises.
 
     `left_s` tells the seconds that are left for all of it.  Once `cancelled` is set nothing is waited for.
     """
     nodes = range(min(len(session.nodes), MOST_NODES))
-    looks = [_Look(session, plan, node, wanted, left_s) for node in nodes]
+    looks = [_NodeProbe(session, plan, node, wanted, left_s) for node in nodes]
     for look in looks:
         while look.thread.is_alive() and not cancelled.is_set():
             look.thread.join(_TURN_S)
     if cancelled.is_set():  # a probe that is under way ends with its session
-        return Inside()
+        return NodeFacts()
     return _together([look.seen for look in looks])
 
 
-def _together(seen: Sequence[Inside]) -> Inside:
+def _together(seen: Sequence[NodeFacts]) -> NodeFacts:
     """Return what the nodes showed as one; what is told of a node begins with its number where there are several."""
     if len(seen) == 1:
         return seen[0]
-    return Inside(
+    return NodeFacts(
         notes=tuple(f"node {node}: {note}" for node, one in enumerate(seen) for note in one.notes),
         processes=_parts([one.processes for one in seen]),
         dumps=tuple(dump for one in seen for dump in one.dumps),
@@ -168,13 +168,13 @@ def _parts(texts: Sequence[str]) -> str:
     return "\n".join(f"=== node {node}\n{text}" for node, text in enumerate(texts) if text)
 
 
-class _Look:
+class _NodeProbe:
     """One node, looked at in a thread of its own: a probe takes as long as its limit."""
 
     def __init__(
         self, session: Session, plan: RunPlan, node: int, wanted: Sequence[str], left_s: Callable[[], float]
     ) -> None:
-        self.seen = Inside()
+        self.seen = NodeFacts()
         self._session, self._node, self._wanted, self._left_s = session, node, wanted, left_s
         self._mark = "" if plan.traits.containerised else f"{RUN_MARK}={plan.id}"
         self.thread = threading.Thread(target=self._run, name="madlite-look", daemon=True)
@@ -184,12 +184,12 @@ class _Look:
         try:
             told = {what: self._show(what) for what in self._wanted}
         except RuntimeProblem as problem:
-            self.seen = Inside(notes=(problem.message,))
+            self.seen = NodeFacts(notes=(problem.message,))
         except Exception as error:  # noqa: BLE001 - the border to a plugin's runtime
-            self.seen = Inside(notes=(f"its runtime cannot look into it: {type(error).__name__}: {error}",))
+            self.seen = NodeFacts(notes=(f"its runtime cannot look into it: {type(error).__name__}: {error}",))
         else:
             dumps = tuple(_dumps(told.get("stacks", ""), self._node))
-            self.seen = Inside(processes=told.get("processes", ""), dumps=dumps, gpus=told.get("gpus", ""))
+            self.seen = NodeFacts(processes=told.get("processes", ""), dumps=dumps, gpus=told.get("gpus", ""))
 
     def _show(self, what: str) -> str:
         """Run the script for one thing, as long as there is time, and return what it printed until then."""
@@ -223,7 +223,7 @@ NO_PY_SPY = "py-spy is not installed (pip install 'madlite[hang]'): no stacks of
 _LOG = logging.getLogger(__name__)
 
 
-class Inquiry:
+class HangProbe:
     """One look at a run; `mask` hides secrets."""
 
     def __init__(
@@ -241,7 +241,7 @@ class Inquiry:
         self._deadline = 0.0
         self._kept: list[str] = []
 
-    def look(self, log: Iterable[str], cancelled: Event) -> Found:
+    def look(self, log: Iterable[str], cancelled: Event) -> HangReport:
         """Return what the run's processes do, after keeping it; within a minute, and at once when called off.
 
         `log` is its last lines.
@@ -263,19 +263,19 @@ class Inquiry:
         self._keep("gpus.txt", self._gpus(cancelled))
         found = standing(dumps)
         at = found.words or (lines or [""])[-1].strip()
-        return Found(
+        return HangReport(
             notes=self._notes(processes, inside), kept=self._where(dumps), evidence=self._mask(at), odd=found.odd
         )
 
-    def _inside(self, wanted: Sequence[str], cancelled: Event) -> Inside:
+    def _inside(self, wanted: Sequence[str], cancelled: Event) -> NodeFacts:
         """Return what is seen where the run runs; nothing where its processes are this machine's, or cannot be seen."""
         traits = self._plan.traits
         here = traits.local and not traits.containerised
         if here or not traits.sees_processes or cancelled.is_set():
-            return Inside()
+            return NodeFacts()
         return look_inside(self._session, self._plan, wanted, self._left_s, cancelled)
 
-    def _stacks(self, processes: Sequence[Facts], cancelled: Event) -> list[Dump]:
+    def _stacks(self, processes: Sequence[ProcessInfo], cancelled: Event) -> list[Dump]:
         """Return the stacks of the processes that this machine shows, as long as there is time for them."""
         until = time.monotonic() + min(STACKS_S, self._left_s())
         dumps: list[Dump] = []
@@ -290,7 +290,7 @@ class Inquiry:
         here = gpu_state(self._environ, self._left_s(), cancelled) if self._plan.traits.local else ""
         return here or self._inside(["gpus"], cancelled).gpus
 
-    def _notes(self, processes: Sequence[Facts], inside: Inside) -> tuple[str, ...]:
+    def _notes(self, processes: Sequence[ProcessInfo], inside: NodeFacts) -> tuple[str, ...]:
         traits = self._plan.traits
         if not processes and traits.local and not traits.containerised:
             return ("none of its processes is left",)
@@ -323,7 +323,7 @@ def _tells(one: Dump) -> bool:
     return bool(main_frames(one.text))
 
 
-def _stacks_text(dumps: Sequence[Dump], processes: Sequence[Facts], py_spy: str | None) -> str:
+def _stacks_text(dumps: Sequence[Dump], processes: Sequence[ProcessInfo], py_spy: str | None) -> str:
     """Return the stacks in one text, and why there are none."""
     several = any(one.node for one in dumps)
     parts = [

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
 
 from madlite.model import Value
-from madlite.run.watchdog.processes import Dump, Facts, Frame, main_frames
+from madlite.run.watchdog.processes import Dump, Frame, ProcessInfo, main_frames
 
 MOST_DUMPS = 64  # processes whose stacks are taken, the ranks' own first
 MOST_PLACES = 4  # of a run; where there are more, those are put together that share a call
@@ -32,7 +32,7 @@ _LAUNCHERS = {"torchrun", "deepspeed", "accelerate", "accelerate-launch", "mpiru
 _LAUNCHER_MODULES = re.compile(r"torch\.distributed\.(run|launch)|(accelerate\.commands|deepspeed\.launcher)\.\w+")
 
 
-class Place(Value, frozen=True):
+class CodePlace(Value, frozen=True):
     """Where `ranks` stand: in the first of the frames, which the next one called."""
 
     ranks: tuple[str, ...]
@@ -45,40 +45,40 @@ class Place(Value, frozen=True):
         return bool(_WAITS.search(inner.path) or _COLLECTIVE.match(inner.name))
 
 
-class Standing(Value, frozen=True):
+class RankPlaces(Value, frozen=True):
     """Where the ranks are in one line, and which of them stand apart; "" where that is not known."""
 
     words: str = ""
     odd: str = ""
 
 
-def standing(dumps: Sequence[Dump]) -> Standing:
+def standing(dumps: Sequence[Dump]) -> RankPlaces:
     """Return where the ranks stand, the fewest first; of those that are as many, who waits for others comes last."""
     ranks = _of_ranks(dumps)
     if not ranks:
-        return Standing()
+        return RankPlaces()
     if len(ranks) == 1:
         ((rank, frames),) = ranks.items()
         whose = f"rank {rank}" if rank else ""
-        return Standing(words=f"{whose} in {_called(frames[:_SHOWN_FRAMES])}".lstrip(), odd=whose or "it")
+        return RankPlaces(words=f"{whose} in {_called(frames[:_SHOWN_FRAMES])}".lstrip(), odd=whose or "it")
     places = sorted(_places(ranks), key=_order)
     told = [f"{_named(one.ranks, len(ranks))} in {_called(one.frames)}" for one in places[:MOST_PLACES]]
     rest = sum(len(one.ranks) for one in places[MOST_PLACES:])
     apart = len(places) > 1 and _order(places[0])[:2] < _order(places[1])[:2]
-    return Standing(
+    return RankPlaces(
         words="; ".join([*told, *([f"{rest} more ranks elsewhere"] if rest else [])]),
         odd=_named(places[0].ranks, len(ranks)) if apart else "",
     )
 
 
-def in_order(processes: Sequence[Facts]) -> list[Facts]:
+def in_order(processes: Sequence[ProcessInfo]) -> list[ProcessInfo]:
     """Return the Python processes in the order in which they explain: each rank's own first, then the others."""
     found = [facts for facts in processes if facts.python]
     own = own_ranks(found)
     return sorted(found, key=lambda facts: (facts.pid not in own, facts.pid))[:MOST_DUMPS]
 
 
-def own_ranks(processes: Iterable[Facts | Dump]) -> dict[int, str]:
+def own_ranks(processes: Iterable[ProcessInfo | Dump]) -> dict[int, str]:
     """Return the ranks of the processes that are ranks themselves, by process id.
 
     What a rank starts (loaders of data, compilers) has its RANK too, and its parent is the rank's own process.  A
@@ -107,7 +107,7 @@ def _of_ranks(dumps: Sequence[Dump]) -> dict[str, list[Frame]]:
     return dict(sorted(ranks.items(), key=lambda item: (len(item[0]), item[0])))
 
 
-def _places(ranks: Mapping[str, list[Frame]]) -> list[Place]:
+def _places(ranks: Mapping[str, list[Frame]]) -> list[CodePlace]:
     """Return the places: by what is shown of each rank, and where these are too many by the nearest shared calls."""
     groups: dict[tuple[Frame, ...], list[str]] = {}
     for rank, frames in ranks.items():
@@ -119,7 +119,7 @@ def _places(ranks: Mapping[str, list[Frame]]) -> list[Place]:
         if len(merged) >= len(groups):
             break
         groups = merged
-    return [Place(ranks=tuple(group), frames=frames) for frames, group in groups.items()]
+    return [CodePlace(ranks=tuple(group), frames=frames) for frames, group in groups.items()]
 
 
 def _shown(frames: Sequence[Frame]) -> tuple[Frame, ...]:
@@ -146,7 +146,7 @@ def _nearest_shared(
     return min(several, key=lambda frame: (depth[frame], -len(of_group[frame])), default=None)
 
 
-def _order(place: Place) -> tuple[int, bool, int, str]:
+def _order(place: CodePlace) -> tuple[int, bool, int, str]:
     return len(place.ranks), place.waits, len(place.ranks[0]), place.ranks[0]
 
 

@@ -26,7 +26,7 @@ _STOPPED = ("T", "t")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
-class Facts(Value, frozen=True):
+class ProcessInfo(Value, frozen=True):
     """One process: `cpu_s` used so far, `wchan` the kernel function it waits in, `stack` its kernel stack."""
 
     pid: int
@@ -42,7 +42,7 @@ class Facts(Value, frozen=True):
     stack: str = ""
 
 
-def find_processes(run_id: str, proc: Path = Path("/proc")) -> tuple[Facts, ...]:
+def find_processes(run_id: str, proc: Path = Path("/proc")) -> tuple[ProcessInfo, ...]:
     """Return the run's processes that can be seen from here, in containers too, by their mark or their parents.
 
     What keeps them together on a host is none of them.
@@ -55,14 +55,14 @@ def find_processes(run_id: str, proc: Path = Path("/proc")) -> tuple[Facts, ...]
     return tuple(facts for pid in pids if (facts := read_facts(proc / str(pid), marked.get(pid, {}))) is not None)
 
 
-def read_facts(folder: Path, environment: Mapping[str, str]) -> Facts | None:
+def read_facts(folder: Path, environment: Mapping[str, str]) -> ProcessInfo | None:
     """Return what /proc tells of a process; None of one that ended meanwhile."""
     name, found, stat = _text(folder / "stat").rpartition(")")
     fields = stat.split()
     if not found or len(fields) < 18:
         return None
     words = [word for word in _text(folder / "cmdline").split("\0") if word]
-    return Facts(
+    return ProcessInfo(
         pid=int(folder.name),
         parent=int(fields[1]),
         state=fields[0],
@@ -77,7 +77,7 @@ def read_facts(folder: Path, environment: Mapping[str, str]) -> Facts | None:
     )
 
 
-def notes_of(processes: Sequence[Facts]) -> tuple[str, ...]:
+def notes_of(processes: Sequence[ProcessInfo]) -> tuple[str, ...]:
     """Return what is wrong with processes as a whole: that they are stopped, or cannot be woken."""
     every = f"of {len(processes)} processes"
     stopped = [facts for facts in processes if facts.state in _STOPPED]
@@ -91,7 +91,7 @@ def notes_of(processes: Sequence[Facts]) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def table(processes: Sequence[Facts], later: Mapping[int, float], for_s: float) -> str:
+def table(processes: Sequence[ProcessInfo], later: Mapping[int, float], for_s: float) -> str:
     """Return the processes as a table; `later` is each one's time on a CPU `for_s` seconds after."""
     head = ("PID", "PPID", "RANK", "LOCAL", "STATE", "THR", "CPU_S", "CPU%", "WCHAN", "COMMAND")
     rows = [head, *(_row(facts, later.get(facts.pid), for_s) for facts in processes)]
@@ -100,18 +100,18 @@ def table(processes: Sequence[Facts], later: Mapping[int, float], for_s: float) 
     return "\n".join(lines) + "\n"
 
 
-def kernel_stacks(processes: Iterable[Facts]) -> str:
+def kernel_stacks(processes: Iterable[ProcessInfo]) -> str:
     """Return the kernel stacks that could be read."""
     return "\n".join(f"pid {facts.pid}  {facts.command}\n{facts.stack}" for facts in processes if facts.stack)
 
 
-def cpu_times(processes: Iterable[Facts], proc: Path = Path("/proc")) -> dict[int, float]:
+def cpu_times(processes: Iterable[ProcessInfo], proc: Path = Path("/proc")) -> dict[int, float]:
     """Return the seconds on a CPU of each process that is still there."""
     now = ((facts.pid, read_facts(proc / str(facts.pid), {})) for facts in processes)
     return {pid: facts.cpu_s for pid, facts in now if facts is not None}
 
 
-def _row(facts: Facts, cpu_later_s: float | None, for_s: float) -> tuple[str, ...]:
+def _row(facts: ProcessInfo, cpu_later_s: float | None, for_s: float) -> tuple[str, ...]:
     share = "-" if cpu_later_s is None or for_s <= 0 else f"{100 * (cpu_later_s - facts.cpu_s) / for_s:.0f}"
     return (
         *(str(facts.pid), str(facts.parent), facts.rank or "-", facts.local_rank or "-", facts.state),
@@ -151,7 +151,7 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _pids(processes: Sequence[Facts]) -> str:
+def _pids(processes: Sequence[ProcessInfo]) -> str:
     return "pid " + ", ".join(str(facts.pid) for facts in processes[:4]) + (", …" if len(processes) > 4 else "")
 
 
@@ -203,7 +203,7 @@ def find_py_spy(path: str) -> str | None:
     return shutil.which("py-spy", path=path) or (str(beside) if beside.is_file() else None)
 
 
-def dump(py_spy: str, facts: Facts, limit_s: float, cancelled: Event) -> Dump:
+def dump(py_spy: str, facts: ProcessInfo, limit_s: float, cancelled: Event) -> Dump:
     """Return the stacks of one process; where it cannot be paused in time, without pausing it."""
     limit_s = min(LIMIT_S, limit_s)
     ended = capture([py_spy, "dump", "--pid", str(facts.pid)], limit_s=limit_s, cancelled=cancelled)

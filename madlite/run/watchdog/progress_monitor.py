@@ -21,7 +21,7 @@ KEPT = 64  # reports that the medians are of, the last ones
 MOMENT_S = 0.05  # what comes within it came together: the lines of several ranks, or of a buffer
 
 
-class Pace:
+class StepRate:
     """Takes each step's number as it comes.
 
     A report is what comes at one moment: one line or many, of one step or of several since the report before it.  Of
@@ -140,7 +140,7 @@ _LONG_READ_S = 1.0  # of one chunk; a plugin or a slow disk held it up, and the 
 _LOOK_S, _LOOKS = 5.0, 4  # the longest time between two looks, and how many there are at least before a limit
 
 
-class Quiet(Value, frozen=True):
+class SilenceNote(Value, frozen=True):
     """A silence that is worth a word; `hung` where it reached its limit, which `option` sets."""
 
     text: str
@@ -149,7 +149,7 @@ class Quiet(Value, frozen=True):
     option: str = ""
 
 
-class Silence:
+class ProgressMonitor:
     """Follows one action: what comes from it, and for how long nothing has.
 
     Before the first step, in a phase that the log names, and after the last step, any output is a sign of life, and
@@ -165,7 +165,7 @@ class Silence:
         self._steps = plan.variant.steps if plan.variant else None
         self._now = now
         self._lock = threading.Lock()
-        self._pace = Pace()
+        self._pace = StepRate()
         self._stalls: list[Stall] = []
         self._tail: Stall | None = None
         self._on = self._reading = False
@@ -221,7 +221,7 @@ class Silence:
             elif isinstance(event, EffectiveConfig) and self._steps is None:
                 self._steps = whole_number(str(event.values.get("steps")))
 
-    def look(self) -> Quiet | None:
+    def look(self) -> SilenceNote | None:
         """Return the silence, where it has lasted long enough for a word or to its limit."""
         with self._lock:
             now_s = self._now()
@@ -316,9 +316,9 @@ class Silence:
     def _stall(self, quiet_s: float, before: int | None) -> Stall:
         return Stall(for_s=quiet_s, before=before, after=self._highest, step_s=self._pace.step_s)
 
-    def _quiet(self, quiet_s: float, *, hung: bool = False) -> Quiet:
+    def _quiet(self, quiet_s: float, *, hung: bool = False) -> SilenceNote:
         text = quiet_words(quiet_s, self._phase, self._highest, self._pace.step_s, trains=self._trains, hung=hung)
-        return Quiet(text=text, for_s=quiet_s, hung=hung, option=self._option())
+        return SilenceNote(text=text, for_s=quiet_s, hung=hung, option=self._option())
 
     def _option(self) -> str:
         """Return the option whose limit holds now; of a script's output that is the one with the smaller limit."""

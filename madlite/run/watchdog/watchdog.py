@@ -13,12 +13,12 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from madlite.model import Cause, Say, Value
-from madlite.run.watchdog.progress_monitor import Quiet, Silence
+from madlite.run.watchdog.progress_monitor import ProgressMonitor, SilenceNote
 
 # What a look at a hanging run finds.
 
 
-class Found(Value, frozen=True):
+class HangReport(Value, frozen=True):
     """`notes` tell what is wrong with its processes, `kept` where the rest is, `evidence` where its ranks are.
 
     `odd` are the ranks that stand apart: the others may be waiting for them.
@@ -30,7 +30,7 @@ class Found(Value, frozen=True):
     odd: str = ""
 
 
-Inquire: TypeAlias = Callable[[threading.Event], Found]
+Inquire: TypeAlias = Callable[[threading.Event], HangReport]
 """Looks at a run; it comes to its end soon after the event is set, and within a minute by itself."""
 
 
@@ -62,7 +62,7 @@ class Watchdog:
 
     def __init__(
         self,
-        silence: Silence,
+        silence: ProgressMonitor,
         inquire: Inquire,
         *,
         tell: Say = lambda text: None,
@@ -71,7 +71,7 @@ class Watchdog:
     ) -> None:
         self.silence = silence
         self._inquire, self._tell, self._say, self._now = inquire, tell, say, now
-        self._inquest: _Inquest | None = None
+        self._inquest: _Inquiry | None = None
         self._planned_s: float | None = None
 
     def wait_s(self) -> float | None:
@@ -89,7 +89,7 @@ class Watchdog:
         quiet = self.silence.look()
         if quiet is not None and quiet.hung:
             self._say(f"{quiet.text}: looking at its processes")
-            self._inquest = _Inquest(self._inquire, self._now)
+            self._inquest = _Inquiry(self._inquire, self._now)
         elif quiet is not None:
             self._tell(quiet.text)
         return None
@@ -105,7 +105,7 @@ class Watchdog:
         if self._inquest is not None:
             self._inquest.wait(_LEAVE_S)
 
-    def _hear(self, inquest: _Inquest) -> StopReason | None:
+    def _hear(self, inquest: _Inquiry) -> StopReason | None:
         if not inquest.is_over(self._now()):
             return None
         self.leave()
@@ -124,11 +124,11 @@ class Watchdog:
         )
 
 
-class _Inquest:
+class _Inquiry:
     """One inquiry while it goes on."""
 
     def __init__(self, inquire: Inquire, now: Callable[[], float]) -> None:
-        self.found = Found()
+        self.found = HangReport()
         self.cancelled = threading.Event()
         self._deadline = now() + INQUEST_LIMIT_S
         self._thread = threading.Thread(target=self._run, args=(inquire,), name="madlite-inquest", daemon=True)
@@ -148,14 +148,14 @@ class _Inquest:
             _LOG.warning("what the run hangs in could not be looked at: %r", error)
 
 
-def hang_words(quiet: Quiet, found: Found) -> str:
+def hang_words(quiet: SilenceNote, found: HangReport) -> str:
     """Return why a run is taken for hung, and where the evidence is."""
     notes = "".join(f"; {note}" for note in found.notes)
     kept = f"; {found.kept}" if found.kept else ""
     return f"{quiet.text}: hung{notes}{kept}"
 
 
-def hang_hint(quiet: Quiet, found: Found) -> str:
+def hang_hint(quiet: SilenceNote, found: HangReport) -> str:
     """Return what to do about a hang: where to look, and which option lets a run be silent for longer."""
     verb = "stand" if found.odd.startswith("ranks ") or found.odd.endswith(" ranks") else "stands"
     look = f"look where {found.odd} {verb}; " if found.odd else ""

@@ -12,12 +12,12 @@ from functools import partial
 from pathlib import Path
 
 from madlite.errors import RuntimeProblem
-from madlite.images.client import ANSWER_LIMIT_S, Client, Patience, connected, explained, said
+from madlite.images.client import ANSWER_LIMIT_S, CancellableClient, Client, connected, explained, said
 from madlite.model import PROBE_BYTES, Action, Cause, Chunk, Completed, Exit, Sink
 from madlite.runtimes.docker import container as containers
 from madlite.runtimes.docker.container import Container, give_back, start_failure, state_of
 from madlite.runtimes.docker.exec import Exec, ExecOutput, Frames
-from madlite.runtimes.turn import STOPPED, Turn
+from madlite.runtimes.turn import STOPPED, ActionGate
 from madlite.secrets import reveal
 from madlite.workspace.mounts import copy_matching
 
@@ -205,12 +205,12 @@ class DockerSession:
         self.handle = container.id
         self.shell = f"docker exec -it {container.id[:12]} bash"
         self.notes: tuple[str, ...] = ()  # the container's end ends all that is in it
-        self._client = Patience(client)
+        self._client = CancellableClient(client)
         self._environ = environ
         self._container = container
         self._grace_s = grace_s
         self._exec: Exec | None = None  # the one that was created last
-        self._turn = Turn()
+        self._turn = ActionGate()
 
     def run(self, action: Action, out: Sink) -> Exit:
         """Run the action to its end; `out` gets its output as it comes.

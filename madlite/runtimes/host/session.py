@@ -29,7 +29,7 @@ from madlite.runtimes.process_table import (
     send,
     with_users,
 )
-from madlite.runtimes.turn import STOPPED, Turn
+from madlite.runtimes.turn import STOPPED, ActionGate
 from madlite.secrets import reveal
 from madlite.workspace.folder import FOLDER_MARK, KEPT_MARK, RUN_MARK, SUPERVISOR_MARK
 from madlite.workspace.mounts import copy_matching
@@ -221,7 +221,7 @@ class HostSession:
         self._command = start or self._own
         self._next: HostAction | None = None  # its supervisor starts while other things are done
         self._actions: list[HostAction] = []  # the last one may be running; of others something may be left
-        self._turn = Turn()
+        self._turn = ActionGate()
 
     def make_ready(self) -> None:
         """Have the supervisor of the next action start meanwhile."""

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from madlite.measure.monitor import Follower
-from madlite.measure.verdict import Verdict, Witnesses, judge
+from madlite.measure.monitor import LogMonitor
+from madlite.measure.verdict import Observation, Verdict, judge
 from madlite.model import (
     Backend,
     Card,
@@ -71,11 +71,11 @@ def script_plan(**rule: str) -> RunPlan:
     return replace(plan_of("torchtitan"), backend="script", result_rule=ResultRule(**rule))  # type: ignore[arg-type]
 
 
-def follow(plan: RunPlan, text: str, *, guest: bool = False, scan: ErrorScan | None = None) -> Follower:
+def follow(plan: RunPlan, text: str, *, guest: bool = False, scan: ErrorScan | None = None) -> LogMonitor:
     """Return what a run with this output showed."""
     guest_reader = BACKENDS["torchtitan"].reader(None) if guest else None
     own = [BACKENDS[plan.backend].reader(plan)] if plan.backend in BACKENDS else []
-    log = Follower(own, error_scan=scan, guest=guest_reader)
+    log = LogMonitor(own, error_scan=scan, guest=guest_reader)
     log.feed(text.encode())
     log.finish()
     return log
@@ -88,18 +88,18 @@ def text_of(name: str) -> str:
 
 
 def judged(
-    plan: RunPlan, name: str, alter: Callable[[str], str] = lambda text: text, seen: Witnesses | None = None
+    plan: RunPlan, name: str, alter: Callable[[str], str] = lambda text: text, seen: Observation | None = None
 ) -> Verdict:
     """Return the verdict of a run with a real log, altered."""
     altered = alter(text_of(name))
-    return judge(plan, seen or Witnesses(exit=DONE), follow(plan, altered))
+    return judge(plan, seen or Observation(exit=DONE), follow(plan, altered))
 
 
 def says(verdict: Verdict) -> dict[str, str]:
-    """Return what each witness says."""
-    return {witness.name: witness.says for witness in verdict.witnesses}
+    """Return the status of each check."""
+    return {check.name: check.status for check in verdict.checks}
 
 
 def texts(verdict: Verdict) -> dict[str, str]:
-    """Return the words of each witness."""
-    return {witness.name: witness.text for witness in verdict.witnesses}
+    """Return the text of each check."""
+    return {check.name: check.text for check in verdict.checks}

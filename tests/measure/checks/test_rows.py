@@ -10,11 +10,11 @@ import pytest
 from msgspec.structs import replace
 
 from madlite.measure.checks import collect, figures, table
-from madlite.measure.checks.table import TABLE, Known, Number, Row
-from madlite.measure.monitor import Follower
+from madlite.measure.checks.table import TABLE, CheckInput, CheckRow, Number
+from madlite.measure.monitor import LogMonitor
 from madlite.measure.multiple import Read
 from madlite.measure.performance import make_metric
-from madlite.measure.verdict import Asked, Verdict, Witnesses, judge, judge_steps
+from madlite.measure.verdict import Expected, Observation, Verdict, judge, judge_steps
 from madlite.model import (
     Cause,
     Compute,
@@ -58,7 +58,7 @@ def titan(**variant: object) -> RunPlan:
 
 
 def run(alter: Callable[[str], str] = lambda text: text, plan: RunPlan | None = None, **seen: object) -> Verdict:
-    return judged(plan or titan(), TITAN, alter, Witnesses(**{"exit": DONE, **seen}))  # type: ignore[arg-type]
+    return judged(plan or titan(), TITAN, alter, Observation(**{"exit": DONE, **seen}))  # type: ignore[arg-type]
 
 
 def without_speed(text: str) -> str:
@@ -81,18 +81,18 @@ def of_four(text: str) -> str:
 def ranked(gpus: int, quiet: set[int], told: dict[str, str] | None = None, **plan: object) -> Verdict:
     """Return the verdict of a run on whose ranks but the quiet ones print 20 steps; `told` is what its log says."""
     made = plan_of("megatron_lm", Variant(model="m", steps=20), gpus=gpus, **plan)
-    log = Follower([])
+    log = LogMonitor([])
     log.ended, log.config = True, told or {}
     for rank in sorted(set(range(gpus or 4)) - quiet):
         for n in range(1, 21):
             log.steps.add(Step(n=n, values={Quantity.LOSS: 2.0, Quantity.TOKENS_PER_S_PER_GPU: 900.0}, rank=rank))
-    return judge(made, Witnesses(exit=DONE), log)
+    return judge(made, Observation(exit=DONE), log)
 
 
 def script(text: str, *, guest: bool = True, scan: bool = False, rule: dict[str, str] | None = None, **seen: object):
     plan = script_plan(**(rule or {"kind": "performance_line"}))
     log = follow(plan, text, guest=guest, scan=SCAN if scan else None)
-    return judge(plan, Witnesses(**{"exit": DONE, **seen}), log)  # type: ignore[arg-type]
+    return judge(plan, Observation(**{"exit": DONE, **seen}), log)  # type: ignore[arg-type]
 
 
 def without(*patterns: str) -> Callable[[str], str]:
@@ -112,46 +112,46 @@ def swapped(old: str, new: str) -> Callable[[str], str]:
 def losses(*values: float, norms: tuple[float, ...] = ()) -> Verdict:
     """Return the verdict of a training with these losses."""
     plan = titan(steps=len(values))
-    log = Follower([])
+    log = LogMonitor([])
     log.ended = True
     for n, value in enumerate(values, 1):
         gradient = {Quantity.GRAD_NORM: norms[n - 1]} if norms else {}
         log.steps.add(Step(n=n, values={Quantity.LOSS: value, Quantity.TOKENS_PER_S_PER_GPU: 1000.0 + n, **gradient}))
-    return judge(plan, Witnesses(exit=DONE), log)
+    return judge(plan, Observation(exit=DONE), log)
 
 
 def work(**values: object) -> Verdict:
     """Return the verdict of a run whose work was counted."""
     compute = Compute(architecture="dense", attention="full", flops_per_token=1e9, tflops_per_gpu=100.0, **values)
     log = follow(titan(), text_of(TITAN))
-    known = Known(asked=Asked(rule=ResultRule(kind="steps")), log=log, number=Number(), compute=compute)
+    known = CheckInput(asked=Expected(rule=ResultRule(kind="steps")), log=log, number=Number(), compute=compute)
     said = figures.compute(known)
-    return Verdict(status=Status.SUCCESS, witnesses=(said.witness,), suspect=collect.doubts([said]))
+    return Verdict(status=Status.SUCCESS, checks=(said.check,), suspect=collect.warning_texts([said]))
 
 
 def own(text: str, end_mark: str, decides: bool) -> Verdict:
     reader = OwnReader(OWN_STEP, end_mark=end_mark, mark_decides=decides)
-    log = Follower([reader])
+    log = LogMonitor([reader])
     log.feed(text.encode())
     log.finish(LOGS)
     rule = ResultRule(kind="steps", loss_expected=False, end_mark=end_mark)
-    return judge(plan_of("torchtitan", Variant(model="m"), result_rule=rule), Witnesses(exit=DONE), log)
+    return judge(plan_of("torchtitan", Variant(model="m"), result_rule=rule), Observation(exit=DONE), log)
 
 
 def megatron(alter: Callable[[str], str]) -> Verdict:
     """Return the verdict of a Megatron log that madlite did not make."""
-    log = Follower([BACKENDS["megatron_lm"].reader(None)])
+    log = LogMonitor([BACKENDS["megatron_lm"].reader(None)])
     log.feed(alter(text_of("megatron-lm-core0.16.1-gpt-cpu-1rank.log")).encode())
     log.finish()
-    return judge_steps(Asked(rule=ResultRule(kind="steps")), log)
+    return judge_steps(Expected(rule=ResultRule(kind="steps")), log)
 
 
 def foreign(text: str, end_mark: str) -> Verdict:
     """Return the verdict of a log that madlite did not make."""
-    log = Follower([OwnReader(OWN_STEP, end_mark=end_mark)])
+    log = LogMonitor([OwnReader(OWN_STEP, end_mark=end_mark)])
     log.feed(text.encode())
     log.finish()
-    return judge_steps(Asked(rule=ResultRule(kind="steps", loss_expected=False, end_mark=end_mark)), log)
+    return judge_steps(Expected(rule=ResultRule(kind="steps", loss_expected=False, end_mark=end_mark)), log)
 
 
 def summed(**more: object) -> Verdict:
@@ -161,33 +161,35 @@ def summed(**more: object) -> Verdict:
         def finish(self, outputs: Path) -> list[Event]:
             return [Summary(values={"rate": "5"}, **more)]  # type: ignore[arg-type]
 
-    log = Follower([Summing(OWN_STEP)])
+    log = LogMonitor([Summing(OWN_STEP)])
     log.feed(OWN.encode())
     log.finish(LOGS)
     plan = plan_of("torchtitan", Variant(model="m"), result_rule=ResultRule(kind="steps", loss_expected=False))
-    return judge(plan, Witnesses(exit=DONE), log)
+    return judge(plan, Observation(exit=DONE), log)
 
 
 def timed(speed: float) -> Verdict:
     """Return the verdict of a run whose steps of 1000 tokens take 0.1 s by madlite's clock."""
     clock = [1.0]
-    log = Follower([OwnReader(OWN_STEP)], now=lambda: clock[0])
+    log = LogMonitor([OwnReader(OWN_STEP)], now=lambda: clock[0])
     for n in range(1, 16):
         clock[0] += 0.1
         log.feed(f"step {n} tps {speed * 10_000:.0f}\n".encode())
     log.finish()
     variant = Variant(model="m", seq_len=100, micro_batch=10)
     plan = plan_of("torchtitan", variant, result_rule=ResultRule(kind="steps", loss_expected=False))
-    return judge(plan, Witnesses(exit=DONE), log)
+    return judge(plan, Observation(exit=DONE), log)
 
 
 def comma(text: str) -> Verdict:
     """Return the verdict of a run whose steps are read by a pattern that stops within a number of another language."""
-    log = Follower([OwnReader(re.compile(r"step (?P<n>\d+) loss (?P<loss>\S+) tps (?P<tokens_per_s_per_gpu>[\d.]+)"))])
+    log = LogMonitor(
+        [OwnReader(re.compile(r"step (?P<n>\d+) loss (?P<loss>\S+) tps (?P<tokens_per_s_per_gpu>[\d.]+)"))]
+    )
     log.feed(text.encode())
     log.finish()
     rule = ResultRule(kind="steps")
-    return judge(plan_of("torchtitan", Variant(model="m"), result_rule=rule), Witnesses(exit=DONE), log)
+    return judge(plan_of("torchtitan", Variant(model="m"), result_rule=rule), Observation(exit=DONE), log)
 
 
 def training() -> str:
@@ -200,13 +202,13 @@ OF_COMMAS = "".join(f"step {n} loss 2,99 tps 5.121,5\n" for n in range(1, 16))
 BAD_FILE = {"kind": "multiple_results", "file": "r.csv"}
 GOOD = Read(metrics=(make_metric("5", "tok/s", label="a"),))
 RISING = [2.5] * 8 + [3.0, 5.0, 9.0, 11.0, 12.0, 12.0, 12.5]
-CASES: list[tuple[Row, Callable[[], Verdict]]] = [
+CASES: list[tuple[CheckRow, Callable[[], Verdict]]] = [
     (table.ENDED_WELL, run),
     (table.STOPPED, lambda: run(stopped=Cause.HANG, stopped_text="no step for 300 s")),
     (table.STOPPED, lambda: run(stopped=Cause.TIMEOUT, stopped_text="timed out")),
     (table.NOT_RUN, lambda: run(exit=Exit(code=128, duration_s=1.0), failed_action="clone")),
     (table.ENDED_ILL, lambda: run(exit=Exit(code=-9, duration_s=1.0))),
-    (table.NO_EXIT, lambda: judge_steps(Asked(rule=ResultRule(kind="steps")), follow(titan(), training()))),
+    (table.NO_EXIT, lambda: judge_steps(Expected(rule=ResultRule(kind="steps")), follow(titan(), training()))),
     (table.LOSS_FINE, run),
     (table.LOSS_NAN, lambda: run(lambda text: re.sub(r"(step:  5 +loss: +)[\d.]+", r"\g<1>nan", text))),
     (table.LOSS_GONE, lambda: gone()),
@@ -338,45 +340,45 @@ CASES: list[tuple[Row, Callable[[], Verdict]]] = [
 
 def gone() -> Verdict:
     """Return the verdict of a training that reports no loss though its framework prints one."""
-    log = Follower([])
+    log = LogMonitor([])
     for n in range(1, 13):
         log.steps.add(Step(n=n, values={Quantity.TOKENS_PER_S_PER_GPU: 1000.0 + n}))
-    return judge(titan(), Witnesses(exit=DONE), log)
+    return judge(titan(), Observation(exit=DONE), log)
 
 
 @pytest.mark.parametrize(
-    ("row", "case"), CASES, ids=[f"{row.witness}-{row.says}-{at}" for at, (row, _) in enumerate(CASES)]
+    ("row", "case"), CASES, ids=[f"{row.check}-{row.status}-{at}" for at, (row, _) in enumerate(CASES)]
 )
 def test_each_row_happens_and_has_its_outcome(row, case):
     verdict = case()
-    (witness,) = (one for one in verdict.witnesses if one.name == row.witness)
-    assert witness.says == row.says and witness.text
-    if row.says == "denies":
+    (check,) = (one for one in verdict.checks if one.name == row.check)
+    assert check.status == row.status and check.text
+    if row.status == "fail":
         assert verdict.status is Status.FAILURE and verdict.suspect == ()
         assert verdict.cause in row.causes and verdict.reason
-    if row.says == "doubts":
-        assert verdict.status is Status.SUCCESS and witness.text in verdict.suspect
-    if row.says in ("agrees", "silent"):
-        assert witness.text not in verdict.suspect
+    if row.status == "warn":
+        assert verdict.status is Status.SUCCESS and check.text in verdict.suspect
+    if row.status in ("pass", "unknown"):
+        assert check.text not in verdict.suspect
 
 
 def test_no_row_is_without_a_case():
     assert {row for row, _ in CASES} == set(TABLE)
 
 
-def test_the_table_is_in_the_order_in_which_the_witnesses_are_asked():
-    order = list(dict.fromkeys(row.witness for row in TABLE))
-    assert [one.name for one in run().witnesses] == order
+def test_the_table_is_in_the_order_in_which_the_checks_run():
+    order = list(dict.fromkeys(row.check for row in TABLE))
+    assert [one.name for one in run().checks] == order
 
 
 def test_a_denial_names_its_causes_and_nothing_else_does():
-    assert all(bool(row.causes) == (row.says == "denies") for row in TABLE)
+    assert all(bool(row.causes) == (row.status == "fail") for row in TABLE)
 
 
 def test_the_documentation_has_the_same_rows():
     lines = (ROOT / "docs/verdict.md").read_text().splitlines()
     cells = [tuple(cell.strip() for cell in line.strip("|").split("|")) for line in lines if line.startswith("| `")]
-    assert cells == [(f"`{row.witness}`", row.says, row.when, row.outcome) for row in TABLE]
+    assert cells == [(f"`{row.check}`", row.status, row.when, row.outcome) for row in TABLE]
 
 
 def test_a_difference_is_named_with_both_values():
@@ -399,13 +401,13 @@ def test_the_first_denial_explains_and_the_others_are_kept():
         lambda text: without(r"step: 1\d ", "Training completed")(text) + FOOTER, exit=Exit(code=1, duration_s=1)
     )
     assert verdict.cause is Cause.EXIT_CODE and "exit code 1" in verdict.reason
-    denied = {one.name for one in verdict.witnesses if one.says == "denies"}
+    denied = {one.name for one in verdict.checks if one.status == "fail"}
     assert denied == {"exit_code", "last_step", "launcher"}
 
 
 def test_of_a_run_that_never_began_only_those_speak_who_can_know():
     verdict = run(exit=Exit(code=1, duration_s=1), failed_action="prepare", strangers=())
-    assert {one.name: one.says for one in verdict.witnesses} == {"exit_code": "denies", "strangers": "agrees"}
+    assert {one.name: one.status for one in verdict.checks} == {"exit_code": "fail", "strangers": "pass"}
 
 
 def test_a_script_that_hides_a_failure_has_no_number_as_one_that_shows_it():
@@ -475,7 +477,7 @@ def on_cpu(asked: str, **plan: object) -> Verdict:
     """Return the verdict of a card that asks for GPUs, on a machine that has none."""
     made = script_plan(kind="performance_line")
     made = replace(made, card=replace(made.card, n_gpus=asked), machine=Machine(), **plan)
-    return judge(made, Witnesses(exit=DONE), follow(made, "performance: 5 tok/s\n", guest=False, scan=None))
+    return judge(made, Observation(exit=DONE), follow(made, "performance: 5 tok/s\n", guest=False, scan=None))
 
 
 def test_a_card_that_asks_for_gpus_is_doubted_on_a_cpu_unless_it_or_its_user_can_do_without():
@@ -487,20 +489,20 @@ def test_a_card_that_asks_for_gpus_is_doubted_on_a_cpu_unless_it_or_its_user_can
 
 def every_tenth(asked: int, end_mark: str = "", nodes: int = 1, odd: int = 20) -> Verdict:
     """Return the verdict of a training with a line for steps 1, 10 and 20 whose framework may print an end mark."""
-    log = Follower([])
+    log = LogMonitor([])
     for n in (1, 10, 20, odd):
         log.steps.add(Step(n=n, values={Quantity.LOSS: 2.0, Quantity.TOKENS_PER_S_PER_GPU: 900.0}))
     rule = ResultRule(kind="steps", end_mark=end_mark)
     made = plan_of("torchtitan", Variant(model="m", steps=asked), result_rule=rule, nodes=nodes)
-    return judge(made, Witnesses(exit=DONE), log)
+    return judge(made, Observation(exit=DONE), log)
 
 
 def test_lines_of_several_steps_that_went_back_are_doubted_all_the_same():
-    log = Follower([])
+    log = LogMonitor([])
     log.restarted_at, log.last_step, log.ended = 5, 20, True
     for n in (1, 5, 10, 15, 20):
         log.steps.add(Step(n=n, values={Quantity.LOSS: 2.0, Quantity.TOKENS_PER_S_PER_GPU: 900.0}))
-    assert "the steps went back to 5" in judge(titan(steps=22), Witnesses(exit=DONE), log).suspect[0]
+    assert "the steps went back to 5" in judge(titan(steps=22), Observation(exit=DONE), log).suspect[0]
 
 
 def test_steps_that_have_no_line_of_their_own_are_not_missed():
@@ -577,7 +579,7 @@ def test_an_exception_behind_a_pipe_fails_a_run_that_did_not_come_to_its_end():
 
 def test_no_sentence_leaves_open_which_of_several_cases_it_is():
     open_ones = {row.when for row in TABLE if re.search(r", or |, there is no|and several do", row.when)}
-    said = {witness.text for _, case in CASES for witness in case().witnesses}
+    said = {check.text for _, case in CASES for check in case().checks}
     assert open_ones and not open_ones & said
 
 
