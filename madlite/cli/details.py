@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from madlite.machine.telemetry.words import LEAST_SAMPLES, throttled_words
+from madlite.machine.telemetry.summary import LEAST_SAMPLES, throttled_words
 from madlite.model import Result, RunPlan, Status, Telemetry
 
 LONGEST = 300  # characters of a line of a log

@@ -13,11 +13,10 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from madlite.machine.facts import whole
-from madlite.machine.host import list_folder, read_file
+from madlite.machine.host import is_balancing, list_folder, read_file
+from madlite.machine.sources.base import GIB, whole
 from madlite.model import Machine
 
-_GIB = 1 << 30
 _PHYSICAL = re.compile(r"^(processor|physical id|cpu cores|model name|Model)\s*:\s*(.*)$", re.MULTILINE)
 _NO_LIMIT = 1 << 60  # cgroup 1 says a number near 2**63 where there is none
 
@@ -42,7 +41,7 @@ def host_facts(root: Path = Path("/")) -> dict[str, str]:
 
 def doubt_host(machine: Machine, facts: dict[str, str]) -> tuple[str, ...]:
     """Return what of the host makes AMD GPUs slower."""
-    if machine.vendor != "AMD" or not (whole(facts.get("numa_balancing")) or 0) & 1:
+    if machine.vendor != "AMD" or not is_balancing(facts.get("numa_balancing", "")):
         return ()
     return ("NUMA balancing is on, which can slow AMD GPUs: sysctl kernel.numa_balancing=0",)
 
@@ -71,7 +70,7 @@ def _cpu(text: str) -> str:
 
 def _memory_gib(text: str) -> str:
     found = re.search(r"^MemTotal:\s*(\d+) kB", text, re.MULTILINE)
-    return f"{int(found[1]) * 1024 / _GIB:.0f}" if found else ""
+    return f"{int(found[1]) * 1024 / GIB:.0f}" if found else ""
 
 
 def _numa_nodes(root: Path) -> str:
@@ -102,7 +101,7 @@ def _cgroup(root: Path) -> dict[str, str]:
         memory = whole(read_file(folder / "memory.max")) or whole(read_file(folder / "memory.limit_in_bytes"))
         if memory and memory < _NO_LIMIT:
             known = float(limits.get("cgroup_memory_gib", "inf"))
-            limits["cgroup_memory_gib"] = f"{min(known, memory / _GIB):.1f}"
+            limits["cgroup_memory_gib"] = f"{min(known, memory / GIB):.1f}"
         quota = (read_file(folder / "cpu.max").split() or ["max"])[:2]
         if len(quota) == 2 and all(part.isdecimal() and int(part) for part in quota):
             cores = int(quota[0]) / int(quota[1])
@@ -119,3 +118,12 @@ def _groups(root: Path) -> Iterator[Path]:
         parts = [part for part in path.split("/") if part not in ("", "..")]
         for length in range(len(parts), -1, -1):
             yield top.joinpath(*parts[:length])
+
+
+def count_oom_kills(vmstat: Path = Path("/proc/vmstat")) -> int | None:
+    """Return how many processes the kernel has ended for want of memory, those of containers too; None: not told.
+
+    Format: `oom_kill` of proc(5), Linux 4.13 and later.
+    """
+    found = re.search(r"^oom_kill (\d+)$", read_file(vmstat), re.MULTILINE)
+    return int(found[1]) if found else None

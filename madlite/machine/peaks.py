@@ -20,7 +20,7 @@ _NAMED = re.compile(r"MI\d{3}", re.IGNORECASE)
 _FAMILY = re.compile(r"\bMI[234]00\b", re.IGNORECASE)
 
 
-class KnownGpu(Value, frozen=True):
+class GpuPeaks(Value, frozen=True):
     """A line of the table: `product` is a pattern of its name, `tflops` the dense peak by number format."""
 
     name: str
@@ -39,13 +39,13 @@ class Peak(Value, frozen=True):
 
 
 @cache
-def known_gpus() -> tuple[KnownGpu, ...]:
+def gpu_peaks() -> tuple[GpuPeaks, ...]:
     """Return the table."""
     import tomli
 
     lines = tomli.loads(TABLE.read_text(encoding="utf-8"))["gpu"]
     tables = [{**line, "tflops": {key: line[key] for key in FORMATS if key in line}} for line in lines]
-    return msgspec.convert(tables, tuple[KnownGpu, ...])
+    return msgspec.convert(tables, tuple[GpuPeaks, ...])
 
 
 def find_peak(machine: Machine, gpu_ids: Iterable[int], precision: str) -> Peak | str:
@@ -67,7 +67,7 @@ def find_peak(machine: Machine, gpu_ids: Iterable[int], precision: str) -> Peak 
     return Peak(tflops=known.tflops[number_format], of=f"{known.name} {number_format}", source=known.source)
 
 
-def _known(gpu: Gpu, machine: Machine) -> KnownGpu | None:
+def _known(gpu: Gpu, machine: Machine) -> GpuPeaks | None:
     """Return the line of a GPU's product; where a driver does not tell which AMD GPU it is, of the machine's device.
 
     One name stands for MI250X and MI250.  A product that a driver names and the table lacks has no line, whatever
@@ -82,13 +82,13 @@ def _known(gpu: Gpu, machine: Machine) -> KnownGpu | None:
     return of_device[0] if len(of_device) == 1 and (not named or of_device[0] in named) else None
 
 
-def _lines(name: str) -> list[KnownGpu]:
+def _lines(name: str) -> list[GpuPeaks]:
     """Return the lines whose patterns are in a name: NVIDIA's first alone, for its special ones come first."""
-    found = [one for one in known_gpus() if re.search(one.product, name, re.IGNORECASE)]
+    found = [one for one in gpu_peaks() if re.search(one.product, name, re.IGNORECASE)]
     return found if all(_NAMED.match(one.name) for one in found) else found[:1]
 
 
-def _part(used: list[Gpu], machine: Machine, known: KnownGpu) -> str:
+def _part(used: list[Gpu], machine: Machine, known: GpuPeaks) -> str:
     """Return that a device is a part of a GPU: a MIG instance, or a partition such as CPX; "" of whole ones."""
     least = min((gpu.memory_bytes for gpu in used if gpu.memory_bytes), default=None)
     # partitions are a device's functions, 0c:00.0 and 0c:00.1; those that the run has not got tell of them too

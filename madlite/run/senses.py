@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from madlite.backends.loader import Plugins
 from madlite.machine.host import Host
 from madlite.machine.host_facts import doubt_host
-from madlite.machine.telemetry.words import telemetry_findings
+from madlite.machine.telemetry.summary import telemetry_findings
 from madlite.model import Action, Result, Session
 from madlite.run.probe import Inside, probe
 from madlite.run.provenance import make_provenance

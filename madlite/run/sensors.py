@@ -6,12 +6,10 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from madlite.machine.foreign_processes import OwnProcesses
 from madlite.machine.host import Host
-from madlite.machine.strangers import Ours
-from madlite.machine.telemetry.power import packages
-from madlite.machine.telemetry.sampler import Sampler, Watched
-from madlite.machine.telemetry.summary import Summary, summarise
-from madlite.machine.telemetry.used import used_gpus
+from madlite.machine.telemetry.sampler import Sampler, SamplingTarget, used_gpus
+from madlite.machine.telemetry.summary import Summary, packages, summarise
 from madlite.model import Quantity, RunPlan, Session, Telemetry, Window
 from madlite.safe_files import Folder
 from madlite.workspace.labels import RUN_MARK
@@ -35,19 +33,19 @@ class Sensors:
             yield
             return
         in_container = self._plan.traits.containerised
-        ours = Ours(
+        own = OwnProcesses(
             mark=f"{RUN_MARK}={self._plan.id}",
             container=session.handle if in_container else "",
             ancestor=os.getpid(),  # of a container's run too: the tools that we ask can be listed themselves
         )
-        watched = Watched(
+        target = SamplingTarget(
             vendor=self._plan.machine.vendor,
             gpus=self._gpus,
             interval_s=self._plan.telemetry_s,
-            ours=ours,
+            own=own,
             host=self._host,
         )
-        self._sampler = Sampler(watched, folder.path / TELEMETRY, self._now, folder)
+        self._sampler = Sampler(target, folder, TELEMETRY, self._now)
         self._sampler.start()
         try:
             yield
@@ -58,7 +56,7 @@ class Sensors:
     def strangers(self) -> tuple[str, ...] | None:
         """Processes on the GPUs that are not the run's; None where nobody can know."""
         sampler = self._sampler
-        return sampler.strangers if sampler is not None and sampler.strangers_known else None
+        return sampler.foreign_processes if sampler is not None and sampler.processes_known else None
 
     @property
     def facts(self) -> dict[str, str]:
@@ -86,8 +84,8 @@ class Sensors:
             throttled=summary.throttled,
             throttled_by=summary.throttled_by,
             power_cap=summary.power_cap,
-            strangers=sampler.strangers,
-            strangers_known=sampler.strangers_known,
+            strangers=sampler.foreign_processes,
+            strangers_known=sampler.processes_known,
             cost=sampler.core_share,
             problem="; ".join(filter(None, (sampler.problem, _untold(sampler.source, summary), summary.problem))),
         )

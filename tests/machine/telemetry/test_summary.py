@@ -2,11 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from madlite.machine.telemetry.power import packages
-from madlite.machine.telemetry.reading import Reading
-from madlite.machine.telemetry.sampler import Sample
-from madlite.machine.telemetry.summary import summarise
-from madlite.machine.telemetry.words import telemetry_findings, throttled_words
+from madlite.machine.sources.base import Reading, Sample
+from madlite.machine.telemetry.summary import packages, summarise, telemetry_findings, throttled_words
 from madlite.model import Gpu, Telemetry
 
 
