@@ -8,15 +8,14 @@ from pathlib import Path
 
 import msgspec
 
-from madlite.machine.host import Host, find_tool, list_folder, read_file, read_in_turn, rocm_roots, run_tool
+from madlite.machine.host import Host, list_folder, read_file, read_in_turn, rocm_roots, run_tool
 from madlite.machine.products import complete, is_instinct
 from madlite.machine.sources.amd_smi import read_amd_smi
 from madlite.machine.sources.base import DetectedGpus, GpuFacts, SourceReport
 from madlite.machine.sources.kfd import Topology
 from madlite.machine.sources.rocm_smi import read_rocm_smi
 
-TOOLS = ("amd-smi", "rocm-smi")
-FACTS = tuple(name for name in GpuFacts.__struct_fields__ if name != "position")
+FACTS = tuple(name for name in GpuFacts.__struct_fields__ if name != "index")
 KEYS = ("node_id", "bus", "unique_id")  # what names a GPU, surest first; partitions share a unique id
 FILLED_IN = {"arch": "table of products", "product": "table of products", "render_minor": "/sys/bus/pci/devices"}
 
@@ -26,11 +25,6 @@ SAID = re.compile(r"ROCm version:\s*(\d+(?:\.\d+)+)", re.IGNORECASE)
 HIP = re.compile(r"^(\d+\.\d+)", re.MULTILINE)
 DRIVER = "sys/module/amdgpu/version"  # of a driver that was installed apart from the kernel
 RENDER = re.compile(r"renderD(\d{1,6})")
-
-
-def has_amd_tool(host: Host) -> bool:
-    """Say whether any of AMD's tools is installed."""
-    return any(find_tool(host, name) for name in TOOLS)
 
 
 def detect_amd(host: Host, topology: Topology) -> DetectedGpus:
@@ -48,7 +42,7 @@ def detect_amd(host: Host, topology: Topology) -> DetectedGpus:
     drivers = [(read_file(host.root / DRIVER), f"/{DRIVER}"), *((tool.driver_version, tool.name) for tool in tools)]
     driver, origins["driver_version"] = next((both for both in drivers if both[0]), ("", ""))
     rocm, origins["rocm_version"] = _rocm_version(host, amd_smi=bool(tools[0].gpus))
-    left_out = [f"{gpu.position} ({gpu.product or gpu.arch})" for gpu in known if gpu not in gpus]
+    left_out = [f"{gpu.index} ({gpu.product or gpu.arch})" for gpu in known if gpu not in gpus]
     note = SourceReport(name="gpus", problem=f"left out as no Instinct: GPU {', '.join(left_out)}" if left_out else "")
     return DetectedGpus(
         vendor="AMD",
@@ -111,7 +105,7 @@ def _merge(kfd: SourceReport, tools: Sequence[SourceReport]) -> tuple[list[GpuFa
             if name not in facts and value not in (None, ""):
                 facts[name] = value
                 origins.setdefault(name, source)
-        gpus.append(msgspec.structs.replace(GpuFacts(position=gpu.position), **facts))
+        gpus.append(msgspec.structs.replace(GpuFacts(index=gpu.index), **facts))
     return gpus, origins
 
 
@@ -127,10 +121,10 @@ def _pair(gpus: Sequence[GpuFacts], others: Sequence[GpuFacts]) -> list[GpuFacts
 def _in_tool_order(gpus: Sequence[GpuFacts], tools: Sequence[SourceReport]) -> Sequence[GpuFacts]:
     for tool in tools:
         paired = _pair(gpus, tool.gpus)
-        if paired and len({view.position for view in paired}) == len(gpus):
+        if paired and len({view.index for view in paired}) == len(gpus):
             numbered = zip(gpus, paired, strict=True)
-            renamed = [msgspec.structs.replace(gpu, position=view.position) for gpu, view in numbered]
-            return sorted(renamed, key=lambda gpu: gpu.position)
+            renamed = [msgspec.structs.replace(gpu, index=view.index) for gpu, view in numbered]
+            return sorted(renamed, key=lambda gpu: gpu.index)
     return gpus
 
 
@@ -139,7 +133,7 @@ def _views(base: Sequence[GpuFacts], gpus: Sequence[GpuFacts]) -> Sequence[GpuFa
     paired = _pair(base, gpus)
     if paired is not None:
         return paired
-    return gpus if len(gpus) == len(base) else [GpuFacts(position=gpu.position) for gpu in base]
+    return gpus if len(gpus) == len(base) else [GpuFacts(index=gpu.index) for gpu in base]
 
 
 def _rocm_version(host: Host, *, amd_smi: bool) -> tuple[str, str]:

@@ -13,11 +13,10 @@ from pathlib import Path
 import msgspec
 
 from madlite.errors import CheckFailed
-from madlite.machine.amd import detect_amd, doubt_render_nodes, has_amd_tool
+from madlite.machine.amd import detect_amd, doubt_render_nodes
 from madlite.machine.host import Host, find_tool, is_balancing, list_folder, read_file, read_in_turn
 from madlite.machine.overrides import Override, Overrides, describe_gpus, is_here, overlay, read_overrides
 from madlite.machine.products import INSTINCT_IDS, find_product, is_instinct, short_name
-from madlite.machine.sources import nvidia_smi
 from madlite.machine.sources.base import DetectedGpus, SourceReport, whole
 from madlite.machine.sources.kfd import Topology, read_topology
 from madlite.machine.sources.nvidia_smi import read_nvidia_smi
@@ -30,6 +29,7 @@ TOLD = ("gpus", "arch", "product", "memory_bytes", "render_minor", "driver_versi
 PACKAGE_TOOLS = {"apt": "HOST_UBUNTU", "yum": "HOST_CENTOS", "zypper": "HOST_SLES", "tdnf": "HOST_AZURE"}
 
 VENDORS: tuple[Vendor, ...] = ("NVIDIA", "AMD")  # where both answer NVIDIA wins, as in madengine
+TOOLS = {"NVIDIA": ("nvidia-smi",), "AMD": ("amd-smi", "rocm-smi")}
 WITHOUT_GPU = 'for a run without GPU: --additional-context \'{"gpu_vendor": "CPU"}\''
 ELSEWHERE = {
     "AMD": "to plan for a machine that is elsewhere: --dry-run --machine 8xMI300X",
@@ -88,7 +88,7 @@ def _gpu_machine(found: DetectedGpus, overrides: Overrides, host: Host) -> Machi
     device = find_product(overrides.device)
     return Machine(
         vendor=found.vendor,
-        gpus=_gpus(found),
+        gpus=msgspec.convert(found.gpus, tuple[Gpu, ...], from_attributes=True),
         architecture=first.arch,
         product=first.product or first.arch,
         device=device.device if device else overrides.device or short_name(first, found.vendor),
@@ -100,21 +100,6 @@ def _gpu_machine(found: DetectedGpus, overrides: Overrides, host: Host) -> Machi
         sources=_origins(found, overrides),
         problems=tuple(_problems([*found.reports, *_mixture(found), *_doubts(found, overrides, host)])),
         pretended=found.pretended,
-    )
-
-
-def _gpus(found: DetectedGpus) -> tuple[Gpu, ...]:
-    return tuple(
-        Gpu(
-            index=gpu.position,
-            arch=gpu.arch,
-            product=gpu.product,
-            memory_bytes=gpu.memory_bytes,
-            render_minor=gpu.render_minor,
-            unique_id=gpu.unique_id,
-            bus=gpu.bus,
-        )
-        for gpu in found.gpus
     )
 
 
@@ -165,10 +150,11 @@ def _search(overrides: Overrides, host: Host, topology: Topology) -> DetectedGpu
         CheckFailed: a GPU is here but nothing can read it, or none is here of the vendor asked for.
     """
     traces = _find_traces(host.root, topology)
-    has_tool = {"NVIDIA": find_tool(host, nvidia_smi.NAME) is not None, "AMD": has_amd_tool(host)}
     tried: list[DetectedGpus] = []
     for vendor in sorted(VENDORS, key=lambda vendor: not traces[vendor]):
-        if overrides.vendor in (None, vendor) and (traces[vendor] or has_tool[vendor]):
+        if overrides.vendor in (None, vendor) and (
+            traces[vendor] or any(find_tool(host, tool) for tool in TOOLS[vendor])
+        ):
             found = (
                 detect_nvidia(host, present=bool(traces[vendor])) if vendor == "NVIDIA" else detect_amd(host, topology)
             )

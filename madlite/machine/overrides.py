@@ -150,7 +150,7 @@ def describe_gpus(overrides: Overrides) -> DetectedGpus:
     return DetectedGpus(
         vendor=vendor,
         gpus=tuple(
-            replace(one, position=n, render_minor=FIRST_RENDER + n * apart if vendor == "AMD" else None)
+            replace(one, index=n, render_minor=FIRST_RENDER + n * apart if vendor == "AMD" else None)
             for n in range(overrides.n_gpus or 0)
         ),
         rocm_version=ROCM if vendor == "AMD" else "",
@@ -168,7 +168,7 @@ def _describe_one(overrides: Overrides) -> GpuFacts:
         name = name or overrides.arch or overrides.device
     arch = overrides.arch or (known.arch if known else "")
     return GpuFacts(
-        position=0,
+        index=0,
         arch=name if overrides.vendor == "NVIDIA" else arch,
         product=name,
         memory_bytes=known.memory_mib << 20 if known else None,
@@ -216,8 +216,8 @@ def _are_others(found: DetectedGpus, overrides: Overrides) -> bool:
 def _counted(gpus: tuple[GpuFacts, ...], wanted: int) -> tuple[GpuFacts, ...]:
     """Return as many GPUs as wanted; those that are not here are like the first, without its address."""
     like = replace(gpus[0], node_id=None, render_minor=None, unique_id="", bus="")
-    free = (number for number in count() if number not in {gpu.position for gpu in gpus})
-    return (*gpus[:wanted], *(replace(like, position=n) for n in islice(free, max(0, wanted - len(gpus)))))
+    free = (number for number in count() if number not in {gpu.index for gpu in gpus})
+    return (*gpus[:wanted], *(replace(like, index=n) for n in islice(free, max(0, wanted - len(gpus)))))
 
 
 def _with_renders(gpus: tuple[GpuFacts, ...], renders: tuple[int, ...]) -> tuple[GpuFacts, ...]:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import msgspec
 
+from madlite.machine.sources.base import GIB
 from madlite.model import Gpu, Machine, Value
 
 TABLE = Path(__file__).with_name("peaks.toml")
 FORMATS = ("BF16", "FP16", "FP8", "MXFP8", "MXFP4", "TF32", "FP32")
-_GIB = 1 << 30
 _PART = 0.7  # of the memory: a driver keeps less to itself, and a part of a GPU has half of it at most
 # A product of its own, as AMD's drivers spell it out; MI200 and MI300 are families, which say nothing.
 _NAMED = re.compile(r"MI\d{3}", re.IGNORECASE)
@@ -93,9 +93,8 @@ def _part(used: list[Gpu], machine: Machine, known: GpuPeaks) -> str:
     least = min((gpu.memory_bytes for gpu in used if gpu.memory_bytes), default=None)
     # partitions are a device's functions, 0c:00.0 and 0c:00.1; those that the run has not got tell of them too
     slots = [_slot(gpu) for gpu in machine.gpus]
-    small = least is not None and least < _PART * known.memory_gib * _GIB
-    if small and least is not None:
-        return f"a device with {least / _GIB:.0f} GiB is a part of {known.name}'s {known.memory_gib:g}"
+    if least is not None and least < _PART * known.memory_gib * GIB:
+        return f"a device with {least / GIB:.0f} GiB is a part of {known.name}'s {known.memory_gib:g}"
     shared = any(_slot(gpu) and slots.count(_slot(gpu)) > 1 for gpu in used)
     if shared or any("MIG " in gpu.product for gpu in used):
         return f"its devices are parts of {known.name}"

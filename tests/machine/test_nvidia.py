@@ -106,7 +106,7 @@ def test_memory_that_is_not_given_stays_unknown(bench: Bench) -> None:
     ],
 )
 def test_short_names(product: str, device: str) -> None:
-    assert short_name(GpuFacts(position=0, arch=product, product=product), "NVIDIA") == device
+    assert short_name(GpuFacts(index=0, arch=product, product=product), "NVIDIA") == device
 
 
 class FakeError(Exception):
@@ -159,7 +159,7 @@ def test_the_management_librarys_errors_are_a_problem_without_gpus(broken: Simpl
 
 def test_a_management_library_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     released = threading.Event()
-    monkeypatch.setattr("madlite.machine.sources.nvml._read", released.wait)
+    monkeypatch.setattr("madlite.machine.sources.nvml.read_library", lambda _: released.wait())
     assert read_nvml(Host(limit_s=0.05)).problem == "did not end within 0.05 s"
     released.set()
 

@@ -14,12 +14,6 @@ from typing import TypeAlias
 
 from madlite.machine.host import Host, ToolOutput, no_gpu_problem, run_tools
 from madlite.machine.sources.base import (
-    MEMORY_THERMAL,
-    POWER_CAP,
-    PROCHOT,
-    REGULATOR,
-    THERMAL,
-    UNSPECIFIED,
     GpuFacts,
     GpuProcess,
     Reading,
@@ -32,7 +26,6 @@ from madlite.machine.sources.base import (
     first_number,
     gfx_name,
     gib,
-    is_plausible,
     make_reading,
     number,
     pci_id,
@@ -51,13 +44,13 @@ NAME = "amd-smi"
 OPTIONS = (("-p", "-c", "-t", "-u", "-m", "-E", "-v"), ("-p", "-c", "-t", "-u", "-m", "-E"), ())
 # a clock below its limit for any reason counts idle time too, and low utilisation is no throttling
 REASONS = {
-    "prochot": PROCHOT,
-    "ppt": POWER_CAP,
-    "socket_thermal": THERMAL,
-    "vr_thermal": REGULATOR,
-    "hbm_thermal": MEMORY_THERMAL,
-    "gfx_clk_below_host_limit_power": POWER_CAP,
-    "gfx_clk_below_host_limit_thermal": THERMAL,
+    "prochot": "PROCHOT",
+    "ppt": "power cap",
+    "socket_thermal": "thermal",
+    "vr_thermal": "voltage regulator thermal",
+    "hbm_thermal": "memory thermal",
+    "gfx_clk_below_host_limit_power": "power cap",
+    "gfx_clk_below_host_limit_thermal": "thermal",
 }
 POWERS = ("socket_power", "current_socket_power", "average_socket_power", "average_power", "current_power")
 POWER_LIMITS = ("socket_power_limit", "socket_power", "max_power_limit", "max_power")
@@ -102,7 +95,7 @@ def _gpu(index: int, facts: Entry, place: Entry) -> GpuFacts:
     asic, bus, vram, board = (_section(facts, name) for name in ("asic", "bus", "vram", "board"))
     name = clean(board.get("product_name"))  # it can be the vendor's
     return GpuFacts(
-        position=index,
+        index=index,
         arch=gfx_name(asic.get("target_graphics_version")),
         product=product_name(asic.get("market_name")) or (name if "instinct" in name.lower() else ""),
         memory_bytes=size_bytes(vram.get("size")),
@@ -159,7 +152,7 @@ def read_gpu(index: int, entry: Entry) -> Reading:
     """Return the reading of one GPU's entry of `metric`."""
     power, clock, throttle = (_section(entry, name) for name in ("power", "clock", "throttle"))
     values = {
-        "power_w": _power(power),
+        "power_w": first_number(power, POWERS, "power_w"),  # where another name has it, it can be 0 or 65535
         "energy_j": number(_section(entry, "energy").get("total_energy_consumption")) or None,
         "clock_mhz": _clock(clock, "gfx"),
         "memory_clock_mhz": _clock(clock, "mem"),
@@ -169,12 +162,6 @@ def read_gpu(index: int, entry: Entry) -> Reading:
     }
     counters = dict(_counters(throttle)) or None
     return make_reading(index, values, _slowed(throttle, power), counters, number(throttle.get("accumulation_counter")))
-
-
-def _power(power: Entry) -> float | None:
-    """Return the power under the first name that has one: where another holds it, a name can have 0 or 65535."""
-    told = (number(power.get(name)) for name in POWERS)
-    return next((watts for watts in told if watts is not None and is_plausible("power_w", watts)), None)
 
 
 def _clock(clock: Entry, kind: str) -> float | None:
@@ -188,7 +175,7 @@ def _slowed(throttle: Entry, power: Entry) -> dict[str, float] | None:
     """Return why the clocks are held down: the parts since the last question, else what holds now."""
     parts = _most(throttle, "activity") or _most(throttle, "status")
     if not parts and (state := clean(power.get("throttle_status")).upper()):
-        parts = {UNSPECIFIED: float(state == "THROTTLED")}
+        parts = {"unspecified": float(state == "THROTTLED")}
     return {reason: part for reason, part in parts.items() if part > 0} if parts else None
 
 

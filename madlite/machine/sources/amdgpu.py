@@ -19,11 +19,6 @@ from pathlib import Path
 from madlite.machine.host import list_folder, read_file
 from madlite.machine.sources.base import (
     GIB,
-    MEMORY_THERMAL,
-    POWER_CAP,
-    PROCHOT,
-    REGULATOR,
-    THERMAL,
     Reading,
     ReadResult,
     TelemetrySource,
@@ -42,11 +37,11 @@ FACTS = {
 }
 # of the counters after that of the ticks
 REASONS = (
-    f"{PROCHOT}/prochot",
-    f"{POWER_CAP}/ppt",
-    f"{THERMAL}/socket_thermal",
-    f"{REGULATOR}/vr_thermal",
-    f"{MEMORY_THERMAL}/hbm_thermal",
+    "PROCHOT/prochot",
+    "power cap/ppt",
+    "thermal/socket_thermal",
+    "voltage regulator thermal/vr_thermal",
+    "memory thermal/hbm_thermal",
 )
 _ENERGY_AT = {(1, 6): 16, (1, 7): 24, (1, 8): 24}
 _COUNTERS = struct.Struct(f"<QQ{len(REASONS) + 1}I")

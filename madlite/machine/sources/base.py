@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from threading import Event
 
 from madlite.machine.host import Host, ToolOutput, run_tool
-from madlite.model import Json, Value, Vendor
+from madlite.model import Gpu, Json, Value, Vendor
 
 GIB = 1 << 30
 UNITS = {"B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -25,40 +25,26 @@ NOTHING = re.compile(
 NO_NAME = re.compile(r"0x[0-9a-f]+|advanced micro devices.*", re.IGNORECASE)
 START = re.compile(r"^(?=[\[{])", re.MULTILINE)
 
-# why a GPU's clocks are held down
-POWER_CAP = "power cap"  # its power limit: normal at full load, so it is told apart from throttling
-UNSPECIFIED = "unspecified"  # it says that it is throttled and not why: the power limit may be all
-THERMAL = "thermal"
-HARDWARE_THERMAL = "hardware thermal"
-HARDWARE = "hardware slowdown"
-POWER_BRAKE = "power brake"
-PROCHOT = "PROCHOT"
-REGULATOR = "voltage regulator thermal"
-MEMORY_THERMAL = "memory thermal"
-THROTTLING = (THERMAL, HARDWARE_THERMAL, HARDWARE, POWER_BRAKE, PROCHOT, REGULATOR, MEMORY_THERMAL)
+# what holds a GPU's clocks down; "unspecified" besides, which may be the power limit
+POWER_CAP = "power cap"  # normal at full load, so it is told apart from throttling
+THROTTLING = ("thermal", "hardware thermal", "hardware slowdown", "power brake", "PROCHOT",
+              "voltage regulator thermal", "memory thermal")  # fmt: skip
 
 # what is above is no measurement: a driver writes 65535 or 4294967295 where it has none
 _MOST = {"power_w": 20_000.0, "clock_mhz": 20_000.0, "memory_clock_mhz": 20_000.0, "temperature_c": 200.0}
 _MOST |= {"memory_used_gib": 16_384.0, "utilization_percent": 100.0}
 
 
-class GpuFacts(Value, frozen=True):
+class GpuFacts(Gpu, frozen=True):
     """One GPU as one source describes it; empty is what the source does not say.
 
-    `position` is the source's own GPU id, `node_id` the KFD topology node, `bus` as in 0000:c1:00.0, `unique_id`
-    16 hex digits.
+    `index` is the source's own GPU id, `node_id` the KFD topology node, `bus` as in 0000:c1:00.0, `unique_id` 16 hex
+    digits.
     """
 
-    position: int
-    arch: str = ""
-    product: str = ""
-    memory_bytes: int | None = None
     device_id: int | None = None
     compute_units: int | None = None
     node_id: int | None = None
-    render_minor: int | None = None
-    unique_id: str = ""
-    bus: str = ""
 
 
 class SourceReport(Value, frozen=True):
@@ -174,7 +160,8 @@ def make_reading(
     ticks: float | None = None,
 ) -> Reading:
     """Return the reading without the values that no GPU can have."""
-    kept = {name: value for name, value in values.items() if value is not None and is_plausible(name, value)}
+    told = {name: float(value) for name, value in values.items() if value is not None}
+    kept = {name: value for name, value in told.items() if is_plausible(name, value)}
     return Reading(index=index, **kept, slowed=slowed, counters=counters, ticks=ticks)
 
 
@@ -216,9 +203,10 @@ def number(value: Json) -> float | None:
     return found if math.isfinite(found) else None
 
 
-def first_number(section: dict[str, Json], names: Sequence[str]) -> float | None:
-    """Return the first number among the values of these names."""
-    return next((found for name in names if (found := number(section.get(name))) is not None), None)
+def first_number(section: Mapping[str, Json], names: Sequence[str], field: str = "") -> float | None:
+    """Return the first number among the values of these names that a reading's field can have."""
+    told = (number(section.get(name)) for name in names)
+    return next((value for value in told if value is not None and is_plausible(field, value)), None)
 
 
 def pci_id(value: Json) -> int | None:

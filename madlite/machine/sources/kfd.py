@@ -42,13 +42,13 @@ def read_topology(root: Path) -> Topology:
     return Topology(gpus=tuple(gpus), found=bool(numbered), closed=closed)
 
 
-def _gpu(folder: Path, numbers: dict[str, int], position: int) -> GpuFacts:
+def _gpu(folder: Path, numbers: dict[str, int], index: int) -> GpuFacts:
     version, where = numbers.get("gfx_target_version", 0), numbers.get("location_id", 0)
     # gfx90a is 90010: minor and stepping are hexadecimal in the name
     arch = f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}" if version else ""
     bus = f"{numbers.get('domain', 0):04x}:{where >> 8 & 0xFF:02x}:{where >> 3 & 0x1F:02x}.{where & 7}"
     return GpuFacts(
-        position=position,
+        index=index,
         arch=arch,
         memory_bytes=_memory_bytes(folder) or numbers.get("local_mem_size") or None,
         device_id=numbers.get("device_id") or None,

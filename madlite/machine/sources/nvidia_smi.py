@@ -71,7 +71,7 @@ def _queried(output: ToolOutput) -> SourceReport:
 
 def _listed(output: ToolOutput, queried: SourceReport) -> SourceReport:
     gpus = tuple(
-        GpuFacts(position=int(index), arch=name, product=name, unique_id=uuid)
+        GpuFacts(index=int(index), arch=name, product=name, unique_id=uuid)
         for index, name, uuid in LISTED.findall(output.text)
     )
     return SourceReport(name=NAME, gpus=gpus, problem="" if gpus else output.problem or queried.problem)
@@ -79,7 +79,7 @@ def _listed(output: ToolOutput, queried: SourceReport) -> SourceReport:
 
 def _gpu(index: int, name: str, uuid: str, memory: str, bus: str, _: str) -> GpuFacts:
     return GpuFacts(
-        position=index,
+        index=index,
         arch=clean(name),
         product=clean(name),
         memory_bytes=size_bytes(memory),

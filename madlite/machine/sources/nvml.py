@@ -9,17 +9,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 from madlite.machine.host import Host
 from madlite.machine.sources.base import (
     GIB,
-    HARDWARE,
-    HARDWARE_THERMAL,
-    POWER_BRAKE,
-    POWER_CAP,
-    THERMAL,
     GpuFacts,
     GpuProcess,
     Reading,
@@ -31,9 +25,8 @@ from madlite.machine.sources.base import (
 )
 
 NAME = "NVML"
-NOT_INSTALLED = "not installed (pip install nvidia-ml-py)"
 # the idle bit, clocks that somebody set, sync boost and displays are no throttling
-REASONS = {0x04: POWER_CAP, 0x20: THERMAL, 0x40: HARDWARE_THERMAL, 0x80: POWER_BRAKE}
+REASONS = {0x04: "power cap", 0x20: "thermal", 0x40: "hardware thermal", 0x80: "power brake"}
 _HARDWARE = 0x08  # set with the hardware's thermal and brake bits too: a reason of its own only without them
 _BY_HARDWARE = 0x40 | 0x80
 SM, MEMORY, GPU_CORE = 1, 2, 0  # nvmlClockType_t, nvmlTemperatureSensors_t
@@ -44,20 +37,14 @@ PROCESSES = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetComputeRunnin
 
 def read_nvml(host: Host) -> SourceReport:
     """Return the GPUs of this machine; a driver that hangs costs the host's limit."""
+    import pynvml
+
     reports: list[SourceReport] = []
     # A call into the driver cannot be ended; a daemon thread at least does not keep the process.
-    reading = threading.Thread(target=lambda: reports.append(_read()), daemon=True)
+    reading = threading.Thread(target=lambda: reports.append(read_library(pynvml)), daemon=True)
     reading.start()
     reading.join(host.limit_s)
     return reports[0] if reports else SourceReport(name=NAME, problem=f"did not end within {host.limit_s:g} s")
-
-
-def _read() -> SourceReport:
-    try:
-        import pynvml
-    except ImportError:
-        return SourceReport(name=NAME, problem=NOT_INSTALLED, absent=True)
-    return read_library(pynvml)
 
 
 def read_library(nvml: Any) -> SourceReport:
@@ -83,7 +70,7 @@ def _gpu(nvml: Any, index: int) -> GpuFacts:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     name = _text(nvml.nvmlDeviceGetName(handle))
     return GpuFacts(
-        position=index,
+        index=index,
         arch=name,
         product=name,
         memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
@@ -96,40 +83,30 @@ def _text(value: str | bytes) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
-def open_nvml(indexes: Sequence[int]) -> tuple[TelemetrySource | None, str]:
-    """Return the library as a source of samples, or why there is none."""
-    try:
-        import pynvml
-    except ImportError:
-        return None, NOT_INSTALLED
-    try:
-        return Nvml(pynvml, indexes), ""
-    except (pynvml.NVMLError, OSError) as error:
-        return None, str(error)
-
-
 class Nvml(TelemetrySource):
-    """Samples by the library, initialised; `library` is the module pynvml, or one of the same functions.
-
-    Raises:
-        library.NVMLError: there is no driver, or it does not answer.
-    """
+    """Samples by the library; `library` is the module pynvml, or one of the same functions."""
 
     name = NAME
     least_interval_s = 0.1
 
     def __init__(self, library: Any, indexes: Sequence[int]) -> None:
         self._nvml = library
-        library.nvmlInit()
         self._indexes = tuple(indexes)
+        self._is_open = False
         self._errors = (library.NVMLError, OSError, ValueError, AttributeError)
 
     def read(self) -> ReadResult:
         """Return one reading of each GPU that is not lost."""
         readings, problems = [], []
+        try:
+            if not self._is_open:
+                self._nvml.nvmlInit()
+            self._is_open = True
+        except self._errors as error:
+            return ReadResult(problem=str(error))
         for index in self._indexes:
             try:
-                readings.append(self._reading(index, self._nvml.nvmlDeviceGetHandleByIndex(index)))
+                readings.append(self._reading(index))
             except self._errors as error:
                 problems.append(f"GPU {index}: {error}")
         return ReadResult(readings=tuple(readings), problem="; ".join(problems))
@@ -138,7 +115,7 @@ class Nvml(TelemetrySource):
         """Return the compute processes; a GPU's utilisation tells whether any of its processes is busy."""
         found: list[GpuProcess] = []
         for index in self._indexes:
-            listed = self._first_of(PROCESSES, index)
+            listed = self._first(PROCESSES, index)
             if listed is None:
                 return None
             found += [GpuProcess(pid=int(one.pid), gpu=index, memory_bytes=_memory(one)) for one in listed]
@@ -146,16 +123,9 @@ class Nvml(TelemetrySource):
 
     def facts(self) -> dict[str, str]:
         """Return VBIOS, power limit in watts, MIG, ECC and persistence mode, those of several GPUs side by side."""
-        words: dict[str, tuple[str, Callable[[Any], str]]] = {
-            "vbios": ("nvmlDeviceGetVbiosVersion", _text),
-            "power_limit_w": ("nvmlDeviceGetEnforcedPowerLimit", lambda milliwatts: f"{milliwatts / 1000:g}"),
-            "mig": ("nvmlDeviceGetMigMode", lambda modes: _on(modes[0])),
-            "ecc": ("nvmlDeviceGetEccMode", lambda modes: _on(modes[0])),
-            "persistence": ("nvmlDeviceGetPersistenceMode", _on),
-        }
         facts: dict[str, str] = {}
-        for name, (function, word) in words.items():
-            values = [self._first_of((function,), index) for index in self._indexes]
+        for name, (function, word) in FACTS.items():
+            values = [self._first((function,), index) for index in self._indexes]
             if told := dict.fromkeys(word(value) for value in values if value is not None):
                 facts[name] = ", ".join(told)
         return facts
@@ -167,46 +137,42 @@ class Nvml(TelemetrySource):
         except self._errors:  # a driver that went away has nothing to give back
             return
 
-    def _first_of(self, functions: Sequence[str], index: int) -> Any:
-        """Return what the first function says of a GPU that its driver has; None without."""
-        for name in functions:
-            try:
-                return getattr(self._nvml, name)(self._nvml.nvmlDeviceGetHandleByIndex(index))
-            except self._errors:
-                continue
-        return None
-
-    def _reading(self, index: int, handle: Any) -> Reading:
-        number = partial(self._number, handle)
-        values = {  # the power first, and without a guard where it tells that a GPU is lost
-            "power_w": number("nvmlDeviceGetPowerUsage", scale=1000, lost=True),
-            "energy_j": number("nvmlDeviceGetTotalEnergyConsumption", scale=1000),
-            "clock_mhz": number("nvmlDeviceGetClockInfo", SM),
-            "memory_clock_mhz": number("nvmlDeviceGetClockInfo", MEMORY),
-            "temperature_c": number("nvmlDeviceGetTemperature", GPU_CORE),
-            "memory_used_gib": number("nvmlDeviceGetMemoryInfo", field="used", scale=GIB),
-            "utilization_percent": number("nvmlDeviceGetUtilizationRates", field="gpu"),
+    def _reading(self, index: int) -> Reading:
+        self._nvml.nvmlDeviceGetHandleByIndex(index)
+        power = self._first(("nvmlDeviceGetPowerUsage",), index, lost=True)  # it tells that a GPU is lost
+        energy = self._first(("nvmlDeviceGetTotalEnergyConsumption",), index)
+        memory = self._first(("nvmlDeviceGetMemoryInfo",), index)
+        used = self._first(("nvmlDeviceGetUtilizationRates",), index)
+        bits = self._first(CLOCK_REASONS, index)
+        values = {
+            "power_w": None if power is None else power / 1000,
+            "energy_j": None if energy is None else energy / 1000,
+            "clock_mhz": self._first(("nvmlDeviceGetClockInfo",), index, SM),
+            "memory_clock_mhz": self._first(("nvmlDeviceGetClockInfo",), index, MEMORY),
+            "temperature_c": self._first(("nvmlDeviceGetTemperature",), index, GPU_CORE),
+            "memory_used_gib": None if memory is None else memory.used / GIB,
+            "utilization_percent": None if used is None else used.gpu,
         }
-        bits = self._first_of(CLOCK_REASONS, index)
         return make_reading(index, values, None if bits is None else dict.fromkeys(held_by(bits), 1.0))
 
-    def _number(
-        self, handle: Any, name: str, *more: int, field: str = "", scale: float = 1, lost: bool = False
-    ) -> float | None:
-        """Return a number, None where this GPU or its driver does not tell it; a GPU that is `lost` is an error."""
-        try:
-            value = getattr(self._nvml, name)(handle, *more)
-            return float(getattr(value, field) if field else value) / scale
-        except self._errors as error:
-            if lost and _is_lost(self._nvml, error):
-                raise
-            return None
+    def _first(self, functions: Sequence[str], index: int, *more: int, lost: bool = False) -> Any:
+        """Return what the first function says that this GPU and its driver have; None without.
+
+        A GPU that is `lost` is an error.
+        """
+        for name in functions:
+            try:
+                return getattr(self._nvml, name)(self._nvml.nvmlDeviceGetHandleByIndex(index), *more)
+            except self._errors as error:
+                if lost and _is_lost(self._nvml, error):
+                    raise
+        return None
 
 
 def held_by(bits: int) -> list[str]:
     """Return in words what holds a GPU's clocks down."""
     found = [word for bit, word in REASONS.items() if bits & bit]
-    return [*found, HARDWARE] if bits & _HARDWARE and not bits & _BY_HARDWARE else found
+    return [*found, "hardware slowdown"] if bits & _HARDWARE and not bits & _BY_HARDWARE else found
 
 
 def _is_lost(nvml: Any, error: Exception) -> bool:
@@ -220,3 +186,12 @@ def _memory(process: Any) -> int | None:
 
 def _on(value: int) -> str:
     return "on" if value else "off"
+
+
+FACTS: dict[str, tuple[str, Callable[[Any], str]]] = {
+    "vbios": ("nvmlDeviceGetVbiosVersion", _text),
+    "power_limit_w": ("nvmlDeviceGetEnforcedPowerLimit", lambda milliwatts: f"{milliwatts / 1000:g}"),
+    "mig": ("nvmlDeviceGetMigMode", lambda modes: _on(modes[0])),
+    "ecc": ("nvmlDeviceGetEccMode", lambda modes: _on(modes[0])),
+    "persistence": ("nvmlDeviceGetPersistenceMode", _on),
+}

@@ -10,7 +10,6 @@ no reason of throttling, and its list of processes does not say on which GPU the
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from typing import TypeAlias
 
 from madlite.machine.host import Host, no_gpu_problem, run_tool
@@ -24,6 +23,7 @@ from madlite.machine.sources.base import (
     ToolSource,
     bus_id,
     find_json,
+    first_number,
     gfx_name,
     make_reading,
     number,
@@ -58,7 +58,7 @@ def read_rocm_smi(host: Host) -> SourceReport:
         cards = _read_table(run_tool(host, NAME).text)
     return SourceReport(
         name=NAME,
-        gpus=tuple(_gpu(position, cards[card]) for position, card in enumerate(sorted(cards))),
+        gpus=tuple(_gpu(index, cards[card]) for index, card in enumerate(sorted(cards))),
         driver_version=short_version(driver),
         problem="" if cards else output.problem or no_gpu_problem(output.text),
         absent=output.absent,
@@ -96,10 +96,10 @@ def _read_table(text: str) -> dict[int, Card]:
     }
 
 
-def _gpu(position: int, card: Card) -> GpuFacts:
+def _gpu(index: int, card: Card) -> GpuFacts:
     ids = (pci_id(card.get(key)) for key in ("device id", "card model"))  # the model was the subsystem's id once
     return GpuFacts(
-        position=position,
+        index=index,
         arch=gfx_name(card.get("gfx version")),
         product=product_name(card.get("card series")) or product_name(card.get("device name")),
         memory_bytes=whole(card.get("vram total memory (b)")) or None,
@@ -129,19 +129,14 @@ class RocmSmi(ToolSource):
 def _reading(index: int, card: Card) -> Reading:
     used = number(card.get("vram total used memory (b)"))
     values = {
-        "power_w": _first(card, POWERS),
+        "power_w": first_number(card, POWERS, "power_w"),
         "clock_mhz": _clock(card, "sclk"),
         "memory_clock_mhz": _clock(card, "mclk"),
-        "temperature_c": _first(card, TEMPERATURES),
+        "temperature_c": first_number(card, TEMPERATURES),
         "memory_used_gib": None if used is None else used / GIB,
         "utilization_percent": number(card.get("gpu use (%)")),
     }
     return make_reading(index, values)
-
-
-def _first(card: Card, names: Iterable[str]) -> float | None:
-    """Return the first number that is not 0, which stands where another name has the value."""
-    return next((found for name in names if (found := number(card.get(name)))), None)
 
 
 def _clock(card: Card, kind: str) -> float | None:

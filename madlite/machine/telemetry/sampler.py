@@ -9,7 +9,7 @@ import os
 import resource
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from threading import Event
 
 import msgspec
@@ -28,8 +28,7 @@ from madlite.machine.sources.amdgpu import AmdGpu
 from madlite.machine.sources.base import GpuProcess, ReadResult, Sample, TelemetrySource
 from madlite.machine.sources.kfd import driver_ids, kfd_processes
 from madlite.machine.sources.nvidia_smi import NvidiaSmi
-from madlite.machine.sources.nvml import NAME as NVML
-from madlite.machine.sources.nvml import open_nvml
+from madlite.machine.sources.nvml import Nvml
 from madlite.machine.sources.rocm_smi import RocmSmi
 from madlite.model import Gpu, RunPlan, Value, Vendor
 from madlite.safe_files import Folder
@@ -110,25 +109,23 @@ def open_sources(
         if found and files.counts:
             return found, ""
     problems: list[str] = []
-    for name, source, problem in _open_tools(vendor, [gpu.index for gpu in gpus], host, cancelled):
-        result = source.read() if source else ReadResult(problem=problem)
-        if source and result.readings:
-            return [*found, (source, result)], ""
-        if source:
-            source.close()
-        problems.append(f"{name}: {result.problem or 'it says nothing'}")
+    for tool in _tools(vendor, [gpu.index for gpu in gpus], host, cancelled):
+        if cancelled.is_set():
+            break
+        result = tool.read()
+        if result.readings:
+            return [*found, (tool, result)], ""
+        tool.close()
+        problems.append(f"{tool.name}: {result.problem or 'it says nothing'}")
     return found, "; ".join(problems)
 
 
-def _open_tools(
-    vendor: Vendor, indexes: Sequence[int], host: Host, cancelled: Event
-) -> Iterator[tuple[str, TelemetrySource | None, str]]:
-    """Yield the sources to try in turn, by name; None with why it cannot be opened."""
-    if vendor == "NVIDIA" and not cancelled.is_set():
-        yield NVML, *open_nvml(indexes)
-    for tool in (NvidiaSmi,) if vendor == "NVIDIA" else (AmdSmi, RocmSmi):
-        if not cancelled.is_set():
-            yield tool.name, tool(host, indexes, cancelled), ""
+def _tools(vendor: Vendor, indexes: Sequence[int], host: Host, cancelled: Event) -> tuple[TelemetrySource, ...]:
+    if vendor == "AMD":
+        return AmdSmi(host, indexes, cancelled), RocmSmi(host, indexes, cancelled)
+    import pynvml
+
+    return Nvml(pynvml, indexes), NvidiaSmi(host, indexes, cancelled)
 
 
 class Sampler:

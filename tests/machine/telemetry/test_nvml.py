@@ -111,6 +111,8 @@ def test_facts_of_gpus_that_are_alike_are_said_once() -> None:
 def test_the_library_is_given_back() -> None:
     library = FakeNvml()
     source = Nvml(library, (0,))
+    source.read()
+    source.read()
     assert library.open == 1
     source.close()
     assert library.open == 0

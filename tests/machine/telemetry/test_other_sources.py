@@ -156,10 +156,10 @@ def test_nvidia_smi_stands_in_for_a_library_that_is_not_there(bench: Bench, monk
 
 
 def test_without_any_source_each_says_why(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", None)
+    fake_library(monkeypatch, FakeError(12))
     opened, problem = open_sources("NVIDIA", [Gpu(index=0)], host(bench), Event())
     assert opened == []
-    assert problem == "NVML: not installed (pip install nvidia-ml-py); nvidia-smi: not installed"
+    assert problem == "NVML: Not Supported; nvidia-smi: not installed"
 
 
 def test_amd_s_files_and_amd_smi_together_else_rocm_smi(bench: Bench) -> None:
