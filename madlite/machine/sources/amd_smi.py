@@ -53,7 +53,6 @@ REASONS = {
     "gfx_clk_below_host_limit_thermal": "thermal",
 }
 POWERS = ("socket_power", "current_socket_power", "average_socket_power", "average_power", "current_power")
-POWER_LIMITS = ("socket_power_limit", "socket_power", "max_power_limit", "max_power")
 TEMPERATURES = ("hotspot", "junction", "edge")
 
 
@@ -133,15 +132,6 @@ class AmdSmi(ToolSource):
             return None
         ours = ((index, entry) for index, entry in listed.items() if index in self._indexes)
         return tuple(process for index, entry in ours for process in _processes(index, entry))
-
-    def facts(self) -> dict[str, str]:
-        """Return VBIOS, power limit in watts and partitions."""
-        entries = _entries(self._run("static", "--json").text)
-        told: dict[str, list[str]] = {}
-        for name, text in (fact for index in self._indexes for fact in _facts(entries.get(index, {})).items()):
-            told.setdefault(name, []).append(text)
-        joined = {name: ", ".join(dict.fromkeys(filter(None, texts))) for name, texts in told.items()}
-        return {name: text for name, text in joined.items() if text}
 
     def _metric(self) -> tuple[ToolOutput, dict[int, Entry]]:
         output = self._run("metric", *self._options[0], "--json")
@@ -225,15 +215,3 @@ def _processes(index: int, entry: Entry) -> Iterator[GpuProcess]:
         if isinstance(info, dict) and (pid := whole(info.get("pid"))):
             memory = _section(info, "memory_usage").get("vram_mem", info.get("mem_usage"))
             yield GpuProcess(pid=pid, gpu=index, memory_bytes=size_bytes(memory), name=clean(info.get("name")))
-
-
-def _facts(entry: Entry) -> dict[str, str]:
-    bios, limit, partition = (_section(entry, name) for name in ("vbios", "limit", "partition"))
-    bios = bios or _section(entry, "ifwi")
-    watts = first_number({**limit, **_section(limit, "ppt0")}, POWER_LIMITS)
-    return {
-        "vbios": clean(bios.get("version")) or clean(bios.get("part_number")) or clean(bios.get("name")),
-        "power_limit_w": "" if watts is None else f"{watts:g}",
-        "compute_partition": clean(partition.get("compute_partition", partition.get("accelerator_partition"))),
-        "memory_partition": clean(partition.get("memory_partition")),
-    }

@@ -72,10 +72,8 @@ class AmdGpu(TelemetrySource):
 
     def __init__(self, root: Path, gpus: Sequence[Gpu]) -> None:
         self.counts = False
-        self._folders = {gpu.index: root / "sys/bus/pci/devices" / gpu.bus for gpu in gpus if gpu.bus}
-        self._monitors = {
-            index: next(iter(list_folder(folder / "hwmon")), folder) for index, folder in self._folders.items()
-        }
+        self._folders = {gpu.index: _folder(root, gpu) for gpu in gpus if gpu.bus}
+        self._monitors = {index: _monitor(folder) for index, folder in self._folders.items()}
         told = {one.index for one in self.read().readings}
         tables = {index for index, folder in self._folders.items() if read_counters(folder / "gpu_metrics")}
         self.counts = bool(gpus) and all(gpu.index in told & tables for gpu in gpus)
@@ -84,14 +82,6 @@ class AmdGpu(TelemetrySource):
         """Return one reading of each GPU whose power they tell; the others are a tool's."""
         readings = (self._reading(index) for index in self._folders)
         return ReadResult(readings=tuple(one for one in readings if one.power_w is not None))
-
-    def facts(self) -> dict[str, str]:
-        """Return VBIOS, power limit in watts and partitions."""
-        folders = self._folders.values()
-        told = {name: [clean(read_file(folder / file)) for folder in folders] for name, file in FACTS.items()}
-        limits = (number(read_file(monitor / "power1_cap")) for monitor in self._monitors.values())
-        told["power_limit_w"] = [f"{limit / 1e6:g}" for limit in limits if limit]
-        return {name: ", ".join(dict.fromkeys(filter(None, texts))) for name, texts in told.items() if any(texts)}
 
     def _reading(self, index: int) -> Reading:
         folder, monitor = self._folders[index], self._monitors[index]
@@ -108,6 +98,23 @@ class AmdGpu(TelemetrySource):
         }
         counters, ticks = (counted.counters, counted.ticks) if counted else (None, None)
         return make_reading(index, values, counters=counters, ticks=ticks)
+
+
+def driver_facts(root: Path, gpus: Sequence[Gpu]) -> dict[str, str]:
+    """Return VBIOS, power limit in watts and partitions, those of several GPUs side by side."""
+    folders = [_folder(root, gpu) for gpu in gpus if gpu.bus]
+    told = {name: [clean(read_file(folder / file)) for folder in folders] for name, file in FACTS.items()}
+    limits = (number(read_file(_monitor(folder) / "power1_cap")) for folder in folders)
+    told["power_limit_w"] = [f"{limit / 1e6:g}" for limit in limits if limit]
+    return {name: ", ".join(dict.fromkeys(filter(None, texts))) for name, texts in told.items() if any(texts)}
+
+
+def _folder(root: Path, gpu: Gpu) -> Path:
+    return root / "sys/bus/pci/devices" / gpu.bus
+
+
+def _monitor(folder: Path) -> Path:
+    return next(iter(list_folder(folder / "hwmon")), folder)
 
 
 def _first(folder: Path, names: Sequence[str], scale: float) -> float | None:

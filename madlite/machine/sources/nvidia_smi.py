@@ -13,7 +13,6 @@ import msgspec
 from madlite.machine.host import Host, ToolOutput, no_gpu_problem, run_tool, run_tools
 from madlite.machine.sources.base import (
     GpuFacts,
-    GpuProcess,
     Reading,
     ReadResult,
     SourceReport,
@@ -43,7 +42,6 @@ SAMPLED = {
     "utilization.gpu": "utilization_percent",
 }
 REASONS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
-RUN_FACTS = {"vbios_version": "vbios", "enforced.power.limit": "power_limit_w", "mig.mode.current": "mig"}
 
 
 def read_nvidia_smi(host: Host) -> SourceReport:
@@ -109,28 +107,6 @@ class NvidiaSmi(ToolSource):
         problem = output.problem or (f"it says nothing of GPU {missing}" if missing else "")
         readings = tuple(_reading(index, row) for index, row in rows.items() if index in self._indexes)
         return ReadResult(readings=readings, problem=problem)
-
-    def processes(self) -> tuple[GpuProcess, ...] | None:
-        """Return the compute processes."""
-        buses = self._run("--query-gpu=index,pci.bus_id", FORMAT)
-        output = self._run("--query-compute-apps=gpu_bus_id,pid,used_memory,process_name", FORMAT)
-        by_bus = {clean(row[0]): index for index, row in _rows(buses.text, 2)}
-        if output.problem or not by_bus:
-            return None
-        rows = [[cell.strip() for cell in line.split(",", 3)] for line in output.text.splitlines()]
-        return tuple(
-            GpuProcess(pid=pid, gpu=by_bus[row[0]], memory_bytes=size_bytes(row[2]), name=row[3])
-            for row in rows
-            if len(row) == 4 and by_bus.get(row[0]) in self._indexes and (pid := whole(row[1])) is not None
-        )
-
-    def facts(self) -> dict[str, str]:
-        """Return VBIOS, power limit in watts and MIG mode."""
-        output = self._run(f"--query-gpu=index,{','.join(RUN_FACTS)}", FORMAT)
-        rows = [row for index, row in _rows(output.text, len(RUN_FACTS) + 1) if index in self._indexes]
-        columns = zip(RUN_FACTS.values(), zip(*rows, strict=True), strict=True) if rows else ()
-        told = {name: ", ".join(dict.fromkeys(filter(None, map(clean, cells)))) for name, cells in columns}
-        return {name: text for name, text in told.items() if text}
 
     def _sample(self) -> tuple[ToolOutput, dict[int, list[str]]]:
         output = self._run(f"--query-gpu=index,{','.join(SAMPLED)},{self._reasons}", FORMAT)

@@ -24,7 +24,7 @@ from madlite.machine.foreign_processes import (
 )
 from madlite.machine.host import Host
 from madlite.machine.sources.amd_smi import AmdSmi
-from madlite.machine.sources.amdgpu import AmdGpu
+from madlite.machine.sources.amdgpu import AmdGpu, driver_facts
 from madlite.machine.sources.base import GpuProcess, ReadResult, Sample, TelemetrySource
 from madlite.machine.sources.kfd import driver_ids, kfd_processes
 from madlite.machine.sources.nvidia_smi import NvidiaSmi
@@ -199,8 +199,8 @@ class Sampler:
                 self._take(source.read())
             self._take(opened[-1][1])
             self._find_foreign(opened[-1][0], opened[0][1])
-            for source, _ in opened:
-                self.facts = {**source.facts(), **self.facts}
+            amd = target.vendor == "AMD"
+            self.facts = driver_facts(target.host.root, target.gpus) if amd else opened[0][0].facts()
             self.cost += meter.lap()
             self._go_on([_Schedule(source, target.interval_s) for source, _ in opened], meter)
         finally:

@@ -10,8 +10,7 @@ from types import ModuleType
 import pytest
 
 from madlite.machine import Host
-from madlite.machine.sources.amdgpu import AmdGpu
-from madlite.machine.sources.base import GpuProcess
+from madlite.machine.sources.amdgpu import AmdGpu, driver_facts
 from madlite.machine.sources.nvidia_smi import NvidiaSmi
 from madlite.machine.sources.rocm_smi import RocmSmi
 from madlite.machine.telemetry.sampler import open_sources
@@ -58,20 +57,6 @@ def test_an_old_nvidia_smi_is_asked_by_the_old_name(bench: Bench) -> None:
 def test_nvidia_smi_names_a_gpu_that_it_does_not_list(bench: Bench) -> None:
     bench.tool("nvidia-smi", ("*--query-gpu*", ROWS))
     assert NvidiaSmi(host(bench), (0, 5), Event()).read().problem == "it says nothing of GPU 5"
-
-
-def test_nvidia_smi_s_processes_and_facts(bench: Bench) -> None:
-    bench.tool(
-        "nvidia-smi",
-        ("*index,pci.bus_id*", "0, 00000000:18:00.0\n1, 00000000:2A:00.0\n"),
-        ("*compute-apps*", "00000000:2A:00.0, 4711, 3300, python, train.py\n00000000:18:00.0, 12, [N/A], x\n"),
-        ("*index,vbios*", "0, 96.00, 700.00, Disabled\n1, 96.00, 650.00, [N/A]\n"),
-    )
-    source = NvidiaSmi(host(bench), (1,), Event())
-    assert source.processes() == (GpuProcess(pid=4711, gpu=1, memory_bytes=3300 << 20, name="python, train.py"),)
-    assert source.facts() == {"vbios": "96.00", "power_limit_w": "650.00"}
-    bench.script("nvidia-smi", "exit 9")
-    assert source.processes() is None and source.facts() == {}
 
 
 def test_rocm_smi_reads_cards_in_their_order_though_numbers_have_gaps(bench: Bench) -> None:
@@ -126,7 +111,11 @@ def test_files_of_amd_s_driver(bench: Bench) -> None:
     (reading,) = source.read().readings  # the partition beside it has none of its own
     assert (reading.index, reading.power_w, reading.clock_mhz, reading.memory_clock_mhz) == (0, 641.0, 1702.0, 1300.0)
     assert (reading.temperature_c, reading.memory_used_gib, reading.utilization_percent) == (84.5, 64.0, 97.0)
-    assert source.facts() == {"vbios": "113-M3000100-102", "compute_partition": "SPX", "power_limit_w": "750"}
+    assert driver_facts(bench.root, gpus) == {
+        "vbios": "113-M3000100-102",
+        "compute_partition": "SPX",
+        "power_limit_w": "750",
+    }
     assert source.processes() is None
     source.close()
 
