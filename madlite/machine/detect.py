@@ -137,9 +137,6 @@ def _host_os(host: Host) -> str:
     return next((name for tool, name in PACKAGE_TOOLS.items() if find_tool(host, tool)), "")
 
 
-# Which vendor is here, what its tools say, and what silence means.
-
-
 def _search(overrides: Overrides, host: Host, topology: Topology) -> DetectedGpus:
     """Return the GPUs that are here; vendor CPU where there is none.
 
@@ -150,19 +147,18 @@ def _search(overrides: Overrides, host: Host, topology: Topology) -> DetectedGpu
         CheckFailed: a GPU is here but nothing can read it, or none is here of the vendor asked for.
     """
     traces = _find_traces(host.root, topology)
+    asked = [vendor for vendor in VENDORS if overrides.vendor in (None, vendor)]
     tried: list[DetectedGpus] = []
-    for vendor in sorted(VENDORS, key=lambda vendor: not traces[vendor]):
-        if overrides.vendor in (None, vendor) and (
-            traces[vendor] or any(find_tool(host, tool) for tool in TOOLS[vendor])
-        ):
-            found = (
-                detect_nvidia(host, present=bool(traces[vendor])) if vendor == "NVIDIA" else detect_amd(host, topology)
-            )
-            readable = bool(found.gpus) and bool(found.gpus[0].arch or overrides.arch)
-            if readable and (overrides.vendor or not _stands_in(found, traces)):
-                others = [] if overrides.vendor else _hidden_instincts(found, topology)
-                return msgspec.structs.replace(found, reports=(*_reports([*tried, found]), *others))
-            tried.append(found)
+    for vendor in sorted(asked, key=lambda vendor: not traces[vendor]):
+        if not (traces[vendor] or any(find_tool(host, tool) for tool in TOOLS[vendor])):
+            continue
+        nvidia = vendor == "NVIDIA"
+        found = detect_nvidia(host, present=bool(traces[vendor])) if nvidia else detect_amd(host, topology)
+        readable = bool(found.gpus) and bool(found.gpus[0].arch or overrides.arch)
+        if readable and (overrides.vendor or not _stands_in(found, traces)):
+            others = [] if overrides.vendor else _hidden_instincts(found, topology)
+            return msgspec.structs.replace(found, reports=(*_reports([*tried, found]), *others))
+        tried.append(found)
     _refuse_silence(overrides, traces, tried)
     return DetectedGpus(vendor="CPU", reports=_reports(tried))
 

@@ -53,6 +53,7 @@ REASONS = {
     "gfx_clk_below_host_limit_thermal": "thermal",
 }
 POWERS = ("socket_power", "current_socket_power", "average_socket_power", "average_power", "current_power")
+POWER_LIMITS = ("socket_power_limit", "socket_power", "max_power_limit", "max_power")
 TEMPERATURES = ("hotspot", "junction", "edge")
 
 
@@ -132,6 +133,14 @@ class AmdSmi(ToolSource):
             return None
         ours = ((index, entry) for index, entry in listed.items() if index in self._indexes)
         return tuple(process for index, entry in ours for process in _processes(index, entry))
+
+    def facts(self) -> dict[str, str]:
+        """Return VBIOS, power limit in watts and partitions, those of several GPUs side by side."""
+        entries = _entries(self._run("static", "--json").text)
+        facts = [_facts(entries[index]) for index in self._indexes if index in entries]
+        names = dict.fromkeys(name for one in facts for name in one)
+        told = {name: ", ".join(dict.fromkeys(filter(None, (one[name] for one in facts)))) for name in names}
+        return {name: text for name, text in told.items() if text}
 
     def _metric(self) -> tuple[ToolOutput, dict[int, Entry]]:
         output = self._run("metric", *self._options[0], "--json")
@@ -215,3 +224,15 @@ def _processes(index: int, entry: Entry) -> Iterator[GpuProcess]:
         if isinstance(info, dict) and (pid := whole(info.get("pid"))):
             memory = _section(info, "memory_usage").get("vram_mem", info.get("mem_usage"))
             yield GpuProcess(pid=pid, gpu=index, memory_bytes=size_bytes(memory), name=clean(info.get("name")))
+
+
+def _facts(entry: Entry) -> dict[str, str]:
+    bios = _section(entry, "vbios") or _section(entry, "ifwi")
+    limit, partition = (_section(entry, name) for name in ("limit", "partition"))
+    watts = first_number({**limit, **_section(limit, "ppt0")}, POWER_LIMITS)
+    return {
+        "vbios": clean(bios.get("version")) or clean(bios.get("part_number")) or clean(bios.get("name")),
+        "power_limit_w": "" if watts is None else f"{watts:g}",
+        "compute_partition": clean(partition.get("compute_partition", partition.get("accelerator_partition"))),
+        "memory_partition": clean(partition.get("memory_partition")),
+    }

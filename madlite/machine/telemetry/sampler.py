@@ -199,8 +199,8 @@ class Sampler:
                 self._take(source.read())
             self._take(opened[-1][1])
             self._find_foreign(opened[-1][0], opened[0][1])
-            amd = target.vendor == "AMD"
-            self.facts = driver_facts(target.host.root, target.gpus) if amd else opened[0][0].facts()
+            by_files = driver_facts(target.host.root, target.gpus) if target.vendor == "AMD" else {}
+            self.facts = by_files or opened[-1][0].facts()
             self.cost += meter.lap()
             self._go_on([_Schedule(source, target.interval_s) for source, _ in opened], meter)
         finally:
