@@ -26,6 +26,7 @@ from madlite.machine.sources.base import (
     first_number,
     gfx_name,
     gib,
+    join_facts,
     make_reading,
     number,
     pci_id,
@@ -122,9 +123,7 @@ class AmdSmi(ToolSource):
             output, entries = self._metric()
         self._answered = self._answered or bool(entries)  # what fails from now on is not the options' fault
         readings = tuple(read_gpu(index, entry) for index, entry in entries.items() if index in self._indexes)
-        missing = ", ".join(str(index) for index in self._indexes if index not in entries)
-        problem = output.problem or (f"it says nothing of GPU {missing}" if readings else no_gpu_problem(output.text))
-        return ReadResult(readings=readings, problem=problem if missing else "")
+        return self._result(readings, output)
 
     def processes(self) -> tuple[GpuProcess, ...] | None:
         """Return the processes on these GPUs."""
@@ -135,12 +134,9 @@ class AmdSmi(ToolSource):
         return tuple(process for index, entry in ours for process in _processes(index, entry))
 
     def facts(self) -> dict[str, str]:
-        """Return VBIOS, power limit in watts and partitions, those of several GPUs side by side."""
+        """Return VBIOS, power limit in watts and partitions."""
         entries = _entries(self._run("static", "--json").text)
-        facts = [_facts(entries[index]) for index in self._indexes if index in entries]
-        names = dict.fromkeys(name for one in facts for name in one)
-        told = {name: ", ".join(dict.fromkeys(filter(None, (one[name] for one in facts)))) for name in names}
-        return {name: text for name, text in told.items() if text}
+        return join_facts(_facts(entries[index]) for index in self._indexes if index in entries)
 
     def _metric(self) -> tuple[ToolOutput, dict[int, Entry]]:
         output = self._run("metric", *self._options[0], "--json")

@@ -23,6 +23,7 @@ from madlite.machine.sources.base import (
     ReadResult,
     TelemetrySource,
     clean,
+    join_facts,
     make_reading,
     number,
 )
@@ -101,12 +102,14 @@ class AmdGpu(TelemetrySource):
 
 
 def driver_facts(root: Path, gpus: Sequence[Gpu]) -> dict[str, str]:
-    """Return VBIOS, power limit in watts and partitions, those of several GPUs side by side."""
-    folders = [_folder(root, gpu) for gpu in gpus if gpu.bus]
-    told = {name: [clean(read_file(folder / file)) for folder in folders] for name, file in FACTS.items()}
-    limits = (number(read_file(_monitor(folder) / "power1_cap")) for folder in folders)
-    told["power_limit_w"] = [f"{limit / 1e6:g}" for limit in limits if limit]
-    return {name: ", ".join(dict.fromkeys(filter(None, texts))) for name, texts in told.items() if any(texts)}
+    """Return VBIOS, power limit in watts and partitions."""
+    return join_facts(_facts(_folder(root, gpu)) for gpu in gpus if gpu.bus)
+
+
+def _facts(folder: Path) -> dict[str, str]:
+    limit = number(read_file(_monitor(folder) / "power1_cap"))
+    facts = {name: clean(read_file(folder / file)) for name, file in FACTS.items()}
+    return {**facts, "power_limit_w": f"{limit / 1e6:g}" if limit else ""}
 
 
 def _folder(root: Path, gpu: Gpu) -> Path:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from threading import Event
 
-from madlite.machine.host import Host, ToolOutput, run_tool
+from madlite.machine.host import Host, ToolOutput, no_gpu_problem, run_tool
 from madlite.model import Gpu, Json, Value, Vendor
 
 GIB = 1 << 30
@@ -151,6 +151,12 @@ class ToolSource(TelemetrySource):
     def _run(self, *arguments: str) -> ToolOutput:
         return run_tool(self._host, self.name, *arguments, cancelled=self._cancelled)
 
+    def _result(self, readings: tuple[Reading, ...], output: ToolOutput) -> ReadResult:
+        """Return the readings, and why they lack GPUs."""
+        missing = ", ".join(str(index) for index in self._indexes if index not in {one.index for one in readings})
+        problem = output.problem or (f"it says nothing of GPU {missing}" if readings else no_gpu_problem(output.text))
+        return ReadResult(readings=readings, problem=problem if missing else "")
+
 
 def make_reading(
     index: int,
@@ -163,6 +169,14 @@ def make_reading(
     told = {name: float(value) for name, value in values.items() if value is not None}
     kept = {name: value for name, value in told.items() if is_plausible(name, value)}
     return Reading(index=index, **kept, slowed=slowed, counters=counters, ticks=ticks)
+
+
+def join_facts(of_gpus: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    """Return the facts of several GPUs side by side, those that are alike once."""
+    texts: dict[str, list[str]] = {}
+    for name, text in (fact for facts in of_gpus for fact in facts.items() if fact[1]):
+        texts.setdefault(name, []).append(text)
+    return {name: ", ".join(dict.fromkeys(told)) for name, told in texts.items()}
 
 
 def is_plausible(name: str, value: float) -> bool:

@@ -103,10 +103,8 @@ class NvidiaSmi(ToolSource):
         if not rows and not (output.hung or output.absent):
             self._reasons = REASONS[self._reasons == REASONS[0]]
             output, rows = self._sample()
-        missing = ", ".join(str(index) for index in self._indexes if index not in rows)
-        problem = output.problem or (f"it says nothing of GPU {missing}" if missing else "")
         readings = tuple(_reading(index, row) for index, row in rows.items() if index in self._indexes)
-        return ReadResult(readings=readings, problem=problem)
+        return self._result(readings, output)
 
     def _sample(self) -> tuple[ToolOutput, dict[int, list[str]]]:
         output = self._run(f"--query-gpu=index,{','.join(SAMPLED)},{self._reasons}", FORMAT)

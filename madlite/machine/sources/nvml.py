@@ -21,6 +21,7 @@ from madlite.machine.sources.base import (
     SourceReport,
     TelemetrySource,
     bus_id,
+    join_facts,
     make_reading,
 )
 
@@ -122,13 +123,8 @@ class Nvml(TelemetrySource):
         return tuple(found)
 
     def facts(self) -> dict[str, str]:
-        """Return VBIOS, power limit in watts, MIG, ECC and persistence mode, those of several GPUs side by side."""
-        facts: dict[str, str] = {}
-        for name, (function, word) in FACTS.items():
-            values = [self._first((function,), index) for index in self._indexes]
-            if told := dict.fromkeys(word(value) for value in values if value is not None):
-                facts[name] = ", ".join(told)
-        return facts
+        """Return VBIOS, power limit in watts, MIG, ECC and persistence mode."""
+        return join_facts(map(self._facts, self._indexes))
 
     def close(self) -> None:
         """Give the library back."""
@@ -136,6 +132,10 @@ class Nvml(TelemetrySource):
             self._nvml.nvmlShutdown()
         except self._errors:  # a driver that went away has nothing to give back
             return
+
+    def _facts(self, index: int) -> dict[str, str]:
+        told = {name: (self._first((function,), index), word) for name, (function, word) in FACTS.items()}
+        return {name: word(value) for name, (value, word) in told.items() if value is not None}
 
     def _reading(self, index: int) -> Reading:
         self._nvml.nvmlDeviceGetHandleByIndex(index)

@@ -119,11 +119,8 @@ class RocmSmi(ToolSource):
         """Return one reading of each GPU that it tells of; card numbers can have gaps, so they are counted."""
         output = self._run(*SAMPLED)
         _, cards = _read_cards(output.text)
-        told = [(place, cards[card]) for place, card in enumerate(sorted(cards)) if place in self._indexes]
-        missing = len(told) < len(self._indexes)
-        problem = output.problem or ("it does not tell of every GPU" if told else no_gpu_problem(output.text))
-        readings = tuple(_reading(index, card) for index, card in told)
-        return ReadResult(readings=readings, problem=problem if missing else "")
+        placed = enumerate(sorted(cards))
+        return self._result(tuple(_reading(n, cards[card]) for n, card in placed if n in self._indexes), output)
 
 
 def _reading(index: int, card: Card) -> Reading:
