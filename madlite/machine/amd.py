@@ -21,7 +21,7 @@ FILLED_IN = {"arch": "table of products", "product": "table of products", "rende
 
 # `.info/version` below a ROCm root holds one line, X.Y.Z-BUILD, and so do its siblings `.info/version-*`
 VERSION = re.compile(r"^\d+(?:\.\d+)+")
-SAID = re.compile(r"ROCm version:\s*(\d+(?:\.\d+)+)", re.IGNORECASE)
+ROCM = re.compile(r"ROCm version:\s*(\d+(?:\.\d+)+)", re.IGNORECASE)
 HIP = re.compile(r"^(\d+\.\d+)", re.MULTILINE)
 DRIVER = "sys/module/amdgpu/version"  # of a driver that was installed apart from the kernel
 RENDER = re.compile(r"renderD(\d{1,6})")
@@ -54,7 +54,7 @@ def detect_amd(host: Host, topology: Topology) -> DetectedGpus:
     )
 
 
-def doubt_render_nodes(root: Path, gpus: Sequence[GpuFacts]) -> list[SourceReport]:
+def render_node_warnings(root: Path, gpus: Sequence[GpuFacts]) -> list[SourceReport]:
     """Return a warning of render nodes without a file, which no container can be given."""
     there = {path.name for path in list_folder(root / "dev/dri")}
     nodes = [f"renderD{gpu.render_minor}" for gpu in gpus if gpu.render_minor is not None]
@@ -148,7 +148,7 @@ def _rocm_version(host: Host, *, amd_smi: bool) -> tuple[str, str]:
             if found := VERSION.match(read_file(file)):
                 return found[0], str(file)
     tools = [(HIP, ("hipconfig", "--version"))]
-    for pattern, command in [(SAID, ("amd-smi", "version")), *tools] if amd_smi else tools:
+    for pattern, command in [(ROCM, ("amd-smi", "version")), *tools] if amd_smi else tools:
         if found := pattern.search(run_tool(host, *command).text):
             return found[1], " ".join(command)
     return "", ""

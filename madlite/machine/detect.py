@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from madlite.errors import CheckFailed
-from madlite.machine.amd import detect_amd, doubt_render_nodes
+from madlite.machine.amd import detect_amd, render_node_warnings
 from madlite.machine.host import Host, find_tool, is_balancing, list_folder, read_file, read_in_turn
 from madlite.machine.overrides import Override, Overrides, describe_gpus, is_here, overlay, read_overrides
 from madlite.machine.products import INSTINCT_IDS, find_product, is_instinct, short_name
@@ -25,7 +25,7 @@ from madlite.model import Gpu, Machine, Problem, Vendor
 
 THIS = Host()
 RENAMED = {"arch": "architecture"}  # where Machine's word for a fact differs from a GPU's
-TOLD = ("gpus", "arch", "product", "memory_bytes", "render_minor", "driver_version", "rocm_version", "cuda_version")
+FACTS = ("gpus", "arch", "product", "memory_bytes", "render_minor", "driver_version", "rocm_version", "cuda_version")
 PACKAGE_TOOLS = {"apt": "HOST_UBUNTU", "yum": "HOST_CENTOS", "zypper": "HOST_SLES", "tdnf": "HOST_AZURE"}
 
 VENDORS: tuple[Vendor, ...] = ("NVIDIA", "AMD")  # where both answer NVIDIA wins, as in madengine
@@ -35,7 +35,7 @@ ELSEWHERE = {
     "AMD": "to plan for a machine that is elsewhere: --dry-run --machine 8xMI300X",
     "NVIDIA": "to plan for a machine that is elsewhere: --dry-run --machine 8xH100",
 }
-LOOK_HERE = {
+HINTS = {
     "AMD": "see what `amd-smi static` and `ls -l /dev/kfd /dev/dri` say (is this user in the groups video and render?)",
     "NVIDIA": "see what `nvidia-smi` says",
 }
@@ -98,13 +98,13 @@ def _gpu_machine(found: DetectedGpus, overrides: Overrides, host: Host) -> Machi
         hostname=socket.gethostname(),
         host_os=_host_os(host),
         sources=_origins(found, overrides),
-        problems=tuple(_problems([*found.reports, *_mixture(found), *_doubts(found, overrides, host)])),
+        problems=tuple(_problems([*found.reports, *_mixture(found), *_warnings(found, overrides, host)])),
         pretended=found.pretended,
     )
 
 
 def _origins(found: DetectedGpus, overrides: Overrides) -> dict[str, str]:
-    told = {RENAMED.get(fact, fact): found.origins[fact] for fact in TOLD if found.origins.get(fact)}
+    told = {RENAMED.get(fact, fact): found.origins[fact] for fact in FACTS if found.origins.get(fact)}
     vendor = overrides.origin("vendor") if "vendor" in overrides.keys else told.get("gpus", "")
     device = overrides.origin("device") if overrides.device else told.get("product", told.get("architecture", ""))
     return {"vendor": vendor, "device": device, **told}
@@ -120,16 +120,16 @@ def _mixture(found: DetectedGpus) -> list[SourceReport]:
     return [SourceReport(name="gpus", problem=what)] if len(kinds) > 1 else []
 
 
-def _doubts(found: DetectedGpus, overrides: Overrides, host: Host) -> list[SourceReport]:
+def _warnings(found: DetectedGpus, overrides: Overrides, host: Host) -> list[SourceReport]:
     """Return what of the host hinders AMD GPUs; of a machine that is not here what the context says of it."""
     if found.vendor != "AMD":
         return []
-    doubts = [] if found.pretended else doubt_render_nodes(host.root, found.gpus)
+    warnings = [] if found.pretended else render_node_warnings(host.root, found.gpus)
     here = "" if found.pretended else read_file(host.root / "proc/sys/kernel/numa_balancing")
     if is_balancing(overrides.numa_balancing or here):
         what = "it is on, which can slow AMD GPUs: sudo sysctl kernel.numa_balancing=0"
-        doubts.append(SourceReport(name="numa_balancing", problem=what))
-    return doubts
+        warnings.append(SourceReport(name="numa_balancing", problem=what))
+    return warnings
 
 
 def _host_os(host: Host) -> str:
@@ -204,7 +204,7 @@ def _refuse_silence(overrides: Overrides, traces: Traces, tried: list[DetectedGp
             # GPUs that can be read, but did not stand in for others
             readable = [found.vendor for found in tried if found.gpus and found.gpus[0].arch]
             use = [f"to use the {other} GPU: --gpu-vendor {other}" for other in readable]
-            raise CheckFailed(message, "; ".join([LOOK_HERE[vendor], *use, WITHOUT_GPU]))
+            raise CheckFailed(message, "; ".join([HINTS[vendor], *use, WITHOUT_GPU]))
     if overrides.vendor:
         by = next(key for field, key in overrides.keys.items() if field in ("vendor", "arch", "product", "device"))
         none = f"{by} asks for {overrides.vendor}, but no {overrides.vendor} GPU is in this machine"

@@ -41,7 +41,7 @@ def host_facts(root: Path = Path("/")) -> dict[str, str]:
     return {name: text for name, text in told.items() if text}
 
 
-def doubt_host(machine: Machine, facts: dict[str, str]) -> tuple[str, ...]:
+def host_warnings(machine: Machine, facts: dict[str, str]) -> tuple[str, ...]:
     """Return what of the host makes AMD GPUs slower."""
     if machine.vendor != "AMD" or not is_balancing(facts.get("numa_balancing", "")):
         return ()

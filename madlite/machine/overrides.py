@@ -197,7 +197,7 @@ def overlay(found: DetectedGpus, overrides: Overrides) -> DetectedGpus:
         found,
         gpus=tuple(replace(gpu, **kind) for gpu in gpus),
         origins=found.origins | {fact: overrides.origin(field) for fact, field in given.items()},
-        reports=(*found.reports, *_doubts(len(found.gpus), overrides)),
+        reports=(*found.reports, *_warnings(len(found.gpus), overrides)),
         pretended=found.pretended or len(gpus) > len(found.gpus) or _are_others(found, overrides),
         **versions,
     )
@@ -228,7 +228,7 @@ def _with_renders(gpus: tuple[GpuFacts, ...], renders: tuple[int, ...]) -> tuple
     return tuple(replace(gpu, render_minor=minor) for gpu, minor in zip(gpus, renders, strict=False))
 
 
-def _doubts(here: int, overrides: Overrides) -> list[SourceReport]:
+def _warnings(here: int, overrides: Overrides) -> list[SourceReport]:
     counts = {"n_gpus": overrides.n_gpus or 0, "renders": len(overrides.renders)}
     return [
         SourceReport(name=overrides.keys[field], problem=f"{wanted} asked for, {here} are here")

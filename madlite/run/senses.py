@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from madlite.backends.loader import Plugins
 from madlite.machine.host import Host
-from madlite.machine.host_facts import doubt_host
+from madlite.machine.host_facts import host_warnings
 from madlite.machine.telemetry.summary import telemetry_findings
 from madlite.model import Action, Result, Session
 from madlite.run.probe import Inside, probe
@@ -52,7 +52,7 @@ class Senses:
         inside = self._inside or Inside()
         provenance = make_provenance(self._one, self._plugins, labels, inside, self._sensors.facts)
         looked = self._inside is not None and self._one.plan.traits.local
-        doubts = doubt_host(self._one.plan.machine, provenance.host) if looked else ()
+        doubts = host_warnings(self._one.plan.machine, provenance.host) if looked else ()
         return replace(
             result,
             telemetry=telemetry,
