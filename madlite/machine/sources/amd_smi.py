@@ -130,7 +130,7 @@ class AmdSmi(ToolSource):
         listed = _entries(self._run("process", "--json").text)
         if not listed:
             return None
-        ours = ((index, entry) for index, entry in listed.items() if index in self._indexes)
+        ours = ((index, listed[index]) for index in self._indexes if index in listed)
         return tuple(process for index, entry in ours for process in _processes(index, entry))
 
     def facts(self) -> dict[str, str]:
