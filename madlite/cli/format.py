@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from madlite.machine.telemetry.words import LEAST_SAMPLES, throttled_words
+from madlite.machine.telemetry.summary import LEAST_SAMPLES, throttled_words
 from madlite.model import QUANTITIES, Metric, Quantity, Result, RunPlan, Status, Step, Study, Telemetry, Window
 
 # How runs are worded on the screen: one line each, the reason with a failure.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from madlite.machine.oom_kills import count_oom_kills
+from madlite.machine.host_facts import count_oom_kills
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.verdict import Verdict
 from madlite.model import Chunk, Exit, FailureRule, ImageUsed, JobOutcome, Result, RunPlan

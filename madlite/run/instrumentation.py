@@ -9,14 +9,11 @@ from contextlib import contextmanager
 from msgspec.structs import replace
 
 from madlite.backends.loader import Plugins
+from madlite.machine.foreign_processes import OwnProcesses
 from madlite.machine.host import Host
-from madlite.machine.host_facts import doubt_host
-from madlite.machine.strangers import Ours
-from madlite.machine.telemetry.power import packages
-from madlite.machine.telemetry.sampler import Sampler, Watched
-from madlite.machine.telemetry.summary import Summary, summarise
-from madlite.machine.telemetry.used import used_gpus
-from madlite.machine.telemetry.words import telemetry_findings
+from madlite.machine.host_facts import host_warnings
+from madlite.machine.telemetry.sampler import Sampler, SamplingTarget, used_gpus
+from madlite.machine.telemetry.summary import Summary, packages, summarise, telemetry_findings
 from madlite.model import Action, Quantity, Result, RunPlan, Session, Telemetry, Window
 from madlite.run.provenance import ProbedFacts, make_provenance, probe
 from madlite.run.screen import Planned
@@ -44,19 +41,19 @@ class TelemetryRecorder:
             yield
             return
         in_container = self._plan.traits.containerised
-        ours = Ours(
+        own = OwnProcesses(
             mark=f"{RUN_MARK}={self._plan.id}",
             container=session.handle if in_container else "",
             ancestor=os.getpid(),  # of a container's run too: the tools that we ask can be listed themselves
         )
-        watched = Watched(
+        target = SamplingTarget(
             vendor=self._plan.machine.vendor,
             gpus=self._gpus,
             interval_s=self._plan.telemetry_s,
-            ours=ours,
+            own=own,
             host=self._host,
         )
-        self._sampler = Sampler(watched, folder.path / TELEMETRY, self._now, folder)
+        self._sampler = Sampler(target, folder, TELEMETRY, self._now)
         self._sampler.start()
         try:
             yield
@@ -67,7 +64,7 @@ class TelemetryRecorder:
     def strangers(self) -> tuple[str, ...] | None:
         """Processes on the GPUs that are not the run's; None where nobody can know."""
         sampler = self._sampler
-        return sampler.strangers if sampler is not None and sampler.strangers_known else None
+        return sampler.foreign_processes if sampler is not None and sampler.processes_known else None
 
     @property
     def facts(self) -> dict[str, str]:
@@ -95,8 +92,8 @@ class TelemetryRecorder:
             throttled=summary.throttled,
             throttled_by=summary.throttled_by,
             power_cap=summary.power_cap,
-            strangers=sampler.strangers,
-            strangers_known=sampler.strangers_known,
+            strangers=sampler.foreign_processes,
+            strangers_known=sampler.processes_known,
             cost=sampler.core_share,
             problem="; ".join(filter(None, (sampler.problem, _untold(sampler.source, summary), summary.problem))),
         )
@@ -148,7 +145,7 @@ class Instrumentation:
         inside = self._inside or ProbedFacts()
         provenance = make_provenance(self._one, self._plugins, labels, inside, self._sensors.facts)
         looked = self._inside is not None and self._one.plan.traits.local
-        doubts = doubt_host(self._one.plan.machine, provenance.host) if looked else ()
+        doubts = host_warnings(self._one.plan.machine, provenance.host) if looked else ()
         return replace(
             result,
             telemetry=telemetry,

@@ -8,8 +8,8 @@ import pytest
 from madlite.backends.loader import Plugins
 from madlite.cli.format import all_telemetry_lines, telemetry_lines
 from madlite.machine import Host
-from madlite.machine.telemetry.reading import Reading
-from madlite.machine.telemetry.sampler import Sample, Watched
+from madlite.machine.sources.base import Reading, Sample
+from madlite.machine.telemetry.sampler import SamplingTarget
 from madlite.model import (
     Action,
     Gpu,
@@ -35,13 +35,13 @@ from tests.factories import make_plan
 
 
 class FakeSampler:
-    made: Watched
+    made: SamplingTarget
 
-    def __init__(self, watched: Watched, file: Path, now, folder) -> None:
-        FakeSampler.made, self.file = watched, file
+    def __init__(self, target: SamplingTarget, folder: Folder, name: str, now) -> None:
+        FakeSampler.made, self.file = target, folder.path / name
         self.samples = [Sample(t_s=float(t), gpus=(Reading(index=3, power_w=500.0 + t),)) for t in range(5)]
         self.facts, self.source, self.interval_s, self.problem = {"vbios": "1"}, "fake", 2.0, "odd"
-        self.strangers, self.strangers_known, self.core_share = ("pid 1 x",), True, 0.001
+        self.foreign_processes, self.processes_known, self.core_share = ("pid 1 x",), True, 0.001
         self.going = False
 
     def start(self) -> None:
@@ -98,8 +98,8 @@ def test_samples_of_the_window_and_tokens_per_joule(tmp_path: Path, monkeypatch:
     assert (told.source, told.interval_s, told.cost, told.problem) == ("fake", 2.0, 0.001, "odd")
     assert told.gpus == (GpuUse(index=3, power_w=501.0, power_max_w=502.0),)
     assert made.strangers == ("pid 1 x",) and made.facts == {"vbios": "1"}
-    assert FakeSampler.made.ours.container == "c0ffee" and FakeSampler.made.ours.mark == "MADLITE_RUN_ID=r1"
-    assert FakeSampler.made.ours.ancestor == os.getpid()
+    assert FakeSampler.made.own.container == "c0ffee" and FakeSampler.made.own.mark == "MADLITE_RUN_ID=r1"
+    assert FakeSampler.made.own.ancestor == os.getpid()
 
 
 def test_power_of_the_whole_run_gives_no_tokens_per_joule_of_the_window(tmp_path: Path, monkeypatch) -> None:
@@ -130,7 +130,7 @@ def test_no_tokens_per_joule_of_other_numbers(tmp_path: Path, monkeypatch, seen:
         pass
     told = made.telemetry(seen)
     assert told is not None and told.tokens_per_joule is None and told.power_w == 502.0
-    assert FakeSampler.made.ours.container == "" and FakeSampler.made.ours.ancestor > 0
+    assert FakeSampler.made.own.container == "" and FakeSampler.made.own.ancestor > 0
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_strangers_that_nobody_can_know_are_not_none(tmp_path: Path, monkeypatch
     made = sensors(tmp_path, monkeypatch)
     with made.sampling(FakeSession(), Folder.open(tmp_path)):  # type: ignore[arg-type]
         pass
-    made._sampler.strangers_known = False  # type: ignore[union-attr]
+    made._sampler.processes_known = False  # type: ignore[union-attr]
     assert made.strangers is None
 
 

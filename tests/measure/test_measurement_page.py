@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from madlite.machine.peaks import FORMATS, known_gpus
+from madlite.machine.peaks import FORMATS, gpu_peaks
 from madlite.measure import compute, number, window
 from madlite.measure.compute import flops_per_token
 from madlite.model import STEPS_APART, Architecture
@@ -56,7 +56,7 @@ def test_the_peaks_are_the_table_s():
     }  # fmt: skip
     assert told == {
         (one.name, tuple(f"{one.tflops[key]:g}" if key in one.tflops else "" for key in FORMATS), one.source)
-        for one in known_gpus()
+        for one in gpu_peaks()
     }
 
 

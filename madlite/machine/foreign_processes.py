@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePath
 
 from madlite.machine.host import read_file
-from madlite.machine.telemetry.reading import GIB, User
+from madlite.machine.sources.base import GIB, GpuProcess
 from madlite.model import Value
 from madlite.secrets import Redactor, assigned
 
@@ -22,7 +22,7 @@ _MOST_PARENTS = 64
 _VSIZE = 20  # of the words of proc(5)'s stat behind the name: the size of a process, 0 from its end on
 
 
-class Ours(Value, frozen=True):
+class OwnProcesses(Value, frozen=True):
     """How a run's processes are known: by a text in their environment, by their container, or by their ancestor."""
 
     mark: str  # NAME=value, in the environment of each
@@ -30,17 +30,17 @@ class Ours(Value, frozen=True):
     ancestor: int = 0
 
 
-class Stranger(Value, frozen=True):
-    """A process that is not ours, and the most memory it was seen with on each GPU; None where it does not tell."""
+class ForeignProcess(Value, frozen=True):
+    """A process that is not the run's, and the most memory it was seen with on each GPU; 0 where it does not tell."""
 
     pid: int
     command: str
-    memory: dict[int, int | None]
+    memory: dict[int, int]
 
     def __str__(self) -> str:
         gpus = ", ".join(map(str, sorted(self.memory)))
-        known = [size for size in self.memory.values() if size is not None]
-        size = f", {sum(known) / GIB:.1f} GiB" if known else ","
+        held = sum(self.memory.values())
+        size = f", {held / GIB:.1f} GiB" if held else ","
         return f"pid {self.pid} {self.command}{size} on GPU {gpus}"
 
 
@@ -52,57 +52,56 @@ def sees_all_processes(proc: Path = Path("/proc")) -> bool:
         return False
 
 
-def find_strangers(
-    users: Iterable[User], ours: Ours, proc: Path = Path("/proc"), busy_gpus: Sequence[int] = ()
-) -> tuple[Stranger, ...]:
-    """Return the users of GPUs that are not ours, the tiny and idle ones left out.
+def find_foreign(
+    listed: Iterable[GpuProcess], own: OwnProcesses, proc: Path = Path("/proc"), busy_gpus: Sequence[int] = ()
+) -> tuple[ForeignProcess, ...]:
+    """Return the processes on GPUs that are not the run's, the tiny and idle ones left out.
 
-    `busy_gpus` are GPUs that were at work before ours began: whoever is on them counts, however small, unless it is
-    known to do nothing there.  A process that ended meanwhile is nobody's; it is asked last, for one that is ending
-    has lost what tells that it was ours.
+    `busy_gpus` are GPUs that were at work before the run's began: whoever is on them counts, however small, unless it
+    is known to do nothing there.  A process that ended meanwhile is nobody's; it is asked last, for one that is ending
+    has lost what tells that it was the run's.
     """
-    found: dict[int, dict[int, int | None]] = {}
-    for user in users:
-        big = user.memory_bytes is not None and user.memory_bytes >= LEAST_BYTES
-        at_work = user.busy or (user.gpu in busy_gpus and user.busy is None)
-        if (big or at_work) and not is_ours(proc, user.pid, ours) and _lives(proc, user.pid):
-            found.setdefault(user.pid, {})[user.gpu] = user.memory_bytes
-    names = {user.pid: user.name for user in users}
+    found: dict[int, dict[int, int]] = {}
+    for one in listed:
+        held = one.memory_bytes or 0
+        at_work = one.busy or (one.gpu in busy_gpus and one.busy is None)
+        if (held >= LEAST_BYTES or at_work) and not is_own(proc, one.pid, own) and _lives(proc, one.pid):
+            found.setdefault(one.pid, {})[one.gpu] = held
+    names = {one.pid: one.name for one in listed}
     return tuple(
-        Stranger(pid=pid, command=_command(proc, pid) or names.get(pid, "") or "?", memory=memory)
+        ForeignProcess(pid=pid, command=_command(proc, pid) or names.get(pid, "") or "?", memory=memory)
         for pid, memory in sorted(found.items())
     )
 
 
-def together(before: Iterable[Stranger], now: Iterable[Stranger]) -> dict[int, Stranger]:
-    """Return strangers by process id, each with the most memory that it was seen with."""
-    all_: dict[int, Stranger] = {}
+def merge_processes(before: Iterable[ForeignProcess], now: Iterable[ForeignProcess]) -> dict[int, ForeignProcess]:
+    """Return foreign processes by their ids, each with the most memory that it was seen with."""
+    merged: dict[int, ForeignProcess] = {}
     for one in (*before, *now):
-        seen = all_[one.pid].memory if one.pid in all_ else {}
-        memory = {gpu: _larger(seen.get(gpu), one.memory.get(gpu)) for gpu in {*seen, *one.memory}}
-        all_[one.pid] = Stranger(pid=one.pid, command=one.command, memory=memory)
-    return all_
+        seen = merged[one.pid].memory if one.pid in merged else {}
+        memory = {gpu: max(seen.get(gpu, 0), one.memory.get(gpu, 0)) for gpu in {*seen, *one.memory}}
+        merged[one.pid] = ForeignProcess(pid=one.pid, command=one.command, memory=memory)
+    return merged
 
 
-def words(strangers: Iterable[Stranger]) -> tuple[str, ...]:
-    """Return each stranger in words, the ones with most memory first, and how many more there were."""
-    ordered = sorted(strangers, key=lambda one: (-sum(size or 0 for size in one.memory.values()), one.pid))
+def describe_processes(processes: Iterable[ForeignProcess]) -> tuple[str, ...]:
+    """Return each process in words, the ones with most memory first, and how many more there were."""
+    ordered = sorted(processes, key=lambda one: (-sum(one.memory.values()), one.pid))
     more = (f"{len(ordered) - SHOWN} more processes",) if len(ordered) > SHOWN else ()
     return (*map(str, ordered[:SHOWN]), *more)
 
 
-def is_ours(proc: Path, pid: int, ours: Ours) -> bool:
+def is_own(proc: Path, pid: int, own: OwnProcesses) -> bool:
     """Say whether a process belongs to the run.
 
     One that gives itself a title writes it over its environment: then that of who started it has the mark.
     """
-    if ours.container and ours.container in read_file(proc / str(pid) / "cgroup"):
+    if own.container and own.container in read_file(proc / str(pid) / "cgroup"):
         return True
     family = _ancestors(proc, pid)
-    if ours.ancestor and ours.ancestor in family:
+    if own.ancestor and own.ancestor in family:
         return True
-    mark = ours.mark.encode()
-    return any(mark in _bytes(proc / str(one) / "environ").split(b"\0") for one in family)
+    return any(own.mark in read_file(proc / str(one) / "environ").split("\0") for one in family)
 
 
 def _ancestors(proc: Path, pid: int) -> list[int]:
@@ -128,21 +127,9 @@ def _stat(proc: Path, pid: int) -> list[str]:
 
 def _command(proc: Path, pid: int) -> str:
     """Return the program and its first word that is no option: the rest of a command can hold anything."""
-    argv = [part.decode("utf-8", "replace") for part in _bytes(proc / str(pid) / "cmdline").split(b"\0")]
+    argv = read_file(proc / str(pid) / "cmdline").split("\0")
     program = PurePath(argv[0]).name or read_file(proc / str(pid) / "comm")
     first = argv[2] if argv[1:2] == ["-m"] and len(argv) > 2 else (argv[1:2] or [""])[0]
     text = program if first.startswith("-") or not first else f"{program} {PurePath(first).name}"
     plain = "".join(filter(str.isprintable, text))[:_LONGEST]
     return Redactor(assigned((plain,))).text(plain)
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError:
-        return b""
-
-
-def _larger(one: int | None, other: int | None) -> int | None:
-    known = [size for size in (one, other) if size is not None]
-    return max(known) if known else None

@@ -6,24 +6,24 @@ from pathlib import Path
 
 import pytest
 
-from madlite.machine.kfd_processes import driver_ids, kfd_users
-from madlite.machine.strangers import (
+from madlite.machine.foreign_processes import (
     LEAST_BYTES,
-    Ours,
-    Stranger,
-    find_strangers,
-    is_ours,
+    ForeignProcess,
+    OwnProcesses,
+    describe_processes,
+    find_foreign,
+    is_own,
+    merge_processes,
     sees_all_processes,
-    together,
-    words,
 )
-from madlite.machine.telemetry.reading import User
+from madlite.machine.sources.base import GpuProcess
+from madlite.machine.sources.kfd import driver_ids, kfd_processes
 from madlite.model import Gpu
 
 from .stand_in import Bench
 
 GIB = 1 << 30
-OURS = Ours(mark="MARK=run-1", container="c0ffee" * 10, ancestor=100)
+OURS = OwnProcesses(mark="MARK=run-1", container="c0ffee" * 10, ancestor=100)
 
 
 class Proc:
@@ -54,8 +54,8 @@ def proc(tmp_path: Path) -> Proc:
     return Proc(tmp_path)
 
 
-def user(pid: int, size: int | None = 3 * GIB, gpu: int = 0, **facts: object) -> User:
-    return User(pid=pid, gpu=gpu, memory_bytes=size, **facts)  # type: ignore[arg-type]
+def user(pid: int, size: int | None = 3 * GIB, gpu: int = 0, **facts: object) -> GpuProcess:
+    return GpuProcess(pid=pid, gpu=gpu, memory_bytes=size, **facts)  # type: ignore[arg-type]
 
 
 def test_ours_by_mark_container_and_ancestor_and_nobody_else_s(proc: Proc) -> None:
@@ -65,9 +65,9 @@ def test_ours_by_mark_container_and_ancestor_and_nobody_else_s(proc: Proc) -> No
     proc.add(11, "python", env="A=1\0MARK=run-1\0B=2\0")
     proc.add(12, "python", cgroup=f"0::/system.slice/docker-{OURS.container}.scope")
     proc.add(13, "python", parent=101)
-    assert [is_ours(proc.folder, pid, OURS) for pid in (11, 12, 13, 100, 1)] == [True, True, True, True, False]
-    assert not is_ours(proc.folder, 13, Ours(mark="MARK=run-1"))
-    found = find_strangers([user(pid) for pid in (1, 11, 12, 13)], OURS, proc.folder)
+    assert [is_own(proc.folder, pid, OURS) for pid in (11, 12, 13, 100, 1)] == [True, True, True, True, False]
+    assert not is_own(proc.folder, 13, OwnProcesses(mark="MARK=run-1"))
+    found = find_foreign([user(pid) for pid in (1, 11, 12, 13)], OURS, proc.folder)
     assert [one.pid for one in found] == [1]
 
 
@@ -76,12 +76,12 @@ def test_ours_that_wrote_its_title_over_its_environment(proc: Proc) -> None:
     proc.add(30, "raylet", env="MARK=run-1\0")  # which left who started it
     proc.add(31, "ray::train()", env="y::train()\0\0\0", parent=30)
     proc.add(32, "python", env="A=1\0")
-    assert [is_ours(proc.folder, pid, OURS) for pid in (31, 32)] == [True, False]
+    assert [is_own(proc.folder, pid, OURS) for pid in (31, 32)] == [True, False]
 
 
 def test_a_stranger_in_words(proc: Proc) -> None:
     proc.add(4711, "/usr/bin/python", "/home/x/train.py", "--token", "hf_secret")
-    (found,) = find_strangers([user(4711, int(3.2 * GIB)), user(4711, GIB, gpu=3)], OURS, proc.folder)
+    (found,) = find_foreign([user(4711, int(3.2 * GIB)), user(4711, GIB, gpu=3)], OURS, proc.folder)
     assert str(found) == "pid 4711 python train.py, 4.2 GiB on GPU 0, 3"
 
 
@@ -98,7 +98,7 @@ def test_a_stranger_in_words(proc: Proc) -> None:
 )
 def test_commands(proc: Proc, argv: tuple[str, ...], text: str) -> None:
     proc.add(7, *argv)
-    (found,) = find_strangers([user(7)], OURS, proc.folder)
+    (found,) = find_foreign([user(7)], OURS, proc.folder)
     assert found.command == text
 
 
@@ -107,16 +107,16 @@ def test_tiny_idle_dead_and_unseen_ones_are_no_strangers(proc: Proc) -> None:
     proc.add(2, "python", state="Z")
     proc.add(4, size=0)  # it ended, and its GPU's memory is being given back
     tiny = [user(1, LEAST_BYTES - 1), user(1, None), user(2), user(3), user(4), user(1, 0, busy=False)]
-    assert find_strangers(tiny, OURS, proc.folder) == ()
+    assert find_foreign(tiny, OURS, proc.folder) == ()
 
 
 def test_tiny_ones_count_where_they_are_busy_or_their_gpu_was(proc: Proc) -> None:
     proc.add(1, "miner")
-    assert len(find_strangers([user(1, 0, busy=True)], OURS, proc.folder)) == 1
-    assert len(find_strangers([user(1, None, gpu=2)], OURS, proc.folder, busy_gpus=[2])) == 1
-    assert find_strangers([user(1, None, gpu=2)], OURS, proc.folder, busy_gpus=[1]) == ()
-    assert find_strangers([user(1, 0, gpu=2, busy=False)], OURS, proc.folder, busy_gpus=[2]) == ()  # a monitor
-    assert len(find_strangers([user(1, LEAST_BYTES)], OURS, proc.folder)) == 1
+    assert len(find_foreign([user(1, 0, busy=True)], OURS, proc.folder)) == 1
+    assert len(find_foreign([user(1, None, gpu=2)], OURS, proc.folder, busy_gpus=[2])) == 1
+    assert find_foreign([user(1, None, gpu=2)], OURS, proc.folder, busy_gpus=[1]) == ()
+    assert find_foreign([user(1, 0, gpu=2, busy=False)], OURS, proc.folder, busy_gpus=[2]) == ()  # a monitor
+    assert len(find_foreign([user(1, LEAST_BYTES)], OURS, proc.folder)) == 1
 
 
 def test_ours_that_ends_while_it_is_looked_at_is_no_stranger(proc: Proc, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,18 +127,21 @@ def test_ours_that_ends_while_it_is_looked_at_is_no_stranger(proc: Proc, monkeyp
         (proc.folder / "21/stat").unlink()
         return False
 
-    monkeypatch.setattr("madlite.machine.strangers.is_ours", ends)
-    assert find_strangers([user(21)], OURS, proc.folder) == ()
+    monkeypatch.setattr("madlite.machine.foreign_processes.is_own", ends)
+    assert find_foreign([user(21)], OURS, proc.folder) == ()
 
 
 def test_the_most_memory_counts_and_the_biggest_come_first() -> None:
-    before = [Stranger(pid=n, command="x", memory={0: n * GIB}) for n in range(1, 11)]
-    now = [Stranger(pid=1, command="x", memory={0: None, 1: 30 * GIB}), Stranger(pid=2, command="x", memory={0: GIB})]
-    said = words(together(before, now).values())
+    before = [ForeignProcess(pid=n, command="x", memory={0: n * GIB}) for n in range(1, 11)]
+    now = [
+        ForeignProcess(pid=1, command="x", memory={0: 0, 1: 30 * GIB}),
+        ForeignProcess(pid=2, command="x", memory={0: GIB}),
+    ]
+    said = describe_processes(merge_processes(before, now).values())
     assert said[0] == "pid 1 x, 31.0 GiB on GPU 0, 1"
     assert said[1] == "pid 10 x, 10.0 GiB on GPU 0"
     assert len(said) == 9 and said[-1] == "2 more processes"
-    assert words([Stranger(pid=9, command="y", memory={4: None})]) == ("pid 9 y, on GPU 4",)
+    assert describe_processes([ForeignProcess(pid=9, command="y", memory={4: 0})]) == ("pid 9 y, on GPU 4",)
 
 
 @pytest.mark.parametrize(("table", "sees"), [("pid:[4026531836]", True), ("pid:[4026532201]", False), ("", False)])
@@ -172,14 +175,14 @@ def test_kfd_names_processes_by_the_gpus_of_the_run(bench: Bench) -> None:
     gpus = [Gpu(index=4, render_minor=128), Gpu(index=5, bus="0000:02:00.0")]
     ids = driver_ids(bench.root, gpus)
     assert ids == {50001: 4, 50002: 5}
-    assert kfd_users(bench.root, ids) == (
-        User(pid=812, gpu=4, memory_bytes=5 * GIB),
-        User(pid=812, gpu=5, memory_bytes=0, busy=True),
+    assert kfd_processes(bench.root, ids) == (
+        GpuProcess(pid=812, gpu=4, memory_bytes=5 * GIB),
+        GpuProcess(pid=812, gpu=5, memory_bytes=0, busy=True),
     )
 
 
 def test_without_kfd_s_list_nobody_knows(bench: Bench) -> None:
-    assert kfd_users(bench.root, {50001: 0}) is None
+    assert kfd_processes(bench.root, {50001: 0}) is None
     bench.file("sys/class/kfd/kfd/proc/812/vram_50001", "1\n")
-    assert kfd_users(bench.root, {}) is None
+    assert kfd_processes(bench.root, {}) is None
     assert driver_ids(bench.root, [Gpu(index=0, bus="0000:c1:00.0")]) == {}
