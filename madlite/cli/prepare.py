@@ -14,7 +14,7 @@ from madlite.cli.sink import Sink
 
 if TYPE_CHECKING:
     from madlite.plan.options import Options
-    from madlite.run.needs import Survey
+    from madlite.run.resolve import Resolution
 
 
 @click.command("prepare", cls=TagsCommand)
@@ -45,14 +45,14 @@ def command(**given: Any) -> int:
     from madlite.cli.planning import plan_all
     from madlite.cli.prepare_screen import table
     from madlite.run.one import secrets_for
-    from madlite.run.survey import Wish, survey
+    from madlite.run.resolve import PrepareOptions, resolve
     from madlite.secrets import Redactor
 
     plugins = setup.load(given["no_plugins"], given["verbose"])
     options = setup.make_options(given)
     planned = plan_all(plugins, options, given)
-    wish = Wish(offline=given["offline"], refresh=given["refresh"], images=not given["no_image"])
-    found = survey(planned, plugins, options, wish)
+    wanted = PrepareOptions(offline=given["offline"], refresh=given["refresh"], images=not given["no_image"])
+    found = resolve(planned, plugins, options, wanted)
     setup.tell_problems(plugins.problems)
     token = [found.access.token.value.reveal()] if found.access.token else []
     mask = Redactor([*token, *(text for one in planned for text in secrets_for(one, options.environ))]).text
@@ -63,7 +63,7 @@ def command(**given: Any) -> int:
     return _prepare(found, options, mask)
 
 
-def _prepare(found: Survey, options: Options, mask: Any) -> int:
+def _prepare(found: Resolution, options: Options, mask: Any) -> int:
     from madlite.cli.prepare_screen import PrepareLines
     from madlite.cli.screens import make_screen
     from madlite.run.prepare import prepare_all
