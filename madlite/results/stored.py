@@ -165,7 +165,9 @@ def _first(data: bytes) -> Record:
     """Return a record of version 1: its checks were witnesses, a window named its quantity by its label alone."""
     fields = msgspec.json.decode(data)
     old = fields.pop("witnesses", ())
-    fields["checks"] = [{**one, "status": _STATUS_OF.get(str(one.get("says")), "")} for one in old if isinstance(one, dict)]
+    fields["checks"] = [
+        {**one, "status": _STATUS_OF.get(str(one.get("says")), "")} for one in old if isinstance(one, dict)
+    ]
     if isinstance(fields.get("window"), dict):
         label = fields["window"].get("quantity")
         known = next((one for one in QUANTITIES.values() if one.label == label), None)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from urllib.error import HTTPError
 from urllib.parse import urlsplit
 
+from madlite.assets.cache import MAIN, is_dataset
 from madlite.assets.places import HUB, Token
-from madlite.assets.records import MAIN, is_dataset
-from madlite.assets.tries import PATIENCE_S, answered, status_of, wanted_s
+from madlite.assets.web import answered, is_foreign, later, status_of
 from madlite.errors import MadliteError
 from madlite.model import Asset
 
-_LIBRARIES = ("huggingface_hub", "httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3")
 _NAMES = 8  # files that are named of a repository
 _SET = "export MAD_SECRETS_HFTOKEN=… (or HF_TOKEN)"
 
@@ -35,30 +33,17 @@ def refusal(asset: Asset, endpoint: str, token: Token | None, error: Exception) 
 
     status, found = status_of(error), answered(error)
     if isinstance(error, HFValidationError):
-        return Unknown(f"'{asset.ref}' is no name of a repository of the hub: {_said(error)}", asset.hint)
+        return Unknown(f"{asset.ref!a} is no name of a repository of the hub", asset.hint or "it is called OWNER/NAME")
     if status is None:
         return _unreachable(endpoint, error)
     if isinstance(found, EntryNotFoundError):
         return _lacking(asset, endpoint, _said(found))
-    told = _of_repository(asset, endpoint, token, found, status)
-    return told or _of_answer(asset, endpoint, token, _said(found) + _later(error), status)
-
-
-def get_refusal(asset: Asset, endpoint: str, token: Token | None, error: HTTPError) -> Refused | None:
-    """Return the refusal of a file that was to be fetched, in the words of one that was asked for; None for others."""
-    said, status = str(error.headers.get("X-Error-Message") or error.reason), error.code
-    if status not in (401, 403, 404):
-        return None
-    host = urlsplit(error.url or "").netloc
-    if host != urlsplit(endpoint).netloc:  # where the hub sent us on to
-        what = f"{host}, which has the files of {asset.ref} for {endpoint}, answered {status} {error.reason}"
+    if host := _other_host(found, endpoint):
+        what = f"{host}, which has the files of {asset.ref} for {endpoint}, answered {status}"
         return Refused(what, "try again; if it stays so, see whether network and proxy let that host through")
-    known = error.headers.get("X-Error-Code")
-    if known == "GatedRepo":
-        return _gated(asset, endpoint, token)
-    if known == "EntryNotFound" or (status == 404 and known != "RepoNotFound"):
-        return _lacking(asset, endpoint, said)
-    return _of_answer(asset, endpoint, token, said, status)
+    told = _of_repository(asset, endpoint, token, found, status)
+    said = "; ".join(filter(None, (_said(found), later(error))))
+    return told or _of_answer(asset, endpoint, token, said, status)
 
 
 def missing_files(asset: Asset, endpoint: str, there: Sequence[str]) -> Refused:
@@ -108,9 +93,10 @@ def _lacking(asset: Asset, endpoint: str, said: str) -> Refused:
     )
 
 
-def _later(error: Exception) -> str:
-    wait = wanted_s(error)
-    return f"; it asks to wait {wait:.0f} s" if wait > PATIENCE_S else ""
+def _other_host(error: BaseException, endpoint: str) -> str:
+    """Return who answered, where the hub had sent us on to another host."""
+    url = str(getattr(getattr(error, "response", None), "url", ""))
+    return "" if urlsplit(url).netloc == urlsplit(endpoint).netloc else urlsplit(url).netloc
 
 
 def page(ref: str, endpoint: str, dataset: bool = False) -> str:
@@ -148,7 +134,7 @@ def _unknown(asset: Asset, endpoint: str, token: Token | None) -> Refused:
 
 
 def _unreachable(endpoint: str, error: Exception) -> Refused:
-    if not _is_foreign(error):
+    if not is_foreign(error):
         raise error
     root: BaseException = error  # the libraries around it name the address that was asked for, each time another
     while root.__cause__ or root.__context__:
@@ -169,16 +155,6 @@ def _as(token: Token | None) -> str:
 
 def _or(asset: Asset) -> str:
     return f"; or {asset.hint}" if asset.hint else ""
-
-
-def is_lost(error: Exception) -> bool:
-    """Say whether an error is of a connection, which the next try may have."""
-    return status_of(error) is None and _is_foreign(error) and getattr(error, "filename", None) is None
-
-
-def _is_foreign(error: Exception) -> bool:
-    """Say whether an error is of the network or of the libraries that use it, and no mistake of ours."""
-    return isinstance(error, OSError) or type(error).__module__.partition(".")[0] in _LIBRARIES
 
 
 def _said(error: BaseException) -> str:

@@ -1,21 +1,18 @@
-"""A repository in the hub's cache: as huggingface_hub wants it, gone on with after a break, one fetch at a time."""
+"""A repository in the hub's cache: as huggingface_hub wants it, whole, one fetch at a time."""
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import threading
 
 import pytest
 
-from madlite.assets import tries
-from madlite.assets.hub import Access, ask
-from madlite.assets.hub_fetch import HubFetch, missing_bytes
+from madlite.assets import web
+from madlite.assets.cache import Stopped, find_snapshot, repo_folder
+from madlite.assets.hub import Access, RepoDownload, list_files, missing_bytes
 from madlite.assets.places import Token
-from madlite.assets.presence import find_snapshot
-from madlite.assets.records import repo_folder
 from madlite.errors import RuntimeProblem
-from madlite.model import Asset, Cause, Secret
+from madlite.model import Asset, Secret
 from tests.assets.hub_server import LARGE, Repo
 
 pytestmark = pytest.mark.host  # against a real server of this machine
@@ -33,7 +30,7 @@ WHOLE = sum(len(data) for name, data in FILES.items() if name != "x.txt")
 @pytest.fixture
 def hub(hub, monkeypatch):
     hub.repos["models/lab/small"] = Repo(dict(FILES))
-    monkeypatch.setattr(tries, "TRIES", 1)
+    monkeypatch.setattr(web, "TRIES", 1)
     return hub
 
 
@@ -44,11 +41,13 @@ def places(tmp_path):
 
 def fetch(hub, places, asset=MODEL, token="", listing=None, say=lambda text: None, tell=lambda count: None):
     access = Access(endpoint=hub.url, token=Token(value=Secret(token), origin="HF_TOKEN") if token else None)
-    return HubFetch(asset, *places, access, {}, say, tell).run(listing or ask(asset, access))
+    return RepoDownload(
+        asset, listing or list_files(asset, access), places[0], access, say, tell, threading.Event()
+    ).run(places[1])
 
 
 def listing_of(hub, asset=MODEL):
-    return ask(asset, Access(endpoint=hub.url))
+    return list_files(asset, Access(endpoint=hub.url))
 
 
 def test_the_files_lie_where_the_hub_s_own_client_finds_them(hub, places):
@@ -85,41 +84,34 @@ def test_what_another_tool_fetched_counts(hub, places):
     assert hub.asked == [] and find_snapshot(MODEL, *places) is not None
 
 
-def test_a_file_that_was_cut_off_is_gone_on_with(hub, places):
-    hub.cut_after, hub.after_cut = 100_000, {"/cdn/": 503}
-    with pytest.raises(RuntimeProblem, match="the server answered 503") as caught:
-        fetch(hub, places)
-    assert "are kept for the next try" in caught.value.hint
-    assert find_snapshot(MODEL, *places) is None
-    hub.cut_after, hub.fail = None, {}
-    listing = listing_of(hub)
-    big = len(FILES["model.safetensors"])
-    assert missing_bytes(MODEL, listing, places[0]) <= WHOLE - 100_000
-    hub.asked.clear()
-    folder = fetch(hub, places, listing=listing)
+def test_a_connection_that_breaks_is_gone_on_with(hub, places, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 10_000)
+    hub.cut_after = 100_000
+    folder = fetch(hub, places)
     assert (folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
-    (span,) = [span for _, span in hub.gets("cdn")]
-    assert span.startswith("bytes=") and 100_000 <= int(span[6:-1]) < big
+    assert [span for _, span in hub.gets("cdn")][1] == "bytes=100000-"
 
 
-def test_a_beginning_that_is_not_the_file_s_is_found_out(hub, places):
+def test_of_a_file_that_did_not_come_whole_nothing_counts_and_the_others_stay(hub, places):
     listing = listing_of(hub)
-    part = repo_folder(MODEL, places[0]) / "blobs" / f"{listing.blobs['model.safetensors']}.incomplete"
-    part.parent.mkdir(parents=True)
-    part.write_bytes(b"\0" * 1000)
-    with pytest.raises(RuntimeProblem, match="an earlier try left a bad beginning"):
+    hub.fail["/cdn/"] = 503
+    with pytest.raises(RuntimeProblem, match="answered 503") as caught:
         fetch(hub, places)
-    assert not part.exists()
+    assert "files that came are kept" in caught.value.hint
+    assert find_snapshot(MODEL, *places) is None
+    hub.fail = {}
+    assert missing_bytes(MODEL, listing, places[0]) <= WHOLE
     assert (fetch(hub, places) / "model.safetensors").read_bytes() == FILES["model.safetensors"]
+    assert not list(repo_folder(MODEL, places[0]).rglob("*.incomplete"))
 
 
 def test_two_at_a_time_fetch_every_byte_once(hub, places):
     hub.hold_after = 50_000
-    said, problems = [], []
+    problems = []
 
     def go():
         try:
-            fetch(hub, places, say=said.append)
+            fetch(hub, places)
         except Exception as error:
             problems.append(error)
 
@@ -127,9 +119,7 @@ def test_two_at_a_time_fetch_every_byte_once(hub, places):
     for thread in threads:
         thread.start()
     hub.held.wait(30)
-    while not any("waiting for another command that fetches model.safetensors" in text for text in said):
-        assert any(thread.is_alive() for thread in threads)
-        threads[0].join(0.01)
+    threads[0].join(0.5)
     hub.hold_after = None
     hub.hold.set()
     for thread in threads:
@@ -178,7 +168,7 @@ def test_a_problem_of_one_file_ends_it(hub, places):
 
 def test_a_cache_that_cannot_be_written_to_is_named(hub, tmp_path):
     (tmp_path / "hub").write_text("a file")
-    with pytest.raises(RuntimeProblem, match=str(tmp_path / "hub")):
+    with pytest.raises(OSError, match=str(tmp_path / "hub")):
         fetch(hub, (tmp_path / "hub", tmp_path / "data"))
 
 
@@ -220,12 +210,10 @@ def test_what_was_damaged_on_the_disk_is_fetched_again_where_it_is_checked(hub, 
     hub.asked.clear()
     said = []
     access = Access(endpoint=hub.url)
-    HubFetch(MODEL, *places, access, {}, said.append, lambda count: None, verify=True).run(listing)
+    RepoDownload(MODEL, listing, places[0], access, said.append, print, threading.Event(), verify=True).run(places[1])
     assert (find_snapshot(MODEL, *places) / name).read_bytes() == FILES[name]
     assert said == [f"{name} of lab/small is damaged: it is fetched again"]
-    assert len([path for path, _ in hub.gets() if "/cdn/" in path or "/resolve/" in path]) == (
-        2 if "safe" in name else 1
-    ), "the rest stays"
+    assert len([path for path, _ in hub.gets() if "/cdn/" in path or "/resolve/" in path]) == 1, "the rest stays"
 
 
 @pytest.mark.parametrize(
@@ -233,7 +221,6 @@ def test_what_was_damaged_on_the_disk_is_fetched_again_where_it_is_checked(hub, 
     [
         (401, "good", "does not accept the token in HF_TOKEN", "settings/tokens"),
         (403, "", "the hub refuses lab/small", "see http"),
-        (404, "", "lacks a file that its own listing names", "/tree/main"),
     ],
 )
 def test_what_the_hub_refuses_of_a_download_is_told_as_where_it_is_asked(hub, places, status, token, told, hint):
@@ -241,7 +228,7 @@ def test_what_the_hub_refuses_of_a_download_is_told_as_where_it_is_asked(hub, pl
     hub.fail_gets["/resolve/"] = status
     with pytest.raises(RuntimeProblem, match=told) as caught:
         fetch(hub, places, token=token, listing=listing)
-    assert hint in caught.value.hint and "what came so far is kept" in caught.value.hint
+    assert hint in caught.value.hint and "files that came are kept" in caught.value.hint
 
 
 def test_another_host_that_refuses_is_named(hub, places):
@@ -253,7 +240,8 @@ def test_another_host_that_refuses_is_named(hub, places):
 
 
 def test_a_hub_that_is_in_trouble_for_a_while_is_waited_for(hub, places, monkeypatch):
-    monkeypatch.setattr(tries, "TRIES", 4)
+    monkeypatch.setattr(web, "TRIES", 4)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
     hub.fail_first = [503, 429]
     listing = listing_of(hub)
     hub.fail_first = [502, 500, 429]
@@ -287,9 +275,9 @@ def test_who_asks_is_said_and_nothing_else(hub, places):
     from huggingface_hub.utils import build_hf_headers
 
     from madlite import __version__
-    from madlite.assets.client import hub_client, named
+    from madlite.assets.hub import client, named
 
-    hub_client()
+    client()
     agent = build_hf_headers(**named())["user-agent"]
     assert agent.startswith(f"madlite/{__version__};") and "torch" not in agent
 
@@ -310,16 +298,15 @@ def test_a_cache_that_cannot_be_written_to_is_told_with_the_place(hub, places):
     under = repo_folder(MODEL, places[0]) / "snapshots"
     under.parent.mkdir(parents=True)
     under.write_text("no folder")
-    with pytest.raises(RuntimeProblem, match=r"of lab/small cannot be written: .*snapshots") as problem:
+    with pytest.raises(OSError, match="snapshots"):
         fetch(hub, places)
-    assert problem.value.cause is Cause.DISK
 
 
-def test_what_was_fetched_and_cannot_be_noted_is_told(hub, places, monkeypatch):
-    def full(*args):
-        raise OSError(errno.ENOSPC, "No space left on device", "note.json")
-
-    monkeypatch.setattr("madlite.assets.hub_fetch.save_hub_record", full)
-    with pytest.raises(RuntimeProblem, match="cannot be noted: note.json: No space left on device") as problem:
-        fetch(hub, places)
-    assert problem.value.cause is Cause.DISK
+def test_a_stop_ends_it_and_leaves_no_half_file(hub, places):
+    stop, access = threading.Event(), Access(endpoint=hub.url)
+    download = RepoDownload(
+        MODEL, listing_of(hub), places[0], access, print, lambda count: stop.set() if count > 10 else None, stop
+    )
+    with pytest.raises(Stopped):
+        download.run(places[1])
+    assert find_snapshot(MODEL, *places) is None and not list(places[0].rglob("*.incomplete"))

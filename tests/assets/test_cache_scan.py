@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from madlite.assets.records import repo_folder
-from madlite.assets.unnoted import find_unnoted
+from madlite.assets.cache import repo_folder, scan_cache
 from madlite.model import Asset
 
 COMMIT = "b" * 40
@@ -35,7 +34,7 @@ def lay(tmp_path):
 
 def test_every_part_that_its_files_name_is_here(lay, tmp_path):
     folder = lay({**FILES, "other.txt": "no"})
-    found = find_unnoted(MODEL, tmp_path)
+    found = scan_cache(MODEL, tmp_path)
     assert (found.commit, found.folder) == (COMMIT, folder / "snapshots" / COMMIT)
     assert found.files.keys() == FILES.keys()
 
@@ -43,37 +42,37 @@ def test_every_part_that_its_files_name_is_here(lay, tmp_path):
 @pytest.mark.parametrize("gone", [SHARDS[1], "original/tokenizer.model"])
 def test_a_part_that_is_missing_is_missed(lay, tmp_path, gone):
     lay({name: text for name, text in FILES.items() if name != gone})
-    assert find_unnoted(MODEL, tmp_path) is None
+    assert scan_cache(MODEL, tmp_path) is None
 
 
 def test_shards_are_counted_where_no_index_names_them(lay, tmp_path):
     asset = Asset(kind="dataset", ref="lab/s", files=("data/*.parquet",))
     lay({"data/train-00000-of-00002.parquet": "x"}, asset)
-    assert find_unnoted(asset, tmp_path) is None
+    assert scan_cache(asset, tmp_path) is None
     lay({"data/train-00001-of-00002.parquet": "x"}, asset)
-    assert find_unnoted(asset, tmp_path) is not None
+    assert scan_cache(asset, tmp_path) is not None
     one = Asset(kind="dataset", ref="lab/one", files=("en/c4-train.00000-of-01024.json.gz",))
     lay(dict.fromkeys(one.files, "x"), one)
-    assert find_unnoted(one, tmp_path) is not None, "a part that is asked for by its name is all of it"
+    assert scan_cache(one, tmp_path) is not None, "a part that is asked for by its name is all of it"
 
 
 def test_a_file_that_is_on_its_way_or_a_link_to_nowhere_is_not_here(lay, tmp_path):
     folder = lay(FILES)
     part = folder / "blobs/abc.incomplete"
     part.touch()
-    assert find_unnoted(MODEL, tmp_path) is None
+    assert scan_cache(MODEL, tmp_path) is None
     part.unlink()
     shard = folder / "snapshots" / COMMIT / SHARDS[0]
     shard.unlink()
     shard.symlink_to("../../blobs/gone")
-    assert find_unnoted(MODEL, tmp_path) is None
+    assert scan_cache(MODEL, tmp_path) is None
 
 
 def test_a_tokenizer_alone_is_no_model(lay, tmp_path):
     lay({"tokenizer.json": "{}"})
-    assert find_unnoted(Asset(kind="model", ref="lab/m"), tmp_path) is None
+    assert scan_cache(Asset(kind="model", ref="lab/m"), tmp_path) is None
     names = ("tokenizer.json", "vocab.json", "tokenizer.model")
-    assert find_unnoted(Asset(kind="tokenizer", ref="lab/m", files=names), tmp_path) is not None
+    assert scan_cache(Asset(kind="tokenizer", ref="lab/m", files=names), tmp_path) is not None
 
 
 def test_a_name_that_the_hub_said_it_has_not_is_not_missed(lay, tmp_path):
@@ -81,8 +80,8 @@ def test_a_name_that_the_hub_said_it_has_not_is_not_missed(lay, tmp_path):
     mark = folder / ".no_exist" / COMMIT / "original/tokenizer.model"
     mark.parent.mkdir(parents=True)
     mark.touch()
-    assert find_unnoted(MODEL, tmp_path) is not None
+    assert scan_cache(MODEL, tmp_path) is not None
 
 
 def test_nothing_is_nothing(tmp_path):
-    assert find_unnoted(MODEL, tmp_path) is None
+    assert scan_cache(MODEL, tmp_path) is None
