@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from madlite.cli import setup
-from madlite.cli.cards import cards_option
 from madlite.cli.format import duration
 from madlite.cli.options import (
     TagsCommand,
@@ -26,6 +25,7 @@ from madlite.cli.options import (
 )
 from madlite.cli.planning import is_manifest
 from madlite.cli.screens import PlainScreen, Sink
+from madlite.cli.setup import cards_option
 from madlite.errors import ExitCode, UsageProblem
 from madlite.run.build import Built, Done
 from madlite.run.build_jobs import BuildJob
@@ -191,7 +191,7 @@ def _jobs(plugins: Plugins, given: dict[str, Any], inputs: BuildInputs) -> list[
 
 def _outside(jobs: Sequence[BuildJob]) -> Iterator[str]:
     """Yield what of the checkout's images comes from elsewhere on this machine."""
-    from madlite.runtimes.docker.access import image_access
+    from madlite.runtimes.docker.request import image_access
 
     for job in jobs:
         for what in image_access(job.image):

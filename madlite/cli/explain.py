@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import click
 
 from madlite.cli import setup
-from madlite.cli.cards import cards_option
 from madlite.cli.completion import complete_tags
 from madlite.cli.options import TagsCommand, common_options, plan_options, tags_option
 from madlite.cli.planning import check_option
+from madlite.cli.setup import cards_option
 from madlite.cli.terminal import say
 from madlite.machine.peaks import find_peak
 from madlite.measure.compute import flops_per_token, trains_adapters

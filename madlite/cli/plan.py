@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from madlite.cli import setup
-from madlite.cli.cards import cards_option
 from madlite.cli.options import TagsCommand, common_options, frozen_options, tag_words, tags_option
+from madlite.cli.setup import cards_option
 from madlite.cli.terminal import say
 
 if TYPE_CHECKING:

@@ -14,12 +14,11 @@ from madlite.backends.loader import Plugins
 from madlite.catalog.datasets import DataSets, read_data_sets
 from madlite.cli import setup
 from madlite.errors import MadliteError, UsageProblem
-from madlite.files import exists, is_file
+from madlite.files import exists, is_file, template_root
 from madlite.plan.actions import TOOLS, list_tools, make_toolset
 from madlite.plan.context import ELSEWHERE, Context, Options
 from madlite.plan.manifest_text import context_over
 from madlite.plan.plan_file import known_secrets, read_plan_file
-from madlite.resources import template_root
 from madlite.run.from_manifest import plan_manifest
 from madlite.run.from_plan import bind_plan, claimed_id, differences, planned_environ
 from madlite.run.lint import why_unreachable

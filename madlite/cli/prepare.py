@@ -11,10 +11,10 @@ import click
 
 from madlite.assets.room import size_text
 from madlite.cli import setup
-from madlite.cli.cards import cards_option
 from madlite.cli.format import duration
 from madlite.cli.options import TagsCommand, common_options, plan_options, tag_words, tags_option
 from madlite.cli.screens import PlainScreen, Sink
+from madlite.cli.setup import cards_option
 from madlite.run.prepare import Prepared
 from madlite.run.resolve import Requirement, Resolution
 from madlite.text import printable

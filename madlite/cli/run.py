@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from madlite.cli import setup
-from madlite.cli.cards import cards_option
 from madlite.cli.contract import closing_lines
 from madlite.cli.options import (
     TagsCommand,
@@ -26,6 +25,7 @@ from madlite.cli.options import (
 )
 from madlite.cli.planning import check, check_option, check_start
 from madlite.cli.screens import Sink
+from madlite.cli.setup import cards_option
 from madlite.cli.terminal import say
 from madlite.errors import ExitCode, UsageProblem
 from madlite.model import RunPlan

@@ -18,11 +18,10 @@ from madlite.measure.clues import FOLLOWER, FailureCandidate
 from madlite.measure.failure_scan import FailureScan
 from madlite.measure.footer import FirstFailure
 from madlite.measure.lines import Block, LineSplitter, rank_of
-from madlite.measure.losses import LossMarks
+from madlite.measure.marks import LossMarks, RepeatedSteps, StepMarks, may_be_aside
 from madlite.measure.memory import MemoryMarks
 from madlite.measure.performance import PerformanceScan
 from madlite.measure.rules import LastLines, plain
-from madlite.measure.step_marks import RepeatedSteps, StepMarks, may_be_aside
 from madlite.measure.steps import Steps
 from madlite.model import (
     STEPS_APART,

@@ -32,18 +32,21 @@ from madlite.plan.actions import (
     tools_of,
 )
 from madlite.plan.container import (
+    PYTHON,
+    Environment,
     add_rdma,
     container_name,
     image_origin,
     log_name,
     make_devices,
     make_engine_options,
+    make_environment,
     make_image,
     make_key_mounts,
     make_mounts,
+    visible_devices,
 )
 from madlite.plan.data import DataPlan, plan_data
-from madlite.plan.environment import PYTHON, Environment, make_environment, visible_devices
 from madlite.plan.fields import targeted_values
 from madlite.plan.inputs import RUNS, RunInputs, layers
 from madlite.plan.place import GpuAllocation, KnownArchitecture, find_architecture, grant_gpus, make_place

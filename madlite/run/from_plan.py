@@ -23,9 +23,8 @@ from madlite.files import exists
 from madlite.images.client import connected, explained
 from madlite.images.image import digest, inspect
 from madlite.model import EnvValue, Machine, RunPlan, Runtime, Secret
-from madlite.plan.container import RDMA, add_rdma, make_devices
+from madlite.plan.container import PYTHON, RDMA, add_rdma, machine_variables, make_devices
 from madlite.plan.context import Options
-from madlite.plan.environment import PYTHON, machine_variables
 from madlite.plan.inputs import RUNS
 from madlite.plan.plan_file import (
     VERSION,

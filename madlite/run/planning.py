@@ -38,7 +38,7 @@ from madlite.run.owner import Owner, expand_shared, find_owners
 from madlite.run.prepared import needed_assets, use_prepared
 from madlite.run.screen import Planned
 from madlite.run.stage import border
-from madlite.runtimes.docker.access import host_access
+from madlite.runtimes.docker.request import host_access
 
 # Tags → cards → the backend of each → drafts → plans that can start.
 

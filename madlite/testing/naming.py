@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import PurePosixPath
 
+from madlite.files import template_root
 from madlite.model import FileTemplate, Quantity, ResultRule
 from madlite.plan.fields import ALIASES, PLAN_KEYS, VARIANT_KEYS
 from madlite.plan.values import canonical_key
-from madlite.resources import template_root
 from madlite.testing.flaws import Flaw
 from madlite.testing.plans import Made
 from madlite.testing.subject import Subject

@@ -12,9 +12,9 @@ from typing import Any, TypeAlias
 from madlite.backends.loader import Plugins, load_plugins
 from madlite.catalog.cards import make_card, read_cards
 from madlite.errors import MadliteError, UsageProblem
+from madlite.files import template_root
 from madlite.measure.lines import LineSplitter
 from madlite.model import Backend, Card, Event, Line, Machine, Reader
-from madlite.resources import template_root
 from madlite.testing.audit import watch
 from madlite.testing.flaws import Flaw
 from madlite.testing.limits import answered, limited

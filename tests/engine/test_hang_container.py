@@ -10,7 +10,7 @@ import pytest
 
 from madlite.errors import RuntimeProblem
 from madlite.run.watchdog.hang import look_inside
-from madlite.run.watchdog.places import own_ranks, standing
+from madlite.run.watchdog.processes import own_ranks, standing
 from madlite.runtimes.docker.runtime import DockerRuntime
 from madlite.workspace.folder import FOLDER_LABEL, RUN_LABEL
 from tests.factories import BASE_IMAGE, make_plan

@@ -10,8 +10,7 @@ import pytest
 from madlite.errors import RuntimeProblem
 from madlite.images.build import build
 from madlite.images.client import connect, explained
-from madlite.images.image import base_digest, prepare_image
-from madlite.images.pull import push
+from madlite.images.image import base_digest, prepare_image, push
 from madlite.model import Cause, Image, Mount
 from madlite.runtimes.docker import container as docker_container
 from madlite.runtimes.docker import runtime as docker_start

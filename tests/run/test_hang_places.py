@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from madlite.run.watchdog.places import RankPlaces, in_order, standing
-from madlite.run.watchdog.processes import Dump, ProcessInfo
+from madlite.run.watchdog.processes import Dump, ProcessInfo, RankPlaces, in_order, standing
 
 TEXT = """Process {pid}: {command}
 Python v3.12.3 (/usr/bin/python3.12)

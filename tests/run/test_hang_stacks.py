@@ -8,8 +8,7 @@ import threading
 
 import pytest
 
-from madlite.run.watchdog.places import standing
-from madlite.run.watchdog.processes import Dump, Frame, ProcessInfo, dump, find_py_spy, main_frames
+from madlite.run.watchdog.processes import Dump, Frame, ProcessInfo, dump, find_py_spy, main_frames, standing
 
 TEXT = """Process {pid}: /opt/venv/bin/python3 -u train.py
 Python v3.12.3 (/usr/bin/python3.12)

@@ -16,7 +16,6 @@ from madlite.errors import MadliteError, RuntimeProblem
 from madlite.machine.host import Host, find_tool
 from madlite.model import RunPlan, Session, Value
 from madlite.process import capture
-from madlite.run.watchdog.places import in_order, standing
 from madlite.run.watchdog.processes import (
     Dump,
     ProcessInfo,
@@ -24,9 +23,11 @@ from madlite.run.watchdog.processes import (
     dump,
     find_processes,
     find_py_spy,
+    in_order,
     kernel_stacks,
     main_frames,
     notes_of,
+    standing,
     table,
 )
 from madlite.run.watchdog.watchdog import HangReport

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from madlite.measure.checks import collect, figures, table
+from madlite.measure import verdict as collect
+from madlite.measure.checks import figures, table
 from madlite.measure.checks.table import TABLE, CheckInput, CheckRow, Number
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.multiple import Read
