@@ -47,6 +47,7 @@ def check_backend(
     templates: Iterable[str | Path] = (),
     installed: bool = True,
     most: int | None = None,
+    examples: int | None = None,
     only: Iterable[str] = (),
 ) -> list[Flaw]:
     """Return everything that is wrong with a backend; nothing where it conforms.
@@ -69,6 +70,7 @@ def check_backend(
         templates=templates,
         installed=installed,
         most=most,
+        examples=examples,
     )
     return _once(flaw for name in names for flaw in run_check(name, subject))
 

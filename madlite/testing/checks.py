@@ -28,8 +28,6 @@ from madlite.testing.subject import Subject, raised
 
 Check: TypeAlias = Callable[[Subject, Path], Iterable[Flaw]]
 """A check gets the subject and an empty folder of its own."""
-FEW, MANY = 3, 12  # plans whose scripts are read with odd values: of a sample, of all
-ROUNDS, FEW_ROUNDS = 30, 4  # of broken logs, likewise
 _CASE = re.compile(r"card \S.* on (\d+x\S+|cpu)( with .*)?$", re.DOTALL)  # as plans.Case is worded
 
 CHECKS: dict[str, Check] = {
@@ -37,15 +35,15 @@ CHECKS: dict[str, Check] = {
     "names": lambda subject, folder: check_names(subject),
     "rendering": lambda subject, folder: check_rendering(subject),
     "scripts": check_scripts,
-    "quoting": lambda subject, folder: check_quoting(subject, folder, MANY if subject.most is None else FEW),
-    "secrets": lambda subject, folder: check_secrets(subject, MANY if subject.most is None else FEW),
+    "quoting": check_quoting,
+    "secrets": lambda subject, folder: check_secrets(subject),
     "purity": lambda subject, folder: check_purity(subject),
     "reading": lambda subject, folder: check_reading(subject),
     "finish": check_finish,
-    "fuzz": lambda subject, folder: check_fuzz(subject, ROUNDS if subject.most is None else FEW_ROUNDS),
+    "fuzz": lambda subject, folder: check_fuzz(subject),
     "recognising": lambda subject, folder: check_recognising(subject),
     "results": check_results,
-    "effects": lambda subject, folder: check_effects(subject, FEW if subject.most is not None else MANY),
+    "effects": lambda subject, folder: check_effects(subject),
     "docs": lambda subject, folder: check_docs(subject),
     "failures": lambda subject, folder: check_failures(subject),
 }

@@ -26,6 +26,7 @@ class BackendConformance:
     templates: ClassVar[Iterable[str | Path]] = ()
     installed: ClassVar[bool] = True
     most: ClassVar[int | None] = None
+    examples: ClassVar[int | None] = None
 
     @classmethod
     def subject(cls) -> Subject:
@@ -43,6 +44,7 @@ class BackendConformance:
                 templates=cls.templates,
                 installed=cls.installed,
                 most=cls.most,
+                examples=cls.examples,
             )
         return cls._subject
 

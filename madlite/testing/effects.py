@@ -21,9 +21,9 @@ _STRANGE = {"mode": "no_such_mode", "precision": "NO_SUCH_PRECISION"}
 _MEND = "refuse it: a TemplateBackend does where its variants have one, others by a fatal Finding of check(plan)"
 
 
-def check_effects(subject: Subject, most: int) -> Iterator[Flaw]:
+def check_effects(subject: Subject) -> Iterator[Flaw]:
     """Yield words of mode and precision that a row would have, and no run."""
-    for made in subject.spread(most):
+    for made in subject.spread(subject.examples):
         if made.plan.variant is None:
             continue
         for key, word in _STRANGE.items():

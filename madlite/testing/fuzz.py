@@ -29,17 +29,17 @@ _NO_STEP = "a step has a number from 0 and floats by madlite.Quantity"
 _QUICK = "begin a pattern with plain text, let no two repeats take the same characters, and bound them: \\s{0,40}"
 
 
-def check_fuzz(subject: Subject, rounds: int) -> Iterator[Flaw]:
+def check_fuzz(subject: Subject) -> Iterator[Flaw]:
     """Yield what a reader raises or answers of broken logs, and lines that take too long.
 
-    Each log is broken in `rounds` ways, and read by readers of no plan and of two; of a sample, of none and of one.
+    Each log is broken in some ways, and read by readers of no plan and of one.
     """
     yield from missing_logs(subject, CHECK)
-    plans: list[RunPlan | None] = [None, *(made.plan for made in subject.spread(2 if subject.most is None else 1))]
+    plans: list[RunPlan | None] = [None, *(made.plan for made in subject.spread(1))]
     seen: set[str] = set()
     for plan in plans:
         for name, data in (*_logs(subject), ("noise", b"\n".join(_NOISE))):
-            for flaw in (*_broken(subject, plan, name, data, rounds), *_slow(subject, plan, name, data)):
+            for flaw in (*_broken(subject, plan, name, data), *_slow(subject, plan, name, data)):
                 if flaw.what not in seen:
                     seen.add(flaw.what)
                     yield flaw
@@ -62,9 +62,9 @@ def _has_step(subject: Subject, row: bytes) -> bool:
         return False
 
 
-def _broken(subject: Subject, plan: RunPlan | None, name: str, data: bytes, rounds: int) -> Iterator[Flaw]:
+def _broken(subject: Subject, plan: RunPlan | None, name: str, data: bytes) -> Iterator[Flaw]:
     chance = random.Random(name)  # noqa: S311 - the same every time
-    for _ in range(rounds):
+    for _ in range(subject.examples):
         broken = _break(data, chance)
         try:
             with limited(_LINES * LINE_LIMIT_S):

@@ -19,6 +19,7 @@ _LIMIT_S = 120.0
 _AT_ONCE = 40  # scripts for one shellcheck
 # loops over one word, code behind an exit, variables of a branch that is not here: written for other values
 _RENDERED = "SC2034,SC2043,SC2317"
+_NUMBER = re.compile(rb"\d+")
 _NO_SHELLCHECK = "pip install 'madlite[testing]', or your system's package shellcheck"
 
 
@@ -114,22 +115,22 @@ def _broken_files(one: Made, seen: set[bytes]) -> Iterator[Flaw]:
 
 
 def _written(made: Sequence[Made], folder: Path) -> Iterator[tuple[Path, str]]:
-    """Write each script once; yield its path and whose it is."""
+    """Write each script that has a line like none before; yield its path and whose it is.
+
+    Names and numbers, by which those of different cards differ, make no other line.
+    """
     seen: set[bytes] = set()
     for one in made:
         for file in one.files:
-            key = _alike(file.data, one)
-            if PurePosixPath(file.path).suffix != ".sh" or key in seen:
+            if PurePosixPath(file.path).suffix != ".sh":
                 continue
-            seen.add(key)
+            lines = set(_NUMBER.sub(b"0", file.data.replace(one.plan.card.name.encode(), b"")).splitlines())
+            if lines <= seen:
+                continue
+            seen |= lines
             path = folder / f"{len(seen)}.sh"
             path.write_bytes(file.data)
             yield path, f"{file.path} of {one.case}"
-
-
-def _alike(data: bytes, one: Made) -> bytes:
-    """Return what tells kinds of scripts apart: not names and numbers, by which those of different cards differ."""
-    return re.sub(rb"\d+", b"0", data.replace(one.plan.card.name.encode(), b""))
 
 
 def _shellcheck(tool: str, paths: Sequence[Path], written: Mapping[Path, str]) -> Iterator[Flaw]:

@@ -22,9 +22,9 @@ _MASKS = {name: Redactor([value]).text for name, value in SECRETS.items()}
 _MEND = "leave it in the environment: the script has it as a variable"
 
 
-def check_secrets(subject: Subject, most: int) -> Iterator[Flaw]:
-    """Yield where a secret of the environment shows, of at most `most` plans."""
-    for made in subject.spread(most):
+def check_secrets(subject: Subject) -> Iterator[Flaw]:
+    """Yield where a secret of the environment shows."""
+    for made in subject.spread(subject.examples):
         with _environment(SECRETS):
             yield from _shown(subject, made)
 

@@ -42,6 +42,8 @@ class Subject:
         templates: further folders of templates, before the one beside the backend's module.
         installed: False for a backend that no entry point brings yet.
         most: at most so many plans, evenly spread; None makes all of them.
+        examples: with how many plans odd values, secrets and strange words are tried, and how often each log is broken;
+            None is 12, and 4 where `most` says a number.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Subject:
         templates: Iterable[str | Path] = (),
         installed: bool = True,
         most: int | None = None,
+        examples: int | None = None,
     ) -> None:
         self.backend = backend
         self.name = str(getattr(backend, "name", "") or type(backend).__name__)
@@ -71,6 +74,7 @@ class Subject:
         self.machines = tuple(machines)
         self.installed = installed
         self.most = most
+        self.examples = examples or (12 if most is None else 4)
         self.done_at_first: list[tuple[str, str]] = []  # what planning did to the world before anything was cached
         self._templates = tuple(map(Path, templates))
 
