@@ -192,7 +192,7 @@ class Bench:
 
     def flaw(self, check: str, where: str, what: str, mend: str) -> Flaw:
         """Return a flaw of this runtime."""
-        return Flaw(check=check, where=f"runtime {self.name}, {where}", what=what, mend=mend)
+        return Flaw(check, f"runtime {self.name}, {where}", what, mend)
 
 
 def _within(what: str, work: Callable[[], _T], limit_s: float) -> _T:

@@ -19,14 +19,12 @@ from msgspec.structs import replace
 
 from madlite.errors import MadliteError
 from madlite.plan.render import render
-from madlite.testing.flaws import Flaw
-from madlite.testing.limits import answered
+from madlite.testing.flaws import Flaw, answered
 from madlite.testing.plans import Made, ask, options_of, plan_of
 from madlite.testing.scripts import parsed
 from madlite.testing.stubs import LIMIT_S, Calls, calls_of
 from madlite.testing.subject import Subject
 
-CHECK = "quoting"
 _CHOOSING = ("recipe", "release", "recipe_device", "mode", "precision")  # these words choose, and refuse others
 _ARGS, _SCRIPT, _PYTHON = "args", "run.sh", "env.MADLITE_PYTHON"
 _MEND = "write each value through the filter sh in a script, through toml or tojson in a file"
@@ -123,7 +121,7 @@ def check_quoting(subject: Subject, folder: Path) -> Iterator[Flaw]:
             if key not in seen:
                 seen.add(key)
                 mend = _SLOW if key == _SCRIPT else _AS_WORD if what.startswith("it ") else _MEND
-                yield Flaw(check=CHECK, where=f"{_worded(key)} of {made.case}", what=what, mend=mend)
+                yield Flaw("quoting", f"{_worded(key)} of {made.case}", what, mend)
         if _SCRIPT in seen:
             return
 

@@ -15,11 +15,8 @@ from madlite.errors import MadliteError, UsageProblem
 from madlite.measure.lines import LineSplitter
 from madlite.model import Backend, Card, Event, Line, Machine, Reader
 from madlite.resources import template_root
-from madlite.testing.audit import watch
-from madlite.testing.flaws import Flaw
-from madlite.testing.limits import answered, limited
-from madlite.testing.machines import MACHINES
-from madlite.testing.plans import Case, Made, ask, finish, list_cases, options_of
+from madlite.testing.flaws import Flaw, answered, limited, watch
+from madlite.testing.plans import MACHINES, Case, Made, ask, finish, list_cases, options_of
 
 NAME_IT = "name the file as it is"  # what to do about one that is not there
 LOG_LIMIT_S = 60.0  # of this process's time
@@ -226,7 +223,7 @@ def raised(error: BaseException) -> str:
 
 
 def _rendering(case: Case, what: str, mend: str) -> Flaw:
-    return Flaw(check="rendering", where=str(case), what=what, mend=mend)
+    return Flaw("rendering", str(case), what, mend)
 
 
 def _cards(given: CardLike) -> tuple[Card, ...]:
