@@ -194,16 +194,14 @@ def _rule(rule: ResultRule) -> Iterator[Flaw]:
     if rule.kind != "steps":
         return
     if not isinstance(rule.headline, Quantity):
-        mend = "madlite.Quantity lists them"
-        yield Flaw("names", "result rule", f"headline {rule.headline!r} is no quantity", mend)
+        yield Flaw("names", "result rule", f"headline {rule.headline!r} is no quantity", "madlite.Quantity lists them")
     names = [rule.headline_metric, *(one.metric for one in rule.mad)]
     for name in names:
         if not _METRIC.fullmatch(name):
             mend = "letters, digits, _ . / - and what a cell of perf.csv takes without quotes"
             yield Flaw("names", "result rule", f"metric {name!r} is no name", mend)
     for name in sorted({name for name in names if names.count(name) > 1}):
-        what = f"two rows of a run would be called {name}"
-        yield Flaw("names", "result rule", what, "a metric of its own for each")
+        yield Flaw("names", "result rule", f"two rows of a run would be called {name}", "a metric of its own for each")
     for one in rule.mad:
         if (one.rule == "summary") != bool(one.key) or (one.rule != "summary" and one.quantity is None):
             what = f"metric {one.metric} has rule {one.rule}, quantity {one.quantity} and key {one.key!r}"

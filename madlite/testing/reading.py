@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -194,20 +194,37 @@ def _broken(subject: Subject, plan: RunPlan | None, name: str, data: bytes) -> I
     chance = random.Random(name)  # noqa: S311 - the same every time
     for _ in range(subject.examples):
         broken = _break(data, chance)
-        try:
-            with limited(_LINES * LINE_LIMIT_S):
-                events = follow(subject.backend.reader(plan), [broken])
-        except TimeoutError:
-            what = f"a log of {len(broken)} bytes takes over {_LINES * LINE_LIMIT_S:g} s"
-            yield Flaw("fuzz", f"broken {name}", what, _QUICK)
-            return
-        except Exception as error:  # noqa: BLE001 - the border to the reader under test
-            mend = "answer () for what cannot be read"
-            yield Flaw("fuzz", f"broken {name}", f"the reader raised {raised(error)}", mend)
+        what = f"a log of {len(broken)} bytes"
+        events = yield from _survived(lambda: follow(subject.backend.reader(plan), [broken]), name, what, _LINES)  # noqa: B023
+        if events is None:
             return
         if (odd := next((event for event in events if not _is_sane(event)), None)) is not None:
             yield Flaw("fuzz", f"broken {name}", f"the reader answered {odd!r}"[:300], _NO_STEP)
             return
+
+
+def _slow(subject: Subject, plan: RunPlan | None, name: str, data: bytes) -> Iterator[Flaw]:
+    """Yield that a long line takes too long."""
+    for text in _long_lines(subject, data):
+        what = f"a line of {len(text)} characters that begins with {text[:60]!r}"
+        reader = subject.backend.reader(plan)
+        if (yield from _survived(lambda: reader.feed(Line(text=text)), name, what, 1)) is None:  # noqa: B023
+            return
+
+
+def _survived(
+    read: Callable[[], Iterable[Event]], name: str, what: str, lines: int
+) -> Generator[Flaw, None, list[Event] | None]:
+    """Return the events; yield that reading raised or took longer than for so many long lines, and return None."""
+    limit_s = lines * LINE_LIMIT_S
+    try:
+        with limited(limit_s):
+            return list(read())
+    except TimeoutError:
+        yield Flaw("fuzz", f"broken {name}", f"{what} takes over {limit_s:g} s", _QUICK)
+    except Exception as error:  # noqa: BLE001 - the border to the reader under test
+        yield Flaw("fuzz", f"broken {name}", f"the reader raised {raised(error)}", "answer () for what cannot be read")
+    return None
 
 
 def _is_sane(event: object) -> bool:
@@ -248,24 +265,6 @@ def _with_other_digits(row: bytes, chance: random.Random) -> bytes:
         return row
     at = chance.choice(digits)
     return row[:at] + chance.choice((b"-", b"", b"9" * 400, b"1e400", b"\xd9\xa3", b".", b",")) + row[at + 1 :]
-
-
-def _slow(subject: Subject, plan: RunPlan | None, name: str, data: bytes) -> Iterator[Flaw]:
-    """Yield that a long line takes too long."""
-    for text in _long_lines(subject, data):
-        reader = subject.backend.reader(plan)
-        try:
-            with limited(LINE_LIMIT_S):
-                tuple(reader.feed(Line(text=text)))
-        except TimeoutError:
-            begin = text[:60]
-            what = f"a line of {len(text)} characters that begins with {begin!r} takes over {LINE_LIMIT_S:g} s"
-            yield Flaw("fuzz", f"long lines of {name}", what, _QUICK)
-            return
-        except Exception as error:  # noqa: BLE001 - the border to the reader under test
-            what = f"the reader raised {raised(error)}"
-            yield Flaw("fuzz", f"long lines of {name}", what, "answer () for what cannot be read")
-            return
 
 
 def _long_lines(subject: Subject, data: bytes) -> Iterator[str]:

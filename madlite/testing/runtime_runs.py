@@ -30,16 +30,16 @@ def check_exits(bench: Bench, folder: Path) -> Iterator[Flaw]:
         for script, wanted in (("exit 0", 0), ("exit 3", 3), ("false; true", 0)):
             ran = bench.run(session, script)
             if ran.exit is None or ran.exit.code != wanted or ran.exit.timed_out:
-                yield bench.flaw("exits", f"run of {script!r}", _how(ran), f"Exit(code={wanted}, ...)")
+                yield bench.flaw(f"run of {script!r}", _how(ran), f"Exit(code={wanted}, ...)")
         if not bench.run(session, "kill -KILL $$").ended_ill:
-            yield bench.flaw("exits", "run of 'kill -KILL $$'", "it went well", "a signal is a code too: -9, or 137")
+            yield bench.flaw("run of 'kill -KILL $$'", "it went well", "a signal is a code too: -9, or 137")
         for argv, cwd in ((("/no/such/command",), ""), (("true",), "no/such/folder")):
             ran = bench.act(session, argv, cwd=cwd)
             if not ran.ended_ill:
                 what = "it went well, where nothing can be started"
-                yield bench.flaw("exits", f"run of {' '.join(argv)} in {cwd or '.'}", what, "raise RuntimeProblem")
+                yield bench.flaw(f"run of {' '.join(argv)} in {cwd or '.'}", what, "raise RuntimeProblem")
         if bench.run(session, "exit 0").ended_ill:
-            yield bench.flaw("exits", "run", "nothing runs after an action that failed", "a session takes more actions")
+            yield bench.flaw("run", "nothing runs after an action that failed", "a session takes more actions")
         if bench.nodes > 1:
             yield from _first_to_fail(bench, session)
 
@@ -49,13 +49,13 @@ def _first_to_fail(bench: Bench, session: Session) -> Iterator[Flaw]:
     ran = bench.run(session, f'[ "$NODE_RANK" = {last} ] && exit 4; sleep 5; exit 5')
     ended = ran.exit
     if ended is None or len(ended.codes) != bench.nodes or ended.codes[last] != 4:
-        yield bench.flaw("exits", "run on several nodes", _how(ran), f"codes has {bench.nodes}, the last of them 4")
+        yield bench.flaw("run on several nodes", _how(ran), f"codes has {bench.nodes}, the last of them 4")
     elif ended.failed_node != last or ended.code != 4:
         what = f"node {last} failed first with code 4: {_how(ran)}"
-        yield bench.flaw("exits", "run on several nodes", what, "failed_node is the first to fail, code its own")
+        yield bench.flaw("run on several nodes", what, "failed_node is the first to fail, code its own")
     whole = bench.run(session, "exit 0").exit
     if whole is not None and (whole.failed_node is not None or whole.codes != (0,) * bench.nodes):
-        yield bench.flaw("exits", "run on several nodes", f"all went well: {whole!r}", "codes of 0, and no failed node")
+        yield bench.flaw("run on several nodes", f"all went well: {whole!r}", "codes of 0, and no failed node")
 
 
 def check_limits(bench: Bench, folder: Path) -> Iterator[Flaw]:
@@ -63,14 +63,11 @@ def check_limits(bench: Bench, folder: Path) -> Iterator[Flaw]:
     with bench.session(bench.plan(folder)) as session:
         ran = bench.run(session, "sleep 600", timeout_s=1.0)
         if ran.exit is None or not ran.exit.timed_out or ran.exit.code == 0:
-            mend = "Exit(timed_out=True) with the code of what was ended"
-            yield bench.flaw("limits", "run with timeout_s=1", _how(ran), mend)
+            yield bench.flaw("run with timeout_s=1", _how(ran), "Exit(timed_out=True) with the code of what was ended")
     with bench.session(bench.plan(folder)) as session:
         ran = bench.run(session, "exit 0", timeout_s=bench.limit_s)
         if ran.ended_ill or (ran.exit is not None and ran.exit.timed_out):
-            yield bench.flaw(
-                "limits", f"run with timeout_s={bench.limit_s:g}", _how(ran), "it ended long before its limit"
-            )
+            yield bench.flaw(f"run with timeout_s={bench.limit_s:g}", _how(ran), "it ended long before its limit")
 
 
 def check_stop(bench: Bench, folder: Path) -> Iterator[Flaw]:
@@ -80,29 +77,26 @@ def check_stop(bench: Bench, folder: Path) -> Iterator[Flaw]:
         silent = [node for node in range(bench.nodes) if "last words" not in ran.text(node)]
         if silent:
             what = f"an action that ends at INT did not come to it on node {silent[0]}: {_how(ran)}"
-            yield bench.flaw(
-                "stop", f"stop({bench.limit_s / 2:g})", what, "INT to the action's process group, then the grace"
-            )
+            yield bench.flaw(f"stop({bench.limit_s / 2:g})", what, "INT to the action's process group, then the grace")
         elif ran.exit is None or ran.exit.code != 7:
             yield bench.flaw(
-                "stop",
                 f"stop({bench.limit_s / 2:g})",
                 f"the action ended with code 7: {_how(ran)}",
                 "the action's own code",
             )
         later = bench.run(session, "echo it ran")
         if "it ran" in later.text() or not later.ended_ill:
-            yield bench.flaw("stop", "run after a stop", "the command ran", "a stop ends the session: nothing starts")
+            yield bench.flaw("run after a stop", "the command ran", "a stop ends the session: nothing starts")
     for grace_s, what in ((1.0, "ignores INT and TERM"), (0.0, "ignores INT and TERM, without any grace")):
         with bench.session(bench.plan(folder)) as session:
             try:
                 ran = _stopped(bench, session, _DEAF, grace_s)
             except Late:
                 mend = "after the second grace everything is killed"
-                yield bench.flaw("stop", f"stop({grace_s:g})", f"an action that {what} goes on", mend)
+                yield bench.flaw(f"stop({grace_s:g})", f"an action that {what} goes on", mend)
                 return
             if not ran.ended_ill:
-                yield bench.flaw("stop", f"stop({grace_s:g})", f"what was killed went well: {_how(ran)}", "not code 0")
+                yield bench.flaw(f"stop({grace_s:g})", f"what was killed went well: {_how(ran)}", "not code 0")
 
 
 def _stopped(bench: Bench, session: Session, script: str, grace_s: float) -> Ran:
@@ -118,7 +112,7 @@ def check_leaving(bench: Bench, folder: Path) -> Iterator[Flaw]:
     plan = bench.plan(_below(folder, "left"))
     with bench.session(plan) as session:
         bench.run(session, _BEATS)
-    found = [*_gone(bench, plan, session.handle, "leaving", "leaving open", "leaving open ends every process of a run")]
+    found = [*_gone(bench, plan, session.handle, "leaving open", "leaving open ends every process of a run")]
     yield from found
     if found:  # the other would be no news
         return
@@ -130,7 +124,7 @@ def check_leaving(bench: Bench, folder: Path) -> Iterator[Flaw]:
     except _OfTheKit:
         pass
     mend = "end the session in a finally, and let the exception through"
-    yield from _gone(bench, plan, session.handle, "leaving", "leaving open by an exception", mend)
+    yield from _gone(bench, plan, session.handle, "leaving open by an exception", mend)
 
 
 def _below(folder: Path, name: str) -> Path:
@@ -152,24 +146,24 @@ def check_handles(bench: Bench, folder: Path) -> Iterator[Flaw]:
     said = bench.runtime.outcome(handle)
     if said is not None and (not isinstance(said, JobOutcome) or said.ended):
         mend = "JobOutcome(ended=False) while a kept session goes on, None where nothing is known"
-        yield bench.flaw("handles", "outcome of a kept session", f"it answered {said!r}", mend)
+        yield bench.flaw("outcome of a kept session", f"it answered {said!r}", mend)
     if not _goes_on(bench, plan):
-        yield bench.flaw("handles", "plan.keep_alive", "what ran was ended", "leave a session that is to be kept")
+        yield bench.flaw("plan.keep_alive", "what ran was ended", "leave a session that is to be kept")
     other = bench.again()  # as another process has it
     again = bench.within("attach", lambda: other.attach(handle))
     if again.handle != handle:
-        yield bench.flaw("handles", "attach", f"its session has handle {again.handle!r}", f"the same one, {handle!r}")
+        yield bench.flaw("attach", f"its session has handle {again.handle!r}", f"the same one, {handle!r}")
     bench.within("cancel", lambda: other.cancel(handle))
-    yield from _gone(bench, plan, handle, "handles", "cancel", "end all that the session has")
+    yield from _gone(bench, plan, handle, "cancel", "end all that the session has")
     bench.within("cancel", lambda: bench.runtime.cancel(handle))  # raises where one that is gone is not fine
     if not _refuses(bench.runtime.attach, _NOBODY):
-        yield bench.flaw("handles", "attach", "it attached to a handle that it never gave", "raise RuntimeProblem")
+        yield bench.flaw("attach", "it attached to a handle that it never gave", "raise RuntimeProblem")
     try:
         said = bench.runtime.outcome(_NOBODY)
     except RuntimeProblem:
         said = None
     if said is not None:
-        yield bench.flaw("handles", "outcome", f"of a handle that it never gave it says {said!r}", "return None")
+        yield bench.flaw("outcome", f"of a handle that it never gave it says {said!r}", "return None")
 
 
 def _refuses(call: object, *given: object) -> bool:
@@ -181,13 +175,13 @@ def _refuses(call: object, *given: object) -> bool:
     return False
 
 
-def _gone(bench: Bench, plan: RunPlan, handle: str, check: str, where: str, mend: str) -> Iterator[Flaw]:
+def _gone(bench: Bench, plan: RunPlan, handle: str, where: str, mend: str) -> Iterator[Flaw]:
     if _goes_on(bench, plan, until_quiet_s=bench.limit_s / 3):
         what = "a process of the run goes on, one that had left its process group and session (setsid)"
-        yield bench.flaw(check, where, what, mend)
+        yield bench.flaw(where, what, mend)
     said = bench.runtime.outcome(handle)
     if said is not None and not said.ended:
-        yield bench.flaw(check, where, f"the engine says that the session goes on: {said!r}", mend)
+        yield bench.flaw(where, f"the engine says that the session goes on: {said!r}", mend)
 
 
 def _goes_on(bench: Bench, plan: RunPlan, until_quiet_s: float = 0.0) -> bool:
@@ -227,15 +221,15 @@ def check_output(bench: Bench, folder: Path) -> Iterator[Flaw]:
                 got = ran.output.get((node, stream), b"")
                 if got != wanted:
                     what = f"{len(got)} bytes came of stream {stream}, other than the {len(wanted)} that were printed"
-                    yield bench.flaw("output", f"node {node}", what, "each chunk as it came, with stream and node")
+                    yield bench.flaw(f"node {node}", what, "each chunk as it came, with stream and node")
         if odd := sorted({node for node, _ in ran.output} - set(range(bench.nodes))):
-            yield bench.flaw("output", "run", f"output came of node {odd[0]}", "nodes count from 0, as session.nodes")
+            yield bench.flaw("run", f"output came of node {odd[0]}", "nodes count from 0, as session.nodes")
         if ran.strangers:
             mend = "pass it on from the thread that called run"
-            yield bench.flaw("output", "run", "output was passed on by another thread", mend)
+            yield bench.flaw("run", "output was passed on by another thread", mend)
         said = bench.run(session, "cat; echo it ended")
         if "it ended" not in said.text():
-            yield bench.flaw("output", "run", "a command that reads its input printed nothing", "it has no input")
+            yield bench.flaw("run", "a command that reads its input printed nothing", "it has no input")
     if bench.runtime.traits.streams:
         yield from _streams(bench, folder)
 
@@ -248,7 +242,7 @@ def _streams(bench: Bench, folder: Path) -> Iterator[Flaw]:
         except Late:
             mend = "pass output on at once, or say streams=False" if out.acted is None else "stop ends the action"
             what = "a line did not come while the action ran" if out.acted is None else "a stop did not end the action"
-            yield bench.flaw("output", "run", f"{what}, within {bench.limit_s / 2:g} s", mend)
+            yield bench.flaw("run", f"{what}, within {bench.limit_s / 2:g} s", mend)
             bench.within("stop", lambda: session.stop(0.0))
 
 
@@ -262,16 +256,14 @@ def check_environment(bench: Bench, folder: Path) -> Iterator[Flaw]:
     for node in range(bench.nodes):
         if ran.text(node) != f"{SECRET}|action's|{given['OTHER']}":
             mend = "plan.env, over it the action's; madlite.reveal(plan.env) has the values of secrets"
-            yield bench.flaw("environment", f"node {node}", f"HF_TOKEN|KIT|OTHER are {ran.text(node)!r}", mend)
+            yield bench.flaw(f"node {node}", f"HF_TOKEN|KIT|OTHER are {ran.text(node)!r}", mend)
         rank, count, address = [*ran.text(node, 2).split("|"), "", "", ""][:3]
         if bench.nodes > 1 and (rank != str(node) or count != str(bench.nodes) or not address):
             what = f"NODE_RANK|NNODES|MASTER_ADDR are {ran.text(node, 2)!r}"
-            yield bench.flaw(
-                "environment", f"node {node}", what, "give each node its number, and all the first's address"
-            )
+            yield bench.flaw(f"node {node}", what, "give each node its number, and all the first's address")
     if leaked == own and bench.runtime.traits.containerised:
         what = "an action sees the variables of madlite's own environment"
-        yield bench.flaw("environment", "run", what, "containerised actions have what they are given alone")
+        yield bench.flaw("run", what, "containerised actions have what they are given alone")
 
 
 @contextmanager
@@ -308,15 +300,15 @@ def check_files(bench: Bench, folder: Path) -> Iterator[Flaw]:
 def _given(bench: Bench, plan: RunPlan, text: str, cwd: str, inside: str) -> Iterator[Flaw]:
     if text != "given":
         what = "a file of the workspace is not there for an action whose cwd is its folder"
-        yield bench.flaw("files", "run", what, "action.cwd is relative to the workspace, which is plan.inside there")
+        yield bench.flaw("run", what, "action.cwd is relative to the workspace, which is plan.inside there")
     elif cwd.strip() != f"{plan.inside}/sub":
-        yield bench.flaw("files", "run", f"the action runs in {cwd.strip()}, not in {plan.inside}/sub", "plan.inside")
+        yield bench.flaw("run", f"the action runs in {cwd.strip()}, not in {plan.inside}/sub", "plan.inside")
     if plan.folder_inside not in inside:
         mend = "'{folder}' in action.cwd is plan.folder_inside, a folder that can be written to"
-        yield bench.flaw("files", "run", f"{plan.folder_inside} is not the folder of an action that asks for it", mend)
+        yield bench.flaw("run", f"{plan.folder_inside} is not the folder of an action that asks for it", mend)
     if bench.runtime.traits.containerised and "trusted" in inside:
         mend = "mount what madlite.container_mounts(plan) lists"
-        yield bench.flaw("files", "run", "a container reaches what madlite keeps in the run's folder", mend)
+        yield bench.flaw("run", "a container reaches what madlite keeps in the run's folder", mend)
 
 
 def _brought(bench: Bench, results: Path, seen: bool) -> Iterator[Flaw]:
@@ -324,13 +316,13 @@ def _brought(bench: Bench, results: Path, seen: bool) -> Iterator[Flaw]:
     texts = [path.read_text(errors="replace") for path in results.glob("*")] if results.is_dir() else []
     if "made.txt" not in names or "other.log" in names:
         what = f"of made.txt, given.txt and other.log came {', '.join(names) or 'nothing'} for the pattern sub/*.txt"
-        yield bench.flaw("files", "collect", what, "files that match, into the folder, by their own names")
+        yield bench.flaw("collect", what, "files that match, into the folder, by their own names")
     if SECRET in texts:
         what = "it brought a file from outside of the workspace"
-        yield bench.flaw("files", "collect", what, "follow no link and no '..' out of the workspace")
+        yield bench.flaw("collect", what, "follow no link and no '..' out of the workspace")
     if bench.runtime.traits.shares_files and not seen:
         what = "a file of an action is not seen in the workspace while the session is open"
-        yield bench.flaw("files", "run", what, "say shares_files=False where the files are elsewhere")
+        yield bench.flaw("run", what, "say shares_files=False where the files are elsewhere")
 
 
 def check_probe(bench: Bench, folder: Path) -> Iterator[Flaw]:
@@ -356,7 +348,7 @@ def check_probe(bench: Bench, folder: Path) -> Iterator[Flaw]:
     if errors:
         raise errors[0]
     if any("seen" in ran.text(node) for node in range(bench.nodes)):
-        yield bench.flaw("probe", "probe", "what it printed came as output of the action", "it is for the caller alone")
+        yield bench.flaw("probe", "what it printed came as output of the action", "it is for the caller alone")
 
 
 def _probed(bench: Bench, session: Session, node: int, said: bytes) -> Iterator[Flaw]:
@@ -364,19 +356,17 @@ def _probed(bench: Bench, session: Session, node: int, said: bytes) -> Iterator[
     pid = said.decode().split()[1]
     one = bench.probe(session, f"echo seen; echo also >&2; cat /proc/{pid}/cmdline; exit 3", node)
     if one.code != 3 or b"seen" not in one.stdout or b"also" not in one.stderr:
-        yield bench.flaw("probe", where, f"it answered {one!r}", "the command's exit code and both of its outputs")
+        yield bench.flaw(where, f"it answered {one!r}", "the command's exit code and both of its outputs")
     if b"ready" not in one.stdout:
         what = "it does not see the action's processes by the numbers that they have of themselves"
-        yield bench.flaw("probe", where, what, "run it where the action runs, or say sees_processes=False")
+        yield bench.flaw(where, what, "run it where the action runs, or say sees_processes=False")
     late = bench.probe(session, "echo begun; sleep 600", node, limit_s=1.0)
     if late.code is not None or b"begun" not in late.stdout:
-        yield bench.flaw(
-            "probe", where, f"past its limit it answered {late!r}", "code None, and the output up to there"
-        )
+        yield bench.flaw(where, f"past its limit it answered {late!r}", "code None, and the output up to there")
     much = bench.probe(session, f"head -c {3 * PROBE_BYTES} /dev/zero", node)
     if len(much.stdout) > PROBE_BYTES:
         what = f"{len(much.stdout)} bytes of output were kept"
-        yield bench.flaw("probe", where, what, "at most madlite.PROBE_BYTES of each stream")
+        yield bench.flaw(where, what, "at most madlite.PROBE_BYTES of each stream")
 
 
 def check_two_at_once(bench: Bench, folder: Path) -> Iterator[Flaw]:
@@ -387,14 +377,12 @@ def check_two_at_once(bench: Bench, folder: Path) -> Iterator[Flaw]:
         for number, texts in enumerate(ran, 1):
             if texts != [f"run {number}"] * bench.nodes:
                 what = f"the action of session {number} printed {texts}"
-                yield bench.flaw("two_at_once", "run", what, "keep nothing of a session at the runtime or its class")
+                yield bench.flaw("run", what, "keep nothing of a session at the runtime or its class")
         if one.handle == two.handle:
-            yield bench.flaw("two_at_once", "handle", "two sessions have the same handle", "one that names its session")
+            yield bench.flaw("handle", "two sessions have the same handle", "one that names its session")
         bench.within("stop", lambda: one.stop(GRACE_S))
         if bench.run(two, "exit 0").ended_ill:
-            yield bench.flaw(
-                "two_at_once", "stop", "the stop of one session ended the other", "stop this session alone"
-            )
+            yield bench.flaw("stop", "the stop of one session ended the other", "stop this session alone")
 
 
 def _both(bench: Bench, sessions: Sequence[Session]) -> list[list[str]]:

@@ -15,7 +15,6 @@ from madlite.testing.plans import Made
 from madlite.testing.subject import Subject
 
 _LIMIT_S = 120.0
-_AT_ONCE = 40  # scripts for one shellcheck
 # loops over one word, code behind an exit, variables of a branch that is not here: written for other values
 _RENDERED = "SC2034,SC2043,SC2317"
 _NUMBER = re.compile(rb"\d+")
@@ -51,12 +50,7 @@ def check_scripts(subject: Subject, folder: Path) -> Iterator[Flaw]:
     if shellcheck is None:
         yield Flaw("scripts", "this machine", "there is no shellcheck to check scripts with", _NO_SHELLCHECK)
         return
-    paths, seen = list(written), set()
-    for at in range(0, len(paths), _AT_ONCE):
-        for flaw in _shellcheck(shellcheck, paths[at : at + _AT_ONCE], written):
-            if flaw.what not in seen:  # one template has the same fault in every script
-                seen.add(flaw.what)
-                yield flaw
+    yield from _shellcheck(shellcheck, written) if written else ()
 
 
 def find_shellcheck() -> str | None:
@@ -129,17 +123,22 @@ def _written(made: Sequence[Made], folder: Path) -> Iterator[tuple[Path, str]]:
             yield path, f"{file.path} of {one.case}"
 
 
-def _shellcheck(tool: str, paths: Sequence[Path], written: Mapping[Path, str]) -> Iterator[Flaw]:
-    ran = capture([tool, "--shell=bash", "--format=json", f"--exclude={_RENDERED}", *map(str, paths)], limit_s=_LIMIT_S)
+def _shellcheck(tool: str, written: Mapping[Path, str]) -> Iterator[Flaw]:
+    ran = capture(
+        [tool, "--shell=bash", "--format=json", f"--exclude={_RENDERED}", *map(str, written)], limit_s=_LIMIT_S
+    )
     try:
         told = json.loads(ran.stdout)
     except ValueError:
         yield Flaw("scripts", "this machine", f"shellcheck failed: {ran.stderr.strip()[:200]}", _NO_SHELLCHECK)
         return
+    seen: set[str] = set()  # one template has the same fault in every script
     for one in told:
-        where = f"{written[Path(one['file'])]}, line {one['line']}"
-        mend = f"https://www.shellcheck.net/wiki/SC{one['code']}"
-        yield Flaw("scripts", where, f"shellcheck: {one['message']}", mend)
+        if one["message"] not in seen:
+            seen.add(one["message"])
+            where = f"{written[Path(one['file'])]}, line {one['line']}"
+            mend = f"https://www.shellcheck.net/wiki/SC{one['code']}"
+            yield Flaw("scripts", where, f"shellcheck: {one['message']}", mend)
 
 
 def _first(text: str, path: Path) -> str:
