@@ -10,22 +10,25 @@ from typing import Any, get_args
 
 from madlite.errors import UsageProblem
 from madlite.failure_rules import flaw_of
-from madlite.model import Asset, Card, Draft, Event, FailureRule, FileTemplate, Finding, Quantity, ResultRule
+from madlite.model import (
+    Asset,
+    Backend,
+    Card,
+    Draft,
+    Event,
+    FailureRule,
+    FileTemplate,
+    Finding,
+    Quantity,
+    Reader,
+    ResultRule,
+)
 from madlite.plan.values import ALIASES, PLAN_KEYS, VARIANT_KEYS, canonical_key
 from madlite.resources import template_root
 from madlite.testing.flaws import Flaw, answered
 from madlite.testing.plans import WORKSPACE, Made, ask, options_of
 from madlite.testing.subject import NAME_IT, Subject, raised
 
-TAKES = {
-    "claim": ("card", "checkout"),
-    "expand": ("request", "machine"),
-    "check": ("plan",),
-    "assets": ("plan",),
-    "recognise": ("head",),
-    "reader": ("plan",),
-}
-READER_TAKES: dict[str, tuple[str, ...]] = {"feed": ("line",), "finish": ("outputs",)}
 _EVENTS = get_args(Event)
 
 
@@ -36,7 +39,7 @@ def is_event(value: object) -> bool:
 
 def check_members(subject: Subject) -> Iterator[Flaw]:
     """Yield members that are missing, take something else, or answer with something else."""
-    missing = [*signatures(subject.backend, TAKES, f"backend {subject.name}")]
+    missing = [*signatures(subject.backend, Backend, f"backend {subject.name}")]
     yield from missing
     if missing:
         return
@@ -45,9 +48,12 @@ def check_members(subject: Subject) -> Iterator[Flaw]:
     yield from _answers(subject)
 
 
-def signatures(thing: object, takes: dict[str, tuple[str, ...]], where: str) -> Iterator[Flaw]:
-    """Yield which methods are missing, or do not take so many arguments, which the words name."""
-    for member, words in takes.items():
+def signatures(thing: object, protocol: type, where: str) -> Iterator[Flaw]:
+    """Yield which methods of a protocol are missing, or do not take so many arguments, which the words name."""
+    for member, method in vars(protocol).items():
+        if member.startswith("_") or not inspect.isfunction(method):
+            continue
+        words = list(inspect.signature(method).parameters)[1:]
         wanted = f"{member}(self, {', '.join(words)})"
         found = getattr(thing, member, None)
         if not callable(found):
@@ -88,7 +94,7 @@ def _reader(subject: Subject) -> Iterator[Flaw]:
     one, other = subject.backend.reader(None), subject.backend.reader(None)
     if one is other:
         yield _flaw("reader(None)", "it gave the same reader twice", "return a fresh one for each run")
-    yield from signatures(one, READER_TAKES, f"reader {type(one).__name__}")
+    yield from signatures(one, Reader, f"reader {type(one).__name__}")
 
 
 def _answers(subject: Subject) -> Iterator[Flaw]:

@@ -112,11 +112,16 @@ def ask(backend: Backend, case: Case, options: Options) -> Sequence[Draft]:
         UsageProblem: the backend refuses it.
         TimeoutError: it takes longer than any question needs.
     """
+    request = request_of(case, options)
+    with limited(CALL_LIMIT_S):
+        return backend.expand(request, case.machine)
+
+
+def request_of(case: Case, options: Options) -> Request:
+    """Return what a backend is asked of a case."""
     request = _request(case)
     sources = layers(request, Context(), options)
-    asked = replace(request, settings=asked_values(sources), origins=asked_origins(sources))
-    with limited(CALL_LIMIT_S):
-        return backend.expand(asked, case.machine)
+    return replace(request, settings=asked_values(sources), origins=asked_origins(sources))
 
 
 def plan_of(backend: Backend, case: Case, draft: Draft, options: Options) -> RunPlan:

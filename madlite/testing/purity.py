@@ -9,16 +9,11 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import replace
-
 from madlite.errors import MadliteError, UsageProblem
-from madlite.model import Draft, Request
-from madlite.plan.context import Context
-from madlite.plan.given import layers
-from madlite.plan.values import asked_origins, asked_values
+from madlite.model import Draft
 from madlite.secrets import Redactor
 from madlite.testing.flaws import Flaw, answered, watch
-from madlite.testing.plans import Made, ask, finish, options_of
+from madlite.testing.plans import Made, ask, finish, options_of, request_of
 from madlite.testing.subject import Subject
 
 _POISON = "left_by_the_kit"
@@ -29,9 +24,7 @@ def check_purity(subject: Subject) -> Iterator[Flaw]:
     for where, what in subject.done_at_first:
         yield _world(where, what)
     for made in subject.spread(8):
-        request = Request(card=made.case.card, tag=made.case.card.name)
-        sources = layers(request, Context(), options_of(made.case))
-        request = replace(request, settings=asked_values(sources), origins=asked_origins(sources))
+        request = request_of(made.case, options_of(made.case))
         yield from _pure(subject, made, "expand", (request, made.case.machine))
         for member in ("check", "assets"):
             yield from _pure(subject, made, member, (made.plan,))

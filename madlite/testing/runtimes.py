@@ -18,22 +18,6 @@ from madlite.testing.flaws import Flaw
 from madlite.testing.members import signatures
 from madlite.testing.subject import raised
 
-TAKES = {
-    "supports": ("place",),
-    "available": (),
-    "request": ("plan",),
-    "prepare": ("plan", "say"),
-    "open": ("plan",),
-    "attach": ("handle",),
-    "cancel": ("handle",),
-    "outcome": ("handle",),
-}
-SESSION_TAKES: dict[str, tuple[str, ...]] = {
-    "run": ("action", "out"),
-    "probe": ("argv", "node", "limit_s"),
-    "stop": ("grace_s",),
-    "collect": ("patterns", "into"),
-}
 _WORD = re.compile(r"[a-z][a-z0-9_-]*")
 
 
@@ -44,7 +28,7 @@ def check_members(bench: Bench, folder: Path) -> Iterator[Flaw]:
         yield bench.flaw("name", f"it is {name!r}", "a word in lower case: --runtime names it")
     if not isinstance(traits := getattr(runtime, "traits", None), Traits):
         yield bench.flaw("traits", f"they are {traits!r}", "traits = Traits(...)")
-    missing = [*signatures(runtime, TAKES, f"runtime {bench.name}")]
+    missing = [*signatures(runtime, Runtime, f"runtime {bench.name}")]
     yield from missing
     if missing or not isinstance(traits, Traits):
         return
@@ -59,7 +43,7 @@ def check_members(bench: Bench, folder: Path) -> Iterator[Flaw]:
 
 
 def _of_session(bench: Bench, session: Session) -> Iterator[Flaw]:
-    yield from signatures(session, SESSION_TAKES, f"session of runtime {bench.name}")
+    yield from signatures(session, Session, f"session of runtime {bench.name}")
     where = "{} of its session"
     if not isinstance(session.handle, str) or not session.handle:
         mend = "a text that is enough for attach, also in another process"

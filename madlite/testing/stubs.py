@@ -30,7 +30,8 @@ _REWRITTEN = re.compile(
     | (?P<required> \$\{!?\w+(?:\[[^]\n]*\])? ) :?\?  # would end the script
     | (?<![\w$-]) (?P<locked> PATH|SHELL|ENV|BASH_ENV|HISTFILE ) (?=\+?=)
     | (?P<words> \bset(?=[ \t]+--\s) )
-    | (?P<begin> (?:(?<!\\)\n | [;&|(`!] | [{)]\s | \b(?:then|else|do|if|while|until|elif)\s) [ \t]* )
+    | (?P<begin> (?:(?<!\\)\n | [;&|(`!] | [{)]\s | \b[A-Za-z_]\w*=[^\s$(]*[ \t]
+      | \b(?:then|else|do|if|while|until|elif)\s) [ \t]* )
       (?=["']?\$[\w{@] | \.{0,2}/\w) (?![^\s;]*\)(?:\s|$))  # a name that may have a slash, no case's pattern""",
     re.VERBOSE,
 )

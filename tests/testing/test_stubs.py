@@ -115,6 +115,7 @@ def test_what_is_called_is_told_with_its_words_in_both_branches(tmp_path):
         ("case $a in /*) b ;;\n  */*) c ;;\n  *) $d/e ;; esac", {("/e",)}),
         ("f() { /a; }\nfunction g { ./b; }\nf; g", {("/a",), ("./b",)}),
         (": ${a:?is not set} ${b?}\nPATH=/a:$PATH c\nexport PATH=/d", {("c",)}),
+        ('A=b "$c/d" e; f --g=1 2', {("/d", "e"), ("f", "--g=1", "2")}),
         ("a $$ $!", {("a", "4", "4")}),
         ("a b \\\n  /c 'd > e'", {("a", "b", "/c", "d  203<<<e")}),
         (
