@@ -144,7 +144,6 @@ def _in_pieces(subject: Subject, data: bytes, ends: list[int]) -> list[Event]:
 
 LINE_LIMIT_S = 2.0  # of this process's time for the longest line that a reader can get
 _LINES = 5  # such lines may a broken log take as long as
-_SPOTS, _FEW_SPOTS = 8, 2  # of a step's line, at which a long line goes on
 _NOISE = (
     b"\x00\xff\xfe\x80\xc3(" * 20,
     b"step: nan loss: inf {'loss': 1e999, 'n': -0} " + b"9" * 5000,
@@ -273,7 +272,7 @@ def _long_lines(subject: Subject, data: bytes) -> Iterator[str]:
     steps = [text for text in texts if _has_step(subject, text.encode("utf-8", "replace"))][:1] or texts[:1]
     for text in steps:
         ends = [place for place, character in enumerate(text) if character in " :=|,"]
-        count = _SPOTS if subject.most is None else _FEW_SPOTS
+        count = subject.examples // 3  # places in the line
         spots = sorted({*(ends[at * len(ends) // count] for at in range(count) if ends), len(text)})
         for end in spots:
             for more in (text[:end] or "x", " ", "9", "9,", ".9", text[max(0, end - 6) : end] or " "):

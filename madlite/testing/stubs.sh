@@ -8,7 +8,7 @@ exec >/dev/null 2>&1
 exec 195<>kit_alive 196>kit_alive 194<kit_alive 195>&- # 194 ends when the last process has gone that has 196
 ulimit -c 0
 ulimit -f 32768 # KiB of notes
-ulimit -t 4     # where nobody is left to end what loops
+ulimit -t 2     # for what loops, also where nobody is left to end it
 
 note() { builtin printf '%s\0' "${@//$'\n'/$'\005'}" $'\001' >&199; } # without line ends it is written at once
 called() {
