@@ -1,4 +1,4 @@
-"""The members that a backend and its readers have, what they take, and what they answer."""
+"""What a backend declares: its members and what they answer, names, pages and failure rules."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ from madlite.testing.plans import WORKSPACE, Made, ask, options_of
 from madlite.testing.subject import NAME_IT, Subject, raised
 
 _EVENTS = get_args(Event)
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+_METRIC = re.compile(r"[A-Za-z][A-Za-z0-9_./()% -]*(?<! )")
 
 
 def is_event(value: object) -> bool:
@@ -145,19 +147,11 @@ def _flaw(where: str, what: str, mend: str) -> Flaw:
     return Flaw("members", where, what, mend)
 
 
-_NAME = re.compile(r"[a-z][a-z0-9_]*")
-_METRIC = re.compile(r"[A-Za-z][A-Za-z0-9_./()% -]*(?<! )")
-
-
 def check_names(subject: Subject) -> Iterator[Flaw]:
     """Yield what is wrong with names."""
     yield from _backend(subject)
-    seen: set[Flaw] = set()
     for made in subject.made:
-        for flaw in (*_settings(made), *_rule(made.draft.result_rule), *_templates(subject, made)):
-            if flaw not in seen:
-                seen.add(flaw)
-                yield flaw
+        yield from (*_settings(made), *_rule(made.draft.result_rule), *_templates(subject, made))
 
 
 def _backend(subject: Subject) -> Iterator[Flaw]:
@@ -206,7 +200,7 @@ def _rule(rule: ResultRule) -> Iterator[Flaw]:
         if not _METRIC.fullmatch(name):
             mend = "letters, digits, _ . / - and what a cell of perf.csv takes without quotes"
             yield Flaw("names", "result rule", f"metric {name!r} is no name", mend)
-    for name in sorted({name for name in names if names.count(name) > 1}):
+    for name in _twice(names):
         yield Flaw("names", "result rule", f"two rows of a run would be called {name}", "a metric of its own for each")
     for one in rule.mad:
         if (one.rule == "summary") != bool(one.key) or (one.rule != "summary" and one.quantity is None):

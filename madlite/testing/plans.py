@@ -1,4 +1,4 @@
-"""Card, machine and what is asked → plan and files, as a run makes them, but without a machine and a command line."""
+"""Card, machine and what is asked → plan and files, as a run makes them, but without a real machine."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from madlite.runtimes.registry import builtin_runtimes
 from madlite.testing.flaws import CALL_LIMIT_S, limited
 
 _GIB = 1 << 30
+OFFLINE = ("env.HF_HUB_OFFLINE", "1")  # as a run finds it whose assets are all there
+WORKSPACE = Path("/workspace-of-the-kit")  # is not there, so that nothing of a real folder shows in a plan
 
 
 def _gpus(vendor: Vendor, device: str, arch: str, product: str, count: int, memory_gib: int) -> Machine:
@@ -59,10 +61,6 @@ MACHINES: tuple[Machine, ...] = (
 def name_of(machine: Machine) -> str:
     """Return a machine as --machine writes it: 8xMI300X, or cpu."""
     return f"{len(machine.gpus)}x{machine.device}" if machine.gpus else "cpu"
-
-
-OFFLINE = ("env.HF_HUB_OFFLINE", "1")  # as a run finds it whose assets are all there
-WORKSPACE = Path("/workspace-of-the-kit")  # is not there, so that nothing of a real folder shows in a plan
 
 
 class Case(Value, frozen=True):

@@ -1,4 +1,4 @@
-"""Planning is pure: the same answer twice, nothing done to the world, nothing changed in what was given."""
+"""Planning is pure: the same answer twice, nothing done to the world or to what was given, no secret told."""
 
 from __future__ import annotations
 
@@ -17,6 +17,12 @@ from madlite.testing.plans import Made, ask, finish, options_of, request_of
 from madlite.testing.subject import Subject
 
 _POISON = "left_by_the_kit"
+SECRETS = {
+    name: f"kit-secret/{number}&0123456789abcdef"
+    for number, name in enumerate(("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "MAD_SECRETS_HFTOKEN", "MAD_SECRETS_KIT"))
+}
+_MASKS = {name: Redactor([value]).text for name, value in SECRETS.items()}
+_MEND = "leave it in the environment: the script has it as a variable"
 
 
 def check_purity(subject: Subject) -> Iterator[Flaw]:
@@ -76,14 +82,6 @@ def _world(where: str, what: str) -> Flaw:
 
 def _flaw(where: str, what: str, mend: str) -> Flaw:
     return Flaw("purity", where, what, mend)
-
-
-SECRETS = {
-    name: f"kit-secret/{number}&0123456789abcdef"
-    for number, name in enumerate(("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "MAD_SECRETS_HFTOKEN", "MAD_SECRETS_KIT"))
-}
-_MASKS = {name: Redactor([value]).text for name, value in SECRETS.items()}
-_MEND = "leave it in the environment: the script has it as a variable"
 
 
 def check_secrets(subject: Subject) -> Iterator[Flaw]:

@@ -1,4 +1,4 @@
-"""Readers: the same log is the same events however its bytes come, and the stated steps are in it."""
+"""Readers: a log is the same events however its bytes come, with the stated steps, and what is no log upsets none."""
 
 from __future__ import annotations
 
@@ -24,6 +24,18 @@ _NO_PLACE = "keep what is held back for each (line.node, line.rank), and give a 
 _NO_LABEL = "madlite.without_label(line) is what the process wrote, where a pattern begins with the line"
 _LABELS = {"srun --label": b"%d: ", "mpirun --tag-output": b"[1,%d]<stdout>:", "torchrun": b"[rank%d]: "}
 _NO_STATE = "keep what a line says in the reader, never in the module or the class, and know no chunk"
+LINE_LIMIT_S = 2.0  # of this process's time for the longest line that a reader can get
+_LINES = 5  # such lines may a broken log take as long as
+_NOISE = (
+    b"\x00\xff\xfe\x80\xc3(" * 20,
+    b"step: nan loss: inf {'loss': 1e999, 'n': -0} " + b"9" * 5000,
+    "\u0661\u0662\u0663 \u00bd \u2460 \u202e step\u00a01 loss\uff1a1".encode(),
+    b'{"n": ' + b"[" * 5000,
+    b"step=1 " * 50,
+    b"performance: 1,,2 .. e+ %s {} \\x1b[",
+)
+_NO_STEP = "a step has a number from 0 and floats by madlite.Quantity"
+_QUICK = "begin a pattern with plain text, let no two repeats take the same characters, and bound them: \\s{0,40}"
 
 
 def check_reading(subject: Subject) -> Iterator[Flaw]:
@@ -140,20 +152,6 @@ def _in_pieces(subject: Subject, data: bytes, ends: list[int]) -> list[Event]:
     places = [0, *ends, len(data)]
     chunks = (data[begin:end] for begin, end in pairwise(places))
     return follow(subject.backend.reader(None), chunks)
-
-
-LINE_LIMIT_S = 2.0  # of this process's time for the longest line that a reader can get
-_LINES = 5  # such lines may a broken log take as long as
-_NOISE = (
-    b"\x00\xff\xfe\x80\xc3(" * 20,
-    b"step: nan loss: inf {'loss': 1e999, 'n': -0} " + b"9" * 5000,
-    "\u0661\u0662\u0663 \u00bd \u2460 \u202e step\u00a01 loss\uff1a1".encode(),
-    b'{"n": ' + b"[" * 5000,
-    b"step=1 " * 50,
-    b"performance: 1,,2 .. e+ %s {} \\x1b[",
-)
-_NO_STEP = "a step has a number from 0 and floats by madlite.Quantity"
-_QUICK = "begin a pattern with plain text, let no two repeats take the same characters, and bound them: \\s{0,40}"
 
 
 def check_fuzz(subject: Subject) -> Iterator[Flaw]:

@@ -1,4 +1,4 @@
-"""The result rule names numbers that the backend's reader gives: of logs, of files, or by its step pattern."""
+"""What a row says is what ran and what the reader gives: metrics of the result rule, modes and precisions."""
 
 from __future__ import annotations
 
@@ -16,6 +16,10 @@ from madlite.run.effects import Asking, refuse_without_effect
 from madlite.testing.flaws import Flaw, answered
 from madlite.testing.plans import Case, Made, ask, finish, given_of, options_of
 from madlite.testing.subject import Subject
+
+PRECISIONS = ("FP32", "BF16", "FP16", "FP8", "MXFP8", "MXFP4")
+_STRANGE = {"mode": "no_such_mode", "precision": "NO_SUCH_PRECISION"}
+_MEND = "refuse it: a TemplateBackend does where its variants have one, others by a fatal Finding of check(plan)"
 
 
 def check_results(subject: Subject, folder: Path) -> Iterator[Flaw]:
@@ -61,11 +65,6 @@ def _missing(rule: ResultRule, quantities: set[Quantity], keys: set[str], *, in_
             yield Flaw("results", f"metric {one.metric}", f"no log has the figure {one.key!r}", mend)
         elif one.quantity is not None and one.quantity not in quantities:
             yield Flaw("results", f"metric {one.metric}", f"no step of the logs has {one.quantity.label}", mend)
-
-
-PRECISIONS = ("FP32", "BF16", "FP16", "FP8", "MXFP8", "MXFP4")
-_STRANGE = {"mode": "no_such_mode", "precision": "NO_SUCH_PRECISION"}
-_MEND = "refuse it: a TemplateBackend does where its variants have one, others by a fatal Finding of check(plan)"
 
 
 def check_effects(subject: Subject) -> Iterator[Flaw]:

@@ -22,6 +22,9 @@ _WAITS = "n=0; while [ $((n += 1)) -lt 6000 ]; do sleep 0.1; done"
 _READY = f"echo ready; {_WAITS}"  # ten minutes at most
 _WORDS = f"trap 'echo last words; exit 7' INT; echo ready; {_WAITS}"
 _DEAF = f"trap '' INT TERM HUP; echo ready; {_WAITS}"
+MANY_BYTES = 3_000_000
+_BYTES = r"printf 'first\0\377\r'; printf 'and no end' >&2; head -c 3000000 /dev/zero | tr '\0' x; printf 'last'"
+_OURS = "MADLITE_KIT_OWN_VARIABLE"
 
 
 def check_exits(bench: Bench, folder: Path) -> Iterator[Flaw]:
@@ -204,11 +207,6 @@ def _goes_on(bench: Bench, plan: RunPlan, until_quiet_s: float = 0.0) -> bool:
 
 def _how(ran: Ran) -> str:
     return repr(ran.exit) if ran.exit is not None else f"refused: {ran.problem}"
-
-
-MANY_BYTES = 3_000_000
-_BYTES = r"printf 'first\0\377\r'; printf 'and no end' >&2; head -c 3000000 /dev/zero | tr '\0' x; printf 'last'"
-_OURS = "MADLITE_KIT_OWN_VARIABLE"
 
 
 def check_output(bench: Bench, folder: Path) -> Iterator[Flaw]:
