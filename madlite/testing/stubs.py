@@ -2,7 +2,7 @@
 
 Nothing else runs, and no file is touched: bash is in its restricted mode, without a program on PATH, and every output
 goes to a here-string in place of its file.  Tests are run the other way round too, so that both branches are seen.
-What is rewritten for that is what a few regular expressions find, whether it is quoted or not: a mistake of theirs can
+What is rewritten for that is what a regular expression finds, whether it is quoted or not: a mistake of it can
 hide a word, and never run anything, and a text is the same in two renderings that are compared.
 """
 
