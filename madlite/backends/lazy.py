@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from madlite.backends.recipe_book import cards_of_book, claim_by_book
-from madlite.model import Asset, Card, Finding, Machine, Reader, Request, ResultRule, RunPlan, RunSpec
+from madlite.model import Asset, Backend, Card, Finding, Machine, Reader, Request, ResultRule, RunPlan, RunSpec
 
 if TYPE_CHECKING:
     from madlite.backends.recipes import RecipeBackend
@@ -57,3 +57,8 @@ class LazyBackend:
     def result_rule(self) -> ResultRule:
         """Return where the result of a log comes from that madlite did not start."""
         return self.loaded.result_rule()
+
+
+def loaded_backend(backend: Backend) -> Backend:
+    """Return the backend itself, of one that is not loaded yet too."""
+    return backend.loaded if isinstance(backend, LazyBackend) else backend

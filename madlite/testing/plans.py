@@ -1,4 +1,4 @@
-"""Card, machine and what is asked → plan and files, as a run makes them, but without a machine and a command line."""
+"""Card, machine and what is asked → plan and files, as a run makes them, but without a real machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from madlite.backends.recipe_book import RecipeBook, bare_name, read_book
-from madlite.model import Backend, Card, Machine, Request, RunPlan, RunSpec, Value
+from madlite.backends.recipes import RecipeBackend
+from madlite.model import Backend, Card, Gpu, Machine, Request, RunPlan, RunSpec, Value, Vendor
 from madlite.plan.context import Context, Options
 from madlite.plan.inputs import RunInputs, layers
 from madlite.plan.make import make_plan
@@ -16,11 +17,49 @@ from madlite.plan.place import USUAL, RuntimeChoice
 from madlite.plan.render import Rendered, render
 from madlite.plan.values import asked_origins, asked_values
 from madlite.runtimes.registry import builtin_runtimes
-from madlite.testing.limits import CALL_LIMIT_S, limited
-from madlite.testing.machines import name_of
+from madlite.testing.flaws import CALL_LIMIT_S, limited
 
+_GIB = 1 << 30
 OFFLINE = ("env.HF_HUB_OFFLINE", "1")  # as a run finds it whose assets are all there
 WORKSPACE = Path("/workspace-of-the-kit")  # is not there, so that nothing of a real folder shows in a plan
+
+
+def _gpus(vendor: Vendor, device: str, arch: str, product: str, count: int, memory_gib: int) -> Machine:
+    gpus = tuple(
+        Gpu(
+            index=n,
+            arch=arch,
+            product=product,
+            memory_bytes=memory_gib * _GIB,
+            render_minor=128 + n if vendor == "AMD" else None,
+        )
+        for n in range(count)
+    )
+    return Machine(
+        vendor=vendor,
+        gpus=gpus,
+        architecture=arch,
+        product=product,
+        device=device,
+        rocm_version="7.0.0" if vendor == "AMD" else "",
+        cuda_version="12.8" if vendor == "NVIDIA" else "",
+        pretended=True,
+    )
+
+
+MACHINES: tuple[Machine, ...] = (
+    _gpus("AMD", "MI300X", "gfx942", "AMD Instinct MI300X", 8, 192),
+    _gpus("AMD", "MI355X", "gfx950", "AMD Instinct MI355X", 8, 288),
+    _gpus("NVIDIA", "H100", "NVIDIA H100 80GB HBM3", "NVIDIA H100 80GB HBM3", 8, 80),
+    _gpus("NVIDIA", "H100", "NVIDIA H100 80GB HBM3", "NVIDIA H100 80GB HBM3", 1, 80),
+    Machine(pretended=True),
+)
+"""What every recipe is rendered for, unless a kit's user names machines."""
+
+
+def name_of(machine: Machine) -> str:
+    """Return a machine as --machine writes it: 8xMI300X, or cpu."""
+    return f"{len(machine.gpus)}x{machine.device}" if machine.gpus else "cpu"
 
 
 class Case(Value, frozen=True):
@@ -53,8 +92,7 @@ def list_cases(
     made up for each.
     """
     wanted = [(), (OFFLINE,), *(tuple(one.items()) for one in asks)]
-    path = getattr(backend, "book", None)
-    book = read_book(path) if isinstance(path, Path) else RecipeBook()
+    book = read_book(backend.book) if isinstance(backend, RecipeBackend) else RecipeBook()
     named = {card.recipe for card in cards if isinstance(card.recipe, str)}
     spare = [_card_of(backend.name, recipe) for recipe in book.recipes if recipe not in named]
     for card in (*cards, *spare):
@@ -71,11 +109,16 @@ def ask(backend: Backend, case: Case, options: Options) -> Sequence[RunSpec]:
         UsageProblem: the backend refuses it.
         TimeoutError: it takes longer than any question needs.
     """
+    request = request_of(case, options)
+    with limited(CALL_LIMIT_S):
+        return backend.expand(request, case.machine)
+
+
+def request_of(case: Case, options: Options) -> Request:
+    """Return what a backend is asked of a case."""
     request = _request(case)
     sources = layers(request, Context(), options)
-    asked = replace(request, settings=asked_values(sources), origins=asked_origins(sources))
-    with limited(CALL_LIMIT_S):
-        return backend.expand(asked, case.machine)
+    return replace(request, settings=asked_values(sources), origins=asked_origins(sources))
 
 
 def plan_of(backend: Backend, case: Case, draft: RunSpec, options: Options) -> RunPlan:
