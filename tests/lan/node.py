@@ -30,8 +30,7 @@ mkdir -p "$2/root$3"
 mount --bind "$2/workspace" "$2/root$3"
 mount --rbind /dev "$2/root/dev"
 mount -t proc proc "$2/root/proc"
-echo ready
-exec chroot "$2/root" sleep infinity
+exec chroot "$2/root" sh -c "echo ready; exec sleep infinity"
 """
 TOOLS = str(Path(sys.executable).parent)  # py-spy is there
 PATH = f"{TOOLS}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
