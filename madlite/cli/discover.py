@@ -113,7 +113,7 @@ def as_mad(card: Card, args: str) -> dict[str, Json]:
 
 
 def _table(cards: Iterable[tuple[Card, str]], plugins: Plugins, workspace: Path) -> str:
-    from madlite.run.owner import claimants
+    from madlite.run.backend_choice import claimants
 
     known = plugins.backends()
     rows = [("NAME", "GPUS", "PRECISION", "RUNS BY", "FROM", "TAGS")]

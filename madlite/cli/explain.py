@@ -46,7 +46,7 @@ def command(tag: tuple[str, ...], everything: bool, as_json: bool, **given: Any)
     madlite explain my_model --check && madlite run --tags my_model
     """
     from madlite.cli.planning import check, plan_all
-    from madlite.run.lint import in_one_line, look, whose
+    from madlite.run.checks import in_one_line, run_checks, card_or_run
     from madlite.run.one import secrets_for
     from madlite.secrets import Redactor, masked_json
 
@@ -56,11 +56,11 @@ def command(tag: tuple[str, ...], everything: bool, as_json: bool, **given: Any)
     planned = plan_all(plugins, options, given)
     secrets = tuple(text for one in planned for text in secrets_for(one, options.environ))
     mask = Redactor(secrets).text
-    refused, warnings = look(planned, plugins, options.lint)
+    refused, warnings = run_checks(planned, plugins, options.lint)
     if as_json:
         click.echo(masked_json([one.plan for one in planned], secrets), nl=False)
         for one, found in zip(planned, refused, strict=True):  # a list of plans has no place for it
-            warnings += [f"{whose(one.plan, planned)}would be refused: {in_one_line(finding)}" for finding in found]
+            warnings += [f"{card_or_run(one.plan, planned)}would be refused: {in_one_line(finding)}" for finding in found]
     else:
         pairs = zip(planned, refused, strict=True)
         told = [Explained(one.plan, _script(one), tuple(map(in_one_line, found))) for one, found in pairs]

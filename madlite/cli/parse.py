@@ -73,7 +73,7 @@ def command(
     madlite parse last
     kubectl logs trainer | madlite parse - --json
     """
-    from madlite.run.owner import find_backend
+    from madlite.run.backend_choice import find_backend
 
     plugins = setup.load(no_plugins, verbose)
     try:

@@ -51,8 +51,8 @@ def command(**given: Any) -> int:
     read at the run.
     """
     from madlite.cli.planning import known_secrets_here, plan_all
+    from madlite.run.checks import check_plans
     from madlite.run.from_plan import saved_text
-    from madlite.run.lint import check_plans
 
     plugins = setup.load(given["no_plugins"], given["verbose"])
     options = setup.make_options({**given, **_RESULTS})

@@ -19,9 +19,9 @@ from madlite.plan.actions import TOOLS, list_tools, make_toolset
 from madlite.plan.context import ELSEWHERE, Context, Options
 from madlite.plan.manifest_text import context_over
 from madlite.plan.plan_file import known_secrets, read_plan_file
+from madlite.run.checks import why_unreachable
 from madlite.run.from_manifest import plan_manifest
 from madlite.run.from_plan import bind_plan, claimed_id, differences, planned_environ
-from madlite.run.lint import why_unreachable
 from madlite.run.planning import BatchInputs, plan_runs
 from madlite.run.screen import Planned
 from madlite.workspace.folder import new_run_id
@@ -224,7 +224,7 @@ def check(
     """
     from madlite.model import Result
     from madlite.run.batch import exit_code
-    from madlite.run.lint import keep_refused
+    from madlite.run.checks import keep_refused
 
     check_start(planned, options, pretended=bool(given["machine"]))
     kept = keep_refused(planned, refused, plugins)

@@ -142,9 +142,9 @@ def refuse_with_plan(ctx: click.Context) -> None:
 
 def _preview(planned: Sequence[Planned], options: Options, plugins: Plugins, given: dict[str, Any]) -> int:
     from madlite.cli.summary import BatchFiles
-    from madlite.run.lint import in_one_line, look
+    from madlite.run.checks import in_one_line, run_checks
 
-    refused, warnings = look(planned, plugins, options.lint)
+    refused, warnings = run_checks(planned, plugins, options.lint)
     for one, found in zip(planned, refused, strict=True):
         say(preview(one, options.environ, map(in_one_line, found)))
     for text in warnings:
@@ -163,7 +163,7 @@ def _run(
     from madlite.cli.summary import BatchFiles
     from madlite.results.locked import make_folder
     from madlite.run.batch import run_batch
-    from madlite.run.lint import check_plans
+    from madlite.run.checks import check_plans
 
     check_start(planned, options)
     told = len(plugins.problems)
@@ -248,7 +248,7 @@ def preview(one: Planned, environ: dict[str, str], refused: Iterable[str] = ()) 
 
 def _request(one: Planned) -> str:
     """Return what the runtime would be asked for; nothing where what blocks the plan is that it cannot be asked for."""
-    from madlite.run.stage import border
+    from madlite.run.session_runner import border
 
     try:
         with border(one.runtime):

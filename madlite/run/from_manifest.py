@@ -16,7 +16,7 @@ from madlite.plan.manifest_text import manifest_text
 from madlite.results.rows import docker_file
 from madlite.run.build_jobs import build_words, same_content, vendor_of
 from madlite.run.one import BUILD_LOG_END
-from madlite.run.planning import BatchInputs, PlanCard, foreign_image, plan_card, plan_each
+from madlite.run.planning import BatchInputs, PlanCard, image_of_command, plan_card, plan_each
 from madlite.run.screen import Planned
 
 _log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ def _plan_found(
     inputs: BatchInputs,
 ) -> list[Planned]:
     """Return the plans of one card: of its images and of its failed builds that are for this machine."""
-    if foreign_image(inputs):
+    if image_of_command(inputs):
         return plan_card(request, (), "", inputs)
     machine = inputs.machine
     refused = {

@@ -38,7 +38,7 @@ from madlite.plan.plan_file import (
 from madlite.plan.render import Rendered
 from madlite.run.context import context_file
 from madlite.run.one import secrets_for
-from madlite.run.planning import at_a_place_of
+from madlite.run.planning import placed
 from madlite.run.provenance import versions
 from madlite.run.screen import Planned
 from madlite.safe_read import digest_of
@@ -137,7 +137,7 @@ def bind_plan(
     """
     plan = _moved_plan(_as_of_then(saved.plan), options.workspace, run_id)
     runtime = _runtime(plan, runtimes)
-    plan = at_a_place_of(_on_machine(replace(plan, traits=runtime.traits), machine, options), runtime)
+    plan = placed(_on_machine(replace(plan, traits=runtime.traits), machine, options), runtime)
     if plan.blocked is None:
         _check_here(plan, saved, runtime)
     known = plugins.backends()

@@ -10,8 +10,8 @@ from pathlib import Path
 from madlite.measure.lines import clone_line, duration_lines, image_lines, limit_line, result_lines, scripts_line
 from madlite.measure.verdict import Observation, Verdict
 from madlite.model import Action, Cause, EnvValue, Exit, RunPlan, Secret
-from madlite.run.account import RunProgress
 from madlite.run.probe_inside import SEARCH_S, candidates, commit_of
+from madlite.run.run_progress import RunProgress
 
 # A container's request in the words of `docker run`, as madengine prints them; what is started is asked of the API.
 
@@ -58,18 +58,18 @@ class MadLog:
     def __init__(
         self,
         plan: RunPlan,
-        account: RunProgress,
+        state: RunProgress,
         tell: Callable[[str], None],
         show: Callable[[str], None],
     ) -> None:
-        self._plan, self._account = plan, account
+        self._plan, self._state = plan, state
         self._log, self._show = tell, show
         self._has_scripts = False
 
     def prepared(self) -> None:
         """Tell which image there is, and of one that was built how long that took and on what it is based."""
-        if self._plan.image is not None and self._account.image.ref:
-            self._tell_all(image_lines(self._plan.image, self._account.image))
+        if self._plan.image is not None and self._state.image.ref:
+            self._tell_all(image_lines(self._plan.image, self._state.image))
 
     def opening(self) -> None:
         """Tell the time limit; the screen, what the container is started with."""
@@ -88,10 +88,10 @@ class MadLog:
 
     def after(self, action: Action, ended: Exit) -> None:
         """Tell what an action came to; of one that failed madengine tells nothing."""
-        if ended.code == 0 and action.kind == "clone" and self._account.git_commit:
-            self._tell(clone_line(self._account.git_commit))
+        if ended.code == 0 and action.kind == "clone" and self._state.git_commit:
+            self._tell(clone_line(self._state.git_commit))
         if ended.code == 0 and action.kind == "run":
-            self._tell_all(duration_lines(self._account.durations_s["run"]))
+            self._tell_all(duration_lines(self._state.durations_s["run"]))
 
     def judged(self, seen: Observation, verdict: Verdict) -> None:
         """Tell what came out of a run whose actions came to their end."""

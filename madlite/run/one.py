@@ -24,14 +24,14 @@ from madlite.model import Backend, Cause, Diagnosis, ImageUsed, JobOutcome, Read
 from madlite.plan.actions import settle_model_dir
 from madlite.plan.make import secrets_of
 from madlite.plan.manifest import spelled_out as named_in
-from madlite.run.account import RunProgress
 from madlite.run.context import context_file, masked
 from madlite.run.detect import AutoDetectReader
 from madlite.run.instrumentation import Instrumentation
 from madlite.run.log import RunLog
 from madlite.run.mad_log import MadLog
+from madlite.run.run_progress import RunProgress
 from madlite.run.screen import Planned, ProgressWriter, RunEvents, Screen
-from madlite.run.stage import SessionRunner, answered, border
+from madlite.run.session_runner import SessionRunner, answered, border
 from madlite.run.stop import StopControl
 from madlite.run.watchdog.hang import HangProbe
 from madlite.run.watchdog.progress_monitor import ProgressMonitor
@@ -49,12 +49,12 @@ _OF_ENGINE = {Cause.BUILD, Cause.DISK}  # what the engine said stands in the rea
 _KNOWN = {cause.value: cause for cause in Cause}
 
 
-def explained(plan: RunPlan, result: Result, account: RunProgress) -> Result:
+def explained(plan: RunPlan, result: Result, state: RunProgress) -> Result:
     """Return the result with why it failed; one that did not fail as it is."""
     if result.status is not Status.FAILURE or result.diagnosis is not None:
         return result
-    found = _diagnosis(plan, result, account)
-    outcome = outcome_words(account.outcome)
+    found = _diagnosis(plan, result, state)
+    outcome = outcome_words(state.outcome)
     replaced = result.cause in _REPLACED and result.exit_code != 0
     cause = _KNOWN.get(found.cause, result.cause) if replaced else result.cause
     if result.cause is Cause.DISK and found.cause == Cause.INODES.value:
@@ -63,7 +63,7 @@ def explained(plan: RunPlan, result: Result, account: RunProgress) -> Result:
         result,
         diagnosis=found,
         cause=cause,
-        reason=_worded(account, result, found),
+        reason=_worded(state, result, found),
         evidence=found.line or result.evidence,
         findings=(*result.findings, *([outcome] if outcome else [])),
     )
@@ -78,19 +78,19 @@ def outcome_words(outcome: JobOutcome | None) -> str:
     return f"the engine says: {'; '.join(filter(None, [outcome.state, *code, *memory, outcome.reason]))}"
 
 
-def _diagnosis(plan: RunPlan, result: Result, account: RunProgress) -> Diagnosis:
-    hint = account.hint or (plan.blocked.hint if plan.blocked is not None else "")
+def _diagnosis(plan: RunPlan, result: Result, state: RunProgress) -> Diagnosis:
+    hint = state.hint or (plan.blocked.hint if plan.blocked is not None else "")
     if result.cause in _OF_ENGINE:
         return _of_words(result, hint)
     facts = DiagnosisInput(
         plan=plan,
-        exit_code=account.ended.code if account.ended else None,
-        oom_kills=account.oom_kills if plan.traits.local else None,
+        exit_code=state.ended.code if state.ended else None,
+        oom_kills=state.oom_kills if plan.traits.local else None,
         room=find_room(plan.workspace) if plan.traits.shares_files else None,
-        outcome=account.outcome,
+        outcome=state.outcome,
     )
-    account.log.finish()  # of a session that broke off it was not
-    found = diagnose(result.cause, result.evidence, account.log, facts, hint)
+    state.log.finish()  # of a session that broke off it was not
+    found = diagnose(result.cause, result.evidence, state.log, facts, hint)
     if result.cause is Cause.ERROR_PATTERN and found.cause == Cause.PYTHON.value:  # handled, for all that is known
         return replace(found, cause=result.cause.value)
     return found
@@ -106,11 +106,11 @@ def _of_words(result: Result, hint: str) -> Diagnosis:
     return Diagnosis(cause=cause, line=result.evidence, hint=hint or found.hint, source=found.source)
 
 
-def _worded(account: RunProgress, result: Result, found: Diagnosis) -> str:
+def _worded(state: RunProgress, result: Result, found: Diagnosis) -> str:
     """Return the reason as a sentence that stands alone: what happened, why, and what to do."""
     if found.cause == result.cause.value:
         return result.reason
-    rule = account.log.rule
+    rule = state.log.rule
     reason = result.reason.partition(f" ({rule.cause})")[0] if rule else result.reason
     return f"{reason} ({found.cause}); {found.hint}" if found.hint else f"{reason} ({found.cause})"
 
@@ -197,9 +197,9 @@ class Run:
         self.silence = ProgressMonitor(self.plan, clock)
         whose = None if self.plan.own_script else {self.plan.backend, *self.plan.readers}
         self._rules = with_common(plugins.failure_rules(), whose)
-        self.account = RunProgress(self._follower(), self._rules, self.plan.place.spanned)
+        self.state = RunProgress(self._follower(), self._rules, self.plan.place.spanned)
         here = Host(path=environ.get("PATH", ""), env=dict(environ))
-        self.senses = Instrumentation(one, plugins, here, lambda: self.clock() - self.began)
+        self.instrumentation = Instrumentation(one, plugins, here, lambda: self.clock() - self.began)
         show = self.screen
         dog = Watchdog(self.silence, self._inquire, tell=show.phase, say=show.stopping, now=clock)
         self.stop = StopControl(self.plan.timeout_s, self.plan.stop_grace_s, show.stopping, dog)
@@ -219,7 +219,7 @@ class Run:
         except Interrupted:
             verdict = self._interrupted()
         except RuntimeProblem as problem:
-            self.account.hint = problem.hint
+            self.state.hint = problem.hint
             verdict = _failed(_cause(problem.cause), problem.message)
         except UsageProblem as problem:  # the disk is full, say, since the batch began
             verdict = _failed(Cause.PREPARE, problem.message)
@@ -278,27 +278,27 @@ class Run:
         finally:
             log.close()
         stalls = self.silence.findings(by_itself=self.stop.reason is None)
-        notes = (*stalls, *self.account.image.notes, *self.account.notes, *self.account.missing, *log.notes)
+        notes = (*stalls, *self.state.image.notes, *self.state.notes, *self.state.missing, *log.notes)
         findings = (*verdict.findings, *notes)
         return self._result(replace(verdict, findings=findings))
 
     def _attempt(self, folder: RunFolder, log: RunLog) -> Verdict:
         """Prepare, open, act, judge; every way in which this can fail becomes a verdict."""
         try:
-            told = MadLog(self.plan, self.account, log.tell, self._show)
+            told = MadLog(self.plan, self.state, log.tell, self._show)
             self._prepare(log, told)
             one = replace(self.one, plan=self.plan)  # as it is claimed
-            self.stage = SessionRunner(one, self.account, self.stop, self.screen, self.clock, self.senses, told)
-            seen = replace(self.stage.act(folder, log), strangers=self.senses.strangers)
+            self.stage = SessionRunner(one, self.state, self.stop, self.screen, self.clock, self.instrumentation, told)
+            seen = replace(self.stage.act(folder, log), strangers=self.instrumentation.strangers)
         except Interrupted:
             return self._interrupted()
         except RuntimeProblem as problem:
-            self.account.hint = problem.hint
+            self.state.hint = problem.hint
             reason = problem.message + (f"; {hint_within(problem.hint)}" if problem.hint else "")
             return _failed(_cause(problem.cause), reason)
         except MadliteError as problem:
             return _failed(Cause.PREPARE, problem.message)
-        verdict = judge(self.plan, seen, self.account.follower)
+        verdict = judge(self.plan, seen, self.state.follower)
         told.judged(seen, verdict)
         return verdict
 
@@ -316,14 +316,14 @@ class Run:
         try:
             with border(self.one.runtime):
                 used = interruptible(lambda: self.one.runtime.prepare(self.plan, say))
-                self.account.image = answered(used, ImageUsed, "prepare", self.one.runtime)
+                self.state.image = answered(used, ImageUsed, "prepare", self.one.runtime)
             (log.begin_live if builds else log.link_live)(self._beside(RUN_LOG_END))
             told.prepared()
         finally:
             if builds:
                 log.keep_as(self._beside(BUILD_LOG_END))
-        if builds and self.account.image.build_duration_s is not None:
-            self.account.durations_s["build"] = self.account.image.build_duration_s
+        if builds and self.state.image.build_duration_s is not None:
+            self.state.durations_s["build"] = self.state.image.build_duration_s
         told.opening()
 
     def _follower(self) -> LogMonitor:
@@ -355,7 +355,7 @@ class Run:
         session = self.stage.session if self.stage is not None else None
         if self.folder is None or session is None:
             return HangReport()
-        last_lines = self.account.follower.last_lines
+        last_lines = self.state.follower.last_lines
         return HangProbe(self.folder, self.plan, session, self.environ, self.mask).look(last_lines, cancelled)
 
     def _open_log(self, folder: RunFolder) -> RunLog:
@@ -364,7 +364,7 @@ class Run:
             folder.path / LOG,
             self._secrets,
             sinks,
-            self.account.feed,
+            self.state.feed,
             nodes=self.plan.place.spanned,
             folder=folder.files,
             limit_bytes=limit_bytes,
@@ -379,9 +379,9 @@ class Run:
         return self.plan.workspace / f"{self.plan.log_name}{end}"
 
     def _result(self, verdict: Verdict) -> Result:
-        self.account.durations_s["total"] = self.clock() - self.began
-        result = self.account.result(self.plan, verdict, self.started)
-        return masked(self.senses.tell(explained(self.plan, result, self.account)), self.mask)
+        self.state.durations_s["total"] = self.clock() - self.began
+        result = self.state.result(self.plan, verdict, self.started)
+        return masked(self.instrumentation.tell(explained(self.plan, result, self.state)), self.mask)
 
 
 def secrets_for(one: Planned, environ: dict[str, str]) -> tuple[str, ...]:

@@ -33,11 +33,11 @@ from madlite.plan.make import DEFAULT_TIMEOUT_S, make_plan
 from madlite.plan.place import USUAL, RuntimeChoice, choose_runtime, make_place
 from madlite.plan.render import Rendering, render
 from madlite.plan.values import asked_origins, asked_values
+from madlite.run.backend_choice import Owner, expand_shared, find_owners
 from madlite.run.effects import Asking, refuse_without_effect
-from madlite.run.owner import Owner, expand_shared, find_owners
 from madlite.run.prepared import needed_assets, use_prepared
 from madlite.run.screen import Planned
-from madlite.run.stage import border
+from madlite.run.session_runner import border
 from madlite.runtimes.docker.request import host_access
 
 # Tags → cards → the backend of each → drafts → plans that can start.
@@ -65,7 +65,7 @@ def plan_runs(requests: Sequence[Request], inputs: BatchInputs) -> list[Planned]
     wanted = _dockerfile_context(inputs)  # a file that cannot be read concerns every card
 
     def plan_found(request: Request, inputs: BatchInputs) -> list[Planned]:
-        found = FoundDockerfiles() if foreign_image(inputs) else find_dockerfiles(request.card, wanted)
+        found = FoundDockerfiles() if image_of_command(inputs) else find_dockerfiles(request.card, wanted)
         return plan_card(request, found.fitting, missing_image(request.card, found), inputs)
 
     return plan_each([(request, plan_found) for request in requests], inputs)
@@ -83,7 +83,7 @@ def plan_each(jobs: Sequence[tuple[Request, PlanCard]], inputs: BatchInputs) -> 
     planned: list[Planned] = []
     refused: list[UsageProblem] = []
     for request, plan in jobs:
-        unasked = partial(plan, *_unasked(request, inputs))
+        unasked = partial(plan, *_without_requests(request, inputs))
         try:
             planned += [msgspec.structs.replace(one, unasked=unasked) for one in plan(request, inputs)]
         except MadliteError as problem:
@@ -99,7 +99,7 @@ def plan_each(jobs: Sequence[tuple[Request, PlanCard]], inputs: BatchInputs) -> 
     return planned
 
 
-def _unasked(request: Request, inputs: BatchInputs) -> tuple[Request, BatchInputs]:
+def _without_requests(request: Request, inputs: BatchInputs) -> tuple[Request, BatchInputs]:
     """Return a card as if the command asked nothing of it: by what it has then tell its own problems."""
     nothing = msgspec.structs.replace(inputs.options, sets=(), named=(), backend="", runtime="", image="")
     return (
@@ -236,7 +236,7 @@ def _images(images: Sequence[Dockerfile | Image], draft: RunSpec, card: Card) ->
     return images or (None,)
 
 
-def foreign_image(inputs: BatchInputs) -> str:
+def image_of_command(inputs: BatchInputs) -> str:
     """Return the image that the caller named for every run, or nothing."""
     asked = dict(inputs.options.sets).get("image")
     return asked or inputs.options.image or inputs.context.known.MAD_CONTAINER_IMAGE or ""
@@ -281,7 +281,7 @@ def _run_inputs(
 
 
 def _runtime(card: Card, draft: RunSpec, image: Dockerfile | Image | None, inputs: BatchInputs) -> RuntimeChoice:
-    has_image = bool(image or draft.image or foreign_image(inputs))
+    has_image = bool(image or draft.image or image_of_command(inputs))
     traits = {name: runtime.traits for name, runtime in inputs.runtimes.items()}
     return choose_runtime(
         card, inputs.options, has_image, lambda name: _available(name, inputs), traits, draft.runtimes
@@ -341,7 +341,7 @@ def _startable(
         plan = inputs.plugins.adjust(plan, run.options.asked)
         _available(plan.runtime, inputs)
         plan = msgspec.structs.replace(plan, traits=inputs.runtimes[plan.runtime].traits)
-    plan = at_a_place_of(plan, inputs.runtimes[plan.runtime])
+    plan = placed(plan, inputs.runtimes[plan.runtime])
     if plan.traits.containerised:
         plan = _with_note(plan, host_access(plan, inputs.options.environ))
     backends = _readers(plan, known)
@@ -376,7 +376,7 @@ def _with_readable_options(plan: RunPlan, runtime: Runtime) -> RunPlan:
     return plan
 
 
-def at_a_place_of(plan: RunPlan, runtime: Runtime) -> RunPlan:
+def placed(plan: RunPlan, runtime: Runtime) -> RunPlan:
     """Return the plan, kept from starting where its runtime does not run plans for its place."""
     with border(runtime):
         if plan.blocked is not None or runtime.supports(plan.place):

@@ -13,7 +13,7 @@ from madlite.errors import ExitCode
 from madlite.model import Card, Cause, Machine, Request, Result, ResultRule, Status
 from madlite.plan.context import Context, Options
 from madlite.run.batch import exit_code, run_batch
-from madlite.run.lint import check_plans
+from madlite.run.checks import check_plans
 from madlite.run.planning import BatchInputs, plan_runs
 from madlite.runtimes.host.runtime import HostRuntime
 from madlite.workspace.folder import RunFolder

@@ -12,10 +12,10 @@ from madlite.measure.rules import with_common
 from madlite.model import Blocked, Cause, Chunk, Exit, Result, ResultRule, Status
 from madlite.plan.make import make_plan
 from madlite.results.rows import OWN_COLUMNS, build_rows
-from madlite.run.account import RunProgress
 from madlite.run.batch import run_batch
 from madlite.run.context import masked
 from madlite.run.one import explained, find_room
+from madlite.run.run_progress import RunProgress
 from tests.engine.test_batch import Quiet, planned  # noqa: F401 - a fixture
 from tests.plan.conftest import given  # noqa: F401 - a fixture
 

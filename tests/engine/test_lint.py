@@ -11,7 +11,7 @@ from madlite.backends.loader import Plugins
 from madlite.errors import CheckFailed, UsageProblem
 from madlite.hookspecs import hookimpl
 from madlite.model import Asset, Blocked, Cause, Finding, Status, Variant
-from madlite.run.lint import check_plans
+from madlite.run.checks import check_plans
 from madlite.run.screen import Planned
 from tests.factories import make_plan
 

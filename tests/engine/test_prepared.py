@@ -9,7 +9,7 @@ import pytest
 from madlite.assets.cache import Record, repo_folder, save_hub_record, save_kept_record
 from madlite.backends.loader import Plugins
 from madlite.model import Asset, Machine, Mount
-from madlite.run.lint import check_plans
+from madlite.run.checks import check_plans
 from madlite.run.prepared import DATA_INSIDE, HUB_INSIDE, needed_assets, use_prepared
 from madlite.run.screen import Planned
 from tests.factories import HOST, make_plan

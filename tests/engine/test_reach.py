@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from madlite.run.lint import why_unreachable
+from madlite.run.checks import why_unreachable
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from madlite.backends.recipe_book import RefusedRun
 from madlite.backends.recipe_choice import unknown_run
 from madlite.errors import PluginError, UsageProblem
 from madlite.model import RunSpec, Variant
-from madlite.run.owner import expand_shared
+from madlite.run.backend_choice import expand_shared
 
 PRETRAIN = ("titan", [Variant(model="m", mode="pretrain", release="v26.1")])
 TUNE = ("tune", [Variant(model="m", mode="lora", release="v26.1"), Variant(model="m", mode="full", release="v26.1")])

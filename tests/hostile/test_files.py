@@ -14,7 +14,7 @@ from madlite.results.perfcsv import save_beside
 from madlite.run.batch import run_batch
 from madlite.run.log import RunLog
 from madlite.run.recovery.unfinished import say_undone
-from madlite.run.stage import ResultsFile
+from madlite.run.session_runner import ResultsFile
 from madlite.safe_read import LIMIT_BYTES, copy_inside, read_inside
 from madlite.workspace.folder import RunFolder, unfinished
 from madlite.workspace.mounts import copy_matching

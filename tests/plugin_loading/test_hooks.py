@@ -14,7 +14,7 @@ from madlite.backends.loader import Plugins
 from madlite.hookspecs import Hooks, hookimpl
 from madlite.model import FailureRule, Finding, Quantity, Reference, Result, Status, Step, Traits, TreeCards
 from madlite.plan.make import make_plan
-from madlite.run.lint import check_plans
+from madlite.run.checks import check_plans
 from madlite.run.screen import Planned
 from tests.plan.conftest import given  # noqa: F401 - a fixture
 

@@ -14,7 +14,7 @@ from madlite.errors import PluginError, UsageProblem
 from madlite.hookspecs import hookimpl
 from madlite.model import Finding, Quantity, Step, Traits
 from madlite.plan.make import make_plan
-from madlite.run.owner import find_backend
+from madlite.run.backend_choice import find_backend
 from tests.plan.conftest import given  # noqa: F401 - a fixture
 
 

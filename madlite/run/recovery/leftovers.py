@@ -20,7 +20,7 @@ from madlite.plan.inputs import RUNS
 from madlite.results.batch_journal import dead_files, interrupted_batches
 from madlite.results.stored import UNREADABLE
 from madlite.run.recovery.dead_processes import DeadRun, end_listed, find_dead_runs, may_be_alive, place_of
-from madlite.run.stage import border
+from madlite.run.session_runner import border
 from madlite.runtimes.docker.runtime import DockerRuntime
 from madlite.safe_read import read_inside, read_regular
 from madlite.workspace import journal

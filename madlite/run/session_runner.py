@@ -16,15 +16,17 @@ from madlite.errors import MadliteError, RuntimeProblem
 from madlite.measure.multiple import FileStamp, Read, is_fresh, parse_results, stamp, unreadable
 from madlite.measure.verdict import Observation
 from madlite.model import Action, Cause, Exit, JobOutcome, RunPlan, Runtime, Session, Sink
-from madlite.run.account import RunProgress
 from madlite.run.instrumentation import Instrumentation
 from madlite.run.log import RunLog
 from madlite.run.mad_log import MadLog
+from madlite.run.run_progress import RunProgress
 from madlite.run.screen import Planned, RunEvents
 from madlite.run.stop import StopControl
 from madlite.safe_read import read_inside
 from madlite.workspace.folder import HANDLE, RUN_MARK, RunFolder
 from madlite.workspace.mounts import copy_whole
+
+# What happens in one run's session: its actions, one by one, and what is seen of them.
 
 # The `multiple_results` file of a run: found where scripts leave it, and only when this run wrote it.
 
@@ -75,16 +77,16 @@ class SessionRunner:
     def __init__(
         self,
         one: Planned,
-        account: RunProgress,
+        state: RunProgress,
         stop: StopControl,
         screen: RunEvents,
         clock: Callable[[], float],
-        senses: Instrumentation,
+        instrumentation: Instrumentation,
         told: MadLog,
     ) -> None:
         self.one, self.plan = one, one.plan
-        self.account, self.stop, self.screen, self.clock = account, stop, screen, clock
-        self.senses, self.told = senses, told
+        self.state, self.stop, self.screen, self.clock = state, stop, screen, clock
+        self.instrumentation, self.told = instrumentation, told
         self.session: Session | None = None  # while it is open
 
     def act(self, folder: RunFolder, log: RunLog) -> Observation:
@@ -96,11 +98,11 @@ class SessionRunner:
             self.stop.check()
             with border(self.one.runtime), self.one.runtime.open(self.plan) as session, self.stop.guard(session):
                 folder.put(HANDLE, session.handle)
-                self.account.shell = session.shell
+                self.state.shell = session.shell
                 self.session = session
                 seen = self._act(session, folder, log, results)
                 unbrought = self._bring(session, folder)
-                self.account.follower.finish(folder.work)
+                self.state.follower.finish(folder.work)
                 seen = replace(seen, results=results.read())
                 if unbrought is not None and _went_well(seen) and self.plan.result_rule.kind == "multiple_results":
                     raise unbrought
@@ -111,12 +113,12 @@ class SessionRunner:
             if self.stop.reason is None:
                 raise
         finally:
-            self.account.notes = session.notes if session is not None else ()
+            self.state.notes = session.notes if session is not None else ()
             self.session = None
         reason = self.stop.reason
         if reason is None:
             return seen
-        self.account.hint = reason.hint or self.account.hint
+        self.state.hint = reason.hint or self.state.hint
         return replace(seen, stopped=reason.cause, stopped_text=reason.text, stopped_line=reason.evidence)
 
     def _act(self, session: Session, folder: RunFolder, log: RunLog, results: ResultsFile) -> Observation:
@@ -131,28 +133,28 @@ class SessionRunner:
             if action.kind == "run":
                 results.begin()
                 with self.stop.off_the_clock():
-                    self.senses.look(session, action)
-            self.account.begin(action.kind, self.clock())
+                    self.instrumentation.look(session, action)
+            self.state.begin(action.kind, self.clock())
             try:
                 with self._following(action, session, folder, log) as feed:
                     ended = answered(session.run(self._marked(action), feed), Exit, "run", self.one.runtime)
             except RuntimeProblem:
-                self.account.cut_off(self.clock())
+                self.state.cut_off(self.clock())
                 self._note_outcome(session)
                 raise
             log.settle()
-            self.account.end(ended)
+            self.state.end(ended)
             self.told.after(action, ended)
             if ended.code != 0:
                 self._note_outcome(session)
                 return Observation(
                     exit=ended,
                     failed_action="" if action.kind == "run" else action.kind,
-                    failed_line=self.account.telling_line,
+                    failed_line=self.state.telling_line,
                     failed_node=_node_words(session, ended.failed_node),
-                    node_log=self.account.failed_log,
+                    node_log=self.state.failed_log,
                 )
-        return Observation(exit=self.account.ran, skipped=self.plan.skip_model_run)
+        return Observation(exit=self.state.ran, skipped=self.plan.skip_model_run)
 
     def _marked(self, action: Action) -> Action:
         """Return an action by whose environment its processes are known where a probe sees those of others, too."""
@@ -168,7 +170,7 @@ class SessionRunner:
         try:
             with border(self.one.runtime):
                 outcome = self.one.runtime.outcome(session.handle)
-                self.account.outcome = outcome if isinstance(outcome, JobOutcome) else None
+                self.state.outcome = outcome if isinstance(outcome, JobOutcome) else None
         except RuntimeProblem as problem:
             _log.debug("no outcome: %s", problem.message)
 
@@ -178,7 +180,7 @@ class SessionRunner:
         if action.kind != "run":
             yield log.feed
             return
-        with self.stop.following(log.feed) as feed, self.senses.sampling(session, folder.files):
+        with self.stop.following(log.feed) as feed, self.instrumentation.sampling(session, folder.files):
             yield feed
 
     def _bring(self, session: Session, folder: RunFolder) -> RuntimeProblem | None:
@@ -195,7 +197,7 @@ class SessionRunner:
                     session.collect([f"{self.plan.model_dir}/{file}", file], self.plan.workspace)
                 session.collect([f"{folder.work.relative_to(self.plan.workspace)}/*"], folder.work)
         except RuntimeProblem as problem:
-            self.account.missing = (f"what the run wrote was not collected: {problem.message}",)
+            self.state.missing = (f"what the run wrote was not collected: {problem.message}",)
             return problem
         return None
 

@@ -16,6 +16,8 @@ from madlite.model import Asset, Blocked, Cause, Finding, RunPlan, Status
 from madlite.run.prepared import command, is_found, needed_assets
 from madlite.run.screen import Planned
 
+# What speaks against a batch before anything of it starts: the backends' and the plugins' checks, and gated assets.
+
 _ANYWAY = "--no-lint starts it all the same"
 
 
@@ -29,19 +31,19 @@ def check_plans(
     Raises:
         CheckFailed: as in `keep_refused`.
     """
-    refused, warnings = look(planned, plugins, lint)
+    refused, warnings = run_checks(planned, plugins, lint)
     return keep_refused(planned, refused, plugins), tuple(warnings)
 
 
 def keep_refused(planned: Sequence[Planned], refused: Sequence[Sequence[Finding]], plugins: Plugins) -> list[Planned]:
-    """Return the plans, those of which `look` found something fatal kept from starting.
+    """Return the plans, those of which `run_checks` found something fatal kept from starting.
 
     Raises:
         CheckFailed: what was asked for is fatal, for a card has no such finding otherwise; nothing starts.
     """
     pairs = list(zip(planned, refused, strict=True))
     failures = [
-        (whose(one.plan, planned) + finding.message, one_hint(finding.hint, _ANYWAY))
+        (card_or_run(one.plan, planned) + finding.message, one_hint(finding.hint, _ANYWAY))
         for one, findings in pairs
         for finding in _asked_for(one, findings, plugins)
     ]
@@ -56,7 +58,7 @@ def _asked_for(one: Planned, findings: Sequence[Finding], plugins: Plugins) -> S
     if not (asked := [finding for finding in findings if finding not in own]):
         return ()
     try:
-        known = {finding.message for plan in one.unasked() for finding in find(plan, plugins)}
+        known = {finding.message for plan in one.unasked() for finding in find_findings(plan, plugins)}
     except MadliteError:  # what was asked for is what makes a plan possible
         return asked
     return [finding for finding in asked if finding.message not in known]
@@ -74,24 +76,24 @@ def _kept(one: Planned, findings: Sequence[Finding]) -> Planned:
     return replace(one, plan=replace(one.plan, blocked=blocked))
 
 
-def find(one: Planned, plugins: Plugins) -> tuple[Finding, ...]:
+def find_findings(one: Planned, plugins: Plugins) -> tuple[Finding, ...]:
     """Return what speaks against a run; nothing against one that a rule skips."""
     if one.plan.blocked is not None and one.plan.blocked.status is Status.SKIPPED:
         return ()
     return tuple(_findings(one, plugins))
 
 
-def look(planned: Sequence[Planned], plugins: Plugins, lint: bool = True) -> tuple[list[list[Finding]], list[str]]:
+def run_checks(planned: Sequence[Planned], plugins: Plugins, lint: bool = True) -> tuple[list[list[Finding]], list[str]]:
     """Return what keeps each of the plans from starting, nothing without `lint`, and what is warned of, each once."""
     refused: list[list[Finding]] = []
     warnings: dict[str, None] = {}
     for one in planned:
         refused.append([])
-        for finding in find(one, plugins):
+        for finding in find_findings(one, plugins):
             if finding.fatal and lint:
                 refused[-1].append(finding)
             else:
-                warnings[in_one_line(finding, whose(one.plan, planned) + finding.message)] = None
+                warnings[in_one_line(finding, card_or_run(one.plan, planned) + finding.message)] = None
     return refused, list(warnings)
 
 
@@ -100,7 +102,7 @@ def in_one_line(finding: Finding, message: str = "") -> str:
     return (message or finding.message) + (f" ({hint_within(finding.hint)})" if finding.hint else "")
 
 
-def whose(plan: RunPlan, planned: Sequence[Planned]) -> str:
+def card_or_run(plan: RunPlan, planned: Sequence[Planned]) -> str:
     """Return which run of the batch a message is about, where it could be about another."""
     if len({(one.plan.card.name, one.plan.variant) for one in planned}) < 2:
         return ""
