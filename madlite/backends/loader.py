@@ -159,7 +159,7 @@ class Plugins:
 
     def checks(self, plan: RunPlan, backends: Iterable[Backend]) -> tuple[Finding, ...]:
         """Return what backends and plugins find in a plan; what is no Finding is noted and left out."""
-        answers = [(f"backend {one.name}", self.ask(one, "check", plan, otherwise=()) or ()) for one in backends]
+        answers = [(f"backend {one.name}", self.query(one, "check", plan, otherwise=()) or ()) for one in backends]
         found = [(where, item) for where, items in answers for item in items]
         found += [(f"plugin {plugin.name}", item) for plugin, item in self.collect("madlite_checks", plan=plan)]
         for where, item in found:
@@ -167,7 +167,7 @@ class Plugins:
                 self._once(Problem(where=where, what=f"check answered {item!r}, which is no Finding"))
         return tuple(item for _, item in found if isinstance(item, Finding))
 
-    def ask(self, backend: Backend, member: str, *arguments: object, otherwise: Any) -> Any:
+    def query(self, backend: Backend, member: str, *arguments: object, otherwise: Any) -> Any:
         """Return what a member of a backend answers, a generator's items as a list.
 
         One that raises is noted once, and `otherwise` is returned.

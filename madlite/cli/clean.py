@@ -10,7 +10,7 @@ import click
 
 from madlite.cli.options import Command, common_options
 from madlite.cli.setup import load
-from madlite.cli.terminal import say
+from madlite.cli.terminal import echo
 from madlite.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -40,28 +40,28 @@ def command(yes: bool, kept: bool, everywhere: bool, no_plugins: bool, verbose: 
     environ, runtimes = dict(os.environ), load(no_plugins, verbose).runtimes()
     found = find_all(Path.cwd(), environ, runtimes)
     for note in found.notes:
-        say(f"warning: {note}", err=True)
+        echo(f"warning: {note}", err=True)
     failed, waiting = False, False
     for item in found.leftovers:
         meant = everywhere or not item.elsewhere
         if not yes or not meant or (item.kept and not kept):
-            say(f"{item.kind:9} {item.run_id}  {item.text}{_aside(item, everywhere)}")
+            echo(f"{item.kind:9} {item.run_id}  {item.text}{_aside(item, everywhere)}")
             waiting |= meant and not item.kept
             continue
         problem = remove(item, environ, runtimes)
         failed |= problem is not None
         done = _DONE.get(item.kind, "removed")
-        say(f"{'not removed' if problem else done} {item.kind} {item.run_id}  {problem or item.text}")
+        echo(f"{'not removed' if problem else done} {item.kind} {item.run_id}  {problem or item.text}")
     changed = changed_files(Path.cwd())
     for file, words in changed:
         if yes:
             file.acknowledge()
-        say(f"{'acknowledged: ' if yes else 'change    -  '}{words}")
+        echo(f"{'acknowledged: ' if yes else 'change    -  '}{words}")
     waiting |= bool(changed) and not yes
     if not changed and not any(everywhere or not item.elsewhere for item in found.leftovers):
-        say("nothing is left behind" + (" in this folder" if found.leftovers else ""))
+        echo("nothing is left behind" + (" in this folder" if found.leftovers else ""))
     elif waiting:
-        say(f"madlite clean{' --everywhere' if everywhere else ''} --yes removes this")
+        echo(f"madlite clean{' --everywhere' if everywhere else ''} --yes removes this")
     return int(ExitCode.RUN_FAILED if failed else ExitCode.OK)
 
 

@@ -13,7 +13,7 @@ import click
 from madlite.cli.completion import complete_runs
 from madlite.cli.contract import contract, contract_option
 from madlite.cli.options import Command, verbose_option
-from madlite.cli.terminal import say
+from madlite.cli.terminal import echo
 from madlite.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -60,14 +60,14 @@ def command(run: tuple[str, ...], output: Path) -> int:
         make_folder(Path(os.path.realpath(file)))
     done = [*collect_all(folders, here, file, new_columns(contract()))]  # all of it, whoever stops reading
     for one in done:
-        _tell(one)
+        _print(one)
     if not folders:
-        say("nothing to collect")
+        echo("nothing to collect")
     code = exit_code(one.result for one in done if one.result is not None)
     return int(ExitCode.RUN_FAILED if any(one.failed for one in done) else code)
 
 
-def _tell(one: Collected) -> None:
+def _print(one: Collected) -> None:
     from madlite.cli import setup
     from madlite.cli.format import status_words
 
@@ -76,7 +76,7 @@ def _tell(one: Collected) -> None:
     if one.failed:
         setup.warn(f"{one.run_id}: {one.words}")
     else:
-        say(f"{one.run_id}: {status}{one.words}")
+        echo(f"{one.run_id}: {status}{one.words}")
     for text in one.warnings:
         setup.warn(text)
 

@@ -11,7 +11,7 @@ import click
 
 from madlite.cli import setup
 from madlite.cli.options import Command, verbose_option
-from madlite.cli.terminal import say
+from madlite.cli.terminal import echo
 from madlite.errors import ExitCode, UsageProblem
 
 if TYPE_CHECKING:
@@ -85,13 +85,13 @@ def command(**given: Any) -> int:
     into = f"{target.database}.{target.collection} at {server.address}"
     if given["dry_run"]:
         how = f"told apart by {', '.join(unique) or 'all they hold'}" if upsert else "each added"
-        say(f"would upload {len(documents):,} documents of {given['file']} to {into}, {how}")
+        echo(f"would upload {len(documents):,} documents of {given['file']} to {into}, {how}")
         return int(ExitCode.OK)
     done = upload(documents, server, target)
     for problem in done.problems:
         setup.warn(problem)
     refused = f", {done.failed:,} refused" if done.failed else ""
-    say(f"uploaded {given['file']} to {into}: {done.inserted:,} new, {done.updated:,} were there{refused}")
+    echo(f"uploaded {given['file']} to {into}: {done.inserted:,} new, {done.updated:,} were there{refused}")
     return int(ExitCode.RUN_FAILED if done.failed else ExitCode.OK)
 
 

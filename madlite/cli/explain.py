@@ -15,7 +15,7 @@ from madlite.cli.completion import complete_tags
 from madlite.cli.options import TagsCommand, common_options, plan_options, tags_option
 from madlite.cli.planning import check_option
 from madlite.cli.setup import cards_option
-from madlite.cli.terminal import say
+from madlite.cli.terminal import echo
 from madlite.machine.peaks import find_peak
 from madlite.measure.compute import flops_per_token, trains_adapters
 from madlite.model import Architecture, ErrorScan, RunPlan, Secret, Value, Variant
@@ -46,7 +46,7 @@ def command(tag: tuple[str, ...], everything: bool, as_json: bool, **given: Any)
     madlite explain my_model --check && madlite run --tags my_model
     """
     from madlite.cli.planning import check, plan_all
-    from madlite.run.checks import in_one_line, run_checks, card_or_run
+    from madlite.run.checks import card_or_run, in_one_line, run_checks
     from madlite.run.one import secrets_for
     from madlite.secrets import Redactor, masked_json
 
@@ -60,14 +60,16 @@ def command(tag: tuple[str, ...], everything: bool, as_json: bool, **given: Any)
     if as_json:
         click.echo(masked_json([one.plan for one in planned], secrets), nl=False)
         for one, found in zip(planned, refused, strict=True):  # a list of plans has no place for it
-            warnings += [f"{card_or_run(one.plan, planned)}would be refused: {in_one_line(finding)}" for finding in found]
+            warnings += [
+                f"{card_or_run(one.plan, planned)}would be refused: {in_one_line(finding)}" for finding in found
+            ]
     else:
         pairs = zip(planned, refused, strict=True)
         told = [Explained(one.plan, _script(one), tuple(map(in_one_line, found))) for one, found in pairs]
-        say(mask("\n\n".join(_pages(told, everything))))
+        echo(mask("\n\n".join(_pages(told, everything))))
     setup.tell_problems(plugins.problems)
     for text in warnings:
-        say(f"warning: {mask(text)}", err=True)
+        echo(f"warning: {mask(text)}", err=True)
     return check(planned, refused, plugins, options, given) if given["check"] else 0
 
 

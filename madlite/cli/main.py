@@ -18,7 +18,7 @@ from madlite.cli.arguments import complete
 from madlite.cli.completion import VARIABLE, answer
 from madlite.cli.contract import contract_option, version_line
 from madlite.cli.options import Command
-from madlite.cli.terminal import printable_lines, say
+from madlite.cli.terminal import echo, printable_lines
 from madlite.errors import ExitCode, MadliteError
 
 # name → (module of the command, its one line in --help); kept here so that --help imports none of them
@@ -159,10 +159,10 @@ def call(args: Sequence[str]) -> int:
     except click.UsageError as error:
         return _usage(error)
     except click.ClickException as error:
-        _say(error.format_message())
+        _print_error(error.format_message())
         return int(ExitCode.USAGE)
     except (KeyboardInterrupt, click.Abort):
-        _say("interrupted")
+        _print_error("interrupted")
         return int(ExitCode.INTERRUPTED)
     except BrokenPipeError:
         return _nobody_reads()
@@ -210,13 +210,13 @@ def _system(error: OSError) -> int:
     """Word what the system refused where no room expects it: a full disk behind stdout, a folder that is gone."""
     if error.errno == errno.ENOSPC and error.filename is None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        _say("the output cannot be written: no space left on device")
+        _print_error("the output cannot be written: no space left on device")
         return int(ExitCode.RUN_FAILED)
     if error.errno == errno.ENOENT and error.filename is None:
-        _say("the working folder is gone", "cd to a folder that is there")
+        _print_error("the working folder is gone", "cd to a folder that is there")
         return int(ExitCode.USAGE)
     if error.errno in _SHUT and error.filename is not None:
-        _say(f"{_named(error.filename)}: {os.strerror(error.errno or 0)}")
+        _print_error(f"{_named(error.filename)}: {os.strerror(error.errno or 0)}")
         return int(ExitCode.USAGE)
     return _internal(error)
 
@@ -230,20 +230,20 @@ def _named(name: object) -> str:
 
 def _refused(error: MadliteError) -> int:
     for message, hint in ((error.message, error.hint), *error.more):
-        _say(message, hint)
+        _print_error(message, hint)
     return int(error.exit_code)
 
 
 def _usage(error: click.UsageError) -> int:
     command = error.ctx.command_path if error.ctx else "madlite"
     message = error.format_message()
-    _say(message[:1].lower() + message[1:].rstrip("."), f"{command} --help")
+    _print_error(message[:1].lower() + message[1:].rstrip("."), f"{command} --help")
     return int(ExitCode.USAGE)
 
 
-def _say(message: str, hint: str = "") -> None:
+def _print_error(message: str, hint: str = "") -> None:
     masked = mask(message), mask(hint)
-    say(f"error: {masked[0]}" + (f"\n hint: {masked[1]}" if hint else ""), err=True)
+    echo(f"error: {masked[0]}" + (f"\n hint: {masked[1]}" if hint else ""), err=True)
 
 
 def mask(text: str) -> str:
@@ -277,7 +277,7 @@ def _internal(error: Exception) -> int:
         hint = f"please report it with {file.name}"
     except OSError as problem:
         hint = f"please report it; no file of it could be written: {problem.strerror}"
-    _say(f"internal error: {type(error).__name__}: {error}", hint)
+    _print_error(f"internal error: {type(error).__name__}: {error}", hint)
     return int(ExitCode.INTERNAL)
 
 

@@ -12,7 +12,7 @@ import click
 from madlite.cli import setup
 from madlite.cli.options import TagsCommand, common_options, frozen_options, tag_words, tags_option
 from madlite.cli.setup import cards_option
-from madlite.cli.terminal import say
+from madlite.cli.terminal import echo
 
 if TYPE_CHECKING:
     from madlite.plan.context import Options
@@ -112,7 +112,7 @@ def _write(planned: Sequence[Planned], texts: Sequence[str], output: str) -> Non
         write_named(one, text, is_plan_file)
     for one, plan in zip(files, planned, strict=True):
         blocked = plan.plan.blocked
-        say(f"{one}: {_title(plan)}")
+        echo(f"{one}: {_title(plan)}")
         if blocked is not None:
             setup.warn(f"{one}: would not start: {blocked.status.value} {blocked.reason}")
 

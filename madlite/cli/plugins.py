@@ -8,7 +8,7 @@ import click
 
 from madlite.cli import setup
 from madlite.cli.options import Command, common_options
-from madlite.cli.terminal import say
+from madlite.cli.terminal import echo
 
 
 @click.command("plugins", cls=Command)
@@ -32,17 +32,17 @@ def command(hooks: bool, as_json: bool, no_plugins: bool, verbose: bool) -> int:
         return 0
     for plugin in plugins.loaded.values():
         origin = "built in" if plugin.built_in else f"{plugin.distribution} {plugin.version}"
-        say(f"{plugin.name}  ({origin})")
+        echo(f"{plugin.name}  ({origin})")
         brought = [name for name, owner in backends.items() if owner == plugin.name]
-        say(f"    hooks     {', '.join(plugin.hooks) or 'none'}")
+        echo(f"    hooks     {', '.join(plugin.hooks) or 'none'}")
         if brought:
-            say(f"    backends  {', '.join(brought)}")
+            echo(f"    backends  {', '.join(brought)}")
         if run_on := [name for name, owner in runtimes.items() if owner == plugin.name]:
-            say(f"    runtimes  {', '.join(run_on)}")
+            echo(f"    runtimes  {', '.join(run_on)}")
         if plugin.name in references:
-            say(f"    references  {references[plugin.name]}")
+            echo(f"    references  {references[plugin.name]}")
     for problem in plugins.problems:
-        say(f"problem: {problem.where}: {problem.what}")
+        echo(f"problem: {problem.where}: {problem.what}")
     return 0
 
 

@@ -11,7 +11,7 @@ from madlite.cli.completion import complete_runs
 from madlite.cli.contract import contract, contract_option
 from madlite.cli.main import Group
 from madlite.cli.options import dir_option, verbose_option
-from madlite.cli.terminal import say
+from madlite.cli.terminal import echo
 from madlite.errors import ExitCode, UsageProblem
 
 _FILE = click.Path(path_type=Path)
@@ -55,7 +55,7 @@ def to_html(source: str | None, csv_file_path: Path | None, directory: Path) -> 
         raise UsageProblem(what, "madlite report to-html perf.csv   (or --csv-file-path perf.csv)")
     folder = run_of(source, directory) if source is not None else None
     file = csv_file_path if source is None else Path(source)
-    say(f"wrote {write_run_page(folder, Path()) if folder is not None else write_page(file or Path())}")
+    echo(f"wrote {write_run_page(folder, Path()) if folder is not None else write_page(file or Path())}")
     return int(ExitCode.OK)
 
 
@@ -86,7 +86,7 @@ def to_email(directory: Path, output: Path) -> int:
 
     for problem in write_mail(directory, directory / output):
         setup.warn(f"left out: {problem}")
-    say(f"wrote {directory / output}")
+    echo(f"wrote {directory / output}")
     return int(ExitCode.OK)
 
 
@@ -114,7 +114,7 @@ def rebuild(output: Path, runs: Path, of: Path | None, force: bool) -> int:
     for note in done.notes:
         setup.warn(note)
     rows = "1 row" if done.rows == 1 else f"{done.rows} rows"
-    say(f"wrote {output}: {rows} of {done.runs} {'run' if done.runs == 1 else 'runs'}")
+    echo(f"wrote {output}: {rows} of {done.runs} {'run' if done.runs == 1 else 'runs'}")
     return int(ExitCode.OK)
 
 
@@ -156,5 +156,5 @@ def update_perf(
         common_info=common_info,
         model_name=model_name,
     )
-    say(f"{added} {'row' if added == 1 else 'rows'} added to {perf_csv}")
+    echo(f"{added} {'row' if added == 1 else 'rows'} added to {perf_csv}")
     return int(ExitCode.OK)

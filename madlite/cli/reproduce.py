@@ -11,7 +11,7 @@ import click
 
 from madlite.cli.completion import complete_run
 from madlite.cli.options import Command, dir_option, verbose_option
-from madlite.cli.terminal import say, shell_line
+from madlite.cli.terminal import echo, shell_line
 from madlite.errors import UsageProblem
 from madlite.text import printable
 
@@ -59,9 +59,9 @@ def command(run: str, rerun: bool, without_secrets: bool, directory: Path) -> in
     found = reproduce(record, kept_of(record.command), dict(os.environ), folder)
     elsewhere = runs.parent.resolve() != Path.cwd()
     for note in found.notes:
-        say(f"# {printable(note)}", err=rerun)
+        echo(f"# {printable(note)}", err=rerun)
     line = shell_line(("madlite", *found.words))
-    say(f"{shell_line(('cd', str(runs.parent)))} && {line}" if elsewhere else line, err=rerun)
+    echo(f"{shell_line(('cd', str(runs.parent)))} && {line}" if elsewhere else line, err=rerun)
     if not rerun:
         return 0
     if found.missing and not without_secrets:

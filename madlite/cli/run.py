@@ -26,7 +26,7 @@ from madlite.cli.options import (
 from madlite.cli.planning import check, check_option, check_start
 from madlite.cli.screens import Sink
 from madlite.cli.setup import cards_option
-from madlite.cli.terminal import say
+from madlite.cli.terminal import echo
 from madlite.errors import ExitCode, UsageProblem
 from madlite.model import RunPlan
 from madlite.plan.actions import settle_model_dir
@@ -146,7 +146,7 @@ def _preview(planned: Sequence[Planned], options: Options, plugins: Plugins, giv
 
     refused, warnings = run_checks(planned, plugins, options.lint)
     for one, found in zip(planned, refused, strict=True):
-        say(preview(one, options.environ, map(in_one_line, found)))
+        echo(preview(one, options.environ, map(in_one_line, found)))
     for text in warnings:
         setup.warn(text)
     if not given["check"]:
@@ -179,7 +179,7 @@ def _run(
         batch.begin()
         outcome = run_batch(planned, options, plugins, screen, journal=journal)
         problems = batch.close(outcome)
-        _tell(screen, outcome, (*(f"{one.where}: {one.what}" for one in plugins.problems[told:]), *problems))
+        _print_outcome(screen, outcome, (*(f"{one.where}: {one.what}" for one in plugins.problems[told:]), *problems))
         screen.total(outcome, options.output if options.rows else None)
         screen.end(closing_lines(options.contract, outcome, from_manifest=not batch.from_tags))
         journal.close()
@@ -194,7 +194,7 @@ def _run(
     return int(ExitCode.RUN_FAILED if batch.failed and only_builds else outcome.exit_code)
 
 
-def _tell(screen: PlainScreen, outcome: RunOutcome, problems: Sequence[str]) -> None:
+def _print_outcome(screen: PlainScreen, outcome: RunOutcome, problems: Sequence[str]) -> None:
     for text in problems:
         screen.warn(text)
     if outcome.not_started:

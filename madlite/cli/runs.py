@@ -13,7 +13,7 @@ from madlite.cli import setup
 from madlite.cli.completion import complete_status
 from madlite.cli.format import duration, status_words
 from madlite.cli.options import TagsCommand, dir_option, tags_option, verbose_option
-from madlite.cli.terminal import say, say_status, without_secrets
+from madlite.cli.terminal import echo, say_status, without_secrets
 from madlite.errors import ExitCode
 from madlite.text import printable
 
@@ -64,7 +64,7 @@ def command(
         for line, place in listing.as_table(chosen, map(_words, chosen)):
             say_status(line, place)
     else:
-        say(f"no runs in {folder}" if not every else f"none of {len(every)} runs is one of those")
+        echo(f"no runs in {folder}" if not every else f"none of {len(every)} runs is one of those")
     changed = (f"{words}; madlite clean" for _, words in changed_files(folder.parent))
     for text in (*listing.problems(every), *say_undone(folder.parent), *changed):
         setup.warn(text)

@@ -22,7 +22,7 @@ from madlite.cli.format import (
     title,
     verdict_line,
 )
-from madlite.cli.terminal import Tamer, all_coloured, coloured, has_colour
+from madlite.cli.terminal import Sanitizer, all_coloured, coloured, has_colour
 from madlite.model import Quantity, Result, RunPlan, Status, Step
 from madlite.run.screen import RunOutcome
 from madlite.text import printable
@@ -103,7 +103,7 @@ class _Shown:
 
     def __init__(self, label: str, began_s: float) -> None:
         self.label, self.last_s = label, began_s
-        self.tamers = {1: Tamer(), 2: Tamer()}
+        self.tamers = {1: Sanitizer(), 2: Sanitizer()}
         self.begun = {1: b"", 2: b""}  # the line that has no end yet, where lines are put together
 
 

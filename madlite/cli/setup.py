@@ -17,7 +17,7 @@ from madlite.catalog.cards import Catalog
 from madlite.cli.arguments import named_values
 from madlite.cli.contract import contract
 from madlite.cli.main import mask
-from madlite.cli.terminal import say
+from madlite.cli.terminal import echo
 from madlite.errors import UsageProblem
 from madlite.model import Card, CardItem, Machine, Problem, Request, Runtime, TreeCards
 from madlite.plan.context import MACHINE_KEYS, Context, Options, read_context, without_effect
@@ -99,7 +99,7 @@ def tell_problems(problems: Sequence[Problem]) -> None:
 
 def warn(text: str) -> None:
     """Say on stderr what does not stop the command, secrets masked."""
-    say(f"warning: {mask(text)}", err=True)
+    echo(f"warning: {mask(text)}", err=True)
 
 
 def home() -> Path | None:

@@ -49,7 +49,7 @@ def _in_colour(found: re.Match[str]) -> str:
 
 
 def say_status(line: str, at: int | None = None) -> None:
-    """Print one line as `say` does, with the status at a place of it, or its first word, in colour on a terminal."""
+    """Print one line as `echo` does, with the status at a place of it, or its first word, in colour on a terminal."""
     text = printable_lines(without_secrets(line))
     click.echo(coloured(text, at) if has_colour(sys.stdout.isatty()) else text)
 
@@ -76,7 +76,7 @@ def _in_bytes(char: str) -> str:
     return "".join(f"\\x{byte:02x}" for byte in char.encode("utf-8", "surrogateescape"))
 
 
-def say(text: str, *, err: bool = False) -> None:
+def echo(text: str, *, err: bool = False) -> None:
     """Print lines, made printable, without what is a secret by its shape."""
     click.echo(printable_lines(without_secrets(text)), err=err)
 
@@ -88,7 +88,7 @@ def without_secrets(text: str) -> str:
     return Redactor().text(text)
 
 
-class Tamer:
+class Sanitizer:
     """Lets one stream of a workload through to a terminal, without what clears, titles, copies, asks or turns text."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ import click
 
 from madlite.cli.format import duration, speed_words, status_words, study_words
 from madlite.cli.options import Command, dir_option, verbose_option
-from madlite.cli.terminal import say, say_status, without_secrets
+from madlite.cli.terminal import echo, say_status, without_secrets
 from madlite.errors import ExitCode
 from madlite.text import printable
 
@@ -54,11 +54,11 @@ def command(once: bool, follow: bool, as_json: bool, interval: float, directory:
 
     folder = runs_folder(directory)
     watch = Watch(folder)
-    seen = watch.look()
+    seen = watch.read()
     if not seen and not follow and not watch.goes_on:
         _print(watch.last(), as_json)
         if not as_json:
-            say(f"no run goes on in {folder}")
+            echo(f"no run goes on in {folder}")
     elif once:
         _print(seen, as_json)
     elif sys.stdout.isatty() and not as_json:
@@ -75,7 +75,7 @@ def _follow(watch: Watch, seen: tuple[WatchedRun, ...], follow: bool, interval_s
     before: tuple[WatchedRun, ...] = ()
     for now in _looks(watch, seen, follow, interval_s):
         for one in changes(before, now):
-            say(_json(one) if as_json else _line(one))
+            echo(_json(one) if as_json else _line(one))
         sys.stdout.flush()
         before = now
 
@@ -100,7 +100,7 @@ def _looks(
         if not follow and not any(_goes_on(one) for one in seen) and not watch.goes_on:
             return
         time.sleep(interval_s)
-        seen = watch.look()
+        seen = watch.read()
 
 
 def _goes_on(one: WatchedRun) -> bool:
@@ -113,7 +113,7 @@ def _print(seen: Iterable[WatchedRun], as_json: bool) -> None:
     seen = tuple(seen)
     if as_json:
         for one in seen:
-            say(_json(one))
+            echo(_json(one))
         return
     rows = [_HEAD, *map(_cells, seen)] if seen else []
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))] if rows else []

@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 
 from madlite.errors import RuntimeProblem
-from madlite.images.client import Client, closing_answers, pull_problem, said
+from madlite.images.client import Client, closing_answers, error_text, pull_problem
 from madlite.images.context import Packed, packed_context
 from madlite.model import Cause, Image, Say
 from madlite.secrets import reveal
@@ -69,7 +69,7 @@ class _Attempt:
                     self._take(str(item.get("stream", "")))
                 self._take("\n")
         except docker.errors.APIError as error:
-            return self._problem(said(error))
+            return self._problem(error_text(error))
         except (OSError, TypeError) as error:
             return self._problem(str(error))
         return None

@@ -163,7 +163,7 @@ def explained(environ: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     except docker.errors.APIError as error:
-        raise RuntimeProblem(f"docker: {said(error)}", cause=Cause.PREPARE) from error
+        raise RuntimeProblem(f"docker: {error_text(error)}", cause=Cause.PREPARE) from error
     except _broken_off() as error:
         raise unreachable(docker_address(environ), error) from error
     except (docker.errors.DockerException, requests.RequestException) as error:
@@ -178,7 +178,7 @@ def _broken_off() -> tuple[type[Exception], ...]:
     return (ConnectionError, Timeout, ChunkedEncodingError, HTTPError)
 
 
-def said(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """Return the engine's own words in a refusal."""
     return str(getattr(error, "explanation", None) or error).strip()
 
@@ -341,20 +341,20 @@ class CancellableClient:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._client, name)
-        return partial(self._ask, found) if callable(found) else found
+        return partial(self._call, found) if callable(found) else found
 
-    def _ask(self, call: Callable[..., Any], *args: object, **options: object) -> Any:
+    def _call(self, call: Callable[..., Any], *args: object, **options: object) -> Any:
         import requests
 
         answer: Future[Any] = Future()
 
-        def ask() -> None:
+        def call_engine() -> None:
             try:
                 answer.set_result(call(*args, **options))
             except BaseException as error:  # noqa: BLE001 - raised where it was asked
                 answer.set_exception(error)
 
-        threading.Thread(target=ask, name="madlite-ask", daemon=True).start()
+        threading.Thread(target=call_engine, name="madlite-ask", daemon=True).start()
         try:
             self._wait(answer)
             return answer.result()

@@ -76,7 +76,7 @@ def tell_size(image: Image, say: Say) -> None:
     own = dockerfile.with_name(f"{dockerfile.name}{_IGNORE}")
     try:
         ignore = own if own.is_file() else context / _IGNORE
-        _tell(image, context, _content(context, _patterns(ignore), dockerfile.name), say)
+        _report_context(image, context, _content(context, _patterns(ignore), dockerfile.name), say)
     except OSError:
         return
 
@@ -97,7 +97,7 @@ def packed_context(client: Client, image: Image, say: Say) -> Iterator[Packed]:
         content = _content(context, patterns, name)
     except OSError as error:
         raise _unreadable(image, context, error) from error
-    _tell(image, context, content, say)
+    _report_context(image, context, content, say)
     _check_room(client, image, context, content)
     added = {} if inside else _beside(name, patterns, dockerfile_text(image))
     file: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closing one on a full disk fails a second time
@@ -146,7 +146,7 @@ def _content(context: Path, patterns: list[str], dockerfile: str) -> _Content:
     return _Content(names=tuple(names), files=files, bytes=size, left_out=tuple(left_out))
 
 
-def _tell(image: Image, context: Path, content: _Content, say: Say) -> None:
+def _report_context(image: Image, context: Path, content: _Content, say: Say) -> None:
     real = Path(os.path.realpath(context))
     outside = image.root is not None and not spells(real, Path(os.path.realpath(image.root)))
     where = f" of {real}, outside of {image.root}" if outside else ""

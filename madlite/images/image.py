@@ -13,7 +13,15 @@ from typing import Any
 from madlite.errors import RuntimeProblem
 from madlite.images.build import build
 from madlite.images.buildkit import build_with_buildkit, needs_buildkit
-from madlite.images.client import Client, closing_answers, connected, explained, podman_version, pull_problem, said
+from madlite.images.client import (
+    Client,
+    closing_answers,
+    connected,
+    error_text,
+    explained,
+    podman_version,
+    pull_problem,
+)
 from madlite.images.context import dockerfile_text
 from madlite.model import Cause, Image, ImageUsed, Login, Say
 
@@ -44,7 +52,7 @@ def pull(client: Client, ref: str, say: Say) -> None:
                     raise _problem(ref, str(item["error"]))
                 progress.take(item)
     except docker.errors.APIError as error:
-        raise _problem(ref, said(error)) from error
+        raise _problem(ref, error_text(error)) from error
 
 
 def check_room(root: Path, ref: str) -> None:
@@ -142,7 +150,7 @@ def push(client: Client, ref: str, target: str, say: Say) -> None:
                     raise _problem_push(target, str(item["error"]))
                 progress.take(item)
     except docker.errors.APIError as error:
-        raise _problem_push(target, said(error)) from error
+        raise _problem_push(target, error_text(error)) from error
 
 
 def _problem_push(target: str, words: str) -> RuntimeProblem:
@@ -233,7 +241,7 @@ def log_in(client: Client, login: Login) -> None:
     except docker.errors.APIError as error:
         where = login.host or "Docker Hub"
         raise RuntimeProblem(
-            f"{where} does not let user '{login.username}' in: {said(error)}",
+            f"{where} does not let user '{login.username}' in: {error_text(error)}",
             f"check the table '{login.host or 'dockerhub'}' of credential.json",
             cause=Cause.IMAGE,
         ) from error

@@ -45,7 +45,7 @@ class Watch:
         self._ended: dict[str, WatchedRun] = {}
         self._planned: dict[str, WatchedRun] = {}  # what a run's plan says, read once
 
-    def look(self) -> tuple[WatchedRun, ...]:
+    def read(self) -> tuple[WatchedRun, ...]:
         """Return the runs in the order of their ids; never raises for what their folders hold."""
         first = self._before is None
         before = self._before = self._before or set()

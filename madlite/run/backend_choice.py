@@ -36,7 +36,7 @@ def expand_shared(
         UsageProblem: no owner has a run for what was asked.
         PluginError: two owners have runs of one mode, and no rule decides.
     """
-    found, refused = _ask(owners, expand)
+    found, refused = _expand_all(owners, expand)
     if refused and not found:
         raise _joined([problem for _, problem in refused], asked)
     if not found:
@@ -49,7 +49,7 @@ def expand_shared(
     return [(owner, replace(first, notes=(*first.notes, *_left_out(kept), *others))), *rest]
 
 
-def _ask(
+def _expand_all(
     owners: Sequence[Owner], expand: Expand
 ) -> tuple[list[tuple[Owner, RunSpec]], list[tuple[Owner, UsageProblem]]]:
     """Return what the owners have, and what they refuse."""
@@ -173,7 +173,7 @@ def find_owners(card: Card, known: Known, plugins: Plugins, workspace: Path, ask
 def claimants(card: Card, known: Known, plugins: Plugins, workspace: Path) -> list[str]:
     """Return the names of the backends that claim the card highest: one, none, or several that share it."""
     claims = {
-        name: int(plugins.ask(backend, "claim", card, workspace, otherwise=0) or 0)
+        name: int(plugins.query(backend, "claim", card, workspace, otherwise=0) or 0)
         for name, (backend, _) in known.items()
     }
     highest = max(claims.values(), default=0)

@@ -83,7 +83,9 @@ def find_findings(one: Planned, plugins: Plugins) -> tuple[Finding, ...]:
     return tuple(_findings(one, plugins))
 
 
-def run_checks(planned: Sequence[Planned], plugins: Plugins, lint: bool = True) -> tuple[list[list[Finding]], list[str]]:
+def run_checks(
+    planned: Sequence[Planned], plugins: Plugins, lint: bool = True
+) -> tuple[list[list[Finding]], list[str]]:
     """Return what keeps each of the plans from starting, nothing without `lint`, and what is warned of, each once."""
     refused: list[list[Finding]] = []
     warnings: dict[str, None] = {}

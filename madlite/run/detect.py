@@ -59,13 +59,13 @@ class AutoDetectReader:
             if self._asked >= _MOST_LINES or self._characters >= _MOST_CHARACTERS:
                 self._open, self._held = False, []
             return []
-        reader: Reader | None = self._plugins.ask(backend, "reader", None, otherwise=None)
+        reader: Reader | None = self._plugins.query(backend, "reader", None, otherwise=None)
         held, self._held, self._reader, self._open = self._held, [], reader, False
         return [event for line in held for event in reader.feed(line)] if reader is not None else []
 
     def _surest(self, texts: list[str]) -> Backend | None:
         """Return the one backend that is surest of these lines; None where none is sure, or several are."""
-        answers = [(self._plugins.ask(one, "recognise", texts, otherwise=0.0), one) for one in self._backends]
+        answers = [(self._plugins.query(one, "recognise", texts, otherwise=0.0), one) for one in self._backends]
         sure = [(float(sure), one) for sure, one in answers if isinstance(sure, int | float) and sure >= _SURE]
         best = max((how for how, _ in sure), default=0.0)
         found = [one for how, one in sure if how == best]
@@ -110,7 +110,7 @@ def recognised(log: str, head: Sequence[bytes], plugins: Plugins) -> Backend | N
 
 def _sure(backends: Mapping[str, Backend], plugins: Plugins, lines: Sequence[str]) -> dict[str, float]:
     """Return how sure each backend is that knows these lines."""
-    answers = {known: plugins.ask(one, "recognise", lines, otherwise=0.0) for known, one in backends.items()}
+    answers = {known: plugins.query(one, "recognise", lines, otherwise=0.0) for known, one in backends.items()}
     return {known: float(sure) for known, sure in answers.items() if isinstance(sure, int | float) and sure > 0}
 
 

@@ -117,7 +117,7 @@ def read_log(
 
 
 def _follower(plugins: Plugins, backend: Backend | None) -> LogMonitor:
-    reader: Reader | None = plugins.ask(backend, "reader", None, otherwise=None) if backend else None
+    reader: Reader | None = plugins.query(backend, "reader", None, otherwise=None) if backend else None
     # a log that no framework's reader follows is judged as a script's, error patterns included
     scan = ErrorScan(patterns=PATTERNS, benign=BENIGN) if not isinstance(backend, HasResultRule) else None
     rules = with_common(plugins.failure_rules(), (backend.name,) if backend else None)
@@ -129,7 +129,7 @@ def _rule(plugins: Plugins, backend: Backend | None, log: LogMonitor) -> ResultR
 
     Of MAD's figures those are left that the log can have: it may be another version's or another framework's.
     """
-    rule = plugins.ask(backend, "result_rule", otherwise=None) if isinstance(backend, HasResultRule) else None
+    rule = plugins.query(backend, "result_rule", otherwise=None) if isinstance(backend, HasResultRule) else None
     if not isinstance(rule, ResultRule):
         rule = ResultRule(kind="steps" if log.steps else "performance_line", loss_expected=False)
     there = log.steps.quantities()

@@ -122,7 +122,7 @@ class Instrumentation:
         self._sensors = TelemetryRecorder(one.plan, host, now)
         self._inside: ProbedFacts | None = None
 
-    def look(self, session: Session, action: Action) -> None:
+    def probe(self, session: Session, action: Action) -> None:
         """Ask what is there, before the model's own step, unless that is switched off."""
         plan = self._one.plan
         self._inside = probe(session, plan, action) if plan.probe else ProbedFacts(notes=(NOT_ASKED,))

@@ -107,7 +107,7 @@ class RunLog:
             except OSError:  # a file system without hard links, a machine without /proc
                 os.symlink(self._live_name, beside, dir_fd=folder.fd)
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Pass on what is held back; call it when an action ends."""
         for source, redactor in self._redactors.items():
             self._pass_on(redactor.flush(), source)
@@ -116,7 +116,7 @@ class RunLog:
 
     def close(self) -> None:
         """Write what is held and close the file, its end joined to its beginning where it had a limit."""
-        self.settle()
+        self.flush()
         self._each(self._files, LogFile.close)
         if self._is_own_home and self._home is not None:
             self._home.close()

@@ -201,7 +201,7 @@ class Run:
         here = Host(path=environ.get("PATH", ""), env=dict(environ))
         self.instrumentation = Instrumentation(one, plugins, here, lambda: self.clock() - self.began)
         show = self.screen
-        dog = Watchdog(self.silence, self._inquire, tell=show.phase, say=show.stopping, now=clock)
+        dog = Watchdog(self.silence, self._probe_hang, tell=show.phase, say=show.stopping, now=clock)
         self.stop = StopControl(self.plan.timeout_s, self.plan.stop_grace_s, show.stopping, dog)
         self.folder: RunFolder | None = None
         self.stage: SessionRunner | None = None  # once its session can be opened
@@ -343,20 +343,20 @@ class Run:
         return AutoDetectReader(self.plugins, self.plan.readers) if self.plan.own_script else None
 
     def _reader(self, backend: Backend) -> Reader | None:
-        reader: Reader | None = self.plugins.ask(backend, "reader", self.plan, otherwise=None)
+        reader: Reader | None = self.plugins.query(backend, "reader", self.plan, otherwise=None)
         return reader
 
     def _step(self, step: Step) -> None:
         self.screen.step(step)
         self.plugins.notify("madlite_run_step", plan=self.plan, step=step)
 
-    def _inquire(self, cancelled: Event) -> HangReport:
+    def _probe_hang(self, cancelled: Event) -> HangReport:
         """Look at what the run hangs in."""
         session = self.stage.session if self.stage is not None else None
         if self.folder is None or session is None:
             return HangReport()
         last_lines = self.state.follower.last_lines
-        return HangProbe(self.folder, self.plan, session, self.environ, self.mask).look(last_lines, cancelled)
+        return HangProbe(self.folder, self.plan, session, self.environ, self.mask).run(last_lines, cancelled)
 
     def _open_log(self, folder: RunFolder) -> RunLog:
         sinks, limit_bytes = [self.screen.output], self.plan.log_limit_bytes

@@ -220,7 +220,7 @@ class _Making:
             with self._run.runtime.open(self._plan) as session, stop.guard(session):
                 folder.write(HANDLE, session.handle.encode())
                 ended = _act(self._plan.actions, session.run, log.feed)
-                log.settle()
+                log.flush()
                 if self._plan.give_back and self._plan.traits.containerised:
                     _act(self._given_back(), session.run, log.feed)
         except RuntimeProblem:

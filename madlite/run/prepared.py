@@ -21,7 +21,7 @@ _SWITCHES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
 def needed_assets(plan: RunPlan, backends: Iterable[Backend], plugins: Plugins) -> tuple[Asset, ...]:
     """Return what a plan's backends say that it needs from elsewhere, each once."""
     own = replace(plan, env=given_env(plan))
-    answers = (plugins.ask(backend, "assets", own, otherwise=()) or () for backend in backends)
+    answers = (plugins.query(backend, "assets", own, otherwise=()) or () for backend in backends)
     return tuple(dict.fromkeys(asset for found in answers for asset in found))
 
 

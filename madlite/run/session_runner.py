@@ -133,7 +133,7 @@ class SessionRunner:
             if action.kind == "run":
                 results.begin()
                 with self.stop.off_the_clock():
-                    self.instrumentation.look(session, action)
+                    self.instrumentation.probe(session, action)
             self.state.begin(action.kind, self.clock())
             try:
                 with self._following(action, session, folder, log) as feed:
@@ -142,7 +142,7 @@ class SessionRunner:
                 self.state.cut_off(self.clock())
                 self._note_outcome(session)
                 raise
-            log.settle()
+            log.flush()
             self.state.end(ended)
             self.told.after(action, ended)
             if ended.code != 0:

@@ -46,7 +46,7 @@ class StopControl:
         with self._one:
             first = self.reason is None
             self.reason = reason if first else self.reason
-            self._tell(_STOP if first else _HURRY)
+            self._send(_STOP if first else _HURRY)
             heard = self._heard
         self.cancellation.cancel()
         for one in heard:
@@ -80,7 +80,7 @@ class StopControl:
         try:
             yield
         finally:
-            self._tell(_END)
+            self._send(_END)
             thread.join()
 
     @contextmanager
@@ -96,21 +96,21 @@ class StopControl:
                 feed(chunk)
 
         with silence.following():
-            self._tell(_LOOK)
+            self._send(_LOOK)
             yield heard
 
     @contextmanager
     def off_the_clock(self) -> Iterator[None]:
         """Let the time inside not count against the limit; signals are heard all the same."""
         self._off_since_s = time.monotonic()
-        self._tell(_LOOK)
+        self._send(_LOOK)
         try:
             yield
         finally:
             if (deadline_s := self._deadline_s) is not None:
                 self._deadline_s = deadline_s + time.monotonic() - self._off_since_s
             self._off_since_s = None
-            self._tell(_LOOK)
+            self._send(_LOOK)
 
     def close(self) -> None:
         """Give the pipe back; what is asked for later is noted, and nothing is there to end."""
@@ -119,7 +119,7 @@ class StopControl:
             os.close(self._write)
             self._write = -1
 
-    def _tell(self, word: bytes) -> None:
+    def _send(self, word: bytes) -> None:
         if self._write < 0:
             return
         try:
@@ -130,7 +130,7 @@ class StopControl:
     def _watch(self, session: Session) -> None:
         """Wait for words and the clock; stops run in threads of their own, so that a second word is heard."""
         stops: list[threading.Thread] = []
-        while _END not in (words := self._hear()):
+        while _END not in (words := self._receive()):
             if (reason := self._due()) is not None:
                 self.reason, words = self.reason or reason, words + _STOP
             if _STOP in words:
@@ -157,7 +157,7 @@ class StopControl:
             silence = self._dog.silence.told() if self._dog is not None else ""
             text = f"timed out after {self._limit_s:g} s" + (f"; {silence}" if silence else "")
             return StopReason(cause=Cause.TIMEOUT, text=text)
-        return self._dog.look() if self._dog is not None else None
+        return self._dog.check() if self._dog is not None else None
 
     def _left_s(self) -> float | None:
         """Return the seconds to the time limit; None without one, and while the time does not count."""
@@ -166,7 +166,7 @@ class StopControl:
             return None
         return max(0.0, deadline_s - time.monotonic())
 
-    def _hear(self) -> bytes:
+    def _receive(self) -> bytes:
         waits = [_LONGEST_WAIT_S]
         if (left_s := self._left_s()) is not None:
             waits.append(left_s)

@@ -28,7 +28,7 @@ from madlite.model import (
 from madlite.plan.fields import ALIASES, PLAN_KEYS, VARIANT_KEYS
 from madlite.plan.values import canonical_key
 from madlite.testing.flaws import Flaw, answered
-from madlite.testing.plans import WORKSPACE, Made, ask, options_of
+from madlite.testing.plans import WORKSPACE, Made, expand, options_of
 from madlite.testing.subject import NAME_IT, Subject, raised
 
 _EVENTS = get_args(Event)
@@ -122,7 +122,7 @@ def _answers(subject: Subject) -> Iterator[Flaw]:
 
 def _drafts(subject: Subject, case: Any) -> Iterator[Flaw]:
     try:
-        drafts = ask(subject.backend, case, options_of(case))
+        drafts = expand(subject.backend, case, options_of(case))
     except UsageProblem:
         return
     if not isinstance(drafts, Sequence) or not drafts or not all(isinstance(one, RunSpec) for one in drafts):

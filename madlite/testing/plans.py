@@ -102,7 +102,7 @@ def list_cases(
                 yield Case(card=card, machine=machine, asked=asked)
 
 
-def ask(backend: Backend, case: Case, options: Options) -> Sequence[RunSpec]:
+def expand(backend: Backend, case: Case, options: Options) -> Sequence[RunSpec]:
     """Return the drafts of a case.
 
     Raises:

@@ -13,7 +13,7 @@ from madlite.errors import MadliteError, UsageProblem
 from madlite.model import RunSpec
 from madlite.secrets import Redactor
 from madlite.testing.flaws import Flaw, answered, watch
-from madlite.testing.plans import Made, ask, finish, options_of, request_of
+from madlite.testing.plans import Made, expand, finish, options_of, request_of
 from madlite.testing.subject import Subject
 
 _POISON = "left_by_the_kit"
@@ -94,7 +94,7 @@ def check_secrets(subject: Subject) -> Iterator[Flaw]:
 def _shown(subject: Subject, made: Made) -> Iterator[Flaw]:
     options = options_of(made.case, environ=SECRETS)
     try:
-        drafts = ask(subject.backend, made.case, options)
+        drafts = expand(subject.backend, made.case, options)
         plans = [finish(subject.backend, made.case, draft, subject.search, options) for draft in drafts]
     except MadliteError as problem:
         yield from _in(f"refusal of {made.case}", f"{problem.message} {problem.hint}")

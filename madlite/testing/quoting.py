@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from madlite.errors import MadliteError
 from madlite.plan.render import render
 from madlite.testing.flaws import Flaw, answered
-from madlite.testing.plans import Made, ask, options_of, plan_of
+from madlite.testing.plans import Made, expand, options_of, plan_of
 from madlite.testing.scripts import parsed
 from madlite.testing.stubs import LIMIT_S, Calls, calls_of
 from madlite.testing.subject import Subject
@@ -188,7 +188,7 @@ def _files(subject: Subject, made: Made, values: Mapping[str, str]) -> dict[str,
     case = replace(case, card=card, asked=(*case.asked, *sets))
     options = options_of(case)
     try:
-        drafts = ask(subject.backend, case, options)
+        drafts = expand(subject.backend, case, options)
         draft = next((one for one in drafts if one.templates == made.draft.templates), drafts[0])
         plan = plan_of(subject.backend, case, draft, options)
     except MadliteError as error:
@@ -201,7 +201,7 @@ def _is_checked(subject: Subject, made: Made, oddities: Sequence[Oddity]) -> boo
     for one in oddities:
         case = replace(made.case, asked=(*made.case.asked, (one.key, one.value)))
         options = options_of(case)
-        plan = plan_of(subject.backend, case, ask(subject.backend, case, options)[0], options)
+        plan = plan_of(subject.backend, case, expand(subject.backend, case, options)[0], options)
         if any(finding.fatal for finding in answered(subject.backend.check, plan)):
             return True
     return False

@@ -14,7 +14,7 @@ from madlite.model import Quantity, ResultRule, RunSpec, Step, Summary
 from madlite.plan.render import Rendering, runs_alike
 from madlite.run.effects import Asking, refuse_without_effect
 from madlite.testing.flaws import Flaw, answered
-from madlite.testing.plans import Case, Made, ask, finish, given_of, options_of
+from madlite.testing.plans import Case, Made, expand, finish, given_of, options_of
 from madlite.testing.subject import Subject
 
 PRECISIONS = ("FP32", "BF16", "FP16", "FP8", "MXFP8", "MXFP4")
@@ -93,7 +93,7 @@ def _outcomes(subject: Subject, made: Made, key: str, word: str) -> list[Renderi
     """Return the runs of a word, of which nobody refuses one."""
     case = replace(made.case, asked=(*made.case.asked, (key, word)))
     try:
-        drafts = ask(subject.backend, case, options_of(case))
+        drafts = expand(subject.backend, case, options_of(case))
         return [one for draft in drafts if not _is_refused(subject, one := _outcome(subject, case, draft), case, draft)]
     except UsageProblem:
         return []
@@ -112,7 +112,7 @@ def _is_refused(subject: Subject, one: Rendering, case: Case, draft: RunSpec) ->
 
     def plans(asking: Asking) -> list[Rendering]:
         other = replace(case, card=asking.request.card, asked=asking.options.sets)
-        return [_outcome(subject, other, found) for found in ask(subject.backend, other, options_of(other))]
+        return [_outcome(subject, other, found) for found in expand(subject.backend, other, options_of(other))]
 
     if is_fatal(one):
         return True

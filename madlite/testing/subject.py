@@ -17,7 +17,7 @@ from madlite.files import template_root
 from madlite.measure.lines import LineSplitter
 from madlite.model import Backend, Card, Event, Line, Machine, Reader
 from madlite.testing.flaws import Flaw, answered, limited, watch
-from madlite.testing.plans import MACHINES, Case, Made, ask, finish, list_cases, options_of
+from madlite.testing.plans import MACHINES, Case, Made, expand, finish, list_cases, options_of
 
 NAME_IT = "name the file as it is"  # what to do about one that is not there
 LOG_LIMIT_S = 60.0  # of this process's time
@@ -119,7 +119,7 @@ class Subject:
             options = options_of(case)
             try:
                 with self._watched("expand", case):
-                    drafts = ask(self.backend, case, options)
+                    drafts = expand(self.backend, case, options)
             except UsageProblem:
                 refused.append(case)
                 continue

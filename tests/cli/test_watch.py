@@ -224,4 +224,4 @@ def test_thousands_of_old_runs_are_read_once_at_most(tmp_path, monkeypatch):
     opened = []
     monkeypatch.setattr(module, "open_run", lambda *args: opened.append(args))
     looking = module.Watch(tmp_path / "madlite_runs")
-    assert looking.look() == () and looking.look() == () and opened == []
+    assert looking.read() == () and looking.read() == () and opened == []

@@ -346,7 +346,7 @@ def test_switched_off_nothing_is_asked(tmp_path: Path) -> None:
     session = FakeSession()
     one = Planned(plan=plan, backends=(), files=(), runtime=HostRuntime({}))
     senses = Instrumentation(one, Plugins(), Host(), lambda: 0.0)
-    senses.look(session, Action(kind="run", argv=("x",)))
+    senses.probe(session, Action(kind="run", argv=("x",)))
     told = senses.tell(Result(plan_id="1", status=Status.SUCCESS)).provenance
     assert session.asked == [] and told.notes == ("nothing was asked where it ran: probe is switched off",)
 

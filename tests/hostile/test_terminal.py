@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from madlite.cli.main import call
 from madlite.cli.screens import PlainScreen
-from madlite.cli.terminal import Tamer, printable_lines
+from madlite.cli.terminal import Sanitizer, printable_lines
 from madlite.model import to_json
 
 # clipboard, title, 8-bit CSI, clear, a question whose answer is typed in, text turned around, nothing to be seen
@@ -94,7 +94,7 @@ def test_lines_hold_nothing_that_is_not_printed(text: str) -> None:
 )
 def test_live_output_on_a_terminal_is_tamed_however_it_is_cut(pieces: list[str]) -> None:
     data = "".join(pieces).encode()
-    tamer, whole = Tamer(), Tamer()
+    tamer, whole = Sanitizer(), Sanitizer()
     made = b"".join(tamer.feed(data[at : at + 1]) for at in range(len(data)))
     assert made == whole.feed(data)
     text = re.sub(r"\x1b\[[0-9;]*[mKA]", "", made.decode())
@@ -103,7 +103,7 @@ def test_live_output_on_a_terminal_is_tamed_however_it_is_cut(pieces: list[str])
 
 def test_live_output_on_a_terminal_keeps_colours_and_progress_bars() -> None:
     data = b"\x1b[32m 50%|##\x1b[0m\r100%|####\n\x1b[A\x1b[2K\tdone \xc3\xbc\n"
-    assert Tamer().feed(data) == data.replace(b"\x1b[2K", b"\x1b[2K")
+    assert Sanitizer().feed(data) == data.replace(b"\x1b[2K", b"\x1b[2K")
 
 
 class Sink:

@@ -43,7 +43,7 @@ def parse(text: str) -> LogReading:
 
 
 def before_the_first_step(backend: str, text: str) -> str:
-    reader = PLUGINS.ask(PLUGINS.backends()[backend][0], "reader", None, otherwise=None)
+    reader = PLUGINS.query(PLUGINS.backends()[backend][0], "reader", None, otherwise=None)
     kept = []
     for line in lines(text.encode()):
         if any(isinstance(event, Step) for event in reader.feed(line)):

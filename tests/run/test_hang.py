@@ -55,10 +55,10 @@ def look(workspace, traits=HOST, lines=("loading", "step 9 token s3cret", "")):
     plan.folder.rmdir()
     folder = RunFolder.create(plan, [])
     try:
-        inquiry = HangProbe(
+        probe = HangProbe(
             folder, plan, HostRuntime(NOWHERE).attach(str(plan.folder)), NOWHERE, Redactor(["s3cret"]).text
         )
-        found = inquiry.look(lines, threading.Event())
+        found = probe.run(lines, threading.Event())
     finally:
         folder.close()
     kept = {path.name: path.read_text() for path in (plan.folder / "hang").glob("*")}

@@ -10,7 +10,7 @@ import pytest
 from madlite.model import Cause, Chunk, Quantity, ResultRule, Step
 from madlite.run.stop import StopControl
 from madlite.run.watchdog.progress_monitor import ProgressMonitor, SilenceNote
-from madlite.run.watchdog.watchdog import INQUEST_LIMIT_S, HangReport, StopReason, Watchdog, hang_hint
+from madlite.run.watchdog.watchdog import HANG_PROBE_LIMIT_S, HangReport, StopReason, Watchdog, hang_hint
 from tests.factories import make_plan
 from tests.run.test_stop import FakeSession
 
@@ -36,12 +36,12 @@ class Dog:
             make_plan(folder, result_rule=ResultRule(kind="steps"), **limits), lambda: self.now
         )
         self.dog = Watchdog(
-            self.silence, self.inquire, tell=self.told.append, say=self.said.append, now=lambda: self.now
+            self.silence, self.probe_hang, tell=self.told.append, say=self.said.append, now=lambda: self.now
         )
         self.action = self.silence.following()
         self.action.__enter__()
 
-    def inquire(self, cancelled: threading.Event) -> HangReport:
+    def probe_hang(self, cancelled: threading.Event) -> HangReport:
         self.asked.append(cancelled)
         self.through.wait(10)
         if self.fails:
@@ -53,17 +53,17 @@ class Dog:
         with self.silence.reading():
             self.silence.note(Step(n=n, values={Quantity.LOSS: 1.0}))
 
-    def look(self, after_s: float = 0.0) -> StopReason | None:
+    def check(self, after_s: float = 0.0) -> StopReason | None:
         """Look after a time of regular looks, as the watch does."""
         end = self.now + after_s
         while self.now < end:
             self.now = min(end, self.now + (self.dog.wait_s() or 1.0))
-        return self.dog.look()
+        return self.dog.check()
 
     def finish(self) -> None:
         self.through.set()
         for thread in threading.enumerate():
-            if thread.name == "madlite-inquest":
+            if thread.name == "madlite-hang-probe":
                 thread.join(10)
 
 
@@ -77,17 +77,17 @@ def dog(tmp_path):
 
 
 def test_a_slow_step_is_told_of_and_stops_nothing(dog):
-    assert dog.look(45) is None and dog.told == ["no step for 45 s after step 40 (median 2.0 s)"]
+    assert dog.check(45) is None and dog.told == ["no step for 45 s after step 40 (median 2.0 s)"]
     dog.step(41)
-    assert dog.look(5) is None and dog.asked == []
+    assert dog.check(5) is None and dog.asked == []
 
 
 def test_a_hang_is_looked_at_before_it_is_the_reason(dog):
-    assert dog.look(300) is None
+    assert dog.check(300) is None
     assert dog.said == ["no step for 300 s after step 40 (steps took 2.0 s): looking at its processes"]
-    assert dog.look(1) is None, "the inquiry goes on"
+    assert dog.check(1) is None, "the inquiry goes on"
     dog.finish()
-    reason = dog.look(11)
+    reason = dog.check(11)
     assert (reason.cause, reason.evidence) == (Cause.HANG, FOUND.evidence)
     assert reason.text == (
         "no step for 312 s after step 40 (steps took 2.0 s): hung; 2 of 2 processes stopped; stacks in here/"
@@ -98,42 +98,42 @@ def test_a_hang_is_looked_at_before_it_is_the_reason(dog):
 def test_before_the_first_step_the_other_option_is_named(tmp_path):
     dog = Dog(tmp_path)
     dog.through.set()
-    dog.look(1800)
+    dog.check(1800)
     dog.finish()
-    assert dog.look(1).hint.endswith("; --start-silence-limit SECONDS waits longer")
+    assert dog.check(1).hint.endswith("; --start-silence-limit SECONDS waits longer")
 
 
 @pytest.mark.parametrize(
-    ("odd", "look"),
+    ("odd", "hint"),
     [("", ""), ("it", "look where it stands; "), ("ranks 1, 3", "look where ranks 1, 3 stand; ")]
     + [("4 of 9 ranks", "look where 4 of 9 ranks stand; ")],
 )
-def test_the_ranks_to_look_at_are_named_where_some_stand_apart(odd, look):
+def test_the_ranks_to_look_at_are_named_where_some_stand_apart(odd, hint):
     quiet = SilenceNote(text="no step", for_s=1.0, hung=True, option="--silence-limit")
-    assert hang_hint(quiet, HangReport(odd=odd)) == f"{look}--silence-limit SECONDS waits longer"
+    assert hang_hint(quiet, HangReport(odd=odd)) == f"{hint}--silence-limit SECONDS waits longer"
 
 
 def test_a_run_that_goes_on_meanwhile_is_not_stopped(dog):
-    dog.look(300)
+    dog.check(300)
     dog.step(41)
     dog.finish()
-    assert dog.look() is None and dog.said[-1] == "it goes on"
+    assert dog.check() is None and dog.said[-1] == "it goes on"
     dog.through.clear()
-    assert dog.look(400) is None and len(dog.asked) == 2, "the next hang is looked at again"
+    assert dog.check(400) is None and len(dog.asked) == 2, "the next hang is looked at again"
 
 
 def test_an_inquiry_that_fails_or_hangs_itself_delays_the_stop_and_no_more(dog, caplog):
     dog.fails = True
-    dog.look(300)
+    dog.check(300)
     dog.finish()
-    reason = dog.look()
+    reason = dog.check()
     assert reason.cause is Cause.HANG and reason.evidence == "" and "no such thing" in caplog.text
 
 
 def test_an_inquiry_that_hangs_is_not_waited_for(dog):
-    dog.look(300)
-    assert dog.look(INQUEST_LIMIT_S - 1) is None
-    reason = dog.look(2)
+    dog.check(300)
+    assert dog.check(HANG_PROBE_LIMIT_S - 1) is None
+    reason = dog.check(2)
     assert reason.cause is Cause.HANG and "here/" not in reason.text
     assert dog.asked[0].is_set(), "it is told to end"
 
@@ -141,25 +141,25 @@ def test_an_inquiry_that_hangs_is_not_waited_for(dog):
 def test_a_look_that_comes_late_says_that_madlite_was_stopped_and_not_the_run(dog):
     assert dog.dog.wait_s() == 5.0
     dog.now += 4000
-    assert dog.dog.look() is None and dog.said == []
-    assert dog.look(280) is None and dog.said == []
-    dog.look(20)
+    assert dog.dog.check() is None and dog.said == []
+    assert dog.check(280) is None and dog.said == []
+    dog.check(20)
     assert dog.said
 
 
 def test_there_is_nothing_to_look_at_between_actions(dog):
     dog.action.__exit__(None, None, None)
-    assert dog.dog.wait_s() is None and dog.dog.look() is None
+    assert dog.dog.wait_s() is None and dog.dog.check() is None
     dog.dog.close()
 
 
 class Hanging:
     """A watch over a session whose action is silent; its limit is over at once."""
 
-    def __init__(self, folder, inquire, limit_s: float | None = None) -> None:
+    def __init__(self, folder, probe_hang, limit_s: float | None = None) -> None:
         plan = make_plan(folder, result_rule=ResultRule(kind="steps"), start_silence_s=0.02)
         self.said: list[str] = []
-        dog = Watchdog(ProgressMonitor(plan), inquire, say=self.said.append)
+        dog = Watchdog(ProgressMonitor(plan), probe_hang, say=self.said.append)
         self.watch, self.session = StopControl(limit_s, 5.0, self.said.append, dog), FakeSession()
 
     def run(self, meanwhile=lambda: None) -> StopReason | None:
@@ -183,7 +183,7 @@ def test_the_watch_stops_a_run_that_hangs_as_gently_as_at_its_time_limit(tmp_pat
 def test_ctrl_c_and_the_clock_win_while_the_evidence_is_collected_and_call_it_off(tmp_path, by):
     asked, called_off = threading.Event(), threading.Event()
 
-    def inquire(cancelled: threading.Event) -> HangReport:
+    def probe_hang(cancelled: threading.Event) -> HangReport:
         asked.set()
         if cancelled.wait(10):
             called_off.set()
@@ -195,7 +195,7 @@ def test_ctrl_c_and_the_clock_win_while_the_evidence_is_collected_and_call_it_of
             hanging.watch.request(StopReason(cause=by, text="interrupted (Ctrl-C)"))
         clock.close()
 
-    hanging, clock = Hanging(tmp_path, inquire, limit_s=0.01 if by is Cause.TIMEOUT else None), ExitStack()
+    hanging, clock = Hanging(tmp_path, probe_hang, limit_s=0.01 if by is Cause.TIMEOUT else None), ExitStack()
     clock.enter_context(hanging.watch.off_the_clock())  # which begins to count when it is looked at
     assert hanging.run(interrupt).cause is by
     assert hanging.session.stops == [5.0] and called_off.is_set()
@@ -204,12 +204,12 @@ def test_ctrl_c_and_the_clock_win_while_the_evidence_is_collected_and_call_it_of
 def test_a_run_that_ends_by_itself_while_it_is_looked_at_has_no_reason(tmp_path):
     asked = threading.Event()
 
-    def inquire(cancelled: threading.Event) -> HangReport:
+    def probe_hang(cancelled: threading.Event) -> HangReport:
         asked.set()
         cancelled.wait(10)
         return FOUND
 
-    hanging = Hanging(tmp_path, inquire)
+    hanging = Hanging(tmp_path, probe_hang)
 
     def end() -> None:
         assert asked.wait(10)

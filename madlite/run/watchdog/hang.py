@@ -242,7 +242,7 @@ class HangProbe:
         self._deadline = 0.0
         self._kept: list[str] = []
 
-    def look(self, log: Iterable[str], cancelled: Event) -> HangReport:
+    def run(self, log: Iterable[str], cancelled: Event) -> HangReport:
         """Return what the run's processes do, after keeping it; within a minute, and at once when called off.
 
         `log` is its last lines.

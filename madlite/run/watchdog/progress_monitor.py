@@ -221,7 +221,7 @@ class ProgressMonitor:
             elif isinstance(event, EffectiveConfig) and self._steps is None:
                 self._steps = whole_number(str(event.values.get("steps")))
 
-    def look(self) -> SilenceNote | None:
+    def check(self) -> SilenceNote | None:
         """Return the silence, where it has lasted long enough for a word or to its limit."""
         with self._lock:
             now_s = self._now()

@@ -30,7 +30,7 @@ class HangReport(Value, frozen=True):
     odd: str = ""
 
 
-Inquire: TypeAlias = Callable[[threading.Event], HangReport]
+ProbeHang: TypeAlias = Callable[[threading.Event], HangReport]
 """Looks at a run; it comes to its end soon after the event is set, and within a minute by itself."""
 
 
@@ -50,71 +50,71 @@ class StopReason(Value, frozen=True):
     hint: str = ""
 
 
-INQUEST_LIMIT_S = 75.0  # a bit more than the inquiry takes by its own limit: one that hangs itself is not waited for
+HANG_PROBE_LIMIT_S = 75.0  # a bit more than the probe takes by its own limit: one that hangs itself is not waited for
 _TURN_S = 0.2
 _LATE_S = 5.0  # a look this late says that madlite itself was stopped, or the machine
-_LEAVE_S = 2.0  # for an inquiry that is given up to end its tools
+_LEAVE_S = 2.0  # for a probe that is given up to end its tools
 _LOG = logging.getLogger(__name__)
 
 
 class Watchdog:
-    """Watches one run's silence; `inquire` looks at a run that seems to hang, and is told when it may stop looking."""
+    """Watches one run's silence; `probe_hang` inspects a run that seems to hang until it is cancelled."""
 
     def __init__(
         self,
         silence: ProgressMonitor,
-        inquire: Inquire,
+        probe_hang: ProbeHang,
         *,
         tell: Say = lambda text: None,
         say: Say = lambda text: None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.silence = silence
-        self._inquire, self._tell, self._say, self._now = inquire, tell, say, now
-        self._inquest: _Inquiry | None = None
+        self._probe_hang, self._tell, self._say, self._now = probe_hang, tell, say, now
+        self._probe: _RunningProbe | None = None
         self._planned_s: float | None = None
 
     def wait_s(self) -> float | None:
         """Return the seconds until the next look; None while there is nothing to look at."""
-        wait_s = self.silence.wait_s() if self._inquest is None else _TURN_S
+        wait_s = self.silence.wait_s() if self._probe is None else _TURN_S
         self._planned_s = None if wait_s is None else self._now() + wait_s
         return wait_s
 
-    def look(self) -> StopReason | None:
+    def check(self) -> StopReason | None:
         """Look, and return why the run has to be stopped, if so."""
         if self._planned_s is not None and (late_s := self._now() - self._planned_s) > _LATE_S:
             self.silence.excuse(late_s)
-        if self._inquest is not None:
-            return self._hear(self._inquest)
-        quiet = self.silence.look()
+        if self._probe is not None:
+            return self._report_of(self._probe)
+        quiet = self.silence.check()
         if quiet is not None and quiet.hung:
             self._say(f"{quiet.text}: looking at its processes")
-            self._inquest = _Inquiry(self._inquire, self._now)
+            self._probe = _RunningProbe(self._probe_hang, self._now)
         elif quiet is not None:
             self._tell(quiet.text)
         return None
 
     def leave(self) -> None:
         """Look no further: the run ends for another reason."""
-        if self._inquest is not None:
-            self._inquest.cancelled.set()
+        if self._probe is not None:
+            self._probe.cancelled.set()
 
     def close(self) -> None:
-        """Wait a little for an inquiry that was given up to end its tools."""
+        """Wait a little for a probe that was given up to end its tools."""
         self.leave()
-        if self._inquest is not None:
-            self._inquest.wait(_LEAVE_S)
+        if self._probe is not None:
+            self._probe.wait(_LEAVE_S)
 
-    def _hear(self, inquest: _Inquiry) -> StopReason | None:
-        if not inquest.is_over(self._now()):
+    def _report_of(self, probe_of_hang: _RunningProbe) -> StopReason | None:
+        if not probe_of_hang.is_over(self._now()):
             return None
         self.leave()
-        self._inquest = None
-        quiet = self.silence.look()
+        self._probe = None
+        quiet = self.silence.check()
         if quiet is None or not quiet.hung:
             self._say("it goes on")
             return None
-        found = inquest.found
+        found = probe_of_hang.found
         return StopReason(
             cause=Cause.HANG,
             text=hang_words(quiet, found),
@@ -124,14 +124,14 @@ class Watchdog:
         )
 
 
-class _Inquiry:
-    """One inquiry while it goes on."""
+class _RunningProbe:
+    """One hang probe while it runs."""
 
-    def __init__(self, inquire: Inquire, now: Callable[[], float]) -> None:
+    def __init__(self, probe_hang: ProbeHang, now: Callable[[], float]) -> None:
         self.found = HangReport()
         self.cancelled = threading.Event()
-        self._deadline = now() + INQUEST_LIMIT_S
-        self._thread = threading.Thread(target=self._run, args=(inquire,), name="madlite-inquest", daemon=True)
+        self._deadline = now() + HANG_PROBE_LIMIT_S
+        self._thread = threading.Thread(target=self._run, args=(probe_hang,), name="madlite-hang-probe", daemon=True)
         self._thread.start()
 
     def is_over(self, now_s: float) -> bool:
@@ -140,11 +140,11 @@ class _Inquiry:
     def wait(self, limit_s: float) -> None:
         self._thread.join(limit_s)
 
-    def _run(self, inquire: Inquire) -> None:
+    def _run(self, probe_hang: ProbeHang) -> None:
         try:
-            self.found = inquire(self.cancelled)
+            self.found = probe_hang(self.cancelled)
         except Exception as error:  # noqa: BLE001 - without evidence the run is stopped all the same
-            _LOG.debug("inquest", exc_info=True)
+            _LOG.debug("probe_of_hang", exc_info=True)
             _LOG.warning("what the run hangs in could not be looked at: %r", error)
 
 
@@ -158,5 +158,5 @@ def hang_words(quiet: SilenceNote, found: HangReport) -> str:
 def hang_hint(quiet: SilenceNote, found: HangReport) -> str:
     """Return what to do about a hang: where to look, and which option lets a run be silent for longer."""
     verb = "stand" if found.odd.startswith("ranks ") or found.odd.endswith(" ranks") else "stands"
-    look = f"look where {found.odd} {verb}; " if found.odd else ""
-    return f"{look}{quiet.option} SECONDS waits longer"
+    check = f"look where {found.odd} {verb}; " if found.odd else ""
+    return f"{check}{quiet.option} SECONDS waits longer"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from madlite.errors import RuntimeProblem
-from madlite.images.client import Client, said
+from madlite.images.client import Client, error_text
 from madlite.model import Action, Cause, JobOutcome, Value
 from madlite.workspace.folder import FOLDER_LABEL, KEPT_LABEL, RUN_LABEL
 
@@ -199,7 +199,7 @@ def give_back(client: Client, container: Container) -> None:
         if client.exec_inspect(exec_id)["ExitCode"] != 0:
             _LOG.warning("some files of the run may still belong to root: %s", words[-300:])
     except docker.errors.APIError as error:
-        _LOG.warning("files of the run may still belong to root: %s", said(error))
+        _LOG.warning("files of the run may still belong to root: %s", error_text(error))
 
 
 def give_back_command(place: str, stamp: str, owner: tuple[int, int]) -> list[str]:

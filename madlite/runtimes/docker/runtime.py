@@ -18,8 +18,8 @@ from madlite.images.client import (
     ask_for_gpus,
     connect,
     connected,
+    error_text,
     explained,
-    said,
     why_unavailable,
 )
 from madlite.images.image import prepare_image
@@ -70,7 +70,7 @@ def start_container(client: Client, plan: RunPlan, environ: Mapping[str, str]) -
     try:
         made = interruptible(lambda: _started(client, request, plan))
     except docker.errors.APIError as error:
-        raise _refused(said(error), plan) from error
+        raise _refused(error_text(error), plan) from error
     return _container(plan, made, request)
 
 
@@ -175,7 +175,7 @@ def _create(client: Client, request: dict[str, Json], plan: RunPlan) -> str:
     try:
         made = client.create_container_from_config(request, container_name(plan))
     except docker.errors.APIError as error:
-        if error.status_code != 409 and not _NAME_TAKEN.search(said(error)):  # podman: 500
+        if error.status_code != 409 and not _NAME_TAKEN.search(error_text(error)):  # podman: 500
             raise
         made = client.create_container_from_config(request, f"{container_name(plan)}-{plan.id[-8:]}")
     return str(made["Id"])

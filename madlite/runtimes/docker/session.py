@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from madlite.errors import RuntimeProblem
-from madlite.images.client import ANSWER_LIMIT_S, CancellableClient, Client, connected, explained, said
+from madlite.images.client import ANSWER_LIMIT_S, CancellableClient, Client, connected, error_text, explained
 from madlite.model import PROBE_BYTES, Action, Cause, Chunk, Completed, Exit, Sink
 from madlite.runtimes.docker import container as containers
 from madlite.runtimes.docker.container import Container, give_back, start_failure, state_of
@@ -89,7 +89,7 @@ def send(client: Client, container: str, name: str, session: str = "") -> int:
         client.exec_start(exec_id)
         code = int(client.exec_inspect(exec_id)["ExitCode"] or 0)  # null: not known yet, so something may have got it
     except docker.errors.APIError as error:  # the container ended meanwhile
-        _LOG.debug("no %s for %s: %s", name, container, said(error))
+        _LOG.debug("no %s for %s: %s", name, container, error_text(error))
         return _NOTHING_LEFT
     if code in (126, 127):  # other codes: the attempt itself was killed with the container
         _LOG.warning("%s cannot be sent inside container %s (no /bin/sh?): it will be killed", name, container[:12])
@@ -154,7 +154,7 @@ class _Probe:
             raise RuntimeProblem("the engine does not answer in time", cause=Cause.ENGINE)
         if self._problem is not None and not self._started:
             raise self._problem
-        out, err = (bytes(said) for said in self._said.values())
+        out, err = (bytes(error_text) for error_text in self._said.values())
         if words := start_failure(self._code, out or err):
             raise RuntimeProblem(f"its container cannot start a command: {words}", cause=Cause.PREPARE)
         return Completed(code=None if late else self._code, stdout=out, stderr=err)
@@ -183,8 +183,8 @@ class _Probe:
             output.close()
 
     def _keep(self, data: bytes, stream: int) -> None:
-        said = self._said[stream]
-        said.extend(data[: PROBE_BYTES - len(said)])
+        error_text = self._said[stream]
+        error_text.extend(data[: PROBE_BYTES - len(error_text)])
 
 
 POLL_S = 1.0

@@ -82,10 +82,10 @@ class HostAction:
             with suppress(BrokenPipeError):  # told below
                 self._supervisor.stdin.write(b"%d\n%s" % (len(request), request))
                 self._supervisor.stdin.flush()
-        word, number = self._hear()
+        word, number = self._read_report()
         if word == "pid":
             self.pid = number
-            word, number = self._hear()  # nothing where the command has killed its supervisor by now
+            word, number = self._read_report()  # nothing where the command has killed its supervisor by now
         if word == "error":
             raise OSError(number, os.strerror(number))
         if not self.pid:
@@ -134,7 +134,7 @@ class HostAction:
         return self._supervisor.pid
 
     def _exit_code(self) -> int:
-        word, number = self._hear()
+        word, number = self._read_report()
         self._let_go()
         self.is_lost = word != "exit"
         return -signal.SIGKILL if self.is_lost else number
@@ -144,7 +144,7 @@ class HostAction:
         said.register(self._report, select.POLLIN)
         return bool(said.poll(int(limit_s * 1000)))
 
-    def _hear(self) -> tuple[str, int]:
+    def _read_report(self) -> tuple[str, int]:
         """Return what the supervisor says next, nothing where it has ended."""
         word, _, number = self._report.readline().decode().partition(" ")
         return word, int(number or 0)

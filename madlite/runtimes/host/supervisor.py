@@ -35,11 +35,11 @@ def main(report: int) -> None:
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # what ends the run is not to end this
     command, problem = start(report, *request, mask)
     let_go_of_output()
-    tell(report, f"error {problem}" if problem else "begun 0")
+    send(report, f"error {problem}" if problem else "begun 0")
     while (ended := wait_for_one()) is not None:
         if ended.si_pid == command:
             exited = ended.si_code == os.CLD_EXITED
-            tell(report, f"exit {ended.si_status if exited else -ended.si_status}")
+            send(report, f"exit {ended.si_status if exited else -ended.si_status}")
             while os.read(0, 1):
                 pass
         os.waitpid(ended.si_pid, 0)
@@ -70,7 +70,7 @@ def start(report: int, folder: bytes, argv: list[bytes], env: dict[bytes, bytes]
     except OSError as error:
         return 0, error.errno or errno.EAGAIN
     if command == 0:
-        tell(report, f"pid {os.getpid()}")  # itself: the command may kill its supervisor as the first thing it does
+        send(report, f"pid {os.getpid()}")  # itself: the command may kill its supervisor as the first thing it does
         try:
             become(folder, argv, env, mask)
         except (OSError, ValueError) as error:
@@ -105,7 +105,7 @@ def let_go_of_output() -> None:
         os.dup2(nowhere, fd)
 
 
-def tell(report: int, word: str) -> None:
+def send(report: int, word: str) -> None:
     """Tell madlite, if it is still there."""
     try:
         os.write(report, f"{word}\n".encode())
