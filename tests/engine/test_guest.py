@@ -69,7 +69,7 @@ def test_of_several_who_are_as_sure_nobody_reads_the_log(plugins):
         def backends(self):
             return {"a": (Sure(), None), "b": (Sure(), None)}
 
-        ask = staticmethod(plugins.ask)
+        query = staticmethod(plugins.query)
 
     assert follow(AutoDetectReader(Two()), text_of(TITAN)).steps.count() == 0
 

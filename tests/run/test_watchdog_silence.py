@@ -40,14 +40,14 @@ class Run:
         while low < high:
             middle = (low + high) // 2
             self.now = begun + middle
-            quiet = self.silence.look()
+            quiet = self.silence.check()
             low, high = (low, middle) if quiet is not None and quiet.hung else (middle + 1, high)
         self.now = begun
         return low
 
     @property
     def hung(self) -> str:
-        quiet = self.silence.look()
+        quiet = self.silence.check()
         return quiet.text if quiet is not None and quiet.hung else ""
 
 
@@ -204,22 +204,22 @@ def test_a_run_without_steps_has_the_limit_that_was_asked_for(tmp_path):
 def test_of_a_scripts_output_the_option_in_force_is_named(tmp_path, limits, option):
     run = Run(tmp_path, kind="performance_line", **limits)
     run.wait(3)
-    assert run.silence.look().option == option
+    assert run.silence.check().option == option
 
 
 def test_of_a_training_the_option_of_its_phase_is_named(run):
     run.wait(1800)
-    assert run.silence.look().option == "--start-silence-limit"
+    assert run.silence.check().option == "--start-silence-limit"
     run.steps(1, 10)
     run.wait(300)
-    assert run.silence.look().option == "--silence-limit"
+    assert run.silence.check().option == "--silence-limit"
 
 
 def test_nothing_is_looked_at_before_and_after_the_action(run):
     run.action.__exit__(None, None, None)
     run.wait(99_999)
     run.output(step(1))
-    assert run.silence.look() is None and run.silence.wait_s() is None and run.silence.told() == ""
+    assert run.silence.check() is None and run.silence.wait_s() is None and run.silence.told() == ""
     assert run.silence.findings(by_itself=True) == ()
 
 
@@ -228,7 +228,7 @@ def test_a_step_that_takes_far_longer_is_told_of_now_and_then_and_found_when_it_
     told = []
     for _ in range(45):
         run.wait(1)
-        if quiet := run.silence.look():
+        if quiet := run.silence.check():
             assert not quiet.hung
             told.append(quiet.text)
     assert told[0] == "no step for 11 s after step 30 (median 2.0 s)" and 2 < len(told) < 6
@@ -241,7 +241,7 @@ def test_no_step_is_slow_before_anybody_knows_how_long_they_take_or_within_ten_s
     run.steps(1, 2, every_s=100)
     run.steps(3, 30, every_s=0.5)
     run.wait(9)
-    assert run.silence.look() is None
+    assert run.silence.check() is None
     run.output(step(31))
     assert run.silence.findings(by_itself=True) == ()
 
@@ -269,14 +269,14 @@ def test_a_silence_at_the_end_is_a_finding_unless_it_is_why_the_run_was_stopped(
 
 def test_a_long_start_is_told_of(run):
     run.wait(61)
-    assert run.silence.look().text == "no output for 61 s before the first step"
+    assert run.silence.check().text == "no output for 61 s before the first step"
 
 
 def test_output_that_takes_long_to_read_is_no_silence(run):
     run.steps(1, 10)
     with run.silence.reading():
         run.wait(4000)
-        assert run.silence.look() is None
+        assert run.silence.check() is None
         run.silence.note(step(11))
     assert run.limit_s == 300
 
