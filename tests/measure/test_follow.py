@@ -109,6 +109,7 @@ def test_every_line_of_a_log_is_read_once(name, size):
     assert plain and all(one == line for one, line in plain)
 
 
+@pytest.mark.host
 def test_a_log_that_repeats_itself_does_not_grow():
     log, lines = Follower([PatternReader(PATTERN)], RULES), b"step=1 tps=1 loss=1\nstep=2 tps=2 loss=1\nwords\n" * 1000
     for _ in range(20):

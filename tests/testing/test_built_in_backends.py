@@ -17,6 +17,7 @@ def test_it_conforms(name, check):
     assert list(map(str, run_check(check, subject(name, whole=is_in_full(name))))) == []
 
 
+@pytest.mark.host
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "script"])
 def test_the_sample_says_something(name):
     tested = subject(name, whole=False)
