@@ -12,7 +12,35 @@ from typing import Any
 import pytest
 
 ALL = os.environ.get("MADLITE_TEST_TIER") == "all"
-_USUAL_LIMIT_S = 300.0
+# what takes longest, by its time with a quarter of a minute or more; what is missing here only begins later
+_LONG = (
+    "testing/test_built_in_backends.py",
+    "golden/test_scenarios.py",
+    "engine/test_hang.py",
+    "hostile/test_planted.py",
+    "chaos/test_chaos.py",
+    "engine/test_record.py",
+    "hostile/test_any_log.py",
+    "hostile/test_patterns.py",
+    "documents/test_documents.py",
+    "testing/test_runtimes.py",
+    "engine/test_mad_steps.py",
+    "engine/test_run.py",
+    "engine/test_secrets_everywhere.py",
+    "engine/test_runs_of_two_nodes.py",
+    "engine/test_ending.py",
+    "golden/test_catalogue.py",
+    "engine/test_build_and_run.py",
+    "engine/test_plan_and_collect.py",
+    "install/test_third_party.py",
+    "hostile/test_container.py",
+    "engine/test_log_limit.py",
+    "engine/test_fetched_data.py",
+    "cli/test_collect.py",
+    "engine/test_redaction.py",
+    "install/test_runtime_page.py",
+    "engine/test_podman.py",
+)
 
 
 def examples(of_all: int) -> int:
@@ -26,23 +54,16 @@ def first_of(values: Iterable[Any], count: int) -> list[Any]:
 
 
 def order(items: list[pytest.Item]) -> None:
-    """Put tests that may take long before others, so that no worker ends late, and keep those together that share much.
+    """Put the files that take long before others, so that no worker ends late, and keep the tests of a file together.
 
-    Who shares a fixture that a file makes once for several of its tests runs in one process (with --dist loadgroup).
+    With --dist loadgroup one process runs a file, for its tests share fixtures, names of images and kinds of processes
+    that they look for; a marker `xdist_group` splits a file whose tests share nothing of these.
     """
     for item in items:
-        if not item.get_closest_marker("xdist_group") and _shares_what_its_file_makes(item):
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
-    items.sort(key=_limit_s, reverse=True)
+        if not item.get_closest_marker("xdist_group"):
+            item.add_marker(pytest.mark.xdist_group(_file_of(item)))
+    items.sort(key=lambda item: _LONG.index(_file_of(item)) if _file_of(item) in _LONG else len(_LONG))
 
 
-def _shares_what_its_file_makes(item: pytest.Item) -> bool:
-    made = getattr(item, "_fixtureinfo", None)
-    file = item.nodeid.partition("::")[0]
-    every = [one for found in made.name2fixturedefs.values() for one in found] if made else []
-    return any(one.scope != "function" and one.baseid.partition("::")[0] == file for one in every)
-
-
-def _limit_s(item: pytest.Item) -> float:
-    marker = item.get_closest_marker("timeout")
-    return float(marker.args[0]) if marker else _USUAL_LIMIT_S
+def _file_of(item: pytest.Item) -> str:
+    return item.nodeid.partition("::")[0].partition("@")[0].removeprefix("tests/")
