@@ -65,11 +65,11 @@ def row(title: str, path: Path) -> None:
 def read(path: Path) -> None:
     """Read one log and say what it took, its window included."""
     from madlite.backends.loader import load_plugins
-    from madlite.measure.follow import Follower
+    from madlite.measure.monitor import LogMonitor
     from madlite.measure.rules import with_common
     from madlite.measure.window import steady_window
     from madlite.model import Quantity
-    from madlite.run.recognise import recognised
+    from madlite.run.detect import recognised
 
     class Counting:
         """The reader of a backend, and how many lines came to it."""
@@ -89,7 +89,7 @@ def read(path: Path) -> None:
         backend = recognised(path.name, [file.read(1 << 20)], plugins)
         file.seek(0)
         reader = Counting(backend.reader(None))
-        log = Follower([reader], with_common(plugins.failure_rules()))
+        log = LogMonitor([reader], with_common(plugins.failure_rules()))
         begun = time.process_time()
         while chunk := file.read(CHUNK_BYTES):
             log.feed(chunk)

@@ -22,11 +22,12 @@ from types import SimpleNamespace
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from madlite.machine import Host
-from madlite.machine.strangers import Ours
-from madlite.machine.telemetry.amd_smi import AmdSmi
-from madlite.machine.telemetry.nvml import Nvml
-from madlite.machine.telemetry.sampler import SHARE, Sampler, Watched
+from madlite.machine.foreign_processes import OwnProcesses
+from madlite.machine.sources.amd_smi import AmdSmi
+from madlite.machine.sources.nvml import Nvml
+from madlite.machine.telemetry.sampler import SHARE, Sampler, SamplingTarget
 from madlite.model import Gpu
+from madlite.safe_files import Folder
 
 TURNS = 50
 
@@ -102,8 +103,9 @@ def tool(folder: Path) -> str:
 def whole(folder: Path, count: int) -> None:
     """Sample for a while as a run does."""
     gpus = tuple(Gpu(index=n) for n in range(count))
-    watched = Watched(vendor="NVIDIA", gpus=gpus, interval_s=1.0, ours=Ours(mark="MADLITE_RUN_ID=bench"))
-    sampler = Sampler(watched, folder / "telemetry.jsonl", time.monotonic)
+    own = OwnProcesses(mark="MADLITE_RUN_ID=bench")
+    target = SamplingTarget(vendor="NVIDIA", gpus=gpus, interval_s=1.0, own=own)
+    sampler = Sampler(target, Folder.open(folder), "telemetry.jsonl", time.monotonic)
     sampler.start()
     time.sleep(20)
     sampler.stop()

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
         number_or_none,
         step_pattern,
     )
-    from madlite.backends.recipe_book import RecipeBook, read_book
-    from madlite.backends.recipes import FEW, RecipeBackend, bare_name, few_steps
+    from madlite.backends.lazy import LazyBackend
+    from madlite.backends.recipe_book import RecipeBook, bare_name, read_book
+    from madlite.backends.recipes import FEW, RecipeBackend, few_steps
     from madlite.cancellation import interruptible, when_stopped
     from madlite.errors import (
         CatalogError,
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
         PluginError,
         RuntimeProblem,
         UsageProblem,
+        did_you_mean,
+        nearest_words,
         one_hint,
     )
     from madlite.failure_rules import read_failure_rules
@@ -44,7 +47,6 @@ if TYPE_CHECKING:
         Cause,
         Chunk,
         Completed,
-        Draft,
         EffectiveConfig,
         Ended,
         Event,
@@ -71,6 +73,7 @@ if TYPE_CHECKING:
         Result,
         ResultRule,
         RunPlan,
+        RunSpec,
         Runtime,
         Say,
         Scalar,
@@ -86,12 +89,11 @@ if TYPE_CHECKING:
         TreeCards,
         Variant,
     )
-    from madlite.nearest import did_you_mean, nearest_words
-    from madlite.number_text import ANY_NUMERAL, group_texts, is_foreign
     from madlite.rank_labels import is_label, without_label
     from madlite.runtimes.host.runtime import CommandRuntime
     from madlite.safe_read import output_lines, read_inside, read_output
     from madlite.secrets import reveal
+    from madlite.text import ANY_NUMERAL, group_texts, is_foreign
     from madlite.workspace.mounts import container_mounts, make_mounts
 
 __version__ = "0.1.0"
@@ -110,7 +112,7 @@ __all__ = [
     "Chunk",
     "CommandRuntime",
     "Completed",
-    "Draft",
+    "RunSpec",
     "EffectiveConfig",
     "Ended",
     "Event",
@@ -125,6 +127,7 @@ __all__ = [
     "ImageUsed",
     "JobOutcome",
     "Json",
+    "LazyBackend",
     "Line",
     "Machine",
     "MadMetric",
@@ -194,14 +197,15 @@ __all__ = [
 _HOMES = {
     "backends.base": "NUMBER PatternReader StepPattern TemplateBackend number number_or_none step_pattern",
     "cancellation": "interruptible when_stopped",
-    "errors": "CatalogError CheckFailed ExitCode MadliteError PluginError RuntimeProblem UsageProblem one_hint",
+    "errors": "CatalogError CheckFailed ExitCode MadliteError PluginError RuntimeProblem UsageProblem"
+    " did_you_mean nearest_words one_hint",
     "failure_rules": "read_failure_rules",
     "hookspecs": "hookimpl",
-    "nearest": "did_you_mean nearest_words",
     "rank_labels": "is_label without_label",
-    "number_text": "ANY_NUMERAL group_texts is_foreign",
-    "backends.recipe_book": "RecipeBook read_book",
-    "backends.recipes": "FEW RecipeBackend bare_name few_steps",
+    "text": "ANY_NUMERAL group_texts is_foreign",
+    "backends.recipe_book": "RecipeBook bare_name read_book",
+    "backends.lazy": "LazyBackend",
+    "backends.recipes": "FEW RecipeBackend few_steps",
     "safe_read": "output_lines read_inside read_output",
     "runtimes.host.runtime": "CommandRuntime",
     "secrets": "reveal",

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-
 _GAP = "   "  # between a question and what answers it, on a line of its own
 
 
@@ -90,3 +89,91 @@ class RuntimeProblem(MadliteError):
     def __init__(self, message: str, hint: str = "", *, cause: str = "runtime") -> None:
         super().__init__(message, hint)
         self.cause = cause
+
+
+# Which known words a misspelt one is nearest to, for every hint: fewest slips of the hand first.
+#
+# The distance is that of optimal string alignment: insertions, deletions, replacements and swaps of two neighbours each
+# count one.  Upper and lower case, `-`, `_` and a blank are the same.
+
+LONGEST = 256  # characters of a word that are compared: more is no slip of the hand
+_BETWEEN = str.maketrans("- ", "__")
+_BLANKS, _NOTHING = str.maketrans("_./", "   "), str.maketrans("", "", "_./")
+
+
+def distance(one: str, other: str) -> int:
+    """Return how many slips lie between two words."""
+    from rapidfuzz.distance import OSA
+
+    return OSA.distance(_plain(one), _plain(other))
+
+
+def likeness(one: str, other: str) -> float:
+    """Return how alike two words are: 1 the same, 0 nothing in common."""
+    from rapidfuzz.distance import OSA
+
+    return OSA.normalized_similarity(_plain(one), _plain(other))
+
+
+def nearest_words(word: str, known: Iterable[str], most: int = 3) -> list[str]:
+    """Return the known words that may have been meant, nearest first; none where all are far.
+
+    Far is more than a slip in three letters; what separates the parts of a word counts for nothing.  What the word
+    begins is about a slip away, what it ends or has parts of two, what begins as it does three.
+    """
+    from rapidfuzz.distance import OSA  # takes some time to import: only for a hint
+
+    plain = _plain(word)
+    limit = min(max(1, len(plain) // 3), len(plain) - 1)
+    found = []
+    for order, name in enumerate(dict.fromkeys(known)):
+        other = _plain(name)
+        slips = OSA.distance(plain, other)
+        whole = min(slips, OSA.distance(_joined(plain), _joined(other)))
+        part = _unlike(plain, other)
+        if part is not None or whole <= limit:
+            found.append((whole if part is None else min(whole, part), slips, order, name))
+    return [name for *_, name in sorted(found)[:most]]
+
+
+def did_you_mean(word: str, known: Iterable[str], before: str = "", most: int = 3, after: str = "") -> str:
+    """Return `did you mean --mode pretrain?` of the nearest known words; nothing without one.
+
+    `before` stands before each of them, `after` behind them all.
+    """
+    close = [f"{before}{name}" for name in nearest_words(word, known, most)]
+    named = " or ".join(filter(None, [", ".join(close[:-1]), *close[-1:]]))
+    return f"did you mean {named}{after}?" if named else ""
+
+
+def _unlike(plain: str, other: str) -> int | None:
+    """Return how far a word is from another that it has much in common with, 1 and more; None without that.
+
+    It is its beginning or its end, but for a slip in five letters; some of its parts in whatever order; or at least
+    three letters and half of the word are the beginning of both.
+    """
+    from rapidfuzz.distance import OSA, Prefix
+
+    short, long = _joined(plain), _joined(other)
+    if 2 < len(short) < len(long):
+        limit = len(short) // 5
+        begin = OSA.distance(short, long[: len(short)], score_cutoff=limit)
+        end = OSA.distance(short, long[-len(short) :], score_cutoff=limit)
+        if min(begin, end) <= limit:
+            return min(begin + 1, end + 2)
+    parts = _parts(plain)
+    if len(parts) > 1 and parts <= _parts(other):
+        return 2
+    return 3 if Prefix.similarity(short, long) >= max(3, len(short) / 2) else None
+
+
+def _parts(plain: str) -> frozenset[str]:
+    return frozenset(plain.translate(_BLANKS).split())
+
+
+def _joined(plain: str) -> str:
+    return plain.translate(_NOTHING)
+
+
+def _plain(word: str) -> str:
+    return word.strip().casefold().translate(_BETWEEN)[:LONGEST]

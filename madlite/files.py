@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from madlite.errors import UsageProblem
+from madlite.errors import CatalogError, UsageProblem
 from madlite.model import Json
 from madlite.safe_read import read_given, read_named
 
@@ -164,3 +164,41 @@ def _not_utf8(data: bytes, error: UnicodeDecodeError) -> str:
 def _position(data: bytes, offset: int) -> str:
     before = data[:offset].decode(errors="replace")
     return f"line {before.count(chr(10)) + 1}, column {len(before) - before.rfind(chr(10))}"
+
+
+# Finds what comes with madlite: the bundled models.json and the templates.
+
+_PACKAGE = Path(__file__).parent
+
+
+def bundled_models(home: Path | None) -> Path:
+    """Return the models.json that comes with madlite; `home` is $MADLITE_HOME, which comes before every other place.
+
+    Raises:
+        CatalogError: it is not there.
+    """
+    return _find("models.json", home)
+
+
+def template_root(home: Path | None) -> Path:
+    """Return the folder of templates that comes with madlite; `home` is $MADLITE_HOME, as above.
+
+    Raises:
+        CatalogError: it is not there.
+    """
+    return _find("templates", home)
+
+
+def _find(name: str, home: Path | None) -> Path:
+    # A wheel carries them as package data; an editable install leaves them where the checkout has them.
+    places = [home] if home else [_PACKAGE / "data", _PACKAGE.parent]
+    for place in places:
+        if (place / name).exists():
+            return place / name
+    if home:
+        raise CatalogError(
+            f"MADLITE_HOME={home} holds no {name}", "unset MADLITE_HOME, or put models.json and templates/ there"
+        )
+    raise CatalogError(
+        f"madlite's own {name} is in none of {', '.join(map(str, places))}", "pip install --force-reinstall madlite"
+    )

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from madlite.nearest import did_you_mean, distance, nearest_words
+from madlite.errors import did_you_mean, distance, nearest_words
 
 PRECISIONS = ["FP32", "BF16", "FP16", "FP8", "MXFP8", "MXFP4"]
 TAGS = ["jax_maxtext_train_mixtral-8x7b", "pyt_train_llama-3.1-8b", "mixtral", "llama"]

@@ -10,7 +10,7 @@ import pytest
 from madlite.backends.base import number, number_or_none, step_pattern
 from madlite.measure.performance import judge_number, read_performance
 from madlite.model import Line, Quantity
-from madlite.number_text import group_texts, whole_number, without_groups
+from madlite.text import group_texts, whole_number, without_groups
 
 NUMBERS = {"2,872": 2872.0, "1,234,567.5": 1234567.5, "12.5": 12.5, "1.5e+03": 1500.0, "-1,000": -1000.0, ".5": 0.5}
 NONE = ["12,5", "5.121,5", "1.004,8", "0,512", "1.234.567", "12,34,567", "1234,567", "1,23", "1,2345", "1 234", "1'234"]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 from madlite.errors import one_hint
@@ -77,14 +78,12 @@ def size_text(size: int) -> str:
 def _tight(group: list[Demand]) -> tuple[str, str] | None:
     needed = sum(demand.bytes for demand in group)
     needed += max(int(needed * MARGIN), LEAST_BYTES)
-    disk = os.statvfs(existing(group[0].folder))
-    free = disk.f_bavail * disk.f_frsize
+    free = shutil.disk_usage(existing(group[0].folder)).free
     if needed <= free:
         return None
     folders = " and ".join(dict.fromkeys(str(demand.folder) for demand in group))
-    both: Mapping[str, None] = dict.fromkeys(demand.way for demand in group if demand.way)
     return (
         f"too little room in {folders}: {size_text(needed)} ({needed} bytes) are needed, {size_text(free)} "
         f"({free} bytes) are free",
-        one_hint(*both),
+        one_hint(*dict.fromkeys(demand.way for demand in group if demand.way)),
     )

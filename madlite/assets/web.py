@@ -1,126 +1,282 @@
-"""Open an address: through the proxies of the environment, with a token that goes to its own host alone."""
+"""Ask servers, and fetch a file of the web into the folder of prepared data; huggingface_hub does what it can of it."""
 
 from __future__ import annotations
 
-import http.client
-import ssl
-import urllib.request
-from collections.abc import Mapping
-from email.message import Message
-from functools import cache
+import hashlib
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable
+from glob import escape
 from pathlib import Path
-from typing import IO, Any
-from urllib.parse import urljoin, urlsplit
+from types import ModuleType
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
-from madlite.assets.client import named
+from madlite.assets.cache import Stopped, find_kept, locked, save_kept_record, size_of
+from madlite.assets.room import size_text
 from madlite.errors import RuntimeProblem
-from madlite.model import Cause, Value
+from madlite.model import Asset, Cause, Say, Value
 
-SILENT_S = 30.0  # without a byte, and the connection is given up
-_PORTS = {"http": 80, "https": 443}
+Answer = TypeVar("Answer")
+Tell = Callable[[int], None]
+"""Hears of bytes as they come."""
+
+LIMIT_S = 30.0  # for an answer
+LATER = (408, 425, 429, 500, 502, 503, 504)
+TRIES = 5
+FIRST_S, LONGEST_S = 1.0, 8.0  # pauses where the server names none
+PATIENCE_S = 60.0  # the longest pause that a server gets; one that wants more is not asked again
+_LIBRARIES = ("huggingface_hub", "httpx", "httpx2", "httpcore", "httpcore2")
+_SHA256, _SHA1 = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{40}")
+_CHUNK_BYTES = 1 << 20
 
 
 class Source(Value, frozen=True):
-    """A file of a server: `size` and `etag` as far as they are known, `headers` for its own host alone."""
+    """A file of a server: `size` and `etag` as far as they are known."""
 
     url: str
     size: int | None = None
     etag: str = ""
-    headers: dict[str, str] = {}
 
 
-def open_source(source: Source, method: str, environ: Mapping[str, str], have: int = 0) -> http.client.HTTPResponse:
-    """Ask the server for a file, from its byte `have` on.
+def client() -> ModuleType:
+    """Return huggingface_hub, quiet; its telemetry, which tells of other packages, is off in this process.
+
+    So is its own reading of HF_HUB_OFFLINE, which knows this process's environment and no plan's.
+    """
+    import huggingface_hub
+    from huggingface_hub import constants
+    from huggingface_hub.utils.logging import set_verbosity
+
+    constants.HF_HUB_DISABLE_TELEMETRY = True
+    constants.HF_HUB_OFFLINE = False
+    set_verbosity(logging.ERROR)
+    return huggingface_hub
+
+
+def named() -> dict[str, str]:
+    """Return who asks, as huggingface_hub's functions take it."""
+    from madlite import __version__
+
+    return {"library_name": "madlite", "library_version": __version__}
+
+
+def counting(tell: Tell, is_stopped: Callable[[], bool]) -> type:
+    """Return the progress bar that huggingface_hub is to use: it shows nothing, counts, and ends what was stopped."""
+    from huggingface_hub.utils.tqdm import tqdm
+
+    class Counting(tqdm):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **{**options, "disable": True})  # type: ignore[no-untyped-call]
+
+        def update(self, n: float | None = 1) -> None:
+            if is_stopped():
+                raise Stopped
+            tell(int(n or 0))
+
+        def update_transfer(self, n: float | None = 1) -> None:
+            """Count what comes once, and not again as it crosses the network."""
+
+    return Counting
+
+
+def retry(ask: Callable[[], Answer]) -> Answer:
+    """Return what is asked for; where a server refuses for now it is asked again, not sooner than it says.
 
     Raises:
-        OSError: it cannot be reached, or answers that it cannot be had.
-        http.client.HTTPException: what it answers is no answer.
-        RuntimeProblem: it sends us on to where no file of ours is fetched from.
+        Exception: the last try's.
     """
-    request = urllib.request.Request(source.url, method=method, headers={"User-Agent": "/".join(named().values())})  # noqa: S310
-    for name, value in source.headers.items():
-        request.add_unredirected_header(name, value)
-    if have:
-        request.add_header("Range", f"bytes={have}-")
-        if source.etag and not source.etag.startswith("W/"):
-            request.add_header("If-Range", source.etag)
-    bundle = environ.get("REQUESTS_CA_BUNDLE") or environ.get("CURL_CA_BUNDLE") or ""
-    opener = _opener(bundle if Path(bundle).is_file() else "")
-    answer: http.client.HTTPResponse = opener.open(request, timeout=SILENT_S)
-    return answer
+    failed = 0
+    while True:
+        try:
+            return ask()
+        except Exception as error:
+            failed += 1
+            pause = max(min(FIRST_S * 2.0 ** (failed - 1), LONGEST_S), wanted_s(error))
+            if failed >= TRIES or pause > PATIENCE_S or status_of(error) not in LATER:
+                raise
+        time.sleep(pause)
 
 
-def origin(url: str) -> tuple[str, str, int | None]:
-    """Return scheme, host and port of an address."""
-    parts = urlsplit(url)
-    return parts.scheme, parts.hostname or "", parts.port or _PORTS.get(parts.scheme)
+def wanted_s(error: BaseException) -> float:
+    """Return the seconds that an answer asks to wait, 0 where it names none."""
+    response = getattr(answered(error), "response", None)
+    text = str(response.headers.get("Retry-After", "")).strip() if response is not None else ""
+    return float(text[:9]) if text.isascii() and text.isdigit() else 0.0
 
 
-class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Goes where the server sends us; a repository that was renamed is on the same host, and wants the token too.
-
-    What was asked for by https comes by https: anybody on the way could exchange it.
-    """
-
-    max_redirections = 5
-
-    def redirect_request(
-        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Message, newurl: str
-    ) -> urllib.request.Request | None:
-        """Return what to ask then; Python 3.10 does not know that 308 is like 307."""
-        then = super().redirect_request(req, fp, 307 if code == 308 else code, msg, headers, newurl)  # type: ignore[arg-type]
-        token = req.unredirected_hdrs.get("Authorization")
-        if then is not None and token and origin(newurl) == origin(req.full_url):
-            then.add_unredirected_header("Authorization", token)
-        return then
-
-    def http_error_302(
-        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: http.client.HTTPMessage
-    ) -> Any:
-        """Go on; urllib itself refuses some addresses, in words of its own."""
-        where = headers.get("location") or headers.get("uri") or ""
-        if where:
-            _check_way(req.full_url, urljoin(req.full_url, where))
-        return super().http_error_302(req, fp, code, msg, headers)
-
-    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
+def status_of(error: BaseException) -> int | None:
+    """Return the number of the answer that an error stands for."""
+    status: int | None = getattr(getattr(answered(error), "response", None), "status_code", None)
+    return status
 
 
-def _check_way(old: str, new: str) -> None:
-    """Refuse a redirect to another kind of address.
+def answered(error: BaseException) -> BaseException:
+    """Return the error that has the server's answer: huggingface_hub wraps some in errors of its own."""
+    wraps = getattr(error, "response", None) is None and getattr(error.__cause__, "response", None) is not None
+    return error.__cause__ if wraps and error.__cause__ is not None else error
+
+
+def is_foreign(error: BaseException) -> bool:
+    """Say whether an error is of the network or of the libraries that use it, and no mistake of ours."""
+    return isinstance(error, OSError) or type(error).__module__.partition(".")[0] in _LIBRARIES
+
+
+def is_of_disk(error: BaseException) -> bool:
+    """Say whether an error is this machine's: the libraries' own have no number."""
+    return isinstance(error, OSError) and bool(error.errno) and not isinstance(error, ConnectionError | TimeoutError)
+
+
+def later(error: BaseException) -> str:
+    """Return what is said of a server that wants to be left alone for long."""
+    wait = wanted_s(error)
+    return f"it asks to wait {wait:.0f} s" if wait > PATIENCE_S else ""
+
+
+def is_sound(file: Path, digest: str) -> bool:
+    """Say whether a file's bytes are those of a SHA-256, or of git's SHA-1; a digest that is neither says nothing.
 
     Raises:
-        RuntimeProblem: it leaves https, or the web.
+        OSError: it cannot be read.
     """
-    before, after = urlsplit(old).scheme.lower(), urlsplit(new).scheme.lower()
-    if after == before or (before, after) == ("http", "https"):
-        return
-    what = (
-        f"{_shown(old)} cannot be fetched: its server sends us on to {_shown(new)}, and what is asked for by {before} "
-    )
-    what += "comes by https alone" if after in _PORTS else "comes by http or https alone"
-    raise RuntimeProblem(what, "ask whoever runs that server; a proxy may have done it too", cause=Cause.PREPARE)
+    if _SHA256.fullmatch(digest):
+        own = hashlib.sha256()
+    elif _SHA1.fullmatch(digest):
+        own = hashlib.sha1(b"blob %d\0" % file.stat().st_size, usedforsecurity=False)
+    else:
+        return True
+    with file.open("rb") as opened:
+        while data := opened.read(_CHUNK_BYTES):
+            own.update(data)
+    return own.hexdigest() == digest
 
 
-def _shown(url: str) -> str:
-    """Return an address without its query, which may hold a signature."""
-    parts = urlsplit(url)
-    return ascii(f"{parts.scheme}://{parts.hostname or ''}{parts.path}")[1:-1][:200]
+def look_up(asset: Asset) -> Source:
+    """Return a file's source, with the size that its server or its backend says.
+
+    Raises:
+        RuntimeProblem: the server does not have it, or another one than the backend knows; or its checksum is none.
+    """
+    if asset.sha256 and not _SHA256.fullmatch(asset.sha256.lower()):
+        what = f"{asset.ref} cannot be checked: '{asset.sha256}' is no SHA-256 in hexadecimal digits"
+        raise RuntimeProblem(what, asset.hint, cause=Cause.PREPARE)
+    found = _head(asset.ref)
+    if asset.size_bytes is not None and found.size not in (None, asset.size_bytes):
+        what = f"{asset.ref} has {found.size} bytes, and should have {asset.size_bytes}"
+        raise RuntimeProblem(what, asset.hint, cause=Cause.PREPARE)
+    return Source(url=found.url, size=asset.size_bytes if found.size is None else found.size, etag=found.etag)
 
 
-@cache
-def _opener(bundle: str) -> urllib.request.OpenerDirector:
-    """Return what opens addresses, through the proxies of the environment, and trusts a bundle of certificates."""
-    context = ssl.create_default_context(cafile=bundle or None)
-    opener = urllib.request.OpenerDirector()  # urllib's own would also open `ftp:`, `file:` and `data:`
-    for handler in (
-        urllib.request.ProxyHandler(),
-        urllib.request.UnknownHandler(),
-        urllib.request.HTTPHandler(),
-        urllib.request.HTTPSHandler(context=context),
-        urllib.request.HTTPDefaultErrorHandler(),
-        _Redirects(),
-        urllib.request.HTTPErrorProcessor(),
-    ):
-        opener.add_handler(handler)
-    return opener
+def part_of(asset: Asset, source: Source, data: Path) -> Path:
+    """Return where a file's bytes are until all of them came; another version of it has another place."""
+    version = hashlib.sha256(f"{source.url}\n{source.etag}\n{source.size}".encode()).hexdigest()[:8]
+    return data / f"{asset.path}.{version}.part"
+
+
+def fetch_file(asset: Asset, source: Source, data: Path, say: Say, tell: Tell, stop: threading.Event) -> Path:
+    """Have a file, note that it is complete, and return it; one that lay there whole already is taken as it is.
+
+    Raises:
+        RuntimeProblem: it cannot be had, and what came stays; or its bytes are wrong, and it goes.
+        OSError: it cannot be written.
+        Stopped: `stop` was set.
+    """
+    place = data / asset.path
+    with locked(asset, data, stop, lambda: say(f"waiting for another command that fetches {asset.path}")):
+        if find_kept(asset, data) is not None:
+            return place
+        here = source.size is not None and size_of(place) == source.size
+        if not here or not is_sound(place, asset.sha256.lower()):
+            part = part_of(asset, source, data)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            for other in place.parent.glob(f"{escape(place.name)}.*.part"):
+                if other != part:
+                    other.unlink()
+            _stream(source, part, tell, stop)
+            _check(asset, source, part)
+            part.replace(place)
+        save_kept_record(asset, data, {place.name: size_of(place)})
+    return place
+
+
+def _stream(source: Source, part: Path, tell: Tell, stop: threading.Event) -> None:
+    """Append what is missing; begin anew where nobody knows the length."""
+    from huggingface_hub.file_download import http_get
+
+    have = max(size_of(part), 0)
+    goes_on = source.size is not None and have <= source.size
+    client()
+    try:
+        with part.open("ab" if goes_on else "wb") as file:
+            if not have or have != source.size:
+                bar = counting(tell, stop.is_set)
+                http_get(source.url, file, resume_size=have if goes_on else 0, headers=_headers(), tqdm_class=bar)
+    except Stopped:
+        raise
+    except Exception as error:
+        raise _problem(source.url, error, part) from error
+
+
+def _check(asset: Asset, source: Source, part: Path) -> None:
+    """Take away a file that is not what it should be.
+
+    Raises:
+        RuntimeProblem: it is not.
+    """
+    what = ""
+    if source.size not in (None, size_of(part)):
+        what = f"{source.url} cannot be fetched: it has {size_of(part)} bytes, and {source.size} were announced"
+    elif not is_sound(part, asset.sha256.lower()):
+        what = f"{asset.ref} is not what it should be: its SHA-256 is not {asset.sha256}"
+    if what:
+        part.unlink()
+        hint = "try again; if it stays so, the server, or a proxy on the way, has another file"
+        raise RuntimeProblem(what, "; or ".join(filter(None, (hint, asset.hint))), cause=Cause.PREPARE)
+
+
+def _head(url: str) -> Source:
+    def ask() -> Any:
+        utils = client().utils
+        answer = utils.get_session().head(url, headers=_headers(), timeout=LIMIT_S, follow_redirects=True)
+        utils.hf_raise_for_status(answer)
+        return answer
+
+    if urlsplit(url).scheme not in ("http", "https"):
+        raise RuntimeProblem(f"{url} cannot be fetched: it is no http address", cause=Cause.PREPARE)
+    try:
+        answer = retry(ask)
+    except Exception as error:
+        if status_of(error) in (403, 405, 501):  # a server that answers GET alone
+            return Source(url=url)
+        raise _problem(url, error) from error
+    if url.startswith("https:") and any(one.url.scheme != "https" for one in (*answer.history, answer)):
+        what = (
+            f"{url} cannot be fetched: its server sends us on to http, and what is asked for by https comes by it alone"
+        )
+        raise RuntimeProblem(what, "ask whoever runs that server; a proxy may have done it too", cause=Cause.PREPARE)
+    length = answer.headers.get("Content-Length", "")
+    known = length.isdecimal() and not answer.headers.get("Content-Encoding")
+    return Source(url=url, size=int(length) if known else None, etag=answer.headers.get("ETag", ""))
+
+
+def _headers() -> dict[str, str]:
+    return {"User-Agent": "/".join(named().values()), "Accept-Encoding": "identity"}
+
+
+def _problem(url: str, error: Exception, part: Path | None = None) -> RuntimeProblem:
+    """Return what is told of a file that cannot be had.
+
+    Raises:
+        Exception: the error itself, where it is a mistake of ours or the disk's.
+    """
+    if not is_foreign(error) or is_of_disk(error):
+        raise error
+    have, status, response = size_of(part) if part else 0, status_of(error), getattr(error, "response", None)
+    why = f"the server cannot be reached: {error}"
+    if status is not None:
+        said = f"the server answered {status} {getattr(response, 'reason_phrase', '')}".rstrip()
+        why = ", and ".join(filter(None, (said, later(error))))
+    kept = f"{size_text(have)} of it are kept for the next try" if have > 0 else ""
+    return RuntimeProblem(f"{url} cannot be fetched: {why}", kept, cause=Cause.PREPARE)

@@ -12,13 +12,12 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from madlite.errors import PluginError, UsageProblem, one_hint
+from madlite.errors import PluginError, UsageProblem, did_you_mean, one_hint
 from madlite.model import (
     QUANTITIES,
     SPEEDS,
     Asset,
     Card,
-    Draft,
     Ended,
     Event,
     FileTemplate,
@@ -31,13 +30,13 @@ from madlite.model import (
     Request,
     ResultRule,
     RunPlan,
+    RunSpec,
     Scalar,
     Step,
     Variant,
 )
-from madlite.nearest import did_you_mean
-from madlite.number_text import group_texts, without_groups
 from madlite.rank_labels import is_label, without_label
+from madlite.text import group_texts, without_groups
 
 NUMBER = r"[-+]?(?:\d[\d,]*(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+|(?i:nan|inf))"
 _CHOOSES = ("mode", "precision", "release")  # fields that say which of a card's variants is meant
@@ -160,7 +159,7 @@ class TemplateBackend:
         """Own the cards that name this backend."""
         return 100 if card.backend == self.name else 0
 
-    def expand(self, request: Request, machine: Machine) -> Sequence[Draft]:
+    def expand(self, request: Request, machine: Machine) -> Sequence[RunSpec]:
         """Return one draft per variant, of those that have the mode, precision and release that were asked for.
 
         A variant without a precision or release can have any: its template has to use it.
@@ -174,13 +173,13 @@ class TemplateBackend:
         chosen = choose_variants(variants, request, f"backend '{self.name}'")
         return [_decided(self.draft(request, variant, machine), variant) for variant in chosen]
 
-    def draft(self, request: Request, variant: Variant, machine: Machine) -> Draft:
+    def draft(self, request: Request, variant: Variant, machine: Machine) -> RunSpec:
         """Return the draft of one variant."""
         card = request.card
         more = tuple(
             FileTemplate(path=path, template=name, raw=not name.endswith(".j2")) for path, name in self.files.items()
         )
-        return Draft(
+        return RunSpec(
             variant=variant,
             templates=(FileTemplate(path="run.sh", template=self.template), *more),
             settings=dict(self.settings(card, variant, machine)),
@@ -266,7 +265,7 @@ def _no_variant(variants: Sequence[Variant], request: Request, key: str, who: st
     )
 
 
-def _decided(draft: Draft, variant: Variant) -> Draft:
+def _decided(draft: RunSpec, variant: Variant) -> RunSpec:
     """Return the draft, of whose own words none is overridden afterwards: they are what was chosen by."""
     own = tuple(key for key in _CHOOSES if getattr(variant, key))
     return replace(draft, chosen=tuple(dict.fromkeys((*draft.chosen, *own))))

@@ -282,7 +282,7 @@ def _unknown_hooks(module: object) -> list[str]:
 
 
 def _close_hook(name: str) -> str:
-    from madlite.nearest import did_you_mean
+    from madlite.errors import did_you_mean
 
     return did_you_mean(name, _spec_names(), most=1) or "see madlite plugins --hooks"
 

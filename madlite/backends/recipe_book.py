@@ -48,15 +48,46 @@ What its models' floating-point work follows from, where madlite's own table doe
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any, cast
 
 import msgspec
 
-from madlite.backends.architecture_tables import read_architectures
 from madlite.errors import PluginError
-from madlite.model import Architecture, Scalar, Shape, Value, Variant
+from madlite.model import Architecture, Card, Scalar, Shape, Value, Variant
+
+# Tables of model shapes, as madlite's own file and recipe books have them: `[architecture.NAME]`, a model each.
+#
+# The keys are the fields of `Architecture`, and `also`, further names of the same shape.  A table whose one key is
+# `unknown` says why nothing is to be taken for known of a model, whatever another table has under its name.
+
+
+def read_architectures(tables: Mapping[str, Mapping[str, object]]) -> dict[str, Architecture | str]:
+    """Return the architecture of each name, or why it has none.
+
+    Raises:
+        ValueError: a table names what is no key, lacks one, or its sizes are no model's.
+    """
+    return {name: found for named, values in tables.items() for name, found in _read(named, values)}
+
+
+def _read(named: str, values: Mapping[str, object]) -> Iterator[tuple[str, Architecture | str]]:
+    if unknown := values.get("unknown"):
+        if len(values) > 1 or not isinstance(unknown, str):
+            raise ValueError(f"architecture '{named}' is unknown, and has keys beside that")
+        yield named, unknown
+        return
+    sizes = {key: value for key, value in values.items() if key not in ("also", "name")}
+    if strange := sorted(sizes.keys() - set(Architecture.__struct_fields__)):
+        raise ValueError(f"architecture '{named}' sets {', '.join(strange)}, which no shape has")
+    for name in (named, *msgspec.convert(values.get("also", ()), tuple[str, ...])):
+        try:
+            yield name, msgspec.convert({**sizes, "name": name}, Architecture)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"architecture '{named}': {error}") from None
+
 
 VARIANT_KEYS = frozenset(Variant.__struct_fields__)
 CHOSEN_BY = frozenset({"mode", "precision", "seq_len"})  # keys that choose a run; a release says nothing of them
@@ -71,7 +102,7 @@ class Recipe(Value, frozen=True):
     on: dict[str, dict[str, Scalar]] = {}
 
 
-class Run(Value, frozen=True):
+class RecipeRun(Value, frozen=True):
     """One run that cards stand for; without devices or releases it fits all of them."""
 
     cards: tuple[str, ...]
@@ -82,7 +113,7 @@ class Run(Value, frozen=True):
     values: dict[str, Scalar] = {}
 
 
-class Refused(Value, frozen=True):
+class RefusedRun(Value, frozen=True):
     """Runs that documents name and that cannot be: why, and what to type instead."""
 
     cards: tuple[str, ...]
@@ -101,8 +132,8 @@ class RecipeBook(Value, frozen=True):
     env: dict[str, dict[str, str]] = {}
     releases: dict[str, dict[str, Scalar]] = {}
     stand_in: dict[str, str] = {}
-    runs: tuple[Run, ...] = ()
-    refused: tuple[Refused, ...] = ()
+    runs: tuple[RecipeRun, ...] = ()
+    refused: tuple[RefusedRun, ...] = ()
     architectures: dict[str, Architecture | str] = {}  # by the model's name; a text says why there is none
     shape: Shape = Shape()
 
@@ -111,7 +142,7 @@ class RecipeBook(Value, frozen=True):
         recipe = self.recipes[name] if name else Recipe()
         return {**self.defaults, **recipe.values, **recipe.on.get(device, {})}
 
-    def run_values(self, run: Run, release: str, device: str) -> dict[str, Scalar]:
+    def run_values(self, run: RecipeRun, release: str, device: str) -> dict[str, Scalar]:
         """Return the values of a run: over its recipe's come the release's, and its own over these."""
         return {**self.values(run.recipe, device), **self.releases.get(release, {}), **run.values}
 
@@ -119,6 +150,48 @@ class RecipeBook(Value, frozen=True):
     def cards(self) -> frozenset[str]:
         """The names of the cards that have runs."""
         return frozenset(card for run in self.runs for card in run.cards)
+
+
+def bare_name(card: Card) -> str:
+    """Return a card's name without the folder it came from."""
+    return card.name.removeprefix(f"{card.scope}/") if card.scope else card.name
+
+
+def claim_by_book(backend: str, card: Card, cards: Collection[str]) -> int:
+    """Return how much a backend claims a card whose book has runs of `cards`; one that names a backend is that one's.
+
+    A card's own script, where that is here, claims it more.
+    """
+    if card.backend:
+        return 100 if card.backend == backend else 0
+    return 30 if bare_name(card) in cards else 0
+
+
+@cache
+def cards_of_book(path: Path) -> frozenset[str]:
+    """Return the names of the cards that a book has runs for, its recipes unread.
+
+    Raises:
+        PluginError: it is no such file.
+    """
+    names: set[str] = set()
+    for file in _files(path):
+        for run in _table(file).get("run", ()):
+            names.update(cast(Iterable[str], _listed(run.get("card", ()))))
+    return frozenset(names)
+
+
+def _files(path: Path) -> list[Path]:
+    return sorted(path.glob("*.toml")) if path.is_dir() else [path]
+
+
+def _table(path: Path) -> dict[str, Any]:
+    import tomli
+
+    try:
+        return tomli.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise PluginError(f"recipes {path}: {error or type(error).__name__}") from None
 
 
 @cache
@@ -129,17 +202,14 @@ def read_book(path: Path) -> RecipeBook:
         PluginError: it is no such file, a recipe sets a key that the defaults do not name, or a run names a recipe or
             release that is not there.
     """
-    files = sorted(path.glob("*.toml")) if path.is_dir() else [path]
-    book = _joined([_read(file) for file in files])
+    book = _joined([_read_recipe_book(file) for file in _files(path)])
     _check(book, path)
     return book
 
 
-def _read(path: Path) -> RecipeBook:
-    import tomli
-
+def _read_recipe_book(path: Path) -> RecipeBook:
+    table = _table(path)
     try:
-        table = tomli.loads(path.read_text(encoding="utf-8"))
         return msgspec.convert(
             {
                 "defaults": table.get("defaults", {}),
@@ -154,7 +224,7 @@ def _read(path: Path) -> RecipeBook:
             },
             RecipeBook,
         )
-    except (OSError, ValueError, KeyError, AttributeError, TypeError, msgspec.ValidationError) as error:
+    except (ValueError, KeyError, AttributeError, TypeError, msgspec.ValidationError) as error:
         raise PluginError(f"recipes {path}: {error or type(error).__name__}") from None
 
 
@@ -176,7 +246,7 @@ def _run(values: Mapping[str, object]) -> dict[str, object]:
 def _refused(values: Mapping[str, object]) -> dict[str, object]:
     listed = {"cards": _listed(values["card"]), "releases": _listed(values.get("release", ()))}
     rest = {key: value for key, value in values.items() if key not in ("card", "release")}
-    if strange := sorted(set(rest) - set(Refused.__struct_fields__)):
+    if strange := sorted(set(rest) - set(RefusedRun.__struct_fields__)):
         raise ValueError(f"refused sets {', '.join(strange)}, which nothing reads")
     return {**listed, **rest}
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from madlite.backends.recipe_book import RecipeBook, Refused, Run
-from madlite.errors import UsageProblem, one_hint
+from madlite.backends.recipe_book import RecipeBook, RecipeRun, RefusedRun
+from madlite.errors import UsageProblem, likeness, nearest_words, one_hint
 from madlite.model import Machine, Scalar, Value
-from madlite.nearest import likeness, nearest_words
 
 NEAREST = "nearest known: "
 SHOWN = 4  # of the nearest known runs
@@ -40,7 +39,7 @@ class UnknownRun(UsageProblem):
     said: str = ""
     words: Mapping[str, Sequence[str]] = {}
     runs: Sequence[str] = ()
-    refused: Refused | None = None
+    refused: RefusedRun | None = None
 
 
 def unknown_run(
@@ -48,7 +47,7 @@ def unknown_run(
     asked: Mapping[str, str],
     words: Mapping[str, Sequence[str]],
     runs: Iterable[str],
-    refused: Refused | None = None,
+    refused: RefusedRun | None = None,
 ) -> UnknownRun:
     """Return the refusal, whose hint says which word was meant, or which there are, and the nearest runs.
 
@@ -107,7 +106,7 @@ def spelled(asked: str, known: Iterable[str]) -> str:
 
 
 def _chosen(
-    book: RecipeBook, run: Run, release: str, device: str, notes: tuple[str, ...], left_out: dict[str, str]
+    book: RecipeBook, run: RecipeRun, release: str, device: str, notes: tuple[str, ...], left_out: dict[str, str]
 ) -> Chosen:
     whose = _whose(book, run, device)
     values = book.run_values(run, release, whose)
@@ -125,17 +124,17 @@ def _chosen(
     )
 
 
-def _whose(book: RecipeBook, run: Run, device: str) -> str:
+def _whose(book: RecipeBook, run: RecipeRun, device: str) -> str:
     """Return the device whose values a run has: this one's, or its stand-in's."""
     return device if _in(device, run.devices) else book.stand_in.get(device, device)
 
 
-def _values(book: RecipeBook, run: Run, device: str) -> dict[str, Scalar]:
+def _values(book: RecipeBook, run: RecipeRun, device: str) -> dict[str, Scalar]:
     """Return what a run can be chosen by; a release has no part in that."""
     return book.run_values(run, "", _whose(book, run, device))
 
 
-def _selected(book: RecipeBook, run: Run, device: str, asked: Mapping[str, str]) -> bool:
+def _selected(book: RecipeBook, run: RecipeRun, device: str, asked: Mapping[str, str]) -> bool:
     values = _values(book, run, device)
     return all(_same(str(values.get(key, "")), asked[key]) for key in _SELECTORS if asked.get(key))
 
@@ -149,7 +148,7 @@ def _in(word: str, words: Sequence[str]) -> bool:
     return not words or word in words
 
 
-def _of_device(rows: Sequence[Run], device: str, book: RecipeBook) -> list[Run]:
+def _of_device(rows: Sequence[RecipeRun], device: str, book: RecipeBook) -> list[RecipeRun]:
     """Return the rows of a device; of its stand-in those that it has none of its own for, release by release."""
     own = [run for run in rows if _in(device, run.devices)]
     other = book.stand_in.get(device)
@@ -159,7 +158,7 @@ def _of_device(rows: Sequence[Run], device: str, book: RecipeBook) -> list[Run]:
     return own or [run for run in rows if other in run.devices] if not taken else _filled(own, rows, other, taken)
 
 
-def _filled(own: list[Run], rows: Sequence[Run], other: str, taken: set[str]) -> list[Run]:
+def _filled(own: list[RecipeRun], rows: Sequence[RecipeRun], other: str, taken: set[str]) -> list[RecipeRun]:
     """Return own rows, and a stand-in's narrowed to the releases that have none of the device's own."""
     from msgspec.structs import replace
 
@@ -171,7 +170,7 @@ def _filled(own: list[Run], rows: Sequence[Run], other: str, taken: set[str]) ->
     return [*own, *spare]
 
 
-def _newest(rows: Iterable[Run], book: RecipeBook) -> str:
+def _newest(rows: Iterable[RecipeRun], book: RecipeBook) -> str:
     order = list(book.releases)
     known = [release for run in rows for release in run.releases if release in book.releases]
     if not known and order and any(not run.releases for run in rows):
@@ -179,7 +178,7 @@ def _newest(rows: Iterable[Run], book: RecipeBook) -> str:
     return max(known, key=order.index, default="")
 
 
-def _with_seq_len(rows: list[Run], book: RecipeBook, device: str, asked: Mapping[str, str]) -> list[Run]:
+def _with_seq_len(rows: list[RecipeRun], book: RecipeBook, device: str, asked: Mapping[str, str]) -> list[RecipeRun]:
     """Return the rows of the sequence length asked for; where no row has it, of those that differ by it alone one."""
     wanted = asked.get("seq_len", "")
     if not wanted:
@@ -194,7 +193,7 @@ def _release_notes(release: str, asked: Mapping[str, str]) -> Iterable[str]:
 
 
 def _left_out(
-    book: RecipeBook, rows: Sequence[Run], found: Sequence[Run], asked: Mapping[str, str], device: str
+    book: RecipeBook, rows: Sequence[RecipeRun], found: Sequence[RecipeRun], asked: Mapping[str, str], device: str
 ) -> dict[str, str]:
     """Return the card's runs that other releases have, where nothing was asked that leaves them out."""
     if asked.get("precision") or asked.get("mode"):
@@ -207,7 +206,7 @@ def _left_out(
     return {word: _listed(releases, book) or "other releases" for word, releases in elsewhere.items()}
 
 
-def _device_notes(run: Run, machine: Machine, device: str, book: RecipeBook) -> Iterable[str]:
+def _device_notes(run: RecipeRun, machine: Machine, device: str, book: RecipeBook) -> Iterable[str]:
     whose = _whose(book, run, device)
     if not run.devices or whose == machine.device:
         return
@@ -215,12 +214,14 @@ def _device_notes(run: Run, machine: Machine, device: str, book: RecipeBook) -> 
     yield f"{machine.device} runs with the recipe of {whose}: {why}"
 
 
-def _word(book: RecipeBook, run: Run) -> str:
+def _word(book: RecipeBook, run: RecipeRun) -> str:
     values = book.run_values(run, "", "")
     return f"{values.get('mode', '')} {values.get('precision', '')}".strip()
 
 
-def _unknown(book: RecipeBook, card: str, rows: Sequence[Run], asked: Mapping[str, str], device: str) -> UsageProblem:
+def _unknown(
+    book: RecipeBook, card: str, rows: Sequence[RecipeRun], asked: Mapping[str, str], device: str
+) -> UsageProblem:
     release = asked["release"]
     wanted = [asked[key] for key in _SELECTORS if asked.get(key)]
     what = " ".join(["in", *wanted, f"on {device}"]) if wanted else f"on {device}"
@@ -236,7 +237,7 @@ def _unknown(book: RecipeBook, card: str, rows: Sequence[Run], asked: Mapping[st
     return unknown_run(said, asked, words, runs, _why_refused(book, card, asked) if others else None)
 
 
-def _why_refused(book: RecipeBook, card: str, asked: Mapping[str, str]) -> Refused | None:
+def _why_refused(book: RecipeBook, card: str, asked: Mapping[str, str]) -> RefusedRun | None:
     """Return what the book says of a run that was asked for and cannot be; a mode that nobody named may be its own."""
     for one in book.refused:
         mode, precision = asked.get("mode") or one.mode, asked.get("precision", "")
@@ -246,7 +247,7 @@ def _why_refused(book: RecipeBook, card: str, asked: Mapping[str, str]) -> Refus
     return None
 
 
-def _likeness(book: RecipeBook, run: Run, asked: Mapping[str, str], device: str) -> float:
+def _likeness(book: RecipeBook, run: RecipeRun, asked: Mapping[str, str], device: str) -> float:
     """Return how near a run is to what was asked: words by the slips between them, then the GPU, then the release."""
     values = _values(book, run, device)
     points = 0.0
@@ -271,7 +272,7 @@ def _numbers(release: str) -> tuple[int, ...]:
     return tuple(int(text[:9]) for text in re.findall(r"[0-9]+", release))
 
 
-def _described(book: RecipeBook, run: Run) -> str:
+def _described(book: RecipeBook, run: RecipeRun) -> str:
     releases = f" in {_listed(run.releases, book)}" if run.releases else ""
     return f"{_word(book, run)} on {'/'.join(run.devices) or 'any GPU'}{releases}"
 

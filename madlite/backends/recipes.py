@@ -8,17 +8,15 @@ from pathlib import Path
 import msgspec
 
 from madlite.backends.base import TemplateBackend
-from madlite.backends.recipe_book import VARIANT_KEYS, RecipeBook, read_book
+from madlite.backends.recipe_book import VARIANT_KEYS, RecipeBook, bare_name, claim_by_book, read_book
 from madlite.backends.recipe_choice import Chosen, choose_runs, spelled
-from madlite.errors import UsageProblem, one_hint
-from madlite.model import Architecture, Card, Draft, Finding, Machine, Request, RunPlan, Variant
-from madlite.nearest import did_you_mean, nearest_words
+from madlite.errors import UsageProblem, did_you_mean, nearest_words, one_hint
+from madlite.model import Architecture, Card, Finding, Machine, Request, RunPlan, RunSpec, Variant
 
 OF_RUN: tuple[str, ...] = ("mode", "precision", "release", "recipe", "recipe_device")
 OF_RECIPE: tuple[str, ...] = ("mode", "release", "recipe")
 """Keys that choose a run or a recipe: what was chosen by them, no value put over it calls by another name."""
 FEW = 5  # fewer steady steps say little
-CLAIM = 30  # of a card whose runs are in the book: less than its own script, where that is here
 
 
 class RecipeBackend(TemplateBackend):
@@ -29,11 +27,9 @@ class RecipeBackend(TemplateBackend):
 
     def claim(self, card: Card, checkout: Path) -> int:
         """Own the cards that name this backend, and those that its book has runs for."""
-        if card.backend:
-            return super().claim(card, checkout)
-        return CLAIM if bare_name(card) in read_book(self.book).cards else 0
+        return claim_by_book(self.name, card, read_book(self.book).cards)
 
-    def expand(self, request: Request, machine: Machine) -> Sequence[Draft]:
+    def expand(self, request: Request, machine: Machine) -> Sequence[RunSpec]:
         """Return a draft per run that the book has for the card, or the one of the recipe that the card names.
 
         A recipe is named by `--set recipe=`, by the tag or by the card.
@@ -72,7 +68,7 @@ class RecipeBackend(TemplateBackend):
         steps, warmup = variant.steps or 0, variant.warmup_steps
         return few_steps(f"{steps} steps", steps - warmup, warmup, f"--steps {warmup + 15}")
 
-    def _draft(self, request: Request, chosen: Chosen, machine: Machine) -> Draft:
+    def _draft(self, request: Request, chosen: Chosen, machine: Machine) -> RunSpec:
         values = chosen.values
         variant = Variant(**{key: value for key, value in values.items() if key in VARIANT_KEYS})  # type: ignore[arg-type]
         variant = msgspec.structs.replace(variant, release=chosen.release or variant.release)
@@ -121,11 +117,6 @@ class RecipeBackend(TemplateBackend):
         near = near or list(book.recipes)[:5]
         more = ", …" if len(book.recipes) > len(near) else ""
         return UsageProblem(what, f"recipes: {', '.join(near)}{more}   choose one with --set recipe=NAME")
-
-
-def bare_name(card: Card) -> str:
-    """Return a card's name without the folder it came from."""
-    return card.name.removeprefix(f"{card.scope}/") if card.scope else card.name
 
 
 def _no_release(release: str, request: Request, book: RecipeBook) -> UsageProblem:

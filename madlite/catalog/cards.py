@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import os
 import posixpath
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from madlite.errors import CatalogError
+from madlite.errors import CatalogError, did_you_mean
 from madlite.files import NotJson, decode_json, texts
-from madlite.model import Card, Json, Scalar
+from madlite.model import Card, Json, Problem, Scalar, Value
 
 # madengine takes the first of these that a card has.
 _GPU_COUNTS = ("gpus_per_node", "gpu_count", "n_gpus", "num_gpus", "ngpus")
@@ -223,3 +223,63 @@ def _split(names: _Names) -> tuple[str, ...]:
 
 def _from_root(path: str, scope: str) -> str:
     return posixpath.normpath(posixpath.join("scripts", scope, path)) if scope and path else path
+
+
+# Fields of cards that nothing reads: named, for one that is misspelt would else be left out in silence.
+
+# what madengine, MAD's own tools and people have fields for, and madlite reads elsewhere or has no use for
+_THEIRS = frozenset(
+    {
+        *("distributed", "slurm", "k8s", "kubernetes", "env_vars", "vllm", "nnodes", "launcher", "deploy"),
+        *("deployment_config", "shared_data", "primus", "description", "comment", "_comment", "_source"),
+        *("log_error_pattern_scan", "log_error_patterns", "log_error_benign_patterns"),
+    }
+)
+
+
+def odd_fields(cards: Iterable[Card]) -> list[str]:
+    """Return a sentence for each field that no card has a meaning for, with the cards that have it."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for card in cards:
+        for field in card.extra:
+            if field not in _THEIRS and not field.startswith("_"):
+                names = found.setdefault((card.source, field), [])
+                names += [card.name] if card.name not in names else []
+    return [_sentence(source, field, names) for (source, field), names in found.items()]
+
+
+def _sentence(source: str, field: str, names: list[str]) -> str:
+    whose = f"card '{names[0]}'" + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+    close = did_you_mean(field, (*KNOWN_FIELDS, *_THEIRS), most=1)
+    return f"{source}: field '{field}' of {whose} has no effect" + (f": {close}" if close else "")
+
+
+# Cards as they were found, and all of them together.
+
+
+class FoundCard(Value, frozen=True):
+    """A card and, where it was computed by a program, what completes it once it is selected."""
+
+    card: Card
+    finish: Callable[[], Card] | None = None
+
+    def complete(self) -> Card:
+        """Return the card as it is to be run; the program behind it is asked at most once.
+
+        Raises:
+            CatalogError: the program failed.
+        """
+        return self.finish() if self.finish else self.card
+
+
+class Catalog(Value, frozen=True):
+    """Every card there is, by layer; a card that a nearer one of the same name hides is in none of them."""
+
+    checkout: tuple[FoundCard, ...] = ()  # of the working folder
+    installed: tuple[FoundCard, ...] = ()  # of plugins, then those that come with madlite
+    problems: tuple[Problem, ...] = ()  # files and cards that were left out
+
+    @property
+    def cards(self) -> tuple[Card, ...]:
+        """All cards, nearest layer first; a computed one is not completed yet."""
+        return tuple(found.card for found in (*self.checkout, *self.installed))

@@ -6,10 +6,11 @@ Grammar: `NAME_OR_TAG[:part[:part…]]`, madengine 2's rules (a name, a tag, `al
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
-from madlite.catalog.found import Catalog, Found
-from madlite.errors import UsageProblem
+from madlite.catalog.cards import Catalog, FoundCard
+from madlite.errors import CatalogError, UsageProblem, did_you_mean, one_hint
 from madlite.model import Card, Request
 
 
@@ -34,8 +35,6 @@ def select(catalog: Catalog, tags: Sequence[str]) -> tuple[Request, ...]:
     if not tags:
         raise UsageProblem("no model is named", "add --tags NAME; madlite discover lists the names")
     if unknown := unmatched(catalog, tags):
-        from madlite.catalog.suggest import unknown_tags
-
         raise unknown_tags(catalog, unknown)
     return tuple(_request(found, tag) for tag in tags for found in _matches(catalog, _parts(tag)[0]))
 
@@ -77,7 +76,7 @@ def _addition(name: str, value: str | None) -> str:
     return f" --{name}" if value is None else f" --{name} {value.replace('=', ' ')}"
 
 
-def _request(found: Found, tag: str) -> Request:
+def _request(found: FoundCard, tag: str) -> Request:
     return Request(card=found.complete(), tag=tag, overrides=tuple(map(_override, _parts(tag)[1:])))
 
 
@@ -90,7 +89,7 @@ def _parts(tag: str) -> list[str]:
     return [part.strip() for part in tag.split(":") if part.strip()] or [""]
 
 
-def _matches(catalog: Catalog, wanted: str) -> tuple[Found, ...]:
+def _matches(catalog: Catalog, wanted: str) -> tuple[FoundCard, ...]:
     checkout = tuple(_asked(catalog.checkout, wanted))
     for layer, rules in ((checkout, _RULES), (catalog.installed, (*_RULES, _by_folder))):
         for rule in rules:
@@ -99,7 +98,7 @@ def _matches(catalog: Catalog, wanted: str) -> tuple[Found, ...]:
     return ()
 
 
-def _asked(checkout: Sequence[Found], wanted: str) -> Iterator[Found]:
+def _asked(checkout: Sequence[FoundCard], wanted: str) -> Iterator[FoundCard]:
     """Yield the cards of the checkout that count for a tag: those whose program runs for it, whatever else ran.
 
     A card that is written down and has this very name needs no program, and `folder/name` that folder's alone.
@@ -131,3 +130,47 @@ def _by_folder(card: Card, wanted: str) -> bool:
 
 # The later ones are only for what no earlier one finds, so that madengine's selections stay what they are.
 _RULES: tuple[Callable[[Card, str], bool], ...] = (_by_name_or_tag, _by_bare_name)
+
+
+# What the user may have meant by a tag that matches nothing.
+
+_MOST = 3
+
+
+def unknown_tags(catalog: Catalog, tags: Sequence[str]) -> CatalogError:
+    """Return the error for tags that match nothing: all of them, where was looked, and what comes close."""
+    named = ", ".join(repr(tag) for tag in tags)
+    message = f"no model matches tag{'s' * (len(tags) > 1)} {named} ({_sources(catalog)}{_left_out(catalog)})"
+    hints = [_did_you_mean(catalog, tag, several=len(tags) > 1) for tag in tags]
+    shared = next(filter(None, (_known_tag_in(catalog, tag) for tag in tags)), "")
+    hints.append(f"madlite discover --tags {shared}" if shared else "madlite discover")
+    if any("/" in tag for tag in tags):
+        hints.append("cards of a framework's tree need --cards-from DIR")
+    return CatalogError(message, one_hint(*hints))
+
+
+def _sources(catalog: Catalog) -> str:
+    counts = Counter(card.source for card in catalog.cards)
+    (first, number), *others = counts.items()
+    return ", ".join([f"{number} card{'s' * (number > 1)} in {first}", *(f"{n} in {source}" for source, n in others)])
+
+
+def _left_out(catalog: Catalog) -> str:
+    places = list(dict.fromkeys(problem.where for problem in catalog.problems))
+    more = f" and {len(places) - _MOST} more" if len(places) > _MOST else ""
+    return "".join(f"; left out: {place}" for place in places[:_MOST]) + more
+
+
+def _did_you_mean(catalog: Catalog, tag: str, *, several: bool) -> str:
+    known = {text.lower(): text for card in catalog.cards for text in (*card.tags, card.name)}
+    return did_you_mean(_head(tag), known.values(), most=_MOST, after=f" for {tag!r}" if several else "")
+
+
+def _known_tag_in(catalog: Catalog, tag: str) -> str:
+    """Return the longest tag of a card that what the user typed contains, to list its neighbours by."""
+    inside = {known for card in catalog.cards for known in card.tags if known.lower() in _head(tag)}
+    return max(sorted(inside), key=len, default="")
+
+
+def _head(tag: str) -> str:
+    return tag.partition(":")[0].strip().lower()

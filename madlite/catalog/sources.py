@@ -7,8 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from madlite.catalog.cards import make_card, read_cards, to_plain
-from madlite.catalog.found import Catalog, Found
+from madlite.catalog.cards import Catalog, FoundCard, make_card, read_cards, to_plain
 from madlite.errors import CatalogError, hint_within
 from madlite.model import CardItem, Json, Problem, TreeCards
 from madlite.safe_read import read_named
@@ -44,7 +43,7 @@ def load_catalog(
     return catalog
 
 
-def _of_checkout(workspace: Path, wanted: Collection[str] | None) -> Iterator[Found | Problem]:
+def _of_checkout(workspace: Path, wanted: Collection[str] | None) -> Iterator[FoundCard | Problem]:
     file = workspace / "models.json"
     own = _read(file, "models.json", workspace) if os.path.lexists(file) else ()
     folders = {name: _static_of(workspace, name) for name in _folders(workspace / "scripts")}
@@ -87,7 +86,7 @@ def _folders(scripts: Path) -> list[str]:
         raise CatalogError(f"scripts/ cannot be read: {error.strerror}", f"look at {scripts}") from error
 
 
-def _static_of(workspace: Path, scope: str) -> tuple[Found, ...] | None:
+def _static_of(workspace: Path, scope: str) -> tuple[FoundCard, ...] | None:
     """Return the cards that are written down in a folder of scripts/, None where a program lists them."""
     folder = workspace / "scripts" / scope
     static, program = folder / "models.json", folder / "get_models_json.py"
@@ -101,7 +100,7 @@ def _static_of(workspace: Path, scope: str) -> tuple[Found, ...] | None:
     return None if has_program else ()
 
 
-def _of_plugin(name: str, base: Path, given: Iterable[CardItem]) -> Iterator[Found | Problem]:
+def _of_plugin(name: str, base: Path, given: Iterable[CardItem]) -> Iterator[FoundCard | Problem]:
     for n, item in enumerate(given):
         where = f"plugin {name}"
         if isinstance(item, TreeCards):
@@ -114,19 +113,19 @@ def _of_plugin(name: str, base: Path, given: Iterable[CardItem]) -> Iterator[Fou
             yield from _of_item(item, where, f"cards[{n}]", base)
 
 
-def _of_item(item: Mapping[str, Json] | Problem, where: str, at: str, root: Path) -> Iterator[Found | Problem]:
+def _of_item(item: Mapping[str, Json] | Problem, where: str, at: str, root: Path) -> Iterator[FoundCard | Problem]:
     if isinstance(item, Problem):
         yield item
         return
     try:
         if not isinstance(item, Mapping):
             raise TypeError(f"{at} must be a mapping or a Path, found a {type(item).__name__}")
-        yield Found(card=make_card(to_plain(item), where, at, root))
+        yield FoundCard(card=make_card(to_plain(item), where, at, root))
     except (CatalogError, TypeError, ValueError, RecursionError) as error:
         yield Problem(where=where, what=_what(error, f"{where}: "))
 
 
-def _of_file(file: Path, where: str) -> Iterator[Found | Problem]:
+def _of_file(file: Path, where: str) -> Iterator[FoundCard | Problem]:
     try:
         yield from _read(file, where, file.parent)
     except CatalogError as error:
@@ -138,18 +137,18 @@ def _what(error: Exception, prefix: str) -> str:
     return f"{text} ({hint_within(error.hint)})" if isinstance(error, CatalogError) and error.hint else text
 
 
-def _read(file: Path, where: str, root: Path, scope: str = "") -> tuple[Found, ...]:
+def _read(file: Path, where: str, root: Path, scope: str = "") -> tuple[FoundCard, ...]:
     try:
-        return tuple(Found(card=card) for card in read_cards(read_named(file), where, root, scope))
+        return tuple(FoundCard(card=card) for card in read_cards(read_named(file), where, root, scope))
     except OSError as error:
         raise CatalogError(f"{where} cannot be read: {error.strerror}", f"look at {file}") from error
     except CatalogError as error:
         raise CatalogError(error.message, f"correct {file}") from error
 
 
-def _first_of_each(items: Iterable[Found | Problem], problems: list[Problem]) -> dict[str, Found]:
+def _first_of_each(items: Iterable[FoundCard | Problem], problems: list[Problem]) -> dict[str, FoundCard]:
     """Return cards by name; what is broken or comes second goes to `problems`."""
-    first: dict[str, Found] = {}
+    first: dict[str, FoundCard] = {}
     second: dict[tuple[str, str], list[str]] = {}
     for item in items:
         if isinstance(item, Problem):

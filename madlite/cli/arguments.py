@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
 
 import click
+
+from madlite.errors import UsageProblem
+from madlite.plan.fields import OPTIONS, PlanField, PlanOption
 
 # What came beside an option that scripts for madengine 1 abbreviate: `--clean` and `--c` are --clean-docker-cache.
 _YIELDING = ("--cleanup-perf", "--cards-from", "--check", "--contract", "--fail-on-suspect", "--plan")
 
+F = TypeVar("F", bound=Callable[..., Any])
 _Names: TypeAlias = Mapping[str, click.Parameter]
 
 
@@ -98,3 +103,88 @@ def _each(name: str, left: deque[str], ctx: click.Context, *, has_first: bool) -
     if not words and not has_first:
         raise click.UsageError(f"no model is named after '{name}'", ctx)
     return words if has_first else words[1:]
+
+
+# Options of their own for keys of a plan: what they set is what --set KEY=VALUE would.
+
+_WHOLE = click.IntRange(1)
+_WHOLE.name = "whole number"  # what a message calls it
+_TYPES: dict[type, click.IntRange | click.FloatRange] = {int: _WHOLE, float: click.FloatRange(0)}
+
+
+def _own_option(field: PlanField, option: PlanOption) -> Callable[[F], F]:
+    if field.type is bool:
+        return click.option(f"{option.name}/--no-{option.name[2:]}", default=None, help=option.help)
+    return click.option(option.name, type=_TYPES.get(field.type), metavar=option.metavar, help=option.help)
+
+
+NAMED = (
+    *(_own_option(field, option) for field, option in OPTIONS.values()),
+    click.option(
+        "--no-lint", "lint", flag_value=False, type=bool, default=True, help="Start also what a check finds wrong."
+    ),
+)
+
+
+def named_values(given: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield option, key and value of each that was given.
+
+    Raises:
+        UsageProblem: one was given without a value, or with a list of them.
+    """
+    for name, (field, own) in OPTIONS.items():
+        value, option = given[name], own.name
+        if value == "":
+            raise UsageProblem(f"{option} is empty", "leave it out, or name a value: an unset variable may stand there")
+        if "," in str(value):
+            raise UsageProblem(f"{option} '{value}': one value, no list", f"leave {option} out for all of a tag's runs")
+        if isinstance(value, bool):
+            yield option if value else f"--no-{option[2:]}", field.key, str(value).lower()
+        elif value is not None:
+            yield option, field.key, str(value)
+
+
+# The options that say where results go, and what of madlite's own stands beside them.
+
+_FILE = click.Path(path_type=Path)
+MANIFEST = Path("build_manifest.json")  # where nobody names another
+COLUMNS = ("cause", "reason", "suspect", "run", "notes")  # record.rows.OWN_COLUMNS: a test holds them together
+
+RESULTS = (
+    click.option(
+        "-o", "--output", type=_FILE, default=Path("perf.csv"), show_default=True, metavar="FILE", help="Results file."
+    ),
+    click.option("--strict-header", is_flag=True, help="Never add a column to perf.csv."),
+    click.option(
+        "--add-column",
+        multiple=True,
+        type=click.Choice(COLUMNS),
+        help="Add a column of madlite's own to perf.csv; repeatable.",
+    ),
+)
+SUMMARY = click.option(
+    "-s", "--summary-output", type=_FILE, metavar="FILE", help="Also write what happened to FILE, as JSON."
+)
+FAIL_ON_SUSPECT = click.option(
+    "--fail-on-suspect", is_flag=True, help="End with exit code 3 where a success is suspect; its row stays SUCCESS."
+)
+CLEANUP = click.option(
+    "--cleanup-perf", is_flag=True, help="Remove perf_entry.* and perf_entry_super.* after the runs."
+)
+
+
+# A word of a command line that is the name of a file, or stands for a run of the working folder.
+
+
+def run_of(name: str, directory: Path) -> Path | None:
+    """Return the folder of the run that a name stands for; None for a file, which comes first, or where none is.
+
+    Raises:
+        UsageProblem: several runs are meant.
+    """
+    from madlite.files import exists
+    from madlite.reports.runs import find_named, runs_folder
+
+    if not name or "/" in name or exists(Path(name)):
+        return None
+    return find_named(runs_folder(directory), name)

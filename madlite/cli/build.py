@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from madlite.cli import setup
-from madlite.cli.cards import cards_option
-from madlite.cli.manifest import is_manifest
+from madlite.cli.format import duration
 from madlite.cli.options import (
     TagsCommand,
     clean_cache_option,
@@ -24,17 +23,19 @@ from madlite.cli.options import (
     tag_words,
     tags_option,
 )
-from madlite.cli.sink import Sink
+from madlite.cli.planning import is_manifest
+from madlite.cli.screens import PlainScreen, Sink
+from madlite.cli.setup import cards_option
 from madlite.errors import ExitCode, UsageProblem
+from madlite.run.build import Built, Done
+from madlite.run.build_jobs import BuildJob
+from madlite.text import printable
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
-    from madlite.cli.screens import PlainScreen
-    from madlite.plan.batch import BatchEntry
-    from madlite.plan.context import Context
-    from madlite.plan.options import Options
-    from madlite.run.build import Built
-    from madlite.run.build_jobs import BuildJob, BuildSurroundings
+    from madlite.plan.context import Context, Options
+    from madlite.plan.images import BatchEntry
+    from madlite.run.build_jobs import BuildInputs
 
 _FILE = click.Path(path_type=Path)
 # options that exclude each other, as in madengine 2
@@ -97,12 +98,12 @@ def command(**given: Any) -> int:
         check_writable(given["summary_output"])
     plugins = setup.load(given["no_plugins"], given["verbose"])
     given["batch"] = _batch(given["batch_manifest"])
-    around = _surroundings(plugins, given)
-    jobs = _jobs(plugins, given, around)
+    inputs = _inputs(plugins, given)
+    jobs = _jobs(plugins, given, inputs)
     for text in dict.fromkeys(_outside(jobs)):
         setup.warn(text)
     setup.tell_problems(plugins.problems)
-    return _build(jobs, around, given)
+    return _build(jobs, inputs, given)
 
 
 def _refuse(given: dict[str, Any]) -> None:
@@ -120,9 +121,9 @@ def _option(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _surroundings(plugins: Plugins, given: dict[str, Any]) -> BuildSurroundings:
-    from madlite.plan.build_target import find_target
-    from madlite.run.build_jobs import BuildSurroundings
+def _inputs(plugins: Plugins, given: dict[str, Any]) -> BuildInputs:
+    from madlite.plan.images import find_target
+    from madlite.run.build_jobs import BuildInputs
 
     context = setup.make_context({**given, "gpus": ""})
     options = _options(given)
@@ -132,7 +133,7 @@ def _surroundings(plugins: Plugins, given: dict[str, Any]) -> BuildSurroundings:
     for note in target.notes if not given["use_image"] else ():
         setup.warn(note)
     setup.bring_model_dir(plugins, _tags(given), given["cards_from"])
-    return BuildSurroundings(
+    return BuildInputs(
         options=options,
         target=target,
         machine=machine,
@@ -148,13 +149,13 @@ def _tags(given: dict[str, Any]) -> Sequence[str]:
 
 def _batch(file: Path | None) -> tuple[BatchEntry, ...]:
     """Return the entries of a batch manifest; it may be a pipe, which is read once."""
-    from madlite.plan.batch import read_batch
+    from madlite.plan.images import read_batch
 
     return read_batch(file) if file is not None else ()
 
 
 def _options(given: dict[str, Any]) -> Options:
-    from madlite.plan.options import Options
+    from madlite.plan.context import Options
 
     workspace = setup.find_workspace(touch=True)
     return Options(
@@ -173,32 +174,31 @@ def _without_gpus(context: Context) -> Context:
     return replace(context, values={"gpu_vendor": "CPU"})
 
 
-def _jobs(plugins: Plugins, given: dict[str, Any], around: BuildSurroundings) -> list[BuildJob]:
+def _jobs(plugins: Plugins, given: dict[str, Any], inputs: BuildInputs) -> list[BuildJob]:
     from madlite.run.build_jobs import plan_builds
 
-    workspace, trees = around.options.workspace, given["cards_from"]
+    workspace, trees = inputs.options.workspace, given["cards_from"]
     if given["batch_manifest"] is None:
         requests = setup.select_requests(plugins, given["tags"], workspace, trees)
-        return [job for request in requests for job in plan_builds(request, around)]
+        return [job for request in requests for job in plan_builds(request, inputs)]
     return [
         job
         for entry in given["batch"]
         for request in setup.select_requests(plugins, (entry.model_name,), workspace, trees)
-        for job in plan_builds(request, around, entry)
+        for job in plan_builds(request, inputs, entry)
     ]
 
 
 def _outside(jobs: Sequence[BuildJob]) -> Iterator[str]:
     """Yield what of the checkout's images comes from elsewhere on this machine."""
-    from madlite.runtimes.docker.access import image_access
+    from madlite.runtimes.docker.request import image_access
 
     for job in jobs:
         for what in image_access(job.image):
             yield f"card {job.entry.request.card.name}: its {what} is outside of this folder"
 
 
-def _build(jobs: Sequence[BuildJob], around: BuildSurroundings, given: dict[str, Any]) -> int:
-    from madlite.cli.build_screen import BuildLines
+def _build(jobs: Sequence[BuildJob], inputs: BuildInputs, given: dict[str, Any]) -> int:
     from madlite.cli.screens import make_screen
     from madlite.run.build import build_all
 
@@ -206,12 +206,12 @@ def _build(jobs: Sequence[BuildJob], around: BuildSurroundings, given: dict[str,
     screen = make_screen(sink, live=given["live_output"])
     lines = BuildLines(screen)
     try:
-        built = build_all(jobs, around.options.workspace, around.options.environ, lines)
+        built = build_all(jobs, inputs.options.workspace, inputs.options.environ, lines)
         lines.total(built)
         if built.interrupted:
             screen.warn(f"interrupted: {given['manifest_output']} was not written")
             return int(built.exit_code)
-        return _write(_texts(built, jobs, around, given), built, screen)
+        return _write(_texts(built, jobs, inputs, given), built, screen)
     finally:
         screen.close()
         sink.close()
@@ -234,22 +234,69 @@ def _write(texts: Mapping[Path, tuple[str, str]], built: Built, screen: PlainScr
 
 
 def _texts(
-    built: Built, jobs: Sequence[BuildJob], around: BuildSurroundings, given: dict[str, Any]
+    built: Built, jobs: Sequence[BuildJob], inputs: BuildInputs, given: dict[str, Any]
 ) -> dict[Path, tuple[str, str]]:
     """Return what is written by its file: what it is, and its text."""
     from madlite.plan.manifest_text import manifest_text, summary
     from madlite.run.build import secrets_of_jobs
     from madlite.secrets import masked_json
 
-    secrets = secrets_of_jobs(jobs, around.options.environ)
+    secrets = secrets_of_jobs(jobs, inputs.options.environ)
     text = manifest_text(
         built.images,
         built.failed,
-        around.target.context,
+        inputs.target.context,
         secrets,
-        gpu_vendor=around.target.gpu_vendor,
+        gpu_vendor=inputs.target.gpu_vendor,
         took_s=built.took_s,
     )
     told = masked_json(summary(built.images, built.failed, built.took_s), secrets)
     texts = {given["summary_output"]: ("summary", told)} if given["summary_output"] is not None else {}
     return {given["manifest_output"]: ("manifest", text), **texts}
+
+
+# How builds are worded on the screen.
+
+
+class BuildLines:
+    """Shows builds on a screen of runs."""
+
+    def __init__(self, screen: PlainScreen) -> None:
+        self._screen = screen
+
+    def build_started(self, job: BuildJob, position: int, total: int) -> None:
+        """Name the card and its image."""
+        entry = job.entry
+        what = [entry.request.card.name, entry.dockerfile or entry.docker_image or "no image", entry.gpu_architecture]
+        lines = [f"[{position}/{total}] " + " · ".join(part for part in what if part)]
+        if job.image is not None:
+            lines.append(f"      log: {entry.log_file}")
+        self._screen.begin(lines)
+
+    def build_line(self, text: str) -> None:
+        """Say what the build does, all of it where asked for."""
+        self._screen.phase(text)
+
+    def build_finished(self, job: BuildJob, done: Done) -> None:
+        """Say how it ended."""
+        self._screen.end([f"      {line}" for line in _ending(job, done)])
+
+    def total(self, built: Built) -> None:
+        """Say how all of them ended, where there was more than one."""
+        if len(built.images) + len(built.failed) > 1:
+            self._screen.end([f"{len(built.images)} ready, {len(built.failed)} failed"])
+
+
+def _ending(job: BuildJob, done: Done) -> list[str]:
+    entry = done.entry
+    if entry is None:
+        hint = [f"  hint: {printable(done.hint)}"] if done.hint else []
+        return [f"FAILURE {job.entry.request.card.name} {printable(done.error)}", *hint]
+    if job.image is None:
+        where = entry.registry_image or entry.docker_image or "each variant's own image"
+        return [f"not built: {where} is used"]
+    lines = [f"BUILT {entry.docker_image}" + (f" as {entry.registry_image}" if entry.registry_image else "")]
+    lines += [f"  note: {printable(note)}" for note in done.notes]
+    lines += [f"  FAILURE of the push: {printable(entry.push_error)}"] if entry.push_error else []
+    took_s = entry.build_duration_s
+    return [*lines, *([] if took_s is None else [f"  took {duration(took_s)}"])]

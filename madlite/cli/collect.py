@@ -69,7 +69,7 @@ def command(run: tuple[str, ...], output: Path) -> int:
 
 def _tell(one: Collected) -> None:
     from madlite.cli import setup
-    from madlite.cli.words import status_words
+    from madlite.cli.format import status_words
 
     result = one.result
     status = f"{status_words(result.status.value, result.suspect)}, " if result is not None else ""
@@ -87,7 +87,7 @@ def _folders(names: Sequence[str], here: Path) -> list[Path]:
     Raises:
         UsageProblem: a name stands for no run of this folder, or for several.
     """
-    from madlite.results.result_file import uncollected
+    from madlite.results.stored import uncollected
 
     if not names:
         return list(uncollected(here))
@@ -96,7 +96,7 @@ def _folders(names: Sequence[str], here: Path) -> list[Path]:
 
 def _named(name: str, here: Path) -> Iterator[Path]:
     from madlite.errors import UsageProblem
-    from madlite.plan.make import RUNS
+    from madlite.plan.inputs import RUNS
     from madlite.reports.runs import find_run, run_names
 
     runs = here / RUNS

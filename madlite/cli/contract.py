@@ -19,7 +19,7 @@ from madlite.errors import UsageProblem
 from madlite.model import Json, Status
 
 if TYPE_CHECKING:
-    from madlite.run.screen import Outcome
+    from madlite.run.screen import RunOutcome
 
 F = TypeVar("F", bound=Callable[..., Any])
 VARIABLE = "MADLITE_CONTRACT"
@@ -91,7 +91,7 @@ def _with_blanks(card: Mapping[str, Json]) -> dict[str, Json]:
     return {**{name: card.get(name, "") for name in _ALWAYS}, **rest}
 
 
-def closing_lines(version: int, outcome: Outcome, *, from_manifest: bool) -> Iterator[str]:
+def closing_lines(version: int, outcome: RunOutcome, *, from_manifest: bool) -> Iterator[str]:
     """Yield the last lines of a batch; a run that never started is one that failed."""
     failed = sum(result.status is Status.FAILURE for result in outcome.results) + len(outcome.not_started)
     if version == 1:

@@ -65,12 +65,12 @@ def command(**given: Any) -> int:
     MONGO_AUTH_SOURCE (admin); it has MONGO_TIMEOUT_MS (5000) to answer. `database upload-mongodb` is the same.
     """
     from madlite.reports.documents import read_documents
-    from madlite.reports.mongodb import Target, check_unique, upload
+    from madlite.reports.mongodb import DatabaseTarget, check_unique, upload
 
     documents = read_documents(given["file"])
     unique = tuple(filter(None, (name.strip() for name in given["unique_key"].split(","))))
     upsert = not given["no_upsert"]
-    target = Target(
+    target = DatabaseTarget(
         database=given["database"],
         collection=given["collection"],
         unique=unique,

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 import click
 
 from madlite.cli import setup
-from madlite.cli.cards import cards_option
 from madlite.cli.contract import cards_text, contract, contract_option
 from madlite.cli.options import TagsCommand, common_options, tag_words, tags_option
+from madlite.cli.setup import cards_option
 from madlite.cli.terminal import printable_lines, without_secrets
 from madlite.model import Card, Json
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
-    from madlite.catalog.found import Catalog
+    from madlite.catalog.cards import Catalog
 
 
 @click.command("discover", cls=TagsCommand)

@@ -37,7 +37,7 @@ COMMANDS = {
     "runs": ("madlite.cli.runs", "List the runs of this folder, the newest last."),
     "show": (
         "madlite.cli.show",
-        "Show one run: verdict, number, window, power, witnesses, configuration, provenance, files.",
+        "Show one run: verdict, number, window, power, checks, configuration, provenance, files.",
     ),
     "log": ("madlite.cli.log", "Print a run's log, of one that goes on as far as it is."),
     "watch": ("madlite.cli.watch", "Show how far the runs of this folder are, as long as they go on."),
@@ -80,7 +80,7 @@ class Group(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            from madlite.nearest import nearest_words
+            from madlite.errors import nearest_words
 
             close = nearest_words(args[0], self.list_commands(ctx), most=1)
             if close:

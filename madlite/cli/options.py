@@ -10,11 +10,10 @@ from typing import Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from madlite.cli.arguments import complete
+from madlite.cli.arguments import CLEANUP, FAIL_ON_SUSPECT, MANIFEST, NAMED, RESULTS, SUMMARY, complete
 from madlite.cli.completion import complete_tags, note_words, words_after
 from madlite.cli.contract import contract_option
-from madlite.cli.named import NAMED
-from madlite.cli.result_options import CLEANUP, FAIL_ON_SUSPECT, MANIFEST, RESULTS, SUMMARY
+from madlite.plan.fields import OPTIONS
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -34,22 +33,12 @@ _SECTIONS: dict[str, tuple[str, ...]] = {
         "additional_context",
         "additional_context_file",
         "sets",
-        "mode",
-        "precision",
-        "seq_len",
-        "batch_size",
-        "steps",
-        "image_release",
-        "mock_data",
+        *OPTIONS,
         "lint",
         "gpus",
         "gpu_vendor",
         "machine",
         "timeout",
-        "silence_limit",
-        "start_silence_limit",
-        "telemetry",
-        "log_limit",
         "skip_model_run",
         "dry_run",
         "check",

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
+from msgspec.structs import asdict
 
 from madlite.cli import setup
+from madlite.cli.arguments import FAIL_ON_SUSPECT, run_of
 from madlite.cli.completion import complete_runs
+from madlite.cli.format import figures, mad_figures, status_words, suspect_lines
 from madlite.cli.options import Command, common_options, dir_option
-from madlite.cli.result_options import FAIL_ON_SUSPECT
-from madlite.cli.run_or_file import run_of
 from madlite.cli.terminal import coloured, has_colour
 from madlite.errors import ExitCode, MadliteError
-from madlite.model import Backend, Status, Value, Variant
+from madlite.model import Backend, Json, Metric, Quantity, Result, Status, Step, Value, Variant, Window, to_json
+from madlite.run.foreign import LogReading
+from madlite.secrets import Redactor, assigned, collect, masked_json
+from madlite.text import printable
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
-    from madlite.run.foreign import Reading
 
 _STDIN = "-"
 _WARMUP_STEPS = Variant(model="").warmup_steps
@@ -87,10 +93,9 @@ def command(
         setup.tell_problems(plugins.problems)
 
 
-def _read(name: str, plugins: Plugins, asked: _Asked) -> Reading | MadliteError:
+def _read(name: str, plugins: Plugins, asked: _Asked) -> LogReading | MadliteError:
     from madlite.files import shown
-    from madlite.run.foreign import read_log
-    from madlite.run.log_source import open_log, read_chunks
+    from madlite.run.foreign import open_log, read_chunks, read_log
 
     warmup = _WARMUP_STEPS if asked.warmup is None else asked.warmup
     try:
@@ -105,7 +110,7 @@ def _read(name: str, plugins: Plugins, asked: _Asked) -> Reading | MadliteError:
         return error
 
 
-def _read_run(folder: Path, plugins: Plugins, asked: _Asked) -> Reading:
+def _read_run(folder: Path, plugins: Plugins, asked: _Asked) -> LogReading:
     """Return what a run's log shows, by its own backend and warm-up where the command line names no others."""
     from madlite.reports.log import read_log
     from madlite.reports.runs import open_run
@@ -119,11 +124,8 @@ def _read_run(folder: Path, plugins: Plugins, asked: _Asked) -> Reading:
     return read(f"run {folder.name}", read_log(folder), plugins, backend, steps)
 
 
-def _show(name: str, found: Reading | MadliteError, place: int, count: int, as_json: bool) -> None:
+def _show(name: str, found: LogReading | MadliteError, place: int, count: int, as_json: bool) -> None:
     """Print one of several logs."""
-    from madlite.cli.parse_json import json_pieces, problem_json
-    from madlite.cli.parse_page import page
-
     pieces: Iterable[str]
     if isinstance(found, MadliteError):
         pieces = [problem_json(name, found)] if as_json else []
@@ -142,8 +144,200 @@ def _in_colour(text: str) -> Iterator[str]:
     yield from (colour(line) for line in text.splitlines(keepends=True))
 
 
-def _code(found: Reading | MadliteError, fail_on_suspect: bool) -> ExitCode:
+def _code(found: LogReading | MadliteError, fail_on_suspect: bool) -> ExitCode:
     if isinstance(found, MadliteError):
         return found.exit_code
     doubted = fail_on_suspect and bool(found.verdict.suspect)
     return ExitCode.RUN_FAILED if doubted or found.verdict.status is Status.FAILURE else ExitCode.OK
+
+
+# What must not be seen of a log: its secrets are not in our environment, but it may spell them out.
+
+
+def secrets_in(reading: LogReading) -> tuple[str, ...]:
+    """Return the secrets of this process's environment and command line, and those that the log assigns to a name."""
+    found = reading.diagnosis
+    told = (found.line, found.hint, found.where) if found else ()
+    verdict = reading.verdict
+    texts = (verdict.evidence, verdict.reason, *verdict.suspect, *verdict.findings, *told)
+    pairs = {**reading.config, **reading.summary}
+    named = (f"{name}={value}" for name, value in pairs.items())
+    return (*collect(os.environ), *assigned((*sys.argv, *texts, *named)), *collect(pairs))
+
+
+# What a log shows, on a page for people.
+
+_LONGEST = 300  # characters of a line of the log
+_FIRST = ("steps", "seq_len", "micro_batch", "global_batch", "world_size")
+_PAIRS = 10
+
+
+def page(reading: LogReading) -> str:
+    """Return what people want to know first, secrets masked."""
+    mask = Redactor(secrets_in(reading)).text
+    return "".join(f"{printable(mask(line)).rstrip()}\n" for line in _lines(reading))
+
+
+def _lines(reading: LogReading) -> Iterator[str]:
+    verdict = reading.verdict
+    yield f"{reading.log}  ({f'backend {reading.backend}' if reading.backend else 'no framework recognised'})"
+    yield from _outcome(reading)
+    if reach := reading.steps.reach():
+        yield f"  steps     {_steps(reading, *reach)}"
+    if reading.config:
+        yield f"  config    {_pairs(reading.config)}"
+    if verdict.window is not None:
+        yield from _table(verdict.window, reading.medians)
+        if len(verdict.metrics) > 1:
+            yield f"  by MAD's own rules: {mad_figures(_result(reading))}"
+    if reading.line is not None and verdict.window is not None:
+        yield f"  performance line: {reading.line.text or 'no number'} {reading.line.metric}"
+    if reading.summary:
+        yield f"  the framework's own summary: {_pairs(reading.summary)}"
+    for finding in verdict.findings:
+        yield f"  note: {finding[:_LONGEST]}"
+
+
+def _outcome(reading: LogReading) -> Iterator[str]:
+    """Yield the verdict, and with a failure the line that decided it, whose it was and what may help."""
+    verdict, found = reading.verdict, reading.diagnosis
+    if verdict.status is Status.SUCCESS:
+        result = _result(reading)
+        yield f"  {status_words(verdict.status.value, verdict.suspect)}   {figures(result)}"
+        yield from (f"            {line[:_LONGEST]}" for line in suspect_lines(result))
+    else:
+        yield f"  {verdict.status.value}   [{found.cause if found else verdict.cause.value}] {verdict.reason}"
+    if verdict.evidence:
+        yield f"            > {verdict.evidence[:_LONGEST]}"
+    if found is None:
+        return
+    whose = f"rank {found.rank}" if found.rank is not None else ""
+    if whose or found.where:
+        yield "            " + ", ".join(filter(None, (whose, found.where and f"at {found.where[:_LONGEST]}")))
+    if found.hint:
+        yield f"            try: {found.hint}"
+
+
+def _result(reading: LogReading) -> Result:
+    verdict = reading.verdict
+    return Result(
+        plan_id="", status=verdict.status, window=verdict.window, metrics=verdict.metrics, suspect=verdict.suspect
+    )
+
+
+def _steps(reading: LogReading, first: int, last: int) -> str:
+    count, left_out = reading.steps.count(), reading.steps.count("validate")
+    parts = [f"{first} to {last}" + (f" of {reading.asked_steps}" if reading.asked_steps else "")]
+    if count != last - first + 1:
+        parts.append(f"{count} of them reported")
+    if ranks := reading.steps.ranks():
+        parts.append(f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks, {ranks[0]} to {ranks[-1]}")
+    if left_out:
+        parts.append(f"{left_out} validation step{'s' if left_out > 1 else ''} left out")
+    return ", ".join(parts)
+
+
+def _table(window: Window, medians: Mapping[Quantity, float]) -> Iterator[str]:
+    dropped = f", {window.dropped} dropped" if window.dropped else ""
+    steps = (
+        f"{window.n} steps, {window.first_step} to {window.last_step}"
+        if window.n > 1
+        else f"1 step, {window.first_step}"
+    )
+    yield f"  window    {steps}{dropped}"
+    wide = max(len(quantity.label) for quantity in (window.quantity, *medians))
+    titles = ("median", "mean", "std", "CV %", "min", "max")
+    yield f"    {'':<{wide}}" + "".join(f"{title:>12}" for title in titles)
+    figures = (window.median, window.mean, window.std, 100 * window.cv, window.min, window.max)
+    yield f"    {window.quantity.label:<{wide}}" + "".join(f"{_number(figure):>12}" for figure in figures)
+    for quantity, median in medians.items():
+        yield f"    {quantity.label:<{wide}}{_number(median):>12}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e12 else f"{value:.4g}"
+
+
+def _pairs(values: Mapping[str, str]) -> str:
+    """Return the first few of a mapping in words, those that every training has before others."""
+    names = [*(name for name in _FIRST if name in values), *(name for name in values if name not in _FIRST)]
+    more = f" and {len(names) - _PAIRS} more (--json)" if len(names) > _PAIRS else ""
+    return " · ".join(f"{name} {values[name][:_LONGEST]}" for name in names[:_PAIRS]) + more
+
+
+# What a log shows, as JSON for scripts; the steps come last, one a line, however many they are.
+
+_AT_ONCE = 2000  # steps
+
+
+def json_pieces(reading: LogReading) -> Iterator[str]:
+    """Yield the text of one object, secrets masked."""
+    head = masked_json(_facts(reading), secrets_in(reading))
+    yield head.rstrip().removesuffix("}").rstrip() + ',\n  "steps": ['
+    steps, before = iter(reading.steps), "\n"
+    while some := list(islice(steps, _AT_ONCE)):
+        yield before + ",\n".join(map(_step, some))
+        before = ",\n"
+    yield ("\n  ]" if before == ",\n" else "]") + "\n}\n"
+
+
+def problem_json(name: str, problem: MadliteError) -> str:
+    """Return the object of a log that could not be read."""
+    from madlite.cli.main import mask
+
+    return to_json({"log": mask(name), "error": mask(problem.message), "hint": mask(problem.hint)})
+
+
+def _facts(reading: LogReading) -> dict[str, Json]:
+    verdict, found = reading.verdict, reading.diagnosis
+    return {
+        "log": reading.log,
+        "backend": reading.backend or None,
+        "lines": reading.lines,
+        "config": reading.config,
+        "training": _training(reading),
+        "window": _window(verdict.window),
+        "medians": {quantity.label: value for quantity, value in reading.medians.items()},
+        "result": {
+            "status": verdict.status,
+            "cause": verdict.cause,
+            "reason": verdict.reason,
+            "evidence": verdict.evidence,
+            "metrics": list(map(_metric, verdict.metrics)),
+        },
+        "performance_line": _metric(reading.line) if reading.line else None,
+        "summary": reading.summary,
+        "diagnosis": found,
+        "ended": reading.ended,
+        "suspect": list(verdict.suspect),
+        "findings": list(verdict.findings),
+    }
+
+
+def _window(window: Window | None) -> dict[str, Json] | None:
+    """Return a window with its quantity by its label, the way the medians are named."""
+    return None if window is None else {**asdict(window), "quantity": window.quantity.label}
+
+
+def _training(reading: LogReading) -> dict[str, Json] | None:
+    steps = reading.steps
+    if (reach := steps.reach()) is None:
+        return None
+    return {
+        "first_step": reach[0],
+        "last_step": reach[1],
+        "steps": steps.count(),
+        "asked_steps": reading.asked_steps,
+        "ranks": list(steps.ranks()),
+        "validation_steps": steps.count("validate"),
+    }
+
+
+def _metric(metric: Metric) -> dict[str, Json]:
+    return {"metric": metric.metric, "text": metric.text, "value": metric.value}
+
+
+def _step(step: Step) -> str:
+    values = {quantity.label: value for quantity, value in step.values.items()}
+    plain = {"n": step.n, "rank": step.rank, "phase": step.phase, "values": values}
+    return "    " + msgspec.json.encode(plain).decode()

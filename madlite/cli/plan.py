@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from madlite.cli import setup
-from madlite.cli.cards import cards_option
 from madlite.cli.options import TagsCommand, common_options, frozen_options, tag_words, tags_option
+from madlite.cli.setup import cards_option
 from madlite.cli.terminal import say
 
 if TYPE_CHECKING:
-    from madlite.plan.options import Options
+    from madlite.plan.context import Options
     from madlite.run.screen import Planned
 
 _NAME = Path("plan.json")
@@ -51,8 +51,8 @@ def command(**given: Any) -> int:
     read at the run.
     """
     from madlite.cli.planning import known_secrets_here, plan_all
+    from madlite.run.from_plan import saved_text
     from madlite.run.lint import check_plans
-    from madlite.run.save_plan import saved_text
 
     plugins = setup.load(given["no_plugins"], given["verbose"])
     options = setup.make_options({**given, **_RESULTS})

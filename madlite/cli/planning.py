@@ -2,33 +2,101 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import click
 import msgspec
 
 from madlite.backends.loader import Plugins
 from madlite.catalog.datasets import DataSets, read_data_sets
 from madlite.cli import setup
-from madlite.cli.manifest import find_manifest
-from madlite.errors import UsageProblem
-from madlite.plan.actions import TOOLS
-from madlite.plan.context import Context
-from madlite.plan.context_keys import ELSEWHERE
-from madlite.plan.manifest_context import context_over
-from madlite.plan.options import Options
-from madlite.plan.plan_file import read_plan_file
-from madlite.plan.plan_secrets import known_secrets
-from madlite.plan.scripts import list_tools, make_toolset
-from madlite.resources import template_root
-from madlite.run.from_manifest import gather_manifest
+from madlite.errors import MadliteError, UsageProblem
+from madlite.files import exists, is_file, template_root
+from madlite.plan.actions import TOOLS, list_tools, make_toolset
+from madlite.plan.context import ELSEWHERE, Context, Options
+from madlite.plan.manifest_text import context_over
+from madlite.plan.plan_file import known_secrets, read_plan_file
+from madlite.run.from_manifest import plan_manifest
 from madlite.run.from_plan import bind_plan, claimed_id, differences, planned_environ
-from madlite.run.gather import Surroundings, gather
-from madlite.run.reach import why_unreachable
+from madlite.run.lint import why_unreachable
+from madlite.run.planning import BatchInputs, plan_runs
 from madlite.run.screen import Planned
 from madlite.workspace.folder import new_run_id
+
+if TYPE_CHECKING:
+    from madlite.model import Finding, Result
+    from madlite.plan.manifest import Manifest
+
+# The manifest of a run: the one it starts from instead of tags, and the one it leaves.
+
+
+def find_manifest(given: dict[str, Any], options: Options) -> Manifest | None:
+    """Return the manifest to run from; None where tags are to be built and run.
+
+    As in madengine 2, a file that is not there is no reason not to run the tags that are given too.
+
+    Raises:
+        MadliteError: the file is no manifest, or there is neither a file nor a tag.
+    """
+    file = given.get("manifest_file")
+    if file is None:
+        return None
+    if not exists(file):
+        if not given["tags"]:
+            raise UsageProblem(f"there is no manifest {file}", "madlite build --tags NAME writes one")
+        setup.warn(f"there is no manifest {file}: the tags are built and run")
+        return None
+    if given["tags"]:
+        setup.warn(f"--tags has no effect: {file} names the models")
+    from madlite.plan.manifest import read_manifest
+
+    return read_manifest(file, options.workspace)
+
+
+def save_manifest(
+    planned: Sequence[Planned], results: Sequence[Result], options: Options, given: dict[str, Any]
+) -> str:
+    """Write the manifest of what a batch of runs from tags built; return what kept it from being written.
+
+    `results` are those of the first of the planned.  A run from a manifest leaves that one as it is, and runs that had
+    no image (on the host, not started, not built) leave one that names images.
+    """
+    from madlite.results.named_file import write_named
+    from madlite.run.from_manifest import builds_of, manifest_of_runs
+    from madlite.run.one import secrets_for
+
+    file = options.workspace / given["manifest_output"]
+    secrets = [text for one in planned for text in secrets_for(one, options.environ)]
+    if not builds_of(planned, results)[0] and _names_images(file, options):
+        return ""
+    text = manifest_of_runs(planned, results, setup.given_context(given), secrets)
+    try:
+        write_named(file, text, is_manifest)
+    except UsageProblem as problem:
+        return problem.message
+    return ""
+
+
+def _names_images(file: Path, options: Options) -> bool:
+    found = _read(file, options.workspace)
+    return found is not None and bool(found.images)
+
+
+def is_manifest(file: Path) -> bool:
+    """Say whether a path leads to a manifest."""
+    return _read(file, Path.cwd()) is not None
+
+
+def _read(file: Path, workspace: Path) -> Manifest | None:
+    from madlite.plan.manifest import read_manifest
+
+    try:
+        return read_manifest(file, workspace) if is_file(file) else None
+    except MadliteError:
+        return None
 
 
 def refuse_elsewhere(context: Context) -> None:
@@ -107,7 +175,7 @@ def plan_all(
     tags, trees = given["tags"], given["cards_from"]
     requests = () if manifest is not None else setup.select_requests(plugins, tags, options.workspace, trees)
     credentials = setup.read_credentials(options.workspace)
-    around = Surroundings(
+    inputs = BatchInputs(
         options=options,
         context=context,
         machine=machine,
@@ -122,5 +190,69 @@ def plan_all(
         tool_files=list_tools(root / TOOLS),
         reach=why_unreachable if touch or probe else lambda endpoint: "",
     )
-    setup.tell_problems(around.machine.problems)
-    return gather_manifest(manifest, around) if manifest is not None else gather(requests, around)
+    setup.tell_problems(inputs.machine.problems)
+    return plan_manifest(manifest, inputs) if manifest is not None else plan_runs(requests, inputs)
+
+
+# `--check`: whether `madlite run` would start what was planned, by its own checks and in its own words.
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def check_option(function: F) -> F:
+    """Add --check."""
+    return click.option(
+        "--check",
+        is_flag=True,
+        help="End with the exit code that run would: 4 where it refuses, 3 where a run cannot start (2: no image).",
+    )(function)
+
+
+def check(
+    planned: Sequence[Planned],
+    refused: Sequence[Sequence[Finding]],
+    plugins: Plugins,
+    options: Options,
+    given: dict[str, Any],
+) -> int:
+    """Return the exit code of a `run` that came no further than its start; makes and changes nothing.
+
+    Whatever `--machine` pretends is taken for this machine.
+
+    Raises:
+        MadliteError: `run` would refuse the command, with this error.
+    """
+    from madlite.model import Result
+    from madlite.run.batch import exit_code
+    from madlite.run.lint import keep_refused
+
+    check_start(planned, options, pretended=bool(given["machine"]))
+    kept = keep_refused(planned, refused, plugins)
+    blocked = [(one.plan.id, one.plan.blocked) for one in kept if one.plan.blocked is not None]
+    return int(exit_code(Result(plan_id=name, status=one.status, cause=one.cause) for name, one in blocked))
+
+
+def check_start(planned: Sequence[Planned], options: Options, *, pretended: bool = False) -> None:
+    """Refuse what no run can be started for, or its row not be written.
+
+    Raises:
+        MadliteError: GPUs of the context are not here (unless all is `pretended`), or files are in the way.
+    """
+    from madlite.results.perfcsv import check_appendable
+    from madlite.workspace.folder import check_runs_folder
+
+    if not pretended:
+        refuse_pretended(planned)
+    check_runs_folder(options.workspace)
+    if options.rows:
+        check_appendable(options.output, options.workspace)
+
+
+def refuse_pretended(planned: Sequence[Planned]) -> None:
+    """Keep a row from naming GPUs that are not here."""
+    from madlite.errors import UsageProblem
+
+    for one in planned:
+        if one.plan.machine.pretended:
+            what = f"{len(one.plan.machine.gpus)} x {one.plan.machine.device}"
+            raise UsageProblem(f"the context describes {what}, which are not here", "add --dry-run, or use explain")

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from madlite.assets.room import size_text
 from madlite.cli import setup
-from madlite.cli.cards import cards_option
+from madlite.cli.format import duration
 from madlite.cli.options import TagsCommand, common_options, plan_options, tag_words, tags_option
-from madlite.cli.sink import Sink
+from madlite.cli.screens import PlainScreen, Sink
+from madlite.cli.setup import cards_option
+from madlite.run.prepare import Prepared
+from madlite.run.resolve import Requirement, Resolution
+from madlite.text import printable
 
 if TYPE_CHECKING:
-    from madlite.plan.options import Options
-    from madlite.run.needs import Survey
+    from madlite.plan.context import Options
 
 
 @click.command("prepare", cls=TagsCommand)
@@ -43,16 +49,15 @@ def command(**given: Any) -> int:
     options then uses what is here and fetches nothing.
     """
     from madlite.cli.planning import plan_all
-    from madlite.cli.prepare_screen import table
     from madlite.run.one import secrets_for
-    from madlite.run.survey import Wish, survey
+    from madlite.run.resolve import PrepareOptions, resolve
     from madlite.secrets import Redactor
 
     plugins = setup.load(given["no_plugins"], given["verbose"])
     options = setup.make_options(given)
     planned = plan_all(plugins, options, given)
-    wish = Wish(offline=given["offline"], refresh=given["refresh"], images=not given["no_image"])
-    found = survey(planned, plugins, options, wish)
+    wanted = PrepareOptions(offline=given["offline"], refresh=given["refresh"], images=not given["no_image"])
+    found = resolve(planned, plugins, options, wanted)
     setup.tell_problems(plugins.problems)
     token = [found.access.token.value.reveal()] if found.access.token else []
     mask = Redactor([*token, *(text for one in planned for text in secrets_for(one, options.environ))]).text
@@ -63,8 +68,7 @@ def command(**given: Any) -> int:
     return _prepare(found, options, mask)
 
 
-def _prepare(found: Survey, options: Options, mask: Any) -> int:
-    from madlite.cli.prepare_screen import PrepareLines
+def _prepare(found: Resolution, options: Options, mask: Any) -> int:
     from madlite.cli.screens import make_screen
     from madlite.run.prepare import prepare_all
 
@@ -78,3 +82,91 @@ def _prepare(found: Survey, options: Options, mask: Any) -> int:
         screen.close()
         sink.close()
     return int(done.exit_code)
+
+
+# How `madlite prepare` is worded on the screen.
+
+_SHOW_EVERY_S = 0.2
+_HEADS = ("what", "from", "size", "state", "where")
+
+
+def table(found: Resolution) -> str:
+    """Return what runs need, a line each, and how much is still to come."""
+    if not found.requirements:
+        return "nothing is needed from elsewhere"
+    rows = [_HEADS, *(_cells(one) for one in found.requirements)]
+    wide = [max(len(row[n]) for row in rows) for n in range(len(_HEADS) - 1)]
+    lines = ["  ".join([*(cell.ljust(size) for cell, size in zip(row, wide, strict=False)), row[-1]]) for row in rows]
+    notes = [f"note: {one.what}: {printable(one.note)}" for one in found.requirements if one.note]
+    missing = sum(one.missing for one in found.requirements)
+    return "\n".join(
+        [*(line.rstrip() for line in lines), *notes, *([f"to fetch: {size_text(missing)}"] if missing else [])]
+    )
+
+
+def _cells(one: Requirement) -> tuple[str, ...]:
+    size = "-" if one.what.startswith("image ") else "?" if one.size is None else size_text(one.size)
+    state = f"partly here, {size_text(one.missing)} left" if one.state == "partly here" else one.state
+    return tuple(map(printable, (one.what, one.source, size, state, one.place)))
+
+
+class PrepareLines:
+    """Shows preparations on a screen of runs."""
+
+    def __init__(
+        self, screen: PlainScreen, mask: Callable[[str], str], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._screen, self._mask, self._clock = screen, mask, clock
+        self._began_s = self._shown_s = 0.0
+
+    def requirement_started(self, requirement: Requirement, position: int, total: int) -> None:
+        """Name what is fetched now."""
+        self._began_s, self._shown_s = self._clock(), float("-inf")
+        self._lines(
+            "",
+            [f"[{position}/{total}] {requirement.what} · {requirement.source}"],
+            begin=True,
+            size=requirement.missing or None,
+        )
+
+    def requirement_advanced(self, done: int, total: int) -> None:
+        """Say how far it is and how fast it comes; how long it takes a terminal's progress line says."""
+        now = self._clock()
+        if now - self._shown_s < _SHOW_EVERY_S and done < total:
+            return
+        self._shown_s = now
+        speed = max(done, 0) / max(now - self._began_s, 0.1)
+        self._screen.advance(done, f"{size_text(max(done, 0))} of {size_text(total)}, {size_text(int(speed))}/s")
+
+    def requirement_said(self, text: str) -> None:
+        """Pass on what whoever fetches it says."""
+        self._screen.phase(self._mask(text))
+
+    def requirement_output(self, chunk: bytes, stream: int) -> None:
+        """Pass the output of a preparation on where asked for."""
+        self._screen.output(chunk, stream)
+
+    def requirement_here(self, requirement: Requirement, place: str) -> None:
+        """Say where it lies."""
+        self._lines("      ", [f"READY {place}", f"  took {duration(self._clock() - self._began_s)}"])
+
+    def requirement_failed(self, requirement: Requirement, message: str, hint: str) -> None:
+        """Say why it is not here."""
+        self._lines("      ", [f"FAILURE {requirement.what}: {message}", *([f"  hint: {hint}"] if hint else [])])
+
+    def total(self, done: Prepared) -> None:
+        """Say how all of it ended."""
+        for word, names in (("failed", done.failed), ("not fetched", done.left)):
+            if names:
+                rest = "files that came are kept, the next try fetches the rest"
+                self._lines("", [f"{word}: {', '.join(names)}; {rest}"])
+        if not done.failed and not done.left:
+            rest = f", but for what each run fetches: {', '.join(done.by_runs)}" if done.by_runs else ""
+            self._lines("", [f"everything is here{rest}"])
+
+    def _lines(self, indent: str, lines: Iterable[str], begin: bool = False, size: int | None = None) -> None:
+        told = [indent + printable(self._mask(line)) for line in lines]
+        if begin:
+            self._screen.begin(told, size)
+        else:
+            self._screen.end(told)

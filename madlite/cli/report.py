@@ -46,7 +46,7 @@ def to_html(source: str | None, csv_file_path: Path | None, directory: Path) -> 
     madlite report to-html perf.csv
     madlite report to-html last
     """
-    from madlite.cli.run_or_file import run_of
+    from madlite.cli.arguments import run_of
     from madlite.reports.html import write_page, write_run_page
 
     if (source is None) == (csv_file_path is None):

@@ -13,7 +13,7 @@ from madlite.cli.completion import complete_run
 from madlite.cli.options import Command, dir_option, verbose_option
 from madlite.cli.terminal import say, shell_line
 from madlite.errors import UsageProblem
-from madlite.printable import printable
+from madlite.text import printable
 
 if TYPE_CHECKING:
     from madlite.reports.reproduce import Kept

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from madlite.cli import setup
-from madlite.cli.cards import cards_option
-from madlite.cli.check import check, check_option, check_start
 from madlite.cli.contract import closing_lines
 from madlite.cli.options import (
     TagsCommand,
@@ -23,17 +23,24 @@ from madlite.cli.options import (
     tag_words,
     tags_option,
 )
-from madlite.cli.sink import Sink
+from madlite.cli.planning import check, check_option, check_start
+from madlite.cli.screens import Sink
+from madlite.cli.setup import cards_option
 from madlite.cli.terminal import say
-from madlite.errors import ExitCode
+from madlite.errors import ExitCode, UsageProblem
+from madlite.model import RunPlan
+from madlite.plan.actions import settle_model_dir
+from madlite.run.one import secrets_for
+from madlite.run.screen import Planned
+from madlite.secrets import Redactor
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
     from madlite.cli.screens import PlainScreen
     from madlite.model import Runtime
-    from madlite.plan.options import Options
+    from madlite.plan.context import Options
     from madlite.results.batch_journal import BatchJournal
-    from madlite.run.screen import Outcome, Planned
+    from madlite.run.screen import RunOutcome
 
 
 @click.command("run", cls=TagsCommand)
@@ -134,8 +141,7 @@ def refuse_with_plan(ctx: click.Context) -> None:
 
 
 def _preview(planned: Sequence[Planned], options: Options, plugins: Plugins, given: dict[str, Any]) -> int:
-    from madlite.cli.batch_files import BatchFiles
-    from madlite.cli.preview import preview
+    from madlite.cli.summary import BatchFiles
     from madlite.run.lint import in_one_line, look
 
     refused, warnings = look(planned, plugins, options.lint)
@@ -153,8 +159,8 @@ def _preview(planned: Sequence[Planned], options: Options, plugins: Plugins, giv
 def _run(
     planned: Sequence[Planned], options: Options, plugins: Plugins, given: dict[str, Any], journal: BatchJournal
 ) -> int:
-    from madlite.cli.batch_files import BatchFiles
     from madlite.cli.screens import make_screen
+    from madlite.cli.summary import BatchFiles
     from madlite.results.locked import make_folder
     from madlite.run.batch import run_batch
     from madlite.run.lint import check_plans
@@ -188,7 +194,7 @@ def _run(
     return int(ExitCode.RUN_FAILED if batch.failed and only_builds else outcome.exit_code)
 
 
-def _tell(screen: PlainScreen, outcome: Outcome, problems: Sequence[str]) -> None:
+def _tell(screen: PlainScreen, outcome: RunOutcome, problems: Sequence[str]) -> None:
     for text in problems:
         screen.warn(text)
     if outcome.not_started:
@@ -201,9 +207,8 @@ def _left_over(options: Options, runtimes: Mapping[str, Runtime]) -> list[str]:
     Rows of theirs that the results file did not take are added to it.
     """
     from madlite.results.header import new_columns
-    from madlite.run.recovery.kept import add_kept
     from madlite.run.recovery.leftovers import end_orphans
-    from madlite.run.recovery.unfinished import say_undone
+    from madlite.run.recovery.unfinished import add_kept, say_undone
 
     workspace, output = options.workspace, options.output_target or options.output
     if not options.rows:  # one of many jobs, perhaps: whoever collects hears of the others
@@ -214,3 +219,55 @@ def _left_over(options: Options, runtimes: Mapping[str, Runtime]) -> list[str]:
         *add_kept(workspace, output, begin),
         *say_undone(workspace),
     ]
+
+
+# What `--dry-run` prints: the request to the engine, the commands, and every rendered file.
+
+_SHOWN = (".sh", ".toml", ".yaml", ".yml", ".json")
+
+
+def preview(one: Planned, environ: dict[str, str], refused: Iterable[str] = ()) -> str:
+    """Return everything one run would do, secrets masked; `refused` is what would keep it from being started."""
+    plan = one.plan
+    parts = [f"# {plan.card.name} · backend {plan.backend or 'none'} · runtime {plan.runtime}"]
+    if plan.blocked:
+        parts.append(f"# would not start: {plan.blocked.status.value} {plan.blocked.reason}")
+        parts += [f"# hint: {plan.blocked.hint}"] if plan.blocked.hint else []
+    parts += [f"# would be refused: {text}" for text in refused]
+    parts += [f"# {note}" for note in plan.notes]
+    if (plan.image is not None or not plan.traits.containerised) and (request := _request(one)):
+        parts.append(_section(f"{plan.runtime} request", request))
+    parts.append(_section("commands", "\n".join(_commands(plan))))
+    for file in one.files:
+        if file.path.endswith(_SHOWN):
+            parts.append(_section(file.path, file.data.decode("utf-8", "replace").rstrip("\n")))
+        else:
+            parts.append(f"# --- {file.path} ({len(file.data)} bytes, copied from {file.template})")
+    return Redactor(secrets_for(one, environ)).text("\n".join(parts)) + "\n"
+
+
+def _request(one: Planned) -> str:
+    """Return what the runtime would be asked for; nothing where what blocks the plan is that it cannot be asked for."""
+    from madlite.run.stage import border
+
+    try:
+        with border(one.runtime):
+            plan = settle_model_dir(one.plan, one.plan.model_dir)
+            return json.dumps(one.runtime.request(plan), indent=2, default=str)
+    except UsageProblem:
+        if one.plan.blocked is None:
+            raise
+        return ""
+
+
+def _section(title: str, text: str) -> str:
+    return f"# --- {title}\n{text}"
+
+
+def _commands(plan: RunPlan) -> list[str]:
+    """Return the actions as a shell would be told them, in order."""
+    lines = []
+    for action in settle_model_dir(plan, plan.model_dir).actions:
+        where = action.cwd.replace("{folder}", plan.folder_inside)
+        lines.append(f"{action.kind:8} (in {where}) {shlex.join(action.argv)}")
+    return lines

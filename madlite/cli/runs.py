@@ -11,11 +11,11 @@ import click
 
 from madlite.cli import setup
 from madlite.cli.completion import complete_status
+from madlite.cli.format import duration, status_words
 from madlite.cli.options import TagsCommand, dir_option, tags_option, verbose_option
 from madlite.cli.terminal import say, say_status, without_secrets
-from madlite.cli.words import duration, status_words
 from madlite.errors import ExitCode
-from madlite.printable import printable
+from madlite.text import printable
 
 if TYPE_CHECKING:
     from madlite.reports.runs import Run

@@ -6,23 +6,82 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from madlite.backends.loader import Plugins, load_plugins
-from madlite.catalog.found import Catalog
-from madlite.cli.cards import make_catalog
+from madlite.catalog.cards import Catalog
+from madlite.cli.arguments import named_values
 from madlite.cli.contract import contract
 from madlite.cli.main import mask
-from madlite.cli.named import named_values
 from madlite.cli.terminal import say
 from madlite.errors import UsageProblem
-from madlite.model import Card, Machine, Problem, Request, Runtime
-from madlite.plan.context import MACHINE_KEYS, Context, read_context, without_effect
-from madlite.plan.options import Options
+from madlite.model import Card, CardItem, Machine, Problem, Request, Runtime, TreeCards
+from madlite.plan.context import MACHINE_KEYS, Context, Options, read_context, without_effect
+
+# The catalogue of a command line: the working folder's cards, plugins' own and those of `--cards-from`, madlite's.
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def cards_option(function: F) -> F:
+    """Add --cards-from, which $MADLITE_CARDS_FROM stands in for."""
+    return click.option(
+        "--cards-from",
+        type=click.Path(path_type=Path),
+        multiple=True,
+        envvar="MADLITE_CARDS_FROM",
+        show_envvar=True,
+        metavar="DIR",
+        help="Also the cards that a plugin makes of this folder, e.g. a Primus checkout. Repeatable.",
+    )(function)
+
+
+def make_catalog(
+    plugins: Plugins, workspace: Path, bundled: Path, trees: Sequence[Path], tags: Sequence[str] | None = None
+) -> Catalog:
+    """Return every card there is; `trees` are the folders of `--cards-from`.
+
+    With `tags`, programs that list cards are executed only where they may list one that is selected.
+
+    Raises:
+        UsageProblem: one of them is no folder, or none that a plugin knows.
+        CatalogError: as `load_catalog`.
+    """
+    from madlite.catalog.select import heads
+    from madlite.catalog.sources import load_catalog
+
+    trees = tuple(dict.fromkeys(trees))
+    for tree in trees:
+        _check_folder(tree)
+    shipped: dict[str, tuple[Path, list[CardItem]]] = {}
+    for plugin, item in plugins.collect("madlite_cards", trees=trees):
+        shipped.setdefault(plugin.name, (plugin.folder or workspace, []))[1].append(item)
+    items = [item for _, items in shipped.values() for item in items]
+    _refuse_unknown(trees, {item.tree for item in items if isinstance(item, TreeCards)}, plugins)
+    wanted = heads(tags) if tags is not None else None
+    return load_catalog(workspace, bundled, [(name, *rest) for name, rest in shipped.items()], wanted)
+
+
+def _check_folder(tree: Path) -> None:
+    from madlite.files import is_folder, shown
+
+    if not is_folder(tree):
+        raise UsageProblem(f"cards from {shown(tree)}: there is no such folder", "--cards-from DIR")
+
+
+def _refuse_unknown(trees: Sequence[Path], known: set[Path], plugins: Plugins) -> None:
+    from madlite.files import shown
+
+    if unknown := [tree for tree in trees if tree not in known]:
+        broken = "".join(f"; {problem.where}: {problem.what}" for problem in plugins.problems)
+        raise UsageProblem(
+            f"cards from {shown(unknown[0])}: no plugin makes cards of this folder{broken}",
+            "name the folder itself that a plugin reads, such as a clone of https://github.com/AMD-AGI/Primus",
+        )
 
 
 def load(no_plugins: bool, verbose: bool) -> Plugins:
@@ -70,7 +129,7 @@ def bring_model_dir(plugins: Plugins, tags: Sequence[str] | None, trees: Sequenc
         MadliteError: MODEL_DIR names no folder, or there is no tag, or one that selects no card; nothing was brought.
     """
     from madlite.cli import model_dir
-    from madlite.plan.make import RUNS
+    from madlite.plan.inputs import RUNS
 
     here = Path.cwd()
     source = model_dir.find_model_dir(os.environ, here)
@@ -202,7 +261,7 @@ def select_requests(
 
     `trees` as in `load_cards`.  What is odd about the cards themselves is named too.
     """
-    from madlite.catalog.fields import odd_fields
+    from madlite.catalog.cards import odd_fields
     from madlite.catalog.select import select, split_tags, without_repeats
 
     wanted = split_tags(tags)
@@ -225,7 +284,7 @@ def load_cards(
 
 
 def _catalog(plugins: Plugins, workspace: Path, trees: Sequence[Path], tags: Sequence[str] | None) -> Catalog:
-    from madlite.resources import bundled_models
+    from madlite.files import bundled_models
 
     return make_catalog(plugins, workspace, bundled_models(home()), trees, tags)
 
@@ -237,7 +296,7 @@ def find_card(name: str, workspace: Path) -> Card | None:
         CatalogError: a file of cards cannot be read.
     """
     from madlite.catalog.sources import load_catalog
-    from madlite.resources import bundled_models
+    from madlite.files import bundled_models
 
     catalog = load_catalog(workspace, bundled_models(home()), (), wanted=())
     return next((card for card in catalog.cards if card.name == name), None)

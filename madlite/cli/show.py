@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import click
 
 from madlite.cli.completion import complete_run
+from madlite.cli.format import (
+    LONGEST,
+    all_telemetry_lines,
+    compute_lines,
+    duration,
+    figures,
+    mad_figures,
+    short_reason,
+    status_words,
+    study_words,
+    suspect_lines,
+)
 from madlite.cli.options import Command, dir_option, verbose_option
 from madlite.cli.terminal import say_status, without_secrets
 from madlite.errors import ExitCode
+from madlite.model import Json, Status
+from madlite.reports.runs import CUT_OFF, RUNNING, UNREADABLE, Run
+from madlite.results.record import Record, result_of
+from madlite.workspace.folder import CLEANED
 
 
 @click.command("show", cls=Command)
@@ -18,7 +35,7 @@ from madlite.errors import ExitCode
 @dir_option
 @verbose_option
 def command(run: str, wants_json: bool, directory: Path) -> int:
-    """Show one run: verdict, number, window, power, witnesses, configuration, provenance, files.
+    """Show one run: verdict, number, window, power, checks, configuration, provenance, files.
 
     RUN is a run's id, a part of it that no other has, or last.
 
@@ -26,7 +43,6 @@ def command(run: str, wants_json: bool, directory: Path) -> int:
     madlite show last
     madlite show 3fa91c --json
     """
-    from madlite.cli.show_page import VALUES_AT, page
     from madlite.reports.runs import as_json, find_run, open_run, runs_folder
 
     found = open_run(find_run(runs_folder(directory), run))
@@ -36,3 +52,144 @@ def command(run: str, wants_json: bool, directory: Path) -> int:
         for line in page(found):
             say_status(line, VALUES_AT)
     return int(ExitCode.OK)
+
+
+# One run as a page of lines, in the order in which people ask.
+
+_WIDE = 14
+VALUES_AT = _WIDE + 4  # characters before the values of a page
+_SHORTEST_S = 0.05  # a part of a run that took less is not told
+
+
+def page(run: Run) -> Iterator[str]:
+    """Yield the lines."""
+    record = run.record
+    yield f"{record.card or run.folder.name}  {run.folder.name}"
+    yield from (_line(pair) for pair in _verdict(run) if pair[1])
+    yield from _section("number", _number(record))
+    yield from _section("GPUs", (("", text) for text in all_telemetry_lines(result_of(record))))
+    yield from _section("checks", ((one.name, f"{one.status}  {one.text}".rstrip()) for one in record.checks))
+    yield from _section("what ran", _ran(record))
+    yield from _section("values", _values(record))
+    yield from _section("by its own log", record.config.items())
+    yield from _section("provenance", _provenance(record))
+    yield from _section("row", _row(record))
+    yield from _section("files", _files(run))
+
+
+def _verdict(run: Run) -> Iterator[tuple[str, str]]:
+    record = run.record
+    cause = f" [{record.cause}]" if record.cause else ""
+    yield "status", f"{status_words(run.state, record.suspect)}{cause} {_why(run)}".rstrip()
+    yield "doubt", run.doubt
+    if record.diagnosis is not None:
+        rank = f"rank {record.diagnosis.rank}: " if record.diagnosis.rank is not None else ""
+        yield "because", f"{rank}{record.diagnosis.line or record.evidence}"[:LONGEST].removesuffix(": ")
+        yield "what to do", record.diagnosis.hint
+    elif record.evidence and record.status is not Status.SUCCESS:
+        yield "because", record.evidence[:LONGEST]
+    yield "started", run.when
+    took_s = {name: value for name, value in record.durations_s.items() if value >= _SHORTEST_S}
+    yield "took", ", ".join(f"{name} {duration(value)}" for name, value in took_s.items())
+
+
+def _why(run: Run) -> str:
+    if run.state == RUNNING:
+        return f"madlite log {run.folder.name} --follow"
+    if run.state == CUT_OFF:
+        return "its record could not be written, or it was killed" + (
+            ", acknowledged" if (run.folder / CLEANED).exists() else "; madlite clean"
+        )
+    return run.problem if run.state == UNREADABLE else short_reason(result_of(run.record))
+
+
+def _number(record: Record) -> Iterator[tuple[str, str]]:
+    result = result_of(record)
+    if not record.metrics:
+        return
+    yield "number", figures(result) or ", ".join(f"{one.text or '-'} {one.metric}" for one in record.metrics)
+    window = record.window
+    if window is not None:
+        spread = f"mean {window.mean:.6g}, std {window.std:.4g}, min {window.min:.6g}, max {window.max:.6g}"
+        moves = "" if window.drift is None else f", drift {100 * window.drift:+.2f} %"
+        yield "window", f"{spread}, last {window.last:.6g}{moves}, {window.outliers} outliers, {window.dropped} dropped"
+        if len(record.metrics) > 1:
+            yield "MAD's figures", mad_figures(result)
+    for lines in (compute_lines, suspect_lines):
+        for text in lines(result):
+            yield "", text
+    for text in record.findings:
+        yield "note", text
+
+
+def _ran(record: Record) -> Iterator[tuple[str, str]]:
+    yield "card", f"{record.card} ({record.card_source})" if record.card_source else record.card
+    yield "tags", ", ".join(record.tags)
+    yield "backend", f"{record.backend}, recipe {record.recipe}" if record.recipe else record.backend
+    gpus = record.place.nodes * record.place.gpus_per_node if record.place else 0
+    yield "machine", f"{record.hostname}, {gpus} x {record.device}" if record.hostname else ""
+    yield "runtime", record.runtime
+    yield "batch", record.batch
+    yield "study", study_words(record.study) if record.study else ""
+    yield "image", record.image.ref
+    yield "digest", record.image.digest
+    yield "commit", record.git_commit
+    yield "command", " ".join(("madlite", *record.command)) if record.command else ""
+    yield "args", record.args
+
+
+def _values(record: Record) -> Iterator[tuple[str, str]]:
+    variant = record.variant
+    values: dict[str, Json] = {}
+    if variant is not None:
+        values = {f"variant.{name}": getattr(variant, name) for name in variant.__struct_fields__}
+    values |= {f"settings.{name}": value for name, value in record.settings.items()}
+    for key, value in values.items():
+        if value not in (None, ""):
+            origin = record.origins.get(key, "")
+            text = str(value).lower() if isinstance(value, bool) else str(value)
+            yield key.partition(".")[2], f"{text}   <- {origin}" if origin else text
+
+
+def _provenance(record: Record) -> Iterator[tuple[str, str]]:
+    from msgspec.structs import asdict
+
+    if record.madlite:
+        yield "madlite", record.madlite
+    for name, value in asdict(record.provenance).items():
+        if isinstance(value, Mapping):
+            yield name, ", ".join(f"{key} {item}" for key, item in value.items())
+        elif isinstance(value, tuple):
+            yield name, "; ".join(map(str, value))
+        else:
+            yield name, str(value or "")
+
+
+def _row(record: Record) -> Iterator[tuple[str, str]]:
+    rows = record.rows
+    if rows is None:
+        return
+    count = "1 row" if len(rows.cells) == 1 else f"{len(rows.cells)} rows"
+    if not rows.path:
+        yield "row", f"{count}, not collected yet: madlite collect"
+        return
+    where = f"in {rows.path}" if rows.appended else f"not in {rows.path}; {rows.kept or 'in the record alone'}"
+    yield "row", f"{count} {where}, {rows.at[:19].replace('T', ' ')}"
+
+
+def _files(run: Run) -> Iterator[tuple[str, str]]:
+    yield "folder", str(run.folder)
+    for file in run.record.files:
+        sha = f"  sha256 {file.sha256}" if file.sha256 else ""
+        yield "", f"{file.path}  {file.bytes} B{sha}"
+
+
+def _section(title: str, pairs: object) -> Iterator[str]:
+    lines = [_line(pair) for pair in pairs if pair[1]]  # type: ignore[attr-defined]
+    if lines:
+        yield title
+        yield from lines
+
+
+def _line(pair: tuple[str, str]) -> str:
+    return f"  {pair[0]:<{_WIDE}}  {' '.join(pair[1].split(chr(10)))}".rstrip()

@@ -9,18 +9,23 @@ import csv
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from madlite.cli.arguments import MANIFEST
+from madlite.cli.planning import is_manifest, save_manifest
 from madlite.errors import RuntimeProblem, UsageProblem
+from madlite.files import exists
 from madlite.model import Json, Result, RunPlan, Status
+from madlite.results.named_file import check_writable
 
 if TYPE_CHECKING:
-    from madlite.run.screen import Outcome, Planned
+    from madlite.plan.context import Options
+    from madlite.run.screen import Planned, RunOutcome
 
 ENTRIES = ("perf_entry.json", "perf_entry.csv", "perf_entry_super.json", "perf_entry_super.csv")
 
 
-def run_summary(planned: Sequence[Planned], outcome: Outcome, start_row: int, row_count: int) -> dict[str, Json]:
+def run_summary(planned: Sequence[Planned], outcome: RunOutcome, start_row: int, row_count: int) -> dict[str, Json]:
     """Return the account of a batch: runs that went well or were skipped, runs that failed or never started.
 
     `start_row` is how many rows perf.csv had before, `row_count` how many came since.
@@ -40,14 +45,14 @@ def run_summary(planned: Sequence[Planned], outcome: Outcome, start_row: int, ro
 
 
 def full_summary(
-    planned: Sequence[Planned], outcome: Outcome, start_row: int, row_count: int, fail_on_suspect: bool = False
+    planned: Sequence[Planned], outcome: RunOutcome, start_row: int, row_count: int, fail_on_suspect: bool = False
 ) -> dict[str, Json]:
     """Return the account of a batch from tags: of its builds too, and whether all of it went well.
 
     A failed build is also a failed run, for its card was asked for; with `fail_on_suspect` a doubt is not well either.
     """
     from madlite.plan.manifest_text import summary
-    from madlite.run.manifest_file import builds_of
+    from madlite.run.from_manifest import builds_of
 
     runs = run_summary(planned, outcome, start_row, row_count)
     return {
@@ -57,7 +62,7 @@ def full_summary(
     }
 
 
-def suspect_runs(planned: Sequence[Planned], outcome: Outcome) -> tuple[str, ...]:
+def suspect_runs(planned: Sequence[Planned], outcome: RunOutcome) -> tuple[str, ...]:
     """Return the cards of the runs whose success is suspect, in order."""
     return tuple(plan.card.name for plan, result in _ended(planned, outcome) if _is_suspect(result))
 
@@ -83,8 +88,8 @@ def count_rows(path: Path) -> int:
     Raises:
         OSError: it is there and cannot be read.
     """
-    from madlite.csvtext import unlimited_fields
     from madlite.safe_read import open_named
+    from madlite.text import unlimited_fields
 
     try:
         with unlimited_fields(), os.fdopen(open_named(path), encoding="utf-8", errors="replace", newline="") as file:
@@ -111,7 +116,7 @@ def _is_suspect(result: Result) -> bool:
     return result.status is Status.SUCCESS and bool(result.suspect)
 
 
-def _ended(planned: Sequence[Planned], outcome: Outcome) -> Iterator[tuple[RunPlan, Result]]:
+def _ended(planned: Sequence[Planned], outcome: RunOutcome) -> Iterator[tuple[RunPlan, Result]]:
     return ((one.plan, result) for one, result in zip(planned, outcome.results, strict=False))
 
 
@@ -145,3 +150,60 @@ def _performance(plan: RunPlan, result: Result) -> str:
     if plan.result_rule.kind == "multiple_results":
         return plan.result_rule.file
     return result.metrics[-1 if result.window else 0].text
+
+
+# What a batch of runs leaves beside its rows: the manifest, and on request a summary, or no entry files.
+
+
+class BatchFiles:
+    """One batch from its start to its files; what they need is asked for before anything runs."""
+
+    def __init__(self, planned: Sequence[Planned], options: Options, given: dict[str, Any]) -> None:
+        self._planned, self._options, self._given = planned, options, given
+        manifest = given["manifest_file"]
+        self.from_tags = given["plan_file"] is None and (manifest is None or not exists(manifest))
+        self._summary = given["summary_output"]
+        if self._summary is not None:
+            check_writable(self._summary)
+        if self.from_tags:
+            asked = given["manifest_output"] != MANIFEST  # what nobody asked for costs no run
+            check_writable(options.workspace / given["manifest_output"], is_manifest if asked else lambda file: True)
+        self._rows_before = 0
+        self.failed = False  # whether something could not be written that an option asked for, or a doubt counts
+
+    def begin(self) -> None:
+        """Count the rows that are there before the first run's."""
+        if self._summary is not None:
+            self._rows_before = count_rows(self._options.output)
+
+    def close(self, outcome: RunOutcome) -> tuple[str, ...]:
+        """Write what is wanted and return what could not be; every run has its row by now."""
+        problems = []
+        if self.from_tags:
+            problems.append(save_manifest(self._planned, outcome.results, self._options, self._given))
+            self.failed |= bool(problems[0]) and self._given["manifest_output"] != MANIFEST
+        for write in (self._write_summary, self._clean_up):
+            try:
+                write(outcome)
+            except RuntimeProblem as problem:
+                problems.append(problem.message)
+                self.failed = True
+        if self._given["fail_on_suspect"] and (names := suspect_runs(self._planned, outcome)):
+            problems.append(f"suspect: {', '.join(names)} (--fail-on-suspect: exit code 3)")
+            self.failed = True
+        return tuple(filter(None, problems))
+
+    def _write_summary(self, outcome: RunOutcome) -> None:
+        if self._summary is None:
+            return
+        from madlite.run.one import secrets_for
+
+        rows = count_rows(self._options.output) - self._rows_before if self._options.rows else 0
+        told = (self._planned, outcome, self._rows_before, rows)
+        summary = full_summary(*told, self._given["fail_on_suspect"]) if self.from_tags else run_summary(*told)
+        secrets = [text for one in self._planned for text in secrets_for(one, self._options.environ)]
+        write_summary(self._summary, summary, secrets)
+
+    def _clean_up(self, outcome: RunOutcome) -> None:
+        if self._given["cleanup_perf"]:
+            remove_entries(self._options.workspace)

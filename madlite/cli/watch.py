@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 
 import click
 
+from madlite.cli.format import duration, speed_words, status_words, study_words
 from madlite.cli.options import Command, dir_option, verbose_option
 from madlite.cli.terminal import say, say_status, without_secrets
-from madlite.cli.words import duration, speed_words, status_words, study_words
 from madlite.errors import ExitCode
-from madlite.printable import printable
+from madlite.text import printable
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from madlite.reports.watch import Watch, Watched
+    from madlite.reports.watch import Watch, WatchedRun
 
 _HEAD = ("RUN", "CARD", "STATE", "STEP", "SPEED", "LOSS", "ELAPSED", "LEFT")
 _LONGEST = 48  # characters of a cell
@@ -68,11 +68,11 @@ def command(once: bool, follow: bool, as_json: bool, interval: float, directory:
     return int(ExitCode.OK)
 
 
-def _follow(watch: Watch, seen: tuple[Watched, ...], follow: bool, interval_s: float, as_json: bool) -> None:
+def _follow(watch: Watch, seen: tuple[WatchedRun, ...], follow: bool, interval_s: float, as_json: bool) -> None:
     """Print a line for each change."""
     from madlite.reports.watch import changes
 
-    before: tuple[Watched, ...] = ()
+    before: tuple[WatchedRun, ...] = ()
     for now in _looks(watch, seen, follow, interval_s):
         for one in changes(before, now):
             say(_json(one) if as_json else _line(one))
@@ -80,7 +80,7 @@ def _follow(watch: Watch, seen: tuple[Watched, ...], follow: bool, interval_s: f
         before = now
 
 
-def _show(watch: Watch, seen: tuple[Watched, ...], follow: bool, interval_s: float) -> None:
+def _show(watch: Watch, seen: tuple[WatchedRun, ...], follow: bool, interval_s: float) -> None:
     """Keep a table on the terminal up to date; it stays as it was at the end."""
     from rich.console import Console
     from rich.live import Live
@@ -91,7 +91,9 @@ def _show(watch: Watch, seen: tuple[Watched, ...], follow: bool, interval_s: flo
             live.update(_table(now), refresh=True)
 
 
-def _looks(watch: Watch, seen: tuple[Watched, ...], follow: bool, interval_s: float) -> Iterator[tuple[Watched, ...]]:
+def _looks(
+    watch: Watch, seen: tuple[WatchedRun, ...], follow: bool, interval_s: float
+) -> Iterator[tuple[WatchedRun, ...]]:
     """Yield the runs at each look, until none goes on."""
     while True:
         yield seen
@@ -101,13 +103,13 @@ def _looks(watch: Watch, seen: tuple[Watched, ...], follow: bool, interval_s: fl
         seen = watch.look()
 
 
-def _goes_on(one: Watched) -> bool:
+def _goes_on(one: WatchedRun) -> bool:
     from madlite.reports.runs import RUNNING
 
     return one.state == RUNNING
 
 
-def _print(seen: Iterable[Watched], as_json: bool) -> None:
+def _print(seen: Iterable[WatchedRun], as_json: bool) -> None:
     seen = tuple(seen)
     if as_json:
         for one in seen:
@@ -119,19 +121,19 @@ def _print(seen: Iterable[Watched], as_json: bool) -> None:
         say_status("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
-def _json(one: Watched) -> str:
+def _json(one: WatchedRun) -> str:
     import msgspec
 
     return without_secrets(msgspec.json.encode(one).decode())
 
 
-def _line(one: Watched) -> str:
+def _line(one: WatchedRun) -> str:
     """Return a run in a line of a pipe, without what is blank."""
     run, card, state, *rest = _cells(one)
     return "  ".join([run, card, state, *(cell for cell in rest if cell != "-")])
 
 
-def _table(seen: Iterable[Watched]) -> Table:
+def _table(seen: Iterable[WatchedRun]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
@@ -150,13 +152,13 @@ def _table(seen: Iterable[Watched]) -> Table:
     return table
 
 
-def _style(one: Watched) -> str:
+def _style(one: WatchedRun) -> str:
     if _goes_on(one):
         return ""
     return "yellow" if one.suspect else {"SUCCESS": "green", "SKIPPED": ""}.get(one.state, "red")
 
 
-def _cells(one: Watched) -> tuple[str, ...]:
+def _cells(one: WatchedRun) -> tuple[str, ...]:
     progress = one.progress
     card = one.card + (f" ({study_words(one.study)})" if one.study else "")
     step = (
@@ -175,7 +177,7 @@ def _short_id(run_id: str) -> str:
     return run_id.rpartition("-")[2]
 
 
-def _state(one: Watched) -> str:
+def _state(one: WatchedRun) -> str:
     if not _goes_on(one):
         return status_words(one.state, ("suspect",) if one.suspect else ()) + (f" [{one.cause}]" if one.cause else "")
     progress = one.progress

@@ -7,8 +7,7 @@ import shlex
 from pathlib import Path
 
 from madlite.errors import RuntimeProblem
-from madlite.images.answers import closing_answers, pull_problem
-from madlite.images.client import Client, said
+from madlite.images.client import Client, closing_answers, pull_problem, said
 from madlite.images.context import Packed, packed_context
 from madlite.model import Cause, Image, Say
 from madlite.secrets import reveal

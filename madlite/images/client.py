@@ -3,16 +3,77 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 import socket
-from collections.abc import Iterator, Mapping
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from madlite.errors import RuntimeProblem
-from madlite.images.podman import found_socket, is_there
-from madlite.model import Cause, EnvValue, Problem, Secret
+from madlite.model import Cause, EnvValue, Json, Problem, Secret
 from madlite.safe_read import read_named
+
+# Podman behind docker's API: where its socket is, and what it has to be asked for in words of its own.
+
+SYSTEM_SOCKET = Path("/run/podman/podman.sock")
+GPUS_SINCE = (5, 4)  # before, its docker API takes requests for GPUs and gives none (podman pull request 25171)
+
+
+def found_socket(environ: Mapping[str, str]) -> Path | None:
+    """Return podman's socket, the caller's own before the machine's; None where neither is there."""
+    own = environ.get("XDG_RUNTIME_DIR", "")
+    places = [Path(own, "podman/podman.sock")] if own else []
+    return next(filter(is_there, [*places, SYSTEM_SOCKET]), None)
+
+
+def is_there(path: Path) -> bool:
+    """Say whether a path exists and may be looked at."""
+    try:
+        path.stat()
+    except OSError:
+        return False
+    return True
+
+
+def podman_version(client: Any) -> str:
+    """Return the version of the podman that answers, "" for another engine."""
+    parts = client.version().get("Components") or []
+    return next((str(part.get("Version", "")) for part in parts if part.get("Name") == "Podman Engine"), "")
+
+
+def ask_for_gpus(client: Any, host: dict[str, Json]) -> None:
+    """Word a request's GPUs as the engine understands them: podman knows NVIDIA's by their CDI names alone.
+
+    Raises:
+        RuntimeProblem: this podman would start the container without them.
+    """
+    asked = host.get("DeviceRequests") or []
+    version = podman_version(client) if asked else ""
+    if not version:
+        return
+    if tuple(map(int, re.findall(r"\d+", version)[:2])) < GPUS_SINCE:
+        raise RuntimeProblem(
+            f"podman {version} gives no NVIDIA GPUs to containers that are asked for by docker's API",
+            f"podman {'.'.join(map(str, GPUS_SINCE))} or later does, and so does docker",
+            cause=Cause.PREPARE,
+        )
+    host["DeviceRequests"] = [_by_cdi(request) for request in asked]
+
+
+def _by_cdi(request: Mapping[str, Json]) -> dict[str, Json]:
+    """Return a request for GPUs by the names that NVIDIA's toolkit gives them (Container Device Interface)."""
+    if request.get("Driver") == "cdi":
+        return dict(request)
+    count = int(request.get("Count") or -1)
+    ids = request.get("DeviceIDs") or (["all"] if count < 0 else [str(gpu) for gpu in range(count)])
+    return {"Driver": "cdi", "DeviceIDs": [f"nvidia.com/gpu={gpu}" for gpu in ids]}
+
 
 Client: TypeAlias = Any  # docker.APIClient, which carries no types
 
@@ -184,3 +245,129 @@ def _docker_config(environ: Mapping[str, str]) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+# Follow a long answer of the engine (a build, a pull), and explain what can go wrong in both.
+
+_FULL = re.compile(r"no space left on device|disk quota exceeded|not enough inodes", re.IGNORECASE)
+_DENIED = re.compile(r"pull access denied|unauthorized|authentication required|\bdenied\b", re.IGNORECASE)
+_ABSENT = re.compile(r"manifest unknown|not found|does not exist", re.IGNORECASE)
+_LIMITED = re.compile(r"toomanyrequests|rate limit", re.IGNORECASE)
+_PLATFORM = re.compile(r"no matching manifest for", re.IGNORECASE)
+_OFFLINE = re.compile(
+    r"no such host|connection refused|i/o timeout|network is unreachable|no route to host|Client\.Timeout|"
+    r"TLS handshake|temporary failure|server misbehaving|context deadline exceeded|connection reset|\bEOF\b",
+    re.IGNORECASE,
+)
+
+
+@contextmanager
+def closing_answers(client: Client) -> Iterator[None]:
+    """Close every answer that was begun inside, also when an interrupt cuts in: the engine then ends its work.
+
+    No limit bounds the wait for them: the docker library sets none for a pull or a build, and forgets it for a push.
+    """
+    begun: list[Any] = []
+    limit_s, client.timeout = client.timeout, None
+
+    def remember(response: Any, *_args: Any, **_kwargs: Any) -> None:
+        begun.append(response)
+
+    client.hooks["response"].append(remember)
+    try:
+        yield
+    finally:
+        client.timeout = limit_s
+        client.hooks["response"].remove(remember)
+        for response in begun:
+            response.close()
+
+
+def pull_problem(ref: str, words: str) -> RuntimeProblem | None:
+    """Return why an image cannot be had, in one sentence; None where the engine's words do not tell."""
+    login = f"docker login, then docker pull {ref}"
+    if _FULL.search(words):
+        return RuntimeProblem(
+            f"the disk is full while getting image {ref}: {words}",
+            "docker system df, docker image prune",
+            cause=Cause.DISK,
+        )
+    for pattern, reason, hint in (
+        (_LIMITED, "the registry's pull limit is reached", login),
+        (_PLATFORM, "the registry has it for other processors only", f"docker manifest inspect {ref}"),
+        (_OFFLINE, f"the registry cannot be reached ({words})", f"check network and proxy: docker pull {ref}"),
+        (_DENIED, "there is no such repository, or it needs a login", login),
+        (_ABSENT, "the registry has no such tag", "check the name: the card's image, --image, or the FROM line"),
+    ):
+        if pattern.search(words):
+            return RuntimeProblem(f"image {ref} cannot be pulled: {reason}", hint, cause=Cause.IMAGE)
+    return None
+
+
+# How long a session waits for its engine: as long as its work takes, and less once the session is to end.
+
+LOST_LIMIT_S = 1.0  # for one call to an engine that left another without an answer while its session was to end
+_TURN_S = 0.1
+
+
+class CancellableClient:
+    """A client of the engine whose limit can be cut, for the call under way too.
+
+    A call runs in a thread: nothing else lets go of an engine that took a request and does not answer it.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._limit_s = math.inf  # until it is cut, the client's own limit holds
+        self._cut_s = 0.0
+        self._lost = False
+
+    @property
+    def is_cut(self) -> bool:
+        """Say whether the session is to end, and the engine has not been seen to answer since."""
+        return self._limit_s < math.inf
+
+    def cut(self, limit_s: float) -> None:
+        """Wait no longer than this for any answer, from now on."""
+        if limit_s < self._limit_s:
+            self._limit_s, self._cut_s = limit_s, time.monotonic()
+            self._client.timeout = limit_s
+
+    def restore(self) -> None:
+        """Wait again for as long as work takes, unless an answer never came: one can hang and still know its list."""
+        if not self._lost:
+            self._limit_s = math.inf
+            self._client.timeout = API_LIMIT_S
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._client, name)
+        return partial(self._ask, found) if callable(found) else found
+
+    def _ask(self, call: Callable[..., Any], *args: object, **options: object) -> Any:
+        import requests
+
+        answer: Future[Any] = Future()
+
+        def ask() -> None:
+            try:
+                answer.set_result(call(*args, **options))
+            except BaseException as error:  # noqa: BLE001 - raised where it was asked
+                answer.set_exception(error)
+
+        threading.Thread(target=ask, name="madlite-ask", daemon=True).start()
+        try:
+            self._wait(answer)
+            return answer.result()
+        except requests.Timeout:
+            if self.is_cut:
+                self._lost = True
+                self.cut(LOST_LIMIT_S)
+            raise
+
+    def _wait(self, answer: Future[Any]) -> None:
+        import requests
+
+        begun_s = time.monotonic()
+        while not wait([answer], _TURN_S).done:
+            if time.monotonic() > max(begun_s, self._cut_s) + self._limit_s:
+                raise requests.ReadTimeout(f"no answer within {self._limit_s:g} s")

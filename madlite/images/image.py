@@ -2,20 +2,241 @@
 
 from __future__ import annotations
 
+import os
+import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from madlite.errors import RuntimeProblem
-from madlite.images.base import base_digest, digest, pinned
 from madlite.images.build import build
 from madlite.images.buildkit import build_with_buildkit, needs_buildkit
-from madlite.images.client import Client, connected, explained
-from madlite.images.login import log_in
-from madlite.images.podman import podman_version
-from madlite.images.pull import name_and_tag, pull
-from madlite.images.push import push
-from madlite.model import Cause, Image, ImageUsed, Say
+from madlite.images.client import Client, closing_answers, connected, explained, podman_version, pull_problem, said
+from madlite.images.context import dockerfile_text
+from madlite.model import Cause, Image, ImageUsed, Login, Say
+
+# Pull an image, with progress in lines, once there is room for it.
+
+MIB, GIB = 1 << 20, 1 << 30
+FREE_BYTES = 5 * GIB  # less cannot hold any training image; how much an image needs is known only once it is there
+FREE_INODES = 100_000
+SAY_EVERY_S = 10.0
+SAY_EVERY_SHARE = 0.1
+
+
+def pull(client: Client, ref: str, say: Say) -> None:
+    """Pull an image.
+
+    Raises:
+        RuntimeProblem: the disk is nearly full, or the image cannot be had; the message says which.
+    """
+    import docker.errors
+
+    check_room(Path(client.info()["DockerRootDir"]), ref)
+    say(f"pulling {ref}")
+    progress = PullProgress(ref, say)
+    try:
+        with closing_answers(client):
+            for item in client.pull(*name_and_tag(ref), stream=True, decode=True):
+                if "error" in item:
+                    raise _problem(ref, str(item["error"]))
+                progress.take(item)
+    except docker.errors.APIError as error:
+        raise _problem(ref, said(error)) from error
+
+
+def check_room(root: Path, ref: str) -> None:
+    """Refuse where the engine's folder, if it is on this machine, has too little room for any image.
+
+    Raises:
+        RuntimeProblem: fewer free bytes than FREE_BYTES or inodes than FREE_INODES.
+    """
+    try:
+        disk = os.statvfs(root)
+    except OSError:  # the engine runs elsewhere, or keeps its folder to itself
+        return
+    free_bytes, free_inodes = disk.f_bavail * disk.f_frsize, disk.f_favail
+    lacks = f"{free_bytes / GIB:.1f} GiB" if free_bytes < FREE_BYTES else ""
+    if disk.f_files and free_inodes < FREE_INODES:  # some file systems count no inodes
+        lacks = f"{free_inodes} inodes"
+    if lacks:
+        raise RuntimeProblem(
+            f"no room to pull {ref}: {root} has {lacks} left, and {FREE_BYTES // GIB} GiB and {FREE_INODES} inodes "
+            "are the least",
+            f"docker system df, docker image prune; a smaller image: docker pull {ref}",
+            cause=Cause.DISK,
+        )
+
+
+class PullProgress:
+    """Adds up the layers of a pull or push and words the sum now and then."""
+
+    def __init__(self, ref: str, say: Say, doing: str = "pulling") -> None:
+        self._ref = ref
+        self._doing = doing
+        self._say = say
+        self._layers: dict[str, tuple[int, int]] = {}  # layer → bytes so far, bytes in all
+        self._said_at_s = time.monotonic()
+        self._said_share = 0.0
+
+    def take(self, item: Mapping[str, Any]) -> None:
+        """Take one message of the engine."""
+        layer, status = str(item.get("id", "")), item.get("status", "")
+        detail = item.get("progressDetail") or {}
+        if status in ("Downloading", "Pushing") and detail.get("total"):
+            self._layers[layer] = (int(detail["current"]), int(detail["total"]))
+        elif status in ("Download complete", "Pull complete", "Pushed") and layer in self._layers:
+            total = self._layers[layer][1]
+            self._layers[layer] = (total, total)
+        self._speak()
+
+    def _speak(self) -> None:
+        total = sum(whole for _, whole in self._layers.values())
+        got = sum(part for part, _ in self._layers.values())
+        if not total:
+            return
+        now_s, share = time.monotonic(), got / total
+        step = min(self._said_share + SAY_EVERY_SHARE, 1.0)
+        if (share < step or self._said_share == 1.0) and now_s < self._said_at_s + SAY_EVERY_S:
+            return
+        self._said_at_s, self._said_share = now_s, share
+        unit, name = (GIB, "GiB") if total >= GIB else (MIB, "MiB")
+        last = "unpacking" if self._doing == "pulling" else "closing"
+        rest = last if got >= total else f"{got / unit:.1f} of {total / unit:.1f} {name}"
+        self._say(f"{self._doing} {self._ref}: {rest}")
+
+
+def name_and_tag(ref: str) -> tuple[str, str]:
+    """Return repository and tag or digest; without one, `latest` (the engine would pull or push every tag)."""
+    from docker.utils import parse_repository_tag
+
+    repository, tag = parse_repository_tag(ref)
+    return str(repository), str(tag or "latest")
+
+
+def _problem(ref: str, words: str) -> RuntimeProblem:
+    known = pull_problem(ref, words)
+    return known or RuntimeProblem(f"image {ref} cannot be pulled: {words}", f"docker pull {ref}", cause=Cause.IMAGE)
+
+
+# Give an image its name in a registry and push it there, with progress in lines.
+
+
+def push(client: Client, ref: str, target: str, say: Say) -> None:
+    """Push the local image `ref` as `target`; log in first where the registry wants it.
+
+    Raises:
+        RuntimeProblem: it cannot be named so, or the registry does not take it.
+    """
+    import docker.errors
+
+    say(f"pushing {target}")
+    progress = PullProgress(target, say, "pushing")
+    try:
+        client.tag(ref, *name_and_tag(target), force=True)
+        with closing_answers(client):
+            for item in client.push(*name_and_tag(target), stream=True, decode=True):
+                if "error" in item:
+                    raise _problem_push(target, str(item["error"]))
+                progress.take(item)
+    except docker.errors.APIError as error:
+        raise _problem_push(target, said(error)) from error
+
+
+def _problem_push(target: str, words: str) -> RuntimeProblem:
+    return RuntimeProblem(f"{target} cannot be pushed: {words}", f"docker push {target}", cause=Cause.IMAGE)
+
+
+# The image that a built one is based on, and its digest.
+
+_FROM = re.compile(r"^\s*FROM\s+(?:--\S+\s+)*(?P<ref>\S+)(?:\s+AS\s+(?P<stage>\S+))?\s*$", re.IGNORECASE | re.MULTILINE)
+
+
+def base_digest(client: Client, image: Image) -> str:
+    """Return the digest of the image that a built one is based on, as `digest` has it; empty where nobody knows it.
+
+    The engine is asked first: it has the base that was used, unless BuildKit kept it to itself; then its registry.
+    """
+    import docker.errors
+    import requests
+
+    base = base_of(image)
+    if not base:
+        return ""
+    try:
+        return digest(client.inspect_image(base), base)
+    except docker.errors.APIError:
+        pass
+    try:
+        return str(client.inspect_distribution(base)["Descriptor"]["digest"])
+    except (docker.errors.APIError, requests.RequestException, KeyError):
+        return ""
+
+
+def base_of(image: Image) -> str:
+    """Return the image that a Dockerfile's result is based on: its BASE_DOCKER, else what its last FROM spells out."""
+    if image.base or image.dockerfile is None:
+        return image.base
+    try:
+        found = list(_FROM.finditer(dockerfile_text(image)))
+    except RuntimeProblem:
+        return ""
+    stages = {match["stage"]: match["ref"] for match in found if match["stage"]}
+    ref = found[-1]["ref"] if found else ""
+    for _ in stages:  # a stage may be based on another
+        ref = stages.get(ref, ref)
+    return "" if "$" in ref or ref == "scratch" else ref
+
+
+def digest(found: Mapping[str, Any], ref: str = "") -> str:
+    """Return an image's repository digest (`sha256:…`), of `ref`'s own repository where it has one there.
+
+    An image that came from no repository has its id instead.
+    """
+    digests = [name.split("@", 1) for name in found.get("RepoDigests") or [] if "@" in name]
+    own = [value for repository, value in digests if repository == _repository(ref)]
+    return str((own or [value for _, value in digests] or [found["Id"]])[0])
+
+
+def pinned(found: Mapping[str, Any], ref: str = "") -> str:
+    """Return an image's name by its digest, `repository@sha256:…`, of `ref`'s own repository where it has one there.
+
+    Empty for one that came from no repository.
+    """
+    names = [name for name in found.get("RepoDigests") or [] if "@" in name]
+    own = [name for name in names if name.partition("@")[0] == _repository(ref)]
+    return str((own or names or [""])[0])
+
+
+def _repository(ref: str) -> str:
+    """Return a reference without its tag or digest."""
+    return re.sub(r":[^:/]+$", "", ref.split("@", 1)[0])
+
+
+# Log in to a registry for the time of one connection to the engine: nothing of it is written to a file.
+
+HUB = "https://index.docker.io/v1/"  # what the engine calls Docker Hub
+
+
+def log_in(client: Client, login: Login) -> None:
+    """Let what the client pulls, pushes and builds from now on use the login.
+
+    Raises:
+        RuntimeProblem: the registry does not take it, or cannot be asked.
+    """
+    import docker.errors
+
+    try:
+        client.login(login.username, login.password.reveal(), registry=login.host or HUB, reauth=True)
+    except docker.errors.APIError as error:
+        where = login.host or "Docker Hub"
+        raise RuntimeProblem(
+            f"{where} does not let user '{login.username}' in: {said(error)}",
+            f"check the table '{login.host or 'dockerhub'}' of credential.json",
+            cause=Cause.IMAGE,
+        ) from error
 
 
 def prepare_image(client: Client, image: Image, environ: Mapping[str, str], say: Say) -> ImageUsed:
@@ -126,3 +347,35 @@ def _present(client: Client, ref: str) -> dict[str, Any]:
     if found is None:
         raise RuntimeProblem(f"image {ref} is not there after it was made", cause=Cause.IMAGE)
     return found
+
+
+# One connection to the engine for a batch of builds.
+
+
+class DockerBuilder:
+    """Builds images, and pushes those that have a name in a registry."""
+
+    def __init__(self, client: Client, environ: Mapping[str, str]) -> None:
+        self._client, self._environ = client, environ
+
+    def build(self, image: Image, say: Say) -> ImageUsed:
+        """Build the image, and push it; where that fails the last note says why.
+
+        Raises:
+            RuntimeProblem: the engine, the Dockerfile or the disk does not allow it.
+        """
+        with explained(self._environ):
+            return prepare_image(self._client, image, self._environ, say)
+
+
+@contextmanager
+def docker_builder(environ: Mapping[str, str], logins: Iterable[Login] = ()) -> Iterator[DockerBuilder]:
+    """Yield a builder that is logged in: a wrong password is found out before the first build.
+
+    Raises:
+        RuntimeProblem: no engine answers, or a registry does not let us in.
+    """
+    with connected(environ) as client:
+        for login in logins:
+            log_in(client, login)
+        yield DockerBuilder(client, environ)

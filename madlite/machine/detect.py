@@ -1,30 +1,49 @@
-"""From overrides and what is found to one Machine, each fact with its origin."""
+"""From overrides and the GPUs that are found to one Machine, each fact with its origin.
+
+Whether a GPU is here at all is read from files, so that a broken tool never turns a GPU machine into a CPU one. PCI
+classes: 0x03 display (0x0300 VGA, 0x0302 3D, 0x0380 other), 0x12 processing accelerator.
+"""
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 import msgspec
 
-from madlite.machine.found import Found
-from madlite.machine.host import Host
-from madlite.machine.kfd import read_topology
-from madlite.machine.overlay import overlay
-from madlite.machine.overrides import Asked, Override, read_overrides
-from madlite.machine.pretend import is_here, pretend
-from madlite.machine.products import find_product, short_name
-from madlite.machine.render_nodes import doubt_render_nodes
-from madlite.machine.search import search
-from madlite.machine.system import doubt_numa_balancing, find_host_os
-from madlite.model import Gpu, Machine, Problem
+from madlite.errors import CheckFailed
+from madlite.machine.amd import detect_amd, render_node_warnings
+from madlite.machine.host import Host, find_tool, is_balancing, list_folder, read_file, read_in_turn
+from madlite.machine.overrides import Override, Overrides, describe_gpus, is_here, overlay, read_overrides
+from madlite.machine.products import INSTINCT_IDS, find_product, is_instinct, short_name
+from madlite.machine.sources.base import DetectedGpus, SourceReport, whole
+from madlite.machine.sources.kfd import Topology, read_topology
+from madlite.machine.sources.nvidia_smi import read_nvidia_smi
+from madlite.machine.sources.nvml import read_nvml
+from madlite.model import Gpu, Machine, Problem, Vendor
 
 THIS = Host()
 RENAMED = {"arch": "architecture"}  # where Machine's word for a fact differs from a GPU's
-TOLD = ("gpus", "arch", "product", "memory_bytes", "render_minor", "driver_version", "rocm_version", "cuda_version")
+FACTS = ("gpus", "arch", "product", "memory_bytes", "render_minor", "driver_version", "rocm_version", "cuda_version")
+PACKAGE_TOOLS = {"apt": "HOST_UBUNTU", "yum": "HOST_CENTOS", "zypper": "HOST_SLES", "tdnf": "HOST_AZURE"}
+
+VENDORS: tuple[Vendor, ...] = ("NVIDIA", "AMD")  # where both answer NVIDIA wins, as in madengine
+TOOLS = {"NVIDIA": ("nvidia-smi",), "AMD": ("amd-smi", "rocm-smi")}
+WITHOUT_GPU = 'for a run without GPU: --additional-context \'{"gpu_vendor": "CPU"}\''
+ELSEWHERE = {
+    "AMD": "to plan for a machine that is elsewhere: --dry-run --machine 8xMI300X",
+    "NVIDIA": "to plan for a machine that is elsewhere: --dry-run --machine 8xH100",
+}
+HINTS = {
+    "AMD": "see what `amd-smi static` and `ls -l /dev/kfd /dev/dri` say (is this user in the groups video and render?)",
+    "NVIDIA": "see what `nvidia-smi` says",
+}
+
+Traces = Mapping[Vendor, tuple[str, ...]]  # what shows that GPUs of a vendor are here, one phrase each
 
 
-def detect_machine(overrides: Mapping[str, Override], *, host: Host = THIS) -> Machine:
+def detect_machine(given: Mapping[str, Override], *, host: Host = THIS) -> Machine:
     """Return what is on this machine, or the machine that the overrides describe.
 
     Overrides: gpu_vendor (AMD, NVIDIA, CPU), gpu_arch or MAD_SYSTEM_GPU_ARCHITECTURE, gpu_product or
@@ -37,90 +56,195 @@ def detect_machine(overrides: Mapping[str, Override], *, host: Host = THIS) -> M
         UsageProblem: an override that cannot be meant.
         CheckFailed: a GPU is here but cannot be read, or none is here of the vendor asked for.
     """
-    asked = read_overrides(overrides)
-    found = overlay(_find(asked, host), asked)
-    return _gpu_machine(found, asked, host) if found.gpus else _cpu_machine(found, asked, host)
+    overrides = read_overrides(given)
+    found = overlay(_find(overrides, host), overrides)
+    return _gpu_machine(found, overrides, host) if found.gpus else _cpu_machine(found, overrides, host)
 
 
-def _find(asked: Asked, host: Host) -> Found:
-    if asked.vendor == "CPU":
-        return Found(vendor="CPU")
+def _find(overrides: Overrides, host: Host) -> DetectedGpus:
+    if overrides.vendor == "CPU":
+        return DetectedGpus(vendor="CPU")
     topology = read_topology(host.root)
-    if asked.rocm_path:
-        host = msgspec.structs.replace(host, rocm_path=asked.rocm_path)
-    if asked.describes_a_machine and not is_here(asked, topology):
-        return pretend(asked)
-    return search(asked, host, topology)
+    if overrides.rocm_path:
+        host = msgspec.structs.replace(host, rocm_path=overrides.rocm_path)
+    if overrides.describes_a_machine and not is_here(overrides, topology):
+        return describe_gpus(overrides)
+    return _search(overrides, host, topology)
 
 
-def _cpu_machine(found: Found, asked: Asked, host: Host) -> Machine:
-    problems = _problems(found)
-    if (asked.n_gpus or asked.renders) and asked.vendor is None:
-        key = asked.keys.get("n_gpus", "gpu_renderDs")
-        problems += (Problem(where=key, what="without effect: no GPU is here, and no gpu_arch or device says which"),)
-    origin = asked.origin("vendor") if asked.vendor else "no trace of a GPU under /sys, /dev and /proc"
+def _cpu_machine(found: DetectedGpus, overrides: Overrides, host: Host) -> Machine:
+    problems = _problems(found.reports)
+    if (overrides.n_gpus or overrides.renders) and overrides.vendor is None:
+        key = overrides.keys.get("n_gpus", "gpu_renderDs")
+        problems += [Problem(where=key, what="without effect: no GPU is here, and no gpu_arch or device says which")]
+    origin = overrides.origin("vendor") if overrides.vendor else "no trace of a GPU under /sys, /dev and /proc"
     return Machine(
-        hostname=socket.gethostname(), host_os=find_host_os(host), sources={"vendor": origin}, problems=problems
+        hostname=socket.gethostname(), host_os=_host_os(host), sources={"vendor": origin}, problems=tuple(problems)
     )
 
 
-def _gpu_machine(found: Found, asked: Asked, host: Host) -> Machine:
+def _gpu_machine(found: DetectedGpus, overrides: Overrides, host: Host) -> Machine:
     first = found.gpus[0]
-    device = find_product(asked.device)
+    device = find_product(overrides.device)
     return Machine(
         vendor=found.vendor,
-        gpus=_gpus(found),
+        gpus=msgspec.convert(found.gpus, tuple[Gpu, ...], from_attributes=True),
         architecture=first.arch,
         product=first.product or first.arch,
-        device=device.device if device else asked.device or short_name(first, found.vendor),
+        device=device.device if device else overrides.device or short_name(first, found.vendor),
         driver_version=found.driver_version,
         rocm_version=found.rocm_version,
         cuda_version=found.cuda_version,
         hostname=socket.gethostname(),
-        host_os=find_host_os(host),
-        sources=_sources(found, asked),
-        problems=(*_problems(found), *_mixture(found), *_surroundings(found, asked, host)),
+        host_os=_host_os(host),
+        sources=_origins(found, overrides),
+        problems=tuple(_problems([*found.reports, *_mixture(found), *_warnings(found, overrides, host)])),
         pretended=found.pretended,
     )
 
 
-def _gpus(found: Found) -> tuple[Gpu, ...]:
-    return tuple(
-        Gpu(
-            index=gpu.position,
-            arch=gpu.arch,
-            product=gpu.product,
-            memory_bytes=gpu.memory_bytes,
-            render_minor=gpu.render_minor,
-            unique_id=gpu.unique_id,
-            bus=gpu.bus,
-        )
-        for gpu in found.gpus
-    )
-
-
-def _sources(found: Found, asked: Asked) -> dict[str, str]:
-    told = {RENAMED.get(fact, fact): found.origins[fact] for fact in TOLD if found.origins.get(fact)}
-    vendor = asked.origin("vendor") if "vendor" in asked.keys else told.get("gpus", "")
-    device = asked.origin("device") if asked.device else told.get("product", told.get("architecture", ""))
+def _origins(found: DetectedGpus, overrides: Overrides) -> dict[str, str]:
+    told = {RENAMED.get(fact, fact): found.origins[fact] for fact in FACTS if found.origins.get(fact)}
+    vendor = overrides.origin("vendor") if "vendor" in overrides.keys else told.get("gpus", "")
+    device = overrides.origin("device") if overrides.device else told.get("product", told.get("architecture", ""))
     return {"vendor": vendor, "device": device, **told}
 
 
-def _problems(found: Found) -> tuple[Problem, ...]:
-    return tuple(source.as_problem() for source in found.asked if source.problem and not source.absent)
+def _problems(reports: Iterable[SourceReport]) -> list[Problem]:
+    return [Problem(where=one.name, what=one.problem) for one in reports if one.problem and not one.absent]
 
 
-def _mixture(found: Found) -> list[Problem]:
+def _mixture(found: DetectedGpus) -> list[SourceReport]:
     kinds = list(dict.fromkeys(short_name(gpu, found.vendor) for gpu in found.gpus))
-    if len(kinds) < 2:
-        return []
-    return [Problem(where="gpus", what=f"not all alike: {', '.join(kinds)}; the machine is taken for the first")]
+    what = f"not all alike: {', '.join(kinds)}; the machine is taken for the first"
+    return [SourceReport(name="gpus", problem=what)] if len(kinds) > 1 else []
 
 
-def _surroundings(found: Found, asked: Asked, host: Host) -> tuple[Problem, ...]:
-    """Return what about the host itself hinders AMD GPUs; of a machine that is not here what the context says of it."""
+def _warnings(found: DetectedGpus, overrides: Overrides, host: Host) -> list[SourceReport]:
+    """Return what of the host hinders AMD GPUs; of a machine that is not here what the context says of it."""
     if found.vendor != "AMD":
-        return ()
-    here = () if found.pretended else doubt_render_nodes(host.root, found.gpus)
-    numa = doubt_numa_balancing(host, asked.numa_balancing) if asked.numa_balancing or not found.pretended else ()
-    return tuple(doubt.as_problem() for doubt in (*here, *numa))
+        return []
+    warnings = [] if found.pretended else render_node_warnings(host.root, found.gpus)
+    here = "" if found.pretended else read_file(host.root / "proc/sys/kernel/numa_balancing")
+    if is_balancing(overrides.numa_balancing or here):
+        what = "it is on, which can slow AMD GPUs: sudo sysctl kernel.numa_balancing=0"
+        warnings.append(SourceReport(name="numa_balancing", problem=what))
+    return warnings
+
+
+def _host_os(host: Host) -> str:
+    """Return MAD's word for the distribution, by the first package tool that is installed."""
+    return next((name for tool, name in PACKAGE_TOOLS.items() if find_tool(host, tool)), "")
+
+
+def _search(overrides: Overrides, host: Host, topology: Topology) -> DetectedGpus:
+    """Return the GPUs that are here; vendor CPU where there is none.
+
+    A vendor whose GPUs can be seen in the files is asked before one of which only a tool is installed. Where NVIDIA's
+    are seen and cannot be read, an AMD display adapter does not stand in for them.
+
+    Raises:
+        CheckFailed: a GPU is here but nothing can read it, or none is here of the vendor asked for.
+    """
+    traces = _find_traces(host.root, topology)
+    asked = [vendor for vendor in VENDORS if overrides.vendor in (None, vendor)]
+    tried: list[DetectedGpus] = []
+    for vendor in sorted(asked, key=lambda vendor: not traces[vendor]):
+        if not (traces[vendor] or any(find_tool(host, tool) for tool in TOOLS[vendor])):
+            continue
+        nvidia = vendor == "NVIDIA"
+        found = detect_nvidia(host, present=bool(traces[vendor])) if nvidia else detect_amd(host, topology)
+        readable = bool(found.gpus) and bool(found.gpus[0].arch or overrides.arch)
+        if readable and (overrides.vendor or not _stands_in(found, traces)):
+            others = [] if overrides.vendor else _hidden_instincts(found, topology)
+            return msgspec.structs.replace(found, reports=(*_reports([*tried, found]), *others))
+        tried.append(found)
+    _refuse_silence(overrides, traces, tried)
+    return DetectedGpus(vendor="CPU", reports=_reports(tried))
+
+
+def detect_nvidia(host: Host, *, present: bool) -> DetectedGpus:
+    """Return what the library or the tool says; the library only where `present`, and of the real machine."""
+    if present and host.root == Path("/"):
+        reports = read_in_turn(host, read_nvml, read_nvidia_smi, lambda report: bool(report.gpus))
+    else:
+        reports = [read_nvidia_smi(host)]
+    report = next((one for one in reports if one.gpus), SourceReport(name=""))
+    facts = ("gpus", "arch", "product", "memory_bytes", "driver_version", "cuda_version")
+    return DetectedGpus(
+        vendor="NVIDIA",
+        gpus=report.gpus,
+        driver_version=report.driver_version,
+        cuda_version=report.runtime_version,
+        origins=dict.fromkeys(facts, report.name),
+        reports=tuple(reports),
+    )
+
+
+def _stands_in(found: DetectedGpus, traces: Traces) -> bool:
+    return found.vendor == "AMD" and bool(traces["NVIDIA"]) and not any(map(is_instinct, found.gpus))
+
+
+def _hidden_instincts(found: DetectedGpus, topology: Topology) -> list[SourceReport]:
+    """Return a note where NVIDIA's answer hides Instincts."""
+    hidden = sum(map(is_instinct, topology.gpus)) if found.vendor == "NVIDIA" else 0
+    note = f"{hidden} AMD GPUs are here too; the context's gpu_vendor AMD asks for them"
+    return [SourceReport(name="gpu_vendor", problem=note)] if hidden else []
+
+
+def _refuse_silence(overrides: Overrides, traces: Traces, tried: list[DetectedGpus]) -> None:
+    """Nothing answered: that is a machine without GPU only where nothing shows one."""
+    said = "; ".join(f"{report.name}: {report.problem}" for report in _reports(tried) if report.problem)
+    said = f" ({said})" if said else ""
+    for vendor in VENDORS:
+        shown = (*traces[vendor], *_counted(vendor, tried))
+        if shown and overrides.vendor in (None, vendor):
+            some = ", ".join(shown[:3]) + (f" and {len(shown) - 3} more" if len(shown) > 3 else "")
+            message = f"{vendor} GPUs are in this machine but cannot be read: {some}{said}"
+            # GPUs that can be read, but did not stand in for others
+            readable = [found.vendor for found in tried if found.gpus and found.gpus[0].arch]
+            use = [f"to use the {other} GPU: --gpu-vendor {other}" for other in readable]
+            raise CheckFailed(message, "; ".join([HINTS[vendor], *use, WITHOUT_GPU]))
+    if overrides.vendor:
+        by = next(key for field, key in overrides.keys.items() if field in ("vendor", "arch", "product", "device"))
+        none = f"{by} asks for {overrides.vendor}, but no {overrides.vendor} GPU is in this machine"
+        raise CheckFailed(f"{none}{said}", ELSEWHERE[overrides.vendor])
+
+
+def _counted(vendor: Vendor, tried: Iterable[DetectedGpus]) -> list[str]:
+    """Return the tools that counted GPUs without being able to say what they are; KFD is among the traces."""
+    reports = _reports(found for found in tried if found.vendor == vendor)
+    tools = [report for report in reports if report.gpus and report.name != "KFD"]
+    return [f"{tool.name} lists {len(tool.gpus)} without naming them" for tool in tools]
+
+
+def _reports(tried: Iterable[DetectedGpus]) -> tuple[SourceReport, ...]:
+    return tuple(report for found in tried for report in found.reports)
+
+
+def _find_traces(root: Path, topology: Topology) -> Traces:
+    """Return the traces of GPUs under /sys, /dev and /proc."""
+    amd = [f"{len(topology.gpus)} GPUs in the KFD topology"] if topology.gpus else []
+    if topology.closed:
+        amd.append(f"{topology.closed} KFD nodes that may not be read")
+    if not topology.found and (root / "dev/kfd").exists():  # amdgpu makes it without a GPU too
+        amd.append("/dev/kfd")
+    files = [path for path in list_folder(root / "dev") if path.name[:6] == "nvidia" and path.name[6:].isdecimal()]
+    boards = list_folder(root / "proc/driver/nvidia/gpus")
+    nvidia = [f"/dev/{path.name}" for path in files] + [f"/proc/driver/nvidia/gpus/{path.name}" for path in boards]
+    devices = [device for folder in list_folder(root / "sys/bus/pci/devices") if (device := _pci_gpu(folder))]
+    amd += [words for vendor, words in devices if vendor == "AMD"]
+    nvidia += [words for vendor, words in devices if vendor == "NVIDIA"]
+    return {"AMD": tuple(amd), "NVIDIA": tuple(nvidia)}
+
+
+def _pci_gpu(folder: Path) -> tuple[Vendor, str] | None:
+    """Return a GPU on the PCI bus in words; an AMD display adapter is none, for its driver need not compute."""
+    kind = read_file(folder / "class")[:6]
+    if not kind.startswith(("0x03", "0x12")):
+        return None
+    vendor, device = (read_file(folder / name).lower() for name in ("vendor", "device"))
+    words = f"PCI device {folder.name} [{vendor[2:]}:{device[2:]}]"
+    if vendor == "0x1002" and (whole(device) in INSTINCT_IDS or kind.startswith("0x12")):
+        return "AMD", words
+    return ("NVIDIA", words) if vendor == "0x10de" and kind in ("0x0300", "0x0302") else None

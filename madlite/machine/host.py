@@ -1,4 +1,4 @@
-"""Where to look and how to ask: the roots of the file system, the tools' search path and their time limit."""
+"""Where to look and how to run tools: the roots of the file system, the tools' search path and their time limit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import TypeVar
@@ -18,7 +17,7 @@ from madlite.process import Finished, capture
 HIDING = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "CUDA_VISIBLE_DEVICES")
 TOOL_FOLDERS = ("usr/bin", "usr/local/bin", "usr/lib/wsl/lib")
 
-Answer = TypeVar("Answer")
+Report = TypeVar("Report")
 
 
 class Host(Value, frozen=True):
@@ -35,7 +34,7 @@ class Host(Value, frozen=True):
     rocm_path: str = ""
 
 
-class Said(Value, frozen=True):
+class ToolOutput(Value, frozen=True):
     """What a tool printed, and what was wrong: `absent` it is not installed, `hung` it had to be ended."""
 
     text: str = ""
@@ -69,44 +68,35 @@ def _dated(folder: Path) -> list[Path]:
     return sorted(dated, key=lambda path: [int(n) for n in re.findall(r"\d+", path.name)], reverse=True)
 
 
-def ask(host: Host, *command: str, cancelled: Event | None = None) -> Said:
-    """Run a tool with its arguments; whatever it does is an answer, never an exception.
+def run_tool(host: Host, *command: str, cancelled: Event | None = None) -> ToolOutput:
+    """Run a tool with its arguments; whatever it does is an output, never an exception.
 
     It is ended soon after `cancelled` is set by another thread.
     """
     tool = find_tool(host, command[0])
     if tool is None:
-        return Said(problem="not installed", absent=True)
+        return ToolOutput(problem="not installed", absent=True)
     env = {name: text for name, text in host.env.items() if name not in HIDING}
     ended = capture([tool, *command[1:]], limit_s=host.limit_s, env=env or None, cancelled=cancelled)
     if ended.timed_out:  # half an answer could be a wrong count
-        return Said(problem=f"did not end within {host.limit_s:g} s", hung=True)
-    return Said(text=ended.stdout, problem="" if ended.ok else _complaint(ended))
+        return ToolOutput(problem=f"did not end within {host.limit_s:g} s", hung=True)
+    return ToolOutput(text=ended.stdout, problem="" if ended.ok else _failure(ended))
 
 
-def ask_together(host: Host, commands: Sequence[Sequence[str]]) -> list[Said]:
+def run_tools(host: Host, commands: Sequence[Sequence[str]]) -> list[ToolOutput]:
     """Run several commands at once, so that hanging ones cost one limit together."""
-    return together([partial(ask, host, *command) for command in commands])
-
-
-def together(calls: Sequence[Callable[[], Answer]]) -> list[Answer]:
-    """Make several calls at once and return their results in order."""
     from concurrent.futures import ThreadPoolExecutor
 
-    with ThreadPoolExecutor(max_workers=max(1, len(calls))) as pool:
-        return [waiting.result() for waiting in [pool.submit(call) for call in calls]]
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(lambda command: run_tool(host, *command), commands))
 
 
-def in_turn(
-    host: Host,
-    first: Callable[[Host], Answer],
-    others: Sequence[Callable[[Host], Answer]],
-    *,
-    enough: Callable[[Answer], bool],
-) -> list[Answer]:
-    """Ask the first, and the others too unless its answer is enough.
+def read_in_turn(
+    host: Host, first: Callable[[Host], Report], second: Callable[[Host], Report], enough: Callable[[Report], bool]
+) -> list[Report]:
+    """Read the first source, and the second too unless the first one's report is enough.
 
-    The others start when the first has had a fifth of its time, so that a hanging one does not double the wait.
+    The second starts when the first has had a fifth of its time, so that a hanging one does not double the wait.
     """
     from concurrent.futures import ThreadPoolExecutor, wait
 
@@ -114,8 +104,8 @@ def in_turn(
         leading = pool.submit(first, host)
         if wait([leading], timeout=host.limit_s / 5).done and enough(leading.result()):
             return [leading.result()]
-        following = [pool.submit(other, host) for other in others]
-        return [waiting.result() for waiting in (leading, *following)]
+        following = pool.submit(second, host)
+        return [leading.result(), following.result()]
 
 
 def read_file(path: Path) -> str:
@@ -134,14 +124,22 @@ def list_folder(path: Path) -> list[Path]:
         return []
 
 
-def silence(text: str) -> str:
-    """Return what is wrong with an answer that names no GPU, with the line that it begins with."""
+def is_balancing(numa_balancing: str) -> bool:
+    """Say whether the kernel moves pages between NUMA nodes, which AMD's guides want off.
+
+    `numa_balancing`: as in /proc/sys/kernel (admin-guide/sysctl/kernel), bits, 1 the balancing, 2 memory tiers.
+    """
+    return numa_balancing.isdecimal() and bool(int(numa_balancing) & 1)
+
+
+def no_gpu_problem(text: str) -> str:
+    """Return what is wrong with an output that names no GPU, with the line that it begins with."""
     first = next((line.strip() for line in text.splitlines() if line.strip()), "")
     said = f": {_plain(first)}" if first and first[0] not in "[{" else ""
     return f"answered without a GPU{said}"
 
 
-def _complaint(ended: Finished) -> str:
+def _failure(ended: Finished) -> str:
     """Return what a failed tool said: the last line of a traceback on stderr, all of anything else."""
     lines = [line for line in (ended.stderr.strip() or ended.stdout.strip()).splitlines() if line.strip()]
     if any(line.startswith("Traceback") for line in lines):

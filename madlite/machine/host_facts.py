@@ -13,42 +13,43 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from madlite.machine.facts import whole
-from madlite.machine.host import list_folder, read_file
+from madlite.machine.host import is_balancing, list_folder, read_file
+from madlite.machine.sources.base import GIB, whole
 from madlite.model import Machine
 
-_GIB = 1 << 30
 _PHYSICAL = re.compile(r"^(processor|physical id|cpu cores|model name|Model)\s*:\s*(.*)$", re.MULTILINE)
 _NO_LIMIT = 1 << 60  # cgroup 1 says a number near 2**63 where there is none
 
 
 def host_facts(root: Path = Path("/")) -> dict[str, str]:
     """Return the facts that this host tells, by name (docs/provenance.md); never raises for what it does not."""
+    memory = _find(r"^MemTotal:\s*(\d+) kB", root / "proc/meminfo")
+    nodes = sum(bool(re.fullmatch(r"node\d+", path.name)) for path in list_folder(root / "sys/devices/system/node"))
     told = {
         "hostname": socket.gethostname(),
         "kernel": f"{platform.system()} {platform.release()}",
-        "os": _os(root),
+        "os": _find(r'^PRETTY_NAME="?([^"\n]*)', root / "etc/os-release"),
         "cpu": _cpu(read_file(root / "proc/cpuinfo")),
-        "memory_gib": _memory_gib(read_file(root / "proc/meminfo")),
-        "numa_nodes": _numa_nodes(root),
+        "memory_gib": f"{int(memory) * 1024 / GIB:.0f}" if memory else "",
+        "numa_nodes": f"{nodes}" if nodes else "",
         "numa_balancing": read_file(root / "proc/sys/kernel/numa_balancing"),
         "cpu_governor": _governors(root),
-        "transparent_hugepages": _chosen(read_file(root / "sys/kernel/mm/transparent_hugepage/enabled")),
+        "transparent_hugepages": _find(r"\[(\w+)\]", root / "sys/kernel/mm/transparent_hugepage/enabled"),
         "memlock": _memlock(),
         **_cgroup(root),
     }
     return {name: text for name, text in told.items() if text}
 
 
-def doubt_host(machine: Machine, facts: dict[str, str]) -> tuple[str, ...]:
+def host_warnings(machine: Machine, facts: dict[str, str]) -> tuple[str, ...]:
     """Return what of the host makes AMD GPUs slower."""
-    if machine.vendor != "AMD" or not (whole(facts.get("numa_balancing")) or 0) & 1:
+    if machine.vendor != "AMD" or not is_balancing(facts.get("numa_balancing", "")):
         return ()
     return ("NUMA balancing is on, which can slow AMD GPUs: sysctl kernel.numa_balancing=0",)
 
 
-def _os(root: Path) -> str:
-    found = re.search(r'^PRETTY_NAME="?([^"\n]*)', read_file(root / "etc/os-release"), re.MULTILINE)
+def _find(pattern: str, file: Path) -> str:
+    found = re.search(pattern, read_file(file), re.MULTILINE)
     return found[1] if found else ""
 
 
@@ -69,25 +70,9 @@ def _cpu(text: str) -> str:
     return f"{max(1, len(sockets))} x {model or platform.machine()}{cores}, {threads or os.cpu_count()} threads"
 
 
-def _memory_gib(text: str) -> str:
-    found = re.search(r"^MemTotal:\s*(\d+) kB", text, re.MULTILINE)
-    return f"{int(found[1]) * 1024 / _GIB:.0f}" if found else ""
-
-
-def _numa_nodes(root: Path) -> str:
-    nodes = [path for path in list_folder(root / "sys/devices/system/node") if re.fullmatch(r"node\d+", path.name)]
-    return str(len(nodes)) if nodes else ""
-
-
 def _governors(root: Path) -> str:
     files = (path / "cpufreq/scaling_governor" for path in list_folder(root / "sys/devices/system/cpu"))
     return ", ".join(dict.fromkeys(filter(None, map(read_file, files))))
-
-
-def _chosen(text: str) -> str:
-    """Return the word in brackets: `always [madvise] never`."""
-    found = re.search(r"\[(\w+)\]", text)
-    return found[1] if found else ""
 
 
 def _memlock() -> str:
@@ -102,7 +87,7 @@ def _cgroup(root: Path) -> dict[str, str]:
         memory = whole(read_file(folder / "memory.max")) or whole(read_file(folder / "memory.limit_in_bytes"))
         if memory and memory < _NO_LIMIT:
             known = float(limits.get("cgroup_memory_gib", "inf"))
-            limits["cgroup_memory_gib"] = f"{min(known, memory / _GIB):.1f}"
+            limits["cgroup_memory_gib"] = f"{min(known, memory / GIB):.1f}"
         quota = (read_file(folder / "cpu.max").split() or ["max"])[:2]
         if len(quota) == 2 and all(part.isdecimal() and int(part) for part in quota):
             cores = int(quota[0]) / int(quota[1])
@@ -119,3 +104,12 @@ def _groups(root: Path) -> Iterator[Path]:
         parts = [part for part in path.split("/") if part not in ("", "..")]
         for length in range(len(parts), -1, -1):
             yield top.joinpath(*parts[:length])
+
+
+def count_oom_kills(vmstat: Path = Path("/proc/vmstat")) -> int | None:
+    """Return how many processes the kernel has ended for want of memory, those of containers too; None: not told.
+
+    Format: `oom_kill` of proc(5), Linux 4.13 and later.
+    """
+    count = _find(r"^oom_kill (\d+)$", vmstat)
+    return int(count) if count else None

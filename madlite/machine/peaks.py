@@ -9,18 +9,18 @@ from pathlib import Path
 
 import msgspec
 
+from madlite.machine.sources.base import GIB
 from madlite.model import Gpu, Machine, Value
 
 TABLE = Path(__file__).with_name("peaks.toml")
 FORMATS = ("BF16", "FP16", "FP8", "MXFP8", "MXFP4", "TF32", "FP32")
-_GIB = 1 << 30
 _PART = 0.7  # of the memory: a driver keeps less to itself, and a part of a GPU has half of it at most
 # A product of its own, as AMD's drivers spell it out; MI200 and MI300 are families, which say nothing.
 _NAMED = re.compile(r"MI\d{3}", re.IGNORECASE)
 _FAMILY = re.compile(r"\bMI[234]00\b", re.IGNORECASE)
 
 
-class KnownGpu(Value, frozen=True):
+class GpuPeaks(Value, frozen=True):
     """A line of the table: `product` is a pattern of its name, `tflops` the dense peak by number format."""
 
     name: str
@@ -39,13 +39,13 @@ class Peak(Value, frozen=True):
 
 
 @cache
-def known_gpus() -> tuple[KnownGpu, ...]:
+def gpu_peaks() -> tuple[GpuPeaks, ...]:
     """Return the table."""
     import tomli
 
     lines = tomli.loads(TABLE.read_text(encoding="utf-8"))["gpu"]
     tables = [{**line, "tflops": {key: line[key] for key in FORMATS if key in line}} for line in lines]
-    return msgspec.convert(tables, tuple[KnownGpu, ...])
+    return msgspec.convert(tables, tuple[GpuPeaks, ...])
 
 
 def find_peak(machine: Machine, gpu_ids: Iterable[int], precision: str) -> Peak | str:
@@ -67,7 +67,7 @@ def find_peak(machine: Machine, gpu_ids: Iterable[int], precision: str) -> Peak 
     return Peak(tflops=known.tflops[number_format], of=f"{known.name} {number_format}", source=known.source)
 
 
-def _known(gpu: Gpu, machine: Machine) -> KnownGpu | None:
+def _known(gpu: Gpu, machine: Machine) -> GpuPeaks | None:
     """Return the line of a GPU's product; where a driver does not tell which AMD GPU it is, of the machine's device.
 
     One name stands for MI250X and MI250.  A product that a driver names and the table lacks has no line, whatever
@@ -82,20 +82,19 @@ def _known(gpu: Gpu, machine: Machine) -> KnownGpu | None:
     return of_device[0] if len(of_device) == 1 and (not named or of_device[0] in named) else None
 
 
-def _lines(name: str) -> list[KnownGpu]:
+def _lines(name: str) -> list[GpuPeaks]:
     """Return the lines whose patterns are in a name: NVIDIA's first alone, for its special ones come first."""
-    found = [one for one in known_gpus() if re.search(one.product, name, re.IGNORECASE)]
+    found = [one for one in gpu_peaks() if re.search(one.product, name, re.IGNORECASE)]
     return found if all(_NAMED.match(one.name) for one in found) else found[:1]
 
 
-def _part(used: list[Gpu], machine: Machine, known: KnownGpu) -> str:
+def _part(used: list[Gpu], machine: Machine, known: GpuPeaks) -> str:
     """Return that a device is a part of a GPU: a MIG instance, or a partition such as CPX; "" of whole ones."""
     least = min((gpu.memory_bytes for gpu in used if gpu.memory_bytes), default=None)
     # partitions are a device's functions, 0c:00.0 and 0c:00.1; those that the run has not got tell of them too
     slots = [_slot(gpu) for gpu in machine.gpus]
-    small = least is not None and least < _PART * known.memory_gib * _GIB
-    if small and least is not None:
-        return f"a device with {least / _GIB:.0f} GiB is a part of {known.name}'s {known.memory_gib:g}"
+    if least is not None and least < _PART * known.memory_gib * GIB:
+        return f"a device with {least / GIB:.0f} GiB is a part of {known.name}'s {known.memory_gib:g}"
     shared = any(_slot(gpu) and slots.count(_slot(gpu)) > 1 for gpu in used)
     if shared or any("MIG " in gpu.product for gpu in used):
         return f"its devices are parts of {known.name}"

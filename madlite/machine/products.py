@@ -10,10 +10,8 @@ import re
 
 import msgspec
 
-from madlite.machine.facts import Seen
+from madlite.machine.sources.base import GIB, GpuFacts
 from madlite.model import Value, Vendor
-
-GIB = 1 << 30
 
 
 class Product(Value, frozen=True):
@@ -75,7 +73,7 @@ def find_product(name: str) -> Product | None:
     return named[0] if len(named) == 1 else None
 
 
-def short_name(gpu: Seen, vendor: Vendor) -> str:
+def short_name(gpu: GpuFacts, vendor: Vendor) -> str:
     """Return MI300X, H100, … for a GPU, its architecture or full name where that is all that is known."""
     if vendor == "NVIDIA":
         found = NVIDIA_NAME.search(gpu.product)
@@ -89,7 +87,7 @@ def short_name(gpu: Seen, vendor: Vendor) -> str:
     return _by_memory(gpu) or (unlisted.pop() if len(unlisted) == 1 else gpu.arch)
 
 
-def complete(gpu: Seen) -> Seen:
+def complete(gpu: GpuFacts) -> GpuFacts:
     """Return an AMD GPU with the architecture and product name of the table, where it has none.
 
     A driver library older than the GPU names it AMD Radeon Graphics; that is no name for an Instinct.
@@ -102,7 +100,7 @@ def complete(gpu: Seen) -> Seen:
     return msgspec.structs.replace(gpu, arch=arch, product=product)
 
 
-def is_instinct(gpu: Seen) -> bool:
+def is_instinct(gpu: GpuFacts) -> bool:
     """Say whether this is an AMD compute GPU, not a display adapter that can compute."""
     return gpu.device_id in INSTINCT_IDS or gpu.arch in INSTINCT_ARCHS
 
@@ -112,6 +110,6 @@ def _named(name: str) -> list[Product]:
     return [product for product in PRODUCTS if product.device in words]
 
 
-def _by_memory(gpu: Seen) -> str:
+def _by_memory(gpu: GpuFacts) -> str:
     """Tell products of one architecture apart by memory; the driver keeps a few MiB to itself, hence rounded."""
     return BY_MEMORY_GIB.get((gpu.arch, round((gpu.memory_bytes or 0) / GIB)), "")

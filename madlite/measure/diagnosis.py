@@ -13,13 +13,11 @@ from signal import SIGKILL
 from msgspec.structs import replace
 
 from madlite.failure_rules import explained
-from madlite.measure.clues import ERROR, LAST, LAUNCHER, ROOT, Clue
-from madlite.measure.follow import Follower
-from madlite.measure.grammar import rank_in
-from madlite.measure.memory_hint import gpu_memory_hint
-from madlite.measure.rules import plain
-from madlite.measure.signals import CRASHES, signal_meaning, signal_name, signal_of_code
-from madlite.measure.telling import looks_like_error
+from madlite.measure.clues import ERROR, LAST, LAUNCHER, ROOT, FailureCandidate
+from madlite.measure.grammar import CRASHES, rank_in, signal_meaning, signal_name, signal_of_code
+from madlite.measure.memory import gpu_memory_hint
+from madlite.measure.monitor import LogMonitor
+from madlite.measure.rules import looks_like_error, plain
 from madlite.model import Cause, Diagnosis, JobOutcome, RunPlan, Value
 
 _LONGEST = 2000  # characters of a line that are kept
@@ -57,7 +55,7 @@ _LIKELY = (
 _NOT_KERNEL = "somebody sent SIGKILL: the kernel counted no process that it ended for want of memory"
 
 
-class Room(Value, frozen=True):
+class DiskSpace(Value, frozen=True):
     """What a folder's disk has left; inodes None where its file system counts none."""
 
     folder: Path
@@ -65,7 +63,7 @@ class Room(Value, frozen=True):
     free_inodes: int | None = None
 
 
-class Facts(Value, frozen=True):
+class DiagnosisInput(Value, frozen=True):
     """What is known beside the log; all of it blank for the log of somebody else's training.
 
     `oom_kills` is how many processes the kernel ended for want of memory during the run, None where nobody knows.
@@ -74,13 +72,15 @@ class Facts(Value, frozen=True):
     plan: RunPlan | None = None
     exit_code: int | None = None
     oom_kills: int | None = None
-    room: Room | None = None
+    room: DiskSpace | None = None
     outcome: JobOutcome | None = None  # of the session, as its engine tells it
 
 
-def diagnose(cause: Cause, evidence: str, log: Follower, facts: Facts | None = None, hint: str = "") -> Diagnosis:
+def diagnose(
+    cause: Cause, evidence: str, log: LogMonitor, facts: DiagnosisInput | None = None, hint: str = ""
+) -> Diagnosis:
     """Return why a run failed that was judged to have failed by `cause`, with its line and what is known to do."""
-    facts = facts or Facts()
+    facts = facts or DiagnosisInput()
     clue = _behind(cause, log, facts) or _by_itself(cause, evidence, log, facts)
     if clue is not None and clue.tier == LAST and clue.line not in evidence and looks_like_error(evidence):
         clue = None  # the program went on for long after it, and ended by other words
@@ -103,7 +103,7 @@ def diagnose(cause: Cause, evidence: str, log: Follower, facts: Facts | None = N
     )
 
 
-def _evident(evidence: str, log: Follower | None) -> tuple[str, int | None]:
+def _evident(evidence: str, log: LogMonitor | None) -> tuple[str, int | None]:
     """Return the line that a verdict goes by, and its rank: of a launcher's table the entry that failed first."""
     first = log.first_failure if log is not None else None
     line, rank = plain(evidence)[:_LONGEST], rank_in(evidence)
@@ -112,7 +112,7 @@ def _evident(evidence: str, log: Follower | None) -> tuple[str, int | None]:
     return first.line if _TABLE.search(line) else line, first.rank if rank is None else rank
 
 
-def _behind(cause: Cause, log: Follower, facts: Facts) -> Clue | None:
+def _behind(cause: Cause, log: LogMonitor, facts: DiagnosisInput) -> FailureCandidate | None:
     """Return the clue that says more than the cause which the run was judged by."""
     if cause in _ENDED_BY_US:  # a rank that failed leaves the others waiting until somebody ends them
         late = log.late_clue
@@ -122,7 +122,7 @@ def _behind(cause: Cause, log: Follower, facts: Facts) -> Clue | None:
     clue = log.clue
     if log.nan_loss and cause is not Cause.PREPARE and (clue is None or clue.tier > ROOT):
         line = log.nan_loss
-        return Clue(cause=Cause.NAN_LOSS.value, line=plain(line), rank=rank_in(line), tier=ROOT, at=0)
+        return FailureCandidate(cause=Cause.NAN_LOSS.value, line=plain(line), rank=rank_in(line), tier=ROOT, at=0)
     if clue is None or clue.tier == LAUNCHER:
         return None
     if cause is Cause.NO_METRIC and facts.exit_code == 0:  # what did not end the script may have been handled
@@ -130,7 +130,7 @@ def _behind(cause: Cause, log: Follower, facts: Facts) -> Clue | None:
     return clue
 
 
-def _by_itself(cause: Cause, evidence: str, log: Follower, facts: Facts) -> Clue | None:
+def _by_itself(cause: Cause, evidence: str, log: LogMonitor, facts: DiagnosisInput) -> FailureCandidate | None:
     """Return that a launcher saw a process exit, of a log that ends too soon and does not say why."""
     clue = log.exited if cause in (Cause.INCOMPLETE, Cause.NO_METRIC) and facts.exit_code != 0 else None
     if clue is None or looks_like_error(clue.line) or not looks_like_error(evidence):
@@ -138,7 +138,7 @@ def _by_itself(cause: Cause, evidence: str, log: Follower, facts: Facts) -> Clue
     return replace(clue, line=plain(evidence))
 
 
-def _ended_a_rank(clue: Clue) -> bool:
+def _ended_a_rank(clue: FailureCandidate) -> bool:
     """Say whether a clue is why a rank had failed before the run was ended, and no trace of how it was ended."""
     if clue.tier == ROOT:
         return True
@@ -146,7 +146,7 @@ def _ended_a_rank(clue: Clue) -> bool:
     return raised and not _TOLD.search(clue.line)
 
 
-def _stood_still(cause: Cause, evidence: str, log: Follower, facts: Facts, hint: str) -> Diagnosis:
+def _stood_still(cause: Cause, evidence: str, log: LogMonitor, facts: DiagnosisInput, hint: str) -> Diagnosis:
     """Return what is known of a run that was ended for its silence or its time: which collective did not come on.
 
     `hint` is that of who ended it.
@@ -163,7 +163,7 @@ def _stood_still(cause: Cause, evidence: str, log: Follower, facts: Facts, hint:
     )
 
 
-def _named(clue: Clue, facts: Facts) -> tuple[str, str]:
+def _named(clue: FailureCandidate, facts: DiagnosisInput) -> tuple[str, str]:
     """Return a clue's cause code and what to say about it before all else."""
     if clue.signal == SIGKILL or (clue.cause == Cause.KILLED.value and _KILL.search(clue.line)):
         return _killed(facts)
@@ -183,7 +183,7 @@ def _named(clue: Clue, facts: Facts) -> tuple[str, str]:
     return clue.cause, ""
 
 
-def _killed(facts: Facts) -> tuple[str, str]:
+def _killed(facts: DiagnosisInput) -> tuple[str, str]:
     """Return who sent SIGKILL, as far as the engine's word and the kernel's own count tell: else nobody knows."""
     if facts.outcome is not None and facts.outcome.out_of_memory:
         return Cause.HOST_MEMORY.value, _LIMITED
@@ -202,7 +202,7 @@ def _ended_late(code: int | None) -> str:
     return ": the program `timeout` answers so where its time was over" if code == _OVER_TIME else ""
 
 
-def _signalled(number: int, evidence: str, facts: Facts) -> Diagnosis:
+def _signalled(number: int, evidence: str, facts: DiagnosisInput) -> Diagnosis:
     if number == SIGKILL:
         cause, words = _killed(facts)
         more = f"; {_HINTS[Cause.HOST_MEMORY]}" if cause == Cause.HOST_MEMORY.value else ""
@@ -221,7 +221,7 @@ def _ended_itself(line: str) -> str:
     )
 
 
-def _ruled(clue: Clue, facts: Facts) -> tuple[str, ...]:
+def _ruled(clue: FailureCandidate, facts: DiagnosisInput) -> tuple[str, ...]:
     """Return what the clue's rule says is to be done."""
     if clue.rule is None or clue.signal or (clue.cause == Cause.KILLED.value and _KILL.search(clue.line)):
         return ()
@@ -230,7 +230,7 @@ def _ruled(clue: Clue, facts: Facts) -> tuple[str, ...]:
     return tuple(explained(text, clue.groups) for text in (clue.rule.hint, here))
 
 
-def _numbers(code: str, clue: Clue, log: Follower, facts: Facts) -> tuple[str, ...]:
+def _numbers(code: str, clue: FailureCandidate, log: LogMonitor, facts: DiagnosisInput) -> tuple[str, ...]:
     """Return what the numbers of this run say is to be done."""
     if code == Cause.GPU_MEMORY.value:
         return (gpu_memory_hint(clue.line, facts.plan, log.steps, log.config),)
@@ -243,7 +243,7 @@ def _numbers(code: str, clue: Clue, log: Follower, facts: Facts) -> tuple[str, .
     return ()
 
 
-def _room_hints(groups: Mapping[str, str], facts: Facts) -> tuple[str, ...]:
+def _room_hints(groups: Mapping[str, str], facts: DiagnosisInput) -> tuple[str, ...]:
     file = groups.get("file", "")
     what = f"{file} could not be written: free some room, or write elsewhere" if file else "free some room"
     if facts.room is None:
@@ -253,7 +253,7 @@ def _room_hints(groups: Mapping[str, str], facts: Facts) -> tuple[str, ...]:
     return (what, f"{room.folder} has {room.free_bytes / _GIB:.1f} GiB{inodes} left now")
 
 
-def _lacks_inodes(room: Room) -> bool:
+def _lacks_inodes(room: DiskSpace) -> bool:
     few = room.free_inodes is not None and room.free_inodes < _FEW_INODES
     return few and room.free_bytes > _SOME_BYTES
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import re
 
-from madlite.measure.grammar import rank_in, without_label
+from madlite.measure.grammar import TOLD, rank_in, signal_of, signal_of_code, without_label
 from madlite.measure.lines import Block, lines_with
-from madlite.measure.signals import TOLD, signal_of, signal_of_code
 from madlite.model import Value
 
 _ROOT = "Root Cause"
@@ -54,7 +53,7 @@ class FirstFailure(Value, frozen=True):
         return self.signal in TOLD
 
 
-class FooterScan:
+class LauncherScan:
     """Keeps the first table, of several nodes that of one which was not merely told to end."""
 
     def __init__(self) -> None:

@@ -16,21 +16,21 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from madlite.csvtext import unlimited_fields
-from madlite.measure.limits import (
+from madlite.measure.performance import (
     MOST_CELLS_KEPT,
     MOST_CELLS_READ,
     MOST_COLUMNS,
     MOST_RESULTS,
     TOO_LONG,
+    is_number,
     is_too_long,
+    make_metric,
     several,
     shortened,
 )
-from madlite.measure.performance import is_number, make_metric
 from madlite.model import Cause, Metric, Value
-from madlite.number_text import has_decimal_comma, may_be_foreign, without_groups
 from madlite.safe_read import read_given
+from madlite.text import has_decimal_comma, may_be_foreign, unlimited_fields, without_groups
 
 NEEDED = ("model", "performance", "metric")
 _RUN_BYTES = 1 << 20
@@ -38,7 +38,7 @@ _RUN_BYTES = 1 << 20
 _RUN = re.compile(rb'(?<![^",\r\n])[^",\r\n]{%d,}' % _RUN_BYTES)
 
 
-class Stamp(Value, frozen=True):
+class FileStamp(Value, frozen=True):
     """What a file was before the run, so that a left-over is not taken for a result."""
 
     inode: int
@@ -54,16 +54,16 @@ class Read(Value, frozen=True):
     notes: tuple[str, ...] = ()
 
 
-def stamp(path: Path) -> Stamp | None:
+def stamp(path: Path) -> FileStamp | None:
     """Return what identifies the file's present content; None where there is no file."""
     try:
         found = path.stat()
     except OSError:
         return None
-    return Stamp(inode=found.st_ino, mtime_ns=found.st_mtime_ns, size=found.st_size)
+    return FileStamp(inode=found.st_ino, mtime_ns=found.st_mtime_ns, size=found.st_size)
 
 
-def is_fresh(path: Path, before: Stamp | None, started_ns: int) -> bool:
+def is_fresh(path: Path, before: FileStamp | None, started_ns: int) -> bool:
     """Say whether the file was written by this run: changed since `before`, and newer than its start.
 
     Two seconds of grace are given to file systems that keep coarse times.

@@ -2,22 +2,122 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from madlite.measure.follow import Follower
-from madlite.measure.limits import TOO_LONG, is_too_long, several, shortened
-from madlite.measure.mad import mad_metrics
+from madlite.measure.checks.table import Expected, Number
+from madlite.measure.monitor import LogMonitor
 from madlite.measure.multiple import Read
-from madlite.measure.performance import TRAINER_MARK, TRAINER_METRIC, UnreadNumber, make_metric
-from madlite.measure.quality import window_findings
+from madlite.measure.performance import (
+    TOO_LONG,
+    TRAINER_MARK,
+    TRAINER_METRIC,
+    UnreadNumber,
+    is_too_long,
+    make_metric,
+    several,
+    shortened,
+)
 from madlite.measure.rules import plain
+from madlite.measure.steps import Steps
 from madlite.measure.window import usable
-from madlite.measure.witnesses.known import Asked, Number
-from madlite.model import Cause, Metric, ResultRule, Status, Window
-from madlite.number_text import without_groups
+from madlite.model import Cause, MadMetric, Metric, ResultRule, Status, Window
+from madlite.text import without_groups
+
+# What is to be said of a steady window: too few samples, drift, outliers, scatter (docs/measurement.md).
+
+FEWEST_STEPS = 5  # fewer steady steps than this say little
+MOST_DRIFT = 0.05  # of the median, over the whole window
+SURE_Z = 3.0  # of a drift: without one a window says so in 3 of 1000
+MOST_CV = 0.10  # steps of a GPU that has nothing else to do stay below 0.04, even short ones
 
 
-def number_of_steps(asked: Asked, log: Follower, window: Window | None) -> Number:
+def window_findings(window: Window) -> tuple[str, ...]:
+    """Return what a reader of the number should know of its window, a sentence each."""
+    return tuple(_findings(window))
+
+
+def _findings(window: Window) -> Iterator[str]:
+    unit = window.quantity.label
+    if window.n < FEWEST_STEPS:
+        yield f"low samples: only {window.n} steady {'step' if window.n == 1 else 'steps'}"
+    drift = window.drift or 0.0
+    if drifts := abs(drift) > MOST_DRIFT and abs(window.drift_z) >= SURE_Z:
+        way = "rises" if drift > 0 else "falls"
+        steps = f"steps {window.first_step} to {window.last_step}"
+        yield f"drift: {unit} {way} by {_percent(drift)} over the steady window ({steps})"
+    if window.outliers:
+        yield f"outliers: {_outliers(window)}"
+    if abs(window.cv) > MOST_CV and not (drifts and window.outliers):  # which say why
+        yield f"scatter: the steady steps' {unit} has a CV of {_percent(window.cv)}, above {_percent(MOST_CV)}"
+
+
+def _outliers(window: Window) -> str:
+    below, above = window.median - window.min, window.max - window.median
+    side, far = ("below", below) if below > above else ("above", above)
+    are = "is" if window.outliers == 1 else "are"
+    furthest = "" if window.outliers == 1 else "the furthest "
+    return (
+        f"{window.outliers} of {window.n} steady steps {are} far from the median, "
+        f"{furthest}{_percent(far / window.median)} {side} it"
+    )
+
+
+def _percent(part: float) -> str:
+    return f"{100 * abs(part):.3g} %"
+
+
+# MAD's own figure beside ours, under its own name, so that published numbers stay comparable.
+
+
+def mad_metrics(
+    rules: Iterable[MadMetric], steps: Steps, summary: Mapping[str, str], columns: Mapping[str, str]
+) -> tuple[tuple[Metric, ...], tuple[str, ...]]:
+    """Return one metric per rule that the run can answer, and a finding for each that it cannot."""
+    metrics, findings = [], []
+    for rule in rules:
+        text = _figure(rule, steps, summary)
+        metric = make_metric(text, rule.metric, columns=dict(columns), quantity=rule.quantity)
+        if metric.status is Status.SUCCESS:
+            metrics.append(metric)
+        else:
+            findings.append(f"no {rule.metric}: {_why(rule, text)}")
+    return tuple(metrics), tuple(findings)
+
+
+def _figure(rule: MadMetric, steps: Steps, summary: Mapping[str, str]) -> str:
+    if rule.rule == "summary":
+        return without_groups(summary.get(rule.key, ""))
+    if rule.quantity is None:
+        return ""
+    if rule.rule == "last":  # as MAD's parsers take the last match of a log, whichever rank's it is
+        last = steps.latest(rule.quantity)
+        return "" if last is None else f"{last:.10g}"
+    values = _printed(rule, steps.curve(rule.quantity).values)
+    if not values or not all(map(usable, values)):
+        return ""
+    return f"{statistics.fmean(values):.6g}" if rule.rule == "mean" else f"{max(values):.10g}"
+
+
+def _printed(rule: MadMetric, values: Sequence[float]) -> Sequence[float]:
+    """Return those of the printed values that a rule is about."""
+    return values[len(values) // 2 :] if rule.second_half else values[rule.start : rule.stop]
+
+
+def _why(rule: MadMetric, text: str) -> str:
+    if text:
+        return f"'{shortened(text, 60)}' is no result"
+    if rule.rule == "summary":
+        return f"the log has no {rule.key}"
+    if rule.rule == "last":
+        return "no step has it"
+    which = (
+        "the second half of the printed steps" if rule.second_half else f"printed steps {rule.start + 1} to {rule.stop}"
+    )
+    return f"MAD's rule reads {which}"
+
+
+def number_of_steps(asked: Expected, log: LogMonitor, window: Window | None) -> Number:
     """Return the window's median under its own name, and beside it what MAD's own parser would have taken."""
     if window is None:
         cause = Cause.BAD_NUMBER if (odd := _unread(asked, log) or _no_number(asked, log)) else Cause.NO_METRIC
@@ -29,12 +129,12 @@ def number_of_steps(asked: Asked, log: Follower, window: Window | None) -> Numbe
         findings = (*findings, f"the last line was cut off: its {', '.join(log.torn)} is left out")
     findings = (*findings, *_computed(log), *_trainings(log), *_more_steps(asked, log), *window_findings(window))
     if headline.status is Status.FAILURE:
-        reason = f"'{window.median:g} {headline.metric}' is no result: {_why(headline)}"
+        reason = f"'{window.median:g} {headline.metric}' is no result: {_why_number(headline)}"
         return Number(cause=Cause.BAD_NUMBER, reason=reason, evidence=plain(log.step_line), findings=findings)
     return Number(metrics=(*mad, headline), findings=findings)
 
 
-def _more_steps(asked: Asked, log: Follower) -> tuple[str, ...]:
+def _more_steps(asked: Expected, log: LogMonitor) -> tuple[str, ...]:
     """Return that a training went on beyond the steps that were asked for; one more may be a step 0."""
     reach = log.steps.reach()
     if asked.steps is None or reach is None or reach[1] <= asked.steps + 1:
@@ -42,7 +142,7 @@ def _more_steps(asked: Asked, log: Follower) -> tuple[str, ...]:
     return (f"the log goes on to step {reach[1]}, though {asked.steps} were asked for: those after it do not count",)
 
 
-def number_of_line(log: Follower) -> Number:
+def number_of_line(log: LogMonitor) -> Number:
     """Return the number of the line `performance: <number> <metric>`."""
     found, line = log.scan.result, log.scan.evidence
     if found is None and (odd := log.scan.unread):
@@ -56,7 +156,7 @@ def number_of_line(log: Follower) -> Number:
     findings = (*log.scan.findings, *(_computed(log) if of_trainer else ()), *_of_trainings(log, of_trainer))
     metric = make_metric(*found)
     if metric.status is Status.FAILURE:
-        why = TOO_LONG if is_too_long(found[0]) else _why(metric)
+        why = TOO_LONG if is_too_long(found[0]) else _why_number(metric)
         reason = f"'{shortened(found[0], 60)} {shortened(found[1], 60)}' is no result: {why}"
         return Number((metric,), Cause.BAD_NUMBER, reason, line, findings)
     return Number(metrics=(metric,), evidence=line, findings=findings)
@@ -69,14 +169,14 @@ def _unreadable(odd: UnreadNumber) -> str:
     return f"the number '{shown(odd.text)}' in the line '{shown(odd.line)}' cannot be read: {rule}"
 
 
-def has_no_end(asked: Asked, log: Follower) -> bool:
+def has_no_end(asked: Expected, log: LogMonitor) -> bool:
     """Say whether the last of several trainings stopped before its end, which the ones before it have a mark of."""
     if log.trainings < 2 or log.ended or not log.marks.ended_before:
         return False
     return asked.steps is None or (last_step(asked, log) or 0) < asked.steps
 
 
-def _trainings(log: Follower) -> tuple[str, ...]:
+def _trainings(log: LogMonitor) -> tuple[str, ...]:
     """Return that the log has several trainings, of which the last one counts."""
     if log.trainings > 1:
         return (f"{_several(log)}: this is the last one's result",)
@@ -85,7 +185,7 @@ def _trainings(log: Follower) -> tuple[str, ...]:
     return (f"the training was started again from step {log.restarted_at}: all steps are those since then",)
 
 
-def _of_trainings(log: Follower, of_trainer: bool) -> tuple[str, ...]:
+def _of_trainings(log: LogMonitor, of_trainer: bool) -> tuple[str, ...]:
     """Return the same of a number that a line says, the Trainer's own or a script's."""
     if of_trainer and log.summary:
         return _trainings(log)
@@ -98,11 +198,11 @@ def _of_trainings(log: Follower, of_trainer: bool) -> tuple[str, ...]:
     return (f"the steps went back to {log.restarted_at}: the script trains more than once, or went on again",)
 
 
-def _several(log: Follower) -> str:
+def _several(log: LogMonitor) -> str:
     return f"the log has {log.trainings} trainings one after another"
 
 
-def _computed(log: Follower) -> Iterator[str]:
+def _computed(log: LogMonitor) -> Iterator[str]:
     """Yield that a figure is computed from the steps that were done, in place of the framework's own."""
     for name, text in log.marks.computed.items():
         yield (
@@ -111,11 +211,11 @@ def _computed(log: Follower) -> Iterator[str]:
         )
 
 
-def _why(metric: Metric) -> str:
+def _why_number(metric: Metric) -> str:
     return "it is not a finite number" if metric.value is None else "a throughput is above 0"
 
 
-def number_of_file(rule: ResultRule, read: Read | None, log: Follower) -> Number:
+def number_of_file(rule: ResultRule, read: Read | None, log: LogMonitor) -> Number:
     """Return the numbers of the results file; where some are none, the others are results all the same."""
     read = read or Read(problem=f"the run wrote no {rule.file}")
     if read.problem:
@@ -126,7 +226,7 @@ def number_of_file(rule: ResultRule, read: Read | None, log: Follower) -> Number
     return Number(metrics=read.metrics, findings=(*([text] if text else []), *read.notes))
 
 
-def last_step(asked: Asked, log: Follower) -> int | None:
+def last_step(asked: Expected, log: LogMonitor) -> int | None:
     """Return the last step of the training that the log ends with; numbers above those asked for are none of its."""
     if (reach := log.steps.reach()) is None:
         return None
@@ -136,7 +236,7 @@ def last_step(asked: Asked, log: Follower) -> int | None:
     return max((n for n in log.steps.numbers() if n <= asked.steps), default=None)
 
 
-def no_step(asked: Asked, log: Follower) -> str:
+def no_step(asked: Expected, log: LogMonitor) -> str:
     """Return that a log has no step of those asked for, in words."""
     reach = log.steps.reach()
     if reach is None:
@@ -149,13 +249,13 @@ def shown(text: str) -> str:
     return shortened(text.strip(), 60)
 
 
-def _unread(asked: Asked, log: Follower) -> str:
+def _unread(asked: Expected, log: LogMonitor) -> str:
     """Return that the steps say their number as text that is none, "" where they do not."""
     odd = log.marks.unread.get(asked.rule.headline)
     return f"'{shown(odd)}' is no number, which the steps report as {asked.rule.headline.label}" if odd else ""
 
 
-def _no_window(asked: Asked, log: Follower) -> str:
+def _no_window(asked: Expected, log: LogMonitor) -> str:
     if (last := last_step(asked, log)) is None:
         return no_step(asked, log)
     if asked.rule.headline not in log.steps.quantities():
@@ -163,7 +263,7 @@ def _no_window(asked: Asked, log: Follower) -> str:
     return f"no step is left after {asked.warmup_steps} steps of warm-up (the last was step {last})"
 
 
-def _no_number(asked: Asked, log: Follower) -> str:
+def _no_number(asked: Expected, log: LogMonitor) -> str:
     """Return that steps after the warm-up report what is no number, "" where there are none."""
     curve, last = log.steps.curve(asked.rule.headline), last_step(asked, log)
     begin = log.steps.begin + asked.warmup_steps

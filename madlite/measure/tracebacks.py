@@ -58,7 +58,7 @@ _LONGEST = 200  # characters of a label; a longer one is text
 _PACKAGES = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen", "<string>")
 
 
-class Raised(Value, frozen=True):
+class RaisedError(Value, frozen=True):
     """An exception that nobody caught, as far as a log shows; `at` is the place of its last line in the log.
 
     `by_launcher` where a launcher raises it because its workers failed; `of_import` where a package is missing, which
@@ -121,7 +121,7 @@ class TracebackScan:
     """Keeps the exceptions in the order of the log, at most a few dozen."""
 
     def __init__(self) -> None:
-        self.raised: list[Raised] = []
+        self.raised: list[RaisedError] = []
         self.code: set[int] = set()  # the places of lines that show a program's text: nothing of it happened
         self.aside: set[int] = set()  # the places of exceptions that launchers survived
         self.begun = ""  # the first line by which a traceback begins
@@ -274,7 +274,7 @@ class TracebackScan:
             self._again(at, text)
             return
         self.raised.append(
-            Raised(
+            RaisedError(
                 at=at,
                 line=text,
                 rank=rank,
@@ -288,7 +288,7 @@ class TracebackScan:
             self._said[at] = one
 
 
-def _with_more(raised: Raised, more: str) -> Raised:
+def _with_more(raised: RaisedError, more: str) -> RaisedError:
     """Return an exception with the next line of its message, which is all of it where the first has its name alone."""
     whole = f"{raised.line} {more}" if _NAME_ALONE.match(raised.line) and not raised.by_launcher else raised.line
     return replace(raised, more=more, line=whole)

@@ -1,39 +1,77 @@
 """What a run showed → its verdict: SUCCESS with numbers that can be trusted, or FAILURE with the reason.
 
-All witnesses are asked, of a failure too (madlite/measure/witnesses).  The first that denies explains a failure: their
+All checks run, for a failure too (madlite/measure/checks).  The first that fails explains it: their
 order is who ended the run, its exit code, its loss and last step, then its number and what the row would say of it.
 One that doubts leaves a success suspect.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from itertools import islice
 
 from msgspec.structs import replace
 
+from madlite.measure.checks import config as ending
+from madlite.measure.checks import figures, losses, place, table
+from madlite.measure.checks.config import config, exit_words
+from madlite.measure.checks.table import CheckInput, CheckResult, Expected, Observation
 from madlite.measure.compute import compute_findings, count_compute
-from madlite.measure.follow import Follower, asked_steps
+from madlite.measure.monitor import LogMonitor, asked_steps
 from madlite.measure.number import last_step, number_of_file, number_of_line, number_of_steps
 from madlite.measure.window import steady_window
-from madlite.measure.witnesses import table
-from madlite.measure.witnesses.collect import collect, doubts, first_denial, of_training
-from madlite.measure.witnesses.ending import exit_words
-from madlite.measure.witnesses.known import Asked, Known, Witnesses
-from madlite.measure.witnesses.table import Testimony
-from madlite.model import (
-    Cause,
-    Compute,
-    Metric,
-    ResultRule,
-    RunPlan,
-    Status,
-    Value,
-    Variant,
-    Window,
-    Witness,
+from madlite.model import Cause, Check, Compute, Metric, ResultRule, RunPlan, Status, Value, Variant, Window
+
+__all__ = ["Expected", "Observation", "Verdict", "asked_steps"]
+
+# Run every check, in the order in which they explain a failure.
+
+CheckFunction = Callable[[CheckInput], CheckResult]
+_OUTSIDE: tuple[CheckFunction, ...] = (
+    ending.exit_code,
+    place.strangers,
+)  # those that apply to a run that never began
+CHECKS: tuple[CheckFunction, ...] = (
+    ending.exit_code,
+    losses.loss,
+    ending.end_of_steps,
+    figures.error_pattern,
+    ending.launcher,
+    ending.end_mark,
+    figures.artifact,
+    figures.metric,
+    figures.summary,
+    config,
+    place.ranks,
+    losses.loss_trend,
+    place.memory,
+    place.strangers,
+    figures.compute,
+    figures.clock,
 )
 
-__all__ = ["Asked", "Verdict", "Witnesses", "asked_steps"]  # passed on: seen and asked for belong to a verdict
+
+def collect(known: CheckInput) -> tuple[CheckResult, ...]:
+    """Return the result of each check."""
+    said = tuple(ask(known) for ask in (CHECKS if known.ran else _OUTSIDE))
+    return said if first_failed(said) is None else tuple(place.of_failure(one, known) for one in said)
+
+
+def of_training(known: CheckInput) -> tuple[CheckResult, ...]:
+    """Return the results of the checks that need a training's log alone, whatever ran it and however it ended."""
+    asked = (losses.loss, ending.end_of_steps, figures.metric, figures.summary, losses.loss_trend, place.memory)
+    return tuple(ask(known) for ask in asked)
+
+
+def first_failed(said: Iterable[CheckResult]) -> CheckResult | None:
+    """Return the failed check that decides the verdict; None where none makes the run a failure."""
+    return next((one for one in said if one.row.status == "fail"), None)
+
+
+def warning_texts(said: Iterable[CheckResult]) -> tuple[str, ...]:
+    """Return why a success is suspect, a sentence each."""
+    return tuple(one.text for one in said if one.row.status == "warn")
+
 
 SHOWN = 3  # lines with error patterns
 _HARMLESS = (
@@ -53,11 +91,11 @@ class Verdict(Value, frozen=True):
     metrics: tuple[Metric, ...] = ()
     findings: tuple[str, ...] = ()
     suspect: tuple[str, ...] = ()  # of a SUCCESS, why its number is doubtful
-    witnesses: tuple[Witness, ...] = ()
+    checks: tuple[Check, ...] = ()
     compute: Compute | None = None
 
 
-def judge(plan: RunPlan, seen: Witnesses, log: Follower) -> Verdict:
+def judge(plan: RunPlan, seen: Observation, log: LogMonitor) -> Verdict:
     """Return the verdict of a run that was started."""
     if seen.skipped and seen.stopped is Cause.NONE:
         return Verdict(status=Status.SKIPPED, reason="the model was not run (--skip-model-run)")
@@ -68,28 +106,34 @@ def judge(plan: RunPlan, seen: Witnesses, log: Follower) -> Verdict:
         number = number_of_file(asked.rule, seen.results, log)
     else:
         number = number_of_line(log)
-    return _verdict(Known(asked=asked, log=log, number=number, plan=plan, seen=seen))
+    return _verdict(CheckInput(asked=asked, log=log, number=number, plan=plan, seen=seen))
 
 
-def judge_steps(asked: Asked, log: Follower) -> Verdict:
+def judge_steps(asked: Expected, log: LogMonitor) -> Verdict:
     """Return the verdict of a log by its training steps."""
     return _judge_steps(asked, log)
 
 
-def _judge_steps(asked: Asked, log: Follower, plan: RunPlan | None = None, seen: Witnesses | None = None) -> Verdict:
+def _judge_steps(
+    asked: Expected, log: LogMonitor, plan: RunPlan | None = None, seen: Observation | None = None
+) -> Verdict:
     window = steady_window(log.steps, asked.rule.headline, asked.warmup_steps, last_step(asked, log))
     number = number_of_steps(asked, log, window)
     compute = count_compute(plan, log.steps, window) if plan is not None and window is not None else None
-    return _verdict(Known(asked=asked, log=log, number=number, plan=plan, seen=seen, window=window, compute=compute))
+    return _verdict(
+        CheckInput(asked=asked, log=log, number=number, plan=plan, seen=seen, window=window, compute=compute)
+    )
 
 
-def judge_line(log: Follower) -> Verdict:
+def judge_line(log: LogMonitor) -> Verdict:
     """Return the verdict of a log by its line `performance: <number> <metric>`.
 
     What else it says makes the number doubtful at most: of several trainings nobody knows which of them it is of.
     """
     number = number_of_line(log)
-    known = Known(asked=Asked(rule=ResultRule(kind="performance_line", loss_expected=False)), log=log, number=number)
+    known = CheckInput(
+        asked=Expected(rule=ResultRule(kind="performance_line", loss_expected=False)), log=log, number=number
+    )
     status = Status.SUCCESS if number.cause is Cause.NONE else Status.FAILURE
     return Verdict(
         status=status,
@@ -98,21 +142,21 @@ def judge_line(log: Follower) -> Verdict:
         evidence=number.evidence,
         metrics=number.metrics,
         findings=number.findings,
-        suspect=doubts(of_training(known)) if status is Status.SUCCESS else (),
+        suspect=warning_texts(of_training(known)) if status is Status.SUCCESS else (),
     )
 
 
-def launcher_failure(log: Follower, window: Window | None = None) -> Verdict:
+def launcher_failure(log: LogMonitor, window: Window | None = None) -> Verdict:
     """Return the verdict of a log whose launcher says that it failed, whatever exit code came out."""
     words = f"the training's launcher says that it failed{_rule_words(log)}"
     return Verdict(status=Status.FAILURE, cause=Cause.EXIT_CODE, reason=words, evidence=log.fatal_line, window=window)
 
 
-def _verdict(known: Known) -> Verdict:
-    """Ask all witnesses, and return what follows from what they say."""
+def _verdict(known: CheckInput) -> Verdict:
+    """Run all checks, and return what follows from their results."""
     said = collect(known)
-    number, denied = known.number, first_denial(said)
-    suspect = doubts(said)
+    number, failed = known.number, first_failed(said)
+    suspect = warning_texts(said)
     told = compute_findings(known.compute) if known.compute else ()
     verdict = Verdict(
         status=Status.SUCCESS,
@@ -120,11 +164,11 @@ def _verdict(known: Known) -> Verdict:
         window=known.window if known.ran else None,
         metrics=number.metrics,
         findings=(*number.findings, *(text for text in told if text not in suspect)),
-        witnesses=tuple(one.witness for one in said),
+        checks=tuple(one.check for one in said),
         compute=known.compute,
     )
-    if denied is not None:
-        return _denied(verdict, denied, known)
+    if failed is not None:
+        return _failed(verdict, failed, known)
     return replace(verdict, suspect=suspect) if known.elsewhere is None else _on_another_node(verdict, known.elsewhere)
 
 
@@ -134,65 +178,65 @@ def _on_another_node(verdict: Verdict, node: int) -> Verdict:
     return replace(verdict, status=Status.SKIPPED, reason=words, evidence="", metrics=(), findings=())
 
 
-def _denied(verdict: Verdict, denied: Testimony, known: Known) -> Verdict:
+def _failed(verdict: Verdict, failed: CheckResult, known: CheckInput) -> Verdict:
     """Return a failure; findings are of its number, so they are told where the number is all that failed."""
-    kept, evidence = _kept(denied, known), denied.evidence
-    findings = verdict.findings if denied.row in (table.NO_RESULT, table.PATTERN) else ()
-    if denied.row is table.PATTERN:
+    kept, evidence = _kept(failed, known), failed.evidence
+    findings = verdict.findings if failed.row in (table.NO_RESULT, table.PATTERN) else ()
+    if failed.row is table.PATTERN:
         findings, (_, evidence) = (*findings, _HARMLESS), suspicion(known.log)
     return replace(
         verdict,
         status=Status.FAILURE,
-        cause=denied.cause,
-        reason=_reason(denied, known),
+        cause=failed.cause,
+        reason=_reason(failed, known),
         evidence=evidence,
         metrics=kept,
         findings=findings,
     )
 
 
-def _kept(denied: Testimony, known: Known) -> tuple[Metric, ...]:
+def _kept(failed: CheckResult, known: CheckInput) -> tuple[Metric, ...]:
     """Return the results that a failure's rows have: those that are none themselves, or one beside an error pattern.
 
     Of several results beside an error none is taken over: nobody can say which of them the error belongs to.
     """
     metrics = known.number.metrics
-    if denied.row is table.NO_RESULT:
+    if failed.row is table.NO_RESULT:
         return metrics
-    if denied.row is table.PATTERN and known.asked.rule.kind == "performance_line":
-        return tuple(replace(metric, status=Status.FAILURE, cause=denied.cause) for metric in metrics)
+    if failed.row is table.PATTERN and known.asked.rule.kind == "performance_line":
+        return tuple(replace(metric, status=Status.FAILURE, cause=failed.cause) for metric in metrics)
     return ()
 
 
-def _reason(denied: Testimony, known: Known) -> str:
+def _reason(failed: CheckResult, known: CheckInput) -> str:
     """Return why a run failed; a rule that matched a line of its log may tell more."""
-    if denied.row is table.ENDED_ILL and known.seen and known.seen.exit:
+    if failed.row is table.ENDED_ILL and known.seen and known.seen.exit:
         return f"the workload failed: {exit_words(known.seen)}{_rule_words(known.failing_log)}"
-    if denied.row is table.LAUNCHER_FAILED:
+    if failed.row is table.LAUNCHER_FAILED:
         return launcher_failure(known.log).reason
-    if denied.row is table.PATTERN:
+    if failed.row is table.PATTERN:
         several = known.asked.rule.kind == "multiple_results"
         kept = f"no result of {known.asked.rule.file} is taken over" if several else "the number stays in the row"
         return f"the log has the {suspicion(known.log)[0]}, though the script ended with exit code 0 ({kept})"
-    return denied.text
+    return failed.text
 
 
-def suspicion(log: Follower) -> tuple[str, str]:
+def suspicion(log: LogMonitor) -> tuple[str, str]:
     """Return the error patterns of a log in words and the first lines that have them; "" where it has none."""
     suspects = log.suspects
     names = ("error patterns " if len(suspects) > 1 else "error pattern ") + ", ".join(map(repr, suspects))
     return (names, " | ".join(islice(suspects.values(), SHOWN))) if suspects else ("", "")
 
 
-def _rule_words(log: Follower) -> str:
+def _rule_words(log: LogMonitor) -> str:
     hint = f"; {log.rule.hint}" if log.rule and log.rule.hint else ""
     return f" ({log.rule.cause}){hint}" if log.rule else ""
 
 
-def _asked(plan: RunPlan, log: Follower) -> Asked:
+def _asked(plan: RunPlan, log: LogMonitor) -> Expected:
     """Return what the plan asks for; how many steps there are to be may be the trainer's own word alone."""
     variant = plan.variant or Variant(model=plan.card.name)
-    return Asked(
+    return Expected(
         rule=plan.result_rule,
         warmup_steps=variant.warmup_steps,
         steps=variant.steps if variant.steps is not None else asked_steps(log.config),

@@ -2,37 +2,69 @@
 
 from __future__ import annotations
 
-from madlite.model.architectures import Architecture, Attention, Shape
-from madlite.model.cards import Card, CardItem, Problem, Request, TreeCards
-from madlite.model.drafts import Action, Draft, ErrorScan, FileTemplate, MadMetric, ResultRule, Variant
-from madlite.model.jsontext import to_json
-from madlite.model.judged import Compute, Diagnosis, Window, Witness
-from madlite.model.machines import Gpu, Machine, Vendor
-from madlite.model.plans import Blocked, DataUse, EngineOptions, Image, Login, Mount, Place, RunPlan, Study, Traits
+from madlite.model.cards import Card, CardItem, Gpu, Machine, Problem, Request, TreeCards, Vendor
+from madlite.model.plans import (
+    Action,
+    Architecture,
+    Attention,
+    Blocked,
+    DataUse,
+    EngineOptions,
+    ErrorScan,
+    FileTemplate,
+    Image,
+    Login,
+    MadMetric,
+    Mount,
+    Place,
+    ResultRule,
+    RunPlan,
+    RunSpec,
+    Shape,
+    Study,
+    Traits,
+    Variant,
+)
 from madlite.model.protocols import Backend, Reader, Runtime, Say, Session
-from madlite.model.quantities import QUANTITIES, SPEEDS, Quantity
 from madlite.model.results import (
     STEPS_APART,
     Asset,
+    Check,
+    Compute,
+    Diagnosis,
     EffectiveConfig,
     Ended,
     Event,
     FailureRule,
     Finding,
+    GpuUse,
     ImageUsed,
     Line,
     Metric,
     Phase,
+    Provenance,
     Reference,
     Result,
     Row,
     Step,
     Summary,
+    Telemetry,
+    Window,
 )
-from madlite.model.sensed import GpuUse, Provenance, Telemetry
 from madlite.model.sessions import PROBE_BYTES, Chunk, Completed, Exit, JobOutcome, Sink
-from madlite.model.values import EnvValue, Json, Scalar, Secret, Value
-from madlite.model.verdicts import Cause, Status
+from madlite.model.values import (
+    QUANTITIES,
+    SPEEDS,
+    Cause,
+    EnvValue,
+    Json,
+    Quantity,
+    Scalar,
+    Secret,
+    Status,
+    Value,
+    to_json,
+)
 
 __all__ = [
     "Action",
@@ -49,7 +81,7 @@ __all__ = [
     "Compute",
     "DataUse",
     "Diagnosis",
-    "Draft",
+    "RunSpec",
     "EffectiveConfig",
     "Ended",
     "EngineOptions",
@@ -106,6 +138,6 @@ __all__ = [
     "Variant",
     "Vendor",
     "Window",
-    "Witness",
+    "Check",
     "to_json",
 ]

@@ -3,16 +3,203 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from madlite.model.architectures import Architecture
-from madlite.model.cards import Card
-from madlite.model.drafts import Action, ErrorScan, FileTemplate, ResultRule, Variant
-from madlite.model.machines import Machine
-from madlite.model.values import EnvValue, Scalar, Secret, Value
-from madlite.model.verdicts import Cause, Status
+from madlite.model.cards import Card, Machine
+from madlite.model.values import Cause, EnvValue, Quantity, Scalar, Secret, Status, Value
+
+# The shape of a model, as far as its floating-point work follows from it.
+
+Attention = Literal["full", "causal"]
+"""Whether a model's FLOPs count each query with every key (`full`), or with those before it alone (`causal`)."""
+
+
+class Architecture(Value, frozen=True):
+    """What of a model's shape its FLOPs follow from; docs/measurement.md has the formula.
+
+    Raises:
+        ValueError: the sizes are no model's.
+    """
+
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    vocab: int  # as the output layer has it, padding included
+    ffn: int  # of a dense layer
+    kv_heads: int = 0  # 0: as many as heads
+    head_dim: int = 0  # 0: hidden ÷ heads
+    gated: bool = True  # three matrices in a feed-forward layer (SwiGLU), else two
+    window: int = 0  # tokens a query sees at most; 0: all of the sequence
+    full_every: int = 0  # every how many layers a query sees all in spite of it; 0: in none
+    experts: int = 0
+    active_experts: int = 0
+    expert_ffn: int = 0
+    shared_ffn: int = 0  # of the experts that every token passes, together
+    dense_layers: int = 0  # of a model with experts, the first layers without
+    q_lora_rank: int = 0  # multi-head latent attention, where kv_lora_rank is not 0
+    kv_lora_rank: int = 0
+    qk_nope_head_dim: int = 0
+    qk_rope_head_dim: int = 0
+    v_head_dim: int = 0
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse what is no shape, wherever it comes from."""
+        if problem := _problem(self):
+            raise ValueError(f"architecture '{self.name}': {problem}")
+
+
+class Shape(Value, frozen=True):
+    """What of a draft may change its model's architecture.
+
+    `fields` names, for a field of the architecture, the setting that has it where it is not 0.  Where one of `others`
+    was changed nothing is known of the shape.  `unknown` says why there is none, whatever a table has under the name.
+    """
+
+    fields: dict[str, str] = {}
+    others: tuple[str, ...] = ()
+    unknown: str = ""
+
+
+def _problem(one: Architecture) -> str:
+    sizes = {name: getattr(one, name) for name in one.__struct_fields__}
+    for name, value in sizes.items():
+        if isinstance(value, int) and value < (name in ("layers", "hidden", "heads", "vocab")):
+            return f"{name} is {value}"
+    if one.experts and not (0 < one.active_experts <= one.experts and one.expert_ffn):
+        return f"{one.active_experts} of {one.experts} experts see a token, each of {one.expert_ffn}"
+    if one.dense_layers > one.layers:
+        return f"{one.dense_layers} of {one.layers} layers are dense"
+    if not one.ffn and (one.dense_layers or not one.experts):
+        return "ffn is 0"
+    if one.kv_lora_rank and not (one.qk_nope_head_dim + one.qk_rope_head_dim and one.v_head_dim):
+        return "latent attention needs qk_nope_head_dim, qk_rope_head_dim and v_head_dim"
+    if not one.kv_lora_rank and not one.head_dim and one.hidden % one.heads:
+        return f"hidden {one.hidden} is no multiple of {one.heads} heads: head_dim is needed"
+    return ""
+
+
+# What a backend answers about a card.
+
+
+class Variant(Value, frozen=True):
+    """One combination a backend can run: model × mode × precision, with sizes per GPU.
+
+    `micro_batch` is sequences per GPU and forward pass, `global_batch` sequences per optimizer step over all GPUs,
+    `seq_len` tokens, `warmup_steps` the first steps whose speed says nothing.
+    """
+
+    model: str
+    mode: str = "pretrain"
+    precision: str = ""
+    seq_len: int | None = None
+    micro_batch: int | None = None
+    global_batch: int | None = None
+    steps: int | None = None
+    warmup_steps: int = 5
+    release: str = ""
+
+
+class FileTemplate(Value, frozen=True):
+    """A file of the run folder: rendered from `template`, or copied byte for byte where `raw`."""
+
+    path: str  # relative to the run folder
+    template: str  # name on the template search path, e.g. torchtitan/run.sh.j2
+    raw: bool = False
+
+
+class MadMetric(Value, frozen=True):
+    """A result row that MAD's own parser would have written: its name and its rule over the printed steps.
+
+    `rule`: `last` the last printed value; `mean` and `max` over `[start:stop]` of the printed values, as Python slices
+    do, or over their second half; `summary` a figure the framework prints once (`key` names it).
+    """
+
+    metric: str
+    quantity: Quantity | None = None
+    rule: Literal["last", "mean", "max", "summary"] = "last"
+    start: int = 0
+    stop: int | None = None
+    second_half: bool = False  # of an odd number of values the one in the middle too
+    key: str = ""
+
+
+class ResultRule(Value, frozen=True):
+    """Where a run's result comes from.
+
+    `performance_line`: MAD's `performance: <number> <metric>`; `multiple_results`: the CSV named `file`; `steps`: the
+    steady window of the backend's steps, `headline` being its metric, plus `mad` for published numbers.  `columns` are
+    settings of the plan that its rows have as columns too.  `attention` is how the framework counts the work of its
+    own TFLOP/s, and how ours is counted beside it.  `end_mark` is what the framework prints at each training's end.
+    `ranks` is `all` where each rank of a node prints its steps, `ranks_setting` a setting that lists those which do.
+    `printed_on` is the node, of several, that prints the steps: `each` of them, or the first or the last alone.
+    """
+
+    kind: Literal["performance_line", "multiple_results", "steps"] = "performance_line"
+    file: str = ""
+    headline: Quantity = Quantity.TOKENS_PER_S_PER_GPU
+    headline_metric: str = "tokens_per_s_per_gpu"
+    mad: tuple[MadMetric, ...] = ()
+    loss_expected: bool = True
+    columns: tuple[str, ...] = ()
+    attention: Attention = "full"
+    end_mark: str = ""
+    ranks: Literal["", "all"] = ""
+    ranks_setting: str = ""
+    printed_on: Literal["each", "first", "last"] = "each"
+
+
+class Action(Value, frozen=True):
+    """One command of a session; `cwd` is relative to the workspace, `env` is the command's alone.
+
+    `{folder}` in `cwd` stands for the run folder; a `cwd` or a word of `argv` that is `{model_dir}` for the folder
+    that a MAD script runs in.  In a draft, one of kind `pre`, `data` or `post` without argv marks where the context's
+    scripts and the fetching of data have their place.
+    """
+
+    kind: Literal["prepare", "clone", "pre", "data", "run", "post", "clean"]
+    argv: tuple[str, ...]
+    cwd: str = "."
+    timeout_s: Annotated[float, Meta(gt=0)] | None = None
+    env: dict[str, EnvValue] = {}
+
+
+class RunSpec(Value, frozen=True):
+    """A backend's answer for one variant: what it wants, before card, context and options have their say."""
+
+    variant: Variant | None = None
+    templates: tuple[FileTemplate, ...] = ()  # the one with path run.sh is what runs, where actions is empty
+    actions: tuple[Action, ...] = ()
+    settings: dict[str, Scalar] = {}  # the backend's own knobs, open to card, context, tag and --set
+    env: dict[str, str] = {}
+    image: str = ""
+    launcher: str = ""
+    result_rule: ResultRule = ResultRule()
+    readers: tuple[str, ...] = ()  # backends whose readers follow the log, this backend's own where empty
+    origin: str = ""  # where the values came from, e.g. "recipe demo.toml"
+    problem: str = ""  # why this cannot start here; it becomes a FAILURE row
+    outputs: tuple[str, ...] = ()  # glob patterns of what the run leaves in its folder for the workspace
+    notes: tuple[str, ...] = ()  # what the user should know of how this draft was chosen
+    left_out: dict[str, str] = {}  # other runs of the card, as `mode precision`, and the releases that alone have them
+    architecture: Architecture | None = None  # of the model, where madlite's own table does not have its name
+    shape: Shape = Shape()  # what of the draft may change that
+    chosen: tuple[str, ...] = ()  # keys whose values were asked for and chosen by: nothing overrides them afterwards
+    tag_args: bool = False  # whether what a tag adds beyond known keys are arguments, as for a MAD card's script
+    runtimes: tuple[str, ...] = ()  # where it can run without an image, of a card that does not say
+    declared: tuple[str, ...] = ()  # keys whose values the user says are true of what runs, which is not told them
+
+
+class ErrorScan(Value, frozen=True):
+    """Text that makes a run with a result a FAILURE where its log has it, and what makes a line of it harmless.
+
+    Both are plain text, upper and lower case told apart.
+    """
+
+    patterns: tuple[str, ...]
+    benign: tuple[str, ...] = ()
 
 
 class Login(Value, frozen=True):

@@ -7,10 +7,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
-from madlite.model.cards import Card, Problem, Request
-from madlite.model.drafts import Action, Draft
-from madlite.model.machines import Machine
-from madlite.model.plans import Place, RunPlan, Traits
+from madlite.model.cards import Card, Machine, Problem, Request
+from madlite.model.plans import Action, Place, RunPlan, RunSpec, Traits
 from madlite.model.results import Asset, Event, Finding, ImageUsed, Line
 from madlite.model.sessions import Completed, Exit, JobOutcome, Sink
 from madlite.model.values import Json
@@ -39,7 +37,7 @@ class Backend(Protocol):
         Those that claim it equally share it, each with other modes of it; two that have the same mode are an error.
         """
 
-    def expand(self, request: Request, machine: Machine) -> Sequence[Draft]:
+    def expand(self, request: Request, machine: Machine) -> Sequence[RunSpec]:
         """Return one draft per run the card stands for.
 
         Raises:

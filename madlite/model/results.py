@@ -4,12 +4,142 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-from madlite.model.judged import Compute, Diagnosis, Window, Witness
-from madlite.model.quantities import QUANTITIES, SPEEDS, Quantity
-from madlite.model.sensed import Provenance, Telemetry
+from madlite.model.plans import Attention
 from madlite.model.sessions import JobOutcome
-from madlite.model.values import Value
-from madlite.model.verdicts import Cause, Status
+from madlite.model.values import QUANTITIES, SPEEDS, Cause, Quantity, Status, Value
+
+# What a run's numbers come to, how they were checked, and why a run failed.
+
+
+class Window(Value, frozen=True):
+    """Statistics of the steady steps, in the headline quantity's unit; `cv` is std ÷ mean.
+
+    `drift` is how far the Theil-Sen line moves over the window, as a part of the median, None where too few steps say,
+    and `drift_z` how sure that is, in Mann and Kendall's standard deviations; `outliers` counts the steps far from the
+    median.  `began_s` and `ended_s` are seconds since the start of the run between which the window's steps were done,
+    None for a log without times.
+    """
+
+    quantity: Quantity
+    n: int
+    first_step: int
+    last_step: int
+    dropped: int
+    median: float
+    mean: float
+    std: float
+    cv: float
+    min: float
+    max: float
+    last: float = 0.0
+    drift: float | None = None
+    drift_z: float = 0.0
+    outliers: int = 0
+    began_s: float | None = None
+    ended_s: float | None = None
+
+
+class Compute(Value, frozen=True):
+    """A throughput as floating-point work, by our own formula, and how far the framework's figure is from it.
+
+    `flops_per_token` of forward and backward, for sequences of `seq_len` tokens; `otherwise` is the same by the other
+    convention of attention.  `apart` is framework ÷ ours - 1, None where one of them is too small for its digits;
+    `mfu` a part of the peak, None where `no_mfu` says why.
+    """
+
+    architecture: str
+    attention: Attention
+    flops_per_token: float
+    tflops_per_gpu: float
+    tokens_per_s_per_gpu: float = 0.0
+    seq_len: int = 0
+    otherwise: float = 0.0
+    frozen: bool = False  # the weights: adapters alone are trained
+    framework_tflops_per_gpu: float | None = None
+    apart: float | None = None
+    peak_tflops: float | None = None
+    peak_of: str = ""  # GPU and number format, e.g. MI300X BF16
+    peak_source: str = ""
+    mfu: float | None = None
+    no_mfu: str = ""
+
+
+class Check(Value, frozen=True):
+    """The outcome of one check of a run's number; docs/verdict.md has the table.
+
+    `warn` marks a success as suspect, `fail` makes the run a failure, `unknown` is a check without the facts it needs.
+    """
+
+    name: str
+    status: Literal["pass", "warn", "fail", "unknown"]
+    text: str = ""
+
+
+class Diagnosis(Value, frozen=True):
+    """Why a run failed: a cause code, the line that shows it, whose rank it was, and what to do.
+
+    `where` is the deepest frame of the user's own code below an exception, as `file:line in function`.
+    """
+
+    cause: str
+    line: str = ""
+    rank: int | None = None
+    hint: str = ""
+    where: str = ""
+    source: str = ""  # whose rule it was; "" where none was needed
+
+
+# What a run ran on and with, and what its GPUs did meanwhile; docs/provenance.md has the tables.
+
+
+class Provenance(Value, frozen=True):
+    """What a run ran with: enough to tell two rows apart, and to run one again."""
+
+    versions: dict[str, str] = {}  # of madlite and each plugin's distribution
+    script: str = ""  # the script that ran, relative to the workspace
+    script_sha256: str = ""  # of the rendered or copied script that ran
+    labels: dict[str, str] = {}  # of the image
+    repositories: dict[str, str] = {}  # folder where it ran → commit, with " (changed)" where tracked files differ
+    packages: dict[str, str] = {}  # Python distributions where it ran; torch.hip, torch.cuda: what torch was built for
+    inside: dict[str, str] = {}  # what else is where it ran: os, python, rocm or cuda
+    host: dict[str, str] = {}  # kernel, cpu, memory, numa_balancing, …
+    gpu: dict[str, str] = {}  # product, driver, rocm or cuda, firmware, …
+    environment: dict[str, str] = {}  # what can change a training's speed, secrets masked
+    notes: tuple[str, ...] = ()  # what could not be asked
+
+
+class GpuUse(Value, frozen=True):
+    """One GPU over the steady window; None is what it does not tell."""
+
+    index: int
+    power_w: float | None = None  # mean
+    power_max_w: float | None = None
+    clock_mhz: float | None = None  # of its compute units, mean
+    memory_clock_mhz: float | None = None  # mean
+    temperature_c: float | None = None  # the highest
+    memory_used_gib: float | None = None  # the highest
+    utilization_percent: float | None = None  # mean
+    throttled: dict[str, float] = {}  # why → part of the window
+    power_cap: float | None = None  # part of the window in which its power limit held the clocks, as at full load
+
+
+class Telemetry(Value, frozen=True):
+    """Samples of the GPUs, over the steady window where there is one, else over the whole run."""
+
+    source: str = ""  # NVML, nvidia-smi, amd-smi, rocm-smi
+    interval_s: float = 0.0
+    samples: int = 0
+    over: str = ""  # window or run
+    gpus: tuple[GpuUse, ...] = ()
+    power_w: float | None = None  # mean of one GPU
+    tokens_per_joule: float | None = None  # tokens/s/GPU ÷ power_w
+    throttled: float | None = None  # part of the window in which any GPU was slowed down
+    throttled_by: dict[str, float] = {}  # why → part of the window, of the GPU that has most of it
+    power_cap: float | None = None  # part of the window in which any GPU was at its power limit
+    strangers: tuple[str, ...] = ()  # processes on these GPUs that are not of the run
+    strangers_known: bool = False  # whether processes could be told apart at all
+    cost: float | None = None  # of the sampling, as a part of one CPU core
+    problem: str = ""
 
 
 class Line(Value, frozen=True):
@@ -149,7 +279,7 @@ class Result(Value, frozen=True):
     metrics: tuple[Metric, ...] = ()
     findings: tuple[str, ...] = ()
     suspect: tuple[str, ...] = ()  # of a SUCCESS, why its number is doubtful
-    witnesses: tuple[Witness, ...] = ()
+    checks: tuple[Check, ...] = ()
     diagnosis: Diagnosis | None = None  # of a FAILURE
     compute: Compute | None = None
     config: dict[str, str] = {}  # what the trainer's own log says it ran with

@@ -5,13 +5,19 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from urllib.parse import urlsplit
 
+import msgspec
 from msgspec.structs import replace
 
-from madlite.model import Action, Card, EnvValue, RunPlan, Secret
-from madlite.plan.given import Given
-from madlite.plan.tools import ScriptCall, Toolset
+from madlite.errors import UsageProblem
+from madlite.files import exists, wrong_key
+from madlite.model import Action, Card, EnvValue, ErrorScan, RunPlan, RunSpec, Secret
+from madlite.plan.context import Context, Options, ScanKeys, Script
+from madlite.plan.inputs import RunInputs
+from madlite.plan.tools import COMMON, ScriptCall, Toolset, find_script, read_tools, stack
+from madlite.plan.values import as_bool
 from madlite.secrets import shaped, split_userinfo
 
 MODEL_DIR = "{model_dir}"
@@ -30,14 +36,14 @@ _HELPER = '!f() { printf "username=%s\\npassword=%s\\n" "$MADLITE_GIT_USERNAME" 
 
 
 def make_actions(
-    given: Given, inside: str, folder: str, fetches: Sequence[Action], tools: Toolset, secret: Sequence[str] = ()
+    inputs: RunInputs, inside: str, folder: str, fetches: Sequence[Action], tools: Toolset, secret: Sequence[str] = ()
 ) -> tuple[Action, ...]:
     """Return the draft's actions: scripts and fetches in their places, `{args}` and `{encapsulate}` filled in.
 
     `inside` and `folder` are the workspace and the run folder as the actions see them; `{model_dir}` waits for its
     claim.  `secret` are the names of variables that a snapshot of the environment must not show.
     """
-    rendered = not given.draft.actions
+    rendered = not inputs.draft.actions
     cwd = "{folder}" if rendered else MODEL_DIR
     calls = {"pre": tools.pre, "post": tools.post}
     env: dict[str, EnvValue] = {"MADLITE_SECRET_NAMES": " ".join(secret)} if secret else {}
@@ -46,10 +52,10 @@ def make_actions(
         for kind, scripts in calls.items()
     }
     placed["data"] = [*fetches]
-    drafted = _RENDERED if rendered else given.draft.actions
+    drafted = _RENDERED if rendered else inputs.draft.actions
     actions = [one for action in drafted for one in ([action] if action.argv else placed[action.kind])]
     wrapped = tools.command.replace("{tools}", shlex.quote(f"{folder}/{TOOLS}"))
-    filled = (_fill(_with_credential(action, given), given, wrapped) for action in _joined(actions))
+    filled = (_fill(_with_credential(action, inputs), inputs, wrapped) for action in _joined(actions))
     return tuple(filled)
 
 
@@ -79,22 +85,22 @@ def _joined(actions: Iterable[Action]) -> Iterator[Action]:
         yield held
 
 
-def _fill(action: Action, given: Given, tools: str) -> Action:
+def _fill(action: Action, inputs: RunInputs, tools: str) -> Action:
     if action.kind != "run":
         return action
-    wrapped = " ".join(filter(None, (tools, given.context.known.encapsulate_script)))
+    wrapped = " ".join(filter(None, (tools, inputs.context.known.encapsulate_script)))
     if wrapped and action == _RENDERED[2]:
         action = replace(action, argv=("bash", "-c", "{encapsulate}bash run.sh"))
-    fill = {"{args}": _run_args(given), "{encapsulate}": f"{wrapped} " if wrapped else ""}
+    fill = {"{args}": _run_args(inputs), "{encapsulate}": f"{wrapped} " if wrapped else ""}
     return replace(action, argv=tuple(_filled(word, fill) for word in action.argv))
 
 
-def _with_credential(action: Action, given: Given) -> Action:
+def _with_credential(action: Action, inputs: RunInputs) -> Action:
     """Give a clone the user and password of the card's URL, which leave it, or else those of its credential."""
-    card = given.request.card
+    card = inputs.request.card
     if action.kind != "clone":
         return action
-    table = (given.credentials or {}).get(card.cred, {})
+    table = (inputs.credentials or {}).get(card.cred, {})
     argv = tuple(split_userinfo(card.url).url if word == card.url else word for word in action.argv)
     return replace(action, argv=argv, env={**action.env, **_git_environment(table, card.url)})
 
@@ -137,10 +143,10 @@ def _host(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
 
-def _run_args(given: Given) -> str:
+def _run_args(inputs: RunInputs) -> str:
     """Return the args the run gets: the context's model_args replace the card's, whose the row keeps."""
-    replaced = given.context.known.model_args
-    return given.args if replaced is None else replaced
+    replaced = inputs.context.known.model_args
+    return inputs.args if replaced is None else replaced
 
 
 def settle_model_dir(plan: RunPlan, name: str) -> RunPlan:
@@ -167,3 +173,145 @@ def model_dir(card: Card) -> str:
 
 def _filled(word: str, fill: Mapping[str, str]) -> str:
     return _PLACE.sub(lambda found: fill.get(found[0], found[0]), word)
+
+
+# The context's scripts and tools → what runs around the model, in MAD's order.
+#
+# Order (contract of madengine 1 and 2): the tools' pre-scripts, the context's, the environment's snapshot; afterwards
+# the context's post-scripts, the tools'.  A script that the checkout lacks is madlite's own of that name, if it brings
+# one.
+
+SNAPSHOT = "env_snapshot.sh"
+
+
+def make_toolset(context: Context, options: Options, bundled: Path) -> Toolset:
+    """Return what the context's tools and scripts add to every run.
+
+    `bundled` is the folder of the tools that madlite brings.
+
+    Raises:
+        UsageProblem: a tool or a script is not there, or tools.json cannot be used.
+    """
+    known = context.known
+    tools = Toolset()
+    if known.tools:
+        own = options.tools_file if exists(options.tools_file) else None
+        inputs = options.tools_file != options.workspace / f"{COMMON}tools.json"
+        tools = stack(known.tools, read_tools(own, bundled, given=inputs), options.workspace, bundled)
+    pre = _calls("pre_scripts", known.pre_scripts, context, options.workspace, bundled)
+    post = _calls("post_scripts", known.post_scripts, context, options.workspace, bundled)
+    return replace(tools, pre=(*tools.pre, *pre), post=(*post, *tools.post))
+
+
+def tools_of(inputs: RunInputs) -> Toolset:
+    """Return the tools and scripts of one run: with a snapshot of its environment, where one is asked for."""
+    asked = inputs.context.known.gen_sys_env_details
+    if not (inputs.options.snapshot or asked):
+        return inputs.tools
+    name = f"{inputs.request.card.name.replace('/', '_')}_env"
+    mode, guest = inputs.context.known.rocenv_mode, inputs.context.known.guest_os or "UBUNTU"
+    up = ".." if inputs.draft.actions else "../.."  # from where the script runs to the workspace
+    snapshot = ScriptCall(path=SNAPSHOT, args=shlex.join((name, mode, guest, up)), bundled=True)
+    return replace(inputs.tools, pre=(*inputs.tools.pre, snapshot))
+
+
+def list_tools(bundled: Path) -> tuple[str, ...]:
+    """Return the files that madlite brings of tools, relative to their folder."""
+    names = sorted(path.relative_to(bundled) for path in bundled.rglob("*") if path.is_file())
+    return tuple(str(name) for name in names if not any(part.startswith((".", "__")) for part in name.parts))
+
+
+def _calls(
+    key: str, scripts: Iterable[Script], context: Context, workspace: Path, bundled: Path
+) -> tuple[ScriptCall, ...]:
+    found: list[ScriptCall] = []
+    for script in scripts:
+        calls = find_script(script.path, str(script.args), workspace, bundled)
+        if calls is None:
+            where = context.origins.get(key, "context")
+            what = f"{where}: {key} names {script.path}, which is not in {workspace}"
+            raise UsageProblem(what, "paths are relative to the working folder")
+        found += calls
+    return tuple(found)
+
+
+# Which text in a script's output makes a run with a result a FAILURE: madengine 2's keys and defaults.
+#
+# Keys, in the context and on a card: `log_error_pattern_scan`, `log_error_patterns`, `log_error_benign_patterns`.
+
+PATTERNS = (
+    "OutOfMemoryError",
+    "HIP out of memory",
+    "CUDA out of memory",
+    "RuntimeError:",
+    "AssertionError:",
+    "ValueError:",
+    "SystemExit",
+    "failed (exitcode:",
+    "Traceback (most recent call last)",
+    "FAILED",
+    "Exception:",
+    "ImportError:",
+    "ModuleNotFoundError:",
+)
+# what Ray's metrics agent, Python's warnings and AMD's profilers print of a run that is well
+BENIGN = (
+    "Failed to establish connection to the metrics exporter agent",
+    "RpcError: Running out of retries to initialize the metrics agent",
+    "Metrics will not be exported",
+    "FutureWarning",
+    "Opened result file:",
+    "SQLite3 generation ::",
+    "rocpd_op:",
+    "rpd_tracer:",
+)
+_KEYS = ScanKeys.__struct_fields__
+
+
+def make_error_scan(card: Card, context: Context, draft: RunSpec) -> ErrorScan | None:
+    """Return what to look for in the output of a script; None for a rendered run, and where the scan is switched off.
+
+    The context's switch and patterns win over the card's, harmless text of both is added to the usual.
+
+    Raises:
+        UsageProblem: a key of the card or of the context has the wrong type.
+    """
+    if draft.templates or draft.result_rule.kind == "steps":
+        return None
+    own, asked = _of_card(card), context.known
+    if not _is_on(own, asked, card, context):
+        return None
+    return ErrorScan(
+        patterns=asked.log_error_patterns or own.log_error_patterns or PATTERNS,
+        benign=(*BENIGN, *own.log_error_benign_patterns, *asked.log_error_benign_patterns),
+    )
+
+
+def error_scan_origin(card: Card, context: Context) -> str:
+    """Return who changed the scan, "" where nobody did."""
+    changed = ["card"] if any(key in card.extra for key in _KEYS) else []
+    changed += [context.origins[key] for key in _KEYS if key in context.origins]
+    return ", ".join(dict.fromkeys(changed))
+
+
+def _of_card(card: Card) -> ScanKeys:
+    inputs = {key: card.extra[key] for key in _KEYS if card.extra.get(key) not in (None, [])}
+    try:
+        return msgspec.convert(inputs, ScanKeys)
+    except msgspec.ValidationError as error:
+        raise UsageProblem(f"{_named(card)}: {wrong_key(error)[1]}") from None
+
+
+def _is_on(own: ScanKeys, asked: ScanKeys, card: Card, context: Context) -> bool:
+    key = "log_error_pattern_scan"
+    by_context = asked.log_error_pattern_scan is not None
+    said = asked.log_error_pattern_scan if by_context else own.log_error_pattern_scan
+    try:
+        return said is None or as_bool(said)
+    except ValueError:
+        where = context.origins.get(key, "context") if by_context else _named(card)
+        raise UsageProblem(f"{where}: key '{key}' is wrong: {said!r} is neither true nor false") from None
+
+
+def _named(card: Card) -> str:
+    return f"card '{card.name}' ({card.source})"

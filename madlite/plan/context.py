@@ -9,15 +9,102 @@ import ast
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
-from madlite.errors import UsageProblem
+from madlite.catalog.select import args_of
+from madlite.errors import UsageProblem, did_you_mean, distance
 from madlite.files import UNUSABLE, NotJson, decode_json, read_text, texts, wrong_key
-from madlite.model import Json, Scalar, Value
-from madlite.nearest import did_you_mean
-from madlite.plan.context_keys import ELSEWHERE, NOT_YET, OF_PLAN, Known
-from madlite.plan.values import PLAN_KEYS, VARIABLE, VARIANT_KEYS
+from madlite.model import Json, Request, RunSpec, Scalar, Value
+from madlite.plan.fields import ALIASES, CONTEXT_KEYS, PLAN_KEYS, VARIANT_KEYS
+from madlite.plan.values import VARIABLE, canonical_key
+
+# The keys of the context that have a meaning, with their types; names and types are madengine's (docs/context.md).
+
+# madengine's keys that nothing here acts on; their types are checked all the same
+ELSEWHERE = ("slurm", "k8s", "kubernetes", "deploy")  # a run that they send to other machines is refused
+NOT_YET = (*ELSEWHERE, "vllm", "deployment_config", "env_vars", "timeout", "debug")
+_Scalar: TypeAlias = str | int | float | bool  # which one a key takes is said where the values come together
+_Text = Annotated[str, msgspec.Meta(min_length=1)]  # the empty text is in every line
+
+
+class ScanKeys(msgspec.Struct, frozen=True, kw_only=True):
+    """The keys of the scan for error patterns, with their types; a card can have them too."""
+
+    log_error_pattern_scan: bool | int | str | None = None
+    log_error_benign_patterns: tuple[_Text, ...] = ()
+    log_error_patterns: Annotated[tuple[_Text, ...], msgspec.Meta(min_length=1)] | None = None
+
+
+class Script(msgspec.Struct, frozen=True):
+    """A script of the checkout that runs before or after the model."""
+
+    path: _Text
+    args: str | int | float = ""
+
+
+class Tool(msgspec.Struct, frozen=True):
+    """A tool of tools.json, by name, with what the context changes of it."""
+
+    name: _Text
+    cmd: str | None = None
+    env_vars: dict[str, str | int | float | bool] = {}
+
+
+if TYPE_CHECKING:
+    _PlanKeys = ScanKeys
+else:
+    _PlanKeys = msgspec.defstruct(
+        "_PlanKeys", [(key, _Scalar | None, None) for key in CONTEXT_KEYS], bases=(ScanKeys,), frozen=True, kw_only=True
+    )
+
+
+class ContextKeys(_PlanKeys, frozen=True, kw_only=True):
+    """The context keys madlite acts on, with their types."""
+
+    gpu_vendor: str | None = None
+    guest_os: str | None = None
+    host_os: str | None = None
+    ctx_test: str | None = None
+    docker_env_vars: dict[str, str | int | float | bool | None] = {}
+    docker_mounts: dict[str, str] = {}
+    docker_build_arg: dict[str, str | int | float | bool] = {}
+    docker_gpus: str | None = None
+    docker_cpus: str | None = None
+    additional_docker_run_options: str = ""
+    gpu_renderDs: list[int] | None = None
+    model_args: str | None = None
+    encapsulate_script: str | None = None
+    MAD_CONTAINER_IMAGE: str | None = None
+    SHM_SIZE: str | None = None
+    tools: list[Tool] = []
+    pre_scripts: list[Script] = []
+    post_scripts: list[Script] = []
+    data: dict[str, dict[str, dict[str, str | bool]]] = {}
+    gen_sys_env_details: bool | None = None
+    rocenv_mode: Literal["lite", "full"] = "lite"
+    multi_node_args: dict[str, str | int] | None = None
+    skip_perf_collection: bool = False
+    settings: dict[str, str | int | float | bool] = {}
+    gpus_per_node: int | None = None
+    gpu_count: int | None = None
+    n_gpus: int | None = None
+    num_gpus: int | None = None
+    ngpus: int | None = None
+    distributed: dict[str, Any] = {}  # of it the launcher
+    # without effect yet, see NOT_YET
+    slurm: dict[str, Any] = {}
+    k8s: dict[str, Any] = {}
+    kubernetes: dict[str, Any] = {}
+    vllm: dict[str, Any] = {}
+    deploy: dict[str, Any] = {}
+    deployment_config: dict[str, Any] = {}
+    env_vars: dict[str, Any] = {}
+    timeout: int | float | None = None
+    debug: bool = False
+
 
 FROM_FILE = "context file"
 FROM_OPTION = "--additional-context"
@@ -30,7 +117,7 @@ GPU_COUNTS = ("gpus_per_node", "gpu_count", "n_gpus", "num_gpus", "ngpus")
 class Context(Value, frozen=True):
     """The merged context; `origins` says for each top-level key whether file or option gave it."""
 
-    known: Known = Known()
+    known: ContextKeys = ContextKeys()
     values: dict[str, Json] = {}
     file: str = ""
     file_settings: dict[str, Scalar] = {}
@@ -85,7 +172,7 @@ def _read_context(file: Path | None, option: str, named: Mapping[str, tuple[str,
 
 def without_effect(context: Context) -> list[str]:
     """Return a sentence for each key that nothing here acts on; a misspelt one gets a suggestion."""
-    known = [*Known.__struct_fields__, *MACHINE_KEYS]
+    known = [*ContextKeys.__struct_fields__, *MACHINE_KEYS]
     told = []
     for key in context.values:
         if key in ELSEWHERE:
@@ -129,18 +216,18 @@ def _parse(text: str, where: str) -> dict[str, Json]:
     return value
 
 
-def _known(values: Mapping[str, Json], file: Path | None) -> Known:
+def _known(values: Mapping[str, Json], file: Path | None) -> ContextKeys:
     try:
-        return msgspec.convert(values, Known)
+        return msgspec.convert(values, ContextKeys)
     except msgspec.ValidationError as error:
         key, words = wrong_key(error)
         where = f"{FROM_FILE} {file}" if file and key.split(".")[0].split("[")[0] in values else FROM_OPTION
         raise UsageProblem(f"{where}: {words}") from None
 
 
-def _settings(known: Known) -> dict[str, Scalar]:
+def _settings(known: ContextKeys) -> dict[str, Scalar]:
     """Return the values of a plan that one source gives, at its top or below `settings`, which is more exact."""
-    top = {name: value for name in OF_PLAN if (value := getattr(known, name)) is not None}
+    top = {name: value for name in CONTEXT_KEYS if (value := getattr(known, name)) is not None}
     return {**top, **known.settings}
 
 
@@ -163,10 +250,88 @@ def _check_texts(values: Mapping[str, Json], origins: Mapping[str, str]) -> None
                 raise UsageProblem(f"{origins[key]}: {what}")
 
 
-def _check_counts(known: Known, origins: Mapping[str, str]) -> None:
+def _check_counts(known: ContextKeys, origins: Mapping[str, str]) -> None:
     """Refuse a number that is none where a launcher needs one."""
     for name, least in _COUNTS.items():
         value = str((known.multi_node_args or {}).get(name, least))
         if not re.fullmatch("[0-9]{1,9}", value) or int(value) < least:
             where = f"{origins['multi_node_args']}: multi_node_args.{name}"
             raise UsageProblem(f"{where} {value!r} is no whole number of at least {least}")
+
+
+# What the caller asked for beyond tags: options of the command line, and the surroundings they are read in.
+
+
+class Options(Value, frozen=True):
+    """Options of one `run`, `explain` or dry run. `timeout_s`: None follows the card, 0 is no limit."""
+
+    workspace: Path
+    output: Path
+    output_target: Path | None = None  # what `output` led to, links followed, when the command began
+    runtime: str = ""  # as asked for; "" leaves the choice to the card and the machine
+    image: str = ""
+    backend: str = ""
+    timeout_s: int | None = None
+    named: tuple[tuple[str, str, str], ...] = ()  # options of their own for a key: option, key, value
+    sets: tuple[tuple[str, str], ...] = ()  # --set key=value, in order
+    live_output: bool = False
+    keep_alive: bool = False
+    keep_model_dir: bool = False
+    skip_model_run: bool = False
+    clean_docker_cache: bool = False
+    strict_header: bool = False
+    rows: bool = True  # False leaves results to `madlite collect`: no results file, no side files, no record
+    result_file: bool = False  # whether a run's folder gets a result file also where rows are written
+    columns: tuple[str, ...] = ()  # of madlite's own, that rows are to have: record.rows.OWN_COLUMNS
+    ignore_deprecated: bool = False
+    disable_skip_gpu_arch: bool = False
+    environ: dict[str, str] = {}
+    python: str = "python3"  # the interpreter that runs madlite, for workloads of the host runtime
+    user: tuple[int, int] = (0, 0)  # uid and gid of the caller
+    data_file: Path = Path("data.json")
+    tools_file: Path = Path("scripts/common/tools.json")
+    snapshot: bool = False  # of the environment, before the model
+    mirror: str = ""  # folder that keeps what data providers bring
+    registry: str = ""  # where built images are pushed to
+    contract: int = 0  # the version of madengine to be like where scripts look; 0 for none
+    lint: bool = True  # whether a fatal finding keeps a run from starting
+    command: tuple[str, ...] = ()  # the words of the command line, secrets masked, without the program's name
+
+    @property
+    def asked(self) -> dict[str, str]:
+        """What the command line sets of a plan, by key; --set comes over the options of their own."""
+        return {**{key: value for _, key, value in self.named}, **dict(self.sets)}
+
+
+# What of a tag's additions are arguments of what runs, and no keys of its plan: `my_ddp:steps=20:lr=0.01` has both.
+
+
+def argument_keys(request: Request, draft: RunSpec) -> frozenset[str]:
+    """Return the names of the tag's additions that are arguments, of a draft that takes any.
+
+    Raises:
+        UsageProblem: one is a slip away from a key of the plan.
+    """
+    if not draft.tag_args:
+        return frozenset()
+    known = (*VARIANT_KEYS, *PLAN_KEYS, *draft.settings)
+    added = [name for name, _ in request.overrides if not _is_key(name, known)]
+    for name in added:
+        if meant := next((key for key in (*known, *ALIASES) if distance(name, key) <= len(name) // 5), ""):
+            raise UsageProblem(
+                f"--tags {request.tag}: '{name}' is no key of this run, and nearly '{meant}'",
+                f"did you mean {meant}?   an argument of that name: --set 'args=--{name} …'",
+            )
+    return frozenset(added)
+
+
+def args_for(request: Request, draft: RunSpec, added: frozenset[str]) -> str:
+    """Return the card's args with what the tag adds to them; all of it where the card's own script runs."""
+    if draft.actions:
+        return args_of(request)
+    return args_of(replace(request, overrides=tuple(pair for pair in request.overrides if pair[0] in added)))
+
+
+def _is_key(name: str, known: tuple[str, ...]) -> bool:
+    key = canonical_key(name)
+    return key.startswith("env.") or key in known or name in known

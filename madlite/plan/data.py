@@ -6,13 +6,14 @@ Keys, folders, variables and limits: madengine's (docs/data.md lists what differ
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from madlite.catalog.datasets import DataSets, Provider
+from madlite.catalog.datasets import Provider
 from madlite.errors import UsageProblem
 from madlite.files import exists, is_file
 from madlite.model import Action, Card, DataUse, EnvValue, Mount, Secret, Value
+from madlite.plan.inputs import RunInputs
 
 HOME = "/data_dlm"
 CUSTOM_LIMIT_S, S3_LIMIT_S, NAS_COPY_LIMIT_S, NAS_MOUNT_LIMIT_S = 1200.0, 3600.0, 2400.0, 120.0
@@ -50,22 +51,6 @@ _MOUNT = (
 )
 
 
-class Surroundings(Value, frozen=True):
-    """What data is looked for with: data.json's sets, service credentials, folders, and how to ask an endpoint.
-
-    `reach` says why an endpoint cannot be reached, or nothing; `inside` and `folder` are workspace and run folder as
-    the actions see them; in no `container` data lies where it is.
-    """
-
-    sets: DataSets | None
-    services: Mapping[str, Sequence[Mapping[str, str]]]
-    workspace: Path
-    inside: str
-    folder: str
-    container: bool
-    reach: Callable[[str], str]
-
-
 class DataPlan(Value, frozen=True):
     """What the data sets of one card add to a plan; `problem` keeps it from starting."""
 
@@ -85,15 +70,16 @@ class _Found(Value, frozen=True):
     problem: str = ""
 
 
-def plan_data(card: Card, around: Surroundings) -> DataPlan:
+def plan_data(inputs: RunInputs) -> DataPlan:
     """Return where the card's data comes from."""
+    card = inputs.request.card
     if not card.data:
         return DataPlan()
-    if around.sets is None:
+    if inputs.data_sets is None:
         return DataPlan(notes=(f"there is no data.json: the script has to find {', '.join(card.data)} itself",))
-    if unknown := [name for name in card.data if name not in around.sets]:
+    if unknown := [name for name in card.data if name not in inputs.data_sets]:
         return DataPlan(problem=f"card '{card.name}' needs data set '{unknown[0]}', which data.json does not have")
-    found = [_find(name, around.sets[name], n, card, around) for n, name in enumerate(card.data)]
+    found = [_find(name, inputs.data_sets[name], n, card, inputs) for n, name in enumerate(card.data)]
     homes = [one.use.home for one in found if one.use]
     return DataPlan(
         uses=tuple(one.use for one in found if one.use),
@@ -105,52 +91,58 @@ def plan_data(card: Card, around: Surroundings) -> DataPlan:
     )
 
 
-def _find(name: str, providers: Mapping[str, Provider], n: int, card: Card, around: Surroundings) -> _Found:
+def _find(name: str, providers: Mapping[str, Provider], n: int, card: Card, inputs: RunInputs) -> _Found:
     """Ask the providers in their order; the first that has the data is used."""
     missing: list[str] = []
     for kind, provider in providers.items():
         problem, make = _KINDS[kind]
-        if reason := problem(provider, around):
+        if reason := problem(provider, inputs):
             missing.append(f"{kind}: {reason}")
         else:
-            use = DataUse(name=name, provider=kind, home=_home(name, kind, provider, n, around))
-            return make(use, provider, around)
+            use = DataUse(name=name, provider=kind, home=_home(name, kind, provider, n, inputs))
+            return make(use, provider, inputs)
     why = "; ".join(missing) or "it names none"
     if "aws" in providers:  # madengine too starts no run without it
         return _Found(problem=f"card '{card.name}': no provider has data set '{name}' ({why})")
     return _Found(note=f"no provider has data set '{name}' ({why}): the script runs without it")
 
 
-def _home(name: str, kind: str, provider: Provider, n: int, around: Surroundings) -> str:
+def _home(name: str, kind: str, provider: Provider, n: int, inputs: RunInputs) -> str:
     """Return the folder the data is in, as the actions see it; a local one of its own name is where it was wanted."""
-    if around.container:
+    if inputs.runtime.traits.containerised:
         return provider.home if kind == "local" and provider.home else f"{provider.home or HOME}_{n}"
     if kind == "local":
-        return str(around.workspace / provider.path)
-    return str(around.workspace / provider.mirrorlocal / name) if provider.mirrorlocal else f"{around.folder}/data_{n}"
+        return str(inputs.options.workspace / provider.path)
+    return (
+        str(inputs.options.workspace / provider.mirrorlocal / name)
+        if provider.mirrorlocal
+        else f"{inputs.folder_inside}/data_{n}"
+    )
 
 
-def _no_local(provider: Provider, around: Surroundings) -> str:
-    return _why_not(exists, provider.path, "on this machine", around)
+def _no_local(provider: Provider, inputs: RunInputs) -> str:
+    return _why_not(exists, provider.path, "on this machine", inputs)
 
 
-def _why_not(ask: Callable[[Path], bool], path: str, place: str, around: Surroundings) -> str:
+def _why_not(ask: Callable[[Path], bool], path: str, place: str, inputs: RunInputs) -> str:
     try:
-        return "" if ask(around.workspace / path) else f"{path} is not {place}"
+        return "" if ask(inputs.options.workspace / path) else f"{path} is not {place}"
     except UsageProblem as problem:
         return problem.message
 
 
-def _local(use: DataUse, provider: Provider, around: Surroundings) -> _Found:
-    source = str(around.workspace / provider.path)
+def _local(use: DataUse, provider: Provider, inputs: RunInputs) -> _Found:
+    source = str(inputs.options.workspace / provider.path)
     mount = Mount(source=source, target=use.home, read_only=provider.readwrite != "true")
-    return _Found(use=use, mounts=(mount,) if around.container else (), note=_led_out(source, use.name, around))
+    return _Found(
+        use=use, mounts=(mount,) if inputs.runtime.traits.containerised else (), note=_led_out(source, use.name, inputs)
+    )
 
 
-def _led_out(source: str, name: str, around: Surroundings) -> str:
+def _led_out(source: str, name: str, inputs: RunInputs) -> str:
     """Return where a link takes a folder that is below the workspace as it is written: a workload may have laid it."""
-    place, home = os.path.realpath(source), os.path.realpath(around.workspace)
-    spelled = Path(source).is_relative_to(around.workspace)
+    place, home = os.path.realpath(source), os.path.realpath(inputs.options.workspace)
+    spelled = Path(source).is_relative_to(inputs.options.workspace)
     return (
         f"data set '{name}': a link takes {source} to {place}"
         if spelled and not Path(place).is_relative_to(home)
@@ -158,49 +150,49 @@ def _led_out(source: str, name: str, around: Surroundings) -> str:
     )
 
 
-def _no_custom(provider: Provider, around: Surroundings) -> str:
-    return _why_not(is_file, provider.path, "in this folder", around)
+def _no_custom(provider: Provider, inputs: RunInputs) -> str:
+    return _why_not(is_file, provider.path, "in this folder", inputs)
 
 
-def _custom(use: DataUse, provider: Provider, around: Surroundings) -> _Found:
+def _custom(use: DataUse, provider: Provider, inputs: RunInputs) -> _Found:
     command = _CUSTOM.replace("{args}", provider.args)  # the author's shell text, for the workload's shell
-    argv = ("bash", "-c", command, "data", use.home, f"{around.inside}/{provider.path}")
-    return _fetched(use, provider, around, Action(kind="data", argv=argv, timeout_s=CUSTOM_LIMIT_S))
+    argv = ("bash", "-c", command, "data", use.home, f"{inputs.inside}/{provider.path}")
+    return _fetched(use, provider, inputs, Action(kind="data", argv=argv, timeout_s=CUSTOM_LIMIT_S))
 
 
-def _service(name: str, around: Surroundings) -> Mapping[str, str]:
-    return next(iter(around.services.get(name, ())), {})
+def _service(name: str, inputs: RunInputs) -> Mapping[str, str]:
+    return next(iter(inputs.services.get(name, ())), {})
 
 
-def _no_minio(provider: Provider, around: Surroundings) -> str:
-    endpoint = _service("MAD_MINIO", around).get("MINIO_ENDPOINT", "")
+def _no_minio(provider: Provider, inputs: RunInputs) -> str:
+    endpoint = _service("MAD_MINIO", inputs).get("MINIO_ENDPOINT", "")
     if not endpoint:
         return "MAD_MINIO with MINIO_ENDPOINT is neither in the environment nor in credential.json"
-    return around.reach(endpoint)
+    return inputs.reach(endpoint)
 
 
-def _minio(use: DataUse, provider: Provider, around: Surroundings) -> _Found:
-    service = _service("MAD_MINIO", around)
+def _minio(use: DataUse, provider: Provider, inputs: RunInputs) -> _Found:
+    service = _service("MAD_MINIO", inputs)
     endpoint = service.get("AWS_ENDPOINT_URL_S3") or service.get("MINIO_ENDPOINT", "")
-    return _of_bucket(use, provider, around, service, service.get("REGION", "us-east-1"), endpoint)
+    return _of_bucket(use, provider, inputs, service, service.get("REGION", "us-east-1"), endpoint)
 
 
-def _no_aws(provider: Provider, around: Surroundings) -> str:
-    service = _service("MAD_AWS_S3", around)
+def _no_aws(provider: Provider, inputs: RunInputs) -> str:
+    service = _service("MAD_AWS_S3", inputs)
     if not service.get("USERNAME") or not service.get("PASSWORD"):
         return "MAD_AWS_S3 with USERNAME and PASSWORD is neither in the environment nor in credential.json"
     region = service.get("REGION", AWS_REGION)
-    return around.reach(service.get("AWS_ENDPOINT_URL_S3") or f"https://s3.{region}.amazonaws.com")
+    return inputs.reach(service.get("AWS_ENDPOINT_URL_S3") or f"https://s3.{region}.amazonaws.com")
 
 
-def _aws(use: DataUse, provider: Provider, around: Surroundings) -> _Found:
-    service = _service("MAD_AWS_S3", around)
+def _aws(use: DataUse, provider: Provider, inputs: RunInputs) -> _Found:
+    service = _service("MAD_AWS_S3", inputs)
     region, endpoint = service.get("REGION", AWS_REGION), service.get("AWS_ENDPOINT_URL_S3", "")
-    return _of_bucket(use, provider, around, service, region, endpoint)
+    return _of_bucket(use, provider, inputs, service, region, endpoint)
 
 
 def _of_bucket(
-    use: DataUse, provider: Provider, around: Surroundings, service: Mapping[str, str], region: str, endpoint: str
+    use: DataUse, provider: Provider, inputs: RunInputs, service: Mapping[str, str], region: str, endpoint: str
 ) -> _Found:
     env: dict[str, EnvValue] = {
         "AWS_ACCESS_KEY_ID": Secret(service.get("USERNAME", "")),
@@ -211,17 +203,17 @@ def _of_bucket(
     place = provider.path.rpartition("://")[2].lstrip("/")  # s3://bucket/key, minio://bucket/key, bucket/key
     where = ("--region", region, *(("--endpoint-url", endpoint) if endpoint else ()))
     argv = ("bash", "-c", _S3, "data", use.home, f"s3://{place}", *where)
-    return _fetched(use, provider, around, Action(kind="data", argv=argv, timeout_s=S3_LIMIT_S, env=env))
+    return _fetched(use, provider, inputs, Action(kind="data", argv=argv, timeout_s=S3_LIMIT_S, env=env))
 
 
-def _no_nas(provider: Provider, around: Surroundings) -> str:
-    if not around.services.get("NAS_NODES"):
+def _no_nas(provider: Provider, inputs: RunInputs) -> str:
+    if not inputs.services.get("NAS_NODES"):
         return "NAS_NODES is neither in the environment nor in credential.json"
-    found = [_why_no_node(node, around) for node in around.services["NAS_NODES"]]
+    found = [_why_no_node(node, inputs) for node in inputs.services["NAS_NODES"]]
     return "" if "" in found else "; ".join(found)
 
 
-def _why_no_node(node: Mapping[str, str], around: Surroundings) -> str:
+def _why_no_node(node: Mapping[str, str], inputs: RunInputs) -> str:
     """Return why a storage of `NAS_NODES` cannot be used, or nothing."""
     name = node.get("NAME") or node.get("HOST") or "a table without HOST"
     if lacks := [key for key in ("HOST", "USERNAME", "PASSWORD") if not node.get(key)]:
@@ -229,30 +221,30 @@ def _why_no_node(node: Mapping[str, str], around: Surroundings) -> str:
     port = node.get("PORT", "22")
     if not (port.isascii() and port.isdigit()):
         return f"{name} of NAS_NODES: PORT {port!r} is no number"
-    return around.reach(f"ssh://{node['HOST']}:{port}")
+    return inputs.reach(f"ssh://{node['HOST']}:{port}")
 
 
-def _nas(use: DataUse, provider: Provider, around: Surroundings) -> _Found:
+def _nas(use: DataUse, provider: Provider, inputs: RunInputs) -> _Found:
     """Return the copy into a mirror; without one the folder itself, but on the host, where no mount is to stay."""
-    node = next(node for node in around.services["NAS_NODES"] if not _why_no_node(node, around))
-    mounts = around.container and not provider.mirrorlocal
-    ready = (_LACKS, _INSTALL, _LACKS, _REFUSE) if around.container else (_LACKS, _REFUSE)
+    node = next(node for node in inputs.services["NAS_NODES"] if not _why_no_node(node, inputs))
+    mounts = inputs.runtime.traits.containerised and not provider.mirrorlocal
+    ready = (_LACKS, _INSTALL, _LACKS, _REFUSE) if inputs.runtime.traits.containerised else (_LACKS, _REFUSE)
     command = "; ".join((*ready, _MOUNT if mounts else _COPY)).replace("{copier}", "sshfs" if mounts else "rsync")
     source = f"{node['USERNAME']}@{node['HOST']}:{provider.path.rstrip('/')}"
     limit_s = NAS_MOUNT_LIMIT_S if mounts else NAS_COPY_LIMIT_S
     argv = ("bash", "-c", command, "data", use.home, source, node.get("PORT", "22"))
     env: dict[str, EnvValue] = {"SSHPASS": Secret(node["PASSWORD"])}
-    return _fetched(use, provider, around, Action(kind="data", argv=argv, timeout_s=limit_s, env=env))
+    return _fetched(use, provider, inputs, Action(kind="data", argv=argv, timeout_s=limit_s, env=env))
 
 
-def _fetched(use: DataUse, provider: Provider, around: Surroundings, action: Action) -> _Found:
+def _fetched(use: DataUse, provider: Provider, inputs: RunInputs, action: Action) -> _Found:
     """Return what a fetch adds; a mirror is a folder of the machine under the data set's name."""
     if not provider.mirrorlocal:
         return _Found(use=use, actions=(action,))
-    mirror = str(around.workspace / provider.mirrorlocal / use.name)
+    mirror = str(inputs.options.workspace / provider.mirrorlocal / use.name)
     mount = Mount(source=mirror, target=use.home, create=True)
-    note = _led_out(mirror, use.name, around)
-    return _Found(use=use, actions=(action,), mounts=(mount,) if around.container else (), note=note)
+    note = _led_out(mirror, use.name, inputs)
+    return _Found(use=use, actions=(action,), mounts=(mount,) if inputs.runtime.traits.containerised else (), note=note)
 
 
 _KINDS = {

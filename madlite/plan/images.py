@@ -2,17 +2,197 @@
 
 from __future__ import annotations
 
+import ast
+import errno
+import glob
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from madlite.model import Card, EnvValue, Image
-from madlite.plan.context import Context
-from madlite.plan.dockerfiles import Dockerfile
-from madlite.plan.environment import credential_env, secret_args
-from madlite.plan.options import Options
-from madlite.plan.registries import login_to, name_in_registry
+import msgspec
+from msgspec.structs import replace
+
+from madlite.errors import UsageProblem
+from madlite.files import exists, is_folder, shown
+from madlite.model import Card, EnvValue, Image, Login, Machine, Secret, Value
+from madlite.plan.context import Context, Options
+from madlite.safe_read import read_as_spelled, read_given
 from madlite.secrets import collect, guard
+
+# Registries: what an image is called there, and how to log in.
+#
+# Names and tables of credential.json: madengine 2's.  `dockerhub`, or a registry's host, has `repository`, `username`
+# and `password`; MAD_DOCKERHUB_USER, _PASSWORD and _REPO come before the table `dockerhub`.
+
+Credentials = Mapping[str, Mapping[str, str]]
+HUB = "dockerhub"
+_PUBLIC_KEYS = ("user", "username", "ssh_key_file")  # masked, it would eat ordinary words out of a log
+_HUB_HOSTS = ("docker.io", "index.docker.io", "registry-1.docker.io", "hub.docker.com", HUB)
+_FROM_ENVIRONMENT = {
+    "username": "MAD_DOCKERHUB_USER",
+    "password": "MAD_DOCKERHUB_PASSWORD",
+    "repository": "MAD_DOCKERHUB_REPO",
+}
+
+
+def name_in_registry(image: str, registry: str, credentials: Credentials, environ: Mapping[str, str]) -> str:
+    """Return what a local image is called in a registry.
+
+    On Docker Hub `<repository>:<image>` where the credential names a repository, else `<image>`; elsewhere
+    `<registry>/<repository>:<image>` or `<registry>/<image>`.
+    """
+    host = _host(registry)
+    repository = _table(host, credentials, environ).get("repository", "")
+    where = registry.strip("/")
+    prefix = "" if where in _HUB_HOSTS else f"{where}/"
+    return f"{prefix}{repository}:{image}" if repository else f"{prefix}{image}"
+
+
+def login_to(registry: str, credentials: Credentials, environ: Mapping[str, str]) -> Login | None:
+    """Return the login for a registry, None where none is known: docker's own logins are used then."""
+    host = _host(registry)
+    table = _table(host, credentials, environ)
+    if not table.get("username") or not table.get("password"):
+        return None
+    return Login(host="" if host == HUB else host, username=table["username"], password=Secret(table["password"]))
+
+
+def registry_of(ref: str) -> str:
+    """Return the registry that an image's name leads to: what has no host is on Docker Hub, as docker has it."""
+    first, slash, _ = ref.partition("/")
+    return first if slash and (re.search(r"[.:]", first) or first == "localhost") else HUB
+
+
+def _host(registry: str) -> str:
+    host = registry.strip("/").partition("/")[0]
+    return HUB if host in _HUB_HOSTS else host
+
+
+def _table(host: str, credentials: Credentials, environ: Mapping[str, str]) -> dict[str, str]:
+    table = dict(credentials.get(host) or {})
+    if host == HUB:
+        table |= {key: environ[name] for key, name in _FROM_ENVIRONMENT.items() if environ.get(name)}
+    return table
+
+
+def credential_env(card: Card, credentials: Mapping[str, Mapping[str, str]]) -> dict[str, EnvValue]:
+    """Return `<CRED>_<KEY>` for every key of the card's credential; all but the user's name is secret."""
+    return {
+        f"{card.cred}_{key.upper()}": value if key.lower() in _PUBLIC_KEYS else Secret(value)
+        for key, value in credentials.get(card.cred, {}).items()
+    }
+
+
+def secret_args(environ: Mapping[str, str]) -> dict[str, EnvValue]:
+    """Return the MAD_SECRETS variables, which MAD hands to builds as well as to runs."""
+    return {name: Secret(value) for name, value in environ.items() if "MAD_SECRETS" in name}
+
+
+# Which Dockerfiles belong to a card here: lookup by prefix, and the `# CONTEXT` filter of their first lines.
+#
+# Rule (docs/differences.md): candidates are `<dockerfile>.*`; a file is left out when a key of its header exists in
+# the context with another value.  One without a header is left out too, as MAD never meant it to be built.
+
+_HEADER_LINES = 5
+_CONTEXT = re.compile(r"#\s*CONTEXT\s+(\{.*\})")
+_BASE = re.compile(r"^ARG\s+BASE_DOCKER=(?:\"([^\"]*)\"|'([^']*)'|(\S+))", re.MULTILINE)
+
+_STAGE = re.compile(r"^[ \t]*FROM[ \t].*[ \t]AS[ \t]+(\S+)", re.MULTILINE | re.IGNORECASE)
+
+
+class Dockerfile(Value, frozen=True):
+    """A Dockerfile of a card: where it is, its build context, its base image and its stages' names in lower case."""
+
+    path: Path
+    context: Path
+    base: str
+    stages: frozenset[str] = frozenset()
+
+
+class FoundDockerfiles(Value, frozen=True):
+    """The Dockerfiles that fit, and why others do not."""
+
+    fitting: tuple[Dockerfile, ...] = ()
+    refused: tuple[str, ...] = ()
+
+
+def find_dockerfiles(card: Card, context: Mapping[str, str]) -> FoundDockerfiles:
+    """Return the card's Dockerfiles that fit the context, in the order of their names.
+
+    Raises:
+        UsageProblem: one of them cannot be read.
+    """
+    if not card.dockerfile:
+        return FoundDockerfiles()
+    fitting, refused = [], []
+    for path in _candidates(card.root / card.dockerfile):
+        if is_folder(path) or not exists(path):
+            continue
+        text = read_dockerfile(path, card.root)
+        reason = _mismatch(text, context)
+        if reason:
+            refused.append(f"{path.name}: {reason}")
+        else:
+            stages = frozenset(name.lower() for name in _STAGE.findall(text))
+            fitting.append(Dockerfile(path=path, context=_build_context(card), base=base_of(text), stages=stages))
+    return FoundDockerfiles(fitting=tuple(fitting), refused=tuple(refused))
+
+
+def read_dockerfile(path: Path, root: Path) -> str:
+    """Return a Dockerfile's text; one of the checkout `root` is no link out of it.
+
+    Raises:
+        UsageProblem: it cannot be read, or is a pipe or the like, or such a link.
+    """
+    try:
+        data = read_as_spelled(path, root)
+    except OSError as error:
+        hint = "copy it there, or name it in the card by its whole path" if error.errno == errno.EXDEV else ""
+        raise UsageProblem(f"{shown(path)} cannot be read: {error.strerror}", hint) from None
+    return data.decode(errors="replace")
+
+
+def _candidates(prefix: Path) -> list[Path]:
+    if not prefix.name or not is_folder(prefix.parent):
+        return []
+    return sorted(prefix.parent.glob(f"{glob.escape(prefix.name)}.*"))
+
+
+def base_of(text: str) -> str:
+    """Return the image named by `ARG BASE_DOCKER=`, or nothing."""
+    found = _BASE.search(text)
+    return next((group for group in found.groups() if group), "") if found else ""
+
+
+def _build_context(card: Card) -> Path:
+    """Return where COPY reads from: `./docker`, or the folder itself for Primus images (as madengine 2)."""
+    if card.dockercontext:
+        return card.root / card.dockercontext
+    return card.root if "primus" in card.dockerfile else card.root / "docker"
+
+
+def _mismatch(text: str, context: Mapping[str, str]) -> str:
+    header = _header(text)
+    if isinstance(header, str):
+        return header
+    for key, wanted in header.items():
+        here = context.get(str(key))
+        if here is not None and str(here) != str(wanted):
+            return f"its header wants {key} {wanted}, here it is {here}"
+    return ""
+
+
+def _header(text: str) -> dict[object, object] | str:
+    for line in text.splitlines()[:_HEADER_LINES]:
+        found = _CONTEXT.search(line)
+        if found:
+            try:
+                value = ast.literal_eval(found[1])
+            except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+                return f"its header cannot be read: {line.strip()}"
+            return value if isinstance(value, dict) else f"its header is no table: {line.strip()}"
+    return "no `# CONTEXT {...}` line in its first five"
+
 
 ARCHITECTURE = "MAD_SYSTEM_GPU_ARCHITECTURE"  # the build argument
 _TOOLS = ("docker/common", "tools")  # the build context `tools`: the first that a checkout has; 2.1.0 had the second
@@ -80,3 +260,86 @@ def _build_args(
     known = collect(environ, credential.values())
     ours = {ARCHITECTURE: architecture} if architecture and ARCHITECTURE not in asked else {}
     return {**secret_args(environ), **guard(asked, known), **ours, **credential}
+
+
+# For which GPUs and which system images are built, where the machine that builds need not have them.
+
+VENDORS = ("AMD", "NVIDIA", "CPU")
+_SYSTEMS = ("UBUNTU", "CENTOS")
+
+
+class BuildTarget(Value, frozen=True):
+    """What images are for: the context with vendor and system in it, and architectures, none for any."""
+
+    context: Context
+    gpu_vendor: str
+    architectures: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def find_target(context: Context, machine: Machine, architectures: Iterable[str]) -> BuildTarget:
+    """Return the target: the context's vendor, else this machine's, else AMD.
+
+    Raises:
+        UsageProblem: the context names a vendor or a system that nobody builds for.
+    """
+    notes = []
+    vendor = context.known.gpu_vendor or (machine.vendor if machine.gpus else "")
+    if not vendor:
+        vendor = VENDORS[0]
+        notes.append("no GPU here: builds for AMD; --gpu-vendor NVIDIA or CPU for others")
+    vendor = _one_of(VENDORS, "gpu_vendor", vendor)
+    system = _one_of(_SYSTEMS, "guest_os", context.known.guest_os or _SYSTEMS[0])
+    wanted = tuple(dict.fromkeys(part.strip() for text in architectures for part in text.split(",") if part.strip()))
+    given = context.known.docker_build_arg.get(ARCHITECTURE)
+    if wanted and given:
+        notes.append(f"--target-archs has no effect: the context's docker_build_arg says {ARCHITECTURE}={given}")
+        wanted = ()
+    named = {"gpu_vendor": vendor, "guest_os": system}
+    values = {**context.values, **named}
+    known = replace(context.known, **named)
+    return BuildTarget(
+        context=replace(context, known=known, values=values),
+        gpu_vendor=vendor,
+        architectures=wanted,
+        notes=tuple(notes),
+    )
+
+
+def _one_of(allowed: tuple[str, ...], key: str, value: str) -> str:
+    if value.upper() not in allowed:
+        raise UsageProblem(f"{key} '{value}' is none of {', '.join(allowed)}", f"{key} is a key of the context")
+    return value.upper()
+
+
+# The list that `madlite build --batch-manifest` takes: which models are built anew, and where the others are.
+#
+# Format: madengine 2's, a JSON list of `model_name`, `build_new`, `registry_image` and `registry`.
+
+
+class BatchEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One model of the list."""
+
+    model_name: str
+    build_new: bool = False
+    registry_image: str = ""
+    registry: str = ""
+
+
+def read_batch(file: Path) -> tuple[BatchEntry, ...]:
+    """Return the entries.
+
+    Raises:
+        UsageProblem: the file cannot be read, is no such list or an empty one.
+    """
+    try:
+        entries = msgspec.json.decode(read_given(file), type=tuple[BatchEntry, ...])
+    except OSError as error:
+        raise UsageProblem(f"batch manifest {file} cannot be read: {error.strerror}") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise UsageProblem(
+            f"batch manifest {file} cannot be used: {error}", '[{"model_name": "NAME", "build_new": true}]'
+        ) from None
+    if not entries:
+        raise UsageProblem(f"batch manifest {file} names no model", '[{"model_name": "NAME", "build_new": true}]')
+    return entries

@@ -6,243 +6,312 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from madlite.model import Action, EnvValue, FileTemplate, Place, RunPlan, Scalar, Secret, Value
-from madlite.plan.actions import TOOLS, bundled_tools, make_actions, model_dir
-from madlite.plan.architectures import Known, find_architecture
-from madlite.plan.blocked import find_blocked
+from madlite.model import (
+    Action,
+    Blocked,
+    Card,
+    Cause,
+    EnvValue,
+    FileTemplate,
+    Image,
+    Machine,
+    Place,
+    RunPlan,
+    Scalar,
+    Secret,
+    Status,
+    Value,
+)
+from madlite.plan.actions import (
+    TOOLS,
+    bundled_tools,
+    error_scan_origin,
+    make_actions,
+    make_error_scan,
+    model_dir,
+    tools_of,
+)
 from madlite.plan.container import (
+    PYTHON,
+    Environment,
     add_rdma,
     container_name,
     image_origin,
     log_name,
     make_devices,
     make_engine_options,
+    make_environment,
     make_image,
     make_key_mounts,
     make_mounts,
+    visible_devices,
 )
 from madlite.plan.data import DataPlan, plan_data
-from madlite.plan.data import Surroundings as DataSurroundings
-from madlite.plan.environment import PYTHON, Environment, make_environment, visible_devices
-from madlite.plan.error_scan import error_scan_origin, make_error_scan
-from madlite.plan.given import Given, layers
-from madlite.plan.place import Granted, grant_gpus, make_place
-from madlite.plan.scripts import tools_of
-from madlite.plan.silence import SilenceLimits, silence_limits
-from madlite.plan.telemetry import telemetry_interval_s
+from madlite.plan.fields import targeted_values
+from madlite.plan.inputs import RUNS, RunInputs, layers
+from madlite.plan.place import GpuAllocation, KnownArchitecture, find_architecture, grant_gpus, make_place
 from madlite.plan.tools import Toolset
-from madlite.plan.values import Layer, Resolved, resolve
+from madlite.plan.values import Layer, Resolved, SilenceLimits, resolve, silence_limits
+
+# What keeps a plan from starting; it still becomes a row.
+
+
+def find_blocked(
+    inputs: RunInputs, granted: GpuAllocation, image: Image | None, data_problem: str = ""
+) -> Blocked | None:
+    """Return what keeps the plan from starting, the user's own rule first."""
+    card, options = inputs.request.card, inputs.options
+    if card.is_deprecated and not options.ignore_deprecated:
+        return _skip(Cause.DEPRECATED, f"card '{card.name}' is deprecated", "--ignore-deprecated runs it")
+    arch = _skipped_arch(card, inputs.machine)
+    if arch and not options.disable_skip_gpu_arch:
+        return _skip(
+            Cause.SKIPPED_ARCH,
+            f"Skipping model {card.name}: it is not meant for {arch}",
+            "--disable-skip-gpu-arch runs it",
+        )
+    if card.cred and inputs.credentials is not None and card.cred not in inputs.credentials:
+        return _fail(
+            Cause.PREPARE,
+            f"card '{card.name}' needs credential '{card.cred}', credential.json has no table of that name",
+        )
+    if problem := _unfit_results(inputs):
+        return _fail(Cause.PREPARE, problem)
+    if inputs.draft.problem or data_problem:
+        return _fail(Cause.PREPARE, inputs.draft.problem or data_problem)
+    imageless = inputs.runtime.traits.containerised and image is None
+    if imageless and inputs.draft.templates and not granted.blocked:  # an engine that is missing too would be of no use
+        return _no_image(inputs)
+    if inputs.runtime.blocked or granted.blocked:
+        return inputs.runtime.blocked or granted.blocked
+    return _no_image(inputs) if imageless else None
+
+
+def _no_image(inputs: RunInputs) -> Blocked:
+    if inputs.draft.templates:  # of no use to it is a Dockerfile of the card's own
+        return _fail(
+            Cause.IMAGE,
+            f"what backend '{inputs.backend}' renders for card '{inputs.request.card.name}' has no image",
+            "--runtime host runs it on this machine, --image REF in a container",
+        )
+    reason = inputs.missing_image or f"card '{inputs.request.card.name}' names no image"
+    return _fail(Cause.IMAGE, reason, "--image REF names one")
+
+
+def _unfit_results(inputs: RunInputs) -> str:
+    """Return why a results file cannot have the name the card gives it: it would replace another one."""
+    name, options = inputs.draft.result_rule.file, inputs.options
+    place = options.workspace / name
+    taken = {"perf.csv", "common_info.json", "build_manifest.json", "models.json", "data.json", "credential.json"}
+    entries = {f"perf_{kind}.{end}" for kind in ("entry", "super", "entry_super") for end in ("csv", "json")}
+    if not name or (name not in taken | entries and place != options.output and ".." not in place.parts):
+        inside = not name or place.is_relative_to(options.workspace)
+        return "" if inside else f"card '{inputs.request.card.name}' leaves its results in {name}, outside this folder"
+    return f"card '{inputs.request.card.name}' leaves its results in {name}, which is another file's name"
+
+
+def _skip(cause: Cause, reason: str, hint: str) -> Blocked:
+    return Blocked(status=Status.SKIPPED, cause=cause, reason=reason, hint=hint)
+
+
+def _fail(cause: Cause, reason: str, hint: str = "") -> Blocked:
+    return Blocked(status=Status.FAILURE, cause=cause, reason=reason, hint=hint)
+
+
+def _skipped_arch(card: Card, machine: Machine) -> str:
+    """Return the architecture of this machine that the card wants to be skipped on.
+
+    AMD: the gfx id.  NVIDIA: the whole name, or its second word up to the first dash (`A100` of `NVIDIA A100-SXM4`).
+    """
+    names = {machine.architecture}
+    if machine.vendor == "NVIDIA":
+        words = machine.architecture.split()
+        names |= {words[1], words[1].split("-")[0]} if len(words) > 1 else set()
+    return next((arch for arch in card.skip_gpu_arch if arch in names), "")
+
 
 DEFAULT_TIMEOUT_S = 7200
-DEFAULT_LOG_BYTES = 2 << 30  # that of RunPlan
-WORKSPACE_INSIDE = "/myworkspace"
 _ARGUMENTS = "an argument of the script: TAG:name=value, or --set 'args=--name value'"
-RUNS = "madlite_runs"
 
 
-class _Parts(Value, frozen=True):
+class _Decided(Value, frozen=True):
     """What a plan is put together from."""
 
     resolved: Resolved
-    granted: Granted
+    granted: GpuAllocation
     launcher: str
     tools: Toolset
     data: DataPlan
     environment: Environment
-    shape: Known
+    shape: KnownArchitecture
     silence: SilenceLimits
 
 
-def make_plan(given: Given) -> RunPlan:
+def make_plan(inputs: RunInputs) -> RunPlan:
     """Return the plan.
 
     Raises:
         UsageProblem: a value that was set is unknown or does not fit.
     """
-    parts = _parts(given)
-    given = _with_args(given, parts.resolved)
-    plan = _plan(given, parts)
-    plan = _in_container(plan, given, parts) if given.runtime.traits.containerised else plan
-    plan = _finished(plan, given, parts)
-    return add_rdma(plan) if given.runtime.traits.containerised else plan
+    parts = _parts(inputs)
+    inputs = _with_args(inputs, parts.resolved)
+    plan = _plan(inputs, parts)
+    plan = _in_container(plan, inputs, parts) if inputs.runtime.traits.containerised else plan
+    plan = _finished(plan, inputs, parts)
+    return add_rdma(plan) if inputs.runtime.traits.containerised else plan
 
 
-def _parts(given: Given) -> _Parts:
-    card, draft = given.request.card, given.draft
+def _parts(inputs: RunInputs) -> _Decided:
+    card, draft = inputs.request.card, inputs.draft
     resolved = resolve(
         draft.variant,
         draft.settings,
-        _layers(given),
-        _origin(given),
+        _layers(inputs),
+        _origin(inputs),
         draft.chosen,
-        given.elsewhere,
+        inputs.elsewhere,
         _ARGUMENTS if draft.tag_args else "",
     )
-    granted = grant_gpus(card, given.machine, given.context, _whole(resolved.plan.get("n_gpus")))
-    launcher = _launcher(given, resolved)
-    data = plan_data(card, _data_surroundings(given)) if draft.actions or not card.scripts else DataPlan()
-    return _Parts(
+    granted = grant_gpus(card, inputs.machine, inputs.context, _whole(resolved.plan.get("n_gpus")))
+    launcher = _launcher(inputs, resolved)
+    data = plan_data(inputs) if draft.actions or not card.scripts else DataPlan()
+    return _Decided(
         resolved=resolved,
         granted=granted,
         launcher=launcher,
-        tools=tools_of(given),
+        tools=tools_of(inputs),
         data=data,
-        environment=_environment(given, resolved, granted, launcher, data),
+        environment=_environment(inputs, resolved, granted, launcher, data),
         shape=find_architecture(draft, resolved.variant, resolved.settings),
         silence=silence_limits(resolved, reads_steps=draft.result_rule.kind == "steps"),
     )
 
 
-def _layers(given: Given) -> list[Layer]:
-    overrides = tuple(pair for pair in given.request.overrides if pair[0] not in given.arg_keys)
-    request = replace(given.request, overrides=overrides)
-    return layers(request, given.context, given.options, rendered=bool(given.draft.templates))
+def _layers(inputs: RunInputs) -> list[Layer]:
+    overrides = tuple(pair for pair in inputs.request.overrides if pair[0] not in inputs.arg_keys)
+    request = replace(inputs.request, overrides=overrides)
+    return layers(request, inputs.context, inputs.options, rendered=bool(inputs.draft.templates))
 
 
-def _with_args(given: Given, resolved: Resolved) -> Given:
+def _with_args(inputs: RunInputs, resolved: Resolved) -> RunInputs:
     """Return what a plan is made from with the args that were set, in place of the card's and the context's.
 
     What the tag adds comes after them all the same.
     """
     if "args" not in resolved.plan:
-        return given
-    args = f"{resolved.plan['args']}{given.args.removeprefix(given.request.card.args)}".strip()
-    known = replace(given.context.known, model_args=args)
-    origins = {**given.context.origins, "model_args": resolved.origins["args"]}
-    return replace(given, args=args, context=replace(given.context, known=known, origins=origins))
+        return inputs
+    args = f"{resolved.plan['args']}{inputs.args.removeprefix(inputs.request.card.args)}".strip()
+    known = replace(inputs.context.known, model_args=args)
+    origins = {**inputs.context.origins, "model_args": resolved.origins["args"]}
+    return replace(inputs, args=args, context=replace(inputs.context, known=known, origins=origins))
 
 
-def _origin(given: Given) -> str:
-    return given.draft.origin or f"backend {given.backend}"
+def _origin(inputs: RunInputs) -> str:
+    return inputs.draft.origin or f"backend {inputs.backend}"
 
 
-def _plan(given: Given, parts: _Parts) -> RunPlan:
-    card, options, draft, resolved = given.request.card, given.options, given.draft, parts.resolved
+def _plan(inputs: RunInputs, parts: _Decided) -> RunPlan:
+    card, options, draft, resolved = inputs.request.card, inputs.options, inputs.draft, parts.resolved
     return RunPlan(
-        id=given.run_id,
+        id=inputs.run_id,
         card=card,
-        backend=given.backend,
-        place=_place(given, parts.granted, _whole(resolved.settings.get("nnodes"))),
-        machine=given.machine,
+        backend=inputs.backend,
+        place=_place(inputs, parts.granted, _whole(resolved.settings.get("nnodes"))),
+        machine=inputs.machine,
         workspace=options.workspace,
-        inside=_inside(given),
-        folder=options.workspace / RUNS / given.run_id,
-        runtime=given.runtime.runtime,
-        traits=given.runtime.traits,
-        readers=draft.readers or (given.backend,),
+        inside=inputs.inside,
+        folder=options.workspace / RUNS / inputs.run_id,
+        runtime=inputs.runtime.runtime,
+        traits=inputs.runtime.traits,
+        readers=draft.readers or (inputs.backend,),
         variant=resolved.variant,
         settings=resolved.settings,
         env=parts.environment.values,
-        templates=(*draft.templates, *_tool_files(given, parts.tools)),
-        actions=_actions(given, parts),
+        templates=(*draft.templates, *_tool_files(inputs, parts.tools)),
+        actions=_actions(inputs, parts),
         launcher=parts.launcher,
         result_rule=draft.result_rule,
-        error_scan=make_error_scan(card, given.context, draft),
-        args=given.args,
-        overrides=given.request.overrides,
-        model_args=given.context.known.model_args,
+        error_scan=make_error_scan(card, inputs.context, draft),
+        args=inputs.args,
+        overrides=inputs.request.overrides,
+        model_args=inputs.context.known.model_args,
         model_dir=model_dir(card) if draft.actions else "",
-        timeout_s=_timeout(given, resolved)[0],
+        timeout_s=_timeout(inputs, resolved)[0],
         start_silence_s=parts.silence.start_s,
         silence_s=parts.silence.step_s,
-        stop_grace_s=float(resolved.plan.get("stop_grace_s", 10.0)),
-        telemetry_s=telemetry_interval_s(resolved),
-        probe=bool(resolved.plan.get("probe", True)),
         architecture=parts.shape.architecture,
-        origins=_all_origins(given, parts),
+        origins=_all_origins(inputs, parts),
+        **targeted_values(resolved),
     )
 
 
-def _all_origins(given: Given, parts: _Parts) -> dict[str, str]:
+def _all_origins(inputs: RunInputs, parts: _Decided) -> dict[str, str]:
     resolved = parts.resolved
     return {
         **resolved.origins,
         **parts.environment.origins,
-        **_origins(given, resolved),
+        **_origins(inputs, resolved),
         **parts.silence.origins,
         **({"architecture": parts.shape.origin} if resolved.variant else {}),
     }
 
 
-def _actions(given: Given, parts: _Parts) -> tuple[Action, ...]:
+def _actions(inputs: RunInputs, parts: _Decided) -> tuple[Action, ...]:
     secret = [name for name, value in parts.environment.values.items() if isinstance(value, Secret)]
-    folder = _folder_inside(given)
-    return make_actions(given, _inside(given), folder, parts.data.actions, parts.tools, secret)
+    return make_actions(inputs, inputs.inside, inputs.folder_inside, parts.data.actions, parts.tools, secret)
 
 
-def _launcher(given: Given, resolved: Resolved) -> str:
+def _launcher(inputs: RunInputs, resolved: Resolved) -> str:
     """Return what launches the ranks: --set, the context, the card or its backend, $MAD_LAUNCHER; as it is given."""
-    asked = resolved.plan.get("launcher") or given.context.known.distributed.get("launcher")
-    return str(asked or given.draft.launcher or given.options.environ.get("MAD_LAUNCHER", ""))
+    asked = resolved.plan.get("launcher") or inputs.context.known.distributed.get("launcher")
+    return str(asked or inputs.draft.launcher or inputs.options.environ.get("MAD_LAUNCHER", ""))
 
 
-def _inside(given: Given) -> str:
-    """Return the workspace as the actions see it."""
-    return WORKSPACE_INSIDE if given.runtime.traits.containerised else str(given.options.workspace)
-
-
-def _folder_inside(given: Given) -> str:
-    return f"{_inside(given)}/{RUNS}/{given.run_id}"
-
-
-def _tool_files(given: Given, tools: Toolset) -> tuple[FileTemplate, ...]:
+def _tool_files(inputs: RunInputs, tools: Toolset) -> tuple[FileTemplate, ...]:
     if not bundled_tools(tools):
         return ()
-    names = [f"{TOOLS}/{name}" for name in given.tool_files]
+    names = [f"{TOOLS}/{name}" for name in inputs.tool_files]
     return tuple(FileTemplate(path=name, template=name, raw=True) for name in names)
 
 
-def _data_surroundings(given: Given) -> DataSurroundings:
-    return DataSurroundings(
-        sets=given.data_sets,
-        services=given.services,
-        workspace=given.options.workspace,
-        inside=_inside(given),
-        folder=_folder_inside(given),
-        container=given.runtime.traits.containerised,
-        reach=given.reach,
-    )
-
-
-def _in_container(plan: RunPlan, given: Given, parts: _Parts) -> RunPlan:
+def _in_container(plan: RunPlan, inputs: RunInputs, parts: _Decided) -> RunPlan:
     """Return the plan with what a container adds to it."""
-    image = make_image(given, str(parts.resolved.plan.get("image", "")))
+    image = make_image(inputs, str(parts.resolved.plan.get("image", "")))
     return replace(
         plan,
         image=image,
-        mounts=(*parts.data.mounts, *make_mounts(given), *make_key_mounts(given)),
-        devices=make_devices(given.machine, plan.place.gpu_ids),
-        engine_options=make_engine_options(given),
-        name=container_name(image, given.options.contract),
-        give_back=given.options.user if given.options.user[0] != 0 else None,
+        mounts=(*parts.data.mounts, *make_mounts(inputs), *make_key_mounts(inputs)),
+        devices=make_devices(inputs.machine, plan.place.gpu_ids),
+        engine_options=make_engine_options(inputs),
+        name=container_name(image, inputs.options.contract),
+        give_back=inputs.options.user if inputs.options.user[0] != 0 else None,
     )
 
 
-def _finished(plan: RunPlan, given: Given, parts: _Parts) -> RunPlan:
+def _finished(plan: RunPlan, inputs: RunInputs, parts: _Decided) -> RunPlan:
     """Return the plan with what the caller wants of any run, and what follows from the rest of it."""
     return replace(
         plan,
-        keep_alive=given.options.keep_alive,
-        keep_model_dir=given.options.keep_model_dir,
-        skip_model_run=given.options.skip_model_run,
-        log_limit_bytes=int(parts.resolved.plan.get("log_limit", DEFAULT_LOG_BYTES)),
+        keep_alive=inputs.options.keep_alive,
+        keep_model_dir=inputs.options.keep_model_dir,
+        skip_model_run=inputs.options.skip_model_run,
         log_name=log_name(plan.card, plan.image),
         notes=tuple(
             note
             for note in (
-                *given.draft.notes,
-                given.runtime.note,
+                *inputs.draft.notes,
+                inputs.runtime.note,
                 parts.granted.note,
-                _no_credential(given),
+                _no_credential(inputs),
                 _other_precision(plan),
                 *parts.data.notes,
             )
             if note
         ),
-        blocked=find_blocked(given, parts.granted, plan.image, parts.data.problem),
+        blocked=find_blocked(inputs, parts.granted, plan.image, parts.data.problem),
         data=parts.data.uses,
-        outputs=given.draft.outputs,
-        writes_row=not given.context.known.skip_perf_collection,
+        outputs=inputs.draft.outputs,
+        writes_row=not inputs.context.known.skip_perf_collection,
     )
 
 
@@ -256,53 +325,55 @@ def _other_precision(plan: RunPlan) -> str:
     )
 
 
-def _no_credential(given: Given) -> str:
+def _no_credential(inputs: RunInputs) -> str:
     """Return that the card runs without its credential, as it does under madengine."""
-    cred = given.request.card.cred
+    cred = inputs.request.card.cred
     return (
         f"there is no credential.json: the run is not given credential {cred}"
-        if cred and given.credentials is None
+        if cred and inputs.credentials is None
         else ""
     )
 
 
-def _origins(given: Given, resolved: Resolved) -> dict[str, str]:
+def _origins(inputs: RunInputs, resolved: Resolved) -> dict[str, str]:
     return {
-        "runtime": given.runtime.origin,
-        "args": given.context.origins.get("model_args", "card, tag"),
-        "timeout_s": _timeout(given, resolved)[1],
-        "n_gpus": _n_gpus_origin(given, resolved),
-        "image": image_origin(given, resolved),
-        "engine_options.extra": _options_origin(given),
-        "error_scan": error_scan_origin(given.request.card, given.context),
-        "machine": ", ".join(sorted(set(given.machine.sources.values()))) or "detected",
+        "runtime": inputs.runtime.origin,
+        "args": inputs.context.origins.get("model_args", "card, tag"),
+        "timeout_s": _timeout(inputs, resolved)[1],
+        "n_gpus": _n_gpus_origin(inputs, resolved),
+        "image": image_origin(inputs, resolved),
+        "engine_options.extra": _options_origin(inputs),
+        "error_scan": error_scan_origin(inputs.request.card, inputs.context),
+        "machine": ", ".join(sorted(set(inputs.machine.sources.values()))) or "detected",
     }
 
 
-def _options_origin(given: Given) -> str:
+def _options_origin(inputs: RunInputs) -> str:
     """Return who gives docker options of their own, as an error about them names it."""
-    of_card = f"card '{given.request.card.name}'" if given.request.card.additional_docker_run_options else ""
-    own = given.context.origins.get("additional_docker_run_options", "")
-    return " and ".join(filter(None, (of_card, own))) or f"card '{given.request.card.name}'"
+    of_card = f"card '{inputs.request.card.name}'" if inputs.request.card.additional_docker_run_options else ""
+    own = inputs.context.origins.get("additional_docker_run_options", "")
+    return " and ".join(filter(None, (of_card, own))) or f"card '{inputs.request.card.name}'"
 
 
-def _place(given: Given, granted: Granted, asked_nodes: int | None) -> Place:
+def _place(inputs: RunInputs, granted: GpuAllocation, asked_nodes: int | None) -> Place:
     """Return where the plan runs, of as many nodes as a backend's setting `nnodes` or the context says.
 
     One that is refused for too few GPUs keeps the count it asked for, for its row.
     """
-    nodes = int((given.context.known.multi_node_args or {}).get("NNODES", 1))
+    nodes = int((inputs.context.known.multi_node_args or {}).get("NNODES", 1))
     nodes = asked_nodes if asked_nodes and asked_nodes > 0 else nodes
-    place = make_place(granted.gpu_ids, nodes, given.runtime.runtime, given.runtime.traits)
+    place = make_place(granted.gpu_ids, nodes, inputs.runtime.runtime, inputs.runtime.traits)
     return replace(place, gpus_per_node=granted.wanted) if granted.blocked else place
 
 
-def _environment(given: Given, resolved: Resolved, granted: Granted, launcher: str, data: DataPlan) -> Environment:
+def _environment(
+    inputs: RunInputs, resolved: Resolved, granted: GpuAllocation, launcher: str, data: DataPlan
+) -> Environment:
     host_env: dict[str, str] = {}
-    if not given.runtime.traits.containerised:
-        host_env = visible_devices(given.machine, granted.gpu_ids) | {PYTHON: given.options.python}
+    if not inputs.runtime.traits.containerised:
+        host_env = visible_devices(inputs.machine, granted.gpu_ids) | {PYTHON: inputs.options.python}
     return make_environment(
-        given,
+        inputs,
         n_gpus=len(granted.gpu_ids),
         launcher=launcher,
         data_env=data.env,
@@ -311,15 +382,15 @@ def _environment(given: Given, resolved: Resolved, granted: Granted, launcher: s
     )
 
 
-def _n_gpus_origin(given: Given, resolved: Resolved) -> str:
-    count = resolved.origins.get("n_gpus", "context" if given.context.n_gpus is not None else "card")
-    which = given.context.origins.get("docker_gpus", "")
+def _n_gpus_origin(inputs: RunInputs, resolved: Resolved) -> str:
+    count = resolved.origins.get("n_gpus", "context" if inputs.context.n_gpus is not None else "card")
+    which = inputs.context.origins.get("docker_gpus", "")
     return f"{count}, {which}" if which else count
 
 
-def _timeout(given: Given, resolved: Resolved) -> tuple[float | None, str]:
+def _timeout(inputs: RunInputs, resolved: Resolved) -> tuple[float | None, str]:
     """Return the limit in seconds, None for none, and who set it."""
-    card, options, asked = given.request.card, given.options, resolved.plan.get("timeout_s")
+    card, options, asked = inputs.request.card, inputs.options, resolved.plan.get("timeout_s")
     if asked is not None:
         return (float(asked) or None), resolved.origins["timeout_s"]
     if options.timeout_s is not None:

@@ -4,11 +4,29 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from pathlib import Path
 
+import msgspec
+
+from madlite.backends.recipe_book import read_architectures
 from madlite.errors import UsageProblem
-from madlite.model import Blocked, Card, Cause, Machine, Place, Problem, Status, Traits, Value
-from madlite.plan.context import Context
-from madlite.plan.options import Options
+from madlite.model import (
+    Architecture,
+    Blocked,
+    Card,
+    Cause,
+    Machine,
+    Place,
+    Problem,
+    RunSpec,
+    Scalar,
+    Status,
+    Traits,
+    Value,
+    Variant,
+)
+from madlite.plan.context import Context, Options
 
 Availability = Callable[[str], "Problem | None"]
 """Says why a runtime cannot be used now; raises UsageProblem for a name that is no runtime's."""
@@ -18,7 +36,7 @@ MOST_GPUS = 65536  # numbers from there on are a slip, and a range of them would
 _RANGE = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?")
 
 
-class Choice(Value, frozen=True):
+class RuntimeChoice(Value, frozen=True):
     """The runtime of a plan, who decided, what it is like, and why it cannot start if it cannot."""
 
     runtime: str
@@ -28,7 +46,7 @@ class Choice(Value, frozen=True):
     blocked: Blocked | None = None
 
 
-class Granted(Value, frozen=True):
+class GpuAllocation(Value, frozen=True):
     """The GPUs a run gets; `blocked` when the machine has too few, `wanted` being what was asked for all the same."""
 
     gpu_ids: tuple[int, ...]
@@ -44,7 +62,7 @@ def choose_runtime(
     available: Availability,
     traits: Mapping[str, Traits],
     without_image: tuple[str, ...] = (),
-) -> Choice:
+) -> RuntimeChoice:
     """Return the runtime that is asked for, else the card's, else docker; `traits` are those of each runtime, by name.
 
     A runtime without containers stands in for docker only where the card lists it, and no engine answers or there is no
@@ -62,13 +80,13 @@ def choose_runtime(
     problem = available(USUAL) if has_image or not bare else None
     if bare and (problem or not has_image):
         why = problem.what if problem else "the card names no image"
-        return Choice(runtime=bare, origin="card", traits=traits[bare], note=f"runs on the {bare}: {why}")
+        return RuntimeChoice(runtime=bare, origin="card", traits=traits[bare], note=f"runs on the {bare}: {why}")
     return _chosen(USUAL, "card" if card.runtimes and problem is None else "default", problem, traits)
 
 
-def _chosen(runtime: str, origin: str, problem: Problem | None, traits: Mapping[str, Traits]) -> Choice:
+def _chosen(runtime: str, origin: str, problem: Problem | None, traits: Mapping[str, Traits]) -> RuntimeChoice:
     blocked = _unreachable(problem) if problem else None
-    return Choice(runtime=runtime, origin=origin, traits=traits[runtime], blocked=blocked)
+    return RuntimeChoice(runtime=runtime, origin=origin, traits=traits[runtime], blocked=blocked)
 
 
 def _of_card(card: Card, runtime: str, available: Availability) -> Problem | None:
@@ -80,7 +98,7 @@ def _of_card(card: Card, runtime: str, available: Availability) -> Problem | Non
         ) from None
 
 
-def _asked_for(card: Card, runtime: str, available: Availability, traits: Mapping[str, Traits]) -> Choice:
+def _asked_for(card: Card, runtime: str, available: Availability, traits: Mapping[str, Traits]) -> RuntimeChoice:
     if card.runtimes and runtime not in card.runtimes:
         raise UsageProblem(
             f"card '{card.name}' does not run on runtime '{runtime}' (it lists {', '.join(card.runtimes)})",
@@ -98,7 +116,7 @@ def _unreachable(problem: Problem) -> Blocked:
     )
 
 
-def grant_gpus(card: Card, machine: Machine, context: Context, asked: int | None) -> Granted:
+def grant_gpus(card: Card, machine: Machine, context: Context, asked: int | None) -> GpuAllocation:
     """Return the first GPUs of the visible ones that the card asks for; -1 asks for all of them.
 
     Visible are the context's `docker_gpus` (`0,2-4`), else all.  On a CPU machine there is none to grant.
@@ -113,13 +131,13 @@ def grant_gpus(card: Card, machine: Machine, context: Context, asked: int | None
     if machine.vendor == "CPU":
         many = f", though {count} are asked for" if count > 1 else ""  # 1 is what a card asks for that says nothing
         note = f"no GPU here: runs on the CPU{many}" if count > 0 else ""
-        return Granted(gpu_ids=(), note=note)
+        return GpuAllocation(gpu_ids=(), note=note)
     wanted = len(visible) if count < 0 else count
     have = {gpu.index for gpu in machine.gpus}
     missing = sorted(set(visible) - have)
     if wanted > len(have) or wanted > len(visible) or missing:
-        return Granted(gpu_ids=(), wanted=wanted, blocked=_too_few(card, wanted, have, visible, missing))
-    return Granted(gpu_ids=visible[:wanted], wanted=wanted)
+        return GpuAllocation(gpu_ids=(), wanted=wanted, blocked=_too_few(card, wanted, have, visible, missing))
+    return GpuAllocation(gpu_ids=visible[:wanted], wanted=wanted)
 
 
 def _too_few(card: Card, wanted: int, have: set[int], visible: tuple[int, ...], missing: list[int]) -> Blocked:
@@ -159,3 +177,67 @@ def make_place(gpu_ids: tuple[int, ...], nodes: int, runtime: str, traits: Trait
     """Return the place of a run: on this machine, which of more `nodes` than one is a part, or where its runtime is."""
     where = "local" if traits.local else runtime
     return Place(where=where, nodes=nodes, gpus_per_node=len(gpu_ids), gpu_ids=gpu_ids)
+
+
+# Which shape a planned model has: the draft's own, else that of madlite's table, with what settings put over it.
+
+TABLE = Path(__file__).with_name("architectures.toml")
+_NEEDED = ("layers", "hidden", "heads", "vocab", "ffn")  # fields without which there is no shape
+
+
+class KnownArchitecture(Value, frozen=True):
+    """What is known of a model's shape: where it is from, or why there is none."""
+
+    architecture: Architecture | None
+    origin: str
+
+
+@cache
+def known_architectures() -> dict[str, Architecture]:
+    """Return madlite's own table."""
+    import tomli
+
+    tables = tomli.loads(TABLE.read_text(encoding="utf-8"))["architecture"]
+    return {name: one for name, one in read_architectures(tables).items() if isinstance(one, Architecture)}
+
+
+def find_architecture(draft: RunSpec, variant: Variant | None, settings: Mapping[str, Scalar]) -> KnownArchitecture:
+    """Return the shape of a draft's model once it is decided what `variant` and `settings` are."""
+    if variant is None or not variant.model:
+        return KnownArchitecture(architecture=None, origin="no model is named")
+    own = draft.variant is not None and variant.model == draft.variant.model
+    if own and draft.shape.unknown:
+        return KnownArchitecture(architecture=None, origin=draft.shape.unknown)
+    changed = [key for key in draft.shape.others if settings.get(key) != draft.settings.get(key)]
+    if changed:
+        words = ", ".join(f"{key}={settings.get(key)}" for key in changed)
+        return KnownArchitecture(architecture=None, origin=f"no shape is known with {words}")
+    base = (draft.architecture if own else None) or _named(variant.model)
+    return _over(base, variant.model, draft.shape.fields, settings)
+
+
+def _named(name: str) -> Architecture | None:
+    table = known_architectures()
+    exact = {one.casefold(): one for one in table}
+    return table.get(exact.get(name.casefold(), ""))
+
+
+def _over(
+    base: Architecture | None, name: str, fields: Mapping[str, str], settings: Mapping[str, Scalar]
+) -> KnownArchitecture:
+    """Return a shape with the fields that settings have."""
+    set_by = {field: value for field, key in fields.items() if (value := settings.get(key))}
+    if base is None and not all(field in set_by for field in _NEEDED):
+        return KnownArchitecture(architecture=None, origin=f"no shape is known of a model '{name}'")
+    before = {} if base is None else msgspec.structs.asdict(base)
+    if not (set_by.get("experts") or before.get("experts")):
+        set_by = {field: value for field, value in set_by.items() if "expert" not in field}
+    differing = [field for field, value in set_by.items() if before.get(field) != value]
+    if base is not None and not differing:
+        return KnownArchitecture(architecture=base, origin=base.source)
+    origin = ", ".join(filter(None, (base.source if base else "", "settings")))
+    try:
+        made = msgspec.convert({**before, **set_by, "name": name, "source": origin}, Architecture)
+    except msgspec.ValidationError as error:
+        return KnownArchitecture(architecture=None, origin=str(error))
+    return KnownArchitecture(architecture=made, origin=origin)

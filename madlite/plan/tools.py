@@ -15,11 +15,10 @@ from typing import Any
 
 import msgspec
 
-from madlite.errors import UsageProblem, one_hint
+from madlite.errors import UsageProblem, did_you_mean, one_hint
 from madlite.files import is_file, read_json, wrong_key
 from madlite.model import Value
-from madlite.nearest import did_you_mean
-from madlite.plan.context_keys import Script, Tool
+from madlite.plan.context import Script, Tool
 from madlite.plan.values import VARIABLE
 
 COMMON = "scripts/common/"  # where madengine puts the helpers of its package
@@ -62,7 +61,7 @@ class Toolset(Value, frozen=True):
     command: str = ""
 
 
-class Entry(Value, frozen=True):
+class ToolEntry(Value, frozen=True):
     """A tool of a tools.json; `file` is where it stands."""
 
     pre_scripts: tuple[Script, ...] = ()
@@ -72,7 +71,7 @@ class Entry(Value, frozen=True):
     file: str = ""
 
 
-def read_tools(own: Path | None, bundled: Path, *, given: bool = False) -> dict[str, Entry]:
+def read_tools(own: Path | None, bundled: Path, *, given: bool = False) -> dict[str, ToolEntry]:
     """Return the tools by name: those in the folder `bundled`, overlaid by those of the file `own`.
 
     `own` may be a pipe where the user has `given` it on the command line.
@@ -84,7 +83,7 @@ def read_tools(own: Path | None, bundled: Path, *, given: bool = False) -> dict[
     return {**table, **_read(own, given=given)} if own else table
 
 
-def stack(asked: Iterable[Tool], table: Mapping[str, Entry], workspace: Path, bundled: Path) -> Toolset:
+def stack(asked: Iterable[Tool], table: Mapping[str, ToolEntry], workspace: Path, bundled: Path) -> Toolset:
     """Return what the asked tools add to a run: the last one's scripts run first before the model and last after it.
 
     Later variables win, the last command is outermost, and the same command is put there once.
@@ -130,7 +129,7 @@ def find_script(path: str, args: str, workspace: Path, bundled: Path) -> tuple[S
     return (ScriptCall(path=name, args=words, bundled=True),) if is_file(bundled / name) else None
 
 
-def _read(file: Path, *, given: bool = False) -> dict[str, Entry]:
+def _read(file: Path, *, given: bool = False) -> dict[str, ToolEntry]:
     content = read_json(file, given=given)
     tools = content.get("tools") if isinstance(content, dict) else None
     if not isinstance(tools, dict):
@@ -138,14 +137,14 @@ def _read(file: Path, *, given: bool = False) -> dict[str, Entry]:
     return {name: _entry(name, value, file) for name, value in tools.items()}
 
 
-def _entry(name: str, value: Any, file: Path) -> Entry:
+def _entry(name: str, value: Any, file: Path) -> ToolEntry:
     try:
-        return msgspec.structs.replace(msgspec.convert(value, Entry), file=str(file))
+        return msgspec.structs.replace(msgspec.convert(value, ToolEntry), file=str(file))
     except msgspec.ValidationError as error:
         raise UsageProblem(f"{file}: tool '{name}': {wrong_key(error)[1]}") from None
 
 
-def _find(name: str, table: Mapping[str, Entry]) -> Entry:
+def _find(name: str, table: Mapping[str, ToolEntry]) -> ToolEntry:
     if name in table:
         return table[name]
     hint = f"tools: {', '.join(table)}"

@@ -8,42 +8,10 @@ from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
-from madlite.errors import UsageProblem, one_hint
+from madlite.errors import UsageProblem, did_you_mean, one_hint
 from madlite.model import Scalar, Value, Variant
-from madlite.nearest import did_you_mean
-from madlite.plan.sizes import Size, as_size
+from madlite.plan.fields import ALIASES, BY_KEY, PLAN_KEYS, VARIANT_KEYS, Size, as_size
 
-VARIANT_KEYS = tuple(field for field in Variant.__struct_fields__)
-PLAN_KEYS: dict[str, type] = {
-    "timeout_s": float,
-    "start_silence_s": float,
-    "silence_s": float,
-    "stop_grace_s": float,
-    "telemetry": bool,
-    "telemetry_s": float,
-    "probe": bool,
-    "log_limit": Size,
-    "image": str,
-    "launcher": str,
-    "n_gpus": int,
-    "args": str,
-}
-ALIASES = {
-    "batch_size": "micro_batch",
-    "local_batch_size": "micro_batch",
-    "micro_batch_size": "micro_batch",
-    "global_batch_size": "global_batch",
-    "seq_length": "seq_len",
-    "train_iters": "steps",
-    "timeout": "timeout_s",
-    "mbs": "micro_batch",  # the variables of Megatron-LM's scripts
-    "bs": "global_batch",
-    "gbs": "global_batch",
-    "total_iters": "steps",
-}
-_WHOLE = {"seq_len", "micro_batch", "global_batch", "steps", "warmup_steps"}
-_LIMITS = ("timeout_s", "start_silence_s", "silence_s", "stop_grace_s", "telemetry_s")
-_LEAST = {**dict.fromkeys(_WHOLE, 1), **dict.fromkeys(_LIMITS, 0), "warmup_steps": 0, "n_gpus": -1}
 _WHOLE_NUMBER = re.compile(r"[-+]?[0-9]{1,18}")  # more is a slip, and more than programs count in
 VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 """The name of an environment variable."""
@@ -177,15 +145,15 @@ def _fit(key: str, value: Scalar, settings: Mapping[str, Scalar], where: str) ->
     """Return the value in the type its key has; `true`, `8` and `1e-3` are read from text."""
     if key.startswith("env."):
         return _variable(key[4:], value, where)
-    wanted = type(settings[key]) if key in settings else int if key in _WHOLE else PLAN_KEYS.get(key, str)
+    wanted = type(settings[key]) if key in settings else BY_KEY[key].type
     try:
         fitted = _convert(value, wanted)
     except (ValueError, OverflowError):
         raise UsageProblem(f"{where}: {key} takes {_NOUNS[wanted]}") from None
     if key == "precision" and key not in settings:
         fitted = str(fitted).strip().upper()
-    least = _LEAST.get(key)
-    if least is not None and key not in settings and fitted < least:  # type: ignore[operator]
+    least = BY_KEY[key].least if key not in settings else None
+    if least is not None and fitted < least:  # type: ignore[operator]
         raise UsageProblem(f"{where}: {key} takes {_NOUNS[wanted]} of at least {least}")
     return fitted
 
@@ -233,3 +201,40 @@ def _convert(value: Scalar, wanted: type) -> Scalar:
 
 def _refuse(value: Scalar) -> Scalar:
     raise ValueError(value)
+
+
+# How long a run may be silent before it counts as hung, and who says so.
+
+START, STEP = "start_silence_s", "silence_s"
+_DEFAULT_S = {START: 1800.0, STEP: 300.0}  # those of RunPlan
+NO_READER = "default: nobody reads steps in its log"
+
+
+class SilenceLimits(Value, frozen=True):
+    """Seconds without output before the first step, and without a step after it; 0 without limit."""
+
+    start_s: float
+    step_s: float
+    origins: dict[str, str]
+
+
+def silence_limits(resolved: Resolved, *, reads_steps: bool) -> SilenceLimits:
+    """Return the limits that are asked for, else the defaults.
+
+    Where nobody reads steps there is none by default, and what is asked for either is one of any output: of two the
+    smaller one counts, for output that does not come is no step either.
+    """
+    asked = {name: float(resolved.plan[name]) for name in (START, STEP) if name in resolved.plan}
+    origins = {name: resolved.origins[name] for name in asked}
+    if reads_steps:
+        limits = {**_DEFAULT_S, **asked}
+        return SilenceLimits(
+            start_s=limits[START], step_s=limits[STEP], origins={**dict.fromkeys(_DEFAULT_S, "default"), **origins}
+        )
+    on = {name: limit_s for name, limit_s in asked.items() if limit_s}
+    least = min(on or asked, key=lambda name: asked[name], default=START)
+    return SilenceLimits(
+        start_s=asked.get(least, 0.0),
+        step_s=asked.get(STEP, 0.0),
+        origins={**dict.fromkeys(_DEFAULT_S, NO_READER), **origins, START: origins.get(least, NO_READER)},
+    )

@@ -2,15 +2,124 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import os
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from madlite.errors import UsageProblem
-from madlite.reports.doubts import doubted, with_doubts
+from madlite.model import Row, Status
+from madlite.plan.inputs import RUNS
+from madlite.reports.documents import Table, harmless, read_table
 from madlite.reports.runs import Run, open_run
-from madlite.reports.table import Table, read_table
-from madlite.reports.words import cell, count, kinds, visible
+from madlite.results.header import comparable, plain_cells
+from madlite.results.intent import rows_path
 from madlite.results.named_file import write_named
+from madlite.results.stored import Noted, read_record
+from madlite.workspace.folder import real_folders
+
+# Which rows of a results file are of a success that is suspect: MAD's columns do not say it, its runs' records do.
+
+COLUMN = "suspect"  # as `--add-column suspect` calls it
+
+
+def with_doubts(source: Path, table: Table) -> Table:
+    """Return the table of a results file with a column of why rows are suspect, where any is and it has none yet.
+
+    The runs are those of the folder in which the file lies, links followed.
+    """
+    if COLUMN in table.columns or "status" not in table.columns:
+        return table
+    known = _known(Path(os.path.realpath(source)), table.columns)
+    doubts = [known.get(comparable(row), "") for row in table.rows] if known else []
+    if not any(doubts):
+        return table
+    rows = tuple((*row, doubt) for row, doubt in zip(table.rows, doubts, strict=True))
+    return replace(table, columns=(*table.columns, COLUMN), rows=rows)
+
+
+def doubted(table: Table, row: Sequence[str]) -> bool:
+    """Say whether a row is of a success that is suspect."""
+    if COLUMN not in table.columns or "status" not in table.columns:
+        return False
+    said = row[table.columns.index(COLUMN)].strip()
+    return bool(said) and row[table.columns.index("status")] == Status.SUCCESS.value
+
+
+def _known(source: Path, columns: Sequence[str]) -> dict[tuple[str, ...], str]:
+    """Return why rows are suspect, each as the file has it."""
+    runs = source.parent / RUNS
+    return {
+        comparable(_arranged(cells, columns)): why
+        for why, rows in _suspect_rows(runs, rows_path(source, source.parent))
+        for cells in rows
+        if cells.get("status") == Status.SUCCESS.value
+    }
+
+
+def _suspect_rows(runs: Path, path: str) -> Iterator[tuple[str, Sequence[Mapping[str, str]]]]:
+    """Yield for each run whose success is suspect why, and the rows that it appended to a file."""
+    noted = Noted(runs)
+    for folder in real_folders(runs):
+        record = None if noted.is_foreign(folder) else read_record(folder)
+        if record is not None and record.suspect and record.rows is not None and record.rows.path == path:
+            yield "; ".join(record.suspect), record.rows.cells
+
+
+def _arranged(cells: Mapping[str, str], columns: Sequence[str]) -> list[str]:
+    """Return a row's cells in the order of a file's columns; of two columns of one name the first is filled."""
+    left = plain_cells(Row(cells=dict(cells)))
+    return [left.pop(name, "") for name in columns]
+
+
+# What both the page and the mail say of a table.
+
+_NUMBER = re.compile(r"[-+]?[\d,]*\.?\d+([eE][-+]?\d+)?")
+_KEPT = "\t\n\r"
+_TURNING = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+
+
+def count(table: Table) -> str:
+    """Return how many rows there are, and of each status: `3 rows: 1 SUCCESS, 1 SUCCESS (suspect), 1 FAILURE`."""
+    text = "1 row" if len(table.rows) == 1 else f"{len(table.rows)} rows"
+    if "status" not in table.columns:
+        return text
+    column = table.columns.index("status")
+    counts = Counter(row[column] + " (suspect)" * doubted(table, row) for row in table.rows if row[column])
+    return text + (": " + ", ".join(f"{n} {status}" for status, n in counts.most_common()) if counts else "")
+
+
+def kinds(table: Table) -> tuple[str, ...]:
+    """Return for each column how it is shown: `status`, `number` where it holds nothing else, or `text`."""
+    columns = zip(*table.rows, strict=True) if table.rows else [()] * len(table.columns)
+    return tuple(_kind(name, cells) for name, cells in zip(table.columns, columns, strict=True))
+
+
+def _kind(name: str, cells: tuple[str, ...]) -> str:
+    if name == "status":
+        return "status"
+    written = [cell for cell in cells if cell.strip()]
+    return "number" if written and all(_NUMBER.fullmatch(cell.strip()) for cell in written) else "text"
+
+
+def visible(text: str) -> str:
+    """Return the text with control characters spelled out, which HTML has not, and those that turn text around."""
+    if text.isprintable():
+        return text
+    return "".join(c.encode("unicode_escape").decode() if _is_control(c) else c for c in text)
+
+
+def cell(text: str) -> str:
+    """Return a cell's text, visible, and no formula where somebody copies the table into a spreadsheet."""
+    return visible(harmless(text))
+
+
+def _is_control(character: str) -> bool:
+    return character in _TURNING or (unicodedata.category(character) == "Cc" and character not in _KEPT)
 
 
 def write_page(source: Path) -> Path:

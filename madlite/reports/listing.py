@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from madlite.errors import UsageProblem, one_hint
+from madlite.errors import UsageProblem, did_you_mean, one_hint
 from madlite.model import Cause, Json, Status
-from madlite.nearest import did_you_mean
-from madlite.printable import printable
-from madlite.reports.cells import harmless
+from madlite.reports.documents import harmless
 from madlite.reports.runs import CUT_OFF, RUNNING, UNREADABLE, Run
-from madlite.results.lines import csv_line
+from madlite.results.header import csv_line
+from madlite.text import printable
 
 COLUMNS = (
     *("id", "when", "card", "status", "cause", "performance", "metric", "suspect", "duration_s", "doubt"),

@@ -7,12 +7,136 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from madlite.errors import UsageProblem
-from madlite.reports.log_parts import LogParts
+from madlite.model import Value
 from madlite.safe_read import open_regular
 from madlite.workspace.folder import LOG, is_alive
+from madlite.workspace.log_file import LEFT_OUT, left_out_line
+
+# A run's log wherever its bytes lie: in run.log, and, of one that is over its limit, in parts beside it.
+#
+# Places are counted in bytes that the run printed, not in bytes of a file: while a run goes on its parts come and go,
+# and at its end they are joined to run.log, behind a line that says what was left out (madlite/workspace/log_file.py).
+
+_READ_BYTES = 1 << 18
+_LONGEST_LINE = 64  # bytes of the line that says what was left out
+_PART = re.compile(re.escape(f".{LOG}.tail-") + "([0-9]{1,18})-([0-9]{1,18})")
+
+
+class _Piece(Value, frozen=True):
+    """A stretch of a file: its first byte is the `at`th that the run printed."""
+
+    fd: int
+    begin: int
+    size: int
+    at: int
+
+    @property
+    def end(self) -> int:
+        """How much was printed up to its end."""
+        return self.at + self.size
+
+    def read(self, at: int, most: int = _READ_BYTES) -> bytes:
+        """Return what it has from a place on."""
+        skip = at - self.at
+        return os.pread(self.fd, min(most, self.size - skip), self.begin + skip)
+
+
+class LogParts:
+    """The log of one run, whose run.log is open as `fd`; what was read is not read again."""
+
+    def __init__(self, folder: Path, fd: int) -> None:
+        self._folder, self._fd = folder, fd
+        self._at = 0
+        self._last = b""  # byte that was read
+        self._head: int | None = None  # bytes of run.log before the line that says what is left out, where known
+
+    def new(self) -> Iterator[bytes]:
+        """Yield what has come since the last call."""
+        with self._pieces() as pieces:
+            for piece in pieces:
+                if piece.at > self._at:
+                    yield from self._told(left_out_line(piece.at - self._at, self._last))
+                    self._at = piece.at
+                while self._at < piece.end and (data := piece.read(self._at)):
+                    self._at += len(data)
+                    yield from self._told(data)
+
+    def skip_to_last(self, lines: int) -> None:
+        """Read from the last so many lines on."""
+        with self._pieces() as pieces:
+            self._at = end = pieces[-1].end
+            left = lines + (end > 0 and pieces[-1].read(end - 1) == b"\n")
+            for piece in reversed(pieces if lines else []):
+                place, left = _line_from_end(piece, left)
+                self._at = piece.at if place is None else place
+                if place is not None:
+                    return
+
+    def _told(self, data: bytes) -> Iterator[bytes]:
+        self._last = data[-1:] or self._last
+        if data:
+            yield data
+
+    @contextmanager
+    def _pieces(self) -> Iterator[list[_Piece]]:
+        """Find all that there is of the log now, in order; at least a piece that may be empty."""
+        opened: list[int] = []
+        try:
+            parts = list(self._parts(opened))
+            pieces = self._joined(os.fstat(self._fd).st_size)  # after the parts: what is joined meanwhile is in both
+            for part in parts:
+                if part.end > pieces[-1].end:
+                    pieces.append(part)
+            yield pieces
+        finally:
+            for fd in opened:
+                os.close(fd)
+
+    def _parts(self, opened: list[int]) -> Iterator[_Piece]:
+        """Yield the parts that are there, by their places."""
+        found = [match for match in map(_PART.fullmatch, self._names()) if match]
+        for match in sorted(found, key=lambda match: int(match[2])):
+            with suppress(OSError):  # gone meanwhile, or something else has its name
+                fd = open_regular(self._folder / match[0])
+                opened.append(fd)
+                self._head = int(match[1])
+                yield _Piece(fd=fd, begin=0, size=os.fstat(fd).st_size, at=int(match[2]))
+
+    def _names(self) -> list[str]:
+        try:
+            return [path.name for path in self._folder.iterdir()]
+        except OSError:
+            return []
+
+    def _joined(self, size: int) -> list[_Piece]:
+        """Return what is in run.log: the head, and of the tail what is joined to it."""
+        if self._head is None or size <= self._head:
+            return [_Piece(fd=self._fd, begin=0, size=size, at=0)]
+        head = _Piece(fd=self._fd, begin=0, size=self._head, at=0)
+        line = LEFT_OUT.match(os.pread(self._fd, _LONGEST_LINE, self._head))
+        begin = self._head + (len(line[0]) if line else 0)
+        left_out = int(line[1]) if line else 0
+        return [head, _Piece(fd=self._fd, begin=begin, size=size - begin, at=self._head + left_out)]
+
+
+def _line_from_end(piece: _Piece, left: int) -> tuple[int | None, int]:
+    """Return where the `left`th line from the end begins, None where it is before this piece, and how many are left."""
+    at = piece.end
+    while at > piece.at:
+        begin = max(piece.at, at - _READ_BYTES)
+        data = piece.read(begin, at - begin)
+        if (count := data.count(b"\n")) >= left:
+            place = len(data)
+            for _ in range(left):
+                place = data.rindex(b"\n", 0, place)
+            return begin + place + 1, 0
+        left, at = left - count, begin
+    return None, left
+
 
 POLL_S = 0.2
 # ECMA-48: control sequences, operating system commands and other strings, and the two characters that are one

@@ -45,7 +45,7 @@ class Server(Value, frozen=True):
         return place if "://" in self.host else f"{place}:{self.port}"
 
 
-class Target(Value, frozen=True):
+class DatabaseTarget(Value, frozen=True):
     """Where documents go, and how: `unique` are the fields that say which is the same, none its content."""
 
     database: str
@@ -79,7 +79,7 @@ def check_unique(documents: Sequence[Document], unique: Sequence[str]) -> int:
     return len(documents) - len(values) if unique else 0
 
 
-def upload(documents: Sequence[Document], server: Server, target: Target) -> Uploaded:
+def upload(documents: Sequence[Document], server: Server, target: DatabaseTarget) -> Uploaded:
     """Upload the documents.
 
     Raises:
@@ -137,7 +137,7 @@ def _refusal(error: Exception, server: Server) -> UsageProblem:
     return UsageProblem(f"MongoDB at {server.address}: {' '.join(words.split())}", "madlite database --help")
 
 
-def _index(collection: Found, documents: Sequence[Document], target: Target) -> tuple[str, ...]:
+def _index(collection: Found, documents: Sequence[Document], target: DatabaseTarget) -> tuple[str, ...]:
     """Make the indexes, of which a query is the faster, and no more; return why one could not be made."""
     from pymongo.errors import OperationFailure
 
@@ -156,7 +156,7 @@ def _index(collection: Found, documents: Sequence[Document], target: Target) -> 
 
 
 def _write(
-    collection: Found, batch: Sequence[Document], target: Target, now: datetime, done: Uploaded, server: Server
+    collection: Found, batch: Sequence[Document], target: DatabaseTarget, now: datetime, done: Uploaded, server: Server
 ) -> Uploaded:
     from bson.errors import BSONError
     from pymongo import InsertOne, UpdateOne
@@ -191,7 +191,7 @@ def _write(
     )
 
 
-def _update(one: Document, target: Target, now: datetime) -> tuple[dict[str, Any], dict[str, Any]]:
+def _update(one: Document, target: DatabaseTarget, now: datetime) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return what a document is looked for by, and what is written; it is created by its first upload."""
     fields = {name: value for name, value in one.fields.items() if name != "_id"}
     same = {name: one.fields[name] for name in target.unique} or {"_id": one.fields.get("_id", one.key)}

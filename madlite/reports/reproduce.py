@@ -9,8 +9,9 @@ from pathlib import Path
 
 from madlite import __version__
 from madlite.model import Scalar, Value
-from madlite.plan.make import RUNS
-from madlite.plan.values import PLAN_KEYS, canonical_key
+from madlite.plan.fields import PLAN_KEYS
+from madlite.plan.inputs import RUNS
+from madlite.plan.values import canonical_key
 from madlite.results.record import Record
 from madlite.safe_read import digest_of
 from madlite.secrets import MASK

@@ -10,16 +10,13 @@ from pathlib import Path
 
 from msgspec.structs import asdict, replace
 
-from madlite.errors import RecordError, UsageProblem
+from madlite.errors import RecordError, UsageProblem, nearest_words
 from madlite.model import Metric, Status, Value, to_json
-from madlite.nearest import nearest_words
-from madlite.plan.make import RUNS
+from madlite.plan.inputs import RUNS
 from madlite.results.batch_journal import cards_asked, interrupted_batches
 from madlite.results.record import Record, record_json
-from madlite.results.result_file import load_result
-from madlite.results.stored import Noted, holds_any, load_record, read_plan, with_plan
-from madlite.workspace.folder import LOCK, PLAN, RECORD, check_runs_folder, is_alive, is_uncollected
-from madlite.workspace.regular import real_folders
+from madlite.results.stored import Noted, holds_any, load_record, load_result, read_plan, with_plan
+from madlite.workspace.folder import LOCK, PLAN, RECORD, check_runs_folder, is_alive, is_uncollected, real_folders
 
 RUNNING, CUT_OFF, UNREADABLE = "RUNNING", "CUT OFF", "UNREADABLE"
 LAST = "last"

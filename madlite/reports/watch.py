@@ -12,14 +12,13 @@ from madlite.model import Status, Study, Value
 from madlite.reports.runs import RUNNING, Run, is_run, open_run
 from madlite.results.batch_journal import goes_on
 from madlite.results.stored import Noted, read_plan
-from madlite.workspace.folder import is_alive
+from madlite.workspace.folder import is_alive, real_folders
 from madlite.workspace.progress import Progress, read_progress
-from madlite.workspace.regular import real_folders
 
 _MOST_LAST = 50  # runs of the last batch that are shown where nothing goes on
 
 
-class Watched(Value, frozen=True):
+class WatchedRun(Value, frozen=True):
     """One run as it is now; `state` is RUNNING, or as the list of runs has it once it has ended.
 
     `number` is the result of a success.
@@ -43,14 +42,14 @@ class Watch:
     def __init__(self, runs: Path) -> None:
         self._runs = runs
         self._before: set[str] | None = None  # what had ended when watching began
-        self._ended: dict[str, Watched] = {}
-        self._planned: dict[str, Watched] = {}  # what a run's plan says, read once
+        self._ended: dict[str, WatchedRun] = {}
+        self._planned: dict[str, WatchedRun] = {}  # what a run's plan says, read once
 
-    def look(self) -> tuple[Watched, ...]:
+    def look(self) -> tuple[WatchedRun, ...]:
         """Return the runs in the order of their ids; never raises for what their folders hold."""
         first = self._before is None
         before = self._before = self._before or set()
-        found: list[Watched] = []
+        found: list[WatchedRun] = []
         for folder in real_folders(self._runs):
             if folder.name in before or not is_run(folder):
                 continue
@@ -70,7 +69,7 @@ class Watch:
         """Whether a command still has runs to do here, also where none is under way just now."""
         return goes_on(self._runs)
 
-    def last(self) -> tuple[Watched, ...]:
+    def last(self) -> tuple[WatchedRun, ...]:
         """Return the runs of the newest batch that had ended when watching began."""
         noted = Noted(self._runs)
         runs: list[Run] = []
@@ -81,10 +80,10 @@ class Watch:
             runs.append(run)
         return tuple(map(_ended, reversed(runs)))
 
-    def _running(self, folder: Path) -> Watched:
+    def _running(self, folder: Path) -> WatchedRun:
         planned = self._planned.get(folder.name)
         if planned is None:
-            planned = Watched(id=folder.name, card="", state=RUNNING)
+            planned = WatchedRun(id=folder.name, card="", state=RUNNING)
             if (plan := read_plan(folder)) is not None:
                 planned = replace(planned, card=plan.card.name, batch=plan.batch, study=plan.study)
                 self._planned[folder.name] = planned
@@ -92,20 +91,20 @@ class Watch:
         return replace(planned, progress=progress, elapsed_s=_since(progress.started))
 
 
-def changes(before: tuple[Watched, ...], now: tuple[Watched, ...]) -> Iterator[Watched]:
+def changes(before: tuple[WatchedRun, ...], now: tuple[WatchedRun, ...]) -> Iterator[WatchedRun]:
     """Yield the runs that are not as they were, but for the time."""
     known = {one.id: _said(one) for one in before}
     yield from (one for one in now if known.get(one.id) != _said(one))
 
 
-def _said(one: Watched) -> tuple[object, ...]:
+def _said(one: WatchedRun) -> tuple[object, ...]:
     progress = one.progress
     return one.state, progress.state, progress.doing, progress.step, progress.speed, progress.loss
 
 
-def _ended(run: Run) -> Watched:
+def _ended(run: Run) -> WatchedRun:
     record, headline = run.record, run.headline
-    return Watched(
+    return WatchedRun(
         id=run.folder.name,
         card=record.card,
         state=run.state,

@@ -18,11 +18,10 @@ from types import TracebackType
 import msgspec
 
 from madlite.model import Value
-from madlite.plan.make import RUNS
+from madlite.plan.inputs import RUNS
 from madlite.safe_files import Folder, half_made
 from madlite.safe_read import read_regular
-from madlite.workspace.folder import CLEANED, LOCK, PLAN, RECORD, hold, is_held, open_runs
-from madlite.workspace.regular import is_there
+from madlite.workspace.folder import CLEANED, LOCK, PLAN, RECORD, hold, is_held, is_there, open_runs
 
 _LIMIT_BYTES = 64 << 20
 _GLOB, _GLOB_BEGUN = "batch-*.jsonl", ".batch-*.jsonl.[0-9]*"  # and what becomes one, by its process

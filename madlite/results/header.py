@@ -4,15 +4,100 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Mapping, Sequence
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
+import msgspec
 from msgspec.structs import replace
 
 from madlite.errors import RecordError
-from madlite.model import Value
-from madlite.results.lines import csv_line, plain_name
+from madlite.measure.performance import (
+    CELL_BYTES,
+    NAME_CHARACTERS,
+    is_long,
+    is_too_long,
+    several,
+    short_name,
+    shortened,
+)
+from madlite.model import Json, Row, Value
+
+# Cells as lines of CSV, alike on every Python: a row is one physical line, whatever its cells hold.
+
+# where programs see the end of a line: str.splitlines, spreadsheets, JavaScript, `sshd` reading authorized_keys
+_BREAKS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
+_SPELLED = {ord(char): ascii(char)[1:-1] for char in (*_BREAKS, "\0")}
+
+
+def readable(text: str) -> str:
+    r"""Return text that every reader of a file can read: what is no text becomes the words `\udc80` or `\x00`.
+
+    One bad byte keeps pandas from reading the whole file, and one NUL the csv module of Python 3.10.
+    """
+    if text.isascii() and "\0" not in text:
+        return text
+    return text.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode()
+
+
+def plain(text: str) -> str:
+    r"""Return readable text on one line: where a line would end stands `\n`, `\r`, `\u2028`, … in words.
+
+    Another program that reads a results file line by line (a spreadsheet, a shell, a server its keys) must see no line
+    that a workload made up.
+    """
+    return text if text.isprintable() else readable(text.translate(_SPELLED))
+
+
+def plain_name(text: str) -> str:
+    """Return text as the name of a column: plain, without blanks around it."""
+    return plain(text.strip())
+
+
+def plain_cells(row: Row) -> dict[str, str]:
+    """Return a row's cells as plain text, under plain names; a cell without a name is none."""
+    cells = {plain(name.strip()): plain(text) for name, text in row.cells.items()}
+    return {name: text for name, text in cells.items() if name}
+
+
+def comparable(cells: Iterable[str]) -> tuple[str, ...]:
+    """Return a row of a file as two of them are compared: plain, however written, and without blanks at its end."""
+    texts = list(map(plain, cells))
+    while texts and not texts[-1]:
+        texts.pop()
+    return tuple(texts)
+
+
+def limited_cells(cells: Mapping[str, str]) -> dict[str, str]:
+    """Return plain cells of the size that a cell may have, under names that are short."""
+    return {short_name(plain_name(name)): shortened(plain(text)) for name, text in cells.items()}
+
+
+def cut_words(rows: Iterable[Mapping[str, str]]) -> str:
+    """Return in words which columns of rows have cells or names that are cut for being too long; "" for none."""
+    cells = (cell for row in rows for cell in row.items())
+    cut = [plain_name(name) for name, text in cells if len(name) > NAME_CHARACTERS or is_long(plain(text))]
+    what = f"cells of more than {CELL_BYTES >> 10} KiB, or names of more than {NAME_CHARACTERS} characters, were cut"
+    return f"{what}: {several(list(dict.fromkeys(cut)), 3)}" if cut else ""
+
+
+class _Echo:
+    def write(self, text: str) -> str:
+        return text
+
+
+def csv_line(cells: Iterable[str], newline: str) -> str:
+    r"""Return one record: cells with a comma, quote or line end are quoted, all others stand as they are.
+
+    Of plain cells it is one line.
+    """
+    # csv's own "\r\n" makes it quote a lone "\r", which with "\n" only Python 3.13 does
+    line: str = csv.writer(_Echo(), lineterminator="\r\n").writerow(cells)
+    return line.removesuffix("\r\n") + newline
+
 
 # The columns of madengine 2, in its order; madengine 1 has all but the four marked in docs/perf-csv.md.
 STANDARD_COLUMNS: tuple[str, ...] = (
@@ -122,3 +207,101 @@ def _foreign(path: Path, lines: list[str]) -> RecordError:
         "a perf.csv has at least the columns model, performance, metric and status, divided by commas; "
         f"choose another file: -o {path.with_name('madlite-perf.csv')}",
     )
+
+
+# Cells and JSON: what is a number in a file of JSON, spelled as it was written.
+
+_NUMBER = re.compile(r"([-+]?)(0|[1-9][0-9]*)?(\.[0-9]*)?([eE][-+]?[0-9]+)?")
+_ESCAPED = re.compile(r"\\u(?:[dD]|0000)")  # what may stand for no text
+_LINE_ENDS = tuple((char.encode(), b"\\u%04x" % ord(char)) for char in "\x85\u2028\u2029")  # JSON lets them stand
+_NO_NUMBER = frozenset(("", "nan", "+nan", "-nan", "n/a", "na", "null", "none", "inf", "+inf", "-inf", "infinity"))
+
+
+def as_number(text: str) -> msgspec.Raw | None:
+    """Return a number as JSON spells it, digit for digit; None for text that is none, or none that JSON knows.
+
+    `0012` is text: JSON has no such number, and it may be a name.  So is one of too many digits, which costs readers
+    the whole file.
+    """
+    found = None if is_too_long(text) else _NUMBER.fullmatch(text)
+    if found is None:
+        return None
+    sign, whole, fraction, exponent = (part or "" for part in found.groups())
+    digits = fraction if len(fraction) > 1 else ""
+    if not (whole or digits) or not math.isfinite(float(text)):
+        return None
+    return msgspec.Raw(f"{'-' if sign == '-' else ''}{whole or '0'}{digits}{exponent}".encode())
+
+
+def typed_rows(rows: Sequence[Mapping[str, str]]) -> list[dict[str, Json]]:
+    """Return the rows of a table as objects: a column with numbers alone holds numbers, any other text.
+
+    A blank is null; so is what says "no number" (nan, inf, N/A, none, …) in a column of numbers.
+    """
+    texts: dict[str, list[str]] = {}
+    for row in rows:
+        for name, text in row.items():
+            texts.setdefault(name, []).append(text)
+    columns = {name: iter(_column(column)) for name, column in texts.items()}
+    return [{name: next(columns[name]) for name in row} for row in rows]
+
+
+def _column(texts: Sequence[str]) -> list[Json]:
+    numbers = [as_number(text.strip()) for text in texts]
+    others = {text.strip().lower() for text, number in zip(texts, numbers, strict=True) if number is None}
+    if any(number is not None for number in numbers) and others <= _NO_NUMBER:
+        return [*numbers]
+    return [text if text.strip() else None for text in texts]
+
+
+def read_json(data: bytes) -> Json:
+    """Return JSON with every number as it is spelled; NaN and infinities, which madengine writes, are null.
+
+    Texts are readable, on as many lines as they have: half of a surrogate pair, which Python's own writer escapes, is
+    no text to others.
+
+    Raises:
+        ValueError: it is no JSON.
+        RecursionError: it is nested too deeply.
+    """
+    text = data.decode("utf-8-sig")
+    value = json.loads(text, parse_float=_raw, parse_int=_raw, parse_constant=lambda name: None)
+    return _readable(value) if _ESCAPED.search(text) else value
+
+
+def _readable(value: Json) -> Json:
+    if isinstance(value, dict):
+        return {readable(name): _readable(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_readable(item) for item in value]
+    return readable(value) if isinstance(value, str) else value
+
+
+def _raw(text: str) -> msgspec.Raw:
+    return msgspec.Raw(text.encode())
+
+
+def on_one_line(value: Json) -> bytes:
+    """Return a value as JSON on one line, as madengine writes it."""
+    return _in_words(msgspec.json.format(msgspec.json.encode(value), indent=0))
+
+
+def indented(value: Json) -> bytes:
+    """Return a value as JSON over many lines, as madengine writes it."""
+    return _in_words(msgspec.json.format(msgspec.json.encode(value), indent=2))
+
+
+def _in_words(data: bytes) -> bytes:
+    """Return JSON of the same value in which nothing inside of a text ends a line to any program."""
+    if data.isascii():
+        return data
+    for raw, spelled in _LINE_ENDS:
+        data = data.replace(raw, spelled)
+    return data
+
+
+def as_cell(value: Json) -> str:
+    """Return a value as the text of a CSV cell: null is blank, lists and objects are JSON on one line."""
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else on_one_line(value).decode()

@@ -16,7 +16,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from itertools import pairwise
 from pathlib import Path
 
-from madlite.plan.make import RUNS
+from madlite.plan.inputs import RUNS
 from madlite.results.intent import rows_path
 from madlite.safe_files import NO_SPACE
 from madlite.workspace import journal

@@ -14,14 +14,13 @@ from pathlib import Path
 
 import msgspec
 
-from madlite.csvtext import unlimited_fields
 from madlite.errors import RecordError
 from madlite.model import Row, Value, to_json
-from madlite.plan.make import RUNS
-from madlite.results.header import read_header, text_of
-from madlite.results.lines import comparable, plain_cells
+from madlite.plan.inputs import RUNS
+from madlite.results.header import comparable, plain_cells, read_header, text_of
 from madlite.safe_files import Folder
 from madlite.safe_read import open_regular, read_regular
+from madlite.text import unlimited_fields
 from madlite.workspace.folder import LOCK, NOTE_BYTES, ROWS
 
 LIMIT_BYTES = 256 << 20

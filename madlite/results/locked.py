@@ -5,15 +5,70 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from madlite.errors import RecordError
-from madlite.model import Value
-from madlite.results.links import outside
-from madlite.safe_files import NO_SPACE, open_plain, resolved
+from madlite.model import Json, Value
+from madlite.results.header import read_header, read_json, text_of
+from madlite.safe_files import NO_SPACE, Folder, folder_of, open_plain, read_limited, resolved
+
+# Links among the files that madlite writes: a user may have laid them, and so may a workload.
+#
+# One that stays in its folder is followed.  One that leads out of it is followed to a file that is there and is such a
+# file already; nothing is made outside, and nothing else is written over.
+
+_LIMIT_BYTES = 1 << 30
+_OF_A_RUN = {"n_gpus", "pipeline"}  # what every object of a side file has
+
+
+def outside(path: Path, root: Path | None = None) -> Path | None:
+    """Return the file outside of its own folder that a link names, there or not; None for all other paths.
+
+    Of a path below `root` as it is written, outside is what a link anywhere in it leads to beyond `root`.
+    """
+    target = Path(os.path.realpath(path))
+    if root is not None and path.is_relative_to(root):
+        return None if target.is_relative_to(os.path.realpath(root)) else target
+    if not path.is_symlink():
+        return None
+    return None if target.is_relative_to(os.path.realpath(path.parent)) else target
+
+
+def check_side_file(path: Path) -> None:
+    """Check that what a side file's link leads to outside of its folder is a side file.
+
+    Raises:
+        RecordError: it is something else, which is not written over.
+        OSError: it cannot be read.
+    """
+    target = outside(path)
+    if target is None or not target.is_file():  # what is not there, or no plain file, is refused where it is opened
+        return
+    try:
+        with folder_of(target) as (folder, name):
+            fd = open_plain(folder, name, os.O_RDONLY, make=False)
+        with os.fdopen(fd, "rb"):
+            known = _is_table(path, fd) if path.suffix == ".csv" else _is_told(path, fd)
+    except (RecordError, ValueError, RecursionError):
+        known = False
+    if not known:
+        raise RecordError(f"{path} is a link to {target}, which is no such file: it is left as it is", f"rm {path}")
+
+
+def _is_table(path: Path, fd: int) -> bool:
+    with text_of(fd) as text:
+        return read_header(path, text) is not None
+
+
+def _is_told(path: Path, fd: int) -> bool:
+    value: Json = read_json(read_limited(fd, _LIMIT_BYTES, str(path)))
+    every = value if isinstance(value, list) else [value]
+    return bool(every) and all(isinstance(one, dict) and one.keys() >= _OF_A_RUN for one in every)
+
 
 _SHUT = (errno.EACCES, errno.EPERM, errno.EROFS)
 
@@ -184,3 +239,79 @@ def _in_words(path: Path, error: OSError) -> RecordError:
     if error.errno in NO_SPACE:
         return RecordError(f"no space for a row of {path} ({error.strerror}); it is as it was", f"df -h {folder}")
     return RecordError(f"{path} cannot be written: {error.strerror or error}", "choose another file: -o FILE")
+
+
+# Files that are written as a whole: a reader sees the old one or the new one, a kill leaves one of them.
+
+
+def write_whole(path: Path, data: bytes, mark: str = "new") -> None:
+    """Replace the file that `path` names, links followed; mode and owner of an earlier one are kept.
+
+    Only one writer at a time, so callers hold a lock, or have a `mark` of their own: what is not whole yet has a fixed
+    name beside the file, so that what a killed writer left is gone with the next.
+
+    Raises:
+        OSError: it cannot be written; what was there is as it was.
+        RecordError: it is a device, a pipe or the like, which must not become a file.
+    """
+    with (
+        resolved(plain_target(path)) as (folder, name),
+        replacing(folder, name, f".{name}.{mark}") as fd,
+        os.fdopen(os.dup(fd), "wb") as new,
+    ):
+        new.write(data)
+
+
+@contextmanager
+def replacing(
+    folder: Folder, name: str, beside: str, renamed: Callable[[int], None] = lambda fd: None
+) -> Iterator[int]:
+    """Yield a descriptor of what takes the place of a file once the block has filled it; `renamed` is called then.
+
+    Raises:
+        OSError: it cannot be written; what was there is as it was, and nothing half made is left.
+    """
+    folder.remove(beside)
+    fd = folder.create(beside, os.O_RDWR, 0o666)
+    try:
+        with suppress(FileNotFoundError):
+            keep_owner_and_mode(folder, name, fd)
+        yield fd
+        os.fsync(fd)
+        folder.rename(beside, name)
+        renamed(fd)
+    except BaseException:
+        folder.remove(beside)
+        raise
+    finally:
+        os.close(fd)
+
+
+def keep_owner_and_mode(folder: Folder, name: str, new: int) -> None:
+    """Give the open file that will replace another one its owner and mode, as far as this user may.
+
+    Raises:
+        FileNotFoundError: there is none to be replaced.
+    """
+    old = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder.fd)
+    try:
+        status = os.fstat(old)
+        for owner in (status.st_uid, -1):
+            with suppress(PermissionError):  # only root gives a file away; the group is what others write by
+                os.fchown(new, owner, status.st_gid)
+                break
+        with suppress(FileNotFoundError):  # no /proc
+            shutil.copystat(f"/proc/self/fd/{old}", f"/proc/self/fd/{new}")  # also access lists
+        os.fchmod(new, stat.S_IMODE(status.st_mode) & 0o777)  # nobody becomes another by a table
+    finally:
+        os.close(old)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a new name in the folder survive a loss of power, where the file system can."""
+    with suppress(OSError):  # some network file systems cannot, and the rows are in the file
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)

@@ -19,8 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from madlite.errors import UsageProblem
-from madlite.results.links import outside
-from madlite.results.whole import write_whole
+from madlite.results.locked import outside, write_whole
 
 _SCREEN = (1, 2)
 _OF_SYSTEM = (Path("/dev"), Path("/dev/fd"), Path("/proc/self/fd"))  # whose links the system lays

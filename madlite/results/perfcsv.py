@@ -6,23 +6,208 @@ and the guarantees: docs/perf-csv.md (source: madengine 1.0 and 2.1, observed).
 
 from __future__ import annotations
 
+import csv
+import glob
+import io
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
+
 from madlite.errors import RecordError
-from madlite.model import Row
-from madlite.results.header import MOST_AT_ONCE, MOST_COLUMNS, STANDARD_COLUMNS, Header, may_join, read_header, text_of
+from madlite.model import Row, Value
+from madlite.results.header import (
+    MOST_AT_ONCE,
+    MOST_COLUMNS,
+    STANDARD_COLUMNS,
+    Header,
+    csv_line,
+    may_join,
+    plain_cells,
+    plain_name,
+    read_header,
+    text_of,
+)
 from madlite.results.integrity import Integrity
-from madlite.results.lines import csv_line, plain_cells, plain_name
-from madlite.results.links import outside
-from madlite.results.locked import Held, explained, held, looked_at
-from madlite.results.tail import mend_of
-from madlite.results.whole import sync_folder
-from madlite.results.widen import widen
-from madlite.safe_files import Folder, check_plain
+from madlite.results.locked import Held, explained, held, looked_at, outside, replacing, sync_folder
+from madlite.safe_files import Folder, check_plain, resolved
+from madlite.text import unlimited_fields
+
+# The end of perf.csv, where a writer may have died in the middle of a row.
+#
+# Only the tail is read, so the cost does not grow with the file.  Nothing is taken away but half a character.
+
+_WINDOW_BYTES = 1 << 16
+_WIDEST_WINDOW_BYTES = 1 << 20
+_END = "\x1fend\x1f"
+
+
+class Mend(Value, frozen=True):
+    """What makes the last row whole: `cut` bytes to drop from the end, then `text` to append."""
+
+    cut: int = 0
+    text: str = ""
+
+
+class _Ending(Value, frozen=True):
+    """How a stretch of rows ends: how many were of full width, the fields of the last, whether a quote is open."""
+
+    full: int
+    last: int
+    quoted: bool
+
+
+def mend_of(fd: int, header: Header) -> Mend:
+    """Return what the file needs before a row can follow, usually nothing.
+
+    A row cut in the middle becomes a row of the file's width: an open quote is closed, missing cells are blank.
+    """
+    width = len(header.columns)
+    with unlimited_fields():
+        tail, ending = _ending_of(fd, width)
+    if not ending.quoted and tail[-1:] in (b"", b"\n"):
+        return Mend()
+    if not ending.quoted and tail[-1:] == b"\r":
+        return Mend(text="" if header.newline == "\r" else "\n")
+    missing = max(0, width - ending.last)
+    torn = ending.quoted or missing > 0
+    return Mend(cut=_half_character(tail) if torn else 0, text='"' * ending.quoted + "," * missing + header.newline)
+
+
+def _ending_of(fd: int, width: int) -> tuple[bytes, _Ending]:
+    """Return the end of the file and how its rows end there; looks further back until it has seen a full row."""
+    size, window = os.fstat(fd).st_size, _WINDOW_BYTES
+    while window < size:
+        _, _, tail = os.pread(fd, window, size - window).partition(b"\n")  # from the start of a line
+        ending = _likeliest(_lines(tail), width)
+        if ending.full or (tail and window >= _WIDEST_WINDOW_BYTES):
+            return tail, ending
+        window *= 4
+    tail = os.pread(fd, size, 0)
+    return tail, _read(_lines(tail), width)
+
+
+def _lines(tail: bytes) -> list[str]:
+    text = tail.decode("utf-8", "surrogateescape").replace("\0", "?")  # csv of Python 3.10 refuses NUL
+    return list(io.StringIO(text, newline=""))
+
+
+def _likeliest(lines: Sequence[str], width: int) -> _Ending:
+    """Read lines that start outside of a quoted cell or inside of one: right is what gives rows of the file's width."""
+    if not lines:
+        return _Ending(full=0, last=0, quoted=False)
+    alone = _read(lines[-1:], width)
+    if alone.full and lines[-1].endswith("\n"):
+        return alone
+    outside = _read(lines, width)
+    inside = _read(['"' + lines[0], *lines[1:]], width)
+    return inside if inside.full > outside.full else outside
+
+
+def _read(lines: Sequence[str], width: int) -> _Ending:
+    # a mark on a line of its own comes back alone, unless an open quote has swallowed it
+    last = lines[-1] if lines else ""
+    closed = last if last.endswith(("\n", "\r")) else last + "\n"
+    rows = list(csv.reader([*lines[:-1], closed, _END + "\n"]))
+    quoted = rows[-1] != [_END]
+    ended = rows[:-1]
+    full = sum(len(cells) == width for cells in ended)
+    return _Ending(full=full, last=len(rows[-1] if quoted else ended[-1]), quoted=quoted)
+
+
+def _half_character(tail: bytes) -> int:
+    """Return how many bytes at the end begin a UTF-8 character without ending it."""
+    for size, byte in enumerate(reversed(tail[-3:]), start=1):
+        if byte < 0x80:
+            return 0
+        if byte >= 0xC0:
+            length = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+            return size if size < length else 0
+    return 0
+
+
+# Result columns join the header of perf.csv: the one case in which the file is written anew.
+
+_SUFFIX = ".widening"
+_RANDOM = "[a-z0-9_]" * 8  # what stands between the name and the suffix
+
+
+def widen(
+    file: Held, joining: Sequence[str], rows: Iterable[Mapping[str, str]], integrity: Integrity | None = None
+) -> None:
+    """Replace the file by one with `joining` at the end of its header and `rows` at its end.
+
+    A kill leaves the old file or the new one, whole; mode, owner and the text of every field are kept.
+
+    Raises:
+        RecordError: the new file cannot be written beside the old one, an earlier row cannot be read as CSV, or another
+            program replaced the file meanwhile.
+    """
+    try:
+        _replace(file, joining, rows, integrity)
+    except OSError as error:
+        raise RecordError(
+            f"{file.target} cannot be rewritten for new columns ({', '.join(joining)}): {error.strerror or error}",
+            "append without them: madlite run --strict-header",
+        ) from error
+    sync_folder(file.target.parent)
+
+
+def _replace(
+    file: Held, joining: Sequence[str], rows: Iterable[Mapping[str, str]], integrity: Integrity | None
+) -> None:
+    _clear_leftovers(file.target)
+    with resolved(file.target) as (folder, name):
+        beside = f".{name}.{secrets.token_hex(4)}{_SUFFIX}"
+        with replacing(folder, name, beside, integrity.done if integrity else lambda fd: None) as fd:
+            with open(fd, "w", newline="", encoding="utf-8", errors="surrogateescape", closefd=False) as new:
+                new.writelines(_lines_widen(file, joining, rows))
+            if integrity is not None:
+                integrity.intend_whole(fd)
+            os.fsync(fd)
+            if not file.is_current():
+                raise RecordError(f"{file.target} was replaced by another program; no row was added", "run it again")
+
+
+def _lines_widen(file: Held, joining: Sequence[str], rows: Iterable[Mapping[str, str]]) -> Iterator[str]:
+    with unlimited_fields(), text_of(file.fd) as text:
+        header = read_header(file.target, text) or Header(columns=())
+        wide = msgspec.structs.replace(header, columns=(*header.columns, *joining))
+        yield wide.line
+        records = csv.reader(text)
+        try:
+            for cells in records:
+                yield csv_line(_wider(cells, len(header.columns), len(joining)), wide.newline)
+        except csv.Error as error:
+            raise _unreadable(file.target, records.line_num, error) from error
+        for row in rows:
+            yield csv_line(wide.arrange(row), wide.newline)
+
+
+def _wider(cells: list[str], width: int, more: int) -> list[str]:
+    """Put blanks under the new columns; what stood beyond the header stays beyond it."""
+    if not cells:
+        return cells  # a blank line is no row
+    missing = max(0, width - len(cells))
+    return [*cells[:width], *[""] * (missing + more), *cells[width:]]
+
+
+def _unreadable(path: Path, line: int, error: csv.Error) -> RecordError:
+    return RecordError(
+        f"{path}: no column can join it, for line {line} after its header is no CSV: {error}",
+        "mend the line, or append without new columns: madlite run --strict-header",
+    )
+
+
+def _clear_leftovers(target: Path) -> None:
+    """Remove what killed writers left; whoever holds the lock is the only one who may be writing such a file."""
+    for stale in target.parent.glob(f".{glob.escape(target.name)}.{_RANDOM}{_SUFFIX}"):
+        stale.unlink(missing_ok=True)
+
 
 SAVED_NAME = "rows.csv"
 

@@ -2,27 +2,90 @@
 
 from __future__ import annotations
 
+import csv
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import shutil
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timezone
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from madlite.errors import RecordError, UsageProblem
 from madlite.model import Row, Value
-from madlite.results.header import Header, may_join, new_columns
+from madlite.results.header import (
+    Header,
+    comparable,
+    csv_line,
+    may_join,
+    new_columns,
+    plain_cells,
+    read_header,
+    text_of,
+)
 from madlite.results.integrity import Integrity
 from madlite.results.intent import REBUILT, Rows, has_none, note_rebuilt, read_intent, rows_path
-from madlite.results.lines import csv_line, plain_cells
-from madlite.results.locked import Held, explained, held
+from madlite.results.locked import Held, explained, held, keep_owner_and_mode, replacing, sync_folder
 from madlite.results.perfcsv import check_replaceable, joining_columns, left_out_words
-from madlite.results.replaced import foreign, kept_copy
 from madlite.results.stored import Noted, holds_any, load_record
-from madlite.results.whole import replacing, sync_folder
-from madlite.safe_files import half_made, resolved
+from madlite.safe_files import Folder, half_made, resolved
 from madlite.safe_read import read_regular
-from madlite.workspace.folder import CLEANED, PLAN, RECORD, is_alive, is_uncollected
-from madlite.workspace.regular import real_folders
+from madlite.text import unlimited_fields
+from madlite.workspace.folder import CLEANED, PLAN, RECORD, is_alive, is_uncollected, real_folders
+
+# What stands in a results file that is about to be replaced and would be lost with it.
+
+
+def foreign(file: Held, coming: Iterable[Mapping[str, str]]) -> str:
+    """Return in words that not all of a file's rows are among those that are coming; "" where they are.
+
+    Rows are compared by the columns that the file has.
+    """
+    if file.is_new:
+        return ""
+    try:
+        header, rows = _read(file)
+    except (RecordError, csv.Error):
+        return "was no table of results"
+    here = Counter(comparable(header.arrange(cells)) for cells in coming) if header else Counter[tuple[str, ...]]()
+    lost = sum((rows - here).values())
+    if not lost:
+        return ""
+    return "had 1 row that no record has" if lost == 1 else f"had {lost} rows that no record has"
+
+
+def _read(file: Held) -> tuple[Header | None, Counter[tuple[str, ...]]]:
+    with unlimited_fields(), text_of(file.fd) as text:
+        header = read_header(file.target, text)
+        if header is None:
+            return None, Counter()
+        lines = (line.replace("\0", "\\x00") for line in text)  # which Python 3.10 does not read
+        return header, Counter(comparable(cells) for cells in csv.reader(lines) if cells)
+
+
+def kept_copy(folder: Folder, file: Held) -> str:
+    """Copy the file to another name beside it, and return that: a link would change with the file if a kill left both.
+
+    Raises:
+        OSError: there is no room; nothing of it is left.
+    """
+    kept = f"{file.target.name}.before-{datetime.now(timezone.utc):%Y%m%dT%H%M%S%f}"
+    beside = half_made(f"{kept}.csv")  # a name of which `clean` knows that it is half a file
+    try:
+        with os.fdopen(folder.create(beside), "wb") as copied:
+            keep_owner_and_mode(folder, file.target.name, copied.fileno())
+            with os.fdopen(os.dup(file.fd), "rb") as old:
+                old.seek(0)
+                shutil.copyfileobj(old, copied)
+            copied.flush()
+            os.fsync(copied.fileno())
+        folder.rename(beside, kept)
+    except BaseException:
+        folder.remove(beside)
+        raise
+    return kept
+
 
 NO_ROW = "no row"  # what a run that was cut off is marked with, where that is known
 _MARK_BYTES = 1 << 16

@@ -27,8 +27,7 @@ from madlite.model import (
     Variant,
     to_json,
 )
-from madlite.model.judged import Compute, Diagnosis, Window, Witness
-from madlite.model.sensed import Provenance, Telemetry
+from madlite.model.results import Check, Compute, Diagnosis, Provenance, Telemetry, Window
 from madlite.results.intent import Rows
 
 VERSION = 2
@@ -86,7 +85,7 @@ class Record(Value, frozen=True):
     evidence: str = ""
     diagnosis: Diagnosis | None = None
     suspect: tuple[str, ...] = ()
-    witnesses: tuple[Witness, ...] = ()
+    checks: tuple[Check, ...] = ()
     findings: tuple[str, ...] = ()
     exit_code: int | None = None
     node_codes: tuple[int | None, ...] = ()

@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterable, Mapping
 
 from msgspec.structs import replace
 
-from madlite.measure.limits import short_name
+from madlite.measure.performance import short_name
 from madlite.measure.verdict import result_columns
 from madlite.model import Cause, Metric, Result, Row, RunPlan, Status
 from madlite.plan.manifest import NO_DOCKERFILE
-from madlite.results.header import STANDARD_COLUMNS
-from madlite.results.lines import cut_words, limited_cells, plain_name
+from madlite.results.header import STANDARD_COLUMNS, cut_words, limited_cells, plain_name
 from madlite.secrets import Redactor
 
 # Causes that judge what a run said; after any other failure what it said before is no result.

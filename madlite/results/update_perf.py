@@ -8,19 +8,24 @@ import os
 from pathlib import Path
 
 from madlite.errors import RecordError, UsageProblem
-from madlite.measure.limits import MOST_COLUMNS, MOST_RESULTS, TOO_LONG, is_too_long, several, shortened
 from madlite.measure.multiple import read_results
-from madlite.measure.performance import judge_number, make_metric
+from madlite.measure.performance import (
+    MOST_COLUMNS,
+    MOST_RESULTS,
+    TOO_LONG,
+    is_too_long,
+    judge_number,
+    make_metric,
+    several,
+    shortened,
+)
 from madlite.model import Json, Metric, Row, Status
-from madlite.results.header import STANDARD_COLUMNS
+from madlite.results.header import STANDARD_COLUMNS, as_cell, cut_words, limited_cells, plain_cells, read_json
 from madlite.results.integrity import Integrity
-from madlite.results.lines import cut_words, limited_cells, plain_cells
 from madlite.results.locked import explained
 from madlite.results.perfcsv import append_rows
 from madlite.results.rows import cut_of, limited_metric
-from madlite.results.sidefiles import ENTRY_TABLE, side_files_locked
-from madlite.results.superset import write_table
-from madlite.results.typed import as_cell, read_json
+from madlite.results.sidefiles import ENTRY_TABLE, side_files_locked, write_table
 from madlite.safe_read import read_given
 
 # what madengine writes into its JSON and no row of perf.csv has

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from madlite.machine.oom_kills import count_oom_kills
-from madlite.measure.follow import Follower
+from madlite.machine.host_facts import count_oom_kills
+from madlite.measure.monitor import LogMonitor
 from madlite.measure.verdict import Verdict
 from madlite.model import Chunk, Exit, FailureRule, ImageUsed, JobOutcome, Result, RunPlan
 
@@ -15,19 +15,19 @@ _SIZE = re.compile(rb"^(\d[\d.,]*[BKMGTPE]?)\t[^\n]*\s*\Z", re.MULTILINE)  # as 
 _KEPT_BYTES = 64 * 1024  # of the output of an action that is asked for its end
 
 
-class Account:
+class RunProgress:
     """Collects what one run shows; only the output of the model's own step is followed.
 
     What the others say is looked through by `rules` alone, for why they failed.  Of several `nodes` so is what each of
     them says: a failure is explained by the node that failed first.
     """
 
-    def __init__(self, follower: Follower, rules: Iterable[FailureRule] = (), nodes: int = 1) -> None:
+    def __init__(self, follower: LogMonitor, rules: Iterable[FailureRule] = (), nodes: int = 1) -> None:
         self.follower = follower
         self.outcome: JobOutcome | None = None  # of a session that failed, in its engine's words
         self.shell = ""  # what opens one in a session that is kept
         self._nodes = nodes
-        self._of_node: dict[int, Follower] = {}
+        self._of_node: dict[int, LogMonitor] = {}
         self.hint = ""  # what an engine or a runtime says is to be done
         self.ended: Exit | None = None  # the action that ran last
         self._rules = tuple(rules)
@@ -41,11 +41,11 @@ class Account:
         self.data_s: float | None = None
         self.ran: Exit | None = None
         self._kind, self._began_s = "", 0.0
-        self._aside = Follower((), self._rules, nodes=nodes)
+        self._aside = LogMonitor((), self._rules, nodes=nodes)
         self._output = b""
 
     @property
-    def log(self) -> Follower:
+    def log(self) -> LogMonitor:
         """The output of the action that ran last, of several nodes that of the one which failed first."""
         whole = self.follower if self._kind == "run" else self._aside
         failed = self.ended.failed_node if self.ended is not None else None
@@ -53,7 +53,7 @@ class Account:
         return own if own is not None and own.lines else whole
 
     @property
-    def failed_log(self) -> Follower | None:
+    def failed_log(self) -> LogMonitor | None:
         """The output of the node that failed first; None of one node, and where it printed nothing."""
         return self.log if self.ended is not None and self.log in self._of_node.values() else None
 
@@ -71,7 +71,7 @@ class Account:
     def begin(self, kind: str, now_s: float) -> None:
         """Note that an action of this kind starts."""
         self._kind, self._began_s = kind, now_s
-        self._aside = Follower((), self._rules, nodes=self._nodes)
+        self._aside = LogMonitor((), self._rules, nodes=self._nodes)
         self._of_node = {}
         self._output = b""
         self.ended = None
@@ -79,7 +79,7 @@ class Account:
     def feed(self, chunk: Chunk) -> None:
         """Take output of the action that runs."""
         if self._nodes > 1:
-            self._of_node.setdefault(chunk.node, Follower((), self._rules)).feed(chunk.data, chunk.stream)
+            self._of_node.setdefault(chunk.node, LogMonitor((), self._rules)).feed(chunk.data, chunk.stream)
         if self._kind == "run":
             self.follower.feed(chunk.data, chunk.stream, chunk.node)
             return
@@ -119,7 +119,7 @@ class Account:
             metrics=verdict.metrics,
             findings=verdict.findings,
             suspect=verdict.suspect,
-            witnesses=verdict.witnesses,
+            checks=verdict.checks,
             compute=verdict.compute,
             config=self.follower.config,
             exit_code=self.ran.code if self.ran else None,

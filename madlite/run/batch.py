@@ -2,24 +2,246 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 from msgspec.structs import replace
 
 from madlite.backends.loader import Plugins
-from madlite.errors import ExitCode
-from madlite.model import Cause, Result, Status
-from madlite.plan.options import Options
+from madlite.errors import ExitCode, RecordError
+from madlite.measure.steps import Steps
+from madlite.model import Cause, Result, Row, Status, to_json
+from madlite.plan.context import Options
 from madlite.results.batch_journal import Asked, BatchJournal
-from madlite.run.keep import ResultWriter
+from madlite.results.header import cut_words, limited_cells, new_columns, plain_cells
+from madlite.results.integrity import Integrity
+from madlite.results.intent import Rows, now, rows_path
+from madlite.results.make import make_record, step_lines
+from madlite.results.perfcsv import append_rows, left_out_words, save_beside
+from madlite.results.record import Record, record_json
+from madlite.results.rows import build_rows, masked_rows
+from madlite.results.sidefiles import make_entries, write_side_files
+from madlite.results.stored import RunResult, result_text
+from madlite.run.context import context_file, left_out_before
 from madlite.run.one import Run, secrets_for
-from madlite.run.screen import Outcome, Planned, Screen
+from madlite.run.screen import Planned, RunOutcome, Screen
 from madlite.run.signals import Signals
 from madlite.run.stop import StopControl
-from madlite.run.watchdog.reasons import StopReason
+from madlite.run.watchdog.watchdog import StopReason
+from madlite.workspace.folder import RECORD, RESULT, ROWS, STEPS, RunFolder, open_runs
+
+# What is kept of one run that has ended, in an order in which a kill at any moment loses nothing silently.
+#
+# steps.jsonl → rows.json, the rows as they are to be → perf.csv → the side files → record.json; then rows.json goes.
+# Of a run from a plan file result.json comes after the steps; with `--no-rows` it is the last: `collect` does the
+# rest.
+
+_log = logging.getLogger(__name__)
+
+
+class ResultWriter:
+    """Writes one run's result: its rows once, whatever happens before or after them."""
+
+    def __init__(self, one: Planned, options: Options, screen: Screen, mask: Callable[[str], str]) -> None:
+        self.saved = True  # whether the rows are where they belong
+        self._one, self._plan = one, one.plan
+        self._options, self._screen, self._mask = options, screen, mask
+        self._rows: Rows | None = None
+        self._tried = False
+        self._cut = ""  # which cells were too long
+        self._no_room: list[str] = []  # columns that the rows have and the file's header has no room for
+
+    def write(self, result: Result, steps: Steps, folder: RunFolder | None) -> Result:
+        """Write all of it, and return the result with what could not be written; without a folder the rows alone."""
+        problems = [folder.stream(STEPS, step_lines(steps))] if folder is not None and len(steps) else []
+        if not self._tried:  # a bug of ours that comes after the rows must not bring them a second time
+            self._tried = True
+            if self._options.result_file or not self._options.rows:
+                problems.append(self._save_result(result, filter(None, problems), folder))
+            if self._options.rows:
+                self._append(result, folder)
+                self._write_beside(result)
+        problems.append(self._cut)
+        problems.append(self._moved(folder) if folder is not None else "")
+        if folder is not None and self._options.rows:
+            told = [*result.findings, *filter(None, problems)]
+            problems.append(self._record(replace(result, findings=tuple(told)), folder))
+        return replace(result, findings=(*result.findings, *filter(None, problems)))
+
+    def _save_result(self, result: Result, told: Iterable[str], folder: RunFolder | None) -> str:
+        """Write the result file; where that is all there is to be and it cannot be written, the rows are shown."""
+        rows = self._make_rows(result) if has_row(self._one, result) else ()
+        result = replace(result, findings=(*result.findings, *told, *([self._cut] if self._cut else [])))
+        try:
+            text = result_text(self._collectable(result, rows))
+            problem = folder.put_result(text) if folder is not None else "the run has no folder"
+        except Exception as bug:  # noqa: BLE001 - the verdict stands, and rows may still be written
+            _log.debug("result file of %s", self._plan.id, exc_info=True)
+            problem = f"internal error in {RESULT}: {type(bug).__name__}: {bug}"
+        if problem and not self._options.rows:
+            self.saved = False
+            self._screen.warn(f"the result cannot be kept ({problem}): {[row.cells for row in rows]}")
+        return problem
+
+    def _collectable(self, result: Result, rows: Sequence[Row]) -> RunResult:
+        cells = tuple(plain_cells(row) for row in rows)
+        strict = self._options.strict_header
+        noted = Rows(path="", cells=cells, strict_header=strict) if cells else None
+        return RunResult(
+            record=self._make_record(result, noted), entries=make_entries(**self._of_sides(result)) if cells else None
+        )
+
+    def _moved(self, folder: RunFolder) -> str:
+        """Return that something put another thing in the place of the run's folder, and warn of it."""
+        if folder.is_in_place():
+            return ""
+        link = next((place for place in (folder.path.parent, folder.path) if place.is_symlink()), None)
+        what = f"a link is in the place of {link}: it is not followed" if link else f"{folder.path} was moved away"
+        words = f"{what}; the run's files are in the folder that was made for them, wherever it is now"
+        self._screen.warn(words)
+        return words
+
+    def _append(self, result: Result, folder: RunFolder | None) -> None:
+        """Append the run's rows; if that is not possible, they are kept in the run's folder."""
+        if not has_row(self._one, result):
+            return
+        options, rows = self._options, self._make_rows(result)
+        integrity = Integrity(options.output_target or options.output, self._plan.workspace)
+
+        def intend(size: int, columns: tuple[str, ...]) -> None:
+            self._intend(rows, size, columns, folder)
+
+        try:
+            append_rows(
+                options.output,
+                rows,
+                strict_header=options.strict_header,
+                intend=intend,
+                leave_out=self._no_room.extend,
+                target=options.output_target,
+                integrity=integrity,
+                begin=new_columns(options.contract),
+            )
+        except (RecordError, OSError) as problem:
+            self.saved = False
+            kept, words = self._save_beside(rows, folder)
+            if self._rows is None:
+                self._intend(rows, 0, (), folder)
+            self._rows = replace(self._rows, kept=kept) if self._rows else None
+            self._screen.warn(f"no row in {options.output}: {problem}; {words}")
+        else:
+            self._rows = replace(self._rows, appended=True) if self._rows else None
+            if self._no_room:
+                self._screen.warn(f"{left_out_words(options.output, self._no_room)}; {RECORD} has them")
+        for words in integrity.told:
+            self._screen.warn(words)
+
+    def _make_rows(self, result: Result) -> tuple[Row, ...]:
+        """Return the rows as they may stand in a file: without secrets, and short."""
+        options = self._options
+        rows = build_rows(
+            self._plan,
+            result,
+            pipeline=options.environ.get("pipeline", ""),
+            build_number=options.environ.get("BUILD_NUMBER", "0"),
+            strict_header=options.strict_header,
+            columns=options.columns,
+        )
+        rows = masked_rows(rows, self._mask)
+        self._cut = cut_words(row.cells for row in rows)
+        return tuple(Row(cells=limited_cells(row.cells)) for row in rows)
+
+    def _intend(self, rows: Sequence[Row], size: int, columns: tuple[str, ...], folder: RunFolder | None) -> None:
+        """Note what is about to be appended; a full disk costs the note, not the row."""
+        self._rows = Rows(
+            path=rows_path(self._options.output_target or self._options.output, self._plan.workspace),
+            cells=tuple(plain_cells(row) for row in rows),
+            at=now(),
+            offset=size,
+            columns=columns,
+            strict_header=self._options.strict_header,
+        ).without(self._no_room)
+        text = to_json(self._rows)
+        if folder is not None and (problem := folder.put(ROWS, text) and folder.note(text.encode())):
+            _log.debug("%s", problem)
+
+    def _save_beside(self, rows: Sequence[Row], folder: RunFolder | None) -> tuple[str, str]:
+        """Keep rows that perf.csv did not take; return the file's name, and say where, or where that fails the rows."""
+        try:
+            with ExitStack() as opened:
+                if folder is None:
+                    runs = opened.enter_context(open_runs(self._plan.workspace, make=True))
+                    place = opened.enter_context(runs.below(self._plan.folder.name, make=True))
+                else:
+                    place = folder.files
+                saved = save_beside(rows, place, new_columns(self._options.contract))
+        except (RecordError, OSError) as problem:
+            return "", f"it cannot be kept either ({problem}): {[row.cells for row in rows]}"
+        return saved.name, f"it is kept in {saved}"
+
+    def _write_beside(self, result: Result) -> None:
+        """Write the side files; what keeps one of them from being written is said, and costs no row."""
+        if not has_row(self._one, result):
+            return
+        try:
+            problems = write_side_files(**self._of_sides(result))
+        except Exception as bug:  # noqa: BLE001 - the row is there: raised here, it would be written a second time
+            _log.debug("side files of %s", self._plan.id, exc_info=True)
+            problems = (f"internal error in the files beside perf.csv: {type(bug).__name__}: {bug}",)
+        for problem in problems:
+            self._screen.warn(problem)
+
+    def _of_sides(self, result: Result) -> dict[str, Any]:
+        environ = self._options.environ
+        pipeline, build_number = environ.get("pipeline", ""), environ.get("BUILD_NUMBER", "0")
+        return {
+            "plan": self._plan,
+            "result": result,
+            "pipeline": pipeline,
+            "build_number": build_number,
+            "mask": self._mask,
+        }
+
+    def _make_record(self, result: Result, rows: Rows | None) -> Record:
+        return make_record(
+            self._plan,
+            result,
+            rows,
+            command=self._options.command,
+            rendered=[(file.path, file.data) for file in self._one.files],
+            left_out=self._left_out(),
+            mask=self._mask,
+        )
+
+    def _record(self, result: Result, folder: RunFolder) -> str:
+        """Write the record and return what kept it from being written: a full disk costs it, and no verdict."""
+        try:
+            text = record_json(self._make_record(result, self._rows))
+        except Exception as bug:  # noqa: BLE001 - the row is there, and the verdict stands
+            _log.debug("record of %s", self._plan.id, exc_info=True)
+            return f"internal error in {RECORD}: {type(bug).__name__}: {bug}"
+        problem = folder.put_record(text)
+        if not problem and self.saved:
+            folder.remove(ROWS)
+            folder.note(b"")
+        return problem
+
+    def _left_out(self) -> tuple[str, ...]:
+        """Return the places of the context whose values the record has not; of one given again, those before too."""
+        before = left_out_before(self._options.command, self._plan.workspace)
+        now = context_file(self._one.context, self._mask).left_out
+        return tuple(dict.fromkeys((*before, *self._one.context_left_out, *now)))
+
+
+def has_row(one: Planned, result: Result) -> bool:
+    """Say whether a run has a row: one that was to do without its model has none, unless it failed."""
+    plan = one.plan
+    return plan.writes_row and (not plan.skip_model_run or result.status is Status.FAILURE)
+
 
 STOPPED = StopReason(cause=Cause.INTERRUPTED, text="stopped")
 
@@ -52,7 +274,7 @@ class Batch:
         self._kept_aside: list[int] = []
         self._bug: Exception | None = None
 
-    def run(self, signals: Signals | None = None) -> Outcome:
+    def run(self, signals: Signals | None = None) -> RunOutcome:
         """Run all of them; after INT, TERM or HUP those that go on are ended and the rest is not started."""
         self._journal.ask(Asked(id=one.plan.id, card=one.plan.card.name) for one in self._planned)
         with ExitStack() as stack:
@@ -146,10 +368,10 @@ class Batch:
             self._kept_aside += [] if saved else [position]
             self._bug = self._bug or bug
 
-    def _outcome(self, code: ExitCode | None) -> Outcome:
+    def _outcome(self, code: ExitCode | None) -> RunOutcome:
         results = tuple(self._results[position] for position in sorted(self._results))
         names = [one.plan.card.name for one in self._planned]
-        return Outcome(
+        return RunOutcome(
             results=results,
             not_started=tuple(name for position, name in enumerate(names) if position not in self._results),
             exit_code=code or (ExitCode.RUN_FAILED if self._kept_aside else exit_code(results)),
@@ -165,7 +387,7 @@ def run_batch(
     screen: Screen,
     clock: Callable[[], float] = time.monotonic,
     journal: BatchJournal | None = None,
-) -> Outcome:
+) -> RunOutcome:
     """Run all of them, one after another, as `Batch.run` does."""
     return Batch(planned, options, plugins, screen, clock, journal).run()
 

@@ -13,12 +13,11 @@ from msgspec.structs import replace
 
 from madlite.cancellation import Interrupted, check
 from madlite.errors import ExitCode, RuntimeProblem
-from madlite.images.builder import docker_builder
-from madlite.measure.live_lines import image_lines
+from madlite.images.image import docker_builder
+from madlite.measure.lines import image_lines
 from madlite.model import Image, ImageUsed, Login, Say, Value
 from madlite.plan.manifest import BuiltImage, FailedBuild
-from madlite.run.build_jobs import BuildJob
-from madlite.run.build_names import tell_apart
+from madlite.run.build_jobs import BuildJob, tell_apart
 from madlite.run.log import RunLog
 from madlite.run.signals import Signals
 from madlite.secrets import Redactor, collect, spelled_out

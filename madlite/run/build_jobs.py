@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterable
+from itertools import chain, count
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -12,25 +14,32 @@ from madlite.errors import UsageProblem
 from madlite.files import is_file, read_text
 from madlite.images.buildkit import build_command
 from madlite.model import Card, Image, Machine, Request, Value
-from madlite.plan.batch import BatchEntry
-from madlite.plan.build_target import Target
-from madlite.plan.dockerfiles import Dockerfile, Found, find_dockerfiles
-from madlite.plan.images import ARCHITECTURE, built_image, flat, image_name
+from madlite.plan.context import Options
+from madlite.plan.images import (
+    ARCHITECTURE,
+    BatchEntry,
+    BuildTarget,
+    Dockerfile,
+    FoundDockerfiles,
+    built_image,
+    find_dockerfiles,
+    flat,
+    image_name,
+)
 from madlite.plan.manifest import NO_DOCKERFILE, BuiltImage
-from madlite.plan.options import Options
-from madlite.run.gather import dockerfile_context, missing_image
 from madlite.run.one import BUILD_LOG_END
+from madlite.run.planning import dockerfile_context, missing_image
 
 AUTO = "auto"
 _AMD = re.compile(r"\bamd\b|rocm", re.IGNORECASE)
 _NVIDIA = re.compile(r"\bnvidia\b|\bcuda\b", re.IGNORECASE)
 
 
-class BuildSurroundings(Value, frozen=True):
+class BuildInputs(Value, frozen=True):
     """What builds are planned in; `registry` is where images go, `use_image` what is used instead of building."""
 
     options: Options
-    target: Target
+    target: BuildTarget
     machine: Machine
     credentials: dict[str, dict[str, str]] = {}
     registry: str = ""
@@ -48,27 +57,27 @@ class BuildJob(Value, frozen=True):
     problem: str = ""
 
 
-def plan_builds(request: Request, around: BuildSurroundings, batch: BatchEntry | None = None) -> list[BuildJob]:
+def plan_builds(request: Request, inputs: BuildInputs, batch: BatchEntry | None = None) -> list[BuildJob]:
     """Return the images of a card; `batch` is its entry of a batch manifest.
 
     Raises:
         UsageProblem: `--use-image auto`, and the card names no image.
     """
     card = request.card
-    foreign = _named(card, around.use_image) or around.target.context.known.MAD_CONTAINER_IMAGE or ""
+    foreign = _named(card, inputs.use_image) or inputs.target.context.known.MAD_CONTAINER_IMAGE or ""
     if foreign or not card.dockerfile:
-        by_context = NO_DOCKERFILE if foreign and not around.use_image else ""
+        by_context = NO_DOCKERFILE if foreign and not inputs.use_image else ""
         entry = BuiltImage(request=request, docker_image=foreign or card.image, dockerfile=by_context, local_image=True)
         return [BuildJob(entry=entry)]
-    workspace = around.options.workspace
-    found = find_dockerfiles(card, dockerfile_context(around.machine, around.target.context, workspace))
+    workspace = inputs.options.workspace
+    found = find_dockerfiles(card, dockerfile_context(inputs.machine, inputs.target.context, workspace))
     if batch is not None and not batch.build_new:
-        return [BuildJob(entry=_elsewhere(request, found, batch, around))]
+        return [BuildJob(entry=_elsewhere(request, found, batch, inputs))]
     if not found.fitting:
         return [BuildJob(entry=BuiltImage(request=request, docker_image=""), problem=missing_image(card, found))]
-    registry = (batch.registry if batch is not None else "") or around.registry
-    architectures = around.target.architectures or ("",)
-    return [_job(request, dockerfile, arch, registry, around) for dockerfile in found.fitting for arch in architectures]
+    registry = (batch.registry if batch is not None else "") or inputs.registry
+    architectures = inputs.target.architectures or ("",)
+    return [_job(request, dockerfile, arch, registry, inputs) for dockerfile in found.fitting for arch in architectures]
 
 
 def _named(card: Card, use_image: str) -> str:
@@ -84,16 +93,14 @@ def _named(card: Card, use_image: str) -> str:
     return str(named or card.image)
 
 
-def _job(
-    request: Request, dockerfile: Dockerfile, architecture: str, registry: str, around: BuildSurroundings
-) -> BuildJob:
-    options, context = replace(around.options, registry=registry), around.target.context
+def _job(request: Request, dockerfile: Dockerfile, architecture: str, registry: str, inputs: BuildInputs) -> BuildJob:
+    options, context = replace(inputs.options, registry=registry), inputs.target.context
     image = built_image(
         request.card,
         dockerfile,
         options,
         context,
-        around.credentials,
+        inputs.credentials,
         architecture=architecture,
         suffix=f"_{architecture}" if architecture else "",
     )
@@ -107,15 +114,15 @@ def _job(
     return BuildJob(entry=entry, image=image)
 
 
-def _elsewhere(request: Request, found: Found, batch: BatchEntry, around: BuildSurroundings) -> BuiltImage:
+def _elsewhere(request: Request, found: FoundDockerfiles, batch: BatchEntry, inputs: BuildInputs) -> BuiltImage:
     """Return the entry of an image that was built before, as madengine 2 makes it up."""
     card = request.card
     path = found.fitting[0].path if found.fitting else card.root / f"{card.dockerfile}.Dockerfile"
-    entry = _entry(request, path, image_name(card.name, path.name), around.options.workspace)
+    entry = _entry(request, path, image_name(card.name, path.name), inputs.options.workspace)
     return replace(
         entry,
         base_docker=found.fitting[0].base if found.fitting else "",
-        registry=batch.registry or around.registry,
+        registry=batch.registry or inputs.registry,
         registry_image=batch.registry_image,
     )
 
@@ -144,3 +151,46 @@ def vendor_of(dockerfile: Path) -> str:
 def build_words(image: Image, workspace: Path) -> str:
     """Return the command that builds an image, paths from the working folder on."""
     return shlex.join(word.replace(f"{workspace}/", "") for word in build_command(image))
+
+
+# Names of the images of one command: MAD's, which can be the same for two cards, told apart.
+
+
+def tell_apart(jobs: Iterable[BuildJob], workspace: Path) -> list[BuildJob]:
+    """Return the jobs, each image under a name of its own.
+
+    Cards `A` and `a`, or `a/b` and `a_b`, have the same name in MAD: the image of the later one ends with `-2`, unless
+    what is built is the same.
+    """
+    made: dict[str, BuildJob] = {}
+    named = []
+    for job in jobs:
+        wanted = job.entry.docker_image
+        is_ours = wanted and not job.entry.local_image
+        names = chain([wanted], (f"{wanted}-{n}" for n in count(2))) if is_ours else [wanted]
+        name = next(name for name in names if not is_ours or _same(made.setdefault(name, job), job))
+        named.append(_renamed(job, name, workspace))
+    return named
+
+
+def same_content(one: Image, other: Image) -> bool:
+    """Say whether two images are made of the same, wherever they are pushed."""
+    return replace(one, registry="", login=None) == replace(other, registry="", login=None)
+
+
+def _same(one: BuildJob, other: BuildJob) -> bool:
+    if one.image is None or other.image is None:  # built before
+        return one.image is other.image and one.entry.registry_image == other.entry.registry_image
+    return same_content(one.image, other.image)
+
+
+def _renamed(job: BuildJob, name: str, workspace: Path) -> BuildJob:
+    before = job.entry.docker_image
+    if name == before:
+        return job
+    entry = replace(job.entry, docker_image=name)
+    if job.image is None:
+        return replace(job, entry=entry)
+    registry = job.image.registry and job.image.registry.removesuffix(before) + name
+    image = replace(job.image, ref=name, registry=registry)
+    return replace(job, image=image, entry=replace(entry, build_command=build_words(image, workspace)))

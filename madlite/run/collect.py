@@ -15,18 +15,16 @@ from msgspec.structs import replace
 
 from madlite.errors import RecordError
 from madlite.model import Result, Value, to_json
-from madlite.plan.make import RUNS
+from madlite.plan.inputs import RUNS
 from madlite.results.header import STANDARD_COLUMNS
 from madlite.results.integrity import Integrity
 from madlite.results.intent import Rows, are_there, read_intent, rows_path
 from madlite.results.record import Record, record_json, result_of
-from madlite.results.result_file import RunResult, load_result
 from madlite.results.sidefiles import write_entries
-from madlite.results.stored import read_record
-from madlite.run.recovery.kept import append_once, appended
-from madlite.workspace.folder import RECORD, RESULT, ROWS, RunFolder, is_alive
+from madlite.results.stored import RunResult, load_result, read_record
+from madlite.run.recovery.unfinished import append_once, appended
+from madlite.workspace.folder import RECORD, RESULT, ROWS, RunFolder, is_alive, is_there
 from madlite.workspace.journal import own_folders
-from madlite.workspace.regular import is_there
 
 
 class Collected(Value, frozen=True):

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 
-from madlite.model import Json, Value, to_json
-from madlite.plan.make import RUNS
+from msgspec.structs import replace
+
+from madlite.measure.performance import CELL_BYTES, LINE_BYTES, shortened
+from madlite.model import Json, Result, Value, to_json
+from madlite.plan.inputs import RUNS
+from madlite.results.make import tame
+from madlite.results.rows import cut_of, limited_metric, masked_metric
 from madlite.results.stored import read_record
 from madlite.secrets import is_secret
 from madlite.workspace.folder import CONTEXT
@@ -67,3 +73,32 @@ def _holds_secret(value: Json, mask: Callable[[str], str]) -> bool:
             for key, item in value.items()
         )
     return isinstance(value, (list, tuple)) and any(_holds_secret(item, mask) for item in value)
+
+
+# The border where what a workload, an engine or a results file said becomes a result: without secrets, and short.
+#
+# Masked first: half of a secret would be none to the mask.
+
+# what is said, and how long a text of it may be
+_SAID = {
+    **dict.fromkeys(("evidence", "diagnosis"), LINE_BYTES),
+    **dict.fromkeys(
+        ("reason", "findings", "suspect", "checks", "config", "provenance", "telemetry", "outcome"), CELL_BYTES
+    ),
+}
+_MOST_CONFIG = 1000  # keys of the configuration that a log tells
+
+
+def masked(result: Result, mask: Callable[[str], str]) -> Result:
+    """Return the result with every text of foreign origin masked, and of its size; what was cut of a cell is told."""
+
+    def short(most_bytes: int) -> Callable[[str], str]:
+        return lambda text: shortened(mask(text), most_bytes)
+
+    whole = tuple(masked_metric(metric, mask) for metric in result.metrics)
+    note = cut_of(whole)
+    config = dict(islice(result.config.items(), _MOST_CONFIG))
+    result = replace(result, config=config, findings=(*result.findings, *([note] if note else [])))
+    said = {name: tame(getattr(result, name), short(most_bytes)) for name, most_bytes in _SAID.items()}
+    data_size = shortened(result.data_size, LINE_BYTES)
+    return replace(result, metrics=tuple(map(limited_metric, whole)), data_size=data_size, **said)

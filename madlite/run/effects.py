@@ -10,10 +10,9 @@ from msgspec.structs import replace
 from madlite.backends.base import asked_words
 from madlite.errors import UsageProblem, one_hint
 from madlite.model import Request, Scalar, Value
-from madlite.plan.context import Context
-from madlite.plan.effects import COUNTS, ROW_KEYS, STRANGE, Outcome, only_relabels, row_value, runs_alike
-from madlite.plan.given import Given, layers
-from madlite.plan.options import Options
+from madlite.plan.context import Context, Options
+from madlite.plan.inputs import RunInputs, layers
+from madlite.plan.render import COUNTS, ROW_KEYS, STRANGE, Rendering, only_relabels, row_value, runs_alike
 from madlite.plan.values import asked_origins, asked_values, canonical_key
 
 _MOST = 8  # settings that a hint names
@@ -27,12 +26,12 @@ class Asking(Value, frozen=True):
     options: Options
 
 
-Plans = Callable[[Asking], Sequence[Outcome]]
+Plans = Callable[[Asking], Sequence[Rendering]]
 """Makes the plans of a command, without touching anything; raises UsageProblem where it is refused."""
 
 
 def refuse_without_effect(
-    given: Given, make: Callable[[], Outcome], plans: Plans, is_fatal: Callable[[Outcome], bool]
+    given: RunInputs, make: Callable[[], Rendering], plans: Plans, is_fatal: Callable[[Rendering], bool]
 ) -> None:
     """Refuse what was asked for and changes nothing of a run but what is said of it.
 
@@ -51,7 +50,7 @@ def refuse_without_effect(
         return
     own = make()
 
-    def others(key: str, value: str | None) -> Sequence[Outcome] | None:
+    def others(key: str, value: str | None) -> Sequence[Rendering] | None:
         try:
             found = plans(asked_otherwise(asking, key, value))
         except UsageProblem:
@@ -91,10 +90,10 @@ def _without(values: Mapping[str, Scalar], key: str) -> dict[str, Scalar]:
     return {name: value for name, value in values.items() if canonical_key(name) != key}
 
 
-_Others = Callable[[str, "str | None"], "Sequence[Outcome] | None"]
+_Others = Callable[[str, "str | None"], "Sequence[Rendering] | None"]
 
 
-def _refusal(words: str, key: str, own: Outcome, others: _Others) -> UsageProblem:
+def _refusal(words: str, key: str, own: Rendering, others: _Others) -> UsageProblem:
     plan = own.plan
     what = f"{words} is nothing to backend '{plan.backend}': the run would be the same, and its row would say otherwise"
     used = [name for name in _used(own, others) if name != key]
@@ -105,7 +104,7 @@ def _refusal(words: str, key: str, own: Outcome, others: _Others) -> UsageProble
     return UsageProblem(what, one_hint("leave it out", *known))
 
 
-def _used(own: Outcome, others: _Others) -> Iterator[str]:
+def _used(own: Rendering, others: _Others) -> Iterator[str]:
     """Yield what another value of changes the run, or is refused for."""
     for key in ROW_KEYS:
         value = row_value(own.plan, key)

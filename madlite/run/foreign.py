@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import lzma
+import os
+import zlib
 from collections.abc import Iterator
 from itertools import chain
-from typing import Protocol, runtime_checkable
+from pathlib import Path
+from typing import BinaryIO, Protocol, cast, runtime_checkable
 
 from msgspec.structs import replace
 
 from madlite.backends.loader import Plugins
 from madlite.errors import UsageProblem
-from madlite.measure.clues import LAUNCHER, ROOT, Clue
+from madlite.files import shown
+from madlite.measure.clues import LAUNCHER, ROOT, FailureCandidate
 from madlite.measure.diagnosis import diagnose
-from madlite.measure.follow import Follower
+from madlite.measure.monitor import LogMonitor
 from madlite.measure.performance import make_metric
 from madlite.measure.rules import with_common
 from madlite.measure.steps import Steps
-from madlite.measure.verdict import (
-    Asked,
-    Verdict,
-    asked_steps,
-    judge_line,
-    judge_steps,
-    launcher_failure,
-    suspicion,
-)
+from madlite.measure.verdict import Expected, Verdict, asked_steps, judge_line, judge_steps, launcher_failure, suspicion
 from madlite.measure.window import median_in
 from madlite.model import (
     QUANTITIES,
@@ -41,8 +40,9 @@ from madlite.model import (
     Variant,
     Window,
 )
-from madlite.plan.error_scan import BENIGN, PATTERNS
-from madlite.run.recognise import MOST_LINES, recognised, take_head
+from madlite.plan.actions import BENIGN, PATTERNS
+from madlite.run.detect import MOST_LINES, recognised, take_head
+from madlite.safe_read import open_given
 
 WARMUP_STEPS = Variant(model="").warmup_steps
 
@@ -55,14 +55,14 @@ THROUGHPUTS = (
 
 
 @runtime_checkable
-class Ruled(Protocol):
+class HasResultRule(Protocol):
     """A backend that says how its runs are judged, as every TemplateBackend does; a Backend need not."""
 
     def result_rule(self) -> ResultRule:
         """Return where a run's result comes from."""
 
 
-class Reading(Value, frozen=True):
+class LogReading(Value, frozen=True):
     """What a log shows; `backend` "" where no framework is known in it and its performance line is all there is."""
 
     log: str
@@ -81,7 +81,7 @@ class Reading(Value, frozen=True):
 
 def read_log(
     name: str, chunks: Iterator[bytes], plugins: Plugins, given: Backend | None, warmup_steps: int = WARMUP_STEPS
-) -> Reading:
+) -> LogReading:
     """Return what a log shows; messages call it `name`. The backend is the one given, else the surest.
 
     Raises:
@@ -93,14 +93,14 @@ def read_log(
     for chunk in chain(head, chunks):
         log.feed(chunk)
     log.finish()
-    asked = Asked(rule=_rule(plugins, backend, log), warmup_steps=warmup_steps, steps=asked_steps(log.config))
+    asked = Expected(rule=_rule(plugins, backend, log), warmup_steps=warmup_steps, steps=asked_steps(log.config))
     verdict = _with_remarks(_judge(asked, log), asked, log)
     if backend is None and verdict.cause is Cause.NO_METRIC:
         verdict = _of_nobody(name, plugins, verdict, log)
     diagnosis = _diagnosed(verdict, log)
     if diagnosis is not None:
         verdict = replace(verdict, evidence=diagnosis.line)
-    return Reading(
+    return LogReading(
         log=name,
         backend=backend.name if backend else "",
         lines=log.lines,
@@ -116,20 +116,20 @@ def read_log(
     )
 
 
-def _follower(plugins: Plugins, backend: Backend | None) -> Follower:
+def _follower(plugins: Plugins, backend: Backend | None) -> LogMonitor:
     reader: Reader | None = plugins.ask(backend, "reader", None, otherwise=None) if backend else None
     # a log that no framework's reader follows is judged as a script's, error patterns included
-    scan = ErrorScan(patterns=PATTERNS, benign=BENIGN) if not isinstance(backend, Ruled) else None
+    scan = ErrorScan(patterns=PATTERNS, benign=BENIGN) if not isinstance(backend, HasResultRule) else None
     rules = with_common(plugins.failure_rules(), (backend.name,) if backend else None)
-    return Follower([reader] if reader else [], rules, error_scan=scan)
+    return LogMonitor([reader] if reader else [], rules, error_scan=scan)
 
 
-def _rule(plugins: Plugins, backend: Backend | None, log: Follower) -> ResultRule:
+def _rule(plugins: Plugins, backend: Backend | None, log: LogMonitor) -> ResultRule:
     """Return how the number is taken: the backend's way, of a throughput that the steps have.
 
     Of MAD's figures those are left that the log can have: it may be another version's or another framework's.
     """
-    rule = plugins.ask(backend, "result_rule", otherwise=None) if isinstance(backend, Ruled) else None
+    rule = plugins.ask(backend, "result_rule", otherwise=None) if isinstance(backend, HasResultRule) else None
     if not isinstance(rule, ResultRule):
         rule = ResultRule(kind="steps" if log.steps else "performance_line", loss_expected=False)
     there = log.steps.quantities()
@@ -154,7 +154,7 @@ def _medians(steps: Steps, window: Window | None) -> dict[Quantity, float]:
     return {quantity: value for quantity, value in medians.items() if value is not None}
 
 
-def _judge(asked: Asked, log: Follower) -> Verdict:
+def _judge(asked: Expected, log: LogMonitor) -> Verdict:
     verdict = judge_steps(asked, log) if asked.rule.kind == "steps" else judge_line(log)
     if asked.rule.kind != "steps" and log.scan.torn:
         return _torn(log)
@@ -169,12 +169,12 @@ def _judge(asked: Asked, log: Follower) -> Verdict:
     return replace(of_line, findings=(*of_line.findings, f"{verdict.reason}: the result is a line of the log"))
 
 
-def _torn(log: Follower) -> Verdict:
+def _torn(log: LogMonitor) -> Verdict:
     reason = "the log ends within the line of its result: the number may be cut short"
     return Verdict(status=Status.FAILURE, cause=Cause.NO_METRIC, reason=reason, evidence=log.telling_line)
 
 
-def _with_remarks(verdict: Verdict, asked: Asked, log: Follower) -> Verdict:
+def _with_remarks(verdict: Verdict, asked: Expected, log: LogMonitor) -> Verdict:
     """Return the verdict with what else the log says: here is no exit code to tell a failure by."""
     names, lines = suspicion(log)
     if verdict.status is Status.FAILURE:
@@ -194,7 +194,7 @@ def _with_remarks(verdict: Verdict, asked: Asked, log: Follower) -> Verdict:
     return replace(verdict, findings=(*verdict.findings, remark)) if remark else verdict
 
 
-def _of_nobody(name: str, plugins: Plugins, verdict: Verdict, log: Follower) -> Verdict:
+def _of_nobody(name: str, plugins: Plugins, verdict: Verdict, log: LogMonitor) -> Verdict:
     """Return the verdict of a log without a result that no backend knows: it may show why there is none."""
     if log.scan.torn:
         return verdict
@@ -208,14 +208,14 @@ def _of_nobody(name: str, plugins: Plugins, verdict: Verdict, log: Follower) -> 
     return _failed(verdict, f"the log has no result, and says why ({clue.cause})", clue.line)
 
 
-def _diagnosed(verdict: Verdict, log: Follower) -> Diagnosis | None:
+def _diagnosed(verdict: Verdict, log: LogMonitor) -> Diagnosis | None:
     if verdict.status is not Status.FAILURE:
         return None
     found = diagnose(verdict.cause, verdict.evidence, log)
     return found if found.cause != verdict.cause.value or found.hint else None
 
 
-def _surely(log: Follower) -> Clue | None:
+def _surely(log: LogMonitor) -> FailureCandidate | None:
     """Return what is the cause of a failure wherever it is said, of the lines since the last step."""
     late = log.late_clue
     return late if late is not None and late.tier == ROOT else None
@@ -226,7 +226,7 @@ def _failed(verdict: Verdict, reason: str, evidence: str) -> Verdict:
     return replace(failed, suspect=())  # no number is left that could be doubted
 
 
-def _remark(asked: Asked, log: Follower) -> str:
+def _remark(asked: Expected, log: LogMonitor) -> str:
     """Return what a reader of a good log should know of its end."""
     if clue := _surely(log):
         return f"a line looks like a failure ({clue.cause}), though the training came to its end: {clue.line}"
@@ -239,3 +239,71 @@ def _remark(asked: Asked, log: Follower) -> str:
     if asked.steps is not None:
         return "the framework's end mark is missing, though the last step is there"
     return "no end mark, and the log does not say how many steps there were to be: it may have been cut off"
+
+
+# A log as a stream of bytes: a file or a pipe, packed or not.
+
+_CHUNK_BYTES = 256 * 1024
+_LONGEST_MARK = 6
+
+
+class _Readable(Protocol):
+    def read(self, size: int = -1, /) -> bytes: ...
+
+
+def open_log(path: Path) -> BinaryIO:
+    """Open a log.
+
+    Raises:
+        UsageProblem: there is no such file, or it cannot be read.
+    """
+    try:
+        return os.fdopen(open_given(path), "rb")
+    except FileNotFoundError:
+        raise UsageProblem(f"{shown(path)}: no such file") from None
+    except (OSError, ValueError) as error:
+        raise UsageProblem(f"{shown(path)} cannot be read: {_why(error)}") from None
+
+
+def read_chunks(file: _Readable, name: str) -> Iterator[bytes]:
+    """Yield a log's bytes, unpacked where they begin as gzip, xz or bzip2 files do.
+
+    Raises:
+        UsageProblem: they cannot be read or unpacked to their end.
+    """
+    try:
+        log = _unpacked(file)
+        while chunk := log.read(_CHUNK_BYTES):
+            yield chunk
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        raise UsageProblem(f"{name} cannot be read: {_why(error)}") from None
+
+
+class _Looked:
+    """A file whose first bytes were looked at; a pipe cannot go back."""
+
+    def __init__(self, start: bytes, file: _Readable) -> None:
+        self._start, self._file = start, file
+
+    def read(self, size: int = -1) -> bytes:
+        """Return up to `size` bytes, what was looked at first."""
+        if not self._start:
+            return self._file.read(size)
+        end = size if size >= 0 else len(self._start)
+        start, self._start = self._start[:end], self._start[end:]
+        return start
+
+
+def _unpacked(file: _Readable) -> _Readable:
+    start = file.read(_LONGEST_MARK)
+    whole = cast("BinaryIO", _Looked(start, file))  # read is all that unpacking needs
+    if start.startswith(b"\x1f\x8b"):
+        return gzip.open(whole)
+    if start.startswith(b"\xfd7zXZ\x00"):
+        return lzma.open(whole)
+    return bz2.open(whole) if start.startswith(b"BZh") else whole
+
+
+def _why(error: Exception) -> str:
+    code = error.errno if isinstance(error, OSError) else None
+    return os.strerror(code) if code else str(error)

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
-from madlite.model import Blocked, Cause, Image, Machine, Request, Status
+from madlite.model import Blocked, Cause, Image, Machine, Request, Result, RunPlan, Secret, Status
+from madlite.plan.context import Context
+from madlite.plan.images import ARCHITECTURE, login_to, registry_of
 from madlite.plan.manifest import NO_DOCKERFILE, BuiltImage, FailedBuild, Manifest
-from madlite.plan.registries import login_to, registry_of
-from madlite.run.gather import PlanCard, Surroundings, foreign_image, plan_card, plan_each
+from madlite.plan.manifest_text import manifest_text
+from madlite.results.rows import docker_file
+from madlite.run.build_jobs import build_words, same_content, vendor_of
+from madlite.run.one import BUILD_LOG_END
+from madlite.run.planning import BatchInputs, PlanCard, foreign_image, plan_card, plan_each
 from madlite.run.screen import Planned
 
 _log = logging.getLogger(__name__)
 
 
-def gather_manifest(manifest: Manifest, around: Surroundings) -> list[Planned]:
+def plan_manifest(manifest: Manifest, inputs: BatchInputs) -> list[Planned]:
     """Return startable plans of what a manifest names, without building; its context is part of the surroundings.
 
     An image for other GPUs is left out where another one of its card fits; where none does the plan says so and
@@ -34,11 +39,11 @@ def gather_manifest(manifest: Manifest, around: Surroundings) -> list[Planned]:
     if not cards:
         names = ", ".join(dict.fromkeys(one.model for one in unknown))
         raise UsageProblem(f"{manifest.file} has no image: no build succeeded", f"madlite build --tags {names}")
-    return plan_each([(request, _planner(images, failed, manifest)) for request, images, failed in cards], around)
+    return plan_each([(request, _planner(images, failed, manifest)) for request, images, failed in cards], inputs)
 
 
 def _planner(images: Sequence[BuiltImage], failed: Sequence[FailedBuild], manifest: Manifest) -> PlanCard:
-    return lambda request, around: _plan_found(request, images, failed, manifest, around)
+    return lambda request, inputs: _plan_found(request, images, failed, manifest, inputs)
 
 
 def _plan_found(
@@ -46,12 +51,12 @@ def _plan_found(
     images: Sequence[BuiltImage],
     failed: Sequence[FailedBuild],
     manifest: Manifest,
-    around: Surroundings,
+    inputs: BatchInputs,
 ) -> list[Planned]:
     """Return the plans of one card: of its images and of its failed builds that are for this machine."""
-    if foreign_image(around):
-        return plan_card(request, (), "", around)
-    machine = around.machine
+    if foreign_image(inputs):
+        return plan_card(request, (), "", inputs)
+    machine = inputs.machine
     refused = {
         image.docker_image: why
         for image in images
@@ -63,13 +68,13 @@ def _plan_found(
         reasons = [f"{ref}: {why}" for ref, why in refused.items()]
         reasons += [f"the one for {one.architecture} was not built: {one.error}" for one in failed]
         missing = f"no image of card '{request.card.name}' in {manifest.file.name} fits: {'; '.join(reasons)}"
-        return plan_card(request, (), missing, around)
+        return plan_card(request, (), missing, inputs)
     notes = tuple(f"left out: image {ref}: {why}" for ref, why in refused.items())
     planned = []
     for image in fitting:
-        planned += [_told(plan, notes, manifest) for plan in _plan(request, image, around)]
+        planned += [_told(plan, notes, manifest) for plan in _plan(request, image, inputs)]
         notes = ()
-    return planned + [_not_built(plan, one) for one in missed for plan in plan_card(request, (), one.error, around)]
+    return planned + [_not_built(plan, one) for one in missed for plan in plan_card(request, (), one.error, inputs)]
 
 
 def misfit(vendor: str, architecture: str, machine: Machine) -> str:
@@ -108,17 +113,17 @@ def _by_request(manifest: Manifest) -> list[tuple[Request, list[BuiltImage], lis
     return grouped
 
 
-def _plan(request: Request, image: BuiltImage, around: Surroundings) -> Sequence[Planned]:
+def _plan(request: Request, image: BuiltImage, inputs: BatchInputs) -> Sequence[Planned]:
     if not image.docker_image:  # a card whose backend names the image of each variant
-        return plan_card(request, (), f"card '{request.card.name}' names neither a Dockerfile nor an image", around)
-    return plan_card(request, (_image(image, around),), "", around)
+        return plan_card(request, (), f"card '{request.card.name}' names neither a Dockerfile nor an image", inputs)
+    return plan_card(request, (_image(image, inputs),), "", inputs)
 
 
-def _image(image: BuiltImage, around: Surroundings) -> Image:
+def _image(image: BuiltImage, inputs: BatchInputs) -> Image:
     if image.local_image:
         return Image(ref=image.docker_image, from_context=image.dockerfile == NO_DOCKERFILE)
-    root = around.options.workspace
-    environ, credentials = around.options.environ, around.credentials or {}
+    root = inputs.options.workspace
+    environ, credentials = inputs.options.environ, inputs.credentials or {}
     registry = image.registry_image
     return Image(
         ref=image.docker_image,
@@ -149,3 +154,76 @@ def _not_built(one: Planned, failed: FailedBuild) -> Planned:
     hint = f"madlite build --tags {failed.model}"
     blocked = Blocked(status=Status.FAILURE, cause=Cause.BUILD, reason=failed.error or "it did not build", hint=hint)
     return replace(one, plan=replace(plan, image=None, blocked=blocked))
+
+
+# What a batch of runs from tags built → build_manifest.json.
+
+
+def manifest_of_runs(
+    planned: Sequence[Planned], results: Sequence[Result], context: Context, secrets: Iterable[str]
+) -> str:
+    """Return the manifest of what runs from tags built or used, as `madlite build` would have written it.
+
+    `results` are those of the first of the planned, in their order.
+    """
+    ended = list(zip(planned, results, strict=False))
+    gone = [(one.plan, by) for one, result in ended if (by := _overwritten_by(one.plan, result, ended))]
+    kept = [(one, result) for one, result in ended if all(one.plan is not plan for plan, _ in gone)]
+    images, failed, took_s = builds_of([one for one, _ in kept], [result for _, result in kept])
+    failed += [
+        _failed(plan, f"its image was made anew for {by}: madlite build gives each its own") for plan, by in gone
+    ]
+    vendor = next((one.plan.machine.vendor for one in planned), "")
+    return manifest_text(images, failed, context, secrets, gpu_vendor=vendor, took_s=took_s)
+
+
+def builds_of(
+    planned: Sequence[Planned], results: Sequence[Result]
+) -> tuple[list[BuiltImage], list[FailedBuild], float]:
+    """Return what runs from tags built or used, what did not build, and the seconds of all builds."""
+    done = [(one.plan, result) for one, result in zip(planned, results, strict=False) if one.plan.image is not None]
+    images = [_image_manifest_file(plan, result) for plan, result in done if result.image.ref]
+    failed = [_failed(plan, result.reason) for plan, result in done if result.cause is Cause.BUILD]
+    return images, failed, sum(result.image.build_duration_s or 0.0 for _, result in done)
+
+
+def _overwritten_by(plan: RunPlan, result: Result, ended: Sequence[tuple[Planned, Result]]) -> str:
+    """Return the card for which a later run made another image of the same name, or nothing."""
+    if plan.image is None or not result.image.ref:
+        return ""
+    of_name = [
+        one.plan
+        for one, other in ended
+        if one.plan.image is not None and one.plan.image.ref == plan.image.ref and other.image.ref
+    ]
+    last = of_name[-1]
+    return "" if last.image is not None and same_content(last.image, plan.image) else f"card '{last.card.name}'"
+
+
+def _failed(plan: RunPlan, why: str) -> FailedBuild:
+    return FailedBuild(model=plan.card.name, error=why, request=_request(plan))
+
+
+def _request(plan: RunPlan) -> Request:
+    return Request(card=plan.card, tag=plan.card.name, overrides=plan.overrides)
+
+
+def _image_manifest_file(plan: RunPlan, result: Result) -> BuiltImage:
+    image = plan.image or Image(ref="")
+    if image.dockerfile is None:
+        named = docker_file(plan)
+        return BuiltImage(request=_request(plan), docker_image=image.ref, dockerfile=named, local_image=True)
+    architecture = image.build_args.get(ARCHITECTURE, "")
+    return BuiltImage(
+        request=_request(plan),
+        docker_image=image.ref,
+        dockerfile=docker_file(plan),
+        base_docker=image.base,
+        docker_sha=result.image.base_digest or result.image.digest,
+        build_duration_s=result.image.build_duration_s,
+        build_command=build_words(image, plan.workspace),
+        log_file=f"{plan.log_name}{BUILD_LOG_END}",
+        gpu_vendor=vendor_of(image.dockerfile),
+        gpu_architecture="" if isinstance(architecture, Secret) else architecture,
+        registry_image=result.image.registry,
+    )

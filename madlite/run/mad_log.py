@@ -2,16 +2,54 @@
 
 from __future__ import annotations
 
+import shlex
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from madlite.measure.live_lines import clone_line, duration_lines, image_lines, limit_line, result_lines, scripts_line
-from madlite.measure.verdict import Verdict, Witnesses
-from madlite.model import Action, Cause, Exit, RunPlan
-from madlite.run.account import Account
-from madlite.run.mad_options import option_lines
+from madlite.measure.lines import clone_line, duration_lines, image_lines, limit_line, result_lines, scripts_line
+from madlite.measure.verdict import Observation, Verdict
+from madlite.model import Action, Cause, EnvValue, Exit, RunPlan, Secret
+from madlite.run.account import RunProgress
 from madlite.run.probe_inside import SEARCH_S, candidates, commit_of
+
+# A container's request in the words of `docker run`, as madengine prints them; what is started is asked of the API.
+
+_FUSE = "/dev/fuse"
+
+
+def option_lines(plan: RunPlan) -> tuple[str, str]:
+    """Return the lines of a plan's GPUs and of all its options, in madengine's order; secrets are ***."""
+    gpus = " ".join(_gpus(plan))
+    return f"GPU arguments: {gpus}", f"Docker options: {' '.join(_options(plan, gpus))}"
+
+
+def _options(plan: RunPlan, gpus: str) -> Iterator[str]:
+    given = plan.engine_options
+    yield f"--network {given.network} -u {given.user}"
+    yield from (f"--group-add {name}" for name in given.group_add)
+    yield from (f"--cap-add {name}" for name in given.cap_add)
+    yield from (f"--device {name}" for name in plan.devices if name == _FUSE)
+    yield from (f"--security-opt {text}" for text in given.security_opt)
+    yield from (f"--ulimit {text}" for text in given.ulimits)
+    yield from ([f"--ipc={given.ipc}"] if given.ipc else [])
+    yield from filter(None, [gpus])
+    yield from ([f"--cpuset-cpus {given.cpuset}"] if given.cpuset else [])
+    yield from (f"--env {name}={_shown(value)}" for name, value in plan.env.items())
+    for mount in plan.mounts:
+        end = ":ro" if mount.read_only else ""
+        yield f"-v {shlex.quote(f'{mount.source}:{mount.target}{end}')}"
+    yield from filter(None, [given.extra])
+
+
+def _gpus(plan: RunPlan) -> Iterator[str]:
+    if plan.machine.vendor == "NVIDIA" and plan.place.gpu_ids:
+        yield f"--gpus '\"device={','.join(map(str, plan.place.gpu_ids))}\"'"
+    yield from (f"--device={name}" for name in plan.devices if name != _FUSE)
+
+
+def _shown(value: EnvValue) -> str:
+    return "***" if isinstance(value, Secret) else shlex.quote(value)
 
 
 class MadLog:
@@ -20,7 +58,7 @@ class MadLog:
     def __init__(
         self,
         plan: RunPlan,
-        account: Account,
+        account: RunProgress,
         tell: Callable[[str], None],
         show: Callable[[str], None],
     ) -> None:
@@ -55,7 +93,7 @@ class MadLog:
         if ended.code == 0 and action.kind == "run":
             self._tell_all(duration_lines(self._account.durations_s["run"]))
 
-    def judged(self, seen: Witnesses, verdict: Verdict) -> None:
+    def judged(self, seen: Observation, verdict: Verdict) -> None:
         """Tell what came out of a run whose actions came to their end."""
         if seen.skipped or seen.failed_action or seen.stopped is not Cause.NONE or seen.exit is None or seen.exit.code:
             return

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from threading import Event
@@ -15,32 +16,158 @@ from madlite.backends.loader import Plugins
 from madlite.cancellation import Interrupted, check, interruptible
 from madlite.errors import MadliteError, RuntimeProblem, UsageProblem, hint_within
 from madlite.machine.host import Host
-from madlite.measure.follow import Follower
+from madlite.measure.diagnosis import DiagnosisInput, DiskSpace, diagnose
+from madlite.measure.monitor import LogMonitor
 from madlite.measure.rules import with_common
 from madlite.measure.verdict import Verdict, judge
-from madlite.model import Backend, Cause, ImageUsed, Reader, Result, Status, Step
+from madlite.model import Backend, Cause, Diagnosis, ImageUsed, JobOutcome, Reader, Result, RunPlan, Status, Step
+from madlite.plan.actions import settle_model_dir
 from madlite.plan.make import secrets_of
-from madlite.plan.manifest_secrets import spelled_out as named_in
-from madlite.run.account import Account
-from madlite.run.claims import claimed
-from madlite.run.context import context_file
-from madlite.run.explain import explained
-from madlite.run.guest import Guest
+from madlite.plan.manifest import spelled_out as named_in
+from madlite.run.account import RunProgress
+from madlite.run.context import context_file, masked
+from madlite.run.detect import AutoDetectReader
+from madlite.run.instrumentation import Instrumentation
 from madlite.run.log import RunLog
 from madlite.run.mad_log import MadLog
-from madlite.run.mask import masked
-from madlite.run.progress import ProgressWriter
-from madlite.run.screen import Planned, RunEvents, Screen
-from madlite.run.senses import Senses
-from madlite.run.stage import Stage, answered, border
+from madlite.run.screen import Planned, ProgressWriter, RunEvents, Screen
+from madlite.run.stage import SessionRunner, answered, border
 from madlite.run.stop import StopControl
-from madlite.run.watchdog.found import Found
-from madlite.run.watchdog.hang import Inquiry
-from madlite.run.watchdog.silence import Silence
-from madlite.run.watchdog.watchdog import Watchdog
+from madlite.run.watchdog.hang import HangProbe
+from madlite.run.watchdog.progress_monitor import ProgressMonitor
+from madlite.run.watchdog.watchdog import HangReport, Watchdog
 from madlite.runtimes.docker.request import secrets_asked
 from madlite.secrets import Redactor, assigned, collect, spelled_out
-from madlite.workspace.folder import CONTEXT, LOG, RunFolder
+from madlite.workspace.claims import claim_model_dir, held_results, lock_name
+from madlite.workspace.folder import CONTEXT, LOG, RunFolder, open_runs
+
+# A failed run's result with its diagnosis: what its log and this machine say of the cause.
+
+# of these the diagnosed cause takes the place; the others decide rows and exit codes
+_REPLACED = {Cause.EXIT_CODE, Cause.PREPARE}
+_OF_ENGINE = {Cause.BUILD, Cause.DISK}  # what the engine said stands in the reason
+_KNOWN = {cause.value: cause for cause in Cause}
+
+
+def explained(plan: RunPlan, result: Result, account: RunProgress) -> Result:
+    """Return the result with why it failed; one that did not fail as it is."""
+    if result.status is not Status.FAILURE or result.diagnosis is not None:
+        return result
+    found = _diagnosis(plan, result, account)
+    outcome = outcome_words(account.outcome)
+    replaced = result.cause in _REPLACED and result.exit_code != 0
+    cause = _KNOWN.get(found.cause, result.cause) if replaced else result.cause
+    if result.cause is Cause.DISK and found.cause == Cause.INODES.value:
+        cause = Cause.INODES
+    return replace(
+        result,
+        diagnosis=found,
+        cause=cause,
+        reason=_worded(account, result, found),
+        evidence=found.line or result.evidence,
+        findings=(*result.findings, *([outcome] if outcome else [])),
+    )
+
+
+def outcome_words(outcome: JobOutcome | None) -> str:
+    """Return what an engine says of a session's end, "" where that is no more than that it ended or goes on."""
+    if outcome is None or not (outcome.out_of_memory or outcome.reason):
+        return ""
+    memory = ["its memory limit ended a process"] if outcome.out_of_memory else []
+    code = [f"exit code {outcome.code}"] if outcome.code else []
+    return f"the engine says: {'; '.join(filter(None, [outcome.state, *code, *memory, outcome.reason]))}"
+
+
+def _diagnosis(plan: RunPlan, result: Result, account: RunProgress) -> Diagnosis:
+    hint = account.hint or (plan.blocked.hint if plan.blocked is not None else "")
+    if result.cause in _OF_ENGINE:
+        return _of_words(result, hint)
+    facts = DiagnosisInput(
+        plan=plan,
+        exit_code=account.ended.code if account.ended else None,
+        oom_kills=account.oom_kills if plan.traits.local else None,
+        room=find_room(plan.workspace) if plan.traits.shares_files else None,
+        outcome=account.outcome,
+    )
+    account.log.finish()  # of a session that broke off it was not
+    found = diagnose(result.cause, result.evidence, account.log, facts, hint)
+    if result.cause is Cause.ERROR_PATTERN and found.cause == Cause.PYTHON.value:  # handled, for all that is known
+        return replace(found, cause=result.cause.value)
+    return found
+
+
+def _of_words(result: Result, hint: str) -> Diagnosis:
+    """Return what an engine's words come to: a build that found no network failed for that."""
+    words = LogMonitor((), with_common(()))
+    words.feed(result.reason.encode())
+    words.finish()
+    found = diagnose(Cause.BUILD, "", words, hint=hint)
+    cause = result.cause.value if result.cause is Cause.DISK and found.cause != Cause.INODES.value else found.cause
+    return Diagnosis(cause=cause, line=result.evidence, hint=hint or found.hint, source=found.source)
+
+
+def _worded(account: RunProgress, result: Result, found: Diagnosis) -> str:
+    """Return the reason as a sentence that stands alone: what happened, why, and what to do."""
+    if found.cause == result.cause.value:
+        return result.reason
+    rule = account.log.rule
+    reason = result.reason.partition(f" ({rule.cause})")[0] if rule else result.reason
+    return f"{reason} ({found.cause}); {found.hint}" if found.hint else f"{reason} ({found.cause})"
+
+
+def find_room(folder: Path) -> DiskSpace | None:
+    """Return what a folder's disk has left; None where it cannot be asked."""
+    try:
+        disk = os.statvfs(folder)
+    except OSError:
+        return None
+    return DiskSpace(
+        folder=folder,
+        free_bytes=disk.f_bavail * disk.f_frsize,
+        free_inodes=disk.f_favail if disk.f_files else None,
+    )
+
+
+# What runs of one folder share, and so take turns with or get apart.
+
+
+@contextmanager
+def claimed(plan: RunPlan, keep_waiting: Callable[[], bool]) -> Iterator[RunPlan]:
+    """Hold what the plan's script needs for itself in the workspace; a rendered run has all of it in its own folder.
+
+    Raises:
+        RuntimeProblem: the workspace cannot be written to, or `keep_waiting` ended the wait for another run.
+    """
+    if not plan.model_dir:
+        yield plan
+        return
+    with ExitStack() as stack:
+        with _told(plan):
+            stack.enter_context(held_results(plan, keep_waiting))
+            name, lock = claim_model_dir(plan)
+            stack.callback(_let_go, plan, name, lock)
+        yield settle_model_dir(plan, name)
+
+
+def _let_go(plan: RunPlan, name: str, lock: int) -> None:
+    if name != plan.model_dir:  # a name that no other run will have
+        with suppress(OSError), open_runs(plan.workspace) as runs:
+            runs.remove(lock_name(name))
+    with suppress(OSError):
+        os.close(lock)
+
+
+@contextmanager
+def _told(plan: RunPlan) -> Iterator[None]:
+    try:
+        yield
+    except TimeoutError as error:
+        raise RuntimeProblem(str(error), cause=Cause.INTERRUPTED) from error
+    except OSError as error:
+        place = error.filename if str(error.filename).startswith("/") else plan.workspace
+        what = f"{place} cannot be written to: {error.strerror or error}"
+        raise RuntimeProblem(what, cause=Cause.PREPARE) from error
+
 
 # madengine 1 has the first, madengine 2 the parts as well
 LOG_END, BUILD_LOG_END, RUN_LOG_END = ".live.log", ".build.live.log", ".run.live.log"
@@ -67,17 +194,17 @@ class Run:
         self.mask = Redactor(self._secrets).text
         self.progress = ProgressWriter(one.plan, self.started, self.mask, clock)
         self.screen = RunEvents(screen, one.plan, self.progress)
-        self.silence = Silence(self.plan, clock)
+        self.silence = ProgressMonitor(self.plan, clock)
         whose = None if self.plan.own_script else {self.plan.backend, *self.plan.readers}
         self._rules = with_common(plugins.failure_rules(), whose)
-        self.account = Account(self._follower(), self._rules, self.plan.place.spanned)
+        self.account = RunProgress(self._follower(), self._rules, self.plan.place.spanned)
         here = Host(path=environ.get("PATH", ""), env=dict(environ))
-        self.senses = Senses(one, plugins, here, lambda: self.clock() - self.began)
+        self.senses = Instrumentation(one, plugins, here, lambda: self.clock() - self.began)
         show = self.screen
         dog = Watchdog(self.silence, self._inquire, tell=show.phase, say=show.stopping, now=clock)
         self.stop = StopControl(self.plan.timeout_s, self.plan.stop_grace_s, show.stopping, dog)
         self.folder: RunFolder | None = None
-        self.stage: Stage | None = None  # once its session can be opened
+        self.stage: SessionRunner | None = None  # once its session can be opened
         self._claims = ExitStack()
 
     def run(self) -> Result:
@@ -161,7 +288,7 @@ class Run:
             told = MadLog(self.plan, self.account, log.tell, self._show)
             self._prepare(log, told)
             one = replace(self.one, plan=self.plan)  # as it is claimed
-            self.stage = Stage(one, self.account, self.stop, self.screen, self.clock, self.senses, told)
+            self.stage = SessionRunner(one, self.account, self.stop, self.screen, self.clock, self.senses, told)
             seen = replace(self.stage.act(folder, log), strangers=self.senses.strangers)
         except Interrupted:
             return self._interrupted()
@@ -199,8 +326,8 @@ class Run:
             self.account.durations_s["build"] = self.account.image.build_duration_s
         told.opening()
 
-    def _follower(self) -> Follower:
-        return Follower(
+    def _follower(self) -> LogMonitor:
+        return LogMonitor(
             [reader for reader in map(self._reader, self.one.backends) if reader is not None],
             self._rules,
             error_scan=self.plan.error_scan,
@@ -211,9 +338,9 @@ class Run:
             nodes=self.plan.place.spanned,
         )
 
-    def _guest(self) -> Guest | None:
+    def _guest(self) -> AutoDetectReader | None:
         """Return a reader of whatever framework a card's own script turns out to run."""
-        return Guest(self.plugins, self.plan.readers) if self.plan.own_script else None
+        return AutoDetectReader(self.plugins, self.plan.readers) if self.plan.own_script else None
 
     def _reader(self, backend: Backend) -> Reader | None:
         reader: Reader | None = self.plugins.ask(backend, "reader", self.plan, otherwise=None)
@@ -223,13 +350,13 @@ class Run:
         self.screen.step(step)
         self.plugins.notify("madlite_run_step", plan=self.plan, step=step)
 
-    def _inquire(self, cancelled: Event) -> Found:
+    def _inquire(self, cancelled: Event) -> HangReport:
         """Look at what the run hangs in."""
         session = self.stage.session if self.stage is not None else None
         if self.folder is None or session is None:
-            return Found()
+            return HangReport()
         last_lines = self.account.follower.last_lines
-        return Inquiry(self.folder, self.plan, session, self.environ, self.mask).look(last_lines, cancelled)
+        return HangProbe(self.folder, self.plan, session, self.environ, self.mask).look(last_lines, cancelled)
 
     def _open_log(self, folder: RunFolder) -> RunLog:
         sinks, limit_bytes = [self.screen.output], self.plan.log_limit_bytes

@@ -7,9 +7,8 @@ from pathlib import Path, PurePosixPath
 
 from msgspec.structs import replace
 
+from madlite.assets.cache import find_asset, repo_folder
 from madlite.assets.places import CACHES, OFFLINE, data_folder, hub_cache, is_on
-from madlite.assets.presence import find_asset
-from madlite.assets.records import repo_folder
 from madlite.backends.loader import Plugins
 from madlite.model import Asset, Backend, EnvValue, Mount, RunPlan
 

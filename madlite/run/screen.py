@@ -2,13 +2,118 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from datetime import datetime, timezone
+from threading import Lock, Timer
+from typing import Any, Protocol
 
-from madlite.errors import ExitCode
-from madlite.model import Backend, Json, Result, RunPlan, Runtime, Step, Value
+from msgspec.structs import replace
+
+from madlite.errors import ExitCode, UsageProblem
+from madlite.model import Backend, Json, Quantity, Result, RunPlan, Runtime, Step, Value, to_json
 from madlite.plan.render import Rendered
-from madlite.run.progress import ProgressWriter
+from madlite.workspace.folder import RunFolder
+from madlite.workspace.progress import PROGRESS, Progress
+
+# Writes how far a run is into its folder; what keeps that from being written costs the run nothing.
+
+EVERY_S = 1.0  # what comes in between is written at the end of that time
+_LOG = logging.getLogger(__name__)
+
+
+class ProgressWriter:
+    """Keeps `progress.json` of one run; its steps, its phases and its stop may come from several threads."""
+
+    def __init__(self, plan: RunPlan, started: str, mask: Callable[[str], str], clock: Callable[[], float]) -> None:
+        steps = plan.variant.steps if plan.variant is not None else None
+        self._now = Progress(started=started, steps=steps or None)
+        self._mask, self._clock = mask, clock
+        self._folder: RunFolder | None = None
+        self._first: Step | None = None  # of the training, by which the pace is known
+        self._written_s = -math.inf
+        self._later: Timer | None = None  # writes what came too soon after the last
+        self._one = Lock()
+
+    def open(self, folder: RunFolder) -> None:
+        """Have a place to write to."""
+        self._folder = folder
+        self._change()
+
+    def doing(self, text: str, *, state: str = "") -> None:
+        """Note what the run does now, and that it is in another state, if it is."""
+        changed: dict[str, Any] = {"state": state} if state and self._now.state != "stopping" else {}
+        self._change(doing=self._mask(text), soon=bool(changed), **changed)
+
+    def stopping(self, text: str) -> None:
+        """Note that the run is being ended."""
+        self._change(state="stopping", doing=self._mask(text))
+
+    def step(self, step: Step) -> None:
+        """Note a step of the training."""
+        if step.phase != "train":
+            return
+        if self._first is None or step.n <= self._first.n:
+            self._first = step
+        self._change(soon=False, step=step.n, left_s=self._left_s(step), **_figures(step))
+
+    def ended(self, result: Result) -> None:
+        """Note how the run ended; nothing is written any more after it."""
+        ended = _utc()
+        self._change(state="ended", doing="", left_s=None, status=result.status.value, cause=result.code, ended=ended)
+        with self._one:
+            self._folder = None
+
+    def _left_s(self, step: Step) -> float | None:
+        first, steps = self._first, self._now.steps
+        if first is None or not steps or step.n <= first.n:
+            return None
+        return max(0.0, (steps - step.n) * (step.t_s - first.t_s) / (step.n - first.n))
+
+    def _change(self, *, soon: bool = True, **values: Any) -> None:
+        """Note values, and write them: at once, or where they need not be there `soon`, when it is time again."""
+        with self._one:
+            self._now = replace(self._now, **values)
+            left_s = self._written_s + EVERY_S - self._clock()
+            if soon or left_s <= 0:
+                self._write()
+            elif self._later is None and self._folder is not None:
+                self._later = Timer(left_s, self._write_late)
+                self._later.daemon = True
+                self._later.start()
+
+    def _write_late(self) -> None:
+        with self._one:
+            self._write()
+
+    def _write(self) -> None:
+        """Write what is known now; called with the lock held."""
+        if self._later is not None:
+            self._later.cancel()
+            self._later = None
+        if self._folder is None:
+            return
+        self._written_s = self._clock()
+        try:
+            problem = self._folder.put(PROGRESS, to_json(replace(self._now, updated=_utc())))
+        except UsageProblem as error:
+            problem = error.message
+        if problem:
+            _LOG.debug("%s", problem)
+
+
+def _figures(step: Step) -> dict[str, Any]:
+    """Return speed, its unit and loss; what is not finite no JSON can say."""
+    found: dict[str, Any] = {}
+    if (speed := step.speed) is not None and math.isfinite(speed[1]):
+        found = {"speed": speed[1], "unit": speed[0].label}
+    loss = step.values.get(Quantity.LOSS)
+    return {**found, "loss": loss if loss is not None and math.isfinite(loss) else None}
+
+
+def _utc() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 class Screen(Protocol):
@@ -97,7 +202,7 @@ class Planned(Value, frozen=True):
     unasked: Callable[[], Sequence[Planned]] = tuple
 
 
-class Outcome(Value, frozen=True):
+class RunOutcome(Value, frozen=True):
     """What a batch came to: results of the first plans in order, names of cards that never started, the exit code.
 
     `kept_aside` are the cards of runs whose rows the results file did not take.

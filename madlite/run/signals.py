@@ -21,7 +21,7 @@ from typing import TypeAlias, TypeVar
 from madlite.cancellation import Cancellation, Interrupted
 from madlite.errors import ExitCode
 from madlite.model import Cause
-from madlite.run.watchdog.reasons import StopReason
+from madlite.run.watchdog.watchdog import StopReason
 
 _SIGNALS = {
     signal.SIGINT: ExitCode.INTERRUPTED,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,17 +13,51 @@ from msgspec.structs import replace
 
 from madlite.cancellation import Interrupted
 from madlite.errors import MadliteError, RuntimeProblem
-from madlite.measure.verdict import Witnesses
-from madlite.model import Action, Cause, Exit, JobOutcome, Runtime, Session, Sink
-from madlite.run.account import Account
+from madlite.measure.multiple import FileStamp, Read, is_fresh, parse_results, stamp, unreadable
+from madlite.measure.verdict import Observation
+from madlite.model import Action, Cause, Exit, JobOutcome, RunPlan, Runtime, Session, Sink
+from madlite.run.account import RunProgress
+from madlite.run.instrumentation import Instrumentation
 from madlite.run.log import RunLog
 from madlite.run.mad_log import MadLog
-from madlite.run.results_file import ResultsFile
 from madlite.run.screen import Planned, RunEvents
-from madlite.run.senses import Senses
 from madlite.run.stop import StopControl
-from madlite.workspace.folder import HANDLE, RunFolder
-from madlite.workspace.labels import RUN_MARK
+from madlite.safe_read import read_inside
+from madlite.workspace.folder import HANDLE, RUN_MARK, RunFolder
+from madlite.workspace.mounts import copy_whole
+
+# The `multiple_results` file of a run: found where scripts leave it, and only when this run wrote it.
+
+
+class ResultsFile:
+    """Remembers what lay there before the run, so that a left-over is never taken for a result."""
+
+    def __init__(self, plan: RunPlan) -> None:
+        rule = plan.result_rule
+        self._root, self._up = plan.workspace, plan.workspace / rule.file
+        wanted = rule.kind == "multiple_results"
+        self._paths = (plan.workspace / plan.model_dir / rule.file, self._up) if wanted else ()
+        self._before: dict[Path, FileStamp | None] = {}
+        self._begun_ns = 0
+
+    def begin(self) -> None:
+        """Note what is there now that the script starts: a clone or a copy of scripts may have brought one along."""
+        self._before = {path: stamp(path) for path in self._paths}
+        self._begun_ns = time.time_ns()
+
+    def read(self) -> Read | None:
+        """Return the results, and copy the file up into the workspace, as MAD's tooling expects it there."""
+        fresh = next((p for p, before in self._before.items() if is_fresh(p, before, self._begun_ns)), None)
+        if fresh is None:
+            return None
+        try:
+            read = parse_results(fresh.name, read_inside(fresh, self._root))
+        except OSError as error:
+            return unreadable(fresh.name, error)
+        if fresh != self._up:
+            copy_whole(fresh, self._up, self._root)
+        return read
+
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -34,17 +69,17 @@ _PHASES = {
 }
 
 
-class Stage:
+class SessionRunner:
     """Holds a run's session open while its actions run."""
 
     def __init__(
         self,
         one: Planned,
-        account: Account,
+        account: RunProgress,
         stop: StopControl,
         screen: RunEvents,
         clock: Callable[[], float],
-        senses: Senses,
+        senses: Instrumentation,
         told: MadLog,
     ) -> None:
         self.one, self.plan = one, one.plan
@@ -52,10 +87,10 @@ class Stage:
         self.senses, self.told = senses, told
         self.session: Session | None = None  # while it is open
 
-    def act(self, folder: RunFolder, log: RunLog) -> Witnesses:
+    def act(self, folder: RunFolder, log: RunLog) -> Observation:
         """Hold the session open while the actions run; ended from outside, that is what counts."""
         results = ResultsFile(self.plan)
-        seen = Witnesses()
+        seen = Observation()
         session: Session | None = None
         try:
             self.stop.check()
@@ -84,7 +119,7 @@ class Stage:
         self.account.hint = reason.hint or self.account.hint
         return replace(seen, stopped=reason.cause, stopped_text=reason.text, stopped_line=reason.evidence)
 
-    def _act(self, session: Session, folder: RunFolder, log: RunLog, results: ResultsFile) -> Witnesses:
+    def _act(self, session: Session, folder: RunFolder, log: RunLog, results: ResultsFile) -> Observation:
         """Run the actions in their order; one that fails is the last."""
         for action in self.plan.actions:
             if action.kind == "clean" or (action.kind == "run" and self.plan.skip_model_run):
@@ -110,14 +145,14 @@ class Stage:
             self.told.after(action, ended)
             if ended.code != 0:
                 self._note_outcome(session)
-                return Witnesses(
+                return Observation(
                     exit=ended,
                     failed_action="" if action.kind == "run" else action.kind,
                     failed_line=self.account.telling_line,
                     failed_node=_node_words(session, ended.failed_node),
                     node_log=self.account.failed_log,
                 )
-        return Witnesses(exit=self.account.ran, skipped=self.plan.skip_model_run)
+        return Observation(exit=self.account.ran, skipped=self.plan.skip_model_run)
 
     def _marked(self, action: Action) -> Action:
         """Return an action by whose environment its processes are known where a probe sees those of others, too."""
@@ -164,7 +199,7 @@ class Stage:
             return problem
         return None
 
-    def _hand_up(self, session: Session, seen: Witnesses) -> None:
+    def _hand_up(self, session: Session, seen: Observation) -> None:
         """Copy what a run that went well left for the workspace up into it."""
         if self.plan.outputs and _went_well(seen):
             patterns = [f"{self.plan.model_dir}/{pattern}" for pattern in self.plan.outputs]
@@ -202,7 +237,7 @@ def _phase(action: Action) -> str:
     return _PHASES.get(action.kind, action.kind)
 
 
-def _went_well(seen: Witnesses) -> bool:
+def _went_well(seen: Observation) -> bool:
     return seen.exit is not None and seen.exit.code == 0 and not seen.failed_action
 
 

@@ -11,8 +11,7 @@ from contextlib import contextmanager
 
 from madlite.cancellation import Cancellation, Interrupted
 from madlite.model import Cause, Chunk, Say, Session, Sink
-from madlite.run.watchdog.reasons import StopReason
-from madlite.run.watchdog.watchdog import Watchdog
+from madlite.run.watchdog.watchdog import StopReason, Watchdog
 
 _STOP, _HURRY, _END, _LOOK = b"s", b"h", b"e", b"l"
 _LONGEST_WAIT_S = 3600.0  # of one select; a longer limit is waited for in turns

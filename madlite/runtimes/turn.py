@@ -9,7 +9,7 @@ from contextlib import contextmanager
 STOPPED = 130  # the exit code of an action that was not started, because its session had been stopped
 
 
-class Turn:
+class ActionGate:
     """Who is running, and what was asked of it.
 
     `asked_to_end` holds for the action, `closed` for the whole session: nothing starts any more.  `hurried` ends all

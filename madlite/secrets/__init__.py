@@ -4,20 +4,21 @@ By name: a variable, a key or a flag says so (`names`).  By shape: a URL's passw
 What is known of either is masked in all its spellings (`spellings`, `search`), wherever it stands (`Redactor`).
 """
 
-from madlite.secrets.names import (
+from madlite.secrets.redactor import (
+    MASK,
+    Redactor,
     assigned,
     collect,
     guard,
     is_secret,
     is_secret_name,
     mask_values,
+    masked_json,
     reveal,
     shaped,
     spelled_out,
 )
-from madlite.secrets.redactor import MASK, Redactor, masked_json
-from madlite.secrets.spellings import SHORTEST
-from madlite.secrets.urls import Userinfo, split_userinfo
+from madlite.secrets.spellings import SHORTEST, Userinfo, split_userinfo
 
 __all__ = [
     "MASK",

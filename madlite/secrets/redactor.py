@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 
 import msgspec
 
-from madlite.model import to_json
+from madlite.model import EnvValue, Secret, to_json
 from madlite.secrets import shapes
-from madlite.secrets.search import Reading, Search, searches
+from madlite.secrets.search import Search, SecretReading, searches
+from madlite.secrets.shapes import meanings
 from madlite.secrets.spellings import SHORTEST, as_it_stands, encoded, errors_of, spellings
 
 MASK = b"***"
@@ -58,7 +61,7 @@ class Redactor:
     def _spans(self, data: bytes) -> list[shapes.Span]:
         found = shapes.spans(data)
         if self._searches:
-            reading = Reading(data)
+            reading = SecretReading(data)
             for search in self._searches:
                 found += search.spans(reading)
         return sorted(found)
@@ -127,3 +130,130 @@ def _masked(value: object, mask: Callable[[str], str]) -> object:
     if isinstance(value, Enum):
         return value.value
     return mask(str(value)) if isinstance(value, (str, Path)) else value
+
+
+# Which values of the environment, of settings and of command lines are secret.
+
+_LONGEST = 4096  # characters of a value without quotes, which reaches to the end of its word
+_MOST = 16  # assignments of a word whose values may reach to its end: those after them are in the first one's
+_ALL = 256  # assignments of a word that are looked at: one of more is no command line
+_ALWAYS = "MAD_SECRETS"
+_NAMES = re.compile(
+    r"TOKEN(?!IZ|S(?![A-Z]))|PASSWORD|PASSWD|SECRET|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|CREDENTIAL|_PAT$|^PAT$",
+    re.IGNORECASE,
+)
+# names that mean nothing else: a number or a path under one of them is a secret too
+_KNOWN = re.compile(
+    r"PASSWORD|PASSWD|^AWS_SECRET_ACCESS_KEY$|^AWS_SESSION_TOKEN$|^(GH|GITHUB|GITLAB|HF)_TOKEN$"
+    r"|^HUGGING_FACE_HUB_TOKEN$|^(WANDB|OPENAI|NGC|COMET|MLFLOW_TRACKING)_(API_KEY|TOKEN)$",
+    re.IGNORECASE,
+)
+_OF_A_PLACE = re.compile(r"_(FILE|PATH|DIR|FOLDER)$", re.IGNORECASE)
+_WORD = re.compile(r"(|true|false|none|null|yes|no|on|off)", re.IGNORECASE)
+_NUMBER = re.compile(r"[-+]?\d*\.?\d+")
+_ASSIGNED = re.compile(
+    r"""(?<!\w)(?P<name>\w+)["']?\s*[=:]\s*"""
+    r"""(?=(?:"(?P<double>(?:[^"\\]|\\.)*)"|'(?P<single>(?:[^'\\]|\\.)*)'|(?P<bare>[^\s"',{}]+)))"""
+)
+# `--hf_token abc` of a command; a variable's name is no secret, nor is a token of a vocabulary
+_FLAG = re.compile(
+    r"(?<!\S)--(?!(?:pad|eos|bos|unk|mask|sep|cls)[_-]token)(?:[\w-]+[_-])?"
+    r"(?:token|password|passwd|secret|api[_-]?key|access[_-]?key|pat)(?:=|\s+)(?P<value>\"[^\"$]+\"|'[^']+'|[^\s$\"'-]\S*)",
+    re.IGNORECASE,
+)
+
+# a password may hold a / that no URL's should; in a setting, unlike in a log, such a text is one
+_PASSWORD = re.compile(r"://[^\s/:@\[]*:(?!\d{1,5}(?:[/,;|)&]|$))(?P<password>[^\s\"'<>$*{]{1,500})@(?!sha\d{3}:)")
+
+
+def is_secret_name(name: str) -> bool:
+    """Say whether a variable of this name may hold a secret: MAD_SECRETS…, HF_TOKEN, …_PASSWORD, WANDB_API_KEY, …
+
+    MAX_NUM_BATCHED_TOKENS and TOKENIZERS_PARALLELISM count or set something.
+    """
+    return _ALWAYS in name or bool(_NAMES.search(name))
+
+
+def is_secret(name: str, value: str) -> bool:
+    """Say whether a variable is a secret; numbers, booleans and files' paths under a doubtful name are settings."""
+    if _ALWAYS in name:
+        return True
+    if not is_secret_name(name) or _WORD.fullmatch(value):
+        return False
+    if _KNOWN.search(name):
+        return True
+    return not (_NUMBER.fullmatch(value) or (_OF_A_PLACE.search(name) and value.startswith(("/", "~", "."))))
+
+
+def guard(env: Mapping[str, str], known: Iterable[str] = ()) -> dict[str, EnvValue]:
+    """Return the environment with every secret value wrapped: secret by its name, or for holding a secret.
+
+    That is one of `known`, or one by its shape.
+    """
+    texts = tuple(known)
+    return {
+        name: Secret(value)
+        if is_secret(name, value) or shaped(value) or any(text in value for text in texts)
+        else value
+        for name, value in env.items()
+    }
+
+
+def reveal(env: Mapping[str, EnvValue]) -> dict[str, str]:
+    """Return the environment as plain text, for an engine's API or a process."""
+    return {name: value.reveal() if isinstance(value, Secret) else value for name, value in env.items()}
+
+
+def mask_values(env: Mapping[str, EnvValue]) -> dict[str, EnvValue]:
+    """Return the environment with `***` for every secret, for eyes and hands that must not have it."""
+    return {name: MASK.decode() if isinstance(value, Secret) else value for name, value in env.items()}
+
+
+def collect(environ: Mapping[str, str], *more: Iterable[EnvValue]) -> tuple[str, ...]:
+    """Return every secret text worth masking: of the environment by name or shape, and of `more` where wrapped.
+
+    Text below SHORTEST characters is left out: it would be masked wherever it happens to stand.
+    """
+    found = [value for name, value in environ.items() if is_secret(name, value)]
+    found += [value.reveal() for values in more for value in values if isinstance(value, Secret)]
+    found += [text for value in (*environ.values(), *found) for text in shaped(value)]
+    return tuple(dict.fromkeys(text for text in found if len(text) >= SHORTEST))
+
+
+def shaped(text: str) -> tuple[str, ...]:
+    """Return the secrets of a setting by their shape, as they stand there and as they are meant: unquoted, decoded.
+
+    Of text below SHORTEST characters, and of a URL's user who is a plain word, nothing is known elsewhere.
+    """
+    found = [part.decode("utf-8", "surrogateescape") for part in meanings(encoded(text))]
+    if "@" in text:
+        found += [match["password"] for match in _PASSWORD.finditer(text) if "/" in match["password"]]
+    return tuple(part for part in dict.fromkeys(found) if len(part) >= SHORTEST)
+
+
+def spelled_out(value: object) -> tuple[str, ...]:
+    """Return the secrets by their shape in all texts of a value, such as a plan."""
+    return tuple(dict.fromkeys(part for text in texts_of(value) for part in shaped(text)))
+
+
+def assigned(words: Iterable[str]) -> tuple[str, ...]:
+    """Return the secrets that a command line spells out: `env.HF_TOKEN=…`, `{"HF_TOKEN": "…"}`, `--hf-token …`.
+
+    With them come those that are one by their shape.
+    """
+    found: list[str] = []
+    for word in words:
+        found += shaped(word)
+        found += [match["value"].strip("\"'") for match in _FLAG.finditer(word)]
+        matches = list(islice(_ASSIGNED.finditer(word), _ALL))
+        for place, match in enumerate(matches):
+            value = match["double"] or match["single"] or match["bare"] or ""
+            if not is_secret(match["name"], value):
+                continue
+            begin = match.start("bare")
+            if match["bare"] and place < _MOST:
+                found += [word[begin:][:_LONGEST], value, value.split(":")[0]]
+            if match["bare"] and place + 1 < len(matches):  # what comes after is in the first one's too
+                value = value[: matches[place + 1].start() - begin]
+            found += [value, value.rstrip("&;|"), value.split(":")[0]]
+    return tuple(text for text in dict.fromkeys(found) if len(text) >= SHORTEST)

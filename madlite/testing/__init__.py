@@ -7,16 +7,16 @@ Nothing of a run imports it; it needs bash, and shellcheck (`pip install 'madlit
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
-from madlite.model import Backend, Machine
-from madlite.testing.checks import CHECKS, NO_PLAN, run_check
-from madlite.testing.conformance import BackendConformance
+from madlite.model import Backend
+from madlite.testing.checks import CHECKS, NO_PLAN, BackendConformance, run_check
 from madlite.testing.flaws import Flaw
-from madlite.testing.machines import MACHINES
+from madlite.testing.plans import MACHINES
 from madlite.testing.runtimes import RUNTIME_CHECKS, RuntimeConformance, check_runtime
 from madlite.testing.subject import CardLike, Subject
 
@@ -39,37 +39,18 @@ def check_backend(
     cards: Iterable[CardLike] = (),
     logs: Mapping[str | Path, int | None] | None = None,
     *,
-    outputs: Iterable[str | Path] = (),
-    docs: Iterable[str | Path] = (),
-    foreign: Mapping[str | Path, str] | None = None,
-    asks: Iterable[Mapping[str, str]] = (),
-    machines: Sequence[Machine] = MACHINES,
-    templates: Iterable[str | Path] = (),
-    installed: bool = True,
-    most: int | None = None,
     only: Iterable[str] = (),
+    **given: Any,
 ) -> list[Flaw]:
     """Return everything that is wrong with a backend; nothing where it conforms.
 
-    What is given beside the backend is told by `Subject`; `only` are names of CHECKS, all of them where it is empty.
+    What else is given beside the backend is told by `Subject`; `only` are names of CHECKS, all where it is empty.
 
     Raises:
         ValueError: `only` names something else.
     """
     names = _checks(only)
-    subject = Subject(
-        backend,
-        cards,
-        logs,
-        outputs=outputs,
-        docs=docs,
-        foreign=foreign,
-        asks=asks,
-        machines=machines,
-        templates=templates,
-        installed=installed,
-        most=most,
-    )
+    subject = Subject(backend, cards, logs, **given)
     return _once(flaw for name in names for flaw in run_check(name, subject))
 
 

@@ -7,13 +7,13 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
 from madlite.errors import RuntimeProblem
 from madlite.model import Action, Card, Chunk, Completed, Exit, Image, Machine, Place, RunPlan, Runtime, Session, Value
-from madlite.plan.make import RUNS, WORKSPACE_INSIDE
+from madlite.plan.inputs import RUNS, WORKSPACE_INSIDE
 from madlite.testing.flaws import Flaw
 from madlite.workspace.folder import WORK
 
@@ -94,6 +94,7 @@ class Bench:
         self.again = again or (lambda: runtime)
         self.runtime, self.image, self.nodes, self._change = runtime, image, nodes, change
         self.limit_s = limit_s
+        self.check = ""  # the one that is done now
         self.name = str(getattr(runtime, "name", type(runtime).__name__))
 
     def plan(self, folder: Path, **more: object) -> RunPlan:
@@ -139,21 +140,13 @@ class Bench:
             raise
         self.within("leaving open", lambda: opened.__exit__(None, None, None))
 
-    def run(
-        self,
-        session: Session,
-        script: str,
-        output: Output | None = None,
-        *,
-        limit_s: float | None = None,
-        **more: object,
-    ) -> Ran:
+    def run(self, session: Session, script: str, output: Output | None = None, **more: Any) -> Ran:
         """Run a shell script as the model's own step.
 
         Raises:
             Late: it has not ended in time, where it was to.
         """
-        return self.act(session, ("sh", "-c", script), output, limit_s=limit_s, **more)
+        return self.act(session, ("sh", "-c", script), output, **more)
 
     def act(
         self,
@@ -190,9 +183,9 @@ class Bench:
         """Return what `work` returns; raises Late where that takes longer than `limit_s`."""
         return _within(what, work, self.limit_s if limit_s is None else limit_s)
 
-    def flaw(self, check: str, where: str, what: str, mend: str) -> Flaw:
+    def flaw(self, where: str, what: str, mend: str) -> Flaw:
         """Return a flaw of this runtime."""
-        return Flaw(check=check, where=f"runtime {self.name}, {where}", what=what, mend=mend)
+        return Flaw(self.check, f"runtime {self.name}, {where}", what, mend)
 
 
 def _within(what: str, work: Callable[[], _T], limit_s: float) -> _T:

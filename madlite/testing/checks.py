@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from msgspec.structs import replace
 
-from madlite.testing.effects import check_effects
-from madlite.testing.failing import check_failures
+from madlite.model import Backend
 from madlite.testing.flaws import Flaw
-from madlite.testing.fuzz import check_fuzz
-from madlite.testing.members import check_finish, check_members
-from madlite.testing.naming import check_names
-from madlite.testing.pages import check_docs
-from madlite.testing.purity import check_purity
+from madlite.testing.members import check_docs, check_failures, check_finish, check_members, check_names
+from madlite.testing.purity import check_purity, check_secrets
 from madlite.testing.quoting import check_quoting
-from madlite.testing.reading import check_reading
+from madlite.testing.reading import check_fuzz, check_reading
 from madlite.testing.recognising import check_recognising
-from madlite.testing.results import check_results
+from madlite.testing.results import check_effects, check_results
 from madlite.testing.scripts import check_rendering, check_scripts
-from madlite.testing.secrets import check_secrets
 from madlite.testing.subject import Subject, raised
 
 Check: TypeAlias = Callable[[Subject, Path], Iterable[Flaw]]
 """A check gets the subject and an empty folder of its own."""
-FEW, MANY = 3, 12  # plans whose scripts are read with odd values: of a sample, of all
-ROUNDS, FEW_ROUNDS = 30, 4  # of broken logs, likewise
+_T = TypeVar("_T")
 _CASE = re.compile(r"card \S.* on (\d+x\S+|cpu)( with .*)?$", re.DOTALL)  # as plans.Case is worded
 
 CHECKS: dict[str, Check] = {
@@ -37,15 +32,15 @@ CHECKS: dict[str, Check] = {
     "names": lambda subject, folder: check_names(subject),
     "rendering": lambda subject, folder: check_rendering(subject),
     "scripts": check_scripts,
-    "quoting": lambda subject, folder: check_quoting(subject, folder, MANY if subject.most is None else FEW),
-    "secrets": lambda subject, folder: check_secrets(subject, MANY if subject.most is None else FEW),
+    "quoting": check_quoting,
+    "secrets": lambda subject, folder: check_secrets(subject),
     "purity": lambda subject, folder: check_purity(subject),
     "reading": lambda subject, folder: check_reading(subject),
     "finish": check_finish,
-    "fuzz": lambda subject, folder: check_fuzz(subject, ROUNDS if subject.most is None else FEW_ROUNDS),
+    "fuzz": lambda subject, folder: check_fuzz(subject),
     "recognising": lambda subject, folder: check_recognising(subject),
     "results": check_results,
-    "effects": lambda subject, folder: check_effects(subject, FEW if subject.most is not None else MANY),
+    "effects": lambda subject, folder: check_effects(subject),
     "docs": lambda subject, folder: check_docs(subject),
     "failures": lambda subject, folder: check_failures(subject),
 }
@@ -90,3 +85,39 @@ def _grouped(flaws: Sequence[Flaw]) -> list[Flaw]:
 def _with_count(flaw: Flaw, more: int) -> Flaw:
     cases = f"and {more} more case{'s' if more > 1 else ''}"
     return replace(flaw, where=f"{flaw.where} {cases}") if more else flaw
+
+
+def with_tests(names: Iterable[str]) -> Callable[[type[_T]], type[_T]]:
+    """Give a class a test for each check, which asks its method `flaws`."""
+
+    def add(cls: type[_T]) -> type[_T]:
+        for name in names:
+
+            def test(self: Any, name: str = name) -> None:
+                if flaws := self.flaws(name):
+                    raise AssertionError("\n".join(map(str, flaws)))
+
+            setattr(cls, f"test_{name}", test)
+        return cls
+
+    return add
+
+
+@with_tests(CHECKS)
+class BackendConformance:
+    """Set `backend` and the rest in a class whose name begins with Test; the fields are the arguments of `Subject`."""
+
+    backend: ClassVar[Backend]
+    _subject: ClassVar[Subject]
+
+    @classmethod
+    def subject(cls) -> Subject:
+        """Return what is tested, made once for all tests of the class."""
+        if "_subject" not in cls.__dict__:
+            fields = inspect.signature(Subject).parameters
+            cls._subject = Subject(**{name: getattr(cls, name) for name in fields if hasattr(cls, name)})
+        return cls._subject
+
+    def flaws(self, check: str) -> list[Flaw]:
+        """Return what a check finds."""
+        return run_check(check, self.subject())

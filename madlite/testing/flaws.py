@@ -1,11 +1,20 @@
-"""What the kit finds: one sentence each, with the place and how to mend it."""
+"""What the kit finds, one sentence each; how it calls code under test: for how long, and with what it does noted."""
 
 from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TypeVar
 
 from madlite.model import Value
 
 
-class Flaw(Value, frozen=True):
+class Flaw(Value, frozen=True, kw_only=False):
     """One thing that is wrong: what and where, and what to do about it."""
 
     check: str
@@ -15,3 +24,106 @@ class Flaw(Value, frozen=True):
 
     def __str__(self) -> str:
         return f"{self.check}: {self.where}: {self.what}" + (f" ({self.mend})" if self.mend else "")
+
+
+CALL_LIMIT_S = 5.0  # of this process's time for one question to a backend
+_PATIENCE = 4  # times as long may a wait be: the machine may have more to do
+T = TypeVar("T")
+
+
+@contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError once this process has worked so long, or four times as long has passed.
+
+    A regular expression is interrupted too, and what sleeps or waits.  Outside of the main thread, where no signal can
+    be waited for, nothing is limited; inside of another limit the one that is over first counts.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    works = _timer(signal.ITIMER_VIRTUAL, signal.SIGVTALRM, seconds, "it works for too long")
+    with works, _timer(signal.ITIMER_REAL, signal.SIGALRM, _PATIENCE * seconds, "it waits for too long"):
+        yield
+
+
+def answered(call: Callable[..., Iterable[T]], *given: object) -> list[T]:
+    """Return all that a member of a backend or a reader answers.
+
+    Raises:
+        TimeoutError: it takes longer than any question needs.
+    """
+    with limited(CALL_LIMIT_S):
+        return list(call(*given))
+
+
+@contextmanager
+def _timer(kind: int, number: int, seconds: float, what: str) -> Iterator[None]:
+    """Limit what a timer counts, unless that of somebody else (of pytest-timeout, say) comes before."""
+    left = signal.getitimer(kind)[0]
+    if left and left <= seconds:
+        yield
+        return
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise TimeoutError(what)
+
+    before = signal.signal(number, end)
+    signal.setitimer(kind, seconds)
+    try:
+        yield
+    finally:
+        used = seconds - signal.getitimer(kind)[0]
+        signal.setitimer(kind, max(left - used, 0.001) if left else 0)
+        signal.signal(number, before)
+
+
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_CHANGES: dict[str, tuple[str, ...]] = {
+    "os": (
+        *("mkdir", "remove", "rename", "rmdir", "link", "symlink", "truncate", "chmod", "chown", "utime", "chdir"),
+        *("putenv", "unsetenv", "system", "exec", "fork", "forkpty", "posix_spawn", "spawn", "kill", "killpg"),
+    ),
+    "subprocess": ("Popen",),
+    "pty": ("spawn",),
+    "socket": ("connect", "bind", "sendto", "sendmsg", "getaddrinfo", "gethostbyname", "gethostbyaddr"),
+    "tempfile": ("mkstemp", "mkdtemp"),
+    "shutil": ("rmtree", "move", "copyfile"),
+    "urllib": ("Request",),
+}
+_EVENTS = frozenset(f"{module}.{name}" for module, names in _CHANGES.items() for name in names)
+_lists: list[list[str]] = []  # those that are filled now
+_installed: list[bool] = []
+
+
+@contextmanager
+def watch() -> Iterator[list[str]]:
+    """Give a list that fills with what any thread does to disk, network, processes and the environment.
+
+    What Python itself does to keep compiled modules is left out.  An audit hook stays for the life of the process;
+    outside of `watch` it notes nothing.
+    """
+    if not _installed:
+        _installed.append(True)
+        sys.addaudithook(_note)
+    notes: list[str] = []
+    _lists.append(notes)
+    try:
+        yield notes
+    finally:
+        _lists.remove(notes)
+
+
+def _note(event: str, args: tuple[object, ...]) -> None:
+    if not _lists or not (event == "open" or event in _EVENTS):
+        return
+    if event == "open" and not _writes(args):
+        return
+    told = " ".join(str(one) for one in args[:1])
+    if "__pycache__" not in told:
+        for notes in _lists:
+            notes.append(f"{'writes ' if event == 'open' else event + ' '}{told[:120]}")
+
+
+def _writes(args: tuple[object, ...]) -> bool:
+    flags = args[2] if len(args) > 2 else 0
+    return isinstance(flags, int) and bool(flags & _WRITES)

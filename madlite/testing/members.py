@@ -1,30 +1,39 @@
-"""The members that a backend and its readers have, what they take, and what they answer."""
+"""What a backend declares: its members and what they answer, names, pages and failure rules."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path, PurePosixPath
 from typing import Any, get_args
 
+from madlite.backends.lazy import loaded_backend
 from madlite.errors import UsageProblem
-from madlite.model import Asset, Card, Draft, Event, Finding
-from madlite.testing.flaws import Flaw
-from madlite.testing.limits import answered
-from madlite.testing.plans import WORKSPACE, ask, options_of
-from madlite.testing.subject import Subject, raised
+from madlite.failure_rules import flaw_of
+from madlite.files import template_root
+from madlite.model import (
+    Asset,
+    Backend,
+    Card,
+    Event,
+    FailureRule,
+    FileTemplate,
+    Finding,
+    Quantity,
+    Reader,
+    ResultRule,
+    RunSpec,
+)
+from madlite.plan.fields import ALIASES, PLAN_KEYS, VARIANT_KEYS
+from madlite.plan.values import canonical_key
+from madlite.testing.flaws import Flaw, answered
+from madlite.testing.plans import WORKSPACE, Made, ask, options_of
+from madlite.testing.subject import NAME_IT, Subject, raised
 
-CHECK = "members"
-TAKES = {
-    "claim": ("card", "checkout"),
-    "expand": ("request", "machine"),
-    "check": ("plan",),
-    "assets": ("plan",),
-    "recognise": ("head",),
-    "reader": ("plan",),
-}
-READER_TAKES: dict[str, tuple[str, ...]] = {"feed": ("line",), "finish": ("outputs",)}
 _EVENTS = get_args(Event)
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+_METRIC = re.compile(r"[A-Za-z][A-Za-z0-9_./()% -]*(?<! )")
 
 
 def is_event(value: object) -> bool:
@@ -34,7 +43,7 @@ def is_event(value: object) -> bool:
 
 def check_members(subject: Subject) -> Iterator[Flaw]:
     """Yield members that are missing, take something else, or answer with something else."""
-    missing = [*signatures(subject.backend, TAKES, f"backend {subject.name}")]
+    missing = [*signatures(subject.backend, Backend, f"backend {subject.name}")]
     yield from missing
     if missing:
         return
@@ -43,9 +52,12 @@ def check_members(subject: Subject) -> Iterator[Flaw]:
     yield from _answers(subject)
 
 
-def signatures(thing: object, takes: dict[str, tuple[str, ...]], where: str) -> Iterator[Flaw]:
-    """Yield which methods are missing, or do not take so many arguments, which the words name."""
-    for member, words in takes.items():
+def signatures(thing: object, protocol: type, where: str) -> Iterator[Flaw]:
+    """Yield which methods of a protocol are missing, or do not take so many arguments, which the words name."""
+    for member, method in vars(protocol).items():
+        if member.startswith("_") or not inspect.isfunction(method):
+            continue
+        words = list(inspect.signature(method).parameters)[1:]
         wanted = f"{member}(self, {', '.join(words)})"
         found = getattr(thing, member, None)
         if not callable(found):
@@ -86,7 +98,7 @@ def _reader(subject: Subject) -> Iterator[Flaw]:
     one, other = subject.backend.reader(None), subject.backend.reader(None)
     if one is other:
         yield _flaw("reader(None)", "it gave the same reader twice", "return a fresh one for each run")
-    yield from signatures(one, READER_TAKES, f"reader {type(one).__name__}")
+    yield from signatures(one, Reader, f"reader {type(one).__name__}")
 
 
 def _answers(subject: Subject) -> Iterator[Flaw]:
@@ -113,7 +125,7 @@ def _drafts(subject: Subject, case: Any) -> Iterator[Flaw]:
         drafts = ask(subject.backend, case, options_of(case))
     except UsageProblem:
         return
-    if not isinstance(drafts, Sequence) or not drafts or not all(isinstance(one, Draft) for one in drafts):
+    if not isinstance(drafts, Sequence) or not drafts or not all(isinstance(one, RunSpec) for one in drafts):
         what = f"it answered {drafts!r}"[:200]
         yield _flaw(f"expand of {case}", what, "return a list of madlite.Draft, or raise madlite.UsageProblem")
 
@@ -127,13 +139,146 @@ def check_finish(subject: Subject, folder: Path) -> Iterator[Flaw]:
             try:
                 events: list[Event] = answered(subject.backend.reader(plan).finish, outputs)
             except Exception as error:  # noqa: BLE001 - as above
-                mend = "return nothing where no file is"
-                yield Flaw(check="finish", where=where, what=f"it raised {raised(error)}", mend=mend)
+                yield Flaw("finish", where, f"it raised {raised(error)}", "return nothing where no file is")
                 continue
             if odd := [event for event in events if not is_event(event)]:
-                mend = "return events of madlite"
-                yield Flaw(check="finish", where=where, what=f"it answered {odd[0]!r}", mend=mend)
+                yield Flaw("finish", where, f"it answered {odd[0]!r}", "return events of madlite")
 
 
 def _flaw(where: str, what: str, mend: str) -> Flaw:
-    return Flaw(check=CHECK, where=where, what=what, mend=mend)
+    return Flaw("members", where, what, mend)
+
+
+def check_names(subject: Subject) -> Iterator[Flaw]:
+    """Yield what is wrong with names."""
+    yield from _backend(subject)
+    for made in subject.made:
+        yield from (*_settings(made), *_rule(made.draft.result_rule), *_templates(subject, made))
+
+
+def _backend(subject: Subject) -> Iterator[Flaw]:
+    name = getattr(subject.backend, "name", None)
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        yield Flaw("names", "backend", f"its name is {name!r}", "small letters, digits and _, as in --backend NAME")
+        return
+    if not subject.installed:
+        return
+    if name in subject.others:
+        other = type(subject.others[name])
+        mend = "choose a name that no other backend has: madlite plugins lists them"
+        what = f"{other.__module__}.{other.__qualname__} is installed as a backend of this name"
+        yield Flaw("names", f"backend {name}", what, mend)
+    elif name not in subject.plugins.backends():
+        mend = f'[project.entry-points.madlite] {name} = "{type(subject.backend).__module__}", then pip install it'
+        yield Flaw("names", f"backend {name}", "no entry point of group madlite brings it", mend)
+    plugin = next((one for brought, one in subject.plugins.backends().values() if brought.name == name), None)
+    for problem in subject.plugins.problems:
+        if plugin and problem.where.split()[:2] == ["plugin", plugin.name]:
+            yield Flaw("names", problem.where, problem.what, "madlite plugins --hooks")
+
+
+def _settings(made: Made) -> Iterator[Flaw]:
+    for key, value in made.draft.settings.items():
+        where = f"setting {key}"
+        if not _NAME.fullmatch(key) or canonical_key(key) != key:
+            known = f", which stands for {ALIASES[key]}" if key in ALIASES else ""
+            mend = "small letters, digits and _, and no other name of a size"
+            yield Flaw("names", where, f"--set {key}= would not reach it{known}", mend)
+        elif key in VARIANT_KEYS or key in PLAN_KEYS:
+            whose = "the variant" if key in VARIANT_KEYS else "every plan"
+            yield Flaw("names", where, f"it hides the {key} of {whose}", "leave it to that, or choose another name")
+        if not isinstance(value, (str, int, float, bool)):
+            what = f"its value {value!r} is neither text nor number nor truth value"
+            yield Flaw("names", where, what, "write a list as text with commas")
+
+
+def _rule(rule: ResultRule) -> Iterator[Flaw]:
+    if rule.kind != "steps":
+        return
+    if not isinstance(rule.headline, Quantity):
+        yield Flaw("names", "result rule", f"headline {rule.headline!r} is no quantity", "madlite.Quantity lists them")
+    names = [rule.headline_metric, *(one.metric for one in rule.mad)]
+    for name in names:
+        if not _METRIC.fullmatch(name):
+            mend = "letters, digits, _ . / - and what a cell of perf.csv takes without quotes"
+            yield Flaw("names", "result rule", f"metric {name!r} is no name", mend)
+    for name in _twice(names):
+        yield Flaw("names", "result rule", f"two rows of a run would be called {name}", "a metric of its own for each")
+    for one in rule.mad:
+        if (one.rule == "summary") != bool(one.key) or (one.rule != "summary" and one.quantity is None):
+            what = f"metric {one.metric} has rule {one.rule}, quantity {one.quantity} and key {one.key!r}"
+            yield Flaw("names", "result rule", what, "a summary names a key, every other rule a quantity")
+
+
+def _templates(subject: Subject, made: Made) -> Iterator[Flaw]:
+    files = made.draft.templates
+    if not made.draft.actions and not any(file.path == "run.sh" for file in files):
+        mend = 'FileTemplate(path="run.sh", template=…), or actions of the draft'
+        yield Flaw("names", f"backend {subject.name}", "a draft has nothing to run", mend)
+    for path in _twice(file.path for file in files):
+        yield Flaw("names", f"file {path}", "two templates are written to it", "one template for each file")
+    for file in files:
+        yield from _template(subject, file)
+
+
+def _template(subject: Subject, file: FileTemplate) -> Iterator[Flaw]:
+    if _leaves(file.path):
+        what = "it would be written outside of the run's folder"
+        yield Flaw("names", f"file {file.path}", what, "a path without / at its begin and ..")
+    ours = not _leaves(file.template) and (template_root(None) / file.template).is_file()
+    if not file.template.startswith(f"{subject.name}/") and not ours:
+        mend = f"put it into templates/{subject.name}/, where nobody else's of that name is found first"
+        yield Flaw("names", f"template {file.template}", f"it is not below the folder {subject.name}", mend)
+
+
+def _leaves(path: str) -> bool:
+    return path.startswith("/") or ".." in PurePosixPath(path).parts
+
+
+def _twice(paths: Iterable[str]) -> list[str]:
+    listed = list(paths)
+    return sorted({path for path in listed if listed.count(path) > 1})
+
+
+def check_failures(subject: Subject) -> Iterator[Flaw]:
+    """Yield rules that explain nothing; the plugin is the one that brings the backend, where it is installed."""
+    backends = subject.plugins.collect("madlite_backends")
+    brought = {plugin.name for plugin, backend in backends if type(loaded_backend(backend)) is type(subject.backend)}
+    for plugin, rule in subject.plugins.collect("madlite_failure_rules"):
+        if plugin.name not in brought:
+            continue
+        what = flaw_of(rule) if isinstance(rule, FailureRule) else "it is no FailureRule"
+        if what:
+            mend = "docs/failures.md has the keys of a rule"
+            yield Flaw("failures", f"rule {getattr(rule, 'pattern', rule)!r}", what, mend)
+
+
+def check_docs(subject: Subject) -> Iterator[Flaw]:
+    """Yield what the pages do not name."""
+    if not subject.docs:
+        mend = 'docs = ["docs/backend.md"]: what can be set, which modes and metrics there are'
+        yield Flaw("docs", f"backend {subject.name}", "there is no page about it", mend)
+        return
+    texts = []
+    for path in subject.docs:
+        if path.is_file():
+            texts.append(path.read_text(encoding="utf-8"))
+        else:
+            yield Flaw("docs", f"page {path}", "it is not there", NAME_IT)
+    page, pages = "\n".join(texts), ", ".join(path.name for path in subject.docs)
+    for kind, names in _names(subject).items():
+        for name in names:
+            if not re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", page):
+                mend = f"write `{name}` and what it means into {pages}"
+                yield Flaw("docs", f"{kind} {name}", f"{pages} does not name it", mend)
+
+
+def _names(subject: Subject) -> dict[str, list[str]]:
+    drafts = [made.draft for made in subject.made]
+    rules = [draft.result_rule for draft in drafts if draft.result_rule.kind == "steps"]
+    metrics = {rule.headline_metric for rule in rules} | {one.metric for rule in rules for one in rule.mad}
+    return {
+        "setting": sorted({key for draft in drafts for key in draft.settings}),
+        "mode": sorted({draft.variant.mode for draft in drafts if draft.variant and draft.variant.mode}),
+        "metric": sorted(metrics),
+    }

@@ -1,4 +1,4 @@
-"""Card, machine and what is asked → plan and files, as a run makes them, but without a machine and a command line."""
+"""Card, machine and what is asked → plan and files, as a run makes them, but without a real machine."""
 
 from __future__ import annotations
 
@@ -7,22 +7,59 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from madlite.backends.recipe_book import RecipeBook, read_book
-from madlite.backends.recipes import RecipeBackend, bare_name
-from madlite.model import Backend, Card, Draft, Machine, Request, RunPlan, Value
-from madlite.plan.context import Context
-from madlite.plan.given import Given, layers
+from madlite.backends.recipe_book import RecipeBook, bare_name, read_book
+from madlite.backends.recipes import RecipeBackend
+from madlite.model import Backend, Card, Gpu, Machine, Request, RunPlan, RunSpec, Value, Vendor
+from madlite.plan.context import Context, Options
+from madlite.plan.inputs import RunInputs, layers
 from madlite.plan.make import make_plan
-from madlite.plan.options import Options
-from madlite.plan.place import USUAL, Choice
+from madlite.plan.place import USUAL, RuntimeChoice
 from madlite.plan.render import Rendered, render
 from madlite.plan.values import asked_origins, asked_values
 from madlite.runtimes.registry import builtin_runtimes
-from madlite.testing.limits import CALL_LIMIT_S, limited
-from madlite.testing.machines import name_of
+from madlite.testing.flaws import CALL_LIMIT_S, limited
 
+_GIB = 1 << 30
 OFFLINE = ("env.HF_HUB_OFFLINE", "1")  # as a run finds it whose assets are all there
 WORKSPACE = Path("/workspace-of-the-kit")  # is not there, so that nothing of a real folder shows in a plan
+
+
+def _gpus(vendor: Vendor, device: str, arch: str, product: str, count: int, memory_gib: int) -> Machine:
+    gpus = tuple(
+        Gpu(
+            index=n,
+            arch=arch,
+            product=product,
+            memory_bytes=memory_gib * _GIB,
+            render_minor=128 + n if vendor == "AMD" else None,
+        )
+        for n in range(count)
+    )
+    return Machine(
+        vendor=vendor,
+        gpus=gpus,
+        architecture=arch,
+        product=product,
+        device=device,
+        rocm_version="7.0.0" if vendor == "AMD" else "",
+        cuda_version="12.8" if vendor == "NVIDIA" else "",
+        pretended=True,
+    )
+
+
+MACHINES: tuple[Machine, ...] = (
+    _gpus("AMD", "MI300X", "gfx942", "AMD Instinct MI300X", 8, 192),
+    _gpus("AMD", "MI355X", "gfx950", "AMD Instinct MI355X", 8, 288),
+    _gpus("NVIDIA", "H100", "NVIDIA H100 80GB HBM3", "NVIDIA H100 80GB HBM3", 8, 80),
+    _gpus("NVIDIA", "H100", "NVIDIA H100 80GB HBM3", "NVIDIA H100 80GB HBM3", 1, 80),
+    Machine(pretended=True),
+)
+"""What every recipe is rendered for, unless a kit's user names machines."""
+
+
+def name_of(machine: Machine) -> str:
+    """Return a machine as --machine writes it: 8xMI300X, or cpu."""
+    return f"{len(machine.gpus)}x{machine.device}" if machine.gpus else "cpu"
 
 
 class Case(Value, frozen=True):
@@ -41,7 +78,7 @@ class Made(Value, frozen=True):
     """What became of a case: one of its drafts, its plan and its files."""
 
     case: Case
-    draft: Draft
+    draft: RunSpec
     plan: RunPlan
     files: tuple[Rendered, ...]
 
@@ -65,21 +102,26 @@ def list_cases(
                 yield Case(card=card, machine=machine, asked=asked)
 
 
-def ask(backend: Backend, case: Case, options: Options) -> Sequence[Draft]:
+def ask(backend: Backend, case: Case, options: Options) -> Sequence[RunSpec]:
     """Return the drafts of a case.
 
     Raises:
         UsageProblem: the backend refuses it.
         TimeoutError: it takes longer than any question needs.
     """
+    request = request_of(case, options)
+    with limited(CALL_LIMIT_S):
+        return backend.expand(request, case.machine)
+
+
+def request_of(case: Case, options: Options) -> Request:
+    """Return what a backend is asked of a case."""
     request = _request(case)
     sources = layers(request, Context(), options)
-    asked = replace(request, settings=asked_values(sources), origins=asked_origins(sources))
-    with limited(CALL_LIMIT_S):
-        return backend.expand(asked, case.machine)
+    return replace(request, settings=asked_values(sources), origins=asked_origins(sources))
 
 
-def plan_of(backend: Backend, case: Case, draft: Draft, options: Options) -> RunPlan:
+def plan_of(backend: Backend, case: Case, draft: RunSpec, options: Options) -> RunPlan:
     """Return the plan of a draft.
 
     Raises:
@@ -88,10 +130,10 @@ def plan_of(backend: Backend, case: Case, draft: Draft, options: Options) -> Run
     return make_plan(given_of(backend, case, draft, options))
 
 
-def given_of(backend: Backend, case: Case, draft: Draft, options: Options) -> Given:
+def given_of(backend: Backend, case: Case, draft: RunSpec, options: Options) -> RunInputs:
     """Return what the plan of a draft is made from."""
     runtime = options.runtime or USUAL
-    return Given(
+    return RunInputs(
         run_id="kit",
         request=_request(case),
         backend=backend.name,
@@ -99,7 +141,7 @@ def given_of(backend: Backend, case: Case, draft: Draft, options: Options) -> Gi
         machine=case.machine,
         options=options,
         context=Context(),
-        runtime=Choice(runtime=runtime, origin="kit", traits=builtin_runtimes({})[runtime].traits),
+        runtime=RuntimeChoice(runtime=runtime, origin="kit", traits=builtin_runtimes({})[runtime].traits),
         args=case.card.args,
     )
 
@@ -117,7 +159,7 @@ def options_of(
     )
 
 
-def finish(backend: Backend, case: Case, draft: Draft, search: Sequence[Path], options: Options) -> Made:
+def finish(backend: Backend, case: Case, draft: RunSpec, search: Sequence[Path], options: Options) -> Made:
     """Return a draft with its plan and files.
 
     Raises:

@@ -1,29 +1,28 @@
-"""Planning is pure: the same answer twice, nothing done to the world, nothing changed in what was given."""
+"""Planning is pure: the same answer twice, nothing done to the world or to what was given, no secret told."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import replace
-
-from madlite.errors import UsageProblem
-from madlite.model import Draft, Request
-from madlite.plan.context import Context
-from madlite.plan.given import layers
-from madlite.plan.values import asked_origins, asked_values
-from madlite.testing.audit import watch
-from madlite.testing.flaws import Flaw
-from madlite.testing.limits import answered
-from madlite.testing.plans import Made, options_of
+from madlite.errors import MadliteError, UsageProblem
+from madlite.model import RunSpec
+from madlite.secrets import Redactor
+from madlite.testing.flaws import Flaw, answered, watch
+from madlite.testing.plans import Made, ask, finish, options_of, request_of
 from madlite.testing.subject import Subject
 
-CHECK = "purity"
 _POISON = "left_by_the_kit"
+SECRETS = {
+    name: f"kit-secret/{number}&0123456789abcdef"
+    for number, name in enumerate(("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "MAD_SECRETS_HFTOKEN", "MAD_SECRETS_KIT"))
+}
+_MASKS = {name: Redactor([value]).text for name, value in SECRETS.items()}
+_MEND = "leave it in the environment: the script has it as a variable"
 
 
 def check_purity(subject: Subject) -> Iterator[Flaw]:
@@ -31,9 +30,7 @@ def check_purity(subject: Subject) -> Iterator[Flaw]:
     for where, what in subject.done_at_first:
         yield _world(where, what)
     for made in subject.spread(8):
-        request = Request(card=made.case.card, tag=made.case.card.name)
-        sources = layers(request, Context(), options_of(made.case))
-        request = replace(request, settings=asked_values(sources), origins=asked_origins(sources))
+        request = request_of(made.case, options_of(made.case))
         yield from _pure(subject, made, "expand", (request, made.case.machine))
         for member in ("check", "assets"):
             yield from _pure(subject, made, member, (made.plan,))
@@ -69,7 +66,7 @@ def _answer(call: Callable[..., Any], given: tuple[Any, ...]) -> Any:
 @contextmanager
 def _poisoned(drafts: Any) -> Iterator[None]:
     """Write into the tables of an answer for a while: a backend that keeps them would give them to the next run."""
-    tables = [table for draft in drafts if isinstance(draft, Draft) for table in (draft.settings, draft.env)]
+    tables = [table for draft in drafts if isinstance(draft, RunSpec) for table in (draft.settings, draft.env)]
     for table in tables:
         table[_POISON] = "x"
     try:
@@ -84,4 +81,49 @@ def _world(where: str, what: str) -> Flaw:
 
 
 def _flaw(where: str, what: str, mend: str) -> Flaw:
-    return Flaw(check=CHECK, where=where, what=what, mend=mend)
+    return Flaw("purity", where, what, mend)
+
+
+def check_secrets(subject: Subject) -> Iterator[Flaw]:
+    """Yield where a secret of the environment shows."""
+    for made in subject.spread(subject.examples):
+        with _environment(SECRETS):
+            yield from _shown(subject, made)
+
+
+def _shown(subject: Subject, made: Made) -> Iterator[Flaw]:
+    options = options_of(made.case, environ=SECRETS)
+    try:
+        drafts = ask(subject.backend, made.case, options)
+        plans = [finish(subject.backend, made.case, draft, subject.search, options) for draft in drafts]
+    except MadliteError as problem:
+        yield from _in(f"refusal of {made.case}", f"{problem.message} {problem.hint}")
+        return
+    for one in plans:
+        yield from _in(f"draft of {made.case}", repr(one.draft))
+        for file in one.files:
+            yield from _in(f"{file.path} of {made.case}", file.data.decode("utf-8", "replace"))
+        told = [*answered(subject.backend.check, one.plan), *answered(subject.backend.assets, one.plan)]
+        yield from _in(f"findings and assets of {made.case}", repr(told))
+
+
+def _in(where: str, text: str) -> Iterator[Flaw]:
+    by_shape = Redactor().text(text)
+    for name, mask in _MASKS.items():
+        if mask(text) != by_shape:
+            yield Flaw("secrets", where, f"it holds the value of ${name}", _MEND)
+
+
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Give this process variables for a while, for code that looks for them where it should not."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

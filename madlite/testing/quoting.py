@@ -1,44 +1,43 @@
 """Values with spaces, quotes, `$()`, newlines and a leading dash stay what they are: one word, one value of a file.
 
 A plan is rendered with plain marks in its text settings, args and variables, and again with odd values in their places.
-Where the words of the script and the contents of its other files differ in more than that, a value broke out.
+Where what the script calls, or the contents of its other files, differ in more than that, a value broke out.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
-import shutil
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from msgspec.structs import replace
 
 from madlite.errors import MadliteError
 from madlite.plan.render import render
-from madlite.testing.flaws import Flaw
-from madlite.testing.likeness import first_other, first_unsaid, odd_value, plain_mark, told_keys, without_common
-from madlite.testing.limits import answered
+from madlite.testing.flaws import Flaw, answered
 from madlite.testing.plans import Made, ask, options_of, plan_of
 from madlite.testing.scripts import parsed
+from madlite.testing.stubs import LIMIT_S, Calls, calls_of
 from madlite.testing.subject import Subject
-from madlite.testing.words import LIMIT_S, Words, words_of
 
-CHECK = "quoting"
 _CHOOSING = ("recipe", "release", "recipe_device", "mode", "precision")  # these words choose, and refuse others
+_ARGS, _SCRIPT, _PYTHON = "args", "run.sh", "env.MADLITE_PYTHON"
 _MEND = "write each value through the filter sh in a script, through toml or tojson in a file"
-_ARGS = "args"
-_SCRIPT = "run.sh"
-_PYTHON = "env.MADLITE_PYTHON"
 _SLOW = (
-    f"a script is read for {LIMIT_S:g} s: let loops that wait call sleep, put long work into a program, "
+    f"a script has {LIMIT_S:g} s for it: let loops that wait call sleep, put long work into a program, "
     "and set nothing that is read-only in bash's restricted mode"
 )
 _AS_WORD = "give it to the program as a word of its own, which the code reads: python3 - {{ value | sh }} <<'END'"
 _CODE = re.compile(r"(?:python|pypy|bash|sh|dash|zsh|perl|ruby|node)[\d.]*")
+_DOCUMENT = re.compile(rb"<<-?[ \t]*[\"'\\]?(\w+)")
 _STRUCTURED = (".json", ".toml", ".yaml", ".yml")
+_SAID = ("echo", "printf", "variable")  # words for people or of a variable, not for a program
+_SOME = "a value, or some of its words"
 Told: TypeAlias = tuple[str, str]
 """A key and what became of its value."""
 
@@ -47,186 +46,84 @@ class Refused(Exception):
     """A value cannot be planned with, so that it never reaches a file."""
 
 
-def check_quoting(subject: Subject, folder: Path, most: int) -> Iterator[Flaw]:
-    """Yield values that break out, of at most `most` plans; `folder` is where their scripts are read."""
+class Oddity:
+    """A key's odd value, and the mark that stands in its place.
+
+    Out of its quotes anywhere it calls a program of its key's name, and behind the end of a here-document another one.
+
+    Args:
+        key: the key.
+        ends: the lines that end here-documents.
+    """
+
+    def __init__(self, key: str, ends: Sequence[str] = ()) -> None:
+        self.key, self.name, self.behind = key, f"kit_canary_{key}", f"kit_behind_{key}"
+        self.mark = f"MARK{re.sub('[^A-Za-z0-9]', '', key)}KRAM"
+        name, lines = self.name, "".join(f"{end}\n{self.behind}\n" for end in ends)
+        self.value = (
+            f"-x  'one two' \"three\" $({name}) `{name}` ; {name} & # \u00fc\u00f1\u4e2d \\ * ~ $HOME !! %s"
+            f" {{{{ 7 }}}}\n{name} | {name}\n{lines}-y"
+        )
+        split = [tuple(_split(self.value)), tuple(self.value.split())]
+        self.parts = [words for some in split for words in (some, tuple(map(_as_bash, some)))]
+        joined = map(" ".join, self.parts)
+        self._forms = [text.casefold() for text in (*(form(self.value) for form in _FORMS), *joined)]
+
+    def is_in(self, told: str) -> bool:
+        """Say whether a text tells of the value or of its mark."""
+        return self.name in told or self.mark in told
+
+    def marked(self, text: str) -> str:
+        """Return a text in small letters with marks for values, however they are written there."""
+        text = text.casefold()
+        if self.name.casefold() in text:
+            text = reduce(lambda text, form: text.replace(form, self.mark.casefold()), self._forms, text)
+        return text
+
+
+def _split(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError:
+        return [text]
+
+
+def _as_json(text: str) -> str:
+    return json.dumps(text)[1:-1]
+
+
+def _as_template_json(text: str) -> str:
+    """Return what Jinja's filter tojson makes of a text: safe for HTML too."""
+    return re.sub("[<>&']", lambda found: f"\\u{ord(found[0]):04x}", _as_json(text))
+
+
+def _as_bash(text: str) -> str:
+    """Return what bash's printf %q makes of a text."""
+    if "\n" in text:
+        return "$'" + text.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n") + "'"
+    return re.sub(r"([^\w@%+=:,./-])", r"\\\1", text)
+
+
+_FORMS = (
+    *(str, _as_json, lambda text: json.dumps(text, ensure_ascii=False)[1:-1], _as_template_json, _as_bash),
+    lambda text: text.replace("\\", "\\\\").replace('"', '\\"'),
+)
+
+
+def check_quoting(subject: Subject, folder: Path) -> Iterator[Flaw]:
+    """Yield values that break out, of some plans; `folder` is where their scripts are run."""
     seen: set[str] = set()
-    for made in subject.spread(most):
-        keys = [key for key in _text_keys(made) if key not in seen]
-        for key, what in _of_keys(subject, made, keys, folder) if made.files and keys else ():
+    alone: set[str] = set()  # keys that were refused, which would take others with them
+    for made in subject.spread(subject.examples):
+        keys = [key for key in _text_keys(made) if key not in seen] if made.files else []
+        groups = [[key for key in keys if key not in alone], *([key] for key in keys if key in alone)]
+        for key, what in (told for group in groups if group for told in _of_keys(subject, made, group, folder, alone)):
             if key not in seen:
                 seen.add(key)
                 mend = _SLOW if key == _SCRIPT else _AS_WORD if what.startswith("it ") else _MEND
-                yield Flaw(check=CHECK, where=f"{_worded(key)} of {made.case}", what=what, mend=mend)
+                yield Flaw("quoting", f"{_worded(key)} of {made.case}", what, mend)
         if _SCRIPT in seen:
             return
-
-
-def _of_keys(subject: Subject, made: Made, keys: Sequence[str], folder: Path) -> Iterator[Told]:
-    """Yield keys and what became of their values: all together, and in halves where some go wrong or not together."""
-    told: list[Told] = []
-    try:
-        told = [*_compared(subject, made, keys, folder)]
-    except (Refused, MadliteError):
-        if len(keys) == 1:
-            yield from _alone(subject, made, keys[0])
-            return
-    else:
-        if not told or len(keys) == 1 or told[0][0] == _SCRIPT:
-            yield from told
-            return
-    half = len(keys) // 2
-    parts = [*_of_keys(subject, made, keys[:half], folder), *_of_keys(subject, made, keys[half:], folder)]
-    yield from parts or told
-
-
-def _alone(subject: Subject, made: Made, key: str) -> Iterator[Told]:
-    """Yield that a template fails at a key's odd value, though any text is taken and no check refuses it."""
-    try:
-        _files(subject, made, {key: plain_mark(key)})
-    except (Refused, MadliteError):
-        return  # it takes some words alone
-    try:
-        _files(subject, made, {key: odd_value(key)})
-    except Refused:
-        return
-    except MadliteError as error:
-        if not _is_checked(subject, made, key):
-            yield key, f"an odd value breaks a template: {error.message}"
-
-
-def _compared(subject: Subject, made: Made, keys: Sequence[str], folder: Path) -> Iterator[Told]:
-    """Yield keys whose values are not the same in a script's words or a file's contents, with what came of them."""
-    plain = _files(subject, made, {key: plain_mark(key) for key in keys})
-    odd = _files(subject, made, {key: odd_value(key) for key in keys})
-    for path, data in odd.items():
-        if path.endswith(_STRUCTURED) and (other := _other_content(path, plain[path], data, keys)):
-            yield other[0], f"an odd value changes {path}: {other[1]}"
-    for inverted in (False, True) if _SCRIPT in odd else ():
-        straight = _words(plain, folder, inverted)
-        if not straight.whole:
-            yield _SCRIPT, "it could not be read to its end"
-            return
-        bent = _words(odd, folder, inverted)
-        told = [*_other_words(straight, bent, keys)]
-        if not told and not bent.whole and not any(_is_checked(subject, made, key) for key in keys):
-            told = [(keys[0], "an odd value keeps run.sh from being read to its end")]
-        yield from told
-        if told:
-            return
-
-
-def _other_content(path: str, plain: bytes, odd: bytes, keys: Sequence[str]) -> Told | None:
-    try:
-        return first_other(parsed(path, plain), parsed(path, odd), keys)
-    except ValueError as error:
-        told = told_keys(odd.decode("utf-8", "replace"), keys) or keys
-        return told[0], str(error)
-
-
-def _other_words(plain: Words, odd: Words, keys: Sequence[str]) -> Iterator[Told]:
-    called = {key for words in odd.commands for key in keys if words[:1] and words[0].startswith(_call_of(key))}
-    for key in sorted(called):
-        yield key, "a part of an odd value is run as a command of run.sh"
-    yield from _in_code(odd, sorted(set(keys) - called))
-    if called or not odd.whole:
-        return
-    straight, bent = ([tuple(_plain_code(words, keys)) for words in one.commands] for one in (plain, odd))
-    other = first_unsaid(list(filter(_is_said, straight)), list(filter(_is_said, bent)), keys)
-    if other is None:
-        before, after = without_common(_not_said(straight), _not_said(bent), keys)
-        other = first_other(before, after, keys)
-    if other is not None:
-        yield other[0], f"an odd value changes the words of run.sh: {other[1]}"
-
-
-def _in_code(odd: Words, keys: Sequence[str]) -> Iterator[Told]:
-    """Yield keys whose values are texts of a script that something else than bash's grammar ends or reads."""
-    codes = [code for words in odd.commands for code in _codes(words)]
-    for key in keys:
-        if any(f"\n{_call_of(key)} | {_call_of(key)}\n" in text for text in odd.documents):
-            yield key, "it stands in a here-document of run.sh, which a line of it could end"
-        elif any(odd_value(key) in code != odd_value(key) for code in codes):
-            yield key, "it is a part of code that a program of run.sh reads"
-
-
-def _not_said(commands: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    return [words for words in commands if not _is_said(words)]
-
-
-def _is_said(words: tuple[str, ...]) -> bool:
-    """Say whether words are for people or a variable, not for a program."""
-    return words[:1] in (("echo",), ("printf",), ("variable",))
-
-
-def _codes(words: tuple[str, ...]) -> list[str]:
-    """Return those words that a program reads as code: behind -c, or its here-document."""
-    if words[:1] == ("<<",):
-        return [words[2]] if _is_program(words[1]) else []
-    found = [n for n, word in enumerate(words[:-1]) if word in ("-c", "-e") and any(map(_is_program, words[:n]))]
-    return [words[found[0] + 1]] if found else []
-
-
-def _is_program(word: str) -> bool:
-    marks = (plain_mark(_PYTHON), odd_value(_PYTHON))
-    return word in marks or _CODE.fullmatch(word.rpartition("/")[2]) is not None
-
-
-def _plain_code(words: tuple[str, ...], keys: Sequence[str]) -> Iterator[str]:
-    """Yield words; in code a value that is quoted for a shell is its mark."""
-    codes = _codes(words)
-    for word in words:
-        yield reduce(_without_quotes, keys, word) if word in codes else word
-
-
-def _without_quotes(code: str, key: str) -> str:
-    return code.replace(shlex.quote(odd_value(key)), plain_mark(key))
-
-
-def _call_of(key: str) -> str:
-    return f"kit_canary_{key}"
-
-
-def _words(files: Mapping[str, bytes], folder: Path, inverted: bool) -> Words:
-    """Return the words of run.sh in a fresh folder of always the same name."""
-    place = folder / "quoted"
-    shutil.rmtree(place, ignore_errors=True)
-    place.mkdir()
-    for path, data in files.items():
-        (place / path).parent.mkdir(parents=True, exist_ok=True)
-        (place / path).write_bytes(data)
-    return words_of(place / "run.sh", place, inverted=inverted)
-
-
-def _files(subject: Subject, made: Made, values: Mapping[str, str]) -> dict[str, bytes]:
-    """Return the files of a plan with other values.
-
-    Raises:
-        Refused: the backend or a key's type does not take them.
-        UsageProblem: a template does not.
-    """
-    case = made.case
-    card = case.card
-    if _ARGS in values:
-        text = values[_ARGS]
-        card = replace(card, args=f"--{_ARGS} {shlex.quote(text)}")
-    sets = tuple((key, value) for key, value in values.items() if key != _ARGS)
-    case = replace(case, card=card, asked=(*case.asked, *sets))
-    options = options_of(case)
-    try:
-        drafts = ask(subject.backend, case, options)
-        draft = next((one for one in drafts if one.templates == made.draft.templates), drafts[0])
-        plan = plan_of(subject.backend, case, draft, options)
-    except MadliteError as error:
-        raise Refused from error
-    return {file.path: file.data for file in render(plan, subject.search)}
-
-
-def _is_checked(subject: Subject, made: Made, key: str) -> bool:
-    """Say whether the backend's own check keeps such a plan from starting."""
-    case = replace(made.case, asked=(*made.case.asked, (key, odd_value(key))))
-    options = options_of(case)
-    plan = plan_of(subject.backend, case, ask(subject.backend, case, options)[0], options)
-    return any(finding.fatal for finding in answered(subject.backend.check, plan))
 
 
 def _text_keys(made: Made) -> Iterator[str]:
@@ -241,3 +138,195 @@ def _text_keys(made: Made) -> Iterator[str]:
 
 def _worded(key: str) -> str:
     return key if key in (_ARGS, _SCRIPT) else f"variable {key[4:]}" if key.startswith("env.") else f"setting {key}"
+
+
+def _of_keys(subject: Subject, made: Made, keys: Sequence[str], folder: Path, alone: set[str]) -> list[Told]:
+    """Return keys and what became of their values: all together, and in halves where some go wrong or not together."""
+    told: list[Told] = []
+    try:
+        told = _compared(subject, made, keys, folder)
+        if not told or len(keys) == 1 or told[0][0] == _SCRIPT:
+            return told
+    except (Refused, MadliteError):
+        if len(keys) == 1:
+            alone.add(keys[0])
+            return _alone(subject, made, keys[0])
+    half = len(keys) // 2
+    parts = (_of_keys(subject, made, some, folder, alone) for some in (keys[:half], keys[half:]))
+    return [one for part in parts for one in part] or told
+
+
+def _alone(subject: Subject, made: Made, key: str) -> list[Told]:
+    """Return that a template fails at a key's odd value, though any text is taken and no check refuses it."""
+    one = Oddity(key)
+    try:
+        _files(subject, made, {key: one.mark})
+    except (Refused, MadliteError):
+        return []  # it takes some words alone
+    try:
+        _files(subject, made, {key: one.value})
+    except Refused:
+        return []
+    except MadliteError as error:
+        if not _is_checked(subject, made, [one]):
+            return [(key, f"an odd value breaks a template: {error.message}")]
+    return []
+
+
+def _files(subject: Subject, made: Made, values: Mapping[str, str]) -> dict[str, bytes]:
+    """Return the files of a plan with other values.
+
+    Raises:
+        Refused: the backend or a key's type does not take them.
+        UsageProblem: a template does not.
+    """
+    case = made.case
+    card = case.card
+    if _ARGS in values:
+        card = replace(card, args=f"--{_ARGS} {shlex.quote(values[_ARGS])}")
+    sets = tuple((key, value) for key, value in values.items() if key != _ARGS)
+    case = replace(case, card=card, asked=(*case.asked, *sets))
+    options = options_of(case)
+    try:
+        drafts = ask(subject.backend, case, options)
+        draft = next((one for one in drafts if one.templates == made.draft.templates), drafts[0])
+        plan = plan_of(subject.backend, case, draft, options)
+    except MadliteError as error:
+        raise Refused from error
+    return {file.path: file.data for file in render(plan, subject.search)}
+
+
+def _is_checked(subject: Subject, made: Made, oddities: Sequence[Oddity]) -> bool:
+    """Say whether the backend's own check keeps a plan with one of the values from starting."""
+    for one in oddities:
+        case = replace(made.case, asked=(*made.case.asked, (one.key, one.value)))
+        options = options_of(case)
+        plan = plan_of(subject.backend, case, ask(subject.backend, case, options)[0], options)
+        if any(finding.fatal for finding in answered(subject.backend.check, plan)):
+            return True
+    return False
+
+
+def _compared(subject: Subject, made: Made, keys: Sequence[str], folder: Path) -> list[Told]:
+    """Return keys whose values are not the same in what a script calls or a file holds, with what came of them."""
+    plain = _files(subject, made, {key: Oddity(key).mark for key in keys})
+    ends = sorted({end.decode() for end in _DOCUMENT.findall(plain.get(_SCRIPT, b""))})
+    oddities = [Oddity(key, ends) for key in keys]
+    odd = _files(subject, made, {one.key: one.value for one in oddities})
+    told: list[Told] = []
+    for path in odd:
+        if path.endswith(_STRUCTURED) and (other := _other_content(path, plain[path], odd[path], oddities)):
+            told.append((other[0], f"an odd value changes {path}: {other[1]}"))
+    for straight, bent in zip(*calls_of([plain, odd], folder), strict=True) if _SCRIPT in odd else ():
+        if not straight.whole:
+            return [*told, (_SCRIPT, "it could not be run to its end")]
+        found = [*_other_calls(straight, bent, oddities)]
+        if not found and not bent.whole and not _is_checked(subject, made, oddities):
+            found = [(keys[0], "an odd value keeps run.sh from being run to its end")]
+        if found:
+            return [*told, *found]
+    return told
+
+
+def _other_content(path: str, plain: bytes, odd: bytes, oddities: Sequence[Oddity]) -> Told | None:
+    try:
+        one, other = (list(_leaves(parsed(path, data))) for data in (plain, odd))
+    except ValueError as error:
+        return _told(oddities, odd.decode("utf-8", "replace")), str(error)
+    return _other_words([tuple(one)], [tuple(other)], oddities)
+
+
+def _leaves(content: Any) -> Iterator[str]:
+    """Yield the keys and values of tables and lists as words, with brackets."""
+    if isinstance(content, Mapping | list):
+        yield "["
+        for one in content.items() if isinstance(content, Mapping) else content:
+            yield from _leaves(list(one) if isinstance(one, tuple) else one)
+        yield "]"
+    else:
+        yield content if isinstance(content, str) else repr(content)
+
+
+def _other_calls(plain: Calls, odd: Calls, oddities: Sequence[Oddity]) -> Iterator[Told]:
+    names = {words[0] for words in odd.commands if words}
+    codes = [code for words in odd.commands for code in _codes(words, oddities)]
+    quoted = [
+        reduce(lambda code, one: code.replace(shlex.quote(one.value), one.mark), oddities, code) for code in codes
+    ]
+    broken = False
+    for one in oddities:
+        what = ""
+        if any(name.startswith(one.name) for name in names):
+            what, broken = "a part of an odd value is run as a command of run.sh", True
+        elif one.behind in names:
+            what, broken = "it stands in a here-document of run.sh, which a line of it could end", True
+        elif any(one.name in code for code in quoted):
+            what = "it is a part of code that a program of run.sh reads"
+        if what:
+            yield one.key, what
+    if not broken and odd.whole:
+        swap = dict(zip(codes, quoted, strict=True))
+        bent = [tuple(swap.get(word, word) for word in words) for words in odd.commands]
+        if other := _other_words(plain.commands, bent, oddities):
+            yield other[0], f"an odd value changes the words of run.sh: {other[1]}"
+
+
+def _codes(words: Sequence[str], oddities: Sequence[Oddity]) -> list[str]:
+    """Return those words that a program reads as code: behind -c, or its here-document."""
+
+    def is_program(word: str) -> bool:
+        python = [mark for one in oddities if one.key == _PYTHON for mark in (one.mark, one.value)]
+        return word in python or _CODE.fullmatch(word.rpartition("/")[2]) is not None
+
+    if words[:1] == ("<<",):
+        return [words[2]] if is_program(words[1]) else []
+    found = [n for n, word in enumerate(words[:-1]) if word in ("-c", "-e") and any(map(is_program, words[:n]))]
+    return [words[found[0] + 1]] if found else []
+
+
+def _other_words(
+    plain: Sequence[tuple[str, ...]], odd: Sequence[tuple[str, ...]], oddities: Sequence[Oddity]
+) -> Told | None:
+    """Return what one side has and the other has not: of words for people those with values, else each command.
+
+    They come in any order, as the commands of a pipeline do.
+    """
+    one, other = (Counter(_shape(words, oddities) for words in commands) for commands in (plain, odd))
+    marks = [_SOME, *(some.mark.casefold() for some in oddities)]
+    said = {words for words in {**one, **other} if words[:1] and words[0] in _SAID}
+    missing = [words for words in one if words in said - set(other) and any(mark in f"{words}" for mark in marks)]
+    missing += [words for words in one - other if words not in said]
+    extra = [words for words in other - one if words not in said]
+    if not missing and not extra:
+        return None
+    before, after = (" ".join(some[0]) if some else "nothing" for some in (missing, extra))
+    return _told(oddities, f"{missing}{extra}"), f"{after!r:.80} in place of {before!r:.80}"
+
+
+def _shape(words: Sequence[str], oddities: Sequence[Oddity]) -> tuple[str, ...]:
+    """Return words with marks for values, one for all words of a value that is meant to be some.
+
+    Among words for people or of a variable, where it may be a few of these, one for all values in a row.
+    """
+    if words[:1] and words[0] in _SAID:
+        marks = {one.mark.casefold() for one in oddities} | {
+            word for one in oddities for part in one.parts for word in part
+        }
+        read = [word if word in marks else reduce(lambda word, one: one.marked(word), oddities, word) for word in words]
+        told = [_SOME if word in marks else word for word in read]
+        return tuple(word for at, word in enumerate(told) if word != _SOME or told[at - 1] != _SOME)
+    found: list[str] = []
+    at = 0
+    while at < len(words):
+        parts = [(part, one.mark.casefold()) for one in oddities for part in one.parts if words[at] == part[0]]
+        whole = next((some for some in parts if tuple(words[at : at + len(some[0])]) == some[0]), None)
+        found.append(whole[1] if whole else reduce(lambda word, one: one.marked(word), oddities, words[at]))
+        at += len(whole[0]) if whole else 1
+    return tuple(found)
+
+
+def _told(oddities: Sequence[Oddity], text: str) -> str:
+    """Return the key that a text tells of, or the first one."""
+    text = text.casefold()
+    found = (one.key for one in oddities if one.name.casefold() in text or one.mark.casefold() in text)
+    return next(found, oddities[0].key if oddities else _ARGS)

@@ -1,25 +1,22 @@
-"""Readers: the same log is the same events however its bytes come, and the stated steps are in it."""
+"""Readers: a log is the same events however its bytes come, with the stated steps, and what is no log upsets none."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice, pairwise
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from msgspec.structs import replace
 
-from madlite.measure.follow import Follower
+from madlite.measure.lines import LONGEST
 from madlite.measure.steps import Steps
-from madlite.measure.verdict import Asked, judge_steps
-from madlite.model import Event, Line, Phase, Reader, ResultRule, Step
-from madlite.testing.flaws import Flaw
-from madlite.testing.limits import answered, limited
+from madlite.model import Event, Line, Phase, Quantity, Reader, RunPlan, Step
+from madlite.testing.flaws import Flaw, answered, limited
 from madlite.testing.members import is_event
 from madlite.testing.subject import LOG_LIMIT_S, NAME_IT, Subject, follow, lines_of, raised
 
-CHECK = "reading"
 _BYTE_BY_BYTE = 16 * 1024  # bytes of a log's begin that come one at a time
 _FEW_BYTES = 2 * 1024  # likewise, of a sample
 _SIZES = (7, 997, 65_536)
@@ -27,24 +24,35 @@ _NO_PLACE = "keep what is held back for each (line.node, line.rank), and give a 
 _NO_LABEL = "madlite.without_label(line) is what the process wrote, where a pattern begins with the line"
 _LABELS = {"srun --label": b"%d: ", "mpirun --tag-output": b"[1,%d]<stdout>:", "torchrun": b"[rank%d]: "}
 _NO_STATE = "keep what a line says in the reader, never in the module or the class, and know no chunk"
+LINE_LIMIT_S = 2.0  # of this process's time for the longest line that a reader can get
+_LINES = 5  # such lines may a broken log take as long as
+_NOISE = (
+    b"\x00\xff\xfe\x80\xc3(" * 20,
+    b"step: nan loss: inf {'loss': 1e999, 'n': -0} " + b"9" * 5000,
+    "\u0661\u0662\u0663 \u00bd \u2460 \u202e step\u00a01 loss\uff1a1".encode(),
+    b'{"n": ' + b"[" * 5000,
+    b"step=1 " * 50,
+    b"performance: 1,,2 .. e+ %s {} \\x1b[",
+)
+_NO_STEP = "a step has a number from 0 and floats by madlite.Quantity"
+_QUICK = "begin a pattern with plain text, let no two repeats take the same characters, and bound them: \\s{0,40}"
 
 
 def check_reading(subject: Subject) -> Iterator[Flaw]:
     """Yield logs that are read otherwise than stated, or otherwise in other pieces, at other times, of other ranks."""
-    yield from missing_logs(subject, CHECK)
+    yield from missing_logs(subject, "reading")
     for path in subject.logs:
         where = f"log {path.name}"
         if path not in subject.bytes:
-            yield Flaw(check=CHECK, where=f"log {path}", what="it is not there", mend=NAME_IT)
+            yield Flaw("reading", f"log {path}", "it is not there", NAME_IT)
             continue
         try:
             yield from _steps(subject, path, where)
             yield from _pieces(subject, path, where)
             yield from _otherwise(subject, path, where)
-            yield from _whole(subject, path, where)
         except Exception as error:  # noqa: BLE001 - the border to the reader under test
             mend = "a reader answers () for what it does not know"
-            yield Flaw(check=CHECK, where=where, what=f"the reader raised {raised(error)}", mend=mend)
+            yield Flaw("reading", where, f"the reader raised {raised(error)}", mend)
 
 
 def missing_logs(subject: Subject, check: str) -> Iterator[Flaw]:
@@ -52,62 +60,25 @@ def missing_logs(subject: Subject, check: str) -> Iterator[Flaw]:
     rules = [made.draft.result_rule.kind for made in subject.made]
     if not subject.logs and ("steps" in rules or not rules):
         mend = "logs = {path: number of training steps}: what the framework printed in a run"
-        yield Flaw(check=check, where=f"backend {subject.name}", what="there is no log to read", mend=mend)
+        yield Flaw(check, f"backend {subject.name}", "there is no log to read", mend)
 
 
 def _steps(subject: Subject, path: Path, where: str) -> Iterator[Flaw]:
     events, stated = subject.told[path], subject.logs[path]
     if odd := [event for event in events if not is_event(event)]:
         mend = "Step, Phase, Summary, EffectiveConfig and Ended are what a reader answers with"
-        yield Flaw(check=CHECK, where=where, what=f"the reader answered {odd[0]!r}", mend=mend)
+        yield Flaw("reading", where, f"the reader answered {odd[0]!r}", mend)
         return
     count = Steps(event for event in events if isinstance(event, Step)).count()
     if stated is not None and count != stated:
-        what = f"{count} training steps were read, {stated} are stated"
         mend = "compare the pattern with the lines of the log; each number of a step counts once"
-        yield Flaw(check=CHECK, where=where, what=what, mend=mend)
-
-
-def _whole(subject: Subject, path: Path, where: str) -> Iterator[Flaw]:
-    """Yield that a log which has each of its steps is not whole for as many, whether they are counted from 0 or 1.
-
-    Of several trainings that is asked of the last one.
-    """
-    told = subject.told[path]
-    begins = [at for at, event in enumerate(told) if isinstance(event, Phase) and event.begins]
-    last = told[begins[-1] if begins else 0 :]
-    steps = [event for event in last if isinstance(event, Step) and event.phase == "train"]
-    numbers = sorted({step.n for step in steps})
-    if not numbers or numbers != list(range(numbers[0], numbers[0] + len(numbers))) or numbers[0] not in (0, 1):
-        return
-    for first in (0, 1):
-        asked = Asked(rule=ResultRule(kind="steps", loss_expected=False), steps=len(numbers))
-        log = Follower([_Again(replace(step, n=step.n - numbers[0] + first) for step in steps)])
-        log.feed(b"step\n" * len(steps))
-        said = {one.name: one for one in judge_steps(asked, log).witnesses}["last_step"]
-        if said.says == "denies":
-            what = f"steps counted from {first}, {len(numbers)} of {len(numbers)}, are not the whole: {said.text}"
-            mend = "a step's number is the one that is printed, and grows by one from step to step"
-            yield Flaw(check=CHECK, where=where, what=what, mend=mend)
-
-
-class _Again:
-    """Answers each line with the next of some steps."""
-
-    def __init__(self, steps: Iterable[Step]) -> None:
-        self._steps = iter(steps)
-
-    def feed(self, line: Line) -> Iterable[Event]:
-        return tuple(islice(self._steps, 1))
-
-    def finish(self, outputs: Path) -> Iterable[Event]:
-        return ()
+        yield Flaw("reading", where, f"{count} training steps were read, {stated} are stated", mend)
 
 
 def _pieces(subject: Subject, path: Path, where: str) -> Iterator[Flaw]:
     data, whole = subject.bytes[path], repr(list(subject.told[path]))
     if repr(follow(subject.backend.reader(None), [data])) != whole:
-        yield Flaw(check=CHECK, where=where, what="a second fresh reader told something else", mend=_NO_STATE)
+        yield Flaw("reading", where, "a second fresh reader told something else", _NO_STATE)
         return
     chance = random.Random(path.name)  # noqa: S311 - places to cut at, the same ones every time
     cuts = sorted(chance.randrange(len(data) + 1) for _ in range(20))
@@ -115,11 +86,11 @@ def _pieces(subject: Subject, path: Path, where: str) -> Iterator[Flaw]:
     ways["chunks of chance"] = cuts
     for how, ends in ways.items():
         if repr(_in_pieces(subject, data, ends)) != whole:
-            yield Flaw(check=CHECK, where=where, what=f"{how} gave other events than the whole", mend=_NO_STATE)
+            yield Flaw("reading", where, f"{how} gave other events than the whole", _NO_STATE)
     begin = data[: _BYTE_BY_BYTE if subject.most is None else _FEW_BYTES]
     alone = repr(follow(subject.backend.reader(None), [begin]))
     if repr(_in_pieces(subject, begin, list(range(1, len(begin))))) != alone:
-        yield Flaw(check=CHECK, where=where, what="single bytes gave other events than the whole", mend=_NO_STATE)
+        yield Flaw("reading", where, "single bytes gave other events than the whole", _NO_STATE)
 
 
 def _otherwise(subject: Subject, path: Path, where: str) -> Iterator[Flaw]:
@@ -131,13 +102,13 @@ def _otherwise(subject: Subject, path: Path, where: str) -> Iterator[Flaw]:
     ways["of another node"] = [replace(line, node=1) for line in lines]
     for how, changed in ways.items():
         if _timeless(_fed(subject.backend.reader(None), changed)) != _timeless(plain):
-            yield Flaw(check=CHECK, where=where, what=f"the same lines {how} gave other events", mend=_NO_PLACE)
+            yield Flaw("reading", where, f"the same lines {how} gave other events", _NO_PLACE)
     if all(line.rank is None for line in lines):
         both = [replace(line, rank=rank) for line in lines for rank in (0, 1)]
         count, doubled = _count(plain), _count(_fed(subject.backend.reader(None), both))
         if count != doubled:
             what = f"two ranks that say the same, line by line, gave {doubled} steps in place of {count}"
-            yield Flaw(check=CHECK, where=where, what=what, mend=_NO_PLACE)
+            yield Flaw("reading", where, what, _NO_PLACE)
         yield from _labelled(subject, path, where, count)
     yield from _finished_twice(reader, plain, where)
 
@@ -150,10 +121,9 @@ def _labelled(subject: Subject, path: Path, where: str, count: int) -> Iterator[
         steps = [event for event in follow(subject.backend.reader(None), [data]) if isinstance(event, Step)]
         if (found := _count(steps)) != count:
             what = f"two ranks behind the labels of {how} gave {found} steps in place of {count}"
-            yield Flaw(check=CHECK, where=where, what=what, mend=_NO_LABEL)
+            yield Flaw("reading", where, what, _NO_LABEL)
         elif any(step.rank is None for step in steps):
-            what = f"a step behind the labels of {how} has no rank"
-            yield Flaw(check=CHECK, where=where, what=what, mend=_NO_PLACE)
+            yield Flaw("reading", where, f"a step behind the labels of {how} has no rank", _NO_PLACE)
 
 
 def _finished_twice(reader: Reader, told: list[Event], where: str) -> Iterator[Flaw]:
@@ -162,7 +132,7 @@ def _finished_twice(reader: Reader, told: list[Event], where: str) -> Iterator[F
         second = answered(reader.finish, Path(folder))
     if _count([*told, *first, *second]) != _count([*told, *first]):
         mend = "tell what is held back once, and forget it"
-        yield Flaw(check=CHECK, where=where, what="a second finish() told further steps", mend=mend)
+        yield Flaw("reading", where, "a second finish() told further steps", mend)
 
 
 def _fed(reader: Reader, lines: Sequence[Line]) -> list[Event]:
@@ -182,3 +152,126 @@ def _in_pieces(subject: Subject, data: bytes, ends: list[int]) -> list[Event]:
     places = [0, *ends, len(data)]
     chunks = (data[begin:end] for begin, end in pairwise(places))
     return follow(subject.backend.reader(None), chunks)
+
+
+def check_fuzz(subject: Subject) -> Iterator[Flaw]:
+    """Yield what a reader raises or answers of broken logs, and lines that take too long.
+
+    Each log is broken in some ways, and read by readers of no plan and of one.
+    """
+    yield from missing_logs(subject, "fuzz")
+    plans: list[RunPlan | None] = [None, *(made.plan for made in subject.spread(1))]
+    seen: set[str] = set()
+    for plan in plans:
+        for name, data in (*_logs(subject), ("noise", b"\n".join(_NOISE))):
+            for flaw in (*_broken(subject, plan, name, data), *_slow(subject, plan, name, data)):
+                if flaw.what not in seen:
+                    seen.add(flaw.what)
+                    yield flaw
+                if flaw.mend == _QUICK:  # each further one would cost as much time
+                    return
+
+
+def _logs(subject: Subject) -> Iterator[tuple[str, bytes]]:
+    """Yield a part of each log: where the steps begin."""
+    for path, data in subject.bytes.items():
+        rows = data.splitlines(keepends=True)
+        at = next((number for number, row in enumerate(rows) if _has_step(subject, row)), len(rows))
+        yield f"log {path.name}", b"".join((*rows[:20], *rows[max(20, at - 3) : at + 12]))[: 4 * LONGEST]
+
+
+def _has_step(subject: Subject, row: bytes) -> bool:
+    try:
+        return any(isinstance(event, Step) for event in follow(subject.backend.reader(None), [row]))
+    except Exception:  # noqa: BLE001 - told by the checks, not by the search for a place
+        return False
+
+
+def _broken(subject: Subject, plan: RunPlan | None, name: str, data: bytes) -> Iterator[Flaw]:
+    chance = random.Random(name)  # noqa: S311 - the same every time
+    for _ in range(subject.examples):
+        broken = _break(data, chance)
+        what = f"a log of {len(broken)} bytes"
+        events = yield from _survived(lambda: follow(subject.backend.reader(plan), [broken]), name, what, _LINES)  # noqa: B023
+        if events is None:
+            return
+        if (odd := next((event for event in events if not _is_sane(event)), None)) is not None:
+            yield Flaw("fuzz", f"broken {name}", f"the reader answered {odd!r}"[:300], _NO_STEP)
+            return
+
+
+def _slow(subject: Subject, plan: RunPlan | None, name: str, data: bytes) -> Iterator[Flaw]:
+    """Yield that a long line takes too long."""
+    for text in _long_lines(subject, data):
+        what = f"a line of {len(text)} characters that begins with {text[:60]!r}"
+        reader = subject.backend.reader(plan)
+        if (yield from _survived(lambda: reader.feed(Line(text=text)), name, what, 1)) is None:  # noqa: B023
+            return
+
+
+def _survived(
+    read: Callable[[], Iterable[Event]], name: str, what: str, lines: int
+) -> Generator[Flaw, None, list[Event] | None]:
+    """Return the events; yield that reading raised or took longer than for so many long lines, and return None."""
+    limit_s = lines * LINE_LIMIT_S
+    try:
+        with limited(limit_s):
+            return list(read())
+    except TimeoutError:
+        yield Flaw("fuzz", f"broken {name}", f"{what} takes over {limit_s:g} s", _QUICK)
+    except Exception as error:  # noqa: BLE001 - the border to the reader under test
+        yield Flaw("fuzz", f"broken {name}", f"the reader raised {raised(error)}", "answer () for what cannot be read")
+    return None
+
+
+def _is_sane(event: object) -> bool:
+    if not isinstance(event, Step):
+        return is_event(event)
+    whole = isinstance(event.n, int) and not isinstance(event.n, bool) and event.n >= 0 and event.span >= 1
+    return whole and all(
+        isinstance(quantity, Quantity) and isinstance(value, float | int) and not isinstance(value, bool)
+        for quantity, value in event.values.items()
+    )
+
+
+def _break(data: bytes, chance: random.Random) -> bytes:
+    """Return a log with some of its lines cut, doubled, mixed, or with noise in them."""
+    rows = data.splitlines(keepends=True) or [b"\n"]
+    for _ in range(chance.randrange(1, 6)):
+        at = chance.randrange(len(rows))
+        row = rows[at]
+        cut = chance.randrange(len(row) + 1)
+        other = rows[chance.randrange(len(rows))]
+        rows[at] = chance.choice(
+            (
+                row[:cut],
+                row * 2,
+                row[:cut] + other,
+                row[:cut] + chance.choice(_NOISE) + row[cut:],
+                chance.choice(_NOISE) + b"\n",
+                row.replace(b" ", b"", 1),
+                _with_other_digits(row, chance),
+            )
+        )
+    return b"".join(rows)
+
+
+def _with_other_digits(row: bytes, chance: random.Random) -> bytes:
+    digits = [place for place, byte in enumerate(row) if 48 <= byte <= 57]
+    if not digits:
+        return row
+    at = chance.choice(digits)
+    return row[:at] + chance.choice((b"-", b"", b"9" * 400, b"1e400", b"\xd9\xa3", b".", b",")) + row[at + 1 :]
+
+
+def _long_lines(subject: Subject, data: bytes) -> Iterator[str]:
+    """Yield lines as long as they can be: parts of a step's line again and again, or one of its characters."""
+    texts = [line.text for line in lines_of(data)]
+    steps = [text for text in texts if _has_step(subject, text.encode("utf-8", "replace"))][:1] or texts[:1]
+    for text in steps:
+        ends = [place for place, character in enumerate(text) if character in " :=|,"]
+        count = subject.examples // 3  # places in the line
+        spots = sorted({*(ends[at * len(ends) // count] for at in range(count) if ends), len(text)})
+        for end in spots:
+            for more in (text[:end] or "x", " ", "9", "9,", ".9", text[max(0, end - 6) : end] or " "):
+                yield (text[:end] + more * (LONGEST // len(more)))[:LONGEST]

@@ -7,10 +7,32 @@ from collections.abc import Generator, Iterator, Sequence
 
 from madlite.model import Backend
 from madlite.testing.flaws import Flaw
-from madlite.testing.known import HEADS
 from madlite.testing.subject import NAME_IT, Subject, lines_of, raised
 
-CHECK = "recognising"
+HEADS: dict[str, tuple[str, ...]] = {
+    "torchtitan": (
+        "[titan] 2026-03-02 10:00:00,100 - root - INFO - Starting job: a job",
+        "[titan] 2026-03-02 10:00:09,100 - root - INFO - step:  1  loss:  8.1000  grad_norm:  1.4000  "
+        "memory:  2.00GiB(2.50%)  tps: 1,234  tflops: 5.60  mfu: 0.70%",
+    ),
+    "megatron_lm": (
+        "using world size: 8, data-parallel size: 8, context-parallel size: 1, tensor-model-parallel size: 1",
+        " [2026-03-02 10:00:00.100000] iteration        1/      50 | consumed samples:            8 | elapsed time per "
+        "iteration (ms): 1234.5 | throughput per GPU (TFLOP/s/GPU): 123.4 | learning rate: 1.000000E-05 | "
+        "global batch size:     8 | lm loss: 1.100000E+01 | loss scale: 1.0 | grad norm: 5.000 | "
+        "number of skipped iterations:   0 | number of nan iterations:   0 |",
+    ),
+    "hf": (
+        "trainable params: 1,000 || all params: 100,000 || trainable%: 1.0000",
+        "{'loss': 2.5, 'grad_norm': 0.5, 'learning_rate': 0.0001, 'epoch': 0.01}",
+    ),
+    "pytorch_fsdp": (
+        "Initing communication",
+        "Step: 3; TFLOP/s: 123.0; iteration time: 0.5; token per second: 1234.5",
+    ),
+}
+
+
 _HEAD = 500  # lines, as many as a log's owner is looked for in
 _ODD: tuple[tuple[str, ...], ...] = (
     (),
@@ -28,8 +50,7 @@ def check_recognising(subject: Subject) -> Iterator[Flaw]:
     for head in _ODD:
         sure = yield from _asked(subject, head, f"{head!r:.40}")
         if sure and head[:1] != ("Traceback (most recent call last):",):
-            where = f"recognise of {head!r:.40}"
-            yield Flaw(check=CHECK, where=where, what=f"it answered {sure:g} of what is no log", mend=_MEND)
+            yield Flaw("recognising", f"recognise of {head!r:.40}", f"it answered {sure:g} of what is no log", _MEND)
     for path, data in subject.bytes.items():
         own = _head(data)
         sure = yield from _asked(subject, own, f"log {path.name}")
@@ -40,7 +61,7 @@ def check_recognising(subject: Subject) -> Iterator[Flaw]:
         if path.is_file():
             yield from _foreign(subject, f"log {path.name} of {owner}", owner, _head(path.read_bytes()))
         else:
-            yield Flaw(check=CHECK, where=f"foreign log {path}", what="it is not there", mend=NAME_IT)
+            yield Flaw("recognising", f"foreign log {path}", "it is not there", NAME_IT)
 
 
 def _head(data: bytes) -> list[str]:
@@ -52,12 +73,10 @@ def _asked(subject: Subject, head: Sequence[str], where: str) -> Generator[Flaw,
     try:
         sure = subject.backend.recognise(head)
     except Exception as error:  # noqa: BLE001 - the border to the backend under test
-        what = f"it raised {raised(error)}"
-        yield Flaw(check=CHECK, where=f"recognise of {where}", what=what, mend="answer 0.0")
+        yield Flaw("recognising", f"recognise of {where}", f"it raised {raised(error)}", "answer 0.0")
         return 0.0
     if isinstance(sure, bool) or not isinstance(sure, (int, float)) or not 0 <= sure <= 1 or math.isnan(sure):
-        mend = "answer a number from 0.0 to 1.0"
-        yield Flaw(check=CHECK, where=f"recognise of {where}", what=f"it answered {sure!r}", mend=mend)
+        yield Flaw("recognising", f"recognise of {where}", f"it answered {sure!r}", "answer a number from 0.0 to 1.0")
         return 0.0
     return float(sure)
 
@@ -69,7 +88,7 @@ def _claimed_by_others(subject: Subject, name: str, head: Sequence[str], sure: f
         if sure and theirs >= sure:
             what = f"backend {other} is {theirs:g} sure of it, this one {sure:g}"
             mend = "know your own log better: a line that no other framework prints"
-            yield Flaw(check=CHECK, where=f"log {name}", what=what, mend=mend)
+            yield Flaw("recognising", f"log {name}", what, mend)
 
 
 def _foreign(subject: Subject, where: str, owner: str, head: Sequence[str]) -> Iterator[Flaw]:
@@ -79,8 +98,7 @@ def _foreign(subject: Subject, where: str, owner: str, head: Sequence[str]) -> I
     theirs = _certainty(backend, head) if backend is not None else 0.5
     sure = yield from _asked(subject, head, where)
     if sure and sure >= theirs:
-        what = f"it answered {sure:g}, its owner {theirs:g}"
-        yield Flaw(check=CHECK, where=f"recognise of {where}", what=what, mend=_MEND)
+        yield Flaw("recognising", f"recognise of {where}", f"it answered {sure:g}, its owner {theirs:g}", _MEND)
 
 
 def _certainty(backend: Backend, head: Sequence[str]) -> float:

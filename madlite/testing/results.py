@@ -1,4 +1,4 @@
-"""The result rule names numbers that the backend's reader gives: of logs, of files, or by its step pattern."""
+"""What a row says is what ran and what the reader gives: metrics of the result rule, modes and precisions."""
 
 from __future__ import annotations
 
@@ -6,13 +6,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from shutil import copyfile, copytree
 
+from msgspec.structs import replace
+
 from madlite.backends.base import StepPattern
-from madlite.model import Quantity, ResultRule, Step, Summary
-from madlite.testing.flaws import Flaw
-from madlite.testing.limits import answered
+from madlite.errors import UsageProblem
+from madlite.model import Quantity, ResultRule, RunSpec, Step, Summary
+from madlite.plan.render import Rendering, runs_alike
+from madlite.run.effects import Asking, refuse_without_effect
+from madlite.testing.flaws import Flaw, answered
+from madlite.testing.plans import Case, Made, ask, finish, given_of, options_of
 from madlite.testing.subject import Subject
 
-CHECK = "results"
+PRECISIONS = ("FP32", "BF16", "FP16", "FP8", "MXFP8", "MXFP4")
+_STRANGE = {"mode": "no_such_mode", "precision": "NO_SUCH_PRECISION"}
+_MEND = "refuse it: a TemplateBackend does where its variants have one, others by a fatal Finding of check(plan)"
 
 
 def check_results(subject: Subject, folder: Path) -> Iterator[Flaw]:
@@ -22,7 +29,7 @@ def check_results(subject: Subject, folder: Path) -> Iterator[Flaw]:
     """
     for outputs in (path for path in subject.outputs if not path.is_dir()):
         mend = 'outputs = ["a folder of a run\'s files"]'
-        yield Flaw(check=CHECK, where=f"outputs {outputs}", what="there is no such folder", mend=mend)
+        yield Flaw("results", f"outputs {outputs}", "there is no such folder", mend)
     quantities, keys = _given(subject, folder)
     for rule in {repr(made.draft.result_rule): made.draft.result_rule for made in subject.made}.values():
         if rule.kind == "steps" and quantities:
@@ -49,14 +56,69 @@ def _missing(rule: ResultRule, quantities: set[Quantity], keys: set[str], *, in_
     )
     if rule.headline not in quantities:
         what = f"no step of the logs has the headline, {rule.headline.label}"
-        yield Flaw(check=CHECK, where=f"metric {rule.headline_metric}", what=what, mend=mend)
+        yield Flaw("results", f"metric {rule.headline_metric}", what, mend)
     if rule.loss_expected and Quantity.LOSS not in quantities:
         what = "a loss is expected of every run, and no step of the logs has one"
-        yield Flaw(check=CHECK, where="result rule", what=what, mend="ResultRule(loss_expected=False)")
+        yield Flaw("results", "result rule", what, "ResultRule(loss_expected=False)")
     for one in rule.mad if in_logs else ():
         if one.rule == "summary" and one.key not in keys:
-            what = f"no log has the figure {one.key!r}"
-            yield Flaw(check=CHECK, where=f"metric {one.metric}", what=what, mend=mend)
+            yield Flaw("results", f"metric {one.metric}", f"no log has the figure {one.key!r}", mend)
         elif one.quantity is not None and one.quantity not in quantities:
-            what = f"no step of the logs has {one.quantity.label}"
-            yield Flaw(check=CHECK, where=f"metric {one.metric}", what=what, mend=mend)
+            yield Flaw("results", f"metric {one.metric}", f"no step of the logs has {one.quantity.label}", mend)
+
+
+def check_effects(subject: Subject) -> Iterator[Flaw]:
+    """Yield words of mode and precision that a row would have, and no run."""
+    for made in subject.spread(subject.examples):
+        if made.plan.variant is None:
+            continue
+        for key, word in _STRANGE.items():
+            if _outcomes(subject, made, key, word):
+                yield Flaw("effects", str(made.case), f"it takes {key} '{word}', which the row would have", _MEND)
+        yield from _same_runs(subject, made)
+
+
+def _same_runs(subject: Subject, made: Made) -> Iterator[Flaw]:
+    """Yield precisions that are told apart by their rows alone."""
+    seen: list[tuple[str, Rendering]] = []
+    for word in PRECISIONS:
+        for one in _outcomes(subject, made, "precision", word):
+            like = next((other for other, known in seen if other != word and runs_alike(known, one)), "")
+            if like:
+                yield Flaw("effects", str(made.case), f"precision {word} runs what precision {like} does", _MEND)
+            seen.append((word, one))
+
+
+def _outcomes(subject: Subject, made: Made, key: str, word: str) -> list[Rendering]:
+    """Return the runs of a word, of which nobody refuses one."""
+    case = replace(made.case, asked=(*made.case.asked, (key, word)))
+    try:
+        drafts = ask(subject.backend, case, options_of(case))
+        return [one for draft in drafts if not _is_refused(subject, one := _outcome(subject, case, draft), case, draft)]
+    except UsageProblem:
+        return []
+
+
+def _outcome(subject: Subject, case: Case, draft: RunSpec) -> Rendering:
+    made = finish(subject.backend, case, draft, subject.search, options_of(case))
+    return Rendering(plan=made.plan, files=made.files)
+
+
+def _is_refused(subject: Subject, one: Rendering, case: Case, draft: RunSpec) -> bool:
+    """Say whether a check of the backend, or madlite itself, refuses a run."""
+
+    def is_fatal(other: Rendering) -> bool:
+        return any(finding.fatal for finding in answered(subject.backend.check, other.plan))
+
+    def plans(asking: Asking) -> list[Rendering]:
+        other = replace(case, card=asking.request.card, asked=asking.options.sets)
+        return [_outcome(subject, other, found) for found in ask(subject.backend, other, options_of(other))]
+
+    if is_fatal(one):
+        return True
+    given = given_of(subject.backend, case, draft, options_of(case))
+    try:
+        refuse_without_effect(given, lambda: one, plans, is_fatal)
+    except UsageProblem:
+        return True
+    return False

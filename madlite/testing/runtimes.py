@@ -2,34 +2,107 @@
 
 from __future__ import annotations
 
+import json
+import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import ClassVar, TypeAlias
 
 from madlite.errors import RuntimeProblem
-from madlite.model import RunPlan, Runtime
-from madlite.testing import runtime_contract, runtime_ends, runtime_output
-from madlite.testing.bench import LIMIT_S, Bench, Late
+from madlite.model import ImageUsed, Place, Problem, RunPlan, Runtime, Secret, Session, Traits
+from madlite.testing import runtime_runs
+from madlite.testing.bench import LIMIT_S, SECRET, Bench, Late
+from madlite.testing.checks import with_tests
 from madlite.testing.flaws import Flaw
+from madlite.testing.members import signatures
 from madlite.testing.subject import raised
+
+_WORD = re.compile(r"[a-z][a-z0-9_-]*")
+
+
+def check_members(bench: Bench, folder: Path) -> Iterator[Flaw]:
+    """Yield members that are missing or something else, and why nothing can be run."""
+    runtime = bench.runtime
+    if not isinstance(name := getattr(runtime, "name", None), str) or not _WORD.fullmatch(name):
+        yield bench.flaw("name", f"it is {name!r}", "a word in lower case: --runtime names it")
+    if not isinstance(traits := getattr(runtime, "traits", None), Traits):
+        yield bench.flaw("traits", f"they are {traits!r}", "traits = Traits(...)")
+    missing = [*signatures(runtime, Runtime, f"runtime {bench.name}")]
+    yield from missing
+    if missing or not isinstance(traits, Traits):
+        return
+    problem = runtime.available()
+    if isinstance(problem, Problem):
+        yield bench.flaw("available()", f"it cannot be used here: {problem.what}", "start its engine")
+        return
+    if problem is not None:
+        yield bench.flaw("available()", f"it answered {problem!r}", "a madlite.Problem, or None")
+    with bench.session(bench.plan(folder)) as session:
+        yield from _of_session(bench, session)
+
+
+def _of_session(bench: Bench, session: Session) -> Iterator[Flaw]:
+    yield from signatures(session, Session, f"session of runtime {bench.name}")
+    where = "{} of its session"
+    if not isinstance(session.handle, str) or not session.handle:
+        mend = "a text that is enough for attach, also in another process"
+        yield bench.flaw(where.format("handle"), f"it is {session.handle!r}", mend)
+    if not isinstance(session.nodes, tuple) or len(session.nodes) != bench.nodes:
+        what = f"they are {session.nodes!r}, where the plan asks for {bench.nodes}"
+        yield bench.flaw(where.format("nodes"), what, "a tuple with a name for each, which may be empty")
+    if not isinstance(session.shell, str):
+        yield bench.flaw(where.format("shell"), f"it is {session.shell!r}", "a command, or ''")
+
+
+def check_places(bench: Bench, folder: Path) -> Iterator[Flaw]:
+    """Yield what is wrong with the places it takes plans for, and how it prepares one."""
+    plan, other = bench.plan(folder), Place(where="a place of the kit that is nowhere")
+    if bench.runtime.supports(plan.place) is not True:
+        mend = "True for the place of plans that run here: 'local', or the runtime's name where traits.local is False"
+        yield bench.flaw(f"supports({plan.place!r})", "it does not take the kit's own plans", mend)
+    if bench.runtime.supports(other) is not False:
+        yield bench.flaw(f"supports({other!r})", "it takes plans for anywhere", "look at place.where")
+    told: list[object] = []
+    used = bench.within("prepare", lambda: bench.runtime.prepare(plan, told.append))
+    if not isinstance(used, ImageUsed):
+        yield bench.flaw("prepare", f"it answered {used!r}", "a madlite.ImageUsed, empty without an image")
+    if odd := [text for text in told if not isinstance(text, str)]:
+        yield bench.flaw("prepare", f"it said {odd[0]!r}", "say takes a text")
+
+
+def check_request(bench: Bench, folder: Path) -> Iterator[Flaw]:
+    """Yield what is wrong with what it tells of what it would ask for."""
+    plan = bench.plan(folder, env={"HF_TOKEN": Secret(SECRET), "PLAIN": "a plain value"})
+    before = sorted(folder.rglob("*"))
+    request = bench.runtime.request(plan)
+    try:
+        text = json.dumps(request)
+    except (TypeError, ValueError) as error:
+        yield bench.flaw("request(plan)", f"it is no JSON: {error}", "a mapping of texts, numbers, lists and mappings")
+        text = repr(request)
+    if SECRET in text:
+        yield bench.flaw("request(plan)", "it tells a secret of plan.env", "'***' in place of a Secret")
+    if sorted(folder.rglob("*")) != before:
+        yield bench.flaw("request(plan)", "it changed the workspace", "it is for people, and touches nothing")
+
 
 _Check: TypeAlias = Callable[[Bench, Path], Iterable[Flaw]]
 
 RUNTIME_CHECKS: dict[str, _Check] = {
-    "members": runtime_contract.check_members,
-    "places": runtime_contract.check_places,
-    "request": runtime_contract.check_request,
-    "output": runtime_output.check_output,
-    "exits": runtime_ends.check_exits,
-    "environment": runtime_output.check_environment,
-    "files": runtime_output.check_files,
-    "limits": runtime_ends.check_limits,
-    "stop": runtime_ends.check_stop,
-    "leaving": runtime_ends.check_leaving,
-    "handles": runtime_ends.check_handles,
-    "probe": runtime_output.check_probe,
-    "two_at_once": runtime_output.check_two_at_once,
+    "members": check_members,
+    "places": check_places,
+    "request": check_request,
+    "output": runtime_runs.check_output,
+    "exits": runtime_runs.check_exits,
+    "environment": runtime_runs.check_environment,
+    "files": runtime_runs.check_files,
+    "limits": runtime_runs.check_limits,
+    "stop": runtime_runs.check_stop,
+    "leaving": runtime_runs.check_leaving,
+    "handles": runtime_runs.check_handles,
+    "probe": runtime_runs.check_probe,
+    "two_at_once": runtime_runs.check_two_at_once,
 }
 """Each gets the bench and an empty folder, in which its runs have their workspaces."""
 
@@ -75,17 +148,19 @@ def check_runtime(
 def _found(name: str, bench: Bench, workspace: str | Path | None) -> Iterator[Flaw]:
     with tempfile.TemporaryDirectory(prefix="madlite_kit_", dir=workspace, ignore_cleanup_errors=True) as folder:
         try:
+            bench.check = name
             yield from RUNTIME_CHECKS[name](bench, Path(folder).resolve())
         except Late as late:
-            yield Flaw(check=name, where=f"runtime {bench.name}", what=str(late), mend="every call returns in time")
+            yield Flaw(name, f"runtime {bench.name}", str(late), "every call returns in time")
         except RuntimeProblem as problem:
             mend = "a plan of the kit can be run; mend this first, the rest of this check was not done"
-            yield Flaw(check=name, where=f"runtime {bench.name}", what=f"it refused: {problem.message}", mend=mend)
+            yield Flaw(name, f"runtime {bench.name}", f"it refused: {problem.message}", mend)
         except Exception as error:  # noqa: BLE001 - the border to the runtime under test
             mend = "RuntimeProblem is what a runtime raises; the rest of this check was not done"
-            yield Flaw(check=name, where=f"runtime {bench.name}", what=f"it raised {raised(error)}", mend=mend)
+            yield Flaw(name, f"runtime {bench.name}", f"it raised {raised(error)}", mend)
 
 
+@with_tests(RUNTIME_CHECKS)
 class RuntimeConformance:
     """Set `runtime` and the rest in a class whose name begins with Test; the fields are those of `check_runtime`."""
 
@@ -103,60 +178,9 @@ class RuntimeConformance:
         """Return the runtime as another process has it: one that keeps nothing of its sessions is the same."""
         return self.runtime
 
-    def test_members(self) -> None:
-        """Every member is there with its arguments, and it can be used."""
-        self._holds("members")
-
-    def test_places(self) -> None:
-        """It takes plans for its place and no others, and prepares one."""
-        self._holds("places")
-
-    def test_request(self) -> None:
-        """What would be asked is told, without secrets, and nothing is touched."""
-        self._holds("request")
-
-    def test_output(self) -> None:
-        """Every byte comes, from its node and stream, in the thread that runs the action, and while it runs."""
-        self._holds("output")
-
-    def test_exits(self) -> None:
-        """Exit codes are those of the command, of each node, and the node that failed first is known."""
-        self._holds("exits")
-
-    def test_environment(self) -> None:
-        """Actions have the plan's variables and their own, and each node its number."""
-        self._holds("environment")
-
-    def test_files(self) -> None:
-        """The workspace is there, results come back, and nothing is reached through links."""
-        self._holds("files")
-
-    def test_limits(self) -> None:
-        """An action's own time limit ends it."""
-        self._holds("limits")
-
-    def test_stop(self) -> None:
-        """A stop comes as INT, TERM and KILL, and nothing starts after it."""
-        self._holds("stop")
-
-    def test_leaving(self) -> None:
-        """Nothing goes on once the session was left."""
-        self._holds("leaving")
-
-    def test_handles(self) -> None:
-        """A kept session is found, told of and ended by its handle; a foreign one is refused."""
-        self._holds("handles")
-
-    def test_probe(self) -> None:
-        """A probe sees the action's processes, and ends in time."""
-        self._holds("probe")
-
-    def test_two_at_once(self) -> None:
-        """Two sessions at once know nothing of each other."""
-        self._holds("two_at_once")
-
-    def _holds(self, check: str) -> None:
-        flaws = check_runtime(
+    def flaws(self, check: str) -> list[Flaw]:
+        """Return what a check finds."""
+        return check_runtime(
             self.runtime,
             image=self.image,
             nodes=self.nodes,
@@ -166,5 +190,3 @@ class RuntimeConformance:
             again=self.again,
             only=[check],
         )
-        if flaws:
-            raise AssertionError("\n".join(map(str, flaws)))

@@ -14,11 +14,10 @@ from madlite.testing.flaws import Flaw
 from madlite.testing.plans import Made
 from madlite.testing.subject import Subject
 
-CHECK = "rendering"
 _LIMIT_S = 120.0
-_AT_ONCE = 40  # scripts for one shellcheck
 # loops over one word, code behind an exit, variables of a branch that is not here: written for other values
 _RENDERED = "SC2034,SC2043,SC2317"
+_NUMBER = re.compile(rb"\d+")
 _NO_SHELLCHECK = "pip install 'madlite[testing]', or your system's package shellcheck"
 
 
@@ -28,7 +27,7 @@ def check_rendering(subject: Subject) -> Iterator[Flaw]:
     yield from (*subject.wrong, *flaws)
     if not subject.cards and not subject.wrong:
         mend = 'name cards: cards = [{"name": …, "backend": …}], or the path of a models.json'
-        yield Flaw(check=CHECK, where=f"backend {subject.name}", what="there is no card to plan for", mend=mend)
+        yield Flaw("rendering", f"backend {subject.name}", "there is no card to plan for", mend)
     if subject.most is None:  # else what it is not refused for may not be in the sample
         yield from _never(subject)
     seen: set[bytes] = set()
@@ -41,23 +40,17 @@ def check_scripts(subject: Subject, folder: Path) -> Iterator[Flaw]:
     bash, shellcheck = shutil.which("bash"), find_shellcheck()
     if bash is None:
         mend = "install bash, which every run needs"
-        yield Flaw(check="scripts", where="this machine", what="there is no bash to check scripts with", mend=mend)
+        yield Flaw("scripts", "this machine", "there is no bash to check scripts with", mend)
         return
     written = dict(_written(subject.made, folder))
     for path, where in written.items():
         ran = capture([bash, "-n", str(path)], limit_s=_LIMIT_S)
         if not ran.ok:
-            yield Flaw(check="scripts", where=where, what=f"bash: {_first(ran.stderr, path)}", mend="see bash -n")
+            yield Flaw("scripts", where, f"bash: {_first(ran.stderr, path)}", "see bash -n")
     if shellcheck is None:
-        what = "there is no shellcheck to check scripts with"
-        yield Flaw(check="scripts", where="this machine", what=what, mend=_NO_SHELLCHECK)
+        yield Flaw("scripts", "this machine", "there is no shellcheck to check scripts with", _NO_SHELLCHECK)
         return
-    paths, seen = list(written), set()
-    for at in range(0, len(paths), _AT_ONCE):
-        for flaw in _shellcheck(shellcheck, paths[at : at + _AT_ONCE], written):
-            if flaw.what not in seen:  # one template has the same fault in every script
-                seen.add(flaw.what)
-                yield flaw
+    yield from _shellcheck(shellcheck, written) if written else ()
 
 
 def find_shellcheck() -> str | None:
@@ -96,8 +89,7 @@ def _never(subject: Subject) -> Iterator[Flaw]:
     given = {card.name for card in subject.cards}
     for name in sorted({case.card.name for case in refused} & given - told):
         mend = "drop the card, or say with `asks` what has to be asked for"
-        what = "the backend refuses it on every machine"
-        yield Flaw(check=CHECK, where=f"card {name}", what=what, mend=mend)
+        yield Flaw("rendering", f"card {name}", "the backend refuses it on every machine", mend)
 
 
 def _broken_files(one: Made, seen: set[bytes]) -> Iterator[Flaw]:
@@ -108,42 +100,45 @@ def _broken_files(one: Made, seen: set[bytes]) -> Iterator[Flaw]:
         try:
             parsed(file.path, file.data)
         except ValueError as error:
-            where = f"{file.path} of {one.case}"
             mend = "write values through the filter toml or tojson"
-            yield Flaw(check=CHECK, where=where, what=f"it cannot be read: {error}", mend=mend)
+            yield Flaw("rendering", f"{file.path} of {one.case}", f"it cannot be read: {error}", mend)
 
 
 def _written(made: Sequence[Made], folder: Path) -> Iterator[tuple[Path, str]]:
-    """Write each script once; yield its path and whose it is."""
+    """Write each script that has a line like none before; yield its path and whose it is.
+
+    Names and numbers, by which those of different cards differ, make no other line.
+    """
     seen: set[bytes] = set()
     for one in made:
         for file in one.files:
-            key = _alike(file.data, one)
-            if PurePosixPath(file.path).suffix != ".sh" or key in seen:
+            if PurePosixPath(file.path).suffix != ".sh":
                 continue
-            seen.add(key)
+            lines = set(_NUMBER.sub(b"0", file.data.replace(one.plan.card.name.encode(), b"")).splitlines())
+            if lines <= seen:
+                continue
+            seen |= lines
             path = folder / f"{len(seen)}.sh"
             path.write_bytes(file.data)
             yield path, f"{file.path} of {one.case}"
 
 
-def _alike(data: bytes, one: Made) -> bytes:
-    """Return what tells kinds of scripts apart: not names and numbers, by which those of different cards differ."""
-    return re.sub(rb"\d+", b"0", data.replace(one.plan.card.name.encode(), b""))
-
-
-def _shellcheck(tool: str, paths: Sequence[Path], written: Mapping[Path, str]) -> Iterator[Flaw]:
-    ran = capture([tool, "--shell=bash", "--format=json", f"--exclude={_RENDERED}", *map(str, paths)], limit_s=_LIMIT_S)
+def _shellcheck(tool: str, written: Mapping[Path, str]) -> Iterator[Flaw]:
+    ran = capture(
+        [tool, "--shell=bash", "--format=json", f"--exclude={_RENDERED}", *map(str, written)], limit_s=_LIMIT_S
+    )
     try:
         told = json.loads(ran.stdout)
     except ValueError:
-        what = f"shellcheck failed: {ran.stderr.strip()[:200]}"
-        yield Flaw(check="scripts", where="this machine", what=what, mend=_NO_SHELLCHECK)
+        yield Flaw("scripts", "this machine", f"shellcheck failed: {ran.stderr.strip()[:200]}", _NO_SHELLCHECK)
         return
+    seen: set[str] = set()  # one template has the same fault in every script
     for one in told:
-        where = f"{written[Path(one['file'])]}, line {one['line']}"
-        mend = f"https://www.shellcheck.net/wiki/SC{one['code']}"
-        yield Flaw(check="scripts", where=where, what=f"shellcheck: {one['message']}", mend=mend)
+        if one["message"] not in seen:
+            seen.add(one["message"])
+            where = f"{written[Path(one['file'])]}, line {one['line']}"
+            mend = f"https://www.shellcheck.net/wiki/SC{one['code']}"
+            yield Flaw("scripts", where, f"shellcheck: {one['message']}", mend)
 
 
 def _first(text: str, path: Path) -> str:

@@ -9,17 +9,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from madlite.backends.lazy import loaded_backend
 from madlite.backends.loader import Plugins, load_plugins
 from madlite.catalog.cards import make_card, read_cards
 from madlite.errors import MadliteError, UsageProblem
+from madlite.files import template_root
 from madlite.measure.lines import LineSplitter
 from madlite.model import Backend, Card, Event, Line, Machine, Reader
-from madlite.resources import template_root
-from madlite.testing.audit import watch
-from madlite.testing.flaws import Flaw
-from madlite.testing.limits import answered, limited
-from madlite.testing.machines import MACHINES
-from madlite.testing.plans import Case, Made, ask, finish, list_cases, options_of
+from madlite.testing.flaws import Flaw, answered, limited, watch
+from madlite.testing.plans import MACHINES, Case, Made, ask, finish, list_cases, options_of
 
 NAME_IT = "name the file as it is"  # what to do about one that is not there
 LOG_LIMIT_S = 60.0  # of this process's time
@@ -42,6 +40,8 @@ class Subject:
         templates: further folders of templates, before the one beside the backend's module.
         installed: False for a backend that no entry point brings yet.
         most: at most so many plans, evenly spread; None makes all of them.
+        examples: with how many plans odd values, secrets and strange words are tried, and how often each log is broken;
+            None is 12, and 4 where `most` says a number.
     """
 
     def __init__(
@@ -58,8 +58,9 @@ class Subject:
         templates: Iterable[str | Path] = (),
         installed: bool = True,
         most: int | None = None,
+        examples: int | None = None,
     ) -> None:
-        self.backend = backend
+        self.backend = backend = loaded_backend(backend)
         self.name = str(getattr(backend, "name", "") or type(backend).__name__)
         self.wrong: list[Flaw] = []  # in what is given beside the backend
         self.cards = tuple(card for given in cards for card in self._cards(given))
@@ -71,6 +72,7 @@ class Subject:
         self.machines = tuple(machines)
         self.installed = installed
         self.most = most
+        self.examples = examples or (12 if most is None else 4)
         self.done_at_first: list[tuple[str, str]] = []  # what planning did to the world before anything was cached
         self._templates = tuple(map(Path, templates))
 
@@ -82,7 +84,7 @@ class Subject:
     @cached_property
     def others(self) -> dict[str, Backend]:
         """The installed backends beside this one."""
-        found = {name: backend for name, (backend, _) in self.plugins.backends().items()}
+        found = {name: loaded_backend(backend) for name, (backend, _) in self.plugins.backends().items()}
         return {name: one for name, one in found.items() if type(one) is not type(self.backend)}
 
     @cached_property
@@ -92,7 +94,9 @@ class Subject:
         That is beside the plugin's module; of a backend that no plugin brings, beside its class and those it inherits.
         """
         known = self.plugins.backends() if self.installed else {}
-        mine = [plugin.folder for backend, plugin in known.values() if type(backend) is type(self.backend)]
+        mine = [
+            plugin.folder for backend, plugin in known.values() if type(loaded_backend(backend)) is type(self.backend)
+        ]
         folders = [folder for folder in mine or _folders_of(self.backend) if folder]
         beside = [place for folder in dict.fromkeys(folders) for place in (folder / "templates", folder)]
         return (*self._templates, *beside, template_root(None))
@@ -222,7 +226,7 @@ def raised(error: BaseException) -> str:
 
 
 def _rendering(case: Case, what: str, mend: str) -> Flaw:
-    return Flaw(check="rendering", where=str(case), what=what, mend=mend)
+    return Flaw("rendering", str(case), what, mend)
 
 
 def _cards(given: CardLike) -> tuple[Card, ...]:

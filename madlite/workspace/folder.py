@@ -13,19 +13,41 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, suppress
 from datetime import datetime, timezone
 from pathlib import Path
 
 from madlite.errors import UsageProblem
 from madlite.model import RunPlan
-from madlite.plan.make import RUNS, secrets_of
+from madlite.plan.inputs import RUNS
+from madlite.plan.make import secrets_of
 from madlite.safe_files import NO_SPACE, Folder, kind_of
 from madlite.secrets import collect, masked_json
 from madlite.workspace import journal
 from madlite.workspace.journal import RECORD as RECORD  # noqa: PLC0414 - one of the names of a folder
-from madlite.workspace.regular import is_there, real_folders
+
+# What lies in folders that another user or a workload can have written to; nothing is opened and nothing raises.
+
+
+def is_there(path: Path, *, shut: bool = False) -> bool:
+    """Say whether something is at a path; `shut`, where another user keeps us from seeing it.  Nothing raises."""
+    try:
+        path.stat()
+    except OSError as error:
+        return shut and error.errno in (errno.EACCES, errno.EPERM)
+    return True
+
+
+def real_folders(parent: Path) -> Iterator[Path]:
+    """Yield the folders in a folder, by name; links to others are none, and one that cannot be read has none."""
+    try:
+        with os.scandir(parent) as found:
+            names = sorted(entry.name for entry in found if entry.is_dir(follow_symlinks=False))
+    except OSError:
+        return
+    yield from (parent / name for name in names)
+
 
 _LOG = logging.getLogger(__name__)
 ASKED_S, _ASKED_TURN_S = 2.0, 0.005  # who asks whether a lock is held has it for a moment
@@ -364,3 +386,16 @@ def hide_from_git(runs: Folder) -> None:
     """Keep the folder of runs out of the checkout's version control."""
     if not runs.holds(".gitignore"):
         runs.write(".gitignore", b"*\n")
+
+
+# How containers and processes of a run are told from everybody else's.
+
+# labels of a container
+RUN_LABEL = "madlite.run"
+FOLDER_LABEL = "madlite.folder"
+KEPT_LABEL = "madlite.kept"
+# variables in the environment of every process of a run; the folder, on the host, only outside of containers
+RUN_MARK = "MADLITE_RUN_ID"
+FOLDER_MARK = "MADLITE_RUN_FOLDER"
+KEPT_MARK = "MADLITE_KEPT"  # on the host too, where the run was asked to stay
+SUPERVISOR_MARK = "MADLITE_SUPERVISOR"  # on the host, of what keeps a command's processes together

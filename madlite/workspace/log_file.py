@@ -2,7 +2,7 @@
 
 The first half of the limit is written to the file itself, the head.  What comes then goes to files beside it, parts of
 the tail, of which the oldest goes when a new one begins; on closing they are joined to the head.  So the disk never
-holds more than the limit, and what a kill leaves can be read: the head, and the parts (madlite/reports/log_parts.py).
+holds more than the limit, and what a kill leaves can be read: the head, and the parts (madlite/reports/log.py).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from madlite.plan.sizes import size_words
+from madlite.plan.fields import size_words
 from madlite.safe_files import Folder, write_all
 
 _SHARES = 32  # of a limit: 16 are the head's, 15 the tail's, and one is for the part that is being joined

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from madlite import FEW, Draft, Finding, Request, RunPlan, Variant, few_steps
+from madlite import FEW, Finding, Request, RunPlan, RunSpec, Variant, few_steps
 
 _WHOLE = re.compile(r"\s*\+?[0-9]{1,18}\s*")
 
 
-def with_half_warmup(draft: Draft, request: Request) -> Draft:
+def with_half_warmup(draft: RunSpec, request: Request) -> RunSpec:
     """Return the draft with half of its steps as warm-up, as the script has it, unless another number was asked for."""
     asked = request.settings.get("steps", "")
     steps = int(asked) if _WHOLE.fullmatch(asked) else draft.variant.steps if draft.variant else None

@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from msgspec.structs import replace
 
-from madlite import Draft, Finding, Machine, RecipeBackend, Request, RunPlan, Scalar
+from madlite import Finding, Machine, RecipeBackend, Request, RunPlan, RunSpec, Scalar
 
 NODE_SETTINGS: dict[str, Scalar] = {
     "nnodes": 0,  # 0: the context's, else 1
@@ -31,7 +31,7 @@ class TorchrunBackend(RecipeBackend):
 
     launcher = "torchrun"
 
-    def expand(self, request: Request, machine: Machine) -> Sequence[Draft]:
+    def expand(self, request: Request, machine: Machine) -> Sequence[RunSpec]:
         """Return a draft per run, each with the settings of its nodes.
 
         Raises:
@@ -112,5 +112,5 @@ def _rank(rank: str, nodes: int, result_node: int | None) -> Iterator[Finding]:
         yield Finding(message=f"node {int(rank)} writes a row of its own, as each of the {nodes} nodes does", hint=hint)
 
 
-def _with_nodes(draft: Draft) -> dict[str, Scalar]:
+def _with_nodes(draft: RunSpec) -> dict[str, Scalar]:
     return {**draft.settings, **{key: value for key, value in NODE_SETTINGS.items() if key not in draft.settings}}

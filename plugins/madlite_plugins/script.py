@@ -17,13 +17,13 @@ from madlite import (
     Asset,
     Backend,
     Card,
-    Draft,
     Finding,
     Machine,
     Reader,
     Request,
     ResultRule,
     RunPlan,
+    RunSpec,
     UsageProblem,
     hookimpl,
 )
@@ -66,7 +66,7 @@ class Script:
             return 50
         return 20 if card.root == checkout else 0
 
-    def expand(self, request: Request, machine: Machine) -> Sequence[Draft]:
+    def expand(self, request: Request, machine: Machine) -> Sequence[RunSpec]:
         """Return the one run of the card.
 
         Raises:
@@ -80,7 +80,7 @@ class Script:
             rule = ResultRule(kind="multiple_results", file=card.multiple_results)
         launcher = card.extra.get("distributed", {}) if isinstance(card.extra.get("distributed"), dict) else {}
         return [
-            Draft(
+            RunSpec(
                 actions=tuple(_actions(card)),
                 image=card.image,
                 env=dict(_GIT),

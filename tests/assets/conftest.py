@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from madlite.assets import tries
+from madlite.assets import web
 from tests.assets.hub_server import Hub, hub_server
 
 
@@ -14,4 +14,4 @@ def hub() -> Hub:
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch):
-    monkeypatch.setattr(tries, "FIRST_S", 0.0)
+    monkeypatch.setattr(web, "FIRST_S", 0.0)

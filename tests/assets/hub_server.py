@@ -17,7 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 
 LARGE = 1 << 16  # bytes: from there on a file is kept apart, as with Git LFS
-_REPO = re.compile(r"/api/(models|datasets)/([^/]+/[^/]+)(?:/(revision|tree)/([^/]+))?(?:/.*)?")
+_REPO = re.compile(r"/api/(models|datasets)/([^/]+/[^/]+)(?:/(revision|tree|paths-info)/([^/]+))?(?:/.*)?")
 _FILE = re.compile(r"/(datasets/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
 _RANGE = re.compile(r"bytes=(\d+)-(\d*)")
 
@@ -29,7 +29,6 @@ class Repo:
         self, files: dict[str, bytes], commit: str = "a" * 40, gated: bool = False, private: bool = False
     ) -> None:
         self.files, self.commit, self.gated, self.private = files, commit, gated, private
-        self.claims: dict[str, int] = {}  # path → bytes that the listing says
         self.said = ""  # the commit that its files name, where it is another
 
 
@@ -76,6 +75,7 @@ def hub_server(tls: ssl.SSLContext | None = None) -> Iterator[Hub]:
     if tls is not None:
         server.socket = tls.wrap_socket(server.socket, server_side=True)
     server.daemon_threads = True
+    server.handle_error = lambda *args: None  # whoever asked is gone
     server.hub = Hub(server.server_port)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
@@ -104,8 +104,12 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._answer(body=True)
 
+    def do_POST(self) -> None:
+        self._answer(body=True)
+
     def _answer(self, body: bool) -> None:
         self._body = body
+        self._form = parse_qs(self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode())
         path = unquote(urlsplit(self.path).path)
         self.hub.asked.append(
             (self.command, path, self.headers.get("Range", ""), self.headers.get("Authorization", ""))
@@ -156,10 +160,12 @@ class _Handler(BaseHTTPRequestHandler):
         repo = self._repo(kind, name, revision)
         if repo is None:
             return
-        if what == "tree":
+        if what in ("tree", "paths-info"):
+            asked = self._form["paths"] if what == "paths-info" else list(repo.files)
             entries = [
                 {"type": "file", "oid": _oid(data), "size": len(data), "path": path, **_lfs(data)}
                 for path, data in repo.files.items()
+                if path in asked
             ]
             self._say(200, json.dumps(entries).encode())
             return
@@ -167,7 +173,7 @@ class _Handler(BaseHTTPRequestHandler):
         siblings = [
             {
                 "rfilename": path,
-                **({"size": repo.claims.get(path, len(data)), "blobId": _oid(data), **_lfs(data)} if sizes else {}),
+                **({"size": len(data), "blobId": _oid(data), **_lfs(data)} if sizes else {}),
             }
             for path, data in repo.files.items()
         ]

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from email.message import Message
-from urllib.error import HTTPError
-
 import pytest
 
-from madlite.assets.hub import Access, ask
-from madlite.assets.hub_words import Refused, get_refusal
+from madlite.assets.hub import Access, list_files
 from madlite.assets.places import Token
+from madlite.assets.refusals import Refused
 from madlite.model import Asset, Secret
 from tests.assets.hub_server import LARGE, Repo
 
@@ -33,28 +30,27 @@ def hub(hub):
 
 
 def test_a_listing_has_what_the_patterns_match_and_sizes(hub):
-    found = ask(Asset(kind="model", ref="lab/open", files=("*.json", "*.safetensors")), access(hub))
+    found = list_files(Asset(kind="model", ref="lab/open", files=("*.json", "*.safetensors")), access(hub))
     assert found.files == {"config.json": 2, "model.safetensors": len(WEIGHTS)} and found.commit == "a" * 40
     assert found.bytes == 2 + len(WEIGHTS)
 
 
 def test_nothing_is_fetched_by_asking(hub):
-    ask(Asset(kind="model", ref="lab/open"), access(hub))
+    list_files(Asset(kind="model", ref="lab/open"), access(hub))
     assert hub.gets("resolve") == [] and hub.gets("cdn") == []
 
 
 def test_files_that_are_named_are_asked_for_by_their_names(hub):
-    found = ask(Asset(kind="dataset", ref="lab/set", files=("en/part-1.gz", "en/part-9.gz")), access(hub))
+    found = list_files(Asset(kind="dataset", ref="lab/set", files=("en/part-1.gz", "en/part-9.gz")), access(hub))
     assert found.files == {"en/part-1.gz": 20} and found.absent == ("en/part-9.gz",)
-    assert [path for method, path, *_ in hub.asked if method == "HEAD"] == [
-        f"/datasets/lab/set/resolve/{'a' * 40}/en/part-1.gz",
-        f"/datasets/lab/set/resolve/{'a' * 40}/en/part-9.gz",
+    assert hub.gets("tree") == [] and f"/api/datasets/lab/set/paths-info/{'a' * 40}" in [
+        path for _, path, *_ in hub.asked
     ]
 
 
 def refused(hub, token="", **values):
     with pytest.raises(Refused) as caught:
-        ask(Asset(**{"kind": "model", "ref": "lab/open", **values}), access(hub, token))
+        list_files(Asset(**{"kind": "model", "ref": "lab/open", **values}), access(hub, token))
     return caught.value
 
 
@@ -72,7 +68,7 @@ def test_gated_with_the_token_of_somebody_who_did_not_accept(hub):
 
 
 def test_gated_with_access(hub):
-    assert ask(Asset(kind="model", ref="lab/gated"), access(hub, "good")).files["config.json"] == 2
+    assert list_files(Asset(kind="model", ref="lab/gated"), access(hub, "good")).files["config.json"] == 2
 
 
 def test_a_listing_that_everybody_may_see_does_not_pass_for_access(hub):
@@ -103,7 +99,7 @@ def test_no_such_repository(hub, token, more):
 
 def test_a_private_repository_is_as_if_there_were_none(hub):
     assert "has no model repository lab/private" in refused(hub, ref="lab/private").message
-    assert ask(Asset(kind="model", ref="lab/private"), access(hub, "good")).files
+    assert list_files(Asset(kind="model", ref="lab/private"), access(hub, "good")).files
 
 
 def test_a_data_set_is_no_model(hub):
@@ -115,7 +111,7 @@ def test_no_such_revision(hub):
     told = refused(hub, revision="v9")
     assert told.message == f"lab/open on {hub.url} has no revision 'v9'"
     assert f"{hub.url}/lab/open/tree/main" in told.hint
-    assert ask(Asset(kind="model", ref="lab/open", revision="a" * 40), access(hub)).commit == "a" * 40
+    assert list_files(Asset(kind="model", ref="lab/open", revision="a" * 40), access(hub)).commit == "a" * 40
 
 
 @pytest.mark.parametrize("files", [("*.gguf",), ("tokenizer.model",)])
@@ -138,7 +134,7 @@ def test_a_repository_of_many_files_is_not_told_in_full(hub):
 @pytest.mark.parametrize("endpoint", ["huggingface.co", "http://", "http://a b", "ftp://x", "http://[x", "http://h:x"])
 def test_an_address_that_is_none_is_told_with_its_variable(endpoint):
     with pytest.raises(Refused) as caught:
-        ask(Asset(kind="model", ref="lab/a"), Access(endpoint=endpoint))
+        list_files(Asset(kind="model", ref="lab/a"), Access(endpoint=endpoint))
     assert caught.value.message == f"HF_ENDPOINT is '{endpoint}', which is no address of a hub"
     assert "export HF_ENDPOINT=https://" in caught.value.hint
 
@@ -146,7 +142,7 @@ def test_an_address_that_is_none_is_told_with_its_variable(endpoint):
 @pytest.mark.parametrize("files", [(), ("config.json",)])
 def test_a_hub_in_trouble_for_a_while_is_asked_again(hub, files):
     hub.fail_first = [429, 503, 500, 502]
-    assert ask(Asset(kind="model", ref="lab/open", files=files), access(hub)).files["config.json"] == 2
+    assert list_files(Asset(kind="model", ref="lab/open", files=files), access(hub)).files["config.json"] == 2
 
 
 def test_a_hub_that_wants_a_long_pause_is_not_asked_again(hub):
@@ -177,7 +173,7 @@ def test_no_network_is_one_refusal_whatever_was_asked_for():
     told = []
     for asset in (Asset(kind="model", ref="lab/a"), Asset(kind="dataset", ref="lab/b", files=("x",))):
         with pytest.raises(Refused) as caught:
-            ask(asset, nowhere)
+            list_files(asset, nowhere)
         told.append(caught.value.message)
     assert len(set(told)) == 1 and told[0].startswith("the hub at http://127.0.0.1:9 cannot be reached")
 
@@ -185,32 +181,7 @@ def test_no_network_is_one_refusal_whatever_was_asked_for():
 def test_a_mistake_of_ours_is_no_refusal(hub, monkeypatch):
     monkeypatch.setattr("madlite.assets.hub.matching", lambda *_: {}["bug"])
     with pytest.raises(KeyError, match="bug"):
-        ask(Asset(kind="model", ref="lab/open", files=("*",)), access(hub))
-
-
-def get_refused(hub, status, code="", **headers):
-    answer = Message()
-    for name, value in {"X-Error-Code": code, **headers}.items():
-        answer[name] = value
-    error = HTTPError(f"{hub.url}/lab/open/resolve/main/x", status, "No", answer, None)
-    return get_refusal(Asset(kind="model", ref="lab/open"), hub.url, None, error)
-
-
-@pytest.mark.parametrize(
-    ("status", "code", "told"),
-    [
-        (403, "GatedRepo", "lab/open is a gated repository, and there is no Hugging Face token"),
-        (404, "RepoNotFound", "has no model repository lab/open"),
-        (404, "EntryNotFound", "lacks a file that its own listing names"),
-        (403, "", "the hub refuses lab/open: No"),
-    ],
-)
-def test_a_file_that_is_refused_later_is_told_in_the_words_of_a_question(hub, status, code, told):
-    assert told in get_refused(hub, status, code).message
-
-
-def test_what_passes_is_no_refusal_of_a_file(hub):
-    assert get_refused(hub, 503) is None
+        list_files(Asset(kind="model", ref="lab/open", files=("*",)), access(hub))
 
 
 def test_a_file_that_its_own_listing_names_and_that_is_gone(hub):

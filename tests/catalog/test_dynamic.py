@@ -8,20 +8,20 @@ from types import ModuleType
 
 import pytest
 
+from madlite.catalog.cards import FoundCard
 from madlite.catalog.dynamic import read_dynamic
-from madlite.catalog.found import Found
 from madlite.errors import CatalogError
 from madlite.model import Problem
 
 from .checkout import write_program
 
 
-def found_in(root: Path, code: str, folder: str = "dyn") -> list[Found]:
+def found_in(root: Path, code: str, folder: str = "dyn") -> list[FoundCard]:
     items = read_dynamic(
         write_program(root, folder, code), f"scripts/{folder}/get_models_json.py", root.absolute(), folder
     )
-    assert all(isinstance(item, Found) for item in items), items
-    return [item for item in items if isinstance(item, Found)]
+    assert all(isinstance(item, FoundCard) for item in items), items
+    return [item for item in items if isinstance(item, FoundCard)]
 
 
 def problem_of(root: Path, code: str) -> Problem:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from madlite.catalog.cards import read_cards
-from madlite.catalog.fields import odd_fields
+from madlite.catalog.cards import odd_fields, read_cards
 from madlite.cli.main import call
 
 MAD = Path(__file__).parents[1] / "data/cards.json"

@@ -122,11 +122,11 @@ def test_what_is_collected_is_what_the_run_would_have_written(checkout, more):
 @pytest.mark.parametrize(
     ("target", "when", "count", "rows_there"),
     [
-        ("madlite.run.recovery.kept.append_rows", "before", 1, False),
+        ("madlite.run.recovery.unfinished.append_rows", "before", 1, False),
         ("madlite.workspace.folder.RunFolder.put", "after", 1, False),  # the note, before the row
         ("madlite.results.perfcsv._append", "before", 1, False),
         ("madlite.results.perfcsv._append", "after", 1, True),
-        ("madlite.run.recovery.kept.append_rows", "after", 1, True),
+        ("madlite.run.recovery.unfinished.append_rows", "after", 1, True),
         ("madlite.run.collect.write_entries", "before", 1, True),
         ("madlite.results.sidefiles.add_to_list", "after", 1, True),
         ("madlite.results.sidefiles.add_to_table", "after", 1, True),
@@ -166,7 +166,7 @@ def test_a_kill_after_the_record_is_a_run_that_is_collected(checkout, capfd):
     assert run() == 0 and len(perf_rows(checkout)) == 2, "the next run adds nothing of it"
 
 
-@pytest.mark.parametrize("target", ["madlite.run.keep.append_rows", "madlite.run.keep.make_record"])
+@pytest.mark.parametrize("target", ["madlite.run.batch.append_rows", "madlite.run.batch.make_record"])
 def test_a_run_of_a_plan_that_was_killed_with_its_result_is_collected(checkout, capfd, target):
     assert call(["plan", "--tags", "a"]) == 0
     count = "1" if target.endswith("rows") else "2"  # the first record is the result file's

@@ -15,7 +15,7 @@ from madlite.cli.screens import LiveScreen, PlainScreen
 from madlite.cli.terminal import coloured, has_colour
 from madlite.errors import ExitCode
 from madlite.model import Cause, Metric, Result, Status
-from madlite.run.screen import Outcome
+from madlite.run.screen import RunOutcome
 from tests.cli.stored_runs import good, store
 from tests.factories import make_plan
 
@@ -101,7 +101,7 @@ def test_a_run_s_end_is_coloured_on_a_terminal_and_nowhere_else(results, screen_
         screen = screen_of(sink)
         for result in ended:
             screen.finished(plan, result)
-        screen.total(Outcome(results=ended, not_started=(), exit_code=ExitCode.RUN_FAILED), Path("perf.csv"))
+        screen.total(RunOutcome(results=ended, not_started=(), exit_code=ExitCode.RUN_FAILED), Path("perf.csv"))
         return sink.text
 
     text = shown(True)

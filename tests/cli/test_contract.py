@@ -14,8 +14,8 @@ from madlite.cli.main import call
 from madlite.errors import ExitCode
 from madlite.model import EngineOptions, Image, Machine, Mount, Place, Result, Secret, Status
 from madlite.plan.container import container_name
-from madlite.run.mad_options import option_lines
-from madlite.run.screen import Outcome
+from madlite.run.mad_log import option_lines
+from madlite.run.screen import RunOutcome
 from tests.csv_rows import perf_rows
 from tests.factories import make_plan
 
@@ -123,7 +123,7 @@ def test_docker_options_are_told_in_madengines_order_without_secrets(tmp_path):
 def test_the_last_lines_of_a_batch_are_the_contracts():
     def lines(contract: int, *status: Status, never: tuple[str, ...] = (), from_manifest: bool = False) -> list[str]:
         results = tuple(Result(plan_id="x", status=one) for one in status)
-        outcome = Outcome(results=results, not_started=never, exit_code=ExitCode.OK)
+        outcome = RunOutcome(results=results, not_started=never, exit_code=ExitCode.OK)
         return list(closing_lines(contract, outcome, from_manifest=from_manifest))
 
     good, bad = Status.SUCCESS, Status.FAILURE

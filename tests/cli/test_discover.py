@@ -203,7 +203,7 @@ def test_a_plugin_that_fails_on_a_folder_is_named_in_the_error(primus, capsys, m
     def fail(tree):
         raise OSError("no such disk")
 
-    monkeypatch.setattr("madlite_plugins.primus.cards_of_tree", fail)
+    monkeypatch.setattr("madlite_plugins.primus.tree.cards_of_tree", fail)
     assert call(["discover", "--cards-from", str(primus)]) == 4
     assert "no such disk" in capsys.readouterr().err
     assert call(["discover"]) == 0

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from madlite.cli.explain_rows import export_rows
+from madlite.cli.explain import export_rows
 from madlite.cli.main import call
 from tests.factories import make_plan
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from madlite.cli.details import compute_lines
-from madlite.cli.explain_compute import compute_rows
+from madlite.cli.explain import compute_rows
+from madlite.cli.format import compute_lines
 from madlite.measure.compute import count_compute
 from madlite.measure.window import steady_window
 from madlite.model import Result, Status
-from madlite.plan.architectures import known_architectures
+from madlite.plan.place import known_architectures
 from tests.measure.test_compute import TPS, machine, plan, steps
 
 

@@ -12,7 +12,7 @@ from madlite.backends.loader import Plugins
 from madlite.cli import setup
 from madlite.cli.main import call
 from madlite.model import FailureRule, Quantity
-from madlite.run.recognise import HEAD_BYTES, take_head
+from madlite.run.detect import HEAD_BYTES, take_head
 from tests.cli.parsed_log import parsed
 
 

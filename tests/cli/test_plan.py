@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from madlite.cli.main import call
 from madlite.errors import UsageProblem
-from madlite.plan.options import Options
+from madlite.plan.context import Options
 from madlite.plan.plan_file import SavedPlan
 from madlite.run.from_plan import bind_plan, claimed_id, differences
 from madlite.testing import MACHINES

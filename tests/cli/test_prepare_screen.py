@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from madlite.cli.prepare_screen import PrepareLines
+from madlite.cli.prepare import PrepareLines
 from madlite.errors import ExitCode
 from madlite.run.prepare import Prepared
 
@@ -39,5 +39,5 @@ def test_everything_is_here_is_not_said_of_what_each_run_fetches(by_runs, told):
 
 def test_only_the_progress_line_of_a_terminal_says_how_long_it_takes():
     screen = Screen()
-    PrepareLines(screen, str, clock=lambda: 10.0).need_advanced(50 << 20, 100 << 20)
+    PrepareLines(screen, str, clock=lambda: 10.0).requirement_advanced(50 << 20, 100 << 20)
     assert screen.texts == ["50.0 MiB of 100 MiB, 5.0 MiB/s"]

@@ -9,10 +9,10 @@ import shutil
 import pytest
 from msgspec.structs import replace
 
-from madlite.cli.check import check_start, refuse_pretended
 from madlite.cli.main import call
+from madlite.cli.planning import check_start, refuse_pretended
 from madlite.errors import UsageProblem
-from madlite.plan.options import Options
+from madlite.plan.context import Options
 from madlite.run.screen import Planned
 from madlite.testing import MACHINES
 from tests.csv_rows import perf_rows

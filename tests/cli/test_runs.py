@@ -16,13 +16,11 @@ import pytest
 from msgspec.structs import replace
 
 from madlite.cli.main import call
-from madlite.model import Card, Cause, Compute, Diagnosis, Result, Status, Variant, Witness
-from madlite.reports.cells import harmless
+from madlite.model import Card, Cause, Check, Compute, Diagnosis, Result, Status, Variant
+from madlite.reports.documents import harmless
 from madlite.reports.log import plain_text, read_log
-from madlite.runtimes.host.processes import Marked
-from madlite.runtimes.process_table import Process
-from madlite.workspace.folder import CLEANED, LOCK, LOG, PLAN, RECORD
-from madlite.workspace.labels import FOLDER_MARK, KEPT_MARK, RUN_MARK
+from madlite.runtimes.process_table import Marked, Process
+from madlite.workspace.folder import CLEANED, FOLDER_MARK, KEPT_MARK, LOCK, LOG, PLAN, RECORD, RUN_MARK
 from tests.cli.stored_runs import good, store
 from tests.factories import WINDOW
 
@@ -161,7 +159,7 @@ def test_the_page_of_a_run_says_everything(place, capsys):
         metrics=(replace(good("x").metrics[0], metric="mad_tps"), *good("x").metrics),
         suspect=("few samples",),
         findings=("a note\nof two lines",),
-        witnesses=(Witness(name="exit_code", says="agrees", text="exit code 0"),),
+        checks=(Check(name="exit_code", status="pass", text="exit code 0"),),
         compute=Compute(architecture="m", attention="full", flops_per_token=1e9, tflops_per_gpu=12.0, no_mfu="no peak"),
         config={"seq_len": "4096"},
     )
@@ -177,7 +175,7 @@ def test_the_page_of_a_run_says_everything(place, capsys):
             "12.5 mad_tps",
         ),
         *(
-            "exit_code       agrees",
+            "exit_code       pass",
             "suspect: few samples",
             "a note of two lines",
             "BF16   <- --set",
@@ -217,7 +215,7 @@ def test_escapes_are_taken_out_however_the_bytes_come():
     [("1", "last"), ("2", "\nlast"), ("3", "c\n\nlast"), ("0", ""), ("99", "a\nb\nc\n\nlast")],
 )
 def test_the_last_lines_of_a_log(place, monkeypatch, capfd, tail, shown):
-    monkeypatch.setattr("madlite.reports.log_parts._READ_BYTES", 3)
+    monkeypatch.setattr("madlite.reports.log._READ_BYTES", 3)
     store(place, "log-2", good("l"), log=b"a\nb\nc\n\nlast")
     store(place, "log-3", good("l"), log=b"a\nb\nc\n\nlast\n")
     assert call(["log", "log-2", "--tail", tail]) == 0

@@ -8,12 +8,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from madlite.cli.screens import LiveScreen, PlainScreen
-from madlite.cli.sink import Sink
+from madlite.cli.screens import LiveScreen, PlainScreen, Sink
 from madlite.errors import ExitCode
 from madlite.model import Cause, ImageUsed, Metric, Quantity, Result, Status, Step, Traits, Window
 from madlite.plan.make import make_plan
-from madlite.run.screen import Outcome
+from madlite.run.screen import RunOutcome
 from tests.plan.conftest import given  # noqa: F401 - a fixture
 
 
@@ -168,7 +167,7 @@ def test_rows_that_are_not_in_the_results_file_are_named(plan, pipe):
     screen.logs(plan)
     for _ in range(2):
         screen.finished(plan, success(plan))
-    outcome = Outcome(results=(), not_started=(), exit_code=ExitCode.OK)
+    outcome = RunOutcome(results=(), not_started=(), exit_code=ExitCode.OK)
     for aside in ((), ("m",), ("m", "n")):
         screen.total(msgspec.structs.replace(outcome, kept_aside=aside), Path("perf.csv"))
     lines = said().splitlines()

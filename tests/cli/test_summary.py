@@ -29,7 +29,7 @@ from madlite.model import (
     Status,
     Window,
 )
-from madlite.run.screen import Outcome, Planned
+from madlite.run.screen import Planned, RunOutcome
 from tests.factories import make_plan
 
 GOOD, BAD = Status.SUCCESS, Status.FAILURE
@@ -49,8 +49,8 @@ def metric(text: str, name: str = "tok") -> Metric:
     return Metric(metric=name, text=text, status=GOOD)
 
 
-def outcome(*results: Result) -> Outcome:
-    return Outcome(results=results, not_started=(), exit_code=ExitCode.OK)
+def outcome(*results: Result) -> RunOutcome:
+    return RunOutcome(results=results, not_started=(), exit_code=ExitCode.OK)
 
 
 def test_runs_are_told_apart_as_madengine_does(planned):

@@ -17,7 +17,7 @@ import pytest
 from madlite.cli.main import call
 from madlite.model import Card, Quantity, Result, Status, Step, Study
 from madlite.results.batch_journal import Asked, BatchJournal
-from madlite.run.progress import ProgressWriter
+from madlite.run.screen import ProgressWriter
 from madlite.workspace.folder import LOCK, RunFolder
 from madlite.workspace.progress import PROGRESS, Progress, read_progress
 from tests.cli.stored_runs import good, store

@@ -8,9 +8,8 @@ from pathlib import Path
 
 from madlite.backends.loader import Plugins, load_plugins
 from madlite.model import Card, Machine, Request, Runtime
-from madlite.plan.context import Context
-from madlite.plan.options import Options
-from madlite.run.gather import Surroundings, gather
+from madlite.plan.context import Context, Options
+from madlite.run.planning import BatchInputs, plan_runs
 from madlite.run.screen import Planned
 
 
@@ -21,7 +20,7 @@ def plan_scripts(
     environ = {"PATH": os.environ["PATH"]}
     options = Options(workspace=folder, output=folder / "perf.csv", runtime=runtime.name, environ=environ)
     plugins = load_plugins(only_built_in=True)
-    around = Surroundings(
+    around = BatchInputs(
         options=options,
         context=Context(),
         machine=Machine(),
@@ -36,4 +35,4 @@ def plan_scripts(
         Card(name=name, root=folder, source="models.json", scripts=f"{name}.sh", **fields)  # type: ignore[arg-type]
         for name in scripts
     ]
-    return gather([Request(card=card, tag=card.name) for card in cards], around), options, plugins
+    return plan_runs([Request(card=card, tag=card.name) for card in cards], around), options, plugins

@@ -11,11 +11,10 @@ from msgspec.structs import replace
 from madlite.backends.loader import load_plugins
 from madlite.errors import ExitCode
 from madlite.model import Card, Cause, Machine, Request, Result, ResultRule, Status
-from madlite.plan.context import Context
-from madlite.plan.options import Options
+from madlite.plan.context import Context, Options
 from madlite.run.batch import exit_code, run_batch
-from madlite.run.gather import Surroundings, gather
 from madlite.run.lint import check_plans
+from madlite.run.planning import BatchInputs, plan_runs
 from madlite.runtimes.host.runtime import HostRuntime
 from madlite.workspace.folder import RunFolder
 from tests.csv_rows import csv_rows
@@ -37,7 +36,7 @@ def planned(tmp_path):
     (tmp_path / "run.sh").write_text('echo "performance: 5 x"\n')
     options = Options(workspace=tmp_path, output=tmp_path / "perf.csv", runtime="host")
     plugins = load_plugins(only_built_in=True)
-    around = Surroundings(
+    around = BatchInputs(
         options=options,
         context=Context(),
         machine=Machine(),
@@ -47,7 +46,7 @@ def planned(tmp_path):
         new_run_id=lambda name: f"id-{name}-{os.getpid()}",  # ids end processes: no other test has this one
     )
     card = Card(name="m", root=tmp_path, source="models.json", scripts="run.sh")
-    return gather([Request(card=card, tag="m")], around), options, plugins
+    return plan_runs([Request(card=card, tag="m")], around), options, plugins
 
 
 def statuses(options):
@@ -183,8 +182,7 @@ def test_plugins_hear_of_steps(planned):
 
 
 def test_a_study_goes_into_record_and_screen(planned, tmp_path):
-    from madlite.cli.screens import PlainScreen
-    from madlite.cli.sink import Sink
+    from madlite.cli.screens import PlainScreen, Sink
     from madlite.model import Study
 
     plans, options, plugins = planned

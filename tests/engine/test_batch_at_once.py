@@ -8,12 +8,11 @@ import threading
 
 import pytest
 
-from madlite.cli.screens import PlainScreen
-from madlite.cli.sink import Sink
+from madlite.cli.screens import PlainScreen, Sink
 from madlite.errors import ExitCode
 from madlite.model import Cause, Status
 from madlite.run.batch import Batch
-from madlite.run.watchdog.reasons import StopReason
+from madlite.run.watchdog.watchdog import StopReason
 from madlite.runtimes.host.runtime import HostRuntime
 from tests.csv_rows import csv_rows
 from tests.engine.planning import plan_scripts

@@ -13,13 +13,10 @@ from msgspec.structs import replace
 from madlite.cancellation import check
 from madlite.errors import ExitCode, RuntimeProblem, UsageProblem
 from madlite.model import Card, Cause, ImageUsed, Machine, Request
-from madlite.plan.batch import BatchEntry
-from madlite.plan.build_target import find_target
-from madlite.plan.context import read_context
-from madlite.plan.options import Options
+from madlite.plan.context import Options, read_context
+from madlite.plan.images import BatchEntry, find_target
 from madlite.run.build import NoEngine, build_all
-from madlite.run.build_jobs import BuildSurroundings, plan_builds, vendor_of
-from madlite.run.build_names import tell_apart
+from madlite.run.build_jobs import BuildInputs, plan_builds, tell_apart, vendor_of
 from tests.waiting import wait_until
 
 
@@ -33,10 +30,10 @@ def around(tmp_path):
             f"# CONTEXT {header}\nARG BASE_DOCKER=base:1\nFROM $BASE_DOCKER\n"
         )
 
-    def make(context: str = '{"gpu_vendor": "AMD"}', archs=(), environ=None, **more) -> BuildSurroundings:
+    def make(context: str = '{"gpu_vendor": "AMD"}', archs=(), environ=None, **more) -> BuildInputs:
         options = Options(workspace=tmp_path, output=tmp_path / "perf.csv", environ=environ or {})
         target = find_target(read_context(None, context), Machine(), archs)
-        return BuildSurroundings(options=options, target=target, machine=Machine(), **more)
+        return BuildInputs(options=options, target=target, machine=Machine(), **more)
 
     return make
 

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from madlite.errors import RuntimeProblem
-from madlite.images.builder import docker_builder
+from madlite.images.image import docker_builder
 from madlite.model import Image, Login, Secret
 from tests.engine.checkout import Checkout
 from tests.engine.real_registry import PASSWORD, USER, real_registry

@@ -7,7 +7,7 @@ import threading
 
 from msgspec.structs import replace
 
-from madlite.run.claims import claimed
+from madlite.run.one import claimed
 from madlite.workspace.claims import claim_model_dir, held_model_dir, lock_name
 from tests.factories import make_plan
 

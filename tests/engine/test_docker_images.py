@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from madlite.errors import RuntimeProblem
-from madlite.images import pull as docker_pull
+from madlite.images import image as docker_pull
 from madlite.model import Cause, Image, Secret
 from tests.engine.registry import Registry
 from tests.factories import BASE_IMAGE, make_plan

@@ -11,10 +11,9 @@ from madlite.backends.base import TemplateBackend, step_pattern
 from madlite.backends.loader import Plugins
 from madlite.errors import UsageProblem
 from madlite.hookspecs import hookimpl
-from madlite.model import Card, Draft, FileTemplate, Finding, Machine, Request, Traits, Variant
-from madlite.plan.context import read_context
-from madlite.plan.options import Options
-from madlite.run.gather import Surroundings, gather
+from madlite.model import Card, FileTemplate, Finding, Machine, Request, RunSpec, Traits, Variant
+from madlite.plan.context import Options, read_context
+from madlite.run.planning import BatchInputs, plan_runs
 
 SCRIPT = """#!/usr/bin/env bash
 # precision {{ variant.precision }}, {{ variant.seq_len }} tokens
@@ -47,7 +46,7 @@ class Raw:
     def expand(self, request, machine):
         precision = request.settings.get("precision", "BF16")
         return [
-            Draft(
+            RunSpec(
                 variant=Variant(model="x", precision=precision, steps=20),
                 templates=(FileTemplate(path="run.sh", template="run.sh.j2"),),
                 settings={"lr": 0.1},
@@ -87,7 +86,7 @@ def planned(tmp_path):
         made.madlite_backends = hookimpl(lambda: (backend,))
         plugins = Plugins()
         plugins.register("made", made, "made", "1")
-        around = Surroundings(
+        around = BatchInputs(
             options=Options(workspace=tmp_path, output=tmp_path / "perf.csv", **options),
             context=read_context(None, context),
             machine=Machine(),
@@ -100,7 +99,7 @@ def planned(tmp_path):
             name="m", root=tmp_path, source="models.json", backend="tiny", runtimes=("host",), recipe=recipe, args=args
         )
         request = Request(card=card, tag="m", overrides=tuple(overrides))
-        return [one.plan for one in gather([request], around)]
+        return [one.plan for one in plan_runs([request], around)]
 
     return make
 

@@ -5,18 +5,17 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from madlite.cli.details import diagnosis_lines
-from madlite.cli.result_options import COLUMNS
-from madlite.cli.words import verdict_line
-from madlite.measure.follow import Follower
+from madlite.cli.arguments import COLUMNS
+from madlite.cli.format import diagnosis_lines, verdict_line
+from madlite.measure.monitor import LogMonitor
 from madlite.measure.rules import with_common
 from madlite.model import Blocked, Cause, Chunk, Exit, Result, ResultRule, Status
 from madlite.plan.make import make_plan
 from madlite.results.rows import OWN_COLUMNS, build_rows
-from madlite.run.account import Account
+from madlite.run.account import RunProgress
 from madlite.run.batch import run_batch
-from madlite.run.explain import explained, find_room
-from madlite.run.mask import masked
+from madlite.run.context import masked
+from madlite.run.one import explained, find_room
 from tests.engine.test_batch import Quiet, planned  # noqa: F401 - a fixture
 from tests.plan.conftest import given  # noqa: F401 - a fixture
 
@@ -29,8 +28,8 @@ def plan(given):  # noqa: F811
     return replace(make_plan(given()), blocked=None)
 
 
-def account(kind: str = "run", said: str = "", code: int = 1) -> Account:
-    made = Account(Follower((), RULES), RULES)
+def account(kind: str = "run", said: str = "", code: int = 1) -> RunProgress:
+    made = RunProgress(LogMonitor((), RULES), RULES)
     made.begin(kind, 0.0)
     made.feed(Chunk(data=said.encode()))
     made.end(Exit(code=code, duration_s=1.0))

@@ -7,9 +7,8 @@ from contextlib import contextmanager
 import pytest
 
 from madlite import CommandRuntime, RuntimeProblem, Traits
-from madlite.cli.preview import preview
-from madlite.cli.screens import PlainScreen
-from madlite.cli.sink import Sink
+from madlite.cli.run import preview
+from madlite.cli.screens import PlainScreen, Sink
 from madlite.errors import ExitCode
 from madlite.run.batch import run_batch
 from tests.csv_rows import csv_rows

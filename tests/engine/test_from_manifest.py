@@ -11,13 +11,11 @@ from msgspec.structs import replace
 from madlite.backends.loader import load_plugins
 from madlite.errors import UsageProblem
 from madlite.model import Card, Cause, Gpu, ImageUsed, Machine, Request, Result, Status, Traits
-from madlite.plan.context import Context, read_context
+from madlite.plan.context import Context, Options, read_context
 from madlite.plan.manifest import BuiltImage, FailedBuild, Manifest, read_manifest
-from madlite.plan.options import Options
 from madlite.results.rows import docker_file
-from madlite.run.from_manifest import gather_manifest, misfit
-from madlite.run.gather import Surroundings
-from madlite.run.manifest_file import manifest_of_runs
+from madlite.run.from_manifest import manifest_of_runs, misfit, plan_manifest
+from madlite.run.planning import BatchInputs
 from madlite.run.screen import Planned
 
 MADENGINES = Path(__file__).parents[1] / "data/manifests/madengine-2.json"
@@ -47,8 +45,8 @@ class Docker:
 
 @pytest.fixture
 def around(tmp_path):
-    def make(machine: Machine | None = None, context: str = "", credentials=None, **options) -> Surroundings:
-        return Surroundings(
+    def make(machine: Machine | None = None, context: str = "", credentials=None, **options) -> BatchInputs:
+        return BatchInputs(
             options=Options(workspace=tmp_path, output=tmp_path / "perf.csv", **options),
             context=read_context(None, context),
             machine=machine or Machine(),
@@ -88,7 +86,7 @@ def manifest(*images: BuiltImage, failed=()) -> Manifest:
 
 def test_what_madengine_built_runs_where_it_fits(tmp_path, scripts, around):
     theirs = read_manifest(MADENGINES, tmp_path)
-    planned = gather_manifest(theirs, around(H100))
+    planned = plan_manifest(theirs, around(H100))
     assert [one.plan.blocked for one in planned] == [None] * 5
     plan = planned[0].plan
     assert plan.image.ref == "ci-mini_single_mini.ubuntu.nvidia" and plan.image.prebuilt
@@ -101,7 +99,7 @@ def test_what_madengine_built_runs_where_it_fits(tmp_path, scripts, around):
         "ci-mini_twoimages_twice.two.ubuntu.nvidia",
     ]
     assert plan.origins["image"] == "madengine-2.json"
-    for one in gather_manifest(theirs, around(MI300X)):
+    for one in plan_manifest(theirs, around(MI300X)):
         assert one.plan.blocked.status is Status.FAILURE and one.plan.blocked.cause is Cause.IMAGE
         assert "it is for NVIDIA, here is AMD" in one.plan.blocked.reason
 
@@ -125,20 +123,20 @@ def test_which_images_are_for_a_machine(vendor, architecture, machine, fits):
 
 def test_siblings_for_other_gpus_are_left_out_with_a_note(tmp_path, scripts, around):
     pair = [built(tmp_path, f"ci-m_x_{arch}", gpu_architecture=arch) for arch in ("gfx90a", "gfx942")]
-    (one,) = gather_manifest(manifest(*pair), around(MI300X))
+    (one,) = plan_manifest(manifest(*pair), around(MI300X))
     assert one.plan.image.ref == "ci-m_x_gfx942" and one.plan.blocked is None
     assert any("ci-m_x_gfx90a" in note and "here is gfx942" in note for note in one.plan.notes)
-    (one,) = gather_manifest(manifest(pair[0]), around(MI300X))
+    (one,) = plan_manifest(manifest(pair[0]), around(MI300X))
     assert one.plan.image is None and "no image of card 'm' in build_manifest.json fits" in one.plan.blocked.reason
 
 
 def test_a_registrys_image_is_pulled_with_the_login_of_its_host(tmp_path, scripts, around):
     credentials = {"host:5000": {"username": "u", "password": "hush"}}
     image = built(tmp_path, registry_image="host:5000/ci-m")
-    (one,) = gather_manifest(manifest(image), around(credentials=credentials))
+    (one,) = plan_manifest(manifest(image), around(credentials=credentials))
     assert one.plan.image.registry == "host:5000/ci-m" and one.plan.image.login.host == "host:5000"
     assert one.plan.image.dockerfile == tmp_path / "docker/x.ubuntu.amd.Dockerfile"
-    (one,) = gather_manifest(manifest(image), around())
+    (one,) = plan_manifest(manifest(image), around())
     assert one.plan.image.login is None
 
 
@@ -146,23 +144,23 @@ def test_images_that_were_not_built_keep_their_card_and_the_caller_can_name_anot
     image = built(tmp_path, "rocm/x:1", dockerfile="N/A (local image mode)", local_image=True)
     card = replace(image.request.card, multiple_results="r.csv", url="https://host/x.git")
     image = replace(image, request=replace(image.request, card=card))
-    (one,) = gather_manifest(manifest(image), around())
+    (one,) = plan_manifest(manifest(image), around())
     assert one.plan.image.ref == "rocm/x:1" and one.plan.image.dockerfile is None and not one.plan.image.prebuilt
     assert one.plan.origins["image"] == "build_manifest.json" and docker_file(one.plan) == "N/A (local image mode)"
-    (other,) = gather_manifest(manifest(replace(image, dockerfile="")), around())
+    (other,) = plan_manifest(manifest(replace(image, dockerfile="")), around())
     assert docker_file(other.plan) == ""
     assert one.plan.result_rule.file == "r.csv" and one.plan.model_dir == "x"
-    (one,) = gather_manifest(manifest(image), around(image="mine:1"))
+    (one,) = plan_manifest(manifest(image), around(image="mine:1"))
     assert one.plan.image.ref == "mine:1" and one.plan.origins["image"] == "--image"
 
 
 def test_a_batch_of_runs_leaves_a_manifest_that_runs_again(tmp_path, scripts, around):
     (tmp_path / "docker").mkdir()
     (tmp_path / "docker/x.ubuntu.amd.Dockerfile").write_text("# CONTEXT {'gpu_vendor': 'AMD'}\nFROM base\n")
-    from madlite.run.gather import gather
+    from madlite.run.planning import plan_runs
 
     asked = replace(built(tmp_path).request, overrides=(("steps", "3"),))
-    planned = gather([asked, asked, asked], around(MI300X, environ={"MAD_SECRETS_A": "hush-hush"}))
+    planned = plan_runs([asked, asked, asked], around(MI300X, environ={"MAD_SECRETS_A": "hush-hush"}))
     used = ImageUsed(ref="ci-m_x.ubuntu.amd", digest="sha256:own", base_digest="sha256:base", build_duration_s=2.5)
     results = [
         Result(plan_id="1", status=Status.SUCCESS, image=used),
@@ -176,7 +174,7 @@ def test_a_batch_of_runs_leaves_a_manifest_that_runs_again(tmp_path, scripts, ar
     again = read_manifest(tmp_path / "build_manifest.json", tmp_path)
     (image,) = again.images
     assert (image.docker_sha, image.build_duration_s, image.gpu_architecture) == ("sha256:base", 2.5, "gfx942")
-    one, broken = gather_manifest(again, around(MI300X))
+    one, broken = plan_manifest(again, around(MI300X))
     assert broken.plan.blocked.cause is Cause.BUILD
     assert isinstance(one, Planned) and one.plan.args == " --steps 3" == planned[0].plan.args
     assert one.plan.image.dockerfile == planned[0].plan.image.dockerfile
@@ -191,7 +189,7 @@ def broken(tmp_path: Path, architecture: str = "", **changes) -> FailedBuild:
 
 def test_builds_that_failed_become_failure_rows(tmp_path, scripts, around):
     found = manifest(built(tmp_path), failed=[broken(tmp_path), broken(tmp_path, name="other")])
-    planned = gather_manifest(found, around())
+    planned = plan_manifest(found, around())
     assert [one.plan.card.name for one in planned] == ["m", "m", "other"]
     assert planned[0].plan.blocked is None
     for one in planned[1:]:
@@ -205,7 +203,7 @@ def test_a_card_that_is_skipped_here_is_skipped_and_one_with_an_image_of_its_own
 ):
     skipped = broken(tmp_path, is_deprecated=True)
     with_image = broken(tmp_path, name="other", image="rocm/x:1")
-    first, second = gather_manifest(manifest(failed=[skipped, with_image]), around())
+    first, second = plan_manifest(manifest(failed=[skipped, with_image]), around())
     assert first.plan.blocked.status is Status.SKIPPED and first.plan.blocked.cause is Cause.DEPRECATED
     assert second.plan.blocked.cause is Cause.BUILD and second.plan.image is None
 
@@ -213,30 +211,30 @@ def test_a_card_that_is_skipped_here_is_skipped_and_one_with_an_image_of_its_own
 def test_a_failed_build_for_other_gpus_counts_only_where_nothing_else_is(tmp_path, scripts, around):
     here = built(tmp_path, "ci-m_x_gfx942", gpu_architecture="gfx942")
     elsewhere = broken(tmp_path, "gfx90a")
-    (one,) = gather_manifest(manifest(here, failed=[elsewhere]), around(MI300X))
+    (one,) = plan_manifest(manifest(here, failed=[elsewhere]), around(MI300X))
     assert one.plan.image.ref == "ci-m_x_gfx942" and one.plan.blocked is None
-    (one,) = gather_manifest(manifest(failed=[elsewhere]), around(MI300X))
+    (one,) = plan_manifest(manifest(failed=[elsewhere]), around(MI300X))
     assert one.plan.blocked.cause is Cause.IMAGE and "for gfx90a was not built: step 2/3" in one.plan.blocked.reason
 
 
 def test_an_image_that_the_caller_names_makes_up_for_a_failed_build(tmp_path, scripts, around):
     found = manifest(built(tmp_path), failed=[broken(tmp_path)])
-    (one,) = gather_manifest(found, around(image="mine:1"))
+    (one,) = plan_manifest(found, around(image="mine:1"))
     assert one.plan.image.ref == "mine:1" and one.plan.blocked is None
 
 
 def test_a_failed_build_of_an_unknown_card_is_told(tmp_path, scripts, around, caplog):
     unknown = FailedBuild(model="who", error="step 1/1 failed")
-    (one,) = gather_manifest(manifest(built(tmp_path), failed=[unknown]), around())
+    (one,) = plan_manifest(manifest(built(tmp_path), failed=[unknown]), around())
     assert one.plan.card.name == "m"
     assert "build_manifest.json has no card of 'who', whose build failed: step 1/1 failed" in caplog.text
     with pytest.raises(UsageProblem, match="has no image: no build succeeded") as caught:
-        gather_manifest(manifest(failed=[unknown]), around())
+        plan_manifest(manifest(failed=[unknown]), around())
     assert caught.value.hint == "madlite build --tags who"
 
 
 def test_an_image_that_a_later_run_replaced_is_not_in_the_manifest(tmp_path, scripts, around):
-    from madlite.run.gather import gather
+    from madlite.run.planning import plan_runs
 
     requests = []
     for name, folder in (("Foo", "a"), ("foo", "b")):
@@ -245,7 +243,7 @@ def test_an_image_that_a_later_run_replaced_is_not_in_the_manifest(tmp_path, scr
         request = built(tmp_path).request
         card = replace(request.card, name=name, dockerfile=f"docker/{folder}/d")
         requests.append(replace(request, card=card))
-    planned = gather(requests, around())
+    planned = plan_runs(requests, around())
     assert {one.plan.image.ref for one in planned} == {"ci-foo_d"}
     used = Result(plan_id="1", status=Status.SUCCESS, image=ImageUsed(ref="ci-foo_d", digest="sha256:1"))
     told = json.loads(manifest_of_runs(planned, [used, used], Context(), ()))
@@ -259,6 +257,6 @@ def test_an_image_that_a_later_run_replaced_is_not_in_the_manifest(tmp_path, scr
 def test_a_card_of_a_manifest_without_an_image_is_a_failure_that_says_so(tmp_path, scripts, around):
     image = built(tmp_path, "", dockerfile="")
     image = replace(image, request=replace(image.request, card=replace(image.request.card, dockerfile="")))
-    (one,) = gather_manifest(manifest(image), around())
+    (one,) = plan_manifest(manifest(image), around())
     assert one.plan.image is None and one.plan.blocked.cause is Cause.IMAGE
     assert "names neither a Dockerfile nor an image" in one.plan.blocked.reason

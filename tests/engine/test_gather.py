@@ -12,10 +12,9 @@ from madlite.backends.base import TemplateBackend
 from madlite.backends.loader import Plugins
 from madlite.errors import PluginError, UsageProblem
 from madlite.hookspecs import hookimpl
-from madlite.model import Action, Card, Cause, Draft, Gpu, Machine, Problem, Request, Status, Traits, Variant
-from madlite.plan.context import read_context
-from madlite.plan.options import Options
-from madlite.run.gather import Surroundings, gather
+from madlite.model import Action, Card, Cause, Gpu, Machine, Problem, Request, RunSpec, Status, Traits, Variant
+from madlite.plan.context import Options, read_context
+from madlite.run.planning import BatchInputs, plan_runs
 
 
 class Claims:
@@ -30,7 +29,7 @@ class Claims:
         return self._claim
 
     def expand(self, request, machine):
-        return [Draft(actions=(Action(kind="run", argv=("true",)),), image=request.card.image)]
+        return [RunSpec(actions=(Action(kind="run", argv=("true",)),), image=request.card.image)]
 
     def check(self, plan): ...
     def assets(self, plan): ...
@@ -60,7 +59,7 @@ def around(tmp_path):
         made.madlite_backends = hookimpl(lambda: backends)
         plugins = Plugins()
         plugins.register("made", made, "made", "1")
-        return Surroundings(
+        return BatchInputs(
             options=Options(workspace=tmp_path, output=tmp_path / "perf.csv", **options),
             context=read_context(None, context),
             machine=Machine(),
@@ -78,7 +77,7 @@ def requests(tmp_path: Path, **fields) -> list[Request]:
 
 
 def one(tmp_path, surroundings, **fields):
-    (planned,) = gather(requests(tmp_path, **fields), surroundings)
+    (planned,) = plan_runs(requests(tmp_path, **fields), surroundings)
     return planned.plan
 
 
@@ -126,7 +125,7 @@ def test_host_only_for_cards_that_list_it_and_when_nothing_else_was_asked_for(tm
     assert asked.runtime == "docker" and asked.blocked.cause is Cause.ENGINE
     assert one(tmp_path, around(Claims("a", 1)), runtimes=("docker", "host")).runtime == "host"
     with pytest.raises(UsageProblem, match="does not run on runtime 'host'"):
-        gather(requests(tmp_path, image="x", runtimes=("docker",)), around(Claims("a", 1), runtime="host"))
+        plan_runs(requests(tmp_path, image="x", runtimes=("docker",)), around(Claims("a", 1), runtime="host"))
 
 
 def test_one_plan_per_dockerfile_and_a_row_when_none_fits(tmp_path, around):
@@ -134,7 +133,7 @@ def test_one_plan_per_dockerfile_and_a_row_when_none_fits(tmp_path, around):
     for name, key in (("x.one", "1"), ("x.two", "1"), ("x.three", "2")):
         (tmp_path / f"docker/{name}.Dockerfile").write_text(f"# CONTEXT {{'ctx_test': '{key}'}}\nFROM a\n")
     (tmp_path / "ctx_test").write_text("1\n")
-    plans = gather(requests(tmp_path, dockerfile="docker/x"), around(Claims("a", 1)))
+    plans = plan_runs(requests(tmp_path, dockerfile="docker/x"), around(Claims("a", 1)))
     assert [planned.plan.image.dockerfile.name for planned in plans] == ["x.one.Dockerfile", "x.two.Dockerfile"]
     plan = one(tmp_path, around(Claims("a", 1), context='{"ctx_test": "3"}'), dockerfile="docker/x")
     assert plan.blocked.cause is Cause.IMAGE and "wants ctx_test 1, here it is 3" in plan.blocked.reason
@@ -153,12 +152,12 @@ class Shares(Claims):
 
     def expand(self, request, machine):
         variant = Variant(model="m", mode=self.name)
-        return [Draft(variant=variant, settings={self._setting: 1}, actions=(Action(kind="run", argv=("true",)),))]
+        return [RunSpec(variant=variant, settings={self._setting: 1}, actions=(Action(kind="run", argv=("true",)),))]
 
 
 def test_a_value_for_one_of_a_card_s_runs_passes_by_the_others(tmp_path, around):
     plans = around(Shares("a", "alpha"), Shares("b", "beta"), sets=(("alpha", "5"),), runtime="host")
-    first, second = (one.plan for one in gather(requests(tmp_path, runtimes=("host",)), plans))
+    first, second = (one.plan for one in plan_runs(requests(tmp_path, runtimes=("host",)), plans))
     assert first.settings == {"alpha": 5} and second.settings == {"beta": 1}
     assert "alpha: for other runs of this card, not this one" in second.notes
     assert not any("alpha" in note for note in first.notes)
@@ -167,7 +166,7 @@ def test_a_value_for_one_of_a_card_s_runs_passes_by_the_others(tmp_path, around)
 def test_a_value_for_no_run_of_a_card_is_refused(tmp_path, around):
     plans = around(Shares("a", "alpha"), Shares("b", "beta"), sets=(("gamma", "5"),), runtime="host")
     with pytest.raises(UsageProblem, match="'gamma'"):
-        gather(requests(tmp_path, runtimes=("host",)), plans)
+        plan_runs(requests(tmp_path, runtimes=("host",)), plans)
 
 
 def test_a_backend_that_breaks_on_a_card_is_named_with_its_distribution(tmp_path, around):
@@ -237,7 +236,7 @@ def two(tmp_path: Path, **fields) -> list[Request]:
 
 
 def test_a_card_that_is_wrong_by_itself_stops_no_other(tmp_path, around):
-    bad, good = (planned.plan for planned in gather(two(tmp_path, n_gpus="4"), around(Picky("a", 5))))
+    bad, good = (planned.plan for planned in plan_runs(two(tmp_path, n_gpus="4"), around(Picky("a", 5))))
     assert (bad.card.name, bad.blocked.reason, bad.blocked.hint) == ("bad", "card 'bad' has no recipe", "write one")
     assert bad.backend == "", "none was found to run it"
     assert (bad.workspace, bad.folder, bad.image) == (tmp_path, tmp_path / "madlite_runs/id-bad", None)
@@ -248,16 +247,16 @@ def test_its_row_has_the_gpus_it_asked_for(tmp_path, around):
     surroundings = around(Picky("a", 5))
     gpus = tuple(Gpu(index=n) for n in range(8))
     surroundings = msgspec.structs.replace(surroundings, machine=Machine(vendor="AMD", gpus=gpus))
-    asked = [gather(two(tmp_path, n_gpus=n), surroundings)[0].plan.place.gpus_per_node for n in ("4", "-1")]
+    asked = [plan_runs(two(tmp_path, n_gpus=n), surroundings)[0].plan.place.gpus_per_node for n in ("4", "-1")]
     assert asked == [4, 8]
 
 
 def test_what_was_asked_of_all_is_refused_before_anything_starts(tmp_path, around):
     for asked in ({"sets": (("mode", "typo"),)}, {"named": (("--mode", "mode", "typo"),)}):
         with pytest.raises(UsageProblem, match="^no mode typo$"):
-            gather(two(tmp_path), around(Picky("a", 5), **asked))
+            plan_runs(two(tmp_path), around(Picky("a", 5), **asked))
     with pytest.raises(UsageProblem, match="no runtime 'typo'"):
-        gather(two(tmp_path), around(Picky("a", 5), runtime="typo"))
+        plan_runs(two(tmp_path), around(Picky("a", 5), runtime="typo"))
 
 
 def test_two_backends_of_one_name_concern_every_card(tmp_path, around):
@@ -266,7 +265,7 @@ def test_two_backends_of_one_name_concern_every_card(tmp_path, around):
     again.madlite_backends = hookimpl(lambda: [Claims("a", 5)])
     surroundings.plugins.register("again", again, "again", "1")
     with pytest.raises(PluginError, match="backend named 'a'"):
-        gather(requests(tmp_path, image="x"), surroundings)
+        plan_runs(requests(tmp_path, image="x"), surroundings)
 
 
 class Reads(FakeRuntime):
@@ -286,4 +285,4 @@ def test_docker_options_of_a_card_keep_it_alone_from_starting(tmp_path, around):
     surroundings = around(Claims("a", 5), context='{"additional_docker_run_options": "--bad"}')
     surroundings.runtimes["docker"] = Reads("docker")
     with pytest.raises(UsageProblem, match="--additional-context: no such option"):
-        gather(requests(tmp_path, image="x", additional_docker_run_options="--shm-size 1g"), surroundings)
+        plan_runs(requests(tmp_path, image="x", additional_docker_run_options="--shm-size 1g"), surroundings)

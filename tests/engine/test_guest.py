@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from madlite.backends.loader import load_plugins
-from madlite.measure.follow import Follower
+from madlite.measure.monitor import LogMonitor
 from madlite.model import ErrorScan
-from madlite.run.guest import Guest
-from tests.measure.witnesses.runs import LOGS, text_of
+from madlite.run.detect import AutoDetectReader
+from tests.measure.checks.runs import LOGS, text_of
 
 TITAN = "torchtitan-0.2.2-debugmodel-cpu-1rank.log"
 
@@ -18,8 +18,8 @@ def plugins():
     return load_plugins(only_built_in=True)
 
 
-def follow(guest: Guest, text: str, outputs=LOGS / "none", **more) -> Follower:
-    log = Follower([], guest=guest, **more)
+def follow(guest: AutoDetectReader, text: str, outputs=LOGS / "none", **more) -> LogMonitor:
+    log = LogMonitor([], guest=guest, **more)
     for at in range(0, len(text), 999):
         log.feed(text[at : at + 999].encode())
     log.finish(outputs)
@@ -38,22 +38,22 @@ def follow(guest: Guest, text: str, outputs=LOGS / "none", **more) -> Follower:
 )
 def test_a_script_s_training_is_known_behind_whatever_it_printed_before(plugins, name, steps):
     before = "".join(f"Collecting package-{n}==1.0\n" for n in range(3000))
-    log = follow(Guest(plugins, ["script"]), before + text_of(name))
+    log = follow(AutoDetectReader(plugins, ["script"]), before + text_of(name))
     assert log.steps.count() == steps
 
 
 def test_what_was_said_before_the_framework_was_known_is_not_lost(plugins):
-    log = follow(Guest(plugins), text_of("megatron-lm-rocm_dev-gpt-cpu-2ranks-dp2.log"))
+    log = follow(AutoDetectReader(plugins), text_of("megatron-lm-rocm_dev-gpt-cpu-2ranks-dp2.log"))
     assert (log.config["world_size"], log.config["seq_len"]) == ("2", "512") and log.ended
 
 
 def test_a_log_that_ends_before_enough_lines_came_together_is_read_at_its_end(plugins):
     line = "Step 3 | loss:6.9 lr:2e-05 tokens_per_second_per_gpu:942.6 \n"
-    assert follow(Guest(plugins), "nothing\n" * 600 + line).steps.count() == 1
+    assert follow(AutoDetectReader(plugins), "nothing\n" * 600 + line).steps.count() == 1
 
 
 def test_a_log_of_nobody_is_kept_no_longer_than_needed(plugins):
-    guest = Guest(plugins)
+    guest = AutoDetectReader(plugins)
     log = follow(guest, "nothing known\n" * 25_000 + text_of(TITAN))
     assert log.steps.count() == 0 and guest._held == []
 
@@ -71,14 +71,14 @@ def test_of_several_who_are_as_sure_nobody_reads_the_log(plugins):
 
         ask = staticmethod(plugins.ask)
 
-    assert follow(Guest(Two()), text_of(TITAN)).steps.count() == 0
+    assert follow(AutoDetectReader(Two()), text_of(TITAN)).steps.count() == 0
 
 
 def test_a_backend_that_has_a_reader_of_its_own_on_the_run_is_no_guest(plugins):
-    assert follow(Guest(plugins, plugins.backends()), text_of(TITAN)).steps.count() == 0
+    assert follow(AutoDetectReader(plugins, plugins.backends()), text_of(TITAN)).steps.count() == 0
 
 
 def test_its_steps_do_not_outdo_an_error_pattern(plugins):
     scan = ErrorScan(patterns=("RuntimeError:",), benign=())
-    log = follow(Guest(plugins), text_of(TITAN) + "RuntimeError: boom\n", error_scan=scan)
+    log = follow(AutoDetectReader(plugins), text_of(TITAN) + "RuntimeError: boom\n", error_scan=scan)
     assert log.steps and list(log.suspects) == ["RuntimeError:"]

@@ -9,10 +9,10 @@ from contextlib import suppress
 import pytest
 
 from madlite.errors import RuntimeProblem
-from madlite.run.watchdog.inside import look_inside
-from madlite.run.watchdog.places import own_ranks, standing
+from madlite.run.watchdog.hang import look_inside
+from madlite.run.watchdog.processes import own_ranks, standing
 from madlite.runtimes.docker.runtime import DockerRuntime
-from madlite.workspace.labels import FOLDER_LABEL, RUN_LABEL
+from madlite.workspace.folder import FOLDER_LABEL, RUN_LABEL
 from tests.factories import BASE_IMAGE, make_plan
 
 pytestmark = pytest.mark.engine

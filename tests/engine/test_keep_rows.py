@@ -11,8 +11,7 @@ from madlite.reports.runs import list_runs
 from madlite.results.header import STANDARD_COLUMNS, Header
 from madlite.results.rebuild import rebuild
 from madlite.run.batch import run_batch
-from madlite.run.recovery.kept import add_kept
-from madlite.run.recovery.unfinished import find_undone, say_undone
+from madlite.run.recovery.unfinished import add_kept, find_undone, say_undone
 from tests.engine.test_batch import Quiet, planned  # noqa: F401 - a fixture
 from tests.engine.test_unfinished import Killed, kill_at, rows_of
 

@@ -13,13 +13,11 @@ from madlite.backends.base import StepPattern
 from madlite.backends.loader import load_plugins
 from madlite.cli import setup
 from madlite.cli.main import call
-from madlite.cli.screens import PlainScreen
-from madlite.cli.sink import Sink
+from madlite.cli.screens import PlainScreen, Sink
 from madlite.model import Card, Machine, Request, Status, Variant
-from madlite.plan.context import Context
-from madlite.plan.options import Options
+from madlite.plan.context import Context, Options
 from madlite.run.batch import run_batch
-from madlite.run.gather import Surroundings, gather
+from madlite.run.planning import BatchInputs, plan_runs
 from madlite.runtimes.host.runtime import HostRuntime
 from tests.csv_rows import csv_rows
 
@@ -56,7 +54,7 @@ def run(tmp_path):
 
     def done(log: str):
         (tmp_path / "log.txt").write_text(log)
-        around = Surroundings(
+        around = BatchInputs(
             options=options,
             context=Context(),
             machine=Machine(),
@@ -66,7 +64,7 @@ def run(tmp_path):
             new_run_id=lambda name: f"own-{os.getpid()}-{tmp_path.name}",
         )
         card = Card(name="film", root=tmp_path, source="models.json", runtimes=("host",))
-        plans = gather([Request(card=card, tag="film")], around)
+        plans = plan_runs([Request(card=card, tag="film")], around)
         with (tmp_path / "screen").open("wb") as file:
             sink = Sink(file.fileno())
             outcome = run_batch(plans, options, plugins, PlainScreen(sink, live=False))

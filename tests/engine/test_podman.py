@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from madlite.errors import RuntimeProblem
-from madlite.images.podman import GPUS_SINCE, podman_version
+from madlite.images.client import GPUS_SINCE, podman_version
 from madlite.model import Action, Cause, EngineOptions, Image, Machine, Place
 from madlite.runtimes.docker.runtime import DockerRuntime
 from madlite.runtimes.process_table import process_table

@@ -9,17 +9,16 @@ import types
 import pytest
 from msgspec.structs import replace
 
-from madlite.assets.presence import find_asset
-from madlite.assets.records import Record, repo_folder, save_hub_record
+from madlite.assets.cache import Record, find_asset, repo_folder, save_hub_record
 from madlite.backends.loader import Plugins
 from madlite.errors import CheckFailed, ExitCode, RuntimeProblem
 from madlite.model import Action, Asset, Blocked, Cause, Image, Machine, Status, Traits
-from madlite.plan.options import Options
+from madlite.plan.context import Options
 from madlite.plan.render import Rendered
 from madlite.run.prepare import prepare_all
 from madlite.run.prepared import HUB_INSIDE, use_prepared
+from madlite.run.resolve import PrepareOptions, resolve
 from madlite.run.screen import Planned
-from madlite.run.survey import Wish, survey
 from madlite.runtimes.host.runtime import HostRuntime
 from madlite.workspace.folder import unfinished
 from tests.assets.hub_server import Repo, hub_server
@@ -40,22 +39,22 @@ class Lines:
     def __init__(self):
         self.texts, self.out, self.bytes = [], b"", 0
 
-    def need_started(self, need, position, total):
+    def requirement_started(self, need, position, total):
         self.texts.append(f"{position}/{total} {need.what}")
 
-    def need_advanced(self, done, total):
+    def requirement_advanced(self, done, total):
         self.bytes = done
 
-    def need_said(self, text):
+    def requirement_said(self, text):
         self.texts.append(text)
 
-    def need_output(self, chunk, stream):
+    def requirement_output(self, chunk, stream):
         self.out += chunk
 
-    def need_here(self, need, place):
+    def requirement_here(self, need, place):
         self.texts.append(f"here {place}")
 
-    def need_failed(self, need, message, hint):
+    def requirement_failed(self, need, message, hint):
         self.texts.append(f"failed {message} | {hint}")
 
 
@@ -94,7 +93,7 @@ def planned(tmp_path, assets=(), runtime=None, script=MAKES, run="r1", **changes
 
 
 def look(runs, tmp_path, environ, **wish):
-    return survey(runs, Plugins(), options(tmp_path, environ), Wish(**wish))
+    return resolve(runs, Plugins(), options(tmp_path, environ), PrepareOptions(**wish))
 
 
 def fetch(found, tmp_path, environ, **changes):
@@ -109,23 +108,23 @@ def test_what_several_runs_need_is_fetched_once_with_all_their_patterns(tmp_path
     other = Asset(kind="model", ref="lab/m", files=("*.bin",))
     runs = [planned(tmp_path, [one], run="r1"), planned(tmp_path, [one, other], run="r2")]
     found = look(runs, tmp_path, environ)
-    (need,) = found.needs
-    assert need.what == "model lab/m" and need.job.listing.files == {"a.json": 2, "b.bin": 2} and need.missing == 4
+    (need,) = found.requirements
+    assert need.what == "model lab/m" and need.size == need.missing == 4
     done, _ = fetch(found, tmp_path, environ)
     assert done.exit_code is ExitCode.OK
     for asset in (one, other):
         assert find_asset(asset, tmp_path / "hf/hub", tmp_path / "data") is not None
-    assert [need.state for need in look(runs, tmp_path, environ).needs] == ["here"]
+    assert [need.state for need in look(runs, tmp_path, environ).requirements] == ["here"]
 
 
 def test_a_run_that_a_rule_skips_needs_nothing(tmp_path, environ):
     skipped = Blocked(status=Status.SKIPPED, cause=Cause.DEPRECATED, reason="old")
-    assert look([planned(tmp_path, [WIKI], blocked=skipped)], tmp_path, environ).needs == ()
+    assert look([planned(tmp_path, [WIKI], blocked=skipped)], tmp_path, environ).requirements == ()
 
 
 def test_too_few_gpus_here_keep_nothing_from_being_fetched(tmp_path, environ):
     few = Blocked(status=Status.FAILURE, cause=Cause.GPUS, reason="too few")
-    assert len(look([planned(tmp_path, [WIKI], blocked=few)], tmp_path, environ).needs) == 1
+    assert len(look([planned(tmp_path, [WIKI], blocked=few)], tmp_path, environ).requirements) == 1
 
 
 def test_files_of_a_server_are_refused_like_repositories_before_anything_is_fetched(tmp_path, hub, environ):
@@ -155,7 +154,7 @@ def test_what_each_run_fetches_for_itself_is_told_and_left(tmp_path, environ):
     each = Asset(kind="dataset", ref="squad", source="made", hint="by the run")
     found = look([planned(tmp_path, [each])], tmp_path, environ, offline=True)
     found.check()
-    assert [(need.state, need.note, need.job) for need in found.needs] == [("by each run", "by the run", None)]
+    assert [(need.state, need.note, need.fetch) for need in found.requirements] == [("by each run", "by the run", None)]
     done, _ = fetch(found, tmp_path, environ)
     assert done.by_runs == ("dataset squad",)
 
@@ -173,7 +172,7 @@ def test_a_run_s_preparation_fills_the_folder_and_leaves_before_the_training(tmp
     assert done.exit_code is ExitCode.OK, lines.texts
     assert (tmp_path / "data/m/wiki/sub/text.idx").read_text() == "text\n"
     assert b"hf_secret" not in lines.out and lines.out == b"token ***\n"
-    assert [need.state for need in look(runs, tmp_path, secret).needs] == ["here"]
+    assert [need.state for need in look(runs, tmp_path, secret).requirements] == ["here"]
     assert unfinished(tmp_path) == () and not (tmp_path / "perf.csv").exists()
 
 
@@ -186,7 +185,7 @@ def test_a_preparation_that_fails_is_not_taken_for_data(tmp_path, environ, scrip
     runs = [planned(tmp_path, [WIKI], script=script)]
     done, lines = fetch(look(runs, tmp_path, environ), tmp_path, environ)
     assert done.exit_code is ExitCode.RUN_FAILED and told in lines.texts[-1]
-    assert [need.state for need in look(runs, tmp_path, environ).needs] == ["to make"]
+    assert [need.state for need in look(runs, tmp_path, environ).requirements] == ["to make"]
     assert unfinished(tmp_path) == ()
 
 
@@ -200,7 +199,7 @@ def test_a_preparation_has_no_limit_but_the_one_that_is_asked_for(tmp_path, envi
 @made
 def test_a_preparation_is_ended_by_ctrl_c_and_is_no_run_that_was_cut_off(tmp_path, environ):
     class Impatient(Lines):
-        def need_output(self, chunk, stream):
+        def requirement_output(self, chunk, stream):
             os.kill(os.getpid(), signal.SIGINT)
 
     later = Asset(kind="dataset", ref="later", source="made", path="m/later", env="DATA_DIR")
@@ -229,10 +228,10 @@ def test_an_image_that_is_here_is_not_asked_for_and_one_that_is_nowhere_fails_al
         planned_in_docker(tmp_path, runtime, (WIKI,), "r2", "localhost:9/nowhere:1"),
     ]
     found = look(runs, tmp_path, environ)
-    assert [need.state for need in found.needs] == ["here", "to fetch", "to make"]
+    assert [need.state for need in found.requirements] == ["here", "to fetch", "to make"]
     done, lines = fetch(look(runs, tmp_path, environ, images=True), tmp_path, environ)
     assert done.failed[0] == "image localhost:9/nowhere:1" and done.exit_code is ExitCode.RUN_FAILED
-    assert [need.what for need in look(runs, tmp_path, environ, images=False).needs] == ["dataset m/wiki"]
+    assert [need.what for need in look(runs, tmp_path, environ, images=False).requirements] == ["dataset m/wiki"]
     with pytest.raises(CheckFailed, match="image localhost:9/nowhere:1 is not here"):
         look(runs, tmp_path, environ, offline=True).check()
 
@@ -316,7 +315,7 @@ def test_a_preparation_that_cannot_be_started_is_told(tmp_path, environ):
     runs = [planned(tmp_path, [WIKI], Broken({**os.environ}))]
     done, lines = fetch(look(runs, tmp_path, environ), tmp_path, environ)
     assert done.exit_code is ExitCode.RUN_FAILED and "no room for a container" in lines.texts[-1]
-    assert [need.state for need in look(runs, tmp_path, environ).needs] == ["to make"]
+    assert [need.state for need in look(runs, tmp_path, environ).requirements] == ["to make"]
 
 
 def test_data_that_cannot_be_written_is_told_with_its_place(tmp_path, environ):
@@ -332,7 +331,7 @@ def test_a_file_of_a_server_that_is_here_is_told_with_its_size(tmp_path, hub, en
     hub.files["/there"] = b"12345"
     asset = Asset(kind="dataset", ref=f"{hub.url}/there", source="url", path="there/x")
     assert fetch(look([planned(tmp_path, [asset])], tmp_path, environ), tmp_path, environ)[0].exit_code is ExitCode.OK
-    (need,) = look([planned(tmp_path, [asset])], tmp_path, environ).needs
+    (need,) = look([planned(tmp_path, [asset])], tmp_path, environ).requirements
     assert (need.state, need.size) == ("here", 5)
 
 
@@ -340,5 +339,5 @@ def test_an_image_whose_own_cache_hides_ours_is_told(tmp_path, hub, environ):
     hub.repos["models/lab/m"] = Repo({"a.json": b"{}"})
     run = planned(tmp_path, [Asset(kind="model", ref="lab/m")], env={"HF_HUB_CACHE": "/own"})
     run = replace(run, plan=replace(run.plan, runtime="docker", traits=Traits()))
-    (need,) = [need for need in look([run], tmp_path, environ).needs if need.what == "model lab/m"]
+    (need,) = [need for need in look([run], tmp_path, environ).requirements if need.what == "model lab/m"]
     assert "its container has a cache of its own (HF_HUB_CACHE=/own), and does not see this one" in need.note

@@ -8,8 +8,8 @@ import pytest
 
 from madlite.cli import setup
 from madlite.cli.planning import plan_all
-from madlite.measure.follow import Follower
-from madlite.measure.verdict import Witnesses, judge
+from madlite.measure.monitor import LogMonitor
+from madlite.measure.verdict import Observation, judge
 from madlite.model import Exit, Result, Status
 from madlite.results.rows import build_rows
 
@@ -30,10 +30,10 @@ def plans(tmp_path, monkeypatch, *args: str):
 def rows(planned, log: str):
     (backend,) = planned.backends
     plan = planned.plan
-    follower = Follower([backend.reader(plan)])
+    follower = LogMonitor([backend.reader(plan)])
     follower.feed(log.encode())
     follower.finish(plan.folder)
-    verdict = judge(plan, Witnesses(exit=Exit(code=0, duration_s=1.0)), follower)
+    verdict = judge(plan, Observation(exit=Exit(code=0, duration_s=1.0)), follower)
     assert verdict.status is Status.SUCCESS, verdict
     result = Result(plan_id=plan.id, status=verdict.status, metrics=verdict.metrics, window=verdict.window)
     return [row.cells for row in build_rows(plan, result, pipeline="", build_number="", strict_header=False)]

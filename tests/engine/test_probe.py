@@ -16,12 +16,12 @@ from madlite.errors import RuntimeProblem
 from madlite.machine import Host
 from madlite.model import Action, Chunk, Exit, FileTemplate, Place, Result, Status
 from madlite.run import probe_inside
-from madlite.run.probe import LIMIT_S, MOST_BYTES, Inside, probe, read_answer
+from madlite.run.instrumentation import Instrumentation
+from madlite.run.provenance import LIMIT_S, MOST_BYTES, ProbedFacts, probe, read_answer
 from madlite.run.screen import Planned
-from madlite.run.senses import Senses
-from madlite.runtimes.host.processes import marked_processes
 from madlite.runtimes.host.runtime import HostRuntime
 from madlite.runtimes.host.session import HostSession
+from madlite.runtimes.process_table import marked_processes
 from tests.factories import make_plan
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -43,7 +43,7 @@ class FakeSession:
         return Exit(code=self.code, duration_s=0.1)
 
 
-def asked(tmp_path: Path, session: FakeSession, **plan: object) -> Inside:
+def asked(tmp_path: Path, session: FakeSession, **plan: object) -> ProbedFacts:
     return probe(session, make_plan(tmp_path, **plan), Action(kind="run", argv=("bash", "run.sh"), cwd="sub"))  # type: ignore[arg-type]
 
 
@@ -300,7 +300,7 @@ def test_it_goes_on_as_another_python_and_stays_where_it_is_with_none(started, t
     assert started(str(other)) == ([], [(str(other), [str(other), "-B", "-c", "TEXT", json.dumps(rest), "TEXT"])])
 
 
-def named_python(tmp_path: Path, python: str) -> tuple[Inside, list[Path]]:
+def named_python(tmp_path: Path, python: str) -> tuple[ProbedFacts, list[Path]]:
     """Ask by the Python that a variable names, in a real process; return what it told and what it left."""
     workspace = tmp_path / "w"
     plan = make_plan(workspace, id=f"probe-{os.getpid()}", templates=(FileTemplate(path="run.sh", template="x"),))
@@ -345,7 +345,7 @@ def test_switched_off_nothing_is_asked(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, probe=False)
     session = FakeSession()
     one = Planned(plan=plan, backends=(), files=(), runtime=HostRuntime({}))
-    senses = Senses(one, Plugins(), Host(), lambda: 0.0)
+    senses = Instrumentation(one, Plugins(), Host(), lambda: 0.0)
     senses.look(session, Action(kind="run", argv=("x",)))
     told = senses.tell(Result(plan_id="1", status=Status.SUCCESS)).provenance
     assert session.asked == [] and told.notes == ("nothing was asked where it ran: probe is switched off",)
@@ -373,7 +373,7 @@ def test_in_a_real_process_it_leaves_nothing_behind_and_trips_over_no_file_of_th
 
 @pytest.mark.host
 def test_a_probe_that_hangs_is_ended_and_the_session_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from madlite.run import probe as module
+    from madlite.run import provenance as module
 
     plan = make_plan(tmp_path / "w")
     monkeypatch.setattr(module, "LIMIT_S", 0.5)

@@ -11,8 +11,7 @@ import madlite
 from madlite.backends.loader import Plugins
 from madlite.model import Gpu, Machine, Provenance, RunPlan, Secret
 from madlite.plan.render import Rendered
-from madlite.run.probe import NAMES, PREFIXES, Inside
-from madlite.run.provenance import gpu_facts, make_provenance
+from madlite.run.provenance import NAMES, PREFIXES, ProbedFacts, gpu_facts, make_provenance
 from madlite.run.screen import Planned
 from madlite.runtimes.host.runtime import HostRuntime
 from tests.factories import make_plan
@@ -21,12 +20,15 @@ GIB = 1 << 30
 
 
 def made(
-    plan: RunPlan, inside: Inside | None = None, files: tuple[Rendered, ...] = (), labels: dict[str, str] | None = None
+    plan: RunPlan,
+    inside: ProbedFacts | None = None,
+    files: tuple[Rendered, ...] = (),
+    labels: dict[str, str] | None = None,
 ) -> Provenance:
     plugins = Plugins()
     plugins.register("extra", object(), "madlite-extra", "3.1")
     one = Planned(plan=plan, backends=(), files=files, runtime=HostRuntime({}))
-    return make_provenance(one, plugins, labels or {}, inside or Inside(), {"vbios": "9"})
+    return make_provenance(one, plugins, labels or {}, inside or ProbedFacts(), {"vbios": "9"})
 
 
 def test_versions_of_madlite_and_of_each_plugin_s_distribution(tmp_path: Path) -> None:
@@ -37,7 +39,7 @@ def test_a_plugin_that_came_with_no_distribution_is_told_all_the_same(tmp_path: 
     plugins = Plugins()
     plugins.register("local", object(), "unknown", "")  # as the loader names it
     one = Planned(plan=make_plan(tmp_path), backends=(), files=(), runtime=HostRuntime({}))
-    told = make_provenance(one, plugins, {}, Inside(), {}).versions
+    told = make_provenance(one, plugins, {}, ProbedFacts(), {}).versions
     assert told == {"madlite": madlite.__version__, "plugin local": "unknown"}
 
 
@@ -78,7 +80,7 @@ def test_secrets_are_masked_by_name_and_in_urls(tmp_path: Path) -> None:
         "MAD_OTHER": "http://me:ge/he@im@db/x redis://:ge/heim@db:6379/0 http://[::1]:3128/a@b",
     }
     labels = {"org.opencontainers.image.revision": "abc", "build.password": "geheim1", "n": "1"}
-    found = made(make_plan(tmp_path), Inside(environment=env), labels=labels)
+    found = made(make_plan(tmp_path), ProbedFacts(environment=env), labels=labels)
     assert found.environment == {
         "HF_HUB_TOKEN": "***",
         "MAD_LIST": "y," * 250,
@@ -109,7 +111,7 @@ def test_of_a_run_that_nothing_was_asked_of_the_plan_s_environment_is_told(tmp_p
 
 
 def test_what_was_found_inside_is_passed_on(tmp_path: Path) -> None:
-    inside = Inside(
+    inside = ProbedFacts(
         inside={"os": "Some Linux"}, packages={"torch": "2.8"}, repositories={"/w": "a" * 40}, notes=("no git",)
     )
     found = made(make_plan(tmp_path), inside)

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from madlite.run.reach import why_unreachable
+from madlite.run.lint import why_unreachable
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from madlite.backends.loader import Plugins
-from madlite.cli.details import all_telemetry_lines, telemetry_lines
+from madlite.cli.format import all_telemetry_lines, telemetry_lines
 from madlite.machine import Host
-from madlite.machine.telemetry.reading import Reading
-from madlite.machine.telemetry.sampler import Sample, Watched
+from madlite.machine.sources.base import Reading, Sample
+from madlite.machine.telemetry.sampler import SamplingTarget
 from madlite.model import (
     Action,
     Gpu,
@@ -24,25 +24,24 @@ from madlite.model import (
     Traits,
     Window,
 )
-from madlite.run import senses as senses_module
-from madlite.run import sensors as module
-from madlite.run.probe import Inside
+from madlite.run import instrumentation as module
+from madlite.run import instrumentation as senses_module
+from madlite.run.instrumentation import Instrumentation, TelemetryRecorder
+from madlite.run.provenance import ProbedFacts
 from madlite.run.screen import Planned
-from madlite.run.senses import Senses
-from madlite.run.sensors import Sensors
 from madlite.runtimes.host.runtime import HostRuntime
 from madlite.safe_files import Folder
 from tests.factories import make_plan
 
 
 class FakeSampler:
-    made: Watched
+    made: SamplingTarget
 
-    def __init__(self, watched: Watched, file: Path, now, folder) -> None:
-        FakeSampler.made, self.file = watched, file
+    def __init__(self, target: SamplingTarget, folder: Folder, name: str, now) -> None:
+        FakeSampler.made, self.file = target, folder.path / name
         self.samples = [Sample(t_s=float(t), gpus=(Reading(index=3, power_w=500.0 + t),)) for t in range(5)]
         self.facts, self.source, self.interval_s, self.problem = {"vbios": "1"}, "fake", 2.0, "odd"
-        self.strangers, self.strangers_known, self.core_share = ("pid 1 x",), True, 0.001
+        self.foreign_processes, self.processes_known, self.core_share = ("pid 1 x",), True, 0.001
         self.going = False
 
     def start(self) -> None:
@@ -56,7 +55,7 @@ class FakeSession:
     handle = "c0ffee"
 
 
-def sensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **changes: object) -> Sensors:
+def sensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **changes: object) -> TelemetryRecorder:
     monkeypatch.setattr(module, "Sampler", FakeSampler)
     values = {
         "place": Place(gpu_ids=(3,), gpus_per_node=1),
@@ -64,7 +63,7 @@ def sensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **changes: object) 
         "id": "r1",
         **changes,
     }
-    return Sensors(make_plan(tmp_path, **values), Host(), lambda: 0.0)
+    return TelemetryRecorder(make_plan(tmp_path, **values), Host(), lambda: 0.0)
 
 
 def test_partitions_that_all_tell_the_power_of_their_socket_share_it(tmp_path: Path, monkeypatch) -> None:
@@ -99,8 +98,8 @@ def test_samples_of_the_window_and_tokens_per_joule(tmp_path: Path, monkeypatch:
     assert (told.source, told.interval_s, told.cost, told.problem) == ("fake", 2.0, 0.001, "odd")
     assert told.gpus == (GpuUse(index=3, power_w=501.0, power_max_w=502.0),)
     assert made.strangers == ("pid 1 x",) and made.facts == {"vbios": "1"}
-    assert FakeSampler.made.ours.container == "c0ffee" and FakeSampler.made.ours.mark == "MADLITE_RUN_ID=r1"
-    assert FakeSampler.made.ours.ancestor == os.getpid()
+    assert FakeSampler.made.own.container == "c0ffee" and FakeSampler.made.own.mark == "MADLITE_RUN_ID=r1"
+    assert FakeSampler.made.own.ancestor == os.getpid()
 
 
 def test_power_of_the_whole_run_gives_no_tokens_per_joule_of_the_window(tmp_path: Path, monkeypatch) -> None:
@@ -131,7 +130,7 @@ def test_no_tokens_per_joule_of_other_numbers(tmp_path: Path, monkeypatch, seen:
         pass
     told = made.telemetry(seen)
     assert told is not None and told.tokens_per_joule is None and told.power_w == 502.0
-    assert FakeSampler.made.ours.container == "" and FakeSampler.made.ours.ancestor > 0
+    assert FakeSampler.made.own.container == "" and FakeSampler.made.own.ancestor > 0
 
 
 @pytest.mark.parametrize(
@@ -153,7 +152,7 @@ def test_strangers_that_nobody_can_know_are_not_none(tmp_path: Path, monkeypatch
     made = sensors(tmp_path, monkeypatch)
     with made.sampling(FakeSession(), Folder.open(tmp_path)):  # type: ignore[arg-type]
         pass
-    made._sampler.strangers_known = False  # type: ignore[union-attr]
+    made._sampler.processes_known = False  # type: ignore[union-attr]
     assert made.strangers is None
 
 
@@ -200,8 +199,8 @@ def test_a_result_gets_what_was_noted(tmp_path: Path, monkeypatch: pytest.Monkey
     machine = Machine(vendor="AMD", gpus=(Gpu(index=3),))
     plan = make_plan(tmp_path, place=Place(gpu_ids=(3,), gpus_per_node=1), machine=machine)
     one = Planned(plan=plan, backends=(), files=(), runtime=HostRuntime({}))
-    senses = Senses(one, Plugins(), Host(), lambda: 0.0)
-    monkeypatch.setattr(senses_module, "probe", lambda session, plan, action: Inside(packages={"torch": "2.9"}))
+    senses = Instrumentation(one, Plugins(), Host(), lambda: 0.0)
+    monkeypatch.setattr(senses_module, "probe", lambda session, plan, action: ProbedFacts(packages={"torch": "2.9"}))
     image = ImageUsed(ref="x", digest="sha256:1", id="sha256:2", labels={"release": "v1"})
     before = Result(plan_id="1", status=Status.SUCCESS, image=image, findings=("first",))
     blank = senses.tell(before)

@@ -6,11 +6,11 @@ import types
 
 import pytest
 
-from madlite.backends.recipe_book import Refused
+from madlite.backends.recipe_book import RefusedRun
 from madlite.backends.recipe_choice import unknown_run
 from madlite.errors import PluginError, UsageProblem
-from madlite.model import Draft, Variant
-from madlite.run.shared import expand_shared
+from madlite.model import RunSpec, Variant
+from madlite.run.owner import expand_shared
 
 PRETRAIN = ("titan", [Variant(model="m", mode="pretrain", release="v26.1")])
 TUNE = ("tune", [Variant(model="m", mode="lora", release="v26.1"), Variant(model="m", mode="full", release="v26.1")])
@@ -26,7 +26,7 @@ def shared(*owners, **asked):
         answer = answers[backend.name]
         if isinstance(answer, Exception):
             raise answer
-        return [Draft(variant=variant, notes=("its own",)) for variant in answer]
+        return [RunSpec(variant=variant, notes=("its own",)) for variant in answer]
 
     made = [(types.SimpleNamespace(name=name), None) for name in answers]
     return [(owner[0].name, draft) for owner, draft in expand_shared("m", made, asked, expand)]
@@ -78,7 +78,7 @@ def test_a_refusal_of_all_is_one_sentence_with_what_each_of_them_knows():
 
 @pytest.mark.parametrize("turn", [1, -1])
 def test_a_reason_that_one_of_them_knows_is_told_for_all(turn):
-    why = Refused(cards=("m",), why="no unit has it", way="--precision BF16")
+    why = RefusedRun(cards=("m",), why="no unit has it", way="--precision BF16")
     asked = "no recipe is known for m on X", {}, {}
     knows, other = unknown_run(*asked, ["a"], why), unknown_run(*asked, ["b"])
     with pytest.raises(UsageProblem) as caught:
@@ -118,7 +118,7 @@ def test_what_another_release_has_is_told_unless_a_sharer_runs_it_in_this_one():
 
     def expand(backend, plugin):
         variant = Variant(model="m", mode=backend.name, precision="BF16", release="v26.1")
-        return [Draft(variant=variant, left_out=book if backend.name == "tune" else {})]
+        return [RunSpec(variant=variant, left_out=book if backend.name == "tune" else {})]
 
     made = [(types.SimpleNamespace(name=name), None) for name in ("pretrain", "tune")]
     ((_, first), (_, second)) = expand_shared("m", made, {}, expand)

@@ -15,9 +15,8 @@ from madlite.results.batch_journal import BatchJournal
 from madlite.results.header import new_columns
 from madlite.results.rebuild import rebuild
 from madlite.run.batch import run_batch
-from madlite.run.recovery.kept import add_kept
 from madlite.run.recovery.leftovers import Leftover, remove
-from madlite.run.recovery.unfinished import find_all, find_undone, say_undone
+from madlite.run.recovery.unfinished import add_kept, find_all, find_undone, say_undone
 from madlite.workspace import folder
 from madlite.workspace.folder import CLEANED, LOCK, NOTE_BYTES, RECORD, ROWS, RunFolder
 from tests.csv_rows import csv_rows
@@ -58,13 +57,13 @@ def left_in(workspace: Path) -> list[Leftover]:
 @pytest.mark.parametrize(
     ("target", "after", "rows", "row"),
     [
-        ("madlite.run.keep.step_lines", False, 0, "no row"),
-        ("madlite.run.keep.append_rows", False, 0, "no row"),
+        ("madlite.run.batch.step_lines", False, 0, "no row"),
+        ("madlite.run.batch.append_rows", False, 0, "no row"),
         ("madlite.results.perfcsv._append", False, 0, "no row"),
         ("madlite.results.perfcsv._append", True, 1, "its row is in perf.csv"),
-        ("madlite.run.keep.append_rows", True, 1, "its row is in perf.csv"),
-        ("madlite.run.keep.write_side_files", False, 1, "its row is in perf.csv"),
-        ("madlite.run.keep.make_record", False, 1, "its row is in perf.csv"),
+        ("madlite.run.batch.append_rows", True, 1, "its row is in perf.csv"),
+        ("madlite.run.batch.write_side_files", False, 1, "its row is in perf.csv"),
+        ("madlite.run.batch.make_record", False, 1, "its row is in perf.csv"),
     ],
 )
 def test_a_kill_at_any_instant_leaves_the_row_or_is_told(planned, monkeypatch, target, after, rows, row):  # noqa: F811
@@ -134,7 +133,7 @@ def test_of_many_the_first_are_named(planned):  # noqa: F811
 def test_where_the_file_cannot_be_read_nobody_says_that_there_is_no_row(planned, monkeypatch):  # noqa: F811
     plans, options, plugins = planned
     with monkeypatch.context() as patch:
-        kill_at(patch, "madlite.run.keep.write_side_files")
+        kill_at(patch, "madlite.run.batch.write_side_files")
         with pytest.raises(Killed):
             run_batch(plans, options, plugins, Quiet())
     options.output.write_text("nonsense\n")
@@ -147,7 +146,7 @@ def test_a_bug_while_the_record_is_made_writes_no_second_row(planned, monkeypatc
     def broken(*args, **named):
         raise ZeroDivisionError("ours")
 
-    monkeypatch.setattr("madlite.run.keep.make_record", broken)
+    monkeypatch.setattr("madlite.run.batch.make_record", broken)
     outcome = run_batch(plans, options, plugins, Quiet())
     assert outcome.bug is None and rows_of(options.output) == ["m"]
     assert outcome.results[0].findings[-1] == "internal error in record.json: ZeroDivisionError: ours"
@@ -198,7 +197,7 @@ def test_a_kill_while_a_kept_row_is_added_does_not_add_it_twice(planned, monkeyp
     run_batch(plans, options, plugins, Quiet())
     options.output.rmdir()
     with monkeypatch.context() as patch:
-        kill_at(patch, "madlite.run.recovery.kept._note")
+        kill_at(patch, "madlite.run.recovery.unfinished._note")
         with pytest.raises(Killed):
             add_kept(options.workspace, options.output)
     assert rows_of(options.output) == ["m"]

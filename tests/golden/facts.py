@@ -35,7 +35,7 @@ _OWN_MOUNT = re.compile(
 )
 
 
-def gather(folder: Path, calls: Sequence[Call], output: str, left: int, own_files: Iterable[str]) -> Facts:
+def plan_runs(folder: Path, calls: Sequence[Call], output: str, left: int, own_files: Iterable[str]) -> Facts:
     """Return what is in the folder and what was asked of the engine."""
     header, rows = read_rows(folder / output)
     return Facts(

@@ -13,7 +13,7 @@ import pytest
 
 from tests.golden.compare import Gap, compare_lists, compare_names, undeclared
 from tests.golden.differences import DECLARED
-from tests.golden.facts import Facts, gather, in_its_words, read_rows
+from tests.golden.facts import Facts, in_its_words, plan_runs, read_rows
 from tests.golden.runs import DATA, Bed, Done, copied
 from tests.golden.scenarios import SCENARIOS, Scenario
 
@@ -137,7 +137,7 @@ def find_gaps(scenario: Scenario, version: str, done: Done) -> list[Gap]:
     known = expectations()[version]
     theirs, common = known["scenarios"][scenario.name], known["common"]
     own = {path.name for path in (DATA / "scenarios/checkout").iterdir()}
-    ours = gather(done.folder, done.calls, scenario.output, done.left, {*own, "ctx_test", "upstream", "batch.json"})
+    ours = plan_runs(done.folder, done.calls, scenario.output, done.left, {*own, "ctx_test", "upstream", "batch.json"})
     rows, builds, containers = (
         in_its_words(facts, done.folder, scenario.image) for facts in (ours.rows, ours.builds, ours.containers)
     )

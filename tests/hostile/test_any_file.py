@@ -13,21 +13,21 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from madlite.backends.loader import load_plugins
-from madlite.cli.show_page import page
+from madlite.cli.show import page
 from madlite.errors import MadliteError, RecordError, UsageProblem
 from madlite.measure.multiple import parse_results
 from madlite.model import Line, Row, Status
+from madlite.reports.documents import read_table
 from madlite.reports.html import render_page
 from madlite.reports.listing import as_csv
 from madlite.reports.log import plain_text
 from madlite.reports.runs import as_json, find_run, list_runs
-from madlite.reports.table import read_table
 from madlite.results import append_rows
 from madlite.results.configs import read_configs
 from madlite.results.intent import Rows, are_there, read_intent
 from madlite.results.rebuild import rebuild
 from madlite.results.record import Record, record_json
-from madlite.results.superset import add_to_list
+from madlite.results.sidefiles import add_to_list
 from madlite.results.update_perf import update_perf
 from madlite.workspace.folder import LOCK, PLAN, RECORD, ROWS
 from tests.factories import make_plan

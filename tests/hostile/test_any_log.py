@@ -13,15 +13,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from madlite.backends.loader import load_plugins
-from madlite.cli.parse_json import json_pieces
-from madlite.cli.parse_page import page
+from madlite.cli.parse import json_pieces, page
 from madlite.errors import MadliteError
-from madlite.measure.follow import Follower
-from madlite.measure.verdict import Witnesses, judge
+from madlite.measure.monitor import LogMonitor
+from madlite.measure.verdict import Observation, judge
 from madlite.model import ErrorScan, Exit
-from madlite.plan.error_scan import BENIGN, PATTERNS
-from madlite.run.foreign import read_log
-from madlite.run.log_source import read_chunks
+from madlite.plan.actions import BENIGN, PATTERNS
+from madlite.run.foreign import read_chunks, read_log
 from tests.factories import make_plan
 from tests.tiers import examples
 
@@ -88,12 +86,12 @@ def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
 def verdict(chunks: list[bytes], code: int) -> str:
     """Return in words what a run of these bytes comes to, by every built-in reader at once."""
     readers = [reader for reader in (backend.reader(None) for backend in BACKENDS) if reader is not None]
-    follower = Follower(readers, RULES, error_scan=ErrorScan(patterns=PATTERNS, benign=BENIGN))
+    follower = LogMonitor(readers, RULES, error_scan=ErrorScan(patterns=PATTERNS, benign=BENIGN))
     for chunk in chunks:
         follower.feed(chunk)
     follower.finish()
     assert len(follower._readers) == len(readers), "a reader raised, and was left out"
-    return repr((judge(PLAN, Witnesses(exit=Exit(code=code, duration_s=1.0)), follower), list(follower.steps)))
+    return repr((judge(PLAN, Observation(exit=Exit(code=code, duration_s=1.0)), follower), list(follower.steps)))
 
 
 @given(LOGS, CUTS, st.sampled_from([0, 1, 137]))

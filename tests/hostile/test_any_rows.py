@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from madlite.model import Row
 from madlite.results import append_rows
-from madlite.results.lines import plain
+from madlite.results.header import plain
 from tests.tiers import examples
 
 CELL = st.text(max_size=12) | st.sampled_from(

@@ -14,10 +14,10 @@ from madlite.results.perfcsv import save_beside
 from madlite.run.batch import run_batch
 from madlite.run.log import RunLog
 from madlite.run.recovery.unfinished import say_undone
-from madlite.run.results_file import ResultsFile
+from madlite.run.stage import ResultsFile
 from madlite.safe_read import LIMIT_BYTES, copy_inside, read_inside
-from madlite.workspace.collect import copy_matching
 from madlite.workspace.folder import RunFolder, unfinished
+from madlite.workspace.mounts import copy_matching
 from tests.engine.test_batch import Quiet, planned  # noqa: F401 - a fixture
 from tests.factories import make_plan, note_made
 

@@ -11,18 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from madlite.measure.follow import Follower
-from madlite.measure.limits import CUT, is_too_long, short_name, shortened
+from madlite.measure.monitor import LogMonitor
 from madlite.measure.multiple import parse_results
 from madlite.measure.number import number_of_line
+from madlite.measure.performance import CUT, is_too_long, short_name, shortened
 from madlite.model import Cause, Metric, Result, ResultRule, Row, Status
 from madlite.results import append_rows
 from madlite.results.configs import read_configs
+from madlite.results.entry import configs_of
+from madlite.results.header import as_number, typed_rows
 from madlite.results.intent import Rows, are_there
-from madlite.results.matching import configs_of
-from madlite.results.typed import as_number, typed_rows
 from madlite.run.batch import run_batch
-from madlite.run.mask import masked
+from madlite.run.context import masked
 from tests.engine.test_batch import Quiet, planned  # noqa: F401 - a fixture
 from tests.factories import make_plan
 
@@ -51,7 +51,7 @@ def test_a_number_of_more_than_400_digits_is_none(number: str) -> None:
 
 @pytest.mark.parametrize("number", ["7" * 60_000, "1e999999999", "9" * 401])
 def test_such_a_line_of_a_log_is_refused_in_a_short_sentence(number: str) -> None:
-    log = Follower(())
+    log = LogMonitor(())
     log.feed(f"performance: {number} tokens/s\n".encode())
     log.finish()
     found = number_of_line(log)

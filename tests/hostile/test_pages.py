@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from madlite.model import Row
+from madlite.reports.documents import Table
 from madlite.reports.html import render_mail, render_page
-from madlite.reports.table import Table
 from madlite.results import append_rows
 from tests.read.test_html import Reader
 

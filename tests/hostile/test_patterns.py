@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from madlite.backends.loader import load_plugins
-from madlite.measure.follow import Follower
 from madlite.measure.lines import LONGEST
+from madlite.measure.monitor import LogMonitor
 from madlite.measure.rules import with_common
-from madlite.measure.verdict import Witnesses, judge
+from madlite.measure.verdict import Observation, judge
 from madlite.model import ErrorScan, Exit, FailureRule
-from madlite.plan.error_scan import BENIGN, PATTERNS
+from madlite.plan.actions import BENIGN, PATTERNS
 from madlite.secrets import Redactor, assigned
 from tests.factories import make_plan
 
@@ -101,7 +101,7 @@ def test_no_failure_rule_is_slow_on_a_long_line() -> None:
 def test_a_log_of_one_long_line_again_and_again_is_read_by_all_readers_in_time(text: str, tmp_path: Path) -> None:
     plugins = load_plugins("", only_built_in=True)
     readers = [backend.reader(None) for backend, _ in plugins.backends().values()]
-    follower = Follower(
+    follower = LogMonitor(
         [reader for reader in readers if reader is not None],
         RULES,
         error_scan=ErrorScan(patterns=PATTERNS, benign=BENIGN),
@@ -109,7 +109,7 @@ def test_a_log_of_one_long_line_again_and_again_is_read_by_all_readers_in_time(t
     line = (text * LONGEST)[: LONGEST - 1].encode()[:LONGEST] + b"\n"
 
     def judged() -> object:
-        return judge(make_plan(tmp_path), Witnesses(exit=Exit(code=1, duration_s=1.0)), follower)
+        return judge(make_plan(tmp_path), Observation(exit=Exit(code=1, duration_s=1.0)), follower)
 
     assert took_s(*[lambda: follower.feed(line)] * 5, follower.finish, judged) < 10 * LIMIT_S
 

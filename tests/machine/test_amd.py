@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from .stand_in import GIB, Bench, amd_list, amd_static, rocm_cards, rocminfo_text
+from .stand_in import GIB, Bench, amd_list, amd_static, rocm_cards
 
 EIGHT = list(range(8))
 
@@ -93,16 +93,6 @@ def test_rocm_smis_decimal_stepping_is_gfx90a(bench: Bench) -> None:
     assert (machine.architecture, machine.device) == ("gfx90a", "MI250X")
 
 
-def test_rocminfo_alone(bench: Bench) -> None:
-    text = rocminfo_text(3, name="gfx950", marketing="AMD Instinct MI355X", kib=301662208, chip=0x75A3, units=256)
-    bench.tool("rocminfo", ("*", text))
-    machine = bench.detect()
-    assert (len(machine.gpus), machine.architecture, machine.device) == (3, "gfx950", "MI355X")
-    assert machine.gpus[0].memory_bytes == 301662208 * 1024
-    assert machine.gpus[2].unique_id == "c0ffee0000000002"
-    assert machine.driver_version == "6.12.7"
-
-
 def test_kfd_alone_names_the_product_by_its_device_id(bench: Bench) -> None:
     bench.node(0)
     bench.node(1)
@@ -127,8 +117,6 @@ def test_kfds_target_version_is_decimal_pairs(bench: Bench, version: int, arch: 
 @pytest.mark.parametrize(("simds", "device"), [(440, "MI250X"), (416, "MI250")])
 def test_one_device_id_of_two_products_is_told_apart_by_compute_units(bench: Bench, simds: int, device: str) -> None:
     bench.mi300x(2, gfx_target_version=90010, device_id=0x740C, simd_count=simds)
-    bench.tool("rocminfo", ("*", rocminfo_text(2, name="gfx90a", marketing="AMD Instinct MI250X/MI250", kib=67092480,
-                                               chip=0x740C, units=simds // 4)))  # fmt: skip
     assert bench.detect().device == device
 
 
@@ -155,11 +143,14 @@ HALF = amd_static(EIGHT)[:900]
 )  # fmt: skip
 def test_an_answer_that_is_none_leads_to_the_next_tool(bench: Bench, text: str) -> None:
     bench.tool("amd-smi", ("*", text))
-    bench.tool("rocm-smi", ("*", text))
-    bench.tool("rocminfo", ("*", rocminfo_text(2, name="gfx942", marketing="AMD Instinct MI300X", kib=201310208,
-                                               chip=0x74A1, units=304)))  # fmt: skip
+    bench.tool("rocm-smi", ("*", rocm_cards(2, series_key="Card Series")))
     machine = bench.detect()
-    assert (len(machine.gpus), machine.device, machine.sources["product"]) == (2, "MI300X", "rocminfo")
+    assert (len(machine.gpus), machine.device, machine.sources["product"]) == (2, "MI325X", "rocm-smi")
+    assert {problem.where for problem in machine.problems} == {"amd-smi"}
+    bench.tool("rocm-smi", ("*", text))
+    bench.mi300x(2)
+    machine = bench.detect()
+    assert (len(machine.gpus), machine.device, machine.sources["product"]) == (2, "MI300X", "table of products")
     assert {problem.where for problem in machine.problems} == {"amd-smi", "rocm-smi"}
 
 
@@ -193,8 +184,7 @@ def test_a_failing_tool_is_named_with_what_it_said(bench: Bench) -> None:
 
 
 def test_tools_are_not_told_which_gpus_a_shell_hides(bench: Bench) -> None:
-    text = rocminfo_text(2, name="gfx942", marketing="AMD Instinct MI300X", kib=201310208, chip=0x74A1, units=304)
-    (bench.folder / "all").write_text(text)
-    bench.script("rocminfo", f'[ -z "$ROCR_VISIBLE_DEVICES" ] && cat "{bench.folder}/all"')
+    (bench.folder / "all").write_text(rocm_cards(2, series_key="Card Series"))
+    bench.script("rocm-smi", f'[ -z "$ROCR_VISIBLE_DEVICES" ] && cat "{bench.folder}/all"')
     bench.env = {"ROCR_VISIBLE_DEVICES": "0"}
     assert len(bench.detect().gpus) == 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from madlite.machine.facts import (
+from madlite.machine.sources.base import (
     bus_id,
     clean,
     find_json,

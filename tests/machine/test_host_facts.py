@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from madlite.machine.host_facts import doubt_host, host_facts
+from madlite.machine.host_facts import host_facts, host_warnings
 from madlite.model import Machine
 
 from .stand_in import Bench
@@ -67,6 +67,6 @@ def test_limits_of_control_groups(bench: Bench, groups: str, files: dict[str, st
     [("AMD", "1", True), ("AMD", "3", True), ("AMD", "2", False), ("AMD", "0", False), ("NVIDIA", "1", False)],
 )
 def test_numa_balancing_is_a_finding_on_amd_machines(vendor, value: str, doubted: bool) -> None:
-    said = doubt_host(Machine(vendor=vendor), {"numa_balancing": value})
+    said = host_warnings(Machine(vendor=vendor), {"numa_balancing": value})
     assert any("sysctl kernel.numa_balancing=0" in text for text in said) is doubted
-    assert doubt_host(Machine(vendor=vendor), {}) == ()
+    assert host_warnings(Machine(vendor=vendor), {}) == ()

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 
 from madlite.machine import Host
-from madlite.machine.facts import Seen
-from madlite.machine.nvidia import detect_nvidia
-from madlite.machine.nvml import NAME, read_library, read_nvml
+from madlite.machine.detect import detect_nvidia
 from madlite.machine.products import short_name
+from madlite.machine.sources.base import GpuFacts
+from madlite.machine.sources.nvml import NAME, read_library, read_nvml
 
 from .stand_in import Bench
 
@@ -106,7 +106,7 @@ def test_memory_that_is_not_given_stays_unknown(bench: Bench) -> None:
     ],
 )
 def test_short_names(product: str, device: str) -> None:
-    assert short_name(Seen(position=0, arch=product, product=product), "NVIDIA") == device
+    assert short_name(GpuFacts(index=0, arch=product, product=product), "NVIDIA") == device
 
 
 class FakeError(Exception):
@@ -159,7 +159,7 @@ def test_the_management_librarys_errors_are_a_problem_without_gpus(broken: Simpl
 
 def test_a_management_library_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     released = threading.Event()
-    monkeypatch.setattr("madlite.machine.nvml._read", released.wait)
+    monkeypatch.setattr("madlite.machine.sources.nvml.read_library", lambda _: released.wait())
     assert read_nvml(Host(limit_s=0.05)).problem == "did not end within 0.05 s"
     released.set()
 
@@ -167,4 +167,4 @@ def test_a_management_library_that_hangs_is_given_up(monkeypatch: pytest.MonkeyP
 def test_of_the_real_machine_the_library_is_asked_first() -> None:
     """Whatever GPUs this machine has, and without any: no exception, and the library's own answer or reason."""
     found = detect_nvidia(Host(), present=True)
-    assert found.asked[0].name == NAME and (found.asked[0].gpus or found.asked[0].problem)
+    assert found.reports[0].name == NAME and (found.reports[0].gpus or found.reports[0].problem)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from madlite.machine.oom_kills import count_oom_kills
+from madlite.machine.host_facts import count_oom_kills
 
 
 @pytest.mark.parametrize(

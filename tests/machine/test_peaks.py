@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from madlite.machine.peaks import FORMATS, Peak, find_peak, known_gpus
+from madlite.machine.peaks import FORMATS, Peak, find_peak, gpu_peaks
 from madlite.machine.products import PRODUCTS
 from madlite.model import Gpu, Machine, Vendor
 
@@ -129,14 +129,14 @@ def test_a_cpu_has_none():
 
 def test_every_line_has_a_source_and_the_memory_of_its_product():
     memory = {product.device: product.memory_mib / 1024 for product in PRODUCTS}
-    for one in known_gpus():
+    for one in gpu_peaks():
         assert one.source and set(one.tflops) <= set(FORMATS) and one.tflops["BF16"] > 0
         if one.name in memory and one.name != "A100":
             assert one.memory_gib == pytest.approx(memory[one.name], rel=0.02)
 
 
 def test_formats_of_fewer_bits_are_quicker():
-    for one in known_gpus():
+    for one in gpu_peaks():
         for slow, quick in (("FP32", "TF32"), ("TF32", "BF16"), ("BF16", "FP8"), ("FP8", "MXFP8"), ("MXFP8", "MXFP4")):
             if slow in one.tflops and quick in one.tflops:
                 assert one.tflops[slow] <= one.tflops[quick], one.name

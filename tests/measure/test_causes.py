@@ -6,16 +6,17 @@ import re
 
 import pytest
 
-from madlite.measure.follow import Follower
+from madlite.measure.monitor import LogMonitor
 from madlite.measure.rules import with_common
-from madlite.measure.verdict import Verdict, Witnesses, judge
+from madlite.measure.verdict import Observation, Verdict, judge
 from madlite.model import Cause, ErrorScan, Status
-from madlite.plan.error_scan import BENIGN, PATTERNS
+from madlite.plan.actions import BENIGN, PATTERNS
+from tests.measure.checks.runs import DONE, script_plan
 from tests.measure.test_diagnosis import (
     LOGS,
     PLUGINS,
     RULES,
-    Facts,
+    DiagnosisInput,
     diagnose,
     follow,
     footer,
@@ -25,7 +26,6 @@ from tests.measure.test_diagnosis import (
     why,
 )
 from tests.measure.training_logs import parsed
-from tests.measure.witnesses.runs import DONE, script_plan
 
 DATA = LOGS.parent
 
@@ -180,7 +180,7 @@ def test_what_torchrun_repeats_of_a_rank_is_that_ranks():
 
 def test_the_time_of_coreutils_timeout_is_told_by_its_exit_code():
     log = follow("step 1", "step 2")
-    found = diagnose(Cause.EXIT_CODE, log.telling_line, log, Facts(exit_code=124))
+    found = diagnose(Cause.EXIT_CODE, log.telling_line, log, DiagnosisInput(exit_code=124))
     assert found.cause == "exit_code" and "timeout" in found.hint
 
 
@@ -211,10 +211,10 @@ def test_a_training_that_went_well_stays_one_whatever_its_log_says(words, log, m
 def test_a_script_that_went_well_fails_by_an_error_pattern_alone(words, pattern):
     for place in range(len(SCRIPT) + 1):
         lines = [*SCRIPT[:place], words, *SCRIPT[place:]]
-        log = Follower((), RULES, error_scan=ErrorScan(patterns=PATTERNS, benign=BENIGN))
+        log = LogMonitor((), RULES, error_scan=ErrorScan(patterns=PATTERNS, benign=BENIGN))
         log.feed("".join(f"{line}\n" for line in lines).encode())
         log.finish()
-        assert_script(judge(script_plan(), Witnesses(exit=DONE), log), pattern)
+        assert_script(judge(script_plan(), Observation(exit=DONE), log), pattern)
     parse = parsed([*SCRIPT, words])
     assert_script(parse.verdict, pattern)
     assert pattern or parse.diagnosis is None
@@ -230,7 +230,7 @@ def assert_script(verdict: Verdict, pattern: str) -> None:
 
 
 def test_a_log_that_never_ends_with_a_table_costs_no_more():
-    log = Follower((), RULES)
+    log = LogMonitor((), RULES)
     log.feed(b"  rank      : 1 (local_rank: 1)\n" + b"a line of text that says nothing\n" * 20_000)
     log.finish()
     assert log.clue is None

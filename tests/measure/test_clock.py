@@ -9,14 +9,14 @@ from collections.abc import Iterable
 import pytest
 from msgspec.structs import replace
 
-from madlite.measure.clock import Work, work_of_step
-from madlite.measure.follow import Follower
-from madlite.measure.stamps import stamp_s
-from madlite.measure.verdict import Asked, Verdict, Witnesses, judge, judge_steps
+from madlite.measure.checks.figures import Work, work_of_step
+from madlite.measure.marks import stamp_s
+from madlite.measure.monitor import LogMonitor
+from madlite.measure.verdict import Expected, Observation, Verdict, judge, judge_steps
 from madlite.model import Exit, Quantity, ResultRule, RunPlan, Status, Variant
 from madlite_plugins.torchrun.reader import OwnReader
 from madlite_plugins.torchtitan.backend import Torchtitan
-from tests.measure.witnesses.runs import plan_of, says, texts
+from tests.measure.checks.runs import plan_of, says, texts
 
 STEP = re.compile(r"step (?P<n>\d+) tps (?P<tokens_per_s_per_gpu>\S+)")
 RULE = ResultRule(kind="steps", loss_expected=False)
@@ -32,12 +32,12 @@ def plan(**variant: object) -> RunPlan:
 def run(lines: Timed, made: RunPlan | None = None) -> Verdict:
     """Return the verdict of a run whose lines arrive at these times."""
     clock = [0.0]
-    log = Follower([OwnReader(STEP)], now=lambda: clock[0])
+    log = LogMonitor([OwnReader(STEP)], now=lambda: clock[0])
     for at, text in lines:
         clock[0] = at
         log.feed(f"{text}\n".encode())
     log.finish()
-    return judge(made or plan(), Witnesses(exit=Exit(code=0, duration_s=1.0)), log)
+    return judge(made or plan(), Observation(exit=Exit(code=0, duration_s=1.0)), log)
 
 
 def steps(count: int = 30, seconds: float = 0.1, speed: float = 1.0, *, every: int = 1, begin: float = 5.0) -> Timed:
@@ -52,7 +52,7 @@ def test_a_speed_above_twice_what_the_clock_allows_is_doubted(speed, seconds, ev
     verdict = run(steps(count, seconds, speed, every=every))
     assert verdict.status is Status.SUCCESS and len(verdict.suspect) == 1
     assert f" s by madlite's clock: {TOKENS / seconds:,.0f} tokens/s/GPU" in verdict.suspect[0]
-    assert says(verdict)["clock"] == "doubts"
+    assert says(verdict)["clock"] == "warn"
 
 
 def between(after: Iterable[int], seconds: float, text: str = "") -> Timed:
@@ -98,7 +98,7 @@ def test_what_the_clock_does_not_speak_against_is_not_doubted(name):
 
 def test_phases_between_lines_do_not_hide_a_speed_that_is_none():
     lines = [(at, line.replace("10000.0", "999999.0")) for at, line in between((10, 20, 30), 3.0, "eval: loss 2")]
-    assert says(run(lines))["clock"] == "doubts"
+    assert says(run(lines))["clock"] == "warn"
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_phases_between_lines_do_not_hide_a_speed_that_is_none():
 )
 def test_without_the_tokens_of_a_step_nothing_is_known(made):
     verdict = run(steps(speed=100.0), made)
-    assert says(verdict)["clock"] == "silent" and "not known" in texts(verdict)["clock"]
+    assert says(verdict)["clock"] == "unknown" and "not known" in texts(verdict)["clock"]
 
 
 def test_the_log_s_own_sizes_go_before_the_plan_s():
@@ -152,14 +152,14 @@ def titan(speed: float = 1.0, mfu: float = 40.0, aside: str = "", pause_s: int =
         if aside and n % 5 == 0:
             now += pause_s
             text += f"{stamp}{aside}\n"
-    log = Follower([Torchtitan().reader(None)])
+    log = LogMonitor([Torchtitan().reader(None)])
     log.feed(f"{text}{HEAD}Training completed\n".encode())
     log.finish()
-    return judge_steps(Asked(rule=Torchtitan().result_rule(), steps=30), log)
+    return judge_steps(Expected(rule=Torchtitan().result_rule(), steps=30), log)
 
 
 def test_a_foreign_log_is_compared_with_its_own_time_stamps():
-    assert titan().suspect == () and says(titan())["clock"] == "agrees"
+    assert titan().suspect == () and says(titan())["clock"] == "pass"
     (doubt,) = titan(speed=100.0).suspect
     assert doubt == (
         "reported 819,200 tokens/s/GPU, but 25 steps × 16,384 tokens took 50 s by the log's own time stamps: "

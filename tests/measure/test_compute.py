@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from madlite.measure.compute import compute_findings, count_compute, trains_adapters
-from madlite.measure.follow import Follower
+from madlite.measure.monitor import LogMonitor
 from madlite.measure.steps import Steps
 from madlite.measure.window import steady_window
 from madlite.model import (
@@ -26,7 +26,7 @@ from madlite.model import (
     Step,
     Variant,
 )  # fmt: skip
-from madlite.plan.architectures import known_architectures
+from madlite.plan.place import known_architectures
 from madlite_plugins.torchtitan.reader import TorchtitanReader
 from tests.plugins.logs import LOGS
 
@@ -72,7 +72,7 @@ def count(of: RunPlan, found: Steps, headline: Quantity = TPS) -> Compute | None
 
 def test_a_real_training_of_llama_8b_on_two_h200():
     """The log says 509.68 TFLOP/s in the middle; 509.7 of 989.4 is 51.5 %."""
-    follower = Follower([TorchtitanReader()])
+    follower = LogMonitor([TorchtitanReader()])
     follower.feed((LOGS / "torchtitan-0.2.2-llama3_8b-2xH200-bf16-bs1.log").read_bytes())
     found = count(plan(), follower.steps)
     assert found.tflops_per_gpu == pytest.approx(509, rel=0.01)
@@ -83,7 +83,7 @@ def test_a_real_training_of_llama_8b_on_two_h200():
 
 
 def test_the_other_convention_of_attention_is_found_and_named():
-    follower = Follower([TorchtitanReader()])
+    follower = LogMonitor([TorchtitanReader()])
     follower.feed((LOGS / "torchtitan-0.2.2-llama3_8b-2xH200-bf16-bs1.log").read_bytes())
     (text,) = compute_findings(count(plan(attention="causal"), follower.steps))
     assert text == (

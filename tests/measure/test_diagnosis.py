@@ -12,11 +12,11 @@ import pytest
 from msgspec.structs import replace
 
 from madlite.backends.loader import load_plugins
-from madlite.measure.clues import ERROR, ROOT, ClueScan
-from madlite.measure.diagnosis import Facts, Room, diagnose
-from madlite.measure.ending import Ending
-from madlite.measure.follow import Follower
+from madlite.measure.clues import ERROR, ROOT, CandidateScan
+from madlite.measure.diagnosis import DiagnosisInput, DiskSpace, diagnose
+from madlite.measure.failure_scan import FailureScan
 from madlite.measure.lines import make_block
+from madlite.measure.monitor import LogMonitor
 from madlite.measure.rules import with_common
 from madlite.model import Cause, FailureRule, Status
 from madlite.plan.make import make_plan
@@ -61,8 +61,8 @@ def read(path: Path):
     return read_log(path.name, iter([path.read_bytes()]), PLUGINS, None)
 
 
-def follow(*lines: str, rules=RULES) -> Follower:
-    log = Follower((), rules)
+def follow(*lines: str, rules=RULES) -> LogMonitor:
+    log = LogMonitor((), rules)
     log.feed("".join(f"{line}\n" for line in lines).encode())
     log.finish()
     return log
@@ -70,7 +70,7 @@ def follow(*lines: str, rules=RULES) -> Follower:
 
 def why(*lines: str, cause=Cause.EXIT_CODE, facts=None, rules=RULES):
     log = follow(*lines, rules=rules)
-    return diagnose(cause, log.telling_line, log, facts or Facts(exit_code=1))
+    return diagnose(cause, log.telling_line, log, facts or DiagnosisInput(exit_code=1))
 
 
 def test_every_failed_log_is_here():
@@ -93,10 +93,10 @@ def test_a_failed_log_has_its_cause(name):
 def test_a_run_with_that_output_has_the_same_cause(name):
     cause, rank, line = FAILED[name]
     backend = PLUGINS.backends()[read(LOGS / name).backend or "script"][0]
-    log = Follower([backend.reader(None)], RULES)
+    log = LogMonitor([backend.reader(None)], RULES)
     log.feed((LOGS / name).read_bytes())
     log.finish()
-    found = diagnose(Cause.EXIT_CODE, log.telling_line, log, Facts(exit_code=1, oom_kills=0))
+    found = diagnose(Cause.EXIT_CODE, log.telling_line, log, DiagnosisInput(exit_code=1, oom_kills=0))
     assert (found.cause, found.rank) == (cause, rank) and line in found.line
 
 
@@ -197,10 +197,12 @@ def test_memory_that_ran_out_on_one_rank_comes_before_the_timeouts_of_the_others
 def test_a_rank_that_was_killed_comes_before_those_that_were_told_to_end(kills, cause):
     lines = ["E0305 api.py:869] failed (exitcode: -9) local_rank: 1 (pid: 51) of binary: /usr/bin/python3"]
     lines += footer(1, -9, {0: -15, 2: -15})
-    found = why(*lines, facts=Facts(exit_code=1, oom_kills=kills))
+    found = why(*lines, facts=DiagnosisInput(exit_code=1, oom_kills=kills))
     assert (found.cause, found.rank) == (cause, 1) and "-9" in found.line
     assert "memory" in found.hint
-    found = why("[rank2]: RuntimeError: x", *trace(2, "SomethingError: gone"), *lines, facts=Facts(oom_kills=kills))
+    found = why(
+        "[rank2]: RuntimeError: x", *trace(2, "SomethingError: gone"), *lines, facts=DiagnosisInput(oom_kills=kills)
+    )
     assert (found.cause, found.rank) == (cause, 1), "another rank's exception came of it"
 
 
@@ -258,10 +260,10 @@ def test_what_was_said_before_a_step_is_not_the_cause():
             return ()
 
     def after(*lines: str):
-        log = Follower([Steps()], RULES)
+        log = LogMonitor([Steps()], RULES)
         log.feed("".join(f"{line}\n" for line in lines).encode())
         log.finish()
-        return diagnose(Cause.EXIT_CODE, log.telling_line, log, Facts(exit_code=1))
+        return diagnose(Cause.EXIT_CODE, log.telling_line, log, DiagnosisInput(exit_code=1))
 
     assert after(*trace(None, OOM), "step=1", *trace(None, "ValueError: x")).line == "ValueError: x"
     # a buffered stdout brings its steps after what the same process wrote to stderr
@@ -352,7 +354,7 @@ def test_a_line_has_its_cause(line, cause):
      (1, 1, "exit_code"), (255, 0, "exit_code"), (128, 0, "exit_code")],
 )  # fmt: skip
 def test_an_exit_code_alone_tells_of_a_signal(code, kills, cause):
-    found = why("hello", facts=Facts(exit_code=code, oom_kills=kills))
+    found = why("hello", facts=DiagnosisInput(exit_code=code, oom_kills=kills))
     assert (found.cause, found.line) == (cause, "hello")
     assert bool(found.hint) == (cause != "exit_code")
 
@@ -374,13 +376,13 @@ def test_a_kill_with_the_kernels_own_words_is_for_want_of_memory(told, ended):
 
 def test_a_full_disk_tells_of_its_folder(tmp_path):
     line = "OSError: [Errno 28] No space left on device: '/o/a.pt'"
-    room = Room(folder=tmp_path, free_bytes=3 << 29, free_inodes=70_000)
-    found = why(line, facts=Facts(exit_code=1, room=room))
+    room = DiskSpace(folder=tmp_path, free_bytes=3 << 29, free_inodes=70_000)
+    found = why(line, facts=DiagnosisInput(exit_code=1, room=room))
     assert found.cause == "disk_full" and f"{tmp_path} has 1.5 GiB and 70000 inodes left" in found.hint
     assert "/o/a.pt" in found.hint
-    none = Room(folder=tmp_path, free_bytes=3 << 29, free_inodes=0)
-    assert why(line, facts=Facts(exit_code=1, room=none)).cause == "inodes_full"
-    assert why(line, facts=Facts(room=Room(folder=tmp_path, free_bytes=0))).cause == "disk_full"
+    none = DiskSpace(folder=tmp_path, free_bytes=3 << 29, free_inodes=0)
+    assert why(line, facts=DiagnosisInput(exit_code=1, room=none)).cause == "inodes_full"
+    assert why(line, facts=DiagnosisInput(room=DiskSpace(folder=tmp_path, free_bytes=0))).cause == "disk_full"
     assert "df -i" in why(line).hint
 
 
@@ -404,18 +406,18 @@ def test_an_exception_of_one_rank_explains_why_the_others_stood_still(plan):
 
 
 def test_a_collective_that_waited_gives_a_hang_its_line_rank_and_hint(plan):
-    found = why(timeout(4), timeout(5), cause=Cause.HANG, facts=Facts(plan=plan))
+    found = why(timeout(4), timeout(5), cause=Cause.HANG, facts=DiagnosisInput(plan=plan))
     assert (found.cause, found.rank) == ("hang", 4) and "Watchdog caught" in found.line
     assert "ALLREDUCE number 77" in found.hint and "hang/stacks.txt" in found.hint
 
 
 def test_a_bare_hang_says_where_to_look_and_which_limit_may_be_too_short(plan):
-    hint = why("loading", cause=Cause.HANG, facts=Facts(plan=plan)).hint
+    hint = why("loading", cause=Cause.HANG, facts=DiagnosisInput(plan=plan)).hint
     assert "hang/stacks.txt" in hint and "--start-silence-limit" in hint
 
 
 def test_a_script_that_ended_well_without_a_number_may_have_handled_an_error():
-    fine = Facts(exit_code=0)
+    fine = DiagnosisInput(exit_code=0)
     assert why("cp: cannot stat 'x': No such file or directory", cause=Cause.NO_METRIC, facts=fine).cause == "no_metric"
     assert why(*trace(None, "OSError: x"), cause=Cause.NO_METRIC, facts=fine).cause == "python_error"
     assert why(OOM, cause=Cause.NO_METRIC, facts=fine).cause == "gpu_out_of_memory"
@@ -428,7 +430,9 @@ def test_a_plugins_rule_comes_before_a_common_one_and_fills_its_hint():
 
 
 def test_a_plugins_rule_wins_on_its_line_though_a_common_one_names_more(plan):
-    found = why("ModuleNotFoundError: No module named 'torchao'", facts=Facts(plan=replace(plan, backend="torchtitan")))
+    found = why(
+        "ModuleNotFoundError: No module named 'torchao'", facts=DiagnosisInput(plan=replace(plan, backend="torchtitan"))
+    )
     assert found.source == "torchtitan/failures.toml"
     assert found.hint == "FP8 needs torchao where the training runs: pip install torchao; or --precision BF16"
     told = why(*trace(0, "ModuleNotFoundError: No module named 'torchao'"))
@@ -437,8 +441,8 @@ def test_a_plugins_rule_wins_on_its_line_though_a_common_one_names_more(plan):
 
 def test_options_are_told_in_runs_of_a_backend_that_has_them_alone(plan):
     line = "KeyError: 'float8'"
-    assert "--set precision=FP8" in why(line, facts=Facts(plan=replace(plan, backend="primus"))).hint
-    assert "--set" not in why(line, facts=Facts(plan=replace(plan, backend="script"))).hint
+    assert "--set precision=FP8" in why(line, facts=DiagnosisInput(plan=replace(plan, backend="primus"))).hint
+    assert "--set" not in why(line, facts=DiagnosisInput(plan=replace(plan, backend="script"))).hint
 
 
 def test_other_backends_rules_do_not_explain_a_training():
@@ -630,7 +634,7 @@ def test_a_number_or_size_that_cannot_be_has_the_line_it_was_read_from():
     none = re.sub(r"tps:(\S* )[\d,]+", r"tps:\g<1>0", log)
     verdict = read_log("x", iter([none.encode()]), PLUGINS, None).verdict
     assert verdict.cause is Cause.BAD_NUMBER and "step: 20" in verdict.evidence
-    follower = Follower([PLUGINS.backends()["torchtitan"][0].reader(None)], RULES)
+    follower = LogMonitor([PLUGINS.backends()["torchtitan"][0].reader(None)], RULES)
     follower.feed(log.encode())
     assert "local batch size 2" in follower.config_lines["micro_batch"]
 
@@ -672,7 +676,7 @@ def test_where_a_launcher_alone_speaks_its_first_failure_is_the_line():
 
 
 def test_an_exception_has_its_rule_where_its_line_was_not_asked_about():
-    scan = ClueScan(RULES)
+    scan = CandidateScan(RULES)
     scan.take(make_block(trace(2, OOM)), every_rule=False)
     (clue,) = scan.clues()
     assert (clue.cause, clue.rank, clue.tier, clue.uncaught) == ("gpu_out_of_memory", 2, ROOT, True)
@@ -681,9 +685,9 @@ def test_an_exception_has_its_rule_where_its_line_was_not_asked_about():
 
 
 def test_a_long_log_without_steps_is_held_in_part(monkeypatch):
-    monkeypatch.setattr("madlite.measure.ending._HELD", 1000)
-    monkeypatch.setattr("madlite.measure.ending._ASKED", 5000)
-    ending = Ending(RULES)
+    monkeypatch.setattr("madlite.measure.failure_scan._HELD", 1000)
+    monkeypatch.setattr("madlite.measure.failure_scan._ASKED", 5000)
+    ending = FailureScan(RULES)
     for line in (timeout(1), *("words " * 20 for _ in range(300)), timeout(2), "end"):
         ending.hold(make_block([line]), None)
     ending.finish()

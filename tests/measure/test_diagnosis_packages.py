@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from madlite.measure.diagnosis import Facts, diagnose
-from madlite.measure.follow import Follower
+from madlite.measure.diagnosis import DiagnosisInput, diagnose
+from madlite.measure.monitor import LogMonitor
 from madlite.model import Cause, Quantity, Step
 from tests.measure.test_diagnosis import RULES, footer, timeout, trace, why
 
@@ -72,7 +72,7 @@ def test_it_explains_nothing_of_a_program_that_trained_steps_without_it():
         def finish(self, outputs):
             return ()
 
-    log = Follower([Steps()], RULES)
+    log = LogMonitor([Steps()], RULES)
     log.feed("".join(f"{line}\n" for line in (*trace(None, APEX), *WORDS, "step=1", "step=2", "bye")).encode())
     log.finish()
-    assert diagnose(Cause.EXIT_CODE, log.telling_line, log, Facts(exit_code=1)).cause == "exit_code"
+    assert diagnose(Cause.EXIT_CODE, log.telling_line, log, DiagnosisInput(exit_code=1)).cause == "exit_code"

@@ -8,7 +8,7 @@ from time import process_time
 import pytest
 
 from madlite.measure.grammar import is_warning
-from madlite.measure.needed import needed_texts
+from madlite.measure.rules import needed_texts
 from tests.measure.test_diagnosis import RULES, follow, footer, timeout, trace, why
 
 LINES = [

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from madlite.backends.base import PatternReader, step_pattern
-from madlite.measure.fatal import FatalScan
-from madlite.measure.follow import Follower
+from madlite.measure.failure_scan import FatalScan
 from madlite.measure.grammar import ASIDE
 from madlite.measure.lines import make_block
-from madlite.measure.memory_marks import MemoryMarks
+from madlite.measure.memory import MemoryMarks
+from madlite.measure.monitor import LogMonitor
 from madlite.measure.rules import with_common
 from madlite.measure.tracebacks import TracebackScan
 
@@ -24,8 +24,8 @@ def scan(*lines: str) -> FatalScan:
     return found
 
 
-def follow(text: str) -> Follower:
-    log = Follower([PatternReader(PATTERN, "the end")])
+def follow(text: str) -> LogMonitor:
+    log = LogMonitor([PatternReader(PATTERN, "the end")])
     log.feed(text.encode())
     log.finish()
     return log
@@ -136,7 +136,7 @@ def test_memory_that_ran_out_is_told_alike_by_all_who_look(line):
     marks = MemoryMarks()
     marks.feed(make_block([line]))
     assert scan(line).line and marks.out
-    log = Follower((), with_common(()))
+    log = LogMonitor((), with_common(()))
     log.feed(line.encode())
     log.finish()
     assert log.clue.cause == "gpu_out_of_memory"

@@ -8,9 +8,9 @@ import statistics
 import pytest
 
 from madlite.backends.recipe_book import read_book
-from madlite.measure.flops import active_weights, flops_per_token, visible_keys
+from madlite.measure.compute import active_weights, flops_per_token, visible_keys
 from madlite.model import Architecture
-from madlite.plan.architectures import known_architectures
+from madlite.plan.place import known_architectures
 from madlite_plugins.pytorch_fsdp.backend import PytorchFsdp
 from madlite_plugins.torchtitan.backend import Torchtitan
 from tests.plugins.logs import LOGS

@@ -10,11 +10,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from madlite.backends.base import PatternReader, step_pattern
-from madlite.measure.follow import Follower
 from madlite.measure.lines import LONGEST
-from madlite.measure.telling import _KEPT
+from madlite.measure.monitor import LogMonitor
+from madlite.measure.rules import _KEPT
 from madlite.model import EffectiveConfig, Ended, ErrorScan, FailureRule, Phase, Quantity, Step, Summary
-from madlite.plan.error_scan import BENIGN, PATTERNS
+from madlite.plan.actions import BENIGN, PATTERNS
 from tests.tiers import examples
 
 PATTERN = step_pattern(r"step=(?P<n>\d+) tps=(?P<tokens_per_s_per_gpu>[\d,.]+)(?: loss=(?P<loss>\S+))?")
@@ -50,16 +50,16 @@ class Counter:
         return ()
 
 
-def follow(*chunks: bytes, reader=None) -> Follower:
+def follow(*chunks: bytes, reader=None) -> LogMonitor:
     scan = ErrorScan(patterns=PATTERNS, benign=BENIGN)
-    log = Follower([PatternReader(PATTERN), reader or Counter()], RULES, error_scan=scan)
+    log = LogMonitor([PatternReader(PATTERN), reader or Counter()], RULES, error_scan=scan)
     for chunk in chunks:
         log.feed(chunk)
     log.finish()
     return log
 
 
-def seen(log: Follower) -> dict[str, object]:
+def seen(log: LogMonitor) -> dict[str, object]:
     return {
         "lines": log.lines,
         "steps": [(step.n, step.rank, {key: repr(value) for key, value in step.values.items()}) for step in log.steps],
@@ -111,7 +111,10 @@ def test_every_line_of_a_log_is_read_once(name, size):
 
 @pytest.mark.host
 def test_a_log_that_repeats_itself_does_not_grow():
-    log, lines = Follower([PatternReader(PATTERN)], RULES), b"step=1 tps=1 loss=1\nstep=2 tps=2 loss=1\nwords\n" * 1000
+    log, lines = (
+        LogMonitor([PatternReader(PATTERN)], RULES),
+        b"step=1 tps=1 loss=1\nstep=2 tps=2 loss=1\nwords\n" * 1000,
+    )
     for _ in range(20):
         log.feed(lines)
     assert log.lines == 60_000
@@ -119,7 +122,7 @@ def test_a_log_that_repeats_itself_does_not_grow():
 
 
 def test_noise_without_a_lines_end_is_not_collected():
-    log = Follower([], RULES)
+    log = LogMonitor([], RULES)
     for _ in range(200):
         log.feed(b"x" * 10_000)
     held = [splitter._rest for splitter in log._splitters.values()]
@@ -129,7 +132,7 @@ def test_noise_without_a_lines_end_is_not_collected():
 
 
 def test_the_two_streams_do_not_mix_their_lines():
-    log = Follower([PatternReader(PATTERN)])
+    log = LogMonitor([PatternReader(PATTERN)])
     for chunk, stream in ((b"step=1 tp", 1), (b"warning\nstep", 2), (b"s=5 loss=1\n", 1), (b"=2 tps=6 loss=1\n", 2)):
         log.feed(chunk, stream)
     assert [step.n for step in log.steps] == [1, 2]
@@ -151,7 +154,7 @@ class Tells:
 
 def test_what_a_log_says_of_its_configuration_is_kept():
     first, second = EffectiveConfig(values={"steps": 5, "tp": "1"}), EffectiveConfig(values={"tp": "2", "pp": None})
-    log = Follower([Tells(first, second)])
+    log = LogMonitor([Tells(first, second)])
     log.feed(b"x\n")
     assert log.config == {"steps": "5", "tp": "2"}
 
@@ -168,11 +171,11 @@ class Sums:
 
 
 def test_a_figure_at_the_very_end_that_no_line_end_follows_is_left_out():
-    log = Follower([Sums()])
+    log = LogMonitor([Sums()])
     log.feed(b"TFLOPS: 540.25\ntokens/GPU/s: 20")
     log.finish()
     assert (log.summary, log.torn) == ({"TFLOPS": "540.25"}, ("tokens/GPU/s",))
-    log = Follower([Sums()])
+    log = LogMonitor([Sums()])
     log.feed(b"TFLOPS: 540.25\ntokens/GPU/s: 20000.0\r\n")
     log.finish()
     assert (log.summary, log.torn) == ({"TFLOPS": "540.25", "tokens/GPU/s": "20000.0"}, ())
@@ -180,10 +183,10 @@ def test_a_figure_at_the_very_end_that_no_line_end_follows_is_left_out():
 
 @pytest.mark.parametrize("code", [1, 137, -9])
 def test_a_launcher_s_code_is_no_end_mark(code):
-    log = Follower([Tells(Ended(marker="launcher: code", code=code))])
+    log = LogMonitor([Tells(Ended(marker="launcher: code", code=code))])
     log.feed(b"the launcher says so\n")
     assert not log.ended and log.launcher_line == log.fatal_line == "the launcher says so"
-    log = Follower([Tells(Ended(marker="launcher: code 0"))])
+    log = LogMonitor([Tells(Ended(marker="launcher: code 0"))])
     log.feed(b"x\n")
     assert log.ended and not log.launcher_line
 
@@ -200,7 +203,7 @@ def test_a_launcher_s_code_is_no_end_mark(code):
 )
 def test_a_reader_that_tells_nonsense_is_left_out_and_the_rest_goes_on(event):
     told = []
-    log = Follower([Tells(event), PatternReader(PATTERN)], on_step=told.append)
+    log = LogMonitor([Tells(event), PatternReader(PATTERN)], on_step=told.append)
     log.feed(b"step=1 tps=5 loss=1\nstep=2 tps=5 loss=1\n")
     assert [step.n for step in log.steps] == [step.n for step in told] == [1, 2]
     assert len(log._readers) == 1
@@ -219,6 +222,6 @@ def test_who_waits_for_steps_is_told_that_their_reader_is_left_out():
         def finish(self, outputs):
             return ()
 
-    log = Follower([Breaks()], on_event=told.append)
+    log = LogMonitor([Breaks()], on_event=told.append)
     log.feed(b"step 1\nstep 2\nstep 3\n")
     assert [type(event) for event in told] == [Step, Phase]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from madlite.measure.follow import Follower, asked_steps
+from madlite.measure.monitor import LogMonitor, asked_steps
 from madlite.measure.multiple import parse_results
-from madlite.measure.verdict import Witnesses, judge
+from madlite.measure.verdict import Observation, judge
 from madlite.model import Cause, Exit, Status
 from madlite.run.foreign import read_log
+from tests.measure.checks.runs import script_plan
 from tests.measure.training_logs import PLUGINS, parsed, trainer
-from tests.measure.witnesses.runs import script_plan
 
 GOOD = "performance: 100 samples_per_second"
 FOREIGN = (
@@ -154,10 +154,10 @@ def test_a_record_that_fits_is_a_result(row):
     ("lines", "status"), [([GOOD, "performance: 12,5 x"], "SUCCESS"), (["performance: 12,5 x"], "FAILURE")]
 )
 def test_a_run_of_a_script_has_the_same_answer(lines, status):
-    log = Follower([])
+    log = LogMonitor([])
     log.feed("".join(f"{line}\n" for line in lines).encode())
     log.finish()
-    verdict = judge(script_plan(), Witnesses(exit=Exit(code=0, duration_s=1.0)), log)
+    verdict = judge(script_plan(), Observation(exit=Exit(code=0, duration_s=1.0)), log)
     told = verdict.suspect[0] if status == "SUCCESS" else verdict.reason
     assert verdict.status.value == status and "'12,5' in" in told
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from madlite.measure import live_lines
+from madlite.measure import lines
 from madlite.measure.lines import LineSplitter
 from madlite.model import Image, ImageUsed, Metric, ResultRule, Status
 
@@ -18,19 +18,19 @@ LINE, FILE = ResultRule(), ResultRule(kind="multiple_results", file="r.csv")
 
 
 def result(status: Status, metrics=(NUMBER,), rule=LINE, by_patterns=False) -> tuple[str, ...]:
-    return live_lines.result_lines("pyt_x", status, metrics, rule, by_patterns=by_patterns)
+    return lines.result_lines("pyt_x", status, metrics, rule, by_patterns=by_patterns)
 
 
 def every_line() -> list[str]:
     built = Image(ref="ci-x_base", dockerfile=Path("docker/base.Dockerfile"), base="rocm/pytorch:latest")
     return [
-        *live_lines.image_lines(built, ImageUsed(build_duration_s=12.5, base_digest="sha256:0b1c")),
-        live_lines.limit_line(7200.0),
-        live_lines.clone_line(COMMIT),
-        live_lines.scripts_line(COMMIT),
-        live_lines.scripts_line(""),
-        *live_lines.duration_lines(0.10357356071472168),
-        *live_lines.duration_lines(9e-05),
+        *lines.image_lines(built, ImageUsed(build_duration_s=12.5, base_digest="sha256:0b1c")),
+        lines.limit_line(7200.0),
+        lines.clone_line(COMMIT),
+        lines.scripts_line(COMMIT),
+        lines.scripts_line(""),
+        *lines.duration_lines(0.10357356071472168),
+        *lines.duration_lines(9e-05),
         *result(Status.SUCCESS),
         *result(Status.FAILURE, ()),
     ]
@@ -60,7 +60,7 @@ def test_the_words_are_madengines():
 def test_an_image_that_was_not_built_for_the_run_is_named_alone():
     for image in (Image(ref="rocm/x:1"), Image(ref="rocm/x:1", dockerfile=Path("d"), prebuilt=True)):
         used = ImageUsed(build_duration_s=3.0, base_digest="sha256:1")
-        assert live_lines.image_lines(image, used) == ("🏷️  MAD_CONTAINER_IMAGE is rocm/x:1",)
+        assert lines.image_lines(image, used) == ("🏷️  MAD_CONTAINER_IMAGE is rocm/x:1",)
 
 
 def test_a_status_says_what_decided_and_a_results_file_is_named():

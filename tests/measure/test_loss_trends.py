@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from madlite.measure.follow import Follower
-from madlite.measure.number import Asked, Number
-from madlite.measure.witnesses import table
-from madlite.measure.witnesses.known import Known
-from madlite.measure.witnesses.losses import loss_trend
+from madlite.measure.checks import table
+from madlite.measure.checks.losses import loss_trend
+from madlite.measure.checks.table import CheckInput
+from madlite.measure.monitor import LogMonitor
+from madlite.measure.number import Expected, Number
 from madlite.model import Quantity, ResultRule, Step
 from tests.measure.training_logs import parsed, titan, trainer
 
@@ -91,10 +91,10 @@ def doubts_of_flat(count: int, scatter: float, curves: int) -> int:
     chance = random.Random(count)  # noqa: S311 - the same every time
     found = 0
     for _ in range(curves):
-        log = Follower([])
+        log = LogMonitor([])
         for n in range(count):
             log.steps.add(Step(n=n, values={Quantity.LOSS: max(0.01, chance.gauss(10.8, 10.8 * scatter))}))
-        known = Known(asked=Asked(rule=ResultRule(kind="steps")), log=log, number=Number())
+        known = CheckInput(asked=Expected(rule=ResultRule(kind="steps")), log=log, number=Number())
         found += loss_trend(known).row is table.LOSS_RISES
     return found
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from madlite.machine.peaks import FORMATS, known_gpus
-from madlite.measure import compute, quality, trend
-from madlite.measure.flops import flops_per_token
+from madlite.machine.peaks import FORMATS, gpu_peaks
+from madlite.measure import compute, number, window
+from madlite.measure.compute import flops_per_token
 from madlite.model import STEPS_APART, Architecture
-from madlite.plan.architectures import known_architectures
+from madlite.plan.place import known_architectures
 
 PAGE = (Path(__file__).parents[2] / "docs" / "measurement.md").read_text(encoding="utf-8")
 FLAT = " ".join(PAGE.split())
@@ -24,18 +24,18 @@ def table(first: str) -> list[list[str]]:
 def test_the_thresholds_are_the_code_s():
     told = {finding: when for finding, when, _ in table("finding")}
     assert told == {
-        "low samples": f"fewer than {quality.FEWEST_STEPS} steady steps",
-        "drift": f"more than {quality.MOST_DRIFT:.0%} over the window, and z of at least {quality.SURE_Z:.0f}".replace(
+        "low samples": f"fewer than {number.FEWEST_STEPS} steady steps",
+        "drift": f"more than {number.MOST_DRIFT:.0%} over the window, and z of at least {number.SURE_Z:.0f}".replace(
             "%", " %"
         ),
-        "outliers": f"any step over {100 * trend.FLOOR:.0f} % from the median, and with a modified z-score above "
-        f"{trend.Z_SCORE}",
-        "scatter": f"a CV above {100 * quality.MOST_CV:.0f} %",
+        "outliers": f"any step over {100 * window.FLOOR:.0f} % from the median, and with a modified z-score above "
+        f"{window.Z_SCORE}",
+        "scatter": f"a CV above {100 * number.MOST_CV:.0f} %",
     }
     assert f"go back by more than {STEPS_APART}" in FLAT
-    assert f"told from {trend.FEWEST} steps on" in FLAT
-    assert f"more than {trend.POINTS} steps the points are the medians of {trend.POINTS} blocks" in FLAT
-    assert f"from {trend.FEWEST} steps on" in FLAT
+    assert f"told from {window.FEWEST} steps on" in FLAT
+    assert f"more than {window.POINTS} steps the points are the medians of {window.POINTS} blocks" in FLAT
+    assert f"from {window.FEWEST} steps on" in FLAT
     assert f"More than {100 * compute.MOST_APART:.0f} % apart is a finding" in FLAT
     assert f"({compute.ROUNDING} TFLOP/s)" in FLAT
 
@@ -56,7 +56,7 @@ def test_the_peaks_are_the_table_s():
     }  # fmt: skip
     assert told == {
         (one.name, tuple(f"{one.tflops[key]:g}" if key in one.tflops else "" for key in FORMATS), one.source)
-        for one in known_gpus()
+        for one in gpu_peaks()
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from madlite.measure.memory_hint import gpu_memory_hint
+from madlite.measure.memory import gpu_memory_hint
 from madlite.measure.steps import Steps
 from madlite.model import Quantity, ResultRule, Step, Variant
 from madlite.plan.make import make_plan

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from madlite.measure.lines import make_block
-from madlite.measure.patterns import PatternScan
+from madlite.measure.monitor import PatternScan
 from madlite.model import ErrorScan
-from madlite.plan.error_scan import BENIGN, PATTERNS
+from madlite.plan.actions import BENIGN, PATTERNS
 
 
 def scan(*lines: str, patterns=PATTERNS, benign=BENIGN) -> list[tuple[str, str]]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from madlite.measure.follow import Follower
-from madlite.measure.quality import window_findings
+from madlite.measure.monitor import LogMonitor
+from madlite.measure.number import window_findings
 from madlite.measure.steps import Steps
 from madlite.measure.window import steady_window
 from madlite.model import Quantity, Step, Window
@@ -84,7 +84,7 @@ def test_drift_and_outliers_explain_a_scatter():
 
 
 def follow(reader, path):
-    follower = Follower([reader])
+    follower = LogMonitor([reader])
     follower.feed(path.read_bytes())
     follower.finish()
     return follower.steps

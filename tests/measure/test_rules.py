@@ -9,8 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from madlite.measure.lines import make_block, rank_of
-from madlite.measure.needed import ignores_case, needed_texts, without_case
-from madlite.measure.rules import RuleScan, plain, with_common
+from madlite.measure.rules import RuleScan, ignores_case, needed_texts, plain, with_common, without_case
 from madlite.model import FailureRule
 from tests.tiers import examples
 

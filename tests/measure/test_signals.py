@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from madlite.measure.signals import signal_name, signal_of, signal_of_code
+from madlite.measure.grammar import signal_name, signal_of, signal_of_code
 from madlite.model import Cause
-from tests.measure.test_diagnosis import LOGS, Facts, diagnose, follow, footer, read, timeout, trace, why
+from tests.measure.test_diagnosis import LOGS, DiagnosisInput, diagnose, follow, footer, read, timeout, trace, why
 
 KILLED = "most often the kernel"
 NATIVE = "native code crashed"
@@ -224,7 +224,7 @@ def test_what_ranks_say_of_a_link_comes_after_a_signal():
 @pytest.mark.parametrize("kills", [2, 0])
 def test_the_kernel_s_count_tells_who_ended_tasks(kills):
     log = follow("srun: error: n1: tasks 0-7: Killed")
-    found = diagnose(Cause.EXIT_CODE, log.telling_line, log, Facts(exit_code=1, oom_kills=kills))
+    found = diagnose(Cause.EXIT_CODE, log.telling_line, log, DiagnosisInput(exit_code=1, oom_kills=kills))
     assert found.cause == ("host_out_of_memory" if kills else "killed")
 
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from madlite.measure.follow import Follower
-from madlite.measure.verdict import Asked, judge_line, judge_steps
+from madlite.measure.monitor import LogMonitor
+from madlite.measure.verdict import Expected, judge_line, judge_steps
 from madlite.model import Cause, ResultRule, Status
 from madlite_plugins.hf.reader import HuggingFaceReader
 from tests.measure.training_logs import parsed, titan, trainer
@@ -137,13 +137,13 @@ def test_a_loss_that_is_none_is_a_failure_whatever_comes_after_it(lines):
 
 
 def test_losses_of_every_reader_are_looked_at_where_the_result_is_a_line():
-    log = Follower([], guest=HuggingFaceReader())
+    log = LogMonitor([], guest=HuggingFaceReader())
     first, second = trainer([6.2, "nan", 6.0, 6.0, 6.0, 6.0]), trainer([5.0, 4.9, 4.8, 4.7, 4.6, 4.5])
     log.feed("".join(f"{line}\n" for line in [*first, *second, "performance: 100 tokens/s"]).encode())
     log.finish()
     verdict = judge_line(log)
     assert verdict.status is Status.SUCCESS and "not finite" in verdict.suspect[0]
-    by_steps = judge_steps(Asked(rule=ResultRule(kind="steps")), log)
+    by_steps = judge_steps(Expected(rule=ResultRule(kind="steps")), log)
     assert by_steps.cause is not Cause.NAN_LOSS, "the last training's loss is fine"
 
 

@@ -9,8 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from madlite import without_label
-from madlite.measure.follow import Follower
-from madlite.measure.verdict import Asked, judge_steps
+from madlite.measure.monitor import LogMonitor
+from madlite.measure.verdict import Expected, judge_steps
 from madlite.model import Cause, EffectiveConfig, Ended, Event, Line, Phase, Quantity, ResultRule, Status, Step, Summary
 
 RULE = ResultRule(kind="steps", headline=Quantity.LOSS, headline_metric="loss")
@@ -33,8 +33,8 @@ class Reader:
         return ()
 
 
-def follow(*texts: str) -> Follower:
-    log = Follower([Reader()])
+def follow(*texts: str) -> LogMonitor:
+    log = LogMonitor([Reader()])
     log.feed("".join(f"{text}\n" for text in texts).encode())
     log.finish()
     return log
@@ -43,7 +43,7 @@ def follow(*texts: str) -> Follower:
 def test_steps_figures_and_a_loss_of_the_training_before_are_gone():
     log = follow("1 9.0", "2 nan", "9 9.0", "mean 9", "end", "begin", *(f"{n} 0.5" for n in range(1, 9)))
     assert (log.trainings, log.nan_loss, log.summary, log.ended, log.restarted_at) == (2, "", {}, False, None)
-    verdict = judge_steps(Asked(rule=RULE, warmup_steps=2), log)
+    verdict = judge_steps(Expected(rule=RULE, warmup_steps=2), log)
     assert verdict.status is Status.SUCCESS and verdict.window.max == 0.5
 
 
@@ -53,7 +53,7 @@ def test_a_training_that_failed_before_does_not_fail_the_one_after_it():
 
 
 def test_a_last_training_without_a_step_has_no_result():
-    verdict = judge_steps(Asked(rule=RULE), follow(*(f"{n} 0.5" for n in range(1, 20)), "begin", "failed"))
+    verdict = judge_steps(Expected(rule=RULE), follow(*(f"{n} 0.5" for n in range(1, 20)), "begin", "failed"))
     assert verdict.reason == "the last of 2 trainings has no step" and verdict.evidence == "failed"
 
 
@@ -61,8 +61,8 @@ def trained(first: int, last: int, loss: float) -> list[str]:
     return [f"{n} {loss}" for n in range(first, last + 1)]
 
 
-def judged(log: Follower, steps: int | None = None):
-    return judge_steps(Asked(rule=RULE, steps=steps), log)
+def judged(log: LogMonitor, steps: int | None = None):
+    return judge_steps(Expected(rule=RULE, steps=steps), log)
 
 
 def test_a_whole_training_after_another_is_the_one_that_counts():
@@ -72,7 +72,7 @@ def test_a_whole_training_after_another_is_the_one_that_counts():
         assert (verdict.status, log.trainings, log.restarted_at) == (Status.SUCCESS, 2, None)
         assert (verdict.window.first_step, verdict.window.last_step, verdict.window.max) == (6, 30, 0.5)
         assert "the log has 2 trainings one after another: this is the last one's result" in verdict.findings
-        assert "step 30 of 30, in the last of 2 trainings" in [one.text for one in verdict.witnesses]
+        assert "step 30 of 30, in the last of 2 trainings" in [one.text for one in verdict.checks]
 
 
 def test_where_the_log_says_how_many_steps_no_end_mark_is_needed():
@@ -80,7 +80,7 @@ def test_where_the_log_says_how_many_steps_no_end_mark_is_needed():
         def feed(self, line: Line) -> Iterable[Event]:
             return [EffectiveConfig(values={"steps": "30"})] if line.text == "begin" else super().feed(line)
 
-    log = Follower([Asking()])
+    log = LogMonitor([Asking()])
     log.feed("\n".join(["begin", *trained(1, 30, 9.0), *trained(1, 30, 0.5), ""]).encode())
     assert (log.trainings, judged(log, 30).window.max) == (2, 0.5)
 
@@ -144,13 +144,13 @@ def test_several_ranks_begin_again_together():
             (event,) = super().feed(line)
             return [replace(event, rank=rank) for rank in (0, 1)] if isinstance(event, Step) else [event]
 
-    log = Follower([Ranked()])
+    log = LogMonitor([Ranked()])
     log.feed("\n".join([*trained(1, 30, 9.0), "end", *trained(1, 30, 0.5), "end", ""]).encode())
     assert (log.trainings, log.steps.told(), judged(log, 30).window.max) == (2, {0: 30, 1: 30}, 0.5)
 
 
 def test_a_script_s_own_trainings_are_not_told_apart():
-    log = Follower([], guest=Reader())
+    log = LogMonitor([], guest=Reader())
     log.feed("\n".join([*trained(1, 30, 9.0), "31 nan", "end", *trained(1, 30, 0.5), "end", ""]).encode())
     assert log.trainings == 1 and log.nan_loss == "31 nan"
 
@@ -160,7 +160,7 @@ def test_a_phase_that_begins_nothing_changes_nothing():
         def feed(self, line: Line) -> Iterable[Event]:
             return [Phase(name="compile")] if line.text == "begin" else super().feed(line)
 
-    log = Follower([Compiling()])
+    log = LogMonitor([Compiling()])
     log.feed(b"1 0.5\nbegin\n2 0.5\n")
     assert log.trainings == 1 and [step.n for step in log.steps] == [1, 2]
 
@@ -176,8 +176,8 @@ class Starting(Reader):
         return [replace(event, rank=line.rank) if isinstance(event, Step) else event for event in found]
 
 
-def follow_starts(*texts: str) -> Follower:
-    log = Follower([Starting()])
+def follow_starts(*texts: str) -> LogMonitor:
+    log = LogMonitor([Starting()])
     log.feed("".join(f"{text}\n" for text in texts).encode())
     log.finish()
     return log

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from madlite.measure.trend import POINTS, count_outliers, find_drift
+from madlite.measure.window import POINTS, count_outliers, find_drift
 
 
 def jitter(count: int, part: float, seed: int = 1) -> list[float]:

@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from madlite.backends.base import PatternReader, step_pattern
-from madlite.measure.follow import Follower
+from madlite.measure.monitor import LogMonitor
 from madlite.measure.multiple import Read
 from madlite.measure.performance import make_metric
-from madlite.measure.verdict import Witnesses, judge
+from madlite.measure.verdict import Observation, judge
 from madlite.model import Cause, Ended, ErrorScan, Exit, FailureRule, ResultRule, Status, Variant
 from madlite.plan.make import make_plan
 from tests.plan.conftest import given  # noqa: F401 - a fixture
@@ -18,8 +18,8 @@ PATTERN = step_pattern(r"step=(?P<n>\d+) tps=(?P<tokens_per_s_per_gpu>\S+)(?: lo
 DONE = Exit(code=0, duration_s=1.0)
 
 
-def follow(text: str, rules=(), error_scan=None) -> Follower:
-    log = Follower([PatternReader(PATTERN)], rules, error_scan=error_scan)
+def follow(text: str, rules=(), error_scan=None) -> LogMonitor:
+    log = LogMonitor([PatternReader(PATTERN)], rules, error_scan=error_scan)
     log.feed(text.encode())
     log.finish()
     return log
@@ -42,7 +42,7 @@ def training(last: int, loss: str = "2.5") -> str:
 
 
 def test_a_complete_training_is_a_success(plan):
-    verdict = judge(steps_plan(plan), Witnesses(exit=DONE), follow(training(20)))
+    verdict = judge(steps_plan(plan), Observation(exit=DONE), follow(training(20)))
     assert verdict.status is Status.SUCCESS
     assert verdict.window.median == 1013  # steps 6 to 20
     (metric,) = verdict.metrics
@@ -62,7 +62,7 @@ def test_a_complete_training_is_a_success(plan):
     ],
 )
 def test_exit_code_0_is_not_enough(plan, text, cause):
-    verdict = judge(steps_plan(plan), Witnesses(exit=DONE), follow(text))
+    verdict = judge(steps_plan(plan), Observation(exit=DONE), follow(text))
     assert (verdict.status, verdict.cause) == (Status.FAILURE, cause) and verdict.reason
 
 
@@ -77,9 +77,9 @@ class Launched(PatternReader):
 
 @pytest.mark.parametrize(("end", "status"), [("0", Status.SUCCESS), ("1", Status.FAILURE), ("-9", Status.FAILURE)])
 def test_a_launcher_that_says_it_failed_is_believed_over_exit_code_0(plan, end, status):
-    log = Follower([Launched(PATTERN)])
+    log = LogMonitor([Launched(PATTERN)])
     log.feed(f"{training(20)}launcher: {end}\nthe script goes on\n".encode())
-    verdict = judge(steps_plan(plan), Witnesses(exit=DONE), log)
+    verdict = judge(steps_plan(plan), Observation(exit=DONE), log)
     assert verdict.status is status
     if status is Status.FAILURE:
         assert (verdict.cause, verdict.evidence, verdict.metrics) == (Cause.EXIT_CODE, f"launcher: {end}", ())
@@ -87,30 +87,30 @@ def test_a_launcher_that_says_it_failed_is_believed_over_exit_code_0(plan, end, 
 
 def test_torchrun_s_own_word_on_a_failed_rank_is_believed_over_exit_code_0(plan):
     failed = training(20) + "Traceback (most recent call last):\nOSError: full\nx.ChildFailedError: \n"
-    verdict = judge(steps_plan(plan), Witnesses(exit=DONE), follow(failed))
+    verdict = judge(steps_plan(plan), Observation(exit=DONE), follow(failed))
     assert (verdict.cause, verdict.evidence) == (Cause.EXIT_CODE, "OSError: full")
-    again = judge(steps_plan(plan), Witnesses(exit=DONE), follow(failed + training(20)))
+    again = judge(steps_plan(plan), Observation(exit=DONE), follow(failed + training(20)))
     assert again.status is Status.SUCCESS
 
 
 def test_a_traceback_alone_does_not_outdo_exit_code_0(plan):
     text = training(20) + "Traceback (most recent call last):\nOSError: a logger's\n"
-    assert judge(steps_plan(plan), Witnesses(exit=DONE), follow(text)).status is Status.SUCCESS
+    assert judge(steps_plan(plan), Observation(exit=DONE), follow(text)).status is Status.SUCCESS
 
 
 def test_steps_before_the_window_are_no_result(plan):
-    verdict = judge(steps_plan(plan, steps=4), Witnesses(exit=DONE), follow(training(4)))
+    verdict = judge(steps_plan(plan, steps=4), Observation(exit=DONE), follow(training(4)))
     assert (verdict.status, verdict.cause) == (Status.FAILURE, Cause.NO_METRIC)
 
 
 def test_few_steady_steps_are_told(plan):
-    verdict = judge(steps_plan(plan, steps=8), Witnesses(exit=DONE), follow(training(8)))
+    verdict = judge(steps_plan(plan, steps=8), Observation(exit=DONE), follow(training(8)))
     assert verdict.status is Status.SUCCESS and "low samples" in verdict.findings[0]
 
 
 def test_a_failed_script_has_no_number_even_after_a_result_line(plan):
     log = follow("performance: 5 x\nValueError: bad\nbye\n")
-    verdict = judge(plan(), Witnesses(exit=Exit(code=3, duration_s=1.0)), log)
+    verdict = judge(plan(), Observation(exit=Exit(code=3, duration_s=1.0)), log)
     assert (verdict.cause, verdict.metrics) == (Cause.EXIT_CODE, ())
     assert verdict.evidence == "ValueError: bad" and "exit code 3" in verdict.reason
 
@@ -121,24 +121,24 @@ def test_the_cause_is_told_from_torchruns_footer(plan):
         "E1121 torch/distributed/elastic/multiprocessing/api.py:984] failed (exitcode: 1) local_rank: 0\n"
         "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n  exitcode  : 1 (pid: 7)\n"
     )
-    verdict = judge(plan(), Witnesses(exit=Exit(code=1, duration_s=1.0)), follow(text))
+    verdict = judge(plan(), Observation(exit=Exit(code=1, duration_s=1.0)), follow(text))
     assert verdict.evidence == "ValueError: Some arguments are not used: ['--nosuch']"
 
 
 def test_a_plugins_rule_explains_first(plan):
     log = follow("x\nboom 17\nError: y\n", [FailureRule(pattern=r"boom \d+", cause="boom", hint="mind the boom")])
-    verdict = judge(plan(), Witnesses(exit=Exit(code=1, duration_s=1.0)), log)
+    verdict = judge(plan(), Observation(exit=Exit(code=1, duration_s=1.0)), log)
     assert verdict.evidence == "boom 17" and "(boom); mind the boom" in verdict.reason
 
 
 def test_who_ended_the_run_comes_first(plan):
-    seen = Witnesses(exit=Exit(code=-2, duration_s=1), stopped=Cause.TIMEOUT, stopped_text="timed out after 6 s")
+    seen = Observation(exit=Exit(code=-2, duration_s=1), stopped=Cause.TIMEOUT, stopped_text="timed out after 6 s")
     verdict = judge(plan(), seen, follow("performance: 5 x\n"))
     assert (verdict.cause, verdict.reason, verdict.metrics) == (Cause.TIMEOUT, "timed out after 6 s", ())
 
 
 def test_a_step_before_the_run_that_fails(plan):
-    seen = Witnesses(exit=Exit(code=128, duration_s=1), failed_action="clone")
+    seen = Observation(exit=Exit(code=128, duration_s=1), failed_action="clone")
     verdict = judge(plan(), seen, follow(""))
     assert verdict.cause is Cause.PREPARE and "clone" in verdict.reason
 
@@ -146,11 +146,11 @@ def test_a_step_before_the_run_that_fails(plan):
 def test_multiple_results(plan):
     rule = ResultRule(kind="multiple_results", file="r.csv")
     good, bad = make_metric("5", "tok/s", label="a"), make_metric("", "tok/s", label="b")
-    some = judge(plan(result_rule=rule), Witnesses(exit=DONE, results=Read(metrics=(good, bad))), follow(""))
+    some = judge(plan(result_rule=rule), Observation(exit=DONE, results=Read(metrics=(good, bad))), follow(""))
     assert some.status is Status.SUCCESS and len(some.metrics) == 2 and some.findings
-    none = judge(plan(result_rule=rule), Witnesses(exit=DONE, results=Read(metrics=(bad, bad))), follow(""))
+    none = judge(plan(result_rule=rule), Observation(exit=DONE, results=Read(metrics=(bad, bad))), follow(""))
     assert (none.status, none.cause) == (Status.FAILURE, Cause.BAD_NUMBER)
-    missing = judge(plan(result_rule=rule), Witnesses(exit=DONE), follow("performance: 5 x\n"))
+    missing = judge(plan(result_rule=rule), Observation(exit=DONE), follow("performance: 5 x\n"))
     assert (missing.cause, missing.metrics) == (Cause.NO_METRIC, ()) and "r.csv" in missing.reason
 
 
@@ -159,7 +159,7 @@ CAUGHT = "Traceback (most recent call last):\nRuntimeError: boom\nperformance: 5
 
 
 def test_a_number_beside_an_error_pattern_is_a_failure_that_keeps_it(plan):
-    verdict = judge(plan(), Witnesses(exit=DONE), follow(CAUGHT, error_scan=SCAN))
+    verdict = judge(plan(), Observation(exit=DONE), follow(CAUGHT, error_scan=SCAN))
     assert (verdict.status, verdict.cause) == (Status.FAILURE, Cause.ERROR_PATTERN)
     assert "'Traceback', 'RuntimeError:'" in verdict.reason
     assert verdict.evidence == "Traceback (most recent call last): | RuntimeError: boom"
@@ -177,21 +177,21 @@ def test_a_number_beside_an_error_pattern_is_a_failure_that_keeps_it(plan):
     ],
 )
 def test_an_error_pattern_counts_only_where_it_says_something(plan, text, scan):
-    assert judge(plan(), Witnesses(exit=DONE), follow(text, error_scan=scan)).status is Status.SUCCESS
+    assert judge(plan(), Observation(exit=DONE), follow(text, error_scan=scan)).status is Status.SUCCESS
 
 
 @pytest.mark.parametrize(
     ("exit_code", "text", "cause"), [(1, CAUGHT, Cause.EXIT_CODE), (0, "RuntimeError: boom\n", Cause.NO_METRIC)]
 )
 def test_a_failure_of_its_own_is_told_as_that(plan, exit_code, text, cause):
-    verdict = judge(plan(), Witnesses(exit=Exit(code=exit_code, duration_s=1)), follow(text, error_scan=SCAN))
+    verdict = judge(plan(), Observation(exit=Exit(code=exit_code, duration_s=1)), follow(text, error_scan=SCAN))
     assert (verdict.cause, verdict.metrics) == (cause, ())
 
 
 def test_of_several_results_beside_an_error_pattern_none_is_taken_over(plan):
     rule = ResultRule(kind="multiple_results", file="r.csv")
     read = Read(metrics=(make_metric("5", "tok/s", label="a"), make_metric("6", "tok/s", label="b")))
-    verdict = judge(plan(result_rule=rule), Witnesses(exit=DONE, results=read), follow(CAUGHT, error_scan=SCAN))
+    verdict = judge(plan(result_rule=rule), Observation(exit=DONE, results=read), follow(CAUGHT, error_scan=SCAN))
     assert (verdict.cause, verdict.metrics) == (Cause.ERROR_PATTERN, ()) and "r.csv" in verdict.reason
 
 
@@ -203,7 +203,7 @@ def test_a_reader_that_raises_is_left_out_and_the_rest_goes_on():
         def finish(self, outputs):
             return ()
 
-    log = Follower([Broken(), PatternReader(PATTERN)])
+    log = LogMonitor([Broken(), PatternReader(PATTERN)])
     log.feed(training(3).encode())
     log.finish()
     assert len(log.steps) == 3

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from madlite.measure.fatal import FatalScan
+from madlite.measure.failure_scan import FatalScan
 from madlite.measure.lines import make_block
-from madlite.measure.verdict import Witnesses, judge
+from madlite.measure.verdict import Observation, judge
 from madlite.model import Cause, Exit, ResultRule, Status, Variant
+from tests.measure.checks.runs import plan_of
 from tests.measure.test_diagnosis import follow
-from tests.measure.witnesses.runs import plan_of
 
 FRAMES = ['  File "/v/torch/distributed/elastic/agent/server/api.py", line 938, in _exit_barrier', "    barrier("]
 ELAPSED = "Error waiting on exit barrier. Elapsed: 300.1 seconds"
@@ -70,7 +70,7 @@ def plan(nodes: int = 2, node: str = "1", printed_on: str = "first", **changes: 
 
 
 def verdict(made, *lines: str, code: int = 0):
-    return judge(made, Witnesses(exit=Exit(code=code, duration_s=9.0)), follow("begin", *lines))
+    return judge(made, Observation(exit=Exit(code=code, duration_s=9.0)), follow("begin", *lines))
 
 
 @pytest.mark.parametrize("barrier", BARRIERS.values(), ids=BARRIERS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from madlite.backends.loader import load_plugins
-from madlite.run.foreign import Reading, read_log
+from madlite.run.foreign import LogReading, read_log
 
 PLUGINS = load_plugins(only_built_in=True)
 HEAD = (
@@ -74,7 +74,7 @@ def ranked(label: Callable[[int], str], lines: Sequence[Sequence[str]]) -> list[
     return [label(rank) + line for row in zip(*lines, strict=True) for rank, line in enumerate(row)]
 
 
-def parsed(lines: Iterable[str], backend: str = "") -> Reading:
+def parsed(lines: Iterable[str], backend: str = "") -> LogReading:
     """Return what `madlite parse` reads of a log."""
     known = PLUGINS.backends()[backend][0] if backend else None
     return read_log("a log", iter(["".join(f"{line}\n" for line in lines).encode()]), PLUGINS, known)

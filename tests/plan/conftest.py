@@ -5,11 +5,10 @@ from typing import Any
 
 import pytest
 
-from madlite.model import Card, Draft, FileTemplate, Gpu, Machine, Request, Variant
-from madlite.plan.context import Context
-from madlite.plan.given import Given
-from madlite.plan.options import Options
-from madlite.plan.place import Choice
+from madlite.model import Card, FileTemplate, Gpu, Machine, Request, RunSpec, Variant
+from madlite.plan.context import Context, Options
+from madlite.plan.inputs import RunInputs
+from madlite.plan.place import RuntimeChoice
 
 
 def eight_mi300x() -> Machine:
@@ -25,8 +24,8 @@ def eight_mi300x() -> Machine:
     )
 
 
-def rendered_draft(**changes: Any) -> Draft:
-    base = Draft(
+def rendered_draft(**changes: Any) -> RunSpec:
+    base = RunSpec(
         variant=Variant(model="tiny", precision="BF16", seq_len=128, micro_batch=2, steps=50),
         templates=(FileTemplate(path="run.sh", template="tiny/run.sh.j2"),),
         settings={"lr": 0.001, "compile": False, "flavor": "debug"},
@@ -40,7 +39,7 @@ def rendered_draft(**changes: Any) -> Draft:
 
 @pytest.fixture
 def given(tmp_path: Path):
-    def make(**changes: Any) -> Given:
+    def make(**changes: Any) -> RunInputs:
         card = changes.pop("card", Card(name="tiny", root=tmp_path, source="models.json", n_gpus="-1"))
         values: dict[str, Any] = {
             "run_id": "20260101T000000-tiny-abc123",
@@ -50,9 +49,9 @@ def given(tmp_path: Path):
             "machine": eight_mi300x(),
             "options": Options(workspace=tmp_path, output=tmp_path / "perf.csv"),
             "context": Context(),
-            "runtime": Choice(runtime="docker", origin="default"),
+            "runtime": RuntimeChoice(runtime="docker", origin="default"),
             "args": card.args,
         }
-        return Given(**{**values, **changes})
+        return RunInputs(**{**values, **changes})
 
     return make

@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from madlite.backends.recipe_book import read_book
-from madlite.measure.flops import active_weights
-from madlite.model import Architecture, Draft, Request, Shape, Variant
-from madlite.plan.architectures import find_architecture, known_architectures
+from madlite.measure.compute import active_weights
+from madlite.model import Architecture, Request, RunSpec, Shape, Variant
 from madlite.plan.make import make_plan
+from madlite.plan.place import find_architecture, known_architectures
 from madlite_plugins.hf.backend import HuggingFace
 from tests.plan.conftest import rendered_draft
 from tests.plugins.logs import gpu_machine
@@ -17,7 +17,7 @@ from tests.plugins.logs import gpu_machine
 TINY = Architecture(name="tiny", layers=2, hidden=8, heads=2, ffn=16, vocab=10, source="a test")
 
 
-def found(draft: Draft, settings=None, **variant):
+def found(draft: RunSpec, settings=None, **variant):
     changed = msgspec.structs.replace(draft.variant, **variant)
     return find_architecture(draft, changed, {**draft.settings, **(settings or {})})
 
@@ -89,7 +89,7 @@ def test_what_is_said_to_be_unknown_is():
 
 
 def test_a_run_without_a_model_has_no_shape():
-    assert find_architecture(Draft(), None, {}).origin == "no model is named"
+    assert find_architecture(RunSpec(), None, {}).origin == "no model is named"
     assert found(rendered_draft(variant=Variant(model=""))).architecture is None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from madlite.errors import UsageProblem
-from madlite.plan.batch import BatchEntry, read_batch
+from madlite.plan.images import BatchEntry, read_batch
 
 
 def test_entries_and_what_they_leave_out(tmp_path):

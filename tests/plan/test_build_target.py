@@ -6,8 +6,8 @@ import pytest
 
 from madlite.errors import UsageProblem
 from madlite.model import Gpu, Machine
-from madlite.plan.build_target import find_target
 from madlite.plan.context import read_context
+from madlite.plan.images import find_target
 
 NVIDIA = Machine(vendor="NVIDIA", gpus=(Gpu(index=0, arch="H100"),), architecture="H100")
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from madlite.catalog.datasets import PROVIDERS, Provider
-from madlite.model import Card, Secret
-from madlite.plan.data import Surroundings, plan_data
+from madlite.model import Card, Machine, Request, RunSpec, Secret, Traits
+from madlite.plan.context import Context, Options
+from madlite.plan.data import plan_data
+from madlite.plan.inputs import RunInputs
+from madlite.plan.place import RuntimeChoice
 
 MINIO = {"MAD_MINIO": ({"USERNAME": "reader", "PASSWORD": "hush", "MINIO_ENDPOINT": "http://store:9000"},)}
 AWS = {"MAD_AWS_S3": ({"USERNAME": "reader", "PASSWORD": "hush"},)}
@@ -19,17 +23,21 @@ def find(folder: Path, *sets: dict[str, Provider], data: tuple[str, ...] = (), *
     names = tuple(f"set{n}" for n in range(len(sets)))
     asked = zip(names, sets, strict=True)
     table = {name: {kind: given[kind] for kind in PROVIDERS if kind in given} for name, given in asked}
-    values = {
-        "sets": table,
-        "services": {},
-        "workspace": folder,
-        "inside": "/myworkspace",
-        "folder": "/myworkspace/madlite_runs/r",
-        "container": True,
-        "reach": lambda endpoint: "",
-    }
     card = Card(name="llama", root=folder, source="a test", data=data or names)
-    return plan_data(card, Surroundings(**{**values, **changes}))
+    containerised = changes.pop("container", True)
+    inputs = RunInputs(
+        run_id="r",
+        request=Request(card=card, tag="llama"),
+        backend="tiny",
+        draft=RunSpec(),
+        machine=Machine(),
+        options=Options(workspace=folder, output=folder / "perf.csv"),
+        context=Context(),
+        runtime=RuntimeChoice(runtime="any", origin="a test", traits=Traits(containerised=containerised)),
+        args="",
+        data_sets=table,
+    )
+    return plan_data(replace(inputs, **changes))
 
 
 def test_a_local_folder_is_mounted_read_only_unless_it_may_be_written(tmp_path: Path) -> None:
@@ -146,7 +154,7 @@ def test_a_set_that_data_json_does_not_have_keeps_the_run_from_starting(tmp_path
 
 
 def test_without_data_json_the_script_is_told_to_look_itself(tmp_path: Path) -> None:
-    one = find(tmp_path, data=("wiki",), sets=None)
+    one = find(tmp_path, data=("wiki",), data_sets=None)
     assert one.problem == "" and "wiki" in one.notes[0]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from madlite.errors import UsageProblem
 from madlite.model import Card
-from madlite.plan.dockerfiles import base_of, find_dockerfiles
+from madlite.plan.images import base_of, find_dockerfiles
 
 AMD = "# CONTEXT {'gpu_vendor': 'AMD', 'guest_os': 'UBUNTU'}\nARG BASE_DOCKER=rocm/pytorch\nFROM $BASE_DOCKER\n"
 
@@ -66,7 +66,7 @@ def test_a_dockerfile_that_cannot_be_read_is_one_sentence(card, tmp_path, monkey
     def shut(path: Path, root: Path) -> None:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr("madlite.plan.dockerfiles.read_as_spelled", shut)
+    monkeypatch.setattr("madlite.plan.images.read_as_spelled", shut)
     with pytest.raises(UsageProblem, match=r"x\.Dockerfile cannot be read: Permission denied"):
         find_dockerfiles(card, {})
 

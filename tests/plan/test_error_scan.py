@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from madlite.errors import UsageProblem
-from madlite.model import Action, Card, Draft, FileTemplate, ResultRule
-from madlite.model.jsontext import to_json
+from madlite.model import Action, Card, FileTemplate, ResultRule, RunSpec
+from madlite.model.values import to_json
+from madlite.plan.actions import BENIGN, PATTERNS, error_scan_origin, make_error_scan
 from madlite.plan.context import Context, read_context, without_effect
-from madlite.plan.error_scan import BENIGN, PATTERNS, error_scan_origin, make_error_scan
 
-SCRIPT = Draft(actions=(Action(kind="run", argv=("bash", "run.sh")),))
+SCRIPT = RunSpec(actions=(Action(kind="run", argv=("bash", "run.sh")),))
 
 
 def card(**extra) -> Card:
@@ -33,8 +33,8 @@ def test_a_script_is_scanned_with_the_usual_patterns():
 @pytest.mark.parametrize(
     "draft",
     [
-        Draft(templates=(FileTemplate(path="run.sh", template="tiny/run.sh.j2"),)),
-        Draft(actions=SCRIPT.actions, result_rule=ResultRule(kind="steps")),
+        RunSpec(templates=(FileTemplate(path="run.sh", template="tiny/run.sh.j2"),)),
+        RunSpec(actions=SCRIPT.actions, result_rule=ResultRule(kind="steps")),
     ],
 )
 def test_a_rendered_run_is_not_scanned(draft):

@@ -12,12 +12,10 @@ from madlite.errors import UsageProblem
 from madlite.images.buildkit import build_command
 from madlite.model import Card, Cause, Gpu, Machine, Secret, Status, Traits, to_json
 from madlite.plan.actions import model_dir, settle_model_dir
-from madlite.plan.context import Context, read_context
-from madlite.plan.dockerfiles import Dockerfile
-from madlite.plan.images import image_name
+from madlite.plan.context import Context, Options, read_context
+from madlite.plan.images import Dockerfile, image_name
 from madlite.plan.make import make_plan
-from madlite.plan.options import Options
-from madlite.plan.place import Choice, expand_ids, grant_gpus
+from madlite.plan.place import RuntimeChoice, expand_ids, grant_gpus
 from tests.plan.conftest import eight_mi300x, rendered_draft
 
 HOST = Traits(containerised=False)
@@ -129,7 +127,7 @@ def test_names_of_image_container_and_log(given, tmp_path):
 def test_on_the_host_runtime_paths_are_the_hosts(given, tmp_path):
     options = Options(workspace=tmp_path, output=tmp_path / "p.csv", python="/opt/py/bin/python")
     plan = make_plan(
-        given(card=card(tmp_path), options=options, runtime=Choice(runtime="host", origin="card", traits=HOST))
+        given(card=card(tmp_path), options=options, runtime=RuntimeChoice(runtime="host", origin="card", traits=HOST))
     )
     assert plan.image is None and plan.inside == str(tmp_path) and plan.mounts == ()
     assert plan.env["MADLITE_PYTHON"] == "/opt/py/bin/python"
@@ -144,7 +142,7 @@ def test_the_python_that_the_shell_exports_is_the_hosts_and_no_container_s(given
     def planned(runtime, exported):
         environ = {"MADLITE_PYTHON": exported}
         options = Options(workspace=tmp_path, output=tmp_path / "p.csv", python="/opt/py/bin/python", environ=environ)
-        chosen = Choice(runtime=runtime, origin="card", traits=HOST if runtime == "host" else Traits())
+        chosen = RuntimeChoice(runtime=runtime, origin="card", traits=HOST if runtime == "host" else Traits())
         return make_plan(given(card=card(tmp_path), options=options, runtime=chosen))
 
     plan = planned("host", "/opt/torch/bin/python")

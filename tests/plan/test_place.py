@@ -8,7 +8,7 @@ import pytest
 
 from madlite.errors import UsageProblem
 from madlite.model import Card, Cause, Problem, Traits
-from madlite.plan.options import Options
+from madlite.plan.context import Options
 from madlite.plan.place import choose_runtime
 
 TRAITS = {"docker": Traits(), "host": Traits(containerised=False), "pods": Traits(local=False)}

@@ -9,8 +9,16 @@ from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
 from madlite.model import Action, Image, Login, Secret
-from madlite.plan.plan_file import PlannedFile, SavedPlan, is_plan_file, plan_text, read_plan_file
-from madlite.plan.plan_secrets import known_secrets, name_secrets, secrets_in
+from madlite.plan.plan_file import (
+    PlannedFile,
+    SavedPlan,
+    is_plan_file,
+    known_secrets,
+    name_secrets,
+    plan_text,
+    read_plan_file,
+    secrets_in,
+)
 from tests.factories import make_plan
 
 TOKEN, PASSWORD = "hf_abcdefghijkl", "pass word"  # noqa: S105

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from madlite.plan.registries import login_to, name_in_registry, registry_of
+from madlite.plan.images import login_to, name_in_registry, registry_of
 
 HUB = {"dockerhub": {"repository": "org/repo", "username": "u", "password": "hush"}}
 

@@ -82,7 +82,7 @@ def test_values_survive_toml(value):
 
 
 def test_secrets_do_not_render(given, tmp_path):
-    from madlite.plan.options import Options
+    from madlite.plan.context import Options
 
     options = Options(workspace=tmp_path, output=tmp_path / "p", environ={"HF_TOKEN": "hf_hush_hush"})
     plan = make_plan(given(options=options, draft=rendered_draft()))
@@ -94,8 +94,8 @@ def test_secrets_do_not_render(given, tmp_path):
     "text", ['{{ plan.env["HF_TOKEN"].reveal() }}', "{{ plan.image.build_args.MAD_SECRETS_X.reveal() }}"]
 )
 def test_a_template_has_no_way_to_a_secret(given, tmp_path, text):
-    from madlite.plan.dockerfiles import Dockerfile
-    from madlite.plan.options import Options
+    from madlite.plan.context import Options
+    from madlite.plan.images import Dockerfile
 
     environ = {"HF_TOKEN": "hf_hush_hush", "MAD_SECRETS_X": "hf_hush_hush"}
     options = Options(workspace=tmp_path, output=tmp_path / "p", environ=environ)

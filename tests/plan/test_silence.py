@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from madlite.errors import UsageProblem
-from madlite.plan.silence import NO_READER, silence_limits
-from madlite.plan.values import Layer, resolve
+from madlite.plan.values import NO_READER, Layer, resolve, silence_limits
 
 
 def limits(*layers: Layer, reads_steps: bool = True):

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from madlite.errors import UsageProblem
-from madlite.plan.sizes import LEAST_BYTES, as_size, size_words
+from madlite.plan.fields import LEAST_BYTES, as_size, size_words
 from madlite.plan.values import Layer, resolve
 
 

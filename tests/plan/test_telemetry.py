@@ -1,14 +1,19 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import fields
 
 from madlite.errors import UsageProblem
-from madlite.plan.telemetry import telemetry_interval_s
+from madlite.model import RunPlan
+from madlite.plan.fields import targeted_values
 from madlite.plan.values import Layer, resolve
+
+DEFAULT_S = next(field.default for field in fields(RunPlan) if field.name == "telemetry_s")
 
 
 def interval(**values: str) -> float:
-    return telemetry_interval_s(resolve(None, {}, [Layer(origin="--set", values=dict(values))], "card"))
+    resolved = resolve(None, {}, [Layer(origin="--set", values=dict(values))], "card")
+    return targeted_values(resolved).get("telemetry_s", DEFAULT_S)
 
 
 @pytest.mark.parametrize(

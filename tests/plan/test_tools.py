@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from madlite.errors import UsageProblem
-from madlite.plan.context_keys import Tool
+from madlite.plan.context import Tool
 from madlite.plan.tools import FOLDER, ScriptCall, find_script, read_tools, stack
 
 BUNDLED = Path(__file__).parents[2] / "templates" / "tools"

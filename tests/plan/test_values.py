@@ -6,8 +6,8 @@ import pytest
 
 from madlite.errors import UsageProblem
 from madlite.model import Card, Variant
+from madlite.plan.context import Options
 from madlite.plan.make import make_plan
-from madlite.plan.options import Options
 from madlite.plan.values import Layer, resolve
 from tests.plan.conftest import rendered_draft
 

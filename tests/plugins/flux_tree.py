@@ -11,9 +11,9 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from madlite.measure.follow import Follower
-from madlite.measure.verdict import Verdict, Witnesses, judge
-from madlite.model import Card, Draft, Exit, Machine, Place, Request, RunPlan, Scalar
+from madlite.measure.monitor import LogMonitor
+from madlite.measure.verdict import Observation, Verdict, judge
+from madlite.model import Card, Exit, Machine, Place, Request, RunPlan, RunSpec, Scalar
 from madlite.plan.render import render
 from madlite_plugins.flux import madlite_failure_rules
 from madlite_plugins.flux.backend import Flux
@@ -169,11 +169,11 @@ def snapshot_download(repository, repo_type="model", revision=None, allow_patter
 """
 
 
-def drafts_of(tag: str, device: str = "MI300X", **asked: str) -> list[Draft]:
+def drafts_of(tag: str, device: str = "MI300X", **asked: str) -> list[RunSpec]:
     return list(Flux().expand(Request(card=card_of(tag), tag=tag, settings=asked), machine_of(device)))
 
 
-def plan_of(draft: Draft, machine: Machine | None = None, nodes: int = 1, **changes: Scalar) -> RunPlan:
+def plan_of(draft: RunSpec, machine: Machine | None = None, nodes: int = 1, **changes: Scalar) -> RunPlan:
     """Return the plan of a draft on all GPUs of a machine, with values of variant and settings changed."""
     machine = machine or machine_of("MI300X")
     known = set(draft.variant.__struct_fields__)
@@ -246,12 +246,12 @@ class Tree:
 
     def judged(self, plan: RunPlan, **env: str) -> Verdict:
         """Run a plan and return the verdict of it."""
-        follower = Follower([Flux().reader(plan)], madlite_failure_rules())
+        follower = LogMonitor([Flux().reader(plan)], madlite_failure_rules())
         done = self.run(plan, **env)
         follower.feed(done.stdout.encode())
         follower.feed(done.stderr.encode(), 2)
         follower.finish(self.run_folder)
-        return judge(plan, Witnesses(exit=Exit(code=done.returncode, duration_s=1.0)), follower)
+        return judge(plan, Observation(exit=Exit(code=done.returncode, duration_s=1.0)), follower)
 
 
 def numbers(verdict: Verdict) -> Mapping[str, str]:

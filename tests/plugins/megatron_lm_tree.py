@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from madlite.model import Card, Draft, Gpu, Machine, Place, Request, RunPlan, Scalar
+from madlite.model import Card, Gpu, Machine, Place, Request, RunPlan, RunSpec, Scalar
 from madlite.plan.render import render
 from madlite_plugins.megatron_lm.backend import MegatronLM
 from tests.plugins.logs import TEMPLATES
@@ -51,7 +51,7 @@ def card_of(name: str, args: str = "") -> Card:
     return Card(name=full, root=Path(), source="a test", n_gpus="-1", args=args or f"--model_repo {full}")
 
 
-def drafts(name: str, machine: Machine | None = None, **asked: str) -> list[Draft]:
+def drafts(name: str, machine: Machine | None = None, **asked: str) -> list[RunSpec]:
     card = card_of(name)
     return list(MegatronLM().expand(Request(card=card, tag=card.name, settings=asked), machine or machine_of()))
 

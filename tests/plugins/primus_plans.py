@@ -7,11 +7,10 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from madlite.model import Card, Finding, Gpu, Machine, Request, RunPlan, Traits
-from madlite.plan.context import read_context
-from madlite.plan.given import Given, layers
+from madlite.plan.context import Options, read_context
+from madlite.plan.inputs import RunInputs, layers
 from madlite.plan.make import make_plan
-from madlite.plan.options import Options
-from madlite.plan.place import Choice
+from madlite.plan.place import RuntimeChoice
 from madlite.plan.values import asked_values
 from madlite_plugins.primus.backend import Primus
 from tests.plugins.rendered import run_sh
@@ -68,7 +67,7 @@ def plans(
     request = replace(request, settings=asked_values(layers(request, known, options)))
     return [
         make_plan(
-            Given(
+            RunInputs(
                 run_id="r1",
                 request=request,
                 backend="primus",
@@ -76,7 +75,7 @@ def plans(
                 machine=on,
                 options=options,
                 context=known,
-                runtime=Choice(runtime=runtime, origin="a test", traits=Traits(containerised=runtime != "host")),
+                runtime=RuntimeChoice(runtime=runtime, origin="a test", traits=Traits(containerised=runtime != "host")),
                 args=card.args,
             )
         )

@@ -13,9 +13,9 @@ import msgspec
 import pytest
 
 from madlite.errors import UsageProblem
-from madlite.measure.follow import Follower
+from madlite.measure.monitor import LogMonitor
 from madlite.measure.multiple import read_results
-from madlite.measure.verdict import Witnesses, judge
+from madlite.measure.verdict import Observation, judge
 from madlite.model import Exit, Place, Request, Result, RunPlan, Status
 from madlite.plan.render import render
 from madlite.results.rows import build_rows
@@ -128,8 +128,8 @@ def test_how_far_a_rate_varies_may_be_nothing(tmp_path):
     (tmp_path / "results.csv").write_text("Recommendations/s (mean),Recommendations/s (std/mean)\n81920.25,0.00\n")
     argv = [sys.executable, TEMPLATES / "dlrm/results.py", tmp_path / "results.csv", tmp_path / RESULTS]
     assert subprocess.run(argv, check=False).returncode == 0
-    seen = Witnesses(exit=Exit(code=0, duration_s=1.0), results=read_results(tmp_path / RESULTS))
-    verdict = judge(plan, seen, Follower([Dlrm().reader(plan)]))
+    seen = Observation(exit=Exit(code=0, duration_s=1.0), results=read_results(tmp_path / RESULTS))
+    verdict = judge(plan, seen, LogMonitor([Dlrm().reader(plan)]))
     assert verdict.status is Status.SUCCESS and verdict.findings == ()
     result = Result(plan_id=plan.id, status=verdict.status, cause=verdict.cause, metrics=verdict.metrics)
     rows = [row.cells for row in build_rows(plan, result, pipeline="", build_number="", strict_header=False)]

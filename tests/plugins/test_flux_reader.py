@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from madlite.measure.follow import Follower
-from madlite.measure.verdict import Asked, judge_steps
+from madlite.measure.monitor import LogMonitor
+from madlite.measure.verdict import Expected, judge_steps
 from madlite.model import EffectiveConfig, Ended, Line, Quantity, Status, Step, Summary
 from madlite_plugins.flux.backend import Flux
 from madlite_plugins.flux.reader import FluxReader
@@ -32,8 +32,8 @@ def step(n: int, **values: object) -> str:
     return f"2026-11-21 00:26:03,018 - INFO - Step {n}: {{{text}}}"
 
 
-def follow(*texts: str) -> Follower:
-    log = Follower([FluxReader()], [])
+def follow(*texts: str) -> LogMonitor:
+    log = LogMonitor([FluxReader()], [])
     log.feed("\n".join(texts).encode() + b"\n")
     log.finish()
     return log
@@ -48,10 +48,10 @@ def test_the_real_log_has_twelve_steps_of_five_quantities():
 
 
 def test_the_real_log_s_median_and_mad_s_mean():
-    log = Follower([FluxReader()], [])
+    log = LogMonitor([FluxReader()], [])
     log.feed((LOGS / LOG).read_bytes())
     log.finish()
-    verdict = judge_steps(Asked(rule=Flux().result_rule(), warmup_steps=5, steps=12), log)
+    verdict = judge_steps(Expected(rule=Flux().result_rule(), warmup_steps=5, steps=12), log)
     told = {metric.metric: float(metric.text) for metric in verdict.metrics}
     after = [6.7313, 7.9568, 11.668, 13.056, 3.4956, 7.5527, 14.819]
     assert told["images_per_s_per_gpu"] == 7.9568
@@ -73,7 +73,7 @@ def test_hydra_s_own_format_of_a_line_is_read():
 @pytest.mark.parametrize("loss", ["nan", "inf", "-inf"])
 def test_a_loss_that_is_none_is_told_and_fails_the_run(loss):
     log = follow(*[step(n, step_loss=loss if n == 9 else 0.4) for n in range(1, 13)])
-    verdict = judge_steps(Asked(rule=Flux().result_rule(), steps=12), log)
+    verdict = judge_steps(Expected(rule=Flux().result_rule(), steps=12), log)
     assert verdict.reason == "the loss is not finite" and f"'step_loss': {loss}" in verdict.evidence
 
 
@@ -116,16 +116,16 @@ def test_a_loss_that_is_none_in_a_part_of_a_step_is_the_step_s(loss, n):
     (found,) = steps(read(FluxReader(), *early, step(1)))
     assert found.n == 1 and not math.isfinite(found.values[LOSS])
     log = follow(*[step(n) for n in range(1, 12)], *early, step(12))
-    verdict = judge_steps(Asked(rule=Flux().result_rule(), steps=12), log)
+    verdict = judge_steps(Expected(rule=Flux().result_rule(), steps=12), log)
     assert verdict.reason == "the loss is not finite"
 
 
 def test_a_loss_that_is_none_in_a_step_that_the_log_s_end_cut_short_fails_the_run(tmp_path):
-    log = Follower([FluxReader()], [])
+    log = LogMonitor([FluxReader()], [])
     whole = [step(n) for n in range(1, 13)]
     log.feed("\n".join([*whole, step(12, train_loss=None, step_loss="nan")]).encode() + b"\n")
     log.finish(tmp_path)
-    verdict = judge_steps(Asked(rule=Flux().result_rule(), steps=12), log)
+    verdict = judge_steps(Expected(rule=Flux().result_rule(), steps=12), log)
     assert verdict.reason == "the loss is not finite"
 
 
@@ -146,7 +146,7 @@ def test_of_a_sweep_the_last_training_counts_and_none_is_mixed_into_it():
     second = [RUN.format(2) + " train.py --num_iterations 11", *[step(n, fps_gpu=5.0) for n in range(1, 12)]]
     log = follow(*first, "INFO - Run 1 completed successfully!", *second, "INFO - Run 2 completed successfully!")
     assert log.trainings == 2 and log.ended and log.config["steps"] == "11"
-    verdict = judge_steps(Asked(rule=Flux().result_rule(), steps=11), log)
+    verdict = judge_steps(Expected(rule=Flux().result_rule(), steps=11), log)
     assert verdict.status is Status.SUCCESS and (verdict.window.n, verdict.window.max) == (6, 5.0)
 
 
@@ -157,7 +157,7 @@ def test_a_sweep_whose_launcher_is_not_in_the_log_is_not_mixed_either():
 
 def test_the_last_training_s_failure_is_the_log_s_and_an_earlier_one_s_is_not():
     good = [RUN.format(3) + " train.py", *[step(n) for n in range(1, 12)]]
-    rule = Asked(rule=Flux().result_rule())
+    rule = Expected(rule=Flux().result_rule())
     bad = [RUN.format(2) + " train.py", *[step(n) for n in range(1, 8)], FAILED]
     assert judge_steps(rule, follow(*bad, *good)).status is Status.SUCCESS
     failed = judge_steps(rule, follow(*good, *bad))
@@ -263,7 +263,7 @@ def test_a_log_that_was_cut_off_has_no_number_that_the_whole_has_not_in_any_chun
     data = "\n".join(step(n, fps_gpu=5.123 + n) for n in range(1, 25)).encode() + b"\n"
     ends = sorted({min(cut, len(data)) for cut in cuts} | {len(data)})
     parts = [data[a:b] for a, b in zip([0, *ends], ends, strict=False)]
-    whole, piecewise, cut = Follower([FluxReader()]), Follower([FluxReader()]), Follower([FluxReader()])
+    whole, piecewise, cut = LogMonitor([FluxReader()]), LogMonitor([FluxReader()]), LogMonitor([FluxReader()])
     whole.feed(data)
     for part in parts:
         piecewise.feed(part)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from madlite.measure.follow import Follower
-from madlite.measure.verdict import Asked, judge_steps
+from madlite.measure.monitor import LogMonitor
+from madlite.measure.verdict import Expected, judge_steps
 from madlite.model import Cause, EffectiveConfig, Ended, Line, Phase, Quantity, Step, Summary
 from madlite_plugins.hf.backend import HuggingFace
 from madlite_plugins.hf.reader import HuggingFaceReader
@@ -180,7 +180,7 @@ def test_a_state_file_has_the_steps_in_full_precision(tmp_path):
     (tmp_path / "outputs/checkpoint-5").mkdir(parents=True)
     (tmp_path / "outputs/checkpoint-5/trainer_state.json").write_text('{"log_history": [{"loss": 1.0, "step": 5}]}')
     (tmp_path / "outputs/trainer_state.json").write_text(STATE)
-    log = Follower([HuggingFaceReader()])
+    log = LogMonitor([HuggingFaceReader()])
     log.feed(b" 50%|#####     | 5/10 [00:01<00:01]\r{'loss': '6.87', 'learning_rate': '0.0007'}\n")
     log.feed(b"100%|##########| 10/10 [00:02<00:00]\r{'loss': '6.86', 'learning_rate': '0.0002'}\n")
     log.feed(b"{'train_runtime': '2.076', 'train_samples_per_second': '19.27'}\n")
@@ -281,8 +281,8 @@ def end(steps: int, runtime: float = 2.0764, epoch: object = None) -> str:
     return f"{{'train_runtime': {runtime}, 'train_steps_per_second': {round(steps / runtime, 3)}{more}}}"
 
 
-def followed(*texts: str) -> Follower:
-    log = Follower([HuggingFaceReader()])
+def followed(*texts: str) -> LogMonitor:
+    log = LogMonitor([HuggingFaceReader()])
     log.feed("".join(f"{text}\n" for text in texts).encode())
     log.finish()
     return log
@@ -294,12 +294,12 @@ def numbers(*texts: str) -> list[tuple[int, int]]:
 
 def test_a_training_that_came_to_its_end_is_complete_whatever_its_lines_cover():
     log = followed(*told(), loss(3.1), loss(3.0), loss(2.9), end(30))
-    verdict = judge_steps(Asked(rule=foreign_rule(), warmup_steps=0, steps=int(log.config["steps"])), log)
+    verdict = judge_steps(Expected(rule=foreign_rule(), warmup_steps=0, steps=int(log.config["steps"])), log)
     assert log.ended and list(log.steps.numbers()) == [1, 2, 3, 30]
     assert verdict.cause is Cause.NO_METRIC and "no step reports tokens" in verdict.reason, "no speed is made up"
     assert set(log.steps.quantities()) == {Quantity.LOSS, Quantity.GRAD_NORM, Quantity.LEARNING_RATE}
     cut = followed(*told(), loss(3.1), loss(3.0), loss(2.9))
-    verdict = judge_steps(Asked(rule=foreign_rule(), warmup_steps=0, steps=30), cut)
+    verdict = judge_steps(Expected(rule=foreign_rule(), warmup_steps=0, steps=30), cut)
     assert verdict.cause is Cause.INCOMPLETE and "step 3 was the last of 30" in verdict.reason
 
 

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from madlite.cli.main import call
 from madlite.errors import UsageProblem
-from madlite.model import Draft, Request
+from madlite.model import Request, RunSpec
 from madlite_plugins.hf.backend import HuggingFace
 from madlite_plugins.torchtitan.backend import Torchtitan
 from tests.plugins.test_torchtitan_tags import card_of, machine_of
@@ -37,7 +37,7 @@ PUBLISHED = [
 ]
 
 
-def drafts_of(name: str, device: str, **settings: str) -> list[Draft]:
+def drafts_of(name: str, device: str, **settings: str) -> list[RunSpec]:
     return list(HuggingFace().expand(Request(card=card_of(name), tag=name, settings=settings), machine_of(device)))
 
 
@@ -102,7 +102,7 @@ def test_mad_s_script_is_that_of_the_release(release, commit):
 
 
 def test_mad_s_figures_are_those_of_its_modes():
-    def names(draft: Draft) -> list[str]:
+    def names(draft: RunSpec) -> list[str]:
         return [metric.metric for metric in draft.result_rule.mad]
 
     (mads,) = drafts_of(EIGHT, "MI300X")
@@ -139,7 +139,7 @@ def test_mad_s_script_has_weights_and_biases_off_on_any_gpu():
         assert draft.env == {"WANDB_DISABLED": "true"}
 
 
-def named(recipe: str, **asked: str) -> Draft:
+def named(recipe: str, **asked: str) -> RunSpec:
     request = Request(card=card_of(OSS20), tag=OSS20, settings={"recipe": recipe, **asked})
     (draft,) = HuggingFace().expand(request, machine_of("H200"))
     return draft

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from madlite.measure.follow import Follower
-from madlite.measure.verdict import Verdict, Witnesses, judge, judge_line
+from madlite.measure.monitor import LogMonitor
+from madlite.measure.verdict import Observation, Verdict, judge, judge_line
 from madlite.model import Cause, Exit, Quantity, Status
 from madlite_plugins.hf.final_figures import figures_of, same_training
 from madlite_plugins.hf.reader import HuggingFaceReader
-from tests.measure.witnesses.runs import LOGS, script_plan, texts
+from tests.measure.checks.runs import LOGS, script_plan, texts
 
 V4 = "hf-trainer-transformers4.57-cpu-"
-DONE = Witnesses(exit=Exit(code=0, duration_s=1.0))
+DONE = Observation(exit=Exit(code=0, duration_s=1.0))
 
 
 def text_of(name: str) -> str:
     return (LOGS / f"{name}.log").read_text()
 
 
-def foreign(text: str) -> tuple[Follower, Verdict]:
-    log = Follower([HuggingFaceReader()])
+def foreign(text: str) -> tuple[LogMonitor, Verdict]:
+    log = LogMonitor([HuggingFaceReader()])
     log.feed(text.encode())
     log.finish()
     return log, judge_line(log)
@@ -28,7 +28,7 @@ def foreign(text: str) -> tuple[Follower, Verdict]:
 
 def of_script(text: str, **rule: str) -> Verdict:
     """Return the verdict of a card's own script with this output."""
-    log = Follower([], guest=HuggingFaceReader())
+    log = LogMonitor([], guest=HuggingFaceReader())
     log.feed(text.encode())
     log.finish(LOGS / "nowhere")
     return judge(script_plan(**(rule or {"kind": "performance_line"})), DONE, log)

@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from madlite.cli.main import call
 from madlite.errors import UsageProblem
-from madlite.measure.follow import Follower
-from madlite.measure.verdict import Witnesses, judge
+from madlite.measure.monitor import LogMonitor
+from madlite.measure.verdict import Observation, judge
 from madlite.model import Card, Exit, Line, Machine, Quantity, RunPlan, Status
 from madlite.testing.plans import Case, ask, options_of, plan_of
 from madlite_plugins.megatron_lm.reader import MegatronReader, recognise
@@ -87,10 +87,10 @@ def test_a_time_in_seconds_and_no_tokens_are_read_too():
 )
 def test_a_run_is_judged_by_what_megatron_prints(tmp_path, texts, status, word):
     plan = made(tmp_path, name="megatron_deepspeed", steps=20)
-    log = Follower([Torchrun().reader(plan)], [])
+    log = LogMonitor([Torchrun().reader(plan)], [])
     log.feed("\n".join(texts).encode() + b"\n")
     log.finish()
-    verdict = judge(plan, Witnesses(exit=Exit(code=0, duration_s=1.0)), log)
+    verdict = judge(plan, Observation(exit=Exit(code=0, duration_s=1.0)), log)
     assert verdict.status is status and word in verdict.reason
     if status is Status.SUCCESS:
         assert {one.metric: float(one.text) for one in verdict.metrics} == {"tokens_per_s_per_gpu": 16384.0}

@@ -11,9 +11,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from madlite.measure.diagnosis import Facts, diagnose
-from madlite.measure.follow import Follower
-from madlite.measure.verdict import Verdict, Witnesses, judge
+from madlite.measure.diagnosis import DiagnosisInput, diagnose
+from madlite.measure.monitor import LogMonitor
+from madlite.measure.verdict import Observation, Verdict, judge
 from madlite.model import Exit, Status
 from madlite_plugins.megatron_lm import madlite_failure_rules
 from madlite_plugins.megatron_lm.backend import MegatronLM
@@ -49,11 +49,11 @@ def wait_for(file: Path) -> None:
 
 
 def verdict(plan, done) -> Verdict:
-    return judge(plan, Witnesses(exit=Exit(code=done.returncode, duration_s=1.0)), follow(plan, done))
+    return judge(plan, Observation(exit=Exit(code=done.returncode, duration_s=1.0)), follow(plan, done))
 
 
-def follow(plan, done) -> Follower:
-    follower = Follower([MegatronLM().reader(plan)], madlite_failure_rules())
+def follow(plan, done) -> LogMonitor:
+    follower = LogMonitor([MegatronLM().reader(plan)], madlite_failure_rules())
     follower.feed(done.stdout.encode())
     follower.feed(done.stderr.encode(), 2)
     follower.finish()
@@ -103,7 +103,7 @@ def test_a_script_s_own_failure_is_the_run_s(tree):
     done = tree.run(made)
     judged = verdict(made, done)
     assert done.returncode == 1 and judged.evidence == "Model size not supported."
-    told = diagnose(judged.cause, judged.evidence, follow(made, done), Facts(plan=made, exit_code=1))
+    told = diagnose(judged.cause, judged.evidence, follow(made, done), DiagnosisInput(plan=made, exit_code=1))
     assert told.cause == "bad_option" and "--set model_size=" in told.hint
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from madlite.measure.follow import Follower
+from madlite.measure.monitor import LogMonitor
 from madlite.model import Card, EffectiveConfig, Ended, Line, Place, Quantity, RunPlan, Step, Summary, Variant
 from madlite_plugins.megatron_lm.reader import MegatronReader, recognise
 from tests.plugins.logs import LOGS, events, gpu_machine, lines, read, steps
@@ -266,7 +266,7 @@ def test_an_iteration_without_loss_had_a_loss_that_is_none():
     log = "megatron-lm-rocm_dev-gpt-cpu-nan-continue.log"
     losses = [step.values[Q.LOSS] for step in steps(events(MegatronReader(), log))]
     assert losses[0] == 9.029356 and all(map(math.isnan, losses[1:]))
-    follower = Follower([MegatronReader()])
+    follower = LogMonitor([MegatronReader()])
     follower.feed((LOGS / log).read_bytes())
     assert "iteration        2/      20" in follower.nan_loss
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from madlite.cli.main import call
-from madlite.measure.follow import Follower
-from madlite.measure.verdict import Asked, judge_steps
+from madlite.measure.monitor import LogMonitor
+from madlite.measure.verdict import Expected, judge_steps
 from madlite.model import EffectiveConfig, Ended, Line, Quantity, Request, Status, Step, Summary
 from madlite.plan.render import render
 from madlite_plugins.pytorch_fsdp import madlite_cards
@@ -55,10 +55,10 @@ def test_the_real_log_s_own_averages_are_kept_as_printed():
 
 
 def test_mad_s_figure_is_the_average_and_not_a_line():
-    log = Follower([TrainFsdpReader()], [])
+    log = LogMonitor([TrainFsdpReader()], [])
     log.feed((LOGS / LOG).read_bytes())
     log.finish()
-    verdict = judge_steps(Asked(rule=PytorchFsdp().result_rule(), warmup_steps=16, steps=32), log)
+    verdict = judge_steps(Expected(rule=PytorchFsdp().result_rule(), warmup_steps=16, steps=32), log)
     texts = {metric.metric: metric.text for metric in verdict.metrics}
     assert verdict.status is Status.SUCCESS
     assert texts["tok_per_s_per_gpu"] == "3292.2404146399494" and texts["TFLOPS_per_gpu"] == "0.009648529476300323"
@@ -66,11 +66,11 @@ def test_mad_s_figure_is_the_average_and_not_a_line():
 
 
 def test_the_published_length_gives_whole_windows_after_the_warm_up():
-    log = Follower([TrainFsdpReader()], [])
+    log = LogMonitor([TrainFsdpReader()], [])
     lines = [micro(n, 1.5 if n % 8 == 7 else 0.5, early=n <= 64) for n in range(128)]
     log.feed("\n".join(lines).encode())
     log.finish()
-    verdict = judge_steps(Asked(rule=PytorchFsdp().result_rule(), warmup_steps=64, steps=128), log)
+    verdict = judge_steps(Expected(rule=PytorchFsdp().result_rule(), warmup_steps=64, steps=128), log)
     # the window that ends at 72 covers micro-steps 65 to 72, and the warm-up is the first 64
     assert (verdict.window.n, verdict.window.first_step, verdict.window.last_step) == (8, 72, 128)
     assert verdict.window.median == pytest.approx(8000 / 5.0)
@@ -79,10 +79,10 @@ def test_the_published_length_gives_whole_windows_after_the_warm_up():
 @pytest.mark.parametrize("end", [b"Avg token per second: 32", b"TFLOP/s, 0.00964"])
 def test_an_average_that_was_cut_off_is_none(end):
     data = (LOGS / LOG).read_bytes()
-    log = Follower([TrainFsdpReader()], [])
+    log = LogMonitor([TrainFsdpReader()], [])
     log.feed(data[: data.index(end) + len(end)])
     log.finish()
-    metrics = judge_steps(Asked(rule=PytorchFsdp().result_rule(), warmup_steps=16, steps=32), log).metrics
+    metrics = judge_steps(Expected(rule=PytorchFsdp().result_rule(), warmup_steps=16, steps=32), log).metrics
     assert not any(float(metric.text) < 100 and metric.metric.startswith("tok") for metric in metrics)
     assert log.torn and not set(log.torn) & set(log.summary)
 
@@ -109,7 +109,7 @@ def test_a_line_that_was_cut_off_is_not_read():
 
 def test_nul_bytes_before_each_newline_lose_nothing():
     data = (LOGS / LOG).read_bytes()
-    plain, marked = Follower([TrainFsdpReader()]), Follower([TrainFsdpReader()])
+    plain, marked = LogMonitor([TrainFsdpReader()]), LogMonitor([TrainFsdpReader()])
     plain.feed(data)
     marked.feed(data.replace(b"\n", b"\0\n"))
     assert list(marked.steps) == list(plain.steps) and len(plain.steps) == 4
@@ -117,7 +117,7 @@ def test_nul_bytes_before_each_newline_lose_nothing():
 
 
 def test_a_second_training_in_the_log_begins_again():
-    log = Follower([TrainFsdpReader()])
+    log = LogMonitor([TrainFsdpReader()])
     log.feed((LOGS / LOG).read_bytes() + "\n".join(micro(n) for n in range(8)).encode() + b"\n")
     assert log.trainings == 2 and [step.n for step in log.steps] == [8] and log.summary == {}
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from madlite.measure.follow import Follower
+from madlite.measure.monitor import LogMonitor
 from madlite.measure.window import steady_window
 from madlite.model import Quantity
 from madlite_plugins.hf.backend import HuggingFace
@@ -34,7 +34,7 @@ BARE = {1: 9483.0, 2: 9488.0, 3: 9357.0, 4: 9352.0, 5: 9353.0}
 
 
 def read(name):
-    follower = Follower([TorchtitanReader()])
+    follower = LogMonitor([TorchtitanReader()])
     follower.feed((H200 / name).read_bytes())
     follower.finish()
     return follower
@@ -101,7 +101,7 @@ def test_the_median_of_another_trainer_is_the_one_of_its_log(name):
     warmup, performance = OTHERS[name]
     backend = Path(name).name.partition("-")[0]
     text = (RESULTS / name).read_text()
-    follower = Follower([reader_of(backend)])
+    follower = LogMonitor([reader_of(backend)])
     follower.feed(text.encode())
     follower.finish()
     window = steady_window(follower.steps, Quantity.TOKENS_PER_S_PER_GPU, warmup)

@@ -9,7 +9,7 @@ import pytest
 from madlite import PluginError, RecipeBackend, Request
 from madlite.backends.recipe_book import read_book
 from madlite.model import Architecture, Card, Machine
-from madlite.plan.architectures import find_architecture, known_architectures
+from madlite.plan.place import find_architecture, known_architectures
 from madlite_plugins.hf.backend import HuggingFace
 from madlite_plugins.megatron_lm.backend import MegatronLM
 from madlite_plugins.primus.backend import Primus

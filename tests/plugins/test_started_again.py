@@ -6,7 +6,7 @@ import pytest
 
 from madlite.backends.loader import load_plugins
 from madlite.model import Cause, Step
-from madlite.run.foreign import Reading, read_log
+from madlite.run.foreign import LogReading, read_log
 from tests.plugins.logs import LOGS, lines
 
 OOM = """Traceback (most recent call last):
@@ -38,7 +38,7 @@ TRAINER = """***** Running training *****
 """
 
 
-def parse(text: str) -> Reading:
+def parse(text: str) -> LogReading:
     return read_log("a.log", iter([text.encode()]), PLUGINS, None)
 
 

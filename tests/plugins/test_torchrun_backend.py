@@ -17,8 +17,8 @@ from msgspec.structs import replace
 
 from madlite.cli.main import call
 from madlite.errors import UsageProblem
-from madlite.measure.follow import Follower
-from madlite.measure.verdict import Asked, Witnesses, judge, judge_steps
+from madlite.measure.monitor import LogMonitor
+from madlite.measure.verdict import Expected, Observation, judge, judge_steps
 from madlite.model import Card, Cause, Ended, Exit, Line, Machine, Quantity, RunPlan, Status, Step, Traits
 from madlite.testing.plans import Case, ask, options_of, plan_of
 from madlite_plugins.torchrun.backend import Torchrun
@@ -120,10 +120,10 @@ def test_a_script_that_counts_from_0_has_done_a_step_when_it_says_so(tmp_path):
         (range(1, 20), False),
         (range(0, 21, 5), True),
     ):
-        log = Follower([Torchrun().reader(plan)])
+        log = LogMonitor([Torchrun().reader(plan)])
         log.feed("".join(f"step {n} loss 2.5 tps {100 + n}\n" for n in numbers).encode())
         log.finish()
-        verdict = judge_steps(Asked(rule=plan.result_rule, steps=20), log)
+        verdict = judge_steps(Expected(rule=plan.result_rule, steps=20), log)
         assert [step.n for step in log.steps] == list(numbers), "as it is printed"
         assert (verdict.status is Status.SUCCESS) == whole and verdict.suspect == ()
 
@@ -179,10 +179,10 @@ def test_a_time_s_median_is_the_row_and_a_bad_loss_a_failure(tmp_path):
     rows = [f"it {n} loss {3 - n / 10} {100 + n} ms\n" for n in range(1, 11)]
 
     def judged(text):
-        log = Follower([Torchrun().reader(plan)])
+        log = LogMonitor([Torchrun().reader(plan)])
         log.feed(text.encode())
         log.finish()
-        return judge_steps(Asked(rule=plan.result_rule, warmup_steps=5), log)
+        return judge_steps(Expected(rule=plan.result_rule, warmup_steps=5), log)
 
     good = judged("".join(rows))
     assert good.status is Status.SUCCESS and [one.metric for one in good.metrics] == ["step_time_s"]
@@ -334,10 +334,10 @@ def test_another_node_is_told_where_the_result_is(tmp_path, rank, told):
 
 def judged_run(plan, *texts: str):
     """Return the verdict of a run whose script ended with exit code 0."""
-    log = Follower([Torchrun().reader(plan)])
+    log = LogMonitor([Torchrun().reader(plan)])
     log.feed("".join(f"{text}\n" for text in texts).encode())
     log.finish(plan.workspace)
-    return judge(plan, Witnesses(exit=Exit(code=0, duration_s=1.0)), log)
+    return judge(plan, Observation(exit=Exit(code=0, duration_s=1.0)), log)
 
 
 LINES = [f"step {n} loss {3 - n / 10} tps {1000 + n}" for n in range(1, 16)]

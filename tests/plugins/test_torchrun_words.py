@@ -14,10 +14,10 @@ from msgspec.structs import replace
 
 from madlite.cli.main import call
 from madlite.errors import UsageProblem
-from madlite.measure.follow import Follower
-from madlite.measure.verdict import Witnesses, judge
+from madlite.files import template_root
+from madlite.measure.monitor import LogMonitor
+from madlite.measure.verdict import Observation, judge
 from madlite.model import Card, Exit, Machine, RunPlan, Status
-from madlite.resources import template_root
 from madlite.testing.plans import Case, ask, options_of, plan_of
 from madlite_plugins.torchrun.backend import Torchrun
 from madlite_plugins.torchrun.reads import SAMPLES
@@ -97,10 +97,10 @@ def test_steps_are_what_a_log_is_held_to_and_one_that_has_more_is_noted(tmp_path
     def judged(steps: int):
         plan = made(tmp_path, steps=steps)
         assert refused(plan) == ""
-        log = Follower([Torchrun().reader(plan)])
+        log = LogMonitor([Torchrun().reader(plan)])
         log.feed("".join(f"step {n} loss {3 - n / 10} tps {1000 + n}\n" for n in range(1, 16)).encode())
         log.finish(plan.workspace)
-        return judge(plan, Witnesses(exit=Exit(code=0, duration_s=1.0)), log)
+        return judge(plan, Observation(exit=Exit(code=0, duration_s=1.0)), log)
 
     verdict = judged(10)
     assert verdict.status is Status.SUCCESS and verdict.window.median == 1008.0

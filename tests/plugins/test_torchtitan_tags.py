@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from madlite.errors import UsageProblem
-from madlite.model import Card, Draft, Gpu, Machine, Place, Request, RunPlan
+from madlite.model import Card, Gpu, Machine, Place, Request, RunPlan, RunSpec
 from madlite_plugins.torchtitan.backend import Torchtitan
 from tests.plugins.logs import gpu_machine
 from tests.plugins.rendered import run_sh
@@ -53,7 +53,7 @@ def card_of(name: str) -> Card:
     return Card(name=name, root=Path(), source="a test", scripts="scripts/run.sh", args=f"--model_repo {name}")
 
 
-def drafts_of(name: str, device: str, **settings: str) -> list[Draft]:
+def drafts_of(name: str, device: str, **settings: str) -> list[RunSpec]:
     card = card_of(name)
     return list(Torchtitan().expand(Request(card=card, tag=name, settings=settings), machine_of(device)))
 

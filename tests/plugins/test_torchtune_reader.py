@@ -8,7 +8,7 @@ import shutil
 import msgspec
 import pytest
 
-from madlite.measure.mad import mad_metrics
+from madlite.measure.number import mad_metrics
 from madlite.measure.steps import Steps
 from madlite.model import EffectiveConfig, Ended, Line, Phase, Quantity, Step, Summary
 from madlite_plugins.hf.reader import recognise as hf_recognises

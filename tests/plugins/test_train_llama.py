@@ -10,8 +10,8 @@ import sys
 import pytest
 from msgspec.structs import replace
 
-from madlite.measure.follow import Follower
-from madlite.measure.verdict import Asked, judge_steps
+from madlite.measure.monitor import LogMonitor
+from madlite.measure.verdict import Expected, judge_steps
 from madlite.model import EffectiveConfig, Line, Quantity, Request, RunPlan, Status
 from madlite_plugins.hf.backend import HuggingFace
 from madlite_plugins.hf.reader import HuggingFaceReader
@@ -47,10 +47,10 @@ Peak memory use = 177240.11MB
 
 
 def test_micro_steps_of_a_bar_are_windows_each_counted_once():
-    log = Follower([HuggingFaceReader()], [])
+    log = LogMonitor([HuggingFaceReader()], [])
     log.feed("".join(bar(n, seconds=4.0 if n % 8 == 7 else 2.0) for n in range(32)).encode() + FINALS.encode())
     log.finish()
-    verdict = judge_steps(Asked(rule=train_llama_rule(), warmup_steps=16, steps=32), log)
+    verdict = judge_steps(Expected(rule=train_llama_rule(), warmup_steps=16, steps=32), log)
     assert verdict.status is Status.SUCCESS
     assert (verdict.window.n, verdict.window.first_step, verdict.window.last_step) == (2, 24, 32)
     assert verdict.window.median == pytest.approx(8 * 24000 / 18.0)
@@ -77,7 +77,7 @@ def test_a_caption_that_was_cut_off_is_no_micro_step():
 
 def test_ranks_have_windows_of_their_own_and_a_second_training_begins_again():
     once = [f"[rank{rank}]: {caption(n)}" for n in range(32) for rank in (0, 1)] + FINALS.splitlines()
-    log = Follower([HuggingFaceReader()], [])
+    log = LogMonitor([HuggingFaceReader()], [])
     log.feed("\n".join(once).encode())
     assert [(step.n, step.rank) for step in log.steps] == [(n, rank) for n in (8, 16, 24, 32) for rank in (0, 1)]
     log.feed("\n".join(["", *map(caption, range(8)), ""]).encode())
@@ -85,10 +85,10 @@ def test_ranks_have_windows_of_their_own_and_a_second_training_begins_again():
 
 
 def test_a_log_has_the_windows_and_averages_that_its_lines_come_to():
-    log = Follower([HuggingFaceReader()], [])
+    log = LogMonitor([HuggingFaceReader()], [])
     log.feed((LOGS / "hf-train_llama-made-up-numbers.log").read_bytes())
     log.finish()
-    verdict = judge_steps(Asked(rule=train_llama_rule(), warmup_steps=16, steps=32), log)
+    verdict = judge_steps(Expected(rule=train_llama_rule(), warmup_steps=16, steps=32), log)
     assert [step.n for step in log.steps] == [8, 16, 24, 32] and log.ended
     # micro-steps 24 to 31 take 2.02, 2.03 and 2.04 s in turn, the last of them 2.41 s, and have 24,576 tokens each
     last = log.steps.curve(Quantity.TOKENS_PER_S_PER_GPU).values[-1]

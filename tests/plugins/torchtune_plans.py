@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from madlite.model import Card, Draft, Gpu, Machine, Place, Request, RunPlan, Scalar
+from madlite.model import Card, Gpu, Machine, Place, Request, RunPlan, RunSpec, Scalar
 from madlite_plugins.torchtune.backend import Torchtune
 from tests.plugins.logs import gpu_machine
 
@@ -21,7 +21,7 @@ def machine_of(device: str, count: int = 8) -> Machine:
     return Machine(vendor="AMD", gpus=gpus, architecture=arch, product=f"AMD Instinct {device}", device=device)
 
 
-def drafts_of(name: str, device: str, **settings: str) -> list[Draft]:
+def drafts_of(name: str, device: str, **settings: str) -> list[RunSpec]:
     card = Card(name=name, root=Path(), source="a test", scripts="scripts/run.sh", args=f"--model_repo {name}")
     return list(Torchtune().expand(Request(card=card, tag=name, settings=settings), machine_of(device)))
 
@@ -31,7 +31,7 @@ def plan_of(name: str, device: str, **settings: str) -> RunPlan:
     return planned(drafts_of(name, device, **settings)[0], name, machine_of(device))
 
 
-def planned(draft: Draft, name: str, machine: Machine) -> RunPlan:
+def planned(draft: RunSpec, name: str, machine: Machine) -> RunPlan:
     return RunPlan(
         id="r1",
         card=Card(name=name, root=Path(), source="a test"),

@@ -21,9 +21,8 @@ from madlite.results.batch_journal import Asked, cards_asked
 from madlite.results.intent import Rows
 from madlite.results.rebuild import rebuild
 from madlite.results.record import Record, record_json
-from madlite.run.recovery.kept import add_kept
 from madlite.run.recovery.leftovers import end_orphans
-from madlite.run.recovery.unfinished import find_all, say_undone
+from madlite.run.recovery.unfinished import add_kept, find_all, say_undone
 from madlite.workspace.claims import claim_model_dir, lock_name
 from madlite.workspace.folder import PLAN, RECORD, unfinished
 from tests.factories import make_plan, note_made

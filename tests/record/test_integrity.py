@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from madlite.model import Row
-from madlite.plan.make import RUNS
+from madlite.plan.inputs import RUNS
 from madlite.results import append_rows
 from madlite.results.integrity import Integrity, changed_files
 from madlite.workspace.folder import open_runs

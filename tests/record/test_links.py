@@ -9,7 +9,7 @@ import pytest
 
 from madlite.errors import RecordError
 from madlite.model import Row
-from madlite.results.links import check_side_file, outside
+from madlite.results.locked import check_side_file, outside
 from madlite.results.perfcsv import append_rows, check_appendable
 from madlite.results.sidefiles import write_side_files
 from tests.record.golden import make_run, number

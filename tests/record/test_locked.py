@@ -12,7 +12,7 @@ import pytest
 
 from madlite.errors import RecordError
 from madlite.results import append_rows, check_appendable
-from madlite.results.lines import plain
+from madlite.results.header import plain
 from madlite.results.locked import make_folder
 
 from .reading import SMALL, models, records, row, table

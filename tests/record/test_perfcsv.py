@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from madlite.errors import RecordError
 from madlite.model import Row
 from madlite.results import STANDARD_COLUMNS, append_rows, save_beside
-from madlite.results.lines import plain
+from madlite.results.header import plain
 from madlite.safe_files import Folder
 
 from .limits import with_files_of_at_most

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from madlite.errors import RecordError, UsageProblem
 from madlite.model import Row, Status, to_json
-from madlite.results.header import STANDARD_COLUMNS
+from madlite.results.header import STANDARD_COLUMNS, plain_cells
 from madlite.results.intent import Rows, are_there
-from madlite.results.lines import plain_cells
 from madlite.results.perfcsv import append_rows
 from madlite.results.rebuild import rebuild
 from madlite.results.record import Record, record_json

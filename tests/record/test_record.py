@@ -16,10 +16,9 @@ from madlite.errors import RecordError
 from madlite.measure.steps import Steps
 from madlite.model import Cause, Metric, Provenance, Quantity, Result, Status, Step, Variant, to_json
 from madlite.results.intent import Rows
-from madlite.results.make import make_record, step_lines
+from madlite.results.make import make_record, step_lines, tame
 from madlite.results.record import SCHEMA, VERSION, Record, record_json, record_schema, result_of
 from madlite.results.stored import load_record, read_plan, read_record
-from madlite.results.tame import tame
 from madlite.workspace.folder import PLAN, RECORD
 from tests.factories import WINDOW, make_plan
 

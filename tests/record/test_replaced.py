@@ -8,7 +8,7 @@ from madlite.errors import RecordError
 from madlite.model import Row
 from madlite.results.perfcsv import append_rows
 from madlite.results.rebuild import rebuild
-from madlite.run.recovery.sweep import unwhole
+from madlite.run.recovery.leftovers import unwhole
 from madlite.safe_files import Folder
 
 from .test_rebuild import CELLS, place  # noqa: F401 - a fixture
@@ -23,7 +23,7 @@ def test_a_rebuild_that_fails_leaves_no_file_beside(place, tmp_path, monkeypatch
     def full(*args):
         raise OSError(28, "No space left on device")
 
-    for target in ("whole.keep_owner_and_mode", "rebuild.kept_copy", "rebuild.os.fsync", "replaced.os.fsync"):
+    for target in ("locked.keep_owner_and_mode", "rebuild.kept_copy", "rebuild.os.fsync"):
         with monkeypatch.context() as patch, pytest.raises(RecordError, match="no space"):
             patch.setattr(f"madlite.results.{target}", full)
             rebuild(place.perf, place.runs, force=True)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from madlite.model import Cause
-from madlite.results import superset, write_side_files
+from madlite.results import sidefiles, write_side_files
 
 from .golden import BLANK, GOLDEN, SIDE_FILES, failed, make_run, number, strict_json, written
 from .reading import table
@@ -134,7 +134,7 @@ def test_a_fault_of_ours_costs_its_own_file_alone(tmp_path: Path, monkeypatch: p
     def fail(data: bytes) -> None:
         raise TypeError("of ours")
 
-    monkeypatch.setattr(superset, "_entries", fail)
+    monkeypatch.setattr(sidefiles, "_entries", fail)
     (tmp_path / "perf_super.json").write_text("[]")
     plan, result = make_run(tmp_path, metrics=(number("5"),))
     (problem,) = write_side_files(plan, result, pipeline="", build_number="0")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 
-from madlite.workspace.collect import copy_matching
+from madlite.workspace.mounts import copy_matching
 
 
 def test_files_that_match_are_copied_and_folders_are_not(tmp_path):

@@ -19,8 +19,7 @@ from madlite.run.recovery.dead_processes import DeadRun, end_listed, find_dead_r
 from madlite.run.recovery.leftovers import Leftover, end_orphans, find_leftovers, remove
 from madlite.runtimes.docker import runtime as docker_runtime
 from madlite.runtimes.process_table import lives, process_table, send
-from madlite.workspace.folder import LOCK, PLAN
-from madlite.workspace.labels import FOLDER_LABEL, FOLDER_MARK, RUN_LABEL, RUN_MARK, SUPERVISOR_MARK
+from madlite.workspace.folder import FOLDER_LABEL, FOLDER_MARK, LOCK, PLAN, RUN_LABEL, RUN_MARK, SUPERVISOR_MARK
 from tests.factories import id_of, note_made
 from tests.waiting import wait_until
 

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from madlite.model import EngineOptions, Image
-from madlite.runtimes.docker.access import host_access
+from madlite.runtimes.docker.request import host_access
 from tests.factories import make_plan
 
 SAID = "the run opens this machine to its container: "

@@ -9,10 +9,10 @@ import pytest
 from msgspec.structs import replace
 
 from madlite.errors import RuntimeProblem
-from madlite.images import pull as docker_pull
-from madlite.images.answers import pull_problem
-from madlite.images.base import base_of, digest
+from madlite.images import image as docker_pull
 from madlite.images.buildkit import build_command, build_with_buildkit, needs_buildkit
+from madlite.images.client import pull_problem
+from madlite.images.image import base_of, digest
 from madlite.model import Cause, Image, Secret
 
 GIB = 1 << 30
@@ -79,7 +79,7 @@ def test_an_engines_folder_that_is_not_here_is_no_reason_to_refuse(tmp_path):
 def test_progress_adds_up_the_layers_and_speaks_now_and_then(monkeypatch):
     monkeypatch.setattr(docker_pull.time, "monotonic", lambda: 0.0)
     lines: list[str] = []
-    progress = docker_pull.Progress("rocm/x", lines.append)
+    progress = docker_pull.PullProgress("rocm/x", lines.append)
 
     def layer(name: str, share: float) -> None:
         detail = {"current": int(share * 5 * GIB), "total": 5 * GIB}

@@ -12,7 +12,7 @@ from madlite.cancellation import Cancellation, Interrupted
 from madlite.errors import RuntimeProblem, UsageProblem
 from madlite.model import EngineOptions
 from madlite.runtimes.docker import runtime as docker_runtime
-from madlite.runtimes.docker import start as docker_start
+from madlite.runtimes.docker import runtime as docker_start
 from madlite.runtimes.docker.runtime import DockerRuntime
 from tests.factories import make_plan
 

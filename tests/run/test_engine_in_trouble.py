@@ -8,22 +8,17 @@ import docker
 import pytest
 
 from madlite.errors import RuntimeProblem
-from madlite.images.base import base_digest
 from madlite.images.build import build
 from madlite.images.client import connect, explained
-from madlite.images.image import prepare_image
-from madlite.images.push import push
+from madlite.images.image import base_digest, prepare_image, push
 from madlite.model import Cause, Image, Mount
 from madlite.runtimes.docker import container as docker_container
+from madlite.runtimes.docker import runtime as docker_start
 from madlite.runtimes.docker import session as docker_session
-from madlite.runtimes.docker import start as docker_start
-from madlite.runtimes.docker.container import Container
+from madlite.runtimes.docker.container import Container, give_back
 from madlite.runtimes.docker.exec import Exec
-from madlite.runtimes.docker.give_back import give_back
-from madlite.runtimes.docker.runtime import DockerRuntime
-from madlite.runtimes.docker.session import KILLED, DockerSession
-from madlite.runtimes.docker.signals import send
-from madlite.runtimes.docker.start import remove_container
+from madlite.runtimes.docker.runtime import DockerRuntime, remove_container
+from madlite.runtimes.docker.session import KILLED, DockerSession, send
 from tests.factories import make_plan
 from tests.run.fake_engine import HANDED_OVER, FakeEngine, Lines, break_off, frame, in_a_row
 from tests.run.output import Output, bash

@@ -9,10 +9,10 @@ import pytest
 import requests
 
 from madlite.errors import RuntimeProblem
-from madlite.images import patience as docker_patience
+from madlite.images import client as docker_patience
 from madlite.images.client import API_LIMIT_S, connect
+from madlite.runtimes.docker import runtime as docker_start
 from madlite.runtimes.docker import session as docker_session
-from madlite.runtimes.docker import start as docker_start
 from madlite.runtimes.docker.container import Container
 from madlite.runtimes.docker.session import KILLED, DockerSession
 from tests.run.fake_engine import HANDED_OVER, FakeEngine

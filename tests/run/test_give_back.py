@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from madlite.runtimes.docker import give_back as docker_give_back
-from madlite.runtimes.docker.container import Container
-from madlite.runtimes.docker.give_back import STAMP, give_back
+from madlite.runtimes.docker import container as docker_give_back
+from madlite.runtimes.docker.container import STAMP, Container, give_back
 
 
 class Here:

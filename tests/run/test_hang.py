@@ -8,11 +8,8 @@ import pytest
 
 from madlite.model import Traits
 from madlite.run.watchdog import hang
-from madlite.run.watchdog.gpus import gpu_state
-from madlite.run.watchdog.hang import NO_PY_SPY, Inquiry
-from madlite.run.watchdog.inside import Inside, look_inside
-from madlite.run.watchdog.processes import Facts
-from madlite.run.watchdog.stacks import Dump
+from madlite.run.watchdog.hang import NO_PY_SPY, HangProbe, NodeFacts, gpu_state, look_inside
+from madlite.run.watchdog.processes import Dump, ProcessInfo
 from madlite.runtimes.docker.container import Container
 from madlite.runtimes.docker.session import DockerSession
 from madlite.runtimes.host.runtime import HostRuntime
@@ -21,14 +18,21 @@ from madlite.workspace.folder import RunFolder
 from tests.factories import HOST, id_of, make_plan
 
 NOWHERE = {"DOCKER_HOST": "unix:///nonexistent/docker.sock", "PATH": "/nonexistent"}
-RANK = Facts(pid=4_000_001, parent=1, state="T", rank="0", command="python train.py", python=True, stack="[<0>] x\n")
+RANK = ProcessInfo(
+    pid=4_000_001, parent=1, state="T", rank="0", command="python train.py", python=True, stack="[<0>] x\n"
+)
 STACK = 'Process 4: python\n\nThread 4 (idle): "MainThread"\n    waits (train.py:4)\n'
 
 
 @pytest.fixture
 def seen(monkeypatch):
     """What the run's processes and its container show; the test changes it."""
-    found = {"processes": (RANK,), "inside": Inside(), "dump": Dump(pid=4_000_001, rank="0", text=STACK), "spy": "spy"}
+    found = {
+        "processes": (RANK,),
+        "inside": NodeFacts(),
+        "dump": Dump(pid=4_000_001, rank="0", text=STACK),
+        "spy": "spy",
+    }
     wanted: list[list[str]] = []
 
     def inside(session, plan, what, left_s, cancelled):
@@ -51,7 +55,7 @@ def look(workspace, traits=HOST, lines=("loading", "step 9 token s3cret", "")):
     plan.folder.rmdir()
     folder = RunFolder.create(plan, [])
     try:
-        inquiry = Inquiry(
+        inquiry = HangProbe(
             folder, plan, HostRuntime(NOWHERE).attach(str(plan.folder)), NOWHERE, Redactor(["s3cret"]).text
         )
         found = inquiry.look(lines, threading.Event())
@@ -90,7 +94,7 @@ def test_a_run_of_which_nothing_is_left_is_said_to_be(seen, tmp_path):
 
 def test_what_a_container_shows_from_inside_comes_before_what_is_seen_from_here(seen, tmp_path):
     inside = Dump(pid=7, rank="1", text=STACK.replace("waits", "in_the_container"))
-    seen["inside"] = Inside(notes=("a note",), dumps=(inside,), gpus="GPU 0 idle\n")
+    seen["inside"] = NodeFacts(notes=("a note",), dumps=(inside,), gpus="GPU 0 idle\n")
     found, kept = look(tmp_path, Traits())
     assert found.evidence == "rank 1 in in_the_container (train.py:4)" and found.notes[0] == "a note"
     assert kept["gpus.txt"] == "GPU 0 idle\n" and "4000001" in kept["processes.txt"]
@@ -98,13 +102,13 @@ def test_what_a_container_shows_from_inside_comes_before_what_is_seen_from_here(
 
 
 def test_an_engine_elsewhere_is_asked_for_the_processes_too(seen, tmp_path):
-    seen["processes"], seen["inside"] = (), Inside(processes="pid 7 rank 0\n")
+    seen["processes"], seen["inside"] = (), NodeFacts(processes="pid 7 rank 0\n")
     found, kept = look(tmp_path, Traits())
     assert seen["wanted"][0] == ["stacks", "processes"] and kept["processes.txt"] == "pid 7 rank 0\n"
 
 
 def test_dumps_end_with_their_time_and_what_is_left_out_is_said(seen, tmp_path, monkeypatch):
-    seen["processes"] = (RANK, Facts(pid=4_000_002, parent=1, state="S", rank="1", python=True))
+    seen["processes"] = (RANK, ProcessInfo(pid=4_000_002, parent=1, state="S", rank="1", python=True))
     monkeypatch.setattr(hang, "STACKS_S", 0.0)
     assert look(tmp_path)[1]["stacks.txt"] == "2 Python processes were left out: there was no time\n"
 
@@ -123,7 +127,7 @@ def test_nothing_is_looked_into_that_cannot_be_seen(seen, tmp_path):
 
 
 def test_a_session_elsewhere_is_looked_into_and_this_machine_is_not(seen, tmp_path):
-    seen["inside"] = Inside(processes="pid 7 rank 0\n", gpus="GPU 0 idle\n")
+    seen["inside"] = NodeFacts(processes="pid 7 rank 0\n", gpus="GPU 0 idle\n")
     _, kept = look(tmp_path, Traits(local=False))
     assert seen["wanted"] == [["stacks", "processes"], ["gpus"]]
     assert kept["processes.txt"] == "pid 7 rank 0\n" and kept["gpus.txt"] == "GPU 0 idle\n"
@@ -135,7 +139,7 @@ def test_dumps_of_several_nodes_are_told_apart_where_process_numbers_are_the_sam
         Dump(pid=7, parent=1, rank=str(node), local_rank="0", text=STACK.replace("waits", f"on_{node}"), node=node)
         for node in (0, 1)
     ]
-    seen["inside"] = Inside(dumps=tuple(dumps))
+    seen["inside"] = NodeFacts(dumps=tuple(dumps))
     found, kept = look(tmp_path, Traits(local=False))
     assert found.evidence == "rank 0 in on_0 (train.py:4); rank 1 in on_1 (train.py:4)"
     assert "=== node 1 pid 7 rank 1\n" in kept["stacks.txt"]

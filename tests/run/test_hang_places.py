@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from madlite.run.watchdog.places import Standing, in_order, standing
-from madlite.run.watchdog.processes import Facts
-from madlite.run.watchdog.stacks import Dump
+from madlite.run.watchdog.processes import Dump, ProcessInfo, RankPlaces, in_order, standing
 
 TEXT = """Process {pid}: {command}
 Python v3.12.3 (/usr/bin/python3.12)
@@ -40,7 +38,7 @@ def test_two_ranks_in_different_lines_of_one_module_share_no_place():
             ("stuck_in_my_loader (hang.py:10)", "<module> (hang.py:11)"),
         )
     )
-    assert found == Standing(
+    assert found == RankPlaces(
         words="rank 1 in stuck_in_my_loader (hang.py:10); rank 0 in synchronize (torch/cuda/__init__.py:1162)",
         odd="rank 1",
     )
@@ -49,7 +47,7 @@ def test_two_ranks_in_different_lines_of_one_module_share_no_place():
 def test_the_one_rank_of_eight_that_is_elsewhere_is_told_first():
     stacks = [(REDUCE.format(line=2806), *STEP)] * 8
     stacks[3] = LOADS
-    assert standing(ranks(*stacks)) == Standing(
+    assert standing(ranks(*stacks)) == RankPlaces(
         words="rank 3 in next_batch (data.py:12); "
         "7 of 8 ranks in all_reduce (torch/distributed/distributed_c10d.py:2806)",
         odd="rank 3",
@@ -64,13 +62,13 @@ def test_the_same_call_in_other_lines_is_another_place():
 
 
 def test_ranks_that_all_stand_in_one_place_have_no_odd_one():
-    assert standing(ranks(STEP, STEP)) == Standing(words="2 of 2 ranks in train_step (train.py:40)")
+    assert standing(ranks(STEP, STEP)) == RankPlaces(words="2 of 2 ranks in train_step (train.py:40)")
     inner = ("<module> (hang.py:5)",)
     assert standing(ranks(inner, inner)).words == "2 of 2 ranks in <module> (hang.py:5)", "the line is theirs"
 
 
 def test_of_as_many_ranks_each_nobody_is_the_odd_one_unless_the_others_wait():
-    assert standing(ranks(("f (a.py:1)",), ("g (a.py:2)",))) == Standing(
+    assert standing(ranks(("f (a.py:1)",), ("g (a.py:2)",))) == RankPlaces(
         words="rank 0 in f (a.py:1); rank 1 in g (a.py:2)"
     )
     backward = "_engine_run_backward (torch/autograd/graph.py:829)"
@@ -120,11 +118,11 @@ def test_calls_that_are_shared_crosswise_come_to_an_end():
 
 
 def test_one_ranks_innermost_calls_are_told():
-    assert standing([dumped(5, "0", "get (queue.py:171)", *STEP)]) == Standing(
+    assert standing([dumped(5, "0", "get (queue.py:171)", *STEP)]) == RankPlaces(
         words="rank 0 in get (queue.py:171) < train_step (train.py:40) < main (train.py:90)", odd="rank 0"
     )
     alone = [dumped(4, "", "wait (popen.py:1)", command=AGENT), dumped(5, "", *STEP), dumped(6, "", "other (x.py:1)")]
-    assert standing(alone) == Standing(
+    assert standing(alone) == RankPlaces(
         words="in train_step (train.py:40) < main (train.py:90) < <module> (train.py:99)", odd="it"
     )
 
@@ -160,12 +158,12 @@ def test_what_a_rank_started_is_none_in_whatever_order_they_come():
 
 
 def test_nothing_is_told_of_dumps_that_failed():
-    assert standing([Dump(pid=1, rank="0", text="", problem="py-spy: Permission denied")]) == Standing()
-    assert standing([]) == Standing()
+    assert standing([Dump(pid=1, rank="0", text="", problem="py-spy: Permission denied")]) == RankPlaces()
+    assert standing([]) == RankPlaces()
 
 
-def process(pid: int, parent: int = 1, rank: str = "", python: bool = True, **more: str) -> Facts:
-    return Facts(pid=pid, parent=parent, state="S", rank=rank, python=python, **more)
+def process(pid: int, parent: int = 1, rank: str = "", python: bool = True, **more: str) -> ProcessInfo:
+    return ProcessInfo(pid=pid, parent=parent, state="S", rank=rank, python=python, **more)
 
 
 def test_each_ranks_own_process_comes_before_what_it_started():

@@ -9,7 +9,15 @@ import sys
 
 import pytest
 
-from madlite.run.watchdog.processes import Facts, cpu_times, find_processes, kernel_stacks, notes_of, read_facts, table
+from madlite.run.watchdog.processes import (
+    ProcessInfo,
+    cpu_times,
+    find_processes,
+    kernel_stacks,
+    notes_of,
+    read_facts,
+    table,
+)
 
 STAT = "{pid} (pt_main (x) y) {state} 1 {pid} {pid} 0 -1 4194304 1 0 0 0 250 50 0 0 20 0 12 0 100 1 1\n"
 
@@ -33,7 +41,7 @@ def test_what_a_process_is_and_waits_for(tmp_path):
     (folder / "task/79").mkdir()
     (folder / "task/79/stat").write_text("79 (t) S 1")
     found = read_facts(folder, {"RANK": "3", "LOCAL_RANK": "1"})
-    assert found == Facts(
+    assert found == ProcessInfo(
         pid=77,
         parent=1,
         state="D",
@@ -64,7 +72,7 @@ def test_a_process_that_ended_or_may_not_be_read_is_left_out(tmp_path):
 
 def test_the_table_has_what_each_process_used_of_a_cpu_meanwhile(tmp_path):
     one = read_facts(fake(tmp_path, 3, "R"), {"RANK": "0", "LOCAL_RANK": "0"})
-    two = Facts(pid=44444, parent=3, state="S", command="cat")
+    two = ProcessInfo(pid=44444, parent=3, state="S", command="cat")
     head, first, second = table([one, two], {3: one.cpu_s + 5}, 5.0).splitlines()
     assert head.split() == ["PID", "PPID", "RANK", "LOCAL", "STATE", "THR", "CPU_S", "CPU%", "WCHAN", "COMMAND"]
     assert first.split() == ["3", "1", "0", "0", "R", "12", f"{one.cpu_s:.1f}", "100", "-", "python", "train.py"]
@@ -73,9 +81,9 @@ def test_the_table_has_what_each_process_used_of_a_cpu_meanwhile(tmp_path):
 
 
 def test_stopped_processes_and_deaf_ones_are_named():
-    found = [Facts(pid=n, parent=1, state=state) for n, state in enumerate("TTSSSTTTR", 1)]
+    found = [ProcessInfo(pid=n, parent=1, state=state) for n, state in enumerate("TTSSSTTTR", 1)]
     assert notes_of(found) == ("5 of 9 processes stopped by a signal or a debugger (pid 1, 2, 6, 7, …)",)
-    stuck = [Facts(pid=8, parent=1, state="D", wchan="nfs_wait"), Facts(pid=9, parent=1, state="S")]
+    stuck = [ProcessInfo(pid=8, parent=1, state="D", wchan="nfs_wait"), ProcessInfo(pid=9, parent=1, state="S")]
     assert notes_of(stuck) == ("1 of 2 processes waiting in the kernel in nfs_wait, deaf to signals (pid 8)",)
     assert notes_of(found[2:5]) == ()
 
@@ -86,7 +94,7 @@ def test_a_runs_processes_are_found_by_their_mark_and_their_children_by_their_pa
     env = {**os.environ, "MADLITE_RUN_ID": "test-hang-processes", "RANK": "5"}
     started = subprocess.Popen([sys.executable, "-c", code], env=env, start_new_session=True)
     try:
-        found: tuple[Facts, ...] = ()
+        found: tuple[ProcessInfo, ...] = ()
         while len(found) < 2 or found[1].command != "sleep 60":
             found = find_processes("test-hang-processes")
         assert (found[0].pid, found[0].rank, found[0].python) == (started.pid, "5", True)

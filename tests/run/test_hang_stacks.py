@@ -8,9 +8,7 @@ import threading
 
 import pytest
 
-from madlite.run.watchdog.places import standing
-from madlite.run.watchdog.processes import Facts
-from madlite.run.watchdog.stacks import Dump, Frame, dump, find_py_spy, main_frames
+from madlite.run.watchdog.processes import Dump, Frame, ProcessInfo, dump, find_py_spy, main_frames, standing
 
 TEXT = """Process {pid}: /opt/venv/bin/python3 -u train.py
 Python v3.12.3 (/usr/bin/python3.12)
@@ -31,8 +29,8 @@ def dumped(pid: int, rank: str, *frames: str) -> Dump:
     return Dump(pid=pid, rank=rank, text=TEXT.format(pid=pid, frames="\n".join(f"    {frame}" for frame in frames)))
 
 
-def process(pid: int, rank: str = "") -> Facts:
-    return Facts(pid=pid, parent=1, state="S", rank=rank, python=True)
+def process(pid: int, rank: str = "") -> ProcessInfo:
+    return ProcessInfo(pid=pid, parent=1, state="S", rank=rank, python=True)
 
 
 def test_the_main_threads_frames_are_read_wherever_it_stands():

@@ -19,9 +19,8 @@ from madlite.run.recovery.dead_processes import end_listed, find_dead_runs
 from madlite.run.watchdog.processes import find_processes
 from madlite.runtimes.host import session as host_session
 from madlite.runtimes.host import supervisor as host_supervisor
-from madlite.runtimes.host.processes import marked_processes
 from madlite.runtimes.host.runtime import HostRuntime
-from madlite.runtimes.process_table import Process, descendants, lives, process_table, send
+from madlite.runtimes.process_table import Process, descendants, lives, marked_processes, process_table, send
 from tests.factories import make_plan
 from tests.run.output import Output, bash, once_it_said, stop_once_it_said
 from tests.waiting import wait_until

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from madlite.model import Chunk
-from madlite.reports.log import read_log
-from madlite.reports.log_parts import LogParts
+from madlite.reports.log import LogParts, read_log
 from madlite.run.log import RunLog
 from madlite.safe_files import Folder
 from madlite.workspace.log_file import LEFT_OUT, LogFile

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from madlite.errors import RuntimeProblem
+from madlite.images import client
 from madlite.images import client as docker_client
-from madlite.images import podman
 from madlite.images.client import DEFAULT_ADDRESS, docker_address, podman_note
 
 NVIDIA = {"Driver": "", "DeviceIDs": ["0", "3"], "Capabilities": [["gpu"]]}
@@ -29,7 +29,7 @@ def sockets(tmp_path, monkeypatch):
     own = tmp_path / "runtime/podman/podman.sock"
     own.parent.mkdir(parents=True)
     monkeypatch.setattr(docker_client, "SOCKET", docker)
-    monkeypatch.setattr(podman, "SYSTEM_SOCKET", system)
+    monkeypatch.setattr(client, "SYSTEM_SOCKET", system)
     return docker, own, system
 
 
@@ -69,18 +69,18 @@ def test_podman_is_named_where_it_was_found_unasked(sockets, tmp_path):
 )
 def test_podman_is_asked_for_gpus_by_their_cdi_names(asked, names):
     host = {"DeviceRequests": [asked]}
-    podman.ask_for_gpus(Engine("Podman Engine", "5.10.1"), host)
+    client.ask_for_gpus(Engine("Podman Engine", "5.10.1"), host)
     assert host == {"DeviceRequests": [{"Driver": "cdi", "DeviceIDs": names}]}
 
 
 def test_docker_is_asked_in_its_own_words():
     host = {"DeviceRequests": [NVIDIA]}
-    podman.ask_for_gpus(Engine("Engine", "20.10.24"), host)
+    client.ask_for_gpus(Engine("Engine", "20.10.24"), host)
     assert host == {"DeviceRequests": [NVIDIA]}
 
 
 @pytest.mark.parametrize("version", ["4.3.1", "5.3.2", "3.4"])
 def test_a_podman_that_would_leave_gpus_out_is_refused(version):
     with pytest.raises(RuntimeProblem, match=f"podman {version} gives no NVIDIA GPUs"):
-        podman.ask_for_gpus(Engine("Podman Engine", version), {"DeviceRequests": [NVIDIA]})
-    podman.ask_for_gpus(Engine("Podman Engine", version), {})
+        client.ask_for_gpus(Engine("Podman Engine", version), {"DeviceRequests": [NVIDIA]})
+    client.ask_for_gpus(Engine("Podman Engine", version), {})

@@ -15,9 +15,8 @@ from madlite.runtimes.docker import session as docker_session
 from madlite.runtimes.docker.container import Container
 from madlite.runtimes.docker.exec import Exec
 from madlite.runtimes.docker.session import DockerSession
-from madlite.runtimes.host.processes import marked_processes
-from madlite.runtimes.process_table import OpenProcess
-from madlite.workspace.labels import FOLDER_LABEL, FOLDER_MARK, RUN_LABEL, RUN_MARK
+from madlite.runtimes.process_table import OpenProcess, marked_processes
+from madlite.workspace.folder import FOLDER_LABEL, FOLDER_MARK, RUN_LABEL, RUN_MARK
 
 NO_ENGINE = {"DOCKER_HOST": "unix:///nonexistent/docker.sock"}
 

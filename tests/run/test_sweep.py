@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from madlite.run.recovery.sweep import sweep, unwhole
+from madlite.run.recovery.leftovers import sweep, unwhole
 from madlite.workspace.folder import LOCK, PLAN
 
 DEAD = 2**22 + 7  # above every process id of Linux

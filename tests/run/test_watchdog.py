@@ -9,14 +9,12 @@ import pytest
 
 from madlite.model import Cause, Chunk, Quantity, ResultRule, Step
 from madlite.run.stop import StopControl
-from madlite.run.watchdog.found import Found
-from madlite.run.watchdog.reasons import StopReason
-from madlite.run.watchdog.silence import Quiet, Silence
-from madlite.run.watchdog.watchdog import INQUEST_LIMIT_S, Watchdog, hang_hint
+from madlite.run.watchdog.progress_monitor import ProgressMonitor, SilenceNote
+from madlite.run.watchdog.watchdog import INQUEST_LIMIT_S, HangReport, StopReason, Watchdog, hang_hint
 from tests.factories import make_plan
 from tests.run.test_stop import FakeSession
 
-FOUND = Found(
+FOUND = HangReport(
     notes=("2 of 2 processes stopped",),
     kept="stacks in here/",
     evidence="rank 1 in next_batch (data.py:3)",
@@ -34,14 +32,16 @@ class Dog:
         self.through = threading.Event()
         self.asked: list[threading.Event] = []
         self.fails = False
-        self.silence = Silence(make_plan(folder, result_rule=ResultRule(kind="steps"), **limits), lambda: self.now)
+        self.silence = ProgressMonitor(
+            make_plan(folder, result_rule=ResultRule(kind="steps"), **limits), lambda: self.now
+        )
         self.dog = Watchdog(
             self.silence, self.inquire, tell=self.told.append, say=self.said.append, now=lambda: self.now
         )
         self.action = self.silence.following()
         self.action.__enter__()
 
-    def inquire(self, cancelled: threading.Event) -> Found:
+    def inquire(self, cancelled: threading.Event) -> HangReport:
         self.asked.append(cancelled)
         self.through.wait(10)
         if self.fails:
@@ -109,8 +109,8 @@ def test_before_the_first_step_the_other_option_is_named(tmp_path):
     + [("4 of 9 ranks", "look where 4 of 9 ranks stand; ")],
 )
 def test_the_ranks_to_look_at_are_named_where_some_stand_apart(odd, look):
-    quiet = Quiet(text="no step", for_s=1.0, hung=True, option="--silence-limit")
-    assert hang_hint(quiet, Found(odd=odd)) == f"{look}--silence-limit SECONDS waits longer"
+    quiet = SilenceNote(text="no step", for_s=1.0, hung=True, option="--silence-limit")
+    assert hang_hint(quiet, HangReport(odd=odd)) == f"{look}--silence-limit SECONDS waits longer"
 
 
 def test_a_run_that_goes_on_meanwhile_is_not_stopped(dog):
@@ -159,7 +159,7 @@ class Hanging:
     def __init__(self, folder, inquire, limit_s: float | None = None) -> None:
         plan = make_plan(folder, result_rule=ResultRule(kind="steps"), start_silence_s=0.02)
         self.said: list[str] = []
-        dog = Watchdog(Silence(plan), inquire, say=self.said.append)
+        dog = Watchdog(ProgressMonitor(plan), inquire, say=self.said.append)
         self.watch, self.session = StopControl(limit_s, 5.0, self.said.append, dog), FakeSession()
 
     def run(self, meanwhile=lambda: None) -> StopReason | None:
@@ -183,7 +183,7 @@ def test_the_watch_stops_a_run_that_hangs_as_gently_as_at_its_time_limit(tmp_pat
 def test_ctrl_c_and_the_clock_win_while_the_evidence_is_collected_and_call_it_off(tmp_path, by):
     asked, called_off = threading.Event(), threading.Event()
 
-    def inquire(cancelled: threading.Event) -> Found:
+    def inquire(cancelled: threading.Event) -> HangReport:
         asked.set()
         if cancelled.wait(10):
             called_off.set()
@@ -204,7 +204,7 @@ def test_ctrl_c_and_the_clock_win_while_the_evidence_is_collected_and_call_it_of
 def test_a_run_that_ends_by_itself_while_it_is_looked_at_has_no_reason(tmp_path):
     asked = threading.Event()
 
-    def inquire(cancelled: threading.Event) -> Found:
+    def inquire(cancelled: threading.Event) -> HangReport:
         asked.set()
         cancelled.wait(10)
         return FOUND
@@ -221,7 +221,7 @@ def test_a_run_that_ends_by_itself_while_it_is_looked_at_has_no_reason(tmp_path)
 def test_a_time_limit_names_the_silence_that_it_ended(tmp_path):
     plan = make_plan(tmp_path, result_rule=ResultRule(kind="steps"))
     now = [0.0]
-    silence = Silence(plan, lambda: now[0])
+    silence = ProgressMonitor(plan, lambda: now[0])
     watch, session = StopControl(0.05, 1.0, dog=Watchdog(silence, lambda cancelled: FOUND)), FakeSession()
     clock = ExitStack()
     clock.enter_context(watch.off_the_clock())

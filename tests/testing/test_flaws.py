@@ -16,12 +16,12 @@ import pytest
 from msgspec.structs import replace
 
 from madlite import (
-    Draft,
     Finding,
     MadMetric,
     PatternReader,
     Quantity,
     ResultRule,
+    RunSpec,
     Step,
     UsageProblem,
     Variant,
@@ -76,7 +76,7 @@ _KEPT = {"name": "a name", "lr": 0.1}
 
 def keeps(self, request, machine):
     (draft,) = Good.expand(self, request, machine)
-    return [Draft(variant=draft.variant, templates=draft.templates, settings=_KEPT, result_rule=draft.result_rule)]
+    return [RunSpec(variant=draft.variant, templates=draft.templates, settings=_KEPT, result_rule=draft.result_rule)]
 
 
 def no_list(self, request, machine):
@@ -298,7 +298,7 @@ BROKEN = [
     ("names", broken(files={"run.sh": "good/train.toml.j2"}), "two templates are written to it", "one template"),
     (
         "names",
-        broken(draft=lambda self, request, variant, machine: Draft(variant=variant, result_rule=RULE)),
+        broken(draft=lambda self, request, variant, machine: RunSpec(variant=variant, result_rule=RULE)),
         "nothing to run",
         "run.sh",
     ),
@@ -425,7 +425,7 @@ def test_what_is_wrong_is_said_with_what_to_do(place, monkeypatch, name, backend
     monkeypatch.setenv("KIT_LEFT_THIS", "")
     monkeypatch.chdir(place)
     Third.made = 0
-    monkeypatch.setattr("madlite.testing.fuzz.LINE_LIMIT_S", 0.2)
+    monkeypatch.setattr("madlite.testing.reading.LINE_LIMIT_S", 0.2)
     flaws = check(backend, place, name, most=None if "every machine" in what else 3)
     assert any(what in str(flaw) and mend in flaw.mend for flaw in flaws), list(map(str, flaws))
     assert {flaw.check for flaw in flaws} == {name}
@@ -457,11 +457,11 @@ def test_what_is_done_once_and_cached_is_seen_whatever_asked_before(place, monke
 )
 def test_what_waits_is_not_waited_for(place, monkeypatch, name, backend, mend):
     for module, limit in (
-        ("limits", "CALL_LIMIT_S"),
+        ("flaws", "CALL_LIMIT_S"),
         ("plans", "CALL_LIMIT_S"),
         ("subject", "LOG_LIMIT_S"),
         ("reading", "LOG_LIMIT_S"),
-        ("fuzz", "LINE_LIMIT_S"),
+        ("reading", "LINE_LIMIT_S"),
     ):
         monkeypatch.setattr(f"madlite.testing.{module}.{limit}", 0.01)
     begin = time.monotonic()

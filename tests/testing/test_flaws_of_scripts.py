@@ -64,7 +64,7 @@ SCRIPTS = [
     (
         "quoting",
         'x={{ variant.model | sh }}\nn=$((x + 1))\ntrain "$n"\n',
-        "keeps run.sh from being read to its end",
+        "keeps run.sh from being run to its end",
         "filter sh",
     ),
     (
@@ -79,7 +79,7 @@ SCRIPTS = [
         "",
         "",
     ),
-    ("quoting", "while true; do train; done\n", "could not be read to its end", "let loops that wait call sleep"),
+    ("quoting", "while true; do train; done\n", "could not be run to its end", "let loops that wait call sleep"),
     (
         "quoting",
         "until [ -f ready ]; do sleep 1; done\ntrain {{ settings.name }}\n",

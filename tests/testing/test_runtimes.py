@@ -16,7 +16,7 @@ from madlite import Chunk, CommandRuntime, Completed, Exit, ImageUsed, JobOutcom
 from madlite.runtimes.docker.runtime import DockerRuntime
 from madlite.runtimes.host.runtime import HostRuntime
 from madlite.testing import RUNTIME_CHECKS, RuntimeConformance, check_runtime
-from madlite.workspace.labels import FOLDER_MARK
+from madlite.workspace.folder import FOLDER_MARK
 from tests.factories import BASE_IMAGE
 from tests.lan.nodes import nodes
 from tests.lan.plugin import Lan

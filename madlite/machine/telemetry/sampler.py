@@ -10,69 +10,143 @@ import resource
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from pathlib import Path
+from threading import Event
 
 import msgspec
 
+from madlite.machine.foreign_processes import (
+    ForeignProcess,
+    OwnProcesses,
+    describe_processes,
+    find_foreign,
+    merge_processes,
+    sees_all_processes,
+)
 from madlite.machine.host import Host
-from madlite.machine.kfd_processes import driver_ids, kfd_users
-from madlite.machine.strangers import Ours, Stranger, find_strangers, sees_all_processes, together, words
-from madlite.machine.telemetry.choose import open_sources
-from madlite.machine.telemetry.reading import Answer, Reading, Source, User
-from madlite.model import Gpu, Value, Vendor
+from madlite.machine.sources.amd_smi import AmdSmi
+from madlite.machine.sources.amdgpu import AmdGpu, driver_facts
+from madlite.machine.sources.base import GpuProcess, ReadResult, Sample, TelemetrySource
+from madlite.machine.sources.kfd import driver_ids, kfd_processes
+from madlite.machine.sources.nvidia_smi import NvidiaSmi
+from madlite.machine.sources.nvml import Nvml
+from madlite.machine.sources.rocm_smi import RocmSmi
+from madlite.model import Gpu, RunPlan, Value, Vendor
 from madlite.safe_files import Folder
 
 SHARE = 0.005  # of one core, at most
 MOST_SAMPLES = 7200  # that are kept: from then on half of them, at twice the interval
 MOST_BYTES = 64 << 20  # of the file
-USERS_EVERY_S = 10.0  # of asking for processes
+PROCESSES_EVERY_S = 10.0  # of reading the list of processes
 BUSY_PERCENT = 5.0  # of utilisation: what an idle GPU does not reach
 PATIENCE = 9  # times as long as a tool took, in which the source beside it is read again
 LEAVE_S = 2.0  # for the thread to end
 
+# what hides GPUs, in the order in which one counts what the one before it left; of several in a group the first counts
+_HIDING = {
+    "AMD": (("ROCR_VISIBLE_DEVICES",), ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")),
+    "NVIDIA": (("CUDA_VISIBLE_DEVICES",),),
+    "CPU": (),
+}
 
-class Sample(Value, frozen=True):
-    """All GPUs at one moment, `t_s` seconds since the start of the run."""
 
-    t_s: float
-    gpus: tuple[Reading, ...]
-
-
-class Watched(Value, frozen=True):
-    """What is to be sampled: GPUs of a vendor on a host, every `interval_s`; and whose processes are ours."""
+class SamplingTarget(Value, frozen=True):
+    """What is to be sampled: GPUs of a vendor on a host, every `interval_s`; and which processes are the run's own."""
 
     vendor: Vendor
     gpus: tuple[Gpu, ...]
     interval_s: float
-    ours: Ours
+    own: OwnProcesses
     host: Host = Host()
 
-    @property
-    def indexes(self) -> tuple[int, ...]:
-        """The GPUs' numbers."""
-        return tuple(gpu.index for gpu in self.gpus)
+
+def used_gpus(plan: RunPlan) -> tuple[Gpu, ...]:
+    """Return the GPUs of a run: what it is granted, less what its environment hides.
+
+    A container counts the GPUs it is given from 0, a process of the host those of the machine.  A list that names no
+    GPU of ours is the workload's own business: then the granted ones are meant.
+    """
+    granted = [gpu for gpu in plan.machine.gpus if gpu.index in plan.place.gpu_ids]
+    left = granted if plan.traits.containerised else list(plan.machine.gpus)
+    asked = False
+    for names in _HIDING[plan.machine.vendor]:
+        text = next((value for name in names if isinstance(value := plan.env.get(name), str) and value.strip()), "")
+        if text:
+            asked, left = True, _visible(left, text)
+    return tuple(left if asked and left else granted) if granted else ()
+
+
+def _visible(gpus: Sequence[Gpu], text: str) -> list[Gpu]:
+    """Return the GPUs that a list names, by place or by id; what follows a word that is neither is hidden."""
+    found: list[Gpu] = []
+    for word in text.split(","):
+        named = _named(gpus, word.strip())
+        if named is None:
+            break
+        found += [named] if named not in found else []
+    return found
+
+
+def _named(gpus: Sequence[Gpu], word: str) -> Gpu | None:
+    if word.isdecimal():
+        return gpus[int(word)] if int(word) < len(gpus) else None
+    wanted = word.lower().removeprefix("gpu-")
+    same = [gpu for gpu in gpus if wanted and gpu.unique_id.lower().removeprefix("gpu-").startswith(wanted)]
+    return same[0] if len(same) == 1 else None
+
+
+def open_sources(
+    vendor: Vendor, gpus: Sequence[Gpu], host: Host, cancelled: Event
+) -> tuple[list[tuple[TelemetrySource, ReadResult]], str]:
+    """Return the sources that read these GPUs, each with its first result; and why others do not.
+
+    One source is enough, but that the files of AMD's driver, which cost nothing, tell of throttling only with newer
+    drivers: then a tool is read too, now and then.  May block for as long as a driver does.
+    """
+    found: list[tuple[TelemetrySource, ReadResult]] = []
+    if vendor == "AMD":
+        files = AmdGpu(host.root, gpus)
+        found = [(files, first)] if (first := files.read()).readings else []
+        if found and files.counts:
+            return found, ""
+    problems: list[str] = []
+    for tool in _tools(vendor, [gpu.index for gpu in gpus], host, cancelled):
+        if cancelled.is_set():
+            break
+        result = tool.read()
+        if result.readings:
+            return [*found, (tool, result)], ""
+        tool.close()
+        problems.append(f"{tool.name}: {result.problem or 'it says nothing'}")
+    return found, "; ".join(problems)
+
+
+def _tools(vendor: Vendor, indexes: Sequence[int], host: Host, cancelled: Event) -> tuple[TelemetrySource, ...]:
+    if vendor == "AMD":
+        return AmdSmi(host, indexes, cancelled), RocmSmi(host, indexes, cancelled)
+    import pynvml
+
+    return Nvml(pynvml, indexes), NvidiaSmi(host, indexes, cancelled)
 
 
 class Sampler:
     """Takes samples between `start` and `stop`; what it has is in its attributes, also while it goes on.
 
-    They also go into `file`, a new one in its `folder`.
+    They also go into a new file of this name in the folder.
     """
 
-    def __init__(self, watched: Watched, file: Path, now: Callable[[], float], folder: Folder | None = None) -> None:
+    def __init__(self, target: SamplingTarget, folder: Folder, name: str, now: Callable[[], float]) -> None:
         self.samples: list[Sample] = []
         self.facts: dict[str, str] = {}
         self.source = ""
-        self.interval_s = watched.interval_s
+        self.interval_s = target.interval_s
         self.problem = ""
         self.cost = 0.0  # CPU seconds in all
-        self.strangers_known = False
-        self._strangers: dict[int, Stranger] = {}
-        self._watched, self._file, self._now, self._folder = watched, file, now, folder
+        self.processes_known = False  # whether processes could be told apart
+        self._foreign: dict[int, ForeignProcess] = {}
+        self._target, self._folder, self._name, self._now = target, folder, name, now
         self._over = threading.Event()
         self._began_s = self._ended_s = time.monotonic()
-        self._users_due_s = 0.0
+        self._processes_due_s = 0.0
         self._kfd: dict[int, int] | None = None
         self._fd: int | None = None
         self._written = 0
@@ -93,9 +167,9 @@ class Sampler:
             self._note("nothing was told before the run ended")
 
     @property
-    def strangers(self) -> tuple[str, ...]:
-        """The processes on these GPUs that are not ours, in words."""
-        return words(self._strangers.values())
+    def foreign_processes(self) -> tuple[str, ...]:
+        """The processes on these GPUs that are not the run's, in words."""
+        return describe_processes(self._foreign.values())
 
     @property
     def core_share(self) -> float | None:
@@ -113,8 +187,8 @@ class Sampler:
                 os.close(self._fd)
 
     def _sample_until_over(self) -> None:
-        watched, meter = self._watched, _Meter()
-        opened, problem = open_sources(watched.vendor, watched.gpus, watched.host, self._over)
+        target, meter = self._target, _CpuMeter()
+        opened, problem = open_sources(target.vendor, target.gpus, target.host, self._over)
         self.source = " and ".join(source.name for source, _ in opened)
         if problem and not self._over.is_set():
             self._note(problem)
@@ -124,63 +198,62 @@ class Sampler:
             for source, _ in opened[:-1]:  # it was read before the others were opened, which can take a while
                 self._take(source.read())
             self._take(opened[-1][1])
-            self._look_for_strangers(opened[-1][0], opened[0][1])
-            for source, _ in opened:
-                self.facts = {**source.facts(), **self.facts}
+            self._find_foreign(opened[-1][0], opened[0][1])
+            by_files = driver_facts(target.host.root, target.gpus) if target.vendor == "AMD" else {}
+            self.facts = by_files or opened[-1][0].facts()
             self.cost += meter.lap()
-            self._go_on([_Paced(source, watched.interval_s) for source, _ in opened], meter)
+            self._go_on([_Schedule(source, target.interval_s) for source, _ in opened], meter)
         finally:
             for source, _ in opened:
                 source.close()
 
-    def _go_on(self, sources: Sequence[_Paced], meter: _Meter) -> None:
+    def _go_on(self, schedules: Sequence[_Schedule], meter: _CpuMeter) -> None:
         """Read each source when it is due; what is due follows from what it cost."""
-        self.interval_s = sources[0].interval_s
+        self.interval_s = schedules[0].interval_s
         while True:
-            paced = min(sources, key=lambda one: one.due_s)
-            if self._over.wait(max(0.0, paced.due_s - time.monotonic())):
+            due = min(schedules, key=lambda one: one.due_s)
+            if self._over.wait(max(0.0, due.due_s - time.monotonic())):
                 return
             begun_s = time.monotonic()
-            self._take(paced.source.read())
-            if paced is sources[-1] and time.monotonic() >= self._users_due_s:
-                self._look_for_strangers(paced.source, None)
+            self._take(due.source.read())
+            if due is schedules[-1] and time.monotonic() >= self._processes_due_s:
+                self._find_foreign(due.source, None)
             spent_s = meter.lap()
             self.cost += spent_s
-            paced.was_read(spent_s, 0.0 if paced is sources[0] else time.monotonic() - begun_s)
+            due.was_read(spent_s, 0.0 if due is schedules[0] else time.monotonic() - begun_s)
             if len(self.samples) >= MOST_SAMPLES:
                 self.samples = self.samples[::2]
-                for one in sources:
+                for one in schedules:
                     one.least_s *= 2
-            self.interval_s = sources[0].interval_s
+            self.interval_s = schedules[0].interval_s
 
-    def _take(self, answer: Answer) -> None:
-        if answer.problem and not self._over.is_set():
-            self._note(answer.problem)
-        if answer.readings:
-            sample = Sample(t_s=round(self._now(), 3), gpus=answer.readings)
+    def _take(self, result: ReadResult) -> None:
+        if result.problem and not self._over.is_set():
+            self._note(result.problem)
+        if result.readings:
+            sample = Sample(t_s=round(self._now(), 3), gpus=result.readings)
             self.samples.append(sample)
             self._write(sample)
 
-    def _look_for_strangers(self, source: Source, before: Answer | None) -> None:
-        """Note who else uses the GPUs; `before` is what they did before ours began."""
-        watched = self._watched
-        self._users_due_s = time.monotonic() + USERS_EVERY_S
-        proc = watched.host.root / "proc"
-        if not sees_all_processes(proc) or (users := self._users(source)) is None:
+    def _find_foreign(self, source: TelemetrySource, before: ReadResult | None) -> None:
+        """Note who else uses the GPUs; `before` is what they did before the run's own processes began."""
+        self._processes_due_s = time.monotonic() + PROCESSES_EVERY_S
+        proc = self._target.host.root / "proc"
+        if not sees_all_processes(proc) or (listed := self._processes(source)) is None:
             return
-        self.strangers_known = True
+        self.processes_known = True
         told = before.readings if before else ()
         busy = [one.index for one in told if (one.utilization_percent or 0.0) >= BUSY_PERCENT]
-        self._strangers = together(self._strangers.values(), find_strangers(users, watched.ours, proc, busy))
+        self._foreign = merge_processes(self._foreign.values(), find_foreign(listed, self._target.own, proc, busy))
 
-    def _users(self, source: Source) -> Sequence[User] | None:
+    def _processes(self, source: TelemetrySource) -> Sequence[GpuProcess] | None:
         """Return who is on the GPUs: of AMD's by the driver's files, which cost nothing, else by the source."""
-        if self._watched.vendor == "AMD":
-            root = self._watched.host.root
-            self._kfd = driver_ids(root, self._watched.gpus) if self._kfd is None else self._kfd
-            if (found := kfd_users(root, self._kfd)) is not None:
+        if self._target.vendor == "AMD":
+            root = self._target.host.root
+            self._kfd = driver_ids(root, self._target.gpus) if self._kfd is None else self._kfd
+            if (found := kfd_processes(root, self._kfd)) is not None:
                 return found
-        return source.users()
+        return source.processes()
 
     def _write(self, sample: Sample) -> None:
         """Append a sample to the file; a full disk costs the file, not the samples."""
@@ -189,15 +262,11 @@ class Sampler:
             return
         try:
             if self._fd is None:
-                self._fd = self._create()
+                self._fd = self._folder.create(self._name, os.O_WRONLY | os.O_APPEND)
             self._written += os.write(self._fd, line)
         except OSError as error:
             self._written = MOST_BYTES
-            self._note(f"{self._file.name} is incomplete: {error.strerror}")
-
-    def _create(self) -> int:
-        with nullcontext(self._folder) if self._folder is not None else Folder.open(self._file.parent) as folder:
-            return folder.create(self._file.name, os.O_WRONLY | os.O_APPEND)
+            self._note(f"{self._name} is incomplete: {error.strerror}")
 
     def _note(self, problem: str) -> None:
         """Keep the first of each kind of problem: a lost GPU says it at every sample."""
@@ -206,10 +275,10 @@ class Sampler:
             self.problem = f"{self.problem}; {plain}" if self.problem else plain
 
 
-class _Paced:
+class _Schedule:
     """A source and when it is due: never so often that it costs more than its share of a core."""
 
-    def __init__(self, source: Source, asked_s: float) -> None:
+    def __init__(self, source: TelemetrySource, asked_s: float) -> None:
         self.source = source
         self.least_s = self.interval_s = max(asked_s, source.least_interval_s)
         self.due_s = time.monotonic() + self.interval_s
@@ -222,7 +291,7 @@ class _Paced:
         self.due_s = time.monotonic() + self.interval_s
 
 
-class _Meter:
+class _CpuMeter:
     """What this thread and the processes that it waited for have cost."""
 
     def __init__(self) -> None:

@@ -9,14 +9,27 @@ and GPUs that did nothing while others worked are no part of the mean.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
+from itertools import pairwise
+from types import MappingProxyType
 
-from madlite.machine.telemetry.power import NO_PACKAGES, mean_power
-from madlite.machine.telemetry.reading import POWER_CAP, THROTTLING, Reading, mean_over_time
-from madlite.machine.telemetry.sampler import Sample
-from madlite.machine.telemetry.words import LEAST_SAMPLES
-from madlite.model import GpuUse, Value, Vendor
+from madlite.machine.sources.base import POWER_CAP, THROTTLING, Reading, Sample
+from madlite.model import Gpu, GpuUse, Telemetry, Value, Vendor
 
+NO_PACKAGES: Mapping[int, str] = MappingProxyType({})
+LEAST_SAMPLES = 3  # of a span: fewer say little of it
 LEAST_ENERGY_S = 10.0  # between two counts of energy: drivers count in steps of up to a tenth of a second
+THROTTLED_FROM = 0.05  # of the window: from there on it is a finding
+_SHOWN_FROM = 0.005  # what would be shown as 0 %
+_IDLE_PERCENT = 1.0  # of utilisation, at most
+_AT_WORK_PERCENT = 20.0
+# what no reading of any GPU tells, where none tells the power
+_UNTOLD = {
+    "power_w": "power",
+    "clock_mhz": "clocks",
+    "temperature_c": "temperature",
+    "memory_used_gib": "memory",
+    "utilization_percent": "utilisation",
+}
 
 
 class Summary(Value, frozen=True):
@@ -37,21 +50,19 @@ class _Series(Value, frozen=True):
     """The readings of one GPU in a span, with their times."""
 
     index: int
-    at_s: tuple[float, ...]
-    readings: tuple[Reading, ...]
-
-    def told(self, field: str) -> list[float]:
-        """Return what the readings say of one field."""
-        return [value for _, value in self.timed(field)]
-
-    def mean(self, field: str) -> float | None:
-        """Return the mean of one field over the time of the span."""
-        return mean_over_time(self.timed(field))
+    readings: tuple[tuple[float, Reading], ...]
 
     def timed(self, field: str) -> list[tuple[float, float]]:
         """Return what the readings say of one field, each with its time."""
-        both = zip(self.at_s, self.readings, strict=True)
-        return [(at, value) for at, reading in both if (value := getattr(reading, field)) is not None]
+        return [(at, value) for at, reading in self.readings if (value := getattr(reading, field)) is not None]
+
+    def mean(self, field: str) -> float | None:
+        """Return the mean of one field over the time of the span."""
+        return _mean_over_time(self.timed(field))
+
+    def most(self, field: str) -> float | None:
+        """Return the highest value of one field."""
+        return max((value for _, value in self.timed(field)), default=None)
 
 
 def summarise(
@@ -72,15 +83,15 @@ def summarise(
     series = [_series(span, index) for index in indexes]
     uses = tuple(_use(one) for one in series)
     telling = {reading.index for sample in samples for reading in sample.gpus if reading.power_w is not None}
-    power_w, problem = mean_power(uses, _silent(uses, vendor, telling), packages)
-    by = {reason: max(use.throttled.get(reason, 0.0) for use in uses) for reason in _reasons(uses)}
+    power_w, problem = _mean_power(uses, _silent(uses, vendor, telling), packages)
+    by = {reason: max((use.throttled.get(reason, 0.0) for use in uses), default=0.0) for reason in THROTTLING}
     return Summary(
         over="window" if in_window else "run",
         samples=max((len(one.readings) for one in series), default=0),
         gpus=uses,
         power_w=power_w,
         throttled=_any(span, series, THROTTLING),
-        throttled_by=by,
+        throttled_by={reason: part for reason, part in by.items() if part},
         power_cap=_any(span, series, (POWER_CAP,)),
         problem=problem,
         untold=_untold(series),
@@ -89,15 +100,13 @@ def summarise(
 
 def _untold(series: Sequence[_Series]) -> str:
     """Return what no reading of any GPU tells where none tells the power, as of a tool that answers N/A."""
-    names = {"power_w": "power", "clock_mhz": "clocks", "temperature_c": "temperature"}
-    names |= {"memory_used_gib": "memory", "utilization_percent": "utilisation"}
-    silent = [words for field, words in names.items() if not any(one.told(field) for one in series)]
+    silent = [words for field, words in _UNTOLD.items() if not any(one.timed(field) for one in series)]
     return ", ".join(silent) if "power" in silent and any(one.readings for one in series) else ""
 
 
 def _series(span: Iterable[Sample], index: int) -> _Series:
-    found = [(sample.t_s, reading) for sample in span for reading in sample.gpus if reading.index == index]
-    return _Series(index=index, at_s=tuple(at for at, _ in found), readings=tuple(reading for _, reading in found))
+    found = ((sample.t_s, reading) for sample in span for reading in sample.gpus if reading.index == index)
+    return _Series(index=index, readings=tuple(found))
 
 
 def _use(series: _Series) -> GpuUse:
@@ -106,11 +115,11 @@ def _use(series: _Series) -> GpuUse:
     return GpuUse(
         index=series.index,
         power_w=_exact_power(series, sampled_w) or sampled_w,
-        power_max_w=max(series.told("power_w"), default=None),
+        power_max_w=series.most("power_w"),
         clock_mhz=series.mean("clock_mhz"),
         memory_clock_mhz=series.mean("memory_clock_mhz"),
-        temperature_c=max(series.told("temperature_c"), default=None),
-        memory_used_gib=max(series.told("memory_used_gib"), default=None),
+        temperature_c=series.most("temperature_c"),
+        memory_used_gib=series.most("memory_used_gib"),
         utilization_percent=series.mean("utilization_percent"),
         throttled={reason: part for reason, part in (parts or {}).items() if part > 0 and reason != POWER_CAP},
         power_cap=None if parts is None else parts.get(POWER_CAP, 0.0),
@@ -132,12 +141,11 @@ def _parts(series: _Series) -> dict[str, float] | None:
     counted = _counted(series)
     if counted is not None:
         return counted
-    both = zip(series.at_s, series.readings, strict=True)
-    slowed = [(at, one.slowed) for at, one in both if one.slowed is not None]
+    slowed = [(at, one.slowed) for at, one in series.readings if one.slowed is not None]
     if not slowed or not _enough(slowed, series.readings):
         return None
     reasons = dict.fromkeys(reason for _, one in slowed for reason in one)
-    parts = {reason: mean_over_time([(at, one.get(reason, 0.0)) for at, one in slowed]) for reason in reasons}
+    parts = {reason: _mean_over_time([(at, one.get(reason, 0.0)) for at, one in slowed]) for reason in reasons}
     return {reason: part for reason, part in parts.items() if part is not None}
 
 
@@ -151,7 +159,7 @@ def _counted(series: _Series) -> dict[str, float] | None:
 
     What held at every tick since the driver was loaded, and still does, is firmware that does not count it.
     """
-    counting = [(one.ticks, one.counters) for one in series.readings if one.ticks is not None and one.counters]
+    counting = [(one.ticks, one.counters) for _, one in series.readings if one.ticks is not None and one.counters]
     if len(counting) < 2 or (ticks := counting[-1][0] - counting[0][0]) <= 0:
         return None
     (before, first), (after, last) = counting[0], counting[-1]
@@ -174,11 +182,7 @@ def _any(span: Sequence[Sample], series: Sequence[_Series], reasons: Sequence[st
     sampled = [(at, max(gpu.get(reason, 0.0) for gpu in gpus for reason in reasons)) for at, gpus in told if gpus]
     if most:
         return max(most)
-    return mean_over_time(sampled) if _enough(sampled, span) else None
-
-
-def _reasons(uses: Iterable[GpuUse]) -> list[str]:
-    return [reason for reason in THROTTLING if any(use.throttled.get(reason) for use in uses)]
+    return _mean_over_time(sampled) if _enough(sampled, span) else None
 
 
 def _silent(uses: Iterable[GpuUse], vendor: Vendor, telling: Container[int]) -> str:
@@ -189,3 +193,79 @@ def _silent(uses: Iterable[GpuUse], vendor: Vendor, telling: Container[int]) -> 
     return ", ".join(
         str(use.index) for use in uses if use.power_w is None and (vendor != "AMD" or use.index in telling)
     )
+
+
+def _mean_over_time(told: Sequence[tuple[float, float]]) -> float | None:
+    """Return the mean of values with their times, each for the time until halfway to its neighbours.
+
+    Samples come late where a driver is slow.  The first and the last stand for as long on both sides.
+    """
+    at = [time for time, _ in told]
+    values = [value for _, value in told]
+    if len(at) < 2 or at[-1] <= at[0]:
+        return sum(values) / len(values) if values else None
+    gaps = [max(0.0, after - before) for before, after in pairwise(at)]
+    weights = [(left + right) / 2 for left, right in zip([gaps[0], *gaps], [*gaps, gaps[-1]], strict=True)]
+    least = min(values)  # what is alike has itself for a mean, to the last digit
+    return least + sum(weight * (value - least) for weight, value in zip(weights, values, strict=True)) / sum(weights)
+
+
+def packages(gpus: Sequence[Gpu]) -> dict[int, str]:
+    """Return what each of a machine's GPUs is a part of: partitions share a unique id, else a PCI device."""
+    return {gpu.index: gpu.unique_id or gpu.bus.rpartition(".")[0] or f"GPU {gpu.index}" for gpu in gpus}
+
+
+def _mean_power(uses: Sequence[GpuUse], silent: str, packages: Mapping[int, str]) -> tuple[float | None, str]:
+    """Return the mean power of one GPU, and what of it is to be known.
+
+    `silent` names those that should tell their power and do not.  A package is counted once: some versions of the
+    tools tell the power of all of it for each partition, others for the first one alone, whichever of them works.
+    """
+    working, idle = _without_idle(uses)
+    names = {use.index: packages.get(use.index, f"GPU {use.index}") for use in uses}
+    at_work = {names[use.index] for use in working}
+    told: dict[str, float] = {}
+    for use in uses:
+        name = names[use.index]
+        if use.power_w is not None and name in at_work:
+            told[name] = max(use.power_w, told.get(name, 0.0))
+    if silent and told:
+        return None, f"GPU {silent} tells no power"
+    if not told:
+        return None, idle
+    return sum(told.values()) / len(working), "; ".join(filter(None, (_shared(working, packages), idle)))
+
+
+def _without_idle(uses: Sequence[GpuUse]) -> tuple[list[GpuUse], str]:
+    """Return the GPUs that worked, and which did not: what is granted and not used takes no part in the tokens."""
+    told = {use.index: use.utilization_percent for use in uses if use.utilization_percent is not None}
+    at_work = any(percent >= _AT_WORK_PERCENT for percent in told.values())
+    idle = [index for index, percent in told.items() if at_work and percent <= _IDLE_PERCENT]
+    named = f"GPU {', '.join(map(str, idle))} did nothing: left out of the mean power" if idle else ""
+    return [use for use in uses if use.index not in idle], named
+
+
+def _shared(uses: Sequence[GpuUse], packages: Mapping[int, str]) -> str:
+    without = [use.index for use in uses if use.power_w is None]
+    if without:
+        return f"GPU {', '.join(map(str, without))} has no power of its own: the sum is shared among all"
+    names = [packages.get(use.index, f"GPU {use.index}") for use in uses]
+    parts = [use.index for use, name in zip(uses, names, strict=True) if names.count(name) > 1]
+    listed = ", ".join(map(str, parts))
+    return f"GPU {listed} tell the power of their whole package: it is shared among its parts" if parts else ""
+
+
+def telemetry_findings(telemetry: Telemetry | None) -> tuple[str, ...]:
+    """Return what of a run's telemetry explains a slow or unsteady number."""
+    if telemetry is None or telemetry.samples < LEAST_SAMPLES or (telemetry.throttled or 0.0) < THROTTLED_FROM:
+        return ()
+    return (f"the GPUs were {throttled_words(telemetry)}",)
+
+
+def throttled_words(telemetry: Telemetry) -> str:
+    """Return how much of the time GPUs were slowed down, and why: `throttled 18 % of the window (thermal)`; or ""."""
+    if (telemetry.throttled or 0.0) < _SHOWN_FROM:
+        return ""
+    reasons = sorted(telemetry.throttled_by, key=lambda reason: -telemetry.throttled_by[reason])
+    why = f" ({', '.join(reasons)})" if reasons else ""
+    return f"throttled {(telemetry.throttled or 0.0) * 100:.0f} % of the {telemetry.over}{why}"

@@ -13,21 +13,23 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from madlite.model import Value
-from madlite.runtimes.host.processes import POLL_S, Marked, all_marked, ourselves
 from madlite.runtimes.process_table import (
+    POLL_S,
+    Marked,
     OpenProcess,
     Process,
+    all_marked,
     ancestors,
     in_words,
     is_of,
     lives,
+    ourselves,
     process_table,
     send,
     user_name,
     with_users,
 )
-from madlite.workspace.folder import LOCK, is_held
-from madlite.workspace.labels import FOLDER_MARK, KEPT_MARK, RUN_MARK
+from madlite.workspace.folder import FOLDER_MARK, KEPT_MARK, LOCK, RUN_MARK, is_held
 
 SHOWN = 5  # processes that are named
 _VANISH_LIMIT_S = 5.0

@@ -6,20 +6,215 @@ Every tool is bounded in time and its output in size; what a tool cannot say is 
 from __future__ import annotations
 
 import logging
+import re
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from threading import Event
 
-from madlite.errors import MadliteError
-from madlite.model import RunPlan, Session
-from madlite.run.watchdog.found import Found
-from madlite.run.watchdog.gpus import gpu_state
-from madlite.run.watchdog.inside import Inside, look_inside
-from madlite.run.watchdog.places import in_order, standing
-from madlite.run.watchdog.processes import Facts, cpu_times, find_processes, kernel_stacks, notes_of, table
-from madlite.run.watchdog.stacks import Dump, dump, find_py_spy, main_frames
+from madlite.errors import MadliteError, RuntimeProblem
+from madlite.machine.host import Host, find_tool
+from madlite.model import RunPlan, Session, Value
+from madlite.process import capture
+from madlite.run.watchdog.processes import (
+    Dump,
+    ProcessInfo,
+    cpu_times,
+    dump,
+    find_processes,
+    find_py_spy,
+    in_order,
+    kernel_stacks,
+    main_frames,
+    notes_of,
+    standing,
+    table,
+)
+from madlite.run.watchdog.watchdog import HangReport
 from madlite.secrets import Redactor, assigned
-from madlite.workspace.folder import RunFolder
+from madlite.workspace.folder import RUN_MARK, RunFolder
+
+# What the GPUs do while a run seems to hang, as the vendors' tools tell it.
+
+GPU_LIMIT_S = 10.0  # of one command
+COMMANDS = (
+    ("nvidia-smi",),
+    ("nvidia-smi", "-q", "-d", "PERFORMANCE,ECC,PAGE_RETIREMENT"),
+    ("amd-smi", "monitor"),
+    ("amd-smi", "process"),
+    ("rocm-smi",),
+    ("rocm-smi", "--showpids"),
+)
+
+
+def gpu_state(environ: Mapping[str, str], left_s: float, cancelled: Event) -> str:
+    """Return what the tools say that are here; rocm-smi is asked only where amd-smi says nothing.
+
+    `left_s` bounds each command, and LIMIT_S.
+    """
+    host = Host(path=environ.get("PATH", ""), env=dict(environ))
+    told: dict[str, list[str]] = {}
+    silent: set[str] = set()  # tools that failed: another question to them costs as much again
+    for name, *arguments in COMMANDS:
+        tool = find_tool(host, name)
+        if tool is None or cancelled.is_set() or name in silent or (name == "rocm-smi" and "amd-smi" in told):
+            continue
+        ended = capture([tool, *arguments], limit_s=min(GPU_LIMIT_S, left_s), env=environ, cancelled=cancelled)
+        said = ended.stdout or ended.stderr or ("it did not end in time" if ended.timed_out else "")
+        text = f"$ {' '.join([name, *arguments])}\n{said.rstrip()}\n"
+        if ended.ok:
+            told.setdefault(name, []).append(text)
+        else:
+            silent.add(name)
+            told.setdefault(f"{name}, failed", []).append(text)
+    return "\n".join(text for texts in told.values() for text in texts)
+
+
+# What can be seen of a hanging run where it runs, by its session's probe: in containers, on other machines.
+#
+# A POSIX shell script runs there; it uses nothing but the shell and /proc, and the tools that it finds.
+
+INSIDE_LIMIT_S = 10.0  # of one script
+INSIDE_STACKS_S = 25.0  # of the one that dumps every process's stacks
+MOST_NODES = 64  # that are looked at, at the same time
+_HEAD = re.compile(
+    r"^=== pid (?P<pid>\d+) parent (?P<parent>\d+) rank (?P<rank>\d*) local (?P<local>\d*)$", re.MULTILINE
+)
+_TURN_S = 0.1
+
+# $1: what to show.  $2: what of a process's environment says that it is the run's; "" where all processes there are.
+# Session 1 is a container's own, and ours is this script's.
+_SCRIPT = r"""
+exec 2> /dev/null
+look() {
+  read -r line < "/proc/$1/stat" || return 1
+  set -- ${line##*) }
+  state=$1 parent=$2 session=$4
+}
+ours() {
+  [ -z "$mark" ] || tr '\0' '\n' < "/proc/$1/environ" | grep -qxF "$mark"
+}
+rank_of() {
+  rank=$(tr '\0' '\n' < "/proc/$1/environ" | sed -n 's/^RANK=//p')
+  local_rank=$(tr '\0' '\n' < "/proc/$1/environ" | sed -n 's/^LOCAL_RANK=//p')
+}
+look $$ && own=$session
+mark=$2
+if [ "$1" = gpus ]; then
+  if command -v amd-smi > /dev/null; then amd-smi monitor; amd-smi process
+  elif command -v rocm-smi > /dev/null; then rocm-smi; rocm-smi --showpids
+  fi
+  command -v nvidia-smi > /dev/null && nvidia-smi
+  exit 0
+fi
+[ "$1" != stacks ] || command -v py-spy > /dev/null || exit 3
+for entry in /proc/[0-9]*; do
+  pid=${entry#/proc/}
+  look "$pid" || continue
+  [ "$session" = "$own" ] || [ "$session" = 1 ] || [ "$state" = Z ] && continue
+  ours "$pid" || continue
+  rank_of "$pid"
+  if [ "$1" = stacks ]; then
+    case "$(readlink "/proc/$pid/exe")" in *python*) ;; *) continue ;; esac
+    echo "=== pid $pid parent $parent rank $rank local $local_rank"
+    py-spy dump --pid "$pid" 2>&1
+  else
+    echo "pid $pid parent $parent rank ${rank:--} local_rank ${local_rank:--} state $state" \
+      "wchan $(cat "/proc/$pid/wchan") command $(tr '\0' ' ' < "/proc/$pid/cmdline")"
+    cat "/proc/$pid/stack"
+  fi
+done
+"""
+
+
+class NodeFacts(Value, frozen=True):
+    """What was shown; "" and () where nothing was."""
+
+    notes: tuple[str, ...] = ()
+    processes: str = ""
+    dumps: tuple[Dump, ...] = ()
+    gpus: str = ""
+
+
+def look_inside(
+    session: Session, plan: RunPlan, wanted: Sequence[str], left_s: Callable[[], float], cancelled: Event
+) -> NodeFacts:
+    """Return what is seen of what is `wanted`: processes, stacks, gpus; of all nodes at once; never raises.
+
+    `left_s` tells the seconds that are left for all of it.  Once `cancelled` is set nothing is waited for.
+    """
+    nodes = range(min(len(session.nodes), MOST_NODES))
+    looks = [_NodeProbe(session, plan, node, wanted, left_s) for node in nodes]
+    for look in looks:
+        while look.thread.is_alive() and not cancelled.is_set():
+            look.thread.join(_TURN_S)
+    if cancelled.is_set():  # a probe that is under way ends with its session
+        return NodeFacts()
+    return _together([look.seen for look in looks])
+
+
+def _together(seen: Sequence[NodeFacts]) -> NodeFacts:
+    """Return what the nodes showed as one; what is told of a node begins with its number where there are several."""
+    if len(seen) == 1:
+        return seen[0]
+    return NodeFacts(
+        notes=tuple(f"node {node}: {note}" for node, one in enumerate(seen) for note in one.notes),
+        processes=_parts([one.processes for one in seen]),
+        dumps=tuple(dump for one in seen for dump in one.dumps),
+        gpus=_parts([one.gpus for one in seen]),
+    )
+
+
+def _parts(texts: Sequence[str]) -> str:
+    return "\n".join(f"=== node {node}\n{text}" for node, text in enumerate(texts) if text)
+
+
+class _NodeProbe:
+    """One node, looked at in a thread of its own: a probe takes as long as its limit."""
+
+    def __init__(
+        self, session: Session, plan: RunPlan, node: int, wanted: Sequence[str], left_s: Callable[[], float]
+    ) -> None:
+        self.seen = NodeFacts()
+        self._session, self._node, self._wanted, self._left_s = session, node, wanted, left_s
+        self._mark = "" if plan.traits.containerised else f"{RUN_MARK}={plan.id}"
+        self.thread = threading.Thread(target=self._run, name="madlite-look", daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            told = {what: self._show(what) for what in self._wanted}
+        except RuntimeProblem as problem:
+            self.seen = NodeFacts(notes=(problem.message,))
+        except Exception as error:  # noqa: BLE001 - the border to a plugin's runtime
+            self.seen = NodeFacts(notes=(f"its runtime cannot look into it: {type(error).__name__}: {error}",))
+        else:
+            dumps = tuple(_dumps(told.get("stacks", ""), self._node))
+            self.seen = NodeFacts(processes=told.get("processes", ""), dumps=dumps, gpus=told.get("gpus", ""))
+
+    def _show(self, what: str) -> str:
+        """Run the script for one thing, as long as there is time, and return what it printed until then."""
+        limit_s = min(INSIDE_LIMIT_S if what != "stacks" else INSIDE_STACKS_S, self._left_s())
+        argv = ("/bin/sh", "-c", _SCRIPT, "sh", what, self._mark)
+        return self._session.probe(argv, self._node, limit_s).stdout.decode("utf-8", "replace")
+
+
+def _dumps(text: str, node: int) -> Iterator[Dump]:
+    heads = list(_HEAD.finditer(text))
+    ends = [*(head.start() for head in heads[1:]), len(text)]
+    for head, end in zip(heads, ends, strict=True) if heads else ():
+        said = text[head.end() : end].strip("\n")
+        problem = "" if main_frames(said) else "py-spy where it runs: " + said.partition("\n")[0]
+        yield Dump(
+            pid=int(head["pid"]),
+            parent=int(head["parent"]),
+            rank=head["rank"],
+            local_rank=head["local"],
+            text=said + "\n",
+            problem=problem,
+            node=node,
+        )
+
 
 FOLDER = "hang"
 LIMIT_S = 60.0  # of everything
@@ -29,7 +224,7 @@ NO_PY_SPY = "py-spy is not installed (pip install 'madlite[hang]'): no stacks of
 _LOG = logging.getLogger(__name__)
 
 
-class Inquiry:
+class HangProbe:
     """One look at a run; `mask` hides secrets."""
 
     def __init__(
@@ -47,7 +242,7 @@ class Inquiry:
         self._deadline = 0.0
         self._kept: list[str] = []
 
-    def look(self, log: Iterable[str], cancelled: Event) -> Found:
+    def look(self, log: Iterable[str], cancelled: Event) -> HangReport:
         """Return what the run's processes do, after keeping it; within a minute, and at once when called off.
 
         `log` is its last lines.
@@ -69,19 +264,19 @@ class Inquiry:
         self._keep("gpus.txt", self._gpus(cancelled))
         found = standing(dumps)
         at = found.words or (lines or [""])[-1].strip()
-        return Found(
+        return HangReport(
             notes=self._notes(processes, inside), kept=self._where(dumps), evidence=self._mask(at), odd=found.odd
         )
 
-    def _inside(self, wanted: Sequence[str], cancelled: Event) -> Inside:
+    def _inside(self, wanted: Sequence[str], cancelled: Event) -> NodeFacts:
         """Return what is seen where the run runs; nothing where its processes are this machine's, or cannot be seen."""
         traits = self._plan.traits
         here = traits.local and not traits.containerised
         if here or not traits.sees_processes or cancelled.is_set():
-            return Inside()
+            return NodeFacts()
         return look_inside(self._session, self._plan, wanted, self._left_s, cancelled)
 
-    def _stacks(self, processes: Sequence[Facts], cancelled: Event) -> list[Dump]:
+    def _stacks(self, processes: Sequence[ProcessInfo], cancelled: Event) -> list[Dump]:
         """Return the stacks of the processes that this machine shows, as long as there is time for them."""
         until = time.monotonic() + min(STACKS_S, self._left_s())
         dumps: list[Dump] = []
@@ -96,7 +291,7 @@ class Inquiry:
         here = gpu_state(self._environ, self._left_s(), cancelled) if self._plan.traits.local else ""
         return here or self._inside(["gpus"], cancelled).gpus
 
-    def _notes(self, processes: Sequence[Facts], inside: Inside) -> tuple[str, ...]:
+    def _notes(self, processes: Sequence[ProcessInfo], inside: NodeFacts) -> tuple[str, ...]:
         traits = self._plan.traits
         if not processes and traits.local and not traits.containerised:
             return ("none of its processes is left",)
@@ -129,7 +324,7 @@ def _tells(one: Dump) -> bool:
     return bool(main_frames(one.text))
 
 
-def _stacks_text(dumps: Sequence[Dump], processes: Sequence[Facts], py_spy: str | None) -> str:
+def _stacks_text(dumps: Sequence[Dump], processes: Sequence[ProcessInfo], py_spy: str | None) -> str:
     """Return the stacks in one text, and why there are none."""
     several = any(one.node for one in dumps)
     parts = [

@@ -6,13 +6,18 @@ States and wait channels as proc(5) has them; what may not be read is left empty
 from __future__ import annotations
 
 import os
+import re
+import shutil
+import sys
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
+from threading import Event
 
 from madlite.model import Value
-from madlite.runtimes.host.processes import all_marked, with_children
+from madlite.process import capture
+from madlite.runtimes.process_table import all_marked, with_children
 from madlite.secrets import Redactor, assigned
-from madlite.workspace.labels import RUN_MARK
+from madlite.workspace.folder import RUN_MARK
 
 MOST = 512  # processes that are looked at
 _SHOWN_COMMAND = 300  # characters of a command
@@ -21,7 +26,7 @@ _STOPPED = ("T", "t")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
-class Facts(Value, frozen=True):
+class ProcessInfo(Value, frozen=True):
     """One process: `cpu_s` used so far, `wchan` the kernel function it waits in, `stack` its kernel stack."""
 
     pid: int
@@ -37,7 +42,7 @@ class Facts(Value, frozen=True):
     stack: str = ""
 
 
-def find_processes(run_id: str, proc: Path = Path("/proc")) -> tuple[Facts, ...]:
+def find_processes(run_id: str, proc: Path = Path("/proc")) -> tuple[ProcessInfo, ...]:
     """Return the run's processes that can be seen from here, in containers too, by their mark or their parents.
 
     What keeps them together on a host is none of them.
@@ -50,14 +55,14 @@ def find_processes(run_id: str, proc: Path = Path("/proc")) -> tuple[Facts, ...]
     return tuple(facts for pid in pids if (facts := read_facts(proc / str(pid), marked.get(pid, {}))) is not None)
 
 
-def read_facts(folder: Path, environment: Mapping[str, str]) -> Facts | None:
+def read_facts(folder: Path, environment: Mapping[str, str]) -> ProcessInfo | None:
     """Return what /proc tells of a process; None of one that ended meanwhile."""
     name, found, stat = _text(folder / "stat").rpartition(")")
     fields = stat.split()
     if not found or len(fields) < 18:
         return None
     words = [word for word in _text(folder / "cmdline").split("\0") if word]
-    return Facts(
+    return ProcessInfo(
         pid=int(folder.name),
         parent=int(fields[1]),
         state=fields[0],
@@ -72,7 +77,7 @@ def read_facts(folder: Path, environment: Mapping[str, str]) -> Facts | None:
     )
 
 
-def notes_of(processes: Sequence[Facts]) -> tuple[str, ...]:
+def notes_of(processes: Sequence[ProcessInfo]) -> tuple[str, ...]:
     """Return what is wrong with processes as a whole: that they are stopped, or cannot be woken."""
     every = f"of {len(processes)} processes"
     stopped = [facts for facts in processes if facts.state in _STOPPED]
@@ -86,7 +91,7 @@ def notes_of(processes: Sequence[Facts]) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def table(processes: Sequence[Facts], later: Mapping[int, float], for_s: float) -> str:
+def table(processes: Sequence[ProcessInfo], later: Mapping[int, float], for_s: float) -> str:
     """Return the processes as a table; `later` is each one's time on a CPU `for_s` seconds after."""
     head = ("PID", "PPID", "RANK", "LOCAL", "STATE", "THR", "CPU_S", "CPU%", "WCHAN", "COMMAND")
     rows = [head, *(_row(facts, later.get(facts.pid), for_s) for facts in processes)]
@@ -95,18 +100,18 @@ def table(processes: Sequence[Facts], later: Mapping[int, float], for_s: float) 
     return "\n".join(lines) + "\n"
 
 
-def kernel_stacks(processes: Iterable[Facts]) -> str:
+def kernel_stacks(processes: Iterable[ProcessInfo]) -> str:
     """Return the kernel stacks that could be read."""
     return "\n".join(f"pid {facts.pid}  {facts.command}\n{facts.stack}" for facts in processes if facts.stack)
 
 
-def cpu_times(processes: Iterable[Facts], proc: Path = Path("/proc")) -> dict[int, float]:
+def cpu_times(processes: Iterable[ProcessInfo], proc: Path = Path("/proc")) -> dict[int, float]:
     """Return the seconds on a CPU of each process that is still there."""
     now = ((facts.pid, read_facts(proc / str(facts.pid), {})) for facts in processes)
     return {pid: facts.cpu_s for pid, facts in now if facts is not None}
 
 
-def _row(facts: Facts, cpu_later_s: float | None, for_s: float) -> tuple[str, ...]:
+def _row(facts: ProcessInfo, cpu_later_s: float | None, for_s: float) -> tuple[str, ...]:
     share = "-" if cpu_later_s is None or for_s <= 0 else f"{100 * (cpu_later_s - facts.cpu_s) / for_s:.0f}"
     return (
         *(str(facts.pid), str(facts.parent), facts.rank or "-", facts.local_rank or "-", facts.state),
@@ -146,5 +151,245 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _pids(processes: Sequence[Facts]) -> str:
+def _pids(processes: Sequence[ProcessInfo]) -> str:
     return "pid " + ", ".join(str(facts.pid) for facts in processes[:4]) + (", …" if len(processes) > 4 else "")
+
+
+# The stacks of a run's Python processes, as py-spy shows them.
+#
+# Format of `py-spy dump` (0.3 and 0.4): a head per process, `Thread 12 (idle): "MainThread"` per thread, and its
+# frames from the innermost on, `name (path:line)`.
+
+LIMIT_S = 10.0  # of one dump
+_THREAD = re.compile(r"^Thread (?:0x)?[0-9A-Fa-f]+ \([^)]*\)(?::\s*\"(?P<name>.*)\")?", re.MULTILINE)
+_FRAME = re.compile(r"^ {4}(?P<name>\S.*?) \((?P<path>[^()]*?)(?::(?P<line>\d+))?\)$", re.MULTILINE)
+_COMMAND = re.compile(r"^Process \d+: (?P<command>.*)$", re.MULTILINE)
+
+
+class Dump(Value, frozen=True):
+    """One process's stacks; `rank` "" where it has none.  Of several nodes each has its own process ids."""
+
+    pid: int
+    rank: str
+    text: str
+    problem: str = ""
+    parent: int = 0
+    local_rank: str = ""
+    node: int = 0
+
+    @property
+    def command(self) -> str:
+        """The command as the head of the stacks has it."""
+        head = _COMMAND.search(self.text)
+        return head["command"] if head else ""
+
+
+class Frame(Value, frozen=True):
+    """One call of a stack."""
+
+    name: str
+    path: str
+    line: str = ""
+
+    @property
+    def words(self) -> str:
+        """The frame as people write it."""
+        return f"{self.name} ({self.path}{':' + self.line if self.line else ''})"
+
+
+def find_py_spy(path: str) -> str | None:
+    """Return the program: on the search path, or beside the interpreter that runs madlite."""
+    beside = Path(sys.executable).with_name("py-spy")
+    return shutil.which("py-spy", path=path) or (str(beside) if beside.is_file() else None)
+
+
+def dump(py_spy: str, facts: ProcessInfo, limit_s: float, cancelled: Event) -> Dump:
+    """Return the stacks of one process; where it cannot be paused in time, without pausing it."""
+    limit_s = min(LIMIT_S, limit_s)
+    ended = capture([py_spy, "dump", "--pid", str(facts.pid)], limit_s=limit_s, cancelled=cancelled)
+    if ended.timed_out and not cancelled.is_set():
+        command = [py_spy, "dump", "--nonblocking", "--pid", str(facts.pid)]
+        ended = capture(command, limit_s=limit_s, cancelled=cancelled)
+    said = ended.stderr.strip().splitlines() or ["nothing"]
+    problem = "" if ended.ok else f"py-spy took more than {limit_s:g} s" if ended.timed_out else f"py-spy: {said[0]}"
+    return Dump(
+        pid=facts.pid,
+        rank=facts.rank,
+        text=ended.stdout,
+        problem=problem,
+        parent=facts.parent,
+        local_rank=facts.local_rank,
+    )
+
+
+def main_frames(text: str) -> list[Frame]:
+    """Return the main thread's frames, the innermost first; the first thread's where none is called so."""
+    threads = list(_THREAD.finditer(text))
+    chosen = next((one for one in threads if one["name"] == "MainThread"), threads[0] if threads else None)
+    if chosen is None:
+        return []
+    end = next((one.start() for one in threads if one.start() > chosen.start()), len(text))
+    found = _FRAME.finditer(text, chosen.end(), end)
+    return [Frame(name=one["name"], path=one["path"], line=one["line"] or "") for one in found]
+
+
+# Where the ranks of a run that seems to hang stand, and which of them the others may be waiting for.
+#
+# A place is a function, its file and the line in it.  The ranks that stand alone are told first: in a collective all
+# wait for the one that did not come.
+
+MOST_DUMPS = 64  # processes whose stacks are taken, the ranks' own first
+MOST_PLACES = 4  # of a run; where there are more, those are put together that share a call
+_NAMED_RANKS = 3  # of a place; more are counted
+_SHOWN_FRAMES = 3
+# no place: every rank gets there the same way
+_STARTS = re.compile(
+    r"runpy|(^|/)(torch/distributed/(elastic/|run\.py|launch)|multiprocessing/(spawn|process|popen)|click/|fire/|hydra/)"
+)
+# whoever waits does it here, so what called it is told too
+_STANDARD_WAITS = re.compile(
+    r"(^|/)((threading|queue|selectors|subprocess|socket|ssl)\.py$|multiprocessing/|asyncio/|concurrent/futures/)"
+)
+# here a rank waits for the others or for its GPU
+_WAITS = re.compile(r"(^|/)torch/(cuda|distributed|autograd|accelerator|hip|xpu)/")
+_COLLECTIVE = re.compile(r"_*(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|broadcast|barrier|synchronize)")
+_LAUNCHERS = {"torchrun", "deepspeed", "accelerate", "accelerate-launch", "mpirun", "srun"}
+_LAUNCHER_MODULES = re.compile(r"torch\.distributed\.(run|launch)|(accelerate\.commands|deepspeed\.launcher)\.\w+")
+
+
+class CodePlace(Value, frozen=True):
+    """Where `ranks` stand: in the first of the frames, which the next one called."""
+
+    ranks: tuple[str, ...]
+    frames: tuple[Frame, ...]
+
+    @property
+    def waits(self) -> bool:
+        """Whether whoever stands here waits for another rank, or for its GPU."""
+        inner = self.frames[0]
+        return bool(_WAITS.search(inner.path) or _COLLECTIVE.match(inner.name))
+
+
+class RankPlaces(Value, frozen=True):
+    """Where the ranks are in one line, and which of them stand apart; "" where that is not known."""
+
+    words: str = ""
+    odd: str = ""
+
+
+def standing(dumps: Sequence[Dump]) -> RankPlaces:
+    """Return where the ranks stand, the fewest first; of those that are as many, who waits for others comes last."""
+    ranks = _of_ranks(dumps)
+    if not ranks:
+        return RankPlaces()
+    if len(ranks) == 1:
+        ((rank, frames),) = ranks.items()
+        whose = f"rank {rank}" if rank else ""
+        return RankPlaces(words=f"{whose} in {_called(frames[:_SHOWN_FRAMES])}".lstrip(), odd=whose or "it")
+    places = sorted(_places(ranks), key=_order)
+    told = [f"{_named(one.ranks, len(ranks))} in {_called(one.frames)}" for one in places[:MOST_PLACES]]
+    rest = sum(len(one.ranks) for one in places[MOST_PLACES:])
+    apart = len(places) > 1 and _order(places[0])[:2] < _order(places[1])[:2]
+    return RankPlaces(
+        words="; ".join([*told, *([f"{rest} more ranks elsewhere"] if rest else [])]),
+        odd=_named(places[0].ranks, len(ranks)) if apart else "",
+    )
+
+
+def in_order(processes: Sequence[ProcessInfo]) -> list[ProcessInfo]:
+    """Return the Python processes in the order in which they explain: each rank's own first, then the others."""
+    found = [facts for facts in processes if facts.python]
+    own = own_ranks(found)
+    return sorted(found, key=lambda facts: (facts.pid not in own, facts.pid))[:MOST_DUMPS]
+
+
+def own_ranks(processes: Iterable[ProcessInfo | Dump]) -> dict[int, str]:
+    """Return the ranks of the processes that are ranks themselves, by process id.
+
+    What a rank starts (loaders of data, compilers) has its RANK too, and its parent is the rank's own process.  A
+    launcher may have got a RANK, and has no LOCAL_RANK where what it starts has one.
+    """
+    found = [one for one in processes if one.rank and not _launches(one.command)]
+    local = any(one.local_rank for one in found)
+    ranks = {one.pid: (one.rank, one.local_rank) for one in found if one.local_rank or not local}
+    return {one.pid: one.rank for one in found if one.pid in ranks and ranks.get(one.parent) != ranks[one.pid]}
+
+
+def _of_ranks(dumps: Sequence[Dump]) -> dict[str, list[Frame]]:
+    """Return the frames of each rank, in the order of ranks; of one process under "" where none is a rank."""
+    stacks = {(one.node, one.pid): frames for one in dumps if (frames := main_frames(one.text))}
+    nodes = sorted({one.node for one in dumps})
+    own = {
+        (node, pid): rank for node in nodes for pid, rank in own_ranks(one for one in dumps if one.node == node).items()
+    }
+    if not own:
+        others = sorted((one for one in dumps if (one.node, one.pid) in stacks), key=lambda one: _launches(one.command))
+        return {"": stacks[others[0].node, others[0].pid]} if others else {}
+    ranks: dict[str, list[Frame]] = {}
+    for process in sorted(own):
+        if process in stacks:
+            ranks.setdefault(own[process], stacks[process])
+    return dict(sorted(ranks.items(), key=lambda item: (len(item[0]), item[0])))
+
+
+def _places(ranks: Mapping[str, list[Frame]]) -> list[CodePlace]:
+    """Return the places: by what is shown of each rank, and where these are too many by the nearest shared calls."""
+    groups: dict[tuple[Frame, ...], list[str]] = {}
+    for rank, frames in ranks.items():
+        groups.setdefault(_shown(frames), []).append(rank)
+    while len(groups) > MOST_PLACES and (shared := _nearest_shared(ranks, groups)):
+        members = [rank for rank, frames in ranks.items() if shared in frames]
+        left = {frames: [rank for rank in group if rank not in members] for frames, group in groups.items()}
+        merged = {frames: group for frames, group in left.items() if group} | {(shared,): members}
+        if len(merged) >= len(groups):
+            break
+        groups = merged
+    return [CodePlace(ranks=tuple(group), frames=frames) for frames, group in groups.items()]
+
+
+def _shown(frames: Sequence[Frame]) -> tuple[Frame, ...]:
+    """Return the innermost frame, with what called it where it is one in which everybody waits."""
+    count = 1
+    while count < min(_SHOWN_FRAMES, len(frames)) and _STANDARD_WAITS.search(frames[count - 1].path):
+        count += 1
+    return tuple(frames[:count])
+
+
+def _nearest_shared(
+    ranks: Mapping[str, Sequence[Frame]], groups: Mapping[tuple[Frame, ...], Sequence[str]]
+) -> Frame | None:
+    """Return the call that ranks of several groups are in, the one nearest to where they stand; None without one."""
+    of_group: dict[Frame, set[tuple[Frame, ...]]] = {}
+    depth: dict[Frame, int] = {}
+    for group, members in groups.items():
+        for rank in members:
+            for at, frame in enumerate(ranks[rank]):
+                if frame.name != "<module>" and not _STARTS.search(frame.path):
+                    of_group.setdefault(frame, set()).add(group)
+                    depth[frame] = max(depth.get(frame, at), at)
+    several = [frame for frame, those in of_group.items() if len(those) > 1]
+    return min(several, key=lambda frame: (depth[frame], -len(of_group[frame])), default=None)
+
+
+def _order(place: CodePlace) -> tuple[int, bool, int, str]:
+    return len(place.ranks), place.waits, len(place.ranks[0]), place.ranks[0]
+
+
+def _named(ranks: Sequence[str], total: int) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    if len(ranks) > _NAMED_RANKS or len(ranks) == total:
+        return f"{len(ranks)} of {total} ranks"
+    return f"ranks {', '.join(ranks)}"
+
+
+def _called(frames: Iterable[Frame]) -> str:
+    return " < ".join(frame.words for frame in frames)
+
+
+def _launches(command: str) -> bool:
+    """Say whether a command is a launcher of ranks, by its program, or by the script or module that Python runs."""
+    program, *more = command.split() or [""]
+    first = next((word for word in more if not word.startswith("-")), "")
+    names = {PurePath(program).name, PurePath(first).name}
+    return bool(names & _LAUNCHERS or _LAUNCHER_MODULES.fullmatch(first))

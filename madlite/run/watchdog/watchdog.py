@@ -10,11 +10,45 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from typing import TypeAlias
 
-from madlite.model import Cause, Say
-from madlite.run.watchdog.found import Found, Inquire
-from madlite.run.watchdog.reasons import StopReason
-from madlite.run.watchdog.silence import Quiet, Silence
+from madlite.model import Cause, Say, Value
+from madlite.run.watchdog.progress_monitor import ProgressMonitor, SilenceNote
+
+# What a look at a hanging run finds.
+
+
+class HangReport(Value, frozen=True):
+    """`notes` tell what is wrong with its processes, `kept` where the rest is, `evidence` where its ranks are.
+
+    `odd` are the ranks that stand apart: the others may be waiting for them.
+    """
+
+    notes: tuple[str, ...] = ()
+    kept: str = ""
+    evidence: str = ""
+    odd: str = ""
+
+
+Inquire: TypeAlias = Callable[[threading.Event], HangReport]
+"""Looks at a run; it comes to its end soon after the event is set, and within a minute by itself."""
+
+
+# Why a run is ended before it ends by itself.
+
+
+class StopReason(Value, frozen=True):
+    """Why a run was ended; `evidence` is the line that shows it, where there is one.
+
+    `short` is what the screen says meanwhile, where it told the rest just before; `hint` is what to do.
+    """
+
+    cause: Cause
+    text: str
+    evidence: str = ""
+    short: str = ""
+    hint: str = ""
+
 
 INQUEST_LIMIT_S = 75.0  # a bit more than the inquiry takes by its own limit: one that hangs itself is not waited for
 _TURN_S = 0.2
@@ -28,7 +62,7 @@ class Watchdog:
 
     def __init__(
         self,
-        silence: Silence,
+        silence: ProgressMonitor,
         inquire: Inquire,
         *,
         tell: Say = lambda text: None,
@@ -37,7 +71,7 @@ class Watchdog:
     ) -> None:
         self.silence = silence
         self._inquire, self._tell, self._say, self._now = inquire, tell, say, now
-        self._inquest: _Inquest | None = None
+        self._inquest: _Inquiry | None = None
         self._planned_s: float | None = None
 
     def wait_s(self) -> float | None:
@@ -55,7 +89,7 @@ class Watchdog:
         quiet = self.silence.look()
         if quiet is not None and quiet.hung:
             self._say(f"{quiet.text}: looking at its processes")
-            self._inquest = _Inquest(self._inquire, self._now)
+            self._inquest = _Inquiry(self._inquire, self._now)
         elif quiet is not None:
             self._tell(quiet.text)
         return None
@@ -71,7 +105,7 @@ class Watchdog:
         if self._inquest is not None:
             self._inquest.wait(_LEAVE_S)
 
-    def _hear(self, inquest: _Inquest) -> StopReason | None:
+    def _hear(self, inquest: _Inquiry) -> StopReason | None:
         if not inquest.is_over(self._now()):
             return None
         self.leave()
@@ -90,11 +124,11 @@ class Watchdog:
         )
 
 
-class _Inquest:
+class _Inquiry:
     """One inquiry while it goes on."""
 
     def __init__(self, inquire: Inquire, now: Callable[[], float]) -> None:
-        self.found = Found()
+        self.found = HangReport()
         self.cancelled = threading.Event()
         self._deadline = now() + INQUEST_LIMIT_S
         self._thread = threading.Thread(target=self._run, args=(inquire,), name="madlite-inquest", daemon=True)
@@ -114,14 +148,14 @@ class _Inquest:
             _LOG.warning("what the run hangs in could not be looked at: %r", error)
 
 
-def hang_words(quiet: Quiet, found: Found) -> str:
+def hang_words(quiet: SilenceNote, found: HangReport) -> str:
     """Return why a run is taken for hung, and where the evidence is."""
     notes = "".join(f"; {note}" for note in found.notes)
     kept = f"; {found.kept}" if found.kept else ""
     return f"{quiet.text}: hung{notes}{kept}"
 
 
-def hang_hint(quiet: Quiet, found: Found) -> str:
+def hang_hint(quiet: SilenceNote, found: HangReport) -> str:
     """Return what to do about a hang: where to look, and which option lets a run be silent for longer."""
     verb = "stand" if found.odd.startswith("ranks ") or found.odd.endswith(" ranks") else "stands"
     look = f"look where {found.odd} {verb}; " if found.odd else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from collections.abc import Mapping
@@ -9,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from madlite.errors import RuntimeProblem
-from madlite.images.client import Client
+from madlite.images.client import Client, said
 from madlite.model import Action, Cause, JobOutcome, Value
-from madlite.workspace.labels import FOLDER_LABEL, KEPT_LABEL, RUN_LABEL
+from madlite.workspace.folder import FOLDER_LABEL, KEPT_LABEL, RUN_LABEL
 
 # what runc, crun, docker and podman put around the reason
 _RUNTIMES_TALK = re.compile(
@@ -166,3 +167,49 @@ def cannot_start(container: Container, action: Action, words: str) -> RuntimePro
     hint = "" if "chdir" in reason else "the image has to hold what the action calls, bash in most cases"
     what = f"'{action.argv[0]}' ({action.kind}) cannot be started in image {container.image}: {reason}"
     return RuntimeProblem(what, hint, cause=Cause.PREPARE)
+
+
+# Let the caller own what a container wrote as root into the caller's folders.
+
+STAMP = ".started"  # in the run folder; what changed after it is the run's
+_LOG = logging.getLogger(__name__)
+# -cnewer compares with the last change of the file's status, so that what was there before keeps its owner even where
+# its content is newer; busybox has -newer alone.  -h changes a link, not what it points to.
+# Where root inside is somebody else outside (a rootless engine, user namespaces) the files are somebody's already.
+_FIND = """
+read -r first outside length < /proc/self/uid_map && [ "$first $outside $length" != "$4" ] && exit 0
+own() { find "$1" -xdev "$5" "$2" -user root -exec chown -h "$3" {} +; }
+own "$@" -cnewer 2> /dev/null || own "$@" -newer
+"""
+
+
+def give_back(client: Client, container: Container) -> None:
+    """Change the owner of files below the workspace that root made or changed since the start of the run.
+
+    What cannot be changed is logged: it never decides how a run ended.
+    """
+    import docker.errors
+
+    if container.give_back is None or container.folder is None:
+        return
+    command = give_back_command(container.inside, f"{container.folder_inside}/{STAMP}", container.give_back)
+    try:
+        exec_id = client.exec_create(container.id, command, user="0")["Id"]
+        words = client.exec_start(exec_id).decode("utf-8", "replace").strip()
+        if client.exec_inspect(exec_id)["ExitCode"] != 0:
+            _LOG.warning("some files of the run may still belong to root: %s", words[-300:])
+    except docker.errors.APIError as error:
+        _LOG.warning("files of the run may still belong to root: %s", said(error))
+
+
+def give_back_command(place: str, stamp: str, owner: tuple[int, int]) -> list[str]:
+    """Return what changes the owner of a folder's files inside; `stamp` is older than those that are the run's."""
+    return ["/bin/sh", "-c", _FIND, "sh", place, stamp, "{}:{}".format(*owner), _users_here()]
+
+
+def _users_here() -> str:
+    """Return how users of this namespace are numbered outside (user_namespaces(7)), in the words of the script."""
+    try:
+        return " ".join(Path("/proc/self/uid_map").read_text().split()[:3])
+    except OSError:  # a kernel without user namespaces: the container has no such file either
+        return ""

@@ -3,25 +3,252 @@
 from __future__ import annotations
 
 import logging
+import os
+import re
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
-from madlite.cancellation import Interrupted, interruptible
+from madlite.cancellation import Interrupted, check, interruptible
 from madlite.errors import RuntimeProblem
-from madlite.images.client import ANSWER_LIMIT_S, Client, connect, connected, explained, why_unavailable
+from madlite.images.client import (
+    ANSWER_LIMIT_S,
+    Client,
+    ask_for_gpus,
+    connect,
+    connected,
+    explained,
+    said,
+    why_unavailable,
+)
 from madlite.images.image import prepare_image
 from madlite.model import Cause, ImageUsed, JobOutcome, Json, Place, Problem, RunPlan, Say, Traits
-from madlite.runtimes.docker.container import Labelled, labelled, outcome_of, state_of
-from madlite.runtimes.docker.give_back import give_back
-from madlite.runtimes.docker.request import sent, shown
-from madlite.runtimes.docker.session import DockerSession
-from madlite.runtimes.docker.start import (
-    attached,
-    remove_container,
-    remove_containers_of,
-    remove_late_container,
-    start_container,
+from madlite.runtimes.docker.container import (
+    STAMP,
+    Container,
+    Labelled,
+    give_back,
+    labelled,
+    last_words,
+    outcome_of,
+    state_of,
+    stays_alive,
 )
+from madlite.runtimes.docker.request import container_name, sent, shown
+from madlite.runtimes.docker.session import DockerSession
+from madlite.safe_files import Folder
+from madlite.workspace.folder import FOLDER_LABEL, RUN_LABEL, WORK
+from madlite.workspace.mounts import make_mounts
+
+# Create and start a plan's container, and leave nothing of it behind.
+
+STOP_S = 1  # between TERM and KILL for the container's own process, which only waits
+SETTLE_S = 0.2  # an entry point that ends at once has ended by then
+LATE_S = 2.0  # what an engine needs to create a container that nobody waits for any more
+GIVE_UP_S = 10.0  # for one call to an engine that was too slow to wait for
+_NO_DEVICE = re.compile(r'(?:custom device|adding device|\bstat) "?(?P<device>/dev/[^":]+)"?')
+_NO_IMAGE = re.compile(r"no such image", re.IGNORECASE)
+_NO_INIT = re.compile(r"container-init binary not found")
+_NAME_TAKEN = re.compile(r"\bname\b.*\bis already in use")
+_NO_GPU_DRIVER = re.compile(r"could not select device driver", re.I)
+_NO_RUNTIME = re.compile(r"unknown or invalid runtime name|unknown runtime", re.I)
+_TOOLKIT = "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit"
+
+
+def start_container(client: Client, plan: RunPlan, environ: Mapping[str, str]) -> Container:
+    """Create and start the plan's container; a stop may cut in. Where it fails the caller removes what is there.
+
+    Raises:
+        RuntimeProblem: the engine refused, or the container ended at once.
+        Interrupted: a stop came; the engine may still be creating the container.
+    """
+    import docker.errors
+
+    request = sent(plan, environ)
+    _make_folders(plan)
+    try:
+        made = interruptible(lambda: _started(client, request, plan))
+    except docker.errors.APIError as error:
+        raise _refused(said(error), plan) from error
+    return _container(plan, made, request)
+
+
+def _started(client: Client, request: dict[str, Json], plan: RunPlan) -> str:
+    request["Env"] += _rocm_path(client, plan)
+    ask_for_gpus(client, request["HostConfig"])
+    check()
+    made = _create(client, request, plan)
+    check()  # who left this removes what was created meanwhile
+    client.start(made)
+    _check_lives(client, made, plan)
+    return made
+
+
+def _make_folders(plan: RunPlan) -> None:
+    """Make the host's folders that mounts want: the engine would make them root's."""
+    make_mounts(plan)
+    if plan.give_back is None:
+        return
+    try:
+        with Folder.open(plan.folder) as home, home.below(WORK) as work:  # what changes after it is the run's
+            os.close(work.create(STAMP))
+    except OSError as error:
+        what = f"the run's folder {plan.folder} cannot be written to: {error.strerror}"
+        raise RuntimeProblem(what, cause=Cause.PREPARE) from error
+
+
+def _rocm_path(client: Client, plan: RunPlan) -> list[str]:
+    """Return ROCM_PATH as MAD's scripts look for it, where neither the plan nor the image says where ROCm is."""
+    if plan.machine.vendor != "AMD" or "ROCM_PATH" in plan.env:
+        return []
+    own = client.inspect_image(_image(plan))["Config"].get("Env") or []
+    return [] if any(name.startswith("ROCM_PATH=") for name in own) else ["ROCM_PATH=/opt/rocm"]
+
+
+def remove_containers_of(client: Client, run_id: str) -> bool:
+    """Remove what was created for a run, by its label: an interrupt can hide the id. Say if there was something."""
+    found = client.containers(all=True, filters={"label": f"{RUN_LABEL}={run_id}"})
+    for container in found:
+        remove_container(client, container["Id"])
+    return bool(found)
+
+
+def remove_late_container(client: Client, run_id: str) -> bool:
+    """Remove a container whose creation was interrupted, which the engine may finish a little later; say if it did."""
+    client.timeout = GIVE_UP_S
+    deadline = time.monotonic() + LATE_S
+    while not remove_containers_of(client, run_id):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(SETTLE_S)
+    return True
+
+
+def remove_container(client: Client, container: str) -> None:
+    """Stop and remove a container with its volumes; one that is gone already is fine."""
+    import docker.errors
+
+    try:
+        try:
+            client.stop(container, timeout=STOP_S)
+        finally:
+            client.remove_container(container, v=True, force=True)
+    except docker.errors.APIError as error:
+        if error.status_code not in (404, 409):  # gone, or its removal is under way
+            raise
+
+
+def attached(client: Client, handle: str) -> Container:
+    """Return the container a handle names, as far as the engine knows it.
+
+    Raises:
+        RuntimeProblem: there is no such container of ours.
+    """
+    import docker.errors
+
+    try:
+        found = client.inspect_container(handle)
+    except docker.errors.NotFound as error:
+        raise RuntimeProblem(f"container {handle[:12]} is gone", cause=Cause.PREPARE) from error
+    config = found["Config"]
+    if RUN_LABEL not in (config.get("Labels") or {}):
+        raise RuntimeProblem(f"container {handle[:12]} was not started by madlite", cause=Cause.PREPARE)
+    inside = config["WorkingDir"].rstrip("/")
+    sources = [m["Source"] for m in found["Mounts"] if m["Destination"].rstrip("/") == inside]
+    folder = Path(config["Labels"][FOLDER_LABEL])
+    return Container(
+        id=found["Id"],
+        image=config["Image"],
+        workspace=Path(sources[0]) if sources else folder.parent.parent,
+        inside=inside,
+        folder=folder,
+        give_back=_owner(folder),
+        shares_processes=bool(found["HostConfig"].get("PidMode")),
+    )
+
+
+def _create(client: Client, request: dict[str, Json], plan: RunPlan) -> str:
+    """Create the container under the plan's name, or under a longer one where somebody has it."""
+    import docker.errors
+
+    try:
+        made = client.create_container_from_config(request, container_name(plan))
+    except docker.errors.APIError as error:
+        if error.status_code != 409 and not _NAME_TAKEN.search(said(error)):  # podman: 500
+            raise
+        made = client.create_container_from_config(request, f"{container_name(plan)}-{plan.id[-8:]}")
+    return str(made["Id"])
+
+
+def _check_lives(client: Client, made: str, plan: RunPlan) -> None:
+    """Wait for an entry point of the image to show whether it ends at once; `cat` alone never does."""
+    if not client.inspect_container(made)["Config"]["Entrypoint"] or stays_alive(client, made, SETTLE_S):
+        return
+    words = last_words(client, made)
+    raise RuntimeProblem(
+        f"the container of image {_image(plan)} ended at once; its entry point did not run 'cat'"
+        + (f": {words}" if words else ""),
+        'an image that starts a program of its own needs "additional_docker_run_options": "--entrypoint=\'\'"',
+        cause=Cause.PREPARE,
+    )
+
+
+def _container(plan: RunPlan, made: str, request: Mapping[str, Json]) -> Container:
+    return Container(
+        id=made,
+        image=_image(plan),
+        workspace=plan.workspace,
+        inside=plan.inside,
+        folder=plan.folder,
+        give_back=plan.give_back,
+        shares_processes=bool(request["HostConfig"].get("PidMode")),
+    )
+
+
+def _refused(words: str, plan: RunPlan) -> RuntimeProblem:
+    """Return why the engine did not start the container, with what is missing by name."""
+    if found := _NO_DEVICE.search(words):
+        return RuntimeProblem(
+            f"the container cannot have {found['device']}: there is no such device on this machine ({words})",
+            "ls -l /dev/kfd /dev/dri /dev/fuse   shows what is there",
+            cause=Cause.PREPARE,
+        )
+    if _NO_GPU_DRIVER.search(words):
+        return RuntimeProblem(
+            f"docker cannot give NVIDIA GPUs to a container: {words}",
+            f"install the NVIDIA container toolkit and restart docker: {_TOOLKIT}",
+            cause=Cause.PREPARE,
+        )
+    if _NO_RUNTIME.search(words):
+        return RuntimeProblem(
+            f"the engine has no runtime of the name that the docker options ask for: {words}",
+            "docker info --format '{{json .Runtimes}}'   lists what it has",
+            cause=Cause.PREPARE,
+        )
+    if _NO_IMAGE.search(words):
+        return RuntimeProblem(f"image {_image(plan)} is not on this machine", cause=Cause.IMAGE)
+    if _NO_INIT.search(words):
+        return RuntimeProblem(
+            f"podman has no program that reaps processes in a container: {words}",
+            "install catatonit: sudo apt-get install catatonit",
+            cause=Cause.PREPARE,
+        )
+    return RuntimeProblem(f"docker did not start a container of {_image(plan)}: {words}", cause=Cause.PREPARE)
+
+
+def _image(plan: RunPlan) -> str:
+    return plan.image.ref if plan.image else ""
+
+
+def _owner(folder: Path) -> tuple[int, int] | None:
+    """Return who owns a run folder, and with it what the run wrote; None for root."""
+    try:
+        facts = folder.stat()
+    except OSError:
+        return None
+    return (facts.st_uid, facts.st_gid) if facts.st_uid else None
+
 
 _LOG = logging.getLogger(__name__)
 

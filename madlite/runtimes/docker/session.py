@@ -3,26 +3,189 @@
 from __future__ import annotations
 
 import logging
+import math
 import posixpath
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from madlite.errors import RuntimeProblem
-from madlite.images.client import Client, explained
-from madlite.images.patience import Patience
-from madlite.model import Action, Chunk, Completed, Exit, Sink
+from madlite.images.client import ANSWER_LIMIT_S, CancellableClient, Client, connected, explained, said
+from madlite.model import PROBE_BYTES, Action, Cause, Chunk, Completed, Exit, Sink
 from madlite.runtimes.docker import container as containers
-from madlite.runtimes.docker.container import Container
-from madlite.runtimes.docker.exec import Exec
-from madlite.runtimes.docker.give_back import give_back
-from madlite.runtimes.docker.probe import probe
-from madlite.runtimes.docker.signals import end_workload
-from madlite.runtimes.docker.stream import ExecOutput, Frames
-from madlite.runtimes.turn import STOPPED, Turn
+from madlite.runtimes.docker.container import Container, give_back, start_failure, state_of
+from madlite.runtimes.docker.exec import Exec, ExecOutput, Frames
+from madlite.runtimes.turn import STOPPED, ActionGate
 from madlite.secrets import reveal
-from madlite.workspace.collect import copy_matching
+from madlite.workspace.mounts import copy_matching
+
+# End what runs inside a container, and only that: INT, TERM, then KILL.
+#
+# The engine signals a container's first process alone, and stopping a container kills an exec'd workload at once.  So
+# a small POSIX shell script runs inside; it uses nothing but the shell and /proc, for images without ps, kill or
+# pgrep.
+
+KILL_LIMIT_S = 5.0  # for processes to vanish after KILL; one that waits for its GPU does not
+_LOG = logging.getLogger(__name__)
+_NOTHING_LEFT = 1
+
+# The engine starts each exec as the leader of a session, whose parent is outside the container (0).  Session 1 is the
+# container's own.  INT and TERM go to the process groups of the exec'd sessions: launchers that give their workers
+# sessions of their own pass these on.  KILL goes to every process of the workload.  With $2, the container shares the
+# process table of the host, and only that session is ours; 0 and 1 never are.
+_SCRIPT = r"""
+name=$1 only=$2 sent=1 done=
+case "$only" in 0 | 1) exit 1 ;; esac
+look() {
+  read -r line < "/proc/$1/stat" || return 1
+  set -- ${line##*) }
+  state=$1 parent=$2 group=$3 session=$4
+}
+exec 2> /dev/null
+look $$ && own=$session
+for entry in /proc/[0-9]*; do
+  pid=${entry#/proc/}
+  look "$pid" || continue
+  [ "$state" = Z ] || [ "$session" = "$own" ] && continue
+  if [ -n "$only" ]; then [ "$session" = "$only" ] || continue
+  elif [ "$session" = 1 ]; then continue
+  fi
+  if [ "$name" = KILL ]; then
+    kill -KILL "$pid" && sent=0
+    continue
+  fi
+  to=$group
+  [ -z "$only" ] && look "$session" && [ "$parent" != 0 ] && continue
+  case " $done " in *" $to "*) continue ;; esac
+  done="$done $to"
+  kill "-$name" "-$to" && sent=0
+done
+exit $sent
+"""
+
+
+def end_workload(client: Client, container: str, session: str, grace_s: float, ended: Callable[[float], bool]) -> None:
+    """Send INT, then TERM, each with `grace_s` to end by itself, then KILL whatever is left.
+
+    `session` is the exec's process id where the container shares the host's process table, else "".  `ended(limit_s)`
+    waits for the exec'd process.
+    """
+    for name in ("INT", "TERM"):
+        if send(client, container, name, session) != 0 or ended(grace_s):
+            break
+    deadline = time.monotonic() + KILL_LIMIT_S
+    while send(client, container, "KILL", session) == 0 and time.monotonic() < deadline:
+        time.sleep(0.1)
+
+
+def send(client: Client, container: str, name: str, session: str = "") -> int:
+    """Send one signal; 0 when something got it, 1 when nothing is left, else what the engine made of the attempt."""
+    import docker.errors
+
+    try:
+        exec_id = client.exec_create(container, ["/bin/sh", "-c", _SCRIPT, "sh", name, session], user="0")["Id"]
+        client.exec_start(exec_id)
+        code = int(client.exec_inspect(exec_id)["ExitCode"] or 0)  # null: not known yet, so something may have got it
+    except docker.errors.APIError as error:  # the container ended meanwhile
+        _LOG.debug("no %s for %s: %s", name, container, said(error))
+        return _NOTHING_LEFT
+    if code in (126, 127):  # other codes: the attempt itself was killed with the container
+        _LOG.warning("%s cannot be sent inside container %s (no /bin/sh?): it will be killed", name, container[:12])
+    return code
+
+
+# A short command beside what runs in a container: bounded in time, in size, and without a trace once it ended.
+
+LATE_S = 1.0  # for the engine's answers, beyond the limit of the command
+_TURN_S = 0.2
+# The engine starts each exec as the leader of a session and process group of its own, and cannot end it: so it ends
+# itself.  $1 is the limit in whole seconds.  The timer holds no output open that its command has closed.
+_LIMITED = r"""
+limit=$1
+shift
+(exec > /dev/null 2>&1; sleep "$limit"; kill -KILL 0) &
+timer=$!
+"$@"
+code=$?
+kill "$timer" 2> /dev/null
+exit "$code"
+"""
+
+
+def probe(environ: Mapping[str, str], container: str, argv: Sequence[str], limit_s: float) -> Completed:
+    """Run a command in a container as its root and return what it printed; soon after `limit_s` it ends in any case.
+
+    Raises:
+        RuntimeProblem: it cannot be started there.
+    """
+    asked = _Probe(environ, container, argv, time.monotonic() + limit_s)
+    thread = threading.Thread(target=asked.run, name="madlite-probe", daemon=True)
+    thread.start()  # nothing else lets go of an engine that took a request and does not answer it
+    thread.join(limit_s + LATE_S)
+    return asked.result(late=thread.is_alive())
+
+
+class _Probe:
+    """One command while it runs."""
+
+    def __init__(self, environ: Mapping[str, str], container: str, argv: Sequence[str], until_s: float) -> None:
+        self._environ, self._container, self._until_s = environ, container, until_s
+        limit_s = max(1, math.ceil(until_s - time.monotonic()))
+        self._argv = ("/bin/sh", "-c", _LIMITED, "sh", str(limit_s), *argv)
+        self._said = {1: bytearray(), 2: bytearray()}
+        self._code: int | None = None
+        self._problem: RuntimeProblem | None = None
+        self._started = False
+
+    def run(self) -> None:
+        """Run it; what goes wrong is kept for `result`."""
+        try:
+            with connected(self._environ, ANSWER_LIMIT_S) as client:
+                self._check(client)
+                self._run(client)
+        except RuntimeProblem as problem:
+            self._problem = problem
+
+    def result(self, *, late: bool) -> Completed:
+        """Return what there is; `late` where the engine has not answered in time."""
+        if late and not self._started:
+            raise RuntimeProblem("the engine does not answer in time", cause=Cause.ENGINE)
+        if self._problem is not None and not self._started:
+            raise self._problem
+        out, err = (bytes(said) for said in self._said.values())
+        if words := start_failure(self._code, out or err):
+            raise RuntimeProblem(f"its container cannot start a command: {words}", cause=Cause.PREPARE)
+        return Completed(code=None if late else self._code, stdout=out, stderr=err)
+
+    def _check(self, client: Client) -> None:
+        state = state_of(client, self._container)
+        if state is None:
+            raise RuntimeProblem("its container is gone", cause=Cause.INTERRUPTED)
+        if state.get("Paused") or not state.get("Running"):
+            what = "paused" if state.get("Paused") else "not running"
+            raise RuntimeProblem(f"its container is {what}", cause=Cause.INTERRUPTED)
+
+    def _run(self, client: Client) -> None:
+        running = Exec(client, self._container, self._argv, "/", {}, user="0")
+        output = running.start()
+        self._started = True
+        frames = Frames(self._keep)
+        try:
+            while (left_s := self._until_s - time.monotonic()) > 0:
+                data = output.read(min(_TURN_S, left_s))
+                if data is not None and not data:
+                    self._code = running.exit_code(LATE_S)
+                    return
+                frames.feed(data or b"")
+        finally:
+            output.close()
+
+    def _keep(self, data: bytes, stream: int) -> None:
+        said = self._said[stream]
+        said.extend(data[: PROBE_BYTES - len(said)])
+
 
 POLL_S = 1.0
 ASK_AFTER_S = 30.0  # without output, before asking whether the process is still there
@@ -31,7 +194,6 @@ RETURN_LIMIT_S = 5.0  # for run() to see that its process is gone
 STOP_LIMIT_S, HURRY_LIMIT_S = 20.0, 5.0  # for one answer of the engine while a run is ended, and once it is hurried
 KILLED = 137  # 128 + SIGKILL
 _HEAD_BYTES = 1024
-_LOG = logging.getLogger(__name__)
 
 
 class DockerSession:
@@ -43,12 +205,12 @@ class DockerSession:
         self.handle = container.id
         self.shell = f"docker exec -it {container.id[:12]} bash"
         self.notes: tuple[str, ...] = ()  # the container's end ends all that is in it
-        self._client = Patience(client)
+        self._client = CancellableClient(client)
         self._environ = environ
         self._container = container
         self._grace_s = grace_s
         self._exec: Exec | None = None  # the one that was created last
-        self._turn = Turn()
+        self._turn = ActionGate()
 
     def run(self, action: Action, out: Sink) -> Exit:
         """Run the action to its end; `out` gets its output as it comes.

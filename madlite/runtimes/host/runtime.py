@@ -23,11 +23,10 @@ from madlite.model import (
     Secret,
     Traits,
 )
-from madlite.runtimes.host.processes import marked_processes
 from madlite.runtimes.host.session import HostSession
-from madlite.runtimes.process_table import in_words
+from madlite.runtimes.process_table import in_words, marked_processes
 from madlite.secrets import MASK, reveal
-from madlite.workspace.labels import FOLDER_MARK, KEPT_MARK, RUN_MARK
+from madlite.workspace.folder import FOLDER_MARK, KEPT_MARK, RUN_MARK
 
 CANCEL_GRACE_S = 5.0  # between TERM and KILL for processes nobody waits for
 

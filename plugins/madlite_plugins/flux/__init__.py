@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from madlite import Backend, FailureRule, Reference, hookimpl, read_failure_rules
-from madlite_plugins.flux.backend import Flux
+from madlite import Backend, FailureRule, LazyBackend, Reference, hookimpl, read_failure_rules
 
 _README = "README of FluxBenchmark, 8 GPUs"
 
@@ -14,7 +13,8 @@ _README = "README of FluxBenchmark, 8 GPUs"
 @hookimpl
 def madlite_backends() -> Iterable[Backend]:
     """Bring the backend `flux`."""
-    return [Flux()]
+    book = Path(__file__).with_name("recipes.toml")
+    return [LazyBackend("flux", "madlite_plugins.flux.backend:Flux", book)]
 
 
 @hookimpl

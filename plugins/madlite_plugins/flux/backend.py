@@ -9,7 +9,6 @@ from msgspec.structs import replace
 
 from madlite import (
     Asset,
-    Draft,
     Finding,
     Machine,
     Reader,
@@ -17,6 +16,7 @@ from madlite import (
     Request,
     ResultRule,
     RunPlan,
+    RunSpec,
     Variant,
     read_book,
 )
@@ -45,7 +45,7 @@ class Flux(RecipeBackend):
     launcher = "accelerate"
     sizes = ("micro_batch", "steps")
 
-    def expand(self, request: Request, machine: Machine) -> Sequence[Draft]:
+    def expand(self, request: Request, machine: Machine) -> Sequence[RunSpec]:
         """Return a draft per run, of a sweep one for each combination.
 
         Raises:
@@ -56,7 +56,7 @@ class Flux(RecipeBackend):
         drafts = (self._finished(draft, asked, machine) for draft in super().expand(request, machine))
         return [one for draft in drafts for one in sweep_points(draft, asked)]
 
-    def _finished(self, draft: Draft, asked: Mapping[str, str], machine: Machine) -> Draft:
+    def _finished(self, draft: RunSpec, asked: Mapping[str, str], machine: Machine) -> RunSpec:
         """Return the draft with what depends on what was asked: rule, variables, and a word on a missing image."""
         env = variables_of(draft, asked, machine.vendor, read_book(self.book).env)
         notes = draft.notes if draft.image or "image" in asked else (*draft.notes, _NO_IMAGE)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from madlite import Draft, MadMetric, Quantity, ResultRule
+from madlite import MadMetric, Quantity, ResultRule, RunSpec
 from madlite_plugins.flux.summary import FPS, TFLOPS
 
 WARMUP = 5  # steps that the launcher leaves out of its averages
@@ -28,7 +28,7 @@ FOREIGN = ResultRule(
 """The rule of a log that somebody else made."""
 
 
-def rule_of(draft: Draft, asked: Mapping[str, str]) -> ResultRule:
+def rule_of(draft: RunSpec, asked: Mapping[str, str]) -> ResultRule:
     """Return the rule with MAD's figures from where the start leaves them, and with compile beside a batch size."""
     figures = _BY_LAUNCHER if asked.get("start", draft.settings["start"]) == "launcher" else _BY_STEPS
     wanted = figures[:1] if of_fluxbenchmark(draft) else figures  # MAD's rows had the first alone then
@@ -36,6 +36,6 @@ def rule_of(draft: Draft, asked: Mapping[str, str]) -> ResultRule:
     return replace(draft.result_rule, mad=wanted, columns=("compile",) if compiled else ())
 
 
-def of_fluxbenchmark(draft: Draft) -> bool:
+def of_fluxbenchmark(draft: RunSpec) -> bool:
     """Say whether a run is of the time when MAD called it pretraining."""
     return draft.variant is not None and draft.variant.mode == "pretrain"

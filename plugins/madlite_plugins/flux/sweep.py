@@ -12,13 +12,13 @@ from itertools import product
 
 from msgspec.structs import replace
 
-from madlite import Draft, UsageProblem
+from madlite import RunSpec, UsageProblem
 
 _BATCH = re.compile(r"[1-9][0-9]{0,5}")
 _BACKEND = re.compile(r"[A-Za-z][\w-]{0,40}", re.ASCII)
 
 
-def sweep_points(draft: Draft, asked: Mapping[str, str]) -> Iterator[Draft]:
+def sweep_points(draft: RunSpec, asked: Mapping[str, str]) -> Iterator[RunSpec]:
     """Yield the runs of a draft: itself, or one for each of its batch sizes and backends of torch.compile.
 
     Raises:
@@ -40,7 +40,7 @@ def sweep_points(draft: Draft, asked: Mapping[str, str]) -> Iterator[Draft]:
         )
 
 
-def _listed(draft: Draft, asked: Mapping[str, str], key: str, single: str, word: re.Pattern[str]) -> list[str]:
+def _listed(draft: RunSpec, asked: Mapping[str, str], key: str, single: str, word: re.Pattern[str]) -> list[str]:
     text = asked.get(key, str(draft.settings[key]))
     words = [part.strip() for part in text.split(",") if part.strip()]
     example = "1,10,17" if key == "batch_sizes" else "no,inductor"

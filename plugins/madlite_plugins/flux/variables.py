@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from madlite import Draft
+from madlite import RunSpec
 from madlite_plugins.flux.figures import of_fluxbenchmark
 
 _YES = ("true", "yes", "on", "1")
 
 
 def variables_of(
-    draft: Draft, asked: Mapping[str, str], vendor: str, tables: Mapping[str, Mapping[str, str]]
+    draft: RunSpec, asked: Mapping[str, str], vendor: str, tables: Mapping[str, Mapping[str, str]]
 ) -> dict[str, str]:
     """Return the draft's variables with those of the year whose script is followed."""
     year = asked.get("environment", draft.settings["environment"])

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from madlite import Backend, FailureRule, hookimpl, read_failure_rules
-from madlite_plugins.hf.backend import HuggingFace
+from madlite import Backend, FailureRule, LazyBackend, hookimpl, read_failure_rules
 
 
 @hookimpl
 def madlite_backends() -> Iterable[Backend]:
     """Bring the backend `hf`."""
-    return [HuggingFace()]
+    book = Path(__file__).with_name("recipes")
+    return [LazyBackend("hf", "madlite_plugins.hf.backend:HuggingFace", book)]
 
 
 @hookimpl

@@ -9,7 +9,6 @@ from msgspec.structs import replace
 
 from madlite import (
     Asset,
-    Draft,
     FileTemplate,
     Finding,
     Machine,
@@ -17,6 +16,7 @@ from madlite import (
     Request,
     ResultRule,
     RunPlan,
+    RunSpec,
     UsageProblem,
     Variant,
 )
@@ -62,7 +62,7 @@ class HuggingFace(TorchrunBackend):
         "fetch.py": "fetch.py",
     }
 
-    def expand(self, request: Request, machine: Machine) -> Sequence[Draft]:
+    def expand(self, request: Request, machine: Machine) -> Sequence[RunSpec]:
         """Return a draft per run, each with the settings and the files of its script.
 
         Raises:
@@ -107,7 +107,7 @@ def _is_mad_s(plan: RunPlan) -> bool:
     return bool(plan.settings.get("script"))
 
 
-def _called(draft: Draft, request: Request, asked: str) -> Draft:
+def _called(draft: RunSpec, request: Request, asked: str) -> RunSpec:
     """Return the draft with the mode of what it trains, which is what was `asked` for."""
     if draft.variant is None:
         return draft
@@ -124,7 +124,7 @@ def _called(draft: Draft, request: Request, asked: str) -> Draft:
     return replace(draft, variant=replace(draft.variant, mode=mode), notes=(*draft.notes, note))
 
 
-def _fitted(draft: Draft, request: Request, machine: Machine) -> Draft:
+def _fitted(draft: RunSpec, request: Request, machine: Machine) -> RunSpec:
     """Return the draft with what its script takes: settings of the other one would not reach it."""
     variant = draft.variant or Variant(model="")
     env, notes = _mad_env(draft, machine), (*draft.notes, *_notes(draft, request))
@@ -140,14 +140,14 @@ def _fitted(draft: Draft, request: Request, machine: Machine) -> Draft:
     return replace(draft, settings=kept, launcher=launcher, result_rule=rules.own_rule(variant.mode))
 
 
-def _is_accelerated(draft: Draft, request: Request) -> bool:
+def _is_accelerated(draft: RunSpec, request: Request) -> bool:
     """Say whether accelerate starts the ranks, as the template does: for all but DDP in other precisions than FP8."""
     precision = draft.variant.precision if draft.variant else ""
     values = {"precision": precision, **asked_values(draft, request)}
     return values["strategy"] != "ddp" or str(values["precision"]).upper() == "FP8"
 
 
-def _mad_env(draft: Draft, machine: Machine) -> dict[str, str]:
+def _mad_env(draft: RunSpec, machine: Machine) -> dict[str, str]:
     """Return what MAD's script exports for a tag's run on AMD GPUs; nothing of a recipe that was asked for by name."""
     variant = draft.variant
     if variant is None or machine.vendor != "AMD" or not variant.release:
@@ -156,7 +156,7 @@ def _mad_env(draft: Draft, machine: Machine) -> dict[str, str]:
     return {**_MAD_ENV, **_NO_WANDB, **({"HSA_NO_SCRATCH_RECLAIM": "1"} if lora else {})}
 
 
-def _notes(draft: Draft, request: Request) -> Iterator[str]:
+def _notes(draft: RunSpec, request: Request) -> Iterator[str]:
     """Yield what a user of MAD's tag should know of its run here."""
     release = draft.variant.release if draft.variant else ""
     if release and not draft.image:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from madlite import Draft, Request, Scalar
+from madlite import Request, RunSpec, Scalar
 
 LORA, PRETRAIN = "HF_finetune_lora", "HF_pretrain"  # MAD's names of its own runs
 
 
-def asked_values(draft: Draft, request: Request) -> dict[str, Scalar]:
+def asked_values(draft: RunSpec, request: Request) -> dict[str, Scalar]:
     """Return a draft's settings with what card, tag and command put over them, as they were spelled."""
     given = request.card.recipe
     card: Mapping[str, Scalar] = given if isinstance(given, dict) else {}

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from madlite import Backend, FailureRule, hookimpl, read_failure_rules
-from madlite_plugins.megatron_lm.backend import MegatronLM
+from madlite import Backend, FailureRule, LazyBackend, hookimpl, read_failure_rules
 
 
 @hookimpl
 def madlite_backends() -> Iterable[Backend]:
     """Bring the backend `megatron_lm`."""
-    return [MegatronLM()]
+    book = Path(__file__).with_name("recipes")
+    return [LazyBackend("megatron_lm", "madlite_plugins.megatron_lm.backend:MegatronLM", book)]
 
 
 @hookimpl

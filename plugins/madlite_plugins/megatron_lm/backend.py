@@ -8,7 +8,6 @@ import msgspec
 
 from madlite import (
     Asset,
-    Draft,
     Finding,
     Machine,
     MadMetric,
@@ -18,6 +17,7 @@ from madlite import (
     Request,
     ResultRule,
     RunPlan,
+    RunSpec,
 )
 from madlite_plugins.megatron_lm.book import BOOK
 from madlite_plugins.megatron_lm.checks import findings
@@ -62,7 +62,7 @@ class MegatronLM(RecipeBackend):
             printed_on="last",
         )
 
-    def expand(self, request: Request, machine: Machine) -> Sequence[Draft]:
+    def expand(self, request: Request, machine: Machine) -> Sequence[RunSpec]:
         """Return a draft per run, each with the variables of its script.
 
         Raises:
@@ -87,7 +87,7 @@ class MegatronLM(RecipeBackend):
         return MegatronReader(plan)
 
 
-def _with_variables(draft: Draft, request: Request) -> Draft:
+def _with_variables(draft: RunSpec, request: Request) -> RunSpec:
     """Return the draft with what its script takes, and without settings that would not reach it.
 
     A script that is not known keeps all of them, for the user to say which it takes.

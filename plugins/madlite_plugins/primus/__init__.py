@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from madlite import Backend, FailureRule, TreeCards, hookimpl, read_failure_rules
-from madlite_plugins.primus.backend import Primus
-from madlite_plugins.primus.tree import cards_of_tree, is_primus_tree
+from madlite import Backend, FailureRule, LazyBackend, TreeCards, hookimpl, read_failure_rules
 
 
 @hookimpl
 def madlite_backends() -> Iterable[Backend]:
     """Bring the backend `primus`."""
-    return [Primus()]
+    book = Path(__file__).with_name("recipes")
+    return [LazyBackend("primus", "madlite_plugins.primus.backend:Primus", book)]
 
 
 @hookimpl
 def madlite_cards(trees: Sequence[Path]) -> Iterator[Mapping[str, object] | Path | TreeCards]:
     """Bring the documents' tags that no models.json of MAD has, and a card per config file of a Primus tree."""
+    from madlite_plugins.primus.tree import cards_of_tree, is_primus_tree
+
     yield Path("models.json")
     for tree in trees:
         if is_primus_tree(tree):

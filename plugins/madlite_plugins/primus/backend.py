@@ -10,13 +10,13 @@ from msgspec.structs import replace
 from madlite import (
     Asset,
     Card,
-    Draft,
     Finding,
     Machine,
     Reader,
     Request,
     ResultRule,
     RunPlan,
+    RunSpec,
     UsageProblem,
     Variant,
 )
@@ -46,7 +46,7 @@ class Primus(TorchrunBackend):
     files = {"fetch.py": "fetch.py", "make_assets.py": "torchtitan/make_assets.py"}
     launcher = "primus"
 
-    def expand(self, request: Request, machine: Machine) -> Sequence[Draft]:
+    def expand(self, request: Request, machine: Machine) -> Sequence[RunSpec]:
         """Return a draft per run, without those that would train in another precision than they are called by.
 
         Such a run is there where somebody asks for its precision: then the checks tell of it.
@@ -131,7 +131,7 @@ def _without_mode(request: Request) -> Request:
     return replace(request, settings={key: value for key, value in request.settings.items() if key != "mode"})
 
 
-def _fitted(draft: Draft, request: Request, machine: Machine) -> Draft:
+def _fitted(draft: RunSpec, request: Request, machine: Machine) -> RunSpec:
     """Return a draft with its framework's result rule; of a tree's card with what its config file says or leaves open.
 
     A value that nothing says is a text, since it is neither true nor false.
@@ -158,7 +158,7 @@ def _fitted(draft: Draft, request: Request, machine: Machine) -> Draft:
     return replace(draft, variant=replace(variant, warmup_steps=FEW if few else variant.warmup_steps))
 
 
-def _differences(draft: Draft, request: Request, release: str, machine: Machine) -> Iterator[str]:
+def _differences(draft: RunSpec, request: Request, release: str, machine: Machine) -> Iterator[str]:
     """Yield in what MAD's script and AMD's document differ, of which a run can follow one alone."""
     if draft.settings["framework"] == "torchtitan" and release in _BARE:
         names = _ZERO_BY_PRIMUS if machine.architecture == "gfx942" else _ZERO_BY_PRIMUS[:1]
@@ -170,11 +170,11 @@ def _differences(draft: Draft, request: Request, release: str, machine: Machine)
         yield f"batch and flags are the document's; MAD's script trains with {draft.settings[_OTHERWISE]}"
 
 
-def _wrong(draft: Draft, asked: Mapping[str, str]) -> bool:
+def _wrong(draft: RunSpec, asked: Mapping[str, str]) -> bool:
     return draft.variant is not None and is_mislabelled(draft.variant.precision, {**draft.settings, **asked})
 
 
-def _left_out(draft: Draft, asked: Mapping[str, str]) -> str:
+def _left_out(draft: RunSpec, asked: Mapping[str, str]) -> str:
     config, flags = str(draft.settings["config"]), asked.get("flags", str(draft.settings["flags"]))
     trained = trained_precision(config, split_words(flags))
     precision = draft.variant.precision if draft.variant else ""

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from madlite import (
-    Draft,
     Finding,
     Machine,
     MadMetric,
@@ -16,6 +15,7 @@ from madlite import (
     Request,
     ResultRule,
     RunPlan,
+    RunSpec,
     Variant,
 )
 from madlite_plugins.micro_step_plans import windows_left, with_half_warmup
@@ -32,7 +32,7 @@ class PytorchFsdp(RecipeBackend):
     template = "pytorch_fsdp/run.sh.j2"
     launcher = "torchrun"
 
-    def expand(self, request: Request, machine: Machine) -> Sequence[Draft]:
+    def expand(self, request: Request, machine: Machine) -> Sequence[RunSpec]:
         """Return a draft per run, the first half of whose steps is warm-up, as the script has it.
 
         Raises:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from madlite import Backend, FailureRule, hookimpl, read_failure_rules
-from madlite_plugins.torchrun.backend import Torchrun
+from madlite import Backend, FailureRule, LazyBackend, hookimpl, read_failure_rules
 
 
 @hookimpl
 def madlite_backends() -> Iterable[Backend]:
     """Bring the backend `torchrun`."""
-    return [Torchrun()]
+    book = Path(__file__).with_name("recipes.toml")
+    return [LazyBackend("torchrun", "madlite_plugins.torchrun.backend:Torchrun", book)]
 
 
 @hookimpl

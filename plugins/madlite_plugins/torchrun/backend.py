@@ -9,7 +9,6 @@ from typing import Literal
 from msgspec.structs import replace
 
 from madlite import (
-    Draft,
     FileTemplate,
     Finding,
     Machine,
@@ -18,6 +17,7 @@ from madlite import (
     Request,
     ResultRule,
     RunPlan,
+    RunSpec,
     Scalar,
     UsageProblem,
     Variant,
@@ -44,7 +44,7 @@ class Torchrun(TorchrunBackend):
     book = Path(__file__).with_name("recipes.toml")
     template = "torchrun/run.sh.j2"
 
-    def expand(self, request: Request, machine: Machine) -> Sequence[Draft]:
+    def expand(self, request: Request, machine: Machine) -> Sequence[RunSpec]:
         """Return the one run of the script.
 
         Raises:
@@ -99,7 +99,7 @@ def _recipe_of(request: Request) -> str:
     return (str(given.get("name", "")) if isinstance(given, dict) else given) or "script"
 
 
-def _fitted(draft: Draft, request: Request) -> Draft:
+def _fitted(draft: RunSpec, request: Request) -> RunSpec:
     """Return the draft with the result that its user's words make, and the files that its script needs."""
     settings: dict[str, Scalar] = {key: request.settings.get(key, value) for key, value in draft.settings.items()}
     variant = draft.variant or Variant(model="")

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from madlite import Backend, FailureRule, hookimpl, read_failure_rules
-from madlite_plugins.torchtitan.backend import Torchtitan
+from madlite import Backend, FailureRule, LazyBackend, hookimpl, read_failure_rules
 
 
 @hookimpl
 def madlite_backends() -> Iterable[Backend]:
     """Bring the backend `torchtitan`."""
-    return [Torchtitan()]
+    book = Path(__file__).with_name("recipes")
+    return [LazyBackend("torchtitan", "madlite_plugins.torchtitan.backend:Torchtitan", book)]
 
 
 @hookimpl

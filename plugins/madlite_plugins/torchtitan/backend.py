@@ -10,7 +10,6 @@ import msgspec
 from madlite import (
     Asset,
     Card,
-    Draft,
     FileTemplate,
     Finding,
     Machine,
@@ -20,6 +19,7 @@ from madlite import (
     Request,
     ResultRule,
     RunPlan,
+    RunSpec,
     Variant,
     read_book,
 )
@@ -52,7 +52,7 @@ class Torchtitan(TorchrunBackend):
         MadMetric(metric="TFLOPS_per_gpu", quantity=Quantity.TFLOPS_PER_GPU),
     )
 
-    def expand(self, request: Request, machine: Machine) -> Sequence[Draft]:
+    def expand(self, request: Request, machine: Machine) -> Sequence[RunSpec]:
         """Return a draft per run.
 
         Raises:
@@ -98,7 +98,7 @@ class Torchtitan(TorchrunBackend):
         return TorchtitanReader()
 
 
-def _fitted(draft: Draft, machine: Machine) -> Draft:
+def _fitted(draft: RunSpec, machine: Machine) -> RunSpec:
     """Return the draft with the files that its start needs: an image's own script, or ours with a shim for a CPU."""
     if draft.settings["script"]:
         start = FileTemplate(path="run.sh", template="torchtitan/script.sh.j2")
@@ -110,7 +110,7 @@ def _fitted(draft: Draft, machine: Machine) -> Draft:
     return msgspec.structs.replace(draft, templates=(*draft.templates, shim))
 
 
-def _notes(draft: Draft, request: Request) -> Iterator[str]:
+def _notes(draft: RunSpec, request: Request) -> Iterator[str]:
     """Yield what a user of MAD's tag should know of its run here."""
     settings, release = draft.settings, draft.variant.release if draft.variant else ""
     if settings["script"]:

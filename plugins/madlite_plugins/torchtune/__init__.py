@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from madlite import Backend, Card, FailureRule, hookimpl, read_failure_rules
-from madlite_plugins.torchtune.backend import Torchtune
+from madlite import Backend, Card, FailureRule, LazyBackend, hookimpl, read_failure_rules
 
 
 @hookimpl
 def madlite_backends() -> Iterable[Backend]:
     """Bring the backend `torchtune`."""
-    return [Torchtune()]
+    book = Path(__file__).with_name("recipes")
+    return [LazyBackend("torchtune", "madlite_plugins.torchtune.backend:Torchtune", book)]
 
 
 @hookimpl

@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from madlite import (
     Asset,
     Card,
-    Draft,
     FileTemplate,
     Finding,
     Machine,
@@ -20,6 +19,7 @@ from madlite import (
     Request,
     ResultRule,
     RunPlan,
+    RunSpec,
     Variant,
     read_book,
 )
@@ -49,7 +49,7 @@ class Torchtune(TorchrunBackend):
         "fetch.py": "fetch.py",
     }
 
-    def expand(self, request: Request, machine: Machine) -> Sequence[Draft]:
+    def expand(self, request: Request, machine: Machine) -> Sequence[RunSpec]:
         """Return a draft per run.
 
         Raises:
@@ -92,7 +92,7 @@ class Torchtune(TorchrunBackend):
         return TorchtuneReader(str(plan.settings.get("tp", 1)) if plan is not None and ours else "1")
 
 
-def _fitted(draft: Draft, machine: Machine) -> Draft:
+def _fitted(draft: RunSpec, machine: Machine) -> RunSpec:
     """Return the draft with the files and figures that it has on this machine."""
     own = () if draft.settings["family"] else (_OWN,)
     rule = draft.result_rule
@@ -104,7 +104,7 @@ def _fitted(draft: Draft, machine: Machine) -> Draft:
     return replace(draft, templates=(*draft.templates, *own), result_rule=rule, notes=notes)
 
 
-def _notes(draft: Draft) -> Iterator[str]:
+def _notes(draft: RunSpec) -> Iterator[str]:
     """Yield what a reader of the number should know."""
     if not draft.settings["packed"]:
         yield (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from pathlib import Path
 from threading import Event
@@ -10,16 +9,12 @@ from threading import Event
 import pytest
 
 from madlite.machine import Host
-from madlite.machine.telemetry.amd_files import AmdFiles
-from madlite.machine.telemetry.amd_metrics import Counted, read_counters
-from madlite.machine.telemetry.choose import open_sources
-from madlite.machine.telemetry.reading import Answer, Reading, User
-from madlite.machine.telemetry.sampler import Sample
+from madlite.machine.sources.amdgpu import AmdGpu, DriverCounters, read_counters
+from madlite.machine.sources.base import Reading
+from madlite.machine.telemetry.sampler import Sample, open_sources
 from madlite.machine.telemetry.summary import summarise
 from madlite.model import Gpu
 from tests.machine.stand_in import Bench
-
-from .fakes import first_table
 
 NONE = 0xFFFFFFFF
 COUNTS = (2, 300, 40, 0, NONE)  # PROCHOT, PPT, socket, regulator, HBM
@@ -44,7 +39,7 @@ def listed(ticks: int = 1000, joules: int = 7, counts: tuple[int, ...] = COUNTS,
     return struct.pack("<HBBi", 8 + len(body), 1, 9, len(fields)) + body
 
 
-EXPECTED = Counted(
+EXPECTED = DriverCounters(
     energy_j=7.0,
     ticks=1000.0,
     counters={
@@ -129,33 +124,10 @@ def test_files_that_count_need_no_tool_beside_them(bench: Bench) -> None:
     assert (summary.throttled, summary.power_cap, summary.throttled_by) == (0.18, 0.75, {"thermal": 0.18})
 
 
-PROCESS = {"name": "x", "pid": 4711, "memory_usage": {"vram_mem": {"value": 3 << 30, "unit": "B"}}}
-LISTED = json.dumps([{"gpu": 0, "process_list": [{"process_info": PROCESS}]}])
-
-
-@pytest.mark.parametrize(("tool", "listed"), [(True, False), (True, True), (False, False)])
-def test_files_that_count_and_list_no_process_leave_those_to_the_tool(bench: Bench, tool: bool, listed: bool) -> None:
-    bench.mi300x(1, first=5)
-    gpu(bench, GPUS[0].bus, fixed(8))
-    first_table(bench.root / "proc")
-    if tool:
-        bench.tool("amd-smi", ("process*", LISTED))  # and fails whatever else it is asked
-    if listed:
-        bench.file("sys/class/kfd/kfd/proc/99/vram_5711", "0")
-    host = Host(root=bench.root, path=str(bench.bin), limit_s=10, env={"PATH": "/usr/bin:/bin"})
-    opened, problem = open_sources("AMD", GPUS[:1], host, Event())
-    asks = tool and not listed
-    assert ([source.name for source, _ in opened], problem) == (["amdgpu", "amd-smi"][: 1 + asks], "")
-    if asks:
-        (source, answer) = opened[1]
-        assert (answer.readings, source.read(), source.facts()) == ((), Answer(), {})
-        assert source.users() == (User(pid=4711, gpu=0, memory_bytes=3 << 30, name="x"),)
-
-
 @pytest.mark.parametrize("second", [b"", fixed(3)])
 def test_counters_of_some_gpus_are_left_to_the_tool(bench: Bench, second: bytes) -> None:
     gpu(bench, GPUS[0].bus, fixed(8))
     gpu(bench, GPUS[1].bus, second)
-    files = AmdFiles(bench.root, GPUS)
+    files = AmdGpu(bench.root, GPUS)
     assert not files.counts
     assert [(one.ticks, one.energy_j) for one in files.read().readings] == [(None, None)] * 2

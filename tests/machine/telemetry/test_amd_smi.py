@@ -7,9 +7,8 @@ from threading import Event
 import pytest
 
 from madlite.machine import Host
-from madlite.machine.telemetry.amd_smi import AmdSmi, read_gpu
-from madlite.machine.telemetry.reading import User
-from madlite.machine.telemetry.sampler import Sample
+from madlite.machine.sources.amd_smi import AmdSmi, read_gpu
+from madlite.machine.sources.base import GpuProcess, Sample
 from madlite.machine.telemetry.summary import summarise
 from tests.machine.stand_in import Bench
 
@@ -166,21 +165,21 @@ def test_an_old_driver_s_state_has_no_reason(state: str, slowed: dict[str, float
 )
 def test_processes(bench: Bench, listed: object) -> None:
     bench.tool("amd-smi", ("'process --json'", json.dumps(listed)))
-    assert source(bench, 0).users() == (User(pid=42, gpu=0, memory_bytes=2 << 30),)
+    assert source(bench, 0).processes() == (GpuProcess(pid=42, gpu=0, memory_bytes=2 << 30),)
 
 
 def test_a_memory_that_no_gpu_has_is_not_known(bench: Bench) -> None:
     listed = [{"gpu": 0, "process_list": [{"process_info": {"pid": 42, "mem_usage": value("1e308", "GB")}}]}]
     bench.tool("amd-smi", ("'process --json'", json.dumps(listed)))
-    assert source(bench, 0).users() == (User(pid=42, gpu=0),)
+    assert source(bench, 0).processes() == (GpuProcess(pid=42, gpu=0),)
 
 
 def test_no_process_and_no_answer_are_told_apart(bench: Bench) -> None:
     none = [{"gpu": 0, "process_list": [{"process_info": "No running processes detected"}]}]
     bench.tool("amd-smi", ("'process --json'", json.dumps(none)))
-    assert source(bench, 0).users() == ()
+    assert source(bench, 0).processes() == ()
     bench.tool("amd-smi", ("'process --json'", "amdgpu is busy\n"))
-    assert source(bench, 0).users() is None
+    assert source(bench, 0).processes() is None
 
 
 @pytest.mark.parametrize(
@@ -201,5 +200,5 @@ def test_facts(bench: Bench, limit: dict[str, object]) -> None:
 def test_a_question_is_called_off(bench: Bench, tmp_path: Path) -> None:
     bench.script("amd-smi", "sleep 30")
     asked = source(bench, 0)
-    asked._over.set()
+    asked._cancelled.set()
     assert asked.read().readings == ()

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from madlite.machine.telemetry.nvml import Nvml, reasons
-from madlite.machine.telemetry.reading import User
+from madlite.machine.sources.base import GpuProcess
+from madlite.machine.sources.nvml import Nvml, held_by
 
 from .fakes import GIB, FakeNvml
 
@@ -53,7 +53,7 @@ def test_what_a_gpu_does_not_support_is_not_known() -> None:
     ],
 )
 def test_the_bits_of_the_clocks_event_reasons(bits: int, words: list[str]) -> None:
-    assert reasons(bits) == words
+    assert held_by(bits) == words
     assert Nvml(FakeNvml(bits=bits), (0,)).read().readings[0].slowed == dict.fromkeys(words, 1.0)
 
 
@@ -77,7 +77,7 @@ def test_a_module_of_today_on_a_driver_that_lacks_the_new_functions() -> None:
 
     source = Nvml(OldDriver(without={"reasons", "users"}), (0,))
     assert source.read().readings[0].slowed == {"thermal": 1.0}
-    assert source.users() == (User(pid=11, gpu=0, memory_bytes=GIB),)
+    assert source.processes() == (GpuProcess(pid=11, gpu=0, memory_bytes=GIB),)
 
 
 def test_a_module_without_a_function_costs_that_value_alone() -> None:
@@ -94,13 +94,13 @@ def test_processes_and_memory_that_is_not_told() -> None:
         (1, SimpleNamespace(pid=12, usedGpuMemory=None)),
         (1, SimpleNamespace(pid=13, usedGpuMemory=(1 << 64) - 1)),
     ]
-    found = Nvml(FakeNvml(users=users), (0, 1)).users()
+    found = Nvml(FakeNvml(users=users), (0, 1)).processes()
     assert found == (
-        User(pid=11, gpu=0, memory_bytes=3 * GIB),
-        User(pid=12, gpu=1),
-        User(pid=13, gpu=1),
+        GpuProcess(pid=11, gpu=0, memory_bytes=3 * GIB),
+        GpuProcess(pid=12, gpu=1),
+        GpuProcess(pid=13, gpu=1),
     )
-    assert Nvml(FakeNvml(without={"users"}), (0,)).users() is None
+    assert Nvml(FakeNvml(without={"users"}), (0,)).processes() is None
 
 
 def test_facts_of_gpus_that_are_alike_are_said_once() -> None:
@@ -111,6 +111,8 @@ def test_facts_of_gpus_that_are_alike_are_said_once() -> None:
 def test_the_library_is_given_back() -> None:
     library = FakeNvml()
     source = Nvml(library, (0,))
+    source.read()
+    source.read()
     assert library.open == 1
     source.close()
     assert library.open == 0

@@ -10,11 +10,10 @@ from types import ModuleType
 import pytest
 
 from madlite.machine import Host
-from madlite.machine.telemetry.amd_files import AmdFiles
-from madlite.machine.telemetry.choose import open_sources
-from madlite.machine.telemetry.nvidia_smi import NvidiaSmi
-from madlite.machine.telemetry.reading import User
-from madlite.machine.telemetry.rocm_smi import RocmSmi
+from madlite.machine.sources.amdgpu import AmdGpu, driver_facts
+from madlite.machine.sources.nvidia_smi import NvidiaSmi
+from madlite.machine.sources.rocm_smi import RocmSmi
+from madlite.machine.telemetry.sampler import open_sources
 from madlite.model import Gpu
 from tests.machine.stand_in import Bench
 
@@ -60,20 +59,6 @@ def test_nvidia_smi_names_a_gpu_that_it_does_not_list(bench: Bench) -> None:
     assert NvidiaSmi(host(bench), (0, 5), Event()).read().problem == "it says nothing of GPU 5"
 
 
-def test_nvidia_smi_s_processes_and_facts(bench: Bench) -> None:
-    bench.tool(
-        "nvidia-smi",
-        ("*index,pci.bus_id*", "0, 00000000:18:00.0\n1, 00000000:2A:00.0\n"),
-        ("*compute-apps*", "00000000:2A:00.0, 4711, 3300, python, train.py\n00000000:18:00.0, 12, [N/A], x\n"),
-        ("*index,vbios*", "0, 96.00, 700.00, Disabled\n1, 96.00, 650.00, [N/A]\n"),
-    )
-    source = NvidiaSmi(host(bench), (1,), Event())
-    assert source.users() == (User(pid=4711, gpu=1, memory_bytes=3300 << 20, name="python, train.py"),)
-    assert source.facts() == {"vbios": "96.00", "power_limit_w": "650.00"}
-    bench.script("nvidia-smi", "exit 9")
-    assert source.users() is None and source.facts() == {}
-
-
 def test_rocm_smi_reads_cards_in_their_order_though_numbers_have_gaps(bench: Bench) -> None:
     cards = {"card1": CARD, "card3": SECOND, "system": {"Driver version": "6.8.5"}}
     bench.tool("rocm-smi", ("*--json*", f"WARNING: x\n{json.dumps(cards)}\n"))
@@ -96,7 +81,7 @@ def test_rocm_smi_that_says_nothing_and_what_it_never_says(bench: Bench) -> None
     bench.tool("rocm-smi", ("*", "ERROR: no amdgpu driver\n"))
     source = RocmSmi(host(bench), (0,), Event())
     assert "no amdgpu driver" in source.read().problem
-    assert source.users() is None and source.facts() == {}
+    assert source.processes() is None and source.facts() == {}
 
 
 def amd_files(bench: Bench, bus: str, **files: str) -> None:
@@ -122,12 +107,16 @@ def test_files_of_amd_s_driver(bench: Bench) -> None:
         hwmon__hwmon4__temp2_input="84500",
     )
     gpus = (Gpu(index=0, bus="0000:c1:00.0"), Gpu(index=1, bus="0000:c1:00.1"), Gpu(index=2))
-    source = AmdFiles(bench.root, gpus)
+    source = AmdGpu(bench.root, gpus)
     (reading,) = source.read().readings  # the partition beside it has none of its own
     assert (reading.index, reading.power_w, reading.clock_mhz, reading.memory_clock_mhz) == (0, 641.0, 1702.0, 1300.0)
     assert (reading.temperature_c, reading.memory_used_gib, reading.utilization_percent) == (84.5, 64.0, 97.0)
-    assert source.facts() == {"vbios": "113-M3000100-102", "compute_partition": "SPX", "power_limit_w": "750"}
-    assert source.users() is None
+    assert driver_facts(bench.root, gpus) == {
+        "vbios": "113-M3000100-102",
+        "compute_partition": "SPX",
+        "power_limit_w": "750",
+    }
+    assert source.processes() is None
     source.close()
 
 
@@ -156,10 +145,10 @@ def test_nvidia_smi_stands_in_for_a_library_that_is_not_there(bench: Bench, monk
 
 
 def test_without_any_source_each_says_why(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", None)
+    fake_library(monkeypatch, FakeError(12))
     opened, problem = open_sources("NVIDIA", [Gpu(index=0)], host(bench), Event())
     assert opened == []
-    assert problem == "NVML: not installed (pip install nvidia-ml-py); nvidia-smi: not installed"
+    assert problem == "NVML: Not Supported; nvidia-smi: not installed"
 
 
 def test_amd_s_files_and_amd_smi_together_else_rocm_smi(bench: Bench) -> None:

@@ -10,12 +10,13 @@ from types import SimpleNamespace
 import pytest
 
 from madlite.machine import Host
-from madlite.machine.strangers import Ours
+from madlite.machine.foreign_processes import OwnProcesses
+from madlite.machine.sources.base import GpuProcess, Reading, ReadResult
+from madlite.machine.sources.nvml import Nvml
 from madlite.machine.telemetry import sampler as module
-from madlite.machine.telemetry.nvml import Nvml
-from madlite.machine.telemetry.reading import Answer, Reading, User
-from madlite.machine.telemetry.sampler import Sampler, Watched
+from madlite.machine.telemetry.sampler import Sampler, SamplingTarget
 from madlite.model import Gpu
+from madlite.safe_files import Folder
 from tests.waiting import wait_until
 
 from .fakes import GIB, FakeNvml, first_table
@@ -32,11 +33,11 @@ class Fake:
         self.closed = False
         self.__dict__.update(members)
 
-    def read(self) -> Answer:
+    def read(self) -> ReadResult:
         self.reads += 1
-        return Answer(readings=(Reading(index=0, power_w=float(self.reads)),))
+        return ReadResult(readings=(Reading(index=0, power_w=float(self.reads)),))
 
-    def users(self) -> tuple[User, ...] | None:
+    def processes(self) -> tuple[GpuProcess, ...] | None:
         return ()
 
     def facts(self) -> dict[str, str]:
@@ -49,20 +50,20 @@ class Fake:
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *sources: object, vendor: str = "NVIDIA") -> Sampler:
     """A sampler of these sources, on a machine whose files are below tmp_path."""
 
-    def opened(*_: object) -> tuple[list[tuple[object, Answer]], str]:
+    def opened(*_: object) -> tuple[list[tuple[object, ReadResult]], str]:
         return [(source, source.read()) for source in sources], "" if sources else "nothing is here"  # type: ignore[attr-defined]
 
     monkeypatch.setattr(module, "open_sources", opened)
     monkeypatch.setattr(module, "SHARE", 1e9)  # real time is no part of these tests
-    watched = Watched(
+    target = SamplingTarget(
         vendor=vendor,  # type: ignore[arg-type]
         gpus=(Gpu(index=0), Gpu(index=1)),
         interval_s=0.002,
-        ours=Ours(mark="M=1"),
+        own=OwnProcesses(mark="M=1"),
         host=Host(root=tmp_path),
     )
     ticks = iter(range(1_000_000))
-    return Sampler(watched, tmp_path / "telemetry.jsonl", lambda: float(next(ticks)))
+    return Sampler(target, Folder.open(tmp_path), "telemetry.jsonl", lambda: float(next(ticks)))
 
 
 def test_samples_are_written_as_they_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +109,7 @@ def test_a_driver_that_hangs_is_left_behind(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_driver_s_library_may_raise_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = Fake(users=lambda: 1 / 0)
+    source = Fake(processes=lambda: 1 / 0)
     first_table(tmp_path / "proc")
     sampler = make(tmp_path, monkeypatch, source)
     sampler.start()
@@ -123,12 +124,12 @@ def test_no_source_is_a_problem_and_nothing_else(tmp_path: Path, monkeypatch: py
     sampler.start()
     sampler._thread.join(10)
     sampler.stop()
-    assert (sampler.problem, sampler.samples, sampler.strangers_known) == ("nothing is here", [], False)
+    assert (sampler.problem, sampler.samples, sampler.processes_known) == ("nothing is here", [], False)
     assert not (tmp_path / "telemetry.jsonl").exists()
 
 
 def test_a_run_that_ends_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sampler = make(tmp_path, monkeypatch, Fake(read=lambda: Answer()))
+    sampler = make(tmp_path, monkeypatch, Fake(read=lambda: ReadResult()))
     sampler.start()
     sampler.stop()
     assert sampler.problem == "nothing was told before the run ended"
@@ -167,7 +168,7 @@ def test_a_source_is_read_anew_when_what_is_beside_it_was_opened(tmp_path: Path,
 
 
 def test_a_slow_tool_does_not_hold_up_the_source_beside_it() -> None:
-    beside = module._Paced(Fake(), 1.0)  # type: ignore[arg-type]
+    beside = module._Schedule(Fake(), 1.0)  # type: ignore[arg-type]
     beside.was_read(0.001, 10.0)
     assert beside.interval_s == 90.0
     beside.was_read(0.001, 0.01)
@@ -175,7 +176,7 @@ def test_a_slow_tool_does_not_hold_up_the_source_beside_it() -> None:
 
 
 def test_what_costs_more_is_asked_more_seldom() -> None:
-    paced = module._Paced(Fake(), 1.0)  # type: ignore[arg-type]
+    paced = module._Schedule(Fake(), 1.0)  # type: ignore[arg-type]
     paced.was_read(0.001)
     assert paced.interval_s == 1.0
     paced.was_read(0.5)
@@ -186,7 +187,7 @@ def test_what_costs_more_is_asked_more_seldom() -> None:
 
 
 def test_strangers_are_looked_for_before_and_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "USERS_EVERY_S", 0.0)
+    monkeypatch.setattr(module, "PROCESSES_EVERY_S", 0.0)
     proc = tmp_path / "proc"
     first_table(proc)
     for pid, command in ((5, b"train\0"), (6, b"late\0")):
@@ -197,27 +198,27 @@ def test_strangers_are_looked_for_before_and_meanwhile(tmp_path: Path, monkeypat
     sampler = make(tmp_path, monkeypatch, Nvml(library, (0, 1)))
     monkeypatch.setattr(Nvml, "least_interval_s", 0.001)
     sampler.start()
-    wait_until(lambda: bool(sampler.strangers))
+    wait_until(lambda: bool(sampler.foreign_processes))
     library.users = [(1, SimpleNamespace(pid=6, usedGpuMemory=2 * GIB))]
-    wait_until(lambda: len(sampler.strangers) == 2)
+    wait_until(lambda: len(sampler.foreign_processes) == 2)
     sampler.stop()
-    assert sampler.strangers_known
-    assert sampler.strangers == ("pid 6 late, 2.0 GiB on GPU 1", "pid 5 train, on GPU 0")
+    assert sampler.processes_known
+    assert sampler.foreign_processes == ("pid 6 late, 2.0 GiB on GPU 1", "pid 5 train, on GPU 0")
 
 
 def test_kfd_is_asked_before_a_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first_table(tmp_path / "proc")
-    sampler = make(tmp_path, monkeypatch, Fake(users=lambda: None), vendor="AMD")
+    sampler = make(tmp_path, monkeypatch, Fake(processes=lambda: None), vendor="AMD")
     monkeypatch.setattr(module, "driver_ids", lambda root, gpus: {7: 0})
-    monkeypatch.setattr(module, "kfd_users", lambda root, ids: () if ids == {7: 0} else None)
+    monkeypatch.setattr(module, "kfd_processes", lambda root, ids: () if ids == {7: 0} else None)
     sampler.start()
-    wait_until(lambda: sampler.strangers_known)
+    wait_until(lambda: sampler.processes_known)
     sampler.stop()
 
 
 def test_in_a_container_strangers_are_not_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sampler = make(tmp_path, monkeypatch, Fake(users=lambda: (User(pid=1, gpu=0, memory_bytes=GIB),)))
+    sampler = make(tmp_path, monkeypatch, Fake(processes=lambda: (GpuProcess(pid=1, gpu=0, memory_bytes=GIB),)))
     sampler.start()
     wait_until(lambda: len(sampler.samples) > 2)
     sampler.stop()
-    assert (sampler.strangers, sampler.strangers_known) == ((), False)
+    assert (sampler.foreign_processes, sampler.processes_known) == ((), False)

@@ -2,11 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from madlite.machine.telemetry.power import packages
-from madlite.machine.telemetry.reading import Reading
-from madlite.machine.telemetry.sampler import Sample
-from madlite.machine.telemetry.summary import summarise
-from madlite.machine.telemetry.words import telemetry_findings, throttled_words
+from madlite.machine.sources import amd_smi, amdgpu, nvml
+from madlite.machine.sources.base import POWER_CAP, THROTTLING, Reading, Sample
+from madlite.machine.telemetry.summary import packages, summarise, telemetry_findings, throttled_words
 from madlite.model import Gpu, Telemetry
 
 
@@ -232,3 +230,8 @@ def test_words() -> None:
 def test_a_finding_from_five_percent_on(part: float | None, count: int) -> None:
     assert len(telemetry_findings(told(part, thermal=part or 0.0))) == count
     assert telemetry_findings(None) == telemetry_findings(told(1.0, samples=2, thermal=1.0)) == ()
+
+
+def test_every_word_of_the_sources_is_one_that_the_summary_knows() -> None:
+    words = {*amd_smi.REASONS.values(), *nvml.REASONS.values(), *(one.partition("/")[0] for one in amdgpu.REASONS)}
+    assert words <= {POWER_CAP, *THROTTLING}

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from madlite.machine.telemetry.used import used_gpus
+from madlite.machine.telemetry.sampler import used_gpus
 from madlite.model import Gpu, Machine, Place, Secret, Traits
 from tests.factories import make_plan
 

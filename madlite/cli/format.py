@@ -1,0 +1,210 @@
+"""Text of the screens: durations, counts, causes, checks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from madlite.machine.telemetry.summary import LEAST_SAMPLES, throttled_words
+from madlite.model import QUANTITIES, Metric, Quantity, Result, RunPlan, Status, Step, Study, Telemetry, Window
+
+# How runs are worded on the screen: one line each, the reason with a failure.
+
+
+def title(plan: RunPlan, position: int, total: int) -> str:
+    """Return the line a run starts with, in words that MAD's tooling looks for."""
+    variant = plan.variant
+    what = [plan.card.name if plan.blocked else f"Running model {plan.card.name}"]
+    what += [plan.backend] if plan.backend else []
+    if plan.image is not None:
+        what.append(plan.image.ref)
+    if variant:
+        what += [part for part in (variant.mode, variant.precision) if part]
+    gpus = f"{plan.place.gpus_per_node}x{plan.machine.device}" if plan.place.gpus_per_node else "cpu"
+    nodes = [f"{plan.place.spanned} nodes"] if plan.place.spanned > 1 else []
+    return f"[{position}/{total}] " + " · ".join([*what, plan.runtime, *nodes, gpus])
+
+
+def study_words(study: Study) -> str:
+    """Return what a run is one of: `sweep 20261122T093011-3fa91c: batch_size=4`."""
+    varied = ", ".join(f"{name}={value}" for name, value in study.varied.items())
+    return f"{study.kind} {study.id}" + (f": {varied}" if varied else "")
+
+
+def step_line(plan: RunPlan, step: Step) -> str:
+    """Return a training step in words: number, speed, loss."""
+    total = plan.variant.steps if plan.variant and plan.variant.steps else None
+    parts = [f"step {step.n}/{total}" if total else f"step {step.n}"]
+    if step.speed is not None:
+        quantity, value = step.speed
+        parts.append(speed_words(value, quantity.label))
+    if Quantity.LOSS in step.values:
+        parts.append(f"loss {step.values[Quantity.LOSS]:.4g}")
+    return "  ".join(parts)
+
+
+def speed_words(value: float, unit: str) -> str:
+    """Return a speed with its unit."""
+    return f"{value:,.0f} {unit}" if value >= 100 else f"{value:,.2f} {unit}"
+
+
+def verdict_line(plan: RunPlan, result: Result) -> str:
+    """Return the outcome in one line."""
+    name = plan.card.name
+    if result.status is not Status.SUCCESS:
+        cause = f" [{result.code}]" if result.code else ""
+        return f"{result.status.value} {name}{cause} {short_reason(result)}"
+    return f"{status_words(result.status.value, result.suspect)} {name}  {figures(result)}"
+
+
+def status_words(status: str, suspect: Sequence[str]) -> str:
+    """Return a status, with a word for a number that is doubtful."""
+    return f"{status} (suspect)" if suspect else status
+
+
+def short_reason(result: Result) -> str:
+    """Return why a run is no success without its cause and what to do, which have places of their own."""
+    found = result.diagnosis
+    if found is None:
+        return result.reason
+    return result.reason.removesuffix(f"; {found.hint}").removesuffix(f" ({found.cause})")
+
+
+def figures(result: Result) -> str:
+    """Return a success's numbers: the window's median where there is one, else the first metrics."""
+    window = result.window
+    if window is not None:
+        headline = result.metrics[-1]
+        less = "; less is better" if headline.lower_is_better else ""
+        return f"{headline.text} {headline.metric}{_unit(headline)} ({window_words(window)}{less})"
+    good = [metric for metric in result.metrics if metric.status is Status.SUCCESS]
+    shown = [
+        f"{metric.label + ' ' if metric.label else ''}{metric.text} {metric.metric}{_unit(metric)}" for metric in good
+    ]
+    more = f" and {len(shown) - 3} more" if len(shown) > 3 else ""
+    return ", ".join(shown[:3]) + more
+
+
+def _unit(metric: Metric) -> str:
+    """Return the unit of a plugin's own metric; those of the built-in ones are in their names."""
+    built_in = {one.unit for one in QUANTITIES.values()}
+    return f" {metric.unit}" if metric.unit and metric.unit not in built_in else ""
+
+
+def window_words(window: Window) -> str:
+    """Return what a median is of; of one step nothing can be said of how far they scatter."""
+    if window.n == 1:
+        return f"of step {window.first_step} alone"
+    return f"median of {window.n} steps, {window.first_step} to {window.last_step}, CV {100 * window.cv:.1f} %"
+
+
+def mad_figures(result: Result) -> str:
+    """Return the metrics beside the window's median: what MAD's own parsers would have taken from the log."""
+    return ", ".join(f"{metric.text} {metric.metric}" for metric in result.metrics[:-1])
+
+
+def kept(plan: RunPlan, result: Result) -> list[str]:
+    """Return what a run left in place because it was asked to, and how to reach or remove it."""
+    if plan.blocked is not None:
+        return []
+    lines = []
+    if plan.keep_alive and plan.traits.containerised:
+        lines.append(f"kept: a container labelled madlite.run={plan.id}; madlite clean --kept --yes removes it")
+        lines += [f"kept: {result.shell}   opens a shell in it"] if result.shell else []
+    elif plan.keep_alive:
+        lines.append("kept: what the run left running; madlite clean --kept --yes ends it")
+    if (plan.keep_alive or plan.keep_model_dir) and plan.model_dir:
+        lines.append(f"kept: {plan.model_dir}/")
+    return lines
+
+
+def duration(seconds: float) -> str:
+    """Return a duration as people say it."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+# What stands below a run's verdict on the screen: one function per kind of detail, each a line or none.
+
+LONGEST = 300  # characters of a line of a log
+FEW_SAMPLES = 5  # of the GPUs: from there on nothing is said of how many
+
+
+def details(plan: RunPlan, result: Result) -> Iterator[str]:
+    """Yield the lines, without their indentation, in the order in which they explain."""
+    yield from compute_lines(result)
+    yield from telemetry_lines(result)
+    yield from diagnosis_lines(plan, result)
+    yield from suspect_lines(result)
+
+
+def compute_lines(result: Result) -> Iterator[str]:
+    """Yield a success's throughput as floating-point work, and how much of the peak it is."""
+    found = result.compute
+    if found is None or result.status is not Status.SUCCESS:
+        return
+    frozen = ", frozen weights" if found.frozen else ""
+    figure = f"{found.tflops_per_gpu:.0f}" if found.tflops_per_gpu >= 100 else f"{found.tflops_per_gpu:.3g}"
+    text = f"{figure} TFLOP/s/GPU ({found.attention} attention{frozen})"
+    if found.mfu is not None and found.peak_tflops is not None:
+        gpu, _, number_format = found.peak_of.rpartition(" ")
+        text += f", {100 * found.mfu:.1f} % of {gpu}'s {found.peak_tflops:.0f} TFLOP/s in {number_format}"
+    yield text if found.mfu is not None else f"{text}; no MFU: {found.no_mfu}"
+
+
+def telemetry_lines(result: Result) -> Iterator[str]:
+    """Yield what the GPUs did in the steady window of a success, where it was looked at often enough."""
+    found = result.telemetry
+    if found is None or result.status is not Status.SUCCESS:
+        return
+    if found.over == "window" and found.samples >= LEAST_SAMPLES:
+        yield from _gpu_line(found)
+    elif not found.samples and found.problem:
+        yield f"no telemetry: {found.problem[:LONGEST]}"
+
+
+def all_telemetry_lines(result: Result) -> Iterator[str]:
+    """Yield what the GPUs did however short it was looked at, and what could not be asked."""
+    if (found := result.telemetry) is not None:
+        yield from _gpu_line(found)
+        if found.problem:
+            yield f"telemetry: {found.problem[:LONGEST]}"
+
+
+def _gpu_line(found: Telemetry) -> Iterator[str]:
+    over = " over the whole run" if found.over == "run" else ""
+    said = [] if found.power_w is None else [f"power {found.power_w:,.0f} W/GPU{over}"]
+    said += [] if found.tokens_per_joule is None else [f"{_three_digits(found.tokens_per_joule)} tokens/J"]
+    said += [throttled] if (throttled := throttled_words(found)) else []
+    if said and found.samples < FEW_SAMPLES:
+        said.append(f"{found.samples} sample" + "s" * (found.samples > 1))
+    if said:
+        yield ", ".join(said)
+
+
+def _three_digits(value: float) -> str:
+    """Return a number with three digits that count, as people write it: 14.5, 1,390."""
+    short = f"{value:.3g}"
+    return f"{float(short):,.0f}" if abs(value) >= 100 else short
+
+
+def diagnosis_lines(plan: RunPlan, result: Result) -> Iterator[str]:
+    """Yield the line that explains a failure, whose rank it was and where in the code, and what to do."""
+    found = result.diagnosis
+    line = found.line if found is not None and found.line else result.evidence
+    if line and line not in result.reason and result.status is not Status.SUCCESS:
+        yield f"> {line[:LONGEST]}"
+    if found is None:
+        return
+    whose = f"rank {found.rank}" if found.rank is not None else ""
+    if whose or found.where:
+        yield ", ".join(filter(None, (whose, found.where and f"at {found.where[:LONGEST]}")))
+    if found.hint:
+        yield f"try: {found.hint}"
+
+
+def suspect_lines(result: Result) -> Iterator[str]:
+    """Yield why a success's number is doubtful."""
+    yield from (f"suspect: {text}" for text in result.suspect)

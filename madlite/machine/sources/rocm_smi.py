@@ -1,0 +1,142 @@
+"""AMD GPUs by rocm-smi, where amd-smi is not installed or says nothing: facts and samples.
+
+`--json`: {"card0": {...}, "system": {"Driver version": ...}}, every value text. `Card series` became `Card Series` in
+ROCm 6.1, so keys are compared in lower case. Warnings can precede the JSON. Where there is none the text is read, in
+two forms: sections of `GPU[0] : Key: value`, and the table that a call without options prints, whose layout is `Device
+[Model : Revision]` with the name on a second line, and since ROCm 6.1 `Device Node IDs (DID, GUID)` without. It tells
+no reason of throttling, and its list of processes does not say on which GPU they are.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TypeAlias
+
+from madlite.machine.host import Host, no_gpu_problem, run_tool
+from madlite.machine.products import INSTINCT_IDS
+from madlite.machine.sources.base import (
+    GIB,
+    GpuFacts,
+    Reading,
+    ReadResult,
+    SourceReport,
+    ToolSource,
+    bus_id,
+    find_json,
+    first_number,
+    gfx_name,
+    make_reading,
+    number,
+    pci_id,
+    product_name,
+    short_version,
+    unique_hex,
+    whole,
+)
+from madlite.model import Json
+
+Card: TypeAlias = dict[str, Json]  # key in lower case → value
+
+NAME = "rocm-smi"
+FACTS = ("--showproductname", "--showmeminfo", "vram", "--showuniqueid", "--showbus", "--showdriverversion", "--json")
+SAMPLED = ("--showpower", "--showclocks", "--showtemp", "--showuse", "--showmeminfo", "vram", "--json")
+POWERS = ("current socket graphics package power (w)", "average graphics package power (w)")
+TEMPERATURES = ("temperature (sensor junction) (c)", "temperature (sensor edge) (c)")
+
+LINE = re.compile(r"^GPU\[(\d{1,4})\]\s*: ([^:\n]+):[ \t]*(.*?)\s*$", re.MULTILINE)
+DRIVER = re.compile(r"^Driver version:\s*(\S+)", re.MULTILINE)
+WITH_NAME = re.compile(r"^(\d{1,4}) +\[(0x[0-9a-f]+) : [^\]\n]*\].*\n {2,}(\S.*?) *$", re.MULTILINE | re.IGNORECASE)
+WITH_NODE = re.compile(r"^(\d{1,4}) +(\d{1,5}) +(0x[0-9a-f]+|N/A), +\d+ ", re.MULTILINE | re.IGNORECASE)
+_CLOCK = re.compile(r"\((\d+)\s*mhz\)")
+
+
+def read_rocm_smi(host: Host) -> SourceReport:
+    """Return what one call of rocm-smi says of every card, and another one's table where it says nothing."""
+    output = run_tool(host, NAME, *FACTS)
+    driver, cards = _read_cards(output.text)
+    if not (cards or output.absent or output.hung):
+        cards = _read_table(run_tool(host, NAME).text)
+    return SourceReport(
+        name=NAME,
+        gpus=tuple(_gpu(index, cards[card]) for index, card in enumerate(sorted(cards))),
+        driver_version=short_version(driver),
+        problem="" if cards else output.problem or no_gpu_problem(output.text),
+        absent=output.absent,
+    )
+
+
+def _read_cards(text: str) -> tuple[Json, dict[int, Card]]:
+    """Return the driver's version, and what is said of each card, by its number."""
+    documents = [document for document in find_json(text) if isinstance(document, dict)]
+    tables = {key: _lower(value) for document in documents for key, value in document.items()}
+    cards = {whole(key[4:]): card for key, card in tables.items() if key.startswith("card")}
+    if cards := {index: card for index, card in cards.items() if index is not None}:
+        return tables.get("system", {}).get("driver version"), cards
+    found = DRIVER.search(text)
+    return found[1] if found else "", _read_sections(text)
+
+
+def _lower(card: Json) -> Card:
+    return {key.lower(): value for key, value in card.items()} if isinstance(card, dict) else {}
+
+
+def _read_sections(text: str) -> dict[int, Card]:
+    cards: dict[int, Card] = {}
+    for index, key, value in LINE.findall(text):
+        cards.setdefault(int(index), {})[key.strip().lower()] = value
+    return cards
+
+
+def _read_table(text: str) -> dict[int, Card]:
+    named: dict[int, Card] = {
+        int(index): {"device id": model, "card series": name} for index, model, name in WITH_NAME.findall(text)
+    }
+    return named or {
+        int(index): {"node id": node, "device id": model} for index, node, model in WITH_NODE.findall(text)
+    }
+
+
+def _gpu(index: int, card: Card) -> GpuFacts:
+    ids = (pci_id(card.get(key)) for key in ("device id", "card model"))  # the model was the subsystem's id once
+    return GpuFacts(
+        index=index,
+        arch=gfx_name(card.get("gfx version")),
+        product=product_name(card.get("card series")) or product_name(card.get("device name")),
+        memory_bytes=whole(card.get("vram total memory (b)")) or None,
+        device_id=next((device for device in ids if device in INSTINCT_IDS), None),
+        node_id=whole(card.get("node id")),
+        unique_id=unique_hex(card.get("unique id")),
+        bus=bus_id(card.get("pci bus")),
+    )
+
+
+class RocmSmi(ToolSource):
+    """Samples by the tool, each time a process of Python's."""
+
+    name = NAME
+
+    def read(self) -> ReadResult:
+        """Return one reading of each GPU that it tells of; card numbers can have gaps, so they are counted."""
+        output = self._run(*SAMPLED)
+        _, cards = _read_cards(output.text)
+        placed = enumerate(sorted(cards))
+        return self._result(tuple(_reading(n, cards[card]) for n, card in placed if n in self._indexes), output)
+
+
+def _reading(index: int, card: Card) -> Reading:
+    used = number(card.get("vram total used memory (b)"))
+    values = {
+        "power_w": first_number(card, POWERS, "power_w"),
+        "clock_mhz": _clock(card, "sclk"),
+        "memory_clock_mhz": _clock(card, "mclk"),
+        "temperature_c": first_number(card, TEMPERATURES),
+        "memory_used_gib": None if used is None else used / GIB,
+        "utilization_percent": number(card.get("gpu use (%)")),
+    }
+    return make_reading(index, values)
+
+
+def _clock(card: Card, kind: str) -> float | None:
+    """Return MHz from `sclk clock speed:` = "(1700Mhz)", also where it stands under `sclk clock level:`."""
+    texts = (str(value).lower() for name, value in card.items() if name.startswith(kind))
+    return next((float(found[1]) for text in texts if (found := _CLOCK.search(text))), None)

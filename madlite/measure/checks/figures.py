@@ -1,0 +1,298 @@
+"""Checks of the figures: each against the others, and against the clock."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+from madlite.measure.checks import table
+from madlite.measure.checks.table import CheckInput, CheckResult, check_result
+from madlite.measure.compute import MOST_APART
+from madlite.measure.number import shown
+from madlite.measure.steps import Steps
+from madlite.measure.window import median_in, usable
+from madlite.model import Cause, Quantity, RunPlan, Status, Value, Window
+from madlite.text import whole_number
+
+# Checks of a run's figures: the number itself, the file it is in, the work that it comes to.
+
+
+def metric(known: CheckInput) -> CheckResult:
+    """Ask whether there is a number that can be one."""
+    number = known.number
+    if known.elsewhere is not None:
+        return check_result(table.NUMBER_ELSEWHERE, f"the result is printed on node {known.elsewhere}")
+    if number.cause is not Cause.NONE:
+        row = table.NO_NUMBER if number.cause is Cause.NO_METRIC else table.NO_RESULT
+        return check_result(row, number.reason, number.evidence)
+    if odd := _unread(known):
+        return check_result(table.NUMBER_UNREAD, odd)
+    good = [metric for metric in number.metrics if metric.status is Status.SUCCESS]
+    return check_result(table.NUMBER, ", ".join(f"{metric.text} {metric.metric}" for metric in good[-3:]))
+
+
+def _unread(known: CheckInput) -> str:
+    """Return that a number beside those of the result cannot be read, so that they may be none either; else ""."""
+    rule, scan = known.asked.rule, known.log.scan
+    if known.by_steps and (odd := known.log.marks.unread.get(rule.headline)):
+        unit = rule.headline.label
+        return f"'{shown(odd)}' of a step is no number: what other steps report as {unit} may be none either"
+    if rule.kind == "performance_line" and scan.unread:
+        return (
+            f"'{shown(scan.unread.text)}' in '{shown(scan.unread.line)}' is no number: other lines' may be none either"
+        )
+    return ""
+
+
+def error_pattern(known: CheckInput) -> CheckResult:
+    """Ask whether a script that says its number printed an error, by madengine 2's rule."""
+    if known.by_steps or not known.log.scanned or known.number.cause is not Cause.NONE:
+        return check_result(table.NOT_SCANNED, _why_not_scanned(known))
+    found = ", ".join(map(repr, known.log.suspects))
+    return (
+        check_result(table.PATTERN, f"the script printed {found} beside its number")
+        if found
+        else check_result(table.NO_PATTERN)
+    )
+
+
+def artifact(known: CheckInput) -> CheckResult:
+    """Ask whether the results file is this run's: one that lay there before is not read at all."""
+    rule, seen = known.asked.rule, known.seen
+    if rule.kind != "multiple_results" or seen is None:
+        return check_result(table.NO_ARTIFACT)
+    if seen.results is None:
+        return check_result(table.STALE, f"the run wrote no {rule.file}", known.log.telling_line)
+    return check_result(table.FRESH, rule.file)
+
+
+def compute(known: CheckInput) -> CheckResult:
+    """Ask whether a GPU can do the work that the number comes to, and what the framework says of it."""
+    work = known.compute
+    if (mfu := _mfu(known)) > 100:
+        return check_result(table.MFU_ABOVE, f"the trainer reports an MFU of {mfu:.4g} %, which is above 100 %")
+    if work is None:
+        return check_result(table.NOT_COUNTED, _why_not_counted(known))
+    if work.mfu is None and work.peak_tflops is not None:
+        return check_result(table.IMPOSSIBLE, work.no_mfu)
+    if work.apart is not None and abs(work.apart) > MOST_APART:
+        return check_result(table.COUNTED_OTHERWISE, f"the framework's TFLOP/s is {100 * work.apart:+.1f} % from ours")
+    return check_result(table.COUNTED, f"{work.tflops_per_gpu:.4g} TFLOP/s/GPU")
+
+
+def _mfu(known: CheckInput) -> float:
+    """Return the MFU that the trainer itself reports, the median of its steady steps; 0 where it reports none."""
+    values = [value for value in known.log.steps.curve(Quantity.MFU_PERCENT).values if usable(value)]
+    of_window = median_in(known.log.steps, Quantity.MFU_PERCENT, known.window) if known.window else None
+    return of_window if of_window is not None else statistics.median(values or [0.0])
+
+
+def _why_not_scanned(known: CheckInput) -> str:
+    if known.by_steps:
+        return "not looked for: the run is judged by its steps"
+    return "not looked for: there is no number" if known.log.scanned else "not looked for: the scan is switched off"
+
+
+def _why_not_counted(known: CheckInput) -> str:
+    plan, variant = known.plan, known.plan.variant if known.plan else None
+    if plan is None or not known.by_steps:
+        return "a card's own script says its number itself" if plan else "no plan says which model this is"
+    if known.window is None:
+        return "there is no steady window"
+    if plan.architecture is None:
+        return "the model's shape is not known"
+    sized = variant is not None and bool(variant.seq_len)
+    return "its tokens per second are not known" if sized else "its sequence length is not known"
+
+
+# The trainer's clock against another: the time between its lines, by madlite's clock or the log's own time stamps.
+#
+# A speed times the time that its steps took is the tokens that they would have had.  Time in which no step was done is
+# left out: of intervals with a validation, a checkpoint or another phase, and of those that are much longer than
+# usual, of which nothing is said.  Lines that arrive together are taken together; where all do, or few, no clock says
+# anything.
+
+MOST_TIMES = 2.0  # the work of the steps, that a speed may come to
+_MOST_LINES = 10_000  # that are looked at, the last of a window
+_TOGETHER = 0.05  # of the usual time between two lines: lines that are closer arrived together
+_TOGETHER_S = 0.002
+_USUAL = 3.0  # times the usual time of a step: in a longer interval something else was done
+_FEWEST, _FEWEST_BLOCKS = 2, 3  # intervals; where lines come in blocks the last one waits for the program's end
+_LEAST_S = 0.005  # of a step that the speed does not explain: printing takes time as well
+_PER_SEQUENCE = (Quantity.SAMPLES_PER_S_PER_GPU, Quantity.IMAGES_PER_S_PER_GPU)
+_RANKS = ("nproc_per_node", "cpu_ranks")  # settings of runs without GPUs
+_PASSES = ("accumulation", "gradient_accumulation_steps", "grad_accumulation")
+
+
+class Work(Value, frozen=True):
+    """Tokens, samples or images of a step on each GPU; `at_most` where parallel degrees may lower them, unknown."""
+
+    amount: float
+    at_most: bool = False
+
+
+class Clocked(Value, frozen=True):
+    """The work that a window's speed would come to in the time of `steps` steps, and what they have, per GPU."""
+
+    expected: float
+    done: float
+    steps: int
+    seconds: float
+
+    @property
+    def is_too_fast(self) -> bool:
+        """Whether the speed is above what the clock allows."""
+        if self.expected <= MOST_TIMES * self.done:
+            return False
+        return self.seconds * (1 - self.done / self.expected) / self.steps > _LEAST_S
+
+
+class _Interval(Value, frozen=True):
+    steps: int
+    seconds: float
+
+    @property
+    def per_step(self) -> float:
+        return self.seconds / self.steps
+
+
+def read_clock(steps: Steps, window: Window, work: float, interrupted: Sequence[int]) -> Clocked | str:
+    """Return what a window's speed comes to by the clock, or why nobody knows.
+
+    `work` is what a step has on each GPU, in the speed's unit; `interrupted` are steps before whose line something else
+    than training was done, in order.
+    """
+    blocks = _blocks(_reports(steps, window))
+    if len(blocks) < 2:
+        return "the lines have no time" if not blocks else "all lines arrived at once"
+    found = [one for one in _intervals(blocks, sorted(interrupted)) if one is not None]
+    in_blocks = any(lines > 1 for _, _, lines in blocks)
+    if len(found) < (_FEWEST_BLOCKS if in_blocks else _FEWEST):
+        return "too few of the steps' times are known that hold nothing else"
+    usual = statistics.median_low(one.per_step for one in found)
+    kept = [one for one in found if one.per_step <= _USUAL * usual]
+    seconds, count = sum(one.seconds for one in kept), sum(one.steps for one in kept)
+    return Clocked(expected=window.median * seconds, done=work * count, steps=count, seconds=seconds)
+
+
+def work_of_step(quantity: Quantity, plan: RunPlan | None, config: Mapping[str, str]) -> Work | None:
+    """Return the tokens, samples or images of a step on each GPU; None where that is not known.
+
+    What the trainer's log says goes before the plan.  Where nobody says how many ranks share a global batch, it is
+    what one rank passes through the model in a step: GPUs that share a rank's sequences have less each, never more.
+    """
+    variant = plan.variant if plan else None
+    sizes = {
+        name: whole_number(config.get(name, "")) or (getattr(variant, name) if variant else None) or 0
+        for name in ("seq_len", "micro_batch", "global_batch")
+    }
+    each = 1 if quantity in _PER_SEQUENCE else sizes["seq_len"]
+    if quantity != Quantity.TOKENS_PER_S_PER_GPU and quantity not in _PER_SEQUENCE:
+        return None
+    ranks = whole_number(config.get("world_size", "")) or (_ranks(plan) if plan else 0)
+    if sizes["global_batch"] and ranks:
+        return Work(amount=each * sizes["global_batch"] / ranks) if each else None
+    passes = whole_number(config.get("gradient_accumulation_steps", "")) or (_passes(plan) if plan else 0)
+    amount = each * sizes["micro_batch"] * passes
+    return Work(amount=amount, at_most=True) if amount else None
+
+
+def _reports(steps: Steps, window: Window) -> list[tuple[int, float]]:
+    """Return number and time of the window's lines, and of the line before them."""
+    ns = steps.curve(window.quantity).ns
+    begin, end = max(0, bisect_left(ns, window.first_step) - 1), bisect_right(ns, window.last_step)
+    told = [(n, steps.reported_s(n)) for n in ns[max(begin, end - _MOST_LINES) : end]]
+    return [(n, at) for n, at in told if at is not None]
+
+
+def _blocks(reports: Sequence[tuple[int, float]]) -> list[tuple[int, float, int]]:
+    """Return lines that arrived together as one: the last one's step, the first one's time, and how many they are."""
+    if not reports:
+        return []
+    gaps = [after - before for (_, before), (_, after) in pairwise(reports)]
+    near = max(_TOGETHER_S, _TOGETHER * statistics.median_low(gaps or [0.0]))
+    blocks: list[tuple[int, float, int]] = []
+    for n, at in reports:
+        if blocks and 0 <= at - blocks[-1][1] <= near:
+            blocks[-1] = (n, blocks[-1][1], blocks[-1][2] + 1)
+        else:
+            blocks.append((n, at, 1))
+    return blocks
+
+
+def _intervals(blocks: Sequence[tuple[int, float, int]], interrupted: Sequence[int]) -> list[_Interval | None]:
+    """Return the steps and seconds between blocks, None where something else was done or the clock went back."""
+    held = array("q", interrupted)
+    found: list[_Interval | None] = []
+    for (before, began_s, _), (last, ended_s, _) in pairwise(blocks):
+        dirty = bisect_right(held, before) < bisect_right(held, last)
+        good = not dirty and last > before and ended_s > began_s
+        found.append(_Interval(steps=last - before, seconds=ended_s - began_s) if good else None)
+    return found
+
+
+def _ranks(plan: RunPlan) -> int:
+    """Return how many ranks a run has."""
+    asked = [whole_number(str(plan.settings.get(name, ""))) or 0 for name in _RANKS]
+    return max(1, plan.place.nodes) * max(1, plan.place.gpus_per_node or max(asked))
+
+
+def _passes(plan: RunPlan) -> int:
+    """Return how many forward passes a step has, as far as the plan says."""
+    return max(1, *(whole_number(str(plan.settings.get(name, ""))) or 0 for name in _PASSES))
+
+
+# Checks of speeds: a framework's own summary against the steps that were read, and its clock against another.
+
+_LARGE, _HUGE = 999.95, 1e12  # between these a figure is written out, in groups of three digits
+
+
+def summary(known: CheckInput) -> CheckResult:
+    """Compare the steps that a framework's own summary is of with those that were read, as its reader knows them."""
+    log = known.log
+    if log.marks.computed:
+        return check_result(table.SUMMARY_COMPUTED)
+    if log.marks.summary_doubt:
+        return check_result(table.SUMMARY_ODD, log.marks.summary_doubt)
+    if log.marks.summary_doubt is None:
+        return check_result(
+            table.SUMMARY_UNKNOWN, "nobody knows of how many steps it is" if log.summary else "there is none"
+        )
+    return check_result(table.SUMMARY_AS_READ)
+
+
+def clock(known: CheckInput) -> CheckResult:
+    """Compare a speed with the time between the lines of its steps: madlite's clock, or the log's own time stamps."""
+    log, window = known.log, known.window
+    if window is None:
+        why = "there is no steady window" if known.by_steps else "a card's own script says its number itself"
+        return check_result(table.CLOCK_UNKNOWN, why)
+    work = work_of_step(window.quantity, known.plan, log.config)
+    if work is None:
+        return check_result(table.CLOCK_UNKNOWN, "it is not known how much work a step has on each GPU")
+    if known.seen is not None and not math.isnan(log.marks.first_stamp_s):
+        return check_result(table.CLOCK_UNKNOWN, "when its lines came is not known")
+    found = read_clock(log.steps, window, work.amount, log.marks.interrupted)
+    if isinstance(found, str):
+        return check_result(table.CLOCK_UNKNOWN, found)
+    text = _compared(window, work, found, "the log's own time stamps" if known.seen is None else "madlite's clock")
+    return check_result(table.TOO_FAST if found.is_too_fast else table.CLOCK_AGREES, text)
+
+
+def _compared(window: Window, work: Work, found: Clocked, whose: str) -> str:
+    unit = window.quantity.label
+    most = "at most " if work.at_most else ""
+    return (
+        f"reported {_figure(window.median)} {unit}, {'but' if found.is_too_fast else 'and'} {found.steps} steps × "
+        f"{most}{_figure(work.amount)} {unit.partition('/')[0]} took {_figure(found.seconds)} s by {whose}: "
+        f"{most}{_figure(found.done / found.seconds)} {unit}"
+    )
+
+
+def _figure(value: float) -> str:
+    """Return a figure with as many digits as say something, without an exponent where it is an ordinary one."""
+    return f"{value:,.0f}" if _LARGE <= abs(value) < _HUGE else f"{value:.4g}"

@@ -1,0 +1,313 @@
+"""The checks of a result: what each may say."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from madlite.measure.monitor import LogMonitor
+from madlite.measure.multiple import Read
+from madlite.model import Cause, Check, Compute, Exit, Metric, ResultRule, RunPlan, Value, Variant, Window
+
+# What each check can come to and what follows: the one place that the code and docs/verdict.md have it from.
+
+CheckStatus = Literal["pass", "warn", "fail", "unknown"]
+
+
+class CheckRow(Value, frozen=True):
+    """One outcome of a check: when it applies, and of a failed one the causes that the run can have by it.
+
+    Where `when` has several cases the result's text says which of them it is.
+    """
+
+    check: str
+    status: CheckStatus
+    when: str
+    causes: tuple[Cause, ...] = ()
+
+    @property
+    def outcome(self) -> str:
+        """What follows for the run, in words."""
+        if self.status == "fail":
+            return f"FAILURE ({', '.join(cause.value for cause in self.causes)})"
+        return {"pass": "the number stands", "warn": "SUCCESS, suspect"}.get(self.status, "nothing")
+
+
+class CheckResult(Value, frozen=True):
+    """The result of one check of one run; `cause` and `evidence`, the line that shows it, are of a failed one."""
+
+    row: CheckRow
+    text: str
+    cause: Cause = Cause.NONE
+    evidence: str = ""
+
+    @property
+    def check(self) -> Check:
+        """The check as records have it."""
+        return Check(name=self.row.check, status=self.row.status, text=self.text)
+
+
+def check_result(row: CheckRow, text: str = "", evidence: str = "", cause: Cause = Cause.NONE) -> CheckResult:
+    """Return a result by its row; a failed one has the row's first cause where it names none."""
+    of_row = row.causes[0] if row.causes else Cause.NONE
+    return CheckResult(
+        row=row, text=text or row.when, cause=cause if cause is not Cause.NONE else of_row, evidence=evidence
+    )
+
+
+ENDED_WELL = CheckRow("exit_code", "pass", "the model's step ended with exit code 0")
+STOPPED = CheckRow(
+    "exit_code",
+    "fail",
+    "madlite ended the run: over its time limit, hung, or on a signal",
+    (Cause.TIMEOUT, Cause.HANG, Cause.INTERRUPTED),
+)
+NOT_RUN = CheckRow("exit_code", "fail", "a step before the model's own failed", (Cause.PREPARE,))
+ENDED_ILL = CheckRow("exit_code", "fail", "the model's step ended with another exit code than 0", (Cause.EXIT_CODE,))
+NO_EXIT = CheckRow("exit_code", "unknown", "a log that madlite did not make has no exit code")
+
+LOSS_FINE = CheckRow("loss", "pass", "every loss is finite")
+LOSS_NAN = CheckRow(
+    "loss", "fail", "a loss is NaN or infinite, or 0 where the gradient's norm is not finite", (Cause.NAN_LOSS,)
+)
+LOSS_GONE = CheckRow("loss", "fail", "no step reports a loss, though the framework prints one", (Cause.NAN_LOSS,))
+LOSS_ODD = CheckRow("loss", "warn", "the same in the log of a card's own script, or in a line that is no step's")
+LOSS_ZERO = CheckRow("loss", "warn", "a high loss is followed by 0, to the end or three times")
+LOSS_UNREAD = CheckRow("loss", "warn", "a step's loss is text that is no number")
+LOSS_UNKNOWN = CheckRow("loss", "unknown", "no step was read, or the framework prints no loss")
+
+ARRIVED = CheckRow(
+    "last_step",
+    "pass",
+    "the last step that was asked for is there, or the last line of several steps each and then the end mark",
+)
+NO_STEP = CheckRow("last_step", "fail", "the log has no training step, or none of those asked for", (Cause.NO_METRIC,))
+NO_STEP_HERE = CheckRow(
+    "last_step", "unknown", "of several nodes another one alone prints the steps, and this one has none"
+)
+CUT_SHORT = CheckRow("last_step", "fail", "the log ends before the last step that was asked for", (Cause.INCOMPLETE,))
+CUT_SHORT_SCRIPT = CheckRow("last_step", "warn", "the log of a card's own script ends before the steps that it says")
+PERHAPS_SHORT = CheckRow(
+    "last_step", "warn", "the last line of several steps each is there, and no end mark is to be expected"
+)
+WENT_BACK = CheckRow("last_step", "warn", "the steps went back: several trainings are in one window")
+LAST_WITHOUT_END = CheckRow("last_step", "fail", "the last of several trainings has no end mark", (Cause.INCOMPLETE,))
+LAST_WITHOUT_STEP = CheckRow("last_step", "fail", "the last of several trainings has no step", (Cause.INCOMPLETE,))
+LAST_WITHOUT_END_ODD = CheckRow("last_step", "warn", "the same in a log that madlite did not make")
+NO_LAST = CheckRow(
+    "last_step", "unknown", "nobody says how many steps there were to be, or a script's steps are not known"
+)
+
+NO_PATTERN = CheckRow("error_pattern", "pass", "a card's own script printed none of MAD's error patterns")
+PATTERN = CheckRow(
+    "error_pattern",
+    "fail",
+    "a card's own script printed an error pattern beside its number, which stays in the row",
+    (Cause.ERROR_PATTERN,),
+)
+NOT_SCANNED = CheckRow(
+    "error_pattern", "unknown", "not looked for: a rendered run, the scan switched off, or no number"
+)
+
+LAUNCHED_WELL = CheckRow("launcher", "pass", "after the last step no launcher says that a process failed")
+LAUNCHER_FAILED = CheckRow(
+    "launcher",
+    "fail",
+    "after the last step a launcher says that a process failed, behind exit code 0",
+    (Cause.EXIT_CODE,),
+)
+DIED = CheckRow(
+    "launcher",
+    "fail",
+    "after the last step a line looks like a failure, and the end mark that the framework always prints is missing",
+    (Cause.EXIT_CODE,),
+)
+LAUNCHER_STOPPED = CheckRow("launcher", "unknown", "madlite ended the run: what its processes then say comes of that")
+LAUNCHER_ODD = CheckRow("launcher", "warn", "the same in the log of a card's own script whose errors are allowed")
+ENDED_ODD = CheckRow(
+    "launcher", "warn", "the same where no end mark is to be expected, or of a log that madlite did not make"
+)
+
+MARKED = CheckRow("end_mark", "pass", "the framework's end mark comes after the last step")
+MARK_MISSED = CheckRow("end_mark", "fail", "the mark that was said to decide is not there", (Cause.INCOMPLETE,))
+MARK_GONE = CheckRow("end_mark", "warn", "the framework prints one always, and it is not there")
+NO_MARK = CheckRow("end_mark", "unknown", "the framework prints none, another node does, or there is no step")
+
+NUMBER = CheckRow("metric", "pass", "there is a number, finite and of the right sign")
+NO_NUMBER = CheckRow(
+    "metric", "fail", "there is no number after the warm-up, in no line, or in no file", (Cause.NO_METRIC,)
+)
+NUMBER_ELSEWHERE = CheckRow("metric", "unknown", "of several nodes another one prints the result")
+NO_RESULT = CheckRow(
+    "metric", "fail", "the number is text, NaN, infinite, or a speed of 0 or less", (Cause.BAD_NUMBER,)
+)
+
+NUMBER_UNREAD = CheckRow("metric", "warn", "there is a number, and of some steps or lines text that is none")
+
+FRESH = CheckRow("artifact", "pass", "the results file was written since the start")
+STALE = CheckRow("artifact", "fail", "there is no results file, or only one from before the start", (Cause.NO_METRIC,))
+NO_ARTIFACT = CheckRow("artifact", "unknown", "the result is in no file")
+
+SUMMARY_AS_READ = CheckRow("summary", "pass", "the framework's own summary is of the steps that were read")
+SUMMARY_COMPUTED = CheckRow("summary", "pass", "it is of other steps, and computed from those that were read")
+SUMMARY_ODD = CheckRow("summary", "warn", "it is of other steps than were read, or a figure of it is no number")
+SUMMARY_UNKNOWN = CheckRow("summary", "unknown", "there is none, or nobody knows of how many steps it is")
+
+CONFIG_SAME = CheckRow("config", "pass", "all that the trainer's log says of its configuration is as planned")
+CONFIG_OTHER = CheckRow(
+    "config",
+    "fail",
+    "the log says another sequence length, batch, world size or precision than the row would",
+    (Cause.CONFIG,),
+)
+CONFIG_ODD = CheckRow("config", "warn", "the log says other steps, model or parallel degrees than planned")
+CONFIG_UNKNOWN = CheckRow(
+    "config", "unknown", "the log says nothing of it, there is no plan, or a card's own script decides"
+)
+
+ALL_RANKS = CheckRow("ranks", "pass", "the ranks that print are there, each with as many steps")
+RANKS_MISSING = CheckRow("ranks", "warn", "fewer ranks report steps than were to print, or several do and not all")
+RANKS_UNEVEN = CheckRow("ranks", "warn", "a rank stops before the last step that others reach, or reports fewer steps")
+RANKS_ON_CPU = CheckRow("ranks", "warn", "the card asks for several GPUs, and ran on a machine without one")
+RANKS_APART = CheckRow("ranks", "warn", "ranks of one training report speeds that are more than a fifth apart")
+RANKS_MIXED = CheckRow("ranks", "warn", "most steps are reported again with other numbers, and no label says by whom")
+RANKS_UNKNOWN = CheckRow("ranks", "unknown", "no line names its rank, or a card's own script may train more than once")
+
+LOSS_FALLS = CheckRow("loss_trend", "pass", "the loss does not explode, nor ends above where it began")
+LOSS_RISES = CheckRow(
+    "loss_trend",
+    "warn",
+    "the last loss is far above those before, or the last fifth's above the start or ln(vocabulary)",
+)
+GRADIENT_NAN = CheckRow("loss_trend", "warn", "a gradient norm is NaN")
+GRADIENT_SKIPPED = CheckRow("loss_trend", "warn", "the optimizer skipped most of the steps")
+GRADIENT_RISES = CheckRow(
+    "loss_trend", "warn", "the gradient norm of the last steps is not finite or far above the first ones'"
+)
+LOSS_SHORT = CheckRow("loss_trend", "unknown", "too few losses, or a loss that is not above 0")
+
+MEMORY_FINE = CheckRow("memory", "pass", "no line tells of memory that ran out or was asked for twice")
+MEMORY_OUT = CheckRow("memory", "warn", "a line says that GPU memory ran out, though the run went on")
+MEMORY_ENDED = CheckRow("memory", "fail", "GPU memory ran out, which ended a run that failed", (Cause.EXIT_CODE,))
+MEMORY_RETRIED = CheckRow("memory", "warn", "the allocator had to free its cache and try again, which costs time")
+
+ALONE = CheckRow("strangers", "pass", "no other process used the GPUs")
+NOT_ALONE = CheckRow("strangers", "warn", "a process that is not the run's used its GPUs")
+COMPANY_UNKNOWN = CheckRow("strangers", "unknown", "no GPU, or it was not asked, or did not answer")
+
+COUNTED = CheckRow("compute", "pass", "the work per second is possible; where the framework counts it too, within 2 %")
+IMPOSSIBLE = CheckRow("compute", "warn", "the work per second is above the GPU's peak")
+MFU_ABOVE = CheckRow("compute", "warn", "the trainer itself reports an MFU above 100 %")
+COUNTED_OTHERWISE = CheckRow(
+    "compute", "unknown", "the framework's figure is more than 2 % apart, which is told as a finding"
+)
+NOT_COUNTED = CheckRow("compute", "unknown", "the model's shape, or its tokens, are not known, or there is no window")
+
+CLOCK_AGREES = CheckRow("clock", "pass", "the speed fits the time between the lines of its steps")
+TOO_FAST = CheckRow("clock", "warn", "the speed comes to more than twice the work of the steps in that time")
+CLOCK_UNKNOWN = CheckRow("clock", "unknown", "the work of a step is not known, or too few of the times")
+
+# in the order in which they explain: of several denials the first is the verdict's
+TABLE: tuple[CheckRow, ...] = (
+    *(ENDED_WELL, STOPPED, NOT_RUN, ENDED_ILL, NO_EXIT),
+    *(LOSS_FINE, LOSS_NAN, LOSS_GONE, LOSS_ODD, LOSS_ZERO, LOSS_UNREAD, LOSS_UNKNOWN),
+    *(ARRIVED, NO_STEP, NO_STEP_HERE, CUT_SHORT, CUT_SHORT_SCRIPT, PERHAPS_SHORT, WENT_BACK),
+    *(LAST_WITHOUT_STEP, LAST_WITHOUT_END, LAST_WITHOUT_END_ODD, NO_LAST),
+    *(NO_PATTERN, PATTERN, NOT_SCANNED),
+    *(LAUNCHED_WELL, LAUNCHER_FAILED, LAUNCHER_ODD, DIED, ENDED_ODD, LAUNCHER_STOPPED),
+    *(MARKED, MARK_MISSED, MARK_GONE, NO_MARK),
+    *(FRESH, STALE, NO_ARTIFACT),
+    *(NUMBER, NUMBER_UNREAD, NO_NUMBER, NUMBER_ELSEWHERE, NO_RESULT),
+    *(SUMMARY_AS_READ, SUMMARY_COMPUTED, SUMMARY_ODD, SUMMARY_UNKNOWN),
+    *(CONFIG_SAME, CONFIG_OTHER, CONFIG_ODD, CONFIG_UNKNOWN),
+    *(ALL_RANKS, RANKS_MISSING, RANKS_UNEVEN, RANKS_APART, RANKS_MIXED, RANKS_ON_CPU, RANKS_UNKNOWN),
+    *(LOSS_FALLS, LOSS_RISES, GRADIENT_NAN, GRADIENT_SKIPPED, GRADIENT_RISES, LOSS_SHORT),
+    *(MEMORY_FINE, MEMORY_ENDED, MEMORY_OUT, MEMORY_RETRIED),
+    *(ALONE, NOT_ALONE, COMPANY_UNKNOWN),
+    *(COUNTED, IMPOSSIBLE, MFU_ABOVE, COUNTED_OTHERWISE, NOT_COUNTED),
+    *(CLOCK_AGREES, TOO_FAST, CLOCK_UNKNOWN),
+)
+
+
+# What is known of a run when it is judged.
+
+_DIGITS = 5  # more make no number of a node
+
+
+class Observation(Value, frozen=True):
+    """What the engine saw from outside: how the run's action ended, who ended it, results file, company on the GPUs."""
+
+    exit: Exit | None = None
+    stopped: Cause = Cause.NONE
+    stopped_text: str = ""
+    stopped_line: str = ""  # what shows why, e.g. where the ranks of a hung run are
+    failed_action: str = ""  # the kind of an action before the run that failed
+    failed_line: str = ""  # what that action said
+    failed_node: str = ""  # of several, in words, the one that failed first
+    node_log: LogMonitor | None = None  # and its own output
+    results: Read | None = None
+    skipped: bool = False  # the model's step was left out on request
+    strangers: tuple[str, ...] | None = None  # processes on the run's GPUs that are not its own; None: nobody looked
+
+
+class Expected(Value, frozen=True):
+    """What a training was to do, and how its number is taken; `steps` None where nobody knows how many."""
+
+    rule: ResultRule
+    warmup_steps: int = Variant(model="").warmup_steps
+    steps: int | None = None
+    columns: dict[str, str] = {}  # of its result rows
+
+
+class Number(Value, frozen=True):
+    """A run's result rows, or why there is none: the cause, a sentence, and the line that shows it."""
+
+    metrics: tuple[Metric, ...] = ()
+    cause: Cause = Cause.NONE
+    reason: str = ""
+    evidence: str = ""
+    findings: tuple[str, ...] = ()
+
+
+class CheckInput(Value, frozen=True):
+    """All of it; `plan` and `seen` are None of a log that madlite did not make."""
+
+    asked: Expected
+    log: LogMonitor
+    number: Number
+    plan: RunPlan | None = None
+    seen: Observation | None = None
+    window: Window | None = None
+    compute: Compute | None = None
+
+    @property
+    def by_steps(self) -> bool:
+        """Whether the run is judged by its training steps; else a card's own script says its number."""
+        return self.asked.rule.kind == "steps"
+
+    @property
+    def elsewhere(self) -> int | None:
+        """The node that prints the steps of this one's training; None where this one does, or shows a failure."""
+        plan, printed_on = self.plan, self.asked.rule.printed_on
+        own = node_of(plan) if plan is not None else None
+        if plan is None or own is None or not self.by_steps or printed_on == "each":
+            return None
+        node = 0 if printed_on == "first" else plan.place.nodes - 1
+        return node if node != own and not self.log.steps and not self.log.fatal_line else None
+
+    @property
+    def failing_log(self) -> LogMonitor:
+        """The output that explains a failure: of several nodes that of the one which failed first."""
+        return self.log if self.seen is None or self.seen.node_log is None else self.seen.node_log
+
+    @property
+    def ran(self) -> bool:
+        """Whether the model's own step was started: without it the log says nothing."""
+        return self.seen is None or (self.seen.exit is not None and not self.seen.failed_action)
+
+
+def node_of(plan: RunPlan) -> int | None:
+    """Return which node of several a plan is for; None of one that is for all of its nodes, and where nobody says."""
+    told = str(plan.settings.get("node_rank") or plan.env.get("NODE_RANK", ""))
+    if plan.place.whole or not told.isdecimal() or len(told) > _DIGITS:
+        return None
+    return int(told)

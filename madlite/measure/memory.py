@@ -1,0 +1,220 @@
+"""Memory of GPUs in a log: what was allocated, and how much more a run would have needed."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+
+from madlite.failure_rules import COMMON, read_failure_rules
+from madlite.measure.lines import Block, lines_with
+from madlite.measure.rules import needed_texts, without_rank
+from madlite.measure.steps import Steps
+from madlite.model import Cause, Quantity, RunPlan, Value
+from madlite.text import whole_number
+
+# Looks for lines by which memory ran short: an allocation failed, or succeeded only after the cache was freed.
+#
+# Sources of the formats: torch (`CUDA out of memory`, the table of `memory_summary`), torchtitan (`N CUDA memory
+# allocation retries.`, `N CUDA OOM errors thrown.`), DeepSpeed (`N pytorch allocator cache flushes since last step`).
+
+_Marks = tuple[tuple[str, re.Pattern[str]], ...]
+
+# each with a text that its lines have; most blocks of lines hold none of them, which is quick to see
+_SURVIVED: _Marks = (
+    (
+        "out of memory",
+        re.compile(r"\b(?:CUDA|HIP|ROCm|XPU) out of memory\b.{0,80}\b(?:retry|retried|skipp|trying again)"),
+    ),
+    ("OOM", re.compile(r"\b[1-9]\d* [A-Z]+ OOM errors thrown|\bCUDA OOMs: [1-9]")),
+)
+_RETRIED: _Marks = (
+    (" retries", re.compile(r"\b[1-9]\d* [A-Z]+ memory allocation retries|\bcudaMalloc retries: [1-9]")),
+    ("allocator cache flushes", re.compile(r"\b[1-9]\d* pytorch allocator cache flushes since last step")),
+)
+_LONGEST = 300  # characters of such a line that are kept
+
+
+class MemoryMarks:
+    """Keeps the last line of each kind: counters in them only grow."""
+
+    def __init__(self) -> None:
+        self.out = ""  # by which memory ran out
+        self.retried = ""  # by which an allocation was tried again
+
+    def feed(self, block: Block) -> None:
+        """Take lines in."""
+        self.out = _last(block, _ran_out()) or self.out
+        self.retried = _last(block, _RETRIED) or self.retried
+
+
+@cache
+def _ran_out() -> _Marks:
+    """Return what tells of memory that ran out: the failure rules that a process ends by, and what it survives."""
+    rules = [rule for rule in read_failure_rules(COMMON) if rule.ends and rule.cause == Cause.GPU_MEMORY.value]
+    patterns = [re.compile(rule.pattern) for rule in rules]
+    return (*((text, pattern) for pattern in patterns for text in needed_texts(pattern)), *_SURVIVED)
+
+
+def _last(block: Block, marks: _Marks) -> str:
+    found = ""
+    for text, pattern in marks:
+        if text in block.text:
+            for _, line in lines_with(block.text, text):
+                found = line if pattern.search(line) else found
+    return without_rank(found)[:_LONGEST]
+
+
+# What to do when a GPU's memory ran out, in the numbers of the run: its micro batch, its peak, the message's own.
+
+# PyTorch's message, of 2.1 and later and of 1.x in brackets
+_SIZE = r"(?<![\d.])([\d.]{1,30}) ([KMGT]i?B|bytes)"
+_TOTAL = re.compile(rf"(?:total capacity of {_SIZE}|{_SIZE} total capacity)")
+_FREE = re.compile(rf"of which {_SIZE} is free|; {_SIZE} free")
+_WANTED = re.compile(rf"Tried to allocate {_SIZE}")
+_OWN = re.compile(rf"this process has {_SIZE} memory in use")
+_SPLIT = re.compile(rf"and {_SIZE} is reserved by PyTorch but unallocated")
+_VARIABLE = re.compile(r"\bPYTORCH_\w*ALLOC_CONF\b")
+_GIB = {"bytes": 2**-30, "KiB": 2**-20, "MiB": 2**-10, "GiB": 1.0, "TiB": 2**10, "KB": 2**-20, "MB": 2**-10, "GB": 1.0}
+_MUCH = 0.05  # of a GPU's memory
+
+
+class _Said(Value, frozen=True):
+    """What the message says, in GiB."""
+
+    total: float | None
+    free: float | None
+    wanted: float | None
+    own: float | None
+    split: float | None
+
+
+def gpu_memory_hint(line: str, plan: RunPlan | None, steps: Steps, config: Mapping[str, str]) -> str:
+    """Return what to try; `plan` None for a log that madlite's run did not make."""
+    said = _Said(
+        total=_gib(_TOTAL, line),
+        free=_gib(_FREE, line),
+        wanted=_gib(_WANTED, line),
+        own=_gib(_OWN, line),
+        split=_gib(_SPLIT, line),
+    )
+    used = _most_used(steps, said)
+    first = _smaller(plan, config, said, completed=bool(steps))
+    return "; ".join([f"{first}: {used}" if used else first, *_others(said, line, plan is not None)])
+
+
+def _smaller(plan: RunPlan | None, config: Mapping[str, str], said: _Said, *, completed: bool) -> str:
+    """Return what would need less memory."""
+    variant = plan.variant if plan else None
+    takes_options = plan is not None and not plan.own_script
+    micro = variant.micro_batch if variant else _whole(config.get("micro_batch", ""))
+    if micro is None:
+        return "a smaller batch per GPU, a shorter sequence or activation checkpointing"
+    if micro > 1:
+        less = _less(micro, said, completed=completed)
+        options = f" ({_options(plan, micro, less)})" if plan and takes_options else ""
+        return f"micro batch {micro} → {less}{options}"
+    seq = (variant.seq_len if variant else None) or _whole(config.get("seq_len", ""))
+    shorter = ("a shorter --seq-len" if takes_options else "a shorter sequence") + (f" than {seq}" if seq else "")
+    return f"micro batch is 1 already: activation checkpointing, {shorter}, more GPUs or a narrower number format"
+
+
+def _less(micro: int, said: _Said, *, completed: bool) -> int:
+    """Return a micro batch that may fit: half of one that no step was completed with, for most was still to come.
+
+    After a completed step, what was wanted beyond the GPU's memory is to be saved by samples of one size.
+    """
+    if not completed:
+        return micro // 2
+    if not said.total or said.wanted is None or said.free is None:
+        return micro - 1
+    whole = said.total + max(0.0, said.wanted - said.free)
+    return max(1, min(micro - 1, int(micro * said.total / whole)))
+
+
+def _options(plan: RunPlan, micro: int, less: int) -> str:
+    """Return the options for a smaller micro batch; a planned global batch has to be a multiple of what it comes to."""
+    whole = plan.variant.global_batch if plan.variant else None
+    if not whole:
+        return f"--batch-size {less}"
+    ranks = _data_ranks(plan)
+    accumulation, rest = divmod(whole, micro * ranks)
+    fixed = accumulation in (_setting(plan, "accumulation"), _setting(plan, "gas"))
+    if accumulation > 1 and not fixed and whole % (less * ranks) == 0:
+        return f"--batch-size {less}"  # in more passes
+    fits = max(1, whole // (less * ranks)) if rest else accumulation
+    return f"--batch-size {less} --set global_batch={fits * less * ranks}"
+
+
+def _data_ranks(plan: RunPlan) -> int:
+    """Return how many ranks have samples of their own; all where the degrees of parallelism do not divide them."""
+    ranks = plan.place.nodes * (plan.place.gpus_per_node or _setting(plan, "cpu_ranks"))
+    degrees = math.prod(_setting(plan, name) for name in ("tp", "pp", "cp"))
+    return ranks // degrees if ranks % degrees == 0 else ranks
+
+
+def _setting(plan: RunPlan, name: str) -> int:
+    """Return a number of the settings, 1 where it is none above that."""
+    return _whole(str(plan.settings.get(name, ""))) or 1
+
+
+def _most_used(steps: Steps, said: _Said) -> str:
+    """Return how much was used at most: by the steps before or, where that is more, by the message."""
+    percent = _most(steps, Quantity.MEMORY_PERCENT) or _most(steps, Quantity.MEMORY_USED_PERCENT)
+    gib = _most(steps, Quantity.MEMORY_RESERVED_GIB) or _most(steps, Quantity.MEMORY_USED_GIB)
+    now = _in_use(said)
+    if now is not None and said.total and (now >= (gib or 0.0) or 100 * now / said.total >= (percent or 100.0)):
+        return _used(said)
+    if percent and gib:
+        return f"peak was {percent:.0f} % of {100 * gib / percent:.0f} GiB"
+    return f"peak was {percent:.0f} %" if percent else f"peak was {gib:.0f} GiB" if gib else _used(said)
+
+
+def _in_use(said: _Said) -> float | None:
+    known = said.total and said.free is not None and said.free <= said.total
+    return said.total - said.free if known and said.total and said.free is not None else None
+
+
+def _most(steps: Steps, quantity: Quantity) -> float | None:
+    if quantity not in steps.quantities():
+        return None
+    values = [value for value in steps.curve(quantity).values if math.isfinite(value) and value > 0]
+    return max(values, default=None)
+
+
+def _used(said: _Said) -> str:
+    now = _in_use(said)
+    if now is not None and said.total:
+        more = f", {said.wanted:.2f} GiB more were asked for" if said.wanted else ""
+        return f"{100 * now / said.total:.0f} % of {said.total:.0f} GiB were in use{more}"
+    return f"{said.wanted:.2f} GiB more were asked for" if said.wanted else ""
+
+
+def _others(said: _Said, line: str, ours: bool) -> Iterator[str]:
+    """Yield what else the message says of the cause: another process, or memory in pieces."""
+    if said.total and said.free is not None and said.own is not None:
+        foreign = said.total - said.free - said.own
+        if foreign > _MUCH * said.total:
+            yield f"other processes hold {foreign:.0f} GiB of this GPU"
+    if said.total and said.split and said.split > _MUCH * said.total:
+        name = found[0] if (found := _VARIABLE.search(line)) else "PYTORCH_CUDA_ALLOC_CONF"
+        setting = f"{name}=expandable_segments:True"
+        yield f"{said.split:.0f} GiB were reserved in pieces too small: " + (
+            f"--set env.{setting}" if ours else setting
+        )
+
+
+def _gib(pattern: re.Pattern[str], line: str) -> float | None:
+    found = pattern.search(line)
+    if found is None:
+        return None
+    number, unit = (part for part in found.groups() if part is not None)
+    try:
+        return float(number) * _GIB[unit]
+    except ValueError:  # 1.2.3
+        return None
+
+
+def _whole(text: str) -> int | None:
+    return whole_number(text) or None  # 0 says nothing

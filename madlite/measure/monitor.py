@@ -1,0 +1,429 @@
+"""Follows a log while it streams: lines → events, the result line, an error's, and those that explain a failure.
+
+Memory is bounded by what is kept: the steps (8 bytes a number), the last lines, and the first of each kind of finding.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from madlite.failure_rules import explained
+from madlite.measure.clues import FOLLOWER, FailureCandidate
+from madlite.measure.failure_scan import FailureScan
+from madlite.measure.footer import FirstFailure
+from madlite.measure.lines import Block, LineSplitter, rank_of
+from madlite.measure.marks import LossMarks, RepeatedSteps, StepMarks, may_be_aside
+from madlite.measure.memory import MemoryMarks
+from madlite.measure.performance import PerformanceScan
+from madlite.measure.rules import LastLines, plain
+from madlite.measure.steps import Steps
+from madlite.model import (
+    STEPS_APART,
+    EffectiveConfig,
+    Ended,
+    ErrorScan,
+    Event,
+    FailureRule,
+    Line,
+    Phase,
+    Quantity,
+    Reader,
+    Step,
+    Summary,
+)
+from madlite.rank_labels import RankLabels, without_outer
+from madlite.text import whole_number
+
+# Looks for error patterns in a script's output, a line at a time: MAD's net for scripts that hide their failure.
+#
+# Rule: madengine 2's, a line with a pattern and without harmless text; harmless too is a line of rocprofv3, whose `E`
+# and `W` with the date are levels of its log and no errors of the workload.
+
+_ROCPROF = re.compile(r"^(?:\[\S+?\]:?\s*)?[EW]\d{8}\b.*(?:generateRocpd|simple_timer|tool)\.cpp|\[rocprofv3\]")
+
+
+class PatternScan:
+    """Keeps the first line of each pattern; lines that came together are asked about only where one of them has one."""
+
+    def __init__(self, scan: ErrorScan) -> None:
+        self.found: dict[str, str] = {}  # pattern → line, in the order of the log
+        self._scan = scan
+
+    def feed(self, block: Block) -> None:
+        """Take lines in; of several patterns in a line the first of the list counts."""
+        there = [pattern for pattern in self._scan.patterns if pattern in block.text]
+        if all(pattern in self.found for pattern in there):
+            return
+        for line in block.lines:
+            pattern = next((pattern for pattern in there if pattern in line), None)
+            if pattern is not None and pattern not in self.found and not self._is_harmless(line):
+                self.found[pattern] = line.strip()
+
+    def _is_harmless(self, text: str) -> bool:
+        return any(benign in text for benign in self._scan.benign) or _ROCPROF.search(text) is not None
+
+
+# Follows a log while it streams: lines → events, the result line, an error's, and those that explain a failure.
+#
+# Memory is bounded by what is kept: the steps (8 bytes a number), the last lines, and the first of each kind of
+# finding.
+
+_log = logging.getLogger(__name__)
+_ODD_LOSS = re.compile(r"(?i)loss\W{0,10}?([-+]?\d[\d.]*,\d[\d.,]*)")  # a number of another language, read as NaN
+_REDRAWN = re.compile(r"\d/\d{1,12} \[\d{1,9}:\d\d(?::\d\d)?<")  # a progress bar: what it says of a step changes
+
+
+class LogMonitor:
+    """Takes the output of the model's step, chunk by chunk; what it saw is in its attributes.
+
+    `guest` reads the log of a script that says its number itself: what it finds decides nothing.  Of several `nodes`
+    each line is read as run.log has it, its node before it.
+    """
+
+    def __init__(
+        self,
+        readers: Iterable[Reader],
+        rules: Iterable[FailureRule] = (),
+        *,
+        error_scan: ErrorScan | None = None,
+        now: Callable[[], float] = lambda: float("nan"),
+        on_step: Callable[[Step], None] = lambda step: None,
+        on_event: Callable[[Event], None] = lambda event: None,
+        guest: Reader | None = None,
+        nodes: int = 1,
+    ) -> None:
+        self.lines = 0  # that are not blank
+        self.steps = Steps()
+        self.ended = False  # since the last step
+        self.summary: dict[str, str] = {}
+        self.torn: tuple[str, ...] = ()  # figures of the summary in a last line that nothing ended
+        self.config: dict[str, str] = {}  # what the log says that the run was given
+        self.scan = PerformanceScan()
+        self.memory = MemoryMarks()
+        self.loss_marks = LossMarks()
+        self.marks = StepMarks()  # of the last training
+        self.missed_mark = ""  # why a training without its end mark is none that came to its end
+        self.nan_loss = self.nan_norm = ""  # the first line whose loss is not finite, or whose gradient norm is NaN
+        self.nan_before = ""  # the same, or a loss of NaN, of the trainings before the last one
+        self.trainings = 1  # that the log has one after another; what is kept is the last one's
+        self._started: set[tuple[int, int | None]] = set()  # nodes and ranks that told of the start of this one
+        self._labels = RankLabels()
+        self._ending = FailureScan(rules, self._labels.plain)
+        self._patterns = PatternScan(error_scan) if error_scan is not None else None
+        self._guest, self._readers = guest, (*readers, *([guest] if guest is not None else []))
+        self._trained, self._is_late = 0, False  # lines with training steps; whether the last was told at a later one
+        self._repeated = RepeatedSteps()
+        self._highest: int | None = None  # of the training steps
+        self.last_step = 0  # the highest of the training that goes on
+        self.restarted_at: int | None = None  # the step to which the training went back last
+        self._on_step, self._on_event, self._now, self._nodes = on_step, on_event, now, nodes
+        self._last = LastLines()
+        self.config_lines: dict[str, str] = {}  # key of `config` → the line that says it
+        self._splitters: dict[tuple[int, int], LineSplitter] = {}  # of each node and stream
+
+    def feed(self, chunk: bytes, stream: int = 1, node: int = 0) -> None:
+        """Take output of one stream of one node."""
+        splitter = self._splitters.get((node, stream))
+        if splitter is None:
+            splitter = LineSplitter(self._now, node if self._nodes > 1 else None, self._labels)
+            self._splitters[node, stream] = splitter
+        self._take(splitter.take(chunk), splitter)
+
+    def finish(self, outputs: Path | None = None) -> None:
+        """Take what was left without a line's end, and the files the framework left in `outputs`."""
+        for splitter in self._splitters.values():
+            self._take(splitter.take_rest(), splitter, whole=False)
+        self._ending.finish()
+        if outputs is not None:
+            for reader in self._readers:
+                self._ask(reader, "finish", outputs)
+        ranks = self.steps.ranks()
+        epochs = self._labels.bare.issuperset(ranks) and not self.steps.is_shared  # or the steps' own numbers
+        if ranks and (epochs or self._labels.alone.issuperset(ranks)):
+            self.steps = self.steps.without_ranks()
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether the steps of several ranks are read as one's: most came again with other values.
+
+        They come line by line, or one rank's log stands after another's.
+        """
+        line_by_line = self._repeated.count > 1 and 2 * self._repeated.count >= self.steps.count()
+        return line_by_line or self.marks.is_of_another_rank(self.steps)
+
+    @property
+    def last_lines(self) -> list[str]:
+        """The last lines of the log so far; another thread may ask."""
+        return self._last.all
+
+    @property
+    def clue(self) -> FailureCandidate | None:
+        """What explains a failure best: of the lines since the last step, else of those just before it.
+
+        Known once the log is finished.  Of a log that went well it may be what somebody handled.
+        """
+        return self._ending.clue
+
+    @property
+    def late_clue(self) -> FailureCandidate | None:
+        """The same of the lines since the last step alone."""
+        return self._ending.late_clue
+
+    @property
+    def exited(self) -> FailureCandidate | None:
+        """How a process ended by itself that a launcher saw fail first, which explains where nothing else does."""
+        return self._ending.exited
+
+    @property
+    def first_failure(self) -> FirstFailure | None:
+        """What torchrun says since the last step that failed first."""
+        return self._ending.first_failure
+
+    @property
+    def rule(self) -> FailureRule | None:
+        """The rule that explains a failure best, its hint in the words of the line."""
+        clue = self.clue
+        if clue is None or clue.rule is None:
+            return None
+        return replace(clue.rule, hint=explained(clue.rule.hint, clue.groups))
+
+    @property
+    def rule_line(self) -> str:
+        """The line that it matched."""
+        clue = self.clue
+        return clue.line if clue and clue.rule else ""
+
+    @property
+    def suspects(self) -> dict[str, str]:
+        """The error patterns and their first lines; none where a reader knows the log, for its steps say more.
+
+        A guest's steps do not: the number is none of theirs.
+        """
+        told = self.steps and self._guest is None
+        return self._patterns.found if self._patterns is not None and not told else {}
+
+    @property
+    def scanned(self) -> bool:
+        """Whether error patterns are looked for."""
+        return self._patterns is not None
+
+    @property
+    def telling_line(self) -> str:
+        """The line that explains a failure best: a clue's, else the last that looks like an error, else the last."""
+        clue = self.clue
+        if clue is not None and clue.tier <= FOLLOWER:
+            return clue.line
+        return self._last.telling or self._last.last
+
+    @property
+    def cut_line(self) -> str:
+        """The line that explains best why no more steps came: a telling one since the last, else that step's own."""
+        clue = self.clue
+        if clue is not None and clue.tier <= FOLLOWER:
+            return clue.line
+        return self._last.telling or plain(self.step_line) or self._last.last
+
+    @property
+    def step_line(self) -> str:
+        """The line of the last training step."""
+        return self._last.step_line
+
+    @property
+    def fatal_line(self) -> str:
+        """Of the lines since the last step the one that shows best that the training failed; "" where none does."""
+        return self._ending.fatal.line
+
+    @property
+    def launcher_line(self) -> str:
+        """The line since the last step by which a launcher says that the training failed."""
+        return self._ending.fatal.launcher
+
+    def _take(self, block: Block, splitter: LineSplitter, *, whole: bool = True) -> None:
+        """Look at lines that came together, all of them for what is rare, and let the readers read each."""
+        if not block.lines:
+            return
+        self.lines += len(block.lines)
+        self._last.add(block)
+        self.scan.feed(block, whole)
+        self.memory.feed(block)
+        self.loss_marks.feed(block)
+        if self._patterns is not None:
+            self._patterns.feed(block)
+        busy = may_be_aside(block.text)
+        last, trained = -1, None  # the place of the block's last training step, and how many lines go up to it
+        for place, line in enumerate(splitter.number(block)) if self._readers else ():
+            before = self._trained
+            for reader in self._readers:
+                self._ask(reader, "feed", line, whole)
+            if self._trained != before:
+                last, trained = place, place + (not self._is_late)
+            elif busy and before:
+                self.marks.look(line.text)
+        if last >= 0:
+            self._last.step(block, last)
+        self._ending.hold(block, trained)
+
+    def _ask(self, reader: Reader, member: str, argument: Line | Path, whole: bool = True) -> None:
+        """Take a reader's events in; one that raises or tells nonsense is left out from then on."""
+        try:
+            answer = getattr(reader, member)(argument)
+            if answer == ():  # of most lines, millions of them
+                return
+            events = tuple(answer)
+            for event in events:
+                self._note(event, argument if isinstance(argument, Line) else None, whole)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the border to a plugin's reader
+            _log.warning("reader %s failed and is left out: %r", type(reader).__name__, error)
+            self._readers = tuple(other for other in self._readers if other is not reader)
+            if reader is not self._guest:  # its steps come no more, whatever the training does
+                self._on_event(Phase(name="without a reader"))
+            return
+        for event in events:
+            if reader is not self._guest:  # a script may well go on in silence after its training
+                self._on_event(event)
+            if isinstance(event, Step):
+                self._on_step(event)
+
+    def _note(self, event: Event, line: Line | None, whole: bool) -> None:
+        text = line.text if line is not None else ""
+        if isinstance(event, Step):
+            self._note_step(event, text)
+        elif isinstance(event, Summary):
+            self._note_summary(event, whole)
+        elif isinstance(event, EffectiveConfig):
+            self.config.update(told := _texts(event.values))
+            self.config_lines.update(dict.fromkeys(told, text))
+        elif isinstance(event, Phase):
+            self.marks.is_aside = True
+            if event.begins or (event.starts and line is not None and self._starts_another(line)):
+                self._begin_again()
+        elif isinstance(event, Ended):
+            self._note_end(event, text)
+
+    def _note_step(self, step: Step, text: str) -> None:
+        if text and self._is_another(step):
+            self._begin_again()
+        self._note_again(step, text)
+        self.steps.add(self.marks.stamped(step, text))
+        if step.phase == "train":
+            self._note_training(step, text)
+        else:
+            self.marks.is_aside = True
+
+    def _note_end(self, event: Ended, text: str) -> None:
+        if event.missed:
+            self.missed_mark = event.marker
+        elif event.code:
+            self._ending.fatal.end(plain(text) or event.marker)
+        else:
+            self.ended = True
+
+    def _note_summary(self, event: Summary, whole: bool) -> None:
+        figures = _texts(event.values)
+        if event.doubt is not None:
+            self.marks.computed, self.marks.summary_doubt = _texts(event.computed), event.doubt
+        if whole:
+            self.summary.update(figures)
+        else:  # its number may have been cut short
+            self.torn = tuple(figures)
+        bad = next((f"{name}: {text}" for name, text in figures.items() if "loss" in name and _is_odd(text)), "")
+        self.nan_loss = self.nan_loss or bad
+
+    def _note_again(self, step: Step, text: str) -> None:
+        """Count a step that comes again with other values; where the training went back those are its own."""
+        again = self.restarted_at is not None and self.last_step < (self._highest or 0)
+        if text and not again and step.phase == "train" and _REDRAWN.search(text) is None:
+            self._repeated.note(step, self.steps, self._highest or 0)
+
+    def _is_another(self, step: Step) -> bool:
+        """Say whether a line's step is another training's first: the one before came to its end, and this goes back.
+
+        Which of its trainings a script's number is of only the script knows.
+        """
+        return self._is_done and self._guest is None and self.steps.starts_over(step, ended=self.ended)
+
+    @property
+    def _is_done(self) -> bool:
+        """Whether the training came to its end: its mark, or the last of the steps that it says."""
+        last = self.last_step + self.steps.from_zero
+        return self.ended or last >= (asked_steps(self.config) or math.inf)
+
+    def _starts_another(self, line: Line) -> bool:
+        """Say whether a line that tells of a training's start is another one's: who says it had told of one before.
+
+        Logs of ranks may stand one after another, each with its own start and end.
+        """
+        speaker = (line.node, line.rank)
+        another = self._is_done and bool(self.steps) and (speaker in self._started or not self._started)
+        self._started = {speaker} if another else self._started | {speaker}
+        return another and self._guest is None
+
+    def _begin_again(self) -> None:
+        """Forget the steps and figures of a training before this one, which has its own; one without any is none."""
+        if not (self.steps or self.summary or self.torn or self.ended):
+            return
+        self.trainings += 1
+        self.marks = self.marks.of_another(self.steps, ended=self.ended)
+        self.nan_before = self.nan_before or self.nan_loss or self.nan_norm
+        self.steps, self.summary, self.torn = Steps(), {}, ()
+        self.nan_loss, self.nan_norm, self.missed_mark, self.ended = "", "", "", False
+        self._repeated = RepeatedSteps()
+        self.last_step, self._highest, self.restarted_at = 0, None, None
+
+    def _note_loss(self, step: Step, text: str) -> None:
+        """Look at a step's loss and gradient: a Trainer prints 0 for a loss that is NaN, and the norm tells."""
+        loss, norm = step.values.get(Quantity.LOSS), step.values.get(Quantity.GRAD_NORM, 0.0)
+        if loss is not None and _is_of_comma(loss, text) and (odd := _ODD_LOSS.search(text)):
+            self.marks.unread.setdefault(Quantity.LOSS, odd[1])
+            return
+        if loss is not None and not self.nan_loss and not (math.isfinite(loss) and (loss or math.isfinite(norm))):
+            self.nan_loss = _line_of(step, text, f"loss {loss}")
+        if math.isnan(norm) and not self.nan_norm:
+            self.nan_norm = _line_of(step, text, f"gradient norm {norm}")
+
+    def _note_training(self, step: Step, text: str) -> None:
+        """Look at a training step: its loss, and that the training goes on, where it comes from a line of the log."""
+        self._note_loss(step, text)
+        self.marks.note(step, another_rank_s=self.last_step - STEPS_APART <= step.n <= self.last_step)
+        self._is_late = step.late
+        if text:
+            self._trained += 1
+            self._ending.forget()
+        if text and self.ended and step.n != self._highest:  # the last step of other ranks may come after the mark
+            self.ended = False
+        self._highest = step.n if self._highest is None else max(self._highest, step.n)
+        if step.n < self.last_step - STEPS_APART:
+            self.restarted_at = self.last_step = step.n
+        self.last_step = max(self.last_step, step.n)
+
+
+def _is_of_comma(loss: float, text: str) -> bool:
+    return math.isnan(loss) and "nan" not in text.lower()
+
+
+def _line_of(step: Step, text: str, otherwise: str) -> str:
+    """Return a step's line, its rank's label in one form."""
+    line = text.strip() or f"step {step.n}: {otherwise}"
+    bare = without_outer(line) if step.rank is not None and rank_of(line) is None else line
+    return f"[rank{step.rank}]: {bare}" if bare != line else line
+
+
+def _is_odd(text: str) -> bool:
+    """Say whether a figure is NaN or infinite."""
+    return text.strip().lower().lstrip("+-") in ("nan", "inf", "infinity")
+
+
+def asked_steps(config: Mapping[str, str]) -> int | None:
+    """Return how many steps a log itself says there are to be; None where it does not."""
+    return whole_number(config.get("steps", ""))
+
+
+def _texts(values: Mapping[str, object]) -> dict[str, str]:
+    """Return what a reader says of a log as text; what a pattern's group did not find is nothing."""
+    return {name: str(value) for name, value in values.items() if value is not None}

@@ -1,0 +1,84 @@
+"""What a plan is made from, and the sources of its values in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from madlite.catalog.datasets import DataSets
+from madlite.model import Image, Machine, Request, RunSpec, Scalar, Value
+from madlite.plan.context import Context, Options
+from madlite.plan.images import Dockerfile
+from madlite.plan.place import RuntimeChoice
+from madlite.plan.tools import Toolset
+from madlite.plan.values import Layer
+
+# What a plan is made from, and the sources of its values in their order.
+
+WORKSPACE_INSIDE = "/myworkspace"
+RUNS = "madlite_runs"
+_OF_NODES = ("NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+
+
+class PlanInputs(Value, frozen=True):
+    """What a command gives every plan of it: options, context, machine, credentials, data sets, tools."""
+
+    options: Options
+    context: Context
+    machine: Machine
+    credentials: dict[str, dict[str, str]] | None = None  # None without a credential.json
+    services: dict[str, tuple[dict[str, str], ...]] = {}  # MAD_MINIO and the like
+    data_sets: DataSets | None = None  # None without a data.json
+    tools: Toolset = Toolset()
+    tool_files: tuple[str, ...] = ()  # what madlite brings of tools, below its templates' folder `tools`
+    reach: Callable[[str], str] = lambda endpoint: ""  # why an endpoint cannot be reached, or nothing
+
+
+class RunInputs(PlanInputs, frozen=True, kw_only=True):
+    """Everything one plan is made from; `dockerfile` is one of the card's, `missing_image` why it has none."""
+
+    run_id: str
+    request: Request
+    backend: str
+    draft: RunSpec
+    runtime: RuntimeChoice
+    args: str
+    arg_keys: frozenset[str] = frozenset()  # of the tag's additions those that are arguments, and no keys of the plan
+    dockerfile: Dockerfile | None = None
+    missing_image: str = ""
+    elsewhere: frozenset[str] = frozenset()  # settings that other runs of the card have, and this one has not
+    built: Image | None = None  # made before, as a manifest has it
+
+    @property
+    def inside(self) -> str:
+        """Return the workspace as the actions see it."""
+        return WORKSPACE_INSIDE if self.runtime.traits.containerised else str(self.options.workspace)
+
+    @property
+    def folder_inside(self) -> str:
+        """Return the run folder as the actions see it."""
+        return f"{self.inside}/{RUNS}/{self.run_id}"
+
+
+def layers(request: Request, context: Context, options: Options, rendered: bool = True) -> list[Layer]:
+    """Return the sources of values over a draft's own, in their order: later wins.
+
+    What follows a tag's colon is for the card's own script where nothing is `rendered`.
+    """
+    card_values = request.card.recipe if isinstance(request.card.recipe, dict) else {}
+    tag_values: dict[str, Scalar] = {key: "true" if value is None else value for key, value in request.overrides}
+    return [
+        Layer(origin="card", values={key: value for key, value in card_values.items() if key != "name"}),
+        _nodes(context),
+        Layer(origin=f"context file {context.file}", values=context.file_settings),
+        Layer(origin="--additional-context", values=context.option_settings),
+        *(Layer(origin=option, values={key: value}) for option, key, value in options.named),
+        Layer(origin="tag", values=tag_values if rendered else {}),
+        *(Layer(origin="--set", values={key: value}) for key, value in options.sets),
+    ]
+
+
+def _nodes(context: Context) -> Layer:
+    """Return how the context's nodes find each other, for backends whose settings have these keys."""
+    given = context.known.multi_node_args or {}
+    values: dict[str, Scalar] = {name.lower(): given[name] for name in _OF_NODES if given.get(name, "") != ""}
+    return Layer(origin=context.origins.get("multi_node_args", "context"), values=values, strict=False)

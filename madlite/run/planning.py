@@ -1,0 +1,408 @@
+"""Tags → cards → the backend of each → drafts → plans that can start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from madlite.backends.loader import Plugin, Plugins
+from madlite.errors import MadliteError, PluginError, UsageProblem
+from madlite.files import exists, read_text
+from madlite.images.client import podman_note
+from madlite.model import (
+    Backend,
+    Blocked,
+    Card,
+    Cause,
+    Image,
+    Machine,
+    Problem,
+    Request,
+    RunPlan,
+    RunSpec,
+    Runtime,
+    Status,
+)
+from madlite.plan.context import Context, args_for, argument_keys
+from madlite.plan.images import Dockerfile, FoundDockerfiles, find_dockerfiles
+from madlite.plan.inputs import RUNS, WORKSPACE_INSIDE, PlanInputs, RunInputs, layers
+from madlite.plan.make import DEFAULT_TIMEOUT_S, make_plan
+from madlite.plan.place import USUAL, RuntimeChoice, choose_runtime, make_place
+from madlite.plan.render import Rendering, render
+from madlite.plan.values import asked_origins, asked_values
+from madlite.run.effects import Asking, refuse_without_effect
+from madlite.run.owner import Owner, expand_shared, find_owners
+from madlite.run.prepared import needed_assets, use_prepared
+from madlite.run.screen import Planned
+from madlite.run.stage import border
+from madlite.runtimes.docker.request import host_access
+
+# Tags → cards → the backend of each → drafts → plans that can start.
+
+
+class BatchInputs(PlanInputs, frozen=True, kw_only=True):
+    """What a command plans with: the inputs of every plan, and what makes runs of cards: plugins, runtimes, ids."""
+
+    plugins: Plugins
+    runtimes: dict[str, Runtime]
+    template_root: Path
+    new_run_id: Callable[[str], str]
+
+
+PlanCard = Callable[[Request, BatchInputs], list[Planned]]
+"""Makes the plans of one card; raises MadliteError as `plan_card` does."""
+
+
+def plan_runs(requests: Sequence[Request], inputs: BatchInputs) -> list[Planned]:
+    """Return one plan per request, variant and Dockerfile, in that order; a card that is wrong by itself is blocked.
+
+    Raises:
+        MadliteError: what was asked for cannot be used; nothing has been touched.
+    """
+    wanted = _dockerfile_context(inputs)  # a file that cannot be read concerns every card
+
+    def plan_found(request: Request, inputs: BatchInputs) -> list[Planned]:
+        found = FoundDockerfiles() if foreign_image(inputs) else find_dockerfiles(request.card, wanted)
+        return plan_card(request, found.fitting, missing_image(request.card, found), inputs)
+
+    return plan_each([(request, plan_found) for request in requests], inputs)
+
+
+def plan_each(jobs: Sequence[tuple[Request, PlanCard]], inputs: BatchInputs) -> list[Planned]:
+    """Return the plans of every card; one that is wrong by itself has a plan that is kept from starting.
+
+    Raises:
+        MadliteError: what was asked for cannot be used, all of it told at once; nothing has been touched.
+    """
+    inputs.plugins.backends()  # two of one name concern every card, as does a runtime that nobody brings
+    if inputs.options.runtime:
+        _available(inputs.options.runtime, inputs)
+    planned: list[Planned] = []
+    refused: list[UsageProblem] = []
+    for request, plan in jobs:
+        unasked = partial(plan, *_unasked(request, inputs))
+        try:
+            planned += [msgspec.structs.replace(one, unasked=unasked) for one in plan(request, inputs)]
+        except MadliteError as problem:
+            if _is_own(problem, unasked):
+                planned.append(_unplanned(request, problem, inputs))
+            elif isinstance(problem, UsageProblem):
+                refused.append(problem)
+            else:
+                raise
+    if refused:
+        told = (one for problem in refused for one in ((problem.message, problem.hint), *problem.more))
+        raise UsageProblem.of_all(told)
+    return planned
+
+
+def _unasked(request: Request, inputs: BatchInputs) -> tuple[Request, BatchInputs]:
+    """Return a card as if the command asked nothing of it: by what it has then tell its own problems."""
+    nothing = msgspec.structs.replace(inputs.options, sets=(), named=(), backend="", runtime="", image="")
+    return (
+        msgspec.structs.replace(request, overrides=()),
+        msgspec.structs.replace(inputs, options=nothing, context=Context()),
+    )
+
+
+def _is_own(problem: MadliteError, unasked: Callable[[], Sequence[Planned]]) -> bool:
+    """Say whether a card has a problem also where nothing is asked of it: then it is not the command's."""
+    try:
+        unasked()
+    except MadliteError as again:
+        return again.message == problem.message
+    return False
+
+
+def _unplanned(request: Request, problem: MadliteError, inputs: BatchInputs) -> Planned:
+    """Return a plan of a card that none can be made of, for its row."""
+    card, runtime = request.card, inputs.runtimes[inputs.options.runtime or USUAL]
+    run_id = inputs.new_run_id(card.name)
+    place = make_place((), 1, runtime.name, runtime.traits)
+    asked = inputs.context.n_gpus if inputs.context.n_gpus is not None else int(card.n_gpus)
+    gpus = len(inputs.machine.gpus)
+    plan = RunPlan(
+        id=run_id,
+        card=card,
+        backend=inputs.options.backend or card.backend,
+        place=msgspec.structs.replace(place, gpus_per_node=asked if asked >= 0 and gpus else gpus),
+        machine=inputs.machine,
+        workspace=inputs.options.workspace,
+        inside=WORKSPACE_INSIDE if runtime.traits.containerised else str(inputs.options.workspace),
+        folder=inputs.options.workspace / RUNS / run_id,
+        runtime=runtime.name,
+        traits=runtime.traits,
+        args=card.args,
+        overrides=request.overrides,
+        timeout_s=float(DEFAULT_TIMEOUT_S),
+        blocked=failed(problem),
+        writes_row=not inputs.context.known.skip_perf_collection,
+    )
+    return Planned(plan=plan, backends=(), files=(), runtime=runtime, context=inputs.context.values)
+
+
+def failed(problem: MadliteError) -> Blocked:
+    """Return what keeps a plan from starting, and makes a FAILURE row of it."""
+    return Blocked(status=Status.FAILURE, cause=Cause.PREPARE, reason=problem.message, hint=problem.hint)
+
+
+def plan_card(
+    request: Request, images: Sequence[Dockerfile | Image], missing: str, inputs: BatchInputs
+) -> list[Planned]:
+    """Return one startable plan per variant of a card and image, to build or built; `missing` says why there is none.
+
+    Raises:
+        MadliteError: as in `plan_runs`.
+    """
+    known = inputs.plugins.backends()
+    planned = []
+    for (backend, plugin), draft, elsewhere in _drafts(request, inputs):
+        noted = _noted(draft, backend, request.card, inputs.options.workspace)
+        for image in _images(images, noted, request.card):
+            run = _run_inputs(request, backend, noted, image, missing, elsewhere, inputs)
+            _check_effects(run, plugin, inputs)
+            planned.append(_startable(run, plugin, known, inputs))
+            if not run.runtime.traits.containerised:  # where every image would be the same run
+                break
+    return planned
+
+
+def _drafts(request: Request, inputs: BatchInputs) -> Iterator[tuple[Owner, RunSpec, frozenset[str]]]:
+    """Yield the drafts of all who run the card, each with the settings that only others of them have."""
+    options, card = inputs.options, request.card
+    owners = find_owners(card, inputs.plugins.backends(), inputs.plugins, options.workspace, options.backend)
+    sources = layers(request, inputs.context, options)
+    asked = asked_values(sources)
+    wanted = msgspec.structs.replace(request, settings=asked, origins=asked_origins(sources))
+    found = expand_shared(card.name, owners, asked, lambda backend, plugin: _expand(backend, plugin, wanted, inputs))
+    keys = frozenset(key for _, draft in found for key in draft.settings)
+    for owner, draft in found:
+        elsewhere = keys - draft.settings.keys()
+        told = [f"{key}: for other runs of this card, not this one" for key in asked if key in elsewhere]
+        yield owner, msgspec.structs.replace(draft, notes=(*draft.notes, *told)), elsewhere
+
+
+def _check_effects(run: RunInputs, plugin: Plugin, inputs: BatchInputs) -> None:
+    """Refuse a value that would stand in the row, and of which nothing of the run takes notice."""
+
+    def made(other: RunInputs, brings: Plugin) -> Rendering:
+        plan = make_plan(other)
+        return Rendering(plan=plan, files=render(plan, _search(brings, inputs)))
+
+    def plans(asking: Asking) -> list[Rendering]:
+        otherwise = msgspec.structs.replace(inputs, options=asking.options, context=asking.context)
+        return [
+            made(
+                msgspec.structs.replace(
+                    run,
+                    request=asking.request,
+                    backend=backend.name,
+                    draft=draft,
+                    options=asking.options,
+                    context=asking.context,
+                    elsewhere=elsewhere,
+                ),
+                brings,
+            )
+            for (backend, brings), draft, elsewhere in _drafts(asking.request, otherwise)
+        ]
+
+    def is_fatal(one: Rendering) -> bool:
+        readers = _readers(one.plan, inputs.plugins.backends())
+        return any(finding.fatal for finding in inputs.plugins.checks(one.plan, readers))
+
+    refuse_without_effect(run, lambda: made(run, plugin), plans, is_fatal)
+
+
+def _readers(plan: RunPlan, known: Mapping[str, tuple[Backend, Plugin]]) -> tuple[Backend, ...]:
+    return tuple(known[name][0] for name in plan.readers if name in known)
+
+
+def _noted(draft: RunSpec, backend: Backend, card: Card, workspace: Path) -> RunSpec:
+    """Return the draft; of a card of this very folder that names a script, with the note that another thing runs."""
+    if not (draft.templates and card.scripts and card.root == workspace):
+        return draft
+    note = f"its script {card.scripts} is not what runs: backend {backend.name} renders the card from a recipe"
+    return msgspec.structs.replace(draft, notes=(*draft.notes, note))
+
+
+def _images(images: Sequence[Dockerfile | Image], draft: RunSpec, card: Card) -> Sequence[Dockerfile | Image | None]:
+    """Return what a draft runs in, one run each; its recipe's image goes before the card's Dockerfiles."""
+    if draft.templates and draft.image and draft.image != card.image:
+        images = [image for image in images if isinstance(image, Image)]
+    return images or (None,)
+
+
+def foreign_image(inputs: BatchInputs) -> str:
+    """Return the image that the caller named for every run, or nothing."""
+    asked = dict(inputs.options.sets).get("image")
+    return asked or inputs.options.image or inputs.context.known.MAD_CONTAINER_IMAGE or ""
+
+
+def _expand(backend: Backend, plugin: Plugin, request: Request, inputs: BatchInputs) -> Sequence[RunSpec]:
+    try:
+        return list(backend.expand(request, inputs.machine))
+    except UsageProblem:
+        raise
+    except Exception as error:
+        raise PluginError(
+            f"backend '{backend.name}' ({plugin.distribution}) failed on card '{request.card.name}': "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def _run_inputs(
+    request: Request,
+    backend: Backend,
+    draft: RunSpec,
+    image: Dockerfile | Image | None,
+    missing: str,
+    elsewhere: frozenset[str],
+    inputs: BatchInputs,
+) -> RunInputs:
+    added = argument_keys(request, draft)
+    return RunInputs(
+        **{name: getattr(inputs, name) for name in PlanInputs.__struct_fields__},
+        run_id=inputs.new_run_id(request.card.name),
+        request=request,
+        backend=backend.name,
+        draft=draft,
+        runtime=_runtime(request.card, draft, image, inputs),
+        args=args_for(request, draft, added),
+        arg_keys=added,
+        dockerfile=image if isinstance(image, Dockerfile) else None,
+        built=image if isinstance(image, Image) else None,
+        missing_image=missing,
+        elsewhere=elsewhere,
+    )
+
+
+def _runtime(card: Card, draft: RunSpec, image: Dockerfile | Image | None, inputs: BatchInputs) -> RuntimeChoice:
+    has_image = bool(image or draft.image or foreign_image(inputs))
+    traits = {name: runtime.traits for name, runtime in inputs.runtimes.items()}
+    return choose_runtime(
+        card, inputs.options, has_image, lambda name: _available(name, inputs), traits, draft.runtimes
+    )
+
+
+def _available(name: str, inputs: BatchInputs) -> Problem | None:
+    if name not in inputs.runtimes:
+        broken = (f"; {one.where}: {one.what}" for one in inputs.plugins.problems if "runtime" in one.what)
+        raise UsageProblem(f"no runtime '{name}'{next(broken, '')}", f"runtimes: {', '.join(sorted(inputs.runtimes))}")
+    if inputs.machine.pretended:  # what runs there nobody can ask
+        return None
+    try:
+        return inputs.runtimes[name].available()
+    except Exception as error:  # noqa: BLE001 - the border to a plugin's runtime
+        return Problem(where=name, what=f"runtime '{name}' failed: {type(error).__name__}: {error}")
+
+
+def missing_image(card: Card, found: FoundDockerfiles) -> str:
+    """Return why a card has no image."""
+    if not card.dockerfile:
+        return f"card '{card.name}' names neither a Dockerfile nor an image"
+    if found.refused:
+        return f"no Dockerfile of card '{card.name}' fits: {'; '.join(found.refused)}"
+    return f"no Dockerfile {card.dockerfile}.* for card '{card.name}'"
+
+
+def _dockerfile_context(inputs: BatchInputs) -> dict[str, str]:
+    return dockerfile_context(inputs.machine, inputs.context, inputs.options.workspace)
+
+
+def dockerfile_context(machine: Machine, context: Context, workspace: Path) -> dict[str, str]:
+    """Return what a Dockerfile's header is compared with; a CPU machine has no vendor to differ from."""
+    test = workspace / "ctx_test"
+    detected = {
+        "guest_os": "UBUNTU",
+        "ctx_test": read_text(test, errors="replace").strip() if exists(test) else "None",
+        **({"host_os": machine.host_os} if machine.host_os else {}),
+        **({"gpu_vendor": machine.vendor} if machine.gpus else {}),
+    }
+    run = {key: str(value) for key, value in context.values.items() if isinstance(value, (str, int, float))}
+    if run.get("gpu_vendor", "").upper() == "CPU":
+        del run["gpu_vendor"]
+    return {**detected, **run}
+
+
+def _startable(
+    run: RunInputs, plugin: Plugin, known: Mapping[str, tuple[Backend, Plugin]], inputs: BatchInputs
+) -> Planned:
+    plan = make_plan(run)
+    if plan.traits.containerised and not plan.machine.pretended:
+        _check_mounts(plan)
+        plan = _with_note(plan, podman_note(inputs.options.environ))
+    if plan.traits.containerised:
+        plan = _with_readable_options(plan, inputs.runtimes[plan.runtime])
+    if inputs.plugins.uses("madlite_adjust_plan"):
+        plan = inputs.plugins.adjust(plan, run.options.asked)
+        _available(plan.runtime, inputs)
+        plan = msgspec.structs.replace(plan, traits=inputs.runtimes[plan.runtime].traits)
+    plan = at_a_place_of(plan, inputs.runtimes[plan.runtime])
+    if plan.traits.containerised:
+        plan = _with_note(plan, host_access(plan, inputs.options.environ))
+    backends = _readers(plan, known)
+    plan = use_prepared(plan, needed_assets(plan, backends, inputs.plugins), inputs.options.environ)
+    return Planned(
+        plan=plan,
+        backends=backends,
+        files=render(plan, _search(plugin, inputs)),
+        runtime=inputs.runtimes[plan.runtime],
+        context=inputs.context.values,
+    )
+
+
+def _with_readable_options(plan: RunPlan, runtime: Runtime) -> RunPlan:
+    """Return the plan, kept from starting by docker options of its card that cannot be read, before hours of building.
+
+    Raises:
+        UsageProblem: those of the context cannot be read.
+    """
+    if plan.blocked is not None or plan.image is None:
+        return plan
+    try:
+        runtime.request(plan)
+    except UsageProblem:
+        own = msgspec.structs.replace(plan.engine_options, extra=plan.card.additional_docker_run_options)
+        origins = {**plan.origins, "engine_options.extra": f"card '{plan.card.name}'"}
+        try:
+            runtime.request(msgspec.structs.replace(plan, engine_options=own, origins=origins))
+        except UsageProblem as problem:
+            return msgspec.structs.replace(plan, blocked=failed(problem))
+        raise
+    return plan
+
+
+def at_a_place_of(plan: RunPlan, runtime: Runtime) -> RunPlan:
+    """Return the plan, kept from starting where its runtime does not run plans for its place."""
+    with border(runtime):
+        if plan.blocked is not None or runtime.supports(plan.place):
+            return plan
+    nodes = f"{plan.place.nodes} node{'s' if plan.place.nodes > 1 else ''}"
+    where = "this machine" if plan.place.where == "local" else f"'{plan.place.where}'"
+    reason = f"runtime '{plan.runtime}' cannot run a plan for {nodes} of {where}"
+    hint = "--runtime NAME names another one; a runtime's plugin may want more options to place a run"
+    blocked = Blocked(status=Status.FAILURE, cause=Cause.PREPARE, reason=reason, hint=hint)
+    return msgspec.structs.replace(plan, blocked=blocked)
+
+
+def _with_note(plan: RunPlan, note: str) -> RunPlan:
+    return msgspec.structs.replace(plan, notes=(*plan.notes, note)) if note else plan
+
+
+def _check_mounts(plan: RunPlan) -> None:
+    """Refuse a mount of what is not there: docker would make an empty folder of it, and the run train on nothing."""
+    for mount in plan.mounts:
+        if not mount.create and not exists(Path(mount.source)):
+            raise UsageProblem(f"mount of {mount.source} at {mount.target}: it is not on this machine")
+        if not mount.target.startswith("/"):
+            raise UsageProblem(f"mount of {mount.source}: {mount.target} is no absolute path in the container")
+
+
+def _search(plugin: Plugin, inputs: BatchInputs) -> list[Path]:
+    """Return where templates are looked for: the working folder, beside the plugin, madlite's own."""
+    beside = [plugin.folder / "templates", plugin.folder] if plugin.folder else []
+    return [inputs.options.workspace / "templates", *beside, inputs.template_root]

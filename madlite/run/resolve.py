@@ -1,0 +1,285 @@
+"""What planned runs need from elsewhere: what of it is here, what is missing, and what keeps it from being fetched."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Literal
+
+from msgspec.structs import replace
+
+from madlite.assets.cache import find_asset, is_dataset, repo_folder, scan_cache, size_of
+from madlite.assets.hub import Access, Listing, RepoDownload, list_files, missing_bytes
+from madlite.assets.places import (
+    CACHES,
+    DATA,
+    data_folder,
+    find_token,
+    hub_cache,
+    hub_endpoint,
+    is_offline,
+    stored_token,
+)
+from madlite.assets.refusals import Refused, Unknown
+from madlite.assets.room import Demand, find_shut, find_tight
+from madlite.assets.web import Tell, fetch_file, look_up, part_of
+from madlite.backends.loader import Plugins
+from madlite.errors import CheckFailed, RuntimeProblem
+from madlite.images.image import is_here
+from madlite.model import Asset, Cause, Image, Say, Status, Value
+from madlite.plan.context import Options
+from madlite.run.prepared import around, given_env, needed_assets, settings
+from madlite.run.screen import Planned
+
+State = Literal["here", "to fetch", "partly here", "to check", "to build", "to make", "by each run", "unknown"]
+Fetch = Callable[[Say, Tell, threading.Event], object]
+"""Has something here, and returns where; hears of a stop by the event."""
+_DATA_WAY = f"another folder for data: {DATA}=…"
+
+
+class PrepareOptions(Value, frozen=True):
+    """What the user asked of a preparation: `offline` asks nobody, `refresh` asks also for what is here."""
+
+    offline: bool = False
+    refresh: bool = False
+    images: bool = True
+
+
+class Requirement(Value, frozen=True):
+    """One thing that runs need; sizes in bytes, None where nobody knows, `missing` what is still to come.
+
+    `run` is the first that needs it, `place` where it lies or will lie.  What is not here comes by `fetch`, or is what
+    that run's own preparation `makes`; `demand` is the room that it takes.
+    """
+
+    what: str
+    source: str
+    state: State
+    place: str
+    run: Planned
+    size: int | None = None
+    missing: int = 0
+    fetch: Fetch | None = None
+    makes: Asset | None = None
+    demand: Demand | None = None
+    note: str = ""
+
+
+class Resolution(Value, frozen=True):
+    """Everything that runs need, in the order in which it is fetched, and what is refused of it."""
+
+    requirements: tuple[Requirement, ...]
+    refused: tuple[tuple[str, str], ...]
+    access: Access
+    data: Path
+
+    @property
+    def by_runs(self) -> tuple[str, ...]:
+        """Return what each run fetches for itself, whatever is prepared."""
+        return tuple(one.what for one in self.requirements if one.state == "by each run")
+
+    def check(self) -> None:
+        """Refuse to fetch anything where something of it cannot be had, or cannot be put where it belongs.
+
+        Raises:
+            CheckFailed: all that is wrong.
+        """
+        demands = [one.demand for one in self.requirements if one.demand is not None]
+        if wrong := self.refused or (*find_shut(demands), *find_tight(demands)):
+            raise CheckFailed.of_all(wrong)
+
+
+def resolve(planned: Sequence[Planned], plugins: Plugins, options: Options, wanted: PrepareOptions) -> Resolution:
+    """Return what the runs need; the hub is asked for what is not here in full, nothing is fetched."""
+    runs = [run for run in planned if run.plan.blocked is None or run.plan.blocked.status is not Status.SKIPPED]
+    resolver = _Resolver(runs, options, wanted)
+    found = [*(resolver.images(runs) if wanted.images else ())]
+    found += [resolver.resolve(asset, run) for asset, run in _merged(runs, plugins, options)]
+    refused = resolver.refused
+    blocked = [run.plan.blocked for run in runs if run.plan.blocked is not None]  # an engine or GPUs may come later
+    refused += dict.fromkeys((why.reason, why.hint) for why in blocked if why.cause is Cause.PREPARE)
+    refused += [
+        (
+            f"{one.what} is not here in full, and offline nothing is fetched",
+            "madlite prepare where there is a network, without --offline and HF_HUB_OFFLINE",
+        )
+        for one in found
+        if resolver.is_offline(one.run) and one.state not in ("here", "by each run")
+    ]
+    access = replace(resolver.access, endpoint=hub_endpoint(options.environ))
+    return Resolution(requirements=tuple(found), refused=tuple(refused), access=access, data=resolver.data)
+
+
+class _Resolver:
+    """Looks for what runs need one by one, and gathers what is refused."""
+
+    def __init__(self, runs: Sequence[Planned], options: Options, wanted: PrepareOptions) -> None:
+        self._environ, self._wanted = options.environ, wanted
+        self.data = data_folder(options.environ)
+        self.refused = list[tuple[str, str]]()
+        given = (find_token(run.plan.env) for run in runs)  # the runs' own, else the one that is stored here
+        token = next(filter(None, given), None) or find_token(options.environ)
+        self.access = Access(endpoint="", token=token or (None if wanted.offline else stored_token()))
+
+    def is_offline(self, run: Planned) -> bool:
+        """Say whether nobody may be asked for what a run needs: a plan's own variables go before the caller's."""
+        return self._wanted.offline or is_offline(settings(run.plan, self._environ))
+
+    def images(self, runs: Iterable[Planned]) -> Iterator[Requirement]:
+        """Yield the images of runs in containers, each once."""
+        seen: list[Image] = []
+        for run in runs:
+            image = run.plan.image
+            if image is not None and run.plan.traits.containerised and image not in seen:
+                seen.append(image)
+                yield self._image(image, run)
+
+    def _image(self, image: Image, run: Planned) -> Requirement:
+        builds = image.dockerfile is not None and not image.prebuilt
+        source, note = str(image.dockerfile) if builds else image.registry or "registry", ""
+        found = Requirement(what=f"image {image.ref}", source=source, state="here", place="container engine", run=run)
+        try:
+            if is_here(image, self._environ) and not (builds and not self.is_offline(run)):
+                return found
+        except RuntimeProblem as problem:
+            note = problem.message
+
+        def fetch(say: Say, tell: Tell, stop: threading.Event) -> str:
+            used = run.runtime.prepare(run.plan, say)
+            return used.digest or used.ref
+
+        return replace(found, state="to build" if builds else "to fetch", fetch=fetch, note=note)
+
+    def resolve(self, asset: Asset, run: Planned) -> Requirement:
+        """Return what is known of an asset; the network is asked where it is not here in full."""
+        cache, hub = hub_cache(around(run.plan, self._environ)), asset.source == "hub"
+        here = find_asset(asset, cache, self.data)
+        access = replace(self.access, endpoint=hub_endpoint(settings(run.plan, self._environ)))
+        found = Requirement(
+            what=f"{asset.kind} {asset.ref if hub else asset.path or asset.ref}",
+            source=_source(asset, access),
+            state="to fetch",
+            place=str(here or (cache if hub else self.data / asset.path)),
+            run=run,
+            size=asset.size_bytes,
+            note=_hidden_cache(run) if hub else "",
+        )
+        offline = self.is_offline(run)
+        if not hub and not asset.path:
+            return replace(found, state="by each run", place="-", note=asset.hint)
+        if here is not None and not (self._wanted.refresh and hub and not offline):
+            return replace(found, state="here", size=_size_here(here))
+        if asset.source == "made":  # nobody knows how much it will be
+            demand = Demand(folder=self.data, bytes=0, way=_DATA_WAY, writes=True)
+            return replace(found, state="to make", makes=asset, demand=demand)
+        if hub:
+            return (self._in_cache if offline else self._on_hub)(found, asset, cache, access)
+        return found if offline else self._on_web(found, asset)
+
+    def _on_hub(self, found: Requirement, asset: Asset, cache: Path, access: Access) -> Requirement:
+        try:
+            listing = list_files(asset, access)
+        except Refused as refused:
+            who = _asker(found.run) if isinstance(refused, Unknown) else ""
+            self.refused.append((refused.message, "; ".join(filter(None, (refused.hint, who)))))
+            return replace(found, state="unknown")
+        missing = missing_bytes(asset, listing, cache)
+        absent = f"it has no {', '.join(listing.absent)}" if listing.absent else ""
+        way = f"another folder: HF_HOME=… or {CACHES[0]}=…"
+        return replace(
+            found,
+            state="to check" if missing == 0 else "to fetch" if missing == listing.bytes else "partly here",
+            size=listing.bytes,
+            missing=missing,
+            fetch=self._download(asset, listing, cache, access),
+            demand=Demand(folder=cache, bytes=missing, way=way, within=repo_folder(asset, cache) / "blobs"),
+            note="; ".join(filter(None, (found.note, absent))),
+        )
+
+    def _in_cache(self, found: Requirement, asset: Asset, cache: Path, access: Access) -> Requirement:
+        """Return what is told of a repository that another tool fetched, where nobody can be asked what it has."""
+        there = scan_cache(asset, cache)
+        if there is None:
+            return found
+        listing = Listing(commit=there.commit, files=there.files)
+        note = "complete as far as its own files tell: another tool fetched it, and nobody noted what the hub has"
+        fetch, place = self._download(asset, listing, cache, access), str(there.folder)
+        return replace(found, state="here", size=listing.bytes, fetch=fetch, place=place, note=note)
+
+    def _download(self, asset: Asset, listing: Listing, cache: Path, access: Access) -> Fetch:
+        def fetch(say: Say, tell: Tell, stop: threading.Event) -> Path:
+            verify = self._wanted.refresh and not self._wanted.offline
+            return RepoDownload(asset, listing, cache, access, say, tell, stop, verify).run(self.data)
+
+        return fetch
+
+    def _on_web(self, found: Requirement, asset: Asset) -> Requirement:
+        try:
+            source = look_up(asset)
+        except RuntimeProblem as problem:
+            self.refused.append((problem.message, problem.hint))
+            return replace(found, state="unknown")
+
+        def fetch(say: Say, tell: Tell, stop: threading.Event) -> Path:
+            return fetch_file(asset, source, self.data, say, tell, stop)
+
+        whole = source.size is not None and size_of(self.data / asset.path) == source.size
+        have = (source.size or 0) if whole else max(size_of(part_of(asset, source, self.data)), 0)
+        missing = max((source.size or 0) - have, 0)
+        return replace(
+            found,
+            state="partly here" if have else "to fetch",
+            size=source.size,
+            missing=missing,
+            fetch=fetch,
+            demand=Demand(folder=self.data, bytes=missing, way=_DATA_WAY),
+        )
+
+
+def _merged(runs: Iterable[Planned], plugins: Plugins, options: Options) -> Iterator[tuple[Asset, Planned]]:
+    """Yield what the runs need, each once, a repository with all its patterns; what runs make comes last."""
+    found: dict[tuple[object, ...], tuple[Asset, Planned]] = {}
+    for run in runs:
+        where = hub_endpoint(settings(run.plan, options.environ)), hub_cache(around(run.plan, options.environ))
+        for asset in needed_assets(run.plan, run.backends, plugins):
+            hub = where if asset.source == "hub" else ()
+            key = (asset.source, asset.ref, asset.revision, asset.path, is_dataset(asset), hub)
+            before = found.get(key)
+            found[key] = (_both(before[0], asset), before[1]) if before else (asset, run)
+    order = ("hub", "url", "made")
+    yield from sorted(found.values(), key=lambda pair: order.index(pair[0].source))
+
+
+def _both(one: Asset, other: Asset) -> Asset:
+    every = not one.files or not other.files
+    return replace(
+        one,
+        kind="model" if "model" in (one.kind, other.kind) else one.kind,
+        gated=one.gated or other.gated,
+        files=() if every else tuple(dict.fromkeys((*one.files, *other.files))),
+        hint=one.hint or other.hint,
+    )
+
+
+def _hidden_cache(run: Planned) -> str:
+    """Return what is told of a container that has a cache of its own."""
+    env = given_env(run.plan)
+    own = next((name for name in CACHES if run.plan.traits.containerised and env.get(name)), "")
+    return f"its container has a cache of its own ({own}={env[own]}), and does not see this one" if own else ""
+
+
+def _asker(run: Planned) -> str:
+    backends = ", ".join(dict.fromkeys(backend.name for backend in run.backends))
+    return f"asked for by the recipe and settings of {run.plan.card.name} (backend {backends})"
+
+
+def _source(asset: Asset, access: Access) -> str:
+    if asset.source != "hub":
+        return "the run's own preparation" if asset.source == "made" else asset.ref
+    words = (access.endpoint, f"revision {asset.revision}" if asset.revision else "", "gated" if asset.gated else "")
+    return ", ".join(filter(None, words))
+
+
+def _size_here(place: Path) -> int:
+    return size_of(place) if place.is_file() else sum(size_of(file) for file in place.rglob("*") if file.is_file())

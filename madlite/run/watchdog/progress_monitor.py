@@ -1,0 +1,326 @@
+"""When a run is silent for too long: the limits of its phases, and what is told of a silence before one is reached.
+
+The thread that reads the log notes what comes, the watch's thread looks.  docs/watchdog.md has the rules.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from statistics import median
+
+from madlite.model import STEPS_APART, EffectiveConfig, Ended, Event, Phase, RunPlan, Step, Value
+from madlite.text import whole_number
+
+# How fast training steps come, in wall time: what a silence is compared with.
+
+KEPT = 64  # reports that the medians are of, the last ones
+MOMENT_S = 0.05  # what comes within it came together: the lines of several ranks, or of a buffer
+
+
+class StepRate:
+    """Takes each step's number as it comes.
+
+    A report is what comes at one moment: one line or many, of one step or of several since the report before it.  Of
+    ranks that tell the same step the first counts.
+    """
+
+    def __init__(self) -> None:
+        self._before: tuple[float, int] | None = None  # the report before the open one: when, and its last step
+        self._open: tuple[float, int] | None = None
+        self._gaps: deque[tuple[float, int]] = deque(maxlen=KEPT)  # between reports: seconds, and steps
+
+    def step(self, n: int, now_s: float) -> None:
+        """Take a step in."""
+        began_s, last = self._open or (now_s, n)
+        if self._open is None or n < last - STEPS_APART:
+            self.pause()
+            self._open = (now_s, n)
+        elif n > last and now_s - began_s < MOMENT_S:
+            self._open = (began_s, n)
+        elif n > last:
+            self._gaps.extend(self._last_gap())
+            self._before, self._open = self._open, (now_s, n)
+
+    def pause(self) -> None:
+        """Note that something else than training comes now: the time until the next step is no step's."""
+        self._gaps.extend(self._last_gap())
+        self._before = self._open = None
+
+    @property
+    def known(self) -> int:
+        """How many gaps between reports have been seen, of the last ones."""
+        return len(self._all())
+
+    @property
+    def step_s(self) -> float | None:
+        """The median duration of a step; None before there are two reports."""
+        gaps = self._all()
+        return median(gap_s / steps for gap_s, steps in gaps) if gaps else None
+
+    @property
+    def report_s(self) -> float | None:
+        """The median time from one report to the next; None before there are two."""
+        gaps = self._all()
+        return median(gap_s for gap_s, _ in gaps) if gaps else None
+
+    def _all(self) -> list[tuple[float, int]]:
+        return [*self._gaps, *self._last_gap()]
+
+    def _last_gap(self) -> list[tuple[float, int]]:
+        """Return the gap before the open report, whose last step may still come."""
+        if self._before is None or self._open is None:
+            return []
+        return [(self._open[0] - self._before[0], self._open[1] - self._before[1])]
+
+
+# Silences and stalls in words.
+
+SHOWN = 3  # stalls that are named, the longest
+
+
+class Stall(Value, frozen=True):
+    """A step that took far longer than the others; `before` None where none came any more."""
+
+    for_s: float
+    before: int | None
+    after: int | None
+    step_s: float | None
+
+
+def seconds(duration_s: float) -> str:
+    """Return a duration as people read it: `312 s`, `2.1 s`, `0.35 s`."""
+    digits = 0 if duration_s >= 10 else 1 if duration_s >= 1 else 2
+    return f"{duration_s:.{digits}f} s"
+
+
+def quiet_words(quiet_s: float, phase: str, step: int | None, step_s: float | None, *, trains: bool, hung: bool) -> str:
+    """Return a silence in words: of steps, or of any output in a phase."""
+    if not phase:
+        took = "" if step_s is None else f" ({'steps took' if hung else 'median'} {seconds(step_s)})"
+        return f"no step for {seconds(quiet_s)} after step {step}{took}"
+    where = {"start": " before the first step" if trains else "", "end": f" after the last step, {step},"}
+    after = "" if step is None else f" after step {step}"
+    return f"no output for {seconds(quiet_s)}{where.get(phase, f' in {phase}{after}')}".rstrip(",")
+
+
+def stall_findings(stalls: Sequence[Stall]) -> tuple[str, ...]:
+    """Return the longest stalls in their order, and how many there were where more are left out."""
+    longest = sorted(stalls, key=lambda stall: -stall.for_s)[:SHOWN]
+    told = [_stall_words(stall) for stall in stalls if stall in longest]
+    if len(stalls) > len(told):
+        whole_s = sum(stall.for_s for stall in stalls)
+        told.append(f"stalled {len(stalls)} times, for {seconds(whole_s)} in all")
+    return tuple(told)
+
+
+def _stall_words(stall: Stall) -> str:
+    took = "" if stall.step_s is None else f" (steps took {seconds(stall.step_s)})"
+    if stall.before is None:
+        return f"no step for {seconds(stall.for_s)} before the end, after step {stall.after}{took}"
+    return f"stalled for {seconds(stall.for_s)} before step {stall.before}{took}"
+
+
+# When a run is silent for too long: the limits of its phases, and what is told of a silence before one is reached.
+#
+# The thread that reads the log notes what comes, the watch's thread looks.  docs/watchdog.md has the rules.
+
+STEPS = 20  # median steps that a silence may last, where that is longer than the limit
+REPORTS = 3  # median times between two reports that it may last, where a line covers many steps
+FIRST_STEPS = 3  # times that the first step took to come, while nobody knows how long a step takes
+SLOW_S, SLOW_TIMES = 10.0, 3.0  # a step that takes longer than both, in seconds and in usual gaps, is told of
+SLOW_OUTPUT_S = 60.0  # the same of output, where a phase has no steps
+STEP_OPTION, START_OPTION = "--silence-limit", "--start-silence-limit"
+_FEWEST = 2  # gaps between reports before a step can be called slow
+_SHORTEST_S = 0.1  # between two looks: a chunk that is being read may take its time
+_LONG_READ_S = 1.0  # of one chunk; a plugin or a slow disk held it up, and the workload with it
+_LOOK_S, _LOOKS = 5.0, 4  # the longest time between two looks, and how many there are at least before a limit
+
+
+class SilenceNote(Value, frozen=True):
+    """A silence that is worth a word; `hung` where it reached its limit, which `option` sets."""
+
+    text: str
+    for_s: float
+    hung: bool = False
+    option: str = ""
+
+
+class ProgressMonitor:
+    """Follows one action: what comes from it, and for how long nothing has.
+
+    Before the first step, in a phase that the log names, and after the last step, any output is a sign of life, and
+    the plan's `start_silence_s` the limit.  In between only a new step is one.
+    """
+
+    def __init__(self, plan: RunPlan, now: Callable[[], float] = time.monotonic) -> None:
+        told_late = not plan.traits.streams  # then silence says nothing
+        self._start_s, self._step_s = (0.0, 0.0) if told_late else (plan.start_silence_s, plan.silence_s)
+        limits = [limit_s for limit_s in (self._start_s, self._step_s) if limit_s]
+        self._look_s = min(_LOOK_S, *(limit_s / _LOOKS for limit_s in limits)) if limits else _LOOK_S
+        self._trains = plan.result_rule.kind == "steps"
+        self._steps = plan.variant.steps if plan.variant else None
+        self._now = now
+        self._lock = threading.Lock()
+        self._pace = StepRate()
+        self._stalls: list[Stall] = []
+        self._tail: Stall | None = None
+        self._on = self._reading = False
+        self._began_s = self._sign_s = self._chunk_s = self._told_s = 0.0
+        self._first_s = 0.0  # that the first step took to come
+        self._last: dict[tuple[str, int | None], int] = {}
+        self._highest: int | None = None
+        self._from_zero = False
+        self._phase = "start"  # what any output is a sign of life in; "" while steps are due
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Follow the action that runs inside."""
+        with self._lock:
+            self._on = True
+            self._began_s = self._sign_s = self._chunk_s = self._now()
+        try:
+            yield
+        finally:
+            with self._lock:
+                quiet_s = self._now() - self._sign_s
+                self._tail = self._stall(quiet_s, None) if self._is_slow(quiet_s) and not self._phase else None
+                self._on = False
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Take output in: meanwhile nothing else can come, however long that takes."""
+        with self._lock:
+            self._reading, self._chunk_s = True, self._now()
+            if self._phase:
+                self._live()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._reading = False
+                took_s = self._now() - self._chunk_s
+                if took_s > _LONG_READ_S:
+                    self._excuse(took_s)
+
+    def note(self, event: Event) -> None:
+        """Take in what the reader makes of the output."""
+        with self._lock:
+            if not self._on:  # of files that the framework left
+                return
+            if isinstance(event, Step):
+                self._note_step(event)
+            elif isinstance(event, Phase):
+                self._highest = None if event.begins else self._highest
+                self._pause(f"phase '{event.name}'")
+            elif isinstance(event, Ended):
+                self._pause("end")
+            elif isinstance(event, EffectiveConfig) and self._steps is None:
+                self._steps = whole_number(str(event.values.get("steps")))
+
+    def look(self) -> SilenceNote | None:
+        """Return the silence, where it has lasted long enough for a word or to its limit."""
+        with self._lock:
+            now_s = self._now()
+            quiet_s, limit_s = now_s - self._sign_s, self._limit_s()
+            if not self._on or self._reading:
+                return None
+            if limit_s and quiet_s >= limit_s:
+                return self._quiet(quiet_s, hung=True)
+            if not self._is_slow(quiet_s) or now_s < self._told_s:
+                return None
+            self._told_s = now_s + max(SLOW_S, quiet_s / 4)
+            return self._quiet(quiet_s)
+
+    def wait_s(self) -> float | None:
+        """Return the seconds until the next look; None while no action is followed."""
+        with self._lock:
+            if not self._on:
+                return None
+            quiet_s = self._now() - self._sign_s
+            left_s = [due_s - quiet_s for due_s in (self._limit_s(), self._slow_s()) if due_s and due_s > quiet_s]
+            return max(_SHORTEST_S, min([self._look_s, *left_s]))
+
+    def excuse(self, for_s: float) -> None:
+        """Leave out a time in which nothing could come, because nobody listened."""
+        with self._lock:
+            self._excuse(for_s)
+
+    def told(self) -> str:
+        """Return the silence in words, "" where it is none worth a word."""
+        with self._lock:
+            quiet_s = self._now() - self._sign_s
+            return self._quiet(quiet_s).text if self._on and self._is_slow(quiet_s) else ""
+
+    def findings(self, *, by_itself: bool) -> tuple[str, ...]:
+        """Return the stalls in words; with the last one where the action ended `by_itself`."""
+        tail = [self._tail] if self._tail and by_itself else []
+        return stall_findings([*self._stalls, *tail])
+
+    def _note_step(self, step: Step) -> None:
+        key = (step.phase, step.rank)
+        news, self._last[key] = self._last.get(key) != step.n, step.n
+        if not news:
+            return
+        quiet_s = self._chunk_s - self._sign_s
+        if self._is_slow(quiet_s) and not self._phase:
+            self._stalls.append(self._stall(quiet_s, step.n))
+        self._live()
+        if step.phase == "validate":
+            self._pace.pause()
+            return
+        if self._highest is None:
+            self._from_zero = step.n == 0  # then N steps are done with step N - 1
+            self._first_s = self._first_s or self._chunk_s - self._began_s
+        self._pace.step(step.n, self._chunk_s)
+        self._highest = step.n
+        self._phase = "end" if self._steps is not None and step.n + self._from_zero >= self._steps else ""
+
+    def _pause(self, phase: str) -> None:
+        self._pace.pause()
+        self._live()
+        self._phase = "start" if self._highest is None else phase
+
+    def _live(self) -> None:
+        self._sign_s = self._told_s = self._chunk_s
+
+    def _excuse(self, for_s: float) -> None:
+        # the same time can be told of twice: by who read while all of madlite was stopped, and by who looked late
+        self._sign_s = min(self._sign_s + for_s, self._now())
+        self._pace.pause()
+
+    def _limit_s(self) -> float:
+        """Return how long the silence may last; 0 where it may last for ever."""
+        if self._phase or not self._step_s:
+            return self._start_s if self._phase else 0.0
+        step_s, report_s = self._pace.step_s, self._pace.report_s
+        if step_s is None or report_s is None:
+            first_s = FIRST_STEPS * self._first_s
+            return max(self._step_s, min(first_s, self._start_s) if self._start_s else first_s)
+        return max(self._step_s, STEPS * step_s, REPORTS * report_s)
+
+    def _is_slow(self, quiet_s: float) -> bool:
+        slow_s = self._slow_s()
+        return slow_s is not None and quiet_s > slow_s
+
+    def _slow_s(self) -> float | None:
+        """Return how long a silence may last without a word; None where nothing is told of any."""
+        if self._phase:
+            return SLOW_OUTPUT_S if self._start_s else None
+        usual_s = self._pace.report_s
+        return max(SLOW_S, SLOW_TIMES * usual_s) if usual_s is not None and self._pace.known >= _FEWEST else None
+
+    def _stall(self, quiet_s: float, before: int | None) -> Stall:
+        return Stall(for_s=quiet_s, before=before, after=self._highest, step_s=self._pace.step_s)
+
+    def _quiet(self, quiet_s: float, *, hung: bool = False) -> SilenceNote:
+        text = quiet_words(quiet_s, self._phase, self._highest, self._pace.step_s, trains=self._trains, hung=hung)
+        return SilenceNote(text=text, for_s=quiet_s, hung=hung, option=self._option())
+
+    def _option(self) -> str:
+        """Return the option whose limit holds now; of a script's output that is the one with the smaller limit."""
+        own_script = not self._trains and self._start_s == self._step_s
+        return STEP_OPTION if own_script or not self._phase else START_OPTION

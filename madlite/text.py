@@ -1,0 +1,180 @@
+"""Text that is a number, a field of CSV, or fit for a terminal."""
+
+from __future__ import annotations
+
+import csv
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+# CSV as programs write it, with fields longer than the csv module reads by itself.
+
+
+@contextmanager
+def unlimited_fields() -> Iterator[None]:
+    """Let csv read fields of any size: its limit of 131072 characters must cost a user neither a row nor a result."""
+    limit = csv.field_size_limit(sys.maxsize)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(limit)
+
+
+# Which text is a number: one rule for `performance:` lines, results files, and the steps of a log.
+#
+# A comma separates groups of three digits and is nothing else: `2,872.5` is a number.  A decimal comma (`12,5`),
+# foreign grouping (`5.121,5`, `1.234.567`, `12,34,567`, `1 004.8`) and a group that begins with 0 (`0,512`) make
+# none: read as if they were English they would be another number, in silence.
+
+GROUPS = r"[1-9]\d{0,2}(?:,\d{3})+"
+"""Digits in groups of three."""
+NUMERAL = rf"[-+]?(?:{GROUPS}(?:\.\d*)?|\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?"
+"""A number, as a regular expression."""
+_SIGNS = ".,'\u2019_\u00b7\u066b\u066c"  # that separate decimals or groups, here or elsewhere
+_SPACES = " \u00a0\u2009\u202f"  # which groups of three digits alone have between them
+ANY_NUMERAL = rf"[-+]?(?:\d+|\.\d+)(?:[{_SIGNS}]\d+|[{_SPACES}]\d{{3}}(?!\d))*\.?(?:[eE][-+]?\d+)?"
+"""A number of whatever language, as a regular expression; versions and dates look alike."""
+_NUMERAL = re.compile(NUMERAL, re.ASCII)
+_ANY = re.compile(ANY_NUMERAL)
+_DOTTED = re.compile(r"[-+]?\d+(?:\.\d+){2,}", re.ASCII)  # groups, or a version, a date
+_DOTTED_GROUPS = re.compile(r"[-+]?\d{1,3}(?:\.\d{3}){2,}", re.ASCII)
+_ONE_GROUP = re.compile(r"[-+]?\d{1,3},\d{3}", re.ASCII)
+_GROUPED = re.compile(rf"\s*[-+]?{GROUPS}(?:\.\d*)?(?:[eE][-+]?\d+)?\s*", re.ASCII)
+_ELSEWHERE = re.compile(r"\s*[-+]?\d{1,3}\.\d{3}\s*", re.ASCII)  # 1234 where a comma begins the decimals
+_REST = re.compile(r"[\d.,]*(?:[eE][-+]?\d+)?", re.ASCII)  # of a number that a pattern took the beginning of
+_CUT = re.compile(r"[.,]?\d|(?<=[\d.])[eE][-+]?\d", re.ASCII)
+_STEP = re.compile(r"[1-9]\d{0,2}", re.ASCII)
+_REST_OF_STEP = re.compile(r"(?:,\d{3})+(?!\d|[.,]\d)", re.ASCII)
+_DOT_GROUPS = re.compile(r"[-+]?\d{1,3}(?:\.\d{3})+", re.ASCII)
+_HEAD = re.compile(r"(?<![\d.,])\d[\d.,]*[.,]$", re.ASCII)
+_WITH_HEAD = re.compile(rf"{GROUPS}(?:\.\d*)?|\d{{1,3}}(?:\.\d{{3}})*,\d+|\d+\.\d+", re.ASCII)
+_LONGEST = 40  # characters of a number
+_ELSE = "\ue000"  # a character that is none of a number, a word or a space: no pattern names it
+_COUNT = re.compile(rf"\d+|{GROUPS}|[1-9]\d{{0,2}}(?:_\d{{3}})+", re.ASCII)
+_MOST_DIGITS = 18  # of a count
+
+
+def without_groups(text: str) -> str:
+    """Return a number's text without thousands separators; any other text as it is, which with a comma is no number."""
+    return text.replace(",", "") if "," in text and _GROUPED.fullmatch(text) else text
+
+
+def has_decimal_comma(text: str) -> bool:
+    """Say whether a text of digits has commas that separate no groups of three: it is a number of another language."""
+    return "," in text and not _GROUPED.fullmatch(text) and not set(text.strip()) - set("+-0123456789.,")
+
+
+def is_foreign(text: str, *, groups: bool = True) -> bool:
+    """Say whether a text is no number here, and is one as another language writes it: `12,5`, `1.234.567`, `1'004.8`.
+
+    Of a program that prints no `groups` so is `34,570`.  Versions and dates (`2.5.1`) are none in any language.
+    """
+    if _NUMERAL.fullmatch(text):
+        return not groups and _ONE_GROUP.fullmatch(text) is not None
+    return _ANY.fullmatch(text) is not None and (
+        _DOTTED.fullmatch(text) is None or _DOTTED_GROUPS.fullmatch(text) is not None
+    )
+
+
+def foreign_number_at(text: str, begin: int) -> str:
+    """Return the number of another language that a text has at a place, "" where there is none."""
+    found = _ANY.match(text, begin)
+    return found[0] if found and is_foreign(found[0]) else ""
+
+
+def may_be_foreign(text: str) -> bool:
+    """Say whether a text is another number where a comma begins the decimals, as `1,234` and `1.234` are."""
+    return "," in text or _ELSEWHERE.fullmatch(text) is not None
+
+
+def whole_number(text: str) -> int | None:
+    """Read a count, as of steps or ranks: digits, in groups of three or not (`1,200`, `1_200`); None of other text.
+
+    More than 18 digits make none.
+    """
+    plain = text.strip()
+    if _COUNT.fullmatch(plain) is None:
+        return None
+    digits = plain.replace(",", "").replace("_", "")
+    return int(digits) if len(digits) <= _MOST_DIGITS else None
+
+
+def group_texts(found: re.Match[str]) -> dict[str, str]:
+    r"""Return the text of each named group that a pattern found, a number as it stands in the line.
+
+    A pattern that takes the beginning of a number alone, as `[\d.]+` does of `5.121,5` and of `512,001.0`, has taken
+    another number: the whole one is returned in its place.  Where the pattern itself says what stands behind the group,
+    as `[\d.]+,\d+ms` does, it knows where the number ends.  A step (`n`) has thousands separators and nothing else.
+    One that takes the end alone, as `([\d.]+) tok/s` does of `5,121.5 tok/s`, has taken another number as well; at the
+    begin of a line that stands for two columns of a table.
+    """
+    starts = [found.start(name) for name in found.re.groupindex]
+    texts = {name: text for name, text in found.groupdict().items() if text is not None}
+    return {name: _head(found, name) + text + _rest(found, name, starts) for name, text in texts.items()}
+
+
+def _head(found: re.Match[str], name: str) -> str:
+    """Return what a group lacks of the number that it ends, "" where the pattern or another group has it."""
+    line, begin = found.string, found.start(name)
+    head = _HEAD.search(line[max(0, begin - _LONGEST) : begin])
+    if head is None or _WITH_HEAD.fullmatch(head[0] + found[name]) is None or not line[: begin - len(head[0])].strip():
+        return ""
+    first = begin - len(head[0])
+    others = (found.span(other) for other in found.re.groupindex if other != name)
+    if any(start < begin and first < end for start, end in others) or _names(found, name, begin - 1):
+        return ""
+    return head[0]
+
+
+def _rest(found: re.Match[str], name: str, starts: list[int]) -> str:
+    """Return what a group lacks of the number that it begins."""
+    line, (begin, end) = found.string, found.span(name)
+    rest = _rest_of_step(found[name], line, end) if name == "n" else _rest_of_number(found[name], line, end)
+    listed = begin > 0 and line[begin - 1] in ",;"  # values of a table, with commas between them
+    if not rest or listed or any(end <= start <= end + len(rest) for start in starts) or _is_named(found, name):
+        return ""
+    return _of_one_number(found[name], rest) if found.end() > end else rest
+
+
+def _rest_of_step(text: str, line: str, end: int) -> str:
+    rest = _REST_OF_STEP.match(line, end) if _STEP.fullmatch(text) else None
+    return rest[0] if rest else ""
+
+
+def _rest_of_number(text: str, line: str, end: int) -> str:
+    rest = _REST.match(line, end) if text[-1:].isdigit() and _CUT.match(line, end) else None
+    return rest[0].rstrip(".,") if rest else ""
+
+
+def _of_one_number(text: str, rest: str) -> str:
+    """Return a rest up to a comma behind decimals: `5121.5,12` are two numbers, `5.121,5` may be one."""
+    before, comma, _ = rest.partition(",")
+    has_decimals = "." in text + before and _DOT_GROUPS.fullmatch(text + before) is None
+    return before if comma and has_decimals else rest
+
+
+def _is_named(found: re.Match[str], name: str) -> bool:
+    """Say whether a pattern depends on the character behind a group: with another one it finds something else.
+
+    One that only passes over it, as `.*` does, knows nothing of it.
+    """
+    end = found.end(name)
+    return _names(found, name, end, within=found.end() > end)
+
+
+def _names(found: re.Match[str], name: str, at: int, *, within: bool = True) -> bool:
+    """Say whether a pattern finds something else where another character stands at a place."""
+    line = found.string
+    again = found.re.match(f"{line[:at]}{_ELSE}{line[at + 1 :]}", found.start(), found.endpos)
+    if again is None:
+        return True
+    return within and (again.end(), again.span(name)) != (found.end(), found.span(name))
+
+
+# Text of workloads, cards and processes that stays on its line and steers no terminal.
+
+
+def printable(text: str) -> str:
+    """Return the text with a blank for each character that is not shown, the ends of lines among them."""
+    return text if text.isprintable() else "".join(char if char.isprintable() else " " for char in text)

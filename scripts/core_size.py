@@ -1,0 +1,132 @@
+"""Count what the core is made of: modules and code lines per room, and what a one-line run imports and runs.
+
+    python scripts/core_size.py            the table of docs/architecture.md
+    python scripts/core_size.py --check    end with 1 where the table in docs/architecture.md is another one
+    python scripts/core_size.py --write    put it there
+
+A code line is one that is neither blank nor comment nor docstring.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import tokenize
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+CORE = ROOT / "madlite"
+PAGE = ROOT / "docs" / "architecture.md"
+_NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+_CARD = [{"name": "one_line", "n_gpus": "0", "scripts": "run.sh", "tags": ["one"]}]
+_TRACED = """
+import inspect, json, runpy, sys, threading
+from pathlib import Path
+seen = set()
+def note(frame, event, argument):
+    if event == "call" and frame.f_code.co_flags & inspect.CO_OPTIMIZED:  # functions alone: no module, no class body
+        seen.add(frame.f_code.co_filename)
+threading.setprofile(note)
+sys.setprofile(note)
+core = sys.argv.pop(1)
+answer = sys.argv.pop(1)
+try:
+    runpy.run_module("madlite", run_name="__main__", alter_sys=True)
+finally:
+    sys.setprofile(None)
+    files = [getattr(module, "__file__", None) or "" for name, module in list(sys.modules.items())]
+    imported = {name for name in files if name.startswith(core)}
+    counts = {"imported": len(imported), "run": len({name for name in seen if name.startswith(core)})}
+    Path(answer).write_text(json.dumps(counts))
+"""
+
+
+def code_lines(text: str) -> int:
+    """Return how many lines of a module are code."""
+    docstrings: set[int] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, _DOCUMENTED) and node.body and ast.get_docstring(node, clean=False) is not None:
+            first = node.body[0]
+            docstrings.update(range(first.lineno, (first.end_lineno or first.lineno) + 1))
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in _NO_CODE:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    return len(lines - docstrings)
+
+
+def table() -> str:
+    """Return the rooms of the core with their modules and code lines, as Markdown."""
+    modules: Counter[str] = Counter()
+    lines: Counter[str] = Counter()
+    for file in CORE.rglob("*.py"):
+        parts = file.relative_to(CORE).parts
+        room = f"{parts[0]}/" if len(parts) > 1 else "beside the rooms"
+        modules[room] += 1
+        lines[room] += code_lines(file.read_text())
+    rows = [f"| {room} | {modules[room]} | {lines[room]} |" for room in sorted(modules)]
+    rows.append(f"| all | {sum(modules.values())} | {sum(lines.values())} |")
+    return "\n".join(["| room | modules | code lines |", "|---|---|---|", *rows])
+
+
+def one_line_run() -> dict[str, int]:
+    """Return how many modules of the core a run of one `echo` on the host imports, and in how many it runs code."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "models.json").write_text(json.dumps(_CARD))
+        (folder / "run.sh").write_text("echo performance: 1 x\n")
+        answer = folder / "answer.json"
+        words = ["run", "--tags", "one", "--runtime", "host"]
+        subprocess.run(
+            [sys.executable, "-c", _TRACED, str(CORE), str(answer), *words],
+            cwd=folder,
+            check=True,
+            capture_output=True,
+            env={**os.environ, "PYTHONDONTWRITEBYTECODE": ""},
+        )
+        found: dict[str, int] = json.loads(answer.read_text())
+        return found
+
+
+def start_ratio(turns: int = 15) -> float:
+    """Return the least time of `discover` over that of a bare interpreter, taken in turns."""
+    least = {"discover": 9.0, "bare": 9.0}
+    commands = {"discover": ["-m", "madlite", "discover"], "bare": ["-c", "pass"]}
+    for _ in range(turns):
+        for name, words in commands.items():
+            start = time.perf_counter()
+            subprocess.run([sys.executable, *words], cwd=ROOT, check=True, capture_output=True)
+            least[name] = min(least[name], time.perf_counter() - start)
+    return least["discover"] / least["bare"]
+
+
+def main() -> int:
+    """Print the table and the figures, or check the table."""
+    if "--check" in sys.argv:
+        page = PAGE.read_text()
+        if table() in page:
+            return 0
+        print(f"error: {PAGE.relative_to(ROOT)} has another table; scripts/core_size.py --write", file=sys.stderr)  # noqa: T201
+        return 1
+    if "--write" in sys.argv:
+        pattern = re.compile(r"\| room \| modules \| code lines \|\n(?:\|.*\|\n?)+")
+        PAGE.write_text(pattern.sub(lambda _: table() + "\n", PAGE.read_text(), count=1))
+        return 0
+    run = one_line_run()
+    print(table())  # noqa: T201
+    print(f"one-line run: {run['run']} modules run, {run['imported']} imported")  # noqa: T201
+    print(f"discover: {start_ratio():.1f} times a bare interpreter's start")  # noqa: T201
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,681 @@
+"""Every row of the table happens: real logs with one fact altered, and what follows for the run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from madlite.measure import verdict as collect
+from madlite.measure.checks import figures, table
+from madlite.measure.checks.table import TABLE, CheckInput, CheckRow, Number
+from madlite.measure.monitor import LogMonitor
+from madlite.measure.multiple import Read
+from madlite.measure.performance import make_metric
+from madlite.measure.verdict import Expected, Observation, Verdict, judge, judge_steps
+from madlite.model import (
+    Cause,
+    Compute,
+    Event,
+    Exit,
+    Machine,
+    Quantity,
+    ResultRule,
+    RunPlan,
+    Status,
+    Step,
+    Summary,
+    Variant,
+)
+from madlite.plan.place import known_architectures
+from madlite_plugins.torchrun.reader import OwnReader
+from tests.measure.checks.runs import (
+    BACKENDS,
+    DONE,
+    LOGS,
+    ROOT,
+    SCAN,
+    follow,
+    judged,
+    plan_of,
+    script_plan,
+    text_of,
+    texts,
+)
+
+TITAN = "torchtitan-0.2.2-debugmodel-cpu-2ranks-ddp-nocolor.log"
+RETRY = "[rank0]:[titan] 2026-11-21 00:05:00,000 - root - WARNING - {} CUDA memory allocation retries.\n"
+RAISED = "[rank0]: Traceback (most recent call last):\n[rank0]: RuntimeError: x\n"
+OUT = "[rank1]: Traceback (most recent call last):\n[rank1]: torch.OutOfMemoryError: HIP out of memory. Tried to\n"
+FOOTER = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n"
+
+
+def titan(**variant: object) -> RunPlan:
+    values = {"precision": "BF16", "seq_len": 256, "micro_batch": 2, "global_batch": 4, "steps": 12, **variant}
+    return plan_of("torchtitan", Variant(model="m", **values), gpus=2, settings={"log_ranks": "0,1", "tp": 1})
+
+
+def run(alter: Callable[[str], str] = lambda text: text, plan: RunPlan | None = None, **seen: object) -> Verdict:
+    return judged(plan or titan(), TITAN, alter, Observation(**{"exit": DONE, **seen}))  # type: ignore[arg-type]
+
+
+def without_speed(text: str) -> str:
+    return re.sub(r"tps: [\d,]+", "tps: 0", text)
+
+
+def two_nodes() -> RunPlan:
+    return replace(titan(), place=replace(titan().place, nodes=2))
+
+
+def worker() -> Verdict:
+    rule = replace(titan().result_rule, printed_on="first")
+    return run(without(r"step: "), replace(two_nodes(), result_rule=rule, settings={"node_rank": "1"}))
+
+
+def of_four(text: str) -> str:
+    return swapped("dp_replicate=2", "dp_replicate=4")(text)
+
+
+def ranked(gpus: int, quiet: set[int], told: dict[str, str] | None = None, **plan: object) -> Verdict:
+    """Return the verdict of a run on whose ranks but the quiet ones print 20 steps; `told` is what its log says."""
+    made = plan_of("megatron_lm", Variant(model="m", steps=20), gpus=gpus, **plan)
+    log = LogMonitor([])
+    log.ended, log.config = True, told or {}
+    for rank in sorted(set(range(gpus or 4)) - quiet):
+        for n in range(1, 21):
+            log.steps.add(Step(n=n, values={Quantity.LOSS: 2.0, Quantity.TOKENS_PER_S_PER_GPU: 900.0}, rank=rank))
+    return judge(made, Observation(exit=DONE), log)
+
+
+def script(text: str, *, guest: bool = True, scan: bool = False, rule: dict[str, str] | None = None, **seen: object):
+    plan = script_plan(**(rule or {"kind": "performance_line"}))
+    log = follow(plan, text, guest=guest, scan=SCAN if scan else None)
+    return judge(plan, Observation(**{"exit": DONE, **seen}), log)  # type: ignore[arg-type]
+
+
+def without(*patterns: str) -> Callable[[str], str]:
+    return lambda text: "".join(
+        line for line in text.splitlines(keepends=True) if not any(re.search(one, line) for one in patterns)
+    )
+
+
+def swapped(old: str, new: str) -> Callable[[str], str]:
+    def alter(text: str) -> str:
+        assert old in text
+        return text.replace(old, new)
+
+    return alter
+
+
+def losses(*values: float, norms: tuple[float, ...] = ()) -> Verdict:
+    """Return the verdict of a training with these losses."""
+    plan = titan(steps=len(values))
+    log = LogMonitor([])
+    log.ended = True
+    for n, value in enumerate(values, 1):
+        gradient = {Quantity.GRAD_NORM: norms[n - 1]} if norms else {}
+        log.steps.add(Step(n=n, values={Quantity.LOSS: value, Quantity.TOKENS_PER_S_PER_GPU: 1000.0 + n, **gradient}))
+    return judge(plan, Observation(exit=DONE), log)
+
+
+def work(**values: object) -> Verdict:
+    """Return the verdict of a run whose work was counted."""
+    compute = Compute(architecture="dense", attention="full", flops_per_token=1e9, tflops_per_gpu=100.0, **values)
+    log = follow(titan(), text_of(TITAN))
+    known = CheckInput(asked=Expected(rule=ResultRule(kind="steps")), log=log, number=Number(), compute=compute)
+    said = figures.compute(known)
+    return Verdict(status=Status.SUCCESS, checks=(said.check,), suspect=collect.warning_texts([said]))
+
+
+def own(text: str, end_mark: str, decides: bool) -> Verdict:
+    reader = OwnReader(OWN_STEP, end_mark=end_mark, mark_decides=decides)
+    log = LogMonitor([reader])
+    log.feed(text.encode())
+    log.finish(LOGS)
+    rule = ResultRule(kind="steps", loss_expected=False, end_mark=end_mark)
+    return judge(plan_of("torchtitan", Variant(model="m"), result_rule=rule), Observation(exit=DONE), log)
+
+
+def megatron(alter: Callable[[str], str]) -> Verdict:
+    """Return the verdict of a Megatron log that madlite did not make."""
+    log = LogMonitor([BACKENDS["megatron_lm"].reader(None)])
+    log.feed(alter(text_of("megatron-lm-core0.16.1-gpt-cpu-1rank.log")).encode())
+    log.finish()
+    return judge_steps(Expected(rule=ResultRule(kind="steps")), log)
+
+
+def foreign(text: str, end_mark: str) -> Verdict:
+    """Return the verdict of a log that madlite did not make."""
+    log = LogMonitor([OwnReader(OWN_STEP, end_mark=end_mark)])
+    log.feed(text.encode())
+    log.finish()
+    return judge_steps(Expected(rule=ResultRule(kind="steps", loss_expected=False, end_mark=end_mark)), log)
+
+
+def summed(**more: object) -> Verdict:
+    """Return the verdict of a run whose framework sums it up, as its reader says."""
+
+    class Summing(OwnReader):
+        def finish(self, outputs: Path) -> list[Event]:
+            return [Summary(values={"rate": "5"}, **more)]  # type: ignore[arg-type]
+
+    log = LogMonitor([Summing(OWN_STEP)])
+    log.feed(OWN.encode())
+    log.finish(LOGS)
+    plan = plan_of("torchtitan", Variant(model="m"), result_rule=ResultRule(kind="steps", loss_expected=False))
+    return judge(plan, Observation(exit=DONE), log)
+
+
+def timed(speed: float) -> Verdict:
+    """Return the verdict of a run whose steps of 1000 tokens take 0.1 s by madlite's clock."""
+    clock = [1.0]
+    log = LogMonitor([OwnReader(OWN_STEP)], now=lambda: clock[0])
+    for n in range(1, 16):
+        clock[0] += 0.1
+        log.feed(f"step {n} tps {speed * 10_000:.0f}\n".encode())
+    log.finish()
+    variant = Variant(model="m", seq_len=100, micro_batch=10)
+    plan = plan_of("torchtitan", variant, result_rule=ResultRule(kind="steps", loss_expected=False))
+    return judge(plan, Observation(exit=DONE), log)
+
+
+def comma(text: str) -> Verdict:
+    """Return the verdict of a run whose steps are read by a pattern that stops within a number of another language."""
+    log = LogMonitor(
+        [OwnReader(re.compile(r"step (?P<n>\d+) loss (?P<loss>\S+) tps (?P<tokens_per_s_per_gpu>[\d.]+)"))]
+    )
+    log.feed(text.encode())
+    log.finish()
+    rule = ResultRule(kind="steps")
+    return judge(plan_of("torchtitan", Variant(model="m"), result_rule=rule), Observation(exit=DONE), log)
+
+
+def training() -> str:
+    return text_of(TITAN)
+
+
+OWN = "".join(f"step {n} tps {100 + n % 3}\n" for n in range(1, 16))
+OWN_STEP = re.compile(r"step (?P<n>\d+) tps (?P<tokens_per_s_per_gpu>\d+)")
+OF_COMMAS = "".join(f"step {n} loss 2,99 tps 5.121,5\n" for n in range(1, 16))
+BAD_FILE = {"kind": "multiple_results", "file": "r.csv"}
+GOOD = Read(metrics=(make_metric("5", "tok/s", label="a"),))
+RISING = [2.5] * 8 + [3.0, 5.0, 9.0, 11.0, 12.0, 12.0, 12.5]
+CASES: list[tuple[CheckRow, Callable[[], Verdict]]] = [
+    (table.ENDED_WELL, run),
+    (table.STOPPED, lambda: run(stopped=Cause.HANG, stopped_text="no step for 300 s")),
+    (table.STOPPED, lambda: run(stopped=Cause.TIMEOUT, stopped_text="timed out")),
+    (table.NOT_RUN, lambda: run(exit=Exit(code=128, duration_s=1.0), failed_action="clone")),
+    (table.ENDED_ILL, lambda: run(exit=Exit(code=-9, duration_s=1.0))),
+    (table.NO_EXIT, lambda: judge_steps(Expected(rule=ResultRule(kind="steps")), follow(titan(), training()))),
+    (table.LOSS_FINE, run),
+    (table.LOSS_NAN, lambda: run(lambda text: re.sub(r"(step:  5 +loss: +)[\d.]+", r"\g<1>nan", text))),
+    (table.LOSS_GONE, lambda: gone()),
+    (
+        table.LOSS_ODD,
+        lambda: script(re.sub(r"(step:  5 +loss: +)[\d.]+", r"\g<1>nan", training()) + "performance: 5 x\n"),
+    ),
+    (table.LOSS_ODD, lambda: run(lambda text: text + "iter 3: train loss: nan\n")),
+    (
+        table.LOSS_NAN,
+        lambda: run(lambda text: re.sub(r"(step:  5 +loss: +)\S+( +grad_norm: +)\S+", r"\g<1>0\2nan", text)),
+    ),
+    (table.LOSS_ZERO, lambda: losses(6.2, 6.1, *[0.0] * 8)),
+    (table.LOSS_ZERO, lambda: losses(6.2, 6.1, 0.0, 0.0, 0.0, *[6.0] * 8)),
+    (table.LOSS_UNREAD, lambda: comma(OF_COMMAS.replace("tps 5.121,5", "tps 5121.5"))),
+    (table.LOSS_UNKNOWN, lambda: script("performance: 5 tok/s\n", guest=False)),
+    (table.ARRIVED, run),
+    (table.NO_STEP, lambda: run(without(r"step: "))),
+    (table.NO_STEP_HERE, lambda: worker()),
+    (table.CUT_SHORT, lambda: run(without(r"step: 12 "))),
+    (
+        table.CUT_SHORT_SCRIPT,
+        lambda: script(without(r"step: 12 ", "Training completed")(training()) + "performance: 5 x\n"),
+    ),
+    (table.NO_STEP, lambda: run(lambda text: re.sub(r"step:  ?(\d+) ", r"step: 10\1 ", text))),
+    (table.ARRIVED, lambda: run(without(r"step: +(?!1 |5 |10 )\d+ "))),
+    (table.PERHAPS_SHORT, lambda: every_tenth(25)),
+    (table.WENT_BACK, lambda: run(lambda text: text + without(r"step:  [12] |Starting|starts|Trainer is")(text))),
+    (table.LAST_WITHOUT_STEP, lambda: run(lambda text: f"{text}[rank0]:[titan] 2026 - Training starts at step 1\n")),
+    (table.LAST_WITHOUT_END, lambda: own(OWN + "all done\n" + OWN, "all done", False)),
+    (table.LAST_WITHOUT_END_ODD, lambda: foreign(OWN + "all done\n" + OWN, "all done")),
+    (table.NO_LAST, lambda: own(OWN, "", False)),
+    (table.NO_PATTERN, lambda: script("performance: 5 tok/s\n", guest=False, scan=True)),
+    (table.PATTERN, lambda: script("RuntimeError: x\nperformance: 5 tok/s\n", guest=False, scan=True)),
+    (table.PATTERN, lambda: script(training() + "RuntimeError: x\nperformance: 5 tok/s\n", scan=True)),
+    (table.NOT_SCANNED, run),
+    (table.LAUNCHED_WELL, run),
+    (table.LAUNCHER_FAILED, lambda: run(lambda text: text + FOOTER)),
+    (table.LAUNCHER_FAILED, lambda: run(lambda text: text + "srun: error: n1: task 1: Exited with exit code 1\n")),
+    (table.LAUNCHER_FAILED, lambda: run(lambda text: text + "srun: error: n1: task 1: Out Of Memory\n")),
+    (
+        table.LAUNCHER_FAILED,
+        lambda: run(lambda text: text + "[ERROR] [launch.py:325:sig] a b exits with return code = 1\n"),
+    ),
+    (table.LAUNCHER_FAILED, lambda: script(training() + FOOTER + "performance: 5 tok/s\n", scan=True)),
+    (table.LAUNCHER_ODD, lambda: script(training() + FOOTER + "performance: 5 tok/s\n")),
+    (table.LAUNCHER_ODD, lambda: script(FOOTER + "performance: 5 tok/s\n", guest=False, scan=True)),
+    (table.DIED, lambda: run(lambda text: without("Training completed")(text) + "x: line 3:  17 Killed\n")),
+    (table.DIED, lambda: run(lambda text: without("Training completed")(text) + RAISED)),
+    (table.ENDED_ODD, lambda: run(lambda text: of_four(without("Training completed")(text)) + RAISED, two_nodes())),
+    (table.ENDED_ODD, lambda: own(OWN + RAISED, "", False)),
+    (table.MARKED, run),
+    (table.MARK_MISSED, lambda: own(OWN, "all done", True)),
+    (table.MARK_GONE, lambda: run(without("Training completed"))),
+    (table.MARK_GONE, lambda: own(OWN, "all done", False)),
+    (
+        table.NO_MARK,
+        lambda: run(without("Training completed"), two_nodes()),
+    ),
+    (table.FRESH, lambda: script("", guest=False, rule=BAD_FILE, results=GOOD)),
+    (table.STALE, lambda: script("", guest=False, rule=BAD_FILE)),
+    (table.NO_ARTIFACT, run),
+    (table.NUMBER, run),
+    (table.NUMBER_ELSEWHERE, lambda: worker()),
+    (table.NUMBER_UNREAD, lambda: comma(OF_COMMAS.replace("tps 5.121,5", "tps 998,512", 12))),
+    (table.NO_RESULT, lambda: comma(OF_COMMAS)),
+    (table.NO_NUMBER, lambda: script("bye\n", guest=False)),
+    (table.NO_NUMBER, lambda: run(plan=replace(titan(), variant=replace(titan().variant, warmup_steps=12)))),
+    (table.NO_RESULT, lambda: script("performance: -5 tok/s\n", guest=False)),
+    (table.NO_RESULT, lambda: run(lambda text: re.sub(r"tps: [\d,]+", "tps: 0", text))),
+    (table.NO_RESULT, lambda: run(lambda text: re.sub(r"tps: [\d,]+", "tps: 1e400", text))),
+    (table.SUMMARY_AS_READ, lambda: summed(doubt="")),
+    (table.SUMMARY_COMPUTED, lambda: summed(doubt="", computed={"rate": "3"})),
+    (table.SUMMARY_ODD, lambda: summed(doubt="of other steps")),
+    (table.SUMMARY_UNKNOWN, lambda: summed()),
+    (table.SUMMARY_UNKNOWN, run),
+    (table.CONFIG_SAME, run),
+    (
+        table.CONFIG_OTHER,
+        lambda: run(swapped("local batch size 2, global batch size 4", "local batch size 4, global batch size 8")),
+    ),
+    (table.CONFIG_OTHER, lambda: run(swapped("sequence length 256", "sequence length 128"))),
+    (table.CONFIG_OTHER, lambda: run(swapped("dp_replicate=2", "dp_replicate=1"))),
+    (table.CONFIG_OTHER, lambda: run(lambda text: "[rank0]:[titan] 2026 - Float8 training active\n" + text)),
+    (table.CONFIG_ODD, lambda: run(swapped("total steps 12", "total steps 24"))),
+    (table.CONFIG_UNKNOWN, lambda: own(OWN, "", False)),
+    (table.ALL_RANKS, run),
+    (table.RANKS_MISSING, lambda: run(without(r"^\[rank1\]"))),
+    (table.RANKS_MISSING, lambda: ranked(8, {3})),
+    (table.RANKS_UNEVEN, lambda: run(without(r"^\[rank1\].*step:  [4-9] "))),
+    (table.RANKS_UNEVEN, lambda: run(without(r"^\[rank1\].*step: 12 "))),
+    (table.RANKS_APART, lambda: run(lambda text: re.sub(r"(?m)^(\[rank1\].*tps: )[\d,]+", r"\g<1>10", text))),
+    (
+        table.LAUNCHER_STOPPED,
+        lambda: run(lambda text: text + "KeyboardInterrupt\n", stopped=Cause.HANG, stopped_text="x"),
+    ),
+    (table.RANKS_ON_CPU, lambda: on_cpu("8")),
+    (table.RANKS_UNKNOWN, lambda: own(OWN, "", False)),
+    (table.LOSS_FALLS, run),
+    (table.LOSS_RISES, lambda: losses(*RISING)),
+    (table.LOSS_RISES, lambda: losses(*[2.5] * 49, 9e9)),
+    (table.GRADIENT_SKIPPED, lambda: megatron(swapped("skipped iterations:   0", "skipped iterations:   1"))),
+    (table.GRADIENT_RISES, lambda: losses(*[2.0] * 15, norms=(*[1.0] * 10, *[1e4] * 5))),
+    (table.GRADIENT_RISES, lambda: losses(*[2.0] * 15, norms=(*[1.0] * 10, *[float("nan")] * 5))),
+    (table.LOSS_SHORT, lambda: own(OWN, "", False)),
+    (table.MEMORY_FINE, run),
+    (table.MEMORY_RETRIED, lambda: run(lambda text: RETRY.format(3) + text)),
+    (table.GRADIENT_NAN, lambda: run(lambda text: re.sub(r"(step:  5 .*grad_norm: +)\S+", r"\g<1>nan", text))),
+    (table.RANKS_MIXED, lambda: run(lambda text: re.sub(r"(?m)^\[rank\d\]:", "", text))),
+    (table.MEMORY_RETRIED, lambda: run(lambda text: "|  CUDA OOMs: 0  |  cudaMalloc retries: 2  |\n" + text)),
+    (table.MEMORY_OUT, lambda: run(lambda text: "RuntimeError: CUDA out of memory. Tried\n" + text)),
+    (table.MEMORY_OUT, lambda: run(lambda text: "[titan] WARNING - 1 CUDA OOM errors thrown.\n" + text)),
+    (table.MEMORY_ENDED, lambda: run(lambda text: text + OUT, exit=Exit(code=1, duration_s=1.0))),
+    (table.ALONE, lambda: run(strangers=())),
+    (table.NOT_ALONE, lambda: run(strangers=("python3 (pid 7) on GPU 1",))),
+    (table.COMPANY_UNKNOWN, run),
+    (table.COUNTED, work),
+    (table.COUNTED, lambda: work(framework_tflops_per_gpu=101.0, apart=0.01)),
+    (table.IMPOSSIBLE, lambda: work(peak_tflops=90.0, no_mfu="111 % of the peak of A100 BF16")),
+    (table.COUNTED_OTHERWISE, lambda: work(framework_tflops_per_gpu=110.0, apart=0.1)),
+    (table.MFU_ABOVE, lambda: run(lambda text: re.sub(r"mfu: [\d.]+%", "mfu: 310.00%", text))),
+    (table.NOT_COUNTED, lambda: own(OWN, "", False)),
+    (table.CLOCK_AGREES, lambda: timed(1.0)),
+    (table.TOO_FAST, lambda: timed(100.0)),
+    (table.CLOCK_UNKNOWN, lambda: own(OWN, "", False)),
+    (table.CLOCK_UNKNOWN, run),
+]
+
+
+def gone() -> Verdict:
+    """Return the verdict of a training that reports no loss though its framework prints one."""
+    log = LogMonitor([])
+    for n in range(1, 13):
+        log.steps.add(Step(n=n, values={Quantity.TOKENS_PER_S_PER_GPU: 1000.0 + n}))
+    return judge(titan(), Observation(exit=DONE), log)
+
+
+@pytest.mark.parametrize(
+    ("row", "case"), CASES, ids=[f"{row.check}-{row.status}-{at}" for at, (row, _) in enumerate(CASES)]
+)
+def test_each_row_happens_and_has_its_outcome(row, case):
+    verdict = case()
+    (check,) = (one for one in verdict.checks if one.name == row.check)
+    assert check.status == row.status and check.text
+    if row.status == "fail":
+        assert verdict.status is Status.FAILURE and verdict.suspect == ()
+        assert verdict.cause in row.causes and verdict.reason
+    if row.status == "warn":
+        assert verdict.status is Status.SUCCESS and check.text in verdict.suspect
+    if row.status in ("pass", "unknown"):
+        assert check.text not in verdict.suspect
+
+
+def test_no_row_is_without_a_case():
+    assert {row for row, _ in CASES} == set(TABLE)
+
+
+def test_the_table_is_in_the_order_in_which_the_checks_run():
+    order = list(dict.fromkeys(row.check for row in TABLE))
+    assert [one.name for one in run().checks] == order
+
+
+def test_a_denial_names_its_causes_and_nothing_else_does():
+    assert all(bool(row.causes) == (row.status == "fail") for row in TABLE)
+
+
+def test_the_documentation_has_the_same_rows():
+    lines = (ROOT / "docs/verdict.md").read_text().splitlines()
+    cells = [tuple(cell.strip() for cell in line.strip("|").split("|")) for line in lines if line.startswith("| `")]
+    assert cells == [(f"`{row.check}`", row.status, row.when, row.outcome) for row in TABLE]
+
+
+def test_a_difference_is_named_with_both_values():
+    verdict = run(swapped("local batch size 2, global batch size 4", "local batch size 4, global batch size 8"))
+    assert (verdict.cause, verdict.metrics) == (Cause.CONFIG, ())
+    assert "micro_batch is 4 in the trainer's log, 2 was planned; global_batch is 8" in verdict.reason
+
+
+def test_a_decimal_comma_is_named_with_what_it_was_to_be():
+    refused = comma(OF_COMMAS)
+    assert refused.cause is Cause.BAD_NUMBER and refused.metrics == ()
+    assert refused.reason == "'5.121,5' is no number, which the steps report as tokens/s/GPU"
+    mixed = comma(OF_COMMAS.replace("2,99", "2.99").replace("tps 5.121,5", "tps 998,512", 12))
+    (doubt,) = mixed.suspect
+    assert doubt.startswith("'5.121,5' of a step is no number")
+
+
+def test_the_first_denial_explains_and_the_others_are_kept():
+    verdict = run(
+        lambda text: without(r"step: 1\d ", "Training completed")(text) + FOOTER, exit=Exit(code=1, duration_s=1)
+    )
+    assert verdict.cause is Cause.EXIT_CODE and "exit code 1" in verdict.reason
+    denied = {one.name for one in verdict.checks if one.status == "fail"}
+    assert denied == {"exit_code", "last_step", "launcher"}
+
+
+def test_of_a_run_that_never_began_only_those_speak_who_can_know():
+    verdict = run(exit=Exit(code=1, duration_s=1), failed_action="prepare", strangers=())
+    assert {one.name: one.status for one in verdict.checks} == {"exit_code": "fail", "strangers": "pass"}
+
+
+def test_a_script_that_hides_a_failure_has_no_number_as_one_that_shows_it():
+    verdict = script(training() + FOOTER + "performance: 5 tok/s\n", scan=True)
+    assert (verdict.status, verdict.cause, verdict.metrics) == (Status.FAILURE, Cause.EXIT_CODE, ())
+
+
+def test_a_script_that_trains_twice_and_on_fewer_gpus_is_not_doubted():
+    verdict = script(training() + training() + "performance: 5 tok/s\n", scan=True)
+    assert (verdict.status, verdict.suspect) == (Status.SUCCESS, ())
+
+
+def test_several_results_beside_a_hidden_failure_are_not_taken_over():
+    failed = script(training() + FOOTER, scan=True, rule=BAD_FILE, results=GOOD)
+    assert (failed.status, failed.metrics) == (Status.FAILURE, ())
+
+
+def test_a_rank_one_of_whose_lines_is_lost_is_even():
+    assert run(without(r"^\[rank1\].*step:  7 ")).suspect == ()
+
+
+def test_a_rank_that_stops_before_the_last_step_is_named():
+    assert run(without(r"^\[rank1\].*step: 1[12] ")).suspect == ("rank 1 stops at step 10, others go on to step 12",)
+
+
+def test_speeds_that_are_no_numbers_are_told_as_that():
+    endless = run(lambda text: re.sub(r"tps: [\d,]+", "tps: 1e400", text))
+    assert (endless.cause, endless.reason) == (
+        Cause.BAD_NUMBER,
+        "no tokens/s/GPU of the steps after the warm-up is a finite number",
+    )
+    assert "step: 12" in endless.evidence
+
+
+def test_ranks_that_are_apart_are_named_with_their_speeds():
+    slow = run(lambda text: re.sub(r"(?m)^(\[rank1\].*tps: )[\d,]+", r"\g<1>1,000", text))
+    assert slow.suspect == ("rank 1 reports 1000 tokens/s/GPU, rank 0 1331",)
+    once = run(lambda text: re.sub(r"(?m)^(\[rank1\].*step: (?: 2|10) .*tps: )[\d,]+", r"\g<1>10", text))
+    assert once.suspect == ()  # in the warm-up, and one step of the window
+
+
+def test_of_ranks_that_print_all_have_to():
+    assert ranked(8, {3}).suspect == ("of 8 ranks only ranks 0, 1, 2, 4, 5, 6, 7 report",)
+    assert ranked(8, set(range(4))).suspect == ("of 8 ranks only ranks 4, 5, 6, 7 report",)
+    assert ranked(0, {1}).suspect == ("of 4 ranks only ranks 0, 2, 3 report",)  # a CPU's
+    assert ranked(0, {2, 3}, {"world_size": "4"}).suspect == ("of 4 ranks only ranks 0, 1 report",)
+
+
+@pytest.mark.parametrize(
+    ("quiet", "more"),
+    [
+        (set(range(1, 8)), {}),  # one prints
+        (set(range(7)), {}),
+        (set(), {}),
+        (set(range(4)), {"settings": {"pp": 2}}),
+        (set(range(2, 8)), {"settings": {"log_ranks": "0,1"}}),
+        (set(range(2, 8)), {"env": {"LOG_RANK": "0,1"}}),
+        (set(range(2, 8)), {"args": "--local-ranks-filter 0,1"}),
+        (set(range(4)), {"told": {"pp": "2"}}),
+    ],
+)
+def test_where_some_ranks_are_to_print_the_others_are_not_missed(quiet, more):
+    assert ranked(8, quiet, **more).suspect == ()
+
+
+def on_cpu(asked: str, **plan: object) -> Verdict:
+    """Return the verdict of a card that asks for GPUs, on a machine that has none."""
+    made = script_plan(kind="performance_line")
+    made = replace(made, card=replace(made.card, n_gpus=asked), machine=Machine(), **plan)
+    return judge(made, Observation(exit=DONE), follow(made, "performance: 5 tok/s\n", guest=False, scan=None))
+
+
+def test_a_card_that_asks_for_gpus_is_doubted_on_a_cpu_unless_it_or_its_user_can_do_without():
+    assert on_cpu("8").suspect == ("the card asks for 8 GPUs, and ran on the CPU: this machine has none",)
+    assert on_cpu("8", origins={"n_gpus": "card, --gpus"}).suspect
+    for asked, origins in (("1", {}), ("-1", {}), ("8", {"n_gpus": "--set"})):
+        assert on_cpu(asked, origins=origins).suspect == ()
+
+
+def every_tenth(asked: int, end_mark: str = "", nodes: int = 1, odd: int = 20) -> Verdict:
+    """Return the verdict of a training with a line for steps 1, 10 and 20 whose framework may print an end mark."""
+    log = LogMonitor([])
+    for n in (1, 10, 20, odd):
+        log.steps.add(Step(n=n, values={Quantity.LOSS: 2.0, Quantity.TOKENS_PER_S_PER_GPU: 900.0}))
+    rule = ResultRule(kind="steps", end_mark=end_mark)
+    made = plan_of("torchtitan", Variant(model="m", steps=asked), result_rule=rule, nodes=nodes)
+    return judge(made, Observation(exit=DONE), log)
+
+
+def test_lines_of_several_steps_that_went_back_are_doubted_all_the_same():
+    log = LogMonitor([])
+    log.restarted_at, log.last_step, log.ended = 5, 20, True
+    for n in (1, 5, 10, 15, 20):
+        log.steps.add(Step(n=n, values={Quantity.LOSS: 2.0, Quantity.TOKENS_PER_S_PER_GPU: 900.0}))
+    assert "the steps went back to 5" in judge(titan(steps=22), Observation(exit=DONE), log).suspect[0]
+
+
+def test_steps_that_have_no_line_of_their_own_are_not_missed():
+    sparse = without(r"step: +(?!1 |5 |10 )\d+ ")
+    assert texts(run(sparse))["last_step"] == (
+        "step 10 is the last line's of 12 steps, with a line for every 5, and the end mark follows"
+    )
+    assert run(without(r"step: +(?!1 |5 )\d+ ")).cause is Cause.INCOMPLETE  # the line of step 10 is missing
+    for few in (r"step: +(?!1 |10 )\d+ ", r"step: +(?!10 )\d+ "):
+        assert "with a line for every 10, and the end mark follows" in texts(run(without(few)))["last_step"]
+    assert run(lambda text: without("Training completed")(sparse(text))).cause is Cause.INCOMPLETE
+    assert run(without(r"step: 12 ")).cause is Cause.INCOMPLETE  # each step has a line
+
+
+def test_a_last_line_of_several_steps_is_doubted_where_no_mark_tells_the_end():
+    assert every_tenth(29).suspect == (
+        "step 20 is the last line's of 29 steps, with a line for every 10: nothing shows that the steps after it were "
+        "done",
+    )
+    assert every_tenth(30).cause is Cause.INCOMPLETE
+    assert every_tenth(29, odd=90).suspect and every_tenth(31, odd=90).cause is Cause.INCOMPLETE
+    assert every_tenth(25, "done").cause is Cause.INCOMPLETE
+    assert every_tenth(25, "done", nodes=2).status is Status.SUCCESS  # another node prints it
+
+
+@pytest.mark.parametrize("last", [[9e9], [1e6, 9e9], [40.0] * 3, [1e6] * 4])
+def test_a_loss_that_explodes_at_the_very_end_is_doubted(last):
+    values = [3.0 - 0.01 * n for n in range(50 - len(last))]
+    (text,) = losses(*values, *last).suspect
+    assert text.startswith(f"the last loss is {last[-1]:.4g}, far above the 2.9")
+
+
+def test_of_few_losses_one_above_all_others_is_doubted():
+    assert texts(losses(2.5, 2.4, 2.3, 2.2, 1e5))["loss_trend"] == "the last loss is 1e+05, far above the 2.5 before it"
+    assert texts(losses(2.5, 1e5, 2.4, 2.3, 1e5))["loss_trend"] == "5 losses are too few"  # one as high before
+
+
+def test_a_gradient_that_is_not_finite_is_told_as_that():
+    for bad in (float("nan"), float("inf")):
+        assert losses(*[2.0] * 15, norms=(bad,) * 15).suspect == ("the gradient norm is not finite",)
+    end = float("inf")
+    assert losses(*[2.0] * 15, norms=(*[1.0] * 13, end, end)).suspect == ("the gradient norm is not finite",)
+    assert losses(*[2.0] * 15, norms=(*[1.0] * 14, end)).suspect == (), "one alone is a step whose scale was too high"
+
+
+def test_steps_that_the_optimizer_skipped_are_doubted_where_they_are_most():
+    def some(every: int) -> Verdict:
+        lines = text_of("megatron-lm-core0.16.1-gpt-cpu-1rank.log").splitlines(keepends=True)
+        skipped = [at for at, line in enumerate(lines) if " iteration " in line][::every]
+        for at in skipped:
+            lines[at] = lines[at].replace("skipped iterations:   0", "skipped iterations:   1")
+        return megatron(lambda text: "".join(lines))
+
+    assert some(3).suspect == ()
+    (text,) = some(1).suspect
+    assert "skipped 20 of 20 steps" in text
+
+
+def test_memory_that_ran_out_and_ended_the_run_is_not_said_to_have_gone_on():
+    failed = run(lambda text: text + OUT, exit=Exit(code=1, duration_s=1.0))
+    assert failed.cause is Cause.EXIT_CODE
+    assert texts(failed)["memory"] == "GPU memory ran out: torch.OutOfMemoryError: HIP out of memory. Tried to"
+    before = run(lambda text: OUT + text + RAISED, exit=Exit(code=1, duration_s=1.0))
+    assert "and the run went on" in texts(before)["memory"]
+
+
+def test_an_exception_behind_a_pipe_fails_a_run_that_did_not_come_to_its_end():
+    failed = run(lambda text: without("Training completed")(text) + RAISED)
+    assert (failed.status, failed.cause, failed.metrics) == (Status.FAILURE, Cause.EXIT_CODE, ())
+    assert failed.reason == "the log has no 'Training completed', and says after its last step: RuntimeError: x"
+    assert failed.evidence == "RuntimeError: x"
+    assert run(lambda text: text + RAISED).status is Status.SUCCESS  # with its end mark
+
+
+def test_no_sentence_leaves_open_which_of_several_cases_it_is():
+    open_ones = {row.when for row in TABLE if re.search(r", or |, there is no|and several do", row.when)}
+    said = {check.text for _, case in CASES for check in case().checks}
+    assert open_ones and not open_ones & said
+
+
+def test_what_is_not_known_is_told_with_its_reason():
+    assert texts(script("performance: 5 tok/s\n", guest=False)) == {
+        "exit_code": "exit code 0",
+        "loss": "no step was read",
+        "last_step": "no step was read in what the card's own script printed",
+        "error_pattern": "not looked for: the scan is switched off",
+        "launcher": "after the last step no launcher says that a process failed",
+        "end_mark": "a card's own script has none",
+        "artifact": "the result is in no file",
+        "metric": "5 tok/s",
+        "summary": "there is none",
+        "config": "a card's own script decides",
+        "ranks": "a card's own script may train more than once",
+        "loss_trend": "no step has a loss",
+        "memory": "no line tells of memory that ran out or was asked for twice",
+        "strangers": "the run has no GPU",
+        "compute": "a card's own script says its number itself",
+        "clock": "a card's own script says its number itself",
+    }
+    unnamed = texts(run(lambda text: re.sub(r"(?m)^\[rank1\].*\n|^\[rank0\]:", "", text)))
+    assert (unnamed["ranks"], unnamed["compute"]) == ("no line names its rank", "the model's shape is not known")
+    assert unnamed["strangers"] == "the GPUs did not say who uses them"
+    shaped = replace(titan(seq_len=None), architecture=known_architectures()["Llama-3.1-8B"])
+    assert texts(run(plan=shaped))["compute"] == "its sequence length is not known"
+    timed = replace(titan().result_rule, headline=Quantity.LOSS, headline_metric="loss")
+    untold = run(without_speed, replace(titan(), architecture=shaped.architecture, result_rule=timed))
+    assert texts(untold)["compute"] == "its tokens per second are not known"
+    unasked = texts(run(plan=replace(titan(), telemetry_s=0.0)))
+    assert unasked["strangers"] == "the GPUs were not asked: their sampling is off"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [7.62] * 20,  # constant
+        [0.0] * 20,
+        [
+            0.2,
+            1.9,
+            0.4,
+            1.1,
+            0.3,
+            1.5,
+            0.2,
+            0.9,
+            1.8,
+            0.5,
+            0.4,
+            1.2,
+            0.6,
+            1.9,
+            1.1,
+            1.7,
+            0.9,
+            1.6,
+            1.2,
+            1.8,
+        ],  # diffusion
+        [12.0, 9.0, 7.0, 6.0, 5.5, 5.4, 5.3, 5.3, 5.2, 5.1],
+        [1.10, 1.32, 0.95, 1.21, 1.05, 1.30, 0.99, 1.28, 1.15, 1.36, 1.19, 1.40],  # noisy and a little worse
+        [-1.0, -0.5, 3.0, 5.0, 8.0, 9.0, 9.0],  # no cross entropy
+        [2.5, 2.4, 9.0, 2.3, 2.2, 2.1, 2.0, 1.9, 1.9, 1.8],  # one spike
+    ],
+)
+def test_a_loss_that_does_not_explode_is_not_doubted(values):
+    assert losses(*values).suspect == ()
+
+
+@pytest.mark.parametrize(
+    "values", [[12.14, 12.2, 12.1, 12.3, 13.0, 14.2, 15.5, 16.4, 17.2, 17.4, 17.5], [2.0**n for n in range(1, 16)]]
+)
+def test_a_loss_that_climbs_is_doubted(values):
+    (text,) = losses(*values).suspect
+    assert "the loss rises from" in text
+
+
+def test_a_line_on_memory_that_says_nothing_happened_is_no_mark():
+    harmless = (
+        RETRY.format(0) + "|  CUDA OOMs: 0  |  cudaMalloc retries: 0  |\n"
+        "PYTORCH_ALLOC_CONF=expandable_segments:True helps against running out of memory\n"
+    )
+    assert run(lambda text: harmless + text).suspect == ()
+
+
+def test_the_words_name_the_line():
+    said = texts(run(lambda text: RETRY.format(3) + text + RETRY.format(12)))
+    assert "12 CUDA memory allocation retries" in said["memory"]
+
+
+def test_where_each_rank_prints_all_of_a_node_are_waited_for():
+    rule = replace(titan().result_rule, ranks="all", ranks_setting="")
+    assert run(plan=replace(titan(), result_rule=rule)).suspect == ()
+    eight = replace(titan(), result_rule=rule, place=replace(titan().place, gpus_per_node=8), variant=None)
+    said = texts(run(plan=eight))
+    assert said["ranks"] == "of 8 ranks that were to print ranks 0, 1 report"

@@ -1,0 +1,57 @@
+"""The table of a plan's keys: what is said of one in it holds for options, contexts, plans and `explain`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from madlite.cli.main import main
+from madlite.model import RunPlan
+from madlite.plan.context import read_context
+from madlite.plan.fields import ALIASES, BY_KEY, CONTEXT_KEYS, FIELDS, OPTIONS, VARIANT_KEYS, targeted_rows
+from madlite.plan.inputs import layers
+from madlite.plan.make import make_plan
+from madlite.plan.values import Layer, resolve
+
+OTHER = {float: ("7", 7.0), bool: ("off", False), str: ("word", "word"), int: ("3", 3)}
+TARGETED = [field for field in FIELDS if field.target]
+
+
+def test_each_key_and_each_spelling_stands_once() -> None:
+    spellings = [*BY_KEY, *ALIASES]
+    assert len(spellings) == len(set(spellings)) == len(FIELDS) + sum(len(field.aliases) for field in FIELDS)
+    assert set(VARIANT_KEYS) <= set(BY_KEY)
+
+
+@pytest.mark.parametrize("dest", OPTIONS)
+def test_each_option_stands_in_the_help_of_a_run(dest: str) -> None:
+    field, option = OPTIONS[dest]
+    text = CliRunner().invoke(main, ["run", "--help"]).output
+    assert f"  {option.name}" in text
+    assert (f"--no-{option.name[2:]}" in text) is (field.type is bool)
+
+
+@pytest.mark.parametrize("key", CONTEXT_KEYS)
+def test_each_key_of_a_context_counts_at_its_top_and_stands_in_the_docs(key: str) -> None:
+    context = read_context(None, f'{{"{key}": "1"}}')
+    assert context.option_settings == {key: "1"}
+    assert f"`{key}`" in (Path(__file__).parents[2] / "docs" / "context.md").read_text()
+
+
+@pytest.mark.parametrize("field", TARGETED, ids=lambda field: field.key)
+def test_what_is_set_is_in_the_plan_with_its_origin_and_explained(field, given) -> None:
+    text, value = ("64K", 65536) if field.target == "log_limit_bytes" else OTHER[field.type]
+    context = read_context(None, f'{{"{field.key}": "{text}"}}')
+    plan: RunPlan = make_plan(given(context=context))
+    assert getattr(plan, field.target) == value
+    assert plan.origins[field.key] == "--additional-context"
+    rows = {key: (shown, origin) for key, shown, origin in targeted_rows(plan)}
+    assert rows[field.key] == ({"off": "off", "7": "7", "64K": "64K"}[text], "--additional-context")
+    assert layers(given().request, context, given().options)[3].values == {field.key: text}
+
+
+def test_a_spelling_stands_for_its_key() -> None:
+    resolved = resolve(None, {}, [Layer(origin="--set", values={"timeout": "5"})], "card")
+    assert resolved.plan == {"timeout_s": 5.0}
