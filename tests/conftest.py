@@ -21,7 +21,6 @@ settings.load_profile("any machine")
 FIRST_START_LIMIT_S = 900  # the first engine test of a machine makes a base image
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks at the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("engine"):

@@ -54,16 +54,9 @@ def first_of(values: Iterable[Any], count: int) -> list[Any]:
 
 
 def order(items: list[pytest.Item]) -> None:
-    """Put the files that take long before others, so that no worker ends late, and keep the tests of a file together.
-
-    With --dist loadgroup one process runs a file, for its tests share fixtures, names of images and kinds of processes
-    that they look for; a marker `xdist_group` splits a file whose tests share nothing of these.
-    """
-    for item in items:
-        if not item.get_closest_marker("xdist_group"):
-            item.add_marker(pytest.mark.xdist_group(_file_of(item)))
+    """Put the files that take long before others, so that no worker ends late."""
     items.sort(key=lambda item: _LONG.index(_file_of(item)) if _file_of(item) in _LONG else len(_LONG))
 
 
 def _file_of(item: pytest.Item) -> str:
-    return item.nodeid.partition("::")[0].partition("@")[0].removeprefix("tests/")
+    return item.nodeid.partition("::")[0].removeprefix("tests/")

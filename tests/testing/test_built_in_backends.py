@@ -12,7 +12,7 @@ from tests.testing.changed import is_in_full
 @pytest.mark.host
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("check", CHECKS)
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.xdist_group(f"kit-{name}")) for name in NAMES])
+@pytest.mark.parametrize("name", NAMES)
 def test_it_conforms(name, check):
     assert list(map(str, run_check(check, subject(name, whole=is_in_full(name))))) == []
 
