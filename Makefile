@@ -1,12 +1,15 @@
-# The two commands of the README: `make demo` runs the main job, `make test` runs every test.
+# The two commands of the README: `make demo` runs the main job, `make test` what has to hold of every change.
+# CONTRIBUTING.md says what belongs to which tier of tests.
 # PYTHON is the interpreter whose torch is used if it has one; a ROCm or CUDA build is never replaced.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# tests start madlite a thousand times: what Python compiled is kept, whatever the caller prefers
+unexport PYTHONDONTWRITEBYTECODE
 TUNE := $(dir $(VENV)).venv-torchtune
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(VENV)/constraints.txt
 
-.PHONY: demo demo-torchtune test fast coverage lint chaos bench clean
+.PHONY: demo demo-torchtune setup fast test test-all coverage lint chaos bench clean
 
 demo: $(VENV)/.demo
 	$(BIN)/madlite run --tags demo
@@ -16,23 +19,28 @@ demo-torchtune: $(VENV)/.torchtune
 	$(BIN)/madlite run --tags torchtune_tiny_full,torchtune_tiny_lora --runtime host \
 	  --set env.MADLITE_PYTHON=$(abspath $(TUNE))/bin/python
 
-test: $(VENV)/.test
-	scripts/test.sh $(BIN)
+setup: $(VENV)/.test
 
-fast: $(VENV)/.test
-	$(BIN)/python -m pytest -x -q
+fast: setup
+	$(BIN)/python -m pytest -x -q -n $$(nproc) --dist worksteal
 
-coverage: $(VENV)/.test
+test: setup
+	scripts/test.sh $(BIN) ci
+
+test-all: setup
+	scripts/test.sh $(BIN) all
+
+coverage: setup
 	scripts/coverage.sh $(BIN)
 
-lint: $(VENV)/.test
+lint: setup
 	scripts/lint.sh $(BIN)
 
 # attacks runs at random moments; SEED=… RUNS=1 repeats a round
-chaos: $(VENV)/.test
+chaos: setup
 	$(BIN)/python -m tests.chaos --runs $(or $(RUNS),200) --seed $(or $(SEED),1)
 
-bench: $(VENV)/.test
+bench: setup
 	$(BIN)/python -m benchmarks
 
 clean:
@@ -54,4 +62,5 @@ $(VENV)/.torchtune: $(VENV)/.demo scripts/torchtune.sh
 $(VENV)/.test: $(VENV)/.demo $(VENV)/.torchtune
 	scripts/debian.sh
 	$(PIP) -e '.[demo,dev]'
+	$(BIN)/python -m tests.engine_fixture
 	touch $@

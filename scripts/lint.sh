@@ -1,10 +1,9 @@
 #!/usr/bin/env bash
-# lint.sh BIN: style, length, types and the direction of imports.
+# lint.sh BIN: style, types and the direction of imports.
 set -euo pipefail
 bin=$1
 "$bin/ruff" check .
 "$bin/ruff" format --check .
 "$bin/mypy"
 "$bin/lint-imports"
-"$bin/python" -m pytest -q tests/test_style.py
 shellcheck scripts/*.sh madlite/testing/*.sh tests/golden/*.sh .ci/run templates/tools/*.sh templates/tools/*/*.sh

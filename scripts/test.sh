@@ -1,8 +1,32 @@
 #!/usr/bin/env bash
-# test.sh BIN: everything that must hold; BIN is the folder of the environment's programs.
+# test.sh BIN TIER: what must hold; BIN is the folder of the environment's programs, TIER is ci or all (CONTRIBUTING.md).
 set -euo pipefail
-bin=$1
-scripts/lint.sh "$bin"
-scripts/wheel.sh "$bin"
-scripts/coverage.sh "$bin"
-"$bin/python" -m pytest -q -rs -m training --durations=5
+bin=$1 tier=$2
+export MADLITE_TEST_TIER=$tier
+passed=scripts/full-test-passed
+
+step() {
+  local begun=$SECONDS
+  printf '== %s\n' "$1"
+  "${@:2}"
+  printf '== %s: %s s\n' "$1" $((SECONDS - begun))
+}
+
+# most of these wait for processes: one worker more than there are cores.  A worker takes files, whose tests share fixtures,
+# names of images, and processes that they look for; long files come first, as tests/tiers.py sorts them
+many() { "$bin/python" -m pytest -q -rs -n $(($(nproc) + 1)) --dist loadfile --no-loadscope-reorder "$@"; }
+
+if [ "$tier" = all ]; then
+  rest='(host or engine or install or full) and not training' trainings='training' durations=0
+else
+  rest='(host or engine or install) and not training and not full' trainings='training and not full' durations=15
+fi
+step 'style, types and imports' scripts/lint.sh "$bin"
+step 'the wheel' scripts/wheel.sh "$bin"
+step 'fast tests, branches counted' scripts/coverage.sh "$bin"
+step 'processes and engines' many -m "$rest" --durations="$durations"
+step 'trainings' "$bin/python" -m pytest -q -rs -m "$trainings" --durations="$durations"
+if [ "$tier" = all ]; then
+  git rev-parse HEAD >"$passed"
+  echo "all tests passed: commit $passed, which make test compares the backends with"
+fi

@@ -1,4 +1,4 @@
-"""Fixtures of all tests."""
+"""Fixtures of all tests, and in which order and with how many examples they run (see CONTRIBUTING.md, Test tiers)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-from tests.engine_fixture import base_image, docker_environ, engine
+from tests.engine_fixture import base_image, begin_run, docker_environ, end_run, engine
+from tests.tiers import examples, order
 
 __all__ = ["base_image", "docker_environ", "engine"]
 
-settings.register_profile("any machine", deadline=None)  # speed is measured in benchmarks/
+# speed is measured in benchmarks/
+settings.register_profile("any machine", deadline=None, max_examples=examples(100))
 settings.load_profile("any machine")
 
 FIRST_START_LIMIT_S = 900  # the first engine test of a machine makes a base image
@@ -23,13 +25,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("engine"):
             item.add_marker(pytest.mark.timeout(FIRST_START_LIMIT_S))
+    order(items)
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Undo what a background job or nohup leaves ignored: every process that a test starts would inherit it."""
     for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, usual)
+    if hasattr(config, "workerinput"):
+        os.environ.pop("COVERAGE_PROCESS_CONFIG", None)  # a worker is counted, what its tests start is not
+    else:
+        begin_run()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        end_run()
 
 
 @pytest.fixture(autouse=True, scope="session")

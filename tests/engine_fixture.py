@@ -1,5 +1,8 @@
 """A real Docker Engine for tests: the one that is given, or one of our own, started from Debian's packages.
 
+All processes of a test run share one: the first that needs it starts it, in the folder that `begin_run` named before
+there were several, and `end_run` ends it in the process that leads them: none outlives a worker that was killed.
+
 MADLITE_TEST_DOCKER_HOST names an engine to use.  MADLITE_TEST_ROOTFS names the tree of a Debian system to make the base
 image from; without it debootstrap makes one, once per machine.
 """
@@ -10,12 +13,11 @@ import fcntl
 import os
 import re
 import shutil
-import signal
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -26,28 +28,43 @@ from tests.factories import BASE_IMAGE
 START_LIMIT_S = 180.0
 PACKAGES = "git,python3-minimal,ca-certificates"  # what the tests' scripts call, beyond Debian's minimum
 SUITE = "bookworm"
+_OF_THE_RUN = "MADLITE_TEST_RUN_FOLDER"
 
 
 @pytest.fixture(scope="session")
-def engine() -> Iterator[str]:
-    """Yield the address of an engine that answers; a missing one fails in CI and skips elsewhere."""
+def engine() -> str:
+    """Return the address of an engine that answers; a missing one fails in CI and skips elsewhere."""
     given = os.environ.get("MADLITE_TEST_DOCKER_HOST", "")
     if given and answers(given):
-        yield given
-        return
+        return given
     reason = _why_no_engine()
     if reason:
         give_up(reason)
-    home = Path(tempfile.mkdtemp(prefix="madlite-engine-"))
-    daemon = start_engine(home)
-    try:
-        address = f"unix://{home}/sock"
-        wait_until_it_answers(address, daemon, home / "log")
-        yield address
-    finally:
-        daemon.send_signal(signal.SIGTERM)  # ends its containers and its containerd too
-        daemon.wait(timeout=START_LIMIT_S)
-        remove_home(home)
+    home = Path(os.environ[_OF_THE_RUN], "engine")
+    address = f"unix://{home}/sock"
+    with _alone():
+        if not answers(address):
+            shutil.rmtree(home, ignore_errors=True)
+            home.mkdir()
+            wait_until_it_answers(address, start_engine(home), home / "log")
+    return address
+
+
+def begin_run() -> None:
+    """Name the folder of what the processes of a test run share; those that a leader starts have its name for it."""
+    os.environ[_OF_THE_RUN] = tempfile.mkdtemp(prefix="madlite-tests-")
+
+
+def end_run() -> None:
+    """End the shared engine, if one was started, and with it its containers and its containerd; remove its folder."""
+    import psutil
+
+    folder = Path(os.environ.pop(_OF_THE_RUN))
+    with suppress(OSError, ValueError, psutil.NoSuchProcess):
+        daemon = psutil.Process(int((folder / "engine/pid").read_text()))
+        daemon.terminate()
+        daemon.wait(START_LIMIT_S)
+    remove_home(folder)
 
 
 @pytest.fixture(scope="session")
@@ -59,8 +76,17 @@ def docker_environ(engine: str) -> dict[str, str]:
 @pytest.fixture(scope="session")
 def base_image(engine: str) -> str:
     """Return the name of an image on the engine that has bash, git and python3."""
-    load_base_image(engine)
+    with _alone():
+        load_base_image(engine)
     return BASE_IMAGE
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Do what one process of a test run does for all."""
+    with Path(os.environ[_OF_THE_RUN], "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def load_base_image(address: str) -> None:
@@ -188,3 +214,8 @@ def base_archive() -> Path:
         subprocess.run(["tar", "-C", tree, "-cf", str(made), "."], check=True)
         made.replace(archive)
     return archive
+
+
+if __name__ == "__main__":  # what set-up makes, so that no test waits for it; without debootstrap no test has an engine
+    if os.geteuid() == 0 and shutil.which("debootstrap"):
+        base_archive()

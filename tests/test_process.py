@@ -37,6 +37,7 @@ def test_a_child_that_left_the_group_cannot_hold_us(tmp_path):
     os.kill(int((tmp_path / "child").read_text()), 9)
 
 
+@pytest.mark.host
 def test_a_command_that_prints_without_an_end_is_ended():
     done = capture(["yes"], limit_s=60)
     assert (done.ok, done.timed_out, done.code) == (False, False, -9)

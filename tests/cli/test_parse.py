@@ -141,6 +141,7 @@ RAISED = "Traceback (most recent call last):\n  File x\nRuntimeError: NCCL error
 CHILD = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n  exitcode  : 1 (pid: 123)\n"
 
 
+@pytest.mark.host
 @pytest.mark.parametrize(
     ("steps", "end", "cause", "evidence"),
     [

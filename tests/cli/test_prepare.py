@@ -318,6 +318,7 @@ def test_two_at_the_same_time_fetch_everything_once(home, hub, token):
 
 @pytest.mark.host
 @pytest.mark.training
+@pytest.mark.full
 def test_a_prepared_run_trains_without_a_network(capfd, home, hub, token, monkeypatch):
     """torchtitan, with the tokenizer and the part of c4 that were prepared, and no hub to ask."""
     if find_spec("torchtitan") is None:  # which cannot be imported here where torch has no GPU: the run brings a shim

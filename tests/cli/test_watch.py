@@ -171,6 +171,7 @@ def test_a_change_that_came_too_soon_after_another_is_written_all_the_same(tmp_p
     folder.close()
 
 
+@pytest.mark.host
 def test_watching_goes_on_between_two_runs_of_a_command(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     store(tmp_path, "20260102T030405-a-00000a")
@@ -216,6 +217,7 @@ def test_a_run_of_a_study_says_so_wherever_it_is_told(tmp_path, capsys, monkeypa
     assert "none of 2 runs" in said(capsys, "runs", "--of", "nothing")
 
 
+@pytest.mark.host
 def test_thousands_of_old_runs_are_read_once_at_most(tmp_path, monkeypatch):
     from madlite.reports import watch as module
 

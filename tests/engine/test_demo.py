@@ -73,6 +73,7 @@ def test_the_screen_says_how_it_went(demo):
     assert "runs on the host: the card names no image" in done.stdout
 
 
+@pytest.mark.full
 def test_a_crash_in_the_middle_is_a_failure_with_its_line(tmp_path):
     command = [sys.executable, "-m", "madlite", "run", "--runtime", "host", "--tags", "demo_torchtitan_llama_debug"]
     done = subprocess.run([*command, "--set", "flavor=nope"], cwd=tmp_path, capture_output=True, text=True)

@@ -135,6 +135,7 @@ def test_a_whole_run_is_explained(planned):  # noqa: F811
     assert options.output.read_text().splitlines()[-1].endswith(",gpu_out_of_memory")
 
 
+@pytest.mark.host
 @pytest.mark.parametrize(
     ("backend", "cause", "named"),
     [

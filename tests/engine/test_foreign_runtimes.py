@@ -14,6 +14,8 @@ from madlite.run.batch import run_batch
 from tests.csv_rows import csv_rows
 from tests.engine.planning import plan_scripts
 
+pytestmark = pytest.mark.host  # whole runs
+
 MEMORY = "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 8.00 GiB. GPU 0 has a total capacity of 192 GiB"
 
 
@@ -115,6 +117,7 @@ def test_an_outcome_of_another_type_is_none(run):
     assert outcome.results[0].outcome is None and "exit code 3" in outcome.results[0].reason
 
 
+@pytest.mark.host
 def test_a_failure_is_explained_though_its_files_cannot_be_collected(run):
     outcome, rows, _ = run(Apart(), f"echo '{MEMORY}' >&2; exit 1", "echo performance: 2 x")
     failed, good = outcome.results

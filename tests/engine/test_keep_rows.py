@@ -15,6 +15,8 @@ from madlite.run.recovery.unfinished import add_kept, find_undone, say_undone
 from tests.engine.test_batch import Quiet, planned  # noqa: F401 - a fixture
 from tests.engine.test_unfinished import Killed, kill_at, rows_of
 
+pytestmark = pytest.mark.host  # whole runs
+
 
 def full_at_append(monkeypatch) -> None:
     """Take the disk from perf.csv when its row is noted and about to be appended."""
@@ -56,6 +58,7 @@ def test_of_a_run_that_was_cut_off_and_taken_in_by_a_rebuild_nobody_says_that_it
     assert rows_of(options.output) == ["m"] and find_undone(options.workspace)[0].row == "its row is in perf.csv"
 
 
+@pytest.mark.host
 def test_after_a_rebuild_rows_alike_are_told_apart_by_the_new_file(planned, monkeypatch):  # noqa: F811
     plans, options, plugins = planned
     options.output.write_text(FOREIGN)

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-pytestmark = [pytest.mark.training, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.training, pytest.mark.full, pytest.mark.timeout(300)]
 
 # node 0 prints its steps; where it is told so, node 1 fails
 SCRIPT = """

@@ -23,6 +23,8 @@ from tests.csv_rows import csv_rows
 from tests.engine.test_batch import Quiet, planned  # noqa: F401 - a fixture
 from tests.factories import note_made
 
+pytestmark = pytest.mark.host  # whole runs
+
 NO_ENGINE = {"DOCKER_HOST": "unix:///nonexistent/docker.sock", "PATH": os.environ["PATH"]}
 
 

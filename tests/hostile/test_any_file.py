@@ -31,6 +31,7 @@ from madlite.results.sidefiles import add_to_list
 from madlite.results.update_perf import update_perf
 from madlite.workspace.folder import LOCK, PLAN, RECORD, ROWS
 from tests.factories import make_plan
+from tests.tiers import examples
 
 pytestmark = pytest.mark.host
 
@@ -56,7 +57,7 @@ BYTES = (
     | st.tuples(CHANGED, st.integers(0, 400)).map(lambda cut: cut[0][: cut[1]])
     | TABLE.map(lambda words: "".join(words).encode())
 )
-MANY = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+MANY = settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def in_a_folder(look: Callable[[Path], object], *allowed: type[MadliteError]) -> None:

@@ -21,6 +21,7 @@ from madlite.model import ErrorScan, Exit
 from madlite.plan.actions import BENIGN, PATTERNS
 from madlite.run.foreign import read_chunks, read_log
 from tests.factories import make_plan
+from tests.tiers import examples
 
 pytestmark = pytest.mark.host  # many examples
 
@@ -94,20 +95,20 @@ def verdict(chunks: list[bytes], code: int) -> str:
 
 
 @given(LOGS, CUTS, st.sampled_from([0, 1, 137]))
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_the_verdict_of_any_bytes_is_the_same_in_any_pieces(data: bytes, cuts: list[int], code: int) -> None:
     assert verdict(pieces(data, cuts), code) == verdict([data], code)
 
 
 @pytest.mark.host
 @given(LOGS, CUTS, st.sampled_from([0, 1, 137]))
-@settings(max_examples=1500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(1500), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_the_same_of_many_more(data: bytes, cuts: list[int], code: int) -> None:
     assert verdict(pieces(data, cuts), code) == verdict([data], code)
 
 
 @given(LOGS)
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(30), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_parse_of_any_bytes_says_something(data: bytes) -> None:
     try:
         reading = read_log("x.log", read_chunks(io.BytesIO(data), "x.log"), PLUGINS, None, 5)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from madlite.model import Row
 from madlite.results import append_rows
 from madlite.results.header import plain
+from tests.tiers import examples
 
 CELL = st.text(max_size=12) | st.sampled_from(
     [
@@ -55,7 +56,7 @@ def wanted(cells: dict[str, str]) -> dict[str, str]:
 @given(
     st.lists(st.lists(ROW, max_size=3), max_size=5), st.sampled_from(["", "\n", "model,status,performance,metric\r\n"])
 )
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_appends_read_back_equal(tmp_path_factory, batches: list[list[dict[str, str]]], before: str) -> None:
     path = tmp_path_factory.mktemp("any") / "perf.csv"
     if before:
@@ -91,7 +92,7 @@ def written_elsewhere(draw: st.DrawFn) -> tuple[bytes, list[list[str]]]:
 
 
 @given(written_elsewhere(), st.lists(st.lists(ROW, min_size=1, max_size=2), min_size=1, max_size=3))
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_what_another_program_wrote_stays_field_by_field_and_rows_follow(
     tmp_path_factory, elsewhere: tuple[bytes, list[list[str]]], batches: list[list[dict[str, str]]]
 ) -> None:
@@ -118,7 +119,7 @@ def append_all(path: str, mine: list[dict[str, str]]) -> None:
 
 @pytest.mark.host
 @given(st.lists(st.lists(ROW, min_size=1, max_size=4), min_size=2, max_size=4))
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(8), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_appends_of_several_processes_read_back_equal(tmp_path_factory, batches: list[list[dict[str, str]]]) -> None:
     path = tmp_path_factory.mktemp("many") / "perf.csv"
     context = multiprocessing.get_context("fork")

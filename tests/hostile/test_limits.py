@@ -70,6 +70,7 @@ def test_columns_beyond_the_limit_are_left_out_and_counted() -> None:
     assert read.notes == ("r.csv has 200003 columns: 1003 are taken, and 199000 are left out",)
 
 
+@pytest.mark.host
 def test_of_many_results_fewer_columns_are_taken() -> None:
     names = [f"c{n}" for n in range(50)]
     row = f"a,5,x,{','.join('1' for _ in names)}\n"
@@ -122,6 +123,7 @@ def test_a_long_line_of_a_log_is_short_evidence() -> None:
     assert len(result.evidence.encode()) == 1024
 
 
+@pytest.mark.host
 def test_work_on_columns_and_rows_grows_with_them_alone(tmp_path: Path) -> None:
     """Each of these took minutes to hours where it grew with the square of what a file held."""
     names = [f"c{n}" for n in range(100_000)]

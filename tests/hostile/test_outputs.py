@@ -67,6 +67,7 @@ def test_what_is_no_file_of_the_run_tells_nothing_and_costs_nothing(reader, tmp_
         tracemalloc.stop()
 
 
+@pytest.mark.host
 def test_a_giant_of_less_than_the_limit_costs_no_more_than_a_piece(tmp_path):
     """Lines of a file of a gigabyte come one by one; one that never ends comes in pieces."""
     place = tmp_path / "structured_logs/training.global_rank_0.1.jsonl"

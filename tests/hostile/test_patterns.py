@@ -114,6 +114,7 @@ def test_a_log_of_one_long_line_again_and_again_is_read_by_all_readers_in_time(t
     assert took_s(*[lambda: follower.feed(line)] * 5, follower.finish, judged) < 10 * LIMIT_S
 
 
+@pytest.mark.host
 @pytest.mark.parametrize(
     "text",
     ["token=a", "HF_TOKEN=abcdefgh ", 'token:"', "token=", "token==:", "x=", "--token ", 'TOKEN="\\', "\\token="],

@@ -192,6 +192,7 @@ HARMLESS = [line.partition("\t")[::2] for line in (DATA / "harmless.txt").read_t
 LABELLED = [*HARMLESS, *((f"[rank1]:{words}", pattern) for words, pattern in HARMLESS)]
 
 
+@pytest.mark.host
 @pytest.mark.parametrize("words", [words for words, _ in LABELLED], ids=lambda text: text[:50])
 @pytest.mark.parametrize(("log", "mark"), [(TITAN, r"step:.*loss"), (TRAINER, r"^{'loss'")], ids=["titan", "trainer"])
 def test_a_training_that_went_well_stays_one_whatever_its_log_says(words, log, mark, tmp_path):
@@ -205,6 +206,7 @@ def test_a_training_that_went_well_stays_one_whatever_its_log_says(words, log, m
         assert not any("looks like" in said for said in found.verdict.findings)
 
 
+@pytest.mark.host
 @pytest.mark.parametrize(("words", "pattern"), LABELLED, ids=lambda text: text[:50])
 def test_a_script_that_went_well_fails_by_an_error_pattern_alone(words, pattern):
     for place in range(len(SCRIPT) + 1):
@@ -259,6 +261,7 @@ LABELS = ["3: ", "[1,3]<stderr>:", "[default3]:", "[pod/trainer-3/main] "]
 STEPS_OF_FOUR = [f"step {n} loss 2.{n} tps {5000 + n}" for n in range(12)]
 
 
+@pytest.mark.host
 @pytest.mark.parametrize("label", LABELS)
 @pytest.mark.parametrize(("words", "cause", "hint"), RAISED, ids=lambda one: one[:40])
 def test_an_exception_has_its_cause_behind_every_launcher_s_label(words, cause, hint, label):

@@ -100,6 +100,7 @@ def test_a_run_with_that_output_has_the_same_cause(name):
     assert (found.cause, found.rank) == (cause, rank) and line in found.line
 
 
+@pytest.mark.host
 @pytest.mark.parametrize("path", WELL, ids=lambda path: path.name)
 def test_a_log_that_went_well_raises_no_alarm(path):
     reading = read(path)

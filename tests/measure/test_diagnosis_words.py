@@ -310,6 +310,7 @@ def test_a_warning_begins_with_its_letter(line, warns):
     assert is_warning(line) is warns
 
 
+@pytest.mark.host
 def test_no_rule_takes_long_for_a_line_of_noise():
     size, slow = 20_000, []
     for rule in RULES:

@@ -15,6 +15,7 @@ from madlite.measure.monitor import LogMonitor
 from madlite.measure.rules import _KEPT
 from madlite.model import EffectiveConfig, Ended, ErrorScan, FailureRule, Phase, Quantity, Step, Summary
 from madlite.plan.actions import BENIGN, PATTERNS
+from tests.tiers import examples
 
 PATTERN = step_pattern(r"step=(?P<n>\d+) tps=(?P<tokens_per_s_per_gpu>[\d,.]+)(?: loss=(?P<loss>\S+))?")
 RULES = (
@@ -77,7 +78,7 @@ def cut(data: bytes, places: list[int]) -> list[bytes]:
     return [data[a:b] for a, b in zip(ends, ends[1:], strict=False)]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(st.tuples(TEXTS, ENDS), max_size=25), st.lists(st.integers(0, 1500), max_size=12))
 @example([("Exception ignored in: x", "\n"), ("1%|\r2%|", "\r\n"), ("Traceback (most recent call last):", "\n")], [])
 def test_how_a_log_arrives_does_not_matter(parts, places):
@@ -87,7 +88,7 @@ def test_how_a_log_arrives_does_not_matter(parts, places):
     assert seen(follow(*[data[at : at + 1] for at in range(len(data))])) == whole
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.binary(max_size=600), st.lists(st.integers(0, 600), max_size=8))
 def test_noise_is_the_same_noise_in_any_pieces(data, places):
     assert seen(follow(*cut(data, places))) == seen(follow(data))
@@ -108,6 +109,7 @@ def test_every_line_of_a_log_is_read_once(name, size):
     assert plain and all(one == line for one, line in plain)
 
 
+@pytest.mark.host
 def test_a_log_that_repeats_itself_does_not_grow():
     log, lines = (
         LogMonitor([PatternReader(PATTERN)], RULES),

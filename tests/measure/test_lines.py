@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from madlite.measure.lines import LONGEST, LineSplitter, rank_of
+from tests.tiers import examples
 
 
 def lines(*chunks: bytes) -> list[str]:
@@ -62,7 +63,7 @@ def test_ranks():
     assert [line.rank for line in splitter.feed(b"[rank1]: a\nb\n[rank0]: c\n")] == [1, None, 0]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.binary(max_size=400), st.lists(st.integers(0, 400), max_size=6))
 def test_how_the_bytes_arrive_does_not_matter(data, cuts):
     places = sorted({0, len(data), *(min(cut, len(data)) for cut in cuts)})

@@ -99,6 +99,7 @@ def doubts_of_flat(count: int, scatter: float, curves: int) -> int:
     return found
 
 
+@pytest.mark.host
 @pytest.mark.parametrize("scatter", [0.05, 0.2])
 @pytest.mark.parametrize("count", [6, 8, 10, 20])
 def test_of_1000_flat_trainings_three_are_doubted_however_few_their_steps(count, scatter):

@@ -27,6 +27,7 @@ SMALL = (
 FALLING = [12 - 0.1 * n for n in range(20)]
 
 
+@pytest.mark.host
 @pytest.mark.parametrize("name", SMALL)
 @pytest.mark.parametrize("label", LABELS.values(), ids=LABELS)
 def test_a_real_log_of_two_ranks_is_read_as_that_of_one(name, label):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from madlite.measure.lines import make_block, rank_of
 from madlite.measure.rules import RuleScan, ignores_case, needed_texts, plain, with_common, without_case
 from madlite.model import FailureRule
+from tests.tiers import examples
 
 PATTERNS = (
     r"No module named '?torch\b(?!itan)",
@@ -52,7 +53,7 @@ def by_hand(lines, pattern):
 
 
 @pytest.mark.host
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(LINES, st.lists(st.sampled_from(PATTERNS), max_size=5), st.integers(0, 6))
 @example(["spaced  out", "boom", "bang"], [r"^boom$", r"boom|bang"], 1)
 @example(["[rank1]: bang", "x", "[rank1]: boom", "boom"], [r"boom|bang"], 2)
@@ -115,7 +116,7 @@ def test_what_a_pattern_needs(pattern, needed):
 
 @pytest.mark.host
 @pytest.mark.filterwarnings("ignore:Possible nested set")
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.from_regex(re.compile(r"(?:[ab|()\[\]{}*+?^$.\\dnx1,]|\(\?[:=!i]){0,12}"), fullmatch=True), st.data())
 def test_no_match_is_without_what_its_pattern_needs(pattern, data):
     try:

@@ -68,6 +68,7 @@ def test_of_two_signals_that_of_who_was_not_told_counts(name, number, words, cau
     assert found.line == (other if name in told and "SIGKILL" in said else own)
 
 
+@pytest.mark.host
 @PER_SIGNAL
 @pytest.mark.parametrize(
     ("tasks", "rank"), [("task 3", 3), ("tasks 0-7", None), ("tasks 0,3", None), ("tasks 1,4-6", None)]

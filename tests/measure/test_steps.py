@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from madlite.measure.steps import Steps
 from madlite.model import Quantity, Step
+from tests.tiers import examples
 
 TPS, LOSS = Quantity.TOKENS_PER_S_PER_GPU, Quantity.LOSS
 STEPS = st.builds(
@@ -31,7 +32,7 @@ def by_hand(steps):
     return merged
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(st.lists(STEPS, max_size=40))
 def test_what_is_kept_is_the_last_word_on_every_step(steps):
     kept, wanted = Steps(steps), by_hand(steps)
@@ -46,7 +47,7 @@ def test_what_is_kept_is_the_last_word_on_every_step(steps):
     assert kept.count("validate") == len({n for n, _, phase in wanted if phase == "validate"})
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(STEPS, max_size=40))
 def test_a_curve_is_the_mean_of_the_ranks_that_report_it(steps):
     values = {}

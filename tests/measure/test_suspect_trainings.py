@@ -54,6 +54,7 @@ SHAPES: list[tuple[str, Callable[[int], Sequence[float]]]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.host
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize(("name", "shape"), SHAPES, ids=[name for name, _ in SHAPES])
 def test_a_training_that_went_well_is_not_doubted(name, shape, seed):
@@ -85,6 +86,7 @@ HARMLESS = (
 )  # fmt: skip
 
 
+@pytest.mark.host
 @pytest.mark.parametrize("line", HARMLESS)
 @pytest.mark.parametrize("where", ["once", "often", "before"])
 def test_a_line_that_only_looks_bad_is_no_doubt(line, where):
@@ -172,6 +174,7 @@ def test_an_explosion_that_came_back_to_the_start_is_not_doubted(curve, scatter)
     assert parsed(titan(decaying(*curve, scatter=scatter))).verdict.suspect == ()
 
 
+@pytest.mark.host
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("count", [9, 10, 12, 15, 16, 20, 25, 32])
 @pytest.mark.parametrize("scatter", [0.01, 0.1, 0.3])

@@ -171,6 +171,7 @@ COMMANDS = [
 ]
 
 
+@pytest.mark.host
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_of_the_documents_is_planned_in_an_image(command, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

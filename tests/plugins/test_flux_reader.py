@@ -16,6 +16,7 @@ from madlite.model import EffectiveConfig, Ended, Line, Quantity, Status, Step, 
 from madlite_plugins.flux.backend import Flux
 from madlite_plugins.flux.reader import FluxReader
 from tests.plugins.logs import LOGS, events, lines, read, steps
+from tests.tiers import examples
 
 LOG = "fluxbenchmark-4eae48a-tinyflux-cpu.log"
 FPS, LOSS, TIME = Quantity.IMAGES_PER_S_PER_GPU, Quantity.LOSS, Quantity.STEP_TIME_S
@@ -247,7 +248,7 @@ WORDS = st.sampled_from(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.lists(WORDS | st.text(max_size=6), max_size=40).map("".join))
 def test_no_text_upsets_the_reader(text):
     reader = FluxReader()
@@ -256,7 +257,7 @@ def test_no_text_upsets_the_reader(text):
             assert not isinstance(event, Step) or event.n >= 0
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.integers(0, 4000), st.lists(st.integers(0, 6000), max_size=9))
 def test_a_log_that_was_cut_off_has_no_number_that_the_whole_has_not_in_any_chunks(length, cuts):
     data = "\n".join(step(n, fps_gpu=5.123 + n) for n in range(1, 25)).encode() + b"\n"

@@ -17,7 +17,7 @@ from madlite.plan.render import render
 from madlite_plugins.hf.backend import HuggingFace
 from tests.plugins.logs import TEMPLATES, gpu_machine, plan
 
-pytestmark = [pytest.mark.training, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.training, pytest.mark.full, pytest.mark.timeout(300)]
 SMALL = {"steps": 8, "hidden_size": 64, "intermediate_size": 128, "layers": 2, "vocab_size": 512, "seq_len": 64}
 
 # stands in for Transformer Engine: says what it is asked for, and computes as torch does

@@ -236,6 +236,7 @@ if os.environ["RANK"] == str(int(os.environ["WORLD_SIZE"]) - 1):
 
 
 @pytest.mark.training
+@pytest.mark.full
 def test_the_card_runs_under_torchrun_and_gives_its_row(tree, tmp_path):
     (tree.root / "pretrain_gpt.py").write_text(f"LINE = {MODERN!r}\n{PROGRAM}")
     command = [sys.executable, "-m", "madlite", "run", "--tags", "torchrun_megatron_deepspeed", "--runtime", "host"]

@@ -309,6 +309,7 @@ RUNS_ON_ONE_NODE = sorted(BOOK.cards - {
 })  # fmt: skip
 
 
+@pytest.mark.host
 @pytest.mark.parametrize("card", RUNS_ON_ONE_NODE)
 def test_nothing_speaks_against_a_tag_on_eight_gpus_in_any_release(card):
     for gpu, release in itertools.product(("MI300X", "MI325X", "MI350X", "MI355X"), BOOK.releases):

@@ -205,6 +205,7 @@ def test_half_of_the_steps_is_warm_up_unless_another_number_is_asked_for(asked, 
     assert draft.variant.warmup_steps == warmup
 
 
+@pytest.mark.host
 @pytest.mark.parametrize("words", ["--steps 8", "--steps 79", "--steps 16", "--set accumulation=6", "--set steps=0x8"])
 @pytest.mark.parametrize("more", ["", "--set warmup_steps=64", "--set warmup_steps=0"])
 def test_steps_that_are_told_to_be_enough_are_taken(capsys, tmp_path, monkeypatch, words, more):

@@ -15,6 +15,7 @@ from madlite_plugins.megatron_lm.reader import MegatronReader
 from madlite_plugins.primus.reader import PrimusReader
 from madlite_plugins.torchtitan.reader import TorchtitanReader
 from tests.plugins.logs import LOGS, steps
+from tests.tiers import examples
 
 pytestmark = pytest.mark.host  # many examples
 
@@ -64,7 +65,7 @@ def test_the_pieces_hold_steps(name):
 
 
 @given(case, st.lists(st.integers(0, 10_000), max_size=12))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_the_same_bytes_in_other_chunks_are_the_same_events(name, cuts):
     reader, data = CASES[name]
     ends = sorted({min(cut, len(data)) for cut in cuts} | {len(data)})
@@ -83,7 +84,7 @@ def belongs(one, whole) -> bool:
 
 
 @given(case, st.integers(0, 10_000))
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_a_log_that_was_cut_off_never_has_a_number_that_the_whole_log_has_not(name, length):
     reader, data = CASES[name]
     found = numbers(follow(reader, [data[:length]]))
@@ -91,7 +92,7 @@ def test_a_log_that_was_cut_off_never_has_a_number_that_the_whole_log_has_not(na
 
 
 @given(case, st.integers(0, 10_000), st.text(max_size=40))
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_an_interrupted_write_never_shortens_a_number(name, at, noise):
     """One process writes a line into another's: numbers may be lost, and the word loss itself torn apart."""
     reader, data = CASES[name]
@@ -105,7 +106,7 @@ def test_an_interrupted_write_never_shortens_a_number(name, at, noise):
 
 
 @given(case, st.lists(st.tuples(st.integers(0, 30), st.binary(max_size=60)), max_size=6))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_lines_of_others_in_between_change_no_step(name, noise):
     reader, data = CASES[name]
     rows = data.splitlines(keepends=True)
@@ -117,7 +118,7 @@ def test_lines_of_others_in_between_change_no_step(name, noise):
 @given(
     case, st.lists(st.tuples(st.integers(0, 10_000), st.sampled_from(["\x1b[31m", "\x1b[38;2;54;234;195m", "\x1b[0m"])))
 )
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_colours_anywhere_change_no_step(name, colours):
     reader, data = CASES[name]
     text = re.sub(r"\x1b\[[0-9;]*m", "", data.decode())
@@ -144,7 +145,7 @@ WORDS = st.sampled_from(
 
 
 @given(st.lists(WORDS | st.text(max_size=6), max_size=40).map("".join) | st.binary(max_size=300))
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_nothing_raises_and_no_step_is_absurd(log):
     data = log if isinstance(log, bytes) else log.encode("utf-8", "surrogatepass")
     for reader in READERS:

@@ -53,6 +53,7 @@ def before_the_first_step(backend: str, text: str) -> str:
     return "\n".join([*kept, ""])
 
 
+@pytest.mark.host
 @pytest.mark.parametrize("name", WHOLE)
 def test_a_second_training_without_a_step_is_no_plain_success(name):
     text = (LOGS / f"{name}.log").read_text()

@@ -484,6 +484,7 @@ def run(folder, *words: str, **more):
 
 
 @pytest.mark.training
+@pytest.mark.full
 def test_a_card_of_one_s_own_runs_with_its_words_and_gives_its_row(tmp_path):
     work = tmp_path / "a folder with 'quotes' and $HOME"
     (work / "sub dir").mkdir(parents=True)
@@ -514,6 +515,7 @@ def test_a_card_of_one_s_own_runs_with_its_words_and_gives_its_row(tmp_path):
 
 
 @pytest.mark.training
+@pytest.mark.full
 def test_a_module_is_run_and_a_script_of_no_card_too(tmp_path):
     (tmp_path / "package").mkdir()
     (tmp_path / "package/__init__.py").touch()
@@ -525,6 +527,7 @@ def test_a_module_is_run_and_a_script_of_no_card_too(tmp_path):
 
 
 @pytest.mark.training
+@pytest.mark.full
 @pytest.mark.timeout(240)
 def test_the_sample_trains_with_ddp_and_with_fsdp_on_two_ranks(tmp_path):
     losses = {}

@@ -94,6 +94,7 @@ def words_of(process: psutil.Process) -> str:
 
 
 @pytest.mark.training
+@pytest.mark.full
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("number", [None, signal.SIGTERM, signal.SIGKILL])
 def test_a_token_that_a_rank_echoes_is_in_no_file(tmp_path, number):

@@ -197,6 +197,7 @@ if os.environ["RANK"] == "0":
 
 
 @pytest.mark.training
+@pytest.mark.full
 def test_the_rows_of_a_sweep_can_be_told_apart_and_the_shell_s_python_runs_them(tmp_path):
     pattern = r"it (?P<n>\d+) loss (?P<loss>\S+) speed (?P<tokens_per_s_per_gpu>\S+)"
     card = {

@@ -16,7 +16,7 @@ from madlite.plan.render import render
 from madlite_plugins.torchtitan.backend import Torchtitan
 from tests.plugins.logs import TEMPLATES, gpu_machine, plan
 
-pytestmark = [pytest.mark.training, pytest.mark.install, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.training, pytest.mark.full, pytest.mark.install, pytest.mark.timeout(300)]
 RELEASES = {"0.1.0": "0.1", "0.2.0": "0.2.0", "0.2.1": "0.2", "0.2.2": "0.2"}
 PARSE = """
 import json, sys

@@ -16,7 +16,7 @@ from tests.plugins.logs import TEMPLATES
 from tests.plugins.rendered import files
 from tests.plugins.torchtune_plans import changed, plan_of
 
-pytestmark = [pytest.mark.training, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.training, pytest.mark.full, pytest.mark.timeout(300)]
 NAME = "MADLITE_TEST_TORCHTUNE_PYTHON"
 
 

@@ -76,6 +76,7 @@ def test_a_tag_stands_for_the_published_runs(card, device, release):
     assert {one.variant.steps for one in drafts} == {20}
 
 
+@pytest.mark.host
 @pytest.mark.parametrize("card", PUBLISHED)
 def test_no_published_run_has_anything_fatal_and_each_is_good_shell(card):
     for device, release in (("MI300X", "v25.8"), ("MI355X", "v26.1")):
@@ -197,6 +198,7 @@ RECIPES = sorted(read_book(Torchtune.book).recipes)
 DATA = ("alpaca", "alpaca_cleaned", "the_cauldron", "wikitext")
 
 
+@pytest.mark.host
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_what_prepare_fetches_is_what_the_script_asks_for(recipe):
     for machine in (gpu_machine(8), Machine()):

@@ -150,6 +150,7 @@ def test_an_address_is_told_without_what_it_has_of_a_login():
     assert {host: Server(host=host).address for host in named} == named
 
 
+@pytest.mark.host
 def test_no_server_is_one_sentence(capsys, monkeypatch):
     monkeypatch.setenv("MONGO_PORT", "1")
     monkeypatch.setenv("MONGO_TIMEOUT_MS", "200")

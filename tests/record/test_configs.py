@@ -310,6 +310,7 @@ def nested(line: str, first: str) -> str:
     return "\n".join([first, *(line.format(n=n, of=", ".join([f"*a{n - 1}"] * 9)) for n in range(1, 14))])
 
 
+@pytest.mark.host
 @pytest.mark.parametrize(
     ("name", "text"),
     [

@@ -19,6 +19,7 @@ from madlite.results.perfcsv import append_rows
 from madlite.results.rebuild import rebuild
 from madlite.results.record import Record, record_json
 from madlite.workspace.folder import CLEANED, LOCK, PLAN, RECORD, ROWS
+from tests.tiers import examples
 
 CELLS = {"model": "m", "performance": "0012", "metric": "tps", "status": "SUCCESS"}
 
@@ -89,7 +90,7 @@ NAMES = st.sampled_from(["heat", "mode", "note, of mine", 'q"', *STANDARD_COLUMN
 TEXT = st.text(st.characters(codec="utf-8"), max_size=12)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     runs=st.lists(st.lists(st.dictionaries(NAMES, TEXT, max_size=4), min_size=1, max_size=3), min_size=1, max_size=5)
 )

@@ -15,6 +15,7 @@ TORN = 'b,FAILURE,2,ü,"say ""no"",\nor é\n\nyes, ""€"" 😀",z\n'
 MANY_LINES = 'c,SUCCESS,"11\n22","samples\nsamples",,t\n'
 
 
+@pytest.mark.host
 @pytest.mark.parametrize(
     "before",
     [GOOD * 2, GOOD * 4000, MANY_LINES * 4000, "short\n" * 3, 'x,"5"" disk",1\n' + GOOD],

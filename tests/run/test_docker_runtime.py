@@ -65,6 +65,7 @@ def refuse(engine: FakeEngine) -> None:
     raise docker.errors.APIError("no such device")
 
 
+@pytest.mark.host
 @pytest.mark.parametrize("late", [0, 3])
 @pytest.mark.parametrize("kept", [True, False])
 def test_a_stop_ends_the_creation_and_its_container_is_removed(tmp_path, monkeypatch, late, kept):
@@ -77,6 +78,7 @@ def test_a_stop_ends_the_creation_and_its_container_is_removed(tmp_path, monkeyp
     assert engine.there == [] and engine.closed
 
 
+@pytest.mark.host
 def test_a_container_that_comes_too_late_is_announced(tmp_path, monkeypatch, caplog):
     engine = FakeEngine(interrupt, late=10**9)
     monkeypatch.setattr(docker_runtime, "connect", lambda environ: engine)

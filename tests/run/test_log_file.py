@@ -39,6 +39,7 @@ def on_disk(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.iterdir())
 
 
+@pytest.mark.host
 @given(st.lists(TEXT, max_size=40), st.booleans())
 @settings(deadline=None)
 def test_the_beginning_and_the_end_are_kept_and_the_disk_holds_no_more_than_the_limit(
@@ -101,6 +102,7 @@ def test_a_chunk_larger_than_the_limit_leaves_its_two_ends(tmp_path: Path) -> No
     assert LEFT_OUT.search(data) and len(data) <= 64 << 10
 
 
+@pytest.mark.host
 def test_a_tail_that_cannot_be_written_costs_neither_the_head_nor_the_run(tmp_path: Path, caplog) -> None:
     seen: list[bytes] = []
     log = RunLog(tmp_path / "run.log", [], [lambda data, stream: seen.append(data)], limit_bytes=64 << 10)
@@ -128,6 +130,7 @@ def test_a_link_in_the_place_of_a_part_is_not_written_through(tmp_path: Path) ->
     assert outside.read_text() == "mine" and (folder / "run.log").read_bytes() == b"".join(numbered(3000))
 
 
+@pytest.mark.host
 def test_every_live_log_is_limited_and_the_hard_link_stays_one(tmp_path: Path) -> None:
     folder = tmp_path / "madlite_runs/one"
     folder.mkdir(parents=True)

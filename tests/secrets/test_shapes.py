@@ -303,6 +303,7 @@ KNOWN = [
 ]
 
 
+@pytest.mark.host
 @pytest.mark.parametrize("text", HOSTILE, ids=ascii)
 def test_half_of_the_longest_line_is_masked_in_no_time(text: str) -> None:
     line = (text * (LONGEST // 2 // len(text) + 1))[: LONGEST // 2]

@@ -188,6 +188,7 @@ def parts_of(name: str, spelling: str) -> set[str]:
     return {text[at : at + 12] for at in range(len(text) - 11) if text[at : at + 12] not in shown}
 
 
+@pytest.mark.host
 @pytest.mark.parametrize("noise", NOISE, ids=ascii)
 @pytest.mark.parametrize("name", LONG)
 def test_noise_between_all_characters(name: str, noise: str) -> None:

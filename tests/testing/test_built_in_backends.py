@@ -1,4 +1,4 @@
-"""Every backend that comes with madlite conforms: a sample of its plans and logs at once, all of them with `host`."""
+"""Every backend that comes with madlite conforms, with all of its plans and logs or with a sample of them."""
 
 from __future__ import annotations
 
@@ -6,25 +6,18 @@ import pytest
 
 from madlite.testing import CHECKS, run_check
 from tests.testing.built_in import LOGS, NAMES, STEPS, subject
-
-REAL = ("scripts", "quoting")  # checks that start processes
-
-
-@pytest.mark.host
-@pytest.mark.parametrize("check", [check for check in CHECKS if check not in REAL])
-@pytest.mark.parametrize("name", NAMES)
-def test_a_sample_conforms(name, check):
-    assert list(map(str, run_check(check, subject(name, whole=False)))) == []
+from tests.testing.changed import is_in_full
 
 
 @pytest.mark.host
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize("name", NAMES)
-def test_all_of_it_conforms(name, check):
-    assert list(map(str, run_check(check, subject(name, whole=True)))) == []
+def test_it_conforms(name, check):
+    assert list(map(str, run_check(check, subject(name, whole=is_in_full(name))))) == []
 
 
+@pytest.mark.host
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "script"])
 def test_the_sample_says_something(name):
     tested = subject(name, whole=False)

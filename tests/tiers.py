@@ -1,0 +1,62 @@
+"""How much of its tests a tier runs, and in which order; CONTRIBUTING.md says what the tiers are.
+
+`make test` runs what has no marker `full`, with a quarter of the examples; MADLITE_TEST_TIER=all is `make test-all`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+ALL = os.environ.get("MADLITE_TEST_TIER") == "all"
+# what takes longest, by its time with a quarter of a minute or more; what is missing here only begins later
+_LONG = (
+    "testing/test_built_in_backends.py",
+    "golden/test_scenarios.py",
+    "engine/test_hang.py",
+    "hostile/test_planted.py",
+    "chaos/test_chaos.py",
+    "engine/test_record.py",
+    "hostile/test_any_log.py",
+    "hostile/test_patterns.py",
+    "documents/test_documents.py",
+    "testing/test_runtimes.py",
+    "engine/test_mad_steps.py",
+    "engine/test_run.py",
+    "engine/test_secrets_everywhere.py",
+    "engine/test_runs_of_two_nodes.py",
+    "engine/test_ending.py",
+    "golden/test_catalogue.py",
+    "engine/test_build_and_run.py",
+    "engine/test_plan_and_collect.py",
+    "install/test_third_party.py",
+    "hostile/test_container.py",
+    "engine/test_log_limit.py",
+    "engine/test_fetched_data.py",
+    "cli/test_collect.py",
+    "engine/test_redaction.py",
+    "install/test_runtime_page.py",
+    "engine/test_podman.py",
+)
+
+
+def examples(of_all: int) -> int:
+    """Return how many examples Hypothesis makes, of so many that `make test-all` wants."""
+    return of_all if ALL else max(min(of_all, 5), of_all // 4)
+
+
+def first_of(values: Iterable[Any], count: int) -> list[Any]:
+    """Return values to parametrize a test with, of which `make test` takes the first ones alone."""
+    return [value if at < count else pytest.param(value, marks=pytest.mark.full) for at, value in enumerate(values)]
+
+
+def order(items: list[pytest.Item]) -> None:
+    """Put the files that take long before others, so that no worker ends late."""
+    items.sort(key=lambda item: _LONG.index(_file_of(item)) if _file_of(item) in _LONG else len(_LONG))
+
+
+def _file_of(item: pytest.Item) -> str:
+    return item.nodeid.partition("::")[0].removeprefix("tests/")
