@@ -6,4 +6,5 @@ bin=$1
 "$bin/ruff" format --check .
 "$bin/mypy"
 "$bin/lint-imports"
+"$bin/python" scripts/core_size.py --check
 shellcheck scripts/*.sh madlite/testing/*.sh tests/golden/*.sh .ci/run templates/tools/*.sh templates/tools/*/*.sh
