@@ -35,7 +35,7 @@ class Stopped(Exception):
     """The command is being ended."""
 
 
-class Record(Value, frozen=True):
+class AssetRecord(Value, frozen=True):
     """Files that were complete, path → bytes; of a repository at `commit`, which `revision` meant then."""
 
     ref: str
@@ -154,7 +154,7 @@ def size_of(file: Path) -> int:
         return -1
 
 
-def save_hub_record(asset: Asset, cache: Path, data: Path, record: Record) -> None:
+def save_hub_record(asset: Asset, cache: Path, data: Path, record: AssetRecord) -> None:
     """Note a repository's files in its folder of the cache, else beside prepared data.
 
     Raises:
@@ -174,7 +174,7 @@ def save_kept_record(asset: Asset, data: Path, files: dict[str, int]) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    _write(data, _kept_note(asset), Record(ref=asset.ref, files=files))
+    _write(data, _kept_note(asset), AssetRecord(ref=asset.ref, files=files))
 
 
 @contextmanager
@@ -245,15 +245,15 @@ def _digest(*words: str) -> str:
     return hashlib.sha256("\0".join(words).encode("utf-8", "surrogateescape")).hexdigest()[:20]
 
 
-def _read(file: Path) -> Record | None:
+def _read(file: Path) -> AssetRecord | None:
     """Return a record; one that is not there, or is none, is as if nothing had been prepared."""
     try:
-        return msgspec.json.decode(read_named(file), type=Record)
+        return msgspec.json.decode(read_named(file), type=AssetRecord)
     except (OSError, ValueError, msgspec.DecodeError):
         return None
 
 
-def _write(base: Path, name: str, record: Record) -> None:
+def _write(base: Path, name: str, record: AssetRecord) -> None:
     base.mkdir(parents=True, exist_ok=True)
     with Folder.open(base) as folder:
         folder.write(name, msgspec.json.format(msgspec.json.encode(record), indent=1))

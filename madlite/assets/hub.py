@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from madlite.assets.cache import (
     COMMIT,
     MAIN,
-    Record,
+    AssetRecord,
     Stopped,
     are_complete,
     find_snapshot,
@@ -132,7 +132,9 @@ class RepoDownload:
             if moved:  # has the cache know what the revision means now
                 self._fetch(next(iter(listing.files)), asset.revision or MAIN)
         patterns, revision = tuple(sorted(asset.files)), asset.revision or MAIN
-        record = Record(ref=asset.ref, files=listing.files, patterns=patterns, revision=revision, commit=listing.commit)
+        record = AssetRecord(
+            ref=asset.ref, files=listing.files, patterns=patterns, revision=revision, commit=listing.commit
+        )
         save_hub_record(asset, self.cache, data, record)
         found = find_snapshot(asset, self.cache, data)
         if found is None:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from madlite.cli.arguments import contract, contract_option
 from madlite.cli.completion import complete_runs
-from madlite.cli.contract import contract, contract_option
 from madlite.cli.options import Command, verbose_option
 from madlite.cli.terminal import echo
 from madlite.errors import ExitCode

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from madlite.cli import setup
-from madlite.cli.contract import cards_text, contract, contract_option
+from madlite.cli.arguments import cards_text, contract, contract_option
 from madlite.cli.options import TagsCommand, common_options, tag_words, tags_option
 from madlite.cli.setup import cards_option
 from madlite.cli.terminal import printable_lines, without_secrets

@@ -250,7 +250,7 @@ class Explained(Value, frozen=True):
         yield from export_rows(self.plan, self.script)
 
 
-class _Explained2(Value, frozen=True):
+class _FoundValues(Value, frozen=True):
     """A plan with its rows, by name and by which of that name it is: there may be several scripts before a run."""
 
     of: Explained
@@ -273,7 +273,7 @@ def short_pages(explained: Iterable[Explained]) -> Iterator[str]:
 
 
 def _short_page(runs: Sequence[Explained]) -> str:
-    found = [_Explained2(of=one, rows=_by_key(one.rows())) for one in runs]
+    found = [_FoundValues(of=one, rows=_by_key(one.rows())) for one in runs]
     first = runs[0].plan
     count = f", {len(runs)} runs" if len(runs) > 1 else ""
     lines = [f"{first.card.name}  (backend {first.backend or 'none'}, card from {first.card.source}{count})"]
@@ -305,7 +305,7 @@ def _by_key(rows: Iterable[_Row]) -> dict[_Key, _Row]:
     return found
 
 
-def _of_run(one: _Explained2, position: int, differing: Iterable[_Key], told: Sequence[str]) -> Iterator[str]:
+def _of_run(one: _FoundValues, position: int, differing: Iterable[_Key], told: Sequence[str]) -> Iterator[str]:
     """Yield what one run has otherwise than the others of its card."""
     plan = one.of.plan
     words = " ".join(filter(None, (plan.variant.mode, plan.variant.precision))) if plan.variant else ""

@@ -14,9 +14,8 @@ from typing import Any
 
 import click
 
-from madlite.cli.arguments import complete
+from madlite.cli.arguments import complete, contract_option, version_line
 from madlite.cli.completion import VARIABLE, answer
-from madlite.cli.contract import contract_option, version_line
 from madlite.cli.options import Command
 from madlite.cli.terminal import echo, printable_lines
 from madlite.errors import ExitCode, MadliteError

@@ -10,9 +10,8 @@ from typing import Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from madlite.cli.arguments import CLEANUP, FAIL_ON_SUSPECT, MANIFEST, NAMED, RESULTS, SUMMARY, complete
+from madlite.cli.arguments import CLEANUP, FAIL_ON_SUSPECT, MANIFEST, NAMED, RESULTS, SUMMARY, complete, contract_option
 from madlite.cli.completion import complete_tags, note_words, words_after
-from madlite.cli.contract import contract_option
 from madlite.plan.fields import OPTIONS
 
 F = TypeVar("F", bound=Callable[..., Any])

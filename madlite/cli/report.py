@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 
 from madlite.cli import setup
+from madlite.cli.arguments import contract, contract_option
 from madlite.cli.completion import complete_runs
-from madlite.cli.contract import contract, contract_option
 from madlite.cli.main import Group
 from madlite.cli.options import dir_option, verbose_option
 from madlite.cli.terminal import echo

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from madlite.cli import setup
-from madlite.cli.contract import closing_lines
+from madlite.cli.arguments import closing_lines
 from madlite.cli.options import (
     TagsCommand,
     batch_options,

@@ -18,7 +18,7 @@ from madlite.errors import ExitCode
 from madlite.text import printable
 
 if TYPE_CHECKING:
-    from madlite.reports.runs import Run
+    from madlite.reports.runs import StoredRun
 
 _LONGEST = 60  # characters of a cell
 
@@ -71,11 +71,11 @@ def command(
     return int(ExitCode.OK)
 
 
-def _words(run: Run) -> tuple[str, ...]:
+def _words(run: StoredRun) -> tuple[str, ...]:
     return tuple(_short(printable(text)) for text in _cells(run))
 
 
-def _cells(run: Run) -> Iterator[str]:
+def _cells(run: StoredRun) -> Iterator[str]:
     record, headline = run.record, run.headline
     took_s = record.durations_s.get("total")
     yield run.when
@@ -91,7 +91,7 @@ def _cells(run: Run) -> Iterator[str]:
     yield "-" if took_s is None else duration(took_s)
 
 
-def _gpus(run: Run) -> str:
+def _gpus(run: StoredRun) -> str:
     """Return how many GPUs of which kind a run had, as its title has it."""
     if run.n_gpus is None:
         return run.record.device or "-"

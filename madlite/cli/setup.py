@@ -14,8 +14,7 @@ import click
 
 from madlite.backends.loader import Plugins, load_plugins
 from madlite.catalog.cards import Catalog
-from madlite.cli.arguments import named_values
-from madlite.cli.contract import contract
+from madlite.cli.arguments import contract, named_values
 from madlite.cli.main import mask
 from madlite.cli.terminal import echo
 from madlite.errors import UsageProblem

@@ -24,7 +24,7 @@ from madlite.cli.options import Command, dir_option, verbose_option
 from madlite.cli.terminal import say_status, without_secrets
 from madlite.errors import ExitCode
 from madlite.model import Json, Status
-from madlite.reports.runs import CUT_OFF, RUNNING, UNREADABLE, Run
+from madlite.reports.runs import CUT_OFF, RUNNING, UNREADABLE, StoredRun
 from madlite.results.record import Record, result_of
 from madlite.workspace.folder import CLEANED
 
@@ -61,7 +61,7 @@ VALUES_AT = _WIDE + 4  # characters before the values of a page
 _SHORTEST_S = 0.05  # a part of a run that took less is not told
 
 
-def page(run: Run) -> Iterator[str]:
+def page(run: StoredRun) -> Iterator[str]:
     """Yield the lines."""
     record = run.record
     yield f"{record.card or run.folder.name}  {run.folder.name}"
@@ -77,7 +77,7 @@ def page(run: Run) -> Iterator[str]:
     yield from _section("files", _files(run))
 
 
-def _verdict(run: Run) -> Iterator[tuple[str, str]]:
+def _verdict(run: StoredRun) -> Iterator[tuple[str, str]]:
     record = run.record
     cause = f" [{record.cause}]" if record.cause else ""
     yield "status", f"{status_words(run.state, record.suspect)}{cause} {_why(run)}".rstrip()
@@ -93,7 +93,7 @@ def _verdict(run: Run) -> Iterator[tuple[str, str]]:
     yield "took", ", ".join(f"{name} {duration(value)}" for name, value in took_s.items())
 
 
-def _why(run: Run) -> str:
+def _why(run: StoredRun) -> str:
     if run.state == RUNNING:
         return f"madlite log {run.folder.name} --follow"
     if run.state == CUT_OFF:
@@ -177,7 +177,7 @@ def _row(record: Record) -> Iterator[tuple[str, str]]:
     yield "row", f"{count} {where}, {rows.at[:19].replace('T', ' ')}"
 
 
-def _files(run: Run) -> Iterator[tuple[str, str]]:
+def _files(run: StoredRun) -> Iterator[tuple[str, str]]:
     yield "folder", str(run.folder)
     for file in run.record.files:
         sha = f"  sha256 {file.sha256}" if file.sha256 else ""

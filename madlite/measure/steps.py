@@ -37,7 +37,7 @@ class Steps:
     """Every step that was reported, once."""
 
     def __init__(self, steps: Iterable[Step] = ()) -> None:
-        self._series: dict[tuple[str, int | None], _Series] = {}
+        self._series: dict[tuple[str, int | None], _StepSeries] = {}
         self._first: tuple[int, int] | None = None  # of the lowest training line: its step, and how many it covers
         self._latest: dict[Quantity, float] = {}
         self._restarts: dict[
@@ -56,7 +56,7 @@ class Steps:
         if abs(n) > _FURTHEST:
             return
         key = (step.phase, step.rank)
-        series = self._series.get(key) or _Series()
+        series = self._series.get(key) or _StepSeries()
         t_s = float(step.t_s)
         went_back = series.note(series.put(n, step.values), t_s)
         self._series[key] = series
@@ -209,7 +209,7 @@ class Steps:
         series = self._series.get(("train", step.rank))
         return series is not None and isinstance(step.n, int) and series.is_otherwise(step.n, step.values)
 
-    def _of(self, phase: Phase) -> list[_Series]:
+    def _of(self, phase: Phase) -> list[_StepSeries]:
         return [series for (at, _), series in self._series.items() if at == phase]
 
     def _rows(self, key: tuple[str, int | None], place: int) -> Iterator[tuple[int, int, Step]]:
@@ -221,7 +221,7 @@ class Steps:
             yield n, place, replace(step, t_s=at) if math.isfinite(at) else step
 
 
-class _Series:
+class _StepSeries:
     """The steps of one phase and rank: a row per step in the order they came, a column per quantity."""
 
     def __init__(self) -> None:

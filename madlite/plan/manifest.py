@@ -90,7 +90,7 @@ class _Summary(msgspec.Struct):
     failed_builds: list[_Failed] = []
 
 
-class _File(msgspec.Struct):
+class _ManifestFile(msgspec.Struct):
     built_images: dict[str, _Image]
     built_models: dict[str, dict[str, Json]]
     summary: _Summary = msgspec.field(default_factory=_Summary)
@@ -111,7 +111,7 @@ def read_manifest(file: Path, root: Path) -> Manifest:
         CatalogError: one of its cards is none.
     """
     try:
-        found = msgspec.json.decode(read_given(file), type=_File)
+        found = msgspec.json.decode(read_given(file), type=_ManifestFile)
     except OSError as error:
         raise UsageProblem(f"build manifest {file} cannot be read: {error.strerror}") from None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -125,7 +125,7 @@ def read_manifest(file: Path, root: Path) -> Manifest:
     return Manifest(file=file, images=images, failed=failed, context=found.context, required=required)
 
 
-def _image(key: str, image: _Image, found: _File, file: Path, root: Path) -> BuiltImage:
+def _image(key: str, image: _Image, found: _ManifestFile, file: Path, root: Path) -> BuiltImage:
     if key not in found.built_models:
         raise UsageProblem(f"{file} is no build manifest: built_images has '{key}' and built_models does not")
     entry = found.built_models[key]

@@ -15,7 +15,7 @@ from madlite.errors import UsageProblem
 from madlite.model import Row, Status
 from madlite.plan.inputs import RUNS
 from madlite.reports.documents import Table, harmless, read_table
-from madlite.reports.runs import Run, open_run
+from madlite.reports.runs import StoredRun, open_run
 from madlite.results.header import comparable, plain_cells
 from madlite.results.intent import rows_path
 from madlite.results.named_file import write_named
@@ -149,7 +149,7 @@ def write_run_page(folder: Path, place: Path) -> Path:
     return page
 
 
-def _table(run: Run, cells: Sequence[Mapping[str, str]]) -> Table:
+def _table(run: StoredRun, cells: Sequence[Mapping[str, str]]) -> Table:
     """Return the rows of a run, with why its number is doubtful or why it has none."""
     own = {"cause": run.record.cause, "reason": run.record.reason, "suspect": "; ".join(run.record.suspect)}
     told = [{**row, **{name: text for name, text in own.items() if text}} for row in cells]

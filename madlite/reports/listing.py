@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from madlite.errors import UsageProblem, did_you_mean, one_hint
 from madlite.model import Cause, Json, Status
 from madlite.reports.documents import harmless
-from madlite.reports.runs import CUT_OFF, RUNNING, UNREADABLE, Run
+from madlite.reports.runs import CUT_OFF, RUNNING, UNREADABLE, StoredRun
 from madlite.results.header import csv_line
 from madlite.text import printable
 
@@ -24,8 +24,8 @@ STATES = ("success", SUSPECT, "failure", "skipped", "not-collected", "running", 
 
 
 def select_runs(
-    runs: Iterable[Run], *, status: str = "", tags: Sequence[str] = (), of: str = "", limit: int = 0
-) -> list[Run]:
+    runs: Iterable[StoredRun], *, status: str = "", tags: Sequence[str] = (), of: str = "", limit: int = 0
+) -> list[StoredRun]:
     """Return the runs of a status, and of cards whose name or one of whose tags holds one of the words; the newest.
 
     `of` is the beginning of the id of a batch or of a study that they belong to.
@@ -46,7 +46,7 @@ def select_runs(
     return chosen[-limit:] if limit else chosen
 
 
-def as_json(run: Run) -> dict[str, Json]:
+def as_json(run: StoredRun) -> dict[str, Json]:
     """Return a run as the list shows it, for programs."""
     record, headline = run.record, run.headline
     return {
@@ -75,7 +75,7 @@ def as_json(run: Run) -> dict[str, Json]:
     }
 
 
-def as_csv(runs: Iterable[Run]) -> Iterator[str]:
+def as_csv(runs: Iterable[StoredRun]) -> Iterator[str]:
     """Yield a table as CSV, in which nothing is a formula to a spreadsheet or steers a terminal."""
     yield csv_line(COLUMNS, "\n")
     for run in runs:
@@ -85,7 +85,7 @@ def as_csv(runs: Iterable[Run]) -> Iterator[str]:
         yield csv_line((printable(harmless(text)) for text in texts), "\n")
 
 
-def as_table(runs: Sequence[Run], words: Iterable[tuple[str, ...]]) -> Iterator[tuple[str, int]]:
+def as_table(runs: Sequence[StoredRun], words: Iterable[tuple[str, ...]]) -> Iterator[tuple[str, int]]:
     """Yield the lines of a table, and where in them the status stands: of each run what the words say after its id."""
     rows = [_HEAD, *((run.folder.name, *more) for run, more in zip(runs, words, strict=True))]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD) - 1)]
@@ -95,7 +95,7 @@ def as_table(runs: Sequence[Run], words: Iterable[tuple[str, ...]]) -> Iterator[
         yield "  ".join([*cells, row[-1]]).rstrip(), place
 
 
-def problems(runs: Iterable[Run]) -> Iterator[str]:
+def problems(runs: Iterable[StoredRun]) -> Iterator[str]:
     """Yield a note on the runs whose records nobody can read, and one on those that are not as madlite left them."""
     runs = list(runs)
     yield from _note([f"{run.folder.name}: {run.problem}" for run in runs if run.state == UNREADABLE], "cannot be read")
@@ -109,7 +109,7 @@ def _note(found: Sequence[str], how: str) -> Iterator[str]:
         yield f"{what} {how}: {'; '.join(found[:3])}{more}"
 
 
-def _words_of(run: Run) -> tuple[str, ...]:
+def _words_of(run: StoredRun) -> tuple[str, ...]:
     """Return the words that choose a run; a success that is suspect is a success too."""
     return (
         run.state.lower(),
@@ -123,7 +123,7 @@ def _spelled(status: str) -> str:
     return status.strip().lower().replace("-", " ").replace("_", " ")
 
 
-def _statuses(runs: Iterable[Run]) -> set[str]:
+def _statuses(runs: Iterable[StoredRun]) -> set[str]:
     """Return the words that a run can be chosen by, those of plugins where a run has them."""
     words = (*Status, SUSPECT, NOT_COLLECTED, *Cause, RUNNING, CUT_OFF, UNREADABLE, *(run.record.cause for run in runs))
     return {_spelled(word) for word in words} - {""}
@@ -136,9 +136,9 @@ def _no_status(status: str, known: Iterable[str]) -> UsageProblem:
     return UsageProblem(f"--status {status!r}: no run can be that", one_hint(near, hint))
 
 
-def _groups(run: Run) -> tuple[str, str]:
+def _groups(run: StoredRun) -> tuple[str, str]:
     return run.record.batch, run.record.study.id if run.record.study else ""
 
 
-def _names(run: Run) -> Iterator[str]:
+def _names(run: StoredRun) -> Iterator[str]:
     return (name.lower() for name in (run.record.card, *run.record.tags, run.folder.name))

@@ -26,7 +26,7 @@ _LONGEST_LINE = 64  # bytes of the line that says what was left out
 _PART = re.compile(re.escape(f".{LOG}.tail-") + "([0-9]{1,18})-([0-9]{1,18})")
 
 
-class _Piece(Value, frozen=True):
+class _LogPiece(Value, frozen=True):
     """A stretch of a file: its first byte is the `at`th that the run printed."""
 
     fd: int
@@ -82,7 +82,7 @@ class LogParts:
             yield data
 
     @contextmanager
-    def _pieces(self) -> Iterator[list[_Piece]]:
+    def _pieces(self) -> Iterator[list[_LogPiece]]:
         """Find all that there is of the log now, in order; at least a piece that may be empty."""
         opened: list[int] = []
         try:
@@ -96,7 +96,7 @@ class LogParts:
             for fd in opened:
                 os.close(fd)
 
-    def _parts(self, opened: list[int]) -> Iterator[_Piece]:
+    def _parts(self, opened: list[int]) -> Iterator[_LogPiece]:
         """Yield the parts that are there, by their places."""
         found = [match for match in map(_PART.fullmatch, self._names()) if match]
         for match in sorted(found, key=lambda match: int(match[2])):
@@ -104,7 +104,7 @@ class LogParts:
                 fd = open_regular(self._folder / match[0])
                 opened.append(fd)
                 self._head = int(match[1])
-                yield _Piece(fd=fd, begin=0, size=os.fstat(fd).st_size, at=int(match[2]))
+                yield _LogPiece(fd=fd, begin=0, size=os.fstat(fd).st_size, at=int(match[2]))
 
     def _names(self) -> list[str]:
         try:
@@ -112,18 +112,18 @@ class LogParts:
         except OSError:
             return []
 
-    def _joined(self, size: int) -> list[_Piece]:
+    def _joined(self, size: int) -> list[_LogPiece]:
         """Return what is in run.log: the head, and of the tail what is joined to it."""
         if self._head is None or size <= self._head:
-            return [_Piece(fd=self._fd, begin=0, size=size, at=0)]
-        head = _Piece(fd=self._fd, begin=0, size=self._head, at=0)
+            return [_LogPiece(fd=self._fd, begin=0, size=size, at=0)]
+        head = _LogPiece(fd=self._fd, begin=0, size=self._head, at=0)
         line = LEFT_OUT.match(os.pread(self._fd, _LONGEST_LINE, self._head))
         begin = self._head + (len(line[0]) if line else 0)
         left_out = int(line[1]) if line else 0
-        return [head, _Piece(fd=self._fd, begin=begin, size=size - begin, at=self._head + left_out)]
+        return [head, _LogPiece(fd=self._fd, begin=begin, size=size - begin, at=self._head + left_out)]
 
 
-def _line_from_end(piece: _Piece, left: int) -> tuple[int | None, int]:
+def _line_from_end(piece: _LogPiece, left: int) -> tuple[int | None, int]:
     """Return where the `left`th line from the end begins, None where it is before this piece, and how many are left."""
     at = piece.end
     while at > piece.at:

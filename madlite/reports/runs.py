@@ -22,7 +22,7 @@ RUNNING, CUT_OFF, UNREADABLE = "RUNNING", "CUT OFF", "UNREADABLE"
 LAST = "last"
 
 
-class Run(Value, frozen=True):
+class StoredRun(Value, frozen=True):
     """One run of the list: `state` is its status, or that it goes on, was cut off or cannot be read.
 
     Of a run without a record, the record has what its plan says.
@@ -89,7 +89,7 @@ def _check_listable(runs: Path) -> None:
         raise UsageProblem(f"{runs} cannot be read by this user", f"ls -ld {runs}") from error
 
 
-def list_runs(runs: Path) -> tuple[Run, ...]:
+def list_runs(runs: Path) -> tuple[StoredRun, ...]:
     """Return the runs, the newest last; one whose record is broken is told as such.
 
     Those that a kill kept from having a plan are among them, under the card that their batch names.
@@ -102,7 +102,7 @@ def list_runs(runs: Path) -> tuple[Run, ...]:
     return tuple(sorted(found, key=lambda run: (run.when, _began(run.folder), run.folder.name)))
 
 
-def _named(run: Run, known: Mapping[str, str]) -> Run:
+def _named(run: StoredRun, known: Mapping[str, str]) -> StoredRun:
     """Return a run under the card that its batch names, where nothing of its own names one."""
     card = known.get(run.folder.name, "")
     return replace(run, record=replace(run.record, card=card)) if card and not run.record.card else run
@@ -113,13 +113,13 @@ def is_run(folder: Path) -> bool:
     return holds_any(folder, (RECORD, PLAN, LOCK))
 
 
-def open_run(folder: Path, noted: Noted | None = None) -> Run:
+def open_run(folder: Path, noted: Noted | None = None) -> StoredRun:
     """Return one run; never raises for what its folder holds."""
     run = _opened(folder)
     return replace(run, doubt=run.doubt or (noted or Noted(folder.parent)).doubt(folder))
 
 
-def _opened(folder: Path) -> Run:
+def _opened(folder: Path) -> StoredRun:
     blank = Record(id=folder.name, status=Status.FAILURE, version=0)
     problem, record = "", None
     try:
@@ -127,26 +127,26 @@ def _opened(folder: Path) -> Run:
     except RecordError as error:
         problem = error.message
     if record is not None:
-        return Run(folder=folder, state=record.status.value, record=record)
+        return StoredRun(folder=folder, state=record.status.value, record=record)
     plan = read_plan(folder)
     known = with_plan(blank, plan) if plan is not None else blank
     if problem:
-        return Run(folder=folder, state=UNREADABLE, record=known, problem=problem)
+        return StoredRun(folder=folder, state=UNREADABLE, record=known, problem=problem)
     if is_alive(folder):  # first: a run that ends meanwhile has its result by then
-        return Run(folder=folder, state=RUNNING, record=known)
-    return _waiting(folder, known) if is_uncollected(folder) else Run(folder=folder, state=CUT_OFF, record=known)
+        return StoredRun(folder=folder, state=RUNNING, record=known)
+    return _waiting(folder, known) if is_uncollected(folder) else StoredRun(folder=folder, state=CUT_OFF, record=known)
 
 
-def _waiting(folder: Path, known: Record) -> Run:
+def _waiting(folder: Path, known: Record) -> StoredRun:
     """Return a run whose result waits to be collected; of one that something else wrote what its plan says."""
     try:
         record = load_result(folder).record
     except RecordError as error:
-        return Run(folder=folder, state=UNREADABLE, record=known, problem=error.message, collected=False)
-    return Run(folder=folder, state=record.status.value, record=record, collected=False)
+        return StoredRun(folder=folder, state=UNREADABLE, record=known, problem=error.message, collected=False)
+    return StoredRun(folder=folder, state=record.status.value, record=record, collected=False)
 
 
-def as_json(run: Run) -> str:
+def as_json(run: StoredRun) -> str:
     """Return a run's record as JSON; of a run without one what its plan says, under its state and version 0."""
     if run.state == run.record.status.value:
         return record_json(run.record)

@@ -9,7 +9,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from madlite.model import Status, Study, Value
-from madlite.reports.runs import RUNNING, Run, is_run, open_run
+from madlite.reports.runs import RUNNING, StoredRun, is_run, open_run
 from madlite.results.batch_journal import goes_on
 from madlite.results.stored import Noted, read_plan
 from madlite.workspace.folder import is_alive, real_folders
@@ -72,7 +72,7 @@ class Watch:
     def last(self) -> tuple[WatchedRun, ...]:
         """Return the runs of the newest batch that had ended when watching began."""
         noted = Noted(self._runs)
-        runs: list[Run] = []
+        runs: list[StoredRun] = []
         for name in sorted(self._before or (), reverse=True)[:_MOST_LAST]:
             run = open_run(self._runs / name, noted)
             if runs and (not run.record.batch or run.record.batch != runs[0].record.batch):
@@ -102,7 +102,7 @@ def _said(one: WatchedRun) -> tuple[object, ...]:
     return one.state, progress.state, progress.doing, progress.step, progress.speed, progress.loss
 
 
-def _ended(run: Run) -> WatchedRun:
+def _ended(run: StoredRun) -> WatchedRun:
     record, headline = run.record, run.headline
     return WatchedRun(
         id=run.folder.name,

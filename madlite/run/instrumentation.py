@@ -13,7 +13,7 @@ from madlite.machine.foreign_processes import OwnProcesses
 from madlite.machine.host import Host
 from madlite.machine.host_facts import host_warnings
 from madlite.machine.telemetry.sampler import Sampler, SamplingTarget, used_gpus
-from madlite.machine.telemetry.summary import Summary, packages, summarise, telemetry_findings
+from madlite.machine.telemetry.summary import TelemetrySummary, packages, summarise, telemetry_findings
 from madlite.model import Action, Quantity, Result, RunPlan, Session, Telemetry, Window
 from madlite.run.provenance import ProbedFacts, make_provenance, probe
 from madlite.run.screen import Planned
@@ -98,14 +98,14 @@ class TelemetryRecorder:
             problem="; ".join(filter(None, (sampler.problem, _untold(sampler.source, summary), summary.problem))),
         )
 
-    def _tokens_per_joule(self, window: Window | None, summary: Summary) -> float | None:
+    def _tokens_per_joule(self, window: Window | None, summary: TelemetrySummary) -> float | None:
         """Return tokens by the energy of the same time: not of a window by that of the whole run."""
         if window is None or window.quantity != Quantity.TOKENS_PER_S_PER_GPU or summary.over != "window":
             return None
         return window.median / summary.power_w if summary.power_w else None
 
 
-def _untold(source: str, summary: Summary) -> str:
+def _untold(source: str, summary: TelemetrySummary) -> str:
     return f"{source} tells nothing of {summary.untold}" if summary.untold else ""
 
 

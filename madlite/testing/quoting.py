@@ -42,7 +42,7 @@ Told: TypeAlias = tuple[str, str]
 """A key and what became of its value."""
 
 
-class Refused(Exception):
+class RefusedScript(Exception):
     """A value cannot be planned with, so that it never reaches a file."""
 
 
@@ -147,7 +147,7 @@ def _of_keys(subject: Subject, made: Made, keys: Sequence[str], folder: Path, al
         told = _compared(subject, made, keys, folder)
         if not told or len(keys) == 1 or told[0][0] == _SCRIPT:
             return told
-    except (Refused, MadliteError):
+    except (RefusedScript, MadliteError):
         if len(keys) == 1:
             alone.add(keys[0])
             return _alone(subject, made, keys[0])
@@ -161,11 +161,11 @@ def _alone(subject: Subject, made: Made, key: str) -> list[Told]:
     one = Oddity(key)
     try:
         _files(subject, made, {key: one.mark})
-    except (Refused, MadliteError):
+    except (RefusedScript, MadliteError):
         return []  # it takes some words alone
     try:
         _files(subject, made, {key: one.value})
-    except Refused:
+    except RefusedScript:
         return []
     except MadliteError as error:
         if not _is_checked(subject, made, [one]):
@@ -192,7 +192,7 @@ def _files(subject: Subject, made: Made, values: Mapping[str, str]) -> dict[str,
         draft = next((one for one in drafts if one.templates == made.draft.templates), drafts[0])
         plan = plan_of(subject.backend, case, draft, options)
     except MadliteError as error:
-        raise Refused from error
+        raise RefusedScript from error
     return {file.path: file.data for file in render(plan, subject.search)}
 
 

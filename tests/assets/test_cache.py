@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from madlite.assets.cache import Record, find_asset, matching, repo_folder, save_hub_record, save_kept_record
+from madlite.assets.cache import AssetRecord, find_asset, matching, repo_folder, save_hub_record, save_kept_record
 from madlite.model import Asset
 
 COMMIT = "b" * 40
@@ -32,7 +32,7 @@ def cache(tmp_path):
 def noted(cache, tmp_path, patterns=MODEL.files, **changes):
     files = {name: len(data) for name, data in FILES.items()}
     values = {"ref": MODEL.ref, "files": files, "patterns": patterns, "revision": "main", "commit": COMMIT, **changes}
-    save_hub_record(MODEL, cache, tmp_path / "data", Record(**values))
+    save_hub_record(MODEL, cache, tmp_path / "data", AssetRecord(**values))
 
 
 def found(cache, tmp_path, asset=MODEL):

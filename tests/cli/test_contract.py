@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from madlite.cli.contract import closing_lines
+from madlite.cli.arguments import closing_lines
 from madlite.cli.main import call
 from madlite.errors import ExitCode
 from madlite.model import EngineOptions, Image, Machine, Mount, Place, Result, Secret, Status

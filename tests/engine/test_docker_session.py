@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from madlite.cancellation import STOPPED
 from madlite.errors import RuntimeProblem
 from madlite.model import Action, Cause, Chunk, EngineOptions, Image, Machine, Mount, Place, Secret
 from madlite.runtimes.docker.runtime import DockerRuntime
-from madlite.runtimes.turn import STOPPED
 from tests.engine_fixture import give_up
 from tests.factories import id_of, make_plan
 from tests.run.output import Output, bash, once_it_said, stop_once_it_said

@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from madlite.assets.cache import Record, repo_folder, save_hub_record, save_kept_record
+from madlite.assets.cache import AssetRecord, repo_folder, save_hub_record, save_kept_record
 from madlite.backends.loader import Plugins
 from madlite.model import Asset, Machine, Mount
 from madlite.run.checks import check_plans
@@ -43,7 +43,7 @@ def bring(tmp_path):
                 file.write_text("{}")
                 (folder / "refs").mkdir(exist_ok=True)
                 (folder / "refs/main").write_text("a" * 40)
-                record = Record(ref=asset.ref, files={"tokenizer.json": 2}, patterns=asset.files, commit="a" * 40)
+                record = AssetRecord(ref=asset.ref, files={"tokenizer.json": 2}, patterns=asset.files, commit="a" * 40)
                 save_hub_record(asset, cache, tmp_path / "data", record)
             else:
                 place = tmp_path / "data" / asset.path

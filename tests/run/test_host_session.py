@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from madlite.cancellation import STOPPED
 from madlite.errors import RuntimeProblem
 from madlite.model import PROBE_BYTES, Action, Cause, Chunk, Completed, JobOutcome, Secret
 from madlite.runtimes.host import session as host_session
 from madlite.runtimes.host.session import HostAction
 from madlite.runtimes.process_table import marked_processes, send
-from madlite.runtimes.turn import STOPPED
 from tests.factories import make_plan
 from tests.run.output import Output, bash, once_it_said, stop_once_it_said
 

@@ -32,7 +32,7 @@ _UNTOLD = {
 }
 
 
-class Summary(Value, frozen=True):
+class TelemetrySummary(Value, frozen=True):
     """A span: its samples, what they come to for each GPU and for all, and what about them is to be known."""
 
     over: str
@@ -46,7 +46,7 @@ class Summary(Value, frozen=True):
     untold: str = ""  # what no reading tells, where it is the power too
 
 
-class _Series(Value, frozen=True):
+class _SampleSeries(Value, frozen=True):
     """The readings of one GPU in a span, with their times."""
 
     index: int
@@ -72,7 +72,7 @@ def summarise(
     ended_s: float | None,
     vendor: Vendor,
     packages: Mapping[int, str] = NO_PACKAGES,
-) -> Summary:
+) -> TelemetrySummary:
     """Return what GPUs did between two times of the run; over all of it where too few samples are between them.
 
     `packages` names what GPUs are parts of, where several can be parts of one.
@@ -85,7 +85,7 @@ def summarise(
     telling = {reading.index for sample in samples for reading in sample.gpus if reading.power_w is not None}
     power_w, problem = _mean_power(uses, _silent(uses, vendor, telling), packages)
     by = {reason: max((use.throttled.get(reason, 0.0) for use in uses), default=0.0) for reason in THROTTLING}
-    return Summary(
+    return TelemetrySummary(
         over="window" if in_window else "run",
         samples=max((len(one.readings) for one in series), default=0),
         gpus=uses,
@@ -98,18 +98,18 @@ def summarise(
     )
 
 
-def _untold(series: Sequence[_Series]) -> str:
+def _untold(series: Sequence[_SampleSeries]) -> str:
     """Return what no reading of any GPU tells where none tells the power, as of a tool that answers N/A."""
     silent = [words for field, words in _UNTOLD.items() if not any(one.timed(field) for one in series)]
     return ", ".join(silent) if "power" in silent and any(one.readings for one in series) else ""
 
 
-def _series(span: Iterable[Sample], index: int) -> _Series:
+def _series(span: Iterable[Sample], index: int) -> _SampleSeries:
     found = ((sample.t_s, reading) for sample in span for reading in sample.gpus if reading.index == index)
-    return _Series(index=index, readings=tuple(found))
+    return _SampleSeries(index=index, readings=tuple(found))
 
 
-def _use(series: _Series) -> GpuUse:
+def _use(series: _SampleSeries) -> GpuUse:
     parts = _parts(series)
     sampled_w = series.mean("power_w")
     return GpuUse(
@@ -126,7 +126,7 @@ def _use(series: _Series) -> GpuUse:
     )
 
 
-def _exact_power(series: _Series, sampled_w: float | None) -> float | None:
+def _exact_power(series: _SampleSeries, sampled_w: float | None) -> float | None:
     """Return the mean power by the counted energy; a counter far from what was sampled is broken."""
     counted = series.timed("energy_j")
     if len(counted) < 2 or counted[-1][0] - counted[0][0] < LEAST_ENERGY_S:
@@ -136,7 +136,7 @@ def _exact_power(series: _Series, sampled_w: float | None) -> float | None:
     return power_w if power_w > 0 and fits else None
 
 
-def _parts(series: _Series) -> dict[str, float] | None:
+def _parts(series: _SampleSeries) -> dict[str, float] | None:
     """Return for each reason the part of the span in which it held the clocks down; None where that is not known."""
     counted = _counted(series)
     if counted is not None:
@@ -154,7 +154,7 @@ def _enough(telling: Sequence[object], taken: Sequence[object]) -> bool:
     return len(telling) >= min(LEAST_SAMPLES, len(taken))
 
 
-def _counted(series: _Series) -> dict[str, float] | None:
+def _counted(series: _SampleSeries) -> dict[str, float] | None:
     """Return the parts by the driver's counters; of several that count one reason the highest. None without them.
 
     What held at every tick since the driver was loaded, and still does, is firmware that does not count it.
@@ -171,7 +171,7 @@ def _counted(series: _Series) -> dict[str, float] | None:
     return found or None
 
 
-def _any(span: Sequence[Sample], series: Sequence[_Series], reasons: Sequence[str]) -> float | None:
+def _any(span: Sequence[Sample], series: Sequence[_SampleSeries], reasons: Sequence[str]) -> float | None:
     """Return the part of the span in which any of the reasons held any GPU: that one is what the others wait for.
 
     Counters do not say when they grew: it is then the part of the GPU and reason that have most.

@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from madlite.cancellation import STOPPED, ActionGate
 from madlite.errors import RuntimeProblem
 from madlite.images.client import ANSWER_LIMIT_S, CancellableClient, Client, connected, error_text, explained
 from madlite.model import PROBE_BYTES, Action, Cause, Chunk, Completed, Exit, Sink
 from madlite.runtimes.docker import container as containers
 from madlite.runtimes.docker.container import Container, give_back, start_failure, state_of
 from madlite.runtimes.docker.exec import Exec, ExecOutput, Frames
-from madlite.runtimes.turn import STOPPED, ActionGate
 from madlite.secrets import reveal
 from madlite.workspace.mounts import copy_matching
 

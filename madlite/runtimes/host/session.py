@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from madlite import process
+from madlite.cancellation import STOPPED, ActionGate
 from madlite.errors import RuntimeProblem
 from madlite.model import PROBE_BYTES, Action, Cause, Chunk, Completed, Exit, Sink
 from madlite.runtimes.host import supervisor as host_supervisor
@@ -29,7 +30,6 @@ from madlite.runtimes.process_table import (
     send,
     with_users,
 )
-from madlite.runtimes.turn import STOPPED, ActionGate
 from madlite.secrets import reveal
 from madlite.workspace.folder import FOLDER_MARK, KEPT_MARK, RUN_MARK, SUPERVISOR_MARK
 from madlite.workspace.mounts import copy_matching
