@@ -18,10 +18,10 @@ def madlite_backends() -> Iterable[Backend]:
 @hookimpl
 def madlite_cards(trees: Sequence[Path]) -> Iterator[Mapping[str, object] | Path | TreeCards]:
     """Bring the documents' tags that no models.json of MAD has, and a card per config file of a Primus tree."""
-    from madlite_plugins.primus.tree import cards_of_tree, is_primus_tree
-
     yield Path("models.json")
     for tree in trees:
+        from madlite_plugins.primus.tree import cards_of_tree, is_primus_tree
+
         if is_primus_tree(tree):
             yield TreeCards(tree=tree, found=tuple(cards_of_tree(tree)))
 
