@@ -33,7 +33,7 @@ def test_the_thresholds_are_the_code_s():
         "scatter": f"a CV above {100 * number.MOST_CV:.0f} %",
     }
     assert f"go back by more than {STEPS_APART}" in FLAT
-    assert f"told from {window.FEWEST} steps on" in FLAT
+    assert f"reported from {window.FEWEST} steps on" in FLAT
     assert f"more than {window.POINTS} steps the points are the medians of {window.POINTS} blocks" in FLAT
     assert f"from {window.FEWEST} steps on" in FLAT
     assert f"More than {100 * compute.MOST_APART:.0f} % apart is a finding" in FLAT
