@@ -7,23 +7,26 @@ folder of prepared data.  What `madlite prepare` has seen complete is noted besi
 from __future__ import annotations
 
 import hashlib
+import os
 import re
+import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
 import msgspec
 
+from madlite.errors import RuntimeProblem
 from madlite.files import NotJson, decode_json
-from madlite.model import Asset, Value
+from madlite.model import Asset, Cause, Value
 from madlite.safe_files import Folder
 from madlite.safe_read import read_named
 
 COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 MAIN = "main"
-_NOTES = ".madlite"
+NOTES = ".madlite"
 _LONGEST_REF = 1 << 12
 _LOCK_TURN_S = 0.2
 _WEIGHTS = (".safetensors", ".bin", ".pth", ".pt", ".gguf", ".ckpt", ".distcp")
@@ -161,7 +164,7 @@ def save_hub_record(asset: Asset, cache: Path, data: Path, record: AssetRecord) 
         OSError: it can be written in neither place.
     """
     folder = repo_folder(asset, cache)
-    name = f"{_NOTES}/{folder.name}-{_digest(record.revision, *sorted(record.patterns))}.json"
+    name = f"{NOTES}/{folder.name}-{_digest(record.revision, *sorted(record.patterns))}.json"
     try:
         _write(folder, name, record)
     except OSError:
@@ -177,6 +180,39 @@ def save_kept_record(asset: Asset, data: Path, files: dict[str, int]) -> None:
     _write(data, _kept_note(asset), AssetRecord(ref=asset.ref, files=files))
 
 
+def refuse_links(base: Path, folders: Iterable[Path], *, owned: Path | None = None) -> None:
+    """Refuse a folder below `base` that is a link, for what is written would land elsewhere.
+
+    `owned` may be a link of the caller's or of the owner of `base`: a repository that was moved to another disk.
+
+    Raises:
+        RuntimeProblem: one is.
+    """
+    for folder in folders:
+        if folder.is_symlink():
+            uid = folder.lstat().st_uid
+            if folder == owned and uid in (os.geteuid(), base.stat().st_uid):
+                continue
+            what = f"{folder} cannot be written to: it is a link that user {uid} laid"
+            raise RuntimeProblem(what, "remove it, or name another folder", cause=Cause.PREPARE)
+
+
+def remove_planted(files: Iterable[Path], *, own_only: bool = False) -> None:
+    """Take away what others may have laid where files are written: links, pipes, second names of another file.
+
+    With `own_only` a plain file of another user goes too: what he holds open he could write on.
+
+    Raises:
+        OSError: one cannot be taken away.
+    """
+    for file in files:
+        with suppress(FileNotFoundError):
+            seen = file.lstat()
+            plain = stat.S_ISREG(seen.st_mode) and seen.st_nlink == 1
+            if not stat.S_ISDIR(seen.st_mode) and (not plain or (own_only and seen.st_uid != os.geteuid())):
+                file.unlink()
+
+
 @contextmanager
 def locked(asset: Asset, data: Path, stop: threading.Event, waiting: Callable[[], None]) -> Iterator[None]:
     """Be the only command that fetches or makes an asset of prepared data; `waiting` is called once where one is.
@@ -189,7 +225,9 @@ def locked(asset: Asset, data: Path, stop: threading.Event, waiting: Callable[[]
     from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]  # also where a disk has no flock
 
     file = (data / _kept_note(asset)).with_suffix(".lock")
+    refuse_links(data, (file.parent, *_folders_of(data, asset.path)))
     file.parent.mkdir(parents=True, exist_ok=True)
+    remove_planted([file, file.with_suffix(".json")])
     told = False
     while True:
         try:
@@ -207,7 +245,7 @@ def locked(asset: Asset, data: Path, stop: threading.Event, waiting: Callable[[]
 def _listings(asset: Asset, cache: Path, data: Path, commit: str) -> Iterator[dict[str, int]]:
     """Yield what is known of a commit's files: what was prepared, and what huggingface_hub itself notes."""
     folder = repo_folder(asset, cache)
-    notes = [*(folder / _NOTES).glob("*.json"), *(data / _NOTES).glob(f"{folder.name}-*.json")]
+    notes = [*(folder / NOTES).glob("*.json"), *(data / NOTES).glob(f"{folder.name}-*.json")]
     for record in filter(None, map(_read, sorted(notes))):
         if record.commit == commit and record.covers(asset.files):
             yield record.files
@@ -237,8 +275,12 @@ def _has_shards(needed: dict[str, int], asset: Asset) -> bool:
     return True
 
 
+def _folders_of(data: Path, path: str) -> Iterator[Path]:
+    yield from (data / folder for folder in Path(path).parents if folder != Path())
+
+
 def _kept_note(asset: Asset) -> str:
-    return f"{_NOTES}/{_digest(asset.path)}.json"
+    return f"{NOTES}/{_digest(asset.path)}.json"
 
 
 def _digest(*words: str) -> str:

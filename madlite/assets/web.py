@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from madlite.assets.cache import Stopped, find_kept, locked, save_kept_record, size_of
+from madlite.assets.cache import Stopped, find_kept, locked, remove_planted, save_kept_record, size_of
 from madlite.assets.room import size_text
 from madlite.errors import RuntimeProblem
 from madlite.model import Asset, Cause, Say, Value
@@ -194,6 +194,7 @@ def fetch_file(asset: Asset, source: Source, data: Path, say: Say, tell: Tell, s
             for other in place.parent.glob(f"{escape(place.name)}.*.part"):
                 if other != part:
                     other.unlink()
+            remove_planted([place, part])
             _stream(source, part, tell, stop)
             _check(asset, source, part)
             part.replace(place)
