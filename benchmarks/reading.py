@@ -69,7 +69,7 @@ def read(path: Path) -> None:
     from madlite.measure.rules import with_common
     from madlite.measure.window import steady_window
     from madlite.model import Quantity
-    from madlite.run.detect import recognised
+    from madlite.run.detect import detect_backend
 
     class Counting:
         """The reader of a backend, and how many lines came to it."""
@@ -86,7 +86,7 @@ def read(path: Path) -> None:
 
     plugins = load_plugins(only_built_in=True)
     with path.open("rb") as file:
-        backend = recognised(path.name, [file.read(1 << 20)], plugins)
+        backend = detect_backend(path.name, [file.read(1 << 20)], plugins)
         file.seek(0)
         reader = Counting(backend.reader(None))
         log = LogMonitor([reader], with_common(plugins.failure_rules()))

@@ -212,7 +212,7 @@ class TemplateBackend:
         """Need nothing from elsewhere."""
         return ()
 
-    def recognise(self, head: Sequence[str]) -> float:
+    def detect(self, head: Sequence[str]) -> float:
         """Recognise a log in which the step pattern matches."""
         return 0.5 if any(self.step.regex.search(text) for text in head) else 0.0
 

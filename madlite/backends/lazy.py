@@ -46,9 +46,9 @@ class LazyBackend:
         """Return what the backend says a plan needs."""
         return self.loaded.assets(plan)
 
-    def recognise(self, head: Sequence[str]) -> float:
+    def detect(self, head: Sequence[str]) -> float:
         """Return how sure the backend is that a log is its own."""
-        return self.loaded.recognise(head)
+        return self.loaded.detect(head)
 
     def reader(self, plan: RunPlan | None) -> Reader:
         """Return the backend's reader."""

@@ -211,7 +211,7 @@ class Plugins:
         self._once(Problem(where=f"plugin {name}{origin}", what=what))
 
 
-_BACKEND_MEMBERS = ("claim", "expand", "check", "assets", "recognise", "reader")
+_BACKEND_MEMBERS = ("claim", "expand", "check", "assets", "detect", "reader")
 
 
 def load_plugins(disabled: str = "", *, only_built_in: bool = False) -> Plugins:

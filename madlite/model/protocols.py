@@ -50,7 +50,7 @@ class Backend(Protocol):
     def assets(self, plan: RunPlan) -> Iterable[Asset]:
         """Return what the plan needs from elsewhere."""
 
-    def recognise(self, head: Sequence[str]) -> float:
+    def detect(self, head: Sequence[str]) -> float:
         """Say how surely (0 to 1) the first lines of a log are this framework's."""
 
     def reader(self, plan: RunPlan | None) -> Reader:

@@ -65,7 +65,7 @@ class AutoDetectReader:
 
     def _surest(self, texts: list[str]) -> Backend | None:
         """Return the one backend that is surest of these lines; None where none is sure, or several are."""
-        answers = [(self._plugins.query(one, "recognise", texts, otherwise=0.0), one) for one in self._backends]
+        answers = [(self._plugins.query(one, "detect", texts, otherwise=0.0), one) for one in self._backends]
         sure = [(float(sure), one) for sure, one in answers if isinstance(sure, int | float) and sure >= _SURE]
         best = max((how for how, _ in sure), default=0.0)
         found = [one for how, one in sure if how == best]
@@ -91,7 +91,7 @@ def take_head(chunks: Iterable[bytes]) -> list[bytes]:
     return held
 
 
-def recognised(log: str, head: Sequence[bytes], plugins: Plugins) -> Backend | None:
+def detect_backend(log: str, head: Sequence[bytes], plugins: Plugins) -> Backend | None:
     """Return the backend that is surest of a log that begins so; None where none knows it. Messages call it `log`.
 
     Raises:
@@ -110,7 +110,7 @@ def recognised(log: str, head: Sequence[bytes], plugins: Plugins) -> Backend | N
 
 def _sure(backends: Mapping[str, Backend], plugins: Plugins, lines: Sequence[str]) -> dict[str, float]:
     """Return how sure each backend is that knows these lines."""
-    answers = {known: plugins.query(one, "recognise", lines, otherwise=0.0) for known, one in backends.items()}
+    answers = {known: plugins.query(one, "detect", lines, otherwise=0.0) for known, one in backends.items()}
     return {known: float(sure) for known, sure in answers.items() if isinstance(sure, int | float) and sure > 0}
 
 

@@ -41,7 +41,7 @@ from madlite.model import (
     Window,
 )
 from madlite.plan.actions import BENIGN, PATTERNS
-from madlite.run.detect import MOST_LINES, recognised, take_head
+from madlite.run.detect import MOST_LINES, detect_backend, take_head
 from madlite.safe_read import open_given
 
 WARMUP_STEPS = Variant(model="").warmup_steps
@@ -88,7 +88,7 @@ def read_log(
         UsageProblem: nobody knows this log, or several know it; or its bytes cannot be read.
     """
     head = take_head(chunks)
-    backend = given or recognised(name, head, plugins)
+    backend = given or detect_backend(name, head, plugins)
     log = _follower(plugins, backend)
     for chunk in chain(head, chunks):
         log.feed(chunk)

@@ -12,12 +12,12 @@ from typing import Any, ClassVar, TypeAlias, TypeVar
 from msgspec.structs import replace
 
 from madlite.model import Backend
+from madlite.testing.detection import check_detection
 from madlite.testing.flaws import Flaw
 from madlite.testing.members import check_docs, check_failures, check_finish, check_members, check_names
 from madlite.testing.purity import check_purity, check_secrets
 from madlite.testing.quoting import check_quoting
 from madlite.testing.reading import check_fuzz, check_reading
-from madlite.testing.recognising import check_recognising
 from madlite.testing.results import check_effects, check_results
 from madlite.testing.scripts import check_rendering, check_scripts
 from madlite.testing.subject import Subject, raised
@@ -38,7 +38,7 @@ CHECKS: dict[str, Check] = {
     "reading": lambda subject, folder: check_reading(subject),
     "finish": check_finish,
     "fuzz": lambda subject, folder: check_fuzz(subject),
-    "recognising": lambda subject, folder: check_recognising(subject),
+    "detection": lambda subject, folder: check_detection(subject),
     "results": check_results,
     "effects": lambda subject, folder: check_effects(subject),
     "docs": lambda subject, folder: check_docs(subject),

@@ -101,7 +101,7 @@ class Script:
         """Need nothing beyond what the script fetches itself."""
         return ()
 
-    def recognise(self, head: Sequence[str]) -> float:
+    def detect(self, head: Sequence[str]) -> float:
         """Recognise nothing: a script's log can be anything."""
         return 0.0
 

@@ -125,7 +125,9 @@ class TestAStranger:
         (cache / REPO).symlink_to(victim / "folder")
         os.chown(cache / REPO, STRANGER, STRANGER, follow_symlinks=False)
         before = snapshot(victim)
-        with pytest.raises(RuntimeProblem, match=rf"{REPO} cannot be written to: it is a link that user {STRANGER} laid"):
+        with pytest.raises(
+            RuntimeProblem, match=rf"{REPO} cannot be written to: it is a link that user {STRANGER} laid"
+        ):
             fetch(served, cache)
         assert snapshot(victim) == before
 

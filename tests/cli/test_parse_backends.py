@@ -22,7 +22,7 @@ class Tiny(TemplateBackend):
     def __init__(self, name="tiny", sure=0.5):
         self.name, self.sure = name, sure
 
-    def recognise(self, head):
+    def detect(self, head):
         if self.sure is None:
             raise RuntimeError("oops")
         return self.sure if any("step=" in text for text in head) else 0.0
@@ -37,7 +37,7 @@ class Bare:
     def __init__(self):
         self.claim = self.expand = self.check = self.assets = lambda *given: ()
 
-    def recognise(self, head):
+    def detect(self, head):
         return 0.9
 
     def reader(self, plan):
@@ -75,7 +75,7 @@ def test_the_surest_has_it_and_a_tie_is_told(with_backends, capsys):
 def test_a_backend_that_raises_is_told_of_once(with_backends, capsys):
     log = with_backends(Tiny("c", None))
     assert call(["parse", str(log)]) == 4
-    assert capsys.readouterr().err.count("recognise failed") == 1
+    assert capsys.readouterr().err.count("detect failed") == 1
 
 
 def test_a_backend_without_a_rule_has_its_steps_judged(with_backends, capsys):
@@ -111,11 +111,11 @@ def test_a_log_is_recognised_after_much_else(with_backends, capsys):
 
 def test_a_weak_guess_waits_for_what_more_lines_say(with_backends, capsys):
     class Late(Tiny):
-        def recognise(self, head):
+        def detect(self, head):
             return 0.9 if any("step=" in text for text in head) else 0.0
 
     class Weak(Tiny):
-        def recognise(self, head):
+        def detect(self, head):
             return 0.3
 
     log = with_backends(Late("late"), Weak("weak"))

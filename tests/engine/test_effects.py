@@ -58,7 +58,7 @@ class Raw:
 
     assets = check
 
-    def recognise(self, head):
+    def detect(self, head):
         return 0.0
 
     def reader(self, plan):

@@ -62,7 +62,7 @@ def test_of_several_who_are_as_sure_nobody_reads_the_log(plugins):
     class Sure:
         name = "sure"
 
-        def recognise(self, head):
+        def detect(self, head):
             return 0.9
 
     class Two:

@@ -273,10 +273,10 @@ def test_a_log_that_was_cut_off_has_no_number_that_the_whole_has_not_in_any_chun
 
 
 def test_its_log_is_recognised_and_others_are_not():
-    assert Flux().recognise((LOGS / LOG).read_text().splitlines()) == 0.9
-    assert Flux().recognise([RUN.format(1) + " train.py --model flux-dev"]) == 0.7
+    assert Flux().detect((LOGS / LOG).read_text().splitlines()) == 0.9
+    assert Flux().detect([RUN.format(1) + " train.py --model flux-dev"]) == 0.7
     for name in ("torchtitan-0.2.2-debugmodel-cpu-1rank.log", "hf-trainer-peft-transformers5.17-cpu-notqdm.log"):
-        assert Flux().recognise((LOGS / name).read_text().splitlines()) == 0.0
+        assert Flux().detect((LOGS / name).read_text().splitlines()) == 0.0
 
 
 def test_a_line_of_another_node_is_the_same_step():

@@ -253,11 +253,11 @@ def test_only_trainer_logs_are_recognised():
     sure = {
         path.name
         for path in LOGS.glob("*.log")
-        if HuggingFace().recognise([line.text for line in lines(path.read_bytes())]) > 0.5
+        if HuggingFace().detect([line.text for line in lines(path.read_bytes())]) > 0.5
     }
     kinds = ("trainer", "madlite", "train_llama")
     assert sure == {path.name for kind in kinds for path in LOGS.glob(f"hf-{kind}-*.log")}
-    assert HuggingFace().recognise([OURS]) == 1.0
+    assert HuggingFace().detect([OURS]) == 1.0
 
 
 def told(examples: int = 0, batch: int = 4, accumulation: int = 1, steps: int = 30) -> list[str]:

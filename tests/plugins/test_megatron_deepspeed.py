@@ -18,7 +18,7 @@ from madlite.measure.monitor import LogMonitor
 from madlite.measure.verdict import Observation, judge
 from madlite.model import Card, Exit, Line, Machine, Quantity, RunPlan, Status
 from madlite.testing.plans import Case, expand, options_of, plan_of
-from madlite_plugins.megatron_lm.reader import MegatronReader, recognise
+from madlite_plugins.megatron_lm.reader import MegatronReader, detect
 from madlite_plugins.torchrun import madlite_failure_rules
 from madlite_plugins.torchrun.backend import Torchrun
 from tests.csv_rows import perf_rows
@@ -65,7 +65,7 @@ def test_an_iteration_has_the_tokens_and_flops_that_it_prints():
     assert found.n == 3 and found.values[Quantity.TOKENS_PER_S_PER_GPU] == 256 * 2048 / 4 / 8
     assert found.values[Quantity.TFLOPS_PER_GPU] == 17.31 and found.values[Quantity.STEP_TIME_S] == 4.0
     assert found.values[Quantity.LOSS] == 10.7
-    assert recognise([TIMER, line(3)]) == 0.8 and recognise([TIMER]) == 0.0
+    assert detect([TIMER, line(3)]) == 0.8 and detect([TIMER]) == 0.0
 
 
 def test_a_time_in_seconds_and_no_tokens_are_read_too():

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from madlite.measure.monitor import LogMonitor
 from madlite.model import Card, EffectiveConfig, Ended, Line, Place, Quantity, RunPlan, Step, Summary, Variant
-from madlite_plugins.megatron_lm.reader import MegatronReader, recognise
+from madlite_plugins.megatron_lm.reader import MegatronReader, detect
 from tests.plugins.logs import LOGS, events, gpu_machine, lines, read, steps
 
 Q = Quantity
@@ -383,8 +383,8 @@ def test_what_the_run_s_own_script_says_of_torchrun():
 
 def test_a_traceback_of_megatron_is_recognised_weakly():
     frame = '[rank3]:   File "/workspace/Megatron-LM/megatron/core/tensor_parallel/layers.py", line 7, in forward'
-    assert recognise([frame]) == 0.25
-    assert recognise(['  File "/usr/lib/python3/site-packages/accelerate/utils/megatron_lm.py", line 7']) == 0
+    assert detect([frame]) == 0.25
+    assert detect(['  File "/usr/lib/python3/site-packages/accelerate/utils/megatron_lm.py", line 7']) == 0
 
 
 def test_steps_that_go_back_are_read_with_a_sane_span():
@@ -455,14 +455,14 @@ def test_an_enormous_number_is_infinite():
 
 def test_only_megatron_s_logs_are_recognised():
     sure = {
-        path.name for path in LOGS.iterdir() if recognise([line.text for line in lines(path.read_bytes())][:500]) > 0.5
+        path.name for path in LOGS.iterdir() if detect([line.text for line in lines(path.read_bytes())][:500]) > 0.5
     }
     assert sure == {path.name for path in LOGS.glob("megatron-*")}
 
 
 def test_a_log_is_recognised_before_its_first_iteration():
     heads = [line.text for line in lines((LOGS / "megatron-lm-core0.16.1-gpt-cpu-1rank.log").read_bytes())][:60]
-    assert not any("elapsed time" in text for text in heads) and recognise(heads) == 0.8
+    assert not any("elapsed time" in text for text in heads) and detect(heads) == 0.8
 
 
 def test_ranks_come_from_the_label_next_to_the_iteration():

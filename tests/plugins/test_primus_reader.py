@@ -7,9 +7,9 @@ from collections import Counter
 import pytest
 
 from madlite.model import EffectiveConfig, Ended, Quantity, Step
-from madlite_plugins.megatron_lm.reader import recognise as recognise_megatron
-from madlite_plugins.primus.reader import PrimusReader, recognise
-from madlite_plugins.torchtitan.reader import recognise as recognise_torchtitan
+from madlite_plugins.megatron_lm.reader import detect as detect_megatron
+from madlite_plugins.primus.reader import PrimusReader, detect
+from madlite_plugins.torchtitan.reader import detect as detect_torchtitan
 from tests.plugins.logs import LOGS, events, lines, read, steps
 
 Q = Quantity
@@ -173,8 +173,8 @@ def test_a_training_that_was_started_again_says_its_sizes_again():
 
 def test_a_traceback_of_primus_is_recognised_where_nothing_else_is():
     frame = '  File "/workspace/Primus/primus/cli/main.py2", line 3'
-    assert recognise([frame]) == 0
-    assert recognise([frame.replace("main.py2", "subcommands/train.py")]) == 0.4
+    assert detect([frame]) == 0
+    assert detect([frame.replace("main.py2", "subcommands/train.py")]) == 0.4
 
 
 def test_lines_of_the_framework_that_is_not_there_are_not_read():
@@ -186,20 +186,18 @@ def test_lines_of_the_framework_that_is_not_there_are_not_read():
 def test_primus_is_surer_of_its_logs_than_anybody_else_and_claims_no_other():
     for path in LOGS.iterdir():
         head = [line.text for line in lines(path.read_bytes())][:300]
-        others = max(recognise_megatron(head), recognise_torchtitan(head))
+        others = max(detect_megatron(head), detect_torchtitan(head))
         if path.name.startswith("primus-"):
-            assert recognise(head) > max(others, 0.9), path.name
+            assert detect(head) > max(others, 0.9), path.name
         elif path.name != "megatron-gpu-lines.txt":  # one of its lines is Primus's
-            assert recognise(head) == 0, path.name
+            assert detect(head) == 0, path.name
 
 
 def test_wrapped_steps_alone_are_recognised():
     log = lines((LOGS / "primus-main-torchtitan0.2.2-debug-cpu-2ranks.log").read_bytes())
     last = [line.text for line in log if "tps: " in line.text]
-    assert recognise(last) > recognise_torchtitan(last) > 0
-    assert (
-        recognise(["", "[rank0]:[titan] 2026-11-20 23:57:03,478 - root - INFO - x", "[rank-0/8] not its prefix"]) == 0
-    )
+    assert detect(last) > detect_torchtitan(last) > 0
+    assert detect(["", "[rank0]:[titan] 2026-11-20 23:57:03,478 - root - INFO - x", "[rank-0/8] not its prefix"]) == 0
 
 
 def test_files_beside_the_log_are_read_where_it_has_no_steps(tmp_path):

@@ -132,10 +132,10 @@ def test_no_text_upsets_the_reader(texts):
 
 def test_its_log_is_recognised_and_others_are_not():
     head = (LOGS / LOG).read_text().splitlines()
-    assert PytorchFsdp().recognise(head[:60]) == 0.9
-    assert PytorchFsdp().recognise(head[:5]) == 0.6
+    assert PytorchFsdp().detect(head[:60]) == 0.9
+    assert PytorchFsdp().detect(head[:5]) == 0.6
     other = (LOGS / "torchtitan-0.2.2-debugmodel-cpu-1rank.log").read_text().splitlines()
-    assert PytorchFsdp().recognise(other) == 0.0
+    assert PytorchFsdp().detect(other) == 0.0
 
 
 @pytest.mark.parametrize(

@@ -445,10 +445,9 @@ def test_the_hint_names_a_script_that_lies_in_cwd(tmp_path):
 
 def test_it_is_unsure_of_json_lines_and_knows_no_others():
     backend = Torchrun()
-    assert backend.recognise(["hello", '{"step": 3, "loss": 2.0}']) == 0.2
+    assert backend.detect(["hello", '{"step": 3, "loss": 2.0}']) == 0.2
     assert (
-        backend.recognise(['{"step": 3}', '{"a": 1}', "{", "step 3 loss 2", 'madlite-step {"n": 3, "loss": 2.0}'])
-        == 0.0
+        backend.detect(['{"step": 3}', '{"a": 1}', "{", "step 3 loss 2", 'madlite-step {"n": 3, "loss": 2.0}']) == 0.0
     )
     assert [step.n for step in steps(read(None, '{"step": 3, "loss": 2.0}'))] == [3]
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from madlite.model import EffectiveConfig, Ended, Line, Phase, Quantity, Step
-from madlite_plugins.torchtitan.reader import TorchtitanReader, recognise
+from madlite_plugins.torchtitan.reader import TorchtitanReader, detect
 from tests.plugins.logs import LOGS, events, lines, read, steps
 
 PREFIX = "[titan] 2026-11-20 23:58:19,740 - root - INFO - "
@@ -86,9 +86,9 @@ def test_a_loss_that_is_none_is_read_however_it_is_spelt(word):
 
 @pytest.mark.parametrize("name", ["torchtitan-0.2.2-cpu-unpatched-FAIL", "torchtitan-0.1.0-bad-cli-option-FAIL"])
 def test_a_log_that_has_nothing_but_a_failed_start_is_recognised_weakly(name):
-    assert recognise((LOGS / f"{name}.log").read_text().splitlines()) == 0.3
-    assert recognise(["+ torchrun --nproc_per_node=8 -m torchtitan.train --job.config_file x.toml"]) == 0.3
-    assert recognise(["pip install torchtitan", "cd /src/torchtitan/"]) == 0
+    assert detect((LOGS / f"{name}.log").read_text().splitlines()) == 0.3
+    assert detect(["+ torchrun --nproc_per_node=8 -m torchtitan.train --job.config_file x.toml"]) == 0.3
+    assert detect(["pip install torchtitan", "cd /src/torchtitan/"]) == 0
 
 
 def test_validation_is_never_training():
@@ -177,7 +177,7 @@ def test_what_the_trainer_says_it_runs_with():
 
 def test_logs_are_recognised_by_their_head_alone():
     heads = {path.name: [line.text for line in lines(path.read_bytes())][:20] for path in LOGS.glob("*.log")}
-    sure = {name for name, head in heads.items() if recognise(head) > 0.5}
+    sure = {name for name, head in heads.items() if detect(head) > 0.5}
     started = {name for name in heads if name.startswith("torchtitan-")}
     assert sure == started - {"torchtitan-0.1.0-bad-cli-option-FAIL.log", "torchtitan-0.2.2-cpu-unpatched-FAIL.log"}
 

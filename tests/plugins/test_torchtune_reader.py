@@ -11,10 +11,10 @@ import pytest
 from madlite.measure.number import mad_metrics
 from madlite.measure.steps import Steps
 from madlite.model import EffectiveConfig, Ended, Line, Phase, Quantity, Step, Summary
-from madlite_plugins.hf.reader import recognise as hf_recognises
-from madlite_plugins.torchtitan.reader import recognise as torchtitan_recognises
+from madlite_plugins.hf.reader import detect as hf_detects
+from madlite_plugins.torchtitan.reader import detect as torchtitan_detects
 from madlite_plugins.torchtune.backend import Torchtune
-from madlite_plugins.torchtune.reader import TorchtuneReader, recognise
+from madlite_plugins.torchtune.reader import TorchtuneReader, detect
 from tests.plugins.logs import LOGS, events, gpu_machine, lines, plan, read, steps
 
 TPS = Quantity.TOKENS_PER_S_PER_GPU
@@ -199,7 +199,7 @@ def test_both_ranks_configurations_are_one_training():
 @pytest.mark.parametrize("path", sorted(LOGS.glob("torchtune-*")), ids=lambda path: path.name)
 def test_torchtune_s_logs_are_recognised_by_its_backend_alone(path):
     head = [line.text for line in lines(path.read_bytes())][:200]
-    assert recognise(head) >= 0.9 and hf_recognises(head) == torchtitan_recognises(head) == 0
+    assert detect(head) >= 0.9 and hf_detects(head) == torchtitan_detects(head) == 0
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_torchtune_s_logs_are_recognised_by_its_backend_alone(path):
 )
 def test_other_logs_are_not(path):
     head = [line.text for line in lines(path.read_bytes()[:200_000])]
-    assert recognise(head) == 0
+    assert detect(head) == 0
 
 
 @pytest.mark.parametrize(

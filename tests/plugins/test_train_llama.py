@@ -98,10 +98,10 @@ def test_a_log_has_the_windows_and_averages_that_its_lines_come_to():
 
 
 def test_its_log_is_recognised_and_others_are_not():
-    assert HuggingFace().recognise(["", caption(3)]) == 0.9
-    assert HuggingFace().recognise(["step: 3  loss: 2.0"]) == 0.0
+    assert HuggingFace().detect(["", caption(3)]) == 0.9
+    assert HuggingFace().detect(["step: 3  loss: 2.0"]) == 0.0
     micro = "Step: 17; TFLOP/s: 0.06; iteration time: 0.01; token per second: 20781.9"
-    assert HuggingFace().recognise([micro]) == 0.0 and PytorchFsdp().recognise([caption(3)]) == 0.0
+    assert HuggingFace().detect([micro]) == 0.0 and PytorchFsdp().detect([caption(3)]) == 0.0
 
 
 @pytest.mark.parametrize("device", ["MI300X", "MI325X"])

@@ -350,14 +350,14 @@ BROKEN = [
     ("fuzz", reader_of(Raises), "the reader raised ValueError: invalid literal", "answer ()"),
     ("fuzz", reader_of(Bare), "the reader answered Step(", "madlite.Quantity"),
     ("fuzz", reader_of(Slow), "takes over 0.2 s", "bound them"),
-    # recognising
-    ("recognising", broken(recognise=lambda self, head: 2), "it answered 2", "from 0.0 to 1.0"),
-    ("recognising", broken(recognise=lambda self, head: float("nan")), "it answered nan", "from 0.0 to 1.0"),
-    ("recognising", broken(recognise=lambda self, head: len(head[0])), "it raised IndexError", "answer 0.0"),
-    ("recognising", broken(recognise=lambda self, head: 0.2), "of what is no log", "0.0 nothing"),
+    # detection
+    ("detection", broken(detect=lambda self, head: 2), "it answered 2", "from 0.0 to 1.0"),
+    ("detection", broken(detect=lambda self, head: float("nan")), "it answered nan", "from 0.0 to 1.0"),
+    ("detection", broken(detect=lambda self, head: len(head[0])), "it raised IndexError", "answer 0.0"),
+    ("detection", broken(detect=lambda self, head: 0.2), "of what is no log", "0.0 nothing"),
     (
-        "recognising",
-        broken(recognise=lambda self, head: 1.0 * any("step" in text for text in head)),
+        "detection",
+        broken(detect=lambda self, head: 1.0 * any("step" in text for text in head)),
         "its owner 0.9",
         "alone",
     ),

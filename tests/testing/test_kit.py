@@ -101,7 +101,7 @@ def test_a_wrong_page_or_none_is_said(place):
 
 def test_a_log_that_another_backend_knows_better_is_said(place):
     (place / "good.log").write_text("[titan] 2026-01-01 - root - INFO - step:  1  loss: 2\n" + LOG)
-    (flaw,) = check(Good(), place, "recognising")
+    (flaw,) = check(Good(), place, "detection")
     assert "backend torchtitan is 0.9 sure of it, this one 0.5" in flaw.what
 
 
@@ -120,7 +120,7 @@ def test_a_figure_of_files_counts_where_the_files_are_given(place):
 
 def test_logs_of_others_are_asked_about(place):
     (place / "other.log").write_text("at=1 tps=2 loss=3\n")
-    flaws = check(Good(), place, "recognising", foreign={place / "other.log": "hf"})
+    flaws = check(Good(), place, "detection", foreign={place / "other.log": "hf"})
     assert [flaw.what for flaw in flaws] == ["it answered 0.5, its owner 0"]
 
 
@@ -210,9 +210,9 @@ def test_files_that_are_not_there_are_told_by_their_path(place):
     given = {"installed": False, "templates": [place / "templates"], "machines": TWO}
     (flaw,) = check_backend(Good(), [CARD], logs, only=["reading"], **given)
     assert str(flaw) == f"reading: log {none}"
-    assert check_backend(Good(), [CARD], logs, only=["fuzz", "recognising", "results"], **given) == []
-    (flaw,) = check(Good(), place, "recognising", foreign={"/nowhere/none.log": "hf"})
-    assert str(flaw) == f"recognising: foreign log {none}"
+    assert check_backend(Good(), [CARD], logs, only=["fuzz", "detection", "results"], **given) == []
+    (flaw,) = check(Good(), place, "detection", foreign={"/nowhere/none.log": "hf"})
+    assert str(flaw) == f"detection: foreign log {none}"
     (flaw,) = check(Good(), place, "results", outputs=["/nowhere"])
     assert "outputs /nowhere: there is no such folder" in str(flaw)
 

@@ -40,7 +40,7 @@ class Dlrm(RecipeBackend):
         """Find nothing: the benchmark takes its average of however many there are."""
         return ()
 
-    def recognise(self, head: Sequence[str]) -> float:
+    def detect(self, head: Sequence[str]) -> float:
         """Recognise nothing: a log of the benchmark has no result in it."""
         return 0.0
 

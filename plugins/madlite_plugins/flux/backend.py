@@ -22,7 +22,7 @@ from madlite import (
 )
 from madlite_plugins.flux.checks import findings
 from madlite_plugins.flux.figures import FOREIGN, rule_of
-from madlite_plugins.flux.reader import FluxReader, recognise
+from madlite_plugins.flux.reader import FluxReader, detect
 from madlite_plugins.flux.sweep import sweep_points
 from madlite_plugins.flux.variables import variables_of
 from madlite_plugins.flux.words import is_repository, refuse_words
@@ -74,9 +74,9 @@ class Flux(RecipeBackend):
         """Return the model's repository and the data set's, where they are none of the user's own folders."""
         return tuple(_assets(plan))
 
-    def recognise(self, head: Sequence[str]) -> float:
+    def detect(self, head: Sequence[str]) -> float:
         """Recognise a step's dictionary, else the launcher's command."""
-        return recognise(head)
+        return detect(head)
 
     def reader(self, plan: RunPlan | None) -> Reader:
         """Return a fresh reader, for which what the launcher has summed up before now is another run's."""

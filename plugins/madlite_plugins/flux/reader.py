@@ -120,7 +120,7 @@ class FluxReader:
             yield Ended(marker=found[0], code=1)
 
 
-def recognise(head: Sequence[str]) -> float:
+def detect(head: Sequence[str]) -> float:
     """Say how surely these lines are the benchmark's."""
     if any((found := _STEP.search(text)) and "'fps" in found[2] for text in head):
         return 0.9

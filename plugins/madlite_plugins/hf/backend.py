@@ -24,7 +24,7 @@ from madlite_plugins.hf import rules
 from madlite_plugins.hf.assets import hub_assets
 from madlite_plugins.hf.checks import findings
 from madlite_plugins.hf.modes import LORA, asked_values, mode_of
-from madlite_plugins.hf.reader import HuggingFaceReader, recognise
+from madlite_plugins.hf.reader import HuggingFaceReader, detect
 from madlite_plugins.hf.script_checks import script_findings
 from madlite_plugins.micro_step_plans import windows_left, with_half_warmup
 from madlite_plugins.micro_steps import ACCUMULATION
@@ -94,9 +94,9 @@ class HuggingFace(TorchrunBackend):
         """Return what is fetched from the hub: nothing for a random model and made-up tokens."""
         return () if _is_mad_s(plan) else hub_assets(plan)
 
-    def recognise(self, head: Sequence[str]) -> float:
+    def detect(self, head: Sequence[str]) -> float:
         """Recognise our own lines, else train_llama.py's or the Trainer's dictionaries."""
-        return recognise(head)
+        return detect(head)
 
     def reader(self, plan: RunPlan | None) -> Reader:
         """Return a fresh reader, which knows how many micro-steps make a step of MAD's script."""

@@ -346,11 +346,11 @@ class _Waiting(NamedTuple):
         )
 
 
-def recognise(head: Sequence[str]) -> float:
+def detect(head: Sequence[str]) -> float:
     """Say how surely these lines are a Trainer's, or train_llama.py's."""
     if any(_OWN.search(text) for text in head):
         return 1.0
-    if sure := train_llama.recognise(head):
+    if sure := train_llama.detect(head):
         return sure
     names = {name for text in head for part in _DICTIONARY.findall(text) for name, _ in _ITEM.findall(part)}
     if {"loss", "learning_rate"} <= names or {"train_runtime", "train_samples_per_second"} <= names:

@@ -57,6 +57,6 @@ class TrainLlamaReader:
         yield from self._micro_steps.add(micro_step(found, found["n"]), line)
 
 
-def recognise(head: Sequence[str]) -> float:
+def detect(head: Sequence[str]) -> float:
     """Say how surely these lines are the script's."""
     return 0.9 if any(_MICRO_STEP.search(text) for text in head) else 0.0

@@ -23,7 +23,7 @@ from madlite_plugins.megatron_lm.book import BOOK
 from madlite_plugins.megatron_lm.checks import findings
 from madlite_plugins.megatron_lm.data import needed
 from madlite_plugins.megatron_lm.inputs import input_findings
-from madlite_plugins.megatron_lm.reader import END_MARK, MegatronReader, recognise
+from madlite_plugins.megatron_lm.reader import END_MARK, MegatronReader, detect
 from madlite_plugins.megatron_lm.scripts import parse_variables, read_scripts, variables_of
 
 # settings that are no variable of a script
@@ -78,9 +78,9 @@ class MegatronLM(RecipeBackend):
         """Name the tokenizer, which made-up data needs too, and data that is fetched."""
         return needed(plan)
 
-    def recognise(self, head: Sequence[str]) -> float:
+    def detect(self, head: Sequence[str]) -> float:
         """Recognise an iteration, or what Megatron says of its ranks."""
-        return recognise(head)
+        return detect(head)
 
     def reader(self, plan: RunPlan | None) -> Reader:
         """Return a fresh reader."""

@@ -203,7 +203,7 @@ def precision_of(formats: Mapping[str, str]) -> dict[str, str]:
     return {"precision": chosen.upper()} if {"bf16", "fp16"} <= formats.keys() or chosen in ("fp4", "fp8") else {}
 
 
-def recognise(head: Sequence[str]) -> float:
+def detect(head: Sequence[str]) -> float:
     """Say how surely these lines are Megatron's: an iteration, what it says of its ranks, or a traceback of it."""
     if any(Quantity.STEP_TIME_S in one.values for text in head if "|" in text for one in read_iterations(text)):
         return 0.8

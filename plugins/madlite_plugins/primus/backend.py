@@ -98,9 +98,9 @@ class Primus(TorchrunBackend):
             hint = "Primus fetches what the file names" + ("" if posttrain else "; --mock-data needs none")
             yield Asset(kind="dataset", ref=f"of {plan.settings['config']}", source="made", hint=hint)
 
-    def recognise(self, head: Sequence[str]) -> float:
+    def detect(self, head: Sequence[str]) -> float:
         """Recognise Primus's prefix and its launchers' lines."""
-        return log.recognise(head)
+        return log.detect(head)
 
     def reader(self, plan: RunPlan | None) -> Reader:
         """Return a fresh reader."""

@@ -100,7 +100,7 @@ class PrimusReader:
             yield EffectiveConfig(values=fact)
 
 
-def recognise(head: Sequence[str]) -> float:
+def detect(head: Sequence[str]) -> float:
     """Say how surely these lines are Primus's: its prefix, its own remarks, its launchers' lines, or its frames."""
     if any(_PREFIX.search(text) for text in head):
         return 1.0

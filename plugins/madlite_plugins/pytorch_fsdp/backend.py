@@ -21,7 +21,7 @@ from madlite import (
 from madlite_plugins.micro_step_plans import windows_left, with_half_warmup
 from madlite_plugins.micro_steps import ACCUMULATION, AVERAGE_SPEED, AVERAGE_TFLOPS, END_MARK
 from madlite_plugins.pytorch_fsdp.checks import findings
-from madlite_plugins.pytorch_fsdp.reader import TrainFsdpReader, recognise
+from madlite_plugins.pytorch_fsdp.reader import TrainFsdpReader, detect
 
 
 class PytorchFsdp(RecipeBackend):
@@ -62,9 +62,9 @@ class PytorchFsdp(RecipeBackend):
         """Find too few windows of micro-steps after the warm-up, or a part of one."""
         return windows_left(plan, variant)
 
-    def recognise(self, head: Sequence[str]) -> float:
+    def detect(self, head: Sequence[str]) -> float:
         """Recognise the script's lines."""
-        return recognise(head)
+        return detect(head)
 
     def reader(self, plan: RunPlan | None) -> Reader:
         """Return a fresh reader, which knows how many micro-steps make a step."""

@@ -71,7 +71,7 @@ class TrainFsdpReader:
             yield from self._micro_steps.finals(line)
 
 
-def recognise(head: Sequence[str]) -> float:
+def detect(head: Sequence[str]) -> float:
     """Say how surely these lines are the script's."""
     if any(_MICRO_STEP.search(text) for text in head):
         return 0.9

@@ -28,7 +28,7 @@ from madlite_plugins.nodes import TorchrunBackend, node_findings
 from madlite_plugins.torchrun.checks import findings
 from madlite_plugins.torchrun.declared import declared_findings, read_declared
 from madlite_plugins.torchrun.ranks import is_first_node, ranks_of
-from madlite_plugins.torchrun.reader import OwnReader, Scale, recognise
+from madlite_plugins.torchrun.reader import OwnReader, Scale, detect
 from madlite_plugins.torchrun.readers import READERS
 from madlite_plugins.torchrun.reads import SAMPLES
 from madlite_plugins.torchrun.words import choose_headline, misspelt, on, read_keys, read_pattern
@@ -72,9 +72,9 @@ class Torchrun(TorchrunBackend):
         """Return the first node: most scripts print on rank 0 alone; a known framework may on the last."""
         return plan.place.nodes - 1 if _printed_on(plan.settings) == "last" else 0
 
-    def recognise(self, head: Sequence[str]) -> float:
+    def detect(self, head: Sequence[str]) -> float:
         """Recognise JSON objects that have a step and a number we know, unsurely."""
-        return recognise(head)
+        return detect(head)
 
     def reader(self, plan: RunPlan | None) -> Reader:
         """Return a fresh reader; of a foreign log it reads JSON objects."""

@@ -187,7 +187,7 @@ def numbers_of(values: Mapping[str, object], keys: Mapping[str, str]) -> tuple[d
     return found, {name: text for name, text in unread.items() if name not in found}
 
 
-def recognise(head: Sequence[str]) -> float:
+def detect(head: Sequence[str]) -> float:
     """Say how surely these lines are such objects: little, for other programs write some as well."""
     for text in head:
         if without_label(Line(text=text, rank=0)).startswith("{"):

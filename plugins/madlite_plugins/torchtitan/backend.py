@@ -25,7 +25,7 @@ from madlite import (
 )
 from madlite_plugins.nodes import TorchrunBackend, loss_node
 from madlite_plugins.torchtitan.checks import findings, lines_left
-from madlite_plugins.torchtitan.reader import END_MARK, TRAIN, TorchtitanReader, recognise
+from madlite_plugins.torchtitan.reader import END_MARK, TRAIN, TorchtitanReader, detect
 
 TIKTOKEN_FILES = ("original/tokenizer.model",)
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
@@ -89,9 +89,9 @@ class Torchtitan(TorchrunBackend):
         fetched = _fetched(plan)  # an image's own script reads the image's text
         return [asset for asset in fetched if asset.kind == "tokenizer"] if plan.settings["script"] else fetched
 
-    def recognise(self, head: Sequence[str]) -> float:
+    def detect(self, head: Sequence[str]) -> float:
         """Recognise the prefix of every line, a step line, else how it failed to start."""
-        return recognise(head)
+        return detect(head)
 
     def reader(self, plan: RunPlan | None) -> Reader:
         """Return a fresh reader."""

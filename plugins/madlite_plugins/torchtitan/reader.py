@@ -109,7 +109,7 @@ class TorchtitanReader:
         return {**degrees, "world_size": str(_product(degrees[name] for name in _OF_WORLD))}
 
 
-def recognise(head: Sequence[str]) -> float:
+def detect(head: Sequence[str]) -> float:
     """Say how surely these lines are torchtitan's: the prefix of every line, a step line, else how it was started."""
     if any("[titan] 20" in text or "torchtitan version:" in text for text in head):
         return 0.9

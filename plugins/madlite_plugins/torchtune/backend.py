@@ -25,7 +25,7 @@ from madlite import (
 )
 from madlite_plugins.nodes import TorchrunBackend
 from madlite_plugins.torchtune.checks import findings
-from madlite_plugins.torchtune.reader import TorchtuneReader, recognise
+from madlite_plugins.torchtune.reader import TorchtuneReader, detect
 
 _MEMORY = MadMetric(metric="max_memory_alloc", quantity=Quantity.MEMORY_ALLOCATED_GIB, rule="max", second_half=True)
 _SPEED = MadMetric(
@@ -82,9 +82,9 @@ class Torchtune(TorchrunBackend):
         """Return what is fetched: weights and data that are neither made up nor given."""
         return _fetched(plan.settings)
 
-    def recognise(self, head: Sequence[str]) -> float:
+    def detect(self, head: Sequence[str]) -> float:
         """Recognise a recipe's configuration or a step line, else the bar."""
-        return recognise(head)
+        return detect(head)
 
     def reader(self, plan: RunPlan | None) -> Reader:
         """Return a fresh reader."""

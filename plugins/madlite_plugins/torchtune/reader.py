@@ -95,7 +95,7 @@ class TorchtuneReader:
                 yield Ended(marker=mark)
 
 
-def recognise(head: Sequence[str]) -> float:
+def detect(head: Sequence[str]) -> float:
     """Say how surely these lines are torchtune's: a configuration, a step line, the bar, else a traceback."""
     if any((begins_config(text) and "Recipe" in text) or is_step_line(text) for text in head):
         return 0.9

@@ -1,4 +1,4 @@
-"""recognise() answers from 0 to 1, and leaves the logs of others to their owners."""
+"""detect() answers from 0 to 1, and leaves the logs of others to their owners."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Generator, Iterator, Sequence
 from madlite.model import Backend
 from madlite.testing.flaws import Flaw
 from madlite.testing.subject import NAME_IT, Subject, lines_of, raised
+
+# detect() answers from 0 to 1, and leaves the logs of others to their owners.
 
 HEADS: dict[str, tuple[str, ...]] = {
     "torchtitan": (
@@ -45,12 +47,12 @@ _ODD: tuple[tuple[str, ...], ...] = (
 _MEND = "be as sure as the lines are yours alone: 0.9 a prefix of your own, 0.5 a step line, 0.0 nothing"
 
 
-def check_recognising(subject: Subject) -> Iterator[Flaw]:
+def check_detection(subject: Subject) -> Iterator[Flaw]:
     """Yield answers that are no certainty, and logs of others that are claimed."""
     for head in _ODD:
         sure = yield from _asked(subject, head, f"{head!r:.40}")
         if sure and head[:1] != ("Traceback (most recent call last):",):
-            yield Flaw("recognising", f"recognise of {head!r:.40}", f"it answered {sure:g} of what is no log", _MEND)
+            yield Flaw("detection", f"detect of {head!r:.40}", f"it answered {sure:g} of what is no log", _MEND)
     for path, data in subject.bytes.items():
         own = _head(data)
         sure = yield from _asked(subject, own, f"log {path.name}")
@@ -61,7 +63,7 @@ def check_recognising(subject: Subject) -> Iterator[Flaw]:
         if path.is_file():
             yield from _foreign(subject, f"log {path.name} of {owner}", owner, _head(path.read_bytes()))
         else:
-            yield Flaw("recognising", f"foreign log {path}", "it is not there", NAME_IT)
+            yield Flaw("detection", f"foreign log {path}", "it is not there", NAME_IT)
 
 
 def _head(data: bytes) -> list[str]:
@@ -71,12 +73,12 @@ def _head(data: bytes) -> list[str]:
 def _asked(subject: Subject, head: Sequence[str], where: str) -> Generator[Flaw, None, float]:
     """Yield what is wrong with the answer, and return it as a number."""
     try:
-        sure = subject.backend.recognise(head)
+        sure = subject.backend.detect(head)
     except Exception as error:  # noqa: BLE001 - the border to the backend under test
-        yield Flaw("recognising", f"recognise of {where}", f"it raised {raised(error)}", "answer 0.0")
+        yield Flaw("detection", f"detect of {where}", f"it raised {raised(error)}", "answer 0.0")
         return 0.0
     if isinstance(sure, bool) or not isinstance(sure, (int, float)) or not 0 <= sure <= 1 or math.isnan(sure):
-        yield Flaw("recognising", f"recognise of {where}", f"it answered {sure!r}", "answer a number from 0.0 to 1.0")
+        yield Flaw("detection", f"detect of {where}", f"it answered {sure!r}", "answer a number from 0.0 to 1.0")
         return 0.0
     return float(sure)
 
@@ -88,7 +90,7 @@ def _claimed_by_others(subject: Subject, name: str, head: Sequence[str], sure: f
         if sure and theirs >= sure:
             what = f"backend {other} is {theirs:g} sure of it, this one {sure:g}"
             mend = "know your own log better: a line that no other framework prints"
-            yield Flaw("recognising", f"log {name}", what, mend)
+            yield Flaw("detection", f"log {name}", what, mend)
 
 
 def _foreign(subject: Subject, where: str, owner: str, head: Sequence[str]) -> Iterator[Flaw]:
@@ -98,11 +100,11 @@ def _foreign(subject: Subject, where: str, owner: str, head: Sequence[str]) -> I
     theirs = _certainty(backend, head) if backend is not None else 0.5
     sure = yield from _asked(subject, head, where)
     if sure and sure >= theirs:
-        yield Flaw("recognising", f"recognise of {where}", f"it answered {sure:g}, its owner {theirs:g}", _MEND)
+        yield Flaw("detection", f"detect of {where}", f"it answered {sure:g}, its owner {theirs:g}", _MEND)
 
 
 def _certainty(backend: Backend, head: Sequence[str]) -> float:
     try:
-        return float(backend.recognise(head))
+        return float(backend.detect(head))
     except Exception:  # noqa: BLE001 - another backend's mistake is not this one's
         return 0.0
