@@ -148,7 +148,7 @@ class SessionRunner:
                 return Observation(
                     exit=ended,
                     failed_action="" if action.kind == "run" else action.kind,
-                    failed_line=self.account.telling_line,
+                    failed_line=self.account.best_error_line,
                     failed_node=_node_words(session, ended.failed_node),
                     node_log=self.account.failed_log,
                 )
