@@ -26,7 +26,7 @@ import pytest
 from tests.factories import BASE_IMAGE
 
 START_LIMIT_S = 180.0
-PACKAGES = "git,python3-minimal,ca-certificates"  # what the tests' scripts call, beyond Debian's minimum
+PACKAGES = "git,python3,ca-certificates"  # what the tests' scripts call, beyond Debian's minimum
 SUITE = "bookworm"
 _OF_THE_RUN = "MADLITE_TEST_RUN_FOLDER"
 

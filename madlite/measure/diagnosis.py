@@ -1,6 +1,6 @@
 """Why a run failed: cause, deciding line, rank, and what to do, from its log and what was seen of it from outside.
 
-docs/failures.md has the causes.  The first cause counts, not what followed from it (madlite/measure/clues.py).
+docs/failures.md has the causes.  The first cause counts, not what followed from it (failure_candidates.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from signal import SIGKILL
 from msgspec.structs import replace
 
 from madlite.failure_rules import explained
-from madlite.measure.clues import ERROR, LAST, LAUNCHER, ROOT, FailureCandidate
+from madlite.measure.failure_scan import ERROR, LAST, LAUNCHER, ROOT, FailureCandidate
 from madlite.measure.grammar import CRASHES, rank_in, signal_meaning, signal_name, signal_of_code
 from madlite.measure.memory import gpu_memory_hint
 from madlite.measure.monitor import LogMonitor
@@ -107,7 +107,7 @@ def _evident(evidence: str, log: LogMonitor | None) -> tuple[str, int | None]:
     """Return the line that a verdict goes by, and its rank: of a launcher's table the entry that failed first."""
     first = log.first_failure if log is not None else None
     line, rank = plain(evidence)[:_LONGEST], rank_in(evidence)
-    if first is None or first.was_told:
+    if first is None or first.was_terminated:
         return line, rank
     return first.line if _TABLE.search(line) else line, first.rank if rank is None else rank
 
@@ -115,11 +115,11 @@ def _evident(evidence: str, log: LogMonitor | None) -> tuple[str, int | None]:
 def _behind(cause: Cause, log: LogMonitor, facts: DiagnosisInput) -> FailureCandidate | None:
     """Return the clue that says more than the cause which the run was judged by."""
     if cause in _ENDED_BY_US:  # a rank that failed leaves the others waiting until somebody ends them
-        late = log.late_clue
+        late = log.late_candidate
         return late if late is not None and _ended_a_rank(late) else None
     if cause not in _OPEN:
         return None
-    clue = log.clue
+    clue = log.candidate
     if log.nan_loss and cause is not Cause.PREPARE and (clue is None or clue.tier > ROOT):
         line = log.nan_loss
         return FailureCandidate(cause=Cause.NAN_LOSS.value, line=plain(line), rank=rank_in(line), tier=ROOT, at=0)
@@ -151,7 +151,7 @@ def _stood_still(cause: Cause, evidence: str, log: LogMonitor, facts: DiagnosisI
 
     `hint` is that of who ended it.
     """
-    late, own = log.late_clue, hint or _own_hint(cause, facts.plan, begun=bool(log.steps))
+    late, own = log.late_candidate, hint or _own_hint(cause, facts.plan, begun=bool(log.steps))
     if late is None or late.cause != Cause.COLLECTIVE.value:
         return Diagnosis(cause=cause.value, line=plain(evidence)[:_LONGEST], rank=rank_in(evidence), hint=own)
     return Diagnosis(

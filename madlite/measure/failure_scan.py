@@ -1,138 +1,400 @@
-"""Find the line that says why a run ended."""
+"""Find the line that says why a run ended: one pass over the lines since the last training step.
+
+No exit code shows in a log, and `tee` hides it.  What was said before a step did not end the training: Primus prints
+tracebacks of packages that it does without, and a log goes on where a training was started again.  Of lines before the
+step the last few hundred are kept all the same: a program may write its steps later than its errors, for its stdout is
+buffered.  The lines are looked at once the log is finished.  A log without steps can be long: of it the first and the
+last megabytes are asked about all rules, what is between for exceptions, launchers and the rules that show an end.
+"""
 
 from __future__ import annotations
 
+import re
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from signal import SIGABRT
+
+from msgspec.structs import replace
 
 from madlite.failure_rules import COMMON, read_failure_rules
-from madlite.measure.clues import ERROR, ROOT, CandidateScan, FailureCandidate, first_cause
-from madlite.measure.footer import FirstFailure
+from madlite.measure.grammar import TERMINATIONS, is_warning, signal_of
+from madlite.measure.launchers import FirstFailure, LauncherScan
 from madlite.measure.lines import Block, make_block
-from madlite.measure.rules import RuleScan, without_rank
-from madlite.measure.tracebacks import TracebackScan
-from madlite.model import Cause, FailureRule
+from madlite.measure.rules import RuleMatch, RuleScan, looks_like_error, plain, without_rank
+from madlite.measure.tracebacks import RaisedError, TracebackScan
+from madlite.model import Cause, FailureRule, Value
 
-# What ends a training for good, of the lines since its last step: no exit code shows in a log, and `tee` hides it.
-#
-# What was said before a step did not end the training: Primus prints tracebacks of packages that it does without, and
-# a log goes on where a training was started again.  The patterns are those failure rules that say whose end a line
-# shows.
-
-# the kinds, in the order in which they explain
-_MEMORY, _RAISED, _PROCESS, _TRACEBACK, _LAUNCHER = range(5)
-
-
-class FatalScan:
-    """Keeps the line that explains best; without rules that show an end it goes by the common ones."""
-
-    def __init__(self, rules: Iterable[FailureRule] = ()) -> None:
-        told = [rule for rule in rules if rule.ends]
-        self._rules = RuleScan(told or [rule for rule in read_failure_rules(COMMON) if rule.ends])
-        self._size = 0  # characters taken in
-        self._launcher = ""  # what a reader took for a launcher's word
-        self._tracebacks = TracebackScan()
-        self._best: tuple[int, str] | None = None
-        self._said = ""  # by a launcher
-
-    def forget(self) -> None:
-        """Forget all: the training went on."""
-        if self._size or self._launcher:  # not at each of millions of steps
-            self._rules.clear()
-            self._launcher, self._tracebacks, self._best, self._size = "", TracebackScan(), None, 0
-
-    def take(self, block: Block) -> None:
-        """Take lines in."""
-        self._rules.feed(block, self._size)
-        self._tracebacks.feed(block, self._size)
-        self._size += len(block.text) + 1
-        self._best = None
-
-    def end(self, line: str) -> None:
-        """Take the line by which a launcher says that it failed."""
-        self._launcher = self._launcher or line
-        self._best = None
-
-    @property
-    def line(self) -> str:
-        """The line that explains best, "" where none shows an end."""
-        return self._find()[1]
-
-    @property
-    def launcher(self) -> str:
-        """The line by which a launcher says that a process of it failed."""
-        self._find()
-        return self._said
-
-    def _find(self) -> tuple[int, str]:
-        """Return the kind and the line that explains best; of one kind the first counts."""
-        if self._best is None:
-            none = self._tracebacks.code | self._tracebacks.aside
-            found = [(_kind(hit.rule), hit.line) for hit in self._rules.hits() if hit.at not in none]
-            if self._tracebacks.raised:
-                found.append((_RAISED, self._tracebacks.raised[0].line))
-            elif self._tracebacks.begun:
-                found.append((_TRACEBACK, without_rank(self._tracebacks.begun)))
-            said = next((line for kind, line in found if kind == _LAUNCHER), "")
-            self._said = self._launcher or said
-            if self._said:
-                found.append((_LAUNCHER, self._said))
-            self._best = min(found, key=_rank, default=(_LAUNCHER + 1, ""))
-        return self._best
+ROOT, ERROR, FOLLOWER, LAST, LAUNCHER = range(5)  # LAST: counts where nothing else was said
+_TIERS = {"root": ROOT, "error": ERROR, "follower": FOLLOWER}
+_NEAR = 4000  # characters of a log that one message of several lines has at most
+_RANK = re.compile(r"\[(?:PG [^\]]*)?[Rr]ank (\d{1,9})\]")
+# roots that a program can go on after, where nothing was raised; none goes on after a fault or without its memory
+_SURVIVABLE = {
+    "gpu_out_of_memory",
+    "disk_full",
+    "inodes_full",
+    "gated_repository",
+    "missing_repository",
+    "missing_file",
+}
+# what a library raises after it said that: NCCL's `unhandled cuda error`, MIOpen's `miopenStatusInternalError`; a fault
+# that is a root (an illegal access) does not come of it
+_COMES_OF = {"gpu_out_of_memory": {"gpu_fault"}}
+# what the others raise that wait for a pod which has no image, or no place
+_WAITS, _FOR = {"network", "collective_timeout"}, {"image_missing", "too_few_gpus"}
+_GOES_ON = re.compile(
+    r"\b(?:[Ss]kipp(?:ed|ing)|[Ff]all(?:ing|s)? ?back|[Ii]gnor(?:ed|ing)|disabled|[Rr]etrying|[Cc]ontinuing"
+    r"|running offline|thrown while requesting)\b"
+)
 
 
-def _kind(rule: FailureRule) -> int:
-    if rule.ends == "launcher":
-        return _LAUNCHER
-    return _MEMORY if rule.cause == Cause.GPU_MEMORY.value else _PROCESS
+class FailureCandidate(Value, frozen=True):
+    """A line that can explain a failure; `at` is its place in the log, `uncaught` whether an exception ended there."""
+
+    cause: str
+    line: str
+    tier: int
+    at: int
+    rank: int | None = None
+    rule: FailureRule | None = None
+    groups: dict[str, str] = {}
+    where: str = ""
+    uncaught: bool = False
+    of_import: bool = False
+    again: int = 0  # its last place, of an exception that came more than once
+    handled: bool = False  # another exception came while this one was handled
+    more: RuleMatch | None = None  # what a rule makes of the next line of its message
+    signal: int = 0  # that ended the process, where a launcher says so and nothing else does
+    exit_code: int = 0  # with which the process ended by itself, where a launcher says so and nothing else does
 
 
-def _rank(found: tuple[int, str]) -> int:
-    return found[0]
+def first_cause(candidates: Sequence[FailureCandidate], first: FirstFailure | None) -> FailureCandidate | None:
+    """Return the candidate that explains best; `first` is what the launcher saw fail first."""
+    candidates = [candidate for candidate in candidates if not _survived(candidate, candidates)]
+    if not candidates:
+        return None
+    tier = min(candidate.tier for candidate in candidates)
+    kept = [candidate for candidate in candidates if candidate.tier == tier]
+    rank = first.rank if first is not None and not first.was_terminated else None
+    best = min(kept, key=lambda candidate: _weight(candidate, kept, _exited(candidates) if rank is None else rank))
+    best = _fuller(_continued(best), candidates)
+    return best if best.rank is not None else with_rank(best, rank)
 
 
-# The end of a log: its lines since the last training step, and what in them explains a failure.
-#
-# They are asked once the log is finished; a step that follows makes them none.  Of lines before the step the last few
-# hundred are kept: a program may write its steps later than its errors, for its stdout is buffered.  A log without
-# steps can be long: of it the first and the last megabytes are asked about all rules, what is between for exceptions
-# alone.
+def _survived(candidate: FailureCandidate, others: Sequence[FailureCandidate]) -> bool:
+    """Say whether the same process went on after a root that was not raised, until an exception ended it."""
+    if candidate.tier != ROOT or candidate.uncaught or candidate.cause not in _SURVIVABLE:
+        return False
+    later = (one for one in others if one.uncaught and one.rank == candidate.rank and one.at > candidate.at)
+    ended = (one for one in later if one.tier <= ERROR and not one.of_import and one.cause != candidate.cause)
+    return any(one.tier == ROOT or one.cause not in _COMES_OF.get(candidate.cause, ()) for one in ended)
+
+
+def _weight(
+    candidate: FailureCandidate, others: Sequence[FailureCandidate], rank: int | None
+) -> tuple[bool, bool, bool, bool, int]:
+    """Return what orders candidates of one tier: what a program can do without comes last, then who failed first, …"""
+    elsewhere = rank is not None and candidate.rank is not None and candidate.rank != rank
+    weak = _is_weak(candidate) and any(other.uncaught and not _is_weak(other) for other in others)
+    weak = weak or (candidate.cause in _WAITS and any(other.cause in _FOR for other in others))
+    warns = not candidate.uncaught and is_warning(candidate.line)
+    return weak, warns, elsewhere, candidate.tier == ERROR and not candidate.uncaught, candidate.at
+
+
+def is_of_package(candidate: FailureCandidate) -> bool:
+    """Say whether a package is what is missing, by an import that failed or by a program's own words."""
+    return candidate.of_import or (candidate.cause == "missing_package" and not candidate.uncaught)
+
+
+def can_be_missed(candidate: FailureCandidate) -> bool:
+    """Say whether a candidate is what a program may do without."""
+    return candidate.tier <= FOLLOWER and is_of_package(candidate)
+
+
+def same_process(one: FailureCandidate, other: FailureCandidate) -> bool:
+    """Say whether two candidates are of one rank; of lines without a rank nobody knows."""
+    return other.rank is None or one.rank == other.rank
+
+
+def _is_weak(candidate: FailureCandidate) -> bool:
+    return candidate.of_import or candidate.handled
+
+
+def _continued(best: FailureCandidate) -> FailureCandidate:
+    """Return an exception with what the next line of its message says, where its own line ends with a colon."""
+    if best.more is None or (tier := _tier(best.more, None)) > ERROR or tier > best.tier:
+        return best
+    line = best.line if best.line.endswith(best.more.line) else best.more.line
+    return replace(of_rule(best.more), line=line, rank=best.rank, where=best.where, uncaught=True)
+
+
+def _fuller(best: FailureCandidate, others: Sequence[FailureCandidate]) -> FailureCandidate:
+    """Return the candidate of the same message that names more: a message may have several lines.
+
+    Of two rules that match one line that counts which comes first, and so does a plugin's before a common one.
+    """
+    if best.rule is None or any(best.groups.values()):
+        return best
+    same = (one for one in others if one.cause == best.cause and one.rank in (None, best.rank) and one.at != best.at)
+    near = (one for one in same if any(one.groups.values()) and abs(one.at - best.at) < _NEAR)
+    found = next((one for one in near if one.rule and one.rule.source == best.rule.source), None)
+    return best if found is None else replace(found, rank=best.rank, where=best.where, uncaught=best.uncaught)
+
+
+def with_rank(candidate: FailureCandidate, rank: int | None) -> FailureCandidate:
+    """Return a candidate with the rank that its line names, else this one."""
+    found = _RANK.search(candidate.line)
+    if found:
+        rank = int(found[1])
+    return replace(candidate, rank=rank) if rank is not None else candidate
+
+
+def raised_by(hit: RuleMatch, raised: Sequence[RaisedError]) -> RaisedError | None:
+    """Return the exception of a line, or of the traceback whose source code a rule matched."""
+    if (one := next((one for one in raised if one.at == hit.at), None)) is not None:
+        return one
+    near = (one for one in raised if one.rank == hit.rank and 0 < one.at - hit.at < _NEAR)
+    return next((one for one in near if re.search(hit.rule.pattern, one.line)), None)
+
+
+def _tier(hit: RuleMatch, raised: RaisedError | None) -> int:
+    """Return how much a line says; one that says itself that the program goes on says less, and a warning little."""
+    tier = _TIERS[hit.rule.tier]
+    if raised is not None or tier > ERROR or not (_GOES_ON.search(hit.line) or is_warning(hit.line)):
+        return tier
+    return ERROR if tier == ROOT else LAUNCHER
+
+
+def of_rule(hit: RuleMatch, raised: RaisedError | None = None) -> FailureCandidate:
+    """Return a line that a rule matches as a candidate, with what is known of the exception that it is of."""
+    line = FailureCandidate(cause="", line=hit.line, tier=ROOT, at=hit.at)
+    base, signal = of_exception(raised) if raised is not None else line, _signal_in(hit)
+    return replace(
+        base,
+        cause=hit.rule.cause,
+        tier=max(_tier(hit, raised), _tier_of(signal)),
+        rank=hit.rank if base.rank is None else base.rank,
+        rule=hit.rule,
+        groups=hit.groups,
+        signal=signal,
+    )
+
+
+def of_exception(one: RaisedError) -> FailureCandidate:
+    """Return an exception that no rule explains as a candidate."""
+    return FailureCandidate(
+        cause="python_error",
+        line=one.line,
+        tier=LAUNCHER if one.by_launcher or one.holds else ERROR,
+        at=one.at,
+        rank=one.rank,
+        where=one.where,
+        uncaught=True,
+        of_import=one.of_import,
+        again=one.again,
+        handled=one.handled,
+    )
+
+
+def _signal_in(hit: RuleMatch) -> int:
+    """Return the signal that a group of the pattern is, by its name; 0 where none is."""
+    if hit.rule.cause != "killed":
+        return 0
+    named = (signal_of(text) for name, text in hit.groups.items() if name.startswith("signal"))
+    return next(filter(None, named), 0)
+
+
+def _tier_of(signal: int) -> int:
+    """Return how much a signal says: a program ends itself by SIGABRT, for a reason that it tells before."""
+    return FOLLOWER if signal == SIGABRT or signal in TERMINATIONS else ERROR if signal else ROOT
+
+
+def of_signal(first: FirstFailure) -> FailureCandidate:
+    """Return what a rank's signal says."""
+    line, rank, signal = first.line, first.rank, first.signal
+    tier = _tier_of(signal)
+    return FailureCandidate(cause="killed", line=line, tier=tier, at=first.at, rank=rank, uncaught=True, signal=signal)
+
+
+def followed(others: Sequence[FailureCandidate], rank: int | None) -> bool:
+    """Say whether another rank tells that it lost one."""
+    return any(one.tier == FOLLOWER and one.rank not in (None, rank) for one in others)
+
+
+def of_exit(first: FirstFailure, words: str) -> FailureCandidate:
+    """Return that a rank ended by itself: it comes before what others say of a link, not before any exception."""
+    line, code = words or first.line, first.code
+    return FailureCandidate(cause="exit_code", line=line, tier=FOLLOWER, at=first.at, rank=first.rank, exit_code=code)
+
+
+def _exited(candidates: Sequence[FailureCandidate]) -> int | None:
+    """Return the rank that ended by itself first, where a candidate tells of one."""
+    return next((candidate.rank for candidate in candidates if candidate.exit_code), None)
+
 
 _HELD = 4 * 1024 * 1024  # characters that wait for the log's end
 _ASKED = _HELD  # characters at the begin of a log without steps that are asked about every rule too
-_KEPT = 400  # lines before the step
+KEPT = 400  # last lines, and lines before the step
+_FAR = 20_000  # characters of a log; what lacks a package and needs it ends within a few hundred
+# what launchers put before the lines of a rank
+_LABELS = ("[rank{}]", "[default{}]", "[rank-{}/", ",{}]<std", "\n{}: ")
+# how Slurm ends the tasks of a step of which one failed
+_OF_SLURM = re.compile(
+    r"slurmstepd: error: \*\*\* (?!.*DUE TO )|srun: error: \S{1,400}: tasks? [\d,-]{1,400}: (?:Killed|Terminated)\b"
+)
+_RULER = re.compile(r"[-=*_#~+]{5,}\s*$")  # a line of them says nothing
+
+
+class CandidateScan:
+    """Takes lines in and keeps what can explain a failure; what it keeps does not grow with the log."""
+
+    def __init__(self, rules: Sequence[FailureRule]) -> None:
+        self._rules = RuleScan(rule for rule in rules if rule.tier != "sign")
+        self._end_rules = RuleScan(rule for rule in rules if rule.ends)
+        self._tracebacks, self.launchers = TracebackScan(), LauncherScan()
+        self.size = 0  # characters taken in
+        self._ends: dict[int, int] = {}  # rank that an import failed in → place of its last line
+
+    def feed(self, block: Block, *, every_rule: bool = True) -> None:
+        """Take lines in; without `every_rule` only rules that show an end are asked."""
+        if every_rule:
+            self._rules.feed(block, self.size)
+        self._end_rules.feed(block, self.size)
+        self._tracebacks.feed(block, self.size)
+        self.launchers.feed(block, self.size)
+        for rank in {one.rank for one in self._tracebacks.raised if one.of_import and one.rank is not None}:
+            at = max(block.text.rfind(label.format(rank)) for label in _LABELS)
+            self._ends[rank] = max(self._ends.get(rank, 0), self.size + at if at >= 0 else 0)
+        self.size += len(block.text) + 1
+
+    @property
+    def launcher_line(self) -> str:
+        """The line by which a launcher says that a process of it failed."""
+        return next((hit.line for hit in self._hits(self._end_rules) if hit.rule.ends == "launcher"), "")
+
+    @property
+    def fatal_line(self) -> str:
+        """The line that shows best that the training failed, a launcher's aside; "" where none does."""
+        ends = [hit for hit in self._hits(self._end_rules) if hit.rule.ends == "process"]
+        memory = [hit.line for hit in ends if hit.rule.cause == Cause.GPU_MEMORY.value]
+        raised = [one.line for one in self._tracebacks.raised[:1]]
+        others = [hit.line for hit in ends]
+        return next(iter([*memory, *raised, *others]), "") or without_rank(self._tracebacks.begun)
+
+    @property
+    def exited(self) -> FailureCandidate | None:
+        """How a process ended by itself that a launcher saw fail first, which explains where nothing else does."""
+        first, words = self.launchers.first or self.launchers.task, self.launchers.words
+        if first is None or first.code <= 0 or first.signal:
+            return None
+        return of_exit(first, words if looks_like_error(words) else "")
+
+    def candidates(self) -> list[FailureCandidate]:
+        """Return what was found, in the order of the log."""
+        raised = self._tracebacks.raised
+        ruled = [of_rule(hit, raised_by(hit, raised)) for hit in self._hits(self._rules)]
+        places = {one.at for one in ruled}
+        plain = [self._of_exception(one) for one in raised if one.at not in places]
+        more = {one.at: self._rules.match(one.more, one.at, one.rank) for one in raised if one.more}
+        found = [replace(one, more=more.get(one.at)) for one in _in_order([*ruled, *plain])]
+        found = [one if one.rank is not None else with_rank(one, self.launchers.rank_at(one.at)) for one in found]
+        found = _in_order([*found, *self._ended(found)])
+        found = [replace(one, tier=LAUNCHER) if self._was_ended(one) else one for one in found]
+        without = {one.line for one in found if self._went_on(one, found)}
+        return [self._weaker(one, found) if one.line in without else one for one in found]
+
+    def _hits(self, rules: RuleScan) -> list[RuleMatch]:
+        """Return the matches in the order of the log, without lines of which nothing happened."""
+        return [hit for hit in rules.hits() if hit.at not in self._tracebacks.ignored]
+
+    def _of_exception(self, one: RaisedError) -> FailureCandidate:
+        """Return an exception as a candidate, of a rule where one matches: its line may not have been asked about."""
+        hit = self._rules.match(one.line, one.at, one.rank)
+        return of_rule(hit, one) if hit is not None else of_exception(one)
+
+    def _ended(self, others: Sequence[FailureCandidate]) -> list[FailureCandidate]:
+        """Return how the rank ended that a launcher saw fail first: by a signal, or by itself.
+
+        What it said explains then, and where it said nothing no other rank's word of a link that was gone does.
+        """
+        first, task, words = self.launchers.first, self.launchers.task, self.launchers.words
+        if first is None and task is not None:  # which may be a whole node: what others lost tells that it is a rank
+            lost = task.rank is not None and followed(others, task.rank)
+            return [of_exit(task, words)] if lost or any(map(self._was_ended, others)) else []
+        if first is None or first.was_terminated or not first.code:
+            return []
+        if first.signal:
+            return [of_signal(first)]
+        return [of_exit(first, words)] if words or first.spawned or followed(others, first.rank) else []
+
+    def _was_ended(self, one: FailureCandidate) -> bool:
+        """Say whether Slurm ended tasks because another one had failed before, by itself."""
+        task = self.launchers.task
+        return task is not None and not task.signal and one.at > task.at and _OF_SLURM.match(one.line) is not None
+
+    def _weaker(self, one: FailureCandidate, others: Sequence[FailureCandidate]) -> FailureCandidate:
+        """Return what a rank did without as what is left to be said, unless a launcher saw its own rank fail."""
+        if not can_be_missed(one) or (self.launchers.raised(one.rank) and not self._went_on(one, others)):
+            return one
+        return replace(one, tier=LAST if one.uncaught else LAUNCHER)
+
+    def _went_on(self, one: FailureCandidate, others: Sequence[FailureCandidate]) -> bool:
+        """Say whether a process went on for long without a package: until something else came of it, or the end.
+
+        Where a launcher saw it fail first by an exit code, no more than another exception shows that.
+        """
+        if not can_be_missed(one):
+            return False
+        of_it, raised = [other for other in others if same_process(other, one)], self.launchers.raised(one.rank)
+        last = max(max(other.at, other.again) for other in of_it if other.line == one.line)
+        later = [other for other in of_it if other.at > last and other.tier <= FOLLOWER and not is_of_package(other)]
+        end = next((other.at for other in later if other.uncaught or not raised), None)
+        if end is None and (raised or self.launchers.first is not None):
+            return False  # the launcher tells of the end
+        unknown = self.size if one.rank is None else self._ends.get(one.rank, self.size)
+        return (unknown if end is None else end) - last > _FAR
 
 
 class FailureScan:
-    """Holds the lines since the last training step; `relabel` puts their ranks' labels in one form."""
+    """Holds the lines since the last training step; `relabel` puts their ranks' labels in one form.
+
+    Without rules the common ones are asked.
+    """
 
     def __init__(self, rules: Iterable[FailureRule], relabel: Callable[[Iterable[str]], list[str]] = list) -> None:
-        self._relabel = relabel
-        self._rules = tuple(rules)
-        self.fatal = FatalScan(self._rules)
-        self._clues = CandidateScan(self._rules)
+        self.step_line = ""  # of the last training step
+        self._relabel, self._rules = relabel, tuple(rules) or read_failure_rules(COMMON)
+        self._scan = CandidateScan(self._rules)
         self._held: deque[Block] = deque()
-        self._before: deque[str] = deque(maxlen=_KEPT)
+        self._last: deque[str] = deque(maxlen=KEPT)
+        self._since = 0  # lines since the last training step
+        self._before: list[str] = []  # the last lines up to the step
+        self._reported = ""  # what a reader took for a launcher's word of its end
         self._best: tuple[FailureCandidate | None] | None = None  # once somebody asked
 
     def hold(self, block: Block, trained: int | None) -> None:
         """Take lines in, of which the first `trained` go up to the last training step; None without one."""
         self._best = None
         if trained is not None:
-            for one in self._held:
-                self._before.extend(one.lines[-_KEPT:])
-            self._before.extend(block.lines[:trained][-_KEPT:])
+            self._last.extend(block.lines[:trained])
+            self._before, self._since = list(self._last), 0
             self._held.clear()
             block = make_block(block.lines[trained:])
+        self._last.extend(block.lines[-KEPT:])
+        self._since += len(block.lines)
         self._held.append(block)
         while sum(len(one.text) for one in self._held) > _HELD:
-            self._look(self._held.popleft(), every_rule=self._clues.size < _ASKED)
+            self._look(self._held.popleft(), every_rule=self._scan.size < _ASKED)
+
+    def end(self, line: str) -> None:
+        """Take the line by which a launcher says that it failed."""
+        self._reported = self._reported or line
 
     def forget(self) -> None:
         """Forget what was found: the training went on."""
-        self.fatal.forget()
-        if self._clues.size:
-            self._clues = CandidateScan(self._rules)
+        self._reported = ""
+        if self._scan.size:  # not at each of millions of steps
+            self._scan = CandidateScan(self._rules)
 
     def finish(self) -> None:
         """Look at what is held: no more comes."""
@@ -141,42 +403,75 @@ class FailureScan:
             self._look(self._held.popleft())
 
     @property
-    def clue(self) -> FailureCandidate | None:
+    def candidate(self) -> FailureCandidate | None:
         """What explains a failure best, of the lines since the last step, else of those before it."""
         if self._best is None:
             self._best = (self._find(),)
         return self._best[0]
 
     @property
-    def late_clue(self) -> FailureCandidate | None:
+    def late_candidate(self) -> FailureCandidate | None:
         """The same of the lines since the last step alone."""
-        return first_cause(self._clues.clues(), self.first_failure)
+        return first_cause(self._scan.candidates(), self.first_failure)
 
     @property
     def first_failure(self) -> FirstFailure | None:
         """What torchrun says that failed first."""
-        return self._clues.first
+        return self._scan.launchers.first
 
     @property
     def exited(self) -> FailureCandidate | None:
         """How a process ended by itself that a launcher saw fail first."""
-        return self._clues.exited
+        return self._scan.exited
 
-    def _look(self, block: Block, every_rule: bool = True) -> None:
+    @property
+    def launcher_line(self) -> str:
+        """The line since the last step by which a launcher says that the training failed."""
+        return self._reported or self._scan.launcher_line
+
+    @property
+    def fatal_line(self) -> str:
+        """Of the lines since the last step the one that shows best that the training failed; "" where none does."""
+        return self._scan.fatal_line or self.launcher_line
+
+    @property
+    def last_lines(self) -> list[str]:
+        """The last lines so far; another thread may ask."""
+        return list(self._last)
+
+    @property
+    def error_line(self) -> str:
+        """The last line since the step that looks like an error; a warning is none."""
+        looks = (text for text in self._late_lines() if looks_like_error(text))
+        return plain(next((text for text in looks if not is_warning(text)), ""))
+
+    @property
+    def last_line(self) -> str:
+        """The last line since the step that says something, else the step's own."""
+        words = (text for text in self._late_lines() if not _RULER.search(text) and not is_warning(text))
+        return plain(next(words, "") or self.step_line or next(iter(self.last_lines[-1:]), ""))
+
+    def _late_lines(self) -> list[str]:
+        """Return the lines since the step, the last one first."""
+        return self.last_lines[-self._since :][::-1] if self._since else []
+
+    def _look(self, block: Block, *, every_rule: bool = True) -> None:
         lines = self._relabel(block.lines)
-        block = block if lines == block.lines else make_block(lines)
-        self.fatal.take(block)
-        self._clues.take(block, every_rule)
+        self._scan.feed(block if lines == block.lines else make_block(lines), every_rule=every_rule)
 
     def _find(self) -> FailureCandidate | None:
-        late = self.late_clue
+        late = self.late_candidate
         if late is not None and late.tier <= ERROR:
             return late
         early = CandidateScan(self._rules)
-        early.take(make_block(self._relabel(self._before)))
-        return first_cause([clue for clue in early.clues() if _ends(clue)], self.first_failure) or late
+        early.feed(make_block(self._relabel(self._before)))
+        return first_cause([one for one in early.candidates() if _ends(one)], self.first_failure) or late
 
 
-def _ends(clue: FailureCandidate) -> bool:
+def _in_order(found: Iterable[FailureCandidate]) -> list[FailureCandidate]:
+    return sorted(found, key=lambda one: one.at)
+
+
+def _ends(one: FailureCandidate) -> bool:
     """Say whether a line before the step can have ended the training: a step came although a package was missing."""
-    return clue.tier == ROOT or (clue.tier == ERROR and clue.uncaught and not clue.of_import and not clue.handled)
+    return one.tier == ROOT or (one.tier == ERROR and one.uncaught and not one.of_import and not one.handled)

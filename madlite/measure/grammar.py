@@ -85,7 +85,7 @@ def pattern_of(label: str) -> re.Pattern[str]:
 
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS)
 """What a process does to itself, in native code."""
-TOLD = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+TERMINATIONS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """How a launcher, a scheduler or a user ends those that did not fail."""
 _SHELL = 128  # a shell's exit code for a signal is this and its number
 _MOST = 64  # Linux has no signal beyond
@@ -113,7 +113,7 @@ def signal_words(number: int) -> str:
 
 def signal_meaning(number: int) -> str:
     """Return what a signal tells of why, and what to do; of SIGKILL others know more."""
-    if number in TOLD:
+    if number in TERMINATIONS:
         return "somebody told it to end"
     return _WORDS.get(number, _CRASHED if number in CRASHES else "somebody sent it, or it ended itself")
 

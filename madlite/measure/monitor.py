@@ -14,14 +14,13 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from madlite.failure_rules import explained
-from madlite.measure.clues import FOLLOWER, FailureCandidate
-from madlite.measure.failure_scan import FailureScan
-from madlite.measure.footer import FirstFailure
+from madlite.measure.failure_scan import FOLLOWER, FailureCandidate, FailureScan
+from madlite.measure.launchers import FirstFailure
 from madlite.measure.lines import Block, LineSplitter, rank_of
 from madlite.measure.marks import LossMarks, RepeatedSteps, StepMarks, may_be_aside
 from madlite.measure.memory import MemoryMarks
 from madlite.measure.performance import PerformanceScan
-from madlite.measure.rules import LastLines, plain
+from madlite.measure.rules import plain
 from madlite.measure.steps import Steps
 from madlite.model import (
     STEPS_APART,
@@ -123,7 +122,6 @@ class LogMonitor:
         self.last_step = 0  # the highest of the training that goes on
         self.restarted_at: int | None = None  # the step to which the training went back last
         self._on_step, self._on_event, self._now, self._nodes = on_step, on_event, now, nodes
-        self._last = LastLines()
         self.config_lines: dict[str, str] = {}  # key of `config` → the line that says it
         self._splitters: dict[tuple[int, int], LineSplitter] = {}  # of each node and stream
 
@@ -160,20 +158,20 @@ class LogMonitor:
     @property
     def last_lines(self) -> list[str]:
         """The last lines of the log so far; another thread may ask."""
-        return self._last.all
+        return self._ending.last_lines
 
     @property
-    def clue(self) -> FailureCandidate | None:
+    def candidate(self) -> FailureCandidate | None:
         """What explains a failure best: of the lines since the last step, else of those just before it.
 
         Known once the log is finished.  Of a log that went well it may be what somebody handled.
         """
-        return self._ending.clue
+        return self._ending.candidate
 
     @property
-    def late_clue(self) -> FailureCandidate | None:
+    def late_candidate(self) -> FailureCandidate | None:
         """The same of the lines since the last step alone."""
-        return self._ending.late_clue
+        return self._ending.late_candidate
 
     @property
     def exited(self) -> FailureCandidate | None:
@@ -188,7 +186,7 @@ class LogMonitor:
     @property
     def rule(self) -> FailureRule | None:
         """The rule that explains a failure best, its hint in the words of the line."""
-        clue = self.clue
+        clue = self.candidate
         if clue is None or clue.rule is None:
             return None
         return replace(clue.rule, hint=explained(clue.rule.hint, clue.groups))
@@ -196,7 +194,7 @@ class LogMonitor:
     @property
     def rule_line(self) -> str:
         """The line that it matched."""
-        clue = self.clue
+        clue = self.candidate
         return clue.line if clue and clue.rule else ""
 
     @property
@@ -214,42 +212,41 @@ class LogMonitor:
         return self._patterns is not None
 
     @property
-    def telling_line(self) -> str:
+    def best_error_line(self) -> str:
         """The line that explains a failure best: a clue's, else the last that looks like an error, else the last."""
-        clue = self.clue
+        clue = self.candidate
         if clue is not None and clue.tier <= FOLLOWER:
             return clue.line
-        return self._last.telling or self._last.last
+        return self._ending.error_line or self._ending.last_line
 
     @property
     def cut_line(self) -> str:
         """The line that explains best why no more steps came: a telling one since the last, else that step's own."""
-        clue = self.clue
+        clue = self.candidate
         if clue is not None and clue.tier <= FOLLOWER:
             return clue.line
-        return self._last.telling or plain(self.step_line) or self._last.last
+        return self._ending.error_line or plain(self.step_line) or self._ending.last_line
 
     @property
     def step_line(self) -> str:
         """The line of the last training step."""
-        return self._last.step_line
+        return self._ending.step_line
 
     @property
     def fatal_line(self) -> str:
         """Of the lines since the last step the one that shows best that the training failed; "" where none does."""
-        return self._ending.fatal.line
+        return self._ending.fatal_line
 
     @property
     def launcher_line(self) -> str:
         """The line since the last step by which a launcher says that the training failed."""
-        return self._ending.fatal.launcher
+        return self._ending.launcher_line
 
     def _take(self, block: Block, splitter: LineSplitter, *, whole: bool = True) -> None:
         """Look at lines that came together, all of them for what is rare, and let the readers read each."""
         if not block.lines:
             return
         self.lines += len(block.lines)
-        self._last.add(block)
         self.scan.feed(block, whole)
         self.memory.feed(block)
         self.loss_marks.feed(block)
@@ -266,7 +263,7 @@ class LogMonitor:
             elif busy and before:
                 self.marks.look(line.text)
         if last >= 0:
-            self._last.step(block, last)
+            self._ending.step_line = block.lines[last]
         self._ending.hold(block, trained)
 
     def _ask(self, reader: Reader, member: str, argument: Line | Path, whole: bool = True) -> None:
@@ -320,7 +317,7 @@ class LogMonitor:
         if event.missed:
             self.missed_mark = event.marker
         elif event.code:
-            self._ending.fatal.end(plain(text) or event.marker)
+            self._ending.end(plain(text) or event.marker)
         else:
             self.ended = True
 

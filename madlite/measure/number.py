@@ -149,7 +149,7 @@ def number_of_line(log: LogMonitor) -> Number:
         return Number((make_metric(odd.text, odd.metric),), Cause.BAD_NUMBER, _unreadable(odd), odd.line)
     if found is None:
         reason = "the log has no line 'performance: <number> <metric>'"
-        return Number(cause=Cause.NO_METRIC, reason=reason, evidence=log.telling_line)
+        return Number(cause=Cause.NO_METRIC, reason=reason, evidence=log.best_error_line)
     of_trainer = log.scan.first is None
     if of_trainer and (computed := log.marks.computed.get(TRAINER_MARK)):
         found = (computed, TRAINER_METRIC)
@@ -219,7 +219,7 @@ def number_of_file(rule: ResultRule, read: Read | None, log: LogMonitor) -> Numb
     """Return the numbers of the results file; where some are none, the others are results all the same."""
     read = read or Read(problem=f"the run wrote no {rule.file}")
     if read.problem:
-        return Number(cause=Cause.NO_METRIC, reason=read.problem, evidence=log.telling_line)
+        return Number(cause=Cause.NO_METRIC, reason=read.problem, evidence=log.best_error_line)
     text = _without(read.metrics, rule.file)
     if all(metric.status is not Status.SUCCESS for metric in read.metrics):
         return Number(metrics=read.metrics, cause=Cause.BAD_NUMBER, reason=text, findings=read.notes)

@@ -52,7 +52,7 @@ _FOREIGN = re.compile(
 )
 _LOST = 3000  # lines after which a traceback that does not end is given up
 _MOST = 64
-_MOST_CODE = 10_000
+_MOST_IGNORED = 10_000
 _INDENT = "    "
 _LONGEST = 200  # characters of a label; a longer one is text
 _PACKAGES = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen", "<string>")
@@ -122,8 +122,7 @@ class TracebackScan:
 
     def __init__(self) -> None:
         self.raised: list[RaisedError] = []
-        self.code: set[int] = set()  # the places of lines that show a program's text: nothing of it happened
-        self.aside: set[int] = set()  # the places of exceptions that launchers survived
+        self.ignored: set[int] = set()  # places of a program's text that is shown, and of exceptions that end nothing
         self.begun = ""  # the first line by which a traceback begins
         self._keys: list[str] = []  # of each that was raised, the shape of its label
         self._open: dict[str, _Open] = {}
@@ -229,16 +228,19 @@ class TracebackScan:
             one.note(frame)
             one.shows_code = True
         elif shows_code and text.startswith(_INDENT):
-            if len(self.code) < _MOST_CODE:
-                self.code.add(at)
+            self._ignore(at)
         elif EXCEPTION.match(text):
             del self._open[key]
             if one.aside or (_ORPHAN.match(text) and _READS_PARENT in one.frame):
-                self.aside |= {at} if len(self.aside) < _MOST_CODE else set()
+                self._ignore(at)
             else:
                 self._keep(at, text.strip(), one, key)
         elif one.lines > _LOST:
             del self._open[key]
+
+    def _ignore(self, at: int) -> None:
+        if len(self.ignored) < _MOST_IGNORED:
+            self.ignored.add(at)
 
     def _read_on(self, line: str, *, ends: bool) -> None:
         """Take the next line of a message that goes on: of the same label, and where it has none the very next."""

@@ -17,8 +17,8 @@ from msgspec.structs import replace
 from madlite.backends.loader import Plugins
 from madlite.errors import UsageProblem
 from madlite.files import shown
-from madlite.measure.clues import LAUNCHER, ROOT, FailureCandidate
 from madlite.measure.diagnosis import diagnose
+from madlite.measure.failure_scan import LAUNCHER, ROOT, FailureCandidate
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.performance import make_metric
 from madlite.measure.rules import with_common
@@ -171,7 +171,7 @@ def _judge(asked: Expected, log: LogMonitor) -> Verdict:
 
 def _torn(log: LogMonitor) -> Verdict:
     reason = "the log ends within the line of its result: the number may be cut short"
-    return Verdict(status=Status.FAILURE, cause=Cause.NO_METRIC, reason=reason, evidence=log.telling_line)
+    return Verdict(status=Status.FAILURE, cause=Cause.NO_METRIC, reason=reason, evidence=log.best_error_line)
 
 
 def _with_remarks(verdict: Verdict, asked: Expected, log: LogMonitor) -> Verdict:
@@ -198,7 +198,7 @@ def _of_nobody(name: str, plugins: Plugins, verdict: Verdict, log: LogMonitor) -
     """Return the verdict of a log without a result that no backend knows: it may show why there is none."""
     if log.scan.torn:
         return verdict
-    if (clue := log.clue) is None or clue.tier == LAUNCHER:
+    if (clue := log.candidate) is None or clue.tier == LAUNCHER:
         if not log.lines:
             raise UsageProblem(f"{name} has no line that a run printed", "name the file that has the training's output")
         names = ", ".join(sorted(plugins.backends()))
@@ -217,7 +217,7 @@ def _diagnosed(verdict: Verdict, log: LogMonitor) -> Diagnosis | None:
 
 def _surely(log: LogMonitor) -> FailureCandidate | None:
     """Return what is the cause of a failure wherever it is said, of the lines since the last step."""
-    late = log.late_clue
+    late = log.late_candidate
     return late if late is not None and late.tier == ROOT else None
 
 

@@ -1,7 +1,7 @@
 """Says what is where a workload runs: repositories, Python distributions, libraries, environment.
 
 This file is no part of the engine: its text is run there, by whatever Python is there (3.8 and later), before the
-workload.  It imports only what Debian's smallest Python has, no json, writes nothing but one line, and ends by itself.
+workload.  It imports the standard library alone, writes nothing but one line, and ends by itself.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import sys
 if __name__ == "__main__":
     sys.path[:] = [place for place in sys.path if place not in ("", ".")]  # a workspace may hold a json.py
 
-import ast
+import json
 import os
 import re
+import shutil
 import signal
 import stat
 import subprocess
@@ -25,7 +26,6 @@ from typing import Any
 MARK = "madlite-probe "
 LIMIT_S = 7  # then the process is killed by its own alarm
 SEARCH_S = 4.0  # for repositories and whether they are changed
-VERSION_S = 2.0  # for a wrapper to say which Python it starts
 MOST_FOLDERS, MOST_REPOSITORIES, LONGEST = 2000, 40, 500
 GIT_S = 2.0
 # of the git that is asked here, and of nothing else: read, fetch nothing, run nothing of the repository's
@@ -51,54 +51,18 @@ def start(asked: dict[str, list[str]], text: str) -> None:
     """Write what is found by the Python that the workload is started with, where that surely is one, else by this."""
     signal.alarm(LIMIT_S)
     named = next((os.environ[name] for name in asked.pop("python", []) if os.environ.get(name)), "")
-    path = which(named) if named else None
+    path = shutil.which(named) if named else None
     if path is None or path == sys.executable:
         main(asked)
     elif is_python(path):
-        os.execv(path, [path, "-B", "-c", text, written(asked), text])  # noqa: S606 - the alarm goes on
+        os.execv(path, [path, "-B", "-c", text, json.dumps(asked), text])  # noqa: S606 - the alarm goes on
     else:
-        main(asked, [f"asked by {sys.executable}: {named} is no plain Python"])
+        main(asked, [f"asked by {sys.executable}: {named} is not named like a Python"])
 
 
 def is_python(path: str) -> bool:
-    """Say whether a program is Python: by its name and its kind, a wrapper of that name by the version it tells.
-
-    Whatever else is to start the workload may start it when it is asked anything.
-    """
-    if not re.match(r"(python|pypy)[\d.]*[a-z]?$", Path(path).resolve().name):
-        return False
-    try:
-        with Path(path).open("rb") as file:
-            return file.read(4) == b"\x7fELF" or tells_version(path)
-    except OSError:
-        return False
-
-
-def tells_version(path: str) -> bool:
-    """Ask a wrapper for its version, away from the workload's folder; it and what it starts end in time."""
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as scratch, Path(scratch, "said").open("w+b") as said:
-        asked = subprocess.Popen(
-            [path, "--version"], cwd=scratch, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True
-        )
-        try:
-            code = asked.wait(VERSION_S)
-        except subprocess.TimeoutExpired:
-            code = -1
-        finally:
-            end_group(asked)
-        said.seek(0)
-        return code == 0 and re.match(rb"\s*Python 3\.", said.read(LONGEST)) is not None
-
-
-def end_group(process: subprocess.Popen[bytes]) -> None:
-    """End what a process left in its group, and itself."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except OSError:
-        return
-    process.wait()
+    """Say whether a program is Python by its own name: whatever else is to start the workload may start it at once."""
+    return re.match(r"(python|pypy)[\d.]*[a-z]?$", Path(path).resolve().name) is not None
 
 
 def main(asked: dict[str, list[str]], notes: Iterable[str] = ()) -> None:
@@ -115,17 +79,8 @@ def main(asked: dict[str, list[str]], notes: Iterable[str] = ()) -> None:
             found[name] = ask()
         except Exception as error:  # noqa: BLE001 - whatever is odd there, the workload is to run
             found["notes"].append(f"{name}: {type(error).__name__}: {error}")
-    sys.stdout.write("\n" + MARK + written(found) + "\n")
-
-
-def written(value: Any) -> str:
-    """Return texts, lists and tables as JSON; bytes that are no text, as the environment can hold, are a mark."""
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{written(name)}: {written(one)}" for name, one in value.items()) + "}"
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(map(written, value)) + "]"
-    plain = str(value).encode("utf-8", "replace").decode()
-    return '"' + re.sub(r'[\x00-\x1f"\\\x7f]', lambda found: f"\\u{ord(found[0]):04x}", plain) + '"'
+    text = f"\n{MARK}{json.dumps(found, ensure_ascii=False)}\n"
+    sys.stdout.buffer.write(text.encode("utf-8", "replace"))  # the environment can hold bytes that are no text
 
 
 def system() -> dict[str, str]:
@@ -143,36 +98,20 @@ def system() -> dict[str, str]:
 
 
 def packages(names: Iterable[str]) -> dict[str, str]:
-    """Return the versions of distributions, with the commit of those that were installed from a repository.
+    """Return the versions of distributions, with the commit of those that were installed from a repository."""
+    from importlib.metadata import PackageNotFoundError, distribution
 
-    Formats: packaging.python.org, core metadata, recording installed projects, direct_url.json.  Read here because
-    importlib.metadata takes longer to import than all of this.
-    """
-    wanted = {plain(name): name for name in names}
     told: dict[str, str] = {}
-    for folder in infos(sys.path):
-        name = wanted.get(plain(folder.name.rpartition(".")[0].partition("-")[0]))
-        texts = (read(folder / file) for file in ("METADATA", "PKG-INFO"))
-        version = first(r"^Version:\s*(\S+)", next(filter(None, texts), "")) if name and name not in told else ""
-        if name and version:
-            commit = first(r'"commit_id"\s*:\s*"(\w+)"', read(folder / "direct_url.json"))
-            told[name] = f"{version} (commit {commit})" if commit else version
-    return {**{name: told[name] for name in wanted.values() if name in told}, **torch()}
-
-
-def infos(places: Iterable[str]) -> Iterator[Path]:
-    """Yield the folders in which installed distributions are described."""
-    for place in places:
+    for name in names:
         try:
-            with os.scandir(place) as entries:
-                yield from sorted(Path(one.path) for one in entries if one.name.endswith((".dist-info", ".egg-info")))
-        except OSError:  # an archive, or a folder that is not there
+            found = distribution(name)
+            version = found.version
+        except (PackageNotFoundError, KeyError, TypeError):  # the latter of one that was uninstalled in part
             continue
-
-
-def plain(name: str) -> str:
-    """Return a distribution's name as all its spellings have it in common."""
-    return re.sub("[-_.]+", "-", name).lower()
+        commit = first(r'"commit_id"\s*:\s*"(\w+)"', found.read_text("direct_url.json") or "")
+        if version:
+            told[name] = f"{version} (commit {commit})" if commit else version
+    return {**told, **torch()}
 
 
 def torch() -> dict[str, str]:
@@ -198,7 +137,7 @@ def repositories(up: Iterable[str], below: Iterable[str], notes: list[str] | Non
     """Return the commits of repositories: around the folders `up`, and two levels below those of `below`."""
     until = time.monotonic() + SEARCH_S
     commits: dict[str, str] = {}
-    git = which("git")
+    git = shutil.which("git")
     for folder in candidates(up, below, until):
         if commit := commit_of(folder, until):
             changed = ask_git(folder, until, *DIRTY) if git else None
@@ -212,7 +151,7 @@ def repositories(up: Iterable[str], below: Iterable[str], notes: list[str] | Non
 
 def commit_of(folder: Path, until: float) -> str:
     """Return the commit that a repository has checked out, "" where neither its files nor git say one."""
-    commit = head(folder) or (ask_git(folder, until, "rev-parse", "HEAD") if which("git") else None) or ""
+    commit = head(folder) or (ask_git(folder, until, "rev-parse", "HEAD") if shutil.which("git") else None) or ""
     return commit if re.match(r"[0-9a-f]{40,64}$", commit) else ""
 
 
@@ -289,13 +228,6 @@ def read(path: str | Path, most: int = 1 << 20) -> str:
         return ""
 
 
-def which(name: str) -> str | None:
-    """Return the path of a program."""
-    places = [""] if "/" in name else os.environ.get("PATH", os.defpath).split(os.pathsep)
-    found = (str(Path(place, name)) for place in places)
-    return next((path for path in found if Path(path).is_file() and os.access(path, os.X_OK)), None)
-
-
 def first(pattern: str, text: str) -> str:
     """Return the group of the first match, "" without one."""
     found = re.search(pattern, text, re.MULTILINE)
@@ -303,4 +235,4 @@ def first(pattern: str, text: str) -> str:
 
 
 if __name__ == "__main__":
-    start(ast.literal_eval(sys.argv[1]), sys.argv[2])
+    start(json.loads(sys.argv[1]), sys.argv[2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -80,7 +81,7 @@ def probe(session: Session, plan: RunPlan, action: Action) -> ProbedFacts:
         if (chunk.node, chunk.stream) == (0, 1) and len(said) < MOST_BYTES:
             said.extend(chunk.data[: MOST_BYTES - len(said)])
 
-    argv = ("sh", "-c", _START, "madlite-probe", _text(), probe_inside.written(_asked(plan)))
+    argv = ("sh", "-c", _START, "madlite-probe", _text(), json.dumps(_asked(plan)))
     try:
         ended = session.run(replace(action, kind="prepare", argv=argv, timeout_s=LIMIT_S), keep)
     except RuntimeProblem as problem:  # of a container that is gone the workload will say so itself

@@ -60,9 +60,9 @@ class RunProgress:
         return self.log if self.ended is not None and self.log in self._of_node.values() else None
 
     @property
-    def telling_line(self) -> str:
+    def best_error_line(self) -> str:
         """The line that explains best how the action that ran last went."""
-        return self.log.telling_line
+        return self.log.best_error_line
 
     @property
     def oom_kills(self) -> int | None:

@@ -150,7 +150,7 @@ class SessionRunner:
                 return Observation(
                     exit=ended,
                     failed_action="" if action.kind == "run" else action.kind,
-                    failed_line=self.state.telling_line,
+                    failed_line=self.state.best_error_line,
                     failed_node=_node_words(session, ended.failed_node),
                     node_log=self.state.failed_log,
                 )

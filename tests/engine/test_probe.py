@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import subprocess
@@ -136,7 +135,7 @@ def test_a_worktree_s_commit(folder: Path) -> None:
 
 
 def test_repositories_around_and_below(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe_inside, "which", lambda name: None)
+    monkeypatch.setattr(probe_inside.shutil, "which", lambda name: None)
     for place in ("a", "a/sub/run", "below/x", "below/y/z", "below/y/z/inner", "below/1/2/3", "below/.hidden"):
         (folder / place).mkdir(parents=True)
     for place in ("a", "below/x", "below/y/z", "below/y/z/inner", "below/1/2/3", "below/.hidden"):
@@ -152,7 +151,7 @@ def test_what_nobody_could_look_at_is_not_told_as_unchanged(
     folder: Path, monkeypatch, git: str | None, why: str
 ) -> None:
     files(folder / "a/.git", HEAD=COMMIT)  # which is no repository to git: as one that it finds is somebody else's
-    monkeypatch.setattr(probe_inside, "which", lambda name: git)
+    monkeypatch.setattr(probe_inside.shutil, "which", lambda name: git)
     notes: list[str] = []
     assert probe_inside.repositories([str(folder / "a")], [], notes) == {str(folder / "a"): COMMIT}
     assert notes == [f"{folder / 'a'}: whether it is changed is not known, {why}"]
@@ -164,13 +163,6 @@ def test_a_long_value_ends_with_a_whole_word(monkeypatch: pytest.MonkeyPatch) ->
     assert probe_inside.shortened("hf_" + "b" * 498) == "***", "half of it would not be known for what it is"
     assert probe_inside.shortened("b" * 500) == "b" * 500
     assert probe_inside.shortened("a b " * 125) == "a b " * 125
-
-
-@pytest.mark.parametrize("text", ["a b\\c\"d'e", "tab\there\nnew \x7f\x1b[0m", "Übung 😀 \u2028", ""])
-def test_what_is_written_is_json(text: str) -> None:
-    value = {"notes": [text], "environment": {text: text}}
-    assert json.loads(probe_inside.written(value)) == value
-    assert ast.literal_eval(probe_inside.written(value)) == value, "it is asked without json"
 
 
 def test_repositories_of_a_folder_with_any_name(tmp_path: Path) -> None:
@@ -189,15 +181,6 @@ def test_a_variable_that_is_no_text_costs_nothing_else(monkeypatch: pytest.Monke
     monkeypatch.setenv("NCCL_ODD", "a\udcffb")  # the byte FF
     probe_inside.main({"packages": [], "prefixes": ["NCCL_ODD"], "names": [], "up": [], "below": []})
     assert read_answer(capsys.readouterr().out.encode(), 0).environment == {"NCCL_ODD": "a?b"}
-
-
-def test_the_smallest_python_will_do() -> None:
-    without = "import sys; sys.modules.update(json=None, shutil=None)\n"
-    text = Path(probe_inside.__file__).read_text()
-    text = text.replace("import sys\n", without, 1)
-    asked = json.dumps({"packages": [], "prefixes": [], "names": [], "up": [], "below": [], "python": []})
-    done = subprocess.run([sys.executable, "-c", text, asked, text], capture_output=True, check=True)
-    assert read_answer(done.stdout, 0).inside["python"]
 
 
 def test_the_search_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,7 +251,6 @@ def test_what_is_not_named_python_is_never_started_to_find_out(tmp_path: Path) -
         assert not probe_inside.is_python(program(tmp_path / name, "#!/bin/sh\ntouch started\n"))
     (tmp_path / "python3").symlink_to(tmp_path / "launcher")
     assert not probe_inside.is_python(str(tmp_path / "python3")), "its real name counts"
-    assert not probe_inside.is_python(str(tmp_path / "python3.9"))
     assert probe_inside.is_python(sys.executable)
 
 
@@ -294,7 +276,7 @@ def test_it_goes_on_as_another_python_and_stays_where_it_is_with_none(started, t
     for python in ("", sys.executable, "/nonexistent/python3"):
         assert started(python) == ([(rest,)], [])
     launcher = program(tmp_path / "launcher", "#!/bin/sh\ntouch started\n")
-    assert started(launcher) == ([(rest, [f"asked by {sys.executable}: {launcher} is no plain Python"])], [])
+    assert started(launcher) == ([(rest, [f"asked by {sys.executable}: {launcher} is not named like a Python"])], [])
     other = tmp_path / "python3"
     other.symlink_to(Path(sys.executable).resolve())
     assert started(str(other)) == ([], [(str(other), [str(other), "-B", "-c", "TEXT", json.dumps(rest), "TEXT"])])
@@ -319,15 +301,7 @@ def named_python(tmp_path: Path, python: str) -> tuple[ProbedFacts, list[Path]]:
 def test_a_stand_in_that_trains_whatever_it_is_asked_is_not_started(tmp_path: Path) -> None:
     python = program(tmp_path / "bin/train", "#!/bin/sh\ntouch trained\nsleep 20\n")
     inside, left = named_python(tmp_path, python)
-    assert left == [] and "is no plain Python" in inside.notes[0] and inside.inside["python"]
-
-
-@pytest.mark.host
-def test_a_wrapper_called_python_that_tells_no_version_is_ended_and_leaves_nothing(tmp_path: Path) -> None:
-    script = f"#!/bin/sh\necho $* >> {tmp_path}/asked\ntouch trained\nsleep 20\n"
-    inside, left = named_python(tmp_path, program(tmp_path / "bin/python3", script))
-    assert left == [] and "is no plain Python" in inside.notes[0] and inside.inside["python"]
-    assert (tmp_path / "asked").read_text() == "--version\n"
+    assert left == [] and "is not named like a Python" in inside.notes[0] and inside.inside["python"]
 
 
 @pytest.mark.host

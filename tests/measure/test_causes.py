@@ -180,7 +180,7 @@ def test_what_torchrun_repeats_of_a_rank_is_that_ranks():
 
 def test_the_time_of_coreutils_timeout_is_told_by_its_exit_code():
     log = follow("step 1", "step 2")
-    found = diagnose(Cause.EXIT_CODE, log.telling_line, log, DiagnosisInput(exit_code=124))
+    found = diagnose(Cause.EXIT_CODE, log.best_error_line, log, DiagnosisInput(exit_code=124))
     assert found.cause == "exit_code" and "timeout" in found.hint
 
 
@@ -233,7 +233,7 @@ def test_a_log_that_never_ends_with_a_table_costs_no_more():
     log = LogMonitor((), RULES)
     log.feed(b"  rank      : 1 (local_rank: 1)\n" + b"a line of text that says nothing\n" * 20_000)
     log.finish()
-    assert log.clue is None
+    assert log.candidate is None
 
 
 RENDEZVOUS = "torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError"

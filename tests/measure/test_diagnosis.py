@@ -12,9 +12,8 @@ import pytest
 from msgspec.structs import replace
 
 from madlite.backends.loader import load_plugins
-from madlite.measure.clues import ERROR, ROOT, CandidateScan
 from madlite.measure.diagnosis import DiagnosisInput, DiskSpace, diagnose
-from madlite.measure.failure_scan import FailureScan
+from madlite.measure.failure_scan import ERROR, ROOT, CandidateScan, FailureScan
 from madlite.measure.lines import make_block
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.rules import with_common
@@ -70,7 +69,7 @@ def follow(*lines: str, rules=RULES) -> LogMonitor:
 
 def why(*lines: str, cause=Cause.EXIT_CODE, facts=None, rules=RULES):
     log = follow(*lines, rules=rules)
-    return diagnose(cause, log.telling_line, log, facts or DiagnosisInput(exit_code=1))
+    return diagnose(cause, log.best_error_line, log, facts or DiagnosisInput(exit_code=1))
 
 
 def test_every_failed_log_is_here():
@@ -96,7 +95,7 @@ def test_a_run_with_that_output_has_the_same_cause(name):
     log = LogMonitor([backend.reader(None)], RULES)
     log.feed((LOGS / name).read_bytes())
     log.finish()
-    found = diagnose(Cause.EXIT_CODE, log.telling_line, log, DiagnosisInput(exit_code=1, oom_kills=0))
+    found = diagnose(Cause.EXIT_CODE, log.best_error_line, log, DiagnosisInput(exit_code=1, oom_kills=0))
     assert (found.cause, found.rank) == (cause, rank) and line in found.line
 
 
@@ -128,7 +127,7 @@ def test_a_log_that_went_well_raises_no_alarm(path):
     ],
 )
 def test_words_of_a_good_log_are_no_root(line):
-    clue = follow(line).clue
+    clue = follow(line).candidate
     assert clue is None or clue.tier > ROOT
 
 
@@ -263,7 +262,7 @@ def test_what_was_said_before_a_step_is_not_the_cause():
         log = LogMonitor([Steps()], RULES)
         log.feed("".join(f"{line}\n" for line in lines).encode())
         log.finish()
-        return diagnose(Cause.EXIT_CODE, log.telling_line, log, DiagnosisInput(exit_code=1))
+        return diagnose(Cause.EXIT_CODE, log.best_error_line, log, DiagnosisInput(exit_code=1))
 
     assert after(*trace(None, OOM), "step=1", *trace(None, "ValueError: x")).line == "ValueError: x"
     # a buffered stdout brings its steps after what the same process wrote to stderr
@@ -641,9 +640,9 @@ def test_a_number_or_size_that_cannot_be_has_the_line_it_was_read_from():
 
 def test_a_line_that_looks_like_an_error_tells_and_a_warning_does_not():
     log = follow("titan - WARNING - index.json not found at /a", "starting", "OddError: gone", "[W1121 x.cpp:1] late")
-    assert log.telling_line == "OddError: gone"
-    assert follow("titan - WARNING - index.json not found at /a", "starting").telling_line == "starting"
-    assert follow("Warning: all", "UserWarning: b").telling_line == "UserWarning: b", "there is nothing else"
+    assert log.best_error_line == "OddError: gone"
+    assert follow("titan - WARNING - index.json not found at /a", "starting").best_error_line == "starting"
+    assert follow("Warning: all", "UserWarning: b").best_error_line == "UserWarning: b", "there is nothing else"
 
 
 def test_whatever_a_log_says_something_is_found_or_nothing():
@@ -666,7 +665,7 @@ def test_whatever_a_log_says_something_is_found_or_nothing():
 
 def test_a_tier_is_an_order():
     clues = follow(timeout(1), *trace(0, "KeyError: 1"), OOM)
-    assert clues.clue.tier == ROOT and follow(timeout(1), *trace(0, "KeyError: 1")).clue.tier == ERROR
+    assert clues.candidate.tier == ROOT and follow(timeout(1), *trace(0, "KeyError: 1")).candidate.tier == ERROR
 
 
 def test_where_a_launcher_alone_speaks_its_first_failure_is_the_line():
@@ -677,11 +676,11 @@ def test_where_a_launcher_alone_speaks_its_first_failure_is_the_line():
 
 def test_an_exception_has_its_rule_where_its_line_was_not_asked_about():
     scan = CandidateScan(RULES)
-    scan.take(make_block(trace(2, OOM)), every_rule=False)
-    (clue,) = scan.clues()
+    scan.feed(make_block(trace(2, OOM)), every_rule=False)
+    (clue,) = scan.candidates()
     assert (clue.cause, clue.rank, clue.tier, clue.uncaught) == ("gpu_out_of_memory", 2, ROOT, True)
-    scan.take(make_block([OOM, timeout(1)]), every_rule=False)
-    assert len(scan.clues()) == 1
+    scan.feed(make_block([OOM, timeout(1)]), every_rule=False)
+    assert len(scan.candidates()) == 1
 
 
 def test_a_long_log_without_steps_is_held_in_part(monkeypatch):
@@ -691,6 +690,6 @@ def test_a_long_log_without_steps_is_held_in_part(monkeypatch):
     for line in (timeout(1), *("words " * 20 for _ in range(300)), timeout(2), "end"):
         ending.hold(make_block([line]), None)
     ending.finish()
-    assert ending.late_clue.rank == 1 and ending.first_failure is None
+    assert ending.late_candidate.rank == 1 and ending.first_failure is None
     ending.forget()
-    assert ending.late_clue is None
+    assert ending.late_candidate is None

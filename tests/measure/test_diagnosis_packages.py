@@ -75,4 +75,4 @@ def test_it_explains_nothing_of_a_program_that_trained_steps_without_it():
     log = LogMonitor([Steps()], RULES)
     log.feed("".join(f"{line}\n" for line in (*trace(None, APEX), *WORDS, "step=1", "step=2", "bye")).encode())
     log.finish()
-    assert diagnose(Cause.EXIT_CODE, log.telling_line, log, DiagnosisInput(exit_code=1)).cause == "exit_code"
+    assert diagnose(Cause.EXIT_CODE, log.best_error_line, log, DiagnosisInput(exit_code=1)).cause == "exit_code"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from madlite.backends.base import PatternReader, step_pattern
-from madlite.measure.failure_scan import FatalScan
+from madlite.measure.failure_scan import FailureScan
 from madlite.measure.grammar import ASIDE
 from madlite.measure.lines import make_block
 from madlite.measure.memory import MemoryMarks
@@ -18,9 +18,10 @@ TRACEBACK = "Traceback (most recent call last):"
 CHILD = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: "
 
 
-def scan(*lines: str) -> FatalScan:
-    found = FatalScan()
-    found.take(make_block(lines))
+def scan(*lines: str) -> FailureScan:
+    found = FailureScan(())
+    found.hold(make_block(lines), None)
+    found.finish()
     return found
 
 
@@ -48,7 +49,7 @@ def follow(text: str) -> LogMonitor:
 )
 def test_a_line_that_ends_a_training(line):
     found = scan("step=1", f"[rank3]: {line}", "bye")
-    assert (found.line, found.launcher) == (line, "")
+    assert (found.fatal_line, found.launcher_line) == (line, "")
 
 
 @pytest.mark.parametrize(
@@ -67,22 +68,22 @@ def test_a_line_that_ends_a_training(line):
     ],
 )
 def test_a_line_that_says_nothing(line):
-    assert scan(line, line).line == ""
+    assert scan(line, line).fatal_line == ""
 
 
 def test_an_exception_explains_better_than_what_stands_around_it():
     frames = ('  File "train.py", line 1, in <module>', "    step()")
     for error in ("RuntimeError: NCCL error", "[20261121 00:16:57][rank-0/1][ERROR] [t.py:1] : KeyError: 'x'"):
         found = scan(TRACEBACK, *frames, error, TRACEBACK, *frames, CHILD, "exitcode: 1", "ValueError: later")
-        assert found.line == error.rpartition("[t.py:1] : ")[2] and found.launcher == CHILD.strip()
+        assert found.fatal_line == error.rpartition("[t.py:1] : ")[2] and found.launcher_line == CHILD.strip()
     memory = "torch.OutOfMemoryError: CUDA out of memory."
-    assert scan(TRACEBACK, "RuntimeError: x", memory, CHILD).line == memory
+    assert scan(TRACEBACK, "RuntimeError: x", memory, CHILD).fatal_line == memory
 
 
 def test_what_python_says_while_it_ends_is_no_failure():
     ignored = ("Exception ignored in: <function Pool.__del__ at 0x7f>", TRACEBACK, "  File x", "TypeError: 'NoneType'")
-    assert scan(*ignored).line == ""
-    assert scan(*ignored, TRACEBACK, "OSError: x").line == "OSError: x"
+    assert scan(*ignored).fatal_line == ""
+    assert scan(*ignored, TRACEBACK, "OSError: x").fatal_line == "OSError: x"
 
 
 @pytest.mark.parametrize("aside", ASIDE)
@@ -90,7 +91,7 @@ def test_what_python_says_while_it_ends_is_no_failure():
 def test_an_exception_aside_ends_nothing_whoever_looks(aside, label):
     lines = [f"{aside} x:", TRACEBACK, '  File "x.py", line 1, in f', "    f()", "ConnectionResetError: gone"]
     lines = [label + line for line in lines]
-    assert scan(*lines).line == ""
+    assert scan(*lines).fatal_line == ""
     tracebacks = TracebackScan()
     tracebacks.feed(make_block(lines))
     assert tracebacks.raised == [] and tracebacks.begun == ""
@@ -101,8 +102,8 @@ def test_a_program_beside_the_training_may_be_killed():
         "run.sh: line 9: 4444 Killed   rocm-smi --showuse -l 1 > gpu.log",
         "a.sh: line 2: 7 Aborted /usr/bin/amd-smi",
     ):
-        assert scan(line).line == ""
-    assert scan("run.sh: line 9: 4444 Killed   python train.py").line
+        assert scan(line).fatal_line == ""
+    assert scan("run.sh: line 9: 4444 Killed   python train.py").fatal_line
 
 
 @pytest.mark.parametrize(
@@ -117,7 +118,7 @@ def test_a_program_beside_the_training_may_be_killed():
 def test_prose_on_memory_is_no_want_of_it(line):
     marks = MemoryMarks()
     marks.feed(make_block([line]))
-    assert (scan(line).line, marks.out) == ("", "")
+    assert (scan(line).fatal_line, marks.out) == ("", "")
 
 
 @pytest.mark.parametrize(
@@ -135,11 +136,11 @@ def test_prose_on_memory_is_no_want_of_it(line):
 def test_memory_that_ran_out_is_told_alike_by_all_who_look(line):
     marks = MemoryMarks()
     marks.feed(make_block([line]))
-    assert scan(line).line and marks.out
+    assert scan(line).fatal_line and marks.out
     log = LogMonitor((), with_common(()))
     log.feed(line.encode())
     log.finish()
-    assert log.clue.cause == "gpu_out_of_memory"
+    assert log.candidate.cause == "gpu_out_of_memory"
 
 
 @pytest.mark.parametrize(
@@ -148,7 +149,7 @@ def test_memory_that_ran_out_is_told_alike_by_all_who_look(line):
 def test_memory_that_ran_out_and_was_got_over_is_a_doubt_and_no_failure(line):
     marks = MemoryMarks()
     marks.feed(make_block([line]))
-    assert (scan(line).line, bool(marks.out)) == ("", True)
+    assert (scan(line).fatal_line, bool(marks.out)) == ("", True)
 
 
 def test_a_step_that_follows_makes_it_none():

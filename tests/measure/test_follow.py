@@ -10,9 +10,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from madlite.backends.base import PatternReader, step_pattern
+from madlite.measure.failure_scan import KEPT
 from madlite.measure.lines import LONGEST
 from madlite.measure.monitor import LogMonitor
-from madlite.measure.rules import _KEPT
 from madlite.model import EffectiveConfig, Ended, ErrorScan, FailureRule, Phase, Quantity, Step, Summary
 from madlite.plan.actions import BENIGN, PATTERNS
 from tests.tiers import examples
@@ -66,7 +66,7 @@ def seen(log: LogMonitor) -> dict[str, object]:
         "nan": log.nan_loss,
         "fatal": (log.fatal_line, log.launcher_line, log.ended),
         "rule": (log.rule, log.rule_line),
-        "telling": log.telling_line,
+        "telling": log.best_error_line,
         "patterns": dict(log._patterns.found),
         "order": list(log._patterns.found),
         "result": (log.scan.result, log.scan.evidence, log.scan.findings),
@@ -118,7 +118,7 @@ def test_a_log_that_repeats_itself_does_not_grow():
     for _ in range(20):
         log.feed(lines)
     assert log.lines == 60_000
-    assert (len(log.steps), len(log.last_lines)) == (2, _KEPT)
+    assert (len(log.steps), len(log.last_lines)) == (2, KEPT)
 
 
 def test_noise_without_a_lines_end_is_not_collected():

@@ -224,7 +224,7 @@ def test_what_ranks_say_of_a_link_comes_after_a_signal():
 @pytest.mark.parametrize("kills", [2, 0])
 def test_the_kernel_s_count_tells_who_ended_tasks(kills):
     log = follow("srun: error: n1: tasks 0-7: Killed")
-    found = diagnose(Cause.EXIT_CODE, log.telling_line, log, DiagnosisInput(exit_code=1, oom_kills=kills))
+    found = diagnose(Cause.EXIT_CODE, log.best_error_line, log, DiagnosisInput(exit_code=1, oom_kills=kills))
     assert found.cause == ("host_out_of_memory" if kills else "killed")
 
 

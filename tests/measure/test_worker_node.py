@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from madlite.measure.failure_scan import FatalScan
+from madlite.measure.failure_scan import FailureScan
 from madlite.measure.lines import make_block
 from madlite.measure.verdict import Observation, judge
 from madlite.model import Cause, Exit, ResultRule, Status, Variant
@@ -84,17 +84,18 @@ def test_a_node_that_prints_no_result_says_where_it_is(barrier):
 
 @pytest.mark.parametrize("barrier", BARRIERS.values(), ids=BARRIERS)
 def test_the_exit_barrier_is_no_failure_and_no_cause(barrier):
-    scan = FatalScan()
-    scan.take(make_block(barrier))
-    assert (scan.line, scan.launcher) == ("", "")
-    clue = follow("begin", *barrier).clue
+    scan = FailureScan(())
+    scan.hold(make_block(barrier), None)
+    scan.finish()
+    assert (scan.fatal_line, scan.launcher_line) == ("", "")
+    clue = follow("begin", *barrier).candidate
     assert clue is None or clue.cause != "network" or "[W" in clue.line or clue.line.startswith("W0305")
 
 
 @pytest.mark.parametrize("barrier", BARRIERS.values(), ids=BARRIERS)
 def test_an_exception_after_the_barrier_is_one(barrier):
     raised = ["Traceback (most recent call last):", '  File "/w/t.py", line 1, in f', "    f()", "KeyError: 'x'"]
-    found = follow(*barrier, "a line", "b line", "c line", *raised).clue
+    found = follow(*barrier, "a line", "b line", "c line", *raised).candidate
     assert found is not None and (found.cause, found.line) == ("python_error", "KeyError: 'x'")
 
 

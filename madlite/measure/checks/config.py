@@ -128,7 +128,9 @@ def exit_code(known: CheckInput) -> CheckResult:
         step = f"the step '{seen.failed_action or 'start'}' failed{code}{_on_node(seen)}"
         return check_result(table.NOT_RUN, step, seen.failed_line)
     if seen.exit.code != 0:
-        return check_result(table.ENDED_ILL, f"the workload failed: {exit_words(seen)}", known.failing_log.telling_line)
+        return check_result(
+            table.ENDED_ILL, f"the workload failed: {exit_words(seen)}", known.failing_log.best_error_line
+        )
     return check_result(table.ENDED_WELL, "exit code 0")
 
 
@@ -177,7 +179,7 @@ def end_mark(known: CheckInput) -> CheckResult:
     """Ask for the line with which a framework ends a training; of several nodes another one may print it."""
     log, rule = known.log, known.asked.rule
     if log.missed_mark:
-        return check_result(table.MARK_MISSED, log.missed_mark, log.telling_line)
+        return check_result(table.MARK_MISSED, log.missed_mark, log.best_error_line)
     if log.ended:
         return check_result(table.MARKED)
     if not rule.end_mark:
@@ -242,9 +244,9 @@ def _prints_mark(known: CheckInput) -> bool:
 def _no_step(known: CheckInput) -> CheckResult:
     if known.by_steps and known.log.trainings > 1 and not (known.log.steps or known.log.summary):
         text = f"the last of {known.log.trainings} trainings has no step"
-        return check_result(table.LAST_WITHOUT_STEP, text, known.log.telling_line)
+        return check_result(table.LAST_WITHOUT_STEP, text, known.log.best_error_line)
     if known.by_steps:
-        return check_result(table.NO_STEP, no_step(known.asked, known.log), known.log.telling_line)
+        return check_result(table.NO_STEP, no_step(known.asked, known.log), known.log.best_error_line)
     return check_result(table.NO_LAST, "no step was read in what the card's own script printed")
 
 

@@ -66,7 +66,7 @@ def artifact(known: CheckInput) -> CheckResult:
     if rule.kind != "multiple_results" or seen is None:
         return check_result(table.NO_ARTIFACT)
     if seen.results is None:
-        return check_result(table.STALE, f"the run wrote no {rule.file}", known.log.telling_line)
+        return check_result(table.STALE, f"the run wrote no {rule.file}", known.log.best_error_line)
     return check_result(table.FRESH, rule.file)
 
 

@@ -49,7 +49,7 @@ def loss(known: CheckInput) -> CheckResult:
             table.LOSS_UNREAD, f"a loss is '{shown(log.marks.unread[Quantity.LOSS])}', which is no number"
         )
     if known.by_steps and known.asked.rule.loss_expected and not has_loss and last_step(known.asked, log) is not None:
-        return check_result(table.LOSS_GONE, "no step reports a loss", log.telling_line)
+        return check_result(table.LOSS_GONE, "no step reports a loss", log.best_error_line)
     if line := _elsewhere(known):
         return check_result(table.LOSS_ODD, f"a line tells of a loss that is not finite: {line}", line)
     if zero := _zero(_losses(known)):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from madlite.measure.checks import table
 from madlite.measure.checks.table import CheckInput, CheckResult, check_result
-from madlite.measure.clues import FailureCandidate
+from madlite.measure.failure_scan import FailureCandidate
 from madlite.measure.window import usable
 from madlite.model import Cause, RunPlan
 from madlite.text import whole_number
@@ -120,7 +120,7 @@ def strangers(known: CheckInput) -> CheckResult:
 
 def of_failure(said: CheckResult, known: CheckInput) -> CheckResult:
     """Return a check's result for a run that failed: memory that ran out may be what ended it."""
-    clue = known.log.clue
+    clue = known.log.candidate
     if said.row is not table.MEMORY_OUT or clue is None or not _of_memory(clue, known.log.memory.out):
         return said
     return check_result(table.MEMORY_ENDED, f"GPU memory ran out: {known.log.memory.out}", clue.line)
