@@ -17,6 +17,7 @@ from madlite.runtimes.docker.runtime import DockerRuntime
 from tests.engine_fixture import give_up
 from tests.factories import id_of, make_plan
 from tests.run.output import Output, bash, once_it_said, stop_once_it_said
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.engine
 KILLED = 137
@@ -192,7 +193,7 @@ def test_what_leaves_its_session_among_the_hosts_processes_ends_with_the_contain
     plan = make_plan(tmp_path, engine_options=EngineOptions(extra="--pid=host"))
     with runtime.open(plan) as session:
         assert session.run(bash("(env -i setsid sleep 286 > /dev/null 2>&1 &)"), Output()).code == 0
-        assert processes("sleep 286"), "as long as the session"
+        wait_until(lambda: processes("sleep 286"), "a process beside the session")
     assert not processes("sleep 286")
 
 
