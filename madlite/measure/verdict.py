@@ -29,7 +29,7 @@ __all__ = ["Expected", "Observation", "Verdict", "asked_steps"]
 CheckFunction = Callable[[CheckInput], CheckResult]
 _OUTSIDE: tuple[CheckFunction, ...] = (
     ending.exit_code,
-    place.strangers,
+    place.foreign_processes,
 )  # those that apply to a run that never began
 CHECKS: tuple[CheckFunction, ...] = (
     ending.exit_code,
@@ -45,7 +45,7 @@ CHECKS: tuple[CheckFunction, ...] = (
     place.ranks,
     losses.loss_trend,
     place.memory,
-    place.strangers,
+    place.foreign_processes,
     figures.compute,
     figures.clock,
 )

@@ -136,8 +136,8 @@ class Telemetry(Value, frozen=True):
     throttled: float | None = None  # part of the window in which any GPU was slowed down
     throttled_by: dict[str, float] = {}  # why → part of the window, of the GPU that has most of it
     power_cap: float | None = None  # part of the window in which any GPU was at its power limit
-    strangers: tuple[str, ...] = ()  # processes on these GPUs that are not of the run
-    strangers_known: bool = False  # whether processes could be told apart at all
+    foreign_processes: tuple[str, ...] = ()  # processes on these GPUs that are not of the run
+    processes_known: bool = False  # whether processes could be told apart at all
     cost: float | None = None  # of the sampling, as a part of one CPU core
     problem: str = ""
 

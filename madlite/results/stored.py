@@ -168,6 +168,11 @@ def _first(data: bytes) -> Record:
     fields["checks"] = [
         {**one, "status": _STATUS_OF.get(str(one.get("says")), "")} for one in old if isinstance(one, dict)
     ]
+    for one in fields["checks"]:
+        one["name"] = "foreign_processes" if one.get("name") == "strangers" else one.get("name")
+    if isinstance(gpus := fields.get("telemetry"), dict):
+        gpus["foreign_processes"] = gpus.pop("strangers", ())
+        gpus["processes_known"] = gpus.pop("strangers_known", False)
     if isinstance(fields.get("window"), dict):
         label = fields["window"].get("quantity")
         known = next((one for one in QUANTITIES.values() if one.label == label), None)

@@ -61,7 +61,7 @@ class TelemetryRecorder:
             self._sampler.stop()
 
     @property
-    def strangers(self) -> tuple[str, ...] | None:
+    def foreign_processes(self) -> tuple[str, ...] | None:
         """Processes on the GPUs that are not the run's; None where nobody can know."""
         sampler = self._sampler
         return sampler.foreign_processes if sampler is not None and sampler.processes_known else None
@@ -92,8 +92,8 @@ class TelemetryRecorder:
             throttled=summary.throttled,
             throttled_by=summary.throttled_by,
             power_cap=summary.power_cap,
-            strangers=sampler.foreign_processes,
-            strangers_known=sampler.processes_known,
+            foreign_processes=sampler.foreign_processes,
+            processes_known=sampler.processes_known,
             cost=sampler.core_share,
             problem="; ".join(filter(None, (sampler.problem, _untold(sampler.source, summary), summary.problem))),
         )
@@ -134,9 +134,9 @@ class Instrumentation:
             yield
 
     @property
-    def strangers(self) -> tuple[str, ...] | None:
+    def foreign_processes(self) -> tuple[str, ...] | None:
         """Processes on the GPUs that are not the run's; None where nobody can know."""
-        return self._sensors.strangers
+        return self._sensors.foreign_processes
 
     def tell(self, result: Result) -> Result:
         """Return the result with what was noted."""

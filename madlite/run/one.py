@@ -289,7 +289,7 @@ class Run:
             self._prepare(log, told)
             one = replace(self.one, plan=self.plan)  # as it is claimed
             self.stage = SessionRunner(one, self.state, self.stop, self.screen, self.clock, self.instrumentation, told)
-            seen = replace(self.stage.act(folder, log), strangers=self.instrumentation.strangers)
+            seen = replace(self.stage.act(folder, log), foreign_processes=self.instrumentation.foreign_processes)
         except Interrupted:
             return self._interrupted()
         except RuntimeProblem as problem:

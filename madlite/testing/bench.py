@@ -33,7 +33,7 @@ class Ran(Value, frozen=True):
     exit: Exit | None
     problem: str
     output: dict[tuple[int, int], bytes]  # of (node, stream)
-    strangers: int  # chunks that came in another thread than the one that ran the action
+    other_thread_chunks: int  # chunks that came in another thread than the one that ran the action
 
     def text(self, node: int = 0, stream: int = 1) -> str:
         """Return what one node printed."""
@@ -50,7 +50,7 @@ class Output:
 
     def __init__(self, nodes: int, text: bytes = b"", act: Callable[[], object] | None = None) -> None:
         self.parts: dict[tuple[int, int], bytearray] = {}
-        self.strangers = 0
+        self.other_thread_chunks = 0
         self.acted: threading.Thread | None = None
         self._nodes, self._text, self._act = nodes, text, act
         self._home = 0
@@ -61,7 +61,7 @@ class Output:
 
     def __call__(self, chunk: Chunk) -> None:
         """Take output."""
-        self.strangers += threading.get_ident() != self._home
+        self.other_thread_chunks += threading.get_ident() != self._home
         self.parts.setdefault((chunk.node, chunk.stream), bytearray()).extend(chunk.data)
         if self._act is not None and all(self._text in self.parts.get((n, 1), b"") for n in range(self._nodes)):
             self.acted = threading.Thread(target=self._act, daemon=True)
@@ -171,7 +171,7 @@ class Bench:
         except RuntimeProblem as why:
             problem = why.message
         parts = {source: bytes(data) for source, data in out.parts.items()}
-        return Ran(exit=ended, problem=problem, output=parts, strangers=out.strangers)
+        return Ran(exit=ended, problem=problem, output=parts, other_thread_chunks=out.other_thread_chunks)
 
     def probe(self, session: Session, script: str, node: int, limit_s: float = 10.0) -> Completed:
         """Probe with a shell script; raises Late long after its limit."""

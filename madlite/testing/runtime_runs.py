@@ -222,7 +222,7 @@ def check_output(bench: Bench, folder: Path) -> Iterator[Flaw]:
                     yield bench.flaw(f"node {node}", what, "each chunk as it came, with stream and node")
         if odd := sorted({node for node, _ in ran.output} - set(range(bench.nodes))):
             yield bench.flaw("run", f"output came of node {odd[0]}", "nodes count from 0, as session.nodes")
-        if ran.strangers:
+        if ran.other_thread_chunks:
             mend = "pass it on from the thread that called run"
             yield bench.flaw("run", "output was passed on by another thread", mend)
         said = bench.run(session, "cat; echo it ended")

@@ -97,7 +97,7 @@ def test_samples_of_the_window_and_tokens_per_joule(tmp_path: Path, monkeypatch:
     assert (told.power_w, told.tokens_per_joule, told.samples, told.over) == (501.0, 5.0, 3, "window")
     assert (told.source, told.interval_s, told.cost, told.problem) == ("fake", 2.0, 0.001, "odd")
     assert told.gpus == (GpuUse(index=3, power_w=501.0, power_max_w=502.0),)
-    assert made.strangers == ("pid 1 x",) and made.facts == {"vbios": "1"}
+    assert made.foreign_processes == ("pid 1 x",) and made.facts == {"vbios": "1"}
     assert FakeSampler.made.own.container == "c0ffee" and FakeSampler.made.own.mark == "MADLITE_RUN_ID=r1"
     assert FakeSampler.made.own.ancestor == os.getpid()
 
@@ -145,7 +145,7 @@ def test_switched_off_or_without_a_gpu_nothing_is_sampled(tmp_path: Path, monkey
     made = sensors(tmp_path, monkeypatch, **changes)
     with made.sampling(FakeSession(), Folder.open(tmp_path)):  # type: ignore[arg-type]
         pass
-    assert made.telemetry(window()) is None and made.strangers is None and made.facts == {}
+    assert made.telemetry(window()) is None and made.foreign_processes is None and made.facts == {}
 
 
 def test_strangers_that_nobody_can_know_are_not_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +153,7 @@ def test_strangers_that_nobody_can_know_are_not_none(tmp_path: Path, monkeypatch
     with made.sampling(FakeSession(), Folder.open(tmp_path)):  # type: ignore[arg-type]
         pass
     made._sampler.processes_known = False  # type: ignore[union-attr]
-    assert made.strangers is None
+    assert made.foreign_processes is None
 
 
 def lines(telemetry: Telemetry | None, status: Status = Status.SUCCESS) -> list[str]:
@@ -209,6 +209,6 @@ def test_a_result_gets_what_was_noted(tmp_path: Path, monkeypatch: pytest.Monkey
     with senses.sampling(FakeSession(), Folder.open(tmp_path)):  # type: ignore[arg-type]
         pass
     told = senses.tell(before)
-    assert told.telemetry is not None and told.telemetry.power_w == 502.0 and senses.strangers == ("pid 1 x",)
+    assert told.telemetry is not None and told.telemetry.power_w == 502.0 and senses.foreign_processes == ("pid 1 x",)
     assert told.provenance.packages == {"torch": "2.9"} and told.provenance.labels == {"release": "v1"}
     assert told.provenance.gpu["vbios"] == "1" and told.image.labels == {} and told.image.id == "sha256:2"

@@ -137,8 +137,8 @@ def test_amd_gpus_and_a_stranger_on_them(machine: Machine) -> None:
     assert (told["source"], told["over"], told["power_w"], told["power_cap"]) == ("amd-smi", "window", 950.0, 0.9)
     assert told["gpus"][1]["throttled"] == {"thermal": 0.18} and told["gpus"][0]["temperature_c"] == 88.0
     assert "the GPUs were throttled 18 % of the window (thermal)" in record["findings"]
-    if told["strangers_known"]:  # not inside a container
-        assert told["strangers"] == [f"pid {stranger.pid} sleep 600, 3.2 GiB on GPU 1"]
+    if told["processes_known"]:  # not inside a container
+        assert told["foreign_processes"] == [f"pid {stranger.pid} sleep 600, 3.2 GiB on GPU 1"]
         assert "sleep 600" in record["suspect"][0]
     (file,) = machine.folder.glob("madlite_runs/*/telemetry.jsonl")
     lines = [json.loads(line) for line in file.read_text().splitlines()]

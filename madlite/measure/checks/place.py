@@ -106,9 +106,9 @@ def memory(known: CheckInput) -> CheckResult:
     return check_result(table.MEMORY_FINE)
 
 
-def strangers(known: CheckInput) -> CheckResult:
+def foreign_processes(known: CheckInput) -> CheckResult:
     """Ask who else used the GPUs."""
-    found = known.seen.strangers if known.seen else None
+    found = known.seen.foreign_processes if known.seen else None
     if found is None:
         return check_result(table.COMPANY_UNKNOWN, _why_nobody_asked(known))
     return (

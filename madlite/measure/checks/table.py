@@ -190,9 +190,9 @@ MEMORY_OUT = CheckRow("memory", "warn", "a line says that GPU memory ran out, th
 MEMORY_ENDED = CheckRow("memory", "fail", "GPU memory ran out, which ended a run that failed", (Cause.EXIT_CODE,))
 MEMORY_RETRIED = CheckRow("memory", "warn", "the allocator had to free its cache and try again, which costs time")
 
-ALONE = CheckRow("strangers", "pass", "no other process used the GPUs")
-NOT_ALONE = CheckRow("strangers", "warn", "a process that is not the run's used its GPUs")
-COMPANY_UNKNOWN = CheckRow("strangers", "unknown", "no GPU, or it was not asked, or did not answer")
+ALONE = CheckRow("foreign_processes", "pass", "no other process used the GPUs")
+NOT_ALONE = CheckRow("foreign_processes", "warn", "a process that is not the run's used its GPUs")
+COMPANY_UNKNOWN = CheckRow("foreign_processes", "unknown", "no GPU, or it was not asked, or did not answer")
 
 COUNTED = CheckRow("compute", "pass", "the work per second is possible; where the framework counts it too, within 2 %")
 IMPOSSIBLE = CheckRow("compute", "warn", "the work per second is above the GPU's peak")
@@ -246,7 +246,9 @@ class Observation(Value, frozen=True):
     node_log: LogMonitor | None = None  # and its own output
     results: Read | None = None
     skipped: bool = False  # the model's step was left out on request
-    strangers: tuple[str, ...] | None = None  # processes on the run's GPUs that are not its own; None: nobody looked
+    foreign_processes: tuple[str, ...] | None = (
+        None  # processes on the run's GPUs that are not its own; None: nobody looked
+    )
 
 
 class Expected(Value, frozen=True):

@@ -323,8 +323,8 @@ CASES: list[tuple[CheckRow, Callable[[], Verdict]]] = [
     (table.MEMORY_OUT, lambda: run(lambda text: "RuntimeError: CUDA out of memory. Tried\n" + text)),
     (table.MEMORY_OUT, lambda: run(lambda text: "[titan] WARNING - 1 CUDA OOM errors thrown.\n" + text)),
     (table.MEMORY_ENDED, lambda: run(lambda text: text + OUT, exit=Exit(code=1, duration_s=1.0))),
-    (table.ALONE, lambda: run(strangers=())),
-    (table.NOT_ALONE, lambda: run(strangers=("python3 (pid 7) on GPU 1",))),
+    (table.ALONE, lambda: run(foreign_processes=())),
+    (table.NOT_ALONE, lambda: run(foreign_processes=("python3 (pid 7) on GPU 1",))),
     (table.COMPANY_UNKNOWN, run),
     (table.COUNTED, work),
     (table.COUNTED, lambda: work(framework_tflops_per_gpu=101.0, apart=0.01)),
@@ -407,8 +407,8 @@ def test_the_first_denial_explains_and_the_others_are_kept():
 
 
 def test_of_a_run_that_never_began_only_those_speak_who_can_know():
-    verdict = run(exit=Exit(code=1, duration_s=1), failed_action="prepare", strangers=())
-    assert {one.name: one.status for one in verdict.checks} == {"exit_code": "fail", "strangers": "pass"}
+    verdict = run(exit=Exit(code=1, duration_s=1), failed_action="prepare", foreign_processes=())
+    assert {one.name: one.status for one in verdict.checks} == {"exit_code": "fail", "foreign_processes": "pass"}
 
 
 def test_a_script_that_hides_a_failure_has_no_number_as_one_that_shows_it():
@@ -599,20 +599,20 @@ def test_what_is_not_known_is_told_with_its_reason():
         "ranks": "a card's own script may train more than once",
         "loss_trend": "no step has a loss",
         "memory": "no line tells of memory that ran out or was asked for twice",
-        "strangers": "the run has no GPU",
+        "foreign_processes": "the run has no GPU",
         "compute": "a card's own script says its number itself",
         "clock": "a card's own script says its number itself",
     }
     unnamed = texts(run(lambda text: re.sub(r"(?m)^\[rank1\].*\n|^\[rank0\]:", "", text)))
     assert (unnamed["ranks"], unnamed["compute"]) == ("no line names its rank", "the model's shape is not known")
-    assert unnamed["strangers"] == "the GPUs did not say who uses them"
+    assert unnamed["foreign_processes"] == "the GPUs did not say who uses them"
     shaped = replace(titan(seq_len=None), architecture=known_architectures()["Llama-3.1-8B"])
     assert texts(run(plan=shaped))["compute"] == "its sequence length is not known"
     timed = replace(titan().result_rule, headline=Quantity.LOSS, headline_metric="loss")
     untold = run(without_speed, replace(titan(), architecture=shaped.architecture, result_rule=timed))
     assert texts(untold)["compute"] == "its tokens per second are not known"
     unasked = texts(run(plan=replace(titan(), telemetry_s=0.0)))
-    assert unasked["strangers"] == "the GPUs were not asked: their sampling is off"
+    assert unasked["foreign_processes"] == "the GPUs were not asked: their sampling is off"
 
 
 @pytest.mark.parametrize(
