@@ -34,7 +34,7 @@ from madlite.plan.place import USUAL, RuntimeChoice, choose_runtime, make_place
 from madlite.plan.render import Rendering, render
 from madlite.plan.values import asked_origins, asked_values
 from madlite.run.backend_choice import Owner, expand_shared, find_owners
-from madlite.run.effects import Asking, refuse_without_effect
+from madlite.run.checks import Asking, refuse_without_effect
 from madlite.run.prepared import needed_assets, use_prepared
 from madlite.run.screen import Planned
 from madlite.run.session_runner import border

@@ -12,7 +12,7 @@ from madlite.backends.base import StepPattern
 from madlite.errors import UsageProblem
 from madlite.model import Quantity, ResultRule, RunSpec, Step, Summary
 from madlite.plan.render import Rendering, runs_alike
-from madlite.run.effects import Asking, refuse_without_effect
+from madlite.run.checks import Asking, refuse_without_effect
 from madlite.testing.flaws import Flaw, answered
 from madlite.testing.plans import Case, Made, expand, finish, given_of, options_of
 from madlite.testing.subject import Subject
