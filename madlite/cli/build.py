@@ -91,7 +91,7 @@ def command(**given: Any) -> int:
     madlite run --manifest-file build_manifest.json
     """
     _refuse(given)
-    from madlite.results.named_file import check_writable
+    from madlite.results.locked import check_writable
 
     check_writable(given["manifest_output"], is_manifest)
     if given["summary_output"] is not None:
@@ -219,7 +219,7 @@ def _build(jobs: Sequence[BuildJob], inputs: BuildInputs, given: dict[str, Any])
 
 def _write(texts: Mapping[Path, tuple[str, str]], built: Built, screen: PlainScreen) -> int:
     """Write what is wanted, each file whatever becomes of the others, and return the exit code."""
-    from madlite.results.named_file import write_named
+    from madlite.results.locked import write_named
 
     code = built.exit_code
     for file, (what, text) in texts.items():

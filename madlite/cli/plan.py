@@ -93,8 +93,7 @@ def _write(planned: Sequence[Planned], texts: Sequence[str], output: str) -> Non
     from madlite.errors import UsageProblem
     from madlite.files import is_file, is_folder
     from madlite.plan.plan_file import is_plan_file
-    from madlite.results.locked import make_folder
-    from madlite.results.named_file import check_writable, write_named
+    from madlite.results.locked import check_writable, make_folder, write_named
 
     if not texts:
         raise UsageProblem("there is nothing to plan")

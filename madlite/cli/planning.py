@@ -64,7 +64,7 @@ def save_manifest(
     `results` are those of the first of the planned.  A run from a manifest leaves that one as it is, and runs that had
     no image (on the host, not started, not built) leave one that names images.
     """
-    from madlite.results.named_file import write_named
+    from madlite.results.locked import write_named
     from madlite.run.from_manifest import builds_of, manifest_of_runs
     from madlite.run.one import secrets_for
 

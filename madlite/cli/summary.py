@@ -16,7 +16,7 @@ from madlite.cli.planning import is_manifest, save_manifest
 from madlite.errors import RuntimeProblem, UsageProblem
 from madlite.files import exists
 from madlite.model import Json, Result, RunPlan, Status
-from madlite.results.named_file import check_writable
+from madlite.results.locked import check_writable
 
 if TYPE_CHECKING:
     from madlite.plan.context import Options
@@ -73,7 +73,7 @@ def write_summary(path: Path, summary: dict[str, Json], secrets: Iterable[str]) 
     Raises:
         RuntimeProblem: it cannot be written; what ran has its rows.
     """
-    from madlite.results.named_file import write_named
+    from madlite.results.locked import write_named
     from madlite.secrets import masked_json
 
     try:

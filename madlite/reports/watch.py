@@ -12,8 +12,7 @@ from madlite.model import Status, Study, Value
 from madlite.reports.runs import RUNNING, StoredRun, is_run, open_run
 from madlite.results.batch_journal import goes_on
 from madlite.results.stored import Noted, read_plan
-from madlite.workspace.folder import is_alive, real_folders
-from madlite.workspace.progress import Progress, read_progress
+from madlite.workspace.folder import Progress, is_alive, read_progress, real_folders
 
 _MOST_LAST = 50  # runs of the last batch that are shown where nothing goes on
 

@@ -11,9 +11,9 @@ import msgspec
 from madlite.errors import RecordError
 from madlite.model import QUANTITIES, Json, Place, Quantity, Scalar, Study, Traits, Value, Variant
 from madlite.plan.inputs import RUNS
-from madlite.results.entry import Entries
 from madlite.results.header import indented, read_json
 from madlite.results.record import VERSION, Record, record_json
+from madlite.results.sidefiles import Entries
 from madlite.safe_read import read_regular
 from madlite.workspace import journal
 from madlite.workspace.folder import PLAN, RECORD, RESULT, awaits_collection, is_alive, is_there

@@ -20,17 +20,15 @@ from madlite.results.batch_journal import Asked, BatchJournal
 from madlite.results.header import cut_words, limited_cells, new_columns, plain_cells
 from madlite.results.integrity import Integrity
 from madlite.results.intent import Rows, now, rows_path
-from madlite.results.make import make_record, step_lines
 from madlite.results.perfcsv import append_rows, left_out_words, save_beside
-from madlite.results.record import Record, record_json
+from madlite.results.record import Record, make_record, record_json, step_lines
 from madlite.results.rows import build_rows, masked_rows
 from madlite.results.sidefiles import make_entries, write_side_files
 from madlite.results.stored import RunResult, result_text
 from madlite.run.context import context_file, left_out_before
 from madlite.run.one import Run, secrets_for
 from madlite.run.screen import Planned, RunOutcome, Screen
-from madlite.run.signals import Signals
-from madlite.run.stop import StopControl
+from madlite.run.stop import Signals, StopControl
 from madlite.run.watchdog.watchdog import StopReason
 from madlite.workspace.folder import RECORD, RESULT, ROWS, STEPS, RunFolder, open_runs
 

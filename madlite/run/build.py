@@ -19,7 +19,7 @@ from madlite.model import Image, ImageUsed, Login, Say, Value
 from madlite.plan.manifest import BuiltImage, FailedBuild
 from madlite.run.build_jobs import BuildJob, tell_apart
 from madlite.run.log import RunLog
-from madlite.run.signals import Signals
+from madlite.run.stop import Signals
 from madlite.secrets import Redactor, collect, spelled_out
 
 _log = logging.getLogger(__name__)

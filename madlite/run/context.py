@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from madlite.measure.performance import CELL_BYTES, LINE_BYTES, shortened
 from madlite.model import Json, Result, Value, to_json
 from madlite.plan.inputs import RUNS
-from madlite.results.make import tame
+from madlite.results.record import tame
 from madlite.results.rows import cut_of, limited_metric, masked_metric
 from madlite.results.stored import read_record
 from madlite.secrets import is_secret

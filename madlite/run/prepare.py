@@ -23,8 +23,7 @@ from madlite.run.one import secrets_for
 from madlite.run.prepared import data_inside
 from madlite.run.resolve import Requirement, Resolution
 from madlite.run.screen import Planned
-from madlite.run.signals import Signals
-from madlite.run.stop import StopControl
+from madlite.run.stop import Signals, StopControl
 from madlite.runtimes.docker.container import STAMP, give_back_command
 from madlite.safe_read import read_end
 from madlite.workspace.folder import CLEANED, HANDLE, LOG, RunFolder

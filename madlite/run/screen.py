@@ -14,8 +14,7 @@ from msgspec.structs import replace
 from madlite.errors import ExitCode, UsageProblem
 from madlite.model import Backend, Json, Quantity, Result, RunPlan, Runtime, Step, Value, to_json
 from madlite.plan.render import Rendered
-from madlite.workspace.folder import RunFolder
-from madlite.workspace.progress import PROGRESS, Progress
+from madlite.workspace.folder import PROGRESS, Progress, RunFolder
 
 # Writes how far a run is into its folder; what keeps that from being written costs the run nothing.
 

@@ -16,9 +16,9 @@ from madlite.errors import MadliteError, RuntimeProblem
 from madlite.measure.multiple import FileStamp, Read, is_fresh, parse_results, stamp, unreadable
 from madlite.measure.verdict import Observation
 from madlite.model import Action, Cause, Exit, JobOutcome, RunPlan, Runtime, Session, Sink
-from madlite.run.instrumentation import Instrumentation
 from madlite.run.log import RunLog
 from madlite.run.mad_log import MadLog
+from madlite.run.provenance import Instrumentation
 from madlite.run.run_progress import RunProgress
 from madlite.run.screen import Planned, RunEvents
 from madlite.run.stop import StopControl

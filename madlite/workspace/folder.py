@@ -17,12 +17,16 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, suppress
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Literal
+
+import msgspec
 
 from madlite.errors import UsageProblem
-from madlite.model import RunPlan
+from madlite.model import RunPlan, Value
 from madlite.plan.inputs import RUNS
 from madlite.plan.make import secrets_of
 from madlite.safe_files import NO_SPACE, Folder, kind_of
+from madlite.safe_read import read_regular
 from madlite.secrets import collect, masked_json
 from madlite.workspace import journal
 from madlite.workspace.journal import RECORD as RECORD  # noqa: PLC0414 - one of the names of a folder
@@ -399,3 +403,43 @@ RUN_MARK = "MADLITE_RUN_ID"
 FOLDER_MARK = "MADLITE_RUN_FOLDER"
 KEPT_MARK = "MADLITE_KEPT"  # on the host too, where the run was asked to stay
 SUPERVISOR_MARK = "MADLITE_SUPERVISOR"  # on the host, of what keeps a command's processes together
+
+
+# `progress.json` in a run's folder: how far the run is, for any process that wants to watch it.
+#
+# It is written whole, at most about once a second and at each change of state, and says nothing that the record does
+# not say better once there is one: a reader trusts it for the screen alone.
+
+PROGRESS = "progress.json"
+_LIMIT_BYTES = 64 << 10
+
+
+class Progress(Value, frozen=True):
+    """How far one run is.  Times are UTC.
+
+    `doing` is what it does in words; `speed` is of `unit`, as the training itself says it; `left_s` what its steps will
+    still take at the pace of those before.
+    """
+
+    version: int = 1
+    state: Literal["preparing", "running", "stopping", "ended"] = "preparing"
+    doing: str = ""
+    step: int | None = None
+    steps: int | None = None  # in all, where the plan knows it
+    speed: float | None = None
+    unit: str = ""
+    loss: float | None = None
+    left_s: float | None = None
+    status: str = ""  # of the verdict, once it has ended
+    cause: str = ""
+    started: str = ""
+    updated: str = ""
+    ended: str = ""
+
+
+def read_progress(folder: Path) -> Progress | None:
+    """Return how far a run is; None where nothing, or nothing readable, says it."""
+    try:
+        return msgspec.json.decode(read_regular(folder / PROGRESS, _LIMIT_BYTES), type=Progress)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None

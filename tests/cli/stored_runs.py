@@ -7,8 +7,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from madlite.model import Metric, Result, RunPlan, Status, to_json
-from madlite.results.make import make_record
-from madlite.results.record import Record, record_json
+from madlite.results.record import Record, make_record, record_json
 from madlite.workspace.folder import LOCK, LOG, NOTE_BYTES, PLAN, RECORD
 from tests.factories import make_plan, note_made
 

@@ -22,8 +22,7 @@ from madlite.cli.setup import make_options
 from madlite.errors import UsageProblem
 from madlite.model import ImageUsed, Provenance, Result, Status, Traits, Variant
 from madlite.reports.reproduce import Kept, reproduce
-from madlite.results.make import make_record
-from madlite.results.record import record_json
+from madlite.results.record import make_record, record_json
 from madlite.run.context import context_file, left_out_before
 from madlite.secrets import Redactor
 from madlite.workspace.folder import CONTEXT, RECORD

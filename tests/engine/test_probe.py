@@ -15,8 +15,7 @@ from madlite.errors import RuntimeProblem
 from madlite.machine import Host
 from madlite.model import Action, Chunk, Exit, FileTemplate, Place, Result, Status
 from madlite.run import probe_inside
-from madlite.run.instrumentation import Instrumentation
-from madlite.run.provenance import LIMIT_S, MOST_BYTES, ProbedFacts, probe, read_answer
+from madlite.run.provenance import LIMIT_S, MOST_BYTES, Instrumentation, ProbedFacts, probe, read_answer
 from madlite.run.screen import Planned
 from madlite.runtimes.host.runtime import HostRuntime
 from madlite.runtimes.host.session import HostSession

@@ -24,10 +24,9 @@ from madlite.model import (
     Traits,
     Window,
 )
-from madlite.run import instrumentation as module
-from madlite.run import instrumentation as senses_module
-from madlite.run.instrumentation import Instrumentation, TelemetryRecorder
-from madlite.run.provenance import ProbedFacts
+from madlite.run import provenance as module
+from madlite.run import provenance as senses_module
+from madlite.run.provenance import Instrumentation, ProbedFacts, TelemetryRecorder
 from madlite.run.screen import Planned
 from madlite.runtimes.host.runtime import HostRuntime
 from madlite.safe_files import Folder

@@ -18,9 +18,9 @@ from madlite.measure.performance import CUT, is_too_long, short_name, shortened
 from madlite.model import Cause, Metric, Result, ResultRule, Row, Status
 from madlite.results import append_rows
 from madlite.results.configs import read_configs
-from madlite.results.entry import configs_of
 from madlite.results.header import as_number, typed_rows
 from madlite.results.intent import Rows, are_there
+from madlite.results.sidefiles import configs_of
 from madlite.run.batch import run_batch
 from madlite.run.context import masked
 from tests.engine.test_batch import Quiet, planned  # noqa: F401 - a fixture

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from madlite.errors import UsageProblem
-from madlite.results.named_file import check_writable, write_named
+from madlite.results.locked import check_writable, write_named
 
 
 def names(folder):

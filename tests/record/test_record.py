@@ -16,8 +16,17 @@ from madlite.errors import RecordError
 from madlite.measure.steps import Steps
 from madlite.model import Cause, Metric, Provenance, Quantity, Result, Status, Step, Variant, to_json
 from madlite.results.intent import Rows
-from madlite.results.make import make_record, step_lines, tame
-from madlite.results.record import SCHEMA, VERSION, Record, record_json, record_schema, result_of
+from madlite.results.record import (
+    SCHEMA,
+    VERSION,
+    Record,
+    make_record,
+    record_json,
+    record_schema,
+    result_of,
+    step_lines,
+    tame,
+)
 from madlite.results.stored import load_record, read_plan, read_record
 from madlite.workspace.folder import PLAN, RECORD
 from tests.factories import WINDOW, make_plan
@@ -163,7 +172,7 @@ def test_files_are_listed_without_links_and_with_the_digest_of_what_was_rendered
 
 
 def test_of_many_files_the_first_are_listed(tmp_path, monkeypatch):
-    monkeypatch.setattr("madlite.results.make._MOST_FILES", 3)
+    monkeypatch.setattr("madlite.results.record._MOST_FILES", 3)
     plan = make_plan(tmp_path)
     for n in range(5):
         (plan.folder / f"f{n}").touch()

@@ -11,7 +11,7 @@ import pytest
 from madlite.cancellation import Interrupted, interruptible
 from madlite.errors import ExitCode
 from madlite.model import Cause
-from madlite.run.signals import Signals
+from madlite.run.stop import Signals
 
 LONG_S = 30.0
 
