@@ -1,4 +1,4 @@
-"""What ends one run before its time: whoever asks for it, the clock, and a silence; each run has a stop of its own."""
+"""What ends a run before its time: a signal, the clock, a hang; signals are the batch's, each run has its own stop."""
 
 from __future__ import annotations
 
