@@ -147,13 +147,13 @@ def push(client: Client, ref: str, target: str, say: Say) -> None:
         with closing_answers(client):
             for item in client.push(*name_and_tag(target), stream=True, decode=True):
                 if "error" in item:
-                    raise _problem_push(target, str(item["error"]))
+                    raise _push_problem(target, str(item["error"]))
                 progress.take(item)
     except docker.errors.APIError as error:
-        raise _problem_push(target, error_text(error)) from error
+        raise _push_problem(target, error_text(error)) from error
 
 
-def _problem_push(target: str, words: str) -> RuntimeProblem:
+def _push_problem(target: str, words: str) -> RuntimeProblem:
     return RuntimeProblem(f"{target} cannot be pushed: {words}", f"docker push {target}", cause=Cause.IMAGE)
 
 

@@ -129,7 +129,7 @@ def number_of_steps(asked: Expected, log: LogMonitor, window: Window | None) -> 
         findings = (*findings, f"the last line was cut off: its {', '.join(log.torn)} is left out")
     findings = (*findings, *_computed(log), *_trainings(log), *_more_steps(asked, log), *window_findings(window))
     if headline.status is Status.FAILURE:
-        reason = f"'{window.median:g} {headline.metric}' is no result: {_why_number(headline)}"
+        reason = f"'{window.median:g} {headline.metric}' is no result: {_why_unfit(headline)}"
         return Number(cause=Cause.BAD_NUMBER, reason=reason, evidence=plain(log.step_line), findings=findings)
     return Number(metrics=(*mad, headline), findings=findings)
 
@@ -156,7 +156,7 @@ def number_of_line(log: LogMonitor) -> Number:
     findings = (*log.scan.findings, *(_computed(log) if of_trainer else ()), *_of_trainings(log, of_trainer))
     metric = make_metric(*found)
     if metric.status is Status.FAILURE:
-        why = TOO_LONG if is_too_long(found[0]) else _why_number(metric)
+        why = TOO_LONG if is_too_long(found[0]) else _why_unfit(metric)
         reason = f"'{shortened(found[0], 60)} {shortened(found[1], 60)}' is no result: {why}"
         return Number((metric,), Cause.BAD_NUMBER, reason, line, findings)
     return Number(metrics=(metric,), evidence=line, findings=findings)
@@ -211,7 +211,7 @@ def _computed(log: LogMonitor) -> Iterator[str]:
         )
 
 
-def _why_number(metric: Metric) -> str:
+def _why_unfit(metric: Metric) -> str:
     return "it is not a finite number" if metric.value is None else "a throughput is above 0"
 
 

@@ -165,7 +165,7 @@ def _replace(
         beside = f".{name}.{secrets.token_hex(4)}{_SUFFIX}"
         with replacing(folder, name, beside, integrity.done if integrity else lambda fd: None) as fd:
             with open(fd, "w", newline="", encoding="utf-8", errors="surrogateescape", closefd=False) as new:
-                new.writelines(_lines_widen(file, joining, rows))
+                new.writelines(_lines_with_columns(file, joining, rows))
             if integrity is not None:
                 integrity.intend_whole(fd)
             os.fsync(fd)
@@ -173,7 +173,7 @@ def _replace(
                 raise RecordError(f"{file.target} was replaced by another program; no row was added", "run it again")
 
 
-def _lines_widen(file: Held, joining: Sequence[str], rows: Iterable[Mapping[str, str]]) -> Iterator[str]:
+def _lines_with_columns(file: Held, joining: Sequence[str], rows: Iterable[Mapping[str, str]]) -> Iterator[str]:
     with unlimited_fields(), text_of(file.fd) as text:
         header = read_header(file.target, text) or Header(columns=())
         wide = msgspec.structs.replace(header, columns=(*header.columns, *joining))

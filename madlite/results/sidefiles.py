@@ -140,7 +140,7 @@ def _same(one: str, other: str) -> bool:
 _SECONDS = ("build_duration", "test_duration", "data_download_duration")
 _JUDGED = ("model", "performance", "metric", "status")  # what a result says of itself; the rest is common to all
 _Cells = Mapping[str, str]
-_Object = dict[str, Json]
+_JsonObject: TypeAlias = dict[str, Json]
 
 
 class Entries(Value, frozen=True):
@@ -150,10 +150,10 @@ class Entries(Value, frozen=True):
     script was started (`ran`); `common` is common_info.json, None for a run without several results.
     """
 
-    entry: tuple[_Object, ...]
+    entry: tuple[_JsonObject, ...]
     table: tuple[dict[str, str], ...]
-    superset: tuple[_Object, ...]
-    common: _Object | None
+    superset: tuple[_JsonObject, ...]
+    common: _JsonObject | None
     ran: bool
 
 
@@ -186,7 +186,7 @@ def _single(plan: RunPlan, result: Result, cells: dict[str, str], configs: Json)
     )
 
 
-def _several(result: Result, cells: Sequence[dict[str, str]], base: _Object, configs: Json) -> Entries:
+def _several(result: Result, cells: Sequence[dict[str, str]], base: _JsonObject, configs: Json) -> Entries:
     """Results of a results file: all it says is typed column by column, as any reader of a table would."""
     names = [_names(metric) for metric in result.metrics]
     said = typed_rows([{name: row[name] for name in (*own, *_JUDGED)} for own, row in zip(names, cells, strict=True)])
@@ -209,7 +209,7 @@ def _several(result: Result, cells: Sequence[dict[str, str]], base: _Object, con
     )
 
 
-def _super(common: _Object, said: _Object, names: Sequence[str], cells: _Cells, config: Json) -> _Object:
+def _super(common: _JsonObject, said: _JsonObject, names: Sequence[str], cells: _Cells, config: Json) -> _JsonObject:
     """Return the entry of one of several results: what the file says stays apart from what the run says."""
     told = {name: said[name] for name in names if name != "test_duration"}
     return (
@@ -225,13 +225,13 @@ def _names(metric: Metric) -> list[str]:
     return [name for name in names if name not in _JUDGED]
 
 
-def _beyond(typed: _Object) -> _Object:
+def _beyond(typed: _JsonObject) -> _JsonObject:
     return {name: value for name, value in typed.items() if name not in STANDARD_COLUMNS}
 
 
-def _typed(cells: _Cells) -> _Object:
+def _typed(cells: _Cells) -> _JsonObject:
     """Return the standard columns: text, but durations are numbers where there is one."""
-    base: _Object = {name: cells[name] for name in STANDARD_COLUMNS}
+    base: _JsonObject = {name: cells[name] for name in STANDARD_COLUMNS}
     return base | {name: as_number(cells[name]) or cells[name] for name in _SECONDS}
 
 
@@ -239,11 +239,10 @@ def _typed(cells: _Cells) -> _Object:
 #
 # Callers hold the lock of `sidefiles`.  A list that cannot be read is moved aside, never written over.
 
-_SidefilesObject: TypeAlias = dict[str, Json]
 _LIMIT_BYTES = 1 << 30
 
 
-def add_to_list(path: Path, entries: Sequence[_SidefilesObject], *, again: bool = False) -> list[_SidefilesObject]:
+def add_to_list(path: Path, entries: Sequence[_JsonObject], *, again: bool = False) -> list[_JsonObject]:
     """Add a run's entries to the list, `again` unless it has them, and return all it holds now.
 
     Raises:
@@ -259,7 +258,7 @@ def add_to_list(path: Path, entries: Sequence[_SidefilesObject], *, again: bool 
 
 
 def add_to_table(
-    path: Path, entries: Sequence[_SidefilesObject], every: Sequence[_SidefilesObject], *, again: bool = False
+    path: Path, entries: Sequence[_JsonObject], every: Sequence[_JsonObject], *, again: bool = False
 ) -> None:
     """Add a run's entries to the table, `again` unless it has them; a new one is written from `every` of the list.
 
@@ -302,16 +301,16 @@ def write_table(path: Path, rows: Sequence[dict[str, str]]) -> None:
     write_whole(path, "".join(csv_line(map(plain, cells), "\n") for cells in lines).encode())
 
 
-def table_of(entries: Sequence[_SidefilesObject]) -> list[dict[str, str]]:
+def table_of(entries: Sequence[_JsonObject]) -> list[dict[str, str]]:
     """Return entries as rows of text."""
     return [_cells(entry) for entry in entries]
 
 
-def _cells(entry: _SidefilesObject) -> dict[str, str]:
+def _cells(entry: _JsonObject) -> dict[str, str]:
     return {plain_name(name): plain(as_cell(value)) for name, value in entry.items()}
 
 
-def _earlier(path: Path) -> list[_SidefilesObject]:
+def _earlier(path: Path) -> list[_JsonObject]:
     try:
         with folder_of(plain_target(path)) as (folder, name):
             data = folder.read(name, _LIMIT_BYTES)
@@ -325,7 +324,7 @@ def _earlier(path: Path) -> list[_SidefilesObject]:
         return []
 
 
-def _entries(data: bytes) -> list[_SidefilesObject]:
+def _entries(data: bytes) -> list[_JsonObject]:
     if not data.strip():
         return []
     entries = read_json(data)

@@ -182,7 +182,7 @@ def builds_of(
 ) -> tuple[list[BuiltImage], list[FailedBuild], float]:
     """Return what runs from tags built or used, what did not build, and the seconds of all builds."""
     done = [(one.plan, result) for one, result in zip(planned, results, strict=False) if one.plan.image is not None]
-    images = [_image_manifest_file(plan, result) for plan, result in done if result.image.ref]
+    images = [_built_image(plan, result) for plan, result in done if result.image.ref]
     failed = [_failed(plan, result.reason) for plan, result in done if result.cause is Cause.BUILD]
     return images, failed, sum(result.image.build_duration_s or 0.0 for _, result in done)
 
@@ -208,7 +208,7 @@ def _request(plan: RunPlan) -> Request:
     return Request(card=plan.card, tag=plan.card.name, overrides=plan.overrides)
 
 
-def _image_manifest_file(plan: RunPlan, result: Result) -> BuiltImage:
+def _built_image(plan: RunPlan, result: Result) -> BuiltImage:
     image = plan.image or Image(ref="")
     if image.dockerfile is None:
         named = docker_file(plan)

@@ -191,7 +191,7 @@ def end_orphans(
     They would write into folders and files that the next run takes for its own, and use its GPUs.  What was asked to
     stay stays, and so do the folders of the runs, and all that is of another user's run.
     """
-    dead = {str(folder.resolve()): folder.name for folder in unfinished(workspace) if _is_ours_leftovers(folder)}
+    dead = {str(folder.resolve()): folder.name for folder in unfinished(workspace) if _is_own_folder(folder)}
     if not dead:
         return ()
     told = []
@@ -324,7 +324,7 @@ def _elsewhere(runs: Path, folder: str) -> str:
     return "" if Path(os.path.realpath(folder)).parent == runs else folder or "no folder"
 
 
-def _is_ours_leftovers(folder: Path) -> bool:
+def _is_own_folder(folder: Path) -> bool:
     place = place_of(str(folder))
     return place is not None and place.inode is not None and place.uid == os.geteuid()
 
