@@ -227,7 +227,7 @@ def _result(reading: LogReading) -> Result:
 
 def _steps(reading: LogReading, first: int, last: int) -> str:
     count, left_out = reading.steps.count(), reading.steps.count("validate")
-    parts = [f"{first} to {last}" + (f" of {reading.asked_steps}" if reading.asked_steps else "")]
+    parts = [f"{first} to {last}" + (f" of {reading.expected_steps}" if reading.expected_steps else "")]
     if count != last - first + 1:
         parts.append(f"{count} of them reported")
     if ranks := reading.steps.ranks():
@@ -327,7 +327,7 @@ def _training(reading: LogReading) -> dict[str, Json] | None:
         "first_step": reach[0],
         "last_step": reach[1],
         "steps": steps.count(),
-        "asked_steps": reading.asked_steps,
+        "asked_steps": reading.expected_steps,
         "ranks": list(steps.ranks()),
         "validation_steps": steps.count("validate"),
     }

@@ -174,7 +174,7 @@ class PlainScreen:
             *lines, shown.begun[stream] = (shown.begun[stream] + text).split(b"\n")
             self._sink.put(b"".join(f"{shown.label} ".encode() + line + b"\n" for line in lines))
 
-    def told(self, text: str, run_id: str = "") -> None:
+    def mad_line(self, text: str, run_id: str = "") -> None:
         """Say what madengine would, where that is wanted."""
         if self._as_madengine:
             self._line(text, run_id)

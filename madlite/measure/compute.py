@@ -81,8 +81,8 @@ def _scores(model: Architecture, seq_len: int, attention: Attention) -> float:
 
 def visible_keys(seq_len: int, window: int, attention: Attention) -> float:
     """Return with how many keys a query is counted, on average over a sequence; `window` 0 sees all of them."""
-    seen = min(seq_len, window) if window else seq_len
-    return float(seen) if attention == "full" else seen * (1 - seen / (2 * seq_len))
+    visible = min(seq_len, window) if window else seq_len
+    return float(visible) if attention == "full" else visible * (1 - visible / (2 * seq_len))
 
 
 MOST_APART = 0.02  # of the framework's figure from ours
@@ -111,8 +111,8 @@ def count_compute(plan: RunPlan, steps: Steps, window: Window) -> Compute | None
         otherwise=_otherwise(model, variant.seq_len, attention, frozen),
         frozen=frozen,
     )
-    told = median_in(steps, Quantity.TFLOPS_PER_GPU, window, variant.warmup_steps)
-    return _against_peak(_compared(counted, told), plan, variant)
+    reported = median_in(steps, Quantity.TFLOPS_PER_GPU, window, variant.warmup_steps)
+    return _against_peak(_with_framework_figure(counted, reported), plan, variant)
 
 
 def compute_findings(compute: Compute) -> tuple[str, ...]:
@@ -149,13 +149,13 @@ def _otherwise(model: Architecture, seq_len: int, attention: Attention, frozen: 
     return flops_per_token(model, seq_len, "causal" if attention == "full" else "full", frozen=frozen)
 
 
-def _compared(counted: Compute, told: float | None) -> Compute:
+def _with_framework_figure(counted: Compute, reported: float | None) -> Compute:
     """Return our figure with the framework's, and how far that is from ours, where both have digits enough to say."""
-    if told is None:
+    if reported is None:
         return counted
     ours = counted.tflops_per_gpu
-    sure = max(abs(told), ours) * MOST_APART > ROUNDING and ours > 0
-    return replace(counted, framework_tflops_per_gpu=told, apart=told / ours - 1 if sure else None)
+    sure = max(abs(reported), ours) * MOST_APART > ROUNDING and ours > 0
+    return replace(counted, framework_tflops_per_gpu=reported, apart=reported / ours - 1 if sure else None)
 
 
 def _against_peak(counted: Compute, plan: RunPlan, variant: Variant) -> Compute:
@@ -172,21 +172,22 @@ def _against_peak(counted: Compute, plan: RunPlan, variant: Variant) -> Compute:
 
 
 def _findings(compute: Compute) -> Iterator[str]:
-    apart, told = compute.apart, compute.framework_tflops_per_gpu
-    if apart is not None and told is not None and abs(apart) > MOST_APART:
+    apart, reported = compute.apart, compute.framework_tflops_per_gpu
+    if apart is not None and reported is not None and abs(apart) > MOST_APART:
         yield (
-            f"the framework says {told:.4g} TFLOP/s/GPU, {100 * abs(apart):.1f} % {'more' if apart > 0 else 'less'} "
-            f"than the {compute.tflops_per_gpu:.4g} that its tokens come to: {_reasons(compute, told)}"
+            f"the framework reports {reported:.4g} TFLOP/s/GPU, "
+            f"{100 * abs(apart):.1f} % {'more' if apart > 0 else 'less'} "
+            f"than the {compute.tflops_per_gpu:.4g} that its tokens come to: {_reasons(compute, reported)}"
         )
     if compute.mfu is None and compute.peak_tflops is not None:
         yield compute.no_mfu
 
 
-def _reasons(compute: Compute, told: float) -> str:
+def _reasons(compute: Compute, reported: float) -> str:
     """Return why two counts may differ, the likeliest first."""
     other = compute.otherwise * compute.tokens_per_s_per_gpu / 1e12
     convention = "causal" if compute.attention == "full" else "full"
-    if other > 0 and abs(told / other - 1) <= MOST_APART:
+    if other > 0 and abs(reported / other - 1) <= MOST_APART:
         return f"it counts {convention} attention, where {compute.attention} was expected"
     model = f"{compute.architecture} with sequences of {compute.seq_len}"
     return f"it trains something else than {model}, or counts by another formula"

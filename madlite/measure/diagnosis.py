@@ -38,7 +38,7 @@ _GIB = 1 << 30
 _OPEN = {Cause.EXIT_CODE, Cause.PREPARE, Cause.INCOMPLETE, Cause.ERROR_PATTERN, Cause.NO_METRIC, Cause.BUILD}
 _ENDED_BY_US = {Cause.TIMEOUT, Cause.HANG}
 # what follows from our own signals
-_TOLD = re.compile(
+_SIGNAL_TRACE = re.compile(
     r"\bSIG(?:TERM|INT|KILL)\b|[Ss]ignal:? (?:2|9|15|Terminated|Killed|Interrupt)\b|[Bb]roken ?[Pp]ipe|Terminated"
 )
 _HINTS = {
@@ -46,9 +46,9 @@ _HINTS = {
     Cause.HOST_MEMORY: "fewer processes that load data, or more memory for the job or container; "
     "dmesg -T | grep -i 'killed process' tells what the kernel ended",
 }
-_SURELY = "the kernel ended a process for want of host memory while the run went on"
-_LIMITED = "the engine says that the container's own memory limit ended a process"
-_LIKELY = (
+_KERNEL_OOM = "the kernel ended a process for want of host memory while the run went on"
+_CONTAINER_LIMIT = "the engine says that the container's own memory limit ended a process"
+_SENDER_UNKNOWN = (
     "SIGKILL, and nothing tells who sent it: most often the kernel, for want of host memory "
     "(dmesg -T | grep -i 'killed process' tells), else a user, or whatever runs the job"
 )
@@ -72,7 +72,7 @@ class DiagnosisInput(Value, frozen=True):
     plan: RunPlan | None = None
     exit_code: int | None = None
     oom_kills: int | None = None
-    room: DiskSpace | None = None
+    disk: DiskSpace | None = None
     outcome: JobOutcome | None = None  # of the session, as its engine tells it
 
 
@@ -81,25 +81,34 @@ def diagnose(
 ) -> Diagnosis:
     """Return why a run failed that was judged to have failed by `cause`, with its line and what is known to do."""
     facts = facts or DiagnosisInput()
-    clue = _behind(cause, log, facts) or _by_itself(cause, evidence, log, facts)
-    if clue is not None and clue.tier == LAST and clue.line not in evidence and looks_like_error(evidence):
-        clue = None  # the program went on for long after it, and ended by other words
-    if clue is None and cause in (Cause.EXIT_CODE, Cause.PREPARE) and (number := signal_of_code(facts.exit_code)):
-        return _signalled(number, evidence, facts)
-    if clue is None and cause in _ENDED_BY_US:
-        return _stood_still(cause, evidence, log, facts, hint)
-    if clue is None:
+    candidate = _underlying_candidate(cause, log, facts) or _exit_candidate(cause, evidence, log, facts)
+    if (
+        candidate is not None
+        and candidate.tier == LAST
+        and candidate.line not in evidence
+        and looks_like_error(evidence)
+    ):
+        candidate = None  # the program went on for long after it, and ended by other words
+    if candidate is None and cause in (Cause.EXIT_CODE, Cause.PREPARE) and (number := signal_of_code(facts.exit_code)):
+        return _diagnose_signal(number, evidence, facts)
+    if candidate is None and cause in _ENDED_BY_US:
+        return _diagnose_ended_run(cause, evidence, log, facts, hint)
+    if candidate is None:
         line, rank = _evident(evidence, log if cause is Cause.EXIT_CODE else None)
-        known = hint or _own_hint(cause, facts.plan) or _ended_late(facts.exit_code).strip(": ") or _ended_itself(line)
-        return Diagnosis(cause=cause.value, line=line, rank=rank, hint=known)
-    code, words = _named(clue, facts)
+        hint_text = hint or _own_hint(cause, facts.plan) or _ended_late(facts.exit_code).strip(": ") or _exit_hint(line)
+        return Diagnosis(cause=cause.value, line=line, rank=rank, hint=hint_text)
+    code, text = _named(candidate, facts)
     return Diagnosis(
         cause=code,
-        line=clue.line[:_LONGEST],
-        rank=clue.rank,
-        hint="; ".join(dict.fromkeys(filter(None, (words, *_ruled(clue, facts), *_numbers(code, clue, log, facts))))),
-        where=clue.where,
-        source=clue.rule.source if clue.rule else "",
+        line=candidate.line[:_LONGEST],
+        rank=candidate.rank,
+        hint="; ".join(
+            dict.fromkeys(
+                filter(None, (text, *_rule_hints(candidate, facts), *_measured_hints(code, candidate, log, facts)))
+            )
+        ),
+        where=candidate.where,
+        source=candidate.rule.source if candidate.rule else "",
     )
 
 
@@ -112,41 +121,41 @@ def _evident(evidence: str, log: LogMonitor | None) -> tuple[str, int | None]:
     return first.line if _TABLE.search(line) else line, first.rank if rank is None else rank
 
 
-def _behind(cause: Cause, log: LogMonitor, facts: DiagnosisInput) -> FailureCandidate | None:
+def _underlying_candidate(cause: Cause, log: LogMonitor, facts: DiagnosisInput) -> FailureCandidate | None:
     """Return the clue that says more than the cause which the run was judged by."""
     if cause in _ENDED_BY_US:  # a rank that failed leaves the others waiting until somebody ends them
         late = log.late_candidate
         return late if late is not None and _ended_a_rank(late) else None
     if cause not in _OPEN:
         return None
-    clue = log.candidate
-    if log.nan_loss and cause is not Cause.PREPARE and (clue is None or clue.tier > ROOT):
+    candidate = log.candidate
+    if log.nan_loss and cause is not Cause.PREPARE and (candidate is None or candidate.tier > ROOT):
         line = log.nan_loss
         return FailureCandidate(cause=Cause.NAN_LOSS.value, line=plain(line), rank=rank_in(line), tier=ROOT, at=0)
-    if clue is None or clue.tier == LAUNCHER:
+    if candidate is None or candidate.tier == LAUNCHER:
         return None
     if cause is Cause.NO_METRIC and facts.exit_code == 0:  # what did not end the script may have been handled
-        return clue if clue.tier == ROOT or (clue.tier == ERROR and clue.uncaught) else None
-    return clue
+        return candidate if candidate.tier == ROOT or (candidate.tier == ERROR and candidate.uncaught) else None
+    return candidate
 
 
-def _by_itself(cause: Cause, evidence: str, log: LogMonitor, facts: DiagnosisInput) -> FailureCandidate | None:
+def _exit_candidate(cause: Cause, evidence: str, log: LogMonitor, facts: DiagnosisInput) -> FailureCandidate | None:
     """Return that a launcher saw a process exit, of a log that ends too soon and does not say why."""
-    clue = log.exited if cause in (Cause.INCOMPLETE, Cause.NO_METRIC) and facts.exit_code != 0 else None
-    if clue is None or looks_like_error(clue.line) or not looks_like_error(evidence):
-        return clue
-    return replace(clue, line=plain(evidence))
+    candidate = log.exited if cause in (Cause.INCOMPLETE, Cause.NO_METRIC) and facts.exit_code != 0 else None
+    if candidate is None or looks_like_error(candidate.line) or not looks_like_error(evidence):
+        return candidate
+    return replace(candidate, line=plain(evidence))
 
 
-def _ended_a_rank(clue: FailureCandidate) -> bool:
+def _ended_a_rank(candidate: FailureCandidate) -> bool:
     """Say whether a clue is why a rank had failed before the run was ended, and no trace of how it was ended."""
-    if clue.tier == ROOT:
+    if candidate.tier == ROOT:
         return True
-    raised = clue.tier == ERROR and clue.uncaught and not clue.of_import and not clue.handled
-    return raised and not _TOLD.search(clue.line)
+    raised = candidate.tier == ERROR and candidate.uncaught and not candidate.of_import and not candidate.handled
+    return raised and not _SIGNAL_TRACE.search(candidate.line)
 
 
-def _stood_still(cause: Cause, evidence: str, log: LogMonitor, facts: DiagnosisInput, hint: str) -> Diagnosis:
+def _diagnose_ended_run(cause: Cause, evidence: str, log: LogMonitor, facts: DiagnosisInput, hint: str) -> Diagnosis:
     """Return what is known of a run that was ended for its silence or its time: which collective did not come on.
 
     `hint` is that of who ended it.
@@ -158,38 +167,38 @@ def _stood_still(cause: Cause, evidence: str, log: LogMonitor, facts: DiagnosisI
         cause=cause.value,
         line=late.line[:_LONGEST],
         rank=late.rank,
-        hint="; ".join(filter(None, (*_ruled(late, facts), own))),
+        hint="; ".join(filter(None, (*_rule_hints(late, facts), own))),
         source=late.rule.source if late.rule else "",
     )
 
 
-def _named(clue: FailureCandidate, facts: DiagnosisInput) -> tuple[str, str]:
+def _named(candidate: FailureCandidate, facts: DiagnosisInput) -> tuple[str, str]:
     """Return a clue's cause code and what to say about it before all else."""
-    if clue.signal == SIGKILL or (clue.cause == Cause.KILLED.value and _KILL.search(clue.line)):
+    if candidate.signal == SIGKILL or (candidate.cause == Cause.KILLED.value and _KILL.search(candidate.line)):
         return _killed(facts)
-    if clue.signal:
-        cause, what = _of_signal(clue.signal)
-        return cause, what if clue.rank is None else f"rank {clue.rank} was ended by {what}"
-    if clue.cause == Cause.KILLED.value and _CRASHED.search(clue.line):
+    if candidate.signal:
+        cause, what = _of_signal(candidate.signal)
+        return cause, what if candidate.rank is None else f"rank {candidate.rank} was ended by {what}"
+    if candidate.cause == Cause.KILLED.value and _CRASHED.search(candidate.line):
         return Cause.CRASH.value, ""
-    if clue.exit_code:
-        whose = "a process" if clue.rank is None else f"rank {clue.rank}"
+    if candidate.exit_code:
+        which = "a process" if candidate.rank is None else f"rank {candidate.rank}"
         return (
-            clue.cause,
-            f"{whose} ended by itself first, with exit code {clue.exit_code}{_ended_late(clue.exit_code)}",
+            candidate.cause,
+            f"{which} ended by itself first, with exit code {candidate.exit_code}{_ended_late(candidate.exit_code)}",
         )
-    if clue.cause == Cause.DISK.value and facts.room is not None and _lacks_inodes(facts.room):
+    if candidate.cause == Cause.DISK.value and facts.disk is not None and _lacks_inodes(facts.disk):
         return Cause.INODES.value, ""
-    return clue.cause, ""
+    return candidate.cause, ""
 
 
 def _killed(facts: DiagnosisInput) -> tuple[str, str]:
     """Return who sent SIGKILL, as far as the engine's word and the kernel's own count tell: else nobody knows."""
     if facts.outcome is not None and facts.outcome.out_of_memory:
-        return Cause.HOST_MEMORY.value, _LIMITED
+        return Cause.HOST_MEMORY.value, _CONTAINER_LIMIT
     if facts.oom_kills is None:
-        return Cause.KILLED.value, _LIKELY
-    return (Cause.HOST_MEMORY.value, _SURELY) if facts.oom_kills else (Cause.KILLED.value, _NOT_KERNEL)
+        return Cause.KILLED.value, _SENDER_UNKNOWN
+    return (Cause.HOST_MEMORY.value, _KERNEL_OOM) if facts.oom_kills else (Cause.KILLED.value, _NOT_KERNEL)
 
 
 def _of_signal(number: int) -> tuple[str, str]:
@@ -202,16 +211,16 @@ def _ended_late(code: int | None) -> str:
     return ": the program `timeout` answers so where its time was over" if code == _OVER_TIME else ""
 
 
-def _signalled(number: int, evidence: str, facts: DiagnosisInput) -> Diagnosis:
+def _diagnose_signal(number: int, evidence: str, facts: DiagnosisInput) -> Diagnosis:
     if number == SIGKILL:
-        cause, words = _killed(facts)
+        cause, text = _killed(facts)
         more = f"; {_HINTS[Cause.HOST_MEMORY]}" if cause == Cause.HOST_MEMORY.value else ""
-        return Diagnosis(cause=cause, line=evidence[:_LONGEST], hint=words + more)
-    cause, words = _of_signal(number)
-    return Diagnosis(cause=cause, line=evidence[:_LONGEST], hint=words)
+        return Diagnosis(cause=cause, line=evidence[:_LONGEST], hint=text + more)
+    cause, text = _of_signal(number)
+    return Diagnosis(cause=cause, line=evidence[:_LONGEST], hint=text)
 
 
-def _ended_itself(line: str) -> str:
+def _exit_hint(line: str) -> str:
     """Return what a launcher's word tells of an exit code that nothing explains."""
     found = _EXITED.search(line)
     return (
@@ -221,41 +230,47 @@ def _ended_itself(line: str) -> str:
     )
 
 
-def _ruled(clue: FailureCandidate, facts: DiagnosisInput) -> tuple[str, ...]:
+def _rule_hints(candidate: FailureCandidate, facts: DiagnosisInput) -> tuple[str, ...]:
     """Return what the clue's rule says is to be done."""
-    if clue.rule is None or clue.signal or (clue.cause == Cause.KILLED.value and _KILL.search(clue.line)):
+    if (
+        candidate.rule is None
+        or candidate.signal
+        or (candidate.cause == Cause.KILLED.value and _KILL.search(candidate.line))
+    ):
         return ()
-    plan, backends = facts.plan, clue.rule.backends
-    here = clue.rule.here if plan is not None and (not backends or plan.backend in backends) else ""
-    return tuple(explained(text, clue.groups) for text in (clue.rule.hint, here))
+    plan, backends = facts.plan, candidate.rule.backends
+    here = candidate.rule.here if plan is not None and (not backends or plan.backend in backends) else ""
+    return tuple(explained(text, candidate.groups) for text in (candidate.rule.hint, here))
 
 
-def _numbers(code: str, clue: FailureCandidate, log: LogMonitor, facts: DiagnosisInput) -> tuple[str, ...]:
+def _measured_hints(code: str, candidate: FailureCandidate, log: LogMonitor, facts: DiagnosisInput) -> tuple[str, ...]:
     """Return what the numbers of this run say is to be done."""
     if code == Cause.GPU_MEMORY.value:
-        return (gpu_memory_hint(clue.line, facts.plan, log.steps, log.config),)
+        return (gpu_memory_hint(candidate.line, facts.plan, log.steps, log.config),)
     if code in (Cause.DISK.value, Cause.INODES.value):
-        return _room_hints(clue.groups, facts)
-    if code == Cause.HOST_MEMORY.value and not (clue.rule and clue.rule.hint and not _KILL.search(clue.line)):
+        return _disk_hints(candidate.groups, facts)
+    if code == Cause.HOST_MEMORY.value and not (
+        candidate.rule and candidate.rule.hint and not _KILL.search(candidate.line)
+    ):
         return (_HINTS[Cause.HOST_MEMORY],)
-    if code == Cause.NAN_LOSS.value and not (clue.rule and clue.rule.hint):
+    if code == Cause.NAN_LOSS.value and not (candidate.rule and candidate.rule.hint):
         return (_HINTS[Cause.NAN_LOSS],)
     return ()
 
 
-def _room_hints(groups: Mapping[str, str], facts: DiagnosisInput) -> tuple[str, ...]:
+def _disk_hints(groups: Mapping[str, str], facts: DiagnosisInput) -> tuple[str, ...]:
     file = groups.get("file", "")
     what = f"{file} could not be written: free some room, or write elsewhere" if file else "free some room"
-    if facts.room is None:
+    if facts.disk is None:
         return (f"{what}; df -h and df -i tell which disk",)
-    room = facts.room
-    inodes = "" if room.free_inodes is None else f" and {room.free_inodes} inodes"
-    return (what, f"{room.folder} has {room.free_bytes / _GIB:.1f} GiB{inodes} left now")
+    disk = facts.disk
+    inodes = "" if disk.free_inodes is None else f" and {disk.free_inodes} inodes"
+    return (what, f"{disk.folder} has {disk.free_bytes / _GIB:.1f} GiB{inodes} left now")
 
 
-def _lacks_inodes(room: DiskSpace) -> bool:
-    few = room.free_inodes is not None and room.free_inodes < _FEW_INODES
-    return few and room.free_bytes > _SOME_BYTES
+def _lacks_inodes(disk: DiskSpace) -> bool:
+    few = disk.free_inodes is not None and disk.free_inodes < _FEW_INODES
+    return few and disk.free_bytes > _SOME_BYTES
 
 
 def _own_hint(cause: Cause, plan: RunPlan | None, *, begun: bool = True) -> str:

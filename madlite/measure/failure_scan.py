@@ -185,7 +185,7 @@ def of_exception(one: RaisedError) -> FailureCandidate:
     return FailureCandidate(
         cause="python_error",
         line=one.line,
-        tier=LAUNCHER if one.by_launcher or one.holds else ERROR,
+        tier=LAUNCHER if one.by_launcher or one.wraps_ranks else ERROR,
         at=one.at,
         rank=one.rank,
         where=one.where,
@@ -221,9 +221,9 @@ def followed(others: Sequence[FailureCandidate], rank: int | None) -> bool:
     return any(one.tier == FOLLOWER and one.rank not in (None, rank) for one in others)
 
 
-def of_exit(first: FirstFailure, words: str) -> FailureCandidate:
+def of_exit(first: FirstFailure, last_output: str) -> FailureCandidate:
     """Return that a rank ended by itself: it comes before what others say of a link, not before any exception."""
-    line, code = words or first.line, first.code
+    line, code = last_output or first.line, first.code
     return FailureCandidate(cause="exit_code", line=line, tier=FOLLOWER, at=first.at, rank=first.rank, exit_code=code)
 
 
@@ -232,8 +232,8 @@ def _exited(candidates: Sequence[FailureCandidate]) -> int | None:
     return next((candidate.rank for candidate in candidates if candidate.exit_code), None)
 
 
-_HELD = 4 * 1024 * 1024  # characters that wait for the log's end
-_ASKED = _HELD  # characters at the begin of a log without steps that are asked about every rule too
+_BUFFER_SIZE = 4 * 1024 * 1024  # characters that wait for the log's end
+_HEAD_SIZE = _BUFFER_SIZE  # characters at the begin of a log without steps that are asked about every rule too
 KEPT = 400  # last lines, and lines before the step
 _FAR = 20_000  # characters of a log; what lacks a package and needs it ends within a few hundred
 # what launchers put before the lines of a rank
@@ -284,10 +284,10 @@ class CandidateScan:
     @property
     def exited(self) -> FailureCandidate | None:
         """How a process ended by itself that a launcher saw fail first, which explains where nothing else does."""
-        first, words = self.launchers.first or self.launchers.task, self.launchers.words
+        first, last_output = self.launchers.first or self.launchers.task, self.launchers.last_output
         if first is None or first.code <= 0 or first.signal:
             return None
-        return of_exit(first, words if looks_like_error(words) else "")
+        return of_exit(first, last_output if looks_like_error(last_output) else "")
 
     def candidates(self) -> list[FailureCandidate]:
         """Return what was found, in the order of the log."""
@@ -317,15 +317,15 @@ class CandidateScan:
 
         What it said explains then, and where it said nothing no other rank's word of a link that was gone does.
         """
-        first, task, words = self.launchers.first, self.launchers.task, self.launchers.words
+        first, task, last_output = self.launchers.first, self.launchers.task, self.launchers.last_output
         if first is None and task is not None:  # which may be a whole node: what others lost tells that it is a rank
             lost = task.rank is not None and followed(others, task.rank)
-            return [of_exit(task, words)] if lost or any(map(self._was_ended, others)) else []
+            return [of_exit(task, last_output)] if lost or any(map(self._was_ended, others)) else []
         if first is None or first.was_terminated or not first.code:
             return []
         if first.signal:
             return [of_signal(first)]
-        return [of_exit(first, words)] if words or first.spawned or followed(others, first.rank) else []
+        return [of_exit(first, last_output)] if last_output or first.spawned or followed(others, first.rank) else []
 
     def _was_ended(self, one: FailureCandidate) -> bool:
         """Say whether Slurm ended tasks because another one had failed before, by itself."""
@@ -365,26 +365,26 @@ class FailureScan:
         self.step_line = ""  # of the last training step
         self._relabel, self._rules = relabel, tuple(rules) or read_failure_rules(COMMON)
         self._scan = CandidateScan(self._rules)
-        self._held: deque[Block] = deque()
+        self._buffer: deque[Block] = deque()
         self._last: deque[str] = deque(maxlen=KEPT)
         self._since = 0  # lines since the last training step
         self._before: list[str] = []  # the last lines up to the step
         self._reported = ""  # what a reader took for a launcher's word of its end
         self._best: tuple[FailureCandidate | None] | None = None  # once somebody asked
 
-    def hold(self, block: Block, trained: int | None) -> None:
+    def feed(self, block: Block, trained: int | None) -> None:
         """Take lines in, of which the first `trained` go up to the last training step; None without one."""
         self._best = None
         if trained is not None:
             self._last.extend(block.lines[:trained])
             self._before, self._since = list(self._last), 0
-            self._held.clear()
+            self._buffer.clear()
             block = make_block(block.lines[trained:])
         self._last.extend(block.lines[-KEPT:])
         self._since += len(block.lines)
-        self._held.append(block)
-        while sum(len(one.text) for one in self._held) > _HELD:
-            self._look(self._held.popleft(), every_rule=self._scan.size < _ASKED)
+        self._buffer.append(block)
+        while sum(len(one.text) for one in self._buffer) > _BUFFER_SIZE:
+            self._scan_block(self._buffer.popleft(), every_rule=self._scan.size < _HEAD_SIZE)
 
     def end(self, line: str) -> None:
         """Take the line by which a launcher says that it failed."""
@@ -398,9 +398,9 @@ class FailureScan:
 
     def finish(self) -> None:
         """Look at what is held: no more comes."""
-        while self._held:
+        while self._buffer:
             self._best = None
-            self._look(self._held.popleft())
+            self._scan_block(self._buffer.popleft())
 
     @property
     def candidate(self) -> FailureCandidate | None:
@@ -448,14 +448,14 @@ class FailureScan:
     @property
     def last_line(self) -> str:
         """The last line since the step that says something, else the step's own."""
-        words = (text for text in self._late_lines() if not _RULER.search(text) and not is_warning(text))
-        return plain(next(words, "") or self.step_line or next(iter(self.last_lines[-1:]), ""))
+        last_output = (text for text in self._late_lines() if not _RULER.search(text) and not is_warning(text))
+        return plain(next(last_output, "") or self.step_line or next(iter(self.last_lines[-1:]), ""))
 
     def _late_lines(self) -> list[str]:
         """Return the lines since the step, the last one first."""
         return self.last_lines[-self._since :][::-1] if self._since else []
 
-    def _look(self, block: Block, *, every_rule: bool = True) -> None:
+    def _scan_block(self, block: Block, *, every_rule: bool = True) -> None:
         lines = self._relabel(block.lines)
         self._scan.feed(block if lines == block.lines else make_block(lines), every_rule=every_rule)
 

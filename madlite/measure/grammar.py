@@ -25,7 +25,9 @@ _HEAD = 200  # characters in which what a launcher puts before a line is looked 
 
 _LOGGED = re.compile(r"^.*?\[rank-\d+/\d+\]\s*\[\w+\s*\]\s+\[[^\]]*:\d+\]\s?: ?")  # Primus's logger
 _TIME = re.compile(CLOCK)
-_SAID = re.compile(r"\bsrun: error: \S+: task (\d{1,9}): |\bprocess rank (\d{1,9}) with PID\b")  # Slurm's, Open MPI's
+_EXIT_REPORT = re.compile(
+    r"\bsrun: error: \S+: task (\d{1,9}): |\bprocess rank (\d{1,9}) with PID\b"
+)  # Slurm's, Open MPI's
 _TASK = re.compile(rf"^(?:{CLOCK}\s+)?(\d{{1,5}}): ")
 
 _WARNING = re.compile(
@@ -60,7 +62,7 @@ def without_logger(line: str) -> str:
 def rank_in(line: str) -> int | None:
     """Return the rank that the beginning of a line names, or of which Slurm or Open MPI says how it ended."""
     rank = rank_of(line)
-    if rank is None and (found := _SAID.search(line, 0, _HEAD)):
+    if rank is None and (found := _EXIT_REPORT.search(line, 0, _HEAD)):
         return int(found[1] or found[2])
     return rank
 
@@ -90,7 +92,7 @@ TERMINATIONS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _SHELL = 128  # a shell's exit code for a signal is this and its number
 _MOST = 64  # Linux has no signal beyond
 _CRASHED = "native code crashed: the lines above may name the library; PYTHONFAULTHANDLER=1 shows where"
-_WORDS: dict[int, str] = {
+_SIGNAL_TEXTS: dict[int, str] = {
     signal.SIGBUS: f"{_CRASHED}; a file mapped into memory ends so too where its disk, as /dev/shm, is full",
     signal.SIGXCPU: "its limit of processor time was over (ulimit -t)",
     signal.SIGXFSZ: "a file became larger than its limit (ulimit -f)",
@@ -106,7 +108,7 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def signal_words(number: int) -> str:
+def signal_text(number: int) -> str:
     """Return how a process ended by a signal: SIGSEGV and its like are what it did itself."""
     return f"crashed by signal {number}" if number in CRASHES else f"killed by signal {number}"
 
@@ -115,7 +117,7 @@ def signal_meaning(number: int) -> str:
     """Return what a signal tells of why, and what to do; of SIGKILL others know more."""
     if number in TERMINATIONS:
         return "somebody told it to end"
-    return _WORDS.get(number, _CRASHED if number in CRASHES else "somebody sent it, or it ended itself")
+    return _SIGNAL_TEXTS.get(number, _CRASHED if number in CRASHES else "somebody sent it, or it ended itself")
 
 
 def signal_of_code(code: int | None) -> int:
@@ -131,11 +133,11 @@ def signal_of(text: str) -> int:
     if text.isdecimal():
         number = int(text[:9])
         return number if number <= _MOST else signal_of_code(number)
-    return _known_words().get(text, 0)
+    return _signal_numbers().get(text, 0)
 
 
 @cache
-def _known_words() -> dict[str, int]:
+def _signal_numbers() -> dict[str, int]:
     """Return numbers by name and by the words of strsignal(3), which shells and Slurm print."""
     named = {one.name: one.value for one in signal.Signals}
     return {**named, **{words: int(one) for one in signal.valid_signals() if (words := signal.strsignal(one))}}

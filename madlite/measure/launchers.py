@@ -87,7 +87,7 @@ class LauncherScan:
         self._rank: int | None = None  # whose part of a table is open
         self._entries: list[tuple[int, int | None]] = []  # place → the rank that the table tells of from there on
         self._before: list[str] = []  # the last lines of the blocks before, until a launcher tells of an end
-        self._words: str | None = None
+        self._last_output: str | None = None
 
     @property
     def first(self) -> FirstFailure | None:
@@ -96,15 +96,15 @@ class LauncherScan:
         return next((one for one in reported if not one.was_terminated), reported[0] if reported else None)
 
     @property
-    def words(self) -> str:
+    def last_output(self) -> str:
         """What the rank said that the launcher saw exit first."""
-        return self._words or ""
+        return self._last_output or ""
 
     def raised(self, rank: int | None) -> bool:
         """Say whether a launcher saw a rank fail first, by an exit code: of no rank whether it saw any do so."""
         if (first := self.first) is not None:
             return first.code > 0 and not first.signal and (rank is None or first.rank in (None, rank))
-        return bool(self._tasks) and (rank is None or _holds(self._tasks, rank))
+        return bool(self._tasks) and (rank is None or _contains_task(self._tasks, rank))
 
     def rank_at(self, place: int) -> int | None:
         """Return the rank that a table of torchrun tells of at a place of the log; None outside of one."""
@@ -118,9 +118,9 @@ class LauncherScan:
         first = self.first or self.task
         if first is None:
             self._before = [*self._before, *block.lines[-_BEFORE:]][-_BEFORE:]
-        elif self._words is None:
+        elif self._last_output is None:
             lines = [*self._before, *block.text[: max(0, first.at - begin)].split("\n")]
-            self._words = last_words(lines[-_BEFORE:], first.rank)
+            self._last_output = last_message(lines[-_BEFORE:], first.rank)
 
     def _take(self, at: int, line: str) -> None:
         text = without_label(line)
@@ -155,18 +155,22 @@ class LauncherScan:
                     self._entries.append((at, None))
 
 
-def last_words(lines: Sequence[str], rank: int | None) -> str:
+def last_message(lines: Sequence[str], rank: int | None) -> str:
     """Return the message of a rank that ended by itself, as with `sys.exit("why")`; "" where no last line can be one.
 
     Lines that name no rank can be of any.  What is said again and again, numbers apart, is no message.
     """
     end = next((n for n, line in enumerate(lines) if _TORCHRUN.search(line)), len(lines))
-    said = [(rank_in(line), without_label(line)) for line in _without_tracebacks(lines[:end])]
-    usual = Counter(_shape(text) for _, text in said)
-    own = [text for whose, text in said if whose is not None and whose == rank]
-    words = [text.strip() for text in own or [text for whose, text in said if whose is None] if not _is_logged(text)]
-    errors = [text for text in words[-_LAST:] if looks_like_error(text)]
-    return next((text for text in errors[-1:] or words[-1:] if usual[_shape(text)] == 1 or errors), "")
+    lines_of_ranks = [(rank_in(line), without_label(line)) for line in _without_tracebacks(lines[:end])]
+    usual = Counter(_shape(text) for _, text in lines_of_ranks)
+    own = [text for owner, text in lines_of_ranks if owner is not None and owner == rank]
+    last_output = [
+        text.strip()
+        for text in own or [text for owner, text in lines_of_ranks if owner is None]
+        if not _is_logged(text)
+    ]
+    errors = [text for text in last_output[-_LAST:] if looks_like_error(text)]
+    return next((text for text in errors[-1:] or last_output[-1:] if usual[_shape(text)] == 1 or errors), "")
 
 
 def _without_tracebacks(lines: Iterable[str]) -> Iterable[str]:
@@ -191,7 +195,7 @@ def _shape(text: str) -> str:
     return _NUMBERS.sub("0", text.strip())
 
 
-def _holds(tasks: str, rank: int) -> bool:
+def _contains_task(tasks: str, rank: int) -> bool:
     """Say whether Slurm's list of tasks (`0,2-5`) holds a rank."""
     ends = (part.partition("-") for part in tasks.split(",") if part[:1].isdecimal())
     return any(int(low) <= rank <= int(high if high.isdecimal() else low) for low, _, high in ends)

@@ -19,24 +19,24 @@ from madlite.text import whole_number
 # Sources of the formats: torch (`CUDA out of memory`, the table of `memory_summary`), torchtitan (`N CUDA memory
 # allocation retries.`, `N CUDA OOM errors thrown.`), DeepSpeed (`N pytorch allocator cache flushes since last step`).
 
-_Marks = tuple[tuple[str, re.Pattern[str]], ...]
+_Patterns = tuple[tuple[str, re.Pattern[str]], ...]
 
 # each with a text that its lines have; most blocks of lines hold none of them, which is quick to see
-_SURVIVED: _Marks = (
+_SURVIVED: _Patterns = (
     (
         "out of memory",
         re.compile(r"\b(?:CUDA|HIP|ROCm|XPU) out of memory\b.{0,80}\b(?:retry|retried|skipp|trying again)"),
     ),
     ("OOM", re.compile(r"\b[1-9]\d* [A-Z]+ OOM errors thrown|\bCUDA OOMs: [1-9]")),
 )
-_RETRIED: _Marks = (
+_RETRIED: _Patterns = (
     (" retries", re.compile(r"\b[1-9]\d* [A-Z]+ memory allocation retries|\bcudaMalloc retries: [1-9]")),
     ("allocator cache flushes", re.compile(r"\b[1-9]\d* pytorch allocator cache flushes since last step")),
 )
 _LONGEST = 300  # characters of such a line that are kept
 
 
-class MemoryMarks:
+class MemoryScan:
     """Keeps the last line of each kind: counters in them only grow."""
 
     def __init__(self) -> None:
@@ -50,16 +50,16 @@ class MemoryMarks:
 
 
 @cache
-def _ran_out() -> _Marks:
+def _ran_out() -> _Patterns:
     """Return what tells of memory that ran out: the failure rules that a process ends by, and what it survives."""
     rules = [rule for rule in read_failure_rules(COMMON) if rule.ends and rule.cause == Cause.GPU_MEMORY.value]
     patterns = [re.compile(rule.pattern) for rule in rules]
     return (*((text, pattern) for pattern in patterns for text in needed_texts(pattern)), *_SURVIVED)
 
 
-def _last(block: Block, marks: _Marks) -> str:
+def _last(block: Block, patterns: _Patterns) -> str:
     found = ""
-    for text, pattern in marks:
+    for text, pattern in patterns:
         if text in block.text:
             for _, line in lines_with(block.text, text):
                 found = line if pattern.search(line) else found
@@ -80,7 +80,7 @@ _GIB = {"bytes": 2**-30, "KiB": 2**-20, "MiB": 2**-10, "GiB": 1.0, "TiB": 2**10,
 _MUCH = 0.05  # of a GPU's memory
 
 
-class _Said(Value, frozen=True):
+class _OomReport(Value, frozen=True):
     """What the message says, in GiB."""
 
     total: float | None
@@ -92,19 +92,19 @@ class _Said(Value, frozen=True):
 
 def gpu_memory_hint(line: str, plan: RunPlan | None, steps: Steps, config: Mapping[str, str]) -> str:
     """Return what to try; `plan` None for a log that madlite's run did not make."""
-    said = _Said(
+    report = _OomReport(
         total=_gib(_TOTAL, line),
         free=_gib(_FREE, line),
         wanted=_gib(_WANTED, line),
         own=_gib(_OWN, line),
         split=_gib(_SPLIT, line),
     )
-    used = _most_used(steps, said)
-    first = _smaller(plan, config, said, completed=bool(steps))
-    return "; ".join([f"{first}: {used}" if used else first, *_others(said, line, plan is not None)])
+    used = _peak_usage(steps, report)
+    first = _smaller(plan, config, report, completed=bool(steps))
+    return "; ".join([f"{first}: {used}" if used else first, *_other_hints(report, line, plan is not None)])
 
 
-def _smaller(plan: RunPlan | None, config: Mapping[str, str], said: _Said, *, completed: bool) -> str:
+def _smaller(plan: RunPlan | None, config: Mapping[str, str], report: _OomReport, *, completed: bool) -> str:
     """Return what would need less memory."""
     variant = plan.variant if plan else None
     takes_options = plan is not None and not plan.own_script
@@ -112,7 +112,7 @@ def _smaller(plan: RunPlan | None, config: Mapping[str, str], said: _Said, *, co
     if micro is None:
         return "a smaller batch per GPU, a shorter sequence or activation checkpointing"
     if micro > 1:
-        less = _less(micro, said, completed=completed)
+        less = _less(micro, report, completed=completed)
         options = f" ({_options(plan, micro, less)})" if plan and takes_options else ""
         return f"micro batch {micro} → {less}{options}"
     seq = (variant.seq_len if variant else None) or _whole(config.get("seq_len", ""))
@@ -120,17 +120,17 @@ def _smaller(plan: RunPlan | None, config: Mapping[str, str], said: _Said, *, co
     return f"micro batch is 1 already: activation checkpointing, {shorter}, more GPUs or a narrower number format"
 
 
-def _less(micro: int, said: _Said, *, completed: bool) -> int:
+def _less(micro: int, report: _OomReport, *, completed: bool) -> int:
     """Return a micro batch that may fit: half of one that no step was completed with, for most was still to come.
 
     After a completed step, what was wanted beyond the GPU's memory is to be saved by samples of one size.
     """
     if not completed:
         return micro // 2
-    if not said.total or said.wanted is None or said.free is None:
+    if not report.total or report.wanted is None or report.free is None:
         return micro - 1
-    whole = said.total + max(0.0, said.wanted - said.free)
-    return max(1, min(micro - 1, int(micro * said.total / whole)))
+    whole = report.total + max(0.0, report.wanted - report.free)
+    return max(1, min(micro - 1, int(micro * report.total / whole)))
 
 
 def _options(plan: RunPlan, micro: int, less: int) -> str:
@@ -159,21 +159,21 @@ def _setting(plan: RunPlan, name: str) -> int:
     return _whole(str(plan.settings.get(name, ""))) or 1
 
 
-def _most_used(steps: Steps, said: _Said) -> str:
+def _peak_usage(steps: Steps, report: _OomReport) -> str:
     """Return how much was used at most: by the steps before or, where that is more, by the message."""
     percent = _most(steps, Quantity.MEMORY_PERCENT) or _most(steps, Quantity.MEMORY_USED_PERCENT)
     gib = _most(steps, Quantity.MEMORY_RESERVED_GIB) or _most(steps, Quantity.MEMORY_USED_GIB)
-    now = _in_use(said)
-    if now is not None and said.total and (now >= (gib or 0.0) or 100 * now / said.total >= (percent or 100.0)):
-        return _used(said)
+    now = _in_use(report)
+    if now is not None and report.total and (now >= (gib or 0.0) or 100 * now / report.total >= (percent or 100.0)):
+        return _used(report)
     if percent and gib:
         return f"peak was {percent:.0f} % of {100 * gib / percent:.0f} GiB"
-    return f"peak was {percent:.0f} %" if percent else f"peak was {gib:.0f} GiB" if gib else _used(said)
+    return f"peak was {percent:.0f} %" if percent else f"peak was {gib:.0f} GiB" if gib else _used(report)
 
 
-def _in_use(said: _Said) -> float | None:
-    known = said.total and said.free is not None and said.free <= said.total
-    return said.total - said.free if known and said.total and said.free is not None else None
+def _in_use(report: _OomReport) -> float | None:
+    known = report.total and report.free is not None and report.free <= report.total
+    return report.total - report.free if known and report.total and report.free is not None else None
 
 
 def _most(steps: Steps, quantity: Quantity) -> float | None:
@@ -183,24 +183,24 @@ def _most(steps: Steps, quantity: Quantity) -> float | None:
     return max(values, default=None)
 
 
-def _used(said: _Said) -> str:
-    now = _in_use(said)
-    if now is not None and said.total:
-        more = f", {said.wanted:.2f} GiB more were asked for" if said.wanted else ""
-        return f"{100 * now / said.total:.0f} % of {said.total:.0f} GiB were in use{more}"
-    return f"{said.wanted:.2f} GiB more were asked for" if said.wanted else ""
+def _used(report: _OomReport) -> str:
+    now = _in_use(report)
+    if now is not None and report.total:
+        more = f", {report.wanted:.2f} GiB more were asked for" if report.wanted else ""
+        return f"{100 * now / report.total:.0f} % of {report.total:.0f} GiB were in use{more}"
+    return f"{report.wanted:.2f} GiB more were asked for" if report.wanted else ""
 
 
-def _others(said: _Said, line: str, ours: bool) -> Iterator[str]:
+def _other_hints(report: _OomReport, line: str, ours: bool) -> Iterator[str]:
     """Yield what else the message says of the cause: another process, or memory in pieces."""
-    if said.total and said.free is not None and said.own is not None:
-        foreign = said.total - said.free - said.own
-        if foreign > _MUCH * said.total:
+    if report.total and report.free is not None and report.own is not None:
+        foreign = report.total - report.free - report.own
+        if foreign > _MUCH * report.total:
             yield f"other processes hold {foreign:.0f} GiB of this GPU"
-    if said.total and said.split and said.split > _MUCH * said.total:
+    if report.total and report.split and report.split > _MUCH * report.total:
         name = found[0] if (found := _VARIABLE.search(line)) else "PYTORCH_CUDA_ALLOC_CONF"
         setting = f"{name}=expandable_segments:True"
-        yield f"{said.split:.0f} GiB were reserved in pieces too small: " + (
+        yield f"{report.split:.0f} GiB were reserved in pieces too small: " + (
             f"--set env.{setting}" if ours else setting
         )
 

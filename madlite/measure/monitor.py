@@ -17,11 +17,11 @@ from madlite.failure_rules import explained
 from madlite.measure.failure_scan import FOLLOWER, FailureCandidate, FailureScan
 from madlite.measure.launchers import FirstFailure
 from madlite.measure.lines import Block, LineSplitter, rank_of
-from madlite.measure.marks import LossMarks, RepeatedSteps, StepMarks, may_be_aside
-from madlite.measure.memory import MemoryMarks
+from madlite.measure.memory import MemoryScan
 from madlite.measure.performance import PerformanceScan
 from madlite.measure.rules import plain
 from madlite.measure.steps import Steps
+from madlite.measure.training import LossScan, RepeatedSteps, TrainingState, may_be_aside
 from madlite.model import (
     STEPS_APART,
     EffectiveConfig,
@@ -56,11 +56,11 @@ class PatternScan:
 
     def feed(self, block: Block) -> None:
         """Take lines in; of several patterns in a line the first of the list counts."""
-        there = [pattern for pattern in self._scan.patterns if pattern in block.text]
-        if all(pattern in self.found for pattern in there):
+        present = [pattern for pattern in self._scan.patterns if pattern in block.text]
+        if all(pattern in self.found for pattern in present):
             return
         for line in block.lines:
-            pattern = next((pattern for pattern in there if pattern in line), None)
+            pattern = next((pattern for pattern in present if pattern in line), None)
             if pattern is not None and pattern not in self.found and not self._is_harmless(line):
                 self.found[pattern] = line.strip()
 
@@ -79,10 +79,10 @@ _REDRAWN = re.compile(r"\d/\d{1,12} \[\d{1,9}:\d\d(?::\d\d)?<")  # a progress ba
 
 
 class LogMonitor:
-    """Takes the output of the model's step, chunk by chunk; what it saw is in its attributes.
+    """Read the output of the model's step chunk by chunk; the attributes hold the findings.
 
-    `guest` reads the log of a script that says its number itself: what it finds decides nothing.  Of several `nodes`
-    each line is read as run.log has it, its node before it.
+    `script_reader` reads the log of a script that prints its own result: its steps do not decide the verdict.  With
+    several `nodes` each line starts with its node, as in run.log.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class LogMonitor:
         now: Callable[[], float] = lambda: float("nan"),
         on_step: Callable[[Step], None] = lambda step: None,
         on_event: Callable[[Event], None] = lambda event: None,
-        guest: Reader | None = None,
+        script_reader: Reader | None = None,
         nodes: int = 1,
     ) -> None:
         self.lines = 0  # that are not blank
@@ -104,18 +104,21 @@ class LogMonitor:
         self.torn: tuple[str, ...] = ()  # figures of the summary in a last line that nothing ended
         self.config: dict[str, str] = {}  # what the log says that the run was given
         self.scan = PerformanceScan()
-        self.memory = MemoryMarks()
-        self.loss_marks = LossMarks()
-        self.marks = StepMarks()  # of the last training
+        self.memory = MemoryScan()
+        self.loss_scan = LossScan()
+        self.training = TrainingState()  # of the last training
         self.missed_mark = ""  # why a training without its end mark is none that came to its end
         self.nan_loss = self.nan_norm = ""  # the first line whose loss is not finite, or whose gradient norm is NaN
         self.nan_before = ""  # the same, or a loss of NaN, of the trainings before the last one
         self.trainings = 1  # that the log has one after another; what is kept is the last one's
         self._started: set[tuple[int, int | None]] = set()  # nodes and ranks that told of the start of this one
         self._labels = RankLabels()
-        self._ending = FailureScan(rules, self._labels.plain)
+        self._failure_scan = FailureScan(rules, self._labels.plain)
         self._patterns = PatternScan(error_scan) if error_scan is not None else None
-        self._guest, self._readers = guest, (*readers, *([guest] if guest is not None else []))
+        self._script_reader, self._readers = (
+            script_reader,
+            (*readers, *([script_reader] if script_reader is not None else [])),
+        )
         self._trained, self._is_late = 0, False  # lines with training steps; whether the last was told at a later one
         self._repeated = RepeatedSteps()
         self._highest: int | None = None  # of the training steps
@@ -131,16 +134,16 @@ class LogMonitor:
         if splitter is None:
             splitter = LineSplitter(self._now, node if self._nodes > 1 else None, self._labels)
             self._splitters[node, stream] = splitter
-        self._take(splitter.take(chunk), splitter)
+        self._process(splitter.take(chunk), splitter)
 
     def finish(self, outputs: Path | None = None) -> None:
         """Take what was left without a line's end, and the files the framework left in `outputs`."""
         for splitter in self._splitters.values():
-            self._take(splitter.take_rest(), splitter, whole=False)
-        self._ending.finish()
+            self._process(splitter.take_rest(), splitter, whole=False)
+        self._failure_scan.finish()
         if outputs is not None:
             for reader in self._readers:
-                self._ask(reader, "finish", outputs)
+                self._call(reader, "finish", outputs)
         ranks = self.steps.ranks()
         epochs = self._labels.bare.issuperset(ranks) and not self.steps.is_shared  # or the steps' own numbers
         if ranks and (epochs or self._labels.alone.issuperset(ranks)):
@@ -153,12 +156,12 @@ class LogMonitor:
         They come line by line, or one rank's log stands after another's.
         """
         line_by_line = self._repeated.count > 1 and 2 * self._repeated.count >= self.steps.count()
-        return line_by_line or self.marks.is_of_another_rank(self.steps)
+        return line_by_line or self.training.is_of_another_rank(self.steps)
 
     @property
     def last_lines(self) -> list[str]:
         """The last lines of the log so far; another thread may ask."""
-        return self._ending.last_lines
+        return self._failure_scan.last_lines
 
     @property
     def candidate(self) -> FailureCandidate | None:
@@ -166,45 +169,45 @@ class LogMonitor:
 
         Known once the log is finished.  Of a log that went well it may be what somebody handled.
         """
-        return self._ending.candidate
+        return self._failure_scan.candidate
 
     @property
     def late_candidate(self) -> FailureCandidate | None:
         """The same of the lines since the last step alone."""
-        return self._ending.late_candidate
+        return self._failure_scan.late_candidate
 
     @property
     def exited(self) -> FailureCandidate | None:
         """How a process ended by itself that a launcher saw fail first, which explains where nothing else does."""
-        return self._ending.exited
+        return self._failure_scan.exited
 
     @property
     def first_failure(self) -> FirstFailure | None:
         """What torchrun says since the last step that failed first."""
-        return self._ending.first_failure
+        return self._failure_scan.first_failure
 
     @property
     def rule(self) -> FailureRule | None:
         """The rule that explains a failure best, its hint in the words of the line."""
-        clue = self.candidate
-        if clue is None or clue.rule is None:
+        candidate = self.candidate
+        if candidate is None or candidate.rule is None:
             return None
-        return replace(clue.rule, hint=explained(clue.rule.hint, clue.groups))
+        return replace(candidate.rule, hint=explained(candidate.rule.hint, candidate.groups))
 
     @property
     def rule_line(self) -> str:
         """The line that it matched."""
-        clue = self.candidate
-        return clue.line if clue and clue.rule else ""
+        candidate = self.candidate
+        return candidate.line if candidate and candidate.rule else ""
 
     @property
-    def suspects(self) -> dict[str, str]:
+    def matched_patterns(self) -> dict[str, str]:
         """The error patterns and their first lines; none where a reader knows the log, for its steps say more.
 
         A guest's steps do not: the number is none of theirs.
         """
-        told = self.steps and self._guest is None
-        return self._patterns.found if self._patterns is not None and not told else {}
+        texts = self.steps and self._script_reader is None
+        return self._patterns.found if self._patterns is not None and not texts else {}
 
     @property
     def scanned(self) -> bool:
@@ -214,42 +217,42 @@ class LogMonitor:
     @property
     def best_error_line(self) -> str:
         """The line that explains a failure best: a clue's, else the last that looks like an error, else the last."""
-        clue = self.candidate
-        if clue is not None and clue.tier <= FOLLOWER:
-            return clue.line
-        return self._ending.error_line or self._ending.last_line
+        candidate = self.candidate
+        if candidate is not None and candidate.tier <= FOLLOWER:
+            return candidate.line
+        return self._failure_scan.error_line or self._failure_scan.last_line
 
     @property
     def cut_line(self) -> str:
         """The line that explains best why no more steps came: a telling one since the last, else that step's own."""
-        clue = self.candidate
-        if clue is not None and clue.tier <= FOLLOWER:
-            return clue.line
-        return self._ending.error_line or plain(self.step_line) or self._ending.last_line
+        candidate = self.candidate
+        if candidate is not None and candidate.tier <= FOLLOWER:
+            return candidate.line
+        return self._failure_scan.error_line or plain(self.step_line) or self._failure_scan.last_line
 
     @property
     def step_line(self) -> str:
         """The line of the last training step."""
-        return self._ending.step_line
+        return self._failure_scan.step_line
 
     @property
     def fatal_line(self) -> str:
         """Of the lines since the last step the one that shows best that the training failed; "" where none does."""
-        return self._ending.fatal_line
+        return self._failure_scan.fatal_line
 
     @property
     def launcher_line(self) -> str:
         """The line since the last step by which a launcher says that the training failed."""
-        return self._ending.launcher_line
+        return self._failure_scan.launcher_line
 
-    def _take(self, block: Block, splitter: LineSplitter, *, whole: bool = True) -> None:
+    def _process(self, block: Block, splitter: LineSplitter, *, whole: bool = True) -> None:
         """Look at lines that came together, all of them for what is rare, and let the readers read each."""
         if not block.lines:
             return
         self.lines += len(block.lines)
         self.scan.feed(block, whole)
         self.memory.feed(block)
-        self.loss_marks.feed(block)
+        self.loss_scan.feed(block)
         if self._patterns is not None:
             self._patterns.feed(block)
         busy = may_be_aside(block.text)
@@ -257,16 +260,16 @@ class LogMonitor:
         for place, line in enumerate(splitter.number(block)) if self._readers else ():
             before = self._trained
             for reader in self._readers:
-                self._ask(reader, "feed", line, whole)
+                self._call(reader, "feed", line, whole)
             if self._trained != before:
                 last, trained = place, place + (not self._is_late)
             elif busy and before:
-                self.marks.look(line.text)
+                self.training.check_aside(line.text)
         if last >= 0:
-            self._ending.step_line = block.lines[last]
-        self._ending.hold(block, trained)
+            self._failure_scan.step_line = block.lines[last]
+        self._failure_scan.feed(block, trained)
 
-    def _ask(self, reader: Reader, member: str, argument: Line | Path, whole: bool = True) -> None:
+    def _call(self, reader: Reader, member: str, argument: Line | Path, whole: bool = True) -> None:
         """Take a reader's events in; one that raises or tells nonsense is left out from then on."""
         try:
             answer = getattr(reader, member)(argument)
@@ -278,11 +281,11 @@ class LogMonitor:
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the border to a plugin's reader
             _log.warning("reader %s failed and is left out: %r", type(reader).__name__, error)
             self._readers = tuple(other for other in self._readers if other is not reader)
-            if reader is not self._guest:  # its steps come no more, whatever the training does
+            if reader is not self._script_reader:  # its steps come no more, whatever the training does
                 self._on_event(Phase(name="without a reader"))
             return
         for event in events:
-            if reader is not self._guest:  # a script may well go on in silence after its training
+            if reader is not self._script_reader:  # a script may well go on in silence after its training
                 self._on_event(event)
             if isinstance(event, Step):
                 self._on_step(event)
@@ -294,10 +297,10 @@ class LogMonitor:
         elif isinstance(event, Summary):
             self._note_summary(event, whole)
         elif isinstance(event, EffectiveConfig):
-            self.config.update(told := _texts(event.values))
-            self.config_lines.update(dict.fromkeys(told, text))
+            self.config.update(texts := _texts(event.values))
+            self.config_lines.update(dict.fromkeys(texts, text))
         elif isinstance(event, Phase):
-            self.marks.is_aside = True
+            self.training.is_aside = True
             if event.begins or (event.starts and line is not None and self._starts_another(line)):
                 self._begin_again()
         elif isinstance(event, Ended):
@@ -307,24 +310,24 @@ class LogMonitor:
         if text and self._is_another(step):
             self._begin_again()
         self._note_again(step, text)
-        self.steps.add(self.marks.stamped(step, text))
+        self.steps.add(self.training.stamped(step, text))
         if step.phase == "train":
             self._note_training(step, text)
         else:
-            self.marks.is_aside = True
+            self.training.is_aside = True
 
     def _note_end(self, event: Ended, text: str) -> None:
         if event.missed:
             self.missed_mark = event.marker
         elif event.code:
-            self._ending.end(plain(text) or event.marker)
+            self._failure_scan.end(plain(text) or event.marker)
         else:
             self.ended = True
 
     def _note_summary(self, event: Summary, whole: bool) -> None:
         figures = _texts(event.values)
         if event.doubt is not None:
-            self.marks.computed, self.marks.summary_doubt = _texts(event.computed), event.doubt
+            self.training.computed, self.training.summary_doubt = _texts(event.computed), event.doubt
         if whole:
             self.summary.update(figures)
         else:  # its number may have been cut short
@@ -343,13 +346,13 @@ class LogMonitor:
 
         Which of its trainings a script's number is of only the script knows.
         """
-        return self._is_done and self._guest is None and self.steps.starts_over(step, ended=self.ended)
+        return self._is_done and self._script_reader is None and self.steps.starts_over(step, ended=self.ended)
 
     @property
     def _is_done(self) -> bool:
         """Whether the training came to its end: its mark, or the last of the steps that it says."""
         last = self.last_step + self.steps.from_zero
-        return self.ended or last >= (asked_steps(self.config) or math.inf)
+        return self.ended or last >= (expected_steps(self.config) or math.inf)
 
     def _starts_another(self, line: Line) -> bool:
         """Say whether a line that tells of a training's start is another one's: who says it had told of one before.
@@ -359,14 +362,14 @@ class LogMonitor:
         speaker = (line.node, line.rank)
         another = self._is_done and bool(self.steps) and (speaker in self._started or not self._started)
         self._started = {speaker} if another else self._started | {speaker}
-        return another and self._guest is None
+        return another and self._script_reader is None
 
     def _begin_again(self) -> None:
         """Forget the steps and figures of a training before this one, which has its own; one without any is none."""
         if not (self.steps or self.summary or self.torn or self.ended):
             return
         self.trainings += 1
-        self.marks = self.marks.of_another(self.steps, ended=self.ended)
+        self.training = self.training.of_another(self.steps, ended=self.ended)
         self.nan_before = self.nan_before or self.nan_loss or self.nan_norm
         self.steps, self.summary, self.torn = Steps(), {}, ()
         self.nan_loss, self.nan_norm, self.missed_mark, self.ended = "", "", "", False
@@ -377,7 +380,7 @@ class LogMonitor:
         """Look at a step's loss and gradient: a Trainer prints 0 for a loss that is NaN, and the norm tells."""
         loss, norm = step.values.get(Quantity.LOSS), step.values.get(Quantity.GRAD_NORM, 0.0)
         if loss is not None and _is_of_comma(loss, text) and (odd := _ODD_LOSS.search(text)):
-            self.marks.unread.setdefault(Quantity.LOSS, odd[1])
+            self.training.unread.setdefault(Quantity.LOSS, odd[1])
             return
         if loss is not None and not self.nan_loss and not (math.isfinite(loss) and (loss or math.isfinite(norm))):
             self.nan_loss = _line_of(step, text, f"loss {loss}")
@@ -387,11 +390,11 @@ class LogMonitor:
     def _note_training(self, step: Step, text: str) -> None:
         """Look at a training step: its loss, and that the training goes on, where it comes from a line of the log."""
         self._note_loss(step, text)
-        self.marks.note(step, another_rank_s=self.last_step - STEPS_APART <= step.n <= self.last_step)
+        self.training.note(step, is_other_rank=self.last_step - STEPS_APART <= step.n <= self.last_step)
         self._is_late = step.late
         if text:
             self._trained += 1
-            self._ending.forget()
+            self._failure_scan.forget()
         if text and self.ended and step.n != self._highest:  # the last step of other ranks may come after the mark
             self.ended = False
         self._highest = step.n if self._highest is None else max(self._highest, step.n)
@@ -416,7 +419,7 @@ def _is_odd(text: str) -> bool:
     return text.strip().lower().lstrip("+-") in ("nan", "inf", "infinity")
 
 
-def asked_steps(config: Mapping[str, str]) -> int | None:
+def expected_steps(config: Mapping[str, str]) -> int | None:
     """Return how many steps a log itself says there are to be; None where it does not."""
     return whole_number(config.get("steps", ""))
 

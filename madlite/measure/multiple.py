@@ -46,7 +46,7 @@ class FileStamp(Value, frozen=True):
     size: int
 
 
-class Read(Value, frozen=True):
+class FileResults(Value, frozen=True):
     """The results of a file, or why there is none; `notes` tell what of it was left out or is no number."""
 
     metrics: tuple[Metric, ...] = ()
@@ -72,7 +72,7 @@ def is_fresh(path: Path, before: FileStamp | None, started_ns: int) -> bool:
     return now is not None and now != before and now.mtime_ns >= started_ns - 2_000_000_000
 
 
-def read_results(path: Path) -> Read:
+def read_results(path: Path) -> FileResults:
     """Return the file's results; a file that holds none says why, and never raises."""
     try:
         return parse_results(path.name, read_given(path))
@@ -80,21 +80,21 @@ def read_results(path: Path) -> Read:
         return unreadable(path.name, error)
 
 
-def unreadable(name: str, error: OSError) -> Read:
+def unreadable(name: str, error: OSError) -> FileResults:
     """Return the answer for a file that could not be read."""
-    return Read(problem=f"{name} cannot be read: {error.strerror}")
+    return FileResults(problem=f"{name} cannot be read: {error.strerror}")
 
 
-def parse_results(name: str, data: bytes) -> Read:
+def parse_results(name: str, data: bytes) -> FileResults:
     """Return the results that a file's bytes hold; those that hold none say why, and nothing raises."""
     parts = sum(map(data.count, (b",", b"\n", b"\r"))) + data.count(b'"') // 2
     if parts > MOST_CELLS_READ:
-        return Read(problem=f"{name} has {parts} cells and lines, and {MOST_CELLS_READ} at most are read")
+        return FileResults(problem=f"{name} has {parts} cells and lines, and {MOST_CELLS_READ} at most are read")
     try:
         with unlimited_fields():
             return _read(name, _records(data))
     except csv.Error as error:
-        return Read(problem=f"{name} is no CSV: {error}")
+        return FileResults(problem=f"{name} is no CSV: {error}")
 
 
 def _records(data: bytes) -> Iterator[list[str]]:
@@ -107,27 +107,29 @@ def _records(data: bytes) -> Iterator[list[str]]:
                 yield record
 
 
-def _read(name: str, records: Iterator[list[str]]) -> Read:
+def _read(name: str, records: Iterator[list[str]]) -> FileResults:
     header = [column.strip() for column in next(records, [])]
     if not header:
-        return Read(problem=f"{name} is empty")
+        return FileResults(problem=f"{name} is empty")
     missing = [needed for needed in NEEDED if needed not in header]
     if missing:
-        return Read(problem=f"{name} has no column {', '.join(missing)} (its columns: {several(header, 20)})")
+        return FileResults(problem=f"{name} has no column {', '.join(missing)} (its columns: {several(header, 20)})")
     first = _first(header, MOST_COLUMNS)
     taken = islice(records, MOST_RESULTS)
     rows = [_taken(cells, header, first) for cells in taken]
     count = len(rows) + sum(1 for _ in records)
     if count > MOST_RESULTS:
-        return Read(problem=f"{name} has {count} results, and {MOST_RESULTS} at most are taken")
+        return FileResults(problem=f"{name} has {count} results, and {MOST_RESULTS} at most are taken")
     names = [header[place] for place in first]
-    kept = _first(names, MOST_CELLS_KEPT // max(1, count))
-    table = [{names[place]: row.cells[place].strip() for place in kept if place < len(row.cells)} for row in rows]
+    taken_places = _first(names, MOST_CELLS_KEPT // max(1, count))
+    table = [
+        {names[place]: row.cells[place].strip() for place in taken_places if place < len(row.cells)} for row in rows
+    ]
     foreign = any(has_decimal_comma(cells.get("performance", "")) for cells in table)
     metrics = tuple(_metric(cells, row.misfit, foreign) for cells, row in zip(table, rows, strict=True))
     problem = "" if metrics else f"{name} has a header and no results"
-    notes = (*_notes(name, header, len(kept), table), *_misfits(name, rows))
-    return Read(metrics=metrics, problem=problem, notes=notes)
+    notes = (*_notes(name, header, len(taken_places), table), *_misfits(name, rows))
+    return FileResults(metrics=metrics, problem=problem, notes=notes)
 
 
 def _first(header: Sequence[str], most: int) -> list[int]:
@@ -137,10 +139,10 @@ def _first(header: Sequence[str], most: int) -> list[int]:
     return [*named[:most], *late]
 
 
-def _notes(name: str, header: Sequence[str], kept: int, table: Sequence[dict[str, str]]) -> Iterator[str]:
+def _notes(name: str, header: Sequence[str], taken_places: int, table: Sequence[dict[str, str]]) -> Iterator[str]:
     named = sum(1 for column in header if column)
-    if kept < named:
-        yield f"{name} has {named} columns: {kept} are taken, and {named - kept} are left out"
+    if taken_places < named:
+        yield f"{name} has {named} columns: {taken_places} are taken, and {named - taken_places} are left out"
     if odd := [cells["performance"] for cells in table if has_decimal_comma(cells.get("performance", ""))]:
         text = shortened(odd[0], 60)
         yield f"{name} has '{text}', which is no number: a comma separates groups of three digits and nothing else"
@@ -166,17 +168,17 @@ def _taken(cells: Sequence[str], header: Sequence[str], first: Sequence[int]) ->
     if not moved and len(cells) >= columns:
         return _Record([cells[at] for at in first if at < len(cells)])
     sure = header.index("performance")
-    words = f"{len(cells)} cells, and the header {columns}"
-    return _Record([cells[at] if at < sure else "" for at in first if at < len(cells)], misfit=words)
+    text = f"{len(cells)} cells, and the header {columns}"
+    return _Record([cells[at] if at < sure else "" for at in first if at < len(cells)], misfit=text)
 
 
 def _misfits(name: str, rows: Sequence[_Record]) -> Iterator[str]:
     """Yield how many records are no results for their number of cells, and what the first of them has."""
     found = [(place, row.misfit) for place, row in enumerate(rows, 1) if row.misfit]
     if found:
-        place, words = found[0]
+        place, text = found[0]
         of = f" ({len(found)} such records)" if len(found) > 1 else ""
-        yield f"{name}: record {place} has {words}, so that none of them is a number{of}: quote a cell that has a comma"
+        yield f"{name}: record {place} has {text}, so that none of them is a number{of}: quote a cell that has a comma"
 
 
 def _metric(cells: dict[str, str], misfit: str, foreign: bool) -> Metric:

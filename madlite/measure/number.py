@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from madlite.measure.checks.table import Expected, Number
 from madlite.measure.monitor import LogMonitor
-from madlite.measure.multiple import Read
+from madlite.measure.multiple import FileResults
 from madlite.measure.performance import (
     TOO_LONG,
     TRAINER_MARK,
@@ -117,32 +117,38 @@ def _why(rule: MadMetric, text: str) -> str:
     return f"MAD's rule reads {which}"
 
 
-def number_of_steps(asked: Expected, log: LogMonitor, window: Window | None) -> Number:
+def number_from_steps(expected: Expected, log: LogMonitor, window: Window | None) -> Number:
     """Return the window's median under its own name, and beside it what MAD's own parser would have taken."""
     if window is None:
-        cause = Cause.BAD_NUMBER if (odd := _unread(asked, log) or _no_number(asked, log)) else Cause.NO_METRIC
-        return Number(cause=cause, reason=odd or _no_window(asked, log), evidence=plain(log.step_line) if odd else "")
-    rule = asked.rule
-    headline = make_metric(f"{window.median:.6g}", rule.headline_metric, columns=asked.columns, quantity=rule.headline)
-    mad, findings = mad_metrics(asked.rule.mad, log.steps, {**log.summary, **log.marks.computed}, asked.columns)
+        cause = Cause.BAD_NUMBER if (odd := _unread(expected, log) or _no_number(expected, log)) else Cause.NO_METRIC
+        return Number(
+            cause=cause, reason=odd or _no_window(expected, log), evidence=plain(log.step_line) if odd else ""
+        )
+    rule = expected.rule
+    headline = make_metric(
+        f"{window.median:.6g}", rule.headline_metric, columns=expected.columns, quantity=rule.headline
+    )
+    mad, findings = mad_metrics(
+        expected.rule.mad, log.steps, {**log.summary, **log.training.computed}, expected.columns
+    )
     if log.torn:
         findings = (*findings, f"the last line was cut off: its {', '.join(log.torn)} is left out")
-    findings = (*findings, *_computed(log), *_trainings(log), *_more_steps(asked, log), *window_findings(window))
+    findings = (*findings, *_computed(log), *_trainings(log), *_more_steps(expected, log), *window_findings(window))
     if headline.status is Status.FAILURE:
         reason = f"'{window.median:g} {headline.metric}' is no result: {_why_unfit(headline)}"
         return Number(cause=Cause.BAD_NUMBER, reason=reason, evidence=plain(log.step_line), findings=findings)
     return Number(metrics=(*mad, headline), findings=findings)
 
 
-def _more_steps(asked: Expected, log: LogMonitor) -> tuple[str, ...]:
+def _more_steps(expected: Expected, log: LogMonitor) -> tuple[str, ...]:
     """Return that a training went on beyond the steps that were asked for; one more may be a step 0."""
     reach = log.steps.reach()
-    if asked.steps is None or reach is None or reach[1] <= asked.steps + 1:
+    if expected.steps is None or reach is None or reach[1] <= expected.steps + 1:
         return ()
-    return (f"the log goes on to step {reach[1]}, though {asked.steps} were asked for: those after it do not count",)
+    return (f"the log goes on to step {reach[1]}, though {expected.steps} were asked for: those after it do not count",)
 
 
-def number_of_line(log: LogMonitor) -> Number:
+def number_from_line(log: LogMonitor) -> Number:
     """Return the number of the line `performance: <number> <metric>`."""
     found, line = log.scan.result, log.scan.evidence
     if found is None and (odd := log.scan.unread):
@@ -151,7 +157,7 @@ def number_of_line(log: LogMonitor) -> Number:
         reason = "the log has no line 'performance: <number> <metric>'"
         return Number(cause=Cause.NO_METRIC, reason=reason, evidence=log.best_error_line)
     of_trainer = log.scan.first is None
-    if of_trainer and (computed := log.marks.computed.get(TRAINER_MARK)):
+    if of_trainer and (computed := log.training.computed.get(TRAINER_MARK)):
         found = (computed, TRAINER_METRIC)
     findings = (*log.scan.findings, *(_computed(log) if of_trainer else ()), *_of_trainings(log, of_trainer))
     metric = make_metric(*found)
@@ -169,11 +175,11 @@ def _unreadable(odd: UnreadNumber) -> str:
     return f"the number '{shown(odd.text)}' in the line '{shown(odd.line)}' cannot be read: {rule}"
 
 
-def has_no_end(asked: Expected, log: LogMonitor) -> bool:
+def has_no_end(expected: Expected, log: LogMonitor) -> bool:
     """Say whether the last of several trainings stopped before its end, which the ones before it have a mark of."""
-    if log.trainings < 2 or log.ended or not log.marks.ended_before:
+    if log.trainings < 2 or log.ended or not log.training.ended_before:
         return False
-    return asked.steps is None or (last_step(asked, log) or 0) < asked.steps
+    return expected.steps is None or (last_step(expected, log) or 0) < expected.steps
 
 
 def _trainings(log: LogMonitor) -> tuple[str, ...]:
@@ -204,7 +210,7 @@ def _several(log: LogMonitor) -> str:
 
 def _computed(log: LogMonitor) -> Iterator[str]:
     """Yield that a figure is computed from the steps that were done, in place of the framework's own."""
-    for name, text in log.marks.computed.items():
+    for name, text in log.training.computed.items():
         yield (
             f"{name} is computed from the steps that were done: {text}; the framework's own summary, of other steps, "
             f"says {log.summary.get(name, '')}"
@@ -215,9 +221,9 @@ def _why_unfit(metric: Metric) -> str:
     return "it is not a finite number" if metric.value is None else "a throughput is above 0"
 
 
-def number_of_file(rule: ResultRule, read: Read | None, log: LogMonitor) -> Number:
+def number_from_file(rule: ResultRule, read: FileResults | None, log: LogMonitor) -> Number:
     """Return the numbers of the results file; where some are none, the others are results all the same."""
-    read = read or Read(problem=f"the run wrote no {rule.file}")
+    read = read or FileResults(problem=f"the run wrote no {rule.file}")
     if read.problem:
         return Number(cause=Cause.NO_METRIC, reason=read.problem, evidence=log.best_error_line)
     text = _without(read.metrics, rule.file)
@@ -226,22 +232,22 @@ def number_of_file(rule: ResultRule, read: Read | None, log: LogMonitor) -> Numb
     return Number(metrics=read.metrics, findings=(*([text] if text else []), *read.notes))
 
 
-def last_step(asked: Expected, log: LogMonitor) -> int | None:
+def last_step(expected: Expected, log: LogMonitor) -> int | None:
     """Return the last step of the training that the log ends with; numbers above those asked for are none of its."""
     if (reach := log.steps.reach()) is None:
         return None
     last = reach[1] if log.restarted_at is None else log.last_step
-    if asked.steps is None or last <= asked.steps:
+    if expected.steps is None or last <= expected.steps:
         return last
-    return max((n for n in log.steps.numbers() if n <= asked.steps), default=None)
+    return max((n for n in log.steps.numbers() if n <= expected.steps), default=None)
 
 
-def no_step(asked: Expected, log: LogMonitor) -> str:
+def no_step(expected: Expected, log: LogMonitor) -> str:
     """Return that a log has no step of those asked for, in words."""
     reach = log.steps.reach()
     if reach is None:
         return "the log has no training step"
-    return f"the log has no training step up to the {asked.steps} asked for: its steps begin with {reach[0]}"
+    return f"the log has no training step up to the {expected.steps} asked for: its steps begin with {reach[0]}"
 
 
 def shown(text: str) -> str:
@@ -249,28 +255,28 @@ def shown(text: str) -> str:
     return shortened(text.strip(), 60)
 
 
-def _unread(asked: Expected, log: LogMonitor) -> str:
+def _unread(expected: Expected, log: LogMonitor) -> str:
     """Return that the steps say their number as text that is none, "" where they do not."""
-    odd = log.marks.unread.get(asked.rule.headline)
-    return f"'{shown(odd)}' is no number, which the steps report as {asked.rule.headline.label}" if odd else ""
+    odd = log.training.unread.get(expected.rule.headline)
+    return f"'{shown(odd)}' is no number, which the steps report as {expected.rule.headline.label}" if odd else ""
 
 
-def _no_window(asked: Expected, log: LogMonitor) -> str:
-    if (last := last_step(asked, log)) is None:
-        return no_step(asked, log)
-    if asked.rule.headline not in log.steps.quantities():
-        return f"no step reports {asked.rule.headline.label}"
-    return f"no step is left after {asked.warmup_steps} steps of warm-up (the last was step {last})"
+def _no_window(expected: Expected, log: LogMonitor) -> str:
+    if (last := last_step(expected, log)) is None:
+        return no_step(expected, log)
+    if expected.rule.headline not in log.steps.quantities():
+        return f"no step reports {expected.rule.headline.label}"
+    return f"no step is left after {expected.warmup_steps} steps of warm-up (the last was step {last})"
 
 
-def _no_number(asked: Expected, log: LogMonitor) -> str:
+def _no_number(expected: Expected, log: LogMonitor) -> str:
     """Return that steps after the warm-up report what is no number, "" where there are none."""
-    curve, last = log.steps.curve(asked.rule.headline), last_step(asked, log)
-    begin = log.steps.begin + asked.warmup_steps
+    curve, last = log.steps.curve(expected.rule.headline), last_step(expected, log)
+    begin = log.steps.begin + expected.warmup_steps
     steady = [value for n, value in zip(curve.ns, curve.values, strict=True) if begin <= n <= (last or 0)]
     if not any(not usable(value) for value in steady):
         return ""
-    return f"no {asked.rule.headline.label} of the steps after the warm-up is a finite number"
+    return f"no {expected.rule.headline.label} of the steps after the warm-up is a finite number"
 
 
 def _without(metrics: tuple[Metric, ...], file: str) -> str:

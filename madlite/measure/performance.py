@@ -191,8 +191,8 @@ def _read_at(text: str, begin: int) -> tuple[str, str] | None:
 
 def _last(before: tuple[str, str] | None, text: str) -> str:
     """Return the last number; of one that is there again with other digits the first."""
-    told = before[0] if before else ""
-    return told if told and (_rounds_to(told, text) or _rounds_to(text, told)) else text
+    before_text = before[0] if before else ""
+    return before_text if before_text and (_rounds_to(before_text, text) or _rounds_to(text, before_text)) else text
 
 
 def _rounds_to(number: str, text: str) -> bool:

@@ -161,7 +161,7 @@ class Steps:
         """Return the ranks that a phase's lines name."""
         return tuple(sorted(rank for at, rank in self._series if at == phase and rank is not None))
 
-    def told(self, phase: Phase = "train") -> dict[int, int]:
+    def counts(self, phase: Phase = "train") -> dict[int, int]:
         """Return how many steps of a phase each rank reported, of the ranks that lines name."""
         return {rank: len(self._series[phase, rank].ns) for rank in self.ranks(phase)}
 
@@ -175,9 +175,9 @@ class Steps:
 
     def curve(self, quantity: Quantity) -> Curve:
         """Return one quantity over the training steps."""
-        told = [series.points(quantity) for series in self._of("train") if quantity in series.columns]
+        series_points = [series.points(quantity) for series in self._of("train") if quantity in series.columns]
         ns, values = array("q"), array("d")
-        for n, points in groupby(heapq.merge(*told), itemgetter(0)):
+        for n, points in groupby(heapq.merge(*series_points), itemgetter(0)):
             of_ranks = [value for _, value in points]
             ns.append(n)
             values.append(sum(of_ranks) / len(of_ranks))
@@ -185,8 +185,8 @@ class Steps:
 
     def of_ranks(self, quantity: Quantity) -> dict[int, Iterator[tuple[int, float]]]:
         """Return number and value of each rank's training steps, of the ranks that lines name and that report it."""
-        told = {rank: self._series["train", rank] for rank in self.ranks()}
-        return {rank: series.points(quantity) for rank, series in told.items() if quantity in series.columns}
+        series_of = {rank: self._series["train", rank] for rank in self.ranks()}
+        return {rank: series.points(quantity) for rank, series in series_of.items() if quantity in series.columns}
 
     @property
     def is_shared(self) -> bool:
@@ -201,13 +201,13 @@ class Steps:
         plain._first, plain._latest, plain._restarts = self._first, self._latest, self._restarts
         return plain
 
-    def is_otherwise(self, step: Step) -> bool:
+    def repeats_with_other_values(self, step: Step) -> bool:
         """Say whether its rank reported the same quantities of a training step before, and another value of one.
 
         A line that is there twice has the same values; another rank's, which no label tells apart, mostly has others.
         """
         series = self._series.get(("train", step.rank))
-        return series is not None and isinstance(step.n, int) and series.is_otherwise(step.n, step.values)
+        return series is not None and isinstance(step.n, int) and series.repeats_with_other_values(step.n, step.values)
 
     def _of(self, phase: Phase) -> list[_StepSeries]:
         return [series for (at, _), series in self._series.items() if at == phase]
@@ -230,7 +230,7 @@ class _StepSeries:
         self._top: int | None = None  # the highest number since the training was started last
         self._before = -_FURTHEST  # the highest number before that
         self.columns: dict[Quantity, tuple[array[float], int]] = {}  # with the bit that says which rows have it
-        self._told = array("Q")
+        self._present = array("Q")
         self._earlier, self._again = 0, 0  # rows before the training was started again last, and how many came again
         self._rows: dict[int, int] | None = None  # number → row, once a new step came before an older one
 
@@ -242,11 +242,11 @@ class _StepSeries:
         row = self._find(n)
         if row is None:
             row = self._append(n)
-        told = 0
+        present = 0
         for (column, bit), number in cells:
             column[row] = number
-            told |= bit
-        self._told[row] |= told
+            present |= bit
+        self._present[row] |= present
         return row
 
     def note(self, row: int, t_s: float) -> bool:
@@ -288,14 +288,14 @@ class _StepSeries:
     def points(self, quantity: Quantity) -> Iterator[tuple[int, float]]:
         """Yield number and value of the steps that have the quantity, in order."""
         column, bit = self.columns[quantity]
-        return ((self.ns[row], column[row]) for row in self.order() if self._told[row] & bit)
+        return ((self.ns[row], column[row]) for row in self.order() if self._present[row] & bit)
 
     def values(self, row: int) -> dict[Quantity, float]:
         """Return what one step has."""
-        told = self._told[row]
-        return {quantity: column[row] for quantity, (column, bit) in self.columns.items() if told & bit}
+        present = self._present[row]
+        return {quantity: column[row] for quantity, (column, bit) in self.columns.items() if present & bit}
 
-    def is_otherwise(self, n: int, values: dict[Quantity, float]) -> bool:
+    def repeats_with_other_values(self, n: int, values: dict[Quantity, float]) -> bool:
         """Say whether a step is here with the same quantities, of which one has another value."""
         row = self._find(n) if self.ns else None
         if row is None or not values:
@@ -326,7 +326,7 @@ class _StepSeries:
         row = len(self.ns)
         self.ns.append(n)
         self.times.append(math.nan)
-        self._told.append(0)
+        self._present.append(0)
         for column, _ in self.columns.values():
             column.append(0.0)
         if self._rows is not None:

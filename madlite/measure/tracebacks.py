@@ -64,7 +64,7 @@ class RaisedError(Value, frozen=True):
     `by_launcher` where a launcher raises it because its workers failed; `of_import` where a package is missing, which
     many programs do without; `handled` where another exception came while it was handled.  `again` is the place where
     it came last, where it came more than once; `more` the next line of a message whose first line ends with a colon.
-    `holds` where its message is what ranks raised, each with its own traceback.
+    `wraps_ranks` where its message is what ranks raised, each with its own traceback.
     """
 
     at: int
@@ -76,7 +76,7 @@ class RaisedError(Value, frozen=True):
     handled: bool = False
     again: int = 0
     more: str = ""
-    holds: bool = False
+    wraps_ranks: bool = False
 
 
 class _Open:
@@ -113,7 +113,7 @@ class _Open:
             self.own_frame = self.frame
 
     @property
-    def whose(self) -> int | None:
+    def owner(self) -> int | None:
         return self.task if self.rank is None and self.labelled else self.rank
 
 
@@ -126,7 +126,9 @@ class TracebackScan:
         self.begun = ""  # the first line by which a traceback begins
         self._keys: list[str] = []  # of each that was raised, the shape of its label
         self._open: dict[str, _Open] = {}
-        self._said: dict[int, _Open] = {}  # place of an exception → its traceback, until the next line of its message
+        self._unfinished: dict[
+            int, _Open
+        ] = {}  # place of an exception → its traceback, until the next line of its message
         self._survived: set[str] = set()  # shapes of labels whose last traceback ended nothing
         self._spawned: dict[str, int] = {}  # shape of a label → the process whose traceback comes next
         self._aside: dict[str, int] = {}  # of how many lines the next may begin a traceback that ends nothing
@@ -136,7 +138,7 @@ class TracebackScan:
         text, at = block.text, 0
         marked = any(mark in text for mark in _MARKS)
         while at < len(text):
-            if not self._open and not self._aside and not self._said:
+            if not self._open and not self._aside and not self._unfinished:
                 found = _BEGIN.search(text, at) if marked else None
                 if found is None:
                     return
@@ -150,8 +152,8 @@ class TracebackScan:
         if not line.strip():  # between the redrawings of a bar there are more or fewer, as the log comes in
             return
         begins = _BEGIN.search(line)
-        if self._said:
-            self._read_on(line, ends=begins is not None)
+        if self._unfinished:
+            self._continue_message(line, ends=begins is not None)
         if begins is not None:
             label = line[: begins.start()]
             self._start(begins[0], label if len(label) <= _LONGEST else "", line)
@@ -189,19 +191,19 @@ class TracebackScan:
                 self._open[key] = _Open(label, aside=True)
             return
         self._survived.discard(key)
-        told = _OF_OTHERS.search(line)
-        if told is not None:
-            self._hold(key)
+        other_rank = _OF_OTHERS.search(line)
+        if other_rank is not None:
+            self._mark_wrapper(key)
             key += "\0"  # what it tells of them tells of nobody else
         spawned = self._spawned.pop(key, None) if rank_in(label) is None else None
-        self._open[key] = _Open(label, int(told[1]) if told else spawned)
+        self._open[key] = _Open(label, int(other_rank[1]) if other_rank else spawned)
         self.begun = self.begun or line
 
-    def _hold(self, key: str) -> None:
+    def _mark_wrapper(self, key: str) -> None:
         """Note that the last exception of a label tells what ranks raised."""
         place = next((n for n in reversed(range(len(self._keys))) if self._keys[n] == key), None)
         if place is not None:
-            self.raised[place] = replace(self.raised[place], holds=True)
+            self.raised[place] = replace(self.raised[place], wraps_ranks=True)
 
     def _handled(self, key: str) -> None:
         """Note that the last exception was handled; a logger's label may be before another line of its message."""
@@ -234,7 +236,7 @@ class TracebackScan:
             if one.aside or (_ORPHAN.match(text) and _READS_PARENT in one.frame):
                 self._ignore(at)
             else:
-                self._keep(at, text.strip(), one, key)
+                self._add(at, text.strip(), one, key)
         elif one.lines > _LOST:
             del self._open[key]
 
@@ -242,14 +244,14 @@ class TracebackScan:
         if len(self.ignored) < _MOST_IGNORED:
             self.ignored.add(at)
 
-    def _read_on(self, line: str, *, ends: bool) -> None:
+    def _continue_message(self, line: str, *, ends: bool) -> None:
         """Take the next line of a message that goes on: of the same label, and where it has none the very next."""
-        for at, one in list(self._said.items()):
+        for at, one in list(self._unfinished.items()):
             text = without_logger(line) if one.label is None or not one.labelled else one.after_label(line)
             one.waited += 1
             if not (text or "").strip() and one.waited <= _MIXED:  # another rank's, or a blank one of its own
                 continue
-            del self._said[at]
+            del self._unfinished[at]
             if text and not ends and not LABEL.match(text) and not _FOREIGN.match(text):
                 self.raised = [_with_more(other, text.strip()) if other.at == at else other for other in self.raised]
 
@@ -267,8 +269,8 @@ class TracebackScan:
         if place is not None:
             self.raised[place] = replace(self.raised[place], again=at)
 
-    def _keep(self, at: int, text: str, one: _Open, key: str) -> None:
-        rank = one.whose
+    def _add(self, at: int, text: str, one: _Open, key: str) -> None:
+        rank = one.owner
         same = next((n for n, other in enumerate(self.raised) if other.rank == rank and other.line == text), None)
         if same is not None and self.raised[same].handled:  # this time nobody handled it
             del self.raised[same], self._keys[same]
@@ -287,7 +289,7 @@ class TracebackScan:
         )
         self._keys.append(key)
         if text.endswith(":"):
-            self._said[at] = one
+            self._unfinished[at] = one
 
 
 def _with_more(raised: RaisedError, more: str) -> RaisedError:

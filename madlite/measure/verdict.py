@@ -14,15 +14,15 @@ from msgspec.structs import replace
 
 from madlite.measure.checks import config as ending
 from madlite.measure.checks import figures, losses, place, table
-from madlite.measure.checks.config import config, exit_words
+from madlite.measure.checks.config import config, exit_text
 from madlite.measure.checks.table import CheckInput, CheckResult, Expected, Observation
 from madlite.measure.compute import compute_findings, count_compute
-from madlite.measure.monitor import LogMonitor, asked_steps
-from madlite.measure.number import last_step, number_of_file, number_of_line, number_of_steps
+from madlite.measure.monitor import LogMonitor, expected_steps
+from madlite.measure.number import last_step, number_from_file, number_from_line, number_from_steps
 from madlite.measure.window import steady_window
 from madlite.model import Cause, Check, Compute, Metric, ResultRule, RunPlan, Status, Value, Variant, Window
 
-__all__ = ["Expected", "Observation", "Verdict", "asked_steps"]
+__all__ = ["Expected", "Observation", "Verdict", "expected_steps"]
 
 # Run every check, in the order in which they explain a failure.
 
@@ -51,26 +51,26 @@ CHECKS: tuple[CheckFunction, ...] = (
 )
 
 
-def collect(known: CheckInput) -> tuple[CheckResult, ...]:
+def run_all_checks(run: CheckInput) -> tuple[CheckResult, ...]:
     """Return the result of each check."""
-    said = tuple(ask(known) for ask in (CHECKS if known.ran else _OUTSIDE))
-    return said if first_failed(said) is None else tuple(place.of_failure(one, known) for one in said)
+    results = tuple(check(run) for check in (CHECKS if run.ran else _OUTSIDE))
+    return results if first_failed(results) is None else tuple(place.for_failed_run(one, run) for one in results)
 
 
-def of_training(known: CheckInput) -> tuple[CheckResult, ...]:
+def run_log_checks(run: CheckInput) -> tuple[CheckResult, ...]:
     """Return the results of the checks that need a training's log alone, whatever ran it and however it ended."""
-    asked = (losses.loss, ending.end_of_steps, figures.metric, figures.summary, losses.loss_trend, place.memory)
-    return tuple(ask(known) for ask in asked)
+    checks = (losses.loss, ending.end_of_steps, figures.metric, figures.summary, losses.loss_trend, place.memory)
+    return tuple(check(run) for check in checks)
 
 
-def first_failed(said: Iterable[CheckResult]) -> CheckResult | None:
+def first_failed(results: Iterable[CheckResult]) -> CheckResult | None:
     """Return the failed check that decides the verdict; None where none makes the run a failure."""
-    return next((one for one in said if one.row.status == "fail"), None)
+    return next((one for one in results if one.row.status == "fail"), None)
 
 
-def warning_texts(said: Iterable[CheckResult]) -> tuple[str, ...]:
+def warning_texts(results: Iterable[CheckResult]) -> tuple[str, ...]:
     """Return why a success is suspect, a sentence each."""
-    return tuple(one.text for one in said if one.row.status == "warn")
+    return tuple(one.text for one in results if one.row.status == "warn")
 
 
 SHOWN = 3  # lines with error patterns
@@ -95,33 +95,35 @@ class Verdict(Value, frozen=True):
     compute: Compute | None = None
 
 
-def judge(plan: RunPlan, seen: Observation, log: LogMonitor) -> Verdict:
+def judge(plan: RunPlan, observed: Observation, log: LogMonitor) -> Verdict:
     """Return the verdict of a run that was started."""
-    if seen.skipped and seen.stopped is Cause.NONE:
+    if observed.skipped and observed.stopped is Cause.NONE:
         return Verdict(status=Status.SKIPPED, reason="the model was not run (--skip-model-run)")
-    asked = _asked(plan, log)
-    if asked.rule.kind == "steps":
-        return _judge_steps(asked, log, plan, seen)
-    if asked.rule.kind == "multiple_results":
-        number = number_of_file(asked.rule, seen.results, log)
+    expected = _expected_of(plan, log)
+    if expected.rule.kind == "steps":
+        return _judge_steps(expected, log, plan, observed)
+    if expected.rule.kind == "multiple_results":
+        number = number_from_file(expected.rule, observed.results, log)
     else:
-        number = number_of_line(log)
-    return _verdict(CheckInput(asked=asked, log=log, number=number, plan=plan, seen=seen))
+        number = number_from_line(log)
+    return _verdict(CheckInput(expected=expected, log=log, number=number, plan=plan, observed=observed))
 
 
-def judge_steps(asked: Expected, log: LogMonitor) -> Verdict:
+def judge_steps(expected: Expected, log: LogMonitor) -> Verdict:
     """Return the verdict of a log by its training steps."""
-    return _judge_steps(asked, log)
+    return _judge_steps(expected, log)
 
 
 def _judge_steps(
-    asked: Expected, log: LogMonitor, plan: RunPlan | None = None, seen: Observation | None = None
+    expected: Expected, log: LogMonitor, plan: RunPlan | None = None, observed: Observation | None = None
 ) -> Verdict:
-    window = steady_window(log.steps, asked.rule.headline, asked.warmup_steps, last_step(asked, log))
-    number = number_of_steps(asked, log, window)
+    window = steady_window(log.steps, expected.rule.headline, expected.warmup_steps, last_step(expected, log))
+    number = number_from_steps(expected, log, window)
     compute = count_compute(plan, log.steps, window) if plan is not None and window is not None else None
     return _verdict(
-        CheckInput(asked=asked, log=log, number=number, plan=plan, seen=seen, window=window, compute=compute)
+        CheckInput(
+            expected=expected, log=log, number=number, plan=plan, observed=observed, window=window, compute=compute
+        )
     )
 
 
@@ -130,9 +132,9 @@ def judge_line(log: LogMonitor) -> Verdict:
 
     What else it says makes the number doubtful at most: of several trainings nobody knows which of them it is of.
     """
-    number = number_of_line(log)
-    known = CheckInput(
-        asked=Expected(rule=ResultRule(kind="performance_line", loss_expected=False)), log=log, number=number
+    number = number_from_line(log)
+    run = CheckInput(
+        expected=Expected(rule=ResultRule(kind="performance_line", loss_expected=False)), log=log, number=number
     )
     status = Status.SUCCESS if number.cause is Cause.NONE else Status.FAILURE
     return Verdict(
@@ -142,34 +144,34 @@ def judge_line(log: LogMonitor) -> Verdict:
         evidence=number.evidence,
         metrics=number.metrics,
         findings=number.findings,
-        suspect=warning_texts(of_training(known)) if status is Status.SUCCESS else (),
+        suspect=warning_texts(run_log_checks(run)) if status is Status.SUCCESS else (),
     )
 
 
 def launcher_failure(log: LogMonitor, window: Window | None = None) -> Verdict:
     """Return the verdict of a log whose launcher says that it failed, whatever exit code came out."""
-    words = f"the training's launcher says that it failed{_rule_words(log)}"
+    words = f"the training's launcher says that it failed{_rule_text(log)}"
     return Verdict(status=Status.FAILURE, cause=Cause.EXIT_CODE, reason=words, evidence=log.fatal_line, window=window)
 
 
-def _verdict(known: CheckInput) -> Verdict:
+def _verdict(run: CheckInput) -> Verdict:
     """Run all checks, and return what follows from their results."""
-    said = collect(known)
-    number, failed = known.number, first_failed(said)
-    suspect = warning_texts(said)
-    told = compute_findings(known.compute) if known.compute else ()
+    results = run_all_checks(run)
+    number, failed = run.number, first_failed(results)
+    suspect = warning_texts(results)
+    compute_texts = compute_findings(run.compute) if run.compute else ()
     verdict = Verdict(
         status=Status.SUCCESS,
         evidence=number.evidence,
-        window=known.window if known.ran else None,
+        window=run.window if run.ran else None,
         metrics=number.metrics,
-        findings=(*number.findings, *(text for text in told if text not in suspect)),
-        checks=tuple(one.check for one in said),
-        compute=known.compute,
+        findings=(*number.findings, *(text for text in compute_texts if text not in suspect)),
+        checks=tuple(one.check for one in results),
+        compute=run.compute,
     )
     if failed is not None:
-        return _failed(verdict, failed, known)
-    return replace(verdict, suspect=suspect) if known.elsewhere is None else _on_another_node(verdict, known.elsewhere)
+        return _failed(verdict, failed, run)
+    return replace(verdict, suspect=suspect) if run.other_node is None else _on_another_node(verdict, run.other_node)
 
 
 def _on_another_node(verdict: Verdict, node: int) -> Verdict:
@@ -178,68 +180,72 @@ def _on_another_node(verdict: Verdict, node: int) -> Verdict:
     return replace(verdict, status=Status.SKIPPED, reason=words, evidence="", metrics=(), findings=())
 
 
-def _failed(verdict: Verdict, failed: CheckResult, known: CheckInput) -> Verdict:
+def _failed(verdict: Verdict, failed: CheckResult, run: CheckInput) -> Verdict:
     """Return a failure; findings are of its number, so they are told where the number is all that failed."""
-    kept, evidence = _kept(failed, known), failed.evidence
-    findings = verdict.findings if failed.row in (table.NO_RESULT, table.PATTERN) else ()
+    kept, evidence = _kept(failed, run), failed.evidence
+    findings = verdict.findings if failed.row in (table.INVALID_NUMBER, table.PATTERN) else ()
     if failed.row is table.PATTERN:
-        findings, (_, evidence) = (*findings, _HARMLESS), suspicion(known.log)
+        findings, (_, evidence) = (*findings, _HARMLESS), matched_error_patterns(run.log)
     return replace(
         verdict,
         status=Status.FAILURE,
         cause=failed.cause,
-        reason=_reason(failed, known),
+        reason=_reason(failed, run),
         evidence=evidence,
         metrics=kept,
         findings=findings,
     )
 
 
-def _kept(failed: CheckResult, known: CheckInput) -> tuple[Metric, ...]:
+def _kept(failed: CheckResult, run: CheckInput) -> tuple[Metric, ...]:
     """Return the results that a failure's rows have: those that are none themselves, or one beside an error pattern.
 
     Of several results beside an error none is taken over: nobody can say which of them the error belongs to.
     """
-    metrics = known.number.metrics
-    if failed.row is table.NO_RESULT:
+    metrics = run.number.metrics
+    if failed.row is table.INVALID_NUMBER:
         return metrics
-    if failed.row is table.PATTERN and known.asked.rule.kind == "performance_line":
+    if failed.row is table.PATTERN and run.expected.rule.kind == "performance_line":
         return tuple(replace(metric, status=Status.FAILURE, cause=failed.cause) for metric in metrics)
     return ()
 
 
-def _reason(failed: CheckResult, known: CheckInput) -> str:
+def _reason(failed: CheckResult, run: CheckInput) -> str:
     """Return why a run failed; a rule that matched a line of its log may tell more."""
-    if failed.row is table.ENDED_ILL and known.seen and known.seen.exit:
-        return f"the workload failed: {exit_words(known.seen)}{_rule_words(known.failing_log)}"
+    if failed.row is table.EXIT_NONZERO and run.observed and run.observed.exit:
+        return f"the workload failed: {exit_text(run.observed)}{_rule_text(run.failure_log)}"
     if failed.row is table.LAUNCHER_FAILED:
-        return launcher_failure(known.log).reason
+        return launcher_failure(run.log).reason
     if failed.row is table.PATTERN:
-        several = known.asked.rule.kind == "multiple_results"
-        kept = f"no result of {known.asked.rule.file} is taken over" if several else "the number stays in the row"
-        return f"the log has the {suspicion(known.log)[0]}, though the script ended with exit code 0 ({kept})"
+        several = run.expected.rule.kind == "multiple_results"
+        kept = f"no result of {run.expected.rule.file} is taken over" if several else "the number stays in the row"
+        return (
+            f"the log has the {matched_error_patterns(run.log)[0]}, though the script ended with exit code 0 ({kept})"
+        )
     return failed.text
 
 
-def suspicion(log: LogMonitor) -> tuple[str, str]:
+def matched_error_patterns(log: LogMonitor) -> tuple[str, str]:
     """Return the error patterns of a log in words and the first lines that have them; "" where it has none."""
-    suspects = log.suspects
-    names = ("error patterns " if len(suspects) > 1 else "error pattern ") + ", ".join(map(repr, suspects))
-    return (names, " | ".join(islice(suspects.values(), SHOWN))) if suspects else ("", "")
+    matched_patterns = log.matched_patterns
+    names = ("error patterns " if len(matched_patterns) > 1 else "error pattern ") + ", ".join(
+        map(repr, matched_patterns)
+    )
+    return (names, " | ".join(islice(matched_patterns.values(), SHOWN))) if matched_patterns else ("", "")
 
 
-def _rule_words(log: LogMonitor) -> str:
+def _rule_text(log: LogMonitor) -> str:
     hint = f"; {log.rule.hint}" if log.rule and log.rule.hint else ""
     return f" ({log.rule.cause}){hint}" if log.rule else ""
 
 
-def _asked(plan: RunPlan, log: LogMonitor) -> Expected:
+def _expected_of(plan: RunPlan, log: LogMonitor) -> Expected:
     """Return what the plan asks for; how many steps there are to be may be the trainer's own word alone."""
     variant = plan.variant or Variant(model=plan.card.name)
     return Expected(
         rule=plan.result_rule,
         warmup_steps=variant.warmup_steps,
-        steps=variant.steps if variant.steps is not None else asked_steps(log.config),
+        steps=variant.steps if variant.steps is not None else expected_steps(log.config),
         columns=result_columns(plan, variant),
     )
 

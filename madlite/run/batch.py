@@ -353,10 +353,10 @@ class Batch:
         with Run(one, self._plugins, self._screen, secrets, self._clock, environ) as run, self._stoppable(run):
             writer = ResultWriter(one, self._options, self._screen, run.mask)
             try:
-                result = writer.write(run.run(), run.state.follower.steps, run.folder)
+                result = writer.write(run.run(), run.state.monitor.steps, run.folder)
             except Exception as error:  # noqa: BLE001 - told by the caller, once the row and the rest are safe
                 bug = error
-                result = writer.write(run.broken(error), run.state.follower.steps, run.folder)
+                result = writer.write(run.broken(error), run.state.monitor.steps, run.folder)
             run.progress.ended(result)
             return result, writer.saved, bug
 

@@ -17,7 +17,7 @@ from madlite.images.image import docker_builder
 from madlite.measure.lines import image_lines
 from madlite.model import Image, ImageUsed, Login, Say, Value
 from madlite.plan.manifest import BuiltImage, FailedBuild
-from madlite.run.build_jobs import BuildJob, tell_apart
+from madlite.run.build_jobs import BuildJob, make_names_unique
 from madlite.run.log import RunLog
 from madlite.run.stop import Signals
 from madlite.secrets import Redactor, collect, spelled_out
@@ -87,7 +87,7 @@ def build_all(
         NoEngine: nothing can be built; nothing was.
     """
     begun = clock()
-    jobs = tell_apart(jobs, workspace)
+    jobs = make_names_unique(jobs, workspace)
     batch = _Batch(workspace, secrets_of_jobs(jobs, environ), screen)
 
     def build() -> None:

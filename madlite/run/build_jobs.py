@@ -64,15 +64,17 @@ def plan_builds(request: Request, inputs: BuildInputs, batch: BatchEntry | None 
         UsageProblem: `--use-image auto`, and the card names no image.
     """
     card = request.card
-    foreign = _named(card, inputs.use_image) or inputs.target.context.known.MAD_CONTAINER_IMAGE or ""
-    if foreign or not card.dockerfile:
-        by_context = NO_DOCKERFILE if foreign and not inputs.use_image else ""
-        entry = BuiltImage(request=request, docker_image=foreign or card.image, dockerfile=by_context, local_image=True)
+    given_image = _image_in_use(card, inputs.use_image) or inputs.target.context.known.MAD_CONTAINER_IMAGE or ""
+    if given_image or not card.dockerfile:
+        by_context = NO_DOCKERFILE if given_image and not inputs.use_image else ""
+        entry = BuiltImage(
+            request=request, docker_image=given_image or card.image, dockerfile=by_context, local_image=True
+        )
         return [BuildJob(entry=entry)]
     workspace = inputs.options.workspace
     found = find_dockerfiles(card, dockerfile_context(inputs.machine, inputs.target.context, workspace))
     if batch is not None and not batch.build_new:
-        return [BuildJob(entry=_elsewhere(request, found, batch, inputs))]
+        return [BuildJob(entry=_prebuilt_entry(request, found, batch, inputs))]
     if not found.fitting:
         return [BuildJob(entry=BuiltImage(request=request, docker_image=""), problem=missing_image(card, found))]
     registry = (batch.registry if batch is not None else "") or inputs.registry
@@ -80,7 +82,7 @@ def plan_builds(request: Request, inputs: BuildInputs, batch: BatchEntry | None 
     return [_job(request, dockerfile, arch, registry, inputs) for dockerfile in found.fitting for arch in architectures]
 
 
-def _named(card: Card, use_image: str) -> str:
+def _image_in_use(card: Card, use_image: str) -> str:
     """Return the image to use instead of building, or nothing."""
     if use_image != AUTO:
         return use_image
@@ -107,14 +109,14 @@ def _job(request: Request, dockerfile: Dockerfile, architecture: str, registry: 
     entry = replace(
         _entry(request, dockerfile.path, image.ref, options.workspace),
         base_docker=image.base,
-        build_command=build_words(image, options.workspace),
+        build_command=build_command_text(image, options.workspace),
         gpu_architecture=architecture or str(context.known.docker_build_arg.get(ARCHITECTURE, "")),
         registry=registry,
     )
     return BuildJob(entry=entry, image=image)
 
 
-def _elsewhere(request: Request, found: FoundDockerfiles, batch: BatchEntry, inputs: BuildInputs) -> BuiltImage:
+def _prebuilt_entry(request: Request, found: FoundDockerfiles, batch: BatchEntry, inputs: BuildInputs) -> BuiltImage:
     """Return the entry of an image that was built before, as madengine 2 makes it up."""
     card = request.card
     path = found.fitting[0].path if found.fitting else card.root / f"{card.dockerfile}.Dockerfile"
@@ -148,7 +150,7 @@ def vendor_of(dockerfile: Path) -> str:
     return "" if bool(amd) == bool(nvidia) else "AMD" if amd else "NVIDIA"
 
 
-def build_words(image: Image, workspace: Path) -> str:
+def build_command_text(image: Image, workspace: Path) -> str:
     """Return the command that builds an image, paths from the working folder on."""
     return shlex.join(word.replace(f"{workspace}/", "") for word in build_command(image))
 
@@ -156,7 +158,7 @@ def build_words(image: Image, workspace: Path) -> str:
 # Names of the images of one command: MAD's, which can be the same for two cards, told apart.
 
 
-def tell_apart(jobs: Iterable[BuildJob], workspace: Path) -> list[BuildJob]:
+def make_names_unique(jobs: Iterable[BuildJob], workspace: Path) -> list[BuildJob]:
     """Return the jobs, each image under a name of its own.
 
     Cards `A` and `a`, or `a/b` and `a_b`, have the same name in MAD: the image of the later one ends with `-2`, unless
@@ -193,4 +195,4 @@ def _renamed(job: BuildJob, name: str, workspace: Path) -> BuildJob:
         return replace(job, entry=entry)
     registry = job.image.registry and job.image.registry.removesuffix(before) + name
     image = replace(job.image, ref=name, registry=registry)
-    return replace(job, image=image, entry=replace(entry, build_command=build_words(image, workspace)))
+    return replace(job, image=image, entry=replace(entry, build_command=build_command_text(image, workspace)))

@@ -23,7 +23,7 @@ from madlite.run.screen import Planned
 
 # What speaks against a batch before anything of it starts: the backends' and the plugins' checks, and gated assets.
 
-_ANYWAY = "--no-lint starts it all the same"
+_NO_LINT_HINT = "--no-lint starts it all the same"
 
 
 def check_plans(
@@ -48,35 +48,35 @@ def keep_refused(planned: Sequence[Planned], refused: Sequence[Sequence[Finding]
     """
     pairs = list(zip(planned, refused, strict=True))
     failures = [
-        (card_or_run(one.plan, planned) + finding.message, one_hint(finding.hint, _ANYWAY))
+        (card_or_run(one.plan, planned) + finding.message, one_hint(finding.hint, _NO_LINT_HINT))
         for one, findings in pairs
-        for finding in _asked_for(one, findings, plugins)
+        for finding in _caused_by_options(one, findings, plugins)
     ]
     if failures:
         raise CheckFailed.of_all(failures)
-    return [_kept(one, findings) for one, findings in pairs]
+    return [_blocked(one, findings) for one, findings in pairs]
 
 
-def _asked_for(one: Planned, findings: Sequence[Finding], plugins: Plugins) -> Sequence[Finding]:
+def _caused_by_options(one: Planned, findings: Sequence[Finding], plugins: Plugins) -> Sequence[Finding]:
     """Return what of a plan's findings its card has by what the command asked for alone; a token nobody asks for."""
     own = tuple(_token_findings(one, plugins))
-    if not (asked := [finding for finding in findings if finding not in own]):
+    if not (requested := [finding for finding in findings if finding not in own]):
         return ()
     try:
-        known = {finding.message for plan in one.unasked() for finding in find_findings(plan, plugins)}
+        baseline = {finding.message for plan in one.without_options() for finding in find_findings(plan, plugins)}
     except MadliteError:  # what was asked for is what makes a plan possible
-        return asked
-    return [finding for finding in asked if finding.message not in known]
+        return requested
+    return [finding for finding in requested if finding.message not in baseline]
 
 
-def _kept(one: Planned, findings: Sequence[Finding]) -> Planned:
+def _blocked(one: Planned, findings: Sequence[Finding]) -> Planned:
     if not findings or one.plan.blocked is not None:
         return one
     blocked = Blocked(
         status=Status.FAILURE,
         cause=Cause.PREPARE,
         reason="; ".join(dict.fromkeys(finding.message for finding in findings)),
-        hint=one_hint(*dict.fromkeys(finding.hint for finding in findings), _ANYWAY),
+        hint=one_hint(*dict.fromkeys(finding.hint for finding in findings), _NO_LINT_HINT),
     )
     return replace(one, plan=replace(one.plan, blocked=blocked))
 
@@ -114,8 +114,8 @@ def card_or_run(plan: RunPlan, planned: Sequence[Planned]) -> str:
     if len({(one.plan.card.name, one.plan.variant) for one in planned}) < 2:
         return ""
     variant = plan.variant
-    words = (plan.card.name, variant.mode, variant.precision) if variant else (plan.card.name,)
-    return f"{' '.join(filter(None, words))}: "
+    text = (plan.card.name, variant.mode, variant.precision) if variant else (plan.card.name,)
+    return f"{' '.join(filter(None, text))}: "
 
 
 def _findings(one: Planned, plugins: Plugins) -> Iterator[Finding]:
@@ -173,7 +173,7 @@ def why_unreachable(endpoint: str) -> str:
 _MOST = 8  # settings that a hint names
 
 
-class Asking(Value, frozen=True):
+class CommandInputs(Value, frozen=True):
     """One command for one card: the card with its tag, the context and the options."""
 
     request: Request
@@ -181,7 +181,7 @@ class Asking(Value, frozen=True):
     options: Options
 
 
-Plans = Callable[[Asking], Sequence[Rendering]]
+Plans = Callable[[CommandInputs], Sequence[Rendering]]
 """Makes the plans of a command, without touching anything; raises UsageProblem where it is refused."""
 
 
@@ -195,39 +195,41 @@ def refuse_without_effect(
     Raises:
         UsageProblem: a value only relabels.
     """
-    asking = Asking(request=given.request, context=given.context, options=given.options)
+    command_inputs = CommandInputs(request=given.request, context=given.context, options=given.options)
     sources = layers(given.request, given.context, given.options, rendered=bool(given.draft.templates))
-    said = replace(given.request, settings=asked_values(sources), origins=asked_origins(sources))
-    asked = [
-        key for key in ROW_KEYS if key in said.origins and key not in (*given.draft.settings, *given.draft.declared)
+    named_request = replace(given.request, settings=asked_values(sources), origins=asked_origins(sources))
+    requested = [
+        key
+        for key in ROW_KEYS
+        if key in named_request.origins and key not in (*given.draft.settings, *given.draft.declared)
     ]
-    if not asked:
+    if not requested:
         return
     own = make()
 
     def others(key: str, value: str | None) -> Sequence[Rendering] | None:
         try:
-            found = plans(asked_otherwise(asking, key, value))
+            found = plans(without_key(command_inputs, key, value))
         except UsageProblem:
             return None
         return None if value is not None and any(map(is_fatal, found)) else found
 
-    for key in asked:
+    for key in requested:
         if row_value(own.plan, key) in (None, "") or not only_relabels(key, own, partial(others, key)):
             continue
         if not (given.options.lint and is_fatal(own)):
-            raise _refusal(asked_words(said, key), key, own, others)
+            raise _refusal(asked_words(named_request, key), key, own, others)
 
 
-def asked_otherwise(asking: Asking, key: str, value: str | None) -> Asking:
+def without_key(command_inputs: CommandInputs, key: str, value: str | None) -> CommandInputs:
     """Return a command in which a key is not asked for by anybody, or by `--set` alone with another value."""
-    card, options, context = asking.request.card, asking.options, asking.context
+    card, options, context = command_inputs.request.card, command_inputs.options, command_inputs.context
     if isinstance(card.recipe, dict):
         card = replace(card, recipe=_without(card.recipe, key))
-    overrides = tuple(pair for pair in asking.request.overrides if canonical_key(pair[0]) != key)
+    overrides = tuple(pair for pair in command_inputs.request.overrides if canonical_key(pair[0]) != key)
     sets = tuple(pair for pair in options.sets if canonical_key(pair[0]) != key)
-    return Asking(
-        request=replace(asking.request, card=card, overrides=overrides),
+    return CommandInputs(
+        request=replace(command_inputs.request, card=card, overrides=overrides),
         context=replace(
             context,
             file_settings=_without(context.file_settings, key),
@@ -248,15 +250,15 @@ def _without(values: Mapping[str, Scalar], key: str) -> dict[str, Scalar]:
 _Others = Callable[[str, "str | None"], "Sequence[Rendering] | None"]
 
 
-def _refusal(words: str, key: str, own: Rendering, others: _Others) -> UsageProblem:
+def _refusal(text: str, key: str, own: Rendering, others: _Others) -> UsageProblem:
     plan = own.plan
-    what = f"{words} is nothing to backend '{plan.backend}': the run would be the same, and its row would say otherwise"
+    what = f"{text} is nothing to backend '{plan.backend}': the run would be the same, and its row would say otherwise"
     used = [name for name in _used(own, others) if name != key]
-    known = [f"it uses {', '.join(used)}"] if used else []
+    baseline = [f"it uses {', '.join(used)}"] if used else []
     if settings := [name for name in plan.settings if name != "recipe"]:
         more = ", …" if len(settings) > _MOST else ""
-        known.append(f"settings {', '.join(settings[:_MOST])}{more}")
-    return UsageProblem(what, one_hint("leave it out", *known))
+        baseline.append(f"settings {', '.join(settings[:_MOST])}{more}")
+    return UsageProblem(what, one_hint("leave it out", *baseline))
 
 
 def _used(own: Rendering, others: _Others) -> Iterator[str]:

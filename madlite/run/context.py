@@ -36,8 +36,8 @@ class ContextFile(Value, frozen=True):
 def context_file(values: Mapping[str, Json], mask: Callable[[str], str]) -> ContextFile:
     """Return the context without what is secret, by its name or for holding a secret that `mask` knows."""
     left_out: list[str] = []
-    kept = dict(_kept(values, mask, "", left_out))
-    return ContextFile(values=kept, left_out=tuple(left_out))
+    public = dict(_without_secrets(values, mask, "", left_out))
+    return ContextFile(values=public, left_out=tuple(left_out))
 
 
 def left_out_before(command: Iterable[str], workspace: Path) -> tuple[str, ...]:
@@ -49,7 +49,7 @@ def left_out_before(command: Iterable[str], workspace: Path) -> tuple[str, ...]:
     return ()
 
 
-def _kept(
+def _without_secrets(
     values: Mapping[str, Json], mask: Callable[[str], str], above: str, left_out: list[str]
 ) -> Iterator[tuple[str, Json]]:
     for name, value in values.items():
@@ -57,7 +57,7 @@ def _kept(
         if _holds_secret(str(name), mask):
             left_out.append(mask(place))
         elif isinstance(value, Mapping):
-            yield name, dict(_kept(value, mask, place, left_out))
+            yield name, dict(_without_secrets(value, mask, place, left_out))
         elif (isinstance(value, str) and is_secret(str(name), value)) or _holds_secret(value, mask):
             left_out.append(mask(place))
         else:
@@ -80,7 +80,7 @@ def _holds_secret(value: Json, mask: Callable[[str], str]) -> bool:
 # Masked first: half of a secret would be none to the mask.
 
 # what is said, and how long a text of it may be
-_SAID = {
+_TEXT_LIMITS = {
     **dict.fromkeys(("evidence", "diagnosis"), LINE_BYTES),
     **dict.fromkeys(
         ("reason", "findings", "suspect", "checks", "config", "provenance", "telemetry", "outcome"), CELL_BYTES
@@ -92,13 +92,13 @@ _MOST_CONFIG = 1000  # keys of the configuration that a log tells
 def masked(result: Result, mask: Callable[[str], str]) -> Result:
     """Return the result with every text of foreign origin masked, and of its size; what was cut of a cell is told."""
 
-    def short(most_bytes: int) -> Callable[[str], str]:
+    def shortener(most_bytes: int) -> Callable[[str], str]:
         return lambda text: shortened(mask(text), most_bytes)
 
     whole = tuple(masked_metric(metric, mask) for metric in result.metrics)
-    note = cut_of(whole)
+    cut_note = cut_of(whole)
     config = dict(islice(result.config.items(), _MOST_CONFIG))
-    result = replace(result, config=config, findings=(*result.findings, *([note] if note else [])))
-    said = {name: tame(getattr(result, name), short(most_bytes)) for name, most_bytes in _SAID.items()}
+    result = replace(result, config=config, findings=(*result.findings, *([cut_note] if cut_note else [])))
+    texts = {name: tame(getattr(result, name), shortener(most_bytes)) for name, most_bytes in _TEXT_LIMITS.items()}
     data_size = shortened(result.data_size, LINE_BYTES)
-    return replace(result, metrics=tuple(map(limited_metric, whole)), data_size=data_size, **said)
+    return replace(result, metrics=tuple(map(limited_metric, whole)), data_size=data_size, **texts)

@@ -19,7 +19,7 @@ from madlite.model import Backend, Event, Line, Reader
 # Such a run's number is what its script says.  The steps beside it show how far the training is, and whether there is
 # something to doubt.
 
-_SURE = 0.5  # less is no answer for lines that nobody said are a training's
+_MIN_CONFIDENCE = 0.5  # less is no answer for lines that nobody said are a training's
 _MOST_LINES, _MOST_CHARACTERS = 20_000, 4 << 20  # that may come before a framework's own first line
 _EARLY, _TOGETHER = 500, 4  # lines of which each is asked about at once; after them so many at a time
 
@@ -27,46 +27,48 @@ _EARLY, _TOGETHER = 500, 4  # lines of which each is asked about at once; after 
 class AutoDetectReader:
     """Keeps the first lines until a backend knows some of them, and gives its reader all of them then."""
 
-    def __init__(self, plugins: Plugins, besides: Iterable[str] = ()) -> None:
+    def __init__(self, plugins: Plugins, excluded: Iterable[str] = ()) -> None:
         self._plugins = plugins
-        self._backends = [one for name, (one, _) in plugins.backends().items() if name not in set(besides)]
+        self._backends = [one for name, (one, _) in plugins.backends().items() if name not in set(excluded)]
         self._reader: Reader | None = None
-        self._held: list[Line] = []
+        self._buffer: list[Line] = []
         self._characters = 0
-        self._asked = 0  # lines that backends were asked about
-        self._open = True
+        self._queried = 0  # lines that backends were asked about
+        self._undecided = True
 
     def feed(self, line: Line) -> Iterable[Event]:
         """Return the events of one line; of the one by which the framework is recognised also those before it."""
         if self._reader is not None:
             return self._reader.feed(line)
-        if not self._open:
+        if not self._undecided:
             return ()
-        self._held.append(line)
+        self._buffer.append(line)
         self._characters += len(line.text)
-        enough = 1 if self._asked < _EARLY else _TOGETHER
-        return self._look() if len(self._held) - self._asked >= enough else ()
+        enough = 1 if self._queried < _EARLY else _TOGETHER
+        return self._query() if len(self._buffer) - self._queried >= enough else ()
 
     def finish(self, outputs: Path) -> Iterable[Event]:
         """Return the events of what was left to ask about; files of a script's folder are not looked at."""
-        return self._look() if self._open and self._reader is None else ()
+        return self._query() if self._undecided and self._reader is None else ()
 
-    def _look(self) -> list[Event]:
-        texts = [line.text for line in self._held[self._asked :]]
-        self._asked = len(self._held)
-        backend = self._surest(texts)
+    def _query(self) -> list[Event]:
+        texts = [line.text for line in self._buffer[self._queried :]]
+        self._queried = len(self._buffer)
+        backend = self._best_match(texts)
         if backend is None:
-            if self._asked >= _MOST_LINES or self._characters >= _MOST_CHARACTERS:
-                self._open, self._held = False, []
+            if self._queried >= _MOST_LINES or self._characters >= _MOST_CHARACTERS:
+                self._undecided, self._buffer = False, []
             return []
         reader: Reader | None = self._plugins.query(backend, "reader", None, otherwise=None)
-        held, self._held, self._reader, self._open = self._held, [], reader, False
-        return [event for line in held for event in reader.feed(line)] if reader is not None else []
+        buffer, self._buffer, self._reader, self._undecided = self._buffer, [], reader, False
+        return [event for line in buffer for event in reader.feed(line)] if reader is not None else []
 
-    def _surest(self, texts: list[str]) -> Backend | None:
+    def _best_match(self, texts: list[str]) -> Backend | None:
         """Return the one backend that is surest of these lines; None where none is sure, or several are."""
         answers = [(self._plugins.query(one, "detect", texts, otherwise=0.0), one) for one in self._backends]
-        sure = [(float(sure), one) for sure, one in answers if isinstance(sure, int | float) and sure >= _SURE]
+        sure = [
+            (float(sure), one) for sure, one in answers if isinstance(sure, int | float) and sure >= _MIN_CONFIDENCE
+        ]
         best = max((how for how, _ in sure), default=0.0)
         found = [one for how, one in sure if how == best]
         return found[0] if len(found) == 1 else None
@@ -81,14 +83,14 @@ _HEADS = (500, MOST_LINES)  # an image's build or a download may come before the
 
 def take_head(chunks: Iterable[bytes]) -> list[bytes]:
     """Return the first chunks of a log, as many as backends may be asked about."""
-    held: list[bytes] = []
+    buffer: list[bytes] = []
     size = 0
     for chunk in chunks:
-        held.append(chunk)
+        buffer.append(chunk)
         size += len(chunk)
         if size >= HEAD_BYTES:
             break
-    return held
+    return buffer
 
 
 def detect_backend(log: str, head: Sequence[bytes], plugins: Plugins) -> Backend | None:
@@ -103,9 +105,9 @@ def detect_backend(log: str, head: Sequence[bytes], plugins: Plugins) -> Backend
     lines = [*splitter.take(b"".join(head)).lines, *splitter.take_rest().lines]
     sure: dict[str, float] = {}
     for count in _HEADS:
-        if max(sure.values(), default=0.0) < _SURE:
+        if max(sure.values(), default=0.0) < _MIN_CONFIDENCE:
             sure = _sure(backends, plugins, lines[:count]) or sure
-    return _only(log, backends, sure) if sure else None
+    return _single_best(log, backends, sure) if sure else None
 
 
 def _sure(backends: Mapping[str, Backend], plugins: Plugins, lines: Sequence[str]) -> dict[str, float]:
@@ -114,7 +116,7 @@ def _sure(backends: Mapping[str, Backend], plugins: Plugins, lines: Sequence[str
     return {known: float(sure) for known, sure in answers.items() if isinstance(sure, int | float) and sure > 0}
 
 
-def _only(log: str, backends: Mapping[str, Backend], sure: Mapping[str, float]) -> Backend:
+def _single_best(log: str, backends: Mapping[str, Backend], sure: Mapping[str, float]) -> Backend:
     best = [known for known in sure if sure[known] == max(sure.values())]
     if len(best) > 1:
         what = f"{log} could be a log of {' or '.join(sorted(best))}: these backends are equally sure"

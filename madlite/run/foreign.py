@@ -23,7 +23,15 @@ from madlite.measure.monitor import LogMonitor
 from madlite.measure.performance import make_metric
 from madlite.measure.rules import with_common
 from madlite.measure.steps import Steps
-from madlite.measure.verdict import Expected, Verdict, asked_steps, judge_line, judge_steps, launcher_failure, suspicion
+from madlite.measure.verdict import (
+    Expected,
+    Verdict,
+    expected_steps,
+    judge_line,
+    judge_steps,
+    launcher_failure,
+    matched_error_patterns,
+)
 from madlite.measure.window import median_in
 from madlite.model import (
     QUANTITIES,
@@ -70,7 +78,7 @@ class LogReading(Value, frozen=True):
     lines: int
     steps: Steps
     config: dict[str, str]  # what the log says that the run was given
-    asked_steps: int | None  # of it, how many steps the training was to have
+    expected_steps: int | None  # of it, how many steps the training was to have
     verdict: Verdict
     medians: dict[Quantity, float]  # over the window's steps, its own quantity left out
     line: Metric | None  # MAD's `performance:` line
@@ -89,15 +97,15 @@ def read_log(
     """
     head = take_head(chunks)
     backend = given or detect_backend(name, head, plugins)
-    log = _follower(plugins, backend)
+    log = _make_monitor(plugins, backend)
     for chunk in chain(head, chunks):
         log.feed(chunk)
     log.finish()
-    asked = Expected(rule=_rule(plugins, backend, log), warmup_steps=warmup_steps, steps=asked_steps(log.config))
-    verdict = _with_remarks(_judge(asked, log), asked, log)
+    expected = Expected(rule=_rule(plugins, backend, log), warmup_steps=warmup_steps, steps=expected_steps(log.config))
+    verdict = _with_end_findings(_judge(expected, log), expected, log)
     if backend is None and verdict.cause is Cause.NO_METRIC:
-        verdict = _of_nobody(name, plugins, verdict, log)
-    diagnosis = _diagnosed(verdict, log)
+        verdict = _without_backend(name, plugins, verdict, log)
+    diagnosis = _diagnose(verdict, log)
     if diagnosis is not None:
         verdict = replace(verdict, evidence=diagnosis.line)
     return LogReading(
@@ -106,7 +114,7 @@ def read_log(
         lines=log.lines,
         steps=log.steps,
         config=log.config,
-        asked_steps=asked.steps,
+        expected_steps=expected.steps,
         verdict=verdict,
         medians=_medians(log.steps, verdict.window),
         line=make_metric(*log.scan.first) if log.scan.first else None,
@@ -116,7 +124,7 @@ def read_log(
     )
 
 
-def _follower(plugins: Plugins, backend: Backend | None) -> LogMonitor:
+def _make_monitor(plugins: Plugins, backend: Backend | None) -> LogMonitor:
     reader: Reader | None = plugins.query(backend, "reader", None, otherwise=None) if backend else None
     # a log that no framework's reader follows is judged as a script's, error patterns included
     scan = ErrorScan(patterns=PATTERNS, benign=BENIGN) if not isinstance(backend, HasResultRule) else None
@@ -154,14 +162,18 @@ def _medians(steps: Steps, window: Window | None) -> dict[Quantity, float]:
     return {quantity: value for quantity, value in medians.items() if value is not None}
 
 
-def _judge(asked: Expected, log: LogMonitor) -> Verdict:
-    verdict = judge_steps(asked, log) if asked.rule.kind == "steps" else judge_line(log)
-    if asked.rule.kind != "steps" and log.scan.torn:
+def _judge(expected: Expected, log: LogMonitor) -> Verdict:
+    verdict = judge_steps(expected, log) if expected.rule.kind == "steps" else judge_line(log)
+    if expected.rule.kind != "steps" and log.scan.torn:
         return _torn(log)
-    if verdict.cause is not Cause.NO_METRIC or asked.rule.kind != "steps" or not (log.scan.result or log.scan.unread):
+    if (
+        verdict.cause is not Cause.NO_METRIC
+        or expected.rule.kind != "steps"
+        or not (log.scan.result or log.scan.unread)
+    ):
         return verdict
-    told = log.scan.first or log.scan.unread_line
-    if not told and not log.steps and not log.summary and not log.torn:  # another framework's figure
+    first_result = log.scan.first or log.scan.unread_line
+    if not first_result and not log.steps and not log.summary and not log.torn:  # another framework's figure
         return verdict
     if log.scan.torn:
         return _torn(log)
@@ -174,9 +186,9 @@ def _torn(log: LogMonitor) -> Verdict:
     return Verdict(status=Status.FAILURE, cause=Cause.NO_METRIC, reason=reason, evidence=log.best_error_line)
 
 
-def _with_remarks(verdict: Verdict, asked: Expected, log: LogMonitor) -> Verdict:
+def _with_end_findings(verdict: Verdict, expected: Expected, log: LogMonitor) -> Verdict:
     """Return the verdict with what else the log says: here is no exit code to tell a failure by."""
-    names, lines = suspicion(log)
+    names, lines = matched_error_patterns(log)
     if verdict.status is Status.FAILURE:
         return verdict
     if names:
@@ -187,35 +199,35 @@ def _with_remarks(verdict: Verdict, asked: Expected, log: LogMonitor) -> Verdict
         return _failed(verdict, "the log has no end mark, and says after its last step why", log.fatal_line)
     if verdict.window is None:  # the line of a result comes last
         return verdict
-    all_there = log.ended or asked.steps is not None
-    if (clue := _surely(log)) and not all_there:
-        return _failed(verdict, f"the log has no end mark, and says why ({clue.cause})", clue.line)
-    remark = _remark(asked, log)
-    return replace(verdict, findings=(*verdict.findings, remark)) if remark else verdict
+    all_there = log.ended or expected.steps is not None
+    if (candidate := _late_root(log)) and not all_there:
+        return _failed(verdict, f"the log has no end mark, and says why ({candidate.cause})", candidate.line)
+    finding = _end_finding(expected, log)
+    return replace(verdict, findings=(*verdict.findings, finding)) if finding else verdict
 
 
-def _of_nobody(name: str, plugins: Plugins, verdict: Verdict, log: LogMonitor) -> Verdict:
+def _without_backend(name: str, plugins: Plugins, verdict: Verdict, log: LogMonitor) -> Verdict:
     """Return the verdict of a log without a result that no backend knows: it may show why there is none."""
     if log.scan.torn:
         return verdict
-    if (clue := log.candidate) is None or clue.tier == LAUNCHER:
+    if (candidate := log.candidate) is None or candidate.tier == LAUNCHER:
         if not log.lines:
             raise UsageProblem(f"{name} has no line that a run printed", "name the file that has the training's output")
         names = ", ".join(sorted(plugins.backends()))
         where = f" in its first {MOST_LINES:,} lines" if log.lines > MOST_LINES else ""
         what = f"nothing that a backend knows{where}, and no line 'performance: <number> <metric>'"
         raise UsageProblem(f"{name} has {what}", f"--backend NAME says whose log it is: {names}")
-    return _failed(verdict, f"the log has no result, and says why ({clue.cause})", clue.line)
+    return _failed(verdict, f"the log has no result, and says why ({candidate.cause})", candidate.line)
 
 
-def _diagnosed(verdict: Verdict, log: LogMonitor) -> Diagnosis | None:
+def _diagnose(verdict: Verdict, log: LogMonitor) -> Diagnosis | None:
     if verdict.status is not Status.FAILURE:
         return None
     found = diagnose(verdict.cause, verdict.evidence, log)
     return found if found.cause != verdict.cause.value or found.hint else None
 
 
-def _surely(log: LogMonitor) -> FailureCandidate | None:
+def _late_root(log: LogMonitor) -> FailureCandidate | None:
     """Return what is the cause of a failure wherever it is said, of the lines since the last step."""
     late = log.late_candidate
     return late if late is not None and late.tier == ROOT else None
@@ -226,17 +238,17 @@ def _failed(verdict: Verdict, reason: str, evidence: str) -> Verdict:
     return replace(failed, suspect=())  # no number is left that could be doubted
 
 
-def _remark(asked: Expected, log: LogMonitor) -> str:
+def _end_finding(expected: Expected, log: LogMonitor) -> str:
     """Return what a reader of a good log should know of its end."""
-    if clue := _surely(log):
-        return f"a line looks like a failure ({clue.cause}), though the training came to its end: {clue.line}"
+    if candidate := _late_root(log):
+        return f"a line looks like a failure ({candidate.cause}), though the training came to its end: {candidate.line}"
     if log.fatal_line:
         return f"a line looks like a failure, though the training came to its end: {log.fatal_line}"
     if log.restarted_at is not None and not log.steps.is_overtaken:
         return f"steps went back to {log.restarted_at}: the log has several trainings, their steps are mixed"
     if log.ended:
         return ""
-    if asked.steps is not None:
+    if expected.steps is not None:
         return "the framework's end mark is missing, though the last step is there"
     return "no end mark, and the log does not say how many steps there were to be: it may have been cut off"
 
@@ -279,7 +291,7 @@ def read_chunks(file: _Readable, name: str) -> Iterator[bytes]:
         raise UsageProblem(f"{name} cannot be read: {_why(error)}") from None
 
 
-class _Looked:
+class _Peeked:
     """A file whose first bytes were looked at; a pipe cannot go back."""
 
     def __init__(self, start: bytes, file: _Readable) -> None:
@@ -296,7 +308,7 @@ class _Looked:
 
 def _unpacked(file: _Readable) -> _Readable:
     start = file.read(_LONGEST_MARK)
-    whole = cast("BinaryIO", _Looked(start, file))  # read is all that unpacking needs
+    whole = cast("BinaryIO", _Peeked(start, file))  # read is all that unpacking needs
     if start.startswith(b"\x1f\x8b"):
         return gzip.open(whole)
     if start.startswith(b"\xfd7zXZ\x00"):

@@ -14,7 +14,7 @@ from madlite.plan.images import ARCHITECTURE, login_to, registry_of
 from madlite.plan.manifest import NO_DOCKERFILE, BuiltImage, FailedBuild, Manifest
 from madlite.plan.manifest_text import manifest_text
 from madlite.results.rows import docker_file
-from madlite.run.build_jobs import build_words, same_content, vendor_of
+from madlite.run.build_jobs import build_command_text, same_content, vendor_of
 from madlite.run.one import BUILD_LOG_END
 from madlite.run.planning import BatchInputs, PlanCard, image_of_command, plan_card, plan_each
 from madlite.run.screen import Planned
@@ -72,7 +72,7 @@ def _plan_found(
     notes = tuple(f"left out: image {ref}: {why}" for ref, why in refused.items())
     planned = []
     for image in fitting:
-        planned += [_told(plan, notes, manifest) for plan in _plan(request, image, inputs)]
+        planned += [_with_manifest_notes(plan, notes, manifest) for plan in _plan(request, image, inputs)]
         notes = ()
     return planned + [_not_built(plan, one) for one in missed for plan in plan_card(request, (), one.error, inputs)]
 
@@ -100,16 +100,16 @@ def _by_request(manifest: Manifest) -> list[tuple[Request, list[BuiltImage], lis
     """Return what was built of each card and what was not, in the manifest's order; other args make it another card."""
     grouped: list[tuple[Request, list[BuiltImage], list[FailedBuild]]] = []
 
-    def of(request: Request) -> tuple[Request, list[BuiltImage], list[FailedBuild]]:
+    def group_of(request: Request) -> tuple[Request, list[BuiltImage], list[FailedBuild]]:
         if (same := next((group for group in grouped if group[0] == request), None)) is None:
             grouped.append(same := (request, [], []))
         return same
 
     for image in manifest.images:
-        of(image.request)[1].append(image)
+        group_of(image.request)[1].append(image)
     for one in manifest.failed:
         if one.request is not None:
-            of(one.request)[2].append(one)
+            group_of(one.request)[2].append(one)
     return grouped
 
 
@@ -137,7 +137,7 @@ def _image(image: BuiltImage, inputs: BatchInputs) -> Image:
     )
 
 
-def _told(one: Planned, notes: tuple[str, ...], manifest: Manifest) -> Planned:
+def _with_manifest_notes(one: Planned, notes: tuple[str, ...], manifest: Manifest) -> Planned:
     """Return the plan with what it owes to the manifest."""
     plan = one.plan
     if plan.image is None:
@@ -166,12 +166,12 @@ def manifest_of_runs(
 
     `results` are those of the first of the planned, in their order.
     """
-    ended = list(zip(planned, results, strict=False))
-    gone = [(one.plan, by) for one, result in ended if (by := _overwritten_by(one.plan, result, ended))]
-    kept = [(one, result) for one, result in ended if all(one.plan is not plan for plan, _ in gone)]
-    images, failed, took_s = builds_of([one for one, _ in kept], [result for _, result in kept])
+    finished = list(zip(planned, results, strict=False))
+    overwritten = [(one.plan, by) for one, result in finished if (by := _overwritten_by(one.plan, result, finished))]
+    remaining = [(one, result) for one, result in finished if all(one.plan is not plan for plan, _ in overwritten)]
+    images, failed, took_s = builds_of([one for one, _ in remaining], [result for _, result in remaining])
     failed += [
-        _failed(plan, f"its image was made anew for {by}: madlite build gives each its own") for plan, by in gone
+        _failed(plan, f"its image was made anew for {by}: madlite build gives each its own") for plan, by in overwritten
     ]
     vendor = next((one.plan.machine.vendor for one in planned), "")
     return manifest_text(images, failed, context, secrets, gpu_vendor=vendor, took_s=took_s)
@@ -187,13 +187,13 @@ def builds_of(
     return images, failed, sum(result.image.build_duration_s or 0.0 for _, result in done)
 
 
-def _overwritten_by(plan: RunPlan, result: Result, ended: Sequence[tuple[Planned, Result]]) -> str:
+def _overwritten_by(plan: RunPlan, result: Result, finished: Sequence[tuple[Planned, Result]]) -> str:
     """Return the card for which a later run made another image of the same name, or nothing."""
     if plan.image is None or not result.image.ref:
         return ""
     of_name = [
         one.plan
-        for one, other in ended
+        for one, other in finished
         if one.plan.image is not None and one.plan.image.ref == plan.image.ref and other.image.ref
     ]
     last = of_name[-1]
@@ -221,7 +221,7 @@ def _built_image(plan: RunPlan, result: Result) -> BuiltImage:
         base_docker=image.base,
         docker_sha=result.image.base_digest or result.image.digest,
         build_duration_s=result.image.build_duration_s,
-        build_command=build_words(image, plan.workspace),
+        build_command=build_command_text(image, plan.workspace),
         log_file=f"{plan.log_name}{BUILD_LOG_END}",
         gpu_vendor=vendor_of(image.dockerfile),
         gpu_architecture="" if isinstance(architecture, Secret) else architecture,

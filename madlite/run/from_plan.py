@@ -135,7 +135,7 @@ def bind_plan(
     Raises:
         UsageProblem: it cannot run here: other GPUs, a file, mount, backend or runtime that is not here.
     """
-    plan = _moved_plan(_as_of_then(saved.plan), options.workspace, run_id)
+    plan = _moved_plan(_mark_past_block(saved.plan), options.workspace, run_id)
     runtime = _runtime(plan, runtimes)
     plan = placed(_on_machine(replace(plan, traits=runtime.traits), machine, options), runtime)
     if plan.blocked is None:
@@ -218,7 +218,7 @@ def _mapped(value: Any, swap: Callable[[str], str], move: Callable[[Path], Path]
     return value
 
 
-def _as_of_then(plan: RunPlan) -> RunPlan:
+def _mark_past_block(plan: RunPlan) -> RunPlan:
     """Return a plan that says of what keeps it from starting that this was so when it was planned."""
     if (why := plan.blocked) is None:
         return plan
@@ -240,21 +240,23 @@ def _on_machine(plan: RunPlan, machine: Machine, options: Options) -> RunPlan:
     Raises:
         UsageProblem: its GPUs are another vendor's, or some that it uses are not here.
     """
-    was = plan.machine
+    planned_machine = plan.machine
     again = "plan it for this machine: madlite plan"
-    if was.vendor != machine.vendor:
-        raise UsageProblem(f"the plan is for {_words(was)}, this machine has {_words(machine)}", again)
+    if planned_machine.vendor != machine.vendor:
+        raise UsageProblem(
+            f"the plan is for {_machine_text(planned_machine)}, this machine has {_machine_text(machine)}", again
+        )
     missing = sorted(set(plan.place.gpu_ids) - {gpu.index for gpu in machine.gpus})
     if missing:
         ids = ", ".join(map(str, missing))
-        raise UsageProblem(f"the plan uses GPU {ids}, this machine has {_words(machine)}", again)
+        raise UsageProblem(f"the plan uses GPU {ids}, this machine has {_machine_text(machine)}", again)
     env = dict(plan.env)
     for name, text in machine_variables(machine).items():
         if plan.origins.get(f"env.{name}") == "madlite":
             env[name] = text
     if plan.origins.get(f"env.{PYTHON}") == _HOST:
         env[PYTHON] = options.python
-    gone, here = make_devices(was, plan.place.gpu_ids), make_devices(machine, plan.place.gpu_ids)
+    gone, here = make_devices(planned_machine, plan.place.gpu_ids), make_devices(machine, plan.place.gpu_ids)
     devices = (*here, *(one for one in plan.devices if one not in gone)) if plan.devices else ()
     owner = options.user if plan.traits.containerised and options.user[0] != 0 else None
     return _on_network(replace(plan, machine=machine, env=env, devices=devices, give_back=owner))
@@ -272,7 +274,7 @@ def _on_network(plan: RunPlan) -> RunPlan:
     return add_rdma(replace(plan, notes=tuple(note for note in plan.notes if name not in note)))
 
 
-def _words(machine: Machine) -> str:
+def _machine_text(machine: Machine) -> str:
     return f"{len(machine.gpus)} x {machine.device}" if machine.gpus else "no GPU"
 
 
@@ -306,12 +308,12 @@ def differences(
     saved: SavedPlan, plan: RunPlan, options: Options, plugins: Plugins, current_card: Callable[[str], Any]
 ) -> Iterator[str]:
     """Yield what is otherwise here than where the plan was made, in words; `current_card` finds a card by its name."""
-    yield from _other_versions(saved, plugins)
-    yield from _other_machine(saved.plan.machine, plan.machine)
-    for name, was in saved.inputs.items():
-        if digest_of(plan.workspace / name) != was:
+    yield from _version_differences(saved, plugins)
+    yield from _machine_differences(saved.plan.machine, plan.machine)
+    for name, planned_machine in saved.inputs.items():
+        if digest_of(plan.workspace / name) != planned_machine:
             yield f"{name} has changed since the plan was made: what is here runs"
-    yield from _other_card(saved, current_card)
+    yield from _card_differences(saved, current_card)
     if saved.image_digest and plan.image is not None:
         now = local_digest(plan, options.environ)
         if not now:
@@ -322,30 +324,31 @@ def differences(
         yield f"not in the plan's context, for it is secret: {', '.join(saved.context_left_out)}"
 
 
-def _other_versions(saved: SavedPlan, plugins: Plugins) -> Iterator[str]:
+def _version_differences(saved: SavedPlan, plugins: Plugins) -> Iterator[str]:
     here = versions(plugins)
     for name, version in {**saved.plugins, "madlite": saved.madlite}.items():
         if version and here.get(name) != version:
             yield f"the plan was made with {name} {version}, here is {here.get(name, 'none')}"
 
 
-def _other_machine(was: Machine, here: Machine) -> Iterator[str]:
-    planned = f"{_words(was)} ({was.architecture})"
-    if (was.device, was.architecture) != (here.device, here.architecture):
-        yield f"the plan is for {planned}, this machine has {_words(here)} ({here.architecture}): its script stays"
-    elif len(was.gpus) != len(here.gpus):
-        yield f"the plan was made for a machine with {len(was.gpus)} GPUs, this one has {len(here.gpus)}"
-    if was.pretended:  # nobody asked it
+def _machine_differences(planned_machine: Machine, here: Machine) -> Iterator[str]:
+    planned = f"{_machine_text(planned_machine)} ({planned_machine.architecture})"
+    if (planned_machine.device, planned_machine.architecture) != (here.device, here.architecture):
+        found = f"{_machine_text(here)} ({here.architecture})"
+        yield f"the plan is for {planned}, this machine has {found}: its script stays"
+    elif len(planned_machine.gpus) != len(here.gpus):
+        yield f"the plan was made for a machine with {len(planned_machine.gpus)} GPUs, this one has {len(here.gpus)}"
+    if planned_machine.pretended:  # nobody asked it
         return
     for name, old, new in (
-        ("ROCm", was.rocm_version, here.rocm_version),
-        ("CUDA", was.cuda_version, here.cuda_version),
+        ("ROCm", planned_machine.rocm_version, here.rocm_version),
+        ("CUDA", planned_machine.cuda_version, here.cuda_version),
     ):
         if old and new and old != new:
             yield f"the plan was made with {name} {old}, here is {new}"
 
 
-def _other_card(saved: SavedPlan, current_card: Callable[[str], Any]) -> Iterator[str]:
+def _card_differences(saved: SavedPlan, current_card: Callable[[str], Any]) -> Iterator[str]:
     card = saved.plan.card
     try:
         here = current_card(card.name)
@@ -362,5 +365,5 @@ def _other_card(saved: SavedPlan, current_card: Callable[[str], Any]) -> Iterato
 
 def planned_environ(saved: SavedPlan, environ: Mapping[str, str]) -> dict[str, str]:
     """Return this environment, with what rows are told of the planning one's where this one does not say it."""
-    told: dict[str, EnvValue] = {"pipeline": saved.pipeline, "BUILD_NUMBER": saved.build_number}
-    return {**{name: str(text) for name, text in told.items() if text}, **environ}
+    row_values: dict[str, EnvValue] = {"pipeline": saved.pipeline, "BUILD_NUMBER": saved.build_number}
+    return {**{name: str(text) for name, text in row_values.items() if text}, **environ}

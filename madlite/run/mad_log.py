@@ -53,23 +53,23 @@ def _shown(value: EnvValue) -> str:
 
 
 class MadLog:
-    """Tells of one run what madengine would: `tell` adds a line to its live log, `show` has the screen know it too."""
+    """Tells of one run what madengine would: `write` adds a line to its live log, `show` has the screen know it too."""
 
     def __init__(
         self,
         plan: RunPlan,
         state: RunProgress,
-        tell: Callable[[str], None],
+        write: Callable[[str], None],
         show: Callable[[str], None],
     ) -> None:
         self._plan, self._state = plan, state
-        self._log, self._show = tell, show
+        self._log, self._show = write, show
         self._has_scripts = False
 
     def prepared(self) -> None:
         """Tell which image there is, and of one that was built how long that took and on what it is based."""
         if self._plan.image is not None and self._state.image.ref:
-            self._tell_all(image_lines(self._plan.image, self._state.image))
+            self._write_all(image_lines(self._plan.image, self._state.image))
 
     def opening(self) -> None:
         """Tell the time limit; the screen, what the container is started with."""
@@ -77,21 +77,21 @@ class MadLog:
             for line in option_lines(self._plan):
                 self._show(line)
         if self._plan.timeout_s is not None:
-            self._tell(limit_line(self._plan.timeout_s))
+            self._write(limit_line(self._plan.timeout_s))
 
     def before(self, action: Action) -> None:
         """Tell what is there to be told before an action."""
         if action.kind in ("data", "run") and not self._has_scripts:
             self._has_scripts = True
             if self._plan.card.scripts:
-                self._tell(scripts_line(_commit(self._plan.workspace / self._plan.card.scripts)))
+                self._write(scripts_line(_commit(self._plan.workspace / self._plan.card.scripts)))
 
     def after(self, action: Action, ended: Exit) -> None:
         """Tell what an action came to; of one that failed madengine tells nothing."""
         if ended.code == 0 and action.kind == "clone" and self._state.git_commit:
-            self._tell(clone_line(self._state.git_commit))
+            self._write(clone_line(self._state.git_commit))
         if ended.code == 0 and action.kind == "run":
-            self._tell_all(duration_lines(self._state.durations_s["run"]))
+            self._write_all(duration_lines(self._state.durations_s["run"]))
 
     def judged(self, seen: Observation, verdict: Verdict) -> None:
         """Tell what came out of a run whose actions came to their end."""
@@ -99,15 +99,15 @@ class MadLog:
             return
         by_patterns = verdict.cause is Cause.ERROR_PATTERN
         name, rule = self._plan.card.name, self._plan.result_rule
-        self._tell_all(result_lines(name, verdict.status, verdict.metrics, rule, by_patterns=by_patterns))
+        self._write_all(result_lines(name, verdict.status, verdict.metrics, rule, by_patterns=by_patterns))
 
-    def _tell(self, line: str) -> None:
+    def _write(self, line: str) -> None:
         self._log(line)
         self._show(line)
 
-    def _tell_all(self, lines: Iterable[str]) -> None:
+    def _write_all(self, lines: Iterable[str]) -> None:
         for line in lines:
-            self._tell(line)
+            self._write(line)
 
 
 def _commit(scripts: Path) -> str:

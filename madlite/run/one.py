@@ -31,7 +31,7 @@ from madlite.run.mad_log import MadLog
 from madlite.run.provenance import Instrumentation
 from madlite.run.run_progress import RunProgress
 from madlite.run.screen import Planned, ProgressWriter, RunEvents, Screen
-from madlite.run.session_runner import SessionRunner, answered, border
+from madlite.run.session_runner import SessionRunner, border, check_type
 from madlite.run.stop import StopControl
 from madlite.run.watchdog.hang import HangProbe
 from madlite.run.watchdog.progress_monitor import ProgressMonitor
@@ -86,7 +86,7 @@ def _diagnosis(plan: RunPlan, result: Result, state: RunProgress) -> Diagnosis:
         plan=plan,
         exit_code=state.ended.code if state.ended else None,
         oom_kills=state.oom_kills if plan.traits.local else None,
-        room=find_room(plan.workspace) if plan.traits.shares_files else None,
+        disk=find_room(plan.workspace) if plan.traits.shares_files else None,
         outcome=state.outcome,
     )
     state.log.finish()  # of a session that broke off it was not
@@ -197,7 +197,7 @@ class Run:
         self.silence = ProgressMonitor(self.plan, clock)
         whose = None if self.plan.own_script else {self.plan.backend, *self.plan.readers}
         self._rules = with_common(plugins.failure_rules(), whose)
-        self.state = RunProgress(self._follower(), self._rules, self.plan.place.spanned)
+        self.state = RunProgress(self._make_monitor(), self._rules, self.plan.place.spanned)
         here = Host(path=environ.get("PATH", ""), env=dict(environ))
         self.instrumentation = Instrumentation(one, plugins, here, lambda: self.clock() - self.began)
         show = self.screen
@@ -298,12 +298,12 @@ class Run:
             return _failed(_cause(problem.cause), reason)
         except MadliteError as problem:
             return _failed(Cause.PREPARE, problem.message)
-        verdict = judge(self.plan, seen, self.state.follower)
+        verdict = judge(self.plan, seen, self.state.monitor)
         told.judged(seen, verdict)
         return verdict
 
     def _show(self, line: str) -> None:
-        self.screen.told(self.mask(line))
+        self.screen.mad_line(self.mask(line))
 
     def _prepare(self, log: RunLog, told: MadLog) -> None:
         def say(text: str) -> None:
@@ -316,7 +316,7 @@ class Run:
         try:
             with border(self.one.runtime):
                 used = interruptible(lambda: self.one.runtime.prepare(self.plan, say))
-                self.state.image = answered(used, ImageUsed, "prepare", self.one.runtime)
+                self.state.image = check_type(used, ImageUsed, "prepare", self.one.runtime)
             (log.begin_live if builds else log.link_live)(self._beside(RUN_LOG_END))
             told.prepared()
         finally:
@@ -326,7 +326,7 @@ class Run:
             self.state.durations_s["build"] = self.state.image.build_duration_s
         told.opening()
 
-    def _follower(self) -> LogMonitor:
+    def _make_monitor(self) -> LogMonitor:
         return LogMonitor(
             [reader for reader in map(self._reader, self.one.backends) if reader is not None],
             self._rules,
@@ -334,11 +334,11 @@ class Run:
             now=lambda: self.clock() - self.began,
             on_step=self._step,
             on_event=self.silence.note,
-            guest=self._guest(),
+            script_reader=self._script_reader(),
             nodes=self.plan.place.spanned,
         )
 
-    def _guest(self) -> AutoDetectReader | None:
+    def _script_reader(self) -> AutoDetectReader | None:
         """Return a reader of whatever framework a card's own script turns out to run."""
         return AutoDetectReader(self.plugins, self.plan.readers) if self.plan.own_script else None
 
@@ -355,7 +355,7 @@ class Run:
         session = self.stage.session if self.stage is not None else None
         if self.folder is None or session is None:
             return HangReport()
-        last_lines = self.state.follower.last_lines
+        last_lines = self.state.monitor.last_lines
         return HangProbe(self.folder, self.plan, session, self.environ, self.mask).run(last_lines, cancelled)
 
     def _open_log(self, folder: RunFolder) -> RunLog:
@@ -381,7 +381,7 @@ class Run:
     def _result(self, verdict: Verdict) -> Result:
         self.state.durations_s["total"] = self.clock() - self.began
         result = self.state.result(self.plan, verdict, self.started)
-        return masked(self.instrumentation.tell(explained(self.plan, result, self.state)), self.mask)
+        return masked(self.instrumentation.annotate(explained(self.plan, result, self.state)), self.mask)
 
 
 def secrets_for(one: Planned, environ: dict[str, str]) -> tuple[str, ...]:

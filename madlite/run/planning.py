@@ -34,7 +34,7 @@ from madlite.plan.place import USUAL, RuntimeChoice, choose_runtime, make_place
 from madlite.plan.render import Rendering, render
 from madlite.plan.values import asked_origins, asked_values
 from madlite.run.backend_choice import Owner, expand_shared, find_owners
-from madlite.run.checks import Asking, refuse_without_effect
+from madlite.run.checks import CommandInputs, refuse_without_effect
 from madlite.run.prepared import needed_assets, use_prepared
 from madlite.run.screen import Planned
 from madlite.run.session_runner import border
@@ -83,19 +83,19 @@ def plan_each(jobs: Sequence[tuple[Request, PlanCard]], inputs: BatchInputs) -> 
     planned: list[Planned] = []
     refused: list[UsageProblem] = []
     for request, plan in jobs:
-        unasked = partial(plan, *_without_requests(request, inputs))
+        without_options = partial(plan, *_without_requests(request, inputs))
         try:
-            planned += [msgspec.structs.replace(one, unasked=unasked) for one in plan(request, inputs)]
+            planned += [msgspec.structs.replace(one, without_options=without_options) for one in plan(request, inputs)]
         except MadliteError as problem:
-            if _is_own(problem, unasked):
-                planned.append(_unplanned(request, problem, inputs))
+            if _is_card_problem(problem, without_options):
+                planned.append(_blocked_plan(request, problem, inputs))
             elif isinstance(problem, UsageProblem):
                 refused.append(problem)
             else:
                 raise
     if refused:
-        told = (one for problem in refused for one in ((problem.message, problem.hint), *problem.more))
-        raise UsageProblem.of_all(told)
+        note_texts = (one for problem in refused for one in ((problem.message, problem.hint), *problem.more))
+        raise UsageProblem.of_all(note_texts)
     return planned
 
 
@@ -108,27 +108,27 @@ def _without_requests(request: Request, inputs: BatchInputs) -> tuple[Request, B
     )
 
 
-def _is_own(problem: MadliteError, unasked: Callable[[], Sequence[Planned]]) -> bool:
+def _is_card_problem(problem: MadliteError, without_options: Callable[[], Sequence[Planned]]) -> bool:
     """Say whether a card has a problem also where nothing is asked of it: then it is not the command's."""
     try:
-        unasked()
+        without_options()
     except MadliteError as again:
         return again.message == problem.message
     return False
 
 
-def _unplanned(request: Request, problem: MadliteError, inputs: BatchInputs) -> Planned:
+def _blocked_plan(request: Request, problem: MadliteError, inputs: BatchInputs) -> Planned:
     """Return a plan of a card that none can be made of, for its row."""
     card, runtime = request.card, inputs.runtimes[inputs.options.runtime or USUAL]
     run_id = inputs.new_run_id(card.name)
     place = make_place((), 1, runtime.name, runtime.traits)
-    asked = inputs.context.n_gpus if inputs.context.n_gpus is not None else int(card.n_gpus)
+    requested = inputs.context.n_gpus if inputs.context.n_gpus is not None else int(card.n_gpus)
     gpus = len(inputs.machine.gpus)
     plan = RunPlan(
         id=run_id,
         card=card,
         backend=inputs.options.backend or card.backend,
-        place=msgspec.structs.replace(place, gpus_per_node=asked if asked >= 0 and gpus else gpus),
+        place=msgspec.structs.replace(place, gpus_per_node=requested if requested >= 0 and gpus else gpus),
         machine=inputs.machine,
         workspace=inputs.options.workspace,
         inside=WORKSPACE_INSIDE if runtime.traits.containerised else str(inputs.options.workspace),
@@ -157,89 +157,91 @@ def plan_card(
     Raises:
         MadliteError: as in `plan_runs`.
     """
-    known = inputs.plugins.backends()
+    backends = inputs.plugins.backends()
     planned = []
-    for (backend, plugin), draft, elsewhere in _drafts(request, inputs):
-        noted = _noted(draft, backend, request.card, inputs.options.workspace)
-        for image in _images(images, noted, request.card):
-            run = _run_inputs(request, backend, noted, image, missing, elsewhere, inputs)
+    for (backend, plugin), spec, foreign_keys in _specs(request, inputs):
+        annotated = _with_script_note(spec, backend, request.card, inputs.options.workspace)
+        for image in _images(images, annotated, request.card):
+            run = _run_inputs(request, backend, annotated, image, missing, foreign_keys, inputs)
             _check_effects(run, plugin, inputs)
-            planned.append(_startable(run, plugin, known, inputs))
+            planned.append(_startable(run, plugin, backends, inputs))
             if not run.runtime.traits.containerised:  # where every image would be the same run
                 break
     return planned
 
 
-def _drafts(request: Request, inputs: BatchInputs) -> Iterator[tuple[Owner, RunSpec, frozenset[str]]]:
+def _specs(request: Request, inputs: BatchInputs) -> Iterator[tuple[Owner, RunSpec, frozenset[str]]]:
     """Yield the drafts of all who run the card, each with the settings that only others of them have."""
     options, card = inputs.options, request.card
     owners = find_owners(card, inputs.plugins.backends(), inputs.plugins, options.workspace, options.backend)
     sources = layers(request, inputs.context, options)
-    asked = asked_values(sources)
-    wanted = msgspec.structs.replace(request, settings=asked, origins=asked_origins(sources))
-    found = expand_shared(card.name, owners, asked, lambda backend, plugin: _expand(backend, plugin, wanted, inputs))
-    keys = frozenset(key for _, draft in found for key in draft.settings)
-    for owner, draft in found:
-        elsewhere = keys - draft.settings.keys()
-        told = [f"{key}: for other runs of this card, not this one" for key in asked if key in elsewhere]
-        yield owner, msgspec.structs.replace(draft, notes=(*draft.notes, *told)), elsewhere
+    requested = asked_values(sources)
+    wanted = msgspec.structs.replace(request, settings=requested, origins=asked_origins(sources))
+    found = expand_shared(
+        card.name, owners, requested, lambda backend, plugin: _expand(backend, plugin, wanted, inputs)
+    )
+    keys = frozenset(key for _, spec in found for key in spec.settings)
+    for owner, spec in found:
+        foreign_keys = keys - spec.settings.keys()
+        note_texts = [f"{key}: for other runs of this card, not this one" for key in requested if key in foreign_keys]
+        yield owner, msgspec.structs.replace(spec, notes=(*spec.notes, *note_texts)), foreign_keys
 
 
 def _check_effects(run: RunInputs, plugin: Plugin, inputs: BatchInputs) -> None:
     """Refuse a value that would stand in the row, and of which nothing of the run takes notice."""
 
-    def made(other: RunInputs, brings: Plugin) -> Rendering:
+    def render_run(other: RunInputs, brings: Plugin) -> Rendering:
         plan = make_plan(other)
         return Rendering(plan=plan, files=render(plan, _search(brings, inputs)))
 
-    def plans(asking: Asking) -> list[Rendering]:
+    def plans(asking: CommandInputs) -> list[Rendering]:
         otherwise = msgspec.structs.replace(inputs, options=asking.options, context=asking.context)
         return [
-            made(
+            render_run(
                 msgspec.structs.replace(
                     run,
                     request=asking.request,
                     backend=backend.name,
-                    draft=draft,
+                    draft=spec,
                     options=asking.options,
                     context=asking.context,
-                    elsewhere=elsewhere,
+                    elsewhere=foreign_keys,
                 ),
                 brings,
             )
-            for (backend, brings), draft, elsewhere in _drafts(asking.request, otherwise)
+            for (backend, brings), spec, foreign_keys in _specs(asking.request, otherwise)
         ]
 
     def is_fatal(one: Rendering) -> bool:
         readers = _readers(one.plan, inputs.plugins.backends())
         return any(finding.fatal for finding in inputs.plugins.checks(one.plan, readers))
 
-    refuse_without_effect(run, lambda: made(run, plugin), plans, is_fatal)
+    refuse_without_effect(run, lambda: render_run(run, plugin), plans, is_fatal)
 
 
-def _readers(plan: RunPlan, known: Mapping[str, tuple[Backend, Plugin]]) -> tuple[Backend, ...]:
-    return tuple(known[name][0] for name in plan.readers if name in known)
+def _readers(plan: RunPlan, backends: Mapping[str, tuple[Backend, Plugin]]) -> tuple[Backend, ...]:
+    return tuple(backends[name][0] for name in plan.readers if name in backends)
 
 
-def _noted(draft: RunSpec, backend: Backend, card: Card, workspace: Path) -> RunSpec:
+def _with_script_note(spec: RunSpec, backend: Backend, card: Card, workspace: Path) -> RunSpec:
     """Return the draft; of a card of this very folder that names a script, with the note that another thing runs."""
-    if not (draft.templates and card.scripts and card.root == workspace):
-        return draft
+    if not (spec.templates and card.scripts and card.root == workspace):
+        return spec
     note = f"its script {card.scripts} is not what runs: backend {backend.name} renders the card from a recipe"
-    return msgspec.structs.replace(draft, notes=(*draft.notes, note))
+    return msgspec.structs.replace(spec, notes=(*spec.notes, note))
 
 
-def _images(images: Sequence[Dockerfile | Image], draft: RunSpec, card: Card) -> Sequence[Dockerfile | Image | None]:
+def _images(images: Sequence[Dockerfile | Image], spec: RunSpec, card: Card) -> Sequence[Dockerfile | Image | None]:
     """Return what a draft runs in, one run each; its recipe's image goes before the card's Dockerfiles."""
-    if draft.templates and draft.image and draft.image != card.image:
+    if spec.templates and spec.image and spec.image != card.image:
         images = [image for image in images if isinstance(image, Image)]
     return images or (None,)
 
 
 def image_of_command(inputs: BatchInputs) -> str:
     """Return the image that the caller named for every run, or nothing."""
-    asked = dict(inputs.options.sets).get("image")
-    return asked or inputs.options.image or inputs.context.known.MAD_CONTAINER_IMAGE or ""
+    requested = dict(inputs.options.sets).get("image")
+    return requested or inputs.options.image or inputs.context.known.MAD_CONTAINER_IMAGE or ""
 
 
 def _expand(backend: Backend, plugin: Plugin, request: Request, inputs: BatchInputs) -> Sequence[RunSpec]:
@@ -257,35 +259,33 @@ def _expand(backend: Backend, plugin: Plugin, request: Request, inputs: BatchInp
 def _run_inputs(
     request: Request,
     backend: Backend,
-    draft: RunSpec,
+    spec: RunSpec,
     image: Dockerfile | Image | None,
     missing: str,
-    elsewhere: frozenset[str],
+    foreign_keys: frozenset[str],
     inputs: BatchInputs,
 ) -> RunInputs:
-    added = argument_keys(request, draft)
+    added = argument_keys(request, spec)
     return RunInputs(
         **{name: getattr(inputs, name) for name in PlanInputs.__struct_fields__},
         run_id=inputs.new_run_id(request.card.name),
         request=request,
         backend=backend.name,
-        draft=draft,
-        runtime=_runtime(request.card, draft, image, inputs),
-        args=args_for(request, draft, added),
+        draft=spec,
+        runtime=_runtime(request.card, spec, image, inputs),
+        args=args_for(request, spec, added),
         arg_keys=added,
         dockerfile=image if isinstance(image, Dockerfile) else None,
         built=image if isinstance(image, Image) else None,
         missing_image=missing,
-        elsewhere=elsewhere,
+        elsewhere=foreign_keys,
     )
 
 
-def _runtime(card: Card, draft: RunSpec, image: Dockerfile | Image | None, inputs: BatchInputs) -> RuntimeChoice:
-    has_image = bool(image or draft.image or image_of_command(inputs))
+def _runtime(card: Card, spec: RunSpec, image: Dockerfile | Image | None, inputs: BatchInputs) -> RuntimeChoice:
+    has_image = bool(image or spec.image or image_of_command(inputs))
     traits = {name: runtime.traits for name, runtime in inputs.runtimes.items()}
-    return choose_runtime(
-        card, inputs.options, has_image, lambda name: _available(name, inputs), traits, draft.runtimes
-    )
+    return choose_runtime(card, inputs.options, has_image, lambda name: _available(name, inputs), traits, spec.runtimes)
 
 
 def _available(name: str, inputs: BatchInputs) -> Problem | None:
@@ -329,7 +329,7 @@ def dockerfile_context(machine: Machine, context: Context, workspace: Path) -> d
 
 
 def _startable(
-    run: RunInputs, plugin: Plugin, known: Mapping[str, tuple[Backend, Plugin]], inputs: BatchInputs
+    run: RunInputs, plugin: Plugin, backends: Mapping[str, tuple[Backend, Plugin]], inputs: BatchInputs
 ) -> Planned:
     plan = make_plan(run)
     if plan.traits.containerised and not plan.machine.pretended:
@@ -344,11 +344,11 @@ def _startable(
     plan = placed(plan, inputs.runtimes[plan.runtime])
     if plan.traits.containerised:
         plan = _with_note(plan, host_access(plan, inputs.options.environ))
-    backends = _readers(plan, known)
-    plan = use_prepared(plan, needed_assets(plan, backends, inputs.plugins), inputs.options.environ)
+    readers = _readers(plan, backends)
+    plan = use_prepared(plan, needed_assets(plan, readers, inputs.plugins), inputs.options.environ)
     return Planned(
         plan=plan,
-        backends=backends,
+        backends=readers,
         files=render(plan, _search(plugin, inputs)),
         runtime=inputs.runtimes[plan.runtime],
         context=inputs.context.values,

@@ -47,17 +47,17 @@ LIBRARIES = {
 }
 
 
-def start(asked: dict[str, list[str]], text: str) -> None:
+def start(request: dict[str, list[str]], text: str) -> None:
     """Write what is found by the Python that the workload is started with, where that surely is one, else by this."""
     signal.alarm(LIMIT_S)
-    named = next((os.environ[name] for name in asked.pop("python", []) if os.environ.get(name)), "")
+    named = next((os.environ[name] for name in request.pop("python", []) if os.environ.get(name)), "")
     path = shutil.which(named) if named else None
     if path is None or path == sys.executable:
-        main(asked)
+        main(request)
     elif is_python(path):
-        os.execv(path, [path, "-B", "-c", text, json.dumps(asked), text])  # noqa: S606 - the alarm goes on
+        os.execv(path, [path, "-B", "-c", text, json.dumps(request), text])  # noqa: S606 - the alarm goes on
     else:
-        main(asked, [f"asked by {sys.executable}: {named} is not named like a Python"])
+        main(request, [f"asked by {sys.executable}: {named} is not named like a Python"])
 
 
 def is_python(path: str) -> bool:
@@ -65,18 +65,18 @@ def is_python(path: str) -> bool:
     return re.match(r"(python|pypy)[\d.]*[a-z]?$", Path(path).resolve().name) is not None
 
 
-def main(asked: dict[str, list[str]], notes: Iterable[str] = ()) -> None:
+def main(request: dict[str, list[str]], notes: Iterable[str] = ()) -> None:
     """Write what is found; what cannot be found is a note."""
     found: dict[str, Any] = {"notes": list(notes)}
     parts: dict[str, Any] = {
         "inside": system,
-        "packages": lambda: packages(asked["packages"]),
-        "environment": lambda: environment(asked["prefixes"], asked["names"]),
-        "repositories": lambda: repositories(asked["up"], asked["below"], found["notes"]),
+        "packages": lambda: packages(request["packages"]),
+        "environment": lambda: environment(request["prefixes"], request["names"]),
+        "repositories": lambda: repositories(request["up"], request["below"], found["notes"]),
     }
-    for name, ask in parts.items():
+    for name, collect in parts.items():
         try:
-            found[name] = ask()
+            found[name] = collect()
         except Exception as error:  # noqa: BLE001 - whatever is odd there, the workload is to run
             found["notes"].append(f"{name}: {type(error).__name__}: {error}")
     text = f"\n{MARK}{json.dumps(found, ensure_ascii=False)}\n"
@@ -85,7 +85,7 @@ def main(asked: dict[str, list[str]], notes: Iterable[str] = ()) -> None:
 
 def system() -> dict[str, str]:
     """Return operating system, Python, and what of ROCm and CUDA is installed."""
-    told = {
+    values = {
         "os": first(r'^PRETTY_NAME="?([^"\n]*)', read("/etc/os-release")),
         "python": f"{'.'.join(map(str, sys.version_info[:3]))} ({sys.executable})",
         "rocm": read("/opt/rocm/.info/version").strip(),
@@ -93,15 +93,15 @@ def system() -> dict[str, str]:
     }
     for name, pattern in LIBRARIES.items():
         real = [str(path.resolve()) for path in sorted(Path("/").glob(pattern))]
-        told[name] = first(r"\.so\.(.+)$", real[0]) if real else ""
-    return {name: text[:LONGEST] for name, text in told.items() if text}
+        values[name] = first(r"\.so\.(.+)$", real[0]) if real else ""
+    return {name: text[:LONGEST] for name, text in values.items() if text}
 
 
 def packages(names: Iterable[str]) -> dict[str, str]:
     """Return the versions of distributions, with the commit of those that were installed from a repository."""
     from importlib.metadata import PackageNotFoundError, distribution
 
-    told: dict[str, str] = {}
+    values: dict[str, str] = {}
     for name in names:
         try:
             found = distribution(name)
@@ -110,8 +110,8 @@ def packages(names: Iterable[str]) -> dict[str, str]:
             continue
         commit = first(r'"commit_id"\s*:\s*"(\w+)"', found.read_text("direct_url.json") or "")
         if version:
-            told[name] = f"{version} (commit {commit})" if commit else version
-    return {**told, **torch()}
+            values[name] = f"{version} (commit {commit})" if commit else version
+    return {**values, **torch()}
 
 
 def torch() -> dict[str, str]:
@@ -135,12 +135,12 @@ def shortened(text: str) -> str:
 
 def repositories(up: Iterable[str], below: Iterable[str], notes: list[str] | None = None) -> dict[str, str]:
     """Return the commits of repositories: around the folders `up`, and two levels below those of `below`."""
-    until = time.monotonic() + SEARCH_S
+    deadline = time.monotonic() + SEARCH_S
     commits: dict[str, str] = {}
     git = shutil.which("git")
-    for folder in candidates(up, below, until):
-        if commit := commit_of(folder, until):
-            changed = ask_git(folder, until, *DIRTY) if git else None
+    for folder in candidates(up, below, deadline):
+        if commit := commit_of(folder, deadline):
+            changed = run_git(folder, deadline, *DIRTY) if git else None
             commits[str(folder)] = f"{commit} (changed)" if changed else commit
             if changed is None and notes is not None:
                 notes.append(f"{folder}: whether it is changed is not known, {'git failed' if git else 'without git'}")
@@ -149,19 +149,19 @@ def repositories(up: Iterable[str], below: Iterable[str], notes: list[str] | Non
     return commits
 
 
-def commit_of(folder: Path, until: float) -> str:
+def commit_of(folder: Path, deadline: float) -> str:
     """Return the commit that a repository has checked out, "" where neither its files nor git say one."""
-    commit = head(folder) or (ask_git(folder, until, "rev-parse", "HEAD") if shutil.which("git") else None) or ""
+    commit = head(folder) or (run_git(folder, deadline, "rev-parse", "HEAD") if shutil.which("git") else None) or ""
     return commit if re.match(r"[0-9a-f]{40,64}$", commit) else ""
 
 
-def candidates(up: Iterable[str], below: Iterable[str], until: float) -> Iterator[Path]:
+def candidates(up: Iterable[str], below: Iterable[str], deadline: float) -> Iterator[Path]:
     """Yield folders with a `.git`, each once by its real name."""
     seen: set[tuple[Path, int]] = set()
     left = MOST_FOLDERS
-    around = [(parent, 0) for folder in up for parent in parents(Path(folder))]
-    places = [*around, *((Path(folder).expanduser(), 2) for folder in below)]
-    while places and left > 0 and time.monotonic() < until:
+    enclosing = [(parent, 0) for folder in up for parent in parents(Path(folder))]
+    places = [*enclosing, *((Path(folder).expanduser(), 2) for folder in below)]
+    while places and left > 0 and time.monotonic() < deadline:
         folder, depth = places.pop(0)
         real = folder.resolve()
         if (real, depth) in seen:
@@ -206,9 +206,9 @@ def head(folder: Path) -> str:
     return next(filter(None, [*loose, packed]), "")
 
 
-def ask_git(folder: Path, until: float, *words: str) -> str | None:
+def run_git(folder: Path, deadline: float, *words: str) -> str | None:
     """Return what git says, None where it fails or has no time left."""
-    left_s = min(GIT_S, until - time.monotonic())
+    left_s = min(GIT_S, deadline - time.monotonic())
     if left_s <= 0:
         return None
     try:

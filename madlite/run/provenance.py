@@ -97,24 +97,24 @@ class ProbedFacts(Value, frozen=True):
 
 def probe(session: Session, plan: RunPlan, action: Action) -> ProbedFacts:
     """Ask in the folder and with the environment of the action that is to follow."""
-    said = bytearray()
+    output = bytearray()
 
-    def keep(chunk: Chunk) -> None:
-        if (chunk.node, chunk.stream) == (0, 1) and len(said) < MOST_BYTES:
-            said.extend(chunk.data[: MOST_BYTES - len(said)])
+    def collect(chunk: Chunk) -> None:
+        if (chunk.node, chunk.stream) == (0, 1) and len(output) < MOST_BYTES:
+            output.extend(chunk.data[: MOST_BYTES - len(output)])
 
-    argv = ("sh", "-c", _START, "madlite-probe", _text(), json.dumps(_asked(plan)))
+    argv = ("sh", "-c", _START, "madlite-probe", _probe_source(), json.dumps(_probe_request(plan)))
     try:
-        ended = session.run(replace(action, kind="prepare", argv=argv, timeout_s=LIMIT_S), keep)
+        ended = session.run(replace(action, kind="prepare", argv=argv, timeout_s=LIMIT_S), collect)
     except RuntimeProblem as problem:  # of a container that is gone the workload will say so itself
         return ProbedFacts(notes=(f"nothing could be asked where it ran: {problem.message}",))
-    return read_answer(bytes(said), ended.code)
+    return read_answer(bytes(output), ended.code)
 
 
-def read_answer(said: bytes, code: int) -> ProbedFacts:
+def read_answer(output: bytes, code: int) -> ProbedFacts:
     """Return the answer in what the probe printed, beside whatever else was printed there."""
     mark = probe_inside.MARK.encode()
-    lines = [line[len(mark) :] for line in said.split(b"\n") if line.startswith(mark)]
+    lines = [line[len(mark) :] for line in output.split(b"\n") if line.startswith(mark)]
     try:
         return msgspec.json.decode(lines[-1], type=ProbedFacts)
     except (IndexError, msgspec.DecodeError, UnicodeDecodeError):
@@ -122,7 +122,7 @@ def read_answer(said: bytes, code: int) -> ProbedFacts:
         return ProbedFacts(notes=(f"nothing is known of what is where it ran: {why}",))
 
 
-def _asked(plan: RunPlan) -> dict[str, object]:
+def _probe_request(plan: RunPlan) -> dict[str, object]:
     """Return what to look for; on a host the user's other repositories are nobody's business."""
     in_container = plan.traits.containerised
     return {
@@ -135,7 +135,7 @@ def _asked(plan: RunPlan) -> dict[str, object]:
     }
 
 
-def _text() -> str:
+def _probe_source() -> str:
     return Path(probe_inside.__file__).read_text(encoding="utf-8")
 
 
@@ -146,13 +146,13 @@ _USER = re.compile(r"(?<=://)(?:[^/\s]+|[^/\s:@[]*:(?!\d{1,5}/)\S{1,500})(?=@)")
 
 
 def make_provenance(
-    one: Planned, plugins: Plugins, labels: Mapping[str, str], inside: ProbedFacts, facts: Mapping[str, str]
+    planned: Planned, plugins: Plugins, labels: Mapping[str, str], inside: ProbedFacts, facts: Mapping[str, str]
 ) -> Provenance:
     """Return where a run's number comes from.
 
     `labels` are its image's, `inside` what was asked where it ran, `facts` what its GPUs' driver says.
     """
-    script, digest = _script(one)
+    script, digest = _script(planned)
     shown = dict(list(labels.items())[:_MOST_LABELS])
     return Provenance(
         versions=versions(plugins),
@@ -162,20 +162,20 @@ def make_provenance(
         repositories=inside.repositories,
         packages=inside.packages,
         inside=inside.inside,
-        host=host_facts() if one.plan.traits.local else {},
-        gpu=gpu_facts(one.plan.machine, one.plan.place.gpu_ids, facts),
-        environment=_environment(inside.environment or relevant(one.plan.env)),
+        host=host_facts() if planned.plan.traits.local else {},
+        gpu=gpu_facts(planned.plan.machine, planned.plan.place.gpu_ids, facts),
+        environment=_environment(inside.environment or relevant(planned.plan.env)),
         notes=inside.notes,
     )
 
 
-def gpu_facts(machine: Machine, gpu_ids: Iterable[int], told: Mapping[str, str]) -> dict[str, str]:
-    """Return what the run's GPUs are, as detected, and what their driver `told`; nothing without a GPU."""
+def gpu_facts(machine: Machine, gpu_ids: Iterable[int], driver_facts: Mapping[str, str]) -> dict[str, str]:
+    """Return what the run's GPUs are, as detected, and what their driver `driver_facts`; nothing without a GPU."""
     used = [gpu for gpu in machine.gpus if gpu.index in tuple(gpu_ids)]
     if not used:
         return {}
     sizes = dict.fromkeys(f"{gpu.memory_bytes / _GIB:.1f}" for gpu in used if gpu.memory_bytes)
-    known = {
+    values = {
         "count": str(len(used)),
         "product": machine.product,
         "architecture": machine.architecture,
@@ -183,9 +183,9 @@ def gpu_facts(machine: Machine, gpu_ids: Iterable[int], told: Mapping[str, str])
         "driver": machine.driver_version,
         "rocm": machine.rocm_version,
         "cuda": machine.cuda_version,
-        **told,
+        **driver_facts,
     }
-    return {name: text for name, text in known.items() if text}
+    return {name: text for name, text in values.items() if text}
 
 
 def relevant(env: Mapping[str, EnvValue]) -> dict[str, str]:
@@ -218,10 +218,10 @@ def versions(plugins: Plugins) -> dict[str, str]:
     return {**others, **unknown, "madlite": __version__}
 
 
-def _script(one: Planned) -> tuple[str, str]:
+def _script(planned: Planned) -> tuple[str, str]:
     """Return the script that runs, relative to the workspace, and its SHA-256; of a folder it is the run.sh in it."""
-    plan = one.plan
-    rendered = next((file for file in one.files if file.path == "run.sh"), None)
+    plan = planned.plan
+    rendered = next((file for file in planned.files if file.path == "run.sh"), None)
     if rendered is not None:
         return str(plan.folder.relative_to(plan.workspace) / rendered.path), hashlib.sha256(rendered.data).hexdigest()
     path = plan.card.scripts
@@ -308,7 +308,9 @@ class TelemetryRecorder:
             foreign_processes=sampler.foreign_processes,
             processes_known=sampler.processes_known,
             cost=sampler.core_share,
-            problem="; ".join(filter(None, (sampler.problem, _untold(sampler.source, summary), summary.problem))),
+            problem="; ".join(
+                filter(None, (sampler.problem, _missing_samples(sampler.source, summary), summary.problem))
+            ),
         )
 
     def _tokens_per_joule(self, window: Window | None, summary: TelemetrySummary) -> float | None:
@@ -318,47 +320,47 @@ class TelemetryRecorder:
         return window.median / summary.power_w if summary.power_w else None
 
 
-def _untold(source: str, summary: TelemetrySummary) -> str:
+def _missing_samples(source: str, summary: TelemetrySummary) -> str:
     return f"{source} tells nothing of {summary.untold}" if summary.untold else ""
 
 
 # What is noted of a run beside its log: what it ran on and with, and what its GPUs did meanwhile.
 
-NOT_ASKED = "nothing was asked where it ran: probe is switched off"
+NOT_PROBED = "nothing was asked where it ran: probe is switched off"
 
 
 class Instrumentation:
     """Asks and samples around a run's own step; nothing of it can fail the run."""
 
-    def __init__(self, one: Planned, plugins: Plugins, host: Host, now: Callable[[], float]) -> None:
-        self._one, self._plugins = one, plugins
-        self._sensors = TelemetryRecorder(one.plan, host, now)
+    def __init__(self, planned: Planned, plugins: Plugins, host: Host, now: Callable[[], float]) -> None:
+        self._one, self._plugins = planned, plugins
+        self._telemetry = TelemetryRecorder(planned.plan, host, now)
         self._inside: ProbedFacts | None = None
 
     def probe(self, session: Session, action: Action) -> None:
         """Ask what is there, before the model's own step, unless that is switched off."""
         plan = self._one.plan
-        self._inside = probe(session, plan, action) if plan.probe else ProbedFacts(notes=(NOT_ASKED,))
+        self._inside = probe(session, plan, action) if plan.probe else ProbedFacts(notes=(NOT_PROBED,))
 
     @contextmanager
     def sampling(self, session: Session, folder: Folder) -> Iterator[None]:
         """Sample the GPUs while the model's own step runs."""
-        with self._sensors.sampling(session, folder):
+        with self._telemetry.sampling(session, folder):
             yield
 
     @property
     def foreign_processes(self) -> tuple[str, ...] | None:
         """Processes on the GPUs that are not the run's; None where nobody can know."""
-        return self._sensors.foreign_processes
+        return self._telemetry.foreign_processes
 
-    def tell(self, result: Result) -> Result:
+    def annotate(self, result: Result) -> Result:
         """Return the result with what was noted."""
-        telemetry = self._sensors.telemetry(result.window)
+        telemetry = self._telemetry.telemetry(result.window)
         labels = result.image.labels
         inside = self._inside or ProbedFacts()
-        provenance = make_provenance(self._one, self._plugins, labels, inside, self._sensors.facts)
-        looked = self._inside is not None and self._one.plan.traits.local
-        doubts = host_warnings(self._one.plan.machine, provenance.host) if looked else ()
+        provenance = make_provenance(self._one, self._plugins, labels, inside, self._telemetry.facts)
+        probed = self._inside is not None and self._one.plan.traits.local
+        doubts = host_warnings(self._one.plan.machine, provenance.host) if probed else ()
         return replace(
             result,
             telemetry=telemetry,

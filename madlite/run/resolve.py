@@ -94,8 +94,8 @@ def resolve(planned: Sequence[Planned], plugins: Plugins, options: Options, want
     """Return what the runs need; the hub is asked for what is not here in full, nothing is fetched."""
     runs = [run for run in planned if run.plan.blocked is None or run.plan.blocked.status is not Status.SKIPPED]
     resolver = _Resolver(runs, options, wanted)
-    found = [*(resolver.images(runs) if wanted.images else ())]
-    found += [resolver.resolve(asset, run) for asset, run in _merged(runs, plugins, options)]
+    requirement = [*(resolver.images(runs) if wanted.images else ())]
+    requirement += [resolver.resolve(asset, run) for asset, run in _merge_assets(runs, plugins, options)]
     refused = resolver.refused
     blocked = [run.plan.blocked for run in runs if run.plan.blocked is not None]  # an engine or GPUs may come later
     refused += dict.fromkeys((why.reason, why.hint) for why in blocked if why.cause is Cause.PREPARE)
@@ -104,11 +104,11 @@ def resolve(planned: Sequence[Planned], plugins: Plugins, options: Options, want
             f"{one.what} is not here in full, and offline nothing is fetched",
             "madlite prepare where there is a network, without --offline and HF_HUB_OFFLINE",
         )
-        for one in found
+        for one in requirement
         if resolver.is_offline(one.run) and one.state not in ("here", "by each run")
     ]
     access = replace(resolver.access, endpoint=hub_endpoint(options.environ))
-    return Resolution(requirements=tuple(found), refused=tuple(refused), access=access, data=resolver.data)
+    return Resolution(requirements=tuple(requirement), refused=tuple(refused), access=access, data=resolver.data)
 
 
 class _Resolver:
@@ -128,20 +128,22 @@ class _Resolver:
 
     def images(self, runs: Iterable[Planned]) -> Iterator[Requirement]:
         """Yield the images of runs in containers, each once."""
-        seen: list[Image] = []
+        images_seen: list[Image] = []
         for run in runs:
             image = run.plan.image
-            if image is not None and run.plan.traits.containerised and image not in seen:
-                seen.append(image)
+            if image is not None and run.plan.traits.containerised and image not in images_seen:
+                images_seen.append(image)
                 yield self._image(image, run)
 
     def _image(self, image: Image, run: Planned) -> Requirement:
         builds = image.dockerfile is not None and not image.prebuilt
         source, note = str(image.dockerfile) if builds else image.registry or "registry", ""
-        found = Requirement(what=f"image {image.ref}", source=source, state="here", place="container engine", run=run)
+        requirement = Requirement(
+            what=f"image {image.ref}", source=source, state="here", place="container engine", run=run
+        )
         try:
             if is_here(image, self._environ) and not (builds and not self.is_offline(run)):
-                return found
+                return requirement
         except RuntimeProblem as problem:
             note = problem.message
 
@@ -149,14 +151,14 @@ class _Resolver:
             used = run.runtime.prepare(run.plan, say)
             return used.digest or used.ref
 
-        return replace(found, state="to build" if builds else "to fetch", fetch=fetch, note=note)
+        return replace(requirement, state="to build" if builds else "to fetch", fetch=fetch, note=note)
 
     def resolve(self, asset: Asset, run: Planned) -> Requirement:
         """Return what is known of an asset; the network is asked where it is not here in full."""
         cache, hub = hub_cache(around(run.plan, self._environ)), asset.source == "hub"
         here = find_asset(asset, cache, self.data)
         access = replace(self.access, endpoint=hub_endpoint(settings(run.plan, self._environ)))
-        found = Requirement(
+        requirement = Requirement(
             what=f"{asset.kind} {asset.ref if hub else asset.path or asset.ref}",
             source=_source(asset, access),
             state="to fetch",
@@ -167,45 +169,45 @@ class _Resolver:
         )
         offline = self.is_offline(run)
         if not hub and not asset.path:
-            return replace(found, state="by each run", place="-", note=asset.hint)
+            return replace(requirement, state="by each run", place="-", note=asset.hint)
         if here is not None and not (self._wanted.refresh and hub and not offline):
-            return replace(found, state="here", size=_size_here(here))
+            return replace(requirement, state="here", size=_size_here(here))
         if asset.source == "made":  # nobody knows how much it will be
             demand = Demand(folder=self.data, bytes=0, way=_DATA_WAY, writes=True)
-            return replace(found, state="to make", makes=asset, demand=demand)
+            return replace(requirement, state="to make", makes=asset, demand=demand)
         if hub:
-            return (self._in_cache if offline else self._on_hub)(found, asset, cache, access)
-        return found if offline else self._on_web(found, asset)
+            return (self._in_cache if offline else self._on_hub)(requirement, asset, cache, access)
+        return requirement if offline else self._on_web(requirement, asset)
 
-    def _on_hub(self, found: Requirement, asset: Asset, cache: Path, access: Access) -> Requirement:
+    def _on_hub(self, requirement: Requirement, asset: Asset, cache: Path, access: Access) -> Requirement:
         try:
             listing = list_files(asset, access)
         except Refused as refused:
-            who = _asker(found.run) if isinstance(refused, Unknown) else ""
+            who = _requested_by(requirement.run) if isinstance(refused, Unknown) else ""
             self.refused.append((refused.message, "; ".join(filter(None, (refused.hint, who)))))
-            return replace(found, state="unknown")
+            return replace(requirement, state="unknown")
         missing = missing_bytes(asset, listing, cache)
         absent = f"it has no {', '.join(listing.absent)}" if listing.absent else ""
         way = f"another folder: HF_HOME=… or {CACHES[0]}=…"
         return replace(
-            found,
+            requirement,
             state="to check" if missing == 0 else "to fetch" if missing == listing.bytes else "partly here",
             size=listing.bytes,
             missing=missing,
             fetch=self._download(asset, listing, cache, access),
             demand=Demand(folder=cache, bytes=missing, way=way, within=repo_folder(asset, cache) / "blobs"),
-            note="; ".join(filter(None, (found.note, absent))),
+            note="; ".join(filter(None, (requirement.note, absent))),
         )
 
-    def _in_cache(self, found: Requirement, asset: Asset, cache: Path, access: Access) -> Requirement:
+    def _in_cache(self, requirement: Requirement, asset: Asset, cache: Path, access: Access) -> Requirement:
         """Return what is told of a repository that another tool fetched, where nobody can be asked what it has."""
         there = scan_cache(asset, cache)
         if there is None:
-            return found
+            return requirement
         listing = Listing(commit=there.commit, files=there.files)
         note = "complete as far as its own files tell: another tool fetched it, and nobody noted what the hub has"
         fetch, place = self._download(asset, listing, cache, access), str(there.folder)
-        return replace(found, state="here", size=listing.bytes, fetch=fetch, place=place, note=note)
+        return replace(requirement, state="here", size=listing.bytes, fetch=fetch, place=place, note=note)
 
     def _download(self, asset: Asset, listing: Listing, cache: Path, access: Access) -> Fetch:
         def fetch(say: Say, tell: Tell, stop: threading.Event) -> Path:
@@ -214,12 +216,12 @@ class _Resolver:
 
         return fetch
 
-    def _on_web(self, found: Requirement, asset: Asset) -> Requirement:
+    def _on_web(self, requirement: Requirement, asset: Asset) -> Requirement:
         try:
             source = look_up(asset)
         except RuntimeProblem as problem:
             self.refused.append((problem.message, problem.hint))
-            return replace(found, state="unknown")
+            return replace(requirement, state="unknown")
 
         def fetch(say: Say, tell: Tell, stop: threading.Event) -> Path:
             return fetch_file(asset, source, self.data, say, tell, stop)
@@ -228,7 +230,7 @@ class _Resolver:
         have = (source.size or 0) if whole else max(size_of(part_of(asset, source, self.data)), 0)
         missing = max((source.size or 0) - have, 0)
         return replace(
-            found,
+            requirement,
             state="partly here" if have else "to fetch",
             size=source.size,
             missing=missing,
@@ -237,21 +239,21 @@ class _Resolver:
         )
 
 
-def _merged(runs: Iterable[Planned], plugins: Plugins, options: Options) -> Iterator[tuple[Asset, Planned]]:
+def _merge_assets(runs: Iterable[Planned], plugins: Plugins, options: Options) -> Iterator[tuple[Asset, Planned]]:
     """Yield what the runs need, each once, a repository with all its patterns; what runs make comes last."""
-    found: dict[tuple[object, ...], tuple[Asset, Planned]] = {}
+    requirement: dict[tuple[object, ...], tuple[Asset, Planned]] = {}
     for run in runs:
         where = hub_endpoint(settings(run.plan, options.environ)), hub_cache(around(run.plan, options.environ))
         for asset in needed_assets(run.plan, run.backends, plugins):
             hub = where if asset.source == "hub" else ()
             key = (asset.source, asset.ref, asset.revision, asset.path, is_dataset(asset), hub)
-            before = found.get(key)
-            found[key] = (_both(before[0], asset), before[1]) if before else (asset, run)
+            before = requirement.get(key)
+            requirement[key] = (_merge_pair(before[0], asset), before[1]) if before else (asset, run)
     order = ("hub", "url", "made")
-    yield from sorted(found.values(), key=lambda pair: order.index(pair[0].source))
+    yield from sorted(requirement.values(), key=lambda pair: order.index(pair[0].source))
 
 
-def _both(one: Asset, other: Asset) -> Asset:
+def _merge_pair(one: Asset, other: Asset) -> Asset:
     every = not one.files or not other.files
     return replace(
         one,
@@ -269,7 +271,7 @@ def _hidden_cache(run: Planned) -> str:
     return f"its container has a cache of its own ({own}={env[own]}), and does not see this one" if own else ""
 
 
-def _asker(run: Planned) -> str:
+def _requested_by(run: Planned) -> str:
     backends = ", ".join(dict.fromkeys(backend.name for backend in run.backends))
     return f"asked for by the recipe and settings of {run.plan.card.name} (backend {backends})"
 

@@ -24,8 +24,8 @@ class RunProgress:
     them says: a failure is explained by the node that failed first.
     """
 
-    def __init__(self, follower: LogMonitor, rules: Iterable[FailureRule] = (), nodes: int = 1) -> None:
-        self.follower = follower
+    def __init__(self, monitor: LogMonitor, rules: Iterable[FailureRule] = (), nodes: int = 1) -> None:
+        self.monitor = monitor
         self.outcome: JobOutcome | None = None  # of a session that failed, in its engine's words
         self.shell = ""  # what opens one in a session that is kept
         self._nodes = nodes
@@ -49,7 +49,7 @@ class RunProgress:
     @property
     def log(self) -> LogMonitor:
         """The output of the action that ran last, of several nodes that of the one which failed first."""
-        whole = self.follower if self._kind == "run" else self._aside
+        whole = self.monitor if self._kind == "run" else self._aside
         failed = self.ended.failed_node if self.ended is not None else None
         own = self._of_node.get(failed) if failed is not None else None
         return own if own is not None and own.lines else whole
@@ -83,7 +83,7 @@ class RunProgress:
         if self._nodes > 1:
             self._of_node.setdefault(chunk.node, LogMonitor((), self._rules)).feed(chunk.data, chunk.stream)
         if self._kind == "run":
-            self.follower.feed(chunk.data, chunk.stream, chunk.node)
+            self.monitor.feed(chunk.data, chunk.stream, chunk.node)
             return
         self._aside.feed(chunk.data, chunk.stream, chunk.node)
         if (chunk.node, chunk.stream) == (0, 1):
@@ -123,7 +123,7 @@ class RunProgress:
             suspect=verdict.suspect,
             checks=verdict.checks,
             compute=verdict.compute,
-            config=self.follower.config,
+            config=self.monitor.config,
             exit_code=self.ran.code if self.ran else None,
             node_codes=self.ran.codes if self.ran else (),
             outcome=self.outcome,
@@ -131,7 +131,7 @@ class RunProgress:
             image=self.image,
             durations_s=self.durations_s,
             git_commit=self.git_commit,
-            steps=self.follower.steps.count(),
+            steps=self.monitor.steps.count(),
             started=started,
             data_size=self.data_size,
             data_download_s=self.data_s,

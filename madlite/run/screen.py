@@ -133,7 +133,7 @@ class Screen(Protocol):
     def output(self, chunk: bytes, stream: int, run_id: str) -> None:
         """The workload printed something, secrets masked."""
 
-    def told(self, text: str, run_id: str) -> None:
+    def mad_line(self, text: str, run_id: str) -> None:
         """Madengine would say this line of the run, secrets masked; whether anybody wants it the screen knows."""
 
     def step(self, plan: RunPlan, step: Step) -> None:
@@ -175,9 +175,9 @@ class RunEvents:
         """The workload printed something, secrets masked."""
         self._screen.output(chunk, stream, self._plan.id)
 
-    def told(self, text: str) -> None:
+    def mad_line(self, text: str) -> None:
         """Madengine would say this line of the run, secrets masked."""
-        self._screen.told(text, self._plan.id)
+        self._screen.mad_line(text, self._plan.id)
 
     def step(self, step: Step) -> None:
         """The workload reported a training step."""
@@ -188,8 +188,8 @@ class RunEvents:
 class Planned(Value, frozen=True):
     """A plan that can start: with the backends that read it, its rendered files, its runtime and the context.
 
-    A blocked one of a card that nothing could be planned for has neither backends nor files.  `unasked` plans its card
-    again as if the command asked nothing of it.
+    A blocked plan of a card that could not be planned has neither backends nor files.  `without_options` plans the card
+    again without the options of the command.
     """
 
     plan: RunPlan
@@ -198,7 +198,7 @@ class Planned(Value, frozen=True):
     runtime: Runtime
     context: dict[str, Json] = {}
     context_left_out: tuple[str, ...] = ()  # places of secrets that the context had and this one has not
-    unasked: Callable[[], Sequence[Planned]] = tuple
+    without_options: Callable[[], Sequence[Planned]] = tuple
 
 
 class RunOutcome(Value, frozen=True):

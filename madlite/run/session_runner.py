@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from madlite.cancellation import Interrupted
 from madlite.errors import MadliteError, RuntimeProblem
-from madlite.measure.multiple import FileStamp, Read, is_fresh, parse_results, stamp, unreadable
+from madlite.measure.multiple import FileResults, FileStamp, is_fresh, parse_results, stamp, unreadable
 from madlite.measure.verdict import Observation
 from madlite.model import Action, Cause, Exit, JobOutcome, RunPlan, Runtime, Session, Sink
 from madlite.run.log import RunLog
@@ -36,9 +36,9 @@ class ResultsFile:
 
     def __init__(self, plan: RunPlan) -> None:
         rule = plan.result_rule
-        self._root, self._up = plan.workspace, plan.workspace / rule.file
+        self._root, self._target = plan.workspace, plan.workspace / rule.file
         wanted = rule.kind == "multiple_results"
-        self._paths = (plan.workspace / plan.model_dir / rule.file, self._up) if wanted else ()
+        self._paths = (plan.workspace / plan.model_dir / rule.file, self._target) if wanted else ()
         self._before: dict[Path, FileStamp | None] = {}
         self._begun_ns = 0
 
@@ -47,7 +47,7 @@ class ResultsFile:
         self._before = {path: stamp(path) for path in self._paths}
         self._begun_ns = time.time_ns()
 
-    def read(self) -> Read | None:
+    def read(self) -> FileResults | None:
         """Return the results, and copy the file up into the workspace, as MAD's tooling expects it there."""
         fresh = next((p for p, before in self._before.items() if is_fresh(p, before, self._begun_ns)), None)
         if fresh is None:
@@ -56,8 +56,8 @@ class ResultsFile:
             read = parse_results(fresh.name, read_inside(fresh, self._root))
         except OSError as error:
             return unreadable(fresh.name, error)
-        if fresh != self._up:
-            copy_whole(fresh, self._up, self._root)
+        if fresh != self._target:
+            copy_whole(fresh, self._target, self._root)
         return read
 
 
@@ -82,17 +82,17 @@ class SessionRunner:
         screen: RunEvents,
         clock: Callable[[], float],
         instrumentation: Instrumentation,
-        told: MadLog,
+        first_result: MadLog,
     ) -> None:
         self.one, self.plan = one, one.plan
         self.state, self.stop, self.screen, self.clock = state, stop, screen, clock
-        self.instrumentation, self.told = instrumentation, told
+        self.instrumentation, self.first_result = instrumentation, first_result
         self.session: Session | None = None  # while it is open
 
     def act(self, folder: RunFolder, log: RunLog) -> Observation:
         """Hold the session open while the actions run; ended from outside, that is what counts."""
         results = ResultsFile(self.plan)
-        seen = Observation()
+        observed = Observation()
         session: Session | None = None
         try:
             self.stop.check()
@@ -100,14 +100,18 @@ class SessionRunner:
                 folder.put(HANDLE, session.handle)
                 self.state.shell = session.shell
                 self.session = session
-                seen = self._act(session, folder, log, results)
-                unbrought = self._bring(session, folder)
-                self.state.follower.finish(folder.work)
-                seen = replace(seen, results=results.read())
-                if unbrought is not None and _went_well(seen) and self.plan.result_rule.kind == "multiple_results":
-                    raise unbrought
-                if unbrought is None:
-                    self._hand_up(session, seen)
+                observed = self._act(session, folder, log, results)
+                collect_problem = self._collect_files(session, folder)
+                self.state.monitor.finish(folder.work)
+                observed = replace(observed, results=results.read())
+                if (
+                    collect_problem is not None
+                    and _succeeded(observed)
+                    and self.plan.result_rule.kind == "multiple_results"
+                ):
+                    raise collect_problem
+                if collect_problem is None:
+                    self._copy_outputs(session, observed)
                 self._clean(session, log)
         except RuntimeProblem:
             if self.stop.reason is None:
@@ -117,9 +121,9 @@ class SessionRunner:
             self.session = None
         reason = self.stop.reason
         if reason is None:
-            return seen
+            return observed
         self.state.hint = reason.hint or self.state.hint
-        return replace(seen, stopped=reason.cause, stopped_text=reason.text, stopped_line=reason.evidence)
+        return replace(observed, stopped=reason.cause, stopped_text=reason.text, stopped_line=reason.evidence)
 
     def _act(self, session: Session, folder: RunFolder, log: RunLog, results: ResultsFile) -> Observation:
         """Run the actions in their order; one that fails is the last."""
@@ -129,34 +133,34 @@ class SessionRunner:
             if self.stop.reason is not None:
                 break
             self.screen.action(action.kind, _phase(action))
-            self.told.before(action)
+            self.first_result.before(action)
             if action.kind == "run":
                 results.begin()
-                with self.stop.off_the_clock():
+                with self.stop.paused_limit():
                     self.instrumentation.probe(session, action)
             self.state.begin(action.kind, self.clock())
             try:
-                with self._following(action, session, folder, log) as feed:
-                    ended = answered(session.run(self._marked(action), feed), Exit, "run", self.one.runtime)
+                with self._monitored(action, session, folder, log) as feed:
+                    ended = check_type(session.run(self._with_run_mark(action), feed), Exit, "run", self.one.runtime)
             except RuntimeProblem:
                 self.state.cut_off(self.clock())
                 self._note_outcome(session)
                 raise
             log.flush()
             self.state.end(ended)
-            self.told.after(action, ended)
+            self.first_result.after(action, ended)
             if ended.code != 0:
                 self._note_outcome(session)
                 return Observation(
                     exit=ended,
                     failed_action="" if action.kind == "run" else action.kind,
                     failed_line=self.state.best_error_line,
-                    failed_node=_node_words(session, ended.failed_node),
+                    failed_node=_node_text(session, ended.failed_node),
                     node_log=self.state.failed_log,
                 )
         return Observation(exit=self.state.ran, skipped=self.plan.skip_model_run)
 
-    def _marked(self, action: Action) -> Action:
+    def _with_run_mark(self, action: Action) -> Action:
         """Return an action by whose environment its processes are known where a probe sees those of others, too."""
         traits = self.plan.traits
         if traits.local or traits.containerised:  # the host's runtime has its own mark, a container nobody else's
@@ -175,7 +179,7 @@ class SessionRunner:
             _log.debug("no outcome: %s", problem.message)
 
     @contextmanager
-    def _following(self, action: Action, session: Session, folder: RunFolder, log: RunLog) -> Iterator[Sink]:
+    def _monitored(self, action: Action, session: Session, folder: RunFolder, log: RunLog) -> Iterator[Sink]:
         """Watch over the model's own step and sample its GPUs; other actions are short."""
         if action.kind != "run":
             yield log.feed
@@ -183,7 +187,7 @@ class SessionRunner:
         with self.stop.following(log.feed) as feed, self.instrumentation.sampling(session, folder.files):
             yield feed
 
-    def _bring(self, session: Session, folder: RunFolder) -> RuntimeProblem | None:
+    def _collect_files(self, session: Session, folder: RunFolder) -> RuntimeProblem | None:
         """Collect what is read of a run's files from where it ran, unless it is here as soon as it is written.
 
         Return why that cannot be, as of a node that is gone: what the run itself came to is told all the same.
@@ -201,9 +205,9 @@ class SessionRunner:
             return problem
         return None
 
-    def _hand_up(self, session: Session, seen: Observation) -> None:
+    def _copy_outputs(self, session: Session, observed: Observation) -> None:
         """Copy what a run that went well left for the workspace up into it."""
-        if self.plan.outputs and _went_well(seen):
+        if self.plan.outputs and _succeeded(observed):
             patterns = [f"{self.plan.model_dir}/{pattern}" for pattern in self.plan.outputs]
             is_there = any(True for pattern in patterns for _ in self.plan.workspace.glob(pattern))
             if is_there or not self.plan.traits.shares_files:
@@ -221,7 +225,7 @@ class SessionRunner:
                     _log.warning("%s was not cleaned: %s", self.plan.model_dir, problem.message)
 
 
-def answered(value: object, kind: type[_T], what: str, runtime: Runtime) -> _T:
+def check_type(value: object, kind: type[_T], what: str, runtime: Runtime) -> _T:
     """Return what a runtime answered.
 
     Raises:
@@ -239,11 +243,11 @@ def _phase(action: Action) -> str:
     return _PHASES.get(action.kind, action.kind)
 
 
-def _went_well(seen: Observation) -> bool:
-    return seen.exit is not None and seen.exit.code == 0 and not seen.failed_action
+def _succeeded(observed: Observation) -> bool:
+    return observed.exit is not None and observed.exit.code == 0 and not observed.failed_action
 
 
-def _node_words(session: Session, node: int | None) -> str:
+def _node_text(session: Session, node: int | None) -> str:
     """Return which of several nodes failed, by its number and name."""
     if node is None or len(session.nodes) < 2:
         return ""

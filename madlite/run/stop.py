@@ -19,7 +19,7 @@ from madlite.errors import ExitCode
 from madlite.model import Cause, Chunk, Say, Session, Sink
 from madlite.run.watchdog.watchdog import StopReason, Watchdog
 
-_STOP, _HURRY, _END, _LOOK = b"s", b"h", b"e", b"l"
+_STOP, _KILL, _END, _WAKE = b"s", b"h", b"e", b"l"
 _LONGEST_WAIT_S = 3600.0  # of one select; a longer limit is waited for in turns
 
 
@@ -34,14 +34,14 @@ class StopControl:
         limit_s: float | None = None,
         grace_s: float = 0.0,
         say: Say = lambda text: None,
-        dog: Watchdog | None = None,
+        watchdog: Watchdog | None = None,
     ) -> None:
         self.reason: StopReason | None = None
         self.cancellation = Cancellation()
-        self._one = threading.Lock()
-        self._heard: tuple[Callable[[StopReason], None], ...] = ()
+        self._lock = threading.Lock()
+        self._listeners: tuple[Callable[[StopReason], None], ...] = ()
         self._say = say
-        self._dog = dog
+        self._watchdog = watchdog
         self._limit_s, self._deadline_s = limit_s, limit_s
         self._off_since_s: float | None = None
         self._grace_s = grace_s
@@ -49,28 +49,28 @@ class StopControl:
 
     def request(self, reason: StopReason) -> None:
         """Ask for the end, from any thread; asked a second time, nothing waits any more."""
-        with self._one:
+        with self._lock:
             first = self.reason is None
             self.reason = reason if first else self.reason
-            self._send(_STOP if first else _HURRY)
-            heard = self._heard
+            self._send(_STOP if first else _KILL)
+            listener = self._listeners
         self.cancellation.cancel()
-        for one in heard:
+        for one in listener:
             one(reason)
 
     @contextmanager
-    def passing_to(self, heard: Callable[[StopReason], None]) -> Iterator[None]:
+    def passing_to(self, listener: Callable[[StopReason], None]) -> Iterator[None]:
         """Pass what is asked for on to one more while the block runs; what was asked for before, too."""
-        with self._one:
-            self._heard += (heard,)
-            asked = self.reason
+        with self._lock:
+            self._listeners += (listener,)
+            reason = self.reason
         try:
-            if asked is not None:
-                heard(asked)
+            if reason is not None:
+                listener(reason)
             yield
         finally:
-            with self._one:
-                self._heard = tuple(one for one in self._heard if one is not heard)
+            with self._lock:
+                self._listeners = tuple(one for one in self._listeners if one is not listener)
 
     def check(self) -> None:
         """Raise Interrupted where the end was asked for."""
@@ -92,65 +92,65 @@ class StopControl:
     @contextmanager
     def following(self, feed: Sink) -> Iterator[Sink]:
         """Let the watchdog follow an action that runs inside; its output goes to `feed` through what this yields."""
-        if self._dog is None:
+        if self._watchdog is None:
             yield feed
             return
-        silence = self._dog.silence
+        progress_monitor = self._watchdog.progress_monitor
 
-        def heard(chunk: Chunk) -> None:
-            with silence.reading():
+        def listener(chunk: Chunk) -> None:
+            with progress_monitor.reading():
                 feed(chunk)
 
-        with silence.following():
-            self._send(_LOOK)
-            yield heard
+        with progress_monitor.following():
+            self._send(_WAKE)
+            yield listener
 
     @contextmanager
-    def off_the_clock(self) -> Iterator[None]:
+    def paused_limit(self) -> Iterator[None]:
         """Let the time inside not count against the limit; signals are heard all the same."""
         self._off_since_s = time.monotonic()
-        self._send(_LOOK)
+        self._send(_WAKE)
         try:
             yield
         finally:
             if (deadline_s := self._deadline_s) is not None:
                 self._deadline_s = deadline_s + time.monotonic() - self._off_since_s
             self._off_since_s = None
-            self._send(_LOOK)
+            self._send(_WAKE)
 
     def close(self) -> None:
         """Give the pipe back; what is asked for later is noted, and nothing is there to end."""
-        with self._one:
+        with self._lock:
             os.close(self._read)
             os.close(self._write)
             self._write = -1
 
-    def _send(self, word: bytes) -> None:
+    def _send(self, command: bytes) -> None:
         if self._write < 0:
             return
         try:
-            os.write(self._write, word)
+            os.write(self._write, command)
         except BlockingIOError:  # it has been told often enough
             return
 
     def _watch(self, session: Session) -> None:
         """Wait for words and the clock; stops run in threads of their own, so that a second word is heard."""
         stops: list[threading.Thread] = []
-        while _END not in (words := self._receive()):
+        while _END not in (commands := self._receive()):
             if (reason := self._due()) is not None:
-                self.reason, words = self.reason or reason, words + _STOP
-            if _STOP in words:
-                self._say(f"stopping: {_words(self.reason)} (Ctrl-C kills it now)")
+                self.reason, commands = self.reason or reason, commands + _STOP
+            if _STOP in commands:
+                self._say(f"stopping: {_reason_text(self.reason)} (Ctrl-C kills it now)")
                 stops.append(_start(session, self._grace_s))
-            if _HURRY in words:
+            if _KILL in commands:
                 self._say("killing it")
                 stops.append(_start(session, 0.0))
-            if self._dog is not None and self.reason is not None:
-                self._dog.leave()
+            if self._watchdog is not None and self.reason is not None:
+                self._watchdog.cancel_probe()
         for stop in stops:
             stop.join()
-        if self._dog is not None:
-            self._dog.close()
+        if self._watchdog is not None:
+            self._watchdog.close()
 
     def _due(self) -> StopReason | None:
         """Return why the run has to end now by the clock or its silence, unless it is ending already."""
@@ -160,10 +160,10 @@ class StopControl:
         if self.reason is not None:
             return None
         if over:
-            silence = self._dog.silence.told() if self._dog is not None else ""
-            text = f"timed out after {self._limit_s:g} s" + (f"; {silence}" if silence else "")
+            silent = self._watchdog.progress_monitor.description() if self._watchdog is not None else ""
+            text = f"timed out after {self._limit_s:g} s" + (f"; {silent}" if silent else "")
             return StopReason(cause=Cause.TIMEOUT, text=text)
-        return self._dog.check() if self._dog is not None else None
+        return self._watchdog.check() if self._watchdog is not None else None
 
     def _left_s(self) -> float | None:
         """Return the seconds to the time limit; None without one, and while the time does not count."""
@@ -176,13 +176,13 @@ class StopControl:
         waits = [_LONGEST_WAIT_S]
         if (left_s := self._left_s()) is not None:
             waits.append(left_s)
-        if self._dog is not None and self.reason is None and (wait_s := self._dog.wait_s()) is not None:
+        if self._watchdog is not None and self.reason is None and (wait_s := self._watchdog.wait_s()) is not None:
             waits.append(wait_s)
         ready, _, _ = select.select([self._read], [], [], min(waits))
         return os.read(self._read, 64) if ready else b""
 
 
-def _words(reason: StopReason | None) -> str:
+def _reason_text(reason: StopReason | None) -> str:
     return (reason.short or reason.text) if reason else ""
 
 
@@ -203,10 +203,10 @@ _SIGNALS = {
     signal.SIGTERM: ExitCode.TERMINATED,
     signal.SIGHUP: ExitCode.HANGUP,
 }
-_WORDS = {signal.SIGINT: "interrupted (Ctrl-C)", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}
+_SIGNAL_TEXTS = {signal.SIGINT: "interrupted (Ctrl-C)", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}
 _DONE = b"\0"  # no signal has this number
 _T = TypeVar("_T")
-Heard: TypeAlias = Callable[[StopReason], None]
+Listener: TypeAlias = Callable[[StopReason], None]
 
 
 class Signals:
@@ -218,8 +218,8 @@ class Signals:
 
     def __init__(self) -> None:
         self.received: int | None = None  # the first one
-        self._heard: tuple[Heard, ...] = ()
-        self._one = threading.Lock()
+        self._listeners: tuple[Listener, ...] = ()
+        self._lock = threading.Lock()
         self._before: dict[int, object] = {}
         self._read, self._write = -1, -1
         self._woken_before: int | None = None  # what the interpreter wrote to before
@@ -232,7 +232,7 @@ class Signals:
     @property
     def reason(self) -> StopReason:
         """The signal in words."""
-        return StopReason(cause=Cause.INTERRUPTED, text=_WORDS[signal.Signals(self.received or signal.SIGINT)])
+        return StopReason(cause=Cause.INTERRUPTED, text=_SIGNAL_TEXTS[signal.Signals(self.received or signal.SIGINT)])
 
     def watch_over(self, work: Callable[[], _T]) -> _T:
         """Run `work` in another thread and return what it returns, passing on the signals that come meanwhile.
@@ -254,7 +254,7 @@ class Signals:
         thread = threading.Thread(target=copy_context().run, args=(run,), name="madlite-work", daemon=True)
         thread.start()
         while not done.done():
-            self._pass_on(self._next())
+            self._forward(self._next())
         thread.join()  # it writes to the pipe last
         return done.result()
 
@@ -270,18 +270,18 @@ class Signals:
             return self.watch_over(lambda: own.call(work))
 
     @contextmanager
-    def passing_to(self, heard: Heard) -> Iterator[None]:
+    def passing_to(self, listener: Listener) -> Iterator[None]:
         """Pass signals on to one more while the block runs; one that has come already, too."""
-        with self._one:
-            self._heard += (heard,)
+        with self._lock:
+            self._listeners += (listener,)
             late = self.received is not None
         try:
             if late:
-                heard(self.reason)
+                listener(self.reason)
             yield
         finally:
-            with self._one:
-                self._heard = tuple(one for one in self._heard if one is not heard)
+            with self._lock:
+                self._listeners = tuple(one for one in self._listeners if one is not listener)
 
     def raise_if_received(self) -> None:
         """Raise Interrupted once a signal has come."""
@@ -319,12 +319,12 @@ class Signals:
             return os.read(self._read, 64)
         return b""
 
-    def _pass_on(self, numbers: bytes) -> None:
+    def _forward(self, numbers: bytes) -> None:
         for number in numbers:
             if number not in self._before:
                 continue
             self.received = self.received or number
-            with self._one:
-                heard = self._heard
-            for one in heard:
+            with self._lock:
+                listener = self._listeners
+            for one in listener:
                 one(self.reason)

@@ -12,7 +12,7 @@ from madlite.backends.base import StepPattern
 from madlite.errors import UsageProblem
 from madlite.model import Quantity, ResultRule, RunSpec, Step, Summary
 from madlite.plan.render import Rendering, runs_alike
-from madlite.run.checks import Asking, refuse_without_effect
+from madlite.run.checks import CommandInputs, refuse_without_effect
 from madlite.testing.flaws import Flaw, answered
 from madlite.testing.plans import Case, Made, expand, finish, given_of, options_of
 from madlite.testing.subject import Subject
@@ -110,7 +110,7 @@ def _is_refused(subject: Subject, one: Rendering, case: Case, draft: RunSpec) ->
     def is_fatal(other: Rendering) -> bool:
         return any(finding.fatal for finding in answered(subject.backend.check, other.plan))
 
-    def plans(asking: Asking) -> list[Rendering]:
+    def plans(asking: CommandInputs) -> list[Rendering]:
         other = replace(case, card=asking.request.card, asked=asking.options.sets)
         return [_outcome(subject, other, found) for found in expand(subject.backend, other, options_of(other))]
 

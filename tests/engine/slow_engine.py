@@ -20,7 +20,7 @@ class SlowEngine:
     def __init__(self, engine: str, path: bytes) -> None:
         self._engine = engine.removeprefix("unix://")
         self._path = path
-        self.asked, self.let_through, self.answered = threading.Event(), threading.Event(), threading.Event()
+        self.asked, self.let_through, self.check_type = threading.Event(), threading.Event(), threading.Event()
         self._folder = tempfile.mkdtemp(prefix="madlite-")  # a socket's path must be short
         self.address = f"unix://{self._folder}/sock"
         self._listener = socket.socket(socket.AF_UNIX)
@@ -61,7 +61,7 @@ class SlowEngine:
             with suppress(OSError):
                 client.sendall(data)
             if held.is_set():
-                self.answered.set()
+                self.check_type.set()
         client.close()
         engine.close()
 

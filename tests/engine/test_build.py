@@ -16,7 +16,7 @@ from madlite.model import Card, Cause, ImageUsed, Machine, Request
 from madlite.plan.context import Options, read_context
 from madlite.plan.images import BatchEntry, find_target
 from madlite.run.build import NoEngine, build_all
-from madlite.run.build_jobs import BuildInputs, plan_builds, tell_apart, vendor_of
+from madlite.run.build_jobs import BuildInputs, make_names_unique, plan_builds, vendor_of
 from tests.waiting import wait_until
 
 
@@ -294,11 +294,11 @@ def test_an_image_that_was_built_before_is_not_mistaken_for_one_that_is_built_no
     old = BatchEntry(model_name="m", registry_image="host/m:1")
     new = BatchEntry(model_name="m", build_new=True)
     jobs = [plan_builds(request(tmp_path), around(), entry)[0] for entry in (new, old, old)]
-    apart = tell_apart(jobs, tmp_path)
+    apart = make_names_unique(jobs, tmp_path)
     assert refs(apart) == ["ci-dir_m_x.cpu", "ci-dir_m_x.cpu-2", "ci-dir_m_x.cpu-2"]
     foreign = plan_builds(request(tmp_path), around(use_image="x:1"))
     other = plan_builds(request(tmp_path, name="n"), around(use_image="x:1"))
-    assert refs(tell_apart([*foreign, *other], tmp_path)) == ["x:1", "x:1"]
+    assert refs(make_names_unique([*foreign, *other], tmp_path)) == ["x:1", "x:1"]
 
 
 def test_one_image_for_two_registries_keeps_its_name_and_is_pushed_to_both(tmp_path, around):

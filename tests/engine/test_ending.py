@@ -202,7 +202,7 @@ def test_ctrl_c_does_not_wait_for_a_container_that_is_being_created(engine, base
         assert returned == 130 and "madlite clean" in out, out
         assert checkout.rows[0]["status"] == "FAILURE" and checkout.records()[0]["cause"] == "interrupted"
         slow.let_through.set()
-        assert slow.answered.wait(60) and checkout.left_containers()
+        assert slow.check_type.wait(60) and checkout.left_containers()
         assert "removed" in checkout.madlite("clean", "--yes").stdout
         checkout.assert_nothing_left()
     finally:

@@ -18,8 +18,8 @@ def plugins():
     return load_plugins(only_built_in=True)
 
 
-def follow(guest: AutoDetectReader, text: str, outputs=LOGS / "none", **more) -> LogMonitor:
-    log = LogMonitor([], guest=guest, **more)
+def follow(script_reader: AutoDetectReader, text: str, outputs=LOGS / "none", **more) -> LogMonitor:
+    log = LogMonitor([], script_reader=script_reader, **more)
     for at in range(0, len(text), 999):
         log.feed(text[at : at + 999].encode())
     log.finish(outputs)
@@ -53,9 +53,9 @@ def test_a_log_that_ends_before_enough_lines_came_together_is_read_at_its_end(pl
 
 
 def test_a_log_of_nobody_is_kept_no_longer_than_needed(plugins):
-    guest = AutoDetectReader(plugins)
-    log = follow(guest, "nothing known\n" * 25_000 + text_of(TITAN))
-    assert log.steps.count() == 0 and guest._held == []
+    script_reader = AutoDetectReader(plugins)
+    log = follow(script_reader, "nothing known\n" * 25_000 + text_of(TITAN))
+    assert log.steps.count() == 0 and script_reader._buffer == []
 
 
 def test_of_several_who_are_as_sure_nobody_reads_the_log(plugins):
@@ -81,4 +81,4 @@ def test_a_backend_that_has_a_reader_of_its_own_on_the_run_is_no_guest(plugins):
 def test_its_steps_do_not_outdo_an_error_pattern(plugins):
     scan = ErrorScan(patterns=("RuntimeError:",), benign=())
     log = follow(AutoDetectReader(plugins), text_of(TITAN) + "RuntimeError: boom\n", error_scan=scan)
-    assert log.steps and list(log.suspects) == ["RuntimeError:"]
+    assert log.steps and list(log.matched_patterns) == ["RuntimeError:"]

@@ -9,8 +9,8 @@ from contextlib import suppress
 import pytest
 
 from madlite.errors import RuntimeProblem
-from madlite.run.watchdog.hang import look_inside
-from madlite.run.watchdog.processes import own_ranks, standing
+from madlite.run.watchdog.hang import probe_nodes
+from madlite.run.watchdog.processes import locate_ranks, own_ranks
 from madlite.runtimes.docker.runtime import DockerRuntime
 from madlite.workspace.folder import FOLDER_LABEL, RUN_LABEL
 from tests.factories import BASE_IMAGE, make_plan
@@ -55,7 +55,7 @@ def look(container, docker_environ, tmp_path):
     plan = make_plan(tmp_path)
 
     def inside(*wanted: str, left_s=left_s, cancelled: threading.Event | None = None):
-        return look_inside(session, plan, wanted, left_s, cancelled or threading.Event())
+        return probe_nodes(session, plan, wanted, left_s, cancelled or threading.Event())
 
     return inside
 
@@ -84,7 +84,7 @@ def test_processes_stacks_and_gpus_are_seen_from_inside(container, look):
     assert [(one.rank, one.local_rank, one.problem) for one in seen.dumps] == [("3", "1", "")] * 2
     ((own, rank),) = own_ranks(seen.dumps).items()
     assert rank == "3" and [one.parent for one in seen.dumps if one.pid != own] == [own]
-    assert standing(seen.dumps).words.startswith(f"rank 3 in waits_for_{own} (train.py:3) < main")
+    assert locate_ranks(seen.dumps).text.startswith(f"rank 3 in waits_for_{own} (train.py:3) < main")
     assert seen.gpus == "GPU 0 100 % (monitor)\nGPU 0 100 % (process)\n"
 
 

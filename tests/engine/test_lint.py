@@ -23,7 +23,7 @@ def backend(findings=(), assets=()):
 def planned(tmp_path, backends=(), **changes):
     """Return a plan whose card has the same findings where nothing is asked of it."""
     one = Planned(plan=make_plan(tmp_path, **changes), backends=tuple(backends), files=(), runtime=None)
-    return replace(one, unasked=lambda: [one])
+    return replace(one, without_options=lambda: [one])
 
 
 def test_every_fatal_finding_is_told_with_its_run(tmp_path):
@@ -57,10 +57,10 @@ def test_what_was_asked_for_keeps_the_whole_batch_from_starting(tmp_path):
 
     for otherwise in (lambda: [good], impossible):
         with pytest.raises(CheckFailed) as caught:
-            check_plans([replace(bad, unasked=otherwise), good], Plugins())
+            check_plans([replace(bad, without_options=otherwise), good], Plugins())
         assert caught.value.message == "too big" and caught.value.hint == "--set x=1; --no-lint starts it all the same"
     lama = [Asset(kind="tokenizer", ref="lab/Lama", gated=True)]
-    one = replace(planned(tmp_path, [backend(assets=lama)]), unasked=impossible)
+    one = replace(planned(tmp_path, [backend(assets=lama)]), without_options=impossible)
     assert "lab/Lama is a gated repository" in refusal(one).reason, "nobody asks for a token that is not there"
 
 

@@ -30,10 +30,10 @@ def plans(tmp_path, monkeypatch, *args: str):
 def rows(planned, log: str):
     (backend,) = planned.backends
     plan = planned.plan
-    follower = LogMonitor([backend.reader(plan)])
-    follower.feed(log.encode())
-    follower.finish(plan.folder)
-    verdict = judge(plan, Observation(exit=Exit(code=0, duration_s=1.0)), follower)
+    monitor = LogMonitor([backend.reader(plan)])
+    monitor.feed(log.encode())
+    monitor.finish(plan.folder)
+    verdict = judge(plan, Observation(exit=Exit(code=0, duration_s=1.0)), monitor)
     assert verdict.status is Status.SUCCESS, verdict
     result = Result(plan_id=plan.id, status=verdict.status, metrics=verdict.metrics, window=verdict.window)
     return [row.cells for row in build_rows(plan, result, pipeline="", build_number="", strict_header=False)]

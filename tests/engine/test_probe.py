@@ -189,7 +189,7 @@ def test_the_search_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert len(probe_inside.repositories([], [str(folder)])) == 2
     monkeypatch.setattr(probe_inside, "MOST_FOLDERS", 1)
     assert probe_inside.repositories([], [str(folder)]) == {}
-    assert probe_inside.ask_git(folder, 0.0, "status") is None
+    assert probe_inside.run_git(folder, 0.0, "status") is None
 
 
 def test_torch_is_read_and_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,7 +320,7 @@ def test_switched_off_nothing_is_asked(tmp_path: Path) -> None:
     one = Planned(plan=plan, backends=(), files=(), runtime=HostRuntime({}))
     senses = Instrumentation(one, Plugins(), Host(), lambda: 0.0)
     senses.probe(session, Action(kind="run", argv=("x",)))
-    told = senses.tell(Result(plan_id="1", status=Status.SUCCESS)).provenance
+    told = senses.annotate(Result(plan_id="1", status=Status.SUCCESS)).provenance
     assert session.asked == [] and told.notes == ("nothing was asked where it ran: probe is switched off",)
 
 

@@ -103,12 +103,12 @@ def test_a_log_is_followed_while_its_run_goes_on(tmp_path):
     checkout.card("waits", "echo begun\nwhile [ ! -e ../go ]; do sleep 0.05; done\n" + GOOD)
     started = checkout.start("--tags", "waits")
     checkout.wait_for("begun")
-    follower = subprocess.Popen(
+    monitor = subprocess.Popen(
         checkout.command("log", "last", "--follow"), cwd=checkout.folder, stdout=subprocess.PIPE, text=True
     )
-    lines = iter(follower.stdout.readline, "")
+    lines = iter(monitor.stdout.readline, "")
     assert any(line == "begun\n" for line in lines)
     (checkout.folder / "go").touch()
     assert any("performance: 12.5" in line for line in lines)
-    assert follower.wait(40) == 0
+    assert monitor.wait(40) == 0
     started.communicate(timeout=240)

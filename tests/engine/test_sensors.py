@@ -202,12 +202,12 @@ def test_a_result_gets_what_was_noted(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(senses_module, "probe", lambda session, plan, action: ProbedFacts(packages={"torch": "2.9"}))
     image = ImageUsed(ref="x", digest="sha256:1", id="sha256:2", labels={"release": "v1"})
     before = Result(plan_id="1", status=Status.SUCCESS, image=image, findings=("first",))
-    blank = senses.tell(before)
+    blank = senses.annotate(before)
     assert blank.telemetry is None and blank.provenance.packages == {} and blank.findings == ("first",)
     senses.probe(FakeSession(), Action(kind="run", argv=("x",)))  # type: ignore[arg-type]
     with senses.sampling(FakeSession(), Folder.open(tmp_path)):  # type: ignore[arg-type]
         pass
-    told = senses.tell(before)
+    told = senses.annotate(before)
     assert told.telemetry is not None and told.telemetry.power_w == 502.0 and senses.foreign_processes == ("pid 1 x",)
     assert told.provenance.packages == {"torch": "2.9"} and told.provenance.labels == {"release": "v1"}
     assert told.provenance.gpu["vbios"] == "1" and told.image.labels == {} and told.image.id == "sha256:2"

@@ -86,12 +86,12 @@ def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
 def verdict(chunks: list[bytes], code: int) -> str:
     """Return in words what a run of these bytes comes to, by every built-in reader at once."""
     readers = [reader for reader in (backend.reader(None) for backend in BACKENDS) if reader is not None]
-    follower = LogMonitor(readers, RULES, error_scan=ErrorScan(patterns=PATTERNS, benign=BENIGN))
+    monitor = LogMonitor(readers, RULES, error_scan=ErrorScan(patterns=PATTERNS, benign=BENIGN))
     for chunk in chunks:
-        follower.feed(chunk)
-    follower.finish()
-    assert len(follower._readers) == len(readers), "a reader raised, and was left out"
-    return repr((judge(PLAN, Observation(exit=Exit(code=code, duration_s=1.0)), follower), list(follower.steps)))
+        monitor.feed(chunk)
+    monitor.finish()
+    assert len(monitor._readers) == len(readers), "a reader raised, and was left out"
+    return repr((judge(PLAN, Observation(exit=Exit(code=code, duration_s=1.0)), monitor), list(monitor.steps)))
 
 
 @given(LOGS, CUTS, st.sampled_from([0, 1, 137]))

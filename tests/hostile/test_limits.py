@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.multiple import parse_results
-from madlite.measure.number import number_of_line
+from madlite.measure.number import number_from_line
 from madlite.measure.performance import CUT, is_too_long, short_name, shortened
 from madlite.model import Cause, Metric, Result, ResultRule, Row, Status
 from madlite.results import append_rows
@@ -54,7 +54,7 @@ def test_such_a_line_of_a_log_is_refused_in_a_short_sentence(number: str) -> Non
     log = LogMonitor(())
     log.feed(f"performance: {number} tokens/s\n".encode())
     log.finish()
-    found = number_of_line(log)
+    found = number_from_line(log)
     assert found.cause is Cause.BAD_NUMBER and len(found.reason) < 200
     assert ("more than 400 digits" in found.reason) == (number != "1e999999999")
     assert found.metrics[0].text == "" and found.metrics[0].value is None

@@ -101,7 +101,7 @@ def test_no_failure_rule_is_slow_on_a_long_line() -> None:
 def test_a_log_of_one_long_line_again_and_again_is_read_by_all_readers_in_time(text: str, tmp_path: Path) -> None:
     plugins = load_plugins("", only_built_in=True)
     readers = [backend.reader(None) for backend, _ in plugins.backends().values()]
-    follower = LogMonitor(
+    monitor = LogMonitor(
         [reader for reader in readers if reader is not None],
         RULES,
         error_scan=ErrorScan(patterns=PATTERNS, benign=BENIGN),
@@ -109,9 +109,9 @@ def test_a_log_of_one_long_line_again_and_again_is_read_by_all_readers_in_time(t
     line = (text * LONGEST)[: LONGEST - 1].encode()[:LONGEST] + b"\n"
 
     def judged() -> object:
-        return judge(make_plan(tmp_path), Observation(exit=Exit(code=1, duration_s=1.0)), follower)
+        return judge(make_plan(tmp_path), Observation(exit=Exit(code=1, duration_s=1.0)), monitor)
 
-    assert took_s(*[lambda: follower.feed(line)] * 5, follower.finish, judged) < 10 * LIMIT_S
+    assert took_s(*[lambda: monitor.feed(line)] * 5, monitor.finish, judged) < 10 * LIMIT_S
 
 
 @pytest.mark.host

@@ -10,8 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from madlite.measure.checks.figures import Work, work_of_step
-from madlite.measure.marks import stamp_s
 from madlite.measure.monitor import LogMonitor
+from madlite.measure.training import stamp_s
 from madlite.measure.verdict import Expected, Observation, Verdict, judge, judge_steps
 from madlite.model import Exit, Quantity, ResultRule, RunPlan, Status, Variant
 from madlite_plugins.torchrun.reader import OwnReader

@@ -72,9 +72,9 @@ def count(of: RunPlan, found: Steps, headline: Quantity = TPS) -> Compute | None
 
 def test_a_real_training_of_llama_8b_on_two_h200():
     """The log says 509.68 TFLOP/s in the middle; 509.7 of 989.4 is 51.5 %."""
-    follower = LogMonitor([TorchtitanReader()])
-    follower.feed((LOGS / "torchtitan-0.2.2-llama3_8b-2xH200-bf16-bs1.log").read_bytes())
-    found = count(plan(), follower.steps)
+    monitor = LogMonitor([TorchtitanReader()])
+    monitor.feed((LOGS / "torchtitan-0.2.2-llama3_8b-2xH200-bf16-bs1.log").read_bytes())
+    found = count(plan(), monitor.steps)
     assert found.tflops_per_gpu == pytest.approx(509, rel=0.01)
     assert found.framework_tflops_per_gpu == pytest.approx(509.68, abs=0.01)
     assert abs(found.apart) < 1e-3 and compute_findings(found) == ()
@@ -83,9 +83,9 @@ def test_a_real_training_of_llama_8b_on_two_h200():
 
 
 def test_the_other_convention_of_attention_is_found_and_named():
-    follower = LogMonitor([TorchtitanReader()])
-    follower.feed((LOGS / "torchtitan-0.2.2-llama3_8b-2xH200-bf16-bs1.log").read_bytes())
-    (text,) = compute_findings(count(plan(attention="causal"), follower.steps))
+    monitor = LogMonitor([TorchtitanReader()])
+    monitor.feed((LOGS / "torchtitan-0.2.2-llama3_8b-2xH200-bf16-bs1.log").read_bytes())
+    (text,) = compute_findings(count(plan(attention="causal"), monitor.steps))
     assert text == (
         "the framework says 509.7 TFLOP/s/GPU, 12.5 % more than the 453 that its tokens come to: "
         "it counts full attention, where causal was expected"

@@ -376,12 +376,12 @@ def test_a_kill_with_the_kernels_own_words_is_for_want_of_memory(told, ended):
 def test_a_full_disk_tells_of_its_folder(tmp_path):
     line = "OSError: [Errno 28] No space left on device: '/o/a.pt'"
     room = DiskSpace(folder=tmp_path, free_bytes=3 << 29, free_inodes=70_000)
-    found = why(line, facts=DiagnosisInput(exit_code=1, room=room))
+    found = why(line, facts=DiagnosisInput(exit_code=1, disk=room))
     assert found.cause == "disk_full" and f"{tmp_path} has 1.5 GiB and 70000 inodes left" in found.hint
     assert "/o/a.pt" in found.hint
     none = DiskSpace(folder=tmp_path, free_bytes=3 << 29, free_inodes=0)
-    assert why(line, facts=DiagnosisInput(exit_code=1, room=none)).cause == "inodes_full"
-    assert why(line, facts=DiagnosisInput(room=DiskSpace(folder=tmp_path, free_bytes=0))).cause == "disk_full"
+    assert why(line, facts=DiagnosisInput(exit_code=1, disk=none)).cause == "inodes_full"
+    assert why(line, facts=DiagnosisInput(disk=DiskSpace(folder=tmp_path, free_bytes=0))).cause == "disk_full"
     assert "df -i" in why(line).hint
 
 
@@ -633,9 +633,9 @@ def test_a_number_or_size_that_cannot_be_has_the_line_it_was_read_from():
     none = re.sub(r"tps:(\S* )[\d,]+", r"tps:\g<1>0", log)
     verdict = read_log("x", iter([none.encode()]), PLUGINS, None).verdict
     assert verdict.cause is Cause.BAD_NUMBER and "step: 20" in verdict.evidence
-    follower = LogMonitor([PLUGINS.backends()["torchtitan"][0].reader(None)], RULES)
-    follower.feed(log.encode())
-    assert "local batch size 2" in follower.config_lines["micro_batch"]
+    monitor = LogMonitor([PLUGINS.backends()["torchtitan"][0].reader(None)], RULES)
+    monitor.feed(log.encode())
+    assert "local batch size 2" in monitor.config_lines["micro_batch"]
 
 
 def test_a_line_that_looks_like_an_error_tells_and_a_warning_does_not():
@@ -684,11 +684,11 @@ def test_an_exception_has_its_rule_where_its_line_was_not_asked_about():
 
 
 def test_a_long_log_without_steps_is_held_in_part(monkeypatch):
-    monkeypatch.setattr("madlite.measure.failure_scan._HELD", 1000)
-    monkeypatch.setattr("madlite.measure.failure_scan._ASKED", 5000)
+    monkeypatch.setattr("madlite.measure.failure_scan._BUFFER_SIZE", 1000)
+    monkeypatch.setattr("madlite.measure.failure_scan._HEAD_SIZE", 5000)
     ending = FailureScan(RULES)
     for line in (timeout(1), *("words " * 20 for _ in range(300)), timeout(2), "end"):
-        ending.hold(make_block([line]), None)
+        ending.feed(make_block([line]), None)
     ending.finish()
     assert ending.late_candidate.rank == 1 and ending.first_failure is None
     ending.forget()

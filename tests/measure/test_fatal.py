@@ -8,7 +8,7 @@ from madlite.backends.base import PatternReader, step_pattern
 from madlite.measure.failure_scan import FailureScan
 from madlite.measure.grammar import ASIDE
 from madlite.measure.lines import make_block
-from madlite.measure.memory import MemoryMarks
+from madlite.measure.memory import MemoryScan
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.rules import with_common
 from madlite.measure.tracebacks import TracebackScan
@@ -20,7 +20,7 @@ CHILD = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: "
 
 def scan(*lines: str) -> FailureScan:
     found = FailureScan(())
-    found.hold(make_block(lines), None)
+    found.feed(make_block(lines), None)
     found.finish()
     return found
 
@@ -116,7 +116,7 @@ def test_a_program_beside_the_training_may_be_killed():
     ],
 )
 def test_prose_on_memory_is_no_want_of_it(line):
-    marks = MemoryMarks()
+    marks = MemoryScan()
     marks.feed(make_block([line]))
     assert (scan(line).fatal_line, marks.out) == ("", "")
 
@@ -134,7 +134,7 @@ def test_prose_on_memory_is_no_want_of_it(line):
     ],
 )
 def test_memory_that_ran_out_is_told_alike_by_all_who_look(line):
-    marks = MemoryMarks()
+    marks = MemoryScan()
     marks.feed(make_block([line]))
     assert scan(line).fatal_line and marks.out
     log = LogMonitor((), with_common(()))
@@ -147,7 +147,7 @@ def test_memory_that_ran_out_is_told_alike_by_all_who_look(line):
     "line", ["WARNING: CUDA out of memory, retrying with a smaller chunk", "| HIP out of memory: batch 7 is skipped |"]
 )
 def test_memory_that_ran_out_and_was_got_over_is_a_doubt_and_no_failure(line):
-    marks = MemoryMarks()
+    marks = MemoryScan()
     marks.feed(make_block([line]))
     assert (scan(line).fatal_line, bool(marks.out)) == ("", True)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from madlite.measure.monitor import LogMonitor, asked_steps
+from madlite.measure.monitor import LogMonitor, expected_steps
 from madlite.measure.multiple import parse_results
 from madlite.measure.verdict import Observation, judge
 from madlite.model import Cause, Exit, Status
@@ -166,4 +166,4 @@ def test_a_run_of_a_script_has_the_same_answer(lines, status):
     ("text", "steps"), [("1,200", 1200), ("1_200", 1200), ("12,5", None), ("1,2", None), ("", None)]
 )
 def test_the_steps_that_a_log_says_are_a_whole_number(text, steps):
-    assert asked_steps({"steps": text}) == steps
+    assert expected_steps({"steps": text}) == steps

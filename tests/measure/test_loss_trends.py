@@ -94,7 +94,7 @@ def doubts_of_flat(count: int, scatter: float, curves: int) -> int:
         log = LogMonitor([])
         for n in range(count):
             log.steps.add(Step(n=n, values={Quantity.LOSS: max(0.01, chance.gauss(10.8, 10.8 * scatter))}))
-        known = CheckInput(asked=Expected(rule=ResultRule(kind="steps")), log=log, number=Number())
+        known = CheckInput(expected=Expected(rule=ResultRule(kind="steps")), log=log, number=Number())
         found += loss_trend(known).row is table.LOSS_RISES
     return found
 

@@ -84,10 +84,10 @@ def test_drift_and_outliers_explain_a_scatter():
 
 
 def follow(reader, path):
-    follower = LogMonitor([reader])
-    follower.feed(path.read_bytes())
-    follower.finish()
-    return follower.steps
+    monitor = LogMonitor([reader])
+    monitor.feed(path.read_bytes())
+    monitor.finish()
+    return monitor.steps
 
 
 @pytest.mark.parametrize(

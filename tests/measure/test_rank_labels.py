@@ -144,10 +144,15 @@ RAISED = (
     "    main()",
     "KeyError: 'tok_embeddings'",
 )
-ALONE = ("[pod/finetune-llama-3-x7k2q/main] ", "trainer-1  | ", "llama-3_8b-2  | ", "[pod/train-3/main] ")
+NO_FOREIGN_PROCESSES = (
+    "[pod/finetune-llama-3-x7k2q/main] ",
+    "trainer-1  | ",
+    "llama-3_8b-2  | ",
+    "[pod/train-3/main] ",
+)
 
 
-@pytest.mark.parametrize("label", ALONE)
+@pytest.mark.parametrize("label", NO_FOREIGN_PROCESSES)
 def test_a_number_in_the_only_name_is_no_rank(label):
     found = parsed([label + line for line in titan(FALLING)])
     assert (found.steps.ranks(), found.steps.count(), found.verdict.suspect) == ((), 20, ())

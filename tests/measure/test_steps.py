@@ -97,7 +97,7 @@ def test_a_step_needs_eight_bytes_a_number():
         steps.add(Step(n=n, values={TPS: 1.0, LOSS: 2.0}, rank=0))
         steps.add(Step(n=n // 1000, values={LOSS: 3.0}, rank=1))
     assert len(steps) == count + count // 1000
-    parts = [part for series in steps._series.values() for part in (series.ns, series._told)]
+    parts = [part for series in steps._series.values() for part in (series.ns, series._present)]
     parts += [column for series in steps._series.values() for column, _ in series.columns.values()]
     assert sum(map(sys.getsizeof, parts)) < 40 * len(steps)
 

@@ -137,7 +137,7 @@ def test_a_loss_that_is_none_is_a_failure_whatever_comes_after_it(lines):
 
 
 def test_losses_of_every_reader_are_looked_at_where_the_result_is_a_line():
-    log = LogMonitor([], guest=HuggingFaceReader())
+    log = LogMonitor([], script_reader=HuggingFaceReader())
     first, second = trainer([6.2, "nan", 6.0, 6.0, 6.0, 6.0]), trainer([5.0, 4.9, 4.8, 4.7, 4.6, 4.5])
     log.feed("".join(f"{line}\n" for line in [*first, *second, "performance: 100 tokens/s"]).encode())
     log.finish()

@@ -146,11 +146,11 @@ def test_several_ranks_begin_again_together():
 
     log = LogMonitor([Ranked()])
     log.feed("\n".join([*trained(1, 30, 9.0), "end", *trained(1, 30, 0.5), "end", ""]).encode())
-    assert (log.trainings, log.steps.told(), judged(log, 30).window.max) == (2, {0: 30, 1: 30}, 0.5)
+    assert (log.trainings, log.steps.counts(), judged(log, 30).window.max) == (2, {0: 30, 1: 30}, 0.5)
 
 
 def test_a_script_s_own_trainings_are_not_told_apart():
-    log = LogMonitor([], guest=Reader())
+    log = LogMonitor([], script_reader=Reader())
     log.feed("\n".join([*trained(1, 30, 9.0), "31 nan", "end", *trained(1, 30, 0.5), "end", ""]).encode())
     assert log.trainings == 1 and log.nan_loss == "31 nan"
 
@@ -207,4 +207,4 @@ def test_a_start_before_any_end_is_the_same_training_s():
 def test_logs_of_ranks_one_after_another_are_one_training_s():
     ranks = [["start", *trained(1, 30, 9.0), "end"] for _ in range(3)]
     log = follow_starts(*(f"[rank{rank}]: {text}" for rank, texts in enumerate(ranks) for text in texts))
-    assert (log.trainings, log.steps.told()) == (1, {0: 30, 1: 30, 2: 30})
+    assert (log.trainings, log.steps.counts()) == (1, {0: 30, 1: 30, 2: 30})

@@ -7,7 +7,7 @@ import pytest
 
 from madlite.backends.base import PatternReader, step_pattern
 from madlite.measure.monitor import LogMonitor
-from madlite.measure.multiple import Read
+from madlite.measure.multiple import FileResults
 from madlite.measure.performance import make_metric
 from madlite.measure.verdict import Observation, judge
 from madlite.model import Cause, Ended, ErrorScan, Exit, FailureRule, ResultRule, Status, Variant
@@ -146,9 +146,9 @@ def test_a_step_before_the_run_that_fails(plan):
 def test_multiple_results(plan):
     rule = ResultRule(kind="multiple_results", file="r.csv")
     good, bad = make_metric("5", "tok/s", label="a"), make_metric("", "tok/s", label="b")
-    some = judge(plan(result_rule=rule), Observation(exit=DONE, results=Read(metrics=(good, bad))), follow(""))
+    some = judge(plan(result_rule=rule), Observation(exit=DONE, results=FileResults(metrics=(good, bad))), follow(""))
     assert some.status is Status.SUCCESS and len(some.metrics) == 2 and some.findings
-    none = judge(plan(result_rule=rule), Observation(exit=DONE, results=Read(metrics=(bad, bad))), follow(""))
+    none = judge(plan(result_rule=rule), Observation(exit=DONE, results=FileResults(metrics=(bad, bad))), follow(""))
     assert (none.status, none.cause) == (Status.FAILURE, Cause.BAD_NUMBER)
     missing = judge(plan(result_rule=rule), Observation(exit=DONE), follow("performance: 5 x\n"))
     assert (missing.cause, missing.metrics) == (Cause.NO_METRIC, ()) and "r.csv" in missing.reason
@@ -190,7 +190,7 @@ def test_a_failure_of_its_own_is_told_as_that(plan, exit_code, text, cause):
 
 def test_of_several_results_beside_an_error_pattern_none_is_taken_over(plan):
     rule = ResultRule(kind="multiple_results", file="r.csv")
-    read = Read(metrics=(make_metric("5", "tok/s", label="a"), make_metric("6", "tok/s", label="b")))
+    read = FileResults(metrics=(make_metric("5", "tok/s", label="a"), make_metric("6", "tok/s", label="b")))
     verdict = judge(plan(result_rule=rule), Observation(exit=DONE, results=read), follow(CAUGHT, error_scan=SCAN))
     assert (verdict.cause, verdict.metrics) == (Cause.ERROR_PATTERN, ()) and "r.csv" in verdict.reason
 

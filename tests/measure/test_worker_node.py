@@ -85,7 +85,7 @@ def test_a_node_that_prints_no_result_says_where_it_is(barrier):
 @pytest.mark.parametrize("barrier", BARRIERS.values(), ids=BARRIERS)
 def test_the_exit_barrier_is_no_failure_and_no_cause(barrier):
     scan = FailureScan(())
-    scan.hold(make_block(barrier), None)
+    scan.feed(make_block(barrier), None)
     scan.finish()
     assert (scan.fatal_line, scan.launcher_line) == ("", "")
     clue = follow("begin", *barrier).candidate

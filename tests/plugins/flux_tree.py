@@ -246,12 +246,12 @@ class Tree:
 
     def judged(self, plan: RunPlan, **env: str) -> Verdict:
         """Run a plan and return the verdict of it."""
-        follower = LogMonitor([Flux().reader(plan)], madlite_failure_rules())
+        monitor = LogMonitor([Flux().reader(plan)], madlite_failure_rules())
         done = self.run(plan, **env)
-        follower.feed(done.stdout.encode())
-        follower.feed(done.stderr.encode(), 2)
-        follower.finish(self.run_folder)
-        return judge(plan, Observation(exit=Exit(code=done.returncode, duration_s=1.0)), follower)
+        monitor.feed(done.stdout.encode())
+        monitor.feed(done.stderr.encode(), 2)
+        monitor.finish(self.run_folder)
+        return judge(plan, Observation(exit=Exit(code=done.returncode, duration_s=1.0)), monitor)
 
 
 def numbers(verdict: Verdict) -> Mapping[str, str]:

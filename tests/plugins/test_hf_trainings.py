@@ -28,7 +28,7 @@ def foreign(text: str) -> tuple[LogMonitor, Verdict]:
 
 def of_script(text: str, **rule: str) -> Verdict:
     """Return the verdict of a card's own script with this output."""
-    log = LogMonitor([], guest=HuggingFaceReader())
+    log = LogMonitor([], script_reader=HuggingFaceReader())
     log.feed(text.encode())
     log.finish(LOGS / "nowhere")
     return judge(script_plan(**(rule or {"kind": "performance_line"})), DONE, log)
@@ -152,7 +152,7 @@ def test_a_bar_that_is_no_training_s_says_nothing_of_its_steps(length):
     text = bar(0, length) + bar(length // 2, length) + bar(length, length) + rows(100, 10)
     for log, verdict in (foreign(text), (None, of_script(text))):
         assert (verdict.status, verdict.suspect, number(verdict)) == (Status.SUCCESS, (), "16.0")
-        assert log is None or log.marks.computed == {}
+        assert log is None or log.training.computed == {}
     behind = rows(100, 10) + bar(0, length) + bar(length, length)
     assert number(foreign(behind)[1]) == "16.0" and not foreign(behind)[1].suspect
 

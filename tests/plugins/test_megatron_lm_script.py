@@ -53,11 +53,11 @@ def verdict(plan, done) -> Verdict:
 
 
 def follow(plan, done) -> LogMonitor:
-    follower = LogMonitor([MegatronLM().reader(plan)], madlite_failure_rules())
-    follower.feed(done.stdout.encode())
-    follower.feed(done.stderr.encode(), 2)
-    follower.finish()
-    return follower
+    monitor = LogMonitor([MegatronLM().reader(plan)], madlite_failure_rules())
+    monitor.feed(done.stdout.encode())
+    monitor.feed(done.stderr.encode(), 2)
+    monitor.finish()
+    return monitor
 
 
 def test_a_run_that_went_well_has_the_reader_s_number_and_mad_s_two(tree):

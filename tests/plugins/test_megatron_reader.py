@@ -266,9 +266,9 @@ def test_an_iteration_without_loss_had_a_loss_that_is_none():
     log = "megatron-lm-rocm_dev-gpt-cpu-nan-continue.log"
     losses = [step.values[Q.LOSS] for step in steps(events(MegatronReader(), log))]
     assert losses[0] == 9.029356 and all(map(math.isnan, losses[1:]))
-    follower = LogMonitor([MegatronReader()])
-    follower.feed((LOGS / log).read_bytes())
-    assert "iteration        2/      20" in follower.nan_loss
+    monitor = LogMonitor([MegatronReader()])
+    monitor.feed((LOGS / log).read_bytes())
+    assert "iteration        2/      20" in monitor.nan_loss
 
 
 def test_an_iteration_that_the_scale_of_fp16_skipped_is_no_failure():

@@ -34,10 +34,10 @@ BARE = {1: 9483.0, 2: 9488.0, 3: 9357.0, 4: 9352.0, 5: 9353.0}
 
 
 def read(name):
-    follower = LogMonitor([TorchtitanReader()])
-    follower.feed((H200 / name).read_bytes())
-    follower.finish()
-    return follower
+    monitor = LogMonitor([TorchtitanReader()])
+    monitor.feed((H200 / name).read_bytes())
+    monitor.finish()
+    return monitor
 
 
 def by_hand(name, warmup):
@@ -101,10 +101,10 @@ def test_the_median_of_another_trainer_is_the_one_of_its_log(name):
     warmup, performance = OTHERS[name]
     backend = Path(name).name.partition("-")[0]
     text = (RESULTS / name).read_text()
-    follower = LogMonitor([reader_of(backend)])
-    follower.feed(text.encode())
-    follower.finish()
-    window = steady_window(follower.steps, Quantity.TOKENS_PER_S_PER_GPU, warmup)
+    monitor = LogMonitor([reader_of(backend)])
+    monitor.feed(text.encode())
+    monitor.finish()
+    window = steady_window(monitor.steps, Quantity.TOKENS_PER_S_PER_GPU, warmup)
     speeds = {int(n): float(speed) for n, speed in SPEED_OF[backend].findall(text)}
     by_hand = statistics.median(speed for n, speed in speeds.items() if n > warmup)
     assert window.median == by_hand and f"{by_hand:.6g}" == performance

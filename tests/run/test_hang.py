@@ -8,7 +8,7 @@ import pytest
 
 from madlite.model import Traits
 from madlite.run.watchdog import hang
-from madlite.run.watchdog.hang import NO_PY_SPY, HangProbe, NodeFacts, gpu_state, look_inside
+from madlite.run.watchdog.hang import NO_PY_SPY, HangProbe, NodeFacts, gpu_state, probe_nodes
 from madlite.run.watchdog.processes import Dump, ProcessInfo
 from madlite.runtimes.docker.container import Container
 from madlite.runtimes.docker.session import DockerSession
@@ -42,7 +42,7 @@ def seen(monkeypatch):
     monkeypatch.setattr(hang, "find_processes", lambda run_id: found["processes"])
     monkeypatch.setattr(hang, "find_py_spy", lambda path: found["spy"])
     monkeypatch.setattr(hang, "dump", lambda spy, facts, left_s, cancelled: found["dump"])
-    monkeypatch.setattr(hang, "look_inside", inside)
+    monkeypatch.setattr(hang, "probe_nodes", inside)
     monkeypatch.setattr(hang, "gpu_state", lambda environ, left_s, cancelled: "")
     found["wanted"] = wanted
     return found
@@ -61,50 +61,54 @@ def look(workspace, traits=HOST, lines=("loading", "step 9 token s3cret", "")):
         found = probe.run(lines, threading.Event())
     finally:
         folder.close()
-    kept = {path.name: path.read_text() for path in (plan.folder / "hang").glob("*")}
-    return found, kept
+    location = {path.name: path.read_text() for path in (plan.folder / "hang").glob("*")}
+    return found, location
 
 
 def test_everything_that_is_seen_is_kept_without_its_secrets(seen, tmp_path):
     seen["dump"] = Dump(pid=4, rank="0", text=STACK.replace("python\n", "python --hf_token hf_12345678 s3cret\n", 1))
-    found, kept = look(tmp_path)
-    assert sorted(kept) == ["kernel_stacks.txt", "last_lines.txt", "processes.txt", "stacks.txt"]
-    assert kept["last_lines.txt"] == "loading\nstep 9 token ***\n"
-    assert "waits (train.py:4)" in kept["stacks.txt"] and "--hf_token *** ***" in kept["stacks.txt"]
-    assert found.kept == f"stacks in madlite_runs/{id_of(tmp_path)}/hang/"
-    assert (found.evidence, found.odd) == ("rank 0 in waits (train.py:4)", "rank 0")
+    found, location = look(tmp_path)
+    assert sorted(location) == ["kernel_stacks.txt", "last_lines.txt", "processes.txt", "stacks.txt"]
+    assert location["last_lines.txt"] == "loading\nstep 9 token ***\n"
+    assert "waits (train.py:4)" in location["stacks.txt"] and "--hf_token *** ***" in location["stacks.txt"]
+    assert found.location == f"stacks in madlite_runs/{id_of(tmp_path)}/hang/"
+    assert (found.evidence, found.outliers) == ("rank 0 in waits (train.py:4)", "rank 0")
     assert found.notes == ("1 of 1 processes stopped by a signal or a debugger (pid 4000001)",)
 
 
 def test_without_stacks_the_logs_last_line_is_the_evidence_and_why_there_are_none_is_kept(seen, tmp_path):
     seen["spy"] = None
-    found, kept = look(tmp_path)
-    assert kept["stacks.txt"] == NO_PY_SPY and found.evidence == "step 9 token ***"
-    assert found.kept.startswith("what was seen in ")
+    found, location = look(tmp_path)
+    assert location["stacks.txt"] == NO_PY_SPY and found.evidence == "step 9 token ***"
+    assert found.location.startswith("what was seen in ")
     seen["spy"], seen["dump"] = "spy", Dump(pid=4, rank="0", text="", problem="py-spy: Permission Denied")
-    found, kept = look(tmp_path / "b")
-    assert "py-spy: Permission Denied" in kept["stacks.txt"] and found.kept.startswith("what was seen in ")
+    found, location = look(tmp_path / "b")
+    assert "py-spy: Permission Denied" in location["stacks.txt"] and found.location.startswith("what was seen in ")
 
 
 def test_a_run_of_which_nothing_is_left_is_said_to_be(seen, tmp_path):
     seen["processes"] = ()
-    found, kept = look(tmp_path, lines=())
-    assert found.notes == ("none of its processes is left",) and (found.kept, found.evidence, kept) == ("", "", {})
+    found, location = look(tmp_path, lines=())
+    assert found.notes == ("none of its processes is left",) and (found.location, found.evidence, location) == (
+        "",
+        "",
+        {},
+    )
 
 
 def test_what_a_container_shows_from_inside_comes_before_what_is_seen_from_here(seen, tmp_path):
     inside = Dump(pid=7, rank="1", text=STACK.replace("waits", "in_the_container"))
     seen["inside"] = NodeFacts(notes=("a note",), dumps=(inside,), gpus="GPU 0 idle\n")
-    found, kept = look(tmp_path, Traits())
+    found, location = look(tmp_path, Traits())
     assert found.evidence == "rank 1 in in_the_container (train.py:4)" and found.notes[0] == "a note"
-    assert kept["gpus.txt"] == "GPU 0 idle\n" and "4000001" in kept["processes.txt"]
+    assert location["gpus.txt"] == "GPU 0 idle\n" and "4000001" in location["processes.txt"]
     assert seen["wanted"] == [["stacks"], ["gpus"]]
 
 
 def test_an_engine_elsewhere_is_asked_for_the_processes_too(seen, tmp_path):
     seen["processes"], seen["inside"] = (), NodeFacts(processes="pid 7 rank 0\n")
-    found, kept = look(tmp_path, Traits())
-    assert seen["wanted"][0] == ["stacks", "processes"] and kept["processes.txt"] == "pid 7 rank 0\n"
+    found, location = look(tmp_path, Traits())
+    assert seen["wanted"][0] == ["stacks", "processes"] and location["processes.txt"] == "pid 7 rank 0\n"
 
 
 def test_dumps_end_with_their_time_and_what_is_left_out_is_said(seen, tmp_path, monkeypatch):
@@ -116,7 +120,7 @@ def test_dumps_end_with_their_time_and_what_is_left_out_is_said(seen, tmp_path, 
 def test_a_file_that_cannot_be_written_costs_only_itself(seen, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(RunFolder, "put", lambda self, name, text: f"{name} could not be written: no space left")
     found, _ = look(tmp_path)
-    assert found.kept == "" and found.evidence and "no space left" in caplog.text
+    assert found.location == "" and found.evidence and "no space left" in caplog.text
 
 
 def test_nothing_is_looked_into_that_cannot_be_seen(seen, tmp_path):
@@ -128,9 +132,9 @@ def test_nothing_is_looked_into_that_cannot_be_seen(seen, tmp_path):
 
 def test_a_session_elsewhere_is_looked_into_and_this_machine_is_not(seen, tmp_path):
     seen["inside"] = NodeFacts(processes="pid 7 rank 0\n", gpus="GPU 0 idle\n")
-    _, kept = look(tmp_path, Traits(local=False))
+    _, location = look(tmp_path, Traits(local=False))
     assert seen["wanted"] == [["stacks", "processes"], ["gpus"]]
-    assert kept["processes.txt"] == "pid 7 rank 0\n" and kept["gpus.txt"] == "GPU 0 idle\n"
+    assert location["processes.txt"] == "pid 7 rank 0\n" and location["gpus.txt"] == "GPU 0 idle\n"
 
 
 def test_dumps_of_several_nodes_are_told_apart_where_process_numbers_are_the_same(seen, tmp_path):
@@ -140,15 +144,15 @@ def test_dumps_of_several_nodes_are_told_apart_where_process_numbers_are_the_sam
         for node in (0, 1)
     ]
     seen["inside"] = NodeFacts(dumps=tuple(dumps))
-    found, kept = look(tmp_path, Traits(local=False))
+    found, location = look(tmp_path, Traits(local=False))
     assert found.evidence == "rank 0 in on_0 (train.py:4); rank 1 in on_1 (train.py:4)"
-    assert "=== node 1 pid 7 rank 1\n" in kept["stacks.txt"]
+    assert "=== node 1 pid 7 rank 1\n" in location["stacks.txt"]
 
 
 def test_an_engine_that_does_not_answer_is_a_note(tmp_path):
     container = Container(id="c", image="x", workspace=tmp_path, inside="/w")
     session = DockerSession(None, NOWHERE, container, 0.0)
-    (note,) = look_inside(session, make_plan(tmp_path), ["stacks"], lambda: 1.0, threading.Event()).notes
+    (note,) = probe_nodes(session, make_plan(tmp_path), ["stacks"], lambda: 1.0, threading.Event()).notes
     assert note.startswith("no Docker Engine answers at unix:///nonexistent")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from madlite.run.watchdog.processes import Dump, ProcessInfo, RankPlaces, in_order, standing
+from madlite.run.watchdog.processes import Dump, ProcessInfo, RankPlaces, in_order, locate_ranks
 
 TEXT = """Process {pid}: {command}
 Python v3.12.3 (/usr/bin/python3.12)
@@ -32,54 +32,54 @@ def ranks(*stacks: tuple[str, ...]) -> list[Dump]:
 
 
 def test_two_ranks_in_different_lines_of_one_module_share_no_place():
-    found = standing(
+    found = locate_ranks(
         ranks(
             ("synchronize (torch/cuda/__init__.py:1162)", "<module> (hang.py:5)"),
             ("stuck_in_my_loader (hang.py:10)", "<module> (hang.py:11)"),
         )
     )
     assert found == RankPlaces(
-        words="rank 1 in stuck_in_my_loader (hang.py:10); rank 0 in synchronize (torch/cuda/__init__.py:1162)",
-        odd="rank 1",
+        text="rank 1 in stuck_in_my_loader (hang.py:10); rank 0 in synchronize (torch/cuda/__init__.py:1162)",
+        outliers="rank 1",
     )
 
 
 def test_the_one_rank_of_eight_that_is_elsewhere_is_told_first():
     stacks = [(REDUCE.format(line=2806), *STEP)] * 8
     stacks[3] = LOADS
-    assert standing(ranks(*stacks)) == RankPlaces(
-        words="rank 3 in next_batch (data.py:12); "
+    assert locate_ranks(ranks(*stacks)) == RankPlaces(
+        text="rank 3 in next_batch (data.py:12); "
         "7 of 8 ranks in all_reduce (torch/distributed/distributed_c10d.py:2806)",
-        odd="rank 3",
+        outliers="rank 3",
     )
 
 
 def test_the_same_call_in_other_lines_is_another_place():
     stacks = [("all_reduce (x.py:1)", "step (t.py:4)")] * 3 + [("all_reduce (x.py:1)", "step (t.py:5)")] * 3
-    assert standing(ranks(*stacks)).words == "6 of 6 ranks in all_reduce (x.py:1)"
+    assert locate_ranks(ranks(*stacks)).text == "6 of 6 ranks in all_reduce (x.py:1)"
     stacks = [("all_reduce (x.py:1)",)] * 4 + [("all_reduce (x.py:2)",)] * 2
-    assert standing(ranks(*stacks)).words == "ranks 4, 5 in all_reduce (x.py:2); 4 of 6 ranks in all_reduce (x.py:1)"
+    assert locate_ranks(ranks(*stacks)).text == "ranks 4, 5 in all_reduce (x.py:2); 4 of 6 ranks in all_reduce (x.py:1)"
 
 
 def test_ranks_that_all_stand_in_one_place_have_no_odd_one():
-    assert standing(ranks(STEP, STEP)) == RankPlaces(words="2 of 2 ranks in train_step (train.py:40)")
+    assert locate_ranks(ranks(STEP, STEP)) == RankPlaces(text="2 of 2 ranks in train_step (train.py:40)")
     inner = ("<module> (hang.py:5)",)
-    assert standing(ranks(inner, inner)).words == "2 of 2 ranks in <module> (hang.py:5)", "the line is theirs"
+    assert locate_ranks(ranks(inner, inner)).text == "2 of 2 ranks in <module> (hang.py:5)", "the line is theirs"
 
 
 def test_of_as_many_ranks_each_nobody_is_the_odd_one_unless_the_others_wait():
-    assert standing(ranks(("f (a.py:1)",), ("g (a.py:2)",))) == RankPlaces(
-        words="rank 0 in f (a.py:1); rank 1 in g (a.py:2)"
+    assert locate_ranks(ranks(("f (a.py:1)",), ("g (a.py:2)",))) == RankPlaces(
+        text="rank 0 in f (a.py:1); rank 1 in g (a.py:2)"
     )
     backward = "_engine_run_backward (torch/autograd/graph.py:829)"
-    assert standing(ranks((backward,), ("f (a.py:1)",), (backward,), ("f (a.py:1)",))).odd == "ranks 1, 3"
-    assert standing(ranks(("barrier (comm.py:3)",), ("f (a.py:1)",))).odd == "rank 1"
+    assert locate_ranks(ranks((backward,), ("f (a.py:1)",), (backward,), ("f (a.py:1)",))).outliers == "ranks 1, 3"
+    assert locate_ranks(ranks(("barrier (comm.py:3)",), ("f (a.py:1)",))).outliers == "rank 1"
 
 
 def test_a_wait_of_the_standard_library_is_told_with_who_waits_there():
     queue = ("wait (threading.py:359)", "get (/usr/lib/python3.12/queue.py:171)", "next_batch (data.py:12)", *STEP)
-    found = standing(ranks(queue, STEP, STEP))
-    assert found.words.startswith(
+    found = locate_ranks(ranks(queue, STEP, STEP))
+    assert found.text.startswith(
         "rank 0 in wait (threading.py:359) < get (/usr/lib/python3.12/queue.py:171) < next_batch (data.py:12); "
         "ranks 1, 2 in"
     )
@@ -88,25 +88,25 @@ def test_a_wait_of_the_standard_library_is_told_with_who_waits_there():
 def test_many_places_are_put_together_by_the_nearest_call_that_they_share():
     stacks = [(REDUCE.format(line=2800 + n), *STEP) for n in range(11)]
     stacks[7] = LOADS
-    assert standing(ranks(*stacks)).words == (
+    assert locate_ranks(ranks(*stacks)).text == (
         "rank 7 in next_batch (data.py:12); 10 of 11 ranks in train_step (train.py:40)"
     )
 
 
 def test_the_way_in_which_every_rank_begins_is_no_place_that_they_share():
     outer = ("<module> (train.py:99)", "wrapper (torch/distributed/elastic/multiprocessing/errors/__init__.py:355)")
-    found = standing(ranks(*((f"f{n} (a.py:1)", *outer, "_run_code (<frozen runpy>:88)") for n in range(10))))
-    assert found.words == (
+    found = locate_ranks(ranks(*((f"f{n} (a.py:1)", *outer, "_run_code (<frozen runpy>:88)") for n in range(10))))
+    assert found.text == (
         "rank 0 in f0 (a.py:1); rank 1 in f1 (a.py:1); rank 2 in f2 (a.py:1); rank 3 in f3 (a.py:1); "
         "6 more ranks elsewhere"
     )
-    assert found.odd == ""
+    assert found.outliers == ""
 
 
 def test_places_that_no_shared_call_makes_fewer_stay_as_they_are():
     pairs = [("a", "p"), ("a", "q"), ("b", "p"), ("b", "r"), ("c", "s"), ("d", "t"), ("e", "u")]
-    found = standing(ranks(*((f"{inner} (a.py:1)", f"{outer} (b.py:1)") for inner, outer in pairs)))
-    assert found.words == (
+    found = locate_ranks(ranks(*((f"{inner} (a.py:1)", f"{outer} (b.py:1)") for inner, outer in pairs)))
+    assert found.text == (
         "rank 4 in c (a.py:1); rank 5 in d (a.py:1); rank 6 in e (a.py:1); ranks 0, 1 in a (a.py:1); "
         "2 more ranks elsewhere"
     )
@@ -114,16 +114,16 @@ def test_places_that_no_shared_call_makes_fewer_stay_as_they_are():
 
 def test_calls_that_are_shared_crosswise_come_to_an_end():
     crossed = [(f"i{n} (a.py:{n})", f"s{n % 3} (b.py:1)", f"t{n % 2} (c.py:1)") for n in range(12)]
-    assert standing(ranks(*crossed, *crossed)).words.count(";") <= 4
+    assert locate_ranks(ranks(*crossed, *crossed)).text.count(";") <= 4
 
 
 def test_one_ranks_innermost_calls_are_told():
-    assert standing([dumped(5, "0", "get (queue.py:171)", *STEP)]) == RankPlaces(
-        words="rank 0 in get (queue.py:171) < train_step (train.py:40) < main (train.py:90)", odd="rank 0"
+    assert locate_ranks([dumped(5, "0", "get (queue.py:171)", *STEP)]) == RankPlaces(
+        text="rank 0 in get (queue.py:171) < train_step (train.py:40) < main (train.py:90)", outliers="rank 0"
     )
     alone = [dumped(4, "", "wait (popen.py:1)", command=AGENT), dumped(5, "", *STEP), dumped(6, "", "other (x.py:1)")]
-    assert standing(alone) == RankPlaces(
-        words="in train_step (train.py:40) < main (train.py:90) < <module> (train.py:99)", odd="it"
+    assert locate_ranks(alone) == RankPlaces(
+        text="in train_step (train.py:40) < main (train.py:90) < <module> (train.py:99)", outliers="it"
     )
 
 
@@ -138,28 +138,28 @@ def test_one_ranks_innermost_calls_are_told():
 )
 def test_a_launcher_is_no_rank_whatever_its_environment_says(agent):
     workers = [dumped(5, "0", *STEP, parent=4), dumped(6, "1", *STEP, parent=4)]
-    assert standing([agent, *workers]).words == "2 of 2 ranks in train_step (train.py:40)"
+    assert locate_ranks([agent, *workers]).text == "2 of 2 ranks in train_step (train.py:40)"
 
 
 def test_where_ranks_have_a_local_rank_what_has_none_started_them():
     agent = dumped(4, "0", "poll (own_launcher.py:3)")
     workers = [dumped(5 + n, str(n), *STEP, parent=4, local=str(n)) for n in range(2)]
-    assert standing([agent, *workers]).words == "2 of 2 ranks in train_step (train.py:40)"
+    assert locate_ranks([agent, *workers]).text == "2 of 2 ranks in train_step (train.py:40)"
 
 
 def test_what_a_rank_started_is_none_in_whatever_order_they_come():
     loader = dumped(1000, "0", "_worker_loop (torch/utils/data/_utils/worker.py:271)", parent=200)
     own, other = dumped(200, "0", *STEP), dumped(201, "1", *STEP)
-    assert standing([loader, own, other]).words == "2 of 2 ranks in train_step (train.py:40)"
+    assert locate_ranks([loader, own, other]).text == "2 of 2 ranks in train_step (train.py:40)"
     silent = Dump(pid=200, rank="0", text="", problem="py-spy: Permission denied")
-    assert standing([loader, silent, other]).words.startswith("rank 1 in train_step"), (
+    assert locate_ranks([loader, silent, other]).text.startswith("rank 1 in train_step"), (
         "its loader does not stand for it"
     )
 
 
 def test_nothing_is_told_of_dumps_that_failed():
-    assert standing([Dump(pid=1, rank="0", text="", problem="py-spy: Permission denied")]) == RankPlaces()
-    assert standing([]) == RankPlaces()
+    assert locate_ranks([Dump(pid=1, rank="0", text="", problem="py-spy: Permission denied")]) == RankPlaces()
+    assert locate_ranks([]) == RankPlaces()
 
 
 def process(pid: int, parent: int = 1, rank: str = "", python: bool = True, **more: str) -> ProcessInfo:

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from madlite.run.watchdog.processes import Dump, Frame, ProcessInfo, dump, find_py_spy, main_frames, standing
+from madlite.run.watchdog.processes import Dump, Frame, ProcessInfo, dump, find_py_spy, locate_ranks, main_frames
 
 TEXT = """Process {pid}: /opt/venv/bin/python3 -u train.py
 Python v3.12.3 (/usr/bin/python3.12)
@@ -36,9 +36,9 @@ def process(pid: int, rank: str = "") -> ProcessInfo:
 def test_the_main_threads_frames_are_read_wherever_it_stands():
     found = main_frames(dumped(7, "0", REDUCE.format(line=2806), "<lambda> (x (y).py)", *STEP).text)
     assert found[0] == Frame(name="all_reduce", path="torch/distributed/distributed_c10d.py", line="2806")
-    assert [one.words for one in found[-3:]] == STEP
+    assert [one.text for one in found[-3:]] == STEP
     assert [
-        one.words for one in main_frames("Thread 5 (idle)\n    waits (a.py:3)\nThread 6 (idle)\n    x (b.py:1)\n")
+        one.text for one in main_frames("Thread 5 (idle)\n    waits (a.py:3)\nThread 6 (idle)\n    x (b.py:1)\n")
     ] == ["waits (a.py:3)"]
     assert main_frames("Error: Permission denied") == []
 
@@ -93,7 +93,7 @@ def test_a_real_process_is_dumped():
     try:
         started.stdout.readline()
         found = dump(find_py_spy(""), process(started.pid), 10, threading.Event())
-        assert standing([found]).words == "in waits_here (<string>:4) < <module> (<string>:5)", found
+        assert locate_ranks([found]).text == "in waits_here (<string>:4) < <module> (<string>:5)", found
     finally:
         started.kill()
         started.communicate()

@@ -39,7 +39,7 @@ def test_the_clock_ends_a_run():
 
 def test_time_off_the_clock_does_not_count_against_the_limit():
     stop, session, clock = StopControl(0.05, 5.0), FakeSession(), ExitStack()
-    clock.enter_context(stop.off_the_clock())  # before the first moment of the limit
+    clock.enter_context(stop.paused_limit())  # before the first moment of the limit
     with stop.guard(session):
         assert not session.over.wait(0.15), "it is over long ago, but for the time that does not count"
         clock.close()
@@ -49,7 +49,7 @@ def test_time_off_the_clock_does_not_count_against_the_limit():
 
 def test_off_the_clock_a_run_without_a_limit_has_none_and_a_signal_is_heard():
     stop, session = StopControl(None, 5.0), FakeSession()
-    with stop.guard(session), stop.off_the_clock():
+    with stop.guard(session), stop.paused_limit():
         stop.request(StopReason(cause=Cause.INTERRUPTED, text="first"))
         assert session.over.wait(10)
     assert session.stops == [5.0]

@@ -16,9 +16,9 @@ from tests.run.test_stop import FakeSession
 
 FOUND = HangReport(
     notes=("2 of 2 processes stopped",),
-    kept="stacks in here/",
+    location="stacks in here/",
     evidence="rank 1 in next_batch (data.py:3)",
-    odd="rank 1",
+    outliers="rank 1",
 )
 
 
@@ -104,13 +104,13 @@ def test_before_the_first_step_the_other_option_is_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("odd", "hint"),
+    ("outliers", "hint"),
     [("", ""), ("it", "look where it stands; "), ("ranks 1, 3", "look where ranks 1, 3 stand; ")]
     + [("4 of 9 ranks", "look where 4 of 9 ranks stand; ")],
 )
-def test_the_ranks_to_look_at_are_named_where_some_stand_apart(odd, hint):
+def test_the_ranks_to_look_at_are_named_where_some_stand_apart(outliers, hint):
     quiet = SilenceNote(text="no step", for_s=1.0, hung=True, option="--silence-limit")
-    assert hang_hint(quiet, HangReport(odd=odd)) == f"{hint}--silence-limit SECONDS waits longer"
+    assert hang_hint(quiet, HangReport(outliers=outliers)) == f"{hint}--silence-limit SECONDS waits longer"
 
 
 def test_a_run_that_goes_on_meanwhile_is_not_stopped(dog):
@@ -196,7 +196,7 @@ def test_ctrl_c_and_the_clock_win_while_the_evidence_is_collected_and_call_it_of
         clock.close()
 
     hanging, clock = Hanging(tmp_path, probe_hang, limit_s=0.01 if by is Cause.TIMEOUT else None), ExitStack()
-    clock.enter_context(hanging.watch.off_the_clock())  # which begins to count when it is looked at
+    clock.enter_context(hanging.watch.paused_limit())  # which begins to count when it is looked at
     assert hanging.run(interrupt).cause is by
     assert hanging.session.stops == [5.0] and called_off.is_set()
 
@@ -222,9 +222,9 @@ def test_a_time_limit_names_the_silence_that_it_ended(tmp_path):
     plan = make_plan(tmp_path, result_rule=ResultRule(kind="steps"))
     now = [0.0]
     silence = ProgressMonitor(plan, lambda: now[0])
-    watch, session = StopControl(0.05, 1.0, dog=Watchdog(silence, lambda cancelled: FOUND)), FakeSession()
+    watch, session = StopControl(0.05, 1.0, watchdog=Watchdog(silence, lambda cancelled: FOUND)), FakeSession()
     clock = ExitStack()
-    clock.enter_context(watch.off_the_clock())
+    clock.enter_context(watch.paused_limit())
     with watch.guard(session), watch.following(lambda chunk: None):
         now[0] = 250.0
         clock.close()

@@ -219,7 +219,7 @@ def test_nothing_is_looked_at_before_and_after_the_action(run):
     run.action.__exit__(None, None, None)
     run.wait(99_999)
     run.output(step(1))
-    assert run.silence.check() is None and run.silence.wait_s() is None and run.silence.told() == ""
+    assert run.silence.check() is None and run.silence.wait_s() is None and run.silence.description() == ""
     assert run.silence.findings(by_itself=True) == ()
 
 
@@ -232,7 +232,7 @@ def test_a_step_that_takes_far_longer_is_told_of_now_and_then_and_found_when_it_
             assert not quiet.hung
             told.append(quiet.text)
     assert told[0] == "no step for 11 s after step 30 (median 2.0 s)" and 2 < len(told) < 6
-    assert run.silence.told() == "no step for 45 s after step 30 (median 2.0 s)"
+    assert run.silence.description() == "no step for 45 s after step 30 (median 2.0 s)"
     run.output(step(31))
     assert run.silence.findings(by_itself=True) == ("stalled for 45 s before step 31 (steps took 2.0 s)",)
 
@@ -284,7 +284,7 @@ def test_output_that_takes_long_to_read_is_no_silence(run):
 def test_a_time_in_which_madlite_itself_was_stopped_is_left_out(run):
     run.steps(1, 10)
     run.wait(4000)
-    run.silence.excuse(3900)
+    run.silence.discount(3900)
     assert run.hung == "" and run.limit_s == 200
 
 
@@ -293,7 +293,7 @@ def test_a_stop_in_the_midst_of_reading_is_left_out_once(run):
     run.steps(1, 10)
     with run.silence.reading():
         run.wait(3600)
-    run.silence.excuse(3595)
+    run.silence.discount(3595)
     assert run.limit_s == 300
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from madlite.measure.checks import table
 from madlite.measure.checks.table import CheckInput, CheckResult, Observation, check_result
-from madlite.measure.grammar import signal_words
+from madlite.measure.grammar import signal_text
 from madlite.measure.number import has_no_end, last_step, no_step
 from madlite.model import Cause, Exit, RunPlan, Value
 from madlite.text import whole_number
@@ -54,24 +54,24 @@ class Difference(Value, frozen=True):
         return f"{self.key} is {self.effective} in the trainer's log, {self.planned} was planned"
 
 
-def config(known: CheckInput) -> CheckResult:
+def config(run: CheckInput) -> CheckResult:
     """Compare all that the log says with the plan."""
-    plan, said = known.plan, known.log.config
-    if plan is None or not known.by_steps:
+    plan, results = run.plan, run.log.config
+    if plan is None or not run.by_steps:
         return check_result(
             table.CONFIG_UNKNOWN, "a card's own script decides" if plan else "no plan says what was to run"
         )
-    of_row, others = list(_differences(planned_row(plan), said)), list(_differences(planned_others(plan), said))
+    of_row, others = list(_differences(planned_row(plan), results)), list(_differences(planned_others(plan), results))
     if of_row:
         text = "; ".join(one.text for one in of_row)
-        line = known.log.config_lines.get(of_row[0].key, "")
-        return check_result(table.CONFIG_OTHER, f"{text}: the row would have a configuration that did not run", line)
+        line = run.log.config_lines.get(of_row[0].key, "")
+        return check_result(table.CONFIG_DIFFERS, f"{text}: the row would have a configuration that did not run", line)
     if others:
-        return check_result(table.CONFIG_ODD, "; ".join(one.text for one in others))
-    same = [key for key in (*planned_row(plan), *planned_others(plan)) if key in said]
+        return check_result(table.CONFIG_DIFFERS_MINOR, "; ".join(one.text for one in others))
+    same = [key for key in (*planned_row(plan), *planned_others(plan)) if key in results]
     if not same:
         return check_result(table.CONFIG_UNKNOWN, "the log says nothing of what was planned")
-    return check_result(table.CONFIG_SAME, ", ".join(f"{key} {said[key]}" for key in same))
+    return check_result(table.CONFIG_SAME, ", ".join(f"{key} {results[key]}" for key in same))
 
 
 def planned_row(plan: RunPlan) -> dict[str, str]:
@@ -79,7 +79,7 @@ def planned_row(plan: RunPlan) -> dict[str, str]:
     variant = plan.variant
     sizes = {name: getattr(variant, name) for name in OF_ROW if name != "world_size"} if variant else {}
     ranks = plan.place.nodes * plan.place.gpus_per_node
-    return _told({**sizes, "world_size": ranks})
+    return _planned_texts({**sizes, "world_size": ranks})
 
 
 def planned_others(plan: RunPlan) -> dict[str, str]:
@@ -89,7 +89,7 @@ def planned_others(plan: RunPlan) -> dict[str, str]:
         name = next((name for name in names if name in plan.settings), None)
         if name is not None:
             planned[key] = plan.settings[name]
-    return _told(planned)
+    return _planned_texts(planned)
 
 
 def normal(key: str, text: str) -> str:
@@ -101,163 +101,163 @@ def normal(key: str, text: str) -> str:
     return _SWITCHES.get(word, word) if number is None else str(number)
 
 
-def _told(planned: Mapping[str, object]) -> dict[str, str]:
+def _planned_texts(planned: Mapping[str, object]) -> dict[str, str]:
     texts = {key: str(value) for key, value in planned.items() if value is not None}
     return {key: text for key, text in texts.items() if text.strip().casefold() not in _OPEN}
 
 
-def _differences(planned: Mapping[str, str], said: Mapping[str, str]) -> Iterator[Difference]:
+def _differences(planned: Mapping[str, str], results: Mapping[str, str]) -> Iterator[Difference]:
     for key, wanted in planned.items():
-        ours, theirs = normal(key, wanted), normal(key, said.get(key, ""))
+        ours, theirs = normal(key, wanted), normal(key, results.get(key, ""))
         if ours and theirs and theirs not in _OPEN and ours != theirs:
-            yield Difference(key=key, planned=wanted, effective=said[key])
+            yield Difference(key=key, planned=wanted, effective=results[key])
 
 
 # Checks of a run's end: its exit code, its last step, what launchers say, the framework's end mark.
 
 
-def exit_code(known: CheckInput) -> CheckResult:
+def exit_code(run: CheckInput) -> CheckResult:
     """Ask how the model's step ended, and who ended it."""
-    seen = known.seen
-    if seen is None:
+    observed = run.observed
+    if observed is None:
         return check_result(table.NO_EXIT)
-    if seen.stopped is not Cause.NONE:
-        return check_result(table.STOPPED, seen.stopped_text, seen.stopped_line, cause=seen.stopped)
-    if seen.exit is None or seen.failed_action:
-        code = _step_end(seen.exit) if seen.exit else ""
-        step = f"the step '{seen.failed_action or 'start'}' failed{code}{_on_node(seen)}"
-        return check_result(table.NOT_RUN, step, seen.failed_line)
-    if seen.exit.code != 0:
+    if observed.stopped is not Cause.NONE:
+        return check_result(table.STOPPED, observed.stopped_text, observed.stopped_line, cause=observed.stopped)
+    if observed.exit is None or observed.failed_action:
+        code = _step_end(observed.exit) if observed.exit else ""
+        step = f"the step '{observed.failed_action or 'start'}' failed{code}{_on_node(observed)}"
+        return check_result(table.STEP_FAILED, step, observed.failed_line)
+    if observed.exit.code != 0:
         return check_result(
-            table.ENDED_ILL, f"the workload failed: {exit_words(seen)}", known.failing_log.best_error_line
+            table.EXIT_NONZERO, f"the workload failed: {exit_text(observed)}", run.failure_log.best_error_line
         )
-    return check_result(table.ENDED_WELL, "exit code 0")
+    return check_result(table.EXIT_OK, "exit code 0")
 
 
-def end_of_steps(known: CheckInput) -> CheckResult:
+def end_of_steps(run: CheckInput) -> CheckResult:
     """Ask whether the last step that was asked for is there."""
-    log, asked = known.log, known.asked
-    last = last_step(asked, log)
-    if odd := _without_end(known):
+    log, expected = run.log, run.expected
+    last = last_step(expected, log)
+    if odd := _without_end(run):
         return odd
     if last is None:
-        return check_result(table.NO_STEP_HERE) if known.elsewhere is not None else _no_step(known)
-    if asked.steps is not None and last + log.steps.from_zero < asked.steps:
-        return _short_of(known, last, asked.steps)
-    if went_back := _went_back(known):
+        return check_result(table.STEPS_ON_OTHER_NODE) if run.other_node is not None else _no_step(run)
+    if expected.steps is not None and last + log.steps.from_zero < expected.steps:
+        return _short_of(run, last, expected.steps)
+    if went_back := _went_back(run):
         return went_back
-    if asked.steps is None:
-        return check_result(table.NO_LAST, f"step {last} was the last; nobody says how many there were to be")
+    if expected.steps is None:
+        return check_result(table.STEPS_UNKNOWN, f"step {last} was the last; nobody says how many there were to be")
     last_of = f", in the last of {log.trainings} trainings" if log.trainings > 1 else ""
-    counted = ", counted from 0" if last < asked.steps else ""
-    return check_result(table.ARRIVED, f"step {last} of {asked.steps}{counted}{last_of}")
+    counted = ", counted from 0" if last < expected.steps else ""
+    return check_result(table.LAST_STEP_REACHED, f"step {last} of {expected.steps}{counted}{last_of}")
 
 
-def launcher(known: CheckInput) -> CheckResult:
+def launcher(run: CheckInput) -> CheckResult:
     """Ask whether a launcher says that a process failed, whose exit code a pipe or `|| true` has hidden.
 
     Who switches the scan of a script's output off calls its errors harmless.
     """
-    log = known.log
-    if known.seen is not None and known.seen.stopped is not Cause.NONE:
+    log = run.log
+    if run.observed is not None and run.observed.stopped is not Cause.NONE:
         return check_result(table.LAUNCHER_STOPPED)
     if line := log.launcher_line:
-        if known.by_steps or (log.steps and log.scanned):
+        if run.by_steps or (log.steps and log.scanned):
             return check_result(table.LAUNCHER_FAILED, "the training's launcher says that it failed", log.fatal_line)
-        return check_result(table.LAUNCHER_ODD, f"a launcher says that a process failed: {line}")
+        return check_result(table.LAUNCHER_WARNING, f"a launcher says that a process failed: {line}")
     if log.steps and log.fatal_line and not log.ended:
-        if known.seen and known.by_steps and _prints_mark(known):
-            text = f"the log has no '{known.asked.rule.end_mark}', and says after its last step: {log.fatal_line}"
-            return check_result(table.DIED, text, log.fatal_line)
+        if run.observed and run.by_steps and _prints_mark(run):
+            text = f"the log has no '{run.expected.rule.end_mark}', and says after its last step: {log.fatal_line}"
+            return check_result(table.ERROR_WITHOUT_END_MARK, text, log.fatal_line)
         return check_result(
-            table.ENDED_ODD, f"after its last step and without an end mark the log says: {log.fatal_line}"
+            table.ERROR_AFTER_LAST_STEP, f"after its last step and without an end mark the log says: {log.fatal_line}"
         )
-    return check_result(table.LAUNCHED_WELL)
+    return check_result(table.LAUNCHER_OK)
 
 
-def end_mark(known: CheckInput) -> CheckResult:
+def end_mark(run: CheckInput) -> CheckResult:
     """Ask for the line with which a framework ends a training; of several nodes another one may print it."""
-    log, rule = known.log, known.asked.rule
+    log, rule = run.log, run.expected.rule
     if log.missed_mark:
-        return check_result(table.MARK_MISSED, log.missed_mark, log.best_error_line)
+        return check_result(table.REQUIRED_MARK_MISSING, log.missed_mark, log.best_error_line)
     if log.ended:
-        return check_result(table.MARKED)
+        return check_result(table.END_MARK_FOUND)
     if not rule.end_mark:
         return check_result(
-            table.NO_MARK, "the framework prints none" if known.by_steps else "a card's own script has none"
+            table.NO_END_MARK, "the framework prints none" if run.by_steps else "a card's own script has none"
         )
     if not log.steps:
-        return check_result(table.NO_MARK, "no step was read that one could come after")
-    if not _prints_mark(known):
-        return check_result(table.NO_MARK, "of several nodes another one prints it")
-    return check_result(table.MARK_GONE, f"the log has no '{rule.end_mark}' after its last step")
+        return check_result(table.NO_END_MARK, "no step was read that one could come after")
+    if not _prints_mark(run):
+        return check_result(table.NO_END_MARK, "of several nodes another one prints it")
+    return check_result(table.END_MARK_MISSING, f"the log has no '{rule.end_mark}' after its last step")
 
 
-def _without_end(known: CheckInput) -> CheckResult | None:
+def _without_end(run: CheckInput) -> CheckResult | None:
     """Return that the last of several trainings stopped early; whose number a script's own line has it knows itself."""
-    log = known.log
-    own = not known.by_steps and (known.asked.rule.kind == "multiple_results" or log.scan.first is not None)
-    told = known.by_steps and (
-        known.asked.steps is not None or not log.steps
+    log = run.log
+    own = not run.by_steps and (run.expected.rule.kind == "multiple_results" or log.scan.first is not None)
+    has_step_count = run.by_steps and (
+        run.expected.steps is not None or not log.steps
     )  # with how many there were to be, and are
-    if own or told or not has_no_end(known.asked, log):
+    if own or has_step_count or not has_no_end(run.expected, log):
         return None
     text = f"the last of {log.trainings} trainings has no end mark, and the one before has"
-    row = table.LAST_WITHOUT_END if known.seen is not None else table.LAST_WITHOUT_END_ODD
+    row = table.LAST_WITHOUT_END if run.observed is not None else table.LAST_WITHOUT_END_ODD
     return check_result(row, text, log.cut_line)
 
 
-def _went_back(known: CheckInput) -> CheckResult | None:
-    if known.log.restarted_at is None or not known.by_steps:  # a script may well train more than once
+def _went_back(run: CheckInput) -> CheckResult | None:
+    if run.log.restarted_at is None or not run.by_steps:  # a script may well train more than once
         return None
-    if known.log.steps.is_overtaken:
+    if run.log.steps.is_overtaken:
         return None
-    begin = f"the steps went back to {known.log.restarted_at}"
+    begin = f"the steps went back to {run.log.restarted_at}"
     return check_result(table.WENT_BACK, f"{begin}: a training was started again, and both may be in the window")
 
 
-def _short_of(known: CheckInput, last: int, asked: int) -> CheckResult:
+def _short_of(run: CheckInput, last: int, expected: int) -> CheckResult:
     """Ask whether the steps after the last line had none because each line covers several."""
-    log = known.log
-    text = f"step {last} was the last of {asked} asked for"
-    if not known.by_steps:
+    log = run.log
+    text = f"step {last} was the last of {expected} asked for"
+    if not run.by_steps:
         return check_result(
-            table.NO_LAST if log.ended else table.CUT_SHORT_SCRIPT, text
+            table.STEPS_UNKNOWN if log.ended else table.CUT_SHORT_SCRIPT, text
         )  # not each step may have a line
     every = log.steps.interval(last) or last  # one line is for all the steps up to its own
-    if asked - last - log.steps.from_zero >= every or (_prints_mark(known) and not log.ended):
+    if expected - last - log.steps.from_zero >= every or (_prints_mark(run) and not log.ended):
         return check_result(table.CUT_SHORT, text, log.cut_line)
-    if went_back := _went_back(known):
+    if went_back := _went_back(run):
         return went_back
-    text = f"step {last} is the last line's of {asked} steps, with a line for every {every}"
+    text = f"step {last} is the last line's of {expected} steps, with a line for every {every}"
     if log.ended:
-        return check_result(table.ARRIVED, f"{text}, and the end mark follows")
-    return check_result(table.PERHAPS_SHORT, f"{text}: nothing shows that the steps after it were done")
+        return check_result(table.LAST_STEP_REACHED, f"{text}, and the end mark follows")
+    return check_result(table.END_UNCERTAIN, f"{text}: nothing shows that the steps after it were done")
 
 
-def _prints_mark(known: CheckInput) -> bool:
+def _prints_mark(run: CheckInput) -> bool:
     """Say whether a training that came to its end has left the framework's end mark in this log."""
-    whole = known.plan is None or known.plan.place.whole
-    return bool(known.asked.rule.end_mark) and whole
+    whole = run.plan is None or run.plan.place.whole
+    return bool(run.expected.rule.end_mark) and whole
 
 
-def _no_step(known: CheckInput) -> CheckResult:
-    if known.by_steps and known.log.trainings > 1 and not (known.log.steps or known.log.summary):
-        text = f"the last of {known.log.trainings} trainings has no step"
-        return check_result(table.LAST_WITHOUT_STEP, text, known.log.best_error_line)
-    if known.by_steps:
-        return check_result(table.NO_STEP, no_step(known.asked, known.log), known.log.best_error_line)
-    return check_result(table.NO_LAST, "no step was read in what the card's own script printed")
+def _no_step(run: CheckInput) -> CheckResult:
+    if run.by_steps and run.log.trainings > 1 and not (run.log.steps or run.log.summary):
+        text = f"the last of {run.log.trainings} trainings has no step"
+        return check_result(table.LAST_WITHOUT_STEP, text, run.log.best_error_line)
+    if run.by_steps:
+        return check_result(table.NO_STEP, no_step(run.expected, run.log), run.log.best_error_line)
+    return check_result(table.STEPS_UNKNOWN, "no step was read in what the card's own script printed")
 
 
-def exit_words(seen: Observation) -> str:
+def exit_text(observed: Observation) -> str:
     """Return how the workload ended in words, of several nodes with the one that failed first."""
-    code = seen.exit.code if seen.exit is not None else 0
-    return (signal_words(-code) if code < 0 else f"exit code {code}") + _on_node(seen)
+    code = observed.exit.code if observed.exit is not None else 0
+    return (signal_text(-code) if code < 0 else f"exit code {code}") + _on_node(observed)
 
 
-def _on_node(seen: Observation) -> str:
-    return f" on {seen.failed_node}" if seen.failed_node else ""
+def _on_node(observed: Observation) -> str:
+    return f" on {observed.failed_node}" if observed.failed_node else ""
 
 
 def _step_end(ended: Exit) -> str:

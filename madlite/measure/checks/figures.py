@@ -21,24 +21,24 @@ from madlite.text import whole_number
 # Checks of a run's figures: the number itself, the file it is in, the work that it comes to.
 
 
-def metric(known: CheckInput) -> CheckResult:
+def metric(run: CheckInput) -> CheckResult:
     """Ask whether there is a number that can be one."""
-    number = known.number
-    if known.elsewhere is not None:
-        return check_result(table.NUMBER_ELSEWHERE, f"the result is printed on node {known.elsewhere}")
+    number = run.number
+    if run.other_node is not None:
+        return check_result(table.NUMBER_ON_OTHER_NODE, f"the result is printed on node {run.other_node}")
     if number.cause is not Cause.NONE:
-        row = table.NO_NUMBER if number.cause is Cause.NO_METRIC else table.NO_RESULT
+        row = table.NO_NUMBER if number.cause is Cause.NO_METRIC else table.INVALID_NUMBER
         return check_result(row, number.reason, number.evidence)
-    if odd := _unread(known):
-        return check_result(table.NUMBER_UNREAD, odd)
+    if odd := _unread(run):
+        return check_result(table.NUMBER_UNPARSED, odd)
     good = [metric for metric in number.metrics if metric.status is Status.SUCCESS]
     return check_result(table.NUMBER, ", ".join(f"{metric.text} {metric.metric}" for metric in good[-3:]))
 
 
-def _unread(known: CheckInput) -> str:
+def _unread(run: CheckInput) -> str:
     """Return that a number beside those of the result cannot be read, so that they may be none either; else ""."""
-    rule, scan = known.asked.rule, known.log.scan
-    if known.by_steps and (odd := known.log.marks.unread.get(rule.headline)):
+    rule, scan = run.expected.rule, run.log.scan
+    if run.by_steps and (odd := run.log.training.unread.get(rule.headline)):
         unit = rule.headline.label
         return f"'{shown(odd)}' of a step is no number: what other steps report as {unit} may be none either"
     if rule.kind == "performance_line" and scan.unread:
@@ -48,11 +48,11 @@ def _unread(known: CheckInput) -> str:
     return ""
 
 
-def error_pattern(known: CheckInput) -> CheckResult:
+def error_pattern(run: CheckInput) -> CheckResult:
     """Ask whether a script that says its number printed an error, by madengine 2's rule."""
-    if known.by_steps or not known.log.scanned or known.number.cause is not Cause.NONE:
-        return check_result(table.NOT_SCANNED, _why_not_scanned(known))
-    found = ", ".join(map(repr, known.log.suspects))
+    if run.by_steps or not run.log.scanned or run.number.cause is not Cause.NONE:
+        return check_result(table.NOT_SCANNED, _why_not_scanned(run))
+    found = ", ".join(map(repr, run.log.matched_patterns))
     return (
         check_result(table.PATTERN, f"the script printed {found} beside its number")
         if found
@@ -60,48 +60,48 @@ def error_pattern(known: CheckInput) -> CheckResult:
     )
 
 
-def artifact(known: CheckInput) -> CheckResult:
+def artifact(run: CheckInput) -> CheckResult:
     """Ask whether the results file is this run's: one that lay there before is not read at all."""
-    rule, seen = known.asked.rule, known.seen
-    if rule.kind != "multiple_results" or seen is None:
+    rule, observed = run.expected.rule, run.observed
+    if rule.kind != "multiple_results" or observed is None:
         return check_result(table.NO_ARTIFACT)
-    if seen.results is None:
-        return check_result(table.STALE, f"the run wrote no {rule.file}", known.log.best_error_line)
+    if observed.results is None:
+        return check_result(table.STALE, f"the run wrote no {rule.file}", run.log.best_error_line)
     return check_result(table.FRESH, rule.file)
 
 
-def compute(known: CheckInput) -> CheckResult:
+def compute(run: CheckInput) -> CheckResult:
     """Ask whether a GPU can do the work that the number comes to, and what the framework says of it."""
-    work = known.compute
-    if (mfu := _mfu(known)) > 100:
+    work = run.compute
+    if (mfu := _mfu(run)) > 100:
         return check_result(table.MFU_ABOVE, f"the trainer reports an MFU of {mfu:.4g} %, which is above 100 %")
     if work is None:
-        return check_result(table.NOT_COUNTED, _why_not_counted(known))
+        return check_result(table.COMPUTE_UNKNOWN, _why_not_counted(run))
     if work.mfu is None and work.peak_tflops is not None:
-        return check_result(table.IMPOSSIBLE, work.no_mfu)
+        return check_result(table.ABOVE_PEAK, work.no_mfu)
     if work.apart is not None and abs(work.apart) > MOST_APART:
-        return check_result(table.COUNTED_OTHERWISE, f"the framework's TFLOP/s is {100 * work.apart:+.1f} % from ours")
-    return check_result(table.COUNTED, f"{work.tflops_per_gpu:.4g} TFLOP/s/GPU")
+        return check_result(table.COMPUTE_DIFFERS, f"the framework's TFLOP/s is {100 * work.apart:+.1f} % from ours")
+    return check_result(table.COMPUTE_PLAUSIBLE, f"{work.tflops_per_gpu:.4g} TFLOP/s/GPU")
 
 
-def _mfu(known: CheckInput) -> float:
+def _mfu(run: CheckInput) -> float:
     """Return the MFU that the trainer itself reports, the median of its steady steps; 0 where it reports none."""
-    values = [value for value in known.log.steps.curve(Quantity.MFU_PERCENT).values if usable(value)]
-    of_window = median_in(known.log.steps, Quantity.MFU_PERCENT, known.window) if known.window else None
+    values = [value for value in run.log.steps.curve(Quantity.MFU_PERCENT).values if usable(value)]
+    of_window = median_in(run.log.steps, Quantity.MFU_PERCENT, run.window) if run.window else None
     return of_window if of_window is not None else statistics.median(values or [0.0])
 
 
-def _why_not_scanned(known: CheckInput) -> str:
-    if known.by_steps:
+def _why_not_scanned(run: CheckInput) -> str:
+    if run.by_steps:
         return "not looked for: the run is judged by its steps"
-    return "not looked for: there is no number" if known.log.scanned else "not looked for: the scan is switched off"
+    return "not looked for: there is no number" if run.log.scanned else "not looked for: the scan is switched off"
 
 
-def _why_not_counted(known: CheckInput) -> str:
-    plan, variant = known.plan, known.plan.variant if known.plan else None
-    if plan is None or not known.by_steps:
+def _why_not_counted(run: CheckInput) -> str:
+    plan, variant = run.plan, run.plan.variant if run.plan else None
+    if plan is None or not run.by_steps:
         return "a card's own script says its number itself" if plan else "no plan says which model this is"
-    if known.window is None:
+    if run.window is None:
         return "there is no steady window"
     if plan.architecture is None:
         return "the model's shape is not known"
@@ -160,7 +160,7 @@ class _Interval(Value, frozen=True):
         return self.seconds / self.steps
 
 
-def read_clock(steps: Steps, window: Window, work: float, interrupted: Sequence[int]) -> Clocked | str:
+def compare_with_clock(steps: Steps, window: Window, work: float, interrupted: Sequence[int]) -> Clocked | str:
     """Return what a window's speed comes to by the clock, or why nobody knows.
 
     `work` is what a step has on each GPU, in the speed's unit; `interrupted` are steps before whose line something else
@@ -205,8 +205,8 @@ def _reports(steps: Steps, window: Window) -> list[tuple[int, float]]:
     """Return number and time of the window's lines, and of the line before them."""
     ns = steps.curve(window.quantity).ns
     begin, end = max(0, bisect_left(ns, window.first_step) - 1), bisect_right(ns, window.last_step)
-    told = [(n, steps.reported_s(n)) for n in ns[max(begin, end - _MOST_LINES) : end]]
-    return [(n, at) for n, at in told if at is not None]
+    reports = [(n, steps.reported_s(n)) for n in ns[max(begin, end - _MOST_LINES) : end]]
+    return [(n, at) for n, at in reports if at is not None]
 
 
 def _blocks(reports: Sequence[tuple[int, float]]) -> list[tuple[int, float, int]]:
@@ -237,8 +237,8 @@ def _intervals(blocks: Sequence[tuple[int, float, int]], interrupted: Sequence[i
 
 def _ranks(plan: RunPlan) -> int:
     """Return how many ranks a run has."""
-    asked = [whole_number(str(plan.settings.get(name, ""))) or 0 for name in _RANKS]
-    return max(1, plan.place.nodes) * max(1, plan.place.gpus_per_node or max(asked))
+    planned = [whole_number(str(plan.settings.get(name, ""))) or 0 for name in _RANKS]
+    return max(1, plan.place.nodes) * max(1, plan.place.gpus_per_node or max(planned))
 
 
 def _passes(plan: RunPlan) -> int:
@@ -251,35 +251,35 @@ def _passes(plan: RunPlan) -> int:
 _LARGE, _HUGE = 999.95, 1e12  # between these a figure is written out, in groups of three digits
 
 
-def summary(known: CheckInput) -> CheckResult:
+def summary(run: CheckInput) -> CheckResult:
     """Compare the steps that a framework's own summary is of with those that were read, as its reader knows them."""
-    log = known.log
-    if log.marks.computed:
+    log = run.log
+    if log.training.computed:
         return check_result(table.SUMMARY_COMPUTED)
-    if log.marks.summary_doubt:
-        return check_result(table.SUMMARY_ODD, log.marks.summary_doubt)
-    if log.marks.summary_doubt is None:
+    if log.training.summary_doubt:
+        return check_result(table.SUMMARY_INCONSISTENT, log.training.summary_doubt)
+    if log.training.summary_doubt is None:
         return check_result(
             table.SUMMARY_UNKNOWN, "nobody knows of how many steps it is" if log.summary else "there is none"
         )
-    return check_result(table.SUMMARY_AS_READ)
+    return check_result(table.SUMMARY_CONSISTENT)
 
 
-def clock(known: CheckInput) -> CheckResult:
+def clock(run: CheckInput) -> CheckResult:
     """Compare a speed with the time between the lines of its steps: madlite's clock, or the log's own time stamps."""
-    log, window = known.log, known.window
+    log, window = run.log, run.window
     if window is None:
-        why = "there is no steady window" if known.by_steps else "a card's own script says its number itself"
+        why = "there is no steady window" if run.by_steps else "a card's own script says its number itself"
         return check_result(table.CLOCK_UNKNOWN, why)
-    work = work_of_step(window.quantity, known.plan, log.config)
+    work = work_of_step(window.quantity, run.plan, log.config)
     if work is None:
         return check_result(table.CLOCK_UNKNOWN, "it is not known how much work a step has on each GPU")
-    if known.seen is not None and not math.isnan(log.marks.first_stamp_s):
+    if run.observed is not None and not math.isnan(log.training.first_stamp_s):
         return check_result(table.CLOCK_UNKNOWN, "when its lines came is not known")
-    found = read_clock(log.steps, window, work.amount, log.marks.interrupted)
+    found = compare_with_clock(log.steps, window, work.amount, log.training.interrupted)
     if isinstance(found, str):
         return check_result(table.CLOCK_UNKNOWN, found)
-    text = _compared(window, work, found, "the log's own time stamps" if known.seen is None else "madlite's clock")
+    text = _compared(window, work, found, "the log's own time stamps" if run.observed is None else "madlite's clock")
     return check_result(table.TOO_FAST if found.is_too_fast else table.CLOCK_AGREES, text)
 
 

@@ -38,65 +38,65 @@ _FEW = 25  # losses: of fewer those of the later half, or of the last fifth, may
 _ZEROS = 3  # in a row: fewer may be batches whose tokens are all masked
 
 
-def loss(known: CheckInput) -> CheckResult:
+def loss(run: CheckInput) -> CheckResult:
     """Ask whether every loss is finite, and none turned 0."""
-    log, has_loss = known.log, Quantity.LOSS in known.log.steps.quantities()
+    log, has_loss = run.log, Quantity.LOSS in run.log.steps.quantities()
     if log.nan_loss:
-        row = table.LOSS_NAN if known.by_steps else table.LOSS_ODD
+        row = table.LOSS_NAN if run.by_steps else table.LOSS_NAN_ELSEWHERE
         return check_result(row, "the loss is not finite", log.nan_loss)
-    if Quantity.LOSS in log.marks.unread:
+    if Quantity.LOSS in log.training.unread:
         return check_result(
-            table.LOSS_UNREAD, f"a loss is '{shown(log.marks.unread[Quantity.LOSS])}', which is no number"
+            table.LOSS_UNPARSED, f"a loss is '{shown(log.training.unread[Quantity.LOSS])}', which is no number"
         )
-    if known.by_steps and known.asked.rule.loss_expected and not has_loss and last_step(known.asked, log) is not None:
-        return check_result(table.LOSS_GONE, "no step reports a loss", log.best_error_line)
-    if line := _elsewhere(known):
-        return check_result(table.LOSS_ODD, f"a line tells of a loss that is not finite: {line}", line)
-    if zero := _zero(_losses(known)):
+    if run.by_steps and run.expected.rule.loss_expected and not has_loss and last_step(run.expected, log) is not None:
+        return check_result(table.LOSS_MISSING, "no step reports a loss", log.best_error_line)
+    if line := _nan_of_other_lines(run):
+        return check_result(table.LOSS_NAN_ELSEWHERE, f"a line tells of a loss that is not finite: {line}", line)
+    if zero := _zero(_losses(run)):
         return check_result(table.LOSS_ZERO, zero)
     if has_loss:
-        return check_result(table.LOSS_FINE)
+        return check_result(table.LOSS_FINITE)
     return check_result(table.LOSS_UNKNOWN, "no step has a loss" if log.steps else "no step was read")
 
 
-def loss_trend(known: CheckInput) -> CheckResult:
+def loss_trend(run: CheckInput) -> CheckResult:
     """Ask whether the loss explodes, or ends above where it began.
 
     Compared are medians: of the last fifth of the steps, of the first three, of the first fifth.  How much a loss
     scatters is how far the last ones are apart, and the usual change from one step to the next: a diffusion's is as
     large as what its medians differ by.  The last loss alone has to be much further away from all but spikes before it.
     """
-    losses = _losses(known)
-    if known.log.nan_norm:
-        return check_result(table.GRADIENT_NAN, f"a gradient norm is NaN: {known.log.nan_norm}", known.log.nan_norm)
-    if 2 * (skipped := known.log.marks.skipped) > (of := known.log.marks.noted):
+    losses = _losses(run)
+    if run.log.nan_norm:
+        return check_result(table.GRADIENT_NAN, f"a gradient norm is NaN: {run.log.nan_norm}", run.log.nan_norm)
+    if 2 * (skipped := run.log.training.skipped) > (of := run.log.training.noted):
         text = f"the optimizer skipped {skipped} of {of} steps: their weights did not change"
         return check_result(table.GRADIENT_SKIPPED, text)
     if any(value <= 0 for value in losses[:_LEAST]):
-        return _gradient(known) or check_result(table.LOSS_SHORT, "the first losses are not above 0")
-    if climb := _climb(losses) or _leap(losses) or _above_start(losses) or _above_chance(losses, _vocabulary(known)):
+        return _gradient(run) or check_result(table.LOSS_SHORT, "the first losses are not above 0")
+    if climb := _climb(losses) or _leap(losses) or _above_start(losses) or _above_chance(losses, _vocabulary(run)):
         return check_result(table.LOSS_RISES, climb)
     first, last = _ends(losses)
-    if gradient := _gradient(known):
+    if gradient := _gradient(run):
         return gradient
     if math.isnan(first):
         return check_result(table.LOSS_SHORT, f"{len(losses)} losses are too few" if losses else "no step has a loss")
     return check_result(table.LOSS_FALLS, f"the loss goes from {first:.4g} to {last:.4g}")
 
 
-def _losses(known: CheckInput) -> list[float]:
-    return [value for value in known.log.steps.curve(Quantity.LOSS).values if math.isfinite(value)]
+def _losses(run: CheckInput) -> list[float]:
+    return [value for value in run.log.steps.curve(Quantity.LOSS).values if math.isfinite(value)]
 
 
-def _elsewhere(known: CheckInput) -> str:
+def _nan_of_other_lines(run: CheckInput) -> str:
     """Return a line with a loss of NaN that is none of the steps by which the run is judged, "" without one.
 
     Which of its trainings a script's number is of nobody knows, so that those before the last one's count too.
     """
-    log = known.log
-    if known.by_steps:
-        return log.loss_marks.nan if log.trainings == 1 else ""
-    return log.loss_marks.nan or log.nan_before
+    log = run.log
+    if run.by_steps:
+        return log.loss_scan.nan if log.trainings == 1 else ""
+    return log.loss_scan.nan or log.nan_before
 
 
 def _zero(losses: Sequence[float]) -> str:
@@ -113,15 +113,15 @@ def _zero(losses: Sequence[float]) -> str:
     return ""
 
 
-def _vocabulary(known: CheckInput) -> int:
+def _vocabulary(run: CheckInput) -> int:
     """Return how many tokens the model chooses from, as the log says, else the plan; 0 where neither does."""
-    plan = known.plan
+    plan = run.plan
     planned = plan.architecture.vocab if plan is not None and plan.architecture is not None else 0
-    return known.log.loss_marks.vocabulary or planned
+    return run.log.loss_scan.vocabulary or planned
 
 
-def _gradient(known: CheckInput) -> CheckResult | None:
-    norms = list(known.log.steps.curve(Quantity.GRAD_NORM).values)
+def _gradient(run: CheckInput) -> CheckResult | None:
+    norms = list(run.log.steps.curve(Quantity.GRAD_NORM).values)
     first, last = _ends(norms)
     if len(norms) > 1 and not any(map(math.isfinite, norms[-_ENDLESS:])):
         return check_result(table.GRADIENT_RISES, "the gradient norm is not finite")
@@ -136,11 +136,11 @@ def _climb(losses: Sequence[float]) -> str:
     first, last = _ends(losses)
     if math.isnan(first) or last <= max(_RISE * first, _NEAR_ZERO):
         return ""
-    told = f"the loss rises from {first:.4g} to {last:.4g} (medians of the first and last steps)"
+    text = f"the loss rises from {first:.4g} to {last:.4g} (medians of the first and last steps)"
     far = _JUMPS * _usual_change(losses)
     if len(losses) < _FEW:
         far = max(far, _NOISE * _usual_change(losses[len(losses) // 2 :]))
-    return told if last - first > far else ""
+    return text if last - first > far else ""
 
 
 def _leap(losses: Sequence[float]) -> str:

@@ -19,30 +19,32 @@ _EVEN = 0.9  # of the steps of the rank that reports most: a line may be lost
 _FILTERS = ("log_rank", "ranks_filter")  # in names of settings, variables and options that choose who prints
 
 
-def ranks(known: CheckInput) -> CheckResult:
+def ranks(run: CheckInput) -> CheckResult:
     """Ask whether all ranks that print do, each of them to the end.
 
     Frameworks print on one rank of a node, on those that a setting lists, or on all; a node's log says nothing of
     others.
     """
-    if (wanted_gpus := _missed_gpus(known.plan)) > 1:
+    if (wanted_gpus := _missed_gpus(run.plan)) > 1:
         return check_result(
             table.RANKS_ON_CPU, f"the card asks for {wanted_gpus} GPUs, and ran on the CPU: this machine has none"
         )
-    told = known.log.steps.told()
-    if not known.by_steps:
+    counts = run.log.steps.counts()
+    if not run.by_steps:
         return check_result(table.RANKS_UNKNOWN, "a card's own script may train more than once")
-    if known.log.is_mixed:
+    if run.log.is_mixed:
         return check_result(
             table.RANKS_MIXED, "steps come again with other numbers: several ranks print, and no label tells them apart"
         )
-    if not told:
-        return check_result(table.RANKS_UNKNOWN, "no line names its rank" if known.log.steps else "no step was read")
-    if len(told) < (wanted := _printing(known)):
-        return check_result(table.RANKS_MISSING, f"of {wanted} ranks that were to print {_named(list(told))}")
-    if len(told) > 1 and len(told) < (planned := _all_or_one(known, max(told) + 1)):
-        return check_result(table.RANKS_MISSING, f"of {planned} ranks only {_named(list(told))}")
-    return _stopped(known) or _apart(known) or _uneven(told)
+    if not counts:
+        return check_result(table.RANKS_UNKNOWN, "no line names its rank" if run.log.steps else "no step was read")
+    if len(counts) < (wanted := _printing(run)):
+        return check_result(
+            table.RANKS_MISSING, f"of {wanted} ranks that were to print {_reporting_ranks(list(counts))}"
+        )
+    if len(counts) > 1 and len(counts) < (planned := _all_or_one(run, max(counts) + 1)):
+        return check_result(table.RANKS_MISSING, f"of {planned} ranks only {_reporting_ranks(list(counts))}")
+    return _stopped(run) or _apart(run) or _uneven(counts)
 
 
 def _missed_gpus(plan: RunPlan | None) -> int:
@@ -52,27 +54,27 @@ def _missed_gpus(plan: RunPlan | None) -> int:
     return int(plan.card.n_gpus)
 
 
-def _stopped(known: CheckInput) -> CheckResult | None:
+def _stopped(run: CheckInput) -> CheckResult | None:
     """Return that a rank does not come to the last step that others reach."""
-    arrived, asked = known.log.steps.arrived(), known.asked.steps
-    last = max(arrived.values()) if asked is None else min(asked, max(arrived.values()))
+    arrived, expected = run.log.steps.arrived(), run.expected.steps
+    last = max(arrived.values()) if expected is None else min(expected, max(arrived.values()))
     early = {rank: n for rank, n in arrived.items() if n < last}
     if not early:
         return None
-    ranks = _numbered(list(early))
+    ranks = _rank_list(list(early))
     stops = f"{ranks} stop" if len(early) > 1 else f"{ranks} stops"
     return check_result(table.RANKS_UNEVEN, f"{stops} at step {min(early.values())}, others go on to step {last}")
 
 
-def _apart(known: CheckInput) -> CheckResult | None:
+def _apart(run: CheckInput) -> CheckResult | None:
     """Return that ranks report other speeds than each other: they train in step, so not all of them can be true."""
-    window = known.window
+    window = run.window
     if window is None:
         return None
-    told = known.log.steps.of_ranks(window.quantity)
+    by_rank = run.log.steps.of_ranks(window.quantity)
     of_window = {
         rank: [value for n, value in points if window.first_step <= n <= window.last_step and usable(value)]
-        for rank, points in told.items()
+        for rank, points in by_rank.items()
     }
     speeds = {rank: statistics.median(values) for rank, values in of_window.items() if values}
     quickest = max(speeds.values(), default=0.0)
@@ -81,75 +83,75 @@ def _apart(known: CheckInput) -> CheckResult | None:
     low, high = min(speeds, key=speeds.__getitem__), max(speeds, key=speeds.__getitem__)
     unit = window.quantity.label
     return check_result(
-        table.RANKS_APART, f"rank {low} reports {speeds[low]:.4g} {unit}, rank {high} {speeds[high]:.4g}"
+        table.RANK_SPEEDS_DIFFER, f"rank {low} reports {speeds[low]:.4g} {unit}, rank {high} {speeds[high]:.4g}"
     )
 
 
-def _uneven(told: dict[int, int]) -> CheckResult:
-    most = max(told.values())
-    short = [rank for rank, steps in told.items() if steps < _EVEN * most and steps < most - 1]
+def _uneven(counts: dict[int, int]) -> CheckResult:
+    most = max(counts.values())
+    short = [rank for rank, steps in counts.items() if steps < _EVEN * most and steps < most - 1]
     if short:
-        few = min(told[rank] for rank in short)
-        return check_result(table.RANKS_UNEVEN, f"{_named(short)} fewer steps than others: {few} of {most}")
-    return check_result(table.ALL_RANKS, _named(list(told)))
+        few = min(counts[rank] for rank in short)
+        return check_result(table.RANKS_UNEVEN, f"{_reporting_ranks(short)} fewer steps than others: {few} of {most}")
+    return check_result(table.ALL_RANKS, _reporting_ranks(list(counts)))
 
 
-def memory(known: CheckInput) -> CheckResult:
+def memory(run: CheckInput) -> CheckResult:
     """Ask whether memory ran short: the caching allocator then frees what it kept and asks again, which takes time."""
-    marks = known.log.memory
-    if marks.out:
-        return check_result(table.MEMORY_OUT, f"GPU memory ran out, and the run went on: {marks.out}")
-    if marks.retried:
+    training = run.log.memory
+    if training.out:
+        return check_result(table.MEMORY_OUT, f"GPU memory ran out, and the run went on: {training.out}")
+    if training.retried:
         return check_result(
-            table.MEMORY_RETRIED, f"memory was so short that the allocator tried again: {marks.retried}"
+            table.MEMORY_RETRIED, f"memory was so short that the allocator tried again: {training.retried}"
         )
-    return check_result(table.MEMORY_FINE)
+    return check_result(table.MEMORY_OK)
 
 
-def foreign_processes(known: CheckInput) -> CheckResult:
+def foreign_processes(run: CheckInput) -> CheckResult:
     """Ask who else used the GPUs."""
-    found = known.seen.foreign_processes if known.seen else None
+    found = run.observed.foreign_processes if run.observed else None
     if found is None:
-        return check_result(table.COMPANY_UNKNOWN, _why_nobody_asked(known))
+        return check_result(table.FOREIGN_UNKNOWN, _why_foreign_unknown(run))
     return (
-        check_result(table.NOT_ALONE, f"other processes used the GPUs: {', '.join(found)}")
+        check_result(table.FOREIGN_PROCESSES, f"other processes used the GPUs: {', '.join(found)}")
         if found
-        else check_result(table.ALONE)
+        else check_result(table.NO_FOREIGN_PROCESSES)
     )
 
 
-def of_failure(said: CheckResult, known: CheckInput) -> CheckResult:
+def for_failed_run(results: CheckResult, run: CheckInput) -> CheckResult:
     """Return a check's result for a run that failed: memory that ran out may be what ended it."""
-    clue = known.log.candidate
-    if said.row is not table.MEMORY_OUT or clue is None or not _of_memory(clue, known.log.memory.out):
-        return said
-    return check_result(table.MEMORY_ENDED, f"GPU memory ran out: {known.log.memory.out}", clue.line)
+    candidate = run.log.candidate
+    if results.row is not table.MEMORY_OUT or candidate is None or not _of_memory(candidate, run.log.memory.out):
+        return results
+    return check_result(table.MEMORY_ENDED, f"GPU memory ran out: {run.log.memory.out}", candidate.line)
 
 
-def _of_memory(clue: FailureCandidate, mark: str) -> bool:
-    return clue.cause == Cause.GPU_MEMORY.value or (bool(clue.line) and clue.line in mark)
+def _of_memory(candidate: FailureCandidate, mark: str) -> bool:
+    return candidate.cause == Cause.GPU_MEMORY.value or (bool(candidate.line) and candidate.line in mark)
 
 
-def _why_nobody_asked(known: CheckInput) -> str:
-    if known.plan is None:
+def _why_foreign_unknown(run: CheckInput) -> str:
+    if run.plan is None:
         return "nobody looked: madlite did not make this log"
-    if not known.plan.place.gpus_per_node:
+    if not run.plan.place.gpus_per_node:
         return "the run has no GPU"
-    off = not known.plan.telemetry_s
+    off = not run.plan.telemetry_s
     return "the GPUs were not asked: their sampling is off" if off else "the GPUs did not say who uses them"
 
 
-def _all_or_one(known: CheckInput, least: int) -> int:
+def _all_or_one(run: CheckInput, least: int) -> int:
     """Return how many ranks print where more than one does: all, `least` as far as is known of a run without GPUs.
 
     1 where it can be as it should be that some of them print: something chooses them, or there are pipeline stages.
     """
-    plan = known.plan
-    if plan is None or _chosen(plan) or _stages(plan, known.log.config):
+    plan = run.plan
+    if plan is None or _chosen(plan) or _stages(plan, run.log.config):
         return 1
     if plan.place.gpus_per_node or plan.place.nodes > 1:
         return plan.place.gpus_per_node * plan.place.spanned
-    return max(least, whole_number(known.log.config.get("world_size", "")) or 1)
+    return max(least, whole_number(run.log.config.get("world_size", "")) or 1)
 
 
 def _chosen(plan: RunPlan) -> bool:
@@ -163,9 +165,9 @@ def _stages(plan: RunPlan, config: Mapping[str, str]) -> bool:
     return any((whole_number(text) or 1) > 1 for text in (str(plan.settings.get("pp")), config.get("pp", "")))
 
 
-def _printing(known: CheckInput) -> int:
+def _printing(run: CheckInput) -> int:
     """Return how many ranks of this node print at least, as far as the backend says."""
-    rule, plan = known.asked.rule, known.plan
+    rule, plan = run.expected.rule, run.plan
     if rule.ranks == "all" and plan is not None:
         return max(1, plan.place.gpus_per_node)
     listed = _listed(plan, rule.ranks_setting) if plan is not None and rule.ranks_setting else set()
@@ -177,11 +179,11 @@ def _listed(plan: RunPlan, setting: str) -> set[str]:
     return {word for word in words if word.isdecimal()}
 
 
-def _named(numbers: list[int]) -> str:
+def _reporting_ranks(numbers: list[int]) -> str:
     """Return who reports, as a sentence's beginning."""
-    return f"{_numbered(numbers)} report" if len(numbers) > 1 else f"{_numbered(numbers)} reports"
+    return f"{_rank_list(numbers)} report" if len(numbers) > 1 else f"{_rank_list(numbers)} reports"
 
 
-def _numbered(numbers: list[int]) -> str:
+def _rank_list(numbers: list[int]) -> str:
     shown = ", ".join(map(str, numbers[:8])) + (", …" if len(numbers) > 8 else "")
     return f"ranks {shown}" if len(numbers) > 1 else f"rank {shown}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from madlite.measure.monitor import LogMonitor
-from madlite.measure.multiple import Read
+from madlite.measure.multiple import FileResults
 from madlite.model import Cause, Check, Compute, Exit, Metric, ResultRule, RunPlan, Value, Variant, Window
 
 # What each check can come to and what follows: the one place that the code and docs/verdict.md have it from.
@@ -54,46 +54,48 @@ def check_result(row: CheckRow, text: str = "", evidence: str = "", cause: Cause
     )
 
 
-ENDED_WELL = CheckRow("exit_code", "pass", "the model's step ended with exit code 0")
+EXIT_OK = CheckRow("exit_code", "pass", "the model's step ended with exit code 0")
 STOPPED = CheckRow(
     "exit_code",
     "fail",
     "madlite ended the run: over its time limit, hung, or on a signal",
     (Cause.TIMEOUT, Cause.HANG, Cause.INTERRUPTED),
 )
-NOT_RUN = CheckRow("exit_code", "fail", "a step before the model's own failed", (Cause.PREPARE,))
-ENDED_ILL = CheckRow("exit_code", "fail", "the model's step ended with another exit code than 0", (Cause.EXIT_CODE,))
+STEP_FAILED = CheckRow("exit_code", "fail", "a step before the model's own failed", (Cause.PREPARE,))
+EXIT_NONZERO = CheckRow("exit_code", "fail", "the model's step ended with another exit code than 0", (Cause.EXIT_CODE,))
 NO_EXIT = CheckRow("exit_code", "unknown", "a log that madlite did not make has no exit code")
 
-LOSS_FINE = CheckRow("loss", "pass", "every loss is finite")
+LOSS_FINITE = CheckRow("loss", "pass", "every loss is finite")
 LOSS_NAN = CheckRow(
     "loss", "fail", "a loss is NaN or infinite, or 0 where the gradient's norm is not finite", (Cause.NAN_LOSS,)
 )
-LOSS_GONE = CheckRow("loss", "fail", "no step reports a loss, though the framework prints one", (Cause.NAN_LOSS,))
-LOSS_ODD = CheckRow("loss", "warn", "the same in the log of a card's own script, or in a line that is no step's")
+LOSS_MISSING = CheckRow("loss", "fail", "no step reports a loss, though the framework prints one", (Cause.NAN_LOSS,))
+LOSS_NAN_ELSEWHERE = CheckRow(
+    "loss", "warn", "the same in the log of a card's own script, or in a line that is no step's"
+)
 LOSS_ZERO = CheckRow("loss", "warn", "a high loss is followed by 0, to the end or three times")
-LOSS_UNREAD = CheckRow("loss", "warn", "a step's loss is text that is no number")
+LOSS_UNPARSED = CheckRow("loss", "warn", "a step's loss is text that is no number")
 LOSS_UNKNOWN = CheckRow("loss", "unknown", "no step was read, or the framework prints no loss")
 
-ARRIVED = CheckRow(
+LAST_STEP_REACHED = CheckRow(
     "last_step",
     "pass",
     "the last step that was asked for is there, or the last line of several steps each and then the end mark",
 )
 NO_STEP = CheckRow("last_step", "fail", "the log has no training step, or none of those asked for", (Cause.NO_METRIC,))
-NO_STEP_HERE = CheckRow(
+STEPS_ON_OTHER_NODE = CheckRow(
     "last_step", "unknown", "of several nodes another one alone prints the steps, and this one has none"
 )
 CUT_SHORT = CheckRow("last_step", "fail", "the log ends before the last step that was asked for", (Cause.INCOMPLETE,))
 CUT_SHORT_SCRIPT = CheckRow("last_step", "warn", "the log of a card's own script ends before the steps that it says")
-PERHAPS_SHORT = CheckRow(
+END_UNCERTAIN = CheckRow(
     "last_step", "warn", "the last line of several steps each is there, and no end mark is to be expected"
 )
 WENT_BACK = CheckRow("last_step", "warn", "the steps went back: several trainings are in one window")
 LAST_WITHOUT_END = CheckRow("last_step", "fail", "the last of several trainings has no end mark", (Cause.INCOMPLETE,))
 LAST_WITHOUT_STEP = CheckRow("last_step", "fail", "the last of several trainings has no step", (Cause.INCOMPLETE,))
 LAST_WITHOUT_END_ODD = CheckRow("last_step", "warn", "the same in a log that madlite did not make")
-NO_LAST = CheckRow(
+STEPS_UNKNOWN = CheckRow(
     "last_step", "unknown", "nobody says how many steps there were to be, or a script's steps are not known"
 )
 
@@ -108,58 +110,62 @@ NOT_SCANNED = CheckRow(
     "error_pattern", "unknown", "not looked for: a rendered run, the scan switched off, or no number"
 )
 
-LAUNCHED_WELL = CheckRow("launcher", "pass", "after the last step no launcher says that a process failed")
+LAUNCHER_OK = CheckRow("launcher", "pass", "after the last step no launcher says that a process failed")
 LAUNCHER_FAILED = CheckRow(
     "launcher",
     "fail",
     "after the last step a launcher says that a process failed, behind exit code 0",
     (Cause.EXIT_CODE,),
 )
-DIED = CheckRow(
+ERROR_WITHOUT_END_MARK = CheckRow(
     "launcher",
     "fail",
     "after the last step a line looks like a failure, and the end mark that the framework always prints is missing",
     (Cause.EXIT_CODE,),
 )
 LAUNCHER_STOPPED = CheckRow("launcher", "unknown", "madlite ended the run: what its processes then say comes of that")
-LAUNCHER_ODD = CheckRow("launcher", "warn", "the same in the log of a card's own script whose errors are allowed")
-ENDED_ODD = CheckRow(
+LAUNCHER_WARNING = CheckRow("launcher", "warn", "the same in the log of a card's own script whose errors are allowed")
+ERROR_AFTER_LAST_STEP = CheckRow(
     "launcher", "warn", "the same where no end mark is to be expected, or of a log that madlite did not make"
 )
 
-MARKED = CheckRow("end_mark", "pass", "the framework's end mark comes after the last step")
-MARK_MISSED = CheckRow("end_mark", "fail", "the mark that was said to decide is not there", (Cause.INCOMPLETE,))
-MARK_GONE = CheckRow("end_mark", "warn", "the framework prints one always, and it is not there")
-NO_MARK = CheckRow("end_mark", "unknown", "the framework prints none, another node does, or there is no step")
+END_MARK_FOUND = CheckRow("end_mark", "pass", "the framework's end mark comes after the last step")
+REQUIRED_MARK_MISSING = CheckRow(
+    "end_mark", "fail", "the mark that was said to decide is not there", (Cause.INCOMPLETE,)
+)
+END_MARK_MISSING = CheckRow("end_mark", "warn", "the framework prints one always, and it is not there")
+NO_END_MARK = CheckRow("end_mark", "unknown", "the framework prints none, another node does, or there is no step")
 
 NUMBER = CheckRow("metric", "pass", "there is a number, finite and of the right sign")
 NO_NUMBER = CheckRow(
     "metric", "fail", "there is no number after the warm-up, in no line, or in no file", (Cause.NO_METRIC,)
 )
-NUMBER_ELSEWHERE = CheckRow("metric", "unknown", "of several nodes another one prints the result")
-NO_RESULT = CheckRow(
+NUMBER_ON_OTHER_NODE = CheckRow("metric", "unknown", "of several nodes another one prints the result")
+INVALID_NUMBER = CheckRow(
     "metric", "fail", "the number is text, NaN, infinite, or a speed of 0 or less", (Cause.BAD_NUMBER,)
 )
 
-NUMBER_UNREAD = CheckRow("metric", "warn", "there is a number, and of some steps or lines text that is none")
+NUMBER_UNPARSED = CheckRow("metric", "warn", "there is a number, and of some steps or lines text that is none")
 
 FRESH = CheckRow("artifact", "pass", "the results file was written since the start")
 STALE = CheckRow("artifact", "fail", "there is no results file, or only one from before the start", (Cause.NO_METRIC,))
 NO_ARTIFACT = CheckRow("artifact", "unknown", "the result is in no file")
 
-SUMMARY_AS_READ = CheckRow("summary", "pass", "the framework's own summary is of the steps that were read")
+SUMMARY_CONSISTENT = CheckRow("summary", "pass", "the framework's own summary is of the steps that were read")
 SUMMARY_COMPUTED = CheckRow("summary", "pass", "it is of other steps, and computed from those that were read")
-SUMMARY_ODD = CheckRow("summary", "warn", "it is of other steps than were read, or a figure of it is no number")
+SUMMARY_INCONSISTENT = CheckRow(
+    "summary", "warn", "it is of other steps than were read, or a figure of it is no number"
+)
 SUMMARY_UNKNOWN = CheckRow("summary", "unknown", "there is none, or nobody knows of how many steps it is")
 
 CONFIG_SAME = CheckRow("config", "pass", "all that the trainer's log says of its configuration is as planned")
-CONFIG_OTHER = CheckRow(
+CONFIG_DIFFERS = CheckRow(
     "config",
     "fail",
     "the log says another sequence length, batch, world size or precision than the row would",
     (Cause.CONFIG,),
 )
-CONFIG_ODD = CheckRow("config", "warn", "the log says other steps, model or parallel degrees than planned")
+CONFIG_DIFFERS_MINOR = CheckRow("config", "warn", "the log says other steps, model or parallel degrees than planned")
 CONFIG_UNKNOWN = CheckRow(
     "config", "unknown", "the log says nothing of it, there is no plan, or a card's own script decides"
 )
@@ -168,7 +174,7 @@ ALL_RANKS = CheckRow("ranks", "pass", "the ranks that print are there, each with
 RANKS_MISSING = CheckRow("ranks", "warn", "fewer ranks report steps than were to print, or several do and not all")
 RANKS_UNEVEN = CheckRow("ranks", "warn", "a rank stops before the last step that others reach, or reports fewer steps")
 RANKS_ON_CPU = CheckRow("ranks", "warn", "the card asks for several GPUs, and ran on a machine without one")
-RANKS_APART = CheckRow("ranks", "warn", "ranks of one training report speeds that are more than a fifth apart")
+RANK_SPEEDS_DIFFER = CheckRow("ranks", "warn", "ranks of one training report speeds that are more than a fifth apart")
 RANKS_MIXED = CheckRow("ranks", "warn", "most steps are reported again with other numbers, and no label says by whom")
 RANKS_UNKNOWN = CheckRow("ranks", "unknown", "no line names its rank, or a card's own script may train more than once")
 
@@ -185,22 +191,26 @@ GRADIENT_RISES = CheckRow(
 )
 LOSS_SHORT = CheckRow("loss_trend", "unknown", "too few losses, or a loss that is not above 0")
 
-MEMORY_FINE = CheckRow("memory", "pass", "no line tells of memory that ran out or was asked for twice")
+MEMORY_OK = CheckRow("memory", "pass", "no line tells of memory that ran out or was asked for twice")
 MEMORY_OUT = CheckRow("memory", "warn", "a line says that GPU memory ran out, though the run went on")
 MEMORY_ENDED = CheckRow("memory", "fail", "GPU memory ran out, which ended a run that failed", (Cause.EXIT_CODE,))
 MEMORY_RETRIED = CheckRow("memory", "warn", "the allocator had to free its cache and try again, which costs time")
 
-ALONE = CheckRow("foreign_processes", "pass", "no other process used the GPUs")
-NOT_ALONE = CheckRow("foreign_processes", "warn", "a process that is not the run's used its GPUs")
-COMPANY_UNKNOWN = CheckRow("foreign_processes", "unknown", "no GPU, or it was not asked, or did not answer")
+NO_FOREIGN_PROCESSES = CheckRow("foreign_processes", "pass", "no other process used the GPUs")
+FOREIGN_PROCESSES = CheckRow("foreign_processes", "warn", "a process that is not the run's used its GPUs")
+FOREIGN_UNKNOWN = CheckRow("foreign_processes", "unknown", "no GPU, or it was not asked, or did not answer")
 
-COUNTED = CheckRow("compute", "pass", "the work per second is possible; where the framework counts it too, within 2 %")
-IMPOSSIBLE = CheckRow("compute", "warn", "the work per second is above the GPU's peak")
+COMPUTE_PLAUSIBLE = CheckRow(
+    "compute", "pass", "the work per second is possible; where the framework counts it too, within 2 %"
+)
+ABOVE_PEAK = CheckRow("compute", "warn", "the work per second is above the GPU's peak")
 MFU_ABOVE = CheckRow("compute", "warn", "the trainer itself reports an MFU above 100 %")
-COUNTED_OTHERWISE = CheckRow(
+COMPUTE_DIFFERS = CheckRow(
     "compute", "unknown", "the framework's figure is more than 2 % apart, which is told as a finding"
 )
-NOT_COUNTED = CheckRow("compute", "unknown", "the model's shape, or its tokens, are not known, or there is no window")
+COMPUTE_UNKNOWN = CheckRow(
+    "compute", "unknown", "the model's shape, or its tokens, are not known, or there is no window"
+)
 
 CLOCK_AGREES = CheckRow("clock", "pass", "the speed fits the time between the lines of its steps")
 TOO_FAST = CheckRow("clock", "warn", "the speed comes to more than twice the work of the steps in that time")
@@ -208,22 +218,22 @@ CLOCK_UNKNOWN = CheckRow("clock", "unknown", "the work of a step is not known, o
 
 # in the order in which they explain: of several denials the first is the verdict's
 TABLE: tuple[CheckRow, ...] = (
-    *(ENDED_WELL, STOPPED, NOT_RUN, ENDED_ILL, NO_EXIT),
-    *(LOSS_FINE, LOSS_NAN, LOSS_GONE, LOSS_ODD, LOSS_ZERO, LOSS_UNREAD, LOSS_UNKNOWN),
-    *(ARRIVED, NO_STEP, NO_STEP_HERE, CUT_SHORT, CUT_SHORT_SCRIPT, PERHAPS_SHORT, WENT_BACK),
-    *(LAST_WITHOUT_STEP, LAST_WITHOUT_END, LAST_WITHOUT_END_ODD, NO_LAST),
+    *(EXIT_OK, STOPPED, STEP_FAILED, EXIT_NONZERO, NO_EXIT),
+    *(LOSS_FINITE, LOSS_NAN, LOSS_MISSING, LOSS_NAN_ELSEWHERE, LOSS_ZERO, LOSS_UNPARSED, LOSS_UNKNOWN),
+    *(LAST_STEP_REACHED, NO_STEP, STEPS_ON_OTHER_NODE, CUT_SHORT, CUT_SHORT_SCRIPT, END_UNCERTAIN, WENT_BACK),
+    *(LAST_WITHOUT_STEP, LAST_WITHOUT_END, LAST_WITHOUT_END_ODD, STEPS_UNKNOWN),
     *(NO_PATTERN, PATTERN, NOT_SCANNED),
-    *(LAUNCHED_WELL, LAUNCHER_FAILED, LAUNCHER_ODD, DIED, ENDED_ODD, LAUNCHER_STOPPED),
-    *(MARKED, MARK_MISSED, MARK_GONE, NO_MARK),
+    *(LAUNCHER_OK, LAUNCHER_FAILED, LAUNCHER_WARNING, ERROR_WITHOUT_END_MARK, ERROR_AFTER_LAST_STEP, LAUNCHER_STOPPED),
+    *(END_MARK_FOUND, REQUIRED_MARK_MISSING, END_MARK_MISSING, NO_END_MARK),
     *(FRESH, STALE, NO_ARTIFACT),
-    *(NUMBER, NUMBER_UNREAD, NO_NUMBER, NUMBER_ELSEWHERE, NO_RESULT),
-    *(SUMMARY_AS_READ, SUMMARY_COMPUTED, SUMMARY_ODD, SUMMARY_UNKNOWN),
-    *(CONFIG_SAME, CONFIG_OTHER, CONFIG_ODD, CONFIG_UNKNOWN),
-    *(ALL_RANKS, RANKS_MISSING, RANKS_UNEVEN, RANKS_APART, RANKS_MIXED, RANKS_ON_CPU, RANKS_UNKNOWN),
+    *(NUMBER, NUMBER_UNPARSED, NO_NUMBER, NUMBER_ON_OTHER_NODE, INVALID_NUMBER),
+    *(SUMMARY_CONSISTENT, SUMMARY_COMPUTED, SUMMARY_INCONSISTENT, SUMMARY_UNKNOWN),
+    *(CONFIG_SAME, CONFIG_DIFFERS, CONFIG_DIFFERS_MINOR, CONFIG_UNKNOWN),
+    *(ALL_RANKS, RANKS_MISSING, RANKS_UNEVEN, RANK_SPEEDS_DIFFER, RANKS_MIXED, RANKS_ON_CPU, RANKS_UNKNOWN),
     *(LOSS_FALLS, LOSS_RISES, GRADIENT_NAN, GRADIENT_SKIPPED, GRADIENT_RISES, LOSS_SHORT),
-    *(MEMORY_FINE, MEMORY_ENDED, MEMORY_OUT, MEMORY_RETRIED),
-    *(ALONE, NOT_ALONE, COMPANY_UNKNOWN),
-    *(COUNTED, IMPOSSIBLE, MFU_ABOVE, COUNTED_OTHERWISE, NOT_COUNTED),
+    *(MEMORY_OK, MEMORY_ENDED, MEMORY_OUT, MEMORY_RETRIED),
+    *(NO_FOREIGN_PROCESSES, FOREIGN_PROCESSES, FOREIGN_UNKNOWN),
+    *(COMPUTE_PLAUSIBLE, ABOVE_PEAK, MFU_ABOVE, COMPUTE_DIFFERS, COMPUTE_UNKNOWN),
     *(CLOCK_AGREES, TOO_FAST, CLOCK_UNKNOWN),
 )
 
@@ -244,7 +254,7 @@ class Observation(Value, frozen=True):
     failed_line: str = ""  # what that action said
     failed_node: str = ""  # of several, in words, the one that failed first
     node_log: LogMonitor | None = None  # and its own output
-    results: Read | None = None
+    results: FileResults | None = None
     skipped: bool = False  # the model's step was left out on request
     foreign_processes: tuple[str, ...] | None = (
         None  # processes on the run's GPUs that are not its own; None: nobody looked
@@ -271,25 +281,25 @@ class Number(Value, frozen=True):
 
 
 class CheckInput(Value, frozen=True):
-    """All of it; `plan` and `seen` are None of a log that madlite did not make."""
+    """All of it; `plan` and `observed` are None of a log that madlite did not make."""
 
-    asked: Expected
+    expected: Expected
     log: LogMonitor
     number: Number
     plan: RunPlan | None = None
-    seen: Observation | None = None
+    observed: Observation | None = None
     window: Window | None = None
     compute: Compute | None = None
 
     @property
     def by_steps(self) -> bool:
         """Whether the run is judged by its training steps; else a card's own script says its number."""
-        return self.asked.rule.kind == "steps"
+        return self.expected.rule.kind == "steps"
 
     @property
-    def elsewhere(self) -> int | None:
+    def other_node(self) -> int | None:
         """The node that prints the steps of this one's training; None where this one does, or shows a failure."""
-        plan, printed_on = self.plan, self.asked.rule.printed_on
+        plan, printed_on = self.plan, self.expected.rule.printed_on
         own = node_of(plan) if plan is not None else None
         if plan is None or own is None or not self.by_steps or printed_on == "each":
             return None
@@ -297,19 +307,19 @@ class CheckInput(Value, frozen=True):
         return node if node != own and not self.log.steps and not self.log.fatal_line else None
 
     @property
-    def failing_log(self) -> LogMonitor:
+    def failure_log(self) -> LogMonitor:
         """The output that explains a failure: of several nodes that of the one which failed first."""
-        return self.log if self.seen is None or self.seen.node_log is None else self.seen.node_log
+        return self.log if self.observed is None or self.observed.node_log is None else self.observed.node_log
 
     @property
     def ran(self) -> bool:
         """Whether the model's own step was started: without it the log says nothing."""
-        return self.seen is None or (self.seen.exit is not None and not self.seen.failed_action)
+        return self.observed is None or (self.observed.exit is not None and not self.observed.failed_action)
 
 
 def node_of(plan: RunPlan) -> int | None:
     """Return which node of several a plan is for; None of one that is for all of its nodes, and where nobody says."""
-    told = str(plan.settings.get("node_rank") or plan.env.get("NODE_RANK", ""))
-    if plan.place.whole or not told.isdecimal() or len(told) > _DIGITS:
+    number = str(plan.settings.get("node_rank") or plan.env.get("NODE_RANK", ""))
+    if plan.place.whole or not number.isdecimal() or len(number) > _DIGITS:
         return None
-    return int(told)
+    return int(number)

@@ -25,9 +25,9 @@ from madlite.run.watchdog.processes import (
     find_py_spy,
     in_order,
     kernel_stacks,
+    locate_ranks,
     main_frames,
     notes_of,
-    standing,
     table,
 )
 from madlite.run.watchdog.watchdog import HangReport
@@ -53,21 +53,21 @@ def gpu_state(environ: Mapping[str, str], left_s: float, cancelled: Event) -> st
     `left_s` bounds each command, and LIMIT_S.
     """
     host = Host(path=environ.get("PATH", ""), env=dict(environ))
-    told: dict[str, list[str]] = {}
-    silent: set[str] = set()  # tools that failed: another question to them costs as much again
+    outputs: dict[str, list[str]] = {}
+    failed_tools: set[str] = set()  # tools that failed: another question to them costs as much again
     for name, *arguments in COMMANDS:
         tool = find_tool(host, name)
-        if tool is None or cancelled.is_set() or name in silent or (name == "rocm-smi" and "amd-smi" in told):
+        if tool is None or cancelled.is_set() or name in failed_tools or (name == "rocm-smi" and "amd-smi" in outputs):
             continue
         ended = capture([tool, *arguments], limit_s=min(GPU_LIMIT_S, left_s), env=environ, cancelled=cancelled)
-        said = ended.stdout or ended.stderr or ("it did not end in time" if ended.timed_out else "")
-        text = f"$ {' '.join([name, *arguments])}\n{said.rstrip()}\n"
+        output = ended.stdout or ended.stderr or ("it did not end in time" if ended.timed_out else "")
+        text = f"$ {' '.join([name, *arguments])}\n{output.rstrip()}\n"
         if ended.ok:
-            told.setdefault(name, []).append(text)
+            outputs.setdefault(name, []).append(text)
         else:
-            silent.add(name)
-            told.setdefault(f"{name}, failed", []).append(text)
-    return "\n".join(text for texts in told.values() for text in texts)
+            failed_tools.add(name)
+            outputs.setdefault(f"{name}, failed", []).append(text)
+    return "\n".join(text for texts in outputs.values() for text in texts)
 
 
 # What can be seen of a hanging run where it runs, by its session's probe: in containers, on other machines.
@@ -136,7 +136,7 @@ class NodeFacts(Value, frozen=True):
     gpus: str = ""
 
 
-def look_inside(
+def probe_nodes(
     session: Session, plan: RunPlan, wanted: Sequence[str], left_s: Callable[[], float], cancelled: Event
 ) -> NodeFacts:
     """Return what is seen of what is `wanted`: processes, stacks, gpus; of all nodes at once; never raises.
@@ -144,24 +144,24 @@ def look_inside(
     `left_s` tells the seconds that are left for all of it.  Once `cancelled` is set nothing is waited for.
     """
     nodes = range(min(len(session.nodes), MOST_NODES))
-    looks = [_NodeProbe(session, plan, node, wanted, left_s) for node in nodes]
-    for look in looks:
-        while look.thread.is_alive() and not cancelled.is_set():
-            look.thread.join(_TURN_S)
+    probes = [_NodeProbe(session, plan, node, wanted, left_s) for node in nodes]
+    for probe in probes:
+        while probe.thread.is_alive() and not cancelled.is_set():
+            probe.thread.join(_TURN_S)
     if cancelled.is_set():  # a probe that is under way ends with its session
         return NodeFacts()
-    return _together([look.seen for look in looks])
+    return _merge_nodes([probe.facts for probe in probes])
 
 
-def _together(seen: Sequence[NodeFacts]) -> NodeFacts:
+def _merge_nodes(facts: Sequence[NodeFacts]) -> NodeFacts:
     """Return what the nodes showed as one; what is told of a node begins with its number where there are several."""
-    if len(seen) == 1:
-        return seen[0]
+    if len(facts) == 1:
+        return facts[0]
     return NodeFacts(
-        notes=tuple(f"node {node}: {note}" for node, one in enumerate(seen) for note in one.notes),
-        processes=_parts([one.processes for one in seen]),
-        dumps=tuple(dump for one in seen for dump in one.dumps),
-        gpus=_parts([one.gpus for one in seen]),
+        notes=tuple(f"node {node}: {note}" for node, one in enumerate(facts) for note in one.notes),
+        processes=_parts([one.processes for one in facts]),
+        dumps=tuple(dump for one in facts for dump in one.dumps),
+        gpus=_parts([one.gpus for one in facts]),
     )
 
 
@@ -175,7 +175,7 @@ class _NodeProbe:
     def __init__(
         self, session: Session, plan: RunPlan, node: int, wanted: Sequence[str], left_s: Callable[[], float]
     ) -> None:
-        self.seen = NodeFacts()
+        self.facts = NodeFacts()
         self._session, self._node, self._wanted, self._left_s = session, node, wanted, left_s
         self._mark = "" if plan.traits.containerised else f"{RUN_MARK}={plan.id}"
         self.thread = threading.Thread(target=self._run, name="madlite-look", daemon=True)
@@ -183,14 +183,14 @@ class _NodeProbe:
 
     def _run(self) -> None:
         try:
-            told = {what: self._show(what) for what in self._wanted}
+            outputs = {what: self._show(what) for what in self._wanted}
         except RuntimeProblem as problem:
-            self.seen = NodeFacts(notes=(problem.message,))
+            self.facts = NodeFacts(notes=(problem.message,))
         except Exception as error:  # noqa: BLE001 - the border to a plugin's runtime
-            self.seen = NodeFacts(notes=(f"its runtime cannot look into it: {type(error).__name__}: {error}",))
+            self.facts = NodeFacts(notes=(f"its runtime cannot look into it: {type(error).__name__}: {error}",))
         else:
-            dumps = tuple(_dumps(told.get("stacks", ""), self._node))
-            self.seen = NodeFacts(processes=told.get("processes", ""), dumps=dumps, gpus=told.get("gpus", ""))
+            dumps = tuple(_dumps(outputs.get("stacks", ""), self._node))
+            self.facts = NodeFacts(processes=outputs.get("processes", ""), dumps=dumps, gpus=outputs.get("gpus", ""))
 
     def _show(self, what: str) -> str:
         """Run the script for one thing, as long as there is time, and return what it printed until then."""
@@ -203,14 +203,14 @@ def _dumps(text: str, node: int) -> Iterator[Dump]:
     heads = list(_HEAD.finditer(text))
     ends = [*(head.start() for head in heads[1:]), len(text)]
     for head, end in zip(heads, ends, strict=True) if heads else ():
-        said = text[head.end() : end].strip("\n")
-        problem = "" if main_frames(said) else "py-spy where it runs: " + said.partition("\n")[0]
+        output = text[head.end() : end].strip("\n")
+        problem = "" if main_frames(output) else "py-spy where it runs: " + output.partition("\n")[0]
         yield Dump(
             pid=int(head["pid"]),
             parent=int(head["parent"]),
             rank=head["rank"],
             local_rank=head["local"],
-            text=said + "\n",
+            text=output + "\n",
             problem=problem,
             node=node,
         )
@@ -238,34 +238,37 @@ class HangProbe:
         self._folder, self._session, self._environ, self._mask = folder, session, environ, mask
         self._plan = plan
         self._py_spy = find_py_spy(environ.get("PATH", ""))
-        self._shown = plan.folder.relative_to(plan.workspace) / FOLDER
+        self._location = plan.folder.relative_to(plan.workspace) / FOLDER
         self._deadline = 0.0
-        self._kept: list[str] = []
+        self._written: list[str] = []
 
     def run(self, log: Iterable[str], cancelled: Event) -> HangReport:
         """Return what the run's processes do, after keeping it; within a minute, and at once when called off.
 
         `log` is its last lines.
         """
-        self._deadline, self._kept = time.monotonic() + LIMIT_S, []
+        self._deadline, self._written = time.monotonic() + LIMIT_S, []
         lines = [line for line in log if line.strip()]
-        self._keep("last_lines.txt", "\n".join(lines) + "\n")
+        self._write("last_lines.txt", "\n".join(lines) + "\n")
         began_s = time.monotonic()
         processes = find_processes(self._plan.id) if self._plan.traits.local else ()
-        self._keep("kernel_stacks.txt", kernel_stacks(processes))
+        self._write("kernel_stacks.txt", kernel_stacks(processes))
         inside = self._inside(["stacks"] if processes else ["stacks", "processes"], cancelled)
-        dumps = list(filter(_tells, inside.dumps)) or self._stacks(processes, cancelled) or inside.dumps
+        dumps = list(filter(_has_frames, inside.dumps)) or self._stacks(processes, cancelled) or inside.dumps
         if processes:
             busy = cpu_times(processes)
-            self._keep("processes.txt", table(processes, busy, time.monotonic() - began_s))
+            self._write("processes.txt", table(processes, busy, time.monotonic() - began_s))
         else:
-            self._keep("processes.txt", inside.processes)
-        self._keep("stacks.txt", _stacks_text(dumps, processes, self._py_spy))
-        self._keep("gpus.txt", self._gpus(cancelled))
-        found = standing(dumps)
-        at = found.words or (lines or [""])[-1].strip()
+            self._write("processes.txt", inside.processes)
+        self._write("stacks.txt", _stacks_text(dumps, processes, self._py_spy))
+        self._write("gpus.txt", self._gpus(cancelled))
+        places = locate_ranks(dumps)
+        at = places.text or (lines or [""])[-1].strip()
         return HangReport(
-            notes=self._notes(processes, inside), kept=self._where(dumps), evidence=self._mask(at), odd=found.odd
+            notes=self._notes(processes, inside),
+            location=self._locate(dumps),
+            evidence=self._mask(at),
+            outliers=places.outliers,
         )
 
     def _inside(self, wanted: Sequence[str], cancelled: Event) -> NodeFacts:
@@ -274,17 +277,17 @@ class HangProbe:
         here = traits.local and not traits.containerised
         if here or not traits.sees_processes or cancelled.is_set():
             return NodeFacts()
-        return look_inside(self._session, self._plan, wanted, self._left_s, cancelled)
+        return probe_nodes(self._session, self._plan, wanted, self._left_s, cancelled)
 
     def _stacks(self, processes: Sequence[ProcessInfo], cancelled: Event) -> list[Dump]:
         """Return the stacks of the processes that this machine shows, as long as there is time for them."""
         until = time.monotonic() + min(STACKS_S, self._left_s())
         dumps: list[Dump] = []
-        for facts in in_order(processes) if self._py_spy else ():
+        for process in in_order(processes) if self._py_spy else ():
             left_s = until - time.monotonic()
             if left_s <= 0 or cancelled.is_set():
                 break
-            dumps.append(dump(self._py_spy or "", facts, left_s, cancelled))
+            dumps.append(dump(self._py_spy or "", process, left_s, cancelled))
         return dumps
 
     def _gpus(self, cancelled: Event) -> str:
@@ -297,14 +300,14 @@ class HangProbe:
             return ("none of its processes is left",)
         return tuple(map(self._mask, (*inside.notes, *notes_of(processes))))
 
-    def _where(self, dumps: Iterable[Dump]) -> str:
-        what = "stacks" if any(map(_tells, dumps)) else "what was seen"
-        return f"{what} in {self._shown}/" if self._kept else ""
+    def _locate(self, dumps: Iterable[Dump]) -> str:
+        what = "stacks" if any(map(_has_frames, dumps)) else "what was seen"
+        return f"{what} in {self._location}/" if self._written else ""
 
     def _left_s(self) -> float:
         return max(0.0, self._deadline - time.monotonic())
 
-    def _keep(self, name: str, text: str) -> None:
+    def _write(self, name: str, text: str) -> None:
         """Write one file without its secrets, those that a command spells out included; nothing where there is none."""
         text = text[:MOST_CHARACTERS]
         if not text.strip():
@@ -317,10 +320,10 @@ class HangProbe:
         if problem:
             _LOG.warning("%s", problem)
         else:
-            self._kept.append(name)
+            self._written.append(name)
 
 
-def _tells(one: Dump) -> bool:
+def _has_frames(one: Dump) -> bool:
     return bool(main_frames(one.text))
 
 
@@ -331,7 +334,7 @@ def _stacks_text(dumps: Sequence[Dump], processes: Sequence[ProcessInfo], py_spy
         f"=== {f'node {one.node} ' if several else ''}pid {one.pid} rank {one.rank or '-'}\n{one.text or one.problem}\n"
         for one in dumps
     ]
-    missing = sum(facts.python for facts in processes) - len(dumps)
+    missing = sum(process.python for process in processes) - len(dumps)
     if missing > 0:
         left_out = f"{missing} Python processes were left out: there was no time\n"
         parts.append(left_out if dumps or py_spy else NO_PY_SPY)

@@ -52,7 +52,7 @@ def find_processes(run_id: str, proc: Path = Path("/proc")) -> tuple[ProcessInfo
     family = {process.pid for process in with_children(marked)}
     apart = {one.process.pid for one in found if one.is_supervisor}
     pids = sorted((family | set(marked)) - apart)[:MOST]
-    return tuple(facts for pid in pids if (facts := read_facts(proc / str(pid), marked.get(pid, {}))) is not None)
+    return tuple(process for pid in pids if (process := read_facts(proc / str(pid), marked.get(pid, {}))) is not None)
 
 
 def read_facts(folder: Path, environment: Mapping[str, str]) -> ProcessInfo | None:
@@ -61,7 +61,7 @@ def read_facts(folder: Path, environment: Mapping[str, str]) -> ProcessInfo | No
     fields = stat.split()
     if not found or len(fields) < 18:
         return None
-    words = [word for word in _text(folder / "cmdline").split("\0") if word]
+    text = [word for word in _text(folder / "cmdline").split("\0") if word]
     return ProcessInfo(
         pid=int(folder.name),
         parent=int(fields[1]),
@@ -71,7 +71,7 @@ def read_facts(folder: Path, environment: Mapping[str, str]) -> ProcessInfo | No
         wchan=_text(folder / "wchan").strip().removeprefix("0"),
         rank=environment.get("RANK", ""),
         local_rank=environment.get("LOCAL_RANK", ""),
-        command=_masked(words) or f"[{name.partition('(')[2]}]",
+        command=_masked(text) or f"[{name.partition('(')[2]}]",
         python=_is_python(folder),
         stack=_stacks(folder),
     )
@@ -80,8 +80,8 @@ def read_facts(folder: Path, environment: Mapping[str, str]) -> ProcessInfo | No
 def notes_of(processes: Sequence[ProcessInfo]) -> tuple[str, ...]:
     """Return what is wrong with processes as a whole: that they are stopped, or cannot be woken."""
     every = f"of {len(processes)} processes"
-    stopped = [facts for facts in processes if facts.state in _STOPPED]
-    stuck = [facts for facts in processes if facts.state == "D"]
+    stopped = [process for process in processes if process.state in _STOPPED]
+    stuck = [process for process in processes if process.state == "D"]
     notes = []
     if stopped:
         notes.append(f"{len(stopped)} {every} stopped by a signal or a debugger ({_pids(stopped)})")
@@ -94,7 +94,7 @@ def notes_of(processes: Sequence[ProcessInfo]) -> tuple[str, ...]:
 def table(processes: Sequence[ProcessInfo], later: Mapping[int, float], for_s: float) -> str:
     """Return the processes as a table; `later` is each one's time on a CPU `for_s` seconds after."""
     head = ("PID", "PPID", "RANK", "LOCAL", "STATE", "THR", "CPU_S", "CPU%", "WCHAN", "COMMAND")
-    rows = [head, *(_row(facts, later.get(facts.pid), for_s) for facts in processes)]
+    rows = [head, *(_row(process, later.get(process.pid), for_s) for process in processes)]
     wide = [max(len(row[column]) for row in rows) for column in range(len(head) - 1)]
     lines = ["  ".join([*map(str.ljust, row, wide), row[-1]]) for row in rows]
     return "\n".join(lines) + "\n"
@@ -102,27 +102,27 @@ def table(processes: Sequence[ProcessInfo], later: Mapping[int, float], for_s: f
 
 def kernel_stacks(processes: Iterable[ProcessInfo]) -> str:
     """Return the kernel stacks that could be read."""
-    return "\n".join(f"pid {facts.pid}  {facts.command}\n{facts.stack}" for facts in processes if facts.stack)
+    return "\n".join(f"pid {process.pid}  {process.command}\n{process.stack}" for process in processes if process.stack)
 
 
 def cpu_times(processes: Iterable[ProcessInfo], proc: Path = Path("/proc")) -> dict[int, float]:
     """Return the seconds on a CPU of each process that is still there."""
-    now = ((facts.pid, read_facts(proc / str(facts.pid), {})) for facts in processes)
-    return {pid: facts.cpu_s for pid, facts in now if facts is not None}
+    now = ((process.pid, read_facts(proc / str(process.pid), {})) for process in processes)
+    return {pid: process.cpu_s for pid, process in now if process is not None}
 
 
-def _row(facts: ProcessInfo, cpu_later_s: float | None, for_s: float) -> tuple[str, ...]:
-    share = "-" if cpu_later_s is None or for_s <= 0 else f"{100 * (cpu_later_s - facts.cpu_s) / for_s:.0f}"
+def _row(process: ProcessInfo, cpu_later_s: float | None, for_s: float) -> tuple[str, ...]:
+    share = "-" if cpu_later_s is None or for_s <= 0 else f"{100 * (cpu_later_s - process.cpu_s) / for_s:.0f}"
     return (
-        *(str(facts.pid), str(facts.parent), facts.rank or "-", facts.local_rank or "-", facts.state),
-        *(str(facts.threads), f"{facts.cpu_s:.1f}", share, facts.wchan or "-", facts.command),
+        *(str(process.pid), str(process.parent), process.rank or "-", process.local_rank or "-", process.state),
+        *(str(process.threads), f"{process.cpu_s:.1f}", share, process.wchan or "-", process.command),
     )
 
 
-def _masked(words: Sequence[str]) -> str:
+def _masked(text: Sequence[str]) -> str:
     """Return a command in one line without the secrets that it spells out."""
-    command = " ".join(words)
-    return " ".join(Redactor(assigned([command, *words])).text(command).split())[:_SHOWN_COMMAND]
+    command = " ".join(text)
+    return " ".join(Redactor(assigned([command, *text])).text(command).split())[:_SHOWN_COMMAND]
 
 
 def _is_python(folder: Path) -> bool:
@@ -152,7 +152,7 @@ def _text(path: Path) -> str:
 
 
 def _pids(processes: Sequence[ProcessInfo]) -> str:
-    return "pid " + ", ".join(str(facts.pid) for facts in processes[:4]) + (", …" if len(processes) > 4 else "")
+    return "pid " + ", ".join(str(process.pid) for process in processes[:4]) + (", …" if len(processes) > 4 else "")
 
 
 # The stacks of a run's Python processes, as py-spy shows them.
@@ -192,7 +192,7 @@ class Frame(Value, frozen=True):
     line: str = ""
 
     @property
-    def words(self) -> str:
+    def text(self) -> str:
         """The frame as people write it."""
         return f"{self.name} ({self.path}{':' + self.line if self.line else ''})"
 
@@ -203,22 +203,22 @@ def find_py_spy(path: str) -> str | None:
     return shutil.which("py-spy", path=path) or (str(beside) if beside.is_file() else None)
 
 
-def dump(py_spy: str, facts: ProcessInfo, limit_s: float, cancelled: Event) -> Dump:
+def dump(py_spy: str, process: ProcessInfo, limit_s: float, cancelled: Event) -> Dump:
     """Return the stacks of one process; where it cannot be paused in time, without pausing it."""
     limit_s = min(LIMIT_S, limit_s)
-    ended = capture([py_spy, "dump", "--pid", str(facts.pid)], limit_s=limit_s, cancelled=cancelled)
+    ended = capture([py_spy, "dump", "--pid", str(process.pid)], limit_s=limit_s, cancelled=cancelled)
     if ended.timed_out and not cancelled.is_set():
-        command = [py_spy, "dump", "--nonblocking", "--pid", str(facts.pid)]
+        command = [py_spy, "dump", "--nonblocking", "--pid", str(process.pid)]
         ended = capture(command, limit_s=limit_s, cancelled=cancelled)
-    said = ended.stderr.strip().splitlines() or ["nothing"]
-    problem = "" if ended.ok else f"py-spy took more than {limit_s:g} s" if ended.timed_out else f"py-spy: {said[0]}"
+    output = ended.stderr.strip().splitlines() or ["nothing"]
+    problem = "" if ended.ok else f"py-spy took more than {limit_s:g} s" if ended.timed_out else f"py-spy: {output[0]}"
     return Dump(
-        pid=facts.pid,
-        rank=facts.rank,
+        pid=process.pid,
+        rank=process.rank,
         text=ended.stdout,
         problem=problem,
-        parent=facts.parent,
-        local_rank=facts.local_rank,
+        parent=process.parent,
+        local_rank=process.local_rank,
     )
 
 
@@ -273,34 +273,36 @@ class CodePlace(Value, frozen=True):
 class RankPlaces(Value, frozen=True):
     """Where the ranks are in one line, and which of them stand apart; "" where that is not known."""
 
-    words: str = ""
-    odd: str = ""
+    text: str = ""
+    outliers: str = ""
 
 
-def standing(dumps: Sequence[Dump]) -> RankPlaces:
+def locate_ranks(dumps: Sequence[Dump]) -> RankPlaces:
     """Return where the ranks stand, the fewest first; of those that are as many, who waits for others comes last."""
     ranks = _of_ranks(dumps)
     if not ranks:
         return RankPlaces()
     if len(ranks) == 1:
         ((rank, frames),) = ranks.items()
-        whose = f"rank {rank}" if rank else ""
-        return RankPlaces(words=f"{whose} in {_called(frames[:_SHOWN_FRAMES])}".lstrip(), odd=whose or "it")
+        rank_text = f"rank {rank}" if rank else ""
+        return RankPlaces(
+            text=f"{rank_text} in {_call_chain(frames[:_SHOWN_FRAMES])}".lstrip(), outliers=rank_text or "it"
+        )
     places = sorted(_places(ranks), key=_order)
-    told = [f"{_named(one.ranks, len(ranks))} in {_called(one.frames)}" for one in places[:MOST_PLACES]]
+    texts = [f"{_rank_text(one.ranks, len(ranks))} in {_call_chain(one.frames)}" for one in places[:MOST_PLACES]]
     rest = sum(len(one.ranks) for one in places[MOST_PLACES:])
     apart = len(places) > 1 and _order(places[0])[:2] < _order(places[1])[:2]
     return RankPlaces(
-        words="; ".join([*told, *([f"{rest} more ranks elsewhere"] if rest else [])]),
-        odd=_named(places[0].ranks, len(ranks)) if apart else "",
+        text="; ".join([*texts, *([f"{rest} more ranks elsewhere"] if rest else [])]),
+        outliers=_rank_text(places[0].ranks, len(ranks)) if apart else "",
     )
 
 
 def in_order(processes: Sequence[ProcessInfo]) -> list[ProcessInfo]:
     """Return the Python processes in the order in which they explain: each rank's own first, then the others."""
-    found = [facts for facts in processes if facts.python]
+    found = [process for process in processes if process.python]
     own = own_ranks(found)
-    return sorted(found, key=lambda facts: (facts.pid not in own, facts.pid))[:MOST_DUMPS]
+    return sorted(found, key=lambda process: (process.pid not in own, process.pid))[:MOST_DUMPS]
 
 
 def own_ranks(processes: Iterable[ProcessInfo | Dump]) -> dict[int, str]:
@@ -375,7 +377,7 @@ def _order(place: CodePlace) -> tuple[int, bool, int, str]:
     return len(place.ranks), place.waits, len(place.ranks[0]), place.ranks[0]
 
 
-def _named(ranks: Sequence[str], total: int) -> str:
+def _rank_text(ranks: Sequence[str], total: int) -> str:
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     if len(ranks) > _NAMED_RANKS or len(ranks) == total:
@@ -383,8 +385,8 @@ def _named(ranks: Sequence[str], total: int) -> str:
     return f"ranks {', '.join(ranks)}"
 
 
-def _called(frames: Iterable[Frame]) -> str:
-    return " < ".join(frame.words for frame in frames)
+def _call_chain(frames: Iterable[Frame]) -> str:
+    return " < ".join(frame.text for frame in frames)
 
 
 def _launches(command: str) -> bool:

@@ -97,27 +97,29 @@ def seconds(duration_s: float) -> str:
     return f"{duration_s:.{digits}f} s"
 
 
-def quiet_words(quiet_s: float, phase: str, step: int | None, step_s: float | None, *, trains: bool, hung: bool) -> str:
+def silence_text(
+    silence_s: float, phase: str, step: int | None, step_s: float | None, *, trains: bool, hung: bool
+) -> str:
     """Return a silence in words: of steps, or of any output in a phase."""
     if not phase:
         took = "" if step_s is None else f" ({'steps took' if hung else 'median'} {seconds(step_s)})"
-        return f"no step for {seconds(quiet_s)} after step {step}{took}"
+        return f"no step for {seconds(silence_s)} after step {step}{took}"
     where = {"start": " before the first step" if trains else "", "end": f" after the last step, {step},"}
     after = "" if step is None else f" after step {step}"
-    return f"no output for {seconds(quiet_s)}{where.get(phase, f' in {phase}{after}')}".rstrip(",")
+    return f"no output for {seconds(silence_s)}{where.get(phase, f' in {phase}{after}')}".rstrip(",")
 
 
 def stall_findings(stalls: Sequence[Stall]) -> tuple[str, ...]:
     """Return the longest stalls in their order, and how many there were where more are left out."""
     longest = sorted(stalls, key=lambda stall: -stall.for_s)[:SHOWN]
-    told = [_stall_words(stall) for stall in stalls if stall in longest]
-    if len(stalls) > len(told):
+    texts = [_stall_text(stall) for stall in stalls if stall in longest]
+    if len(stalls) > len(texts):
         whole_s = sum(stall.for_s for stall in stalls)
-        told.append(f"stalled {len(stalls)} times, for {seconds(whole_s)} in all")
-    return tuple(told)
+        texts.append(f"stalled {len(stalls)} times, for {seconds(whole_s)} in all")
+    return tuple(texts)
 
 
-def _stall_words(stall: Stall) -> str:
+def _stall_text(stall: Stall) -> str:
     took = "" if stall.step_s is None else f" (steps took {seconds(stall.step_s)})"
     if stall.before is None:
         return f"no step for {seconds(stall.for_s)} before the end, after step {stall.after}{took}"
@@ -157,19 +159,19 @@ class ProgressMonitor:
     """
 
     def __init__(self, plan: RunPlan, now: Callable[[], float] = time.monotonic) -> None:
-        told_late = not plan.traits.streams  # then silence says nothing
-        self._start_s, self._step_s = (0.0, 0.0) if told_late else (plan.start_silence_s, plan.silence_s)
+        without_stream = not plan.traits.streams  # then silence says nothing
+        self._start_s, self._step_s = (0.0, 0.0) if without_stream else (plan.start_silence_s, plan.silence_s)
         limits = [limit_s for limit_s in (self._start_s, self._step_s) if limit_s]
         self._look_s = min(_LOOK_S, *(limit_s / _LOOKS for limit_s in limits)) if limits else _LOOK_S
         self._trains = plan.result_rule.kind == "steps"
         self._steps = plan.variant.steps if plan.variant else None
         self._now = now
         self._lock = threading.Lock()
-        self._pace = StepRate()
+        self._rate = StepRate()
         self._stalls: list[Stall] = []
-        self._tail: Stall | None = None
-        self._on = self._reading = False
-        self._began_s = self._sign_s = self._chunk_s = self._told_s = 0.0
+        self._last_stall: Stall | None = None
+        self._following = self._reading = False
+        self._began_s = self._last_sign_s = self._chunk_s = self._next_note_s = 0.0
         self._first_s = 0.0  # that the first step took to come
         self._last: dict[tuple[str, int | None], int] = {}
         self._highest: int | None = None
@@ -180,15 +182,17 @@ class ProgressMonitor:
     def following(self) -> Iterator[None]:
         """Follow the action that runs inside."""
         with self._lock:
-            self._on = True
-            self._began_s = self._sign_s = self._chunk_s = self._now()
+            self._following = True
+            self._began_s = self._last_sign_s = self._chunk_s = self._now()
         try:
             yield
         finally:
             with self._lock:
-                quiet_s = self._now() - self._sign_s
-                self._tail = self._stall(quiet_s, None) if self._is_slow(quiet_s) and not self._phase else None
-                self._on = False
+                silence_s = self._now() - self._last_sign_s
+                self._last_stall = (
+                    self._stall(silence_s, None) if self._is_slow(silence_s) and not self._phase else None
+                )
+                self._following = False
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -204,12 +208,12 @@ class ProgressMonitor:
                 self._reading = False
                 took_s = self._now() - self._chunk_s
                 if took_s > _LONG_READ_S:
-                    self._excuse(took_s)
+                    self._discount(took_s)
 
     def note(self, event: Event) -> None:
         """Take in what the reader makes of the output."""
         with self._lock:
-            if not self._on:  # of files that the framework left
+            if not self._following:  # of files that the framework left
                 return
             if isinstance(event, Step):
                 self._note_step(event)
@@ -225,100 +229,100 @@ class ProgressMonitor:
         """Return the silence, where it has lasted long enough for a word or to its limit."""
         with self._lock:
             now_s = self._now()
-            quiet_s, limit_s = now_s - self._sign_s, self._limit_s()
-            if not self._on or self._reading:
+            silence_s, limit_s = now_s - self._last_sign_s, self._limit_s()
+            if not self._following or self._reading:
                 return None
-            if limit_s and quiet_s >= limit_s:
-                return self._quiet(quiet_s, hung=True)
-            if not self._is_slow(quiet_s) or now_s < self._told_s:
+            if limit_s and silence_s >= limit_s:
+                return self._note_silence(silence_s, hung=True)
+            if not self._is_slow(silence_s) or now_s < self._next_note_s:
                 return None
-            self._told_s = now_s + max(SLOW_S, quiet_s / 4)
-            return self._quiet(quiet_s)
+            self._next_note_s = now_s + max(SLOW_S, silence_s / 4)
+            return self._note_silence(silence_s)
 
     def wait_s(self) -> float | None:
         """Return the seconds until the next look; None while no action is followed."""
         with self._lock:
-            if not self._on:
+            if not self._following:
                 return None
-            quiet_s = self._now() - self._sign_s
-            left_s = [due_s - quiet_s for due_s in (self._limit_s(), self._slow_s()) if due_s and due_s > quiet_s]
+            silence_s = self._now() - self._last_sign_s
+            left_s = [due_s - silence_s for due_s in (self._limit_s(), self._slow_s()) if due_s and due_s > silence_s]
             return max(_SHORTEST_S, min([self._look_s, *left_s]))
 
-    def excuse(self, for_s: float) -> None:
+    def discount(self, for_s: float) -> None:
         """Leave out a time in which nothing could come, because nobody listened."""
         with self._lock:
-            self._excuse(for_s)
+            self._discount(for_s)
 
-    def told(self) -> str:
+    def description(self) -> str:
         """Return the silence in words, "" where it is none worth a word."""
         with self._lock:
-            quiet_s = self._now() - self._sign_s
-            return self._quiet(quiet_s).text if self._on and self._is_slow(quiet_s) else ""
+            silence_s = self._now() - self._last_sign_s
+            return self._note_silence(silence_s).text if self._following and self._is_slow(silence_s) else ""
 
     def findings(self, *, by_itself: bool) -> tuple[str, ...]:
         """Return the stalls in words; with the last one where the action ended `by_itself`."""
-        tail = [self._tail] if self._tail and by_itself else []
+        tail = [self._last_stall] if self._last_stall and by_itself else []
         return stall_findings([*self._stalls, *tail])
 
     def _note_step(self, step: Step) -> None:
         key = (step.phase, step.rank)
-        news, self._last[key] = self._last.get(key) != step.n, step.n
-        if not news:
+        is_new, self._last[key] = self._last.get(key) != step.n, step.n
+        if not is_new:
             return
-        quiet_s = self._chunk_s - self._sign_s
-        if self._is_slow(quiet_s) and not self._phase:
-            self._stalls.append(self._stall(quiet_s, step.n))
+        silence_s = self._chunk_s - self._last_sign_s
+        if self._is_slow(silence_s) and not self._phase:
+            self._stalls.append(self._stall(silence_s, step.n))
         self._live()
         if step.phase == "validate":
-            self._pace.pause()
+            self._rate.pause()
             return
         if self._highest is None:
             self._from_zero = step.n == 0  # then N steps are done with step N - 1
             self._first_s = self._first_s or self._chunk_s - self._began_s
-        self._pace.step(step.n, self._chunk_s)
+        self._rate.step(step.n, self._chunk_s)
         self._highest = step.n
         self._phase = "end" if self._steps is not None and step.n + self._from_zero >= self._steps else ""
 
     def _pause(self, phase: str) -> None:
-        self._pace.pause()
+        self._rate.pause()
         self._live()
         self._phase = "start" if self._highest is None else phase
 
     def _live(self) -> None:
-        self._sign_s = self._told_s = self._chunk_s
+        self._last_sign_s = self._next_note_s = self._chunk_s
 
-    def _excuse(self, for_s: float) -> None:
+    def _discount(self, for_s: float) -> None:
         # the same time can be told of twice: by who read while all of madlite was stopped, and by who looked late
-        self._sign_s = min(self._sign_s + for_s, self._now())
-        self._pace.pause()
+        self._last_sign_s = min(self._last_sign_s + for_s, self._now())
+        self._rate.pause()
 
     def _limit_s(self) -> float:
         """Return how long the silence may last; 0 where it may last for ever."""
         if self._phase or not self._step_s:
             return self._start_s if self._phase else 0.0
-        step_s, report_s = self._pace.step_s, self._pace.report_s
+        step_s, report_s = self._rate.step_s, self._rate.report_s
         if step_s is None or report_s is None:
             first_s = FIRST_STEPS * self._first_s
             return max(self._step_s, min(first_s, self._start_s) if self._start_s else first_s)
         return max(self._step_s, STEPS * step_s, REPORTS * report_s)
 
-    def _is_slow(self, quiet_s: float) -> bool:
+    def _is_slow(self, silence_s: float) -> bool:
         slow_s = self._slow_s()
-        return slow_s is not None and quiet_s > slow_s
+        return slow_s is not None and silence_s > slow_s
 
     def _slow_s(self) -> float | None:
         """Return how long a silence may last without a word; None where nothing is told of any."""
         if self._phase:
             return SLOW_OUTPUT_S if self._start_s else None
-        usual_s = self._pace.report_s
-        return max(SLOW_S, SLOW_TIMES * usual_s) if usual_s is not None and self._pace.known >= _FEWEST else None
+        usual_s = self._rate.report_s
+        return max(SLOW_S, SLOW_TIMES * usual_s) if usual_s is not None and self._rate.known >= _FEWEST else None
 
-    def _stall(self, quiet_s: float, before: int | None) -> Stall:
-        return Stall(for_s=quiet_s, before=before, after=self._highest, step_s=self._pace.step_s)
+    def _stall(self, silence_s: float, before: int | None) -> Stall:
+        return Stall(for_s=silence_s, before=before, after=self._highest, step_s=self._rate.step_s)
 
-    def _quiet(self, quiet_s: float, *, hung: bool = False) -> SilenceNote:
-        text = quiet_words(quiet_s, self._phase, self._highest, self._pace.step_s, trains=self._trains, hung=hung)
-        return SilenceNote(text=text, for_s=quiet_s, hung=hung, option=self._option())
+    def _note_silence(self, silence_s: float, *, hung: bool = False) -> SilenceNote:
+        text = silence_text(silence_s, self._phase, self._highest, self._rate.step_s, trains=self._trains, hung=hung)
+        return SilenceNote(text=text, for_s=silence_s, hung=hung, option=self._option())
 
     def _option(self) -> str:
         """Return the option whose limit holds now; of a script's output that is the one with the smaller limit."""

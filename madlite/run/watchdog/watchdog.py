@@ -19,15 +19,15 @@ from madlite.run.watchdog.progress_monitor import ProgressMonitor, SilenceNote
 
 
 class HangReport(Value, frozen=True):
-    """`notes` tell what is wrong with its processes, `kept` where the rest is, `evidence` where its ranks are.
+    """`notes` tell what is wrong with its processes, `location` where the rest is, `evidence` where its ranks are.
 
-    `odd` are the ranks that stand apart: the others may be waiting for them.
+    `outliers` are the ranks that stand apart: the others may be waiting for them.
     """
 
     notes: tuple[str, ...] = ()
-    kept: str = ""
+    location: str = ""
     evidence: str = ""
-    odd: str = ""
+    outliers: str = ""
 
 
 ProbeHang: TypeAlias = Callable[[threading.Event], HangReport]
@@ -51,7 +51,7 @@ class StopReason(Value, frozen=True):
 
 
 HANG_PROBE_LIMIT_S = 75.0  # a bit more than the probe takes by its own limit: one that hangs itself is not waited for
-_TURN_S = 0.2
+_POLL_S = 0.2
 _LATE_S = 5.0  # a look this late says that madlite itself was stopped, or the machine
 _LEAVE_S = 2.0  # for a probe that is given up to end its tools
 _LOG = logging.getLogger(__name__)
@@ -62,65 +62,65 @@ class Watchdog:
 
     def __init__(
         self,
-        silence: ProgressMonitor,
+        progress_monitor: ProgressMonitor,
         probe_hang: ProbeHang,
         *,
         tell: Say = lambda text: None,
         say: Say = lambda text: None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.silence = silence
+        self.progress_monitor = progress_monitor
         self._probe_hang, self._tell, self._say, self._now = probe_hang, tell, say, now
         self._probe: _RunningProbe | None = None
         self._planned_s: float | None = None
 
     def wait_s(self) -> float | None:
         """Return the seconds until the next look; None while there is nothing to look at."""
-        wait_s = self.silence.wait_s() if self._probe is None else _TURN_S
+        wait_s = self.progress_monitor.wait_s() if self._probe is None else _POLL_S
         self._planned_s = None if wait_s is None else self._now() + wait_s
         return wait_s
 
     def check(self) -> StopReason | None:
         """Look, and return why the run has to be stopped, if so."""
         if self._planned_s is not None and (late_s := self._now() - self._planned_s) > _LATE_S:
-            self.silence.excuse(late_s)
+            self.progress_monitor.discount(late_s)
         if self._probe is not None:
-            return self._report_of(self._probe)
-        quiet = self.silence.check()
-        if quiet is not None and quiet.hung:
-            self._say(f"{quiet.text}: looking at its processes")
+            return self._check_probe(self._probe)
+        silence = self.progress_monitor.check()
+        if silence is not None and silence.hung:
+            self._say(f"{silence.text}: looking at its processes")
             self._probe = _RunningProbe(self._probe_hang, self._now)
-        elif quiet is not None:
-            self._tell(quiet.text)
+        elif silence is not None:
+            self._tell(silence.text)
         return None
 
-    def leave(self) -> None:
+    def cancel_probe(self) -> None:
         """Look no further: the run ends for another reason."""
         if self._probe is not None:
             self._probe.cancelled.set()
 
     def close(self) -> None:
         """Wait a little for a probe that was given up to end its tools."""
-        self.leave()
+        self.cancel_probe()
         if self._probe is not None:
             self._probe.wait(_LEAVE_S)
 
-    def _report_of(self, probe_of_hang: _RunningProbe) -> StopReason | None:
-        if not probe_of_hang.is_over(self._now()):
+    def _check_probe(self, probe: _RunningProbe) -> StopReason | None:
+        if not probe.is_over(self._now()):
             return None
-        self.leave()
+        self.cancel_probe()
         self._probe = None
-        quiet = self.silence.check()
-        if quiet is None or not quiet.hung:
+        silence = self.progress_monitor.check()
+        if silence is None or not silence.hung:
             self._say("it goes on")
             return None
-        found = probe_of_hang.found
+        report = probe.report
         return StopReason(
             cause=Cause.HANG,
-            text=hang_words(quiet, found),
-            evidence=found.evidence,
+            text=hang_text(silence, report),
+            evidence=report.evidence,
             short="it hangs",
-            hint=hang_hint(quiet, found),
+            hint=hang_hint(silence, report),
         )
 
 
@@ -128,7 +128,7 @@ class _RunningProbe:
     """One hang probe while it runs."""
 
     def __init__(self, probe_hang: ProbeHang, now: Callable[[], float]) -> None:
-        self.found = HangReport()
+        self.report = HangReport()
         self.cancelled = threading.Event()
         self._deadline = now() + HANG_PROBE_LIMIT_S
         self._thread = threading.Thread(target=self._run, args=(probe_hang,), name="madlite-hang-probe", daemon=True)
@@ -142,21 +142,21 @@ class _RunningProbe:
 
     def _run(self, probe_hang: ProbeHang) -> None:
         try:
-            self.found = probe_hang(self.cancelled)
+            self.report = probe_hang(self.cancelled)
         except Exception as error:  # noqa: BLE001 - without evidence the run is stopped all the same
             _LOG.debug("probe_of_hang", exc_info=True)
             _LOG.warning("what the run hangs in could not be looked at: %r", error)
 
 
-def hang_words(quiet: SilenceNote, found: HangReport) -> str:
+def hang_text(silence: SilenceNote, report: HangReport) -> str:
     """Return why a run is taken for hung, and where the evidence is."""
-    notes = "".join(f"; {note}" for note in found.notes)
-    kept = f"; {found.kept}" if found.kept else ""
-    return f"{quiet.text}: hung{notes}{kept}"
+    notes = "".join(f"; {note}" for note in report.notes)
+    location = f"; {report.location}" if report.location else ""
+    return f"{silence.text}: hung{notes}{location}"
 
 
-def hang_hint(quiet: SilenceNote, found: HangReport) -> str:
+def hang_hint(silence: SilenceNote, report: HangReport) -> str:
     """Return what to do about a hang: where to look, and which option lets a run be silent for longer."""
-    verb = "stand" if found.odd.startswith("ranks ") or found.odd.endswith(" ranks") else "stands"
-    check = f"look where {found.odd} {verb}; " if found.odd else ""
-    return f"{check}{quiet.option} SECONDS waits longer"
+    verb = "stand" if report.outliers.startswith("ranks ") or report.outliers.endswith(" ranks") else "stands"
+    check = f"look where {report.outliers} {verb}; " if report.outliers else ""
+    return f"{check}{silence.option} SECONDS waits longer"

@@ -71,11 +71,11 @@ def script_plan(**rule: str) -> RunPlan:
     return replace(plan_of("torchtitan"), backend="script", result_rule=ResultRule(**rule))  # type: ignore[arg-type]
 
 
-def follow(plan: RunPlan, text: str, *, guest: bool = False, scan: ErrorScan | None = None) -> LogMonitor:
+def follow(plan: RunPlan, text: str, *, script_reader: bool = False, scan: ErrorScan | None = None) -> LogMonitor:
     """Return what a run with this output showed."""
-    guest_reader = BACKENDS["torchtitan"].reader(None) if guest else None
+    guest_reader = BACKENDS["torchtitan"].reader(None) if script_reader else None
     own = [BACKENDS[plan.backend].reader(plan)] if plan.backend in BACKENDS else []
-    log = LogMonitor(own, error_scan=scan, guest=guest_reader)
+    log = LogMonitor(own, error_scan=scan, script_reader=guest_reader)
     log.feed(text.encode())
     log.finish()
     return log

@@ -13,7 +13,7 @@ from madlite.measure import verdict as collect
 from madlite.measure.checks import figures, table
 from madlite.measure.checks.table import TABLE, CheckInput, CheckRow, Number
 from madlite.measure.monitor import LogMonitor
-from madlite.measure.multiple import Read
+from madlite.measure.multiple import FileResults
 from madlite.measure.performance import make_metric
 from madlite.measure.verdict import Expected, Observation, Verdict, judge, judge_steps
 from madlite.model import (
@@ -90,9 +90,11 @@ def ranked(gpus: int, quiet: set[int], told: dict[str, str] | None = None, **pla
     return judge(made, Observation(exit=DONE), log)
 
 
-def script(text: str, *, guest: bool = True, scan: bool = False, rule: dict[str, str] | None = None, **seen: object):
+def script(
+    text: str, *, script_reader: bool = True, scan: bool = False, rule: dict[str, str] | None = None, **seen: object
+):
     plan = script_plan(**(rule or {"kind": "performance_line"}))
-    log = follow(plan, text, guest=guest, scan=SCAN if scan else None)
+    log = follow(plan, text, script_reader=script_reader, scan=SCAN if scan else None)
     return judge(plan, Observation(**{"exit": DONE, **seen}), log)  # type: ignore[arg-type]
 
 
@@ -125,7 +127,7 @@ def work(**values: object) -> Verdict:
     """Return the verdict of a run whose work was counted."""
     compute = Compute(architecture="dense", attention="full", flops_per_token=1e9, tflops_per_gpu=100.0, **values)
     log = follow(titan(), text_of(TITAN))
-    known = CheckInput(asked=Expected(rule=ResultRule(kind="steps")), log=log, number=Number(), compute=compute)
+    known = CheckInput(expected=Expected(rule=ResultRule(kind="steps")), log=log, number=Number(), compute=compute)
     said = figures.compute(known)
     return Verdict(status=Status.SUCCESS, checks=(said.check,), suspect=collect.warning_texts([said]))
 
@@ -201,52 +203,52 @@ OWN = "".join(f"step {n} tps {100 + n % 3}\n" for n in range(1, 16))
 OWN_STEP = re.compile(r"step (?P<n>\d+) tps (?P<tokens_per_s_per_gpu>\d+)")
 OF_COMMAS = "".join(f"step {n} loss 2,99 tps 5.121,5\n" for n in range(1, 16))
 BAD_FILE = {"kind": "multiple_results", "file": "r.csv"}
-GOOD = Read(metrics=(make_metric("5", "tok/s", label="a"),))
+GOOD = FileResults(metrics=(make_metric("5", "tok/s", label="a"),))
 RISING = [2.5] * 8 + [3.0, 5.0, 9.0, 11.0, 12.0, 12.0, 12.5]
 CASES: list[tuple[CheckRow, Callable[[], Verdict]]] = [
-    (table.ENDED_WELL, run),
+    (table.EXIT_OK, run),
     (table.STOPPED, lambda: run(stopped=Cause.HANG, stopped_text="no step for 300 s")),
     (table.STOPPED, lambda: run(stopped=Cause.TIMEOUT, stopped_text="timed out")),
-    (table.NOT_RUN, lambda: run(exit=Exit(code=128, duration_s=1.0), failed_action="clone")),
-    (table.ENDED_ILL, lambda: run(exit=Exit(code=-9, duration_s=1.0))),
+    (table.STEP_FAILED, lambda: run(exit=Exit(code=128, duration_s=1.0), failed_action="clone")),
+    (table.EXIT_NONZERO, lambda: run(exit=Exit(code=-9, duration_s=1.0))),
     (table.NO_EXIT, lambda: judge_steps(Expected(rule=ResultRule(kind="steps")), follow(titan(), training()))),
-    (table.LOSS_FINE, run),
+    (table.LOSS_FINITE, run),
     (table.LOSS_NAN, lambda: run(lambda text: re.sub(r"(step:  5 +loss: +)[\d.]+", r"\g<1>nan", text))),
-    (table.LOSS_GONE, lambda: gone()),
+    (table.LOSS_MISSING, lambda: gone()),
     (
-        table.LOSS_ODD,
+        table.LOSS_NAN_ELSEWHERE,
         lambda: script(re.sub(r"(step:  5 +loss: +)[\d.]+", r"\g<1>nan", training()) + "performance: 5 x\n"),
     ),
-    (table.LOSS_ODD, lambda: run(lambda text: text + "iter 3: train loss: nan\n")),
+    (table.LOSS_NAN_ELSEWHERE, lambda: run(lambda text: text + "iter 3: train loss: nan\n")),
     (
         table.LOSS_NAN,
         lambda: run(lambda text: re.sub(r"(step:  5 +loss: +)\S+( +grad_norm: +)\S+", r"\g<1>0\2nan", text)),
     ),
     (table.LOSS_ZERO, lambda: losses(6.2, 6.1, *[0.0] * 8)),
     (table.LOSS_ZERO, lambda: losses(6.2, 6.1, 0.0, 0.0, 0.0, *[6.0] * 8)),
-    (table.LOSS_UNREAD, lambda: comma(OF_COMMAS.replace("tps 5.121,5", "tps 5121.5"))),
-    (table.LOSS_UNKNOWN, lambda: script("performance: 5 tok/s\n", guest=False)),
-    (table.ARRIVED, run),
+    (table.LOSS_UNPARSED, lambda: comma(OF_COMMAS.replace("tps 5.121,5", "tps 5121.5"))),
+    (table.LOSS_UNKNOWN, lambda: script("performance: 5 tok/s\n", script_reader=False)),
+    (table.LAST_STEP_REACHED, run),
     (table.NO_STEP, lambda: run(without(r"step: "))),
-    (table.NO_STEP_HERE, lambda: worker()),
+    (table.STEPS_ON_OTHER_NODE, lambda: worker()),
     (table.CUT_SHORT, lambda: run(without(r"step: 12 "))),
     (
         table.CUT_SHORT_SCRIPT,
         lambda: script(without(r"step: 12 ", "Training completed")(training()) + "performance: 5 x\n"),
     ),
     (table.NO_STEP, lambda: run(lambda text: re.sub(r"step:  ?(\d+) ", r"step: 10\1 ", text))),
-    (table.ARRIVED, lambda: run(without(r"step: +(?!1 |5 |10 )\d+ "))),
-    (table.PERHAPS_SHORT, lambda: every_tenth(25)),
+    (table.LAST_STEP_REACHED, lambda: run(without(r"step: +(?!1 |5 |10 )\d+ "))),
+    (table.END_UNCERTAIN, lambda: every_tenth(25)),
     (table.WENT_BACK, lambda: run(lambda text: text + without(r"step:  [12] |Starting|starts|Trainer is")(text))),
     (table.LAST_WITHOUT_STEP, lambda: run(lambda text: f"{text}[rank0]:[titan] 2026 - Training starts at step 1\n")),
     (table.LAST_WITHOUT_END, lambda: own(OWN + "all done\n" + OWN, "all done", False)),
     (table.LAST_WITHOUT_END_ODD, lambda: foreign(OWN + "all done\n" + OWN, "all done")),
-    (table.NO_LAST, lambda: own(OWN, "", False)),
-    (table.NO_PATTERN, lambda: script("performance: 5 tok/s\n", guest=False, scan=True)),
-    (table.PATTERN, lambda: script("RuntimeError: x\nperformance: 5 tok/s\n", guest=False, scan=True)),
+    (table.STEPS_UNKNOWN, lambda: own(OWN, "", False)),
+    (table.NO_PATTERN, lambda: script("performance: 5 tok/s\n", script_reader=False, scan=True)),
+    (table.PATTERN, lambda: script("RuntimeError: x\nperformance: 5 tok/s\n", script_reader=False, scan=True)),
     (table.PATTERN, lambda: script(training() + "RuntimeError: x\nperformance: 5 tok/s\n", scan=True)),
     (table.NOT_SCANNED, run),
-    (table.LAUNCHED_WELL, run),
+    (table.LAUNCHER_OK, run),
     (table.LAUNCHER_FAILED, lambda: run(lambda text: text + FOOTER)),
     (table.LAUNCHER_FAILED, lambda: run(lambda text: text + "srun: error: n1: task 1: Exited with exit code 1\n")),
     (table.LAUNCHER_FAILED, lambda: run(lambda text: text + "srun: error: n1: task 1: Out Of Memory\n")),
@@ -255,53 +257,59 @@ CASES: list[tuple[CheckRow, Callable[[], Verdict]]] = [
         lambda: run(lambda text: text + "[ERROR] [launch.py:325:sig] a b exits with return code = 1\n"),
     ),
     (table.LAUNCHER_FAILED, lambda: script(training() + FOOTER + "performance: 5 tok/s\n", scan=True)),
-    (table.LAUNCHER_ODD, lambda: script(training() + FOOTER + "performance: 5 tok/s\n")),
-    (table.LAUNCHER_ODD, lambda: script(FOOTER + "performance: 5 tok/s\n", guest=False, scan=True)),
-    (table.DIED, lambda: run(lambda text: without("Training completed")(text) + "x: line 3:  17 Killed\n")),
-    (table.DIED, lambda: run(lambda text: without("Training completed")(text) + RAISED)),
-    (table.ENDED_ODD, lambda: run(lambda text: of_four(without("Training completed")(text)) + RAISED, two_nodes())),
-    (table.ENDED_ODD, lambda: own(OWN + RAISED, "", False)),
-    (table.MARKED, run),
-    (table.MARK_MISSED, lambda: own(OWN, "all done", True)),
-    (table.MARK_GONE, lambda: run(without("Training completed"))),
-    (table.MARK_GONE, lambda: own(OWN, "all done", False)),
+    (table.LAUNCHER_WARNING, lambda: script(training() + FOOTER + "performance: 5 tok/s\n")),
+    (table.LAUNCHER_WARNING, lambda: script(FOOTER + "performance: 5 tok/s\n", script_reader=False, scan=True)),
     (
-        table.NO_MARK,
+        table.ERROR_WITHOUT_END_MARK,
+        lambda: run(lambda text: without("Training completed")(text) + "x: line 3:  17 Killed\n"),
+    ),
+    (table.ERROR_WITHOUT_END_MARK, lambda: run(lambda text: without("Training completed")(text) + RAISED)),
+    (
+        table.ERROR_AFTER_LAST_STEP,
+        lambda: run(lambda text: of_four(without("Training completed")(text)) + RAISED, two_nodes()),
+    ),
+    (table.ERROR_AFTER_LAST_STEP, lambda: own(OWN + RAISED, "", False)),
+    (table.END_MARK_FOUND, run),
+    (table.REQUIRED_MARK_MISSING, lambda: own(OWN, "all done", True)),
+    (table.END_MARK_MISSING, lambda: run(without("Training completed"))),
+    (table.END_MARK_MISSING, lambda: own(OWN, "all done", False)),
+    (
+        table.NO_END_MARK,
         lambda: run(without("Training completed"), two_nodes()),
     ),
-    (table.FRESH, lambda: script("", guest=False, rule=BAD_FILE, results=GOOD)),
-    (table.STALE, lambda: script("", guest=False, rule=BAD_FILE)),
+    (table.FRESH, lambda: script("", script_reader=False, rule=BAD_FILE, results=GOOD)),
+    (table.STALE, lambda: script("", script_reader=False, rule=BAD_FILE)),
     (table.NO_ARTIFACT, run),
     (table.NUMBER, run),
-    (table.NUMBER_ELSEWHERE, lambda: worker()),
-    (table.NUMBER_UNREAD, lambda: comma(OF_COMMAS.replace("tps 5.121,5", "tps 998,512", 12))),
-    (table.NO_RESULT, lambda: comma(OF_COMMAS)),
-    (table.NO_NUMBER, lambda: script("bye\n", guest=False)),
+    (table.NUMBER_ON_OTHER_NODE, lambda: worker()),
+    (table.NUMBER_UNPARSED, lambda: comma(OF_COMMAS.replace("tps 5.121,5", "tps 998,512", 12))),
+    (table.INVALID_NUMBER, lambda: comma(OF_COMMAS)),
+    (table.NO_NUMBER, lambda: script("bye\n", script_reader=False)),
     (table.NO_NUMBER, lambda: run(plan=replace(titan(), variant=replace(titan().variant, warmup_steps=12)))),
-    (table.NO_RESULT, lambda: script("performance: -5 tok/s\n", guest=False)),
-    (table.NO_RESULT, lambda: run(lambda text: re.sub(r"tps: [\d,]+", "tps: 0", text))),
-    (table.NO_RESULT, lambda: run(lambda text: re.sub(r"tps: [\d,]+", "tps: 1e400", text))),
-    (table.SUMMARY_AS_READ, lambda: summed(doubt="")),
+    (table.INVALID_NUMBER, lambda: script("performance: -5 tok/s\n", script_reader=False)),
+    (table.INVALID_NUMBER, lambda: run(lambda text: re.sub(r"tps: [\d,]+", "tps: 0", text))),
+    (table.INVALID_NUMBER, lambda: run(lambda text: re.sub(r"tps: [\d,]+", "tps: 1e400", text))),
+    (table.SUMMARY_CONSISTENT, lambda: summed(doubt="")),
     (table.SUMMARY_COMPUTED, lambda: summed(doubt="", computed={"rate": "3"})),
-    (table.SUMMARY_ODD, lambda: summed(doubt="of other steps")),
+    (table.SUMMARY_INCONSISTENT, lambda: summed(doubt="of other steps")),
     (table.SUMMARY_UNKNOWN, lambda: summed()),
     (table.SUMMARY_UNKNOWN, run),
     (table.CONFIG_SAME, run),
     (
-        table.CONFIG_OTHER,
+        table.CONFIG_DIFFERS,
         lambda: run(swapped("local batch size 2, global batch size 4", "local batch size 4, global batch size 8")),
     ),
-    (table.CONFIG_OTHER, lambda: run(swapped("sequence length 256", "sequence length 128"))),
-    (table.CONFIG_OTHER, lambda: run(swapped("dp_replicate=2", "dp_replicate=1"))),
-    (table.CONFIG_OTHER, lambda: run(lambda text: "[rank0]:[titan] 2026 - Float8 training active\n" + text)),
-    (table.CONFIG_ODD, lambda: run(swapped("total steps 12", "total steps 24"))),
+    (table.CONFIG_DIFFERS, lambda: run(swapped("sequence length 256", "sequence length 128"))),
+    (table.CONFIG_DIFFERS, lambda: run(swapped("dp_replicate=2", "dp_replicate=1"))),
+    (table.CONFIG_DIFFERS, lambda: run(lambda text: "[rank0]:[titan] 2026 - Float8 training active\n" + text)),
+    (table.CONFIG_DIFFERS_MINOR, lambda: run(swapped("total steps 12", "total steps 24"))),
     (table.CONFIG_UNKNOWN, lambda: own(OWN, "", False)),
     (table.ALL_RANKS, run),
     (table.RANKS_MISSING, lambda: run(without(r"^\[rank1\]"))),
     (table.RANKS_MISSING, lambda: ranked(8, {3})),
     (table.RANKS_UNEVEN, lambda: run(without(r"^\[rank1\].*step:  [4-9] "))),
     (table.RANKS_UNEVEN, lambda: run(without(r"^\[rank1\].*step: 12 "))),
-    (table.RANKS_APART, lambda: run(lambda text: re.sub(r"(?m)^(\[rank1\].*tps: )[\d,]+", r"\g<1>10", text))),
+    (table.RANK_SPEEDS_DIFFER, lambda: run(lambda text: re.sub(r"(?m)^(\[rank1\].*tps: )[\d,]+", r"\g<1>10", text))),
     (
         table.LAUNCHER_STOPPED,
         lambda: run(lambda text: text + "KeyboardInterrupt\n", stopped=Cause.HANG, stopped_text="x"),
@@ -315,7 +323,7 @@ CASES: list[tuple[CheckRow, Callable[[], Verdict]]] = [
     (table.GRADIENT_RISES, lambda: losses(*[2.0] * 15, norms=(*[1.0] * 10, *[1e4] * 5))),
     (table.GRADIENT_RISES, lambda: losses(*[2.0] * 15, norms=(*[1.0] * 10, *[float("nan")] * 5))),
     (table.LOSS_SHORT, lambda: own(OWN, "", False)),
-    (table.MEMORY_FINE, run),
+    (table.MEMORY_OK, run),
     (table.MEMORY_RETRIED, lambda: run(lambda text: RETRY.format(3) + text)),
     (table.GRADIENT_NAN, lambda: run(lambda text: re.sub(r"(step:  5 .*grad_norm: +)\S+", r"\g<1>nan", text))),
     (table.RANKS_MIXED, lambda: run(lambda text: re.sub(r"(?m)^\[rank\d\]:", "", text))),
@@ -323,15 +331,15 @@ CASES: list[tuple[CheckRow, Callable[[], Verdict]]] = [
     (table.MEMORY_OUT, lambda: run(lambda text: "RuntimeError: CUDA out of memory. Tried\n" + text)),
     (table.MEMORY_OUT, lambda: run(lambda text: "[titan] WARNING - 1 CUDA OOM errors thrown.\n" + text)),
     (table.MEMORY_ENDED, lambda: run(lambda text: text + OUT, exit=Exit(code=1, duration_s=1.0))),
-    (table.ALONE, lambda: run(foreign_processes=())),
-    (table.NOT_ALONE, lambda: run(foreign_processes=("python3 (pid 7) on GPU 1",))),
-    (table.COMPANY_UNKNOWN, run),
-    (table.COUNTED, work),
-    (table.COUNTED, lambda: work(framework_tflops_per_gpu=101.0, apart=0.01)),
-    (table.IMPOSSIBLE, lambda: work(peak_tflops=90.0, no_mfu="111 % of the peak of A100 BF16")),
-    (table.COUNTED_OTHERWISE, lambda: work(framework_tflops_per_gpu=110.0, apart=0.1)),
+    (table.NO_FOREIGN_PROCESSES, lambda: run(foreign_processes=())),
+    (table.FOREIGN_PROCESSES, lambda: run(foreign_processes=("python3 (pid 7) on GPU 1",))),
+    (table.FOREIGN_UNKNOWN, run),
+    (table.COMPUTE_PLAUSIBLE, work),
+    (table.COMPUTE_PLAUSIBLE, lambda: work(framework_tflops_per_gpu=101.0, apart=0.01)),
+    (table.ABOVE_PEAK, lambda: work(peak_tflops=90.0, no_mfu="111 % of the peak of A100 BF16")),
+    (table.COMPUTE_DIFFERS, lambda: work(framework_tflops_per_gpu=110.0, apart=0.1)),
     (table.MFU_ABOVE, lambda: run(lambda text: re.sub(r"mfu: [\d.]+%", "mfu: 310.00%", text))),
-    (table.NOT_COUNTED, lambda: own(OWN, "", False)),
+    (table.COMPUTE_UNKNOWN, lambda: own(OWN, "", False)),
     (table.CLOCK_AGREES, lambda: timed(1.0)),
     (table.TOO_FAST, lambda: timed(100.0)),
     (table.CLOCK_UNKNOWN, lambda: own(OWN, "", False)),
@@ -478,7 +486,7 @@ def on_cpu(asked: str, **plan: object) -> Verdict:
     """Return the verdict of a card that asks for GPUs, on a machine that has none."""
     made = script_plan(kind="performance_line")
     made = replace(made, card=replace(made.card, n_gpus=asked), machine=Machine(), **plan)
-    return judge(made, Observation(exit=DONE), follow(made, "performance: 5 tok/s\n", guest=False, scan=None))
+    return judge(made, Observation(exit=DONE), follow(made, "performance: 5 tok/s\n", script_reader=False, scan=None))
 
 
 def test_a_card_that_asks_for_gpus_is_doubted_on_a_cpu_unless_it_or_its_user_can_do_without():
@@ -585,7 +593,7 @@ def test_no_sentence_leaves_open_which_of_several_cases_it_is():
 
 
 def test_what_is_not_known_is_told_with_its_reason():
-    assert texts(script("performance: 5 tok/s\n", guest=False)) == {
+    assert texts(script("performance: 5 tok/s\n", script_reader=False)) == {
         "exit_code": "exit code 0",
         "loss": "no step was read",
         "last_step": "no step was read in what the card's own script printed",

@@ -75,7 +75,7 @@ _ASIDE_TEXTS = (
 _FEWEST, _MOSTLY = 3, 0.9  # numbers that two logs of one training share, and the part of them that is the same
 
 
-class StepMarks:
+class TrainingState:
     """Of the training that goes on.
 
     `ended_before` where one before it had the framework's end mark; `before` are the steps of the one before it, and
@@ -94,9 +94,9 @@ class StepMarks:
         self.is_aside = False  # since the last step
         self.noted = self.skipped = 0  # lines of steps, and those of them of which the optimizer left out each
 
-    def of_another(self, steps: Steps, *, ended: bool) -> StepMarks:
+    def of_another(self, steps: Steps, *, ended: bool) -> TrainingState:
         """Return the marks of a training after this one, which has these steps."""
-        marks = StepMarks()
+        marks = TrainingState()
         marks.ended_before, marks.first_stamp_s = self.ended_before or ended, self.first_stamp_s
         reach = steps.reach()
         marks.before, marks.before_s = steps, (steps.reported_s(reach[1]) if reach else None) or math.nan
@@ -113,16 +113,16 @@ class StepMarks:
         losses, others = (_alike(self.before, steps, of_loss) for of_loss in (True, False))
         return losses >= _MOSTLY and others < _MOSTLY
 
-    def look(self, text: str) -> None:
+    def check_aside(self, text: str) -> None:
         """Look at a line between two steps."""
         self.is_aside = self.is_aside or _ASIDE.search(text) is not None
 
-    def note(self, step: Step, *, another_rank_s: bool) -> None:
+    def note(self, step: Step, *, is_other_rank: bool) -> None:
         """Take a training step in; the same one of another rank says nothing of what was done since."""
         self.noted, self.skipped = self.noted + 1, self.skipped + step.skipped
         for quantity, odd in step.unread.items():
             self.unread.setdefault(quantity, odd)
-        if self.is_aside and not another_rank_s:
+        if self.is_aside and not is_other_rank:
             self.interrupted.append(step.n)
             self.is_aside = False
 
@@ -178,7 +178,7 @@ class RepeatedSteps:
         if step.n > self._reached:
             self._perhaps = 0
             self._reached = highest if steps.starts_over(step, ended=True) else -1
-        if steps.is_otherwise(step):
+        if steps.repeats_with_other_values(step):
             again = step.n <= self._reached
             self._last, self._surely, self._perhaps = step.n, self._surely + (not again), self._perhaps + again
 
@@ -314,7 +314,7 @@ _VOCABULARY = re.compile(r"\b(?:padded_)?vocab_size\b[\"']?\s{0,4}(?:[:=]|\.{2,8
 _LONGEST = 300  # characters of such a line that are kept
 
 
-class LossMarks:
+class LossScan:
     """Keeps the first line with a loss of NaN, and the size of the vocabulary; of several models the largest."""
 
     def __init__(self) -> None:
