@@ -121,7 +121,7 @@ def compute_findings(compute: Compute) -> tuple[str, ...]:
 
 
 def trains_adapters(variant: Variant) -> bool:
-    """Say whether a run trains adapters beside frozen weights: LoRA and QLoRA, by the name of its mode."""
+    """Return whether a run trains adapters beside frozen weights: LoRA and QLoRA, by the name of its mode."""
     return "lora" in variant.mode.casefold()
 
 

@@ -44,15 +44,15 @@ _SIGNAL_TRACE = re.compile(
 _HINTS = {
     Cause.NAN_LOSS: "a lower learning rate, a longer warm-up of it, or a wider number format",
     Cause.HOST_MEMORY: "fewer processes that load data, or more memory for the job or container; "
-    "dmesg -T | grep -i 'killed process' tells what the kernel ended",
+    "dmesg -T | grep -i 'killed process' shows what the kernel ended",
 }
 _KERNEL_OOM = "the kernel ended a process for want of host memory while the run went on"
-_CONTAINER_LIMIT = "the engine says that the container's own memory limit ended a process"
+_CONTAINER_LIMIT = "the engine reports that the container's own memory limit ended a process"
 _SENDER_UNKNOWN = (
-    "SIGKILL, and nothing tells who sent it: most often the kernel, for want of host memory "
-    "(dmesg -T | grep -i 'killed process' tells), else a user, or whatever runs the job"
+    "SIGKILL by an unknown sender: most often the kernel, for want of host memory "
+    "(dmesg -T | grep -i 'killed process' shows it), else a user, or whatever runs the job"
 )
-_NOT_KERNEL = "somebody sent SIGKILL: the kernel counted no process that it ended for want of memory"
+_NOT_KERNEL = "SIGKILL, not from the kernel: it counted no process that it ended for want of memory"
 
 
 class DiskSpace(Value, frozen=True):
@@ -66,7 +66,7 @@ class DiskSpace(Value, frozen=True):
 class DiagnosisInput(Value, frozen=True):
     """What is known beside the log; all of it blank for the log of somebody else's training.
 
-    `oom_kills` is how many processes the kernel ended for want of memory during the run, None where nobody knows.
+    `oom_kills` is how many processes the kernel ended for want of memory during the run, None if unknown.
     """
 
     plan: RunPlan | None = None
@@ -148,7 +148,7 @@ def _exit_candidate(cause: Cause, evidence: str, log: LogMonitor, facts: Diagnos
 
 
 def _ended_a_rank(candidate: FailureCandidate) -> bool:
-    """Say whether a clue is why a rank had failed before the run was ended, and no trace of how it was ended."""
+    """Return whether a clue is why a rank had failed before the run was ended, and no trace of how it was ended."""
     if candidate.tier == ROOT:
         return True
     raised = candidate.tier == ERROR and candidate.uncaught and not candidate.of_import and not candidate.handled
@@ -193,7 +193,7 @@ def _named(candidate: FailureCandidate, facts: DiagnosisInput) -> tuple[str, str
 
 
 def _killed(facts: DiagnosisInput) -> tuple[str, str]:
-    """Return who sent SIGKILL, as far as the engine's word and the kernel's own count tell: else nobody knows."""
+    """Return who sent SIGKILL, as far as the engine and the kernel's own count tell: else it is unknown."""
     if facts.outcome is not None and facts.outcome.out_of_memory:
         return Cause.HOST_MEMORY.value, _CONTAINER_LIMIT
     if facts.oom_kills is None:
@@ -262,7 +262,7 @@ def _disk_hints(groups: Mapping[str, str], facts: DiagnosisInput) -> tuple[str, 
     file = groups.get("file", "")
     what = f"{file} could not be written: free some room, or write elsewhere" if file else "free some room"
     if facts.disk is None:
-        return (f"{what}; df -h and df -i tell which disk",)
+        return (f"{what}; df -h and df -i show which disk",)
     disk = facts.disk
     inodes = "" if disk.free_inodes is None else f" and {disk.free_inodes} inodes"
     return (what, f"{disk.folder} has {disk.free_bytes / _GIB:.1f} GiB{inodes} left now")

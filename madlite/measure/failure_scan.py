@@ -4,7 +4,7 @@ No exit code shows in a log, and `tee` hides it.  What was said before a step di
 tracebacks of packages that it does without, and a log goes on where a training was started again.  Of lines before the
 step the last few hundred are kept all the same: a program may write its steps later than its errors, for its stdout is
 buffered.  The lines are looked at once the log is finished.  A log without steps can be long: of it the first and the
-last megabytes are asked about all rules, what is between for exceptions, launchers and the rules that show an end.
+last megabytes are matched against all rules, what is between for exceptions, launchers and the rules that show an end.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def first_cause(candidates: Sequence[FailureCandidate], first: FirstFailure | No
 
 
 def _survived(candidate: FailureCandidate, others: Sequence[FailureCandidate]) -> bool:
-    """Say whether the same process went on after a root that was not raised, until an exception ended it."""
+    """Return whether the same process went on after a root that was not raised, until an exception ended it."""
     if candidate.tier != ROOT or candidate.uncaught or candidate.cause not in _SURVIVABLE:
         return False
     later = (one for one in others if one.uncaught and one.rank == candidate.rank and one.at > candidate.at)
@@ -102,17 +102,17 @@ def _weight(
 
 
 def is_of_package(candidate: FailureCandidate) -> bool:
-    """Say whether a package is what is missing, by an import that failed or by a program's own words."""
+    """Return whether a package is what is missing, by an import that failed or by a program's own words."""
     return candidate.of_import or (candidate.cause == "missing_package" and not candidate.uncaught)
 
 
 def can_be_missed(candidate: FailureCandidate) -> bool:
-    """Say whether a candidate is what a program may do without."""
+    """Return whether a candidate is what a program may do without."""
     return candidate.tier <= FOLLOWER and is_of_package(candidate)
 
 
 def same_process(one: FailureCandidate, other: FailureCandidate) -> bool:
-    """Say whether two candidates are of one rank; of lines without a rank nobody knows."""
+    """Return whether two candidates are of one rank; lines without a rank match any."""
     return other.rank is None or one.rank == other.rank
 
 
@@ -217,7 +217,7 @@ def of_signal(first: FirstFailure) -> FailureCandidate:
 
 
 def followed(others: Sequence[FailureCandidate], rank: int | None) -> bool:
-    """Say whether another rank tells that it lost one."""
+    """Return whether another rank tells that it lost one."""
     return any(one.tier == FOLLOWER and one.rank not in (None, rank) for one in others)
 
 
@@ -233,7 +233,7 @@ def _exited(candidates: Sequence[FailureCandidate]) -> int | None:
 
 
 _BUFFER_SIZE = 4 * 1024 * 1024  # characters that wait for the log's end
-_HEAD_SIZE = _BUFFER_SIZE  # characters at the begin of a log without steps that are asked about every rule too
+_HEAD_SIZE = _BUFFER_SIZE  # characters at the begin of a log without steps that are matched against every rule too
 KEPT = 400  # last lines, and lines before the step
 _FAR = 20_000  # characters of a log; what lacks a package and needs it ends within a few hundred
 # what launchers put before the lines of a rank
@@ -256,7 +256,7 @@ class CandidateScan:
         self._ends: dict[int, int] = {}  # rank that an import failed in → place of its last line
 
     def feed(self, block: Block, *, every_rule: bool = True) -> None:
-        """Take lines in; without `every_rule` only rules that show an end are asked."""
+        """Take lines in; without `every_rule` only the rules that show an end are matched."""
         if every_rule:
             self._rules.feed(block, self.size)
         self._end_rules.feed(block, self.size)
@@ -328,7 +328,7 @@ class CandidateScan:
         return [of_exit(first, last_output)] if last_output or first.spawned or followed(others, first.rank) else []
 
     def _was_ended(self, one: FailureCandidate) -> bool:
-        """Say whether Slurm ended tasks because another one had failed before, by itself."""
+        """Return whether Slurm ended tasks because another one had failed before, by itself."""
         task = self.launchers.task
         return task is not None and not task.signal and one.at > task.at and _OF_SLURM.match(one.line) is not None
 
@@ -339,7 +339,7 @@ class CandidateScan:
         return replace(one, tier=LAST if one.uncaught else LAUNCHER)
 
     def _went_on(self, one: FailureCandidate, others: Sequence[FailureCandidate]) -> bool:
-        """Say whether a process went on for long without a package: until something else came of it, or the end.
+        """Return whether a process went on for long without a package: until something else came of it, or the end.
 
         Where a launcher saw it fail first by an exit code, no more than another exception shows that.
         """
@@ -358,7 +358,7 @@ class CandidateScan:
 class FailureScan:
     """Holds the lines since the last training step; `relabel` puts their ranks' labels in one form.
 
-    Without rules the common ones are asked.
+    Without rules the common ones apply.
     """
 
     def __init__(self, rules: Iterable[FailureRule], relabel: Callable[[Iterable[str]], list[str]] = list) -> None:
@@ -436,7 +436,7 @@ class FailureScan:
 
     @property
     def last_lines(self) -> list[str]:
-        """The last lines so far; another thread may ask."""
+        """The last lines so far; safe to call from another thread."""
         return list(self._last)
 
     @property
@@ -473,5 +473,5 @@ def _in_order(found: Iterable[FailureCandidate]) -> list[FailureCandidate]:
 
 
 def _ends(one: FailureCandidate) -> bool:
-    """Say whether a line before the step can have ended the training: a step came although a package was missing."""
+    """Return whether a line before the step can have ended the training: a step came although a package was missing."""
     return one.tier == ROOT or (one.tier == ERROR and one.uncaught and not one.of_import and not one.handled)

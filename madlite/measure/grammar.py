@@ -45,7 +45,7 @@ EXCEPTION = re.compile(
 
 
 def is_warning(line: str) -> bool:
-    """Say whether a line is a warning by its own words, as loggers and Python's `warnings` mark them."""
+    """Return whether a line is a warning by its own words, as loggers and Python's `warnings` mark them."""
     return _WARNING.search(line) is not None
 
 
@@ -96,7 +96,7 @@ _SIGNAL_TEXTS: dict[int, str] = {
     signal.SIGBUS: f"{_CRASHED}; a file mapped into memory ends so too where its disk, as /dev/shm, is full",
     signal.SIGXCPU: "its limit of processor time was over (ulimit -t)",
     signal.SIGXFSZ: "a file became larger than its limit (ulimit -f)",
-    signal.SIGPIPE: "who read its output was gone",
+    signal.SIGPIPE: "the reader of its output was gone",
 }
 
 
@@ -116,8 +116,10 @@ def signal_text(number: int) -> str:
 def signal_meaning(number: int) -> str:
     """Return what a signal tells of why, and what to do; of SIGKILL others know more."""
     if number in TERMINATIONS:
-        return "somebody told it to end"
-    return _SIGNAL_TEXTS.get(number, _CRASHED if number in CRASHES else "somebody sent it, or it ended itself")
+        return "it was asked to end by a signal"
+    return _SIGNAL_TEXTS.get(
+        number, _CRASHED if number in CRASHES else "it was sent from outside, or the process ended itself"
+    )
 
 
 def signal_of_code(code: int | None) -> int:

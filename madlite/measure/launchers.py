@@ -74,7 +74,7 @@ class FirstFailure(Value, frozen=True):
 
 
 class LauncherScan:
-    """Keeps the first summary, of several nodes that of one whose rank was not merely terminated."""
+    """Store the first summary, of several nodes that of one whose rank was not merely terminated."""
 
     def __init__(self) -> None:
         self._failures: list[FirstFailure] = []  # of torchrun's tables
@@ -101,7 +101,7 @@ class LauncherScan:
         return self._last_output or ""
 
     def raised(self, rank: int | None) -> bool:
-        """Say whether a launcher saw a rank fail first, by an exit code: of no rank whether it saw any do so."""
+        """Return whether a launcher saw a rank fail first, by an exit code: of no rank whether it saw any do so."""
         if (first := self.first) is not None:
             return first.code > 0 and not first.signal and (rank is None or first.rank in (None, rank))
         return bool(self._tasks) and (rank is None or _contains_task(self._tasks, rank))
@@ -167,7 +167,7 @@ def last_message(lines: Sequence[str], rank: int | None) -> str:
     last_output = [
         text.strip()
         for text in own or [text for owner, text in lines_of_ranks if owner is None]
-        if not _is_logged(text)
+        if text.strip() and not is_warning(text) and not _LOGGED.search(text)
     ]
     errors = [text for text in last_output[-_LAST:] if looks_like_error(text)]
     return next((text for text in errors[-1:] or last_output[-1:] if usual[_shape(text)] == 1 or errors), "")
@@ -187,16 +187,12 @@ def _without_tracebacks(lines: Iterable[str]) -> Iterable[str]:
             begun.discard(label)
 
 
-def _is_logged(text: str) -> bool:
-    return not text.strip() or is_warning(text) or _LOGGED.search(text) is not None
-
-
 def _shape(text: str) -> str:
     return _NUMBERS.sub("0", text.strip())
 
 
 def _contains_task(tasks: str, rank: int) -> bool:
-    """Say whether Slurm's list of tasks (`0,2-5`) holds a rank."""
+    """Return whether Slurm's list of tasks (`0,2-5`) holds a rank."""
     ends = (part.partition("-") for part in tasks.split(",") if part[:1].isdecimal())
     return any(int(low) <= rank <= int(high if high.isdecimal() else low) for low, _, high in ends)
 

@@ -54,7 +54,7 @@ class LiveLines:
         return [line for line in lines if not self._is_one(line)]
 
     def _is_one(self, line: str) -> bool:
-        """Say whether a line is one; numbers, which a script of one's own may print too, are behind their status."""
+        """Return whether a line is one; numbers, which a script of one's own may print too, are behind their status."""
         self._after_status = line in _STATUSES or (self._after_status and bool(_PERFORMANCE.fullmatch(line)))
         return self._after_status or bool(_LINE.fullmatch(line))
 

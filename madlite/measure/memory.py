@@ -14,7 +14,7 @@ from madlite.measure.steps import Steps
 from madlite.model import Cause, Quantity, RunPlan, Value
 from madlite.text import whole_number
 
-# Looks for lines by which memory ran short: an allocation failed, or succeeded only after the cache was freed.
+# Find lines by which memory ran short: an allocation failed, or succeeded only after the cache was freed.
 #
 # Sources of the formats: torch (`CUDA out of memory`, the table of `memory_summary`), torchtitan (`N CUDA memory
 # allocation retries.`, `N CUDA OOM errors thrown.`), DeepSpeed (`N pytorch allocator cache flushes since last step`).
@@ -37,7 +37,7 @@ _LONGEST = 300  # characters of such a line that are kept
 
 
 class MemoryScan:
-    """Keeps the last line of each kind: counters in them only grow."""
+    """Store the last line of each kind: counters in them only grow."""
 
     def __init__(self) -> None:
         self.out = ""  # by which memory ran out

@@ -1,6 +1,6 @@
-"""Follows a log while it streams: lines → events, the result line, an error's, and those that explain a failure.
+"""Read a log while it streams: lines → events, the result line, error lines, and those that explain a failure.
 
-Memory is bounded by what is kept: the steps (8 bytes a number), the last lines, and the first of each kind of finding.
+Memory is bounded: the steps (8 bytes a number), the last lines, and the first line of each kind of finding are kept.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from madlite.model import (
 from madlite.rank_labels import RankLabels, without_outer
 from madlite.text import whole_number
 
-# Looks for error patterns in a script's output, a line at a time: MAD's net for scripts that hide their failure.
+# Find error patterns in a script's output, a line at a time: MAD's net for scripts that hide their failure.
 #
 # Rule: madengine 2's, a line with a pattern and without harmless text; harmless too is a line of rocprofv3, whose `E`
 # and `W` with the date are levels of its log and no errors of the workload.
@@ -48,7 +48,7 @@ _ROCPROF = re.compile(r"^(?:\[\S+?\]:?\s*)?[EW]\d{8}\b.*(?:generateRocpd|simple_
 
 
 class PatternScan:
-    """Keeps the first line of each pattern; lines that came together are asked about only where one of them has one."""
+    """Store the first line of each pattern; lines that came together are searched only where one of them has one."""
 
     def __init__(self, scan: ErrorScan) -> None:
         self.found: dict[str, str] = {}  # pattern → line, in the order of the log
@@ -61,17 +61,11 @@ class PatternScan:
             return
         for line in block.lines:
             pattern = next((pattern for pattern in present if pattern in line), None)
-            if pattern is not None and pattern not in self.found and not self._is_harmless(line):
+            if pattern is None or pattern in self.found:
+                continue
+            if not any(benign in line for benign in self._scan.benign) and not _ROCPROF.search(line):
                 self.found[pattern] = line.strip()
 
-    def _is_harmless(self, text: str) -> bool:
-        return any(benign in text for benign in self._scan.benign) or _ROCPROF.search(text) is not None
-
-
-# Follows a log while it streams: lines → events, the result line, an error's, and those that explain a failure.
-#
-# Memory is bounded by what is kept: the steps (8 bytes a number), the last lines, and the first of each kind of
-# finding.
 
 _log = logging.getLogger(__name__)
 _ODD_LOSS = re.compile(r"(?i)loss\W{0,10}?([-+]?\d[\d.]*,\d[\d.,]*)")  # a number of another language, read as NaN
@@ -102,7 +96,7 @@ class LogMonitor:
         self.ended = False  # since the last step
         self.summary: dict[str, str] = {}
         self.torn: tuple[str, ...] = ()  # figures of the summary in a last line that nothing ended
-        self.config: dict[str, str] = {}  # what the log says that the run was given
+        self.config: dict[str, str] = {}  # the configuration that the log reports
         self.scan = PerformanceScan()
         self.memory = MemoryScan()
         self.loss_scan = LossScan()
@@ -160,7 +154,7 @@ class LogMonitor:
 
     @property
     def last_lines(self) -> list[str]:
-        """The last lines of the log so far; another thread may ask."""
+        """The last lines of the log so far; safe to call from another thread."""
         return self._failure_scan.last_lines
 
     @property
@@ -193,12 +187,6 @@ class LogMonitor:
         if candidate is None or candidate.rule is None:
             return None
         return replace(candidate.rule, hint=explained(candidate.rule.hint, candidate.groups))
-
-    @property
-    def rule_line(self) -> str:
-        """The line that it matched."""
-        candidate = self.candidate
-        return candidate.line if candidate and candidate.rule else ""
 
     @property
     def matched_patterns(self) -> dict[str, str]:
@@ -246,7 +234,7 @@ class LogMonitor:
         return self._failure_scan.launcher_line
 
     def _process(self, block: Block, splitter: LineSplitter, *, whole: bool = True) -> None:
-        """Look at lines that came together, all of them for what is rare, and let the readers read each."""
+        """Scan lines that came together, all of them for what is rare, and let the readers read each."""
         if not block.lines:
             return
         self.lines += len(block.lines)
@@ -270,7 +258,7 @@ class LogMonitor:
         self._failure_scan.feed(block, trained)
 
     def _call(self, reader: Reader, member: str, argument: Line | Path, whole: bool = True) -> None:
-        """Take a reader's events in; one that raises or tells nonsense is left out from then on."""
+        """Take a reader's events in; one that raises or returns invalid events is left out from then on."""
         try:
             answer = getattr(reader, member)(argument)
             if answer == ():  # of most lines, millions of them
@@ -342,7 +330,7 @@ class LogMonitor:
             self._repeated.note(step, self.steps, self._highest or 0)
 
     def _is_another(self, step: Step) -> bool:
-        """Say whether a line's step is another training's first: the one before came to its end, and this goes back.
+        """Return whether a line's step is another training's first: the one before came to its end, and this goes back.
 
         Which of its trainings a script's number is of only the script knows.
         """
@@ -350,12 +338,12 @@ class LogMonitor:
 
     @property
     def _is_done(self) -> bool:
-        """Whether the training came to its end: its mark, or the last of the steps that it says."""
+        """Whether the training came to its end: its mark, or the last of the number of steps it reports."""
         last = self.last_step + self.steps.from_zero
         return self.ended or last >= (expected_steps(self.config) or math.inf)
 
     def _starts_another(self, line: Line) -> bool:
-        """Say whether a line that tells of a training's start is another one's: who says it had told of one before.
+        """Return whether a line that tells of a training's start is another one's: who says it had told of one before.
 
         Logs of ranks may stand one after another, each with its own start and end.
         """
@@ -377,9 +365,9 @@ class LogMonitor:
         self.last_step, self._highest, self.restarted_at = 0, None, None
 
     def _note_loss(self, step: Step, text: str) -> None:
-        """Look at a step's loss and gradient: a Trainer prints 0 for a loss that is NaN, and the norm tells."""
+        """Check a step's loss and gradient: a Trainer prints 0 for a loss that is NaN, and the norm tells."""
         loss, norm = step.values.get(Quantity.LOSS), step.values.get(Quantity.GRAD_NORM, 0.0)
-        if loss is not None and _is_of_comma(loss, text) and (odd := _ODD_LOSS.search(text)):
+        if loss is not None and math.isnan(loss) and "nan" not in text.lower() and (odd := _ODD_LOSS.search(text)):
             self.training.unread.setdefault(Quantity.LOSS, odd[1])
             return
         if loss is not None and not self.nan_loss and not (math.isfinite(loss) and (loss or math.isfinite(norm))):
@@ -403,10 +391,6 @@ class LogMonitor:
         self.last_step = max(self.last_step, step.n)
 
 
-def _is_of_comma(loss: float, text: str) -> bool:
-    return math.isnan(loss) and "nan" not in text.lower()
-
-
 def _line_of(step: Step, text: str, otherwise: str) -> str:
     """Return a step's line, its rank's label in one form."""
     line = text.strip() or f"step {step.n}: {otherwise}"
@@ -415,7 +399,7 @@ def _line_of(step: Step, text: str, otherwise: str) -> str:
 
 
 def _is_odd(text: str) -> bool:
-    """Say whether a figure is NaN or infinite."""
+    """Return whether a figure is NaN or infinite."""
     return text.strip().lower().lstrip("+-") in ("nan", "inf", "infinity")
 
 

@@ -64,7 +64,7 @@ def stamp(path: Path) -> FileStamp | None:
 
 
 def is_fresh(path: Path, before: FileStamp | None, started_ns: int) -> bool:
-    """Say whether the file was written by this run: changed since `before`, and newer than its start.
+    """Return whether the file was written by this run: changed since `before`, and newer than its start.
 
     Two seconds of grace are given to file systems that keep coarse times.
     """

@@ -176,7 +176,7 @@ def _unreadable(odd: UnreadNumber) -> str:
 
 
 def has_no_end(expected: Expected, log: LogMonitor) -> bool:
-    """Say whether the last of several trainings stopped before its end, which the ones before it have a mark of."""
+    """Return whether the last of several trainings stopped before its end, which the ones before it have a mark of."""
     if log.trainings < 2 or log.ended or not log.training.ended_before:
         return False
     return expected.steps is None or (last_step(expected, log) or 0) < expected.steps
@@ -198,7 +198,7 @@ def _of_trainings(log: LogMonitor, of_trainer: bool) -> tuple[str, ...]:
     if of_trainer and log.trainings > 1:
         return (f"{_several(log)}: this is the result of the last one that came to its end",)
     if log.trainings > 1:
-        return (f"{_several(log)}: of which of them the result is only the script knows",)
+        return (f"{_several(log)}: only the script knows to which of them the result belongs",)
     if log.restarted_at is None:
         return ()
     return (f"the steps went back to {log.restarted_at}: the script trains more than once, or went on again",)
@@ -243,7 +243,7 @@ def last_step(expected: Expected, log: LogMonitor) -> int | None:
 
 
 def no_step(expected: Expected, log: LogMonitor) -> str:
-    """Return that a log has no step of those asked for, in words."""
+    """Return that a log has no step of those asked for, as text."""
     reach = log.steps.reach()
     if reach is None:
         return "the log has no training step"

@@ -41,7 +41,7 @@ def shortened(text: str, most_bytes: int = CELL_BYTES) -> str:
 
 
 def is_long(text: str, most_bytes: int = CELL_BYTES) -> bool:
-    """Say whether a text has more bytes of UTF-8 than that."""
+    """Return whether a text has more bytes of UTF-8 than that."""
     return 4 * len(text) > most_bytes and len(text.encode("utf-8", "surrogatepass")) > most_bytes
 
 
@@ -51,7 +51,7 @@ def short_name(text: str) -> str:
 
 
 def is_too_long(number: str) -> bool:
-    """Say whether a number has more digits than are taken: programs trip over such a one, each in its own way."""
+    """Return whether a number has more digits than are taken: programs trip over such a one, each in its own way."""
     return len(number) > MOST_DIGITS and sum(map(str.isdigit, number)) > MOST_DIGITS
 
 
@@ -102,7 +102,7 @@ class UnreadNumber(Value, frozen=True):
 
 
 class PerformanceScan:
-    """Looks for the result in the lines of the model's own step."""
+    """Find the result in the lines of the model's own step."""
 
     def __init__(self) -> None:
         self.first: tuple[str, str] | None = None
@@ -202,7 +202,7 @@ def _rounds_to(number: str, text: str) -> bool:
 
 
 def is_number(metric: str) -> bool:
-    """Say whether what stands in the place of a metric's name is a number."""
+    """Return whether what stands in the place of a metric's name is a number."""
     return bool(_PLAIN.fullmatch(metric)) and metric[-1].isdigit()
 
 
@@ -224,12 +224,12 @@ def judge_number(text: str, metric: str, quantity: Quantity | None = None) -> tu
 
 
 def is_throughput(metric: str) -> bool:
-    """Say whether a metric counts work per time: zero or less cannot be true, as it can of how far one varies."""
+    """Return whether a metric counts work per time: zero or less cannot be true, as it can of how far one varies."""
     return bool(_THROUGHPUT.search(metric)) and not _SPREAD.search(metric)
 
 
 def is_cost(metric: str) -> bool:
-    """Say whether less of a metric is better: it counts seconds, or a loss, and no work per time."""
+    """Return whether less of a metric is better: it counts seconds, or a loss, and no work per time."""
     return bool(_COST.search(metric)) and not is_throughput(metric)
 
 

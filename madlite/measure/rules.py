@@ -1,4 +1,4 @@
-"""Looks for lines that a failure rule matches, of the common rules and those that plugins bring."""
+"""Find lines that a failure rule matches, of the common rules and those that plugins bring."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def needed_texts(pattern: re.Pattern[str]) -> tuple[str, ...]:
 
 
 def ignores_case(pattern: re.Pattern[str]) -> bool:
-    """Say whether a pattern takes capitals for small letters."""
+    """Return whether a pattern takes capitals for small letters."""
     return bool(pattern.flags & re.IGNORECASE)
 
 
@@ -95,9 +95,9 @@ def with_common(rules: Iterable[FailureRule], backends: Collection[str] | None =
 
 
 class RuleScan:
-    """Keeps of each rule the first line that it matches, of every rank.
+    """Store of each rule the first line that it matches, of every rank.
 
-    A rule is asked about the lines that hold a text it needs: most hold none.
+    A rule is matched against the lines that contain a text it needs: most hold none.
     """
 
     def __init__(self, rules: Iterable[FailureRule]) -> None:
@@ -172,5 +172,5 @@ _SUMMARY = re.compile(r"ChildFailedError|elastic\.multiprocessing|exitcode\s*:|e
 
 
 def looks_like_error(line: str) -> bool:
-    """Say whether a line says that something failed, and no launcher's table that a rank did."""
+    """Return whether a line says that something failed, and no launcher's table that a rank did."""
     return _ERROR.search(line) is not None and not _SUMMARY.search(line)

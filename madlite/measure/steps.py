@@ -135,7 +135,7 @@ class Steps:
         return all(series.is_overtaken() for series in self._of("train"))
 
     def starts_over(self, step: Step, *, ended: bool = False) -> bool:
-        """Say whether a training step, not taken in yet, is the first of another training: its rank's first one again.
+        """Return whether a training step that is not stored yet begins another training as its rank's first one.
 
         After an end mark (`ended`) a short training counts too, whose first step is not further back than lines of
         ranks come apart.
@@ -202,7 +202,7 @@ class Steps:
         return plain
 
     def repeats_with_other_values(self, step: Step) -> bool:
-        """Say whether its rank reported the same quantities of a training step before, and another value of one.
+        """Return whether its rank reported the same quantities of a training step before, and another value of one.
 
         A line that is there twice has the same values; another rank's, which no label tells apart, mostly has others.
         """
@@ -264,11 +264,11 @@ class _StepSeries:
         return went_back
 
     def is_overtaken(self) -> bool:
-        """Say whether the training went back, then further than before, and reported each step up to there again."""
+        """Return whether the training went back, then further than before, and reported each step up to there again."""
         return self.top > self._before and 0 < self._earlier == self._again
 
     def starts_over(self, n: int, apart: int) -> bool:
-        """Say whether a step is the first line's again, or one before it, more than `apart` below the last ones."""
+        """Return whether a step is the first line's again, or one before it, more than `apart` below the last ones."""
         return len(self.ns) > 1 and n <= self.ns[0] and n < self.top - apart
 
     @property
@@ -296,7 +296,7 @@ class _StepSeries:
         return {quantity: column[row] for quantity, (column, bit) in self.columns.items() if present & bit}
 
     def repeats_with_other_values(self, n: int, values: dict[Quantity, float]) -> bool:
-        """Say whether a step is here with the same quantities, of which one has another value."""
+        """Return whether a step is here with the same quantities, of which one has another value."""
         row = self._find(n) if self.ns else None
         if row is None or not values:
             return False

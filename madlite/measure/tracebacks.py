@@ -101,7 +101,7 @@ class _Open:
         return line[found.end() :]
 
     def takes_plain(self, line: str) -> bool:
-        """Say whether a line without the label can be of this traceback: if its first frame had none either."""
+        """Return whether a line without the label can be of this traceback: if its first frame had none either."""
         if self.labelled is None and _FRAME.match(line):
             self.labelled = False
         return self.labelled is False
@@ -118,7 +118,7 @@ class _Open:
 
 
 class TracebackScan:
-    """Keeps the exceptions in the order of the log, at most a few dozen."""
+    """Store the exceptions in the order of the log, at most a few dozen."""
 
     def __init__(self) -> None:
         self.raised: list[RaisedError] = []

@@ -103,7 +103,7 @@ class TrainingState:
         return marks
 
     def is_of_another_rank(self, steps: Steps) -> bool:
-        """Say whether these steps are those of the training before once more, as another of its ranks told them.
+        """Return whether these steps are those of the training before once more, as another of its ranks told them.
 
         Both were at the same time by the log's stamps, and have the same losses, which ranks share, but other numbers
         beside them: else a log would stand there twice.
@@ -114,7 +114,7 @@ class TrainingState:
         return losses >= _MOSTLY and others < _MOSTLY
 
     def check_aside(self, text: str) -> None:
-        """Look at a line between two steps."""
+        """Check a line between two steps."""
         self.is_aside = self.is_aside or _ASIDE.search(text) is not None
 
     def note(self, step: Step, *, is_other_rank: bool) -> None:
@@ -184,7 +184,7 @@ class RepeatedSteps:
 
 
 def may_be_aside(text: str) -> bool:
-    """Say whether one of many lines may tell of something else than training: a quick test."""
+    """Return whether one of many lines may tell of something else than training: a quick test."""
     return any(one in text for one in _ASIDE_TEXTS)
 
 
@@ -262,7 +262,7 @@ class _Loss(Value, frozen=True):
 
 
 def is_nan_loss(line: str) -> bool:
-    """Say whether a line tells that the loss of a training's step is NaN.
+    """Return whether a line tells that the loss of a training's step is NaN.
 
     The line names a step, epoch or the like with its number.  None is a warning, a line of an evaluation, nor one that
     has a finite loss beside it: then NaN is what a mean has before there are losses enough.
@@ -281,7 +281,7 @@ def is_nan_loss(line: str) -> bool:
 
 
 def _counts(bad: _Loss, fine: list[_Loss]) -> bool:
-    """Say whether a loss of NaN is the training's, whatever the finite ones beside it are; a total has all parts."""
+    """Return whether a loss of NaN is the training's, whatever the finite ones beside it are; a total has all parts."""
     return "total" in bad.words or (all(one.is_mean for one in fine) and not (bad.is_mean and fine))
 
 
@@ -306,7 +306,8 @@ def _words_of(before: str, after: str | None) -> frozenset[str] | None:
     return frozenset(found) if found <= _WORDS else None
 
 
-# Looks for what lines say of the loss, whoever reads their steps: that it is NaN, and of how many tokens it chooses.
+# Find what lines report of the loss, whichever reader parses the steps: that it is NaN, and the
+# size of the vocabulary.
 #
 # A reader whose pattern takes digits alone sees no step where the loss is NaN, and a script's log may have no reader.
 
@@ -315,7 +316,7 @@ _LONGEST = 300  # characters of such a line that are kept
 
 
 class LossScan:
-    """Keeps the first line with a loss of NaN, and the size of the vocabulary; of several models the largest."""
+    """Store the first line with a loss of NaN, and the size of the vocabulary; of several models the largest."""
 
     def __init__(self) -> None:
         self.nan = ""

@@ -101,7 +101,7 @@ def judge(plan: RunPlan, observed: Observation, log: LogMonitor) -> Verdict:
         return Verdict(status=Status.SKIPPED, reason="the model was not run (--skip-model-run)")
     expected = _expected_of(plan, log)
     if expected.rule.kind == "steps":
-        return _judge_steps(expected, log, plan, observed)
+        return judge_steps(expected, log, plan, observed)
     if expected.rule.kind == "multiple_results":
         number = number_from_file(expected.rule, observed.results, log)
     else:
@@ -109,14 +109,10 @@ def judge(plan: RunPlan, observed: Observation, log: LogMonitor) -> Verdict:
     return _verdict(CheckInput(expected=expected, log=log, number=number, plan=plan, observed=observed))
 
 
-def judge_steps(expected: Expected, log: LogMonitor) -> Verdict:
-    """Return the verdict of a log by its training steps."""
-    return _judge_steps(expected, log)
-
-
-def _judge_steps(
+def judge_steps(
     expected: Expected, log: LogMonitor, plan: RunPlan | None = None, observed: Observation | None = None
 ) -> Verdict:
+    """Return the verdict of a log by its training steps."""
     window = steady_window(log.steps, expected.rule.headline, expected.warmup_steps, last_step(expected, log))
     number = number_from_steps(expected, log, window)
     compute = count_compute(plan, log.steps, window) if plan is not None and window is not None else None
@@ -130,7 +126,8 @@ def _judge_steps(
 def judge_line(log: LogMonitor) -> Verdict:
     """Return the verdict of a log by its line `performance: <number> <metric>`.
 
-    What else it says makes the number doubtful at most: of several trainings nobody knows which of them it is of.
+    What else the log reports makes the number suspect at most: with several trainings it is
+    unknown to which of them the number belongs.
     """
     number = number_from_line(log)
     run = CheckInput(
@@ -150,7 +147,7 @@ def judge_line(log: LogMonitor) -> Verdict:
 
 def launcher_failure(log: LogMonitor, window: Window | None = None) -> Verdict:
     """Return the verdict of a log whose launcher says that it failed, whatever exit code came out."""
-    words = f"the training's launcher says that it failed{_rule_text(log)}"
+    words = f"the training's launcher reports a failure{_rule_text(log)}"
     return Verdict(status=Status.FAILURE, cause=Cause.EXIT_CODE, reason=words, evidence=log.fatal_line, window=window)
 
 

@@ -132,7 +132,7 @@ def median_in(steps: Steps, quantity: Quantity, window: Window, warmup_steps: in
 
 
 def usable(value: float) -> bool:
-    """Say whether a value can be calculated with."""
+    """Return whether a value can be calculated with."""
     return math.isfinite(value) and abs(value) < _GARBLED
 
 

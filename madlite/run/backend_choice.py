@@ -1,4 +1,4 @@
-"""Whose card it is: the backend that was asked for, the one that the card names, else all who claim it highest."""
+"""Backend selection: the backend that was asked for, the one that the card names, else all who claim it highest."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from madlite.backends.recipe_choice import NEAREST, SHOWN, UnknownRun, unknown_r
 from madlite.errors import PluginError, UsageProblem, likeness
 from madlite.model import Backend, Card, RunSpec
 
-# Whose card it is: the backend that was asked for, the one that the card names, else all who claim it highest.
+# Backend selection: the backend that was asked for, the one that the card names, else all who claim it highest.
 
 # The runs of a card that several backends share, each knowing other modes of it, e.g. pretraining and fine-tuning.
 

@@ -42,7 +42,7 @@ class BuildScreen(Protocol):
         """A build starts, the `position`th of `total`."""
 
     def build_line(self, text: str) -> None:
-        """The build said a line, secrets masked."""
+        """The build printed a line, secrets masked."""
 
     def build_finished(self, job: BuildJob, done: Done) -> None:
         """The build ended."""

@@ -155,7 +155,7 @@ def build_command_text(image: Image, workspace: Path) -> str:
     return shlex.join(word.replace(f"{workspace}/", "") for word in build_command(image))
 
 
-# Names of the images of one command: MAD's, which can be the same for two cards, told apart.
+# Names of the images of one command: MAD's, which can be the same for two cards, distinguished.
 
 
 def make_names_unique(jobs: Iterable[BuildJob], workspace: Path) -> list[BuildJob]:
@@ -176,7 +176,7 @@ def make_names_unique(jobs: Iterable[BuildJob], workspace: Path) -> list[BuildJo
 
 
 def same_content(one: Image, other: Image) -> bool:
-    """Say whether two images are made of the same, wherever they are pushed."""
+    """Return whether two images are made of the same, wherever they are pushed."""
     return replace(one, registry="", login=None) == replace(other, registry="", login=None)
 
 

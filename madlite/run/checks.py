@@ -21,8 +21,6 @@ from madlite.plan.values import asked_origins, asked_values, canonical_key
 from madlite.run.prepared import command, is_found, needed_assets
 from madlite.run.screen import Planned
 
-# What speaks against a batch before anything of it starts: the backends' and the plugins' checks, and gated assets.
-
 _NO_LINT_HINT = "--no-lint starts it all the same"
 
 

@@ -1,7 +1,7 @@
-"""A reader for the log of a card's own script: the framework's whose lines are in it, once one is recognised.
+"""A reader for the log of a card's own script: the framework's whose lines are in it, once it is detected.
 
-Such a run's number is what its script says.  The steps beside it show how far the training is, and whether there is
-something to doubt.
+The result of such a run is what its script prints.  The steps beside it show how far the training is, and whether the
+result is suspect.
 """
 
 from __future__ import annotations
@@ -14,18 +14,13 @@ from madlite.errors import UsageProblem
 from madlite.measure.lines import LineSplitter
 from madlite.model import Backend, Event, Line, Reader
 
-# A reader for the log of a card's own script: the framework's whose lines are in it, once one is recognised.
-#
-# Such a run's number is what its script says.  The steps beside it show how far the training is, and whether there is
-# something to doubt.
-
-_MIN_CONFIDENCE = 0.5  # less is no answer for lines that nobody said are a training's
-_MOST_LINES, _MOST_CHARACTERS = 20_000, 4 << 20  # that may come before a framework's own first line
+_MIN_CONFIDENCE = 0.5  # less is no answer for lines that need not be a training's
+MOST_LINES, HEAD_BYTES = 20_000, 4 << 20  # that may come before a framework's own first line
 _EARLY, _TOGETHER = 500, 4  # lines of which each is asked about at once; after them so many at a time
 
 
 class AutoDetectReader:
-    """Keeps the first lines until a backend knows some of them, and gives its reader all of them then."""
+    """Store the first lines until a backend knows some of them, and gives its reader all of them then."""
 
     def __init__(self, plugins: Plugins, excluded: Iterable[str] = ()) -> None:
         self._plugins = plugins
@@ -56,7 +51,7 @@ class AutoDetectReader:
         self._queried = len(self._buffer)
         backend = self._best_match(texts)
         if backend is None:
-            if self._queried >= _MOST_LINES or self._characters >= _MOST_CHARACTERS:
+            if self._queried >= MOST_LINES or self._characters >= HEAD_BYTES:
                 self._undecided, self._buffer = False, []
             return []
         reader: Reader | None = self._plugins.query(backend, "reader", None, otherwise=None)
@@ -74,10 +69,8 @@ class AutoDetectReader:
         return found[0] if len(found) == 1 else None
 
 
-# Whose log it is: the backends are asked, the surest has it.
+# Detection of the backend that a log belongs to: the one with the highest confidence.
 
-HEAD_BYTES = 4 << 20
-MOST_LINES = 20_000
 _HEADS = (500, MOST_LINES)  # an image's build or a download may come before the framework's own first line
 
 

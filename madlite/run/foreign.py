@@ -77,7 +77,7 @@ class LogReading(Value, frozen=True):
     backend: str
     lines: int
     steps: Steps
-    config: dict[str, str]  # what the log says that the run was given
+    config: dict[str, str]  # the configuration that the log reports
     expected_steps: int | None  # of it, how many steps the training was to have
     verdict: Verdict
     medians: dict[Quantity, float]  # over the window's steps, its own quantity left out
@@ -196,12 +196,12 @@ def _with_end_findings(verdict: Verdict, expected: Expected, log: LogMonitor) ->
     if log.launcher_line:
         return launcher_failure(log)
     if log.fatal_line and not log.ended:
-        return _failed(verdict, "the log has no end mark, and says after its last step why", log.fatal_line)
+        return _failed(verdict, "the log has no end mark, and shows the cause after its last step", log.fatal_line)
     if verdict.window is None:  # the line of a result comes last
         return verdict
     all_there = log.ended or expected.steps is not None
     if (candidate := _late_root(log)) and not all_there:
-        return _failed(verdict, f"the log has no end mark, and says why ({candidate.cause})", candidate.line)
+        return _failed(verdict, f"the log has no end mark, and shows why ({candidate.cause})", candidate.line)
     finding = _end_finding(expected, log)
     return replace(verdict, findings=(*verdict.findings, finding)) if finding else verdict
 
@@ -216,8 +216,8 @@ def _without_backend(name: str, plugins: Plugins, verdict: Verdict, log: LogMoni
         names = ", ".join(sorted(plugins.backends()))
         where = f" in its first {MOST_LINES:,} lines" if log.lines > MOST_LINES else ""
         what = f"nothing that a backend knows{where}, and no line 'performance: <number> <metric>'"
-        raise UsageProblem(f"{name} has {what}", f"--backend NAME says whose log it is: {names}")
-    return _failed(verdict, f"the log has no result, and says why ({candidate.cause})", candidate.line)
+        raise UsageProblem(f"{name} has {what}", f"--backend NAME selects the framework of the log: {names}")
+    return _failed(verdict, f"the log has no result, and shows why ({candidate.cause})", candidate.line)
 
 
 def _diagnose(verdict: Verdict, log: LogMonitor) -> Diagnosis | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -16,7 +17,7 @@ from madlite.plan.manifest_text import manifest_text
 from madlite.results.rows import docker_file
 from madlite.run.build_jobs import build_command_text, same_content, vendor_of
 from madlite.run.one import BUILD_LOG_END
-from madlite.run.planning import BatchInputs, PlanCard, image_of_command, plan_card, plan_each
+from madlite.run.planning import BatchInputs, image_of_command, plan_card, plan_each
 from madlite.run.screen import Planned
 
 _log = logging.getLogger(__name__)
@@ -39,19 +40,19 @@ def plan_manifest(manifest: Manifest, inputs: BatchInputs) -> list[Planned]:
     if not cards:
         names = ", ".join(dict.fromkeys(one.model for one in unknown))
         raise UsageProblem(f"{manifest.file} has no image: no build succeeded", f"madlite build --tags {names}")
-    return plan_each([(request, _planner(images, failed, manifest)) for request, images, failed in cards], inputs)
-
-
-def _planner(images: Sequence[BuiltImage], failed: Sequence[FailedBuild], manifest: Manifest) -> PlanCard:
-    return lambda request, inputs: _plan_found(request, images, failed, manifest, inputs)
+    jobs = [
+        (request, partial(_plan_found, images=images, failed=failed, manifest=manifest))
+        for request, images, failed in cards
+    ]
+    return plan_each(jobs, inputs)
 
 
 def _plan_found(
     request: Request,
+    inputs: BatchInputs,
     images: Sequence[BuiltImage],
     failed: Sequence[FailedBuild],
     manifest: Manifest,
-    inputs: BatchInputs,
 ) -> list[Planned]:
     """Return the plans of one card: of its images and of its failed builds that are for this machine."""
     if image_of_command(inputs):

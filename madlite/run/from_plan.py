@@ -364,6 +364,6 @@ def _card_differences(saved: SavedPlan, current_card: Callable[[str], Any]) -> I
 
 
 def planned_environ(saved: SavedPlan, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return this environment, with what rows are told of the planning one's where this one does not say it."""
+    """Return this environment, with what rows are reported the planning one's where this one does not say it."""
     row_values: dict[str, EnvValue] = {"pipeline": saved.pipeline, "BUILD_NUMBER": saved.build_number}
     return {**{name: str(text) for name, text in row_values.items() if text}, **environ}

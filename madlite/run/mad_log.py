@@ -1,4 +1,4 @@
-"""What a run's live log, and in contract mode the screen, is told of it, in madengine's place and order."""
+"""The lines that madengine prints of a run, in its order, for the live log and in contract mode for the screen."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _shown(value: EnvValue) -> str:
 
 
 class MadLog:
-    """Tells of one run what madengine would: `write` adds a line to its live log, `show` has the screen know it too."""
+    """Write the lines that madengine would print of a run: `write` adds one to its live log, `show` shows it."""
 
     def __init__(
         self,
@@ -67,12 +67,12 @@ class MadLog:
         self._has_scripts = False
 
     def prepared(self) -> None:
-        """Tell which image there is, and of one that was built how long that took and on what it is based."""
+        """Write which image there is, and of one that was built how long that took and on what it is based."""
         if self._plan.image is not None and self._state.image.ref:
             self._write_all(image_lines(self._plan.image, self._state.image))
 
     def opening(self) -> None:
-        """Tell the time limit; the screen, what the container is started with."""
+        """Write the time limit; the screen, what the container is started with."""
         if self._plan.image is not None:
             for line in option_lines(self._plan):
                 self._show(line)
@@ -80,21 +80,21 @@ class MadLog:
             self._write(limit_line(self._plan.timeout_s))
 
     def before(self, action: Action) -> None:
-        """Tell what is there to be told before an action."""
+        """Write what is there to be told before an action."""
         if action.kind in ("data", "run") and not self._has_scripts:
             self._has_scripts = True
             if self._plan.card.scripts:
                 self._write(scripts_line(_commit(self._plan.workspace / self._plan.card.scripts)))
 
     def after(self, action: Action, ended: Exit) -> None:
-        """Tell what an action came to; of one that failed madengine tells nothing."""
+        """Write what an action came to; of one that failed madengine tells nothing."""
         if ended.code == 0 and action.kind == "clone" and self._state.git_commit:
             self._write(clone_line(self._state.git_commit))
         if ended.code == 0 and action.kind == "run":
             self._write_all(duration_lines(self._state.durations_s["run"]))
 
     def judged(self, seen: Observation, verdict: Verdict) -> None:
-        """Tell what came out of a run whose actions came to their end."""
+        """Write what came out of a run whose actions came to their end."""
         if seen.skipped or seen.failed_action or seen.stopped is not Cause.NONE or seen.exit is None or seen.exit.code:
             return
         by_patterns = verdict.cause is Cause.ERROR_PATTERN

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-import msgspec
+from msgspec.structs import replace
 
 from madlite.backends.loader import Plugin, Plugins
 from madlite.errors import MadliteError, PluginError, UsageProblem
@@ -40,8 +40,6 @@ from madlite.run.screen import Planned
 from madlite.run.session_runner import border
 from madlite.runtimes.docker.request import host_access
 
-# Tags → cards → the backend of each → drafts → plans that can start.
-
 
 class BatchInputs(PlanInputs, frozen=True, kw_only=True):
     """What a command plans with: the inputs of every plan, and what makes runs of cards: plugins, runtimes, ids."""
@@ -62,7 +60,8 @@ def plan_runs(requests: Sequence[Request], inputs: BatchInputs) -> list[Planned]
     Raises:
         MadliteError: what was asked for cannot be used; nothing has been touched.
     """
-    wanted = _dockerfile_context(inputs)  # a file that cannot be read concerns every card
+    # here, since a file that cannot be read concerns every card
+    wanted = dockerfile_context(inputs.machine, inputs.context, inputs.options.workspace)
 
     def plan_found(request: Request, inputs: BatchInputs) -> list[Planned]:
         found = FoundDockerfiles() if image_of_command(inputs) else find_dockerfiles(request.card, wanted)
@@ -85,7 +84,7 @@ def plan_each(jobs: Sequence[tuple[Request, PlanCard]], inputs: BatchInputs) -> 
     for request, plan in jobs:
         without_options = partial(plan, *_without_requests(request, inputs))
         try:
-            planned += [msgspec.structs.replace(one, without_options=without_options) for one in plan(request, inputs)]
+            planned += [replace(one, without_options=without_options) for one in plan(request, inputs)]
         except MadliteError as problem:
             if _is_card_problem(problem, without_options):
                 planned.append(_blocked_plan(request, problem, inputs))
@@ -101,15 +100,15 @@ def plan_each(jobs: Sequence[tuple[Request, PlanCard]], inputs: BatchInputs) -> 
 
 def _without_requests(request: Request, inputs: BatchInputs) -> tuple[Request, BatchInputs]:
     """Return a card as if the command asked nothing of it: by what it has then tell its own problems."""
-    nothing = msgspec.structs.replace(inputs.options, sets=(), named=(), backend="", runtime="", image="")
+    nothing = replace(inputs.options, sets=(), named=(), backend="", runtime="", image="")
     return (
-        msgspec.structs.replace(request, overrides=()),
-        msgspec.structs.replace(inputs, options=nothing, context=Context()),
+        replace(request, overrides=()),
+        replace(inputs, options=nothing, context=Context()),
     )
 
 
 def _is_card_problem(problem: MadliteError, without_options: Callable[[], Sequence[Planned]]) -> bool:
-    """Say whether a card has a problem also where nothing is asked of it: then it is not the command's."""
+    """Return whether a card has a problem also where nothing is asked of it: then it is not the command's."""
     try:
         without_options()
     except MadliteError as again:
@@ -128,7 +127,7 @@ def _blocked_plan(request: Request, problem: MadliteError, inputs: BatchInputs) 
         id=run_id,
         card=card,
         backend=inputs.options.backend or card.backend,
-        place=msgspec.structs.replace(place, gpus_per_node=requested if requested >= 0 and gpus else gpus),
+        place=replace(place, gpus_per_node=requested if requested >= 0 and gpus else gpus),
         machine=inputs.machine,
         workspace=inputs.options.workspace,
         inside=WORKSPACE_INSIDE if runtime.traits.containerised else str(inputs.options.workspace),
@@ -176,7 +175,7 @@ def _specs(request: Request, inputs: BatchInputs) -> Iterator[tuple[Owner, RunSp
     owners = find_owners(card, inputs.plugins.backends(), inputs.plugins, options.workspace, options.backend)
     sources = layers(request, inputs.context, options)
     requested = asked_values(sources)
-    wanted = msgspec.structs.replace(request, settings=requested, origins=asked_origins(sources))
+    wanted = replace(request, settings=requested, origins=asked_origins(sources))
     found = expand_shared(
         card.name, owners, requested, lambda backend, plugin: _expand(backend, plugin, wanted, inputs)
     )
@@ -184,7 +183,7 @@ def _specs(request: Request, inputs: BatchInputs) -> Iterator[tuple[Owner, RunSp
     for owner, spec in found:
         foreign_keys = keys - spec.settings.keys()
         note_texts = [f"{key}: for other runs of this card, not this one" for key in requested if key in foreign_keys]
-        yield owner, msgspec.structs.replace(spec, notes=(*spec.notes, *note_texts)), foreign_keys
+        yield owner, replace(spec, notes=(*spec.notes, *note_texts)), foreign_keys
 
 
 def _check_effects(run: RunInputs, plugin: Plugin, inputs: BatchInputs) -> None:
@@ -195,10 +194,10 @@ def _check_effects(run: RunInputs, plugin: Plugin, inputs: BatchInputs) -> None:
         return Rendering(plan=plan, files=render(plan, _search(brings, inputs)))
 
     def plans(asking: CommandInputs) -> list[Rendering]:
-        otherwise = msgspec.structs.replace(inputs, options=asking.options, context=asking.context)
+        otherwise = replace(inputs, options=asking.options, context=asking.context)
         return [
             render_run(
-                msgspec.structs.replace(
+                replace(
                     run,
                     request=asking.request,
                     backend=backend.name,
@@ -228,7 +227,7 @@ def _with_script_note(spec: RunSpec, backend: Backend, card: Card, workspace: Pa
     if not (spec.templates and card.scripts and card.root == workspace):
         return spec
     note = f"its script {card.scripts} is not what runs: backend {backend.name} renders the card from a recipe"
-    return msgspec.structs.replace(spec, notes=(*spec.notes, note))
+    return replace(spec, notes=(*spec.notes, note))
 
 
 def _images(images: Sequence[Dockerfile | Image], spec: RunSpec, card: Card) -> Sequence[Dockerfile | Image | None]:
@@ -309,10 +308,6 @@ def missing_image(card: Card, found: FoundDockerfiles) -> str:
     return f"no Dockerfile {card.dockerfile}.* for card '{card.name}'"
 
 
-def _dockerfile_context(inputs: BatchInputs) -> dict[str, str]:
-    return dockerfile_context(inputs.machine, inputs.context, inputs.options.workspace)
-
-
 def dockerfile_context(machine: Machine, context: Context, workspace: Path) -> dict[str, str]:
     """Return what a Dockerfile's header is compared with; a CPU machine has no vendor to differ from."""
     test = workspace / "ctx_test"
@@ -340,7 +335,7 @@ def _startable(
     if inputs.plugins.uses("madlite_adjust_plan"):
         plan = inputs.plugins.adjust(plan, run.options.asked)
         _available(plan.runtime, inputs)
-        plan = msgspec.structs.replace(plan, traits=inputs.runtimes[plan.runtime].traits)
+        plan = replace(plan, traits=inputs.runtimes[plan.runtime].traits)
     plan = placed(plan, inputs.runtimes[plan.runtime])
     if plan.traits.containerised:
         plan = _with_note(plan, host_access(plan, inputs.options.environ))
@@ -366,12 +361,12 @@ def _with_readable_options(plan: RunPlan, runtime: Runtime) -> RunPlan:
     try:
         runtime.request(plan)
     except UsageProblem:
-        own = msgspec.structs.replace(plan.engine_options, extra=plan.card.additional_docker_run_options)
+        own = replace(plan.engine_options, extra=plan.card.additional_docker_run_options)
         origins = {**plan.origins, "engine_options.extra": f"card '{plan.card.name}'"}
         try:
-            runtime.request(msgspec.structs.replace(plan, engine_options=own, origins=origins))
+            runtime.request(replace(plan, engine_options=own, origins=origins))
         except UsageProblem as problem:
-            return msgspec.structs.replace(plan, blocked=failed(problem))
+            return replace(plan, blocked=failed(problem))
         raise
     return plan
 
@@ -386,11 +381,11 @@ def placed(plan: RunPlan, runtime: Runtime) -> RunPlan:
     reason = f"runtime '{plan.runtime}' cannot run a plan for {nodes} of {where}"
     hint = "--runtime NAME names another one; a runtime's plugin may want more options to place a run"
     blocked = Blocked(status=Status.FAILURE, cause=Cause.PREPARE, reason=reason, hint=hint)
-    return msgspec.structs.replace(plan, blocked=blocked)
+    return replace(plan, blocked=blocked)
 
 
 def _with_note(plan: RunPlan, note: str) -> RunPlan:
-    return msgspec.structs.replace(plan, notes=(*plan.notes, note)) if note else plan
+    return replace(plan, notes=(*plan.notes, note)) if note else plan
 
 
 def _check_mounts(plan: RunPlan) -> None:

@@ -1,4 +1,4 @@
-"""Says what is where a workload runs: repositories, Python distributions, libraries, environment.
+"""Report what is where a workload runs: repositories, Python distributions, libraries, environment.
 
 This file is no part of the engine: its text is run there, by whatever Python is there (3.8 and later), before the
 workload.  It imports the standard library alone, writes nothing but one line, and ends by itself.
@@ -61,7 +61,7 @@ def start(request: dict[str, list[str]], text: str) -> None:
 
 
 def is_python(path: str) -> bool:
-    """Say whether a program is Python by its own name: whatever else is to start the workload may start it at once."""
+    """Return whether a program is Python by its own name: any other launcher may start the workload at once."""
     return re.match(r"(python|pypy)[\d.]*[a-z]?$", Path(path).resolve().name) is not None
 
 

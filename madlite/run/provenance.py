@@ -7,7 +7,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -103,11 +103,12 @@ def probe(session: Session, plan: RunPlan, action: Action) -> ProbedFacts:
         if (chunk.node, chunk.stream) == (0, 1) and len(output) < MOST_BYTES:
             output.extend(chunk.data[: MOST_BYTES - len(output)])
 
-    argv = ("sh", "-c", _START, "madlite-probe", _probe_source(), json.dumps(_probe_request(plan)))
+    source = Path(probe_inside.__file__).read_text(encoding="utf-8")
+    argv = ("sh", "-c", _START, "madlite-probe", source, json.dumps(_probe_request(plan)))
     try:
         ended = session.run(replace(action, kind="prepare", argv=argv, timeout_s=LIMIT_S), collect)
     except RuntimeProblem as problem:  # of a container that is gone the workload will say so itself
-        return ProbedFacts(notes=(f"nothing could be asked where it ran: {problem.message}",))
+        return ProbedFacts(notes=(f"the environment of the run could not be probed: {problem.message}",))
     return read_answer(bytes(output), ended.code)
 
 
@@ -119,7 +120,7 @@ def read_answer(output: bytes, code: int) -> ProbedFacts:
         return msgspec.json.decode(lines[-1], type=ProbedFacts)
     except (IndexError, msgspec.DecodeError, UnicodeDecodeError):
         why = "there is no Python" if code == 127 else f"the probe ended with exit code {code}"
-        return ProbedFacts(notes=(f"nothing is known of what is where it ran: {why}",))
+        return ProbedFacts(notes=(f"the environment of the run is unknown: {why}",))
 
 
 def _probe_request(plan: RunPlan) -> dict[str, object]:
@@ -133,10 +134,6 @@ def _probe_request(plan: RunPlan) -> dict[str, object]:
         "below": [*BELOW, plan.inside] if in_container else [],
         "python": [PYTHON] if plan.templates else [],
     }
-
-
-def _probe_source() -> str:
-    return Path(probe_inside.__file__).read_text(encoding="utf-8")
 
 
 _MOST_LABELS = 64
@@ -164,7 +161,10 @@ def make_provenance(
         inside=inside.inside,
         host=host_facts() if planned.plan.traits.local else {},
         gpu=gpu_facts(planned.plan.machine, planned.plan.place.gpu_ids, facts),
-        environment=_environment(inside.environment or relevant(planned.plan.env)),
+        environment={
+            name: _shown(name, text)
+            for name, text in sorted((inside.environment or relevant(planned.plan.env)).items())
+        },
         notes=inside.notes,
     )
 
@@ -197,10 +197,6 @@ def relevant(env: Mapping[str, EnvValue]) -> dict[str, str]:
     }
 
 
-def _environment(env: Mapping[str, str]) -> dict[str, str]:
-    return {name: _shown(name, text) for name, text in sorted(env.items())}
-
-
 def _shown(name: str, text: str) -> str:
     """Return a value without what is secret in it: all of it under a name that says so, else a URL's user."""
     if is_secret(name, text):
@@ -230,8 +226,6 @@ def _script(planned: Planned) -> tuple[str, str]:
     digests = ((name, digest_of(plan.workspace / name)) for name in (path, f"{path}/run.sh"))
     return next(((name, digest) for name, digest in digests if digest), ("", ""))
 
-
-# What is noted of a run beside its log: what it ran on and with, and what its GPUs did meanwhile.
 
 # What a run's GPUs do while its model runs: sampled by a thread, told as the result's telemetry.
 
@@ -275,7 +269,7 @@ class TelemetryRecorder:
 
     @property
     def foreign_processes(self) -> tuple[str, ...] | None:
-        """Processes on the GPUs that are not the run's; None where nobody can know."""
+        """Processes on the GPUs that are not the run's; None if unknown."""
         sampler = self._sampler
         return sampler.foreign_processes if sampler is not None and sampler.processes_known else None
 
@@ -285,7 +279,7 @@ class TelemetryRecorder:
         return dict(self._sampler.facts) if self._sampler else {}
 
     def telemetry(self, window: Window | None) -> Telemetry | None:
-        """Return what the GPUs did, over the steady window where samples fall into it; None where nobody looked."""
+        """Return what the GPUs did, over the steady window where samples fall into it; None without sampling."""
         sampler = self._sampler
         if sampler is None:
             return None
@@ -321,12 +315,10 @@ class TelemetryRecorder:
 
 
 def _missing_samples(source: str, summary: TelemetrySummary) -> str:
-    return f"{source} tells nothing of {summary.untold}" if summary.untold else ""
+    return f"{source} reports no {summary.untold}" if summary.untold else ""
 
 
-# What is noted of a run beside its log: what it ran on and with, and what its GPUs did meanwhile.
-
-NOT_PROBED = "nothing was asked where it ran: probe is switched off"
+NOT_PROBED = "the environment of the run was not probed: probe is switched off"
 
 
 class Instrumentation:
@@ -342,15 +334,13 @@ class Instrumentation:
         plan = self._one.plan
         self._inside = probe(session, plan, action) if plan.probe else ProbedFacts(notes=(NOT_PROBED,))
 
-    @contextmanager
-    def sampling(self, session: Session, folder: Folder) -> Iterator[None]:
+    def sampling(self, session: Session, folder: Folder) -> AbstractContextManager[None]:
         """Sample the GPUs while the model's own step runs."""
-        with self._telemetry.sampling(session, folder):
-            yield
+        return self._telemetry.sampling(session, folder)
 
     @property
     def foreign_processes(self) -> tuple[str, ...] | None:
-        """Processes on the GPUs that are not the run's; None where nobody can know."""
+        """Processes on the GPUs that are not the run's; None if unknown."""
         return self._telemetry.foreign_processes
 
     def annotate(self, result: Result) -> Result:

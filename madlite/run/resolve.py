@@ -47,7 +47,7 @@ class PrepareOptions(Value, frozen=True):
 
 
 class Requirement(Value, frozen=True):
-    """One thing that runs need; sizes in bytes, None where nobody knows, `missing` what is still to come.
+    """One thing that runs need; sizes in bytes, None if unknown, `missing` what is still to come.
 
     `run` is the first that needs it, `place` where it lies or will lie.  What is not here comes by `fetch`, or is what
     that run's own preparation `makes`; `demand` is the room that it takes.
@@ -123,7 +123,7 @@ class _Resolver:
         self.access = Access(endpoint="", token=token or (None if wanted.offline else stored_token()))
 
     def is_offline(self, run: Planned) -> bool:
-        """Say whether nobody may be asked for what a run needs: a plan's own variables go before the caller's."""
+        """Return whether nobody may be asked for what a run needs: a plan's own variables go before the caller's."""
         return self._wanted.offline or is_offline(settings(run.plan, self._environ))
 
     def images(self, runs: Iterable[Planned]) -> Iterator[Requirement]:
@@ -171,8 +171,9 @@ class _Resolver:
         if not hub and not asset.path:
             return replace(requirement, state="by each run", place="-", note=asset.hint)
         if here is not None and not (self._wanted.refresh and hub and not offline):
-            return replace(requirement, state="here", size=_size_here(here))
-        if asset.source == "made":  # nobody knows how much it will be
+            size = sum(size_of(file) for file in (here, *here.rglob("*")) if file.is_file())
+            return replace(requirement, state="here", size=size)
+        if asset.source == "made":  # its size is unknown
             demand = Demand(folder=self.data, bytes=0, way=_DATA_WAY, writes=True)
             return replace(requirement, state="to make", makes=asset, demand=demand)
         if hub:
@@ -200,12 +201,14 @@ class _Resolver:
         )
 
     def _in_cache(self, requirement: Requirement, asset: Asset, cache: Path, access: Access) -> Requirement:
-        """Return what is told of a repository that another tool fetched, where nobody can be asked what it has."""
+        """Return what is reported a repository that another tool fetched, where nobody can be asked what it has."""
         there = scan_cache(asset, cache)
         if there is None:
             return requirement
         listing = Listing(commit=there.commit, files=there.files)
-        note = "complete as far as its own files tell: another tool fetched it, and nobody noted what the hub has"
+        note = (
+            "complete as far as its own files tell: another tool fetched it, and the hub's file list was not recorded"
+        )
         fetch, place = self._download(asset, listing, cache, access), str(there.folder)
         return replace(requirement, state="here", size=listing.bytes, fetch=fetch, place=place, note=note)
 
@@ -265,7 +268,7 @@ def _merge_pair(one: Asset, other: Asset) -> Asset:
 
 
 def _hidden_cache(run: Planned) -> str:
-    """Return what is told of a container that has a cache of its own."""
+    """Return what is reported a container that has a cache of its own."""
     env = given_env(run.plan)
     own = next((name for name in CACHES if run.plan.traits.containerised and env.get(name)), "")
     return f"its container has a cache of its own ({own}={env[own]}), and does not see this one" if own else ""
@@ -281,7 +284,3 @@ def _source(asset: Asset, access: Access) -> str:
         return "the run's own preparation" if asset.source == "made" else asset.ref
     words = (access.endpoint, f"revision {asset.revision}" if asset.revision else "", "gated" if asset.gated else "")
     return ", ".join(filter(None, words))
-
-
-def _size_here(place: Path) -> int:
-    return size_of(place) if place.is_file() else sum(size_of(file) for file in place.rglob("*") if file.is_file())

@@ -10,8 +10,6 @@ from madlite.measure.monitor import LogMonitor
 from madlite.measure.verdict import Verdict
 from madlite.model import Chunk, Exit, FailureRule, ImageUsed, JobOutcome, Result, RunPlan
 
-# What is noted while one run goes on, and the result it adds up to.
-
 _COMMIT = re.compile(rb"^([0-9a-f]{40})\s*$", re.MULTILINE)
 _SIZE = re.compile(rb"^(\d[\d.,]*[BKMGTPE]?)\t[^\n]*\s*\Z", re.MULTILINE)  # as du -sh says it, last
 _KEPT_BYTES = 64 * 1024  # of the output of an action that is asked for its end
@@ -30,7 +28,7 @@ class RunProgress:
         self.shell = ""  # what opens one in a session that is kept
         self._nodes = nodes
         self._of_node: dict[int, LogMonitor] = {}
-        self.hint = ""  # what an engine or a runtime says is to be done
+        self.hint = ""  # the hint of an engine or a runtime
         self.ended: Exit | None = None  # the action that ran last
         self._rules = tuple(rules)
         self._oom_kills = count_oom_kills()
@@ -58,11 +56,6 @@ class RunProgress:
     def failed_log(self) -> LogMonitor | None:
         """The output of the node that failed first; None of one node, and where it printed nothing."""
         return self.log if self.ended is not None and self.log in self._of_node.values() else None
-
-    @property
-    def best_error_line(self) -> str:
-        """The line that explains best how the action that ran last went."""
-        return self.log.best_error_line
 
     @property
     def oom_kills(self) -> int | None:
@@ -102,7 +95,7 @@ class RunProgress:
             self.durations_s[self._kind] = self.durations_s.get(self._kind, 0.0) + ended.duration_s
         if self._kind == "clone" and (commits := _COMMIT.findall(self._output)):
             self.git_commit = commits[0].decode()
-        if self._kind == "data":  # of several sets the last one is told of
+        if self._kind == "data":  # of several sets the last one is reported
             size = _SIZE.search(self._output)
             self.data_size, self.data_s = (size[1].decode() if size else ""), ended.duration_s
         self._aside.finish()

@@ -125,7 +125,7 @@ class Screen(Protocol):
         """The run's log is there."""
 
     def phase(self, text: str, run_id: str) -> None:
-        """The run says what it does now, e.g. how far a pull is."""
+        """The run reports its current phase, e.g. how far a pull is."""
 
     def stopping(self, text: str, run_id: str) -> None:
         """The run is being ended."""
@@ -134,7 +134,7 @@ class Screen(Protocol):
         """The workload printed something, secrets masked."""
 
     def mad_line(self, text: str, run_id: str) -> None:
-        """Madengine would say this line of the run, secrets masked; whether anybody wants it the screen knows."""
+        """A line that madengine would print of the run, secrets masked; the screen decides whether to show it."""
 
     def step(self, plan: RunPlan, step: Step) -> None:
         """The workload reported a training step."""
@@ -147,7 +147,7 @@ class Screen(Protocol):
 
 
 class RunEvents:
-    """What one run tells while it goes on: to the screen, under its id, and to the file that says how far it is."""
+    """The events of one run while it goes on: to the screen, under its id, and to the file that says how far it is."""
 
     def __init__(self, screen: Screen, plan: RunPlan, progress: ProgressWriter) -> None:
         self._screen, self._plan, self._progress = screen, plan, progress
@@ -157,7 +157,7 @@ class RunEvents:
         self._screen.logs(self._plan)
 
     def phase(self, text: str) -> None:
-        """The run says what it does now."""
+        """The run reports its current phase."""
         self._progress.doing(text)
         self._screen.phase(text, self._plan.id)
 
@@ -176,7 +176,7 @@ class RunEvents:
         self._screen.output(chunk, stream, self._plan.id)
 
     def mad_line(self, text: str) -> None:
-        """Madengine would say this line of the run, secrets masked."""
+        """A line that madengine would print of the run, secrets masked."""
         self._screen.mad_line(text, self._plan.id)
 
     def step(self, step: Step) -> None:

@@ -26,8 +26,6 @@ from madlite.safe_read import read_inside
 from madlite.workspace.folder import HANDLE, RUN_MARK, RunFolder
 from madlite.workspace.mounts import copy_whole
 
-# What happens in one run's session: its actions, one by one, and what is seen of them.
-
 # The `multiple_results` file of a run: found where scripts leave it, and only when this run wrote it.
 
 
@@ -154,7 +152,7 @@ class SessionRunner:
                 return Observation(
                     exit=ended,
                     failed_action="" if action.kind == "run" else action.kind,
-                    failed_line=self.state.best_error_line,
+                    failed_line=self.state.log.best_error_line,
                     failed_node=_node_text(session, ended.failed_node),
                     node_log=self.state.failed_log,
                 )
@@ -190,7 +188,7 @@ class SessionRunner:
     def _collect_files(self, session: Session, folder: RunFolder) -> RuntimeProblem | None:
         """Collect what is read of a run's files from where it ran, unless it is here as soon as it is written.
 
-        Return why that cannot be, as of a node that is gone: what the run itself came to is told all the same.
+        Return why that cannot be, as of a node that is gone: what the run itself came to is reported all the same.
         """
         if self.plan.traits.shares_files:
             return None

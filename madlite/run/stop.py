@@ -231,7 +231,7 @@ class Signals:
 
     @property
     def reason(self) -> StopReason:
-        """The signal in words."""
+        """The signal as a reason to stop."""
         return StopReason(cause=Cause.INTERRUPTED, text=_SIGNAL_TEXTS[signal.Signals(self.received or signal.SIGINT)])
 
     def watch_over(self, work: Callable[[], _T]) -> _T:

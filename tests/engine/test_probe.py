@@ -70,7 +70,7 @@ def test_a_rendered_run_is_asked_by_its_own_python_and_a_card_s_script_by_python
 @pytest.mark.parametrize(
     ("session", "note"),
     [
-        (FakeSession(problem="container gone"), "nothing could be asked where it ran: container gone"),
+        (FakeSession(problem="container gone"), "the environment of the run could not be probed: container gone"),
         (FakeSession(b"sh: python3: not found", code=127), "there is no Python"),
         (FakeSession(b"Traceback", code=1), "the probe ended with exit code 1"),
         (FakeSession(answer(packages={"torch": 2})), "the probe ended with exit code 0"),
@@ -321,7 +321,7 @@ def test_switched_off_nothing_is_asked(tmp_path: Path) -> None:
     senses = Instrumentation(one, Plugins(), Host(), lambda: 0.0)
     senses.probe(session, Action(kind="run", argv=("x",)))
     told = senses.annotate(Result(plan_id="1", status=Status.SUCCESS)).provenance
-    assert session.asked == [] and told.notes == ("nothing was asked where it ran: probe is switched off",)
+    assert session.asked == [] and told.notes == ("the environment of the run was not probed: probe is switched off",)
 
 
 @pytest.mark.host

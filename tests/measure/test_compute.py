@@ -87,7 +87,7 @@ def test_the_other_convention_of_attention_is_found_and_named():
     monitor.feed((LOGS / "torchtitan-0.2.2-llama3_8b-2xH200-bf16-bs1.log").read_bytes())
     (text,) = compute_findings(count(plan(attention="causal"), monitor.steps))
     assert text == (
-        "the framework says 509.7 TFLOP/s/GPU, 12.5 % more than the 453 that its tokens come to: "
+        "the framework reports 509.7 TFLOP/s/GPU, 12.5 % more than the 453 that its tokens come to: "
         "it counts full attention, where causal was expected"
     )
 
@@ -103,7 +103,7 @@ def test_lines_of_two_generations_of_images_follow_their_conventions(told, atten
 def test_a_figure_of_another_model_is_a_finding_with_both_figures():
     found = count(plan(), steps(tokens_per_s_per_gpu=8800.0, tflops_per_gpu=400.0))
     (text,) = compute_findings(found)
-    assert text.startswith("the framework says 400 TFLOP/s/GPU, 21.5 % less than the 509.6 ")
+    assert text.startswith("the framework reports 400 TFLOP/s/GPU, 21.5 % less than the 509.6 ")
     assert "something else than Llama-3.1-8B with sequences of 8192" in text
 
 

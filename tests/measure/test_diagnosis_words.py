@@ -228,7 +228,7 @@ def test_a_warning_of_another_rank_is_not_the_line_that_decides():
     assert why(warning, *trace(4, gone)).rank == 4
     assert why(warning).cause == "network", "where nothing else is said"
     refused = trace(4, "ConnectionRefusedError: [Errno 111] Connection refused")
-    assert "nobody listens" in why(warning, *refused).hint and why(*refused, *trace(1, "KeyError: 1")).rank == 1
+    assert "no process listens" in why(warning, *refused).hint and why(*refused, *trace(1, "KeyError: 1")).rank == 1
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def seen(log: LogMonitor) -> dict[str, object]:
         "steps": [(step.n, step.rank, {key: repr(value) for key, value in step.values.items()}) for step in log.steps],
         "nan": log.nan_loss,
         "fatal": (log.fatal_line, log.launcher_line, log.ended),
-        "rule": (log.rule, log.rule_line),
+        "rule": (log.rule, log.candidate and log.candidate.rule and log.candidate.line),
         "telling": log.best_error_line,
         "patterns": dict(log._patterns.found),
         "order": list(log._patterns.found),

@@ -18,11 +18,11 @@ SIGNALS = [
     ("SIGILL", 4, "Illegal instruction", "crash", NATIVE),
     ("SIGTRAP", 5, "Trace/breakpoint trap", "crash", NATIVE),
     ("SIGKILL", 9, "Killed", "killed", KILLED),
-    ("SIGTERM", 15, "Terminated", "killed", "told it to end"),
-    ("SIGINT", 2, "Interrupt", "killed", "told it to end"),
-    ("SIGHUP", 1, "Hangup", "killed", "told it to end"),
+    ("SIGTERM", 15, "Terminated", "killed", "asked to end by a signal"),
+    ("SIGINT", 2, "Interrupt", "killed", "asked to end by a signal"),
+    ("SIGHUP", 1, "Hangup", "killed", "asked to end by a signal"),
     ("SIGXCPU", 24, "CPU time limit exceeded", "killed", "ulimit -t"),
-    ("SIGUSR1", 10, "User defined signal 1", "killed", "somebody sent it"),
+    ("SIGUSR1", 10, "User defined signal 1", "killed", "it was sent from outside"),
 ]
 PER_SIGNAL = pytest.mark.parametrize(("name", "number", "words", "cause", "hint"), SIGNALS, ids=lambda one: str(one))
 LABELS = ["", "[rank3]: ", "[default3]:", "[1,3]<stderr>:", "2026-03-05T09:10:11Z [rank3]: "]

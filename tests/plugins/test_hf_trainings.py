@@ -99,7 +99,7 @@ def test_of_which_training_a_script_s_own_number_is_only_the_script_knows():
     verdict = of_script(text_of(V4 + "two-killed") + "\nperformance: 5 tokens_per_second\n")
     assert (verdict.status, number(verdict), verdict.suspect) == (Status.SUCCESS, "5", ())
     assert verdict.findings == (
-        "the log has 2 trainings one after another: of which of them the result is only the script knows",
+        "the log has 2 trainings one after another: only the script knows to which of them the result belongs",
     )
 
 

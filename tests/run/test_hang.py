@@ -80,10 +80,10 @@ def test_without_stacks_the_logs_last_line_is_the_evidence_and_why_there_are_non
     seen["spy"] = None
     found, location = look(tmp_path)
     assert location["stacks.txt"] == NO_PY_SPY and found.evidence == "step 9 token ***"
-    assert found.location.startswith("what was seen in ")
+    assert found.location.startswith("what was found in ")
     seen["spy"], seen["dump"] = "spy", Dump(pid=4, rank="0", text="", problem="py-spy: Permission Denied")
     found, location = look(tmp_path / "b")
-    assert "py-spy: Permission Denied" in location["stacks.txt"] and found.location.startswith("what was seen in ")
+    assert "py-spy: Permission Denied" in location["stacks.txt"] and found.location.startswith("what was found in ")
 
 
 def test_a_run_of_which_nothing_is_left_is_said_to_be(seen, tmp_path):

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from madlite.measure.checks import table
 from madlite.measure.checks.table import CheckInput, CheckResult, Observation, check_result
 from madlite.measure.grammar import signal_text
 from madlite.measure.number import has_no_end, last_step, no_step
-from madlite.model import Cause, Exit, RunPlan, Value
+from madlite.model import Cause, Exit, RunPlan
 from madlite.text import whole_number
 
-# The check of a run's configuration: what the trainer's own log says it ran with, against what was planned.
+# The check of a run's configuration: what the trainer's own log reports, against what was planned.
 #
 # EffectiveConfig has numbers as text.  What a log does not say is no difference, and neither is what a plan leaves
 # open.
@@ -41,37 +41,22 @@ _PRECISIONS = {
 }
 
 
-class Difference(Value, frozen=True):
-    """A value that is another one in the trainer's log."""
-
-    key: str
-    planned: str
-    effective: str
-
-    @property
-    def text(self) -> str:
-        """The difference in words."""
-        return f"{self.key} is {self.effective} in the trainer's log, {self.planned} was planned"
-
-
 def config(run: CheckInput) -> CheckResult:
     """Compare all that the log says with the plan."""
-    plan, results = run.plan, run.log.config
+    plan, logged = run.plan, run.log.config
     if plan is None or not run.by_steps:
-        return check_result(
-            table.CONFIG_UNKNOWN, "a card's own script decides" if plan else "no plan says what was to run"
-        )
-    of_row, others = list(_differences(planned_row(plan), results)), list(_differences(planned_others(plan), results))
+        return check_result(table.CONFIG_UNKNOWN, "a card's own script decides" if plan else "there is no plan")
+    of_row, others = _differences(planned_row(plan), logged), _differences(planned_others(plan), logged)
     if of_row:
-        text = "; ".join(one.text for one in of_row)
-        line = run.log.config_lines.get(of_row[0].key, "")
+        text = "; ".join(of_row.values())
+        line = run.log.config_lines.get(next(iter(of_row)), "")
         return check_result(table.CONFIG_DIFFERS, f"{text}: the row would have a configuration that did not run", line)
     if others:
-        return check_result(table.CONFIG_DIFFERS_MINOR, "; ".join(one.text for one in others))
-    same = [key for key in (*planned_row(plan), *planned_others(plan)) if key in results]
+        return check_result(table.CONFIG_DIFFERS_MINOR, "; ".join(others.values()))
+    same = [key for key in (*planned_row(plan), *planned_others(plan)) if key in logged]
     if not same:
-        return check_result(table.CONFIG_UNKNOWN, "the log says nothing of what was planned")
-    return check_result(table.CONFIG_SAME, ", ".join(f"{key} {results[key]}" for key in same))
+        return check_result(table.CONFIG_UNKNOWN, "the log reports none of the planned values")
+    return check_result(table.CONFIG_SAME, ", ".join(f"{key} {logged[key]}" for key in same))
 
 
 def planned_row(plan: RunPlan) -> dict[str, str]:
@@ -106,18 +91,21 @@ def _planned_texts(planned: Mapping[str, object]) -> dict[str, str]:
     return {key: text for key, text in texts.items() if text.strip().casefold() not in _OPEN}
 
 
-def _differences(planned: Mapping[str, str], results: Mapping[str, str]) -> Iterator[Difference]:
+def _differences(planned: Mapping[str, str], logged: Mapping[str, str]) -> dict[str, str]:
+    """Return each key whose value is another one in the trainer's log, with the difference as text."""
+    found = {}
     for key, wanted in planned.items():
-        ours, theirs = normal(key, wanted), normal(key, results.get(key, ""))
+        ours, theirs = normal(key, wanted), normal(key, logged.get(key, ""))
         if ours and theirs and theirs not in _OPEN and ours != theirs:
-            yield Difference(key=key, planned=wanted, effective=results[key])
+            found[key] = f"{key} is {logged[key]} in the trainer's log, {wanted} was planned"
+    return found
 
 
 # Checks of a run's end: its exit code, its last step, what launchers say, the framework's end mark.
 
 
 def exit_code(run: CheckInput) -> CheckResult:
-    """Ask how the model's step ended, and who ended it."""
+    """Check how the model's step ended, and who ended it."""
     observed = run.observed
     if observed is None:
         return check_result(table.NO_EXIT)
@@ -135,7 +123,7 @@ def exit_code(run: CheckInput) -> CheckResult:
 
 
 def end_of_steps(run: CheckInput) -> CheckResult:
-    """Ask whether the last step that was asked for is there."""
+    """Check whether the last step that was asked for is there."""
     log, expected = run.log, run.expected
     last = last_step(expected, log)
     if odd := _without_end(run):
@@ -147,14 +135,14 @@ def end_of_steps(run: CheckInput) -> CheckResult:
     if went_back := _went_back(run):
         return went_back
     if expected.steps is None:
-        return check_result(table.STEPS_UNKNOWN, f"step {last} was the last; nobody says how many there were to be")
+        return check_result(table.STEPS_UNKNOWN, f"step {last} was the last; the number of steps is not reported")
     last_of = f", in the last of {log.trainings} trainings" if log.trainings > 1 else ""
     counted = ", counted from 0" if last < expected.steps else ""
     return check_result(table.LAST_STEP_REACHED, f"step {last} of {expected.steps}{counted}{last_of}")
 
 
 def launcher(run: CheckInput) -> CheckResult:
-    """Ask whether a launcher says that a process failed, whose exit code a pipe or `|| true` has hidden.
+    """Check whether a launcher reports a failed process, whose exit code a pipe or `|| true` has hidden.
 
     Who switches the scan of a script's output off calls its errors harmless.
     """
@@ -163,20 +151,20 @@ def launcher(run: CheckInput) -> CheckResult:
         return check_result(table.LAUNCHER_STOPPED)
     if line := log.launcher_line:
         if run.by_steps or (log.steps and log.scanned):
-            return check_result(table.LAUNCHER_FAILED, "the training's launcher says that it failed", log.fatal_line)
-        return check_result(table.LAUNCHER_WARNING, f"a launcher says that a process failed: {line}")
+            return check_result(table.LAUNCHER_FAILED, "the training's launcher reports a failure", log.fatal_line)
+        return check_result(table.LAUNCHER_WARNING, f"a launcher reports a failed process: {line}")
     if log.steps and log.fatal_line and not log.ended:
         if run.observed and run.by_steps and _prints_mark(run):
-            text = f"the log has no '{run.expected.rule.end_mark}', and says after its last step: {log.fatal_line}"
+            text = f"the log has no '{run.expected.rule.end_mark}', and reports after its last step: {log.fatal_line}"
             return check_result(table.ERROR_WITHOUT_END_MARK, text, log.fatal_line)
         return check_result(
-            table.ERROR_AFTER_LAST_STEP, f"after its last step and without an end mark the log says: {log.fatal_line}"
+            table.ERROR_AFTER_LAST_STEP, f"after its last step and without an end mark the log has: {log.fatal_line}"
         )
     return check_result(table.LAUNCHER_OK)
 
 
 def end_mark(run: CheckInput) -> CheckResult:
-    """Ask for the line with which a framework ends a training; of several nodes another one may print it."""
+    """Check for the line with which a framework ends a training; of several nodes another one may print it."""
     log, rule = run.log, run.expected.rule
     if log.missed_mark:
         return check_result(table.REQUIRED_MARK_MISSING, log.missed_mark, log.best_error_line)
@@ -217,7 +205,7 @@ def _went_back(run: CheckInput) -> CheckResult | None:
 
 
 def _short_of(run: CheckInput, last: int, expected: int) -> CheckResult:
-    """Ask whether the steps after the last line had none because each line covers several."""
+    """Check whether the steps after the last line had none because each line covers several."""
     log = run.log
     text = f"step {last} was the last of {expected} asked for"
     if not run.by_steps:
@@ -236,7 +224,7 @@ def _short_of(run: CheckInput, last: int, expected: int) -> CheckResult:
 
 
 def _prints_mark(run: CheckInput) -> bool:
-    """Say whether a training that came to its end has left the framework's end mark in this log."""
+    """Return whether a training that came to its end has left the framework's end mark in this log."""
     whole = run.plan is None or run.plan.place.whole
     return bool(run.expected.rule.end_mark) and whole
 
@@ -251,7 +239,7 @@ def _no_step(run: CheckInput) -> CheckResult:
 
 
 def exit_text(observed: Observation) -> str:
-    """Return how the workload ended in words, of several nodes with the one that failed first."""
+    """Return how the workload ended as text, of several nodes with the one that failed first."""
     code = observed.exit.code if observed.exit is not None else 0
     return (signal_text(-code) if code < 0 else f"exit code {code}") + _on_node(observed)
 

@@ -22,7 +22,7 @@ from madlite.text import whole_number
 
 
 def metric(run: CheckInput) -> CheckResult:
-    """Ask whether there is a number that can be one."""
+    """Check whether there is a number that can be one."""
     number = run.number
     if run.other_node is not None:
         return check_result(table.NUMBER_ON_OTHER_NODE, f"the result is printed on node {run.other_node}")
@@ -49,7 +49,7 @@ def _unread(run: CheckInput) -> str:
 
 
 def error_pattern(run: CheckInput) -> CheckResult:
-    """Ask whether a script that says its number printed an error, by madengine 2's rule."""
+    """Check whether a script that says its number printed an error, by madengine 2's rule."""
     if run.by_steps or not run.log.scanned or run.number.cause is not Cause.NONE:
         return check_result(table.NOT_SCANNED, _why_not_scanned(run))
     found = ", ".join(map(repr, run.log.matched_patterns))
@@ -61,7 +61,7 @@ def error_pattern(run: CheckInput) -> CheckResult:
 
 
 def artifact(run: CheckInput) -> CheckResult:
-    """Ask whether the results file is this run's: one that lay there before is not read at all."""
+    """Check whether the results file is this run's: one that lay there before is not read at all."""
     rule, observed = run.expected.rule, run.observed
     if rule.kind != "multiple_results" or observed is None:
         return check_result(table.NO_ARTIFACT)
@@ -71,7 +71,7 @@ def artifact(run: CheckInput) -> CheckResult:
 
 
 def compute(run: CheckInput) -> CheckResult:
-    """Ask whether a GPU can do the work that the number comes to, and what the framework says of it."""
+    """Check whether a GPU can do the work that the number comes to, and what the framework says of it."""
     work = run.compute
     if (mfu := _mfu(run)) > 100:
         return check_result(table.MFU_ABOVE, f"the trainer reports an MFU of {mfu:.4g} %, which is above 100 %")
@@ -93,14 +93,14 @@ def _mfu(run: CheckInput) -> float:
 
 def _why_not_scanned(run: CheckInput) -> str:
     if run.by_steps:
-        return "not looked for: the run is judged by its steps"
-    return "not looked for: there is no number" if run.log.scanned else "not looked for: the scan is switched off"
+        return "not scanned: the run is judged by its steps"
+    return "not scanned: there is no number" if run.log.scanned else "not scanned: the scan is switched off"
 
 
 def _why_not_counted(run: CheckInput) -> str:
     plan, variant = run.plan, run.plan.variant if run.plan else None
     if plan is None or not run.by_steps:
-        return "a card's own script says its number itself" if plan else "no plan says which model this is"
+        return "a card's own script prints its own result" if plan else "there is no plan that names the model"
     if run.window is None:
         return "there is no steady window"
     if plan.architecture is None:
@@ -151,17 +151,8 @@ class Clocked(Value, frozen=True):
         return self.seconds * (1 - self.done / self.expected) / self.steps > _LEAST_S
 
 
-class _Interval(Value, frozen=True):
-    steps: int
-    seconds: float
-
-    @property
-    def per_step(self) -> float:
-        return self.seconds / self.steps
-
-
 def compare_with_clock(steps: Steps, window: Window, work: float, interrupted: Sequence[int]) -> Clocked | str:
-    """Return what a window's speed comes to by the clock, or why nobody knows.
+    """Return what a window's speed comes to by the clock, or why it is unknown.
 
     `work` is what a step has on each GPU, in the speed's unit; `interrupted` are steps before whose line something else
     than training was done, in order.
@@ -173,9 +164,9 @@ def compare_with_clock(steps: Steps, window: Window, work: float, interrupted: S
     in_blocks = any(lines > 1 for _, _, lines in blocks)
     if len(found) < (_FEWEST_BLOCKS if in_blocks else _FEWEST):
         return "too few of the steps' times are known that hold nothing else"
-    usual = statistics.median_low(one.per_step for one in found)
-    kept = [one for one in found if one.per_step <= _USUAL * usual]
-    seconds, count = sum(one.seconds for one in kept), sum(one.steps for one in kept)
+    usual = statistics.median_low(seconds / steps for steps, seconds in found)
+    kept = [(steps, seconds) for steps, seconds in found if seconds / steps <= _USUAL * usual]
+    count, seconds = sum(steps for steps, _ in kept), sum(seconds for _, seconds in kept)
     return Clocked(expected=window.median * seconds, done=work * count, steps=count, seconds=seconds)
 
 
@@ -224,14 +215,14 @@ def _blocks(reports: Sequence[tuple[int, float]]) -> list[tuple[int, float, int]
     return blocks
 
 
-def _intervals(blocks: Sequence[tuple[int, float, int]], interrupted: Sequence[int]) -> list[_Interval | None]:
+def _intervals(blocks: Sequence[tuple[int, float, int]], interrupted: Sequence[int]) -> list[tuple[int, float] | None]:
     """Return the steps and seconds between blocks, None where something else was done or the clock went back."""
     held = array("q", interrupted)
-    found: list[_Interval | None] = []
+    found: list[tuple[int, float] | None] = []
     for (before, began_s, _), (last, ended_s, _) in pairwise(blocks):
         dirty = bisect_right(held, before) < bisect_right(held, last)
         good = not dirty and last > before and ended_s > began_s
-        found.append(_Interval(steps=last - before, seconds=ended_s - began_s) if good else None)
+        found.append((last - before, ended_s - began_s) if good else None)
     return found
 
 
@@ -260,7 +251,7 @@ def summary(run: CheckInput) -> CheckResult:
         return check_result(table.SUMMARY_INCONSISTENT, log.training.summary_doubt)
     if log.training.summary_doubt is None:
         return check_result(
-            table.SUMMARY_UNKNOWN, "nobody knows of how many steps it is" if log.summary else "there is none"
+            table.SUMMARY_UNKNOWN, "its number of steps is not reported" if log.summary else "there is none"
         )
     return check_result(table.SUMMARY_CONSISTENT)
 
@@ -269,7 +260,7 @@ def clock(run: CheckInput) -> CheckResult:
     """Compare a speed with the time between the lines of its steps: madlite's clock, or the log's own time stamps."""
     log, window = run.log, run.window
     if window is None:
-        why = "there is no steady window" if run.by_steps else "a card's own script says its number itself"
+        why = "there is no steady window" if run.by_steps else "a card's own script prints its own result"
         return check_result(table.CLOCK_UNKNOWN, why)
     work = work_of_step(window.quantity, run.plan, log.config)
     if work is None:

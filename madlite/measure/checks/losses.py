@@ -13,8 +13,6 @@ from madlite.measure.number import last_step, shown
 from madlite.measure.window import find_slope
 from madlite.model import Quantity
 
-# Checks of what a training computes: its losses, how they move, and the gradient's norm.
-
 _PART = 5  # the first and the last fifth of the steps are compared
 _LEAST = 3  # steps of such a part, and of the start
 _RISE = 1.3  # how far above the first losses the last ones are at least, where they explode
@@ -39,7 +37,7 @@ _ZEROS = 3  # in a row: fewer may be batches whose tokens are all masked
 
 
 def loss(run: CheckInput) -> CheckResult:
-    """Ask whether every loss is finite, and none turned 0."""
+    """Check whether every loss is finite, and none turned 0."""
     log, has_loss = run.log, Quantity.LOSS in run.log.steps.quantities()
     if log.nan_loss:
         row = table.LOSS_NAN if run.by_steps else table.LOSS_NAN_ELSEWHERE
@@ -51,7 +49,7 @@ def loss(run: CheckInput) -> CheckResult:
     if run.by_steps and run.expected.rule.loss_expected and not has_loss and last_step(run.expected, log) is not None:
         return check_result(table.LOSS_MISSING, "no step reports a loss", log.best_error_line)
     if line := _nan_of_other_lines(run):
-        return check_result(table.LOSS_NAN_ELSEWHERE, f"a line tells of a loss that is not finite: {line}", line)
+        return check_result(table.LOSS_NAN_ELSEWHERE, f"a line reports a loss that is not finite: {line}", line)
     if zero := _zero(_losses(run)):
         return check_result(table.LOSS_ZERO, zero)
     if has_loss:
@@ -60,7 +58,7 @@ def loss(run: CheckInput) -> CheckResult:
 
 
 def loss_trend(run: CheckInput) -> CheckResult:
-    """Ask whether the loss explodes, or ends above where it began.
+    """Check whether the loss explodes, or ends above where it began.
 
     Compared are medians: of the last fifth of the steps, of the first three, of the first fifth.  How much a loss
     scatters is how far the last ones are apart, and the usual change from one step to the next: a diffusion's is as
@@ -185,7 +183,7 @@ def _scatter(late: Sequence[float], last: Sequence[float], level: float) -> floa
 
 
 def _is_far(losses: Sequence[float], level: float) -> bool:
-    """Say whether a level is further above the first loss than losses of this scatter are from one another.
+    """Return whether a level is further above the first loss than losses of this scatter are from one another.
 
     Without a leap from it the first one may be low by chance.
     """
@@ -204,7 +202,7 @@ def _above_chance(losses: Sequence[float], vocabulary: int) -> str:
 
 
 def _is_summed(losses: Sequence[float], level: float, bound: float) -> bool:
-    """Say whether losses begin above what a token's can be, and so are no mean of tokens', rather than exploded.
+    """Return whether losses begin above what a token's can be, and so are no mean of tokens', rather than exploded.
 
     They begin far above or fall from there; and they never rise far above the first one, but for a step or two.
     """

@@ -7,12 +7,9 @@ from collections.abc import Mapping
 
 from madlite.measure.checks import table
 from madlite.measure.checks.table import CheckInput, CheckResult, check_result
-from madlite.measure.failure_scan import FailureCandidate
 from madlite.measure.window import usable
 from madlite.model import Cause, RunPlan
 from madlite.text import whole_number
-
-# Checks of where a run was: the ranks that report, memory that ran short, foreign processes on its GPUs.
 
 _ALIKE = 0.8  # of the quickest rank's speed is the slowest's at least: both wait for each other in every step
 _EVEN = 0.9  # of the steps of the rank that reports most: a line may be lost
@@ -20,7 +17,7 @@ _FILTERS = ("log_rank", "ranks_filter")  # in names of settings, variables and o
 
 
 def ranks(run: CheckInput) -> CheckResult:
-    """Ask whether all ranks that print do, each of them to the end.
+    """Check whether all ranks that print do, each of them to the end.
 
     Frameworks print on one rank of a node, on those that a setting lists, or on all; a node's log says nothing of
     others.
@@ -34,7 +31,7 @@ def ranks(run: CheckInput) -> CheckResult:
         return check_result(table.RANKS_UNKNOWN, "a card's own script may train more than once")
     if run.log.is_mixed:
         return check_result(
-            table.RANKS_MIXED, "steps come again with other numbers: several ranks print, and no label tells them apart"
+            table.RANKS_MIXED, "steps come again with other numbers: several ranks print without a label"
         )
     if not counts:
         return check_result(table.RANKS_UNKNOWN, "no line names its rank" if run.log.steps else "no step was read")
@@ -97,7 +94,7 @@ def _uneven(counts: dict[int, int]) -> CheckResult:
 
 
 def memory(run: CheckInput) -> CheckResult:
-    """Ask whether memory ran short: the caching allocator then frees what it kept and asks again, which takes time."""
+    """Check whether memory ran short: the caching allocator then frees its cache and retries, which takes time."""
     training = run.log.memory
     if training.out:
         return check_result(table.MEMORY_OUT, f"GPU memory ran out, and the run went on: {training.out}")
@@ -109,7 +106,7 @@ def memory(run: CheckInput) -> CheckResult:
 
 
 def foreign_processes(run: CheckInput) -> CheckResult:
-    """Ask who else used the GPUs."""
+    """Check which other processes used the GPUs."""
     found = run.observed.foreign_processes if run.observed else None
     if found is None:
         return check_result(table.FOREIGN_UNKNOWN, _why_foreign_unknown(run))
@@ -123,22 +120,20 @@ def foreign_processes(run: CheckInput) -> CheckResult:
 def for_failed_run(results: CheckResult, run: CheckInput) -> CheckResult:
     """Return a check's result for a run that failed: memory that ran out may be what ended it."""
     candidate = run.log.candidate
-    if results.row is not table.MEMORY_OUT or candidate is None or not _of_memory(candidate, run.log.memory.out):
+    if results.row is not table.MEMORY_OUT or candidate is None:
+        return results
+    if candidate.cause != Cause.GPU_MEMORY.value and not (candidate.line and candidate.line in run.log.memory.out):
         return results
     return check_result(table.MEMORY_ENDED, f"GPU memory ran out: {run.log.memory.out}", candidate.line)
 
 
-def _of_memory(candidate: FailureCandidate, mark: str) -> bool:
-    return candidate.cause == Cause.GPU_MEMORY.value or (bool(candidate.line) and candidate.line in mark)
-
-
 def _why_foreign_unknown(run: CheckInput) -> str:
     if run.plan is None:
-        return "nobody looked: madlite did not make this log"
+        return "not sampled: madlite did not make this log"
     if not run.plan.place.gpus_per_node:
         return "the run has no GPU"
     off = not run.plan.telemetry_s
-    return "the GPUs were not asked: their sampling is off" if off else "the GPUs did not say who uses them"
+    return "not sampled: GPU sampling is off" if off else "the GPUs do not report their processes"
 
 
 def _all_or_one(run: CheckInput, least: int) -> int:
@@ -155,13 +150,13 @@ def _all_or_one(run: CheckInput, least: int) -> int:
 
 
 def _chosen(plan: RunPlan) -> bool:
-    """Say whether something chooses the ranks that print, beside the setting that a backend names."""
+    """Return whether something chooses the ranks that print, beside the setting that a backend names."""
     names = (*(name for name, value in plan.settings.items() if value not in ("", None)), *plan.env, plan.run_args)
     return any(mark in name.casefold().replace("-", "_") for name in names for mark in _FILTERS)
 
 
 def _stages(plan: RunPlan, config: Mapping[str, str]) -> bool:
-    """Say whether there are several pipeline stages."""
+    """Return whether there are several pipeline stages."""
     return any((whole_number(text) or 1) > 1 for text in (str(plan.settings.get("pp")), config.get("pp", "")))
 
 

@@ -26,7 +26,7 @@ class CheckRow(Value, frozen=True):
 
     @property
     def outcome(self) -> str:
-        """What follows for the run, in words."""
+        """The consequence for the run."""
         if self.status == "fail":
             return f"FAILURE ({', '.join(cause.value for cause in self.causes)})"
         return {"pass": "the number stands", "warn": "SUCCESS, suspect"}.get(self.status, "nothing")
@@ -87,7 +87,9 @@ STEPS_ON_OTHER_NODE = CheckRow(
     "last_step", "unknown", "of several nodes another one alone prints the steps, and this one has none"
 )
 CUT_SHORT = CheckRow("last_step", "fail", "the log ends before the last step that was asked for", (Cause.INCOMPLETE,))
-CUT_SHORT_SCRIPT = CheckRow("last_step", "warn", "the log of a card's own script ends before the steps that it says")
+CUT_SHORT_SCRIPT = CheckRow(
+    "last_step", "warn", "the log of a card's own script ends before the number of steps it reports"
+)
 END_UNCERTAIN = CheckRow(
     "last_step", "warn", "the last line of several steps each is there, and no end mark is to be expected"
 )
@@ -96,7 +98,7 @@ LAST_WITHOUT_END = CheckRow("last_step", "fail", "the last of several trainings 
 LAST_WITHOUT_STEP = CheckRow("last_step", "fail", "the last of several trainings has no step", (Cause.INCOMPLETE,))
 LAST_WITHOUT_END_ODD = CheckRow("last_step", "warn", "the same in a log that madlite did not make")
 STEPS_UNKNOWN = CheckRow(
-    "last_step", "unknown", "nobody says how many steps there were to be, or a script's steps are not known"
+    "last_step", "unknown", "the number of steps is not reported, or the steps of a script are unknown"
 )
 
 NO_PATTERN = CheckRow("error_pattern", "pass", "a card's own script printed none of MAD's error patterns")
@@ -106,15 +108,13 @@ PATTERN = CheckRow(
     "a card's own script printed an error pattern beside its number, which stays in the row",
     (Cause.ERROR_PATTERN,),
 )
-NOT_SCANNED = CheckRow(
-    "error_pattern", "unknown", "not looked for: a rendered run, the scan switched off, or no number"
-)
+NOT_SCANNED = CheckRow("error_pattern", "unknown", "not scanned: a rendered run, the scan switched off, or no number")
 
-LAUNCHER_OK = CheckRow("launcher", "pass", "after the last step no launcher says that a process failed")
+LAUNCHER_OK = CheckRow("launcher", "pass", "after the last step no launcher reports a failed process")
 LAUNCHER_FAILED = CheckRow(
     "launcher",
     "fail",
-    "after the last step a launcher says that a process failed, behind exit code 0",
+    "after the last step a launcher reports a failed process, despite exit code 0",
     (Cause.EXIT_CODE,),
 )
 ERROR_WITHOUT_END_MARK = CheckRow(
@@ -123,7 +123,9 @@ ERROR_WITHOUT_END_MARK = CheckRow(
     "after the last step a line looks like a failure, and the end mark that the framework always prints is missing",
     (Cause.EXIT_CODE,),
 )
-LAUNCHER_STOPPED = CheckRow("launcher", "unknown", "madlite ended the run: what its processes then say comes of that")
+LAUNCHER_STOPPED = CheckRow(
+    "launcher", "unknown", "madlite ended the run: later messages of its processes follow from that"
+)
 LAUNCHER_WARNING = CheckRow("launcher", "warn", "the same in the log of a card's own script whose errors are allowed")
 ERROR_AFTER_LAST_STEP = CheckRow(
     "launcher", "warn", "the same where no end mark is to be expected, or of a log that madlite did not make"
@@ -131,9 +133,9 @@ ERROR_AFTER_LAST_STEP = CheckRow(
 
 END_MARK_FOUND = CheckRow("end_mark", "pass", "the framework's end mark comes after the last step")
 REQUIRED_MARK_MISSING = CheckRow(
-    "end_mark", "fail", "the mark that was said to decide is not there", (Cause.INCOMPLETE,)
+    "end_mark", "fail", "the end mark that decides the result is missing", (Cause.INCOMPLETE,)
 )
-END_MARK_MISSING = CheckRow("end_mark", "warn", "the framework prints one always, and it is not there")
+END_MARK_MISSING = CheckRow("end_mark", "warn", "the framework always prints one, and it is missing")
 NO_END_MARK = CheckRow("end_mark", "unknown", "the framework prints none, another node does, or there is no step")
 
 NUMBER = CheckRow("metric", "pass", "there is a number, finite and of the right sign")
@@ -156,18 +158,18 @@ SUMMARY_COMPUTED = CheckRow("summary", "pass", "it is of other steps, and comput
 SUMMARY_INCONSISTENT = CheckRow(
     "summary", "warn", "it is of other steps than were read, or a figure of it is no number"
 )
-SUMMARY_UNKNOWN = CheckRow("summary", "unknown", "there is none, or nobody knows of how many steps it is")
+SUMMARY_UNKNOWN = CheckRow("summary", "unknown", "there is none, or its number of steps is not reported")
 
-CONFIG_SAME = CheckRow("config", "pass", "all that the trainer's log says of its configuration is as planned")
+CONFIG_SAME = CheckRow("config", "pass", "the configuration that the trainer's log reports is as planned")
 CONFIG_DIFFERS = CheckRow(
     "config",
     "fail",
-    "the log says another sequence length, batch, world size or precision than the row would",
+    "the log reports another sequence length, batch, world size or precision than the row",
     (Cause.CONFIG,),
 )
-CONFIG_DIFFERS_MINOR = CheckRow("config", "warn", "the log says other steps, model or parallel degrees than planned")
+CONFIG_DIFFERS_MINOR = CheckRow("config", "warn", "the log reports other steps, model or parallel degrees than planned")
 CONFIG_UNKNOWN = CheckRow(
-    "config", "unknown", "the log says nothing of it, there is no plan, or a card's own script decides"
+    "config", "unknown", "the log does not report it, there is no plan, or a card's own script decides"
 )
 
 ALL_RANKS = CheckRow("ranks", "pass", "the ranks that print are there, each with as many steps")
@@ -175,7 +177,7 @@ RANKS_MISSING = CheckRow("ranks", "warn", "fewer ranks report steps than were to
 RANKS_UNEVEN = CheckRow("ranks", "warn", "a rank stops before the last step that others reach, or reports fewer steps")
 RANKS_ON_CPU = CheckRow("ranks", "warn", "the card asks for several GPUs, and ran on a machine without one")
 RANK_SPEEDS_DIFFER = CheckRow("ranks", "warn", "ranks of one training report speeds that are more than a fifth apart")
-RANKS_MIXED = CheckRow("ranks", "warn", "most steps are reported again with other numbers, and no label says by whom")
+RANKS_MIXED = CheckRow("ranks", "warn", "most steps are reported again with other numbers, and no label names the rank")
 RANKS_UNKNOWN = CheckRow("ranks", "unknown", "no line names its rank, or a card's own script may train more than once")
 
 LOSS_FALLS = CheckRow("loss_trend", "pass", "the loss does not explode, nor ends above where it began")
@@ -191,14 +193,16 @@ GRADIENT_RISES = CheckRow(
 )
 LOSS_SHORT = CheckRow("loss_trend", "unknown", "too few losses, or a loss that is not above 0")
 
-MEMORY_OK = CheckRow("memory", "pass", "no line tells of memory that ran out or was asked for twice")
-MEMORY_OUT = CheckRow("memory", "warn", "a line says that GPU memory ran out, though the run went on")
+MEMORY_OK = CheckRow("memory", "pass", "no line reports memory that ran out or an allocation that was retried")
+MEMORY_OUT = CheckRow("memory", "warn", "a line reports that GPU memory ran out, though the run continued")
 MEMORY_ENDED = CheckRow("memory", "fail", "GPU memory ran out, which ended a run that failed", (Cause.EXIT_CODE,))
 MEMORY_RETRIED = CheckRow("memory", "warn", "the allocator had to free its cache and try again, which costs time")
 
 NO_FOREIGN_PROCESSES = CheckRow("foreign_processes", "pass", "no other process used the GPUs")
 FOREIGN_PROCESSES = CheckRow("foreign_processes", "warn", "a process that is not the run's used its GPUs")
-FOREIGN_UNKNOWN = CheckRow("foreign_processes", "unknown", "no GPU, or it was not asked, or did not answer")
+FOREIGN_UNKNOWN = CheckRow(
+    "foreign_processes", "unknown", "no GPU, sampling is off, or the GPUs do not report their processes"
+)
 
 COMPUTE_PLAUSIBLE = CheckRow(
     "compute", "pass", "the work per second is possible; where the framework counts it too, within 2 %"
@@ -206,7 +210,7 @@ COMPUTE_PLAUSIBLE = CheckRow(
 ABOVE_PEAK = CheckRow("compute", "warn", "the work per second is above the GPU's peak")
 MFU_ABOVE = CheckRow("compute", "warn", "the trainer itself reports an MFU above 100 %")
 COMPUTE_DIFFERS = CheckRow(
-    "compute", "unknown", "the framework's figure is more than 2 % apart, which is told as a finding"
+    "compute", "unknown", "the framework's figure is more than 2 % apart, which is reported as a finding"
 )
 COMPUTE_UNKNOWN = CheckRow(
     "compute", "unknown", "the model's shape, or its tokens, are not known, or there is no window"
@@ -238,7 +242,7 @@ TABLE: tuple[CheckRow, ...] = (
 )
 
 
-# What is known of a run when it is judged.
+# The input of the checks.
 
 _DIGITS = 5  # more make no number of a node
 
@@ -252,17 +256,17 @@ class Observation(Value, frozen=True):
     stopped_line: str = ""  # what shows why, e.g. where the ranks of a hung run are
     failed_action: str = ""  # the kind of an action before the run that failed
     failed_line: str = ""  # what that action said
-    failed_node: str = ""  # of several, in words, the one that failed first
+    failed_node: str = ""  # of several, as text, the one that failed first
     node_log: LogMonitor | None = None  # and its own output
     results: FileResults | None = None
     skipped: bool = False  # the model's step was left out on request
     foreign_processes: tuple[str, ...] | None = (
-        None  # processes on the run's GPUs that are not its own; None: nobody looked
+        None  # processes on the run's GPUs that are not its own; None: not sampled
     )
 
 
 class Expected(Value, frozen=True):
-    """What a training was to do, and how its number is taken; `steps` None where nobody knows how many."""
+    """What a training was to do, and how its number is taken; `steps` None if their number is unknown."""
 
     rule: ResultRule
     warmup_steps: int = Variant(model="").warmup_steps
@@ -318,7 +322,7 @@ class CheckInput(Value, frozen=True):
 
 
 def node_of(plan: RunPlan) -> int | None:
-    """Return which node of several a plan is for; None of one that is for all of its nodes, and where nobody says."""
+    """Return the node of several that a plan is for; None of a plan for all of its nodes, or if it is not reported."""
     number = str(plan.settings.get("node_rank") or plan.env.get("NODE_RANK", ""))
     if plan.place.whole or not number.isdecimal() or len(number) > _DIGITS:
         return None

@@ -154,7 +154,7 @@ def probe_nodes(
 
 
 def _merge_nodes(facts: Sequence[NodeFacts]) -> NodeFacts:
-    """Return what the nodes showed as one; what is told of a node begins with its number where there are several."""
+    """Return what the nodes showed as one; what is reported a node begins with its number where there are several."""
     if len(facts) == 1:
         return facts[0]
     return NodeFacts(
@@ -187,7 +187,7 @@ class _NodeProbe:
         except RuntimeProblem as problem:
             self.facts = NodeFacts(notes=(problem.message,))
         except Exception as error:  # noqa: BLE001 - the border to a plugin's runtime
-            self.facts = NodeFacts(notes=(f"its runtime cannot look into it: {type(error).__name__}: {error}",))
+            self.facts = NodeFacts(notes=(f"its runtime cannot probe it: {type(error).__name__}: {error}",))
         else:
             dumps = tuple(_dumps(outputs.get("stacks", ""), self._node))
             self.facts = NodeFacts(processes=outputs.get("processes", ""), dumps=dumps, gpus=outputs.get("gpus", ""))
@@ -301,7 +301,7 @@ class HangProbe:
         return tuple(map(self._mask, (*inside.notes, *notes_of(processes))))
 
     def _locate(self, dumps: Iterable[Dump]) -> str:
-        what = "stacks" if any(map(_has_frames, dumps)) else "what was seen"
+        what = "stacks" if any(map(_has_frames, dumps)) else "what was found"
         return f"{what} in {self._location}/" if self._written else ""
 
     def _left_s(self) -> float:

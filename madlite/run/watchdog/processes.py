@@ -390,7 +390,7 @@ def _call_chain(frames: Iterable[Frame]) -> str:
 
 
 def _launches(command: str) -> bool:
-    """Say whether a command is a launcher of ranks, by its program, or by the script or module that Python runs."""
+    """Return whether a command is a launcher of ranks, by its program, or by the script or module that Python runs."""
     program, *more = command.split() or [""]
     first = next((word for word in more if not word.startswith("-")), "")
     names = {PurePath(program).name, PurePath(first).name}

@@ -1,4 +1,4 @@
-"""When a run is silent for too long: the limits of its phases, and what is told of a silence before one is reached.
+"""When a run is silent for too long: the limits of its phases, and what is reported a silence before one is reached.
 
 The thread that reads the log notes what comes, the watch's thread looks.  docs/watchdog.md has the rules.
 """
@@ -77,7 +77,7 @@ class StepRate:
         return [(self._open[0] - self._before[0], self._open[1] - self._before[1])]
 
 
-# Silences and stalls in words.
+# Silences and stalls as text.
 
 SHOWN = 3  # stalls that are named, the longest
 
@@ -126,14 +126,10 @@ def _stall_text(stall: Stall) -> str:
     return f"stalled for {seconds(stall.for_s)} before step {stall.before}{took}"
 
 
-# When a run is silent for too long: the limits of its phases, and what is told of a silence before one is reached.
-#
-# The thread that reads the log notes what comes, the watch's thread looks.  docs/watchdog.md has the rules.
-
 STEPS = 20  # median steps that a silence may last, where that is longer than the limit
 REPORTS = 3  # median times between two reports that it may last, where a line covers many steps
 FIRST_STEPS = 3  # times that the first step took to come, while nobody knows how long a step takes
-SLOW_S, SLOW_TIMES = 10.0, 3.0  # a step that takes longer than both, in seconds and in usual gaps, is told of
+SLOW_S, SLOW_TIMES = 10.0, 3.0  # a step that takes longer than both, in seconds and in usual gaps, is reported
 SLOW_OUTPUT_S = 60.0  # the same of output, where a phase has no steps
 STEP_OPTION, START_OPTION = "--silence-limit", "--start-silence-limit"
 _FEWEST = 2  # gaps between reports before a step can be called slow
@@ -254,7 +250,7 @@ class ProgressMonitor:
             self._discount(for_s)
 
     def description(self) -> str:
-        """Return the silence in words, "" where it is none worth a word."""
+        """Return the silence as text, "" where it is none worth a word."""
         with self._lock:
             silence_s = self._now() - self._last_sign_s
             return self._note_silence(silence_s).text if self._following and self._is_slow(silence_s) else ""
@@ -311,7 +307,7 @@ class ProgressMonitor:
         return slow_s is not None and silence_s > slow_s
 
     def _slow_s(self) -> float | None:
-        """Return how long a silence may last without a word; None where nothing is told of any."""
+        """Return how long a silence may last without a word; None where nothing is reported any."""
         if self._phase:
             return SLOW_OUTPUT_S if self._start_s else None
         usual_s = self._rate.report_s

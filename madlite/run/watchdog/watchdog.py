@@ -145,7 +145,7 @@ class _RunningProbe:
             self.report = probe_hang(self.cancelled)
         except Exception as error:  # noqa: BLE001 - without evidence the run is stopped all the same
             _LOG.debug("probe_of_hang", exc_info=True)
-            _LOG.warning("what the run hangs in could not be looked at: %r", error)
+            _LOG.warning("the hanging run could not be inspected: %r", error)
 
 
 def hang_text(silence: SilenceNote, report: HangReport) -> str:

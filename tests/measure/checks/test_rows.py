@@ -581,7 +581,7 @@ def test_memory_that_ran_out_and_ended_the_run_is_not_said_to_have_gone_on():
 def test_an_exception_behind_a_pipe_fails_a_run_that_did_not_come_to_its_end():
     failed = run(lambda text: without("Training completed")(text) + RAISED)
     assert (failed.status, failed.cause, failed.metrics) == (Status.FAILURE, Cause.EXIT_CODE, ())
-    assert failed.reason == "the log has no 'Training completed', and says after its last step: RuntimeError: x"
+    assert failed.reason == "the log has no 'Training completed', and reports after its last step: RuntimeError: x"
     assert failed.evidence == "RuntimeError: x"
     assert run(lambda text: text + RAISED).status is Status.SUCCESS  # with its end mark
 
@@ -597,8 +597,8 @@ def test_what_is_not_known_is_told_with_its_reason():
         "exit_code": "exit code 0",
         "loss": "no step was read",
         "last_step": "no step was read in what the card's own script printed",
-        "error_pattern": "not looked for: the scan is switched off",
-        "launcher": "after the last step no launcher says that a process failed",
+        "error_pattern": "not scanned: the scan is switched off",
+        "launcher": "after the last step no launcher reports a failed process",
         "end_mark": "a card's own script has none",
         "artifact": "the result is in no file",
         "metric": "5 tok/s",
@@ -606,21 +606,21 @@ def test_what_is_not_known_is_told_with_its_reason():
         "config": "a card's own script decides",
         "ranks": "a card's own script may train more than once",
         "loss_trend": "no step has a loss",
-        "memory": "no line tells of memory that ran out or was asked for twice",
+        "memory": "no line reports memory that ran out or an allocation that was retried",
         "foreign_processes": "the run has no GPU",
-        "compute": "a card's own script says its number itself",
-        "clock": "a card's own script says its number itself",
+        "compute": "a card's own script prints its own result",
+        "clock": "a card's own script prints its own result",
     }
     unnamed = texts(run(lambda text: re.sub(r"(?m)^\[rank1\].*\n|^\[rank0\]:", "", text)))
     assert (unnamed["ranks"], unnamed["compute"]) == ("no line names its rank", "the model's shape is not known")
-    assert unnamed["foreign_processes"] == "the GPUs did not say who uses them"
+    assert unnamed["foreign_processes"] == "the GPUs do not report their processes"
     shaped = replace(titan(seq_len=None), architecture=known_architectures()["Llama-3.1-8B"])
     assert texts(run(plan=shaped))["compute"] == "its sequence length is not known"
     timed = replace(titan().result_rule, headline=Quantity.LOSS, headline_metric="loss")
     untold = run(without_speed, replace(titan(), architecture=shaped.architecture, result_rule=timed))
     assert texts(untold)["compute"] == "its tokens per second are not known"
     unasked = texts(run(plan=replace(titan(), telemetry_s=0.0)))
-    assert unasked["foreign_processes"] == "the GPUs were not asked: their sampling is off"
+    assert unasked["foreign_processes"] == "not sampled: GPU sampling is off"
 
 
 @pytest.mark.parametrize(
