@@ -128,7 +128,7 @@ def trains_adapters(variant: Variant) -> bool:
 def _tokens(plan: RunPlan, variant: Variant, steps: Steps, window: Window) -> float | None:
     """Return the window's tokens per second and GPU: as they are reported, else of its samples or of its step time.
 
-    A step's time tells of its tokens in a pretraining alone, all of whose sequences are full.
+    A step's time gives its tokens in a pretraining alone, all of whose sequences are full.
     """
     for quantity in _SPEEDS:
         of_window = window.quantity == quantity

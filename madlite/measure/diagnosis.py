@@ -34,7 +34,7 @@ _EXITED = re.compile(
 )
 _GIB = 1 << 30
 
-# the log is asked for what lies behind these; the others say it themselves
+# the log is searched for the cause behind these; the others are conclusive themselves
 _OPEN = {Cause.EXIT_CODE, Cause.PREPARE, Cause.INCOMPLETE, Cause.ERROR_PATTERN, Cause.NO_METRIC, Cause.BUILD}
 _ENDED_BY_US = {Cause.TIMEOUT, Cause.HANG}
 # what follows from our own signals
@@ -64,7 +64,7 @@ class DiskSpace(Value, frozen=True):
 
 
 class DiagnosisInput(Value, frozen=True):
-    """What is known beside the log; all of it blank for the log of somebody else's training.
+    """The facts beside the log; all of it blank for a log that madlite did not make.
 
     `oom_kills` is how many processes the kernel ended for want of memory during the run, None if unknown.
     """
@@ -73,7 +73,7 @@ class DiagnosisInput(Value, frozen=True):
     exit_code: int | None = None
     oom_kills: int | None = None
     disk: DiskSpace | None = None
-    outcome: JobOutcome | None = None  # of the session, as its engine tells it
+    outcome: JobOutcome | None = None  # of the session, as its engine reports it
 
 
 def diagnose(
@@ -122,8 +122,8 @@ def _evident(evidence: str, log: LogMonitor | None) -> tuple[str, int | None]:
 
 
 def _underlying_candidate(cause: Cause, log: LogMonitor, facts: DiagnosisInput) -> FailureCandidate | None:
-    """Return the clue that says more than the cause which the run was judged by."""
-    if cause in _ENDED_BY_US:  # a rank that failed leaves the others waiting until somebody ends them
+    """Return the candidate that is more specific than the cause which the run was judged by."""
+    if cause in _ENDED_BY_US:  # a rank that failed leaves the others waiting until they are ended
         late = log.late_candidate
         return late if late is not None and _ended_a_rank(late) else None
     if cause not in _OPEN:
@@ -148,7 +148,7 @@ def _exit_candidate(cause: Cause, evidence: str, log: LogMonitor, facts: Diagnos
 
 
 def _ended_a_rank(candidate: FailureCandidate) -> bool:
-    """Return whether a clue is why a rank had failed before the run was ended, and no trace of how it was ended."""
+    """Return whether a candidate explains why a rank failed before the run was ended, and is no trace of that end."""
     if candidate.tier == ROOT:
         return True
     raised = candidate.tier == ERROR and candidate.uncaught and not candidate.of_import and not candidate.handled
@@ -173,7 +173,7 @@ def _diagnose_ended_run(cause: Cause, evidence: str, log: LogMonitor, facts: Dia
 
 
 def _named(candidate: FailureCandidate, facts: DiagnosisInput) -> tuple[str, str]:
-    """Return a clue's cause code and what to say about it before all else."""
+    """Return a candidate's cause code and the first hint about it."""
     if candidate.signal == SIGKILL or (candidate.cause == Cause.KILLED.value and _KILL.search(candidate.line)):
         return _killed(facts)
     if candidate.signal:
@@ -202,7 +202,7 @@ def _killed(facts: DiagnosisInput) -> tuple[str, str]:
 
 
 def _of_signal(number: int) -> tuple[str, str]:
-    """Return the cause that a signal other than SIGKILL stands for, and what it tells."""
+    """Return the cause that a signal other than SIGKILL stands for, and its meaning."""
     cause = Cause.CRASH if number in CRASHES else Cause.KILLED
     return cause.value, f"{signal_name(number)}: {signal_meaning(number)}"
 
@@ -221,7 +221,7 @@ def _diagnose_signal(number: int, evidence: str, facts: DiagnosisInput) -> Diagn
 
 
 def _exit_hint(line: str) -> str:
-    """Return what a launcher's word tells of an exit code that nothing explains."""
+    """Return what a launcher reports of an exit code that nothing explains."""
     found = _EXITED.search(line)
     return (
         f"{found['who']} ended with exit code {found['code']}, and the log does not say why: look at its last lines"
@@ -231,7 +231,7 @@ def _exit_hint(line: str) -> str:
 
 
 def _rule_hints(candidate: FailureCandidate, facts: DiagnosisInput) -> tuple[str, ...]:
-    """Return what the clue's rule says is to be done."""
+    """Return what the candidate's rule recommends."""
     if (
         candidate.rule is None
         or candidate.signal
@@ -244,7 +244,7 @@ def _rule_hints(candidate: FailureCandidate, facts: DiagnosisInput) -> tuple[str
 
 
 def _measured_hints(code: str, candidate: FailureCandidate, log: LogMonitor, facts: DiagnosisInput) -> tuple[str, ...]:
-    """Return what the numbers of this run say is to be done."""
+    """Return what the numbers of this run suggest."""
     if code == Cause.GPU_MEMORY.value:
         return (gpu_memory_hint(candidate.line, facts.plan, log.steps, log.config),)
     if code in (Cause.DISK.value, Cause.INODES.value):

@@ -1,6 +1,6 @@
 """Find the line that says why a run ended: one pass over the lines since the last training step.
 
-No exit code shows in a log, and `tee` hides it.  What was said before a step did not end the training: Primus prints
+No exit code shows in a log, and `tee` hides it.  What was printed before a step did not end the training: Primus prints
 tracebacks of packages that it does without, and a log goes on where a training was started again.  Of lines before the
 step the last few hundred are kept all the same: a program may write its steps later than its errors, for its stdout is
 buffered.  The lines are looked at once the log is finished.  A log without steps can be long: of it the first and the
@@ -24,7 +24,7 @@ from madlite.measure.rules import RuleMatch, RuleScan, looks_like_error, plain, 
 from madlite.measure.tracebacks import RaisedError, TracebackScan
 from madlite.model import Cause, FailureRule, Value
 
-ROOT, ERROR, FOLLOWER, LAST, LAUNCHER = range(5)  # LAST: counts where nothing else was said
+ROOT, ERROR, FOLLOWER, LAST, LAUNCHER = range(5)  # LAST: counts where nothing else was found
 _TIERS = {"root": ROOT, "error": ERROR, "follower": FOLLOWER}
 _NEAR = 4000  # characters of a log that one message of several lines has at most
 _RANK = re.compile(r"\[(?:PG [^\]]*)?[Rr]ank (\d{1,9})\]")
@@ -37,7 +37,7 @@ _SURVIVABLE = {
     "missing_repository",
     "missing_file",
 }
-# what a library raises after it said that: NCCL's `unhandled cuda error`, MIOpen's `miopenStatusInternalError`; a fault
+# what a library raises after that message: NCCL's `unhandled cuda error`, MIOpen's `miopenStatusInternalError`; a fault
 # that is a root (an illegal access) does not come of it
 _COMES_OF = {"gpu_out_of_memory": {"gpu_fault"}}
 # what the others raise that wait for a pod which has no image, or no place
@@ -64,8 +64,8 @@ class FailureCandidate(Value, frozen=True):
     again: int = 0  # its last place, of an exception that came more than once
     handled: bool = False  # another exception came while this one was handled
     more: RuleMatch | None = None  # what a rule makes of the next line of its message
-    signal: int = 0  # that ended the process, where a launcher says so and nothing else does
-    exit_code: int = 0  # with which the process ended by itself, where a launcher says so and nothing else does
+    signal: int = 0  # that ended the process, where only a launcher reports it
+    exit_code: int = 0  # with which the process ended by itself, where only a launcher reports it
 
 
 def first_cause(candidates: Sequence[FailureCandidate], first: FirstFailure | None) -> FailureCandidate | None:
@@ -121,7 +121,7 @@ def _is_weak(candidate: FailureCandidate) -> bool:
 
 
 def _continued(best: FailureCandidate) -> FailureCandidate:
-    """Return an exception with what the next line of its message says, where its own line ends with a colon."""
+    """Return an exception with what the next line of its message reports, where its own line ends with a colon."""
     if best.more is None or (tier := _tier(best.more, None)) > ERROR or tier > best.tier:
         return best
     line = best.line if best.line.endswith(best.more.line) else best.more.line
@@ -158,7 +158,7 @@ def raised_by(hit: RuleMatch, raised: Sequence[RaisedError]) -> RaisedError | No
 
 
 def _tier(hit: RuleMatch, raised: RaisedError | None) -> int:
-    """Return how much a line says; one that says itself that the program goes on says less, and a warning little."""
+    """Return how conclusive a line is: less where it reports that the program goes on, and little for a warning."""
     tier = _TIERS[hit.rule.tier]
     if raised is not None or tier > ERROR or not (_GOES_ON.search(hit.line) or is_warning(hit.line)):
         return tier
@@ -205,19 +205,19 @@ def _signal_in(hit: RuleMatch) -> int:
 
 
 def _tier_of(signal: int) -> int:
-    """Return how much a signal says: a program ends itself by SIGABRT, for a reason that it tells before."""
+    """Return how conclusive a signal is: a program ends itself by SIGABRT for a reason that it prints before."""
     return FOLLOWER if signal == SIGABRT or signal in TERMINATIONS else ERROR if signal else ROOT
 
 
 def of_signal(first: FirstFailure) -> FailureCandidate:
-    """Return what a rank's signal says."""
+    """Return the signal of a rank as a candidate."""
     line, rank, signal = first.line, first.rank, first.signal
     tier = _tier_of(signal)
     return FailureCandidate(cause="killed", line=line, tier=tier, at=first.at, rank=rank, uncaught=True, signal=signal)
 
 
 def followed(others: Sequence[FailureCandidate], rank: int | None) -> bool:
-    """Return whether another rank tells that it lost one."""
+    """Return whether another rank reports that it lost one."""
     return any(one.tier == FOLLOWER and one.rank not in (None, rank) for one in others)
 
 
@@ -228,7 +228,7 @@ def of_exit(first: FirstFailure, last_output: str) -> FailureCandidate:
 
 
 def _exited(candidates: Sequence[FailureCandidate]) -> int | None:
-    """Return the rank that ended by itself first, where a candidate tells of one."""
+    """Return the rank that ended by itself first, where a candidate reports one."""
     return next((candidate.rank for candidate in candidates if candidate.exit_code), None)
 
 
@@ -242,7 +242,7 @@ _LABELS = ("[rank{}]", "[default{}]", "[rank-{}/", ",{}]<std", "\n{}: ")
 _OF_SLURM = re.compile(
     r"slurmstepd: error: \*\*\* (?!.*DUE TO )|srun: error: \S{1,400}: tasks? [\d,-]{1,400}: (?:Killed|Terminated)\b"
 )
-_RULER = re.compile(r"[-=*_#~+]{5,}\s*$")  # a line of them says nothing
+_RULER = re.compile(r"[-=*_#~+]{5,}\s*$")  # a line of them has no content
 
 
 class CandidateScan:
@@ -269,7 +269,7 @@ class CandidateScan:
 
     @property
     def launcher_line(self) -> str:
-        """The line by which a launcher says that a process of it failed."""
+        """The line by which a launcher reports that a process of it failed."""
         return next((hit.line for hit in self._hits(self._end_rules) if hit.rule.ends == "launcher"), "")
 
     @property
@@ -308,14 +308,14 @@ class CandidateScan:
         return [hit for hit in rules.hits() if hit.at not in self._tracebacks.ignored]
 
     def _of_exception(self, one: RaisedError) -> FailureCandidate:
-        """Return an exception as a candidate, of a rule where one matches: its line may not have been asked about."""
+        """Return an exception as a candidate, of a rule where one matches: its line may not have been matched yet."""
         hit = self._rules.match(one.line, one.at, one.rank)
         return of_rule(hit, one) if hit is not None else of_exception(one)
 
     def _ended(self, others: Sequence[FailureCandidate]) -> list[FailureCandidate]:
         """Return how the rank ended that a launcher saw fail first: by a signal, or by itself.
 
-        What it said explains then, and where it said nothing no other rank's word of a link that was gone does.
+        Its message then explains the failure; without one, other ranks' messages of a lost connection do not.
         """
         first, task, last_output = self.launchers.first, self.launchers.task, self.launchers.last_output
         if first is None and task is not None:  # which may be a whole node: what others lost tells that it is a rank
@@ -333,7 +333,7 @@ class CandidateScan:
         return task is not None and not task.signal and one.at > task.at and _OF_SLURM.match(one.line) is not None
 
     def _weaker(self, one: FailureCandidate, others: Sequence[FailureCandidate]) -> FailureCandidate:
-        """Return what a rank did without as what is left to be said, unless a launcher saw its own rank fail."""
+        """Return what a rank did without as the last resort, unless a launcher saw its own rank fail."""
         if not can_be_missed(one) or (self.launchers.raised(one.rank) and not self._went_on(one, others)):
             return one
         return replace(one, tier=LAST if one.uncaught else LAUNCHER)
@@ -350,7 +350,7 @@ class CandidateScan:
         later = [other for other in of_it if other.at > last and other.tier <= FOLLOWER and not is_of_package(other)]
         end = next((other.at for other in later if other.uncaught or not raised), None)
         if end is None and (raised or self.launchers.first is not None):
-            return False  # the launcher tells of the end
+            return False  # the launcher reports the end
         unknown = self.size if one.rank is None else self._ends.get(one.rank, self.size)
         return (unknown if end is None else end) - last > _FAR
 
@@ -370,7 +370,7 @@ class FailureScan:
         self._since = 0  # lines since the last training step
         self._before: list[str] = []  # the last lines up to the step
         self._reported = ""  # what a reader took for a launcher's word of its end
-        self._best: tuple[FailureCandidate | None] | None = None  # once somebody asked
+        self._best: tuple[FailureCandidate | None] | None = None  # once queried
 
     def feed(self, block: Block, trained: int | None) -> None:
         """Take lines in, of which the first `trained` go up to the last training step; None without one."""
@@ -387,7 +387,7 @@ class FailureScan:
             self._scan_block(self._buffer.popleft(), every_rule=self._scan.size < _HEAD_SIZE)
 
     def end(self, line: str) -> None:
-        """Take the line by which a launcher says that it failed."""
+        """Take the line by which a launcher reports that it failed."""
         self._reported = self._reported or line
 
     def forget(self) -> None:
@@ -416,7 +416,7 @@ class FailureScan:
 
     @property
     def first_failure(self) -> FirstFailure | None:
-        """What torchrun says that failed first."""
+        """What torchrun reports as failed first."""
         return self._scan.launchers.first
 
     @property
@@ -426,7 +426,7 @@ class FailureScan:
 
     @property
     def launcher_line(self) -> str:
-        """The line since the last step by which a launcher says that the training failed."""
+        """The line since the last step by which a launcher reports that the training failed."""
         return self._reported or self._scan.launcher_line
 
     @property
@@ -447,7 +447,7 @@ class FailureScan:
 
     @property
     def last_line(self) -> str:
-        """The last line since the step that says something, else the step's own."""
+        """The last line with content since the step, else the step's own."""
         last_output = (text for text in self._late_lines() if not _RULER.search(text) and not is_warning(text))
         return plain(next(last_output, "") or self.step_line or next(iter(self.last_lines[-1:]), ""))
 

@@ -60,7 +60,7 @@ def without_logger(line: str) -> str:
 
 
 def rank_in(line: str) -> int | None:
-    """Return the rank that the beginning of a line names, or of which Slurm or Open MPI says how it ended."""
+    """Return the rank that the beginning of a line names, or of which Slurm or Open MPI reports how it ended."""
     rank = rank_of(line)
     if rank is None and (found := _EXIT_REPORT.search(line, 0, _HEAD)):
         return int(found[1] or found[2])
@@ -83,7 +83,7 @@ def pattern_of(label: str) -> re.Pattern[str]:
     return re.compile(CLOCK.join(map(re.escape, _TIME.split(label))))
 
 
-# What a signal that ended a process tells, however it is named: by number, by name, or in the C library's words.
+# What a signal that ended a process means, however it is named: by number, by name, or as the C library spells it.
 
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS)
 """What a process does to itself, in native code."""
@@ -114,7 +114,7 @@ def signal_text(number: int) -> str:
 
 
 def signal_meaning(number: int) -> str:
-    """Return what a signal tells of why, and what to do; of SIGKILL others know more."""
+    """Return what a signal means, and what to do; SIGKILL is handled elsewhere."""
     if number in TERMINATIONS:
         return "it was asked to end by a signal"
     return _SIGNAL_TEXTS.get(

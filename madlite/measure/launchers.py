@@ -1,7 +1,7 @@
-"""What launchers say at the end: which rank failed first, how its process ended, and what it said before.
+"""What launchers report at the end: which rank failed first, how its process ended, and what it printed before.
 
 Format: torch/distributed/elastic/multiprocessing/errors and api.py, PyTorch 1.9 to 2.13, as logs show them.  Slurm's
-and Open MPI's words are asked for exit codes alone: a task may be a whole node, whose ranks torchrun tells.
+and Open MPI's messages are read for exit codes alone: a task may be a whole node, whose ranks torchrun reports.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ _SPAWNED = re.compile(
     r"(?:exit code (?P<code>[1-9]\d{0,4})|signal (?P<signal>SIG[A-Z0-9]+))"
 )
 _LONGEST = 600  # lines of a part of the table, which may hold a traceback
-_MOST, _MOST_FAILURES = 200, 16  # parts of tables, and the failures that they tell of
+_MOST, _MOST_FAILURES = 200, 16  # parts of tables, and the failures that they report
 _BEFORE = 400  # lines before a launcher's word, in which a rank's own last words are looked for
 _NUMBERS = re.compile(r"[-+]?\d[\d.,]*(?:e[-+]?\d+)?")
-# with these torchrun begins to tell: what comes after is none of its ranks' words
+# torchrun's report begins with these: what follows is not output of its ranks
 _TORCHRUN = re.compile(r"ChildFailedError|failed \(exitcode|Sending process \d+ closing signal")
 _LOGGED = re.compile(r"\b(?:INFO|DEBUG)\b|^\s*[-=*_#~+]{5,}\s*$|^\s*\S*%\|")  # a logger's usual words, rulers, bars
 _LAST = 5  # of its lines one that looks like an error is its message
@@ -60,7 +60,7 @@ class FirstFailure(Value, frozen=True):
     code: int
     rank: int | None = None
     line: str = ""
-    spawned: bool = False  # by torch.multiprocessing, whose exception says no more than this
+    spawned: bool = False  # by torch.multiprocessing, whose exception has no more than this
 
     @property
     def signal(self) -> int:
@@ -69,7 +69,7 @@ class FirstFailure(Value, frozen=True):
 
     @property
     def was_terminated(self) -> bool:
-        """Whether somebody ended it, as those are ended that did not fail."""
+        """Whether it was terminated, as processes are that did not fail."""
         return self.signal in TERMINATIONS
 
 
@@ -84,20 +84,20 @@ class LauncherScan:
         self._tasks = ""  # that Slurm or Open MPI saw exit first
         self._left = 0  # lines of an open table
         self._is_root = False  # whether its part of the first failure is open
-        self._rank: int | None = None  # whose part of a table is open
-        self._entries: list[tuple[int, int | None]] = []  # place → the rank that the table tells of from there on
-        self._before: list[str] = []  # the last lines of the blocks before, until a launcher tells of an end
+        self._rank: int | None = None  # the rank whose part of a table is open
+        self._entries: list[tuple[int, int | None]] = []  # place → the rank that the table reports from there on
+        self._before: list[str] = []  # the last lines of the blocks before, until a launcher reports an end
         self._last_output: str | None = None
 
     @property
     def first(self) -> FirstFailure | None:
-        """What the launcher says failed first; None where no launcher says so."""
+        """What the launcher reports as failed first; None without one."""
         reported = [*self._failures, *(one for one in (self._short, self._spawned) if one)]
         return next((one for one in reported if not one.was_terminated), reported[0] if reported else None)
 
     @property
     def last_output(self) -> str:
-        """What the rank said that the launcher saw exit first."""
+        """What the rank reported that the launcher saw exit first."""
         return self._last_output or ""
 
     def raised(self, rank: int | None) -> bool:
@@ -107,7 +107,7 @@ class LauncherScan:
         return bool(self._tasks) and (rank is None or _contains_task(self._tasks, rank))
 
     def rank_at(self, place: int) -> int | None:
-        """Return the rank that a table of torchrun tells of at a place of the log; None outside of one."""
+        """Return the rank that a table of torchrun reports at a place of the log; None outside of one."""
         return next((rank for at, rank in reversed(self._entries) if at <= place), None)
 
     def feed(self, block: Block, begin: int = 0) -> None:
@@ -139,7 +139,7 @@ class LauncherScan:
                 self.task = FirstFailure(at=at, code=int(found["code"]), rank=rank, line=found[0])
 
     def _read_table(self, at: int, text: str) -> None:
-        """Note whose part of a table begins, how the first rank ended, and where the table does."""
+        """Note the rank whose part of a table begins, how the first rank ended, and where the table does."""
         if found := _RANK.match(text):
             self._rank = int(found["rank"])
             if _ENTRY in text and len(self._entries) < _MOST:
@@ -158,7 +158,7 @@ class LauncherScan:
 def last_message(lines: Sequence[str], rank: int | None) -> str:
     """Return the message of a rank that ended by itself, as with `sys.exit("why")`; "" where no last line can be one.
 
-    Lines that name no rank can be of any.  What is said again and again, numbers apart, is no message.
+    Lines that name no rank can be of any.  What is repeated, numbers apart, is no message.
     """
     end = next((n for n, line in enumerate(lines) if _TORCHRUN.search(line)), len(lines))
     lines_of_ranks = [(rank_in(line), without_label(line)) for line in _without_tracebacks(lines[:end])]

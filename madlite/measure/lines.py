@@ -1,7 +1,7 @@
 """Bytes of a log → clean lines: decoded, without terminal escapes, split where a progress bar returns its carriage.
 
 A log can have gigabytes, so what can be done once for a whole chunk is: decoding, escapes, carriage returns, and the
-question whether a text that somebody looks for is in any of its lines at all.
+question whether a text that is searched for is in any of its lines at all.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _LINE = re.compile(
 
 
 class LiveLines:
-    """Leaves these lines out of one stream of a log; what a workload says in other words stays."""
+    """Leaves these lines out of one stream of a log; a workload's other lines stay."""
 
     def __init__(self) -> None:
         self._after_status = False
@@ -60,7 +60,7 @@ class LiveLines:
 
 
 def image_lines(image: Image, used: ImageUsed) -> tuple[str, ...]:
-    """Return what is said of a run's image, once it is there; of one that was built for it how long that took."""
+    """Return the lines for a run's image; of one that was built for it also the build duration."""
     named = f"🏷️  MAD_CONTAINER_IMAGE is {image.ref}"
     if image.dockerfile is None or image.prebuilt:
         return (named,)
@@ -70,31 +70,31 @@ def image_lines(image: Image, used: ImageUsed) -> tuple[str, ...]:
 
 
 def limit_line(timeout_s: float) -> str:
-    """Return what is said of a run's time limit."""
+    """Return the lines for a run's time limit."""
     return f"⏰ Setting timeout to {timeout_s:.0f} seconds."
 
 
 def clone_line(commit: str) -> str:
-    """Return what is said of the commit that a card's repository was cloned at."""
+    """Return the lines for the commit that a card's repository was cloned at."""
     return f"MODEL GIT COMMIT is {commit}"
 
 
 def scripts_line(commit: str) -> str:
-    """Return what is said of the commit of a card's scripts; it is empty where they are in no repository."""
+    """Return the lines for the commit of a card's scripts; it is empty where they are in no repository."""
     return f"MODEL REPO COMMIT:  {commit}"
 
 
 def duration_lines(duration_s: float) -> tuple[str, ...]:
-    """Return what is said of how long the model's script ran, in seconds."""
+    """Return the lines for how long the model's script ran, in seconds."""
     return f"Test Duration: {duration_s!r} seconds", f"test_duration: {duration_s:.2f}s"
 
 
 def result_lines(
     model: str, status: Status, metrics: Iterable[Metric], rule: ResultRule, *, by_patterns: bool
 ) -> tuple[str, ...]:
-    """Return what is said of the result of a script that came to its end: status, and a line for each number.
+    """Return the lines for the result of a script that came to its end: status, and a line for each number.
 
-    `by_patterns`: error patterns in the output are what made it a FAILURE.  Of a results file its name is told.
+    `by_patterns`: error patterns in the output are what made it a FAILURE.  Of a results file its name is reported.
     """
     if status not in _STATUS:
         return ()

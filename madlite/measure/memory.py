@@ -51,7 +51,7 @@ class MemoryScan:
 
 @cache
 def _ran_out() -> _Patterns:
-    """Return what tells of memory that ran out: the failure rules that a process ends by, and what it survives."""
+    """Return what shows that memory ran out: the failure rules that a process ends by, and what it survives."""
     rules = [rule for rule in read_failure_rules(COMMON) if rule.ends and rule.cause == Cause.GPU_MEMORY.value]
     patterns = [re.compile(rule.pattern) for rule in rules]
     return (*((text, pattern) for pattern in patterns for text in needed_texts(pattern)), *_SURVIVED)
@@ -81,7 +81,7 @@ _MUCH = 0.05  # of a GPU's memory
 
 
 class _OomReport(Value, frozen=True):
-    """What the message says, in GiB."""
+    """What the message reports, in GiB."""
 
     total: float | None
     free: float | None
@@ -192,7 +192,7 @@ def _used(report: _OomReport) -> str:
 
 
 def _other_hints(report: _OomReport, line: str, ours: bool) -> Iterator[str]:
-    """Yield what else the message says of the cause: another process, or memory in pieces."""
+    """Yield what else the message reports of the cause: another process, or memory in pieces."""
     if report.total and report.free is not None and report.own is not None:
         foreign = report.total - report.free - report.own
         if foreign > _MUCH * report.total:
@@ -217,4 +217,4 @@ def _gib(pattern: re.Pattern[str], line: str) -> float | None:
 
 
 def _whole(text: str) -> int | None:
-    return whole_number(text) or None  # 0 says nothing
+    return whole_number(text) or None  # 0 is no value

@@ -105,7 +105,7 @@ class LogMonitor:
         self.nan_loss = self.nan_norm = ""  # the first line whose loss is not finite, or whose gradient norm is NaN
         self.nan_before = ""  # the same, or a loss of NaN, of the trainings before the last one
         self.trainings = 1  # that the log has one after another; what is kept is the last one's
-        self._started: set[tuple[int, int | None]] = set()  # nodes and ranks that told of the start of this one
+        self._started: set[tuple[int, int | None]] = set()  # nodes and ranks that reported the start of this one
         self._labels = RankLabels()
         self._failure_scan = FailureScan(rules, self._labels.plain)
         self._patterns = PatternScan(error_scan) if error_scan is not None else None
@@ -119,7 +119,7 @@ class LogMonitor:
         self.last_step = 0  # the highest of the training that goes on
         self.restarted_at: int | None = None  # the step to which the training went back last
         self._on_step, self._on_event, self._now, self._nodes = on_step, on_event, now, nodes
-        self.config_lines: dict[str, str] = {}  # key of `config` → the line that says it
+        self.config_lines: dict[str, str] = {}  # key of `config` → the line that reports it
         self._splitters: dict[tuple[int, int], LineSplitter] = {}  # of each node and stream
 
     def feed(self, chunk: bytes, stream: int = 1, node: int = 0) -> None:
@@ -161,7 +161,7 @@ class LogMonitor:
     def candidate(self) -> FailureCandidate | None:
         """What explains a failure best: of the lines since the last step, else of those just before it.
 
-        Known once the log is finished.  Of a log that went well it may be what somebody handled.
+        Known once the log is finished.  Of a log that went well it may be an error that was handled.
         """
         return self._failure_scan.candidate
 
@@ -177,7 +177,7 @@ class LogMonitor:
 
     @property
     def first_failure(self) -> FirstFailure | None:
-        """What torchrun says since the last step that failed first."""
+        """What torchrun reports since the last step as failed first."""
         return self._failure_scan.first_failure
 
     @property
@@ -192,7 +192,7 @@ class LogMonitor:
     def matched_patterns(self) -> dict[str, str]:
         """The error patterns and their first lines; none where a reader knows the log, for its steps say more.
 
-        A guest's steps do not: the number is none of theirs.
+        Steps of a script's log do not: its number is not theirs.
         """
         texts = self.steps and self._script_reader is None
         return self._patterns.found if self._patterns is not None and not texts else {}
@@ -204,7 +204,7 @@ class LogMonitor:
 
     @property
     def best_error_line(self) -> str:
-        """The line that explains a failure best: a clue's, else the last that looks like an error, else the last."""
+        """The line that explains a failure best: a candidate's, the last that looks like an error, or the last."""
         candidate = self.candidate
         if candidate is not None and candidate.tier <= FOLLOWER:
             return candidate.line
@@ -212,7 +212,7 @@ class LogMonitor:
 
     @property
     def cut_line(self) -> str:
-        """The line that explains best why no more steps came: a telling one since the last, else that step's own."""
+        """The line that explains best why no more steps came: a conclusive one since the last, else that step's own."""
         candidate = self.candidate
         if candidate is not None and candidate.tier <= FOLLOWER:
             return candidate.line
@@ -230,7 +230,7 @@ class LogMonitor:
 
     @property
     def launcher_line(self) -> str:
-        """The line since the last step by which a launcher says that the training failed."""
+        """The line since the last step by which a launcher reports that the training failed."""
         return self._failure_scan.launcher_line
 
     def _process(self, block: Block, splitter: LineSplitter, *, whole: bool = True) -> None:
@@ -343,7 +343,7 @@ class LogMonitor:
         return self.ended or last >= (expected_steps(self.config) or math.inf)
 
     def _starts_another(self, line: Line) -> bool:
-        """Return whether a line that tells of a training's start is another one's: who says it had told of one before.
+        """Return whether a line that reports a training's start is another one's: its rank had reported one before.
 
         Logs of ranks may stand one after another, each with its own start and end.
         """
@@ -365,7 +365,7 @@ class LogMonitor:
         self.last_step, self._highest, self.restarted_at = 0, None, None
 
     def _note_loss(self, step: Step, text: str) -> None:
-        """Check a step's loss and gradient: a Trainer prints 0 for a loss that is NaN, and the norm tells."""
+        """Check a step's loss and gradient: a Trainer prints 0 for a loss that is NaN, and the norm shows it."""
         loss, norm = step.values.get(Quantity.LOSS), step.values.get(Quantity.GRAD_NORM, 0.0)
         if loss is not None and math.isnan(loss) and "nan" not in text.lower() and (odd := _ODD_LOSS.search(text)):
             self.training.unread.setdefault(Quantity.LOSS, odd[1])
@@ -409,5 +409,5 @@ def expected_steps(config: Mapping[str, str]) -> int | None:
 
 
 def _texts(values: Mapping[str, object]) -> dict[str, str]:
-    """Return what a reader says of a log as text; what a pattern's group did not find is nothing."""
+    """Return what a reader reports of a log as text; what a pattern's group did not find is nothing."""
     return {name: str(value) for name, value in values.items() if value is not None}

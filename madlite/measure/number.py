@@ -192,7 +192,7 @@ def _trainings(log: LogMonitor) -> tuple[str, ...]:
 
 
 def _of_trainings(log: LogMonitor, of_trainer: bool) -> tuple[str, ...]:
-    """Return the same of a number that a line says, the Trainer's own or a script's."""
+    """Return the same of a number that a line reports, the Trainer's own or a script's."""
     if of_trainer and log.summary:
         return _trainings(log)
     if of_trainer and log.trainings > 1:

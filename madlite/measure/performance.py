@@ -17,7 +17,7 @@ from madlite.text import ANY_NUMERAL, NUMERAL, foreign_number_at, is_foreign, wi
 
 # How much is kept of what a workload, a card or a results file says: all of these limits, and what they do to a text.
 #
-# docs/perf-csv.md tells of them.  None of them is near to what a benchmark prints.
+# docs/perf-csv.md lists them.  None of them is near to what a benchmark prints.
 
 CELL_BYTES = 4096  # of UTF-8, of a cell and of a sentence
 LINE_BYTES = 1024  # of a log's line that is kept as evidence

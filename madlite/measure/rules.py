@@ -172,5 +172,5 @@ _SUMMARY = re.compile(r"ChildFailedError|elastic\.multiprocessing|exitcode\s*:|e
 
 
 def looks_like_error(line: str) -> bool:
-    """Return whether a line says that something failed, and no launcher's table that a rank did."""
+    """Return whether a line reports that something failed, and no launcher's table that a rank did."""
     return _ERROR.search(line) is not None and not _SUMMARY.search(line)

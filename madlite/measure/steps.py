@@ -3,8 +3,8 @@
 What is kept of a step: its number, rank and phase, when it was reported (8 bytes too), and the value of each of its
 quantities.  Of a step that is reported again (a line forwarded twice, a run that went back to a checkpoint) the values
 reported last count, quantity by quantity; the time is that of its first report, of a run that went back the first since
-then.  Of the spans the first line's is kept, and that of each line where the training went back: the others' are told
-by the numbers.
+then.  Of the spans the first line's is kept, and that of each line where the training went back: the others follow from
+the numbers.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ _SPAWNED = re.compile(r"-- Process (\d{1,9})$")
 # a process that was begun reads what it is to do from the one that began it, whose end this tells
 _ORPHAN = re.compile(r"EOFError: Ran out of input$|_pickle\.UnpicklingError: pickle data was truncated$")
 _READS_PARENT = "/multiprocessing/spawn.py:"
-_OF_OTHERS = re.compile(r"\): \(RANK (\d{1,9})\)\s*$")  # ends the first line of what another rank told of itself
+_OF_OTHERS = re.compile(r"\): \(RANK (\d{1,9})\)\s*$")  # ends the first line of what another rank reported of itself
 _NAME_ALONE = re.compile(r"^[\w.]+:$")  # an exception whose message begins on the next line
 _BEGIN = re.compile("|".join(map(re.escape, _MARKS)))
 _NONE = ("traceback :", "Original")  # a traceback after these was raised elsewhere
@@ -194,7 +194,7 @@ class TracebackScan:
         other_rank = _OF_OTHERS.search(line)
         if other_rank is not None:
             self._mark_wrapper(key)
-            key += "\0"  # what it tells of them tells of nobody else
+            key += "\0"  # what it reports concerns no other rank
         spawned = self._spawned.pop(key, None) if rank_in(label) is None else None
         self._open[key] = _Open(label, int(other_rank[1]) if other_rank else spawned)
         self.begun = self.begun or line

@@ -118,7 +118,7 @@ class TrainingState:
         self.is_aside = self.is_aside or _ASIDE.search(text) is not None
 
     def note(self, step: Step, *, is_other_rank: bool) -> None:
-        """Take a training step in; the same one of another rank says nothing of what was done since."""
+        """Take a training step in; the same one of another rank does not show what was done since."""
         self.noted, self.skipped = self.noted + 1, self.skipped + step.skipped
         for quantity, odd in step.unread.items():
             self.unread.setdefault(quantity, odd)
@@ -184,15 +184,15 @@ class RepeatedSteps:
 
 
 def may_be_aside(text: str) -> bool:
-    """Return whether one of many lines may tell of something else than training: a quick test."""
+    """Return whether one of many lines may be of something else than training: a quick test."""
     return any(one in text for one in _ASIDE_TEXTS)
 
 
-# Losses in a log: where a line says one, and what it is worth.
+# Losses in a log: where a line reports one, and what it is worth.
 
-# What a line says of a training's loss, by the words around it: a list of those that a step's own loss has.
+# What a line reports of a training's loss, by the words around it: a list of those that a step's own loss has.
 #
-# Any other word tells of another loss: the best one, the one before, a smoothed one, one on other data.
+# Any other word means another loss: the best one, the one before, a smoothed one, one on other data.
 
 
 def _split(text: str) -> frozenset[str]:
@@ -245,7 +245,7 @@ _HELD_OUT = (
     r"|h[eo]ld[ _-]?out|inference|calibrat\w*|sanity|reference)"
 )
 _OF_HELD_OUT = re.compile(_HELD_OUT)
-# what a training's own line says beside its loss
+# what a training's own line reports beside its loss
 _HELD_OUT_FIGURE = re.compile(
     rf"{_HELD_OUT}[ _/.\-](?:(?:mean|avg)[ _])?(?:loss|acc\w*|ppl|perplexity|bpb|f1|wer|bleu|score)[\"']?"
     r"\s{0,4}[:=]?\s{0,4}[\"'(\[]{0,2}[-+]?(?:\d[\w.+-]*|nan|inf|none|n/a)%?"
@@ -262,7 +262,7 @@ class _Loss(Value, frozen=True):
 
 
 def is_nan_loss(line: str) -> bool:
-    """Return whether a line tells that the loss of a training's step is NaN.
+    """Return whether a line reports that the loss of a training's step is NaN.
 
     The line names a step, epoch or the like with its number.  None is a warning, a line of an evaluation, nor one that
     has a finite loss beside it: then NaN is what a mean has before there are losses enough.

@@ -146,7 +146,7 @@ def judge_line(log: LogMonitor) -> Verdict:
 
 
 def launcher_failure(log: LogMonitor, window: Window | None = None) -> Verdict:
-    """Return the verdict of a log whose launcher says that it failed, whatever exit code came out."""
+    """Return the verdict of a log whose launcher reports that it failed, whatever exit code came out."""
     words = f"the training's launcher reports a failure{_rule_text(log)}"
     return Verdict(status=Status.FAILURE, cause=Cause.EXIT_CODE, reason=words, evidence=log.fatal_line, window=window)
 
@@ -178,7 +178,7 @@ def _on_another_node(verdict: Verdict, node: int) -> Verdict:
 
 
 def _failed(verdict: Verdict, failed: CheckResult, run: CheckInput) -> Verdict:
-    """Return a failure; findings are of its number, so they are told where the number is all that failed."""
+    """Return a failure; findings concern its number, so they are kept where the number is all that failed."""
     kept, evidence = _kept(failed, run), failed.evidence
     findings = verdict.findings if failed.row in (table.INVALID_NUMBER, table.PATTERN) else ()
     if failed.row is table.PATTERN:

@@ -17,10 +17,10 @@ from madlite.model import Quantity, Value, Window
 # Drift is the slope by Theil and Sen, the median of the slopes between all pairs of points; whether there is one at
 # all says the test by Mann and Kendall.  Pairs grow with the square of the points, so of many values the medians of
 # equal blocks, one after another, are the points: all values count, and the same ones give the same answer.  Outliers
-# are told by the modified z-score of Iglewicz and Hoaglin.
+# are found by the modified z-score of Iglewicz and Hoaglin.
 
 POINTS = 200  # of a slope: some 20,000 pairs
-FEWEST = 5  # values: of fewer nothing is told
+FEWEST = 5  # values: fewer are not judged
 Z_SCORE = 3.5  # Iglewicz and Hoaglin's own limit
 FLOOR = 0.10  # of the median: what is closer is no outlier, however even the others are
 _TO_SIGMA = 0.6745  # the normal distribution's third quartile: of such values MAD ÷ this is the standard deviation

@@ -28,7 +28,7 @@ _NUMBER = re.compile(r"[0-9]{1,9}")
 def expand_shared(
     card: str, owners: Sequence[Owner], requested: Mapping[str, str], expand: Expand
 ) -> list[tuple[Owner, RunSpec]]:
-    """Return the drafts of a card with their owners: of one image release, where none is `requested` for the newest.
+    """Return the specs of a card with their owners: of one image release, where none is `requested` for the newest.
 
     What one owner refuses another may have; a choice that nobody knows is refused in the words of all.
 
@@ -68,7 +68,7 @@ def _expand_all(
 
 
 def _merge_refusals(problems: Sequence[UsageProblem], requested: Mapping[str, str]) -> UsageProblem:
-    """Return one refusal: what several books say in the same words is said once, with what each knows nearest.
+    """Return one refusal: the same message of several books is reported once, with the nearest known runs of each.
 
     Of these the nearest to what was asked for come first: a hint's runs begin with their mode and precision.
     """
@@ -93,7 +93,7 @@ def _message_of(problem: UsageProblem) -> str:
 
 
 def _merge_problems(problems: Sequence[UsageProblem]) -> UsageProblem:
-    """Return one refusal of several that say the same, and whose hints list what they know nearest."""
+    """Return one refusal of several with the same message, whose hints list the nearest known runs."""
     lists = [problem.hint.removeprefix(NEAREST).split("; ") for problem in problems if problem.hint.startswith(NEAREST)]
     turns = dict.fromkeys(one for turn in zip_longest(*lists) for one in turn if one)
     hint = NEAREST + "; ".join(islice(turns, SHOWN)) if turns else problems[0].hint
@@ -170,7 +170,7 @@ def find_owners(
     """Return the backends that run the card in this folder: several where they share it; `requested` is --backend.
 
     Raises:
-        UsageProblem: nobody brings the backend that is named, or nobody claims the card.
+        UsageProblem: no plugin brings the named backend, or no backend claims the card.
     """
     if requested:
         return [find_backend(plugins, requested, "--backend")]
@@ -196,7 +196,7 @@ def find_backend(plugins: Plugins, name: str, where: str) -> Owner:
     """Return the backend of that name.
 
     Raises:
-        UsageProblem: there is none; the message names who asked for it.
+        UsageProblem: there is none; the message names its source.
     """
     backends = plugins.backends()
     if name in backends:

@@ -174,7 +174,7 @@ class _Batch:
         entry = job.entry if log is not None else replace(job.entry, log_file="")
 
         def say(text: str) -> None:
-            check()  # of a call that was left nothing is told any more
+            check()  # a call that was left prints nothing any more
             if log is not None:
                 log.say(text)
             self._screen.build_line(self.mask(text))
@@ -207,7 +207,7 @@ class _Batch:
     def _open_log(self, name: str) -> RunLog | None:
         """Open a build's log; images of one Dockerfile share it, what an earlier command left of it goes.
 
-        What keeps it from being written is told and costs no build.
+        What keeps it from being written is reported and costs no build.
         """
         path = self._workspace / name
         try:

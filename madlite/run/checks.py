@@ -56,7 +56,7 @@ def keep_refused(planned: Sequence[Planned], refused: Sequence[Sequence[Finding]
 
 
 def _caused_by_options(one: Planned, findings: Sequence[Finding], plugins: Plugins) -> Sequence[Finding]:
-    """Return what of a plan's findings its card has by what the command asked for alone; a token nobody asks for."""
+    """Return what of a plan's findings its card has by what the command asked for alone; a token is never an option."""
     own = tuple(_token_findings(one, plugins))
     if not (requested := [finding for finding in findings if finding not in own]):
         return ()
@@ -149,11 +149,11 @@ _PORTS = {"https": 443, "ssh": 22}
 
 @cache
 def why_unreachable(endpoint: str) -> str:
-    """Return why nobody answers at an address such as `http://host:9000`, or nothing; asked once per address.
+    """Return why there is no answer from an address such as `http://host:9000`, or nothing; queried once per address.
 
-    An SSH server speaks first (RFC 4253, 4.2): that it does is all that is asked of one.
+    An SSH server speaks first (RFC 4253, 4.2): nothing more is checked.
     """
-    name = endpoint.rpartition("@")[2]  # a user's name and password are nobody's business
+    name = endpoint.rpartition("@")[2]  # a user's name and password must not be reported
     try:
         parts = urlsplit(endpoint if "://" in endpoint else f"http://{endpoint}")
         name = parts.hostname or name
@@ -186,9 +186,9 @@ Plans = Callable[[CommandInputs], Sequence[Rendering]]
 def refuse_without_effect(
     given: RunInputs, make: Callable[[], Rendering], plans: Plans, is_fatal: Callable[[Rendering], bool]
 ) -> None:
-    """Refuse what was asked for and changes nothing of a run but what is said of it.
+    """Refuse what was asked for and changes nothing of a run but its labels.
 
-    `make` makes the run's own plan; `is_fatal` says that a check refuses a plan, in better words than these.
+    `make` makes the run's own plan; `is_fatal` says that a check refuses a plan, with a better message.
 
     Raises:
         UsageProblem: a value only relabels.

@@ -75,22 +75,22 @@ def _holds_secret(value: Json, mask: Callable[[str], str]) -> bool:
     return isinstance(value, (list, tuple)) and any(_holds_secret(item, mask) for item in value)
 
 
-# The border where what a workload, an engine or a results file said becomes a result: without secrets, and short.
+# The border where what a workload, an engine or a results file reported becomes a result: without secrets, and short.
 #
 # Masked first: half of a secret would be none to the mask.
 
-# what is said, and how long a text of it may be
+# fields with foreign text, and how long it may be
 _TEXT_LIMITS = {
     **dict.fromkeys(("evidence", "diagnosis"), LINE_BYTES),
     **dict.fromkeys(
         ("reason", "findings", "suspect", "checks", "config", "provenance", "telemetry", "outcome"), CELL_BYTES
     ),
 }
-_MOST_CONFIG = 1000  # keys of the configuration that a log tells
+_MOST_CONFIG = 1000  # keys of the configuration that a log reports
 
 
 def masked(result: Result, mask: Callable[[str], str]) -> Result:
-    """Return the result with every text of foreign origin masked, and of its size; what was cut of a cell is told."""
+    """Return the result with every text of foreign origin masked, and of its size; a cut cell is reported."""
 
     def shortener(most_bytes: int) -> Callable[[str], str]:
         return lambda text: shortened(mask(text), most_bytes)

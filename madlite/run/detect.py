@@ -16,7 +16,7 @@ from madlite.model import Backend, Event, Line, Reader
 
 _MIN_CONFIDENCE = 0.5  # less is no answer for lines that need not be a training's
 MOST_LINES, HEAD_BYTES = 20_000, 4 << 20  # that may come before a framework's own first line
-_EARLY, _TOGETHER = 500, 4  # lines of which each is asked about at once; after them so many at a time
+_EARLY, _TOGETHER = 500, 4  # lines that are inspected one by one; after them so many at a time
 
 
 class AutoDetectReader:
@@ -28,7 +28,7 @@ class AutoDetectReader:
         self._reader: Reader | None = None
         self._buffer: list[Line] = []
         self._characters = 0
-        self._queried = 0  # lines that backends were asked about
+        self._queried = 0  # lines that backends have inspected
         self._undecided = True
 
     def feed(self, line: Line) -> Iterable[Event]:
@@ -75,7 +75,7 @@ _HEADS = (500, MOST_LINES)  # an image's build or a download may come before the
 
 
 def take_head(chunks: Iterable[bytes]) -> list[bytes]:
-    """Return the first chunks of a log, as many as backends may be asked about."""
+    """Return the first chunks of a log, as many as backends may inspect."""
     buffer: list[bytes] = []
     size = 0
     for chunk in chunks:

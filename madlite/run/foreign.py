@@ -1,4 +1,4 @@
-"""A log that somebody else made → its steps, its numbers, and the verdict of a run that had it."""
+"""A log that madlite did not make → its steps, its numbers, and the verdict of a run that had it."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ class LogReading(Value, frozen=True):
     verdict: Verdict
     medians: dict[Quantity, float]  # over the window's steps, its own quantity left out
     line: Metric | None  # MAD's `performance:` line
-    summary: dict[str, str]  # what the framework says of the whole run
-    diagnosis: Diagnosis | None  # of a failure, where the log says more of it than the verdict
+    summary: dict[str, str]  # what the framework reports of the whole run
+    diagnosis: Diagnosis | None  # of a failure, where the log reports more of it than the verdict
     ended: bool  # the framework's own end mark is there
 
 
@@ -93,7 +93,7 @@ def read_log(
     """Return what a log shows; messages call it `name`. The backend is the one given, else the surest.
 
     Raises:
-        UsageProblem: nobody knows this log, or several know it; or its bytes cannot be read.
+        UsageProblem: no backend detects this log, or several do; or its bytes cannot be read.
     """
     head = take_head(chunks)
     backend = given or detect_backend(name, head, plugins)
@@ -187,7 +187,7 @@ def _torn(log: LogMonitor) -> Verdict:
 
 
 def _with_end_findings(verdict: Verdict, expected: Expected, log: LogMonitor) -> Verdict:
-    """Return the verdict with what else the log says: here is no exit code to tell a failure by."""
+    """Return the verdict with what else the log reports: there is no exit code here to show a failure."""
     names, lines = matched_error_patterns(log)
     if verdict.status is Status.FAILURE:
         return verdict
@@ -228,7 +228,7 @@ def _diagnose(verdict: Verdict, log: LogMonitor) -> Diagnosis | None:
 
 
 def _late_root(log: LogMonitor) -> FailureCandidate | None:
-    """Return what is the cause of a failure wherever it is said, of the lines since the last step."""
+    """Return what is the cause of a failure wherever it stands, of the lines since the last step."""
     late = log.late_candidate
     return late if late is not None and late.tier == ROOT else None
 
@@ -292,7 +292,7 @@ def read_chunks(file: _Readable, name: str) -> Iterator[bytes]:
 
 
 class _Peeked:
-    """A file whose first bytes were looked at; a pipe cannot go back."""
+    """A file whose first bytes were read; a pipe cannot go back."""
 
     def __init__(self, start: bytes, file: _Readable) -> None:
         self._start, self._file = start, file

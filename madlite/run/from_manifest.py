@@ -24,9 +24,9 @@ _log = logging.getLogger(__name__)
 
 
 def plan_manifest(manifest: Manifest, inputs: BatchInputs) -> list[Planned]:
-    """Return startable plans of what a manifest names, without building; its context is part of the surroundings.
+    """Return startable plans of what a manifest names, without building; its context joins the plan context.
 
-    An image for other GPUs is left out where another one of its card fits; where none does the plan says so and
+    An image for other GPUs is left out where another one of its card fits; where none does the plan reports so and
     becomes a FAILURE row.  So does a build that failed, if its card is known.
 
     Raises:

@@ -1,7 +1,7 @@
 """A plan file → the plan as it runs here: in this folder, on this machine, under an id that no other run has.
 
 What was decided stays; what this machine is and where its files lie replaces what the planning one was.  What differs
-is told before the run, what makes it impossible refuses it.
+is reported before the run; what makes it impossible refuses it.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def local_digest(plan: RunPlan, environ: Mapping[str, str]) -> str:
     return digest(found, image.ref) if found is not None else ""
 
 
-_SAME_CARD = ("root", "source", "extra")  # of a card, what says nothing of its run, or is not kept as it was
+_SAME_CARD = ("root", "source", "extra")  # of a card, what does not affect its run, or is not stored
 _HOST = "runtime host"  # the origin of what the planning machine's own interpreter is
 
 
@@ -219,7 +219,7 @@ def _mapped(value: Any, swap: Callable[[str], str], move: Callable[[Path], Path]
 
 
 def _mark_past_block(plan: RunPlan) -> RunPlan:
-    """Return a plan that says of what keeps it from starting that this was so when it was planned."""
+    """Return a plan whose reason for not starting states that it was so when it was planned."""
     if (why := plan.blocked) is None:
         return plan
     hint = f"{why.hint}; then plan it again: madlite plan" if why.hint else "plan it again: madlite plan"
@@ -338,7 +338,7 @@ def _machine_differences(planned_machine: Machine, here: Machine) -> Iterator[st
         yield f"the plan is for {planned}, this machine has {found}: its script stays"
     elif len(planned_machine.gpus) != len(here.gpus):
         yield f"the plan was made for a machine with {len(planned_machine.gpus)} GPUs, this one has {len(here.gpus)}"
-    if planned_machine.pretended:  # nobody asked it
+    if planned_machine.pretended:  # it was never queried
         return
     for name, old, new in (
         ("ROCm", planned_machine.rocm_version, here.rocm_version),

@@ -13,7 +13,7 @@ from madlite.model import Action, Cause, EnvValue, Exit, RunPlan, Secret
 from madlite.run.probe_inside import SEARCH_S, candidates, commit_of
 from madlite.run.run_progress import RunProgress
 
-# A container's request in the words of `docker run`, as madengine prints them; what is started is asked of the API.
+# A container's request as a `docker run` command, as madengine prints it; the container is started through the API.
 
 _FUSE = "/dev/fuse"
 
@@ -80,14 +80,14 @@ class MadLog:
             self._write(limit_line(self._plan.timeout_s))
 
     def before(self, action: Action) -> None:
-        """Write what is there to be told before an action."""
+        """Write the lines that precede an action."""
         if action.kind in ("data", "run") and not self._has_scripts:
             self._has_scripts = True
             if self._plan.card.scripts:
                 self._write(scripts_line(_commit(self._plan.workspace / self._plan.card.scripts)))
 
     def after(self, action: Action, ended: Exit) -> None:
-        """Write what an action came to; of one that failed madengine tells nothing."""
+        """Write what an action came to; for a failed one madengine prints nothing."""
         if ended.code == 0 and action.kind == "clone" and self._state.git_commit:
             self._write(clone_line(self._state.git_commit))
         if ended.code == 0 and action.kind == "run":

@@ -1,4 +1,4 @@
-"""Tags → cards → the backend of each → drafts → plans that can start."""
+"""Tags → cards → the backend of each → specs → plans that can start."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def plan_each(jobs: Sequence[tuple[Request, PlanCard]], inputs: BatchInputs) -> 
     Raises:
         MadliteError: what was asked for cannot be used, all of it told at once; nothing has been touched.
     """
-    inputs.plugins.backends()  # two of one name concern every card, as does a runtime that nobody brings
+    inputs.plugins.backends()  # two of one name concern every card, as does an unknown runtime
     if inputs.options.runtime:
         _available(inputs.options.runtime, inputs)
     planned: list[Planned] = []
@@ -99,7 +99,7 @@ def plan_each(jobs: Sequence[tuple[Request, PlanCard]], inputs: BatchInputs) -> 
 
 
 def _without_requests(request: Request, inputs: BatchInputs) -> tuple[Request, BatchInputs]:
-    """Return a card as if the command asked nothing of it: by what it has then tell its own problems."""
+    """Return a card as if the command had no options for it: its problems then are its own."""
     nothing = replace(inputs.options, sets=(), named=(), backend="", runtime="", image="")
     return (
         replace(request, overrides=()),
@@ -108,7 +108,7 @@ def _without_requests(request: Request, inputs: BatchInputs) -> tuple[Request, B
 
 
 def _is_card_problem(problem: MadliteError, without_options: Callable[[], Sequence[Planned]]) -> bool:
-    """Return whether a card has a problem also where nothing is asked of it: then it is not the command's."""
+    """Return whether a card has a problem also without the command's options: then it is not the command's."""
     try:
         without_options()
     except MadliteError as again:
@@ -170,7 +170,7 @@ def plan_card(
 
 
 def _specs(request: Request, inputs: BatchInputs) -> Iterator[tuple[Owner, RunSpec, frozenset[str]]]:
-    """Yield the drafts of all who run the card, each with the settings that only others of them have."""
+    """Yield the specs of all who run the card, each with the settings that only others of them have."""
     options, card = inputs.options, request.card
     owners = find_owners(card, inputs.plugins.backends(), inputs.plugins, options.workspace, options.backend)
     sources = layers(request, inputs.context, options)
@@ -223,7 +223,7 @@ def _readers(plan: RunPlan, backends: Mapping[str, tuple[Backend, Plugin]]) -> t
 
 
 def _with_script_note(spec: RunSpec, backend: Backend, card: Card, workspace: Path) -> RunSpec:
-    """Return the draft; of a card of this very folder that names a script, with the note that another thing runs."""
+    """Return the spec; of a card of this very folder that names a script, with the note that another thing runs."""
     if not (spec.templates and card.scripts and card.root == workspace):
         return spec
     note = f"its script {card.scripts} is not what runs: backend {backend.name} renders the card from a recipe"
@@ -231,7 +231,7 @@ def _with_script_note(spec: RunSpec, backend: Backend, card: Card, workspace: Pa
 
 
 def _images(images: Sequence[Dockerfile | Image], spec: RunSpec, card: Card) -> Sequence[Dockerfile | Image | None]:
-    """Return what a draft runs in, one run each; its recipe's image goes before the card's Dockerfiles."""
+    """Return what a spec runs in, one run each; its recipe's image goes before the card's Dockerfiles."""
     if spec.templates and spec.image and spec.image != card.image:
         images = [image for image in images if isinstance(image, Image)]
     return images or (None,)
@@ -291,7 +291,7 @@ def _available(name: str, inputs: BatchInputs) -> Problem | None:
     if name not in inputs.runtimes:
         broken = (f"; {one.where}: {one.what}" for one in inputs.plugins.problems if "runtime" in one.what)
         raise UsageProblem(f"no runtime '{name}'{next(broken, '')}", f"runtimes: {', '.join(sorted(inputs.runtimes))}")
-    if inputs.machine.pretended:  # what runs there nobody can ask
+    if inputs.machine.pretended:  # that machine cannot be queried
         return None
     try:
         return inputs.runtimes[name].available()

@@ -28,7 +28,7 @@ LIMIT_S = 7  # then the process is killed by its own alarm
 SEARCH_S = 4.0  # for repositories and whether they are changed
 MOST_FOLDERS, MOST_REPOSITORIES, LONGEST = 2000, 40, 500
 GIT_S = 2.0
-# of the git that is asked here, and of nothing else: read, fetch nothing, run nothing of the repository's
+# of the git that runs here, and of nothing else: read, fetch nothing, run nothing of the repository's
 GIT = {
     "GIT_OPTIONAL_LOCKS": "0",
     "GIT_TERMINAL_PROMPT": "0",
@@ -57,7 +57,7 @@ def start(request: dict[str, list[str]], text: str) -> None:
     elif is_python(path):
         os.execv(path, [path, "-B", "-c", text, json.dumps(request), text])  # noqa: S606 - the alarm goes on
     else:
-        main(request, [f"asked by {sys.executable}: {named} is not named like a Python"])
+        main(request, [f"probed by {sys.executable}: {named} is not named like a Python"])
 
 
 def is_python(path: str) -> bool:
@@ -150,7 +150,7 @@ def repositories(up: Iterable[str], below: Iterable[str], notes: list[str] | Non
 
 
 def commit_of(folder: Path, deadline: float) -> str:
-    """Return the commit that a repository has checked out, "" where neither its files nor git say one."""
+    """Return the commit that a repository has checked out, "" where neither its files nor git report one."""
     commit = head(folder) or (run_git(folder, deadline, "rev-parse", "HEAD") if shutil.which("git") else None) or ""
     return commit if re.match(r"[0-9a-f]{40,64}$", commit) else ""
 
@@ -207,7 +207,7 @@ def head(folder: Path) -> str:
 
 
 def run_git(folder: Path, deadline: float, *words: str) -> str | None:
-    """Return what git says, None where it fails or has no time left."""
+    """Return the output of git, None where it fails or has no time left."""
     left_s = min(GIT_S, deadline - time.monotonic())
     if left_s <= 0:
         return None

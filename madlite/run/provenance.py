@@ -1,4 +1,4 @@
-"""What a run ran on and with, put together from its plan, its machine and what was asked where it ran."""
+"""What a run ran on and with, put together from its plan, its machine and what its probe reported."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from madlite.safe_read import digest_of
 from madlite.secrets import MASK, is_secret
 from madlite.workspace.folder import RUN_MARK
 
-# One short question, asked in a run's session before its model: what is there that the number depends on?
+# One short probe in a run's session before its model: what is there that the number depends on?
 #
 # It can fail in every way without a consequence but a note: the workload neither sees nor waits for more than its
 # limit.
@@ -86,7 +86,7 @@ PYTHON = "MADLITE_PYTHON"
 
 
 class ProbedFacts(Value, frozen=True):
-    """What is where the workload runs, as the probe tells it."""
+    """What is where the workload runs, as reported by the probe."""
 
     inside: dict[str, str] = {}
     packages: dict[str, str] = {}
@@ -124,7 +124,7 @@ def read_answer(output: bytes, code: int) -> ProbedFacts:
 
 
 def _probe_request(plan: RunPlan) -> dict[str, object]:
-    """Return what to look for; on a host the user's other repositories are nobody's business."""
+    """Return what to look for; on a host the user's other repositories must not be reported."""
     in_container = plan.traits.containerised
     return {
         "packages": PACKAGES,
@@ -147,7 +147,7 @@ def make_provenance(
 ) -> Provenance:
     """Return where a run's number comes from.
 
-    `labels` are its image's, `inside` what was asked where it ran, `facts` what its GPUs' driver says.
+    `labels` are its image's, `inside` what its probe reported, `facts` what its GPUs' driver reports.
     """
     script, digest = _script(planned)
     shown = dict(list(labels.items())[:_MOST_LABELS])
@@ -189,7 +189,7 @@ def gpu_facts(machine: Machine, gpu_ids: Iterable[int], driver_facts: Mapping[st
 
 
 def relevant(env: Mapping[str, EnvValue]) -> dict[str, str]:
-    """Return the variables of a plan that can change a training's speed, for a run that nothing was asked of."""
+    """Return the variables of a plan that can change a training's speed, for a run that was not probed."""
     return {
         name: MASK.decode() if isinstance(value, Secret) else value
         for name, value in env.items()
@@ -275,7 +275,7 @@ class TelemetryRecorder:
 
     @property
     def facts(self) -> dict[str, str]:
-        """What the GPUs' driver says of them."""
+        """What the GPUs' driver reports of them."""
         return dict(self._sampler.facts) if self._sampler else {}
 
     def telemetry(self, window: Window | None) -> Telemetry | None:
@@ -322,7 +322,7 @@ NOT_PROBED = "the environment of the run was not probed: probe is switched off"
 
 
 class Instrumentation:
-    """Asks and samples around a run's own step; nothing of it can fail the run."""
+    """Probe and sample around a run's own step; nothing of it can fail the run."""
 
     def __init__(self, planned: Planned, plugins: Plugins, host: Host, now: Callable[[], float]) -> None:
         self._one, self._plugins = planned, plugins

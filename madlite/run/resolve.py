@@ -34,12 +34,12 @@ from madlite.run.screen import Planned
 
 State = Literal["here", "to fetch", "partly here", "to check", "to build", "to make", "by each run", "unknown"]
 Fetch = Callable[[Say, Tell, threading.Event], object]
-"""Has something here, and returns where; hears of a stop by the event."""
+"""Fetch something, and return where it is; a stop sets the event."""
 _DATA_WAY = f"another folder for data: {DATA}=…"
 
 
 class PrepareOptions(Value, frozen=True):
-    """What the user asked of a preparation: `offline` asks nobody, `refresh` asks also for what is here."""
+    """What the user asked of a preparation: `offline` makes no request, `refresh` also checks what is here."""
 
     offline: bool = False
     refresh: bool = False
@@ -91,7 +91,7 @@ class Resolution(Value, frozen=True):
 
 
 def resolve(planned: Sequence[Planned], plugins: Plugins, options: Options, wanted: PrepareOptions) -> Resolution:
-    """Return what the runs need; the hub is asked for what is not here in full, nothing is fetched."""
+    """Return what the runs need; the hub is queried for what is not here in full, nothing is fetched."""
     runs = [run for run in planned if run.plan.blocked is None or run.plan.blocked.status is not Status.SKIPPED]
     resolver = _Resolver(runs, options, wanted)
     requirement = [*(resolver.images(runs) if wanted.images else ())]
@@ -123,7 +123,7 @@ class _Resolver:
         self.access = Access(endpoint="", token=token or (None if wanted.offline else stored_token()))
 
     def is_offline(self, run: Planned) -> bool:
-        """Return whether nobody may be asked for what a run needs: a plan's own variables go before the caller's."""
+        """Return whether no request may be made for what a run needs: a plan's own variables go before the caller's."""
         return self._wanted.offline or is_offline(settings(run.plan, self._environ))
 
     def images(self, runs: Iterable[Planned]) -> Iterator[Requirement]:
@@ -154,7 +154,7 @@ class _Resolver:
         return replace(requirement, state="to build" if builds else "to fetch", fetch=fetch, note=note)
 
     def resolve(self, asset: Asset, run: Planned) -> Requirement:
-        """Return what is known of an asset; the network is asked where it is not here in full."""
+        """Return what is known of an asset; the network is queried where it is not here in full."""
         cache, hub = hub_cache(around(run.plan, self._environ)), asset.source == "hub"
         here = find_asset(asset, cache, self.data)
         access = replace(self.access, endpoint=hub_endpoint(settings(run.plan, self._environ)))
@@ -201,13 +201,13 @@ class _Resolver:
         )
 
     def _in_cache(self, requirement: Requirement, asset: Asset, cache: Path, access: Access) -> Requirement:
-        """Return what is reported a repository that another tool fetched, where nobody can be asked what it has."""
+        """Return the requirement of a repository that another tool fetched, if the hub cannot be queried."""
         there = scan_cache(asset, cache)
         if there is None:
             return requirement
         listing = Listing(commit=there.commit, files=there.files)
         note = (
-            "complete as far as its own files tell: another tool fetched it, and the hub's file list was not recorded"
+            "complete as far as its own files show: another tool fetched it, and the hub's file list was not recorded"
         )
         fetch, place = self._download(asset, listing, cache, access), str(there.folder)
         return replace(requirement, state="here", size=listing.bytes, fetch=fetch, place=place, note=note)

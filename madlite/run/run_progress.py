@@ -11,8 +11,8 @@ from madlite.measure.verdict import Verdict
 from madlite.model import Chunk, Exit, FailureRule, ImageUsed, JobOutcome, Result, RunPlan
 
 _COMMIT = re.compile(rb"^([0-9a-f]{40})\s*$", re.MULTILINE)
-_SIZE = re.compile(rb"^(\d[\d.,]*[BKMGTPE]?)\t[^\n]*\s*\Z", re.MULTILINE)  # as du -sh says it, last
-_KEPT_BYTES = 64 * 1024  # of the output of an action that is asked for its end
+_SIZE = re.compile(rb"^(\d[\d.,]*[BKMGTPE]?)\t[^\n]*\s*\Z", re.MULTILINE)  # as du -sh prints it, last
+_KEPT_BYTES = 64 * 1024  # of the output of an action whose end is read
 
 
 class RunProgress:

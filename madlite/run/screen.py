@@ -30,7 +30,7 @@ class ProgressWriter:
         self._now = Progress(started=started, steps=steps or None)
         self._mask, self._clock = mask, clock
         self._folder: RunFolder | None = None
-        self._first: Step | None = None  # of the training, by which the pace is known
+        self._first: Step | None = None  # of the training, from which the step rate is computed
         self._written_s = -math.inf
         self._later: Timer | None = None  # writes what came too soon after the last
         self._one = Lock()
@@ -147,7 +147,7 @@ class Screen(Protocol):
 
 
 class RunEvents:
-    """The events of one run while it goes on: to the screen, under its id, and to the file that says how far it is."""
+    """The events of one run while it goes on: to the screen, under its id, and to the file with its progress."""
 
     def __init__(self, screen: Screen, plan: RunPlan, progress: ProgressWriter) -> None:
         self._screen, self._plan, self._progress = screen, plan, progress

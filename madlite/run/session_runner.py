@@ -161,12 +161,12 @@ class SessionRunner:
     def _with_run_mark(self, action: Action) -> Action:
         """Return an action by whose environment its processes are known where a probe sees those of others, too."""
         traits = self.plan.traits
-        if traits.local or traits.containerised:  # the host's runtime has its own mark, a container nobody else's
+        if traits.local or traits.containerised:  # a host's runtime marks its own, a container has no others
             return action
         return replace(action, env={RUN_MARK: self.plan.id, **action.env})
 
     def _note_outcome(self, session: Session) -> None:
-        """Note what the engine says of a session that failed by itself, while it is still there to be asked."""
+        """Note what the engine reports of a session that failed by itself, while it can still be queried."""
         if self.stop.reason is not None:
             return
         try:

@@ -107,7 +107,7 @@ class StopControl:
 
     @contextmanager
     def paused_limit(self) -> Iterator[None]:
-        """Let the time inside not count against the limit; signals are heard all the same."""
+        """Let the time inside not count against the limit; signals are handled all the same."""
         self._off_since_s = time.monotonic()
         self._send(_WAKE)
         try:
@@ -130,11 +130,11 @@ class StopControl:
             return
         try:
             os.write(self._write, command)
-        except BlockingIOError:  # it has been told often enough
+        except BlockingIOError:  # the pipe is full of commands already
             return
 
     def _watch(self, session: Session) -> None:
-        """Wait for words and the clock; stops run in threads of their own, so that a second word is heard."""
+        """Wait for commands and the clock; stops run in threads of their own, so that a second command is read."""
         stops: list[threading.Thread] = []
         while _END not in (commands := self._receive()):
             if (reason := self._due()) is not None:

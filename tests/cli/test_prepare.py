@@ -249,7 +249,7 @@ def test_offline_a_cache_of_an_older_client_is_taken_by_its_look_and_used_from_t
     assert "HF_HUB_OFFLINE" not in explained(capfd)[0]["env"]
     hub.asked.clear()
     code, out, err = prepared(capfd, "--offline", "--dry-run")
-    assert code == 0 and "complete as far as its own files tell" in out
+    assert code == 0 and "complete as far as its own files show" in out
     assert "HF_HUB_OFFLINE" not in explained(capfd)[0]["env"], "a dry run notes nothing"
     assert prepared(capfd, "--offline")[0] == 0 and hub.asked == []
     assert explained(capfd)[0]["env"]["HF_HUB_OFFLINE"] == "1"

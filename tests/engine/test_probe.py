@@ -275,7 +275,7 @@ def test_it_goes_on_as_another_python_and_stays_where_it_is_with_none(started, t
     for python in ("", sys.executable, "/nonexistent/python3"):
         assert started(python) == ([(rest,)], [])
     launcher = program(tmp_path / "launcher", "#!/bin/sh\ntouch started\n")
-    assert started(launcher) == ([(rest, [f"asked by {sys.executable}: {launcher} is not named like a Python"])], [])
+    assert started(launcher) == ([(rest, [f"probed by {sys.executable}: {launcher} is not named like a Python"])], [])
     other = tmp_path / "python3"
     other.symlink_to(Path(sys.executable).resolve())
     assert started(str(other)) == ([], [(str(other), [str(other), "-B", "-c", "TEXT", json.dumps(rest), "TEXT"])])

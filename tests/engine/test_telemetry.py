@@ -183,7 +183,7 @@ def test_a_tool_that_answers_na_is_in_the_record_and_on_the_runs_page_and_not_on
     machine.tool("nvidia-smi", NVIDIA_SMI.replace("695.5, 1500, 3201, 80, 100000, 99, 0x0000000000000024", blank))
     done = machine.run()
     assert done.returncode == 0, done.stdout + done.stderr
-    problem = "nvidia-smi tells nothing of power, clocks, temperature, memory, utilisation"
+    problem = "nvidia-smi reports no power, clocks, temperature, memory, utilisation"
     assert problem in machine.record()["telemetry"]["problem"] and "nothing of" not in done.stdout
     command = [sys.executable, "-m", "madlite", "show", "last"]
     shown = subprocess.run(command, cwd=machine.folder, env=machine.env, capture_output=True, text=True, timeout=240)

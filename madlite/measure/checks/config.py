@@ -1,4 +1,4 @@
-"""Checks of what the log says of the run's configuration and of its end."""
+"""Checks of what the log reports of the run's configuration and of its end."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _PRECISIONS = {
 
 
 def config(run: CheckInput) -> CheckResult:
-    """Compare all that the log says with the plan."""
+    """Compare all that the log reports with the plan."""
     plan, logged = run.plan, run.log.config
     if plan is None or not run.by_steps:
         return check_result(table.CONFIG_UNKNOWN, "a card's own script decides" if plan else "there is no plan")
@@ -68,7 +68,7 @@ def planned_row(plan: RunPlan) -> dict[str, str]:
 
 
 def planned_others(plan: RunPlan) -> dict[str, str]:
-    """Return what else is planned and logs tell of."""
+    """Return what else is planned and logs report."""
     planned: dict[str, object] = {"steps": plan.variant.steps if plan.variant else None}
     for key, names in OTHERS.items():
         name = next((name for name in names if name in plan.settings), None)
@@ -182,7 +182,7 @@ def end_mark(run: CheckInput) -> CheckResult:
 
 
 def _without_end(run: CheckInput) -> CheckResult | None:
-    """Return that the last of several trainings stopped early; whose number a script's own line has it knows itself."""
+    """Return that the last of several trainings stopped early; a script whose own line has the number is trusted."""
     log = run.log
     own = not run.by_steps and (run.expected.rule.kind == "multiple_results" or log.scan.first is not None)
     has_step_count = run.by_steps and (

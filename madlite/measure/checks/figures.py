@@ -49,7 +49,7 @@ def _unread(run: CheckInput) -> str:
 
 
 def error_pattern(run: CheckInput) -> CheckResult:
-    """Check whether a script that says its number printed an error, by madengine 2's rule."""
+    """Check whether a script that prints its own result printed an error, by madengine 2's rule."""
     if run.by_steps or not run.log.scanned or run.number.cause is not Cause.NONE:
         return check_result(table.NOT_SCANNED, _why_not_scanned(run))
     found = ", ".join(map(repr, run.log.matched_patterns))
@@ -71,7 +71,7 @@ def artifact(run: CheckInput) -> CheckResult:
 
 
 def compute(run: CheckInput) -> CheckResult:
-    """Check whether a GPU can do the work that the number comes to, and what the framework says of it."""
+    """Check whether a GPU can do the work that the number comes to, and what the framework reports of it."""
     work = run.compute
     if (mfu := _mfu(run)) > 100:
         return check_result(table.MFU_ABOVE, f"the trainer reports an MFU of {mfu:.4g} %, which is above 100 %")
@@ -113,8 +113,8 @@ def _why_not_counted(run: CheckInput) -> str:
 #
 # A speed times the time that its steps took is the tokens that they would have had.  Time in which no step was done is
 # left out: of intervals with a validation, a checkpoint or another phase, and of those that are much longer than
-# usual, of which nothing is said.  Lines that arrive together are taken together; where all do, or few, no clock says
-# anything.
+# usual, which are skipped.  Lines that arrive together are taken together; where all do, or few, the clock is
+# unknown.
 
 MOST_TIMES = 2.0  # the work of the steps, that a speed may come to
 _MOST_LINES = 10_000  # that are looked at, the last of a window
@@ -173,7 +173,7 @@ def compare_with_clock(steps: Steps, window: Window, work: float, interrupted: S
 def work_of_step(quantity: Quantity, plan: RunPlan | None, config: Mapping[str, str]) -> Work | None:
     """Return the tokens, samples or images of a step on each GPU; None where that is not known.
 
-    What the trainer's log says goes before the plan.  Where nobody says how many ranks share a global batch, it is
+    What the trainer's log reports goes before the plan.  Where it is not reported how many ranks share a global batch, it is
     what one rank passes through the model in a step: GPUs that share a rank's sequences have less each, never more.
     """
     variant = plan.variant if plan else None
@@ -233,7 +233,7 @@ def _ranks(plan: RunPlan) -> int:
 
 
 def _passes(plan: RunPlan) -> int:
-    """Return how many forward passes a step has, as far as the plan says."""
+    """Return how many forward passes a step has, as far as the plan defines it."""
     return max(1, *(whole_number(str(plan.settings.get(name, ""))) or 0 for name in _PASSES))
 
 
@@ -274,12 +274,12 @@ def clock(run: CheckInput) -> CheckResult:
     return check_result(table.TOO_FAST if found.is_too_fast else table.CLOCK_AGREES, text)
 
 
-def _compared(window: Window, work: Work, found: Clocked, whose: str) -> str:
+def _compared(window: Window, work: Work, found: Clocked, clock_name: str) -> str:
     unit = window.quantity.label
     most = "at most " if work.at_most else ""
     return (
         f"reported {_figure(window.median)} {unit}, {'but' if found.is_too_fast else 'and'} {found.steps} steps × "
-        f"{most}{_figure(work.amount)} {unit.partition('/')[0]} took {_figure(found.seconds)} s by {whose}: "
+        f"{most}{_figure(work.amount)} {unit.partition('/')[0]} took {_figure(found.seconds)} s by {clock_name}: "
         f"{most}{_figure(found.done / found.seconds)} {unit}"
     )
 

@@ -28,7 +28,7 @@ _CHANCE = 1.2  # how far above a choice by chance, ln(vocabulary), no training s
 _FEWEST_TOKENS = 256  # of a vocabulary of tokens, the bytes; a smaller one is of letters or sounds, as CTC has them
 _FAR_ABOVE = 1.5  # times that bound: a loss that begins higher is summed over tokens or steps, and no mean of a token's
 _AWAY = 3.0  # how far above the first loss all of the last fifth are, where it never came back
-_TRENDS = 5  # losses whose trend can be told from their scatter
+_TRENDS = 5  # losses whose trend can be distinguished from their scatter
 _FACTORS, _FACTORS_OF_NO_LEAP = 5.0, 8.0  # and by how many of the usual factors from step to step
 _NEAR_ZERO, _HIGH, _PART_OF_START = 0.05, 0.3, 0.2  # a loss above, which is 0 in the next step, did not fall there
 # and what stays below the first of these did not explode: GRPO's loss and a KL divergence begin with 0 by design
@@ -89,7 +89,7 @@ def _losses(run: CheckInput) -> list[float]:
 def _nan_of_other_lines(run: CheckInput) -> str:
     """Return a line with a loss of NaN that is none of the steps by which the run is judged, "" without one.
 
-    Which of its trainings a script's number is of nobody knows, so that those before the last one's count too.
+    To which of its trainings a script's number belongs is unknown, so those before the last one's count too.
     """
     log = run.log
     if run.by_steps:
@@ -112,7 +112,7 @@ def _zero(losses: Sequence[float]) -> str:
 
 
 def _vocabulary(run: CheckInput) -> int:
-    """Return how many tokens the model chooses from, as the log says, else the plan; 0 where neither does."""
+    """Return how many tokens the model chooses from, as the log reports, else the plan; 0 if neither has it."""
     plan = run.plan
     planned = plan.architecture.vocab if plan is not None and plan.architecture is not None else 0
     return run.log.loss_scan.vocabulary or planned
@@ -193,7 +193,7 @@ def _is_far(losses: Sequence[float], level: float) -> bool:
 
 
 def _above_chance(losses: Sequence[float], vocabulary: int) -> str:
-    """Return that the loss ends above that of a choice by chance, "" where it does not or nobody knows of how many."""
+    """Return that the loss ends above that of a choice by chance, "" if it does not or their number is unknown."""
     if vocabulary < _FEWEST_TOKENS or len(losses) < _LEAST:
         return ""
     level, chance = statistics.median(_last_part(losses)), math.log(vocabulary)

@@ -19,7 +19,7 @@ _FILTERS = ("log_rank", "ranks_filter")  # in names of settings, variables and o
 def ranks(run: CheckInput) -> CheckResult:
     """Check whether all ranks that print do, each of them to the end.
 
-    Frameworks print on one rank of a node, on those that a setting lists, or on all; a node's log says nothing of
+    Frameworks print on one rank of a node, on those that a setting lists, or on all; a node's log reports nothing of
     others.
     """
     if (wanted_gpus := _missed_gpus(run.plan)) > 1:
@@ -45,7 +45,7 @@ def ranks(run: CheckInput) -> CheckResult:
 
 
 def _missed_gpus(plan: RunPlan | None) -> int:
-    """Return how many GPUs a card itself asks for on a machine without one; a card that says nothing asks for one."""
+    """Return how many GPUs a card itself asks for on a machine without one; a card without the field asks for one."""
     if plan is None or plan.machine.vendor != "CPU" or not plan.origins.get("n_gpus", "card").startswith("card"):
         return 0
     return int(plan.card.n_gpus)
@@ -161,7 +161,7 @@ def _stages(plan: RunPlan, config: Mapping[str, str]) -> bool:
 
 
 def _printing(run: CheckInput) -> int:
-    """Return how many ranks of this node print at least, as far as the backend says."""
+    """Return how many ranks of this node print at least, as far as the backend defines it."""
     rule, plan = run.expected.rule, run.plan
     if rule.ranks == "all" and plan is not None:
         return max(1, plan.place.gpus_per_node)

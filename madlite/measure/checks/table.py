@@ -16,7 +16,7 @@ CheckStatus = Literal["pass", "warn", "fail", "unknown"]
 class CheckRow(Value, frozen=True):
     """One outcome of a check: when it applies, and of a failed one the causes that the run can have by it.
 
-    Where `when` has several cases the result's text says which of them it is.
+    Where `when` has several cases the result's text states which one applies.
     """
 
     check: str
@@ -255,7 +255,7 @@ class Observation(Value, frozen=True):
     stopped_text: str = ""
     stopped_line: str = ""  # what shows why, e.g. where the ranks of a hung run are
     failed_action: str = ""  # the kind of an action before the run that failed
-    failed_line: str = ""  # what that action said
+    failed_line: str = ""  # what that action printed
     failed_node: str = ""  # of several, as text, the one that failed first
     node_log: LogMonitor | None = None  # and its own output
     results: FileResults | None = None
@@ -297,7 +297,7 @@ class CheckInput(Value, frozen=True):
 
     @property
     def by_steps(self) -> bool:
-        """Whether the run is judged by its training steps; else a card's own script says its number."""
+        """Whether the run is judged by its training steps; else a card's own script prints its number."""
         return self.expected.rule.kind == "steps"
 
     @property
@@ -317,7 +317,7 @@ class CheckInput(Value, frozen=True):
 
     @property
     def ran(self) -> bool:
-        """Whether the model's own step was started: without it the log says nothing."""
+        """Whether the model's own step was started: without it the log has no meaning."""
         return self.observed is None or (self.observed.exit is not None and not self.observed.failed_action)
 
 

@@ -1,1 +1,1 @@
-"""What tells a hung run from a slow one, and what it hangs in."""
+"""What distinguishes a hung run from a slow one, and what it hangs in."""

@@ -34,7 +34,7 @@ from madlite.run.watchdog.watchdog import HangReport
 from madlite.secrets import Redactor, assigned
 from madlite.workspace.folder import RUN_MARK, RunFolder
 
-# What the GPUs do while a run seems to hang, as the vendors' tools tell it.
+# What the GPUs do while a run seems to hang, as the vendors' tools report it.
 
 GPU_LIMIT_S = 10.0  # of one command
 COMMANDS = (
@@ -48,13 +48,13 @@ COMMANDS = (
 
 
 def gpu_state(environ: Mapping[str, str], left_s: float, cancelled: Event) -> str:
-    """Return what the tools say that are here; rocm-smi is asked only where amd-smi says nothing.
+    """Return what the tools report that are here; rocm-smi runs only where amd-smi prints nothing.
 
     `left_s` bounds each command, and LIMIT_S.
     """
     host = Host(path=environ.get("PATH", ""), env=dict(environ))
     outputs: dict[str, list[str]] = {}
-    failed_tools: set[str] = set()  # tools that failed: another question to them costs as much again
+    failed_tools: set[str] = set()  # tools that failed: another call would cost as much again
     for name, *arguments in COMMANDS:
         tool = find_tool(host, name)
         if tool is None or cancelled.is_set() or name in failed_tools or (name == "rocm-smi" and "amd-smi" in outputs):
@@ -141,7 +141,7 @@ def probe_nodes(
 ) -> NodeFacts:
     """Return what is seen of what is `wanted`: processes, stacks, gpus; of all nodes at once; never raises.
 
-    `left_s` tells the seconds that are left for all of it.  Once `cancelled` is set nothing is waited for.
+    `left_s` returns the seconds that are left for all of it.  Once `cancelled` is set nothing is waited for.
     """
     nodes = range(min(len(session.nodes), MOST_NODES))
     probes = [_NodeProbe(session, plan, node, wanted, left_s) for node in nodes]

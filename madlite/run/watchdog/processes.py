@@ -56,7 +56,7 @@ def find_processes(run_id: str, proc: Path = Path("/proc")) -> tuple[ProcessInfo
 
 
 def read_facts(folder: Path, environment: Mapping[str, str]) -> ProcessInfo | None:
-    """Return what /proc tells of a process; None of one that ended meanwhile."""
+    """Return the facts of a process in /proc; None of one that ended meanwhile."""
     name, found, stat = _text(folder / "stat").rpartition(")")
     fields = stat.split()
     if not found or len(fields) < 18:
@@ -235,7 +235,7 @@ def main_frames(text: str) -> list[Frame]:
 
 # Where the ranks of a run that seems to hang stand, and which of them the others may be waiting for.
 #
-# A place is a function, its file and the line in it.  The ranks that stand alone are told first: in a collective all
+# A place is a function, its file and the line in it.  The ranks that stand alone are listed first: in a collective all
 # wait for the one that did not come.
 
 MOST_DUMPS = 64  # processes whose stacks are taken, the ranks' own first
@@ -246,7 +246,7 @@ _SHOWN_FRAMES = 3
 _STARTS = re.compile(
     r"runpy|(^|/)(torch/distributed/(elastic/|run\.py|launch)|multiprocessing/(spawn|process|popen)|click/|fire/|hydra/)"
 )
-# whoever waits does it here, so what called it is told too
+# any waiting code is here, so its caller is reported too
 _STANDARD_WAITS = re.compile(
     r"(^|/)((threading|queue|selectors|subprocess|socket|ssl)\.py$|multiprocessing/|asyncio/|concurrent/futures/)"
 )

@@ -25,7 +25,7 @@ class StepRate:
     """Takes each step's number as it comes.
 
     A report is what comes at one moment: one line or many, of one step or of several since the report before it.  Of
-    ranks that tell the same step the first counts.
+    ranks that report the same step the first counts.
     """
 
     def __init__(self) -> None:
@@ -128,7 +128,7 @@ def _stall_text(stall: Stall) -> str:
 
 STEPS = 20  # median steps that a silence may last, where that is longer than the limit
 REPORTS = 3  # median times between two reports that it may last, where a line covers many steps
-FIRST_STEPS = 3  # times that the first step took to come, while nobody knows how long a step takes
+FIRST_STEPS = 3  # times that the first step took to come, while the duration of a step is unknown
 SLOW_S, SLOW_TIMES = 10.0, 3.0  # a step that takes longer than both, in seconds and in usual gaps, is reported
 SLOW_OUTPUT_S = 60.0  # the same of output, where a phase has no steps
 STEP_OPTION, START_OPTION = "--silence-limit", "--start-silence-limit"
@@ -155,7 +155,7 @@ class ProgressMonitor:
     """
 
     def __init__(self, plan: RunPlan, now: Callable[[], float] = time.monotonic) -> None:
-        without_stream = not plan.traits.streams  # then silence says nothing
+        without_stream = not plan.traits.streams  # then silence means nothing
         self._start_s, self._step_s = (0.0, 0.0) if without_stream else (plan.start_silence_s, plan.silence_s)
         limits = [limit_s for limit_s in (self._start_s, self._step_s) if limit_s]
         self._look_s = min(_LOOK_S, *(limit_s / _LOOKS for limit_s in limits)) if limits else _LOOK_S
@@ -245,7 +245,7 @@ class ProgressMonitor:
             return max(_SHORTEST_S, min([self._look_s, *left_s]))
 
     def discount(self, for_s: float) -> None:
-        """Leave out a time in which nothing could come, because nobody listened."""
+        """Leave out a time in which nothing could come, because the log was not read."""
         with self._lock:
             self._discount(for_s)
 
@@ -288,7 +288,7 @@ class ProgressMonitor:
         self._last_sign_s = self._next_note_s = self._chunk_s
 
     def _discount(self, for_s: float) -> None:
-        # the same time can be told of twice: by who read while all of madlite was stopped, and by who looked late
+        # the same time can be counted twice: by a read while all of madlite was stopped, and by a late check
         self._last_sign_s = min(self._last_sign_s + for_s, self._now())
         self._rate.pause()
 

@@ -1,7 +1,7 @@
-"""Tells a hung run from a slow one: looks at the silence, has the evidence collected, and gives the reason to stop.
+"""Distinguish a hung run from a slow one: check the silence, have evidence collected, give the reason to stop.
 
 Only the watch's thread calls it; the evidence is collected in a thread of its own, so that a signal and the clock are
-heard meanwhile.
+handled meanwhile.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from madlite.run.watchdog.progress_monitor import ProgressMonitor, SilenceNote
 
 
 class HangReport(Value, frozen=True):
-    """`notes` tell what is wrong with its processes, `location` where the rest is, `evidence` where its ranks are.
+    """`notes` name what is wrong with its processes, `location` where the rest is, `evidence` where its ranks are.
 
     `outliers` are the ranks that stand apart: the others may be waiting for them.
     """
@@ -40,7 +40,7 @@ ProbeHang: TypeAlias = Callable[[threading.Event], HangReport]
 class StopReason(Value, frozen=True):
     """Why a run was ended; `evidence` is the line that shows it, where there is one.
 
-    `short` is what the screen says meanwhile, where it told the rest just before; `hint` is what to do.
+    `short` is what the screen shows meanwhile, where it printed the rest just before; `hint` is what to do.
     """
 
     cause: Cause
@@ -52,7 +52,7 @@ class StopReason(Value, frozen=True):
 
 HANG_PROBE_LIMIT_S = 75.0  # a bit more than the probe takes by its own limit: one that hangs itself is not waited for
 _POLL_S = 0.2
-_LATE_S = 5.0  # a look this late says that madlite itself was stopped, or the machine
+_LATE_S = 5.0  # a check this late means that madlite itself was stopped, or the machine
 _LEAVE_S = 2.0  # for a probe that is given up to end its tools
 _LOG = logging.getLogger(__name__)
 
