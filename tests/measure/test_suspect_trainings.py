@@ -107,11 +107,11 @@ DOUBTED: dict[str, tuple[list[str], str]] = {
     "turns 0": (titan([6.2, 6.1, 6.0, *[0.0] * 9]), "the loss is 0 after 6"),
     "turns 0 for a while": (titan([6.2, 6.1, 6.0, 0.0, 0.0, 0.0, *[5.9] * 9]), "the loss is 0 after 6"),
     "turns 0 at the end": (titan([6.2, 6.1, 6.0, 5.9, 5.9, 5.8, 5.8, 0.0]), "the loss is 0 after 5.8"),
-    "a line that is no step": ([*titan([6.2] * 12), "epoch 3: train loss: nan"], "a line tells of a loss"),
+    "a line that is no step": ([*titan([6.2] * 12), "epoch 3: train loss: nan"], "a line reports a loss"),
     "trainer's loss turns 0": (trainer([6.2, 6.1, *[0] * 10], norms=[0.9] * 12), "the loss is 0 after 6.1"),
     "trainer's norm is NaN": (trainer([6.2, 6.1, *[6.0] * 10], norms=[1.2, *["nan"] * 11]), "a gradient norm is NaN"),
-    "a script's words": (["step 3 loss=nan", "performance: 100 tokens/s"], "a line tells of a loss"),
-    "then better": (["iter 3 loss: NaN", "iter 4 loss: 2.5", "performance: 100 tokens/s"], "a line tells of a loss"),
+    "a script's words": (["step 3 loss=nan", "performance: 100 tokens/s"], "a line reports a loss"),
+    "then better": (["iter 3 loss: NaN", "iter 4 loss: 2.5", "performance: 100 tokens/s"], "a line reports a loss"),
 }  # fmt: skip
 
 
