@@ -101,10 +101,7 @@ def plan_each(jobs: Sequence[tuple[Request, PlanCard]], inputs: BatchInputs) -> 
 def _without_requests(request: Request, inputs: BatchInputs) -> tuple[Request, BatchInputs]:
     """Return a card as if the command had no options for it: its problems then are its own."""
     nothing = replace(inputs.options, sets=(), named=(), backend="", runtime="", image="")
-    return (
-        replace(request, overrides=()),
-        replace(inputs, options=nothing, context=Context()),
-    )
+    return (replace(request, overrides=()), replace(inputs, options=nothing, context=Context()))
 
 
 def _is_card_problem(problem: MadliteError, without_options: Callable[[], Sequence[Planned]]) -> bool:

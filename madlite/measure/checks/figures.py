@@ -173,8 +173,8 @@ def compare_with_clock(steps: Steps, window: Window, work: float, interrupted: S
 def work_of_step(quantity: Quantity, plan: RunPlan | None, config: Mapping[str, str]) -> Work | None:
     """Return the tokens, samples or images of a step on each GPU; None where that is not known.
 
-    What the trainer's log reports goes before the plan.  Where the number of ranks that share a global batch is unknown,
-    it is what one rank passes through the model in a step: GPUs that share a rank's sequences have less each, never more.
+    The trainer's log goes before the plan.  Where the number of ranks that share a global batch is unknown, it is what
+    one rank passes through the model in a step: GPUs that share a rank's sequences have less each, never more.
     """
     variant = plan.variant if plan else None
     sizes = {
