@@ -103,8 +103,7 @@ def probe(session: Session, plan: RunPlan, action: Action) -> ProbedFacts:
         if (chunk.node, chunk.stream) == (0, 1) and len(output) < MOST_BYTES:
             output.extend(chunk.data[: MOST_BYTES - len(output)])
 
-    source = Path(probe_inside.__file__).read_text(encoding="utf-8")
-    argv = ("sh", "-c", _START, "madlite-probe", source, json.dumps(_probe_request(plan)))
+    argv = ("sh", "-c", _START, "madlite-probe", _probe_source(), json.dumps(_probe_request(plan)))
     try:
         ended = session.run(replace(action, kind="prepare", argv=argv, timeout_s=LIMIT_S), collect)
     except RuntimeProblem as problem:  # of a container that is gone the workload will say so itself
@@ -121,6 +120,10 @@ def read_answer(output: bytes, code: int) -> ProbedFacts:
     except (IndexError, msgspec.DecodeError, UnicodeDecodeError):
         why = "there is no Python" if code == 127 else f"the probe ended with exit code {code}"
         return ProbedFacts(notes=(f"the environment of the run is unknown: {why}",))
+
+
+def _probe_source() -> str:
+    return Path(probe_inside.__file__).read_text(encoding="utf-8")
 
 
 def _probe_request(plan: RunPlan) -> dict[str, object]:

@@ -350,7 +350,7 @@ def test_a_probe_that_hangs_is_ended_and_the_session_goes_on(tmp_path: Path, mon
 
     plan = make_plan(tmp_path / "w")
     monkeypatch.setattr(module, "LIMIT_S", 0.5)
-    monkeypatch.setattr(module, "_text", lambda: "import time; time.sleep(60)")
+    monkeypatch.setattr(module, "_probe_source", lambda: "import time; time.sleep(60)")
     session = HostSession(plan.id, plan.workspace, plan.folder, dict(os.environ), 0.5)
     assert probe(session, plan, Action(kind="run", argv=("true",))).notes != ()
     said: list[bytes] = []
