@@ -14,7 +14,7 @@ from contextvars import ContextVar, copy_context
 from typing import TypeVar
 
 UNWIND_S = 1.0  # for a call that is left to end by itself, and remove what it made
-_TURN_S = 0.1
+_POLL_S = 0.1
 _T = TypeVar("_T")
 
 
@@ -82,7 +82,7 @@ class Cancellation:
                 done.set_exception(error)
 
         threading.Thread(target=copy_context().run, args=(run,), name="madlite-call", daemon=True).start()
-        while not wait([done], _TURN_S).done:
+        while not wait([done], _POLL_S).done:
             if self.asked.is_set():
                 self._leave(done)
                 raise Interrupted
@@ -90,8 +90,8 @@ class Cancellation:
 
     def _leave(self, done: Future[_T]) -> None:
         left_s = UNWIND_S
-        while left_s > 0 and not self._hurried.is_set() and not wait([done], _TURN_S).done:
-            left_s -= _TURN_S
+        while left_s > 0 and not self._hurried.is_set() and not wait([done], _POLL_S).done:
+            left_s -= _POLL_S
         with suppress(BaseException):  # its failure is nothing any more; asked for, or it is told of as never read
             done.exception(timeout=0)
 
@@ -135,15 +135,15 @@ STOPPED = 130  # the exit code of an action that was not started, because its se
 class ActionGate:
     """Who is running, and what was asked of it.
 
-    `asked_to_end` holds for the action, `closed` for the whole session: nothing starts any more.  `hurried` ends all
-    grace, and `given_up` lets the runner return whatever its process does.
+    `end_requested` holds for the action, `closed` for the whole session: nothing starts any more.  `hurried` ends all
+    grace, and `abandoned` lets the runner return whatever its process does.
     """
 
     def __init__(self) -> None:
-        self.asked_to_end = threading.Event()
+        self.end_requested = threading.Event()
         self.closed = threading.Event()
         self.hurried = threading.Event()
-        self.given_up = threading.Event()
+        self.abandoned = threading.Event()
         self._over = threading.Event()
         self._over.set()
         self._one_stop = threading.Lock()
@@ -176,7 +176,7 @@ class ActionGate:
         if grace_s <= 0:
             self.hurried.set()
         with self._one_stop:
-            self.asked_to_end.set()
+            self.end_requested.set()
             yield
 
     def end_until_over(self, end: Callable[[], None], limit_s: float) -> bool:
@@ -195,7 +195,7 @@ class ActionGate:
     @contextmanager
     def _running(self) -> Iterator[None]:
         with self._one_stop:  # one that is under way must not hit the next action
-            self.asked_to_end.clear()
+            self.end_requested.clear()
             self.hurried.clear()
             self._over.clear()
         self._runner = threading.get_ident()

@@ -28,7 +28,7 @@ COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 MAIN = "main"
 NOTES = ".madlite"
 _LONGEST_REF = 1 << 12
-_LOCK_TURN_S = 0.2
+_LOCK_POLL_S = 0.2
 _WEIGHTS = (".safetensors", ".bin", ".pth", ".pt", ".gguf", ".ckpt", ".distcp")
 _SHARD = re.compile(r"(.*[-_.])(\d{5})-of-(\d{5})(.*)")
 _WILD = frozenset("*?[")
@@ -62,7 +62,7 @@ class CachedSnapshot(Value, frozen=True):
 
 def find_asset(asset: Asset, cache: Path, data: Path) -> Path | None:
     """Return where an asset lies, None where anything of it is missing; of a file it is the file."""
-    return find_snapshot(asset, cache, data) if asset.source == "hub" else find_kept(asset, data)
+    return find_snapshot(asset, cache, data) if asset.source == "hub" else find_prepared(asset, data)
 
 
 def find_snapshot(asset: Asset, cache: Path, data: Path) -> Path | None:
@@ -79,11 +79,11 @@ def find_snapshot(asset: Asset, cache: Path, data: Path) -> Path | None:
     return None
 
 
-def find_kept(asset: Asset, data: Path) -> Path | None:
+def find_prepared(asset: Asset, data: Path) -> Path | None:
     """Return the file or folder of prepared data where it is as it was when it was complete."""
     if not asset.path:
         return None
-    place, record = data / asset.path, _read(data / _kept_note(asset))
+    place, record = data / asset.path, _read(data / _record_name(asset))
     if record is None or record.ref != asset.ref or not record.files:
         return None
     base = place.parent if asset.source == "url" else place
@@ -171,13 +171,13 @@ def save_hub_record(asset: Asset, cache: Path, data: Path, record: AssetRecord) 
         _write(data, name, record)
 
 
-def save_kept_record(asset: Asset, data: Path, files: dict[str, int]) -> None:
+def save_prepared_record(asset: Asset, data: Path, files: dict[str, int]) -> None:
     """Note the files of prepared data, which were complete.
 
     Raises:
         OSError: it cannot be written.
     """
-    _write(data, _kept_note(asset), AssetRecord(ref=asset.ref, files=files))
+    _write(data, _record_name(asset), AssetRecord(ref=asset.ref, files=files))
 
 
 def refuse_links(base: Path, folders: Iterable[Path], *, owned: Path | None = None) -> None:
@@ -224,14 +224,14 @@ def locked(asset: Asset, data: Path, stop: threading.Event, waiting: Callable[[]
     from filelock import Timeout
     from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]  # also where a disk has no flock
 
-    file = (data / _kept_note(asset)).with_suffix(".lock")
+    file = (data / _record_name(asset)).with_suffix(".lock")
     refuse_links(data, (file.parent, *_folders_of(data, asset.path)))
     file.parent.mkdir(parents=True, exist_ok=True)
     remove_planted([file, file.with_suffix(".json")])
     told = False
     while True:
         try:
-            with WeakFileLock(file, timeout=_LOCK_TURN_S):
+            with WeakFileLock(file, timeout=_LOCK_POLL_S):
                 yield
                 return
         except Timeout:
@@ -279,7 +279,7 @@ def _folders_of(data: Path, path: str) -> Iterator[Path]:
     yield from (data / folder for folder in Path(path).parents if folder != Path())
 
 
-def _kept_note(asset: Asset) -> str:
+def _record_name(asset: Asset) -> str:
     return f"{NOTES}/{_digest(asset.path)}.json"
 
 

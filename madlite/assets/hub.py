@@ -34,7 +34,7 @@ from madlite.assets.cache import (
 )
 from madlite.assets.places import HUB, Token
 from madlite.assets.refusals import Refused, missing_files, page, refusal
-from madlite.assets.web import LIMIT_S, Tell, client, counting, is_of_disk, is_sound, named, retry
+from madlite.assets.web import LIMIT_S, ProgressCallback, client, client_identity, counting, is_of_disk, is_sound, retry
 from madlite.errors import RuntimeProblem
 from madlite.model import Asset, Cause, Say, Value
 
@@ -102,7 +102,7 @@ def missing_bytes(asset: Asset, listing: Listing, cache: Path) -> int:
 
 @dataclass
 class RepoDownload:
-    """One repository on its way; `say` hears what is worth a line, `tell` of bytes.
+    """One repository on its way; `say` hears what is worth a line, `progress` of bytes.
 
     With `verify` what is here is read again, and fetched again where its bytes are not those that the hub names.
     """
@@ -112,7 +112,7 @@ class RepoDownload:
     cache: Path
     access: Access
     say: Say
-    tell: Tell
+    progress: ProgressCallback
     stop: threading.Event
     verify: bool = False
 
@@ -221,8 +221,8 @@ class RepoDownload:
                 endpoint=self.access.endpoint,
                 etag_timeout=LIMIT_S,
                 force_download=force,
-                tqdm_class=counting(self.tell, self._is_stopped),
-                **named(),
+                tqdm_class=counting(self.progress, self._is_stopped),
+                **client_identity(),
             )
         except Stopped:
             raise
@@ -236,7 +236,7 @@ class RepoDownload:
 
 def _list(asset: Asset, access: Access) -> Listing:
     """Ask for files by their names where all are named: a listing of all that a large data set has takes minutes."""
-    api = client().HfApi(endpoint=access.endpoint, token=access.word, **named())
+    api = client().HfApi(endpoint=access.endpoint, token=access.word, **client_identity())
     kind, by_name = _kind(asset), bool(asset.files) and not any(map(is_wild, asset.files))
     info = api.repo_info(asset.ref, repo_type=kind, revision=asset.revision or None, timeout=LIMIT_S)
     if not COMMIT.fullmatch(info.sha or ""):  # it becomes a path
@@ -253,7 +253,7 @@ def _list(asset: Asset, access: Access) -> Listing:
     if files:  # the largest is asked for: a gated repository may show everybody its README
         largest = max(files, key=lambda name: files[name])
         url = client().hf_hub_url(asset.ref, largest, endpoint=access.endpoint, **at)
-        client().get_hf_file_metadata(url, token=access.word, timeout=LIMIT_S, **named())
+        client().get_hf_file_metadata(url, token=access.word, timeout=LIMIT_S, **client_identity())
     return Listing(
         commit=info.sha,
         files=files,

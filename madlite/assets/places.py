@@ -76,8 +76,8 @@ def stored_token() -> Token | None:
 
 
 def _cache(environ: Mapping[str, str]) -> Path:
-    named = environ.get("XDG_CACHE_HOME")
-    return _path(named, environ) if named else _home(environ) / ".cache"
+    folder = environ.get("XDG_CACHE_HOME")
+    return _path(folder, environ) if folder else _home(environ) / ".cache"
 
 
 def _path(text: str, environ: Mapping[str, str]) -> Path:

@@ -35,7 +35,7 @@ class LazyBackend:
         return claim_by_book(self.name, card, cards_of_book(self.book))
 
     def expand(self, request: Request, machine: Machine) -> Sequence[RunSpec]:
-        """Return the backend's drafts of a card."""
+        """Return the backend's RunSpecs of a card."""
         return self.loaded.expand(request, machine)
 
     def check(self, plan: RunPlan) -> Iterable[Finding]:

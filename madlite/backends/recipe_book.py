@@ -80,8 +80,8 @@ def _read(named: str, values: Mapping[str, object]) -> Iterator[tuple[str, Archi
         yield named, unknown
         return
     sizes = {key: value for key, value in values.items() if key not in ("also", "name")}
-    if strange := sorted(sizes.keys() - set(Architecture.__struct_fields__)):
-        raise ValueError(f"architecture '{named}' sets {', '.join(strange)}, which no shape has")
+    if unknown_keys := sorted(sizes.keys() - set(Architecture.__struct_fields__)):
+        raise ValueError(f"architecture '{named}' sets {', '.join(unknown_keys)}, which no shape has")
     for name in (named, *msgspec.convert(values.get("also", ()), tuple[str, ...])):
         try:
             yield name, msgspec.convert({**sizes, "name": name}, Architecture)
@@ -246,15 +246,15 @@ def _run(values: Mapping[str, object]) -> dict[str, object]:
 def _refused(values: Mapping[str, object]) -> dict[str, object]:
     listed = {"cards": _listed(values["card"]), "releases": _listed(values.get("release", ()))}
     rest = {key: value for key, value in values.items() if key not in ("card", "release")}
-    if strange := sorted(set(rest) - set(RefusedRun.__struct_fields__)):
-        raise ValueError(f"refused sets {', '.join(strange)}, which nothing reads")
+    if unknown_keys := sorted(set(rest) - set(RefusedRun.__struct_fields__)):
+        raise ValueError(f"refused sets {', '.join(unknown_keys)}, which nothing reads")
     return {**listed, **rest}
 
 
 def _shape(values: Mapping[str, object]) -> dict[str, object]:
     fields = {key: value for key, value in values.items() if key != "others"}
-    if strange := sorted(set(fields) - set(Architecture.__struct_fields__) | fields.keys() & {"name", "source"}):
-        raise ValueError(f"shape sets {', '.join(strange)}, which no architecture has")
+    if unknown_keys := sorted(set(fields) - set(Architecture.__struct_fields__) | fields.keys() & {"name", "source"}):
+        raise ValueError(f"shape sets {', '.join(unknown_keys)}, which no architecture has")
     return {"fields": fields, "others": values.get("others", ())}
 
 

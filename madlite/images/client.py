@@ -47,14 +47,14 @@ def podman_version(client: Any) -> str:
     return next((str(part.get("Version", "")) for part in parts if part.get("Name") == "Podman Engine"), "")
 
 
-def ask_for_gpus(client: Any, host: dict[str, Json]) -> None:
+def translate_gpu_requests(client: Any, host: dict[str, Json]) -> None:
     """Word a request's GPUs as the engine understands them: podman knows NVIDIA's by their CDI names alone.
 
     Raises:
         RuntimeProblem: this podman would start the container without them.
     """
-    asked = host.get("DeviceRequests") or []
-    version = podman_version(client) if asked else ""
+    requests = host.get("DeviceRequests") or []
+    version = podman_version(client) if requests else ""
     if not version:
         return
     if tuple(map(int, re.findall(r"\d+", version)[:2])) < GPUS_SINCE:
@@ -63,7 +63,7 @@ def ask_for_gpus(client: Any, host: dict[str, Json]) -> None:
             f"podman {'.'.join(map(str, GPUS_SINCE))} or later does, and so does docker",
             cause=Cause.PREPARE,
         )
-    host["DeviceRequests"] = [_by_cdi(request) for request in asked]
+    host["DeviceRequests"] = [_by_cdi(request) for request in requests]
 
 
 def _by_cdi(request: Mapping[str, Json]) -> dict[str, Json]:
@@ -145,8 +145,8 @@ def connect(environ: Mapping[str, str], limit_s: float = API_LIMIT_S) -> Client:
 
     address = docker_address(environ)
     try:
-        given = docker.utils.kwargs_from_env(environment={**environ, "DOCKER_HOST": address})
-        return docker.APIClient(**given, version="auto", timeout=limit_s)
+        settings = docker.utils.kwargs_from_env(environment={**environ, "DOCKER_HOST": address})
+        return docker.APIClient(**settings, version="auto", timeout=limit_s)
     except docker.errors.DockerException as error:
         raise unreachable(address, error) from error
     except ValueError as error:
@@ -211,14 +211,14 @@ def _reason(error: Exception) -> tuple[str, str]:
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
     """Yield an error and what led to it; requests and urllib3 hide the first cause in arguments."""
-    pending, seen = [error], set[int]()
+    pending, visited = [error], set[int]()
     while pending:
-        here = pending.pop(0)
-        if id(here) in seen:
+        current = pending.pop(0)
+        if id(current) in visited:
             continue
-        seen.add(id(here))
-        yield here
-        linked = [here.__cause__, here.__context__, getattr(here, "reason", None), *here.args]
+        visited.add(id(current))
+        yield current
+        linked = [current.__cause__, current.__context__, getattr(current, "reason", None), *current.args]
         pending += [link for link in linked if isinstance(link, BaseException)]
 
 
@@ -283,23 +283,23 @@ def closing_answers(client: Client) -> Iterator[None]:
             response.close()
 
 
-def pull_problem(ref: str, words: str) -> RuntimeProblem | None:
+def pull_problem(ref: str, message: str) -> RuntimeProblem | None:
     """Return why an image cannot be had, in one sentence; None where the engine's words do not tell."""
     login = f"docker login, then docker pull {ref}"
-    if _FULL.search(words):
+    if _FULL.search(message):
         return RuntimeProblem(
-            f"the disk is full while getting image {ref}: {words}",
+            f"the disk is full while getting image {ref}: {message}",
             "docker system df, docker image prune",
             cause=Cause.DISK,
         )
     for pattern, reason, hint in (
         (_LIMITED, "the registry's pull limit is reached", login),
         (_PLATFORM, "the registry has it for other processors only", f"docker manifest inspect {ref}"),
-        (_OFFLINE, f"the registry cannot be reached ({words})", f"check network and proxy: docker pull {ref}"),
+        (_OFFLINE, f"the registry cannot be reached ({message})", f"check network and proxy: docker pull {ref}"),
         (_DENIED, "there is no such repository, or it needs a login", login),
         (_ABSENT, "the registry has no such tag", "check the name: the card's image, --image, or the FROM line"),
     ):
-        if pattern.search(words):
+        if pattern.search(message):
             return RuntimeProblem(f"image {ref} cannot be pulled: {reason}", hint, cause=Cause.IMAGE)
     return None
 
@@ -307,7 +307,7 @@ def pull_problem(ref: str, words: str) -> RuntimeProblem | None:
 # How long a session waits for its engine: as long as its work takes, and less once the session is to end.
 
 LOST_LIMIT_S = 1.0  # for one call to an engine that left another without an answer while its session was to end
-_TURN_S = 0.1
+_POLL_S = 0.1
 
 
 class CancellableClient:
@@ -368,6 +368,6 @@ class CancellableClient:
         import requests
 
         begun_s = time.monotonic()
-        while not wait([answer], _TURN_S).done:
+        while not wait([answer], _POLL_S).done:
             if time.monotonic() > max(begun_s, self._cut_s) + self._limit_s:
                 raise requests.ReadTimeout(f"no answer within {self._limit_s:g} s")

@@ -70,7 +70,7 @@ def dockerfile_text(image: Image) -> str:
     return data.decode("utf-8", "replace")
 
 
-def tell_size(image: Image, say: Say) -> None:
+def report_context_size(image: Image, say: Say) -> None:
     """Say how large a context is that docker's command line sends; what cannot be read it says itself."""
     dockerfile, context = _places(image)
     own = dockerfile.with_name(f"{dockerfile.name}{_IGNORE}")

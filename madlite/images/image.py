@@ -30,8 +30,8 @@ from madlite.model import Cause, Image, ImageUsed, Login, Say
 MIB, GIB = 1 << 20, 1 << 30
 FREE_BYTES = 5 * GIB  # less cannot hold any training image; how much an image needs is known only once it is there
 FREE_INODES = 100_000
-SAY_EVERY_S = 10.0
-SAY_EVERY_SHARE = 0.1
+REPORT_EVERY_S = 10.0
+REPORT_EVERY_SHARE = 0.1
 
 
 def pull(client: Client, ref: str, say: Say) -> None:
@@ -50,7 +50,7 @@ def pull(client: Client, ref: str, say: Say) -> None:
             for item in client.pull(*name_and_tag(ref), stream=True, decode=True):
                 if "error" in item:
                     raise _problem(ref, str(item["error"]))
-                progress.take(item)
+                progress.add(item)
     except docker.errors.APIError as error:
         raise _problem(ref, error_text(error)) from error
 
@@ -86,10 +86,10 @@ class PullProgress:
         self._doing = doing
         self._say = say
         self._layers: dict[str, tuple[int, int]] = {}  # layer → bytes so far, bytes in all
-        self._said_at_s = time.monotonic()
-        self._said_share = 0.0
+        self._reported_at_s = time.monotonic()
+        self._reported_share = 0.0
 
-    def take(self, item: Mapping[str, Any]) -> None:
+    def add(self, item: Mapping[str, Any]) -> None:
         """Take one message of the engine."""
         layer, status = str(item.get("id", "")), item.get("status", "")
         detail = item.get("progressDetail") or {}
@@ -98,18 +98,18 @@ class PullProgress:
         elif status in ("Download complete", "Pull complete", "Pushed") and layer in self._layers:
             total = self._layers[layer][1]
             self._layers[layer] = (total, total)
-        self._speak()
+        self._report()
 
-    def _speak(self) -> None:
+    def _report(self) -> None:
         total = sum(whole for _, whole in self._layers.values())
         got = sum(part for part, _ in self._layers.values())
         if not total:
             return
         now_s, share = time.monotonic(), got / total
-        step = min(self._said_share + SAY_EVERY_SHARE, 1.0)
-        if (share < step or self._said_share == 1.0) and now_s < self._said_at_s + SAY_EVERY_S:
+        step = min(self._reported_share + REPORT_EVERY_SHARE, 1.0)
+        if (share < step or self._reported_share == 1.0) and now_s < self._reported_at_s + REPORT_EVERY_S:
             return
-        self._said_at_s, self._said_share = now_s, share
+        self._reported_at_s, self._reported_share = now_s, share
         unit, name = (GIB, "GiB") if total >= GIB else (MIB, "MiB")
         last = "unpacking" if self._doing == "pulling" else "closing"
         rest = last if got >= total else f"{got / unit:.1f} of {total / unit:.1f} {name}"
@@ -124,9 +124,11 @@ def name_and_tag(ref: str) -> tuple[str, str]:
     return str(repository), str(tag or "latest")
 
 
-def _problem(ref: str, words: str) -> RuntimeProblem:
-    known = pull_problem(ref, words)
-    return known or RuntimeProblem(f"image {ref} cannot be pulled: {words}", f"docker pull {ref}", cause=Cause.IMAGE)
+def _problem(ref: str, message: str) -> RuntimeProblem:
+    problem = pull_problem(ref, message)
+    return problem or RuntimeProblem(
+        f"image {ref} cannot be pulled: {message}", f"docker pull {ref}", cause=Cause.IMAGE
+    )
 
 
 # Give an image its name in a registry and push it there, with progress in lines.
@@ -148,13 +150,13 @@ def push(client: Client, ref: str, target: str, say: Say) -> None:
             for item in client.push(*name_and_tag(target), stream=True, decode=True):
                 if "error" in item:
                     raise _push_problem(target, str(item["error"]))
-                progress.take(item)
+                progress.add(item)
     except docker.errors.APIError as error:
         raise _push_problem(target, error_text(error)) from error
 
 
-def _push_problem(target: str, words: str) -> RuntimeProblem:
-    return RuntimeProblem(f"{target} cannot be pushed: {words}", f"docker push {target}", cause=Cause.IMAGE)
+def _push_problem(target: str, message: str) -> RuntimeProblem:
+    return RuntimeProblem(f"{target} cannot be pushed: {message}", f"docker push {target}", cause=Cause.IMAGE)
 
 
 # The image that a built one is based on, and its digest.
@@ -270,7 +272,7 @@ def prepare_image(client: Client, image: Image, environ: Mapping[str, str], say:
     )
 
 
-def is_here(image: Image, environ: Mapping[str, str]) -> bool:
+def is_local(image: Image, environ: Mapping[str, str]) -> bool:
     """Say whether the engine has an image; it asks no registry.
 
     Raises:
@@ -292,8 +294,8 @@ def inspect(client: Client, ref: str) -> dict[str, Any] | None:
 
 def labels(found: Mapping[str, Any]) -> dict[str, str]:
     """Return an image's labels as text."""
-    told = (found.get("Config") or {}).get("Labels") or {}
-    return {str(name): str(text) for name, text in told.items()}
+    values = (found.get("Config") or {}).get("Labels") or {}
+    return {str(name): str(text) for name, text in values.items()}
 
 
 def _built(client: Client, image: Image, environ: Mapping[str, str], say: Say) -> ImageUsed:

@@ -39,8 +39,8 @@ class ForeignProcess(Value, frozen=True):
 
     def __str__(self) -> str:
         gpus = ", ".join(map(str, sorted(self.memory)))
-        held = sum(self.memory.values())
-        size = f", {held / GIB:.1f} GiB" if held else ","
+        used_bytes = sum(self.memory.values())
+        size = f", {used_bytes / GIB:.1f} GiB" if used_bytes else ","
         return f"pid {self.pid} {self.command}{size} on GPU {gpus}"
 
 
@@ -63,10 +63,10 @@ def find_foreign(
     """
     found: dict[int, dict[int, int]] = {}
     for one in listed:
-        held = one.memory_bytes or 0
+        used_bytes = one.memory_bytes or 0
         at_work = one.busy or (one.gpu in busy_gpus and one.busy is None)
-        if (held >= LEAST_BYTES or at_work) and not is_own(proc, one.pid, own) and _lives(proc, one.pid):
-            found.setdefault(one.pid, {})[one.gpu] = held
+        if (used_bytes >= LEAST_BYTES or at_work) and not is_own(proc, one.pid, own) and _lives(proc, one.pid):
+            found.setdefault(one.pid, {})[one.gpu] = used_bytes
     names = {one.pid: one.name for one in listed}
     return tuple(
         ForeignProcess(pid=pid, command=_command(proc, pid) or names.get(pid, "") or "?", memory=memory)
@@ -78,8 +78,8 @@ def merge_processes(before: Iterable[ForeignProcess], now: Iterable[ForeignProce
     """Return foreign processes by their ids, each with the most memory that it was seen with."""
     merged: dict[int, ForeignProcess] = {}
     for one in (*before, *now):
-        seen = merged[one.pid].memory if one.pid in merged else {}
-        memory = {gpu: max(seen.get(gpu, 0), one.memory.get(gpu, 0)) for gpu in {*seen, *one.memory}}
+        previous = merged[one.pid].memory if one.pid in merged else {}
+        memory = {gpu: max(previous.get(gpu, 0), one.memory.get(gpu, 0)) for gpu in {*previous, *one.memory}}
         merged[one.pid] = ForeignProcess(pid=one.pid, command=one.command, memory=memory)
     return merged
 

@@ -45,11 +45,11 @@ class ToolOutput(Value, frozen=True):
 
 def find_tool(host: Host, name: str) -> str | None:
     """Return the path of an executable: of the ROCm root a context names, the search path, the usual folders."""
-    given = [f"{host.rocm_path}/bin"] if host.rocm_path else []
+    named_roots = [f"{host.rocm_path}/bin"] if host.rocm_path else []
     searched = [entry for entry in host.path.split(os.pathsep) if entry]
     rocm = [str(root / "bin") for root in rocm_roots(host)]
     usual = [str(host.root / folder) for folder in TOOL_FOLDERS]
-    return shutil.which(name, path=os.pathsep.join([*given, *searched, *rocm, *usual]))
+    return shutil.which(name, path=os.pathsep.join([*named_roots, *searched, *rocm, *usual]))
 
 
 def rocm_roots(host: Host) -> list[Path]:
@@ -91,7 +91,7 @@ def run_tools(host: Host, commands: Sequence[Sequence[str]]) -> list[ToolOutput]
         return list(pool.map(lambda command: run_tool(host, *command), commands))
 
 
-def read_in_turn(
+def read_with_fallback(
     host: Host, first: Callable[[Host], Report], second: Callable[[Host], Report], enough: Callable[[Report], bool]
 ) -> list[Report]:
     """Read the first source, and the second too unless the first one's report is enough.
@@ -135,8 +135,8 @@ def is_balancing(numa_balancing: str) -> bool:
 def no_gpu_problem(text: str) -> str:
     """Return what is wrong with an output that names no GPU, with the line that it begins with."""
     first = next((line.strip() for line in text.splitlines() if line.strip()), "")
-    said = f": {_plain(first)}" if first and first[0] not in "[{" else ""
-    return f"answered without a GPU{said}"
+    quoted = f": {_plain(first)}" if first and first[0] not in "[{" else ""
+    return f"answered without a GPU{quoted}"
 
 
 def _failure(ended: Finished) -> str:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
 from madlite.machine.products import find_product, short_name
-from madlite.machine.sources.base import DetectedGpus, GpuFacts, SourceReport, gfx_name, whole
+from madlite.machine.sources.base import DetectedGpus, GpuFacts, SourceReport, gfx_name, parse_int
 from madlite.machine.sources.kfd import Topology
 from madlite.model import Scalar, Value, Vendor
 
@@ -106,7 +106,7 @@ def _implied(texts: Mapping[str, str]) -> Vendor | None:
 
 def _count(value: Override, key: str) -> int | None:
     """Return the GPU count; -1 is MAD's word for all that are there."""
-    number = whole(value)
+    number = parse_int(value)
     if number is None or number < -1 or number == 0:
         raise UsageProblem(
             f"{key} {value!r} is no count of GPUs", 'a run without GPU: --additional-context \'{"gpu_vendor": "CPU"}\''
@@ -116,13 +116,13 @@ def _count(value: Override, key: str) -> int | None:
 
 def _renders(value: Override) -> tuple[int, ...]:
     listed = [value] if isinstance(value, str | int | float) else list(value)
-    numbers = tuple(number for one in listed if (number := whole(one)) is not None and number >= 0)
+    numbers = tuple(number for one in listed if (number := parse_int(one)) is not None and number >= 0)
     if len(numbers) != len(listed):
         raise UsageProblem(f"gpu_renderDs {value!r} is no list of render node numbers", "for example [128, 129]")
     return numbers
 
 
-def is_here(overrides: Overrides, topology: Topology) -> bool:
+def is_this_machine(overrides: Overrides, topology: Topology) -> bool:
     """Say whether the AMD machine described is this one; then its own render nodes and order of GPUs matter."""
     wanted = _describe_one(overrides)
     device = short_name(wanted, "AMD")
@@ -145,7 +145,7 @@ def describe_gpus(overrides: Overrides) -> DetectedGpus:
         )
     by = {field: overrides.origin(field) for field in WHAT if field in overrides.keys}
     usual = f"usual for {overrides.device or overrides.product or overrides.arch}"
-    told = {**dict.fromkeys(("memory_bytes", "arch", "product"), next(iter(by.values()))), **by}
+    origins = {**dict.fromkeys(("memory_bytes", "arch", "product"), next(iter(by.values()))), **by}
     apart = RESERVED.get(one.arch, 1)
     return DetectedGpus(
         vendor=vendor,
@@ -155,7 +155,7 @@ def describe_gpus(overrides: Overrides) -> DetectedGpus:
         ),
         rocm_version=ROCM if vendor == "AMD" else "",
         cuda_version=CUDA if vendor == "NVIDIA" else "",
-        origins={**dict.fromkeys(OF_VENDOR[vendor], usual), **told, "gpus": overrides.origin("n_gpus")},
+        origins={**dict.fromkeys(OF_VENDOR[vendor], usual), **origins, "gpus": overrides.origin("n_gpus")},
         pretended=True,
     )
 
@@ -198,12 +198,12 @@ def overlay(found: DetectedGpus, overrides: Overrides) -> DetectedGpus:
         gpus=tuple(replace(gpu, **kind) for gpu in gpus),
         origins=found.origins | {fact: overrides.origin(field) for fact, field in given.items()},
         reports=(*found.reports, *_warnings(len(found.gpus), overrides)),
-        pretended=found.pretended or len(gpus) > len(found.gpus) or _are_others(found, overrides),
+        pretended=found.pretended or len(gpus) > len(found.gpus) or _differs(found, overrides),
         **versions,
     )
 
 
-def _are_others(found: DetectedGpus, overrides: Overrides) -> bool:
+def _differs(found: DetectedGpus, overrides: Overrides) -> bool:
     """Say whether the overrides name another GPU than the one found: what nothing told may be filled in."""
     here, wanted = found.gpus[0], _describe_one(replace(overrides, vendor=found.vendor))
     if found.vendor == "AMD" and wanted.arch and here.arch and wanted.arch != here.arch:

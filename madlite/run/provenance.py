@@ -319,7 +319,7 @@ class TelemetryRecorder:
 
 
 def _untold(source: str, summary: TelemetrySummary) -> str:
-    return f"{source} tells nothing of {summary.untold}" if summary.untold else ""
+    return f"{source} tells nothing of {summary.unreported}" if summary.unreported else ""
 
 
 # What is noted of a run beside its log: what it ran on and with, and what its GPUs did meanwhile.

@@ -176,7 +176,7 @@ class Search:
 
     def __init__(self, level: Level, texts: Iterable[bytes], plain: Iterable[bytes]) -> None:
         self._ignored = level.ignored
-        self._kept = bytes(byte not in level.ignored for byte in range(256))
+        self._is_read = bytes(byte not in level.ignored for byte in range(256))
         self._finder = Finder(texts)
         self._starts, self._plain = _starts(self._finder.texts), _starts(plain)
         self._inner = frozenset(start[-1:] for start in self._starts)
@@ -218,7 +218,7 @@ class Search:
             every = self._bare(tail)
         for escapes, bare in enumerate(every):
             for rest in self._unfinished(bare):
-                at = end - self._reach(_blanked(tail) if escapes else tail, len(rest))
+                at = end - self._span_of_last(_blanked(tail) if escapes else tail, len(rest))
                 kept = min(kept, at)
                 if len(rest) >= ANCHOR or (rest in self._plain and data.find(b"\n", at) < 0):
                     held = min(held, at)
@@ -241,12 +241,12 @@ class Search:
             return []
         return [bare[-size:] for size in (3, 2, 1) if bare[-size:] in self._starts and len(bare) >= size]
 
-    def _reach(self, view: bytes, size: int) -> int:
+    def _span_of_last(self, view: bytes, size: int) -> int:
         """Return how far from its end the last bytes that are not ignored go back."""
         at = len(view)
         while size:
             at -= 1
-            size -= self._kept[view[at]]
+            size -= self._is_read[view[at]]
         return len(view) - at
 
     def _places(self, view: bytes, wanted: set[int]) -> dict[int, int]:
@@ -257,7 +257,7 @@ class Search:
             block = view[base : base + _BLOCK]
             size = len(block.translate(None, self._ignored))
             if left and left[-1] < kept + size:
-                inside = list(compress(range(base, base + len(block)), block.translate(self._kept)))
+                inside = list(compress(range(base, base + len(block)), block.translate(self._is_read)))
                 while left and left[-1] < kept + size:
                     found[left[-1]] = inside[left[-1] - kept]
                     left.pop()

@@ -40,7 +40,7 @@ class Ran(Value, frozen=True):
         return self.output.get((node, stream), b"").decode("utf-8", "replace")
 
     @property
-    def ended_ill(self) -> bool:
+    def failed(self) -> bool:
         """Whether it failed or never started."""
         return self.exit is None or self.exit.code != 0
 
@@ -183,9 +183,9 @@ class Bench:
         """Return what `work` returns; raises Late where that takes longer than `limit_s`."""
         return _within(what, work, self.limit_s if limit_s is None else limit_s)
 
-    def flaw(self, where: str, what: str, mend: str) -> Flaw:
+    def flaw(self, where: str, what: str, hint: str) -> Flaw:
         """Return a flaw of this runtime."""
-        return Flaw(self.check, f"runtime {self.name}, {where}", what, mend)
+        return Flaw(self.check, f"runtime {self.name}, {where}", what, hint)
 
 
 def _within(what: str, work: Callable[[], _T], limit_s: float) -> _T:

@@ -75,10 +75,10 @@ class Case(Value, frozen=True):
 
 
 class Made(Value, frozen=True):
-    """What became of a case: one of its drafts, its plan and its files."""
+    """What became of a case: one of its RunSpecs, its plan and its files."""
 
     case: Case
-    draft: RunSpec
+    spec: RunSpec
     plan: RunPlan
     files: tuple[Rendered, ...]
 
@@ -103,7 +103,7 @@ def list_cases(
 
 
 def expand(backend: Backend, case: Case, options: Options) -> Sequence[RunSpec]:
-    """Return the drafts of a case.
+    """Return the RunSpecs of a case.
 
     Raises:
         UsageProblem: the backend refuses it.
@@ -121,23 +121,23 @@ def request_of(case: Case, options: Options) -> Request:
     return replace(request, settings=asked_values(sources), origins=asked_origins(sources))
 
 
-def plan_of(backend: Backend, case: Case, draft: RunSpec, options: Options) -> RunPlan:
-    """Return the plan of a draft.
+def plan_of(backend: Backend, case: Case, spec: RunSpec, options: Options) -> RunPlan:
+    """Return the plan of a RunSpec.
 
     Raises:
         UsageProblem: a value does not fit its key.
     """
-    return make_plan(given_of(backend, case, draft, options))
+    return make_plan(run_inputs(backend, case, spec, options))
 
 
-def given_of(backend: Backend, case: Case, draft: RunSpec, options: Options) -> RunInputs:
-    """Return what the plan of a draft is made from."""
+def run_inputs(backend: Backend, case: Case, spec: RunSpec, options: Options) -> RunInputs:
+    """Return what the plan of a RunSpec is made from."""
     runtime = options.runtime or USUAL
     return RunInputs(
         run_id="kit",
         request=_request(case),
         backend=backend.name,
-        draft=draft,
+        draft=spec,
         machine=case.machine,
         options=options,
         context=Context(),
@@ -159,14 +159,14 @@ def options_of(
     )
 
 
-def finish(backend: Backend, case: Case, draft: RunSpec, search: Sequence[Path], options: Options) -> Made:
-    """Return a draft with its plan and files.
+def finish(backend: Backend, case: Case, spec: RunSpec, search: Sequence[Path], options: Options) -> Made:
+    """Return a RunSpec with its plan and files.
 
     Raises:
         UsageProblem: a value does not fit its key, or a template has a mistake.
     """
-    plan = plan_of(backend, case, draft, options)
-    return Made(case=case, draft=draft, plan=plan, files=render(plan, search))
+    plan = plan_of(backend, case, spec, options)
+    return Made(case=case, spec=spec, plan=plan, files=render(plan, search))
 
 
 def _request(case: Case) -> Request:

@@ -53,7 +53,7 @@ def test_what_root_wrote_becomes_the_callers(owner_of_new):
 
 
 def test_where_root_inside_is_somebody_else_outside_nothing_is_changed(owner_of_new, monkeypatch):
-    monkeypatch.setattr(docker_give_back, "_users_here", lambda: "0 1000 1")
+    monkeypatch.setattr(docker_give_back, "_uid_map", lambda: "0 1000 1")
     assert owner_of_new() == (0, "")
 
 

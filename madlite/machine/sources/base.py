@@ -166,9 +166,10 @@ def make_reading(
     ticks: float | None = None,
 ) -> Reading:
     """Return the reading without the values that no GPU can have."""
-    told = {name: float(value) for name, value in values.items() if value is not None}
-    kept = {name: value for name, value in told.items() if is_plausible(name, value)}
-    return Reading(index=index, **kept, slowed=slowed, counters=counters, ticks=ticks)
+    plausible = {
+        name: float(value) for name, value in values.items() if value is not None and is_plausible(name, value)
+    }
+    return Reading(index=index, **plausible, slowed=slowed, counters=counters, ticks=ticks)
 
 
 def join_facts(of_gpus: Iterable[Mapping[str, str]]) -> dict[str, str]:
@@ -176,7 +177,7 @@ def join_facts(of_gpus: Iterable[Mapping[str, str]]) -> dict[str, str]:
     texts: dict[str, list[str]] = {}
     for name, text in (fact for facts in of_gpus for fact in facts.items() if fact[1]):
         texts.setdefault(name, []).append(text)
-    return {name: ", ".join(dict.fromkeys(told)) for name, told in texts.items()}
+    return {name: ", ".join(dict.fromkeys(values)) for name, values in texts.items()}
 
 
 def is_plausible(name: str, value: float) -> bool:
@@ -196,7 +197,7 @@ def product_name(value: Json) -> str:
     return "" if NO_NAME.fullmatch(text) else text
 
 
-def whole(value: Json) -> int | None:
+def parse_int(value: Json) -> int | None:
     """Return a whole number from 304, "304", "0x74a1" or {"value": 304}; None where there is none."""
     if isinstance(value, dict):
         value = value.get("value")
@@ -206,7 +207,7 @@ def whole(value: Json) -> int | None:
         return None
 
 
-def number(value: Json) -> float | None:
+def parse_float(value: Json) -> float | None:
     """Return a number from 140, "140.0", "140 W" or {"value": 140, "unit": "W"}; None for N/A and the like."""
     if isinstance(value, dict):
         value = value.get("value")
@@ -219,14 +220,14 @@ def number(value: Json) -> float | None:
 
 def first_number(section: Mapping[str, Json], names: Sequence[str], field: str = "") -> float | None:
     """Return the first number among the values of these names that a reading's field can have."""
-    told = (number(section.get(name)) for name in names)
-    return next((value for value in told if value is not None and is_plausible(field, value)), None)
+    numbers = (parse_float(section.get(name)) for name in names)
+    return next((value for value in numbers if value is not None and is_plausible(field, value)), None)
 
 
 def pci_id(value: Json) -> int | None:
     """Return a PCI device id from "0x74a1", "74a1" or 29857; four digits are hexadecimal, as PCI ids are printed."""
     text = clean(value)
-    return int(text, 16) if re.fullmatch(r"[0-9a-fA-F]{4}", text) else whole(value)
+    return int(text, 16) if re.fullmatch(r"[0-9a-fA-F]{4}", text) else parse_int(value)
 
 
 def gib(value: Json) -> float | None:

@@ -134,8 +134,8 @@ class Nvml(TelemetrySource):
             return
 
     def _facts(self, index: int) -> dict[str, str]:
-        told = {name: (self._first((function,), index), word) for name, (function, word) in FACTS.items()}
-        return {name: word(value) for name, (value, word) in told.items() if value is not None}
+        answers = {name: (self._first((function,), index), word) for name, (function, word) in FACTS.items()}
+        return {name: word(value) for name, (value, word) in answers.items() if value is not None}
 
     def _reading(self, index: int) -> Reading:
         self._nvml.nvmlDeviceGetHandleByIndex(index)
@@ -153,7 +153,7 @@ class Nvml(TelemetrySource):
             "memory_used_gib": None if memory is None else memory.used / GIB,
             "utilization_percent": None if used is None else used.gpu,
         }
-        return make_reading(index, values, None if bits is None else dict.fromkeys(held_by(bits), 1.0))
+        return make_reading(index, values, None if bits is None else dict.fromkeys(throttle_reasons(bits), 1.0))
 
     def _first(self, functions: Sequence[str], index: int, *more: int, lost: bool = False) -> Any:
         """Return what the first function says that this GPU and its driver have; None without.
@@ -169,7 +169,7 @@ class Nvml(TelemetrySource):
         return None
 
 
-def held_by(bits: int) -> list[str]:
+def throttle_reasons(bits: int) -> list[str]:
     """Return in words what holds a GPU's clocks down."""
     found = [word for bit, word in REASONS.items() if bits & bit]
     return [*found, "hardware slowdown"] if bits & _HARDWARE and not bits & _BY_HARDWARE else found

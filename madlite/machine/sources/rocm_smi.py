@@ -26,12 +26,12 @@ from madlite.machine.sources.base import (
     first_number,
     gfx_name,
     make_reading,
-    number,
+    parse_float,
+    parse_int,
     pci_id,
     product_name,
     short_version,
     unique_hex,
-    whole,
 )
 from madlite.model import Json
 
@@ -69,7 +69,7 @@ def _read_cards(text: str) -> tuple[Json, dict[int, Card]]:
     """Return the driver's version, and what is said of each card, by its number."""
     documents = [document for document in find_json(text) if isinstance(document, dict)]
     tables = {key: _lower(value) for document in documents for key, value in document.items()}
-    cards = {whole(key[4:]): card for key, card in tables.items() if key.startswith("card")}
+    cards = {parse_int(key[4:]): card for key, card in tables.items() if key.startswith("card")}
     if cards := {index: card for index, card in cards.items() if index is not None}:
         return tables.get("system", {}).get("driver version"), cards
     found = DRIVER.search(text)
@@ -102,9 +102,9 @@ def _gpu(index: int, card: Card) -> GpuFacts:
         index=index,
         arch=gfx_name(card.get("gfx version")),
         product=product_name(card.get("card series")) or product_name(card.get("device name")),
-        memory_bytes=whole(card.get("vram total memory (b)")) or None,
+        memory_bytes=parse_int(card.get("vram total memory (b)")) or None,
         device_id=next((device for device in ids if device in INSTINCT_IDS), None),
-        node_id=whole(card.get("node id")),
+        node_id=parse_int(card.get("node id")),
         unique_id=unique_hex(card.get("unique id")),
         bus=bus_id(card.get("pci bus")),
     )
@@ -124,14 +124,14 @@ class RocmSmi(ToolSource):
 
 
 def _reading(index: int, card: Card) -> Reading:
-    used = number(card.get("vram total used memory (b)"))
+    used = parse_float(card.get("vram total used memory (b)"))
     values = {
         "power_w": first_number(card, POWERS, "power_w"),
         "clock_mhz": _clock(card, "sclk"),
         "memory_clock_mhz": _clock(card, "mclk"),
         "temperature_c": first_number(card, TEMPERATURES),
         "memory_used_gib": None if used is None else used / GIB,
-        "utilization_percent": number(card.get("gpu use (%)")),
+        "utilization_percent": parse_float(card.get("gpu use (%)")),
     }
     return make_reading(index, values)
 

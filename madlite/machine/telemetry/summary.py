@@ -23,7 +23,7 @@ _SHOWN_FROM = 0.005  # what would be shown as 0 %
 _IDLE_PERCENT = 1.0  # of utilisation, at most
 _AT_WORK_PERCENT = 20.0
 # what no reading of any GPU tells, where none tells the power
-_UNTOLD = {
+_FIELD_NAMES = {
     "power_w": "power",
     "clock_mhz": "clocks",
     "temperature_c": "temperature",
@@ -43,7 +43,7 @@ class TelemetrySummary(Value, frozen=True):
     throttled_by: dict[str, float] = {}
     power_cap: float | None = None
     problem: str = ""
-    untold: str = ""  # what no reading tells, where it is the power too
+    unreported: str = ""  # what no reading tells, where it is the power too
 
 
 class _SampleSeries(Value, frozen=True):
@@ -82,8 +82,8 @@ def summarise(
     span = within if in_window else list(samples)
     series = [_series(span, index) for index in indexes]
     uses = tuple(_use(one) for one in series)
-    telling = {reading.index for sample in samples for reading in sample.gpus if reading.power_w is not None}
-    power_w, problem = _mean_power(uses, _silent(uses, vendor, telling), packages)
+    reporting = {reading.index for sample in samples for reading in sample.gpus if reading.power_w is not None}
+    power_w, problem = _mean_power(uses, _silent(uses, vendor, reporting), packages)
     by = {reason: max((use.throttled.get(reason, 0.0) for use in uses), default=0.0) for reason in THROTTLING}
     return TelemetrySummary(
         over="window" if in_window else "run",
@@ -94,13 +94,13 @@ def summarise(
         throttled_by={reason: part for reason, part in by.items() if part},
         power_cap=_any(span, series, (POWER_CAP,)),
         problem=problem,
-        untold=_untold(series),
+        unreported=_unreported(series),
     )
 
 
-def _untold(series: Sequence[_SampleSeries]) -> str:
+def _unreported(series: Sequence[_SampleSeries]) -> str:
     """Return what no reading of any GPU tells where none tells the power, as of a tool that answers N/A."""
-    silent = [words for field, words in _UNTOLD.items() if not any(one.timed(field) for one in series)]
+    silent = [name for field, name in _FIELD_NAMES.items() if not any(one.timed(field) for one in series)]
     return ", ".join(silent) if "power" in silent and any(one.readings for one in series) else ""
 
 
@@ -149,9 +149,9 @@ def _parts(series: _SampleSeries) -> dict[str, float] | None:
     return {reason: part for reason, part in parts.items() if part is not None}
 
 
-def _enough(telling: Sequence[object], taken: Sequence[object]) -> bool:
+def _enough(reporting: Sequence[object], taken: Sequence[object]) -> bool:
     """Say whether enough of the samples tell of throttling: one of a tool among many of the driver's files does not."""
-    return len(telling) >= min(LEAST_SAMPLES, len(taken))
+    return len(reporting) >= min(LEAST_SAMPLES, len(taken))
 
 
 def _counted(series: _SampleSeries) -> dict[str, float] | None:
@@ -185,13 +185,13 @@ def _any(span: Sequence[Sample], series: Sequence[_SampleSeries], reasons: Seque
     return _mean_over_time(sampled) if _enough(sampled, span) else None
 
 
-def _silent(uses: Iterable[GpuUse], vendor: Vendor, telling: Container[int]) -> str:
+def _silent(uses: Iterable[GpuUse], vendor: Vendor, reporting: Container[int]) -> str:
     """Return the GPUs whose power is missing though they have one of their own.
 
     Of AMD's the first partition of a socket, or the first die of a card, can be the only one that tells any.
     """
     return ", ".join(
-        str(use.index) for use in uses if use.power_w is None and (vendor != "AMD" or use.index in telling)
+        str(use.index) for use in uses if use.power_w is None and (vendor != "AMD" or use.index in reporting)
     )
 
 
@@ -259,10 +259,10 @@ def telemetry_findings(telemetry: Telemetry | None) -> tuple[str, ...]:
     """Return what of a run's telemetry explains a slow or unsteady number."""
     if telemetry is None or telemetry.samples < LEAST_SAMPLES or (telemetry.throttled or 0.0) < THROTTLED_FROM:
         return ()
-    return (f"the GPUs were {throttled_words(telemetry)}",)
+    return (f"the GPUs were {format_throttling(telemetry)}",)
 
 
-def throttled_words(telemetry: Telemetry) -> str:
+def format_throttling(telemetry: Telemetry) -> str:
     """Return how much of the time GPUs were slowed down, and why: `throttled 18 % of the window (thermal)`; or ""."""
     if (telemetry.throttled or 0.0) < _SHOWN_FROM:
         return ""

@@ -74,13 +74,13 @@ class Frames:
 
     def __init__(self, out: Callable[[bytes, int], None]) -> None:
         self._out = out
-        self._held = b""  # the start of a head
+        self._partial = b""  # the start of a head
         self._kind = 1
         self._missing = 0  # bytes of the open frame that are still to come
 
     def feed(self, data: bytes) -> None:
         """Pass on everything that is complete; neighbouring frames of one stream in one piece."""
-        data, at = self._held + data, 0
+        data, at = self._partial + data, 0
         pieces: list[bytes] = []
         while at < len(data):
             if not self._missing:
@@ -91,7 +91,7 @@ class Frames:
             self._missing -= len(piece)
             at += len(piece)
             pieces.append(piece)
-        self._held = data[at:]
+        self._partial = data[at:]
         self._pass_on(pieces)
 
     def _open(self, data: bytes, at: int, pieces: list[bytes]) -> int:

@@ -15,11 +15,11 @@ from madlite.errors import RuntimeProblem
 from madlite.images.client import (
     ANSWER_LIMIT_S,
     Client,
-    ask_for_gpus,
     connect,
     connected,
     error_text,
     explained,
+    translate_gpu_requests,
     why_unavailable,
 )
 from madlite.images.image import prepare_image
@@ -30,12 +30,12 @@ from madlite.runtimes.docker.container import (
     Labelled,
     give_back,
     labelled,
-    last_words,
+    last_output,
     outcome_of,
     state_of,
     stays_alive,
 )
-from madlite.runtimes.docker.request import container_name, sent, shown
+from madlite.runtimes.docker.request import container_name, full_request, masked_request
 from madlite.runtimes.docker.session import DockerSession
 from madlite.safe_files import Folder
 from madlite.workspace.folder import FOLDER_LABEL, RUN_LABEL, WORK
@@ -44,7 +44,7 @@ from madlite.workspace.mounts import make_mounts
 # Create and start a plan's container, and leave nothing of it behind.
 
 STOP_S = 1  # between TERM and KILL for the container's own process, which only waits
-SETTLE_S = 0.2  # an entry point that ends at once has ended by then
+EXIT_CHECK_S = 0.2  # an entry point that ends at once has ended by then
 LATE_S = 2.0  # what an engine needs to create a container that nobody waits for any more
 GIVE_UP_S = 10.0  # for one call to an engine that was too slow to wait for
 _NO_DEVICE = re.compile(r'(?:custom device|adding device|\bstat) "?(?P<device>/dev/[^":]+)"?')
@@ -65,7 +65,7 @@ def start_container(client: Client, plan: RunPlan, environ: Mapping[str, str]) -
     """
     import docker.errors
 
-    request = sent(plan, environ)
+    request = full_request(plan, environ)
     _make_folders(plan)
     try:
         made = interruptible(lambda: _started(client, request, plan))
@@ -76,7 +76,7 @@ def start_container(client: Client, plan: RunPlan, environ: Mapping[str, str]) -
 
 def _started(client: Client, request: dict[str, Json], plan: RunPlan) -> str:
     request["Env"] += _rocm_path(client, plan)
-    ask_for_gpus(client, request["HostConfig"])
+    translate_gpu_requests(client, request["HostConfig"])
     check()
     made = _create(client, request, plan)
     check()  # who left this removes what was created meanwhile
@@ -121,7 +121,7 @@ def remove_late_container(client: Client, run_id: str) -> bool:
     while not remove_containers_of(client, run_id):
         if time.monotonic() > deadline:
             return False
-        time.sleep(SETTLE_S)
+        time.sleep(EXIT_CHECK_S)
     return True
 
 
@@ -163,7 +163,7 @@ def attached(client: Client, handle: str) -> Container:
         workspace=Path(sources[0]) if sources else folder.parent.parent,
         inside=inside,
         folder=folder,
-        give_back=_owner(folder),
+        give_back=_folder_owner(folder),
         shares_processes=bool(found["HostConfig"].get("PidMode")),
     )
 
@@ -183,12 +183,12 @@ def _create(client: Client, request: dict[str, Json], plan: RunPlan) -> str:
 
 def _check_lives(client: Client, made: str, plan: RunPlan) -> None:
     """Wait for an entry point of the image to show whether it ends at once; `cat` alone never does."""
-    if not client.inspect_container(made)["Config"]["Entrypoint"] or stays_alive(client, made, SETTLE_S):
+    if not client.inspect_container(made)["Config"]["Entrypoint"] or stays_alive(client, made, EXIT_CHECK_S):
         return
-    words = last_words(client, made)
+    message = last_output(client, made)
     raise RuntimeProblem(
         f"the container of image {_image(plan)} ended at once; its entry point did not run 'cat'"
-        + (f": {words}" if words else ""),
+        + (f": {message}" if message else ""),
         'an image that starts a program of its own needs "additional_docker_run_options": "--entrypoint=\'\'"',
         cause=Cause.PREPARE,
     )
@@ -206,42 +206,42 @@ def _container(plan: RunPlan, made: str, request: Mapping[str, Json]) -> Contain
     )
 
 
-def _refused(words: str, plan: RunPlan) -> RuntimeProblem:
+def _refused(message: str, plan: RunPlan) -> RuntimeProblem:
     """Return why the engine did not start the container, with what is missing by name."""
-    if found := _NO_DEVICE.search(words):
+    if found := _NO_DEVICE.search(message):
         return RuntimeProblem(
-            f"the container cannot have {found['device']}: there is no such device on this machine ({words})",
+            f"the container cannot have {found['device']}: there is no such device on this machine ({message})",
             "ls -l /dev/kfd /dev/dri /dev/fuse   shows what is there",
             cause=Cause.PREPARE,
         )
-    if _NO_GPU_DRIVER.search(words):
+    if _NO_GPU_DRIVER.search(message):
         return RuntimeProblem(
-            f"docker cannot give NVIDIA GPUs to a container: {words}",
+            f"docker cannot give NVIDIA GPUs to a container: {message}",
             f"install the NVIDIA container toolkit and restart docker: {_TOOLKIT}",
             cause=Cause.PREPARE,
         )
-    if _NO_RUNTIME.search(words):
+    if _NO_RUNTIME.search(message):
         return RuntimeProblem(
-            f"the engine has no runtime of the name that the docker options ask for: {words}",
+            f"the engine has no runtime of the name that the docker options ask for: {message}",
             "docker info --format '{{json .Runtimes}}'   lists what it has",
             cause=Cause.PREPARE,
         )
-    if _NO_IMAGE.search(words):
+    if _NO_IMAGE.search(message):
         return RuntimeProblem(f"image {_image(plan)} is not on this machine", cause=Cause.IMAGE)
-    if _NO_INIT.search(words):
+    if _NO_INIT.search(message):
         return RuntimeProblem(
-            f"podman has no program that reaps processes in a container: {words}",
+            f"podman has no program that reaps processes in a container: {message}",
             "install catatonit: sudo apt-get install catatonit",
             cause=Cause.PREPARE,
         )
-    return RuntimeProblem(f"docker did not start a container of {_image(plan)}: {words}", cause=Cause.PREPARE)
+    return RuntimeProblem(f"docker did not start a container of {_image(plan)}: {message}", cause=Cause.PREPARE)
 
 
 def _image(plan: RunPlan) -> str:
     return plan.image.ref if plan.image else ""
 
 
-def _owner(folder: Path) -> tuple[int, int] | None:
+def _folder_owner(folder: Path) -> tuple[int, int] | None:
     """Return who owns a run folder, and with it what the run wrote; None for root."""
     try:
         facts = folder.stat()
@@ -279,7 +279,7 @@ class DockerRuntime:
         Raises:
             UsageProblem: the card's `docker run` options cannot be read.
         """
-        return shown(plan, self._environ)
+        return masked_request(plan, self._environ)
 
     def prepare(self, plan: RunPlan, say: Say) -> ImageUsed:
         """Build, find or pull the image.
@@ -290,7 +290,7 @@ class DockerRuntime:
         """
         if plan.image is None:
             raise RuntimeProblem(f"card '{plan.card.name}' names no image", "--image REF names one", cause=Cause.IMAGE)
-        sent(plan, self._environ)
+        full_request(plan, self._environ)
         with connected(self._environ) as client:
             return prepare_image(client, plan.image, self._environ, say)
 

@@ -99,7 +99,7 @@ def send(client: Client, container: str, name: str, session: str = "") -> int:
 # A short command beside what runs in a container: bounded in time, in size, and without a trace once it ended.
 
 LATE_S = 1.0  # for the engine's answers, beyond the limit of the command
-_TURN_S = 0.2
+_PROBE_POLL_S = 0.2
 # The engine starts each exec as the leader of a session and process group of its own, and cannot end it: so it ends
 # itself.  $1 is the limit in whole seconds.  The timer holds no output open that its command has closed.
 _LIMITED = r"""
@@ -120,11 +120,11 @@ def probe(environ: Mapping[str, str], container: str, argv: Sequence[str], limit
     Raises:
         RuntimeProblem: it cannot be started there.
     """
-    asked = _Probe(environ, container, argv, time.monotonic() + limit_s)
-    thread = threading.Thread(target=asked.run, name="madlite-probe", daemon=True)
+    running = _Probe(environ, container, argv, time.monotonic() + limit_s)
+    thread = threading.Thread(target=running.run, name="madlite-probe", daemon=True)
     thread.start()  # nothing else lets go of an engine that took a request and does not answer it
     thread.join(limit_s + LATE_S)
-    return asked.result(late=thread.is_alive())
+    return running.result(late=thread.is_alive())
 
 
 class _Probe:
@@ -134,7 +134,7 @@ class _Probe:
         self._environ, self._container, self._until_s = environ, container, until_s
         limit_s = max(1, math.ceil(until_s - time.monotonic()))
         self._argv = ("/bin/sh", "-c", _LIMITED, "sh", str(limit_s), *argv)
-        self._said = {1: bytearray(), 2: bytearray()}
+        self._output = {1: bytearray(), 2: bytearray()}
         self._code: int | None = None
         self._problem: RuntimeProblem | None = None
         self._started = False
@@ -154,9 +154,9 @@ class _Probe:
             raise RuntimeProblem("the engine does not answer in time", cause=Cause.ENGINE)
         if self._problem is not None and not self._started:
             raise self._problem
-        out, err = (bytes(error_text) for error_text in self._said.values())
-        if words := start_failure(self._code, out or err):
-            raise RuntimeProblem(f"its container cannot start a command: {words}", cause=Cause.PREPARE)
+        out, err = map(bytes, self._output.values())
+        if message := start_failure(self._code, out or err):
+            raise RuntimeProblem(f"its container cannot start a command: {message}", cause=Cause.PREPARE)
         return Completed(code=None if late else self._code, stdout=out, stderr=err)
 
     def _check(self, client: Client) -> None:
@@ -171,10 +171,10 @@ class _Probe:
         running = Exec(client, self._container, self._argv, "/", {}, user="0")
         output = running.start()
         self._started = True
-        frames = Frames(self._keep)
+        frames = Frames(self._collect)
         try:
             while (left_s := self._until_s - time.monotonic()) > 0:
-                data = output.read(min(_TURN_S, left_s))
+                data = output.read(min(_PROBE_POLL_S, left_s))
                 if data is not None and not data:
                     self._code = running.exit_code(LATE_S)
                     return
@@ -182,14 +182,14 @@ class _Probe:
         finally:
             output.close()
 
-    def _keep(self, data: bytes, stream: int) -> None:
-        error_text = self._said[stream]
-        error_text.extend(data[: PROBE_BYTES - len(error_text)])
+    def _collect(self, data: bytes, stream: int) -> None:
+        collected = self._output[stream]
+        collected.extend(data[: PROBE_BYTES - len(collected)])
 
 
 POLL_S = 1.0
-ASK_AFTER_S = 30.0  # without output, before asking whether the process is still there
-SETTLE_S = 1.0  # for a container to be told as ended after its processes were killed
+INSPECT_AFTER_S = 30.0  # without output, before asking whether the process is still there
+EXIT_CHECK_S = 1.0  # for a container to be told as ended after its processes were killed
 RETURN_LIMIT_S = 5.0  # for run() to see that its process is gone
 STOP_LIMIT_S, HURRY_LIMIT_S = 20.0, 5.0  # for one answer of the engine while a run is ended, and once it is hurried
 KILLED = 137  # 128 + SIGKILL
@@ -210,7 +210,7 @@ class DockerSession:
         self._container = container
         self._grace_s = grace_s
         self._exec: Exec | None = None  # the one that was created last
-        self._turn = ActionGate()
+        self._gate = ActionGate()
 
     def run(self, action: Action, out: Sink) -> Exit:
         """Run the action to its end; `out` gets its output as it comes.
@@ -221,16 +221,16 @@ class DockerSession:
         begun = time.monotonic()
         head = bytearray()  # the engine writes why it cannot start a command where the output goes
 
-        def keep_head(data: bytes, stream: int) -> None:
+        def record_head(data: bytes, stream: int) -> None:
             if len(head) < _HEAD_BYTES:
                 head.extend(data[:_HEAD_BYTES])
             out(Chunk(data=data, stream=stream))
 
         expire = partial(self._stop, self._grace_s)
-        with explained(self._environ), self._turn.take(action.timeout_s, expire) as expired:
-            code = STOPPED if self._turn.closed.is_set() else self._run(action, Frames(keep_head))
-        if words := containers.start_failure(code, bytes(head)):
-            raise containers.cannot_start(self._container, action, words)
+        with explained(self._environ), self._gate.take(action.timeout_s, expire) as expired:
+            code = STOPPED if self._gate.closed.is_set() else self._run(action, Frames(record_head))
+        if message := containers.start_failure(code, bytes(head)):
+            raise containers.cannot_start(self._container, action, message)
         return Exit(code=code, duration_s=time.monotonic() - begun, timed_out=expired.is_set())
 
     def probe(self, argv: Sequence[str], node: int, limit_s: float) -> Completed:
@@ -247,7 +247,7 @@ class DockerSession:
         Safe from another thread.  Without a grace it also hurries a stop that is under way.  What the engine refuses
         is logged, and one that hangs is not waited for as if it removed a container, whatever it was asked for.
         """
-        self._turn.closed.set()
+        self._gate.closed.set()
         self._client.cut(STOP_LIMIT_S if grace_s > 0 else HURRY_LIMIT_S)
         self._stop(grace_s)
 
@@ -270,14 +270,14 @@ class DockerSession:
 
     def _stop(self, grace_s: float) -> None:
         try:
-            with self._turn.ending(grace_s), explained(self._environ):
-                if not self._turn.end_until_over(partial(self._end, grace_s), RETURN_LIMIT_S):
+            with self._gate.ending(grace_s), explained(self._environ):
+                if not self._gate.end_until_over(partial(self._end, grace_s), RETURN_LIMIT_S):
                     containers.kill(self._client, self.handle)
-                    if not self._turn.wait_over(RETURN_LIMIT_S):
-                        self._turn.given_up.set()
+                    if not self._gate.wait_over(RETURN_LIMIT_S):
+                        self._gate.abandoned.set()
         except RuntimeProblem as problem:
             _LOG.warning("the run cannot be stopped: %s", problem.message)
-            self._turn.given_up.set()
+            self._gate.abandoned.set()
 
     def _run(self, action: Action, frames: Frames) -> int:
         running, output = self._start(action)
@@ -304,28 +304,30 @@ class DockerSession:
         """Pass the output on to its end; the engine ends it 2 s after the process where a child holds it open."""
         quiet_s = 0.0
         try:
-            while not self._turn.given_up.is_set():
+            while not self._gate.abandoned.is_set():
                 data = output.read(POLL_S)
                 if data:
                     frames.feed(data)
-                elif data is not None or (quiet_s > ASK_AFTER_S and running.has_surely_ended()):
+                elif data is not None or (quiet_s > INSPECT_AFTER_S and running.has_surely_ended()):
                     return
-                quiet_s = 0.0 if data or quiet_s > ASK_AFTER_S else quiet_s + POLL_S
+                quiet_s = 0.0 if data or quiet_s > INSPECT_AFTER_S else quiet_s + POLL_S
         finally:
             output.close()
 
     def _exit_code(self, running: Exec, action: Action) -> int:
-        code = None if self._turn.given_up.is_set() else running.exit_code(RETURN_LIMIT_S)
-        if self._turn.asked_to_end.is_set():
+        code = None if self._gate.abandoned.is_set() else running.exit_code(RETURN_LIMIT_S)
+        if self._gate.end_requested.is_set():
             return KILLED if code is None else code
-        if code is None or (code == KILLED and not containers.stays_alive(self._client, self.handle, SETTLE_S)):
+        if code is None or (code == KILLED and not containers.stays_alive(self._client, self.handle, EXIT_CHECK_S)):
             raise containers.gone(self._client, self._container, action)
         return code
 
     def _end(self, grace_s: float) -> None:
         if self._exec is not None:
             only = str(self._exec.host_pid()) if self._container.shares_processes else ""
-            if only == "0":  # a session nobody can name: the container's end is what ends it, strangers stay untouched
+            if (
+                only == "0"
+            ):  # a session nobody can name: the container's end is what ends it, foreign processes are left alone
                 return
-            ended = partial(self._exec.wait_ended, hurried=self._turn.hurried)
+            ended = partial(self._exec.wait_ended, hurried=self._gate.hurried)
             end_workload(self._client, self.handle, only, grace_s, ended)

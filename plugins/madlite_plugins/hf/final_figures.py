@@ -38,8 +38,8 @@ def figures_of(values: Mapping[str, str], done: int, least: int = 0) -> tuple[di
     if least and least < done:
         return {}, f"the framework's own summary is of {high:.0f} steps, and the log shows {least} to {done}"
     of = float(round((low + high) / 2)) or high
-    told = {name: number(values.get(name, "")) for name in _RATES}
-    return {name: f"{rate * done / of:.6g}" for name, rate in told.items() if math.isfinite(rate)}, ""
+    rates = {name: number(values.get(name, "")) for name in _RATES}
+    return {name: f"{rate * done / of:.6g}" for name, rate in rates.items() if math.isfinite(rate)}, ""
 
 
 def bar_fits(process: Process, sizes: Sizes, values: Mapping[str, str]) -> bool:
@@ -129,9 +129,9 @@ def _begun(process: Process, values: Mapping[str, str], steps: int) -> str:
     first, latest = _first_step(process, values, steps)
     if _is_late(process) or first > most:
         return f"the log's first line is of epoch {process.first_epoch}"
-    told = f"the train_loss of {values.get('train_loss', '')}"
+    mean_loss = f"the train_loss of {values.get('train_loss', '')}"
     if 0 < (span := _first_span(process, values, steps)) < most:
-        return f"{told} is that of a first line of {span} steps, and others have {most}"
+        return f"{mean_loss} is that of a first line of {span} steps, and others have {most}"
     if latest <= 2 * steps / (process.lines + 2):  # that of a second line or a later one would be above
         return ""
     lines = steps / max(least, first)  # that there can be without a checkpoint
@@ -140,7 +140,7 @@ def _begun(process: Process, values: Mapping[str, str], steps: int) -> str:
     rest = _REST * process.least_loss * max(0.0, lines - process.lines)  # of steps after the last line
     _, mean = limits(values.get("train_loss", ""), 0.0)
     if mean > 0 and process.losses + rest > mean * lines:  # NaN is not
-        return f"{told} is less than what the losses of {process.lines} lines come to"
+        return f"{mean_loss} is less than what the losses of {process.lines} lines come to"
     return ""
 
 

@@ -13,11 +13,11 @@ from collections.abc import Mapping
 
 from madlite import number
 
-_HELD = 8  # lines back to which another process may be
+_LOOKBACK = 8  # lines back to which another process may be
 _IN_FULL = 7  # digits of an epoch that is not rounded
 _SOON_S = 1.0  # a progress bar is drawn at least that often
 _ROUNDED = 5e-4  # of a loss
-_WHOLE = 0.05  # as far as what rounded losses come to is from a whole number of steps
+_ROUNDING_STEPS = 0.05  # as far as what rounded losses come to is from a whole number of steps
 _LAG_S = 0.5  # and usually so often
 _FURTHER = 6  # a bar of another process of the same training is not so far behind
 _RATES = 3  # learning rates that show a straight line
@@ -29,22 +29,22 @@ class Sizes:
     def __init__(self) -> None:
         self.start = 0  # the step that a checkpoint was of, as the log tells
         self._coming: dict[str, int] = {}
-        self._told: dict[str, int] = {}
+        self._config: dict[str, int] = {}
 
     def note(self, name: str, size: int) -> None:
         """Take a size in; the number of steps is the last of a training's."""
         self._coming[name] = size
         if name == "steps":
-            self._told, self._coming, self.start = self._coming, {}, 0
+            self._config, self._coming, self.start = self._coming, {}, 0
 
     @property
     def steps(self) -> int:
         """The steps there are to be, 0 where nobody told."""
-        return self._told.get("steps", 0)
+        return self._config.get("steps", 0)
 
     def step_at(self, epoch: str) -> int:
         """Return the one step that an epoch can be of; 0 where it may be several."""
-        examples, batch, passes = (self._told.get(name, 0) for name in ("examples", "global_batch", "accumulation"))
+        examples, batch, passes = (self._config.get(name, 0) for name in ("examples", "global_batch", "accumulation"))
         low, high = limits(epoch, 0.005)
         if not (0 < passes <= batch and examples and 0 <= low <= high < 1e9):
             return 0
@@ -52,8 +52,8 @@ class Sizes:
         found: set[int] = set()
         for length in {max(1, examples // one), -(-examples // one)}:  # forward passes of an epoch
             for steps in {max(1, length // passes), -(-length // passes)}:
-                ends = [whole * steps + part * length / passes for part, whole in map(math.modf, (low, high))]
-                found |= _whole_between(min(ends), max(ends))
+                ends = [epochs * steps + part * length / passes for part, epochs in map(math.modf, (low, high))]
+                found |= _integers_between(min(ends), max(ends))
         found = {n for n in found if 0 < n <= self.steps}
         return found.pop() if len(found) == 1 else 0
 
@@ -90,7 +90,7 @@ class Process:
         self._rival_from_0 = False
         self._open: tuple[int, int] | None = None  # what the bar showed before and after a first line of unknown step
         self._bars_first = False  # each step's bar is drawn before its line, and none after it
-        self._seen: deque[tuple[str, str]] = deque(maxlen=_HELD)
+        self._recent: deque[tuple[str, str]] = deque(maxlen=_LOOKBACK)
 
     @property
     def start(self) -> int:
@@ -138,7 +138,7 @@ class Process:
         if not (self.first_loss > 0 and mean > 0):
             return 0
         span = (mean * steps - gap * self._later_losses) / self.first_loss
-        return round(span) if 0.5 < span < gap + 0.5 and abs(span - round(span)) < _WHOLE else 0
+        return round(span) if 0.5 < span < gap + 0.5 and abs(span - round(span)) < _ROUNDING_STEPS else 0
 
     def is_again(self, label: str, text: str, epoch: str) -> bool:
         """Say whether another process of the node's told this step before: the same numbers, epoch and all.
@@ -146,10 +146,10 @@ class Process:
         An epoch that is not rounded names the step alone; without one the lines' labels have to differ.
         """
         name = epoch if len(re.sub(r"\D", "", epoch)) >= _IN_FULL else text
-        recent = [*self._seen][-1:] if self.ended else self._seen  # the same training may be in the log once more
+        recent = [*self._recent][-1:] if self.ended else self._recent  # the same training may be in the log once more
         again = any(name == seen and (epoch or label != other) for other, seen in recent)
         if not again:
-            self._seen.append((label, name))
+            self._recent.append((label, name))
         return again and self.bar <= self.n
 
     def is_another(self, epoch: str) -> bool:
@@ -241,7 +241,7 @@ class Process:
         self._open = (before, self.bar)
         return True
 
-    def settle(self, before: int = 0) -> None:
+    def resolve(self, before: int = 0) -> None:
         """Go on to the step of the first line; `before` is what the bar showed before the second one.
 
         A training's lines are those of one step in so many, so that the second step is twice the first: by the bars
@@ -296,7 +296,7 @@ class Process:
 def steps_by_rate(values: dict[str, str]) -> int:
     """Return the steps that a training's time and rate come to; 0 where their digits leave several."""
     low, high = steps_range(values)
-    found = _whole_between(low, high) if high < 1e9 else set()  # NaN is not
+    found = _integers_between(low, high) if high < 1e9 else set()  # NaN is not
     return found.pop() if len(found) == 1 else 0
 
 
@@ -320,7 +320,7 @@ def limits(text: str, decimals: float) -> tuple[float, float]:
     return max(0.0, value - half), value + half
 
 
-def _whole_between(low: float, high: float) -> set[int]:
+def _integers_between(low: float, high: float) -> set[int]:
     """Return the whole numbers from low to high, of many two."""
     slack = 1e-6 * max(1.0, high)
     first, last = math.ceil(low - slack), math.floor(high + slack)

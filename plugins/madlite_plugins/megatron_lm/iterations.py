@@ -63,17 +63,17 @@ def read_iterations(text: str) -> Iterator[Iteration]:
     starts = list(_START.finditer(text))
     for at, start in enumerate(starts, 1):
         body = text[start.end() : starts[at].start() if at < len(starts) else len(text)]
-        *whole, rest = body.split("|")
+        *segments, rest = body.split("|")
         # the first of a label counts
-        fields = {label.strip(): value for label, _, value in [part.partition(":") for part in reversed(whole)]}
+        fields = {label.strip(): value for label, _, value in [part.partition(":") for part in reversed(segments)]}
         values = _read_values(fields)
         values |= _read_memory(body)
         other = "" if "lm loss" in fields else next(filter(_OTHER_LOSS.fullmatch, fields), "")
         if other and (loss := _VALUE.fullmatch(fields[other])):
             values[Quantity.LOSS] = number(loss[1])
-        told = fields.get(other or "lm loss")
-        unread = _is_word(told) and bool(values.keys() - {Quantity.LOSS}) and Quantity.LOSS not in values
-        if unread or _lost(fields, rest, has_loss=told is not None):
+        loss_text = fields.get(other or "lm loss")
+        unread = _is_word(loss_text) and bool(values.keys() - {Quantity.LOSS}) and Quantity.LOSS not in values
+        if unread or _lost(fields, rest, has_loss=loss_text is not None):
             values[Quantity.LOSS] = math.nan
         yield Iteration(
             n=int(start[1]),

@@ -71,10 +71,10 @@ def _model(plan: RunPlan, config: PurePosixPath) -> Iterator[Finding]:
     found = _TAG.search(plan.card.name)
     if not found:
         return
-    asked, trained = _MODES.sub("", _SUFFIX.sub("", found[1])), config.name
-    one, other = _letters(asked), _letters(trained)
+    requested, trained = _MODES.sub("", _SUFFIX.sub("", found[1])), config.name
+    one, other = _letters(requested), _letters(trained)
     if not other.startswith(one) and not one.startswith(_letters(re.split(r"[-.](?=[A-Za-z])", trained)[0])):
-        yield Finding(message=f"the tag says {asked}, and {trained} is what is trained")
+        yield Finding(message=f"the tag says {requested}, and {trained} is what is trained")
 
 
 def _letters(name: str) -> str:

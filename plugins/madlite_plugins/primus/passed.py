@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from madlite import Finding, RunPlan
-from madlite_plugins.primus.precision import is_words
+from madlite_plugins.primus.precision import is_shell_words
 from madlite_plugins.primus.release_checks import Config
 from madlite_plugins.primus.rules import FRAMEWORKS
 from madlite_plugins.primus.tree import TREE
@@ -35,7 +35,7 @@ def passed_findings(plan: RunPlan) -> Iterator[Finding]:
         )
     yield from _framework(plan, framework)
     for key in ("flags", "exports"):
-        if not is_words(str(plan.settings[key])):
+        if not is_shell_words(str(plan.settings[key])):
             yield Finding(message=f"{key} has a quote that does not end: {plan.settings[key]}", fatal=True)
 
 

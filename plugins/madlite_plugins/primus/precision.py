@@ -47,7 +47,7 @@ def split_words(text: str) -> list[str]:
         return text.split()
 
 
-def is_words(text: str) -> bool:
+def is_shell_words(text: str) -> bool:
     """Say whether a text can be split into the words of a command line, as templates do it."""
     try:
         shlex.split(text)

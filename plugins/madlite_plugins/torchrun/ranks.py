@@ -33,26 +33,26 @@ def is_first_node(plan: RunPlan) -> bool:
 def rank_findings(plan: RunPlan) -> Iterator[Finding]:
     """Yield what is wrong with the number of ranks, and with those whose output is kept."""
     yield from _number(plan)
-    yield from _kept(plan)
+    yield from _check_log_ranks(plan)
 
 
 def _number(plan: RunPlan) -> Iterator[Finding]:
-    asked, gpus = int(plan.settings["nproc_per_node"]), plan.place.gpus_per_node
+    requested, gpus = int(plan.settings["nproc_per_node"]), plan.place.gpus_per_node
     cores = (os.cpu_count() or _CORES) if plan.traits.local else _CORES
-    if asked < 0:
-        yield Finding(message=f"nproc_per_node is {asked}", hint="0 is one rank for each GPU", fatal=True)
-    elif asked > _MOST:
+    if requested < 0:
+        yield Finding(message=f"nproc_per_node is {requested}", hint="0 is one rank for each GPU", fatal=True)
+    elif requested > _MOST:
         hint = "0 is one rank for each GPU, and one on a CPU"
-        yield Finding(message=f"nproc_per_node is {asked}: more than {_MOST} on a machine", hint=hint, fatal=True)
-    elif gpus and asked not in (0, gpus):
-        hint = f"--set n_gpus={asked}"
-        yield Finding(message=f"{asked} ranks on {gpus} GPUs: a row counts one rank per GPU", hint=hint, fatal=True)
-    elif not gpus and asked > cores * _PER_CORE:
-        message = f"{asked} ranks share the {cores} cores of this CPU: they wait for one another"
+        yield Finding(message=f"nproc_per_node is {requested}: more than {_MOST} on a machine", hint=hint, fatal=True)
+    elif gpus and requested not in (0, gpus):
+        hint = f"--set n_gpus={requested}"
+        yield Finding(message=f"{requested} ranks on {gpus} GPUs: a row counts one rank per GPU", hint=hint, fatal=True)
+    elif not gpus and requested > cores * _PER_CORE:
+        message = f"{requested} ranks share the {cores} cores of this CPU: they wait for one another"
         yield Finding(message=message, hint=f"--set nproc_per_node={cores}")
 
 
-def _kept(plan: RunPlan) -> Iterator[Finding]:
+def _check_log_ranks(plan: RunPlan) -> Iterator[Finding]:
     """Yield that log_ranks names ranks that are not there: of them torchrun would show nothing."""
     text, ranks = str(plan.settings["log_ranks"]), ranks_here(plan)
     if not text:

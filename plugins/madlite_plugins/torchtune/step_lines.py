@@ -42,8 +42,8 @@ class StepLines:
         for found in _STEP.finditer(text):
             fields = _FIELD.findall(found[2])
             bare, self._bare[rank] = self._bare.get(rank, False), not found[2].endswith(" ")
-            whole = {name: number(value) for name, value, end in fields if end or bare}
-            values = {_QUANTITIES[name]: value for name, value in whole.items() if name in _QUANTITIES}
+            complete = {name: number(value) for name, value, end in fields if end or bare}
+            values = {_QUANTITIES[name]: value for name, value in complete.items() if name in _QUANTITIES}
             if values:
                 yield Step(n=int(found[1]), values=values, rank=rank, t_s=t_s)
 
