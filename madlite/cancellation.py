@@ -18,6 +18,20 @@ _POLL_S = 0.1
 _T = TypeVar("_T")
 
 
+def in_thread(work: Callable[[], _T], name: str) -> Future[_T]:
+    """Return the future result of `work`, called in a daemon thread: one that hangs can be left behind."""
+    done: Future[_T] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - raised by `result`
+            done.set_exception(error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return done
+
+
 class Interrupted(BaseException):
     """Raised where a blocking call was left, because a stop was asked for."""
 
@@ -72,16 +86,9 @@ class Cancellation:
         """
         if self.asked.is_set():
             raise Interrupted
-        done: Future[_T] = Future()
-
-        def run() -> None:
-            _IN_CALL.set(self)
-            try:
-                done.set_result(work())
-            except BaseException as error:  # noqa: BLE001 - raised where it was called
-                done.set_exception(error)
-
-        threading.Thread(target=copy_context().run, args=(run,), name="madlite-call", daemon=True).start()
+        context = copy_context()
+        context.run(_IN_CALL.set, self)
+        done = in_thread(lambda: context.run(work), "madlite-call")
         while not wait([done], _POLL_S).done:
             if self.asked.is_set():
                 self._leave(done)

@@ -19,7 +19,6 @@ _LIMIT_BYTES = 64 << 20  # what a short command may print
 class Finished(Value, frozen=True):
     """How a short command ended; `timed_out` when its limit was what ended it."""
 
-    argv: tuple[str, ...]
     code: int
     stdout: str
     stderr: str
@@ -47,11 +46,9 @@ def capture(
     try:
         done = complete(argv, limit_s=limit_s, env=env, cwd=cwd, cancelled=cancelled, limit_bytes=_LIMIT_BYTES)
     except OSError as error:
-        return Finished(argv=tuple(argv), code=127, stdout="", stderr=str(error))
+        return Finished(code=127, stdout="", stderr=str(error))
     code = -signal.SIGKILL if done.code is None else done.code
-    return Finished(
-        argv=tuple(argv), code=code, stdout=_text(done.stdout), stderr=_text(done.stderr), timed_out=done.code is None
-    )
+    return Finished(code=code, stdout=_text(done.stdout), stderr=_text(done.stderr), timed_out=done.code is None)
 
 
 def complete(

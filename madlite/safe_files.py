@@ -117,15 +117,7 @@ class Folder:
         Raises:
             OSError: it is a link, a pipe or the like, has several names, belongs to a stranger, or cannot be opened.
         """
-        with self.parent_of(name) as (folder, last):
-            fd = open_plain(folder, last, flags, make=make, mode=mode)
-            try:
-                check_own(fd, folder.fd, str(self.path / name))
-                _give_to_owner(fd, folder.fd)
-            except BaseException:
-                os.close(fd)
-                raise
-            return fd
+        return self._open_checked(name, flags, make=make, mode=mode, own=True)
 
     def open_lock(self, name: str) -> int:
         """Return a descriptor of a lock file, made where there is none; it is not written to, so anybody may own it.
@@ -133,10 +125,16 @@ class Folder:
         Raises:
             OSError: it is a link, a pipe or the like, or cannot be opened.
         """
+        return self._open_checked(name, os.O_RDWR)
+
+    def _open_checked(self, name: str, flags: int, *, make: bool = True, mode: int = 0o666, own: bool = False) -> int:
         with self.parent_of(name) as (folder, last):
-            fd = open_plain(folder, last, os.O_RDWR)
+            fd = open_plain(folder, last, flags, make=make, mode=mode)
             try:
-                check_plain(fd, str(self.path / name))
+                where = str(self.path / name)
+                check_plain(fd, where)
+                if own:
+                    check_own(fd, folder.fd, where)
                 _give_to_owner(fd, folder.fd)
             except BaseException:
                 os.close(fd)

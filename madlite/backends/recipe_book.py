@@ -49,7 +49,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from functools import cache
+from functools import cache, reduce
 from pathlib import Path
 from typing import Any, cast
 
@@ -202,7 +202,7 @@ def read_book(path: Path) -> RecipeBook:
         PluginError: it is no such file, a recipe sets a key that the defaults do not name, or a run names a recipe or
             release that is not there.
     """
-    book = _joined([_read_recipe_book(file) for file in _files(path)])
+    book = reduce(_added, map(_read_recipe_book, _files(path)), RecipeBook())
     _check(book, path)
     return book
 
@@ -262,24 +262,13 @@ def _listed(value: object) -> object:
     return (value,) if isinstance(value, str) else value
 
 
-def _joined(books: list[RecipeBook]) -> RecipeBook:
-    """Return several files as one; a later file's tables are added to those of the same name."""
-    whole = RecipeBook()
-    for book in books:
-        whole = RecipeBook(
-            defaults={**whole.defaults, **book.defaults},
-            recipes={**whole.recipes, **book.recipes},
-            env={name: {**whole.env.get(name, {}), **book.env.get(name, {})} for name in (*whole.env, *book.env)},
-            releases={**whole.releases, **book.releases},
-            stand_in={**whole.stand_in, **book.stand_in},
-            runs=(*whole.runs, *book.runs),
-            refused=(*whole.refused, *book.refused),
-            architectures={**whole.architectures, **book.architectures},
-            shape=Shape(
-                fields={**whole.shape.fields, **book.shape.fields}, others=(*whole.shape.others, *book.shape.others)
-            ),
-        )
-    return whole
+def _added(one: Any, other: Any) -> Any:
+    """Return what two files have under one name: tables and lists of both, else the later one's value."""
+    if isinstance(one, Mapping):
+        return {**one, **{key: _added(one[key], value) if key in one else value for key, value in other.items()}}
+    if isinstance(one, RecipeBook | Shape):
+        return type(one)(**{name: _added(getattr(one, name), getattr(other, name)) for name in one.__struct_fields__})
+    return (*one, *other) if isinstance(one, tuple) else other
 
 
 def _check(book: RecipeBook, path: Path) -> None:

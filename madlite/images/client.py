@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, wait
@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from madlite.cancellation import in_thread
 from madlite.errors import RuntimeProblem
 from madlite.model import Cause, EnvValue, Json, Problem, Secret
 from madlite.safe_read import read_named
@@ -29,16 +30,7 @@ def found_socket(environ: Mapping[str, str]) -> Path | None:
     """Return podman's socket, the caller's own before the machine's; None where neither is there."""
     own = environ.get("XDG_RUNTIME_DIR", "")
     places = [Path(own, "podman/podman.sock")] if own else []
-    return next(filter(is_there, [*places, SYSTEM_SOCKET]), None)
-
-
-def is_there(path: Path) -> bool:
-    """Say whether a path exists and may be looked at."""
-    try:
-        path.stat()
-    except OSError:
-        return False
-    return True
+    return next(filter(os.path.exists, [*places, SYSTEM_SOCKET]), None)  # Path.exists raises where it may not be seen
 
 
 def podman_version(client: Any) -> str:
@@ -81,6 +73,7 @@ SOCKET = Path("/var/run/docker.sock")
 DEFAULT_ADDRESS = f"unix://{SOCKET}"
 ANSWER_LIMIT_S = 2.0  # for asking whether an engine is there
 API_LIMIT_S = 120.0  # for one call; removing a big container can take a minute
+RESTART = "does docker version hang as well? sudo systemctl restart docker"
 START = "is docker running? sudo systemctl start docker; podman: systemctl --user start podman.socket"
 JOIN_GROUP = "sudo usermod -aG docker $USER, then log in again"
 
@@ -94,7 +87,7 @@ def docker_address(environ: Mapping[str, str]) -> str:
         return environ["DOCKER_HOST"]
     name = environ.get("DOCKER_CONTEXT") or _docker_config(environ).get("currentContext", "default")
     if name == "default":
-        socket = None if is_there(SOCKET) else found_socket(environ)
+        socket = None if os.path.exists(SOCKET) else found_socket(environ)  # noqa: PTH110 - Path.exists raises where it may not be seen
         return f"unix://{socket}" if socket else DEFAULT_ADDRESS
     from docker.context import ContextAPI
 
@@ -193,20 +186,17 @@ def _reason(error: Exception) -> tuple[str, str]:
     """Say in plain words why a connection failed, and what to do about it."""
     import requests
 
-    for cause in _causes(error):
-        if isinstance(cause, FileNotFoundError):
-            return "there is no such socket", START
-        if isinstance(cause, ConnectionRefusedError):
-            return "the connection was refused", "is docker running? sudo systemctl start docker"
-        if isinstance(cause, PermissionError):
-            return "permission denied", JOIN_GROUP
-        if isinstance(cause, socket.gaierror):
-            return "its host name is not known", "check DOCKER_HOST and docker context ls"
-        if isinstance(cause, ConnectionResetError):
-            return "the connection was closed", "journalctl -u docker -n 20   shows what docker says"
-        if isinstance(cause, (TimeoutError, requests.Timeout)):
-            return "it does not answer in time", "does docker version hang as well? sudo systemctl restart docker"
-    return str(error), ""
+    reasons: tuple[tuple[type[BaseException], str, str], ...] = (
+        (FileNotFoundError, "there is no such socket", START),
+        (ConnectionRefusedError, "the connection was refused", "is docker running? sudo systemctl start docker"),
+        (PermissionError, "permission denied", JOIN_GROUP),
+        (socket.gaierror, "its host name is not known", "check DOCKER_HOST and docker context ls"),
+        (ConnectionResetError, "the connection was closed", "journalctl -u docker -n 20   shows what docker says"),
+        (TimeoutError, "it does not answer in time", RESTART),
+        (requests.Timeout, "it does not answer in time", RESTART),
+    )
+    found = ((text, hint) for cause in _causes(error) for kind, text, hint in reasons if isinstance(cause, kind))
+    return next(found, (str(error), ""))
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
@@ -346,15 +336,7 @@ class CancellableClient:
     def _call(self, call: Callable[..., Any], *args: object, **options: object) -> Any:
         import requests
 
-        answer: Future[Any] = Future()
-
-        def call_engine() -> None:
-            try:
-                answer.set_result(call(*args, **options))
-            except BaseException as error:  # noqa: BLE001 - raised where it was asked
-                answer.set_exception(error)
-
-        threading.Thread(target=call_engine, name="madlite-ask", daemon=True).start()
+        answer = in_thread(partial(call, *args, **options), "madlite-ask")
         try:
             self._wait(answer)
             return answer.result()

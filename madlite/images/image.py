@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -44,15 +44,23 @@ def pull(client: Client, ref: str, say: Say) -> None:
 
     check_room(Path(client.info()["DockerRootDir"]), ref)
     say(f"pulling {ref}")
-    progress = PullProgress(ref, say)
     try:
-        with closing_answers(client):
-            for item in client.pull(*name_and_tag(ref), stream=True, decode=True):
-                if "error" in item:
-                    raise _problem(ref, str(item["error"]))
-                progress.add(item)
+        _transfer(client, client.pull, ref, PullProgress(ref, say))
     except docker.errors.APIError as error:
         raise _problem(ref, error_text(error)) from error
+
+
+def _transfer(
+    client: Client, call: Callable[..., Iterable[Mapping[str, Any]]], ref: str, progress: PullProgress
+) -> None:
+    """Pull or push to the end; raises docker.errors.APIError also where the engine reports an error on the way."""
+    import docker.errors
+
+    with closing_answers(client):
+        for item in call(*name_and_tag(ref), stream=True, decode=True):
+            if "error" in item:
+                raise docker.errors.APIError(str(item["error"]))
+            progress.add(item)
 
 
 def check_room(root: Path, ref: str) -> None:
@@ -143,20 +151,12 @@ def push(client: Client, ref: str, target: str, say: Say) -> None:
     import docker.errors
 
     say(f"pushing {target}")
-    progress = PullProgress(target, say, "pushing")
     try:
         client.tag(ref, *name_and_tag(target), force=True)
-        with closing_answers(client):
-            for item in client.push(*name_and_tag(target), stream=True, decode=True):
-                if "error" in item:
-                    raise _push_problem(target, str(item["error"]))
-                progress.add(item)
+        _transfer(client, client.push, target, PullProgress(target, say, "pushing"))
     except docker.errors.APIError as error:
-        raise _push_problem(target, error_text(error)) from error
-
-
-def _push_problem(target: str, message: str) -> RuntimeProblem:
-    return RuntimeProblem(f"{target} cannot be pushed: {message}", f"docker push {target}", cause=Cause.IMAGE)
+        what = f"{target} cannot be pushed: {error_text(error)}"
+        raise RuntimeProblem(what, f"docker push {target}", cause=Cause.IMAGE) from error
 
 
 # The image that a built one is based on, and its digest.
@@ -205,9 +205,7 @@ def digest(found: Mapping[str, Any], ref: str = "") -> str:
 
     An image that came from no repository has its id instead.
     """
-    digests = [name.split("@", 1) for name in found.get("RepoDigests") or [] if "@" in name]
-    own = [value for repository, value in digests if repository == _repository(ref)]
-    return str((own or [value for _, value in digests] or [found["Id"]])[0])
+    return pinned(found, ref).partition("@")[2] or str(found["Id"])
 
 
 def pinned(found: Mapping[str, Any], ref: str = "") -> str:
@@ -258,17 +256,26 @@ def prepare_image(client: Client, image: Image, environ: Mapping[str, str], say:
     if image.dockerfile is not None and not image.prebuilt:
         return _built(client, image, environ, say)
     note = _fetched(client, image, environ, say)
-    found = _present(client, image.ref)
+    registry = "" if note else image.registry
+    return _image_used(client, image, image.base_digest, registry, image.build_duration_s, note)
+
+
+def _image_used(
+    client: Client, image: Image, base: str, registry: str, build_duration_s: float | None, *notes: str
+) -> ImageUsed:
+    found = inspect(client, image.ref)
+    if found is None:
+        raise RuntimeProblem(f"image {image.ref} is not there after it was made", cause=Cause.IMAGE)
     return ImageUsed(
         ref=image.ref,
         digest=digest(found, image.ref),
         pinned=pinned(found, image.ref),
         id=str(found["Id"]),
         labels=labels(found),
-        base_digest=image.base_digest,
-        registry="" if note else image.registry,
-        build_duration_s=image.build_duration_s,
-        notes=(note,) if note else (),
+        base_digest=base,
+        registry=registry,
+        build_duration_s=build_duration_s,
+        notes=tuple(filter(None, notes)),
     )
 
 
@@ -304,18 +311,8 @@ def _built(client: Client, image: Image, environ: Mapping[str, str], say: Say) -
     stale = build_with_buildkit(image, environ, say) if buildkit else build(client, image, say)
     took_s = time.monotonic() - begun
     unpushed = _pushed(client, image, environ, say) if image.registry else ""
-    found = _present(client, image.ref)
-    return ImageUsed(
-        ref=image.ref,
-        digest=digest(found, image.ref),
-        pinned=pinned(found, image.ref),
-        id=str(found["Id"]),
-        labels=labels(found),
-        base_digest=base_digest(client, image),
-        registry="" if unpushed else image.registry,
-        build_duration_s=took_s,
-        notes=tuple(note for note in (stale, unpushed) if note),
-    )
+    registry = "" if unpushed else image.registry
+    return _image_used(client, image, base_digest(client, image), registry, took_s, stale, unpushed)
 
 
 def _pushed(client: Client, image: Image, environ: Mapping[str, str], say: Say) -> str:
@@ -350,13 +347,6 @@ def _fetched(client: Client, image: Image, environ: Mapping[str, str], say: Say)
         return f"the image was not pulled, the one that was here ran: {problem.message}"
     client.tag(image.registry, *name_and_tag(image.ref), force=True)
     return ""
-
-
-def _present(client: Client, ref: str) -> dict[str, Any]:
-    found = inspect(client, ref)
-    if found is None:
-        raise RuntimeProblem(f"image {ref} is not there after it was made", cause=Cause.IMAGE)
-    return found
 
 
 # One connection to the engine for a batch of builds.

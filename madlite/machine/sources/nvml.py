@@ -7,10 +7,11 @@ loaded, nvmlClocksEventReasons).
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import TimeoutError
 from typing import Any
 
+from madlite.cancellation import in_thread
 from madlite.machine.host import Host
 from madlite.machine.sources.base import (
     GIB,
@@ -40,12 +41,10 @@ def read_nvml(host: Host) -> SourceReport:
     """Return the GPUs of this machine; a driver that hangs costs the host's limit."""
     import pynvml
 
-    reports: list[SourceReport] = []
-    # A call into the driver cannot be ended; a daemon thread at least does not keep the process.
-    reading = threading.Thread(target=lambda: reports.append(read_library(pynvml)), daemon=True)
-    reading.start()
-    reading.join(host.limit_s)
-    return reports[0] if reports else SourceReport(name=NAME, problem=f"did not end within {host.limit_s:g} s")
+    try:  # a call into the driver cannot be ended, only be left behind
+        return in_thread(lambda: read_library(pynvml), "madlite-nvml").result(host.limit_s)
+    except TimeoutError:
+        return SourceReport(name=NAME, problem=f"did not end within {host.limit_s:g} s")
 
 
 def read_library(nvml: Any) -> SourceReport:

@@ -47,12 +47,7 @@ class Container(Value, frozen=True):
 
 def is_alive(client: Client, container: str) -> bool:
     """Say whether a container is there and running."""
-    import docker.errors
-
-    try:
-        return bool(client.inspect_container(container)["State"]["Running"])
-    except docker.errors.NotFound:
-        return False
+    return bool((state_of(client, container) or {}).get("Running"))
 
 
 def stays_alive(client: Client, container: str, limit_s: float) -> bool:

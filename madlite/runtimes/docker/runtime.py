@@ -49,11 +49,25 @@ LATE_S = 2.0  # what an engine needs to create a container that nobody waits for
 GIVE_UP_S = 10.0  # for one call to an engine that was too slow to wait for
 _NO_DEVICE = re.compile(r'(?:custom device|adding device|\bstat) "?(?P<device>/dev/[^":]+)"?')
 _NO_IMAGE = re.compile(r"no such image", re.IGNORECASE)
-_NO_INIT = re.compile(r"container-init binary not found")
 _NAME_TAKEN = re.compile(r"\bname\b.*\bis already in use")
-_NO_GPU_DRIVER = re.compile(r"could not select device driver", re.I)
-_NO_RUNTIME = re.compile(r"unknown or invalid runtime name|unknown runtime", re.I)
 _TOOLKIT = "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit"
+_REFUSALS = (  # what the engine says, what that means, what helps
+    (
+        re.compile(r"could not select device driver", re.IGNORECASE),
+        "docker cannot give NVIDIA GPUs to a container",
+        f"install the NVIDIA container toolkit and restart docker: {_TOOLKIT}",
+    ),
+    (
+        re.compile(r"unknown or invalid runtime name|unknown runtime", re.IGNORECASE),
+        "the engine has no runtime of the name that the docker options ask for",
+        "docker info --format '{{json .Runtimes}}'   lists what it has",
+    ),
+    (
+        re.compile(r"container-init binary not found"),
+        "podman has no program that reaps processes in a container",
+        "install catatonit: sudo apt-get install catatonit",
+    ),
+)
 
 
 def start_container(client: Client, plan: RunPlan, environ: Mapping[str, str]) -> Container:
@@ -209,31 +223,14 @@ def _container(plan: RunPlan, made: str, request: Mapping[str, Json]) -> Contain
 def _refused(message: str, plan: RunPlan) -> RuntimeProblem:
     """Return why the engine did not start the container, with what is missing by name."""
     if found := _NO_DEVICE.search(message):
-        return RuntimeProblem(
-            f"the container cannot have {found['device']}: there is no such device on this machine ({message})",
-            "ls -l /dev/kfd /dev/dri /dev/fuse   shows what is there",
-            cause=Cause.PREPARE,
-        )
-    if _NO_GPU_DRIVER.search(message):
-        return RuntimeProblem(
-            f"docker cannot give NVIDIA GPUs to a container: {message}",
-            f"install the NVIDIA container toolkit and restart docker: {_TOOLKIT}",
-            cause=Cause.PREPARE,
-        )
-    if _NO_RUNTIME.search(message):
-        return RuntimeProblem(
-            f"the engine has no runtime of the name that the docker options ask for: {message}",
-            "docker info --format '{{json .Runtimes}}'   lists what it has",
-            cause=Cause.PREPARE,
-        )
+        what = f"the container cannot have {found['device']}: there is no such device on this machine ({message})"
+        hint = "ls -l /dev/kfd /dev/dri /dev/fuse   shows what is there"
+        return RuntimeProblem(what, hint, cause=Cause.PREPARE)
     if _NO_IMAGE.search(message):
         return RuntimeProblem(f"image {_image(plan)} is not on this machine", cause=Cause.IMAGE)
-    if _NO_INIT.search(message):
-        return RuntimeProblem(
-            f"podman has no program that reaps processes in a container: {message}",
-            "install catatonit: sudo apt-get install catatonit",
-            cause=Cause.PREPARE,
-        )
+    for pattern, what, hint in _REFUSALS:
+        if pattern.search(message):
+            return RuntimeProblem(f"{what}: {message}", hint, cause=Cause.PREPARE)
     return RuntimeProblem(f"docker did not start a container of {_image(plan)}: {message}", cause=Cause.PREPARE)
 
 

@@ -8,10 +8,11 @@ import posixpath
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import wait
 from functools import partial
 from pathlib import Path
 
-from madlite.cancellation import STOPPED, ActionGate
+from madlite.cancellation import STOPPED, ActionGate, in_thread
 from madlite.errors import RuntimeProblem
 from madlite.images.client import ANSWER_LIMIT_S, CancellableClient, Client, connected, error_text, explained
 from madlite.model import PROBE_BYTES, Action, Cause, Chunk, Completed, Exit, Sink
@@ -120,71 +121,55 @@ def probe(environ: Mapping[str, str], container: str, argv: Sequence[str], limit
     Raises:
         RuntimeProblem: it cannot be started there.
     """
-    running = _Probe(environ, container, argv, time.monotonic() + limit_s)
-    thread = threading.Thread(target=running.run, name="madlite-probe", daemon=True)
-    thread.start()  # nothing else lets go of an engine that took a request and does not answer it
-    thread.join(limit_s + LATE_S)
-    return running.result(late=thread.is_alive())
+    until_s = time.monotonic() + limit_s
+    command = ("/bin/sh", "-c", _LIMITED, "sh", str(max(1, math.ceil(limit_s))), *argv)
+    output = {1: bytearray(), 2: bytearray()}
+    started = threading.Event()
+
+    def collect(data: bytes, stream: int) -> None:
+        output[stream].extend(data[: PROBE_BYTES - len(output[stream])])
+
+    def run() -> int | None:
+        with connected(environ, ANSWER_LIMIT_S) as client:
+            _check_running(client, container)
+            running = Exec(client, container, command, "/", {}, user="0")
+            source = running.start()
+            started.set()
+            return _read_until(until_s, running, source, Frames(collect))
+
+    code = in_thread(run, "madlite-probe")  # nothing else leaves an engine that took a request and does not answer it
+    late = not wait([code], limit_s + LATE_S).done
+    if late and not started.is_set():
+        raise RuntimeProblem("the engine does not answer in time", cause=Cause.ENGINE)
+    if not late and not started.is_set():
+        code.result()  # raises why it did not start
+    out, err = map(bytes, output.values())
+    exit_code = None if late or code.exception() else code.result()
+    if message := start_failure(exit_code, out or err):
+        raise RuntimeProblem(f"its container cannot start a command: {message}", cause=Cause.PREPARE)
+    return Completed(code=exit_code, stdout=out, stderr=err)
 
 
-class _Probe:
-    """One command while it runs."""
+def _check_running(client: Client, container: str) -> None:
+    state = state_of(client, container)
+    if state is None:
+        raise RuntimeProblem("its container is gone", cause=Cause.INTERRUPTED)
+    if state.get("Paused") or not state.get("Running"):
+        what = "paused" if state.get("Paused") else "not running"
+        raise RuntimeProblem(f"its container is {what}", cause=Cause.INTERRUPTED)
 
-    def __init__(self, environ: Mapping[str, str], container: str, argv: Sequence[str], until_s: float) -> None:
-        self._environ, self._container, self._until_s = environ, container, until_s
-        limit_s = max(1, math.ceil(until_s - time.monotonic()))
-        self._argv = ("/bin/sh", "-c", _LIMITED, "sh", str(limit_s), *argv)
-        self._output = {1: bytearray(), 2: bytearray()}
-        self._code: int | None = None
-        self._problem: RuntimeProblem | None = None
-        self._started = False
 
-    def run(self) -> None:
-        """Run it; what goes wrong is kept for `result`."""
-        try:
-            with connected(self._environ, ANSWER_LIMIT_S) as client:
-                self._check(client)
-                self._run(client)
-        except RuntimeProblem as problem:
-            self._problem = problem
-
-    def result(self, *, late: bool) -> Completed:
-        """Return what there is; `late` where the engine has not answered in time."""
-        if late and not self._started:
-            raise RuntimeProblem("the engine does not answer in time", cause=Cause.ENGINE)
-        if self._problem is not None and not self._started:
-            raise self._problem
-        out, err = map(bytes, self._output.values())
-        if message := start_failure(self._code, out or err):
-            raise RuntimeProblem(f"its container cannot start a command: {message}", cause=Cause.PREPARE)
-        return Completed(code=None if late else self._code, stdout=out, stderr=err)
-
-    def _check(self, client: Client) -> None:
-        state = state_of(client, self._container)
-        if state is None:
-            raise RuntimeProblem("its container is gone", cause=Cause.INTERRUPTED)
-        if state.get("Paused") or not state.get("Running"):
-            what = "paused" if state.get("Paused") else "not running"
-            raise RuntimeProblem(f"its container is {what}", cause=Cause.INTERRUPTED)
-
-    def _run(self, client: Client) -> None:
-        running = Exec(client, self._container, self._argv, "/", {}, user="0")
-        output = running.start()
-        self._started = True
-        frames = Frames(self._collect)
-        try:
-            while (left_s := self._until_s - time.monotonic()) > 0:
-                data = output.read(min(_PROBE_POLL_S, left_s))
-                if data is not None and not data:
-                    self._code = running.exit_code(LATE_S)
-                    return
-                frames.feed(data or b"")
-        finally:
-            output.close()
-
-    def _collect(self, data: bytes, stream: int) -> None:
-        collected = self._output[stream]
-        collected.extend(data[: PROBE_BYTES - len(collected)])
+def _read_until(until_s: float, running: Exec, source: ExecOutput, frames: Frames) -> int | None:
+    """Read the output to its end and return the exit code; None at `until_s`."""
+    try:
+        while (left_s := until_s - time.monotonic()) > 0:
+            data = source.read(min(_PROBE_POLL_S, left_s))
+            if data is not None and not data:
+                return running.exit_code(LATE_S)
+            frames.feed(data or b"")
+    finally:
+        source.close()
+    return None
 
 
 POLL_S = 1.0
