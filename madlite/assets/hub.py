@@ -292,5 +292,5 @@ def _check_names(asset: Asset, files: Iterable[str], endpoint: str) -> None:
     for name in files:
         if not name.isprintable() or not {"", ".", ".."}.isdisjoint(name.split("/")):
             what = f"{endpoint} names a file of {asset.ref} {name!a}, which would lie elsewhere or is no file's name"
-            hint = f"look at {page(asset.ref, endpoint, is_dataset(asset))}, and at what HF_ENDPOINT names"
+            hint = f"look at {page(asset, endpoint)}, and at what HF_ENDPOINT names"
             raise Refused(what, hint)

@@ -50,7 +50,7 @@ def missing_files(asset: Asset, endpoint: str, there: Sequence[str]) -> Refused:
     """Return the refusal of a repository that has nothing that is asked for; `there` is what it has."""
     if not there:
         return Unknown(
-            f"{asset.ref} on {endpoint} has no file at all", f"see {_page(asset, endpoint)}" + _alternative(asset)
+            f"{asset.ref} on {endpoint} has no file at all", f"see {page(asset, endpoint)}" + _alternative(asset)
         )
     more = f" and {len(there) - _NAMES} more" if len(there) > _NAMES else ""
     return Unknown(
@@ -68,7 +68,7 @@ def _of_repository(
     if isinstance(error, GatedRepoError):
         return _gated(asset, endpoint, token)
     if isinstance(error, RevisionNotFoundError):
-        way = f"its branches and tags: {_page(asset, endpoint)}/tree/{MAIN}"
+        way = f"its branches and tags: {page(asset, endpoint)}/tree/{MAIN}"
         return Unknown(
             f"{asset.ref} on {endpoint} has no revision '{asset.revision or MAIN}'", way + _alternative(asset)
         )
@@ -93,7 +93,7 @@ def _of_answer(asset: Asset, endpoint: str, token: Token | None, said: str, stat
 def _lacking(asset: Asset, endpoint: str, said: str) -> Refused:
     return Refused(
         f"{asset.ref} on {endpoint} lacks a file that its own listing names: {said}",
-        f"try again: it may have changed meanwhile; its files: {_page(asset, endpoint)}/tree/{asset.revision or MAIN}",
+        f"try again: it may have changed meanwhile; its files: {page(asset, endpoint)}/tree/{asset.revision or MAIN}",
     )
 
 
@@ -103,17 +103,13 @@ def _other_host(error: BaseException, endpoint: str) -> str:
     return "" if urlsplit(url).netloc == urlsplit(endpoint).netloc else urlsplit(url).netloc
 
 
-def page(ref: str, endpoint: str, dataset: bool = False) -> str:
+def page(asset: Asset, endpoint: str) -> str:
     """Return where people see a repository."""
-    return f"{endpoint or HUB}/{'datasets/' if dataset else ''}{ref}"
-
-
-def _page(asset: Asset, endpoint: str) -> str:
-    return page(asset.ref, endpoint, is_dataset(asset))
+    return f"{endpoint or HUB}/{'datasets/' if is_dataset(asset) else ''}{asset.ref}"
 
 
 def _gated(asset: Asset, endpoint: str, token: Token | None) -> Refused:
-    where = _page(asset, endpoint)
+    where = page(asset, endpoint)
     if token is None:
         what = f"{asset.ref} is a gated repository, and there is no Hugging Face token"
         return Refused(what, f"accept its conditions at {where}, then {_SET}" + _alternative(asset))
@@ -152,7 +148,7 @@ def _unreachable(endpoint: str, error: Exception) -> Refused:
 
 
 def _rights(asset: Asset, endpoint: str) -> str:
-    return f"see {_page(asset, endpoint)} and the rights of your token at {endpoint}/settings/tokens"
+    return f"see {page(asset, endpoint)} and the rights of your token at {endpoint}/settings/tokens"
 
 
 def _with_token(token: Token | None) -> str:

@@ -18,7 +18,6 @@ LEAST_BYTES = 256 << 20  # a display server, a monitor or a dying process holds 
 SHOWN = 8
 _FIRST_TABLE = "pid:[4026531836]"  # PROC_PID_INIT_INO of the kernel's include/linux/proc_ns.h
 _LONGEST = 60  # characters of a command
-_MOST_PARENTS = 64
 _VSIZE = 20  # of the words of proc(5)'s stat behind the name: the size of a process, 0 from its end on
 
 
@@ -107,7 +106,7 @@ def is_own(proc: Path, pid: int, own: OwnProcesses) -> bool:
 def _ancestors(proc: Path, pid: int) -> list[int]:
     """Return a process and those that started it; format: proc(5), the parent is the second word after the name."""
     line: list[int] = []
-    while pid > 0 and pid not in line and len(line) < _MOST_PARENTS:
+    while pid > 0 and pid not in line:
         line.append(pid)
         after = _stat(proc, pid)
         pid = int(after[1]) if len(after) > 1 and after[1].isdecimal() else 0

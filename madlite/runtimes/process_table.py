@@ -21,7 +21,6 @@ from madlite.text import printable
 from madlite.workspace.folder import FOLDER_MARK, RUN_MARK, SUPERVISOR_MARK
 
 _PROC = Path("/proc")
-_READ_BYTES = 1 << 16
 _MOST_READS = 3  # of reading the table; where others' processes are hidden it never has all parents
 
 
@@ -100,11 +99,8 @@ class OpenProcess:
             os.kill(self._pid, number)
 
     def _read(self, name: str) -> bytes:
-        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._fd)
-        try:
-            return b"".join(iter(partial(os.read, fd, _READ_BYTES), b""))
-        finally:
-            os.close(fd)
+        with open(name, "rb", opener=partial(os.open, dir_fd=self._fd)) as file:
+            return file.read()
 
 
 @contextmanager

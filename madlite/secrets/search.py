@@ -21,7 +21,6 @@ from madlite.secrets.shapes import Begun, Span
 # So they are searched for by the rarest four characters of each.
 
 ANCHOR = 4  # characters by which a text is looked for; none is shorter
-_LARGE = 1 << 15  # bytes of texts, up to which a table of their pieces is worth its memory
 _BEGIN = 128  # characters of a text among which the rarest are chosen
 # bytes of real logs by how common they are
 _COMMON = b" -.[me01rato2n]:il_ps6duc3/ykgh54NF=8fb7IO(G)UEBD9v,wPTzx'|R\"AqSLCMW%j*><+#`{H}VK?YX@&J~QZ!^"
@@ -39,10 +38,9 @@ class Finder:
         self.longest = len(self.texts[0])
 
     @cached_property
-    def inner(self) -> frozenset[bytes] | bytes:
-        """What holds the pieces of ANCHOR bytes that any text has before its last byte: of few all of them."""
-        every = b"\n".join(text[:-1] for text in self.texts)
-        return every if len(every) > _LARGE else frozenset(every[at : at + ANCHOR] for at in range(len(every)))
+    def inner(self) -> bytes:
+        """The texts without their last bytes: what a text that goes on may have at the end of data."""
+        return b"\n".join(text[:-1] for text in self.texts)
 
     @cached_property
     def _table(self) -> dict[bytes, dict[int, list[bytes]]]:
@@ -134,13 +132,11 @@ class SecretReading:
     def __init__(self, data: bytes) -> None:
         self.data = data
         self.has_escapes = b"\x1b" in data
-        self._bare: bytes | None = None
 
+    @cached_property
     def without_escapes(self) -> bytes:
-        """Return the data without them."""
-        if self._bare is None:
-            self._bare = _ESCAPE.sub(b"", self.data)
-        return self._bare
+        """The data without them."""
+        return _ESCAPE.sub(b"", self.data)
 
 
 class Search:
@@ -157,7 +153,7 @@ class Search:
         """Return the places of all texts, in no order; they may overlap."""
         if not (self._ignored and reading.has_escapes):
             return self._in(reading.data)
-        found = self._finder.find(reading.without_escapes().translate(None, self._ignored))
+        found = self._finder.find(reading.without_escapes.translate(None, self._ignored))
         return [*self._in(reading.data), *(self._where(found, _blanked(reading.data)) if found else ())]
 
     def _in(self, data: bytes) -> list[Span]:

@@ -53,7 +53,7 @@ def read_library(nvml: Any) -> SourceReport:
         nvml.nvmlInit()
         gpus = tuple(_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount()))
         cuda = nvml.nvmlSystemGetCudaDriverVersion_v2()  # 12080 is 12.8
-        driver = _text(nvml.nvmlSystemGetDriverVersion())
+        driver = nvml.nvmlSystemGetDriverVersion()
         nvml.nvmlShutdown()
     except (nvml.NVMLError, OSError, ValueError) as error:  # one lost GPU: the count would be wrong
         return SourceReport(name=NAME, problem=str(error))
@@ -68,19 +68,15 @@ def read_library(nvml: Any) -> SourceReport:
 
 def _gpu(nvml: Any, index: int) -> GpuFacts:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    name = _text(nvml.nvmlDeviceGetName(handle))
+    name = nvml.nvmlDeviceGetName(handle)
     return GpuFacts(
         index=index,
         arch=name,
         product=name,
         memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
-        unique_id=_text(nvml.nvmlDeviceGetUUID(handle)),
-        bus=bus_id(_text(nvml.nvmlDeviceGetPciInfo(handle).busId)),
+        unique_id=nvml.nvmlDeviceGetUUID(handle),
+        bus=bus_id(nvml.nvmlDeviceGetPciInfo(handle).busId),
     )
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
 class Nvml(TelemetrySource):
@@ -188,7 +184,7 @@ def _on(value: int) -> str:
 
 
 FACTS: dict[str, tuple[str, Callable[[Any], str]]] = {
-    "vbios": ("nvmlDeviceGetVbiosVersion", _text),
+    "vbios": ("nvmlDeviceGetVbiosVersion", str),
     "power_limit_w": ("nvmlDeviceGetEnforcedPowerLimit", lambda milliwatts: f"{milliwatts / 1000:g}"),
     "mig": ("nvmlDeviceGetMigMode", lambda modes: _on(modes[0])),
     "ecc": ("nvmlDeviceGetEccMode", lambda modes: _on(modes[0])),
