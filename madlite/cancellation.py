@@ -33,11 +33,11 @@ def in_thread(work: Callable[[], _T], name: str) -> Future[_T]:
 
 
 class Interrupted(BaseException):
-    """Raised where a blocking call was left, because a stop was asked for."""
+    """Raised where a blocking call was left, because a stop was requested."""
 
 
 class Cancellation:
-    """The stop of one run or command, as its blocking calls hear it: asked for once, from any thread."""
+    """The stop of one run or command, as its blocking calls hear it: requested once, from any thread."""
 
     def __init__(self) -> None:
         self.asked = threading.Event()
@@ -71,7 +71,7 @@ class Cancellation:
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """Let `interruptible` inside the block, in this thread, hear of this stop."""
+        """Let `interruptible` inside the block, in this thread, end on this stop."""
         before = _OF_RUN.set(self)
         try:
             yield
@@ -99,7 +99,7 @@ class Cancellation:
         left_s = UNWIND_S
         while left_s > 0 and not self._hurried.is_set() and not wait([done], _POLL_S).done:
             left_s -= _POLL_S
-        with suppress(BaseException):  # its failure is nothing any more; asked for, or it is told of as never read
+        with suppress(BaseException):  # its failure means nothing any more
             done.exception(timeout=0)
 
 
@@ -158,7 +158,7 @@ class ActionGate:
 
     @contextmanager
     def take(self, limit_s: float | None, end: Callable[[], None]) -> Iterator[threading.Event]:
-        """Run an action inside; after `limit_s` it is ended, and the event says that this is why."""
+        """Run an action inside; after `limit_s` it is ended, and the event is set if this is why."""
         expired = threading.Event()
 
         def expire() -> None:

@@ -72,7 +72,7 @@ class Folder:
         return facts.st_dev, facts.st_ino
 
     def is_in_place(self) -> bool:
-        """Say whether its path still names this very folder, and not a link to it."""
+        """Return whether its path still names this very folder, and not a link to it."""
         try:
             return os.path.samestat(self.path.lstat(), os.fstat(self.fd))
         except OSError:
@@ -115,7 +115,7 @@ class Folder:
         """Return a descriptor of the plain file of this name, made where there is none.
 
         Raises:
-            OSError: it is a link, a pipe or the like, has several names, belongs to a stranger, or cannot be opened.
+            OSError: it is a link, a pipe or the like, has several names, belongs to another user, or cannot be opened.
         """
         return self._open_checked(name, flags, make=make, mode=mode, own=True)
 
@@ -165,7 +165,7 @@ class Folder:
             return os.stat(last, dir_fd=folder.fd, follow_symlinks=False)
 
     def holds(self, name: str) -> bool:
-        """Say whether anything lies under a name, a link that leads nowhere too."""
+        """Return whether anything lies under a name, a link that leads nowhere too."""
         try:
             self.status(name)
         except OSError:
@@ -206,7 +206,7 @@ class Folder:
 
     @contextmanager
     def parent_of(self, name: str, *, make: bool = False) -> Iterator[tuple[Folder, str]]:
-        """Yield the folder below this one that a name lies in, made if asked for, and the name's last part.
+        """Yield the folder below this one that a name lies in, made if requested, and the name's last part.
 
         Raises:
             OSError: there is no such folder, or a link or a file is in its place.
@@ -341,7 +341,7 @@ def kind_of(facts: os.stat_result) -> str:
 def half_made(name: str) -> str:
     """Return the name of what becomes the file `name` once it is whole: of this thread alone, and hidden.
 
-    It ends in the thread's number, by which a reader tells whether its writer lives (`/proc` has threads too).
+    It ends in the thread's number, by which a reader can check whether its writer lives (`/proc` has threads too).
     """
     return f".{name}.{threading.get_native_id()}"
 

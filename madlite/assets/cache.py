@@ -1,4 +1,4 @@
-"""What of a run's assets is on this machine in full: told from the disk alone, nobody is asked.
+"""What of a run's assets is on this machine in full: found on the disk alone, no server is contacted.
 
 A repository of the hub lies in huggingface_hub's cache, a file of another server or data that a run made below the
 folder of prepared data.  What `madlite prepare` has seen complete is noted beside it, so that a later plan can tell.
@@ -48,7 +48,7 @@ class AssetRecord(Value, frozen=True):
     commit: str = ""
 
     def covers(self, patterns: tuple[str, ...]) -> bool:
-        """Say whether every file that matches the patterns is among these."""
+        """Return whether every file that matches the patterns is among these."""
         return not self.patterns or bool(patterns and set(patterns) <= set(self.patterns))
 
 
@@ -93,7 +93,7 @@ def find_prepared(asset: Asset, data: Path) -> Path | None:
 def scan_cache(asset: Asset, cache: Path) -> CachedSnapshot | None:
     """Return a snapshot of which nobody noted what the hub has, where it looks complete: an older client left it.
 
-    It has something for each pattern and every shard: `-00001-of-00004` says how many there are.  Nothing is here in
+    It has something for each pattern and every shard: `-00001-of-00004` states how many there are.  Nothing is here in
     full while a partial file lies beside it.
     """
     folder = repo_folder(asset, cache)
@@ -118,12 +118,12 @@ def matching(files: dict[str, int], patterns: Iterable[str]) -> dict[str, int]:
 
 
 def is_wild(pattern: str) -> bool:
-    """Say whether a pattern may match files of other names than itself."""
+    """Return whether a pattern may match files of other names than itself."""
     return bool(_WILD & set(pattern)) or pattern.endswith("/")
 
 
 def is_dataset(asset: Asset) -> bool:
-    """Say whether an asset is one of the hub's data sets, which have names of their own."""
+    """Return whether an asset is one of the hub's data sets, which have names of their own."""
     return asset.kind == "dataset"
 
 
@@ -145,7 +145,7 @@ def known_commit(asset: Asset, folder: Path) -> str:
 
 
 def are_complete(folder: Path, files: dict[str, int]) -> bool:
-    """Say whether all of the files are there and as long as they should be."""
+    """Return whether all of the files are there and as long as they should be."""
     return all(size_of(folder / name) == size for name, size in files.items())
 
 
@@ -257,7 +257,7 @@ def _listings(asset: Asset, cache: Path, data: Path, commit: str) -> Iterator[di
 
 
 def _answers(asset: Asset, needed: dict[str, int], known_absent: Path) -> bool:
-    """Say whether each pattern has its file; of a tokenizer's names, which are alternatives, one is enough."""
+    """Return whether each pattern has its file; of a tokenizer's names, which are alternatives, one is enough."""
     if asset.kind == "model" and not asset.files:
         return any(name.endswith(_WEIGHTS) for name in needed)
     if asset.kind == "tokenizer":

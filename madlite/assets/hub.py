@@ -58,7 +58,7 @@ class Listing(Value, frozen=True):
 
     commit: str
     files: dict[str, int]
-    blobs: dict[str, str] = {}  # path → name of its blob in the cache: the hash of its bytes, where the hub says it
+    blobs: dict[str, str] = {}  # path → name of its blob in the cache: the hash of its bytes, where the hub reports it
     absent: tuple[str, ...] = ()
     there: tuple[str, ...] = ()  # where nothing matches: what it has instead
 
@@ -102,7 +102,7 @@ def missing_bytes(asset: Asset, listing: Listing, cache: Path) -> int:
 
 @dataclass
 class RepoDownload:
-    """One repository on its way; `say` hears what is worth a line, `progress` of bytes.
+    """One repository on its way; `say` gets what is worth a line, `progress` the bytes.
 
     With `verify` what is here is read again, and fetched again where its bytes are not those that the hub names.
     """
@@ -185,7 +185,7 @@ class RepoDownload:
         return self.stop.is_set() or bool(self._problems)
 
     def _have(self, name: str) -> None:
-        """Have one file whole: huggingface_hub takes what is there for whole, and looks at lengths as it comes."""
+        """Have one file whole: huggingface_hub takes what is there for whole, and inspects lengths as it comes."""
         if self._is_stopped():
             raise Stopped
         place, size = self._snapshot / name, self.listing.files[name]
@@ -250,7 +250,7 @@ def _list(asset: Asset, access: Access) -> Listing:
     found = {one.path: one for one in entries if hasattr(one, "blob_id")}
     files = matching({name: int(one.size) for name, one in found.items()}, asset.files)
     _check_names(asset, files, access.endpoint)
-    if files:  # the largest is asked for: a gated repository may show everybody its README
+    if files:  # the largest is requested: a gated repository may show everybody its README
         largest = max(files, key=lambda name: files[name])
         url = client().hf_hub_url(asset.ref, largest, endpoint=access.endpoint, **at)
         client().get_hf_file_metadata(url, token=access.word, timeout=LIMIT_S, **client_identity())
@@ -268,7 +268,7 @@ def _kind(asset: Asset) -> str:
 
 
 def _check_endpoint(endpoint: str) -> None:
-    """Refuse an address that is none, before a library says something of its own about it.
+    """Refuse an invalid address, before a library raises an error of its own about it.
 
     Raises:
         Refused: it is none.

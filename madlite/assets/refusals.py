@@ -1,4 +1,4 @@
-"""Why the hub does not give a repository, in words that say what to do about it."""
+"""Why the hub does not give a repository, and what to do about it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Refused(MadliteError):
 
 
 class Unknown(Refused):
-    """The hub does not have what is asked for: whoever asks may have it wrong."""
+    """The hub does not have what is requested: whoever asks may have it wrong."""
 
 
 def refusal(asset: Asset, endpoint: str, token: Token | None, error: Exception) -> Refused:
@@ -47,7 +47,7 @@ def refusal(asset: Asset, endpoint: str, token: Token | None, error: Exception) 
 
 
 def missing_files(asset: Asset, endpoint: str, there: Sequence[str]) -> Refused:
-    """Return the refusal of a repository that has nothing that is asked for; `there` is what it has."""
+    """Return the refusal of a repository that has nothing that is requested; `there` is what it has."""
     if not there:
         return Unknown(
             f"{asset.ref} on {endpoint} has no file at all", f"see {page(asset, endpoint)}" + _alternative(asset)
@@ -62,7 +62,7 @@ def missing_files(asset: Asset, endpoint: str, there: Sequence[str]) -> Refused:
 def _of_repository(
     asset: Asset, endpoint: str, token: Token | None, error: BaseException, status: int
 ) -> Refused | None:
-    """Return what the hub says of the repository itself."""
+    """Return what the hub reports about the repository itself."""
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
     if isinstance(error, GatedRepoError):
@@ -138,7 +138,7 @@ def _unknown(asset: Asset, endpoint: str, token: Token | None) -> Refused:
 def _unreachable(endpoint: str, error: Exception) -> Refused:
     if not is_foreign(error):
         raise error
-    root: BaseException = error  # the libraries around it name the address that was asked for, each time another
+    root: BaseException = error  # the libraries around it name the address that was requested, each time another
     while root.__cause__ or root.__context__:
         root = root.__cause__ or root.__context__ or root
     return Refused(

@@ -15,9 +15,9 @@ MARGIN, LEAST_BYTES = 0.05, 256 << 20  # of what is fetched, kept free beside it
 
 
 class Demand(Value, frozen=True):
-    """Bytes that are to be written below a folder; `way` says how to use another one.
+    """Bytes that are to be written below a folder; `way` states how to use another one.
 
-    `within` is where in it they go, `writes` says that something is written though nobody knows how much.
+    `within` is where in it they go, `writes` that something of unknown size is written.
     """
 
     folder: Path

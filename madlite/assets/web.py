@@ -42,7 +42,7 @@ class Source(Value, frozen=True):
 
 
 def client() -> ModuleType:
-    """Return huggingface_hub, quiet; its telemetry, which tells of other packages, is off in this process.
+    """Return huggingface_hub, quiet; its telemetry, which reports about other packages, is off in this process.
 
     So is its own reading of HF_HUB_OFFLINE, which knows this process's environment and no plan's.
     """
@@ -83,7 +83,7 @@ def counting(progress: ProgressCallback, is_stopped: Callable[[], bool]) -> type
 
 
 def retry(ask: Callable[[], Answer]) -> Answer:
-    """Return what is asked for; where a server refuses for now it is asked again, not sooner than it says.
+    """Return what is requested; where a server refuses for now it is queried again, not sooner than it says.
 
     Raises:
         Exception: the last try's.
@@ -120,23 +120,23 @@ def answered(error: BaseException) -> BaseException:
 
 
 def is_foreign(error: BaseException) -> bool:
-    """Say whether an error is of the network or of the libraries that use it, and no mistake of ours."""
+    """Return whether an error is of the network or of the libraries that use it, and no mistake of ours."""
     return isinstance(error, OSError) or type(error).__module__.partition(".")[0] in _LIBRARIES
 
 
 def is_of_disk(error: BaseException) -> bool:
-    """Say whether an error is this machine's: the libraries' own have no number."""
+    """Return whether an error is this machine's: the libraries' own have no number."""
     return isinstance(error, OSError) and bool(error.errno) and not isinstance(error, ConnectionError | TimeoutError)
 
 
 def later(error: BaseException) -> str:
-    """Return what is said of a server that wants to be left alone for long."""
+    """Return what is reported about a server that wants to be left alone for long."""
     wait = retry_after_s(error)
     return f"it asks to wait {wait:.0f} s" if wait > LONGEST_WAIT_S else ""
 
 
 def is_sound(file: Path, digest: str) -> bool:
-    """Say whether a file's bytes are those of a SHA-256, or of git's SHA-1; a digest that is neither says nothing.
+    """Return whether a file's bytes are those of a SHA-256, or of git's SHA-1; one that is neither is not checked.
 
     Raises:
         OSError: it cannot be read.
@@ -154,7 +154,7 @@ def is_sound(file: Path, digest: str) -> bool:
 
 
 def look_up(asset: Asset) -> Source:
-    """Return a file's source, with the size that its server or its backend says.
+    """Return a file's source, with the size that its server or its backend reports.
 
     Raises:
         RuntimeProblem: the server does not have it, or another one than the backend knows; or its checksum is none.
@@ -205,7 +205,7 @@ def fetch_file(
 
 
 def _stream(source: Source, part: Path, progress: ProgressCallback, stop: threading.Event) -> None:
-    """Append what is missing; begin anew where nobody knows the length."""
+    """Append what is missing; begin anew where the length is unknown."""
     from huggingface_hub.file_download import http_get
 
     have = max(size_of(part), 0)
@@ -269,7 +269,7 @@ def _headers() -> dict[str, str]:
 
 
 def _problem(url: str, error: Exception, part: Path | None = None) -> RuntimeProblem:
-    """Return what is told of a file that cannot be had.
+    """Return what is reported about a file that cannot be had.
 
     Raises:
         Exception: the error itself, where it is a mistake of ours or the disk's.

@@ -39,7 +39,7 @@ from madlite.rank_labels import is_label, without_label
 from madlite.text import group_texts, without_groups
 
 NUMBER = r"[-+]?(?:\d[\d,]*(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+|(?i:nan|inf))"
-_CHOOSES = ("mode", "precision", "release")  # fields that say which of a card's variants is meant
+_CHOOSES = ("mode", "precision", "release")  # fields that state which of a card's variants is meant
 
 
 def number(text: str) -> float:
@@ -160,7 +160,7 @@ class TemplateBackend:
         return 100 if card.backend == self.name else 0
 
     def expand(self, request: Request, machine: Machine) -> Sequence[RunSpec]:
-        """Return one RunSpec per variant, of those that have the mode, precision and release that were asked for.
+        """Return one RunSpec per variant, of those that have the mode, precision and release that were requested.
 
         A variant without a precision or release can have any: its template has to use it.
 
@@ -222,7 +222,7 @@ class TemplateBackend:
 
 
 def describe_setting(request: Request, key: str) -> str:
-    """Return a value as it was asked for: `--precision FP8`, `card 'm' (models.json): precision=FP8`."""
+    """Return a value as it was requested: `--precision FP8`, `card 'm' (models.json): precision=FP8`."""
     origin, value, card = request.origins.get(key, ""), request.settings.get(key, ""), request.card
     if origin == "card":
         return f"card '{card.name}' ({card.source}): {key}={value}"
@@ -235,7 +235,7 @@ def describe_setting(request: Request, key: str) -> str:
 
 
 def choose_variants(variants: Sequence[Variant], request: Request, who: str) -> tuple[Variant, ...]:
-    """Return the variants of the mode, precision and release that were asked for; `who` has them.
+    """Return the variants of the mode, precision and release that were requested; `who` has them.
 
     Raises:
         UsageProblem: it has none such; the hint names those that there are.
@@ -251,7 +251,7 @@ def choose_variants(variants: Sequence[Variant], request: Request, who: str) -> 
 
 
 def _matches(own: str, wanted: str) -> bool:
-    """Say whether a variant's word is the one asked for; one that it leaves open is any."""
+    """Return whether a variant's word is the one requested; one that it leaves open is any."""
     return not own or own.casefold() == wanted.casefold()
 
 

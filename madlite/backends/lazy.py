@@ -1,4 +1,4 @@
-"""A backend whose code is loaded when a card or a log needs it; until then its recipe book says which cards it runs."""
+"""A backend whose code is loaded when a card or a log needs it; until then its recipe book names its cards."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class LazyBackend:
         return self.loaded.check(plan)
 
     def assets(self, plan: RunPlan) -> Iterable[Asset]:
-        """Return what the backend says a plan needs."""
+        """Return what the backend reports a plan needs."""
         return self.loaded.assets(plan)
 
     def detect(self, head: Sequence[str]) -> float:

@@ -7,7 +7,7 @@
     [recipe.debug.on.cpu]         # what it changes on one device, by Machine.device
     [env.all]                     # environment variables; further tables by Machine.vendor: [env.AMD]
 
-A backend that runs MAD's cards also says which recipe a card stands for, on which GPU and in which image::
+A backend that runs MAD's cards also states which recipe a card stands for, on which GPU and in which image::
 
     [release."v25.10"]            # from the oldest to the newest; what all its runs share
     image = "rocm/primus:v25.10"  # {architecture} stands for the GPU's, e.g. gfx942
@@ -61,7 +61,7 @@ from madlite.model import Architecture, Card, Scalar, Shape, Value, Variant
 # Tables of model shapes, as madlite's own file and recipe books have them: `[architecture.NAME]`, a model each.
 #
 # The keys are the fields of `Architecture`, and `also`, further names of the same shape.  A table whose one key is
-# `unknown` says why nothing is to be taken for known of a model, whatever another table has under its name.
+# `unknown` states why nothing is to be taken for known of a model, whatever another table has under its name.
 
 
 def read_architectures(tables: Mapping[str, Mapping[str, object]]) -> dict[str, Architecture | str]:
@@ -90,7 +90,7 @@ def _read(named: str, values: Mapping[str, object]) -> Iterator[tuple[str, Archi
 
 
 VARIANT_KEYS = frozenset(Variant.__struct_fields__)
-CHOSEN_BY = frozenset({"mode", "precision", "seq_len"})  # keys that choose a run; a release says nothing of them
+CHOSEN_BY = frozenset({"mode", "precision", "seq_len"})  # keys that choose a run; a release reports nothing of them
 _FIELD = re.compile(r"\{[^{}]*\}?|\}")
 _OF_RUN = ("card", "recipe", "device", "release", "source")
 
@@ -134,7 +134,7 @@ class RecipeBook(Value, frozen=True):
     stand_in: dict[str, str] = {}
     runs: tuple[RecipeRun, ...] = ()
     refused: tuple[RefusedRun, ...] = ()
-    architectures: dict[str, Architecture | str] = {}  # by the model's name; a text says why there is none
+    architectures: dict[str, Architecture | str] = {}  # by the model's name; a text states why there is none
     shape: Shape = Shape()
 
     def values(self, name: str, device: str) -> dict[str, Scalar]:

@@ -31,7 +31,7 @@ class RecipeSelection(Value, frozen=True):
 
 
 class UnknownRun(UsageProblem):
-    """No run fits what was asked: what words for it there are, by key, and the nearest runs in words.
+    """No run fits what was asked: what words for it there are, by key, and the nearest runs as text.
 
     `said` is the message without the reason that `refused` knows.
     """
@@ -49,7 +49,7 @@ def unknown_run(
     runs: Iterable[str],
     refused: RefusedRun | None = None,
 ) -> UnknownRun:
-    """Return the refusal, whose hint says which word was meant, or which there are, and the nearest runs.
+    """Return the refusal, whose hint states which word was meant, or which there are, and the nearest runs.
 
     What is refused for a reason that is known says it, and the way that there is.
     """
@@ -102,7 +102,7 @@ def choose_runs(book: RecipeBook, card: str, requested: Mapping[str, str], machi
 
 
 def spelled(requested: str, known: Iterable[str]) -> str:
-    """Return what was asked for as the book spells it: `25.10` and `V25.10` are v25.10, `mi300x` is MI300X."""
+    """Return what was requested as the book spells it: `25.10` and `V25.10` are v25.10, `mi300x` is MI300X."""
     exact = {name.casefold(): name for name in known}
     return exact.get(requested.casefold()) or exact.get(f"v{requested.casefold()}") or requested
 
@@ -142,7 +142,7 @@ def _selected(book: RecipeBook, run: RecipeRun, device: str, requested: Mapping[
 
 
 def _same(one: str, other: str) -> bool:
-    """Say whether a run's word is the one asked for; `posttrain` also asks for `posttrain/lora`."""
+    """Return whether a run's word is the one requested; `posttrain` also requests `posttrain/lora`."""
     return other.casefold() in (one.casefold(), one.casefold().partition("/")[0])
 
 
@@ -183,7 +183,7 @@ def _newest(rows: Iterable[RecipeRun], book: RecipeBook) -> str:
 def _with_seq_len(
     rows: list[RecipeRun], book: RecipeBook, device: str, requested: Mapping[str, str]
 ) -> list[RecipeRun]:
-    """Return the rows of the sequence length asked for; where no row has it, of those that differ by it alone one."""
+    """Return the rows of the sequence length requested; where no row has it, of those that differ by it alone one."""
     wanted = requested.get("seq_len", "")
     if not wanted:
         return rows
@@ -242,7 +242,7 @@ def _unknown(
 
 
 def _why_refused(book: RecipeBook, card: str, requested: Mapping[str, str]) -> RefusedRun | None:
-    """Return what the book says of a run that was asked for and cannot be; a mode that nobody named may be its own."""
+    """Return why the book refuses a run that was requested; a mode that nobody named may be its own."""
     for one in book.refused:
         mode, precision = requested.get("mode") or one.mode, requested.get("precision", "")
         words = [_same(mode, one.mode) or not one.mode, _same(precision, one.precision) or not one.precision]

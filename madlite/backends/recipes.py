@@ -16,7 +16,7 @@ from madlite.model import Architecture, Card, Finding, Machine, Request, RunPlan
 OF_RUN: tuple[str, ...] = ("mode", "precision", "release", "recipe", "recipe_device")
 OF_RECIPE: tuple[str, ...] = ("mode", "release", "recipe")
 """Keys that choose a run or a recipe: what was chosen by them, no value put over it calls by another name."""
-FEW = 5  # fewer steady steps say little
+FEW = 5  # fewer steady steps mean little
 
 
 class RecipeBackend(TemplateBackend):
@@ -93,7 +93,7 @@ class RecipeBackend(TemplateBackend):
         return request.settings.get("recipe") or of_card
 
     def _of_name(self, name: str, request: Request, machine: Machine, book: RecipeBook) -> RecipeSelection:
-        """Return the recipe of a name; a release, where one is asked for, is what its values come from."""
+        """Return the recipe of a name; a release, where one is requested, is what its values come from."""
         if name not in book.recipes:
             raise self._no_recipe(name, request, book)
         release = spelled(request.settings.get("release", ""), book.releases)
@@ -149,7 +149,7 @@ def _check_gpus(plan: RunPlan) -> Iterator[Finding]:
 def few_steps(steps: str, left: int, warmup: int, hint: str) -> Iterator[Finding]:
     """Yield that a run is too short: fatal where no line is left after its steps of warm-up.
 
-    `steps` are the run's in words, `left` the lines of steps after the warm-up.
+    `steps` are the run's as text, `left` the lines of steps after the warm-up.
     """
     if left < 1:
         yield Finding(message=f"{steps} are over before {warmup} of warm-up are", hint=hint, fatal=True)

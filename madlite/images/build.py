@@ -20,7 +20,7 @@ _FROM = re.compile(r"FROM\b", re.IGNORECASE)
 
 
 def build(client: Client, image: Image, say: Say) -> str:
-    """Build the image with a fresh base, or with the local one where the base cannot be pulled; say if so.
+    """Build the image with a fresh base, or with the local one where the base cannot be pulled; return a note if so.
 
     Raises:
         RuntimeProblem: the context cannot be packed, or a step failed; the message holds the step and its last line.

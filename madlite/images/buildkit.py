@@ -46,7 +46,7 @@ def _names_context(line: str, image: Image) -> bool:
 
 
 def build_with_buildkit(image: Image, environ: Mapping[str, str], say: Say) -> str:
-    """Build the image by `docker build`; say if its base could not be refreshed.
+    """Build the image by `docker build`; report whether its base could not be refreshed.
 
     A secret argument's value goes through the environment, never the argv.
 

@@ -20,7 +20,7 @@ from madlite.errors import RuntimeProblem
 from madlite.model import Cause, EnvValue, Json, Problem, Secret
 from madlite.safe_read import read_named
 
-# Podman behind docker's API: where its socket is, and what it has to be asked for in words of its own.
+# Podman behind docker's API: where its socket is, and which requests differ.
 
 SYSTEM_SOCKET = Path("/run/podman/podman.sock")
 GPUS_SINCE = (5, 4)  # before, its docker API takes requests for GPUs and gives none (podman pull request 25171)
@@ -40,7 +40,7 @@ def podman_version(client: Any) -> str:
 
 
 def translate_gpu_requests(client: Any, host: dict[str, Json]) -> None:
-    """Word a request's GPUs as the engine understands them: podman knows NVIDIA's by their CDI names alone.
+    """Format a request's GPUs as the engine understands them: podman knows NVIDIA's by their CDI names alone.
 
     Raises:
         RuntimeProblem: this podman would start the container without them.
@@ -79,9 +79,9 @@ JOIN_GROUP = "sudo usermod -aG docker $USER, then log in again"
 
 
 def docker_address(environ: Mapping[str, str]) -> str:
-    """Return where the engine is asked: DOCKER_HOST, else the current docker context, else the usual socket.
+    """Return where the engine is queried: DOCKER_HOST, else the current docker context, else the usual socket.
 
-    Where docker's socket is missing and podman's is there, podman's: it speaks docker's language.
+    Where docker's socket is missing and podman's is there, podman's: it implements docker's API.
     """
     if environ.get("DOCKER_HOST"):
         return environ["DOCKER_HOST"]
@@ -96,7 +96,7 @@ def docker_address(environ: Mapping[str, str]) -> str:
 
 
 def podman_note(environ: Mapping[str, str]) -> str:
-    """Return a sentence where nobody asked for podman and it is used all the same, else ""."""
+    """Return a sentence where nobody requested podman and it is used all the same, else ""."""
     address = docker_address(environ)
     found = not environ.get("DOCKER_HOST") and address.endswith("/podman/podman.sock")
     return f"podman runs the container ({address}): there is no Docker Engine here" if found else ""
@@ -164,7 +164,7 @@ def explained(environ: Mapping[str, str]) -> Iterator[None]:
 
 
 def _broken_off() -> tuple[type[Exception], ...]:
-    """Return the errors which say that an engine went away."""
+    """Return the errors which mean that an engine went away."""
     from requests.exceptions import ChunkedEncodingError, ConnectionError, Timeout
     from urllib3.exceptions import HTTPError  # in the middle of an answer, where requests wraps nothing
 
@@ -228,7 +228,7 @@ def proxy_environment(environ: Mapping[str, str]) -> dict[str, EnvValue]:
 
 
 def _docker_config(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return docker's configuration file; one that is missing or broken says nothing."""
+    """Return docker's configuration file; one that is missing or broken reports nothing."""
     folder = environ.get("DOCKER_CONFIG") or f"{environ.get('HOME', '')}/.docker"
     try:
         found = json.loads(read_named(Path(folder, "config.json")))
@@ -274,7 +274,7 @@ def closing_answers(client: Client) -> Iterator[None]:
 
 
 def pull_problem(ref: str, message: str) -> RuntimeProblem | None:
-    """Return why an image cannot be had, in one sentence; None where the engine's words do not tell."""
+    """Return why an image cannot be had, in one sentence; None where the engine's message does not show it."""
     login = f"docker login, then docker pull {ref}"
     if _FULL.search(message):
         return RuntimeProblem(
@@ -314,7 +314,7 @@ class CancellableClient:
 
     @property
     def is_cut(self) -> bool:
-        """Say whether the session is to end, and the engine has not been seen to answer since."""
+        """Return whether the session is to end, and the engine has not been seen to answer since."""
         return self._limit_s < math.inf
 
     def cut(self, limit_s: float) -> None:

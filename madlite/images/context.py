@@ -181,7 +181,7 @@ def _check_room(client: Client, image: Image, context: Path, content: _Content) 
 
 
 def _engine_folder(client: Client) -> str:
-    """Return where the engine keeps what it is sent, "" where it does not say."""
+    """Return where the engine keeps what it is sent, "" where it does not report."""
     import docker.errors
 
     try:

@@ -38,7 +38,7 @@ def pull(client: Client, ref: str, say: Say) -> None:
     """Pull an image.
 
     Raises:
-        RuntimeProblem: the disk is nearly full, or the image cannot be had; the message says which.
+        RuntimeProblem: the disk is nearly full, or the image cannot be had; the message states which.
     """
     import docker.errors
 
@@ -165,9 +165,9 @@ _FROM = re.compile(r"^\s*FROM\s+(?:--\S+\s+)*(?P<ref>\S+)(?:\s+AS\s+(?P<stage>\S
 
 
 def base_digest(client: Client, image: Image) -> str:
-    """Return the digest of the image that a built one is based on, as `digest` has it; empty where nobody knows it.
+    """Return the digest of the image that a built one is based on, as `digest` has it; empty where it is unknown.
 
-    The engine is asked first: it has the base that was used, unless BuildKit kept it to itself; then its registry.
+    The engine is queried first: it has the base that was used, unless BuildKit kept it to itself; then its registry.
     """
     import docker.errors
     import requests
@@ -232,7 +232,7 @@ def log_in(client: Client, login: Login) -> None:
     """Let what the client pulls, pushes and builds from now on use the login.
 
     Raises:
-        RuntimeProblem: the registry does not take it, or cannot be asked.
+        RuntimeProblem: the registry does not take it, or cannot be queried.
     """
     import docker.errors
 
@@ -280,7 +280,7 @@ def _image_used(
 
 
 def is_local(image: Image, environ: Mapping[str, str]) -> bool:
-    """Say whether the engine has an image; it asks no registry.
+    """Return whether the engine has an image; it asks no registry.
 
     Raises:
         RuntimeProblem: the engine does not answer.
@@ -359,7 +359,7 @@ class DockerBuilder:
         self._client, self._environ = client, environ
 
     def build(self, image: Image, say: Say) -> ImageUsed:
-        """Build the image, and push it; where that fails the last note says why.
+        """Build the image, and push it; where that fails the last note states why.
 
         Raises:
             RuntimeProblem: the engine, the Dockerfile or the disk does not allow it.

@@ -49,7 +49,7 @@ RENDER = re.compile(r"renderD(\d{1,6})")
 
 
 def detect_amd(host: Host, topology: Topology) -> DetectedGpus:
-    """Return what KFD and the tools say together; without GPUs where none of them lists one."""
+    """Return what KFD and the tools report together; without GPUs where none of them lists one."""
     tools = read_with_fallback(
         host, read_amd_smi, read_rocm_smi, lambda report: any(gpu.product for gpu in report.gpus)
     )
@@ -94,7 +94,7 @@ def _problem(topology: Topology) -> str:
 
 
 def _with_render_minor(root: Path, gpu: GpuFacts) -> GpuFacts:
-    """Return a GPU with the render node that sysfs lists below its PCI address, where KFD does not say it."""
+    """Return a GPU with the render node that sysfs lists below its PCI address, where KFD does not report it."""
     if gpu.render_minor is not None or not gpu.bus:
         return gpu
     entries = list_folder(root / "sys/bus/pci/devices" / gpu.bus / "drm")
@@ -111,7 +111,7 @@ def _without_displays(gpus: tuple[GpuFacts, ...]) -> tuple[GpuFacts, ...]:
 def _merge(kfd: SourceReport, tools: Sequence[SourceReport]) -> tuple[list[GpuFacts], dict[str, str]]:
     """Return the GPUs of the first source that lists any, completed from the others; and each fact's source.
 
-    KFD is asked first as the driver itself. GPUs are numbered as the first tool numbers them that can be matched to
+    KFD is queried first as the driver itself. GPUs are numbered as the first tool numbers them that can be matched to
     it one by one, which is how GPU ids are given on a command line.
     """
     listing = [source for source in (kfd, *tools) if source.gpus]
@@ -208,7 +208,7 @@ def detect_machine(given: Mapping[str, Override], *, host: Host = THIS) -> Machi
 
     Raises:
         UsageProblem: an override that cannot be meant.
-        CheckFailed: a GPU is here but cannot be read, or none is here of the vendor asked for.
+        CheckFailed: a GPU is here but cannot be read, or none is here of the vendor requested.
     """
     overrides = read_overrides(given)
     found = overlay(_find(overrides, host), overrides)
@@ -275,7 +275,7 @@ def _mixture(found: DetectedGpus) -> list[SourceReport]:
 
 
 def _warnings(found: DetectedGpus, overrides: Overrides, host: Host) -> list[SourceReport]:
-    """Return what of the host hinders AMD GPUs; of a machine that is not here what the context says of it."""
+    """Return what of the host hinders AMD GPUs; of a machine that is not here what the context reports about it."""
     if found.vendor != "AMD":
         return []
     warnings = [] if found.pretended else render_node_warnings(host.root, found.gpus)
@@ -294,11 +294,11 @@ def _host_os(host: Host) -> str:
 def _search(overrides: Overrides, host: Host, topology: Topology) -> DetectedGpus:
     """Return the GPUs that are here; vendor CPU where there is none.
 
-    A vendor whose GPUs can be seen in the files is asked before one of which only a tool is installed. Where NVIDIA's
+    A vendor whose GPUs can be seen in the files is queried before one of which only a tool is installed. Where NVIDIA's
     are seen and cannot be read, an AMD display adapter does not stand in for them.
 
     Raises:
-        CheckFailed: a GPU is here but nothing can read it, or none is here of the vendor asked for.
+        CheckFailed: a GPU is here but nothing can read it, or none is here of the vendor requested.
     """
     traces = _find_traces(host.root, topology)
     candidates = [vendor for vendor in VENDORS if overrides.vendor in (None, vendor)]
@@ -318,7 +318,7 @@ def _search(overrides: Overrides, host: Host, topology: Topology) -> DetectedGpu
 
 
 def detect_nvidia(host: Host, *, present: bool) -> DetectedGpus:
-    """Return what the library or the tool says; the library only where `present`, and of the real machine."""
+    """Return what the library or the tool reports; the library only where `present`, and of the real machine."""
     if present and host.root == Path("/"):
         reports = read_with_fallback(host, read_nvml, read_nvidia_smi, lambda report: bool(report.gpus))
     else:
@@ -366,7 +366,7 @@ def _raise_unreadable(overrides: Overrides, traces: Traces, tried: list[Detected
 
 
 def _unnamed_gpus(vendor: Vendor, tried: Iterable[DetectedGpus]) -> list[str]:
-    """Return the tools that counted GPUs without being able to say what they are; KFD is among the traces."""
+    """Return the tools that counted GPUs without being able to state what they are; KFD is among the traces."""
     reports = _reports(found for found in tried if found.vendor == vendor)
     tools = [report for report in reports if report.gpus and report.name != "KFD"]
     return [f"{tool.name} lists {len(tool.gpus)} without naming them" for tool in tools]
@@ -393,7 +393,7 @@ def _find_traces(root: Path, topology: Topology) -> Traces:
 
 
 def _pci_gpu(folder: Path) -> tuple[Vendor, str] | None:
-    """Return a GPU on the PCI bus in words; an AMD display adapter is none, for its driver need not compute."""
+    """Return a GPU on the PCI bus as text; an AMD display adapter is none, for its driver need not compute."""
     kind = read_file(folder / "class")[:6]
     if not kind.startswith(("0x03", "0x12")):
         return None

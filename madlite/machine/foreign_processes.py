@@ -1,6 +1,6 @@
-"""Processes on a run's GPUs that are not the run's: with one of them the number says little.
+"""Processes on a run's GPUs that are not the run's: with one of them the number means little.
 
-The driver names processes by their ids in the machine's own table, so only who sees that table can tell them apart:
+The driver names processes by their ids in the machine's own table, so only who sees that table can distinguish them:
 inside a container nobody can, and nothing is said then.
 """
 
@@ -30,7 +30,7 @@ class OwnProcesses(Value, frozen=True):
 
 
 class ForeignProcess(Value, frozen=True):
-    """A process that is not the run's, and the most memory it was seen with on each GPU; 0 where it does not tell."""
+    """A process that is not the run's, and the most memory it had on each GPU; 0 where it is not reported."""
 
     pid: int
     command: str
@@ -44,7 +44,7 @@ class ForeignProcess(Value, frozen=True):
 
 
 def sees_all_processes(proc: Path = Path("/proc")) -> bool:
-    """Say whether the ids that a driver tells mean the processes of this table, and others' are shown (hidepid)."""
+    """Return whether a driver's process ids are those of this table, and others' processes are shown (hidepid)."""
     try:
         return str((proc / "self/ns/pid").readlink()) == _FIRST_TABLE and bool(_stat(proc, 1))
     except OSError:
@@ -57,8 +57,8 @@ def find_foreign(
     """Return the processes on GPUs that are not the run's, the tiny and idle ones left out.
 
     `busy_gpus` are GPUs that were at work before the run's began: whoever is on them counts, however small, unless it
-    is known to do nothing there.  A process that ended meanwhile is nobody's; it is asked last, for one that is ending
-    has lost what tells that it was the run's.
+    is known to do nothing there.  A process that ended meanwhile is left out; that is checked last, for one that is
+    ending has lost what shows that it was the run's.
     """
     found: dict[int, dict[int, int]] = {}
     for one in listed:
@@ -84,14 +84,14 @@ def merge_processes(before: Iterable[ForeignProcess], now: Iterable[ForeignProce
 
 
 def describe_processes(processes: Iterable[ForeignProcess]) -> tuple[str, ...]:
-    """Return each process in words, the ones with most memory first, and how many more there were."""
+    """Return each process as text, the ones with most memory first, and how many more there were."""
     ordered = sorted(processes, key=lambda one: (-sum(one.memory.values()), one.pid))
     more = (f"{len(ordered) - SHOWN} more processes",) if len(ordered) > SHOWN else ()
     return (*map(str, ordered[:SHOWN]), *more)
 
 
 def is_own(proc: Path, pid: int, own: OwnProcesses) -> bool:
-    """Say whether a process belongs to the run.
+    """Return whether a process belongs to the run.
 
     One that gives itself a title writes it over its environment: then that of who started it has the mark.
     """
@@ -114,7 +114,7 @@ def _ancestors(proc: Path, pid: int) -> list[int]:
 
 
 def _lives(proc: Path, pid: int) -> bool:
-    """Say whether a process goes on; one that is ending has given its memory back, and its driver is not done yet."""
+    """Return whether a process goes on; one that is ending has given its memory back before its driver is done."""
     after = _stat(proc, pid)
     return bool(after) and after[0] not in ("Z", "X") and after[_VSIZE : _VSIZE + 1] != ["0"]
 

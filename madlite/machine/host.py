@@ -21,7 +21,7 @@ Report = TypeVar("Report")
 
 
 class Host(Value, frozen=True):
-    """The machine to look at; `root` other than `/` is a copy of a machine's files.
+    """The machine to inspect; `root` other than `/` is a copy of a machine's files.
 
     `path` is searched for tools before the usual folders below `root`; `limit_s` bounds each call of a tool;
     `env` is the tools' environment, the caller's own where empty; `rocm_path` is the ROCm root a context names.
@@ -125,7 +125,7 @@ def list_folder(path: Path) -> list[Path]:
 
 
 def is_balancing(numa_balancing: str) -> bool:
-    """Say whether the kernel moves pages between NUMA nodes, which AMD's guides want off.
+    """Return whether the kernel moves pages between NUMA nodes, which AMD's guides want off.
 
     `numa_balancing`: as in /proc/sys/kernel (admin-guide/sysctl/kernel), bits, 1 the balancing, 2 memory tiers.
     """
@@ -140,7 +140,7 @@ def no_gpu_problem(text: str) -> str:
 
 
 def _failure(ended: Finished) -> str:
-    """Return what a failed tool said: the last line of a traceback on stderr, all of anything else."""
+    """Return what a failed tool reported: the last line of a traceback on stderr, all of anything else."""
     lines = [line for line in (ended.stderr.strip() or ended.stdout.strip()).splitlines() if line.strip()]
     if any(line.startswith("Traceback") for line in lines):
         lines = lines[-1:]

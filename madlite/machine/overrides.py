@@ -31,7 +31,7 @@ KEYS = {
 }
 VENDORS: tuple[Vendor, ...] = ("AMD", "NVIDIA", "CPU")
 VERSIONS = ("rocm_version", "cuda_version")
-WHAT = ("device", "product", "arch")  # the fields that say which GPU, the surest first
+WHAT = ("device", "product", "arch")  # the fields that state which GPU, the surest first
 
 ROCM, CUDA = "7.0.0", "12.8"  # the first that know every product of the table
 OF_VENDOR = {"AMD": ("render_minor", "rocm_version"), "NVIDIA": ("cuda_version",)}
@@ -123,7 +123,7 @@ def _renders(value: Override) -> tuple[int, ...]:
 
 
 def is_this_machine(overrides: Overrides, topology: Topology) -> bool:
-    """Say whether the AMD machine described is this one; then its own render nodes and order of GPUs matter."""
+    """Return whether the AMD machine described is this one; then its own render nodes and order of GPUs matter."""
     wanted = _describe_one(overrides)
     device = short_name(wanted, "AMD")
     here = [short_name(gpu, "AMD") for gpu in topology.gpus if gpu.arch == wanted.arch]
@@ -135,7 +135,7 @@ def describe_gpus(overrides: Overrides) -> DetectedGpus:
     """Return the GPUs that the overrides describe.
 
     Raises:
-        UsageProblem: no architecture is known for the product asked for.
+        UsageProblem: no architecture is known for the product requested.
     """
     one, vendor = _describe_one(overrides), overrides.vendor
     if vendor is None or not one.arch:
@@ -161,7 +161,7 @@ def describe_gpus(overrides: Overrides) -> DetectedGpus:
 
 
 def _describe_one(overrides: Overrides) -> GpuFacts:
-    """Return one GPU as asked for; NVIDIA's architecture is its product name."""
+    """Return one GPU as requested; NVIDIA's architecture is its product name."""
     known = next(filter(None, (find_product(getattr(overrides, field)) for field in WHAT)), None)
     name = overrides.product or (known.name if known else "")
     if overrides.vendor == "NVIDIA":
@@ -204,7 +204,7 @@ def overlay(found: DetectedGpus, overrides: Overrides) -> DetectedGpus:
 
 
 def _differs(found: DetectedGpus, overrides: Overrides) -> bool:
-    """Say whether the overrides name another GPU than the one found: what nothing told may be filled in."""
+    """Return whether the overrides name another GPU than the one found: what no source reported may be filled in."""
     here, wanted = found.gpus[0], _describe_one(replace(overrides, vendor=found.vendor))
     if found.vendor == "AMD" and wanted.arch and here.arch and wanted.arch != here.arch:
         return True

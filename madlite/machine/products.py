@@ -101,7 +101,7 @@ def complete(gpu: GpuFacts) -> GpuFacts:
 
 
 def is_instinct(gpu: GpuFacts) -> bool:
-    """Say whether this is an AMD compute GPU, not a display adapter that can compute."""
+    """Return whether this is an AMD compute GPU, not a display adapter that can compute."""
     return gpu.device_id in INSTINCT_IDS or gpu.arch in INSTINCT_ARCHS
 
 

@@ -28,7 +28,7 @@ class Process(Value, frozen=True):
     """A process as it was when it was listed.
 
     `started` is in clock ticks since the machine did; `uids` are the real, effective and saved user, empty where they
-    were not asked for.
+    were not requested.
     """
 
     pid: int
@@ -68,7 +68,7 @@ class OpenProcess:
         )
 
     def environment(self) -> Mapping[str, str]:
-        """Return the environment it has in its memory; empty where it has none left or may not be asked."""
+        """Return the environment it has in its memory; empty where it has none left or may not be queried."""
         try:
             words = self._read("environ").split(b"\0")
         except OSError:
@@ -78,7 +78,7 @@ class OpenProcess:
         return {os.fsdecode(name): os.fsdecode(value) for name, _, value in reversed(list(pairs))}
 
     def in_other_pid_namespace(self) -> bool:
-        """Say whether it has another process table than ours, as in a container."""
+        """Return whether it has another process table than ours, as in a container."""
         try:
             return os.readlink("ns/pid", dir_fd=self._fd) != str(Path("/proc/self/ns/pid").readlink())
         except OSError:
@@ -158,7 +158,7 @@ def descendants(pid: int) -> list[Process]:
 
 
 def lives(process: Process) -> bool:
-    """Say whether a process goes on that was listed."""
+    """Return whether a process goes on that was listed."""
     try:
         with opened(process.pid) as now:
             facts = now.facts()
@@ -168,9 +168,9 @@ def lives(process: Process) -> bool:
 
 
 def send(process: Process, number: int, may: Callable[[OpenProcess, Process], bool] | None = None) -> bool:
-    """Send a signal to a process that was listed, and to none that has its number now; say whether it got it.
+    """Send a signal to a process that was listed, and to none that has its number now; return whether it got it.
 
-    `may` is asked last, with what the process is now.
+    `may` is called last, with what the process is now.
     """
     try:
         with opened(process.pid) as now:
@@ -193,7 +193,7 @@ def with_users(process: Process) -> Process:
 
 
 def belongs_to(process: Process, uid: int) -> bool:
-    """Say whether a process is a user's alone: not where it took on another's rights, or gave its own away."""
+    """Return whether a process is a user's alone: not where it took on another's rights, or gave its own away."""
     return set(process.uids) == {uid}
 
 
@@ -205,7 +205,7 @@ def describe_process(process: Process) -> str:
 
 
 def user_name(uid: int) -> str:
-    """Return a user's name, its number where nobody knows one."""
+    """Return a user's name, its number where it has none."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

@@ -136,7 +136,7 @@ def _masked(value: object, mask: Callable[[str], str]) -> object:
 
 _LONGEST = 4096  # characters of a value without quotes, which reaches to the end of its word
 _MOST = 16  # assignments of a word whose values may reach to its end: those after them are in the first one's
-_ALL = 256  # assignments of a word that are looked at: one of more is no command line
+_ALL = 256  # assignments of a word that are inspected: one of more is no command line
 _ALWAYS = "MAD_SECRETS"
 _NAMES = re.compile(
     r"TOKEN(?!IZ|S(?![A-Z]))|PASSWORD|PASSWD|SECRET|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|CREDENTIAL|_PAT$|^PAT$",
@@ -167,7 +167,7 @@ _PASSWORD = re.compile(r"://[^\s/:@\[]*:(?!\d{1,5}(?:[/,;|)&]|$))(?P<password>[^
 
 
 def is_secret_name(name: str) -> bool:
-    """Say whether a variable of this name may hold a secret: MAD_SECRETS…, HF_TOKEN, …_PASSWORD, WANDB_API_KEY, …
+    """Return whether a variable of this name may hold a secret: MAD_SECRETS…, HF_TOKEN, …_PASSWORD, WANDB_API_KEY, …
 
     MAX_NUM_BATCHED_TOKENS and TOKENIZERS_PARALLELISM count or set something.
     """
@@ -175,7 +175,7 @@ def is_secret_name(name: str) -> bool:
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Say whether a variable is a secret; numbers, booleans and files' paths under a doubtful name are settings."""
+    """Return whether a variable is a secret; numbers, booleans and files' paths under a doubtful name are settings."""
     if _ALWAYS in name:
         return True
     if not is_secret_name(name) or _WORD.fullmatch(value):

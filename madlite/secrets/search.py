@@ -1,6 +1,6 @@
 """Finds secrets in bytes, whatever a log puts between their characters.
 
-A spelling of ten characters or more is looked for in a text without blanks, line ends, control characters, terminal
+A spelling of ten characters or more is searched for in a text without blanks, line ends, control characters, terminal
 escapes, quotes and backslashes: so it is found where a log wraps, colours or indents it, and however a shell, JSON or
 YAML quotes it.  Of a shorter one only control characters are looked through, of one of less than six nothing is: there
 would be too much that only looks like it.
@@ -20,7 +20,7 @@ from madlite.secrets.shapes import Begun, Span
 #
 # So they are searched for by the rarest four characters of each.
 
-ANCHOR = 4  # characters by which a text is looked for; none is shorter
+ANCHOR = 4  # characters by which a text is searched for; none is shorter
 _BEGIN = 128  # characters of a text among which the rarest are chosen
 # bytes of real logs by how common they are
 _COMMON = b" -.[me01rato2n]:il_ps6duc3/ykgh54NF=8fb7IO(G)UEBD9v,wPTzx'|R\"AqSLCMW%j*><+#`{H}VK?YX@&J~QZ!^"
@@ -44,7 +44,7 @@ class Finder:
 
     @cached_property
     def _table(self) -> dict[bytes, dict[int, list[bytes]]]:
-        """The texts by what is looked for of them, and where in them that is."""
+        """The texts by what is searched for of them, and where in them that is."""
         table: dict[bytes, dict[int, list[bytes]]] = {}
         for text in self.texts:
             at = _rarest(text)
@@ -236,7 +236,7 @@ def searches(spellings: Iterable[bytes], plain: Iterable[bytes]) -> tuple[Search
 
 
 def _bare(spelling: bytes) -> tuple[Level, bytes]:
-    """Return on which level a spelling is looked for, and what of it."""
+    """Return on which level a spelling is searched for, and what of it."""
     without = _ESCAPE.sub(b"", spelling)
     bare = ((level, without.translate(None, level.ignored)) for level in LEVELS[:-1])
     return next(((level, text) for level, text in bare if len(text) >= level.shortest), (LEVELS[-1], spelling))

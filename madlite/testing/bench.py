@@ -19,7 +19,7 @@ from madlite.plan.inputs import RUNS, WORKSPACE_INSIDE
 from madlite.testing.flaws import Flaw
 from madlite.workspace.folder import WORK
 
-LIMIT_S = 60.0  # for anything that a runtime is asked, where nothing else is said; a busy machine is late by seconds
+LIMIT_S = 60.0  # for each call of a runtime, where no other limit is set; a busy machine is late by seconds
 GRACE_S = 3.0
 SECRET = "hf_the_secret_of_the_kit"  # noqa: S105 - none of anybody's
 _T = TypeVar("_T")

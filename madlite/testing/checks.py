@@ -48,7 +48,7 @@ CHECKS: dict[str, Check] = {
 
 NO_PLAN = "there is no plan to check"
 OF_PLANS = ("members", "names", "scripts", "quoting", "secrets", "purity", "results", "effects", "docs")
-"""Checks that look at plans, so that they find nothing where there is none."""
+"""Checks that inspect plans, so that they find nothing where there is none."""
 
 
 def run_check(name: str, subject: Subject) -> list[Flaw]:

@@ -35,7 +35,7 @@ HEADS: dict[str, tuple[str, ...]] = {
 }
 
 
-_HEAD = 500  # lines, as many as a log's owner is looked for in
+_HEAD = 500  # lines, as many as a log's owner is searched for in
 _ODD: tuple[tuple[str, ...], ...] = (
     (),
     ("",),

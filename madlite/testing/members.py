@@ -37,7 +37,7 @@ _METRIC = re.compile(r"[A-Za-z][A-Za-z0-9_./()% -]*(?<! )")
 
 
 def is_event(value: object) -> bool:
-    """Say whether a value is what a reader may answer with."""
+    """Return whether a value is what a reader may answer with."""
     return isinstance(value, _EVENTS)
 
 

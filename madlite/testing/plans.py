@@ -1,4 +1,4 @@
-"""Card, machine and what is asked → plan and files, as a run makes them, but without a real machine."""
+"""Card, machine and request → plan and files, as a run makes them, but without a real machine."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def name_of(machine: Machine) -> str:
 
 
 class Case(Value, frozen=True):
-    """One thing to plan: a card on a machine, with what is asked for as --set would."""
+    """One thing to plan: a card on a machine, with what is requested as --set would."""
 
     card: Card
     machine: Machine
@@ -88,7 +88,7 @@ def list_cases(
 ) -> Iterator[Case]:
     """Yield every card on every machine: as it is, offline, as `asks` says, and for each release of a recipe book.
 
-    The runs of a book for other GPUs are asked for on the first machine, and its recipes that no card names with a card
+    The runs of a book for other GPUs are requested on the first machine, and its recipes that no card names with a card
     made up for each.
     """
     wanted = [(), (OFFLINE,), *(tuple(one.items()) for one in asks)]
@@ -115,7 +115,7 @@ def expand(backend: Backend, case: Case, options: Options) -> Sequence[RunSpec]:
 
 
 def request_of(case: Case, options: Options) -> Request:
-    """Return what a backend is asked of a case."""
+    """Return the request of a case."""
     request = _request(case)
     sources = layers(request, Context(), options)
     return replace(request, settings=asked_values(sources), origins=asked_origins(sources))
@@ -149,7 +149,7 @@ def run_inputs(backend: Backend, case: Case, spec: RunSpec, options: Options) ->
 def options_of(
     case: Case, workspace: Path = WORKSPACE, runtime: str = "", environ: Mapping[str, str] | None = None
 ) -> Options:
-    """Return the options by which a case is asked for."""
+    """Return the options by which a case is requested."""
     return Options(
         workspace=workspace,
         output=workspace / "perf.csv",
@@ -178,7 +178,7 @@ def _card_of(backend: str, recipe: str) -> Card:
 
 
 def _of_book(book: RecipeBook, card: Card, known: Collection[str] | None) -> Iterator[tuple[tuple[str, str], ...]]:
-    """Yield what can be asked of a card's runs: each release, and, given those that are known, each other GPU."""
+    """Yield what can be requested of a card's runs: each release, and, given those that are known, each other GPU."""
     runs = [run for run in book.runs if bare_name(card) in run.cards]
     for release in sorted({release for run in runs for release in run.releases}):
         yield (("release", release),)

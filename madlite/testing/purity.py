@@ -26,7 +26,7 @@ _HINT = "leave it in the environment: the script has it as a variable"
 
 
 def check_purity(subject: Subject) -> Iterator[Flaw]:
-    """Yield what expand, check and assets do beside answering, the first time they are asked too."""
+    """Yield what expand, check and assets do beside answering, the first time they are called too."""
     for where, what in subject.done_at_first:
         yield _world(where, what)
     for made in subject.spread(8):
@@ -116,7 +116,7 @@ def _in(where: str, text: str) -> Iterator[Flaw]:
 
 @contextmanager
 def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Give this process variables for a while, for code that looks for them where it should not."""
+    """Give this process variables for a while, for code that searches for them where it should not."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:

@@ -70,7 +70,7 @@ class Oddity:
         self._forms = [text.casefold() for text in (*(form(self.value) for form in _FORMS), *joined)]
 
     def is_in(self, text: str) -> bool:
-        """Say whether a text tells of the value or of its mark."""
+        """Return whether a text contains the value or its mark."""
         return self.name in text or self.mark in text
 
     def marked(self, text: str) -> str:
@@ -197,7 +197,7 @@ def _files(subject: Subject, made: Made, values: Mapping[str, str]) -> dict[str,
 
 
 def _is_checked(subject: Subject, made: Made, oddities: Sequence[Oddity]) -> bool:
-    """Say whether the backend's own check keeps a plan with one of the values from starting."""
+    """Return whether the backend's own check keeps a plan with one of the values from starting."""
     for one in oddities:
         case = replace(made.case, asked=(*made.case.asked, (one.key, one.value)))
         options = options_of(case)
@@ -326,7 +326,7 @@ def _shape(words: Sequence[str], oddities: Sequence[Oddity]) -> tuple[str, ...]:
 
 
 def _key_in(oddities: Sequence[Oddity], text: str) -> str:
-    """Return the key that a text tells of, or the first one."""
+    """Return the key whose value a text contains, or the first one."""
     text = text.casefold()
     found = (one.key for one in oddities if one.name.casefold() in text or one.mark.casefold() in text)
     return next(found, oddities[0].key if oddities else _ARGS)

@@ -79,7 +79,7 @@ def check_effects(subject: Subject) -> Iterator[Flaw]:
 
 
 def _same_runs(subject: Subject, made: Made) -> Iterator[Flaw]:
-    """Yield precisions that are told apart by their rows alone."""
+    """Yield precisions that are distinguished by their rows alone."""
     seen: list[tuple[str, Rendering]] = []
     for word in PRECISIONS:
         for one in _outcomes(subject, made, "precision", word):
@@ -105,7 +105,7 @@ def _outcome(subject: Subject, case: Case, spec: RunSpec) -> Rendering:
 
 
 def _is_refused(subject: Subject, one: Rendering, case: Case, spec: RunSpec) -> bool:
-    """Say whether a check of the backend, or madlite itself, refuses a run."""
+    """Return whether a check of the backend, or madlite itself, refuses a run."""
 
     def is_fatal(other: Rendering) -> bool:
         return any(finding.fatal for finding in answered(subject.backend.check, other.plan))

@@ -170,7 +170,7 @@ def check_handles(bench: Bench, folder: Path) -> Iterator[Flaw]:
 
 
 def _refuses(call: object, *given: object) -> bool:
-    """Say whether a call raises RuntimeProblem."""
+    """Return whether a call raises RuntimeProblem."""
     try:
         call(*given)  # type: ignore[operator]
     except RuntimeProblem:
@@ -188,7 +188,7 @@ def _gone(bench: Bench, plan: RunPlan, handle: str, where: str, hint: str) -> It
 
 
 def _goes_on(bench: Bench, plan: RunPlan, until_quiet_s: float = 0.0) -> bool:
-    """Say whether what an action left running still counts; unseen where files are not shared.
+    """Return whether what an action left running still counts; unseen where files are not shared.
 
     It is quiet once nothing came for as long as ten beats take, which is waited for at most `until_quiet_s`.
     """
@@ -324,7 +324,7 @@ def _brought(bench: Bench, results: Path, seen: bool) -> Iterator[Flaw]:
 
 
 def check_probe(bench: Bench, folder: Path) -> Iterator[Flaw]:
-    """Yield what a probe does not see, does to the action or does not end, where the traits say that it works."""
+    """Yield what a probe does not see, does to the action or does not end, where the traits state that it works."""
     if not bench.runtime.traits.sees_processes:
         return
     found: list[Flaw] = []

@@ -72,7 +72,7 @@ def check_places(bench: Bench, folder: Path) -> Iterator[Flaw]:
 
 
 def check_request(bench: Bench, folder: Path) -> Iterator[Flaw]:
-    """Yield what is wrong with what it tells of what it would ask for."""
+    """Yield what is wrong with the request that it shows."""
     plan = bench.plan(folder, env={"HF_TOKEN": Secret(SECRET), "PLAIN": "a plain value"})
     before = sorted(folder.rglob("*"))
     request = bench.runtime.request(plan)
@@ -140,7 +140,7 @@ def check_runtime(
     for name in dict.fromkeys(names):
         flaws = list(_found(name, bench, workspace))
         found += flaws
-        if name == "members" and flaws:  # nothing else can be asked of it
+        if name == "members" and flaws:  # nothing else can be tested of it
             break
     return found
 

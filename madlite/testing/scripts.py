@@ -36,7 +36,7 @@ def check_rendering(subject: Subject) -> Iterator[Flaw]:
 
 
 def check_scripts(subject: Subject, folder: Path) -> Iterator[Flaw]:
-    """Yield what bash and shellcheck say of every script; `folder` is where they are written to be looked at."""
+    """Yield what bash and shellcheck report about every script; `folder` is where they are written to be inspected."""
     bash, shellcheck = shutil.which("bash"), find_shellcheck()
     if bash is None:
         hint = "install bash, which every run needs"

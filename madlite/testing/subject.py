@@ -89,7 +89,7 @@ class Subject:
 
     @cached_property
     def search(self) -> tuple[Path, ...]:
-        """Where templates are looked for: as in a run, but for the working folder's own.
+        """Where templates are searched for: as in a run, but for the working folder's own.
 
         That is beside the plugin's module; of a backend that no plugin brings, beside its class and those it inherits.
         """
@@ -141,7 +141,7 @@ class Subject:
         return tuple(made), tuple(flaws), tuple(refused)
 
     def _ask_first(self, made: Sequence[Made]) -> None:
-        """Call check and assets of some plans as nobody has before; what they answer other checks look at."""
+        """Call check and assets of some plans as nobody has before; what they answer other checks inspect."""
         for one in _spread(made, 8):
             for member in ("check", "assets"):
                 try:
@@ -217,7 +217,7 @@ def lines_of(data: bytes) -> list[Line]:
 
 
 def raised(error: BaseException) -> str:
-    """Word an exception in one line, with the place that raised it."""
+    """Format an exception in one line, with the place that raised it."""
     import traceback
 
     frames = traceback.extract_tb(error.__traceback__)

@@ -1,4 +1,4 @@
-"""Runs of several nodes: what each node is told of the others, and what would keep them from meeting.
+"""Runs of several nodes: what each node knows of the others, and what would keep them from meeting.
 
 A backend takes NODE_SETTINGS into the settings of its RunSpecs (TorchrunBackend does) and includes
 templates/_nodes.sh.j2; the context's `multi_node_args` and --set fill them, and the environment what they leave open.

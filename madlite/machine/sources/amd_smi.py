@@ -116,7 +116,7 @@ class AmdSmi(ToolSource):
     _answered = False
 
     def read(self) -> ReadResult:
-        """Return one reading of each GPU that it tells of."""
+        """Return one reading of each GPU that it reports."""
         output, entries = self._metric()
         while not (entries or self._answered or output.hung or output.absent) and len(self._options) > 1:
             self._options = self._options[1:]

@@ -64,7 +64,7 @@ class DriverCounters(Value, frozen=True):
 class AmdGpu(TelemetrySource):
     """The files of the GPUs that have any.
 
-    `counts`: they tell of all GPUs, throttling included.  Where they do not a tool is asked beside them, whose counters
+    `counts`: they cover all GPUs, throttling included.  Where they do not a tool is read beside them, whose counters
     are not mixed with these.
     """
 
@@ -153,7 +153,7 @@ def _unpack(table: bytes, revision: tuple[int, int]) -> tuple[int, ...]:
 
 
 def _fields(table: bytes) -> Iterator[tuple[int, int]]:
-    """Yield the number and first value of each field; of its 64 bit 10 say how many, 10 the number, 4 the type."""
+    """Yield the number and first value of each field; of its 64 bit 10 state how many, 10 the number, 4 the type."""
     (count,) = struct.unpack_from("<i", table, 4)
     at = 8
     for _ in range(min(count, _MOST_FIELDS)):

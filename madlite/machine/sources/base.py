@@ -26,7 +26,7 @@ NO_NAME = re.compile(r"0x[0-9a-f]+|advanced micro devices.*", re.IGNORECASE)
 START = re.compile(r"^(?=[\[{])", re.MULTILINE)
 
 # what holds a GPU's clocks down; "unspecified" besides, which may be the power limit
-POWER_CAP = "power cap"  # normal at full load, so it is told apart from throttling
+POWER_CAP = "power cap"  # normal at full load, so it is distinguished from throttling
 THROTTLING = ("thermal", "hardware thermal", "hardware slowdown", "power brake", "PROCHOT",
               "voltage regulator thermal", "memory thermal")  # fmt: skip
 
@@ -36,7 +36,7 @@ _MOST |= {"memory_used_gib": 16_384.0, "utilization_percent": 100.0}
 
 
 class GpuFacts(Gpu, frozen=True):
-    """One GPU as one source describes it; empty is what the source does not say.
+    """One GPU as one source describes it; empty is what the source does not report.
 
     `index` is the source's own GPU id, `node_id` the KFD topology node, `bus` as in 0000:c1:00.0, `unique_id` 16 hex
     digits.
@@ -48,7 +48,7 @@ class GpuFacts(Gpu, frozen=True):
 
 
 class SourceReport(Value, frozen=True):
-    """What one source said of a machine; `problem` is empty where it did, `absent` where it is not installed."""
+    """What one source reported about a machine; `problem` is empty where it did, `absent` where it is not installed."""
 
     name: str
     gpus: tuple[GpuFacts, ...] = ()
@@ -59,7 +59,7 @@ class SourceReport(Value, frozen=True):
 
 
 class DetectedGpus(Value, frozen=True):
-    """What detection of one vendor came to: GPUs in the order of their ids, `reports` what each source said.
+    """What detection of one vendor came to: GPUs in the order of their ids, `reports` what each source reported.
 
     `origins` names where a fact of the GPUs (`arch`, `product`, …) or of the machine came from.
     """
@@ -75,7 +75,7 @@ class DetectedGpus(Value, frozen=True):
 
 
 class Reading(Value, frozen=True, omit_defaults=True):
-    """One GPU at one moment; None is what it does not tell.
+    """One GPU at one moment; None is what it does not report.
 
     `slowed` is why its clocks are held down and for which part of the moment (1 all of it), None where it does not
     say.  `counters` count the driver's ticks in which `reason/name` held, of `ticks` in all; both only ever grow, and
@@ -110,7 +110,7 @@ class ReadResult(Value, frozen=True):
 
 
 class GpuProcess(Value, frozen=True):
-    """A process on a GPU, as the driver lists it; None is what it does not tell."""
+    """A process on a GPU, as the driver lists it; None is what it does not report."""
 
     pid: int
     gpu: int
@@ -123,14 +123,14 @@ class TelemetrySource:
     """Reads GPUs; every method may block for as long as its driver does, and is called in the sampler's thread."""
 
     name = ""
-    least_interval_s = 2.0  # between two readings, whatever a user asks for: a tool is a process each time
+    least_interval_s = 2.0  # between two readings, whatever a user requests: a tool is a process each time
 
     def read(self) -> ReadResult:
         """Return one reading of each GPU that answers."""
         raise NotImplementedError
 
     def processes(self) -> tuple[GpuProcess, ...] | None:
-        """Return the processes on these GPUs; None where the source cannot say."""
+        """Return the processes on these GPUs; None where the source cannot report."""
         return None
 
     def facts(self) -> dict[str, str]:
@@ -181,7 +181,7 @@ def join_facts(of_gpus: Iterable[Mapping[str, str]]) -> dict[str, str]:
 
 
 def is_plausible(name: str, value: float) -> bool:
-    """Say whether a GPU that runs can have a value: its power is never 0, which is how older tools leave it out."""
+    """Return whether a GPU that runs can have a value: its power is never 0, which is how older tools leave it out."""
     return 0 <= value <= _MOST.get(name, math.inf) and not (name == "power_w" and value == 0)
 
 

@@ -48,7 +48,7 @@ def read_nvml(host: Host) -> SourceReport:
 
 
 def read_library(nvml: Any) -> SourceReport:
-    """Return what the library says; `nvml` is the module pynvml, or one of the same functions."""
+    """Return what the library reports; `nvml` is the module pynvml, or one of the same functions."""
     try:
         nvml.nvmlInit()
         gpus = tuple(_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount()))
@@ -108,7 +108,7 @@ class Nvml(TelemetrySource):
         return ReadResult(readings=tuple(readings), problem="; ".join(problems))
 
     def processes(self) -> tuple[GpuProcess, ...] | None:
-        """Return the compute processes; a GPU's utilisation tells whether any of its processes is busy."""
+        """Return the compute processes; a GPU's utilisation shows whether any of its processes is busy."""
         found: list[GpuProcess] = []
         for index in self._indexes:
             listed = self._first(PROCESSES, index)
@@ -134,7 +134,7 @@ class Nvml(TelemetrySource):
 
     def _reading(self, index: int) -> Reading:
         self._nvml.nvmlDeviceGetHandleByIndex(index)
-        power = self._first(("nvmlDeviceGetPowerUsage",), index, lost=True)  # it tells that a GPU is lost
+        power = self._first(("nvmlDeviceGetPowerUsage",), index, lost=True)  # it shows that a GPU is lost
         energy = self._first(("nvmlDeviceGetTotalEnergyConsumption",), index)
         memory = self._first(("nvmlDeviceGetMemoryInfo",), index)
         used = self._first(("nvmlDeviceGetUtilizationRates",), index)
@@ -151,7 +151,7 @@ class Nvml(TelemetrySource):
         return make_reading(index, values, None if bits is None else dict.fromkeys(throttle_reasons(bits), 1.0))
 
     def _first(self, functions: Sequence[str], index: int, *more: int, lost: bool = False) -> Any:
-        """Return what the first function says that this GPU and its driver have; None without.
+        """Return the value of the first function that this GPU and its driver have; None without.
 
         A GPU that is `lost` is an error.
         """
@@ -165,7 +165,7 @@ class Nvml(TelemetrySource):
 
 
 def throttle_reasons(bits: int) -> list[str]:
-    """Return in words what holds a GPU's clocks down."""
+    """Return as text what holds a GPU's clocks down."""
     found = [word for bit, word in REASONS.items() if bits & bit]
     return [*found, "hardware slowdown"] if bits & _HARDWARE and not bits & _BY_HARDWARE else found
 
@@ -176,7 +176,7 @@ def _is_lost(nvml: Any, error: Exception) -> bool:
 
 def _memory(process: Any) -> int | None:
     used = process.usedGpuMemory
-    return int(used) if used is not None and int(used) < 1 << 60 else None  # all bits set: it does not tell
+    return int(used) if used is not None and int(used) < 1 << 60 else None  # all bits set: it does not report
 
 
 def _on(value: int) -> str:

@@ -1,10 +1,10 @@
-"""AMD GPUs by rocm-smi, where amd-smi is not installed or says nothing: facts and samples.
+"""AMD GPUs by rocm-smi, where amd-smi is not installed or reports nothing: facts and samples.
 
 `--json`: {"card0": {...}, "system": {"Driver version": ...}}, every value text. `Card series` became `Card Series` in
 ROCm 6.1, so keys are compared in lower case. Warnings can precede the JSON. Where there is none the text is read, in
 two forms: sections of `GPU[0] : Key: value`, and the table that a call without options prints, whose layout is `Device
 [Model : Revision]` with the name on a second line, and since ROCm 6.1 `Device Node IDs (DID, GUID)` without. It tells
-no reason of throttling, and its list of processes does not say on which GPU they are.
+no reason of throttling, and its list of processes does not report on which GPU they are.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _CLOCK = re.compile(r"\((\d+)\s*mhz\)")
 
 
 def read_rocm_smi(host: Host) -> SourceReport:
-    """Return what one call of rocm-smi says of every card, and another one's table where it says nothing."""
+    """Return what one call of rocm-smi reports about every card, and another one's table where it reports nothing."""
     output = run_tool(host, NAME, *FACTS)
     driver, cards = _read_cards(output.text)
     if not (cards or output.absent or output.hung):
@@ -66,7 +66,7 @@ def read_rocm_smi(host: Host) -> SourceReport:
 
 
 def _read_cards(text: str) -> tuple[Json, dict[int, Card]]:
-    """Return the driver's version, and what is said of each card, by its number."""
+    """Return the driver's version, and what is reported about each card, by its number."""
     documents = [document for document in find_json(text) if isinstance(document, dict)]
     tables = {key: _lower(value) for document in documents for key, value in document.items()}
     cards = {parse_int(key[4:]): card for key, card in tables.items() if key.startswith("card")}
@@ -116,7 +116,7 @@ class RocmSmi(ToolSource):
     name = NAME
 
     def read(self) -> ReadResult:
-        """Return one reading of each GPU that it tells of; card numbers can have gaps, so they are counted."""
+        """Return one reading of each GPU that it reports; card numbers can have gaps, so they are counted."""
         output = self._run(*SAMPLED)
         _, cards = _read_cards(output.text)
         placed = enumerate(sorted(cards))

@@ -99,7 +99,7 @@ def open_sources(
 ) -> tuple[list[tuple[TelemetrySource, ReadResult]], str]:
     """Return the sources that read these GPUs, each with its first result; and why others do not.
 
-    One source is enough, but that the files of AMD's driver, which cost nothing, tell of throttling only with newer
+    One source is enough, but that the files of AMD's driver, which cost nothing, report throttling only with newer
     drivers: then a tool is read too, now and then.  May block for as long as a driver does.
     """
     found: list[tuple[TelemetrySource, ReadResult]] = []
@@ -141,7 +141,7 @@ class Sampler:
         self.interval_s = target.interval_s
         self.problem = ""
         self.cost = 0.0  # CPU seconds in all
-        self.processes_known = False  # whether processes could be told apart
+        self.processes_known = False  # whether processes could be distinguished
         self._foreign: dict[int, ForeignProcess] = {}
         self._target, self._folder, self._name, self._now = target, folder, name, now
         self._over = threading.Event()
@@ -168,7 +168,7 @@ class Sampler:
 
     @property
     def foreign_processes(self) -> tuple[str, ...]:
-        """The processes on these GPUs that are not the run's, in words."""
+        """The processes on these GPUs that are not the run's, as text."""
         return describe_processes(self._foreign.values())
 
     @property

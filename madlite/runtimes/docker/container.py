@@ -46,12 +46,12 @@ class Container(Value, frozen=True):
 
 
 def is_alive(client: Client, container: str) -> bool:
-    """Say whether a container is there and running."""
+    """Return whether a container is there and running."""
     return bool((state_of(client, container) or {}).get("Running"))
 
 
 def stays_alive(client: Client, container: str, limit_s: float) -> bool:
-    """Say whether a container is still running after `limit_s`."""
+    """Return whether a container is still running after `limit_s`."""
     deadline = time.monotonic() + limit_s
     while is_alive(client, container):
         if time.monotonic() > deadline:
@@ -128,7 +128,7 @@ def start_failure(code: int | None, head: bytes) -> str:
 
 
 def state_of(client: Client, container: str) -> dict[str, Any] | None:
-    """Return what the engine says of a container's state; None of one that is gone.
+    """Return what the engine reports about a container's state; None of one that is gone.
 
     Format: https://docs.docker.com/reference/api/engine (ContainerInspect, State).
     """

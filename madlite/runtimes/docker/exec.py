@@ -45,7 +45,7 @@ class ExecOutput:
             if self._receive is not None:
                 return bytes(self._receive(READ_BYTES))
             return os.read(self._connection.fileno(), READ_BYTES)
-        except ConnectionError:  # the engine went away: its exec tells how, if anything does
+        except ConnectionError:  # the engine went away: its exec reports how, if anything does
             return b""
 
     def close(self) -> None:
@@ -134,11 +134,11 @@ class Exec:
         return ExecOutput(self._client.exec_start(self._id, socket=True))
 
     def is_running(self) -> bool:
-        """Say whether the process itself is there; children of it may outlive it."""
+        """Return whether the process itself is there; children of it may outlive it."""
         return bool(self._inspect().get("Running"))
 
     def has_surely_ended(self) -> bool:
-        """Say whether the engine tells that the process ended; one that is too busy to answer tells nothing."""
+        """Return whether the engine shows that the process ended; one that is too busy to answer reports nothing."""
         import requests
 
         try:

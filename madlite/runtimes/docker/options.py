@@ -189,7 +189,7 @@ def split_words(text: str, environ: Mapping[str, str]) -> list[str]:
     """Return the words, with `$NAME`, `${NAME}` and a leading `~` replaced by the caller's.
 
     Raises:
-        ValueError: a quotation does not end, a variable is not set, or a command's output is asked for.
+        ValueError: a quotation does not end, a variable is not set, or a command's output is requested.
     """
     return [_expand(word, environ).translate(_WRITTEN) for word in shlex.split(_QUOTED.sub(_protect, text))]
 

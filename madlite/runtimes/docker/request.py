@@ -1,4 +1,4 @@
-"""Word a plan as the engine's request for a container.
+"""Format a plan as the engine's request for a container.
 
 Contents: what madengine asks `docker run` for (docs/differences.md lists what differs); format: the Engine API's
 ContainerCreate. What a dry run prints and what is sent come from the same function.
@@ -50,7 +50,7 @@ def full_request(plan: RunPlan, environ: Mapping[str, str]) -> dict[str, Json]:
 def request_secrets(plan: RunPlan, environ: Mapping[str, str]) -> tuple[Secret, ...]:
     """Return the secrets that only the request holds: of the card's docker options, their files, and proxies.
 
-    Never raises: options that cannot be read are told where the container starts; they are masked as far as they go.
+    Never raises: options that cannot be read are reported where the container starts, and masked as far as they go.
     """
     if plan.image is None:
         return ()
@@ -162,7 +162,7 @@ def _labels(plan: RunPlan) -> dict[str, str]:
     return {RUN_LABEL: plan.id, FOLDER_LABEL: str(plan.folder), **kept}
 
 
-# What of a machine a run asks for beyond what every container of MAD's has, in one line for the user.
+# What of a machine a run requests beyond what every container of MAD's has, in one line for the user.
 #
 # MAD's own is not told: root in the container, the host's network and IPC, the working folder, the GPUs' devices,
 # SYS_PTRACE and SYS_ADMIN, neither seccomp nor AppArmor.
@@ -202,7 +202,7 @@ def image_access(image: Image | None) -> Iterator[str]:
 def _of_options(plan: RunPlan, environ: Mapping[str, str]) -> Iterator[str]:
     try:
         given = parse_options(plan.engine_options.extra, environ)
-    except ValueError:  # told where the container is asked for
+    except ValueError:  # reported where the container is requested
         return
     for names, values in given:
         name = names[-1]

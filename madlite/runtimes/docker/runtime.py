@@ -51,7 +51,7 @@ _NO_DEVICE = re.compile(r'(?:custom device|adding device|\bstat) "?(?P<device>/d
 _NO_IMAGE = re.compile(r"no such image", re.IGNORECASE)
 _NAME_TAKEN = re.compile(r"\bname\b.*\bis already in use")
 _TOOLKIT = "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit"
-_REFUSALS = (  # what the engine says, what that means, what helps
+_REFUSALS = (  # what the engine reports, what that means, what helps
     (
         re.compile(r"could not select device driver", re.IGNORECASE),
         "docker cannot give NVIDIA GPUs to a container",
@@ -113,7 +113,7 @@ def _make_folders(plan: RunPlan) -> None:
 
 
 def _rocm_path(client: Client, plan: RunPlan) -> list[str]:
-    """Return ROCM_PATH as MAD's scripts look for it, where neither the plan nor the image says where ROCm is."""
+    """Return ROCM_PATH as MAD's scripts look for it, where neither the plan nor the image states where ROCm is."""
     if plan.machine.vendor != "AMD" or "ROCM_PATH" in plan.env:
         return []
     own = client.inspect_image(_image(plan))["Config"].get("Env") or []
@@ -121,7 +121,7 @@ def _rocm_path(client: Client, plan: RunPlan) -> list[str]:
 
 
 def remove_containers_of(client: Client, run_id: str) -> bool:
-    """Remove what was created for a run, by its label: an interrupt can hide the id. Say if there was something."""
+    """Remove what was created for a run, by its label: an interrupt can hide the id. Return whether there was any."""
     found = client.containers(all=True, filters={"label": f"{RUN_LABEL}={run_id}"})
     for container in found:
         remove_container(client, container["Id"])
@@ -129,7 +129,7 @@ def remove_containers_of(client: Client, run_id: str) -> bool:
 
 
 def remove_late_container(client: Client, run_id: str) -> bool:
-    """Remove a container whose creation was interrupted, which the engine may finish a little later; say if it did."""
+    """Remove a container whose creation was interrupted and may finish a little later; return whether it did."""
     client.timeout = GIVE_UP_S
     deadline = time.monotonic() + LATE_S
     while not remove_containers_of(client, run_id):
@@ -251,7 +251,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class DockerRuntime:
-    """Runs plans in containers; `environ` says where the engine is and what options may refer to."""
+    """Runs plans in containers; `environ` states where the engine is and what options may refer to."""
 
     name = "docker"
     traits = Traits(containerised=True)
@@ -261,7 +261,7 @@ class DockerRuntime:
         self._answer: tuple[Problem | None] | None = None
 
     def supports(self, place: Place) -> bool:
-        """Say whether plans for this place can run here."""
+        """Return whether plans for this place can run here."""
         return place.where == "local"
 
     def available(self) -> Problem | None:
@@ -271,7 +271,7 @@ class DockerRuntime:
         return self._answer[0]
 
     def request(self, plan: RunPlan) -> Mapping[str, Json]:
-        """Return what the engine would be asked for, secrets as `***`; touches nothing.
+        """Return the request that the engine would get, secrets as `***`; touches nothing.
 
         Raises:
             UsageProblem: the card's `docker run` options cannot be read.
@@ -283,7 +283,7 @@ class DockerRuntime:
 
         Raises:
             RuntimeProblem: the engine, the image or the disk does not allow it.
-            UsageProblem: the card's `docker run` options cannot be read: told before a build, not after it.
+            UsageProblem: the card's `docker run` options cannot be read: reported before a build, not after it.
         """
         if plan.image is None:
             raise RuntimeProblem(f"card '{plan.card.name}' names no image", "--image REF names one", cause=Cause.IMAGE)
@@ -364,7 +364,7 @@ class DockerRuntime:
             remove_container(client, container.id)
 
     def containers(self) -> list[Labelled]:
-        """Return the containers of runs that the engine has, for whoever looks for what was left.
+        """Return the containers of runs that the engine has, for whoever searches for what was left.
 
         Raises:
             RuntimeProblem: the engine does not answer.
@@ -373,7 +373,7 @@ class DockerRuntime:
             return labelled(client)
 
     def outcome(self, handle: str) -> JobOutcome | None:
-        """Return what the engine says of a container; None of one that is gone.
+        """Return what the engine reports about a container; None of one that is gone.
 
         Raises:
             RuntimeProblem: the engine does not answer.

@@ -230,7 +230,7 @@ class DockerSession:
         """End the running action: INT, `grace_s`, TERM, `grace_s`, KILL; nothing starts here any more.
 
         Safe from another thread.  Without a grace it also hurries a stop that is under way.  What the engine refuses
-        is logged, and one that hangs is not waited for as if it removed a container, whatever it was asked for.
+        is logged, and one that hangs is not waited for as if it removed a container, whatever it was requested.
         """
         self._gate.closed.set()
         self._client.cut(STOP_LIMIT_S if grace_s > 0 else HURRY_LIMIT_S)

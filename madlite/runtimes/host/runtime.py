@@ -49,8 +49,8 @@ class CommandRuntime:
     def command(self, plan: RunPlan, argv: Sequence[str], cwd: str) -> Sequence[str]:
         """Return the command that runs `argv` in the folder `cwd`, both as the actions see them.
 
-        It starts there itself, where the traits say that nothing is containerised, else in the workspace.  It ends with
-        the exit code of `argv`, and passes no signal on: each process of it gets its own.
+        It starts there itself, where the traits say `containerised=False`, else in the workspace.  It ends with the
+        exit code of `argv`, and passes no signal on: each process of it gets its own.
         """
         return argv
 
@@ -59,7 +59,7 @@ class CommandRuntime:
         return self._environ
 
     def supports(self, place: Place) -> bool:
-        """Say whether plans for this place can run here."""
+        """Return whether plans for this place can run here."""
         return place.where == "local"
 
     def available(self) -> Problem | None:

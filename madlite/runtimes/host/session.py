@@ -79,7 +79,7 @@ class HostAction:
         """
         request = _request(argv, env, cwd)
         if self._supervisor.stdin is not None:
-            with suppress(BrokenPipeError):  # told below
+            with suppress(BrokenPipeError):  # reported below
                 self._supervisor.stdin.write(b"%d\n%s" % (len(request), request))
                 self._supervisor.stdin.flush()
         word, number = self._read_report()
@@ -92,7 +92,7 @@ class HostAction:
             raise OSError(0, "the process that is to watch over it ended at once")
 
     def is_waiting(self) -> bool:
-        """Say whether the supervisor is there and has started nothing yet."""
+        """Return whether the supervisor is there and has started nothing yet."""
         return not self.pid and self._supervisor.poll() is None
 
     def poll(self) -> int | None:
@@ -145,7 +145,7 @@ class HostAction:
         return bool(waiting.poll(int(limit_s * 1000)))
 
     def _read_report(self) -> tuple[str, int]:
-        """Return what the supervisor says next, nothing where it has ended."""
+        """Return what the supervisor reports next, nothing where it has ended."""
         word, _, number = self._report.readline().decode().partition(" ")
         return word, int(number or 0)
 

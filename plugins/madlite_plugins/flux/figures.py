@@ -37,5 +37,5 @@ def rule_of(spec: RunSpec, requested: Mapping[str, str]) -> ResultRule:
 
 
 def of_fluxbenchmark(spec: RunSpec) -> bool:
-    """Say whether a run is of the time when MAD called it pretraining."""
+    """Return whether a run is of the time when MAD called it pretraining."""
     return spec.variant is not None and spec.variant.mode == "pretrain"

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from madlite import UsageProblem
 
 _COMPILE = r"[A-Za-z][\w-]{0,40}"
-_FORMS = {  # of each setting: its form, and that in words
+_FORMS = {  # of each setting: its form, and that as text
     "tree": ("AMDiffusionBenchmark|FluxBenchmark", "AMDiffusionBenchmark or FluxBenchmark"),
     "start": ("launcher|accelerate", "launcher or accelerate"),
     "sharding_strategy": (
@@ -54,7 +54,7 @@ _FOLDERS = ("logging_dir", "profiling_logging_dir")
 
 
 def check_settings(requested: Mapping[str, str]) -> None:
-    """Look at what was asked for.
+    """Look at what was requested.
 
     Raises:
         UsageProblem: a value is none that the benchmark takes.
@@ -76,7 +76,7 @@ def check_settings(requested: Mapping[str, str]) -> None:
 
 
 def is_repository(name: str) -> bool:
-    """Say whether a name is a repository's of the hub, not a folder's."""
+    """Return whether a name is a repository's of the hub, not a folder's."""
     return bool(_REPOSITORY.fullmatch(name))
 
 

@@ -1,4 +1,4 @@
-"""A sweep: what is asked of one run, as one run for each combination.
+"""A sweep: what is requested of one run, as one run for each combination.
 
 The launcher's own sweep trains one after another in one log, which nobody could judge row by row.  Runs of their own
 have each a window, a verdict and a row.
@@ -22,7 +22,7 @@ def sweep_points(spec: RunSpec, requested: Mapping[str, str]) -> Iterator[RunSpe
     """Yield the runs of a RunSpec: itself, or one for each of its batch sizes and backends of torch.compile.
 
     Raises:
-        UsageProblem: a list has something else in it, or a value for all of its runs was asked for as well.
+        UsageProblem: a list has something else in it, or a value for all of its runs was requested as well.
     """
     batches = _listed(spec, requested, "batch_sizes", "micro_batch", _BATCH)
     backends = _listed(spec, requested, "dynamo_backends", "compile", _BACKEND)

@@ -66,7 +66,7 @@ class HuggingFace(TorchrunBackend):
         """Return a RunSpec per run, each with the settings and the files of its script.
 
         Raises:
-            UsageProblem: no recipe fits, or the mode that was asked for is not what the settings train.
+            UsageProblem: no recipe fits, or the mode that was requested is not what the settings train.
         """
         requested = request.settings.get("mode", "")
         chooses = not self._named(request)  # a recipe's mode follows its settings, so it is compared afterwards
@@ -145,14 +145,14 @@ def _fitted(spec: RunSpec, request: Request, machine: Machine) -> RunSpec:
 
 
 def _is_accelerated(spec: RunSpec, request: Request) -> bool:
-    """Say whether accelerate starts the ranks, as the template does: for all but DDP in other precisions than FP8."""
+    """Return whether accelerate starts the ranks, as in the template: for all but DDP in other precisions than FP8."""
     precision = spec.variant.precision if spec.variant else ""
     values = {"precision": precision, **requested_values(spec, request)}
     return values["strategy"] != "ddp" or str(values["precision"]).upper() == "FP8"
 
 
 def _mad_env(spec: RunSpec, machine: Machine) -> dict[str, str]:
-    """Return what MAD's script exports for a tag's run on AMD GPUs; nothing of a recipe that was asked for by name."""
+    """Return what MAD's script exports for a tag's run on AMD GPUs; nothing of a recipe that was requested by name."""
     variant = spec.variant
     if variant is None or machine.vendor != "AMD" or not variant.release:
         return {}

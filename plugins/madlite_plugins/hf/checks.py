@@ -73,7 +73,7 @@ def _batch(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
 
 
 def is_set(plan: RunPlan, name: str) -> bool:
-    """Say whether somebody set a value over its recipe's."""
+    """Return whether somebody set a value over its recipe's."""
     return not plan.origins.get(f"settings.{name}", "recipe").startswith("recipe")
 
 

@@ -221,7 +221,7 @@ class HuggingFaceReader:
         yield Phase(name="train", t_s=line.t_s, begins=True)
 
     def _late(self) -> Iterator[Step]:
-        """Yield the steps that no later line tells of."""
+        """Yield the steps that no later line reports."""
         for key in [*self._firsts]:
             yield from self._resolve(key)
         for waits in self._waits.values():

@@ -24,7 +24,7 @@ _RATES = 3  # learning rates that show a straight line
 
 
 class Sizes:
-    """What the Trainer tells of a training before it begins; an evaluation's are no training's."""
+    """What the Trainer reports about a training before it begins; an evaluation's are no training's."""
 
     def __init__(self) -> None:
         self.start = 0  # the step that a checkpoint was of, as the log tells
@@ -39,7 +39,7 @@ class Sizes:
 
     @property
     def steps(self) -> int:
-        """The steps there are to be, 0 where nobody told."""
+        """The steps there are to be, 0 where unknown."""
         return self._config.get("steps", 0)
 
     def step_at(self, epoch: str) -> int:
@@ -141,7 +141,7 @@ class Process:
         return round(span) if 0.5 < span < gap + 0.5 and abs(span - round(span)) < _ROUNDING_STEPS else 0
 
     def is_again(self, label: str, text: str, epoch: str) -> bool:
-        """Say whether another process of the node's told this step before: the same numbers, epoch and all.
+        """Return whether another process of the node's told this step before: the same numbers, epoch and all.
 
         An epoch that is not rounded names the step alone; without one the lines' labels have to differ.
         """
@@ -153,7 +153,7 @@ class Process:
         return again and self.bar <= self.n
 
     def is_another(self, epoch: str) -> bool:
-        """Say whether a line is another training's: this one ended, its epoch goes back, or its bar began again."""
+        """Return whether a line is another training's: this one ended, its epoch goes back, or its bar began again."""
         now, before = number(epoch), number(self.epoch)
         back, forward = now < before, now > before  # of none neither
         return self.ended or back or (self._bar_again and self.n > 0 and not forward)
@@ -175,7 +175,7 @@ class Process:
         return True
 
     def is_rival_s(self, before: tuple[int, int] | None) -> bool:
-        """Say whether a line is another training's: the bar after it is the one of another length `before` it, further.
+        """Return whether a line is another training's: the bar after it is that of another length `before` it, further.
 
         An evaluation's has come to its end by then, or begins again.
         """
@@ -235,7 +235,7 @@ class Process:
         self._go(max(self.n + 1, self.bar if now else before))
 
     def leaves_open(self, before: int, rate: float) -> bool:
-        """Say whether a first line may be of the bar before it or of the one after it: the second line tells."""
+        """Return whether a first line may be of the bar before it or of the one after it: the second line tells."""
         if self.n or self.lines != 1 or not (0 < before < self.bar and self._is_near(before, rate)):
             return False
         self._open = (before, self.bar)
@@ -285,11 +285,11 @@ class Process:
         return self.n - before
 
     def _goes_on(self, last: int) -> bool:
-        """Say whether as many steps would be left as lines are apart: they would have had a line."""
+        """Return whether as many steps would be left as lines are apart: they would have had a line."""
         return bool(self._gap) and self.is_exact and last - self.n >= self._gap
 
     def _is_stopped(self, last: int, rate: float) -> bool:
-        """Say whether a bar says that the training stopped before its last step: it lags by a moment alone."""
+        """Return whether a bar shows that the training stopped before its last step: it lags by a moment alone."""
         return self.bar < last and not (last - self.bar) <= rate * _SOON_S
 
 
@@ -301,7 +301,7 @@ def steps_by_rate(values: dict[str, str]) -> int:
 
 
 def steps_range(values: Mapping[str, str]) -> tuple[float, float]:
-    """Return the steps that a training's time and rate are of, at least and at most; NaN where they do not say."""
+    """Return the steps that a training's time and rate are of, at least and at most; NaN where they do not report."""
     rates = limits(values.get("train_steps_per_second", ""), 0.0005)
     times = limits(values.get("train_runtime", ""), 0.00005)
     low, high = rates[0] * times[0], rates[1] * times[1]

@@ -53,7 +53,7 @@ def value_findings(plan: RunPlan) -> Iterator[Finding]:
 
 
 def has_our_shape(plan: RunPlan) -> bool:
-    """Say whether a plan's model has the shape that its settings say: neither weights nor a file have another."""
+    """Return whether a plan's model has the shape that its settings say: neither weights nor a file have another."""
     return not plan.settings["model_id"] and not plan.settings["config_file"]
 
 
@@ -74,7 +74,7 @@ _WIDEST = 65536  # of all published weights: a rank above is wrong for those who
 
 
 def _targets(plan: RunPlan) -> Iterator[Finding]:
-    """Yield targets that the model has no layer of; PEFT looks for them at the end of layers' names."""
+    """Yield targets that the model has no layer of; PEFT searches for them at the end of layers' names."""
     text = str(plan.settings["lora_targets"])
     targets = [part.strip() for part in text.split(",")]
     names = _NAMES.get(str(plan.settings["architecture"]), ()) if has_our_shape(plan) else ()

@@ -90,7 +90,7 @@ class MegatronLM(RecipeBackend):
 def _with_variables(spec: RunSpec, request: Request) -> RunSpec:
     """Return the RunSpec with what its script takes, and without settings that would not reach it.
 
-    A script that is not known keeps all of them, for the user to say which it takes.
+    A script that is not known keeps all of them, for the user to state which it takes.
     """
     known = read_scripts().get(request.settings.get("script") or str(spec.settings["script"]))
     if known is None:

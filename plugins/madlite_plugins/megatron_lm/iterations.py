@@ -108,7 +108,7 @@ def _read_memory(text: str) -> dict[Quantity, float]:
 
 
 def _lost(fields: Mapping[str, str], rest: str, *, has_loss: bool) -> bool:
-    """Say whether the loss of an iteration was NaN, as far as its line shows; one that was cut off shows nothing.
+    """Return whether the loss of an iteration was NaN, as far as its line shows; one that was cut off shows nothing.
 
     Megatron leaves out a loss that is not above zero, and so one that is NaN, without a word elsewhere in the line.
     It also leaves out the loss of iterations that it skipped; those are no failure where none is counted as NaN, for
@@ -122,7 +122,7 @@ def _lost(fields: Mapping[str, str], rest: str, *, has_loss: bool) -> bool:
 
 
 def _is_word(text: str | None) -> bool:
-    """Say whether this stands where a number should; of several words some are another process's."""
+    """Return whether this stands where a number should; of several words some are another process's."""
     return text is not None and len(text.split()) < 2
 
 

@@ -71,7 +71,7 @@ _ROUNDING_S = 0.0051  # of the time in the line with the FLOPs
 
 
 class MegatronReader:
-    """Follows one log; what the log says of its sizes goes before what the plan does.
+    """Follows one log; what the log reports about its sizes goes before what the plan does.
 
     A log goes on where a training was started again, perhaps with other sizes: what was said last counts.
     """
@@ -164,7 +164,7 @@ class MegatronReader:
                 values[Quantity.TFLOPS_PER_GPU] = ahead[Quantity.TFLOPS_PER_GPU]
 
     def _add_tokens(self, values: dict[Quantity, float], one: Iteration, line: Line) -> None:
-        """Compute the tokens that a line does not say, by the formula of those that do; images have none."""
+        """Compute the tokens that a line does not report, by the formula of those that do; images have none."""
         if Quantity.TOKENS_PER_S_PER_GPU in values or one.of_images:
             return
         self._world = world_before(line, one.start) or self._world

@@ -49,7 +49,7 @@ class Primus(TorchrunBackend):
     def expand(self, request: Request, machine: Machine) -> Sequence[RunSpec]:
         """Return a RunSpec per run, without those that would train in another precision than they are called by.
 
-        Such a run is there where somebody asks for its precision: then the checks tell of it.
+        Such a run is there where somebody requests its precision: then the checks report it.
 
         Raises:
             UsageProblem: no recipe fits.
@@ -108,7 +108,7 @@ class Primus(TorchrunBackend):
 
 
 def _card_values(request: Request) -> Mapping[str, object]:
-    """Return what a card says itself, with its recipe's name; a tree's card says what its config file does."""
+    """Return what a card sets itself, with its recipe's name; a tree's card sets what its config file does."""
     given = request.card.recipe
     return given if isinstance(given, dict) else {"name": given}
 
@@ -121,7 +121,7 @@ def _without_mode(request: Request) -> Request:
     """Return a request without the mode that a tree's card has, since the recipe of all of them has one alone.
 
     Raises:
-        UsageProblem: another is asked for.
+        UsageProblem: another is requested.
     """
     if not _is_of_tree(request):
         return request

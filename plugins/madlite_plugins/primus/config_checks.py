@@ -53,7 +53,7 @@ def _precision(plan: RunPlan, variant: Variant, config: PurePosixPath) -> Iterat
 
 
 def _gpu(plan: RunPlan, config: Config) -> Iterator[Finding]:
-    """Tell of a file for another GPU, where neither a recipe nor a `recipe_device` says that it is the one to take."""
+    """Report a file for another GPU, where neither a recipe nor a `recipe_device` selects it."""
     device = plan.machine.device
     fitting = {device, read_book(BOOK).stand_in.get(device)}
     if not _of_recipe(plan, "recipe_device"):

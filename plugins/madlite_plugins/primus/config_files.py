@@ -23,7 +23,7 @@ def read_config(file: Path, tree: Path) -> dict[str, Any]:
     """Return a file of a tree over its bases, as far as they are there; none of them lies outside of the tree.
 
     Raises:
-        ValueError: it cannot be read or is no YAML mapping; the text says which.
+        ValueError: it cannot be read or is no YAML mapping; the text states which.
     """
     try:
         return _merged(file, tree, [])

@@ -1,4 +1,4 @@
-"""Settings that reach no framework: what somebody asked for, and the run would do without."""
+"""Settings that reach no framework: what somebody requested, and the run would do without."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def passed_findings(plan: RunPlan) -> Iterator[Finding]:
 
 
 def is_changed(plan: RunPlan, key: str) -> bool:
-    """Say whether somebody set a value, rather than a recipe or the file that a tree's card is made of."""
+    """Return whether somebody set a value, rather than a recipe or the file that a tree's card is made of."""
     origin = plan.origins.get(key, "recipe")
     return not origin.startswith("recipe") and not (origin == "card" and plan.settings["recipe"] == TREE)
 

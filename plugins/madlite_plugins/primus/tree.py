@@ -31,7 +31,7 @@ _COMMON = {
 
 
 def is_primus_tree(path: Path) -> bool:
-    """Say whether a folder is a checkout of Primus: example configs, and the code that runs them."""
+    """Return whether a folder is a checkout of Primus: example configs, and the code that runs them."""
     code = any((path / name).is_dir() for name in ("primus", "runner"))
     return code and any(folder.is_dir() for folder in path.glob("examples/*/configs"))
 

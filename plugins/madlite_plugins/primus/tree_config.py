@@ -80,7 +80,7 @@ def read_values(file: Path, presets: Presets) -> dict[str, str | int]:
     And mock_data (as text, true or false) and tokenizer, as far as the file or its presets do.
 
     Raises:
-        ValueError: it cannot be read or is no YAML mapping; the text says which.
+        ValueError: it cannot be read or is no YAML mapping; the text states which.
     """
     modules = _table(read_config(file, presets.tree).get("modules"))
     name, module = next(((name, _table(modules[name])) for name in _SUITES if modules.get(name)), ("", {}))

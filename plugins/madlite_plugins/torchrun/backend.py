@@ -48,7 +48,7 @@ class Torchrun(TorchrunBackend):
         """Return the one run of the script.
 
         Raises:
-            UsageProblem: no script is named, or nothing says how a step of its log is read.
+            UsageProblem: no script is named, or nothing states how a step of its log is read.
         """
         requested = {key: value for key, value in request.settings.items() if key != "mode"}  # which can be any word
         requested.setdefault("recipe", _recipe_of(request))
@@ -60,7 +60,7 @@ class Torchrun(TorchrunBackend):
         return ResultRule(kind="steps", loss_expected=False, printed_on="first")
 
     def check(self, plan: RunPlan) -> Iterable[Finding]:
-        """Find a script that is not there, ranks that do not fit, and what is said of the run that it does not read."""
+        """Find a script that is not there, ranks that do not fit, and settings of the run that it does not read."""
         base = read_book(self.book).values(str(plan.settings["recipe"]), plan.machine.device)
         return (
             *node_findings(plan, self.result_node(plan)),
@@ -161,7 +161,7 @@ def _printed_on(settings: Mapping[str, Scalar]) -> Literal["first", "last"]:
 
 
 def _is_sized(variant: Variant, requested: Mapping[str, str]) -> bool:
-    """Say whether sequence length and batch are stated, by the recipe or whoever asked."""
+    """Return whether sequence length and batch are stated, by the recipe or whoever asked."""
     of_recipe = {"seq_len": variant.seq_len, "micro_batch": variant.micro_batch, "global_batch": variant.global_batch}
     stated = {key for key, value in of_recipe.items() if requested.get(key) or value}
     return "seq_len" in stated and len(stated) > 1

@@ -62,7 +62,7 @@ def _label(plan: RunPlan, label: str) -> Finding:
 
 
 def _settings_of(plan: RunPlan) -> dict[str, tuple[Scalar, str]]:
-    """Return what somebody other than the backend said of the run: its value, and how it was written."""
+    """Return what somebody other than the backend reported about the run: its value, and how it was written."""
     found: dict[str, tuple[Scalar, str]] = {}
     values: Mapping[str, Scalar | None] = {key: getattr(plan.variant, key, None) for key in (*WORDS, "model")}
     for key, value in {**values, "strategy": plan.settings["strategy"]}.items():

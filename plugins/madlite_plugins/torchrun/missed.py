@@ -26,7 +26,7 @@ class Missed:
         if _DIGIT.search(text):
             kinds = {found.lastindex or 0 for found in _WORDS.finditer(text)}
             score = sum({1: 4, 2: 4, 3: 1}.get(kind, 0) for kind in kinds)
-            if score > max(self._best_score, 1):  # a word that is neither step nor loss says little
+            if score > max(self._best_score, 1):  # a word that is neither step nor loss means little
                 self._best_score, self._nearest = score, text.strip()[:_SHOWN]
 
     def take(self, texts: Mapping[str, str], numbers: Mapping[str, float]) -> None:
@@ -39,7 +39,7 @@ class Missed:
     def words(self, steps: bool, way: str) -> Iterator[str]:
         """Yield what is wrong with how the log was read: without a `step`, or with a group that was never a number.
 
-        `way` is how a step was to be read, in words.
+        `way` is how a step was to be read, as text.
         """
         never = {name: text for name, text in self._texts.items() if name not in self._read}
         for name, text in never.items():

@@ -10,7 +10,7 @@ from madlite import Finding, RunPlan
 from madlite_plugins.nodes import node_value
 
 _MOST = 1024  # of a machine; each is a process
-_PER_CORE = 4  # ranks that a core may share before the speed says nothing
+_PER_CORE = 4  # ranks that a core may share before the speed means nothing
 _CORES = 16  # of a machine that is not this one
 _RANKS = re.compile(r"\s*[0-9]{1,9}\s*(?:,\s*[0-9]{1,9}\s*)*")
 
@@ -26,7 +26,7 @@ def ranks_of(plan: RunPlan) -> int:
 
 
 def is_first_node(plan: RunPlan) -> bool:
-    """Say whether rank 0 is here."""
+    """Return whether rank 0 is here."""
     return plan.place.whole or node_value(plan, "node_rank").strip("0") == ""
 
 

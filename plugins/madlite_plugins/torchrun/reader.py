@@ -29,7 +29,7 @@ from madlite_plugins.torchrun.step_format import NAMES, STEP_NAMES
 _log = logging.getLogger(__name__)
 _DIGIT = re.compile("[0-9]")
 _MOST = 10**12  # a step beyond is a garbled number
-_TRIES = 8  # objects of one line that are looked at
+_TRIES = 8  # objects of one line that are inspected
 _SHARED = (
     Quantity.TOKENS_PER_S_PER_GPU,
     Quantity.SAMPLES_PER_S_PER_GPU,
@@ -88,7 +88,7 @@ class OwnReader:
         return found or ()
 
     def finish(self, outputs: Path) -> Iterable[Event]:
-        """Return that the end mark is missing, where it alone tells the end; say how the log was not as stated."""
+        """Return that the end mark is missing, where it alone tells the end; state how the log was not as stated."""
         if self._prints or self._trained:
             for words in self._missed.words(self._trained, self._way()):
                 _log.warning("%s", words)

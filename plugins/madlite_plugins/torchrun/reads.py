@@ -51,7 +51,7 @@ def read_words(plan: RunPlan) -> frozenset[str] | None:
 
 
 def _named(begin: Path, roots: tuple[Path, ...]) -> Iterator[Named]:
-    """Yield what a file asks for, and the modules in the roots' folders that it imports, and these import."""
+    """Yield what a file requests, and the modules in the roots' folders that it imports, and these import."""
     left, visited = [begin], set[Path]()
     while left and len(visited) < _FILES:
         file = left.pop()

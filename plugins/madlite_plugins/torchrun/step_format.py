@@ -34,12 +34,12 @@ _EXAMPLE = r"""--set 'step=step (?P<n>\d+) loss (?P<loss>\S+) tps (?P<tokens_per
 
 
 def on(value: Scalar) -> bool:
-    """Say whether a setting is on; as text where it is still what the user wrote."""
+    """Return whether a setting is on; as text where it is still what the user wrote."""
     return str(value).strip().lower() in _TRUE
 
 
 def is_json(settings: Mapping[str, Scalar]) -> bool:
-    """Say whether steps are JSON objects."""
+    """Return whether steps are JSON objects."""
     return on(settings["json"]) or bool(settings["json_prefix"] or settings["json_keys"])
 
 
@@ -89,7 +89,7 @@ def choose_headline(settings: Mapping[str, Scalar], *, sized: bool) -> tuple[Qua
     `sized` where sequence length and batch are stated, so that tokens follow from a step's time.
 
     Raises:
-        UsageProblem: nothing says how a step is read, two things do, or no such speed is in it.
+        UsageProblem: nothing states how a step is read, two things do, or no such speed is in it.
     """
     text, reader = str(settings["step"]), str(settings["reader"])
     if (ways := [way for way in (text and "step", is_json(settings) and "json", reader and "reader") if way])[1:]:

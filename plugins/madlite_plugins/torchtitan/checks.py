@@ -103,7 +103,7 @@ def _machine(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
 
 
 def _era(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
-    """Check that the era is one that is rendered, and can do what is asked of it."""
+    """Check that the era is one that is rendered, and can do what is requested of it."""
     era, settings = str(plan.settings["era"]), plan.settings
     if era not in ERAS:
         number = re.match(r"(\d{1,4})\.(\d{1,4})\b", era)

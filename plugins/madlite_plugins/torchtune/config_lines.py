@@ -24,7 +24,7 @@ _NAMES = {
 
 
 def begins_config(text: str) -> bool:
-    """Say whether a recipe begins to print its configuration with this line."""
+    """Return whether a recipe begins to print its configuration with this line."""
     return _BEGIN.search(text) is not None
 
 

@@ -24,7 +24,7 @@ _QUANTITIES = {
     "peak_memory_alloc": Quantity.MEMORY_ALLOCATED_GIB,
     "peak_memory_reserved": Quantity.MEMORY_RESERVED_GIB,
 }
-_DEEPEST = 4  # folders below which the file of a run is looked for
+_DEEPEST = 4  # folders below which the file of a run is searched for
 
 
 class StepLines:
@@ -49,7 +49,7 @@ class StepLines:
 
 
 def is_step_line(text: str) -> bool:
-    """Say whether a line is one of these, with a speed."""
+    """Return whether a line is one of these, with a speed."""
     return "tokens_per_second_per_gpu:" in text and _STEP.search(text) is not None
 
 

@@ -22,7 +22,7 @@ _SPEED = Quantity.TOKENS_PER_S_PER_GPU
 
 
 class TokenCount:
-    """Follows what a log says of it; `tp` is the degree as text, as a configuration has it."""
+    """Follows what a log reports about it; `tp` is the degree as text, as a configuration has it."""
 
     def __init__(self, tp: str = "1") -> None:
         self._tp = tp
