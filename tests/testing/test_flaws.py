@@ -298,7 +298,7 @@ BROKEN = [
     ("names", broken(files={"run.sh": "good/train.toml.j2"}), "two templates are written to it", "one template"),
     (
         "names",
-        broken(draft=lambda self, request, variant, machine: RunSpec(variant=variant, result_rule=RULE)),
+        broken(run_spec=lambda self, request, variant, machine: RunSpec(variant=variant, result_rule=RULE)),
         "nothing to run",
         "run.sh",
     ),
