@@ -178,7 +178,7 @@ own "$@" -cnewer 2> /dev/null || own "$@" -newer
 """
 
 
-def give_back(client: Client, container: Container) -> None:
+def restore_ownership(client: Client, container: Container) -> None:
     """Change the owner of files below the workspace that root made or changed since the start of the run.
 
     What cannot be changed is logged: it never decides how a run ended.

@@ -28,10 +28,10 @@ from madlite.runtimes.docker.container import (
     STAMP,
     Container,
     Labelled,
-    give_back,
     labelled,
     last_output,
     outcome_of,
+    restore_ownership,
     state_of,
     stays_alive,
 )
@@ -360,7 +360,7 @@ class DockerRuntime:
             if state_of(client, handle) is None:
                 return
             container = attached(client, handle)
-            give_back(client, container)
+            restore_ownership(client, container)
             remove_container(client, container.id)
 
     def containers(self) -> list[Labelled]:

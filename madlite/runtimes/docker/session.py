@@ -17,7 +17,7 @@ from madlite.errors import RuntimeProblem
 from madlite.images.client import ANSWER_LIMIT_S, CancellableClient, Client, connected, error_text, explained
 from madlite.model import PROBE_BYTES, Action, Cause, Chunk, Completed, Exit, Sink
 from madlite.runtimes.docker import container as containers
-from madlite.runtimes.docker.container import Container, give_back, start_failure, state_of
+from madlite.runtimes.docker.container import Container, restore_ownership, start_failure, state_of
 from madlite.runtimes.docker.exec import Exec, ExecOutput, Frames
 from madlite.secrets import reveal
 from madlite.workspace.mounts import copy_matching
@@ -239,7 +239,7 @@ class DockerSession:
     def collect(self, patterns: Sequence[str], into: Path) -> None:
         """Copy the files of the workspace that match into the folder `into`."""
         with explained(self._environ):
-            give_back(self._client, self._container)
+            restore_ownership(self._client, self._container)
         copy_matching(self._container.workspace, patterns, into)
 
     def close(self) -> None:
@@ -251,7 +251,7 @@ class DockerSession:
             if self._exec.is_running():
                 containers.kill(self._client, self.handle)
         self._client.restore()  # it answers, so what takes long now is work
-        give_back(self._client, self._container)
+        restore_ownership(self._client, self._container)
 
     def _stop(self, grace_s: float) -> None:
         try:
