@@ -14,16 +14,30 @@ from contextvars import ContextVar, copy_context
 from typing import TypeVar
 
 UNWIND_S = 1.0  # for a call that is left to end by itself, and remove what it made
-_TURN_S = 0.1
+_POLL_S = 0.1
 _T = TypeVar("_T")
 
 
+def in_thread(work: Callable[[], _T], name: str) -> Future[_T]:
+    """Return the future result of `work`, called in a daemon thread: one that hangs can be left behind."""
+    done: Future[_T] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - raised by `result`
+            done.set_exception(error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return done
+
+
 class Interrupted(BaseException):
-    """Raised where a blocking call was left, because a stop was asked for."""
+    """Raised where a blocking call was left, because a stop was requested."""
 
 
 class Cancellation:
-    """The stop of one run or command, as its blocking calls hear it: asked for once, from any thread."""
+    """The stop of one run or command, as its blocking calls hear it: requested once, from any thread."""
 
     def __init__(self) -> None:
         self.asked = threading.Event()
@@ -57,7 +71,7 @@ class Cancellation:
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """Let `interruptible` inside the block, in this thread, hear of this stop."""
+        """Let `interruptible` inside the block, in this thread, end on this stop."""
         before = _OF_RUN.set(self)
         try:
             yield
@@ -72,17 +86,10 @@ class Cancellation:
         """
         if self.asked.is_set():
             raise Interrupted
-        done: Future[_T] = Future()
-
-        def run() -> None:
-            _IN_CALL.set(self)
-            try:
-                done.set_result(work())
-            except BaseException as error:  # noqa: BLE001 - raised where it was called
-                done.set_exception(error)
-
-        threading.Thread(target=copy_context().run, args=(run,), name="madlite-call", daemon=True).start()
-        while not wait([done], _TURN_S).done:
+        context = copy_context()
+        context.run(_IN_CALL.set, self)
+        done = in_thread(lambda: context.run(work), "madlite-call")
+        while not wait([done], _POLL_S).done:
             if self.asked.is_set():
                 self._leave(done)
                 raise Interrupted
@@ -90,9 +97,9 @@ class Cancellation:
 
     def _leave(self, done: Future[_T]) -> None:
         left_s = UNWIND_S
-        while left_s > 0 and not self._hurried.is_set() and not wait([done], _TURN_S).done:
-            left_s -= _TURN_S
-        with suppress(BaseException):  # its failure is nothing any more; asked for, or it is told of as never read
+        while left_s > 0 and not self._hurried.is_set() and not wait([done], _POLL_S).done:
+            left_s -= _POLL_S
+        with suppress(BaseException):  # its failure means nothing any more
             done.exception(timeout=0)
 
 
@@ -135,15 +142,15 @@ STOPPED = 130  # the exit code of an action that was not started, because its se
 class ActionGate:
     """Who is running, and what was asked of it.
 
-    `asked_to_end` holds for the action, `closed` for the whole session: nothing starts any more.  `hurried` ends all
-    grace, and `given_up` lets the runner return whatever its process does.
+    `end_requested` holds for the action, `closed` for the whole session: nothing starts any more.  `hurried` ends all
+    grace, and `abandoned` lets the runner return whatever its process does.
     """
 
     def __init__(self) -> None:
-        self.asked_to_end = threading.Event()
+        self.end_requested = threading.Event()
         self.closed = threading.Event()
         self.hurried = threading.Event()
-        self.given_up = threading.Event()
+        self.abandoned = threading.Event()
         self._over = threading.Event()
         self._over.set()
         self._one_stop = threading.Lock()
@@ -151,7 +158,7 @@ class ActionGate:
 
     @contextmanager
     def take(self, limit_s: float | None, end: Callable[[], None]) -> Iterator[threading.Event]:
-        """Run an action inside; after `limit_s` it is ended, and the event says that this is why."""
+        """Run an action inside; after `limit_s` it is ended, and the event is set if this is why."""
         expired = threading.Event()
 
         def expire() -> None:
@@ -176,7 +183,7 @@ class ActionGate:
         if grace_s <= 0:
             self.hurried.set()
         with self._one_stop:
-            self.asked_to_end.set()
+            self.end_requested.set()
             yield
 
     def end_until_over(self, end: Callable[[], None], limit_s: float) -> bool:
@@ -195,7 +202,7 @@ class ActionGate:
     @contextmanager
     def _running(self) -> Iterator[None]:
         with self._one_stop:  # one that is under way must not hit the next action
-            self.asked_to_end.clear()
+            self.end_requested.clear()
             self.hurried.clear()
             self._over.clear()
         self._runner = threading.get_ident()

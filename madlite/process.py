@@ -12,14 +12,13 @@ from threading import Event
 
 from madlite.model import Completed, Value
 
-_TURN_S = 0.1  # between two questions whether a command is called off, or prints without an end
+_POLL_S = 0.1  # between two questions whether a command is called off, or prints without an end
 _LIMIT_BYTES = 64 << 20  # what a short command may print
 
 
 class Finished(Value, frozen=True):
     """How a short command ended; `timed_out` when its limit was what ended it."""
 
-    argv: tuple[str, ...]
     code: int
     stdout: str
     stderr: str
@@ -47,11 +46,9 @@ def capture(
     try:
         done = complete(argv, limit_s=limit_s, env=env, cwd=cwd, cancelled=cancelled, limit_bytes=_LIMIT_BYTES)
     except OSError as error:
-        return Finished(argv=tuple(argv), code=127, stdout="", stderr=str(error))
+        return Finished(code=127, stdout="", stderr=str(error))
     code = -signal.SIGKILL if done.code is None else done.code
-    return Finished(
-        argv=tuple(argv), code=code, stdout=_text(done.stdout), stderr=_text(done.stderr), timed_out=done.code is None
-    )
+    return Finished(code=code, stdout=_text(done.stdout), stderr=_text(done.stderr), timed_out=done.code is None)
 
 
 def complete(
@@ -78,9 +75,9 @@ def complete(
         too_much = _is_too_much(running, limit_bytes)
         kill_group(started.pid, signal.SIGKILL)
         out, err = _drain(started)
-        told = f"\nended: it printed more than {limit_bytes >> 20} MiB".encode() if too_much else b""
+        notice = f"\nended: it printed more than {limit_bytes >> 20} MiB".encode() if too_much else b""
         code = (started.returncode or 0) if too_much else None
-        return Completed(code=code, stdout=out[:limit_bytes], stderr=err[:limit_bytes] + told)
+        return Completed(code=code, stdout=out[:limit_bytes], stderr=err[:limit_bytes] + notice)
     except BaseException:
         kill_group(started.pid, signal.SIGKILL)
         raise
@@ -130,10 +127,10 @@ def _communicate(
     while True:
         left_s = deadline - time.monotonic()
         try:
-            return started.communicate(timeout=max(0.0, min(_TURN_S, left_s)))
+            return started.communicate(timeout=max(0.0, min(_POLL_S, left_s)))
         except subprocess.TimeoutExpired as running:
             called_off = cancelled is not None and cancelled.is_set()
-            if called_off or left_s <= _TURN_S or _is_too_much(running, limit_bytes):
+            if called_off or left_s <= _POLL_S or _is_too_much(running, limit_bytes):
                 raise
 
 

@@ -72,7 +72,7 @@ class Folder:
         return facts.st_dev, facts.st_ino
 
     def is_in_place(self) -> bool:
-        """Say whether its path still names this very folder, and not a link to it."""
+        """Return whether its path still names this very folder, and not a link to it."""
         try:
             return os.path.samestat(self.path.lstat(), os.fstat(self.fd))
         except OSError:
@@ -115,17 +115,9 @@ class Folder:
         """Return a descriptor of the plain file of this name, made where there is none.
 
         Raises:
-            OSError: it is a link, a pipe or the like, has several names, belongs to a stranger, or cannot be opened.
+            OSError: it is a link, a pipe or the like, has several names, belongs to another user, or cannot be opened.
         """
-        with self.parent_of(name) as (folder, last):
-            fd = open_plain(folder, last, flags, make=make, mode=mode)
-            try:
-                check_own(fd, folder.fd, str(self.path / name))
-                _give_to_owner(fd, folder.fd)
-            except BaseException:
-                os.close(fd)
-                raise
-            return fd
+        return self._open_checked(name, flags, make=make, mode=mode, own=True)
 
     def open_lock(self, name: str) -> int:
         """Return a descriptor of a lock file, made where there is none; it is not written to, so anybody may own it.
@@ -133,10 +125,16 @@ class Folder:
         Raises:
             OSError: it is a link, a pipe or the like, or cannot be opened.
         """
+        return self._open_checked(name, os.O_RDWR)
+
+    def _open_checked(self, name: str, flags: int, *, make: bool = True, mode: int = 0o666, own: bool = False) -> int:
         with self.parent_of(name) as (folder, last):
-            fd = open_plain(folder, last, os.O_RDWR)
+            fd = open_plain(folder, last, flags, make=make, mode=mode)
             try:
-                check_plain(fd, str(self.path / name))
+                where = str(self.path / name)
+                check_plain(fd, where)
+                if own:
+                    check_own(fd, folder.fd, where)
                 _give_to_owner(fd, folder.fd)
             except BaseException:
                 os.close(fd)
@@ -167,7 +165,7 @@ class Folder:
             return os.stat(last, dir_fd=folder.fd, follow_symlinks=False)
 
     def holds(self, name: str) -> bool:
-        """Say whether anything lies under a name, a link that leads nowhere too."""
+        """Return whether anything lies under a name, a link that leads nowhere too."""
         try:
             self.status(name)
         except OSError:
@@ -208,7 +206,7 @@ class Folder:
 
     @contextmanager
     def parent_of(self, name: str, *, make: bool = False) -> Iterator[tuple[Folder, str]]:
-        """Yield the folder below this one that a name lies in, made if asked for, and the name's last part.
+        """Yield the folder below this one that a name lies in, made if requested, and the name's last part.
 
         Raises:
             OSError: there is no such folder, or a link or a file is in its place.
@@ -343,7 +341,7 @@ def kind_of(facts: os.stat_result) -> str:
 def half_made(name: str) -> str:
     """Return the name of what becomes the file `name` once it is whole: of this thread alone, and hidden.
 
-    It ends in the thread's number, by which a reader tells whether its writer lives (`/proc` has threads too).
+    It ends in the thread's number, by which a reader can check whether its writer lives (`/proc` has threads too).
     """
     return f".{name}.{threading.get_native_id()}"
 

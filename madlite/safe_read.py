@@ -110,7 +110,7 @@ def read_as_spelled(path: Path, root: Path, limit_bytes: int = LIMIT_BYTES) -> b
 
 
 def spells(path: Path, root: Path) -> bool:
-    """Say whether a path is one below a folder as it is written, whatever links there are."""
+    """Return whether a path is one below a folder as it is written, whatever links there are."""
     return Path(os.path.abspath(path)).is_relative_to(os.path.abspath(root))  # noqa: PTH100 - links stay as they are
 
 
@@ -171,7 +171,7 @@ def write_copy(fd: int, path: Path, folder: Folder, name: str, limit_bytes: int)
 def read_output(path: Path, outputs: Path, limit_bytes: int = LIMIT_BYTES) -> bytes:
     """Return what a file holds that a workload left below the folder `outputs`.
 
-    Empty, with a warning that says why, for one that is no plain file, that a link leads out to, that is larger than
+    Empty, with a warning that states why, for one that is no plain file, that a link leads out to, that is larger than
     the limit or cannot be read.
     """
     try:
@@ -184,7 +184,7 @@ def read_output(path: Path, outputs: Path, limit_bytes: int = LIMIT_BYTES) -> by
 def output_lines(path: Path, outputs: Path, limit_bytes: int = _LINES_LIMIT_BYTES) -> Iterator[bytes]:
     """Yield the lines of a file that a workload left below the folder `outputs`, without their ends.
 
-    A line of more than 1 MiB comes in pieces.  Ends, with a warning that says why, at a file that is
+    A line of more than 1 MiB comes in pieces.  Ends, with a warning that states why, at a file that is
     none for `read_output`.
     """
     try:
@@ -360,7 +360,7 @@ def _await_writer(fd: int, path: Path) -> None:
 
 
 def _is_null(facts: os.stat_result) -> bool:
-    """Say whether it is /dev/null, which is as good as an empty file."""
+    """Return whether it is /dev/null, which is as good as an empty file."""
     return stat.S_ISCHR(facts.st_mode) and facts.st_rdev == os.makedev(1, 3)
 
 

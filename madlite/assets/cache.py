@@ -1,4 +1,4 @@
-"""What of a run's assets is on this machine in full: told from the disk alone, nobody is asked.
+"""What of a run's assets is on this machine in full: found on the disk alone, no server is contacted.
 
 A repository of the hub lies in huggingface_hub's cache, a file of another server or data that a run made below the
 folder of prepared data.  What `madlite prepare` has seen complete is noted beside it, so that a later plan can tell.
@@ -28,7 +28,7 @@ COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 MAIN = "main"
 NOTES = ".madlite"
 _LONGEST_REF = 1 << 12
-_LOCK_TURN_S = 0.2
+_LOCK_POLL_S = 0.2
 _WEIGHTS = (".safetensors", ".bin", ".pth", ".pt", ".gguf", ".ckpt", ".distcp")
 _SHARD = re.compile(r"(.*[-_.])(\d{5})-of-(\d{5})(.*)")
 _WILD = frozenset("*?[")
@@ -48,7 +48,7 @@ class AssetRecord(Value, frozen=True):
     commit: str = ""
 
     def covers(self, patterns: tuple[str, ...]) -> bool:
-        """Say whether every file that matches the patterns is among these."""
+        """Return whether every file that matches the patterns is among these."""
         return not self.patterns or bool(patterns and set(patterns) <= set(self.patterns))
 
 
@@ -62,7 +62,7 @@ class CachedSnapshot(Value, frozen=True):
 
 def find_asset(asset: Asset, cache: Path, data: Path) -> Path | None:
     """Return where an asset lies, None where anything of it is missing; of a file it is the file."""
-    return find_snapshot(asset, cache, data) if asset.source == "hub" else find_kept(asset, data)
+    return find_snapshot(asset, cache, data) if asset.source == "hub" else find_prepared(asset, data)
 
 
 def find_snapshot(asset: Asset, cache: Path, data: Path) -> Path | None:
@@ -79,11 +79,11 @@ def find_snapshot(asset: Asset, cache: Path, data: Path) -> Path | None:
     return None
 
 
-def find_kept(asset: Asset, data: Path) -> Path | None:
+def find_prepared(asset: Asset, data: Path) -> Path | None:
     """Return the file or folder of prepared data where it is as it was when it was complete."""
     if not asset.path:
         return None
-    place, record = data / asset.path, _read(data / _kept_note(asset))
+    place, record = data / asset.path, _read(data / _record_name(asset))
     if record is None or record.ref != asset.ref or not record.files:
         return None
     base = place.parent if asset.source == "url" else place
@@ -93,7 +93,7 @@ def find_kept(asset: Asset, data: Path) -> Path | None:
 def scan_cache(asset: Asset, cache: Path) -> CachedSnapshot | None:
     """Return a snapshot of which nobody noted what the hub has, where it looks complete: an older client left it.
 
-    It has something for each pattern and every shard: `-00001-of-00004` says how many there are.  Nothing is here in
+    It has something for each pattern and every shard: `-00001-of-00004` states how many there are.  Nothing is here in
     full while a partial file lies beside it.
     """
     folder = repo_folder(asset, cache)
@@ -118,12 +118,12 @@ def matching(files: dict[str, int], patterns: Iterable[str]) -> dict[str, int]:
 
 
 def is_wild(pattern: str) -> bool:
-    """Say whether a pattern may match files of other names than itself."""
+    """Return whether a pattern may match files of other names than itself."""
     return bool(_WILD & set(pattern)) or pattern.endswith("/")
 
 
 def is_dataset(asset: Asset) -> bool:
-    """Say whether an asset is one of the hub's data sets, which have names of their own."""
+    """Return whether an asset is one of the hub's data sets, which have names of their own."""
     return asset.kind == "dataset"
 
 
@@ -145,7 +145,7 @@ def known_commit(asset: Asset, folder: Path) -> str:
 
 
 def are_complete(folder: Path, files: dict[str, int]) -> bool:
-    """Say whether all of the files are there and as long as they should be."""
+    """Return whether all of the files are there and as long as they should be."""
     return all(size_of(folder / name) == size for name, size in files.items())
 
 
@@ -171,13 +171,13 @@ def save_hub_record(asset: Asset, cache: Path, data: Path, record: AssetRecord) 
         _write(data, name, record)
 
 
-def save_kept_record(asset: Asset, data: Path, files: dict[str, int]) -> None:
+def save_prepared_record(asset: Asset, data: Path, files: dict[str, int]) -> None:
     """Note the files of prepared data, which were complete.
 
     Raises:
         OSError: it cannot be written.
     """
-    _write(data, _kept_note(asset), AssetRecord(ref=asset.ref, files=files))
+    _write(data, _record_name(asset), AssetRecord(ref=asset.ref, files=files))
 
 
 def refuse_links(base: Path, folders: Iterable[Path], *, owned: Path | None = None) -> None:
@@ -224,14 +224,14 @@ def locked(asset: Asset, data: Path, stop: threading.Event, waiting: Callable[[]
     from filelock import Timeout
     from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]  # also where a disk has no flock
 
-    file = (data / _kept_note(asset)).with_suffix(".lock")
+    file = (data / _record_name(asset)).with_suffix(".lock")
     refuse_links(data, (file.parent, *_folders_of(data, asset.path)))
     file.parent.mkdir(parents=True, exist_ok=True)
     remove_planted([file, file.with_suffix(".json")])
     told = False
     while True:
         try:
-            with WeakFileLock(file, timeout=_LOCK_TURN_S):
+            with WeakFileLock(file, timeout=_LOCK_POLL_S):
                 yield
                 return
         except Timeout:
@@ -257,7 +257,7 @@ def _listings(asset: Asset, cache: Path, data: Path, commit: str) -> Iterator[di
 
 
 def _answers(asset: Asset, needed: dict[str, int], known_absent: Path) -> bool:
-    """Say whether each pattern has its file; of a tokenizer's names, which are alternatives, one is enough."""
+    """Return whether each pattern has its file; of a tokenizer's names, which are alternatives, one is enough."""
     if asset.kind == "model" and not asset.files:
         return any(name.endswith(_WEIGHTS) for name in needed)
     if asset.kind == "tokenizer":
@@ -279,7 +279,7 @@ def _folders_of(data: Path, path: str) -> Iterator[Path]:
     yield from (data / folder for folder in Path(path).parents if folder != Path())
 
 
-def _kept_note(asset: Asset) -> str:
+def _record_name(asset: Asset) -> str:
     return f"{NOTES}/{_digest(asset.path)}.json"
 
 

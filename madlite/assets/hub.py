@@ -34,7 +34,7 @@ from madlite.assets.cache import (
 )
 from madlite.assets.places import HUB, Token
 from madlite.assets.refusals import Refused, missing_files, page, refusal
-from madlite.assets.web import LIMIT_S, Tell, client, counting, is_of_disk, is_sound, named, retry
+from madlite.assets.web import LIMIT_S, ProgressCallback, client, client_identity, counting, is_of_disk, is_sound, retry
 from madlite.errors import RuntimeProblem
 from madlite.model import Asset, Cause, Say, Value
 
@@ -58,7 +58,7 @@ class Listing(Value, frozen=True):
 
     commit: str
     files: dict[str, int]
-    blobs: dict[str, str] = {}  # path → name of its blob in the cache: the hash of its bytes, where the hub says it
+    blobs: dict[str, str] = {}  # path → name of its blob in the cache: the hash of its bytes, where the hub reports it
     absent: tuple[str, ...] = ()
     there: tuple[str, ...] = ()  # where nothing matches: what it has instead
 
@@ -102,7 +102,7 @@ def missing_bytes(asset: Asset, listing: Listing, cache: Path) -> int:
 
 @dataclass
 class RepoDownload:
-    """One repository on its way; `say` hears what is worth a line, `tell` of bytes.
+    """One repository on its way; `say` gets what is worth a line, `progress` the bytes.
 
     With `verify` what is here is read again, and fetched again where its bytes are not those that the hub names.
     """
@@ -112,7 +112,7 @@ class RepoDownload:
     cache: Path
     access: Access
     say: Say
-    tell: Tell
+    progress: ProgressCallback
     stop: threading.Event
     verify: bool = False
 
@@ -185,7 +185,7 @@ class RepoDownload:
         return self.stop.is_set() or bool(self._problems)
 
     def _have(self, name: str) -> None:
-        """Have one file whole: huggingface_hub takes what is there for whole, and looks at lengths as it comes."""
+        """Have one file whole: huggingface_hub takes what is there for whole, and inspects lengths as it comes."""
         if self._is_stopped():
             raise Stopped
         place, size = self._snapshot / name, self.listing.files[name]
@@ -221,8 +221,8 @@ class RepoDownload:
                 endpoint=self.access.endpoint,
                 etag_timeout=LIMIT_S,
                 force_download=force,
-                tqdm_class=counting(self.tell, self._is_stopped),
-                **named(),
+                tqdm_class=counting(self.progress, self._is_stopped),
+                **client_identity(),
             )
         except Stopped:
             raise
@@ -236,7 +236,7 @@ class RepoDownload:
 
 def _list(asset: Asset, access: Access) -> Listing:
     """Ask for files by their names where all are named: a listing of all that a large data set has takes minutes."""
-    api = client().HfApi(endpoint=access.endpoint, token=access.word, **named())
+    api = client().HfApi(endpoint=access.endpoint, token=access.word, **client_identity())
     kind, by_name = _kind(asset), bool(asset.files) and not any(map(is_wild, asset.files))
     info = api.repo_info(asset.ref, repo_type=kind, revision=asset.revision or None, timeout=LIMIT_S)
     if not COMMIT.fullmatch(info.sha or ""):  # it becomes a path
@@ -250,10 +250,10 @@ def _list(asset: Asset, access: Access) -> Listing:
     found = {one.path: one for one in entries if hasattr(one, "blob_id")}
     files = matching({name: int(one.size) for name, one in found.items()}, asset.files)
     _check_names(asset, files, access.endpoint)
-    if files:  # the largest is asked for: a gated repository may show everybody its README
+    if files:  # the largest is requested: a gated repository may show everybody its README
         largest = max(files, key=lambda name: files[name])
         url = client().hf_hub_url(asset.ref, largest, endpoint=access.endpoint, **at)
-        client().get_hf_file_metadata(url, token=access.word, timeout=LIMIT_S, **named())
+        client().get_hf_file_metadata(url, token=access.word, timeout=LIMIT_S, **client_identity())
     return Listing(
         commit=info.sha,
         files=files,
@@ -268,7 +268,7 @@ def _kind(asset: Asset) -> str:
 
 
 def _check_endpoint(endpoint: str) -> None:
-    """Refuse an address that is none, before a library says something of its own about it.
+    """Refuse an invalid address, before a library raises an error of its own about it.
 
     Raises:
         Refused: it is none.
@@ -292,5 +292,5 @@ def _check_names(asset: Asset, files: Iterable[str], endpoint: str) -> None:
     for name in files:
         if not name.isprintable() or not {"", ".", ".."}.isdisjoint(name.split("/")):
             what = f"{endpoint} names a file of {asset.ref} {name!a}, which would lie elsewhere or is no file's name"
-            hint = f"look at {page(asset.ref, endpoint, is_dataset(asset))}, and at what HF_ENDPOINT names"
+            hint = f"look at {page(asset, endpoint)}, and at what HF_ENDPOINT names"
             raise Refused(what, hint)

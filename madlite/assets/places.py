@@ -1,4 +1,4 @@
-"""Where fetched things lie, and what the environment says of the hub.
+"""Where fetched things lie, and what the environment reports about the hub.
 
 Variables: https://huggingface.co/docs/huggingface_hub/package_reference/environment_variables
 """
@@ -48,12 +48,12 @@ def hub_endpoint(environ: Mapping[str, str]) -> str:
 
 
 def is_offline(env: Mapping[str, EnvValue]) -> bool:
-    """Say whether the environment forbids to ask the hub."""
+    """Return whether the environment forbids to ask the hub."""
     return any(is_on(env.get(name, "")) for name in OFFLINE)
 
 
 def is_on(value: EnvValue) -> bool:
-    """Say whether a switch of the hub's libraries is on."""
+    """Return whether a switch of the hub's libraries is on."""
     return str(value).strip().lower() in _ON
 
 
@@ -76,8 +76,8 @@ def stored_token() -> Token | None:
 
 
 def _cache(environ: Mapping[str, str]) -> Path:
-    named = environ.get("XDG_CACHE_HOME")
-    return _path(named, environ) if named else _home(environ) / ".cache"
+    folder = environ.get("XDG_CACHE_HOME")
+    return _path(folder, environ) if folder else _home(environ) / ".cache"
 
 
 def _path(text: str, environ: Mapping[str, str]) -> Path:

@@ -15,9 +15,9 @@ MARGIN, LEAST_BYTES = 0.05, 256 << 20  # of what is fetched, kept free beside it
 
 
 class Demand(Value, frozen=True):
-    """Bytes that are to be written below a folder; `way` says how to use another one.
+    """Bytes that are to be written below a folder; `way` states how to use another one.
 
-    `within` is where in it they go, `writes` says that something is written though nobody knows how much.
+    `within` is where in it they go, `writes` that something of unknown size is written.
     """
 
     folder: Path
@@ -27,28 +27,28 @@ class Demand(Value, frozen=True):
     writes: bool = False
 
 
-def find_tight(demands: Iterable[Demand]) -> list[tuple[str, str]]:
+def find_full_disks(demands: Iterable[Demand]) -> list[tuple[str, str]]:
     """Return for each file system that has too little room for all that goes there what is wrong and what helps."""
     wanted: dict[int, list[Demand]] = {}
     for demand in demands:
         if demand.bytes > 0:
             wanted.setdefault(existing(demand.folder).stat().st_dev, []).append(demand)
-    return [told for group in wanted.values() if (told := _tight(group))]
+    return [told for group in wanted.values() if (told := _shortage(group))]
 
 
-def find_shut(demands: Iterable[Demand]) -> list[tuple[str, str]]:
+def find_unwritable(demands: Iterable[Demand]) -> list[tuple[str, str]]:
     """Return for each folder that cannot be written to what is wrong and what helps; it is tried, nothing stays."""
     found: dict[str, tuple[str, str]] = {}
     for demand in demands:
         if (demand.bytes > 0 or demand.writes) and demand.folder.as_posix() not in found:
             for place in dict.fromkeys((demand.folder, demand.within or demand.folder)):
-                if why := _shut(place):
+                if why := _unwritable_reason(place):
                     found[demand.folder.as_posix()] = f"{demand.folder} cannot be written to: {why}", demand.way
                     break
     return list(found.values())
 
 
-def _shut(folder: Path) -> str:
+def _unwritable_reason(folder: Path) -> str:
     """Return why nothing can be written below a folder, "" where it can."""
     place = next((place for place in (folder, *folder.parents) if os.path.lexists(place)), Path("/"))
     if not place.is_dir():
@@ -75,7 +75,7 @@ def size_text(size: int) -> str:
     return f"{size} B" if unit == "B" else f"{value:.1f} {unit}" if value < 100 else f"{value:.0f} {unit}"
 
 
-def _tight(group: list[Demand]) -> tuple[str, str] | None:
+def _shortage(group: list[Demand]) -> tuple[str, str] | None:
     needed = sum(demand.bytes for demand in group)
     needed += max(int(needed * MARGIN), LEAST_BYTES)
     free = shutil.disk_usage(existing(group[0].folder)).free

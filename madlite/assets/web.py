@@ -14,20 +14,20 @@ from types import ModuleType
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from madlite.assets.cache import Stopped, find_kept, locked, remove_planted, save_kept_record, size_of
+from madlite.assets.cache import Stopped, find_prepared, locked, remove_planted, save_prepared_record, size_of
 from madlite.assets.room import size_text
 from madlite.errors import RuntimeProblem
 from madlite.model import Asset, Cause, Say, Value
 
 Answer = TypeVar("Answer")
-Tell = Callable[[int], None]
+ProgressCallback = Callable[[int], None]
 """Hears of bytes as they come."""
 
 LIMIT_S = 30.0  # for an answer
 LATER = (408, 425, 429, 500, 502, 503, 504)
 TRIES = 5
 FIRST_S, LONGEST_S = 1.0, 8.0  # pauses where the server names none
-PATIENCE_S = 60.0  # the longest pause that a server gets; one that wants more is not asked again
+LONGEST_WAIT_S = 60.0  # the longest pause that a server gets; one that wants more is not asked again
 _LIBRARIES = ("huggingface_hub", "httpx", "httpx2", "httpcore", "httpcore2")
 _SHA256, _SHA1 = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{40}")
 _CHUNK_BYTES = 1 << 20
@@ -42,7 +42,7 @@ class Source(Value, frozen=True):
 
 
 def client() -> ModuleType:
-    """Return huggingface_hub, quiet; its telemetry, which tells of other packages, is off in this process.
+    """Return huggingface_hub, quiet; its telemetry, which reports about other packages, is off in this process.
 
     So is its own reading of HF_HUB_OFFLINE, which knows this process's environment and no plan's.
     """
@@ -56,14 +56,14 @@ def client() -> ModuleType:
     return huggingface_hub
 
 
-def named() -> dict[str, str]:
+def client_identity() -> dict[str, str]:
     """Return who asks, as huggingface_hub's functions take it."""
     from madlite import __version__
 
     return {"library_name": "madlite", "library_version": __version__}
 
 
-def counting(tell: Tell, is_stopped: Callable[[], bool]) -> type:
+def counting(progress: ProgressCallback, is_stopped: Callable[[], bool]) -> type:
     """Return the progress bar that huggingface_hub is to use: it shows nothing, counts, and ends what was stopped."""
     from huggingface_hub.utils.tqdm import tqdm
 
@@ -74,7 +74,7 @@ def counting(tell: Tell, is_stopped: Callable[[], bool]) -> type:
         def update(self, n: float | None = 1) -> None:
             if is_stopped():
                 raise Stopped
-            tell(int(n or 0))
+            progress(int(n or 0))
 
         def update_transfer(self, n: float | None = 1) -> None:
             """Count what comes once, and not again as it crosses the network."""
@@ -83,7 +83,7 @@ def counting(tell: Tell, is_stopped: Callable[[], bool]) -> type:
 
 
 def retry(ask: Callable[[], Answer]) -> Answer:
-    """Return what is asked for; where a server refuses for now it is asked again, not sooner than it says.
+    """Return what is requested; where a server refuses for now it is queried again, not sooner than it says.
 
     Raises:
         Exception: the last try's.
@@ -94,13 +94,13 @@ def retry(ask: Callable[[], Answer]) -> Answer:
             return ask()
         except Exception as error:
             failed += 1
-            pause = max(min(FIRST_S * 2.0 ** (failed - 1), LONGEST_S), wanted_s(error))
-            if failed >= TRIES or pause > PATIENCE_S or status_of(error) not in LATER:
+            pause = max(min(FIRST_S * 2.0 ** (failed - 1), LONGEST_S), retry_after_s(error))
+            if failed >= TRIES or pause > LONGEST_WAIT_S or status_of(error) not in LATER:
                 raise
         time.sleep(pause)
 
 
-def wanted_s(error: BaseException) -> float:
+def retry_after_s(error: BaseException) -> float:
     """Return the seconds that an answer asks to wait, 0 where it names none."""
     response = getattr(answered(error), "response", None)
     text = str(response.headers.get("Retry-After", "")).strip() if response is not None else ""
@@ -120,23 +120,23 @@ def answered(error: BaseException) -> BaseException:
 
 
 def is_foreign(error: BaseException) -> bool:
-    """Say whether an error is of the network or of the libraries that use it, and no mistake of ours."""
+    """Return whether an error is of the network or of the libraries that use it, and no mistake of ours."""
     return isinstance(error, OSError) or type(error).__module__.partition(".")[0] in _LIBRARIES
 
 
 def is_of_disk(error: BaseException) -> bool:
-    """Say whether an error is this machine's: the libraries' own have no number."""
+    """Return whether an error is this machine's: the libraries' own have no number."""
     return isinstance(error, OSError) and bool(error.errno) and not isinstance(error, ConnectionError | TimeoutError)
 
 
 def later(error: BaseException) -> str:
-    """Return what is said of a server that wants to be left alone for long."""
-    wait = wanted_s(error)
-    return f"it asks to wait {wait:.0f} s" if wait > PATIENCE_S else ""
+    """Return what is reported about a server that wants to be left alone for long."""
+    wait = retry_after_s(error)
+    return f"it asks to wait {wait:.0f} s" if wait > LONGEST_WAIT_S else ""
 
 
 def is_sound(file: Path, digest: str) -> bool:
-    """Say whether a file's bytes are those of a SHA-256, or of git's SHA-1; a digest that is neither says nothing.
+    """Return whether a file's bytes are those of a SHA-256, or of git's SHA-1; one that is neither is not checked.
 
     Raises:
         OSError: it cannot be read.
@@ -154,7 +154,7 @@ def is_sound(file: Path, digest: str) -> bool:
 
 
 def look_up(asset: Asset) -> Source:
-    """Return a file's source, with the size that its server or its backend says.
+    """Return a file's source, with the size that its server or its backend reports.
 
     Raises:
         RuntimeProblem: the server does not have it, or another one than the backend knows; or its checksum is none.
@@ -175,7 +175,9 @@ def part_of(asset: Asset, source: Source, data: Path) -> Path:
     return data / f"{asset.path}.{version}.part"
 
 
-def fetch_file(asset: Asset, source: Source, data: Path, say: Say, tell: Tell, stop: threading.Event) -> Path:
+def fetch_file(
+    asset: Asset, source: Source, data: Path, say: Say, progress: ProgressCallback, stop: threading.Event
+) -> Path:
     """Have a file, note that it is complete, and return it; one that lay there whole already is taken as it is.
 
     Raises:
@@ -185,7 +187,7 @@ def fetch_file(asset: Asset, source: Source, data: Path, say: Say, tell: Tell, s
     """
     place = data / asset.path
     with locked(asset, data, stop, lambda: say(f"waiting for another command that fetches {asset.path}")):
-        if find_kept(asset, data) is not None:
+        if find_prepared(asset, data) is not None:
             return place
         here = source.size is not None and size_of(place) == source.size
         if not here or not is_sound(place, asset.sha256.lower()):
@@ -195,15 +197,15 @@ def fetch_file(asset: Asset, source: Source, data: Path, say: Say, tell: Tell, s
                 if other != part:
                     other.unlink()
             remove_planted([place, part])
-            _stream(source, part, tell, stop)
+            _stream(source, part, progress, stop)
             _check(asset, source, part)
             part.replace(place)
-        save_kept_record(asset, data, {place.name: size_of(place)})
+        save_prepared_record(asset, data, {place.name: size_of(place)})
     return place
 
 
-def _stream(source: Source, part: Path, tell: Tell, stop: threading.Event) -> None:
-    """Append what is missing; begin anew where nobody knows the length."""
+def _stream(source: Source, part: Path, progress: ProgressCallback, stop: threading.Event) -> None:
+    """Append what is missing; begin anew where the length is unknown."""
     from huggingface_hub.file_download import http_get
 
     have = max(size_of(part), 0)
@@ -212,7 +214,7 @@ def _stream(source: Source, part: Path, tell: Tell, stop: threading.Event) -> No
     try:
         with part.open("ab" if goes_on else "wb") as file:
             if not have or have != source.size:
-                bar = counting(tell, stop.is_set)
+                bar = counting(progress, stop.is_set)
                 http_get(source.url, file, resume_size=have if goes_on else 0, headers=_headers(), tqdm_class=bar)
     except Stopped:
         raise
@@ -263,11 +265,11 @@ def _head(url: str) -> Source:
 
 
 def _headers() -> dict[str, str]:
-    return {"User-Agent": "/".join(named().values()), "Accept-Encoding": "identity"}
+    return {"User-Agent": "/".join(client_identity().values()), "Accept-Encoding": "identity"}
 
 
 def _problem(url: str, error: Exception, part: Path | None = None) -> RuntimeProblem:
-    """Return what is told of a file that cannot be had.
+    """Return what is reported about a file that cannot be had.
 
     Raises:
         Exception: the error itself, where it is a mistake of ours or the disk's.

@@ -39,7 +39,7 @@ from madlite.rank_labels import is_label, without_label
 from madlite.text import group_texts, without_groups
 
 NUMBER = r"[-+]?(?:\d[\d,]*(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+|(?i:nan|inf))"
-_CHOOSES = ("mode", "precision", "release")  # fields that say which of a card's variants is meant
+_CHOOSES = ("mode", "precision", "release")  # fields that state which of a card's variants is meant
 
 
 def number(text: str) -> float:
@@ -84,10 +84,10 @@ class StepPattern:
         if line.rank is not None and self.regex.search(text) is None:
             text = without_label(line)
         for found in self.regex.finditer(text):
-            said = group_texts(found)
-            n = number(said.pop("n", ""))
+            groups = group_texts(found)
+            n = number(groups.pop("n", ""))
             if math.isfinite(n):
-                texts = {self._known[name]: text for name, text in said.items() if text}
+                texts = {self._known[name]: text for name, text in groups.items() if text}
                 read = {quantity: number_or_none(text) for quantity, text in texts.items()}
                 values = {quantity: value for quantity, value in read.items() if value is not None}
                 unread = {quantity: text for quantity, text in texts.items() if quantity not in values}
@@ -160,7 +160,7 @@ class TemplateBackend:
         return 100 if card.backend == self.name else 0
 
     def expand(self, request: Request, machine: Machine) -> Sequence[RunSpec]:
-        """Return one draft per variant, of those that have the mode, precision and release that were asked for.
+        """Return one RunSpec per variant, of those that have the mode, precision and release that were requested.
 
         A variant without a precision or release can have any: its template has to use it.
 
@@ -171,10 +171,10 @@ class TemplateBackend:
         if not variants:
             raise UsageProblem(f"backend '{self.name}' has nothing to run for card '{request.card.name}'")
         chosen = choose_variants(variants, request, f"backend '{self.name}'")
-        return [_decided(self.draft(request, variant, machine), variant) for variant in chosen]
+        return [_decided(self.run_spec(request, variant, machine), variant) for variant in chosen]
 
-    def draft(self, request: Request, variant: Variant, machine: Machine) -> RunSpec:
-        """Return the draft of one variant."""
+    def run_spec(self, request: Request, variant: Variant, machine: Machine) -> RunSpec:
+        """Return the RunSpec of one variant."""
         card = request.card
         more = tuple(
             FileTemplate(path=path, template=name, raw=not name.endswith(".j2")) for path, name in self.files.items()
@@ -221,8 +221,8 @@ class TemplateBackend:
         return PatternReader(self.step, self.end_mark)
 
 
-def asked_words(request: Request, key: str) -> str:
-    """Return a value as it was asked for: `--precision FP8`, `card 'm' (models.json): precision=FP8`."""
+def describe_setting(request: Request, key: str) -> str:
+    """Return a value as it was requested: `--precision FP8`, `card 'm' (models.json): precision=FP8`."""
     origin, value, card = request.origins.get(key, ""), request.settings.get(key, ""), request.card
     if origin == "card":
         return f"card '{card.name}' ({card.source}): {key}={value}"
@@ -235,7 +235,7 @@ def asked_words(request: Request, key: str) -> str:
 
 
 def choose_variants(variants: Sequence[Variant], request: Request, who: str) -> tuple[Variant, ...]:
-    """Return the variants of the mode, precision and release that were asked for; `who` has them.
+    """Return the variants of the mode, precision and release that were requested; `who` has them.
 
     Raises:
         UsageProblem: it has none such; the hint names those that there are.
@@ -243,15 +243,15 @@ def choose_variants(variants: Sequence[Variant], request: Request, who: str) -> 
     left = tuple(variants)
     for key in _CHOOSES:
         if wanted := request.settings.get(key, ""):
-            fitting = tuple(one for one in left if _is_asked(str(getattr(one, key)), wanted))
+            fitting = tuple(one for one in left if _matches(str(getattr(one, key)), wanted))
             if not fitting:
                 raise _no_variant(left, request, key, who)
             left = fitting
     return left
 
 
-def _is_asked(own: str, wanted: str) -> bool:
-    """Say whether a variant's word is the one asked for; one that it leaves open is any."""
+def _matches(own: str, wanted: str) -> bool:
+    """Return whether a variant's word is the one requested; one that it leaves open is any."""
     return not own or own.casefold() == wanted.casefold()
 
 
@@ -260,12 +260,12 @@ def _no_variant(variants: Sequence[Variant], request: Request, key: str, who: st
     words = "; ".join(dict.fromkeys(" ".join(filter(None, (one.mode, one.precision, one.release))) for one in variants))
     close = did_you_mean(request.settings[key], known)
     return UsageProblem(
-        f"{asked_words(request, key)}: {who} runs card '{request.card.name}' in no such {key}",
+        f"{describe_setting(request, key)}: {who} runs card '{request.card.name}' in no such {key}",
         one_hint(close, f"it runs {words}"),
     )
 
 
-def _decided(draft: RunSpec, variant: Variant) -> RunSpec:
-    """Return the draft, of whose own words none is overridden afterwards: they are what was chosen by."""
+def _decided(spec: RunSpec, variant: Variant) -> RunSpec:
+    """Return the RunSpec, of whose own words none is overridden afterwards: they are what was chosen by."""
     own = tuple(key for key in _CHOOSES if getattr(variant, key))
-    return replace(draft, chosen=tuple(dict.fromkeys((*draft.chosen, *own))))
+    return replace(spec, chosen=tuple(dict.fromkeys((*spec.chosen, *own))))

@@ -1,4 +1,4 @@
-"""A backend whose code is loaded when a card or a log needs it; until then its recipe book says which cards it runs."""
+"""A backend whose code is loaded when a card or a log needs it; until then its recipe book names its cards."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class LazyBackend:
         return claim_by_book(self.name, card, cards_of_book(self.book))
 
     def expand(self, request: Request, machine: Machine) -> Sequence[RunSpec]:
-        """Return the backend's drafts of a card."""
+        """Return the backend's RunSpecs of a card."""
         return self.loaded.expand(request, machine)
 
     def check(self, plan: RunPlan) -> Iterable[Finding]:
@@ -43,7 +43,7 @@ class LazyBackend:
         return self.loaded.check(plan)
 
     def assets(self, plan: RunPlan) -> Iterable[Asset]:
-        """Return what the backend says a plan needs."""
+        """Return what the backend reports a plan needs."""
         return self.loaded.assets(plan)
 
     def detect(self, head: Sequence[str]) -> float:

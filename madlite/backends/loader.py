@@ -180,7 +180,7 @@ class Plugins:
             return otherwise
 
     def uses(self, hook: str) -> bool:
-        """Say whether any plugin implements the hook."""
+        """Return whether any plugin implements the hook."""
         return any(hook in plugin.hooks for plugin in self.loaded.values())
 
     def _call(self, name: str, hook: str, arguments: Mapping[str, object]) -> list[Any]:
@@ -315,7 +315,7 @@ def _unfit_reference(one: object) -> str:
 
 
 def _where(error: BaseException) -> str:
-    """Word an exception of foreign code in one line: type, text, and the line that raised it."""
+    """Format an exception of foreign code in one line: type, text, and the line that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     last = frames[-1] if frames else None
     place = f" ({last.filename}:{last.lineno})" if last else ""

@@ -7,7 +7,7 @@
     [recipe.debug.on.cpu]         # what it changes on one device, by Machine.device
     [env.all]                     # environment variables; further tables by Machine.vendor: [env.AMD]
 
-A backend that runs MAD's cards also says which recipe a card stands for, on which GPU and in which image::
+A backend that runs MAD's cards also states which recipe a card stands for, on which GPU and in which image::
 
     [release."v25.10"]            # from the oldest to the newest; what all its runs share
     image = "rocm/primus:v25.10"  # {architecture} stands for the GPU's, e.g. gfx942
@@ -49,7 +49,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from functools import cache
+from functools import cache, reduce
 from pathlib import Path
 from typing import Any, cast
 
@@ -61,7 +61,7 @@ from madlite.model import Architecture, Card, Scalar, Shape, Value, Variant
 # Tables of model shapes, as madlite's own file and recipe books have them: `[architecture.NAME]`, a model each.
 #
 # The keys are the fields of `Architecture`, and `also`, further names of the same shape.  A table whose one key is
-# `unknown` says why nothing is to be taken for known of a model, whatever another table has under its name.
+# `unknown` states why nothing is to be taken for known of a model, whatever another table has under its name.
 
 
 def read_architectures(tables: Mapping[str, Mapping[str, object]]) -> dict[str, Architecture | str]:
@@ -80,8 +80,8 @@ def _read(named: str, values: Mapping[str, object]) -> Iterator[tuple[str, Archi
         yield named, unknown
         return
     sizes = {key: value for key, value in values.items() if key not in ("also", "name")}
-    if strange := sorted(sizes.keys() - set(Architecture.__struct_fields__)):
-        raise ValueError(f"architecture '{named}' sets {', '.join(strange)}, which no shape has")
+    if unknown_keys := sorted(sizes.keys() - set(Architecture.__struct_fields__)):
+        raise ValueError(f"architecture '{named}' sets {', '.join(unknown_keys)}, which no shape has")
     for name in (named, *msgspec.convert(values.get("also", ()), tuple[str, ...])):
         try:
             yield name, msgspec.convert({**sizes, "name": name}, Architecture)
@@ -90,7 +90,7 @@ def _read(named: str, values: Mapping[str, object]) -> Iterator[tuple[str, Archi
 
 
 VARIANT_KEYS = frozenset(Variant.__struct_fields__)
-CHOSEN_BY = frozenset({"mode", "precision", "seq_len"})  # keys that choose a run; a release says nothing of them
+CHOSEN_BY = frozenset({"mode", "precision", "seq_len"})  # keys that choose a run; a release reports nothing of them
 _FIELD = re.compile(r"\{[^{}]*\}?|\}")
 _OF_RUN = ("card", "recipe", "device", "release", "source")
 
@@ -134,7 +134,7 @@ class RecipeBook(Value, frozen=True):
     stand_in: dict[str, str] = {}
     runs: tuple[RecipeRun, ...] = ()
     refused: tuple[RefusedRun, ...] = ()
-    architectures: dict[str, Architecture | str] = {}  # by the model's name; a text says why there is none
+    architectures: dict[str, Architecture | str] = {}  # by the model's name; a text states why there is none
     shape: Shape = Shape()
 
     def values(self, name: str, device: str) -> dict[str, Scalar]:
@@ -202,7 +202,7 @@ def read_book(path: Path) -> RecipeBook:
         PluginError: it is no such file, a recipe sets a key that the defaults do not name, or a run names a recipe or
             release that is not there.
     """
-    book = _joined([_read_recipe_book(file) for file in _files(path)])
+    book = reduce(_added, map(_read_recipe_book, _files(path)), RecipeBook())
     _check(book, path)
     return book
 
@@ -246,15 +246,15 @@ def _run(values: Mapping[str, object]) -> dict[str, object]:
 def _refused(values: Mapping[str, object]) -> dict[str, object]:
     listed = {"cards": _listed(values["card"]), "releases": _listed(values.get("release", ()))}
     rest = {key: value for key, value in values.items() if key not in ("card", "release")}
-    if strange := sorted(set(rest) - set(RefusedRun.__struct_fields__)):
-        raise ValueError(f"refused sets {', '.join(strange)}, which nothing reads")
+    if unknown_keys := sorted(set(rest) - set(RefusedRun.__struct_fields__)):
+        raise ValueError(f"refused sets {', '.join(unknown_keys)}, which nothing reads")
     return {**listed, **rest}
 
 
 def _shape(values: Mapping[str, object]) -> dict[str, object]:
     fields = {key: value for key, value in values.items() if key != "others"}
-    if strange := sorted(set(fields) - set(Architecture.__struct_fields__) | fields.keys() & {"name", "source"}):
-        raise ValueError(f"shape sets {', '.join(strange)}, which no architecture has")
+    if unknown_keys := sorted(set(fields) - set(Architecture.__struct_fields__) | fields.keys() & {"name", "source"}):
+        raise ValueError(f"shape sets {', '.join(unknown_keys)}, which no architecture has")
     return {"fields": fields, "others": values.get("others", ())}
 
 
@@ -262,24 +262,13 @@ def _listed(value: object) -> object:
     return (value,) if isinstance(value, str) else value
 
 
-def _joined(books: list[RecipeBook]) -> RecipeBook:
-    """Return several files as one; a later file's tables are added to those of the same name."""
-    whole = RecipeBook()
-    for book in books:
-        whole = RecipeBook(
-            defaults={**whole.defaults, **book.defaults},
-            recipes={**whole.recipes, **book.recipes},
-            env={name: {**whole.env.get(name, {}), **book.env.get(name, {})} for name in (*whole.env, *book.env)},
-            releases={**whole.releases, **book.releases},
-            stand_in={**whole.stand_in, **book.stand_in},
-            runs=(*whole.runs, *book.runs),
-            refused=(*whole.refused, *book.refused),
-            architectures={**whole.architectures, **book.architectures},
-            shape=Shape(
-                fields={**whole.shape.fields, **book.shape.fields}, others=(*whole.shape.others, *book.shape.others)
-            ),
-        )
-    return whole
+def _added(one: Any, other: Any) -> Any:
+    """Return what two files have under one name: tables and lists of both, else the later one's value."""
+    if isinstance(one, Mapping):
+        return {**one, **{key: _added(one[key], value) if key in one else value for key, value in other.items()}}
+    if isinstance(one, RecipeBook | Shape):
+        return type(one)(**{name: _added(getattr(one, name), getattr(other, name)) for name in one.__struct_fields__})
+    return (*one, *other) if isinstance(one, tuple) else other
 
 
 def _check(book: RecipeBook, path: Path) -> None:

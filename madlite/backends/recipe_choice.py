@@ -18,7 +18,7 @@ CPU = Machine().device
 _SELECTORS = ("mode", "precision")
 
 
-class Chosen(Value, frozen=True):
+class RecipeSelection(Value, frozen=True):
     """A run that was chosen: its values, and what a reader of the plan should know of the choice."""
 
     name: str
@@ -31,7 +31,7 @@ class Chosen(Value, frozen=True):
 
 
 class UnknownRun(UsageProblem):
-    """No run fits what was asked: what words for it there are, by key, and the nearest runs in words.
+    """No run fits what was asked: what words for it there are, by key, and the nearest runs as text.
 
     `said` is the message without the reason that `refused` knows.
     """
@@ -44,18 +44,20 @@ class UnknownRun(UsageProblem):
 
 def unknown_run(
     said: str,
-    asked: Mapping[str, str],
+    requested: Mapping[str, str],
     words: Mapping[str, Sequence[str]],
     runs: Iterable[str],
     refused: RefusedRun | None = None,
 ) -> UnknownRun:
-    """Return the refusal, whose hint says which word was meant, or which there are, and the nearest runs.
+    """Return the refusal, whose hint states which word was meant, or which there are, and the nearest runs.
 
     What is refused for a reason that is known says it, and the way that there is.
     """
     runs = tuple(dict.fromkeys(runs))
-    told = list(filter(None, (_meant(key, asked[key], known) for key, known in words.items() if asked.get(key))))
-    near = one_hint(f"{NEAREST}{'; '.join(runs[:SHOWN])}{'.' * bool(told)}", *told)
+    meant = list(
+        filter(None, (_meant(key, requested[key], known) for key, known in words.items() if requested.get(key)))
+    )
+    near = one_hint(f"{NEAREST}{'; '.join(runs[:SHOWN])}{'.' * bool(meant)}", *meant)
     problem = UnknownRun(f"{said}: {refused.why}" if refused else said, refused.way if refused else near)
     problem.said, problem.words, problem.runs, problem.refused = said, words, runs, refused
     return problem
@@ -73,47 +75,47 @@ def _meant(key: str, wanted: str, known: Sequence[str]) -> str:
     return f"{key}s: {', '.join(listed)}"
 
 
-def choose_runs(book: RecipeBook, card: str, asked: Mapping[str, str], machine: Machine) -> list[Chosen]:
+def choose_runs(book: RecipeBook, card: str, requested: Mapping[str, str], machine: Machine) -> list[RecipeSelection]:
     """Return the runs of a card on this machine, in the book's order; all of one release.
 
-    `asked` may hold mode, precision, seq_len, release and recipe_device.  Without a release it is the newest that has
-    a run.  A sequence length that no run has selects nothing: it overrides one.
+    `requested` may have mode, precision, seq_len, release and recipe_device.  Without a release it is the newest that
+    has a run.  A sequence length that no run has selects nothing: it overrides one.
 
     Raises:
         UsageProblem: no run fits; the hint names the nearest ones.
     """
-    asked = {**asked, "release": spelled(asked.get("release", ""), book.releases)}
+    requested = {**requested, "release": spelled(requested.get("release", ""), book.releases)}
     rows = [run for run in book.runs if card in run.cards]
     devices = {device for run in rows for device in run.devices} | set(book.stand_in)
-    device = spelled(asked.get("recipe_device", ""), devices) or machine.device
-    fitting = _of_device([run for run in rows if _selected(book, run, device, asked)], device, book)
-    release = asked["release"] or _newest(fitting, book)
-    found = _with_seq_len([run for run in fitting if _in(release, run.releases)], book, device, asked)
+    device = spelled(requested.get("recipe_device", ""), devices) or machine.device
+    fitting = _of_device([run for run in rows if _selected(book, run, device, requested)], device, book)
+    release = requested["release"] or _newest(fitting, book)
+    found = _with_seq_len([run for run in fitting if _in(release, run.releases)], book, device, requested)
     if not found or (book.releases and release not in book.releases):
-        raise _unknown(book, card, rows, asked, device)
+        raise _unknown(book, card, rows, requested, device)
     notes = (
-        *_release_notes(release, asked),
+        *_release_notes(release, requested),
         *_device_notes(found[0], machine, device, book),
     )
-    left_out = _left_out(book, rows, found, asked, device)
+    left_out = _left_out(book, rows, found, requested, device)
     return [_chosen(book, run, release, device, notes, left_out) for run in found]
 
 
-def spelled(asked: str, known: Iterable[str]) -> str:
-    """Return what was asked for as the book spells it: `25.10` and `V25.10` are v25.10, `mi300x` is MI300X."""
+def spelled(requested: str, known: Iterable[str]) -> str:
+    """Return what was requested as the book spells it: `25.10` and `V25.10` are v25.10, `mi300x` is MI300X."""
     exact = {name.casefold(): name for name in known}
-    return exact.get(asked.casefold()) or exact.get(f"v{asked.casefold()}") or asked
+    return exact.get(requested.casefold()) or exact.get(f"v{requested.casefold()}") or requested
 
 
 def _chosen(
     book: RecipeBook, run: RecipeRun, release: str, device: str, notes: tuple[str, ...], left_out: dict[str, str]
-) -> Chosen:
-    whose = _whose(book, run, device)
+) -> RecipeSelection:
+    whose = _device_of(book, run, device)
     values = book.run_values(run, release, whose)
     where = ", ".join(filter(None, (release, whose)))
     source = f"; {run.source}" if run.source else ""
     name = run.recipe or str(values.get("model", ""))
-    return Chosen(
+    return RecipeSelection(
         name=name,
         device=whose,
         release=release,
@@ -124,23 +126,23 @@ def _chosen(
     )
 
 
-def _whose(book: RecipeBook, run: RecipeRun, device: str) -> str:
+def _device_of(book: RecipeBook, run: RecipeRun, device: str) -> str:
     """Return the device whose values a run has: this one's, or its stand-in's."""
     return device if _in(device, run.devices) else book.stand_in.get(device, device)
 
 
 def _values(book: RecipeBook, run: RecipeRun, device: str) -> dict[str, Scalar]:
     """Return what a run can be chosen by; a release has no part in that."""
-    return book.run_values(run, "", _whose(book, run, device))
+    return book.run_values(run, "", _device_of(book, run, device))
 
 
-def _selected(book: RecipeBook, run: RecipeRun, device: str, asked: Mapping[str, str]) -> bool:
+def _selected(book: RecipeBook, run: RecipeRun, device: str, requested: Mapping[str, str]) -> bool:
     values = _values(book, run, device)
-    return all(_same(str(values.get(key, "")), asked[key]) for key in _SELECTORS if asked.get(key))
+    return all(_same(str(values.get(key, "")), requested[key]) for key in _SELECTORS if requested.get(key))
 
 
 def _same(one: str, other: str) -> bool:
-    """Say whether a run's word is the one asked for; `posttrain` also asks for `posttrain/lora`."""
+    """Return whether a run's word is the one requested; `posttrain` also requests `posttrain/lora`."""
     return other.casefold() in (one.casefold(), one.casefold().partition("/")[0])
 
 
@@ -178,36 +180,38 @@ def _newest(rows: Iterable[RecipeRun], book: RecipeBook) -> str:
     return max(known, key=order.index, default="")
 
 
-def _with_seq_len(rows: list[RecipeRun], book: RecipeBook, device: str, asked: Mapping[str, str]) -> list[RecipeRun]:
-    """Return the rows of the sequence length asked for; where no row has it, of those that differ by it alone one."""
-    wanted = asked.get("seq_len", "")
+def _with_seq_len(
+    rows: list[RecipeRun], book: RecipeBook, device: str, requested: Mapping[str, str]
+) -> list[RecipeRun]:
+    """Return the rows of the sequence length requested; where no row has it, of those that differ by it alone one."""
+    wanted = requested.get("seq_len", "")
     if not wanted:
         return rows
     exact = [run for run in rows if str(_values(book, run, device).get("seq_len")) == wanted]
     return exact or list({_word(book, run): run for run in reversed(rows)}.values())[::-1]
 
 
-def _release_notes(release: str, asked: Mapping[str, str]) -> Iterable[str]:
-    if release and not asked.get("release"):
+def _release_notes(release: str, requested: Mapping[str, str]) -> Iterable[str]:
+    if release and not requested.get("release"):
         yield f"image release {release}: the newest with a recipe (--image-release chooses another)"
 
 
 def _left_out(
-    book: RecipeBook, rows: Sequence[RecipeRun], found: Sequence[RecipeRun], asked: Mapping[str, str], device: str
+    book: RecipeBook, rows: Sequence[RecipeRun], found: Sequence[RecipeRun], requested: Mapping[str, str], device: str
 ) -> dict[str, str]:
     """Return the card's runs that other releases have, where nothing was asked that leaves them out."""
-    if asked.get("precision") or asked.get("mode"):
+    if requested.get("precision") or requested.get("mode"):
         return {}
     here = {_word(book, run) for run in found}
-    elsewhere: dict[str, set[str]] = {}
+    others: dict[str, set[str]] = {}
     for run in _of_device(rows, device, book):
         if (word := _word(book, run)) not in here:
-            elsewhere.setdefault(word, set()).update(run.releases)
-    return {word: _listed(releases, book) or "other releases" for word, releases in elsewhere.items()}
+            others.setdefault(word, set()).update(run.releases)
+    return {word: _listed(releases, book) or "other releases" for word, releases in others.items()}
 
 
 def _device_notes(run: RecipeRun, machine: Machine, device: str, book: RecipeBook) -> Iterable[str]:
-    whose = _whose(book, run, device)
+    whose = _device_of(book, run, device)
     if not run.devices or whose == machine.device:
         return
     why = "as recipe_device asks" if device != machine.device else "it has none of its own here"
@@ -220,44 +224,44 @@ def _word(book: RecipeBook, run: RecipeRun) -> str:
 
 
 def _unknown(
-    book: RecipeBook, card: str, rows: Sequence[RecipeRun], asked: Mapping[str, str], device: str
+    book: RecipeBook, card: str, rows: Sequence[RecipeRun], requested: Mapping[str, str], device: str
 ) -> UsageProblem:
-    release = asked["release"]
-    wanted = [asked[key] for key in _SELECTORS if asked.get(key)]
+    release = requested["release"]
+    wanted = [requested[key] for key in _SELECTORS if requested.get(key)]
     what = " ".join(["in", *wanted, f"on {device}"]) if wanted else f"on {device}"
     what += f" in release {release}" if release else ""
     if device == CPU:
         what += ": no GPU is seen here (--machine 8xMI300X plans for a machine that has them)"
-    near = sorted(rows, key=lambda run: -_likeness(book, run, asked, device))
+    near = sorted(rows, key=lambda run: -_similarity(book, run, requested, device))
     every = [book.run_values(run, "", "") for run in rows]
     words = {key: list(dict.fromkeys(str(values.get(key, "")) for values in every)) for key in _SELECTORS}
     words["release"] = list(book.releases)
     said, runs = f"no recipe is known for {card} {what}", (_described(book, run) for run in near)
     others = [run for run in _of_device(rows, device, book) if not release or _in(release, run.releases)]
-    return unknown_run(said, asked, words, runs, _why_refused(book, card, asked) if others else None)
+    return unknown_run(said, requested, words, runs, _why_refused(book, card, requested) if others else None)
 
 
-def _why_refused(book: RecipeBook, card: str, asked: Mapping[str, str]) -> RefusedRun | None:
-    """Return what the book says of a run that was asked for and cannot be; a mode that nobody named may be its own."""
+def _why_refused(book: RecipeBook, card: str, requested: Mapping[str, str]) -> RefusedRun | None:
+    """Return why the book refuses a run that was requested; a mode that nobody named may be its own."""
     for one in book.refused:
-        mode, precision = asked.get("mode") or one.mode, asked.get("precision", "")
+        mode, precision = requested.get("mode") or one.mode, requested.get("precision", "")
         words = [_same(mode, one.mode) or not one.mode, _same(precision, one.precision) or not one.precision]
-        if card in one.cards and all(words) and _in(asked["release"], one.releases):
+        if card in one.cards and all(words) and _in(requested["release"], one.releases):
             return one
     return None
 
 
-def _likeness(book: RecipeBook, run: RecipeRun, asked: Mapping[str, str], device: str) -> float:
+def _similarity(book: RecipeBook, run: RecipeRun, requested: Mapping[str, str], device: str) -> float:
     """Return how near a run is to what was asked: words by the slips between them, then the GPU, then the release."""
     values = _values(book, run, device)
     points = 0.0
     for key in _SELECTORS:
-        if word := asked.get(key):
+        if word := requested.get(key):
             own = str(values.get(key, ""))
             points += 3.0 if _same(own, word) else 2.0 * likeness(word, own)
     points += 1.5 * (device in run.devices) + 1.0 * (book.stand_in.get(device) in run.devices)
     order = list(book.releases)
-    wanted = _place(asked["release"], order) if asked["release"] else len(order)
+    wanted = _place(requested["release"], order) if requested["release"] else len(order)
     return points - min((abs(order.index(release) - wanted) for release in run.releases), default=0.0) / 100
 
 

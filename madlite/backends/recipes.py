@@ -9,14 +9,14 @@ import msgspec
 
 from madlite.backends.base import TemplateBackend
 from madlite.backends.recipe_book import VARIANT_KEYS, RecipeBook, bare_name, claim_by_book, read_book
-from madlite.backends.recipe_choice import Chosen, choose_runs, spelled
+from madlite.backends.recipe_choice import RecipeSelection, choose_runs, spelled
 from madlite.errors import UsageProblem, did_you_mean, nearest_words, one_hint
 from madlite.model import Architecture, Card, Finding, Machine, Request, RunPlan, RunSpec, Variant
 
 OF_RUN: tuple[str, ...] = ("mode", "precision", "release", "recipe", "recipe_device")
 OF_RECIPE: tuple[str, ...] = ("mode", "release", "recipe")
 """Keys that choose a run or a recipe: what was chosen by them, no value put over it calls by another name."""
-FEW = 5  # fewer steady steps say little
+FEW = 5  # fewer steady steps mean little
 
 
 class RecipeBackend(TemplateBackend):
@@ -30,7 +30,7 @@ class RecipeBackend(TemplateBackend):
         return claim_by_book(self.name, card, read_book(self.book).cards)
 
     def expand(self, request: Request, machine: Machine) -> Sequence[RunSpec]:
-        """Return a draft per run that the book has for the card, or the one of the recipe that the card names.
+        """Return a RunSpec per run that the book has for the card, or the one of the recipe that the card names.
 
         A recipe is named by `--set recipe=`, by the tag or by the card.
 
@@ -44,7 +44,7 @@ class RecipeBackend(TemplateBackend):
         else:
             chosen = [self._of_name(named, request, machine, book)]
         decided = OF_RECIPE if named else OF_RUN
-        return [msgspec.structs.replace(self._draft(request, one, machine), chosen=decided) for one in chosen]
+        return [msgspec.structs.replace(self._spec_of(request, one, machine), chosen=decided) for one in chosen]
 
     def env(self, card: Card, variant: Variant, machine: Machine) -> Mapping[str, str]:
         """Return the book's variables for this machine's vendor."""
@@ -68,20 +68,20 @@ class RecipeBackend(TemplateBackend):
         steps, warmup = variant.steps or 0, variant.warmup_steps
         return few_steps(f"{steps} steps", steps - warmup, warmup, f"--steps {warmup + 15}")
 
-    def _draft(self, request: Request, chosen: Chosen, machine: Machine) -> RunSpec:
+    def _spec_of(self, request: Request, chosen: RecipeSelection, machine: Machine) -> RunSpec:
         values = chosen.values
         variant = Variant(**{key: value for key, value in values.items() if key in VARIANT_KEYS})  # type: ignore[arg-type]
         variant = msgspec.structs.replace(variant, release=chosen.release or variant.release)
         image = str(values.get("image", "")).format(architecture=machine.architecture)
         own = {key: value for key, value in values.items() if key not in VARIANT_KEYS and key != "image"}
-        draft, book = self.draft(request, variant, machine), read_book(self.book)
+        spec, book = self.run_spec(request, variant, machine), read_book(self.book)
         shape = book.architectures.get(variant.model)
         return msgspec.structs.replace(
-            draft,
-            architecture=shape if isinstance(shape, Architecture) else draft.architecture,
+            spec,
+            architecture=shape if isinstance(shape, Architecture) else spec.architecture,
             shape=msgspec.structs.replace(book.shape, unknown=shape if isinstance(shape, str) else ""),
             settings={"recipe": chosen.name, **own, **({"recipe_device": chosen.device} if chosen.device else {})},
-            image=image or draft.image,
+            image=image or spec.image,
             origin=chosen.origin,
             notes=chosen.notes,
             left_out=chosen.left_out,
@@ -92,8 +92,8 @@ class RecipeBackend(TemplateBackend):
         of_card = str(given.get("name", "")) if isinstance(given, dict) else given
         return request.settings.get("recipe") or of_card
 
-    def _of_name(self, name: str, request: Request, machine: Machine, book: RecipeBook) -> Chosen:
-        """Return the recipe of a name; a release, where one is asked for, is what its values come from."""
+    def _of_name(self, name: str, request: Request, machine: Machine, book: RecipeBook) -> RecipeSelection:
+        """Return the recipe of a name; a release, where one is requested, is what its values come from."""
         if name not in book.recipes:
             raise self._no_recipe(name, request, book)
         release = spelled(request.settings.get("release", ""), book.releases)
@@ -107,7 +107,7 @@ class RecipeBackend(TemplateBackend):
             meant = did_you_mean(mode, [str(own)], before="--mode ")
             hint = "leave --mode out, or choose another recipe with --set recipe=NAME"
             raise UsageProblem(what, one_hint(meant, hint))
-        return Chosen(name=name, device="", release=release, values=values, origin=f"recipe {name}")
+        return RecipeSelection(name=name, device="", release=release, values=values, origin=f"recipe {name}")
 
     def _no_recipe(self, name: str, request: Request, book: RecipeBook) -> UsageProblem:
         what = f"backend '{self.name}' has no recipe '{name}'"
@@ -149,7 +149,7 @@ def _check_gpus(plan: RunPlan) -> Iterator[Finding]:
 def few_steps(steps: str, left: int, warmup: int, hint: str) -> Iterator[Finding]:
     """Yield that a run is too short: fatal where no line is left after its steps of warm-up.
 
-    `steps` are the run's in words, `left` the lines of steps after the warm-up.
+    `steps` are the run's as text, `left` the lines of steps after the warm-up.
     """
     if left < 1:
         yield Finding(message=f"{steps} are over before {warmup} of warm-up are", hint=hint, fatal=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from madlite.machine.telemetry.summary import LEAST_SAMPLES, throttled_words
+from madlite.machine.telemetry.summary import LEAST_SAMPLES, format_throttling
 from madlite.model import QUANTITIES, Metric, Quantity, Result, RunPlan, Status, Step, Study, Telemetry, Window
 
 # How runs are worded on the screen: one line each, the reason with a failure.
@@ -177,7 +177,7 @@ def _gpu_line(found: Telemetry) -> Iterator[str]:
     over = " over the whole run" if found.over == "run" else ""
     said = [] if found.power_w is None else [f"power {found.power_w:,.0f} W/GPU{over}"]
     said += [] if found.tokens_per_joule is None else [f"{_three_digits(found.tokens_per_joule)} tokens/J"]
-    said += [throttled] if (throttled := throttled_words(found)) else []
+    said += [throttled] if (throttled := format_throttling(found)) else []
     if said and found.samples < FEW_SAMPLES:
         said.append(f"{found.samples} sample" + "s" * (found.samples > 1))
     if said:

@@ -20,7 +20,7 @@ _FROM = re.compile(r"FROM\b", re.IGNORECASE)
 
 
 def build(client: Client, image: Image, say: Say) -> str:
-    """Build the image with a fresh base, or with the local one where the base cannot be pulled; say if so.
+    """Build the image with a fresh base, or with the local one where the base cannot be pulled; return a note if so.
 
     Raises:
         RuntimeProblem: the context cannot be packed, or a step failed; the message holds the step and its last line.
@@ -88,17 +88,17 @@ class _Attempt:
                 self._last_line = line
             self._say(line)
 
-    def _problem(self, words: str) -> RuntimeProblem:
+    def _problem(self, message: str) -> RuntimeProblem:
         self._take("\n")
         where = f"{self._image.dockerfile} does not build"
         if self.failed_at_base:
-            known = pull_problem(self._image.base or self._step.split()[-1], words)
-            if known is not None:
-                return known
+            problem = pull_problem(self._image.base or self._step.split()[-1], message)
+            if problem is not None:
+                return problem
         step = f" at step '{self._step}'" if self._step else ""
         last = f" (last line: {self._last_line})" if self._last_line else ""
-        cause = Cause.DISK if "no space left on device" in words else Cause.BUILD
-        return RuntimeProblem(f"{where}{step}: {words}{last}", by_hand(self._image), cause=cause)
+        cause = Cause.DISK if "no space left on device" in message else Cause.BUILD
+        return RuntimeProblem(f"{where}{step}: {message}{last}", by_hand(self._image), cause=cause)
 
 
 def _arguments(image: Image, context: Packed) -> dict[str, object]:

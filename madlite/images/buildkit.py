@@ -12,7 +12,7 @@ from pathlib import Path
 from madlite.cancellation import check, when_stopped
 from madlite.errors import RuntimeProblem
 from madlite.images.build import by_hand
-from madlite.images.context import dockerfile_text, tell_size
+from madlite.images.context import dockerfile_text, report_context_size
 from madlite.model import Cause, Image, Say, Secret
 from madlite.process import kill_group, start
 from madlite.secrets import reveal
@@ -46,7 +46,7 @@ def _names_context(line: str, image: Image) -> bool:
 
 
 def build_with_buildkit(image: Image, environ: Mapping[str, str], say: Say) -> str:
-    """Build the image by `docker build`; say if its base could not be refreshed.
+    """Build the image by `docker build`; report whether its base could not be refreshed.
 
     A secret argument's value goes through the environment, never the argv.
 
@@ -56,7 +56,7 @@ def build_with_buildkit(image: Image, environ: Mapping[str, str], say: Say) -> s
     secrets = {name: value for name, value in image.build_args.items() if isinstance(value, Secret)}
     env = {**environ, **reveal(secrets), "DOCKER_BUILDKIT": "1", "BUILDKIT_PROGRESS": "plain"}
     stale = ""
-    tell_size(image, say)
+    report_context_size(image, say)
     problem = _build(image, build_command(image), env, say)
     if problem is not None and _lacks_base(problem.message):
         stale = problem.message

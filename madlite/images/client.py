@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, wait
@@ -15,11 +15,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from madlite.cancellation import in_thread
 from madlite.errors import RuntimeProblem
 from madlite.model import Cause, EnvValue, Json, Problem, Secret
 from madlite.safe_read import read_named
 
-# Podman behind docker's API: where its socket is, and what it has to be asked for in words of its own.
+# Podman behind docker's API: where its socket is, and which requests differ.
 
 SYSTEM_SOCKET = Path("/run/podman/podman.sock")
 GPUS_SINCE = (5, 4)  # before, its docker API takes requests for GPUs and gives none (podman pull request 25171)
@@ -29,16 +30,7 @@ def found_socket(environ: Mapping[str, str]) -> Path | None:
     """Return podman's socket, the caller's own before the machine's; None where neither is there."""
     own = environ.get("XDG_RUNTIME_DIR", "")
     places = [Path(own, "podman/podman.sock")] if own else []
-    return next(filter(is_there, [*places, SYSTEM_SOCKET]), None)
-
-
-def is_there(path: Path) -> bool:
-    """Say whether a path exists and may be looked at."""
-    try:
-        path.stat()
-    except OSError:
-        return False
-    return True
+    return next(filter(os.path.exists, [*places, SYSTEM_SOCKET]), None)  # Path.exists raises where it may not be seen
 
 
 def podman_version(client: Any) -> str:
@@ -47,14 +39,14 @@ def podman_version(client: Any) -> str:
     return next((str(part.get("Version", "")) for part in parts if part.get("Name") == "Podman Engine"), "")
 
 
-def ask_for_gpus(client: Any, host: dict[str, Json]) -> None:
-    """Word a request's GPUs as the engine understands them: podman knows NVIDIA's by their CDI names alone.
+def translate_gpu_requests(client: Any, host: dict[str, Json]) -> None:
+    """Format a request's GPUs as the engine understands them: podman knows NVIDIA's by their CDI names alone.
 
     Raises:
         RuntimeProblem: this podman would start the container without them.
     """
-    asked = host.get("DeviceRequests") or []
-    version = podman_version(client) if asked else ""
+    requests = host.get("DeviceRequests") or []
+    version = podman_version(client) if requests else ""
     if not version:
         return
     if tuple(map(int, re.findall(r"\d+", version)[:2])) < GPUS_SINCE:
@@ -63,7 +55,7 @@ def ask_for_gpus(client: Any, host: dict[str, Json]) -> None:
             f"podman {'.'.join(map(str, GPUS_SINCE))} or later does, and so does docker",
             cause=Cause.PREPARE,
         )
-    host["DeviceRequests"] = [_by_cdi(request) for request in asked]
+    host["DeviceRequests"] = [_by_cdi(request) for request in requests]
 
 
 def _by_cdi(request: Mapping[str, Json]) -> dict[str, Json]:
@@ -81,20 +73,21 @@ SOCKET = Path("/var/run/docker.sock")
 DEFAULT_ADDRESS = f"unix://{SOCKET}"
 ANSWER_LIMIT_S = 2.0  # for asking whether an engine is there
 API_LIMIT_S = 120.0  # for one call; removing a big container can take a minute
+RESTART = "does docker version hang as well? sudo systemctl restart docker"
 START = "is docker running? sudo systemctl start docker; podman: systemctl --user start podman.socket"
 JOIN_GROUP = "sudo usermod -aG docker $USER, then log in again"
 
 
 def docker_address(environ: Mapping[str, str]) -> str:
-    """Return where the engine is asked: DOCKER_HOST, else the current docker context, else the usual socket.
+    """Return where the engine is queried: DOCKER_HOST, else the current docker context, else the usual socket.
 
-    Where docker's socket is missing and podman's is there, podman's: it speaks docker's language.
+    Where docker's socket is missing and podman's is there, podman's: it implements docker's API.
     """
     if environ.get("DOCKER_HOST"):
         return environ["DOCKER_HOST"]
     name = environ.get("DOCKER_CONTEXT") or _docker_config(environ).get("currentContext", "default")
     if name == "default":
-        socket = None if is_there(SOCKET) else found_socket(environ)
+        socket = None if os.path.exists(SOCKET) else found_socket(environ)  # noqa: PTH110 - Path.exists raises where it may not be seen
         return f"unix://{socket}" if socket else DEFAULT_ADDRESS
     from docker.context import ContextAPI
 
@@ -103,7 +96,7 @@ def docker_address(environ: Mapping[str, str]) -> str:
 
 
 def podman_note(environ: Mapping[str, str]) -> str:
-    """Return a sentence where nobody asked for podman and it is used all the same, else ""."""
+    """Return a sentence where nobody requested podman and it is used all the same, else ""."""
     address = docker_address(environ)
     found = not environ.get("DOCKER_HOST") and address.endswith("/podman/podman.sock")
     return f"podman runs the container ({address}): there is no Docker Engine here" if found else ""
@@ -145,8 +138,8 @@ def connect(environ: Mapping[str, str], limit_s: float = API_LIMIT_S) -> Client:
 
     address = docker_address(environ)
     try:
-        given = docker.utils.kwargs_from_env(environment={**environ, "DOCKER_HOST": address})
-        return docker.APIClient(**given, version="auto", timeout=limit_s)
+        settings = docker.utils.kwargs_from_env(environment={**environ, "DOCKER_HOST": address})
+        return docker.APIClient(**settings, version="auto", timeout=limit_s)
     except docker.errors.DockerException as error:
         raise unreachable(address, error) from error
     except ValueError as error:
@@ -171,7 +164,7 @@ def explained(environ: Mapping[str, str]) -> Iterator[None]:
 
 
 def _broken_off() -> tuple[type[Exception], ...]:
-    """Return the errors which say that an engine went away."""
+    """Return the errors which mean that an engine went away."""
     from requests.exceptions import ChunkedEncodingError, ConnectionError, Timeout
     from urllib3.exceptions import HTTPError  # in the middle of an answer, where requests wraps nothing
 
@@ -193,32 +186,29 @@ def _reason(error: Exception) -> tuple[str, str]:
     """Say in plain words why a connection failed, and what to do about it."""
     import requests
 
-    for cause in _causes(error):
-        if isinstance(cause, FileNotFoundError):
-            return "there is no such socket", START
-        if isinstance(cause, ConnectionRefusedError):
-            return "the connection was refused", "is docker running? sudo systemctl start docker"
-        if isinstance(cause, PermissionError):
-            return "permission denied", JOIN_GROUP
-        if isinstance(cause, socket.gaierror):
-            return "its host name is not known", "check DOCKER_HOST and docker context ls"
-        if isinstance(cause, ConnectionResetError):
-            return "the connection was closed", "journalctl -u docker -n 20   shows what docker says"
-        if isinstance(cause, (TimeoutError, requests.Timeout)):
-            return "it does not answer in time", "does docker version hang as well? sudo systemctl restart docker"
-    return str(error), ""
+    reasons: tuple[tuple[type[BaseException], str, str], ...] = (
+        (FileNotFoundError, "there is no such socket", START),
+        (ConnectionRefusedError, "the connection was refused", "is docker running? sudo systemctl start docker"),
+        (PermissionError, "permission denied", JOIN_GROUP),
+        (socket.gaierror, "its host name is not known", "check DOCKER_HOST and docker context ls"),
+        (ConnectionResetError, "the connection was closed", "journalctl -u docker -n 20   shows what docker says"),
+        (TimeoutError, "it does not answer in time", RESTART),
+        (requests.Timeout, "it does not answer in time", RESTART),
+    )
+    found = ((text, hint) for cause in _causes(error) for kind, text, hint in reasons if isinstance(cause, kind))
+    return next(found, (str(error), ""))
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
     """Yield an error and what led to it; requests and urllib3 hide the first cause in arguments."""
-    pending, seen = [error], set[int]()
+    pending, visited = [error], set[int]()
     while pending:
-        here = pending.pop(0)
-        if id(here) in seen:
+        current = pending.pop(0)
+        if id(current) in visited:
             continue
-        seen.add(id(here))
-        yield here
-        linked = [here.__cause__, here.__context__, getattr(here, "reason", None), *here.args]
+        visited.add(id(current))
+        yield current
+        linked = [current.__cause__, current.__context__, getattr(current, "reason", None), *current.args]
         pending += [link for link in linked if isinstance(link, BaseException)]
 
 
@@ -238,7 +228,7 @@ def proxy_environment(environ: Mapping[str, str]) -> dict[str, EnvValue]:
 
 
 def _docker_config(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return docker's configuration file; one that is missing or broken says nothing."""
+    """Return docker's configuration file; one that is missing or broken reports nothing."""
     folder = environ.get("DOCKER_CONFIG") or f"{environ.get('HOME', '')}/.docker"
     try:
         found = json.loads(read_named(Path(folder, "config.json")))
@@ -283,23 +273,23 @@ def closing_answers(client: Client) -> Iterator[None]:
             response.close()
 
 
-def pull_problem(ref: str, words: str) -> RuntimeProblem | None:
-    """Return why an image cannot be had, in one sentence; None where the engine's words do not tell."""
+def pull_problem(ref: str, message: str) -> RuntimeProblem | None:
+    """Return why an image cannot be had, in one sentence; None where the engine's message does not show it."""
     login = f"docker login, then docker pull {ref}"
-    if _FULL.search(words):
+    if _FULL.search(message):
         return RuntimeProblem(
-            f"the disk is full while getting image {ref}: {words}",
+            f"the disk is full while getting image {ref}: {message}",
             "docker system df, docker image prune",
             cause=Cause.DISK,
         )
     for pattern, reason, hint in (
         (_LIMITED, "the registry's pull limit is reached", login),
         (_PLATFORM, "the registry has it for other processors only", f"docker manifest inspect {ref}"),
-        (_OFFLINE, f"the registry cannot be reached ({words})", f"check network and proxy: docker pull {ref}"),
+        (_OFFLINE, f"the registry cannot be reached ({message})", f"check network and proxy: docker pull {ref}"),
         (_DENIED, "there is no such repository, or it needs a login", login),
         (_ABSENT, "the registry has no such tag", "check the name: the card's image, --image, or the FROM line"),
     ):
-        if pattern.search(words):
+        if pattern.search(message):
             return RuntimeProblem(f"image {ref} cannot be pulled: {reason}", hint, cause=Cause.IMAGE)
     return None
 
@@ -307,7 +297,7 @@ def pull_problem(ref: str, words: str) -> RuntimeProblem | None:
 # How long a session waits for its engine: as long as its work takes, and less once the session is to end.
 
 LOST_LIMIT_S = 1.0  # for one call to an engine that left another without an answer while its session was to end
-_TURN_S = 0.1
+_POLL_S = 0.1
 
 
 class CancellableClient:
@@ -324,7 +314,7 @@ class CancellableClient:
 
     @property
     def is_cut(self) -> bool:
-        """Say whether the session is to end, and the engine has not been seen to answer since."""
+        """Return whether the session is to end, and the engine has not been seen to answer since."""
         return self._limit_s < math.inf
 
     def cut(self, limit_s: float) -> None:
@@ -346,15 +336,7 @@ class CancellableClient:
     def _call(self, call: Callable[..., Any], *args: object, **options: object) -> Any:
         import requests
 
-        answer: Future[Any] = Future()
-
-        def call_engine() -> None:
-            try:
-                answer.set_result(call(*args, **options))
-            except BaseException as error:  # noqa: BLE001 - raised where it was asked
-                answer.set_exception(error)
-
-        threading.Thread(target=call_engine, name="madlite-ask", daemon=True).start()
+        answer = in_thread(partial(call, *args, **options), "madlite-ask")
         try:
             self._wait(answer)
             return answer.result()
@@ -368,6 +350,6 @@ class CancellableClient:
         import requests
 
         begun_s = time.monotonic()
-        while not wait([answer], _TURN_S).done:
+        while not wait([answer], _POLL_S).done:
             if time.monotonic() > max(begun_s, self._cut_s) + self._limit_s:
                 raise requests.ReadTimeout(f"no answer within {self._limit_s:g} s")

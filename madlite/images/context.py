@@ -70,7 +70,7 @@ def dockerfile_text(image: Image) -> str:
     return data.decode("utf-8", "replace")
 
 
-def tell_size(image: Image, say: Say) -> None:
+def report_context_size(image: Image, say: Say) -> None:
     """Say how large a context is that docker's command line sends; what cannot be read it says itself."""
     dockerfile, context = _places(image)
     own = dockerfile.with_name(f"{dockerfile.name}{_IGNORE}")
@@ -181,7 +181,7 @@ def _check_room(client: Client, image: Image, context: Path, content: _Content) 
 
 
 def _engine_folder(client: Client) -> str:
-    """Return where the engine keeps what it is sent, "" where it does not say."""
+    """Return where the engine keeps what it is sent, "" where it does not report."""
     import docker.errors
 
     try:
@@ -200,20 +200,19 @@ def _beside(name: str, patterns: list[str], text: str) -> dict[str, bytes]:
 
 
 def _pack(context: Path, content: _Content, added: dict[str, bytes], file: IO[bytes]) -> None:
-    links: dict[tuple[int, int], str] = {}
     names = (name for name in content.names if name not in added)
     with Folder.open(context) as root, tarfile.open(fileobj=file, mode="w") as packed:
         for parent, below in groupby(names, key=lambda name: str(PurePosixPath(name).parent)):
             with root.below(parent) if parent != "." else Folder(root.path, os.dup(root.fd)) as folder:
                 for name in below:
-                    _add(packed, folder, name, links)
+                    _add(packed, folder, name)
         for name, data in added.items():
             info = tarfile.TarInfo(name)
             info.size = len(data)
             packed.addfile(info, BytesIO(data))
 
 
-def _add(packed: tarfile.TarFile, folder: Folder, name: str, links: dict[tuple[int, int], str]) -> None:
+def _add(packed: tarfile.TarFile, folder: Folder, name: str) -> None:
     """Add what lies under a name; through its folder, which nobody can exchange for a link meanwhile."""
     last = PurePosixPath(name).name
     facts = folder.status(last)
@@ -228,15 +227,9 @@ def _add(packed: tarfile.TarFile, folder: Folder, name: str, links: dict[tuple[i
         packed.addfile(info)
         return
     with os.fdopen(open_plain(folder, last, os.O_RDONLY, make=False), "rb") as file:
-        facts = os.fstat(file.fileno())
-        info = _info(name, facts)
-        first = links.setdefault((facts.st_dev, facts.st_ino), name) if facts.st_nlink > 1 else name
-        if first != name:
-            info.type, info.linkname = tarfile.LNKTYPE, first
-            packed.addfile(info)
-        elif stat.S_ISREG(facts.st_mode):
-            info.size = facts.st_size
-            packed.addfile(info, file)
+        info = packed.gettarinfo(arcname=name, fileobj=file)  # knows the second name of a file that is packed
+        info.uname, info.gname, info.mtime = "", "", int(info.mtime)
+        packed.addfile(info, file if info.isreg() else None)
 
 
 def _info(name: str, facts: os.stat_result) -> tarfile.TarInfo:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,29 +30,37 @@ from madlite.model import Cause, Image, ImageUsed, Login, Say
 MIB, GIB = 1 << 20, 1 << 30
 FREE_BYTES = 5 * GIB  # less cannot hold any training image; how much an image needs is known only once it is there
 FREE_INODES = 100_000
-SAY_EVERY_S = 10.0
-SAY_EVERY_SHARE = 0.1
+REPORT_EVERY_S = 10.0
+REPORT_EVERY_SHARE = 0.1
 
 
 def pull(client: Client, ref: str, say: Say) -> None:
     """Pull an image.
 
     Raises:
-        RuntimeProblem: the disk is nearly full, or the image cannot be had; the message says which.
+        RuntimeProblem: the disk is nearly full, or the image cannot be had; the message states which.
     """
     import docker.errors
 
     check_room(Path(client.info()["DockerRootDir"]), ref)
     say(f"pulling {ref}")
-    progress = PullProgress(ref, say)
     try:
-        with closing_answers(client):
-            for item in client.pull(*name_and_tag(ref), stream=True, decode=True):
-                if "error" in item:
-                    raise _problem(ref, str(item["error"]))
-                progress.take(item)
+        _transfer(client, client.pull, ref, PullProgress(ref, say))
     except docker.errors.APIError as error:
         raise _problem(ref, error_text(error)) from error
+
+
+def _transfer(
+    client: Client, call: Callable[..., Iterable[Mapping[str, Any]]], ref: str, progress: PullProgress
+) -> None:
+    """Pull or push to the end; raises docker.errors.APIError also where the engine reports an error on the way."""
+    import docker.errors
+
+    with closing_answers(client):
+        for item in call(*name_and_tag(ref), stream=True, decode=True):
+            if "error" in item:
+                raise docker.errors.APIError(str(item["error"]))
+            progress.add(item)
 
 
 def check_room(root: Path, ref: str) -> None:
@@ -86,10 +94,10 @@ class PullProgress:
         self._doing = doing
         self._say = say
         self._layers: dict[str, tuple[int, int]] = {}  # layer → bytes so far, bytes in all
-        self._said_at_s = time.monotonic()
-        self._said_share = 0.0
+        self._reported_at_s = time.monotonic()
+        self._reported_share = 0.0
 
-    def take(self, item: Mapping[str, Any]) -> None:
+    def add(self, item: Mapping[str, Any]) -> None:
         """Take one message of the engine."""
         layer, status = str(item.get("id", "")), item.get("status", "")
         detail = item.get("progressDetail") or {}
@@ -98,18 +106,18 @@ class PullProgress:
         elif status in ("Download complete", "Pull complete", "Pushed") and layer in self._layers:
             total = self._layers[layer][1]
             self._layers[layer] = (total, total)
-        self._speak()
+        self._report()
 
-    def _speak(self) -> None:
+    def _report(self) -> None:
         total = sum(whole for _, whole in self._layers.values())
         got = sum(part for part, _ in self._layers.values())
         if not total:
             return
         now_s, share = time.monotonic(), got / total
-        step = min(self._said_share + SAY_EVERY_SHARE, 1.0)
-        if (share < step or self._said_share == 1.0) and now_s < self._said_at_s + SAY_EVERY_S:
+        step = min(self._reported_share + REPORT_EVERY_SHARE, 1.0)
+        if (share < step or self._reported_share == 1.0) and now_s < self._reported_at_s + REPORT_EVERY_S:
             return
-        self._said_at_s, self._said_share = now_s, share
+        self._reported_at_s, self._reported_share = now_s, share
         unit, name = (GIB, "GiB") if total >= GIB else (MIB, "MiB")
         last = "unpacking" if self._doing == "pulling" else "closing"
         rest = last if got >= total else f"{got / unit:.1f} of {total / unit:.1f} {name}"
@@ -124,9 +132,11 @@ def name_and_tag(ref: str) -> tuple[str, str]:
     return str(repository), str(tag or "latest")
 
 
-def _problem(ref: str, words: str) -> RuntimeProblem:
-    known = pull_problem(ref, words)
-    return known or RuntimeProblem(f"image {ref} cannot be pulled: {words}", f"docker pull {ref}", cause=Cause.IMAGE)
+def _problem(ref: str, message: str) -> RuntimeProblem:
+    problem = pull_problem(ref, message)
+    return problem or RuntimeProblem(
+        f"image {ref} cannot be pulled: {message}", f"docker pull {ref}", cause=Cause.IMAGE
+    )
 
 
 # Give an image its name in a registry and push it there, with progress in lines.
@@ -141,20 +151,12 @@ def push(client: Client, ref: str, target: str, say: Say) -> None:
     import docker.errors
 
     say(f"pushing {target}")
-    progress = PullProgress(target, say, "pushing")
     try:
         client.tag(ref, *name_and_tag(target), force=True)
-        with closing_answers(client):
-            for item in client.push(*name_and_tag(target), stream=True, decode=True):
-                if "error" in item:
-                    raise _push_problem(target, str(item["error"]))
-                progress.take(item)
+        _transfer(client, client.push, target, PullProgress(target, say, "pushing"))
     except docker.errors.APIError as error:
-        raise _push_problem(target, error_text(error)) from error
-
-
-def _push_problem(target: str, words: str) -> RuntimeProblem:
-    return RuntimeProblem(f"{target} cannot be pushed: {words}", f"docker push {target}", cause=Cause.IMAGE)
+        what = f"{target} cannot be pushed: {error_text(error)}"
+        raise RuntimeProblem(what, f"docker push {target}", cause=Cause.IMAGE) from error
 
 
 # The image that a built one is based on, and its digest.
@@ -163,9 +165,9 @@ _FROM = re.compile(r"^\s*FROM\s+(?:--\S+\s+)*(?P<ref>\S+)(?:\s+AS\s+(?P<stage>\S
 
 
 def base_digest(client: Client, image: Image) -> str:
-    """Return the digest of the image that a built one is based on, as `digest` has it; empty where nobody knows it.
+    """Return the digest of the image that a built one is based on, as `digest` has it; empty where it is unknown.
 
-    The engine is asked first: it has the base that was used, unless BuildKit kept it to itself; then its registry.
+    The engine is queried first: it has the base that was used, unless BuildKit kept it to itself; then its registry.
     """
     import docker.errors
     import requests
@@ -203,9 +205,7 @@ def digest(found: Mapping[str, Any], ref: str = "") -> str:
 
     An image that came from no repository has its id instead.
     """
-    digests = [name.split("@", 1) for name in found.get("RepoDigests") or [] if "@" in name]
-    own = [value for repository, value in digests if repository == _repository(ref)]
-    return str((own or [value for _, value in digests] or [found["Id"]])[0])
+    return pinned(found, ref).partition("@")[2] or str(found["Id"])
 
 
 def pinned(found: Mapping[str, Any], ref: str = "") -> str:
@@ -232,7 +232,7 @@ def log_in(client: Client, login: Login) -> None:
     """Let what the client pulls, pushes and builds from now on use the login.
 
     Raises:
-        RuntimeProblem: the registry does not take it, or cannot be asked.
+        RuntimeProblem: the registry does not take it, or cannot be queried.
     """
     import docker.errors
 
@@ -256,22 +256,31 @@ def prepare_image(client: Client, image: Image, environ: Mapping[str, str], say:
     if image.dockerfile is not None and not image.prebuilt:
         return _built(client, image, environ, say)
     note = _fetched(client, image, environ, say)
-    found = _present(client, image.ref)
+    registry = "" if note else image.registry
+    return _image_used(client, image, image.base_digest, registry, image.build_duration_s, note)
+
+
+def _image_used(
+    client: Client, image: Image, base: str, registry: str, build_duration_s: float | None, *notes: str
+) -> ImageUsed:
+    found = inspect(client, image.ref)
+    if found is None:
+        raise RuntimeProblem(f"image {image.ref} is not there after it was made", cause=Cause.IMAGE)
     return ImageUsed(
         ref=image.ref,
         digest=digest(found, image.ref),
         pinned=pinned(found, image.ref),
         id=str(found["Id"]),
         labels=labels(found),
-        base_digest=image.base_digest,
-        registry="" if note else image.registry,
-        build_duration_s=image.build_duration_s,
-        notes=(note,) if note else (),
+        base_digest=base,
+        registry=registry,
+        build_duration_s=build_duration_s,
+        notes=tuple(filter(None, notes)),
     )
 
 
-def is_here(image: Image, environ: Mapping[str, str]) -> bool:
-    """Say whether the engine has an image; it asks no registry.
+def is_local(image: Image, environ: Mapping[str, str]) -> bool:
+    """Return whether the engine has an image; it asks no registry.
 
     Raises:
         RuntimeProblem: the engine does not answer.
@@ -292,8 +301,8 @@ def inspect(client: Client, ref: str) -> dict[str, Any] | None:
 
 def labels(found: Mapping[str, Any]) -> dict[str, str]:
     """Return an image's labels as text."""
-    told = (found.get("Config") or {}).get("Labels") or {}
-    return {str(name): str(text) for name, text in told.items()}
+    values = (found.get("Config") or {}).get("Labels") or {}
+    return {str(name): str(text) for name, text in values.items()}
 
 
 def _built(client: Client, image: Image, environ: Mapping[str, str], say: Say) -> ImageUsed:
@@ -302,18 +311,8 @@ def _built(client: Client, image: Image, environ: Mapping[str, str], say: Say) -
     stale = build_with_buildkit(image, environ, say) if buildkit else build(client, image, say)
     took_s = time.monotonic() - begun
     unpushed = _pushed(client, image, environ, say) if image.registry else ""
-    found = _present(client, image.ref)
-    return ImageUsed(
-        ref=image.ref,
-        digest=digest(found, image.ref),
-        pinned=pinned(found, image.ref),
-        id=str(found["Id"]),
-        labels=labels(found),
-        base_digest=base_digest(client, image),
-        registry="" if unpushed else image.registry,
-        build_duration_s=took_s,
-        notes=tuple(note for note in (stale, unpushed) if note),
-    )
+    registry = "" if unpushed else image.registry
+    return _image_used(client, image, base_digest(client, image), registry, took_s, stale, unpushed)
 
 
 def _pushed(client: Client, image: Image, environ: Mapping[str, str], say: Say) -> str:
@@ -350,13 +349,6 @@ def _fetched(client: Client, image: Image, environ: Mapping[str, str], say: Say)
     return ""
 
 
-def _present(client: Client, ref: str) -> dict[str, Any]:
-    found = inspect(client, ref)
-    if found is None:
-        raise RuntimeProblem(f"image {ref} is not there after it was made", cause=Cause.IMAGE)
-    return found
-
-
 # One connection to the engine for a batch of builds.
 
 
@@ -367,7 +359,7 @@ class DockerBuilder:
         self._client, self._environ = client, environ
 
     def build(self, image: Image, say: Say) -> ImageUsed:
-        """Build the image, and push it; where that fails the last note says why.
+        """Build the image, and push it; where that fails the last note states why.
 
         Raises:
             RuntimeProblem: the engine, the Dockerfile or the disk does not allow it.

@@ -20,14 +20,14 @@ from madlite.machine.host import (
     is_balancing,
     list_folder,
     read_file,
-    read_in_turn,
+    read_with_fallback,
     rocm_roots,
     run_tool,
 )
-from madlite.machine.overrides import Override, Overrides, describe_gpus, is_here, overlay, read_overrides
+from madlite.machine.overrides import Override, Overrides, describe_gpus, is_this_machine, overlay, read_overrides
 from madlite.machine.products import INSTINCT_IDS, complete, find_product, is_instinct, short_name
 from madlite.machine.sources.amd_smi import read_amd_smi
-from madlite.machine.sources.base import DetectedGpus, GpuFacts, SourceReport, whole
+from madlite.machine.sources.base import DetectedGpus, GpuFacts, SourceReport, parse_int
 from madlite.machine.sources.kfd import Topology, read_topology
 from madlite.machine.sources.nvidia_smi import read_nvidia_smi
 from madlite.machine.sources.nvml import read_nvml
@@ -49,8 +49,10 @@ RENDER = re.compile(r"renderD(\d{1,6})")
 
 
 def detect_amd(host: Host, topology: Topology) -> DetectedGpus:
-    """Return what KFD and the tools say together; without GPUs where none of them lists one."""
-    tools = read_in_turn(host, read_amd_smi, read_rocm_smi, lambda report: any(gpu.product for gpu in report.gpus))
+    """Return what KFD and the tools report together; without GPUs where none of them lists one."""
+    tools = read_with_fallback(
+        host, read_amd_smi, read_rocm_smi, lambda report: any(gpu.product for gpu in report.gpus)
+    )
     kfd = SourceReport(name="KFD", gpus=topology.gpus, problem=_problem(topology), absent=not topology.closed)
     merged, origins = _merge(kfd, tools)
     known = tuple(_with_render_minor(host.root, complete(gpu)) for gpu in merged)
@@ -92,7 +94,7 @@ def _problem(topology: Topology) -> str:
 
 
 def _with_render_minor(root: Path, gpu: GpuFacts) -> GpuFacts:
-    """Return a GPU with the render node that sysfs lists below its PCI address, where KFD does not say it."""
+    """Return a GPU with the render node that sysfs lists below its PCI address, where KFD does not report it."""
     if gpu.render_minor is not None or not gpu.bus:
         return gpu
     entries = list_folder(root / "sys/bus/pci/devices" / gpu.bus / "drm")
@@ -109,7 +111,7 @@ def _without_displays(gpus: tuple[GpuFacts, ...]) -> tuple[GpuFacts, ...]:
 def _merge(kfd: SourceReport, tools: Sequence[SourceReport]) -> tuple[list[GpuFacts], dict[str, str]]:
     """Return the GPUs of the first source that lists any, completed from the others; and each fact's source.
 
-    KFD is asked first as the driver itself. GPUs are numbered as the first tool numbers them that can be matched to
+    KFD is queried first as the driver itself. GPUs are numbered as the first tool numbers them that can be matched to
     it one by one, which is how GPU ids are given on a command line.
     """
     listing = [source for source in (kfd, *tools) if source.gpus]
@@ -183,7 +185,7 @@ PACKAGE_TOOLS = {"apt": "HOST_UBUNTU", "yum": "HOST_CENTOS", "zypper": "HOST_SLE
 VENDORS: tuple[Vendor, ...] = ("NVIDIA", "AMD")  # where both answer NVIDIA wins, as in madengine
 TOOLS = {"NVIDIA": ("nvidia-smi",), "AMD": ("amd-smi", "rocm-smi")}
 WITHOUT_GPU = 'for a run without GPU: --additional-context \'{"gpu_vendor": "CPU"}\''
-ELSEWHERE = {
+DRY_RUN_HINTS = {
     "AMD": "to plan for a machine that is elsewhere: --dry-run --machine 8xMI300X",
     "NVIDIA": "to plan for a machine that is elsewhere: --dry-run --machine 8xH100",
 }
@@ -206,7 +208,7 @@ def detect_machine(given: Mapping[str, Override], *, host: Host = THIS) -> Machi
 
     Raises:
         UsageProblem: an override that cannot be meant.
-        CheckFailed: a GPU is here but cannot be read, or none is here of the vendor asked for.
+        CheckFailed: a GPU is here but cannot be read, or none is here of the vendor requested.
     """
     overrides = read_overrides(given)
     found = overlay(_find(overrides, host), overrides)
@@ -219,7 +221,7 @@ def _find(overrides: Overrides, host: Host) -> DetectedGpus:
     topology = read_topology(host.root)
     if overrides.rocm_path:
         host = msgspec.structs.replace(host, rocm_path=overrides.rocm_path)
-    if overrides.describes_a_machine and not is_here(overrides, topology):
+    if overrides.describes_a_machine and not is_this_machine(overrides, topology):
         return describe_gpus(overrides)
     return _search(overrides, host, topology)
 
@@ -256,10 +258,10 @@ def _gpu_machine(found: DetectedGpus, overrides: Overrides, host: Host) -> Machi
 
 
 def _origins(found: DetectedGpus, overrides: Overrides) -> dict[str, str]:
-    told = {RENAMED.get(fact, fact): found.origins[fact] for fact in FACTS if found.origins.get(fact)}
-    vendor = overrides.origin("vendor") if "vendor" in overrides.keys else told.get("gpus", "")
-    device = overrides.origin("device") if overrides.device else told.get("product", told.get("architecture", ""))
-    return {"vendor": vendor, "device": device, **told}
+    origins = {RENAMED.get(fact, fact): found.origins[fact] for fact in FACTS if found.origins.get(fact)}
+    vendor = overrides.origin("vendor") if "vendor" in overrides.keys else origins.get("gpus", "")
+    device = overrides.origin("device") if overrides.device else origins.get("product", origins.get("architecture", ""))
+    return {"vendor": vendor, "device": device, **origins}
 
 
 def _problems(reports: Iterable[SourceReport]) -> list[Problem]:
@@ -273,7 +275,7 @@ def _mixture(found: DetectedGpus) -> list[SourceReport]:
 
 
 def _warnings(found: DetectedGpus, overrides: Overrides, host: Host) -> list[SourceReport]:
-    """Return what of the host hinders AMD GPUs; of a machine that is not here what the context says of it."""
+    """Return what of the host hinders AMD GPUs; of a machine that is not here what the context reports about it."""
     if found.vendor != "AMD":
         return []
     warnings = [] if found.pretended else render_node_warnings(host.root, found.gpus)
@@ -292,16 +294,16 @@ def _host_os(host: Host) -> str:
 def _search(overrides: Overrides, host: Host, topology: Topology) -> DetectedGpus:
     """Return the GPUs that are here; vendor CPU where there is none.
 
-    A vendor whose GPUs can be seen in the files is asked before one of which only a tool is installed. Where NVIDIA's
+    A vendor whose GPUs can be seen in the files is queried before one of which only a tool is installed. Where NVIDIA's
     are seen and cannot be read, an AMD display adapter does not stand in for them.
 
     Raises:
-        CheckFailed: a GPU is here but nothing can read it, or none is here of the vendor asked for.
+        CheckFailed: a GPU is here but nothing can read it, or none is here of the vendor requested.
     """
     traces = _find_traces(host.root, topology)
-    asked = [vendor for vendor in VENDORS if overrides.vendor in (None, vendor)]
+    candidates = [vendor for vendor in VENDORS if overrides.vendor in (None, vendor)]
     tried: list[DetectedGpus] = []
-    for vendor in sorted(asked, key=lambda vendor: not traces[vendor]):
+    for vendor in sorted(candidates, key=lambda vendor: not traces[vendor]):
         if not (traces[vendor] or any(find_tool(host, tool) for tool in TOOLS[vendor])):
             continue
         nvidia = vendor == "NVIDIA"
@@ -311,14 +313,14 @@ def _search(overrides: Overrides, host: Host, topology: Topology) -> DetectedGpu
             others = [] if overrides.vendor else _hidden_instincts(found, topology)
             return msgspec.structs.replace(found, reports=(*_reports([*tried, found]), *others))
         tried.append(found)
-    _refuse_silence(overrides, traces, tried)
+    _raise_unreadable(overrides, traces, tried)
     return DetectedGpus(vendor="CPU", reports=_reports(tried))
 
 
 def detect_nvidia(host: Host, *, present: bool) -> DetectedGpus:
-    """Return what the library or the tool says; the library only where `present`, and of the real machine."""
+    """Return what the library or the tool reports; the library only where `present`, and of the real machine."""
     if present and host.root == Path("/"):
-        reports = read_in_turn(host, read_nvml, read_nvidia_smi, lambda report: bool(report.gpus))
+        reports = read_with_fallback(host, read_nvml, read_nvidia_smi, lambda report: bool(report.gpus))
     else:
         reports = [read_nvidia_smi(host)]
     report = next((one for one in reports if one.gpus), SourceReport(name=""))
@@ -344,15 +346,15 @@ def _hidden_instincts(found: DetectedGpus, topology: Topology) -> list[SourceRep
     return [SourceReport(name="gpu_vendor", problem=note)] if hidden else []
 
 
-def _refuse_silence(overrides: Overrides, traces: Traces, tried: list[DetectedGpus]) -> None:
+def _raise_unreadable(overrides: Overrides, traces: Traces, tried: list[DetectedGpus]) -> None:
     """Nothing answered: that is a machine without GPU only where nothing shows one."""
-    said = "; ".join(f"{report.name}: {report.problem}" for report in _reports(tried) if report.problem)
-    said = f" ({said})" if said else ""
+    reported = "; ".join(f"{report.name}: {report.problem}" for report in _reports(tried) if report.problem)
+    reported = f" ({reported})" if reported else ""
     for vendor in VENDORS:
-        shown = (*traces[vendor], *_counted(vendor, tried))
+        shown = (*traces[vendor], *_unnamed_gpus(vendor, tried))
         if shown and overrides.vendor in (None, vendor):
             some = ", ".join(shown[:3]) + (f" and {len(shown) - 3} more" if len(shown) > 3 else "")
-            message = f"{vendor} GPUs are in this machine but cannot be read: {some}{said}"
+            message = f"{vendor} GPUs are in this machine but cannot be read: {some}{reported}"
             # GPUs that can be read, but did not stand in for others
             readable = [found.vendor for found in tried if found.gpus and found.gpus[0].arch]
             use = [f"to use the {other} GPU: --gpu-vendor {other}" for other in readable]
@@ -360,11 +362,11 @@ def _refuse_silence(overrides: Overrides, traces: Traces, tried: list[DetectedGp
     if overrides.vendor:
         by = next(key for field, key in overrides.keys.items() if field in ("vendor", "arch", "product", "device"))
         none = f"{by} asks for {overrides.vendor}, but no {overrides.vendor} GPU is in this machine"
-        raise CheckFailed(f"{none}{said}", ELSEWHERE[overrides.vendor])
+        raise CheckFailed(f"{none}{reported}", DRY_RUN_HINTS[overrides.vendor])
 
 
-def _counted(vendor: Vendor, tried: Iterable[DetectedGpus]) -> list[str]:
-    """Return the tools that counted GPUs without being able to say what they are; KFD is among the traces."""
+def _unnamed_gpus(vendor: Vendor, tried: Iterable[DetectedGpus]) -> list[str]:
+    """Return the tools that counted GPUs without being able to state what they are; KFD is among the traces."""
     reports = _reports(found for found in tried if found.vendor == vendor)
     tools = [report for report in reports if report.gpus and report.name != "KFD"]
     return [f"{tool.name} lists {len(tool.gpus)} without naming them" for tool in tools]
@@ -385,18 +387,18 @@ def _find_traces(root: Path, topology: Topology) -> Traces:
     boards = list_folder(root / "proc/driver/nvidia/gpus")
     nvidia = [f"/dev/{path.name}" for path in files] + [f"/proc/driver/nvidia/gpus/{path.name}" for path in boards]
     devices = [device for folder in list_folder(root / "sys/bus/pci/devices") if (device := _pci_gpu(folder))]
-    amd += [words for vendor, words in devices if vendor == "AMD"]
-    nvidia += [words for vendor, words in devices if vendor == "NVIDIA"]
+    amd += [description for vendor, description in devices if vendor == "AMD"]
+    nvidia += [description for vendor, description in devices if vendor == "NVIDIA"]
     return {"AMD": tuple(amd), "NVIDIA": tuple(nvidia)}
 
 
 def _pci_gpu(folder: Path) -> tuple[Vendor, str] | None:
-    """Return a GPU on the PCI bus in words; an AMD display adapter is none, for its driver need not compute."""
+    """Return a GPU on the PCI bus as text; an AMD display adapter is none, for its driver need not compute."""
     kind = read_file(folder / "class")[:6]
     if not kind.startswith(("0x03", "0x12")):
         return None
     vendor, device = (read_file(folder / name).lower() for name in ("vendor", "device"))
-    words = f"PCI device {folder.name} [{vendor[2:]}:{device[2:]}]"
-    if vendor == "0x1002" and (whole(device) in INSTINCT_IDS or kind.startswith("0x12")):
-        return "AMD", words
-    return ("NVIDIA", words) if vendor == "0x10de" and kind in ("0x0300", "0x0302") else None
+    description = f"PCI device {folder.name} [{vendor[2:]}:{device[2:]}]"
+    if vendor == "0x1002" and (parse_int(device) in INSTINCT_IDS or kind.startswith("0x12")):
+        return "AMD", description
+    return ("NVIDIA", description) if vendor == "0x10de" and kind in ("0x0300", "0x0302") else None

@@ -1,6 +1,6 @@
-"""Processes on a run's GPUs that are not the run's: with one of them the number says little.
+"""Processes on a run's GPUs that are not the run's: with one of them the number means little.
 
-The driver names processes by their ids in the machine's own table, so only who sees that table can tell them apart:
+The driver names processes by their ids in the machine's own table, so only who sees that table can distinguish them:
 inside a container nobody can, and nothing is said then.
 """
 
@@ -18,7 +18,6 @@ LEAST_BYTES = 256 << 20  # a display server, a monitor or a dying process holds 
 SHOWN = 8
 _FIRST_TABLE = "pid:[4026531836]"  # PROC_PID_INIT_INO of the kernel's include/linux/proc_ns.h
 _LONGEST = 60  # characters of a command
-_MOST_PARENTS = 64
 _VSIZE = 20  # of the words of proc(5)'s stat behind the name: the size of a process, 0 from its end on
 
 
@@ -31,7 +30,7 @@ class OwnProcesses(Value, frozen=True):
 
 
 class ForeignProcess(Value, frozen=True):
-    """A process that is not the run's, and the most memory it was seen with on each GPU; 0 where it does not tell."""
+    """A process that is not the run's, and the most memory it had on each GPU; 0 where it is not reported."""
 
     pid: int
     command: str
@@ -39,13 +38,13 @@ class ForeignProcess(Value, frozen=True):
 
     def __str__(self) -> str:
         gpus = ", ".join(map(str, sorted(self.memory)))
-        held = sum(self.memory.values())
-        size = f", {held / GIB:.1f} GiB" if held else ","
+        used_bytes = sum(self.memory.values())
+        size = f", {used_bytes / GIB:.1f} GiB" if used_bytes else ","
         return f"pid {self.pid} {self.command}{size} on GPU {gpus}"
 
 
 def sees_all_processes(proc: Path = Path("/proc")) -> bool:
-    """Say whether the ids that a driver tells mean the processes of this table, and others' are shown (hidepid)."""
+    """Return whether a driver's process ids are those of this table, and others' processes are shown (hidepid)."""
     try:
         return str((proc / "self/ns/pid").readlink()) == _FIRST_TABLE and bool(_stat(proc, 1))
     except OSError:
@@ -58,15 +57,15 @@ def find_foreign(
     """Return the processes on GPUs that are not the run's, the tiny and idle ones left out.
 
     `busy_gpus` are GPUs that were at work before the run's began: whoever is on them counts, however small, unless it
-    is known to do nothing there.  A process that ended meanwhile is nobody's; it is asked last, for one that is ending
-    has lost what tells that it was the run's.
+    is known to do nothing there.  A process that ended meanwhile is left out; that is checked last, for one that is
+    ending has lost what shows that it was the run's.
     """
     found: dict[int, dict[int, int]] = {}
     for one in listed:
-        held = one.memory_bytes or 0
+        used_bytes = one.memory_bytes or 0
         at_work = one.busy or (one.gpu in busy_gpus and one.busy is None)
-        if (held >= LEAST_BYTES or at_work) and not is_own(proc, one.pid, own) and _lives(proc, one.pid):
-            found.setdefault(one.pid, {})[one.gpu] = held
+        if (used_bytes >= LEAST_BYTES or at_work) and not is_own(proc, one.pid, own) and _lives(proc, one.pid):
+            found.setdefault(one.pid, {})[one.gpu] = used_bytes
     names = {one.pid: one.name for one in listed}
     return tuple(
         ForeignProcess(pid=pid, command=_command(proc, pid) or names.get(pid, "") or "?", memory=memory)
@@ -78,21 +77,21 @@ def merge_processes(before: Iterable[ForeignProcess], now: Iterable[ForeignProce
     """Return foreign processes by their ids, each with the most memory that it was seen with."""
     merged: dict[int, ForeignProcess] = {}
     for one in (*before, *now):
-        seen = merged[one.pid].memory if one.pid in merged else {}
-        memory = {gpu: max(seen.get(gpu, 0), one.memory.get(gpu, 0)) for gpu in {*seen, *one.memory}}
+        previous = merged[one.pid].memory if one.pid in merged else {}
+        memory = {gpu: max(previous.get(gpu, 0), one.memory.get(gpu, 0)) for gpu in {*previous, *one.memory}}
         merged[one.pid] = ForeignProcess(pid=one.pid, command=one.command, memory=memory)
     return merged
 
 
 def describe_processes(processes: Iterable[ForeignProcess]) -> tuple[str, ...]:
-    """Return each process in words, the ones with most memory first, and how many more there were."""
+    """Return each process as text, the ones with most memory first, and how many more there were."""
     ordered = sorted(processes, key=lambda one: (-sum(one.memory.values()), one.pid))
     more = (f"{len(ordered) - SHOWN} more processes",) if len(ordered) > SHOWN else ()
     return (*map(str, ordered[:SHOWN]), *more)
 
 
 def is_own(proc: Path, pid: int, own: OwnProcesses) -> bool:
-    """Say whether a process belongs to the run.
+    """Return whether a process belongs to the run.
 
     One that gives itself a title writes it over its environment: then that of who started it has the mark.
     """
@@ -107,7 +106,7 @@ def is_own(proc: Path, pid: int, own: OwnProcesses) -> bool:
 def _ancestors(proc: Path, pid: int) -> list[int]:
     """Return a process and those that started it; format: proc(5), the parent is the second word after the name."""
     line: list[int] = []
-    while pid > 0 and pid not in line and len(line) < _MOST_PARENTS:
+    while pid > 0 and pid not in line:
         line.append(pid)
         after = _stat(proc, pid)
         pid = int(after[1]) if len(after) > 1 and after[1].isdecimal() else 0
@@ -115,7 +114,7 @@ def _ancestors(proc: Path, pid: int) -> list[int]:
 
 
 def _lives(proc: Path, pid: int) -> bool:
-    """Say whether a process goes on; one that is ending has given its memory back, and its driver is not done yet."""
+    """Return whether a process goes on; one that is ending has given its memory back before its driver is done."""
     after = _stat(proc, pid)
     return bool(after) and after[0] not in ("Z", "X") and after[_VSIZE : _VSIZE + 1] != ["0"]
 

@@ -21,7 +21,7 @@ Report = TypeVar("Report")
 
 
 class Host(Value, frozen=True):
-    """The machine to look at; `root` other than `/` is a copy of a machine's files.
+    """The machine to inspect; `root` other than `/` is a copy of a machine's files.
 
     `path` is searched for tools before the usual folders below `root`; `limit_s` bounds each call of a tool;
     `env` is the tools' environment, the caller's own where empty; `rocm_path` is the ROCm root a context names.
@@ -45,11 +45,11 @@ class ToolOutput(Value, frozen=True):
 
 def find_tool(host: Host, name: str) -> str | None:
     """Return the path of an executable: of the ROCm root a context names, the search path, the usual folders."""
-    given = [f"{host.rocm_path}/bin"] if host.rocm_path else []
+    named_roots = [f"{host.rocm_path}/bin"] if host.rocm_path else []
     searched = [entry for entry in host.path.split(os.pathsep) if entry]
     rocm = [str(root / "bin") for root in rocm_roots(host)]
     usual = [str(host.root / folder) for folder in TOOL_FOLDERS]
-    return shutil.which(name, path=os.pathsep.join([*given, *searched, *rocm, *usual]))
+    return shutil.which(name, path=os.pathsep.join([*named_roots, *searched, *rocm, *usual]))
 
 
 def rocm_roots(host: Host) -> list[Path]:
@@ -91,7 +91,7 @@ def run_tools(host: Host, commands: Sequence[Sequence[str]]) -> list[ToolOutput]
         return list(pool.map(lambda command: run_tool(host, *command), commands))
 
 
-def read_in_turn(
+def read_with_fallback(
     host: Host, first: Callable[[Host], Report], second: Callable[[Host], Report], enough: Callable[[Report], bool]
 ) -> list[Report]:
     """Read the first source, and the second too unless the first one's report is enough.
@@ -125,7 +125,7 @@ def list_folder(path: Path) -> list[Path]:
 
 
 def is_balancing(numa_balancing: str) -> bool:
-    """Say whether the kernel moves pages between NUMA nodes, which AMD's guides want off.
+    """Return whether the kernel moves pages between NUMA nodes, which AMD's guides want off.
 
     `numa_balancing`: as in /proc/sys/kernel (admin-guide/sysctl/kernel), bits, 1 the balancing, 2 memory tiers.
     """
@@ -135,12 +135,12 @@ def is_balancing(numa_balancing: str) -> bool:
 def no_gpu_problem(text: str) -> str:
     """Return what is wrong with an output that names no GPU, with the line that it begins with."""
     first = next((line.strip() for line in text.splitlines() if line.strip()), "")
-    said = f": {_plain(first)}" if first and first[0] not in "[{" else ""
-    return f"answered without a GPU{said}"
+    quoted = f": {_plain(first)}" if first and first[0] not in "[{" else ""
+    return f"answered without a GPU{quoted}"
 
 
 def _failure(ended: Finished) -> str:
-    """Return what a failed tool said: the last line of a traceback on stderr, all of anything else."""
+    """Return what a failed tool reported: the last line of a traceback on stderr, all of anything else."""
     lines = [line for line in (ended.stderr.strip() or ended.stdout.strip()).splitlines() if line.strip()]
     if any(line.startswith("Traceback") for line in lines):
         lines = lines[-1:]

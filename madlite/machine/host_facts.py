@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from madlite.machine.host import is_balancing, list_folder, read_file
-from madlite.machine.sources.base import GIB, whole
+from madlite.machine.sources.base import GIB, parse_int
 from madlite.model import Machine
 
 _PHYSICAL = re.compile(r"^(processor|physical id|cpu cores|model name|Model)\s*:\s*(.*)$", re.MULTILINE)
@@ -25,7 +25,7 @@ def host_facts(root: Path = Path("/")) -> dict[str, str]:
     """Return the facts that this host tells, by name (docs/provenance.md); never raises for what it does not."""
     memory = _find(r"^MemTotal:\s*(\d+) kB", root / "proc/meminfo")
     nodes = sum(bool(re.fullmatch(r"node\d+", path.name)) for path in list_folder(root / "sys/devices/system/node"))
-    told = {
+    facts = {
         "hostname": socket.gethostname(),
         "kernel": f"{platform.system()} {platform.release()}",
         "os": _find(r'^PRETTY_NAME="?([^"\n]*)', root / "etc/os-release"),
@@ -38,7 +38,7 @@ def host_facts(root: Path = Path("/")) -> dict[str, str]:
         "memlock": _memlock(),
         **_cgroup(root),
     }
-    return {name: text for name, text in told.items() if text}
+    return {name: text for name, text in facts.items() if text}
 
 
 def host_warnings(machine: Machine, facts: dict[str, str]) -> tuple[str, ...]:
@@ -63,7 +63,7 @@ def _cpu(text: str) -> str:
         elif name == "physical id":
             socket_id = value
         elif name == "cpu cores":
-            sockets[socket_id] = whole(value) or 0
+            sockets[socket_id] = parse_int(value) or 0
         else:
             model = model or " ".join(value.split())
     cores = f", {sum(sockets.values())} cores" if sockets else ""
@@ -84,10 +84,10 @@ def _cgroup(root: Path) -> dict[str, str]:
     """Return this process's limits, the tightest of its group and those around it; a container has its own."""
     limits: dict[str, str] = {}
     for folder in _groups(root):
-        memory = whole(read_file(folder / "memory.max")) or whole(read_file(folder / "memory.limit_in_bytes"))
+        memory = parse_int(read_file(folder / "memory.max")) or parse_int(read_file(folder / "memory.limit_in_bytes"))
         if memory and memory < _NO_LIMIT:
-            known = float(limits.get("cgroup_memory_gib", "inf"))
-            limits["cgroup_memory_gib"] = f"{min(known, memory / GIB):.1f}"
+            lowest = float(limits.get("cgroup_memory_gib", "inf"))
+            limits["cgroup_memory_gib"] = f"{min(lowest, memory / GIB):.1f}"
         quota = (read_file(folder / "cpu.max").split() or ["max"])[:2]
         if len(quota) == 2 and all(part.isdecimal() and int(part) for part in quota):
             cores = int(quota[0]) / int(quota[1])

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
 from madlite.machine.products import find_product, short_name
-from madlite.machine.sources.base import DetectedGpus, GpuFacts, SourceReport, gfx_name, whole
+from madlite.machine.sources.base import DetectedGpus, GpuFacts, SourceReport, gfx_name, parse_int
 from madlite.machine.sources.kfd import Topology
 from madlite.model import Scalar, Value, Vendor
 
@@ -31,7 +31,7 @@ KEYS = {
 }
 VENDORS: tuple[Vendor, ...] = ("AMD", "NVIDIA", "CPU")
 VERSIONS = ("rocm_version", "cuda_version")
-WHAT = ("device", "product", "arch")  # the fields that say which GPU, the surest first
+WHAT = ("device", "product", "arch")  # the fields that state which GPU, the surest first
 
 ROCM, CUDA = "7.0.0", "12.8"  # the first that know every product of the table
 OF_VENDOR = {"AMD": ("render_minor", "rocm_version"), "NVIDIA": ("cuda_version",)}
@@ -106,7 +106,7 @@ def _implied(texts: Mapping[str, str]) -> Vendor | None:
 
 def _count(value: Override, key: str) -> int | None:
     """Return the GPU count; -1 is MAD's word for all that are there."""
-    number = whole(value)
+    number = parse_int(value)
     if number is None or number < -1 or number == 0:
         raise UsageProblem(
             f"{key} {value!r} is no count of GPUs", 'a run without GPU: --additional-context \'{"gpu_vendor": "CPU"}\''
@@ -116,14 +116,14 @@ def _count(value: Override, key: str) -> int | None:
 
 def _renders(value: Override) -> tuple[int, ...]:
     listed = [value] if isinstance(value, str | int | float) else list(value)
-    numbers = tuple(number for one in listed if (number := whole(one)) is not None and number >= 0)
+    numbers = tuple(number for one in listed if (number := parse_int(one)) is not None and number >= 0)
     if len(numbers) != len(listed):
         raise UsageProblem(f"gpu_renderDs {value!r} is no list of render node numbers", "for example [128, 129]")
     return numbers
 
 
-def is_here(overrides: Overrides, topology: Topology) -> bool:
-    """Say whether the AMD machine described is this one; then its own render nodes and order of GPUs matter."""
+def is_this_machine(overrides: Overrides, topology: Topology) -> bool:
+    """Return whether the AMD machine described is this one; then its own render nodes and order of GPUs matter."""
     wanted = _describe_one(overrides)
     device = short_name(wanted, "AMD")
     here = [short_name(gpu, "AMD") for gpu in topology.gpus if gpu.arch == wanted.arch]
@@ -135,7 +135,7 @@ def describe_gpus(overrides: Overrides) -> DetectedGpus:
     """Return the GPUs that the overrides describe.
 
     Raises:
-        UsageProblem: no architecture is known for the product asked for.
+        UsageProblem: no architecture is known for the product requested.
     """
     one, vendor = _describe_one(overrides), overrides.vendor
     if vendor is None or not one.arch:
@@ -145,7 +145,7 @@ def describe_gpus(overrides: Overrides) -> DetectedGpus:
         )
     by = {field: overrides.origin(field) for field in WHAT if field in overrides.keys}
     usual = f"usual for {overrides.device or overrides.product or overrides.arch}"
-    told = {**dict.fromkeys(("memory_bytes", "arch", "product"), next(iter(by.values()))), **by}
+    origins = {**dict.fromkeys(("memory_bytes", "arch", "product"), next(iter(by.values()))), **by}
     apart = RESERVED.get(one.arch, 1)
     return DetectedGpus(
         vendor=vendor,
@@ -155,13 +155,13 @@ def describe_gpus(overrides: Overrides) -> DetectedGpus:
         ),
         rocm_version=ROCM if vendor == "AMD" else "",
         cuda_version=CUDA if vendor == "NVIDIA" else "",
-        origins={**dict.fromkeys(OF_VENDOR[vendor], usual), **told, "gpus": overrides.origin("n_gpus")},
+        origins={**dict.fromkeys(OF_VENDOR[vendor], usual), **origins, "gpus": overrides.origin("n_gpus")},
         pretended=True,
     )
 
 
 def _describe_one(overrides: Overrides) -> GpuFacts:
-    """Return one GPU as asked for; NVIDIA's architecture is its product name."""
+    """Return one GPU as requested; NVIDIA's architecture is its product name."""
     known = next(filter(None, (find_product(getattr(overrides, field)) for field in WHAT)), None)
     name = overrides.product or (known.name if known else "")
     if overrides.vendor == "NVIDIA":
@@ -198,13 +198,13 @@ def overlay(found: DetectedGpus, overrides: Overrides) -> DetectedGpus:
         gpus=tuple(replace(gpu, **kind) for gpu in gpus),
         origins=found.origins | {fact: overrides.origin(field) for fact, field in given.items()},
         reports=(*found.reports, *_warnings(len(found.gpus), overrides)),
-        pretended=found.pretended or len(gpus) > len(found.gpus) or _are_others(found, overrides),
+        pretended=found.pretended or len(gpus) > len(found.gpus) or _differs(found, overrides),
         **versions,
     )
 
 
-def _are_others(found: DetectedGpus, overrides: Overrides) -> bool:
-    """Say whether the overrides name another GPU than the one found: what nothing told may be filled in."""
+def _differs(found: DetectedGpus, overrides: Overrides) -> bool:
+    """Return whether the overrides name another GPU than the one found: what no source reported may be filled in."""
     here, wanted = found.gpus[0], _describe_one(replace(overrides, vendor=found.vendor))
     if found.vendor == "AMD" and wanted.arch and here.arch and wanted.arch != here.arch:
         return True

@@ -15,7 +15,7 @@ from madlite.model import Gpu, Machine, Value
 TABLE = Path(__file__).with_name("peaks.toml")
 FORMATS = ("BF16", "FP16", "FP8", "MXFP8", "MXFP4", "TF32", "FP32")
 _PART = 0.7  # of the memory: a driver keeps less to itself, and a part of a GPU has half of it at most
-# A product of its own, as AMD's drivers spell it out; MI200 and MI300 are families, which say nothing.
+# A product of its own, as AMD's drivers spell it out; MI200 and MI300 are families, which name no product.
 _NAMED = re.compile(r"MI\d{3}", re.IGNORECASE)
 _FAMILY = re.compile(r"\bMI[234]00\b", re.IGNORECASE)
 
@@ -53,22 +53,22 @@ def find_peak(machine: Machine, gpu_ids: Iterable[int], precision: str) -> Peak 
     used = [gpu for gpu in machine.gpus if gpu.index in set(gpu_ids)]
     if not used:
         return "a CPU has no peak here"
-    found = [_known(gpu, machine) for gpu in used]
-    known = found[0]
-    if any(other != known for other in found):
+    found = [_entry_of(gpu, machine) for gpu in used]
+    entry = found[0]
+    if any(other != entry for other in found):
         return "its GPUs are not all of one kind"
-    if known is None:
+    if entry is None:
         return f"no peak is known of {used[0].product or machine.product or machine.device}"
-    if part := _part(used, machine, known):
+    if part := _part(used, machine, entry):
         return part
     number_format = precision.upper()
-    if number_format not in known.tflops:
-        return f"no peak of {known.name} is known in {precision or 'an unnamed number format'}"
-    return Peak(tflops=known.tflops[number_format], of=f"{known.name} {number_format}", source=known.source)
+    if number_format not in entry.tflops:
+        return f"no peak of {entry.name} is known in {precision or 'an unnamed number format'}"
+    return Peak(tflops=entry.tflops[number_format], of=f"{entry.name} {number_format}", source=entry.source)
 
 
-def _known(gpu: Gpu, machine: Machine) -> GpuPeaks | None:
-    """Return the line of a GPU's product; where a driver does not tell which AMD GPU it is, of the machine's device.
+def _entry_of(gpu: Gpu, machine: Machine) -> GpuPeaks | None:
+    """Return the line of a GPU's product; where a driver does not report which AMD GPU it is, of the machine's device.
 
     One name stands for MI250X and MI250.  A product that a driver names and the table lacks has no line, whatever
     else it looks like.
@@ -88,16 +88,16 @@ def _lines(name: str) -> list[GpuPeaks]:
     return found if all(_NAMED.match(one.name) for one in found) else found[:1]
 
 
-def _part(used: list[Gpu], machine: Machine, known: GpuPeaks) -> str:
+def _part(used: list[Gpu], machine: Machine, entry: GpuPeaks) -> str:
     """Return that a device is a part of a GPU: a MIG instance, or a partition such as CPX; "" of whole ones."""
     least = min((gpu.memory_bytes for gpu in used if gpu.memory_bytes), default=None)
-    # partitions are a device's functions, 0c:00.0 and 0c:00.1; those that the run has not got tell of them too
+    # partitions are a device's functions, 0c:00.0 and 0c:00.1; those that the run has not got report them too
     slots = [_slot(gpu) for gpu in machine.gpus]
-    if least is not None and least < _PART * known.memory_gib * GIB:
-        return f"a device with {least / GIB:.0f} GiB is a part of {known.name}'s {known.memory_gib:g}"
+    if least is not None and least < _PART * entry.memory_gib * GIB:
+        return f"a device with {least / GIB:.0f} GiB is a part of {entry.name}'s {entry.memory_gib:g}"
     shared = any(_slot(gpu) and slots.count(_slot(gpu)) > 1 for gpu in used)
     if shared or any("MIG " in gpu.product for gpu in used):
-        return f"its devices are parts of {known.name}"
+        return f"its devices are parts of {entry.name}"
     return ""
 
 

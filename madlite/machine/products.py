@@ -93,15 +93,15 @@ def complete(gpu: GpuFacts) -> GpuFacts:
     A driver library older than the GPU names it AMD Radeon Graphics; that is no name for an Instinct.
     """
     by_id = [product for product in PRODUCTS if gpu.device_id in product.device_ids]
-    known = find_product(short_name(gpu, "AMD"))
-    arch = gpu.arch or next((product.arch for product in (known, *by_id) if product), "")
+    listed = find_product(short_name(gpu, "AMD"))
+    arch = gpu.arch or next((product.arch for product in (listed, *by_id) if product), "")
     named = gpu.product if "instinct" in gpu.product.lower() or AMD_NAME.search(gpu.product) else ""
-    product = named or (known.name if known else gpu.product)
+    product = named or (listed.name if listed else gpu.product)
     return msgspec.structs.replace(gpu, arch=arch, product=product)
 
 
 def is_instinct(gpu: GpuFacts) -> bool:
-    """Say whether this is an AMD compute GPU, not a display adapter that can compute."""
+    """Return whether this is an AMD compute GPU, not a display adapter that can compute."""
     return gpu.device_id in INSTINCT_IDS or gpu.arch in INSTINCT_ARCHS
 
 

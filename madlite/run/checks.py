@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from msgspec.structs import replace
 
 from madlite.assets.places import find_token, is_offline
-from madlite.backends.base import asked_words
+from madlite.backends.base import describe_setting
 from madlite.backends.loader import Plugins
 from madlite.errors import CheckFailed, MadliteError, UsageProblem, hint_within, one_hint
 from madlite.model import Asset, Blocked, Cause, Finding, Request, RunPlan, Scalar, Status, Value
@@ -216,7 +216,7 @@ def refuse_without_effect(
         if row_value(own.plan, key) in (None, "") or not only_relabels(key, own, partial(others, key)):
             continue
         if not (given.options.lint and is_fatal(own)):
-            raise _refusal(asked_words(named_request, key), key, own, others)
+            raise _refusal(describe_setting(named_request, key), key, own, others)
 
 
 def without_key(command_inputs: CommandInputs, key: str, value: str | None) -> CommandInputs:

@@ -36,7 +36,7 @@ from madlite.run.stop import StopControl
 from madlite.run.watchdog.hang import HangProbe
 from madlite.run.watchdog.progress_monitor import ProgressMonitor
 from madlite.run.watchdog.watchdog import HangReport, Watchdog
-from madlite.runtimes.docker.request import secrets_asked
+from madlite.runtimes.docker.request import request_secrets
 from madlite.secrets import Redactor, assigned, collect, spelled_out
 from madlite.workspace.claims import claim_model_dir, held_results, lock_name
 from madlite.workspace.folder import CONTEXT, LOG, RunFolder, open_runs
@@ -388,7 +388,7 @@ def secrets_for(one: Planned, environ: dict[str, str]) -> tuple[str, ...]:
     """Return every secret text that a run's output must not show."""
     plan = one.plan
     spelled = assigned((plan.args, plan.run_args, *(word for action in plan.actions for word in action.argv)))
-    known = collect(environ, secrets_of(plan).values(), secrets_asked(plan, environ))
+    known = collect(environ, secrets_of(plan).values(), request_secrets(plan, environ))
     of_context = (*spelled_out(one.context), *named_in(one.context))
     return tuple(dict.fromkeys((*known, *spelled, *spelled_out(plan), *of_context)))
 

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from madlite.assets.cache import Stopped, find_kept, locked, save_kept_record
+from madlite.assets.cache import Stopped, find_prepared, locked, save_prepared_record
 from madlite.cancellation import Interrupted, check, interruptible
 from madlite.errors import ExitCode, MadliteError, RuntimeProblem
 from madlite.model import Action, Asset, Cause, Exit, Mount, RunPlan, Say, Session, Sink, Value
@@ -24,7 +24,7 @@ from madlite.run.prepared import data_inside
 from madlite.run.resolve import Requirement, Resolution
 from madlite.run.screen import Planned
 from madlite.run.stop import Signals, StopControl
-from madlite.runtimes.docker.container import STAMP, give_back_command
+from madlite.runtimes.docker.container import STAMP, ownership_command
 from madlite.safe_read import read_end
 from madlite.workspace.folder import CLEANED, HANDLE, LOG, RunFolder
 
@@ -133,9 +133,9 @@ def make_asset(
     folder.mkdir(parents=True, exist_ok=True)
     waiting = f"waiting for another command that makes {asset.path}"
     with locked(asset, data, stop.cancellation.asked, lambda: screen.requirement_said(waiting)):
-        if find_kept(asset, data) is None:
+        if find_prepared(asset, data) is None:
             _Making(run, _only_prepared(run.plan, asset, folder, data, options), options, screen, stop).run()
-            save_kept_record(asset, data, _files(folder, asset))
+            save_prepared_record(asset, data, _files(folder, asset))
     return folder
 
 
@@ -236,7 +236,7 @@ class _Making:
     def _given_back(self) -> tuple[Action, ...]:
         """Return what makes the caller own what the container's root wrote into the folder."""
         plan = self._plan
-        command = give_back_command(plan.mounts[-1].target, f"{plan.folder_inside}/{STAMP}", plan.give_back or (0, 0))
+        command = ownership_command(plan.mounts[-1].target, f"{plan.folder_inside}/{STAMP}", plan.give_back or (0, 0))
         return (Action(kind="clean", argv=tuple(command)),)
 
 

@@ -318,7 +318,7 @@ class TelemetryRecorder:
 
 
 def _missing_samples(source: str, summary: TelemetrySummary) -> str:
-    return f"{source} reports no {summary.untold}" if summary.untold else ""
+    return f"{source} reports no {summary.unreported}" if summary.unreported else ""
 
 
 NOT_PROBED = "the environment of the run was not probed: probe is switched off"

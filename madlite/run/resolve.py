@@ -22,18 +22,18 @@ from madlite.assets.places import (
     stored_token,
 )
 from madlite.assets.refusals import Refused, Unknown
-from madlite.assets.room import Demand, find_shut, find_tight
-from madlite.assets.web import Tell, fetch_file, look_up, part_of
+from madlite.assets.room import Demand, find_full_disks, find_unwritable
+from madlite.assets.web import ProgressCallback, fetch_file, look_up, part_of
 from madlite.backends.loader import Plugins
 from madlite.errors import CheckFailed, RuntimeProblem
-from madlite.images.image import is_here
+from madlite.images.image import is_local
 from madlite.model import Asset, Cause, Image, Say, Status, Value
 from madlite.plan.context import Options
 from madlite.run.prepared import around, given_env, needed_assets, settings
 from madlite.run.screen import Planned
 
 State = Literal["here", "to fetch", "partly here", "to check", "to build", "to make", "by each run", "unknown"]
-Fetch = Callable[[Say, Tell, threading.Event], object]
+Fetch = Callable[[Say, ProgressCallback, threading.Event], object]
 """Fetch something, and return where it is; a stop sets the event."""
 _DATA_WAY = f"another folder for data: {DATA}=…"
 
@@ -86,7 +86,7 @@ class Resolution(Value, frozen=True):
             CheckFailed: all that is wrong.
         """
         demands = [one.demand for one in self.requirements if one.demand is not None]
-        if wrong := self.refused or (*find_shut(demands), *find_tight(demands)):
+        if wrong := self.refused or (*find_unwritable(demands), *find_full_disks(demands)):
             raise CheckFailed.of_all(wrong)
 
 
@@ -142,12 +142,12 @@ class _Resolver:
             what=f"image {image.ref}", source=source, state="here", place="container engine", run=run
         )
         try:
-            if is_here(image, self._environ) and not (builds and not self.is_offline(run)):
+            if is_local(image, self._environ) and not (builds and not self.is_offline(run)):
                 return requirement
         except RuntimeProblem as problem:
             note = problem.message
 
-        def fetch(say: Say, tell: Tell, stop: threading.Event) -> str:
+        def fetch(say: Say, tell: ProgressCallback, stop: threading.Event) -> str:
             used = run.runtime.prepare(run.plan, say)
             return used.digest or used.ref
 
@@ -213,7 +213,7 @@ class _Resolver:
         return replace(requirement, state="here", size=listing.bytes, fetch=fetch, place=place, note=note)
 
     def _download(self, asset: Asset, listing: Listing, cache: Path, access: Access) -> Fetch:
-        def fetch(say: Say, tell: Tell, stop: threading.Event) -> Path:
+        def fetch(say: Say, tell: ProgressCallback, stop: threading.Event) -> Path:
             verify = self._wanted.refresh and not self._wanted.offline
             return RepoDownload(asset, listing, cache, access, say, tell, stop, verify).run(self.data)
 
@@ -226,7 +226,7 @@ class _Resolver:
             self.refused.append((problem.message, problem.hint))
             return replace(requirement, state="unknown")
 
-        def fetch(say: Say, tell: Tell, stop: threading.Event) -> Path:
+        def fetch(say: Say, tell: ProgressCallback, stop: threading.Event) -> Path:
             return fetch_file(asset, source, self.data, say, tell, stop)
 
         whole = source.size is not None and size_of(self.data / asset.path) == source.size

@@ -21,15 +21,14 @@ from madlite.text import printable
 from madlite.workspace.folder import FOLDER_MARK, RUN_MARK, SUPERVISOR_MARK
 
 _PROC = Path("/proc")
-_READ_BYTES = 1 << 16
-_MOST_TURNS = 3  # of reading the table; where others' processes are hidden it never has all parents
+_MOST_READS = 3  # of reading the table; where others' processes are hidden it never has all parents
 
 
 class Process(Value, frozen=True):
     """A process as it was when it was listed.
 
     `started` is in clock ticks since the machine did; `uids` are the real, effective and saved user, empty where they
-    were not asked for.
+    were not requested.
     """
 
     pid: int
@@ -69,7 +68,7 @@ class OpenProcess:
         )
 
     def environment(self) -> Mapping[str, str]:
-        """Return the environment it has in its memory; empty where it has none left or may not be asked."""
+        """Return the environment it has in its memory; empty where it has none left or may not be queried."""
         try:
             words = self._read("environ").split(b"\0")
         except OSError:
@@ -78,8 +77,8 @@ class OpenProcess:
         # the first of a name is what getenv(3) finds
         return {os.fsdecode(name): os.fsdecode(value) for name, _, value in reversed(list(pairs))}
 
-    def is_elsewhere(self) -> bool:
-        """Say whether it has another process table than ours, as in a container."""
+    def in_other_pid_namespace(self) -> bool:
+        """Return whether it has another process table than ours, as in a container."""
         try:
             return os.readlink("ns/pid", dir_fd=self._fd) != str(Path("/proc/self/ns/pid").readlink())
         except OSError:
@@ -100,11 +99,8 @@ class OpenProcess:
             os.kill(self._pid, number)
 
     def _read(self, name: str) -> bytes:
-        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._fd)
-        try:
-            return b"".join(iter(partial(os.read, fd, _READ_BYTES), b""))
-        finally:
-            os.close(fd)
+        with open(name, "rb", opener=partial(os.open, dir_fd=self._fd)) as file:
+            return file.read()
 
 
 @contextmanager
@@ -127,7 +123,7 @@ def process_table() -> dict[int, Process]:
     Who was read before its parent ended, and the parent after, would be nobody's child: then all are read again.
     """
     table: dict[int, Process] = {}
-    for _ in range(_MOST_TURNS):
+    for _ in range(_MOST_READS):
         table = {}
         for pid in _pids():
             with suppress(OSError, ValueError):
@@ -137,7 +133,7 @@ def process_table() -> dict[int, Process]:
     return table
 
 
-def look_at_all() -> Iterator[tuple[OpenProcess, Process]]:
+def open_all() -> Iterator[tuple[OpenProcess, Process]]:
     """Yield each living process that can be seen, held open meanwhile."""
     for pid in _pids():
         with suppress(OSError), opened(pid) as process:
@@ -162,7 +158,7 @@ def descendants(pid: int) -> list[Process]:
 
 
 def lives(process: Process) -> bool:
-    """Say whether a process goes on that was listed."""
+    """Return whether a process goes on that was listed."""
     try:
         with opened(process.pid) as now:
             facts = now.facts()
@@ -172,9 +168,9 @@ def lives(process: Process) -> bool:
 
 
 def send(process: Process, number: int, may: Callable[[OpenProcess, Process], bool] | None = None) -> bool:
-    """Send a signal to a process that was listed, and to none that has its number now; say whether it got it.
+    """Send a signal to a process that was listed, and to none that has its number now; return whether it got it.
 
-    `may` is asked last, with what the process is now.
+    `may` is called last, with what the process is now.
     """
     try:
         with opened(process.pid) as now:
@@ -196,20 +192,20 @@ def with_users(process: Process) -> Process:
     return process
 
 
-def is_of(process: Process, uid: int) -> bool:
-    """Say whether a process is a user's alone: not where it took on another's rights, or gave its own away."""
+def belongs_to(process: Process, uid: int) -> bool:
+    """Return whether a process is a user's alone: not where it took on another's rights, or gave its own away."""
     return set(process.uids) == {uid}
 
 
-def in_words(process: Process) -> str:
+def describe_process(process: Process) -> str:
     """Return a process as people tell it from others: number, name, and the user where it is not ours."""
     uids = process.uids
-    whose = f", of user {user_name(uids[0])}" if uids and set(uids) != {os.geteuid()} else ""
-    return f"pid {process.pid} ({process.name}{whose})"
+    owner = f", of user {user_name(uids[0])}" if uids and set(uids) != {os.geteuid()} else ""
+    return f"pid {process.pid} ({process.name}{owner})"
 
 
 def user_name(uid: int) -> str:
-    """Return a user's name, its number where nobody knows one."""
+    """Return a user's name, its number where it has none."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -244,7 +240,7 @@ POLL_S = 0.05
 _VANISH_LIMIT_S = 5.0
 
 
-class Marked(Value, frozen=True):
+class RunProcess(Value, frozen=True):
     """A process that carries a run's mark, with the environment that says so."""
 
     process: Process
@@ -256,49 +252,49 @@ class Marked(Value, frozen=True):
         return SUPERVISOR_MARK in self.environment
 
 
-def marked_processes(run_id: str, folder: Path) -> list[Process]:
+def run_processes(run_id: str, folder: Path) -> list[Process]:
     """Return our own living processes that carry the marks of this run, and what they started; none for "".
 
     Whoever else gives a process such marks has it left alone.  Supervisors are left out: they end by themselves.
     """
     marked = [
         one
-        for one in all_marked()
+        for one in all_run_processes()
         if run_id
         and one.environment[RUN_MARK] == run_id
         and one.environment.get(FOLDER_MARK) == str(folder)
-        and is_of(one.process, os.geteuid())
+        and belongs_to(one.process, os.geteuid())
     ]
     if not marked:
         return []
-    apart = {one.process.pid for one in marked if one.is_supervisor} | ourselves()
-    found = (with_users(process) for process in with_children({one.process.pid for one in marked}))
-    return [process for process in found if process.pid not in apart and is_of(process, os.geteuid())]
+    apart = {one.process.pid for one in marked if one.is_supervisor} | own_pids()
+    found = (with_users(process) for process in with_descendants({one.process.pid for one in marked}))
+    return [process for process in found if process.pid not in apart and belongs_to(process, os.geteuid())]
 
 
-def all_marked(*, in_containers: bool = False) -> list[Marked]:
+def all_run_processes(*, in_containers: bool = False) -> list[RunProcess]:
     """Return the living processes of any run with their environment, never ourselves.
 
     The environment is read once: a process that ends between two questions would answer the second with nothing, and
     seem to belong to no run.  Processes inside containers carry the mark too and are left out where they are to be
     ended: their container is what ends them.
     """
-    ours = ourselves()
+    ours = own_pids()
     return [
-        Marked(process=facts, environment=environment)
-        for process, facts in look_at_all()
+        RunProcess(process=facts, environment=environment)
+        for process, facts in open_all()
         if facts.pid not in ours
         and (environment := process.environment()).get(RUN_MARK)
-        and (in_containers or not process.is_elsewhere())
+        and (in_containers or not process.in_other_pid_namespace())
     ]
 
 
-def ourselves() -> frozenset[int]:
+def own_pids() -> frozenset[int]:
     """Return the numbers of this process and of those that started it."""
     return frozenset(ancestors(os.getpid(), process_table()))
 
 
-def with_children(pids: Collection[int]) -> list[Process]:
+def with_descendants(pids: Collection[int]) -> list[Process]:
     """Return living processes and all that descend from them, the ones that rewrote their environment included."""
     table = process_table()
     return [one for one in table.values() if one.lives and not set(pids).isdisjoint(ancestors(one.pid, table))]

@@ -10,6 +10,6 @@ from madlite.runtimes.host.runtime import HostRuntime
 
 
 def builtin_runtimes(environ: Mapping[str, str]) -> dict[str, Runtime]:
-    """Return a fresh runtime for each name; nothing is asked of an engine before it is used."""
+    """Return a fresh runtime for each name; no engine is contacted before it is used."""
     runtimes: tuple[Runtime, ...] = (DockerRuntime(environ), HostRuntime(environ))
     return {runtime.name: runtime for runtime in runtimes}

@@ -28,7 +28,7 @@ class Redactor:
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
         self._searches = _searches(tuple(dict.fromkeys(secrets)))
-        self._held = b""
+        self._pending = b""
         self._out = 0  # so many bytes of what is held have been returned: they are kept for what comes after them
         self._covered = 0  # so many of them belong to a mask that is out
 
@@ -38,7 +38,7 @@ class Redactor:
         Where too little stands there to be worth waiting for it is only remembered, and of a secret that goes on after
         it the rest is masked.
         """
-        data = self._held + chunk
+        data = self._pending + chunk
         kept, held = shapes.begun(data)
         for search in self._searches:
             begun = search.begun(data)
@@ -47,7 +47,7 @@ class Redactor:
 
     def flush(self) -> bytes:
         """Return what was held; call it when the stream ends."""
-        data = self._pass(self._held, len(self._held), len(self._held))
+        data = self._pass(self._pending, len(self._pending), len(self._pending))
         self._covered = 0
         return data
 
@@ -70,7 +70,7 @@ class Redactor:
         """Return the data up to `cut`, masked, as far as it is not out; keep it from `kept` on."""
         out, end = _mask(data, self._spans(data), self._covered, self._out, cut)
         kept = min(kept, cut)
-        self._held, self._out, self._covered = data[kept:], cut - kept, max(0, end - kept)
+        self._pending, self._out, self._covered = data[kept:], cut - kept, max(0, end - kept)
         return out
 
 
@@ -136,14 +136,14 @@ def _masked(value: object, mask: Callable[[str], str]) -> object:
 
 _LONGEST = 4096  # characters of a value without quotes, which reaches to the end of its word
 _MOST = 16  # assignments of a word whose values may reach to its end: those after them are in the first one's
-_ALL = 256  # assignments of a word that are looked at: one of more is no command line
+_ALL = 256  # assignments of a word that are inspected: one of more is no command line
 _ALWAYS = "MAD_SECRETS"
 _NAMES = re.compile(
     r"TOKEN(?!IZ|S(?![A-Z]))|PASSWORD|PASSWD|SECRET|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|CREDENTIAL|_PAT$|^PAT$",
     re.IGNORECASE,
 )
 # names that mean nothing else: a number or a path under one of them is a secret too
-_KNOWN = re.compile(
+_ALWAYS_SECRET = re.compile(
     r"PASSWORD|PASSWD|^AWS_SECRET_ACCESS_KEY$|^AWS_SESSION_TOKEN$|^(GH|GITHUB|GITLAB|HF)_TOKEN$"
     r"|^HUGGING_FACE_HUB_TOKEN$|^(WANDB|OPENAI|NGC|COMET|MLFLOW_TRACKING)_(API_KEY|TOKEN)$",
     re.IGNORECASE,
@@ -167,7 +167,7 @@ _PASSWORD = re.compile(r"://[^\s/:@\[]*:(?!\d{1,5}(?:[/,;|)&]|$))(?P<password>[^
 
 
 def is_secret_name(name: str) -> bool:
-    """Say whether a variable of this name may hold a secret: MAD_SECRETS…, HF_TOKEN, …_PASSWORD, WANDB_API_KEY, …
+    """Return whether a variable of this name may hold a secret: MAD_SECRETS…, HF_TOKEN, …_PASSWORD, WANDB_API_KEY, …
 
     MAX_NUM_BATCHED_TOKENS and TOKENIZERS_PARALLELISM count or set something.
     """
@@ -175,12 +175,12 @@ def is_secret_name(name: str) -> bool:
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Say whether a variable is a secret; numbers, booleans and files' paths under a doubtful name are settings."""
+    """Return whether a variable is a secret; numbers, booleans and files' paths under a doubtful name are settings."""
     if _ALWAYS in name:
         return True
     if not is_secret_name(name) or _WORD.fullmatch(value):
         return False
-    if _KNOWN.search(name):
+    if _ALWAYS_SECRET.search(name):
         return True
     return not (_NUMBER.fullmatch(value) or (_OF_A_PLACE.search(name) and value.startswith(("/", "~", "."))))
 

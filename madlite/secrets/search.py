@@ -1,6 +1,6 @@
 """Finds secrets in bytes, whatever a log puts between their characters.
 
-A spelling of ten characters or more is looked for in a text without blanks, line ends, control characters, terminal
+A spelling of ten characters or more is searched for in a text without blanks, line ends, control characters, terminal
 escapes, quotes and backslashes: so it is found where a log wraps, colours or indents it, and however a shell, JSON or
 YAML quotes it.  Of a shorter one only control characters are looked through, of one of less than six nothing is: there
 would be too much that only looks like it.
@@ -9,7 +9,7 @@ would be too much that only looks like it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from functools import cached_property
 from itertools import compress
 from typing import NamedTuple
@@ -18,43 +18,33 @@ from madlite.secrets.shapes import Begun, Span
 
 # Finds many texts in bytes, most of which hold none of them.
 #
-# So what tells that is fast: a search for few texts one by one, of many for the rarest four characters of each, and of
-# hexadecimal digits first for so many of them together.
+# So they are searched for by the rarest four characters of each.
 
-ANCHOR = 4  # characters by which a text is looked for; none is shorter
-FEW = 16  # texts, up to which they are looked for one by one
-_HEAD = 32  # characters of a text that are looked for then
-_LARGE = 1 << 15  # bytes of texts, up to which a table of their pieces is worth its memory
+ANCHOR = 4  # characters by which a text is searched for; none is shorter
 _BEGIN = 128  # characters of a text among which the rarest are chosen
 # bytes of real logs by how common they are
 _COMMON = b" -.[me01rato2n]:il_ps6duc3/ykgh54NF=8fb7IO(G)UEBD9v,wPTzx'|R\"AqSLCMW%j*><+#`{H}VK?YX@&J~QZ!^"
 _RANKS = bytes(_COMMON.find(byte) % 256 for byte in range(256))
-# all digits made one, for a search for many of them together
-DIGITS = bytes(0x30 if byte in b"0123456789abcdefABCDEF" else 0x20 for byte in range(256))
 
 
 class Finder:
     """Finds texts of ANCHOR bytes or more.
 
-    `texts` are they, the longest first; where all are nothing but hexadecimal digits, `digits` are as many zeros as the
-    shortest has bytes.  What a search needs is made when it is needed first: many a text has nothing to be found.
+    `texts` are they, the longest first.  What a search needs is made when it is first used.
     """
 
     def __init__(self, texts: Iterable[bytes]) -> None:
         self.texts = sorted(texts, key=len, reverse=True)
         self.longest = len(self.texts[0])
-        self.digits = b"0" * len(self.texts[-1]) if all(map(is_of_digits, self.texts)) else b""
-        self._few = tuple({text[:_HEAD] for text in self.texts})
 
     @cached_property
-    def inner(self) -> frozenset[bytes] | bytes:
-        """What holds the pieces of ANCHOR bytes that any text has before its last byte: of few all of them."""
-        every = b"\n".join(text[:-1] for text in self.texts)
-        return every if len(every) > _LARGE else frozenset(every[at : at + ANCHOR] for at in range(len(every)))
+    def inner(self) -> bytes:
+        """The texts without their last bytes: what a text that goes on may have at the end of data."""
+        return b"\n".join(text[:-1] for text in self.texts)
 
     @cached_property
     def _table(self) -> dict[bytes, dict[int, list[bytes]]]:
-        """The texts by what is looked for of them, and where in them that is."""
+        """The texts by what is searched for of them, and where in them that is."""
         table: dict[bytes, dict[int, list[bytes]]] = {}
         for text in self.texts:
             at = _rarest(text)
@@ -76,20 +66,9 @@ class Finder:
     def _head(self) -> re.Pattern[bytes]:
         return _any_of(self._heads)
 
-    def may_be_in(self, data: bytes) -> bool:
-        """Say whether it is worth looking closer."""
-        if self.digits and self.digits not in data.translate(DIGITS):
-            return False
-        if len(self._few) <= FEW:
-            for text in self._few:  # noqa: SIM110 - lines come one by one, and a generator takes longer
-                if text in data:
-                    return True
-            return False
-        return self._anchor.search(data) is not None
-
     def find(self, data: bytes) -> list[tuple[int, int]]:
         """Return where texts are, in no order; most of those that overlap as one."""
-        found = self._anchor.search(data) if self.may_be_in(data) else None
+        found = self._anchor.search(data)
         places: list[tuple[int, int]] = []
         first = last = 0
         while found:
@@ -118,11 +97,6 @@ class Finder:
         return end
 
 
-def is_of_digits(text: bytes) -> bool:
-    """Say whether a text has nothing but hexadecimal digits."""
-    return text.translate(DIGITS).isdigit()
-
-
 def _rarest(text: bytes) -> int:
     """Return where the four characters of a text begin that the fewest places of a log look like."""
     ranks = text[: min(len(text) - ANCHOR + 1, _BEGIN)].translate(_RANKS)
@@ -140,8 +114,6 @@ _CONTROLS = bytes(byte for byte in (*range(0x20), 0x7F) if byte not in b"\t\n")
 _ESCAPE = re.compile(
     rb"\x1b(?:\[[0-?]*[ -/]*(?:[@-~]|\Z)|[()][0-9A-Z]?|\][^\x07\x1b\n]*(?:\x07|\x1b\\|\Z)|[=>78DMEHc])"
 )
-_NO_COLOUR = re.compile(rb"\x1b(?!\Z|\[[0-9;]*(?:[mK]|\Z))")  # an escape of another kind than logs have by the thousand
-_OF_COLOURS = b"\x1b[;0123456789mK"
 
 
 class Level(NamedTuple):
@@ -160,15 +132,11 @@ class SecretReading:
     def __init__(self, data: bytes) -> None:
         self.data = data
         self.has_escapes = b"\x1b" in data
-        # whether all of them are those that logs have by the thousand
-        self.has_only_colours = self.has_escapes and not _NO_COLOUR.search(data)
-        self._bare: bytes | None = None
 
+    @cached_property
     def without_escapes(self) -> bytes:
-        """Return the data without them."""
-        if self._bare is None:
-            self._bare = _ESCAPE.sub(b"", self.data)
-        return self._bare
+        """The data without them."""
+        return _ESCAPE.sub(b"", self.data)
 
 
 class Search:
@@ -176,23 +144,16 @@ class Search:
 
     def __init__(self, level: Level, texts: Iterable[bytes], plain: Iterable[bytes]) -> None:
         self._ignored = level.ignored
-        self._kept = bytes(byte not in level.ignored for byte in range(256))
+        self._is_read = bytes(byte not in level.ignored for byte in range(256))
         self._finder = Finder(texts)
         self._starts, self._plain = _starts(self._finder.texts), _starts(plain)
         self._inner = frozenset(start[-1:] for start in self._starts)
-
-    @cached_property
-    def _between_colours(self) -> Callable[[bytes, bytes], bool]:
-        return _between_colours(self._finder)
 
     def spans(self, reading: SecretReading) -> list[Span]:
         """Return the places of all texts, in no order; they may overlap."""
         if not (self._ignored and reading.has_escapes):
             return self._in(reading.data)
-        # most of a coloured log is not read at all: without all that colours are made of it holds no text either
-        if reading.has_only_colours and not self._between_colours(reading.data, self._ignored):
-            return []
-        found = self._finder.find(reading.without_escapes().translate(None, self._ignored))
+        found = self._finder.find(reading.without_escapes.translate(None, self._ignored))
         return [*self._in(reading.data), *(self._where(found, _blanked(reading.data)) if found else ())]
 
     def _in(self, data: bytes) -> list[Span]:
@@ -218,7 +179,7 @@ class Search:
             every = self._bare(tail)
         for escapes, bare in enumerate(every):
             for rest in self._unfinished(bare):
-                at = end - self._reach(_blanked(tail) if escapes else tail, len(rest))
+                at = end - self._span_of_last(_blanked(tail) if escapes else tail, len(rest))
                 kept = min(kept, at)
                 if len(rest) >= ANCHOR or (rest in self._plain and data.find(b"\n", at) < 0):
                     held = min(held, at)
@@ -241,12 +202,12 @@ class Search:
             return []
         return [bare[-size:] for size in (3, 2, 1) if bare[-size:] in self._starts and len(bare) >= size]
 
-    def _reach(self, view: bytes, size: int) -> int:
+    def _span_of_last(self, view: bytes, size: int) -> int:
         """Return how far from its end the last bytes that are not ignored go back."""
         at = len(view)
         while size:
             at -= 1
-            size -= self._kept[view[at]]
+            size -= self._is_read[view[at]]
         return len(view) - at
 
     def _places(self, view: bytes, wanted: set[int]) -> dict[int, int]:
@@ -257,7 +218,7 @@ class Search:
             block = view[base : base + _BLOCK]
             size = len(block.translate(None, self._ignored))
             if left and left[-1] < kept + size:
-                inside = list(compress(range(base, base + len(block)), block.translate(self._kept)))
+                inside = list(compress(range(base, base + len(block)), block.translate(self._is_read)))
                 while left and left[-1] < kept + size:
                     found[left[-1]] = inside[left[-1] - kept]
                     left.pop()
@@ -271,33 +232,14 @@ def searches(spellings: Iterable[bytes], plain: Iterable[bytes]) -> tuple[Search
     for level, text in map(_bare, spellings):
         levels.setdefault(level, set()).add(text)
     as_they_stand = {text for _, text in map(_bare, plain)}
-    return tuple(
-        Search(level, texts, texts & as_they_stand) for level, every in levels.items() for texts in _groups(every)
-    )
-
-
-def _groups(texts: set[bytes]) -> Iterator[set[bytes]]:
-    """Yield many texts apart from those that are nothing but digits, for which there is a faster search."""
-    digits = {text for text in texts if is_of_digits(text)} if len(texts) > FEW else set()
-    yield from filter(None, (texts - digits, digits))
+    return tuple(Search(level, texts, texts & as_they_stand) for level, texts in levels.items())
 
 
 def _bare(spelling: bytes) -> tuple[Level, bytes]:
-    """Return on which level a spelling is looked for, and what of it."""
+    """Return on which level a spelling is searched for, and what of it."""
     without = _ESCAPE.sub(b"", spelling)
     bare = ((level, without.translate(None, level.ignored)) for level in LEVELS[:-1])
     return next(((level, text) for level, text in bare if len(text) >= level.shortest), (LEVELS[-1], spelling))
-
-
-def _between_colours(finder: Finder) -> Callable[[bytes, bytes], bool]:
-    """Return what says whether the texts may be in data whose only escapes are colours, among ignored bytes."""
-    if finder.digits:
-        return lambda data, ignored: finder.digits in data.translate(DIGITS, ignored + b"\x1b[;mK")
-    bare = {text.translate(None, _OF_COLOURS) for text in finder.texts}
-    if min(map(len, bare)) <= ANCHOR:
-        return lambda data, ignored: True
-    found = Finder(bare)
-    return lambda data, ignored: found.may_be_in(data.translate(None, ignored + _OF_COLOURS))
 
 
 def _starts(texts: Iterable[bytes]) -> frozenset[bytes]:

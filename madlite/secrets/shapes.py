@@ -6,7 +6,7 @@ updates" of 2021 (`ghp_ gho_ ghu_ ghs_ ghr_` and 36 characters, up to 255 in all
 identifiers" (ids `AKIA…` and `ASIA…` of 20 characters, whose secret keys have 40 of base64); Slack, "Token types"
 (`xoxb-` and others); RFC 3986 (user and password of a URL); RFC 7617 and 6750 (`Authorization: Basic`, `Bearer`).
 
-All patterns are linear, and none looks at more than some LONGEST bytes.  What stands for a secret that is put in later
+All patterns are linear, and none inspects more than some LONGEST bytes.  What stands for a secret that is put in later
 (`$TOKEN`, `{token}`, `***`) is none.
 """
 

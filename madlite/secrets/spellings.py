@@ -17,7 +17,7 @@ SHORTEST = 4  # masking shorter text would eat ordinary words and digits out of 
 _LONG = 512  # characters: a key file or a table of credentials, which few tools write otherwise than JSON does
 _PLAIN = re.compile(r"[A-Za-z0-9_.-]*")  # what nothing but base64 and digits writes otherwise
 # what is kept as it is: Python's default, all of it, JavaScript's two functions, what RFC 3986 allows in a user
-_KEPT = ("/", "", "!'()*", ";,/?:@&=+$!'()*#", "!$&'()*+,;=")
+_SAFE_SETS = ("/", "", "!'()*", ";,/?:@&=+$!'()*#", "!$&'()*+,;=")
 _OF_HTML = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 # quotes as Python, Jinja and Go, XML and PHP write them, and left as they are
 _QUOTES: tuple[dict[str, str], ...] = (
@@ -82,7 +82,7 @@ def _written(text: str) -> Iterator[str]:
         if len(text) > _LONG:
             yield from (quote(data), quote(data, safe=""), quote_plus(data))
             continue
-        for quoted in (*(quote(data, safe=kept) for kept in _KEPT), quote_plus(data), quote_plus(data, safe="/")):
+        for quoted in (*(quote(data, safe=kept) for kept in _SAFE_SETS), quote_plus(data), quote_plus(data, safe="/")):
             yield from _either_case(_PERCENT, quoted, str.lower)
         yield quote(quote(data, safe=""))
         yield from _in_html(written)

@@ -5,19 +5,21 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import wait
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
+from madlite.cancellation import in_thread
 from madlite.errors import RuntimeProblem
 from madlite.model import Action, Card, Chunk, Completed, Exit, Image, Machine, Place, RunPlan, Runtime, Session, Value
 from madlite.plan.inputs import RUNS, WORKSPACE_INSIDE
 from madlite.testing.flaws import Flaw
 from madlite.workspace.folder import WORK
 
-LIMIT_S = 60.0  # for anything that a runtime is asked, where nothing else is said; a busy machine is late by seconds
+LIMIT_S = 60.0  # for each call of a runtime, where no other limit is set; a busy machine is late by seconds
 GRACE_S = 3.0
 SECRET = "hf_the_secret_of_the_kit"  # noqa: S105 - none of anybody's
 _T = TypeVar("_T")
@@ -40,7 +42,7 @@ class Ran(Value, frozen=True):
         return self.output.get((node, stream), b"").decode("utf-8", "replace")
 
     @property
-    def ended_ill(self) -> bool:
+    def failed(self) -> bool:
         """Whether it failed or never started."""
         return self.exit is None or self.exit.code != 0
 
@@ -180,34 +182,13 @@ class Bench:
         )
 
     def within(self, what: str, work: Callable[[], _T], limit_s: float | None = None) -> _T:
-        """Return what `work` returns; raises Late where that takes longer than `limit_s`."""
-        return _within(what, work, self.limit_s if limit_s is None else limit_s)
+        """Return what `work` returns; raises Late, and leaves its thread, where that takes longer than `limit_s`."""
+        limit_s = self.limit_s if limit_s is None else limit_s
+        answer = in_thread(work, f"madlite-kit-{what}")
+        if not wait([answer], limit_s).done:
+            raise Late(f"{what} has not returned after {limit_s:g} s")
+        return answer.result()
 
-    def flaw(self, where: str, what: str, mend: str) -> Flaw:
+    def flaw(self, where: str, what: str, hint: str) -> Flaw:
         """Return a flaw of this runtime."""
-        return Flaw(self.check, f"runtime {self.name}, {where}", what, mend)
-
-
-def _within(what: str, work: Callable[[], _T], limit_s: float) -> _T:
-    """Return what `work` returns.
-
-    Raises:
-        Late: it does not return in time; its thread is left.
-    """
-    answer: list[_T] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            answer.append(work())
-        except BaseException as error:  # noqa: BLE001 - raised again below
-            errors.append(error)
-
-    thread = threading.Thread(target=run, name=f"madlite-kit-{what}", daemon=True)
-    thread.start()
-    thread.join(limit_s)
-    if thread.is_alive():
-        raise Late(f"{what} has not returned after {limit_s:g} s")
-    if errors:
-        raise errors[0]
-    return answer[0]
+        return Flaw(self.check, f"runtime {self.name}, {where}", what, hint)

@@ -48,7 +48,7 @@ CHECKS: dict[str, Check] = {
 
 NO_PLAN = "there is no plan to check"
 OF_PLANS = ("members", "names", "scripts", "quoting", "secrets", "purity", "results", "effects", "docs")
-"""Checks that look at plans, so that they find nothing where there is none."""
+"""Checks that inspect plans, so that they find nothing where there is none."""
 
 
 def run_check(name: str, subject: Subject) -> list[Flaw]:
@@ -61,16 +61,16 @@ def run_check(name: str, subject: Subject) -> list[Flaw]:
         raise ValueError(f"there is no check {name!r}: there are {', '.join(CHECKS)}")
     found: list[Flaw] = []
     if name in OF_PLANS and not subject.made:
-        mend = "give a card that the backend plans; the check `rendering` says what keeps it from that"
-        found.append(Flaw(check=name, where=f"backend {subject.name}", what=NO_PLAN, mend=mend))
+        hint = "give a card that the backend plans; the check `rendering` says what keeps it from that"
+        found.append(Flaw(check=name, where=f"backend {subject.name}", what=NO_PLAN, hint=hint))
     with tempfile.TemporaryDirectory(prefix="madlite_kit_") as folder:
         try:
             for flaw in CHECKS[name](subject, Path(folder)):
                 if flaw not in found:
                     found.append(flaw)
         except Exception as error:  # noqa: BLE001 - the border to the backend under test
-            mend = "mend this first; the rest of this check was not done"
-            found.append(Flaw(check=name, where=f"backend {subject.name}", what=raised(error), mend=mend))
+            hint = "mend this first; the rest of this check was not done"
+            found.append(Flaw(check=name, where=f"backend {subject.name}", what=raised(error), hint=hint))
     return _grouped(found)
 
 

@@ -35,7 +35,7 @@ HEADS: dict[str, tuple[str, ...]] = {
 }
 
 
-_HEAD = 500  # lines, as many as a log's owner is looked for in
+_HEAD = 500  # lines, as many as a log's owner is searched for in
 _ODD: tuple[tuple[str, ...], ...] = (
     (),
     ("",),
@@ -44,18 +44,18 @@ _ODD: tuple[tuple[str, ...], ...] = (
     ("x" * 65_536,),
     ("Traceback (most recent call last):",),
 )
-_MEND = "be as sure as the lines are yours alone: 0.9 a prefix of your own, 0.5 a step line, 0.0 nothing"
+_HINT = "be as sure as the lines are yours alone: 0.9 a prefix of your own, 0.5 a step line, 0.0 nothing"
 
 
 def check_detection(subject: Subject) -> Iterator[Flaw]:
     """Yield answers that are no certainty, and logs of others that are claimed."""
     for head in _ODD:
-        sure = yield from _asked(subject, head, f"{head!r:.40}")
+        sure = yield from _detected(subject, head, f"{head!r:.40}")
         if sure and head[:1] != ("Traceback (most recent call last):",):
-            yield Flaw("detection", f"detect of {head!r:.40}", f"it answered {sure:g} of what is no log", _MEND)
+            yield Flaw("detection", f"detect of {head!r:.40}", f"it answered {sure:g} of what is no log", _HINT)
     for path, data in subject.bytes.items():
         own = _head(data)
-        sure = yield from _asked(subject, own, f"log {path.name}")
+        sure = yield from _detected(subject, own, f"log {path.name}")
         yield from _claimed_by_others(subject, path.name, own, sure)
     for owner, begin in HEADS.items():
         yield from _foreign(subject, f"a log of {owner}", owner, begin)
@@ -70,7 +70,7 @@ def _head(data: bytes) -> list[str]:
     return [line.text for line in lines_of(data)[:_HEAD]]
 
 
-def _asked(subject: Subject, head: Sequence[str], where: str) -> Generator[Flaw, None, float]:
+def _detected(subject: Subject, head: Sequence[str], where: str) -> Generator[Flaw, None, float]:
     """Yield what is wrong with the answer, and return it as a number."""
     try:
         sure = subject.backend.detect(head)
@@ -89,8 +89,8 @@ def _claimed_by_others(subject: Subject, name: str, head: Sequence[str], sure: f
         theirs = _certainty(backend, head)
         if sure and theirs >= sure:
             what = f"backend {other} is {theirs:g} sure of it, this one {sure:g}"
-            mend = "know your own log better: a line that no other framework prints"
-            yield Flaw("detection", f"log {name}", what, mend)
+            hint = "know your own log better: a line that no other framework prints"
+            yield Flaw("detection", f"log {name}", what, hint)
 
 
 def _foreign(subject: Subject, where: str, owner: str, head: Sequence[str]) -> Iterator[Flaw]:
@@ -98,9 +98,9 @@ def _foreign(subject: Subject, where: str, owner: str, head: Sequence[str]) -> I
         return
     backend = subject.others.get(owner)
     theirs = _certainty(backend, head) if backend is not None else 0.5
-    sure = yield from _asked(subject, head, where)
+    sure = yield from _detected(subject, head, where)
     if sure and sure >= theirs:
-        yield Flaw("detection", f"detect of {where}", f"it answered {sure:g}, its owner {theirs:g}", _MEND)
+        yield Flaw("detection", f"detect of {where}", f"it answered {sure:g}, its owner {theirs:g}", _HINT)
 
 
 def _certainty(backend: Backend, head: Sequence[str]) -> float:

@@ -20,14 +20,14 @@ class Flaw(Value, frozen=True, kw_only=False):
     check: str
     where: str
     what: str
-    mend: str = ""
+    hint: str = ""
 
     def __str__(self) -> str:
-        return f"{self.check}: {self.where}: {self.what}" + (f" ({self.mend})" if self.mend else "")
+        return f"{self.check}: {self.where}: {self.what}" + (f" ({self.hint})" if self.hint else "")
 
 
 CALL_LIMIT_S = 5.0  # of this process's time for one question to a backend
-_PATIENCE = 4  # times as long may a wait be: the machine may have more to do
+_WAIT_FACTOR = 4  # times as long may a wait be: the machine may have more to do
 T = TypeVar("T")
 
 
@@ -42,7 +42,7 @@ def limited(seconds: float) -> Iterator[None]:
         yield
         return
     works = _timer(signal.ITIMER_VIRTUAL, signal.SIGVTALRM, seconds, "it works for too long")
-    with works, _timer(signal.ITIMER_REAL, signal.SIGALRM, _PATIENCE * seconds, "it waits for too long"):
+    with works, _timer(signal.ITIMER_REAL, signal.SIGALRM, _WAIT_FACTOR * seconds, "it waits for too long"):
         yield
 
 

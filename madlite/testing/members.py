@@ -37,7 +37,7 @@ _METRIC = re.compile(r"[A-Za-z][A-Za-z0-9_./()% -]*(?<! )")
 
 
 def is_event(value: object) -> bool:
-    """Say whether a value is what a reader may answer with."""
+    """Return whether a value is what a reader may answer with."""
     return isinstance(value, _EVENTS)
 
 
@@ -103,7 +103,7 @@ def _reader(subject: Subject) -> Iterator[Flaw]:
 
 def _answers(subject: Subject) -> Iterator[Flaw]:
     for made in subject.spread(8):
-        yield from _drafts(subject, made.case)
+        yield from _specs(subject, made.case)
         for member, kind in (("check", Finding), ("assets", Asset)):
             where = f"{member} of {made.case}"
             try:
@@ -120,14 +120,14 @@ def _answers(subject: Subject) -> Iterator[Flaw]:
             )
 
 
-def _drafts(subject: Subject, case: Any) -> Iterator[Flaw]:
+def _specs(subject: Subject, case: Any) -> Iterator[Flaw]:
     try:
-        drafts = expand(subject.backend, case, options_of(case))
+        specs = expand(subject.backend, case, options_of(case))
     except UsageProblem:
         return
-    if not isinstance(drafts, Sequence) or not drafts or not all(isinstance(one, RunSpec) for one in drafts):
-        what = f"it answered {drafts!r}"[:200]
-        yield _flaw(f"expand of {case}", what, "return a list of madlite.Draft, or raise madlite.UsageProblem")
+    if not isinstance(specs, Sequence) or not specs or not all(isinstance(one, RunSpec) for one in specs):
+        what = f"it answered {specs!r}"[:200]
+        yield _flaw(f"expand of {case}", what, "return a list of madlite.RunSpec, or raise madlite.UsageProblem")
 
 
 def check_finish(subject: Subject, folder: Path) -> Iterator[Flaw]:
@@ -145,15 +145,15 @@ def check_finish(subject: Subject, folder: Path) -> Iterator[Flaw]:
                 yield Flaw("finish", where, f"it answered {odd[0]!r}", "return events of madlite")
 
 
-def _flaw(where: str, what: str, mend: str) -> Flaw:
-    return Flaw("members", where, what, mend)
+def _flaw(where: str, what: str, hint: str) -> Flaw:
+    return Flaw("members", where, what, hint)
 
 
 def check_names(subject: Subject) -> Iterator[Flaw]:
     """Yield what is wrong with names."""
     yield from _backend(subject)
     for made in subject.made:
-        yield from (*_settings(made), *_rule(made.draft.result_rule), *_templates(subject, made))
+        yield from (*_settings(made), *_rule(made.spec.result_rule), *_templates(subject, made))
 
 
 def _backend(subject: Subject) -> Iterator[Flaw]:
@@ -165,12 +165,12 @@ def _backend(subject: Subject) -> Iterator[Flaw]:
         return
     if name in subject.others:
         other = type(subject.others[name])
-        mend = "choose a name that no other backend has: madlite plugins lists them"
+        hint = "choose a name that no other backend has: madlite plugins lists them"
         what = f"{other.__module__}.{other.__qualname__} is installed as a backend of this name"
-        yield Flaw("names", f"backend {name}", what, mend)
+        yield Flaw("names", f"backend {name}", what, hint)
     elif name not in subject.plugins.backends():
-        mend = f'[project.entry-points.madlite] {name} = "{type(subject.backend).__module__}", then pip install it'
-        yield Flaw("names", f"backend {name}", "no entry point of group madlite brings it", mend)
+        hint = f'[project.entry-points.madlite] {name} = "{type(subject.backend).__module__}", then pip install it'
+        yield Flaw("names", f"backend {name}", "no entry point of group madlite brings it", hint)
     plugin = next((one for brought, one in subject.plugins.backends().values() if brought.name == name), None)
     for problem in subject.plugins.problems:
         if plugin and problem.where.split()[:2] == ["plugin", plugin.name]:
@@ -178,12 +178,12 @@ def _backend(subject: Subject) -> Iterator[Flaw]:
 
 
 def _settings(made: Made) -> Iterator[Flaw]:
-    for key, value in made.draft.settings.items():
+    for key, value in made.spec.settings.items():
         where = f"setting {key}"
         if not _NAME.fullmatch(key) or canonical_key(key) != key:
             known = f", which stands for {ALIASES[key]}" if key in ALIASES else ""
-            mend = "small letters, digits and _, and no other name of a size"
-            yield Flaw("names", where, f"--set {key}= would not reach it{known}", mend)
+            hint = "small letters, digits and _, and no other name of a size"
+            yield Flaw("names", where, f"--set {key}= would not reach it{known}", hint)
         elif key in VARIANT_KEYS or key in PLAN_KEYS:
             whose = "the variant" if key in VARIANT_KEYS else "every plan"
             yield Flaw("names", where, f"it hides the {key} of {whose}", "leave it to that, or choose another name")
@@ -200,8 +200,8 @@ def _rule(rule: ResultRule) -> Iterator[Flaw]:
     names = [rule.headline_metric, *(one.metric for one in rule.mad)]
     for name in names:
         if not _METRIC.fullmatch(name):
-            mend = "letters, digits, _ . / - and what a cell of perf.csv takes without quotes"
-            yield Flaw("names", "result rule", f"metric {name!r} is no name", mend)
+            hint = "letters, digits, _ . / - and what a cell of perf.csv takes without quotes"
+            yield Flaw("names", "result rule", f"metric {name!r} is no name", hint)
     for name in _twice(names):
         yield Flaw("names", "result rule", f"two rows of a run would be called {name}", "a metric of its own for each")
     for one in rule.mad:
@@ -211,10 +211,10 @@ def _rule(rule: ResultRule) -> Iterator[Flaw]:
 
 
 def _templates(subject: Subject, made: Made) -> Iterator[Flaw]:
-    files = made.draft.templates
-    if not made.draft.actions and not any(file.path == "run.sh" for file in files):
-        mend = 'FileTemplate(path="run.sh", template=…), or actions of the draft'
-        yield Flaw("names", f"backend {subject.name}", "a draft has nothing to run", mend)
+    files = made.spec.templates
+    if not made.spec.actions and not any(file.path == "run.sh" for file in files):
+        hint = 'FileTemplate(path="run.sh", template=…), or actions of the RunSpec'
+        yield Flaw("names", f"backend {subject.name}", "a RunSpec has nothing to run", hint)
     for path in _twice(file.path for file in files):
         yield Flaw("names", f"file {path}", "two templates are written to it", "one template for each file")
     for file in files:
@@ -227,8 +227,8 @@ def _template(subject: Subject, file: FileTemplate) -> Iterator[Flaw]:
         yield Flaw("names", f"file {file.path}", what, "a path without / at its begin and ..")
     ours = not _leaves(file.template) and (template_root(None) / file.template).is_file()
     if not file.template.startswith(f"{subject.name}/") and not ours:
-        mend = f"put it into templates/{subject.name}/, where nobody else's of that name is found first"
-        yield Flaw("names", f"template {file.template}", f"it is not below the folder {subject.name}", mend)
+        hint = f"put it into templates/{subject.name}/, where nobody else's of that name is found first"
+        yield Flaw("names", f"template {file.template}", f"it is not below the folder {subject.name}", hint)
 
 
 def _leaves(path: str) -> bool:
@@ -249,15 +249,15 @@ def check_failures(subject: Subject) -> Iterator[Flaw]:
             continue
         what = flaw_of(rule) if isinstance(rule, FailureRule) else "it is no FailureRule"
         if what:
-            mend = "docs/failures.md has the keys of a rule"
-            yield Flaw("failures", f"rule {getattr(rule, 'pattern', rule)!r}", what, mend)
+            hint = "docs/failures.md has the keys of a rule"
+            yield Flaw("failures", f"rule {getattr(rule, 'pattern', rule)!r}", what, hint)
 
 
 def check_docs(subject: Subject) -> Iterator[Flaw]:
     """Yield what the pages do not name."""
     if not subject.docs:
-        mend = 'docs = ["docs/backend.md"]: what can be set, which modes and metrics there are'
-        yield Flaw("docs", f"backend {subject.name}", "there is no page about it", mend)
+        hint = 'docs = ["docs/backend.md"]: what can be set, which modes and metrics there are'
+        yield Flaw("docs", f"backend {subject.name}", "there is no page about it", hint)
         return
     texts = []
     for path in subject.docs:
@@ -269,16 +269,16 @@ def check_docs(subject: Subject) -> Iterator[Flaw]:
     for kind, names in _names(subject).items():
         for name in names:
             if not re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", page):
-                mend = f"write `{name}` and what it means into {pages}"
-                yield Flaw("docs", f"{kind} {name}", f"{pages} does not name it", mend)
+                hint = f"write `{name}` and what it means into {pages}"
+                yield Flaw("docs", f"{kind} {name}", f"{pages} does not name it", hint)
 
 
 def _names(subject: Subject) -> dict[str, list[str]]:
-    drafts = [made.draft for made in subject.made]
-    rules = [draft.result_rule for draft in drafts if draft.result_rule.kind == "steps"]
+    specs = [made.spec for made in subject.made]
+    rules = [spec.result_rule for spec in specs if spec.result_rule.kind == "steps"]
     metrics = {rule.headline_metric for rule in rules} | {one.metric for rule in rules for one in rule.mad}
     return {
-        "setting": sorted({key for draft in drafts for key in draft.settings}),
-        "mode": sorted({draft.variant.mode for draft in drafts if draft.variant and draft.variant.mode}),
+        "setting": sorted({key for spec in specs for key in spec.settings}),
+        "mode": sorted({spec.variant.mode for spec in specs if spec.variant and spec.variant.mode}),
         "metric": sorted(metrics),
     }

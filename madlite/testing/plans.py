@@ -1,4 +1,4 @@
-"""Card, machine and what is asked → plan and files, as a run makes them, but without a real machine."""
+"""Card, machine and request → plan and files, as a run makes them, but without a real machine."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def name_of(machine: Machine) -> str:
 
 
 class Case(Value, frozen=True):
-    """One thing to plan: a card on a machine, with what is asked for as --set would."""
+    """One thing to plan: a card on a machine, with what is requested as --set would."""
 
     card: Card
     machine: Machine
@@ -75,10 +75,10 @@ class Case(Value, frozen=True):
 
 
 class Made(Value, frozen=True):
-    """What became of a case: one of its drafts, its plan and its files."""
+    """What became of a case: one of its RunSpecs, its plan and its files."""
 
     case: Case
-    draft: RunSpec
+    spec: RunSpec
     plan: RunPlan
     files: tuple[Rendered, ...]
 
@@ -88,7 +88,7 @@ def list_cases(
 ) -> Iterator[Case]:
     """Yield every card on every machine: as it is, offline, as `asks` says, and for each release of a recipe book.
 
-    The runs of a book for other GPUs are asked for on the first machine, and its recipes that no card names with a card
+    The runs of a book for other GPUs are requested on the first machine, and its recipes that no card names with a card
     made up for each.
     """
     wanted = [(), (OFFLINE,), *(tuple(one.items()) for one in asks)]
@@ -103,7 +103,7 @@ def list_cases(
 
 
 def expand(backend: Backend, case: Case, options: Options) -> Sequence[RunSpec]:
-    """Return the drafts of a case.
+    """Return the RunSpecs of a case.
 
     Raises:
         UsageProblem: the backend refuses it.
@@ -115,29 +115,29 @@ def expand(backend: Backend, case: Case, options: Options) -> Sequence[RunSpec]:
 
 
 def request_of(case: Case, options: Options) -> Request:
-    """Return what a backend is asked of a case."""
+    """Return the request of a case."""
     request = _request(case)
     sources = layers(request, Context(), options)
     return replace(request, settings=asked_values(sources), origins=asked_origins(sources))
 
 
-def plan_of(backend: Backend, case: Case, draft: RunSpec, options: Options) -> RunPlan:
-    """Return the plan of a draft.
+def plan_of(backend: Backend, case: Case, spec: RunSpec, options: Options) -> RunPlan:
+    """Return the plan of a RunSpec.
 
     Raises:
         UsageProblem: a value does not fit its key.
     """
-    return make_plan(given_of(backend, case, draft, options))
+    return make_plan(run_inputs(backend, case, spec, options))
 
 
-def given_of(backend: Backend, case: Case, draft: RunSpec, options: Options) -> RunInputs:
-    """Return what the plan of a draft is made from."""
+def run_inputs(backend: Backend, case: Case, spec: RunSpec, options: Options) -> RunInputs:
+    """Return what the plan of a RunSpec is made from."""
     runtime = options.runtime or USUAL
     return RunInputs(
         run_id="kit",
         request=_request(case),
         backend=backend.name,
-        draft=draft,
+        draft=spec,
         machine=case.machine,
         options=options,
         context=Context(),
@@ -149,7 +149,7 @@ def given_of(backend: Backend, case: Case, draft: RunSpec, options: Options) -> 
 def options_of(
     case: Case, workspace: Path = WORKSPACE, runtime: str = "", environ: Mapping[str, str] | None = None
 ) -> Options:
-    """Return the options by which a case is asked for."""
+    """Return the options by which a case is requested."""
     return Options(
         workspace=workspace,
         output=workspace / "perf.csv",
@@ -159,14 +159,14 @@ def options_of(
     )
 
 
-def finish(backend: Backend, case: Case, draft: RunSpec, search: Sequence[Path], options: Options) -> Made:
-    """Return a draft with its plan and files.
+def finish(backend: Backend, case: Case, spec: RunSpec, search: Sequence[Path], options: Options) -> Made:
+    """Return a RunSpec with its plan and files.
 
     Raises:
         UsageProblem: a value does not fit its key, or a template has a mistake.
     """
-    plan = plan_of(backend, case, draft, options)
-    return Made(case=case, draft=draft, plan=plan, files=render(plan, search))
+    plan = plan_of(backend, case, spec, options)
+    return Made(case=case, spec=spec, plan=plan, files=render(plan, search))
 
 
 def _request(case: Case) -> Request:
@@ -178,7 +178,7 @@ def _card_of(backend: str, recipe: str) -> Card:
 
 
 def _of_book(book: RecipeBook, card: Card, known: Collection[str] | None) -> Iterator[tuple[tuple[str, str], ...]]:
-    """Yield what can be asked of a card's runs: each release, and, given those that are known, each other GPU."""
+    """Yield what can be requested of a card's runs: each release, and, given those that are known, each other GPU."""
     runs = [run for run in book.runs if bare_name(card) in run.cards]
     for release in sorted({release for run in runs for release in run.releases}):
         yield (("release", release),)

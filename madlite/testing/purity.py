@@ -22,11 +22,11 @@ SECRETS = {
     for number, name in enumerate(("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "MAD_SECRETS_HFTOKEN", "MAD_SECRETS_KIT"))
 }
 _MASKS = {name: Redactor([value]).text for name, value in SECRETS.items()}
-_MEND = "leave it in the environment: the script has it as a variable"
+_HINT = "leave it in the environment: the script has it as a variable"
 
 
 def check_purity(subject: Subject) -> Iterator[Flaw]:
-    """Yield what expand, check and assets do beside answering, the first time they are asked too."""
+    """Yield what expand, check and assets do beside answering, the first time they are called too."""
     for where, what in subject.done_at_first:
         yield _world(where, what)
     for made in subject.spread(8):
@@ -45,15 +45,15 @@ def _pure(subject: Subject, made: Made, member: str, given: tuple[Any, ...]) -> 
     for what in dict.fromkeys(done):
         yield _world(where, what)
     if dict(os.environ) != environ or Path.cwd() != folder:
-        yield _flaw(where, "it changes the environment or the working folder", "put variables into Draft.env")
+        yield _flaw(where, "it changes the environment or the working folder", "put variables into RunSpec.env")
     if given != before:
         yield _flaw(where, "it changes what it was given", "make changed copies: msgspec.structs.replace")
     kept = deepcopy(first)
     with _poisoned(first):
         again = deepcopy(_answer(call, deepcopy(before)))
     if again != kept:
-        mend = "no clock, no chance, no order of a set, and fresh tables in each answer"
-        yield _flaw(where, "the same question had two answers", mend)
+        hint = "no clock, no chance, no order of a set, and fresh tables in each answer"
+        yield _flaw(where, "the same question had two answers", hint)
 
 
 def _answer(call: Callable[..., Any], given: tuple[Any, ...]) -> Any:
@@ -64,9 +64,9 @@ def _answer(call: Callable[..., Any], given: tuple[Any, ...]) -> Any:
 
 
 @contextmanager
-def _poisoned(drafts: Any) -> Iterator[None]:
+def _poisoned(specs: Any) -> Iterator[None]:
     """Write into the tables of an answer for a while: a backend that keeps them would give them to the next run."""
-    tables = [table for draft in drafts if isinstance(draft, RunSpec) for table in (draft.settings, draft.env)]
+    tables = [table for spec in specs if isinstance(spec, RunSpec) for table in (spec.settings, spec.env)]
     for table in tables:
         table[_POISON] = "x"
     try:
@@ -80,8 +80,8 @@ def _world(where: str, what: str) -> Flaw:
     return _flaw(where, f"it does something to the world: {what}", "planning only reads; do it in run.sh")
 
 
-def _flaw(where: str, what: str, mend: str) -> Flaw:
-    return Flaw("purity", where, what, mend)
+def _flaw(where: str, what: str, hint: str) -> Flaw:
+    return Flaw("purity", where, what, hint)
 
 
 def check_secrets(subject: Subject) -> Iterator[Flaw]:
@@ -94,13 +94,13 @@ def check_secrets(subject: Subject) -> Iterator[Flaw]:
 def _shown(subject: Subject, made: Made) -> Iterator[Flaw]:
     options = options_of(made.case, environ=SECRETS)
     try:
-        drafts = expand(subject.backend, made.case, options)
-        plans = [finish(subject.backend, made.case, draft, subject.search, options) for draft in drafts]
+        specs = expand(subject.backend, made.case, options)
+        plans = [finish(subject.backend, made.case, spec, subject.search, options) for spec in specs]
     except MadliteError as problem:
         yield from _in(f"refusal of {made.case}", f"{problem.message} {problem.hint}")
         return
     for one in plans:
-        yield from _in(f"draft of {made.case}", repr(one.draft))
+        yield from _in(f"RunSpec of {made.case}", repr(one.spec))
         for file in one.files:
             yield from _in(f"{file.path} of {made.case}", file.data.decode("utf-8", "replace"))
         told = [*answered(subject.backend.check, one.plan), *answered(subject.backend.assets, one.plan)]
@@ -111,12 +111,12 @@ def _in(where: str, text: str) -> Iterator[Flaw]:
     by_shape = Redactor().text(text)
     for name, mask in _MASKS.items():
         if mask(text) != by_shape:
-            yield Flaw("secrets", where, f"it holds the value of ${name}", _MEND)
+            yield Flaw("secrets", where, f"it holds the value of ${name}", _HINT)
 
 
 @contextmanager
 def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Give this process variables for a while, for code that looks for them where it should not."""
+    """Give this process variables for a while, for code that searches for them where it should not."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:

@@ -27,7 +27,7 @@ from madlite.testing.subject import Subject
 
 _CHOOSING = ("recipe", "release", "recipe_device", "mode", "precision")  # these words choose, and refuse others
 _ARGS, _SCRIPT, _PYTHON = "args", "run.sh", "env.MADLITE_PYTHON"
-_MEND = "write each value through the filter sh in a script, through toml or tojson in a file"
+_HINT = "write each value through the filter sh in a script, through toml or tojson in a file"
 _SLOW = (
     f"a script has {LIMIT_S:g} s for it: let loops that wait call sleep, put long work into a program, "
     "and set nothing that is read-only in bash's restricted mode"
@@ -36,9 +36,9 @@ _AS_WORD = "give it to the program as a word of its own, which the code reads: p
 _CODE = re.compile(r"(?:python|pypy|bash|sh|dash|zsh|perl|ruby|node)[\d.]*")
 _DOCUMENT = re.compile(rb"<<-?[ \t]*[\"'\\]?(\w+)")
 _STRUCTURED = (".json", ".toml", ".yaml", ".yml")
-_SAID = ("echo", "printf", "variable")  # words for people or of a variable, not for a program
+_FOR_PEOPLE = ("echo", "printf", "variable")  # words for people or of a variable, not for a program
 _SOME = "a value, or some of its words"
-Told: TypeAlias = tuple[str, str]
+Difference: TypeAlias = tuple[str, str]
 """A key and what became of its value."""
 
 
@@ -69,9 +69,9 @@ class Oddity:
         joined = map(" ".join, self.parts)
         self._forms = [text.casefold() for text in (*(form(self.value) for form in _FORMS), *joined)]
 
-    def is_in(self, told: str) -> bool:
-        """Say whether a text tells of the value or of its mark."""
-        return self.name in told or self.mark in told
+    def is_in(self, text: str) -> bool:
+        """Return whether a text contains the value or its mark."""
+        return self.name in text or self.mark in text
 
     def marked(self, text: str) -> str:
         """Return a text in small letters with marks for values, however they are written there."""
@@ -117,11 +117,11 @@ def check_quoting(subject: Subject, folder: Path) -> Iterator[Flaw]:
     for made in subject.spread(subject.examples):
         keys = [key for key in _text_keys(made) if key not in seen] if made.files else []
         groups = [[key for key in keys if key not in alone], *([key] for key in keys if key in alone)]
-        for key, what in (told for group in groups if group for told in _of_keys(subject, made, group, folder, alone)):
+        for key, what in (one for group in groups if group for one in _of_keys(subject, made, group, folder, alone)):
             if key not in seen:
                 seen.add(key)
-                mend = _SLOW if key == _SCRIPT else _AS_WORD if what.startswith("it ") else _MEND
-                yield Flaw("quoting", f"{_worded(key)} of {made.case}", what, mend)
+                hint = _SLOW if key == _SCRIPT else _AS_WORD if what.startswith("it ") else _HINT
+                yield Flaw("quoting", f"{_worded(key)} of {made.case}", what, hint)
         if _SCRIPT in seen:
             return
 
@@ -133,30 +133,30 @@ def _text_keys(made: Made) -> Iterator[str]:
     if made.plan.variant:
         yield "model"
     yield _ARGS
-    yield from (f"env.{name}" for name in (*made.draft.env, _PYTHON[4:]))
+    yield from (f"env.{name}" for name in (*made.spec.env, _PYTHON[4:]))
 
 
 def _worded(key: str) -> str:
     return key if key in (_ARGS, _SCRIPT) else f"variable {key[4:]}" if key.startswith("env.") else f"setting {key}"
 
 
-def _of_keys(subject: Subject, made: Made, keys: Sequence[str], folder: Path, alone: set[str]) -> list[Told]:
+def _of_keys(subject: Subject, made: Made, keys: Sequence[str], folder: Path, alone: set[str]) -> list[Difference]:
     """Return keys and what became of their values: all together, and in halves where some go wrong or not together."""
-    told: list[Told] = []
+    differences: list[Difference] = []
     try:
-        told = _compared(subject, made, keys, folder)
-        if not told or len(keys) == 1 or told[0][0] == _SCRIPT:
-            return told
+        differences = _compared(subject, made, keys, folder)
+        if not differences or len(keys) == 1 or differences[0][0] == _SCRIPT:
+            return differences
     except (RefusedScript, MadliteError):
         if len(keys) == 1:
             alone.add(keys[0])
             return _alone(subject, made, keys[0])
     half = len(keys) // 2
     parts = (_of_keys(subject, made, some, folder, alone) for some in (keys[:half], keys[half:]))
-    return [one for part in parts for one in part] or told
+    return [one for part in parts for one in part] or differences
 
 
-def _alone(subject: Subject, made: Made, key: str) -> list[Told]:
+def _alone(subject: Subject, made: Made, key: str) -> list[Difference]:
     """Return that a template fails at a key's odd value, though any text is taken and no check refuses it."""
     one = Oddity(key)
     try:
@@ -188,16 +188,16 @@ def _files(subject: Subject, made: Made, values: Mapping[str, str]) -> dict[str,
     case = replace(case, card=card, asked=(*case.asked, *sets))
     options = options_of(case)
     try:
-        drafts = expand(subject.backend, case, options)
-        draft = next((one for one in drafts if one.templates == made.draft.templates), drafts[0])
-        plan = plan_of(subject.backend, case, draft, options)
+        specs = expand(subject.backend, case, options)
+        spec = next((one for one in specs if one.templates == made.spec.templates), specs[0])
+        plan = plan_of(subject.backend, case, spec, options)
     except MadliteError as error:
         raise RefusedScript from error
     return {file.path: file.data for file in render(plan, subject.search)}
 
 
 def _is_checked(subject: Subject, made: Made, oddities: Sequence[Oddity]) -> bool:
-    """Say whether the backend's own check keeps a plan with one of the values from starting."""
+    """Return whether the backend's own check keeps a plan with one of the values from starting."""
     for one in oddities:
         case = replace(made.case, asked=(*made.case.asked, (one.key, one.value)))
         options = options_of(case)
@@ -207,32 +207,32 @@ def _is_checked(subject: Subject, made: Made, oddities: Sequence[Oddity]) -> boo
     return False
 
 
-def _compared(subject: Subject, made: Made, keys: Sequence[str], folder: Path) -> list[Told]:
+def _compared(subject: Subject, made: Made, keys: Sequence[str], folder: Path) -> list[Difference]:
     """Return keys whose values are not the same in what a script calls or a file holds, with what came of them."""
     plain = _files(subject, made, {key: Oddity(key).mark for key in keys})
     ends = sorted({end.decode() for end in _DOCUMENT.findall(plain.get(_SCRIPT, b""))})
     oddities = [Oddity(key, ends) for key in keys]
     odd = _files(subject, made, {one.key: one.value for one in oddities})
-    told: list[Told] = []
+    differences: list[Difference] = []
     for path in odd:
         if path.endswith(_STRUCTURED) and (other := _other_content(path, plain[path], odd[path], oddities)):
-            told.append((other[0], f"an odd value changes {path}: {other[1]}"))
+            differences.append((other[0], f"an odd value changes {path}: {other[1]}"))
     for straight, bent in zip(*calls_of([plain, odd], folder), strict=True) if _SCRIPT in odd else ():
-        if not straight.whole:
-            return [*told, (_SCRIPT, "it could not be run to its end")]
+        if not straight.finished:
+            return [*differences, (_SCRIPT, "it could not be run to its end")]
         found = [*_other_calls(straight, bent, oddities)]
-        if not found and not bent.whole and not _is_checked(subject, made, oddities):
+        if not found and not bent.finished and not _is_checked(subject, made, oddities):
             found = [(keys[0], "an odd value keeps run.sh from being run to its end")]
         if found:
-            return [*told, *found]
-    return told
+            return [*differences, *found]
+    return differences
 
 
-def _other_content(path: str, plain: bytes, odd: bytes, oddities: Sequence[Oddity]) -> Told | None:
+def _other_content(path: str, plain: bytes, odd: bytes, oddities: Sequence[Oddity]) -> Difference | None:
     try:
         one, other = (list(_leaves(parsed(path, data))) for data in (plain, odd))
     except ValueError as error:
-        return _told(oddities, odd.decode("utf-8", "replace")), str(error)
+        return _key_in(oddities, odd.decode("utf-8", "replace")), str(error)
     return _other_words([tuple(one)], [tuple(other)], oddities)
 
 
@@ -247,7 +247,7 @@ def _leaves(content: Any) -> Iterator[str]:
         yield content if isinstance(content, str) else repr(content)
 
 
-def _other_calls(plain: Calls, odd: Calls, oddities: Sequence[Oddity]) -> Iterator[Told]:
+def _other_calls(plain: Calls, odd: Calls, oddities: Sequence[Oddity]) -> Iterator[Difference]:
     names = {words[0] for words in odd.commands if words}
     codes = [code for words in odd.commands for code in _codes(words, oddities)]
     quoted = [
@@ -264,7 +264,7 @@ def _other_calls(plain: Calls, odd: Calls, oddities: Sequence[Oddity]) -> Iterat
             what = "it is a part of code that a program of run.sh reads"
         if what:
             yield one.key, what
-    if not broken and odd.whole:
+    if not broken and odd.finished:
         swap = dict(zip(codes, quoted, strict=True))
         bent = [tuple(swap.get(word, word) for word in words) for words in odd.commands]
         if other := _other_words(plain.commands, bent, oddities):
@@ -286,21 +286,21 @@ def _codes(words: Sequence[str], oddities: Sequence[Oddity]) -> list[str]:
 
 def _other_words(
     plain: Sequence[tuple[str, ...]], odd: Sequence[tuple[str, ...]], oddities: Sequence[Oddity]
-) -> Told | None:
+) -> Difference | None:
     """Return what one side has and the other has not: of words for people those with values, else each command.
 
     They come in any order, as the commands of a pipeline do.
     """
     one, other = (Counter(_shape(words, oddities) for words in commands) for commands in (plain, odd))
     marks = [_SOME, *(some.mark.casefold() for some in oddities)]
-    said = {words for words in {**one, **other} if words[:1] and words[0] in _SAID}
-    missing = [words for words in one if words in said - set(other) and any(mark in f"{words}" for mark in marks)]
-    missing += [words for words in one - other if words not in said]
-    extra = [words for words in other - one if words not in said]
+    for_people = {words for words in {**one, **other} if words[:1] and words[0] in _FOR_PEOPLE}
+    missing = [words for words in one if words in for_people - set(other) and any(mark in f"{words}" for mark in marks)]
+    missing += [words for words in one - other if words not in for_people]
+    extra = [words for words in other - one if words not in for_people]
     if not missing and not extra:
         return None
     before, after = (" ".join(some[0]) if some else "nothing" for some in (missing, extra))
-    return _told(oddities, f"{missing}{extra}"), f"{after!r:.80} in place of {before!r:.80}"
+    return _key_in(oddities, f"{missing}{extra}"), f"{after!r:.80} in place of {before!r:.80}"
 
 
 def _shape(words: Sequence[str], oddities: Sequence[Oddity]) -> tuple[str, ...]:
@@ -308,25 +308,25 @@ def _shape(words: Sequence[str], oddities: Sequence[Oddity]) -> tuple[str, ...]:
 
     Among words for people or of a variable, where it may be a few of these, one for all values in a row.
     """
-    if words[:1] and words[0] in _SAID:
+    if words[:1] and words[0] in _FOR_PEOPLE:
         marks = {one.mark.casefold() for one in oddities} | {
             word for one in oddities for part in one.parts for word in part
         }
         read = [word if word in marks else reduce(lambda word, one: one.marked(word), oddities, word) for word in words]
-        told = [_SOME if word in marks else word for word in read]
-        return tuple(word for at, word in enumerate(told) if word != _SOME or told[at - 1] != _SOME)
+        read = [_SOME if word in marks else word for word in read]
+        return tuple(word for at, word in enumerate(read) if word != _SOME or read[at - 1] != _SOME)
     found: list[str] = []
     at = 0
     while at < len(words):
         parts = [(part, one.mark.casefold()) for one in oddities for part in one.parts if words[at] == part[0]]
-        whole = next((some for some in parts if tuple(words[at : at + len(some[0])]) == some[0]), None)
-        found.append(whole[1] if whole else reduce(lambda word, one: one.marked(word), oddities, words[at]))
-        at += len(whole[0]) if whole else 1
+        value = next((some for some in parts if tuple(words[at : at + len(some[0])]) == some[0]), None)
+        found.append(value[1] if value else reduce(lambda word, one: one.marked(word), oddities, words[at]))
+        at += len(value[0]) if value else 1
     return tuple(found)
 
 
-def _told(oddities: Sequence[Oddity], text: str) -> str:
-    """Return the key that a text tells of, or the first one."""
+def _key_in(oddities: Sequence[Oddity], text: str) -> str:
+    """Return the key whose value a text contains, or the first one."""
     text = text.casefold()
     found = (one.key for one in oddities if one.name.casefold() in text or one.mark.casefold() in text)
     return next(found, oddities[0].key if oddities else _ARGS)

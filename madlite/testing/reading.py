@@ -15,7 +15,7 @@ from madlite.measure.steps import Steps
 from madlite.model import Event, Line, Phase, Quantity, Reader, RunPlan, Step
 from madlite.testing.flaws import Flaw, answered, limited
 from madlite.testing.members import is_event
-from madlite.testing.subject import LOG_LIMIT_S, NAME_IT, Subject, follow, lines_of, raised
+from madlite.testing.subject import LOG_LIMIT_S, NAME_IT, Subject, lines_of, raised, read_events
 
 _BYTE_BY_BYTE = 16 * 1024  # bytes of a log's begin that come one at a time
 _FEW_BYTES = 2 * 1024  # likewise, of a sample
@@ -51,33 +51,33 @@ def check_reading(subject: Subject) -> Iterator[Flaw]:
             yield from _pieces(subject, path, where)
             yield from _otherwise(subject, path, where)
         except Exception as error:  # noqa: BLE001 - the border to the reader under test
-            mend = "a reader answers () for what it does not know"
-            yield Flaw("reading", where, f"the reader raised {raised(error)}", mend)
+            hint = "a reader answers () for what it does not know"
+            yield Flaw("reading", where, f"the reader raised {raised(error)}", hint)
 
 
 def missing_logs(subject: Subject, check: str) -> Iterator[Flaw]:
     """Yield that there is no log, where steps of logs are what the backend's runs are judged by."""
-    rules = [made.draft.result_rule.kind for made in subject.made]
+    rules = [made.spec.result_rule.kind for made in subject.made]
     if not subject.logs and ("steps" in rules or not rules):
-        mend = "logs = {path: number of training steps}: what the framework printed in a run"
-        yield Flaw(check, f"backend {subject.name}", "there is no log to read", mend)
+        hint = "logs = {path: number of training steps}: what the framework printed in a run"
+        yield Flaw(check, f"backend {subject.name}", "there is no log to read", hint)
 
 
 def _steps(subject: Subject, path: Path, where: str) -> Iterator[Flaw]:
     events, stated = subject.told[path], subject.logs[path]
     if odd := [event for event in events if not is_event(event)]:
-        mend = "Step, Phase, Summary, EffectiveConfig and Ended are what a reader answers with"
-        yield Flaw("reading", where, f"the reader answered {odd[0]!r}", mend)
+        hint = "Step, Phase, Summary, EffectiveConfig and Ended are what a reader answers with"
+        yield Flaw("reading", where, f"the reader answered {odd[0]!r}", hint)
         return
     count = Steps(event for event in events if isinstance(event, Step)).count()
     if stated is not None and count != stated:
-        mend = "compare the pattern with the lines of the log; each number of a step counts once"
-        yield Flaw("reading", where, f"{count} training steps were read, {stated} are stated", mend)
+        hint = "compare the pattern with the lines of the log; each number of a step counts once"
+        yield Flaw("reading", where, f"{count} training steps were read, {stated} are stated", hint)
 
 
 def _pieces(subject: Subject, path: Path, where: str) -> Iterator[Flaw]:
     data, whole = subject.bytes[path], repr(list(subject.told[path]))
-    if repr(follow(subject.backend.reader(None), [data])) != whole:
+    if repr(read_events(subject.backend.reader(None), [data])) != whole:
         yield Flaw("reading", where, "a second fresh reader told something else", _NO_STATE)
         return
     chance = random.Random(path.name)  # noqa: S311 - places to cut at, the same ones every time
@@ -88,7 +88,7 @@ def _pieces(subject: Subject, path: Path, where: str) -> Iterator[Flaw]:
         if repr(_in_pieces(subject, data, ends)) != whole:
             yield Flaw("reading", where, f"{how} gave other events than the whole", _NO_STATE)
     begin = data[: _BYTE_BY_BYTE if subject.most is None else _FEW_BYTES]
-    alone = repr(follow(subject.backend.reader(None), [begin]))
+    alone = repr(read_events(subject.backend.reader(None), [begin]))
     if repr(_in_pieces(subject, begin, list(range(1, len(begin))))) != alone:
         yield Flaw("reading", where, "single bytes gave other events than the whole", _NO_STATE)
 
@@ -118,7 +118,7 @@ def _labelled(subject: Subject, path: Path, where: str, count: int) -> Iterator[
     rows = subject.bytes[path].splitlines()
     for how, label in _LABELS.items():
         data = b"".join(label % rank + row + b"\n" for row in rows for rank in (0, 1))
-        steps = [event for event in follow(subject.backend.reader(None), [data]) if isinstance(event, Step)]
+        steps = [event for event in read_events(subject.backend.reader(None), [data]) if isinstance(event, Step)]
         if (found := _count(steps)) != count:
             what = f"two ranks behind the labels of {how} gave {found} steps in place of {count}"
             yield Flaw("reading", where, what, _NO_LABEL)
@@ -131,8 +131,8 @@ def _finished_twice(reader: Reader, told: list[Event], where: str) -> Iterator[F
         first = answered(reader.finish, Path(folder))
         second = answered(reader.finish, Path(folder))
     if _count([*told, *first, *second]) != _count([*told, *first]):
-        mend = "tell what is held back once, and forget it"
-        yield Flaw("reading", where, "a second finish() told further steps", mend)
+        hint = "tell what is held back once, and forget it"
+        yield Flaw("reading", where, "a second finish() told further steps", hint)
 
 
 def _fed(reader: Reader, lines: Sequence[Line]) -> list[Event]:
@@ -151,7 +151,7 @@ def _timeless(events: Iterable[Event]) -> str:
 def _in_pieces(subject: Subject, data: bytes, ends: list[int]) -> list[Event]:
     places = [0, *ends, len(data)]
     chunks = (data[begin:end] for begin, end in pairwise(places))
-    return follow(subject.backend.reader(None), chunks)
+    return read_events(subject.backend.reader(None), chunks)
 
 
 def check_fuzz(subject: Subject) -> Iterator[Flaw]:
@@ -168,7 +168,7 @@ def check_fuzz(subject: Subject) -> Iterator[Flaw]:
                 if flaw.what not in seen:
                     seen.add(flaw.what)
                     yield flaw
-                if flaw.mend == _QUICK:  # each further one would cost as much time
+                if flaw.hint == _QUICK:  # each further one would cost as much time
                     return
 
 
@@ -182,7 +182,7 @@ def _logs(subject: Subject) -> Iterator[tuple[str, bytes]]:
 
 def _has_step(subject: Subject, row: bytes) -> bool:
     try:
-        return any(isinstance(event, Step) for event in follow(subject.backend.reader(None), [row]))
+        return any(isinstance(event, Step) for event in read_events(subject.backend.reader(None), [row]))
     except Exception:  # noqa: BLE001 - told by the checks, not by the search for a place
         return False
 
@@ -192,7 +192,7 @@ def _broken(subject: Subject, plan: RunPlan | None, name: str, data: bytes) -> I
     for _ in range(subject.examples):
         broken = _break(data, chance)
         what = f"a log of {len(broken)} bytes"
-        events = yield from _survived(lambda: follow(subject.backend.reader(plan), [broken]), name, what, _LINES)  # noqa: B023
+        events = yield from _survived(lambda: read_events(subject.backend.reader(plan), [broken]), name, what, _LINES)  # noqa: B023
         if events is None:
             return
         if (odd := next((event for event in events if not _is_sane(event)), None)) is not None:

@@ -14,12 +14,12 @@ from madlite.model import Quantity, ResultRule, RunSpec, Step, Summary
 from madlite.plan.render import Rendering, runs_alike
 from madlite.run.checks import CommandInputs, refuse_without_effect
 from madlite.testing.flaws import Flaw, answered
-from madlite.testing.plans import Case, Made, expand, finish, given_of, options_of
+from madlite.testing.plans import Case, Made, expand, finish, options_of, run_inputs
 from madlite.testing.subject import Subject
 
 PRECISIONS = ("FP32", "BF16", "FP16", "FP8", "MXFP8", "MXFP4")
 _STRANGE = {"mode": "no_such_mode", "precision": "NO_SUCH_PRECISION"}
-_MEND = "refuse it: a TemplateBackend does where its variants have one, others by a fatal Finding of check(plan)"
+_HINT = "refuse it: a TemplateBackend does where its variants have one, others by a fatal Finding of check(plan)"
 
 
 def check_results(subject: Subject, folder: Path) -> Iterator[Flaw]:
@@ -28,10 +28,10 @@ def check_results(subject: Subject, folder: Path) -> Iterator[Flaw]:
     `folder` is where the files that a run leaves are copied to, for readers may ask whether they are of their run.
     """
     for outputs in (path for path in subject.outputs if not path.is_dir()):
-        mend = 'outputs = ["a folder of a run\'s files"]'
-        yield Flaw("results", f"outputs {outputs}", "there is no such folder", mend)
+        hint = 'outputs = ["a folder of a run\'s files"]'
+        yield Flaw("results", f"outputs {outputs}", "there is no such folder", hint)
     quantities, keys = _given(subject, folder)
-    for rule in {repr(made.draft.result_rule): made.draft.result_rule for made in subject.made}.values():
+    for rule in {repr(made.spec.result_rule): made.spec.result_rule for made in subject.made}.values():
         if rule.kind == "steps" and quantities:
             yield from _missing(rule, quantities, keys, in_logs=bool(subject.logs))
 
@@ -51,20 +51,20 @@ def _given(subject: Subject, folder: Path) -> tuple[set[Quantity], set[str]]:
 
 
 def _missing(rule: ResultRule, quantities: set[Quantity], keys: set[str], *, in_logs: bool) -> Iterator[Flaw]:
-    mend = (
+    hint = (
         "add what has it to `logs` (or `outputs`: a run's files), or let the reader give it, or drop it from the rule"
     )
     if rule.headline not in quantities:
         what = f"no step of the logs has the headline, {rule.headline.label}"
-        yield Flaw("results", f"metric {rule.headline_metric}", what, mend)
+        yield Flaw("results", f"metric {rule.headline_metric}", what, hint)
     if rule.loss_expected and Quantity.LOSS not in quantities:
         what = "a loss is expected of every run, and no step of the logs has one"
         yield Flaw("results", "result rule", what, "ResultRule(loss_expected=False)")
     for one in rule.mad if in_logs else ():
         if one.rule == "summary" and one.key not in keys:
-            yield Flaw("results", f"metric {one.metric}", f"no log has the figure {one.key!r}", mend)
+            yield Flaw("results", f"metric {one.metric}", f"no log has the figure {one.key!r}", hint)
         elif one.quantity is not None and one.quantity not in quantities:
-            yield Flaw("results", f"metric {one.metric}", f"no step of the logs has {one.quantity.label}", mend)
+            yield Flaw("results", f"metric {one.metric}", f"no step of the logs has {one.quantity.label}", hint)
 
 
 def check_effects(subject: Subject) -> Iterator[Flaw]:
@@ -74,18 +74,18 @@ def check_effects(subject: Subject) -> Iterator[Flaw]:
             continue
         for key, word in _STRANGE.items():
             if _outcomes(subject, made, key, word):
-                yield Flaw("effects", str(made.case), f"it takes {key} '{word}', which the row would have", _MEND)
+                yield Flaw("effects", str(made.case), f"it takes {key} '{word}', which the row would have", _HINT)
         yield from _same_runs(subject, made)
 
 
 def _same_runs(subject: Subject, made: Made) -> Iterator[Flaw]:
-    """Yield precisions that are told apart by their rows alone."""
+    """Yield precisions that are distinguished by their rows alone."""
     seen: list[tuple[str, Rendering]] = []
     for word in PRECISIONS:
         for one in _outcomes(subject, made, "precision", word):
             like = next((other for other, known in seen if other != word and runs_alike(known, one)), "")
             if like:
-                yield Flaw("effects", str(made.case), f"precision {word} runs what precision {like} does", _MEND)
+                yield Flaw("effects", str(made.case), f"precision {word} runs what precision {like} does", _HINT)
             seen.append((word, one))
 
 
@@ -93,19 +93,19 @@ def _outcomes(subject: Subject, made: Made, key: str, word: str) -> list[Renderi
     """Return the runs of a word, of which nobody refuses one."""
     case = replace(made.case, asked=(*made.case.asked, (key, word)))
     try:
-        drafts = expand(subject.backend, case, options_of(case))
-        return [one for draft in drafts if not _is_refused(subject, one := _outcome(subject, case, draft), case, draft)]
+        specs = expand(subject.backend, case, options_of(case))
+        return [one for spec in specs if not _is_refused(subject, one := _outcome(subject, case, spec), case, spec)]
     except UsageProblem:
         return []
 
 
-def _outcome(subject: Subject, case: Case, draft: RunSpec) -> Rendering:
-    made = finish(subject.backend, case, draft, subject.search, options_of(case))
+def _outcome(subject: Subject, case: Case, spec: RunSpec) -> Rendering:
+    made = finish(subject.backend, case, spec, subject.search, options_of(case))
     return Rendering(plan=made.plan, files=made.files)
 
 
-def _is_refused(subject: Subject, one: Rendering, case: Case, draft: RunSpec) -> bool:
-    """Say whether a check of the backend, or madlite itself, refuses a run."""
+def _is_refused(subject: Subject, one: Rendering, case: Case, spec: RunSpec) -> bool:
+    """Return whether a check of the backend, or madlite itself, refuses a run."""
 
     def is_fatal(other: Rendering) -> bool:
         return any(finding.fatal for finding in answered(subject.backend.check, other.plan))
@@ -116,7 +116,7 @@ def _is_refused(subject: Subject, one: Rendering, case: Case, draft: RunSpec) ->
 
     if is_fatal(one):
         return True
-    given = given_of(subject.backend, case, draft, options_of(case))
+    given = run_inputs(subject.backend, case, spec, options_of(case))
     try:
         refuse_without_effect(given, lambda: one, plans, is_fatal)
     except UsageProblem:

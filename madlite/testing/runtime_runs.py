@@ -34,14 +34,14 @@ def check_exits(bench: Bench, folder: Path) -> Iterator[Flaw]:
             ran = bench.run(session, script)
             if ran.exit is None or ran.exit.code != wanted or ran.exit.timed_out:
                 yield bench.flaw(f"run of {script!r}", _how(ran), f"Exit(code={wanted}, ...)")
-        if not bench.run(session, "kill -KILL $$").ended_ill:
+        if not bench.run(session, "kill -KILL $$").failed:
             yield bench.flaw("run of 'kill -KILL $$'", "it went well", "a signal is a code too: -9, or 137")
         for argv, cwd in ((("/no/such/command",), ""), (("true",), "no/such/folder")):
             ran = bench.act(session, argv, cwd=cwd)
-            if not ran.ended_ill:
+            if not ran.failed:
                 what = "it went well, where nothing can be started"
                 yield bench.flaw(f"run of {' '.join(argv)} in {cwd or '.'}", what, "raise RuntimeProblem")
-        if bench.run(session, "exit 0").ended_ill:
+        if bench.run(session, "exit 0").failed:
             yield bench.flaw("run", "nothing runs after an action that failed", "a session takes more actions")
         if bench.nodes > 1:
             yield from _first_to_fail(bench, session)
@@ -69,7 +69,7 @@ def check_limits(bench: Bench, folder: Path) -> Iterator[Flaw]:
             yield bench.flaw("run with timeout_s=1", _how(ran), "Exit(timed_out=True) with the code of what was ended")
     with bench.session(bench.plan(folder)) as session:
         ran = bench.run(session, "exit 0", timeout_s=bench.limit_s)
-        if ran.ended_ill or (ran.exit is not None and ran.exit.timed_out):
+        if ran.failed or (ran.exit is not None and ran.exit.timed_out):
             yield bench.flaw(f"run with timeout_s={bench.limit_s:g}", _how(ran), "it ended long before its limit")
 
 
@@ -88,17 +88,17 @@ def check_stop(bench: Bench, folder: Path) -> Iterator[Flaw]:
                 "the action's own code",
             )
         later = bench.run(session, "echo it ran")
-        if "it ran" in later.text() or not later.ended_ill:
+        if "it ran" in later.text() or not later.failed:
             yield bench.flaw("run after a stop", "the command ran", "a stop ends the session: nothing starts")
     for grace_s, what in ((1.0, "ignores INT and TERM"), (0.0, "ignores INT and TERM, without any grace")):
         with bench.session(bench.plan(folder)) as session:
             try:
                 ran = _stopped(bench, session, _DEAF, grace_s)
             except Late:
-                mend = "after the second grace everything is killed"
-                yield bench.flaw(f"stop({grace_s:g})", f"an action that {what} goes on", mend)
+                hint = "after the second grace everything is killed"
+                yield bench.flaw(f"stop({grace_s:g})", f"an action that {what} goes on", hint)
                 return
-            if not ran.ended_ill:
+            if not ran.failed:
                 yield bench.flaw(f"stop({grace_s:g})", f"what was killed went well: {_how(ran)}", "not code 0")
 
 
@@ -126,8 +126,8 @@ def check_leaving(bench: Bench, folder: Path) -> Iterator[Flaw]:
             raise _OfTheKit
     except _OfTheKit:
         pass
-    mend = "end the session in a finally, and let the exception through"
-    yield from _gone(bench, plan, session.handle, "leaving open by an exception", mend)
+    hint = "end the session in a finally, and let the exception through"
+    yield from _gone(bench, plan, session.handle, "leaving open by an exception", hint)
 
 
 def _below(folder: Path, name: str) -> Path:
@@ -146,10 +146,10 @@ def check_handles(bench: Bench, folder: Path) -> Iterator[Flaw]:
     with bench.session(plan) as session:
         bench.run(session, _BEATS)
     handle = session.handle
-    said = bench.runtime.outcome(handle)
-    if said is not None and (not isinstance(said, JobOutcome) or said.ended):
-        mend = "JobOutcome(ended=False) while a kept session goes on, None where nothing is known"
-        yield bench.flaw("outcome of a kept session", f"it answered {said!r}", mend)
+    answer = bench.runtime.outcome(handle)
+    if answer is not None and (not isinstance(answer, JobOutcome) or answer.ended):
+        hint = "JobOutcome(ended=False) while a kept session goes on, None where nothing is known"
+        yield bench.flaw("outcome of a kept session", f"it answered {answer!r}", hint)
     if not _goes_on(bench, plan):
         yield bench.flaw("plan.keep_alive", "what ran was ended", "leave a session that is to be kept")
     other = bench.again()  # as another process has it
@@ -162,15 +162,15 @@ def check_handles(bench: Bench, folder: Path) -> Iterator[Flaw]:
     if not _refuses(bench.runtime.attach, _NOBODY):
         yield bench.flaw("attach", "it attached to a handle that it never gave", "raise RuntimeProblem")
     try:
-        said = bench.runtime.outcome(_NOBODY)
+        answer = bench.runtime.outcome(_NOBODY)
     except RuntimeProblem:
-        said = None
-    if said is not None:
-        yield bench.flaw("outcome", f"of a handle that it never gave it says {said!r}", "return None")
+        answer = None
+    if answer is not None:
+        yield bench.flaw("outcome", f"of a handle that it never gave it says {answer!r}", "return None")
 
 
 def _refuses(call: object, *given: object) -> bool:
-    """Say whether a call raises RuntimeProblem."""
+    """Return whether a call raises RuntimeProblem."""
     try:
         call(*given)  # type: ignore[operator]
     except RuntimeProblem:
@@ -178,17 +178,17 @@ def _refuses(call: object, *given: object) -> bool:
     return False
 
 
-def _gone(bench: Bench, plan: RunPlan, handle: str, where: str, mend: str) -> Iterator[Flaw]:
+def _gone(bench: Bench, plan: RunPlan, handle: str, where: str, hint: str) -> Iterator[Flaw]:
     if _goes_on(bench, plan, until_quiet_s=bench.limit_s / 3):
         what = "a process of the run goes on, one that had left its process group and session (setsid)"
-        yield bench.flaw(where, what, mend)
-    said = bench.runtime.outcome(handle)
-    if said is not None and not said.ended:
-        yield bench.flaw(where, f"the engine says that the session goes on: {said!r}", mend)
+        yield bench.flaw(where, what, hint)
+    answer = bench.runtime.outcome(handle)
+    if answer is not None and not answer.ended:
+        yield bench.flaw(where, f"the engine says that the session goes on: {answer!r}", hint)
 
 
 def _goes_on(bench: Bench, plan: RunPlan, until_quiet_s: float = 0.0) -> bool:
-    """Say whether what an action left running still counts; unseen where files are not shared.
+    """Return whether what an action left running still counts; unseen where files are not shared.
 
     It is quiet once nothing came for as long as ten beats take, which is waited for at most `until_quiet_s`.
     """
@@ -223,10 +223,10 @@ def check_output(bench: Bench, folder: Path) -> Iterator[Flaw]:
         if odd := sorted({node for node, _ in ran.output} - set(range(bench.nodes))):
             yield bench.flaw("run", f"output came of node {odd[0]}", "nodes count from 0, as session.nodes")
         if ran.other_thread_chunks:
-            mend = "pass it on from the thread that called run"
-            yield bench.flaw("run", "output was passed on by another thread", mend)
-        said = bench.run(session, "cat; echo it ended")
-        if "it ended" not in said.text():
+            hint = "pass it on from the thread that called run"
+            yield bench.flaw("run", "output was passed on by another thread", hint)
+        answer = bench.run(session, "cat; echo it ended")
+        if "it ended" not in answer.text():
             yield bench.flaw("run", "a command that reads its input printed nothing", "it has no input")
     if bench.runtime.traits.streams:
         yield from _streams(bench, folder)
@@ -238,9 +238,9 @@ def _streams(bench: Bench, folder: Path) -> Iterator[Flaw]:
         try:
             bench.run(session, _READY, out, limit_s=bench.limit_s / 2)
         except Late:
-            mend = "pass output on at once, or say streams=False" if out.acted is None else "stop ends the action"
+            hint = "pass output on at once, or say streams=False" if out.acted is None else "stop ends the action"
             what = "a line did not come while the action ran" if out.acted is None else "a stop did not end the action"
-            yield bench.flaw("run", f"{what}, within {bench.limit_s / 2:g} s", mend)
+            yield bench.flaw("run", f"{what}, within {bench.limit_s / 2:g} s", hint)
             bench.within("stop", lambda: session.stop(0.0))
 
 
@@ -253,8 +253,8 @@ def check_environment(bench: Bench, folder: Path) -> Iterator[Flaw]:
         leaked = bench.run(session, f'printf %s "${{{_OURS}-}}"').text()
     for node in range(bench.nodes):
         if ran.text(node) != f"{SECRET}|action's|{given['OTHER']}":
-            mend = "plan.env, over it the action's; madlite.reveal(plan.env) has the values of secrets"
-            yield bench.flaw(f"node {node}", f"HF_TOKEN|KIT|OTHER are {ran.text(node)!r}", mend)
+            hint = "plan.env, over it the action's; madlite.reveal(plan.env) has the values of secrets"
+            yield bench.flaw(f"node {node}", f"HF_TOKEN|KIT|OTHER are {ran.text(node)!r}", hint)
         rank, count, address = [*ran.text(node, 2).split("|"), "", "", ""][:3]
         if bench.nodes > 1 and (rank != str(node) or count != str(bench.nodes) or not address):
             what = f"NODE_RANK|NNODES|MASTER_ADDR are {ran.text(node, 2)!r}"
@@ -302,11 +302,11 @@ def _given(bench: Bench, plan: RunPlan, text: str, cwd: str, inside: str) -> Ite
     elif cwd.strip() != f"{plan.inside}/sub":
         yield bench.flaw("run", f"the action runs in {cwd.strip()}, not in {plan.inside}/sub", "plan.inside")
     if plan.folder_inside not in inside:
-        mend = "'{folder}' in action.cwd is plan.folder_inside, a folder that can be written to"
-        yield bench.flaw("run", f"{plan.folder_inside} is not the folder of an action that asks for it", mend)
+        hint = "'{folder}' in action.cwd is plan.folder_inside, a folder that can be written to"
+        yield bench.flaw("run", f"{plan.folder_inside} is not the folder of an action that asks for it", hint)
     if bench.runtime.traits.containerised and "trusted" in inside:
-        mend = "mount what madlite.container_mounts(plan) lists"
-        yield bench.flaw("run", "a container reaches what madlite keeps in the run's folder", mend)
+        hint = "mount what madlite.container_mounts(plan) lists"
+        yield bench.flaw("run", "a container reaches what madlite keeps in the run's folder", hint)
 
 
 def _brought(bench: Bench, results: Path, seen: bool) -> Iterator[Flaw]:
@@ -324,7 +324,7 @@ def _brought(bench: Bench, results: Path, seen: bool) -> Iterator[Flaw]:
 
 
 def check_probe(bench: Bench, folder: Path) -> Iterator[Flaw]:
-    """Yield what a probe does not see, does to the action or does not end, where the traits say that it works."""
+    """Yield what a probe does not see, does to the action or does not end, where the traits state that it works."""
     if not bench.runtime.traits.sees_processes:
         return
     found: list[Flaw] = []
@@ -349,9 +349,9 @@ def check_probe(bench: Bench, folder: Path) -> Iterator[Flaw]:
         yield bench.flaw("probe", "what it printed came as output of the action", "it is for the caller alone")
 
 
-def _probed(bench: Bench, session: Session, node: int, said: bytes) -> Iterator[Flaw]:
+def _probed(bench: Bench, session: Session, node: int, answer: bytes) -> Iterator[Flaw]:
     where = f"probe of node {node}"
-    pid = said.decode().split()[1]
+    pid = answer.decode().split()[1]
     one = bench.probe(session, f"echo seen; echo also >&2; cat /proc/{pid}/cmdline; exit 3", node)
     if one.code != 3 or b"seen" not in one.stdout or b"also" not in one.stderr:
         yield bench.flaw(where, f"it answered {one!r}", "the command's exit code and both of its outputs")
@@ -379,7 +379,7 @@ def check_two_at_once(bench: Bench, folder: Path) -> Iterator[Flaw]:
         if one.handle == two.handle:
             yield bench.flaw("handle", "two sessions have the same handle", "one that names its session")
         bench.within("stop", lambda: one.stop(GRACE_S))
-        if bench.run(two, "exit 0").ended_ill:
+        if bench.run(two, "exit 0").failed:
             yield bench.flaw("stop", "the stop of one session ended the other", "stop this session alone")
 
 

@@ -46,8 +46,8 @@ def _of_session(bench: Bench, session: Session) -> Iterator[Flaw]:
     yield from signatures(session, Session, f"session of runtime {bench.name}")
     where = "{} of its session"
     if not isinstance(session.handle, str) or not session.handle:
-        mend = "a text that is enough for attach, also in another process"
-        yield bench.flaw(where.format("handle"), f"it is {session.handle!r}", mend)
+        hint = "a text that is enough for attach, also in another process"
+        yield bench.flaw(where.format("handle"), f"it is {session.handle!r}", hint)
     if not isinstance(session.nodes, tuple) or len(session.nodes) != bench.nodes:
         what = f"they are {session.nodes!r}, where the plan asks for {bench.nodes}"
         yield bench.flaw(where.format("nodes"), what, "a tuple with a name for each, which may be empty")
@@ -59,20 +59,20 @@ def check_places(bench: Bench, folder: Path) -> Iterator[Flaw]:
     """Yield what is wrong with the places it takes plans for, and how it prepares one."""
     plan, other = bench.plan(folder), Place(where="a place of the kit that is nowhere")
     if bench.runtime.supports(plan.place) is not True:
-        mend = "True for the place of plans that run here: 'local', or the runtime's name where traits.local is False"
-        yield bench.flaw(f"supports({plan.place!r})", "it does not take the kit's own plans", mend)
+        hint = "True for the place of plans that run here: 'local', or the runtime's name where traits.local is False"
+        yield bench.flaw(f"supports({plan.place!r})", "it does not take the kit's own plans", hint)
     if bench.runtime.supports(other) is not False:
         yield bench.flaw(f"supports({other!r})", "it takes plans for anywhere", "look at place.where")
-    told: list[object] = []
-    used = bench.within("prepare", lambda: bench.runtime.prepare(plan, told.append))
+    messages: list[object] = []
+    used = bench.within("prepare", lambda: bench.runtime.prepare(plan, messages.append))
     if not isinstance(used, ImageUsed):
         yield bench.flaw("prepare", f"it answered {used!r}", "a madlite.ImageUsed, empty without an image")
-    if odd := [text for text in told if not isinstance(text, str)]:
+    if odd := [text for text in messages if not isinstance(text, str)]:
         yield bench.flaw("prepare", f"it said {odd[0]!r}", "say takes a text")
 
 
 def check_request(bench: Bench, folder: Path) -> Iterator[Flaw]:
-    """Yield what is wrong with what it tells of what it would ask for."""
+    """Yield what is wrong with the request that it shows."""
     plan = bench.plan(folder, env={"HF_TOKEN": Secret(SECRET), "PLAIN": "a plain value"})
     before = sorted(folder.rglob("*"))
     request = bench.runtime.request(plan)
@@ -140,7 +140,7 @@ def check_runtime(
     for name in dict.fromkeys(names):
         flaws = list(_found(name, bench, workspace))
         found += flaws
-        if name == "members" and flaws:  # nothing else can be asked of it
+        if name == "members" and flaws:  # nothing else can be tested of it
             break
     return found
 
@@ -153,11 +153,11 @@ def _found(name: str, bench: Bench, workspace: str | Path | None) -> Iterator[Fl
         except Late as late:
             yield Flaw(name, f"runtime {bench.name}", str(late), "every call returns in time")
         except RuntimeProblem as problem:
-            mend = "a plan of the kit can be run; mend this first, the rest of this check was not done"
-            yield Flaw(name, f"runtime {bench.name}", f"it refused: {problem.message}", mend)
+            hint = "a plan of the kit can be run; mend this first, the rest of this check was not done"
+            yield Flaw(name, f"runtime {bench.name}", f"it refused: {problem.message}", hint)
         except Exception as error:  # noqa: BLE001 - the border to the runtime under test
-            mend = "RuntimeProblem is what a runtime raises; the rest of this check was not done"
-            yield Flaw(name, f"runtime {bench.name}", f"it raised {raised(error)}", mend)
+            hint = "RuntimeProblem is what a runtime raises; the rest of this check was not done"
+            yield Flaw(name, f"runtime {bench.name}", f"it raised {raised(error)}", hint)
 
 
 @with_tests(RUNTIME_CHECKS)

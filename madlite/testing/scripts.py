@@ -26,8 +26,8 @@ def check_rendering(subject: Subject) -> Iterator[Flaw]:
     made, flaws, _ = subject.planned
     yield from (*subject.wrong, *flaws)
     if not subject.cards and not subject.wrong:
-        mend = 'name cards: cards = [{"name": …, "backend": …}], or the path of a models.json'
-        yield Flaw("rendering", f"backend {subject.name}", "there is no card to plan for", mend)
+        hint = 'name cards: cards = [{"name": …, "backend": …}], or the path of a models.json'
+        yield Flaw("rendering", f"backend {subject.name}", "there is no card to plan for", hint)
     if subject.most is None:  # else what it is not refused for may not be in the sample
         yield from _never(subject)
     seen: set[bytes] = set()
@@ -36,11 +36,11 @@ def check_rendering(subject: Subject) -> Iterator[Flaw]:
 
 
 def check_scripts(subject: Subject, folder: Path) -> Iterator[Flaw]:
-    """Yield what bash and shellcheck say of every script; `folder` is where they are written to be looked at."""
+    """Yield what bash and shellcheck report about every script; `folder` is where they are written to be inspected."""
     bash, shellcheck = shutil.which("bash"), find_shellcheck()
     if bash is None:
-        mend = "install bash, which every run needs"
-        yield Flaw("scripts", "this machine", "there is no bash to check scripts with", mend)
+        hint = "install bash, which every run needs"
+        yield Flaw("scripts", "this machine", "there is no bash to check scripts with", hint)
         return
     written = dict(_written(subject.made, folder))
     for path, where in written.items():
@@ -88,8 +88,8 @@ def _never(subject: Subject) -> Iterator[Flaw]:
     told = {one.case.card.name for one in made} | {flaw.where.split()[1] for flaw in flaws}
     given = {card.name for card in subject.cards}
     for name in sorted({case.card.name for case in refused} & given - told):
-        mend = "drop the card, or say with `asks` what has to be asked for"
-        yield Flaw("rendering", f"card {name}", "the backend refuses it on every machine", mend)
+        hint = "drop the card, or say with `asks` what has to be asked for"
+        yield Flaw("rendering", f"card {name}", "the backend refuses it on every machine", hint)
 
 
 def _broken_files(one: Made, seen: set[bytes]) -> Iterator[Flaw]:
@@ -100,8 +100,8 @@ def _broken_files(one: Made, seen: set[bytes]) -> Iterator[Flaw]:
         try:
             parsed(file.path, file.data)
         except ValueError as error:
-            mend = "write values through the filter toml or tojson"
-            yield Flaw("rendering", f"{file.path} of {one.case}", f"it cannot be read: {error}", mend)
+            hint = "write values through the filter toml or tojson"
+            yield Flaw("rendering", f"{file.path} of {one.case}", f"it cannot be read: {error}", hint)
 
 
 def _written(made: Sequence[Made], folder: Path) -> Iterator[tuple[Path, str]]:
@@ -137,8 +137,8 @@ def _shellcheck(tool: str, written: Mapping[Path, str]) -> Iterator[Flaw]:
         if one["message"] not in seen:
             seen.add(one["message"])
             where = f"{written[Path(one['file'])]}, line {one['line']}"
-            mend = f"https://www.shellcheck.net/wiki/SC{one['code']}"
-            yield Flaw("scripts", where, f"shellcheck: {one['message']}", mend)
+            hint = f"https://www.shellcheck.net/wiki/SC{one['code']}"
+            yield Flaw("scripts", where, f"shellcheck: {one['message']}", hint)
 
 
 def _first(text: str, path: Path) -> str:

@@ -20,7 +20,7 @@ from madlite.process import complete
 
 LIMIT_S = 6.0  # for one script, whatever waits in it; what loops has two seconds of the processor's time (stubs.sh)
 _STUBS = Path(__file__).with_name("stubs.sh")
-_KEPT = 20  # of the same command: a loop in the background does not always come as far
+_MOST_REPEATS = 20  # of the same command: a loop in the background does not always come as far
 _END, _LINE_END = "\x01", "\x05"  # behind a command's last word; in the place of a line's end
 _LAST = ("\x02",)  # what is noted when a script has come to its end
 _REWRITTEN = re.compile(
@@ -45,7 +45,7 @@ class Calls(Value, frozen=True):
     """
 
     commands: tuple[tuple[str, ...], ...]
-    whole: bool  # whether the script came to its end
+    finished: bool  # whether the script came to its end
 
 
 def calls_of(renderings: Sequence[Mapping[str, bytes]], folder: Path) -> list[tuple[Calls, Calls]]:
@@ -90,7 +90,7 @@ def _calls(place: Path, way: str) -> Calls:
     data = notes.read_bytes() if notes.is_file() else b""
     text = data.decode("utf-8", "surrogateescape").replace(_LINE_END, "\n")
     found = list(_commands(text.replace(f"{place.parent}/{place.name}", "/kit")))
-    return Calls(commands=tuple(words for words in found if words != _LAST), whole=_LAST in found)
+    return Calls(commands=tuple(words for words in found if words != _LAST), finished=_LAST in found)
 
 
 def _commands(text: str) -> Iterator[tuple[str, ...]]:
@@ -101,6 +101,6 @@ def _commands(text: str) -> Iterator[tuple[str, ...]]:
             words.append(word)
             continue
         seen[tuple(words)] += 1
-        if seen[tuple(words)] <= _KEPT:
+        if seen[tuple(words)] <= _MOST_REPEATS:
             yield tuple(words)
         words = []

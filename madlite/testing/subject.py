@@ -89,7 +89,7 @@ class Subject:
 
     @cached_property
     def search(self) -> tuple[Path, ...]:
-        """Where templates are looked for: as in a run, but for the working folder's own.
+        """Where templates are searched for: as in a run, but for the working folder's own.
 
         That is beside the plugin's module; of a backend that no plugin brings, beside its class and those it inherits.
         """
@@ -119,29 +119,29 @@ class Subject:
             options = options_of(case)
             try:
                 with self._watched("expand", case):
-                    drafts = expand(self.backend, case, options)
+                    specs = expand(self.backend, case, options)
             except UsageProblem:
                 refused.append(case)
                 continue
             except TimeoutError as error:
-                mend = "expand only computes; nothing more was planned"
-                flaws.append(_rendering(case, f"expand raised {raised(error)}", mend))
+                hint = "expand only computes; nothing more was planned"
+                flaws.append(_rendering(case, f"expand raised {raised(error)}", hint))
                 break
             except Exception as error:  # noqa: BLE001 - the border to the backend under test
-                mend = "expand refuses with madlite.UsageProblem, and raises nothing else"
-                flaws.append(_rendering(case, f"expand raised {raised(error)}", mend))
+                hint = "expand refuses with madlite.UsageProblem, and raises nothing else"
+                flaws.append(_rendering(case, f"expand raised {raised(error)}", hint))
                 continue
             try:
-                made += [finish(self.backend, case, draft, self.search, options) for draft in drafts]
+                made += [finish(self.backend, case, spec, self.search, options) for spec in specs]
             except Exception as error:  # noqa: BLE001 - as above
                 what = error.message if isinstance(error, MadliteError) else f"planning raised {raised(error)}"
-                mend = f"templates are looked for in {', '.join(map(str, self.search))}"
-                flaws.append(_rendering(case, what, mend))
+                hint = f"templates are looked for in {', '.join(map(str, self.search))}"
+                flaws.append(_rendering(case, what, hint))
         self._ask_first(made)
         return tuple(made), tuple(flaws), tuple(refused)
 
     def _ask_first(self, made: Sequence[Made]) -> None:
-        """Call check and assets of some plans as nobody has before; what they answer other checks look at."""
+        """Call check and assets of some plans as nobody has before; what they answer other checks inspect."""
         for one in _spread(made, 8):
             for member in ("check", "assets"):
                 try:
@@ -165,8 +165,8 @@ class Subject:
             return _cards(given)
         except (MadliteError, OSError) as error:
             what = error.message if isinstance(error, MadliteError) else str(error)
-            mend = 'a card is {"name": …, "backend": …}, or the path of a models.json'
-            self.wrong.append(Flaw(check="rendering", where="cards", what=what, mend=mend))
+            hint = 'a card is {"name": …, "backend": …}, or the path of a models.json'
+            self.wrong.append(Flaw(check="rendering", where="cards", what=what, hint=hint))
             return ()
 
     @property
@@ -181,7 +181,7 @@ class Subject:
     @cached_property
     def told(self) -> dict[Path, tuple[Event, ...]]:
         """What a fresh reader of foreign logs says of each log; nothing of one that it raises at."""
-        return {path: tuple(follow(self.backend.reader(None), [data])) for path, data in self.bytes.items()}
+        return {path: tuple(read_events(self.backend.reader(None), [data])) for path, data in self.bytes.items()}
 
     @cached_property
     def bytes(self) -> dict[Path, bytes]:
@@ -198,7 +198,7 @@ def _spread(made: Sequence[Made], count: int) -> tuple[Made, ...]:
     return tuple(ordered[:count])
 
 
-def follow(reader: Reader, chunks: Iterable[bytes]) -> list[Event]:
+def read_events(reader: Reader, chunks: Iterable[bytes]) -> list[Event]:
     """Return the events of bytes that come in these pieces, as the engine hands them to a reader.
 
     Raises:
@@ -217,7 +217,7 @@ def lines_of(data: bytes) -> list[Line]:
 
 
 def raised(error: BaseException) -> str:
-    """Word an exception in one line, with the place that raised it."""
+    """Format an exception in one line, with the place that raised it."""
     import traceback
 
     frames = traceback.extract_tb(error.__traceback__)
@@ -225,8 +225,8 @@ def raised(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}{place}"
 
 
-def _rendering(case: Case, what: str, mend: str) -> Flaw:
-    return Flaw("rendering", str(case), what, mend)
+def _rendering(case: Case, what: str, hint: str) -> Flaw:
+    return Flaw("rendering", str(case), what, hint)
 
 
 def _cards(given: CardLike) -> tuple[Card, ...]:

@@ -9,16 +9,16 @@ from msgspec.structs import replace
 
 from madlite import FEW, Finding, Request, RunPlan, RunSpec, Variant, few_steps
 
-_WHOLE = re.compile(r"\s*\+?[0-9]{1,18}\s*")
+_INTEGER = re.compile(r"\s*\+?[0-9]{1,18}\s*")
 
 
-def with_half_warmup(draft: RunSpec, request: Request) -> RunSpec:
-    """Return the draft with half of its steps as warm-up, as the script has it, unless another number was asked for."""
-    asked = request.settings.get("steps", "")
-    steps = int(asked) if _WHOLE.fullmatch(asked) else draft.variant.steps if draft.variant else None
-    if draft.variant is None or steps is None or "warmup_steps" in request.settings:
-        return draft
-    return replace(draft, variant=replace(draft.variant, warmup_steps=steps // 2))
+def with_half_warmup(spec: RunSpec, request: Request) -> RunSpec:
+    """Return the RunSpec with half of its steps as warm-up, as the script does, unless another number was requested."""
+    requested = request.settings.get("steps", "")
+    steps = int(requested) if _INTEGER.fullmatch(requested) else spec.variant.steps if spec.variant else None
+    if spec.variant is None or steps is None or "warmup_steps" in request.settings:
+        return spec
+    return replace(spec, variant=replace(spec.variant, warmup_steps=steps // 2))
 
 
 def windows_left(plan: RunPlan, variant: Variant) -> Iterator[Finding]:

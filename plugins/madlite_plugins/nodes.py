@@ -1,7 +1,7 @@
-"""Runs of several nodes: what each node is told of the others, and what would keep them from meeting.
+"""Runs of several nodes: what each node knows of the others, and what would keep them from meeting.
 
-A backend takes NODE_SETTINGS into its drafts' settings (TorchrunBackend does) and includes templates/_nodes.sh.j2; the
-context's `multi_node_args` and --set fill them, and the environment what they leave open.
+A backend takes NODE_SETTINGS into the settings of its RunSpecs (TorchrunBackend does) and includes
+templates/_nodes.sh.j2; the context's `multi_node_args` and --set fill them, and the environment what they leave open.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NODE_SETTINGS: dict[str, Scalar] = {
     "nccl_socket_ifname": "",
     "gloo_socket_ifname": "",
 }
-_HERE = ("", "localhost", "127.0.0.1", "::1", "0.0.0.0")  # noqa: S104
+_LOCAL_ADDRESSES = ("", "localhost", "127.0.0.1", "::1", "0.0.0.0")  # noqa: S104
 _NUMBER = re.compile("[0-9]{1,5}")
 
 
@@ -32,7 +32,7 @@ class TorchrunBackend(RecipeBackend):
     launcher = "torchrun"
 
     def expand(self, request: Request, machine: Machine) -> Sequence[RunSpec]:
-        """Return a draft per run, each with the settings of its nodes.
+        """Return a RunSpec per run, each with the settings of its nodes.
 
         Raises:
             UsageProblem: no recipe fits.
@@ -60,7 +60,7 @@ def node_findings(
         yield Finding(message=f"nnodes is {plan.settings['nnodes']}", hint="--set nnodes=N", fatal=True)
     if nodes < 2:
         return
-    yield from _told(plan) if plan.place.whole else _own(plan, result_node)
+    yield from _check_given(plan) if plan.place.whole else _own(plan, result_node)
     port = node_value(plan, "master_port")
     if port and not (_NUMBER.fullmatch(port) and 0 < int(port) < 65536):
         hint = "--set master_port=29500, the same on every node"
@@ -82,7 +82,7 @@ def loss_node(plan: RunPlan) -> int | None:
     return gpus * plan.place.nodes // stages * (stages - 1) // gpus if stages > 1 else None
 
 
-def _told(plan: RunPlan) -> Iterator[Finding]:
+def _check_given(plan: RunPlan) -> Iterator[Finding]:
     """Yield what is set of a run that has all of its nodes: its runtime tells each of them."""
     for key in ("node_rank", "master_addr"):
         if plan.settings.get(key):
@@ -94,7 +94,7 @@ def _own(plan: RunPlan, result_node: int | None) -> Iterator[Finding]:
     """Yield what is missing of a run that is one node's part."""
     nodes, address = plan.place.nodes, node_value(plan, "master_addr")
     yield from _rank(node_value(plan, "node_rank"), nodes, result_node)
-    if address in _HERE:
+    if address in _LOCAL_ADDRESSES:
         hint = "--set master_addr= to the first node's name or address"
         yield Finding(message=f"{nodes} nodes cannot meet at '{address or 'localhost'}'", hint=hint, fatal=True)
 
@@ -112,5 +112,5 @@ def _rank(rank: str, nodes: int, result_node: int | None) -> Iterator[Finding]:
         yield Finding(message=f"node {int(rank)} writes a row of its own, as each of the {nodes} nodes does", hint=hint)
 
 
-def _with_nodes(draft: RunSpec) -> dict[str, Scalar]:
-    return {**draft.settings, **{key: value for key, value in NODE_SETTINGS.items() if key not in draft.settings}}
+def _with_nodes(spec: RunSpec) -> dict[str, Scalar]:
+    return {**spec.settings, **{key: value for key, value in NODE_SETTINGS.items() if key not in spec.settings}}

@@ -34,7 +34,7 @@ class Spans:
     """
 
     def __init__(self) -> None:
-        self.interval = 0  # what the trainer says; 0 where it says nothing
+        self.interval = 0  # what the trainer reports; 0 where it reports nothing
         self._usual = 0
         self._last: dict[int | None, tuple[int, int]] = {}
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from madlite.assets.cache import AssetRecord, find_asset, matching, repo_folder, save_hub_record, save_kept_record
+from madlite.assets.cache import AssetRecord, find_asset, matching, repo_folder, save_hub_record, save_prepared_record
 from madlite.model import Asset
 
 COMMIT = "b" * 40
@@ -116,7 +116,7 @@ def test_a_folder_that_a_run_made_is_here_while_its_files_are(tmp_path):
     folder.mkdir(parents=True)
     (folder / "text.idx").write_bytes(b"123")
     assert find_asset(asset, tmp_path, tmp_path / "data") is None
-    save_kept_record(asset, tmp_path / "data", {"text.idx": 3})
+    save_prepared_record(asset, tmp_path / "data", {"text.idx": 3})
     assert find_asset(asset, tmp_path, tmp_path / "data") == folder
     (folder / "more").write_bytes(b"an index beside it")
     assert find_asset(asset, tmp_path, tmp_path / "data") == folder

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from madlite.assets import web
-from madlite.assets.cache import _kept_note
+from madlite.assets.cache import _record_name
 from madlite.assets.hub import Access, RepoDownload, list_files
 from madlite.assets.web import fetch_file, look_up, part_of
 from madlite.errors import RuntimeProblem
@@ -162,7 +162,7 @@ def fetch_into(asset: Asset, data: Path) -> Path:
 )
 def test_nothing_is_written_through_what_lies_among_prepared_data(asset, victim, tmp_path, place, kind):
     before, data = snapshot(victim), tmp_path / "data"
-    note = data / _kept_note(asset)
+    note = data / _record_name(asset)
     named = {"PART": part_of(asset, look_up(asset), data), "LOCK": note.with_suffix(".lock"), "RECORD": note}
     plant(named.get(place, data / place), kind, victim)
     try:

@@ -275,10 +275,10 @@ def test_who_asks_is_said_and_nothing_else(hub, places):
     from huggingface_hub.utils import build_hf_headers
 
     from madlite import __version__
-    from madlite.assets.hub import client, named
+    from madlite.assets.hub import client, client_identity
 
     client()
-    agent = build_hf_headers(**named())["user-agent"]
+    agent = build_hf_headers(**client_identity())["user-agent"]
     assert agent.startswith(f"madlite/{__version__};") and "torch" not in agent
 
 

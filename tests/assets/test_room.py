@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from madlite.assets.room import Demand, find_shut, find_tight, size_text
+from madlite.assets.room import Demand, find_full_disks, find_unwritable, size_text
 
 
 def test_what_does_not_fit_is_told_with_folder_bytes_and_a_way_out(tmp_path):
     disk = os.statvfs(tmp_path)
     free = disk.f_bavail * disk.f_frsize
-    ((message, hint),) = find_tight([Demand(folder=tmp_path / "not/there", bytes=2 * free, way="HF_HOME=…")])
+    ((message, hint),) = find_full_disks([Demand(folder=tmp_path / "not/there", bytes=2 * free, way="HF_HOME=…")])
     assert str(tmp_path / "not/there") in message and hint == "HF_HOME=…"
     assert "bytes) are needed" in message and "bytes) are free" in message
 
@@ -20,18 +20,18 @@ def test_folders_of_one_disk_share_its_room(tmp_path):
     disk = os.statvfs(tmp_path)
     half = disk.f_bavail * disk.f_frsize * 6 // 10
     one, other = (Demand(folder=tmp_path / name, bytes=half, way=name) for name in ("one", "other"))
-    assert find_tight([one]) == []
-    ((message, hint),) = find_tight([one, other])
+    assert find_full_disks([one]) == []
+    ((message, hint),) = find_full_disks([one, other])
     assert f"{tmp_path}/one and {tmp_path}/other" in message and hint == "one; other"
 
 
 def test_nothing_to_fetch_needs_no_room(tmp_path):
-    assert find_tight([Demand(folder=tmp_path, bytes=0)]) == []
+    assert find_full_disks([Demand(folder=tmp_path, bytes=0)]) == []
 
 
 def test_a_margin_stays_free(tmp_path):
     disk = os.statvfs(tmp_path)
-    assert find_tight([Demand(folder=tmp_path, bytes=disk.f_bavail * disk.f_frsize - 1000)]) != []
+    assert find_full_disks([Demand(folder=tmp_path, bytes=disk.f_bavail * disk.f_frsize - 1000)]) != []
 
 
 def test_sizes_are_said_as_people_say_them():
@@ -53,11 +53,11 @@ def test_a_folder_that_cannot_be_written_to_is_told_and_one_that_can_is_left_as_
         Demand(folder=Path("/proc/none"), bytes=1),  # where not even root makes a folder
         Demand(folder=tmp_path / "whole", bytes=1, within=tmp_path / "file/repository"),
     ]
-    told = find_shut(shut)
+    told = find_unwritable(shut)
     assert [hint for _, hint in told] == ["HF_HOME=…", "", ""]
     assert told[0][0] == f"{tmp_path}/file/hub cannot be written to: {tmp_path}/file is no folder"
     assert told[1][0].startswith("/proc/none cannot be written to: /proc: ")
     assert told[2][0].startswith(f"{tmp_path}/whole cannot be written to")
-    assert find_shut([Demand(folder=tmp_path / "not/there", bytes=1)]) == []
-    assert find_shut([Demand(folder=tmp_path / "file", bytes=0)]) == [], "nothing goes there"
+    assert find_unwritable([Demand(folder=tmp_path / "not/there", bytes=1)]) == []
+    assert find_unwritable([Demand(folder=tmp_path / "file", bytes=0)]) == [], "nothing goes there"
     assert [file.name for file in tmp_path.iterdir()] == ["file"]

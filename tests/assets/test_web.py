@@ -15,7 +15,7 @@ import pytest
 
 from madlite.assets import web
 from madlite.assets.cache import Stopped, find_asset
-from madlite.assets.web import fetch_file, is_sound, look_up, part_of, retry, wanted_s
+from madlite.assets.web import fetch_file, is_sound, look_up, part_of, retry, retry_after_s
 from madlite.errors import RuntimeProblem
 from madlite.model import Asset
 from tests.assets.hub_server import hub_server
@@ -244,7 +244,7 @@ def test_the_pause_that_a_server_asks_for_is_kept(monkeypatch):
 
 @pytest.mark.parametrize(("text", "wanted"), [("7", 7.0), ("", 0.0), ("soon", 0.0), ("٣", 0.0)])
 def test_a_pause_counts_where_it_can_be_read(text, wanted):
-    assert wanted_s(Answer(503, text)) == wanted
+    assert retry_after_s(Answer(503, text)) == wanted
 
 
 class TestChecksums:

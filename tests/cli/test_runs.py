@@ -19,7 +19,7 @@ from madlite.cli.main import call
 from madlite.model import Card, Cause, Check, Compute, Diagnosis, Result, Status, Variant
 from madlite.reports.documents import harmless
 from madlite.reports.log import plain_text, read_log
-from madlite.runtimes.process_table import Marked, Process
+from madlite.runtimes.process_table import Process, RunProcess
 from madlite.workspace.folder import CLEANED, FOLDER_MARK, KEPT_MARK, LOCK, LOG, PLAN, RECORD, RUN_MARK
 from tests.cli.stored_runs import good, store
 from tests.factories import WINDOW
@@ -290,7 +290,7 @@ def test_hundreds_of_runs_are_listed_at_once_and_one_that_appears_or_goes_meanwh
 
 def test_clean_lists_and_acknowledges_what_was_cut_off(place, capsys, monkeypatch):
     monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock")
-    monkeypatch.setattr("madlite.run.recovery.dead_processes.all_marked", lambda: [])
+    monkeypatch.setattr("madlite.run.recovery.dead_processes.all_run_processes", lambda: [])
     store(place, "20260103T000000-\x1b[2J-000004")
     (place / ".perf.csv.4194400").touch()
     listed = said(capsys, "clean")
@@ -400,8 +400,8 @@ def elsewhere(place, monkeypatch):
     ]
     removed = []
     seven = Process(pid=7, started=1, uids=(os.geteuid(),) * 3)
-    processes = [Marked(process=seven, environment=one) for one in marks]
-    monkeypatch.setattr("madlite.run.recovery.dead_processes.all_marked", lambda: list(processes))
+    processes = [RunProcess(process=seven, environment=one) for one in marks]
+    monkeypatch.setattr("madlite.run.recovery.dead_processes.all_run_processes", lambda: list(processes))
     remove = "madlite.run.recovery.leftovers.remove"
     monkeypatch.setattr(remove, lambda one, environ, runtimes: removed.append(one.run_id))
     return removed

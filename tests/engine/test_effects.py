@@ -223,8 +223,8 @@ def test_what_a_check_refuses_is_left_to_its_words_unless_nothing_is_refused(pla
 
 
 class Passes(Tiny):
-    def draft(self, request, variant, machine):
-        return replace(super().draft(request, variant, machine), tag_args=True, settings={"cwd": ""})
+    def run_spec(self, request, variant, machine):
+        return replace(super().run_spec(request, variant, machine), tag_args=True, settings={"cwd": ""})
 
 
 PASSED = "train{% for word in args_list %} {{ word | sh }}{% endfor %}"

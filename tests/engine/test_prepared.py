@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from madlite.assets.cache import AssetRecord, repo_folder, save_hub_record, save_kept_record
+from madlite.assets.cache import AssetRecord, repo_folder, save_hub_record, save_prepared_record
 from madlite.backends.loader import Plugins
 from madlite.model import Asset, Machine, Mount
 from madlite.run.checks import check_plans
@@ -50,7 +50,7 @@ def bring(tmp_path):
                 file = place if asset.source == "url" else place / "text.idx"
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_text("x")
-                save_kept_record(asset, tmp_path / "data", {file.name: 1})
+                save_prepared_record(asset, tmp_path / "data", {file.name: 1})
 
     return bring
 

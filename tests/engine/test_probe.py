@@ -19,7 +19,7 @@ from madlite.run.provenance import LIMIT_S, MOST_BYTES, Instrumentation, ProbedF
 from madlite.run.screen import Planned
 from madlite.runtimes.host.runtime import HostRuntime
 from madlite.runtimes.host.session import HostSession
-from madlite.runtimes.process_table import marked_processes
+from madlite.runtimes.process_table import run_processes
 from tests.factories import make_plan
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -290,7 +290,7 @@ def named_python(tmp_path: Path, python: str) -> tuple[ProbedFacts, list[Path]]:
     session = HostSession(plan.id, workspace, plan.folder, env, 1.0)
     try:
         inside = probe(session, plan, Action(kind="run", argv=("true",)))
-        assert not [process for process in marked_processes(plan.id, plan.folder) if process.name == "sleep"]
+        assert not [process for process in run_processes(plan.id, plan.folder) if process.name == "sleep"]
     finally:
         session.close()
     return inside, sorted(set(workspace.rglob("*")) - before)

@@ -9,12 +9,12 @@ from madlite.machine.sources.base import (
     clean,
     find_json,
     gfx_name,
+    parse_int,
     pci_id,
     product_name,
     short_version,
     size_bytes,
     unique_hex,
-    whole,
 )
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -28,7 +28,7 @@ MIB, GIB = 1 << 20, 1 << 30
 )  # fmt: skip
 def test_every_way_of_saying_nothing(nothing: object) -> None:
     assert clean(nothing) == ""
-    assert (whole(nothing), size_bytes(nothing), pci_id(nothing)) == (None, None, None)
+    assert (parse_int(nothing), size_bytes(nothing), pci_id(nothing)) == (None, None, None)
     assert (unique_hex(nothing), bus_id(nothing), gfx_name(nothing), short_version(nothing)) == ("", "", "", "")
 
 

@@ -336,8 +336,8 @@ def test_megatron_bridge_says_the_flops_before_the_iteration():
 
 
 def test_a_bridge_line_says_the_sequence_length_of_its_batch():
-    untold = BRIDGE.replace(" tokens per GPU (tokens/s/GPU): 166234.4 |", "")
-    assert values(untold, plan=eight_gpus(4096))[Q.TOKENS_PER_S_PER_GPU] == pytest.approx(128 * 8192 / 0.7884 / 8)
+    unreported = BRIDGE.replace(" tokens per GPU (tokens/s/GPU): 166234.4 |", "")
+    assert values(unreported, plan=eight_gpus(4096))[Q.TOKENS_PER_S_PER_GPU] == pytest.approx(128 * 8192 / 0.7884 / 8)
 
 
 def test_where_only_rank_0_is_in_the_log_each_of_bridges_times_is_a_step(tmp_path):

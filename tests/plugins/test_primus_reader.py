@@ -83,10 +83,10 @@ def test_older_dialects_say_the_same_in_other_words(version, speed, mean, second
 def test_a_line_of_the_trainer_of_2025_says_its_rank_and_the_world():
     (step,) = steps(read(PrimusReader(), "(PrimusMaster  pid=77) " + TRAINER))
     assert (step.n, step.rank, step.values[Q.TOKENS_PER_S_PER_GPU]) == (12125, 31, 12130.4)
-    untold = TRAINER.replace(" tokens per GPU (tokens/s/GPU): 12130.4/12525.5 |", "")
+    unreported = TRAINER.replace(" tokens per GPU (tokens/s/GPU): 12130.4/12525.5 |", "")
     option = "[20251121 12:00:00][rank-0/32][INFO ]   seq_length                          : 4096 (int)"
     assert step.values[Q.TOKENS_PER_S_PER_GPU] == pytest.approx(
-        steps(read(PrimusReader(), option, untold))[0].values[Q.TOKENS_PER_S_PER_GPU], rel=1e-4
+        steps(read(PrimusReader(), option, unreported))[0].values[Q.TOKENS_PER_S_PER_GPU], rel=1e-4
     )
 
 

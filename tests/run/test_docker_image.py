@@ -83,12 +83,12 @@ def test_progress_adds_up_the_layers_and_speaks_now_and_then(monkeypatch):
 
     def layer(name: str, share: float) -> None:
         detail = {"current": int(share * 5 * GIB), "total": 5 * GIB}
-        progress.take({"id": name, "status": "Downloading", "progressDetail": detail})
+        progress.add({"id": name, "status": "Downloading", "progressDetail": detail})
 
     for percent in range(0, 101):
         layer("one", percent / 100)
         layer("two", percent / 100)
-    progress.take({"id": "one", "status": "Pull complete"})
+    progress.add({"id": "one", "status": "Pull complete"})
     assert "pulling rocm/x: 1.0 of 10.0 GiB" in lines[:3]
     assert lines[-1] == "pulling rocm/x: unpacking"
     assert 8 <= len(lines) <= 13, lines

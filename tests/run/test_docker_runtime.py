@@ -71,7 +71,7 @@ def refuse(engine: FakeEngine) -> None:
 def test_a_stop_ends_the_creation_and_its_container_is_removed(tmp_path, monkeypatch, late, kept):
     engine = FakeEngine(interrupt, late=late)
     monkeypatch.setattr(docker_runtime, "connect", lambda environ: engine)
-    monkeypatch.setattr(docker_start, "SETTLE_S", 0.0)
+    monkeypatch.setattr(docker_start, "EXIT_CHECK_S", 0.0)
     plan = make_plan(tmp_path, keep_alive=kept)
     with engine.run.scope(), pytest.raises(Interrupted), DockerRuntime({}).open(plan):
         raise AssertionError("not reached")

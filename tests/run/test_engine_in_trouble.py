@@ -15,7 +15,7 @@ from madlite.model import Cause, Image, Mount
 from madlite.runtimes.docker import container as docker_container
 from madlite.runtimes.docker import runtime as docker_start
 from madlite.runtimes.docker import session as docker_session
-from madlite.runtimes.docker.container import Container, give_back
+from madlite.runtimes.docker.container import Container, restore_ownership
 from madlite.runtimes.docker.exec import Exec
 from madlite.runtimes.docker.runtime import DockerRuntime, remove_container
 from madlite.runtimes.docker.session import KILLED, DockerSession, send
@@ -191,7 +191,7 @@ def test_an_image_without_a_shell_is_told_where_a_signal_cannot_be_sent(engine, 
 
 def test_files_that_cannot_be_given_back_are_a_warning(engine, tmp_path, caplog):
     box = Container(id="c", image="i", workspace=tmp_path, inside="/w", folder=tmp_path / "r", give_back=(1000, 1000))
-    give_back(connect(engine(answers={"POST /containers/c/exec": CONFLICT}).environ), box)
+    restore_ownership(connect(engine(answers={"POST /containers/c/exec": CONFLICT}).environ), box)
     assert "files of the run may still belong to root: container c is not running" in caplog.text
 
 

@@ -148,7 +148,7 @@ def test_once_it_answers_again_it_may_take_its_time(hanging, monkeypatch, grace_
     monkeypatch.setattr(DockerSession, "_stop", lambda *args: (limits.append(hanging.client.timeout), real(*args)))
     hanging.session.stop(grace_s)
     assert limits == [limit_s] == [hanging.client.timeout]
-    monkeypatch.setattr(docker_session, "give_back", lambda client, box: limits.append(hanging.client.timeout))
+    monkeypatch.setattr(docker_session, "restore_ownership", lambda client, box: limits.append(hanging.client.timeout))
     hanging.session.close()
     assert "GET /containers/c/json" in hanging.engine.asked, "it was asked whether it answers"
     assert limits[1:] == [API_LIMIT_S] == [hanging.client.timeout]

@@ -15,7 +15,7 @@ from madlite.runtimes.docker import session as docker_session
 from madlite.runtimes.docker.container import Container
 from madlite.runtimes.docker.exec import Exec
 from madlite.runtimes.docker.session import DockerSession
-from madlite.runtimes.process_table import OpenProcess, marked_processes
+from madlite.runtimes.process_table import OpenProcess, run_processes
 from madlite.workspace.folder import FOLDER_LABEL, FOLDER_MARK, RUN_LABEL, RUN_MARK
 
 NO_ENGINE = {"DOCKER_HOST": "unix:///nonexistent/docker.sock"}
@@ -42,7 +42,7 @@ def listed(tmp_path) -> list[str]:
 
 def test_no_run_has_no_name(marked, tmp_path):
     marked(**{RUN_MARK: "some-run", FOLDER_MARK: str(tmp_path / "gone")})
-    assert marked_processes("", tmp_path / "gone") == []
+    assert run_processes("", tmp_path / "gone") == []
 
 
 def test_a_process_that_does_not_say_its_folder_is_left_alone(marked, tmp_path):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from madlite.runtimes.docker import container as docker_give_back
-from madlite.runtimes.docker.container import STAMP, Container, give_back
+from madlite.runtimes.docker.container import STAMP, Container, restore_ownership
 
 
 class Here:
@@ -42,7 +42,7 @@ def owner_of_new(tmp_path: Path, caplog):
         box = Container(
             id="c", image="i", workspace=tmp_path, inside=str(tmp_path), folder=folder, give_back=(1234, 1235)
         )
-        give_back(Here(), box)
+        restore_ownership(Here(), box)
         return (tmp_path / "new").stat().st_uid, caplog.text
 
     return give
@@ -53,7 +53,7 @@ def test_what_root_wrote_becomes_the_callers(owner_of_new):
 
 
 def test_where_root_inside_is_somebody_else_outside_nothing_is_changed(owner_of_new, monkeypatch):
-    monkeypatch.setattr(docker_give_back, "_users_here", lambda: "0 1000 1")
+    monkeypatch.setattr(docker_give_back, "_uid_map", lambda: "0 1000 1")
     assert owner_of_new() == (0, "")
 
 
@@ -61,5 +61,5 @@ def test_files_that_find_cannot_look_at_are_a_warning_with_its_words(tmp_path, c
     box = Container(
         id="c", image="i", workspace=tmp_path, inside=str(tmp_path), folder=tmp_path / "r", give_back=(0, 0)
     )
-    give_back(Here(), box)  # there is no stamp to compare with
+    restore_ownership(Here(), box)  # there is no stamp to compare with
     assert "some files of the run may still belong to root: " in caplog.text and STAMP in caplog.text

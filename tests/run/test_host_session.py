@@ -18,7 +18,7 @@ from madlite.errors import RuntimeProblem
 from madlite.model import PROBE_BYTES, Action, Cause, Chunk, Completed, JobOutcome, Secret
 from madlite.runtimes.host import session as host_session
 from madlite.runtimes.host.session import HostAction
-from madlite.runtimes.process_table import marked_processes, send
+from madlite.runtimes.process_table import run_processes, send
 from tests.factories import make_plan
 from tests.run.output import Output, bash, once_it_said, stop_once_it_said
 
@@ -88,7 +88,7 @@ def test_kill_reaches_a_workload_and_its_child_in_another_session(plan, runtime)
         ended = session.run(bash(STUBBORN.format(child="setsid sleep 300 &")), output)
         thread.join()
         assert ended.code == -signal.SIGKILL
-        assert not marked_processes(plan.id, plan.folder)
+        assert not run_processes(plan.id, plan.folder)
 
 
 def test_a_second_stop_without_grace_cuts_the_first_ones_short(plan, runtime):
@@ -121,8 +121,8 @@ def test_a_child_that_keeps_the_pipe_open_does_not_hold_the_run(plan, runtime, m
     with runtime.open(plan) as session:
         ended = session.run(bash("sleep 300 & echo done"), output)
         assert ended.code == 0 and ended.duration_s < 60 and output.streams[1] == b"done\n"
-        assert marked_processes(plan.id, plan.folder), "a helper left running on purpose lives as long as the session"
-    assert not marked_processes(plan.id, plan.folder)
+        assert run_processes(plan.id, plan.folder), "a helper left running on purpose lives as long as the session"
+    assert not run_processes(plan.id, plan.folder)
 
 
 def test_a_child_that_writes_for_ever_does_not_hold_the_run(plan, runtime, monkeypatch):
@@ -148,7 +148,7 @@ def test_leaving_by_an_exception_ends_every_process(plan, runtime):
 
     with pytest.raises(KeyboardInterrupt), runtime.open(plan) as session:
         session.run(bash("sleep 300 & echo begun; wait"), interrupt)
-    assert not marked_processes(plan.id, plan.folder) and output.streams[1] == b""
+    assert not run_processes(plan.id, plan.folder) and output.streams[1] == b""
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_kept_alive_processes_stay(tmp_path, runtime):
     plan = make_plan(tmp_path, id=f"kept-{os.getpid()}", inside=str(tmp_path), keep_alive=True)
     with runtime.open(plan) as session:
         session.run(bash("sleep 300 > /dev/null 2>&1 &"), Output())
-    left = marked_processes(plan.id, plan.folder)
+    left = run_processes(plan.id, plan.folder)
     assert len(left) == 1
     for process in left:
         send(process, signal.SIGKILL)
@@ -270,7 +270,7 @@ def test_a_probe_runs_beside_the_action_and_is_none_of_its_processes(runtime, pl
 
         def look() -> None:
             seen.append(session.probe(("sh", "-c", "echo out; echo err >&2; env | grep -c MADLITE_RUN; exit 3"), 0, 20))
-            seen.append({one.pid for one in marked_processes(plan.id, plan.folder)})
+            seen.append({one.pid for one in run_processes(plan.id, plan.folder)})
             (plan.workspace / "seen").touch()
 
         once_it_said(output, b"ready", look)
@@ -291,7 +291,7 @@ def test_a_probe_that_goes_on_ends_at_its_limit_with_what_it_printed(runtime, pl
         assert len(much.stdout) <= PROBE_BYTES
         with pytest.raises(RuntimeProblem, match="'no-such-command' cannot be started"):
             session.probe(("no-such-command",), 0, 1.0)
-    assert not marked_processes(plan.id, plan.folder)
+    assert not run_processes(plan.id, plan.folder)
 
 
 def test_what_a_killed_madlite_left_is_cancelled_by_its_handle_and_told_of_until_then(runtime, plan):
@@ -303,6 +303,6 @@ def test_what_a_killed_madlite_left_is_cancelled_by_its_handle_and_told_of_until
     assert runtime.outcome(session.handle) == JobOutcome(state="running", ended=False)
     runtime.cancel(session.handle)
     runner.join(60)
-    assert runtime.outcome(session.handle) is None and not marked_processes(plan.id, plan.folder)
+    assert runtime.outcome(session.handle) is None and not run_processes(plan.id, plan.folder)
     runtime.cancel(session.handle)  # of what is gone nothing is to be ended
     session.close()

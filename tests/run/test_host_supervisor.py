@@ -20,7 +20,7 @@ from madlite.run.watchdog.processes import find_processes
 from madlite.runtimes.host import session as host_session
 from madlite.runtimes.host import supervisor as host_supervisor
 from madlite.runtimes.host.runtime import HostRuntime
-from madlite.runtimes.process_table import Process, descendants, lives, marked_processes, process_table, send
+from madlite.runtimes.process_table import Process, descendants, lives, process_table, run_processes, send
 from tests.factories import make_plan
 from tests.run.output import Output, bash, once_it_said, stop_once_it_said
 from tests.waiting import wait_until
@@ -121,7 +121,7 @@ def test_where_what_keeps_a_run_together_is_killed_that_is_told(plan, runtime):
         ended = session.run(bash("sleep 300 & echo $$ ready; wait"), output)
         thread.join()
     assert ended.code == -signal.SIGKILL and session.notes == (host_session.LOST,)
-    assert not marked_processes(plan.id, plan.folder)
+    assert not run_processes(plan.id, plan.folder)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGPIPE])
@@ -290,4 +290,4 @@ def test_a_command_that_kills_its_supervisor_at_once_has_begun_all_the_same(plan
         with runtime.open(plan) as session:
             code = session.run(bash("kill -KILL $PPID; exec sleep 300"), Output()).code
         assert (code, session.notes) == (-signal.SIGKILL, (host_session.LOST,))
-        assert not marked_processes(plan.id, plan.folder)
+        assert not run_processes(plan.id, plan.folder)

@@ -69,18 +69,18 @@ def test_podman_is_named_where_it_was_found_unasked(sockets, tmp_path):
 )
 def test_podman_is_asked_for_gpus_by_their_cdi_names(asked, names):
     host = {"DeviceRequests": [asked]}
-    client.ask_for_gpus(Engine("Podman Engine", "5.10.1"), host)
+    client.translate_gpu_requests(Engine("Podman Engine", "5.10.1"), host)
     assert host == {"DeviceRequests": [{"Driver": "cdi", "DeviceIDs": names}]}
 
 
 def test_docker_is_asked_in_its_own_words():
     host = {"DeviceRequests": [NVIDIA]}
-    client.ask_for_gpus(Engine("Engine", "20.10.24"), host)
+    client.translate_gpu_requests(Engine("Engine", "20.10.24"), host)
     assert host == {"DeviceRequests": [NVIDIA]}
 
 
 @pytest.mark.parametrize("version", ["4.3.1", "5.3.2", "3.4"])
 def test_a_podman_that_would_leave_gpus_out_is_refused(version):
     with pytest.raises(RuntimeProblem, match=f"podman {version} gives no NVIDIA GPUs"):
-        client.ask_for_gpus(Engine("Podman Engine", version), {"DeviceRequests": [NVIDIA]})
-    client.ask_for_gpus(Engine("Podman Engine", version), {})
+        client.translate_gpu_requests(Engine("Podman Engine", version), {"DeviceRequests": [NVIDIA]})
+    client.translate_gpu_requests(Engine("Podman Engine", version), {})

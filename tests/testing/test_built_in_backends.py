@@ -22,7 +22,7 @@ def test_it_conforms(name, check):
 def test_the_sample_says_something(name):
     tested = subject(name, whole=False)
     assert len(tested.made) >= 3 and tested.cards
-    judged = any(made.draft.result_rule.kind == "steps" for made in tested.made)
+    judged = any(made.spec.result_rule.kind == "steps" for made in tested.made)
     assert any(tested.logs.values()) or not judged, "a log with steps"
 
 

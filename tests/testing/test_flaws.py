@@ -277,7 +277,7 @@ BROKEN = [
         "return madlite.Asset",
     ),
     ("members", broken(check=lambda self, plan: plan.settings["x"]), "it raised KeyError: 'x' at ", "Finding"),
-    ("members", broken(expand=no_list), "it answered <list_iterator", "a list of madlite.Draft"),
+    ("members", broken(expand=no_list), "it answered <list_iterator", "a list of madlite.RunSpec"),
     ("members", broken(check=later), "check is a coroutine", "not async"),
     # names
     ("names", broken(name="Good!", template="Good!/run.sh.j2"), "its name is 'Good!'", "small letters"),
@@ -298,7 +298,7 @@ BROKEN = [
     ("names", broken(files={"run.sh": "good/train.toml.j2"}), "two templates are written to it", "one template"),
     (
         "names",
-        broken(draft=lambda self, request, variant, machine: RunSpec(variant=variant, result_rule=RULE)),
+        broken(run_spec=lambda self, request, variant, machine: RunSpec(variant=variant, result_rule=RULE)),
         "nothing to run",
         "run.sh",
     ),
@@ -401,7 +401,7 @@ BROKEN = [
     ("purity", broken(assets=writes_elsewhere), "writes kit_left_this", "planning only reads"),
     ("purity", broken(assets=writes_in_a_thread_of_long_ago), "writes kit_left_this", "planning only reads"),
     ("purity", broken(expand=sets), "os.putenv", "planning only reads"),
-    ("purity", broken(expand=adds_up), "it changes the environment", "Draft.env"),
+    ("purity", broken(expand=adds_up), "it changes the environment", "RunSpec.env"),
     ("purity", broken(expand=fills), "it changes what it was given", "changed copies"),
     ("purity", broken(settings=tells_time), "the same question had two answers", "no clock"),
     ("purity", broken(expand=keeps), "the same question had two answers", "fresh tables"),
@@ -419,15 +419,15 @@ BROKEN = [
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")  # the flaw of one of them
 @pytest.mark.parametrize(
-    ("name", "backend", "what", "mend"), BROKEN, ids=lambda one: one if isinstance(one, str) else ""
+    ("name", "backend", "what", "hint"), BROKEN, ids=lambda one: one if isinstance(one, str) else ""
 )
-def test_what_is_wrong_is_said_with_what_to_do(place, monkeypatch, name, backend, what, mend):
+def test_what_is_wrong_is_said_with_what_to_do(place, monkeypatch, name, backend, what, hint):
     monkeypatch.setenv("KIT_LEFT_THIS", "")
     monkeypatch.chdir(place)
     Third.made = 0
     monkeypatch.setattr("madlite.testing.reading.LINE_LIMIT_S", 0.2)
     flaws = check(backend, place, name, most=None if "every machine" in what else 3)
-    assert any(what in str(flaw) and mend in flaw.mend for flaw in flaws), list(map(str, flaws))
+    assert any(what in str(flaw) and hint in flaw.hint for flaw in flaws), list(map(str, flaws))
     assert {flaw.check for flaw in flaws} == {name}
     assert all("\n" not in str(flaw) for flaw in flaws)
 
@@ -445,7 +445,7 @@ def test_what_is_done_once_and_cached_is_seen_whatever_asked_before(place, monke
 
 
 @pytest.mark.parametrize(
-    ("name", "backend", "mend"),
+    ("name", "backend", "hint"),
     [
         ("rendering", broken(expand=waits), "nothing more was planned"),
         ("members", broken(check=waits), "Finding"),
@@ -455,7 +455,7 @@ def test_what_is_done_once_and_cached_is_seen_whatever_asked_before(place, monke
         pytest.param("fuzz", reader_of(Waits), "bound them", marks=pytest.mark.host),  # a second: every line waits
     ],
 )
-def test_what_waits_is_not_waited_for(place, monkeypatch, name, backend, mend):
+def test_what_waits_is_not_waited_for(place, monkeypatch, name, backend, hint):
     for module, limit in (
         ("flaws", "CALL_LIMIT_S"),
         ("plans", "CALL_LIMIT_S"),
@@ -467,5 +467,5 @@ def test_what_waits_is_not_waited_for(place, monkeypatch, name, backend, mend):
     begin = time.monotonic()
     flaws = check(backend, place, name)
     assert any("too long" in flaw.what or "takes over" in flaw.what for flaw in flaws), list(map(str, flaws))
-    assert any(mend in flaw.mend for flaw in flaws), list(map(str, flaws))
+    assert any(hint in flaw.hint for flaw in flaws), list(map(str, flaws))
     assert time.monotonic() - begin < 25, "less than one wait"

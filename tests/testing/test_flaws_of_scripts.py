@@ -127,11 +127,11 @@ SCRIPTS = [
 
 
 @pytest.mark.host
-@pytest.mark.parametrize(("name", "text", "what", "mend"), SCRIPTS)
-def test_what_is_wrong_with_a_script_is_said(place, name, text, what, mend):
+@pytest.mark.parametrize(("name", "text", "what", "hint"), SCRIPTS)
+def test_what_is_wrong_with_a_script_is_said(place, name, text, what, hint):
     (place / "templates/good/run.sh.j2").write_text(HEAD + text)
     flaws = check(Good(), place, name)
-    assert [what in flaw.what and mend in flaw.mend for flaw in flaws] == [True] * bool(what), list(map(str, flaws))
+    assert [what in flaw.what and hint in flaw.hint for flaw in flaws] == [True] * bool(what), list(map(str, flaws))
     assert not list(place.rglob("kit_canary*"))
 
 

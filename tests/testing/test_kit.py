@@ -42,14 +42,14 @@ def test_a_missing_shellcheck_is_told_and_bash_is_asked_all_the_same(place, monk
     monkeypatch.setattr("madlite.testing.scripts.find_shellcheck", lambda: None)
     broken_script, missing = check(Good(), place, "scripts")
     assert "bash: " in broken_script.what
-    assert "no shellcheck" in missing.what and "pip install 'madlite[testing]'" in missing.mend
+    assert "no shellcheck" in missing.what and "pip install 'madlite[testing]'" in missing.hint
     assert find_shellcheck() is not None, "this machine has one"
 
 
 def test_a_missing_bash_is_told_and_nothing_raises(place, monkeypatch):
     monkeypatch.setenv("PATH", str(place))
     (flaw,) = check(Good(), place, "scripts")
-    assert "there is no bash" in flaw.what and "install bash" in flaw.mend
+    assert "there is no bash" in flaw.what and "install bash" in flaw.hint
     assert [flaw.check for flaw in check(Good(), place, "quoting")] == ["quoting"]
 
 
@@ -66,7 +66,7 @@ def test_an_installed_backend_has_an_entry_point_and_a_name_of_its_own(place):
     (flaw,) = check(Good(), place, "names", installed=True)
     assert (
         "no entry point of group madlite brings it" in flaw.what
-        and "[project.entry-points.madlite] good = " in flaw.mend
+        and "[project.entry-points.madlite] good = " in flaw.hint
     )
 
 
@@ -222,7 +222,7 @@ def test_files_that_are_not_there_are_told_by_their_path(place):
 )
 def test_a_card_that_is_none_is_told_of_the_card(place, card, what):
     (flaw,) = check(Good(), place, "rendering", cards=[card])
-    assert flaw.where == "cards" and what in flaw.what and "a card is {" in flaw.mend
+    assert flaw.where == "cards" and what in flaw.what and "a card is {" in flaw.hint
 
 
 @pytest.mark.parametrize("name", [*OF_PLANS, "rendering"])

@@ -193,7 +193,7 @@ def reopens(real):
     """A session that takes actions after a stop."""
 
     def run(action, out):
-        real._turn.closed.clear()
+        real._gate.closed.clear()
         return real.run(action, out)
 
     return run

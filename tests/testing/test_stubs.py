@@ -102,7 +102,7 @@ def test_what_is_called_is_told_with_its_words_in_both_branches(tmp_path):
     assert [words for words in straight.commands if words[0] != "variable"] == told
     assert ("variable", "name", "a b c") in straight.commands
     assert ("/clean", "e") in inverted.commands
-    assert straight.whole and inverted.whole
+    assert straight.finished and inverted.finished
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_what_is_called_is_told_with_its_words_in_both_branches(tmp_path):
 def test_files_and_paths_keep_no_command_from_being_told(tmp_path, text, told):
     found = run(tmp_path, f"{text}\n")
     assert {words for words in found.commands if words[0] != "variable"} == told
-    assert found.whole
+    assert found.finished
 
 
 def test_no_odd_value_is_rewritten():
@@ -152,7 +152,7 @@ def test_a_script_that_is_sourced_is_run_too(tmp_path):
 )
 def test_what_goes_on_in_the_background_ends_with_the_script(tmp_path, loop):
     found = run(tmp_path, f"{loop}\ntrain a\n")
-    assert found.whole and ("train", "a") in found.commands
+    assert found.finished and ("train", "a") in found.commands
     wait_until(lambda: left(tmp_path) == [])  # what was killed lets go of its files a moment before it is gone
 
 
@@ -162,7 +162,7 @@ def test_what_goes_on_in_the_background_ends_with_the_script(tmp_path, loop):
 def test_a_script_without_an_end_is_not_whole(tmp_path, monkeypatch, text):
     monkeypatch.setattr(stubs, "LIMIT_S", 0.5)
     leave_raw(monkeypatch)
-    assert not run(tmp_path, text).whole
+    assert not run(tmp_path, text).finished
     wait_until(lambda: left(tmp_path) == [])
 
 

@@ -1,1 +1,1 @@
-"""What each tool and driver says: facts for detection and samples for telemetry, one module per source."""
+"""What each tool and driver reports: facts for detection and samples for telemetry, one module per source."""

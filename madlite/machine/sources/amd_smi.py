@@ -28,13 +28,13 @@ from madlite.machine.sources.base import (
     gib,
     join_facts,
     make_reading,
-    number,
+    parse_float,
+    parse_int,
     pci_id,
     product_name,
     short_version,
     size_bytes,
     unique_hex,
-    whole,
 )
 from madlite.model import Json
 
@@ -77,7 +77,7 @@ def read_amd_smi(host: Host) -> SourceReport:
 def _entries(text: str) -> dict[int, Entry]:
     """Return what the tool printed of each GPU, by number."""
     listed = [entry for document in find_json(text) for entry in _listed(document) if isinstance(entry, dict)]
-    return {index: entry for entry in listed if (index := whole(entry.get("gpu"))) is not None}
+    return {index: entry for entry in listed if (index := parse_int(entry.get("gpu"))) is not None}
 
 
 def _listed(document: Json) -> list[Json]:
@@ -101,8 +101,8 @@ def _gpu(index: int, facts: Entry, place: Entry) -> GpuFacts:
         product=product_name(asic.get("market_name")) or (name if "instinct" in name.lower() else ""),
         memory_bytes=size_bytes(vram.get("size")),
         device_id=pci_id(asic.get("device_id")),
-        compute_units=whole(asic.get("num_compute_units")),
-        node_id=whole(place.get("node_id")),
+        compute_units=parse_int(asic.get("num_compute_units")),
+        node_id=parse_int(place.get("node_id")),
         unique_id=unique_hex(asic.get("asic_serial")),
         bus=bus_id(place.get("bdf")) or bus_id(bus.get("bdf")),
     )
@@ -116,7 +116,7 @@ class AmdSmi(ToolSource):
     _answered = False
 
     def read(self) -> ReadResult:
-        """Return one reading of each GPU that it tells of."""
+        """Return one reading of each GPU that it reports."""
         output, entries = self._metric()
         while not (entries or self._answered or output.hung or output.absent) and len(self._options) > 1:
             self._options = self._options[1:]
@@ -148,22 +148,24 @@ def read_gpu(index: int, entry: Entry) -> Reading:
     power, clock, throttle = (_section(entry, name) for name in ("power", "clock", "throttle"))
     values = {
         "power_w": first_number(power, POWERS, "power_w"),  # where another name has it, it can be 0 or 65535
-        "energy_j": number(_section(entry, "energy").get("total_energy_consumption")) or None,
+        "energy_j": parse_float(_section(entry, "energy").get("total_energy_consumption")) or None,
         "clock_mhz": _clock(clock, "gfx"),
         "memory_clock_mhz": _clock(clock, "mem"),
         "temperature_c": first_number(_section(entry, "temperature"), TEMPERATURES),
         "memory_used_gib": gib(_section(entry, "mem_usage").get("used_vram")),
-        "utilization_percent": number(_section(entry, "usage").get("gfx_activity")),
+        "utilization_percent": parse_float(_section(entry, "usage").get("gfx_activity")),
     }
     counters = dict(_counters(throttle)) or None
-    return make_reading(index, values, _slowed(throttle, power), counters, number(throttle.get("accumulation_counter")))
+    return make_reading(
+        index, values, _slowed(throttle, power), counters, parse_float(throttle.get("accumulation_counter"))
+    )
 
 
 def _clock(clock: Entry, kind: str) -> float | None:
     """Return the mean over the dies that tell it; `gfx_0`, `gfx_1`, … and once `gfx`."""
     dies = [_section(clock, name) for name in clock if name.split("_")[0] == kind]
-    told = [value for die in dies if (value := first_number(die, ("clk", "cur_clk"))) is not None]
-    return sum(told) / len(told) if told else None
+    clocks = [value for die in dies if (value := first_number(die, ("clk", "cur_clk"))) is not None]
+    return sum(clocks) / len(clocks) if clocks else None
 
 
 def _slowed(throttle: Entry, power: Entry) -> dict[str, float] | None:
@@ -179,7 +181,7 @@ def _most(throttle: Entry, kind: str) -> dict[str, float]:
     found: dict[str, float] = {}
     for name, reason in REASONS.items():
         for value in _scalars(throttle.get(f"{name}_violation_{kind}")):
-            part = _active(value) if kind == "status" else number(value)
+            part = _active(value) if kind == "status" else parse_float(value)
             if part is not None and part >= 0:
                 found[reason] = max(min(1.0, part if kind == "status" else part / 100), found.get(reason, 0.0))
     return found
@@ -195,7 +197,7 @@ def _counters(throttle: Entry) -> Iterator[tuple[str, float]]:
     for name, reason in REASONS.items():
         listed = throttle.get(f"{name}_accumulated", throttle.get(f"{name}_violation_accumulated"))
         for die, value in enumerate(_scalars(listed)):
-            if (count := number(value)) is not None:
+            if (count := parse_float(value)) is not None:
                 yield f"{reason}/{name}.{die}", count
 
 
@@ -217,7 +219,7 @@ def _processes(index: int, entry: Entry) -> Iterator[GpuProcess]:
     listed = entry.get("process_list", entry.get("process_info"))
     for one in listed if isinstance(listed, list) else []:
         info = one.get("process_info", one) if isinstance(one, dict) else None
-        if isinstance(info, dict) and (pid := whole(info.get("pid"))):
+        if isinstance(info, dict) and (pid := parse_int(info.get("pid"))):
             memory = _section(info, "memory_usage").get("vram_mem", info.get("mem_usage"))
             yield GpuProcess(pid=pid, gpu=index, memory_bytes=size_bytes(memory), name=clean(info.get("name")))
 

@@ -25,7 +25,7 @@ from madlite.machine.sources.base import (
     clean,
     join_facts,
     make_reading,
-    number,
+    parse_float,
 )
 from madlite.model import Gpu, Value
 
@@ -64,7 +64,7 @@ class DriverCounters(Value, frozen=True):
 class AmdGpu(TelemetrySource):
     """The files of the GPUs that have any.
 
-    `counts`: they tell of all GPUs, throttling included.  Where they do not a tool is asked beside them, whose counters
+    `counts`: they cover all GPUs, throttling included.  Where they do not a tool is read beside them, whose counters
     are not mixed with these.
     """
 
@@ -107,7 +107,7 @@ def driver_facts(root: Path, gpus: Sequence[Gpu]) -> dict[str, str]:
 
 
 def _facts(folder: Path) -> dict[str, str]:
-    limit = number(read_file(_monitor(folder) / "power1_cap"))
+    limit = parse_float(read_file(_monitor(folder) / "power1_cap"))
     facts = {name: clean(read_file(folder / file)) for name, file in FACTS.items()}
     return {**facts, "power_limit_w": f"{limit / 1e6:g}" if limit else ""}
 
@@ -121,7 +121,7 @@ def _monitor(folder: Path) -> Path:
 
 
 def _first(folder: Path, names: Sequence[str], scale: float) -> float | None:
-    found = next((value for name in names if (value := number(read_file(folder / name))) is not None), None)
+    found = next((value for name in names if (value := parse_float(read_file(folder / name))) is not None), None)
     return None if found is None else found / scale
 
 
@@ -153,7 +153,7 @@ def _unpack(table: bytes, revision: tuple[int, int]) -> tuple[int, ...]:
 
 
 def _fields(table: bytes) -> Iterator[tuple[int, int]]:
-    """Yield the number and first value of each field; of its 64 bit 10 say how many, 10 the number, 4 the type."""
+    """Yield the number and first value of each field; of its 64 bit 10 state how many, 10 the number, 4 the type."""
     (count,) = struct.unpack_from("<i", table, 4)
     at = 8
     for _ in range(min(count, _MOST_FIELDS)):

@@ -26,7 +26,7 @@ NO_NAME = re.compile(r"0x[0-9a-f]+|advanced micro devices.*", re.IGNORECASE)
 START = re.compile(r"^(?=[\[{])", re.MULTILINE)
 
 # what holds a GPU's clocks down; "unspecified" besides, which may be the power limit
-POWER_CAP = "power cap"  # normal at full load, so it is told apart from throttling
+POWER_CAP = "power cap"  # normal at full load, so it is distinguished from throttling
 THROTTLING = ("thermal", "hardware thermal", "hardware slowdown", "power brake", "PROCHOT",
               "voltage regulator thermal", "memory thermal")  # fmt: skip
 
@@ -36,7 +36,7 @@ _MOST |= {"memory_used_gib": 16_384.0, "utilization_percent": 100.0}
 
 
 class GpuFacts(Gpu, frozen=True):
-    """One GPU as one source describes it; empty is what the source does not say.
+    """One GPU as one source describes it; empty is what the source does not report.
 
     `index` is the source's own GPU id, `node_id` the KFD topology node, `bus` as in 0000:c1:00.0, `unique_id` 16 hex
     digits.
@@ -48,7 +48,7 @@ class GpuFacts(Gpu, frozen=True):
 
 
 class SourceReport(Value, frozen=True):
-    """What one source said of a machine; `problem` is empty where it did, `absent` where it is not installed."""
+    """What one source reported about a machine; `problem` is empty where it did, `absent` where it is not installed."""
 
     name: str
     gpus: tuple[GpuFacts, ...] = ()
@@ -59,7 +59,7 @@ class SourceReport(Value, frozen=True):
 
 
 class DetectedGpus(Value, frozen=True):
-    """What detection of one vendor came to: GPUs in the order of their ids, `reports` what each source said.
+    """What detection of one vendor came to: GPUs in the order of their ids, `reports` what each source reported.
 
     `origins` names where a fact of the GPUs (`arch`, `product`, …) or of the machine came from.
     """
@@ -75,7 +75,7 @@ class DetectedGpus(Value, frozen=True):
 
 
 class Reading(Value, frozen=True, omit_defaults=True):
-    """One GPU at one moment; None is what it does not tell.
+    """One GPU at one moment; None is what it does not report.
 
     `slowed` is why its clocks are held down and for which part of the moment (1 all of it), None where it does not
     say.  `counters` count the driver's ticks in which `reason/name` held, of `ticks` in all; both only ever grow, and
@@ -110,7 +110,7 @@ class ReadResult(Value, frozen=True):
 
 
 class GpuProcess(Value, frozen=True):
-    """A process on a GPU, as the driver lists it; None is what it does not tell."""
+    """A process on a GPU, as the driver lists it; None is what it does not report."""
 
     pid: int
     gpu: int
@@ -123,14 +123,14 @@ class TelemetrySource:
     """Reads GPUs; every method may block for as long as its driver does, and is called in the sampler's thread."""
 
     name = ""
-    least_interval_s = 2.0  # between two readings, whatever a user asks for: a tool is a process each time
+    least_interval_s = 2.0  # between two readings, whatever a user requests: a tool is a process each time
 
     def read(self) -> ReadResult:
         """Return one reading of each GPU that answers."""
         raise NotImplementedError
 
     def processes(self) -> tuple[GpuProcess, ...] | None:
-        """Return the processes on these GPUs; None where the source cannot say."""
+        """Return the processes on these GPUs; None where the source cannot report."""
         return None
 
     def facts(self) -> dict[str, str]:
@@ -166,9 +166,10 @@ def make_reading(
     ticks: float | None = None,
 ) -> Reading:
     """Return the reading without the values that no GPU can have."""
-    told = {name: float(value) for name, value in values.items() if value is not None}
-    kept = {name: value for name, value in told.items() if is_plausible(name, value)}
-    return Reading(index=index, **kept, slowed=slowed, counters=counters, ticks=ticks)
+    plausible = {
+        name: float(value) for name, value in values.items() if value is not None and is_plausible(name, value)
+    }
+    return Reading(index=index, **plausible, slowed=slowed, counters=counters, ticks=ticks)
 
 
 def join_facts(of_gpus: Iterable[Mapping[str, str]]) -> dict[str, str]:
@@ -176,11 +177,11 @@ def join_facts(of_gpus: Iterable[Mapping[str, str]]) -> dict[str, str]:
     texts: dict[str, list[str]] = {}
     for name, text in (fact for facts in of_gpus for fact in facts.items() if fact[1]):
         texts.setdefault(name, []).append(text)
-    return {name: ", ".join(dict.fromkeys(told)) for name, told in texts.items()}
+    return {name: ", ".join(dict.fromkeys(values)) for name, values in texts.items()}
 
 
 def is_plausible(name: str, value: float) -> bool:
-    """Say whether a GPU that runs can have a value: its power is never 0, which is how older tools leave it out."""
+    """Return whether a GPU that runs can have a value: its power is never 0, which is how older tools leave it out."""
     return 0 <= value <= _MOST.get(name, math.inf) and not (name == "power_w" and value == 0)
 
 
@@ -196,7 +197,7 @@ def product_name(value: Json) -> str:
     return "" if NO_NAME.fullmatch(text) else text
 
 
-def whole(value: Json) -> int | None:
+def parse_int(value: Json) -> int | None:
     """Return a whole number from 304, "304", "0x74a1" or {"value": 304}; None where there is none."""
     if isinstance(value, dict):
         value = value.get("value")
@@ -206,7 +207,7 @@ def whole(value: Json) -> int | None:
         return None
 
 
-def number(value: Json) -> float | None:
+def parse_float(value: Json) -> float | None:
     """Return a number from 140, "140.0", "140 W" or {"value": 140, "unit": "W"}; None for N/A and the like."""
     if isinstance(value, dict):
         value = value.get("value")
@@ -219,14 +220,14 @@ def number(value: Json) -> float | None:
 
 def first_number(section: Mapping[str, Json], names: Sequence[str], field: str = "") -> float | None:
     """Return the first number among the values of these names that a reading's field can have."""
-    told = (number(section.get(name)) for name in names)
-    return next((value for value in told if value is not None and is_plausible(field, value)), None)
+    numbers = (parse_float(section.get(name)) for name in names)
+    return next((value for value in numbers if value is not None and is_plausible(field, value)), None)
 
 
 def pci_id(value: Json) -> int | None:
     """Return a PCI device id from "0x74a1", "74a1" or 29857; four digits are hexadecimal, as PCI ids are printed."""
     text = clean(value)
-    return int(text, 16) if re.fullmatch(r"[0-9a-fA-F]{4}", text) else whole(value)
+    return int(text, 16) if re.fullmatch(r"[0-9a-fA-F]{4}", text) else parse_int(value)
 
 
 def gib(value: Json) -> float | None:

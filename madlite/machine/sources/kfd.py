@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from madlite.machine.host import list_folder, read_file
-from madlite.machine.sources.base import GpuFacts, GpuProcess, whole
+from madlite.machine.sources.base import GpuFacts, GpuProcess, parse_int
 from madlite.model import Gpu, Value
 
 NODES, PROCESSES = "sys/class/kfd/kfd/topology/nodes", "sys/class/kfd/kfd/proc"
@@ -76,7 +76,7 @@ def driver_ids(root: Path, gpus: Sequence[Gpu]) -> dict[int, int]:
     for node in read_topology(root).gpus:
         same = [gpu for gpu in gpus if gpu.render_minor is not None and gpu.render_minor == node.render_minor]
         same = same or [gpu for gpu in gpus if gpu.render_minor is None and gpu.bus and gpu.bus == node.bus]
-        gpu_id = whole(read_file(root / NODES / str(node.node_id) / "gpu_id"))
+        gpu_id = parse_int(read_file(root / NODES / str(node.node_id) / "gpu_id"))
         if len(same) == 1 and gpu_id:
             named[gpu_id] = same[0].index
     return named
@@ -91,10 +91,10 @@ def kfd_processes(root: Path, ids: Mapping[int, int]) -> tuple[GpuProcess, ...] 
         for folder in list_folder(root / PROCESSES)
         if folder.name.isdecimal()
         for gpu, index in ids.items()
-        if (memory := whole(read_file(folder / f"vram_{gpu}"))) is not None
+        if (memory := parse_int(read_file(folder / f"vram_{gpu}"))) is not None
     )
 
 
 def _is_busy(folder: Path, gpu: int) -> bool | None:
-    units = whole(read_file(folder / f"stats_{gpu}/cu_occupancy"))
+    units = parse_int(read_file(folder / f"stats_{gpu}/cu_occupancy"))
     return None if units is None else units > 0

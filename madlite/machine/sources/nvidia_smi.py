@@ -21,11 +21,11 @@ from madlite.machine.sources.base import (
     clean,
     gib,
     make_reading,
-    number,
+    parse_float,
+    parse_int,
     size_bytes,
-    whole,
 )
-from madlite.machine.sources.nvml import held_by
+from madlite.machine.sources.nvml import throttle_reasons
 
 NAME = "nvidia-smi"
 FORMAT = "--format=csv,noheader,nounits"
@@ -114,12 +114,12 @@ class NvidiaSmi(ToolSource):
 def _rows(text: str, cells: int) -> list[tuple[int, list[str]]]:
     """Return GPU numbers and what follows them, of the rows with as many cells."""
     split = [[cell.strip() for cell in line.split(",")] for line in text.splitlines()]
-    return [(index, row[1:]) for row in split if len(row) == cells and (index := whole(row[0])) is not None]
+    return [(index, row[1:]) for row in split if len(row) == cells and (index := parse_int(row[0])) is not None]
 
 
 def _reading(index: int, row: list[str]) -> Reading:
     *cells, reasons = row
-    told = zip(SAMPLED.values(), cells, strict=True)
-    values = {name: gib(cell) if name == "memory_used_gib" else number(cell) for name, cell in told}
-    bits = whole(reasons)
-    return make_reading(index, values, None if bits is None else dict.fromkeys(held_by(bits), 1.0))
+    named = zip(SAMPLED.values(), cells, strict=True)
+    values = {name: gib(cell) if name == "memory_used_gib" else parse_float(cell) for name, cell in named}
+    bits = parse_int(reasons)
+    return make_reading(index, values, None if bits is None else dict.fromkeys(throttle_reasons(bits), 1.0))

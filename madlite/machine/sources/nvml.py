@@ -7,10 +7,11 @@ loaded, nvmlClocksEventReasons).
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import TimeoutError
 from typing import Any
 
+from madlite.cancellation import in_thread
 from madlite.machine.host import Host
 from madlite.machine.sources.base import (
     GIB,
@@ -40,21 +41,19 @@ def read_nvml(host: Host) -> SourceReport:
     """Return the GPUs of this machine; a driver that hangs costs the host's limit."""
     import pynvml
 
-    reports: list[SourceReport] = []
-    # A call into the driver cannot be ended; a daemon thread at least does not keep the process.
-    reading = threading.Thread(target=lambda: reports.append(read_library(pynvml)), daemon=True)
-    reading.start()
-    reading.join(host.limit_s)
-    return reports[0] if reports else SourceReport(name=NAME, problem=f"did not end within {host.limit_s:g} s")
+    try:  # a call into the driver cannot be ended, only be left behind
+        return in_thread(lambda: read_library(pynvml), "madlite-nvml").result(host.limit_s)
+    except TimeoutError:
+        return SourceReport(name=NAME, problem=f"did not end within {host.limit_s:g} s")
 
 
 def read_library(nvml: Any) -> SourceReport:
-    """Return what the library says; `nvml` is the module pynvml, or one of the same functions."""
+    """Return what the library reports; `nvml` is the module pynvml, or one of the same functions."""
     try:
         nvml.nvmlInit()
         gpus = tuple(_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount()))
         cuda = nvml.nvmlSystemGetCudaDriverVersion_v2()  # 12080 is 12.8
-        driver = _text(nvml.nvmlSystemGetDriverVersion())
+        driver = nvml.nvmlSystemGetDriverVersion()
         nvml.nvmlShutdown()
     except (nvml.NVMLError, OSError, ValueError) as error:  # one lost GPU: the count would be wrong
         return SourceReport(name=NAME, problem=str(error))
@@ -69,19 +68,15 @@ def read_library(nvml: Any) -> SourceReport:
 
 def _gpu(nvml: Any, index: int) -> GpuFacts:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    name = _text(nvml.nvmlDeviceGetName(handle))
+    name = nvml.nvmlDeviceGetName(handle)
     return GpuFacts(
         index=index,
         arch=name,
         product=name,
         memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
-        unique_id=_text(nvml.nvmlDeviceGetUUID(handle)),
-        bus=bus_id(_text(nvml.nvmlDeviceGetPciInfo(handle).busId)),
+        unique_id=nvml.nvmlDeviceGetUUID(handle),
+        bus=bus_id(nvml.nvmlDeviceGetPciInfo(handle).busId),
     )
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
 class Nvml(TelemetrySource):
@@ -113,7 +108,7 @@ class Nvml(TelemetrySource):
         return ReadResult(readings=tuple(readings), problem="; ".join(problems))
 
     def processes(self) -> tuple[GpuProcess, ...] | None:
-        """Return the compute processes; a GPU's utilisation tells whether any of its processes is busy."""
+        """Return the compute processes; a GPU's utilisation shows whether any of its processes is busy."""
         found: list[GpuProcess] = []
         for index in self._indexes:
             listed = self._first(PROCESSES, index)
@@ -134,12 +129,12 @@ class Nvml(TelemetrySource):
             return
 
     def _facts(self, index: int) -> dict[str, str]:
-        told = {name: (self._first((function,), index), word) for name, (function, word) in FACTS.items()}
-        return {name: word(value) for name, (value, word) in told.items() if value is not None}
+        answers = {name: (self._first((function,), index), word) for name, (function, word) in FACTS.items()}
+        return {name: word(value) for name, (value, word) in answers.items() if value is not None}
 
     def _reading(self, index: int) -> Reading:
         self._nvml.nvmlDeviceGetHandleByIndex(index)
-        power = self._first(("nvmlDeviceGetPowerUsage",), index, lost=True)  # it tells that a GPU is lost
+        power = self._first(("nvmlDeviceGetPowerUsage",), index, lost=True)  # it shows that a GPU is lost
         energy = self._first(("nvmlDeviceGetTotalEnergyConsumption",), index)
         memory = self._first(("nvmlDeviceGetMemoryInfo",), index)
         used = self._first(("nvmlDeviceGetUtilizationRates",), index)
@@ -153,10 +148,10 @@ class Nvml(TelemetrySource):
             "memory_used_gib": None if memory is None else memory.used / GIB,
             "utilization_percent": None if used is None else used.gpu,
         }
-        return make_reading(index, values, None if bits is None else dict.fromkeys(held_by(bits), 1.0))
+        return make_reading(index, values, None if bits is None else dict.fromkeys(throttle_reasons(bits), 1.0))
 
     def _first(self, functions: Sequence[str], index: int, *more: int, lost: bool = False) -> Any:
-        """Return what the first function says that this GPU and its driver have; None without.
+        """Return the value of the first function that this GPU and its driver have; None without.
 
         A GPU that is `lost` is an error.
         """
@@ -169,8 +164,8 @@ class Nvml(TelemetrySource):
         return None
 
 
-def held_by(bits: int) -> list[str]:
-    """Return in words what holds a GPU's clocks down."""
+def throttle_reasons(bits: int) -> list[str]:
+    """Return as text what holds a GPU's clocks down."""
     found = [word for bit, word in REASONS.items() if bits & bit]
     return [*found, "hardware slowdown"] if bits & _HARDWARE and not bits & _BY_HARDWARE else found
 
@@ -181,7 +176,7 @@ def _is_lost(nvml: Any, error: Exception) -> bool:
 
 def _memory(process: Any) -> int | None:
     used = process.usedGpuMemory
-    return int(used) if used is not None and int(used) < 1 << 60 else None  # all bits set: it does not tell
+    return int(used) if used is not None and int(used) < 1 << 60 else None  # all bits set: it does not report
 
 
 def _on(value: int) -> str:
@@ -189,7 +184,7 @@ def _on(value: int) -> str:
 
 
 FACTS: dict[str, tuple[str, Callable[[Any], str]]] = {
-    "vbios": ("nvmlDeviceGetVbiosVersion", _text),
+    "vbios": ("nvmlDeviceGetVbiosVersion", str),
     "power_limit_w": ("nvmlDeviceGetEnforcedPowerLimit", lambda milliwatts: f"{milliwatts / 1000:g}"),
     "mig": ("nvmlDeviceGetMigMode", lambda modes: _on(modes[0])),
     "ecc": ("nvmlDeviceGetEccMode", lambda modes: _on(modes[0])),

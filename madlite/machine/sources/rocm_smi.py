@@ -1,10 +1,10 @@
-"""AMD GPUs by rocm-smi, where amd-smi is not installed or says nothing: facts and samples.
+"""AMD GPUs by rocm-smi, where amd-smi is not installed or reports nothing: facts and samples.
 
 `--json`: {"card0": {...}, "system": {"Driver version": ...}}, every value text. `Card series` became `Card Series` in
 ROCm 6.1, so keys are compared in lower case. Warnings can precede the JSON. Where there is none the text is read, in
 two forms: sections of `GPU[0] : Key: value`, and the table that a call without options prints, whose layout is `Device
 [Model : Revision]` with the name on a second line, and since ROCm 6.1 `Device Node IDs (DID, GUID)` without. It tells
-no reason of throttling, and its list of processes does not say on which GPU they are.
+no reason of throttling, and its list of processes does not report on which GPU they are.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from madlite.machine.sources.base import (
     first_number,
     gfx_name,
     make_reading,
-    number,
+    parse_float,
+    parse_int,
     pci_id,
     product_name,
     short_version,
     unique_hex,
-    whole,
 )
 from madlite.model import Json
 
@@ -51,7 +51,7 @@ _CLOCK = re.compile(r"\((\d+)\s*mhz\)")
 
 
 def read_rocm_smi(host: Host) -> SourceReport:
-    """Return what one call of rocm-smi says of every card, and another one's table where it says nothing."""
+    """Return what one call of rocm-smi reports about every card, and another one's table where it reports nothing."""
     output = run_tool(host, NAME, *FACTS)
     driver, cards = _read_cards(output.text)
     if not (cards or output.absent or output.hung):
@@ -66,10 +66,10 @@ def read_rocm_smi(host: Host) -> SourceReport:
 
 
 def _read_cards(text: str) -> tuple[Json, dict[int, Card]]:
-    """Return the driver's version, and what is said of each card, by its number."""
+    """Return the driver's version, and what is reported about each card, by its number."""
     documents = [document for document in find_json(text) if isinstance(document, dict)]
     tables = {key: _lower(value) for document in documents for key, value in document.items()}
-    cards = {whole(key[4:]): card for key, card in tables.items() if key.startswith("card")}
+    cards = {parse_int(key[4:]): card for key, card in tables.items() if key.startswith("card")}
     if cards := {index: card for index, card in cards.items() if index is not None}:
         return tables.get("system", {}).get("driver version"), cards
     found = DRIVER.search(text)
@@ -102,9 +102,9 @@ def _gpu(index: int, card: Card) -> GpuFacts:
         index=index,
         arch=gfx_name(card.get("gfx version")),
         product=product_name(card.get("card series")) or product_name(card.get("device name")),
-        memory_bytes=whole(card.get("vram total memory (b)")) or None,
+        memory_bytes=parse_int(card.get("vram total memory (b)")) or None,
         device_id=next((device for device in ids if device in INSTINCT_IDS), None),
-        node_id=whole(card.get("node id")),
+        node_id=parse_int(card.get("node id")),
         unique_id=unique_hex(card.get("unique id")),
         bus=bus_id(card.get("pci bus")),
     )
@@ -116,7 +116,7 @@ class RocmSmi(ToolSource):
     name = NAME
 
     def read(self) -> ReadResult:
-        """Return one reading of each GPU that it tells of; card numbers can have gaps, so they are counted."""
+        """Return one reading of each GPU that it reports; card numbers can have gaps, so they are counted."""
         output = self._run(*SAMPLED)
         _, cards = _read_cards(output.text)
         placed = enumerate(sorted(cards))
@@ -124,14 +124,14 @@ class RocmSmi(ToolSource):
 
 
 def _reading(index: int, card: Card) -> Reading:
-    used = number(card.get("vram total used memory (b)"))
+    used = parse_float(card.get("vram total used memory (b)"))
     values = {
         "power_w": first_number(card, POWERS, "power_w"),
         "clock_mhz": _clock(card, "sclk"),
         "memory_clock_mhz": _clock(card, "mclk"),
         "temperature_c": first_number(card, TEMPERATURES),
         "memory_used_gib": None if used is None else used / GIB,
-        "utilization_percent": number(card.get("gpu use (%)")),
+        "utilization_percent": parse_float(card.get("gpu use (%)")),
     }
     return make_reading(index, values)
 

@@ -38,7 +38,7 @@ MOST_SAMPLES = 7200  # that are kept: from then on half of them, at twice the in
 MOST_BYTES = 64 << 20  # of the file
 PROCESSES_EVERY_S = 10.0  # of reading the list of processes
 BUSY_PERCENT = 5.0  # of utilisation: what an idle GPU does not reach
-PATIENCE = 9  # times as long as a tool took, in which the source beside it is read again
+TOOL_PAUSE_FACTOR = 9  # times as long as a tool took, in which the source beside it is read again
 LEAVE_S = 2.0  # for the thread to end
 
 # what hides GPUs, in the order in which one counts what the one before it left; of several in a group the first counts
@@ -65,14 +65,14 @@ def used_gpus(plan: RunPlan) -> tuple[Gpu, ...]:
     A container counts the GPUs it is given from 0, a process of the host those of the machine.  A list that names no
     GPU of ours is the workload's own business: then the granted ones are meant.
     """
-    granted = [gpu for gpu in plan.machine.gpus if gpu.index in plan.place.gpu_ids]
-    left = granted if plan.traits.containerised else list(plan.machine.gpus)
-    asked = False
+    allocated = [gpu for gpu in plan.machine.gpus if gpu.index in plan.place.gpu_ids]
+    left = allocated if plan.traits.containerised else list(plan.machine.gpus)
+    is_restricted = False
     for names in _HIDING[plan.machine.vendor]:
         text = next((value for name in names if isinstance(value := plan.env.get(name), str) and value.strip()), "")
         if text:
-            asked, left = True, _visible(left, text)
-    return tuple(left if asked and left else granted) if granted else ()
+            is_restricted, left = True, _visible(left, text)
+    return tuple(left if is_restricted and left else allocated) if allocated else ()
 
 
 def _visible(gpus: Sequence[Gpu], text: str) -> list[Gpu]:
@@ -99,7 +99,7 @@ def open_sources(
 ) -> tuple[list[tuple[TelemetrySource, ReadResult]], str]:
     """Return the sources that read these GPUs, each with its first result; and why others do not.
 
-    One source is enough, but that the files of AMD's driver, which cost nothing, tell of throttling only with newer
+    One source is enough, but that the files of AMD's driver, which cost nothing, report throttling only with newer
     drivers: then a tool is read too, now and then.  May block for as long as a driver does.
     """
     found: list[tuple[TelemetrySource, ReadResult]] = []
@@ -141,7 +141,7 @@ class Sampler:
         self.interval_s = target.interval_s
         self.problem = ""
         self.cost = 0.0  # CPU seconds in all
-        self.processes_known = False  # whether processes could be told apart
+        self.processes_known = False  # whether processes could be distinguished
         self._foreign: dict[int, ForeignProcess] = {}
         self._target, self._folder, self._name, self._now = target, folder, name, now
         self._over = threading.Event()
@@ -168,7 +168,7 @@ class Sampler:
 
     @property
     def foreign_processes(self) -> tuple[str, ...]:
-        """The processes on these GPUs that are not the run's, in words."""
+        """The processes on these GPUs that are not the run's, as text."""
         return describe_processes(self._foreign.values())
 
     @property
@@ -242,8 +242,8 @@ class Sampler:
         if not sees_all_processes(proc) or (listed := self._processes(source)) is None:
             return
         self.processes_known = True
-        told = before.readings if before else ()
-        busy = [one.index for one in told if (one.utilization_percent or 0.0) >= BUSY_PERCENT]
+        readings = before.readings if before else ()
+        busy = [one.index for one in readings if (one.utilization_percent or 0.0) >= BUSY_PERCENT]
         self._foreign = merge_processes(self._foreign.values(), find_foreign(listed, self._target.own, proc, busy))
 
     def _processes(self, source: TelemetrySource) -> Sequence[GpuProcess] | None:
@@ -278,16 +278,16 @@ class Sampler:
 class _Schedule:
     """A source and when it is due: never so often that it costs more than its share of a core."""
 
-    def __init__(self, source: TelemetrySource, asked_s: float) -> None:
+    def __init__(self, source: TelemetrySource, requested_s: float) -> None:
         self.source = source
-        self.least_s = self.interval_s = max(asked_s, source.least_interval_s)
+        self.least_s = self.interval_s = max(requested_s, source.least_interval_s)
         self.due_s = time.monotonic() + self.interval_s
         self._costs: list[float] = []
 
     def was_read(self, cost_s: float, lasted_s: float = 0.0) -> None:
         """Note what a reading cost, in CPU seconds; and how long another source had to wait for it."""
         self._costs = [*self._costs[-2:], cost_s]
-        self.interval_s = max(self.least_s, max(self._costs) / SHARE, PATIENCE * lasted_s)
+        self.interval_s = max(self.least_s, max(self._costs) / SHARE, TOOL_PAUSE_FACTOR * lasted_s)
         self.due_s = time.monotonic() + self.interval_s
 
 

@@ -16,14 +16,14 @@ from madlite.machine.sources.base import POWER_CAP, THROTTLING, Reading, Sample
 from madlite.model import Gpu, GpuUse, Telemetry, Value, Vendor
 
 NO_PACKAGES: Mapping[int, str] = MappingProxyType({})
-LEAST_SAMPLES = 3  # of a span: fewer say little of it
+LEAST_SAMPLES = 3  # of a span: fewer mean little
 LEAST_ENERGY_S = 10.0  # between two counts of energy: drivers count in steps of up to a tenth of a second
 THROTTLED_FROM = 0.05  # of the window: from there on it is a finding
 _SHOWN_FROM = 0.005  # what would be shown as 0 %
 _IDLE_PERCENT = 1.0  # of utilisation, at most
 _AT_WORK_PERCENT = 20.0
-# what no reading of any GPU tells, where none tells the power
-_UNTOLD = {
+# what no reading of any GPU has, where none has the power
+_FIELD_NAMES = {
     "power_w": "power",
     "clock_mhz": "clocks",
     "temperature_c": "temperature",
@@ -43,7 +43,7 @@ class TelemetrySummary(Value, frozen=True):
     throttled_by: dict[str, float] = {}
     power_cap: float | None = None
     problem: str = ""
-    untold: str = ""  # what no reading tells, where it is the power too
+    unreported: str = ""  # what no reading tells, where it is the power too
 
 
 class _SampleSeries(Value, frozen=True):
@@ -53,7 +53,7 @@ class _SampleSeries(Value, frozen=True):
     readings: tuple[tuple[float, Reading], ...]
 
     def timed(self, field: str) -> list[tuple[float, float]]:
-        """Return what the readings say of one field, each with its time."""
+        """Return what the readings report about one field, each with its time."""
         return [(at, value) for at, reading in self.readings if (value := getattr(reading, field)) is not None]
 
     def mean(self, field: str) -> float | None:
@@ -82,8 +82,8 @@ def summarise(
     span = within if in_window else list(samples)
     series = [_series(span, index) for index in indexes]
     uses = tuple(_use(one) for one in series)
-    telling = {reading.index for sample in samples for reading in sample.gpus if reading.power_w is not None}
-    power_w, problem = _mean_power(uses, _silent(uses, vendor, telling), packages)
+    reporting = {reading.index for sample in samples for reading in sample.gpus if reading.power_w is not None}
+    power_w, problem = _mean_power(uses, _silent(uses, vendor, reporting), packages)
     by = {reason: max((use.throttled.get(reason, 0.0) for use in uses), default=0.0) for reason in THROTTLING}
     return TelemetrySummary(
         over="window" if in_window else "run",
@@ -94,13 +94,13 @@ def summarise(
         throttled_by={reason: part for reason, part in by.items() if part},
         power_cap=_any(span, series, (POWER_CAP,)),
         problem=problem,
-        untold=_untold(series),
+        unreported=_unreported(series),
     )
 
 
-def _untold(series: Sequence[_SampleSeries]) -> str:
-    """Return what no reading of any GPU tells where none tells the power, as of a tool that answers N/A."""
-    silent = [words for field, words in _UNTOLD.items() if not any(one.timed(field) for one in series)]
+def _unreported(series: Sequence[_SampleSeries]) -> str:
+    """Return what no reading of any GPU has where none has the power, as of a tool that answers N/A."""
+    silent = [name for field, name in _FIELD_NAMES.items() if not any(one.timed(field) for one in series)]
     return ", ".join(silent) if "power" in silent and any(one.readings for one in series) else ""
 
 
@@ -149,9 +149,9 @@ def _parts(series: _SampleSeries) -> dict[str, float] | None:
     return {reason: part for reason, part in parts.items() if part is not None}
 
 
-def _enough(telling: Sequence[object], taken: Sequence[object]) -> bool:
-    """Say whether enough of the samples tell of throttling: one of a tool among many of the driver's files does not."""
-    return len(telling) >= min(LEAST_SAMPLES, len(taken))
+def _enough(reporting: Sequence[object], taken: Sequence[object]) -> bool:
+    """Return whether enough samples report throttling: one of a tool among many of the driver's files is too few."""
+    return len(reporting) >= min(LEAST_SAMPLES, len(taken))
 
 
 def _counted(series: _SampleSeries) -> dict[str, float] | None:
@@ -174,7 +174,7 @@ def _counted(series: _SampleSeries) -> dict[str, float] | None:
 def _any(span: Sequence[Sample], series: Sequence[_SampleSeries], reasons: Sequence[str]) -> float | None:
     """Return the part of the span in which any of the reasons held any GPU: that one is what the others wait for.
 
-    Counters do not say when they grew: it is then the part of the GPU and reason that have most.
+    Counters do not report when they grew: it is then the part of the GPU and reason that have most.
     """
     counted = [parts for one in series if (parts := _counted(one)) is not None]
     most = [max((parts.get(reason, 0.0) for reason in reasons), default=0.0) for parts in counted]
@@ -185,13 +185,13 @@ def _any(span: Sequence[Sample], series: Sequence[_SampleSeries], reasons: Seque
     return _mean_over_time(sampled) if _enough(sampled, span) else None
 
 
-def _silent(uses: Iterable[GpuUse], vendor: Vendor, telling: Container[int]) -> str:
+def _silent(uses: Iterable[GpuUse], vendor: Vendor, reporting: Container[int]) -> str:
     """Return the GPUs whose power is missing though they have one of their own.
 
-    Of AMD's the first partition of a socket, or the first die of a card, can be the only one that tells any.
+    Of AMD's the first partition of a socket, or the first die of a card, can be the only one that reports any.
     """
     return ", ".join(
-        str(use.index) for use in uses if use.power_w is None and (vendor != "AMD" or use.index in telling)
+        str(use.index) for use in uses if use.power_w is None and (vendor != "AMD" or use.index in reporting)
     )
 
 
@@ -218,8 +218,8 @@ def packages(gpus: Sequence[Gpu]) -> dict[int, str]:
 def _mean_power(uses: Sequence[GpuUse], silent: str, packages: Mapping[int, str]) -> tuple[float | None, str]:
     """Return the mean power of one GPU, and what of it is to be known.
 
-    `silent` names those that should tell their power and do not.  A package is counted once: some versions of the
-    tools tell the power of all of it for each partition, others for the first one alone, whichever of them works.
+    `silent` names those that should report their power and do not.  A package is counted once: some versions of the
+    tools report the power of all of it for each partition, others for the first one alone, whichever of them works.
     """
     working, idle = _without_idle(uses)
     names = {use.index: packages.get(use.index, f"GPU {use.index}") for use in uses}
@@ -259,10 +259,10 @@ def telemetry_findings(telemetry: Telemetry | None) -> tuple[str, ...]:
     """Return what of a run's telemetry explains a slow or unsteady number."""
     if telemetry is None or telemetry.samples < LEAST_SAMPLES or (telemetry.throttled or 0.0) < THROTTLED_FROM:
         return ()
-    return (f"the GPUs were {throttled_words(telemetry)}",)
+    return (f"the GPUs were {format_throttling(telemetry)}",)
 
 
-def throttled_words(telemetry: Telemetry) -> str:
+def format_throttling(telemetry: Telemetry) -> str:
     """Return how much of the time GPUs were slowed down, and why: `throttled 18 % of the window (thermal)`; or ""."""
     if (telemetry.throttled or 0.0) < _SHOWN_FROM:
         return ""

@@ -15,15 +15,15 @@ from msgspec.structs import replace
 from madlite.model import Value
 from madlite.runtimes.process_table import (
     POLL_S,
-    Marked,
     OpenProcess,
     Process,
-    all_marked,
+    RunProcess,
+    all_run_processes,
     ancestors,
-    in_words,
-    is_of,
+    belongs_to,
+    describe_process,
     lives,
-    ourselves,
+    own_pids,
     process_table,
     send,
     user_name,
@@ -98,13 +98,13 @@ def find_dead_runs() -> Found:
     Runs are told apart by id and folder, for a process can name the id of another run.  What is not the folder's
     user's, or not ours to end, is never listed but told in a note.
     """
-    found = [one for one in all_marked() if Path(one.environment.get(FOLDER_MARK, "")).is_absolute()]
+    found = [one for one in all_run_processes() if Path(one.environment.get(FOLDER_MARK, "")).is_absolute()]
     # without the folder nobody can say whether its madlite lives
     dead = {key: those for key, those in _by_run(found).items() if not may_be_alive(key[1])}
     if not dead:
         return Found()
     # a madlite that ended meanwhile had ended its processes before it gave its lock back
-    again = all_marked()
+    again = all_run_processes()
     there = {one.process.identity for one in again}
     members = _members(again)
     runs, notes = [], []
@@ -136,24 +136,24 @@ def end_listed(run: DeadRun, grace_s: float) -> str | None:
     return f"not ended: {_told(left)}" if left else None
 
 
-def _by_run(found: Iterable[Marked]) -> dict[tuple[str, str], list[Marked]]:
-    runs: dict[tuple[str, str], list[Marked]] = {}
+def _by_run(found: Iterable[RunProcess]) -> dict[tuple[str, str], list[RunProcess]]:
+    runs: dict[tuple[str, str], list[RunProcess]] = {}
     for one in found:
         runs.setdefault(_key(one), []).append(one)
     return runs
 
 
-def _key(one: Marked) -> tuple[str, str]:
+def _key(one: RunProcess) -> tuple[str, str]:
     return one.environment[RUN_MARK], one.environment.get(FOLDER_MARK, "")
 
 
-def _members(marked: Iterable[Marked]) -> dict[tuple[str, str], list[Member]]:
+def _members(marked: Iterable[RunProcess]) -> dict[tuple[str, str], list[Member]]:
     """Return by run what has no marks itself: it is of the nearest of those that started it and have some.
 
     With them supervisors that nothing of their own run started: what calls itself one below another is none.
     """
     by_pid = {one.process.pid: one for one in marked}
-    table, ours = process_table(), ourselves()
+    table, ours = process_table(), own_pids()
     members: dict[tuple[str, str], list[Member]] = {}
     for process in table.values():
         own = by_pid.get(process.pid)
@@ -165,7 +165,7 @@ def _members(marked: Iterable[Marked]) -> dict[tuple[str, str], list[Member]]:
     return members
 
 
-def _marked(one: Marked) -> Member:
+def _marked(one: RunProcess) -> Member:
     return Member(process=one.process)
 
 
@@ -176,7 +176,7 @@ def _listed(run_id: str, folder: str, members: tuple[Member, ...]) -> tuple[Dead
         run = DeadRun(run_id=run_id, place=Place(path=folder, uid=-1))
         return run, f"{_told(members)} with the marks of run {run_id}: left alone, {folder} is no folder"
     may = os.geteuid() in (0, place.uid)
-    ours = tuple(one for one in members if may and is_of(one.process, place.uid))
+    ours = tuple(one for one in members if may and belongs_to(one.process, place.uid))
     others = [one for one in members if one not in ours and one.process.uids]
     run = DeadRun(run_id=run_id, place=place, members=ours)
     whose = f"is of user {user_name(place.uid)}" if place.inode is not None else "is gone"
@@ -193,7 +193,7 @@ def _is_its(run: DeadRun, member: Member, now: OpenProcess, facts: Process) -> b
     marks = (environment.get(RUN_MARK), environment.get(FOLDER_MARK))
     its = (run.run_id, run.place.path)
     fits = marks == its if member.marked else marks in (its, (None, None))
-    return fits and is_of(facts, run.place.uid) and _is_dead(run)
+    return fits and belongs_to(facts, run.place.uid) and _is_dead(run)
 
 
 def _signalled(run: DeadRun, members: Iterable[Member], number: int) -> list[Member]:
@@ -211,5 +211,5 @@ def _has_children(member: Member) -> bool:
 
 
 def _told(members: Sequence[Member]) -> str:
-    them = ", ".join(in_words(one.process) for one in members[:SHOWN])
+    them = ", ".join(describe_process(one.process) for one in members[:SHOWN])
     return f"{len(members)} process{'es' if len(members) != 1 else ''}: {them}{', …' if len(members) > SHOWN else ''}"

@@ -15,7 +15,7 @@ from threading import Event
 
 from madlite.model import Value
 from madlite.process import capture
-from madlite.runtimes.process_table import all_marked, with_children
+from madlite.runtimes.process_table import all_run_processes, with_descendants
 from madlite.secrets import Redactor, assigned
 from madlite.workspace.folder import RUN_MARK
 
@@ -47,9 +47,9 @@ def find_processes(run_id: str, proc: Path = Path("/proc")) -> tuple[ProcessInfo
 
     What keeps them together on a host is none of them.
     """
-    found = [one for one in all_marked(in_containers=True) if one.environment[RUN_MARK] == run_id]
+    found = [one for one in all_run_processes(in_containers=True) if one.environment[RUN_MARK] == run_id]
     marked = {one.process.pid: one.environment for one in found}
-    family = {process.pid for process in with_children(marked)}
+    family = {process.pid for process in with_descendants(marked)}
     apart = {one.process.pid for one in found if one.is_supervisor}
     pids = sorted((family | set(marked)) - apart)[:MOST]
     return tuple(process for pid in pids if (process := read_facts(proc / str(pid), marked.get(pid, {}))) is not None)

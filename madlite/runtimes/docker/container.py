@@ -46,17 +46,12 @@ class Container(Value, frozen=True):
 
 
 def is_alive(client: Client, container: str) -> bool:
-    """Say whether a container is there and running."""
-    import docker.errors
-
-    try:
-        return bool(client.inspect_container(container)["State"]["Running"])
-    except docker.errors.NotFound:
-        return False
+    """Return whether a container is there and running."""
+    return bool((state_of(client, container) or {}).get("Running"))
 
 
 def stays_alive(client: Client, container: str, limit_s: float) -> bool:
-    """Say whether a container is still running after `limit_s`."""
+    """Return whether a container is still running after `limit_s`."""
     deadline = time.monotonic() + limit_s
     while is_alive(client, container):
         if time.monotonic() > deadline:
@@ -76,7 +71,7 @@ def kill(client: Client, container: str) -> None:
             raise
 
 
-def last_words(client: Client, container: str) -> str:
+def last_output(client: Client, container: str) -> str:
     """Return the last lines of a container's own output, "" where they cannot be had."""
     import docker.errors
 
@@ -89,10 +84,10 @@ def last_words(client: Client, container: str) -> str:
 
 def gone(client: Client, container: Container, action: Action) -> RuntimeProblem:
     """Return the problem that a container ended under an action."""
-    words = last_words(client, container.id)
+    output = last_output(client, container.id)
     return RuntimeProblem(
         f"container {container.id[:12]} of {container.image} ended or was removed while '{action.argv[0]}' "
-        f"({action.kind}) ran in it" + (f": {words}" if words else ""),
+        f"({action.kind}) ran in it" + (f": {output}" if output else ""),
         "docker events --since 10m   shows who stopped it",
         cause=Cause.INTERRUPTED,
     )
@@ -133,7 +128,7 @@ def start_failure(code: int | None, head: bytes) -> str:
 
 
 def state_of(client: Client, container: str) -> dict[str, Any] | None:
-    """Return what the engine says of a container's state; None of one that is gone.
+    """Return what the engine reports about a container's state; None of one that is gone.
 
     Format: https://docs.docker.com/reference/api/engine (ContainerInspect, State).
     """
@@ -161,9 +156,9 @@ def outcome_of(state: Mapping[str, Any]) -> JobOutcome:
     )
 
 
-def cannot_start(container: Container, action: Action, words: str) -> RuntimeProblem:
+def cannot_start(container: Container, action: Action, output: str) -> RuntimeProblem:
     """Return the problem that an action's command cannot be started in this image."""
-    reason = _RUNTIMES_TALK.sub("", words.partition("\n")[0])
+    reason = _RUNTIMES_TALK.sub("", output.partition("\n")[0])
     hint = "" if "chdir" in reason else "the image has to hold what the action calls, bash in most cases"
     what = f"'{action.argv[0]}' ({action.kind}) cannot be started in image {container.image}: {reason}"
     return RuntimeProblem(what, hint, cause=Cause.PREPARE)
@@ -183,7 +178,7 @@ own "$@" -cnewer 2> /dev/null || own "$@" -newer
 """
 
 
-def give_back(client: Client, container: Container) -> None:
+def restore_ownership(client: Client, container: Container) -> None:
     """Change the owner of files below the workspace that root made or changed since the start of the run.
 
     What cannot be changed is logged: it never decides how a run ended.
@@ -192,22 +187,22 @@ def give_back(client: Client, container: Container) -> None:
 
     if container.give_back is None or container.folder is None:
         return
-    command = give_back_command(container.inside, f"{container.folder_inside}/{STAMP}", container.give_back)
+    command = ownership_command(container.inside, f"{container.folder_inside}/{STAMP}", container.give_back)
     try:
         exec_id = client.exec_create(container.id, command, user="0")["Id"]
-        words = client.exec_start(exec_id).decode("utf-8", "replace").strip()
+        output = client.exec_start(exec_id).decode("utf-8", "replace").strip()
         if client.exec_inspect(exec_id)["ExitCode"] != 0:
-            _LOG.warning("some files of the run may still belong to root: %s", words[-300:])
+            _LOG.warning("some files of the run may still belong to root: %s", output[-300:])
     except docker.errors.APIError as error:
         _LOG.warning("files of the run may still belong to root: %s", error_text(error))
 
 
-def give_back_command(place: str, stamp: str, owner: tuple[int, int]) -> list[str]:
+def ownership_command(place: str, stamp: str, owner: tuple[int, int]) -> list[str]:
     """Return what changes the owner of a folder's files inside; `stamp` is older than those that are the run's."""
-    return ["/bin/sh", "-c", _FIND, "sh", place, stamp, "{}:{}".format(*owner), _users_here()]
+    return ["/bin/sh", "-c", _FIND, "sh", place, stamp, "{}:{}".format(*owner), _uid_map()]
 
 
-def _users_here() -> str:
+def _uid_map() -> str:
     """Return how users of this namespace are numbered outside (user_namespaces(7)), in the words of the script."""
     try:
         return " ".join(Path("/proc/self/uid_map").read_text().split()[:3])

@@ -45,7 +45,7 @@ class ExecOutput:
             if self._receive is not None:
                 return bytes(self._receive(READ_BYTES))
             return os.read(self._connection.fileno(), READ_BYTES)
-        except ConnectionError:  # the engine went away: its exec tells how, if anything does
+        except ConnectionError:  # the engine went away: its exec reports how, if anything does
             return b""
 
     def close(self) -> None:
@@ -74,13 +74,13 @@ class Frames:
 
     def __init__(self, out: Callable[[bytes, int], None]) -> None:
         self._out = out
-        self._held = b""  # the start of a head
+        self._partial = b""  # the start of a head
         self._kind = 1
         self._missing = 0  # bytes of the open frame that are still to come
 
     def feed(self, data: bytes) -> None:
         """Pass on everything that is complete; neighbouring frames of one stream in one piece."""
-        data, at = self._held + data, 0
+        data, at = self._partial + data, 0
         pieces: list[bytes] = []
         while at < len(data):
             if not self._missing:
@@ -91,7 +91,7 @@ class Frames:
             self._missing -= len(piece)
             at += len(piece)
             pieces.append(piece)
-        self._held = data[at:]
+        self._partial = data[at:]
         self._pass_on(pieces)
 
     def _open(self, data: bytes, at: int, pieces: list[bytes]) -> int:
@@ -134,11 +134,11 @@ class Exec:
         return ExecOutput(self._client.exec_start(self._id, socket=True))
 
     def is_running(self) -> bool:
-        """Say whether the process itself is there; children of it may outlive it."""
+        """Return whether the process itself is there; children of it may outlive it."""
         return bool(self._inspect().get("Running"))
 
     def has_surely_ended(self) -> bool:
-        """Say whether the engine tells that the process ended; one that is too busy to answer tells nothing."""
+        """Return whether the engine shows that the process ended; one that is too busy to answer reports nothing."""
         import requests
 
         try:

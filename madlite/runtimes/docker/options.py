@@ -74,7 +74,7 @@ def device(text: str) -> dict[str, str]:
 
 def gpus(text: str) -> dict[str, Json]:
     """Return a request for GPUs: `all`, `2`, `"device=0,1"`."""
-    asked: dict[str, Json] = {"Driver": "", "Capabilities": [["gpu"]]}
+    request: dict[str, Json] = {"Driver": "", "Capabilities": [["gpu"]]}
     ids: list[str] = []
     for field in _fields(text):
         key, given, value = field.partition("=")
@@ -83,13 +83,13 @@ def gpus(text: str) -> dict[str, Json]:
         elif ids and not given:  # what a shell made of `"device=0,1"`
             ids.append(key)
         elif key == "driver":
-            asked["Driver"] = value
+            request["Driver"] = value
         elif key == "capabilities":
-            asked["Capabilities"] = [["gpu", *value.split(",")]]
+            request["Capabilities"] = [["gpu", *value.split(",")]]
         else:
             count = value if key == "count" else key
-            asked["Count"] = -1 if count == "all" else int(count)
-    return {**asked, "DeviceIDs": ids} if ids else asked
+            request["Count"] = -1 if count == "all" else int(count)
+    return {**request, "DeviceIDs": ids} if ids else request
 
 
 def mount(text: str) -> dict[str, Json]:
@@ -177,7 +177,7 @@ def variables_of_file(path: str, environ: Mapping[str, str], workspace: Path) ->
 # Quotes and backslashes keep `$`, a backquote and `~` as they are written (POSIX, Shell Command Language, 2.2
 # Quoting); elsewhere a variable is the caller's. What comes out of a variable is not split again.
 
-_KEPT = str.maketrans("$`~", "\ufdd0\ufdd1\ufdd2")  # no text holds these: Unicode gives them to programs
+_PROTECTED = str.maketrans("$`~", "\ufdd0\ufdd1\ufdd2")  # no text holds these: Unicode gives them to programs
 _WRITTEN = str.maketrans("\ufdd0\ufdd1\ufdd2", "$`~")
 _QUOTED = re.compile(r"""'[^']*'|"(?:[^"\\]|\\.)*"|\\.""", re.DOTALL)
 _PAIR = re.compile(r"\\(.)", re.DOTALL)
@@ -189,29 +189,29 @@ def split_words(text: str, environ: Mapping[str, str]) -> list[str]:
     """Return the words, with `$NAME`, `${NAME}` and a leading `~` replaced by the caller's.
 
     Raises:
-        ValueError: a quotation does not end, a variable is not set, or a command's output is asked for.
+        ValueError: a quotation does not end, a variable is not set, or a command's output is requested.
     """
-    return [_expand(word, environ).translate(_WRITTEN) for word in shlex.split(_QUOTED.sub(_keep, text))]
+    return [_expand(word, environ).translate(_WRITTEN) for word in shlex.split(_QUOTED.sub(_protect, text))]
 
 
-def odd_words(text: str) -> list[str]:
+def partly_quoted_words(text: str) -> list[str]:
     """Return, as they are written, the words whose quotes or backslashes stand inside of what they mean."""
-    return [word for word in _WORD.findall(text) if not _VARIABLE.search(_QUOTED.sub(_keep, word)) and _is_odd(word)]
+    return [word for word in _WORD.findall(text) if not _VARIABLE.search(_QUOTED.sub(_protect, word)) and _is_odd(word)]
 
 
 def _is_odd(word: str) -> bool:
     return shlex.split(word)[0] not in word
 
 
-def _keep(quoted: re.Match[str]) -> str:
+def _protect(quoted: re.Match[str]) -> str:
     """Mark the signs that mean themselves in a quoted part; its quotes and other backslashes are shlex's."""
     text = quoted[0]
     if text[0] == "'":
-        return text.translate(_KEPT)
+        return text.translate(_PROTECTED)
     if text[0] == "\\":
-        return text[1].translate(_KEPT) if text[1] in "$`~" else text
-    marked = _PAIR.sub(lambda pair: pair[1].translate(_KEPT) if pair[1] in "$`" else pair[0], text)
-    return marked.replace("~", "~".translate(_KEPT))
+        return text[1].translate(_PROTECTED) if text[1] in "$`~" else text
+    protected = _PAIR.sub(lambda pair: pair[1].translate(_PROTECTED) if pair[1] in "$`" else pair[0], text)
+    return protected.replace("~", "~".translate(_PROTECTED))
 
 
 def _expand(word: str, environ: Mapping[str, str]) -> str:
@@ -334,7 +334,7 @@ def add_options(
         ) from error
 
 
-def given_options(text: str, environ: Mapping[str, str]) -> list[tuple[list[str], tuple[str | bool, ...]]]:
+def parse_options(text: str, environ: Mapping[str, str]) -> list[tuple[list[str], tuple[str | bool, ...]]]:
     """Return the options in `text`, each by its names, the long one last, with its values as they are written.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Word a plan as the engine's request for a container.
+"""Format a plan as the engine's request for a container.
 
 Contents: what madengine asks `docker run` for (docs/differences.md lists what differs); format: the Engine API's
 ContainerCreate. What a dry run prints and what is sent come from the same function.
@@ -17,9 +17,9 @@ from madlite.images.client import proxy_environment
 from madlite.model import EnvValue, Image, Json, Mount, RunPlan, Secret
 from madlite.runtimes.docker.options import (
     add_options,
-    given_options,
     mount,
-    odd_words,
+    parse_options,
+    partly_quoted_words,
     seccomp_file,
     split_words,
     ulimit,
@@ -32,7 +32,7 @@ from madlite.workspace.mounts import container_mounts
 KEEPER = ["cat"]  # waits on its terminal for ever: the container lives until it is stopped
 
 
-def shown(plan: RunPlan, environ: Mapping[str, str]) -> dict[str, Json]:
+def masked_request(plan: RunPlan, environ: Mapping[str, str]) -> dict[str, Json]:
     """Return the request for people: secrets as `***`, and the name the container gets if it is free."""
     return {"Name": container_name(plan), **_request(plan, environ, mask_values)}
 
@@ -42,15 +42,15 @@ def container_name(plan: RunPlan) -> str:
     return re.sub(r"[^a-zA-Z0-9_.-]", "_", plan.name) or f"madlite-{plan.id}"
 
 
-def sent(plan: RunPlan, environ: Mapping[str, str]) -> dict[str, Json]:
+def full_request(plan: RunPlan, environ: Mapping[str, str]) -> dict[str, Json]:
     """Return the request with its secrets, for the engine alone."""
     return _request(plan, environ, reveal)
 
 
-def secrets_asked(plan: RunPlan, environ: Mapping[str, str]) -> tuple[Secret, ...]:
+def request_secrets(plan: RunPlan, environ: Mapping[str, str]) -> tuple[Secret, ...]:
     """Return the secrets that only the request holds: of the card's docker options, their files, and proxies.
 
-    Never raises: options that cannot be read are told where the container starts; they are masked as far as they go.
+    Never raises: options that cannot be read are reported where the container starts, and masked as far as they go.
     """
     if plan.image is None:
         return ()
@@ -69,7 +69,7 @@ def secrets_asked(plan: RunPlan, environ: Mapping[str, str]) -> tuple[Secret, ..
 def _spelled_out(options: str, environ: Mapping[str, str], host: Mapping[str, Json]) -> tuple[str, ...]:
     """Return the secrets of labels, log options and inside of values; a folder `/run/secrets` is none."""
     places = str({name: value for name, value in host.items() if name != "LogConfig"})
-    found = assigned((*split_words(options, environ), *odd_words(options)))
+    found = assigned((*split_words(options, environ), *partly_quoted_words(options)))
     return tuple(text for text in found if text not in places)
 
 
@@ -162,7 +162,7 @@ def _labels(plan: RunPlan) -> dict[str, str]:
     return {RUN_LABEL: plan.id, FOLDER_LABEL: str(plan.folder), **kept}
 
 
-# What of a machine a run asks for beyond what every container of MAD's has, in one line for the user.
+# What of a machine a run requests beyond what every container of MAD's has, in one line for the user.
 #
 # MAD's own is not told: root in the container, the host's network and IPC, the working folder, the GPUs' devices,
 # SYS_PTRACE and SYS_ADMIN, neither seccomp nor AppArmor.
@@ -180,10 +180,10 @@ def host_access(plan: RunPlan, environ: Mapping[str, str]) -> str:
     found = dict.fromkeys((*_of_options(plan, environ), *image_access(plan.image)))
     if not found:
         return ""
-    shown = [text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…" for text in found][:_MOST]
+    listed = [text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…" for text in found][:_MOST]
     more = f" and {len(found) - _MOST} more" if len(found) > _MOST else ""
     mask = Redactor(collect(environ)).text
-    return mask(f"the run opens this machine to its container: {', '.join(shown)}{more}")
+    return mask(f"the run opens this machine to its container: {', '.join(listed)}{more}")
 
 
 def image_access(image: Image | None) -> Iterator[str]:
@@ -201,8 +201,8 @@ def image_access(image: Image | None) -> Iterator[str]:
 
 def _of_options(plan: RunPlan, environ: Mapping[str, str]) -> Iterator[str]:
     try:
-        given = given_options(plan.engine_options.extra, environ)
-    except ValueError:  # told where the container is asked for
+        given = parse_options(plan.engine_options.extra, environ)
+    except ValueError:  # reported where the container is requested
         return
     for names, values in given:
         name = names[-1]
@@ -212,8 +212,8 @@ def _of_options(plan: RunPlan, environ: Mapping[str, str]) -> Iterator[str]:
 
 def _of_option(name: str, value: str | bool, workspace: Path) -> Iterator[str]:
     text = str(value)
-    if name in _TOLD:
-        yield from _TOLD[name](text, workspace)
+    if name in _ACCESS_OF:
+        yield from _ACCESS_OF[name](text, workspace)
     elif name == "--privileged" and value is True:
         yield name
     elif name in _SPACES and (text.startswith("container:") or (text == "host" and name != "--ipc")):
@@ -262,7 +262,7 @@ def _security(text: str, _workspace: Path) -> Iterator[str]:
         yield f"--security-opt {text}"
 
 
-_TOLD: dict[str, Callable[[str, Path], Iterator[str]]] = {
+_ACCESS_OF: dict[str, Callable[[str, Path], Iterator[str]]] = {
     "--volume": _volume,
     "--mount": _mount_access,
     "--device": _device_access,

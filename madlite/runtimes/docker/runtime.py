@@ -15,11 +15,11 @@ from madlite.errors import RuntimeProblem
 from madlite.images.client import (
     ANSWER_LIMIT_S,
     Client,
-    ask_for_gpus,
     connect,
     connected,
     error_text,
     explained,
+    translate_gpu_requests,
     why_unavailable,
 )
 from madlite.images.image import prepare_image
@@ -28,14 +28,14 @@ from madlite.runtimes.docker.container import (
     STAMP,
     Container,
     Labelled,
-    give_back,
     labelled,
-    last_words,
+    last_output,
     outcome_of,
+    restore_ownership,
     state_of,
     stays_alive,
 )
-from madlite.runtimes.docker.request import container_name, sent, shown
+from madlite.runtimes.docker.request import container_name, full_request, masked_request
 from madlite.runtimes.docker.session import DockerSession
 from madlite.safe_files import Folder
 from madlite.workspace.folder import FOLDER_LABEL, RUN_LABEL, WORK
@@ -44,16 +44,30 @@ from madlite.workspace.mounts import make_mounts
 # Create and start a plan's container, and leave nothing of it behind.
 
 STOP_S = 1  # between TERM and KILL for the container's own process, which only waits
-SETTLE_S = 0.2  # an entry point that ends at once has ended by then
+EXIT_CHECK_S = 0.2  # an entry point that ends at once has ended by then
 LATE_S = 2.0  # what an engine needs to create a container that nobody waits for any more
 GIVE_UP_S = 10.0  # for one call to an engine that was too slow to wait for
 _NO_DEVICE = re.compile(r'(?:custom device|adding device|\bstat) "?(?P<device>/dev/[^":]+)"?')
 _NO_IMAGE = re.compile(r"no such image", re.IGNORECASE)
-_NO_INIT = re.compile(r"container-init binary not found")
 _NAME_TAKEN = re.compile(r"\bname\b.*\bis already in use")
-_NO_GPU_DRIVER = re.compile(r"could not select device driver", re.I)
-_NO_RUNTIME = re.compile(r"unknown or invalid runtime name|unknown runtime", re.I)
 _TOOLKIT = "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit"
+_REFUSALS = (  # what the engine reports, what that means, what helps
+    (
+        re.compile(r"could not select device driver", re.IGNORECASE),
+        "docker cannot give NVIDIA GPUs to a container",
+        f"install the NVIDIA container toolkit and restart docker: {_TOOLKIT}",
+    ),
+    (
+        re.compile(r"unknown or invalid runtime name|unknown runtime", re.IGNORECASE),
+        "the engine has no runtime of the name that the docker options ask for",
+        "docker info --format '{{json .Runtimes}}'   lists what it has",
+    ),
+    (
+        re.compile(r"container-init binary not found"),
+        "podman has no program that reaps processes in a container",
+        "install catatonit: sudo apt-get install catatonit",
+    ),
+)
 
 
 def start_container(client: Client, plan: RunPlan, environ: Mapping[str, str]) -> Container:
@@ -65,7 +79,7 @@ def start_container(client: Client, plan: RunPlan, environ: Mapping[str, str]) -
     """
     import docker.errors
 
-    request = sent(plan, environ)
+    request = full_request(plan, environ)
     _make_folders(plan)
     try:
         made = interruptible(lambda: _started(client, request, plan))
@@ -76,7 +90,7 @@ def start_container(client: Client, plan: RunPlan, environ: Mapping[str, str]) -
 
 def _started(client: Client, request: dict[str, Json], plan: RunPlan) -> str:
     request["Env"] += _rocm_path(client, plan)
-    ask_for_gpus(client, request["HostConfig"])
+    translate_gpu_requests(client, request["HostConfig"])
     check()
     made = _create(client, request, plan)
     check()  # who left this removes what was created meanwhile
@@ -99,7 +113,7 @@ def _make_folders(plan: RunPlan) -> None:
 
 
 def _rocm_path(client: Client, plan: RunPlan) -> list[str]:
-    """Return ROCM_PATH as MAD's scripts look for it, where neither the plan nor the image says where ROCm is."""
+    """Return ROCM_PATH as MAD's scripts look for it, where neither the plan nor the image states where ROCm is."""
     if plan.machine.vendor != "AMD" or "ROCM_PATH" in plan.env:
         return []
     own = client.inspect_image(_image(plan))["Config"].get("Env") or []
@@ -107,7 +121,7 @@ def _rocm_path(client: Client, plan: RunPlan) -> list[str]:
 
 
 def remove_containers_of(client: Client, run_id: str) -> bool:
-    """Remove what was created for a run, by its label: an interrupt can hide the id. Say if there was something."""
+    """Remove what was created for a run, by its label: an interrupt can hide the id. Return whether there was any."""
     found = client.containers(all=True, filters={"label": f"{RUN_LABEL}={run_id}"})
     for container in found:
         remove_container(client, container["Id"])
@@ -115,13 +129,13 @@ def remove_containers_of(client: Client, run_id: str) -> bool:
 
 
 def remove_late_container(client: Client, run_id: str) -> bool:
-    """Remove a container whose creation was interrupted, which the engine may finish a little later; say if it did."""
+    """Remove a container whose creation was interrupted and may finish a little later; return whether it did."""
     client.timeout = GIVE_UP_S
     deadline = time.monotonic() + LATE_S
     while not remove_containers_of(client, run_id):
         if time.monotonic() > deadline:
             return False
-        time.sleep(SETTLE_S)
+        time.sleep(EXIT_CHECK_S)
     return True
 
 
@@ -163,7 +177,7 @@ def attached(client: Client, handle: str) -> Container:
         workspace=Path(sources[0]) if sources else folder.parent.parent,
         inside=inside,
         folder=folder,
-        give_back=_owner(folder),
+        give_back=_folder_owner(folder),
         shares_processes=bool(found["HostConfig"].get("PidMode")),
     )
 
@@ -183,12 +197,12 @@ def _create(client: Client, request: dict[str, Json], plan: RunPlan) -> str:
 
 def _check_lives(client: Client, made: str, plan: RunPlan) -> None:
     """Wait for an entry point of the image to show whether it ends at once; `cat` alone never does."""
-    if not client.inspect_container(made)["Config"]["Entrypoint"] or stays_alive(client, made, SETTLE_S):
+    if not client.inspect_container(made)["Config"]["Entrypoint"] or stays_alive(client, made, EXIT_CHECK_S):
         return
-    words = last_words(client, made)
+    message = last_output(client, made)
     raise RuntimeProblem(
         f"the container of image {_image(plan)} ended at once; its entry point did not run 'cat'"
-        + (f": {words}" if words else ""),
+        + (f": {message}" if message else ""),
         'an image that starts a program of its own needs "additional_docker_run_options": "--entrypoint=\'\'"',
         cause=Cause.PREPARE,
     )
@@ -206,42 +220,25 @@ def _container(plan: RunPlan, made: str, request: Mapping[str, Json]) -> Contain
     )
 
 
-def _refused(words: str, plan: RunPlan) -> RuntimeProblem:
+def _refused(message: str, plan: RunPlan) -> RuntimeProblem:
     """Return why the engine did not start the container, with what is missing by name."""
-    if found := _NO_DEVICE.search(words):
-        return RuntimeProblem(
-            f"the container cannot have {found['device']}: there is no such device on this machine ({words})",
-            "ls -l /dev/kfd /dev/dri /dev/fuse   shows what is there",
-            cause=Cause.PREPARE,
-        )
-    if _NO_GPU_DRIVER.search(words):
-        return RuntimeProblem(
-            f"docker cannot give NVIDIA GPUs to a container: {words}",
-            f"install the NVIDIA container toolkit and restart docker: {_TOOLKIT}",
-            cause=Cause.PREPARE,
-        )
-    if _NO_RUNTIME.search(words):
-        return RuntimeProblem(
-            f"the engine has no runtime of the name that the docker options ask for: {words}",
-            "docker info --format '{{json .Runtimes}}'   lists what it has",
-            cause=Cause.PREPARE,
-        )
-    if _NO_IMAGE.search(words):
+    if found := _NO_DEVICE.search(message):
+        what = f"the container cannot have {found['device']}: there is no such device on this machine ({message})"
+        hint = "ls -l /dev/kfd /dev/dri /dev/fuse   shows what is there"
+        return RuntimeProblem(what, hint, cause=Cause.PREPARE)
+    if _NO_IMAGE.search(message):
         return RuntimeProblem(f"image {_image(plan)} is not on this machine", cause=Cause.IMAGE)
-    if _NO_INIT.search(words):
-        return RuntimeProblem(
-            f"podman has no program that reaps processes in a container: {words}",
-            "install catatonit: sudo apt-get install catatonit",
-            cause=Cause.PREPARE,
-        )
-    return RuntimeProblem(f"docker did not start a container of {_image(plan)}: {words}", cause=Cause.PREPARE)
+    for pattern, what, hint in _REFUSALS:
+        if pattern.search(message):
+            return RuntimeProblem(f"{what}: {message}", hint, cause=Cause.PREPARE)
+    return RuntimeProblem(f"docker did not start a container of {_image(plan)}: {message}", cause=Cause.PREPARE)
 
 
 def _image(plan: RunPlan) -> str:
     return plan.image.ref if plan.image else ""
 
 
-def _owner(folder: Path) -> tuple[int, int] | None:
+def _folder_owner(folder: Path) -> tuple[int, int] | None:
     """Return who owns a run folder, and with it what the run wrote; None for root."""
     try:
         facts = folder.stat()
@@ -254,7 +251,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class DockerRuntime:
-    """Runs plans in containers; `environ` says where the engine is and what options may refer to."""
+    """Runs plans in containers; `environ` states where the engine is and what options may refer to."""
 
     name = "docker"
     traits = Traits(containerised=True)
@@ -264,7 +261,7 @@ class DockerRuntime:
         self._answer: tuple[Problem | None] | None = None
 
     def supports(self, place: Place) -> bool:
-        """Say whether plans for this place can run here."""
+        """Return whether plans for this place can run here."""
         return place.where == "local"
 
     def available(self) -> Problem | None:
@@ -274,23 +271,23 @@ class DockerRuntime:
         return self._answer[0]
 
     def request(self, plan: RunPlan) -> Mapping[str, Json]:
-        """Return what the engine would be asked for, secrets as `***`; touches nothing.
+        """Return the request that the engine would get, secrets as `***`; touches nothing.
 
         Raises:
             UsageProblem: the card's `docker run` options cannot be read.
         """
-        return shown(plan, self._environ)
+        return masked_request(plan, self._environ)
 
     def prepare(self, plan: RunPlan, say: Say) -> ImageUsed:
         """Build, find or pull the image.
 
         Raises:
             RuntimeProblem: the engine, the image or the disk does not allow it.
-            UsageProblem: the card's `docker run` options cannot be read: told before a build, not after it.
+            UsageProblem: the card's `docker run` options cannot be read: reported before a build, not after it.
         """
         if plan.image is None:
             raise RuntimeProblem(f"card '{plan.card.name}' names no image", "--image REF names one", cause=Cause.IMAGE)
-        sent(plan, self._environ)
+        full_request(plan, self._environ)
         with connected(self._environ) as client:
             return prepare_image(client, plan.image, self._environ, say)
 
@@ -363,11 +360,11 @@ class DockerRuntime:
             if state_of(client, handle) is None:
                 return
             container = attached(client, handle)
-            give_back(client, container)
+            restore_ownership(client, container)
             remove_container(client, container.id)
 
     def containers(self) -> list[Labelled]:
-        """Return the containers of runs that the engine has, for whoever looks for what was left.
+        """Return the containers of runs that the engine has, for whoever searches for what was left.
 
         Raises:
             RuntimeProblem: the engine does not answer.
@@ -376,7 +373,7 @@ class DockerRuntime:
             return labelled(client)
 
     def outcome(self, handle: str) -> JobOutcome | None:
-        """Return what the engine says of a container; None of one that is gone.
+        """Return what the engine reports about a container; None of one that is gone.
 
         Raises:
             RuntimeProblem: the engine does not answer.

@@ -8,15 +8,16 @@ import posixpath
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import wait
 from functools import partial
 from pathlib import Path
 
-from madlite.cancellation import STOPPED, ActionGate
+from madlite.cancellation import STOPPED, ActionGate, in_thread
 from madlite.errors import RuntimeProblem
 from madlite.images.client import ANSWER_LIMIT_S, CancellableClient, Client, connected, error_text, explained
 from madlite.model import PROBE_BYTES, Action, Cause, Chunk, Completed, Exit, Sink
 from madlite.runtimes.docker import container as containers
-from madlite.runtimes.docker.container import Container, give_back, start_failure, state_of
+from madlite.runtimes.docker.container import Container, restore_ownership, start_failure, state_of
 from madlite.runtimes.docker.exec import Exec, ExecOutput, Frames
 from madlite.secrets import reveal
 from madlite.workspace.mounts import copy_matching
@@ -99,7 +100,7 @@ def send(client: Client, container: str, name: str, session: str = "") -> int:
 # A short command beside what runs in a container: bounded in time, in size, and without a trace once it ended.
 
 LATE_S = 1.0  # for the engine's answers, beyond the limit of the command
-_TURN_S = 0.2
+_PROBE_POLL_S = 0.2
 # The engine starts each exec as the leader of a session and process group of its own, and cannot end it: so it ends
 # itself.  $1 is the limit in whole seconds.  The timer holds no output open that its command has closed.
 _LIMITED = r"""
@@ -120,76 +121,60 @@ def probe(environ: Mapping[str, str], container: str, argv: Sequence[str], limit
     Raises:
         RuntimeProblem: it cannot be started there.
     """
-    asked = _Probe(environ, container, argv, time.monotonic() + limit_s)
-    thread = threading.Thread(target=asked.run, name="madlite-probe", daemon=True)
-    thread.start()  # nothing else lets go of an engine that took a request and does not answer it
-    thread.join(limit_s + LATE_S)
-    return asked.result(late=thread.is_alive())
+    until_s = time.monotonic() + limit_s
+    command = ("/bin/sh", "-c", _LIMITED, "sh", str(max(1, math.ceil(limit_s))), *argv)
+    output = {1: bytearray(), 2: bytearray()}
+    started = threading.Event()
+
+    def collect(data: bytes, stream: int) -> None:
+        output[stream].extend(data[: PROBE_BYTES - len(output[stream])])
+
+    def run() -> int | None:
+        with connected(environ, ANSWER_LIMIT_S) as client:
+            _check_running(client, container)
+            running = Exec(client, container, command, "/", {}, user="0")
+            source = running.start()
+            started.set()
+            return _read_until(until_s, running, source, Frames(collect))
+
+    code = in_thread(run, "madlite-probe")  # nothing else leaves an engine that took a request and does not answer it
+    late = not wait([code], limit_s + LATE_S).done
+    if late and not started.is_set():
+        raise RuntimeProblem("the engine does not answer in time", cause=Cause.ENGINE)
+    if not late and not started.is_set():
+        code.result()  # raises why it did not start
+    out, err = map(bytes, output.values())
+    exit_code = None if late or code.exception() else code.result()
+    if message := start_failure(exit_code, out or err):
+        raise RuntimeProblem(f"its container cannot start a command: {message}", cause=Cause.PREPARE)
+    return Completed(code=exit_code, stdout=out, stderr=err)
 
 
-class _Probe:
-    """One command while it runs."""
+def _check_running(client: Client, container: str) -> None:
+    state = state_of(client, container)
+    if state is None:
+        raise RuntimeProblem("its container is gone", cause=Cause.INTERRUPTED)
+    if state.get("Paused") or not state.get("Running"):
+        what = "paused" if state.get("Paused") else "not running"
+        raise RuntimeProblem(f"its container is {what}", cause=Cause.INTERRUPTED)
 
-    def __init__(self, environ: Mapping[str, str], container: str, argv: Sequence[str], until_s: float) -> None:
-        self._environ, self._container, self._until_s = environ, container, until_s
-        limit_s = max(1, math.ceil(until_s - time.monotonic()))
-        self._argv = ("/bin/sh", "-c", _LIMITED, "sh", str(limit_s), *argv)
-        self._said = {1: bytearray(), 2: bytearray()}
-        self._code: int | None = None
-        self._problem: RuntimeProblem | None = None
-        self._started = False
 
-    def run(self) -> None:
-        """Run it; what goes wrong is kept for `result`."""
-        try:
-            with connected(self._environ, ANSWER_LIMIT_S) as client:
-                self._check(client)
-                self._run(client)
-        except RuntimeProblem as problem:
-            self._problem = problem
-
-    def result(self, *, late: bool) -> Completed:
-        """Return what there is; `late` where the engine has not answered in time."""
-        if late and not self._started:
-            raise RuntimeProblem("the engine does not answer in time", cause=Cause.ENGINE)
-        if self._problem is not None and not self._started:
-            raise self._problem
-        out, err = (bytes(error_text) for error_text in self._said.values())
-        if words := start_failure(self._code, out or err):
-            raise RuntimeProblem(f"its container cannot start a command: {words}", cause=Cause.PREPARE)
-        return Completed(code=None if late else self._code, stdout=out, stderr=err)
-
-    def _check(self, client: Client) -> None:
-        state = state_of(client, self._container)
-        if state is None:
-            raise RuntimeProblem("its container is gone", cause=Cause.INTERRUPTED)
-        if state.get("Paused") or not state.get("Running"):
-            what = "paused" if state.get("Paused") else "not running"
-            raise RuntimeProblem(f"its container is {what}", cause=Cause.INTERRUPTED)
-
-    def _run(self, client: Client) -> None:
-        running = Exec(client, self._container, self._argv, "/", {}, user="0")
-        output = running.start()
-        self._started = True
-        frames = Frames(self._keep)
-        try:
-            while (left_s := self._until_s - time.monotonic()) > 0:
-                data = output.read(min(_TURN_S, left_s))
-                if data is not None and not data:
-                    self._code = running.exit_code(LATE_S)
-                    return
-                frames.feed(data or b"")
-        finally:
-            output.close()
-
-    def _keep(self, data: bytes, stream: int) -> None:
-        error_text = self._said[stream]
-        error_text.extend(data[: PROBE_BYTES - len(error_text)])
+def _read_until(until_s: float, running: Exec, source: ExecOutput, frames: Frames) -> int | None:
+    """Read the output to its end and return the exit code; None at `until_s`."""
+    try:
+        while (left_s := until_s - time.monotonic()) > 0:
+            data = source.read(min(_PROBE_POLL_S, left_s))
+            if data is not None and not data:
+                return running.exit_code(LATE_S)
+            frames.feed(data or b"")
+    finally:
+        source.close()
+    return None
 
 
 POLL_S = 1.0
-ASK_AFTER_S = 30.0  # without output, before asking whether the process is still there
-SETTLE_S = 1.0  # for a container to be told as ended after its processes were killed
+INSPECT_AFTER_S = 30.0  # without output, before asking whether the process is still there
+EXIT_CHECK_S = 1.0  # for a container to be told as ended after its processes were killed
 RETURN_LIMIT_S = 5.0  # for run() to see that its process is gone
 STOP_LIMIT_S, HURRY_LIMIT_S = 20.0, 5.0  # for one answer of the engine while a run is ended, and once it is hurried
 KILLED = 137  # 128 + SIGKILL
@@ -210,7 +195,7 @@ class DockerSession:
         self._container = container
         self._grace_s = grace_s
         self._exec: Exec | None = None  # the one that was created last
-        self._turn = ActionGate()
+        self._gate = ActionGate()
 
     def run(self, action: Action, out: Sink) -> Exit:
         """Run the action to its end; `out` gets its output as it comes.
@@ -221,16 +206,16 @@ class DockerSession:
         begun = time.monotonic()
         head = bytearray()  # the engine writes why it cannot start a command where the output goes
 
-        def keep_head(data: bytes, stream: int) -> None:
+        def record_head(data: bytes, stream: int) -> None:
             if len(head) < _HEAD_BYTES:
                 head.extend(data[:_HEAD_BYTES])
             out(Chunk(data=data, stream=stream))
 
         expire = partial(self._stop, self._grace_s)
-        with explained(self._environ), self._turn.take(action.timeout_s, expire) as expired:
-            code = STOPPED if self._turn.closed.is_set() else self._run(action, Frames(keep_head))
-        if words := containers.start_failure(code, bytes(head)):
-            raise containers.cannot_start(self._container, action, words)
+        with explained(self._environ), self._gate.take(action.timeout_s, expire) as expired:
+            code = STOPPED if self._gate.closed.is_set() else self._run(action, Frames(record_head))
+        if message := containers.start_failure(code, bytes(head)):
+            raise containers.cannot_start(self._container, action, message)
         return Exit(code=code, duration_s=time.monotonic() - begun, timed_out=expired.is_set())
 
     def probe(self, argv: Sequence[str], node: int, limit_s: float) -> Completed:
@@ -245,16 +230,16 @@ class DockerSession:
         """End the running action: INT, `grace_s`, TERM, `grace_s`, KILL; nothing starts here any more.
 
         Safe from another thread.  Without a grace it also hurries a stop that is under way.  What the engine refuses
-        is logged, and one that hangs is not waited for as if it removed a container, whatever it was asked for.
+        is logged, and one that hangs is not waited for as if it removed a container, whatever it was requested.
         """
-        self._turn.closed.set()
+        self._gate.closed.set()
         self._client.cut(STOP_LIMIT_S if grace_s > 0 else HURRY_LIMIT_S)
         self._stop(grace_s)
 
     def collect(self, patterns: Sequence[str], into: Path) -> None:
         """Copy the files of the workspace that match into the folder `into`."""
         with explained(self._environ):
-            give_back(self._client, self._container)
+            restore_ownership(self._client, self._container)
         copy_matching(self._container.workspace, patterns, into)
 
     def close(self) -> None:
@@ -266,18 +251,18 @@ class DockerSession:
             if self._exec.is_running():
                 containers.kill(self._client, self.handle)
         self._client.restore()  # it answers, so what takes long now is work
-        give_back(self._client, self._container)
+        restore_ownership(self._client, self._container)
 
     def _stop(self, grace_s: float) -> None:
         try:
-            with self._turn.ending(grace_s), explained(self._environ):
-                if not self._turn.end_until_over(partial(self._end, grace_s), RETURN_LIMIT_S):
+            with self._gate.ending(grace_s), explained(self._environ):
+                if not self._gate.end_until_over(partial(self._end, grace_s), RETURN_LIMIT_S):
                     containers.kill(self._client, self.handle)
-                    if not self._turn.wait_over(RETURN_LIMIT_S):
-                        self._turn.given_up.set()
+                    if not self._gate.wait_over(RETURN_LIMIT_S):
+                        self._gate.abandoned.set()
         except RuntimeProblem as problem:
             _LOG.warning("the run cannot be stopped: %s", problem.message)
-            self._turn.given_up.set()
+            self._gate.abandoned.set()
 
     def _run(self, action: Action, frames: Frames) -> int:
         running, output = self._start(action)
@@ -304,28 +289,30 @@ class DockerSession:
         """Pass the output on to its end; the engine ends it 2 s after the process where a child holds it open."""
         quiet_s = 0.0
         try:
-            while not self._turn.given_up.is_set():
+            while not self._gate.abandoned.is_set():
                 data = output.read(POLL_S)
                 if data:
                     frames.feed(data)
-                elif data is not None or (quiet_s > ASK_AFTER_S and running.has_surely_ended()):
+                elif data is not None or (quiet_s > INSPECT_AFTER_S and running.has_surely_ended()):
                     return
-                quiet_s = 0.0 if data or quiet_s > ASK_AFTER_S else quiet_s + POLL_S
+                quiet_s = 0.0 if data or quiet_s > INSPECT_AFTER_S else quiet_s + POLL_S
         finally:
             output.close()
 
     def _exit_code(self, running: Exec, action: Action) -> int:
-        code = None if self._turn.given_up.is_set() else running.exit_code(RETURN_LIMIT_S)
-        if self._turn.asked_to_end.is_set():
+        code = None if self._gate.abandoned.is_set() else running.exit_code(RETURN_LIMIT_S)
+        if self._gate.end_requested.is_set():
             return KILLED if code is None else code
-        if code is None or (code == KILLED and not containers.stays_alive(self._client, self.handle, SETTLE_S)):
+        if code is None or (code == KILLED and not containers.stays_alive(self._client, self.handle, EXIT_CHECK_S)):
             raise containers.gone(self._client, self._container, action)
         return code
 
     def _end(self, grace_s: float) -> None:
         if self._exec is not None:
             only = str(self._exec.host_pid()) if self._container.shares_processes else ""
-            if only == "0":  # a session nobody can name: the container's end is what ends it, strangers stay untouched
+            if (
+                only == "0"
+            ):  # a session nobody can name: the container's end is what ends it, foreign processes are left alone
                 return
-            ended = partial(self._exec.wait_ended, hurried=self._turn.hurried)
+            ended = partial(self._exec.wait_ended, hurried=self._gate.hurried)
             end_workload(self._client, self.handle, only, grace_s, ended)

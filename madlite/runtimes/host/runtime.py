@@ -24,7 +24,7 @@ from madlite.model import (
     Traits,
 )
 from madlite.runtimes.host.session import HostSession
-from madlite.runtimes.process_table import in_words, marked_processes
+from madlite.runtimes.process_table import describe_process, run_processes
 from madlite.secrets import MASK, reveal
 from madlite.workspace.folder import FOLDER_MARK, KEPT_MARK, RUN_MARK
 
@@ -49,8 +49,8 @@ class CommandRuntime:
     def command(self, plan: RunPlan, argv: Sequence[str], cwd: str) -> Sequence[str]:
         """Return the command that runs `argv` in the folder `cwd`, both as the actions see them.
 
-        It starts there itself, where the traits say that nothing is containerised, else in the workspace.  It ends with
-        the exit code of `argv`, and passes no signal on: each process of it gets its own.
+        It starts there itself, where the traits say `containerised=False`, else in the workspace.  It ends with the
+        exit code of `argv`, and passes no signal on: each process of it gets its own.
         """
         return argv
 
@@ -59,7 +59,7 @@ class CommandRuntime:
         return self._environ
 
     def supports(self, place: Place) -> bool:
-        """Say whether plans for this place can run here."""
+        """Return whether plans for this place can run here."""
         return place.where == "local"
 
     def available(self) -> Problem | None:
@@ -97,7 +97,7 @@ class CommandRuntime:
             RuntimeProblem: there is no such folder, and nothing of a run that had it.
         """
         folder = Path(handle)
-        if not folder.is_dir() and not marked_processes(folder.name, folder):
+        if not folder.is_dir() and not run_processes(folder.name, folder):
             raise RuntimeProblem(f"there is no run in {handle}", cause=Cause.PREPARE)
         return _left_of(folder, self._environ)
 
@@ -109,13 +109,13 @@ class CommandRuntime:
         """
         folder = Path(handle)
         _left_of(folder, self._environ).stop(CANCEL_GRACE_S)
-        if left := marked_processes(folder.name, folder):
-            raise RuntimeProblem(f"not ended: {', '.join(map(in_words, left))}", cause=Cause.PREPARE)
+        if left := run_processes(folder.name, folder):
+            raise RuntimeProblem(f"not ended: {', '.join(map(describe_process, left))}", cause=Cause.PREPARE)
 
     def outcome(self, handle: str) -> JobOutcome | None:
         """Return that something of a run still runs; nothing of this machine keeps how a run ended."""
         folder = Path(handle)
-        return JobOutcome(state="running", ended=False) if marked_processes(folder.name, folder) else None
+        return JobOutcome(state="running", ended=False) if run_processes(folder.name, folder) else None
 
     def _start(self, plan: RunPlan, action: Action) -> tuple[Sequence[str], Path]:
         """Return the command of an action, and the folder it starts in."""

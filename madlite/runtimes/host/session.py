@@ -23,10 +23,10 @@ from madlite.runtimes.host import supervisor as host_supervisor
 from madlite.runtimes.process_table import (
     Process,
     descendants,
+    describe_process,
     end_processes,
-    in_words,
     lives,
-    marked_processes,
+    run_processes,
     send,
     with_users,
 )
@@ -53,15 +53,15 @@ class HostAction:
         Raises:
             OSError: it cannot be started.
         """
-        report, tell = os.pipe()
-        program = [sys.executable or _PYTHON, "-I", "-S", host_supervisor.__file__, str(tell), run]
+        report, report_to = os.pipe()
+        program = [sys.executable or _PYTHON, "-I", "-S", host_supervisor.__file__, str(report_to), run]
         try:
-            started = process.start(program, env=environ, cwd=Path("/"), stdin=subprocess.PIPE, pass_fds=(tell,))
+            started = process.start(program, env=environ, cwd=Path("/"), stdin=subprocess.PIPE, pass_fds=(report_to,))
         except BaseException:
             os.close(report)
             raise
         finally:
-            os.close(tell)
+            os.close(report_to)
         self.pid = 0
         self.is_lost = False  # the supervisor was killed: what it kept together is so no more
         self.stdout, self.stderr = started.stdout, started.stderr
@@ -79,7 +79,7 @@ class HostAction:
         """
         request = _request(argv, env, cwd)
         if self._supervisor.stdin is not None:
-            with suppress(BrokenPipeError):  # told below
+            with suppress(BrokenPipeError):  # reported below
                 self._supervisor.stdin.write(b"%d\n%s" % (len(request), request))
                 self._supervisor.stdin.flush()
         word, number = self._read_report()
@@ -92,7 +92,7 @@ class HostAction:
             raise OSError(0, "the process that is to watch over it ended at once")
 
     def is_waiting(self) -> bool:
-        """Say whether the supervisor is there and has started nothing yet."""
+        """Return whether the supervisor is there and has started nothing yet."""
         return not self.pid and self._supervisor.poll() is None
 
     def poll(self) -> int | None:
@@ -101,7 +101,7 @@ class HostAction:
 
     def wait(self, limit_s: float) -> int | None:
         """Return the exit code once the command has ended; None where it goes on for `limit_s`."""
-        if self._code is None and self._is_heard(limit_s):
+        if self._code is None and self._has_report(limit_s):
             with self._one:
                 if self._code is None:
                     self._code = self._exit_code()
@@ -139,13 +139,13 @@ class HostAction:
         self.is_lost = word != "exit"
         return -signal.SIGKILL if self.is_lost else number
 
-    def _is_heard(self, limit_s: float) -> bool:
-        said = select.poll()  # one for each thread that asks
-        said.register(self._report, select.POLLIN)
-        return bool(said.poll(int(limit_s * 1000)))
+    def _has_report(self, limit_s: float) -> bool:
+        waiting = select.poll()  # one for each thread that asks
+        waiting.register(self._report, select.POLLIN)
+        return bool(waiting.poll(int(limit_s * 1000)))
 
     def _read_report(self) -> tuple[str, int]:
-        """Return what the supervisor says next, nothing where it has ended."""
+        """Return what the supervisor reports next, nothing where it has ended."""
         word, _, number = self._report.readline().decode().partition(" ")
         return word, int(number or 0)
 
@@ -158,13 +158,13 @@ class HostAction:
 
 def _request(argv: Sequence[str], env: Mapping[str, str], cwd: Path) -> bytes:
     """Return what the supervisor is to start, as it reads it."""
-    if why := _unfit(argv, env):
+    if why := _invalid_reason(argv, env):
         raise ValueError(why)
-    words = [str(len(argv)), str(cwd), *argv, *(f"{name}={value}" for name, value in env.items())]
-    return b"".join(os.fsencode(word) + b"\0" for word in words)
+    fields = [str(len(argv)), str(cwd), *argv, *(f"{name}={value}" for name, value in env.items())]
+    return b"".join(os.fsencode(word) + b"\0" for word in fields)
 
 
-def _unfit(argv: Sequence[str], env: Mapping[str, str]) -> str:
+def _invalid_reason(argv: Sequence[str], env: Mapping[str, str]) -> str:
     """Name what of a command or its environment cannot be passed on; never a variable's value."""
     if any("\0" in word for word in argv):
         return "its command holds a NUL character"
@@ -178,7 +178,7 @@ DRAIN_QUIET_S = 2.0  # after the process ended: no output this long, and a child
 DRAIN_LIMIT_S = 10.0
 RETURN_LIMIT_S = 5.0
 SHOWN = 8  # processes that are named
-TURN_S = 0.01  # between two attempts at what was not there any more when it was to be killed
+RETRY_S = 0.01  # between two attempts at what was not there any more when it was to be killed
 LAST_LIMIT_S = 5.0  # for what was killed to be gone, and what keeps it together with it
 LOST = (
     "the process that keeps the run's processes together was killed: what had left its session with an empty "
@@ -214,19 +214,19 @@ class HostSession:
         self._folder = folder
         self._env = env
         self._environ = env if environ is None else environ
-        marks = {RUN_MARK: run_id, FOLDER_MARK: str(folder), SUPERVISOR_MARK: "1"}
-        kept = {KEPT_MARK: env[KEPT_MARK]} if KEPT_MARK in env else {}
-        self._around = {**self._environ, **marks, **kept}
+        labels = {RUN_MARK: run_id, FOLDER_MARK: str(folder), SUPERVISOR_MARK: "1"}
+        keep = {KEPT_MARK: env[KEPT_MARK]} if KEPT_MARK in env else {}
+        self._supervisor_env = {**self._environ, **labels, **keep}
         self._grace_s = grace_s
         self._command = start or self._own
         self._next: HostAction | None = None  # its supervisor starts while other things are done
         self._actions: list[HostAction] = []  # the last one may be running; of others something may be left
-        self._turn = ActionGate()
+        self._gate = ActionGate()
 
     def make_ready(self) -> None:
         """Have the supervisor of the next action start meanwhile."""
         with suppress(OSError):  # then that action says so
-            self._next = HostAction(self._around, self._run_id)
+            self._next = HostAction(self._supervisor_env, self._run_id)
 
     def run(self, action: Action, out: Sink) -> Exit:
         """Run the action to its end; `out` gets its output as it comes.
@@ -235,8 +235,8 @@ class HostSession:
             RuntimeProblem: the command cannot be started.
         """
         begun = time.monotonic()
-        with self._turn.take(action.timeout_s, partial(self._stop, self._grace_s)) as expired:
-            code = STOPPED if self._turn.closed.is_set() else self._run(action, out)
+        with self._gate.take(action.timeout_s, partial(self._stop, self._grace_s)) as expired:
+            code = STOPPED if self._gate.closed.is_set() else self._run(action, out)
         return Exit(code=code, duration_s=time.monotonic() - begun, timed_out=expired.is_set())
 
     def probe(self, argv: Sequence[str], node: int, limit_s: float) -> Completed:
@@ -255,7 +255,7 @@ class HostSession:
 
         Safe from another thread.  Without a grace it also hurries a stop that is under way.
         """
-        self._turn.closed.set()
+        self._gate.closed.set()
         self._stop(grace_s)
 
     def collect(self, patterns: Sequence[str], into: Path) -> None:
@@ -267,14 +267,14 @@ class HostSession:
         if self._next is not None:
             self._next.discard()
         self._end(self._grace_s)
-        self.notes = tuple(filter(None, map(_see_off, self._actions)))
+        self.notes = tuple(filter(None, map(_reap, self._actions)))
         if any(action.is_lost for action in self._actions):
             self.notes += (LOST,)
 
     def _stop(self, grace_s: float) -> None:
-        with self._turn.ending(grace_s):
-            if not self._turn.end_until_over(partial(self._end, grace_s), RETURN_LIMIT_S):
-                self._turn.given_up.set()
+        with self._gate.ending(grace_s):
+            if not self._gate.end_until_over(partial(self._end, grace_s), RETURN_LIMIT_S):
+                self._gate.abandoned.set()
 
     def _run(self, action: Action, out: Sink) -> int:
         running = self._start(action)
@@ -305,7 +305,9 @@ class HostSession:
 
     def _started(self, argv: Sequence[str], env: Mapping[str, str], cwd: Path) -> HostAction:
         waiting, self._next = self._next, None
-        started = waiting if waiting is not None and waiting.is_waiting() else HostAction(self._around, self._run_id)
+        started = (
+            waiting if waiting is not None and waiting.is_waiting() else HostAction(self._supervisor_env, self._run_id)
+        )
         try:
             started.start(argv, {**self._env, **env}, cwd)
         except BaseException:
@@ -319,7 +321,7 @@ class HostSession:
         with selectors.DefaultSelector() as pipes:
             for pipe, stream in ((running.stdout, 1), (running.stderr, 2)):
                 pipes.register(pipe or -1, selectors.EVENT_READ, stream)
-            while pipes.get_map() and not self._turn.given_up.is_set():
+            while pipes.get_map() and not self._gate.abandoned.is_set():
                 ready = pipes.select(POLL_S)
                 for key, _ in ready:
                     if data := os.read(key.fd, READ_BYTES):
@@ -334,7 +336,7 @@ class HostSession:
                         return
 
     def _exit_code(self, running: HostAction) -> int:
-        while not self._turn.given_up.is_set():
+        while not self._gate.abandoned.is_set():
             if (code := running.wait(POLL_S)) is not None:  # it may have closed its output, and work on
                 return code
         return -signal.SIGKILL
@@ -348,25 +350,28 @@ class HostSession:
 
         def left() -> list[Process]:
             below = [process for action in self._actions for process in action.left()]
-            found = (*family, *below, *marked_processes(self._run_id, self._folder))
+            found = (*family, *below, *run_processes(self._run_id, self._folder))
             return list({process.identity: process for process in found}.values())
 
-        end_processes(left, grace_s, (signal.SIGTERM, signal.SIGKILL), self._turn.hurried)
+        end_processes(left, grace_s, (signal.SIGTERM, signal.SIGKILL), self._gate.hurried)
 
     def _wait_ended(self, running: HostAction, limit_s: float) -> None:
         deadline = time.monotonic() + limit_s
-        while running.poll() is None and time.monotonic() < deadline and not self._turn.hurried.is_set():
+        while running.poll() is None and time.monotonic() < deadline and not self._gate.hurried.is_set():
             time.sleep(POLL_S)
 
 
-def _see_off(action: HostAction) -> str:
+def _reap(action: HostAction) -> str:
     """End the last of what an action started, be it quick in starting others; return what cannot be ended."""
     deadline = time.monotonic() + LAST_LIMIT_S
-    while (supervisor := action.close(TURN_S)) is not None:
+    while (supervisor := action.close(RETRY_S)) is not None:
         left = action.left()
-        deaf = [process for process in left if not send(process, signal.SIGKILL) and lives(process)]
-        if time.monotonic() > deadline or (deaf and len(deaf) == len(left)):
-            them = ", ".join(in_words(with_users(process)) for process in left[:SHOWN]) or "what cannot be seen here"
+        unkillable = [process for process in left if not send(process, signal.SIGKILL) and lives(process)]
+        if time.monotonic() > deadline or (unkillable and len(unkillable) == len(left)):
+            them = (
+                ", ".join(describe_process(with_users(process)) for process in left[:SHOWN])
+                or "what cannot be seen here"
+            )
             more = f" and {len(left) - SHOWN} more" if len(left) > SHOWN else ""
             return f"not ended: {them}{more}, started by the run and below pid {supervisor}"
     return ""

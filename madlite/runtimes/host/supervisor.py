@@ -6,8 +6,8 @@ A program of its own, without anything of madlite, so that it is there in no tim
 
 REQUEST is its length in a line, then, each ended by a NUL, the number of the command's words, the folder, those words,
 and NAME=VALUE of the command's environment.  To the descriptor REPORT goes `pid N`, then `begun 0` or `error ERRNO`,
-and later `exit CODE`, negative for a signal.  Standard input at its end says that the exit code was read or that nobody
-is left to read it; only then does the command's number become free.  RUN is for people who list processes.
+and later `exit CODE`, negative for a signal.  The end of standard input shows that the exit code was read or
+that nobody is left to read it; only then does the command's number become free.  RUN is for people who list processes.
 
 As a subreaper (prctl(2)) it becomes the parent of all that would be init's: of daemons, and of what left its session
 with an empty environment.  It lives as long as they do, also without madlite, and so they can be found.

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from madlite import Finding, Reader, RecipeBackend, ResultRule, RunPlan, Variant
+from madlite_plugins.choices import unknown_choice
 from madlite_plugins.no_steps import NoSteps
-from madlite_plugins.words import unknown_word
 
 PRECISIONS = ("TF32", "FP32")
 RESULTS = "perf_DLRM.csv"  # as MAD's card names it
@@ -58,7 +58,7 @@ def _findings(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
             hint=f"run it on {_GPUS} GPUs",
             fatal=True,
         )
-    yield from unknown_word("precision", variant.precision, PRECISIONS)
+    yield from unknown_choice("precision", variant.precision, PRECISIONS)
     if variant.seq_len is not None:
         yield Finding(message="a recommender has no sequences", hint="leave --seq-len out", fatal=True)
     if int(plan.settings["seed"]) < 0:

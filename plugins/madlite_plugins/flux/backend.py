@@ -23,9 +23,9 @@ from madlite import (
 from madlite_plugins.flux.checks import findings
 from madlite_plugins.flux.figures import FOREIGN, rule_of
 from madlite_plugins.flux.reader import FluxReader, detect
+from madlite_plugins.flux.settings import check_settings, is_repository
 from madlite_plugins.flux.sweep import sweep_points
 from madlite_plugins.flux.variables import variables_of
-from madlite_plugins.flux.words import is_repository, refuse_words
 
 _NO_IMAGE = "this recipe names no image: --image-release v26.1, or another of its releases, does, or --image REF"
 _GATED = ("black-forest-labs/",)
@@ -46,21 +46,21 @@ class Flux(RecipeBackend):
     sizes = ("micro_batch", "steps")
 
     def expand(self, request: Request, machine: Machine) -> Sequence[RunSpec]:
-        """Return a draft per run, of a sweep one for each combination.
+        """Return a RunSpec per run, of a sweep one for each combination.
 
         Raises:
             UsageProblem: no recipe fits, or a value is none that the benchmark takes.
         """
-        asked = request.settings
-        refuse_words(asked)
-        drafts = (self._finished(draft, asked, machine) for draft in super().expand(request, machine))
-        return [one for draft in drafts for one in sweep_points(draft, asked)]
+        requested = request.settings
+        check_settings(requested)
+        specs = (self._finished(spec, requested, machine) for spec in super().expand(request, machine))
+        return [one for spec in specs for one in sweep_points(spec, requested)]
 
-    def _finished(self, draft: RunSpec, asked: Mapping[str, str], machine: Machine) -> RunSpec:
-        """Return the draft with what depends on what was asked: rule, variables, and a word on a missing image."""
-        env = variables_of(draft, asked, machine.vendor, read_book(self.book).env)
-        notes = draft.notes if draft.image or "image" in asked else (*draft.notes, _NO_IMAGE)
-        return replace(draft, result_rule=rule_of(draft, asked), env=env, notes=notes)
+    def _finished(self, spec: RunSpec, requested: Mapping[str, str], machine: Machine) -> RunSpec:
+        """Return the RunSpec with what depends on what was asked: rule, variables, and a word on a missing image."""
+        env = variables_of(spec, requested, machine.vendor, read_book(self.book).env)
+        notes = spec.notes if spec.image or "image" in requested else (*spec.notes, _NO_IMAGE)
+        return replace(spec, result_rule=rule_of(spec, requested), env=env, notes=notes)
 
     def result_rule(self) -> ResultRule:
         """Return the steady window of the steps, and what MAD takes from the launcher, calculated from them."""

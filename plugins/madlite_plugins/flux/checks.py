@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from madlite import Finding, RunPlan, Variant
-from madlite_plugins.words import unknown_word
+from madlite_plugins.choices import unknown_choice
 
 PRECISIONS = ("BF16", "FP16", "FP32")
 MAD_SEQ_LEN = 256
@@ -17,7 +17,7 @@ def findings(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
         yield Finding(message="the benchmark needs a GPU", fatal=True)
     if plan.place.nodes > 1:
         yield Finding(message="the benchmark is documented for one node alone", hint="NNODES=1", fatal=True)
-    yield from unknown_word("precision", variant.precision, PRECISIONS)
+    yield from unknown_choice("precision", variant.precision, PRECISIONS)
     yield from _seq_len(variant)
     for key, least in (("num_frames", 0), ("max_train_samples", 0), ("seed", 0), ("lora_rank", 1)):
         value = int(plan.settings[key])

@@ -28,14 +28,14 @@ FOREIGN = ResultRule(
 """The rule of a log that somebody else made."""
 
 
-def rule_of(draft: RunSpec, asked: Mapping[str, str]) -> ResultRule:
+def rule_of(spec: RunSpec, requested: Mapping[str, str]) -> ResultRule:
     """Return the rule with MAD's figures from where the start leaves them, and with compile beside a batch size."""
-    figures = _BY_LAUNCHER if asked.get("start", draft.settings["start"]) == "launcher" else _BY_STEPS
-    wanted = figures[:1] if of_fluxbenchmark(draft) else figures  # MAD's rows had the first alone then
-    compiled = "compile" in asked or draft.settings["dynamo_backends"] or asked.get("dynamo_backends")
-    return replace(draft.result_rule, mad=wanted, columns=("compile",) if compiled else ())
+    figures = _BY_LAUNCHER if requested.get("start", spec.settings["start"]) == "launcher" else _BY_STEPS
+    wanted = figures[:1] if of_fluxbenchmark(spec) else figures  # MAD's rows had the first alone then
+    compiled = "compile" in requested or spec.settings["dynamo_backends"] or requested.get("dynamo_backends")
+    return replace(spec.result_rule, mad=wanted, columns=("compile",) if compiled else ())
 
 
-def of_fluxbenchmark(draft: RunSpec) -> bool:
-    """Say whether a run is of the time when MAD called it pretraining."""
-    return draft.variant is not None and draft.variant.mode == "pretrain"
+def of_fluxbenchmark(spec: RunSpec) -> bool:
+    """Return whether a run is of the time when MAD called it pretraining."""
+    return spec.variant is not None and spec.variant.mode == "pretrain"

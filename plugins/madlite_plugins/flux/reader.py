@@ -30,7 +30,7 @@ _NAMES = {
 }
 _OPTIMIZED = "train_loss"  # what only a line has whose step ended with the optimizer's, in versions that print it
 _COMMAND = re.compile(r"Executing command for run (\d{1,9}): (?:\S+ )?(?:accelerate|\S+/accelerate) launch\b(.*)")
-_ASKED = {"num_iterations": "steps", "train_batch_size": "micro_batch"}
+_ARGUMENT_KEYS = {"num_iterations": "steps", "train_batch_size": "micro_batch"}
 _ARGUMENT = re.compile(r"--(num_iterations|train_batch_size)[ =](\d{1,12})(?!\S)")
 _PROCESSES = re.compile(r"\s{2,8}num_processes: (\d{1,6})\s*$")
 _MIXED = re.compile(r"\s{2,8}mixed_precision: [\"']?(bf16|fp16|no)\b[\"']?\s*$")
@@ -50,7 +50,7 @@ class FluxReader:
         self._runs = 0
         self._last = 0  # of the steps
         self._marks: bool | None = None  # whether this version marks the optimizer's; None: not known yet
-        self._held: dict[
+        self._pending: dict[
             tuple[int, int | None], list[Step]
         ] = {}  # by node and rank: micro-steps before the optimizer's
 
@@ -74,32 +74,32 @@ class FluxReader:
         if n <= 1 and self._last > n + 1:  # the trainer goes on from no checkpoint
             yield from self._begin()
         self._last = n
-        held = self._held.setdefault((line.node, line.rank), [])
+        pending = self._pending.setdefault((line.node, line.rank), [])
         step = Step(n=n, values=_quantities(values), rank=line.rank, t_s=line.t_s)
         if _OPTIMIZED in values:
             self._marks = True
-            yield replace(step, values=_joined([*held, step]))
-            held.clear()
+            yield replace(step, values=_joined([*pending, step]))
+            pending.clear()
             return
-        if self._marks is None and held and held[-1].n != n:
+        if self._marks is None and pending and pending[-1].n != n:
             self._marks = False  # a version that never does: each of its lines is a step
-        held.append(step)
+        pending.append(step)
         if self._marks is False:
-            yield from held
-            held.clear()
+            yield from pending
+            pending.clear()
 
     def _left(self) -> Iterator[Step]:
         """Yield what the log's end has left: steps of a version that marks none, else what failed of one cut short."""
-        for held in self._held.values():
+        for pending in self._pending.values():
             if not self._marks:
-                yield from held
-            elif (loss := _loss(held)) is not None and not math.isfinite(loss):
-                yield replace(held[-1], values={Quantity.LOSS: loss})
-        self._held.clear()
+                yield from pending
+            elif (loss := _loss(pending)) is not None and not math.isfinite(loss):
+                yield replace(pending[-1], values={Quantity.LOSS: loss})
+        self._pending.clear()
 
     def _begin(self) -> Iterator[Event]:
         self._last, self._marks = 0, None
-        self._held.clear()
+        self._pending.clear()
         yield Phase(name="training", begins=True)
 
     def _launcher(self, text: str) -> Iterator[Event]:
@@ -107,10 +107,10 @@ class FluxReader:
             self._runs += 1
             if self._runs > 1 or self._last:
                 yield from self._begin()
-            asked = {_ASKED[name]: value for name, value in _ARGUMENT.findall(found[2])}
-            if asked:
-                yield EffectiveConfig(values=asked)
-        elif values := _told(text):
+            requested = {_ARGUMENT_KEYS[name]: value for name, value in _ARGUMENT.findall(found[2])}
+            if requested:
+                yield EffectiveConfig(values=requested)
+        elif values := _config_of(text):
             yield EffectiveConfig(values=values)
         elif found := _DONE.search(text):
             yield Ended(marker=found[0])
@@ -127,7 +127,7 @@ def detect(head: Sequence[str]) -> float:
     return 0.7 if any((found := _COMMAND.search(text)) and " train.py" in found[2] for text in head) else 0.0
 
 
-def _told(text: str) -> dict[str, str]:
+def _config_of(text: str) -> dict[str, str]:
     """Return what a line of the launcher's configuration says of ranks and precision."""
     if found := _PROCESSES.fullmatch(text):
         return {"world_size": found[1]}

@@ -1,4 +1,4 @@
-"""A sweep: what is asked of one run, as one run for each combination.
+"""A sweep: what is requested of one run, as one run for each combination.
 
 The launcher's own sweep trains one after another in one log, which nobody could judge row by row.  Runs of their own
 have each a window, a verdict and a row.
@@ -18,37 +18,37 @@ _BATCH = re.compile(r"[1-9][0-9]{0,5}")
 _BACKEND = re.compile(r"[A-Za-z][\w-]{0,40}", re.ASCII)
 
 
-def sweep_points(draft: RunSpec, asked: Mapping[str, str]) -> Iterator[RunSpec]:
-    """Yield the runs of a draft: itself, or one for each of its batch sizes and backends of torch.compile.
+def sweep_points(spec: RunSpec, requested: Mapping[str, str]) -> Iterator[RunSpec]:
+    """Yield the runs of a RunSpec: itself, or one for each of its batch sizes and backends of torch.compile.
 
     Raises:
-        UsageProblem: a list has something else in it, or a value for all of its runs was asked for as well.
+        UsageProblem: a list has something else in it, or a value for all of its runs was requested as well.
     """
-    batches = _listed(draft, asked, "batch_sizes", "micro_batch", _BATCH)
-    backends = _listed(draft, asked, "dynamo_backends", "compile", _BACKEND)
-    variant = draft.variant
+    batches = _listed(spec, requested, "batch_sizes", "micro_batch", _BATCH)
+    backends = _listed(spec, requested, "dynamo_backends", "compile", _BACKEND)
+    variant = spec.variant
     if variant is None or not (batches or backends):
-        yield draft
+        yield spec
         return
-    points = list(product(batches or [str(variant.micro_batch)], backends or [str(draft.settings["compile"])]))
+    points = list(product(batches or [str(variant.micro_batch)], backends or [str(spec.settings["compile"])]))
     for number, (batch, backend) in enumerate(points, 1):
         yield replace(
-            draft,
+            spec,
             variant=replace(variant, micro_batch=int(batch)),
-            settings={**draft.settings, "compile": backend},
-            notes=(*draft.notes, f"run {number} of a sweep of {len(points)}: micro batch {batch}, compile {backend}"),
+            settings={**spec.settings, "compile": backend},
+            notes=(*spec.notes, f"run {number} of a sweep of {len(points)}: micro batch {batch}, compile {backend}"),
         )
 
 
-def _listed(draft: RunSpec, asked: Mapping[str, str], key: str, single: str, word: re.Pattern[str]) -> list[str]:
-    text = asked.get(key, str(draft.settings[key]))
+def _listed(spec: RunSpec, requested: Mapping[str, str], key: str, single: str, word: re.Pattern[str]) -> list[str]:
+    text = requested.get(key, str(spec.settings[key]))
     words = [part.strip() for part in text.split(",") if part.strip()]
     example = "1,10,17" if key == "batch_sizes" else "no,inductor"
     if wrong := [part for part in words if not word.fullmatch(part)]:
         raise UsageProblem(f"{key} is '{text}', in which '{wrong[0]}' is no {single}", f"--set {key}={example}")
-    if single in asked and key not in asked:
+    if single in requested and key not in requested:
         return []  # a recipe's list gives way to the one value
-    if words and single in asked:
-        hint = f"--set {key}= runs {single} {asked[single]} alone"
-        raise UsageProblem(f"{key} is '{text}', and {single} {asked[single]} was asked for as well", hint)
+    if words and single in requested:
+        hint = f"--set {key}= runs {single} {requested[single]} alone"
+        raise UsageProblem(f"{key} is '{text}', and {single} {requested[single]} was asked for as well", hint)
     return list(dict.fromkeys(words))

@@ -11,13 +11,13 @@ _YES = ("true", "yes", "on", "1")
 
 
 def variables_of(
-    draft: RunSpec, asked: Mapping[str, str], vendor: str, tables: Mapping[str, Mapping[str, str]]
+    spec: RunSpec, requested: Mapping[str, str], vendor: str, tables: Mapping[str, Mapping[str, str]]
 ) -> dict[str, str]:
-    """Return the draft's variables with those of the year whose script is followed."""
-    year = asked.get("environment", draft.settings["environment"])
-    env = {**draft.env, **tables.get(f"{vendor} {year}", {})}
-    if year == "2025" and of_fluxbenchmark(draft):
+    """Return the RunSpec's variables with those of the year whose script is followed."""
+    year = requested.get("environment", spec.settings["environment"])
+    env = {**spec.env, **tables.get(f"{vendor} {year}", {})}
+    if year == "2025" and of_fluxbenchmark(spec):
         env.pop("HSA_NO_SCRATCH_RECLAIM", None)
-    if asked.get("expandable_segments", str(draft.settings["expandable_segments"])).lower() in _YES:
+    if requested.get("expandable_segments", str(spec.settings["expandable_segments"])).lower() in _YES:
         env[f"PYTORCH_{'HIP' if vendor == 'AMD' else 'CUDA'}_ALLOC_CONF"] = "expandable_segments:True"
     return env

@@ -1,4 +1,4 @@
-"""What a run needs from the hub: the repositories, revisions and patterns that its script asks for."""
+"""What a run needs from the hub: the repositories, revisions and patterns that its script requests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from madlite_plugins.tokenizers import GATED
 
 
 def is_of_hub(name: object) -> bool:
-    """Say whether a setting names a repository of the hub: neither nothing nor a path.
+    """Return whether a setting names a repository of the hub: neither nothing nor a path.
 
     The run's script has the same rule in templates/hf/_values.j2, which a test holds to this one.
     """

@@ -23,7 +23,7 @@ from madlite import (
 from madlite_plugins.hf import rules
 from madlite_plugins.hf.assets import hub_assets
 from madlite_plugins.hf.checks import findings
-from madlite_plugins.hf.modes import LORA, asked_values, mode_of
+from madlite_plugins.hf.modes import LORA, mode_of, requested_values
 from madlite_plugins.hf.reader import HuggingFaceReader, detect
 from madlite_plugins.hf.script_checks import script_findings
 from madlite_plugins.micro_step_plans import windows_left, with_half_warmup
@@ -63,19 +63,19 @@ class HuggingFace(TorchrunBackend):
     }
 
     def expand(self, request: Request, machine: Machine) -> Sequence[RunSpec]:
-        """Return a draft per run, each with the settings and the files of its script.
+        """Return a RunSpec per run, each with the settings and the files of its script.
 
         Raises:
-            UsageProblem: no recipe fits, or the mode that was asked for is not what the settings train.
+            UsageProblem: no recipe fits, or the mode that was requested is not what the settings train.
         """
-        asked = request.settings.get("mode", "")
+        requested = request.settings.get("mode", "")
         chooses = not self._named(request)  # a recipe's mode follows its settings, so it is compared afterwards
         settings = {key: value for key, value in request.settings.items() if chooses or key != "mode"}
-        drafts = super().expand(replace(request, settings=settings), machine)
-        return [_fitted(_called(draft, request, asked), request, machine) for draft in drafts]
+        specs = super().expand(replace(request, settings=settings), machine)
+        return [_fitted(_called(spec, request, requested), request, machine) for spec in specs]
 
     def result_rule(self) -> ResultRule:
-        """Return the rule of a log that somebody else made; `expand` gives each draft its own."""
+        """Return the rule of a log that somebody else made; `expand` gives each RunSpec its own."""
         return rules.foreign_rule()
 
     def check_variant(self, plan: RunPlan, variant: Variant) -> Iterable[Finding]:
@@ -107,63 +107,67 @@ def _is_mad_s(plan: RunPlan) -> bool:
     return bool(plan.settings.get("script"))
 
 
-def _called(draft: RunSpec, request: Request, asked: str) -> RunSpec:
-    """Return the draft with the mode of what it trains, which is what was `asked` for."""
-    if draft.variant is None:
-        return draft
-    own = mode = draft.variant.mode
-    if not draft.settings["script"]:
-        mode = mode_of(own, asked_values(draft, request))
-    if asked and asked.casefold() != mode.casefold():
-        what = f"recipe '{draft.settings['recipe']}' of backend 'hf' runs mode {mode} with these settings, not {asked}"
+def _called(spec: RunSpec, request: Request, requested: str) -> RunSpec:
+    """Return the RunSpec with the mode of what it trains, which is what was `requested` for."""
+    if spec.variant is None:
+        return spec
+    own = mode = spec.variant.mode
+    if not spec.settings["script"]:
+        mode = mode_of(own, requested_values(spec, request))
+    if requested and requested.casefold() != mode.casefold():
+        what = (
+            f"recipe '{spec.settings['recipe']}' of backend 'hf' runs mode {mode} with these settings, not {requested}"
+        )
         hint = "leave --mode out, or set method and model_id to what it means; --set recipe=NAME is another recipe"
         raise UsageProblem(what, hint)
     if mode == own:
-        return draft
+        return spec
     note = f"mode {mode}, not the recipe's {own}: that is what method and model_id train"
-    return replace(draft, variant=replace(draft.variant, mode=mode), notes=(*draft.notes, note))
+    return replace(spec, variant=replace(spec.variant, mode=mode), notes=(*spec.notes, note))
 
 
-def _fitted(draft: RunSpec, request: Request, machine: Machine) -> RunSpec:
-    """Return the draft with what its script takes: settings of the other one would not reach it."""
-    variant = draft.variant or Variant(model="")
-    env, notes = _mad_env(draft, machine), (*draft.notes, *_notes(draft, request))
-    draft = replace(draft, env={**draft.env, **env}, notes=notes)
-    if draft.settings["script"]:
-        kept = {key: value for key, value in draft.settings.items() if key in _OF_MAD}
+def _fitted(spec: RunSpec, request: Request, machine: Machine) -> RunSpec:
+    """Return the RunSpec with what its script takes: settings of the other one would not reach it."""
+    variant = spec.variant or Variant(model="")
+    env, notes = _mad_env(spec, machine), (*spec.notes, *_notes(spec, request))
+    spec = replace(spec, env={**spec.env, **env}, notes=notes)
+    if spec.settings["script"]:
+        own_settings = {key: value for key, value in spec.settings.items() if key in _OF_MAD}
         rule = rules.train_llama_rule()
         env = {**_NO_WANDB, **env}  # what MAD exports, and no more
-        draft = replace(draft, settings=kept, env=env, templates=_TEMPLATES, launcher="accelerate", result_rule=rule)
-        return with_half_warmup(draft, request)
-    kept = {key: value for key, value in draft.settings.items() if key not in (*_OF_MAD_ALONE, _RECLAIMS)}
-    launcher = "accelerate" if _is_accelerated(draft, request) else "torchrun"
-    return replace(draft, settings=kept, launcher=launcher, result_rule=rules.own_rule(variant.mode))
+        spec = replace(
+            spec, settings=own_settings, env=env, templates=_TEMPLATES, launcher="accelerate", result_rule=rule
+        )
+        return with_half_warmup(spec, request)
+    own_settings = {key: value for key, value in spec.settings.items() if key not in (*_OF_MAD_ALONE, _RECLAIMS)}
+    launcher = "accelerate" if _is_accelerated(spec, request) else "torchrun"
+    return replace(spec, settings=own_settings, launcher=launcher, result_rule=rules.own_rule(variant.mode))
 
 
-def _is_accelerated(draft: RunSpec, request: Request) -> bool:
-    """Say whether accelerate starts the ranks, as the template does: for all but DDP in other precisions than FP8."""
-    precision = draft.variant.precision if draft.variant else ""
-    values = {"precision": precision, **asked_values(draft, request)}
+def _is_accelerated(spec: RunSpec, request: Request) -> bool:
+    """Return whether accelerate starts the ranks, as in the template: for all but DDP in other precisions than FP8."""
+    precision = spec.variant.precision if spec.variant else ""
+    values = {"precision": precision, **requested_values(spec, request)}
     return values["strategy"] != "ddp" or str(values["precision"]).upper() == "FP8"
 
 
-def _mad_env(draft: RunSpec, machine: Machine) -> dict[str, str]:
-    """Return what MAD's script exports for a tag's run on AMD GPUs; nothing of a recipe that was asked for by name."""
-    variant = draft.variant
+def _mad_env(spec: RunSpec, machine: Machine) -> dict[str, str]:
+    """Return what MAD's script exports for a tag's run on AMD GPUs; nothing of a recipe that was requested by name."""
+    variant = spec.variant
     if variant is None or machine.vendor != "AMD" or not variant.release:
         return {}
-    lora = variant.mode == LORA and not draft.settings[_RECLAIMS]
+    lora = variant.mode == LORA and not spec.settings[_RECLAIMS]
     return {**_MAD_ENV, **_NO_WANDB, **({"HSA_NO_SCRATCH_RECLAIM": "1"} if lora else {})}
 
 
-def _notes(draft: RunSpec, request: Request) -> Iterator[str]:
+def _notes(spec: RunSpec, request: Request) -> Iterator[str]:
     """Yield what a user of MAD's tag should know of its run here."""
-    release = draft.variant.release if draft.variant else ""
-    if release and not draft.image:
+    release = spec.variant.release if spec.variant else ""
+    if release and not spec.image:
         yield (
             f"release {release} names no image: --runtime host uses the packages that are installed, --image REF "
             "an image that has them"
         )
-    own = [str(draft.settings[key]) for key in ("model_id", "dataset") if key not in request.settings]
+    own = [str(spec.settings[key]) for key in ("model_id", "dataset") if key not in request.settings]
     if release and any(own):
         yield f"reads {' and '.join(own)} from the hub, as MAD does"

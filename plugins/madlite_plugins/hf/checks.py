@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from madlite import Finding, RunPlan, Variant
+from madlite_plugins.choices import unknown_choice
 from madlite_plugins.hf.here_checks import PATHS, here_findings
 from madlite_plugins.hf.model_checks import model_findings
 from madlite_plugins.hf.sizes import ranks_of
 from madlite_plugins.hf.value_checks import value_findings
 from madlite_plugins.schedule import schedule_findings
-from madlite_plugins.words import unknown_word
 
 PRECISIONS = ("BF16", "FP32", "FP16", "FP8")
 _WORDS = {
@@ -31,9 +31,9 @@ _STRATEGIES = {
 
 def findings(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
     """Yield what is wrong with a plan of our own script, but for its number of steps."""
-    words = [*unknown_word("precision", variant.precision, PRECISIONS)]
+    words = [*unknown_choice("precision", variant.precision, PRECISIONS)]
     for name, known in _WORDS.items():
-        words += unknown_word(name, str(plan.settings[name]), known)
+        words += unknown_choice(name, str(plan.settings[name]), known)
     if words:
         yield from words
         return
@@ -73,7 +73,7 @@ def _batch(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
 
 
 def is_set(plan: RunPlan, name: str) -> bool:
-    """Say whether somebody set a value over its recipe's."""
+    """Return whether somebody set a value over its recipe's."""
     return not plan.origins.get(f"settings.{name}", "recipe").startswith("recipe")
 
 

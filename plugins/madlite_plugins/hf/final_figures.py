@@ -27,7 +27,7 @@ _MORE = 2.0  # lines that were to come
 def figures_of(values: Mapping[str, str], done: int, least: int = 0) -> tuple[dict[str, str], str | None]:
     """Return the figures of the steps that were `done` in place of those of others, and "": they were compared.
 
-    None where the figures do not say of how many steps they are.  Where `least` steps may have been done as well, for
+    None where the figures do not show how many steps they cover.  Where `least` steps may have been done as well, for
     a checkpoint may be of any step between two lines, and the figures are of none of those, they are doubted.
     """
     low, high = _steps(values)
@@ -38,12 +38,12 @@ def figures_of(values: Mapping[str, str], done: int, least: int = 0) -> tuple[di
     if least and least < done:
         return {}, f"the framework's own summary is of {high:.0f} steps, and the log shows {least} to {done}"
     of = float(round((low + high) / 2)) or high
-    told = {name: number(values.get(name, "")) for name in _RATES}
-    return {name: f"{rate * done / of:.6g}" for name, rate in told.items() if math.isfinite(rate)}, ""
+    rates = {name: number(values.get(name, "")) for name in _RATES}
+    return {name: f"{rate * done / of:.6g}" for name, rate in rates.items() if math.isfinite(rate)}, ""
 
 
 def bar_fits(process: Process, sizes: Sizes, values: Mapping[str, str]) -> bool:
-    """Say whether the bar can be that of the training whose figures these are: they are of its steps, or those done.
+    """Return whether the bar can be that of the training whose figures these are: they are of its steps, or those done.
 
     Any other tqdm of a script draws one that looks the same.
     """
@@ -54,7 +54,7 @@ def bar_fits(process: Process, sizes: Sizes, values: Mapping[str, str]) -> bool:
 
 
 def same_training(before: Mapping[str, str], values: Mapping[str, str]) -> bool:
-    """Say whether figures are the same training's once more: with other digits, or of another node."""
+    """Return whether figures are the same training's once more: with other digits, or of another node."""
     for name in ("train_loss", "epoch"):
         (low, high), (least, most) = (limits(one.get(name, ""), 0.005) for one in (before, values))
         if high < least or most < low:  # NaN is neither
@@ -109,13 +109,13 @@ def doubt_of_unread(texts: Mapping[str, str]) -> str:
 
 
 def _steps(values: Mapping[str, str]) -> tuple[float, float]:
-    """Return the steps that the figures are of, at least and at most; NaN where they do not say, or of none."""
+    """Return the steps that the figures are of, at least and at most; NaN where they do not report, or of none."""
     low, high = steps_range(values)
     return (low, high) if low > 0 else (math.nan, math.nan)
 
 
 def _fits(lines: int, low: float, high: float) -> bool:
-    """Say whether so many lines can be those of a training of low to high steps, one every so many steps."""
+    """Return whether so many lines can be those of a training of low to high steps, one every so many steps."""
     least = math.floor(low / (lines + 1)) + 1
     return least <= math.floor(high / lines + 1e-9)
 
@@ -129,9 +129,9 @@ def _begun(process: Process, values: Mapping[str, str], steps: int) -> str:
     first, latest = _first_step(process, values, steps)
     if _is_late(process) or first > most:
         return f"the log's first line is of epoch {process.first_epoch}"
-    told = f"the train_loss of {values.get('train_loss', '')}"
+    mean_loss = f"the train_loss of {values.get('train_loss', '')}"
     if 0 < (span := _first_span(process, values, steps)) < most:
-        return f"{told} is that of a first line of {span} steps, and others have {most}"
+        return f"{mean_loss} is that of a first line of {span} steps, and others have {most}"
     if latest <= 2 * steps / (process.lines + 2):  # that of a second line or a later one would be above
         return ""
     lines = steps / max(least, first)  # that there can be without a checkpoint
@@ -140,7 +140,7 @@ def _begun(process: Process, values: Mapping[str, str], steps: int) -> str:
     rest = _REST * process.least_loss * max(0.0, lines - process.lines)  # of steps after the last line
     _, mean = limits(values.get("train_loss", ""), 0.0)
     if mean > 0 and process.losses + rest > mean * lines:  # NaN is not
-        return f"{told} is less than what the losses of {process.lines} lines come to"
+        return f"{mean_loss} is less than what the losses of {process.lines} lines come to"
     return ""
 
 
@@ -165,7 +165,7 @@ def _first_step(process: Process, values: Mapping[str, str], steps: int) -> tupl
 
 
 def _is_late(process: Process) -> bool:
-    """Say whether the first line's epoch is later than lines are apart: steps before it are not in the log."""
+    """Return whether the first line's epoch is later than lines are apart: steps before it are not in the log."""
     first, _ = limits(process.first_epoch, 0.005)
     _, last = limits(process.epoch, 0.005)
     if process.lines < 2 or not last > first:  # NaN is not

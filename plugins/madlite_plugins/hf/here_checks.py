@@ -25,7 +25,7 @@ def here_findings(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
 
 
 def _packages(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
-    """Yield packages that what was chosen needs beside the usual ones; packages.py of the run looks for all of them."""
+    """Yield packages that what was chosen needs beside the usual ones; packages.py of the run searches all of them."""
     needs = {
         "bitsandbytes": ("QLoRA", plan.settings["method"] == "qlora", "--set method=lora"),
         "deepspeed": ("strategy deepspeed", plan.settings["strategy"] == "deepspeed", "--set strategy=fsdp"),
@@ -39,7 +39,7 @@ def _packages(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
 
 
 def _is_there(path: Path) -> bool:
-    """Say whether a path is there; where nobody may look nobody knows."""
+    """Return whether a path is there; unknown where it may not be read."""
     try:
         return path.exists()
     except PermissionError:

@@ -9,11 +9,11 @@ from madlite import Request, RunSpec, Scalar
 LORA, PRETRAIN = "HF_finetune_lora", "HF_pretrain"  # MAD's names of its own runs
 
 
-def asked_values(draft: RunSpec, request: Request) -> dict[str, Scalar]:
-    """Return a draft's settings with what card, tag and command put over them, as they were spelled."""
+def requested_values(spec: RunSpec, request: Request) -> dict[str, Scalar]:
+    """Return a RunSpec's settings with what card, tag and command put over them, as they were spelled."""
     given = request.card.recipe
     card: Mapping[str, Scalar] = given if isinstance(given, dict) else {}
-    return {**draft.settings, **card, **request.settings}
+    return {**spec.settings, **card, **request.settings}
 
 
 def mode_of(mode: str, values: Mapping[str, Scalar]) -> str:

@@ -128,7 +128,7 @@ class HuggingFaceReader:
             elif rate := bars.get(waits.process):
                 yield from self._place(key, rate)
             elif key == (line.node, line.rank):
-                yield from self._settle(key)
+                yield from self._resolve(key)
                 yield self._waits.pop(key).step(in_a_block="{'loss'" in line.text)
         if self._last and self._last[0] in bars and not self._last[0].is_bar_next:
             yield from self._compare(*self._last)
@@ -147,7 +147,7 @@ class HuggingFaceReader:
                 yield from self._read_end(found[0], _Figures(texts), line)
 
     def _read_end(self, text: str, figures: _Figures, line: Line) -> Iterator[Event]:
-        yield from self._settle((line.node, line.rank))
+        yield from self._resolve((line.node, line.rank))
         process, values = self._process(line), figures.values
         if process.ended and self._own is None and not same_training(process.final, values):  # that printed no step
             yield from self._begin(line)
@@ -185,14 +185,14 @@ class HuggingFaceReader:
         if waits.process.leaves_open(waits.bar, rate):
             self._firsts[key] = waits
             return
-        yield from self._settle(key, waits.bar)
+        yield from self._resolve(key, waits.bar)
         waits.process.place_by_bar(waits.bar, rate)
         yield waits.placed()
 
-    def _settle(self, key: tuple[int, int | None], before: int = 0) -> Iterator[Step]:
+    def _resolve(self, key: tuple[int, int | None], before: int = 0) -> Iterator[Step]:
         """Yield the step of a process's first line, where it waits on, by the bar `before` the second one."""
         if first := self._firsts.pop(key, None):
-            first.process.settle(before)
+            first.process.resolve(before)
             yield first.placed()
 
     def _move(self, key: tuple[int, int | None]) -> Iterator[Event]:
@@ -221,9 +221,9 @@ class HuggingFaceReader:
         yield Phase(name="train", t_s=line.t_s, begins=True)
 
     def _late(self) -> Iterator[Step]:
-        """Yield the steps that no later line tells of."""
+        """Yield the steps that no later line reports."""
         for key in [*self._firsts]:
-            yield from self._settle(key)
+            yield from self._resolve(key)
         for waits in self._waits.values():
             yield waits.step(in_a_block=False)
         self._waits.clear()

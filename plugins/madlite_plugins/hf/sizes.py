@@ -21,7 +21,7 @@ def count_weights(settings: Mapping[str, Scalar]) -> int:
 
 
 def ranks_of(plan: RunPlan) -> int:
-    """Return the processes that train, on all nodes: one for each GPU, without any as many as were asked for."""
+    """Return the processes that train, on all nodes: one for each GPU, without any as many as were requested."""
     return (plan.place.gpus_per_node or int(plan.settings["cpu_ranks"])) * plan.place.nodes
 
 

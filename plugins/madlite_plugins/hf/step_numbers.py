@@ -13,38 +13,38 @@ from collections.abc import Mapping
 
 from madlite import number
 
-_HELD = 8  # lines back to which another process may be
+_LOOKBACK = 8  # lines back to which another process may be
 _IN_FULL = 7  # digits of an epoch that is not rounded
 _SOON_S = 1.0  # a progress bar is drawn at least that often
 _ROUNDED = 5e-4  # of a loss
-_WHOLE = 0.05  # as far as what rounded losses come to is from a whole number of steps
+_ROUNDING_STEPS = 0.05  # as far as what rounded losses come to is from a whole number of steps
 _LAG_S = 0.5  # and usually so often
 _FURTHER = 6  # a bar of another process of the same training is not so far behind
 _RATES = 3  # learning rates that show a straight line
 
 
 class Sizes:
-    """What the Trainer tells of a training before it begins; an evaluation's are no training's."""
+    """What the Trainer reports about a training before it begins; an evaluation's are no training's."""
 
     def __init__(self) -> None:
         self.start = 0  # the step that a checkpoint was of, as the log tells
         self._coming: dict[str, int] = {}
-        self._told: dict[str, int] = {}
+        self._config: dict[str, int] = {}
 
     def note(self, name: str, size: int) -> None:
         """Take a size in; the number of steps is the last of a training's."""
         self._coming[name] = size
         if name == "steps":
-            self._told, self._coming, self.start = self._coming, {}, 0
+            self._config, self._coming, self.start = self._coming, {}, 0
 
     @property
     def steps(self) -> int:
-        """The steps there are to be, 0 where nobody told."""
-        return self._told.get("steps", 0)
+        """The steps there are to be, 0 where unknown."""
+        return self._config.get("steps", 0)
 
     def step_at(self, epoch: str) -> int:
         """Return the one step that an epoch can be of; 0 where it may be several."""
-        examples, batch, passes = (self._told.get(name, 0) for name in ("examples", "global_batch", "accumulation"))
+        examples, batch, passes = (self._config.get(name, 0) for name in ("examples", "global_batch", "accumulation"))
         low, high = limits(epoch, 0.005)
         if not (0 < passes <= batch and examples and 0 <= low <= high < 1e9):
             return 0
@@ -52,8 +52,8 @@ class Sizes:
         found: set[int] = set()
         for length in {max(1, examples // one), -(-examples // one)}:  # forward passes of an epoch
             for steps in {max(1, length // passes), -(-length // passes)}:
-                ends = [whole * steps + part * length / passes for part, whole in map(math.modf, (low, high))]
-                found |= _whole_between(min(ends), max(ends))
+                ends = [epochs * steps + part * length / passes for part, epochs in map(math.modf, (low, high))]
+                found |= _integers_between(min(ends), max(ends))
         found = {n for n in found if 0 < n <= self.steps}
         return found.pop() if len(found) == 1 else 0
 
@@ -90,7 +90,7 @@ class Process:
         self._rival_from_0 = False
         self._open: tuple[int, int] | None = None  # what the bar showed before and after a first line of unknown step
         self._bars_first = False  # each step's bar is drawn before its line, and none after it
-        self._seen: deque[tuple[str, str]] = deque(maxlen=_HELD)
+        self._recent: deque[tuple[str, str]] = deque(maxlen=_LOOKBACK)
 
     @property
     def start(self) -> int:
@@ -138,22 +138,22 @@ class Process:
         if not (self.first_loss > 0 and mean > 0):
             return 0
         span = (mean * steps - gap * self._later_losses) / self.first_loss
-        return round(span) if 0.5 < span < gap + 0.5 and abs(span - round(span)) < _WHOLE else 0
+        return round(span) if 0.5 < span < gap + 0.5 and abs(span - round(span)) < _ROUNDING_STEPS else 0
 
     def is_again(self, label: str, text: str, epoch: str) -> bool:
-        """Say whether another process of the node's told this step before: the same numbers, epoch and all.
+        """Return whether another process of the node's told this step before: the same numbers, epoch and all.
 
         An epoch that is not rounded names the step alone; without one the lines' labels have to differ.
         """
         name = epoch if len(re.sub(r"\D", "", epoch)) >= _IN_FULL else text
-        recent = [*self._seen][-1:] if self.ended else self._seen  # the same training may be in the log once more
+        recent = [*self._recent][-1:] if self.ended else self._recent  # the same training may be in the log once more
         again = any(name == seen and (epoch or label != other) for other, seen in recent)
         if not again:
-            self._seen.append((label, name))
+            self._recent.append((label, name))
         return again and self.bar <= self.n
 
     def is_another(self, epoch: str) -> bool:
-        """Say whether a line is another training's: this one ended, its epoch goes back, or its bar began again."""
+        """Return whether a line is another training's: this one ended, its epoch goes back, or its bar began again."""
         now, before = number(epoch), number(self.epoch)
         back, forward = now < before, now > before  # of none neither
         return self.ended or back or (self._bar_again and self.n > 0 and not forward)
@@ -175,7 +175,7 @@ class Process:
         return True
 
     def is_rival_s(self, before: tuple[int, int] | None) -> bool:
-        """Say whether a line is another training's: the bar after it is the one of another length `before` it, further.
+        """Return whether a line is another training's: the bar after it is that of another length `before` it, further.
 
         An evaluation's has come to its end by then, or begins again.
         """
@@ -235,13 +235,13 @@ class Process:
         self._go(max(self.n + 1, self.bar if now else before))
 
     def leaves_open(self, before: int, rate: float) -> bool:
-        """Say whether a first line may be of the bar before it or of the one after it: the second line tells."""
+        """Return whether a first line may be of the bar before it or of the one after it: the second line tells."""
         if self.n or self.lines != 1 or not (0 < before < self.bar and self._is_near(before, rate)):
             return False
         self._open = (before, self.bar)
         return True
 
-    def settle(self, before: int = 0) -> None:
+    def resolve(self, before: int = 0) -> None:
         """Go on to the step of the first line; `before` is what the bar showed before the second one.
 
         A training's lines are those of one step in so many, so that the second step is twice the first: by the bars
@@ -285,23 +285,23 @@ class Process:
         return self.n - before
 
     def _goes_on(self, last: int) -> bool:
-        """Say whether as many steps would be left as lines are apart: they would have had a line."""
+        """Return whether as many steps would be left as lines are apart: they would have had a line."""
         return bool(self._gap) and self.is_exact and last - self.n >= self._gap
 
     def _is_stopped(self, last: int, rate: float) -> bool:
-        """Say whether a bar says that the training stopped before its last step: it lags by a moment alone."""
+        """Return whether a bar shows that the training stopped before its last step: it lags by a moment alone."""
         return self.bar < last and not (last - self.bar) <= rate * _SOON_S
 
 
 def steps_by_rate(values: dict[str, str]) -> int:
     """Return the steps that a training's time and rate come to; 0 where their digits leave several."""
     low, high = steps_range(values)
-    found = _whole_between(low, high) if high < 1e9 else set()  # NaN is not
+    found = _integers_between(low, high) if high < 1e9 else set()  # NaN is not
     return found.pop() if len(found) == 1 else 0
 
 
 def steps_range(values: Mapping[str, str]) -> tuple[float, float]:
-    """Return the steps that a training's time and rate are of, at least and at most; NaN where they do not say."""
+    """Return the steps that a training's time and rate are of, at least and at most; NaN where they do not report."""
     rates = limits(values.get("train_steps_per_second", ""), 0.0005)
     times = limits(values.get("train_runtime", ""), 0.00005)
     low, high = rates[0] * times[0], rates[1] * times[1]
@@ -320,7 +320,7 @@ def limits(text: str, decimals: float) -> tuple[float, float]:
     return max(0.0, value - half), value + half
 
 
-def _whole_between(low: float, high: float) -> set[int]:
+def _integers_between(low: float, high: float) -> set[int]:
     """Return the whole numbers from low to high, of many two."""
     slack = 1e-6 * max(1.0, high)
     first, last = math.ceil(low - slack), math.floor(high + slack)

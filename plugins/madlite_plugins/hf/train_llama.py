@@ -29,7 +29,7 @@ class TrainLlamaReader:
         self._sized = False
 
     def knows(self, text: str) -> bool:
-        """Say whether a line can be one of the script's."""
+        """Return whether a line can be one of the script's."""
         return "; iter time: " in text or any(final in text for final in _FINALS)
 
     def feed(self, line: Line) -> Iterable[Event]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from madlite import Finding, RunPlan
-from madlite_plugins.words import unknown_word
+from madlite_plugins.choices import unknown_choice
 
 # transformers' decoders whose configuration takes a shape of ours; config_file and model_id take any
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -44,7 +44,7 @@ def value_findings(plan: RunPlan) -> Iterator[Finding]:
     if not _ATTENTION.fullmatch(str(settings["attention"])):
         hint = "one of sdpa, eager, flex_attention, flash_attention_2, or a kernel's OWNER/NAME"
         yield Finding(message=f"attention '{settings['attention']}' is unknown", hint=hint, fatal=True)
-    yield from unknown_word("lr_schedule", settings["lr_schedule"], _SCHEDULES)
+    yield from unknown_choice("lr_schedule", settings["lr_schedule"], _SCHEDULES)
     for name in ("lr", "weight_decay", "lr_warmup_steps"):
         if float(settings[name]) < 0:
             yield Finding(message=f"{name} is {settings[name]}, below 0", hint=f"--set {name}=0 or more", fatal=True)
@@ -53,7 +53,7 @@ def value_findings(plan: RunPlan) -> Iterator[Finding]:
 
 
 def has_our_shape(plan: RunPlan) -> bool:
-    """Say whether a plan's model has the shape that its settings say: neither weights nor a file have another."""
+    """Return whether a plan's model has the shape that its settings say: neither weights nor a file have another."""
     return not plan.settings["model_id"] and not plan.settings["config_file"]
 
 
@@ -74,13 +74,13 @@ _WIDEST = 65536  # of all published weights: a rank above is wrong for those who
 
 
 def _targets(plan: RunPlan) -> Iterator[Finding]:
-    """Yield targets that the model has no layer of; PEFT looks for them at the end of layers' names."""
-    said = str(plan.settings["lora_targets"])
-    targets = [part.strip() for part in said.split(",")]
+    """Yield targets that the model has no layer of; PEFT searches for them at the end of layers' names."""
+    text = str(plan.settings["lora_targets"])
+    targets = [part.strip() for part in text.split(",")]
     names = _NAMES.get(str(plan.settings["architecture"]), ()) if has_our_shape(plan) else ()
     if not all(targets):
-        what = f"lora_targets '{said}' names no layer"
+        what = f"lora_targets '{text}' names no layer"
         yield Finding(message=what, hint="--set lora_targets=q_proj,v_proj", fatal=True)
     elif names and not any(target.rpartition(".")[2] in names for target in targets):
-        what = f"lora_targets '{said}' are no layers of {plan.settings['architecture']}"
+        what = f"lora_targets '{text}' are no layers of {plan.settings['architecture']}"
         yield Finding(message=what, hint=f"of {', '.join(names)}", fatal=True)

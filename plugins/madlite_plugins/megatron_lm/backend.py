@@ -63,12 +63,12 @@ class MegatronLM(RecipeBackend):
         )
 
     def expand(self, request: Request, machine: Machine) -> Sequence[RunSpec]:
-        """Return a draft per run, each with the variables of its script.
+        """Return a RunSpec per run, each with the variables of its script.
 
         Raises:
             UsageProblem: no recipe is named or known for what was asked.
         """
-        return [_with_variables(draft, request) for draft in super().expand(request, machine)]
+        return [_with_variables(spec, request) for spec in super().expand(request, machine)]
 
     def check(self, plan: RunPlan) -> Iterable[Finding]:
         """Find what a script would refuse, ignore, or train on with a number that means nothing."""
@@ -87,16 +87,16 @@ class MegatronLM(RecipeBackend):
         return MegatronReader(plan)
 
 
-def _with_variables(draft: RunSpec, request: Request) -> RunSpec:
-    """Return the draft with what its script takes, and without settings that would not reach it.
+def _with_variables(spec: RunSpec, request: Request) -> RunSpec:
+    """Return the RunSpec with what its script takes, and without settings that would not reach it.
 
-    A script that is not known keeps all of them, for the user to say which it takes.
+    A script that is not known keeps all of them, for the user to state which it takes.
     """
-    known = read_scripts().get(request.settings.get("script") or str(draft.settings["script"]))
+    known = read_scripts().get(request.settings.get("script") or str(spec.settings["script"]))
     if known is None:
-        return msgspec.structs.replace(draft, settings={**draft.settings, "variables": "", "prepare": "", "also": ""})
+        return msgspec.structs.replace(spec, settings={**spec.settings, "variables": "", "prepare": "", "also": ""})
     variables = variables_of(known)
-    kept = {*_OF_ALL, *(one.key for one in parse_variables(variables)), *(("dataset",) if known.prepare else ())}
-    settings = {key: value for key, value in draft.settings.items() if key in kept}
+    read_keys = {*_OF_ALL, *(one.key for one in parse_variables(variables)), *(("dataset",) if known.prepare else ())}
+    settings = {key: value for key, value in spec.settings.items() if key in read_keys}
     own = {"variables": variables, "prepare": known.prepare, "also": " ".join(known.also)}
-    return msgspec.structs.replace(draft, settings={**settings, **own})
+    return msgspec.structs.replace(spec, settings={**settings, **own})

@@ -10,6 +10,6 @@ BOOK = Path(__file__).with_name("recipes")
 
 
 def release_before(release: str, other: str) -> bool:
-    """Say whether an image release is older than another; one that is not known is not."""
+    """Return whether an image release is older than another; one that is not known is not."""
     order = list(read_book(BOOK).releases)
     return release in order and order.index(release) < order.index(other)

@@ -85,10 +85,10 @@ def _precision(plan: RunPlan, variant: Variant, script: Script | None) -> Iterat
         yield Finding(message=message, hint=f"one of {', '.join(known)}", fatal=True)
         return
     for key, meant in spell_precision(variant.precision).items():
-        says = str(plan.settings.get(key, ""))
-        if says and says != meant:
+        text = str(plan.settings.get(key, ""))
+        if text and text != meant:
             yield Finding(
-                message=f"{key} {says} is not {variant.precision}, which the result's row would say",
+                message=f"{key} {text} is not {variant.precision}, which the result's row would say",
                 hint=f"leave {key} out: --precision decides it",
                 fatal=True,
             )

@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator
 
 from madlite import Finding, RunPlan
+from madlite_plugins.choices import unknown_choice
 from madlite_plugins.megatron_lm.data import DEEPSEEK_SCRIPT
 from madlite_plugins.megatron_lm.scripts import plan_values, plan_variables, script_name
 from madlite_plugins.nodes import node_findings
-from madlite_plugins.words import unknown_word
 
 _DATA_SETS = ("wiki", "bookcorpus", "fineweb")
 _OF_THE_ROW = ("micro_batch", "global_batch", "seq_len", "steps", "te_fp8", "pr", "model_size")
@@ -45,13 +45,13 @@ def _data(plan: RunPlan) -> Iterator[Finding]:
     ways = [key for key in ("data_path", "data_dir") if key in keys]
     prepare = f"madlite prepare --tags {plan.card.name} --no-mock-data, which fetches its document's"
     others = [(fetched, "--set dataset=wiki"), (settings["script"] == DEEPSEEK_SCRIPT, prepare)]
-    ways_words = " or ".join([*(f"--set {key}=" for key in ways), *(text for fits, text in others if fits)])
+    hint = " or ".join([*(f"--set {key}=" for key in ways), *(text for fits, text in others if fits)])
     if dataset and not fetched:
-        yield Finding(message=f"no script fetches data for {script_name(plan)}", hint=ways_words, fatal=True)
+        yield Finding(message=f"no script fetches data for {script_name(plan)}", hint=hint, fatal=True)
     elif dataset:
-        yield from unknown_word("dataset", dataset, _DATA_SETS)
+        yield from unknown_choice("dataset", dataset, _DATA_SETS)
     elif not dataset and not any(settings[key] or plan.env.get(keys[key]) for key in ways):
-        yield Finding(message="without mock data the run needs data of its own", hint=ways_words, fatal=True)
+        yield Finding(message="without mock data the run needs data of its own", hint=hint, fatal=True)
     for key in ways:
         if (path := str(settings[key])) and not path.startswith("/") and not path[0].isdigit():
             yield Finding(message=f"{key} '{path}' is relative: it counts from Megatron's folder in the run")

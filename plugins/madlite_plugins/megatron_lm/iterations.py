@@ -63,17 +63,17 @@ def read_iterations(text: str) -> Iterator[Iteration]:
     starts = list(_START.finditer(text))
     for at, start in enumerate(starts, 1):
         body = text[start.end() : starts[at].start() if at < len(starts) else len(text)]
-        *whole, rest = body.split("|")
+        *segments, rest = body.split("|")
         # the first of a label counts
-        fields = {label.strip(): value for label, _, value in [part.partition(":") for part in reversed(whole)]}
+        fields = {label.strip(): value for label, _, value in [part.partition(":") for part in reversed(segments)]}
         values = _read_values(fields)
         values |= _read_memory(body)
         other = "" if "lm loss" in fields else next(filter(_OTHER_LOSS.fullmatch, fields), "")
         if other and (loss := _VALUE.fullmatch(fields[other])):
             values[Quantity.LOSS] = number(loss[1])
-        told = fields.get(other or "lm loss")
-        unread = _is_word(told) and bool(values.keys() - {Quantity.LOSS}) and Quantity.LOSS not in values
-        if unread or _lost(fields, rest, has_loss=told is not None):
+        loss_text = fields.get(other or "lm loss")
+        unread = _is_word(loss_text) and bool(values.keys() - {Quantity.LOSS}) and Quantity.LOSS not in values
+        if unread or _lost(fields, rest, has_loss=loss_text is not None):
             values[Quantity.LOSS] = math.nan
         yield Iteration(
             n=int(start[1]),
@@ -108,7 +108,7 @@ def _read_memory(text: str) -> dict[Quantity, float]:
 
 
 def _lost(fields: Mapping[str, str], rest: str, *, has_loss: bool) -> bool:
-    """Say whether the loss of an iteration was NaN, as far as its line shows; one that was cut off shows nothing.
+    """Return whether the loss of an iteration was NaN, as far as its line shows; one that was cut off shows nothing.
 
     Megatron leaves out a loss that is not above zero, and so one that is NaN, without a word elsewhere in the line.
     It also leaves out the loss of iterations that it skipped; those are no failure where none is counted as NaN, for
@@ -122,7 +122,7 @@ def _lost(fields: Mapping[str, str], rest: str, *, has_loss: bool) -> bool:
 
 
 def _is_word(text: str | None) -> bool:
-    """Say whether this stands where a number should; of several words some are another process's."""
+    """Return whether this stands where a number should; of several words some are another process's."""
     return text is not None and len(text.split()) < 2
 
 

@@ -71,7 +71,7 @@ _ROUNDING_S = 0.0051  # of the time in the line with the FLOPs
 
 
 class MegatronReader:
-    """Follows one log; what the log says of its sizes goes before what the plan does.
+    """Follows one log; what the log reports about its sizes goes before what the plan does.
 
     A log goes on where a training was started again, perhaps with other sizes: what was said last counts.
     """
@@ -125,14 +125,14 @@ class MegatronReader:
     def _read_bars(self, line: Line) -> Iterator[Event]:
         for one in read_iterations(line.text):
             if one.values:
-                yield from self._say_facts(one)
+                yield from self._report_facts(one)
                 yield self._step(one, line)
         for found in _VALIDATION.finditer(line.text):
             loss = {Quantity.LOSS: number(found[2])}
             yield Step(n=int(found[1]), values=loss, rank=line.rank, t_s=line.t_s, phase="validate")
-        if told := _MEMORY.search(line.text):
-            self._add_memory(Quantity.MEMORY_ALLOCATED_GIB, told[1])
-            self._add_memory(Quantity.MEMORY_RESERVED_GIB, told[2])
+        if memory := _MEMORY.search(line.text):
+            self._add_memory(Quantity.MEMORY_ALLOCATED_GIB, memory[1])
+            self._add_memory(Quantity.MEMORY_RESERVED_GIB, memory[2])
 
     def _step(self, one: Iteration, line: Line) -> Step:
         values, rank = {**self._memory, **one.values}, rank_before(line, one.start)
@@ -142,7 +142,7 @@ class MegatronReader:
         span = self._spans.of(one.n, rank)
         return Step(n=one.n, values=values, rank=rank, t_s=line.t_s, span=span, skipped=one.skipped >= span)
 
-    def _say_facts(self, one: Iteration) -> Iterator[Event]:
+    def _report_facts(self, one: Iteration) -> Iterator[Event]:
         """Yield the arguments once all were read, so that none is of a line that was cut off.
 
         Iterations say their global batch themselves.
@@ -159,12 +159,12 @@ class MegatronReader:
 
     def _add_flops(self, values: dict[Quantity, float]) -> None:
         if self._ahead and Quantity.TFLOPS_PER_GPU not in values:
-            told = self._ahead.values
-            if abs(values.get(Quantity.STEP_TIME_S, math.nan) - told[Quantity.STEP_TIME_S]) <= _ROUNDING_S:
-                values[Quantity.TFLOPS_PER_GPU] = told[Quantity.TFLOPS_PER_GPU]
+            ahead = self._ahead.values
+            if abs(values.get(Quantity.STEP_TIME_S, math.nan) - ahead[Quantity.STEP_TIME_S]) <= _ROUNDING_S:
+                values[Quantity.TFLOPS_PER_GPU] = ahead[Quantity.TFLOPS_PER_GPU]
 
     def _add_tokens(self, values: dict[Quantity, float], one: Iteration, line: Line) -> None:
-        """Compute the tokens that a line does not say, by the formula of those that do; images have none."""
+        """Compute the tokens that a line does not report, by the formula of those that do; images have none."""
         if Quantity.TOKENS_PER_S_PER_GPU in values or one.of_images:
             return
         self._world = world_before(line, one.start) or self._world

@@ -47,20 +47,20 @@ class Primus(TorchrunBackend):
     launcher = "primus"
 
     def expand(self, request: Request, machine: Machine) -> Sequence[RunSpec]:
-        """Return a draft per run, without those that would train in another precision than they are called by.
+        """Return a RunSpec per run, without those that would train in another precision than they are called by.
 
-        Such a run is there where somebody asks for its precision: then the checks tell of it.
+        Such a run is there where somebody requests its precision: then the checks report it.
 
         Raises:
             UsageProblem: no recipe fits.
         """
-        drafts = [_fitted(draft, request, machine) for draft in super().expand(_without_mode(request), machine)]
-        asked = request.settings
-        if asked.get("precision") or asked.get("config"):
-            return drafts
-        honest = [draft for draft in drafts if not _wrong(draft, asked)]
-        notes = tuple(_left_out(draft, asked) for draft in drafts if _wrong(draft, asked))
-        return [replace(draft, notes=(*draft.notes, *notes)) for draft in honest] or drafts
+        specs = [_fitted(spec, request, machine) for spec in super().expand(_without_mode(request), machine)]
+        requested = request.settings
+        if requested.get("precision") or requested.get("config"):
+            return specs
+        honest = [spec for spec in specs if not _wrong(spec, requested)]
+        notes = tuple(_left_out(spec, requested) for spec in specs if _wrong(spec, requested))
+        return [replace(spec, notes=(*spec.notes, *notes)) for spec in honest] or specs
 
     def env(self, card: Card, variant: Variant, machine: Machine) -> Mapping[str, str]:
         """Return the book's variables, and those that make attention's backward pass quick on MI300X and MI325X."""
@@ -68,7 +68,7 @@ class Primus(TorchrunBackend):
         return {**super().env(card, variant, machine), **more}
 
     def result_rule(self) -> ResultRule:
-        """Return the rule of a log that somebody else made, of any framework; `expand` gives each draft its own."""
+        """Return the rule of a log that somebody else made, of any framework; `expand` gives each RunSpec its own."""
         return foreign_rule()
 
     def check(self, plan: RunPlan) -> Iterable[Finding]:
@@ -108,7 +108,7 @@ class Primus(TorchrunBackend):
 
 
 def _card_values(request: Request) -> Mapping[str, object]:
-    """Return what a card says itself, with its recipe's name; a tree's card says what its config file does."""
+    """Return what a card sets itself, with its recipe's name; a tree's card sets what its config file does."""
     given = request.card.recipe
     return given if isinstance(given, dict) else {"name": given}
 
@@ -121,61 +121,61 @@ def _without_mode(request: Request) -> Request:
     """Return a request without the mode that a tree's card has, since the recipe of all of them has one alone.
 
     Raises:
-        UsageProblem: another is asked for.
+        UsageProblem: another is requested.
     """
     if not _is_of_tree(request):
         return request
-    asked, own = request.settings.get("mode", ""), str(_card_values(request).get("mode", "pretrain"))
-    if asked and asked.casefold() not in (own.casefold(), own.partition("/")[0].casefold()):
-        raise UsageProblem(f"the config file of card '{request.card.name}' is one for {own}, not for {asked}")
+    requested, own = request.settings.get("mode", ""), str(_card_values(request).get("mode", "pretrain"))
+    if requested and requested.casefold() not in (own.casefold(), own.partition("/")[0].casefold()):
+        raise UsageProblem(f"the config file of card '{request.card.name}' is one for {own}, not for {requested}")
     return replace(request, settings={key: value for key, value in request.settings.items() if key != "mode"})
 
 
-def _fitted(draft: RunSpec, request: Request, machine: Machine) -> RunSpec:
-    """Return a draft with its framework's result rule; of a tree's card with what its config file says or leaves open.
+def _fitted(spec: RunSpec, request: Request, machine: Machine) -> RunSpec:
+    """Return a RunSpec with its framework's result rule; of a tree's card with what its config file sets or leaves out.
 
     A value that nothing says is a text, since it is neither true nor false.
     """
     card, of_tree = _card_values(request), _is_of_tree(request)
-    values: dict[str, object] = {**draft.settings, **card, **request.settings}
+    values: dict[str, object] = {**spec.settings, **card, **request.settings}
     framework = str(values["framework"])
-    variant = draft.variant or Variant(model="")
-    rule = result_rule(framework, bool(draft.settings["averages"]), of_tree)
+    variant = spec.variant or Variant(model="")
+    rule = result_rule(framework, bool(spec.settings["averages"]), of_tree)
     rule = replace(rule, attention=attention_of(framework, variant.model, variant.release))
-    notes = (*draft.notes, *_differences(draft, request, variant.release, machine))
-    settings = {key: value for key, value in draft.settings.items() if key != _OTHERWISE}
-    draft = replace(draft, result_rule=rule, notes=notes, settings=settings)
-    if draft.variant is None or not of_tree:
-        return draft
-    variant = replace(draft.variant, mode=str(card.get("mode", draft.variant.mode)))
+    notes = (*spec.notes, *_differences(spec, request, variant.release, machine))
+    settings = {key: value for key, value in spec.settings.items() if key != _OTHERWISE}
+    spec = replace(spec, result_rule=rule, notes=notes, settings=settings)
+    if spec.variant is None or not of_tree:
+        return spec
+    variant = replace(spec.variant, mode=str(card.get("mode", spec.variant.mode)))
     of_file = tuple(key for key, origin in request.origins.items() if origin == "card")  # as the config file has it
-    draft = replace(draft, declared=of_file)
+    spec = replace(spec, declared=of_file)
     if "mock_data" not in card:
-        draft = replace(draft, settings={**draft.settings, "mock_data": ""})
+        spec = replace(spec, settings={**spec.settings, "mock_data": ""})
     if framework not in FRAMEWORKS:
-        return replace(draft, variant=replace(variant, steps=None))
+        return replace(spec, variant=replace(variant, steps=None))
     few = str(values.get("steps", "")) == "10"
-    return replace(draft, variant=replace(variant, warmup_steps=FEW if few else variant.warmup_steps))
+    return replace(spec, variant=replace(variant, warmup_steps=FEW if few else variant.warmup_steps))
 
 
-def _differences(draft: RunSpec, request: Request, release: str, machine: Machine) -> Iterator[str]:
+def _differences(spec: RunSpec, request: Request, release: str, machine: Machine) -> Iterator[str]:
     """Yield in what MAD's script and AMD's document differ, of which a run can follow one alone."""
-    if draft.settings["framework"] == "torchtitan" and release in _BARE:
+    if spec.settings["framework"] == "torchtitan" and release in _BARE:
         names = _ZERO_BY_PRIMUS if machine.architecture == "gfx942" else _ZERO_BY_PRIMUS[:1]
         yield (
             f"{' and '.join(names)}: 1 where you set nothing, as in MAD's script; the document's command sets nothing, "
             "and Primus takes 0 then (--set env.NAME=0)"
         )
-    if draft.settings[_OTHERWISE] and "flags" not in request.settings:
-        yield f"batch and flags are the document's; MAD's script trains with {draft.settings[_OTHERWISE]}"
+    if spec.settings[_OTHERWISE] and "flags" not in request.settings:
+        yield f"batch and flags are the document's; MAD's script trains with {spec.settings[_OTHERWISE]}"
 
 
-def _wrong(draft: RunSpec, asked: Mapping[str, str]) -> bool:
-    return draft.variant is not None and is_mislabelled(draft.variant.precision, {**draft.settings, **asked})
+def _wrong(spec: RunSpec, requested: Mapping[str, str]) -> bool:
+    return spec.variant is not None and is_mislabelled(spec.variant.precision, {**spec.settings, **requested})
 
 
-def _left_out(draft: RunSpec, asked: Mapping[str, str]) -> str:
-    config, flags = str(draft.settings["config"]), asked.get("flags", str(draft.settings["flags"]))
+def _left_out(spec: RunSpec, requested: Mapping[str, str]) -> str:
+    config, flags = str(spec.settings["config"]), requested.get("flags", str(spec.settings["flags"]))
     trained = trained_precision(config, split_words(flags))
-    precision = draft.variant.precision if draft.variant else ""
+    precision = spec.variant.precision if spec.variant else ""
     return f"{precision} is left out: the file of its documented command, {config}, trains in {trained}"

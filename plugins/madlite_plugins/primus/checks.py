@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterator
 
 from madlite import Finding, RunPlan
+from madlite_plugins.choices import unknown_choice
 from madlite_plugins.primus.config_checks import config_findings
 from madlite_plugins.primus.passed import passed_findings
 from madlite_plugins.primus.precision import split_words
 from madlite_plugins.primus.ranks import parallel_findings
 from madlite_plugins.primus.rules import FRAMEWORKS
 from madlite_plugins.schedule import schedule_findings
-from madlite_plugins.words import unknown_word
 
 STARTERS = ("run_pretrain.sh", "primus-cli")
 SUITES = ("pretrain", "posttrain")
@@ -53,7 +53,7 @@ def _settings(plan: RunPlan) -> Iterator[Finding]:
     settings = plan.settings
     known = {"suite": SUITES, "starter": ("", *STARTERS), "activation_checkpoint": ("", *_CHECKPOINTING)}
     for name, words in known.items():
-        yield from unknown_word(name, settings[name], words)
+        yield from unknown_choice(name, settings[name], words)
     if settings["suite"] == "posttrain" and settings["starter"] == STARTERS[0]:
         yield Finding(message=f"{STARTERS[0]} knows pretraining alone", hint="--set starter=primus-cli", fatal=True)
     if str(settings["mock_data"]).lower() not in _DATA:  # a text in a tree's card

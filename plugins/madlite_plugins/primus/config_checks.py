@@ -53,7 +53,7 @@ def _precision(plan: RunPlan, variant: Variant, config: PurePosixPath) -> Iterat
 
 
 def _gpu(plan: RunPlan, config: Config) -> Iterator[Finding]:
-    """Tell of a file for another GPU, where neither a recipe nor a `recipe_device` says that it is the one to take."""
+    """Report a file for another GPU, where neither a recipe nor a `recipe_device` selects it."""
     device = plan.machine.device
     fitting = {device, read_book(BOOK).stand_in.get(device)}
     if not _of_recipe(plan, "recipe_device"):
@@ -71,10 +71,10 @@ def _model(plan: RunPlan, config: PurePosixPath) -> Iterator[Finding]:
     found = _TAG.search(plan.card.name)
     if not found:
         return
-    asked, trained = _MODES.sub("", _SUFFIX.sub("", found[1])), config.name
-    one, other = _letters(asked), _letters(trained)
+    requested, trained = _MODES.sub("", _SUFFIX.sub("", found[1])), config.name
+    one, other = _letters(requested), _letters(trained)
     if not other.startswith(one) and not one.startswith(_letters(re.split(r"[-.](?=[A-Za-z])", trained)[0])):
-        yield Finding(message=f"the tag says {asked}, and {trained} is what is trained")
+        yield Finding(message=f"the tag says {requested}, and {trained} is what is trained")
 
 
 def _letters(name: str) -> str:

@@ -23,28 +23,28 @@ def read_config(file: Path, tree: Path) -> dict[str, Any]:
     """Return a file of a tree over its bases, as far as they are there; none of them lies outside of the tree.
 
     Raises:
-        ValueError: it cannot be read or is no YAML mapping; the text says which.
+        ValueError: it cannot be read or is no YAML mapping; the text states which.
     """
     try:
-        return _whole_config(file, tree, [])
+        return _merged(file, tree, [])
     except OSError as error:
         raise ValueError(f"it cannot be read: {error.strerror}") from None
     except RecursionError:  # an alias may stand for what it is part of
         raise ValueError("it is nested too deep") from None
 
 
-def _whole_config(file: Path, tree: Path, read: list[Path]) -> dict[str, Any]:
+def _merged(file: Path, tree: Path, read: list[Path]) -> dict[str, Any]:
     """Return a file over those it extends, as far as they are there; `read` holds what was read for the first one."""
     if len(read) == _MOST_FILES:
         raise ValueError(f"it extends more than {_MOST_FILES} files, or files in a circle")
     read.append(file)
     content = _load(file, tree)
     bases = [base for key in _BASES for base in _listed(content.pop(key, None))]
-    whole: dict[str, Any] = {}
+    merged: dict[str, Any] = {}
     for base in bases:
         if isinstance(base, str) and (file.parent / base).is_file():
-            whole = _over(whole, _whole_config(file.parent / base, tree, read))
-    return _over(whole, content)
+            merged = _over(merged, _merged(file.parent / base, tree, read))
+    return _over(merged, content)
 
 
 def _listed(value: Any) -> list[Any]:

@@ -1,11 +1,11 @@
-"""Settings that reach no framework: what somebody asked for, and the run would do without."""
+"""Settings that reach no framework: what somebody requested, and the run would do without."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from madlite import Finding, RunPlan
-from madlite_plugins.primus.precision import is_words
+from madlite_plugins.primus.precision import is_shell_words
 from madlite_plugins.primus.release_checks import Config
 from madlite_plugins.primus.rules import FRAMEWORKS
 from madlite_plugins.primus.tree import TREE
@@ -35,12 +35,12 @@ def passed_findings(plan: RunPlan) -> Iterator[Finding]:
         )
     yield from _framework(plan, framework)
     for key in ("flags", "exports"):
-        if not is_words(str(plan.settings[key])):
+        if not is_shell_words(str(plan.settings[key])):
             yield Finding(message=f"{key} has a quote that does not end: {plan.settings[key]}", fatal=True)
 
 
 def is_changed(plan: RunPlan, key: str) -> bool:
-    """Say whether somebody set a value, rather than a recipe or the file that a tree's card is made of."""
+    """Return whether somebody set a value, rather than a recipe or the file that a tree's card is made of."""
     origin = plan.origins.get(key, "recipe")
     return not origin.startswith("recipe") and not (origin == "card" and plan.settings["recipe"] == TREE)
 

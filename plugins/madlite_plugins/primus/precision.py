@@ -34,7 +34,7 @@ def precision_of_run(plan: RunPlan) -> str:
 
 
 def is_mislabelled(precision: str, settings: Mapping[str, object]) -> bool:
-    """Say whether a recipe's config trains in another precision than the recipe is called by."""
+    """Return whether a recipe's config trains in another precision than the recipe is called by."""
     trained = trained_precision(str(settings["config"]), split_words(str(settings["flags"])))
     return bool(settings["config"]) and trained != precision.upper()
 
@@ -47,8 +47,8 @@ def split_words(text: str) -> list[str]:
         return text.split()
 
 
-def is_words(text: str) -> bool:
-    """Say whether a text can be split into the words of a command line, as templates do it."""
+def is_shell_words(text: str) -> bool:
+    """Return whether a text can be split into the words of a command line, as templates do it."""
     try:
         shlex.split(text)
     except ValueError:

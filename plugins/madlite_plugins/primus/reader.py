@@ -52,8 +52,8 @@ class PrimusReader:
     def __init__(self, plan: RunPlan | None = None) -> None:
         self._megatron = MegatronReader(plan)
         self._readers: tuple[Reader, ...] = (self._megatron, TorchtitanReader())
-        self._known: Reader | None = None
-        self._said: dict[str, str] = {}
+        self._reader: Reader | None = None
+        self._facts: dict[str, str] = {}
         self._formats: dict[str, str] = {}
 
     def feed(self, line: Line) -> Iterable[Event]:
@@ -61,11 +61,11 @@ class PrimusReader:
         text = line.text
         if text[-1:] in _LAST and ("code " in text or "signal " in text) and (found := _END.search(text)):
             return (Ended(marker=found[0].strip(), code=int(found["code"] or -int(found["signal"] or 0))),)
-        if not self._known:
-            return self._look(line)
+        if not self._reader:
+            return self._find_reader(line)
         if " (" in text or "Primus:Env" in text:  # perhaps facts of a training that was started again
-            return (*self._read_facts(text), *self._known.feed(line))
-        return self._known.feed(line)
+            return (*self._read_facts(text), *self._reader.feed(line))
+        return self._reader.feed(line)
 
     def finish(self, outputs: Path) -> Iterable[Event]:
         """Return the events of files the framework left in `outputs`."""
@@ -73,14 +73,14 @@ class PrimusReader:
 
     @property
     def _followed(self) -> tuple[Reader, ...]:
-        return (self._known,) if self._known else self._readers
+        return (self._reader,) if self._reader else self._readers
 
-    def _look(self, line: Line) -> Iterator[Event]:
+    def _find_reader(self, line: Line) -> Iterator[Event]:
         yield from self._read_facts(line.text)
         for reader in self._readers:
             for event in reader.feed(line):
                 if isinstance(event, Step) and event.phase == "train":
-                    self._known = reader
+                    self._reader = reader
                 yield event
 
     def _read_facts(self, text: str) -> Iterator[Event]:
@@ -94,8 +94,8 @@ class PrimusReader:
         elif (" (bool)" in text or " (str)" in text or " (NoneType)" in text) and (found := _FORMAT.search(text)):
             self._formats[found[1]] = found[2]
             fact = precision_of(self._formats)
-        if fact.items() - self._said.items():
-            self._said.update(fact)
+        if fact.items() - self._facts.items():
+            self._facts.update(fact)
             self._megatron.learn(fact)
             yield EffectiveConfig(values=fact)
 

@@ -74,7 +74,7 @@ def _near(path: PurePosixPath, here: list[str]) -> list[str]:
 
 
 def _absent(plan: RunPlan, variant: Variant, config: Config, here: list[str]) -> Finding | None:
-    """Return what says that the file cannot be there; nothing where it may be."""
+    """Return why the file cannot be there; nothing where it may be."""
     release, known = variant.release, [Config(path) for path in here]
     if config.launcher not in FRAMEWORKS:
         return None

@@ -15,7 +15,7 @@ _BEFORE_V26 = ("v25.8", "v25.9", "v25.10", "v25.11")
 _TOKENS = MadMetric(metric="tok_per_s_per_gpu", quantity=Quantity.TOKENS_PER_S_PER_GPU)
 _TFLOPS = MadMetric(metric="TFLOPS_per_gpu", quantity=Quantity.TFLOPS_PER_GPU)
 _MEMORY = MadMetric(metric="GPU_memory_usage (%)", quantity=Quantity.MEMORY_PERCENT)
-# MAD since v26.5: Primus's own running means, in rows told apart by the column `run`
+# MAD since v26.5: Primus's own running means, in rows distinguished by the column `run`
 _MEANS = (
     MadMetric(metric="tok_per_s_per_gpu_avg", quantity=Quantity.TOKENS_PER_S_PER_GPU_MEAN),
     MadMetric(metric="TFLOPS_per_gpu_avg", quantity=Quantity.TFLOPS_PER_GPU_MEAN),

@@ -31,7 +31,7 @@ _COMMON = {
 
 
 def is_primus_tree(path: Path) -> bool:
-    """Say whether a folder is a checkout of Primus: example configs, and the code that runs them."""
+    """Return whether a folder is a checkout of Primus: example configs, and the code that runs them."""
     code = any((path / name).is_dir() for name in ("primus", "runner"))
     return code and any(folder.is_dir() for folder in path.glob("examples/*/configs"))
 
@@ -94,8 +94,8 @@ def _card_or_problem(
         values = read_values(tree / config, presets)
     except ValueError as error:
         return Problem(where=str(tree / config), what=str(error))
-    said, inside = precision_of(PurePosixPath(config).stem), precision_of(str(values.pop("precision", "")))
-    if inside and said in ("", "BF16"):  # a file for BF16 that turns FP8 on trains in FP8
-        said = inside
-    precision = {"precision": said} if said else {}
+    named, inside = precision_of(PurePosixPath(config).stem), precision_of(str(values.pop("precision", "")))
+    if inside and named in ("", "BF16"):  # a file for BF16 that turns FP8 on trains in FP8
+        named = inside
+    precision = {"precision": named} if named else {}
     return {**fields, **_COMMON, "recipe": {"name": TREE, "config": config, **values, **precision}}

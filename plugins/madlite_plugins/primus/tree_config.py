@@ -80,7 +80,7 @@ def read_values(file: Path, presets: Presets) -> dict[str, str | int]:
     And mock_data (as text, true or false) and tokenizer, as far as the file or its presets do.
 
     Raises:
-        ValueError: it cannot be read or is no YAML mapping; the text says which.
+        ValueError: it cannot be read or is no YAML mapping; the text states which.
     """
     modules = _table(read_config(file, presets.tree).get("modules"))
     name, module = next(((name, _table(modules[name])) for name in _SUITES if modules.get(name)), ("", {}))
@@ -131,13 +131,13 @@ def _precision(overrides: Mapping[str, Any]) -> str:
 
     Megatron-Bridge's names have both where the matrix products alone are in the lower one: bf16_with_fp8_….
     """
-    said = f"{_text(overrides.get('precision_config')).lower()} {'fp8' if overrides.get('fp8') else ''}"
-    return next((word for word in _LOWEST_FIRST if word in said), "")
+    names = f"{_text(overrides.get('precision_config')).lower()} {'fp8' if overrides.get('fp8') else ''}"
+    return next((word for word in _LOWEST_FIRST if word in names), "")
 
 
 def _sizes(places: Mapping[str, tuple[str, ...]], overrides: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
     for key, paths in places.items():
-        found = (_whole(_at(overrides, path)) for path in paths)
+        found = (_as_int(_at(overrides, path)) for path in paths)
         if (size := next((one for one in found if one is not None), None)) is not None:
             yield key, size
 
@@ -149,7 +149,7 @@ def _at(table: Mapping[str, Any], path: str) -> Any:
     return table.get(last)
 
 
-def _whole(value: Any) -> int | None:
+def _as_int(value: Any) -> int | None:
     """Return a size; none is a placeholder without a default, or -1, by which frameworks mean that they choose."""
     text = str(value) if isinstance(value, int) and not isinstance(value, bool) else _text(value)
     return int(text) if re.fullmatch(r"[1-9][0-9]{0,17}", text) else None

@@ -33,12 +33,12 @@ class PytorchFsdp(RecipeBackend):
     launcher = "torchrun"
 
     def expand(self, request: Request, machine: Machine) -> Sequence[RunSpec]:
-        """Return a draft per run, the first half of whose steps is warm-up, as the script has it.
+        """Return a RunSpec per run, the first half of whose steps is warm-up, as the script has it.
 
         Raises:
             UsageProblem: no recipe fits.
         """
-        return [with_half_warmup(draft, request) for draft in super().expand(request, machine)]
+        return [with_half_warmup(spec, request) for spec in super().expand(request, machine)]
 
     def result_rule(self) -> ResultRule:
         """Return the steady windows' rule, and the averages that the script prints; it prints no loss."""

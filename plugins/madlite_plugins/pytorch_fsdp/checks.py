@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from madlite import Finding, RunPlan, Variant
-from madlite_plugins.words import unknown_word
+from madlite_plugins.choices import unknown_choice
 
 PRECISIONS = ("BF16", "FP8")
 SEQ_LENS = {"llama-3.1-8b-8k.json": 8192, "llama-3.1-8b-4k.json": 4096, "mistral-7b-v0.1.json": 8192}
@@ -28,7 +28,7 @@ def findings(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
 
 
 def _fsdp(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
-    yield from unknown_word("precision", variant.precision, PRECISIONS)
+    yield from unknown_choice("precision", variant.precision, PRECISIONS)
     config = str(plan.settings["config"])
     if variant.seq_len != SEQ_LENS.get(config, variant.seq_len):
         yield Finding(

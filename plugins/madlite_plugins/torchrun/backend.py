@@ -31,7 +31,7 @@ from madlite_plugins.torchrun.ranks import is_first_node, ranks_of
 from madlite_plugins.torchrun.reader import OwnReader, Scale, detect
 from madlite_plugins.torchrun.readers import READERS
 from madlite_plugins.torchrun.reads import SAMPLES
-from madlite_plugins.torchrun.words import choose_headline, misspelt, on, read_keys, read_pattern
+from madlite_plugins.torchrun.step_format import choose_headline, misspelt, on, read_keys, read_pattern
 
 _NO_SCRIPT = "--set script=train.py, a file of this folder, or '--set script=-m package.module'"
 _SHARED = "its speeds are of the whole job (per_gpu=false): they are divided by the number of ranks"
@@ -48,19 +48,19 @@ class Torchrun(TorchrunBackend):
         """Return the one run of the script.
 
         Raises:
-            UsageProblem: no script is named, or nothing says how a step of its log is read.
+            UsageProblem: no script is named, or nothing states how a step of its log is read.
         """
-        asked = {key: value for key, value in request.settings.items() if key != "mode"}  # which can be any word
-        asked.setdefault("recipe", _recipe_of(request))
-        drafts = super().expand(replace(request, settings=asked), machine)
-        return [_fitted(draft, request) for draft in drafts]
+        requested = {key: value for key, value in request.settings.items() if key != "mode"}  # which can be any word
+        requested.setdefault("recipe", _recipe_of(request))
+        specs = super().expand(replace(request, settings=requested), machine)
+        return [_fitted(spec, request) for spec in specs]
 
     def result_rule(self) -> ResultRule:
         """Return the rule of a script that nothing is known of; `expand` puts in what its user says."""
         return ResultRule(kind="steps", loss_expected=False, printed_on="first")
 
     def check(self, plan: RunPlan) -> Iterable[Finding]:
-        """Find a script that is not there, ranks that do not fit, and what is said of the run that it does not read."""
+        """Find a script that is not there, ranks that do not fit, and settings of the run that it does not read."""
         base = read_book(self.book).values(str(plan.settings["recipe"]), plan.machine.device)
         return (
             *node_findings(plan, self.result_node(plan)),
@@ -99,27 +99,27 @@ def _recipe_of(request: Request) -> str:
     return (str(given.get("name", "")) if isinstance(given, dict) else given) or "script"
 
 
-def _fitted(draft: RunSpec, request: Request) -> RunSpec:
-    """Return the draft with the result that its user's words make, and the files that its script needs."""
-    settings: dict[str, Scalar] = {key: request.settings.get(key, value) for key, value in draft.settings.items()}
-    variant = draft.variant or Variant(model="")
+def _fitted(spec: RunSpec, request: Request) -> RunSpec:
+    """Return the RunSpec with the result that its user's words make, and the files that its script needs."""
+    settings: dict[str, Scalar] = {key: request.settings.get(key, value) for key, value in spec.settings.items()}
+    variant = spec.variant or Variant(model="")
     try:
         script, (headline, with_loss) = _choose(settings, variant, request)
         declared = read_declared(str(settings["declared"]))
     except UsageProblem as problem:  # what is missing may be there by another name
         raise _misspelt(request, settings) or problem from None
     return replace(
-        draft,
+        spec,
         variant=replace(variant, model=variant.model or bare_name(request.card)),
-        templates=(*draft.templates, *_sample(script)),
+        templates=(*spec.templates, *_sample(script)),
         result_rule=replace(
             _rule(headline, with_loss), end_mark=str(settings["end_mark"]), printed_on=_printed_on(settings)
         ),
-        chosen=tuple(key for key in draft.chosen if key != "mode"),
+        chosen=tuple(key for key in spec.chosen if key != "mode"),
         declared=declared if script not in SAMPLES else (),
         tag_args=True,
         runtimes=("docker", "host"),
-        notes=(*draft.notes, *(() if on(settings["per_gpu"]) else (_SHARED,))),
+        notes=(*spec.notes, *(() if on(settings["per_gpu"]) else (_SHARED,))),
     )
 
 
@@ -160,10 +160,10 @@ def _printed_on(settings: Mapping[str, Scalar]) -> Literal["first", "last"]:
     return known.printed_on if known else "first"
 
 
-def _is_sized(variant: Variant, asked: Mapping[str, str]) -> bool:
-    """Say whether sequence length and batch are stated, by the recipe or whoever asked."""
+def _is_sized(variant: Variant, requested: Mapping[str, str]) -> bool:
+    """Return whether sequence length and batch are stated, by the recipe or whoever asked."""
     of_recipe = {"seq_len": variant.seq_len, "micro_batch": variant.micro_batch, "global_batch": variant.global_batch}
-    stated = {key for key, value in of_recipe.items() if asked.get(key) or value}
+    stated = {key for key, value in of_recipe.items() if requested.get(key) or value}
     return "seq_len" in stated and len(stated) > 1
 
 

@@ -36,7 +36,7 @@ def _script(plan: RunPlan) -> Iterator[Finding]:
 
 
 def _hint(plan: RunPlan, script: str) -> str:
-    """Return where the script may be: below `cwd`, which it is not looked for in, or, of a container, in the image."""
+    """Return where the script may be: below `cwd`, which is not searched, or, of a container, in the image."""
     cwd = str(plan.settings["cwd"])
     if cwd and is_file(plan.workspace / cwd / script):
         return f"--set script={PurePosixPath(cwd) / script}"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 
 from madlite import Finding, RunPlan, Scalar, UsageProblem, did_you_mean, one_hint
-from madlite_plugins.torchrun.reads import SAMPLES, WORDS, words_read
+from madlite_plugins.torchrun.reads import SAMPLES, WORDS, read_words
 
 DECLARED = ("model", "mode", "precision", "seq_len", "micro_batch", "global_batch", "strategy")
 """What can be declared; steps need not be: a log that has fewer is a failure, and of one that has more it is noted."""
@@ -32,20 +32,20 @@ def declared_findings(plan: RunPlan, base: Mapping[str, Scalar]) -> Iterator[Fin
     variant, script = plan.variant, str(plan.settings["script"])
     if variant is None:
         return
-    said = {key: words for key, (value, words) in _said(plan).items() if value != base.get(key, "")}
-    read = words_read(plan)
+    chosen = {key: words for key, (value, words) in _settings_of(plan).items() if value != base.get(key, "")}
+    read = read_words(plan)
     if script in SAMPLES and variant.precision and variant.precision not in SAMPLES[script].precisions:
         yield _precision_of_sample(variant.precision, plan)
-        said.pop("precision", None)
+        chosen.pop("precision", None)
     declared = () if script in SAMPLES else read_declared(str(plan.settings["declared"]))
-    left = {key: words for key, words in said.items() if key not in (read or ()) and key not in declared}
+    left = {key: words for key, words in chosen.items() if key not in (read or ()) and key not in declared}
     steps = left.pop("steps", "")
     if left:
         yield _undeclared(script, left, read)
     if (label := plan.card.training_precision) and not variant.precision and "precision" not in declared:
         yield _label(plan, label)
     if steps and not plan.origins.get("variant.steps", "").startswith("card"):
-        unread = _reads_not(["steps"], seen=read is not None)
+        unread = _reads_not(["steps"], checked=read is not None)
         yield Finding(
             message=f"{steps}: {script} {unread}: its log is held to them, and it is not told",
             hint="--set args='…' passes a script arguments of its own",
@@ -61,17 +61,17 @@ def _label(plan: RunPlan, label: str) -> Finding:
     )
 
 
-def _said(plan: RunPlan) -> dict[str, tuple[Scalar, str]]:
-    """Return what somebody other than the backend said of the run: its value, and how it was written."""
-    said: dict[str, tuple[Scalar, str]] = {}
+def _settings_of(plan: RunPlan) -> dict[str, tuple[Scalar, str]]:
+    """Return what somebody other than the backend reported about the run: its value, and how it was written."""
+    found: dict[str, tuple[Scalar, str]] = {}
     values: Mapping[str, Scalar | None] = {key: getattr(plan.variant, key, None) for key in (*WORDS, "model")}
     for key, value in {**values, "strategy": plan.settings["strategy"]}.items():
         origin = plan.origins.get(f"{'settings' if key == 'strategy' else 'variant'}.{key}", "")
         if value is None or value == "" or not origin or origin.startswith(("recipe", "backend")):
             continue
         own = origin.startswith("--") and origin not in ("--set", "--additional-context")
-        said[key] = (value, f"{origin} {value}" if own else f"{origin} {key}={value}")
-    return said
+        found[key] = (value, f"{origin} {value}" if own else f"{origin} {key}={value}")
+    return found
 
 
 def _undeclared(script: str, left: Mapping[str, str], read: frozenset[str] | None) -> Finding:
@@ -79,18 +79,18 @@ def _undeclared(script: str, left: Mapping[str, str], read: frozenset[str] | Non
     known = f"it reads {', '.join(word for word in WORDS if word in read)}" if read else ""
     ways = f"leave it out, or read it in the script, or, if it trains so by itself: --set declared={','.join(left)}"
     return Finding(
-        message=f"{', '.join(left.values())}: {name} {_reads_not(left, seen=read is not None)}, so the row would say "
-        "what did not run",
+        message=f"{', '.join(left.values())}: {name} "
+        f"{_reads_not(left, checked=read is not None)}, so the row would say what did not run",
         hint=one_hint("leave it out" if script in SAMPLES else ways, known),
         fatal=True,
     )
 
 
-def _reads_not(keys: Mapping[str, str] | list[str], *, seen: bool) -> str:
+def _reads_not(keys: Mapping[str, str] | list[str], *, checked: bool) -> str:
     names = " and ".join(f"$MADLITE_{key.upper()}" for key in keys if key != "model")
     if not names:
         return "is not told what its model is called"
-    return f"does not read {names}" if seen else f"is not here to be seen whether it reads {names}"
+    return f"does not read {names}" if checked else f"is not here to be seen whether it reads {names}"
 
 
 def _precision_of_sample(precision: str, plan: RunPlan) -> Finding:

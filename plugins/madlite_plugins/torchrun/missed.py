@@ -14,7 +14,7 @@ class Missed:
     """Keeps the line that looks most like a step, of equal ones the first, and what groups held that was no number."""
 
     def __init__(self) -> None:
-        self._likeness = 0
+        self._best_score = 0
         self._nearest = ""
         self._raised = False
         self._texts: dict[str, str] = {}  # a group's first text that is no number
@@ -25,9 +25,9 @@ class Missed:
         self._raised = self._raised or "Error" in text or "Traceback" in text
         if _DIGIT.search(text):
             kinds = {found.lastindex or 0 for found in _WORDS.finditer(text)}
-            likeness = sum({1: 4, 2: 4, 3: 1}.get(kind, 0) for kind in kinds)
-            if likeness > max(self._likeness, 1):  # a word that is neither step nor loss says little
-                self._likeness, self._nearest = likeness, text.strip()[:_SHOWN]
+            score = sum({1: 4, 2: 4, 3: 1}.get(kind, 0) for kind in kinds)
+            if score > max(self._best_score, 1):  # a word that is neither step nor loss means little
+                self._best_score, self._nearest = score, text.strip()[:_SHOWN]
 
     def take(self, texts: Mapping[str, str], numbers: Mapping[str, float]) -> None:
         """Take what the groups of a line that matched held, and which of it were numbers."""
@@ -39,7 +39,7 @@ class Missed:
     def words(self, steps: bool, way: str) -> Iterator[str]:
         """Yield what is wrong with how the log was read: without a `step`, or with a group that was never a number.
 
-        `way` is how a step was to be read, in words.
+        `way` is how a step was to be read, as text.
         """
         never = {name: text for name, text in self._texts.items() if name not in self._read}
         for name, text in never.items():

@@ -1,4 +1,4 @@
-"""Whether `-m package.module` can be run: looked for in files, for to import a user's package is to run it."""
+"""Whether `-m package.module` can be run: searched for in files, for to import a user's package is to run it."""
 
 from __future__ import annotations
 

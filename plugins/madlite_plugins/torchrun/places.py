@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def is_file(path: Path) -> bool:
-    """Say whether a file is there; where nobody may look there is none."""
+    """Return whether a file is there; where nobody may look there is none."""
     try:
         return path.is_file()
     except (OSError, ValueError):

@@ -10,7 +10,7 @@ from madlite import Finding, RunPlan
 from madlite_plugins.nodes import node_value
 
 _MOST = 1024  # of a machine; each is a process
-_PER_CORE = 4  # ranks that a core may share before the speed says nothing
+_PER_CORE = 4  # ranks that a core may share before the speed means nothing
 _CORES = 16  # of a machine that is not this one
 _RANKS = re.compile(r"\s*[0-9]{1,9}\s*(?:,\s*[0-9]{1,9}\s*)*")
 
@@ -26,33 +26,33 @@ def ranks_of(plan: RunPlan) -> int:
 
 
 def is_first_node(plan: RunPlan) -> bool:
-    """Say whether rank 0 is here."""
+    """Return whether rank 0 is here."""
     return plan.place.whole or node_value(plan, "node_rank").strip("0") == ""
 
 
 def rank_findings(plan: RunPlan) -> Iterator[Finding]:
     """Yield what is wrong with the number of ranks, and with those whose output is kept."""
     yield from _number(plan)
-    yield from _kept(plan)
+    yield from _check_log_ranks(plan)
 
 
 def _number(plan: RunPlan) -> Iterator[Finding]:
-    asked, gpus = int(plan.settings["nproc_per_node"]), plan.place.gpus_per_node
+    requested, gpus = int(plan.settings["nproc_per_node"]), plan.place.gpus_per_node
     cores = (os.cpu_count() or _CORES) if plan.traits.local else _CORES
-    if asked < 0:
-        yield Finding(message=f"nproc_per_node is {asked}", hint="0 is one rank for each GPU", fatal=True)
-    elif asked > _MOST:
+    if requested < 0:
+        yield Finding(message=f"nproc_per_node is {requested}", hint="0 is one rank for each GPU", fatal=True)
+    elif requested > _MOST:
         hint = "0 is one rank for each GPU, and one on a CPU"
-        yield Finding(message=f"nproc_per_node is {asked}: more than {_MOST} on a machine", hint=hint, fatal=True)
-    elif gpus and asked not in (0, gpus):
-        hint = f"--set n_gpus={asked}"
-        yield Finding(message=f"{asked} ranks on {gpus} GPUs: a row counts one rank per GPU", hint=hint, fatal=True)
-    elif not gpus and asked > cores * _PER_CORE:
-        message = f"{asked} ranks share the {cores} cores of this CPU: they wait for one another"
+        yield Finding(message=f"nproc_per_node is {requested}: more than {_MOST} on a machine", hint=hint, fatal=True)
+    elif gpus and requested not in (0, gpus):
+        hint = f"--set n_gpus={requested}"
+        yield Finding(message=f"{requested} ranks on {gpus} GPUs: a row counts one rank per GPU", hint=hint, fatal=True)
+    elif not gpus and requested > cores * _PER_CORE:
+        message = f"{requested} ranks share the {cores} cores of this CPU: they wait for one another"
         yield Finding(message=message, hint=f"--set nproc_per_node={cores}")
 
 
-def _kept(plan: RunPlan) -> Iterator[Finding]:
+def _check_log_ranks(plan: RunPlan) -> Iterator[Finding]:
     """Yield that log_ranks names ranks that are not there: of them torchrun would show nothing."""
     text, ranks = str(plan.settings["log_ranks"]), ranks_here(plan)
     if not text:

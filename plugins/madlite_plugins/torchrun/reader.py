@@ -24,12 +24,12 @@ from madlite import (
 )
 from madlite_plugins.steps import Spans, rank_before
 from madlite_plugins.torchrun.missed import Missed
-from madlite_plugins.torchrun.words import NAMES, STEP_NAMES
+from madlite_plugins.torchrun.step_format import NAMES, STEP_NAMES
 
 _log = logging.getLogger(__name__)
 _DIGIT = re.compile("[0-9]")
 _MOST = 10**12  # a step beyond is a garbled number
-_TRIES = 8  # objects of one line that are looked at
+_TRIES = 8  # objects of one line that are inspected
 _SHARED = (
     Quantity.TOKENS_PER_S_PER_GPU,
     Quantity.SAMPLES_PER_S_PER_GPU,
@@ -88,7 +88,7 @@ class OwnReader:
         return found or ()
 
     def finish(self, outputs: Path) -> Iterable[Event]:
-        """Return that the end mark is missing, where it alone tells the end; say how the log was not as stated."""
+        """Return that the end mark is missing, where it alone tells the end; state how the log was not as stated."""
         if self._prints or self._trained:
             for words in self._missed.words(self._trained, self._way()):
                 _log.warning("%s", words)
@@ -106,8 +106,8 @@ class OwnReader:
     def _by_pattern(self, line: Line) -> Iterator[Step]:
         for found in self._matches(line):
             texts = group_texts(found)
-            told = {name: number_or_none(text) for name, text in texts.items()}
-            numbers = {name: value for name, value in told.items() if value is not None}
+            read = {name: number_or_none(text) for name, text in texts.items()}
+            numbers = {name: value for name, value in read.items() if value is not None}
             self._missed.take(texts, numbers)
             unread = {name: text for name, text in texts.items() if name not in numbers}
             of_label = found.string == line.text and is_label(line.text, *found.span("n"))
@@ -123,9 +123,9 @@ class OwnReader:
     def _by_json(self, line: Line) -> Iterator[Step]:
         for at, values in objects_in(line.text, self._prefix):
             rank = values.get("rank")
-            told = rank if isinstance(rank, int) and not isinstance(rank, bool) and 0 <= rank < _MOST else None
+            own_rank = rank if isinstance(rank, int) and not isinstance(rank, bool) and 0 <= rank < _MOST else None
             numbers, unread = numbers_of(values, self._keys)
-            yield from self._step(numbers, rank_before(line, at) if told is None else told, line, unread)
+            yield from self._step(numbers, rank_before(line, at) if own_rank is None else own_rank, line, unread)
 
     def _step(
         self, numbers: Mapping[str, float], rank: int | None, line: Line, unread: Mapping[str, str]
@@ -179,9 +179,9 @@ def numbers_of(values: Mapping[str, object], keys: Mapping[str, str]) -> tuple[d
     for key, value in values.items():
         name = keys.get(key) or ("n" if key in STEP_NAMES and "n" not in keys.values() else key)
         if (name == "n" or name in NAMES) and (name not in found or key in keys):
-            told = _number(value)
-            if told is not None:
-                found[name] = told
+            parsed = _number(value)
+            if parsed is not None:
+                found[name] = parsed
             elif isinstance(value, str) and _DIGIT.search(value):
                 unread[name] = value
     return found, {name: text for name, text in unread.items() if name not in found}
@@ -191,8 +191,8 @@ def detect(head: Sequence[str]) -> float:
     """Say how surely these lines are such objects: little, for other programs write some as well."""
     for text in head:
         if without_label(Line(text=text, rank=0)).startswith("{"):
-            told = [numbers_of(values, {})[0] for _, values in objects_in(text)]
-            if any("n" in one and len(one) > 1 for one in told):
+            read = [numbers_of(values, {})[0] for _, values in objects_in(text)]
+            if any("n" in one and len(one) > 1 for one in read):
                 return 0.2
     return 0.0
 

@@ -38,7 +38,7 @@ WORDS = ("mode", "precision", "seq_len", "micro_batch", "global_batch", "steps",
 _FILES, _BYTES = 200, 1 << 20  # modules that are looked into, and how much of each
 
 
-def words_read(plan: RunPlan) -> frozenset[str] | None:
+def read_words(plan: RunPlan) -> frozenset[str] | None:
     """Return which of WORDS the script reads; None where its text is not here to be seen."""
     script = str(plan.settings["script"])
     if script in SAMPLES:
@@ -51,13 +51,13 @@ def words_read(plan: RunPlan) -> frozenset[str] | None:
 
 
 def _named(begin: Path, roots: tuple[Path, ...]) -> Iterator[Named]:
-    """Yield what a file asks for, and the modules in the roots' folders that it imports, and these import."""
-    left, seen = [begin], set[Path]()
-    while left and len(seen) < _FILES:
+    """Yield what a file requests, and the modules in the roots' folders that it imports, and these import."""
+    left, visited = [begin], set[Path]()
+    while left and len(visited) < _FILES:
         file = left.pop()
-        if file in seen:
+        if file in visited:
             continue
-        seen.add(file)
+        visited.add(file)
         try:
             with file.open("rb") as stream:
                 text = stream.read(_BYTES).decode("utf-8", "replace")

@@ -1,6 +1,6 @@
-"""Which of the variables `MADLITE_<NAME>` the text of a program asks for.
+"""Which of the variables `MADLITE_<NAME>` the text of a program requests.
 
-Of Python what its strings say: no comment, no docstring and no sentence of a message asks for one, nor does a line that
+Of Python what its strings say: no comment, no docstring and no sentence of a message requests one, nor does a line that
 sets one.  Of other programs, and of Python that does not parse, their text without comments.
 """
 
@@ -28,7 +28,7 @@ _PRINTED = re.compile(r"\b(?:echo|printf)\b[^;|&\n]*")
 
 
 class Named(NamedTuple):
-    """What a text asks for: variables by what follows `MADLITE_`, or all of them.
+    """What a text requests: variables by what follows `MADLITE_`, or all of them.
 
     Where names are put together, `parts` are the words they may be made of, in capitals.
     """
@@ -39,7 +39,7 @@ class Named(NamedTuple):
     parts: frozenset[str] = frozenset()
 
     def __or__(self, other: Named) -> Named:
-        """Return what either asks for: a part may stand in another module than where it is used."""
+        """Return what either requests: a part may stand in another module than where it is used."""
         return Named(
             self.names | other.names,
             self.every or other.every,
@@ -48,7 +48,7 @@ class Named(NamedTuple):
         )
 
     def has(self, name: str) -> bool:
-        """Say whether a variable is asked for."""
+        """Return whether a variable is requested."""
         return self.every or name in self.names or (self.put_together and name in self.parts)
 
 
@@ -65,7 +65,7 @@ def parsed(text: str, suffix: str) -> ast.Module | None:
 
 
 def named_in(text: str, tree: ast.Module | None) -> Named:
-    """Return what a program asks for, by its tree where it is Python."""
+    """Return what a program requests, by its tree where it is Python."""
     return _of_text(text) if tree is None else _of_tree(tree)
 
 

@@ -53,13 +53,13 @@ class Torchtitan(TorchrunBackend):
     )
 
     def expand(self, request: Request, machine: Machine) -> Sequence[RunSpec]:
-        """Return a draft per run.
+        """Return a RunSpec per run.
 
         Raises:
             UsageProblem: no recipe fits.
         """
-        drafts = [_fitted(draft, machine) for draft in super().expand(request, machine)]
-        return [msgspec.structs.replace(one, notes=(*one.notes, *_notes(one, request))) for one in drafts]
+        specs = [_fitted(spec, machine) for spec in super().expand(request, machine)]
+        return [msgspec.structs.replace(one, notes=(*one.notes, *_notes(one, request))) for one in specs]
 
     def env(self, card: Card, variant: Variant, machine: Machine) -> Mapping[str, str]:
         """Return the book's variables; of a release whose image's own script trains, that release's and no others."""
@@ -98,27 +98,27 @@ class Torchtitan(TorchrunBackend):
         return TorchtitanReader()
 
 
-def _fitted(draft: RunSpec, machine: Machine) -> RunSpec:
-    """Return the draft with the files that its start needs: an image's own script, or ours with a shim for a CPU."""
-    if draft.settings["script"]:
+def _fitted(spec: RunSpec, machine: Machine) -> RunSpec:
+    """Return the RunSpec with the files that its start needs: an image's own script, or ours with a shim for a CPU."""
+    if spec.settings["script"]:
         start = FileTemplate(path="run.sh", template="torchtitan/script.sh.j2")
-        fetch = next(file for file in draft.templates if file.path == "fetch.py")
-        return msgspec.structs.replace(draft, templates=(start, fetch))
+        fetch = next(file for file in spec.templates if file.path == "fetch.py")
+        return msgspec.structs.replace(spec, templates=(start, fetch))
     if machine.vendor != "CPU":
-        return draft
+        return spec
     shim = FileTemplate(path=_SHIM, template=f"torchtitan/{_SHIM}", raw=True)
-    return msgspec.structs.replace(draft, templates=(*draft.templates, shim))
+    return msgspec.structs.replace(spec, templates=(*spec.templates, shim))
 
 
-def _notes(draft: RunSpec, request: Request) -> Iterator[str]:
+def _notes(spec: RunSpec, request: Request) -> Iterator[str]:
     """Yield what a user of MAD's tag should know of its run here."""
-    settings, release = draft.settings, draft.variant.release if draft.variant else ""
+    settings, release = spec.settings, spec.variant.release if spec.variant else ""
     if settings["script"]:
         yield f"release {release} trains with its image's own {settings['script']}: only sizes and log_freq reach it"
     elif not settings["mock_data"] and request.settings.get("mock_data", "false").casefold() in ("false", "no", "0"):
         whose = f"{settings['tokenizer_repo']}'s"
         yield f"reads c4 and {whose} tokenizer from the hub, as MAD does; --mock-data needs neither"
-    if release and not draft.image:
+    if release and not spec.image:
         yield (
             f"release {release} names no image: --runtime host uses the torchtitan that is installed "
             "(torchtitan==0.2.2, for FP8 torchao), --image REF one that has it"

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from madlite import FEW, Finding, RunPlan, Variant, few_steps
+from madlite_plugins.choices import unknown_choice
 from madlite_plugins.nodes import NODE_SETTINGS
 from madlite_plugins.schedule import schedule_findings
 from madlite_plugins.torchtitan.args import arg_findings
 from madlite_plugins.torchtitan.eras import BEFORE, ERAS, OLD, converter_fits, float8_converter, quantises
-from madlite_plugins.words import unknown_word
 
 PRECISIONS = ("BF16", "FP8", "FP32")
 _NUMBER = re.compile("[0-9]{1,4}")
@@ -103,7 +103,7 @@ def _machine(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
 
 
 def _era(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
-    """Check that the era is one that is rendered, and can do what is asked of it."""
+    """Check that the era is one that is rendered, and can do what is requested of it."""
     era, settings = str(plan.settings["era"]), plan.settings
     if era not in ERAS:
         number = re.match(r"(\d{1,4})\.(\d{1,4})\b", era)
@@ -114,13 +114,13 @@ def _era(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
         )
         yield Finding(message=f"torchtitan of era '{era}' cannot be rendered: {why}", hint=hint, fatal=True)
         return
-    asked = {
+    requested = {
         "dtype bfloat16": settings["dtype"] != "float32" and era in OLD,
         "memory_budget": settings["activation_checkpoint"] == "memory_budget" and era in OLD,
         "expert parallelism": int(settings["ep"]) > 1 and era in OLD,
         "gradient accumulation": era == BEFORE and _accumulates(plan, variant),
     }
-    for what in (what for what, wanted in asked.items() if wanted):
+    for what in (what for what, wanted in requested.items() if wanted):
         yield Finding(
             message=f"torchtitan {ERAS[era]} has no {what}",
             hint="another era needs another torchtitan: --set era=0.2 --image REF, or --image-release upstream",
@@ -135,7 +135,7 @@ def _accumulates(plan: RunPlan, variant: Variant) -> bool:
 
 
 def _precision(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
-    yield from unknown_word("precision", variant.precision, PRECISIONS)
+    yield from unknown_choice("precision", variant.precision, PRECISIONS)
     era = str(plan.settings["era"])
     converters = [name for name in str(plan.settings["converters"]).split(",") if name]
     if era in ERAS and (foreign := [name for name in converters if not converter_fits(name, era)]):
@@ -178,7 +178,7 @@ def _logging(plan: RunPlan) -> Iterator[Finding]:
 def _settings(plan: RunPlan) -> Iterator[Finding]:
     settings = plan.settings
     mode = settings["activation_checkpoint"]
-    yield from unknown_word("activation_checkpoint", mode, _CHECKPOINTING)
+    yield from unknown_choice("activation_checkpoint", mode, _CHECKPOINTING)
     if settings["script"]:
         yield Finding(message="script comes from an image release alone", hint="--image-release v25.2", fatal=True)
     if settings["dataset"] and (settings["mock_data"] or settings["dataset_path"]):

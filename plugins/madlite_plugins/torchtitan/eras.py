@@ -55,12 +55,12 @@ def float8_converter(era: str) -> str:
 
 
 def converter_fits(name: str, era: str) -> bool:
-    """Say whether an era can know a converter of this name; a user's own may have any."""
+    """Return whether an era can know a converter of this name; a user's own may have any."""
     return all(era in eras for known, eras in CONVERTERS.items() if _is(name, known))
 
 
 def quantises(converter: str) -> bool:
-    """Say whether a converter makes layers compute in fewer bits than the plan's precision says."""
+    """Return whether a converter makes layers compute in fewer bits than the plan's precision says."""
     return re.search(r"(?:^|\.)(?:float8|mx)", converter) is not None
 
 

@@ -50,12 +50,12 @@ class Torchtune(TorchrunBackend):
     }
 
     def expand(self, request: Request, machine: Machine) -> Sequence[RunSpec]:
-        """Return a draft per run.
+        """Return a RunSpec per run.
 
         Raises:
             UsageProblem: no recipe fits.
         """
-        return [_fitted(draft, machine) for draft in super().expand(request, machine)]
+        return [_fitted(spec, machine) for spec in super().expand(request, machine)]
 
     def result_rule(self) -> ResultRule:
         """Return the steady window of the tokens by second, and the two figures of MAD's script."""
@@ -92,28 +92,28 @@ class Torchtune(TorchrunBackend):
         return TorchtuneReader(str(plan.settings.get("tp", 1)) if plan is not None and ours else "1")
 
 
-def _fitted(draft: RunSpec, machine: Machine) -> RunSpec:
-    """Return the draft with the files and figures that it has on this machine."""
-    own = () if draft.settings["family"] else (_OWN,)
-    rule = draft.result_rule
+def _fitted(spec: RunSpec, machine: Machine) -> RunSpec:
+    """Return the RunSpec with the files and figures that it has on this machine."""
+    own = () if spec.settings["family"] else (_OWN,)
+    rule = spec.result_rule
     if machine.vendor == "CPU":  # torchtune knows no memory of a CPU
         own, rule = (*own, _CPU), replace(rule, mad=(_SPEED,))
-    notes = (*draft.notes, *_notes(draft))
-    if not draft.settings["packed"]:
-        draft = replace(draft, shape=replace(draft.shape, unknown="the texts are not packed: their lengths vary"))
-    return replace(draft, templates=(*draft.templates, *own), result_rule=rule, notes=notes)
+    notes = (*spec.notes, *_notes(spec))
+    if not spec.settings["packed"]:
+        spec = replace(spec, shape=replace(spec.shape, unknown="the texts are not packed: their lengths vary"))
+    return replace(spec, templates=(*spec.templates, *own), result_rule=rule, notes=notes)
 
 
-def _notes(draft: RunSpec) -> Iterator[str]:
+def _notes(spec: RunSpec) -> Iterator[str]:
     """Yield what a reader of the number should know."""
-    if not draft.settings["packed"]:
+    if not spec.settings["packed"]:
         yield (
             "not packed: torchtune counts the tokens of labels alone, so the speed depends on the texts' lengths and "
             "compares with no other backend's"
         )
-    if draft.settings["dataset"] == "wikitext":
+    if spec.settings["dataset"] == "wikitext":
         yield "no validation set is run; MAD's command for Llama 3.1 70B on WikiText runs one (VALIDATE=True)"
-    if not draft.image:
+    if not spec.image:
         yield (
             "no image: --runtime host uses the torchtune that is installed (torchtune==0.6.1 torchao==0.14.1, in an "
             "environment without PEFT), --image REF one that has it"

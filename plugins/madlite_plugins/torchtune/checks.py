@@ -6,15 +6,15 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from madlite import Finding, RunPlan, Variant
+from madlite_plugins.choices import unknown_choice
 from madlite_plugins.schedule import schedule_findings
-from madlite_plugins.words import unknown_word
 
 MODES = ("finetune_fw", "finetune_lora", "finetune_qlora")
 PRECISIONS = ("BF16", "FP8", "FP32")
 _WEIGHTS = ("fetched", "made")
 _DATASETS = ("alpaca", "alpaca_cleaned", "the_cauldron", "wikitext")
 _LORA = ("q_proj", "k_proj", "v_proj", "output_proj")
-_WHOLE = ("gas", "epochs", "tp", "log_freq", "cpu_ranks")
+_POSITIVE = ("gas", "epochs", "tp", "log_freq", "cpu_ranks")
 _NF4 = 256 * 64
 _WITHOUT_FP8 = ("A100", "A800", "V100", "MI100", "MI210", "MI250", "MI250X")
 
@@ -24,7 +24,7 @@ def findings(plan: RunPlan, image: str) -> Iterator[Finding]:
     if plan.variant is None:
         return
     yield from _words(plan, plan.variant)
-    wrong = [f"{name} is {plan.settings[name]}" for name in _WHOLE if int(plan.settings[name]) < 1]
+    wrong = [f"{name} is {plan.settings[name]}" for name in _POSITIVE if int(plan.settings[name]) < 1]
     if wrong:
         yield Finding(message=f"{', '.join(wrong)}, which is 1 or more", fatal=True)
         return
@@ -40,13 +40,13 @@ def findings(plan: RunPlan, image: str) -> Iterator[Finding]:
 
 def _words(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
     settings = plan.settings
-    yield from unknown_word("mode", variant.mode, MODES)
-    yield from unknown_word("precision", variant.precision, PRECISIONS)
-    yield from unknown_word("weights", settings["weights"], _WEIGHTS)
-    yield from unknown_word("dataset", settings["dataset"], _DATASETS)
+    yield from unknown_choice("mode", variant.mode, MODES)
+    yield from unknown_choice("precision", variant.precision, PRECISIONS)
+    yield from unknown_choice("weights", settings["weights"], _WEIGHTS)
+    yield from unknown_choice("dataset", settings["dataset"], _DATASETS)
     if not settings["family"]:
         for name in str(settings["lora_targets"]).split(","):
-            yield from unknown_word("lora_targets", name, _LORA)
+            yield from unknown_choice("lora_targets", name, _LORA)
         yield from _sizes(plan)
 
 

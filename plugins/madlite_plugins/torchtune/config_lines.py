@@ -6,7 +6,7 @@ import re
 
 _BEGIN = re.compile(r"Running \w+ with resolved config:")
 _KEY = re.compile(r"( {0,8})([A-Za-z_]\w*):(?: (.*))?$")
-_KEPT = {
+_NAMES = {
     "batch_size": "micro_batch",
     "gradient_accumulation_steps": "gradient_accumulation_steps",
     "max_steps_per_epoch": "steps",
@@ -24,7 +24,7 @@ _KEPT = {
 
 
 def begins_config(text: str) -> bool:
-    """Say whether a recipe begins to print its configuration with this line."""
+    """Return whether a recipe begins to print its configuration with this line."""
     return _BEGIN.search(text) is not None
 
 
@@ -59,6 +59,6 @@ class ConfigLines:
         depth, key, value = (len(found[1]) + 1) // 2 * 2, found[2], (found[3] or "").strip()
         if depth == 0:
             self._section = "" if value else key
-        name = _KEPT.get(key if depth == 0 else f"{self._section}.{key}") if depth in (0, 2) else None
-        kept = {name: value} if name and value not in ("", "null") else {}
-        return {**kept, **_precision(depth, key, value)}
+        name = _NAMES.get(key if depth == 0 else f"{self._section}.{key}") if depth in (0, 2) else None
+        config = {name: value} if name and value not in ("", "null") else {}
+        return {**config, **_precision(depth, key, value)}

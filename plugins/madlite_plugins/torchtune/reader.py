@@ -34,7 +34,7 @@ class TorchtuneReader:
         self._configs: dict[int | None, ConfigLines] = {}  # of each rank
         self._tokens = TokenCount(tp)
         self._steps = StepLines()
-        self._told: dict[str, str] = {}  # of the configuration
+        self._config: dict[str, str] = {}  # of the configuration
         self._bars: dict[int | None, int] = {}  # the step that each rank's bar showed last
         self._length = 0  # steps of an epoch, as the bar has them
         self._trained = False
@@ -47,10 +47,10 @@ class TorchtuneReader:
         if "%|" in text or "Step " in text:
             return tuple(self._tokens.corrected(self._read_progress(line)))
         config = self._configs.setdefault(line.rank, ConfigLines())
-        if config.open and (kept := config.read(text)):
-            self._told |= kept
-            self._tokens.read_config(kept)
-            return (EffectiveConfig(values=kept),)
+        if config.open and (values := config.read(text)):
+            self._config |= values
+            self._tokens.read_config(values)
+            return (EffectiveConfig(values=values),)
         return () if config.open else tuple(self._tokens.corrected(self._read_remarks(text, line.t_s, config)))
 
     def finish(self, outputs: Path) -> Iterable[Event]:
@@ -68,13 +68,13 @@ class TorchtuneReader:
 
     def _read_bars(self, line: Line) -> Iterator[Event]:
         """Yield what the bar alone tells: the length of the run, and losses where step lines have not each of them."""
-        alone = not self._complete or self._told.get("log_freq", "1") != "1"
+        alone = not self._complete or self._config.get("log_freq", "1") != "1"
         for one in _BAR.finditer(line.text):
             if alone and int(one[1]) != self._bars.get(line.rank):
                 yield Step(n=int(one[1]), values={Quantity.LOSS: number(one[2])}, rank=line.rank, t_s=line.t_s)
             self._bars[line.rank] = int(one[1])
         if not self._length and (length := _LENGTH.search(line.text)):
-            self._length, epochs = int(length[1]), self._told.get("epochs", "1")
+            self._length, epochs = int(length[1]), self._config.get("epochs", "1")
             steps = self._length * (int(epochs) if epochs.isdecimal() and len(epochs) < 7 else 1)
             yield EffectiveConfig(values={"steps": str(steps)})
 

@@ -24,7 +24,7 @@ _QUANTITIES = {
     "peak_memory_alloc": Quantity.MEMORY_ALLOCATED_GIB,
     "peak_memory_reserved": Quantity.MEMORY_RESERVED_GIB,
 }
-_DEEPEST = 4  # folders below which the file of a run is looked for
+_DEEPEST = 4  # folders below which the file of a run is searched for
 
 
 class StepLines:
@@ -42,14 +42,14 @@ class StepLines:
         for found in _STEP.finditer(text):
             fields = _FIELD.findall(found[2])
             bare, self._bare[rank] = self._bare.get(rank, False), not found[2].endswith(" ")
-            whole = {name: number(value) for name, value, end in fields if end or bare}
-            values = {_QUANTITIES[name]: value for name, value in whole.items() if name in _QUANTITIES}
+            complete = {name: number(value) for name, value, end in fields if end or bare}
+            values = {_QUANTITIES[name]: value for name, value in complete.items() if name in _QUANTITIES}
             if values:
                 yield Step(n=int(found[1]), values=values, rank=rank, t_s=t_s)
 
 
 def is_step_line(text: str) -> bool:
-    """Say whether a line is one of these, with a speed."""
+    """Return whether a line is one of these, with a speed."""
     return "tokens_per_second_per_gpu:" in text and _STEP.search(text) is not None
 
 

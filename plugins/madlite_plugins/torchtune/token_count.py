@@ -15,12 +15,14 @@ from msgspec.structs import replace
 from madlite import Event, Quantity, Step, Summary
 
 LATER = frozenset({"cp", "dp_shard", "dp_replicate"})  # of ConfigLines: no key of 0.6.1
-_SAYS = re.compile(r"madlite: this torchtune counts each token (once|by every rank of a tensor-parallel group)\s*$")
+_COUNTED_BY = re.compile(
+    r"madlite: this torchtune counts each token (once|by every rank of a tensor-parallel group)\s*$"
+)
 _SPEED = Quantity.TOKENS_PER_S_PER_GPU
 
 
 class TokenCount:
-    """Follows what a log says of it; `tp` is the degree as text, as a configuration has it."""
+    """Follows what a log reports about it; `tp` is the degree as text, as a configuration has it."""
 
     def __init__(self, tp: str = "1") -> None:
         self._tp = tp
@@ -31,14 +33,14 @@ class TokenCount:
         """Take the next configuration's word for the degree."""
         self._tp, self._later = "1", False
 
-    def read_config(self, told: Mapping[str, str]) -> None:
+    def read_config(self, values: Mapping[str, str]) -> None:
         """Take what a line of the configuration tells."""
-        self._tp = told.get("tp", self._tp)
-        self._later = self._later or bool(LATER & told.keys())
+        self._tp = values.get("tp", self._tp)
+        self._later = self._later or bool(LATER & values.keys())
 
     def read_remark(self, text: str) -> None:
         """Take what madlite's own line of the recipe says."""
-        if found := _SAYS.match(text):
+        if found := _COUNTED_BY.match(text):
             self._once = found[1] == "once"
 
     def corrected(self, events: Iterable[Event]) -> Iterator[Event]:

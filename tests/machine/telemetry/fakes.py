@@ -71,7 +71,7 @@ class FakeNvml(SimpleNamespace):
         return self._told("users", handle, [one for gpu, one in self.users if gpu == handle])
 
     def nvmlDeviceGetVbiosVersion(self, handle: int) -> object:
-        return self._told("vbios", handle, b"96.00.99.00.0A")
+        return self._told("vbios", handle, "96.00.99.00.0A")
 
     def nvmlDeviceGetEnforcedPowerLimit(self, handle: int) -> object:
         return self._told("limit", handle, 700_000)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from madlite.machine.sources.base import GpuProcess
-from madlite.machine.sources.nvml import Nvml, held_by
+from madlite.machine.sources.nvml import Nvml, throttle_reasons
 
 from .fakes import GIB, FakeNvml
 
@@ -53,7 +53,7 @@ def test_what_a_gpu_does_not_support_is_not_known() -> None:
     ],
 )
 def test_the_bits_of_the_clocks_event_reasons(bits: int, words: list[str]) -> None:
-    assert held_by(bits) == words
+    assert throttle_reasons(bits) == words
     assert Nvml(FakeNvml(bits=bits), (0,)).read().readings[0].slowed == dict.fromkeys(words, 1.0)
 
 

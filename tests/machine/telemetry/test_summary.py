@@ -4,7 +4,7 @@ import pytest
 
 from madlite.machine.sources import amd_smi, amdgpu, nvml
 from madlite.machine.sources.base import POWER_CAP, THROTTLING, Reading, Sample
-from madlite.machine.telemetry.summary import packages, summarise, telemetry_findings, throttled_words
+from madlite.machine.telemetry.summary import format_throttling, packages, summarise, telemetry_findings
 from madlite.model import Gpu, Telemetry
 
 
@@ -33,11 +33,11 @@ def test_with_too_few_samples_in_it_the_whole_run_does(window: tuple[float | Non
 def test_what_no_gpu_tells_is_named_where_the_power_is_missing_too() -> None:
     silent = [Reading(index=0), Reading(index=0)]
     summary = summarise(samples(silent, silent), [0, 1], None, None, "NVIDIA")
-    assert summary.untold == "power, clocks, temperature, memory, utilisation"
+    assert summary.unreported == "power, clocks, temperature, memory, utilisation"
     warm = [Reading(index=0, temperature_c=50)]
-    assert summarise(samples(warm), [0], None, None, "AMD").untold == "power, clocks, memory, utilisation"
-    assert summarise(samples(powers(0, 5)), [0], None, None, "AMD").untold == ""
-    assert summarise([], [0], None, None, "AMD").untold == ""
+    assert summarise(samples(warm), [0], None, None, "AMD").unreported == "power, clocks, memory, utilisation"
+    assert summarise(samples(powers(0, 5)), [0], None, None, "AMD").unreported == ""
+    assert summarise([], [0], None, None, "AMD").unreported == ""
 
 
 def test_no_sample_at_all() -> None:
@@ -176,7 +176,7 @@ def test_partitions_none_of_which_tells_a_power() -> None:
     taken = samples(powers(5, None, None), powers(6, None, None))
     summary = summarise(taken, [5, 6], None, None, "AMD", packages(CPX))
     assert (summary.power_w, summary.problem) == (None, "")
-    assert "power" in summary.untold
+    assert "power" in summary.unreported
 
 
 def test_an_amd_gpu_that_told_its_power_and_tells_it_no_more_is_no_partition() -> None:
@@ -221,9 +221,9 @@ def told(part: float | None, samples: int = 3, **by: float) -> Telemetry:
 
 
 def test_words() -> None:
-    assert throttled_words(told(0.18, thermal=0.18)) == "throttled 18 % of the window (thermal)"
-    assert throttled_words(told(0.3, thermal=0.1, PROCHOT=0.2)) == "throttled 30 % of the window (PROCHOT, thermal)"
-    assert throttled_words(told(0.004, thermal=0.004)) == throttled_words(told(None)) == ""
+    assert format_throttling(told(0.18, thermal=0.18)) == "throttled 18 % of the window (thermal)"
+    assert format_throttling(told(0.3, thermal=0.1, PROCHOT=0.2)) == "throttled 30 % of the window (PROCHOT, thermal)"
+    assert format_throttling(told(0.004, thermal=0.004)) == format_throttling(told(None)) == ""
 
 
 @pytest.mark.parametrize(("part", "count"), [(None, 0), (0.0, 0), (0.049, 0), (0.05, 1), (1.0, 1)])

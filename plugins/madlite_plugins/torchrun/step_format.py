@@ -34,12 +34,12 @@ _EXAMPLE = r"""--set 'step=step (?P<n>\d+) loss (?P<loss>\S+) tps (?P<tokens_per
 
 
 def on(value: Scalar) -> bool:
-    """Say whether a setting is on; as text where it is still what the user wrote."""
+    """Return whether a setting is on; as text where it is still what the user wrote."""
     return str(value).strip().lower() in _TRUE
 
 
 def is_json(settings: Mapping[str, Scalar]) -> bool:
-    """Say whether steps are JSON objects."""
+    """Return whether steps are JSON objects."""
     return on(settings["json"]) or bool(settings["json_prefix"] or settings["json_keys"])
 
 
@@ -89,7 +89,7 @@ def choose_headline(settings: Mapping[str, Scalar], *, sized: bool) -> tuple[Qua
     `sized` where sequence length and batch are stated, so that tokens follow from a step's time.
 
     Raises:
-        UsageProblem: nothing says how a step is read, two things do, or no such speed is in it.
+        UsageProblem: nothing states how a step is read, two things do, or no such speed is in it.
     """
     text, reader = str(settings["step"]), str(settings["reader"])
     if (ways := [way for way in (text and "step", is_json(settings) and "json", reader and "reader") if way])[1:]:
@@ -102,12 +102,12 @@ def choose_headline(settings: Mapping[str, Scalar], *, sized: bool) -> tuple[Qua
     there = [name for name in SPEEDS if SPEEDS[name] in {NAMES[one][0] for one in names if one != "n"}]
     if sized and "step_time_s" in there and "tokens_per_s_per_gpu" not in there:
         there.insert(0, "tokens_per_s_per_gpu")
-    asked = str(settings["headline"]).strip()
-    if asked and asked not in SPEEDS:
-        raise UsageProblem(f"headline {asked!r} is no speed", f"one of {', '.join(SPEEDS)}")
-    if text and (not there or (asked and asked not in there)):
-        raise _no_speed(asked, text, there)
-    chosen = asked or (there[0] if there else "tokens_per_s_per_gpu")
+    requested = str(settings["headline"]).strip()
+    if requested and requested not in SPEEDS:
+        raise UsageProblem(f"headline {requested!r} is no speed", f"one of {', '.join(SPEEDS)}")
+    if text and (not there or (requested and requested not in there)):
+        raise _no_speed(requested, text, there)
+    chosen = requested or (there[0] if there else "tokens_per_s_per_gpu")
     return SPEEDS[chosen], bool(text) and "loss" in names
 
 
@@ -125,17 +125,17 @@ def _headline_of_log(reader: str, settings: Mapping[str, Scalar]) -> tuple[Quant
     if not on(settings["per_gpu"]):
         raise UsageProblem(f"reader '{reader}' gives speeds per GPU, and per_gpu=false divides them", "leave it out")
     there = READERS[reader].speeds
-    asked = str(settings["headline"]).strip() or there[0]
-    if asked not in there:
-        raise UsageProblem(f"reader '{reader}' reads no {asked}", f"headline is one of {_listed(there)}")
-    return SPEEDS[asked], True
+    requested = str(settings["headline"]).strip() or there[0]
+    if requested not in there:
+        raise UsageProblem(f"reader '{reader}' reads no {requested}", f"headline is one of {_listed(there)}")
+    return SPEEDS[requested], True
 
 
-def _no_speed(asked: str, text: str, there: Iterable[str]) -> UsageProblem:
-    if asked == "tokens_per_s_per_gpu" and "step_time_s" in there:
+def _no_speed(requested: str, text: str, there: Iterable[str]) -> UsageProblem:
+    if requested == "tokens_per_s_per_gpu" and "step_time_s" in there:
         hint = "--seq-len and --batch-size say how many tokens a step has"
         return UsageProblem(f"step {text!r} reads a step's time, and not its tokens", hint)
-    return UsageProblem(f"step {text!r} reads no {asked or 'speed'}", f"give it a group of {_listed(SPEEDS)}")
+    return UsageProblem(f"step {text!r} reads no {requested or 'speed'}", f"give it a group of {_listed(SPEEDS)}")
 
 
 def _listed(names: Iterable[str]) -> str:

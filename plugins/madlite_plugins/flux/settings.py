@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from madlite import UsageProblem
 
 _COMPILE = r"[A-Za-z][\w-]{0,40}"
-_FORMS = {  # of each setting: its form, and that in words
+_FORMS = {  # of each setting: its form, and that as text
     "tree": ("AMDiffusionBenchmark|FluxBenchmark", "AMDiffusionBenchmark or FluxBenchmark"),
     "start": ("launcher|accelerate", "launcher or accelerate"),
     "sharding_strategy": (
@@ -53,28 +53,30 @@ _SAME = frozenset(
 _FOLDERS = ("logging_dir", "profiling_logging_dir")
 
 
-def refuse_words(asked: Mapping[str, str]) -> None:
-    """Look at what was asked for.
+def check_settings(requested: Mapping[str, str]) -> None:
+    """Look at what was requested.
 
     Raises:
         UsageProblem: a value is none that the benchmark takes.
     """
     for key, (form, words) in _FORMS.items():
-        if key in asked and not re.fullmatch(form, asked[key], re.ASCII):
-            raise UsageProblem(f"{key} cannot be '{asked[key]}'", f"--set {key}= takes {words}")
+        if key in requested and not re.fullmatch(form, requested[key], re.ASCII):
+            raise UsageProblem(f"{key} cannot be '{requested[key]}'", f"--set {key}= takes {words}")
     for key in ("model_path", "dataset"):
-        name = asked.get(key, "")
+        name = requested.get(key, "")
         if name and not name.startswith("/") and not is_repository(name):
             hint = f"--set {key}=OWNER/NAME, or the whole path of a folder that the run sees"
             raise UsageProblem(f"{key} '{name}' is no repository of the hub and no whole path", hint)
     try:
-        _refuse_extra(shlex.split(asked.get("extra", "")))
+        _refuse_extra(shlex.split(requested.get("extra", "")))
     except ValueError as error:
-        raise UsageProblem(f"extra is no shell words ({error}): {asked['extra']}", "--set extra='name=value'") from None
+        raise UsageProblem(
+            f"extra is no shell words ({error}): {requested['extra']}", "--set extra='name=value'"
+        ) from None
 
 
 def is_repository(name: str) -> bool:
-    """Say whether a name is a repository's of the hub, not a folder's."""
+    """Return whether a name is a repository's of the hub, not a folder's."""
     return bool(_REPOSITORY.fullmatch(name))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from madlite import Finding, did_you_mean, one_hint
 
 
-def unknown_word(name: str, value: object, known: Iterable[str]) -> Iterator[Finding]:
+def unknown_choice(name: str, value: object, known: Iterable[str]) -> Iterator[Finding]:
     """Yield that a setting is none of the words it can be."""
     words = tuple(known)
     if value not in words:
