@@ -53,6 +53,11 @@ def first_of(values: Iterable[Any], count: int) -> list[Any]:
     return [value if at < count else pytest.param(value, marks=pytest.mark.full) for at, value in enumerate(values)]
 
 
+def every(values: Iterable[Any], step: int) -> list[Any]:
+    """Return values to parametrize a test with, of which `make test` takes the first of every so many alone."""
+    return [value if at % step == 0 else pytest.param(value, marks=pytest.mark.full) for at, value in enumerate(values)]
+
+
 def order(items: list[pytest.Item]) -> None:
     """Put the files that take long before others, so that no worker ends late."""
     items.sort(key=lambda item: _LONG.index(_file_of(item)) if _file_of(item) in _LONG else len(_LONG))

@@ -15,6 +15,16 @@ from tests.engine.checkout import Checkout
 from tests.engine.guarded_repository import Repository, guarded_repository
 from tests.engine.own_python import USUAL
 
+# on the host they differ little: make test takes containers alone
+pytestmark = pytest.mark.parametrize(
+    "checkout",
+    [
+        pytest.param("docker", marks=pytest.mark.engine),
+        pytest.param("host", marks=[pytest.mark.host, pytest.mark.full]),
+    ],
+    indirect=True,
+)
+
 LOGS = Path(__file__).parents[1] / "data/logs"
 RESULT = 'echo "performance: 5 x"\n'
 

@@ -19,8 +19,10 @@ from tests.golden.scenarios import SCENARIOS, Scenario
 
 pytestmark = pytest.mark.engine
 AT_ONCE = 2
+# make test takes every other scenario
+MARKS = {scenario.id: pytest.mark.full if at % 2 else () for at, scenario in enumerate(SCENARIOS)}
 CASES = [
-    pytest.param(scenario, version, id=f"{version}-{scenario.name}")
+    pytest.param(scenario, version, id=f"{version}-{scenario.name}", marks=MARKS[scenario.id])
     for scenario in SCENARIOS
     for version in scenario.versions.split()
 ]
@@ -91,7 +93,9 @@ def test_what_madengine_did(scenario: Scenario, version: str, runs: Runs) -> Non
     assert not unexplained, "\n".join(["", *map(str, unexplained), "", done.printed])
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.id)
+@pytest.mark.parametrize(
+    "scenario", [pytest.param(scenario, id=scenario.id, marks=MARKS[scenario.id]) for scenario in SCENARIOS]
+)
 def test_no_traceback_and_no_lost_word(scenario: Scenario, runs: Runs) -> None:
     printed = runs(scenario).printed
     assert "Traceback" not in printed and "internal error" not in printed, printed
@@ -99,6 +103,7 @@ def test_no_traceback_and_no_lost_word(scenario: Scenario, runs: Runs) -> None:
         assert "error:" in printed or "FAILURE" in printed
 
 
+@pytest.mark.full
 def test_every_declared_difference_is_there(runs: Runs) -> None:
     """What madlite no longer does differently has no place in the table."""
     unseen = set(DECLARED)

@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.tiers import every
+
 LIMIT_S = 600.0  # a hang; nothing takes so long
 RESULTS = r"model,performance,metric\na,1,x\nb,2,x\n"
 SCRIPT = f"""
@@ -219,7 +221,7 @@ def test_in_place_of_every_file_before_a_run(
 
 @pytest.mark.parametrize("place", HOST_FIRST, indirect=True)
 @pytest.mark.parametrize("name", ALONE)
-@pytest.mark.parametrize("plant", PLANTS)
+@pytest.mark.parametrize("plant", every(PLANTS, 2))
 def test_in_place_of_one_file_before_a_run(place: Place, name: str, plant: Callable[[Path, Path], None]) -> None:
     (place.space / "madlite_runs").mkdir()
     plant(place.space / name, place.outside)
@@ -249,7 +251,7 @@ def test_in_place_of_every_file_during_a_run(
 
 @pytest.mark.parametrize("place", HOST_FIRST, indirect=True)
 @pytest.mark.parametrize("name", ALONE)
-@pytest.mark.parametrize("plant", PLANTS)
+@pytest.mark.parametrize("plant", every(PLANTS, 2))
 def test_in_place_of_one_file_during_a_run(place: Place, name: str, plant: Callable[[Path, Path], None]) -> None:
     place.start()
     assert place.wait_until_it_runs()
