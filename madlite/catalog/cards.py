@@ -32,7 +32,7 @@ _LONGEST_S = 10 * 365 * 24 * 3600
 
 
 class _Entry(msgspec.Struct):
-    """A card as it is written; every field that madlite has a meaning for."""
+    """A card as it is written, with the fields that madlite reads."""
 
     name: Annotated[str, Meta(pattern=r"\S")]
     dockerfile: str = ""
@@ -85,7 +85,7 @@ def read_cards(text: bytes, where: str, root: Path, scope: str = "") -> tuple[Ca
     """
     entries = _decode(text, where)
     if not isinstance(entries, list):
-        raise CatalogError(f"{where}: $ must be a list of cards, found {_shown(entries)}")
+        raise CatalogError(f"{where}: $ must be a list of cards, found {_json_excerpt(entries)}")
     cards = tuple(make_card(entry, where, f"$[{n}]", root, scope) for n, entry in enumerate(entries))
     refuse_duplicates(cards, where)
     return cards
@@ -98,7 +98,7 @@ def make_card(entry: Json, where: str, at: str, root: Path, scope: str = "") -> 
         CatalogError: the entry is no card.
     """
     if not isinstance(entry, dict):
-        raise CatalogError(f"{where}: {at} must be an object, found {_shown(entry)}")
+        raise CatalogError(f"{where}: {at} must be an object, found {_json_excerpt(entry)}")
     _refuse_nul(entry, where, at)
     written = _checked({field: value for field, value in entry.items() if value is not None}, where, at)
     folder, _, bare = written.name.partition("/")
@@ -132,7 +132,7 @@ def make_card(entry: Json, where: str, at: str, root: Path, scope: str = "") -> 
 
 
 def refuse_duplicates(cards: tuple[Card, ...], where: str, at: str = "$") -> None:
-    """Let no two cards of one file have the same name.
+    """Refuse two cards of the same name in one file.
 
     Raises:
         CatalogError: two have; it names the places of both.
@@ -144,7 +144,7 @@ def refuse_duplicates(cards: tuple[Card, ...], where: str, at: str = "$") -> Non
 
 
 def to_plain(entry: Mapping[str, Json]) -> dict[str, Json]:
-    """Return what Python code gave as a card as JSON would hold it: paths as text, tuples as lists.
+    """Return a card made by Python code as plain JSON: paths as text, tuples as lists.
 
     Raises:
         TypeError: a value is of a type that JSON has nothing for.
@@ -154,7 +154,7 @@ def to_plain(entry: Mapping[str, Json]) -> dict[str, Json]:
 
 
 KNOWN_FIELDS = frozenset(_Entry.__struct_fields__)
-"""The fields that madlite has a meaning for."""
+"""The fields that madlite reads."""
 
 
 def _decode(text: bytes, where: str) -> Json:
@@ -175,18 +175,18 @@ def _checked(entry: dict[str, Json], where: str, at: str) -> _Entry:
     except msgspec.ValidationError:
         field = _bad_field(entry)
     expected = _EXPECTED.get(field, "text")
-    raise CatalogError(f"{where}: {at}.{field} must be {expected}, found {_shown(entry[field])}")
+    raise CatalogError(f"{where}: {at}.{field} must be {expected}, found {_json_excerpt(entry[field])}")
 
 
 def _refuse_nul(entry: Json, where: str, at: str) -> None:
-    """Let no text hold a NUL: neither a command nor a variable nor a path can carry it.
+    """Refuse a NUL in any text: no command, variable or path can contain it.
 
     Raises:
         CatalogError: one does; the message holds its place.
     """
     for place, text in texts(entry, at):
         if "\0" in text:
-            raise CatalogError(f"{where}: {place} must be text without a NUL character, found {_shown(text)}")
+            raise CatalogError(f"{where}: {place} must be text without a NUL character, found {_json_excerpt(text)}")
 
 
 def _bad_field(entry: dict[str, Json]) -> str:
@@ -201,7 +201,7 @@ def _fits(entry: dict[str, Json]) -> bool:
     return True
 
 
-def _shown(value: Json) -> str:
+def _json_excerpt(value: Json) -> str:
     import json  # msgspec refuses half a surrogate pair, which is what may be wrong
 
     try:
@@ -225,10 +225,10 @@ def _from_root(path: str, scope: str) -> str:
     return posixpath.normpath(posixpath.join("scripts", scope, path)) if scope and path else path
 
 
-# Fields of cards that nothing reads: named, for one that is misspelt would else be left out in silence.
+# Unknown fields of cards are reported: a misspelt one would else be ignored silently.
 
-# what madengine, MAD's own tools and people have fields for, and madlite reads elsewhere or has no use for
-_THEIRS = frozenset(
+# fields of madengine, MAD's tools and users that madlite reads in other modules or ignores
+_FOREIGN_FIELDS = frozenset(
     {
         *("distributed", "slurm", "k8s", "kubernetes", "env_vars", "vllm", "nnodes", "launcher", "deploy"),
         *("deployment_config", "shared_data", "primus", "description", "comment", "_comment", "_source"),
@@ -238,11 +238,11 @@ _THEIRS = frozenset(
 
 
 def odd_fields(cards: Iterable[Card]) -> list[str]:
-    """Return a sentence for each field that no card has a meaning for, with the cards that have it."""
+    """Return a sentence for each unknown field, with the cards that have it."""
     found: dict[tuple[str, str], list[str]] = {}
     for card in cards:
         for field in card.extra:
-            if field not in _THEIRS and not field.startswith("_"):
+            if field not in _FOREIGN_FIELDS and not field.startswith("_"):
                 names = found.setdefault((card.source, field), [])
                 names += [card.name] if card.name not in names else []
     return [_sentence(source, field, names) for (source, field), names in found.items()]
@@ -250,7 +250,7 @@ def odd_fields(cards: Iterable[Card]) -> list[str]:
 
 def _sentence(source: str, field: str, names: list[str]) -> str:
     whose = f"card '{names[0]}'" + (f" and {len(names) - 1} more" if len(names) > 1 else "")
-    close = did_you_mean(field, (*KNOWN_FIELDS, *_THEIRS), most=1)
+    close = did_you_mean(field, (*KNOWN_FIELDS, *_FOREIGN_FIELDS), most=1)
     return f"{source}: field '{field}' of {whose} has no effect" + (f": {close}" if close else "")
 
 
@@ -264,7 +264,7 @@ class FoundCard(Value, frozen=True):
     finish: Callable[[], Card] | None = None
 
     def complete(self) -> Card:
-        """Return the card as it is to be run; the program behind it is asked at most once.
+        """Return the card as it is to be run; its program runs at most once.
 
         Raises:
             CatalogError: the program failed.

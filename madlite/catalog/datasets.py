@@ -16,7 +16,7 @@ from madlite.files import exists, read_json, wrong_key
 from madlite.model import Json, Value
 
 PROVIDERS = ("custom", "local", "minio", "nas", "aws")
-"""In the order in which they are asked; the first that has the data is used."""
+"""In order; the first that has the data is used."""
 
 
 class Provider(Value, frozen=True):
@@ -30,7 +30,7 @@ class Provider(Value, frozen=True):
 
 
 DataSets = dict[str, dict[str, Provider]]
-"""Data set → provider → what is known of it, providers in the order of `PROVIDERS`."""
+"""Data set → provider name → provider, in the order of `PROVIDERS`."""
 
 
 def read_data_sets(

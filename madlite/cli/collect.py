@@ -69,10 +69,10 @@ def command(run: tuple[str, ...], output: Path) -> int:
 
 def _print(one: Collected) -> None:
     from madlite.cli import setup
-    from madlite.cli.format import status_words
+    from madlite.cli.format import status_text
 
     result = one.result
-    status = f"{status_words(result.status.value, result.suspect)}, " if result is not None else ""
+    status = f"{status_text(result.status.value, result.suspect)}, " if result is not None else ""
     if one.failed:
         setup.warn(f"{one.run_id}: {one.words}")
     else:

@@ -1,4 +1,4 @@
-"""`madlite discover`: the catalogue, for people and for programs."""
+"""`madlite discover`: the catalogue as a table or as JSON."""
 
 from __future__ import annotations
 
@@ -55,16 +55,16 @@ def command(
         requests = select(catalog, wanted)
         cards = [(request.card, args_of(request)) for request in requests]
     else:
-        cards = [(card, card.args) for card in (catalog.cards if every else _near(catalog, cards_from))]
+        cards = [(card, card.args) for card in (catalog.cards if every else _default_cards(catalog, cards_from))]
     text = _text(cards, plugins, workspace, as_json=as_json, selected=bool(tags))
     if (left := len(catalog.cards) - len(cards)) and not (tags or as_json or contract()):
         text += f" of this checkout; {left} more with --all"
-    setup.tell_problems(plugins.problems)
+    setup.print_problems(plugins.problems)
     click.echo(without_secrets(text))
     return 0
 
 
-def _near(catalog: Catalog, trees: Sequence[Path]) -> tuple[Card, ...]:
+def _default_cards(catalog: Catalog, trees: Sequence[Path]) -> tuple[Card, ...]:
     """Return the cards of the checkout, which `run` prefers, and of folders that were named; all where it has none."""
     if not catalog.checkout:
         return catalog.cards

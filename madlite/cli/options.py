@@ -11,7 +11,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from madlite.cli.arguments import CLEANUP, FAIL_ON_SUSPECT, MANIFEST, NAMED, RESULTS, SUMMARY, complete, contract_option
-from madlite.cli.completion import complete_tags, note_words, words_after
+from madlite.cli.completion import complete_tags, is_value_of, store_args
 from madlite.plan.fields import OPTIONS
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -89,11 +89,11 @@ class Command(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Write out what is abbreviated before click reads it."""
-        note_words(ctx, args)
+        store_args(ctx, args)
         try:
             return super().parse_args(ctx, complete(args, self.get_params(ctx), ctx, many=self.many))
         except click.UsageError as error:
-            if ctx.resilient_parsing:  # a shell asks for what may follow
+            if ctx.resilient_parsing:  # a shell completes the line
                 return super().parse_args(ctx, args)
             error.ctx = error.ctx or ctx  # the hint names this command's help
             raise
@@ -108,15 +108,15 @@ class TagsCommand(Command):
     many = "--tags"
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Take words without an option for tags."""
+        """Accept positional arguments as tags."""
         left = super().parse_args(ctx, args)
         if words := ctx.params.pop(_WORDS, ()):
             ctx.params["tags"] = (*words, *(ctx.params.get("tags") or ()))
         return left
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Complete any of the words after --tags, where click knows the first alone."""
-        if not incomplete.startswith("-") and words_after(ctx, ("--tags", "-t")):
+        """Complete any of the values after --tags; click completes the first alone."""
+        if not incomplete.startswith("-") and is_value_of(ctx, ("--tags", "-t")):
             return complete_tags(ctx, None, incomplete)
         return super().shell_complete(ctx, incomplete)
 
@@ -135,7 +135,7 @@ class TagsCommand(Command):
 
 
 def section_of(name: str) -> str:
-    """Return the part of --help that tells of this option."""
+    """Return the section of --help that lists this option."""
     return next((title for title, names in _SECTIONS.items() if name in names), _REST)
 
 
@@ -160,7 +160,7 @@ def tags_option(function: F) -> F:
 
 
 def tag_words(function: F) -> F:
-    """Take words that belong to no option for tags."""
+    """Accept positional arguments as tags."""
     return click.argument(_WORDS, nargs=-1, metavar="[TAG]...", shell_complete=complete_tags)(function)
 
 
@@ -180,7 +180,7 @@ def frozen_options(function: F) -> F:
 
 
 def decides_plan(name: str) -> bool:
-    """Say whether an option, by the name of its value, decides a plan: one that is frozen takes none of them."""
+    """Return whether an option, by the name of its value, decides a plan; a frozen plan accepts none of them."""
     return name == _WORDS or (section_of(name) in _DECIDING and name not in _NOT_DECIDING)
 
 
@@ -190,7 +190,7 @@ def batch_options(function: F) -> F:
 
 
 def dir_option(function: F) -> F:
-    """Add --dir, the working folder whose runs are meant."""
+    """Add --dir, the working folder of the runs."""
     return click.option(
         "--dir",
         "directory",
@@ -227,13 +227,13 @@ def common_options(function: F) -> F:
 
 
 def verbose_option(function: F) -> F:
-    """Add --verbose to a command without plugins; it needs no more than being given."""
+    """Add --verbose to a command without plugins."""
     return click.option(
-        "-v", "--verbose", is_flag=True, expose_value=False, callback=_be_verbose, help="Say more on stderr."
+        "-v", "--verbose", is_flag=True, expose_value=False, callback=_set_verbose, help="Say more on stderr."
     )(function)
 
 
-def _be_verbose(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+def _set_verbose(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     if value:
         logging.getLogger("madlite").setLevel(logging.DEBUG)
 

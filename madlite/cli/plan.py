@@ -39,7 +39,7 @@ _RESULTS = {"output": Path("perf.csv"), "strict_header": False}  # which are the
 @click.option("--machine", default="", metavar="NxGPU", help="Plan for this machine, e.g. 8xMI300X.")
 @frozen_options
 @common_options
-def command(**given: Any) -> int:
+def command(**params: Any) -> int:
     """Write the plans of runs to files, one each, for `madlite run --plan`.
 
     \b
@@ -50,21 +50,21 @@ def command(**given: Any) -> int:
     A plan has everything that is decided, the rendered script too, and no secret: names of variables alone, which are
     read at the run.
     """
-    from madlite.cli.planning import known_secrets_here, plan_all
+    from madlite.cli.planning import local_secret_sources, plan_all
     from madlite.run.checks import check_plans
     from madlite.run.from_plan import saved_text
 
-    plugins = setup.load(given["no_plugins"], given["verbose"])
-    options = setup.make_options({**given, **_RESULTS})
-    planned = plan_all(plugins, options, given, probe=not given["machine"])
-    setup.tell_problems(plugins.problems)
+    plugins = setup.load(params["no_plugins"], params["verbose"])
+    options = setup.make_options({**params, **_RESULTS})
+    planned = plan_all(plugins, options, params, probe=not params["machine"])
+    setup.print_problems(plugins.problems)
     planned, warnings = check_plans(planned, plugins, options.lint)
     for text in warnings:
         setup.warn(text)
     named = _without_output(options.command)
-    known = known_secrets_here(options)
+    known = local_secret_sources(options)
     texts = [saved_text(one, _replaced(options, named), plugins, known) for one in planned]
-    _write(planned, texts, given["plan_output"])
+    _write(planned, texts, params["plan_output"])
     return 0
 
 
@@ -131,7 +131,7 @@ def _numbered(file: Path, n: int) -> Path:
 
 
 def _title(one: Planned) -> str:
-    """Return which run a plan is, in words."""
+    """Return a line that identifies a plan."""
     plan = one.plan
     variant = (plan.variant.mode, plan.variant.precision) if plan.variant else ()
     words = (plan.card.name, f"backend {plan.backend}", *variant, f"runtime {plan.runtime}", plan.id)

@@ -22,7 +22,7 @@ _ADDED = "madlite"
 
 
 class BuiltImage(Value, frozen=True):
-    """An image of a manifest and what was asked of it: a card with a tag's additions.
+    """An image of a manifest and its request: a card with a tag's additions.
 
     `dockerfile` is the text of perf.csv's docker_file; `registry_image` the image's name in a registry.  A
     `local_image` was not built: it is found or pulled under its own name.
@@ -227,30 +227,30 @@ def _optional(card: Card) -> dict[str, Json]:
     }
 
 
-# Secrets that cards and a context spell out: under a key of a secret's name, or assigned within a text.
+# Secrets in plain text of cards and a context: under a key of a secret's name, or assigned within a text.
 
 
-def spelled_out(value: Json, name: str = "") -> Iterator[str]:
-    """Yield the secret texts of a value that stands under `name`, those that are long enough to be masked anywhere."""
+def plaintext_secrets(value: Json, name: str = "") -> Iterator[str]:
+    """Yield the secret texts of the value of key `name` that are long enough to be masked anywhere."""
     if isinstance(value, Mapping):
         for key, item in value.items():
-            yield from spelled_out(item, str(key))
+            yield from plaintext_secrets(item, str(key))
     elif isinstance(value, (list, tuple)):
         for item in value:
-            yield from spelled_out(item, name)
+            yield from plaintext_secrets(item, name)
     elif _is_secret(name, value):
         yield from [str(value)] if len(str(value)) >= SHORTEST else []
     elif isinstance(value, str):
         yield from assigned([value])
 
 
-def hidden(value: Json, mask: Callable[[str], str], path: str = "") -> tuple[Json, tuple[str, ...]]:
-    """Return a value with `***` for every secret in it, and the dotted paths of what was changed; `mask` does texts."""
+def mask_json(value: Json, mask: Callable[[str], str], path: str = "") -> tuple[Json, tuple[str, ...]]:
+    """Return a value with `***` for every secret in it, and the dotted paths of the changes; `mask` masks texts."""
     if isinstance(value, Mapping):
-        parts = {key: hidden(item, mask, f"{path}.{key}" if path else str(key)) for key, item in value.items()}
+        parts = {key: mask_json(item, mask, f"{path}.{key}" if path else str(key)) for key, item in value.items()}
         return {key: item for key, (item, _) in parts.items()}, _joined(parts.values())
     if isinstance(value, (list, tuple)):
-        items = [hidden(item, mask, path) for item in value]
+        items = [mask_json(item, mask, path) for item in value]
         return [item for item, _ in items], _joined(items)
     is_text = isinstance(value, str)
     shown = MASK.decode() if _is_secret(path.rpartition(".")[2], value) else mask(value) if is_text else value

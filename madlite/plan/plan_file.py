@@ -1,4 +1,4 @@
-"""A plan file: one frozen plan as JSON, with what it was rendered to, for `madlite run --plan`.
+"""A plan file: one frozen plan as JSON, with its rendered files, for `madlite run --plan`.
 
 Format: docs/plan-files.md.  A secret is `{"secret": "NAME"}`, the name of the variable that is read at the run.
 """
@@ -19,7 +19,7 @@ from madlite.errors import UsageProblem, did_you_mean
 from madlite.files import read_json, wrong_key
 from madlite.model import EnvValue, Json, RunPlan, Secret, Value
 from madlite.plan.inputs import RUNS
-from madlite.plan.manifest import hidden
+from madlite.plan.manifest import mask_json
 from madlite.secrets import Redactor, assigned, is_secret_name
 
 # Secrets of a plan as a plan file has them: each by the name of the variable that is read at the run.
@@ -41,7 +41,7 @@ class NamedSecret(Value, frozen=True):
     secret: Secret
 
 
-def known_secrets(
+def secret_sources(
     environ: Mapping[str, str],
     credentials: Mapping[str, Mapping[str, str]] | None,
     services: Mapping[str, Sequence[Mapping[str, str]]],
@@ -125,8 +125,8 @@ def resolver(known: Mapping[str, str], places: Mapping[str, Sequence[str]], wher
     return lambda name: Secret(known[name] if name else "")
 
 
-def refuse_spelled_out(plan: RunPlan, tree: Json, known: Mapping[str, str]) -> None:
-    """Refuse a plan that spells a secret out: a plan file, whose content `tree` is, has names alone.
+def refuse_plaintext_secrets(plan: RunPlan, tree: Json, known: Mapping[str, str]) -> None:
+    """Refuse a plan with a secret in plain text: a plan file, whose content is `tree`, has names alone.
 
     Raises:
         UsageProblem: it does; the message shows none of it.
@@ -134,7 +134,7 @@ def refuse_spelled_out(plan: RunPlan, tree: Json, known: Mapping[str, str]) -> N
     texts = [one.secret.reveal() for one in secrets_in(plan)]
     texts += [text for name, text in known.items() if is_secret_name(name)]
     long = tuple(dict.fromkeys(text for text in texts if len(text) >= _LONG))
-    spelling = (place for place, text in _typed(plan) if any(map(_is_value, assigned((text,)))))
+    spelling = (place for place, text in _user_texts(plan) if any(map(_is_literal, assigned((text,)))))
     holding = (place for place, text in _texts(tree, "") if any(one in text for one in long))
     if (place := next(spelling, None) or next(holding, None)) is not None:
         raise UsageProblem(
@@ -143,8 +143,8 @@ def refuse_spelled_out(plan: RunPlan, tree: Json, known: Mapping[str, str]) -> N
         )
 
 
-def _is_value(spelled: str) -> bool:
-    """Say whether a spelled out secret is one, and not what a shell puts in its place."""
+def _is_literal(spelled: str) -> bool:
+    """Return whether the text is a literal secret, and not a shell variable."""
     return not spelled.startswith("$")
 
 
@@ -160,8 +160,8 @@ def _texts(tree: Json, place: str) -> Iterator[tuple[str, str]]:
             yield from _texts(value, f"{place}[{n}]")
 
 
-def _typed(plan: RunPlan) -> Iterator[tuple[str, str]]:
-    """Yield what of a plan somebody typed and goes on as it is."""
+def _user_texts(plan: RunPlan) -> Iterator[tuple[str, str]]:
+    """Yield the texts of a plan that users typed, with their places."""
     card = plan.card
     yield from (("args", plan.args), ("args", plan.model_args or ""), ("args", card.args), ("url", card.url))
     yield "additional_docker_run_options", f"{plan.engine_options.extra} {card.additional_docker_run_options}"
@@ -175,12 +175,12 @@ def _typed(plan: RunPlan) -> Iterator[tuple[str, str]]:
         yield "image", f"https://{plan.image.ref}"  # what has an account before its host has it as a URL
 
 
-def without_told_secrets(plan: RunPlan, known: Iterable[str]) -> RunPlan:
-    """Return a plan without secrets in what only tells of it: origins, notes, and the card's fields without meaning."""
+def mask_descriptions(plan: RunPlan, known: Iterable[str]) -> RunPlan:
+    """Return a plan with secrets masked in descriptions: origins, notes, and the card's unknown fields."""
     mask = Redactor(tuple(known)).text
 
     def masked(values: Mapping[str, Any]) -> dict[str, Any]:
-        shown = hidden(values, mask)[0]
+        shown = mask_json(values, mask)[0]
         return dict(shown) if isinstance(shown, Mapping) else {}
 
     return replace(
@@ -217,7 +217,7 @@ class PlannedFile(Value, frozen=True):
         """Return what the file holds.
 
         Raises:
-            ValueError: it is said to be base64, and is not.
+            ValueError: its encoding is base64 and its data is not.
         """
         return self.data.encode() if self.encoding == "utf-8" else base64.b64decode(self.data, validate=True)
 
@@ -262,7 +262,7 @@ def plan_text(saved: SavedPlan, names: Mapping[str, str], known: Mapping[str, st
         return str(value)
 
     tree: dict[str, Any] = msgspec.to_builtins(saved, enc_hook=encode, str_keys=True)
-    refuse_spelled_out(saved.plan, tree, known)
+    refuse_plaintext_secrets(saved.plan, tree, known)
     ordered = {name: tree[name] for name in (*_HEAD, *(name for name in tree if name not in _HEAD))}
     try:
         return msgspec.json.format(msgspec.json.encode(ordered), indent=2).decode() + "\n"
@@ -296,7 +296,7 @@ def read_plan_file(file: Path, known: Mapping[str, str]) -> SavedPlan:
 
 
 def is_plan_file(file: Path) -> bool:
-    """Say whether a path leads to a plan file, of whatever version."""
+    """Return whether a path is a plan file, of any version."""
     try:
         _check_version(read_json(file), "")
     except UsageProblem as problem:
@@ -319,7 +319,7 @@ def _article(age: str) -> str:
 
 
 def _names(tree: dict[str, Any]) -> dict[str, list[str]]:
-    """Return the places of each secret that the plan names, which are true whatever `secrets` says."""
+    """Return the places of each secret that the plan names, read from the plan itself and not from `secrets`."""
     found: dict[str, list[str]] = {}
     for place, values in _environments(tree):
         for name, value in values.items():
@@ -329,7 +329,7 @@ def _names(tree: dict[str, Any]) -> dict[str, list[str]]:
 
 
 def _environments(tree: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the tables of a plan whose values may be secrets, with their places; msgspec refuses what is no table."""
+    """Yield the tables of a plan whose values may be secrets, with their places; msgspec refuses other types."""
     plan = tree["plan"]
     image = plan.get("image") if isinstance(plan.get("image"), dict) else {}
     actions = plan.get("actions") if isinstance(plan.get("actions"), list) else []
@@ -366,7 +366,7 @@ def _decode(kind: type, value: Any) -> Any:
 
 
 def _check_names(tree: dict[str, Any], saved: SavedPlan, where: str) -> None:
-    """Refuse what no field has, as a misspelt one, a field that is left out, and names that lead elsewhere."""
+    """Refuse unknown and missing keys, and an id or a folder that is no run's."""
     written = msgspec.to_builtins(saved, enc_hook=str, str_keys=True)
     for place, key, known in _only_in(tree, written, ""):
         near = did_you_mean(key, list(known), most=1)

@@ -1,4 +1,4 @@
-"""tools.json → what the asked tools add to a run: scripts before and after it, variables, text before its command.
+"""tools.json → what the selected tools add to a run: scripts before and after it, variables, a command prefix.
 
 Format and order: madengine's (docs/tools.md).  madlite brings tools of its own; those of the checkout's tools.json come
 before them, tool by tool.  A helper below `scripts/common/` that the checkout lacks is madlite's of that name, if it
@@ -24,7 +24,7 @@ from madlite.plan.values import VARIABLE
 COMMON = "scripts/common/"  # where madengine puts the helpers of its package
 FOLDER = "{tools}"  # in a command, the folder of madlite's own helpers as the run sees it
 _COUNTERS = ("compute_bound", "memory_bound", "full_profile", "instruction_mix")
-# madengine's helpers and what does their work here; "" where nothing is left to do
+# madengine's helpers and their replacements here; "" where none is needed
 _INSTEAD = {
     "tools/get_library_trace.py": "library_trace.py",
     "tools/detect_therock.sh": "therock_check.sh",
@@ -84,7 +84,7 @@ def read_tools(own: Path | None, bundled: Path, *, given: bool = False) -> dict[
 
 
 def stack(asked: Iterable[Tool], table: Mapping[str, ToolEntry], workspace: Path, bundled: Path) -> Toolset:
-    """Return what the asked tools add to a run: the last one's scripts run first before the model and last after it.
+    """Return what the selected tools add to a run: the last one's scripts run first before the model and last after it.
 
     Later variables win, the last command is outermost, and the same command is put there once.
 
@@ -112,7 +112,7 @@ def find_script(path: str, args: str, workspace: Path, bundled: Path) -> tuple[S
     A path that leaves the workspace is missing: a container has nothing else of the machine.
 
     Raises:
-        UsageProblem: the system does not say whether it is there.
+        UsageProblem: the system refuses to check whether it exists.
     """
     within = posixpath.normpath(path)
     if within.startswith(("/", "../")):

@@ -40,7 +40,7 @@ class Server(Value, frozen=True):
 
     @property
     def address(self) -> str:
-        """Return where it is, without what is there of a login."""
+        """The host and port, without a login."""
         place = self.host.rpartition("@")[2]
         return place if "://" in self.host else f"{place}:{self.port}"
 

@@ -23,16 +23,16 @@ LAST = "last"
 
 
 class StoredRun(Value, frozen=True):
-    """One run of the list: `state` is its status, or that it goes on, was cut off or cannot be read.
+    """One run of the list: `state` is its status, or RUNNING, CUT OFF or UNREADABLE.
 
-    Of a run without a record, the record has what its plan says.
+    The record of a run without one is made from its plan.
     """
 
     folder: Path
     state: str
     record: Record
     problem: str = ""
-    doubt: str = ""  # what is wrong with the record: something else than madlite wrote it, or changed it
+    doubt: str = ""  # what is wrong with the record: another program wrote or changed it
     collected: bool = True  # False where its result waits for `madlite collect`; then the record is the one it gets
 
     @property
@@ -45,12 +45,12 @@ class StoredRun(Value, frozen=True):
 
     @property
     def is_suspect(self) -> bool:
-        """Whether it is a success whose number is doubtful."""
+        """Whether it is a success whose number is suspect."""
         return self.state == Status.SUCCESS.value and bool(self.record.suspect)
 
     @property
     def n_gpus(self) -> int | None:
-        """How many GPUs it had, all nodes together; None where nothing says it."""
+        """How many GPUs it had, all nodes together; None where unknown."""
         place = self.record.place
         return place.nodes * place.gpus_per_node if place is not None else None
 
@@ -82,7 +82,7 @@ def runs_folder(folder: Path) -> Path:
 
 
 def _check_listable(runs: Path) -> None:
-    """Refuse what cannot be listed, for it would look empty."""
+    """Refuse a folder that cannot be listed: it would look empty."""
     try:
         os.scandir(runs).close()
     except PermissionError as error:
@@ -90,7 +90,7 @@ def _check_listable(runs: Path) -> None:
 
 
 def list_runs(runs: Path) -> tuple[StoredRun, ...]:
-    """Return the runs, the newest last; one whose record is broken is told as such.
+    """Return the runs, the newest last; one whose record is broken is UNREADABLE.
 
     Those that a kill kept from having a plan are among them, under the card that their batch names.
     """
@@ -109,7 +109,7 @@ def _named(run: StoredRun, known: Mapping[str, str]) -> StoredRun:
 
 
 def is_run(folder: Path) -> bool:
-    """Say whether a folder is a run's."""
+    """Return whether a folder is a run's."""
     return holds_any(folder, (RECORD, PLAN, LOCK))
 
 
@@ -138,7 +138,7 @@ def _opened(folder: Path) -> StoredRun:
 
 
 def _waiting(folder: Path, known: Record) -> StoredRun:
-    """Return a run whose result waits to be collected; of one that something else wrote what its plan says."""
+    """Return a run whose result waits to be collected; UNREADABLE if another program wrote the result."""
     try:
         record = load_result(folder).record
     except RecordError as error:
@@ -147,7 +147,7 @@ def _waiting(folder: Path, known: Record) -> StoredRun:
 
 
 def as_json(run: StoredRun) -> str:
-    """Return a run's record as JSON; of a run without one what its plan says, under its state and version 0."""
+    """Return a run's record as JSON; of a run without one a record made from its plan, with its state and version 0."""
     if run.state == run.record.status.value:
         return record_json(run.record)
     return to_json({**asdict(run.record), "status": run.state, "reason": run.problem})
@@ -212,7 +212,7 @@ def _unknown(name: str, known: Iterable[str]) -> UsageProblem:
 
 
 def _began(folder: Path) -> int:
-    """Return when a run's plan was written, in nanoseconds; where there is none, what its name says, and else 0."""
+    """Return when a run's plan was written, in nanoseconds; without a plan the time in its name, else 0."""
     with suppress(OSError):
         return (folder / PLAN).lstat().st_mtime_ns
     with suppress(ValueError):

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from madlite.backends.loader import Plugin, Plugins
 from madlite.backends.recipe_choice import NEAREST, SHOWN, UnknownRun, unknown_run
-from madlite.errors import PluginError, UsageProblem, likeness
+from madlite.errors import PluginError, UsageProblem, similarity
 from madlite.model import Backend, Card, RunSpec
 
 # Whose card it is: the backend that was asked for, the one that the card names, else all who claim it highest.
@@ -99,7 +99,9 @@ def _in_words(problems: Sequence[UsageProblem]) -> UsageProblem:
 def _nearness(run: str, asked: Mapping[str, str]) -> float:
     """Return how near a run such as `pretrain BF16 on MI300X` is to the mode and precision that were asked for."""
     words = run.split(" ")
-    return sum(max(likeness(asked[key], word) for word in words[:2]) for key in ("mode", "precision") if asked.get(key))
+    return sum(
+        max(similarity(asked[key], word) for word in words[:2]) for key in ("mode", "precision") if asked.get(key)
+    )
 
 
 def _check_modes(card: str, kept: Iterable[tuple[Owner, RunSpec]], recipe: str) -> None:

@@ -30,9 +30,9 @@ from madlite.plan.context import Context, args_for, argument_keys
 from madlite.plan.images import Dockerfile, FoundDockerfiles, find_dockerfiles
 from madlite.plan.inputs import RUNS, WORKSPACE_INSIDE, PlanInputs, RunInputs, layers
 from madlite.plan.make import DEFAULT_TIMEOUT_S, make_plan
-from madlite.plan.place import USUAL, RuntimeChoice, choose_runtime, make_place
+from madlite.plan.place import DEFAULT_RUNTIME, RuntimeChoice, choose_runtime, make_place
 from madlite.plan.render import Rendering, render
-from madlite.plan.values import asked_origins, asked_values
+from madlite.plan.values import requested_origins, requested_values
 from madlite.run.backend_choice import Owner, expand_shared, find_owners
 from madlite.run.checks import Asking, refuse_without_effect
 from madlite.run.prepared import needed_assets, use_prepared
@@ -119,7 +119,7 @@ def _is_own(problem: MadliteError, unasked: Callable[[], Sequence[Planned]]) -> 
 
 def _unplanned(request: Request, problem: MadliteError, inputs: BatchInputs) -> Planned:
     """Return a plan of a card that none can be made of, for its row."""
-    card, runtime = request.card, inputs.runtimes[inputs.options.runtime or USUAL]
+    card, runtime = request.card, inputs.runtimes[inputs.options.runtime or DEFAULT_RUNTIME]
     run_id = inputs.new_run_id(card.name)
     place = make_place((), 1, runtime.name, runtime.traits)
     asked = inputs.context.n_gpus if inputs.context.n_gpus is not None else int(card.n_gpus)
@@ -139,7 +139,7 @@ def _unplanned(request: Request, problem: MadliteError, inputs: BatchInputs) -> 
         overrides=request.overrides,
         timeout_s=float(DEFAULT_TIMEOUT_S),
         blocked=failed(problem),
-        writes_row=not inputs.context.known.skip_perf_collection,
+        writes_row=not inputs.context.keys.skip_perf_collection,
     )
     return Planned(plan=plan, backends=(), files=(), runtime=runtime, context=inputs.context.values)
 
@@ -175,8 +175,8 @@ def _drafts(request: Request, inputs: BatchInputs) -> Iterator[tuple[Owner, RunS
     options, card = inputs.options, request.card
     owners = find_owners(card, inputs.plugins.backends(), inputs.plugins, options.workspace, options.backend)
     sources = layers(request, inputs.context, options)
-    asked = asked_values(sources)
-    wanted = msgspec.structs.replace(request, settings=asked, origins=asked_origins(sources))
+    asked = requested_values(sources)
+    wanted = msgspec.structs.replace(request, settings=asked, origins=requested_origins(sources))
     found = expand_shared(card.name, owners, asked, lambda backend, plugin: _expand(backend, plugin, wanted, inputs))
     keys = frozenset(key for _, draft in found for key in draft.settings)
     for owner, draft in found:
@@ -200,10 +200,10 @@ def _check_effects(run: RunInputs, plugin: Plugin, inputs: BatchInputs) -> None:
                     run,
                     request=asking.request,
                     backend=backend.name,
-                    draft=draft,
+                    spec=draft,
                     options=asking.options,
                     context=asking.context,
-                    elsewhere=elsewhere,
+                    foreign_settings=elsewhere,
                 ),
                 brings,
             )
@@ -239,7 +239,7 @@ def _images(images: Sequence[Dockerfile | Image], draft: RunSpec, card: Card) ->
 def image_of_command(inputs: BatchInputs) -> str:
     """Return the image that the caller named for every run, or nothing."""
     asked = dict(inputs.options.sets).get("image")
-    return asked or inputs.options.image or inputs.context.known.MAD_CONTAINER_IMAGE or ""
+    return asked or inputs.options.image or inputs.context.keys.MAD_CONTAINER_IMAGE or ""
 
 
 def _expand(backend: Backend, plugin: Plugin, request: Request, inputs: BatchInputs) -> Sequence[RunSpec]:
@@ -269,14 +269,14 @@ def _run_inputs(
         run_id=inputs.new_run_id(request.card.name),
         request=request,
         backend=backend.name,
-        draft=draft,
+        spec=draft,
         runtime=_runtime(request.card, draft, image, inputs),
         args=args_for(request, draft, added),
         arg_keys=added,
         dockerfile=image if isinstance(image, Dockerfile) else None,
         built=image if isinstance(image, Image) else None,
         missing_image=missing,
-        elsewhere=elsewhere,
+        foreign_settings=elsewhere,
     )
 
 

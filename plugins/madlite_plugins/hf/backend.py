@@ -23,7 +23,7 @@ from madlite import (
 from madlite_plugins.hf import rules
 from madlite_plugins.hf.assets import hub_assets
 from madlite_plugins.hf.checks import findings
-from madlite_plugins.hf.modes import LORA, asked_values, mode_of
+from madlite_plugins.hf.modes import LORA, mode_of, requested_values
 from madlite_plugins.hf.reader import HuggingFaceReader, detect
 from madlite_plugins.hf.script_checks import script_findings
 from madlite_plugins.micro_step_plans import windows_left, with_half_warmup
@@ -113,7 +113,7 @@ def _called(draft: RunSpec, request: Request, asked: str) -> RunSpec:
         return draft
     own = mode = draft.variant.mode
     if not draft.settings["script"]:
-        mode = mode_of(own, asked_values(draft, request))
+        mode = mode_of(own, requested_values(draft, request))
     if asked and asked.casefold() != mode.casefold():
         what = f"recipe '{draft.settings['recipe']}' of backend 'hf' runs mode {mode} with these settings, not {asked}"
         hint = "leave --mode out, or set method and model_id to what it means; --set recipe=NAME is another recipe"
@@ -143,7 +143,7 @@ def _fitted(draft: RunSpec, request: Request, machine: Machine) -> RunSpec:
 def _is_accelerated(draft: RunSpec, request: Request) -> bool:
     """Say whether accelerate starts the ranks, as the template does: for all but DDP in other precisions than FP8."""
     precision = draft.variant.precision if draft.variant else ""
-    values = {"precision": precision, **asked_values(draft, request)}
+    values = {"precision": precision, **requested_values(draft, request)}
     return values["strategy"] != "ddp" or str(values["precision"]).upper() == "FP8"
 
 

@@ -9,7 +9,7 @@ from madlite import Request, RunSpec, Scalar
 LORA, PRETRAIN = "HF_finetune_lora", "HF_pretrain"  # MAD's names of its own runs
 
 
-def asked_values(draft: RunSpec, request: Request) -> dict[str, Scalar]:
+def requested_values(draft: RunSpec, request: Request) -> dict[str, Scalar]:
     """Return a draft's settings with what card, tag and command put over them, as they were spelled."""
     given = request.card.recipe
     card: Mapping[str, Scalar] = given if isinstance(given, dict) else {}

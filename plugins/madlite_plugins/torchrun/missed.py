@@ -25,9 +25,9 @@ class Missed:
         self._raised = self._raised or "Error" in text or "Traceback" in text
         if _DIGIT.search(text):
             kinds = {found.lastindex or 0 for found in _WORDS.finditer(text)}
-            likeness = sum({1: 4, 2: 4, 3: 1}.get(kind, 0) for kind in kinds)
-            if likeness > max(self._likeness, 1):  # a word that is neither step nor loss says little
-                self._likeness, self._nearest = likeness, text.strip()[:_SHOWN]
+            similarity = sum({1: 4, 2: 4, 3: 1}.get(kind, 0) for kind in kinds)
+            if similarity > max(self._likeness, 1):  # a word that is neither step nor loss says little
+                self._likeness, self._nearest = similarity, text.strip()[:_SHOWN]
 
     def take(self, texts: Mapping[str, str], numbers: Mapping[str, float]) -> None:
         """Take what the groups of a line that matched held, and which of it were numbers."""
