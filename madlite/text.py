@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 # CSV as programs write it, with fields longer than the csv module reads by itself.
@@ -173,6 +173,22 @@ def _names(found: re.Match[str], name: str, at: int, *, within: bool = True) -> 
 
 
 # Text of workloads, cards and processes for one line of a terminal.
+
+
+def scalar_text(value: object) -> str:
+    """Return a value as text, booleans as `true` and `false`."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def align(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table: columns as wide as their longest cell, two blanks between them."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+
+
+def shortened(text: str, most: int) -> str:
+    """Return at most so many characters of a text, an ellipsis the last of a longer one."""
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def printable(text: str) -> str:

@@ -61,6 +61,11 @@ class _Entry(msgspec.Struct):
     runtimes: _Names = ""
 
 
+# fields that a Card has as they are written
+_UNCHANGED = (
+    *("dockercontext", "args", "multiple_results", "cred", "url", "owner", "training_precision"),
+    *("additional_docker_run_options", "is_deprecated", "backend", "recipe", "image"),
+)
 _LIST = "a list of texts, or one text with commas"
 _COUNT = 'text such as "8" or "-1", at most "1000000"'
 _EXPECTED = {
@@ -108,26 +113,15 @@ def make_card(entry: Json, where: str, at: str, root: Path, scope: str = "") -> 
         source=where,
         scope=scope or (folder if bare else ""),
         dockerfile=_from_root(written.dockerfile, scope),
-        dockercontext=written.dockercontext,
         scripts=_from_root(written.scripts, scope),
-        args=written.args,
         n_gpus=_gpu_count(written),
         tags=_split(written.tags),
         timeout_s=None if written.timeout == -1 else written.timeout,
-        multiple_results=written.multiple_results,
         data=_split(written.data),
-        cred=written.cred,
-        url=written.url,
-        owner=written.owner,
-        training_precision=written.training_precision,
         skip_gpu_arch=_split(written.skip_gpu_arch),
-        additional_docker_run_options=written.additional_docker_run_options,
-        is_deprecated=written.is_deprecated,
-        backend=written.backend,
-        recipe=written.recipe,
-        image=written.image,
         runtimes=_split(written.runtimes),
         extra={field: value for field, value in entry.items() if field not in KNOWN_FIELDS},
+        **{field: getattr(written, field) for field in _UNCHANGED},
     )
 
 

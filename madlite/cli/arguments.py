@@ -157,10 +157,11 @@ _FILE = click.Path(path_type=Path)
 MANIFEST = Path("build_manifest.json")  # the default
 COLUMNS = ("cause", "reason", "suspect", "run", "notes")  # record.rows.OWN_COLUMNS: a test holds them together
 
+OUTPUT = click.option(
+    "-o", "--output", type=_FILE, default=Path("perf.csv"), show_default=True, metavar="FILE", help="Results file."
+)
 RESULTS = (
-    click.option(
-        "-o", "--output", type=_FILE, default=Path("perf.csv"), show_default=True, metavar="FILE", help="Results file."
-    ),
+    OUTPUT,
     click.option("--strict-header", is_flag=True, help="Never add a column to perf.csv."),
     click.option(
         "--add-column",
@@ -211,20 +212,19 @@ _MADLITE_FIELDS = frozenset(("backend", "recipe", "image", "runtimes"))  # field
 _KEY = "madlite.contract"  # in what the contexts of one command line share
 
 
-def contract_option(function: F) -> F:
-    """Add --contract; `contract` returns the effective version."""
-    return click.option(
-        "--contract",
-        type=click.Choice([str(version) for version in _VERSIONS]),
-        expose_value=False,
-        callback=_note,
-        help=f"Be like this version of madengine where scripts look.  [${VARIABLE}; 2 under the name {_NAME}]",
-    )(function)
-
-
 def _note(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
     if value is not None:
         ctx.meta[_KEY] = int(value)
+
+
+contract_option = click.option(
+    "--contract",
+    type=click.Choice([str(version) for version in _VERSIONS]),
+    expose_value=False,
+    callback=_note,
+    help=f"Be like this version of madengine where scripts look.  [${VARIABLE}; 2 under the name {_NAME}]",
+)
+"""Add --contract; `contract` returns the effective version."""
 
 
 def contract() -> int:

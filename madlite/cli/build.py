@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from madlite.cli import setup
+from madlite.cli.arguments import SUMMARY
 from madlite.cli.format import duration
 from madlite.cli.options import (
     TagsCommand,
@@ -19,7 +20,6 @@ from madlite.cli.options import (
     context_options,
     live_option,
     registry_option,
-    summary_option,
     tag_words,
     tags_option,
 )
@@ -34,7 +34,6 @@ from madlite.text import printable
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
     from madlite.plan.context import Context, Options
-    from madlite.plan.images import BatchEntry
     from madlite.run.build_jobs import BuildInputs
 
 _FILE = click.Path(path_type=Path)
@@ -70,7 +69,7 @@ _EXCLUSIVE = (
 @click.option("--build-on-compute", is_flag=True, help="Build in a Slurm job; not there yet.")
 @registry_option
 @clean_cache_option
-@summary_option
+@SUMMARY
 @click.option(
     "-m",
     "--manifest-output",
@@ -91,13 +90,15 @@ def command(**params: Any) -> int:
     madlite run --manifest-file build_manifest.json
     """
     _refuse(params)
+    from madlite.plan.images import read_batch
     from madlite.results.locked import check_writable
 
     check_writable(params["manifest_output"], is_manifest)
     if params["summary_output"] is not None:
         check_writable(params["summary_output"])
     plugins = setup.load(params["no_plugins"], params["verbose"])
-    params["batch"] = _batch(params["batch_manifest"])
+    batch = params["batch_manifest"]  # which may be a pipe: it is read once
+    params["batch"] = read_batch(batch) if batch is not None else ()
     inputs = _inputs(plugins, params)
     jobs = _jobs(plugins, params, inputs)
     for text in dict.fromkeys(_outside(jobs)):
@@ -132,7 +133,8 @@ def _inputs(plugins: Plugins, params: dict[str, Any]) -> BuildInputs:
     target = find_target(context, machine, params["target_archs"])
     for note in target.notes if not params["use_image"] else ():
         setup.warn(note)
-    setup.copy_model_dir(plugins, _tags(params), params["cards_from"])
+    tags = [entry.model_name for entry in params["batch"]] or params["tags"]
+    setup.copy_model_dir(plugins, tags, params["cards_from"])
     return BuildInputs(
         options=options,
         target=target,
@@ -141,17 +143,6 @@ def _inputs(plugins: Plugins, params: dict[str, Any]) -> BuildInputs:
         registry=params["registry"],
         use_image=params["use_image"],
     )
-
-
-def _tags(params: dict[str, Any]) -> Sequence[str]:
-    return params["tags"] if params["batch_manifest"] is None else [entry.model_name for entry in params["batch"]]
-
-
-def _batch(file: Path | None) -> tuple[BatchEntry, ...]:
-    """Return the entries of a batch manifest; it may be a pipe, which is read once."""
-    from madlite.plan.images import read_batch
-
-    return read_batch(file) if file is not None else ()
 
 
 def _options(params: dict[str, Any]) -> Options:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from madlite.cli.arguments import contract, contract_option
+from madlite.cli.arguments import OUTPUT, contract, contract_option
 from madlite.cli.completion import complete_runs
 from madlite.cli.options import Command, verbose_option
 from madlite.cli.terminal import echo
@@ -24,15 +24,7 @@ _PATTERN = frozenset("*?[")
 
 @click.command("collect", cls=Command)
 @click.argument("run", nargs=-1, shell_complete=complete_runs)
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    default=Path("perf.csv"),
-    show_default=True,
-    metavar="FILE",
-    help="Results file.",
-)
+@OUTPUT
 @contract_option
 @verbose_option
 def command(run: tuple[str, ...], output: Path) -> int:

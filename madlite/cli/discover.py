@@ -15,6 +15,7 @@ from madlite.cli.options import TagsCommand, common_options, tag_words, tags_opt
 from madlite.cli.setup import cards_option
 from madlite.cli.terminal import printable_lines, without_secrets
 from madlite.model import Card, Json
+from madlite.text import align
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
@@ -122,9 +123,7 @@ def _table(cards: Iterable[tuple[Card, str]], plugins: Plugins, workspace: Path)
         owners = [card.backend] if card.backend else claimants(card, known, plugins, workspace)
         by = _runner(card, owners)
         rows.append((card.name, gpus, card.training_precision or "-", by, card.source, ",".join(card.tags)))
-    widths = [max(len(row[column]) for row in rows) for column in range(5)]
-    lines = [_line(row, widths) for row in rows]
-    return "\n".join([*lines, "1 model" if len(rows) == 2 else f"{len(rows) - 1} models"])
+    return "\n".join([*align(rows), "1 model" if len(rows) == 2 else f"{len(rows) - 1} models"])
 
 
 def _runner(card: Card, owners: Sequence[str]) -> str:
@@ -132,8 +131,3 @@ def _runner(card: Card, owners: Sequence[str]) -> str:
     if not owners:
         return "a MAD checkout" if card.scripts else "-"
     return card.scripts if list(owners) == ["script"] else "/".join(owners)
-
-
-def _line(row: Sequence[str], widths: Sequence[int]) -> str:
-    cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-    return "  ".join([*cells, row[-1]]).rstrip()

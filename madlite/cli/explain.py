@@ -20,6 +20,7 @@ from madlite.machine.peaks import find_peak
 from madlite.measure.compute import flops_per_token, trains_adapters
 from madlite.model import Architecture, ErrorScan, RunPlan, Secret, Value, Variant
 from madlite.plan.fields import targeted_rows
+from madlite.text import scalar_text
 
 if TYPE_CHECKING:
     from madlite.run.screen import Planned
@@ -66,7 +67,7 @@ def command(tag: tuple[str, ...], everything: bool, as_json: bool, **params: Any
     else:
         pairs = zip(planned, refused, strict=True)
         pages = [Explained(one.plan, _script(one), tuple(map(in_one_line, found))) for one, found in pairs]
-        echo(mask("\n\n".join(_pages(pages, everything))))
+        echo(mask("\n\n".join(map(full_page, pages) if everything else short_pages(pages))))
     setup.print_problems(plugins.problems)
     for text in warnings:
         echo(f"warning: {mask(text)}", err=True)
@@ -75,11 +76,6 @@ def command(tag: tuple[str, ...], everything: bool, as_json: bool, **params: Any
 
 def _script(one: Planned) -> str:
     return next((file.data.decode("utf-8", "replace") for file in one.files if file.path == "run.sh"), "")
-
-
-def _pages(explained: Sequence[Explained], everything: bool) -> list[str]:
-
-    return [full_page(one) for one in explained] if everything else list(short_pages(explained))
 
 
 # Rows of `explain` for a run's floating-point work: model shape, formula, peak.
@@ -214,7 +210,7 @@ def _image_rows(plan: RunPlan) -> Iterator[tuple[str, str, str]]:
 
 
 def _word(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value) if value != "" else '""'
+    return scalar_text(value) if value != "" else '""'
 
 
 # The pages of `explain`: of each card what decides its runs and what differs between them, or everything of each.

@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from madlite.machine.telemetry.summary import LEAST_SAMPLES, throttled_words
-from madlite.model import QUANTITIES, Metric, Quantity, Result, RunPlan, Status, Step, Study, Telemetry, Window
+from madlite.model import (
+    QUANTITIES,
+    Diagnosis,
+    Metric,
+    Quantity,
+    Result,
+    RunPlan,
+    Status,
+    Step,
+    Study,
+    Telemetry,
+    Window,
+)
 
 # Runs on the screen: one line each, with the reason of a failure.
 
@@ -198,9 +210,14 @@ def diagnosis_lines(plan: RunPlan, result: Result) -> Iterator[str]:
         yield f"> {line[:LONGEST]}"
     if found is None:
         return
-    whose = f"rank {found.rank}" if found.rank is not None else ""
-    if whose or found.where:
-        yield ", ".join(filter(None, (whose, found.where and f"at {found.where[:LONGEST]}")))
+    yield from place_and_hint(found)
+
+
+def place_and_hint(found: Diagnosis) -> Iterator[str]:
+    """Yield the rank and place of a failure, and a hint, as far as they are known."""
+    rank = f"rank {found.rank}" if found.rank is not None else ""
+    if rank or found.where:
+        yield ", ".join(filter(None, (rank, found.where and f"at {found.where[:LONGEST]}")))
     if found.hint:
         yield f"try: {found.hint}"
 

@@ -16,7 +16,7 @@ from msgspec.structs import asdict
 from madlite.cli import setup
 from madlite.cli.arguments import FAIL_ON_SUSPECT, run_of
 from madlite.cli.completion import complete_runs
-from madlite.cli.format import figures, mad_figures, status_text, suspect_lines
+from madlite.cli.format import LONGEST, figures, mad_figures, place_and_hint, status_text, suspect_lines
 from madlite.cli.options import Command, common_options, dir_option
 from madlite.cli.terminal import coloured, has_colour
 from madlite.errors import ExitCode, MadliteError
@@ -167,7 +167,6 @@ def secrets_in(reading: LogReading) -> tuple[str, ...]:
 
 # What a log shows, on a page for people.
 
-_LONGEST = 300  # characters of a line of the log
 _FIRST = ("steps", "seq_len", "micro_batch", "global_batch", "world_size")
 _PAIRS = 10
 
@@ -195,7 +194,7 @@ def _lines(reading: LogReading) -> Iterator[str]:
     if reading.summary:
         yield f"  the framework's own summary: {_pairs(reading.summary)}"
     for finding in verdict.findings:
-        yield f"  note: {finding[:_LONGEST]}"
+        yield f"  note: {finding[:LONGEST]}"
 
 
 def _outcome(reading: LogReading) -> Iterator[str]:
@@ -204,18 +203,12 @@ def _outcome(reading: LogReading) -> Iterator[str]:
     if verdict.status is Status.SUCCESS:
         result = _result(reading)
         yield f"  {status_text(verdict.status.value, verdict.suspect)}   {figures(result)}"
-        yield from (f"            {line[:_LONGEST]}" for line in suspect_lines(result))
+        yield from (f"            {line[:LONGEST]}" for line in suspect_lines(result))
     else:
         yield f"  {verdict.status.value}   [{found.cause if found else verdict.cause.value}] {verdict.reason}"
     if verdict.evidence:
-        yield f"            > {verdict.evidence[:_LONGEST]}"
-    if found is None:
-        return
-    whose = f"rank {found.rank}" if found.rank is not None else ""
-    if whose or found.where:
-        yield "            " + ", ".join(filter(None, (whose, found.where and f"at {found.where[:_LONGEST]}")))
-    if found.hint:
-        yield f"            try: {found.hint}"
+        yield f"            > {verdict.evidence[:LONGEST]}"
+    yield from (f"            {line}" for line in (place_and_hint(found) if found else ()))
 
 
 def _result(reading: LogReading) -> Result:
@@ -262,7 +255,7 @@ def _pairs(values: Mapping[str, str]) -> str:
     """Return the first few pairs of a mapping as text, common keys first."""
     names = [*(name for name in _FIRST if name in values), *(name for name in values if name not in _FIRST)]
     more = f" and {len(names) - _PAIRS} more (--json)" if len(names) > _PAIRS else ""
-    return " · ".join(f"{name} {values[name][:_LONGEST]}" for name in names[:_PAIRS]) + more
+    return " · ".join(f"{name} {values[name][:LONGEST]}" for name in names[:_PAIRS]) + more
 
 
 # What a log shows, as JSON for scripts; the steps come last, one a line, however many they are.

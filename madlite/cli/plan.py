@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec.structs import replace
 
 from madlite.cli import setup
 from madlite.cli.options import TagsCommand, common_options, frozen_options, tag_words, tags_option
@@ -15,7 +16,6 @@ from madlite.cli.setup import cards_option
 from madlite.cli.terminal import echo
 
 if TYPE_CHECKING:
-    from madlite.plan.context import Options
     from madlite.run.screen import Planned
 
 _NAME = Path("plan.json")
@@ -63,15 +63,9 @@ def command(**params: Any) -> int:
         setup.warn(text)
     named = _without_output(options.command)
     known = local_secret_sources(options)
-    texts = [saved_text(one, _replaced(options, named), plugins, known) for one in planned]
+    texts = [saved_text(one, replace(options, command=named), plugins, known) for one in planned]
     _write(planned, texts, params["plan_output"])
     return 0
-
-
-def _replaced(options: Options, command: tuple[str, ...]) -> Options:
-    from msgspec.structs import replace
-
-    return replace(options, command=command)
 
 
 def _without_output(words: Sequence[str]) -> tuple[str, ...]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -196,16 +196,12 @@ def plan_all(
 
 # `--check`: whether `madlite run` would start the plans, by its own checks and messages.
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def check_option(function: F) -> F:
-    """Add --check."""
-    return click.option(
-        "--check",
-        is_flag=True,
-        help="End with the exit code that run would: 4 where it refuses, 3 where a run cannot start (2: no image).",
-    )(function)
+check_option = click.option(
+    "--check",
+    is_flag=True,
+    help="End with the exit code that run would: 4 where it refuses, 3 where a run cannot start (2: no image).",
+)
+"""Add --check."""
 
 
 def check(

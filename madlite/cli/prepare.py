@@ -17,7 +17,7 @@ from madlite.cli.screens import PlainScreen, Sink
 from madlite.cli.setup import cards_option
 from madlite.run.prepare import Prepared
 from madlite.run.resolve import Requirement, Resolution
-from madlite.text import printable
+from madlite.text import align, printable
 
 if TYPE_CHECKING:
     from madlite.plan.context import Options
@@ -95,13 +95,9 @@ def table(found: Resolution) -> str:
     if not found.requirements:
         return "nothing is needed from elsewhere"
     rows = [_HEADS, *(_cells(one) for one in found.requirements)]
-    wide = [max(len(row[n]) for row in rows) for n in range(len(_HEADS) - 1)]
-    lines = ["  ".join([*(cell.ljust(size) for cell, size in zip(row, wide, strict=False)), row[-1]]) for row in rows]
     notes = [f"note: {one.what}: {printable(one.note)}" for one in found.requirements if one.note]
     missing = sum(one.missing for one in found.requirements)
-    return "\n".join(
-        [*(line.rstrip() for line in lines), *notes, *([f"to fetch: {size_text(missing)}"] if missing else [])]
-    )
+    return "\n".join([*align(rows), *notes, *([f"to fetch: {size_text(missing)}"] if missing else [])])
 
 
 def _cells(one: Requirement) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from madlite.cli.options import (
     batch_options,
     common_options,
     decides_plan,
+    live_option,
     plan_options,
     tag_words,
     tags_option,
@@ -58,7 +59,7 @@ if TYPE_CHECKING:
 )
 @click.option("--no-rows", is_flag=True, help="Leave the result in the run's folder, for `madlite collect`.")
 @click.option("-n", "--dry-run", is_flag=True, help="Print script and container request, and touch nothing.")
-@click.option("-l", "--live-output", is_flag=True, help="Show the workload's output too.")
+@live_option
 @click.option("--machine", default="", metavar="NxGPU", help="With --dry-run: pretend this machine, e.g. 8xMI300X.")
 @check_option
 @plan_options

@@ -15,7 +15,7 @@ from madlite.cli.format import duration, status_text
 from madlite.cli.options import TagsCommand, dir_option, tags_option, verbose_option
 from madlite.cli.terminal import echo, echo_status, without_secrets
 from madlite.errors import ExitCode
-from madlite.text import printable
+from madlite.text import printable, shortened
 
 if TYPE_CHECKING:
     from madlite.reports.runs import StoredRun
@@ -72,7 +72,7 @@ def command(
 
 
 def _words(run: StoredRun) -> tuple[str, ...]:
-    return tuple(_short(printable(text)) for text in _cells(run))
+    return tuple(shortened(printable(text), _LONGEST) for text in _cells(run))
 
 
 def _cells(run: StoredRun) -> Iterator[str]:
@@ -96,7 +96,3 @@ def _gpus(run: StoredRun) -> str:
     if run.n_gpus is None:
         return run.record.device or "-"
     return f"{run.n_gpus}x{run.record.device or 'GPU'}" if run.n_gpus else "cpu"
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"

@@ -6,9 +6,9 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
@@ -23,20 +23,16 @@ from madlite.plan.context import MACHINE_KEYS, Context, Options, read_context, u
 
 # The catalogue of a command line: the working folder's cards, plugins' own and those of `--cards-from`, madlite's.
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def cards_option(function: F) -> F:
-    """Add --cards-from, which $MADLITE_CARDS_FROM stands in for."""
-    return click.option(
-        "--cards-from",
-        type=click.Path(path_type=Path),
-        multiple=True,
-        envvar="MADLITE_CARDS_FROM",
-        show_envvar=True,
-        metavar="DIR",
-        help="Also the cards that a plugin makes of this folder, e.g. a Primus checkout. Repeatable.",
-    )(function)
+cards_option = click.option(
+    "--cards-from",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    envvar="MADLITE_CARDS_FROM",
+    show_envvar=True,
+    metavar="DIR",
+    help="Also the cards that a plugin makes of this folder, e.g. a Primus checkout. Repeatable.",
+)
+"""Add --cards-from, which $MADLITE_CARDS_FROM stands in for."""
 
 
 def make_catalog(
@@ -150,6 +146,13 @@ def _check_tags(plugins: Plugins, values: Sequence[str], source: Path, here: Pat
         select(catalog, tags)
 
 
+# options of the command line that `Options` has under the same name
+_SAME_NAME = (
+    *("runtime", "image", "backend", "keep_alive", "keep_model_dir", "skip_model_run", "clean_docker_cache"),
+    *("strict_header", "ignore_deprecated", "disable_skip_gpu_arch", "lint"),
+)
+
+
 def make_options(params: dict[str, Any], touch: bool = False) -> Options:
     """Return the options of a command line; `touch` as in `find_workspace`.
 
@@ -161,23 +164,13 @@ def make_options(params: dict[str, Any], touch: bool = False) -> Options:
         workspace=workspace,
         output=output,
         output_target=Path(os.path.realpath(output)),
-        runtime=params["runtime"],
-        image=params["image"],
-        backend=params["backend"],
         timeout_s=_timeout_s(params["timeout"]),
         named=tuple(named_values(params)),
         sets=tuple(map(_key_value, params["sets"])),
         live_output=bool(params.get("live_output")),
-        keep_alive=params["keep_alive"],
-        keep_model_dir=params["keep_model_dir"],
-        skip_model_run=params["skip_model_run"],
-        clean_docker_cache=params["clean_docker_cache"],
-        strict_header=params["strict_header"],
         rows=not params.get("no_rows"),
         result_file=params.get("plan_file") is not None,
         columns=tuple(dict.fromkeys(params.get("add_column") or ())),
-        ignore_deprecated=params["ignore_deprecated"],
-        disable_skip_gpu_arch=params["disable_skip_gpu_arch"],
         environ=dict(os.environ),
         python=sys.executable,
         user=(os.getuid(), os.getgid()),
@@ -187,8 +180,8 @@ def make_options(params: dict[str, Any], touch: bool = False) -> Options:
         mirror=str(params.get("force_mirror_local") or ""),
         registry=params.get("registry") or "",
         contract=contract(),
-        lint=params["lint"],
         command=command_words(),
+        **{name: params[name] for name in _SAME_NAME},
     )
 
 

@@ -23,9 +23,10 @@ from madlite.cli.format import (
 from madlite.cli.options import Command, dir_option, verbose_option
 from madlite.cli.terminal import echo_status, without_secrets
 from madlite.errors import ExitCode
-from madlite.model import Json, Status
+from madlite.model import Status
 from madlite.reports.runs import CUT_OFF, RUNNING, UNREADABLE, StoredRun
 from madlite.results.record import Record, result_of
+from madlite.text import scalar_text
 from madlite.workspace.folder import CLEANED
 
 
@@ -139,15 +140,12 @@ def _ran(record: Record) -> Iterator[tuple[str, str]]:
 
 
 def _values(record: Record) -> Iterator[tuple[str, str]]:
-    variant = record.variant
-    values: dict[str, Json] = {}
-    if variant is not None:
-        values = {f"variant.{name}": getattr(variant, name) for name in variant.__struct_fields__}
-    values |= {f"settings.{name}": value for name, value in record.settings.items()}
-    for key, value in values.items():
+    from madlite.reports.reproduce import dotted_values
+
+    for key, value in dotted_values(record).items():
         if value not in (None, ""):
             origin = record.origins.get(key, "")
-            text = str(value).lower() if isinstance(value, bool) else str(value)
+            text = scalar_text(value)
             yield key.partition(".")[2], f"{text}   <- {origin}" if origin else text
 
 

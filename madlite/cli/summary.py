@@ -64,7 +64,8 @@ def full_summary(
 
 def suspect_runs(planned: Sequence[Planned], outcome: RunOutcome) -> tuple[str, ...]:
     """Return the cards of the runs whose success is suspect, in order."""
-    return tuple(plan.card.name for plan, result in _ended(planned, outcome) if _is_suspect(result))
+    ended = _ended(planned, outcome)
+    return tuple(plan.card.name for plan, result in ended if result.status is Status.SUCCESS and result.suspect)
 
 
 def write_summary(path: Path, summary: dict[str, Json], secrets: Iterable[str]) -> None:
@@ -110,10 +111,6 @@ def remove_entries(folder: Path) -> None:
             (folder / name).unlink(missing_ok=True)
         except OSError as error:
             raise RuntimeProblem(f"--cleanup-perf: {folder / name} stays: {error.strerror or error}") from error
-
-
-def _is_suspect(result: Result) -> bool:
-    return result.status is Status.SUCCESS and bool(result.suspect)
 
 
 def _ended(planned: Sequence[Planned], outcome: RunOutcome) -> Iterator[tuple[RunPlan, Result]]:

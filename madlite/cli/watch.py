@@ -14,7 +14,7 @@ from madlite.cli.format import duration, speed_text, status_text, study_text
 from madlite.cli.options import Command, dir_option, verbose_option
 from madlite.cli.terminal import echo, echo_status, without_secrets
 from madlite.errors import ExitCode
-from madlite.text import printable
+from madlite.text import align, printable, shortened
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -116,9 +116,8 @@ def _print(runs: Iterable[WatchedRun], as_json: bool) -> None:
             echo(_json(one))
         return
     rows = [_HEAD, *map(_cells, runs)] if runs else []
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))] if rows else []
-    for row in rows:
-        echo_status("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    for line in align(rows):
+        echo_status(line)
 
 
 def _json(one: WatchedRun) -> str:
@@ -169,7 +168,7 @@ def _cells(one: WatchedRun) -> tuple[str, ...]:
     elapsed = "-" if one.elapsed_s is None else duration(one.elapsed_s)
     left = duration(progress.left_s) if _is_running(one) and progress.left_s is not None else "-"
     cells = (_short_id(one.id), card or "-", _state(one), step, one.number or speed, loss, elapsed, left)
-    return tuple(_short(printable(without_secrets(cell))) for cell in cells)
+    return tuple(shortened(printable(without_secrets(cell)), _LONGEST) for cell in cells)
 
 
 def _short_id(run_id: str) -> str:
@@ -182,7 +181,3 @@ def _state(one: WatchedRun) -> str:
         return status_text(one.state, ("suspect",) if one.suspect else ()) + (f" [{one.cause}]" if one.cause else "")
     progress = one.progress
     return progress.state + (f": {progress.doing}" if progress.doing and progress.doing != progress.state else "")
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"

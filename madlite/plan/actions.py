@@ -16,7 +16,7 @@ from madlite.files import exists, wrong_key
 from madlite.model import Action, Card, EnvValue, ErrorScan, RunPlan, RunSpec, Secret
 from madlite.plan.context import Context, Options, ScanKeys, Script
 from madlite.plan.inputs import RunInputs
-from madlite.plan.tools import COMMON, ScriptCall, Toolset, find_script, read_tools, stack
+from madlite.plan.tools import COMMON, ScriptCall, Toolset, find_scripts, read_tools, stack
 from madlite.plan.values import as_bool
 from madlite.secrets import shaped, split_userinfo
 
@@ -226,15 +226,12 @@ def list_tools(bundled: Path) -> tuple[str, ...]:
 def _calls(
     key: str, scripts: Iterable[Script], context: Context, workspace: Path, bundled: Path
 ) -> tuple[ScriptCall, ...]:
-    found: list[ScriptCall] = []
-    for script in scripts:
-        calls = find_script(script.path, str(script.args), workspace, bundled)
-        if calls is None:
-            where = context.origins.get(key, "context")
-            what = f"{where}: {key} names {script.path}, which is not in {workspace}"
-            raise UsageProblem(what, "paths are relative to the working folder")
-        found += calls
-    return tuple(found)
+    def missing(path: str) -> UsageProblem:
+        where = context.origins.get(key, "context")
+        what = f"{where}: {key} names {path}, which is not in {workspace}"
+        return UsageProblem(what, "paths are relative to the working folder")
+
+    return find_scripts(scripts, workspace, bundled, missing)
 
 
 # Which text in a script's output makes a run with a result a FAILURE: madengine 2's keys and defaults.

@@ -169,7 +169,7 @@ def _parts(inputs: RunInputs) -> _PlanParts:
         spec.variant,
         spec.settings,
         _layers(inputs),
-        _origin(inputs),
+        spec.origin or f"backend {inputs.backend}",
         spec.chosen,
         inputs.foreign_settings,
         _ARGUMENTS if spec.tag_args else "",
@@ -206,10 +206,6 @@ def _with_args(inputs: RunInputs, resolved: Resolved) -> RunInputs:
     known = replace(inputs.context.keys, model_args=args)
     origins = {**inputs.context.origins, "model_args": resolved.origins["args"]}
     return replace(inputs, args=args, context=replace(inputs.context, keys=known, origins=origins))
-
-
-def _origin(inputs: RunInputs) -> str:
-    return inputs.spec.origin or f"backend {inputs.backend}"
 
 
 def _plan(inputs: RunInputs, parts: _PlanParts) -> RunPlan:

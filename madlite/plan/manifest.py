@@ -79,6 +79,12 @@ class _Image(msgspec.Struct):
     local_image: bool | str | None = None
 
 
+_TEXTS = (
+    *("dockerfile", "base_docker", "docker_sha", "build_command", "log_file", "gpu_vendor", "gpu_architecture"),
+    *("registry", "registry_image", "push_error"),
+)
+
+
 class _Failed(msgspec.Struct):
     model: str
     error: str = ""
@@ -134,18 +140,9 @@ def _image(key: str, image: _Image, found: _ManifestFile, file: Path, root: Path
     return BuiltImage(
         request=_request(entry, f"$.built_models[{key!r}]", file, root),
         docker_image=key if image.docker_image is None else image.docker_image,
-        dockerfile=image.dockerfile or "",
-        base_docker=image.base_docker or "",
-        docker_sha=image.docker_sha or "",
         build_duration_s=image.build_duration or None,
-        build_command=image.build_command or "",
-        log_file=image.log_file or "",
-        gpu_vendor=image.gpu_vendor or "",
-        gpu_architecture=image.gpu_architecture or "",
-        registry=image.registry or "",
-        registry_image=image.registry_image or "",
-        push_error=image.push_error or "",
         local_image=bool(image.local_image),
+        **{name: getattr(image, name) or "" for name in _TEXTS},
     )
 
 
@@ -173,7 +170,7 @@ def _request(entry: dict[str, Json], at: str, file: Path, root: Path) -> Request
 
 def _refuse_masked(entry: dict[str, Json], file: Path) -> None:
     """Refuse to run a card with `***` for a secret."""
-    for text in _texts(entry):
+    for _, text in json_texts(entry):
         if MASK.decode() in text:
             raise UsageProblem(
                 f"{file}: card '{entry.get('name')}' spelled out a secret, which the manifest does not hold: {text}",
@@ -181,12 +178,16 @@ def _refuse_masked(entry: dict[str, Json], file: Path) -> None:
             )
 
 
-def _texts(value: Json) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict | list):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _texts(item)
+def json_texts(tree: Json, place: str = "") -> Iterator[tuple[str, str]]:
+    """Yield every text value of a JSON tree with its dotted place."""
+    if isinstance(tree, str):
+        yield place or "it", tree
+    elif isinstance(tree, Mapping):
+        for key, value in tree.items():
+            yield from json_texts(value, f"{place}.{key}" if place else str(key))
+    elif isinstance(tree, (list, tuple)):
+        for n, value in enumerate(tree):
+            yield from json_texts(value, f"{place}[{n}]")
 
 
 def card_entry(request: Request, args: str) -> dict[str, Json]:

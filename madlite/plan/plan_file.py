@@ -19,7 +19,7 @@ from madlite.errors import UsageProblem, did_you_mean
 from madlite.files import read_json, wrong_key
 from madlite.model import EnvValue, Json, RunPlan, Secret, Value
 from madlite.plan.inputs import RUNS
-from madlite.plan.manifest import mask_json
+from madlite.plan.manifest import json_texts, mask_json
 from madlite.secrets import Redactor, assigned, is_secret_name
 
 # Secrets of a plan as a plan file has them: each by the name of the variable that is read at the run.
@@ -135,7 +135,7 @@ def refuse_plaintext_secrets(plan: RunPlan, tree: Json, known: Mapping[str, str]
     texts += [text for name, text in known.items() if is_secret_name(name)]
     long = tuple(dict.fromkeys(text for text in texts if len(text) >= _LONG))
     spelling = (place for place, text in _user_texts(plan) if any(map(_is_literal, assigned((text,)))))
-    holding = (place for place, text in _texts(tree, "") if any(one in text for one in long))
+    holding = (place for place, text in json_texts(tree) if any(one in text for one in long))
     if (place := next(spelling, None) or next(holding, None)) is not None:
         raise UsageProblem(
             f"card '{plan.card.name}': {place} spells out a secret, and a plan file has names of secrets alone",
@@ -146,18 +146,6 @@ def refuse_plaintext_secrets(plan: RunPlan, tree: Json, known: Mapping[str, str]
 def _is_literal(spelled: str) -> bool:
     """Return whether the text is a literal secret, and not a shell variable."""
     return not spelled.startswith("$")
-
-
-def _texts(tree: Json, place: str) -> Iterator[tuple[str, str]]:
-    """Yield every text of a plan file with its dotted place."""
-    if isinstance(tree, str):
-        yield place or "it", tree
-    elif isinstance(tree, Mapping):
-        for key, value in tree.items():
-            yield from _texts(value, f"{place}.{key}" if place else str(key))
-    elif isinstance(tree, (list, tuple)):
-        for n, value in enumerate(tree):
-            yield from _texts(value, f"{place}[{n}]")
 
 
 def _user_texts(plan: RunPlan) -> Iterator[tuple[str, str]]:
@@ -309,13 +297,9 @@ def _check_version(tree: Json, where: str) -> None:
     if not isinstance(version, int) or isinstance(version, bool) or not isinstance(tree.get("plan"), dict):
         raise UsageProblem(f"{where} is no plan of madlite: it has no 'version' with a 'plan'", _HINT)
     if version != VERSION:
-        age = "newer" if version > VERSION else "older"
-        what = f"{where} is of version {version}, of {_article(age)} madlite ({tree.get('madlite') or 'unknown'})"
+        age = "a newer" if version > VERSION else "an older"
+        what = f"{where} is of version {version}, of {age} madlite ({tree.get('madlite') or 'unknown'})"
         raise UsageProblem(f"{what}; this one reads version {VERSION}", _HINT)
-
-
-def _article(age: str) -> str:
-    return f"an {age}" if age[0] in "aeiou" else f"a {age}"
 
 
 def _names(tree: dict[str, Any]) -> dict[str, list[str]]:

@@ -19,6 +19,7 @@ from madlite.errors import UsageProblem
 from madlite.files import exists, read_bytes, read_text
 from madlite.model import FileTemplate, RunPlan, Scalar, Value
 from madlite.secrets import mask_values
+from madlite.text import scalar_text
 
 if TYPE_CHECKING:
     import jinja2
@@ -101,15 +102,13 @@ def _load(name: str, search: tuple[Path, ...]) -> tuple[str, str, Callable[[], b
 
 def quote_shell(value: object) -> str:
     """Return a value as one shell word; booleans as `true` and `false`."""
-    return shlex.quote(str(value).lower() if isinstance(value, bool) else str(value))
+    return shlex.quote(scalar_text(value))
 
 
 def write_toml(value: object) -> str:
     """Return a value as TOML 1.0 writes it (https://toml.io/en/v1.0.0): text as a basic string, lists in brackets."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, (int, float)):
-        return str(value)
+    if isinstance(value, (bool, int, float)):
+        return scalar_text(value)
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(write_toml, value))}]"
     return json.dumps(str(value)).replace("\x7f", "\\u007f")

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -98,9 +99,10 @@ def stack(asked: Iterable[Tool], table: Mapping[str, ToolEntry], workspace: Path
         command = _with_helpers(entry.cmd if tool.cmd is None else tool.cmd, where, workspace, bundled).strip()
         if command and command not in commands:
             commands.insert(0, command)
+        missing = partial(_missing, where, workspace=workspace)
         tools = Toolset(
-            pre=(*_calls(entry.pre_scripts, where, workspace, bundled), *tools.pre),
-            post=(*tools.post, *_calls(entry.post_scripts, where, workspace, bundled)),
+            pre=(*find_scripts(entry.pre_scripts, workspace, bundled, missing), *tools.pre),
+            post=(*tools.post, *find_scripts(entry.post_scripts, workspace, bundled, missing)),
             env={**tools.env, **_variables({**entry.env_vars, **tool.env_vars}, where)},
         )
     return msgspec.structs.replace(tools, command=" ".join(commands))
@@ -151,12 +153,19 @@ def _find(name: str, table: Mapping[str, ToolEntry]) -> ToolEntry:
     raise UsageProblem(f"there is no tool '{name}'", one_hint(did_you_mean(name, table, most=1), hint))
 
 
-def _calls(scripts: Sequence[Script], where: str, workspace: Path, bundled: Path) -> tuple[ScriptCall, ...]:
+def find_scripts(
+    scripts: Iterable[Script], workspace: Path, bundled: Path, missing: Callable[[str], UsageProblem]
+) -> tuple[ScriptCall, ...]:
+    """Return how to run each script as `find_script` does.
+
+    Raises:
+        UsageProblem: `missing` of a script that is not there.
+    """
     found: list[ScriptCall] = []
     for script in scripts:
         calls = find_script(script.path, str(script.args), workspace, bundled)
         if calls is None:
-            raise _missing(where, script.path, workspace)
+            raise missing(script.path)
         found += calls
     return tuple(found)
 

@@ -11,6 +11,7 @@ import msgspec
 from madlite.errors import UsageProblem, did_you_mean, one_hint
 from madlite.model import Scalar, Value, Variant
 from madlite.plan.fields import ALIASES, BY_KEY, PLAN_KEYS, VARIANT_KEYS, Size, as_size
+from madlite.text import scalar_text
 
 _WHOLE_NUMBER = re.compile(r"[-+]?[0-9]{1,18}")  # more is a slip, and more than programs count in
 VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
@@ -41,9 +42,7 @@ def requested_values(layers: Iterable[Layer]) -> dict[str, str]:
     Spellings are those that `resolve` takes: `variant.release`, `PRECISION`, `recipe-device`, `batch_size`.
     """
     return {
-        canonical_key(given): str(value).lower() if isinstance(value, bool) else str(value).strip()
-        for layer in layers
-        for given, value in layer.values.items()
+        canonical_key(given): scalar_text(value).strip() for layer in layers for given, value in layer.values.items()
     }
 
 

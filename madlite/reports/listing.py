@@ -9,14 +9,13 @@ from madlite.model import Cause, Json, Status
 from madlite.reports.documents import escape_formula
 from madlite.reports.runs import CUT_OFF, RUNNING, UNREADABLE, StoredRun
 from madlite.results.header import csv_line
-from madlite.text import printable
+from madlite.text import align, printable
 
 COLUMNS = (
     *("id", "when", "card", "status", "cause", "performance", "metric", "suspect", "duration_s", "doubt"),
     *("backend", "mode", "precision", "gpu", "n_gpus", "batch", "study"),
 )
 _HEAD = ("ID", "WHEN (UTC)", "CARD", "BACKEND", "MODE", "PRECISION", "GPU", "STATUS", "NUMBER", "TOOK")
-STATUS = _HEAD.index("STATUS")
 SUSPECT = "suspect"  # `--status` of a success whose number is suspect
 NOT_COLLECTED = "not collected"  # and of a run whose result waits for `madlite collect`
 STATES = ("success", SUSPECT, "failure", "skipped", "not-collected", "running", "cut-off", "unreadable")
@@ -88,11 +87,9 @@ def as_csv(runs: Iterable[StoredRun]) -> Iterator[str]:
 def as_table(runs: Sequence[StoredRun], words: Iterable[tuple[str, ...]]) -> Iterator[tuple[str, int]]:
     """Yield the lines of a table, and where in them the status stands: of each run what the words say after its id."""
     rows = [_HEAD, *((run.folder.name, *more) for run, more in zip(runs, words, strict=True))]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD) - 1)]
-    place = sum(widths[:STATUS]) + 2 * STATUS
-    for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-        yield "  ".join([*cells, row[-1]]).rstrip(), place
+    head, *lines = align(rows)
+    place = head.index("STATUS")
+    yield from ((line, place) for line in (head, *lines))
 
 
 def problems(runs: Iterable[StoredRun]) -> Iterator[str]:

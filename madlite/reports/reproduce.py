@@ -15,6 +15,7 @@ from madlite.plan.values import canonical_key
 from madlite.results.record import Record
 from madlite.safe_read import digest_of
 from madlite.secrets import MASK
+from madlite.text import scalar_text
 from madlite.workspace.folder import CONTEXT
 
 _BUILT = "ci-"  # what the names of images begin with that are built from a card's Dockerfile
@@ -83,6 +84,13 @@ def _tag(record: Record) -> str:
     return ":".join((record.card, *parts))
 
 
+def dotted_values(record: Record) -> dict[str, Scalar | None]:
+    """Return the values of a run's variant and settings by their dotted names."""
+    variant = record.variant
+    values = {f"variant.{name}": getattr(variant, name) for name in variant.__struct_fields__} if variant else {}
+    return {**values, **{f"settings.{name}": value for name, value in record.settings.items()}}
+
+
 def _pins(record: Record) -> Iterator[tuple[str, str]]:
     """Yield what a rendered run was made with: what its recipe was chosen by, and what was given beside it.
 
@@ -91,18 +99,13 @@ def _pins(record: Record) -> Iterator[tuple[str, str]]:
     """
     if not record.rendered:
         return
-    variant = record.variant
-    values: dict[str, Scalar | None] = {}
-    if variant is not None:
-        values = {f"variant.{name}": getattr(variant, name) for name in variant.__struct_fields__}
-    values |= {f"settings.{name}": value for name, value in record.settings.items()}
-    for key, value in values.items():
+    for key, value in dotted_values(record).items():
         name = key.partition(".")[2]
         given = not record.origins.get(key, "").startswith(("recipe", "backend"))
         old = value not in (None, "") and record.madlite != __version__ and name != "model"
         chosen = value not in (None, "") and key in _CHOSEN_BY
         if value is not None and name != "recipe" and (given or old or chosen):
-            yield name, _text(value)
+            yield name, scalar_text(value)
 
 
 def _own_sets(record: Record, options: CommandOptions) -> Iterator[tuple[str, str]]:
@@ -112,10 +115,6 @@ def _own_sets(record: Record, options: CommandOptions) -> Iterator[tuple[str, st
         key = canonical_key(given)
         if key.startswith("env.") or (key in PLAN_KEYS and key not in ("image", "timeout_s", "args")):
             yield key, value
-
-
-def _text(value: Scalar) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _option(name: str, value: str) -> tuple[str, ...]:
@@ -133,8 +132,7 @@ def _image(record: Record) -> str:
 
 def _context(record: Record, folder: Path) -> Iterator[str]:
     """Yield the context that the run's folder keeps, and the args that its script was called with, or rendered with."""
-    options = (folder / CONTEXT).is_file()
-    if options:
+    if (folder / CONTEXT).is_file():
         yield from ("--additional-context-file", f"{RUNS}/{folder.name}/{CONTEXT}")
     origin = record.origins.get("args", "")
     if record.rendered and (origin == "--set" or (record.args and origin == "card, tag")):  # and so the row has them

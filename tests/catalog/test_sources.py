@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from madlite.catalog.cards import Catalog
-from madlite.catalog.select import tag_names, select
+from madlite.catalog.select import select, tag_names
 from madlite.catalog.sources import load_catalog
 from madlite.errors import CatalogError
 from madlite.model import Problem, TreeCards

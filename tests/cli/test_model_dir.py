@@ -288,7 +288,7 @@ def test_a_full_disk_leaves_what_was_there_and_no_half_of_a_file(
 
     monkeypatch.setattr("madlite.safe_read.write_all", full)
     assert copy_model_dir(elsewhere, here, "runs") == 0
-    assert "run.sh is not brought from MODEL_DIR: No space left on device" in caplog.text
+    assert "run.sh is not copied from MODEL_DIR: No space left on device" in caplog.text
     assert tree(here / "scripts") == {"toy/run.sh": "echo mine\n"}
 
 
@@ -311,7 +311,7 @@ def test_nothing_is_brought_through_a_folder_that_became_a_link(
             copy_model_dir(elsewhere, here, "runs")
     else:
         copy_model_dir(elsewhere, here, "runs")
-        assert f"is not brought from MODEL_DIR: a link is in the place of {Path(place).name}" in caplog.text
+        assert f"is not copied from MODEL_DIR: a link is in the place of {Path(place).name}" in caplog.text
         assert "toy" in (here / "models.json").read_text()
     assert tree(victim) == {"file": "own"} and len(list(victim.iterdir())) == 1
 
@@ -351,5 +351,5 @@ def test_what_is_no_file_to_copy_is_told_and_the_rest_comes(
         with odd.open("wb") as file:
             file.truncate(1 << 43)
     assert copy_model_dir(elsewhere, here, "runs") == 3
-    assert "odd is not brought from MODEL_DIR: it is " in caplog.text
+    assert "odd is not copied from MODEL_DIR: it is " in caplog.text
     assert sorted(path.name for path in (here / "scripts/toy").iterdir()) == ["configs", "run.sh"]
