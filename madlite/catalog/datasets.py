@@ -68,11 +68,11 @@ def _providers(entry: Json, where: str) -> dict[str, Provider]:
 
 
 def _provider(name: str, entry: Json, where: str) -> Provider:
-    known = dict(entry) if isinstance(entry, dict) else {}
-    if isinstance(known.get("readwrite"), bool):
-        known["readwrite"] = str(known["readwrite"]).lower()
+    table = dict(entry) if isinstance(entry, dict) else {}
+    if isinstance(table.get("readwrite"), bool):
+        table["readwrite"] = str(table["readwrite"]).lower()
     try:
-        provider = msgspec.convert(known if isinstance(entry, dict) else entry, Provider)
+        provider = msgspec.convert(table if isinstance(entry, dict) else entry, Provider)
     except msgspec.ValidationError as error:
         raise UsageProblem(f"{where}, provider {name}: {wrong_key(error)[1]}") from None
     if name == "local" and provider.mirrorlocal:

@@ -133,7 +133,7 @@ def _is_in(module: ModuleType, folders: list[str]) -> bool:
 def _stdout_on_stderr() -> Iterator[None]:
     """Send prints, and what started programs print, to standard error: ours may be read by a program."""
     try:
-        kept = os.dup(1)
+        saved = os.dup(1)
     except OSError:  # closed
         yield
         return
@@ -144,8 +144,8 @@ def _stdout_on_stderr() -> Iterator[None]:
             yield
     finally:
         sys.stdout.flush()  # what was written past the redirection
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(saved, 1)
+        os.close(saved)
 
 
 def read_dynamic(file: Path, where: str, root: Path, scope: str) -> tuple[FoundCard | Problem, ...]:

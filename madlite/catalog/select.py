@@ -162,13 +162,13 @@ def _left_out(catalog: Catalog) -> str:
 
 
 def _did_you_mean(catalog: Catalog, tag: str, *, several: bool) -> str:
-    known = {text.lower(): text for card in catalog.cards for text in (*card.tags, card.name)}
-    return did_you_mean(_head(tag), known.values(), most=_MOST, after=f" for {tag!r}" if several else "")
+    names = {text.lower(): text for card in catalog.cards for text in (*card.tags, card.name)}
+    return did_you_mean(_head(tag), names.values(), most=_MOST, after=f" for {tag!r}" if several else "")
 
 
 def _known_tag_in(catalog: Catalog, tag: str) -> str:
     """Return the longest tag of a card that what the user typed contains, to list its neighbours by."""
-    inside = {known for card in catalog.cards for known in card.tags if known.lower() in _head(tag)}
+    inside = {names for card in catalog.cards for names in card.tags if names.lower() in _head(tag)}
     return max(sorted(inside), key=len, default="")
 
 

@@ -97,9 +97,9 @@ def _named(name: str, here: Path) -> Iterator[Path]:
         name = path.name
     elif "/" in name:
         raise UsageProblem(f"{name} is no run of {here}", f"cd to the folder that has its {RUNS}, and collect there")
-    known = run_names(runs)
-    if name not in known and _PATTERN & set(name):
-        matching = fnmatch.filter(known, name)
+    names = run_names(runs)
+    if name not in names and _PATTERN & set(name):
+        matching = fnmatch.filter(names, name)
         if not matching:
             raise UsageProblem(f"no run is like '{name}'", "madlite runs lists them")
         yield from (runs / one for one in matching)

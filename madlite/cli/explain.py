@@ -154,8 +154,8 @@ def plan_rows(plan: RunPlan) -> Iterator[tuple[str, str, str]]:
     for use in plan.data:
         yield f"data {use.name}", f"{use.provider}, in {use.home}", "data.json"
     for mount in plan.mounts:
-        asked = any(use.home == mount.target for use in plan.data)
-        origin = "data.json" if asked else origins.get("docker_mounts", "context")
+        is_data = any(use.home == mount.target for use in plan.data)
+        origin = "data.json" if is_data else origins.get("docker_mounts", "context")
         yield f"mount {mount.target}", mount.source, origins.get(f"mount {mount.target}", origin)
 
 

@@ -114,7 +114,7 @@ def mad_figures(result: Result) -> str:
     return ", ".join(f"{metric.text} {metric.metric}" for metric in result.metrics[:-1])
 
 
-def kept(plan: RunPlan, result: Result) -> list[str]:
+def retained(plan: RunPlan, result: Result) -> list[str]:
     """Return what a run with --keep-alive or --keep-model-dir left in place, and how to open or remove it."""
     if plan.blocked is not None:
         return []
@@ -187,13 +187,13 @@ def all_telemetry_lines(result: Result) -> Iterator[str]:
 
 def _gpu_line(found: Telemetry) -> Iterator[str]:
     over = " over the whole run" if found.over == "run" else ""
-    said = [] if found.power_w is None else [f"power {found.power_w:,.0f} W/GPU{over}"]
-    said += [] if found.tokens_per_joule is None else [f"{_three_digits(found.tokens_per_joule)} tokens/J"]
-    said += [throttled] if (throttled := throttled_words(found)) else []
-    if said and found.samples < FEW_SAMPLES:
-        said.append(f"{found.samples} sample" + "s" * (found.samples > 1))
-    if said:
-        yield ", ".join(said)
+    parts = [] if found.power_w is None else [f"power {found.power_w:,.0f} W/GPU{over}"]
+    parts += [] if found.tokens_per_joule is None else [f"{_three_digits(found.tokens_per_joule)} tokens/J"]
+    parts += [throttled] if (throttled := throttled_words(found)) else []
+    if parts and found.samples < FEW_SAMPLES:
+        parts.append(f"{found.samples} sample" + "s" * (found.samples > 1))
+    if parts:
+        yield ", ".join(parts)
 
 
 def _three_digits(value: float) -> str:

@@ -62,15 +62,15 @@ def command(**params: Any) -> int:
     for text in warnings:
         setup.warn(text)
     named = _without_output(options.command)
-    known = local_secret_sources(options)
-    texts = [saved_text(one, replace(options, command=named), plugins, known) for one in planned]
+    sources = local_secret_sources(options)
+    texts = [saved_text(one, replace(options, command=named), plugins, sources) for one in planned]
     _write(planned, texts, params["plan_output"])
     return 0
 
 
 def _without_output(words: Sequence[str]) -> tuple[str, ...]:
     """Return the words of this command line as those of the `run` that it plans: without where the plan goes."""
-    kept: list[str] = []
+    run_words: list[str] = []
     skip = False
     for word in words:
         if skip:
@@ -78,8 +78,8 @@ def _without_output(words: Sequence[str]) -> tuple[str, ...]:
         elif word == "-o" or (word.startswith("--o") and "--output".startswith(word)):
             skip = True
         elif not (re.match(r"-o[^-]", word) or re.match(r"--ou?t?p?u?t?=", word)):
-            kept.append(word)
-    return ("run", *kept[1:]) if kept else ()
+            run_words.append(word)
+    return ("run", *run_words[1:]) if run_words else ()
 
 
 def _write(planned: Sequence[Planned], texts: Sequence[str], output: str) -> None:

@@ -223,8 +223,8 @@ def check(
     from madlite.run.checks import keep_refused
 
     check_start(planned, options, pretended=bool(params["machine"]))
-    kept = keep_refused(planned, refused, plugins)
-    blocked = [(one.plan.id, one.plan.blocked) for one in kept if one.plan.blocked is not None]
+    checked = keep_refused(planned, refused, plugins)
+    blocked = [(one.plan.id, one.plan.blocked) for one in checked if one.plan.blocked is not None]
     return int(exit_code(Result(plan_id=name, status=one.status, cause=one.cause) for name, one in blocked))
 
 

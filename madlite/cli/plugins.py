@@ -35,10 +35,10 @@ def command(hooks: bool, as_json: bool, no_plugins: bool, verbose: bool) -> int:
     for plugin in plugins.loaded.values():
         origin = "built in" if plugin.built_in else f"{plugin.distribution} {plugin.version}"
         echo(f"{plugin.name}  ({origin})")
-        brought = [name for name, owner in backends.items() if owner == plugin.name]
+        own = [name for name, owner in backends.items() if owner == plugin.name]
         echo(f"    hooks     {', '.join(plugin.hooks) or 'none'}")
-        if brought:
-            echo(f"    backends  {', '.join(brought)}")
+        if own:
+            echo(f"    backends  {', '.join(own)}")
         if run_on := [name for name, owner in runtimes.items() if owner == plugin.name]:
             echo(f"    runtimes  {', '.join(run_on)}")
         if plugin.name in references:

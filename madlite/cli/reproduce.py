@@ -67,7 +67,7 @@ def command(run: str, rerun: bool, without_secrets: bool, directory: Path) -> in
     if found.missing and not without_secrets:
         raise _unknown(folder.name, found.missing)
     os.chdir(runs.parent)
-    secrets = [word for name in found.known for word in ("--set", f"env.{name}={os.environ[name]}")]
+    secrets = [word for name in found.available for word in ("--set", f"env.{name}={os.environ[name]}")]
     words = [*found.words, *secrets]
     code = main.main(args=words, prog_name="madlite", standalone_mode=False, obj=found.words)
     return int(code or 0)

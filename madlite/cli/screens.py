@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from madlite.cli.format import (
     details,
     duration,
-    kept,
     mad_figures,
+    retained,
     status_text,
     step_line,
     study_text,
@@ -345,7 +345,7 @@ def closing_report(plan: RunPlan, result: Result) -> list[str]:
         lines.append(f"        by MAD's own rules: {mad_figures(result)}")
     lines += [f"        {text}" for text in details(plan, result)]
     lines += [f"{NOTE}{finding}" for finding in result.findings]
-    lines += [f"        {text}" for text in kept(plan, result)]
+    lines += [f"        {text}" for text in retained(plan, result)]
     if plan.blocked is None and "total" in result.durations_s:
         lines.append(f"        took {duration(result.durations_s['total'])}")
     return lines

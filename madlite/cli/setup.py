@@ -68,10 +68,10 @@ def _check_folder(tree: Path) -> None:
         raise UsageProblem(f"cards from {shown(tree)}: there is no such folder", "--cards-from DIR")
 
 
-def _refuse_unknown(trees: Sequence[Path], known: set[Path], plugins: Plugins) -> None:
+def _refuse_unknown(trees: Sequence[Path], read: set[Path], plugins: Plugins) -> None:
     from madlite.files import shown
 
-    if unknown := [tree for tree in trees if tree not in known]:
+    if unknown := [tree for tree in trees if tree not in read]:
         broken = "".join(f"; {problem.where}: {problem.what}" for problem in plugins.problems)
         raise UsageProblem(
             f"cards from {shown(unknown[0])}: no plugin makes cards of this folder{broken}",
@@ -321,8 +321,8 @@ def _pretend(text: str) -> dict[str, Any]:
     count, device = found.groups()
     product = find_product(device)
     if product is None:
-        known = ", ".join(product.device for product in PRODUCTS)
-        raise UsageProblem(f"--machine {text!r}: nobody knows GPU '{device}'", f"known: {known}")
+        read = ", ".join(product.device for product in PRODUCTS)
+        raise UsageProblem(f"--machine {text!r}: nobody knows GPU '{device}'", f"known: {read}")
     return {"device": product.device, "n_gpus": int(count)}
 
 

@@ -163,8 +163,10 @@ class BatchFiles:
         if self._summary is not None:
             check_writable(self._summary)
         if self.from_tags:
-            asked = params["manifest_output"] != MANIFEST  # the default file never blocks a run
-            check_writable(options.workspace / params["manifest_output"], is_manifest if asked else lambda file: True)
+            explicit = params["manifest_output"] != MANIFEST  # the default file never blocks a run
+            check_writable(
+                options.workspace / params["manifest_output"], is_manifest if explicit else lambda file: True
+            )
         self._rows_before = 0
         self.failed = False  # whether a requested file could not be written, or --fail-on-suspect applies
 

@@ -111,11 +111,11 @@ def _git_environment(table: Mapping[str, str], url: str) -> dict[str, EnvValue]:
     A password of the URL comes before any other that git knows, a user alone after them.  Either is for the host of
     the card's repository alone: a submodule may lie anywhere.
     """
-    asked = split_userinfo(url)
-    of_url: EnvValue = Secret(asked.user) if asked.user in shaped(url) else asked.user
+    userinfo = split_userinfo(url)
+    of_url: EnvValue = Secret(userinfo.user) if userinfo.user in shaped(url) else userinfo.user
     place, helper = f"credential.{_host(url)}", (f"credential.{_host(url)}.helper", _HELPER)
-    if asked.password is not None:
-        return _helper_environment(of_url, asked.password, (f"{place}.helper", ""), helper)
+    if userinfo.password is not None:
+        return _helper_environment(of_url, userinfo.password, (f"{place}.helper", ""), helper)
     if key := table.get("ssh_key_file", ""):
         options = "-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o BatchMode=yes"
         user = shlex.quote(table.get("username", ""))
@@ -124,7 +124,7 @@ def _git_environment(table: Mapping[str, str], url: str) -> dict[str, EnvValue]:
         return _helper_environment(
             table.get("username", ""), table.get("password", "") or table.get("token", ""), helper
         )
-    return _helper_environment(of_url, "", (f"{place}.username", of_url), helper) if asked.user else {}
+    return _helper_environment(of_url, "", (f"{place}.username", of_url), helper) if userinfo.user else {}
 
 
 def _helper_environment(user: EnvValue, password: str, *settings: tuple[str, EnvValue]) -> dict[str, EnvValue]:
@@ -207,8 +207,8 @@ def make_toolset(context: Context, options: Options, bundled: Path) -> Toolset:
 
 def tools_of(inputs: RunInputs) -> Toolset:
     """Return the tools and scripts of one run, with a snapshot of its environment where requested."""
-    asked = inputs.context.keys.gen_sys_env_details
-    if not (inputs.options.snapshot or asked):
+    requested = inputs.context.keys.gen_sys_env_details
+    if not (inputs.options.snapshot or requested):
         return inputs.tools
     name = f"{inputs.request.card.name.replace('/', '_')}_env"
     mode, guest = inputs.context.keys.rocenv_mode, inputs.context.keys.guest_os or "UBUNTU"
@@ -277,12 +277,12 @@ def make_error_scan(card: Card, context: Context, spec: RunSpec) -> ErrorScan | 
     """
     if spec.templates or spec.result_rule.kind == "steps":
         return None
-    own, asked = _card_keys(card), context.keys
-    if not _is_on(own, asked, card, context):
+    own, keys = _card_keys(card), context.keys
+    if not _is_on(own, keys, card, context):
         return None
     return ErrorScan(
-        patterns=asked.log_error_patterns or own.log_error_patterns or PATTERNS,
-        benign=(*BENIGN, *own.log_error_benign_patterns, *asked.log_error_benign_patterns),
+        patterns=keys.log_error_patterns or own.log_error_patterns or PATTERNS,
+        benign=(*BENIGN, *own.log_error_benign_patterns, *keys.log_error_benign_patterns),
     )
 
 
@@ -301,10 +301,10 @@ def _card_keys(card: Card) -> ScanKeys:
         raise UsageProblem(f"{_named(card)}: {wrong_key(error)[1]}") from None
 
 
-def _is_on(own: ScanKeys, asked: ScanKeys, card: Card, context: Context) -> bool:
+def _is_on(own: ScanKeys, keys: ScanKeys, card: Card, context: Context) -> bool:
     key = "log_error_pattern_scan"
-    by_context = asked.log_error_pattern_scan is not None
-    switch = asked.log_error_pattern_scan if by_context else own.log_error_pattern_scan
+    by_context = keys.log_error_pattern_scan is not None
+    switch = keys.log_error_pattern_scan if by_context else own.log_error_pattern_scan
     try:
         return switch is None or as_bool(switch)
     except ValueError:

@@ -18,9 +18,9 @@ from madlite.secrets import guard
 RDMA = Path("/dev/infiniband")
 
 
-def make_image(inputs: RunInputs, asked: str) -> Image | None:
+def make_image(inputs: RunInputs, requested: str) -> Image | None:
     """Return a run's image: the requested one, a prebuilt one, its Dockerfile's, or its backend's or card's."""
-    if foreign := inputs.options.image or asked:
+    if foreign := inputs.options.image or requested:
         return Image(ref=foreign)
     if of_context := inputs.context.keys.MAD_CONTAINER_IMAGE:
         return Image(ref=of_context, from_context=True)
@@ -56,8 +56,8 @@ def image_origin(inputs: RunInputs, resolved: Resolved) -> str:
 
 def make_mounts(inputs: RunInputs) -> tuple[Mount, ...]:
     """Return the context's mounts; a relative path is below the workspace, docker would take it for a volume's name."""
-    asked = inputs.context.keys.docker_mounts.items()
-    return tuple(Mount(source=str(inputs.options.workspace / host), target=inside) for inside, host in asked)
+    mounts = inputs.context.keys.docker_mounts.items()
+    return tuple(Mount(source=str(inputs.options.workspace / host), target=inside) for inside, host in mounts)
 
 
 def make_key_mounts(inputs: RunInputs) -> tuple[Mount, ...]:
@@ -88,14 +88,14 @@ def add_rdma(plan: RunPlan) -> RunPlan:
         text = f"one of {plan.place.nodes} nodes, and {RDMA} is not here: between nodes RCCL and NCCL use sockets alone"
         return replace(plan, notes=(*plan.notes, text))
     options = plan.engine_options
-    asked = options.extra
+    extra = options.extra
     return replace(
         plan,
-        devices=plan.devices if str(RDMA) in asked else (*plan.devices, str(RDMA)),
+        devices=plan.devices if str(RDMA) in extra else (*plan.devices, str(RDMA)),
         engine_options=replace(
             options,
             cap_add=(*options.cap_add, "IPC_LOCK"),
-            ulimits=options.ulimits if "memlock" in asked else (*options.ulimits, "memlock=-1"),
+            ulimits=options.ulimits if "memlock" in extra else (*options.ulimits, "memlock=-1"),
         ),
     )
 
@@ -292,16 +292,16 @@ def machine_variables(machine: Machine) -> dict[str, str]:
 
 def _v1_runner(context: Context, n_gpus: int) -> dict[str, EnvValue]:
     """Return madengine 1's launcher of a node, where the context has its `multi_node_args`."""
-    inputs = context.keys.multi_node_args
-    if inputs is None:
+    arguments = context.keys.multi_node_args
+    if arguments is None:
         return {}
-    asked = {**_ONE_NODE, "MAD_RUNTIME_NGPUS": str(n_gpus), **{name: str(value) for name, value in inputs.items()}}
-    interfaces = f"NCCL_SOCKET_IFNAME={asked['NCCL_SOCKET_IFNAME']} GLOO_SOCKET_IFNAME={asked['GLOO_SOCKET_IFNAME']}"
-    if asked["RUNNER"] == "mpirun":
-        ranks = int(asked["NNODES"]) * int(asked["MAD_RUNTIME_NGPUS"])
-        hosts = asked["HOST_LIST"] or f"localhost:{asked['MAD_RUNTIME_NGPUS']}"
+    values = {**_ONE_NODE, "MAD_RUNTIME_NGPUS": str(n_gpus), **{name: str(value) for name, value in arguments.items()}}
+    interfaces = f"NCCL_SOCKET_IFNAME={values['NCCL_SOCKET_IFNAME']} GLOO_SOCKET_IFNAME={values['GLOO_SOCKET_IFNAME']}"
+    if values["RUNNER"] == "mpirun":
+        ranks = int(values["NNODES"]) * int(values["MAD_RUNTIME_NGPUS"])
+        hosts = values["HOST_LIST"] or f"localhost:{values['MAD_RUNTIME_NGPUS']}"
         return {"MAD_MULTI_NODE_RUNNER": f"mpirun -np {ranks} --host {hosts}"}
-    return {"MAD_MULTI_NODE_RUNNER": f"{interfaces} {_TORCHRUN.format(**asked)}"}
+    return {"MAD_MULTI_NODE_RUNNER": f"{interfaces} {_TORCHRUN.format(**values)}"}
 
 
 def _release(machine: Machine) -> str:

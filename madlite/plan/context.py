@@ -183,8 +183,8 @@ def unused_keys(context: Context) -> list[str]:
             found.append("context key 'distributed' has no effect yet beyond its launcher")
         elif key not in known:
             setting = key in VARIANT_KEYS or key in PLAN_KEYS
-            meant = f"did you mean settings.{key}?" if setting else did_you_mean(key, known, most=1)
-            found.append(f"context key '{key}' has no effect" + (f"; {meant}" if meant else ""))
+            suggestion = f"did you mean settings.{key}?" if setting else did_you_mean(key, known, most=1)
+            found.append(f"context key '{key}' has no effect" + (f"; {suggestion}" if suggestion else ""))
     return found
 
 
@@ -317,10 +317,10 @@ def argument_keys(request: Request, spec: RunSpec) -> frozenset[str]:
     known = (*VARIANT_KEYS, *PLAN_KEYS, *spec.settings)
     added = [name for name, _ in request.overrides if not _is_key(name, known)]
     for name in added:
-        if meant := next((key for key in (*known, *ALIASES) if distance(name, key) <= len(name) // 5), ""):
+        if suggestion := next((key for key in (*known, *ALIASES) if distance(name, key) <= len(name) // 5), ""):
             raise UsageProblem(
-                f"--tags {request.tag}: '{name}' is no key of this run, and nearly '{meant}'",
-                f"did you mean {meant}?   an argument of that name: --set 'args=--{name} …'",
+                f"--tags {request.tag}: '{name}' is no key of this run, and nearly '{suggestion}'",
+                f"did you mean {suggestion}?   an argument of that name: --set 'args=--{name} …'",
             )
     return frozenset(added)
 

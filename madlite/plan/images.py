@@ -255,11 +255,11 @@ def _build_args(
     architecture: str,
 ) -> dict[str, EnvValue]:
     """Return the arguments in madengine 2's order; an architecture that the context gives is the one."""
-    asked = {key: str(value) for key, value in context.keys.docker_build_arg.items()}
+    values = {key: str(value) for key, value in context.keys.docker_build_arg.items()}
     credential = credential_env(card, credentials)
-    known = collect(environ, credential.values())
-    ours = {ARCHITECTURE: architecture} if architecture and ARCHITECTURE not in asked else {}
-    return {**secret_args(environ), **guard(asked, known), **ours, **credential}
+    secrets = collect(environ, credential.values())
+    ours = {ARCHITECTURE: architecture} if architecture and ARCHITECTURE not in values else {}
+    return {**secret_args(environ), **guard(values, secrets), **ours, **credential}
 
 
 # For which GPUs and which system images are built, where the machine that builds need not have them.
@@ -297,9 +297,9 @@ def find_target(context: Context, machine: Machine, architectures: Iterable[str]
         wanted = ()
     named = {"gpu_vendor": vendor, "guest_os": system}
     values = {**context.values, **named}
-    known = replace(context.keys, **named)
+    keys = replace(context.keys, **named)
     return BuildTarget(
-        context=replace(context, keys=known, values=values),
+        context=replace(context, keys=keys, values=values),
         gpu_vendor=vendor,
         architectures=wanted,
         notes=tuple(notes),

@@ -203,9 +203,9 @@ def _with_args(inputs: RunInputs, resolved: Resolved) -> RunInputs:
     if "args" not in resolved.plan:
         return inputs
     args = f"{resolved.plan['args']}{inputs.args.removeprefix(inputs.request.card.args)}".strip()
-    known = replace(inputs.context.keys, model_args=args)
+    keys = replace(inputs.context.keys, model_args=args)
     origins = {**inputs.context.origins, "model_args": resolved.origins["args"]}
-    return replace(inputs, args=args, context=replace(inputs.context, keys=known, origins=origins))
+    return replace(inputs, args=args, context=replace(inputs.context, keys=keys, origins=origins))
 
 
 def _plan(inputs: RunInputs, parts: _PlanParts) -> RunPlan:
@@ -261,8 +261,8 @@ def _actions(inputs: RunInputs, parts: _PlanParts) -> tuple[Action, ...]:
 
 def _launcher(inputs: RunInputs, resolved: Resolved) -> str:
     """Return what launches the ranks: --set, the context, the card or its backend, $MAD_LAUNCHER; as it is given."""
-    asked = resolved.plan.get("launcher") or inputs.context.keys.distributed.get("launcher")
-    return str(asked or inputs.spec.launcher or inputs.options.environ.get("MAD_LAUNCHER", ""))
+    requested = resolved.plan.get("launcher") or inputs.context.keys.distributed.get("launcher")
+    return str(requested or inputs.spec.launcher or inputs.options.environ.get("MAD_LAUNCHER", ""))
 
 
 def _tool_files(inputs: RunInputs, tools: Toolset) -> tuple[FileTemplate, ...]:
@@ -315,10 +315,10 @@ def _finished(plan: RunPlan, inputs: RunInputs, parts: _PlanParts) -> RunPlan:
 
 def _other_precision(plan: RunPlan) -> str:
     """Return that the card is labelled with another precision than its run trains in."""
-    asked = plan.card.training_precision
+    requested = plan.card.training_precision
     return (
-        f"the card says training_precision {asked}, and this run trains in {plan.row_precision}: so does its row"
-        if asked and plan.row_precision != asked
+        f"the card says training_precision {requested}, and this run trains in {plan.row_precision}: so does its row"
+        if requested and plan.row_precision != requested
         else ""
     )
 
@@ -388,9 +388,9 @@ def _n_gpus_origin(inputs: RunInputs, resolved: Resolved) -> str:
 
 def _timeout(inputs: RunInputs, resolved: Resolved) -> tuple[float | None, str]:
     """Return the limit in seconds, None for none, and who set it."""
-    card, options, asked = inputs.request.card, inputs.options, resolved.plan.get("timeout_s")
-    if asked is not None:
-        return (float(asked) or None), resolved.origins["timeout_s"]
+    card, options, requested = inputs.request.card, inputs.options, resolved.plan.get("timeout_s")
+    if requested is not None:
+        return (float(requested) or None), resolved.origins["timeout_s"]
     if options.timeout_s is not None:
         return (float(options.timeout_s) or None), "--timeout"
     if card.timeout_s is not None:

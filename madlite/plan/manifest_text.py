@@ -28,11 +28,11 @@ def manifest_text(
     took_s: float,
 ) -> str:
     """Return a manifest as JSON; `secrets` are masked wherever they stand, and secret variables are left out."""
-    asked = [image.request for image in images] + [one.request for one in failed if one.request is not None]
-    secrets = (*secrets, *_plaintext_secrets(asked, context))
+    requested = [image.request for image in images] + [one.request for one in failed if one.request is not None]
+    secrets = (*secrets, *_plaintext_secrets(requested, context))
     mask = Redactor(secrets).text
     keyed = _keyed(images)
-    kept, required = _without_secrets(context, secrets, mask)
+    public, required = _without_secrets(context, secrets, mask)
     deployment, of_deployment = _deployment(context, secrets, mask)
     manifest = {
         "built_images": {key: image_entry(image) for key, image in keyed.items()},
@@ -42,7 +42,7 @@ def manifest_text(
             "docker_mounts": {},
             "docker_build_arg": {},
             "docker_gpus": "",
-            **kept,
+            **public,
             "gpu_vendor": gpu_vendor,
             "guest_os": (context.keys.guest_os or "UBUNTU").upper(),
         },
@@ -135,20 +135,20 @@ def _without_secrets(
     context: Context, secrets: tuple[str, ...], mask: Callable[[str], str]
 ) -> tuple[dict[str, Json], list[str]]:
     """Return what of the context is no secret, and by name what a run needs beyond it."""
-    kept: dict[str, Json] = {}
+    public: dict[str, Json] = {}
     required: list[str] = []
     for key, value in context.values.items():
         if key in _DEPLOYMENT:
             continue
         if key in _VARIABLES and isinstance(value, dict):
             open_values, names = _split_secrets(value, secrets)
-            kept[key] = open_values
+            public[key] = open_values
             required += [f"{key}.{name}" for name in names if key == "docker_env_vars"]  # the rest is for builds alone
         elif mask_json(value, mask, key)[1]:
             required.append(key)
         else:
-            kept[key] = value
-    return kept, required
+            public[key] = value
+    return public, required
 
 
 def _plaintext_secrets(requests: Iterable[Request], context: Context) -> tuple[str, ...]:
@@ -167,8 +167,8 @@ def _deployment(
     context: Context, secrets: tuple[str, ...], mask: Callable[[str], str]
 ) -> tuple[dict[str, Json], list[str]]:
     """Return the deployment configuration, and the dotted names of what is masked in it."""
-    asked = {key: context.values[key] for key in _DEPLOYMENT if context.values.get(key)}
-    given, masked = mask_json(asked, mask)
+    requested = {key: context.values[key] for key in _DEPLOYMENT if context.values.get(key)}
+    given, masked = mask_json(requested, mask)
     target = "slurm" if "slurm" in given else "k8s" if {"k8s", "kubernetes"} & set(given) else "local"
     variables = context.values.get("env_vars")
     open_values, names = _split_secrets(variables, secrets) if isinstance(variables, dict) else ({}, [])

@@ -116,7 +116,7 @@ def _unreachable(problem: Problem) -> Blocked:
     )
 
 
-def allocate_gpus(card: Card, machine: Machine, context: Context, asked: int | None) -> GpuAllocation:
+def allocate_gpus(card: Card, machine: Machine, context: Context, requested: int | None) -> GpuAllocation:
     """Return the first GPUs of the visible ones that the card asks for; -1 asks for all of them.
 
     Visible are the context's `docker_gpus` (`0,2-4`), else all.  On a CPU machine there is none to grant.
@@ -125,7 +125,7 @@ def allocate_gpus(card: Card, machine: Machine, context: Context, asked: int | N
         UsageProblem: `docker_gpus` is no list of GPU numbers, or the count asked for is less than -1.
     """
     visible = expand_ids(context.keys.docker_gpus) or tuple(gpu.index for gpu in machine.gpus)
-    count = asked if asked is not None else context.n_gpus if context.n_gpus is not None else int(card.n_gpus)
+    count = requested if requested is not None else context.n_gpus if context.n_gpus is not None else int(card.n_gpus)
     if count < -1:
         raise UsageProblem(f"n_gpus {count} is less than -1", "-1 asks for every GPU: --set n_gpus=-1")
     if machine.vendor == "CPU":

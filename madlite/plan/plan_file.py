@@ -81,38 +81,38 @@ def secrets_in(plan: RunPlan) -> Iterator[NamedSecret]:
         yield NamedSecret(place="image.login.password", name=name, secret=image.login.password)
 
 
-def name_secrets(plan: RunPlan, known: Mapping[str, str]) -> dict[str, str]:
+def name_secrets(plan: RunPlan, sources: Mapping[str, str]) -> dict[str, str]:
     """Return the name of each secret text of a plan; an empty one, which is none, has no name."""
     names = {"": ""}
     for one in secrets_in(plan):
         text = one.secret.reveal()
         if text not in names:
-            names[text] = _name(one.name, text, known, frozenset(names.values()))
+            names[text] = _name(one.name, text, sources, frozenset(names.values()))
     return names
 
 
-def _name(own: str, text: str, known: Mapping[str, str], taken: Iterable[str]) -> str:
-    if known.get(own) == text:
+def _name(own: str, text: str, sources: Mapping[str, str], taken: Iterable[str]) -> str:
+    if sources.get(own) == text:
         return own
-    for name, value in known.items():
+    for name, value in sources.items():
         if value == text and (is_secret_name(name) or name.endswith(_ACCOUNT)):
             return name
-    free = own if own not in known and own not in taken else f"{_OWN}{own}"
+    free = own if own not in sources and own not in taken else f"{_OWN}{own}"
     n = 1
     wanted = free
-    while wanted in taken or wanted in known:
+    while wanted in taken or wanted in sources:
         n += 1
         wanted = f"{free}_{n}"
     return wanted
 
 
-def resolver(known: Mapping[str, str], places: Mapping[str, Sequence[str]], where: str) -> Callable[[str], Secret]:
+def resolver(sources: Mapping[str, str], places: Mapping[str, Sequence[str]], where: str) -> Callable[[str], Secret]:
     """Return what finds a secret by its name, after all `places` of a plan file were found.
 
     Raises:
         UsageProblem: one or more are not known here.
     """
-    missing = [name for name in places if name not in known]
+    missing = [name for name in places if name not in sources]
     if missing:
         raise UsageProblem.of_all(
             (
@@ -122,17 +122,17 @@ def resolver(known: Mapping[str, str], places: Mapping[str, Sequence[str]], wher
             )
             for name in missing
         )
-    return lambda name: Secret(known[name] if name else "")
+    return lambda name: Secret(sources[name] if name else "")
 
 
-def refuse_plaintext_secrets(plan: RunPlan, tree: Json, known: Mapping[str, str]) -> None:
+def refuse_plaintext_secrets(plan: RunPlan, tree: Json, sources: Mapping[str, str]) -> None:
     """Refuse a plan with a secret in plain text: a plan file, whose content is `tree`, has names alone.
 
     Raises:
         UsageProblem: it does; the message shows none of it.
     """
     texts = [one.secret.reveal() for one in secrets_in(plan)]
-    texts += [text for name, text in known.items() if is_secret_name(name)]
+    texts += [text for name, text in sources.items() if is_secret_name(name)]
     long = tuple(dict.fromkeys(text for text in texts if len(text) >= _LONG))
     spelling = (place for place, text in _user_texts(plan) if any(map(_is_literal, assigned((text,)))))
     holding = (place for place, text in json_texts(tree) if any(one in text for one in long))
@@ -163,9 +163,9 @@ def _user_texts(plan: RunPlan) -> Iterator[tuple[str, str]]:
         yield "image", f"https://{plan.image.ref}"  # what has an account before its host has it as a URL
 
 
-def mask_descriptions(plan: RunPlan, known: Iterable[str]) -> RunPlan:
+def mask_descriptions(plan: RunPlan, sources: Iterable[str]) -> RunPlan:
     """Return a plan with secrets masked in descriptions: origins, notes, and the card's unknown fields."""
-    mask = Redactor(tuple(known)).text
+    mask = Redactor(tuple(sources)).text
 
     def masked(values: Mapping[str, Any]) -> dict[str, Any]:
         shown = mask_json(values, mask)[0]
@@ -237,8 +237,8 @@ class SavedPlan(Value, frozen=True):
 _HEAD = ("version", "madlite", "planned", "command")  # what people look for first
 
 
-def plan_text(saved: SavedPlan, names: Mapping[str, str], known: Mapping[str, str]) -> str:
-    """Return a plan file's text; `names` are those of its secrets, by the secret text, `known` what they are read from.
+def plan_text(saved: SavedPlan, names: Mapping[str, str], sources: Mapping[str, str]) -> str:
+    """Return a plan file's text; `names` are those of its secrets, by the secret text, `sources` their values.
 
     Raises:
         UsageProblem: the plan spells a secret out, or has a text, such as a path, that is no UTF-8.
@@ -250,7 +250,7 @@ def plan_text(saved: SavedPlan, names: Mapping[str, str], known: Mapping[str, st
         return str(value)
 
     tree: dict[str, Any] = msgspec.to_builtins(saved, enc_hook=encode, str_keys=True)
-    refuse_plaintext_secrets(saved.plan, tree, known)
+    refuse_plaintext_secrets(saved.plan, tree, sources)
     ordered = {name: tree[name] for name in (*_HEAD, *(name for name in tree if name not in _HEAD))}
     try:
         return msgspec.json.format(msgspec.json.encode(ordered), indent=2).decode() + "\n"
@@ -258,8 +258,8 @@ def plan_text(saved: SavedPlan, names: Mapping[str, str], known: Mapping[str, st
         raise UsageProblem(f"the plan of card '{saved.plan.card.name}' has a text that is no UTF-8") from None
 
 
-def read_plan_file(file: Path, known: Mapping[str, str]) -> SavedPlan:
-    """Return what a plan file holds, its secrets read from what is `known` here, by name.
+def read_plan_file(file: Path, sources: Mapping[str, str]) -> SavedPlan:
+    """Return what a plan file holds, its secrets read from what is `sources` here, by name.
 
     Raises:
         UsageProblem: it cannot be read, is no plan file of this version, has a field of the wrong type or an unknown
@@ -268,7 +268,7 @@ def read_plan_file(file: Path, known: Mapping[str, str]) -> SavedPlan:
     where = f"plan file {file}"
     tree = read_json(file, where, given=True)
     _check_version(tree, where)
-    secret = resolver(known, _names(tree), where)
+    secret = resolver(sources, _names(tree), where)
     try:
         for place, values in _environments(tree):
             _wrap(place, values, secret)
@@ -352,8 +352,8 @@ def _decode(kind: type, value: Any) -> Any:
 def _check_names(tree: dict[str, Any], saved: SavedPlan, where: str) -> None:
     """Refuse unknown and missing keys, and an id or a folder that is no run's."""
     written = msgspec.to_builtins(saved, enc_hook=str, str_keys=True)
-    for place, key, known in _only_in(tree, written, ""):
-        near = did_you_mean(key, list(known), most=1)
+    for place, key, others in _only_in(tree, written, ""):
+        near = did_you_mean(key, list(others), most=1)
         raise UsageProblem(f"{where}: key '{place}' is unknown", near or _HINT)
     for place, _, _ in _only_in(written, tree, ""):  # nothing is left to a default
         raise UsageProblem(f"{where}: key '{place}' is missing", _HINT)

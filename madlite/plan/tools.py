@@ -84,7 +84,7 @@ def read_tools(own: Path | None, bundled: Path, *, given: bool = False) -> dict[
     return {**table, **_read(own, given=given)} if own else table
 
 
-def stack(asked: Iterable[Tool], table: Mapping[str, ToolEntry], workspace: Path, bundled: Path) -> Toolset:
+def stack(selected: Iterable[Tool], table: Mapping[str, ToolEntry], workspace: Path, bundled: Path) -> Toolset:
     """Return what the selected tools add to a run: the last one's scripts run first before the model and last after it.
 
     Later variables win, the last command is outermost, and the same command is put there once.
@@ -93,7 +93,7 @@ def stack(asked: Iterable[Tool], table: Mapping[str, ToolEntry], workspace: Path
         UsageProblem: there is no such tool, a script of it is not there, or a variable's name is none.
     """
     tools, commands = Toolset(), list[str]()
-    for tool in asked:
+    for tool in selected:
         entry = _find(tool.name, table)
         where = f"tool '{tool.name}' of {entry.file}"
         command = _with_helpers(entry.cmd if tool.cmd is None else tool.cmd, where, workspace, bundled).strip()

@@ -223,17 +223,17 @@ def silence_limits(resolved: Resolved, *, reads_steps: bool) -> SilenceLimits:
     Without a step reader there is none by default, and a requested limit concerns any output: of two the
     smaller one counts, for output that does not come is no step either.
     """
-    asked = {name: float(resolved.plan[name]) for name in (START, STEP) if name in resolved.plan}
-    origins = {name: resolved.origins[name] for name in asked}
+    requested = {name: float(resolved.plan[name]) for name in (START, STEP) if name in resolved.plan}
+    origins = {name: resolved.origins[name] for name in requested}
     if reads_steps:
-        limits = {**_DEFAULT_S, **asked}
+        limits = {**_DEFAULT_S, **requested}
         return SilenceLimits(
             start_s=limits[START], step_s=limits[STEP], origins={**dict.fromkeys(_DEFAULT_S, "default"), **origins}
         )
-    on = {name: limit_s for name, limit_s in asked.items() if limit_s}
-    least = min(on or asked, key=lambda name: asked[name], default=START)
+    on = {name: limit_s for name, limit_s in requested.items() if limit_s}
+    least = min(on or requested, key=lambda name: requested[name], default=START)
     return SilenceLimits(
-        start_s=asked.get(least, 0.0),
-        step_s=asked.get(STEP, 0.0),
+        start_s=requested.get(least, 0.0),
+        step_s=requested.get(STEP, 0.0),
         origins={**dict.fromkeys(_DEFAULT_S, NO_READER), **origins, START: origins.get(least, NO_READER)},
     )

@@ -34,8 +34,8 @@ def with_suspects(source: Path, table: Table) -> Table:
     """
     if COLUMN in table.columns or "status" not in table.columns:
         return table
-    known = _known(Path(os.path.realpath(source)), table.columns)
-    doubts = [known.get(comparable(row), "") for row in table.rows] if known else []
+    reasons = _suspect_reasons(Path(os.path.realpath(source)), table.columns)
+    doubts = [reasons.get(comparable(row), "") for row in table.rows] if reasons else []
     if not any(doubts):
         return table
     rows = tuple((*row, doubt) for row, doubt in zip(table.rows, doubts, strict=True))
@@ -46,11 +46,11 @@ def is_doubtful(table: Table, row: Sequence[str]) -> bool:
     """Return whether a row is a suspect success."""
     if COLUMN not in table.columns or "status" not in table.columns:
         return False
-    said = row[table.columns.index(COLUMN)].strip()
-    return bool(said) and row[table.columns.index("status")] == Status.SUCCESS.value
+    reason = row[table.columns.index(COLUMN)].strip()
+    return bool(reason) and row[table.columns.index("status")] == Status.SUCCESS.value
 
 
-def _known(source: Path, columns: Sequence[str]) -> dict[tuple[str, ...], str]:
+def _suspect_reasons(source: Path, columns: Sequence[str]) -> dict[tuple[str, ...], str]:
     """Return why rows are suspect, by row as the file has it."""
     runs = source.parent / RUNS
     return {
@@ -152,9 +152,9 @@ def write_run_page(folder: Path, place: Path) -> Path:
 def _table(run: StoredRun, cells: Sequence[Mapping[str, str]]) -> Table:
     """Return the rows of a run, with why its number is doubtful or why it has none."""
     own = {"cause": run.record.cause, "reason": run.record.reason, "suspect": "; ".join(run.record.suspect)}
-    told = [{**row, **{name: text for name, text in own.items() if text}} for row in cells]
-    columns = tuple(dict.fromkeys(name for row in told for name in row))
-    return Table(columns=columns, rows=tuple(tuple(row.get(name, "") for name in columns) for row in told))
+    shown = [{**row, **{name: text for name, text in own.items() if text}} for row in cells]
+    columns = tuple(dict.fromkeys(name for row in shown for name in row))
+    return Table(columns=columns, rows=tuple(tuple(row.get(name, "") for name in columns) for row in shown))
 
 
 def write_mail(folder: Path, output: Path) -> tuple[str, ...]:

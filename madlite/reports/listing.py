@@ -34,8 +34,8 @@ def select_runs(
     """
     runs = list(runs)
     wanted = _normalized(status)
-    if wanted and wanted not in (known := _statuses(runs)):
-        raise _no_status(status, known)
+    if wanted and wanted not in (statuses := _statuses(runs)):
+        raise _no_status(status, statuses)
     words = [word.lower() for word in tags if word]
     chosen = [run for run in runs if not wanted or wanted in _status_words(run)]
     if words:
@@ -126,8 +126,8 @@ def _statuses(runs: Iterable[StoredRun]) -> set[str]:
     return {_normalized(word) for word in words} - {""}
 
 
-def _no_status(status: str, known: Iterable[str]) -> UsageProblem:
-    words = [word.replace(" ", "-") for word in sorted(known)]
+def _no_status(status: str, statuses: Iterable[str]) -> UsageProblem:
+    words = [word.replace(" ", "-") for word in sorted(statuses)]
     near = did_you_mean(status, STATES, most=1) or did_you_mean(status, words, most=1)
     hint = f"{', '.join(STATES)}, or a cause: docs/failures.md"
     return UsageProblem(f"--status {status!r}: no run can be that", one_hint(near, hint))

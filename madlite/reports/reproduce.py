@@ -30,13 +30,13 @@ _CHOSEN_BY = ("variant.mode", "variant.precision", "variant.seq_len", "variant.r
 class Reproduction(Value, frozen=True):
     """The arguments of the command without the program's name, and notes on it.
 
-    No record has secrets.  `known` are those variables of the run that the environment has under the same name,
+    No record has secrets.  `available` are those variables of the run that the environment has under the same name,
     `missing` the places of all others.
     """
 
     words: tuple[str, ...]
     notes: tuple[str, ...] = ()
-    known: tuple[str, ...] = ()
+    available: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
 
 
@@ -71,7 +71,7 @@ def reproduce(record: Record, options: CommandOptions, environ: Mapping[str, str
     return Reproduction(
         words=("run", *words),
         notes=(*notes, *_environment_notes(record, environ)),
-        known=tuple(dict.fromkeys(name for _, name in secret if name in environ)),
+        available=tuple(dict.fromkeys(name for _, name in secret if name in environ)),
         missing=tuple(place for place, name in secret if name not in environ),
     )
 

@@ -92,8 +92,8 @@ class Watch:
 
 def changes(before: tuple[WatchedRun, ...], now: tuple[WatchedRun, ...]) -> Iterator[WatchedRun]:
     """Yield the runs that changed, ignoring the time."""
-    known = {one.id: _visible_state(one) for one in before}
-    yield from (one for one in now if known.get(one.id) != _visible_state(one))
+    earlier = {one.id: _visible_state(one) for one in before}
+    yield from (one for one in now if earlier.get(one.id) != _visible_state(one))
 
 
 def _visible_state(one: WatchedRun) -> tuple[object, ...]:
