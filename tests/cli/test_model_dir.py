@@ -90,8 +90,8 @@ def test_several_at_once_lose_nothing_and_bring_all(tmp_path: Path) -> None:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text)
     code = (
-        "import sys; from pathlib import Path; from madlite.cli.model_dir import bring_model_dir\n"
-        "print('ready', flush=True); sys.stdin.read(); bring_model_dir(Path(sys.argv[1]), Path(sys.argv[2]), 'runs')"
+        "import sys; from pathlib import Path; from madlite.cli.model_dir import copy_model_dir\n"
+        "print('ready', flush=True); sys.stdin.read(); copy_model_dir(Path(sys.argv[1]), Path(sys.argv[2]), 'runs')"
     )
     start = [sys.executable, "-c", code, str(source), str(here)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
