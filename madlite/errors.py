@@ -21,7 +21,7 @@ def one_hint(*parts: str) -> str:
     return text
 
 
-def hint_within(hint: str) -> str:
+def inline_hint(hint: str) -> str:
     """Return a hint as it stands within a sentence or brackets, without the gap after a question."""
     return hint.replace(f"?{_GAP}", "? ")
 
@@ -53,9 +53,9 @@ class MadliteError(Exception):
         self.hint = hint
 
     @classmethod
-    def of_all(cls, told: Iterable[tuple[str, str]]) -> Self:
-        """Return one error of several messages and their hints, each told once."""
-        first, *others = dict.fromkeys(told)
+    def of_all(cls, problems: Iterable[tuple[str, str]]) -> Self:
+        """Return one error of several messages and their hints, without repeats."""
+        first, *others = dict.fromkeys(problems)
         error = cls(*first)
         error.more = tuple(others)
         return error
@@ -66,7 +66,7 @@ class UsageProblem(MadliteError):
 
 
 class CatalogError(MadliteError):
-    """Model cards cannot be read, or no card matches what was asked."""
+    """Model cards cannot be read, or no card matches a tag."""
 
 
 class PluginError(MadliteError):
@@ -91,32 +91,32 @@ class RuntimeProblem(MadliteError):
         self.cause = cause
 
 
-# Which known words a misspelt one is nearest to, for every hint: fewest slips of the hand first.
+# The known words nearest to a misspelt one, for hints.
 #
 # The distance is that of optimal string alignment: insertions, deletions, replacements and swaps of two neighbours each
 # count one.  Upper and lower case, `-`, `_` and a blank are the same.
 
-LONGEST = 256  # characters of a word that are compared: more is no slip of the hand
+LONGEST = 256  # characters of a word that are compared
 _BETWEEN = str.maketrans("- ", "__")
 _BLANKS, _NOTHING = str.maketrans("_./", "   "), str.maketrans("", "", "_./")
 
 
 def distance(one: str, other: str) -> int:
-    """Return how many slips lie between two words."""
+    """Return the edit distance of two words."""
     from rapidfuzz.distance import OSA
 
     return OSA.distance(_plain(one), _plain(other))
 
 
-def likeness(one: str, other: str) -> float:
-    """Return how alike two words are: 1 the same, 0 nothing in common."""
+def similarity(one: str, other: str) -> float:
+    """Return the similarity of two words, 0 to 1."""
     from rapidfuzz.distance import OSA
 
     return OSA.normalized_similarity(_plain(one), _plain(other))
 
 
 def nearest_words(word: str, known: Iterable[str], most: int = 3) -> list[str]:
-    """Return the known words that may have been meant, nearest first; none where all are far.
+    """Return the known words nearest to a misspelt one, nearest first; none where all are far.
 
     Far is more than a slip in three letters; what separates the parts of a word counts for nothing.  What the word
     begins is about a slip away, what it ends or has parts of two, what begins as it does three.
@@ -130,7 +130,7 @@ def nearest_words(word: str, known: Iterable[str], most: int = 3) -> list[str]:
         other = _plain(name)
         slips = OSA.distance(plain, other)
         whole = min(slips, OSA.distance(_joined(plain), _joined(other)))
-        part = _unlike(plain, other)
+        part = _partial_distance(plain, other)
         if part is not None or whole <= limit:
             found.append((whole if part is None else min(whole, part), slips, order, name))
     return [name for *_, name in sorted(found)[:most]]
@@ -146,8 +146,8 @@ def did_you_mean(word: str, known: Iterable[str], before: str = "", most: int = 
     return f"did you mean {named}{after}?" if named else ""
 
 
-def _unlike(plain: str, other: str) -> int | None:
-    """Return how far a word is from another that it has much in common with, 1 and more; None without that.
+def _partial_distance(plain: str, other: str) -> int | None:
+    """Return the distance of a word from one that it partly matches, 1 or more; None without such a match.
 
     It is its beginning or its end, but for a slip in five letters; some of its parts in whatever order; or at least
     three letters and half of the word are the beginning of both.

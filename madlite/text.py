@@ -1,11 +1,11 @@
-"""Text that is a number, a field of CSV, or fit for a terminal."""
+"""Text as numbers, as fields of CSV, and for a terminal."""
 
 from __future__ import annotations
 
 import csv
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 # CSV as programs write it, with fields longer than the csv module reads by itself.
@@ -61,12 +61,12 @@ def without_groups(text: str) -> str:
 
 
 def has_decimal_comma(text: str) -> bool:
-    """Say whether a text of digits has commas that separate no groups of three: it is a number of another language."""
+    """Return whether digits have commas that separate no groups of three: a number in another locale's format."""
     return "," in text and not _GROUPED.fullmatch(text) and not set(text.strip()) - set("+-0123456789.,")
 
 
 def is_foreign(text: str, *, groups: bool = True) -> bool:
-    """Say whether a text is no number here, and is one as another language writes it: `12,5`, `1.234.567`, `1'004.8`.
+    """Return whether a text is a number in another locale's format alone: `12,5`, `1.234.567`, `1'004.8`.
 
     Of a program that prints no `groups` so is `34,570`.  Versions and dates (`2.5.1`) are none in any language.
     """
@@ -84,7 +84,7 @@ def foreign_number_at(text: str, begin: int) -> str:
 
 
 def may_be_foreign(text: str) -> bool:
-    """Say whether a text is another number where a comma begins the decimals, as `1,234` and `1.234` are."""
+    """Return whether a text is another number with a decimal comma, as `1,234` and `1.234` are."""
     return "," in text or _ELSEWHERE.fullmatch(text) is not None
 
 
@@ -155,7 +155,7 @@ def _of_one_number(text: str, rest: str) -> str:
 
 
 def _is_named(found: re.Match[str], name: str) -> bool:
-    """Say whether a pattern depends on the character behind a group: with another one it finds something else.
+    """Return whether a pattern depends on the character behind a group: with another one it matches differently.
 
     One that only passes over it, as `.*` does, knows nothing of it.
     """
@@ -164,7 +164,7 @@ def _is_named(found: re.Match[str], name: str) -> bool:
 
 
 def _names(found: re.Match[str], name: str, at: int, *, within: bool = True) -> bool:
-    """Say whether a pattern finds something else where another character stands at a place."""
+    """Return whether a pattern matches differently with another character at an index."""
     line = found.string
     again = found.re.match(f"{line[:at]}{_ELSE}{line[at + 1 :]}", found.start(), found.endpos)
     if again is None:
@@ -172,7 +172,23 @@ def _names(found: re.Match[str], name: str, at: int, *, within: bool = True) -> 
     return within and (again.end(), again.span(name)) != (found.end(), found.span(name))
 
 
-# Text of workloads, cards and processes that stays on its line and steers no terminal.
+# Text of workloads, cards and processes for one line of a terminal.
+
+
+def scalar_text(value: object) -> str:
+    """Return a value as text, booleans as `true` and `false`."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def align(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table: columns as wide as their longest cell, two blanks between them."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+
+
+def shortened(text: str, most: int) -> str:
+    """Return at most so many characters of a text, an ellipsis the last of a longer one."""
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def printable(text: str) -> str:

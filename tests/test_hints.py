@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from madlite.cli.main import call
-from madlite.errors import hint_within, one_hint
+from madlite.errors import inline_hint, one_hint
 
 ROOT = Path(__file__).parents[1]
 
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[1]
     ],
 )
 def test_parts_of_a_hint(parts, whole, within):
-    assert one_hint(*parts) == whole and hint_within(whole) == within
+    assert one_hint(*parts) == whole and inline_hint(whole) == within
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from madlite.backends.recipe_book import RecipeBook, RecipeRun, RefusedRun
-from madlite.errors import UsageProblem, likeness, nearest_words, one_hint
+from madlite.errors import UsageProblem, nearest_words, one_hint, similarity
 from madlite.model import Machine, Scalar, Value
 
 NEAREST = "nearest known: "
@@ -258,7 +258,7 @@ def _similarity(book: RecipeBook, run: RecipeRun, requested: Mapping[str, str], 
     for key in _SELECTORS:
         if word := requested.get(key):
             own = str(values.get(key, ""))
-            points += 3.0 if _same(own, word) else 2.0 * likeness(word, own)
+            points += 3.0 if _same(own, word) else 2.0 * similarity(word, own)
     points += 1.5 * (device in run.devices) + 1.0 * (book.stand_in.get(device) in run.devices)
     order = list(book.releases)
     wanted = _place(requested["release"], order) if requested["release"] else len(order)

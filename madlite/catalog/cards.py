@@ -32,7 +32,7 @@ _LONGEST_S = 10 * 365 * 24 * 3600
 
 
 class _Entry(msgspec.Struct):
-    """A card as it is written; every field that madlite has a meaning for."""
+    """A card as it is written, with the fields that madlite reads."""
 
     name: Annotated[str, Meta(pattern=r"\S")]
     dockerfile: str = ""
@@ -61,6 +61,11 @@ class _Entry(msgspec.Struct):
     runtimes: _Names = ""
 
 
+# fields that a Card has as they are written
+_UNCHANGED = (
+    *("dockercontext", "args", "multiple_results", "cred", "url", "owner", "training_precision"),
+    *("additional_docker_run_options", "is_deprecated", "backend", "recipe", "image"),
+)
 _LIST = "a list of texts, or one text with commas"
 _COUNT = 'text such as "8" or "-1", at most "1000000"'
 _EXPECTED = {
@@ -85,7 +90,7 @@ def read_cards(text: bytes, where: str, root: Path, scope: str = "") -> tuple[Ca
     """
     entries = _decode(text, where)
     if not isinstance(entries, list):
-        raise CatalogError(f"{where}: $ must be a list of cards, found {_shown(entries)}")
+        raise CatalogError(f"{where}: $ must be a list of cards, found {_json_excerpt(entries)}")
     cards = tuple(make_card(entry, where, f"$[{n}]", root, scope) for n, entry in enumerate(entries))
     refuse_duplicates(cards, where)
     return cards
@@ -98,7 +103,7 @@ def make_card(entry: Json, where: str, at: str, root: Path, scope: str = "") -> 
         CatalogError: the entry is no card.
     """
     if not isinstance(entry, dict):
-        raise CatalogError(f"{where}: {at} must be an object, found {_shown(entry)}")
+        raise CatalogError(f"{where}: {at} must be an object, found {_json_excerpt(entry)}")
     _refuse_nul(entry, where, at)
     written = _checked({field: value for field, value in entry.items() if value is not None}, where, at)
     folder, _, bare = written.name.partition("/")
@@ -108,31 +113,20 @@ def make_card(entry: Json, where: str, at: str, root: Path, scope: str = "") -> 
         source=where,
         scope=scope or (folder if bare else ""),
         dockerfile=_from_root(written.dockerfile, scope),
-        dockercontext=written.dockercontext,
         scripts=_from_root(written.scripts, scope),
-        args=written.args,
         n_gpus=_gpu_count(written),
         tags=_split(written.tags),
         timeout_s=None if written.timeout == -1 else written.timeout,
-        multiple_results=written.multiple_results,
         data=_split(written.data),
-        cred=written.cred,
-        url=written.url,
-        owner=written.owner,
-        training_precision=written.training_precision,
         skip_gpu_arch=_split(written.skip_gpu_arch),
-        additional_docker_run_options=written.additional_docker_run_options,
-        is_deprecated=written.is_deprecated,
-        backend=written.backend,
-        recipe=written.recipe,
-        image=written.image,
         runtimes=_split(written.runtimes),
         extra={field: value for field, value in entry.items() if field not in KNOWN_FIELDS},
+        **{field: getattr(written, field) for field in _UNCHANGED},
     )
 
 
 def refuse_duplicates(cards: tuple[Card, ...], where: str, at: str = "$") -> None:
-    """Let no two cards of one file have the same name.
+    """Refuse two cards of the same name in one file.
 
     Raises:
         CatalogError: two have; it names the places of both.
@@ -144,7 +138,7 @@ def refuse_duplicates(cards: tuple[Card, ...], where: str, at: str = "$") -> Non
 
 
 def to_plain(entry: Mapping[str, Json]) -> dict[str, Json]:
-    """Return what Python code gave as a card as JSON would hold it: paths as text, tuples as lists.
+    """Return a card made by Python code as plain JSON: paths as text, tuples as lists.
 
     Raises:
         TypeError: a value is of a type that JSON has nothing for.
@@ -154,7 +148,7 @@ def to_plain(entry: Mapping[str, Json]) -> dict[str, Json]:
 
 
 KNOWN_FIELDS = frozenset(_Entry.__struct_fields__)
-"""The fields that madlite has a meaning for."""
+"""The fields that madlite reads."""
 
 
 def _decode(text: bytes, where: str) -> Json:
@@ -175,18 +169,18 @@ def _checked(entry: dict[str, Json], where: str, at: str) -> _Entry:
     except msgspec.ValidationError:
         field = _bad_field(entry)
     expected = _EXPECTED.get(field, "text")
-    raise CatalogError(f"{where}: {at}.{field} must be {expected}, found {_shown(entry[field])}")
+    raise CatalogError(f"{where}: {at}.{field} must be {expected}, found {_json_excerpt(entry[field])}")
 
 
 def _refuse_nul(entry: Json, where: str, at: str) -> None:
-    """Let no text hold a NUL: neither a command nor a variable nor a path can carry it.
+    """Refuse a NUL in any text: no command, variable or path can contain it.
 
     Raises:
         CatalogError: one does; the message holds its place.
     """
     for place, text in texts(entry, at):
         if "\0" in text:
-            raise CatalogError(f"{where}: {place} must be text without a NUL character, found {_shown(text)}")
+            raise CatalogError(f"{where}: {place} must be text without a NUL character, found {_json_excerpt(text)}")
 
 
 def _bad_field(entry: dict[str, Json]) -> str:
@@ -201,7 +195,7 @@ def _fits(entry: dict[str, Json]) -> bool:
     return True
 
 
-def _shown(value: Json) -> str:
+def _json_excerpt(value: Json) -> str:
     import json  # msgspec refuses half a surrogate pair, which is what may be wrong
 
     try:
@@ -225,10 +219,10 @@ def _from_root(path: str, scope: str) -> str:
     return posixpath.normpath(posixpath.join("scripts", scope, path)) if scope and path else path
 
 
-# Fields of cards that nothing reads: named, for one that is misspelt would else be left out in silence.
+# Unknown fields of cards are reported: a misspelt one would else be ignored silently.
 
-# what madengine, MAD's own tools and people have fields for, and madlite reads elsewhere or has no use for
-_THEIRS = frozenset(
+# fields of madengine, MAD's tools and users that madlite reads in other modules or ignores
+_FOREIGN_FIELDS = frozenset(
     {
         *("distributed", "slurm", "k8s", "kubernetes", "env_vars", "vllm", "nnodes", "launcher", "deploy"),
         *("deployment_config", "shared_data", "primus", "description", "comment", "_comment", "_source"),
@@ -238,11 +232,11 @@ _THEIRS = frozenset(
 
 
 def odd_fields(cards: Iterable[Card]) -> list[str]:
-    """Return a sentence for each field that no card has a meaning for, with the cards that have it."""
+    """Return a sentence for each unknown field, with the cards that have it."""
     found: dict[tuple[str, str], list[str]] = {}
     for card in cards:
         for field in card.extra:
-            if field not in _THEIRS and not field.startswith("_"):
+            if field not in _FOREIGN_FIELDS and not field.startswith("_"):
                 names = found.setdefault((card.source, field), [])
                 names += [card.name] if card.name not in names else []
     return [_sentence(source, field, names) for (source, field), names in found.items()]
@@ -250,7 +244,7 @@ def odd_fields(cards: Iterable[Card]) -> list[str]:
 
 def _sentence(source: str, field: str, names: list[str]) -> str:
     whose = f"card '{names[0]}'" + (f" and {len(names) - 1} more" if len(names) > 1 else "")
-    close = did_you_mean(field, (*KNOWN_FIELDS, *_THEIRS), most=1)
+    close = did_you_mean(field, (*KNOWN_FIELDS, *_FOREIGN_FIELDS), most=1)
     return f"{source}: field '{field}' of {whose} has no effect" + (f": {close}" if close else "")
 
 
@@ -264,7 +258,7 @@ class FoundCard(Value, frozen=True):
     finish: Callable[[], Card] | None = None
 
     def complete(self) -> Card:
-        """Return the card as it is to be run; the program behind it is asked at most once.
+        """Return the card as it is to be run; its program runs at most once.
 
         Raises:
             CatalogError: the program failed.

@@ -16,7 +16,7 @@ from madlite.files import exists, read_json, wrong_key
 from madlite.model import Json, Value
 
 PROVIDERS = ("custom", "local", "minio", "nas", "aws")
-"""In the order in which they are asked; the first that has the data is used."""
+"""In order; the first that has the data is used."""
 
 
 class Provider(Value, frozen=True):
@@ -30,7 +30,7 @@ class Provider(Value, frozen=True):
 
 
 DataSets = dict[str, dict[str, Provider]]
-"""Data set → provider → what is known of it, providers in the order of `PROVIDERS`."""
+"""Data set → provider name → provider, in the order of `PROVIDERS`."""
 
 
 def read_data_sets(
@@ -68,11 +68,11 @@ def _providers(entry: Json, where: str) -> dict[str, Provider]:
 
 
 def _provider(name: str, entry: Json, where: str) -> Provider:
-    known = dict(entry) if isinstance(entry, dict) else {}
-    if isinstance(known.get("readwrite"), bool):
-        known["readwrite"] = str(known["readwrite"]).lower()
+    table = dict(entry) if isinstance(entry, dict) else {}
+    if isinstance(table.get("readwrite"), bool):
+        table["readwrite"] = str(table["readwrite"]).lower()
     try:
-        provider = msgspec.convert(known if isinstance(entry, dict) else entry, Provider)
+        provider = msgspec.convert(table if isinstance(entry, dict) else entry, Provider)
     except msgspec.ValidationError as error:
         raise UsageProblem(f"{where}, provider {name}: {wrong_key(error)[1]}") from None
     if name == "local" and provider.mirrorlocal:

@@ -21,7 +21,7 @@ from madlite.errors import CatalogError
 from madlite.model import Card, Problem
 from madlite.safe_read import read_named
 
-# What a get_models_json.py sees while it runs: madengine's CustomModel, its own folder, the checkout as cwd.
+# The environment of a running get_models_json.py: madengine's CustomModel, its own folder, the checkout as cwd.
 #
 # Card authors import `CustomModel` from `madengine.tools.discover_models` (madengine 1) or
 # `madengine.utils.discover_models` (madengine 2); both are there while the code runs, and only then.
@@ -55,8 +55,8 @@ class CustomModel:
         return asdict(self)
 
 
-class Surroundings:
-    """The modules, import path, environment and working folder of one file's code, the same each time it is entered."""
+class ModuleContext:
+    """Modules, import path, environment and working folder of one file's code, the same at each activation."""
 
     def __init__(self, folder: Path, root: Path) -> None:
         self._folder = str(folder)
@@ -65,39 +65,39 @@ class Surroundings:
         self._environ: dict[str, str] | None = None
 
     @contextmanager
-    def entered(self) -> Iterator[None]:
-        """Put the surroundings in place, and these back as they were: modules, import path, environment, folder."""
+    def active(self) -> Iterator[None]:
+        """Activate the context, and restore modules, import path, environment and folder afterwards."""
         environ = dict(os.environ)
         modules, path, cwd = dict(sys.modules), list(sys.path), os.getcwd()  # noqa: PTH109
         bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # leave no __pycache__ in a checkout
         try:
-            self._take_over()
+            self._enter()
             with _stdout_on_stderr():
                 yield
         finally:
-            self._keep_own(modules, [entry for entry in sys.path if entry not in path])
+            self._leave(modules, [entry for entry in sys.path if entry not in path])
             sys.path[:], sys.dont_write_bytecode = path, bytecode
             os.chdir(cwd)
             self._environ = dict(os.environ)
             _set_environment(environ)
 
     def add(self, module: ModuleType) -> None:
-        """Make a module importable in these surroundings, from now on."""
+        """Make a module importable in this context."""
         sys.modules[module.__name__] = self._modules[module.__name__] = module
 
-    def _take_over(self) -> None:
+    def _enter(self) -> None:
         for name in [name for name in sys.modules if name.partition(".")[0] == "madengine"]:
-            del sys.modules[name]  # a real one would bring another CustomModel
+            del sys.modules[name]  # an installed madengine has another CustomModel
         sys.modules.update(self._modules)
         sys.path.insert(0, self._folder)
         os.chdir(self._root)
-        if self._environ is not None:  # what the code set for itself when it was loaded
+        if self._environ is not None:  # variables that the code set when it was loaded
             _set_environment(self._environ)
 
-    def _keep_own(self, before: dict[str, ModuleType], folders: list[str]) -> None:
-        """Take the code's own modules out again: two folders may each have a module of the same name."""
+    def _leave(self, before: dict[str, ModuleType], folders: list[str]) -> None:
+        """Remove the code's own modules: two folders may each have a module of the same name."""
         for name, module in list(sys.modules.items()):
-            if name not in before and _lies_in(module, folders):
+            if name not in before and _is_in(module, folders):
                 self._modules[name] = module
         for name in self._modules:
             sys.modules.pop(name, None)
@@ -124,7 +124,7 @@ def _set_environment(wanted: dict[str, str]) -> None:
         os.environ.update(wanted)
 
 
-def _lies_in(module: ModuleType, folders: list[str]) -> bool:
+def _is_in(module: ModuleType, folders: list[str]) -> bool:
     file = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), "")
     return any(str(file).startswith(f"{folder}{os.sep}") for folder in folders if folder)
 
@@ -133,7 +133,7 @@ def _lies_in(module: ModuleType, folders: list[str]) -> bool:
 def _stdout_on_stderr() -> Iterator[None]:
     """Send prints, and what started programs print, to standard error: ours may be read by a program."""
     try:
-        kept = os.dup(1)
+        saved = os.dup(1)
     except OSError:  # closed
         yield
         return
@@ -144,12 +144,12 @@ def _stdout_on_stderr() -> Iterator[None]:
             yield
     finally:
         sys.stdout.flush()  # what was written past the redirection
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(saved, 1)
+        os.close(saved)
 
 
 def read_dynamic(file: Path, where: str, root: Path, scope: str) -> tuple[FoundCard | Problem, ...]:
-    """Return the cards of a get_models_json.py, or the one problem that keeps them away.
+    """Return the cards of a get_models_json.py, or the problem that prevents it.
 
     `where` names the file in messages, `root` is the checkout and `scope` the sub-folder of its scripts/.
     """
@@ -168,17 +168,17 @@ def read_dynamic(file: Path, where: str, root: Path, scope: str) -> tuple[FoundC
 
 
 class _Script:
-    """One get_models_json.py, with the surroundings its code runs in now and when a card is selected."""
+    """One get_models_json.py, with the context in which its code runs now and when a card is selected."""
 
     def __init__(self, file: Path, where: str, root: Path, scope: str) -> None:
         self._file, self._where, self._root, self._scope = file, where, root, scope
-        self._surroundings = Surroundings(file.parent, root)
+        self._context = ModuleContext(file.parent, root)
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Hold the surroundings; whatever the file's code raises becomes a CatalogError that names the line."""
+        """Run code in the context; any exception of the file's code becomes a CatalogError that names the line."""
         try:
-            with self._surroundings.entered():
+            with self._context.active():
                 yield
         except (CatalogError, KeyboardInterrupt):
             raise
@@ -190,7 +190,7 @@ class _Script:
         """Execute the file and return what it lists."""
         module = ModuleType("get_models_json")
         module.__file__ = str(self._file)
-        self._surroundings.add(module)  # dataclasses look their module up while they are made
+        self._context.add(module)  # dataclasses look their module up while they are made
         exec(compile(read_named(self._file), str(self._file), "exec"), module.__dict__)  # noqa: S102 - the contract
         models = list(module.__dict__["list_models"]()) if "list_models" in module.__dict__ else None
         if models is None:

@@ -1,4 +1,4 @@
-"""Tags → requests: which cards were asked for, and with which additions.
+"""Tags → requests: the selected cards with their additions.
 
 Grammar: `NAME_OR_TAG[:part[:part…]]`, madengine 2's rules (a name, a tag, `all`, `folder/name`, `folder/tag`,
 `folder/all`), plus the bare name of a sub-folder's card, and the folder's name before that of a card elsewhere.
@@ -25,7 +25,7 @@ def split_tags(values: Sequence[str]) -> tuple[str, ...]:
 def select(catalog: Catalog, tags: Sequence[str]) -> tuple[Request, ...]:
     """Return one request per tag and card that it matches: tags as given, cards in the catalogue's order.
 
-    The installed layer is asked only for tags that nothing in the checkout matches, so that `all` in a checkout
+    The installed layer is searched only for tags that nothing in the checkout matches, so that `all` in a checkout
     is the checkout's cards.  A card that two tags match is there twice.
 
     Raises:
@@ -40,7 +40,7 @@ def select(catalog: Catalog, tags: Sequence[str]) -> tuple[Request, ...]:
 
 
 def without_repeats(requests: Sequence[Request]) -> tuple[tuple[Request, ...], tuple[str, ...]]:
-    """Return each card that several tags select once, and in words which these are.
+    """Return the requests without repeated cards, and a sentence for each repeated one.
 
     With additions (`card:a=1`) a card is named on purpose, and runs as often as that, as by madengine.
     """
@@ -49,16 +49,16 @@ def without_repeats(requests: Sequence[Request]) -> tuple[tuple[Request, ...], t
         key = (request.card.name, request.card.root, at if request.overrides else ())
         groups.setdefault(key, []).append(request)
     repeated = (group for group in groups.values() if len(group) > 1)
-    return tuple(group[0] for group in groups.values()), tuple(map(_once, repeated))
+    return tuple(group[0] for group in groups.values()), tuple(map(_repeat_note, repeated))
 
 
-def _once(group: Sequence[Request]) -> str:
+def _repeat_note(group: Sequence[Request]) -> str:
     tags = ", ".join(dict.fromkeys(request.tag for request in group))
     return f"{group[0].card.name} is selected {len(group)} times (--tags {tags}), and runs once"
 
 
-def heads(tags: Sequence[str]) -> tuple[str, ...]:
-    """Return what the tags select cards by: each without its additions."""
+def tag_names(tags: Sequence[str]) -> tuple[str, ...]:
+    """Return the tags without their additions."""
     return tuple(dict.fromkeys(_parts(tag)[0] for tag in tags))
 
 
@@ -90,7 +90,7 @@ def _parts(tag: str) -> list[str]:
 
 
 def _matches(catalog: Catalog, wanted: str) -> tuple[FoundCard, ...]:
-    checkout = tuple(_asked(catalog.checkout, wanted))
+    checkout = tuple(_candidates(catalog.checkout, wanted))
     for layer, rules in ((checkout, _RULES), (catalog.installed, (*_RULES, _by_folder))):
         for rule in rules:
             if found := tuple(each for each in layer if rule(each.card, wanted)):
@@ -98,8 +98,8 @@ def _matches(catalog: Catalog, wanted: str) -> tuple[FoundCard, ...]:
     return ()
 
 
-def _asked(checkout: Sequence[FoundCard], wanted: str) -> Iterator[FoundCard]:
-    """Yield the cards of the checkout that count for a tag: those whose program runs for it, whatever else ran.
+def _candidates(checkout: Sequence[FoundCard], wanted: str) -> Iterator[FoundCard]:
+    """Yield the checkout's candidates for a tag: those whose program runs for it, whatever other programs ran.
 
     A card that is written down and has this very name needs no program, and `folder/name` that folder's alone.
     """
@@ -123,7 +123,7 @@ def _by_bare_name(card: Card, wanted: str) -> bool:
 
 
 def _by_folder(card: Card, wanted: str) -> bool:
-    """Say whether an installed card is meant by the folder of its script, as MAD's newer cards are named."""
+    """Return whether a tag names an installed card by the folder of its script, as MAD's newer cards are named."""
     folder, _, rest = wanted.partition("/")
     return card.scripts.startswith(f"scripts/{folder}/") and (rest in (card.name, "all") or rest in card.tags)
 
@@ -132,13 +132,13 @@ def _by_folder(card: Card, wanted: str) -> bool:
 _RULES: tuple[Callable[[Card, str], bool], ...] = (_by_name_or_tag, _by_bare_name)
 
 
-# What the user may have meant by a tag that matches nothing.
+# Suggestions for a tag that matches nothing.
 
 _MOST = 3
 
 
 def unknown_tags(catalog: Catalog, tags: Sequence[str]) -> CatalogError:
-    """Return the error for tags that match nothing: all of them, where was looked, and what comes close."""
+    """Return the error for tags that match nothing: the tags, the searched sources, and near matches."""
     named = ", ".join(repr(tag) for tag in tags)
     message = f"no model matches tag{'s' * (len(tags) > 1)} {named} ({_sources(catalog)}{_left_out(catalog)})"
     hints = [_did_you_mean(catalog, tag, several=len(tags) > 1) for tag in tags]
@@ -162,13 +162,13 @@ def _left_out(catalog: Catalog) -> str:
 
 
 def _did_you_mean(catalog: Catalog, tag: str, *, several: bool) -> str:
-    known = {text.lower(): text for card in catalog.cards for text in (*card.tags, card.name)}
-    return did_you_mean(_head(tag), known.values(), most=_MOST, after=f" for {tag!r}" if several else "")
+    names = {text.lower(): text for card in catalog.cards for text in (*card.tags, card.name)}
+    return did_you_mean(_head(tag), names.values(), most=_MOST, after=f" for {tag!r}" if several else "")
 
 
 def _known_tag_in(catalog: Catalog, tag: str) -> str:
     """Return the longest tag of a card that what the user typed contains, to list its neighbours by."""
-    inside = {known for card in catalog.cards for known in card.tags if known.lower() in _head(tag)}
+    inside = {names for card in catalog.cards for names in card.tags if names.lower() in _head(tag)}
     return max(sorted(inside), key=len, default="")
 
 

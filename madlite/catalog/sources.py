@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from madlite.catalog.cards import Catalog, FoundCard, make_card, read_cards, to_plain
-from madlite.errors import CatalogError, hint_within
+from madlite.errors import CatalogError, inline_hint
 from madlite.model import CardItem, Json, Problem, TreeCards
 from madlite.safe_read import read_named
 
@@ -22,7 +22,7 @@ def load_catalog(
     plugin_cards: Sequence[PluginCards] = (),
     wanted: Collection[str] | None = None,
 ) -> Catalog:
-    """Return every card there is, and what had to be left out.
+    """Return all cards, and the problems of those that were left out.
 
     A nearer card hides those of its name farther off: first the working folder's, then plugins', then madlite's own
     in the file `bundled`.  Each get_models_json.py of the working folder is executed; where only some cards are
@@ -62,7 +62,7 @@ def _of_checkout(workspace: Path, wanted: Collection[str] | None) -> Iterator[Fo
 
 
 def _needed(wanted: Iterable[str], names: Collection[str], programs: Collection[str]) -> set[str]:
-    """Return the folders whose programs have to say what they list before the wanted cards are known.
+    """Return the folders whose programs must run to find the wanted cards.
 
     None for the full name of a card that is written down, one for `folder/name`; a tag may be any folder's, and
     madengine takes them all.
@@ -134,7 +134,7 @@ def _of_file(file: Path, where: str) -> Iterator[FoundCard | Problem]:
 
 def _what(error: Exception, prefix: str) -> str:
     text = str(error).removeprefix(prefix)
-    return f"{text} ({hint_within(error.hint)})" if isinstance(error, CatalogError) and error.hint else text
+    return f"{text} ({inline_hint(error.hint)})" if isinstance(error, CatalogError) and error.hint else text
 
 
 def _read(file: Path, where: str, root: Path, scope: str = "") -> tuple[FoundCard, ...]:
@@ -160,7 +160,7 @@ def _first_of_each(items: Iterable[FoundCard | Problem], problems: list[Problem]
 
 
 def _left_out(names: Sequence[str], where: str, earlier: str) -> Problem:
-    """Word once what may be hundreds: two folders of --cards-from can be two versions of one."""
+    """Return one problem for all hidden cards of a source: two folders of --cards-from may be versions of one."""
     what = f"its card {names[0]!r} is left out: {earlier} has one of that name"
     if len(names) > 1:
         what = f"{len(names)} of its cards are left out, {names[0]!r} first: {earlier} has some of their names"

@@ -1,4 +1,4 @@
-"""The words of a command line as click wants them: long options in full, `--tags` before each of its words."""
+"""Arguments of a command line as click parses them: long options in full, `--tags` before each of its values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from madlite.run.screen import RunOutcome
 
 # What came beside an option that scripts for madengine 1 abbreviate: `--clean` and `--c` are --clean-docker-cache.
-_YIELDING = ("--cleanup-perf", "--cards-from", "--check", "--contract", "--fail-on-suspect", "--plan")
+_LOW_PRIORITY = ("--cleanup-perf", "--cards-from", "--check", "--contract", "--fail-on-suspect", "--plan")
 
 F = TypeVar("F", bound=Callable[..., Any])
 _Names: TypeAlias = Mapping[str, click.Parameter]
@@ -31,7 +31,7 @@ def complete(
 ) -> list[str]:
     """Return the arguments with abbreviated long options in full, and the option `many` before each of its words.
 
-    With `stop` the first word that is no option ends the work: what follows belongs to a sub-command.
+    With `stop` the first positional argument ends the expansion: what follows belongs to a sub-command.
 
     Raises:
         click.UsageError: an abbreviation stands for several options, or `many` is given no word.
@@ -43,14 +43,14 @@ def complete(
         word = left.popleft()
         if word == "--" or (stop and not _is_option(word)):
             return [*done, word, *left]
-        word = _in_full(word, names, ctx)
+        word = _expand(word, names, ctx)
         done.append(word)
-        option, has_value = _asked(word, names)
+        option, has_value = _option_of(word, names)
         if option is None:
             continue
         if many in option.opts:
-            done += _each(many, left, ctx, has_first=has_value)
-        elif left and not has_value and not (_may_lack_value(option) and _is_option(left[0])):
+            done += _repeat_option(many, left, ctx, has_first=has_value)
+        elif left and not has_value and not (_has_optional_value(option) and _is_option(left[0])):
             done.append(left.popleft())
     return done
 
@@ -59,28 +59,28 @@ def _is_option(word: str) -> bool:
     return len(word) > 1 and word.startswith("-")
 
 
-def _in_full(word: str, names: _Names, ctx: click.Context) -> str:
-    """Return the word with its option's whole name; a name that nobody knows is left for click to refuse."""
+def _expand(word: str, names: _Names, ctx: click.Context) -> str:
+    """Return the word with its option's whole name; an unknown name is left for click to refuse."""
     if not word.startswith("--"):
         return word
     written, equals, value = word.partition("=")
     if written in names:
         return word
     wanted = written.replace("_", "-")  # as the first MAD scripts and `report update-perf` spell them
-    found = [wanted] if wanted in names else _meant(wanted, names)
+    found = [wanted] if wanted in names else _matching_options(wanted, names)
     if len(found) > 1:
         raise click.UsageError(f"option '{written}' could be {' or '.join(sorted(found))}", ctx)
     return f"{found[0]}{equals}{value}" if found else word
 
 
-def _meant(start: str, names: _Names) -> list[str]:
-    """Return the names that begin so, one for each thing an option can be told."""
+def _matching_options(start: str, names: _Names) -> list[str]:
+    """Return the options that begin with `start`, one for each value that an option can set."""
     found = [name for name in names if name.startswith(start)]
-    found = [name for name in found if name not in _YIELDING] or found
+    found = [name for name in found if name not in _LOW_PRIORITY] or found
     return list({(names[name].name, name in names[name].secondary_opts): name for name in reversed(found)}.values())
 
 
-def _asked(word: str, names: _Names) -> tuple[click.Parameter | None, bool]:
+def _option_of(word: str, names: _Names) -> tuple[click.Parameter | None, bool]:
     """Return the option of this word that takes a value, None without one, and whether the value is in the word."""
     if word.startswith("--"):
         written, equals, _ = word.partition("=")
@@ -98,11 +98,11 @@ def _takes_value(param: click.Parameter) -> bool:
     return isinstance(param, click.Option) and not param.is_flag and not param.count
 
 
-def _may_lack_value(param: click.Parameter) -> bool:
+def _has_optional_value(param: click.Parameter) -> bool:
     return isinstance(param, click.Option) and isinstance(param.flag_value, str)
 
 
-def _each(name: str, left: deque[str], ctx: click.Context, *, has_first: bool) -> list[str]:
+def _repeat_option(name: str, left: deque[str], ctx: click.Context, *, has_first: bool) -> list[str]:
     """Take the words up to the next option, and return them with the option before each that lacks it."""
     words: list[str] = []
     while left and not _is_option(left[0]):
@@ -133,14 +133,14 @@ NAMED = (
 )
 
 
-def named_values(given: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+def named_values(params: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     """Yield option, key and value of each that was given.
 
     Raises:
         UsageProblem: one was given without a value, or with a list of them.
     """
     for name, (field, own) in OPTIONS.items():
-        value, option = given[name], own.name
+        value, option = params[name], own.name
         if value == "":
             raise UsageProblem(f"{option} is empty", "leave it out, or name a value: an unset variable may stand there")
         if "," in str(value):
@@ -151,16 +151,17 @@ def named_values(given: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
             yield option, field.key, str(value)
 
 
-# The options that say where results go, and what of madlite's own stands beside them.
+# Options of results files, and madlite's own columns.
 
 _FILE = click.Path(path_type=Path)
-MANIFEST = Path("build_manifest.json")  # where nobody names another
+MANIFEST = Path("build_manifest.json")  # the default
 COLUMNS = ("cause", "reason", "suspect", "run", "notes")  # record.rows.OWN_COLUMNS: a test holds them together
 
+OUTPUT = click.option(
+    "-o", "--output", type=_FILE, default=Path("perf.csv"), show_default=True, metavar="FILE", help="Results file."
+)
 RESULTS = (
-    click.option(
-        "-o", "--output", type=_FILE, default=Path("perf.csv"), show_default=True, metavar="FILE", help="Results file."
-    ),
+    OUTPUT,
     click.option("--strict-header", is_flag=True, help="Never add a column to perf.csv."),
     click.option(
         "--add-column",
@@ -180,7 +181,7 @@ CLEANUP = click.option(
 )
 
 
-# A word of a command line that is the name of a file, or stands for a run of the working folder.
+# An argument that is a file's name, or identifies a run of the working folder.
 
 
 def run_of(name: str, directory: Path) -> Path | None:
@@ -197,7 +198,7 @@ def run_of(name: str, directory: Path) -> Path | None:
     return find_named(runs_folder(directory), name)
 
 
-# Contract mode: what scripts around version 1 or 2 of madengine expect to see, and nobody else wants on the screen.
+# Contract mode: what scripts around version 1 or 2 of madengine expect to see, and which is off by default.
 #
 # Chosen by `--contract`, else by $MADLITE_CONTRACT, else by the name that the program was called by: `madengine`
 # stands for version 2.  Formats: madengine 1.0.0 and 2.1.0, observed; docs/differences.md has what is other all the
@@ -207,24 +208,23 @@ VARIABLE = "MADLITE_CONTRACT"
 _NAME = "madengine"  # of a link to the program
 _VERSIONS = {1: "1.0.0", 2: "2.1.0"}
 _ALWAYS = ("name", "url", "dockerfile", "scripts", "data", "n_gpus", "owner", "training_precision", "tags", "args")
-_OURS = frozenset(("backend", "recipe", "image", "runtimes"))  # fields of a card that madengine has never heard of
+_MADLITE_FIELDS = frozenset(("backend", "recipe", "image", "runtimes"))  # fields of a card that madengine does not have
 _KEY = "madlite.contract"  # in what the contexts of one command line share
-
-
-def contract_option(function: F) -> F:
-    """Add --contract; `contract` says which one counts."""
-    return click.option(
-        "--contract",
-        type=click.Choice([str(version) for version in _VERSIONS]),
-        expose_value=False,
-        callback=_note,
-        help=f"Be like this version of madengine where scripts look.  [${VARIABLE}; 2 under the name {_NAME}]",
-    )(function)
 
 
 def _note(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
     if value is not None:
         ctx.meta[_KEY] = int(value)
+
+
+contract_option = click.option(
+    "--contract",
+    type=click.Choice([str(version) for version in _VERSIONS]),
+    expose_value=False,
+    callback=_note,
+    help=f"Be like this version of madengine where scripts look.  [${VARIABLE}; 2 under the name {_NAME}]",
+)
+"""Add --contract; `contract` returns the effective version."""
 
 
 def contract() -> int:
@@ -249,8 +249,8 @@ def version_line() -> str:
     from madlite import __version__
 
     version = contract()
-    told = {0: f"madlite {__version__}", 1: _VERSIONS[1], 2: f"🚀 {_NAME} version {_VERSIONS[2]}"}
-    return told[version]
+    lines = {0: f"madlite {__version__}", 1: _VERSIONS[1], 2: f"🚀 {_NAME} version {_VERSIONS[2]}"}
+    return lines[version]
 
 
 def cards_text(version: int, cards: Sequence[Mapping[str, Json]], as_json: bool) -> str:
@@ -258,8 +258,8 @@ def cards_text(version: int, cards: Sequence[Mapping[str, Json]], as_json: bool)
     listed = json.dumps([_with_blanks(card) for card in cards], indent=4) if as_json else ""
     names = [str(card["name"]) for card in cards]
     if version == 1:
-        told = [listed] if as_json else [f"Number of models in total: {len(names)}", *names]
-        return "\n".join(["Discovering all models in the project", *told])
+        lines = [listed] if as_json else [f"Number of models in total: {len(names)}", *names]
+        return "\n".join(["Discovering all models in the project", *lines])
     head = f"📊 Available Models ({len(names)} total):"
     lines = [head, *(f"  {name}" for name in names)]
     lines = [f"📋 Selected Models ({len(names)} models):", listed] if as_json else lines
@@ -268,7 +268,9 @@ def cards_text(version: int, cards: Sequence[Mapping[str, Json]], as_json: bool)
 
 def _with_blanks(card: Mapping[str, Json]) -> dict[str, Json]:
     """Return a card as a models.json of MAD has it: what every card has, blank or not; nothing of madlite alone."""
-    rest = {name: value for name, value in card.items() if name not in _OURS and (name, value) != ("timeout", -1)}
+    rest = {
+        name: value for name, value in card.items() if name not in _MADLITE_FIELDS and (name, value) != ("timeout", -1)
+    }
     return {**{name: card.get(name, "") for name in _ALWAYS}, **rest}
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from madlite.cli import setup
+from madlite.cli.arguments import SUMMARY
 from madlite.cli.format import duration
 from madlite.cli.options import (
     TagsCommand,
@@ -19,7 +20,6 @@ from madlite.cli.options import (
     context_options,
     live_option,
     registry_option,
-    summary_option,
     tag_words,
     tags_option,
 )
@@ -34,7 +34,6 @@ from madlite.text import printable
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
     from madlite.plan.context import Context, Options
-    from madlite.plan.images import BatchEntry
     from madlite.run.build_jobs import BuildInputs
 
 _FILE = click.Path(path_type=Path)
@@ -70,7 +69,7 @@ _EXCLUSIVE = (
 @click.option("--build-on-compute", is_flag=True, help="Build in a Slurm job; not there yet.")
 @registry_option
 @clean_cache_option
-@summary_option
+@SUMMARY
 @click.option(
     "-m",
     "--manifest-output",
@@ -82,7 +81,7 @@ _EXCLUSIVE = (
 )
 @live_option
 @common_options
-def command(**given: Any) -> int:
+def command(**params: Any) -> int:
     """Build the images of the models that tags select, and write a manifest for `madlite run --manifest-file`.
 
     \b
@@ -90,30 +89,32 @@ def command(**given: Any) -> int:
     madlite build --tags pyt_train_llama-3.1-8b --target-archs gfx942,gfx950 --registry docker.io
     madlite run --manifest-file build_manifest.json
     """
-    _refuse(given)
+    _refuse(params)
+    from madlite.plan.images import read_batch
     from madlite.results.locked import check_writable
 
-    check_writable(given["manifest_output"], is_manifest)
-    if given["summary_output"] is not None:
-        check_writable(given["summary_output"])
-    plugins = setup.load(given["no_plugins"], given["verbose"])
-    given["batch"] = _batch(given["batch_manifest"])
-    inputs = _inputs(plugins, given)
-    jobs = _jobs(plugins, given, inputs)
+    check_writable(params["manifest_output"], is_manifest)
+    if params["summary_output"] is not None:
+        check_writable(params["summary_output"])
+    plugins = setup.load(params["no_plugins"], params["verbose"])
+    batch = params["batch_manifest"]  # which may be a pipe: it is read once
+    params["batch"] = read_batch(batch) if batch is not None else ()
+    inputs = _inputs(plugins, params)
+    jobs = _jobs(plugins, params, inputs)
     for text in dict.fromkeys(_outside(jobs)):
         setup.warn(text)
-    setup.tell_problems(plugins.problems)
-    return _build(jobs, inputs, given)
+    setup.print_problems(plugins.problems)
+    return _build(jobs, inputs, params)
 
 
-def _refuse(given: dict[str, Any]) -> None:
+def _refuse(params: dict[str, Any]) -> None:
     """Refuse options that exclude each other."""
     for one, other in _EXCLUSIVE:
-        if given[one] and given[other]:
+        if params[one] and params[other]:
             raise click.UsageError(f"{_option(one)} and {_option(other)} exclude each other")
-    if given["build_on_compute"] and not given["registry"]:
+    if params["build_on_compute"] and not params["registry"]:
         raise click.UsageError("--build-on-compute needs --registry")
-    if given["build_on_compute"]:
+    if params["build_on_compute"]:
         raise click.UsageError("--build-on-compute is not there yet: build on the node itself, without it")
 
 
@@ -121,76 +122,66 @@ def _option(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _inputs(plugins: Plugins, given: dict[str, Any]) -> BuildInputs:
+def _inputs(plugins: Plugins, params: dict[str, Any]) -> BuildInputs:
     from madlite.plan.images import find_target
     from madlite.run.build_jobs import BuildInputs
 
-    context = setup.make_context({**given, "gpus": ""})
-    options = _options(given)
-    machine = setup.find_machine(_without_gpus(context) if context.known.gpu_vendor else context, "")
-    setup.tell_problems(machine.problems)
-    target = find_target(context, machine, given["target_archs"])
-    for note in target.notes if not given["use_image"] else ():
+    context = setup.make_context({**params, "gpus": ""})
+    options = _options(params)
+    machine = setup.find_machine(_without_gpus(context) if context.keys.gpu_vendor else context, "")
+    setup.print_problems(machine.problems)
+    target = find_target(context, machine, params["target_archs"])
+    for note in target.notes if not params["use_image"] else ():
         setup.warn(note)
-    setup.bring_model_dir(plugins, _tags(given), given["cards_from"])
+    tags = [entry.model_name for entry in params["batch"]] or params["tags"]
+    setup.copy_model_dir(plugins, tags, params["cards_from"])
     return BuildInputs(
         options=options,
         target=target,
         machine=machine,
         credentials=setup.read_credentials(options.workspace) or {},
-        registry=given["registry"],
-        use_image=given["use_image"],
+        registry=params["registry"],
+        use_image=params["use_image"],
     )
 
 
-def _tags(given: dict[str, Any]) -> Sequence[str]:
-    return given["tags"] if given["batch_manifest"] is None else [entry.model_name for entry in given["batch"]]
-
-
-def _batch(file: Path | None) -> tuple[BatchEntry, ...]:
-    """Return the entries of a batch manifest; it may be a pipe, which is read once."""
-    from madlite.plan.images import read_batch
-
-    return read_batch(file) if file is not None else ()
-
-
-def _options(given: dict[str, Any]) -> Options:
+def _options(params: dict[str, Any]) -> Options:
     from madlite.plan.context import Options
 
     workspace = setup.find_workspace(touch=True)
     return Options(
         workspace=workspace,
         output=workspace / "perf.csv",
-        live_output=given["live_output"],
-        clean_docker_cache=given["clean_docker_cache"],
+        live_output=params["live_output"],
+        clean_docker_cache=params["clean_docker_cache"],
         environ=dict(os.environ),
     )
 
 
 def _without_gpus(context: Context) -> Context:
-    """Return a context by which no GPU is looked for: whose images are built is said, and they may be elsewhere."""
+    """Return a context that skips GPU detection: the vendor is given, and its GPUs may be on another machine."""
     from msgspec.structs import replace
 
     return replace(context, values={"gpu_vendor": "CPU"})
 
 
-def _jobs(plugins: Plugins, given: dict[str, Any], inputs: BuildInputs) -> list[BuildJob]:
+def _jobs(plugins: Plugins, params: dict[str, Any], inputs: BuildInputs) -> list[BuildJob]:
     from madlite.run.build_jobs import plan_builds
 
-    workspace, trees = inputs.options.workspace, given["cards_from"]
-    if given["batch_manifest"] is None:
-        requests = setup.select_requests(plugins, given["tags"], workspace, trees)
+    workspace, trees = inputs.options.workspace, params["cards_from"]
+    if params["batch_manifest"] is None:
+        requests = setup.select_requests(plugins, params["tags"], workspace, trees)
         return [job for request in requests for job in plan_builds(request, inputs)]
     return [
         job
-        for entry in given["batch"]
+        for entry in params["batch"]
         for request in setup.select_requests(plugins, (entry.model_name,), workspace, trees)
         for job in plan_builds(request, inputs, entry)
     ]
 
 
 def _outside(jobs: Sequence[BuildJob]) -> Iterator[str]:
-    """Yield what of the checkout's images comes from elsewhere on this machine."""
+    """Yield a warning for each build input outside of the checkout."""
     from madlite.runtimes.docker.request import image_access
 
     for job in jobs:
@@ -198,27 +189,27 @@ def _outside(jobs: Sequence[BuildJob]) -> Iterator[str]:
             yield f"card {job.entry.request.card.name}: its {what} is outside of this folder"
 
 
-def _build(jobs: Sequence[BuildJob], inputs: BuildInputs, given: dict[str, Any]) -> int:
+def _build(jobs: Sequence[BuildJob], inputs: BuildInputs, params: dict[str, Any]) -> int:
     from madlite.cli.screens import make_screen
     from madlite.run.build import build_all
 
     sink = Sink(sys.stdout.fileno())
-    screen = make_screen(sink, live=given["live_output"])
+    screen = make_screen(sink, live=params["live_output"])
     lines = BuildLines(screen)
     try:
         built = build_all(jobs, inputs.options.workspace, inputs.options.environ, lines)
         lines.total(built)
         if built.interrupted:
-            screen.warn(f"interrupted: {given['manifest_output']} was not written")
+            screen.warn(f"interrupted: {params['manifest_output']} was not written")
             return int(built.exit_code)
-        return _write(_texts(built, jobs, inputs, given), built, screen)
+        return _write(_texts(built, jobs, inputs, params), built, screen)
     finally:
         screen.close()
         sink.close()
 
 
 def _write(texts: Mapping[Path, tuple[str, str]], built: Built, screen: PlainScreen) -> int:
-    """Write what is wanted, each file whatever becomes of the others, and return the exit code."""
+    """Write each file, also where another one fails, and return the exit code."""
     from madlite.results.locked import write_named
 
     code = built.exit_code
@@ -234,9 +225,9 @@ def _write(texts: Mapping[Path, tuple[str, str]], built: Built, screen: PlainScr
 
 
 def _texts(
-    built: Built, jobs: Sequence[BuildJob], inputs: BuildInputs, given: dict[str, Any]
+    built: Built, jobs: Sequence[BuildJob], inputs: BuildInputs, params: dict[str, Any]
 ) -> dict[Path, tuple[str, str]]:
-    """Return what is written by its file: what it is, and its text."""
+    """Return the files to write: path → kind and text."""
     from madlite.plan.manifest_text import manifest_text, summary
     from madlite.run.build import secrets_of_jobs
     from madlite.secrets import masked_json
@@ -250,12 +241,12 @@ def _texts(
         gpu_vendor=inputs.target.gpu_vendor,
         took_s=built.took_s,
     )
-    told = masked_json(summary(built.images, built.failed, built.took_s), secrets)
-    texts = {given["summary_output"]: ("summary", told)} if given["summary_output"] is not None else {}
-    return {given["manifest_output"]: ("manifest", text), **texts}
+    description = masked_json(summary(built.images, built.failed, built.took_s), secrets)
+    texts = {params["summary_output"]: ("summary", description)} if params["summary_output"] is not None else {}
+    return {params["manifest_output"]: ("manifest", text), **texts}
 
 
-# How builds are worded on the screen.
+# Builds on the screen.
 
 
 class BuildLines:
@@ -274,15 +265,15 @@ class BuildLines:
         self._screen.begin(lines)
 
     def build_line(self, text: str) -> None:
-        """Say what the build does, all of it where asked for."""
+        """Show a line of the build's output."""
         self._screen.phase(text)
 
     def build_finished(self, job: BuildJob, done: Done) -> None:
-        """Say how it ended."""
+        """Report the outcome of one build."""
         self._screen.end([f"      {line}" for line in _ending(job, done)])
 
     def total(self, built: Built) -> None:
-        """Say how all of them ended, where there was more than one."""
+        """Report the totals of more than one build."""
         if len(built.images) + len(built.failed) > 1:
             self._screen.end([f"{len(built.images)} ready, {len(built.failed)} failed"])
 

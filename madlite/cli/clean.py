@@ -45,7 +45,7 @@ def command(yes: bool, kept: bool, everywhere: bool, no_plugins: bool, verbose: 
     for item in found.leftovers:
         meant = everywhere or not item.elsewhere
         if not yes or not meant or (item.kept and not kept):
-            echo(f"{item.kind:9} {item.run_id}  {item.text}{_aside(item, everywhere)}")
+            echo(f"{item.kind:9} {item.run_id}  {item.text}{_removal_hint(item, everywhere)}")
             waiting |= meant and not item.kept
             continue
         problem = remove(item, environ, runtimes)
@@ -65,7 +65,7 @@ def command(yes: bool, kept: bool, everywhere: bool, no_plugins: bool, verbose: 
     return int(ExitCode.RUN_FAILED if failed else ExitCode.OK)
 
 
-def _aside(item: Leftover, everywhere: bool) -> str:
+def _removal_hint(item: Leftover, everywhere: bool) -> str:
     """Return why something is not removed with the rest, and the command that removes it."""
     kept = " --kept" if item.kept else ""
     if item.elsewhere and not everywhere:

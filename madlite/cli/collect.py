@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from madlite.cli.arguments import contract, contract_option
+from madlite.cli.arguments import OUTPUT, contract, contract_option
 from madlite.cli.completion import complete_runs
 from madlite.cli.options import Command, verbose_option
 from madlite.cli.terminal import echo
@@ -24,15 +24,7 @@ _PATTERN = frozenset("*?[")
 
 @click.command("collect", cls=Command)
 @click.argument("run", nargs=-1, shell_complete=complete_runs)
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    default=Path("perf.csv"),
-    show_default=True,
-    metavar="FILE",
-    help="Results file.",
-)
+@OUTPUT
 @contract_option
 @verbose_option
 def command(run: tuple[str, ...], output: Path) -> int:
@@ -69,10 +61,10 @@ def command(run: tuple[str, ...], output: Path) -> int:
 
 def _print(one: Collected) -> None:
     from madlite.cli import setup
-    from madlite.cli.format import status_words
+    from madlite.cli.format import status_text
 
     result = one.result
-    status = f"{status_words(result.status.value, result.suspect)}, " if result is not None else ""
+    status = f"{status_text(result.status.value, result.suspect)}, " if result is not None else ""
     if one.failed:
         setup.warn(f"{one.run_id}: {one.words}")
     else:
@@ -105,9 +97,9 @@ def _named(name: str, here: Path) -> Iterator[Path]:
         name = path.name
     elif "/" in name:
         raise UsageProblem(f"{name} is no run of {here}", f"cd to the folder that has its {RUNS}, and collect there")
-    known = run_names(runs)
-    if name not in known and _PATTERN & set(name):
-        matching = fnmatch.filter(known, name)
+    names = run_names(runs)
+    if name not in names and _PATTERN & set(name):
+        matching = fnmatch.filter(names, name)
         if not matching:
             raise UsageProblem(f"no run is like '{name}'", "madlite runs lists them")
         yield from (runs / one for one in matching)

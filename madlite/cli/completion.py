@@ -1,7 +1,7 @@
 """Shell completion by click's own mechanism: tags, cards and ids of runs, read from files alone.
 
-Nothing of a card or a plugin is executed, no engine and no network is asked, and whatever goes wrong completes nothing:
-a key that was pressed is no place for a message.
+No code of a card or a plugin is executed, no engine and no network is queried, and on any error nothing is completed:
+a completion cannot show a message.
 """
 
 from __future__ import annotations
@@ -26,45 +26,45 @@ _WORDS = "madlite.words"  # in a context's meta: the words of the command before
 _SAFE = re.compile(r"[\w@%+.,/-]+", re.ASCII)
 
 
-def answer(group: click.Group, instruction: str) -> int:
-    """Print what a shell asks for, `bash_source` or `bash_complete`; nothing, with exit code 1, where it cannot be."""
+def complete_shell(group: click.Group, instruction: str) -> int:
+    """Print the completion that a shell requests, `bash_source` or `bash_complete`; nothing on an error (code 1)."""
     shell, _, what = instruction.partition("_")
     kind = get_completion_class(shell)
     if kind is None or what not in ("source", "complete"):
         return 1
-    asked = kind(group, {}, "madlite", VARIABLE)
+    completer = kind(group, {}, "madlite", VARIABLE)
     if what == "source":
-        click.echo(asked.source())
+        click.echo(completer.source())
         return 0
     try:
         with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
-            text = _completed(asked)
-    except Exception:  # noqa: BLE001 - of a broken folder or plugin nothing is completed; its command says why
+            text = _completions(completer)
+    except Exception:  # noqa: BLE001 - a broken folder or plugin completes nothing; its command reports why
         return 1
     if text:
         sys.stdout.write(f"{text}\n")
     return 0
 
 
-def _completed(asked: ShellComplete) -> str:
+def _completions(completer: ShellComplete) -> str:
     """Return click's answer; bash hands `--tags=a` over as three words, and what follows a colon is no name."""
-    words, incomplete = asked.get_completion_args()
+    words, incomplete = completer.get_completion_args()
     if words[-1:] == [":"] or incomplete == ":":
         return ""
     if incomplete == "=":
         incomplete = ""
     elif words[-1:] == ["="]:
         words = words[:-1]
-    return "\n".join(map(asked.format_completion, asked.get_completions(words, incomplete)))
+    return "\n".join(map(completer.format_completion, completer.get_completions(words, incomplete)))
 
 
-def note_words(ctx: click.Context, words: Sequence[str]) -> None:
-    """Keep the words of a command that is being completed."""
+def store_args(ctx: click.Context, words: Sequence[str]) -> None:
+    """Store the arguments of a command that is being completed."""
     ctx.meta[_WORDS] = tuple(words)
 
 
-def words_after(ctx: click.Context, options: Iterable[str]) -> bool:
-    """Say whether the words before the one to be completed are those of one of these options, one or more."""
+def is_value_of(ctx: click.Context, options: Iterable[str]) -> bool:
+    """Return whether the argument to complete belongs to one of these options, which take several values."""
     words: tuple[str, ...] = ctx.meta.get(_WORDS, ())
     last = next((at for at in range(len(words) - 1, -1, -1) if words[at].startswith("-")), None)
     return last is not None and words[last].partition("=")[0] in options

@@ -54,7 +54,7 @@ def _check_action(ctx: click.Context, param: click.Parameter, value: str) -> Non
 @click.option("--no-index", is_flag=True, help="Make no index.")
 @click.option("-n", "--dry-run", is_flag=True, help="Read the file and say what would be uploaded.")
 @verbose_option
-def command(**given: Any) -> int:
+def command(**params: Any) -> int:
     """Upload a results file to MongoDB; the same row uploaded again is the same document.
 
     \b
@@ -67,31 +67,31 @@ def command(**given: Any) -> int:
     from madlite.reports.documents import read_documents
     from madlite.reports.mongodb import DatabaseTarget, check_unique, upload
 
-    documents = read_documents(given["file"])
-    unique = tuple(filter(None, (name.strip() for name in given["unique_key"].split(","))))
-    upsert = not given["no_upsert"]
+    documents = read_documents(params["file"])
+    unique = tuple(filter(None, (name.strip() for name in params["unique_key"].split(","))))
+    upsert = not params["no_upsert"]
     target = DatabaseTarget(
-        database=given["database"],
-        collection=given["collection"],
+        database=params["database"],
+        collection=params["collection"],
         unique=unique,
         upsert=upsert,
-        index=not given["no_index"],
-        batch_size=given["batch_size"],
+        index=not params["no_index"],
+        batch_size=params["batch_size"],
     )
     server = read_server(os.environ)
     shared = check_unique(documents, unique)
     if shared and upsert:
         setup.warn(f"{shared} rows have the {', '.join(unique)} of another: of each such the last stays")
     into = f"{target.database}.{target.collection} at {server.address}"
-    if given["dry_run"]:
+    if params["dry_run"]:
         how = f"told apart by {', '.join(unique) or 'all they hold'}" if upsert else "each added"
-        echo(f"would upload {len(documents):,} documents of {given['file']} to {into}, {how}")
+        echo(f"would upload {len(documents):,} documents of {params['file']} to {into}, {how}")
         return int(ExitCode.OK)
     done = upload(documents, server, target)
     for problem in done.problems:
         setup.warn(problem)
     refused = f", {done.failed:,} refused" if done.failed else ""
-    echo(f"uploaded {given['file']} to {into}: {done.inserted:,} new, {done.updated:,} were there{refused}")
+    echo(f"uploaded {params['file']} to {into}: {done.inserted:,} new, {done.updated:,} were there{refused}")
     return int(ExitCode.RUN_FAILED if done.failed else ExitCode.OK)
 
 

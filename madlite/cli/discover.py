@@ -1,4 +1,4 @@
-"""`madlite discover`: the catalogue, for people and for programs."""
+"""`madlite discover`: the catalogue as a table or as JSON."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from madlite.cli.options import TagsCommand, common_options, tag_words, tags_opt
 from madlite.cli.setup import cards_option
 from madlite.cli.terminal import printable_lines, without_secrets
 from madlite.model import Card, Json
+from madlite.text import align
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
@@ -55,16 +56,16 @@ def command(
         requests = select(catalog, wanted)
         cards = [(request.card, args_of(request)) for request in requests]
     else:
-        cards = [(card, card.args) for card in (catalog.cards if every else _near(catalog, cards_from))]
+        cards = [(card, card.args) for card in (catalog.cards if every else _default_cards(catalog, cards_from))]
     text = _text(cards, plugins, workspace, as_json=as_json, selected=bool(tags))
     if (left := len(catalog.cards) - len(cards)) and not (tags or as_json or contract()):
         text += f" of this checkout; {left} more with --all"
-    setup.tell_problems(plugins.problems)
+    setup.print_problems(plugins.problems)
     click.echo(without_secrets(text))
     return 0
 
 
-def _near(catalog: Catalog, trees: Sequence[Path]) -> tuple[Card, ...]:
+def _default_cards(catalog: Catalog, trees: Sequence[Path]) -> tuple[Card, ...]:
     """Return the cards of the checkout, which `run` prefers, and of folders that were named; all where it has none."""
     if not catalog.checkout:
         return catalog.cards
@@ -115,16 +116,14 @@ def as_mad(card: Card, args: str) -> dict[str, Json]:
 def _table(cards: Iterable[tuple[Card, str]], plugins: Plugins, workspace: Path) -> str:
     from madlite.run.backend_choice import claimants
 
-    known = plugins.backends()
+    backends = plugins.backends()
     rows = [("NAME", "GPUS", "PRECISION", "RUNS BY", "FROM", "TAGS")]
     for card, _ in cards:
         gpus = "all" if card.n_gpus == "-1" else card.n_gpus
-        owners = [card.backend] if card.backend else claimants(card, known, plugins, workspace)
+        owners = [card.backend] if card.backend else claimants(card, backends, plugins, workspace)
         by = _runner(card, owners)
         rows.append((card.name, gpus, card.training_precision or "-", by, card.source, ",".join(card.tags)))
-    widths = [max(len(row[column]) for row in rows) for column in range(5)]
-    lines = [_line(row, widths) for row in rows]
-    return "\n".join([*lines, "1 model" if len(rows) == 2 else f"{len(rows) - 1} models"])
+    return "\n".join([*align(rows), "1 model" if len(rows) == 2 else f"{len(rows) - 1} models"])
 
 
 def _runner(card: Card, owners: Sequence[str]) -> str:
@@ -132,8 +131,3 @@ def _runner(card: Card, owners: Sequence[str]) -> str:
     if not owners:
         return "a MAD checkout" if card.scripts else "-"
     return card.scripts if list(owners) == ["script"] else "/".join(owners)
-
-
-def _line(row: Sequence[str], widths: Sequence[int]) -> str:
-    cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-    return "  ".join([*cells, row[-1]]).rstrip()

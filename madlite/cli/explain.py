@@ -20,6 +20,7 @@ from madlite.machine.peaks import find_peak
 from madlite.measure.compute import flops_per_token, trains_adapters
 from madlite.model import Architecture, ErrorScan, RunPlan, Secret, Value, Variant
 from madlite.plan.fields import targeted_rows
+from madlite.text import scalar_text
 
 if TYPE_CHECKING:
     from madlite.run.screen import Planned
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 @check_option
 @plan_options
 @common_options
-def command(tag: tuple[str, ...], everything: bool, as_json: bool, **given: Any) -> int:
+def command(tag: tuple[str, ...], everything: bool, as_json: bool, **params: Any) -> int:
     """Show the plan of a run: every value and where it came from.
 
     Without --all: of each card what decides its runs, what somebody set, and what differs between them.
@@ -50,10 +51,10 @@ def command(tag: tuple[str, ...], everything: bool, as_json: bool, **given: Any)
     from madlite.run.one import secrets_for
     from madlite.secrets import Redactor, masked_json
 
-    plugins = setup.load(given["no_plugins"], given["verbose"])
-    given["tags"] = (*tag, *given["tags"])
-    options = setup.make_options(given)
-    planned = plan_all(plugins, options, given)
+    plugins = setup.load(params["no_plugins"], params["verbose"])
+    params["tags"] = (*tag, *params["tags"])
+    options = setup.make_options(params)
+    planned = plan_all(plugins, options, params)
     secrets = tuple(text for one in planned for text in secrets_for(one, options.environ))
     mask = Redactor(secrets).text
     refused, warnings = run_checks(planned, plugins, options.lint)
@@ -65,28 +66,23 @@ def command(tag: tuple[str, ...], everything: bool, as_json: bool, **given: Any)
             ]
     else:
         pairs = zip(planned, refused, strict=True)
-        told = [Explained(one.plan, _script(one), tuple(map(in_one_line, found))) for one, found in pairs]
-        echo(mask("\n\n".join(_pages(told, everything))))
-    setup.tell_problems(plugins.problems)
+        pages = [Explained(one.plan, _script(one), tuple(map(in_one_line, found))) for one, found in pairs]
+        echo(mask("\n\n".join(map(full_page, pages) if everything else short_pages(pages))))
+    setup.print_problems(plugins.problems)
     for text in warnings:
         echo(f"warning: {mask(text)}", err=True)
-    return check(planned, refused, plugins, options, given) if given["check"] else 0
+    return check(planned, refused, plugins, options, params) if params["check"] else 0
 
 
 def _script(one: Planned) -> str:
     return next((file.data.decode("utf-8", "replace") for file in one.files if file.path == "run.sh"), "")
 
 
-def _pages(explained: Sequence[Explained], everything: bool) -> list[str]:
-
-    return [full_page(one) for one in explained] if everything else list(short_pages(explained))
-
-
-# How `explain` shows what a run's floating-point work follows from: its model's shape, the formula, the peak.
+# Rows of `explain` for a run's floating-point work: model shape, formula, peak.
 
 
 def compute_rows(plan: RunPlan) -> Iterator[tuple[str, str, str]]:
-    """Yield name, value and origin; nothing of a card's own script, of which no model is known."""
+    """Yield name, value and origin; nothing of a card's own script, whose model is unknown."""
     if plan.variant is None:
         return
     model, origin = plan.architecture, plan.origins.get("architecture", "")
@@ -158,8 +154,8 @@ def plan_rows(plan: RunPlan) -> Iterator[tuple[str, str, str]]:
     for use in plan.data:
         yield f"data {use.name}", f"{use.provider}, in {use.home}", "data.json"
     for mount in plan.mounts:
-        asked = any(use.home == mount.target for use in plan.data)
-        origin = "data.json" if asked else origins.get("docker_mounts", "context")
+        is_data = any(use.home == mount.target for use in plan.data)
+        origin = "data.json" if is_data else origins.get("docker_mounts", "context")
         yield f"mount {mount.target}", mount.source, origins.get(f"mount {mount.target}", origin)
 
 
@@ -214,7 +210,7 @@ def _image_rows(plan: RunPlan) -> Iterator[tuple[str, str, str]]:
 
 
 def _word(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value) if value != "" else '""'
+    return scalar_text(value) if value != "" else '""'
 
 
 # The pages of `explain`: of each card what decides its runs and what differs between them, or everything of each.
@@ -250,7 +246,7 @@ class Explained(Value, frozen=True):
         yield from export_rows(self.plan, self.script)
 
 
-class _FoundValues(Value, frozen=True):
+class _ExplainedRows(Value, frozen=True):
     """A plan with its rows, by name and by which of that name it is: there may be several scripts before a run."""
 
     of: Explained
@@ -273,7 +269,7 @@ def short_pages(explained: Iterable[Explained]) -> Iterator[str]:
 
 
 def _short_page(runs: Sequence[Explained]) -> str:
-    found = [_FoundValues(of=one, rows=_by_key(one.rows())) for one in runs]
+    found = [_ExplainedRows(of=one, rows=_by_key(one.rows())) for one in runs]
     first = runs[0].plan
     count = f", {len(runs)} runs" if len(runs) > 1 else ""
     lines = [f"{first.card.name}  (backend {first.backend or 'none'}, card from {first.card.source}{count})"]
@@ -305,17 +301,17 @@ def _by_key(rows: Iterable[_Row]) -> dict[_Key, _Row]:
     return found
 
 
-def _of_run(one: _FoundValues, position: int, differing: Iterable[_Key], told: Sequence[str]) -> Iterator[str]:
+def _of_run(one: _ExplainedRows, position: int, differing: Iterable[_Key], pages: Sequence[str]) -> Iterator[str]:
     """Yield what one run has otherwise than the others of its card."""
     plan = one.of.plan
     words = " ".join(filter(None, (plan.variant.mode, plan.variant.precision))) if plan.variant else ""
     yield f"  run {position}" + (f": {words}" if words else "")
     yield from _table([one.rows[key] for key in differing if key in one.rows], "    ")
-    yield from (f"    note: {note}" for note in plan.notes if note not in told)
+    yield from (f"    note: {note}" for note in plan.notes if note not in pages)
 
 
 def _is_first(row: _Row) -> bool:
-    """Say whether a value is shown that all runs of a card share; one that nobody gave is not."""
+    """Return whether a shared value is on the short page: one that decides the run or that the user set."""
     name, value, origin = row
     if origin.startswith(_ASKED) and origin != "context, Dockerfile":
         return True
@@ -328,7 +324,7 @@ def _table(rows: Sequence[_Row], indent: str = "  ") -> list[str]:
 
 
 def _stopped(one: Explained, indent: str) -> Iterator[str]:
-    """Yield what would keep a run from being started."""
+    """Yield what blocks a run."""
     blocked = one.plan.blocked
     if blocked:
         yield f"{indent}would not start: {blocked.status.value} {blocked.reason}"

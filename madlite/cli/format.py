@@ -5,13 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from madlite.machine.telemetry.summary import LEAST_SAMPLES, format_throttling
-from madlite.model import QUANTITIES, Metric, Quantity, Result, RunPlan, Status, Step, Study, Telemetry, Window
+from madlite.model import (
+    QUANTITIES,
+    Diagnosis,
+    Metric,
+    Quantity,
+    Result,
+    RunPlan,
+    Status,
+    Step,
+    Study,
+    Telemetry,
+    Window,
+)
 
-# How runs are worded on the screen: one line each, the reason with a failure.
+# Runs on the screen: one line each, with the reason of a failure.
 
 
 def title(plan: RunPlan, position: int, total: int) -> str:
-    """Return the line a run starts with, in words that MAD's tooling looks for."""
+    """Return the first line of a run, in the format that MAD's tooling parses."""
     variant = plan.variant
     what = [plan.card.name if plan.blocked else f"Running model {plan.card.name}"]
     what += [plan.backend] if plan.backend else []
@@ -24,25 +36,25 @@ def title(plan: RunPlan, position: int, total: int) -> str:
     return f"[{position}/{total}] " + " · ".join([*what, plan.runtime, *nodes, gpus])
 
 
-def study_words(study: Study) -> str:
-    """Return what a run is one of: `sweep 20261122T093011-3fa91c: batch_size=4`."""
+def study_text(study: Study) -> str:
+    """Return the study of a run: `sweep 20261122T093011-3fa91c: batch_size=4`."""
     varied = ", ".join(f"{name}={value}" for name, value in study.varied.items())
     return f"{study.kind} {study.id}" + (f": {varied}" if varied else "")
 
 
 def step_line(plan: RunPlan, step: Step) -> str:
-    """Return a training step in words: number, speed, loss."""
+    """Return a training step as a line: number, speed, loss."""
     total = plan.variant.steps if plan.variant and plan.variant.steps else None
     parts = [f"step {step.n}/{total}" if total else f"step {step.n}"]
     if step.speed is not None:
         quantity, value = step.speed
-        parts.append(speed_words(value, quantity.label))
+        parts.append(speed_text(value, quantity.label))
     if Quantity.LOSS in step.values:
         parts.append(f"loss {step.values[Quantity.LOSS]:.4g}")
     return "  ".join(parts)
 
 
-def speed_words(value: float, unit: str) -> str:
+def speed_text(value: float, unit: str) -> str:
     """Return a speed with its unit."""
     return f"{value:,.0f} {unit}" if value >= 100 else f"{value:,.2f} {unit}"
 
@@ -53,11 +65,11 @@ def verdict_line(plan: RunPlan, result: Result) -> str:
     if result.status is not Status.SUCCESS:
         cause = f" [{result.code}]" if result.code else ""
         return f"{result.status.value} {name}{cause} {short_reason(result)}"
-    return f"{status_words(result.status.value, result.suspect)} {name}  {figures(result)}"
+    return f"{status_text(result.status.value, result.suspect)} {name}  {figures(result)}"
 
 
-def status_words(status: str, suspect: Sequence[str]) -> str:
-    """Return a status, with a word for a number that is doubtful."""
+def status_text(status: str, suspect: Sequence[str]) -> str:
+    """Return a status, marked where the number is suspect."""
     return f"{status} (suspect)" if suspect else status
 
 
@@ -75,7 +87,7 @@ def figures(result: Result) -> str:
     if window is not None:
         headline = result.metrics[-1]
         less = "; less is better" if headline.lower_is_better else ""
-        return f"{headline.text} {headline.metric}{_unit(headline)} ({window_words(window)}{less})"
+        return f"{headline.text} {headline.metric}{_unit(headline)} ({window_text(window)}{less})"
     good = [metric for metric in result.metrics if metric.status is Status.SUCCESS]
     shown = [
         f"{metric.label + ' ' if metric.label else ''}{metric.text} {metric.metric}{_unit(metric)}" for metric in good
@@ -90,8 +102,8 @@ def _unit(metric: Metric) -> str:
     return f" {metric.unit}" if metric.unit and metric.unit not in built_in else ""
 
 
-def window_words(window: Window) -> str:
-    """Return what a median is of; of one step nothing can be said of how far they scatter."""
+def window_text(window: Window) -> str:
+    """Return which steps a median covers, with their spread where there is more than one."""
     if window.n == 1:
         return f"of step {window.first_step} alone"
     return f"median of {window.n} steps, {window.first_step} to {window.last_step}, CV {100 * window.cv:.1f} %"
@@ -102,8 +114,8 @@ def mad_figures(result: Result) -> str:
     return ", ".join(f"{metric.text} {metric.metric}" for metric in result.metrics[:-1])
 
 
-def kept(plan: RunPlan, result: Result) -> list[str]:
-    """Return what a run left in place because it was asked to, and how to reach or remove it."""
+def retained(plan: RunPlan, result: Result) -> list[str]:
+    """Return what a run with --keep-alive or --keep-model-dir left in place, and how to open or remove it."""
     if plan.blocked is not None:
         return []
     lines = []
@@ -118,7 +130,7 @@ def kept(plan: RunPlan, result: Result) -> list[str]:
 
 
 def duration(seconds: float) -> str:
-    """Return a duration as people say it."""
+    """Return a duration in readable units."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(int(seconds), 60)
@@ -126,10 +138,10 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
 
 
-# What stands below a run's verdict on the screen: one function per kind of detail, each a line or none.
+# Details below a run's verdict: one function per kind, each a line or none.
 
 LONGEST = 300  # characters of a line of a log
-FEW_SAMPLES = 5  # of the GPUs: from there on nothing is said of how many
+FEW_SAMPLES = 5  # of the GPUs: below this the count is shown
 
 
 def details(plan: RunPlan, result: Result) -> Iterator[str]:
@@ -155,7 +167,7 @@ def compute_lines(result: Result) -> Iterator[str]:
 
 
 def telemetry_lines(result: Result) -> Iterator[str]:
-    """Yield what the GPUs did in the steady window of a success, where it was looked at often enough."""
+    """Yield the telemetry of the steady window of a success, where it has enough samples."""
     found = result.telemetry
     if found is None or result.status is not Status.SUCCESS:
         return
@@ -166,7 +178,7 @@ def telemetry_lines(result: Result) -> Iterator[str]:
 
 
 def all_telemetry_lines(result: Result) -> Iterator[str]:
-    """Yield what the GPUs did however short it was looked at, and what could not be asked."""
+    """Yield the telemetry however few samples it has, and what could not be measured."""
     if (found := result.telemetry) is not None:
         yield from _gpu_line(found)
         if found.problem:
@@ -185,26 +197,31 @@ def _gpu_line(found: Telemetry) -> Iterator[str]:
 
 
 def _three_digits(value: float) -> str:
-    """Return a number with three digits that count, as people write it: 14.5, 1,390."""
+    """Return a number with three significant digits: 14.5, 1,390."""
     short = f"{value:.3g}"
     return f"{float(short):,.0f}" if abs(value) >= 100 else short
 
 
 def diagnosis_lines(plan: RunPlan, result: Result) -> Iterator[str]:
-    """Yield the line that explains a failure, whose rank it was and where in the code, and what to do."""
+    """Yield the line that explains a failure, its rank and place in the code, and a hint."""
     found = result.diagnosis
     line = found.line if found is not None and found.line else result.evidence
     if line and line not in result.reason and result.status is not Status.SUCCESS:
         yield f"> {line[:LONGEST]}"
     if found is None:
         return
-    whose = f"rank {found.rank}" if found.rank is not None else ""
-    if whose or found.where:
-        yield ", ".join(filter(None, (whose, found.where and f"at {found.where[:LONGEST]}")))
+    yield from place_and_hint(found)
+
+
+def place_and_hint(found: Diagnosis) -> Iterator[str]:
+    """Yield the rank and place of a failure, and a hint, as far as they are known."""
+    rank = f"rank {found.rank}" if found.rank is not None else ""
+    if rank or found.where:
+        yield ", ".join(filter(None, (rank, found.where and f"at {found.where[:LONGEST]}")))
     if found.hint:
         yield f"try: {found.hint}"
 
 
 def suspect_lines(result: Result) -> Iterator[str]:
-    """Yield why a success's number is doubtful."""
+    """Yield why a success is suspect."""
     yield from (f"suspect: {text}" for text in result.suspect)

@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from madlite.cli.arguments import complete, contract_option, version_line
-from madlite.cli.completion import VARIABLE, answer
+from madlite.cli.completion import VARIABLE, complete_shell
 from madlite.cli.options import Command
 from madlite.cli.terminal import echo, printable_lines
 from madlite.errors import ExitCode, MadliteError
@@ -49,8 +49,8 @@ COMMANDS = {
     "plugins": ("madlite.cli.plugins", "List plugins, their hooks and what is wrong with them."),
     "clean": ("madlite.cli.clean", "List, and with --yes remove, what a killed madlite left behind."),
 }
-# what the system refuses of a path that a user gave or owns
-_SHUT = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP)
+# errors of a path that a user gave
+_ACCESS_ERRNOS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP)
 _EPILOG = (
     "Exit codes: 0 all succeeded or skipped by rule · 2 only image builds failed · 3 a run failed · 4 wrong usage, "
     "nothing ran · 1 internal error · 130/143/129 ended by Ctrl-C, TERM, HUP."
@@ -67,7 +67,7 @@ class Group(click.Group):
         try:
             words = complete(args, self.get_params(ctx), ctx, stop=True)
         except click.UsageError:
-            if not ctx.resilient_parsing:  # a shell asks for what may follow
+            if not ctx.resilient_parsing:  # a shell completes the line
                 raise
             words = args
         return super().parse_args(ctx, words)
@@ -135,12 +135,12 @@ def main(ctx: click.Context, version: bool) -> None:
 def entry() -> None:
     """Run the command line of this process."""
     _open_missing_streams()
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a word of the command line may be no UTF-8
+    if isinstance(sys.stdout, io.TextIOWrapper):  # an argument may be invalid UTF-8
         sys.stdout.reconfigure(errors="backslashreplace")
     code = call(sys.argv[1:])
     try:
         sys.stdout.flush()
-    except OSError:  # whoever read our output is gone
+    except OSError:  # the reader closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     sys.exit(code)
 
@@ -148,15 +148,15 @@ def entry() -> None:
 def call(args: Sequence[str]) -> int:
     """Run one command and return its exit code; no error of any kind leaves here as a traceback."""
     log = logging.StreamHandler(sys.stderr)
-    log.setFormatter(_Masking("%(levelname)s: %(message)s"))
+    log.setFormatter(_MaskingFormatter("%(levelname)s: %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[log])
     logging.addLevelName(logging.WARNING, "warning")
     try:
-        return _answer(args)
+        return _run_command(args)
     except MadliteError as error:
-        return _refused(error)
+        return _madlite_error(error)
     except click.UsageError as error:
-        return _usage(error)
+        return _usage_error(error)
     except click.ClickException as error:
         _print_error(error.format_message())
         return int(ExitCode.USAGE)
@@ -164,32 +164,32 @@ def call(args: Sequence[str]) -> int:
         _print_error("interrupted")
         return int(ExitCode.INTERRUPTED)
     except BrokenPipeError:
-        return _nobody_reads()
+        return _discard_output()
     except OSError as error:
-        return _system(error)
+        return _os_error(error)
     except Exception as error:  # noqa: BLE001 - the last border: a bug becomes a report, not a traceback
-        return _internal(error)
+        return _internal_error(error)
 
 
-def _answer(args: Sequence[str]) -> int:
-    """Run one command; where nobody reads what it says, click ends it and puts another stream in its place.
+def _run_command(args: Sequence[str]) -> int:
+    """Run one command; when the reader of stdout is gone, click ends it and replaces the stream.
 
     A shell that asks for completions names no command, but a variable of the environment.
     """
-    if asked := os.environ.get(VARIABLE):
-        return answer(main, asked)
+    if instruction := os.environ.get(VARIABLE):
+        return complete_shell(main, instruction)
     stdout = sys.stdout
     try:
         result = main.main(args=list(args), prog_name="madlite", standalone_mode=False, obj=tuple(args))
     except SystemExit:
         if sys.stdout is stdout:
             raise
-        return _nobody_reads()
+        return _discard_output()
     return int(result) if isinstance(result, int) else int(ExitCode.OK)
 
 
-def _nobody_reads() -> int:
-    """Throw away what is still to be written: who closed the pipe has read enough."""
+def _discard_output() -> int:
+    """Discard the remaining output: the reader closed the pipe."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return int(ExitCode.OK)
 
@@ -205,8 +205,8 @@ def _open_missing_streams() -> None:
             setattr(sys, name, os.fdopen(fd, mode, closefd=False))
 
 
-def _system(error: OSError) -> int:
-    """Word what the system refused where no room expects it: a full disk behind stdout, a folder that is gone."""
+def _os_error(error: OSError) -> int:
+    """Report an OS error that no command handles: a full disk behind stdout, a deleted folder."""
     if error.errno == errno.ENOSPC and error.filename is None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         _print_error("the output cannot be written: no space left on device")
@@ -214,26 +214,26 @@ def _system(error: OSError) -> int:
     if error.errno == errno.ENOENT and error.filename is None:
         _print_error("the working folder is gone", "cd to a folder that is there")
         return int(ExitCode.USAGE)
-    if error.errno in _SHUT and error.filename is not None:
-        _print_error(f"{_named(error.filename)}: {os.strerror(error.errno or 0)}")
+    if error.errno in _ACCESS_ERRNOS and error.filename is not None:
+        _print_error(f"{_file_name(error.filename)}: {os.strerror(error.errno or 0)}")
         return int(ExitCode.USAGE)
-    return _internal(error)
+    return _internal_error(error)
 
 
-def _named(name: object) -> str:
-    """Return a file's name as a message can hold it; the system knows it as bytes or as a number too."""
+def _file_name(name: object) -> str:
+    """Return a file's name as text for a message; the system may give it as bytes or as a descriptor."""
     from madlite.files import shown
 
     return shown(Path(os.fsdecode(name))) if isinstance(name, str | bytes) else f"file {name}"
 
 
-def _refused(error: MadliteError) -> int:
+def _madlite_error(error: MadliteError) -> int:
     for message, hint in ((error.message, error.hint), *error.more):
         _print_error(message, hint)
     return int(error.exit_code)
 
 
-def _usage(error: click.UsageError) -> int:
+def _usage_error(error: click.UsageError) -> int:
     command = error.ctx.command_path if error.ctx else "madlite"
     message = error.format_message()
     _print_error(message[:1].lower() + message[1:].rstrip("."), f"{command} --help")
@@ -246,21 +246,21 @@ def _print_error(message: str, hint: str = "") -> None:
 
 
 def mask(text: str) -> str:
-    """Mask what the environment and the command line itself hold of secrets."""
+    """Mask the secrets of the environment and of the command line."""
     from madlite.secrets import Redactor, assigned, collect
 
     return Redactor((*collect(os.environ), *assigned(sys.argv))).text(text)
 
 
-class _Masking(logging.Formatter):
-    """Words a record of the log without secrets and without what steers a terminal, whoever wrote it."""
+class _MaskingFormatter(logging.Formatter):
+    """Formats log records without secrets and without terminal control sequences."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable_lines(mask(super().format(record)))
 
 
-def _internal(error: Exception) -> int:
-    """Write a report of a bug and say where it is."""
+def _internal_error(error: Exception) -> int:
+    """Write a bug report to a file and print its path."""
     import tempfile
     import traceback
     from datetime import datetime, timezone

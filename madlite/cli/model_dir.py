@@ -1,4 +1,4 @@
-"""$MODEL_DIR: a checkout elsewhere whose cards, scripts and settings are brought into the working folder."""
+"""$MODEL_DIR: another checkout, whose cards, scripts and settings are copied into the working folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from madlite.files import is_file, is_folder
 from madlite.safe_files import Folder, half_made, open_plain
 from madlite.safe_read import open_named, write_copy
 
-BROUGHT = ("docker", "scripts", "models.json", "credential.json", "data.json")  # madengine 2's list
+COPIED = ("docker", "scripts", "models.json", "credential.json", "data.json")  # madengine 2's list
 _LOCK = ".bringing.lock"
 _CHUNK_BYTES = 1 << 20
 _log = logging.getLogger(__name__)
@@ -38,30 +38,30 @@ def find_model_dir(environ: Mapping[str, str], workspace: Path) -> Path | None:
     return None if folder.resolve() == workspace.resolve() else folder.resolve()
 
 
-def is_brought(source: Path | None, path: Path) -> bool:
-    """Say whether a file of that path, relative to the working folder, is one that comes from `source`."""
+def is_copied(source: Path | None, path: Path) -> bool:
+    """Return whether the file at a path relative to the working folder is copied from `source`."""
     inside = not path.is_absolute() and ".." not in path.parts and path.parts[:1] != ()
-    return source is not None and inside and path.parts[0] in BROUGHT and is_file(source / path)
+    return source is not None and inside and path.parts[0] in COPIED and is_file(source / path)
 
 
-def bring_model_dir(source: Path, workspace: Path, runs: str) -> int:
+def copy_model_dir(source: Path, workspace: Path, runs: str) -> int:
     """Copy what a MAD checkout consists of over the working folder, as madengine does; return how many files changed.
 
     A file of the working folder that differs is kept in a new folder below `runs` first, so nothing is lost, and is
-    there, old or new, at every moment.  Of several that bring at once, one after the other does.  What cannot be copied
+    there, old or new, at every moment.  Concurrent copies run one after another.  What cannot be copied
     is logged; so is what a link is in the way of, for it may lead anywhere.
 
     Raises:
         UsageProblem: `runs` cannot be made in the working folder.
     """
-    with _alone(workspace, runs) as (here, kept):
-        bringing = _Bringing(source, here, kept)
-        return sum(map(bringing.bring, _files(source, workspace)))
+    with _locked_folders(workspace, runs) as (here, kept):
+        copier = _Copier(source, here, kept)
+        return sum(map(copier.copy, _files(source, workspace)))
 
 
 @contextmanager
-def _alone(workspace: Path, runs: str) -> Iterator[tuple[Folder, Folder]]:
-    """Keep others from bringing into this folder meanwhile; yield it and that of runs, opened."""
+def _locked_folders(workspace: Path, runs: str) -> Iterator[tuple[Folder, Folder]]:
+    """Lock this folder against concurrent copies; yield it and the folder of runs, opened."""
     with ExitStack() as opened:
         try:
             here = opened.enter_context(Folder.open(workspace))
@@ -69,7 +69,7 @@ def _alone(workspace: Path, runs: str) -> Iterator[tuple[Folder, Folder]]:
             lock = folder.open_lock(_LOCK)
             opened.callback(os.close, lock)
         except OSError as error:
-            what = f"nothing can be brought from MODEL_DIR: {error.filename}: {error.strerror}"
+            what = f"nothing can be copied from MODEL_DIR: {error.filename}: {error.strerror}"
             raise UsageProblem(what, "run madlite in a folder of yours") from error
         with suppress(OSError):  # a file system without locks: each file comes whole all the same
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -77,50 +77,50 @@ def _alone(workspace: Path, runs: str) -> Iterator[tuple[Folder, Folder]]:
 
 
 def _files(source: Path, workspace: Path) -> Iterator[Path]:
-    """Yield what is to be brought, relative to `source`; links are followed, but not into a folder around them."""
-    around = (source.stat(), workspace.stat())
-    for name in BROUGHT:
+    """Yield the files to copy, relative to `source`; links are followed, but not into a parent folder of theirs."""
+    parents = (source.stat(), workspace.stat())
+    for name in COPIED:
         if os.path.lexists(source / name):
-            yield from _below(source, Path(name), around)
+            yield from _below(source, Path(name), parents)
 
 
-def _below(source: Path, path: Path, around: tuple[os.stat_result, ...]) -> Iterator[Path]:
+def _below(source: Path, path: Path, parents: tuple[os.stat_result, ...]) -> Iterator[Path]:
     try:
         here = (source / path).stat()
         names = sorted(one.name for one in (source / path).iterdir()) if stat.S_ISDIR(here.st_mode) else None
     except OSError as error:
-        _log.warning("%s is not brought from MODEL_DIR: %s", path, error.strerror)
+        _log.warning("%s is not copied from MODEL_DIR: %s", path, error.strerror)
         return
     if names is None:
         yield path
-    elif any(os.path.samestat(here, one) for one in around):
-        _log.warning("%s is not brought from MODEL_DIR: it leads back to a folder around it", path)
+    elif any(os.path.samestat(here, one) for one in parents):
+        _log.warning("%s is not copied from MODEL_DIR: it leads back to a folder around it", path)
     else:
         for name in names:
             if name != "__pycache__":
-                yield from _below(source, path / name, (*around, here))
+                yield from _below(source, path / name, (*parents, here))
 
 
-class _Bringing:
-    """Files on their way from one folder to another; what they replace is kept below the folder of runs."""
+class _Copier:
+    """Copies files from one folder to another; what they replace is backed up below the folder of runs."""
 
     def __init__(self, source: Path, here: Folder, runs: Folder) -> None:
         self._source, self._here, self._runs = source, here, runs
-        self._kept = ""  # the folder of what was replaced, once anything was
+        self._backup = ""  # the folder of what was replaced, once anything was
 
-    def bring(self, path: Path) -> bool:
-        """Say whether a file had to be brought, and was."""
+    def copy(self, path: Path) -> bool:
+        """Copy one file if it differs; return whether it was copied."""
         try:
             with self._here.parent_of(str(path), make=True) as (folder, name):
-                return self._put(path, folder, name)
+                return self._replace(path, folder, name)
         except OSError as error:
-            _log.warning("%s is not brought from MODEL_DIR: %s", self._here.path / path, error.strerror or error)
+            _log.warning("%s is not copied from MODEL_DIR: %s", self._here.path / path, error.strerror or error)
             return False
 
-    def _put(self, path: Path, folder: Folder, name: str) -> bool:
+    def _replace(self, path: Path, folder: Folder, name: str) -> bool:
         fd = open_named(self._source / path)
         try:
-            if _holds(folder.path / name, fd):
+            if _same_content(folder.path / name, fd):
                 return False
             disk, size, beside = os.fstatvfs(folder.fd), os.fstat(fd).st_size, half_made(name)
             if size > disk.f_bavail * disk.f_frsize:
@@ -130,32 +130,32 @@ class _Bringing:
             os.close(fd)
         try:
             if folder.holds(name):
-                self._keep(folder, name, path)
+                self._back_up(folder, name, path)
             folder.rename(beside, name)
         except BaseException:
             folder.remove(beside)
             raise
         return True
 
-    def _keep(self, folder: Folder, name: str, path: Path) -> None:
-        """Give what is to be replaced a second name; a folder, which has but one, is moved."""
-        if not self._kept:
-            self._kept = f"replaced-{datetime.now(timezone.utc):%Y%m%dT%H%M%S}-{secrets.token_hex(4)}"
-            os.mkdir(self._kept, 0o700, dir_fd=self._runs.fd)
-        with self._runs.parent_of(f"{self._kept}/{path}", make=True) as (into, last):
+    def _back_up(self, folder: Folder, name: str, path: Path) -> None:
+        """Back up a file that is to be replaced by a second link; a folder is moved."""
+        if not self._backup:
+            self._backup = f"replaced-{datetime.now(timezone.utc):%Y%m%dT%H%M%S}-{secrets.token_hex(4)}"
+            os.mkdir(self._backup, 0o700, dir_fd=self._runs.fd)
+        with self._runs.parent_of(f"{self._backup}/{path}", make=True) as (into, last):
             if stat.S_ISDIR(folder.status(name).st_mode):
                 os.rename(name, last, src_dir_fd=folder.fd, dst_dir_fd=into.fd)
             else:
-                _name_twice(folder, name, into, last)
+                _link_or_copy(folder, name, into, last)
             _log.warning(
                 "%s is replaced by MODEL_DIR's; what was there is now %s", folder.path / name, into.path / last
             )
 
 
-def _name_twice(folder: Folder, name: str, into: Folder, last: str) -> None:
+def _link_or_copy(folder: Folder, name: str, into: Folder, last: str) -> None:
     try:
         os.link(name, last, src_dir_fd=folder.fd, dst_dir_fd=into.fd, follow_symlinks=False)
-    except OSError:  # a file system without second names, or another one
+    except OSError:  # a file system without hard links, or another one
         if stat.S_ISLNK(folder.status(name).st_mode):
             os.symlink(os.readlink(name, dir_fd=folder.fd), last, dir_fd=into.fd)
             return
@@ -166,8 +166,8 @@ def _name_twice(folder: Folder, name: str, into: Folder, last: str) -> None:
             os.close(fd)
 
 
-def _holds(place: Path, fd: int) -> bool:
-    """Say whether a file, links followed, holds what an open one does."""
+def _same_content(place: Path, fd: int) -> bool:
+    """Return whether a file, links followed, has the content of an open one."""
     try:
         old = open_named(place)
     except OSError:

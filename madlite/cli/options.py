@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,7 +11,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from madlite.cli.arguments import CLEANUP, FAIL_ON_SUSPECT, MANIFEST, NAMED, RESULTS, SUMMARY, complete, contract_option
-from madlite.cli.completion import complete_tags, note_words, words_after
+from madlite.cli.completion import complete_tags, is_value_of, store_args
 from madlite.plan.fields import OPTIONS
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -89,11 +89,11 @@ class Command(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Write out what is abbreviated before click reads it."""
-        note_words(ctx, args)
+        store_args(ctx, args)
         try:
             return super().parse_args(ctx, complete(args, self.get_params(ctx), ctx, many=self.many))
         except click.UsageError as error:
-            if ctx.resilient_parsing:  # a shell asks for what may follow
+            if ctx.resilient_parsing:  # a shell completes the line
                 return super().parse_args(ctx, args)
             error.ctx = error.ctx or ctx  # the hint names this command's help
             raise
@@ -108,15 +108,15 @@ class TagsCommand(Command):
     many = "--tags"
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Take words without an option for tags."""
+        """Accept positional arguments as tags."""
         left = super().parse_args(ctx, args)
         if words := ctx.params.pop(_WORDS, ()):
             ctx.params["tags"] = (*words, *(ctx.params.get("tags") or ()))
         return left
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Complete any of the words after --tags, where click knows the first alone."""
-        if not incomplete.startswith("-") and words_after(ctx, ("--tags", "-t")):
+        """Complete any of the values after --tags; click completes the first alone."""
+        if not incomplete.startswith("-") and is_value_of(ctx, ("--tags", "-t")):
             return complete_tags(ctx, None, incomplete)
         return super().shell_complete(ctx, incomplete)
 
@@ -135,7 +135,7 @@ class TagsCommand(Command):
 
 
 def section_of(name: str) -> str:
-    """Return the part of --help that tells of this option."""
+    """Return the section of --help that lists this option."""
     return next((title for title, names in _SECTIONS.items() if name in names), _REST)
 
 
@@ -147,117 +147,75 @@ class OnOff(click.types.BoolParamType):
         return value if isinstance(value, bool) else str(value).strip().lower() in ("true", "1", "yes")
 
 
-def tags_option(function: F) -> F:
-    """Add --tags."""
-    return click.option(
-        "-t",
-        "--tags",
-        multiple=True,
-        metavar="TAG...",
-        shell_complete=complete_tags,
-        help="Names or tags of cards: a b, a,b or repeated. NAME:arg=value:flag adds arguments or settings.",
-    )(function)
+tags_option = click.option(
+    "-t",
+    "--tags",
+    multiple=True,
+    metavar="TAG...",
+    shell_complete=complete_tags,
+    help="Names or tags of cards: a b, a,b or repeated. NAME:arg=value:flag adds arguments or settings.",
+)
+"""Add --tags."""
 
 
-def tag_words(function: F) -> F:
-    """Take words that belong to no option for tags."""
-    return click.argument(_WORDS, nargs=-1, metavar="[TAG]...", shell_complete=complete_tags)(function)
-
-
-def context_options(function: F) -> F:
-    """Add --additional-context and its file."""
-    return _add(_CONTEXT, function)
-
-
-def plan_options(function: F) -> F:
-    """Add the options that decide a plan, and those of where its results go."""
-    return _add((*_CONTEXT, *_PLAN, *RESULTS, *_DATA), function)
-
-
-def frozen_options(function: F) -> F:
-    """Add the options that decide a plan and nothing else, for one that is written down."""
-    return _add((*_CONTEXT, *_PLAN, *_DATA, _FROM_MANIFEST, _REGISTRY), function)
+tag_words = click.argument(_WORDS, nargs=-1, metavar="[TAG]...", shell_complete=complete_tags)
+"""Accept positional arguments as tags."""
 
 
 def decides_plan(name: str) -> bool:
-    """Say whether an option, by the name of its value, decides a plan: one that is frozen takes none of them."""
+    """Return whether an option, by the name of its value, decides a plan; a frozen plan accepts none of them."""
     return name == _WORDS or (section_of(name) in _DECIDING and name not in _NOT_DECIDING)
 
 
-def batch_options(function: F) -> F:
-    """Add the options of a run beyond its plans: manifests, registry, summary."""
-    return _add((*_MANIFEST, SUMMARY, FAIL_ON_SUSPECT, CLEANUP), function)
+dir_option = click.option(
+    "--dir",
+    "directory",
+    type=click.Path(path_type=Path),
+    default=Path(),
+    metavar="DIR",
+    help="The working folder of the runs.  [default: this one]",
+)
+"""Add --dir, the working folder of the runs."""
 
 
-def dir_option(function: F) -> F:
-    """Add --dir, the working folder whose runs are meant."""
-    return click.option(
-        "--dir",
-        "directory",
-        type=click.Path(path_type=Path),
-        default=Path(),
-        metavar="DIR",
-        help="The working folder of the runs.  [default: this one]",
-    )(function)
-
-
-def registry_option(function: F) -> F:
-    """Add --registry."""
-    return _REGISTRY(function)
-
-
-def clean_cache_option(function: F) -> F:
-    """Add --clean-docker-cache."""
-    return _CLEAN_CACHE(function)
-
-
-def summary_option(function: F) -> F:
-    """Add --summary-output."""
-    return SUMMARY(function)
-
-
-def live_option(function: F) -> F:
-    """Add --live-output."""
-    return _LIVE(function)
-
-
-def common_options(function: F) -> F:
-    """Add the options that every command with plugins has."""
-    return _add(_COMMON, function)
-
-
-def verbose_option(function: F) -> F:
-    """Add --verbose to a command without plugins; it needs no more than being given."""
-    return click.option(
-        "-v", "--verbose", is_flag=True, expose_value=False, callback=_be_verbose, help="Say more on stderr."
-    )(function)
-
-
-def _be_verbose(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+def _set_verbose(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     if value:
         logging.getLogger("madlite").setLevel(logging.DEBUG)
 
 
-def _add(options: Iterable[Callable[[F], F]], function: F) -> F:
-    for option in reversed(tuple(options)):
-        function = option(function)
-    return function
+verbose_option = click.option(
+    "-v", "--verbose", is_flag=True, expose_value=False, callback=_set_verbose, help="Say more on stderr."
+)
+"""Add --verbose to a command without plugins."""
+
+
+def _group(*options: Callable[[F], F]) -> Callable[[F], F]:
+    """Return one decorator that adds several options, in order."""
+
+    def add(function: F) -> F:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return add
 
 
 _FILE = click.Path(path_type=Path)
-_LIVE = click.option("-l", "--live-output", is_flag=True, help="Show the workload's output too.")
-_REGISTRY = click.option(
+live_option = click.option("-l", "--live-output", is_flag=True, help="Show the workload's output too.")
+registry_option = click.option(
     "-r", "--registry", default="", metavar="HOST", help="Registry that images are pushed to, and pulled from."
 )
-_CLEAN_CACHE = click.option("--clean-docker-cache", is_flag=True, help="Build images without Docker's cache.")
-_COMMON = (
+clean_cache_option = click.option("--clean-docker-cache", is_flag=True, help="Build images without Docker's cache.")
+common_options = _group(
     click.option("--no-plugins", is_flag=True, help="Leave every plugin out that is not part of madlite."),
     click.option("-v", "--verbose", is_flag=True, help="Say more on stderr."),
 )
-_CONTEXT = (
+"""Add the options that every command with plugins has."""
+context_options = _group(
     click.option("-c", "--additional-context", default="", metavar="JSON", help="Context; options win over it."),
     click.option("-f", "--additional-context-file", type=_FILE, metavar="FILE", help="Context from a file."),
 )
+"""Add --additional-context and its file."""
 _PLAN = (
     *NAMED,
     click.option(
@@ -274,7 +232,7 @@ _PLAN = (
     click.option("--keep-alive", is_flag=True, help="Leave the container running and keep the model's folder."),
     click.option("--keep-model-dir", is_flag=True, help="Keep the model's folder."),
     click.option("--skip-model-run", is_flag=True, help="Do everything but the model's own step; writes no row."),
-    _CLEAN_CACHE,
+    clean_cache_option,
     click.option(
         "--ignore-deprecated/--no-ignore-deprecated",
         "--ignore-deprecated-flag",
@@ -321,7 +279,7 @@ _DATA = (
 _FROM_MANIFEST = click.option(
     "-m", "--manifest-file", type=_FILE, metavar="FILE", help="Run what this manifest of `madlite build` names."
 )
-_MANIFEST = (
+batch_options = _group(
     _FROM_MANIFEST,
     click.option(
         "--manifest-output",
@@ -331,5 +289,13 @@ _MANIFEST = (
         metavar="FILE",
         help="Where the manifest of built images goes.",
     ),
-    _REGISTRY,
+    registry_option,
+    SUMMARY,
+    FAIL_ON_SUSPECT,
+    CLEANUP,
 )
+"""Add the options of a run beyond its plans: manifests, registry, summary."""
+plan_options = _group(context_options, *_PLAN, *RESULTS, *_DATA)
+"""Add the options that decide a plan, and those of its results."""
+frozen_options = _group(context_options, *_PLAN, *_DATA, _FROM_MANIFEST, registry_option)
+"""Add the options that decide a plan and nothing else, for one that is written down."""

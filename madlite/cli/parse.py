@@ -16,7 +16,7 @@ from msgspec.structs import asdict
 from madlite.cli import setup
 from madlite.cli.arguments import FAIL_ON_SUSPECT, run_of
 from madlite.cli.completion import complete_runs
-from madlite.cli.format import figures, mad_figures, status_words, suspect_lines
+from madlite.cli.format import LONGEST, figures, mad_figures, place_and_hint, status_text, suspect_lines
 from madlite.cli.options import Command, common_options, dir_option
 from madlite.cli.terminal import coloured, has_colour
 from madlite.errors import ExitCode, MadliteError
@@ -32,8 +32,8 @@ _STDIN = "-"
 _WARMUP_STEPS = Variant(model="").warmup_steps
 
 
-class _Asked(Value, frozen=True):
-    """What a command line says of how logs are read."""
+class _ReadOptions(Value, frozen=True):
+    """Options of how logs are read."""
 
     backend: Backend | None
     warmup: int | None
@@ -78,10 +78,10 @@ def command(
     plugins = setup.load(no_plugins, verbose)
     try:
         given = find_backend(plugins, backend, "--backend")[0] if backend else None
-        asked = _Asked(backend=given, warmup=warmup, directory=directory)
+        options = _ReadOptions(backend=given, warmup=warmup, directory=directory)
         codes = []
         for place, name in enumerate(log):
-            found = _read(name, plugins, asked)
+            found = _read(name, plugins, options)
             if isinstance(found, MadliteError):
                 if len(log) == 1:
                     raise found
@@ -90,27 +90,27 @@ def command(
             codes.append(_code(found, fail_on_suspect))
         return int(max(codes))  # wrong usage, 4, comes before a failed run, 3
     finally:
-        setup.tell_problems(plugins.problems)
+        setup.print_problems(plugins.problems)
 
 
-def _read(name: str, plugins: Plugins, asked: _Asked) -> LogReading | MadliteError:
+def _read(name: str, plugins: Plugins, options: _ReadOptions) -> LogReading | MadliteError:
     from madlite.files import shown
     from madlite.run.foreign import open_log, read_chunks, read_log
 
-    warmup = _WARMUP_STEPS if asked.warmup is None else asked.warmup
+    warmup = _WARMUP_STEPS if options.warmup is None else options.warmup
     try:
         if name == _STDIN:
-            return read_log("stdin", read_chunks(sys.stdin.buffer, "stdin"), plugins, asked.backend, warmup)
-        if (folder := run_of(name, asked.directory)) is not None:
-            return _read_run(folder, plugins, asked)
+            return read_log("stdin", read_chunks(sys.stdin.buffer, "stdin"), plugins, options.backend, warmup)
+        if (folder := run_of(name, options.directory)) is not None:
+            return _read_run(folder, plugins, options)
         called = shown(Path(name))
         with open_log(Path(name)) as file:
-            return read_log(called, read_chunks(file, called), plugins, asked.backend, warmup)
+            return read_log(called, read_chunks(file, called), plugins, options.backend, warmup)
     except MadliteError as error:
         return error
 
 
-def _read_run(folder: Path, plugins: Plugins, asked: _Asked) -> LogReading:
+def _read_run(folder: Path, plugins: Plugins, options: _ReadOptions) -> LogReading:
     """Return what a run's log shows, by its own backend and warm-up where the command line names no others."""
     from madlite.reports.log import read_log
     from madlite.reports.runs import open_run
@@ -118,8 +118,8 @@ def _read_run(folder: Path, plugins: Plugins, asked: _Asked) -> LogReading:
 
     record = open_run(folder).record
     own = plugins.backends().get(record.backend) if record.rendered else None
-    backend = asked.backend or (own[0] if own else None)
-    warmup = record.variant.warmup_steps if record.variant and asked.warmup is None else asked.warmup
+    backend = options.backend or (own[0] if own else None)
+    warmup = record.variant.warmup_steps if record.variant and options.warmup is None else options.warmup
     steps = _WARMUP_STEPS if warmup is None else warmup
     return read(f"run {folder.name}", read_log(folder), plugins, backend, steps)
 
@@ -147,19 +147,19 @@ def _in_colour(text: str) -> Iterator[str]:
 def _code(found: LogReading | MadliteError, fail_on_suspect: bool) -> ExitCode:
     if isinstance(found, MadliteError):
         return found.exit_code
-    doubted = fail_on_suspect and bool(found.verdict.suspect)
-    return ExitCode.RUN_FAILED if doubted or found.verdict.status is Status.FAILURE else ExitCode.OK
+    is_doubtful = fail_on_suspect and bool(found.verdict.suspect)
+    return ExitCode.RUN_FAILED if is_doubtful or found.verdict.status is Status.FAILURE else ExitCode.OK
 
 
-# What must not be seen of a log: its secrets are not in our environment, but it may spell them out.
+# Masking: the secrets of a foreign log are not in our environment, but the log may contain them.
 
 
 def secrets_in(reading: LogReading) -> tuple[str, ...]:
     """Return the secrets of this process's environment and command line, and those that the log assigns to a name."""
     found = reading.diagnosis
-    told = (found.line, found.hint, found.where) if found else ()
+    diagnosis = (found.line, found.hint, found.where) if found else ()
     verdict = reading.verdict
-    texts = (verdict.evidence, verdict.reason, *verdict.suspect, *verdict.findings, *told)
+    texts = (verdict.evidence, verdict.reason, *verdict.suspect, *verdict.findings, *diagnosis)
     pairs = {**reading.config, **reading.summary}
     named = (f"{name}={value}" for name, value in pairs.items())
     return (*collect(os.environ), *assigned((*sys.argv, *texts, *named)), *collect(pairs))
@@ -167,7 +167,6 @@ def secrets_in(reading: LogReading) -> tuple[str, ...]:
 
 # What a log shows, on a page for people.
 
-_LONGEST = 300  # characters of a line of the log
 _FIRST = ("steps", "seq_len", "micro_batch", "global_batch", "world_size")
 _PAIRS = 10
 
@@ -195,27 +194,21 @@ def _lines(reading: LogReading) -> Iterator[str]:
     if reading.summary:
         yield f"  the framework's own summary: {_pairs(reading.summary)}"
     for finding in verdict.findings:
-        yield f"  note: {finding[:_LONGEST]}"
+        yield f"  note: {finding[:LONGEST]}"
 
 
 def _outcome(reading: LogReading) -> Iterator[str]:
-    """Yield the verdict, and with a failure the line that decided it, whose it was and what may help."""
+    """Yield the verdict, and for a failure the line that decided it, its rank and a hint."""
     verdict, found = reading.verdict, reading.diagnosis
     if verdict.status is Status.SUCCESS:
         result = _result(reading)
-        yield f"  {status_words(verdict.status.value, verdict.suspect)}   {figures(result)}"
-        yield from (f"            {line[:_LONGEST]}" for line in suspect_lines(result))
+        yield f"  {status_text(verdict.status.value, verdict.suspect)}   {figures(result)}"
+        yield from (f"            {line[:LONGEST]}" for line in suspect_lines(result))
     else:
         yield f"  {verdict.status.value}   [{found.cause if found else verdict.cause.value}] {verdict.reason}"
     if verdict.evidence:
-        yield f"            > {verdict.evidence[:_LONGEST]}"
-    if found is None:
-        return
-    whose = f"rank {found.rank}" if found.rank is not None else ""
-    if whose or found.where:
-        yield "            " + ", ".join(filter(None, (whose, found.where and f"at {found.where[:_LONGEST]}")))
-    if found.hint:
-        yield f"            try: {found.hint}"
+        yield f"            > {verdict.evidence[:LONGEST]}"
+    yield from (f"            {line}" for line in (place_and_hint(found) if found else ()))
 
 
 def _result(reading: LogReading) -> Result:
@@ -259,10 +252,10 @@ def _number(value: float) -> str:
 
 
 def _pairs(values: Mapping[str, str]) -> str:
-    """Return the first few of a mapping in words, those that every training has before others."""
+    """Return the first few pairs of a mapping as text, common keys first."""
     names = [*(name for name in _FIRST if name in values), *(name for name in values if name not in _FIRST)]
     more = f" and {len(names) - _PAIRS} more (--json)" if len(names) > _PAIRS else ""
-    return " · ".join(f"{name} {values[name][:_LONGEST]}" for name in names[:_PAIRS]) + more
+    return " · ".join(f"{name} {values[name][:LONGEST]}" for name in names[:_PAIRS]) + more
 
 
 # What a log shows, as JSON for scripts; the steps come last, one a line, however many they are.

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec.structs import replace
 
 from madlite.cli import setup
 from madlite.cli.options import TagsCommand, common_options, frozen_options, tag_words, tags_option
@@ -15,7 +16,6 @@ from madlite.cli.setup import cards_option
 from madlite.cli.terminal import echo
 
 if TYPE_CHECKING:
-    from madlite.plan.context import Options
     from madlite.run.screen import Planned
 
 _NAME = Path("plan.json")
@@ -39,7 +39,7 @@ _RESULTS = {"output": Path("perf.csv"), "strict_header": False}  # which are the
 @click.option("--machine", default="", metavar="NxGPU", help="Plan for this machine, e.g. 8xMI300X.")
 @frozen_options
 @common_options
-def command(**given: Any) -> int:
+def command(**params: Any) -> int:
     """Write the plans of runs to files, one each, for `madlite run --plan`.
 
     \b
@@ -50,33 +50,27 @@ def command(**given: Any) -> int:
     A plan has everything that is decided, the rendered script too, and no secret: names of variables alone, which are
     read at the run.
     """
-    from madlite.cli.planning import known_secrets_here, plan_all
+    from madlite.cli.planning import local_secret_sources, plan_all
     from madlite.run.checks import check_plans
     from madlite.run.from_plan import saved_text
 
-    plugins = setup.load(given["no_plugins"], given["verbose"])
-    options = setup.make_options({**given, **_RESULTS})
-    planned = plan_all(plugins, options, given, probe=not given["machine"])
-    setup.tell_problems(plugins.problems)
+    plugins = setup.load(params["no_plugins"], params["verbose"])
+    options = setup.make_options({**params, **_RESULTS})
+    planned = plan_all(plugins, options, params, probe=not params["machine"])
+    setup.print_problems(plugins.problems)
     planned, warnings = check_plans(planned, plugins, options.lint)
     for text in warnings:
         setup.warn(text)
     named = _without_output(options.command)
-    known = known_secrets_here(options)
-    texts = [saved_text(one, _replaced(options, named), plugins, known) for one in planned]
-    _write(planned, texts, given["plan_output"])
+    sources = local_secret_sources(options)
+    texts = [saved_text(one, replace(options, command=named), plugins, sources) for one in planned]
+    _write(planned, texts, params["plan_output"])
     return 0
-
-
-def _replaced(options: Options, command: tuple[str, ...]) -> Options:
-    from msgspec.structs import replace
-
-    return replace(options, command=command)
 
 
 def _without_output(words: Sequence[str]) -> tuple[str, ...]:
     """Return the words of this command line as those of the `run` that it plans: without where the plan goes."""
-    kept: list[str] = []
+    run_words: list[str] = []
     skip = False
     for word in words:
         if skip:
@@ -84,8 +78,8 @@ def _without_output(words: Sequence[str]) -> tuple[str, ...]:
         elif word == "-o" or (word.startswith("--o") and "--output".startswith(word)):
             skip = True
         elif not (re.match(r"-o[^-]", word) or re.match(r"--ou?t?p?u?t?=", word)):
-            kept.append(word)
-    return ("run", *kept[1:]) if kept else ()
+            run_words.append(word)
+    return ("run", *run_words[1:]) if run_words else ()
 
 
 def _write(planned: Sequence[Planned], texts: Sequence[str], output: str) -> None:
@@ -131,7 +125,7 @@ def _numbered(file: Path, n: int) -> Path:
 
 
 def _title(one: Planned) -> str:
-    """Return which run a plan is, in words."""
+    """Return a line that identifies a plan."""
     plan = one.plan
     variant = (plan.variant.mode, plan.variant.precision) if plan.variant else ()
     words = (plan.card.name, f"backend {plan.backend}", *variant, f"runtime {plan.runtime}", plan.id)

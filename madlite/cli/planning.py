@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -16,9 +16,9 @@ from madlite.cli import setup
 from madlite.errors import MadliteError, UsageProblem
 from madlite.files import exists, is_file, template_root
 from madlite.plan.actions import TOOLS, list_tools, make_toolset
-from madlite.plan.context import ELSEWHERE, Context, Options
+from madlite.plan.context import REMOTE_KEYS, Context, Options
 from madlite.plan.manifest_text import context_over
-from madlite.plan.plan_file import known_secrets, read_plan_file
+from madlite.plan.plan_file import read_plan_file, secret_sources
 from madlite.run.checks import why_unreachable
 from madlite.run.from_manifest import plan_manifest
 from madlite.run.from_plan import bind_plan, claimed_id, differences, planned_environ
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 # The manifest of a run: the one it starts from instead of tags, and the one it leaves.
 
 
-def find_manifest(given: dict[str, Any], options: Options) -> Manifest | None:
+def find_manifest(params: dict[str, Any], options: Options) -> Manifest | None:
     """Return the manifest to run from; None where tags are to be built and run.
 
     As in madengine 2, a file that is not there is no reason not to run the tags that are given too.
@@ -41,15 +41,15 @@ def find_manifest(given: dict[str, Any], options: Options) -> Manifest | None:
     Raises:
         MadliteError: the file is no manifest, or there is neither a file nor a tag.
     """
-    file = given.get("manifest_file")
+    file = params.get("manifest_file")
     if file is None:
         return None
     if not exists(file):
-        if not given["tags"]:
+        if not params["tags"]:
             raise UsageProblem(f"there is no manifest {file}", "madlite build --tags NAME writes one")
         setup.warn(f"there is no manifest {file}: the tags are built and run")
         return None
-    if given["tags"]:
+    if params["tags"]:
         setup.warn(f"--tags has no effect: {file} names the models")
     from madlite.plan.manifest import read_manifest
 
@@ -57,7 +57,7 @@ def find_manifest(given: dict[str, Any], options: Options) -> Manifest | None:
 
 
 def save_manifest(
-    planned: Sequence[Planned], results: Sequence[Result], options: Options, given: dict[str, Any]
+    planned: Sequence[Planned], results: Sequence[Result], options: Options, params: dict[str, Any]
 ) -> str:
     """Write the manifest of what a batch of runs from tags built; return what kept it from being written.
 
@@ -68,11 +68,11 @@ def save_manifest(
     from madlite.run.from_manifest import builds_of, manifest_of_runs
     from madlite.run.one import secrets_for
 
-    file = options.workspace / given["manifest_output"]
+    file = options.workspace / params["manifest_output"]
     secrets = [text for one in planned for text in secrets_for(one, options.environ)]
     if not builds_of(planned, results)[0] and _names_images(file, options):
         return ""
-    text = manifest_of_runs(planned, results, setup.given_context(given), secrets)
+    text = manifest_of_runs(planned, results, setup.context_of(params), secrets)
     try:
         write_named(file, text, is_manifest)
     except UsageProblem as problem:
@@ -86,7 +86,7 @@ def _names_images(file: Path, options: Options) -> bool:
 
 
 def is_manifest(file: Path) -> bool:
-    """Say whether a path leads to a manifest."""
+    """Return whether a path is a manifest."""
     return _read(file, Path.cwd()) is not None
 
 
@@ -99,18 +99,18 @@ def _read(file: Path, workspace: Path) -> Manifest | None:
         return None
 
 
-def refuse_elsewhere(context: Context) -> None:
-    """Refuse to run here, under the same name, what the context sends to other machines.
+def check_local_target(context: Context) -> None:
+    """Refuse a context that targets other machines.
 
     Raises:
         UsageProblem: it asks for Slurm, Kubernetes or several nodes.
     """
-    known = context.known
-    sent = [key for key in ELSEWHERE if getattr(known, key)]
-    target = known.deployment_config.get("target", "local")
+    keys = context.keys
+    sent = [key for key in REMOTE_KEYS if getattr(keys, key)]
+    target = keys.deployment_config.get("target", "local")
     if target not in ("local", "docker"):
         sent.append("deployment_config")
-    if str(known.distributed.get("nnodes", 1)) not in ("1", "None"):
+    if str(keys.distributed.get("nnodes", 1)) not in ("1", "None"):
         sent.append("distributed.nnodes")
     if sent:
         raise UsageProblem(
@@ -120,59 +120,59 @@ def refuse_elsewhere(context: Context) -> None:
         )
 
 
-def _data_sets(options: Options, context: Context, given: dict[str, Any]) -> DataSets | None:
-    named, origin = given.get("data_config") is not None, context.origins.get("data", "context")
-    return read_data_sets(options.data_file, context.known.data, origin, options.mirror, given=named)
+def _data_sets(options: Options, context: Context, params: dict[str, Any]) -> DataSets | None:
+    named, origin = params.get("data_config") is not None, context.origins.get("data", "context")
+    return read_data_sets(options.data_file, context.keys.data, origin, options.mirror, given=named)
 
 
-def known_secrets_here(options: Options) -> dict[str, str]:
-    """Return what the secrets of plan files are read from: the environment and credential.json, by name."""
+def local_secret_sources(options: Options) -> dict[str, str]:
+    """Return the values that plan files may name as secrets: the environment and credential.json."""
     credentials, services = setup.read_credentials(options.workspace), setup.read_services(options.workspace)
-    return known_secrets(options.environ, credentials, services)
+    return secret_sources(options.environ, credentials, services)
 
 
 @contextmanager
 def plan_of_file(
     file: Path, plugins: Plugins, options: Options, touch: bool
 ) -> Iterator[tuple[Planned, Options, tuple[str, ...]]]:
-    """Yield the plan of a file as it runs here, the options that its run has, and what is otherwise here, in words.
+    """Yield the plan of a file bound to this machine, its options, and the differences as sentences.
 
     Without `touch` it is not to be run, and has its own id.
 
     Raises:
         MadliteError: it is no plan file, or cannot run here; nothing has been touched but its claim on an id.
     """
-    saved = read_plan_file(file, known_secrets_here(options))
+    saved = read_plan_file(file, local_secret_sources(options))
     environ = planned_environ(saved, options.environ)
     options = msgspec.structs.replace(options, environ=environ, command=saved.command or options.command)
     machine = setup.find_machine(Context(values=saved.context), "")
-    setup.tell_problems(machine.problems)
+    setup.print_problems(machine.problems)
     with claimed_id(saved, options.workspace) if touch else nullcontext(saved.plan.id) as run_id:
         one = bind_plan(saved, run_id, options, machine, plugins, setup.make_runtimes(plugins))
-        told = differences(saved, one.plan, options, plugins, lambda name: setup.find_card(name, options.workspace))
-        yield one, options, tuple(told)
+        notes = differences(saved, one.plan, options, plugins, lambda name: setup.find_card(name, options.workspace))
+        yield one, options, tuple(notes)
 
 
 def plan_all(
-    plugins: Plugins, options: Options, given: dict[str, Any], touch: bool = False, probe: bool = False
+    plugins: Plugins, options: Options, params: dict[str, Any], touch: bool = False, probe: bool = False
 ) -> list[Planned]:
     """Return the plans of a command's tags or manifest on this machine, or the one that `--machine` describes.
 
-    `touch` where the plans are to be run, `probe` where they are to be run later: endpoints of data are asked then.
+    `touch` where the plans are to be run, `probe` where they are to be run later: data endpoints are checked then.
 
     Raises:
         MadliteError: something cannot be used; nothing has been touched.
     """
     root = template_root(setup.home())
-    manifest = find_manifest(given, options)
-    context = setup.make_context(given)
-    refuse_elsewhere(context)
+    manifest = find_manifest(params, options)
+    context = setup.make_context(params)
+    check_local_target(context)
     if manifest is not None:
         context = context_over(manifest, context, options.environ)
-    machine = setup.find_machine(context, given["machine"])
+    machine = setup.find_machine(context, params["machine"])
     if touch:
-        setup.bring_model_dir(plugins, None if manifest is not None else given["tags"], given["cards_from"])
-    tags, trees = given["tags"], given["cards_from"]
+        setup.copy_model_dir(plugins, None if manifest is not None else params["tags"], params["cards_from"])
+    tags, trees = params["tags"], params["cards_from"]
     requests = () if manifest is not None else setup.select_requests(plugins, tags, options.workspace, trees)
     credentials = setup.read_credentials(options.workspace)
     inputs = BatchInputs(
@@ -185,27 +185,23 @@ def plan_all(
         new_run_id=new_run_id,
         credentials=credentials,
         services=setup.read_services(options.workspace),
-        data_sets=_data_sets(options, context, given),
+        data_sets=_data_sets(options, context, params),
         tools=make_toolset(context, options, root / TOOLS),
         tool_files=list_tools(root / TOOLS),
-        reach=why_unreachable if touch or probe else lambda endpoint: "",
+        check_endpoint=why_unreachable if touch or probe else lambda endpoint: "",
     )
-    setup.tell_problems(inputs.machine.problems)
+    setup.print_problems(inputs.machine.problems)
     return plan_manifest(manifest, inputs) if manifest is not None else plan_runs(requests, inputs)
 
 
-# `--check`: whether `madlite run` would start what was planned, by its own checks and in its own words.
+# `--check`: whether `madlite run` would start the plans, by its own checks and messages.
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def check_option(function: F) -> F:
-    """Add --check."""
-    return click.option(
-        "--check",
-        is_flag=True,
-        help="End with the exit code that run would: 4 where it refuses, 3 where a run cannot start (2: no image).",
-    )(function)
+check_option = click.option(
+    "--check",
+    is_flag=True,
+    help="End with the exit code that run would: 4 where it refuses, 3 where a run cannot start (2: no image).",
+)
+"""Add --check."""
 
 
 def check(
@@ -213,7 +209,7 @@ def check(
     refused: Sequence[Sequence[Finding]],
     plugins: Plugins,
     options: Options,
-    given: dict[str, Any],
+    params: dict[str, Any],
 ) -> int:
     """Return the exit code of a `run` that came no further than its start; makes and changes nothing.
 
@@ -226,9 +222,9 @@ def check(
     from madlite.run.batch import exit_code
     from madlite.run.checks import keep_refused
 
-    check_start(planned, options, pretended=bool(given["machine"]))
-    kept = keep_refused(planned, refused, plugins)
-    blocked = [(one.plan.id, one.plan.blocked) for one in kept if one.plan.blocked is not None]
+    check_start(planned, options, pretended=bool(params["machine"]))
+    checked = keep_refused(planned, refused, plugins)
+    blocked = [(one.plan.id, one.plan.blocked) for one in checked if one.plan.blocked is not None]
     return int(exit_code(Result(plan_id=name, status=one.status, cause=one.cause) for name, one in blocked))
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 import click
 
 from madlite.cli import setup
 from madlite.cli.options import Command, common_options
 from madlite.cli.terminal import echo
+
+if TYPE_CHECKING:
+    from madlite.backends.loader import Plugins
 
 
 @click.command("plugins", cls=Command)
@@ -20,9 +24,7 @@ def command(hooks: bool, as_json: bool, no_plugins: bool, verbose: bool) -> int:
     if hooks:
         click.echo(_hook_page())
         return 0
-    from madlite.backends.loader import Plugins
-
-    plugins: Plugins = setup.load(no_plugins, verbose)
+    plugins = setup.load(no_plugins, verbose)
     backends = {name: plugin.name for name, (_, plugin) in plugins.backends().items()}
     list(plugins.collect("madlite_cards", trees=()))
     runtimes = {name: plugin.name for name, (_, plugin) in plugins.runtimes_of_plugins().items()}
@@ -33,10 +35,10 @@ def command(hooks: bool, as_json: bool, no_plugins: bool, verbose: bool) -> int:
     for plugin in plugins.loaded.values():
         origin = "built in" if plugin.built_in else f"{plugin.distribution} {plugin.version}"
         echo(f"{plugin.name}  ({origin})")
-        brought = [name for name, owner in backends.items() if owner == plugin.name]
+        own = [name for name, owner in backends.items() if owner == plugin.name]
         echo(f"    hooks     {', '.join(plugin.hooks) or 'none'}")
-        if brought:
-            echo(f"    backends  {', '.join(brought)}")
+        if own:
+            echo(f"    backends  {', '.join(own)}")
         if run_on := [name for name, owner in runtimes.items() if owner == plugin.name]:
             echo(f"    runtimes  {', '.join(run_on)}")
         if plugin.name in references:
@@ -47,11 +49,8 @@ def command(hooks: bool, as_json: bool, no_plugins: bool, verbose: bool) -> int:
 
 
 def _as_json(
-    plugins: object, backends: dict[str, str], runtimes: dict[str, str], references: dict[str, int]
+    plugins: Plugins, backends: dict[str, str], runtimes: dict[str, str], references: dict[str, int]
 ) -> dict[str, object]:
-    from madlite.backends.loader import Plugins
-
-    assert isinstance(plugins, Plugins)  # noqa: S101 - for the type checker
     return {
         "plugins": [
             {

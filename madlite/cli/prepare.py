@@ -17,7 +17,7 @@ from madlite.cli.screens import PlainScreen, Sink
 from madlite.cli.setup import cards_option
 from madlite.run.prepare import Prepared
 from madlite.run.resolve import Requirement, Resolution
-from madlite.text import printable
+from madlite.text import align, printable
 
 if TYPE_CHECKING:
     from madlite.plan.context import Options
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 @click.option("--no-image", is_flag=True, help="Leave container images out.")
 @plan_options
 @common_options
-def command(**given: Any) -> int:
+def command(**params: Any) -> int:
     """Fetch what the models that tags select need: weights, data, image.
 
     \b
@@ -53,17 +53,17 @@ def command(**given: Any) -> int:
     from madlite.run.resolve import PrepareOptions, resolve
     from madlite.secrets import Redactor
 
-    plugins = setup.load(given["no_plugins"], given["verbose"])
-    options = setup.make_options(given)
-    planned = plan_all(plugins, options, given)
-    wanted = PrepareOptions(offline=given["offline"], refresh=given["refresh"], images=not given["no_image"])
+    plugins = setup.load(params["no_plugins"], params["verbose"])
+    options = setup.make_options(params)
+    planned = plan_all(plugins, options, params)
+    wanted = PrepareOptions(offline=params["offline"], refresh=params["refresh"], images=not params["no_image"])
     found = resolve(planned, plugins, options, wanted)
-    setup.tell_problems(plugins.problems)
+    setup.print_problems(plugins.problems)
     token = [found.access.token.value.reveal()] if found.access.token else []
     mask = Redactor([*token, *(text for one in planned for text in secrets_for(one, options.environ))]).text
     click.echo(mask(table(found)))
     found.check()
-    if given["dry_run"]:
+    if params["dry_run"]:
         return 0
     return _prepare(found, options, mask)
 
@@ -84,24 +84,20 @@ def _prepare(found: Resolution, options: Options, mask: Any) -> int:
     return int(done.exit_code)
 
 
-# How `madlite prepare` is worded on the screen.
+# `madlite prepare` on the screen.
 
 _SHOW_EVERY_S = 0.2
 _HEADS = ("what", "from", "size", "state", "where")
 
 
 def table(found: Resolution) -> str:
-    """Return what runs need, a line each, and how much is still to come."""
+    """Return a table of requirements, and how much is still to fetch."""
     if not found.requirements:
         return "nothing is needed from elsewhere"
     rows = [_HEADS, *(_cells(one) for one in found.requirements)]
-    wide = [max(len(row[n]) for row in rows) for n in range(len(_HEADS) - 1)]
-    lines = ["  ".join([*(cell.ljust(size) for cell, size in zip(row, wide, strict=False)), row[-1]]) for row in rows]
     notes = [f"note: {one.what}: {printable(one.note)}" for one in found.requirements if one.note]
     missing = sum(one.missing for one in found.requirements)
-    return "\n".join(
-        [*(line.rstrip() for line in lines), *notes, *([f"to fetch: {size_text(missing)}"] if missing else [])]
-    )
+    return "\n".join([*align(rows), *notes, *([f"to fetch: {size_text(missing)}"] if missing else [])])
 
 
 def _cells(one: Requirement) -> tuple[str, ...]:
@@ -130,7 +126,7 @@ class PrepareLines:
         )
 
     def requirement_advanced(self, done: int, total: int) -> None:
-        """Say how far it is and how fast it comes; how long it takes a terminal's progress line says."""
+        """Report progress and speed; a terminal's progress line adds the remaining time."""
         now = self._clock()
         if now - self._shown_s < _SHOW_EVERY_S and done < total:
             return
@@ -138,24 +134,24 @@ class PrepareLines:
         speed = max(done, 0) / max(now - self._began_s, 0.1)
         self._screen.advance(done, f"{size_text(max(done, 0))} of {size_text(total)}, {size_text(int(speed))}/s")
 
-    def requirement_said(self, text: str) -> None:
-        """Pass on what whoever fetches it says."""
+    def requirement_message(self, text: str) -> None:
+        """Show a message of the download."""
         self._screen.phase(self._mask(text))
 
     def requirement_output(self, chunk: bytes, stream: int) -> None:
-        """Pass the output of a preparation on where asked for."""
+        """Show the output of a preparation with --live-output."""
         self._screen.output(chunk, stream)
 
     def requirement_here(self, requirement: Requirement, place: str) -> None:
-        """Say where it lies."""
+        """Report where a requirement was stored."""
         self._lines("      ", [f"READY {place}", f"  took {duration(self._clock() - self._began_s)}"])
 
     def requirement_failed(self, requirement: Requirement, message: str, hint: str) -> None:
-        """Say why it is not here."""
+        """Report why a requirement could not be fetched."""
         self._lines("      ", [f"FAILURE {requirement.what}: {message}", *([f"  hint: {hint}"] if hint else [])])
 
     def total(self, done: Prepared) -> None:
-        """Say how all of it ended."""
+        """Report the overall outcome."""
         for word, names in (("failed", done.failed), ("not fetched", done.left)):
             if names:
                 rest = "files that came are kept, the next try fetches the rest"
@@ -165,8 +161,8 @@ class PrepareLines:
             self._lines("", [f"everything is here{rest}"])
 
     def _lines(self, indent: str, lines: Iterable[str], begin: bool = False, size: int | None = None) -> None:
-        told = [indent + printable(self._mask(line)) for line in lines]
+        texts = [indent + printable(self._mask(line)) for line in lines]
         if begin:
-            self._screen.begin(told, size)
+            self._screen.begin(texts, size)
         else:
-            self._screen.end(told)
+            self._screen.end(texts)

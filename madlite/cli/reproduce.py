@@ -16,10 +16,10 @@ from madlite.errors import UsageProblem
 from madlite.text import printable
 
 if TYPE_CHECKING:
-    from madlite.reports.reproduce import Kept
+    from madlite.reports.reproduce import CommandOptions
 
-# options of `run` whose values are pinned otherwise, that say where the run was to come from, or what to show of it
-_NOT_KEPT = frozenset(
+# options of `run` whose values are pinned otherwise, or that concern the source or the display of the original run
+_NOT_REPEATED = frozenset(
     (
         *("tags", "additional_context", "additional_context_file", "sets", "mode", "precision", "seq_len"),
         *("batch_size", "steps", "image_release", "mock_data", "backend", "runtime", "gpus", "gpu_vendor", "image"),
@@ -56,7 +56,7 @@ def command(run: str, rerun: bool, without_secrets: bool, directory: Path) -> in
     record = open_run(folder).record
     if not record.card:
         raise UsageProblem(f"nothing that can be read says what run {folder.name} was", f"ls {folder}")
-    found = reproduce(record, kept_of(record.command), dict(os.environ), folder)
+    found = reproduce(record, command_options(record.command), dict(os.environ), folder)
     elsewhere = runs.parent.resolve() != Path.cwd()
     for note in found.notes:
         echo(f"# {printable(note)}", err=rerun)
@@ -67,14 +67,14 @@ def command(run: str, rerun: bool, without_secrets: bool, directory: Path) -> in
     if found.missing and not without_secrets:
         raise _unknown(folder.name, found.missing)
     os.chdir(runs.parent)
-    secrets = [word for name in found.known for word in ("--set", f"env.{name}={os.environ[name]}")]
+    secrets = [word for name in found.available for word in ("--set", f"env.{name}={os.environ[name]}")]
     words = [*found.words, *secrets]
     code = main.main(args=words, prog_name="madlite", standalone_mode=False, obj=found.words)
     return int(code or 0)
 
 
 def _unknown(name: str, places: Sequence[str]) -> UsageProblem:
-    """Return that a run is not done again for what is not known of its secrets."""
+    """Return the error for a rerun whose secrets are missing."""
     what = f"secrets of run {name} are not known here: {', '.join(map(printable, places))}"
     return UsageProblem(
         what,
@@ -83,28 +83,28 @@ def _unknown(name: str, places: Sequence[str]) -> UsageProblem:
     )
 
 
-def kept_of(words: tuple[str, ...]) -> Kept:
-    """Return what of a `run` command goes on when its run is done again; nothing of any other command."""
+def command_options(words: tuple[str, ...]) -> CommandOptions:
+    """Return the options of a `run` command that its reproduction repeats; none of another command."""
     from click.core import ParameterSource
 
     from madlite.cli.run import command as run_command
-    from madlite.reports.reproduce import Kept
+    from madlite.reports.reproduce import CommandOptions
 
     if words[:1] != ("run",):
-        return Kept()
+        return CommandOptions()
     try:
         context = run_command.make_context("run", list(words[1:]))
     except click.ClickException:  # of another version, with options that this one does not have
-        return Kept()
+        return CommandOptions()
     params = {str(param.name): param for param in reversed(run_command.params)}  # of two for one value the first
     given = [
         (params[name], value)
         for name, value in context.params.items()
         if name in params and context.get_parameter_source(name) is ParameterSource.COMMANDLINE
     ]
-    options = [word for param, value in given if param.name not in _NOT_KEPT for word in _words(param, value)]
+    options = [word for param, value in given if param.name not in _NOT_REPEATED for word in _words(param, value)]
     pairs = (text.partition("=") for text in context.params.get("sets") or ())
-    return Kept(words=tuple(options), sets=tuple((key, value) for key, _, value in pairs))
+    return CommandOptions(words=tuple(options), sets=tuple((key, value) for key, _, value in pairs))
 
 
 def _words(param: click.Parameter, value: object) -> Iterator[str]:

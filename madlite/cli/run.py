@@ -19,6 +19,7 @@ from madlite.cli.options import (
     batch_options,
     common_options,
     decides_plan,
+    live_option,
     plan_options,
     tag_words,
     tags_option,
@@ -29,7 +30,7 @@ from madlite.cli.setup import cards_option
 from madlite.cli.terminal import echo
 from madlite.errors import ExitCode, UsageProblem
 from madlite.model import RunPlan
-from madlite.plan.actions import settle_model_dir
+from madlite.plan.actions import bind_model_dir
 from madlite.run.one import secrets_for
 from madlite.run.screen import Planned
 from madlite.secrets import Redactor
@@ -58,13 +59,13 @@ if TYPE_CHECKING:
 )
 @click.option("--no-rows", is_flag=True, help="Leave the result in the run's folder, for `madlite collect`.")
 @click.option("-n", "--dry-run", is_flag=True, help="Print script and container request, and touch nothing.")
-@click.option("-l", "--live-output", is_flag=True, help="Show the workload's output too.")
+@live_option
 @click.option("--machine", default="", metavar="NxGPU", help="With --dry-run: pretend this machine, e.g. 8xMI300X.")
 @check_option
 @plan_options
 @batch_options
 @common_options
-def command(**given: Any) -> int:
+def command(**params: Any) -> int:
     """Run the models that tags select and append their results to perf.csv.
 
     \b
@@ -72,26 +73,26 @@ def command(**given: Any) -> int:
     madlite run --tags pyt_train_llama-3.1-8b --timeout 28800 --live-output
     madlite run --tags demo_hf_lora_tiny:steps=60 --set env.NCCL_DEBUG=INFO --dry-run
     """
-    plugins = setup.load(given["no_plugins"], given["verbose"])
-    if given["machine"] and not given["dry_run"]:
+    plugins = setup.load(params["no_plugins"], params["verbose"])
+    if params["machine"] and not params["dry_run"]:
         raise click.UsageError("--machine only pretends: use it with --dry-run")
-    if given["check"] and not given["dry_run"]:
+    if params["check"] and not params["dry_run"]:
         raise click.UsageError("--check starts nothing: use it with --dry-run")
-    if given["no_rows"] and is_typed("output"):
+    if params["no_rows"] and is_given("output"):
         raise click.UsageError("--no-rows writes no results file: madlite collect -o FILE does")
-    if given["plan_file"] is not None:
+    if params["plan_file"] is not None:
         refuse_with_plan(click.get_current_context())
     from madlite.results.batch_journal import BatchJournal
 
-    touch = not given["dry_run"]
-    options = setup.make_options(given, touch)
+    touch = not params["dry_run"]
+    options = setup.make_options(params, touch)
     with ExitStack() as opened:
         journal = opened.enter_context(BatchJournal(options.workspace, options.command)) if touch else None
-        planned, options = opened.enter_context(_plans(plugins, options, given))
-        setup.tell_problems(plugins.problems)
+        planned, options = opened.enter_context(_plans(plugins, options, params))
+        setup.print_problems(plugins.problems)
         if journal is None:
-            return _preview(planned, options, plugins, given)
-        return _run(planned, options, plugins, given, journal)
+            return _preview(planned, options, plugins, params)
+        return _run(planned, options, plugins, params, journal)
 
 
 def _only_one(files: Sequence[Path]) -> Path | None:
@@ -102,24 +103,24 @@ def _only_one(files: Sequence[Path]) -> Path | None:
 
 
 @contextmanager
-def _plans(plugins: Plugins, options: Options, given: dict[str, Any]) -> Iterator[tuple[Sequence[Planned], Options]]:
+def _plans(plugins: Plugins, options: Options, params: dict[str, Any]) -> Iterator[tuple[Sequence[Planned], Options]]:
     """Yield the plans to run, of tags, a manifest or a plan file, and the options that they run with."""
     from madlite.cli.planning import plan_all, plan_of_file
 
-    touch, file = not given["dry_run"], given["plan_file"]
+    touch, file = not params["dry_run"], params["plan_file"]
     if file is None:
-        yield plan_all(plugins, options, given, touch), options
+        yield plan_all(plugins, options, params, touch), options
         return
     if touch:
-        setup.bring_model_dir(plugins, None)
-    with plan_of_file(file, plugins, options, touch) as (one, own_options, told):
-        for text in told:
+        setup.copy_model_dir(plugins, None)
+    with plan_of_file(file, plugins, options, touch) as (one, own_options, notes):
+        for text in notes:
             setup.warn(text)
         yield [one], own_options
 
 
-def is_typed(name: str) -> bool:
-    """Say whether the command line has an option."""
+def is_given(name: str) -> bool:
+    """Return whether an option was given on the command line."""
     from click.core import ParameterSource
 
     return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
@@ -140,7 +141,7 @@ def refuse_with_plan(ctx: click.Context) -> None:
             raise click.UsageError(f"{what} beside --plan: a plan is frozen; madlite plan makes another one")
 
 
-def _preview(planned: Sequence[Planned], options: Options, plugins: Plugins, given: dict[str, Any]) -> int:
+def _preview(planned: Sequence[Planned], options: Options, plugins: Plugins, params: dict[str, Any]) -> int:
     from madlite.cli.summary import BatchFiles
     from madlite.run.checks import in_one_line, run_checks
 
@@ -149,15 +150,15 @@ def _preview(planned: Sequence[Planned], options: Options, plugins: Plugins, giv
         echo(preview(one, options.environ, map(in_one_line, found)))
     for text in warnings:
         setup.warn(text)
-    if not given["check"]:
+    if not params["check"]:
         return 0
-    check_start(planned, options, pretended=bool(given["machine"]))
-    BatchFiles(planned, options, given)  # which finds that a file of its own cannot be written
-    return check(planned, refused, plugins, options, given)
+    check_start(planned, options, pretended=bool(params["machine"]))
+    BatchFiles(planned, options, params)  # which finds that a file of its own cannot be written
+    return check(planned, refused, plugins, options, params)
 
 
 def _run(
-    planned: Sequence[Planned], options: Options, plugins: Plugins, given: dict[str, Any], journal: BatchJournal
+    planned: Sequence[Planned], options: Options, plugins: Plugins, params: dict[str, Any], journal: BatchJournal
 ) -> int:
     from madlite.cli.screens import make_screen
     from madlite.cli.summary import BatchFiles
@@ -166,20 +167,20 @@ def _run(
     from madlite.run.checks import check_plans
 
     check_start(planned, options)
-    told = len(plugins.problems)
+    notes = len(plugins.problems)
     planned, warnings = check_plans(planned, plugins, options.lint)
     if options.rows:
         make_folder(options.output_target or options.output)
-    batch = BatchFiles(planned, options, given)
+    batch = BatchFiles(planned, options, params)
     sink = Sink(sys.stdout.fileno())
     screen = make_screen(sink, live=options.live_output, as_madengine=bool(options.contract))
     try:
-        for text in (*warnings, *_left_over(options, plugins.runtimes())):
+        for text in (*warnings, *_recovery_warnings(options, plugins.runtimes())):
             screen.warn(text)
         batch.begin()
         outcome = run_batch(planned, options, plugins, screen, journal=journal)
         problems = batch.close(outcome)
-        _print_outcome(screen, outcome, (*(f"{one.where}: {one.what}" for one in plugins.problems[told:]), *problems))
+        _print_outcome(screen, outcome, (*(f"{one.where}: {one.what}" for one in plugins.problems[notes:]), *problems))
         screen.total(outcome, options.output if options.rows else None)
         screen.end(closing_lines(options.contract, outcome, from_manifest=not batch.from_tags))
         journal.close()
@@ -201,8 +202,8 @@ def _print_outcome(screen: PlainScreen, outcome: RunOutcome, problems: Sequence[
         screen.warn(f"never started: {', '.join(outcome.not_started)}")
 
 
-def _left_over(options: Options, runtimes: Mapping[str, Runtime]) -> list[str]:
-    """Say that earlier runs were cut off, for the next command is the first that can, and end what of them goes on.
+def _recovery_warnings(options: Options, runtimes: Mapping[str, Runtime]) -> list[str]:
+    """Return warnings about interrupted earlier runs, and end what they left running.
 
     Rows of theirs that the results file did not take are added to it.
     """
@@ -211,7 +212,7 @@ def _left_over(options: Options, runtimes: Mapping[str, Runtime]) -> list[str]:
     from madlite.run.recovery.unfinished import add_kept, say_undone
 
     workspace, output = options.workspace, options.output_target or options.output
-    if not options.rows:  # one of many jobs, perhaps: whoever collects hears of the others
+    if not options.rows:  # possibly one of many jobs: `madlite collect` reports the others
         return [*end_orphans(workspace, options.environ, runtimes)]
     begin = new_columns(options.contract)
     return [
@@ -247,12 +248,12 @@ def preview(one: Planned, environ: dict[str, str], refused: Iterable[str] = ()) 
 
 
 def _request(one: Planned) -> str:
-    """Return what the runtime would be asked for; nothing where what blocks the plan is that it cannot be asked for."""
+    """Return the request to the runtime as JSON; "" where building it fails for the reason that blocks the plan."""
     from madlite.run.session_runner import border
 
     try:
         with border(one.runtime):
-            plan = settle_model_dir(one.plan, one.plan.model_dir)
+            plan = bind_model_dir(one.plan, one.plan.model_dir)
             return json.dumps(one.runtime.request(plan), indent=2, default=str)
     except UsageProblem:
         if one.plan.blocked is None:
@@ -265,9 +266,9 @@ def _section(title: str, text: str) -> str:
 
 
 def _commands(plan: RunPlan) -> list[str]:
-    """Return the actions as a shell would be told them, in order."""
+    """Return the actions as shell commands, in order."""
     lines = []
-    for action in settle_model_dir(plan, plan.model_dir).actions:
+    for action in bind_model_dir(plan, plan.model_dir).actions:
         where = action.cwd.replace("{folder}", plan.folder_inside)
         lines.append(f"{action.kind:8} (in {where}) {shlex.join(action.argv)}")
     return lines

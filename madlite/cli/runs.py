@@ -11,11 +11,11 @@ import click
 
 from madlite.cli import setup
 from madlite.cli.completion import complete_status
-from madlite.cli.format import duration, status_words
+from madlite.cli.format import duration, status_text
 from madlite.cli.options import TagsCommand, dir_option, tags_option, verbose_option
-from madlite.cli.terminal import echo, say_status, without_secrets
+from madlite.cli.terminal import echo, echo_status, without_secrets
 from madlite.errors import ExitCode
-from madlite.text import printable
+from madlite.text import printable, shortened
 
 if TYPE_CHECKING:
     from madlite.reports.runs import StoredRun
@@ -62,7 +62,7 @@ def command(
         click.echo(without_secrets("".join(listing.as_csv(chosen))), nl=False)
     elif chosen:
         for line, place in listing.as_table(chosen, map(_words, chosen)):
-            say_status(line, place)
+            echo_status(line, place)
     else:
         echo(f"no runs in {folder}" if not every else f"none of {len(every)} runs is one of those")
     changed = (f"{words}; madlite clean" for _, words in changed_files(folder.parent))
@@ -72,7 +72,7 @@ def command(
 
 
 def _words(run: StoredRun) -> tuple[str, ...]:
-    return tuple(_short(printable(text)) for text in _cells(run))
+    return tuple(shortened(printable(text), _LONGEST) for text in _cells(run))
 
 
 def _cells(run: StoredRun) -> Iterator[str]:
@@ -86,7 +86,7 @@ def _cells(run: StoredRun) -> Iterator[str]:
     yield _gpus(run)
     doubt = " (not as madlite left it)" if run.doubt else ""
     waits = "" if run.collected else ", not collected"
-    yield status_words(run.state, record.suspect) + (f" [{record.cause}]" if record.cause else "") + waits + doubt
+    yield status_text(run.state, record.suspect) + (f" [{record.cause}]" if record.cause else "") + waits + doubt
     yield f"{headline.text} {headline.metric}" if headline else "-"
     yield "-" if took_s is None else duration(took_s)
 
@@ -96,7 +96,3 @@ def _gpus(run: StoredRun) -> str:
     if run.n_gpus is None:
         return run.record.device or "-"
     return f"{run.n_gpus}x{run.record.device or 'GPU'}" if run.n_gpus else "cpu"
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"

@@ -6,9 +6,9 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
@@ -19,24 +19,20 @@ from madlite.cli.main import mask
 from madlite.cli.terminal import echo
 from madlite.errors import UsageProblem
 from madlite.model import Card, CardItem, Machine, Problem, Request, Runtime, TreeCards
-from madlite.plan.context import MACHINE_KEYS, Context, Options, read_context, without_effect
+from madlite.plan.context import MACHINE_KEYS, Context, Options, read_context, unused_keys
 
 # The catalogue of a command line: the working folder's cards, plugins' own and those of `--cards-from`, madlite's.
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def cards_option(function: F) -> F:
-    """Add --cards-from, which $MADLITE_CARDS_FROM stands in for."""
-    return click.option(
-        "--cards-from",
-        type=click.Path(path_type=Path),
-        multiple=True,
-        envvar="MADLITE_CARDS_FROM",
-        show_envvar=True,
-        metavar="DIR",
-        help="Also the cards that a plugin makes of this folder, e.g. a Primus checkout. Repeatable.",
-    )(function)
+cards_option = click.option(
+    "--cards-from",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    envvar="MADLITE_CARDS_FROM",
+    show_envvar=True,
+    metavar="DIR",
+    help="Also the cards that a plugin makes of this folder, e.g. a Primus checkout. Repeatable.",
+)
+"""Add --cards-from, which $MADLITE_CARDS_FROM stands in for."""
 
 
 def make_catalog(
@@ -50,7 +46,7 @@ def make_catalog(
         UsageProblem: one of them is no folder, or none that a plugin knows.
         CatalogError: as `load_catalog`.
     """
-    from madlite.catalog.select import heads
+    from madlite.catalog.select import tag_names
     from madlite.catalog.sources import load_catalog
 
     trees = tuple(dict.fromkeys(trees))
@@ -61,7 +57,7 @@ def make_catalog(
         shipped.setdefault(plugin.name, (plugin.folder or workspace, []))[1].append(item)
     items = [item for _, items in shipped.values() for item in items]
     _refuse_unknown(trees, {item.tree for item in items if isinstance(item, TreeCards)}, plugins)
-    wanted = heads(tags) if tags is not None else None
+    wanted = tag_names(tags) if tags is not None else None
     return load_catalog(workspace, bundled, [(name, *rest) for name, rest in shipped.items()], wanted)
 
 
@@ -72,10 +68,10 @@ def _check_folder(tree: Path) -> None:
         raise UsageProblem(f"cards from {shown(tree)}: there is no such folder", "--cards-from DIR")
 
 
-def _refuse_unknown(trees: Sequence[Path], known: set[Path], plugins: Plugins) -> None:
+def _refuse_unknown(trees: Sequence[Path], read: set[Path], plugins: Plugins) -> None:
     from madlite.files import shown
 
-    if unknown := [tree for tree in trees if tree not in known]:
+    if unknown := [tree for tree in trees if tree not in read]:
         broken = "".join(f"; {problem.where}: {problem.what}" for problem in plugins.problems)
         raise UsageProblem(
             f"cards from {shown(unknown[0])}: no plugin makes cards of this folder{broken}",
@@ -90,14 +86,14 @@ def load(no_plugins: bool, verbose: bool) -> Plugins:
     return load_plugins(os.environ.get("MADLITE_DISABLE_PLUGINS", ""), only_built_in=no_plugins)
 
 
-def tell_problems(problems: Sequence[Problem]) -> None:
-    """Name on stderr what was left out, each once."""
+def print_problems(problems: Sequence[Problem]) -> None:
+    """Print each problem as a warning, once."""
     for problem in dict.fromkeys(problems):
         warn(f"{problem.where}: {problem.what}")
 
 
 def warn(text: str) -> None:
-    """Say on stderr what does not stop the command, secrets masked."""
+    """Print a warning on stderr, secrets masked."""
     echo(f"warning: {mask(text)}", err=True)
 
 
@@ -119,13 +115,13 @@ def find_workspace(touch: bool) -> Path:
     return here if touch else find_model_dir(os.environ, here) or here
 
 
-def bring_model_dir(plugins: Plugins, tags: Sequence[str] | None, trees: Sequence[Path] = ()) -> None:
-    """Bring what $MODEL_DIR names into the working folder, once there is a card for each tag; None asks for no tags.
+def copy_model_dir(plugins: Plugins, tags: Sequence[str] | None, trees: Sequence[Path] = ()) -> None:
+    """Copy the checkout that $MODEL_DIR names into the working folder, once each tag has a card; None checks no tags.
 
     To be called last of what can refuse a command line, and before anything of the working folder is read.
 
     Raises:
-        MadliteError: MODEL_DIR names no folder, or there is no tag, or one that selects no card; nothing was brought.
+        MadliteError: MODEL_DIR names no folder, or there is no tag, or one that selects no card; nothing was copied.
     """
     from madlite.cli import model_dir
     from madlite.plan.inputs import RUNS
@@ -136,7 +132,7 @@ def bring_model_dir(plugins: Plugins, tags: Sequence[str] | None, trees: Sequenc
         return
     if tags is not None:
         _check_tags(plugins, tags, source, here, trees)
-    model_dir.bring_model_dir(source, here, RUNS)
+    model_dir.copy_model_dir(source, here, RUNS)
 
 
 def _check_tags(plugins: Plugins, values: Sequence[str], source: Path, here: Path, trees: Sequence[Path]) -> None:
@@ -150,53 +146,50 @@ def _check_tags(plugins: Plugins, values: Sequence[str], source: Path, here: Pat
         select(catalog, tags)
 
 
-def make_options(given: dict[str, Any], touch: bool = False) -> Options:
+# options of the command line that `Options` has under the same name
+_SAME_NAME = (
+    *("runtime", "image", "backend", "keep_alive", "keep_model_dir", "skip_model_run", "clean_docker_cache"),
+    *("strict_header", "ignore_deprecated", "disable_skip_gpu_arch", "lint"),
+)
+
+
+def make_options(params: dict[str, Any], touch: bool = False) -> Options:
     """Return the options of a command line; `touch` as in `find_workspace`.
 
     Raises:
         UsageProblem: one of them does not make sense, or names a file that is not there.
     """
-    workspace, output = find_workspace(touch), Path.cwd() / given["output"]
+    workspace, output = find_workspace(touch), Path.cwd() / params["output"]
     return Options(
         workspace=workspace,
         output=output,
         output_target=Path(os.path.realpath(output)),
-        runtime=given["runtime"],
-        image=given["image"],
-        backend=given["backend"],
-        timeout_s=_timeout_s(given["timeout"]),
-        named=tuple(named_values(given)),
-        sets=tuple(map(_key_value, given["sets"])),
-        live_output=bool(given.get("live_output")),
-        keep_alive=given["keep_alive"],
-        keep_model_dir=given["keep_model_dir"],
-        skip_model_run=given["skip_model_run"],
-        clean_docker_cache=given["clean_docker_cache"],
-        strict_header=given["strict_header"],
-        rows=not given.get("no_rows"),
-        result_file=given.get("plan_file") is not None,
-        columns=tuple(dict.fromkeys(given.get("add_column") or ())),
-        ignore_deprecated=given["ignore_deprecated"],
-        disable_skip_gpu_arch=given["disable_skip_gpu_arch"],
+        timeout_s=_timeout_s(params["timeout"]),
+        named=tuple(named_values(params)),
+        sets=tuple(map(_key_value, params["sets"])),
+        live_output=bool(params.get("live_output")),
+        rows=not params.get("no_rows"),
+        result_file=params.get("plan_file") is not None,
+        columns=tuple(dict.fromkeys(params.get("add_column") or ())),
         environ=dict(os.environ),
         python=sys.executable,
         user=(os.getuid(), os.getgid()),
-        data_file=_named_file("--data-config", given.get("data_config"), workspace) or workspace / "data.json",
-        tools_file=_named_file("--tools-config", given.get("tools_config"), workspace) or workspace / _TOOLS,
-        snapshot=bool(given.get("sys_env_details")),
-        mirror=str(given.get("force_mirror_local") or ""),
-        registry=given.get("registry") or "",
+        data_file=_named_file("--data-config", params.get("data_config"), workspace) or workspace / "data.json",
+        tools_file=_named_file("--tools-config", params.get("tools_config"), workspace) or workspace / _TOOLS,
+        snapshot=bool(params.get("sys_env_details")),
+        mirror=str(params.get("force_mirror_local") or ""),
+        registry=params.get("registry") or "",
         contract=contract(),
-        lint=given["lint"],
         command=command_words(),
+        **{name: params[name] for name in _SAME_NAME},
     )
 
 
-def _timeout_s(given: int | None) -> int | None:
+def _timeout_s(params: int | None) -> int | None:
     """Return the limit in seconds, 0 for none; None for the card's own."""
-    if given is not None and given < -1:
-        raise UsageProblem(f"--timeout {given} is less than -1", "seconds, 0 for none, -1 for the card's own")
-    return None if given == -1 else given
+    if params is not None and params < -1:
+        raise UsageProblem(f"--timeout {params} is less than -1", "seconds, 0 for none, -1 for the card's own")
+    return None if params == -1 else params
 
 
 def command_words() -> tuple[str, ...]:
@@ -217,40 +210,40 @@ _CONTEXT = "context"  # among the options of a command, once it was read
 
 
 def _named_file(option: str, named: Path | None, workspace: Path) -> Path | None:
-    """Return a file that an option names, or where MODEL_DIR brings it; None where it names none."""
-    from madlite.cli.model_dir import find_model_dir, is_brought
+    """Return a file that an option names, or where MODEL_DIR copies it; None where it names none."""
+    from madlite.cli.model_dir import find_model_dir, is_copied
     from madlite.files import exists
 
     if named is None:
         return None
     here = Path.cwd()
-    if is_brought(find_model_dir(os.environ, here), named):
+    if is_copied(find_model_dir(os.environ, here), named):
         return workspace / named
     if not exists(here / named):
         raise UsageProblem(f"{option} {named}: there is no such file", f"in {here}")
     return here / named
 
 
-def make_context(given: dict[str, Any]) -> Context:
+def make_context(params: dict[str, Any]) -> Context:
     """Return the context of a command line, after naming what of it has no effect."""
-    context = given_context(given)
-    for text in without_effect(context):
+    context = context_of(params)
+    for text in unused_keys(context):
         warn(text)
     return context
 
 
-def given_context(given: dict[str, Any]) -> Context:
-    """Return the context of a command line; asked again, the same: its file may be a pipe, which is read once."""
-    if _CONTEXT not in given:
-        given[_CONTEXT] = _read_context(given)
-    context: Context = given[_CONTEXT]
+def context_of(params: dict[str, Any]) -> Context:
+    """Return the context of a command line, cached: its file may be a pipe, which can be read once."""
+    if _CONTEXT not in params:
+        params[_CONTEXT] = _read_context(params)
+    context: Context = params[_CONTEXT]
     return context
 
 
-def _read_context(given: dict[str, Any]) -> Context:
-    own = {"docker_gpus": ("--gpus", given["gpus"]), "gpu_vendor": ("--gpu-vendor", given["gpu_vendor"])}
+def _read_context(params: dict[str, Any]) -> Context:
+    own = {"docker_gpus": ("--gpus", params["gpus"]), "gpu_vendor": ("--gpu-vendor", params["gpu_vendor"])}
     named = {key: (option, value) for key, (option, value) in own.items() if value}
-    return read_context(given["additional_context_file"], given["additional_context"], named)
+    return read_context(params["additional_context_file"], params["additional_context"], named)
 
 
 def select_requests(
@@ -278,7 +271,7 @@ def load_cards(
     `trees` are the folders of `--cards-from`; with `tags` programs run as `make_catalog` has it.
     """
     catalog = _catalog(plugins, workspace, trees, tags)
-    tell_problems(catalog.problems)
+    print_problems(catalog.problems)
     return catalog
 
 
@@ -309,7 +302,7 @@ def find_machine(context: Context, pretended: str) -> Machine:
     overrides = {
         key: context.values[key] for key in ("gpu_vendor", "gpu_renderDs", *MACHINE_KEYS) if key in context.values
     }
-    if pretended:  # whatever the context says of GPUs is another machine's
+    if pretended:  # the context's GPU keys describe another machine
         overrides = {key: overrides[key] for key in ("numa_balancing",) if key in overrides} | _pretend(pretended)
     return detect_machine(overrides, host=Host(path=os.environ.get("PATH", ""), env=dict(os.environ)))
 
@@ -328,8 +321,8 @@ def _pretend(text: str) -> dict[str, Any]:
     count, device = found.groups()
     product = find_product(device)
     if product is None:
-        known = ", ".join(product.device for product in PRODUCTS)
-        raise UsageProblem(f"--machine {text!r}: nobody knows GPU '{device}'", f"known: {known}")
+        read = ", ".join(product.device for product in PRODUCTS)
+        raise UsageProblem(f"--machine {text!r}: nobody knows GPU '{device}'", f"known: {read}")
     return {"device": product.device, "n_gpus": int(count)}
 
 

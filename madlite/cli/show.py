@@ -1,4 +1,4 @@
-"""`madlite show`: everything that is known of one run, on a page."""
+"""`madlite show`: everything recorded about one run, on a page."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from madlite.cli.format import (
     figures,
     mad_figures,
     short_reason,
-    status_words,
-    study_words,
+    status_text,
+    study_text,
     suspect_lines,
 )
 from madlite.cli.options import Command, dir_option, verbose_option
-from madlite.cli.terminal import say_status, without_secrets
+from madlite.cli.terminal import echo_status, without_secrets
 from madlite.errors import ExitCode
-from madlite.model import Json, Status
+from madlite.model import Status
 from madlite.reports.runs import CUT_OFF, RUNNING, UNREADABLE, StoredRun
 from madlite.results.record import Record, result_of
+from madlite.text import scalar_text
 from madlite.workspace.folder import CLEANED
 
 
@@ -50,15 +51,15 @@ def command(run: str, wants_json: bool, directory: Path) -> int:
         click.echo(without_secrets(as_json(found)), nl=False)
     else:
         for line in page(found):
-            say_status(line, VALUES_AT)
+            echo_status(line, VALUES_AT)
     return int(ExitCode.OK)
 
 
-# One run as a page of lines, in the order in which people ask.
+# One run as a page of lines, most important first.
 
 _WIDE = 14
 VALUES_AT = _WIDE + 4  # characters before the values of a page
-_SHORTEST_S = 0.05  # a part of a run that took less is not told
+_SHORTEST_S = 0.05  # shorter parts of a run are not shown
 
 
 def page(run: StoredRun) -> Iterator[str]:
@@ -80,7 +81,7 @@ def page(run: StoredRun) -> Iterator[str]:
 def _verdict(run: StoredRun) -> Iterator[tuple[str, str]]:
     record = run.record
     cause = f" [{record.cause}]" if record.cause else ""
-    yield "status", f"{status_words(run.state, record.suspect)}{cause} {_why(run)}".rstrip()
+    yield "status", f"{status_text(run.state, record.suspect)}{cause} {_why(run)}".rstrip()
     yield "doubt", run.doubt
     if record.diagnosis is not None:
         rank = f"rank {record.diagnosis.rank}: " if record.diagnosis.rank is not None else ""
@@ -130,7 +131,7 @@ def _ran(record: Record) -> Iterator[tuple[str, str]]:
     yield "machine", f"{record.hostname}, {gpus} x {record.device}" if record.hostname else ""
     yield "runtime", record.runtime
     yield "batch", record.batch
-    yield "study", study_words(record.study) if record.study else ""
+    yield "study", study_text(record.study) if record.study else ""
     yield "image", record.image.ref
     yield "digest", record.image.digest
     yield "commit", record.git_commit
@@ -139,15 +140,12 @@ def _ran(record: Record) -> Iterator[tuple[str, str]]:
 
 
 def _values(record: Record) -> Iterator[tuple[str, str]]:
-    variant = record.variant
-    values: dict[str, Json] = {}
-    if variant is not None:
-        values = {f"variant.{name}": getattr(variant, name) for name in variant.__struct_fields__}
-    values |= {f"settings.{name}": value for name, value in record.settings.items()}
-    for key, value in values.items():
+    from madlite.reports.reproduce import dotted_values
+
+    for key, value in dotted_values(record).items():
         if value not in (None, ""):
             origin = record.origins.get(key, "")
-            text = str(value).lower() if isinstance(value, bool) else str(value)
+            text = scalar_text(value)
             yield key.partition(".")[2], f"{text}   <- {origin}" if origin else text
 
 

@@ -1,4 +1,4 @@
-"""What a batch leaves on request: its account as JSON (`--summary-output`), no entries of it (`--cleanup-perf`).
+"""Files of a batch: its summary as JSON (`--summary-output`), and removal of its entries (`--cleanup-perf`).
 
 Format: docs/reports.md (source: madengine 2.1, observed).
 """
@@ -26,7 +26,7 @@ ENTRIES = ("perf_entry.json", "perf_entry.csv", "perf_entry_super.json", "perf_e
 
 
 def run_summary(planned: Sequence[Planned], outcome: RunOutcome, start_row: int, row_count: int) -> dict[str, Json]:
-    """Return the account of a batch: runs that went well or were skipped, runs that failed or never started.
+    """Return the summary of a batch: successful and skipped runs, failed runs and runs that never started.
 
     `start_row` is how many rows perf.csv had before, `row_count` how many came since.
     """
@@ -47,9 +47,9 @@ def run_summary(planned: Sequence[Planned], outcome: RunOutcome, start_row: int,
 def full_summary(
     planned: Sequence[Planned], outcome: RunOutcome, start_row: int, row_count: int, fail_on_suspect: bool = False
 ) -> dict[str, Json]:
-    """Return the account of a batch from tags: of its builds too, and whether all of it went well.
+    """Return the summary of a batch from tags: also its builds, and whether everything succeeded.
 
-    A failed build is also a failed run, for its card was asked for; with `fail_on_suspect` a doubt is not well either.
+    A failed build is also a failed run of its card; with `fail_on_suspect` a suspect success is a failure too.
     """
     from madlite.plan.manifest_text import summary
     from madlite.run.from_manifest import builds_of
@@ -64,7 +64,8 @@ def full_summary(
 
 def suspect_runs(planned: Sequence[Planned], outcome: RunOutcome) -> tuple[str, ...]:
     """Return the cards of the runs whose success is suspect, in order."""
-    return tuple(plan.card.name for plan, result in _ended(planned, outcome) if _is_suspect(result))
+    ended = _ended(planned, outcome)
+    return tuple(plan.card.name for plan, result in ended if result.status is Status.SUCCESS and result.suspect)
 
 
 def write_summary(path: Path, summary: dict[str, Json], secrets: Iterable[str]) -> None:
@@ -100,7 +101,7 @@ def count_rows(path: Path) -> int:
 
 
 def remove_entries(folder: Path) -> None:
-    """Remove from a working folder the side files that tell of the last run alone; perf_super.* stay.
+    """Remove the side files of the last run alone from a working folder; perf_super.* stay.
 
     Raises:
         RuntimeProblem: one of them cannot be removed.
@@ -110,10 +111,6 @@ def remove_entries(folder: Path) -> None:
             (folder / name).unlink(missing_ok=True)
         except OSError as error:
             raise RuntimeProblem(f"--cleanup-perf: {folder / name} stays: {error.strerror or error}") from error
-
-
-def _is_suspect(result: Result) -> bool:
-    return result.status is Status.SUCCESS and bool(result.suspect)
 
 
 def _ended(planned: Sequence[Planned], outcome: RunOutcome) -> Iterator[tuple[RunPlan, Result]]:
@@ -156,20 +153,22 @@ def _performance(plan: RunPlan, result: Result) -> str:
 
 
 class BatchFiles:
-    """One batch from its start to its files; what they need is asked for before anything runs."""
+    """The files of one batch; that they can be written is checked before anything runs."""
 
-    def __init__(self, planned: Sequence[Planned], options: Options, given: dict[str, Any]) -> None:
-        self._planned, self._options, self._given = planned, options, given
-        manifest = given["manifest_file"]
-        self.from_tags = given["plan_file"] is None and (manifest is None or not exists(manifest))
-        self._summary = given["summary_output"]
+    def __init__(self, planned: Sequence[Planned], options: Options, params: dict[str, Any]) -> None:
+        self._planned, self._options, self._given = planned, options, params
+        manifest = params["manifest_file"]
+        self.from_tags = params["plan_file"] is None and (manifest is None or not exists(manifest))
+        self._summary = params["summary_output"]
         if self._summary is not None:
             check_writable(self._summary)
         if self.from_tags:
-            asked = given["manifest_output"] != MANIFEST  # what nobody asked for costs no run
-            check_writable(options.workspace / given["manifest_output"], is_manifest if asked else lambda file: True)
+            explicit = params["manifest_output"] != MANIFEST  # the default file never blocks a run
+            check_writable(
+                options.workspace / params["manifest_output"], is_manifest if explicit else lambda file: True
+            )
         self._rows_before = 0
-        self.failed = False  # whether something could not be written that an option asked for, or a doubt counts
+        self.failed = False  # whether a requested file could not be written, or --fail-on-suspect applies
 
     def begin(self) -> None:
         """Count the rows that are there before the first run's."""
@@ -177,7 +176,7 @@ class BatchFiles:
             self._rows_before = count_rows(self._options.output)
 
     def close(self, outcome: RunOutcome) -> tuple[str, ...]:
-        """Write what is wanted and return what could not be; every run has its row by now."""
+        """Write the files and return what could not be written; every run has its row by now."""
         problems = []
         if self.from_tags:
             problems.append(save_manifest(self._planned, outcome.results, self._options, self._given))
@@ -199,8 +198,8 @@ class BatchFiles:
         from madlite.run.one import secrets_for
 
         rows = count_rows(self._options.output) - self._rows_before if self._options.rows else 0
-        told = (self._planned, outcome, self._rows_before, rows)
-        summary = full_summary(*told, self._given["fail_on_suspect"]) if self.from_tags else run_summary(*told)
+        facts = (self._planned, outcome, self._rows_before, rows)
+        summary = full_summary(*facts, self._given["fail_on_suspect"]) if self.from_tags else run_summary(*facts)
         secrets = [text for one in self._planned for text in secrets_for(one, self._options.environ)]
         write_summary(self._summary, summary, secrets)
 

@@ -1,4 +1,4 @@
-"""Text on its way to people: nothing that a card, a workload or a file says may steer their terminal.
+"""Text for terminals: no text of a card, a workload or a file may control the terminal.
 
 What is written by madlite itself holds no control character at all.  The workload's own output (`--live-output`) keeps
 on a terminal what progress bars and colours need; into a pipe or a file it goes byte for byte.
@@ -17,18 +17,18 @@ import click
 
 # colours, "erase the line" and "a line up" of progress bars
 _HARMLESS = r"\x1b\[[0-9;]{0,40}[mKA]"
-_STEERING = re.compile(rf"({_HARMLESS})|[\x00-\x07\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-_BEGUN = re.compile(r"\x1b(?:\[[0-9;]{0,40})?\Z")
+_UNSAFE = re.compile(rf"({_HARMLESS})|[\x00-\x07\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_PARTIAL = re.compile(r"\x1b(?:\[[0-9;]{0,40})?\Z")
 
 
-# a status as `status_words` writes it, and what a line of a doubt begins with
+# a status as `status_text` writes it, and the first word of a warning about a result
 _STATUS = re.compile(r"(?:SUCCESS \(suspect\)|SUCCESS|FAILURE|suspect)(?![\w-])")
 _COLOURS = {"SUCCESS": "green", "FAILURE": "red"}
 _DOUBT = "yellow"
 
 
 def has_colour(is_terminal: bool) -> bool:
-    """Say whether statuses are coloured: on a terminal that can, unless $NO_COLOR is set (https://no-color.org)."""
+    """Return whether statuses are coloured: on a terminal that can, unless $NO_COLOR is set (https://no-color.org)."""
     return is_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
@@ -48,7 +48,7 @@ def _in_colour(found: re.Match[str]) -> str:
     return click.style(found[0], fg=_COLOURS.get(found[0], _DOUBT))
 
 
-def say_status(line: str, at: int | None = None) -> None:
+def echo_status(line: str, at: int | None = None) -> None:
     """Print one line as `echo` does, with the status at a place of it, or its first word, in colour on a terminal."""
     text = printable_lines(without_secrets(line))
     click.echo(coloured(text, at) if has_colour(sys.stdout.isatty()) else text)
@@ -56,15 +56,15 @@ def say_status(line: str, at: int | None = None) -> None:
 
 def printable_lines(text: str) -> str:
     r"""Return text of several lines with what cannot be printed spelled out, as in `\x1b`; tabs stay."""
-    return text if text.isprintable() else "".join(map(_spelled, text))
+    return text if text.isprintable() else "".join(map(_escape, text))
 
 
-def _spelled(char: str) -> str:
+def _escape(char: str) -> str:
     return char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape").decode()
 
 
 def shell_line(words: Iterable[str]) -> str:
-    """Return words as bash takes them, on one line; what cannot be printed is spelled out, as in `$'a\\x0ab'`."""
+    """Return arguments quoted for bash, on one line; what cannot be printed is spelled out, as in `$'a\\x0ab'`."""
     return " ".join(shlex.quote(word) if word.isprintable() else f"$'{_for_bash(word)}'" for word in words)
 
 
@@ -89,16 +89,16 @@ def without_secrets(text: str) -> str:
 
 
 class Sanitizer:
-    """Lets one stream of a workload through to a terminal, without what clears, titles, copies, asks or turns text."""
+    """Filters one output stream of a workload for a terminal: no sequences that clear, retitle, query or reorder."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._held = ""
+        self._pending = ""
 
     def feed(self, chunk: bytes) -> bytes:
-        """Return what can be shown now; an escape sequence that only begins is held, a few characters."""
-        text = self._held + self._decoder.decode(chunk)
-        begun = _BEGUN.search(text, max(0, len(text) - 50))
-        cut = begun.start() if begun else len(text)
-        self._held = text[cut:]
-        return _STEERING.sub(lambda found: found[1] or "", text[:cut]).encode()
+        """Return what can be shown now; an incomplete escape sequence is buffered, a few characters."""
+        text = self._pending + self._decoder.decode(chunk)
+        partial = _PARTIAL.search(text, max(0, len(text) - 50))
+        cut = partial.start() if partial else len(text)
+        self._pending = text[cut:]
+        return _UNSAFE.sub(lambda found: found[1] or "", text[:cut]).encode()

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from madlite.cli.format import duration, speed_words, status_words, study_words
+from madlite.cli.format import duration, speed_text, status_text, study_text
 from madlite.cli.options import Command, dir_option, verbose_option
-from madlite.cli.terminal import echo, say_status, without_secrets
+from madlite.cli.terminal import echo, echo_status, without_secrets
 from madlite.errors import ExitCode
-from madlite.text import printable
+from madlite.text import align, printable, shortened
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -54,71 +54,70 @@ def command(once: bool, follow: bool, as_json: bool, interval: float, directory:
 
     folder = runs_folder(directory)
     watch = Watch(folder)
-    seen = watch.read()
-    if not seen and not follow and not watch.goes_on:
+    runs = watch.read()
+    if not runs and not follow and not watch.goes_on:
         _print(watch.last(), as_json)
         if not as_json:
             echo(f"no run goes on in {folder}")
     elif once:
-        _print(seen, as_json)
+        _print(runs, as_json)
     elif sys.stdout.isatty() and not as_json:
-        _show(watch, seen, follow, interval)
+        _show(watch, runs, follow, interval)
     else:
-        _follow(watch, seen, follow, interval, as_json)
+        _follow(watch, runs, follow, interval, as_json)
     return int(ExitCode.OK)
 
 
-def _follow(watch: Watch, seen: tuple[WatchedRun, ...], follow: bool, interval_s: float, as_json: bool) -> None:
+def _follow(watch: Watch, runs: tuple[WatchedRun, ...], follow: bool, interval_s: float, as_json: bool) -> None:
     """Print a line for each change."""
     from madlite.reports.watch import changes
 
     before: tuple[WatchedRun, ...] = ()
-    for now in _looks(watch, seen, follow, interval_s):
+    for now in _poll(watch, runs, follow, interval_s):
         for one in changes(before, now):
             echo(_json(one) if as_json else _line(one))
         sys.stdout.flush()
         before = now
 
 
-def _show(watch: Watch, seen: tuple[WatchedRun, ...], follow: bool, interval_s: float) -> None:
+def _show(watch: Watch, runs: tuple[WatchedRun, ...], follow: bool, interval_s: float) -> None:
     """Keep a table on the terminal up to date; it stays as it was at the end."""
     from rich.console import Console
     from rich.live import Live
 
     console = Console(file=sys.stdout, highlight=False)
-    with Live(_table(seen), console=console, auto_refresh=False, vertical_overflow="ellipsis") as live:
-        for now in _looks(watch, seen, follow, interval_s):
+    with Live(_table(runs), console=console, auto_refresh=False, vertical_overflow="ellipsis") as live:
+        for now in _poll(watch, runs, follow, interval_s):
             live.update(_table(now), refresh=True)
 
 
-def _looks(
-    watch: Watch, seen: tuple[WatchedRun, ...], follow: bool, interval_s: float
+def _poll(
+    watch: Watch, runs: tuple[WatchedRun, ...], follow: bool, interval_s: float
 ) -> Iterator[tuple[WatchedRun, ...]]:
-    """Yield the runs at each look, until none goes on."""
+    """Yield the runs at each poll, until none is running."""
     while True:
-        yield seen
-        if not follow and not any(_goes_on(one) for one in seen) and not watch.goes_on:
+        yield runs
+        if not follow and not any(_is_running(one) for one in runs) and not watch.goes_on:
             return
         time.sleep(interval_s)
-        seen = watch.read()
+        runs = watch.read()
 
 
-def _goes_on(one: WatchedRun) -> bool:
+def _is_running(one: WatchedRun) -> bool:
     from madlite.reports.runs import RUNNING
 
     return one.state == RUNNING
 
 
-def _print(seen: Iterable[WatchedRun], as_json: bool) -> None:
-    seen = tuple(seen)
+def _print(runs: Iterable[WatchedRun], as_json: bool) -> None:
+    runs = tuple(runs)
     if as_json:
-        for one in seen:
+        for one in runs:
             echo(_json(one))
         return
-    rows = [_HEAD, *map(_cells, seen)] if seen else []
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))] if rows else []
-    for row in rows:
-        say_status("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    rows = [_HEAD, *map(_cells, runs)] if runs else []
+    for line in align(rows):
+        echo_status(line)
 
 
 def _json(one: WatchedRun) -> str:
@@ -133,43 +132,43 @@ def _line(one: WatchedRun) -> str:
     return "  ".join([run, card, state, *(cell for cell in rest if cell != "-")])
 
 
-def _table(seen: Iterable[WatchedRun]) -> Table:
+def _table(runs: Iterable[WatchedRun]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    seen = tuple(seen)
+    runs = tuple(runs)
     table = Table(box=None, pad_edge=False)
-    rows = [_cells(one) for one in seen]
+    rows = [_cells(one) for one in runs]
     for column, name in enumerate(_HEAD):
         wide = max((len(row[column]) for row in rows), default=0)
         whole = None if name in ("CARD", "STATE") else wide  # a narrow terminal cuts these two
         table.add_column(
             name, no_wrap=True, min_width=whole, justify="right" if column > _HEAD.index("STATE") else "left"
         )
-    for one, row in zip(seen, rows, strict=True):
+    for one, row in zip(runs, rows, strict=True):
         styles = [_style(one) if name == "STATE" else "" for name in _HEAD]
         table.add_row(*(Text(cell, style=style) for cell, style in zip(row, styles, strict=True)))
     return table
 
 
 def _style(one: WatchedRun) -> str:
-    if _goes_on(one):
+    if _is_running(one):
         return ""
     return "yellow" if one.suspect else {"SUCCESS": "green", "SKIPPED": ""}.get(one.state, "red")
 
 
 def _cells(one: WatchedRun) -> tuple[str, ...]:
     progress = one.progress
-    card = one.card + (f" ({study_words(one.study)})" if one.study else "")
+    card = one.card + (f" ({study_text(one.study)})" if one.study else "")
     step = (
         "-" if progress.step is None else f"{progress.step}/{progress.steps}" if progress.steps else str(progress.step)
     )
-    speed = "-" if progress.speed is None else speed_words(progress.speed, progress.unit)
+    speed = "-" if progress.speed is None else speed_text(progress.speed, progress.unit)
     loss = "-" if progress.loss is None else f"{progress.loss:.4g}"
     elapsed = "-" if one.elapsed_s is None else duration(one.elapsed_s)
-    left = duration(progress.left_s) if _goes_on(one) and progress.left_s is not None else "-"
+    left = duration(progress.left_s) if _is_running(one) and progress.left_s is not None else "-"
     cells = (_short_id(one.id), card or "-", _state(one), step, one.number or speed, loss, elapsed, left)
-    return tuple(_short(printable(without_secrets(cell))) for cell in cells)
+    return tuple(shortened(printable(without_secrets(cell)), _LONGEST) for cell in cells)
 
 
 def _short_id(run_id: str) -> str:
@@ -178,11 +177,7 @@ def _short_id(run_id: str) -> str:
 
 
 def _state(one: WatchedRun) -> str:
-    if not _goes_on(one):
-        return status_words(one.state, ("suspect",) if one.suspect else ()) + (f" [{one.cause}]" if one.cause else "")
+    if not _is_running(one):
+        return status_text(one.state, ("suspect",) if one.suspect else ()) + (f" [{one.cause}]" if one.cause else "")
     progress = one.progress
     return progress.state + (f": {progress.doing}" if progress.doing and progress.doing != progress.state else "")
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"

@@ -1,4 +1,4 @@
-"""The catalogue: cards, and what was asked of them."""
+"""The catalogue: cards and requests for them."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ class Card(Value, frozen=True):
 
 
 class Request(Value, frozen=True):
-    """One card that was asked for, by which tag, with the values that followed the tag's colon."""
+    """One selected card, its tag, and the values after the tag's colon."""
 
     card: Card
     tag: str
     overrides: tuple[tuple[str, str | None], ...] = ()  # in the order given; None for a bare flag
-    settings: dict[str, str] = {}  # what --set and the tag ask of the backend, for choosing a recipe
-    origins: dict[str, str] = {}  # where each of them was asked for, e.g. --precision or card
+    settings: dict[str, str] = {}  # requested values, by which the backend chooses a recipe
+    origins: dict[str, str] = {}  # the origin of each, e.g. --precision or card
 
 
 class Problem(Value, frozen=True):
-    """Something that is broken and was left out, so that the rest could go on."""
+    """Something broken that was left out so that the rest works."""
 
     where: str
     what: str

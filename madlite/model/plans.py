@@ -53,7 +53,7 @@ class Architecture(Value, frozen=True):
 
 
 class Shape(Value, frozen=True):
-    """What of a draft may change its model's architecture.
+    """Which settings of a spec may change its model's architecture.
 
     `fields` names, for a field of the architecture, the setting that has it where it is not 0.  Where one of `others`
     was changed nothing is known of the shape.  `unknown` says why there is none, whatever a table has under the name.
@@ -82,14 +82,14 @@ def _problem(one: Architecture) -> str:
     return ""
 
 
-# What a backend answers about a card.
+# What a backend returns for a card.
 
 
 class Variant(Value, frozen=True):
     """One combination a backend can run: model × mode × precision, with sizes per GPU.
 
     `micro_batch` is sequences per GPU and forward pass, `global_batch` sequences per optimizer step over all GPUs,
-    `seq_len` tokens, `warmup_steps` the first steps whose speed says nothing.
+    `seq_len` tokens, `warmup_steps` the first steps, whose speed does not count.
     """
 
     model: str
@@ -156,7 +156,7 @@ class Action(Value, frozen=True):
     """One command of a session; `cwd` is relative to the workspace, `env` is the command's alone.
 
     `{folder}` in `cwd` stands for the run folder; a `cwd` or a word of `argv` that is `{model_dir}` for the folder
-    that a MAD script runs in.  In a draft, one of kind `pre`, `data` or `post` without argv marks where the context's
+    that a MAD script runs in.  In a RunSpec, one of kind `pre`, `data` or `post` without argv marks where the context's
     scripts and the fetching of data have their place.
     """
 
@@ -168,7 +168,7 @@ class Action(Value, frozen=True):
 
 
 class RunSpec(Value, frozen=True):
-    """A backend's answer for one variant: what it wants, before card, context and options have their say."""
+    """A backend's specification of one run, before card, context and options are applied."""
 
     variant: Variant | None = None
     templates: tuple[FileTemplate, ...] = ()  # the one with path run.sh is what runs, where actions is empty
@@ -182,14 +182,14 @@ class RunSpec(Value, frozen=True):
     origin: str = ""  # where the values came from, e.g. "recipe demo.toml"
     problem: str = ""  # why this cannot start here; it becomes a FAILURE row
     outputs: tuple[str, ...] = ()  # glob patterns of what the run leaves in its folder for the workspace
-    notes: tuple[str, ...] = ()  # what the user should know of how this draft was chosen
+    notes: tuple[str, ...] = ()  # notes for the user on how this spec was chosen
     left_out: dict[str, str] = {}  # other runs of the card, as `mode precision`, and the releases that alone have them
     architecture: Architecture | None = None  # of the model, where madlite's own table does not have its name
-    shape: Shape = Shape()  # what of the draft may change that
-    chosen: tuple[str, ...] = ()  # keys whose values were asked for and chosen by: nothing overrides them afterwards
+    shape: Shape = Shape()  # which settings may change that
+    chosen: tuple[str, ...] = ()  # requested keys that selected the recipe: nothing overrides them afterwards
     tag_args: bool = False  # whether what a tag adds beyond known keys are arguments, as for a MAD card's script
     runtimes: tuple[str, ...] = ()  # where it can run without an image, of a card that does not say
-    declared: tuple[str, ...] = ()  # keys whose values the user says are true of what runs, which is not told them
+    declared: tuple[str, ...] = ()  # keys whose values the user declares of the run; the trainer does not get them
 
 
 class ErrorScan(Value, frozen=True):
@@ -236,10 +236,10 @@ class Image(Value, frozen=True):
 
 
 class Traits(Value, frozen=True):
-    """What a runtime is like: asked instead of its name or its class.
+    """Properties of a runtime; code checks these instead of its name or class.
 
     `containerised`: a plan's actions run in its image, and see the workspace as the plan's `inside` and only what they
-    are given.  `local`: they run on this machine, so that its GPUs, its process table and its kernel tell of them.
+    are given.  `local`: they run on this machine, so that its GPUs, its process table and its kernel show them.
     `sees_processes`: a session's `probe` works, so that a run that hangs can be looked into.  `shares_files`: what they
     write in the workspace is seen here at once; else the results are collected.  `streams`: their output comes while
     they run, not at their end.
@@ -270,7 +270,7 @@ class Place(Value, frozen=True):
 
     @property
     def whole(self) -> bool:
-        """Whether the plan's own session has all of its nodes, so that its log tells of each."""
+        """Whether the plan's own session has all of its nodes, so that its log covers each."""
         return self.spanned == self.nodes
 
 
@@ -366,7 +366,7 @@ class RunPlan(Value, frozen=True):
     start_silence_s: float = 1800.0  # without any output before the first step; 0 without limit
     silence_s: float = 300.0  # without a step after it, or 20 median steps where that is longer; 0 without limit
     telemetry_s: float = 1.0  # between two samples of the GPUs; 0 takes none
-    probe: bool = True  # whether it is asked, before the model's own step, what is where it runs
+    probe: bool = True  # whether the environment is inspected before the model's own step
     architecture: Architecture | None = None  # of the model, where it is known: its work follows from it
     log_limit_bytes: Annotated[int, Meta(ge=0)] = 2 << 30  # of run.log, its beginning and its end; 0 without limit
     stop_grace_s: Annotated[float, Meta(ge=0)] = 10.0  # INT, this long, TERM, this long, KILL

@@ -32,16 +32,16 @@ class Backend(Protocol):
     name: str
 
     def claim(self, card: Card, checkout: Path) -> int:
-        """Say how surely this backend owns the card: 0 not at all; the highest wins.
+        """Return the priority of this backend's claim on the card: 0 for none; the highest wins.
 
         Those that claim it equally share it, each with other modes of it; two that have the same mode are an error.
         """
 
     def expand(self, request: Request, machine: Machine) -> Sequence[RunSpec]:
-        """Return one draft per run the card stands for.
+        """Return one spec per run of the card.
 
         Raises:
-            UsageProblem: the combination asked for is not known.
+            UsageProblem: the requested combination is unknown.
         """
 
     def check(self, plan: RunPlan) -> Iterable[Finding]:
@@ -51,7 +51,7 @@ class Backend(Protocol):
         """Return what the plan needs from elsewhere."""
 
     def detect(self, head: Sequence[str]) -> float:
-        """Say how surely (0 to 1) the first lines of a log are this framework's."""
+        """Return the confidence (0 to 1) that the first lines of a log are this framework's."""
 
     def reader(self, plan: RunPlan | None) -> Reader:
         """Return a fresh reader; None stands for a log madlite did not start."""
@@ -63,7 +63,7 @@ class Session(Protocol):
     handle: str  # enough for Runtime.attach, also from another process
     nodes: tuple[str, ...]  # their names in the order of the numbers that output has; "" where one needs no name
     shell: str  # the command that opens a shell in it while it is kept, "" where there is none
-    notes: tuple[str, ...]  # what could not be ended, in words; whole once the session is closed
+    notes: tuple[str, ...]  # what could not be ended; complete once the session is closed
 
     def run(self, action: Action, out: Sink) -> Exit:
         """Run the action to its end; `out` gets its output as it comes, from this thread alone.
@@ -93,19 +93,19 @@ class Session(Protocol):
 
 
 class Runtime(Protocol):
-    """Executes plans somewhere; `traits` say what is to be known of it, and its name says nothing."""
+    """Executes plans somewhere; code depends on its `traits`, never on its name."""
 
     name: str
     traits: Traits
 
     def supports(self, place: Place) -> bool:
-        """Say whether plans for this place can run here; one that cannot is a FAILURE before it starts."""
+        """Return whether plans for this place can run here; one that cannot is a FAILURE before it starts."""
 
     def available(self) -> Problem | None:
         """Return why this runtime cannot be used now, or None."""
 
     def request(self, plan: RunPlan) -> Mapping[str, Json]:
-        """Return what would be asked of the engine, for people; touches nothing."""
+        """Return the request to the engine, for display; touches nothing."""
 
     def prepare(self, plan: RunPlan, say: Say) -> ImageUsed:
         """Build, pull or find the image, off the run's clock.
@@ -115,7 +115,7 @@ class Runtime(Protocol):
         """
 
     def open(self, plan: RunPlan) -> AbstractContextManager[Session]:
-        """Hold a session open; leaving it ends every process in it, unless the plan keeps it alive."""
+        """Open a session; leaving it ends every process in it, unless the plan keeps it alive."""
 
     def attach(self, handle: str) -> Session:
         """Return the session that `handle` names, for clean and resume.
@@ -125,15 +125,15 @@ class Runtime(Protocol):
         """
 
     def cancel(self, handle: str) -> None:
-        """End a session that nobody holds any more, with all that is in it; one that is gone is fine.
+        """End a session without an owner, with all that is in it; one that is gone is fine.
 
         Raises:
             RuntimeProblem: it cannot be ended, or is none of madlite's.
         """
 
     def outcome(self, handle: str) -> JobOutcome | None:
-        """Return what the engine says of a session, also of one that ended; None where it says nothing.
+        """Return the engine's state of a session, also of one that ended; None where it has none.
 
         Raises:
-            RuntimeProblem: the engine cannot be asked.
+            RuntimeProblem: the engine cannot be queried.
         """

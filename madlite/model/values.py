@@ -49,7 +49,7 @@ else:  # msgspec knows no union of text and a class of ours: who reads such valu
 # Values as JSON.
 
 # what JSON lets stand and terminals take for a command, or for the order in which text runs
-_STEERING = re.compile("[\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
+_UNSAFE = re.compile("[\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
 
 
 def to_json(value: object) -> str:
@@ -64,7 +64,7 @@ def to_json(value: object) -> str:
     except UnicodeEncodeError:
         data = msgspec.json.encode(_as_utf8(plain))
     text = msgspec.json.format(data, indent=2).decode() + "\n"
-    return text if text.isascii() and "\x7f" not in text else _STEERING.sub(_spelled, text)
+    return text if text.isascii() and "\x7f" not in text else _UNSAFE.sub(_spelled, text)
 
 
 def _spelled(found: re.Match[str]) -> str:

@@ -16,7 +16,7 @@ from madlite.files import exists, wrong_key
 from madlite.model import Action, Card, EnvValue, ErrorScan, RunPlan, RunSpec, Secret
 from madlite.plan.context import Context, Options, ScanKeys, Script
 from madlite.plan.inputs import RunInputs
-from madlite.plan.tools import COMMON, ScriptCall, Toolset, find_script, read_tools, stack
+from madlite.plan.tools import COMMON, ScriptCall, Toolset, find_scripts, read_tools, stack
 from madlite.plan.values import as_bool
 from madlite.secrets import shaped, split_userinfo
 
@@ -31,19 +31,19 @@ _RENDERED = (
     Action(kind="run", argv=("bash", "run.sh"), cwd="{folder}"),
     Action(kind="post", argv=()),
 )
-# asked by git where it needs a password; the values are the environment's, so that no command line has them
+# git's credential helper; the values are read from the environment, so that no command line has them
 _HELPER = '!f() { printf "username=%s\\npassword=%s\\n" "$MADLITE_GIT_USERNAME" "$MADLITE_GIT_PASSWORD"; }; f'
 
 
 def make_actions(
     inputs: RunInputs, inside: str, folder: str, fetches: Sequence[Action], tools: Toolset, secret: Sequence[str] = ()
 ) -> tuple[Action, ...]:
-    """Return the draft's actions: scripts and fetches in their places, `{args}` and `{encapsulate}` filled in.
+    """Return the spec's actions: scripts and fetches in their places, `{args}` and `{encapsulate}` filled in.
 
     `inside` and `folder` are the workspace and the run folder as the actions see them; `{model_dir}` waits for its
     claim.  `secret` are the names of variables that a snapshot of the environment must not show.
     """
-    rendered = not inputs.draft.actions
+    rendered = not inputs.spec.actions
     cwd = "{folder}" if rendered else MODEL_DIR
     calls = {"pre": tools.pre, "post": tools.post}
     env: dict[str, EnvValue] = {"MADLITE_SECRET_NAMES": " ".join(secret)} if secret else {}
@@ -52,15 +52,15 @@ def make_actions(
         for kind, scripts in calls.items()
     }
     placed["data"] = [*fetches]
-    drafted = _RENDERED if rendered else inputs.draft.actions
-    actions = [one for action in drafted for one in ([action] if action.argv else placed[action.kind])]
+    templates = _RENDERED if rendered else inputs.spec.actions
+    actions = [one for action in templates for one in ([action] if action.argv else placed[action.kind])]
     wrapped = tools.command.replace("{tools}", shlex.quote(f"{folder}/{TOOLS}"))
     filled = (_fill(_with_credential(action, inputs), inputs, wrapped) for action in _joined(actions))
     return tuple(filled)
 
 
 def bundled_tools(tools: Toolset) -> bool:
-    """Say whether a run needs what madlite brings of tools."""
+    """Return whether a run needs madlite's bundled tools."""
     return "{tools}" in tools.command or any(call.bundled for call in (*tools.pre, *tools.post))
 
 
@@ -72,23 +72,23 @@ def _script(kind: str, call: ScriptCall, inside: str, folder: str, cwd: str) -> 
 
 
 def _joined(actions: Iterable[Action]) -> Iterator[Action]:
-    """Make one shell of neighbouring preparations that share their words: each costs a container some 0.1 s."""
-    held: Action | None = None
+    """Join neighbouring preparations of the same arguments into one shell: each costs a container some 0.1 s."""
+    pending: Action | None = None
     for action in actions:
-        if held and action.kind == held.kind == "prepare" and action.argv[3:] == held.argv[3:]:
-            held = replace(held, argv=("bash", "-c", f"{held.argv[2]} && {action.argv[2]}", *held.argv[3:]))
+        if pending and action.kind == pending.kind == "prepare" and action.argv[3:] == pending.argv[3:]:
+            pending = replace(pending, argv=("bash", "-c", f"{pending.argv[2]} && {action.argv[2]}", *pending.argv[3:]))
             continue
-        if held:
-            yield held
-        held = action
-    if held:
-        yield held
+        if pending:
+            yield pending
+        pending = action
+    if pending:
+        yield pending
 
 
 def _fill(action: Action, inputs: RunInputs, tools: str) -> Action:
     if action.kind != "run":
         return action
-    wrapped = " ".join(filter(None, (tools, inputs.context.known.encapsulate_script)))
+    wrapped = " ".join(filter(None, (tools, inputs.context.keys.encapsulate_script)))
     if wrapped and action == _RENDERED[2]:
         action = replace(action, argv=("bash", "-c", "{encapsulate}bash run.sh"))
     fill = {"{args}": _run_args(inputs), "{encapsulate}": f"{wrapped} " if wrapped else ""}
@@ -106,27 +106,29 @@ def _with_credential(action: Action, inputs: RunInputs) -> Action:
 
 
 def _git_environment(table: Mapping[str, str], url: str) -> dict[str, EnvValue]:
-    """Return the variables by which git asks for nothing; formats: git-config(1), gitcredentials(7), ssh(1).
+    """Return the variables with which git never prompts; formats: git-config(1), gitcredentials(7), ssh(1).
 
     A password of the URL comes before any other that git knows, a user alone after them.  Either is for the host of
     the card's repository alone: a submodule may lie anywhere.
     """
-    asked = split_userinfo(url)
-    of_url: EnvValue = Secret(asked.user) if asked.user in shaped(url) else asked.user
+    userinfo = split_userinfo(url)
+    of_url: EnvValue = Secret(userinfo.user) if userinfo.user in shaped(url) else userinfo.user
     place, helper = f"credential.{_host(url)}", (f"credential.{_host(url)}.helper", _HELPER)
-    if asked.password is not None:
-        return _asked_of_us(of_url, asked.password, (f"{place}.helper", ""), helper)
+    if userinfo.password is not None:
+        return _helper_environment(of_url, userinfo.password, (f"{place}.helper", ""), helper)
     if key := table.get("ssh_key_file", ""):
         options = "-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o BatchMode=yes"
         user = shlex.quote(table.get("username", ""))
         return {"GIT_SSH_COMMAND": f"ssh {options} -l {user} -i {shlex.quote(key)}"}
     if table:
-        return _asked_of_us(table.get("username", ""), table.get("password", "") or table.get("token", ""), helper)
-    return _asked_of_us(of_url, "", (f"{place}.username", of_url), helper) if asked.user else {}
+        return _helper_environment(
+            table.get("username", ""), table.get("password", "") or table.get("token", ""), helper
+        )
+    return _helper_environment(of_url, "", (f"{place}.username", of_url), helper) if userinfo.user else {}
 
 
-def _asked_of_us(user: EnvValue, password: str, *settings: tuple[str, EnvValue]) -> dict[str, EnvValue]:
-    """Return the variables of git's settings, and of those what the helper among them says."""
+def _helper_environment(user: EnvValue, password: str, *settings: tuple[str, EnvValue]) -> dict[str, EnvValue]:
+    """Return the variables of git's settings and of the credential helper's answer."""
     every: tuple[tuple[str, EnvValue], ...] = (("safe.directory", "*"), *settings)
     return {
         "GIT_TERMINAL_PROMPT": "0",
@@ -144,12 +146,12 @@ def _host(url: str) -> str:
 
 
 def _run_args(inputs: RunInputs) -> str:
-    """Return the args the run gets: the context's model_args replace the card's, whose the row keeps."""
-    replaced = inputs.context.known.model_args
+    """Return the args the run gets: the context's model_args replace the card's; the row has the card's."""
+    replaced = inputs.context.keys.model_args
     return inputs.args if replaced is None else replaced
 
 
-def settle_model_dir(plan: RunPlan, name: str) -> RunPlan:
+def bind_model_dir(plan: RunPlan, name: str) -> RunPlan:
     """Return the plan with `name` as the folder its script runs in.
 
     `{model_dir}` counts only as a whole word or folder: text of a card's args that looks like it stays what it is.
@@ -166,7 +168,7 @@ def settle_model_dir(plan: RunPlan, name: str) -> RunPlan:
 
 
 def model_dir(card: Card) -> str:
-    """Return the folder a MAD script runs in: the repository's name, else run_directory."""
+    """Return the folder that a MAD script runs in: the repository's name, else run_directory."""
     name = re.split(r"[/:]", split_userinfo(card.url).url.rstrip("/"))[-1].removesuffix(".git") if card.url else ""
     return name if name not in ("", ".", "..") else "run_directory"
 
@@ -175,7 +177,7 @@ def _filled(word: str, fill: Mapping[str, str]) -> str:
     return _PLACE.sub(lambda found: fill.get(found[0], found[0]), word)
 
 
-# The context's scripts and tools → what runs around the model, in MAD's order.
+# The context's scripts and tools → what runs before and after the model, in MAD's order.
 #
 # Order (contract of madengine 1 and 2): the tools' pre-scripts, the context's, the environment's snapshot; afterwards
 # the context's post-scripts, the tools'.  A script that the checkout lacks is madlite's own of that name, if it brings
@@ -192,31 +194,31 @@ def make_toolset(context: Context, options: Options, bundled: Path) -> Toolset:
     Raises:
         UsageProblem: a tool or a script is not there, or tools.json cannot be used.
     """
-    known = context.known
+    keys = context.keys
     tools = Toolset()
-    if known.tools:
+    if keys.tools:
         own = options.tools_file if exists(options.tools_file) else None
         inputs = options.tools_file != options.workspace / f"{COMMON}tools.json"
-        tools = stack(known.tools, read_tools(own, bundled, given=inputs), options.workspace, bundled)
-    pre = _calls("pre_scripts", known.pre_scripts, context, options.workspace, bundled)
-    post = _calls("post_scripts", known.post_scripts, context, options.workspace, bundled)
+        tools = stack(keys.tools, read_tools(own, bundled, given=inputs), options.workspace, bundled)
+    pre = _calls("pre_scripts", keys.pre_scripts, context, options.workspace, bundled)
+    post = _calls("post_scripts", keys.post_scripts, context, options.workspace, bundled)
     return replace(tools, pre=(*tools.pre, *pre), post=(*post, *tools.post))
 
 
 def tools_of(inputs: RunInputs) -> Toolset:
-    """Return the tools and scripts of one run: with a snapshot of its environment, where one is asked for."""
-    asked = inputs.context.known.gen_sys_env_details
-    if not (inputs.options.snapshot or asked):
+    """Return the tools and scripts of one run, with a snapshot of its environment where requested."""
+    requested = inputs.context.keys.gen_sys_env_details
+    if not (inputs.options.snapshot or requested):
         return inputs.tools
     name = f"{inputs.request.card.name.replace('/', '_')}_env"
-    mode, guest = inputs.context.known.rocenv_mode, inputs.context.known.guest_os or "UBUNTU"
-    up = ".." if inputs.draft.actions else "../.."  # from where the script runs to the workspace
+    mode, guest = inputs.context.keys.rocenv_mode, inputs.context.keys.guest_os or "UBUNTU"
+    up = ".." if inputs.spec.actions else "../.."  # from where the script runs to the workspace
     snapshot = ScriptCall(path=SNAPSHOT, args=shlex.join((name, mode, guest, up)), bundled=True)
     return replace(inputs.tools, pre=(*inputs.tools.pre, snapshot))
 
 
 def list_tools(bundled: Path) -> tuple[str, ...]:
-    """Return the files that madlite brings of tools, relative to their folder."""
+    """Return the files of madlite's bundled tools, relative to their folder."""
     names = sorted(path.relative_to(bundled) for path in bundled.rglob("*") if path.is_file())
     return tuple(str(name) for name in names if not any(part.startswith((".", "__")) for part in name.parts))
 
@@ -224,15 +226,12 @@ def list_tools(bundled: Path) -> tuple[str, ...]:
 def _calls(
     key: str, scripts: Iterable[Script], context: Context, workspace: Path, bundled: Path
 ) -> tuple[ScriptCall, ...]:
-    found: list[ScriptCall] = []
-    for script in scripts:
-        calls = find_script(script.path, str(script.args), workspace, bundled)
-        if calls is None:
-            where = context.origins.get(key, "context")
-            what = f"{where}: {key} names {script.path}, which is not in {workspace}"
-            raise UsageProblem(what, "paths are relative to the working folder")
-        found += calls
-    return tuple(found)
+    def missing(path: str) -> UsageProblem:
+        where = context.origins.get(key, "context")
+        what = f"{where}: {key} names {path}, which is not in {workspace}"
+        return UsageProblem(what, "paths are relative to the working folder")
+
+    return find_scripts(scripts, workspace, bundled, missing)
 
 
 # Which text in a script's output makes a run with a result a FAILURE: madengine 2's keys and defaults.
@@ -268,7 +267,7 @@ BENIGN = (
 _KEYS = ScanKeys.__struct_fields__
 
 
-def make_error_scan(card: Card, context: Context, draft: RunSpec) -> ErrorScan | None:
+def make_error_scan(card: Card, context: Context, spec: RunSpec) -> ErrorScan | None:
     """Return what to look for in the output of a script; None for a rendered run, and where the scan is switched off.
 
     The context's switch and patterns win over the card's, harmless text of both is added to the usual.
@@ -276,25 +275,25 @@ def make_error_scan(card: Card, context: Context, draft: RunSpec) -> ErrorScan |
     Raises:
         UsageProblem: a key of the card or of the context has the wrong type.
     """
-    if draft.templates or draft.result_rule.kind == "steps":
+    if spec.templates or spec.result_rule.kind == "steps":
         return None
-    own, asked = _of_card(card), context.known
-    if not _is_on(own, asked, card, context):
+    own, keys = _card_keys(card), context.keys
+    if not _is_on(own, keys, card, context):
         return None
     return ErrorScan(
-        patterns=asked.log_error_patterns or own.log_error_patterns or PATTERNS,
-        benign=(*BENIGN, *own.log_error_benign_patterns, *asked.log_error_benign_patterns),
+        patterns=keys.log_error_patterns or own.log_error_patterns or PATTERNS,
+        benign=(*BENIGN, *own.log_error_benign_patterns, *keys.log_error_benign_patterns),
     )
 
 
 def error_scan_origin(card: Card, context: Context) -> str:
-    """Return who changed the scan, "" where nobody did."""
+    """Return the origin of a changed scan, "" for the default."""
     changed = ["card"] if any(key in card.extra for key in _KEYS) else []
     changed += [context.origins[key] for key in _KEYS if key in context.origins]
     return ", ".join(dict.fromkeys(changed))
 
 
-def _of_card(card: Card) -> ScanKeys:
+def _card_keys(card: Card) -> ScanKeys:
     inputs = {key: card.extra[key] for key in _KEYS if card.extra.get(key) not in (None, [])}
     try:
         return msgspec.convert(inputs, ScanKeys)
@@ -302,15 +301,15 @@ def _of_card(card: Card) -> ScanKeys:
         raise UsageProblem(f"{_named(card)}: {wrong_key(error)[1]}") from None
 
 
-def _is_on(own: ScanKeys, asked: ScanKeys, card: Card, context: Context) -> bool:
+def _is_on(own: ScanKeys, keys: ScanKeys, card: Card, context: Context) -> bool:
     key = "log_error_pattern_scan"
-    by_context = asked.log_error_pattern_scan is not None
-    said = asked.log_error_pattern_scan if by_context else own.log_error_pattern_scan
+    by_context = keys.log_error_pattern_scan is not None
+    switch = keys.log_error_pattern_scan if by_context else own.log_error_pattern_scan
     try:
-        return said is None or as_bool(said)
+        return switch is None or as_bool(switch)
     except ValueError:
         where = context.origins.get(key, "context") if by_context else _named(card)
-        raise UsageProblem(f"{where}: key '{key}' is wrong: {said!r} is neither true nor false") from None
+        raise UsageProblem(f"{where}: key '{key}' is wrong: {switch!r} is neither true nor false") from None
 
 
 def _named(card: Card) -> str:

@@ -1,4 +1,4 @@
-"""The container of a plan: image, devices, mounts, options and names, as MAD asks for them."""
+"""The container of a plan: image, devices, mounts, options and names, as MAD defines them."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from madlite.secrets import guard
 RDMA = Path("/dev/infiniband")
 
 
-def make_image(inputs: RunInputs, asked: str) -> Image | None:
-    """Return a run's image: the one asked for, one built before, its Dockerfile's, or its backend's or card's."""
-    if foreign := inputs.options.image or asked:
+def make_image(inputs: RunInputs, requested: str) -> Image | None:
+    """Return a run's image: the requested one, a prebuilt one, its Dockerfile's, or its backend's or card's."""
+    if foreign := inputs.options.image or requested:
         return Image(ref=foreign)
-    if of_context := inputs.context.known.MAD_CONTAINER_IMAGE:
+    if of_context := inputs.context.keys.MAD_CONTAINER_IMAGE:
         return Image(ref=of_context, from_context=True)
     if inputs.built is not None:
         return inputs.built
     if inputs.dockerfile is None:
-        return Image(ref=inputs.draft.image) if inputs.draft.image else None
+        return Image(ref=inputs.spec.image) if inputs.spec.image else None
     architecture = inputs.machine.architecture if inputs.machine.gpus else ""
     return built_image(
         inputs.request.card,
@@ -40,28 +40,28 @@ def make_image(inputs: RunInputs, asked: str) -> Image | None:
 
 
 def image_origin(inputs: RunInputs, resolved: Resolved) -> str:
-    """Return who decided the image."""
+    """Return the origin of the image."""
     if inputs.options.image:
         return "--image"
     if "image" in resolved.plan:
         return resolved.origins["image"]
-    if inputs.context.known.MAD_CONTAINER_IMAGE:
+    if inputs.context.keys.MAD_CONTAINER_IMAGE:
         return inputs.context.origins.get("MAD_CONTAINER_IMAGE", "context")
     if inputs.built is not None:
         return "build manifest"
     if inputs.dockerfile:
         return "card's Dockerfile"
-    return inputs.draft.origin.partition(" (")[0] if inputs.draft.image != inputs.request.card.image else "card"
+    return inputs.spec.origin.partition(" (")[0] if inputs.spec.image != inputs.request.card.image else "card"
 
 
 def make_mounts(inputs: RunInputs) -> tuple[Mount, ...]:
     """Return the context's mounts; a relative path is below the workspace, docker would take it for a volume's name."""
-    asked = inputs.context.known.docker_mounts.items()
-    return tuple(Mount(source=str(inputs.options.workspace / host), target=inside) for inside, host in asked)
+    mounts = inputs.context.keys.docker_mounts.items()
+    return tuple(Mount(source=str(inputs.options.workspace / host), target=inside) for inside, host in mounts)
 
 
 def make_key_mounts(inputs: RunInputs) -> tuple[Mount, ...]:
-    """Return the mount of the key file that the card's clone needs, at the place where credential.json says it is."""
+    """Return the mount of the key file that the card's clone needs, at the path that credential.json names."""
     key = (inputs.credentials or {}).get(inputs.request.card.cred, {}).get("ssh_key_file", "")
     readable = key.startswith("/") and is_file(Path(key)) and inputs.request.card.url
     return (Mount(source=key, target=key, read_only=True),) if readable else ()
@@ -88,14 +88,14 @@ def add_rdma(plan: RunPlan) -> RunPlan:
         text = f"one of {plan.place.nodes} nodes, and {RDMA} is not here: between nodes RCCL and NCCL use sockets alone"
         return replace(plan, notes=(*plan.notes, text))
     options = plan.engine_options
-    asked = options.extra
+    extra = options.extra
     return replace(
         plan,
-        devices=plan.devices if str(RDMA) in asked else (*plan.devices, str(RDMA)),
+        devices=plan.devices if str(RDMA) in extra else (*plan.devices, str(RDMA)),
         engine_options=replace(
             options,
             cap_add=(*options.cap_add, "IPC_LOCK"),
-            ulimits=options.ulimits if "memlock" in asked else (*options.ulimits, "memlock=-1"),
+            ulimits=options.ulimits if "memlock" in extra else (*options.ulimits, "memlock=-1"),
         ),
     )
 
@@ -104,15 +104,15 @@ def make_engine_options(inputs: RunInputs) -> EngineOptions:
     """Return how the container is started: the privileges MAD gives to each vendor's tools, none on a CPU."""
     vendor = inputs.machine.vendor
     caps = {"AMD": ("SYS_PTRACE", "SYS_ADMIN"), "NVIDIA": ("SYS_PTRACE", "SYS_ADMIN", "SYS_NICE"), "CPU": ()}[vendor]
-    shared_memory = inputs.context.known.SHM_SIZE
-    own = inputs.context.known.additional_docker_run_options
+    shared_memory = inputs.context.keys.SHM_SIZE
+    own = inputs.context.keys.additional_docker_run_options
     extra = " ".join(filter(None, (inputs.request.card.additional_docker_run_options, own)))
     return EngineOptions(
         ipc="" if shared_memory else "host",
         group_add=("video",) if vendor == "AMD" else (),
         cap_add=caps,
         security_opt=("seccomp=unconfined", "apparmor=unconfined") if vendor != "CPU" else (),
-        cpuset=(inputs.context.known.docker_cpus or "").replace(" ", ""),
+        cpuset=(inputs.context.keys.docker_cpus or "").replace(" ", ""),
         extra=f"{extra} --shm-size={shared_memory}" if shared_memory else extra,
     )
 
@@ -214,7 +214,7 @@ def make_environment(
     for origin, more in (
         *_from_outside(inputs, n_gpus, launcher),
         ("data.json", data_env),
-        ("recipe", inputs.draft.env),
+        ("recipe", inputs.spec.env),
         ("runtime host", host_env),
         ("environment", guard(_exported_python(inputs))),
         *_from_user(inputs),
@@ -231,11 +231,11 @@ _Sources = Iterator[tuple[str, Mapping[str, EnvValue]]]
 
 
 def _from_outside(inputs: RunInputs, n_gpus: int, launcher: str) -> _Sources:
-    """Yield what MAD's scripts are given by whoever runs them, with its origin."""
+    """Yield the variables that MAD's scripts expect from their caller, with origins."""
     card, context, environ = inputs.request.card, inputs.context, inputs.options.environ
     yield "madlite", _mad(card, inputs.machine, inputs.options, n_gpus, launcher)
     yield context.origins.get("multi_node_args", "context"), _v1_runner(context, n_gpus)
-    yield context.origins.get("guest_os", "madlite"), {"MAD_GUEST_OS": context.known.guest_os or "UBUNTU"}
+    yield context.origins.get("guest_os", "madlite"), {"MAD_GUEST_OS": context.keys.guest_os or "UBUNTU"}
     yield "environment", guard({name: environ[name] for name in INHERITED if name in environ})
     tokens = {name: environ[name] for name in _HUB_TOKENS if name in environ}
     yield "environment", {**secret_args(environ), **guard(tokens)}
@@ -243,7 +243,7 @@ def _from_outside(inputs: RunInputs, n_gpus: int, launcher: str) -> _Sources:
 
 
 def _from_user(inputs: RunInputs) -> _Sources:
-    variables = inputs.context.known.docker_env_vars.items()
+    variables = inputs.context.keys.docker_env_vars.items()
     user = {name: str(value) for name, value in variables if value is not None or name != _DETECTED}
     yield inputs.context.origins.get("docker_env_vars", "context"), guard(user)
     yield "tools", guard(inputs.tools.env)
@@ -280,7 +280,7 @@ def _mad(card: Card, machine: Machine, options: Options, n_gpus: int, launcher: 
 
 
 def machine_variables(machine: Machine) -> dict[str, str]:
-    """Return what MAD's scripts are told of the machine that they run on."""
+    """Return the variables that describe the machine to MAD's scripts."""
     return {
         "MAD_GPU_VENDOR": machine.vendor,
         "MAD_SYSTEM_NGPUS": str(len(machine.gpus)),
@@ -292,16 +292,16 @@ def machine_variables(machine: Machine) -> dict[str, str]:
 
 def _v1_runner(context: Context, n_gpus: int) -> dict[str, EnvValue]:
     """Return madengine 1's launcher of a node, where the context has its `multi_node_args`."""
-    inputs = context.known.multi_node_args
-    if inputs is None:
+    arguments = context.keys.multi_node_args
+    if arguments is None:
         return {}
-    asked = {**_ONE_NODE, "MAD_RUNTIME_NGPUS": str(n_gpus), **{name: str(value) for name, value in inputs.items()}}
-    interfaces = f"NCCL_SOCKET_IFNAME={asked['NCCL_SOCKET_IFNAME']} GLOO_SOCKET_IFNAME={asked['GLOO_SOCKET_IFNAME']}"
-    if asked["RUNNER"] == "mpirun":
-        ranks = int(asked["NNODES"]) * int(asked["MAD_RUNTIME_NGPUS"])
-        hosts = asked["HOST_LIST"] or f"localhost:{asked['MAD_RUNTIME_NGPUS']}"
+    values = {**_ONE_NODE, "MAD_RUNTIME_NGPUS": str(n_gpus), **{name: str(value) for name, value in arguments.items()}}
+    interfaces = f"NCCL_SOCKET_IFNAME={values['NCCL_SOCKET_IFNAME']} GLOO_SOCKET_IFNAME={values['GLOO_SOCKET_IFNAME']}"
+    if values["RUNNER"] == "mpirun":
+        ranks = int(values["NNODES"]) * int(values["MAD_RUNTIME_NGPUS"])
+        hosts = values["HOST_LIST"] or f"localhost:{values['MAD_RUNTIME_NGPUS']}"
         return {"MAD_MULTI_NODE_RUNNER": f"mpirun -np {ranks} --host {hosts}"}
-    return {"MAD_MULTI_NODE_RUNNER": f"{interfaces} {_TORCHRUN.format(**asked)}"}
+    return {"MAD_MULTI_NODE_RUNNER": f"{interfaces} {_TORCHRUN.format(**values)}"}
 
 
 def _release(machine: Machine) -> str:

@@ -1,4 +1,4 @@
-"""The context: what `--additional-context` and its file say, checked and merged.
+"""The context: the keys of `--additional-context` and its file, checked and merged.
 
 Keys and types: madengine's (docs/context.md).  Unknown keys pass, as they do there.
 """
@@ -24,9 +24,9 @@ from madlite.plan.values import VARIABLE, canonical_key
 # The keys of the context that have a meaning, with their types; names and types are madengine's (docs/context.md).
 
 # madengine's keys that nothing here acts on; their types are checked all the same
-ELSEWHERE = ("slurm", "k8s", "kubernetes", "deploy")  # a run that they send to other machines is refused
-NOT_YET = (*ELSEWHERE, "vllm", "deployment_config", "env_vars", "timeout", "debug")
-_Scalar: TypeAlias = str | int | float | bool  # which one a key takes is said where the values come together
+REMOTE_KEYS = ("slurm", "k8s", "kubernetes", "deploy")  # a run that they send to other machines is refused
+NOT_YET = (*REMOTE_KEYS, "vllm", "deployment_config", "env_vars", "timeout", "debug")
+_Scalar: TypeAlias = str | int | float | bool  # `plan.values` checks which one a key takes
 _Text = Annotated[str, msgspec.Meta(min_length=1)]  # the empty text is in every line
 
 
@@ -115,9 +115,9 @@ GPU_COUNTS = ("gpus_per_node", "gpu_count", "n_gpus", "num_gpus", "ngpus")
 
 
 class Context(Value, frozen=True):
-    """The merged context; `origins` says for each top-level key whether file or option gave it."""
+    """The merged context; `origins` names the file or option of each top-level key."""
 
-    known: ContextKeys = ContextKeys()
+    keys: ContextKeys = ContextKeys()
     values: dict[str, Json] = {}
     file: str = ""
     file_settings: dict[str, Scalar] = {}
@@ -126,8 +126,8 @@ class Context(Value, frozen=True):
 
     @property
     def n_gpus(self) -> int | None:
-        """The GPU count asked for, by the first alias present."""
-        return next((n for name in GPU_COUNTS if (n := getattr(self.known, name)) is not None), None)
+        """The requested GPU count, by the first alias present."""
+        return next((n for name in GPU_COUNTS if (n := getattr(self.keys, name)) is not None), None)
 
 
 def read_context(file: Path | None, option: str, named: Mapping[str, tuple[str, Json]] | None = None) -> Context:
@@ -149,43 +149,43 @@ def _read_context(file: Path | None, option: str, named: Mapping[str, tuple[str,
     from_file = _parse(read_text(file, f"{FROM_FILE} {file}", given=True), f"{FROM_FILE} {file}") if file else {}
     from_option = _parse(option, FROM_OPTION) if option.strip() else {}
     merged = {**merge(from_file, from_option), **{key: value for key, (_, value) in named.items()}}
-    values = {key: _in_capitals(value) if key in _UPPER else value for key, value in merged.items()}
+    values = {key: _upper(value) if key in _UPPER else value for key, value in merged.items()}
     origins = {
         **dict.fromkeys(from_file, f"{FROM_FILE} {file}"),
         **dict.fromkeys(from_option, FROM_OPTION),
         **{key: by for key, (by, _) in named.items()},
     }
     _check_texts(values, origins)
-    known = _known(values, file)
-    _check_names("docker_env_vars", known.docker_env_vars, origins)
-    _check_names("docker_build_arg", known.docker_build_arg, origins)
-    _check_counts(known, origins)
+    keys = _convert_keys(values, file)
+    _check_names("docker_env_vars", keys.docker_env_vars, origins)
+    _check_names("docker_build_arg", keys.docker_build_arg, origins)
+    _check_counts(keys, origins)
     return Context(
-        known=known,
+        keys=keys,
         values=values,
         file=str(file or ""),
-        file_settings=_settings(_known(from_file, file)),
-        option_settings=_settings(_known(from_option, None)),
+        file_settings=_settings(_convert_keys(from_file, file)),
+        option_settings=_settings(_convert_keys(from_option, None)),
         origins=origins,
     )
 
 
-def without_effect(context: Context) -> list[str]:
+def unused_keys(context: Context) -> list[str]:
     """Return a sentence for each key that nothing here acts on; a misspelt one gets a suggestion."""
     known = [*ContextKeys.__struct_fields__, *MACHINE_KEYS]
-    told = []
+    found = []
     for key in context.values:
-        if key in ELSEWHERE:
+        if key in REMOTE_KEYS:
             continue
         if key in NOT_YET:
-            told.append(f"context key '{key}' has no effect yet")
-        elif key == "distributed" and set(context.known.distributed) - {"launcher", "nnodes"}:
-            told.append("context key 'distributed' has no effect yet beyond its launcher")
+            found.append(f"context key '{key}' has no effect yet")
+        elif key == "distributed" and set(context.keys.distributed) - {"launcher", "nnodes"}:
+            found.append("context key 'distributed' has no effect yet beyond its launcher")
         elif key not in known:
             setting = key in VARIANT_KEYS or key in PLAN_KEYS
-            meant = f"did you mean settings.{key}?" if setting else did_you_mean(key, known, most=1)
-            told.append(f"context key '{key}' has no effect" + (f"; {meant}" if meant else ""))
-    return told
+            suggestion = f"did you mean settings.{key}?" if setting else did_you_mean(key, known, most=1)
+            found.append(f"context key '{key}' has no effect" + (f"; {suggestion}" if suggestion else ""))
+    return found
 
 
 def merge(under: Mapping[str, Json], over: Mapping[str, Json]) -> dict[str, Json]:
@@ -216,7 +216,7 @@ def _parse(text: str, where: str) -> dict[str, Json]:
     return value
 
 
-def _known(values: Mapping[str, Json], file: Path | None) -> ContextKeys:
+def _convert_keys(values: Mapping[str, Json], file: Path | None) -> ContextKeys:
     try:
         return msgspec.convert(values, ContextKeys)
     except msgspec.ValidationError as error:
@@ -225,13 +225,13 @@ def _known(values: Mapping[str, Json], file: Path | None) -> ContextKeys:
         raise UsageProblem(f"{where}: {words}") from None
 
 
-def _settings(known: ContextKeys) -> dict[str, Scalar]:
+def _settings(keys: ContextKeys) -> dict[str, Scalar]:
     """Return the values of a plan that one source gives, at its top or below `settings`, which is more exact."""
-    top = {name: value for name in CONTEXT_KEYS if (value := getattr(known, name)) is not None}
-    return {**top, **known.settings}
+    top = {name: value for name in CONTEXT_KEYS if (value := getattr(keys, name)) is not None}
+    return {**top, **keys.settings}
 
 
-def _in_capitals(value: Json) -> Json:
+def _upper(value: Json) -> Json:
     return value.strip().upper() if isinstance(value, str) else value
 
 
@@ -250,16 +250,16 @@ def _check_texts(values: Mapping[str, Json], origins: Mapping[str, str]) -> None
                 raise UsageProblem(f"{origins[key]}: {what}")
 
 
-def _check_counts(known: ContextKeys, origins: Mapping[str, str]) -> None:
+def _check_counts(keys: ContextKeys, origins: Mapping[str, str]) -> None:
     """Refuse a number that is none where a launcher needs one."""
     for name, least in _COUNTS.items():
-        value = str((known.multi_node_args or {}).get(name, least))
+        value = str((keys.multi_node_args or {}).get(name, least))
         if not re.fullmatch("[0-9]{1,9}", value) or int(value) < least:
             where = f"{origins['multi_node_args']}: multi_node_args.{name}"
             raise UsageProblem(f"{where} {value!r} is no whole number of at least {least}")
 
 
-# What the caller asked for beyond tags: options of the command line, and the surroundings they are read in.
+# What the caller requests beyond tags: options of the command line, with environment, paths and user.
 
 
 class Options(Value, frozen=True):
@@ -268,7 +268,7 @@ class Options(Value, frozen=True):
     workspace: Path
     output: Path
     output_target: Path | None = None  # what `output` led to, links followed, when the command began
-    runtime: str = ""  # as asked for; "" leaves the choice to the card and the machine
+    runtime: str = ""  # "" leaves the choice to the card and the machine
     image: str = ""
     backend: str = ""
     timeout_s: int | None = None
@@ -299,35 +299,35 @@ class Options(Value, frozen=True):
 
     @property
     def asked(self) -> dict[str, str]:
-        """What the command line sets of a plan, by key; --set comes over the options of their own."""
+        """The plan values that the command line sets, by key; --set wins over other options."""
         return {**{key: value for _, key, value in self.named}, **dict(self.sets)}
 
 
 # What of a tag's additions are arguments of what runs, and no keys of its plan: `my_ddp:steps=20:lr=0.01` has both.
 
 
-def argument_keys(request: Request, draft: RunSpec) -> frozenset[str]:
-    """Return the names of the tag's additions that are arguments, of a draft that takes any.
+def argument_keys(request: Request, spec: RunSpec) -> frozenset[str]:
+    """Return the names of the tag's additions that are arguments, for a spec that takes any.
 
     Raises:
         UsageProblem: one is a slip away from a key of the plan.
     """
-    if not draft.tag_args:
+    if not spec.tag_args:
         return frozenset()
-    known = (*VARIANT_KEYS, *PLAN_KEYS, *draft.settings)
+    known = (*VARIANT_KEYS, *PLAN_KEYS, *spec.settings)
     added = [name for name, _ in request.overrides if not _is_key(name, known)]
     for name in added:
-        if meant := next((key for key in (*known, *ALIASES) if distance(name, key) <= len(name) // 5), ""):
+        if suggestion := next((key for key in (*known, *ALIASES) if distance(name, key) <= len(name) // 5), ""):
             raise UsageProblem(
-                f"--tags {request.tag}: '{name}' is no key of this run, and nearly '{meant}'",
-                f"did you mean {meant}?   an argument of that name: --set 'args=--{name} …'",
+                f"--tags {request.tag}: '{name}' is no key of this run, and nearly '{suggestion}'",
+                f"did you mean {suggestion}?   an argument of that name: --set 'args=--{name} …'",
             )
     return frozenset(added)
 
 
-def args_for(request: Request, draft: RunSpec, added: frozenset[str]) -> str:
+def args_for(request: Request, spec: RunSpec, added: frozenset[str]) -> str:
     """Return the card's args with what the tag adds to them; all of it where the card's own script runs."""
-    if draft.actions:
+    if spec.actions:
         return args_of(request)
     return args_of(replace(request, overrides=tuple(pair for pair in request.overrides if pair[0] in added)))
 

@@ -18,7 +18,7 @@ from madlite.plan.inputs import RunInputs
 HOME = "/data_dlm"
 CUSTOM_LIMIT_S, S3_LIMIT_S, NAS_COPY_LIMIT_S, NAS_MOUNT_LIMIT_S = 1200.0, 3600.0, 2400.0, 120.0
 AWS_REGION = "us-east-2"
-_SIZE = ' && du -sh -- "$1"'  # the last line of a fetch says how much it brought
+_SIZE = ' && du -sh -- "$1"'  # the last line of a fetch is the size of the data
 _CUSTOM = 'mkdir -p -- "$1" && cd -- "$1" && bash "$2" {args}' + _SIZE
 # the client goes into a folder of its own, so that it changes no package of the training's
 _AWS = (
@@ -31,12 +31,14 @@ _SYNC = (
     'aws "$@" s3 ls "$place" | grep -qF " PRE $name/"; then aws "$@" s3 sync --no-progress "$place" "$home"; '
     'else aws "$@" s3 sync --no-progress "${place%/*}" "$home" --exclude "*" --include "$name"; fi'
 )
-_CAME = 'if [ -z "$(ls -A "$home")" ]; then echo "$place is empty or not there" >&2; exit 1; fi'
+_CHECK_CONTENT = 'if [ -z "$(ls -A "$home")" ]; then echo "$place is empty or not there" >&2; exit 1; fi'
 _S3 = (
-    f'home=$1 place=${{2%/}} && shift 2 && mkdir -p -- "$home" && {{ {_AWS}; }} && {_SYNC} && {_CAME} && '
+    f'home=$1 place=${{2%/}} && shift 2 && mkdir -p -- "$home" && {{ {_AWS}; }} && {_SYNC} && {_CHECK_CONTENT} && '
     'du -sh -- "$home"'
 )
-_LACKS = 'lacks=; for tool in ssh sshpass {copier}; do command -v "$tool" >/dev/null || lacks="$lacks $tool"; done'
+_FIND_MISSING = (
+    'lacks=; for tool in ssh sshpass {copier}; do command -v "$tool" >/dev/null || lacks="$lacks $tool"; done'
+)
 _INSTALL = (
     'if [ -n "$lacks" ]; then if command -v apt-get >/dev/null; then apt-get update -qq; '
     "apt-get install -y -qq openssh-client sshpass {copier}; elif command -v yum >/dev/null; then "
@@ -62,7 +64,7 @@ class DataPlan(Value, frozen=True):
     problem: str = ""
 
 
-class _Found(Value, frozen=True):
+class _DataSource(Value, frozen=True):
     use: DataUse | None = None
     mounts: tuple[Mount, ...] = ()
     actions: tuple[Action, ...] = ()
@@ -91,8 +93,8 @@ def plan_data(inputs: RunInputs) -> DataPlan:
     )
 
 
-def _find(name: str, providers: Mapping[str, Provider], n: int, card: Card, inputs: RunInputs) -> _Found:
-    """Ask the providers in their order; the first that has the data is used."""
+def _find(name: str, providers: Mapping[str, Provider], n: int, card: Card, inputs: RunInputs) -> _DataSource:
+    """Try the providers in order; the first that has the data is used."""
     missing: list[str] = []
     for kind, provider in providers.items():
         problem, make = _KINDS[kind]
@@ -103,8 +105,8 @@ def _find(name: str, providers: Mapping[str, Provider], n: int, card: Card, inpu
             return make(use, provider, inputs)
     why = "; ".join(missing) or "it names none"
     if "aws" in providers:  # madengine too starts no run without it
-        return _Found(problem=f"card '{card.name}': no provider has data set '{name}' ({why})")
-    return _Found(note=f"no provider has data set '{name}' ({why}): the script runs without it")
+        return _DataSource(problem=f"card '{card.name}': no provider has data set '{name}' ({why})")
+    return _DataSource(note=f"no provider has data set '{name}' ({why}): the script runs without it")
 
 
 def _home(name: str, kind: str, provider: Provider, n: int, inputs: RunInputs) -> str:
@@ -120,27 +122,29 @@ def _home(name: str, kind: str, provider: Provider, n: int, inputs: RunInputs) -
     )
 
 
-def _no_local(provider: Provider, inputs: RunInputs) -> str:
-    return _why_not(exists, provider.path, "on this machine", inputs)
+def _local_problem(provider: Provider, inputs: RunInputs) -> str:
+    return _path_problem(exists, provider.path, "on this machine", inputs)
 
 
-def _why_not(ask: Callable[[Path], bool], path: str, place: str, inputs: RunInputs) -> str:
+def _path_problem(test: Callable[[Path], bool], path: str, place: str, inputs: RunInputs) -> str:
     try:
-        return "" if ask(inputs.options.workspace / path) else f"{path} is not {place}"
+        return "" if test(inputs.options.workspace / path) else f"{path} is not {place}"
     except UsageProblem as problem:
         return problem.message
 
 
-def _local(use: DataUse, provider: Provider, inputs: RunInputs) -> _Found:
+def _local(use: DataUse, provider: Provider, inputs: RunInputs) -> _DataSource:
     source = str(inputs.options.workspace / provider.path)
     mount = Mount(source=source, target=use.home, read_only=provider.readwrite != "true")
-    return _Found(
-        use=use, mounts=(mount,) if inputs.runtime.traits.containerised else (), note=_led_out(source, use.name, inputs)
+    return _DataSource(
+        use=use,
+        mounts=(mount,) if inputs.runtime.traits.containerised else (),
+        note=_link_note(source, use.name, inputs),
     )
 
 
-def _led_out(source: str, name: str, inputs: RunInputs) -> str:
-    """Return where a link takes a folder that is below the workspace as it is written: a workload may have laid it."""
+def _link_note(source: str, name: str, inputs: RunInputs) -> str:
+    """Return a note where a link leads a path of the workspace outside of it: a workload may have made the link."""
     place, home = os.path.realpath(source), os.path.realpath(inputs.options.workspace)
     spelled = Path(source).is_relative_to(inputs.options.workspace)
     return (
@@ -150,11 +154,11 @@ def _led_out(source: str, name: str, inputs: RunInputs) -> str:
     )
 
 
-def _no_custom(provider: Provider, inputs: RunInputs) -> str:
-    return _why_not(is_file, provider.path, "in this folder", inputs)
+def _custom_problem(provider: Provider, inputs: RunInputs) -> str:
+    return _path_problem(is_file, provider.path, "in this folder", inputs)
 
 
-def _custom(use: DataUse, provider: Provider, inputs: RunInputs) -> _Found:
+def _custom(use: DataUse, provider: Provider, inputs: RunInputs) -> _DataSource:
     command = _CUSTOM.replace("{args}", provider.args)  # the author's shell text, for the workload's shell
     argv = ("bash", "-c", command, "data", use.home, f"{inputs.inside}/{provider.path}")
     return _fetched(use, provider, inputs, Action(kind="data", argv=argv, timeout_s=CUSTOM_LIMIT_S))
@@ -164,28 +168,28 @@ def _service(name: str, inputs: RunInputs) -> Mapping[str, str]:
     return next(iter(inputs.services.get(name, ())), {})
 
 
-def _no_minio(provider: Provider, inputs: RunInputs) -> str:
+def _minio_problem(provider: Provider, inputs: RunInputs) -> str:
     endpoint = _service("MAD_MINIO", inputs).get("MINIO_ENDPOINT", "")
     if not endpoint:
         return "MAD_MINIO with MINIO_ENDPOINT is neither in the environment nor in credential.json"
-    return inputs.reach(endpoint)
+    return inputs.check_endpoint(endpoint)
 
 
-def _minio(use: DataUse, provider: Provider, inputs: RunInputs) -> _Found:
+def _minio(use: DataUse, provider: Provider, inputs: RunInputs) -> _DataSource:
     service = _service("MAD_MINIO", inputs)
     endpoint = service.get("AWS_ENDPOINT_URL_S3") or service.get("MINIO_ENDPOINT", "")
     return _of_bucket(use, provider, inputs, service, service.get("REGION", "us-east-1"), endpoint)
 
 
-def _no_aws(provider: Provider, inputs: RunInputs) -> str:
+def _aws_problem(provider: Provider, inputs: RunInputs) -> str:
     service = _service("MAD_AWS_S3", inputs)
     if not service.get("USERNAME") or not service.get("PASSWORD"):
         return "MAD_AWS_S3 with USERNAME and PASSWORD is neither in the environment nor in credential.json"
     region = service.get("REGION", AWS_REGION)
-    return inputs.reach(service.get("AWS_ENDPOINT_URL_S3") or f"https://s3.{region}.amazonaws.com")
+    return inputs.check_endpoint(service.get("AWS_ENDPOINT_URL_S3") or f"https://s3.{region}.amazonaws.com")
 
 
-def _aws(use: DataUse, provider: Provider, inputs: RunInputs) -> _Found:
+def _aws(use: DataUse, provider: Provider, inputs: RunInputs) -> _DataSource:
     service = _service("MAD_AWS_S3", inputs)
     region, endpoint = service.get("REGION", AWS_REGION), service.get("AWS_ENDPOINT_URL_S3", "")
     return _of_bucket(use, provider, inputs, service, region, endpoint)
@@ -193,7 +197,7 @@ def _aws(use: DataUse, provider: Provider, inputs: RunInputs) -> _Found:
 
 def _of_bucket(
     use: DataUse, provider: Provider, inputs: RunInputs, service: Mapping[str, str], region: str, endpoint: str
-) -> _Found:
+) -> _DataSource:
     env: dict[str, EnvValue] = {
         "AWS_ACCESS_KEY_ID": Secret(service.get("USERNAME", "")),
         "AWS_SECRET_ACCESS_KEY": Secret(service.get("PASSWORD", "")),
@@ -206,14 +210,14 @@ def _of_bucket(
     return _fetched(use, provider, inputs, Action(kind="data", argv=argv, timeout_s=S3_LIMIT_S, env=env))
 
 
-def _no_nas(provider: Provider, inputs: RunInputs) -> str:
+def _nas_problem(provider: Provider, inputs: RunInputs) -> str:
     if not inputs.services.get("NAS_NODES"):
         return "NAS_NODES is neither in the environment nor in credential.json"
-    found = [_why_no_node(node, inputs) for node in inputs.services["NAS_NODES"]]
+    found = [_node_problem(node, inputs) for node in inputs.services["NAS_NODES"]]
     return "" if "" in found else "; ".join(found)
 
 
-def _why_no_node(node: Mapping[str, str], inputs: RunInputs) -> str:
+def _node_problem(node: Mapping[str, str], inputs: RunInputs) -> str:
     """Return why a storage of `NAS_NODES` cannot be used, or nothing."""
     name = node.get("NAME") or node.get("HOST") or "a table without HOST"
     if lacks := [key for key in ("HOST", "USERNAME", "PASSWORD") if not node.get(key)]:
@@ -221,14 +225,18 @@ def _why_no_node(node: Mapping[str, str], inputs: RunInputs) -> str:
     port = node.get("PORT", "22")
     if not (port.isascii() and port.isdigit()):
         return f"{name} of NAS_NODES: PORT {port!r} is no number"
-    return inputs.reach(f"ssh://{node['HOST']}:{port}")
+    return inputs.check_endpoint(f"ssh://{node['HOST']}:{port}")
 
 
-def _nas(use: DataUse, provider: Provider, inputs: RunInputs) -> _Found:
+def _nas(use: DataUse, provider: Provider, inputs: RunInputs) -> _DataSource:
     """Return the copy into a mirror; without one the folder itself, but on the host, where no mount is to stay."""
-    node = next(node for node in inputs.services["NAS_NODES"] if not _why_no_node(node, inputs))
+    node = next(node for node in inputs.services["NAS_NODES"] if not _node_problem(node, inputs))
     mounts = inputs.runtime.traits.containerised and not provider.mirrorlocal
-    ready = (_LACKS, _INSTALL, _LACKS, _REFUSE) if inputs.runtime.traits.containerised else (_LACKS, _REFUSE)
+    ready = (
+        (_FIND_MISSING, _INSTALL, _FIND_MISSING, _REFUSE)
+        if inputs.runtime.traits.containerised
+        else (_FIND_MISSING, _REFUSE)
+    )
     command = "; ".join((*ready, _MOUNT if mounts else _COPY)).replace("{copier}", "sshfs" if mounts else "rsync")
     source = f"{node['USERNAME']}@{node['HOST']}:{provider.path.rstrip('/')}"
     limit_s = NAS_MOUNT_LIMIT_S if mounts else NAS_COPY_LIMIT_S
@@ -237,20 +245,22 @@ def _nas(use: DataUse, provider: Provider, inputs: RunInputs) -> _Found:
     return _fetched(use, provider, inputs, Action(kind="data", argv=argv, timeout_s=limit_s, env=env))
 
 
-def _fetched(use: DataUse, provider: Provider, inputs: RunInputs, action: Action) -> _Found:
+def _fetched(use: DataUse, provider: Provider, inputs: RunInputs, action: Action) -> _DataSource:
     """Return what a fetch adds; a mirror is a folder of the machine under the data set's name."""
     if not provider.mirrorlocal:
-        return _Found(use=use, actions=(action,))
+        return _DataSource(use=use, actions=(action,))
     mirror = str(inputs.options.workspace / provider.mirrorlocal / use.name)
     mount = Mount(source=mirror, target=use.home, create=True)
-    note = _led_out(mirror, use.name, inputs)
-    return _Found(use=use, actions=(action,), mounts=(mount,) if inputs.runtime.traits.containerised else (), note=note)
+    note = _link_note(mirror, use.name, inputs)
+    return _DataSource(
+        use=use, actions=(action,), mounts=(mount,) if inputs.runtime.traits.containerised else (), note=note
+    )
 
 
 _KINDS = {
-    "custom": (_no_custom, _custom),
-    "local": (_no_local, _local),
-    "minio": (_no_minio, _minio),
-    "nas": (_no_nas, _nas),
-    "aws": (_no_aws, _aws),
+    "custom": (_custom_problem, _custom),
+    "local": (_local_problem, _local),
+    "minio": (_minio_problem, _minio),
+    "nas": (_nas_problem, _nas),
+    "aws": (_aws_problem, _aws),
 }

@@ -1,4 +1,4 @@
-"""The one table of what a plan can be told by key: options, context keys and lines of `explain` are made of it.
+"""The one table of the keys of a plan: options, context keys and lines of `explain` are made of it.
 
 To add an option of the plan, add an entry here and use its value.  An entry makes `--set key=…`, the key of a recipe
 and of a context's `settings`, the option of its own, and, where it names a field of RunPlan, its way into the plan and
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from madlite.model import RunPlan
     from madlite.plan.values import Resolved
 
-# Sizes as people type them, `500M` or `2G`, and as they are shown.
+# Sizes as text, `500M` or `2G`.
 
 _UNITS = "KMGT"
 _SIZE = re.compile(r"(?P<number>[0-9]{1,18}(?:\.[0-9]{1,9})?)\s*(?:(?P<unit>[KMGT])(?:i?B)?)?", re.IGNORECASE)
@@ -30,7 +30,7 @@ class Size(int):
 
 
 def as_size(text: str) -> Size:
-    """Return what `500M`, `1.5 GiB` and `65536` say, each unit 1024 of the one before.
+    """Return the bytes of `500M`, `1.5 GiB` and `65536`, each unit 1024 of the one before.
 
     Raises:
         ValueError: it is no size, or too small a limit.
@@ -184,7 +184,7 @@ OPTIONS: Mapping[str, tuple[PlanField, PlanOption]] = {
 
 
 def targeted_values(resolved: Resolved) -> dict[str, Any]:
-    """Return the fields of RunPlan whose values were given as they are; `telemetry=off` is an interval of 0."""
+    """Return the fields of RunPlan that take their values unchanged; `telemetry=off` is an interval of 0."""
     given = {key: value for key, value in resolved.plan.items() if BY_KEY[key].target}
     if not resolved.plan.get("telemetry", True):
         given["telemetry_s"] = 0.0
@@ -192,7 +192,7 @@ def targeted_values(resolved: Resolved) -> dict[str, Any]:
 
 
 def targeted_rows(plan: RunPlan) -> Iterator[tuple[str, str, str]]:
-    """Yield key, value in words and origin of each of these fields, for `explain`; what is on or off only when off."""
+    """Yield key, value as text and origin of each of these fields, for `explain`; switches only when off."""
     for field in FIELDS:
         if not field.target or (field.key == "telemetry_s" and not plan.place.gpu_ids):
             continue

@@ -20,7 +20,7 @@ _OF_NODES = ("NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "NCCL_SOCKET_I
 
 
 class PlanInputs(Value, frozen=True):
-    """What a command gives every plan of it: options, context, machine, credentials, data sets, tools."""
+    """What all plans of a command share: options, context, machine, credentials, data sets, tools."""
 
     options: Options
     context: Context
@@ -30,7 +30,7 @@ class PlanInputs(Value, frozen=True):
     data_sets: DataSets | None = None  # None without a data.json
     tools: Toolset = Toolset()
     tool_files: tuple[str, ...] = ()  # what madlite brings of tools, below its templates' folder `tools`
-    reach: Callable[[str], str] = lambda endpoint: ""  # why an endpoint cannot be reached, or nothing
+    check_endpoint: Callable[[str], str] = lambda endpoint: ""  # why an endpoint cannot be reached, or nothing
 
 
 class RunInputs(PlanInputs, frozen=True, kw_only=True):
@@ -39,13 +39,13 @@ class RunInputs(PlanInputs, frozen=True, kw_only=True):
     run_id: str
     request: Request
     backend: str
-    draft: RunSpec
+    spec: RunSpec
     runtime: RuntimeChoice
     args: str
     arg_keys: frozenset[str] = frozenset()  # of the tag's additions those that are arguments, and no keys of the plan
     dockerfile: Dockerfile | None = None
     missing_image: str = ""
-    elsewhere: frozenset[str] = frozenset()  # settings that other runs of the card have, and this one has not
+    foreign_settings: frozenset[str] = frozenset()  # settings that other runs of the card have, and this one has not
     built: Image | None = None  # made before, as a manifest has it
 
     @property
@@ -60,7 +60,7 @@ class RunInputs(PlanInputs, frozen=True, kw_only=True):
 
 
 def layers(request: Request, context: Context, options: Options, rendered: bool = True) -> list[Layer]:
-    """Return the sources of values over a draft's own, in their order: later wins.
+    """Return the sources of values over a spec's own, in order: later wins.
 
     What follows a tag's colon is for the card's own script where nothing is `rendered`.
     """
@@ -78,7 +78,7 @@ def layers(request: Request, context: Context, options: Options, rendered: bool 
 
 
 def _nodes(context: Context) -> Layer:
-    """Return how the context's nodes find each other, for backends whose settings have these keys."""
-    given = context.known.multi_node_args or {}
+    """Return the context's rendezvous settings, for backends whose settings have these keys."""
+    given = context.keys.multi_node_args or {}
     values: dict[str, Scalar] = {name.lower(): given[name] for name in _OF_NODES if given.get(name, "") != ""}
     return Layer(origin=context.origins.get("multi_node_args", "context"), values=values, strict=False)

@@ -1,4 +1,4 @@
-"""Card, draft, machine, options and context → RunPlan; of the world it asks only which files and data are there."""
+"""Card, spec, machine, options and context → RunPlan; pure but for checks of which files and data exist."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ from madlite.plan.container import (
 from madlite.plan.data import DataPlan, plan_data
 from madlite.plan.fields import targeted_values
 from madlite.plan.inputs import RUNS, RunInputs, layers
-from madlite.plan.place import GpuAllocation, KnownArchitecture, find_architecture, grant_gpus, make_place
+from madlite.plan.place import ArchitectureChoice, GpuAllocation, allocate_gpus, find_architecture, make_place
 from madlite.plan.tools import Toolset
 from madlite.plan.values import Layer, Resolved, SilenceLimits, resolve, silence_limits
 
-# What keeps a plan from starting; it still becomes a row.
+# What blocks a plan; it still becomes a row.
 
 
 def find_blocked(
-    inputs: RunInputs, granted: GpuAllocation, image: Image | None, data_problem: str = ""
+    inputs: RunInputs, allocation: GpuAllocation, image: Image | None, data_problem: str = ""
 ) -> Blocked | None:
-    """Return what keeps the plan from starting, the user's own rule first."""
+    """Return what blocks the plan, the user's own rule first."""
     card, options = inputs.request.card, inputs.options
     if card.is_deprecated and not options.ignore_deprecated:
         return _skip(Cause.DEPRECATED, f"card '{card.name}' is deprecated", "--ignore-deprecated runs it")
@@ -77,18 +77,20 @@ def find_blocked(
         )
     if problem := _unfit_results(inputs):
         return _fail(Cause.PREPARE, problem)
-    if inputs.draft.problem or data_problem:
-        return _fail(Cause.PREPARE, inputs.draft.problem or data_problem)
+    if inputs.spec.problem or data_problem:
+        return _fail(Cause.PREPARE, inputs.spec.problem or data_problem)
     imageless = inputs.runtime.traits.containerised and image is None
-    if imageless and inputs.draft.templates and not granted.blocked:  # an engine that is missing too would be of no use
+    if (
+        imageless and inputs.spec.templates and not allocation.blocked
+    ):  # an engine that is missing too would be of no use
         return _no_image(inputs)
-    if inputs.runtime.blocked or granted.blocked:
-        return inputs.runtime.blocked or granted.blocked
+    if inputs.runtime.blocked or allocation.blocked:
+        return inputs.runtime.blocked or allocation.blocked
     return _no_image(inputs) if imageless else None
 
 
 def _no_image(inputs: RunInputs) -> Blocked:
-    if inputs.draft.templates:  # of no use to it is a Dockerfile of the card's own
+    if inputs.spec.templates:  # of no use to it is a Dockerfile of the card's own
         return _fail(
             Cause.IMAGE,
             f"what backend '{inputs.backend}' renders for card '{inputs.request.card.name}' has no image",
@@ -100,7 +102,7 @@ def _no_image(inputs: RunInputs) -> Blocked:
 
 def _unfit_results(inputs: RunInputs) -> str:
     """Return why a results file cannot have the name the card gives it: it would replace another one."""
-    name, options = inputs.draft.result_rule.file, inputs.options
+    name, options = inputs.spec.result_rule.file, inputs.options
     place = options.workspace / name
     taken = {"perf.csv", "common_info.json", "build_manifest.json", "models.json", "data.json", "credential.json"}
     entries = {f"perf_{kind}.{end}" for kind in ("entry", "super", "entry_super") for end in ("csv", "json")}
@@ -134,16 +136,16 @@ DEFAULT_TIMEOUT_S = 7200
 _ARGUMENTS = "an argument of the script: TAG:name=value, or --set 'args=--name value'"
 
 
-class _Decided(Value, frozen=True):
-    """What a plan is put together from."""
+class _PlanParts(Value, frozen=True):
+    """The parts of a plan."""
 
     resolved: Resolved
-    granted: GpuAllocation
+    allocation: GpuAllocation
     launcher: str
     tools: Toolset
     data: DataPlan
     environment: Environment
-    shape: KnownArchitecture
+    shape: ArchitectureChoice
     silence: SilenceLimits
 
 
@@ -161,81 +163,77 @@ def make_plan(inputs: RunInputs) -> RunPlan:
     return add_rdma(plan) if inputs.runtime.traits.containerised else plan
 
 
-def _parts(inputs: RunInputs) -> _Decided:
-    card, draft = inputs.request.card, inputs.draft
+def _parts(inputs: RunInputs) -> _PlanParts:
+    card, spec = inputs.request.card, inputs.spec
     resolved = resolve(
-        draft.variant,
-        draft.settings,
+        spec.variant,
+        spec.settings,
         _layers(inputs),
-        _origin(inputs),
-        draft.chosen,
-        inputs.elsewhere,
-        _ARGUMENTS if draft.tag_args else "",
+        spec.origin or f"backend {inputs.backend}",
+        spec.chosen,
+        inputs.foreign_settings,
+        _ARGUMENTS if spec.tag_args else "",
     )
-    granted = grant_gpus(card, inputs.machine, inputs.context, _whole(resolved.plan.get("n_gpus")))
+    allocation = allocate_gpus(card, inputs.machine, inputs.context, _whole(resolved.plan.get("n_gpus")))
     launcher = _launcher(inputs, resolved)
-    data = plan_data(inputs) if draft.actions or not card.scripts else DataPlan()
-    return _Decided(
+    data = plan_data(inputs) if spec.actions or not card.scripts else DataPlan()
+    return _PlanParts(
         resolved=resolved,
-        granted=granted,
+        allocation=allocation,
         launcher=launcher,
         tools=tools_of(inputs),
         data=data,
-        environment=_environment(inputs, resolved, granted, launcher, data),
-        shape=find_architecture(draft, resolved.variant, resolved.settings),
-        silence=silence_limits(resolved, reads_steps=draft.result_rule.kind == "steps"),
+        environment=_environment(inputs, resolved, allocation, launcher, data),
+        shape=find_architecture(spec, resolved.variant, resolved.settings),
+        silence=silence_limits(resolved, reads_steps=spec.result_rule.kind == "steps"),
     )
 
 
 def _layers(inputs: RunInputs) -> list[Layer]:
     overrides = tuple(pair for pair in inputs.request.overrides if pair[0] not in inputs.arg_keys)
     request = replace(inputs.request, overrides=overrides)
-    return layers(request, inputs.context, inputs.options, rendered=bool(inputs.draft.templates))
+    return layers(request, inputs.context, inputs.options, rendered=bool(inputs.spec.templates))
 
 
 def _with_args(inputs: RunInputs, resolved: Resolved) -> RunInputs:
-    """Return what a plan is made from with the args that were set, in place of the card's and the context's.
+    """Return the inputs with args that were set, in place of the card's and the context's.
 
     What the tag adds comes after them all the same.
     """
     if "args" not in resolved.plan:
         return inputs
     args = f"{resolved.plan['args']}{inputs.args.removeprefix(inputs.request.card.args)}".strip()
-    known = replace(inputs.context.known, model_args=args)
+    keys = replace(inputs.context.keys, model_args=args)
     origins = {**inputs.context.origins, "model_args": resolved.origins["args"]}
-    return replace(inputs, args=args, context=replace(inputs.context, known=known, origins=origins))
+    return replace(inputs, args=args, context=replace(inputs.context, keys=keys, origins=origins))
 
 
-def _origin(inputs: RunInputs) -> str:
-    return inputs.draft.origin or f"backend {inputs.backend}"
-
-
-def _plan(inputs: RunInputs, parts: _Decided) -> RunPlan:
-    card, options, draft, resolved = inputs.request.card, inputs.options, inputs.draft, parts.resolved
+def _plan(inputs: RunInputs, parts: _PlanParts) -> RunPlan:
+    card, options, spec, resolved = inputs.request.card, inputs.options, inputs.spec, parts.resolved
     return RunPlan(
         id=inputs.run_id,
         card=card,
         backend=inputs.backend,
-        place=_place(inputs, parts.granted, _whole(resolved.settings.get("nnodes"))),
+        place=_place(inputs, parts.allocation, _whole(resolved.settings.get("nnodes"))),
         machine=inputs.machine,
         workspace=options.workspace,
         inside=inputs.inside,
         folder=options.workspace / RUNS / inputs.run_id,
         runtime=inputs.runtime.runtime,
         traits=inputs.runtime.traits,
-        readers=draft.readers or (inputs.backend,),
+        readers=spec.readers or (inputs.backend,),
         variant=resolved.variant,
         settings=resolved.settings,
         env=parts.environment.values,
-        templates=(*draft.templates, *_tool_files(inputs, parts.tools)),
+        templates=(*spec.templates, *_tool_files(inputs, parts.tools)),
         actions=_actions(inputs, parts),
         launcher=parts.launcher,
-        result_rule=draft.result_rule,
-        error_scan=make_error_scan(card, inputs.context, draft),
+        result_rule=spec.result_rule,
+        error_scan=make_error_scan(card, inputs.context, spec),
         args=inputs.args,
         overrides=inputs.request.overrides,
-        model_args=inputs.context.known.model_args,
-        model_dir=model_dir(card) if draft.actions else "",
+        model_args=inputs.context.keys.model_args,
+        model_dir=model_dir(card) if spec.actions else "",
         timeout_s=_timeout(inputs, resolved)[0],
         start_silence_s=parts.silence.start_s,
         silence_s=parts.silence.step_s,
@@ -245,7 +243,7 @@ def _plan(inputs: RunInputs, parts: _Decided) -> RunPlan:
     )
 
 
-def _all_origins(inputs: RunInputs, parts: _Decided) -> dict[str, str]:
+def _all_origins(inputs: RunInputs, parts: _PlanParts) -> dict[str, str]:
     resolved = parts.resolved
     return {
         **resolved.origins,
@@ -256,15 +254,15 @@ def _all_origins(inputs: RunInputs, parts: _Decided) -> dict[str, str]:
     }
 
 
-def _actions(inputs: RunInputs, parts: _Decided) -> tuple[Action, ...]:
+def _actions(inputs: RunInputs, parts: _PlanParts) -> tuple[Action, ...]:
     secret = [name for name, value in parts.environment.values.items() if isinstance(value, Secret)]
     return make_actions(inputs, inputs.inside, inputs.folder_inside, parts.data.actions, parts.tools, secret)
 
 
 def _launcher(inputs: RunInputs, resolved: Resolved) -> str:
     """Return what launches the ranks: --set, the context, the card or its backend, $MAD_LAUNCHER; as it is given."""
-    asked = resolved.plan.get("launcher") or inputs.context.known.distributed.get("launcher")
-    return str(asked or inputs.draft.launcher or inputs.options.environ.get("MAD_LAUNCHER", ""))
+    requested = resolved.plan.get("launcher") or inputs.context.keys.distributed.get("launcher")
+    return str(requested or inputs.spec.launcher or inputs.options.environ.get("MAD_LAUNCHER", ""))
 
 
 def _tool_files(inputs: RunInputs, tools: Toolset) -> tuple[FileTemplate, ...]:
@@ -274,7 +272,7 @@ def _tool_files(inputs: RunInputs, tools: Toolset) -> tuple[FileTemplate, ...]:
     return tuple(FileTemplate(path=name, template=name, raw=True) for name in names)
 
 
-def _in_container(plan: RunPlan, inputs: RunInputs, parts: _Decided) -> RunPlan:
+def _in_container(plan: RunPlan, inputs: RunInputs, parts: _PlanParts) -> RunPlan:
     """Return the plan with what a container adds to it."""
     image = make_image(inputs, str(parts.resolved.plan.get("image", "")))
     return replace(
@@ -288,8 +286,8 @@ def _in_container(plan: RunPlan, inputs: RunInputs, parts: _Decided) -> RunPlan:
     )
 
 
-def _finished(plan: RunPlan, inputs: RunInputs, parts: _Decided) -> RunPlan:
-    """Return the plan with what the caller wants of any run, and what follows from the rest of it."""
+def _finished(plan: RunPlan, inputs: RunInputs, parts: _PlanParts) -> RunPlan:
+    """Return the plan with the options of any run, its notes and what blocks it."""
     return replace(
         plan,
         keep_alive=inputs.options.keep_alive,
@@ -299,28 +297,28 @@ def _finished(plan: RunPlan, inputs: RunInputs, parts: _Decided) -> RunPlan:
         notes=tuple(
             note
             for note in (
-                *inputs.draft.notes,
+                *inputs.spec.notes,
                 inputs.runtime.note,
-                parts.granted.note,
+                parts.allocation.note,
                 _no_credential(inputs),
                 _other_precision(plan),
                 *parts.data.notes,
             )
             if note
         ),
-        blocked=find_blocked(inputs, parts.granted, plan.image, parts.data.problem),
+        blocked=find_blocked(inputs, parts.allocation, plan.image, parts.data.problem),
         data=parts.data.uses,
-        outputs=inputs.draft.outputs,
-        writes_row=not inputs.context.known.skip_perf_collection,
+        outputs=inputs.spec.outputs,
+        writes_row=not inputs.context.keys.skip_perf_collection,
     )
 
 
 def _other_precision(plan: RunPlan) -> str:
     """Return that the card is labelled with another precision than its run trains in."""
-    asked = plan.card.training_precision
+    requested = plan.card.training_precision
     return (
-        f"the card says training_precision {asked}, and this run trains in {plan.row_precision}: so does its row"
-        if asked and plan.row_precision != asked
+        f"the card says training_precision {requested}, and this run trains in {plan.row_precision}: so does its row"
+        if requested and plan.row_precision != requested
         else ""
     )
 
@@ -349,32 +347,32 @@ def _origins(inputs: RunInputs, resolved: Resolved) -> dict[str, str]:
 
 
 def _options_origin(inputs: RunInputs) -> str:
-    """Return who gives docker options of their own, as an error about them names it."""
+    """Return the origin of additional docker options, for error messages."""
     of_card = f"card '{inputs.request.card.name}'" if inputs.request.card.additional_docker_run_options else ""
     own = inputs.context.origins.get("additional_docker_run_options", "")
     return " and ".join(filter(None, (of_card, own))) or f"card '{inputs.request.card.name}'"
 
 
-def _place(inputs: RunInputs, granted: GpuAllocation, asked_nodes: int | None) -> Place:
-    """Return where the plan runs, of as many nodes as a backend's setting `nnodes` or the context says.
+def _place(inputs: RunInputs, allocation: GpuAllocation, asked_nodes: int | None) -> Place:
+    """Return where the plan runs; the backend's setting `nnodes` or the context decides the number of nodes.
 
-    One that is refused for too few GPUs keeps the count it asked for, for its row.
+    A plan refused for too few GPUs keeps the requested count for its row.
     """
-    nodes = int((inputs.context.known.multi_node_args or {}).get("NNODES", 1))
+    nodes = int((inputs.context.keys.multi_node_args or {}).get("NNODES", 1))
     nodes = asked_nodes if asked_nodes and asked_nodes > 0 else nodes
-    place = make_place(granted.gpu_ids, nodes, inputs.runtime.runtime, inputs.runtime.traits)
-    return replace(place, gpus_per_node=granted.wanted) if granted.blocked else place
+    place = make_place(allocation.gpu_ids, nodes, inputs.runtime.runtime, inputs.runtime.traits)
+    return replace(place, gpus_per_node=allocation.wanted) if allocation.blocked else place
 
 
 def _environment(
-    inputs: RunInputs, resolved: Resolved, granted: GpuAllocation, launcher: str, data: DataPlan
+    inputs: RunInputs, resolved: Resolved, allocation: GpuAllocation, launcher: str, data: DataPlan
 ) -> Environment:
     host_env: dict[str, str] = {}
     if not inputs.runtime.traits.containerised:
-        host_env = visible_devices(inputs.machine, granted.gpu_ids) | {PYTHON: inputs.options.python}
+        host_env = visible_devices(inputs.machine, allocation.gpu_ids) | {PYTHON: inputs.options.python}
     return make_environment(
         inputs,
-        n_gpus=len(granted.gpu_ids),
+        n_gpus=len(allocation.gpu_ids),
         launcher=launcher,
         data_env=data.env,
         host_env=host_env,
@@ -390,9 +388,9 @@ def _n_gpus_origin(inputs: RunInputs, resolved: Resolved) -> str:
 
 def _timeout(inputs: RunInputs, resolved: Resolved) -> tuple[float | None, str]:
     """Return the limit in seconds, None for none, and who set it."""
-    card, options, asked = inputs.request.card, inputs.options, resolved.plan.get("timeout_s")
-    if asked is not None:
-        return (float(asked) or None), resolved.origins["timeout_s"]
+    card, options, requested = inputs.request.card, inputs.options, resolved.plan.get("timeout_s")
+    if requested is not None:
+        return (float(requested) or None), resolved.origins["timeout_s"]
     if options.timeout_s is not None:
         return (float(options.timeout_s) or None), "--timeout"
     if card.timeout_s is not None:

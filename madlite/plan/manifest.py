@@ -22,7 +22,7 @@ _ADDED = "madlite"
 
 
 class BuiltImage(Value, frozen=True):
-    """An image of a manifest and what was asked of it: a card with a tag's additions.
+    """An image of a manifest and its request: a card with a tag's additions.
 
     `dockerfile` is the text of perf.csv's docker_file; `registry_image` the image's name in a registry.  A
     `local_image` was not built: it is found or pulled under its own name.
@@ -77,6 +77,12 @@ class _Image(msgspec.Struct):
     registry_image: str | None = None
     push_error: str | None = None
     local_image: bool | str | None = None
+
+
+_TEXTS = (
+    *("dockerfile", "base_docker", "docker_sha", "build_command", "log_file", "gpu_vendor", "gpu_architecture"),
+    *("registry", "registry_image", "push_error"),
+)
 
 
 class _Failed(msgspec.Struct):
@@ -134,18 +140,9 @@ def _image(key: str, image: _Image, found: _ManifestFile, file: Path, root: Path
     return BuiltImage(
         request=_request(entry, f"$.built_models[{key!r}]", file, root),
         docker_image=key if image.docker_image is None else image.docker_image,
-        dockerfile=image.dockerfile or "",
-        base_docker=image.base_docker or "",
-        docker_sha=image.docker_sha or "",
         build_duration_s=image.build_duration or None,
-        build_command=image.build_command or "",
-        log_file=image.log_file or "",
-        gpu_vendor=image.gpu_vendor or "",
-        gpu_architecture=image.gpu_architecture or "",
-        registry=image.registry or "",
-        registry_image=image.registry_image or "",
-        push_error=image.push_error or "",
         local_image=bool(image.local_image),
+        **{name: getattr(image, name) or "" for name in _TEXTS},
     )
 
 
@@ -173,7 +170,7 @@ def _request(entry: dict[str, Json], at: str, file: Path, root: Path) -> Request
 
 def _refuse_masked(entry: dict[str, Json], file: Path) -> None:
     """Refuse to run a card with `***` for a secret."""
-    for text in _texts(entry):
+    for _, text in json_texts(entry):
         if MASK.decode() in text:
             raise UsageProblem(
                 f"{file}: card '{entry.get('name')}' spelled out a secret, which the manifest does not hold: {text}",
@@ -181,12 +178,16 @@ def _refuse_masked(entry: dict[str, Json], file: Path) -> None:
             )
 
 
-def _texts(value: Json) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict | list):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _texts(item)
+def json_texts(tree: Json, place: str = "") -> Iterator[tuple[str, str]]:
+    """Yield every text value of a JSON tree with its dotted place."""
+    if isinstance(tree, str):
+        yield place or "it", tree
+    elif isinstance(tree, Mapping):
+        for key, value in tree.items():
+            yield from json_texts(value, f"{place}.{key}" if place else str(key))
+    elif isinstance(tree, (list, tuple)):
+        for n, value in enumerate(tree):
+            yield from json_texts(value, f"{place}[{n}]")
 
 
 def card_entry(request: Request, args: str) -> dict[str, Json]:
@@ -227,30 +228,30 @@ def _optional(card: Card) -> dict[str, Json]:
     }
 
 
-# Secrets that cards and a context spell out: under a key of a secret's name, or assigned within a text.
+# Secrets in plain text of cards and a context: under a key of a secret's name, or assigned within a text.
 
 
-def spelled_out(value: Json, name: str = "") -> Iterator[str]:
-    """Yield the secret texts of a value that stands under `name`, those that are long enough to be masked anywhere."""
+def plaintext_secrets(value: Json, name: str = "") -> Iterator[str]:
+    """Yield the secret texts of the value of key `name` that are long enough to be masked anywhere."""
     if isinstance(value, Mapping):
         for key, item in value.items():
-            yield from spelled_out(item, str(key))
+            yield from plaintext_secrets(item, str(key))
     elif isinstance(value, (list, tuple)):
         for item in value:
-            yield from spelled_out(item, name)
+            yield from plaintext_secrets(item, name)
     elif _is_secret(name, value):
         yield from [str(value)] if len(str(value)) >= SHORTEST else []
     elif isinstance(value, str):
         yield from assigned([value])
 
 
-def hidden(value: Json, mask: Callable[[str], str], path: str = "") -> tuple[Json, tuple[str, ...]]:
-    """Return a value with `***` for every secret in it, and the dotted paths of what was changed; `mask` does texts."""
+def mask_json(value: Json, mask: Callable[[str], str], path: str = "") -> tuple[Json, tuple[str, ...]]:
+    """Return a value with `***` for every secret in it, and the dotted paths of the changes; `mask` masks texts."""
     if isinstance(value, Mapping):
-        parts = {key: hidden(item, mask, f"{path}.{key}" if path else str(key)) for key, item in value.items()}
+        parts = {key: mask_json(item, mask, f"{path}.{key}" if path else str(key)) for key, item in value.items()}
         return {key: item for key, (item, _) in parts.items()}, _joined(parts.values())
     if isinstance(value, (list, tuple)):
-        items = [hidden(item, mask, path) for item in value]
+        items = [mask_json(item, mask, path) for item in value]
         return [item for item, _ in items], _joined(items)
     is_text = isinstance(value, str)
     shown = MASK.decode() if _is_secret(path.rpartition(".")[2], value) else mask(value) if is_text else value

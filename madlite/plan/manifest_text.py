@@ -10,7 +10,7 @@ from madlite.catalog.select import args_of
 from madlite.errors import UsageProblem
 from madlite.model import Json, Request, Secret
 from madlite.plan.context import GPU_COUNTS, MACHINE_KEYS, NOT_YET, Context, ContextKeys, merge, read_context
-from madlite.plan.manifest import BuiltImage, FailedBuild, Manifest, card_entry, hidden, spelled_out
+from madlite.plan.manifest import BuiltImage, FailedBuild, Manifest, card_entry, mask_json, plaintext_secrets
 from madlite.secrets import Redactor, guard, masked_json
 
 # of the context, what madengine 2 keeps under `deployment_config`
@@ -28,11 +28,11 @@ def manifest_text(
     took_s: float,
 ) -> str:
     """Return a manifest as JSON; `secrets` are masked wherever they stand, and secret variables are left out."""
-    asked = [image.request for image in images] + [one.request for one in failed if one.request is not None]
-    secrets = (*secrets, *_spelled_out(asked, context))
+    requested = [image.request for image in images] + [one.request for one in failed if one.request is not None]
+    secrets = (*secrets, *_plaintext_secrets(requested, context))
     mask = Redactor(secrets).text
     keyed = _keyed(images)
-    kept, required = _without_secrets(context, secrets, mask)
+    public, required = _without_secrets(context, secrets, mask)
     deployment, of_deployment = _deployment(context, secrets, mask)
     manifest = {
         "built_images": {key: image_entry(image) for key, image in keyed.items()},
@@ -42,9 +42,9 @@ def manifest_text(
             "docker_mounts": {},
             "docker_build_arg": {},
             "docker_gpus": "",
-            **kept,
+            **public,
             "gpu_vendor": gpu_vendor,
-            "guest_os": (context.known.guest_os or "UBUNTU").upper(),
+            "guest_os": (context.keys.guest_os or "UBUNTU").upper(),
         },
         "credentials_required": sorted({image.request.card.cred for image in images} - {""}),
         "secrets_required": list(dict.fromkeys([*required, *of_deployment])),
@@ -72,7 +72,7 @@ def image_entry(image: BuiltImage) -> dict[str, Json]:
 
 
 def summary(images: Sequence[BuiltImage], failed: Sequence[FailedBuild], took_s: float) -> dict[str, Json]:
-    """Return the account of a build, as madengine 2's summary has it."""
+    """Return the summary of a build, in madengine 2's format."""
     made = [image for image in images if image.build_duration_s is not None]
     return {
         "successful_builds": [image_entry(image) for image in made],
@@ -117,45 +117,47 @@ def _same(one: BuiltImage, other: BuiltImage) -> bool:
 
 
 def _card(request: Request, mask: Callable[[str], str]) -> Json:
-    return hidden(card_entry(request, args_of(request)), mask)[0]
+    return mask_json(card_entry(request, args_of(request)), mask)[0]
 
 
-def _with_cards(told: dict[str, Json], failed: Sequence[FailedBuild], mask: Callable[[str], str]) -> dict[str, Json]:
-    """Return the account with the cards of what failed, from which a run makes rows."""
+def _with_cards(
+    description: dict[str, Json], failed: Sequence[FailedBuild], mask: Callable[[str], str]
+) -> dict[str, Json]:
+    """Return the summary with the cards of failed builds, from which a run makes rows."""
     builds = [
         {**entry, "card": _card(one.request, mask)} if one.request is not None else entry
-        for entry, one in zip(told["failed_builds"], failed, strict=True)
+        for entry, one in zip(description["failed_builds"], failed, strict=True)
     ]
-    return {**told, "failed_builds": builds}
+    return {**description, "failed_builds": builds}
 
 
 def _without_secrets(
     context: Context, secrets: tuple[str, ...], mask: Callable[[str], str]
 ) -> tuple[dict[str, Json], list[str]]:
     """Return what of the context is no secret, and by name what a run needs beyond it."""
-    kept: dict[str, Json] = {}
+    public: dict[str, Json] = {}
     required: list[str] = []
     for key, value in context.values.items():
         if key in _DEPLOYMENT:
             continue
         if key in _VARIABLES and isinstance(value, dict):
-            open_values, names = _open(value, secrets)
-            kept[key] = open_values
+            open_values, names = _split_secrets(value, secrets)
+            public[key] = open_values
             required += [f"{key}.{name}" for name in names if key == "docker_env_vars"]  # the rest is for builds alone
-        elif hidden(value, mask, key)[1]:
+        elif mask_json(value, mask, key)[1]:
             required.append(key)
         else:
-            kept[key] = value
-    return kept, required
+            public[key] = value
+    return public, required
 
 
-def _spelled_out(requests: Iterable[Request], context: Context) -> tuple[str, ...]:
-    """Return the secrets that cards and context hold in their own text."""
+def _plaintext_secrets(requests: Iterable[Request], context: Context) -> tuple[str, ...]:
+    """Return the secrets in plain text of cards and context."""
     cards = [{**card_entry(request, args_of(request)), "overrides": dict(request.overrides)} for request in requests]
-    return tuple(spelled_out([*cards, context.values]))
+    return tuple(plaintext_secrets([*cards, context.values]))
 
 
-def _open(variables: Mapping[str, Json], secrets: tuple[str, ...]) -> tuple[dict[str, Json], list[str]]:
+def _split_secrets(variables: Mapping[str, Json], secrets: tuple[str, ...]) -> tuple[dict[str, Json], list[str]]:
     guarded = guard({name: str(value) for name, value in variables.items()}, secrets)
     names = [name for name, value in guarded.items() if isinstance(value, Secret)]
     return {name: value for name, value in variables.items() if name not in names}, names
@@ -164,19 +166,19 @@ def _open(variables: Mapping[str, Json], secrets: tuple[str, ...]) -> tuple[dict
 def _deployment(
     context: Context, secrets: tuple[str, ...], mask: Callable[[str], str]
 ) -> tuple[dict[str, Json], list[str]]:
-    """Return how it is deployed elsewhere, and the dotted names of what is masked in it."""
-    asked = {key: context.values[key] for key in _DEPLOYMENT if context.values.get(key)}
-    given, masked = hidden(asked, mask)
+    """Return the deployment configuration, and the dotted names of what is masked in it."""
+    requested = {key: context.values[key] for key in _DEPLOYMENT if context.values.get(key)}
+    given, masked = mask_json(requested, mask)
     target = "slurm" if "slurm" in given else "k8s" if {"k8s", "kubernetes"} & set(given) else "local"
     variables = context.values.get("env_vars")
-    open_values, names = _open(variables, secrets) if isinstance(variables, dict) else ({}, [])
-    told = {"target": target, **given, "env_vars": open_values, "debug": bool(context.values.get("debug"))}
-    return told, [*masked, *(f"env_vars.{name}" for name in names)]
+    open_values, names = _split_secrets(variables, secrets) if isinstance(variables, dict) else ({}, [])
+    description = {"target": target, **given, "env_vars": open_values, "debug": bool(context.values.get("debug"))}
+    return description, [*masked, *(f"env_vars.{name}" for name in names)]
 
 
-# The context of a build under the context of a run: what the run says wins, the rest is as it was.
+# The context of a build overlaid by the context of a run.
 
-# what tells of the build and of its machine alone
+# keys of the build and its machine alone
 _OF_THE_BUILD = (
     "gpu_vendor",
     "host_os",
@@ -195,7 +197,7 @@ def context_over(manifest: Manifest, context: Context, environ: Mapping[str, str
     Raises:
         UsageProblem: the manifest's context cannot be used, or a secret that it had is nowhere.
     """
-    under = _of_build(manifest, context)
+    under = _build_context(manifest, context)
     variables = _required(manifest, context, environ)
     if variables:
         under = merge(under, {"docker_env_vars": variables})
@@ -204,14 +206,14 @@ def context_over(manifest: Manifest, context: Context, environ: Mapping[str, str
     values = merge(under, context.values)
     return msgspec.structs.replace(
         context,
-        known=msgspec.convert(values, ContextKeys),
+        keys=msgspec.convert(values, ContextKeys),
         values=values,
         file_settings={**settings, **context.file_settings},
         origins={**dict.fromkeys(under, origin), **context.origins},
     )
 
 
-def _of_build(manifest: Manifest, context: Context) -> dict[str, Json]:
+def _build_context(manifest: Manifest, context: Context) -> dict[str, Json]:
     left_out = {*_OF_THE_BUILD, *(GPU_COUNTS if context.n_gpus is not None else ())}
     taken = {
         key: value for key, value in manifest.context.items() if key not in left_out and value not in (None, "", {}, [])

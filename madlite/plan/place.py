@@ -29,15 +29,15 @@ from madlite.model import (
 from madlite.plan.context import Context, Options
 
 Availability = Callable[[str], "Problem | None"]
-"""Says why a runtime cannot be used now; raises UsageProblem for a name that is no runtime's."""
-USUAL = "docker"
+"""Returns why a runtime cannot be used now; raises UsageProblem for an unknown name."""
+DEFAULT_RUNTIME = "docker"
 """The runtime of a card that names none."""
 MOST_GPUS = 65536  # numbers from there on are a slip, and a range of them would fill the memory
 _RANGE = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?")
 
 
 class RuntimeChoice(Value, frozen=True):
-    """The runtime of a plan, who decided, what it is like, and why it cannot start if it cannot."""
+    """The runtime of a plan, its origin and traits, and what blocks it."""
 
     runtime: str
     origin: str
@@ -47,7 +47,7 @@ class RuntimeChoice(Value, frozen=True):
 
 
 class GpuAllocation(Value, frozen=True):
-    """The GPUs a run gets; `blocked` when the machine has too few, `wanted` being what was asked for all the same."""
+    """The GPUs a run gets; `blocked` when the machine has too few; `wanted` is the requested count either way."""
 
     gpu_ids: tuple[int, ...]
     wanted: int = 0
@@ -63,7 +63,7 @@ def choose_runtime(
     traits: Mapping[str, Traits],
     without_image: tuple[str, ...] = (),
 ) -> RuntimeChoice:
-    """Return the runtime that is asked for, else the card's, else docker; `traits` are those of each runtime, by name.
+    """Return the requested runtime, else the card's, else docker; `traits` are those of each runtime, by name.
 
     A runtime without containers stands in for docker only where the card lists it, and no engine answers or there is no
     image.  `without_image` are the runtimes of a run whose card lists none and that has no image.
@@ -73,15 +73,15 @@ def choose_runtime(
     """
     if options.runtime:
         return _asked_for(card, options.runtime, available, traits)
-    listed = card.runtimes or (() if has_image else without_image) or (USUAL,)
-    if USUAL not in listed:
+    listed = card.runtimes or (() if has_image else without_image) or (DEFAULT_RUNTIME,)
+    if DEFAULT_RUNTIME not in listed:
         return _chosen(listed[0], "card", _of_card(card, listed[0], available), traits)
     bare = next((name for name in listed if name in traits and not traits[name].containerised), "")
-    problem = available(USUAL) if has_image or not bare else None
+    problem = available(DEFAULT_RUNTIME) if has_image or not bare else None
     if bare and (problem or not has_image):
         why = problem.what if problem else "the card names no image"
         return RuntimeChoice(runtime=bare, origin="card", traits=traits[bare], note=f"runs on the {bare}: {why}")
-    return _chosen(USUAL, "card" if card.runtimes and problem is None else "default", problem, traits)
+    return _chosen(DEFAULT_RUNTIME, "card" if card.runtimes and problem is None else "default", problem, traits)
 
 
 def _chosen(runtime: str, origin: str, problem: Problem | None, traits: Mapping[str, Traits]) -> RuntimeChoice:
@@ -116,7 +116,7 @@ def _unreachable(problem: Problem) -> Blocked:
     )
 
 
-def grant_gpus(card: Card, machine: Machine, context: Context, asked: int | None) -> GpuAllocation:
+def allocate_gpus(card: Card, machine: Machine, context: Context, requested: int | None) -> GpuAllocation:
     """Return the first GPUs of the visible ones that the card asks for; -1 asks for all of them.
 
     Visible are the context's `docker_gpus` (`0,2-4`), else all.  On a CPU machine there is none to grant.
@@ -124,12 +124,12 @@ def grant_gpus(card: Card, machine: Machine, context: Context, asked: int | None
     Raises:
         UsageProblem: `docker_gpus` is no list of GPU numbers, or the count asked for is less than -1.
     """
-    visible = expand_ids(context.known.docker_gpus) or tuple(gpu.index for gpu in machine.gpus)
-    count = asked if asked is not None else context.n_gpus if context.n_gpus is not None else int(card.n_gpus)
+    visible = expand_ids(context.keys.docker_gpus) or tuple(gpu.index for gpu in machine.gpus)
+    count = requested if requested is not None else context.n_gpus if context.n_gpus is not None else int(card.n_gpus)
     if count < -1:
         raise UsageProblem(f"n_gpus {count} is less than -1", "-1 asks for every GPU: --set n_gpus=-1")
     if machine.vendor == "CPU":
-        many = f", though {count} are asked for" if count > 1 else ""  # 1 is what a card asks for that says nothing
+        many = f", though {count} are asked for" if count > 1 else ""  # 1 is the default of a card
         note = f"no GPU here: runs on the CPU{many}" if count > 0 else ""
         return GpuAllocation(gpu_ids=(), note=note)
     wanted = len(visible) if count < 0 else count
@@ -179,21 +179,21 @@ def make_place(gpu_ids: tuple[int, ...], nodes: int, runtime: str, traits: Trait
     return Place(where=where, nodes=nodes, gpus_per_node=len(gpu_ids), gpu_ids=gpu_ids)
 
 
-# Which shape a planned model has: the draft's own, else that of madlite's table, with what settings put over it.
+# The architecture of a planned model: the spec's own, else that of madlite's table, overlaid by settings.
 
 TABLE = Path(__file__).with_name("architectures.toml")
 _NEEDED = ("layers", "hidden", "heads", "vocab", "ffn")  # fields without which there is no shape
 
 
-class KnownArchitecture(Value, frozen=True):
-    """What is known of a model's shape: where it is from, or why there is none."""
+class ArchitectureChoice(Value, frozen=True):
+    """A model's architecture and its origin, or why it is unknown."""
 
     architecture: Architecture | None
     origin: str
 
 
 @cache
-def known_architectures() -> dict[str, Architecture]:
+def load_architectures() -> dict[str, Architecture]:
     """Return madlite's own table."""
     import tomli
 
@@ -201,43 +201,43 @@ def known_architectures() -> dict[str, Architecture]:
     return {name: one for name, one in read_architectures(tables).items() if isinstance(one, Architecture)}
 
 
-def find_architecture(draft: RunSpec, variant: Variant | None, settings: Mapping[str, Scalar]) -> KnownArchitecture:
-    """Return the shape of a draft's model once it is decided what `variant` and `settings` are."""
+def find_architecture(spec: RunSpec, variant: Variant | None, settings: Mapping[str, Scalar]) -> ArchitectureChoice:
+    """Return the architecture of a spec's model with its final `variant` and `settings`."""
     if variant is None or not variant.model:
-        return KnownArchitecture(architecture=None, origin="no model is named")
-    own = draft.variant is not None and variant.model == draft.variant.model
-    if own and draft.shape.unknown:
-        return KnownArchitecture(architecture=None, origin=draft.shape.unknown)
-    changed = [key for key in draft.shape.others if settings.get(key) != draft.settings.get(key)]
+        return ArchitectureChoice(architecture=None, origin="no model is named")
+    own = spec.variant is not None and variant.model == spec.variant.model
+    if own and spec.shape.unknown:
+        return ArchitectureChoice(architecture=None, origin=spec.shape.unknown)
+    changed = [key for key in spec.shape.others if settings.get(key) != spec.settings.get(key)]
     if changed:
         words = ", ".join(f"{key}={settings.get(key)}" for key in changed)
-        return KnownArchitecture(architecture=None, origin=f"no shape is known with {words}")
-    base = (draft.architecture if own else None) or _named(variant.model)
-    return _over(base, variant.model, draft.shape.fields, settings)
+        return ArchitectureChoice(architecture=None, origin=f"no shape is known with {words}")
+    base = (spec.architecture if own else None) or _named(variant.model)
+    return _over(base, variant.model, spec.shape.fields, settings)
 
 
 def _named(name: str) -> Architecture | None:
-    table = known_architectures()
+    table = load_architectures()
     exact = {one.casefold(): one for one in table}
     return table.get(exact.get(name.casefold(), ""))
 
 
 def _over(
     base: Architecture | None, name: str, fields: Mapping[str, str], settings: Mapping[str, Scalar]
-) -> KnownArchitecture:
+) -> ArchitectureChoice:
     """Return a shape with the fields that settings have."""
     set_by = {field: value for field, key in fields.items() if (value := settings.get(key))}
     if base is None and not all(field in set_by for field in _NEEDED):
-        return KnownArchitecture(architecture=None, origin=f"no shape is known of a model '{name}'")
+        return ArchitectureChoice(architecture=None, origin=f"no shape is known of a model '{name}'")
     before = {} if base is None else msgspec.structs.asdict(base)
     if not (set_by.get("experts") or before.get("experts")):
         set_by = {field: value for field, value in set_by.items() if "expert" not in field}
     differing = [field for field, value in set_by.items() if before.get(field) != value]
     if base is not None and not differing:
-        return KnownArchitecture(architecture=base, origin=base.source)
+        return ArchitectureChoice(architecture=base, origin=base.source)
     origin = ", ".join(filter(None, (base.source if base else "", "settings")))
     try:
         made = msgspec.convert({**before, **set_by, "name": name, "source": origin}, Architecture)
     except msgspec.ValidationError as error:
-        return KnownArchitecture(architecture=None, origin=str(error))
-    return KnownArchitecture(architecture=made, origin=origin)
+        return ArchitectureChoice(architecture=None, origin=str(error))
+    return ArchitectureChoice(architecture=made, origin=origin)

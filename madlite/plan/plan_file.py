@@ -1,4 +1,4 @@
-"""A plan file: one frozen plan as JSON, with what it was rendered to, for `madlite run --plan`.
+"""A plan file: one frozen plan as JSON, with its rendered files, for `madlite run --plan`.
 
 Format: docs/plan-files.md.  A secret is `{"secret": "NAME"}`, the name of the variable that is read at the run.
 """
@@ -19,7 +19,7 @@ from madlite.errors import UsageProblem, did_you_mean
 from madlite.files import read_json, wrong_key
 from madlite.model import EnvValue, Json, RunPlan, Secret, Value
 from madlite.plan.inputs import RUNS
-from madlite.plan.manifest import hidden
+from madlite.plan.manifest import json_texts, mask_json
 from madlite.secrets import Redactor, assigned, is_secret_name
 
 # Secrets of a plan as a plan file has them: each by the name of the variable that is read at the run.
@@ -41,7 +41,7 @@ class NamedSecret(Value, frozen=True):
     secret: Secret
 
 
-def known_secrets(
+def secret_sources(
     environ: Mapping[str, str],
     credentials: Mapping[str, Mapping[str, str]] | None,
     services: Mapping[str, Sequence[Mapping[str, str]]],
@@ -81,38 +81,38 @@ def secrets_in(plan: RunPlan) -> Iterator[NamedSecret]:
         yield NamedSecret(place="image.login.password", name=name, secret=image.login.password)
 
 
-def name_secrets(plan: RunPlan, known: Mapping[str, str]) -> dict[str, str]:
+def name_secrets(plan: RunPlan, sources: Mapping[str, str]) -> dict[str, str]:
     """Return the name of each secret text of a plan; an empty one, which is none, has no name."""
     names = {"": ""}
     for one in secrets_in(plan):
         text = one.secret.reveal()
         if text not in names:
-            names[text] = _name(one.name, text, known, frozenset(names.values()))
+            names[text] = _name(one.name, text, sources, frozenset(names.values()))
     return names
 
 
-def _name(own: str, text: str, known: Mapping[str, str], taken: Iterable[str]) -> str:
-    if known.get(own) == text:
+def _name(own: str, text: str, sources: Mapping[str, str], taken: Iterable[str]) -> str:
+    if sources.get(own) == text:
         return own
-    for name, value in known.items():
+    for name, value in sources.items():
         if value == text and (is_secret_name(name) or name.endswith(_ACCOUNT)):
             return name
-    free = own if own not in known and own not in taken else f"{_OWN}{own}"
+    free = own if own not in sources and own not in taken else f"{_OWN}{own}"
     n = 1
     wanted = free
-    while wanted in taken or wanted in known:
+    while wanted in taken or wanted in sources:
         n += 1
         wanted = f"{free}_{n}"
     return wanted
 
 
-def resolver(known: Mapping[str, str], places: Mapping[str, Sequence[str]], where: str) -> Callable[[str], Secret]:
+def resolver(sources: Mapping[str, str], places: Mapping[str, Sequence[str]], where: str) -> Callable[[str], Secret]:
     """Return what finds a secret by its name, after all `places` of a plan file were found.
 
     Raises:
         UsageProblem: one or more are not known here.
     """
-    missing = [name for name in places if name not in known]
+    missing = [name for name in places if name not in sources]
     if missing:
         raise UsageProblem.of_all(
             (
@@ -122,20 +122,20 @@ def resolver(known: Mapping[str, str], places: Mapping[str, Sequence[str]], wher
             )
             for name in missing
         )
-    return lambda name: Secret(known[name] if name else "")
+    return lambda name: Secret(sources[name] if name else "")
 
 
-def refuse_spelled_out(plan: RunPlan, tree: Json, known: Mapping[str, str]) -> None:
-    """Refuse a plan that spells a secret out: a plan file, whose content `tree` is, has names alone.
+def refuse_plaintext_secrets(plan: RunPlan, tree: Json, sources: Mapping[str, str]) -> None:
+    """Refuse a plan with a secret in plain text: a plan file, whose content is `tree`, has names alone.
 
     Raises:
         UsageProblem: it does; the message shows none of it.
     """
     texts = [one.secret.reveal() for one in secrets_in(plan)]
-    texts += [text for name, text in known.items() if is_secret_name(name)]
+    texts += [text for name, text in sources.items() if is_secret_name(name)]
     long = tuple(dict.fromkeys(text for text in texts if len(text) >= _LONG))
-    spelling = (place for place, text in _typed(plan) if any(map(_is_value, assigned((text,)))))
-    holding = (place for place, text in _texts(tree, "") if any(one in text for one in long))
+    spelling = (place for place, text in _user_texts(plan) if any(map(_is_literal, assigned((text,)))))
+    holding = (place for place, text in json_texts(tree) if any(one in text for one in long))
     if (place := next(spelling, None) or next(holding, None)) is not None:
         raise UsageProblem(
             f"card '{plan.card.name}': {place} spells out a secret, and a plan file has names of secrets alone",
@@ -143,25 +143,13 @@ def refuse_spelled_out(plan: RunPlan, tree: Json, known: Mapping[str, str]) -> N
         )
 
 
-def _is_value(spelled: str) -> bool:
-    """Say whether a spelled out secret is one, and not what a shell puts in its place."""
+def _is_literal(spelled: str) -> bool:
+    """Return whether the text is a literal secret, and not a shell variable."""
     return not spelled.startswith("$")
 
 
-def _texts(tree: Json, place: str) -> Iterator[tuple[str, str]]:
-    """Yield every text of a plan file with its dotted place."""
-    if isinstance(tree, str):
-        yield place or "it", tree
-    elif isinstance(tree, Mapping):
-        for key, value in tree.items():
-            yield from _texts(value, f"{place}.{key}" if place else str(key))
-    elif isinstance(tree, (list, tuple)):
-        for n, value in enumerate(tree):
-            yield from _texts(value, f"{place}[{n}]")
-
-
-def _typed(plan: RunPlan) -> Iterator[tuple[str, str]]:
-    """Yield what of a plan somebody typed and goes on as it is."""
+def _user_texts(plan: RunPlan) -> Iterator[tuple[str, str]]:
+    """Yield the texts of a plan that users typed, with their places."""
     card = plan.card
     yield from (("args", plan.args), ("args", plan.model_args or ""), ("args", card.args), ("url", card.url))
     yield "additional_docker_run_options", f"{plan.engine_options.extra} {card.additional_docker_run_options}"
@@ -175,12 +163,12 @@ def _typed(plan: RunPlan) -> Iterator[tuple[str, str]]:
         yield "image", f"https://{plan.image.ref}"  # what has an account before its host has it as a URL
 
 
-def without_told_secrets(plan: RunPlan, known: Iterable[str]) -> RunPlan:
-    """Return a plan without secrets in what only tells of it: origins, notes, and the card's fields without meaning."""
-    mask = Redactor(tuple(known)).text
+def mask_descriptions(plan: RunPlan, sources: Iterable[str]) -> RunPlan:
+    """Return a plan with secrets masked in descriptions: origins, notes, and the card's unknown fields."""
+    mask = Redactor(tuple(sources)).text
 
     def masked(values: Mapping[str, Any]) -> dict[str, Any]:
-        shown = hidden(values, mask)[0]
+        shown = mask_json(values, mask)[0]
         return dict(shown) if isinstance(shown, Mapping) else {}
 
     return replace(
@@ -217,7 +205,7 @@ class PlannedFile(Value, frozen=True):
         """Return what the file holds.
 
         Raises:
-            ValueError: it is said to be base64, and is not.
+            ValueError: its encoding is base64 and its data is not.
         """
         return self.data.encode() if self.encoding == "utf-8" else base64.b64decode(self.data, validate=True)
 
@@ -249,8 +237,8 @@ class SavedPlan(Value, frozen=True):
 _HEAD = ("version", "madlite", "planned", "command")  # what people look for first
 
 
-def plan_text(saved: SavedPlan, names: Mapping[str, str], known: Mapping[str, str]) -> str:
-    """Return a plan file's text; `names` are those of its secrets, by the secret text, `known` what they are read from.
+def plan_text(saved: SavedPlan, names: Mapping[str, str], sources: Mapping[str, str]) -> str:
+    """Return a plan file's text; `names` are those of its secrets, by the secret text, `sources` their values.
 
     Raises:
         UsageProblem: the plan spells a secret out, or has a text, such as a path, that is no UTF-8.
@@ -262,7 +250,7 @@ def plan_text(saved: SavedPlan, names: Mapping[str, str], known: Mapping[str, st
         return str(value)
 
     tree: dict[str, Any] = msgspec.to_builtins(saved, enc_hook=encode, str_keys=True)
-    refuse_spelled_out(saved.plan, tree, known)
+    refuse_plaintext_secrets(saved.plan, tree, sources)
     ordered = {name: tree[name] for name in (*_HEAD, *(name for name in tree if name not in _HEAD))}
     try:
         return msgspec.json.format(msgspec.json.encode(ordered), indent=2).decode() + "\n"
@@ -270,8 +258,8 @@ def plan_text(saved: SavedPlan, names: Mapping[str, str], known: Mapping[str, st
         raise UsageProblem(f"the plan of card '{saved.plan.card.name}' has a text that is no UTF-8") from None
 
 
-def read_plan_file(file: Path, known: Mapping[str, str]) -> SavedPlan:
-    """Return what a plan file holds, its secrets read from what is `known` here, by name.
+def read_plan_file(file: Path, sources: Mapping[str, str]) -> SavedPlan:
+    """Return what a plan file holds, its secrets read from what is `sources` here, by name.
 
     Raises:
         UsageProblem: it cannot be read, is no plan file of this version, has a field of the wrong type or an unknown
@@ -280,7 +268,7 @@ def read_plan_file(file: Path, known: Mapping[str, str]) -> SavedPlan:
     where = f"plan file {file}"
     tree = read_json(file, where, given=True)
     _check_version(tree, where)
-    secret = resolver(known, _names(tree), where)
+    secret = resolver(sources, _names(tree), where)
     try:
         for place, values in _environments(tree):
             _wrap(place, values, secret)
@@ -296,7 +284,7 @@ def read_plan_file(file: Path, known: Mapping[str, str]) -> SavedPlan:
 
 
 def is_plan_file(file: Path) -> bool:
-    """Say whether a path leads to a plan file, of whatever version."""
+    """Return whether a path is a plan file, of any version."""
     try:
         _check_version(read_json(file), "")
     except UsageProblem as problem:
@@ -309,17 +297,13 @@ def _check_version(tree: Json, where: str) -> None:
     if not isinstance(version, int) or isinstance(version, bool) or not isinstance(tree.get("plan"), dict):
         raise UsageProblem(f"{where} is no plan of madlite: it has no 'version' with a 'plan'", _HINT)
     if version != VERSION:
-        age = "newer" if version > VERSION else "older"
-        what = f"{where} is of version {version}, of {_article(age)} madlite ({tree.get('madlite') or 'unknown'})"
+        age = "a newer" if version > VERSION else "an older"
+        what = f"{where} is of version {version}, of {age} madlite ({tree.get('madlite') or 'unknown'})"
         raise UsageProblem(f"{what}; this one reads version {VERSION}", _HINT)
 
 
-def _article(age: str) -> str:
-    return f"an {age}" if age[0] in "aeiou" else f"a {age}"
-
-
 def _names(tree: dict[str, Any]) -> dict[str, list[str]]:
-    """Return the places of each secret that the plan names, which are true whatever `secrets` says."""
+    """Return the places of each secret that the plan names, read from the plan itself and not from `secrets`."""
     found: dict[str, list[str]] = {}
     for place, values in _environments(tree):
         for name, value in values.items():
@@ -329,7 +313,7 @@ def _names(tree: dict[str, Any]) -> dict[str, list[str]]:
 
 
 def _environments(tree: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the tables of a plan whose values may be secrets, with their places; msgspec refuses what is no table."""
+    """Yield the tables of a plan whose values may be secrets, with their places; msgspec refuses other types."""
     plan = tree["plan"]
     image = plan.get("image") if isinstance(plan.get("image"), dict) else {}
     actions = plan.get("actions") if isinstance(plan.get("actions"), list) else []
@@ -366,10 +350,10 @@ def _decode(kind: type, value: Any) -> Any:
 
 
 def _check_names(tree: dict[str, Any], saved: SavedPlan, where: str) -> None:
-    """Refuse what no field has, as a misspelt one, a field that is left out, and names that lead elsewhere."""
+    """Refuse unknown and missing keys, and an id or a folder that is no run's."""
     written = msgspec.to_builtins(saved, enc_hook=str, str_keys=True)
-    for place, key, known in _only_in(tree, written, ""):
-        near = did_you_mean(key, list(known), most=1)
+    for place, key, others in _only_in(tree, written, ""):
+        near = did_you_mean(key, list(others), most=1)
         raise UsageProblem(f"{where}: key '{place}' is unknown", near or _HINT)
     for place, _, _ in _only_in(written, tree, ""):  # nothing is left to a default
         raise UsageProblem(f"{where}: key '{place}' is missing", _HINT)

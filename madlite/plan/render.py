@@ -19,6 +19,7 @@ from madlite.errors import UsageProblem
 from madlite.files import exists, read_bytes, read_text
 from madlite.model import FileTemplate, RunPlan, Scalar, Value
 from madlite.secrets import mask_values
+from madlite.text import scalar_text
 
 if TYPE_CHECKING:
     import jinja2
@@ -86,7 +87,7 @@ def _environment(search: tuple[Path, ...]) -> jinja2.Environment:
 
 
 def _load(name: str, search: tuple[Path, ...]) -> tuple[str, str, Callable[[], bool]] | None:
-    """Return a template's text, its path, and what says whether the file is still that one; None where there is none.
+    """Return a template's text, its path, and a function that checks that it is up to date; None without one.
 
     The working folder's may be anybody's: a name leads nowhere else, and a pipe is not waited for.
     """
@@ -101,15 +102,13 @@ def _load(name: str, search: tuple[Path, ...]) -> tuple[str, str, Callable[[], b
 
 def quote_shell(value: object) -> str:
     """Return a value as one shell word; booleans as `true` and `false`."""
-    return shlex.quote(str(value).lower() if isinstance(value, bool) else str(value))
+    return shlex.quote(scalar_text(value))
 
 
 def write_toml(value: object) -> str:
     """Return a value as TOML 1.0 writes it (https://toml.io/en/v1.0.0): text as a basic string, lists in brackets."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, (int, float)):
-        return str(value)
+    if isinstance(value, (bool, int, float)):
+        return scalar_text(value)
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(write_toml, value))}]"
     return json.dumps(str(value)).replace("\x7f", "\\u007f")
@@ -141,7 +140,7 @@ def _without_secrets(plan: RunPlan) -> RunPlan:
 
 
 def _problem(error: Exception, source: Path, plan: RunPlan) -> UsageProblem:
-    """Word a template's mistake: which file, which line where it is known, and for which backend."""
+    """Return the error for a template's mistake: its file, its line where known, and the backend."""
     line = getattr(error, "lineno", None) or _line_of(error, source)
     where = f"{getattr(error, 'filename', None) or source}" + (f" line {line}" if line else "")
     what = getattr(error, "message", None) or f"{type(error).__name__}: {error}"
@@ -159,13 +158,13 @@ def _line_of(error: BaseException, source: Path) -> int | None:
     return found
 
 
-# Whether what a plan says is what would run: a value that changes no file, command or variable only relabels a row.
+# Compare rendered plans: a value that changes no file, command or variable only relabels a row.
 
 ROW_KEYS = ("model", "mode", "precision", "seq_len", "micro_batch", "global_batch", "steps", "release", "args")
-"""What a row or its figures say of a run, and a user can set; `warmup_steps` is madlite's own to use."""
+"""Values of a row that a user can set; `warmup_steps` is madlite's own."""
 COUNTS = ("seq_len", "micro_batch", "global_batch", "steps")
-STRANGE = "madlite-tries-another-word"
-"""A word that no backend knows."""
+UNKNOWN_WORD = "madlite-tries-another-word"
+"""A value that no backend accepts."""
 _COMMENT = b"#"  # in every language that run folders have but JSON, where it cannot begin a line
 
 
@@ -177,36 +176,36 @@ class Rendering(Value, frozen=True):
 
 
 def row_value(plan: RunPlan, key: str) -> Scalar | None:
-    """Return what a row would say of a run."""
+    """Return the value that a row would have."""
     if key == "args":
         return plan.args
     value: Scalar | None = getattr(plan.variant, key) if plan.variant is not None else None
     return value
 
 
-def runs_alike(one: Rendering, other: Rendering) -> bool:
-    """Say whether two plans of one run folder would do the same: comments may differ."""
-    return _what_runs(one) == _what_runs(other)
+def same_run(one: Rendering, other: Rendering) -> bool:
+    """Return whether two plans of one run folder would run the same; comments may differ."""
+    return _run_content(one) == _run_content(other)
 
 
 def only_relabels(key: str, own: Rendering, others: Callable[[str | None], Sequence[Rendering] | None]) -> bool:
-    """Say whether a value that was asked for changes what is said of a run, and nothing of the run.
+    """Return whether a requested value changes the description of a run alone, and not the run.
 
-    `others` returns the plans of the same command with another value, None standing for none asked for; None where
-    they are refused.  A count that is nowhere stated may be asked for as it is: then twice as much is another run.  So
-    may a release that is what a run without one has: then one that nobody knows is refused.
+    `others` returns the plans of the same command with another value, None standing for no value; None where
+    they are refused.  A count that is nowhere stated may be requested as it is: then twice as much is another run.  So
+    may a release that equals the default: then an unknown one is refused.
     """
-    alike = [one for one in others(None) or () if runs_alike(one, own)]
+    alike = [one for one in others(None) or () if same_run(one, own)]
     label = row_value(own.plan, key)
     if not alike or any(row_value(one.plan, key) == label for one in alike):
         return False
     if key not in (*COUNTS, "release") or any(row_value(one.plan, key) not in (None, "") for one in alike):
         return True
-    probed = others(STRANGE if key == "release" else str(int(str(label)) * 2))
-    return probed is not None and any(runs_alike(one, own) for one in probed)
+    probed = others(UNKNOWN_WORD if key == "release" else str(int(str(label)) * 2))
+    return probed is not None and any(same_run(one, own) for one in probed)
 
 
-def _what_runs(one: Rendering) -> tuple[object, ...]:
+def _run_content(one: Rendering) -> tuple[object, ...]:
     files = [(file.path, _without_comments(file.data)) for file in one.files]
     plan = one.plan
     return files, plan.actions, plan.env, plan.image, plan.engine_options, plan.place

@@ -1,4 +1,4 @@
-"""tools.json → what the asked tools add to a run: scripts before and after it, variables, text before its command.
+"""tools.json → what the selected tools add to a run: scripts before and after it, variables, a command prefix.
 
 Format and order: madengine's (docs/tools.md).  madlite brings tools of its own; those of the checkout's tools.json come
 before them, tool by tool.  A helper below `scripts/common/` that the checkout lacks is madlite's of that name, if it
@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from madlite.plan.values import VARIABLE
 COMMON = "scripts/common/"  # where madengine puts the helpers of its package
 FOLDER = "{tools}"  # in a command, the folder of madlite's own helpers as the run sees it
 _COUNTERS = ("compute_bound", "memory_bound", "full_profile", "instruction_mix")
-# madengine's helpers and what does their work here; "" where nothing is left to do
+# madengine's helpers and their replacements here; "" where none is needed
 _INSTEAD = {
     "tools/get_library_trace.py": "library_trace.py",
     "tools/detect_therock.sh": "therock_check.sh",
@@ -83,8 +84,8 @@ def read_tools(own: Path | None, bundled: Path, *, given: bool = False) -> dict[
     return {**table, **_read(own, given=given)} if own else table
 
 
-def stack(asked: Iterable[Tool], table: Mapping[str, ToolEntry], workspace: Path, bundled: Path) -> Toolset:
-    """Return what the asked tools add to a run: the last one's scripts run first before the model and last after it.
+def stack(selected: Iterable[Tool], table: Mapping[str, ToolEntry], workspace: Path, bundled: Path) -> Toolset:
+    """Return what the selected tools add to a run: the last one's scripts run first before the model and last after it.
 
     Later variables win, the last command is outermost, and the same command is put there once.
 
@@ -92,15 +93,16 @@ def stack(asked: Iterable[Tool], table: Mapping[str, ToolEntry], workspace: Path
         UsageProblem: there is no such tool, a script of it is not there, or a variable's name is none.
     """
     tools, commands = Toolset(), list[str]()
-    for tool in asked:
+    for tool in selected:
         entry = _find(tool.name, table)
         where = f"tool '{tool.name}' of {entry.file}"
         command = _with_helpers(entry.cmd if tool.cmd is None else tool.cmd, where, workspace, bundled).strip()
         if command and command not in commands:
             commands.insert(0, command)
+        missing = partial(_missing, where, workspace=workspace)
         tools = Toolset(
-            pre=(*_calls(entry.pre_scripts, where, workspace, bundled), *tools.pre),
-            post=(*tools.post, *_calls(entry.post_scripts, where, workspace, bundled)),
+            pre=(*find_scripts(entry.pre_scripts, workspace, bundled, missing), *tools.pre),
+            post=(*tools.post, *find_scripts(entry.post_scripts, workspace, bundled, missing)),
             env={**tools.env, **_variables({**entry.env_vars, **tool.env_vars}, where)},
         )
     return msgspec.structs.replace(tools, command=" ".join(commands))
@@ -112,7 +114,7 @@ def find_script(path: str, args: str, workspace: Path, bundled: Path) -> tuple[S
     A path that leaves the workspace is missing: a container has nothing else of the machine.
 
     Raises:
-        UsageProblem: the system does not say whether it is there.
+        UsageProblem: the system refuses to check whether it exists.
     """
     within = posixpath.normpath(path)
     if within.startswith(("/", "../")):
@@ -151,12 +153,19 @@ def _find(name: str, table: Mapping[str, ToolEntry]) -> ToolEntry:
     raise UsageProblem(f"there is no tool '{name}'", one_hint(did_you_mean(name, table, most=1), hint))
 
 
-def _calls(scripts: Sequence[Script], where: str, workspace: Path, bundled: Path) -> tuple[ScriptCall, ...]:
+def find_scripts(
+    scripts: Iterable[Script], workspace: Path, bundled: Path, missing: Callable[[str], UsageProblem]
+) -> tuple[ScriptCall, ...]:
+    """Return how to run each script as `find_script` does.
+
+    Raises:
+        UsageProblem: `missing` of a script that is not there.
+    """
     found: list[ScriptCall] = []
     for script in scripts:
         calls = find_script(script.path, str(script.args), workspace, bundled)
         if calls is None:
-            raise _missing(where, script.path, workspace)
+            raise missing(script.path)
         found += calls
     return tuple(found)
 

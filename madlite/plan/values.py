@@ -1,4 +1,4 @@
-"""Which source decides each value: layers of key=value over a backend's draft, later wins, every origin kept."""
+"""Which source decides each value: layers of key=value over a backend's spec, later wins, origins recorded."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import msgspec
 from madlite.errors import UsageProblem, did_you_mean, one_hint
 from madlite.model import Scalar, Value, Variant
 from madlite.plan.fields import ALIASES, BY_KEY, PLAN_KEYS, VARIANT_KEYS, Size, as_size
+from madlite.text import scalar_text
 
 _WHOLE_NUMBER = re.compile(r"[-+]?[0-9]{1,18}")  # more is a slip, and more than programs count in
 VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
@@ -26,7 +27,7 @@ class Layer(Value, frozen=True):
 
 
 class Resolved(Value, frozen=True):
-    """What the layers came to: the variant, the backend's settings, plan fields and environment, with origins."""
+    """The result of all layers: the variant, the backend's settings, plan fields and environment, with origins."""
 
     variant: Variant | None
     settings: dict[str, Scalar]
@@ -35,20 +36,18 @@ class Resolved(Value, frozen=True):
     origins: dict[str, str]
 
 
-def asked_values(layers: Iterable[Layer]) -> dict[str, str]:
-    """Return what the layers ask of a backend that chooses a recipe, as text, by the keys of a variant and its own.
+def requested_values(layers: Iterable[Layer]) -> dict[str, str]:
+    """Return the values that the layers request, for choosing a recipe: as text, by variant and setting key.
 
     Spellings are those that `resolve` takes: `variant.release`, `PRECISION`, `recipe-device`, `batch_size`.
     """
     return {
-        canonical_key(given): str(value).lower() if isinstance(value, bool) else str(value).strip()
-        for layer in layers
-        for given, value in layer.values.items()
+        canonical_key(given): scalar_text(value).strip() for layer in layers for given, value in layer.values.items()
     }
 
 
-def asked_origins(layers: Iterable[Layer]) -> dict[str, str]:
-    """Return where each of `asked_values` was asked for: the layer whose value counts."""
+def requested_origins(layers: Iterable[Layer]) -> dict[str, str]:
+    """Return the origin of each of `requested_values`: the layer whose value wins."""
     return {canonical_key(given): layer.origin for layer in layers for given in layer.values}
 
 
@@ -66,13 +65,13 @@ def resolve(
     settings: Mapping[str, Scalar],
     layers: Iterable[Layer],
     base_origin: str,
-    decided: Collection[str] = (),
-    elsewhere: Collection[str] = (),
+    locked_keys: Collection[str] = (),
+    foreign_settings: Collection[str] = (),
     hint: str = "",
 ) -> Resolved:
-    """Overlay a draft's variant and settings by the layers, in their order; what is `decided` keeps its value.
+    """Overlay a spec's variant and settings by the layers, in order; `locked_keys` keep their values.
 
-    Keys `elsewhere` are for other runs of the same card, and pass by this one.  `hint` is what else an unknown key may
+    `foreign_settings` are keys of other runs of the same card, ignored here.  `hint` is what else an unknown key may
     be meant for.
 
     Raises:
@@ -83,14 +82,14 @@ def resolve(
     known = _known(variant, settings)
     for layer in layers:
         for given, value in layer.values.items():
-            if canonical_key(given) in elsewhere or (key := _key(given, known, settings, layer, hint)) is None:
+            if canonical_key(given) in foreign_settings or (key := _key(given, known, settings, layer, hint)) is None:
                 continue
-            if key in decided and not str(value).strip():
+            if key in locked_keys and not str(value).strip():
                 raise UsageProblem(f"{layer.origin} {given}= is empty", "leave it out, or name a value")
-            if key not in decided:
+            if key not in locked_keys:
                 chosen[key] = _fit(key, value, settings, f"{layer.origin} {given}={value}")
             origins[_dotted(key, settings)] = layer.origin
-    short = base_origin.partition(" (")[0]  # where a recipe was published is said once, beside its name
+    short = base_origin.partition(" (")[0]  # a recipe's publication is shown once, beside its name
     base = {f"variant.{name}": short for name in VARIANT_KEYS} if variant else {}
     base |= {f"settings.{name}": base_origin if name == "recipe" else short for name in settings}
     changes = {name: value for name, value in chosen.items() if name in VARIANT_KEYS and name not in settings}
@@ -175,7 +174,7 @@ _WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no"
 
 
 def as_bool(value: Scalar) -> bool:
-    """Return what `true`, `off`, `1` and the like say.
+    """Return the meaning of `true`, `off`, `1` and the like.
 
     Raises:
         ValueError: it is no such word.
@@ -192,18 +191,18 @@ def _convert(value: Scalar, wanted: type) -> Scalar:
     if wanted is Size:
         return as_size(str(value))
     if wanted is int:
-        return int(str(value)) if _WHOLE_NUMBER.fullmatch(str(value).strip()) else _refuse(value)
+        return int(str(value)) if _WHOLE_NUMBER.fullmatch(str(value).strip()) else _reject(value)
     if wanted is float:
         number = float(value)
-        return number if math.isfinite(number) else _refuse(value)
+        return number if math.isfinite(number) else _reject(value)
     return value if isinstance(value, str) else str(value)
 
 
-def _refuse(value: Scalar) -> Scalar:
+def _reject(value: Scalar) -> Scalar:
     raise ValueError(value)
 
 
-# How long a run may be silent before it counts as hung, and who says so.
+# How long a run may be silent before it counts as hung, and where that limit comes from.
 
 START, STEP = "start_silence_s", "silence_s"
 _DEFAULT_S = {START: 1800.0, STEP: 300.0}  # those of RunPlan
@@ -219,22 +218,22 @@ class SilenceLimits(Value, frozen=True):
 
 
 def silence_limits(resolved: Resolved, *, reads_steps: bool) -> SilenceLimits:
-    """Return the limits that are asked for, else the defaults.
+    """Return the requested limits, else the defaults.
 
-    Where nobody reads steps there is none by default, and what is asked for either is one of any output: of two the
+    Without a step reader there is none by default, and a requested limit concerns any output: of two the
     smaller one counts, for output that does not come is no step either.
     """
-    asked = {name: float(resolved.plan[name]) for name in (START, STEP) if name in resolved.plan}
-    origins = {name: resolved.origins[name] for name in asked}
+    requested = {name: float(resolved.plan[name]) for name in (START, STEP) if name in resolved.plan}
+    origins = {name: resolved.origins[name] for name in requested}
     if reads_steps:
-        limits = {**_DEFAULT_S, **asked}
+        limits = {**_DEFAULT_S, **requested}
         return SilenceLimits(
             start_s=limits[START], step_s=limits[STEP], origins={**dict.fromkeys(_DEFAULT_S, "default"), **origins}
         )
-    on = {name: limit_s for name, limit_s in asked.items() if limit_s}
-    least = min(on or asked, key=lambda name: asked[name], default=START)
+    on = {name: limit_s for name, limit_s in requested.items() if limit_s}
+    least = min(on or requested, key=lambda name: requested[name], default=START)
     return SilenceLimits(
-        start_s=asked.get(least, 0.0),
-        step_s=asked.get(STEP, 0.0),
+        start_s=requested.get(least, 0.0),
+        step_s=requested.get(STEP, 0.0),
         origins={**dict.fromkeys(_DEFAULT_S, NO_READER), **origins, START: origins.get(least, NO_READER)},
     )

@@ -27,11 +27,11 @@ from madlite.safe_files import size_words
 from madlite.safe_read import open_named
 from madlite.text import unlimited_fields
 
-# A CSV file as a table of text: no cell passes through a number, so `1.5e+03` and `0012` stay as they were written.
+# A CSV file as a table of text: no cell is converted to a number, so `1.5e+03` and `0012` stay as they are.
 
 _MOST_CELLS = 20_000_000  # blanks of rows that end early among them
 _LARGEST_BYTES = 1 << 30  # some three million rows
-_MEND = "mend that line, or move the file away"
+_REPAIR_HINT = "repair that line, or move the file away"
 
 
 class Table(Value, frozen=True):
@@ -86,7 +86,7 @@ def _table(path: Path, records: Iterator[tuple[int, list[str]]]) -> Table:
     for line, cells in records:
         if len(cells) > len(columns):
             raise UsageProblem(
-                f"{path} is no table: {len(cells)} cells in line {line} under {len(columns)} columns", _MEND
+                f"{path} is no table: {len(cells)} cells in line {line} under {len(columns)} columns", _REPAIR_HINT
             )
         if len(columns) * (len(rows) + 1) > _MOST_CELLS:
             raise UsageProblem(
@@ -107,7 +107,7 @@ def _numbered(path: Path, records: Iterator[list[str]]) -> Iterator[tuple[int, l
                 yield start, cells
             start = records.line_num + 1  # type: ignore[attr-defined]
     except csv.Error as error:  # Python 3.10 refuses a zero byte itself
-        raise UsageProblem(f"{path} is no CSV: {error} (line {start})", _MEND) from error
+        raise UsageProblem(f"{path} is no CSV: {error} (line {start})", _REPAIR_HINT) from error
 
 
 _NUMBERS = {
@@ -157,7 +157,7 @@ def _typed(table: Table, rows: Sequence[Mapping[str, str]]) -> list[dict[str, Js
     others = [name for name in table.columns if name not in STANDARD_COLUMNS]
     own = typed_rows([{name: row[name] for name in others} for row in rows])
     return [
-        {name: _inner(more[name]) if name in more else _cell(name, row[name]) for name in row}
+        {name: _parse_cell(more[name]) if name in more else _cell(name, row[name]) for name in row}
         for row, more in zip(rows, own, strict=True)
     ]
 
@@ -166,7 +166,7 @@ def _cell(name: str, text: str) -> Json:
     if not text.strip():
         return None
     number = as_number(text.strip()) if name in _NUMBERS else None
-    return text if number is None else _plain(number)
+    return text if number is None else _bson_value(number)
 
 
 def _of_json(file: Path) -> list[Document]:
@@ -180,10 +180,10 @@ def _of_json(file: Path) -> list[Document]:
     for n, one in enumerate(objects, 1):
         if not isinstance(one, dict):
             raise UsageProblem(
-                f"{file}: entry {n} is no object but a {type(_plain(one)).__name__}", "a list of objects"
+                f"{file}: entry {n} is no object but a {type(_bson_value(one)).__name__}", "a list of objects"
             )
     documents: list[dict[str, Json]] = [
-        {name: _plain(item) for name, item in one.items()} for one in objects if isinstance(one, dict)
+        {name: _bson_value(item) for name, item in one.items()} for one in objects if isinstance(one, dict)
     ]
     contents = [{name: item for name, item in one.items() if item is not None} for one in documents]
     return _keyed(contents, documents)
@@ -200,25 +200,25 @@ def _keyed(contents: Iterable[Mapping[str, Json]], documents: Iterable[dict[str,
     return found
 
 
-def _plain(value: Json) -> Json:
+def _bson_value(value: Json) -> Json:
     """Return a value for BSON: numbers as Python has them, an integer too large for it as its digits."""
     if isinstance(value, msgspec.Raw):
         value = json.loads(bytes(value))
     if isinstance(value, int) and not -_LARGEST_INTEGER <= value < _LARGEST_INTEGER:
         return str(value)
     if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
+        return {name: _bson_value(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [_plain(item) for item in value]
+        return [_bson_value(item) for item in value]
     return value
 
 
-def _inner(value: Json) -> Json:
-    """Return the list or object that a cell spells (`configs`, `multi_results`), else what it is."""
+def _parse_cell(value: Json) -> Json:
+    """Return the list or object in a cell (`configs`, `multi_results`), else the cell."""
     if not isinstance(value, str) or value.lstrip()[:1] not in ("{", "["):
-        return _plain(value)
+        return _bson_value(value)
     try:
-        return _plain(read_json(value.encode()))
+        return _bson_value(read_json(value.encode()))
     except (ValueError, RecursionError):
         return value
 
@@ -233,7 +233,7 @@ _STARTS = frozenset("=+-@\uff1d\uff0b\uff0d\uff20")
 _LINES = ("\t", "\r", "\n", "\0")
 
 
-def harmless(text: str) -> str:
+def escape_formula(text: str) -> str:
     """Return a cell that a spreadsheet shows and does not run: a quote before what would be a formula."""
     first = next((char for char in text if char.isprintable() and char != " "), "")
     runs = text.startswith(_LINES) or first in _STARTS

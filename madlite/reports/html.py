@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from madlite.errors import UsageProblem
 from madlite.model import Row, Status
 from madlite.plan.inputs import RUNS
-from madlite.reports.documents import Table, harmless, read_table
+from madlite.reports.documents import Table, escape_formula, read_table
 from madlite.reports.runs import StoredRun, open_run
 from madlite.results.header import comparable, plain_cells
 from madlite.results.intent import rows_path
@@ -22,39 +22,39 @@ from madlite.results.locked import write_named
 from madlite.results.stored import Noted, read_record
 from madlite.workspace.folder import real_folders
 
-# Which rows of a results file are of a success that is suspect: MAD's columns do not say it, its runs' records do.
+# Which rows of a results file are a suspect success: MAD's columns do not have it, the records of the runs do.
 
 COLUMN = "suspect"  # as `--add-column suspect` calls it
 
 
-def with_doubts(source: Path, table: Table) -> Table:
+def with_suspects(source: Path, table: Table) -> Table:
     """Return the table of a results file with a column of why rows are suspect, where any is and it has none yet.
 
     The runs are those of the folder in which the file lies, links followed.
     """
     if COLUMN in table.columns or "status" not in table.columns:
         return table
-    known = _known(Path(os.path.realpath(source)), table.columns)
-    doubts = [known.get(comparable(row), "") for row in table.rows] if known else []
+    reasons = _suspect_reasons(Path(os.path.realpath(source)), table.columns)
+    doubts = [reasons.get(comparable(row), "") for row in table.rows] if reasons else []
     if not any(doubts):
         return table
     rows = tuple((*row, doubt) for row, doubt in zip(table.rows, doubts, strict=True))
     return replace(table, columns=(*table.columns, COLUMN), rows=rows)
 
 
-def doubted(table: Table, row: Sequence[str]) -> bool:
-    """Say whether a row is of a success that is suspect."""
+def is_doubtful(table: Table, row: Sequence[str]) -> bool:
+    """Return whether a row is a suspect success."""
     if COLUMN not in table.columns or "status" not in table.columns:
         return False
-    said = row[table.columns.index(COLUMN)].strip()
-    return bool(said) and row[table.columns.index("status")] == Status.SUCCESS.value
+    reason = row[table.columns.index(COLUMN)].strip()
+    return bool(reason) and row[table.columns.index("status")] == Status.SUCCESS.value
 
 
-def _known(source: Path, columns: Sequence[str]) -> dict[tuple[str, ...], str]:
-    """Return why rows are suspect, each as the file has it."""
+def _suspect_reasons(source: Path, columns: Sequence[str]) -> dict[tuple[str, ...], str]:
+    """Return why rows are suspect, by row as the file has it."""
     runs = source.parent / RUNS
     return {
-        comparable(_arranged(cells, columns)): why
+        comparable(_in_column_order(cells, columns)): why
         for why, rows in _suspect_rows(runs, rows_path(source, source.parent))
         for cells in rows
         if cells.get("status") == Status.SUCCESS.value
@@ -62,7 +62,7 @@ def _known(source: Path, columns: Sequence[str]) -> dict[tuple[str, ...], str]:
 
 
 def _suspect_rows(runs: Path, path: str) -> Iterator[tuple[str, Sequence[Mapping[str, str]]]]:
-    """Yield for each run whose success is suspect why, and the rows that it appended to a file."""
+    """Yield for each suspect success the reason, and the rows that it appended to a file."""
     noted = Noted(runs)
     for folder in real_folders(runs):
         record = None if noted.is_foreign(folder) else read_record(folder)
@@ -70,17 +70,17 @@ def _suspect_rows(runs: Path, path: str) -> Iterator[tuple[str, Sequence[Mapping
             yield "; ".join(record.suspect), record.rows.cells
 
 
-def _arranged(cells: Mapping[str, str], columns: Sequence[str]) -> list[str]:
+def _in_column_order(cells: Mapping[str, str], columns: Sequence[str]) -> list[str]:
     """Return a row's cells in the order of a file's columns; of two columns of one name the first is filled."""
     left = plain_cells(Row(cells=dict(cells)))
     return [left.pop(name, "") for name in columns]
 
 
-# What both the page and the mail say of a table.
+# Shared by the page and the mail.
 
 _NUMBER = re.compile(r"[-+]?[\d,]*\.?\d+([eE][-+]?\d+)?")
-_KEPT = "\t\n\r"
-_TURNING = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+_WHITESPACE = "\t\n\r"
+_BIDI = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 
 
 def count(table: Table) -> str:
@@ -89,7 +89,7 @@ def count(table: Table) -> str:
     if "status" not in table.columns:
         return text
     column = table.columns.index("status")
-    counts = Counter(row[column] + " (suspect)" * doubted(table, row) for row in table.rows if row[column])
+    counts = Counter(row[column] + " (suspect)" * is_doubtful(table, row) for row in table.rows if row[column])
     return text + (": " + ", ".join(f"{n} {status}" for status, n in counts.most_common()) if counts else "")
 
 
@@ -107,7 +107,7 @@ def _kind(name: str, cells: tuple[str, ...]) -> str:
 
 
 def visible(text: str) -> str:
-    """Return the text with control characters spelled out, which HTML has not, and those that turn text around."""
+    """Return the text with control and bidirectional characters escaped."""
     if text.isprintable():
         return text
     return "".join(c.encode("unicode_escape").decode() if _is_control(c) else c for c in text)
@@ -115,11 +115,11 @@ def visible(text: str) -> str:
 
 def cell(text: str) -> str:
     """Return a cell's text, visible, and no formula where somebody copies the table into a spreadsheet."""
-    return visible(harmless(text))
+    return visible(escape_formula(text))
 
 
 def _is_control(character: str) -> bool:
-    return character in _TURNING or (unicodedata.category(character) == "Cc" and character not in _KEPT)
+    return character in _BIDI or (unicodedata.category(character) == "Cc" and character not in _WHITESPACE)
 
 
 def write_page(source: Path) -> Path:
@@ -128,7 +128,7 @@ def write_page(source: Path) -> Path:
     Raises:
         UsageProblem: the table cannot be read, or the page not be written.
     """
-    text = render_page(source.name, with_doubts(source, read_table(source)))
+    text = render_page(source.name, with_suspects(source, read_table(source)))
     page = source.with_suffix(".html")
     write_named(page, text)
     return page
@@ -152,9 +152,9 @@ def write_run_page(folder: Path, place: Path) -> Path:
 def _table(run: StoredRun, cells: Sequence[Mapping[str, str]]) -> Table:
     """Return the rows of a run, with why its number is doubtful or why it has none."""
     own = {"cause": run.record.cause, "reason": run.record.reason, "suspect": "; ".join(run.record.suspect)}
-    told = [{**row, **{name: text for name, text in own.items() if text}} for row in cells]
-    columns = tuple(dict.fromkeys(name for row in told for name in row))
-    return Table(columns=columns, rows=tuple(tuple(row.get(name, "") for name in columns) for row in told))
+    shown = [{**row, **{name: text for name, text in own.items() if text}} for row in cells]
+    columns = tuple(dict.fromkeys(name for row in shown for name in row))
+    return Table(columns=columns, rows=tuple(tuple(row.get(name, "") for name in columns) for row in shown))
 
 
 def write_mail(folder: Path, output: Path) -> tuple[str, ...]:
@@ -167,7 +167,7 @@ def write_mail(folder: Path, output: Path) -> tuple[str, ...]:
     skipped: list[str] = []
     for file in _csv_files(folder):
         try:
-            tables.append((file.stem, with_doubts(file, read_table(file))))
+            tables.append((file.stem, with_suspects(file, read_table(file))))
         except UsageProblem as problem:
             skipped.append(problem.message)
     if not tables:
@@ -212,5 +212,5 @@ def _render(template: str, **values: object) -> str:
         keep_trailing_newline=True,
     )
     environment.filters |= {"visible": visible, "cell": cell}
-    environment.tests |= {"doubted_in": lambda row, table: doubted(table, row)}
+    environment.tests |= {"is_doubtful_in": lambda row, table: is_doubtful(table, row)}
     return environment.get_template(template).render(values)

@@ -1,4 +1,4 @@
-"""Runs as a table for people, as JSON and as CSV for other programs."""
+"""Runs as a table, as JSON and as CSV."""
 
 from __future__ import annotations
 
@@ -6,27 +6,26 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from madlite.errors import UsageProblem, did_you_mean, one_hint
 from madlite.model import Cause, Json, Status
-from madlite.reports.documents import harmless
+from madlite.reports.documents import escape_formula
 from madlite.reports.runs import CUT_OFF, RUNNING, UNREADABLE, StoredRun
 from madlite.results.header import csv_line
-from madlite.text import printable
+from madlite.text import align, printable
 
 COLUMNS = (
     *("id", "when", "card", "status", "cause", "performance", "metric", "suspect", "duration_s", "doubt"),
     *("backend", "mode", "precision", "gpu", "n_gpus", "batch", "study"),
 )
 _HEAD = ("ID", "WHEN (UTC)", "CARD", "BACKEND", "MODE", "PRECISION", "GPU", "STATUS", "NUMBER", "TOOK")
-STATUS = _HEAD.index("STATUS")
-SUSPECT = "suspect"  # what `--status` calls a success whose number is doubtful
-NOT_COLLECTED = "not collected"  # and a run whose result waits for `madlite collect`
+SUSPECT = "suspect"  # `--status` of a success whose number is suspect
+NOT_COLLECTED = "not collected"  # and of a run whose result waits for `madlite collect`
 STATES = ("success", SUSPECT, "failure", "skipped", "not-collected", "running", "cut-off", "unreadable")
-"""The words that `--status` knows beside the causes of failures."""
+"""The values of `--status` besides the causes of failures."""
 
 
 def select_runs(
     runs: Iterable[StoredRun], *, status: str = "", tags: Sequence[str] = (), of: str = "", limit: int = 0
 ) -> list[StoredRun]:
-    """Return the runs of a status, and of cards whose name or one of whose tags holds one of the words; the newest.
+    """Return the runs of a status, and of cards with one of the words in their name or a tag; the newest.
 
     `of` is the beginning of the id of a batch or of a study that they belong to.
 
@@ -34,11 +33,11 @@ def select_runs(
         UsageProblem: there is no such status, and neither a cause.
     """
     runs = list(runs)
-    wanted = _spelled(status)
-    if wanted and wanted not in (known := _statuses(runs)):
-        raise _no_status(status, known)
+    wanted = _normalized(status)
+    if wanted and wanted not in (statuses := _statuses(runs)):
+        raise _no_status(status, statuses)
     words = [word.lower() for word in tags if word]
-    chosen = [run for run in runs if not wanted or wanted in _words_of(run)]
+    chosen = [run for run in runs if not wanted or wanted in _status_words(run)]
     if words:
         chosen = [run for run in chosen if any(word in name for word in words for name in _names(run))]
     if of:
@@ -82,21 +81,19 @@ def as_csv(runs: Iterable[StoredRun]) -> Iterator[str]:
         values = as_json(run)
         values["suspect"] = "; ".join(values["suspect"])
         texts = ("" if values[name] is None else str(values[name]) for name in COLUMNS)
-        yield csv_line((printable(harmless(text)) for text in texts), "\n")
+        yield csv_line((printable(escape_formula(text)) for text in texts), "\n")
 
 
 def as_table(runs: Sequence[StoredRun], words: Iterable[tuple[str, ...]]) -> Iterator[tuple[str, int]]:
     """Yield the lines of a table, and where in them the status stands: of each run what the words say after its id."""
     rows = [_HEAD, *((run.folder.name, *more) for run, more in zip(runs, words, strict=True))]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD) - 1)]
-    place = sum(widths[:STATUS]) + 2 * STATUS
-    for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-        yield "  ".join([*cells, row[-1]]).rstrip(), place
+    head, *lines = align(rows)
+    place = head.index("STATUS")
+    yield from ((line, place) for line in (head, *lines))
 
 
 def problems(runs: Iterable[StoredRun]) -> Iterator[str]:
-    """Yield a note on the runs whose records nobody can read, and one on those that are not as madlite left them."""
+    """Yield a note on runs with unreadable records, and one on runs with modified records."""
     runs = list(runs)
     yield from _note([f"{run.folder.name}: {run.problem}" for run in runs if run.state == UNREADABLE], "cannot be read")
     yield from _note([f"{run.folder.name}: {run.doubt}" for run in runs if run.doubt], "cannot be trusted")
@@ -109,28 +106,28 @@ def _note(found: Sequence[str], how: str) -> Iterator[str]:
         yield f"{what} {how}: {'; '.join(found[:3])}{more}"
 
 
-def _words_of(run: StoredRun) -> tuple[str, ...]:
-    """Return the words that choose a run; a success that is suspect is a success too."""
+def _status_words(run: StoredRun) -> tuple[str, ...]:
+    """Return the `--status` values of a run; a suspect success is a success too."""
     return (
         run.state.lower(),
-        _spelled(run.record.cause),
+        _normalized(run.record.cause),
         SUSPECT if run.is_suspect else "",
         "" if run.collected else NOT_COLLECTED,
     )
 
 
-def _spelled(status: str) -> str:
+def _normalized(status: str) -> str:
     return status.strip().lower().replace("-", " ").replace("_", " ")
 
 
 def _statuses(runs: Iterable[StoredRun]) -> set[str]:
-    """Return the words that a run can be chosen by, those of plugins where a run has them."""
+    """Return the values of `--status`, with causes of plugins that a run has."""
     words = (*Status, SUSPECT, NOT_COLLECTED, *Cause, RUNNING, CUT_OFF, UNREADABLE, *(run.record.cause for run in runs))
-    return {_spelled(word) for word in words} - {""}
+    return {_normalized(word) for word in words} - {""}
 
 
-def _no_status(status: str, known: Iterable[str]) -> UsageProblem:
-    words = [word.replace(" ", "-") for word in sorted(known)]
+def _no_status(status: str, statuses: Iterable[str]) -> UsageProblem:
+    words = [word.replace(" ", "-") for word in sorted(statuses)]
     near = did_you_mean(status, STATES, most=1) or did_you_mean(status, words, most=1)
     hint = f"{', '.join(STATES)}, or a cause: docs/failures.md"
     return UsageProblem(f"--status {status!r}: no run can be that", one_hint(near, hint))

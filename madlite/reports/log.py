@@ -1,4 +1,4 @@
-"""A run's log as it is read: from its start or its last lines on, to its end or as long as the run goes on."""
+"""Read a run's log: from its start or its last lines, to its end or until the run ends."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from madlite.workspace.log_file import LEFT_OUT, left_out_line
 
 # A run's log wherever its bytes lie: in run.log, and, of one that is over its limit, in parts beside it.
 #
-# Places are counted in bytes that the run printed, not in bytes of a file: while a run goes on its parts come and go,
-# and at its end they are joined to run.log, behind a line that says what was left out (madlite/workspace/log_file.py).
+# Offsets count bytes that the run printed, not bytes of a file: while a run is active its parts come and go,
+# and at its end they are joined to run.log, after a line with the omitted bytes (madlite/workspace/log_file.py).
 
 _READ_BYTES = 1 << 18
-_LONGEST_LINE = 64  # bytes of the line that says what was left out
+_LONGEST_LINE = 64  # bytes of the line with the omitted bytes
 _PART = re.compile(re.escape(f".{LOG}.tail-") + "([0-9]{1,18})-([0-9]{1,18})")
 
 
@@ -46,24 +46,24 @@ class _LogPiece(Value, frozen=True):
 
 
 class LogParts:
-    """The log of one run, whose run.log is open as `fd`; what was read is not read again."""
+    """The log of one run, whose run.log is open as `fd`; each byte is read once."""
 
     def __init__(self, folder: Path, fd: int) -> None:
         self._folder, self._fd = folder, fd
         self._at = 0
         self._last = b""  # byte that was read
-        self._head: int | None = None  # bytes of run.log before the line that says what is left out, where known
+        self._head: int | None = None  # bytes of run.log before the line with the omitted bytes, where known
 
     def new(self) -> Iterator[bytes]:
         """Yield what has come since the last call."""
         with self._pieces() as pieces:
             for piece in pieces:
                 if piece.at > self._at:
-                    yield from self._told(left_out_line(piece.at - self._at, self._last))
+                    yield from self._emit(left_out_line(piece.at - self._at, self._last))
                     self._at = piece.at
                 while self._at < piece.end and (data := piece.read(self._at)):
                     self._at += len(data)
-                    yield from self._told(data)
+                    yield from self._emit(data)
 
     def skip_to_last(self, lines: int) -> None:
         """Read from the last so many lines on."""
@@ -76,14 +76,14 @@ class LogParts:
                 if place is not None:
                     return
 
-    def _told(self, data: bytes) -> Iterator[bytes]:
+    def _emit(self, data: bytes) -> Iterator[bytes]:
         self._last = data[-1:] or self._last
         if data:
             yield data
 
     @contextmanager
     def _pieces(self) -> Iterator[list[_LogPiece]]:
-        """Find all that there is of the log now, in order; at least a piece that may be empty."""
+        """Open the pieces of the log that exist now, in order; at least one, which may be empty."""
         opened: list[int] = []
         try:
             parts = list(self._parts(opened))
@@ -158,7 +158,7 @@ def read_log(
         if tail is not None:
             log.skip_to_last(tail)
         while True:
-            lives = follow and is_alive(folder)  # asked before reading: what it writes last is read after it
+            lives = follow and is_alive(folder)  # checked before reading, so that the last output is read too
             yield from log.new()
             if not lives:
                 return
@@ -168,21 +168,21 @@ def read_log(
 
 
 def plain_text(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the log without what steers a terminal; each state of a progress bar is a line of its own."""
-    decoder, held = codecs.getincrementaldecoder("utf-8")("replace"), ""
+    """Yield the log without terminal control sequences; each state of a progress bar is a line of its own."""
+    decoder, pending = codecs.getincrementaldecoder("utf-8")("replace"), ""
     for chunk in chunks:
-        text = held + decoder.decode(chunk)
-        cut = _whole(text)
-        text, held = text[:cut], text[cut:]
+        text = pending + decoder.decode(chunk)
+        cut = _complete_length(text)
+        text, pending = text[:cut], text[cut:]
         yield _plain(text)
-    yield _plain(held + decoder.decode(b"", final=True))
+    yield _plain(pending + decoder.decode(b"", final=True))
 
 
-def _whole(text: str) -> int:
-    """Return up to where a text can be shown: an escape sequence or a line's end may go on in the next chunk."""
-    begun = text.rfind("\x1b", max(0, len(text) - _LONGEST_ESCAPE))
-    if begun >= 0 and _ESCAPE.match(text, begun) is None:
-        return begun
+def _complete_length(text: str) -> int:
+    """Return the length that can be shown: an escape sequence or a line's end may continue in the next chunk."""
+    begin = text.rfind("\x1b", max(0, len(text) - _LONGEST_ESCAPE))
+    if begin >= 0 and _ESCAPE.match(text, begin) is None:
+        return begin
     return len(text) - text.endswith("\r")
 
 

@@ -40,7 +40,7 @@ class Server(Value, frozen=True):
 
     @property
     def address(self) -> str:
-        """Return where it is, without what is there of a login."""
+        """The host and port, without a login."""
         place = self.host.rpartition("@")[2]
         return place if "://" in self.host else f"{place}:{self.port}"
 
@@ -73,8 +73,8 @@ def check_unique(documents: Sequence[Document], unique: Sequence[str]) -> int:
     """
     for n, document in enumerate(documents, 1):
         if lacks := [name for name in unique if document.fields.get(name) is None]:
-            known = ", ".join(list(document.fields)[:8])
-            raise UsageProblem(f"row {n} has no '{lacks[0]}', which is to tell rows apart", f"its fields: {known}, …")
+            fields = ", ".join(list(document.fields)[:8])
+            raise UsageProblem(f"row {n} has no '{lacks[0]}', which is to tell rows apart", f"its fields: {fields}, …")
     values = {repr([document.fields[name] for name in unique]) for document in documents}
     return len(documents) - len(values) if unique else 0
 
@@ -170,9 +170,9 @@ def _write(
     ]
     count = done.inserted + done.updated + done.failed
     try:
-        told: Mapping[str, Any] = collection.bulk_write(wanted, ordered=False).bulk_api_result
+        details: Mapping[str, Any] = collection.bulk_write(wanted, ordered=False).bulk_api_result
     except BulkWriteError as error:
-        told = error.details or {}
+        details = error.details or {}
     except ConnectionFailure as error:
         raise RuntimeProblem(
             f"MongoDB at {server.address} went away after {count:,} documents: {' '.join(str(error).split())[:200]}",
@@ -181,11 +181,11 @@ def _write(
     except (BSONError, OverflowError) as error:
         what = f"MongoDB cannot hold a row from {count + 1:,} on: {error}"
         raise RuntimeProblem(what, f"{count:,} documents are there") from None
-    refused = list(told.get("writeErrors", ()))
+    refused = list(details.get("writeErrors", ()))
     words = [*done.problems, *(str(one.get("errmsg", "")) for one in refused)]
     return Uploaded(
-        inserted=done.inserted + told.get("nInserted", 0) + told.get("nUpserted", 0),
-        updated=done.updated + told.get("nMatched", 0),
+        inserted=done.inserted + details.get("nInserted", 0) + details.get("nUpserted", 0),
+        updated=done.updated + details.get("nMatched", 0),
         failed=done.failed + len(refused),
         problems=tuple(dict.fromkeys(words))[:_MOST_ERRORS],
     )

@@ -1,4 +1,4 @@
-"""A record → the command that does its run again, with everything pinned that can be, and what cannot be in words."""
+"""A record → the command that reproduces its run: pinned values, and notes on what cannot be pinned."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from madlite.plan.values import canonical_key
 from madlite.results.record import Record
 from madlite.safe_read import digest_of
 from madlite.secrets import MASK
+from madlite.text import scalar_text
 from madlite.workspace.folder import CONTEXT
 
 _BUILT = "ci-"  # what the names of images begin with that are built from a card's Dockerfile
@@ -27,29 +28,29 @@ _CHOSEN_BY = ("variant.mode", "variant.precision", "variant.seq_len", "variant.r
 
 
 class Reproduction(Value, frozen=True):
-    """The words of the command, the program's name left out, and what is to be known of it.
+    """The arguments of the command without the program's name, and notes on it.
 
-    No record has secrets.  `known` are those variables of the run that the environment has under the same name,
+    No record has secrets.  `available` are those variables of the run that the environment has under the same name,
     `missing` the places of all others.
     """
 
     words: tuple[str, ...]
     notes: tuple[str, ...] = ()
-    known: tuple[str, ...] = ()
+    available: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
 
 
-class Kept(Value, frozen=True):
-    """What of the run's own command line goes on: options word by word, and the pairs of its --set."""
+class CommandOptions(Value, frozen=True):
+    """The options of the run's own command line that are repeated: arguments, and the pairs of its --set."""
 
     words: tuple[str, ...] = ()
     sets: tuple[tuple[str, str], ...] = ()
 
 
-def reproduce(record: Record, kept: Kept, environ: Mapping[str, str], folder: Path) -> Reproduction:
+def reproduce(record: Record, options: CommandOptions, environ: Mapping[str, str], folder: Path) -> Reproduction:
     """Return the pinned command of a run, to be called in its working folder; `folder` is the run's."""
     pins = dict(_pins(record))
-    sets = {**pins, **{key: value for key, value in _own_sets(record, kept) if key not in pins}}
+    sets = {**pins, **{key: value for key, value in _own_sets(record, options) if key not in pins}}
     words = [
         *("--tags", _tag(record)),
         *_option("--backend", record.backend),
@@ -58,7 +59,7 @@ def reproduce(record: Record, kept: Kept, environ: Mapping[str, str], folder: Pa
         *_timeout(record),
         *(word for key, value in sets.items() for word in ("--set", f"{key}={value}")),
         *_context(record, folder),
-        *kept.words,
+        *options.words,
     ]
     secret = _secrets(record, words)
     notes = (
@@ -70,7 +71,7 @@ def reproduce(record: Record, kept: Kept, environ: Mapping[str, str], folder: Pa
     return Reproduction(
         words=("run", *words),
         notes=(*notes, *_environment_notes(record, environ)),
-        known=tuple(dict.fromkeys(name for _, name in secret if name in environ)),
+        available=tuple(dict.fromkeys(name for _, name in secret if name in environ)),
         missing=tuple(place for place, name in secret if name not in environ),
     )
 
@@ -83,39 +84,37 @@ def _tag(record: Record) -> str:
     return ":".join((record.card, *parts))
 
 
+def dotted_values(record: Record) -> dict[str, Scalar | None]:
+    """Return the values of a run's variant and settings by their dotted names."""
+    variant = record.variant
+    values = {f"variant.{name}": getattr(variant, name) for name in variant.__struct_fields__} if variant else {}
+    return {**values, **{f"settings.{name}": value for name, value in record.settings.items()}}
+
+
 def _pins(record: Record) -> Iterator[tuple[str, str]]:
     """Yield what a rendered run was made with: what its recipe was chosen by, and what was given beside it.
 
-    Other values of the recipe are the same in the same madlite, and backends tell a trainer what was asked for alone;
+    Other values of the recipe are the same in the same madlite, and backends pass only requested values to a trainer;
     of another version's recipe all are given.
     """
     if not record.rendered:
         return
-    variant = record.variant
-    values: dict[str, Scalar | None] = {}
-    if variant is not None:
-        values = {f"variant.{name}": getattr(variant, name) for name in variant.__struct_fields__}
-    values |= {f"settings.{name}": value for name, value in record.settings.items()}
-    for key, value in values.items():
+    for key, value in dotted_values(record).items():
         name = key.partition(".")[2]
         given = not record.origins.get(key, "").startswith(("recipe", "backend"))
         old = value not in (None, "") and record.madlite != __version__ and name != "model"
         chosen = value not in (None, "") and key in _CHOSEN_BY
         if value is not None and name != "recipe" and (given or old or chosen):
-            yield name, _text(value)
+            yield name, scalar_text(value)
 
 
-def _own_sets(record: Record, kept: Kept) -> Iterator[tuple[str, str]]:
-    """Yield what else was set by the command or the tag: the environment, and keys of the plan that have no option."""
+def _own_sets(record: Record, options: CommandOptions) -> Iterator[tuple[str, str]]:
+    """Yield further values that the command or the tag set: environment, and plan keys that have no option."""
     tagged = ((name, "true" if value is None else value) for name, value in record.overrides if record.rendered)
-    for given, value in (*tagged, *kept.sets):
+    for given, value in (*tagged, *options.sets):
         key = canonical_key(given)
         if key.startswith("env.") or (key in PLAN_KEYS and key not in ("image", "timeout_s", "args")):
             yield key, value
-
-
-def _text(value: Scalar) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _option(name: str, value: str) -> tuple[str, ...]:
@@ -133,8 +132,7 @@ def _image(record: Record) -> str:
 
 def _context(record: Record, folder: Path) -> Iterator[str]:
     """Yield the context that the run's folder keeps, and the args that its script was called with, or rendered with."""
-    kept = (folder / CONTEXT).is_file()
-    if kept:
+    if (folder / CONTEXT).is_file():
         yield from ("--additional-context-file", f"{RUNS}/{folder.name}/{CONTEXT}")
     origin = record.origins.get("args", "")
     if record.rendered and (origin == "--set" or (record.args and origin == "card, tag")):  # and so the row has them
@@ -164,7 +162,7 @@ def _source_notes(record: Record) -> Iterator[str]:
 
 
 def _script_notes(record: Record, workspace: Path) -> Iterator[str]:
-    """Yield that a card's own script is not any more what it was; a rendered one is rendered again."""
+    """Yield a note where a card's own script has changed; a rendered one is rendered again."""
     script, then = record.provenance.script, record.provenance.script_sha256
     if not script or record.rendered or record.url:
         return
@@ -189,7 +187,7 @@ def _secret_notes(record: Record, words: Sequence[str]) -> Iterator[str]:
 
 
 def _environment_notes(record: Record, environ: Mapping[str, str]) -> Iterator[str]:
-    """Yield what the run had from its caller's environment, can change the speed, and is otherwise now."""
+    """Yield the variables of the caller's environment that can change the speed and differ now."""
     for name, value in sorted(record.provenance.environment.items()):
         now = environ.get(name)
         if _MASK not in value and _inherited(record, name) and (now is None or now[:_LONGEST] != value):
@@ -197,5 +195,5 @@ def _environment_notes(record: Record, environ: Mapping[str, str]) -> Iterator[s
 
 
 def _inherited(record: Record, name: str) -> bool:
-    """Say whether a variable came from the caller: on the host all do that nothing of the plan has set."""
+    """Return whether a variable came from the caller: on the host all that the plan does not set."""
     return record.origins.get(f"env.{name}", "" if record.containerised else "environment") == "environment"

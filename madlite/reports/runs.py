@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
@@ -23,16 +23,16 @@ LAST = "last"
 
 
 class StoredRun(Value, frozen=True):
-    """One run of the list: `state` is its status, or that it goes on, was cut off or cannot be read.
+    """One run of the list: `state` is its status, or RUNNING, CUT OFF or UNREADABLE.
 
-    Of a run without a record, the record has what its plan says.
+    The record of a run without one is made from its plan.
     """
 
     folder: Path
     state: str
     record: Record
     problem: str = ""
-    doubt: str = ""  # what is wrong with the record: something else than madlite wrote it, or changed it
+    doubt: str = ""  # what is wrong with the record: another program wrote or changed it
     collected: bool = True  # False where its result waits for `madlite collect`; then the record is the one it gets
 
     @property
@@ -45,12 +45,12 @@ class StoredRun(Value, frozen=True):
 
     @property
     def is_suspect(self) -> bool:
-        """Whether it is a success whose number is doubtful."""
+        """Whether it is a success whose number is suspect."""
         return self.state == Status.SUCCESS.value and bool(self.record.suspect)
 
     @property
     def n_gpus(self) -> int | None:
-        """How many GPUs it had, all nodes together; None where nothing says it."""
+        """How many GPUs it had, all nodes together; None where unknown."""
         place = self.record.place
         return place.nodes * place.gpus_per_node if place is not None else None
 
@@ -82,7 +82,7 @@ def runs_folder(folder: Path) -> Path:
 
 
 def _check_listable(runs: Path) -> None:
-    """Refuse what cannot be listed, for it would look empty."""
+    """Refuse a folder that cannot be listed: it would look empty."""
     try:
         os.scandir(runs).close()
     except PermissionError as error:
@@ -90,26 +90,26 @@ def _check_listable(runs: Path) -> None:
 
 
 def list_runs(runs: Path) -> tuple[StoredRun, ...]:
-    """Return the runs, the newest last; one whose record is broken is told as such.
+    """Return the runs, the newest last; one whose record is broken is UNREADABLE.
 
     Those that a kill kept from having a plan are among them, under the card that their batch names.
     """
-    known, noted = cards_asked(runs), Noted(runs)
+    cards, noted = cards_asked(runs), Noted(runs)
     folders = [folder for folder in real_folders(runs) if is_run(folder)]
     begun = (asked.id for batch in interrupted_batches(runs.parent) for asked in batch.begun if runs.name == RUNS)
     folders += [runs / name for name in begun if "/" not in name]
-    found = [_named(open_run(folder, noted), known) for folder in folders]
+    found = [_named(open_run(folder, noted), cards) for folder in folders]
     return tuple(sorted(found, key=lambda run: (run.when, _began(run.folder), run.folder.name)))
 
 
-def _named(run: StoredRun, known: Mapping[str, str]) -> StoredRun:
+def _named(run: StoredRun, cards: Mapping[str, str]) -> StoredRun:
     """Return a run under the card that its batch names, where nothing of its own names one."""
-    card = known.get(run.folder.name, "")
+    card = cards.get(run.folder.name, "")
     return replace(run, record=replace(run.record, card=card)) if card and not run.record.card else run
 
 
 def is_run(folder: Path) -> bool:
-    """Say whether a folder is a run's."""
+    """Return whether a folder is a run's."""
     return holds_any(folder, (RECORD, PLAN, LOCK))
 
 
@@ -129,25 +129,27 @@ def _opened(folder: Path) -> StoredRun:
     if record is not None:
         return StoredRun(folder=folder, state=record.status.value, record=record)
     plan = read_plan(folder)
-    known = with_plan(blank, plan) if plan is not None else blank
+    planned = with_plan(blank, plan) if plan is not None else blank
     if problem:
-        return StoredRun(folder=folder, state=UNREADABLE, record=known, problem=problem)
+        return StoredRun(folder=folder, state=UNREADABLE, record=planned, problem=problem)
     if is_alive(folder):  # first: a run that ends meanwhile has its result by then
-        return StoredRun(folder=folder, state=RUNNING, record=known)
-    return _waiting(folder, known) if is_uncollected(folder) else StoredRun(folder=folder, state=CUT_OFF, record=known)
+        return StoredRun(folder=folder, state=RUNNING, record=planned)
+    return (
+        _waiting(folder, planned) if is_uncollected(folder) else StoredRun(folder=folder, state=CUT_OFF, record=planned)
+    )
 
 
-def _waiting(folder: Path, known: Record) -> StoredRun:
-    """Return a run whose result waits to be collected; of one that something else wrote what its plan says."""
+def _waiting(folder: Path, planned: Record) -> StoredRun:
+    """Return a run whose result waits to be collected; UNREADABLE if another program wrote the result."""
     try:
         record = load_result(folder).record
     except RecordError as error:
-        return StoredRun(folder=folder, state=UNREADABLE, record=known, problem=error.message, collected=False)
+        return StoredRun(folder=folder, state=UNREADABLE, record=planned, problem=error.message, collected=False)
     return StoredRun(folder=folder, state=record.status.value, record=record, collected=False)
 
 
 def as_json(run: StoredRun) -> str:
-    """Return a run's record as JSON; of a run without one what its plan says, under its state and version 0."""
+    """Return a run's record as JSON; of a run without one a record made from its plan, with its state and version 0."""
     if run.state == run.record.status.value:
         return record_json(run.record)
     return to_json({**asdict(run.record), "status": run.state, "reason": run.problem})
@@ -161,10 +163,10 @@ def find_run(runs: Path, name: str) -> Path:
     """
     if (found := find_named(runs, name)) is not None:
         return found
-    known = run_names(runs)
-    if not known:
+    names = run_names(runs)
+    if not names:
         raise UsageProblem(f"there are no runs in {runs}", "name the working folder: --dir DIR")
-    raise _unknown(name, known)
+    raise _unknown(name, names)
 
 
 def find_named(runs: Path, name: str) -> Path | None:
@@ -173,12 +175,12 @@ def find_named(runs: Path, name: str) -> Path | None:
     Raises:
         UsageProblem: several are.
     """
-    known = run_names(runs)
-    if name == LAST and known:
+    names = run_names(runs)
+    if name == LAST and names:
         return list_runs(runs)[-1].folder
-    if name in known:
+    if name in names:
         return runs / name
-    matching = names_with(known, name)
+    matching = names_with(names, name)
     if len(matching) > 1:
         raise _several(name, matching)
     return runs / matching[0] if matching else None
@@ -203,8 +205,7 @@ def _several(name: str, matching: list[str]) -> UsageProblem:
     )
 
 
-def _unknown(name: str, known: Iterable[str]) -> UsageProblem:
-    names = list(known)
+def _unknown(name: str, names: Sequence[str]) -> UsageProblem:
     parts = {part: each for each in names for part in (each, each[16:-7], each[-6:])}
     close = nearest_words(name, reversed(parts), most=1)
     hint = f"did you mean {parts[close[0]]}?   " if close else ""
@@ -212,7 +213,7 @@ def _unknown(name: str, known: Iterable[str]) -> UsageProblem:
 
 
 def _began(folder: Path) -> int:
-    """Return when a run's plan was written, in nanoseconds; where there is none, what its name says, and else 0."""
+    """Return when a run's plan was written, in nanoseconds; without a plan the time in its name, else 0."""
     with suppress(OSError):
         return (folder / PLAN).lstat().st_mtime_ns
     with suppress(ValueError):

@@ -1,4 +1,4 @@
-"""How far the runs of a working folder are, read from their folders again and again; nothing waits for who reads."""
+"""Progress of the runs of a working folder, polled from their folders; no run waits for a reader."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from madlite.results.batch_journal import goes_on
 from madlite.results.stored import Noted, read_plan
 from madlite.workspace.folder import Progress, is_alive, read_progress, real_folders
 
-_MOST_LAST = 50  # runs of the last batch that are shown where nothing goes on
+_MOST_LAST = 50  # runs of the last batch that are shown where none is running
 
 
 class WatchedRun(Value, frozen=True):
@@ -36,13 +36,13 @@ class WatchedRun(Value, frozen=True):
 
 
 class Watch:
-    """Looks at the runs that go on, and at those that end meanwhile; where none goes on, at those of the last batch."""
+    """Polls the active runs and those that end meanwhile; where none is active, the runs of the last batch."""
 
     def __init__(self, runs: Path) -> None:
         self._runs = runs
         self._before: set[str] | None = None  # what had ended when watching began
         self._ended: dict[str, WatchedRun] = {}
-        self._planned: dict[str, WatchedRun] = {}  # what a run's plan says, read once
+        self._planned: dict[str, WatchedRun] = {}  # from a run's plan, read once
 
     def read(self) -> tuple[WatchedRun, ...]:
         """Return the runs in the order of their ids; never raises for what their folders hold."""
@@ -65,7 +65,7 @@ class Watch:
 
     @property
     def goes_on(self) -> bool:
-        """Whether a command still has runs to do here, also where none is under way just now."""
+        """Whether a command still has runs to start here, also where none is active now."""
         return goes_on(self._runs)
 
     def last(self) -> tuple[WatchedRun, ...]:
@@ -91,12 +91,12 @@ class Watch:
 
 
 def changes(before: tuple[WatchedRun, ...], now: tuple[WatchedRun, ...]) -> Iterator[WatchedRun]:
-    """Yield the runs that are not as they were, but for the time."""
-    known = {one.id: _said(one) for one in before}
-    yield from (one for one in now if known.get(one.id) != _said(one))
+    """Yield the runs that changed, ignoring the time."""
+    earlier = {one.id: _visible_state(one) for one in before}
+    yield from (one for one in now if earlier.get(one.id) != _visible_state(one))
 
 
-def _said(one: WatchedRun) -> tuple[object, ...]:
+def _visible_state(one: WatchedRun) -> tuple[object, ...]:
     progress = one.progress
     return one.state, progress.state, progress.doing, progress.step, progress.speed, progress.loss
 

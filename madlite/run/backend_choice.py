@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from madlite.backends.loader import Plugin, Plugins
 from madlite.backends.recipe_choice import NEAREST, SHOWN, UnknownRun, unknown_run
-from madlite.errors import PluginError, UsageProblem, likeness
+from madlite.errors import PluginError, UsageProblem, similarity
 from madlite.model import Backend, Card, RunSpec
 
 # Backend selection: the backend that was asked for, the one that the card names, else all who claim it highest.
@@ -104,7 +104,7 @@ def _nearness(run: str, requested: Mapping[str, str]) -> float:
     """Return how near a run such as `pretrain BF16 on MI300X` is to the mode and precision that were asked for."""
     requested_words = run.split(" ")
     return sum(
-        max(likeness(requested[key], word) for word in requested_words[:2])
+        max(similarity(requested[key], word) for word in requested_words[:2])
         for key in ("mode", "precision")
         if requested.get(key)
     )

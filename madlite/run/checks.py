@@ -12,12 +12,12 @@ from msgspec.structs import replace
 from madlite.assets.places import find_token, is_offline
 from madlite.backends.base import describe_setting
 from madlite.backends.loader import Plugins
-from madlite.errors import CheckFailed, MadliteError, UsageProblem, hint_within, one_hint
+from madlite.errors import CheckFailed, MadliteError, UsageProblem, inline_hint, one_hint
 from madlite.model import Asset, Blocked, Cause, Finding, Request, RunPlan, Scalar, Status, Value
 from madlite.plan.context import Context, Options
 from madlite.plan.inputs import RunInputs, layers
-from madlite.plan.render import COUNTS, ROW_KEYS, STRANGE, Rendering, only_relabels, row_value, runs_alike
-from madlite.plan.values import asked_origins, asked_values, canonical_key
+from madlite.plan.render import COUNTS, ROW_KEYS, UNKNOWN_WORD, Rendering, only_relabels, row_value, same_run
+from madlite.plan.values import canonical_key, requested_origins, requested_values
 from madlite.run.prepared import command, is_found, needed_assets
 from madlite.run.screen import Planned
 
@@ -104,7 +104,7 @@ def run_checks(
 
 def in_one_line(finding: Finding, message: str = "") -> str:
     """Return a finding with its hint; `message` in place of its own."""
-    return (message or finding.message) + (f" ({hint_within(finding.hint)})" if finding.hint else "")
+    return (message or finding.message) + (f" ({inline_hint(finding.hint)})" if finding.hint else "")
 
 
 def card_or_run(plan: RunPlan, planned: Sequence[Planned]) -> str:
@@ -194,12 +194,12 @@ def refuse_without_effect(
         UsageProblem: a value only relabels.
     """
     command_inputs = CommandInputs(request=given.request, context=given.context, options=given.options)
-    sources = layers(given.request, given.context, given.options, rendered=bool(given.draft.templates))
-    named_request = replace(given.request, settings=asked_values(sources), origins=asked_origins(sources))
+    sources = layers(given.request, given.context, given.options, rendered=bool(given.spec.templates))
+    named_request = replace(given.request, settings=requested_values(sources), origins=requested_origins(sources))
     requested = [
         key
         for key in ROW_KEYS
-        if key in named_request.origins and key not in (*given.draft.settings, *given.draft.declared)
+        if key in named_request.origins and key not in (*given.spec.settings, *given.spec.declared)
     ]
     if not requested:
         return
@@ -263,7 +263,7 @@ def _used(own: Rendering, others: _Others) -> Iterator[str]:
     """Yield what another value of changes the run, or is refused for."""
     for key in ROW_KEYS:
         value = row_value(own.plan, key)
-        other = str(int(value or 1) * 2) if key in COUNTS and not isinstance(value, str) else STRANGE
+        other = str(int(value or 1) * 2) if key in COUNTS and not isinstance(value, str) else UNKNOWN_WORD
         found = others(key, other)
-        if found is None or not any(runs_alike(one, own) for one in found):
+        if found is None or not any(same_run(one, own) for one in found):
             yield key

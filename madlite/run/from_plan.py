@@ -30,10 +30,10 @@ from madlite.plan.plan_file import (
     VERSION,
     PlannedFile,
     SavedPlan,
+    mask_descriptions,
     name_secrets,
     plan_text,
     secrets_in,
-    without_told_secrets,
 )
 from madlite.plan.render import Rendered
 from madlite.run.context import context_file
@@ -58,7 +58,7 @@ def saved_text(one: Planned, options: Options, plugins: Plugins, known: Mapping[
     from madlite import __version__
 
     secrets = secrets_for(one, options.environ)
-    plan = without_told_secrets(one.plan, secrets)
+    plan = mask_descriptions(one.plan, secrets)
     names = name_secrets(plan, known)
     places: dict[str, tuple[str, ...]] = {}
     for secret in secrets_in(plan):

@@ -14,16 +14,16 @@ from msgspec.structs import replace
 
 from madlite.backends.loader import Plugins
 from madlite.cancellation import Interrupted, check, interruptible
-from madlite.errors import MadliteError, RuntimeProblem, UsageProblem, hint_within
+from madlite.errors import MadliteError, RuntimeProblem, UsageProblem, inline_hint
 from madlite.machine.host import Host
 from madlite.measure.diagnosis import DiagnosisInput, DiskSpace, diagnose
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.rules import with_common
 from madlite.measure.verdict import Verdict, judge
 from madlite.model import Backend, Cause, Diagnosis, ImageUsed, JobOutcome, Reader, Result, RunPlan, Status, Step
-from madlite.plan.actions import settle_model_dir
+from madlite.plan.actions import bind_model_dir
 from madlite.plan.make import secrets_of
-from madlite.plan.manifest import spelled_out as named_in
+from madlite.plan.manifest import plaintext_secrets
 from madlite.run.context import context_file, masked
 from madlite.run.detect import AutoDetectReader
 from madlite.run.log import RunLog
@@ -146,7 +146,7 @@ def claimed(plan: RunPlan, keep_waiting: Callable[[], bool]) -> Iterator[RunPlan
             stack.enter_context(held_results(plan, keep_waiting))
             name, lock = claim_model_dir(plan)
             stack.callback(_let_go, plan, name, lock)
-        yield settle_model_dir(plan, name)
+        yield bind_model_dir(plan, name)
 
 
 def _let_go(plan: RunPlan, name: str, lock: int) -> None:
@@ -294,7 +294,7 @@ class Run:
             return self._interrupted()
         except RuntimeProblem as problem:
             self.state.hint = problem.hint
-            reason = problem.message + (f"; {hint_within(problem.hint)}" if problem.hint else "")
+            reason = problem.message + (f"; {inline_hint(problem.hint)}" if problem.hint else "")
             return _failed(_cause(problem.cause), reason)
         except MadliteError as problem:
             return _failed(Cause.PREPARE, problem.message)
@@ -389,7 +389,7 @@ def secrets_for(one: Planned, environ: dict[str, str]) -> tuple[str, ...]:
     plan = one.plan
     spelled = assigned((plan.args, plan.run_args, *(word for action in plan.actions for word in action.argv)))
     known = collect(environ, secrets_of(plan).values(), request_secrets(plan, environ))
-    of_context = (*spelled_out(one.context), *named_in(one.context))
+    of_context = (*spelled_out(one.context), *plaintext_secrets(one.context))
     return tuple(dict.fromkeys((*known, *spelled, *spelled_out(plan), *of_context)))
 
 

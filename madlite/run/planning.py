@@ -30,9 +30,9 @@ from madlite.plan.context import Context, args_for, argument_keys
 from madlite.plan.images import Dockerfile, FoundDockerfiles, find_dockerfiles
 from madlite.plan.inputs import RUNS, WORKSPACE_INSIDE, PlanInputs, RunInputs, layers
 from madlite.plan.make import DEFAULT_TIMEOUT_S, make_plan
-from madlite.plan.place import USUAL, RuntimeChoice, choose_runtime, make_place
+from madlite.plan.place import DEFAULT_RUNTIME, RuntimeChoice, choose_runtime, make_place
 from madlite.plan.render import Rendering, render
-from madlite.plan.values import asked_origins, asked_values
+from madlite.plan.values import requested_origins, requested_values
 from madlite.run.backend_choice import Owner, expand_shared, find_owners
 from madlite.run.checks import CommandInputs, refuse_without_effect
 from madlite.run.prepared import needed_assets, use_prepared
@@ -115,7 +115,7 @@ def _is_card_problem(problem: MadliteError, without_options: Callable[[], Sequen
 
 def _blocked_plan(request: Request, problem: MadliteError, inputs: BatchInputs) -> Planned:
     """Return a plan of a card that none can be made of, for its row."""
-    card, runtime = request.card, inputs.runtimes[inputs.options.runtime or USUAL]
+    card, runtime = request.card, inputs.runtimes[inputs.options.runtime or DEFAULT_RUNTIME]
     run_id = inputs.new_run_id(card.name)
     place = make_place((), 1, runtime.name, runtime.traits)
     requested = inputs.context.n_gpus if inputs.context.n_gpus is not None else int(card.n_gpus)
@@ -135,7 +135,7 @@ def _blocked_plan(request: Request, problem: MadliteError, inputs: BatchInputs) 
         overrides=request.overrides,
         timeout_s=float(DEFAULT_TIMEOUT_S),
         blocked=failed(problem),
-        writes_row=not inputs.context.known.skip_perf_collection,
+        writes_row=not inputs.context.keys.skip_perf_collection,
     )
     return Planned(plan=plan, backends=(), files=(), runtime=runtime, context=inputs.context.values)
 
@@ -171,8 +171,8 @@ def _specs(request: Request, inputs: BatchInputs) -> Iterator[tuple[Owner, RunSp
     options, card = inputs.options, request.card
     owners = find_owners(card, inputs.plugins.backends(), inputs.plugins, options.workspace, options.backend)
     sources = layers(request, inputs.context, options)
-    requested = asked_values(sources)
-    wanted = replace(request, settings=requested, origins=asked_origins(sources))
+    requested = requested_values(sources)
+    wanted = replace(request, settings=requested, origins=requested_origins(sources))
     found = expand_shared(
         card.name, owners, requested, lambda backend, plugin: _expand(backend, plugin, wanted, inputs)
     )
@@ -198,10 +198,10 @@ def _check_effects(run: RunInputs, plugin: Plugin, inputs: BatchInputs) -> None:
                     run,
                     request=asking.request,
                     backend=backend.name,
-                    draft=spec,
+                    spec=spec,
                     options=asking.options,
                     context=asking.context,
-                    elsewhere=foreign_keys,
+                    foreign_settings=foreign_keys,
                 ),
                 brings,
             )
@@ -237,7 +237,7 @@ def _images(images: Sequence[Dockerfile | Image], spec: RunSpec, card: Card) -> 
 def image_of_command(inputs: BatchInputs) -> str:
     """Return the image that the caller named for every run, or nothing."""
     requested = dict(inputs.options.sets).get("image")
-    return requested or inputs.options.image or inputs.context.known.MAD_CONTAINER_IMAGE or ""
+    return requested or inputs.options.image or inputs.context.keys.MAD_CONTAINER_IMAGE or ""
 
 
 def _expand(backend: Backend, plugin: Plugin, request: Request, inputs: BatchInputs) -> Sequence[RunSpec]:
@@ -267,14 +267,14 @@ def _run_inputs(
         run_id=inputs.new_run_id(request.card.name),
         request=request,
         backend=backend.name,
-        draft=spec,
+        spec=spec,
         runtime=_runtime(request.card, spec, image, inputs),
         args=args_for(request, spec, added),
         arg_keys=added,
         dockerfile=image if isinstance(image, Dockerfile) else None,
         built=image if isinstance(image, Image) else None,
         missing_image=missing,
-        elsewhere=foreign_keys,
+        foreign_settings=foreign_keys,
     )
 
 

@@ -41,7 +41,7 @@ class PrepareScreen(Protocol):
     def requirement_advanced(self, done: int, total: int) -> None:
         """So many bytes of it came; called from several threads."""
 
-    def requirement_said(self, text: str) -> None:
+    def requirement_message(self, text: str) -> None:
         """Whoever fetches it says something."""
 
     def requirement_output(self, chunk: bytes, stream: int) -> None:
@@ -101,7 +101,7 @@ def _have(requirement: Requirement, data: Path, options: Options, screen: Prepar
 
     def say(text: str) -> None:
         check()  # of a call that was left nothing is told any more
-        screen.requirement_said(text)
+        screen.requirement_message(text)
 
     def tell(count: int) -> None:
         nonlocal done
@@ -132,7 +132,7 @@ def make_asset(
     folder = data / asset.path
     folder.mkdir(parents=True, exist_ok=True)
     waiting = f"waiting for another command that makes {asset.path}"
-    with locked(asset, data, stop.cancellation.asked, lambda: screen.requirement_said(waiting)):
+    with locked(asset, data, stop.cancellation.asked, lambda: screen.requirement_message(waiting)):
         if find_prepared(asset, data) is None:
             _Making(run, _only_prepared(run.plan, asset, folder, data, options), options, screen, stop).run()
             save_prepared_record(asset, data, _files(folder, asset))
@@ -204,10 +204,10 @@ class _Making:
         def say(text: str) -> None:
             check()  # of a call that was left nothing is told any more
             log.say(text)
-            self._screen.requirement_said(text)
+            self._screen.requirement_message(text)
 
         interruptible(lambda: self._run.runtime.prepare(self._plan, say))
-        stop = StopControl(self._plan.timeout_s, self._plan.stop_grace_s, self._screen.requirement_said)
+        stop = StopControl(self._plan.timeout_s, self._plan.stop_grace_s, self._screen.requirement_message)
         with closing(stop), self._stop.passing_to(stop.request):
             return self._in_session(folder, log, stop, say)
 

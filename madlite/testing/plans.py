@@ -13,9 +13,9 @@ from madlite.model import Backend, Card, Gpu, Machine, Request, RunPlan, RunSpec
 from madlite.plan.context import Context, Options
 from madlite.plan.inputs import RunInputs, layers
 from madlite.plan.make import make_plan
-from madlite.plan.place import USUAL, RuntimeChoice
+from madlite.plan.place import DEFAULT_RUNTIME, RuntimeChoice
 from madlite.plan.render import Rendered, render
-from madlite.plan.values import asked_origins, asked_values
+from madlite.plan.values import requested_origins, requested_values
 from madlite.runtimes.registry import builtin_runtimes
 from madlite.testing.flaws import CALL_LIMIT_S, limited
 
@@ -118,7 +118,7 @@ def request_of(case: Case, options: Options) -> Request:
     """Return the request of a case."""
     request = _request(case)
     sources = layers(request, Context(), options)
-    return replace(request, settings=asked_values(sources), origins=asked_origins(sources))
+    return replace(request, settings=requested_values(sources), origins=requested_origins(sources))
 
 
 def plan_of(backend: Backend, case: Case, spec: RunSpec, options: Options) -> RunPlan:
@@ -132,12 +132,12 @@ def plan_of(backend: Backend, case: Case, spec: RunSpec, options: Options) -> Ru
 
 def run_inputs(backend: Backend, case: Case, spec: RunSpec, options: Options) -> RunInputs:
     """Return what the plan of a RunSpec is made from."""
-    runtime = options.runtime or USUAL
+    runtime = options.runtime or DEFAULT_RUNTIME
     return RunInputs(
         run_id="kit",
         request=_request(case),
         backend=backend.name,
-        draft=spec,
+        spec=spec,
         machine=case.machine,
         options=options,
         context=Context(),

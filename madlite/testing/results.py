@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from madlite.backends.base import StepPattern
 from madlite.errors import UsageProblem
 from madlite.model import Quantity, ResultRule, RunSpec, Step, Summary
-from madlite.plan.render import Rendering, runs_alike
+from madlite.plan.render import Rendering, same_run
 from madlite.run.checks import CommandInputs, refuse_without_effect
 from madlite.testing.flaws import Flaw, answered
 from madlite.testing.plans import Case, Made, expand, finish, options_of, run_inputs
@@ -83,7 +83,7 @@ def _same_runs(subject: Subject, made: Made) -> Iterator[Flaw]:
     seen: list[tuple[str, Rendering]] = []
     for word in PRECISIONS:
         for one in _outcomes(subject, made, "precision", word):
-            like = next((other for other, known in seen if other != word and runs_alike(known, one)), "")
+            like = next((other for other, known in seen if other != word and same_run(known, one)), "")
             if like:
                 yield Flaw("effects", str(made.case), f"precision {word} runs what precision {like} does", _HINT)
             seen.append((word, one))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from madlite.catalog.cards import Catalog
-from madlite.catalog.select import heads, select
+from madlite.catalog.select import select, tag_names
 from madlite.catalog.sources import load_catalog
 from madlite.errors import CatalogError
 from madlite.model import Problem, TreeCards
@@ -249,7 +249,7 @@ def test_the_programs_of_other_folders_run_only_where_they_may_list_what_is_want
     write_cards(tmp_path / "scripts/team/models.json", card("written"))
     for folder in "ab":
         write_program(tmp_path, folder, PROGRAM.replace("{0}", folder))
-    catalog = load_catalog(tmp_path, None, wanted=heads(tags))
+    catalog = load_catalog(tmp_path, None, wanted=tag_names(tags))
     assert "".join(folder for folder in "ab" if (tmp_path / f"scripts/{folder}/ran").exists()) == ran
     assert [request.card.name for request in select(catalog, tags)] == selected
     assert [request.card.name for request in select(load_catalog(tmp_path, None), tags)] == selected

@@ -10,7 +10,7 @@ from madlite.cli.format import compute_lines
 from madlite.measure.compute import count_compute
 from madlite.measure.window import steady_window
 from madlite.model import Result, Status
-from madlite.plan.place import known_architectures
+from madlite.plan.place import load_architectures
 from tests.measure.test_compute import TPS, machine, plan, steps
 
 
@@ -51,7 +51,7 @@ def test_explain_says_why_there_is_no_shape_and_no_peak():
     ],
 )
 def test_a_shape_is_told_in_its_own_words(model, words):
-    assert words in rows(plan(shape=known_architectures()[model]))["architecture"][0]
+    assert words in rows(plan(shape=load_architectures()[model]))["architecture"][0]
 
 
 def test_explain_says_that_weights_are_frozen():

@@ -13,7 +13,7 @@ import pytest
 
 from madlite.cli import model_dir, setup
 from madlite.cli.main import call
-from madlite.cli.model_dir import bring_model_dir, find_model_dir
+from madlite.cli.model_dir import copy_model_dir, find_model_dir
 from madlite.errors import CatalogError, UsageProblem
 from madlite.safe_files import Folder
 
@@ -34,18 +34,18 @@ def elsewhere(tmp_path: Path) -> Path:
 def test_cards_scripts_and_settings_are_brought(elsewhere: Path, tmp_path: Path) -> None:
     here = tmp_path / "here"
     here.mkdir()
-    assert bring_model_dir(elsewhere, here, "runs") == 3
+    assert copy_model_dir(elsewhere, here, "runs") == 3
     assert (here / "scripts/toy/run.sh").stat().st_mode & 0o111
     assert (here / "scripts/toy/configs/a.csv").read_text() == "a\n1\n"
     assert not (here / "dataset").exists()
-    assert bring_model_dir(elsewhere, here, "runs") == 0, "the second time nothing is left to do"
+    assert copy_model_dir(elsewhere, here, "runs") == 0, "the second time nothing is left to do"
 
 
 def test_a_file_that_differs_is_kept(elsewhere: Path, tmp_path: Path) -> None:
     own = tmp_path / "here/scripts/toy/run.sh"
     own.parent.mkdir(parents=True)
     own.write_text("echo mine\n")
-    bring_model_dir(elsewhere, tmp_path / "here", "runs")
+    copy_model_dir(elsewhere, tmp_path / "here", "runs")
     assert own.read_text() == "echo new\n"
     (kept,) = (tmp_path / "here/runs").glob("replaced-*/scripts/toy/run.sh")
     assert kept.read_text() == "echo mine\n"
@@ -64,7 +64,7 @@ def tree(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): path.read_text() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def kept_of(here: Path, name: str) -> list[str]:
+def command_options(here: Path, name: str) -> list[str]:
     return sorted(path.read_text() for path in here.glob(f"runs/replaced-*/{name}"))
 
 
@@ -76,9 +76,9 @@ def test_what_was_there_is_kept_each_time(tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "data.json").write_text(name)
-        bring_model_dir(tmp_path / name, here, "runs")
+        copy_model_dir(tmp_path / name, here, "runs")
     assert (here / "data.json").read_text() == "c"
-    assert kept_of(here, "data.json") == ["a", "b", "mine"]
+    assert command_options(here, "data.json") == ["a", "b", "mine"]
 
 
 @pytest.mark.host
@@ -90,8 +90,8 @@ def test_several_at_once_lose_nothing_and_bring_all(tmp_path: Path) -> None:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text)
     code = (
-        "import sys; from pathlib import Path; from madlite.cli.model_dir import bring_model_dir\n"
-        "print('ready', flush=True); sys.stdin.read(); bring_model_dir(Path(sys.argv[1]), Path(sys.argv[2]), 'runs')"
+        "import sys; from pathlib import Path; from madlite.cli.model_dir import copy_model_dir\n"
+        "print('ready', flush=True); sys.stdin.read(); copy_model_dir(Path(sys.argv[1]), Path(sys.argv[2]), 'runs')"
     )
     start = [sys.executable, "-c", code, str(source), str(here)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -101,9 +101,9 @@ def test_several_at_once_lose_nothing_and_bring_all(tmp_path: Path) -> None:
         one.stdin.close()
         one.stdin = None
     said = "".join(one.communicate()[1] for one in running)
-    assert "not brought" not in said and said.count("is replaced") == 100
+    assert "not copied" not in said and said.count("is replaced") == 100
     assert tree(here / "scripts") == tree(source / "scripts")
-    assert kept_of(here, "scripts/toy/*.txt") == sorted(f"mine {n}" for n in range(100))
+    assert command_options(here, "scripts/toy/*.txt") == sorted(f"mine {n}" for n in range(100))
 
 
 def test_a_file_is_there_at_every_moment(elsewhere: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,11 +115,11 @@ def test_a_file_is_there_at_every_moment(elsewhere: Path, tmp_path: Path, monkey
 
     def watched(self: Folder, name: str, to: str) -> None:
         if to == "models.json":
-            seen.append(((self.path / to).read_text(), kept_of(here, "models.json")))
+            seen.append(((self.path / to).read_text(), command_options(here, "models.json")))
         rename(self, name, to)
 
     monkeypatch.setattr(Folder, "rename", watched)
-    bring_model_dir(elsewhere, here, "runs")
+    copy_model_dir(elsewhere, here, "runs")
     assert seen == [("mine", ["mine"])], "the moment before it is replaced it is there, and kept"
 
 
@@ -133,15 +133,15 @@ def test_without_second_names_a_file_is_kept_as_a_copy(
     here.mkdir()
     (here / "models.json").write_text("mine")
     monkeypatch.setattr(os, "link", refused)
-    bring_model_dir(elsewhere, here, "runs")
-    assert kept_of(here, "models.json") == ["mine"] and "toy" in (here / "models.json").read_text()
+    copy_model_dir(elsewhere, here, "runs")
+    assert command_options(here, "models.json") == ["mine"] and "toy" in (here / "models.json").read_text()
 
 
 def test_a_folder_in_a_files_place_is_kept(elsewhere: Path, tmp_path: Path) -> None:
     (tmp_path / "here/models.json").mkdir(parents=True)
     (tmp_path / "here/models.json/x").write_text("mine")
-    bring_model_dir(elsewhere, tmp_path / "here", "runs")
-    assert kept_of(tmp_path / "here", "models.json/x") == ["mine"]
+    copy_model_dir(elsewhere, tmp_path / "here", "runs")
+    assert command_options(tmp_path / "here", "models.json/x") == ["mine"]
     assert (tmp_path / "here/models.json").is_file()
 
 
@@ -157,7 +157,7 @@ def test_linked_folders_are_brought_and_circles_are_left(
     here = elsewhere / "work"  # a working folder inside what is brought
     here.mkdir()
     (elsewhere / "scripts/work").symlink_to("../work")
-    bring_model_dir(elsewhere, here, "runs")
+    copy_model_dir(elsewhere, here, "runs")
     assert set(tree(here / "scripts")) == {"common/help.sh", "toy/common/help.sh", "toy/run.sh", "toy/configs/a.csv"}
     assert caplog.text.count("leads back") == 3
 
@@ -168,15 +168,15 @@ def test_what_cannot_be_brought_is_told_and_the_rest_is(
     (elsewhere / "scripts/toy/dangling").symlink_to("nowhere")
     here = tmp_path / "here"
     here.mkdir()
-    assert bring_model_dir(elsewhere, here, "runs") == 3
-    assert "dangling is not brought from MODEL_DIR: No such file" in caplog.text
+    assert copy_model_dir(elsewhere, here, "runs") == 3
+    assert "dangling is not copied from MODEL_DIR: No such file" in caplog.text
     assert not list(here.rglob(".*.[0-9]*"))
 
 
 def test_a_working_folder_that_is_not_ours_is_one_sentence(elsewhere: Path, tmp_path: Path) -> None:
     (tmp_path / "runs").touch()
-    with pytest.raises(UsageProblem, match="nothing can be brought"):
-        bring_model_dir(elsewhere, tmp_path, "runs")
+    with pytest.raises(UsageProblem, match="nothing can be copied"):
+        copy_model_dir(elsewhere, tmp_path, "runs")
 
 
 @pytest.mark.parametrize("named", ["x" * 300, "loop"])
@@ -204,21 +204,21 @@ def here(elsewhere: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 def test_a_wrong_tag_is_found_out_before_anything_is_brought(here: Path, tags: list[str], error: type) -> None:
     before = tree(here)
     with pytest.raises(error):
-        setup.bring_model_dir(setup.load(True, False), tags)
+        setup.copy_model_dir(setup.load(True, False), tags)
     assert tree(here) == before
 
 
 @pytest.mark.parametrize("tags", [["toy"], ["toy", "own/mine"], ["mine"], ["demo"], None])
 def test_cards_of_both_folders_can_be_asked_for(here: Path, tags: list[str] | None) -> None:
-    setup.bring_model_dir(setup.load(True, False), tags)
+    setup.copy_model_dir(setup.load(True, False), tags)
     assert "toy" in (here / "models.json").read_text()
-    assert kept_of(here, "models.json") == [] and len(list(here.glob("madlite_runs/replaced-*"))) == 1
+    assert command_options(here, "models.json") == [] and len(list(here.glob("madlite_runs/replaced-*"))) == 1
 
 
 def test_a_broken_catalogue_is_not_brought(here: Path, elsewhere: Path) -> None:
     (elsewhere / "models.json").write_text("[{")
     with pytest.raises(CatalogError):
-        setup.bring_model_dir(setup.load(True, False), ["toy"])
+        setup.copy_model_dir(setup.load(True, False), ["toy"])
     assert (here / "models.json").read_text() == "[]"
 
 
@@ -236,10 +236,10 @@ def test_options_do_not_bring(here: Path, elsewhere: Path) -> None:
 def test_a_file_that_an_option_names_may_be_one_that_is_brought(here: Path, elsewhere: Path) -> None:
     (elsewhere / "data.json").write_text("{}")
     (elsewhere / "others.json").write_text("{}")
-    assert model_dir.is_brought(elsewhere, Path("data.json"))
+    assert model_dir.is_copied(elsewhere, Path("data.json"))
     for path in ("others.json", "scripts", "scripts/../data.json", str(elsewhere / "data.json"), "."):
-        assert not model_dir.is_brought(elsewhere, Path(path))
-    assert not model_dir.is_brought(None, Path("data.json"))
+        assert not model_dir.is_copied(elsewhere, Path(path))
+    assert not model_dir.is_copied(None, Path("data.json"))
     shutil.copy(elsewhere / "data.json", here / "own.json")
     assert setup._named_file("--data-config", Path("data.json"), elsewhere) == elsewhere / "data.json"
     assert setup._named_file("--data-config", Path("data.json"), here) == here / "data.json"
@@ -271,7 +271,7 @@ def test_what_python_compiled_there_is_not_brought(elsewhere: Path, tmp_path: Pa
     (elsewhere / "scripts/toy/__pycache__/x.pyc").touch()
     here = tmp_path / "here"
     here.mkdir()
-    assert bring_model_dir(elsewhere, here, "runs") == 3
+    assert copy_model_dir(elsewhere, here, "runs") == 3
     assert not list(here.rglob("*.pyc"))
 
 
@@ -287,8 +287,8 @@ def test_a_full_disk_leaves_what_was_there_and_no_half_of_a_file(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("madlite.safe_read.write_all", full)
-    assert bring_model_dir(elsewhere, here, "runs") == 0
-    assert "run.sh is not brought from MODEL_DIR: No space left on device" in caplog.text
+    assert copy_model_dir(elsewhere, here, "runs") == 0
+    assert "run.sh is not copied from MODEL_DIR: No space left on device" in caplog.text
     assert tree(here / "scripts") == {"toy/run.sh": "echo mine\n"}
 
 
@@ -308,10 +308,10 @@ def test_nothing_is_brought_through_a_folder_that_became_a_link(
     (here / place).symlink_to(victim)
     if place == "runs":
         with pytest.raises(UsageProblem, match="a link is in the place of runs"):
-            bring_model_dir(elsewhere, here, "runs")
+            copy_model_dir(elsewhere, here, "runs")
     else:
-        bring_model_dir(elsewhere, here, "runs")
-        assert f"is not brought from MODEL_DIR: a link is in the place of {Path(place).name}" in caplog.text
+        copy_model_dir(elsewhere, here, "runs")
+        assert f"is not copied from MODEL_DIR: a link is in the place of {Path(place).name}" in caplog.text
         assert "toy" in (here / "models.json").read_text()
     assert tree(victim) == {"file": "own"} and len(list(victim.iterdir())) == 1
 
@@ -330,7 +330,7 @@ def test_nothing_is_written_through_what_lies_in_a_file_s_place(
     else:
         path.symlink_to(victim / ("file" if kind == "link" else "new"))
     try:
-        bring_model_dir(elsewhere, tmp_path / "here", "runs")
+        copy_model_dir(elsewhere, tmp_path / "here", "runs")
         assert "toy" in (tmp_path / "here/models.json").read_text()
     except UsageProblem as problem:
         assert ".bringing.lock" in problem.message
@@ -350,6 +350,6 @@ def test_what_is_no_file_to_copy_is_told_and_the_rest_comes(
     else:
         with odd.open("wb") as file:
             file.truncate(1 << 43)
-    assert bring_model_dir(elsewhere, here, "runs") == 3
-    assert "odd is not brought from MODEL_DIR: it is " in caplog.text
+    assert copy_model_dir(elsewhere, here, "runs") == 3
+    assert "odd is not copied from MODEL_DIR: it is " in caplog.text
     assert sorted(path.name for path in (here / "scripts/toy").iterdir()) == ["configs", "run.sh"]

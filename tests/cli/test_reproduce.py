@@ -16,12 +16,12 @@ from madlite.backends.loader import Plugins, load_plugins
 from madlite.cli.explain import command as explain
 from madlite.cli.main import call, main
 from madlite.cli.planning import plan_all
-from madlite.cli.reproduce import command, kept_of
+from madlite.cli.reproduce import command, command_options
 from madlite.cli.run import command as run_command
 from madlite.cli.setup import make_options
 from madlite.errors import UsageProblem
 from madlite.model import ImageUsed, Provenance, Result, Status, Traits, Variant
-from madlite.reports.reproduce import Kept, reproduce
+from madlite.reports.reproduce import CommandOptions, reproduce
 from madlite.results.record import make_record, record_json
 from madlite.run.context import context_file, left_out_before
 from madlite.secrets import Redactor
@@ -49,7 +49,7 @@ def plans(plugins: Plugins, *words: str):
 
 def command_of(plan, *words: str, **changes: object) -> list[str]:
     record = make_record(plan, Result(plan_id=plan.id, status=Status.SUCCESS, **changes), None)
-    return list(reproduce(record, kept_of(("run", *words)), {}, Path("nowhere")).words)
+    return list(reproduce(record, command_options(("run", *words)), {}, Path("nowhere")).words)
 
 
 @pytest.mark.parametrize(
@@ -73,8 +73,8 @@ def test_every_run_of_a_tag_comes_back_as_it_was(plugins, words):
 def test_another_version_is_given_every_value_of_the_recipe(plugins):
     (plan,) = plans(plugins, "--tags", "demo_hf_lora_tiny")
     record = make_record(plan, Result(plan_id="x", status=Status.SUCCESS), None)
-    old = reproduce(replace(record, madlite="0.0.1"), Kept(), {}, Path("nowhere"))
-    assert len(old.words) > len(reproduce(record, Kept(), {}, Path("nowhere")).words)
+    old = reproduce(replace(record, madlite="0.0.1"), CommandOptions(), {}, Path("nowhere"))
+    assert len(old.words) > len(reproduce(record, CommandOptions(), {}, Path("nowhere")).words)
     assert any("madlite 0.0.1, this is" in note for note in old.notes)
     (again,) = plans(plugins, *old.words[1:])
     assert again.variant == plan.variant and again.settings == plan.settings
@@ -93,7 +93,7 @@ def test_another_version_is_given_every_value_of_the_recipe(plugins):
 def test_an_image_is_pinned_by_its_digest_or_it_is_said_why_not(tmp_path, image, word, notes):
     plan = make_plan(tmp_path)
     record = make_record(plan, Result(plan_id="x", status=Status.SUCCESS, image=image), None)
-    found = reproduce(record, Kept(), {}, Path("nowhere"))
+    found = reproduce(record, CommandOptions(), {}, Path("nowhere"))
     words = dict(zip(found.words, found.words[1:], strict=False))
     assert words.get("--image", "") == word
     assert len(found.notes) == len(notes) and all(part in said for part, said in zip(notes, found.notes, strict=True))
@@ -107,7 +107,9 @@ def test_args_of_a_script_its_repository_context_and_secrets(tmp_path):
     (plan.folder / CONTEXT).write_text("{}")
     outcome = Result(plan_id="x", status=Status.SUCCESS, git_commit="abc")
     record = make_record(plan, outcome, None, left_out=("docker_env_vars.HF_TOKEN",))
-    kept = Kept(words=("--strict-header",), sets=(("env.T", "***"), ("image", "x"), ("n_gpus", "2"), ("unknown", "1")))
+    kept = CommandOptions(
+        words=("--strict-header",), sets=(("env.T", "***"), ("image", "x"), ("n_gpus", "2"), ("unknown", "1"))
+    )
     found = reproduce(record, kept, {}, plan.folder)
     assert found.words == (
         *("run", "--tags", "tiny:t=5:flag", "--backend", "script", "--runtime", "host", "--set", "timeout_s=1.5"),
@@ -128,7 +130,11 @@ def test_a_script_that_changed_is_told(tmp_path):
     record = replace(record, provenance=then)
 
     def said() -> list[str]:
-        return [note for note in reproduce(record, Kept(), {}, tmp_path / "madlite_runs/x").notes if "run.sh" in note]
+        return [
+            note
+            for note in reproduce(record, CommandOptions(), {}, tmp_path / "madlite_runs/x").notes
+            if "run.sh" in note
+        ]
 
     assert said() == []
     (tmp_path / "run.sh").write_text("echo 2\n")
@@ -139,7 +145,9 @@ def test_a_script_that_changed_is_told(tmp_path):
 
 def test_the_args_of_a_rendered_run_are_pinned(tmp_path):
     plan = make_plan(tmp_path, args="--mode ok", settings={"lr": 0.1}, runtime="host", traits=HOST)
-    words = reproduce(make_record(plan, Result(plan_id="x", status=Status.SUCCESS), None), Kept(), {}, tmp_path).words
+    words = reproduce(
+        make_record(plan, Result(plan_id="x", status=Status.SUCCESS), None), CommandOptions(), {}, tmp_path
+    ).words
     assert words[-2:] == ("--additional-context", json.dumps({"model_args": "--mode ok"}))
 
 
@@ -153,7 +161,7 @@ def test_what_of_the_environment_differs_is_told(tmp_path):
     def notes(traits: Traits) -> list[str]:
         record = make_record(make_plan(tmp_path, traits=traits, origins=origins), outcome, None)
         now = {"B": "3", "SAME": "x", "LONG": "y" * 600}
-        return [note for note in reproduce(record, Kept(), now, tmp_path).notes if "environment" in note]
+        return [note for note in reproduce(record, CommandOptions(), now, tmp_path).notes if "environment" in note]
 
     changed = "environment: B was '2', and is '3' now"
     assert notes(HOST) == ["environment: A was '1', and is not set now", changed]
@@ -174,7 +182,7 @@ def test_of_the_own_command_line_only_what_goes_on_is_kept():
         "--set",
         "a=b=c",
     )
-    kept = kept_of(
+    kept = command_options(
         (*words, "--steps", "3", "--no-sys-env-details", "--cards-from", "A", "--cards-from", "B", "--no-lint")
     )
     assert kept.sets == (("a", "b=c"),)
@@ -184,7 +192,12 @@ def test_of_the_own_command_line_only_what_goes_on_is_kept():
     for part in (*options.split(","), "--no-lint"):
         assert part in pairs, (part, pairs)
     assert "generate" not in pairs and "steps" not in pairs and "live" not in pairs and "tags" not in pairs
-    assert kept_of(()) == kept_of(("explain", "x")) == kept_of(("run", "--no-such-option")) == Kept()
+    assert (
+        command_options(())
+        == command_options(("explain", "x"))
+        == command_options(("run", "--no-such-option"))
+        == CommandOptions()
+    )
 
 
 def test_the_command_is_printed_for_the_shell_and_from_elsewhere_with_its_folder(tmp_path, monkeypatch, capsys):
@@ -257,7 +270,7 @@ def test_a_context_is_kept_without_what_is_secret_by_its_shape():
 @pytest.mark.parametrize("no", ["", "no-"])
 def test_a_switch_comes_back_as_it_was_given(name, no):
     given = run_command.make_context("run", ["--tags", "t", f"--{no}{name}"])
-    kept = kept_of(("run", "--tags", "t", f"--{no}{name}"))
+    kept = command_options(("run", "--tags", "t", f"--{no}{name}"))
     assert kept.words == (f"--{no}{name}",)
     again = run_command.make_context("run", ["--tags", "t", *kept.words])
     assert again.params == given.params
@@ -266,7 +279,7 @@ def test_a_switch_comes_back_as_it_was_given(name, no):
 @pytest.mark.parametrize("words", [("--ignore-deprecated-flag",), ("--generate-sys-env-details", "no"), ("--no-lint",)])
 def test_a_switch_under_another_name_comes_back_with_its_value(words):
     given = run_command.make_context("run", ["--tags", "t", *words])
-    again = run_command.make_context("run", ["--tags", "t", *kept_of(("run", "--tags", "t", *words)).words])
+    again = run_command.make_context("run", ["--tags", "t", *command_options(("run", "--tags", "t", *words)).words])
     assert again.params == given.params
 
 

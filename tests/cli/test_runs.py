@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from madlite.cli.main import call
 from madlite.model import Card, Cause, Check, Compute, Diagnosis, Result, Status, Variant
-from madlite.reports.documents import harmless
+from madlite.reports.documents import escape_formula
 from madlite.reports.log import plain_text, read_log
 from madlite.runtimes.process_table import Process, RunProcess
 from madlite.workspace.folder import CLEANED, FOLDER_MARK, KEPT_MARK, LOCK, LOG, PLAN, RECORD, RUN_MARK
@@ -99,7 +99,7 @@ def test_an_export_has_no_formula_and_keeps_numbers(place, capsys):
     store(place, "20260104T000000-f-000006", good("f"), card=Card(name="=cmd|' /C calc'!A0", root=place, source="x"))
     rows = {row["id"][-1]: row for row in csv.DictReader(io.StringIO(said(capsys, "runs", "--csv")))}
     assert rows["6"]["card"] == "'=cmd|' /C calc'!A0" and rows["1"]["performance"] == "12.5"
-    assert [harmless(text) for text in ("-1.5e3", "+1", "-x", "@a", "\tb", "a=b", "")] == [
+    assert [escape_formula(text) for text in ("-1.5e3", "+1", "-x", "@a", "\tb", "a=b", "")] == [
         *("-1.5e3", "+1", "'-x", "'@a", "'\tb", "a=b", ""),
     ]
 

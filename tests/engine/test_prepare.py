@@ -45,7 +45,7 @@ class Lines:
     def requirement_advanced(self, done, total):
         self.bytes = done
 
-    def requirement_said(self, text):
+    def requirement_message(self, text):
         self.texts.append(text)
 
     def requirement_output(self, chunk, stream):

@@ -26,12 +26,12 @@ from madlite.model import (
     Step,
     Variant,
 )  # fmt: skip
-from madlite.plan.place import known_architectures
+from madlite.plan.place import load_architectures
 from madlite_plugins.torchtitan.reader import TorchtitanReader
 from tests.plugins.logs import LOGS
 
 TPS, SAMPLES, TFLOPS = Quantity.TOKENS_PER_S_PER_GPU, Quantity.SAMPLES_PER_S_PER_GPU, Quantity.TFLOPS_PER_GPU
-LLAMA = known_architectures()["Llama-3.1-8B"]
+LLAMA = load_architectures()["Llama-3.1-8B"]
 GIB = 1 << 30
 
 

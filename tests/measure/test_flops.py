@@ -10,7 +10,7 @@ import pytest
 from madlite.backends.recipe_book import read_book
 from madlite.measure.compute import active_weights, flops_per_token, visible_keys
 from madlite.model import Architecture
-from madlite.plan.place import known_architectures
+from madlite.plan.place import load_architectures
 from madlite_plugins.pytorch_fsdp.backend import PytorchFsdp
 from madlite_plugins.torchtitan.backend import Torchtitan
 from tests.plugins.logs import LOGS
@@ -45,7 +45,7 @@ TINY = Architecture(name="tiny", layers=2, hidden=8, heads=2, ffn=16, vocab=10)
 
 @pytest.mark.parametrize(("model", "seq_len"), GFLOP)
 def test_a_token_takes_what_the_frameworks_count(model, seq_len):
-    shape = known_architectures()[model]
+    shape = load_architectures()[model]
     full, causal = GFLOP[model, seq_len]
     assert flops_per_token(shape, seq_len, "full") / 1e9 == pytest.approx(full, rel=5e-3)
     assert flops_per_token(shape, seq_len, "causal") / 1e9 == pytest.approx(causal, rel=5e-3)
@@ -54,7 +54,7 @@ def test_a_token_takes_what_the_frameworks_count(model, seq_len):
 @pytest.mark.parametrize("model", ACTIVE)
 def test_the_active_weights_are_those_that_are_published(model):
     billions, embedding = ACTIVE[model]
-    assert (active_weights(known_architectures()[model]) + embedding) / 1e9 == pytest.approx(billions, rel=5e-3)
+    assert (active_weights(load_architectures()[model]) + embedding) / 1e9 == pytest.approx(billions, rel=5e-3)
 
 
 def test_the_benchmark_s_mistral_has_a_window_of_its_own():

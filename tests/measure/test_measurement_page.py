@@ -9,7 +9,7 @@ from madlite.machine.peaks import FORMATS, gpu_peaks
 from madlite.measure import compute, number, window
 from madlite.measure.compute import flops_per_token
 from madlite.model import STEPS_APART, Architecture
-from madlite.plan.place import known_architectures
+from madlite.plan.place import load_architectures
 
 PAGE = (Path(__file__).parents[2] / "docs" / "measurement.md").read_text(encoding="utf-8")
 FLAT = " ".join(PAGE.split())
@@ -44,7 +44,7 @@ def test_the_work_of_a_token_is_the_formula_s():
     rows = table("model")
     assert len(rows) > 10
     for model, tokens, full, causal in rows:
-        shape = known_architectures()[model]
+        shape = load_architectures()[model]
         assert full == f"{flops_per_token(shape, int(tokens), 'full') / 1e9:.2f}"
         assert causal == f"{flops_per_token(shape, int(tokens), 'causal') / 1e9:.2f}"
 

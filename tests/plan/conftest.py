@@ -45,7 +45,7 @@ def given(tmp_path: Path):
             "run_id": "20260101T000000-tiny-abc123",
             "request": Request(card=card, tag="tiny", overrides=changes.pop("overrides", ())),
             "backend": "tiny",
-            "draft": rendered_draft(),
+            "spec": rendered_draft(),
             "machine": eight_mi300x(),
             "options": Options(workspace=tmp_path, output=tmp_path / "perf.csv"),
             "context": Context(),

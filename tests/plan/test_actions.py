@@ -23,7 +23,7 @@ def planned(given, tmp_path: Path):
         fields = {"args": "--n 3", **changes.pop("card", {})}
         card = Card(name="toy", root=tmp_path, source="a test", scripts="scripts/toy/run.sh", **fields)
         (draft,) = Script().expand(Request(card=card, tag="toy"), Machine())
-        return make_plan(given(card=card, draft=draft, context=read_context(None, context), args=card.args, **changes))
+        return make_plan(given(card=card, spec=draft, context=read_context(None, context), args=card.args, **changes))
 
     return make
 

@@ -9,7 +9,7 @@ from madlite.backends.recipe_book import read_book
 from madlite.measure.compute import active_weights
 from madlite.model import Architecture, Request, RunSpec, Shape, Variant
 from madlite.plan.make import make_plan
-from madlite.plan.place import find_architecture, known_architectures
+from madlite.plan.place import find_architecture, load_architectures
 from madlite_plugins.hf.backend import HuggingFace
 from tests.plan.conftest import rendered_draft
 from tests.plugins.logs import gpu_machine
@@ -35,7 +35,7 @@ def test_a_model_that_nobody_knows_has_no_shape_and_the_plan_says_why(given):
 
 
 def test_the_draft_s_own_shape_goes_into_the_plan(given):
-    plan = make_plan(given(draft=rendered_draft(architecture=TINY)))
+    plan = make_plan(given(spec=rendered_draft(architecture=TINY)))
     assert plan.architecture == TINY and plan.origins["architecture"] == "a test"
 
 
@@ -55,7 +55,7 @@ def test_a_shape_follows_the_settings_that_have_it(given):
     known = found(draft, {"n": 3})
     assert (known.architecture.layers, known.architecture.hidden, known.origin) == (3, 8, "a test, settings")
     assert found(draft, {"n": 2}).origin == "a test"
-    plan = make_plan(given(draft=draft, overrides=(("n", "5"),)))
+    plan = make_plan(given(spec=draft, overrides=(("n", "5"),)))
     assert plan.architecture.layers == 5
 
 
@@ -94,8 +94,8 @@ def test_a_run_without_a_model_has_no_shape():
 
 
 def test_every_shape_of_the_table_has_a_source():
-    assert len(known_architectures()) > 30
-    assert all(one.source for one in known_architectures().values())
+    assert len(load_architectures()) > 30
+    assert all(one.source for one in load_architectures().values())
 
 
 @pytest.mark.parametrize("recipe", [name for name in read_book(HuggingFace.book).recipes if "tiny" not in name])
@@ -106,4 +106,4 @@ def test_a_recipe_that_states_a_public_model_s_sizes_states_those_of_the_table(r
     card = Card(name="a card", root=tmp_path, source="a test", backend="hf", recipe=recipe)
     (draft,) = HuggingFace().expand(Request(card=card, tag="t"), gpu_machine(8))
     known = find_architecture(draft, draft.variant, draft.settings)
-    assert known.architecture == known_architectures()[draft.variant.model]
+    assert known.architecture == load_architectures()[draft.variant.model]

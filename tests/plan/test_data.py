@@ -29,7 +29,7 @@ def find(folder: Path, *sets: dict[str, Provider], data: tuple[str, ...] = (), *
         run_id="r",
         request=Request(card=card, tag="llama"),
         backend="tiny",
-        draft=RunSpec(),
+        spec=RunSpec(),
         machine=Machine(),
         options=Options(workspace=folder, output=folder / "perf.csv"),
         context=Context(),
@@ -91,7 +91,9 @@ def test_a_mirror_keeps_the_data_under_its_name(tmp_path: Path) -> None:
 
 
 def test_an_endpoint_that_does_not_answer_is_passed_over_with_a_note(tmp_path: Path) -> None:
-    one = find(tmp_path, {"minio": Provider(path="b/k")}, services=MINIO, reach=lambda endpoint: f"{endpoint} is down")
+    one = find(
+        tmp_path, {"minio": Provider(path="b/k")}, services=MINIO, check_endpoint=lambda endpoint: f"{endpoint} is down"
+    )
     assert one.uses == () and one.env == {} and "http://store:9000 is down" in one.notes[0]
 
 
@@ -103,7 +105,10 @@ def test_a_missing_folder_lets_the_script_run_without(tmp_path: Path) -> None:
 def test_aws_is_asked_in_its_region_and_keeps_its_keys_out_of_the_command(tmp_path: Path) -> None:
     asked: list[str] = []
     one = find(
-        tmp_path, {"aws": Provider(path="s3://sets/wiki")}, services=AWS, reach=lambda at: asked.append(at) or ""
+        tmp_path,
+        {"aws": Provider(path="s3://sets/wiki")},
+        services=AWS,
+        check_endpoint=lambda at: asked.append(at) or "",
     )
     (action,) = one.actions
     assert asked == ["https://s3.us-east-2.amazonaws.com"]
@@ -119,7 +124,7 @@ def test_data_that_only_aws_has_keeps_the_run_from_starting_where_aws_cannot_giv
     providers = {"local": Provider(path="/nowhere"), "aws": Provider(path="s3://b/k")}
     unnamed = find(tmp_path, providers).problem
     assert "card 'llama'" in unnamed and "MAD_AWS_S3" in unnamed and "/nowhere is not on this machine" in unnamed
-    unreached = find(tmp_path, providers, services=AWS, reach=lambda at: f"{at} is down").problem
+    unreached = find(tmp_path, providers, services=AWS, check_endpoint=lambda at: f"{at} is down").problem
     assert "https://s3.us-east-2.amazonaws.com is down" in unreached
     assert find(tmp_path, {**providers, "local": Provider(path=str(tmp_path))}).problem == ""
 
@@ -140,9 +145,9 @@ def test_a_nas_is_copied_to_a_mirror_and_mounted_in_a_container_without_one(tmp_
 def test_the_first_storage_that_answers_is_used(tmp_path: Path) -> None:
     nodes = ({"NAME": "half"}, {**NODE, "PORT": "a"}, {**NODE, "HOST": "down.lab"}, NODE)
     down = lambda at: "down.lab is down" if "down" in at else ""  # noqa: E731
-    one = find(tmp_path, {"nas": Provider(path="/s")}, services={"NAS_NODES": nodes}, reach=down)
+    one = find(tmp_path, {"nas": Provider(path="/s")}, services={"NAS_NODES": nodes}, check_endpoint=down)
     assert one.actions[0].argv[-2] == "reader@nas.lab:/s"
-    (note,) = find(tmp_path, {"nas": Provider(path="/s")}, services={"NAS_NODES": nodes[:3]}, reach=down).notes
+    (note,) = find(tmp_path, {"nas": Provider(path="/s")}, services={"NAS_NODES": nodes[:3]}, check_endpoint=down).notes
     for why in ("half of NAS_NODES has no HOST, USERNAME, PASSWORD", "PORT 'a' is no number", "down.lab is down"):
         assert why in note
     (note,) = find(tmp_path, {"nas": Provider(path="/s")}).notes

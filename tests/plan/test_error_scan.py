@@ -10,7 +10,7 @@ from madlite.errors import UsageProblem
 from madlite.model import Action, Card, FileTemplate, ResultRule, RunSpec
 from madlite.model.values import to_json
 from madlite.plan.actions import BENIGN, PATTERNS, error_scan_origin, make_error_scan
-from madlite.plan.context import Context, read_context, without_effect
+from madlite.plan.context import Context, read_context, unused_keys
 
 SCRIPT = RunSpec(actions=(Action(kind="run", argv=("bash", "run.sh")),))
 
@@ -84,4 +84,4 @@ def test_an_empty_list_of_patterns_in_the_context_is_refused():
 def test_the_origin_names_whoever_changed_it():
     asked = context(log_error_patterns=["Killed"])
     assert error_scan_origin(card(log_error_pattern_scan=True), asked) == "card, --additional-context"
-    assert without_effect(asked) == []
+    assert unused_keys(asked) == []

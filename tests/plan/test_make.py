@@ -11,11 +11,11 @@ import pytest
 from madlite.errors import UsageProblem
 from madlite.images.buildkit import build_command
 from madlite.model import Card, Cause, Gpu, Machine, Secret, Status, Traits, to_json
-from madlite.plan.actions import model_dir, settle_model_dir
+from madlite.plan.actions import bind_model_dir, model_dir
 from madlite.plan.context import Context, Options, read_context
 from madlite.plan.images import Dockerfile, image_name
 from madlite.plan.make import make_plan
-from madlite.plan.place import RuntimeChoice, expand_ids, grant_gpus
+from madlite.plan.place import RuntimeChoice, allocate_gpus, expand_ids
 from tests.plan.conftest import eight_mi300x, rendered_draft
 
 HOST = Traits(containerised=False)
@@ -216,19 +216,19 @@ def test_gpus_that_are_not_there_are_refused(given, tmp_path):
 
 
 def test_a_refused_run_still_says_how_many_gpus_it_wanted():
-    all_there = grant_gpus(CARD, eight_mi300x(), Context(), None)
+    all_there = allocate_gpus(CARD, eight_mi300x(), Context(), None)
     assert (all_there.wanted, all_there.gpu_ids) == (2, (0, 1))
-    assert grant_gpus(CARD, eight_mi300x(), Context(), -1).wanted == 8
-    refused = grant_gpus(CARD, eight_mi300x(), Context(), 64)
+    assert allocate_gpus(CARD, eight_mi300x(), Context(), -1).wanted == 8
+    refused = allocate_gpus(CARD, eight_mi300x(), Context(), 64)
     assert (refused.wanted, refused.gpu_ids) == (64, ()) and refused.blocked is not None
-    assert grant_gpus(CARD, Machine(), Context(), None).wanted == 0, "a CPU run uses none"
+    assert allocate_gpus(CARD, Machine(), Context(), None).wanted == 0, "a CPU run uses none"
 
 
 def test_a_count_below_minus_one_is_refused():
     with pytest.raises(UsageProblem, match="n_gpus -5 is less than -1"):
-        grant_gpus(CARD, eight_mi300x(), Context(), -5)
+        allocate_gpus(CARD, eight_mi300x(), Context(), -5)
     with pytest.raises(UsageProblem, match="n_gpus -2 is less than -1"):
-        grant_gpus(CARD, Machine(), read_context(None, '{"n_gpus": -2}'), None)
+        allocate_gpus(CARD, Machine(), read_context(None, '{"n_gpus": -2}'), None)
 
 
 @pytest.mark.parametrize(
@@ -250,9 +250,9 @@ def test_shell_signs_in_args_do_nothing_but_travel(given, tmp_path):
 
     args = "--note '$(touch /tmp/x)' {model_dir} `id` ; {encapsulate}"
     draft = rendered_draft(templates=(), actions=(Action(kind="run", argv=("bash", "-c", "x {args}")),))
-    plan = make_plan(given(draft=draft, args=args, machine=eight_mi300x()))
+    plan = make_plan(given(spec=draft, args=args, machine=eight_mi300x()))
     assert plan.actions[0].argv[2] == f"x {args}"
-    assert settle_model_dir(plan, "run_directory").actions[0].argv[2] == f"x {args}"
+    assert bind_model_dir(plan, "run_directory").actions[0].argv[2] == f"x {args}"
 
 
 def test_a_plan_goes_to_json_and_back(given):

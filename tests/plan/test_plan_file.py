@@ -13,10 +13,10 @@ from madlite.plan.plan_file import (
     PlannedFile,
     SavedPlan,
     is_plan_file,
-    known_secrets,
     name_secrets,
     plan_text,
     read_plan_file,
+    secret_sources,
     secrets_in,
 )
 from tests.factories import make_plan
@@ -39,7 +39,7 @@ def plan(tmp_path):
 
 @pytest.fixture
 def file(tmp_path, plan):
-    names = name_secrets(plan, known_secrets(ENVIRON, CREDENTIALS, {}))
+    names = name_secrets(plan, secret_sources(ENVIRON, CREDENTIALS, {}))
     files = (PlannedFile.of("run.sh", tmp_path, b"echo \xc3\xa4\n"), PlannedFile.of("bin", tmp_path, b"\xff\0"))
     path = tmp_path / "plan.json"
     path.write_text(plan_text(SavedPlan(version=1, plan=plan, files=files), names, KNOWN))
@@ -63,7 +63,7 @@ def test_secrets_are_read_by_name_and_may_be_others_than_those_of_planning(file)
 
 
 def test_names_are_those_that_the_environment_and_credential_json_know(plan):
-    known = known_secrets(ENVIRON, CREDENTIALS, {"NAS_NODES": ({"PASSWORD": "a"}, {"PASSWORD": "b"})})
+    known = secret_sources(ENVIRON, CREDENTIALS, {"NAS_NODES": ({"PASSWORD": "a"}, {"PASSWORD": "b"})})
     assert (known["GIT_PASSWORD"], known["NAS_NODES_PASSWORD"], known["NAS_NODES_2_PASSWORD"]) == (PASSWORD, "a", "b")
     names = name_secrets(plan, known)
     assert [names[one.secret.reveal()] for one in secrets_in(plan)] == [
@@ -73,7 +73,7 @@ def test_names_are_those_that_the_environment_and_credential_json_know(plan):
         kind="data", argv=("aws",), env={"AWS_ACCESS_KEY_ID": Secret("me"), "AWS_SECRET_ACCESS_KEY": Secret("k")}
     )
     of_service = name_secrets(
-        replace(plan, actions=(fetch,)), known_secrets({}, None, {"MAD_MINIO": ({"USERNAME": "me", "PASSWORD": "k"},)})
+        replace(plan, actions=(fetch,)), secret_sources({}, None, {"MAD_MINIO": ({"USERNAME": "me", "PASSWORD": "k"},)})
     )
     assert (of_service["me"], of_service["k"]) == ("MAD_MINIO_USERNAME", "MAD_MINIO_PASSWORD")
     taken = name_secrets(plan, {"HF_TOKEN": "of another", "ARG": "also"})

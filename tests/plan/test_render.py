@@ -85,7 +85,7 @@ def test_secrets_do_not_render(given, tmp_path):
     from madlite.plan.context import Options
 
     options = Options(workspace=tmp_path, output=tmp_path / "p", environ={"HF_TOKEN": "hf_hush_hush"})
-    plan = make_plan(given(options=options, draft=rendered_draft()))
+    plan = make_plan(given(options=options, spec=rendered_draft()))
     (file,) = render(plan, [write(tmp_path / "t", "{{ plan.env.HF_TOKEN }} {{ plan.env }}")])
     assert b"hush" not in file.data
 
@@ -100,7 +100,7 @@ def test_a_template_has_no_way_to_a_secret(given, tmp_path, text):
     environ = {"HF_TOKEN": "hf_hush_hush", "MAD_SECRETS_X": "hf_hush_hush"}
     options = Options(workspace=tmp_path, output=tmp_path / "p", environ=environ)
     file = Dockerfile(path=tmp_path / "x.Dockerfile", context=tmp_path, base="b:1")
-    plan = make_plan(given(options=options, draft=rendered_draft(), dockerfile=file))
+    plan = make_plan(given(options=options, spec=rendered_draft(), dockerfile=file))
     with pytest.raises(UsageProblem, match="reveal") as caught:
         render(plan, [write(tmp_path / "t", text)])
     assert "hush" not in str(caught.value)

@@ -94,6 +94,6 @@ def test_a_tags_addition_to_a_script_card_is_no_setting(given, tmp_path):
     from madlite.model import Action
 
     draft = rendered_draft(templates=(), actions=(Action(kind="run", argv=("bash", "-c", "run {args}")),), variant=None)
-    plan = make_plan(given(draft=draft, overrides=(("value", "7"),), args="--base 1 --value 7"))
+    plan = make_plan(given(spec=draft, overrides=(("value", "7"),), args="--base 1 --value 7"))
     assert plan.actions[0].argv == ("bash", "-c", "run --base 1 --value 7")
     assert plan.args == "--base 1 --value 7"

@@ -11,7 +11,7 @@ from madlite.plan.context import Options, read_context
 from madlite.plan.inputs import RunInputs, layers
 from madlite.plan.make import make_plan
 from madlite.plan.place import RuntimeChoice
-from madlite.plan.values import asked_values
+from madlite.plan.values import requested_values
 from madlite_plugins.primus.backend import Primus
 from tests.plugins.rendered import run_sh
 
@@ -64,14 +64,14 @@ def plans(
     sets = tuple((name, str(value)) for name, value in asked.items())
     options = Options(workspace=workspace, output=workspace / "perf.csv", sets=sets, environ=environ or {})
     request = Request(card=card, tag=card.name)
-    request = replace(request, settings=asked_values(layers(request, known, options)))
+    request = replace(request, settings=requested_values(layers(request, known, options)))
     return [
         make_plan(
             RunInputs(
                 run_id="r1",
                 request=request,
                 backend="primus",
-                draft=draft,
+                spec=draft,
                 machine=on,
                 options=options,
                 context=known,

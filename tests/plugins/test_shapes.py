@@ -9,7 +9,7 @@ import pytest
 from madlite import PluginError, RecipeBackend, Request
 from madlite.backends.recipe_book import read_book
 from madlite.model import Architecture, Card, Machine
-from madlite.plan.place import find_architecture, known_architectures
+from madlite.plan.place import find_architecture, load_architectures
 from madlite_plugins.hf.backend import HuggingFace
 from madlite_plugins.megatron_lm.backend import MegatronLM
 from madlite_plugins.primus.backend import Primus
@@ -168,9 +168,7 @@ def test_the_sizes_of_torchtune_s_tiny_llama_are_its_recipe_s():
 
 def test_a_proxy_has_as_many_layers_as_its_script_is_told():
     one = draft(MegatronLM(), "llama3.1_70B_proxy")
-    assert (
-        find_architecture(one, one.variant, one.settings).architecture == known_architectures()["Llama-3.1-70B-proxy"]
-    )
+    assert find_architecture(one, one.variant, one.settings).architecture == load_architectures()["Llama-3.1-70B-proxy"]
     fewer = find_architecture(one, one.variant, {**one.settings, "num_layers": 8}).architecture
     assert fewer.layers == 8
 

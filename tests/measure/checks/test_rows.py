@@ -30,7 +30,7 @@ from madlite.model import (
     Summary,
     Variant,
 )
-from madlite.plan.place import known_architectures
+from madlite.plan.place import load_architectures
 from madlite_plugins.torchrun.reader import OwnReader
 from tests.measure.checks.runs import (
     BACKENDS,
@@ -614,7 +614,7 @@ def test_what_is_not_known_is_told_with_its_reason():
     unnamed = texts(run(lambda text: re.sub(r"(?m)^\[rank1\].*\n|^\[rank0\]:", "", text)))
     assert (unnamed["ranks"], unnamed["compute"]) == ("no line names its rank", "the model's shape is not known")
     assert unnamed["foreign_processes"] == "the GPUs do not report their processes"
-    shaped = replace(titan(seq_len=None), architecture=known_architectures()["Llama-3.1-8B"])
+    shaped = replace(titan(seq_len=None), architecture=load_architectures()["Llama-3.1-8B"])
     assert texts(run(plan=shaped))["compute"] == "its sequence length is not known"
     timed = replace(titan().result_rule, headline=Quantity.LOSS, headline_metric="loss")
     untold = run(without_speed, replace(titan(), architecture=shaped.architecture, result_rule=timed))
